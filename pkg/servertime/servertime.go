@@ -3,274 +3,154 @@
 package servertime
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/url"
-	"slices"
 	"sync"
 	"time"
 
-	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
-	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"golang.org/x/sync/singleflight"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
 const (
 	// MaxSkew is the skew that certificates tolerate: they are valid from five minutes before they are issued.
 	MaxSkew = 5 * time.Minute
 
-	// roundEvery is the pause between measurements. roundSkewed is the pause while the skew stops signing. roundRetry
-	// is the pause while the time is unknown.
-	roundEvery  = time.Minute
-	roundSkewed = 5 * time.Second
-	roundRetry  = time.Second
-	// perRound is the number of new connections per measurement. A load balancer spreads them over the API servers.
-	perRound = 5
-	// rounds is the number of measurements that count. The earliest of their readings counts, so an API server still
-	// counts if it did not answer in the last round.
-	rounds = 5
-	// maxStep is the largest accepted difference between the wall clock and the monotonic clock. Beyond it, readings
-	// are useless: the clock was set, or the machine was suspended.
+	// maxAge is the age at which an answer is too old to tell the time.
+	maxAge = time.Minute
+	// maxStep is the difference between two clocks that shows that one of them was set, or that the machine was suspended.
 	maxStep = 5 * time.Second
+	// askAgain is the pause after a question that failed.
+	askAgain = time.Second
 )
 
-var (
-	skewSeconds = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_clock_skew_seconds",
-		Help: "Seconds by which the manager's clock is ahead of the API servers' clocks, " +
-			"measured against the clock that is most behind; accurate to a second.",
-	})
-	skewKnown = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_clock_skew_known",
-		Help: "1 when the time of the API servers is known. While it is 0, nothing is signed and nothing is deleted.",
-	})
-)
+// errUnknown is the error of the zero Clock.
+var errUnknown = errors.New("no API server can be asked")
 
-func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
-
-// Clock provides the time of the API servers: the manager's clock plus the offset that Date headers show. If API
-// servers differ, it follows the one that is most behind, so that no age is too high. The zero value knows no time.
+// Clock provides the time of the API servers: the Date header of their last answer, plus the time since then by the
+// monotonic clock of this machine. A Date has no fractions of a second, so Clock may be late by up to a second and the
+// time that the answer took. It is never ahead, so no age is too high. The zero value knows no time.
 // Clock is safe for concurrent use.
 type Clock struct {
-	machine, shown clock.PassiveClock // if shown is set, it is the time, and nothing is measured
-	ask            func(context.Context) (time.Time, error)
-	newest         func(context.Context) (string, error) // the newest resourceVersion of all requests
-	now            func() instant
-	log            logr.Logger
-	again          chan struct{} // requests a measurement at once
+	machine, shown clock.PassiveClock          // if shown is set, it is the time, and no API server is asked
+	ask            func(context.Context) error // sends a request whose answer is noted
+	clocks         func() instant              // of this machine; nil means the real ones
 
-	// spread is the pause between the requests of a round.
-	spread time.Duration
+	asking  singleflight.Group
+	failure error         // of the last question; only askOnce uses it
+	failed  time.Duration // when it failed, by the monotonic clock
 
-	mu       sync.Mutex
-	readings []reading // of the last rounds
-	err      error     // why the last measurement failed
-
-	refreshing sync.Mutex // held while Refresh measures
-	refreshed  refreshed
+	mu     sync.Mutex
+	last   note
+	jumped time.Duration // how far the API servers' clock was set forward, while this machine's clock does not agree
 }
 
-// instant is one moment by the wall clock and by the monotonic clock of the machine.
+// instant is one moment by the wall clock and by the monotonic clock of this machine.
 type instant struct {
 	wall time.Time
 	mono time.Duration
 }
 
-// reading is the time in a response of an API server, which has cut off the fraction of a second. The clock of the
-// server was at server or later when the response arrived, and before latest when the request was sent.
-type reading struct {
-	server, latest time.Time
-	at, sent       instant
+// note is what the last answer tells: the API servers' time at an instant. The answer is as old as its request.
+type note struct {
+	server time.Time
+	at     instant
+	sent   instant
 }
 
-// upper returns the latest time that the clock of the server can show now.
-func (r reading) upper(now instant) time.Time { return r.latest.Add(now.mono - r.sent.mono) }
+func (n note) known() bool { return !n.server.IsZero() }
 
-// errUnknown is the error before the first measurement.
-var errUnknown = errors.New("it has not been measured yet")
+// time returns the API servers' time at now.
+func (n note) time(now instant) time.Time { return n.server.Add(now.mono - n.at.mono) }
 
-// Of returns a Clock that shows local and measures nothing.
-func Of(local clock.PassiveClock) *Clock { return Apart(local, local) }
-
-// Apart returns a Clock that shows server, on a machine with the clock local. It measures nothing.
-func Apart(local, server clock.PassiveClock) *Clock { return &Clock{machine: local, shown: server} }
-
-// New returns a Clock that measures with requests to the API servers of cfg while it runs.
-func New(cfg *rest.Config, log logr.Logger) (*Clock, error) {
-	ask, err := dateOf(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
-	}
-	newest, err := newestOf(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("measure the time of the API servers: %w", err)
-	}
-	real := clock.RealClock{}
-	start := real.Now()
-	return &Clock{
-		ask: ask, newest: newest, log: log, again: make(chan struct{}, 1), spread: time.Second / perRound,
-		now: func() instant { return instant{real.Now().Round(0), real.Since(start)} },
-	}, nil
+// holds reports whether the request was sent at after, or later, and no clock of this machine has stepped since then.
+func (n note) holds(after time.Duration, now instant) bool {
+	step := now.wall.Sub(n.sent.wall) - (now.mono - n.sent.mono)
+	return n.known() && n.sent.mono >= after && step.Abs() < maxStep
 }
 
-// Now returns the time of the API servers. While that is unknown, it returns the time of the machine.
-func (c *Clock) Now() time.Time {
+// New returns a Clock that can ask the API servers of cfg. It knows the time of other answers too if the caller calls
+// cfg.Wrap(clock.Wrap) before it makes clients.
+func New(cfg *rest.Config) (*Clock, error) {
+	c := &Clock{}
+	var err error
+	if c.ask, err = question(cfg, c.Wrap); err != nil {
+		return nil, fmt.Errorf("ask the API servers for their time: %w", err)
+	}
+	return c, nil
+}
+
+// Of returns a Clock that shows own. It asks no API server, and has no skew.
+func Of(own clock.PassiveClock) *Clock { return Apart(own, own) }
+
+// Apart returns a Clock that shows server, on a machine with the clock own. It asks no API server.
+func Apart(own, server clock.PassiveClock) *Clock { return &Clock{machine: own, shown: server} }
+
+// Now returns the time of the API servers. It asks an API server if the last answer is older than a minute, or if the
+// clock of this machine was set since then. An error says why the time is unknown.
+//
+// If the API servers' clock was set back since the last answer, new objects seem to be old. See Fresh.
+func (c *Clock) Now(ctx context.Context) (time.Time, error) {
+	return c.timeAfter(ctx, c.now().mono-maxAge)
+}
+
+// Fresh returns the time of the API servers by an answer to a request that was sent after the call. Call it before an age
+// refuses or deletes an object. An API server stamped that object before it answered, so its clock shows no age that is
+// too high, even if it was set back. Concurrent callers share one request.
+func (c *Clock) Fresh(ctx context.Context) (time.Time, error) { return c.timeAfter(ctx, c.now().mono) }
+
+func (c *Clock) timeAfter(ctx context.Context, after time.Duration) (time.Time, error) {
 	if c.shown != nil {
-		return c.shown.Now()
+		return c.shown.Now(), nil
 	}
-	now := c.instant()
-	if server, err := c.server(now); err == nil {
-		return server
+	if err := c.update(ctx, after); err != nil {
+		return time.Time{}, err
 	}
-	return now.wall
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.jumped > MaxSkew {
+		return time.Time{}, unknown(fmt.Errorf("the API server's clock was set forward by %s, and the clock of this machine does not agree: "+
+			"synchronize both clocks", c.jumped.Round(time.Second)))
+	}
+	return c.last.time(c.now()), nil
 }
 
-// Since returns the age of an object that an API server stamped with t.
-func (c *Clock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
-
-// Skew returns how far the machine's clock is ahead of the API servers' clocks. It is negative if the machine's clock
-// is behind. An error says why the skew is unknown.
-func (c *Clock) Skew() (time.Duration, error) {
+// Skew returns how far the clock of this machine is ahead of the API servers' clock. It is negative if the clock of this
+// machine is behind. An error says why the skew is unknown.
+func (c *Clock) Skew(ctx context.Context) (time.Duration, error) {
 	if c.shown != nil {
 		return c.machine.Now().Sub(c.shown.Now()), nil
 	}
-	now := c.instant()
-	server, err := c.server(now)
-	if err != nil {
+	if err := c.update(ctx, c.now().mono-maxAge); err != nil {
 		return 0, err
 	}
-	return now.wall.Sub(server), nil
+	now := c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return now.wall.Sub(c.last.time(now)), nil
 }
 
-// Refresh measures the time of the API servers, unless that was done after they stored version, the resourceVersion of a
-// CertificateSigningRequest. Call it before an age decides about that request: if an API server's clock was set back since
-// the last measurement, a new request seems to be old. All requests that are already stored share one measurement, because
-// clients may compare resourceVersions (KEP-5504). An error says that no API server has answered. While the time is unknown,
-// Refresh does nothing.
-func (c *Clock) Refresh(ctx context.Context, version string) error {
+// Latest returns the time of the API servers by their last answer, however old it is. Without an answer it returns the time
+// of this machine. It asks no API server. It is for metrics, logs and pauses.
+func (c *Clock) Latest() time.Time {
 	if c.shown != nil {
-		return nil
+		return c.shown.Now()
 	}
-	if done, err := c.refreshedSince(version); done {
-		return err
-	}
-	c.refreshing.Lock()
-	defer c.refreshing.Unlock()
-	if done, err := c.refreshedSince(version); done { // another worker has measured meanwhile
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	newest, err := c.newest(ctx) // first: the measurement must come later
-	var taken []reading
-	if err == nil {
-		taken, err = c.take(ctx, 0)
-	}
-	now := c.instant()
-	if len(taken) > 0 {
-		c.follow(combine(taken), now)
-		err = nil
-	} else {
-		err = fmt.Errorf("measure the time of the API servers: %w", err)
-	}
+	now := c.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refreshed = refreshed{version: newest, err: err, at: now.mono}
-	return err
-}
-
-// refreshed is the result of the last measurement of Refresh.
-type refreshed struct {
-	version string // the newest one before the measurement
-	err     error
-	at      time.Duration // by the monotonic clock
-}
-
-// refreshedSince reports whether Refresh has nothing to do: it has measured after the API servers stored version, it has just failed, or
-// the time is unknown. A restored etcd has lower resourceVersions, so a measurement counts for as long as any other.
-func (c *Clock) refreshedSince(version string) (done bool, err error) {
-	now := c.instant()
-	if _, err := c.server(now); err != nil {
-		return true, nil
+	if !c.last.known() {
+		return now.wall
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	age := now.mono - c.refreshed.at
-	if c.refreshed.err != nil {
-		return age < roundRetry, c.refreshed.err
-	}
-	order, err := resourceversion.CompareResourceVersion(version, c.refreshed.version)
-	return err == nil && order <= 0 && age < roundEvery, nil
-}
-
-// follow adds the reading to the others if its API server is behind all of theirs.
-func (c *Clock) follow(added reading, now instant) {
-	if earliest, err := c.server(now); err == nil && added.upper(now).Before(earliest) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.keep(added)
-		c.measureAgain() // and report the skew
-	}
-}
-
-// keep adds the reading to the others. The oldest one makes room.
-func (c *Clock) keep(added reading) {
-	earlier := c.readings[max(0, len(c.readings)-rounds+1):]
-	c.readings = append(slices.Clone(earlier), added)
-}
-
-func (c *Clock) instant() instant {
-	if c.now == nil {
-		return instant{wall: clock.RealClock{}.Now()}
-	}
-	return c.now()
-}
-
-// server returns the time of the API server that is most behind.
-func (c *Clock) server(now instant) (time.Time, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var earliest time.Time
-	for _, one := range c.readings {
-		passed := now.mono - one.at.mono
-		if (now.wall.Sub(one.at.wall) - passed).Abs() > maxStep {
-			c.readings, c.err = nil, errors.New("the clock of this machine was set, or the machine was suspended")
-			c.measureAgain()
-			break
-		}
-		if server := one.server.Add(passed); earliest.IsZero() || server.Before(earliest) {
-			earliest = server
-		}
-	}
-	if len(c.readings) == 0 {
-		return time.Time{}, fmt.Errorf("the time of the API servers is not known: %w", cmp.Or(c.err, errUnknown))
-	}
-	return earliest, nil
-}
-
-// measureAgain requests a measurement at once.
-func (c *Clock) measureAgain() {
-	select {
-	case c.again <- struct{}{}:
-	default: // already requested
-	}
+	return c.last.time(now)
 }
 
 // Ready returns an error if the skew is unknown or too large. It is a readiness check.
-func (c *Clock) Ready(*http.Request) error {
-	skew, err := c.Skew()
+func (c *Clock) Ready(request *http.Request) error {
+	skew, err := c.Skew(request.Context())
 	if err == nil && skew.Abs() > MaxSkew {
 		return errors.New(Sentence(skew))
 	}
@@ -288,232 +168,93 @@ func Sentence(skew time.Duration) string {
 		skew.Abs().Round(time.Second), direction, MaxSkew)
 }
 
-// NeedLeaderElection returns false: a standby must know the time when it takes over.
-func (*Clock) NeedLeaderElection() bool { return false }
-
-// Start measures until ctx ends.
-func (c *Clock) Start(ctx context.Context) error {
-	if c.shown != nil {
-		return nil
-	}
-	for {
-		c.measure(ctx)
-		pause := roundEvery
-		skew, err := c.Skew()
-		c.report(skew, err)
-		if err != nil {
-			pause = roundRetry
-		} else if skew.Abs() > MaxSkew {
-			pause = roundSkewed
-		}
-		timer := time.NewTimer(pause)
+// update asks an API server unless the last answer is to a request that was sent at after, or later. If another caller's
+// question is on its way, update waits for its answer. That question may have been sent before after: then update asks again.
+func (c *Clock) update(ctx context.Context, after time.Duration) error {
+	for !c.holds(after) {
+		answered := c.asking.DoChan("", func() (any, error) { return nil, c.askOnce(context.WithoutCancel(ctx)) })
 		select {
 		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-c.again:
-		case <-timer.C:
+			return unknown(context.Cause(ctx))
+		case result := <-answered:
+			if result.Err != nil {
+				return unknown(result.Err)
+			}
 		}
-		timer.Stop()
 	}
+	return nil
 }
 
-func (c *Clock) report(skew time.Duration, err error) {
-	if err != nil {
+func unknown(why error) error {
+	return fmt.Errorf("the time of the API servers is not known: %w", why)
+}
+
+func (c *Clock) holds(after time.Duration) bool {
+	now := c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last.holds(after, now)
+}
+
+// askOnce asks an API server. For a second after a failure it returns that failure, so that the workers do not wait for it
+// one after the other.
+func (c *Clock) askOnce(ctx context.Context) error {
+	if c.ask == nil {
+		return errUnknown
+	}
+	if c.failure != nil && c.now().mono-c.failed < askAgain {
+		return c.failure
+	}
+	if c.failure = c.ask(ctx); c.failure != nil {
+		c.failed = c.now().mono
 		skewKnown.Set(0)
-		c.log.Info("The time of the API servers is not known: nothing is signed and nothing is deleted",
-			"reason", err.Error())
-		return
+	}
+	return c.failure
+}
+
+// note notes an answer with that date to a request that was sent at sent.
+func (c *Clock) note(date time.Time, sent instant) {
+	now := c.now()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.last.known() && sent.mono < c.last.sent.mono {
+		return // the answer to a later request was faster
+	}
+	noted := note{date, now, sent}
+	if c.last.known() {
+		noted.server = c.later(date, now, now.mono-sent.mono)
+	}
+	c.last = noted
+	skew := now.wall.Sub(noted.server)
+	if skew.Abs() <= MaxSkew {
+		c.jumped = 0 // both clocks agree
 	}
 	skewKnown.Set(1)
 	skewSeconds.Set(skew.Round(time.Second).Seconds())
-	if skew.Abs() > MaxSkew {
-		c.log.Error(nil, "The clock is skewed", "reason", "ClockSkewed", "message", Sentence(skew))
-	}
 }
 
-// measure makes the reading of one round. Its requests are spread over a second, because a request just after a tick
-// of the server's clock is the most exact. The first round begins with requests at once.
-func (c *Clock) measure(ctx context.Context) {
-	c.mu.Lock()
-	first := len(c.readings) == 0
-	c.mu.Unlock()
-	keep := func(taken []reading, err error) {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.err = err
-		if len(taken) == 0 {
-			return // earlier readings still hold
-		}
-		if first {
-			c.readings = nil
-		}
-		c.keep(combine(taken))
+// later returns the API servers' time at now, when an answer with that date arrives that took so long. The last answer may
+// show a later time, because it was faster or began with the second: then both are right, and the later time is more exact.
+// If both cannot be right, the clock of the API server was set, and date counts.
+func (c *Clock) later(date time.Time, now instant, took time.Duration) time.Time {
+	expected := c.last.time(now)
+	step := date.Sub(expected)
+	if step <= 0 && -step <= time.Second+took {
+		return expected
 	}
-	var taken []reading
-	var err error
-	if first {
-		taken, err = c.take(ctx, 0)
-		keep(taken, err)
+	if step.Abs() >= maxStep {
+		c.jumped = max(0, c.jumped+step)
 	}
-	more, moreErr := c.take(ctx, c.spread)
-	keep(append(taken, more...), cmp.Or(moreErr, err))
+	return date
 }
 
-// take asks the API servers perRound times, each time over a new connection and after the pause. It returns the readings of all
-// answers, and the error of the last request that failed.
-func (c *Clock) take(ctx context.Context, pause time.Duration) (taken []reading, err error) {
-	for range perRound {
-		if pause > 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(pause):
-			}
-		}
-		sent := c.now()
-		server, failure := c.ask(ctx)
-		if failure != nil {
-			err = failure
-			continue
-		}
-		taken = append(taken, reading{server: server, latest: server.Add(time.Second), sent: sent, at: c.now()})
+// started is the zero of the monotonic clock.
+var started = clock.RealClock{}.Now()
+
+func (c *Clock) now() instant {
+	if c.clocks != nil {
+		return c.clocks()
 	}
-	return taken, err
+	now := clock.RealClock{}.Now()
+	return instant{wall: now.Round(0), mono: now.Sub(started)}
 }
-
-// combine returns the most exact of the readings of one round, if all can be of the same clock. If API servers differ,
-// it returns the earliest.
-func combine(taken []reading) reading {
-	now := taken[len(taken)-1].at
-	lower := func(one reading) time.Time { return one.server.Add(now.mono - one.at.mono) }
-	byLower := func(a, b reading) int { return lower(a).Compare(lower(b)) }
-	earliest, latest := slices.MinFunc(taken, byLower), slices.MaxFunc(taken, byLower)
-	for _, one := range taken {
-		if lower(latest).After(one.upper(now)) {
-			return earliest
-		}
-	}
-	return latest
-}
-
-// askTimeout bounds one request. A slow response only makes ages too low.
-const askTimeout = 5 * time.Second
-
-// dateOf returns a function that requests the time of an API server of cfg, each time over a new connection.
-func dateOf(cfg *rest.Config) (func(context.Context) (time.Time, error), error) {
-	own := rest.CopyConfig(cfg)
-	own.NextProtos = []string{"http/1.1"} // one request for each connection
-	if own.Dial == nil && own.Transport == nil {
-		own.Dial = (&net.Dialer{}).DialContext // client-go does not share a transport that has its own dialer
-	}
-	used, err := rest.HTTPClientFor(own)
-	if err != nil {
-		return nil, err
-	}
-	used.Timeout = askTimeout
-	used.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	base, _, err := rest.DefaultServerUrlFor(own)
-	if err != nil {
-		return nil, err
-	}
-	address := base.JoinPath("version").String()
-	return func(ctx context.Context) (time.Time, error) { return date(ctx, used, address) }, nil
-}
-
-func date(ctx context.Context, used *http.Client, address string) (time.Time, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return time.Time{}, err
-	}
-	request.Close = true
-	response, err := used.Do(request)
-	if err != nil {
-		return time.Time{}, err
-	}
-	_, _ = io.Copy(io.Discard, io.LimitReader(response.Body, 1<<16))
-	_ = response.Body.Close()
-	if response.StatusCode >= http.StatusInternalServerError { // perhaps from a proxy in front of the API server
-		return time.Time{}, fmt.Errorf("GET %s: status %s", address, response.Status)
-	}
-	text := response.Header.Get("Date")
-	if text == "" {
-		return time.Time{}, errors.New(
-			"the response of the API server has no Date header: configure the proxy in front of it to forward that header")
-	}
-	shown, err := http.ParseTime(text)
-	if err != nil {
-		return time.Time{}, fmt.Errorf("parse Date header: %w", err)
-	}
-	return shown, nil
-}
-
-// newestOf returns a function that asks an API server of cfg for the newest resourceVersion of all CertificateSigningRequests. A
-// list that can hold no request has it, and needs only the right to list.
-func newestOf(cfg *rest.Config) (func(context.Context) (string, error), error) {
-	used, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return nil, err
-	}
-	base, _, err := rest.DefaultServerUrlFor(cfg)
-	if err != nil {
-		return nil, err
-	}
-	list := base.JoinPath("apis", certificatesv1.GroupName, "v1", "certificatesigningrequests")
-	list.RawQuery = url.Values{"fieldSelector": {"metadata.name=-"}}.Encode()
-	return func(ctx context.Context) (string, error) {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, list.String(), nil)
-		if err != nil {
-			return "", err
-		}
-		request.Header.Set("Accept", runtime.ContentTypeJSON)
-		response, err := used.Do(request)
-		if err != nil {
-			return "", err
-		}
-		defer func() { _ = response.Body.Close() }()
-		body, err := io.ReadAll(io.LimitReader(response.Body, 1<<16))
-		if err != nil {
-			return "", err
-		}
-		if response.StatusCode != http.StatusOK {
-			return "", fmt.Errorf("GET %s: status %s", list, response.Status)
-		}
-		var found metav1.PartialObjectMetadataList
-		if err := json.Unmarshal(body, &found); err != nil {
-			return "", fmt.Errorf("GET %s: %w", list, err)
-		}
-		return found.ResourceVersion, nil
-	}, nil
-}
-
-// Shifted is the machine's clock plus the offset of an API server's clock.
-type Shifted struct {
-	clock.RealClock
-	offset time.Duration
-}
-
-// Measure requests the time of an API server of cfg once, for a short-lived command.
-func Measure(ctx context.Context, cfg *rest.Config) (Shifted, error) {
-	ask, err := dateOf(cfg)
-	if err != nil {
-		return Shifted{}, fmt.Errorf("measure the time of the API server: %w", err)
-	}
-	own := clock.RealClock{}
-	local := own.Now()
-	shown, err := ask(ctx)
-	if err != nil {
-		return Shifted{}, err
-	}
-	// A Date header has whole seconds. An offset below the response time plus one second may be no offset at all.
-	offset := shown.Sub(local)
-	if took := own.Since(local); offset > -time.Second && offset < took {
-		offset = 0
-	}
-	return Shifted{offset: offset}, nil
-}
-
-// Now returns the time of the API server.
-func (s Shifted) Now() time.Time { return s.RealClock.Now().Add(s.offset) }
-
-// Since returns the age of an object that an API server stamped with t.
-func (s Shifted) Since(t time.Time) time.Duration { return s.Now().Sub(t) }

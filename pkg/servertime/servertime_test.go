@@ -3,312 +3,462 @@ package servertime
 import (
 	"context"
 	"errors"
-	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
-	"github.com/go-logr/logr"
-	"k8s.io/client-go/rest"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	clocktesting "k8s.io/utils/clock/testing"
 )
 
+const day = 24 * time.Hour
+
 var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// machine is a Clock whose own clocks the test sets. Its API servers answer in turn with their offset from noon.
-type machine struct {
+// world is a Clock, the machine on which it runs, and the API server that it asks. A test sets all clocks.
+type world struct {
 	*Clock
-	at      instant
-	servers []time.Duration
-	asked   int
-	err     error
+	t      *testing.T
+	at     instant
+	server time.Time
+	took   time.Duration // by an answer, on its way back
+	asked  int
+	down   error
 }
 
-func newMachine(wall time.Time, servers ...time.Duration) *machine {
-	m := &machine{at: instant{wall: wall}, servers: servers}
-	m.Clock = &Clock{
-		log: logr.Discard(), again: make(chan struct{}, 1),
-		now: func() instant { return m.at },
-		ask: func(context.Context) (time.Time, error) {
-			m.asked++
-			return noon.Add(m.servers[m.asked%len(m.servers)]).Add(m.at.mono).Truncate(time.Second), m.err
-		},
-	}
-	return m
-}
-
-// pass advances both clocks.
-func (m *machine) pass(d time.Duration) { m.at.wall, m.at.mono = m.at.wall.Add(d), m.at.mono+d }
-
-func (m *machine) shows(t *testing.T, want time.Time, skew time.Duration) {
-	t.Helper()
-	got, err := m.Skew()
-	if now := m.Now(); err != nil || !now.Equal(want) || got != skew {
-		t.Errorf("it is %s, skew %s, error %v; want %s, skew %s", now, got, err, want, skew)
-	}
-}
-
-func TestClockFollowsTheAPIServers(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		wall    time.Duration // the machine's clock, relative to noon
-		servers []time.Duration
-		want    time.Duration // relative to noon
-	}{
-		"as the API server":             {0, []time.Duration{0}, 0},
-		"an hour ahead":                 {time.Hour, []time.Duration{0}, 0},
-		"an hour behind":                {-time.Hour, []time.Duration{0}, 0},
-		"the earliest of three counts":  {0, []time.Duration{0, -time.Minute, time.Hour}, -time.Minute},
-		"fractions of seconds are lost": {0, []time.Duration{1900 * time.Millisecond}, time.Second},
-	} {
-		m := newMachine(noon.Add(test.wall), test.servers...)
-		if _, err := m.Skew(); err == nil || m.Ready(nil) == nil {
-			t.Errorf("%s: the skew is known before anything is asked", name)
+// newWorld returns a Clock that has no answer yet. It is noon for the API server, and for the machine if ahead is zero.
+func newWorld(t *testing.T, ahead time.Duration) *world {
+	w := &world{Clock: &Clock{}, t: t, at: instant{wall: noon.Add(ahead)}, server: noon}
+	w.clocks = func() instant { return w.at }
+	w.ask = func(context.Context) error {
+		if w.asked++; w.down != nil {
+			return w.down
 		}
-		m.measure(t.Context())
-		m.shows(t, noon.Add(test.want), test.wall-test.want)
-		m.pass(time.Minute) // without another measurement
-		m.shows(t, noon.Add(test.want+time.Minute), test.wall-test.want)
+		w.answer(w.took)
+		return nil
+	}
+	return w
+}
+
+// answer sends a request whose answer takes so long on its way back.
+func (w *world) answer(took time.Duration) {
+	sent, date := w.at, w.server.Truncate(time.Second)
+	w.pass(took)
+	w.note(date, sent)
+}
+
+// pass advances all clocks.
+func (w *world) pass(d time.Duration) {
+	w.at.wall, w.at.mono, w.server = w.at.wall.Add(d), w.at.mono+d, w.server.Add(d)
+}
+
+func (w *world) setMachine(by time.Duration) { w.at.wall = w.at.wall.Add(by) }
+func (w *world) setServer(by time.Duration)  { w.server = w.server.Add(by) }
+
+// suspend stops the monotonic clock. The wall clock is right afterwards.
+func (w *world) suspend(d time.Duration) { w.setMachine(d); w.setServer(d) }
+
+// shows checks what Now and Skew return, and how many questions that takes.
+func (w *world) shows(questions int, want time.Time, skew time.Duration) {
+	w.t.Helper()
+	before := w.asked
+	now, err := w.Now(w.t.Context())
+	got, skewErr := w.Skew(w.t.Context())
+	if err != nil || skewErr != nil || !now.Equal(want) || got != skew || w.asked-before != questions {
+		w.t.Errorf("%s, skew %s, errors %v and %v, %d questions; want %s, skew %s, %d questions",
+			now, got, err, skewErr, w.asked-before, want, skew, questions)
+	}
+	if latest := w.Latest(); !latest.Equal(want) {
+		w.t.Errorf("the latest time is %s, want %s", latest, want)
 	}
 }
 
-// TestClockIsExact checks that a round finds the fraction of a second that the API server cuts off.
-func TestClockIsExact(t *testing.T) {
+// unknown checks that Now and Fresh return an error with that text, and that Skew returns that skew.
+func (w *world) unknown(text string, skew time.Duration) {
+	w.t.Helper()
+	_, err := w.Now(w.t.Context())
+	_, freshErr := w.Fresh(w.t.Context())
+	if err == nil || freshErr == nil || !strings.Contains(err.Error(), text) || !strings.Contains(freshErr.Error(), text) {
+		w.t.Errorf("errors %v and %v, want %q", err, freshErr, text)
+	}
+	if got, err := w.Skew(w.t.Context()); err != nil || got != skew {
+		w.t.Errorf("skew %s, error %v, want %s", got, err, skew)
+	}
+}
+
+func TestClockFollowsTheAPIServer(t *testing.T) {
 	t.Parallel()
-	const spread, took = time.Second / perRound, 10 * time.Millisecond
-	for offset := time.Duration(0); offset < time.Second; offset += 70 * time.Millisecond {
-		m := newMachine(noon.Add(offset), offset)
-		ask := m.ask
-		m.ask = func(ctx context.Context) (time.Time, error) {
-			m.pass(spread - took)
-			defer m.pass(took)
-			return ask(ctx)
+	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour, 25 * time.Hour} {
+		w := newWorld(t, ahead)
+		if latest := w.Latest(); !latest.Equal(noon.Add(ahead)) {
+			t.Errorf("before the first answer, the latest time is %s", latest)
 		}
-		m.measure(t.Context())
-		if behind, err := m.Skew(); err != nil || behind < 0 || behind > spread+took {
-			t.Errorf("with a fraction of %s the time is %s late, error %v", offset, behind, err)
+		w.shows(1, noon, ahead)
+		w.pass(time.Minute)
+		w.shows(0, noon.Add(time.Minute), ahead)
+		w.pass(1)
+		w.shows(1, noon.Add(time.Minute+1), ahead)
+		w.pass(40 * time.Second)
+		w.answer(0) // to a request of the controllers
+		w.pass(40 * time.Second)
+		w.shows(0, noon.Add(time.Minute+80*time.Second+1), ahead)
+	}
+}
+
+func TestAStepOfTheMachinesClockIsNotATime(t *testing.T) {
+	t.Parallel()
+	for _, step := range []time.Duration{5 * time.Second, -5 * time.Second, time.Hour, -time.Hour, 25 * time.Hour} {
+		w := newWorld(t, 0)
+		w.shows(1, noon, 0)
+		w.setMachine(step)
+		w.shows(1, noon, step)
+		w.shows(0, noon, step)
+	}
+	w := newWorld(t, 0)
+	w.shows(1, noon, 0)
+	w.setMachine(5*time.Second - 1)
+	w.shows(0, noon, 5*time.Second-1)
+}
+
+func TestAfterASuspensionAnAPIServerIsAsked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	w.shows(1, noon, 0)
+	w.suspend(25 * time.Hour)
+	w.shows(1, noon.Add(25*time.Hour), 0)
+
+	w.answerAcross(func() { w.suspend(8 * time.Hour) })
+	w.shows(1, noon.Add(33*time.Hour), 0)
+
+	// A paused virtual machine has a wall clock that is late, too. It does not know which clock is wrong.
+	w.setServer(8 * time.Hour)
+	w.answer(0)
+	w.unknown("set forward by 8h0m0s", -8*time.Hour)
+	w.setMachine(8 * time.Hour)
+	w.shows(1, noon.Add(41*time.Hour), 0)
+}
+
+// answerAcross sends a request. The step is between its answer and the end of RoundTrip.
+func (w *world) answerAcross(step func()) {
+	sent, date := w.at, w.server
+	step()
+	w.note(date, sent)
+}
+
+// An API server's clock that is set back is believed with its next answer. Fresh waits for that answer, so a new object never
+// seems to be old.
+func TestClockFollowsAnAPIServerThatIsSetBack(t *testing.T) {
+	t.Parallel()
+	for _, back := range []time.Duration{2 * time.Second, 10 * time.Second, time.Hour, day} {
+		w := newWorld(t, 0)
+		w.shows(1, noon, 0)
+		w.setServer(-back)
+		w.pass(time.Second)
+		one := noon.Add(time.Second)
+		w.shows(0, one, 0)
+		if now, err := w.Fresh(t.Context()); err != nil || !now.Equal(one.Add(-back)) {
+			t.Errorf("set back by %s: it is %s, error %v", back, now, err)
 		}
+		w.shows(0, one.Add(-back), back)
+		w.setServer(back)
+		w.answer(0)
+		w.shows(0, one, 0)
 	}
 }
 
-// A reading of an API server that a later round misses counts for a while, and not for ever.
-func TestClockForgetsReadings(t *testing.T) {
+// An API server's clock that is set forward makes every object old. It is believed only if the machine's clock agrees.
+func TestTimeIsUnknownAfterAnAPIServerIsSetForward(t *testing.T) {
 	t.Parallel()
-	m := newMachine(noon, -time.Hour)
-	m.measure(t.Context())
-	m.servers = []time.Duration{0}
-	for range rounds - 1 {
-		m.measure(t.Context())
-		m.shows(t, noon.Add(-time.Hour), time.Hour)
-	}
-	m.measure(t.Context())
-	m.shows(t, noon, 0)
+	w := newWorld(t, 0)
+	w.shows(1, noon, 0)
+	w.setServer(25 * time.Hour)
+	w.answer(0)
+	w.unknown("the time of the API servers is not known: the API server's clock was set forward by 25h0m0s", -25*time.Hour)
+	w.pass(day)
+	w.unknown("set forward by 25h0m0s", -25*time.Hour)
+	w.setServer(-time.Hour)
+	w.answer(0)
+	w.unknown("set forward by 24h0m0s", -day)
+	w.setServer(-day)
+	w.answer(0)
+	w.shows(0, noon.Add(day), 0)
+
+	w.setServer(5 * time.Minute)
+	w.answer(0)
+	w.shows(0, noon.Add(day+5*time.Minute), -5*time.Minute)
+	w.setServer(time.Second)
+	w.answer(0)
+	w.shows(0, noon.Add(day+5*time.Minute+time.Second), -5*time.Minute-time.Second)
+
+	w = newWorld(t, time.Hour) // the API server's clock is late, and is set right
+	w.shows(1, noon, time.Hour)
+	w.setServer(time.Hour)
+	w.answer(0)
+	w.shows(0, noon.Add(time.Hour), 0)
+
+	w = newWorld(t, -time.Hour) // the machine's clock is late all the time
+	w.shows(1, noon, -time.Hour)
+	w.setServer(4 * time.Minute)
+	w.answer(0)
+	w.shows(0, noon.Add(4*time.Minute), -64*time.Minute)
+	w.setServer(2 * time.Minute)
+	w.answer(0)
+	w.unknown("set forward by 6m0s", -66*time.Minute)
+	w.setMachine(66 * time.Minute)
+	w.shows(1, noon.Add(6*time.Minute), 0)
 }
 
-// TestRefreshNoticesAClockThatWasSetBack sets an API server's clock back by a day between two measurements.
-func TestRefreshNoticesAClockThatWasSetBack(t *testing.T) {
+func TestASlowAnswerSetsNoClockBack(t *testing.T) {
 	t.Parallel()
-	const day = 24 * time.Hour
-	m := newMachine(noon, 0)
-	newest := "10"
-	m.newest = func(context.Context) (string, error) { return newest, nil }
-	m.measure(t.Context())
-	for n, step := range []struct {
-		version, newest string
-		servers         []time.Duration
-		passed          time.Duration
-		requests        int
-		shows           time.Duration
-	}{
-		{"5", "10", []time.Duration{0}, 0, perRound, 0},
-		{"10", "11", []time.Duration{-day}, 0, 0, 0},                 // it was stored before the clock was set back
-		{"11", "11", []time.Duration{0, 0, -day}, 0, perRound, -day}, // one of three API servers
-		{"11", "12", []time.Duration{0}, 0, 0, -day},
-		{"12", "12", []time.Duration{day}, 0, perRound, -day}, // the API server that is most behind counts
-		{"9", "9", []time.Duration{0}, roundEvery - 1, 0, -day},
-		{"9", "9", []time.Duration{0}, 1, perRound, -day}, // etcd may have been restored
-		{"no number", "9", []time.Duration{0}, 0, perRound, -day},
-	} {
-		before := m.asked
-		m.servers, newest = step.servers, step.newest
-		m.pass(step.passed)
-		err := m.Refresh(t.Context(), step.version)
-		if requests := m.asked - before; err != nil || requests != step.requests {
-			t.Errorf("step %d: %d requests, error %v, want %d", n, requests, err, step.requests)
+	w := newWorld(t, 0)
+	w.shows(1, noon, 0)
+	w.answer(25 * time.Second)
+	w.shows(0, noon.Add(25*time.Second), 0)
+	w.setServer(-time.Hour)
+	w.answer(25 * time.Second)
+	w.shows(0, noon.Add(25*time.Second-time.Hour), time.Hour+25*time.Second)
+
+	w = newWorld(t, 0)
+	w.answer(25 * time.Second)
+	w.shows(0, noon, 25*time.Second)
+	w.answer(0)
+	w.shows(0, noon.Add(25*time.Second), 0)
+}
+
+// The Date of an answer that was overtaken may be from before the API server's clock was set.
+func TestAnAnswerThatWasOvertakenDoesNotCount(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 0)
+	w.shows(1, noon, 0)
+	w.pass(time.Second)
+	sent, date := w.at, w.server
+	w.pass(time.Second)
+	w.setServer(-time.Hour)
+	w.answer(0)
+	w.note(date, sent)
+	w.shows(0, noon.Add(2*time.Second-time.Hour), time.Hour)
+}
+
+// TestClockIsNeverAhead compares the time with that of an API server whose answers take up to half a second, and some half a
+// minute.
+func TestClockIsNeverAhead(t *testing.T) {
+	t.Parallel()
+	seed := rand.Uint64()
+	random := rand.New(rand.NewPCG(seed, 0))
+	w := newWorld(t, 0)
+	w.pass(time.Duration(random.Int64N(int64(time.Second))))
+	w.took = 500 * time.Millisecond
+	var last time.Time
+	for range 10000 {
+		took := time.Duration(random.Int64N(int64(w.took)))
+		if random.IntN(20) == 0 {
+			took *= 60
 		}
-		m.shows(t, noon.Add(step.shows+m.at.mono), -step.shows)
+		w.answer(took)
+		w.pass(time.Duration(random.Int64N(int64(10 * time.Second))))
+		now, err := w.Now(t.Context())
+		if late := w.server.Sub(now); err != nil || late < 0 || now.Before(last) || late > 31*time.Second {
+			t.Fatalf("seed %d: it is %s after %s, and %s for the API server, error %v", seed, now, last, w.server, err)
+		}
+		last = now
 	}
-	if len(m.again) != 1 {
-		t.Error("the skew is not reported before the next round")
+	if late := w.server.Sub(last); late > 100*time.Millisecond {
+		t.Errorf("seed %d: after many answers, it is %s late", seed, late)
 	}
 }
 
-// TestRefreshFailsOnceASecond checks that the workers do not wait one after the other while nothing answers.
-func TestRefreshFailsOnceASecond(t *testing.T) {
+func TestAFailureIsTheAnswerForASecond(t *testing.T) {
 	t.Parallel()
-	m := newMachine(noon, 0)
-	lists := 0
-	m.newest = func(context.Context) (string, error) { lists++; return "10", nil }
-	if err := m.Refresh(t.Context(), "5"); err != nil || lists > 0 {
-		t.Errorf("while the time is unknown: %d lists, error %v", lists, err)
-	}
-	if err := (&Clock{}).Refresh(t.Context(), "5"); err != nil {
-		t.Errorf("the zero Clock: %v", err)
-	}
-	m.measure(t.Context())
-	m.err = errors.New("connection refused")
-	fails := func(want int) {
+	w := newWorld(t, 0)
+	w.down = errors.New("connection refused")
+	fails := func(asked int) {
 		t.Helper()
-		const text = "measure the time of the API servers: connection refused"
-		if err := m.Refresh(t.Context(), "5"); err == nil || err.Error() != text || lists != want {
-			t.Errorf("%d lists, error %v, want %d", lists, err, want)
+		const text = "the time of the API servers is not known: connection refused"
+		for range 3 {
+			_, err := w.Now(t.Context())
+			_, skewErr := w.Skew(t.Context())
+			_, freshErr := w.Fresh(t.Context())
+			readyErr := w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
+			for _, err := range []error{err, skewErr, freshErr, readyErr} {
+				if err == nil || err.Error() != text {
+					t.Errorf("error %v", err)
+				}
+			}
+		}
+		if w.asked != asked {
+			t.Errorf("%d questions, want %d", w.asked, asked)
 		}
 	}
 	fails(1)
+	w.pass(time.Second - 1)
 	fails(1)
-	m.pass(roundRetry)
+	w.pass(1)
 	fails(2)
-	m.pass(roundRetry)
-	m.newest = func(context.Context) (string, error) { lists++; return "", errors.New("connection refused") }
-	asked := m.asked
-	if fails(3); m.asked != asked {
-		t.Error("it measured although the newest version is unknown")
+	w.answer(0) // to a request of the controllers
+	w.shows(0, noon.Add(time.Second), 0)
+	w.pass(2 * time.Minute)
+	fails(3)
+	if latest := w.Latest(); !latest.Equal(noon.Add(2*time.Minute + time.Second)) {
+		t.Errorf("the latest time is %s", latest)
 	}
-	m.pass(roundRetry)
-	m.err, m.newest = nil, func(context.Context) (string, error) { return "10", nil }
-	if err := m.Refresh(t.Context(), "5"); err != nil {
-		t.Error(err)
-	}
-}
-
-// After the machine's clock is set, or the machine sleeps, the time is unknown until the API servers have been asked
-// again.
-func TestClockMeasuresAgainAfterAStep(t *testing.T) {
-	t.Parallel()
-	for name, step := range map[string]func(*machine){
-		"set forward": func(m *machine) { m.at.wall = m.at.wall.Add(time.Hour) },
-		"set back":    func(m *machine) { m.at.wall = m.at.wall.Add(-time.Hour) },
-	} {
-		m := newMachine(noon, 0)
-		m.measure(t.Context())
-		step(m)
-		if skew, err := m.Skew(); err == nil || len(m.again) != 1 {
-			t.Errorf("%s: skew %s without a new measurement", name, skew)
-		}
-		m.measure(t.Context())
-		if !m.Now().Equal(noon) {
-			t.Errorf("%s: after a measurement it is %s", name, m.Now())
-		}
-	}
-}
-
-func TestClockKeepsWhatItKnowsWhileNothingAnswers(t *testing.T) {
-	t.Parallel()
-	m := newMachine(noon.Add(time.Hour), 0)
-	m.measure(t.Context())
-	m.err = errors.New("connection refused")
-	m.pass(time.Hour)
-	m.measure(t.Context())
-	m.shows(t, noon.Add(time.Hour), time.Hour)
+	w.down = nil
+	w.pass(time.Second)
+	w.shows(1, noon.Add(2*time.Minute+2*time.Second), 0)
 }
 
 func TestReadyNamesTheSkew(t *testing.T) {
 	t.Parallel()
+	const fix = " the API server's clock, and nothing is signed above 5m0s: " +
+		"synchronize the clock of the manager's node, or that of the API server"
 	for ahead, want := range map[time.Duration]string{
-		MaxSkew: "", -MaxSkew: "",
-		MaxSkew + time.Second:  "the manager's clock is 5m1s ahead of the API server's",
-		-MaxSkew - time.Second: "the manager's clock is 5m1s behind the API server's",
+		5 * time.Minute: "", -5 * time.Minute: "",
+		5*time.Minute + time.Second:  "the manager's clock is 5m1s ahead of" + fix,
+		-5*time.Minute - time.Second: "the manager's clock is 5m1s behind" + fix,
 	} {
-		m := newMachine(noon.Add(ahead), 0)
-		m.measure(t.Context())
-		if err := m.Ready(nil); (err != nil) != (want != "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+		err := newWorld(t, ahead).Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if (err != nil) != (want != "") || err != nil && err.Error() != want {
 			t.Errorf("%s ahead: %v", ahead, err)
 		}
 	}
 }
 
-// A Clock with the caller's clock measures nothing.
-func TestInjectedClockIsNotMeasured(t *testing.T) {
-	t.Parallel()
-	fake := clocktesting.NewFakePassiveClock(noon)
-	c := Of(fake)
-	if err := c.Start(t.Context()); err != nil {
-		t.Error(err)
+// TestMetrics runs alone, because all Clocks of a process share the metrics.
+func TestMetrics(t *testing.T) {
+	w := newWorld(t, time.Hour)
+	shows := func(known, seconds float64) {
+		t.Helper()
+		if gotKnown, got := value(t, skewKnown), value(t, skewSeconds); gotKnown != known || got != seconds {
+			t.Errorf("known %v, %v seconds, want %v and %v", gotKnown, got, known, seconds)
+		}
 	}
-	fake.SetTime(noon.Add(time.Hour))
-	if skew, err := c.Skew(); skew != 0 || err != nil || c.Ready(nil) != nil || c.Since(noon) != time.Hour {
-		t.Errorf("skew %s, error %v, since %s", skew, err, c.Since(noon))
+	w.answer(400 * time.Millisecond)
+	shows(1, 3600)
+	w.down = errors.New("connection refused")
+	_, _ = w.Fresh(t.Context())
+	shows(0, 3600)
+	w.setMachine(-2 * time.Hour)
+	w.answer(0)
+	shows(1, -3600)
+}
+
+func value(t *testing.T, gauge prometheus.Gauge) float64 {
+	t.Helper()
+	var written dto.Metric
+	if err := gauge.Write(&written); err != nil {
+		t.Fatal(err)
+	}
+	return written.GetGauge().GetValue()
+}
+
+// asking returns a Clock whose question takes so long, and the number of questions.
+func asking(took time.Duration) (c *Clock, asked *int) {
+	c, asked = &Clock{}, new(int)
+	c.ask = func(ctx context.Context) error {
+		*asked++
+		sent, date := c.now(), c.now().wall
+		select {
+		case <-time.After(took):
+			c.note(date, sent)
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return c, asked
+}
+
+// together calls get from 50 goroutines.
+func together(t *testing.T, get func(context.Context) (time.Time, error)) *sync.WaitGroup {
+	var all sync.WaitGroup
+	for range 50 {
+		all.Go(func() {
+			if _, err := get(t.Context()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	return &all
+}
+
+func TestConcurrentCallersShareAQuestion(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, asked := asking(3 * time.Second)
+		together(t, c.Now).Wait()
+		if *asked != 1 {
+			t.Errorf("%d questions", *asked)
+		}
+		first := together(t, c.Fresh)
+		synctest.Wait()
+		time.Sleep(time.Second)
+		second := together(t, c.Fresh) // a question that was sent before does not answer them
+		first.Wait()
+		second.Wait()
+		if *asked != 3 {
+			t.Errorf("%d questions", *asked)
+		}
+	})
+}
+
+// A caller that gives up ends neither the question nor the wait of the other callers.
+func TestACallerGivesUp(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		c, asked := asking(3 * time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		start := time.Now()
+		patient := make(chan error, 1)
+		_, err := c.Now(ctx)
+		go func() {
+			_, err := c.Now(t.Context())
+			patient <- err
+		}()
+		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != time.Second {
+			t.Errorf("error %v after %s", err, took)
+		}
+		if err := <-patient; err != nil || *asked != 1 {
+			t.Errorf("error %v, %d questions", err, *asked)
+		}
+	})
+}
+
+func TestOfShowsTheClockOfItsCaller(t *testing.T) {
+	t.Parallel()
+	own := clocktesting.NewFakePassiveClock(noon)
+	c := Of(own)
+	own.SetTime(noon.Add(25 * time.Hour))
+	now, err := c.Now(t.Context())
+	fresh, freshErr := c.Fresh(t.Context())
+	skew, skewErr := c.Skew(t.Context())
+	for _, got := range []time.Time{now, fresh, c.Latest()} {
+		if !got.Equal(noon.Add(25 * time.Hour)) {
+			t.Errorf("it is %s", got)
+		}
+	}
+	if err := errors.Join(err, freshErr, skewErr, c.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))); err != nil || skew != 0 {
+		t.Errorf("skew %s, error %v", skew, err)
+	}
+	apart := Apart(own, clocktesting.NewFakePassiveClock(noon))
+	now, err = apart.Now(t.Context())
+	skew, skewErr = apart.Skew(t.Context())
+	if err != nil || skewErr != nil || !now.Equal(noon) || skew != 25*time.Hour {
+		t.Errorf("it is %s, skew %s, errors %v and %v", now, skew, err, skewErr)
 	}
 }
 
-func TestNewestVersion(t *testing.T) {
+func TestZeroClockKnowsNoTime(t *testing.T) {
 	t.Parallel()
-	status, body := http.StatusOK, `{"metadata": {"resourceVersion": "42"}, "items": []}`
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		const want = "/prefix/apis/certificates.k8s.io/v1/certificatesigningrequests?fieldSelector=metadata.name%3D-"
-		if r.URL.String() != want || r.Header.Get("Authorization") != "Bearer secret" {
-			t.Errorf("asked %s with %s", r.URL, r.Header)
-		}
-		w.WriteHeader(status)
-		_, _ = fmt.Fprint(w, body)
-	}))
-	t.Cleanup(server.Close)
-	newest, err := newestOf(&rest.Config{Host: server.URL + "/prefix", BearerToken: "secret"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, err := newest(t.Context()); err != nil || got != "42" {
-		t.Errorf("%q, error %v", got, err)
-	}
-	for want, change := range map[string]func(){
-		"status 403":        func() { status = http.StatusForbidden },
-		"invalid character": func() { status, body = http.StatusOK, "<html>" },
-	} {
-		change()
-		if _, err := newest(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("error %v, want %s", err, want)
-		}
-	}
-}
-
-func TestDateHeader(t *testing.T) {
-	t.Parallel()
-	addresses := map[string]bool{}
-	status, shown := http.StatusOK, noon.Format(http.TimeFormat)
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		addresses[r.RemoteAddr] = true
-		if r.URL.Path != "/prefix/version" {
-			t.Errorf("asked %s", r.URL)
-		}
-		w.Header()["Date"] = nil
-		if shown != "" {
-			w.Header().Set("Date", shown)
-		}
-		w.WriteHeader(status)
-	}))
-	t.Cleanup(server.Close)
-	ask, err := dateOf(&rest.Config{Host: server.URL + "/prefix"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, status = range []int{http.StatusOK, http.StatusUnauthorized, http.StatusForbidden} { // all from an API server
-		if got, err := ask(t.Context()); err != nil || !got.Equal(noon) {
-			t.Errorf("status %d: %s, error %v", status, got, err)
-		}
-	}
-	if len(addresses) != 3 {
-		t.Errorf("%d connections for 3 questions", len(addresses))
-	}
-	for want, change := range map[string]func(){
-		"status 503":         func() { status, shown = http.StatusServiceUnavailable, noon.Format(http.TimeFormat) },
-		"has no Date header": func() { status, shown = http.StatusOK, "" },
-		"parse Date header":  func() { status, shown = http.StatusOK, "noon" },
-	} {
-		change()
-		if got, err := ask(t.Context()); err == nil || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("%s: %s, error %v", want, got, err)
-		}
+	c := &Clock{}
+	_, err := c.Now(t.Context())
+	_, skewErr := c.Skew(t.Context())
+	if err == nil || skewErr == nil || time.Since(c.Latest()).Abs() > time.Minute {
+		t.Errorf("errors %v and %v, the latest time is %s", err, skewErr, c.Latest())
 	}
 }
