@@ -111,8 +111,8 @@ type RequestLimits struct {
 // SelfCheck configures what the manager asks the API server about itself: its rights, the kubelets' rights, and whether
 // the API server trusts the signing CA.
 type SelfCheck struct {
-	// Interval is the time between two checks of the kubelets' rights and the trust in the CA. The manager's own rights
-	// are checked every 30 seconds, or at Interval if that is shorter. 0 switches all checks off.
+	// Interval is the time between two checks. A check that did not pass is repeated within a minute. 0 switches all
+	// checks off.
 	Interval metav1.Duration `json:"interval"`
 	// BootstrapGroups lists groups of users. At least one of the groups must be able to join nodes.
 	BootstrapGroups []string `json:"bootstrapGroups"`

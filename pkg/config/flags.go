@@ -139,8 +139,8 @@ func (f *Flags) generic(c *Configuration) {
 	f.define(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress",
 		"`host:port` of /healthz and /readyz; 0 switches them off")
 	f.define(&c.SelfCheck.Interval.Duration, "self-check-interval", "selfCheck.interval",
-		"time between two checks of the kubelets' rights and the trust in the signing CA; the manager's own rights "+
-			"are checked every 30s or sooner; 0 switches all of them off")
+		"time between two checks of the manager's rights, the kubelets' rights and the trust in the signing CA; "+
+			"a check that did not pass is repeated within a minute; 0 switches all of them off")
 	f.define(&c.Verbosity, "v", "verbosity",
 		"verbosity of the log: 0 logs every decision and every certificate, more is for debugging")
 	f.define(&f.version, "version", "", "print the version and exit")
