@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
@@ -28,6 +29,13 @@ func blockList(t *testing.T, nodes string, certificates ...string) *blocklist.Li
 		t.Fatal(err)
 	}
 	return list
+}
+
+// blocking returns a reader of a ConfigMap that blocks nodes.
+func blocking(nodes string) client.Reader {
+	return fake.NewClientBuilder().WithObjects(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": nodes},
+	}).Build()
 }
 
 // madeWith changes a request to one that was made with a certificate.

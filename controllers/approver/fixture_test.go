@@ -7,7 +7,12 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -15,7 +20,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -24,9 +28,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -94,8 +100,9 @@ func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *p
 	t.Helper()
 	p := &parts{served: served, clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
 	p.reconciler = &Reconciler{
-		Rules:  []Rule{NodeClient()},
-		Client: p.client(t),
+		ServerTime: servertime.Of(p.clock),
+		Rules:      []Rule{NodeClient()},
+		Client:     p.client(t),
 		Live: liveFunc(func(now *request) error { // it was changed meanwhile
 			*now = *p.served.DeepCopy()
 			now.ResourceVersion += "1"
@@ -163,7 +170,7 @@ func (p *parts) review(ctx context.Context, who csr.Requester, what authorizatio
 
 func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	t.Helper()
-	return p.reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
+	return p.reconciler.Reconcile(t.Context(), p.reconciler.RequestLimits.Key(p.served))
 }
 
 // events returns the Events so far.
@@ -173,4 +180,54 @@ func (p *parts) events() []string {
 		taken = append(taken, <-p.recorder.Events)
 	}
 	return taken
+}
+
+// liveFunc answers the API server's read of a request.
+type liveFunc func(*request) error
+
+func (f liveFunc) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	return f(obj.(*request))
+}
+
+func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("list")
+}
+
+func parse(t *testing.T, obj *request) *csr.Request {
+	t.Helper()
+	req, err := csr.Parse(obj)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+// audited makes p write an audit log. The result returns its records as "event verdict".
+func (p *parts) audited(t *testing.T) func() []string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "audit.log")
+	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.reconciler.Audit = opened
+	return func() []string {
+		t.Helper()
+		data, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var all []string
+		for line := range strings.Lines(string(data)) {
+			var record audit.Record
+			if err := json.Unmarshal([]byte(line), &record); err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, string(record.Event)+" "+record.Verdict)
+		}
+		return all
+	}
 }

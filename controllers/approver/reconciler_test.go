@@ -17,9 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -34,7 +34,18 @@ func with(kind certificatesv1.RequestConditionType) func(*request) {
 }
 
 func malformedRequest(obj *request) { obj.Spec.Request = []byte("nonsense") }
-func serverAuth(obj *request)       { obj.Spec.Usages = append(obj.Spec.Usages, "server auth") }
+
+// trim changes obj to what the cache keeps of it.
+func trim(t *testing.T, obj *request) {
+	t.Helper()
+	trimmed, err := csr.Trim{}.Transform(obj.DeepCopy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	*obj = *trimmed.(*request)
+}
+
+func serverAuth(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, "server auth") }
 
 const (
 	selfMessage  = "Auto approving self kubelet client certificate after SubjectAccessReview."
@@ -46,7 +57,7 @@ const (
 func TestReconcileDecides(t *testing.T) {
 	t.Parallel()
 	const notAuthorized = `Warning NotAuthorized user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
-		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`
+		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`
 	type condition = certificatesv1.CertificateSigningRequestCondition
 	for name, test := range map[string]struct {
 		change []func(*request)
@@ -55,12 +66,12 @@ func TestReconcileDecides(t *testing.T) {
 		asked  []string
 		want   *condition // nil means that nothing is written
 		events []string
-		again  bool
+		again  time.Duration
 	}{
 		"a bootstrapper with permission":      {grants: []string{"nodeclient"}, asked: []string{"nodeclient"}, want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage}},
-		"a bootstrapper with the other right": {grants: []string{"selfnodeclient"}, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
-		"a bootstrapper without permission":   {asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
-		"refused is not denied":               {denial: DenialPermanent, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: true},
+		"a bootstrapper with the other right": {grants: []string{"selfnodeclient"}, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: time.Second},
+		"a bootstrapper without permission":   {asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: time.Second},
+		"refused is not denied":               {denial: DenialPermanent, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: time.Second},
 		"a node that may renew": {
 			change: []func(*request){user("system:node:a")}, grants: []string{"selfnodeclient", "nodeclient"}, asked: []string{"selfnodeclient"},
 			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: selfMessage},
@@ -82,13 +93,15 @@ func TestReconcileDecides(t *testing.T) {
 		"another signer, malformed": {change: []func(*request){malformedRequest, func(obj *request) { obj.Spec.SignerName = "example.com/a" }}, denial: DenialPermanent},
 		"approved already":          {change: []func(*request){with("Approved")}, grants: []string{"nodeclient"}},
 		"denied already":            {change: []func(*request){with("Denied")}, grants: []string{"nodeclient"}},
+		"issued and trimmed":        {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x"); trim(t, obj) }}, grants: []string{"nodeclient"}},
+		"being deleted":             {change: []func(*request){func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }}, grants: []string{"nodeclient"}},
 		"issued already":            {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x") }}, grants: []string{"nodeclient"}},
 
-		"malformed":              {change: []func(*request){malformedRequest}, grants: []string{"nodeclient"}, events: []string{"Warning Malformed " + noPEM}},
+		"malformed":              {change: []func(*request){malformedRequest}, grants: []string{"nodeclient"}, events: []string{"Warning Malformed " + noPEM}, again: report.Again},
 		"malformed, denied":      {change: []func(*request){malformedRequest}, denial: DenialPermanent, want: &condition{Type: "Denied", Status: "True", Reason: "Malformed", Message: noPEM}, events: []string{"Warning Malformed " + noPEM}},
-		"wrong usages":           {change: []func(*request){serverAuth}, denial: DenialNever, grants: []string{"nodeclient"}, events: []string{"Warning ShapeMismatch " + badUsages}},
+		"wrong usages":           {change: []func(*request){serverAuth}, denial: DenialNever, grants: []string{"nodeclient"}, events: []string{"Warning ShapeMismatch " + badUsages}, again: report.Again},
 		"wrong usages, denied":   {change: []func(*request){serverAuth}, denial: DenialPermanent, want: &condition{Type: "Denied", Status: "True", Reason: "ShapeMismatch", Message: badUsages}, events: []string{"Warning ShapeMismatch " + badUsages}},
-		"unknown usage, ignored": {change: []func(*request){func(obj *request) { obj.Spec.Usages = []certificatesv1.KeyUsage{"magic"} }}, events: []string{"Warning ShapeMismatch " + badUsages}},
+		"unknown usage, ignored": {change: []func(*request){func(obj *request) { obj.Spec.Usages = []certificatesv1.KeyUsage{"magic"} }}, events: []string{"Warning ShapeMismatch " + badUsages}, again: report.Again},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -118,8 +131,8 @@ func TestReconcileDecides(t *testing.T) {
 			if diff := cmp.Diff(test.events, p.events()); diff != "" {
 				t.Errorf("Events (-want +got):\n%s", diff)
 			}
-			if again := result.RequeueAfter > 0; again != test.again {
-				t.Errorf("looked at again: %t", again)
+			if result.RequeueAfter != test.again {
+				t.Errorf("judged again after %s, want %s", result.RequeueAfter, test.again)
 			}
 			if diff := cmp.Diff(before, p.served); diff != "" {
 				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
@@ -137,17 +150,23 @@ func TestReconcileFaults(t *testing.T) {
 		grants             []string
 		writes, reads      int
 		want               string
-		told               int
+		told               []string
+		again              time.Duration
 	}{
 		"gone":                      {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":            {get: down, want: "down"},
 		"review fails":              {review: down, want: "review permission nodeclient of the requester: down"},
 		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review permission nodeclient of the requester: down"},
 		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, reads: 1},
-		"deleted meanwhile":         {grants: []string{"nodeclient"}, write: apierrors.NewNotFound(requests, "csr-1"), writes: 1, reads: 1, want: "not found"},
-		"write fails":               {grants: []string{"nodeclient"}, write: down, writes: 1, reads: 1, want: "update approval: down"},
-		"write is forbidden":        {grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, want: `update approval: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
-		"write is invalid":          {grants: []string{"nodeclient"}, write: invalid, writes: 1, told: 1},
+		"changed meanwhile":         {grants: []string{"nodeclient"}, write: down, writes: 1, reads: 1},
+		"write is forbidden": {
+			grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, again: time.Second,
+			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down; correct the role or the admission policy, and the request is checked again within five minutes`},
+		},
+		"write is invalid": {
+			grants: []string{"nodeclient"}, write: invalid, writes: 1, again: time.Second,
+			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: CertificateSigningRequest.certificates.k8s.io "csr-1" is invalid; correct the role or the admission policy, and the request is checked again within five minutes`},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -158,77 +177,90 @@ func TestReconcileFaults(t *testing.T) {
 				reads++
 				return live.Get(t.Context(), client.ObjectKeyFromObject(p.served), now)
 			})
-			_, err := p.reconcile(t)
+			result, err := p.reconcile(t)
+			if result.RequeueAfter != test.again {
+				t.Errorf("judged again after %s, want %s", result.RequeueAfter, test.again)
+			}
 			if reads != test.reads {
 				t.Errorf("%d reads after the write, want %d", reads, test.reads)
 			}
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
 			}
-			if told := p.events(); len(p.written) != test.writes || len(told) != test.told {
-				t.Errorf("%d writes, want %d; Events %q, want %d", len(p.written), test.writes, told, test.told)
+			if len(p.written) != test.writes {
+				t.Errorf("%d writes, want %d", len(p.written), test.writes)
+			}
+			if diff := cmp.Diff(test.told, p.events()); diff != "" {
+				t.Errorf("Events (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestPauseDoubles checks that a waiting request is requeued after its age, so the pause doubles from a second to a
-// minute.
+// TestPauseDoubles checks that a waiting request is requeued after its age, so the pause doubles from a second to
+// five minutes.
 func TestPauseDoubles(t *testing.T) {
 	t.Parallel()
 	for age, want := range map[time.Duration]time.Duration{
 		-time.Hour: time.Second, 0: time.Second, time.Second: time.Second, 3 * time.Second: 3 * time.Second,
-		59 * time.Second: 59 * time.Second, time.Hour: time.Minute,
+		59 * time.Second: 59 * time.Second, time.Hour: 5 * time.Minute,
 	} {
 		p := newParts(t, object(t))
 		p.clock.SetTime(now.Add(age))
 		result, err := p.reconcile(t)
-		if err != nil || result.RequeueAfter != want || result.Priority == nil || *result.Priority >= 0 {
+		if err != nil || result.RequeueAfter != want {
 			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, want)
 		}
 	}
 }
 
-// TestReconcileMeasuresBeforeARequestIsTooOld sets the API server's clock back by a day. A request that is made then seems to be a day
-// old.
-func TestReconcileMeasuresBeforeARequestIsTooOld(t *testing.T) {
+// TestAnotherUIDEndsTheAttempt checks that a key of a deleted request does not act on a new request of its name.
+func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 	t.Parallel()
-	server, set := servertimetest.Measured(t)
-	const day = 24 * time.Hour
-	for _, test := range []struct {
-		age, back time.Duration
-		approved  bool
-	}{{day, 0, false}, {0, day, true}, {day, day, false}} {
-		set(-test.back)
-		p := newParts(t, object(t, func(obj *request) {
-			obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-test.back - test.age))
-			obj.ResourceVersion = servertimetest.NewVersion()
-		}))
-		p.reconciler.ServerTime = server
-		p.reconciler.Rules[0].Judge = func(_ context.Context, req *csr.Request) (Decision, error) {
-			if server.Since(req.Created) > time.Hour {
-				return Decision{Result: verdict.Ignore.Because("RequestTooOld", "too old")}, nil
-			}
-			return Decision{Result: verdict.Approve.Because("AutoApproved", "new")}, nil
-		}
-		if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) || (len(p.written) == 1) != test.approved {
-			t.Errorf("%+v: %+v, error %v, %d writes", test, result, err, len(p.written))
-		}
+	p := newParts(t, object(t))
+	p.grants = []string{"nodeclient"}
+	key := p.reconciler.RequestLimits.Key(p.served)
+	p.served.UID = "another"
+	if result, err := p.reconciler.Reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.reviews) > 0 {
+		t.Errorf("%+v, error %v, %d reviews", result, err, len(p.reviews))
+	}
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
+		t.Errorf("the new request: %d writes, error %v", len(p.written), err)
 	}
 }
 
-// TestReconcileMeasuresOnlyForARequestThatIsTooOld: a measurement costs calls to each API server.
-func TestReconcileMeasuresOnlyForARequestThatIsTooOld(t *testing.T) {
+// TestBlockedDuringTheReview checks that a node that is put on the block list while its review is under way is not
+// approved.
+func TestBlockedDuringTheReview(t *testing.T) {
 	t.Parallel()
-	server, set := servertimetest.Measured(t)
-	set(-24 * time.Hour)
-	p := newParts(t, object(t, func(obj *request) { obj.ResourceVersion = servertimetest.NewVersion() }))
-	p.reconciler.ServerTime = server
-	if _, err := p.reconcile(t); err != nil {
-		t.Fatal(err)
+	p := newParts(t, object(t))
+	list := blockList(t, "")
+	p.reconciler.BlockList = list
+	p.reconciler.Authorizer = authz.Func(func(ctx context.Context, _ csr.Requester, _ authorizationv1.ResourceAttributes) (bool, error) {
+		return true, list.ReadOnce(ctx, blocking("a"))
+	})
+	if _, err := p.reconcile(t); err != nil || len(p.written) > 0 {
+		t.Fatalf("%d writes, error %v", len(p.written), err)
 	}
-	if behind := time.Since(server.Now()); behind > time.Hour {
-		t.Errorf("the time was measured: it is %s behind", behind)
+	if told := p.events(); len(told) != 1 || !strings.HasPrefix(told[0], "Warning NodeBlocked") {
+		t.Errorf("Events %q", told)
+	}
+}
+
+// TestInventoryPendingIsReportedLate checks that a request that waits for a source asks again each second, and reports
+// that when it is ten seconds old.
+func TestInventoryPendingIsReportedLate(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
+		return Decision{Result: verdict.Wait.Because("InventoryPending", "the source has no answer yet")}, nil
+	}
+	for second := range 12 {
+		p.clock.SetTime(now.Add(time.Duration(second) * time.Second))
+		result, err := p.reconcile(t)
+		if told := p.events(); err != nil || result.RequeueAfter != time.Second || (len(told) == 1) != (second == 10) {
+			t.Errorf("second %d: %+v, error %v, Events %q", second, result, err, told)
+		}
 	}
 }
 
@@ -247,36 +279,6 @@ func TestARefusalIsToldOnce(t *testing.T) {
 	p.grants = []string{"nodeclient"} // RBAC that is granted late
 	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 		t.Errorf("%d writes, error %v", len(p.written), err)
-	}
-}
-
-// TestApprovedIsCalledAfterAnApproval checks that a signer gets the request as it was judged and as it was stored.
-func TestApprovedIsCalledAfterAnApproval(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		change     func(*request)
-		writeFault error
-		want       int
-	}{
-		"approved":   {func(*request) {}, nil, 1},
-		"conflict":   {func(*request) {}, apierrors.NewConflict(requests, "csr-1", nil), 0},
-		"no answer":  {func(*request) {}, errors.New("no answer"), 0},
-		"denied":     {malformedRequest, nil, 0},
-		"no opinion": {with("Approved"), nil, 0},
-	} {
-		p := newParts(t, object(t, test.change))
-		p.grants, p.writeFault, p.reconciler.Denial = []string{"nodeclient"}, test.writeFault, DenialPermanent
-		calls := 0
-		p.reconciler.Approved = func(judged, approved *request) {
-			calls++
-			if judged.UID != p.served.UID || !csr.Undecided(judged) || csr.StateOf(approved) != csr.Approved {
-				t.Errorf("%s: judged %+v, approved %+v", name, judged.Status, approved.Status)
-			}
-		}
-		_, _ = p.reconcile(t)
-		if calls != test.want {
-			t.Errorf("%s: %d calls, want %d", name, calls, test.want)
-		}
 	}
 }
 

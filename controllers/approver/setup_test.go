@@ -4,16 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -27,13 +26,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -77,11 +72,6 @@ func recordedManager(t *testing.T) *recorded {
 	return &recorded{Manager: unreachable(t), log: logr.Discard()}
 }
 
-// slowly is a source that is asked in the background.
-type slowly struct{ askedOf }
-
-func (*slowly) Concurrency() int { return 1 }
-
 // builds returns a SourceBuilder of source.
 func builds(source inventory.Source, err error) SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
@@ -89,44 +79,29 @@ func builds(source inventory.Source, err error) SourceBuilder {
 	}
 }
 
-// TestSetupFollowsFromTheRules checks which watches and pools are added to the manager. Until these have been read,
-// requests must wait.
+// TestSetupFollowsFromTheRules checks which watches are added to the manager.
 func TestSetupFollowsFromTheRules(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		rules   func(*Inventory) []Rule
 		sources []SourceBuilder
-
-		reviews, background, expecting int
-		services, leases               bool
-		runs                           []string // beside the pools of reviews and the controller itself
-		fails                          string
+		runs    []string // beside the controller itself
+		fails   string
 	}{
 		"client certificates": {
-			rules: func(*Inventory) []Rule { return []Rule{NodeClient()} }, reviews: 2, runs: []string{"*node.Source"},
-		},
-		"permissions of several rules": {
-			rules: func(*Inventory) []Rule {
-				again := NodeClient()
-				more := again.Recognisers[0]
-				more.Permission.Subresource = "other"
-				again.SignerName, again.Recognisers = "example.com/again", append(again.Recognisers, more)
-				return []Rule{NodeClient(), again}
-			},
-			reviews: 3, runs: []string{"*node.Source"},
+			rules: func(*Inventory) []Rule { return []Rule{NodeClient()} }, runs: []string{"*node.Source"},
 		},
 		"serving certificates": {
-			rules:    func(i *Inventory) []Rule { return []Rule{KubeletServing(Serving{Inventory: i})} },
-			sources:  []SourceBuilder{builds(&slowly{}, nil), builds(&askedOf{}, nil), NodeSource},
-			services: true, background: 1, expecting: 2,
-			runs: []string{"*approver.nodeComparison", "*inventory.Background", "*node.APIServers", "*node.Source"},
+			rules:   func(i *Inventory) []Rule { return []Rule{KubeletServing(Serving{Inventory: i})} },
+			sources: []SourceBuilder{builds(&askedOf{}, nil), NodeSource},
+			runs:    []string{"*node.APIServers", "*node.Source"},
 		},
 		"first certificates by the inventory": {
 			rules: func(i *Inventory) []Rule {
 				return []Rule{BoundNodeClient(Bootstrap{Inventory: i, Policy: BootstrapPolicy{Expected: true}})}
 			},
-			sources: []SourceBuilder{builds(&askedOf{}, nil)}, reviews: 2, expecting: 1, leases: true,
-			runs: []string{"*informer.Informer[*k8s.io/api/core/v1.ConfigMap]", "*node.Source", "*nodeidentity.Leases"},
+			sources: []SourceBuilder{builds(&askedOf{}, nil)},
+			runs:    []string{"*informer.Informer[*k8s.io/api/core/v1.ConfigMap]", "*node.Source", "*nodeidentity.Leases"},
 		},
 		"a source that can't be built": {
 			rules:   func(i *Inventory) []Rule { return []Rule{KubeletServing(Serving{Inventory: i})} },
@@ -144,7 +119,7 @@ func TestSetupFollowsFromTheRules(t *testing.T) {
 			i := &Inventory{Sources: test.sources}
 			r := &Reconciler{Inventory: i, Rules: test.rules(i)}
 			mgr := recordedManager(t)
-			err := r.SetupWithManager(mgr, controller.Options{})
+			err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{})
 			if test.fails != "" {
 				if err == nil || !strings.Contains(err.Error(), test.fails) {
 					t.Errorf("error %v, want %q", err, test.fails)
@@ -154,67 +129,13 @@ func TestSetupFollowsFromTheRules(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if len(r.reviews) != test.reviews || len(i.background) != test.background || len(i.expecting) != test.expecting {
-				t.Errorf("%d pools of reviews, %d sources in the background, %d that expect nodes; want %d, %d, %d",
-					len(r.reviews), len(i.background), len(i.expecting), test.reviews, test.background, test.expecting)
-			}
-			if services, leases := i.apiServers != nil, i.leases != nil; services != test.services || leases != test.leases {
-				t.Errorf("Services %t, want %t; Leases %t, want %t", services, test.services, leases, test.leases)
-			}
-			runs := slices.DeleteFunc(mgr.runs, func(name string) bool {
-				return strings.HasPrefix(name, "*pending.Calls") || strings.HasPrefix(name, "*controller.")
-			})
+			runs := slices.DeleteFunc(mgr.runs, func(name string) bool { return strings.HasPrefix(name, "*controller.") })
 			slices.Sort(runs)
 			if !slices.Equal(runs, test.runs) {
 				t.Errorf("the manager runs %q, want %q", runs, test.runs)
 			}
 			if i.Tried(t.Context()) {
 				t.Error("the inventory counts as read before it runs")
-			}
-			if _, err := i.leftOut(t.Context()); !errors.Is(err, informer.ErrNotRead) {
-				t.Errorf("the comparison of Nodes says %v before they are read", err)
-			}
-		})
-	}
-}
-
-// TestInventoryWaitsUntilItIsRead checks that requests are not judged while the inventory starts, and that they are
-// enqueued when that ends.
-func TestInventoryWaitsUntilItIsRead(t *testing.T) {
-	t.Parallel()
-	i := &Inventory{Sources: []SourceBuilder{NodeSource}}
-	if err := i.Unavailable(t.Context(), &csr.Request{}); !errors.Is(err, errNotRunning) {
-		t.Errorf("without a manager: %v", err)
-	}
-	r := &Reconciler{Inventory: i, Rules: []Rule{KubeletServing(Serving{Inventory: i})}}
-	if err := r.SetupWithManager(unreachable(t), controller.Options{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := i.Unavailable(t.Context(), &csr.Request{}); !errors.Is(err, informer.ErrNotRead) {
-		t.Errorf("before the Nodes are read: %v", err)
-	}
-	hung := time.AfterFunc(time.Minute, func() { panic("the wait for the inventory does not end") })
-	defer hung.Stop()
-	for name, end := range map[string]func(cancel func()){
-		"the controller ends": func(cancel func()) { cancel() },
-		"ten seconds pass":    func(func()) { <-time.After(10 * time.Second) },
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			ctx, cancel := context.WithCancel(t.Context())
-			defer cancel()
-			var enqueued atomic.Bool
-			if err := i.firstRead(func(workQueue) { enqueued.Store(true) }).Start(ctx, nil); err != nil {
-				t.Fatal(err)
-			}
-			<-time.After(10*time.Second - 1)
-			synctest.Wait()
-			if !i.reading.Load() || enqueued.Load() {
-				t.Errorf("%s: the inventory is not read yet, and requests do not wait for it", name)
-			}
-			end(cancel)
-			synctest.Wait()
-			if i.reading.Load() || !enqueued.Load() {
-				t.Errorf("%s: requests wait for an inventory that is not read any more", name)
 			}
 		})
 	}
@@ -238,7 +159,7 @@ func TestWarningIfOnlyNodesAreTrusted(t *testing.T) {
 		mgr.log = funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
 		i := &Inventory{Sources: test.sources}
 		r := &Reconciler{Inventory: i, Rules: []Rule{KubeletServing(Serving{Inventory: i})}}
-		if err := r.SetupWithManager(mgr, controller.Options{}); err != nil {
+		if err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{}); err != nil {
 			t.Fatal(err)
 		}
 		warned := slices.ContainsFunc(logged, func(line string) bool {
@@ -290,102 +211,115 @@ func TestDenialIsChecked(t *testing.T) {
 	}
 }
 
-// TestNodeComparisonEndsWithItsContext checks that the comparison of Nodes reports nothing while Nodes are unknown, and
-// that it ends without an error.
-func TestNodeComparisonEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	i := &Inventory{Sources: []SourceBuilder{NodeSource}}
-	r := &Reconciler{Inventory: i, Rules: []Rule{KubeletServing(Serving{Inventory: i})}}
-	if err := r.SetupWithManager(unreachable(t), controller.Options{}); err != nil {
-		t.Fatal(err)
+// queueOf returns an empty work queue.
+func queueOf(t *testing.T) workQueue {
+	t.Helper()
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[fairqueue.Key]())
+	t.Cleanup(queue.ShutDown)
+	return queue
+}
+
+// queued returns the names of the queued requests, in order of their names.
+func queued(queue workQueue) string {
+	var names []string
+	for queue.Len() > 0 {
+		key, _ := queue.Get()
+		queue.Done(key)
+		names = append(names, key.Name)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
-	comparison := &nodeComparison{inventory: i}
-	if err := comparison.Start(ctx); err != nil || comparison.reported != nil {
-		t.Errorf("error %v, reported %v", err, comparison.reported)
+	slices.Sort(names)
+	return strings.Join(names, " ")
+}
+
+// TestEventsQueueWhatIsUndecided checks which events of requests queue them, and that decided requests leave the index.
+func TestEventsQueueWhatIsUndecided(t *testing.T) {
+	t.Parallel()
+	r := &Reconciler{Rules: []Rule{NodeClient()}}
+	events, queue := r.events(), queueOf(t)
+	obj := object(t)
+	events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
+	if got := queued(queue); got != "csr-1" || len(r.waiting.All()) != 1 {
+		t.Errorf("new: queued %q, %d wait", got, len(r.waiting.All()))
+	}
+	for name, changed := range map[string]*request{
+		"approved": object(t, with("Approved")), "denied": object(t, with("Denied")),
+		"issued":         object(t, func(obj *request) { obj.Status.Certificate = []byte("x") }),
+		"another signer": object(t, func(obj *request) { obj.Spec.SignerName = "example.com/other" }),
+	} {
+		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: obj}, queue)
+		if got := queued(queue); got != "csr-1" {
+			t.Errorf("before it is %s: queued %q", name, got)
+		}
+		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: changed}, queue)
+		if got := queued(queue); got != "" || len(r.waiting.All()) > 0 {
+			t.Errorf("%s: queued %q, %d wait", name, got, len(r.waiting.All()))
+		}
+	}
+	events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: obj}, queue)
+	events.Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: obj}, queue)
+	if len(r.waiting.All()) > 0 {
+		t.Error("a deleted request still waits")
 	}
 }
 
-// TestBlockListChangesWakeRequests checks that a change of the block list enqueues all undecided requests.
-func TestBlockListChangesWakeRequests(t *testing.T) {
+// TestChangesWakeThoseThatWait checks which requests a change of the inventory wakes, that changes are gathered, and that
+// of one lane only the newest requests are woken.
+func TestChangesWakeThoseThatWait(t *testing.T) {
 	t.Parallel()
-	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
-	queue := newTestQueue(t)
-	r := &Reconciler{Rules: []Rule{NodeClient()}, BlockList: list}
-	mgr := recordedManager(t)
-	err := r.SetupWithManager(mgr, controller.Options{
-		NewQueue: func(string, workqueue.TypedRateLimiter[reconcile.Request]) workqueue.TypedRateLimitingInterface[reconcile.Request] {
-			return queue
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
+	named := func(name, node string, created int, addresses ...string) *request {
+		return object(t, user("system:node:"+node), says(t, nodeTemplate(node, addresses...)), func(obj *request) {
+			obj.Name, obj.UID, obj.Spec.SignerName = name, types.UID(name), servingSigner
+			obj.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(created) * time.Second))
+		})
 	}
-	r.Track(object(t))
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		_ = mgr.added[len(mgr.added)-1].Start(ctx) // the API server does not answer
-	}()
-	t.Cleanup(func() { cancel(); <-ended })
-	for i := 0; queue.Len() == 0; i++ { // the controller starts its sources in the background
-		if i == 1000 {
-			t.Fatal("a change of the block list wakes no request")
+	synctest.Test(t, func(t *testing.T) {
+		r := &Reconciler{Rules: []Rule{NodeClient(), KubeletServing(Serving{})}}
+		queue, wake := queueOf(t), newWakeUps()
+		events := r.events()
+		for _, obj := range []*request{
+			named("a1", "a", 1, "10.0.0.1"), named("a2", "a", 2, "10.0.0.1"), named("a3", "a", 3), named("a4", "a", 4),
+			named("b1", "b", 1, "10.0.0.1", "10.0.0.2"), named("c1", "c", 1, "10.0.0.3"), object(t),
+		} {
+			events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
 		}
-		obj := &corev1.ConfigMap{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": fmt.Sprintf("node-%d", i)},
-		}
-		if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
+		queued(queue)
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := wake.source(&r.waiting).Start(ctx, queue); err != nil {
 			t.Fatal(err)
 		}
-		<-time.After(10 * time.Millisecond)
-	}
-	if got := woken(queue); got != "csr-1" {
-		t.Errorf("woken are %q", got)
-	}
+		for name, test := range map[string]struct {
+			change func()
+			want   string
+		}{
+			"a node":                      {func() { wake.node("b") }, "b1"},
+			"two nodes":                   {func() { wake.node("b"); wake.node("c"); wake.node("b") }, "b1 c1"},
+			"a node with many requests":   {func() { wake.node("a") }, "a2 a3 a4"},
+			"all nodes":                   {func() { wake.node("") }, "a2 a3 a4 b1 c1"},
+			"an address":                  {func() { wake.free(sans("10.0.0.1")) }, "a1 a2 b1"},
+			"an address that none asks":   {func() { wake.free(sans("10.9.9.9")) }, ""},
+			"more than can be gathered":   {func() { wake.free(many(mostMarks + 1)) }, "a2 a3 a4 b1 c1"},
+			"a node that nobody asks for": {func() { wake.node("z") }, ""},
+		} {
+			test.change()
+			synctest.Wait()
+			if queue.Len() > 0 {
+				t.Errorf("%s: woken before changes were gathered", name)
+			}
+			time.Sleep(2 * gatherFor)
+			if got := queued(queue); got != test.want {
+				t.Errorf("%s: woken %q, want %q", name, got, test.want)
+			}
+		}
+		cancel()
+		synctest.Wait()
+	})
 }
 
-// TestReplacedRequestIsForgotten checks that the answers for a request are dropped if an update shows another request of
-// its name, and only then.
-func TestReplacedRequestIsForgotten(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		old := object(t)
-		replaced := object(t)
-		replaced.UID = "another"
-		p := newParts(t, old)
-		answered := p.reviewedBeside(t)
-		req := parse(t, old)
-		review := func() bool {
-			t.Helper()
-			_, err := p.reconciler.allowed(t.Context(), req, createPermission("nodeclient"))
-			if waiting := (*pending.Waiting)(nil); err != nil && !errors.As(err, &waiting) {
-				t.Fatal(err)
-			}
-			answered()
-			return err == nil
-		}
-		if review() || !review() {
-			t.Fatal("the second review has no answer from the first")
-		}
-		events := p.reconciler.queued()
-		for name, test := range map[string]struct {
-			change event.UpdateEvent
-			kept   bool
-		}{
-			"changed":                     {event.UpdateEvent{ObjectOld: old, ObjectNew: old.DeepCopy()}, true},
-			"replaced":                    {event.UpdateEvent{ObjectOld: old, ObjectNew: replaced}, false},
-			"without the earlier version": {event.UpdateEvent{ObjectNew: replaced}, true},
-		} {
-			if !events.Update(test.change) {
-				t.Errorf("%s: it is not queued", name)
-			}
-			if kept := review(); kept != test.kept {
-				t.Errorf("%s: the answer is kept: %t, want %t", name, kept, test.kept)
-			}
-			review()
-		}
-	})
+// many returns n addresses.
+func many(n int) []san.SAN {
+	all := make([]san.SAN, n)
+	for i := range all {
+		all[i] = san.FromIP(net.IPv4(11, byte(i>>16), byte(i>>8), byte(i)))
+	}
+	return all
 }
