@@ -26,7 +26,8 @@ type Entry struct {
 	ShortNames bool
 	// Shared reports that other nodes may own the same names and addresses.
 	Shared bool
-	// OwnWord reports that the entry is the Node's own report of itself.
+	// OwnWord reports that the entry is the Node's own report of itself. Then the reports of all Nodes decide, and SANs
+	// is only for messages. Callers must not change SANs, because a cache holds it.
 	OwnWord bool
 
 	// Bound names the node that the machine has become, or is empty.
@@ -59,16 +60,16 @@ func (e *Entry) Owns(value san.SAN) bool {
 	return false
 }
 
-// Shares reports whether other nodes may also own value, which the node owns. They may if it is in a CIDR or below a
-// suffix, or if the entry is shared. Then the reports of their Nodes decide.
-func (e *Entry) Shares(value san.SAN) bool { return e.Shared || !e.lists(value) }
-
+// lists reports whether the entry names value itself, not only a CIDR or a suffix that covers it.
 func (e *Entry) lists(value san.SAN) bool {
 	for _, own := range e.SANs {
 		if own == value {
 			return true
 		}
-		if first, _, found := strings.Cut(own.Name, "."); e.ShortNames && found && value.Name == first {
+		if !e.ShortNames || own.Name == "" {
+			continue
+		}
+		if first, _, found := strings.Cut(own.Name, "."); found && value.Name == first {
 			return true
 		}
 	}
@@ -86,21 +87,21 @@ func (e *Entry) For(node string) *Entry {
 	return e
 }
 
-// String lists the names and addresses of the node, for messages.
+// String lists the first names and addresses of the node, for messages. A Node may report tens of thousands.
 func (e *Entry) String() string {
 	const most = 12
 	var all []string
-	for _, own := range e.SANs {
+	for _, own := range e.SANs[:min(most, len(e.SANs))] {
 		all = append(all, own.String())
 	}
-	for _, prefix := range e.Prefixes {
+	for _, prefix := range e.Prefixes[:min(most-len(all), len(e.Prefixes))] {
 		all = append(all, prefix.String())
 	}
-	for _, suffix := range e.Suffixes {
+	for _, suffix := range e.Suffixes[:min(most-len(all), len(e.Suffixes))] {
 		all = append(all, "*."+suffix)
 	}
-	if more := len(all) - most; more > 0 {
-		all = append(all[:most], fmt.Sprintf("and %d more", more))
+	if more := len(e.SANs) + len(e.Prefixes) + len(e.Suffixes) - len(all); more > 0 {
+		all = append(all, fmt.Sprintf("and %d more", more))
 	}
 	return fmt.Sprintf("%q", all)
 }

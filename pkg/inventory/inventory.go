@@ -1,8 +1,8 @@
 // Package inventory knows nodes: the names and addresses that belong to a node, and whether the node is expected.
-// Sources are asked in order, strongest first. The first source that knows the node answers alone.
+// Sources are asked in order, strongest first. The first source that knows the node decides.
 //
-// This package holds the parts that all sources share: Source, Entry, Background for slow sources, and Ownership,
-// which decides who owns a name that several Nodes report. It does no I/O, and does not import the packages below it.
+// This package holds the parts that all sources share: Source, Entry, Limited for slow sources, and Sources.Claim, which
+// decides who owns a name or an address. It does no I/O, and does not import the packages below it.
 //
 // These packages hold the sources. node trusts the reports of Nodes, and knows the names of the API server itself.
 // machine reads the Machines of Cluster API and others. static has rows that an administrator wrote. webhook asks a
@@ -13,12 +13,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/clock"
-
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
@@ -39,13 +36,6 @@ type Owner interface {
 	// text. A value that several nodes may have, such as an address in a CIDR, has no owner. An error means that the
 	// source can't answer.
 	Owner(value san.SAN) (string, error)
-}
-
-// NodeReports is the Source that trusts the reports of Nodes about themselves.
-type NodeReports interface {
-	Source
-	// Reported returns the names and addresses that a Node reports. An error means that they are unknown.
-	Reported(node string) ([]san.SAN, error)
 }
 
 // ErrElsewhere is the error of a source that only the manager can ask.
@@ -103,10 +93,9 @@ func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Fou
 	return Found{}, nil
 }
 
-// Owner describes the node or machine to which one of the first stronger sources assigns value. Only sources that
-// implement Owner count. The Node of the owner need not exist yet. The text is empty if there is no owner. An error
-// is always an *Unavailable.
-func (s Sources) Owner(value san.SAN, stronger int) (string, error) {
+// owner describes the node or the machine to which one of the first stronger sources assigns value alone. Only sources
+// that implement Owner count. The Node of the owner need not exist yet.
+func (s Sources) owner(value san.SAN, stronger int) (string, error) {
 	for _, source := range s[:stronger] {
 		owner, can := source.(Owner)
 		if !can {
@@ -123,35 +112,6 @@ func (s Sources) Owner(value san.SAN, stronger int) (string, error) {
 	return "", nil
 }
 
-// Claimant is Lookup in the first sources only, for a Node that reports a value that another node requests. If the
-// Node itself is the source, the Entry does not repeat its report, which may have tens of thousands of values.
-func (s Sources) Claimant(ctx context.Context, node string, first int, req *csr.Request) (Found, error) {
-	for rank, source := range s[:first] {
-		if _, reports := source.(NodeReports); reports {
-			return Found{Entry: &Entry{Source: "Node " + node, OwnWord: true, Bound: node}, Rank: rank}, nil
-		}
-		found, err := s[rank:rank+1].Lookup(ctx, node, req)
-		if err != nil {
-			return Found{}, err
-		}
-		if found.Entry != nil {
-			return Found{Entry: found.Entry, Rank: rank}, nil
-		}
-	}
-	return Found{}, nil
-}
-
-// NamesOwners reports whether Owner knows every value that the first sources assign to one node alone.
-func (s Sources) NamesOwners(first int) bool {
-	for _, source := range s[:first] {
-		_, owner := source.(Owner)
-		if _, reports := source.(NodeReports); !owner && !reports {
-			return false
-		}
-	}
-	return true
-}
-
 // Keys returns the keys of names and addresses in an index.
 func Keys(sans []san.SAN) []string {
 	all := make([]string, len(sans))
@@ -164,43 +124,64 @@ func Keys(sans []san.SAN) []string {
 // MaxLookupTime bounds how long one lookup in a Slow source may take.
 const MaxLookupTime = 30 * time.Second
 
-// Slow is a Source that waits for another server. A controller asks it through a Background.
+// Slow is a Source that waits for another server. Its Lookup must end with its context.
 type Slow interface {
 	Source
-	// Concurrency returns the maximum number of concurrent lookups.
+	// Concurrency returns how many lookups the server may get at once.
 	Concurrency() int
 }
 
-// Background asks a Slow source in its own goroutines, so that no worker of a controller waits for the source.
-// Requesters take turns, and one requester uses at most half of all lookups.
-type Background struct {
+// ErrBusy is the error of a Limited source while all its places are taken.
+var ErrBusy = errors.New("too many requests wait for its answer")
+
+// Limited returns source with a limit of concurrent lookups, so that a source that does not answer takes no more than
+// that many workers. One requester gets at most half of the places. Lookup never waits for a place: its error is then
+// ErrBusy.
+func Limited(source Slow, places int) Source {
+	return &limited{Slow: source, places: max(1, min(places, source.Concurrency())), held: map[string]int{}}
+}
+
+type limited struct {
 	Slow
-	calls pending.Calls[*Entry]
+	places int
+
+	mu    sync.Mutex
+	taken int
+	held  map[string]int // places by requester
 }
 
-// NewBackground returns a Background that works while Start runs. It calls answered with the name of each request
-// whose lookup has returned. From then on, Lookup returns the answer.
-func NewBackground(source Slow, passed clock.PassiveClock, answered func(request string)) *Background {
-	return &Background{source, pending.Calls[*Entry]{
-		Limit: source.Concurrency(), PerRequester: max(1, source.Concurrency()/2),
-		Timeout: MaxLookupTime, Clock: passed, Answered: answered,
-	}}
+// Lookup implements Source.
+func (l *limited) Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error) {
+	requester := ""
+	if req != nil {
+		requester = req.Requester.Username
+	}
+	if !l.enter(requester) {
+		return nil, ErrBusy
+	}
+	defer l.leave(requester)
+	ctx, cancel := context.WithTimeout(ctx, MaxLookupTime)
+	defer cancel()
+	return l.Slow.Lookup(ctx, node, req)
 }
 
-// NeedLeaderElection returns false, because a standby that works early asks too. Without questions it makes no call.
-func (*Background) NeedLeaderElection() bool { return false }
-
-// Start runs lookups until ctx ends.
-func (b *Background) Start(ctx context.Context) error { return b.calls.Start(ctx) }
-
-// Lookup implements Source. Its error is a *pending.Waiting until the source has answered.
-func (b *Background) Lookup(_ context.Context, node string, req *csr.Request) (*Entry, error) {
-	return b.calls.Answer(pending.Question[*Entry]{
-		Request: req.Name, UID: req.UID, Requester: pending.DigestOf(req.Requester.Username),
-		Text: fmt.Sprintf("%s %s", req.UID, node), // a source may answer each request differently
-		Ask:  func(ctx context.Context) (*Entry, error) { return b.Slow.Lookup(ctx, node, req) },
-	})
+// enter takes a place, if there is one for requester.
+func (l *limited) enter(requester string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.taken >= l.places || l.held[requester] >= max(1, l.places/2) {
+		return false
+	}
+	l.taken++
+	l.held[requester]++
+	return true
 }
 
-// Forget drops the answers for a request that was decided or will be judged again.
-func (b *Background) Forget(request types.UID) { b.calls.Forget(request) }
+func (l *limited) leave(requester string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.taken--
+	if l.held[requester]--; l.held[requester] == 0 {
+		delete(l.held, requester)
+	}
+}

@@ -3,8 +3,13 @@ package inventory_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -45,20 +50,19 @@ func TestEntryOwns(t *testing.T) {
 			t.Errorf("%s: %t, with short names %t", text, entry.Owns(value), short.Owns(value))
 		}
 	}
-	shared := inventory.Entry{SANs: entry.SANs, Shared: true}
-	for text, want := range map[string]struct{ entry, short, shared bool }{
-		"10.0.0.1": {false, false, true}, "node-1.example.com": {false, false, true}, "node-1": {true, false, true},
-		"10.1.0.1": {true, true, true}, "x.nodes.example.org": {true, true, true},
-	} {
-		value := san.Parse(text)
-		if entry.Shares(value) != want.entry || short.Shares(value) != want.short || shared.Shares(value) != want.shared {
-			t.Errorf("%s: shared %t, with short names %t, of a pattern %t", text, entry.Shares(value), short.Shares(value), shared.Shares(value))
-		}
-	}
 	if entry.Owns(san.SAN{}) || (&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(san.SAN{}) {
 		t.Error("somebody owns nothing")
 	}
 }
+
+// owner is a source that knows the owner of a name.
+type owner struct {
+	source
+	who string
+	err error
+}
+
+func (o owner) Owner(san.SAN) (string, error) { return o.who, o.err }
 
 type source struct {
 	entry *inventory.Entry
@@ -105,33 +109,110 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 	}
 }
 
-// owner is a source that knows the owner of a name.
-type owner struct {
-	source
-	who string
-	err error
-}
-
-func (o owner) Owner(san.SAN) (string, error) { return o.who, o.err }
-
-func TestOwnerByAStrongerSource(t *testing.T) {
-	t.Parallel()
-	down := errors.New("down")
-	for name, test := range map[string]struct {
-		sources  inventory.Sources
-		stronger int
-		want     string
-		err      error
-	}{
-		"none is stronger":         {inventory.Sources{owner{who: "a"}}, 0, "", nil},
-		"the strongest that knows": {inventory.Sources{owner{}, owner{who: "a"}, owner{who: "b"}}, 3, "a", nil},
-		"only a weaker one knows":  {inventory.Sources{owner{}, owner{who: "a"}}, 1, "", nil},
-		"one that is no Owner":     {inventory.Sources{source{}, owner{who: "a"}}, 2, "a", nil},
-		"one is down":              {inventory.Sources{owner{err: down}, owner{who: "a"}}, 2, "", down},
+// TestEntryInMessages checks that a message shows the first names and addresses of a node, however many it has.
+func TestEntryInMessages(t *testing.T) { // not in parallel, because it counts allocations
+	few := inventory.Entry{
+		SANs: []san.SAN{san.Parse("a.example.com")}, Suffixes: []string{"example.org"}, Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")},
+	}
+	many := inventory.Entry{Suffixes: few.Suffixes, Prefixes: few.Prefixes}
+	for i := range 25_000 {
+		many.SANs = append(many.SANs, san.SAN{Address: netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})})
+	}
+	twelve := `["10.1.0.0" "10.1.0.1" "10.1.0.2" "10.1.0.3" "10.1.0.4" "10.1.0.5" "10.1.0.6" "10.1.0.7" "10.1.0.8" "10.1.0.9" "10.1.0.10" "10.1.0.11"`
+	exact := inventory.Entry{SANs: many.SANs[:11], Prefixes: few.Prefixes, Suffixes: few.Suffixes}
+	for want, entry := range map[string]*inventory.Entry{
+		`[]`: {}, `["a.example.com" "10.1.0.0/16" "*.example.org"]`: &few, twelve + ` "and 24990 more"]`: &many, twelve + `]`: {SANs: many.SANs[:12]},
+		strings.Replace(twelve, "10.1.0.11", "10.1.0.0/16", 1) + ` "and 1 more"]`: &exact,
 	} {
-		got, err := test.sources.Owner(san.Parse("10.0.0.1"), test.stronger)
-		if got != test.want || !errors.Is(err, test.err) {
-			t.Errorf("%s: %q, %v", name, got, err)
+		if got := entry.String(); got != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
+	if allocations := testing.AllocsPerRun(10, func() { _ = many.String() }); allocations > 100 {
+		t.Errorf("%v allocations for a Node with 25,000 addresses", allocations)
+	}
+}
+
+// slow is a Slow source whose lookups wait until the test ends them, or until their context ends.
+type slow struct {
+	source
+	end     chan struct{}
+	running atomic.Int32
+}
+
+func (*slow) Concurrency() int { return 32 }
+
+func (s *slow) Lookup(ctx context.Context, _ string, _ *csr.Request) (*inventory.Entry, error) {
+	s.running.Add(1)
+	defer s.running.Add(-1)
+	select {
+	case <-s.end:
+		return s.entry, s.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func requestOf(user string) *csr.Request {
+	return &csr.Request{Requester: csr.Requester{Username: user}}
+}
+
+// TestLimitedNeverWaitsForAPlace checks that lookups beyond the places fail at once, that one requester gets at most
+// half of the places, and that a place is free again after its lookup.
+func TestLimitedNeverWaitsForAPlace(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ places, all, each int }{{8, 8, 4}, {5, 5, 2}, {1, 1, 1}, {0, 1, 1}, {100, 32, 16}} {
+		synctest.Test(t, func(t *testing.T) {
+			asked := &slow{source: source{entry: &inventory.Entry{}}, end: make(chan struct{})}
+			limited := inventory.Limited(asked, test.places)
+			var busy atomic.Int32
+			start := func(user string, count int) {
+				t.Helper()
+				for range count {
+					go func() {
+						if _, err := limited.Lookup(t.Context(), "a", requestOf(user)); errors.Is(err, inventory.ErrBusy) {
+							busy.Add(1)
+						} else if err != nil {
+							t.Error(err)
+						}
+					}()
+				}
+				synctest.Wait()
+			}
+			start("hostile", 100)
+			if got := int(asked.running.Load()); got != test.each || int(busy.Load()) != 100-test.each {
+				t.Errorf("of %d places one requester has %d, and %d lookups are refused", test.places, got, busy.Load())
+			}
+			for i := range 100 {
+				start(fmt.Sprint("other-", i), 1)
+			}
+			if got := int(asked.running.Load()); got != test.all {
+				t.Errorf("of %d places %d are taken, want %d", test.places, got, test.all)
+			}
+			close(asked.end)
+			synctest.Wait()
+			busy.Store(0)
+			start("hostile", 1)
+			if asked.running.Load() != 0 || busy.Load() != 0 {
+				t.Errorf("%d lookups run, %d are refused after all have ended", asked.running.Load(), busy.Load())
+			}
+		})
+	}
+}
+
+// TestLimitedEndsALookup checks that a lookup ends after MaxLookupTime, and that its error names the source.
+func TestLimitedEndsALookup(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		sources := inventory.Sources{inventory.Limited(&slow{}, 2)}
+		_, err := sources.Lookup(t.Context(), "a", requestOf("alice"))
+		unavailable := (*inventory.Unavailable)(nil)
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &unavailable) || unavailable.Source != "test" {
+			t.Errorf("error %v", err)
+		}
+		if took := time.Since(began); took != inventory.MaxLookupTime {
+			t.Errorf("it ended after %s", took)
+		}
+	})
 }
