@@ -34,12 +34,6 @@ func (e *Explainer) cleaner(p *page, f *Findings) {
 		keep = e.options.Cleaner.Retention.Default
 	}
 	because(p, f, keep, at)
-	if after := e.options.Cleaner.SupersededAfter; after > 0 {
-		if _, can := e.options.Cleaner.RequestLimits.Supersedable(f.obj); can {
-			p.row("or sooner", fmt.Sprintf("cleaning.supersededAfter: %s after the same requester has made a newer request "+
-				"for this node and signer, if that one is pending then", hours(after)))
-		}
-	}
 	dryRun(p, e.options.Cleaner.DryRun)
 }
 

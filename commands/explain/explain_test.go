@@ -133,7 +133,6 @@ func otherScenarios(t testing.TB) map[string]scenario {
 		"no-ca-configured":        {obj: explainRequest(t, autoApproved), noCA: true},
 		"blocked-another":         {obj: explainRequest(t, autoApproved), args: blocking, stored: []client.Object{goodSecret(t), blockedNodes("b")}},
 		"dry-run":                 {obj: explainRequest(t), args: []string{"--dry-run=*"}, grants: []string{"nodeclient"}},
-		"superseding":             {obj: explainRequest(t), args: []string{"--config=testdata/superseded.yaml"}},
 		"switched-off":            {obj: explainRequest(t), args: []string{"--controllers=signer"}},
 		"offline":                 {obj: explainRequest(t), file: true},
 		"offline-serving":         {obj: explainRequest(t, forSigner(kubeletServing, signature, serverAuth), ofNodeA, asking(t, nodeServing())), file: true, args: servingOn},
