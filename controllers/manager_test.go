@@ -1,16 +1,30 @@
 package controllers
 
 import (
-	"slices"
+	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"k8s.io/apimachinery/pkg/types"
+	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 func TestSetupOfNothing(t *testing.T) {
@@ -28,109 +42,209 @@ func TestSetupNamesTheController(t *testing.T) {
 	}
 }
 
-func TestAControllersOwnClockStays(t *testing.T) {
+// TestClocks checks which clocks a controller gets.
+func TestClocks(t *testing.T) {
 	t.Parallel()
-	own, shared := clocktesting.NewFakePassiveClock(time.Time{}), clocktesting.NewFakeClock(time.Time{})
-	if firstClock(own, shared) != own || firstClock(nil, shared) != shared || firstClock(nil, nil) != nil {
-		t.Error("another clock")
-	}
-}
-
-// Errors are retried after 100 ms. Each pause is a third longer than the last, up to a minute. A request with ten
-// faults in a row waits for less than six seconds in total.
-func TestRetriesAndWorkers(t *testing.T) {
-	t.Parallel()
-	options := Options{}.controller(0, 5, nil, nil)
-	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
-	var pauses []time.Duration
-	var first10 time.Duration
-	for i := range 30 {
-		pauses = append(pauses, options.RateLimiter.When(key))
-		if i < 10 {
-			first10 += pauses[i]
+	own, shared := clocktesting.NewFakePassiveClock(noon), clocktesting.NewFakeClock(noon.Add(time.Hour))
+	given, mine := servertime.Of(own), servertime.Of(shared)
+	for name, test := range map[string]struct {
+		options    Options
+		serverTime *servertime.Clock
+		own        clock.PassiveClock
+		wantServer *servertime.Clock // nil means a new one that shows own
+		want       clock.PassiveClock
+	}{
+		"nothing is set":                {options: Options{ServerTime: given}, wantServer: given},
+		"a shared clock":                {options: Options{ServerTime: given, Clock: shared}, wantServer: given, want: shared},
+		"a clock of its own":            {options: Options{ServerTime: mine, Clock: shared}, own: own, want: own},
+		"a server time of its own":      {options: Options{ServerTime: given, Clock: shared}, serverTime: mine, wantServer: mine, want: shared},
+		"a clock and a server time too": {options: Options{ServerTime: given}, serverTime: mine, own: own, wantServer: mine, want: own},
+	} {
+		serverTime, used := test.options.clocks(test.serverTime, test.own)
+		if used != test.want {
+			t.Errorf("%s: another clock", name)
+		}
+		if test.wantServer == nil && !serverTime.Latest().Equal(own.Now()) || test.wantServer != nil && serverTime != test.wantServer {
+			t.Errorf("%s: ages count by another clock", name)
 		}
 	}
-	if pauses[0] != 100*time.Millisecond || pauses[1].Round(time.Millisecond) != 133*time.Millisecond || first10 > 6*time.Second || pauses[29] != time.Minute {
-		t.Errorf("pauses %v", pauses)
-	}
-	if failures := options.RateLimiter.NumRequeues(key); failures != 30 {
-		t.Errorf("%d failures", failures)
-	}
-	options.RateLimiter.Forget(key)
-	if again := options.RateLimiter.When(key); again != pauses[0] {
-		t.Errorf("after a success %s", again)
-	}
-	if options.MaxConcurrentReconciles != 50 || options.EnableWarmup == nil || *options.EnableWarmup {
-		t.Errorf("%+v", options)
-	}
-	if options.CacheSyncTimeout < 10*365*24*time.Hour {
-		t.Errorf("the process ends when no cache has been filled for %s", options.CacheSyncTimeout)
-	}
-	if workers := (Options{}).controller(2, 5, nil, nil).MaxConcurrentReconciles; workers != 20 {
-		t.Errorf("%d goroutines", workers)
+}
+
+// atHost is a manager for the API server of a host.
+type atHost struct {
+	manager.Manager
+	host string
+}
+
+func (m atHost) GetConfig() *rest.Config { return &rest.Config{Host: m.host} }
+
+func TestServerTimeIsTheFirstThatIsSet(t *testing.T) {
+	t.Parallel()
+	given, fake := servertime.Of(clock.RealClock{}), clocktesting.NewFakeClock(noon)
+	for name, test := range map[string]struct {
+		options Options
+		is      func(*servertime.Clock) bool
+	}{
+		"ServerTime": {Options{ServerTime: given, Clock: fake}, func(c *servertime.Clock) bool { return c == given }},
+		"Clock":      {Options{Clock: fake}, func(c *servertime.Clock) bool { return c.Latest().Equal(noon) }},
+		"the API server's": {Options{}, func(c *servertime.Clock) bool {
+			_, err := c.Now(t.Context())
+			return err != nil // it does not answer
+		}},
+	} {
+		if err := test.options.setServerTime(atHost{host: "http://127.0.0.1:1"}); err != nil || !test.is(test.options.ServerTime) {
+			t.Errorf("%s: another one; error %v", name, err)
+		}
 	}
 }
 
-// TestHangingItemsHoldUpNoOther checks a queue with two slots. It returns two items at once. It returns a third when
-// one of them is done or has taken longer than a second.
-func TestHangingItemsHoldUpNoOther(t *testing.T) {
+// TestCacheOptionsTrimFinishedAndForeignRequests checks what the manager's cache holds of a request.
+func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
+	t.Parallel()
+	const ours, foreign = "kubernetes.io/kube-apiserver-client-kubelet", "example.com/foreign"
+	all := func(change func(*Options)) Options {
+		o := Options{
+			Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
+			Signer:   &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/custom": {}}},
+			Cleaner:  &cleaner.Reconciler{},
+		}
+		change(&o)
+		return o
+	}
+	for name, test := range map[string]struct {
+		change  func(*Options)
+		signer  string
+		denied  bool
+		trimmed bool
+	}{
+		"pending":                     {signer: ours},
+		"pending, for another signer": {signer: foreign, trimmed: true},
+		"pending, for the signer":     {signer: "example.com/custom"},
+		"denied":                      {signer: ours, denied: true, trimmed: true},
+		"denied, the approver is in a dry run": {
+			change: func(o *Options) { o.Approver.DryRun = true }, signer: ours, denied: true},
+		"denied, the signer is in a dry run": {
+			change: func(o *Options) { o.Signer.DryRun = true }, signer: ours, denied: true},
+		"denied, the cleaner is in a dry run": {
+			change: func(o *Options) { o.Cleaner.DryRun = true }, signer: ours, denied: true},
+		"pending, only the cleaner runs": {
+			change: func(o *Options) { *o = Options{Cleaner: o.Cleaner} }, signer: ours, trimmed: true},
+	} {
+		obj := &certificatesv1.CertificateSigningRequest{}
+		obj.Spec.SignerName, obj.Spec.Request = test.signer, []byte("payload")
+		if test.denied {
+			csr.AddCondition(obj, certificatesv1.CertificateDenied, "Test", "Denied by the test.", noon)
+		}
+		if test.change == nil {
+			test.change = func(*Options) {}
+		}
+		transform := all(test.change).CacheOptions().DefaultTransform
+		if transform != nil {
+			if _, err := transform(obj); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if got := csr.Trimmed(obj); got != test.trimmed {
+			t.Errorf("%s: trimmed %t, want %t", name, got, test.trimmed)
+		}
+	}
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{}}}}
+	same, err := all(func(*Options) {}).CacheOptions().DefaultTransform(secret)
+	if err != nil || same != any(secret) || len(secret.ManagedFields) != 1 {
+		t.Errorf("another kind is changed: %v, error %v", same, err)
+	}
+}
+
+// filling is a cache of a kind that is not installed at first.
+type filling struct {
+	cache.Informers
+	cache.Informer
+	installed atomic.Bool
+	synced    chan struct{}
+}
+
+func (f *filling) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	if !f.installed.Load() {
+		return nil, errors.New("no matches for kind")
+	}
+	return f, nil
+}
+func (f *filling) HasSyncedChecker() toolscache.DoneChecker { return f }
+func (f *filling) Name() string                             { return "test" }
+func (f *filling) Done() <-chan struct{}                    { return f.synced }
+
+// TestReadyWaitsForCaches checks that a missing kind keeps a replica unready, and ends nothing.
+func TestReadyWaitsForCaches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		options := Options{}.controller(2, 1, nil, nil)
-		queue := options.NewQueue("test", options.RateLimiter)
-		taken := make(chan reconcile.Request, 10)
-		for range options.MaxConcurrentReconciles {
-			go func() {
-				for item, shutdown := queue.Get(); !shutdown; item, shutdown = queue.Get() {
-					taken <- item // not done, unless the test does it
-				}
-			}()
-		}
-		for _, name := range []string{"a", "b", "c", "d", "e"} {
-			queue.Add(reconcile.Request{NamespacedName: types.NamespacedName{Name: name}})
-		}
-		var got []string
-		now := func(want ...string) {
+		informers := &filling{synced: make(chan struct{})}
+		c := &caches{cache: informers, kinds: []client.Object{&corev1.Secret{}}, log: logr.Discard()}
+		c.problems.Store("*v1.Secret", errNotReadYet)
+		is := func(want string) {
 			t.Helper()
 			synctest.Wait()
-			for len(taken) > 0 {
-				got = append(got, (<-taken).Name)
+			got := ""
+			if err := c.ready(nil); err != nil {
+				got = err.Error()
 			}
-			if slices.Sort(got); !slices.Equal(got, want) {
-				t.Errorf("taken: %v, want %v", got, want)
+			if got != want {
+				t.Errorf("%q, want %q", got, want)
 			}
 		}
-		now("a", "b")
-		queue.Done(reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}})
-		now("a", "b", "c")
-		time.Sleep(slotTime - time.Millisecond)
-		now("a", "b", "c")
-		time.Sleep(time.Millisecond)
-		now("a", "b", "c", "d", "e")
-		queue.Done(reconcile.Request{NamespacedName: types.NamespacedName{Name: "b"}}) // its slot is already free
-		queue.ShutDown()
-		synctest.Wait()
+		is("the cache of *v1.Secret is not filled: not read yet")
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- c.Start(ctx) }()
+		is("the cache of *v1.Secret is not filled: no matches for kind")
+		time.Sleep(time.Hour)
+		is("the cache of *v1.Secret is not filled: no matches for kind")
+		informers.installed.Store(true)
+		time.Sleep(time.Minute)
+		is("the cache of *v1.Secret is not filled: not read yet")
+		close(informers.synced)
+		is("")
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
 	})
 }
 
-func TestQueueFollowsTheClock(t *testing.T) {
+// TestRequestsAreCounted checks the counts of a manager's requests, whole and trimmed, as they come, change and go.
+func TestRequestsAreCounted(t *testing.T) {
 	t.Parallel()
-	clock := clocktesting.NewFakeClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
-	var wrapped Queue
-	options := Options{Clock: clock, WrapQueue: func(queue Queue) Queue {
-		wrapped = queue
-		return queue
-	}}.controller(1, 1, nil, nil)
-	queue := options.NewQueue("test", options.RateLimiter)
-	defer queue.ShutDown()
-	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "a"}}
-	queue.AddAfter(key, time.Hour)
-	if wrapped == nil || wrapped.Len() != 0 {
-		t.Fatalf("wrapped %v", wrapped)
+	s := &requestsSource{now: func() time.Time { return noon.Add(time.Minute) }, signers: map[string]bool{"example.com/ours": true}}
+	made := func(signerName string, age time.Duration) *certificatesv1.CertificateSigningRequest {
+		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(noon.Add(-age))}}
+		obj.Spec.SignerName, obj.Spec.Request = signerName, []byte("payload")
+		return obj
 	}
-	clock.Step(time.Hour)
-	if taken, shutdown := queue.Get(); taken != key || shutdown {
-		t.Errorf("%v, shut down %t", taken, shutdown)
+	is := func(signerName string, state csr.State, count, oldest float64) {
+		t.Helper()
+		counts, ages := map[requestsLabels]float64{}, map[requestsLabels]float64{}
+		s.report(counts, ages)
+		labels := requestsLabels{signerName, state}
+		if counts[labels] != count || ages[labels] != oldest {
+			t.Errorf("%v: %v requests, the oldest of %v s, want %v of %v s", labels, counts[labels], ages[labels], count, oldest)
+		}
 	}
-	queue.Done(key)
+	older, newer, foreign := made("example.com/ours", time.Hour), made("example.com/ours", 0), made("example.com/foreign", 0)
+	for _, obj := range []any{older, newer, foreign, &corev1.Secret{}} {
+		s.add(obj, 1)
+	}
+	is("example.com/ours", csr.Pending, 2, 3660)
+	is("other", csr.Pending, 1, 60)
+	is("other", csr.Denied, 0, 0)
+
+	denied := older.DeepCopy()
+	csr.AddCondition(denied, certificatesv1.CertificateDenied, "Test", "Denied by the test.", noon)
+	if _, err := (csr.Trim{}).Transform(denied); err != nil {
+		t.Fatal(err)
+	}
+	s.add(older, -1)
+	s.add(denied, 1)
+	is("example.com/ours", csr.Pending, 1, 60)
+	is("example.com/ours", csr.Denied, 1, 3660)
+	s.add(denied, -1)
+	is("example.com/ours", csr.Denied, 0, 0)
 }

@@ -30,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -102,7 +103,8 @@ func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
 	clock := clocktesting.NewFakePassiveClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
 	reporter := report.New(made.events, clock)
 	options.Approver.Client, options.Approver.Clock, options.Approver.Reporter, options.Approver.Authorizer = cached{remote, made}, clock, reporter, authz.Func(made.review)
-	options.Approver.Live, options.Signer.ServerTime = remote, servertime.Of(clock)
+	options.Approver.Live = remote
+	options.Approver.ServerTime, options.Signer.ServerTime = servertime.Of(clock), servertime.Of(clock)
 	options.Signer.Client, options.Signer.Clock, options.Signer.Reporter, options.Signer.Live = cached{remote, made}, clock, reporter, remote
 	return &options, made
 }
@@ -117,7 +119,7 @@ func TestForeignRequestsCostNothing(t *testing.T) {
 	for _, dryRun := range []bool{false, true} {
 		for _, denial := range []string{"Never", "Permanent"} {
 			options, made := counted(t, dryRun, denial)
-			controllers := map[string]reconcile.Reconciler{"approver": options.Approver, "signer": options.Signer}
+			controllers := map[string]reconcile.TypedReconciler[fairqueue.Key]{"approver": options.Approver, "signer": options.Signer}
 			ours := map[string][]string{"signer": slices.Collect(maps.Keys(options.Signer.Signers))}
 			for _, rule := range options.Approver.Rules {
 				ours["approver"] = append(ours["approver"], rule.SignerName)
@@ -127,7 +129,7 @@ func TestForeignRequestsCostNothing(t *testing.T) {
 				made.served = random.request()
 				before := made.served.DeepCopy()
 				for name, controller := range controllers {
-					result, err := controller.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: before.Name}})
+					result, err := controller.Reconcile(t.Context(), fairqueue.Key{Name: before.Name, UID: before.UID})
 					called := made.all()
 					if slices.Contains(ours[name], before.Spec.SignerName) {
 						busy[name] += len(called)

@@ -55,18 +55,13 @@ func shipped(t *testing.T, folder string) []object {
 	return all
 }
 
-// granted returns the rights that the shipped roles give to the manager's ServiceAccount. It omits Kubernetes' own
-// Roles, which give more than the manager needs.
+// granted returns the rights that the shipped roles give to the manager's ServiceAccount.
 func granted(t *testing.T, folder string) []string {
 	t.Helper()
 	all := shipped(t, folder)
 	var rights []string
 	for _, binding := range all {
 		if binding.RoleRef.Name == "" || !slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Name == "csr-controller-manager" }) {
-			continue
-		}
-		if binding.RoleRef.Name == "extension-apiserver-authentication-reader" {
-			rights = append(rights, "get configmaps extension-apiserver-authentication in "+binding.Namespace)
 			continue
 		}
 		found := false

@@ -7,17 +7,20 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // scripted is a check whose result the test sets.
@@ -30,24 +33,19 @@ type scripted struct {
 func (s *scripted) task(name string, leader bool) *checkTask {
 	s.status.Store(check.OK)
 	s.key.Store("")
-	return &checkTask{name: name, leader: leader, before: func() string { return s.key.Load().(string) }, run: func(context.Context) []check.Result {
+	return &checkTask{name: name, leader: leader, key: func() string { return s.key.Load().(string) }, run: func(context.Context) []check.Result {
 		s.runs.Add(1)
 		return []check.Result{{Check: name, Subject: "it", Status: s.status.Load().(check.Status), Evidence: "seen"}}
 	}}
 }
 
-// bench runs a selfCheck with a fake clock.
-type bench struct {
-	t     *testing.T
-	clock *clocktesting.FakeClock
-	lines chan string
-}
-
-func runSelfCheck(t *testing.T, interval time.Duration, elected <-chan struct{}, tasks ...*checkTask) *bench {
+// runSelfCheck runs a selfCheck until the test ends, and returns the lines of its log. It must be called in a synctest
+// bubble.
+func runSelfCheck(t *testing.T, interval time.Duration, elected <-chan struct{}, tasks ...*checkTask) <-chan string {
 	t.Helper()
-	b := &bench{t: t, clock: clocktesting.NewFakeClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)), lines: make(chan string, 100)}
-	s := &selfCheck{interval: interval, elected: elected, clock: b.clock, tasks: tasks,
-		log: funcr.New(func(_, args string) { b.lines <- args }, funcr.Options{})}
+	lines := make(chan string, 100)
+	s := &selfCheck{interval: interval, elected: elected, clock: clock.RealClock{}, tasks: tasks,
+		log: funcr.New(func(_, args string) { lines <- args }, funcr.Options{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- s.Start(ctx) }()
@@ -57,153 +55,124 @@ func runSelfCheck(t *testing.T, interval time.Duration, elected <-chan struct{},
 			t.Error(err)
 		}
 	})
-	return b
+	synctest.Wait()
+	return lines
 }
 
-// ran waits until the check has run want times.
-func (b *bench) ran(s *scripted, want int32) {
-	b.t.Helper()
-	for end := time.Now().Add(10 * time.Second); s.runs.Load() != want; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			b.t.Fatalf("made %d times, want %d", s.runs.Load(), want)
-		}
+// after lets the time pass, and fails the test unless the check has run want times by then.
+func (s *scripted) after(t *testing.T, pass time.Duration, want int32) {
+	t.Helper()
+	time.Sleep(pass)
+	synctest.Wait()
+	if runs := s.runs.Load(); runs != want {
+		t.Errorf("it has run %d times, want %d", runs, want)
 	}
-}
-
-// step steps the clock, and gives the selfCheck time to handle the tick.
-func (b *bench) step(by time.Duration) {
-	b.t.Helper()
-	b.clock.Step(by)
-	time.Sleep(20 * time.Millisecond) // a check that is not due has no effect to wait for
 }
 
 // TestSelfCheckTimes checks when a check runs again. After success that is an hour later. After a failure or an
-// unknown result it is a minute later. With a new CA it is at once.
+// unknown result it is a minute later. With a new CA it is within a minute.
 func TestSelfCheckTimes(t *testing.T) {
 	t.Parallel()
-	well, ill := &scripted{}, &scripted{}
-	b := runSelfCheck(t, time.Hour, nil, well.task("test-well", false), ill.task("test-ill", false))
-	b.ran(well, 1)
-	b.ran(ill, 1)
-	for range 59 {
-		b.step(time.Minute)
-	}
-	b.ran(well, 1)
-	ill.status.Store(check.Unknown)
-	b.step(time.Minute)
-	b.ran(well, 2)
-	b.ran(ill, 2)
-	ill.status.Store(check.Failed)
-	b.step(time.Minute)
-	b.ran(ill, 3)
-	ill.status.Store(check.OK)
-	b.step(time.Minute)
-	b.ran(ill, 4)
-	b.step(time.Minute)
-	b.ran(ill, 4)
-	ill.key.Store("another CA")
-	b.step(time.Minute)
-	b.ran(ill, 5)
-	b.ran(well, 2)
+	synctest.Test(t, func(t *testing.T) {
+		one := &scripted{}
+		runSelfCheck(t, time.Hour, nil, one.task("test-times", false))
+		one.after(t, 0, 1)
+		one.after(t, 59*time.Minute, 1)
+		one.status.Store(check.Unknown)
+		one.after(t, time.Minute, 2)
+		one.status.Store(check.Failed)
+		one.after(t, time.Minute, 3)
+		one.status.Store(check.OK)
+		one.after(t, time.Minute, 4)
+		one.after(t, 10*time.Minute, 4)
+		one.key.Store("another CA")
+		one.after(t, time.Minute, 5)
+		one.after(t, 59*time.Minute, 5)
+		one.after(t, time.Minute, 6)
+	})
 }
 
-// TestRightsAreCheckedTwiceAMinute checks the manager's own rights at their default interval: after 30 seconds, whatever
-// the result. So half of the minute, within which a lost right is reported, is left for the check.
-func TestRightsAreCheckedTwiceAMinute(t *testing.T) {
+// TestSelfCheckHasAShortInterval checks an interval that is shorter than the pause after a failure.
+func TestSelfCheckHasAShortInterval(t *testing.T) {
 	t.Parallel()
-	well, ill := &scripted{}, &scripted{}
-	tasks := []*checkTask{well.task("test-rights", false), ill.task("test-lost-rights", false)}
-	ill.status.Store(check.Failed)
-	b := runSelfCheck(t, rightsInterval, nil, tasks...)
-	for run := range int32(5) {
-		b.ran(well, run+1)
-		b.ran(ill, run+1)
-		b.step(30 * time.Second)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		well, ill := &scripted{}, &scripted{}
+		tasks := []*checkTask{well.task("test-well", false), ill.task("test-ill", false)}
+		ill.status.Store(check.Failed)
+		runSelfCheck(t, 30*time.Second, nil, tasks...)
+		for run := range int32(5) {
+			well.after(t, 0, run+1)
+			ill.after(t, 0, run+1)
+			time.Sleep(30 * time.Second)
+		}
+	})
 }
 
 // TestSelfCheckOfTheLeader checks that the leader's checks run at the election, and not before.
 func TestSelfCheckOfTheLeader(t *testing.T) {
 	t.Parallel()
-	everybody, leader, elected := &scripted{}, &scripted{}, make(chan struct{})
-	b := runSelfCheck(t, time.Hour, elected, everybody.task("test-everybody", false), leader.task("test-leader", true))
-	b.ran(everybody, 1)
-	b.step(2 * time.Hour)
-	b.ran(everybody, 2)
-	b.ran(leader, 0)
-	close(elected)
-	b.ran(leader, 1)
-	b.ran(everybody, 2)
+	synctest.Test(t, func(t *testing.T) {
+		everybody, leader, elected := &scripted{}, &scripted{}, make(chan struct{})
+		runSelfCheck(t, time.Hour, elected, everybody.task("test-everybody", false), leader.task("test-leader", true))
+		everybody.after(t, 90*time.Minute, 2)
+		leader.after(t, 0, 0)
+		close(elected)
+		leader.after(t, 0, 1)
+		everybody.after(t, 0, 2)
+		leader.after(t, time.Hour, 2)
+	})
 }
 
 // TestSelfCheckTells checks that each change is logged once, and is in the metrics.
 func TestSelfCheckTells(t *testing.T) {
 	t.Parallel()
-	one := &scripted{}
-	task := one.task("test-tells", false)
-	one.status.Store(check.Failed)
-	b := runSelfCheck(t, time.Second, nil, task)
-	next := func(want string, parts ...string) {
-		t.Helper()
-		select {
-		case line := <-b.lines:
-			for _, part := range append(parts, want) {
-				if !strings.Contains(line, part) {
-					t.Errorf("%q is not in: %s", part, line)
+	synctest.Test(t, func(t *testing.T) {
+		one := &scripted{}
+		task := one.task("test-tells", false)
+		one.status.Store(check.Failed)
+		lines := runSelfCheck(t, time.Second, nil, task)
+		now := func(result check.Status, want ...string) {
+			t.Helper()
+			var logged []string
+			for len(lines) > 0 {
+				logged = append(logged, <-lines)
+			}
+			if all := strings.Join(logged, "\n"); len(logged) != len(want) || !slices.EqualFunc(logged, want, strings.Contains) {
+				t.Errorf("logged %q, want %q", all, want)
+			}
+			for _, status := range check.Statuses() {
+				if got := gauge(t, "csr_check_result", "test-tells", string(status)) == 1; got != (status == result) {
+					t.Errorf("%s is current: %t", status, got)
 				}
 			}
-		case <-time.After(10 * time.Second):
-			t.Fatalf("nothing is logged, want %q", want)
 		}
-	}
-	next("Self-check completed", `"result"="failed"`)
-	next("Self-check failed", `"subject"="it"`, `"evidence"="seen"`)
-	is := func(result string) {
-		t.Helper()
-		for _, status := range check.Statuses() {
-			want := 0.0
-			if string(status) == result {
-				want = 1
-			}
-			if got := gauge(t, "csr_check_result", "test-tells", string(status)); got != want {
-				t.Errorf("%s is %v, want %v", status, got, want)
-			}
+		now(check.Failed, `"Self-check completed" "check"="test-tells" "result"="failed"`,
+			`"Self-check failed" "check"="test-tells" "subject"="it" "result"="failed" "evidence"="seen" "nextStep"=""`)
+		one.after(t, time.Second, 2)
+		now(check.Failed)
+		one.status.Store(check.Unknown)
+		one.after(t, time.Second, 3)
+		now(check.Unknown, "Self-check could not complete")
+		one.status.Store(check.OK)
+		one.after(t, time.Second, 4)
+		now(check.OK, "Self-check passes again")
+		one.after(t, time.Second, 5)
+		now(check.OK)
+		if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-tells"); at != float64(time.Now().Unix()) {
+			t.Errorf("last run at %v", at)
 		}
-	}
-	is("failed")
-	b.step(time.Second)
-	b.ran(one, 2)
-	one.status.Store(check.Unknown)
-	b.step(time.Second)
-	next("Self-check could not complete")
-	is("unknown")
-	one.status.Store(check.OK)
-	b.step(time.Second)
-	next("Self-check passes again")
-	is("ok")
-	b.step(time.Second)
-	b.ran(one, 5)
-	if len(b.lines) > 0 {
-		t.Errorf("logged without a change: %s", <-b.lines)
-	}
-	if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-tells"); at < 1 {
-		t.Errorf("last run at %v", at)
-	}
+	})
 }
 
-// reviewer answers SelfSubjectAccessReviews by resource. It does not know all rules, as an authorizer webhook.
+// reviewer answers SelfSubjectAccessReviews by resource.
 type reviewer struct {
 	client.Client
 	answer func(resource string) (allowed bool, err error)
 }
 
 func (r reviewer) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) (err error) {
-	switch review := obj.(type) {
-	case *authorizationv1.SelfSubjectRulesReview:
-		review.Status.Incomplete = true
-	case *authorizationv1.SelfSubjectAccessReview:
-		review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
-	}
+	review := obj.(*authorizationv1.SelfSubjectAccessReview)
+	review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
 	return err
 }
 
@@ -224,13 +193,26 @@ func TestReadyFollowsRights(t *testing.T) {
 		if err := s.ready(nil); err == nil {
 			t.Errorf("%s: ready before anybody has asked", name)
 		}
-		s.ownRights(reviewer{answer: test.answer}, rights)(t.Context())
+		recorder := events.NewFakeRecorder(10)
+		told := report.New(recorder, clock.RealClock{})
+		s.ownRights(reviewer{answer: test.answer}, &SelfCheck{Rights: rights, Namespace: "ours"}, told)(t.Context())
 		got := ""
 		if err := s.ready(nil); err != nil {
 			got = err.Error()
 		}
 		if got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+		event := ""
+		if len(recorder.Events) > 0 {
+			event = <-recorder.Events
+		}
+		if test.want != "" {
+			test.want = "Warning RightsMissing " + test.want +
+				": apply the roles and bindings of the manager's manifests; its log says which manifest has which right"
+		}
+		if event != test.want {
+			t.Errorf("%s: Event %q, want %q", name, event, test.want)
 		}
 	}
 }
@@ -244,8 +226,10 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		{Verb: "test", Resource: "c", Optional: true},
 	}
 	denied, fault := "", error(nil)
-	s := &selfCheck{log: logr.Discard(), clock: clocktesting.NewFakeClock(time.Now())}
-	task := &checkTask{name: "own-rights", run: s.ownRights(reviewer{answer: func(resource string) (bool, error) { return resource != denied, fault }}, rights)}
+	s := &selfCheck{log: logr.Discard(), clock: clock.RealClock{}}
+	answers := reviewer{answer: func(resource string) (bool, error) { return resource != denied, fault }}
+	told := report.New(events.NewFakeRecorder(10), clock.RealClock{})
+	task := &checkTask{name: "own-rights", run: s.ownRights(answers, &SelfCheck{Rights: rights}, told)}
 	for _, test := range []struct {
 		denied string
 		fault  error
@@ -259,8 +243,8 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		{denied: "c", want: map[string]float64{"c": 1}, failed: "optional-rights"},
 		{},
 	} {
-		denied, fault, task.due = test.denied, test.fault, time.Time{}
-		s.runIfDue(t.Context(), task)
+		denied, fault = test.denied, test.fault
+		s.run(t.Context(), task)
 		for _, resource := range []string{"a/status.example.com", "b", "c"} {
 			if got := gauge(t, "csr_check_missing_rights", resource, "test"); got != test.want[resource] {
 				t.Errorf("without %q: %v of %s are missing, want %v", test.denied, got, resource, test.want[resource])

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -18,17 +17,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // Options configures Start. The zero value works.
@@ -78,7 +74,6 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1
-	apicall.Bound(cfg)
 	admin, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
@@ -132,19 +127,21 @@ func (e *Env) Stop() error {
 	return err
 }
 
+// stopTime bounds how long Stop waits for calls in progress. A write and the read after it have 45 s each.
+const stopTime = 100 * time.Second
+
 func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 	options, optionsErr := controllerOptions(opts)
 	if opts.Customize != nil {
 		opts.Customize(options)
 	}
-	unnamed, grace := true, 10*time.Second
 	mgr, err := manager.New(cfg, manager.Options{
 		Scheme:                  clientgoscheme.Scheme,
 		Logger:                  opts.Logger,
-		Cache:                   options.Requests.CacheOptions(),
+		Cache:                   options.CacheOptions(),
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
-		Controller:              config.Controller{SkipNameValidation: &unnamed}, // several Envs may run in one process
-		GracefulShutdownTimeout: &grace,
+		Controller:              config.Controller{SkipNameValidation: new(true)}, // several Envs may run in one process
+		GracefulShutdownTimeout: new(stopTime),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make manager: %w", err)
@@ -171,55 +168,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
 		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
 		Cleaner:  &cleaner.Reconciler{Retention: retention},
-		Requests: &requestcache.Cache{},
 		Clock:    opts.Clock,
 	}
-	if opts.Clock != nil {
-		options.WrapQueue = func(queue controllers.Queue) controllers.Queue { return newSteppedQueue(queue, opts.Clock) }
-	}
 	return options, err
-}
-
-// steppedQueue counts a delay from the moment when the reconciler received the item. If a test steps the clock during
-// a reconcile, a normal queue would delay the item by the whole step.
-type steppedQueue struct {
-	controllers.Queue
-	clock clock.PassiveClock
-
-	mu    sync.Mutex
-	taken map[reconcile.Request]time.Time
-}
-
-func newSteppedQueue(queue controllers.Queue, steps clock.PassiveClock) *steppedQueue {
-	return &steppedQueue{Queue: queue, clock: steps, taken: map[reconcile.Request]time.Time{}}
-}
-
-// Get blocks until an item is queued.
-func (q *steppedQueue) Get() (item reconcile.Request, shutdown bool) {
-	item, shutdown = q.Queue.Get()
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !shutdown {
-		q.taken[item] = q.clock.Now()
-	}
-	return item, shutdown
-}
-
-// AddAfter adds item after delay.
-func (q *steppedQueue) AddAfter(item reconcile.Request, delay time.Duration) {
-	q.mu.Lock()
-	since, working := q.taken[item]
-	q.mu.Unlock()
-	if working {
-		delay -= q.clock.Since(since)
-	}
-	q.Queue.AddAfter(item, delay)
-}
-
-// Done marks item as done.
-func (q *steppedQueue) Done(item reconcile.Request) {
-	q.mu.Lock()
-	delete(q.taken, item)
-	q.mu.Unlock()
-	q.Queue.Done(item)
 }
