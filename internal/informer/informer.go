@@ -133,7 +133,7 @@ func (i *Informer[T]) attempt(ctx context.Context) error {
 	return err
 }
 
-// failed drops the copy because of err, unless the copy may still be current. It reports each new reason.
+// failed drops the copy because of err, unless the copy may still be current.
 func (i *Informer[T]) failed(err error) {
 	if err == nil {
 		return
@@ -145,6 +145,11 @@ func (i *Informer[T]) failed(err error) {
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
 		return
 	}
+	i.drop(err)
+}
+
+// drop drops the copy because of err, and reports each new reason.
+func (i *Informer[T]) drop(err error) {
 	i.set(nil, err)
 	if i.reported == err.Error() {
 		return
@@ -246,12 +251,13 @@ func typed[T any](objects []any) []T {
 // Fake sets the objects that i returns, or its error, as if i had read them. It is for tests.
 func (i *Informer[T]) Fake(err error, objects ...T) {
 	if err != nil {
-		i.set(nil, err)
+		i.drop(err)
 		return
 	}
 	store := i.indexer()
 	for _, obj := range objects {
 		_ = store.Add(obj) // its key is that of an object's metadata
 	}
+	i.reported = ""
 	i.set(store, nil)
 }

@@ -1,0 +1,116 @@
+package lastgood
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// show describes a state, for comparison.
+func show(s State[int]) string { return fmt.Sprintf("%d %t %v", s.Good, s.Known, s.Problem) }
+
+func TestValue(t *testing.T) {
+	t.Parallel()
+	var reports []string
+	v := Value[int]{
+		Same:   func(a, b int) bool { return a == b },
+		Report: func(before, after State[int]) { reports = append(reports, show(before)+" -> "+show(after)) },
+	}
+	woken := v.Subscribe()
+	bad, worse := errors.New("bad"), errors.New("worse")
+	for _, step := range []struct {
+		what   string
+		do     func()
+		want   string
+		report string // empty means no report
+		wakes  bool
+	}{
+		{"at first", func() {}, "0 false <nil>", "", false},
+		{"a bad version", func() { v.Refuse(bad) }, "0 false bad", "0 false <nil> -> 0 false bad", false},
+		{"another with the same mistake", func() { v.Refuse(errors.New("bad")) }, "0 false bad", "", false},
+		{"a good version", func() { v.Use(1, nil) }, "1 true <nil>", "0 false bad -> 1 true <nil>", true},
+		{"the same", func() { v.Use(1, nil) }, "1 true <nil>", "", false},
+		{"a bad version never replaces it", func() { v.Refuse(bad) }, "1 true bad", "1 true <nil> -> 1 true bad", false},
+		{"a worse version neither", func() { v.Refuse(worse) }, "1 true worse", "1 true bad -> 1 true worse", false},
+		{"the good version returns", func() { v.Use(1, nil) }, "1 true <nil>", "1 true worse -> 1 true <nil>", true},
+		{"it has a mistake", func() { v.Use(1, bad) }, "1 true bad", "1 true <nil> -> 1 true bad", false},
+		{"the same mistake", func() { v.Use(1, errors.New("bad")) }, "1 true bad", "", false},
+		{"another version with the mistake", func() { v.Use(2, bad) }, "2 true bad", "1 true bad -> 2 true bad", true},
+		{"it is forgotten", func() { v.Forget(bad) }, "0 false bad", "2 true bad -> 0 false bad", false},
+		{"nothing is left to forget", func() { v.Forget(bad) }, "0 false bad", "", false},
+		{"a zero version is a version", func() { v.Use(0, bad) }, "0 true bad", "0 false bad -> 0 true bad", true},
+		{"a notification", func() { v.Notify(); v.Notify() }, "0 true bad", "", true},
+	} {
+		reports = nil
+		step.do()
+		var want []string
+		if step.report != "" {
+			want = []string{step.report}
+		}
+		if diff := cmp.Diff(want, reports); diff != "" {
+			t.Errorf("%s: reports (-want +got):\n%s", step.what, diff)
+		}
+		if got := show(v.State()); got != step.want {
+			t.Errorf("%s: %s, want %s", step.what, got, step.want)
+		}
+		if len(woken) == 1 != step.wakes {
+			t.Errorf("%s: wakes %t", step.what, len(woken) == 1)
+		}
+		for len(woken) > 0 {
+			<-woken
+		}
+	}
+}
+
+// TestValueThatCannotBeCompared checks that each version is reported if there is no comparison.
+func TestValueThatCannotBeCompared(t *testing.T) {
+	t.Parallel()
+	reports := 0
+	v := Value[func()]{Report: func(_, _ State[func()]) { reports++ }}
+	for range 2 {
+		v.Use(func() {}, nil)
+	}
+	for range 2 {
+		v.Refuse(errors.New("bad"))
+	}
+	if reports != 3 {
+		t.Errorf("%d reports, want 3", reports)
+	}
+}
+
+func TestWaitForFirst(t *testing.T) {
+	t.Parallel()
+	for name, first := range map[string]func(*Value[int]){
+		"a good version": func(v *Value[int]) { v.Use(1, nil) },
+		"a bad version":  func(v *Value[int]) { v.Refuse(errors.New("bad")) },
+		"none":           func(v *Value[int]) { v.Forget(errors.New("gone")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				var v Value[int]
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				if err := v.WaitForFirst(ctx); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("before: %v", err)
+				}
+				go func() {
+					time.Sleep(time.Minute)
+					first(&v)
+				}()
+				began := time.Now()
+				if err := v.WaitForFirst(t.Context()); err != nil || time.Since(began) != time.Minute {
+					t.Errorf("after %s: %v", time.Since(began), err)
+				}
+				if err := v.WaitForFirst(t.Context()); err != nil {
+					t.Errorf("again: %v", err)
+				}
+			})
+		})
+	}
+}
