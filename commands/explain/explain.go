@@ -29,6 +29,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -185,7 +186,7 @@ func newExplainer(
 		e.secrets = offline{errNoCA}
 	}
 	if options.Approver != nil {
-		options.Approver.Clock = clock
+		options.Approver.Clock, options.Approver.ServerTime = clock, servertime.Of(clock)
 		review := func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 			if e.assume {
 				return true, nil
@@ -197,7 +198,7 @@ func newExplainer(
 		options.Approver.Authorizer = authz.Func(review)
 	}
 	if options.Signer != nil {
-		options.Signer.Clock = clock
+		options.Signer.Clock, options.Signer.ServerTime = clock, servertime.Of(clock)
 	}
 	options.ReadBlockList(ctx, reader)
 	return e, nil

@@ -28,7 +28,7 @@ var approverReasons = map[string]advice{
 	"NotAuthorized": {
 		meaning: "The requester lacks the permission that the Event names, may not bootstrap this node, or " +
 			"does not exist any more. The manager checks the request again after one second, then after twice as " +
-			"long each time, up to one minute.",
+			"long each time, up to five minutes.",
 		todo: "If the requester should join nodes, bind " +
 			"`system:certificates.k8s.io:certificatesigningrequests:nodeclient` to it or its group; if nodes " +
 			"should renew, bind `system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to " +
@@ -99,24 +99,23 @@ var approverReasons = map[string]advice{
 			"`--node-ip`. Otherwise find out why the node claims it.",
 	},
 	"SANContested": {
-		meaning: "Another machine, row or Node has a better claim to the name, or other Nodes have an equal " +
-			"claim, so no node gets it. Or this Node reports what belongs to two others, and its reports do not " +
-			"count.",
-		todo: "Find out which Node is right, and delete the Node or Machine that is gone: the other request " +
-			"is then approved at once. If nodes share the address, add the row that the Event names; if the " +
-			"Machine belongs to this node, find out why its `status.nodeRef` does not say so.",
+		meaning: "A stronger source assigns the name or the address to another machine or row, or another Node reports it or " +
+			"has it as its name. Then it belongs to none of these Nodes.",
+		todo: "Find out which Node is right, and delete the Node or Machine that is gone, or put a Node that lies on the block " +
+			"list: the other request is then approved at once. If nodes share the address, add a row for them to a static list; " +
+			"if the Machine belongs to this node, find out why its `status.nodeRef` does not say so.",
 	},
 	"InventoryUnavailable": {
 		meaning: "A source of the inventory, the block list, or another object that the rule reads cannot be " +
-			"read, or two machines would become the same node; a weaker source never replaces a stronger one. Or " +
-			"more than 50 other Nodes report the same addresses, and one of them may have a better claim.",
+			"read, or two machines would become the same node. A weaker source never replaces a stronger one.",
 		todo: "Do what the Event names: repair the source, grant the missing right, or rename or delete one " +
-			"of the machines. The manager checks the request again within a minute.",
+			"of the machines. The manager checks the request again at once, or within five minutes if nothing shows " +
+			"the change.",
 	},
 	"InventoryPending": {
-		meaning: "A source that the approver asks over the network, such as a webhook, has not answered for " +
-			"one second. Renewals, and requests for nodes that stronger sources know, do not wait for it.",
-		todo: "Wait: the manager checks the request as soon as the source has answered. If many requests " +
+		meaning: "A source of the inventory is not read yet, or a source over the network, such as a webhook, " +
+			"is busy with other requests. Renewals, and requests for nodes that stronger sources know, do not wait for it.",
+		todo: "Wait: the manager checks the request again after a second. If many requests " +
 			"wait, find out why the source is slow.",
 	},
 	"NotExpected": {
@@ -173,6 +172,10 @@ var approverReasons = map[string]advice{
 			"Ed25519, or its RSA exponent is unusual. The manager did not compute with the key.",
 		todo: "Make a new request with a permitted key.",
 	},
+	"NotStored": {
+		meaning: "The API server refuses to store the decision about the request (status 403 or 422). The Event has its answer.",
+		todo:    "Correct the role or the admission policy that the Event names. The manager tries again within five minutes.",
+	},
 	"Malformed": {
 		meaning: "The request contains no PKCS#10 request that can be parsed. The API server refuses such " +
 			"requests, so it was stored by other means.",
@@ -180,7 +183,7 @@ var approverReasons = map[string]advice{
 	},
 	"InternalError": {
 		meaning: "The manager could not parse the request because of a defect in csr-controller-manager. It " +
-			"tries again within a minute, and handles all other requests.",
+			"tries again within five minutes, and handles all other requests.",
 		todo: "Report the defect, with the request (`kubectl get csr NAME -o yaml`).",
 	},
 }
@@ -246,22 +249,20 @@ var signerReasons = map[string]advice{
 		todo: "Make a new request.",
 	},
 	"NotStored": {
-		meaning: "The API server refused to store the certificate 20 times in a quarter of an hour, although " +
-			"the request can be read; the Event has its answer. Writes without an answer, or without the right to " +
-			"write, do not count.",
-		todo: "Correct what the Event names, often an admission webhook. Then make a new request; a kubelet " +
-			"makes one by itself.",
+		meaning: "The API server refuses to store the certificate or the Failed condition (status 403 or 422). The Event has " +
+			"its answer.",
+		todo: "Correct the role, the admission policy or the webhook that the Event names. The signer tries again within five " +
+			"minutes.",
 	},
 	"CertificateMismatch": {
 		meaning: "The finished certificate differs from the certificate that was checked, or contains more " +
-			"than its signer may issue, so the signer discarded it. The signer signs this request again only " +
-			"after a restart or with another CA.",
+			"than its signer may issue, so the signer discarded it. The signer tries again within five minutes.",
 		todo: "Report this as a defect, with the request: it must never happen. To get a certificate, make a " +
 			"new request with other names.",
 	},
 	"InternalError": {
 		meaning: "The manager could not parse the request because of a defect in csr-controller-manager. It " +
-			"tries again within a minute, and handles all other requests.",
+			"tries again within five minutes, and handles all other requests.",
 		todo: "Report the defect, with the request (`kubectl get csr NAME -o yaml`).",
 	},
 	"NodeBlocked": {
@@ -300,9 +301,9 @@ var signerReasons = map[string]advice{
 	"ClockSkewed": {
 		meaning: "The clocks of the manager and of the API server differ by more than five minutes, or the " +
 			"time of the API server is not known. The signer stops, because certificates would have wrong " +
-			"validity; approval and cleaning continue by the time of the API server.",
+			"validity; approval and cleaning continue by the time of the API server, if it is known.",
 		todo: "Synchronize the clock of the manager's node, or of the API server. The signer signs the " +
-			"waiting requests within a minute.",
+			"waiting requests within ten seconds.",
 	},
 	"CANotProven": {
 		meaning: "With `rotation.enabled`: the Secret has no CA yet that is verified to be trusted, or the CA " +
@@ -311,11 +312,9 @@ var signerReasons = map[string]advice{
 			"SigningAuthority exists for the Secret, create one that names the signer.",
 	},
 	"CATrustUnknown": {
-		meaning: "It is not known whether API servers trust the CA for clients or for front proxies, and if " +
-			"they do, the signer must refuse the request. The message names the API servers that did not answer, " +
-			"and the reason of the refusal.",
-		todo: "Make those API servers reachable for the manager, grant `list` on `endpointslices` in " +
-			"`default` and the rights in `config/rbac/ca_trust.yaml`, or set `signing.apiServers`. If the names " +
+		meaning: "The ConfigMaps with the CAs that the cluster trusts cannot be read. If the cluster trusts this CA, the " +
+			"signer must refuse the request for the reason in the message.",
+		todo: "Grant the rights in `config/rbac/ca_trust.yaml`, or do what the message says. If the names " +
 			"are known, list them in `signing.signers[].allowedNames`.",
 	},
 	"LedgerUnavailable": {
@@ -332,12 +331,10 @@ var signerReasons = map[string]advice{
 		todo:    "Replace the CA soon: all certificates that it issues end when it ends.",
 	},
 	"SecondSigner": {
-		meaning: "Another program has stored the certificate of a request that this manager signs for. The " +
-			"Event names the field manager that the API server recorded, and is written once in ten minutes for " +
-			"each of them.",
+		meaning: "Another program has stored a certificate of another CA for a request that this manager was about to " +
+			"sign. The Event names the issuer.",
 		todo: "Disable one of the two signers: `kube-controller-manager` " +
-			"([migrate-from-kcm.md](../how-to/migrate-from-kcm.md)), or the other installation. A name like " +
-			"`kubectl-edit` is a person.",
+			"([migrate-from-kcm.md](../how-to/migrate-from-kcm.md)), or the other installation.",
 	},
 	"CALoaded": {
 		meaning: "The signer uses this CA. The Event is of type Normal and about the Secret.",

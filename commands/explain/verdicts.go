@@ -243,7 +243,7 @@ func (e *Explainer) judge(ctx context.Context, f *Findings) {
 		approved.Status = certificatesv1.CertificateSigningRequestStatus{}
 		csr.AddCondition(approved, certificatesv1.CertificateApproved, "", "", f.now)
 	}
-	f.Judged = e.options.Signer.Judge(approved, f.now)
+	f.Judged = e.options.Signer.Judge(ctx, approved)
 	switch {
 	case f.Judged.Authority != nil:
 		f.preview, f.previewErr = f.previewAt(f.now, f.Judged.Authority.NotAfter())
