@@ -85,6 +85,12 @@ func block(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
+// blockOf returns the content of the first PEM block.
+func blockOf(data []byte) []byte {
+	first, _ := pem.Decode(data)
+	return first.Bytes
+}
+
 // object returns a bootstrapping kubelet's request, changed by modify.
 func object(t testing.TB, modify ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
 	t.Helper()

@@ -79,6 +79,12 @@ type outlineInfo struct {
 	Attributes []asn1.RawValue `asn1:"tag:0"`
 }
 
+// attribute is an attribute of a PKCS#10 request (RFC 2986 section 4.1).
+type attribute struct {
+	ID     asn1.ObjectIdentifier
+	Values asn1.RawValue
+}
+
 func readOutline(der []byte) (*outlineInfo, error) {
 	var read outline
 	rest, err := asn1.Unmarshal(der, &read)
@@ -90,94 +96,70 @@ func readOutline(der []byte) (*outlineInfo, error) {
 
 // checkCounts returns why info has too many attributes, extensions or names, or nil. It stops counting at the limit.
 func (l Limits) checkCounts(info *outlineInfo) *Refused {
-	if exceeds(subjectAttributes(info.Subject), l.SubjectAttributes) {
+	if count(nested(info.Subject.Bytes), l.SubjectAttributes) > l.SubjectAttributes {
 		return tooLarge("the subject has", l.SubjectAttributes, "attributes", "maxSubjectAttributes")
 	}
-	if exceeds(attributesAndExtensions(info.Attributes), l.Extensions) {
+	extensions, names := len(info.Attributes), 0
+	for i := 0; i < len(info.Attributes) && extensions <= l.Extensions; i++ {
+		for extension := range requestedExtensions(info.Attributes[i]) {
+			if extensions++; extensions > l.Extensions {
+				break
+			}
+			names += count(subjectAltNames(extension), l.Names)
+		}
+	}
+	if extensions > l.Extensions {
 		return tooLarge("the request holds", l.Extensions, "attributes and extensions", "maxExtensions")
 	}
-	if exceeds(subjectAltNames(info.Attributes), l.Names) {
+	if names > l.Names {
 		return tooLarge("the request asks for", l.Names, "names and addresses", "maxNames")
 	}
 	return nil
 }
 
-func exceeds[T any](all iter.Seq[T], most int) bool {
+// count returns the number of elements in all. It stops at one more than most.
+func count(all iter.Seq[asn1.RawValue], most int) int {
 	count := 0
 	for range all {
 		if count++; count > most {
-			return true
+			break
 		}
 	}
-	return false
-}
-
-// subjectAttributes yields the attributes of subject, a sequence of sets of attributes. An empty set counts as one
-// attribute.
-func subjectAttributes(subject asn1.RawValue) iter.Seq[asn1.RawValue] {
-	return func(yield func(asn1.RawValue) bool) {
-		for set := range elements(subject.Bytes) {
-			if len(set.Bytes) == 0 && !yield(set) {
-				return
-			}
-			for attribute := range elements(set.Bytes) {
-				if !yield(attribute) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// attributesAndExtensions yields one value for each attribute and one for each extension that an attribute requests.
-func attributesAndExtensions(attributes []asn1.RawValue) iter.Seq[struct{}] {
-	return func(yield func(struct{}) bool) {
-		for _, raw := range attributes {
-			if !yield(struct{}{}) {
-				return
-			}
-			for range requestedExtensions(raw) {
-				if !yield(struct{}{}) {
-					return
-				}
-			}
-		}
-	}
-}
-
-// subjectAltNames yields the names of every subjectAltName extension in attributes.
-func subjectAltNames(attributes []asn1.RawValue) iter.Seq[asn1.RawValue] {
-	return func(yield func(asn1.RawValue) bool) {
-		for _, raw := range attributes {
-			for extension := range requestedExtensions(raw) {
-				var names asn1.RawValue
-				if _, err := asn1.Unmarshal(extension.Value, &names); err != nil || !extension.Id.Equal(oidSubjectAltName) {
-					continue
-				}
-				for name := range elements(names.Bytes) {
-					if !yield(name) {
-						return
-					}
-				}
-			}
-		}
-	}
+	return count
 }
 
 // requestedExtensions yields the extensions in raw, if it is an extensionRequest attribute (RFC 2985 section 5.4.2).
-func requestedExtensions(raw asn1.RawValue) iter.Seq[pkix.Extension] {
-	return func(yield func(pkix.Extension) bool) {
-		var attribute struct {
-			ID     asn1.ObjectIdentifier
-			Values asn1.RawValue
-		}
-		if _, err := asn1.Unmarshal(raw.FullBytes, &attribute); err != nil || !attribute.ID.Equal(oidExtensionRequest) {
-			return
-		}
-		for list := range elements(attribute.Values.Bytes) {
-			for each := range elements(list.Bytes) {
-				var extension pkix.Extension
-				if _, err := asn1.Unmarshal(each.FullBytes, &extension); err == nil && !yield(extension) {
+func requestedExtensions(raw asn1.RawValue) iter.Seq[asn1.RawValue] {
+	var found attribute
+	if _, err := asn1.Unmarshal(raw.FullBytes, &found); err != nil || !found.ID.Equal(oidExtensionRequest) {
+		return elements(nil)
+	}
+	return nested(found.Values.Bytes)
+}
+
+// subjectAltNames yields the names in raw, if it is a subjectAltName extension.
+func subjectAltNames(raw asn1.RawValue) iter.Seq[asn1.RawValue] {
+	var extension pkix.Extension
+	var names asn1.RawValue
+	if _, err := asn1.Unmarshal(raw.FullBytes, &extension); err != nil || !extension.Id.Equal(oidSubjectAltName) {
+		return elements(nil)
+	}
+	if _, err := asn1.Unmarshal(extension.Value, &names); err != nil {
+		return elements(nil)
+	}
+	return elements(names.Bytes)
+}
+
+// nested yields the elements inside each element of der: the attributes of a subject, or the extensions in all lists of
+// a request. An empty element stands for itself.
+func nested(der []byte) iter.Seq[asn1.RawValue] {
+	return func(yield func(asn1.RawValue) bool) {
+		for outer := range elements(der) {
+			if len(outer.Bytes) == 0 && !yield(outer) {
+				return
+			}
+			for inner := range elements(outer.Bytes) {
+				if !yield(inner) {
 					return
 				}
 			}

@@ -8,10 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -89,82 +87,5 @@ func checkWithin(t *testing.T, limits csr.Limits, data []byte, payload *x509.Cer
 	if req.Cert.Subject.CommonName != payload.Subject.CommonName || !slices.Equal(req.Cert.Subject.Organization, payload.Subject.Organization) ||
 		!slices.Equal(req.Cert.DNSNames, payload.DNSNames) || len(req.Cert.Subject.ExtraNames) > 0 {
 		t.Errorf("judged as %+v, but the payload is %+v", req.Cert, payload.Subject)
-	}
-}
-
-// FuzzStrip checks that all that a cache needs of a request survives Strip, that the result is small, and that the end
-// of a certificate is the one that crypto/x509 reads.
-func FuzzStrip(f *testing.F) {
-	node := block("CERTIFICATE REQUEST", der(f, nodeRequest()))
-	valid := certificateUntil(f, now.Add(time.Hour))
-	f.Add(node, valid, "user", "kubernetes.io/kubelet-serving", "True", uint8(1), int64(0), int64(60))
-	f.Add(node, []byte(nil), strings.Repeat("ü", 300), "kubernetes.io/kube-apiserver-client-kubelet", "", uint8(0), int64(5), int64(0))
-	f.Add([]byte("x"), append(block("OTHER", []byte{1}), valid...), "", "example.com/a", "False", uint8(6), int64(-1), int64(1)<<33)
-	f.Add(node, append(slices.Clone(valid), valid...), "", "", "True", uint8(9), int64(0), int64(0))
-	f.Fuzz(func(t *testing.T, payload, certificate []byte, user, signer, status string, kinds uint8, created, updated int64) {
-		const years = 1 << 35 // metav1.Time has no JSON form after the year 9999
-		obj := &certificatesv1.CertificateSigningRequest{
-			ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "u", ResourceVersion: "7", CreationTimestamp: metav1.Unix(created%years, 0)},
-			Spec:       certificatesv1.CertificateSigningRequestSpec{Request: payload, SignerName: signer, Username: user},
-			Status:     certificatesv1.CertificateSigningRequestStatus{Certificate: certificate},
-		}
-		for i, kind := range []certificatesv1.RequestConditionType{"Approved", "Denied", "Failed", "Example"} {
-			if kinds&(1<<i) == 0 {
-				continue
-			}
-			obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Message: user})
-			at := &obj.Status.Conditions[len(obj.Status.Conditions)-1]
-			if kinds&(16<<i) == 0 {
-				at.LastUpdateTime, at.Status = metav1.Unix(updated%years, 0), "True"
-			}
-		}
-		checkStripped(t, obj)
-		checkEnd(t, obj)
-	})
-}
-
-func checkStripped(t *testing.T, obj *certificatesv1.CertificateSigningRequest) {
-	t.Helper()
-	before := obj.DeepCopy()
-	small := csr.Strip(obj, csr.Parse)
-	if size := small.Size() - len(obj.Spec.SignerName); size > 1100 {
-		t.Errorf("%d bytes beside the signer's name", size)
-	}
-	if before.String() != obj.String() {
-		t.Error("Strip has changed the request")
-	}
-	if csr.StateOf(small) != csr.StateOf(obj) || csr.Undecided(small) != csr.Undecided(obj) ||
-		!csr.ApprovedAt(small).Equal(csr.ApprovedAt(obj)) || csr.CertificateDigest(small) != csr.CertificateDigest(obj) {
-		t.Errorf("state %s, approved at %s; want %s, %s", csr.StateOf(small), csr.ApprovedAt(small), csr.StateOf(obj), csr.ApprovedAt(obj))
-	}
-	got, gotOK := csr.RetentionPolicy{}.Deadline(small)
-	want, wantOK := csr.RetentionPolicy{}.Deadline(obj)
-	if gotOK != wantOK || !got.Equal(want) {
-		t.Errorf("deadline %s %t, want %s %t", got, gotOK, want, wantOK)
-	}
-	gotReq, gotOK := csr.Limits{}.Supersedable(small)
-	wantReq, wantOK := csr.Limits{}.Supersedable(obj)
-	if gotOK != wantOK || wantOK && (gotReq.NodeName() != csr.Bounded(wantReq.NodeName()) || gotReq.Requester.Username != csr.Bounded(wantReq.Requester.Username)) {
-		t.Errorf("supersedable %+v %t, want %+v %t", gotReq, gotOK, wantReq, wantOK)
-	}
-}
-
-// checkEnd compares the end of the certificate with that of crypto/x509.
-func checkEnd(t *testing.T, obj *certificatesv1.CertificateSigningRequest) {
-	t.Helper()
-	first, _ := pem.Decode(obj.Status.Certificate)
-	if first == nil {
-		return
-	}
-	cert, err := x509.ParseCertificate(first.Bytes)
-	if err != nil || cert.NotAfter.IsZero() {
-		return
-	}
-	const ever = time.Duration(-1)
-	onlyExpired := csr.RetentionPolicy{Default: csr.Retention{Approved: ever, Denied: ever, Failed: ever, Pending: ever}}
-	approved := obj.DeepCopy()
-	csr.AddCondition(approved, certificatesv1.CertificateApproved, "", "", now)
-	if at, ok := onlyExpired.Deadline(approved); !ok || !at.Equal(cert.NotAfter) {
-		t.Errorf("the certificate ends at %s %t, crypto/x509 reads %s", at, ok, cert.NotAfter)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"encoding/asn1"
 	"encoding/hex"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -57,15 +58,19 @@ func Parse(obj *certificatesv1.CertificateSigningRequest) (*Request, error) {
 
 // Parse parses obj. The first PEM block of spec.request must be a CERTIFICATE REQUEST (RFC 7468 section 7). Parse
 // ignores the rest, as kube-controller-manager does (pkg/apis/certificates/helpers.go, ParseCSR). A *Refused is
-// final, because the spec is immutable. Any other error is a fault of the parser and says nothing about obj. A panic
-// becomes such an error, because informers call Parse in goroutines that do not recover.
+// final, because the spec is immutable. Any other error is a fault of the parser or of its caller, for example because
+// obj is Trimmed, and says nothing about the request. A panic becomes such an error, because informers call Parse in
+// goroutines that do not recover.
 func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Request, err error) {
 	defer func() {
 		if fault := recover(); fault != nil {
 			req, err = nil, fmt.Errorf("read spec.request of %s: panic: %v", obj.Name, fault)
 		}
 	}()
-	payload, refused := l.withDefaults().parsePayload(obj.Spec.Request)
+	if Trimmed(obj) {
+		return nil, errors.New("spec.request is not in the cache")
+	}
+	payload, attributes, refused := l.withDefaults().parsePayload(obj.Spec.Request)
 	if refused != nil {
 		return nil, refused
 	}
@@ -85,7 +90,7 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 		Created:       obj.CreationTimestamp.Time,
 		Usages:        obj.Spec.Usages,
 		UnknownUsages: unknown,
-		Dropped:       droppedContent(payload),
+		Dropped:       droppedContent(payload, attributes),
 		Cert: ca.Request{
 			PublicKey:      payload.PublicKey,
 			Subject:        subject,
@@ -104,38 +109,39 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 // parsePKCS10 is a variable so that a test can replace it with a parser that panics.
 var parsePKCS10 = x509.ParseCertificateRequest
 
-// parsePayload checks the limits and the key before it passes data to crypto/x509.
-func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, *Refused) {
+// parsePayload checks the limits and the key before it passes data to crypto/x509. It also returns the attributes of the
+// request.
+func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, []asn1.RawValue, *Refused) {
 	if len(data) > l.RequestBytes {
-		return nil, tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
+		return nil, nil, tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
 	}
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return nil, &Refused{ReasonMalformed, "spec.request is not a PEM block of type CERTIFICATE REQUEST"}
+		return nil, nil, &Refused{ReasonMalformed, "spec.request is not a PEM block of type CERTIFICATE REQUEST"}
 	}
 	if len(block.Bytes) > l.DERBytes {
-		return nil, tooLarge("the PKCS#10 request in spec.request has", l.DERBytes, "bytes of DER", "maxDERBytes")
+		return nil, nil, tooLarge("the PKCS#10 request in spec.request has", l.DERBytes, "bytes of DER", "maxDERBytes")
 	}
 	info, err := readOutline(block.Bytes)
 	if err != nil {
-		return nil, malformed(err)
+		return nil, nil, malformed(err)
 	}
 	if refused := l.checkCounts(info); refused != nil {
-		return nil, refused
+		return nil, nil, refused
 	}
 	key, err := x509.ParsePKIXPublicKey(info.PublicKey.Raw) // it does no arithmetic on the key
 	if err != nil {
-		return nil, &Refused{ReasonKeyNotPermitted,
+		return nil, nil, &Refused{ReasonKeyNotPermitted,
 			fmt.Sprintf("the public key can't be read: %v; %s", err, ca.PermittedKeys)}
 	}
 	if violation := ca.CheckKey(key); violation != nil {
-		return nil, &Refused{violation.Reason, violation.Message}
+		return nil, nil, &Refused{violation.Reason, violation.Message}
 	}
 	payload, err := parsePKCS10(block.Bytes)
 	if err != nil {
-		return nil, malformed(err)
+		return nil, nil, malformed(err)
 	}
-	return payload, nil
+	return payload, info.Attributes, nil
 }
 
 func malformed(err error) *Refused {
@@ -214,70 +220,6 @@ func (r *Request) OtherSubject() []string {
 	return other
 }
 
-// The X.509 form of each usage, from Kubernetes pkg/apis/certificates/v1/helpers.go and
-// pkg/controller/certificates/authority/policies.go.
-var (
-	keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
-		certificatesv1.UsageSigning:           x509.KeyUsageDigitalSignature,
-		certificatesv1.UsageDigitalSignature:  x509.KeyUsageDigitalSignature,
-		certificatesv1.UsageContentCommitment: x509.KeyUsageContentCommitment,
-		certificatesv1.UsageKeyEncipherment:   x509.KeyUsageKeyEncipherment,
-		certificatesv1.UsageKeyAgreement:      x509.KeyUsageKeyAgreement,
-		certificatesv1.UsageDataEncipherment:  x509.KeyUsageDataEncipherment,
-		certificatesv1.UsageCertSign:          x509.KeyUsageCertSign,
-		certificatesv1.UsageCRLSign:           x509.KeyUsageCRLSign,
-		certificatesv1.UsageEncipherOnly:      x509.KeyUsageEncipherOnly,
-		certificatesv1.UsageDecipherOnly:      x509.KeyUsageDecipherOnly,
-	}
-	extKeyUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
-		certificatesv1.UsageAny:             x509.ExtKeyUsageAny,
-		certificatesv1.UsageServerAuth:      x509.ExtKeyUsageServerAuth,
-		certificatesv1.UsageClientAuth:      x509.ExtKeyUsageClientAuth,
-		certificatesv1.UsageCodeSigning:     x509.ExtKeyUsageCodeSigning,
-		certificatesv1.UsageEmailProtection: x509.ExtKeyUsageEmailProtection,
-		certificatesv1.UsageSMIME:           x509.ExtKeyUsageEmailProtection,
-		certificatesv1.UsageIPsecEndSystem:  x509.ExtKeyUsageIPSECEndSystem,
-		certificatesv1.UsageIPsecTunnel:     x509.ExtKeyUsageIPSECTunnel,
-		certificatesv1.UsageIPsecUser:       x509.ExtKeyUsageIPSECUser,
-		certificatesv1.UsageTimestamping:    x509.ExtKeyUsageTimeStamping,
-		certificatesv1.UsageOCSPSigning:     x509.ExtKeyUsageOCSPSigning,
-		certificatesv1.UsageMicrosoftSGC:    x509.ExtKeyUsageMicrosoftServerGatedCrypto,
-		certificatesv1.UsageNetscapeSGC:     x509.ExtKeyUsageNetscapeServerGatedCrypto,
-	}
-)
-
-// KnownUsage reports whether Kubernetes defines usage and a certificate can hold it.
-func KnownUsage(usage certificatesv1.KeyUsage) bool {
-	_, key := keyUsages[usage]
-	_, ext := extKeyUsages[usage]
-	return key || ext
-}
-
-// ExtendedUsage reports whether usage is an extended key usage.
-func ExtendedUsage(usage certificatesv1.KeyUsage) bool {
-	_, extended := extKeyUsages[usage]
-	return extended
-}
-
-// X509Usages returns the X.509 form of usages. Extended usages are sorted and without repetition. unknown holds the
-// usages without an X.509 form.
-func X509Usages(usages []certificatesv1.KeyUsage) (
-	key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage,
-) {
-	for _, usage := range usages {
-		if !KnownUsage(usage) {
-			unknown = append(unknown, usage)
-			continue
-		}
-		key |= keyUsages[usage]
-		if value, ok := extKeyUsages[usage]; ok {
-			ext = append(ext, value)
-		}
-	}
-	slices.Sort(ext)
-	return key, slices.Compact(ext), unknown
-}
-
 // TokenGroupPrefix begins the groups that bind a bootstrap token to one node.
 const TokenGroupPrefix = "system:bootstrappers:node:"
 
@@ -315,118 +257,7 @@ func ShortenAll(all []string) []string {
 func (r *Request) SubjectText() string { return ca.SubjectText(r.Cert.Subject, maxText) }
 
 // Pause returns the time until a request of that age is judged again if no event wakes it. The pause equals the age,
-// but is at least a second and at most a minute. It doubles without a counter, and a restart does not change it.
+// but is at least a second and at most five minutes. It doubles without a counter, and a restart does not change it.
 func Pause(age time.Duration) time.Duration {
-	return min(max(age, time.Second), time.Minute)
-}
-
-var (
-	oidExtensionRequest = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14} // RFC 2985 section 5.4.2
-	oidSubjectAltName   = asn1.ObjectIdentifier{2, 5, 29, 17}                // RFC 5280 section 4.2.1.6
-	oidAttributePrefix  = asn1.ObjectIdentifier{2, 5, 4}                     // X.520
-)
-
-// repeatable and single are the X.520 attributes that crypto/x509 copies from a request into a certificate, by the
-// last arc of their OID. It copies only one value of a single attribute.
-var (
-	repeatable = []int{6, 7, 8, 9, 10, 11, 17} // C, L, ST, STREET, O, OU, postalCode
-	single     = []int{3, 5}                   // CN, serialNumber
-)
-
-// generalNames names the kinds of subjectAltName by their tag (RFC 5280 section 4.2.1.6). Kinds with an empty name
-// are copied into the certificate.
-var generalNames = []string{"otherName", "", "", "x400Address", "directoryName", "ediPartyName", "", "", "registeredID"}
-
-// droppedContent lists the requested content that the certificate will not hold, sorted and without repetition. It
-// compares types and OIDs, never bytes, because honest encoders differ in string types.
-func droppedContent(payload *x509.CertificateRequest) []string {
-	dropped := droppedSubject(payload)
-	for _, extension := range payload.Extensions {
-		if !extension.Id.Equal(oidSubjectAltName) {
-			dropped = append(dropped, "extension "+extension.Id.String())
-			continue
-		}
-		dropped = append(dropped, droppedNames(extension.Value)...)
-	}
-	dropped = append(dropped, droppedAttributes(payload.RawTBSCertificateRequest)...)
-	slices.Sort(dropped)
-	return slices.Compact(dropped)
-}
-
-func droppedSubject(payload *x509.CertificateRequest) []string {
-	var dropped []string
-	seen := map[int]bool{}
-	for _, attribute := range payload.Subject.Names {
-		id := attribute.Type
-		_, text := attribute.Value.(string) // crypto/x509 ignores values of other types
-		known := text && len(id) == 4 && oidAttributePrefix.Equal(id[:3])
-		switch {
-		case known && slices.Contains(repeatable, id[3]):
-		case known && slices.Contains(single, id[3]) && !seen[id[3]]:
-			seen[id[3]] = true
-		case known && slices.Contains(single, id[3]):
-			dropped = append(dropped, "repeated subject attribute "+id.String())
-		default:
-			dropped = append(dropped, "subject attribute "+id.String())
-		}
-	}
-	return dropped
-}
-
-func droppedNames(san []byte) []string {
-	var names []asn1.RawValue
-	rest, err := asn1.Unmarshal(san, &names)
-	if err != nil {
-		return []string{"malformed subjectAltName"}
-	}
-	var dropped []string
-	if len(rest) > 0 {
-		dropped = append(dropped, "subjectAltName trailing data")
-	}
-	for _, name := range names {
-		kind := fmt.Sprintf("tag %d", name.Tag)
-		if name.Class == asn1.ClassContextSpecific && name.Tag < len(generalNames) {
-			kind = generalNames[name.Tag]
-		}
-		if kind == "" && name.IsCompound { // the names that are copied are primitive
-			kind = fmt.Sprintf("tag %d", name.Tag)
-		}
-		if kind != "" {
-			dropped = append(dropped, "subjectAltName "+kind)
-		}
-	}
-	return dropped
-}
-
-// droppedAttributes lists the PKCS#10 attributes (RFC 2986 section 4.1) that crypto/x509 does not use. It uses only
-// the first value of each well-formed extensionRequest. It ignores all other attributes, so even a malformed one is
-// not an error.
-func droppedAttributes(tbs []byte) []string {
-	var info struct {
-		Raw        asn1.RawContent
-		Version    int
-		Subject    asn1.RawValue
-		PublicKey  asn1.RawValue
-		Attributes []asn1.RawValue `asn1:"tag:0"`
-	}
-	if _, err := asn1.Unmarshal(tbs, &info); err != nil {
-		return []string{"malformed attributes"}
-	}
-	var dropped []string
-	for _, raw := range info.Attributes {
-		var attribute struct {
-			ID     asn1.ObjectIdentifier
-			Values asn1.RawValue
-		}
-		if rest, err := asn1.Unmarshal(raw.FullBytes, &attribute); err != nil || len(rest) > 0 {
-			dropped = append(dropped, "malformed attribute")
-			continue
-		}
-		var values []asn1.RawValue
-		_, err := asn1.UnmarshalWithParams(attribute.Values.FullBytes, &values, "set")
-		if !attribute.ID.Equal(oidExtensionRequest) || err != nil || len(values) != 1 {
-			dropped = append(dropped, "attribute "+attribute.ID.String())
-		}
-	}
-	return dropped
+	return min(max(age, time.Second), 5*time.Minute)
 }

@@ -2,8 +2,6 @@ package csr
 
 import (
 	"cmp"
-	"encoding/asn1"
-	"encoding/pem"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -64,16 +62,18 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 		{certificatesv1.CertificateDenied, keep.Denied},
 		{certificatesv1.CertificateFailed, keep.Failed},
 	} {
-		if at, found := decidedAt(obj, rule.kind); found {
+		if condition := Condition(obj, rule.kind); condition != nil {
 			decided = true
-			deadline.add(at, rule.age)
+			deadline.add(condition.LastUpdateTime.Time, rule.age)
 		}
 	}
 	if !decided {
 		deadline.add(obj.CreationTimestamp.Time, keep.Pending)
 	}
-	if _, approved := decidedAt(obj, certificatesv1.CertificateApproved); approved {
-		deadline.add(certificateEnd(obj), keep.Expired)
+	if Condition(obj, certificatesv1.CertificateApproved) != nil {
+		if issued, readable := Certificate(obj); readable {
+			deadline.add(issued.NotAfter, keep.Expired)
+		}
 	}
 	return deadline.at, !deadline.at.IsZero()
 }
@@ -87,43 +87,4 @@ func (d *deadline) add(since time.Time, age time.Duration) {
 	if at := since.Add(age); d.at.IsZero() || at.Before(d.at) {
 		d.at = at
 	}
-}
-
-// certificateEnd returns NotAfter of the first PEM block in status, or zero if the block holds no certificate. It
-// ignores the rest, as kube-controller-manager does (pkg/controller/certificates/cleaner/cleaner.go, isExpired). It
-// reads nothing else of the certificate (RFC 5280 section 4.1), because every request of a cluster is read at a start.
-func certificateEnd(obj *certificatesv1.CertificateSigningRequest) time.Time {
-	if Stripped(obj) {
-		end, _ := recorded(obj, recordEnd)
-		return end
-	}
-	block, _ := pem.Decode(obj.Status.Certificate)
-	if block == nil {
-		return time.Time{}
-	}
-	contents, err := inside(inside(block.Bytes, nil))
-	var field asn1.RawValue
-	for before := 3; before > 0 && err == nil; before-- { // the serial number, the algorithm and the issuer
-		contents, err = asn1.Unmarshal(contents, &field)
-		if field.Class == asn1.ClassContextSpecific { // the version
-			before++
-		}
-	}
-	var validity struct{ NotBefore, NotAfter time.Time }
-	if err == nil {
-		_, err = asn1.Unmarshal(contents, &validity)
-	}
-	if err != nil {
-		return time.Time{}
-	}
-	return validity.NotAfter
-}
-
-// inside returns the content of the first ASN.1 element in der. If err is set, it returns that.
-func inside(der []byte, err error) ([]byte, error) {
-	var element asn1.RawValue
-	if err == nil {
-		_, err = asn1.Unmarshal(der, &element)
-	}
-	return element.Bytes, err
 }

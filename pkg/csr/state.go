@@ -52,8 +52,10 @@ func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
 
 // ApprovedAt returns when obj was approved. It returns zero if obj is not approved or its condition has no time.
 func ApprovedAt(obj *certificatesv1.CertificateSigningRequest) time.Time {
-	at, _ := decidedAt(obj, certificatesv1.CertificateApproved)
-	return at
+	if approved := Condition(obj, certificatesv1.CertificateApproved); approved != nil {
+		return approved.LastUpdateTime.Time
+	}
+	return time.Time{}
 }
 
 func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
@@ -61,8 +63,7 @@ func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
 	return failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == "")
 }
 
-// Condition returns the first condition of that kind, whatever its status, or nil. A stripped request with a
-// certificate has no condition Approved: see ApprovedAt.
+// Condition returns the first condition of that kind, whatever its status, or nil.
 func Condition(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 ) *certificatesv1.CertificateSigningRequestCondition {
@@ -94,38 +95,4 @@ func AddCondition(
 		added.LastUpdateTime = metav1.NewTime(now)
 	}
 	obj.Status.Conditions = append(obj.Status.Conditions, added)
-}
-
-// MinSupersededAfter is how long a kubelet waits for a certificate before it creates another request (client-go
-// util/certificate, certificateWaitTimeout). No request is deleted as superseded earlier.
-const MinSupersededAfter = 15 * time.Minute
-
-// Supersedable parses obj within l and reports whether a newer request can supersede it. The newer request must have
-// the same requester, node and signer. Only pending requests for Kubernetes' two signers of node certificates
-// qualify, because users of other signers may have reasons to ask twice. Of a stripped request, req holds only what
-// identifies it, its requester and its node.
-func (l Limits) Supersedable(obj *certificatesv1.CertificateSigningRequest) (req *Request, ok bool) {
-	return supersedable(obj, l.Parse)
-}
-
-func supersedable(
-	obj *certificatesv1.CertificateSigningRequest,
-	parse func(*certificatesv1.CertificateSigningRequest) (*Request, error),
-) (req *Request, ok bool) {
-	switch obj.Spec.SignerName {
-	case certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName:
-	default:
-		return nil, false
-	}
-	if StateOf(obj) != Pending {
-		return nil, false
-	}
-	if Stripped(obj) {
-		return fromStripped(obj), len(obj.Spec.Request) > 0
-	}
-	req, err := parse(obj)
-	if err != nil || req.NodeName() == "" {
-		return nil, false
-	}
-	return req, true
 }

@@ -1,0 +1,426 @@
+package csr_test
+
+import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"math/big"
+	"reflect"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	toolscache "k8s.io/client-go/tools/cache"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+type request = certificatesv1.CertificateSigningRequest
+
+// whole returns a pending request of a kubelet with everything that an API server stores.
+func whole(t testing.TB) *request {
+	deleted, seconds := metav1.NewTime(now.Add(time.Hour)), int32(600)
+	return object(t, func(obj *request) {
+		obj.ObjectMeta = metav1.ObjectMeta{
+			Name: "csr-a", GenerateName: "csr-", UID: "uid", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now),
+			DeletionTimestamp: &deleted, Annotations: map[string]string{"a": strings.Repeat("x", 1000)},
+			Labels: map[string]string{"b": "c"}, Finalizers: []string{"d"}, OwnerReferences: []metav1.OwnerReference{{Name: "e"}},
+			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update"}},
+		}
+		obj.Spec.ExpirationSeconds = &seconds
+	})
+}
+
+// transformed returns a copy of obj after trim.
+func transformed(t testing.TB, trim csr.Trim, obj *request) *request {
+	t.Helper()
+	got, err := trim.Transform(obj.DeepCopy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got.(*request)
+}
+
+func add(kind certificatesv1.RequestConditionType) func(*request) {
+	return func(obj *request) {
+		csr.AddCondition(obj, "Other", "", "", now)
+		csr.AddCondition(obj, kind, "Reason", strings.Repeat("y", 1000), now.Add(time.Minute))
+	}
+}
+
+func issue(certificate []byte) func(*request) {
+	return func(obj *request) {
+		add("Approved")(obj)
+		obj.Status.Certificate = certificate
+	}
+}
+
+// TestTrim trims requests for our signers.
+func TestTrim(t *testing.T) {
+	t.Parallel()
+	hour := certificateUntil(t, now.Add(time.Hour))
+	untrue := func(kind certificatesv1.RequestConditionType, status corev1.ConditionStatus) func(*request) {
+		return func(obj *request) {
+			add(kind)(obj)
+			obj.Status.Conditions[len(obj.Status.Conditions)-1].Status = status
+		}
+	}
+	for name, test := range map[string]struct {
+		change  []func(*request)
+		trimmed bool
+	}{
+		"pending":                        {},
+		"approved":                       {change: []func(*request){add("Approved")}},
+		"failed, undecided":              {change: []func(*request){add("Failed")}},
+		"approved, Failed False":         {change: []func(*request){add("Approved"), untrue("Failed", "False")}},
+		"a payload that no parser reads": {change: []func(*request){func(obj *request) { obj.Spec.Request = []byte("x") }}},
+
+		"denied":                 {change: []func(*request){add("Denied")}, trimmed: true},
+		"denied, without status": {change: []func(*request){untrue("Denied", "")}, trimmed: true},
+		"denied and failed":      {change: []func(*request){add("Denied"), add("Failed")}, trimmed: true},
+		"approved and denied":    {change: []func(*request){add("Approved"), add("Denied")}, trimmed: true},
+		"approved and failed":    {change: []func(*request){add("Approved"), add("Failed")}, trimmed: true},
+		"issued":                 {change: []func(*request){issue(hour)}, trimmed: true},
+		"issued, then failed":    {change: []func(*request){issue(hour), add("Failed")}, trimmed: true},
+		"issued, not approved":   {change: []func(*request){func(obj *request) { obj.Status.Certificate = hour }}, trimmed: true},
+		"issued, no time of approval": {change: []func(*request){issue(hour), func(obj *request) {
+			obj.Status.Conditions[1].LastUpdateTime = metav1.Time{}
+		}}, trimmed: true},
+		"issued for two minutes":       {change: []func(*request){issue(certificateUntil(t, now.Add(2*time.Minute)))}, trimmed: true},
+		"issued, expired in 1970":      {change: []func(*request){issue(certificateUntil(t, time.Unix(0, 0)))}, trimmed: true},
+		"issued, expired before 1970":  {change: []func(*request){issue(certificateUntil(t, time.Unix(-1e9, 0)))}, trimmed: true},
+		"issued, ends in 9999":         {change: []func(*request){issue(certificateUntil(t, time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)))}, trimmed: true},
+		"issued with a chain":          {change: []func(*request){issue(slices.Concat(hour, certificateUntil(t, now)))}, trimmed: true},
+		"two certificates in a block":  {change: []func(*request){issue(joined(hour, certificateUntil(t, now)))}, trimmed: true},
+		"no PEM":                       {change: []func(*request){issue([]byte("x"))}, trimmed: true},
+		"a broken certificate":         {change: []func(*request){issue(block("CERTIFICATE", []byte("x")))}, trimmed: true},
+		"an empty block":               {change: []func(*request){issue(block("CERTIFICATE", nil))}, trimmed: true},
+		"a long user name":             {change: []func(*request){issue(hour), func(obj *request) { obj.Spec.Username = strings.Repeat("u", 1<<20) }}, trimmed: true},
+		"a record before the PEM text": {change: []func(*request){issue(slices.Concat(recordOf(t, hour), []byte("\n"), certificateUntil(t, now)))}, trimmed: true},
+		"a record in place of the PEM": {change: []func(*request){issue(recordOf(t, hour))}, trimmed: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			obj := whole(t)
+			for _, change := range test.change {
+				change(obj)
+			}
+			if got := csr.Trimmed(transformed(t, csr.Trim{}, obj)); got != test.trimmed {
+				t.Errorf("trimmed: %t, want %t", got, test.trimmed)
+			}
+			checkTrimmed(t, obj)
+		})
+	}
+}
+
+// checkTrimmed trims obj, as a request of ours and as one of others, and compares what the readers say.
+func checkTrimmed(t *testing.T, obj *request) {
+	t.Helper()
+	for _, trim := range []csr.Trim{{}, {Ours: func(string) bool { return false }}} {
+		small := transformed(t, trim, obj)
+		if csr.StateOf(small) != csr.StateOf(obj) || csr.Undecided(small) != csr.Undecided(obj) ||
+			!csr.ApprovedAt(small).Equal(csr.ApprovedAt(obj)) || csr.CertificateDigest(small) != csr.CertificateDigest(obj) {
+			t.Errorf("state %s, approved at %s; want %s, %s", csr.StateOf(small), csr.ApprovedAt(small), csr.StateOf(obj), csr.ApprovedAt(obj))
+		}
+		for _, policy := range []csr.RetentionPolicy{{}, onlyExpired} {
+			got, gotOK := policy.Deadline(small)
+			if want, wantOK := policy.Deadline(obj); gotOK != wantOK || !got.Equal(want) {
+				t.Errorf("policy %+v: deadline %s %t, want %s %t", policy, got, gotOK, want, wantOK)
+			}
+		}
+		got, gotOK := csr.Certificate(small)
+		want, wantOK := csr.Certificate(obj)
+		if gotOK != wantOK {
+			t.Errorf("certificate: %t, want %t", gotOK, wantOK)
+		}
+		compare(t, "certificate", want, got, cmp.AllowUnexported(csr.CertificateRecord{}), sameBytes)
+		metadata := obj.ObjectMeta.DeepCopy()
+		metadata.ManagedFields = nil
+		compare(t, "metadata", *metadata, small.ObjectMeta)
+		compare(t, "conditions", obj.Status.Conditions, small.Status.Conditions)
+		compare(t, "trimmed again", small, transformed(t, csr.Trim{}, small))
+		checkUnparsable(t, obj, small)
+	}
+}
+
+// checkUnparsable checks that a trimmed object can't be parsed, and that this is not a verdict about the request.
+func checkUnparsable(t *testing.T, obj, small *request) {
+	t.Helper()
+	if !csr.Trimmed(small) {
+		compare(t, "spec of a whole object", obj.Spec, small.Spec)
+		return
+	}
+	if _, err := csr.Parse(small); errorText(err) != "spec.request is not in the cache" {
+		t.Errorf("parsed: %v", err)
+	}
+	if csr.Trimmed(obj) {
+		return
+	}
+	want := certificatesv1.CertificateSigningRequestSpec{
+		Request: []byte("trimmed by csr-controller-manager"), SignerName: obj.Spec.SignerName, Username: csr.Shorten(obj.Spec.Username),
+	}
+	compare(t, "spec", want, small.Spec)
+}
+
+// compare reports the differences between want and got. The code that it runs for equal values is always the same, as a
+// fuzz target needs.
+func compare(t *testing.T, what string, want, got any, options ...cmp.Option) {
+	t.Helper()
+	if reflect.DeepEqual(want, got) {
+		return
+	}
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+var (
+	sameBytes   = cmp.Comparer(bytes.Equal)
+	onlyExpired = csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}}
+)
+
+// joined returns one PEM block with all certificates.
+func joined(all ...[]byte) []byte {
+	var der []byte
+	for _, each := range all {
+		der = append(der, blockOf(each)...)
+	}
+	return block("CERTIFICATE", der)
+}
+
+// recordOf returns what stands in place of certificate in a trimmed object.
+func recordOf(t testing.TB, certificate []byte) []byte {
+	t.Helper()
+	return transformed(t, csr.Trim{}, object(t, issue(certificate))).Status.Certificate
+}
+
+// TestTrimForOthers checks which requests are ours.
+func TestTrimForOthers(t *testing.T) {
+	t.Parallel()
+	trim := csr.Trim{Ours: func(signerName string) bool { return signerName == "example.com/ours" }}
+	for signer, want := range map[string]bool{"example.com/ours": false, "example.com/theirs": true} {
+		obj := whole(t)
+		obj.Spec.SignerName = signer
+		if got := csr.Trimmed(transformed(t, trim, obj)); got != want {
+			t.Errorf("%s: trimmed: %t, want %t", signer, got, want)
+		}
+	}
+}
+
+// TestTrimTooLarge checks that only spec.request of a pending request above the limit is replaced, that the limit itself
+// is permitted, and that the request is refused with the same message.
+func TestTrimTooLarge(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		limit, size, want int
+	}{
+		"as large as the default": {size: 128 << 10, want: 128 << 10},
+		"above the default":       {size: 1 << 20, want: 128<<10 + 1},
+		"above another limit":     {limit: 5000, size: 5001, want: 5001},
+		"far above another limit": {limit: 5000, size: 1 << 20, want: 5001},
+		"a limit of 16 MiB":       {limit: 16 << 20, size: 17 << 20, want: 17 << 20},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			trim := csr.Trim{Limits: csr.Limits{RequestBytes: test.limit}}
+			obj := whole(t)
+			obj.Spec.Request = append(obj.Spec.Request, bytes.Repeat([]byte("x"), test.size-len(obj.Spec.Request))...)
+			got := transformed(t, trim, obj)
+			if len(got.Spec.Request) != test.want || csr.Trimmed(got) {
+				t.Errorf("%d bytes, want %d", len(got.Spec.Request), test.want)
+			}
+			_, wantErr := trim.Limits.Parse(obj)
+			if _, err := trim.Limits.Parse(got); errorText(err) != errorText(wantErr) {
+				t.Errorf("error %v, want %v", err, wantErr)
+			}
+			again := transformed(t, trim, got)
+			if !bytes.Equal(again.Spec.Request, got.Spec.Request) {
+				t.Error("trimmed again, it differs")
+			}
+			obj.ManagedFields, obj.Spec.Request, got.Spec.Request = nil, nil, nil
+			if diff := cmp.Diff(obj, got); diff != "" {
+				t.Errorf("the rest (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestTrimLeavesOtherObjects(t *testing.T) {
+	t.Parallel()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}}}
+	got, err := csr.Trim{}.Transform(node)
+	if err != nil || got != any(node) || len(node.ManagedFields) != 1 {
+		t.Errorf("%v, %v", got, err)
+	}
+	gone := toolscache.DeletedFinalStateUnknown{Key: "csr-a"}
+	if got, err := (csr.Trim{}).Transform(gone); err != nil || got != any(gone) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestBrokenRecords checks that no bytes in place of a record make a reader fail.
+func TestBrokenRecords(t *testing.T) {
+	t.Parallel()
+	good := transformed(t, csr.Trim{}, object(t, issue(certificateUntil(t, now))))
+	for length := range len(good.Status.Certificate) {
+		obj := good.DeepCopy()
+		obj.Status.Certificate = obj.Status.Certificate[:length]
+		record, readable := csr.Certificate(obj)
+		if record.SHA256 != csr.CertificateDigest(obj) || length < 32 && readable {
+			t.Errorf("%d bytes: %+v, %t", length, record, readable)
+		}
+		_, _ = csr.RetentionPolicy{}.Deadline(obj)
+	}
+	for at := range good.Status.Certificate {
+		obj := good.DeepCopy()
+		obj.Status.Certificate[at] ^= 0xff
+		_, _ = csr.Certificate(obj)
+	}
+}
+
+// TestSignedBy checks that only the CA whose key has signed a certificate is recognized, whatever names and key
+// identifiers it shares with others, in whole and in trimmed objects.
+func TestSignedBy(t *testing.T) {
+	t.Parallel()
+	rsaKey := must(rsa.GenerateKey(rand.Reader, 2048))
+	_, edKey, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	authorities := map[string]*x509.Certificate{}
+	keys := map[string]crypto.Signer{
+		"P-256": must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)), "another P-256": must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)),
+		"P-521": must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader)), "RSA": rsaKey, "Ed25519": edKey,
+	}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, SubjectKeyId: []byte{1}, NotBefore: now, NotAfter: now.Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true,
+	}
+	for name, key := range keys {
+		authorities[name] = must(x509.ParseCertificate(must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))))
+	}
+	for signer, algorithms := range map[string][]x509.SignatureAlgorithm{
+		"P-256": {0, x509.ECDSAWithSHA384}, "P-521": {0}, "Ed25519": {0}, "RSA": {0, x509.SHA512WithRSA, x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS},
+	} {
+		for _, algorithm := range algorithms {
+			leaf := &x509.Certificate{
+				SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "system:node:a"}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+				SignatureAlgorithm: algorithm,
+			}
+			made := must(x509.CreateCertificate(rand.Reader, leaf, authorities[signer], leafKey().Public(), keys[signer]))
+			obj := object(t, issue(block("CERTIFICATE", made)))
+			for form, obj := range map[string]*request{"whole": obj, "trimmed": transformed(t, csr.Trim{}, obj)} {
+				record, readable := csr.Certificate(obj)
+				if !readable || record.Node != "a" || !record.NotBefore.Equal(leaf.NotBefore) || !record.NotAfter.Equal(leaf.NotAfter) {
+					t.Errorf("%s: %+v, %t", form, record, readable)
+				}
+				for name, authority := range authorities {
+					if got := record.SignedBy(authority); got != (name == signer) {
+						t.Errorf("%s, %s by %s: signed by %s: %t", form, algorithm, signer, name, got)
+					}
+				}
+			}
+			forged := slices.Clone(made)
+			forged[len(forged)-1] ^= 1
+			if record, readable := csr.Certificate(object(t, issue(block("CERTIFICATE", forged)))); !readable || record.SignedBy(authorities[signer]) {
+				t.Errorf("%s by %s: readable: %t, and a changed signature is recognized", algorithm, signer, readable)
+			}
+		}
+	}
+	if (csr.CertificateRecord{}).SignedBy(authorities["P-256"]) {
+		t.Error("no certificate is signed by a CA")
+	}
+}
+
+// TestNodeOfCertificate checks that the record holds a node's name only if a Node can have a name of that length.
+func TestNodeOfCertificate(t *testing.T) {
+	t.Parallel()
+	for common, want := range map[string]string{
+		"system:node:a": "a", "system:node:": "", "alice": "", "system:node:" + strings.Repeat("n", 253): strings.Repeat("n", 253),
+		"system:node:" + strings.Repeat("n", 254): "",
+	} {
+		leaf := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: common}, NotBefore: now, NotAfter: now}
+		made := block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, leaf, leaf, leafKey().Public(), leafKey())))
+		small := transformed(t, csr.Trim{}, object(t, issue(made)))
+		if record, readable := csr.Certificate(small); !readable || record.Node != want || record.SHA256 != sha256.Sum256(made) {
+			t.Errorf("%q: node %q, want %q, readable: %t", common, record.Node, want, readable)
+		}
+	}
+}
+
+// TestFinishedRequestsAreSmall decodes finished requests of kubelets as an informer does, trims them and keeps them in
+// its store.
+//
+//nolint:paralleltest // it measures the heap
+func TestFinishedRequestsAreSmall(t *testing.T) {
+	for name, test := range map[string]struct {
+		key  crypto.Signer
+		most int
+	}{
+		"CA with an ECDSA key":          {leafKey(), 1000},
+		"CA with an RSA key of kubeadm": {must(rsa.GenerateKey(rand.Reader, 2048)), 1250},
+	} {
+		size := heapOfFinished(t, test.key)
+		t.Logf("%s: %d bytes for each request", name, size)
+		if size > test.most {
+			t.Errorf("%s: %d bytes for each request, want at most %d", name, size, test.most)
+		}
+	}
+}
+
+// heapOfFinished returns the bytes of heap that each finished request in a store takes.
+func heapOfFinished(t *testing.T, key crypto.Signer) int {
+	t.Helper()
+	const requests, nodes = 50_000, 5000
+	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true}
+	leaf := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-0000", Organization: []string{"system:nodes"}},
+		NotBefore: now, NotAfter: now.AddDate(1, 0, 0), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+	certificate := block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, leaf, ca, leafKey().Public(), key)))
+	obj := whole(t)
+	obj.DeletionTimestamp, obj.Annotations, obj.Labels, obj.Finalizers, obj.OwnerReferences = nil, nil, nil, nil, nil
+	obj.Spec.Groups = []string{"system:nodes", "system:authenticated"}
+	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{csr.CredentialIDKey: {csr.CertificateIDPrefix + strings.Repeat("0a", 32)}}
+	csr.AddCondition(obj, "Approved", "AutoApproved", "Auto approving kubelet client certificate after SubjectAccessReview.", now)
+	obj.Status.Certificate = certificate
+
+	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
+	before := heap()
+	for i := range requests {
+		obj.Name, obj.UID = fmt.Sprintf("csr-%05d", i), "4b3e3b7d-5f2e-4f0e-9a5e-0123456789ab"
+		obj.Spec.Username, obj.ResourceVersion = fmt.Sprintf("system:node:worker-%04d", i%nodes), fmt.Sprint(10_000_000+i)
+		decoded := &request{}
+		if err := decoded.Unmarshal(must(obj.Marshal())); err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Add(must(csr.Trim{}.Transform(decoded))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	size := (heap() - before) / requests
+	runtime.KeepAlive(store)
+	return int(size) //nolint:gosec // it is about a thousand
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // the first one removes what sync.Pool and unique still hold
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
