@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,8 +22,18 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
+// newSource returns a Source that has read nothing.
+func newSource(t testing.TB) *Source {
+	t.Helper()
+	s, err := New(&rest.Config{}, nil, true, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
 // sourceOf returns a Source that has read nodes.
-func sourceOf(t testing.TB, nodes ...*corev1.Node) *Source {
+func sourceOf(t testing.TB, nodes ...*object) *Source {
 	t.Helper()
 	s := newSource(t)
 	s.nodes.Fake(nil, nodes...)
@@ -41,38 +52,20 @@ func sans(texts ...string) []san.SAN {
 	return all
 }
 
-// A node may report tens of thousands of addresses, and request a thousand of them. A copy for each would cost a
-// second.
-func TestSourceCopiesNothing(t *testing.T) {
-	t.Parallel()
-	held := nodeWith("a", "10.0.0.1")
-	c := sourceOf(t, held)
-	node, nodeErr := c.Node("a")
-	holders, holdersErr := c.Holders(san.Parse("10.0.0.1"))
-	_, _, takenErr := c.Taken(san.Parse("10.0.0.1"))
-	entry, entryErr := c.Lookup(t.Context(), "a", nil)
-	if err := errors.Join(nodeErr, holdersErr, takenErr, entryErr); err != nil || len(holders) != 1 || entry == nil {
-		t.Fatalf("%v, %v, %v, %v", err, node, holders, entry)
+func nodeWith(name string, addresses ...string) *object {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for _, address := range addresses {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: address})
 	}
-	if node != held {
-		t.Error("the addresses were copied")
-	}
+	return nodeObject(node)
 }
 
-// TestReported checks the values that may become free when a source reports something else about the Node.
-func TestReported(t *testing.T) {
-	t.Parallel()
-	c := sourceOf(t, nodeWith("a", "10.0.0.1", "A.example.com"))
-	for node, want := range map[string][]san.SAN{"a": sans("10.0.0.1", "a.example.com"), "b": nil, "": nil} {
-		got, err := c.Reported(node)
-		if diff := cmp.Diff(want, got, byValue); diff != "" || err != nil {
-			t.Errorf("%q: error %v (-want +got):\n%s", node, err, diff)
-		}
-	}
-	c.services.Fake(informer.ErrNotRead)
-	if got, err := c.Reported("a"); len(got) > 0 || !errors.Is(err, informer.ErrNotRead) {
-		t.Errorf("before all is read, %v, error %v", got, err)
-	}
+// serviceWith returns a Service with the cluster address 10.96.0.1 that publishes addresses.
+func serviceWith(name string, addresses ...string) *object {
+	return serviceObject(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
+		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ExternalIPs: addresses},
+	})
 }
 
 // TestLookup checks that a Node's own report is its entry, and that there is none without a Node.
@@ -98,113 +91,136 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A missing right is named while there is no answer. One resource that can't be read blocks all answers.
-func TestErr(t *testing.T) {
+// TestHolders checks that a Node holds what it reports, in every notation, and its own name.
+func TestHolders(t *testing.T) {
 	t.Parallel()
-	c := sourceOf(t)
-	const missing = "grant list and watch on services (config/kubelet-serving): forbidden"
-	forbidden := errors.New(missing)
-	says := func(want string) {
-		t.Helper()
-		_, nodeErr := c.Node("a")
-		_, holdersErr := c.Holders(san.SAN{})
-		_, _, takenErr := c.Taken(san.SAN{})
-		for _, err := range []error{nodeErr, holdersErr, takenErr} {
-			if err == nil || err.Error() != want || errors.Is(err, informer.ErrNotRead) != (want == "not read yet") {
-				t.Errorf("%v, want %s", err, want)
-			}
+	s := sourceOf(t, nodeWith("a", "10.0.0.1", "Shared.example.com."), nodeWith("b", "010.0.0.1", "shared.example.com", "b"), nodeWith("10.0.0.7"))
+	for text, want := range map[string][]string{
+		"10.0.0.1": {"a", "b"}, "::ffff:10.0.0.1": {"a", "b"}, "SHARED.example.com": {"a", "b"}, "a": {"a"}, "b": {"b"}, "10.0.0.7": {"10.0.0.7"},
+		"10.0.0.2": nil, "example.com": nil,
+	} {
+		got, err := s.Holders(san.Parse(text))
+		slices.Sort(got)
+		if !slices.Equal(got, want) || err != nil {
+			t.Errorf("%s: %q, error %v, want %q", text, got, err, want)
 		}
 	}
-	c.nodes.Fake(informer.ErrNotRead)
-	says("not read yet")
-	c.services.Fake(forbidden)
-	says(missing)
-	c.nodes.Fake(errors.New("down"))
-	says("down")
-	c.nodes.Fake(nil)
-	says(missing)
-	c.services.Fake(nil)
-	if _, err := c.Node("a"); err != nil {
-		t.Errorf("when all has been read: %v", err)
+}
+
+// TestLookupsCostNoMoreForALargeNode has a Node with 25,000 addresses, of which a request may name 900.
+func TestLookupsCostNoMoreForALargeNode(t *testing.T) { // not in parallel, because it counts allocations
+	var addresses []string
+	for i := range 25_000 {
+		addresses = append(addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
+	}
+	s := sourceOf(t, nodeWith("a", addresses...))
+	value := san.Parse("10.0.0.9")
+	lookups := func() {
+		entry, err := s.Lookup(t.Context(), "a", nil)
+		holders, holdersErr := s.Holders(value)
+		_, serviceErr := s.Service(value)
+		_, publisherErr := s.Publisher(value)
+		_, endpointErr := s.Endpoint(value)
+		if err := errors.Join(err, holdersErr, serviceErr, publisherErr, endpointErr); err != nil || len(holders) != 1 || len(entry.SANs) != 25_000 {
+			t.Fatalf("%v, %q", err, holders)
+		}
+	}
+	if allocations := testing.AllocsPerRun(10, lookups); allocations > 40 {
+		t.Errorf("%v allocations", allocations)
+	}
+	if entry, _ := s.Lookup(t.Context(), "a", nil); &entry.SANs[0] != &s.nodeOf(t, "a").sans[0] {
+		t.Error("the addresses were copied")
 	}
 }
 
-// newSource returns a Source that has read nothing.
-func newSource(t testing.TB) *Source {
+func (s *Source) nodeOf(t *testing.T, name string) *object {
 	t.Helper()
-	s, err := New(&rest.Config{}, nil, Options{Services: true}, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-func nodeWith(name string, addresses ...string) *corev1.Node {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	for _, address := range addresses {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: address})
+	node, found, err := s.nodes.Get("", name)
+	if !found || err != nil {
+		t.Fatalf("found %t, error %v", found, err)
 	}
 	return node
 }
 
-func serviceWith(addresses ...string) *corev1.Service {
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}, Spec: corev1.ServiceSpec{ExternalIPs: addresses}}
+// TestErr checks that a resource that can't be read fails the lookups that need it, and no others.
+func TestErr(t *testing.T) {
+	t.Parallel()
+	s := sourceOf(t, nodeWith("a", "10.0.0.1"))
+	down := errors.New("grant list and watch on services (config/kubelet-serving): forbidden")
+	s.services.Fake(down)
+	_, lookupErr := s.Lookup(t.Context(), "a", nil)
+	_, holdersErr := s.Holders(san.Parse("10.0.0.1"))
+	_, endpointErr := s.Endpoint(san.Parse("10.0.0.1"))
+	if err := errors.Join(lookupErr, holdersErr, endpointErr); err != nil {
+		t.Errorf("without Services: %v", err)
+	}
+	for _, text := range []string{"10.0.0.1", "web", "web.default"} {
+		if _, err := s.Service(san.Parse(text)); !errors.Is(err, down) {
+			t.Errorf("Service with %s: error %v", text, err)
+		}
+		if _, err := s.Publisher(san.Parse(text)); !errors.Is(err, down) {
+			t.Errorf("publisher of %s: error %v", text, err)
+		}
+	}
+	if err := s.Err(); !errors.Is(err, down) {
+		t.Errorf("error %v, want that of Services", err)
+	}
+	s.services.Fake(nil)
+	s.endpoints.Fake(informer.ErrNotRead)
+	if _, err := s.Endpoint(san.Parse("10.0.0.1")); !errors.Is(err, informer.ErrNotRead) || !errors.Is(s.Err(), informer.ErrNotRead) {
+		t.Errorf("endpoints: %v, all: %v", err, s.Err())
+	}
+
+	bare, err := New(&rest.Config{}, nil, false, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	bare.nodes.Fake(nil)
+	_, serviceErr := bare.Service(san.Parse("a"))
+	_, publisherErr := bare.Publisher(san.Parse("a"))
+	_, endpointErr = bare.Endpoint(san.Parse("a"))
+	for _, err := range []error{serviceErr, publisherErr, endpointErr} {
+		if !errors.Is(err, errNoServices) {
+			t.Errorf("of a Source without Services: %v", err)
+		}
+	}
+	if err := bare.Err(); err != nil {
+		t.Errorf("a Source without Services: %v", err)
+	}
 }
 
-// TestFreed checks that Freed gets names and addresses. A node that changes its addresses often then wakes only
-// requests that need them.
+// TestFreed checks that Freed gets the values that an object no longer has. A node that changes its addresses often then
+// wakes only requests that need them.
 func TestFreed(t *testing.T) {
 	t.Parallel()
-	type nodes = func(before, after *corev1.Node)
-	type services = func(before, after *corev1.Service)
+	type nodes = func(before, after *object)
+	type services = func(before, after *object)
 	for name, test := range map[string]struct {
 		act  func(nodes, services)
 		want string
 	}{
 		"a Node comes":                  {func(changed nodes, _ services) { changed(nil, nodeWith("a", "10.0.0.1")) }, "node a"},
-		"a Node goes":                   {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1", "A"), nil) }, "node a, free [10.0.0.1 a]"},
-		"a Node without addresses goes": {func(changed nodes, _ services) { changed(nodeWith("a"), nil) }, "node a"},
+		"a Node goes":                   {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1", "A.example.com"), nil) }, "node a, free [10.0.0.1 a.example.com a]"},
+		"a Node without addresses goes": {func(changed nodes, _ services) { changed(nodeWith("a"), nil) }, "node a, free [a]"},
 		"an added address": {func(changed nodes, _ services) {
 			changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1", "10.0.0.2"))
 		}, "node a"},
 		"a removed address": {func(changed nodes, _ services) {
 			changed(nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"))
 		}, "node a, free [10.0.0.1]"},
-		// Requests of b also wait for values that a or a third Node reports: the entry of b has changed.
-		"an added address that another Node reports": {func(changed nodes, _ services) {
-			changed(nodeWith("a"), nodeWith("a", "10.0.0.7"))
-		}, "node a, free [10.0.0.7 b.example.com]"},
-		"a removed address that another Node reports": {func(changed nodes, _ services) {
-			changed(nodeWith("a", "10.0.0.7"), nodeWith("a"))
-		}, "node a, free [10.0.0.7 10.0.0.7 b.example.com]"},
-		"an added address that three other Nodes report": {func(changed nodes, _ services) {
-			changed(nodeWith("a"), nodeWith("a", "10.0.0.9"))
-		}, "node a, free [10.0.0.9 10.0.0.9 10.0.0.9]"},
-		"an added address that many Nodes report": {func(changed nodes, _ services) {
-			changed(nodeWith("a"), nodeWith("a", "10.0.0.8"))
-		}, "node a"},
-		"an added address that many Nodes report, and one that another does": {func(changed nodes, _ services) {
-			changed(nodeWith("a"), nodeWith("a", "10.0.0.8", "10.0.0.7"))
-		}, "node a, free [10.0.0.7 b.example.com]"},
-		"the same":                         {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
-		"a Service comes":                  {func(_ nodes, changed services) { changed(nil, serviceWith("10.0.0.1")) }, ""},
-		"a Service goes":                   {func(_ nodes, changed services) { changed(serviceWith("10.0.0.1"), nil) }, "free [web web.default 10.0.0.1]"},
-		"a Service without addresses goes": {func(_ nodes, changed services) { changed(serviceWith(), nil) }, "free [web web.default]"},
-		"a Service moves":                  {func(_ nodes, changed services) { changed(serviceWith("10.0.0.1"), serviceWith("10.0.0.2")) }, "free [10.0.0.1]"},
+		"a heartbeat":     {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
+		"a Service comes": {func(_ nodes, changed services) { changed(nil, serviceWith("web", "10.0.0.1")) }, ""},
+		"a Service goes": {func(_ nodes, changed services) {
+			changed(serviceWith("web", "10.0.0.1"), nil)
+		}, "free [web 10.96.0.1 10.0.0.1 web.default]"},
+		"a Service moves": {func(_ nodes, changed services) {
+			changed(serviceWith("web", "10.0.0.1"), serviceWith("web", "10.0.0.2"))
+		}, "free [10.0.0.1]"},
 	} {
 		var told []string
 		s := newSource(t)
 		s.Changed = func(node string) { told = append(told, "node "+node) }
 		s.Freed = func(sans []san.SAN) { told = append(told, fmt.Sprintf("free %v", sans)) }
-		test.act(s.nodes.OnChange, s.services.OnChange)
-		if len(told) > 0 {
-			t.Errorf("%s: told %q before all is read", name, told)
-		}
-		s.nodes.Fake(nil, nodeWith("b", "10.0.0.7", "b.example.com"), nodeWith("c", "10.0.0.8"), nodeWith("d", "10.0.0.8"),
-			nodeWith("e", "10.0.0.8"), nodeWith("f", "10.0.0.8"),
-			nodeWith("g", "10.0.0.9"), nodeWith("h", "10.0.0.9"), nodeWith("i", "10.0.0.9"))
-		s.services.Fake(nil)
-		s.endpoints.Fake(nil)
 		test.act(s.nodes.OnChange, s.services.OnChange)
 		if got := strings.Join(told, ", "); got != test.want {
 			t.Errorf("%s: told %q, want %q", name, got, test.want)
@@ -212,72 +228,94 @@ func TestFreed(t *testing.T) {
 	}
 }
 
-// TestRecheckedNodesAreBounded has a Node that gets an address of each of many other Nodes. The requests of the first
-// mostRechecked of them are judged again, and no more.
-func TestRecheckedNodesAreBounded(t *testing.T) {
+// TestEndpointsChange checks that a changed endpoint requests a read of its certificate, and frees the old address.
+func TestEndpointsChange(t *testing.T) {
 	t.Parallel()
-	for others, want := range map[int]int{mostRechecked: mostRechecked, mostRechecked + 1: mostRechecked} {
-		var nodes []*corev1.Node
-		var addresses []string
-		for i := range others {
-			addresses = append(addresses, fmt.Sprintf("10.0.1.%d", i))
-			nodes = append(nodes, nodeWith(fmt.Sprintf("n-%d", i), addresses[i]))
+	s := newSource(t)
+	var told []string
+	s.Changed = func(node string) { told = append(told, "node "+node) }
+	s.Freed = func(sans []san.SAN) { told = append(told, fmt.Sprintf("free %v", sans)) }
+	a := NewAPIServers(&rest.Config{}, s, logr.Discard())
+	read := func() bool {
+		select {
+		case <-a.wake:
+			return true
+		default:
+			return false
 		}
-		s := sourceOf(t, nodes...)
-		var freed []san.SAN
-		s.Freed = func(sans []san.SAN) { freed = append(freed, sans...) }
-		s.nodes.OnChange(nodeWith("a"), nodeWith("a", addresses...))
-		if diff := cmp.Diff(sans(addresses[:want]...), freed, byValue); diff != "" {
-			t.Errorf("%d other Nodes: freed (-want +got):\n%s", others, diff)
-		}
+	}
+	s.endpoints.OnSync()
+	if !read() {
+		t.Error("no read after the endpoints were listed")
+	}
+	s.endpoints.OnChange(sliceWith("10.0.0.1", "10.0.0.2"), sliceWith("10.0.0.2"))
+	s.endpoints.OnChange(sliceWith("10.0.0.2"), nil)
+	if !read() || read() {
+		t.Error("no read after two changes, or two")
+	}
+	if got, want := strings.Join(told, ", "), "node , free [10.0.0.1], free [10.0.0.2]"; got != want {
+		t.Errorf("told %q, want %q", got, want)
 	}
 }
 
-// TestTaken checks which names and addresses a Service or an API server has.
-func TestTaken(t *testing.T) {
-	t.Parallel()
-	s := newSource(t)
-	if _, _, err := s.Taken(san.Parse("10.0.0.1")); err == nil {
-		t.Error("no error before the Services are read")
-	}
-	s.nodes.Fake(nil)
-	shared := serviceWith("10.0.0.1", "10.0.0.4")
-	shared.Name = "zone"
-	s.services.Fake(nil, shared, serviceWith("10.0.0.1"))
-	s.endpoints.Fake(nil, &discoveryv1.EndpointSlice{
+func sliceWith(addresses ...string) *discoveryv1.EndpointSlice {
+	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"},
-		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.2"}}},
-	})
-	for text, want := range map[string][2]string{
-		"10.0.0.1": {"Service default/web", ""}, "10.0.0.2": {"", "an endpoint"}, "10.0.0.3": {}, "10.0.0.4": {"Service default/zone", ""},
-		"web": {"Service default/web", ""}, "web.default": {"Service default/web", ""}, "host.web.default": {"Service default/web", ""},
-		"host.web.other": {}, "other.default": {},
+		Endpoints:  []discoveryv1.Endpoint{{Addresses: addresses}},
+	}
+}
+
+// TestServices checks which names and addresses a Service or an endpoint has, and which a Service only publishes.
+func TestServices(t *testing.T) {
+	t.Parallel()
+	s := sourceOf(t)
+	s.services.Fake(nil, serviceWith("zone", "10.0.0.1"), serviceWith("web", "10.0.0.1", "10.0.0.4"),
+		serviceObject(&corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "internal", Name: "ec2"},
+			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "ip-10-0-0-1.ec2.internal"},
+		}))
+	s.endpoints.Fake(nil, sliceWith("10.0.0.2"))
+	for text, want := range map[string]struct {
+		service, publisher string
+		endpoint           bool
+	}{
+		"10.0.0.1": {publisher: "Service default/web"}, "10.0.0.4": {publisher: "Service default/web"}, "10.0.0.2": {endpoint: true}, "10.0.0.3": {},
+		"10.96.0.1": {service: "Service default/web"}, "::ffff:10.96.0.1": {service: "Service default/web"},
+		"web": {service: "Service default/web"}, "WEB.default.": {service: "Service default/web"}, "host.web.default": {service: "Service default/web"},
+		"a.host.web.default": {service: "Service default/web"}, "host.web.other": {}, "other.default": {}, "host.web": {}, "xweb.default": {},
+		"ip-10-0-0-1.ec2.internal": {service: "Service internal/ec2"}, "ec2.internal": {service: "Service internal/ec2"}, "ip-10-0-0-1": {},
 	} {
-		service, endpoint, err := s.Taken(san.Parse(text))
-		if got := [2]string{service, endpoint}; err != nil || got != want {
-			t.Errorf("%s: %q, error %v, want %q", text, got, err, want)
+		value := san.Parse(text)
+		service, serviceErr := s.Service(value)
+		publisher, publisherErr := s.Publisher(value)
+		endpoint, endpointErr := s.Endpoint(value)
+		if err := errors.Join(serviceErr, publisherErr, endpointErr); err != nil || service != want.service || publisher != want.publisher || endpoint != want.endpoint {
+			t.Errorf("%s: %q, %q, %t, error %v, want %+v", text, service, publisher, endpoint, err, want)
 		}
 	}
 }
 
 // TestWhatObjectsHave checks that addresses are parsed as the API server parses them, in every notation.
 func TestWhatObjectsHave(t *testing.T) {
+	t.Parallel()
+	service := serviceObject(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "metrics-server"},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00:0::1"}, ExternalIPs: []string{"010.0.0.1", "::ffff:010.0.0.2"},
+			LoadBalancerIP: "192.0.2.66", ExternalName: "elsewhere.example.com",
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.000.002.007"}, {Hostname: "LB.example.com."}}}},
+	})
+	headless := serviceObject(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: "None", ClusterIPs: []string{"None"}},
+	})
 	for name, test := range map[string]struct{ got, want []san.SAN }{
-		"a Service": {serviceSANs(&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "metrics-server"},
-			Spec: corev1.ServiceSpec{
-				ClusterIP: "10.96.0.1", ClusterIPs: []string{"10.96.0.1", "fd00:0::1"}, ExternalIPs: []string{"010.0.0.1", "::ffff:010.0.0.2"},
-				LoadBalancerIP: "192.0.2.66", ExternalName: "elsewhere.example.com",
-			},
-			Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "192.000.002.007"}, {Hostname: "LB.example.com."}}}},
-		}), sans("metrics-server", "metrics-server.kube-system", "10.96.0.1", "10.96.0.1", "fd00::1", "10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
-		"a Service without an address": {serviceSANs(&corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: "None", ClusterIPs: []string{"None"}},
-		}), sans("headless", "headless.default")},
-		"a Node": {nodeSANs(&corev1.Node{Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
-			{Address: "010.000.000.001"}, {Address: "Node-1"}, {Address: "fd00::1%eth0"}, {Address: "010.0.0.256"}, {Address: ""},
-		}}}), sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
-		"endpoints": {sliceSANs(&discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.01"}}}}), sans("10.0.0.1")},
+		"a Service's own":      {service.sans, sans("metrics-server", "10.96.0.1", "10.96.0.1", "fd00::1")},
+		"a Service's others":   {service.published, sans("10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
+		"a headless Service":   {headless.has(), sans("headless")},
+		"a Node":               {nodeWith("a", "010.000.000.001", "Node-1", "fd00::1%eth0", "010.0.0.256", "").sans, sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
+		"endpoints":            {sliceSANs(sliceWith("10.0.0.01")), sans("10.0.0.1")},
+		"a slice that is gone": {sliceSANs(nil), nil},
 	} {
 		if diff := cmp.Diff(test.want, test.got, byValue); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

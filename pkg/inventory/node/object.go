@@ -1,0 +1,111 @@
+package node
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	netutils "k8s.io/utils/net"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+)
+
+// object holds the names and addresses of a Node or a Service. They are parsed once, because a Node may report tens of
+// thousands. A full Node holds kilobytes of images and conditions.
+type object struct {
+	metav1.ObjectMeta
+	// sans are the values that a Node reports, or that only this Service has.
+	sans []san.SAN
+	// published are the values that a Service publishes, although they may be those of a Node.
+	published []san.SAN
+}
+
+// has returns all values of obj, which may be nil.
+func (obj *object) has() []san.SAN {
+	if obj == nil {
+		return nil
+	}
+	return append(obj.sans[:len(obj.sans):len(obj.sans)], obj.published...)
+}
+
+// metaOf returns the fields of meta that are used.
+func metaOf(meta metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID, ResourceVersion: meta.ResourceVersion,
+		CreationTimestamp: meta.CreationTimestamp,
+	}
+}
+
+// nodeObject returns the copy that is kept of a Node.
+func nodeObject(obj runtime.Object) *object {
+	node := obj.(*corev1.Node)
+	kept := &object{ObjectMeta: metaOf(node.ObjectMeta), sans: make([]san.SAN, 0, len(node.Status.Addresses))}
+	for _, each := range node.Status.Addresses {
+		if each.Address != "" {
+			kept.sans = append(kept.sans, parseSloppy(each.Address))
+		}
+	}
+	return kept
+}
+
+// serviceObject returns the copy that is kept of a Service. Its own values are the name by which pods of its namespace
+// find it, and its cluster addresses, which the API server assigns. External addresses and those of load balancers may
+// be the addresses of Nodes: a user may write any, and some load balancers publish those of Nodes. The target of an
+// ExternalName and the requested address of a load balancer are left out, because the Service does not have them.
+func serviceObject(obj runtime.Object) *object {
+	service := obj.(*corev1.Service)
+	kept := &object{ObjectMeta: metaOf(service.ObjectMeta), sans: parse(service.Name, service.Spec.ClusterIP)}
+	kept.sans = append(kept.sans, parse(service.Spec.ClusterIPs...)...)
+	kept.published = parse(service.Spec.ExternalIPs...)
+	for _, ingress := range service.Status.LoadBalancer.Ingress {
+		kept.published = append(kept.published, parse(ingress.IP, ingress.Hostname)...)
+	}
+	return kept
+}
+
+// sliceSANs returns the addresses of the endpoints in slice, which may be nil.
+func sliceSANs(slice *discoveryv1.EndpointSlice) []san.SAN {
+	if slice == nil {
+		return nil
+	}
+	var all []san.SAN
+	for _, endpoint := range slice.Endpoints {
+		all = append(all, parse(endpoint.Addresses...)...)
+	}
+	return all
+}
+
+// parse parses texts to names and addresses, and skips empty texts.
+func parse(texts ...string) []san.SAN {
+	var all []san.SAN
+	for _, text := range texts {
+		if text != "" && text != corev1.ClusterIPNone {
+			all = append(all, parseSloppy(text))
+		}
+	}
+	return all
+}
+
+// parseSloppy is san.Parse for texts that the API server stores. The API server accepts 010.0.0.1 as an address. It
+// and kube-proxy read that as 10.0.0.1 (k8s.io/utils/net, ParseIPSloppy).
+func parseSloppy(text string) san.SAN {
+	if ip := netutils.ParseIPSloppy(text); ip != nil {
+		return san.FromIP(ip)
+	}
+	return san.Parse(text)
+}
+
+// without returns the values of had that are not in has. It uses a map, because a node may report tens of thousands.
+func without(had, has []san.SAN) []san.SAN {
+	kept := make(map[san.SAN]bool, len(has))
+	for _, value := range has {
+		kept[value] = true
+	}
+	var gone []san.SAN
+	for _, value := range had {
+		if !kept[value] {
+			gone = append(gone, value)
+		}
+	}
+	return gone
+}
