@@ -20,8 +20,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// createTimeout bounds one attempt to create a Secret.
-const createTimeout = 10 * time.Second
+// callTimeout bounds one call to the API server. Admission webhooks may take 30 seconds.
+const callTimeout = 45 * time.Second
 
 // Creation describes the CA that is created if its Secret does not exist.
 type Creation struct {
@@ -74,28 +74,34 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 		}
 		c.record(ctx, now, audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
 	}
-	ctx, cancel := context.WithTimeout(ctx, createTimeout)
-	defer cancel()
-	made := c.made.DeepCopy()
-	err := c.client.Create(ctx, made)
-	if apierrors.IsAlreadyExists(err) {
-		found := &corev1.Secret{}
-		if err := c.live.Get(ctx, client.ObjectKeyFromObject(c.made), found); err != nil {
-			return // it was deleted again, or the source reads it again
-		}
-		if !slices.Equal(found.Data[corev1.TLSCertKey], made.Data[corev1.TLSCertKey]) { // another writer was faster
-			c.record(ctx, now, audit.Discarded, err.Error())
-			c.made = nil
-			return
-		}
-		made, err = found, nil // stored by an earlier attempt that got no response
-	}
-	if err != nil {
+	stored, err := c.store(ctx)
+	switch {
+	case err != nil:
 		c.pair.notCreated(err)
-		return
+	case slices.Equal(stored.Data[corev1.TLSCertKey], c.made.Data[corev1.TLSCertKey]):
+		c.made = nil
+		c.pair.created(c.secret.reference(stored.UID), c.authority)
+	default: // another writer was faster
+		c.record(ctx, now, audit.Discarded, "the Secret already exists")
+		c.made = nil
 	}
-	c.made = nil
-	c.pair.created(c.secret.reference(made.UID), c.authority)
+}
+
+// store creates the Secret that was made, and returns the Secret that exists then. An earlier attempt that got no
+// response may have stored it.
+func (c *creator) store(ctx context.Context) (*corev1.Secret, error) {
+	ctx = context.WithoutCancel(ctx)
+	create, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stored := c.made.DeepCopy()
+	err := c.client.Create(create, stored)
+	if !apierrors.IsAlreadyExists(err) {
+		return stored, err
+	}
+	read, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	stored = &corev1.Secret{}
+	return stored, c.live.Get(read, client.ObjectKeyFromObject(c.made), stored)
 }
 
 // prepare makes a CA. Its common name is random in part, so that no other generation has it.
@@ -135,18 +141,19 @@ func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, 
 
 // missing returns why there is no Secret to read. If the leader may create the Secret, missing notifies the creator.
 func (k *KeyPair) missing() *Unavailable {
+	_, unusable := k.Authority(k.Clock.Now())
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	problem := func(format string, args ...any) *Unavailable {
 		return unavailable("CAMissing", "%s does not exist"+format, append([]any{k.name}, args...)...)
 	}
 	switch {
-	case k.guard != nil:
+	case k.guarded:
 		return problem(": the leader creates it for a new SigningAuthority; " +
 			"kubectl get signingauthorities -o wide shows what it waits for").awaited()
 	case k.Create == nil:
 		return problem(": create it with type %s", corev1.SecretTypeTLS)
-	case k.authority != nil && k.authority.Usable(k.Clock.Now()) == nil:
+	case unusable == nil:
 		return problem(": its CA is still in use, so no new CA is created; restore the Secret")
 	}
 	select {
@@ -162,22 +169,16 @@ func (k *KeyPair) missing() *Unavailable {
 // notCreated reports that the CA could not be created.
 func (k *KeyPair) notCreated(err error) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
-	problem := unavailable("CAMissing", "%s does not exist and can't be created: %v", k.name, err)
 	k.creation.failure = err
-	if k.problem != nil && *k.problem == *problem {
-		return
-	}
-	k.problem = problem
-	k.Log.Error(err, "Create signing CA", "source", k.name)
-	k.event("Create", corev1.EventTypeWarning, problem.Reason, problem.Message)
+	k.mu.Unlock()
+	k.Refuse(unavailable("CAMissing", "%s does not exist and can't be created: %v", k.name, err))
 }
 
 // created reports the new CA. object is the Secret that holds it.
 func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.mu.Lock()
-	defer k.mu.Unlock()
 	k.object, k.creation.failure = object, nil
+	k.mu.Unlock()
 	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
 	k.event("Create", corev1.EventTypeNormal, "CACreated",
 		fmt.Sprintf("created a CA with key %s, %q, valid until %s: every verifier of its certificates must trust it",

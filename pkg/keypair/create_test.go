@@ -45,6 +45,9 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 	}
 	c := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objects...).WithInterceptorFuncs(interceptor.Funcs{
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, options ...client.CreateOption) error {
+			if deadline, found := ctx.Deadline(); !found || time.Until(deadline) < 40*time.Second || ctx.Err() != nil {
+				t.Errorf("the Secret is created until %s, error %v: a slow webhook would prevent it", deadline, ctx.Err())
+			}
 			fault := m.fault
 			m.fault = nil
 			if fault != nil && !m.stored {
@@ -67,7 +70,9 @@ func (m *maker) look(t *testing.T) *corev1.Secret {
 		}
 		select {
 		case <-m.pair.creation.missing:
-			m.create(t.Context(), m.pair.Clock.Now())
+			stopping, stop := context.WithCancel(t.Context())
+			stop() // a manager that stops completes what it has begun
+			m.create(stopping, m.pair.Clock.Now())
 		default:
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -108,20 +108,31 @@ type KeyPair struct {
 	Log   logr.Logger
 
 	source  Source
+	guarded bool
+	ledger  Ledger // of a Guarded source
 	name    string
 	elected <-chan struct{} // closed for the leader
 
-	mu          sync.Mutex
-	object      client.Object
-	certPEM     []byte
-	keyPEM      []byte
-	caPEM       []byte
-	authority   *ca.Authority
-	problem     *Unavailable // of the newest candidate; nil if that candidate is in use
-	subscribers []chan struct{}
-	warned      warned
-	creation    creation
-	guard       *guard // of a Guarded source
+	value lastgood.Value[inUse]
+
+	offering sync.Mutex // held while a candidate is judged and reported
+	warned   warned
+
+	mu       sync.Mutex
+	object   client.Object
+	creation creation
+}
+
+// inUse is a CA to sign with.
+type inUse struct {
+	authority          *ca.Authority
+	cert, key, anchors []byte // from which authority was loaded
+	permit             Permit // of a Guarded source
+}
+
+// loadedFrom reports whether u was loaded from these PEM files.
+func (u inUse) loadedFrom(cert, key, anchors []byte) bool {
+	return u.authority != nil && bytes.Equal(cert, u.cert) && bytes.Equal(key, u.key) && bytes.Equal(anchors, u.anchors)
 }
 
 // New returns a KeyPair without an Authority.
@@ -129,8 +140,10 @@ func New(source Source) *KeyPair {
 	name, object := source.Describe()
 	k := &KeyPair{Clock: clock.RealClock{}, source: source, name: name, object: object}
 	if guarded, ok := source.(Guarded); ok {
-		k.guard = &guard{ledger: guarded.Ledger}
+		k.guarded, k.ledger = true, guarded.Ledger
 	}
+	k.value.Same = func(a, b inUse) bool { return a.loadedFrom(b.cert, b.key, b.anchors) && a.permit.Equal(b.permit) }
+	k.value.Report = k.report
 	return k
 }
 
@@ -184,45 +197,43 @@ func (k *KeyPair) ReadRight() string {
 
 // Authority returns the CA to sign with at now. An error is always an *Unavailable.
 func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.authorityAt(now)
+	current, err := k.at(now)
+	return current.authority, err
 }
 
 // AuthorityFor returns the CA to sign with for one signer at now. It also returns the longest permitted lifetime of
-// its certificates, or zero if there is no limit.
+// its certificates, or zero if there is no limit. An error is always an *Unavailable.
 func (k *KeyPair) AuthorityFor(signerName string, now time.Time) (*ca.Authority, time.Duration, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	authority, err := k.authorityAt(now)
-	if err != nil || k.guard == nil {
-		return authority, 0, err
+	current, err := k.at(now)
+	if err != nil || !k.guarded {
+		return current.authority, 0, err
 	}
-	permit := k.guard.permit
-	if !slices.Contains(permit.Signers, signerName) {
+	if !slices.Contains(current.permit.Signers, signerName) {
 		return nil, 0, unavailable("CANotProven", "the CA in %s is not proven to be trusted by the verifiers of "+
 			"certificates of signer %s: that signer must be in spec.signers of its SigningAuthority %s before the CA "+
-			"begins to sign", k.name, signerName, permit.Authority)
+			"begins to sign", k.name, signerName, current.permit.Authority)
 	}
-	return authority, permit.LifetimeCap, nil
+	return current.authority, current.permit.LifetimeCap, nil
 }
 
-// authorityAt is Authority for a caller that holds mu.
-func (k *KeyPair) authorityAt(now time.Time) (*ca.Authority, error) {
-	switch {
-	case k.authority != nil && k.authority.Usable(now) == nil:
-		return k.authority, nil
-	case k.authority != nil:
-		ended := k.unusable(k.authority.Usable(now))
-		if k.problem != nil && *k.problem != *ended {
-			ended.Message += "; its replacement: " + k.problem.Message
+// at returns the CA in use if it is usable at now.
+func (k *KeyPair) at(now time.Time) (inUse, error) {
+	state := k.value.State()
+	if !state.Known {
+		if state.Problem != nil {
+			return inUse{}, state.Problem
 		}
-		return nil, ended
-	case k.problem != nil:
-		return nil, k.problem
-	default:
-		return nil, unavailable("CAMissing", "%s has not been read yet", k.name)
+		return inUse{}, unavailable("CAMissing", "%s has not been read yet", k.name)
 	}
+	err := state.Good.authority.Usable(now)
+	if err == nil {
+		return state.Good, nil
+	}
+	ended := k.unusable(err)
+	if state.Problem != nil && state.Problem.Error() != ended.Message {
+		ended.Message += "; its replacement: " + state.Problem.Error()
+	}
+	return inUse{}, ended
 }
 
 // Ready returns why a replica is not ready to sign, or nil. A replica that waits for a CA from the leader is ready: a
@@ -238,55 +249,40 @@ func (k *KeyPair) Ready(now time.Time) error {
 
 // Load offers a candidate. certPEM may hold several certificates, and caPEM is the content of ca.crt, see ca.Load.
 func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.load(certPEM, keyPEM, slices.Concat(caPEM...))
+	k.offerPair(certPEM, keyPEM, slices.Concat(caPEM...), Permit{})
 }
 
-// load is Load for a caller that holds mu.
-func (k *KeyPair) load(certPEM, keyPEM, anchors []byte) {
+// offerPair offers a candidate and its permit. Both are used, or neither is.
+func (k *KeyPair) offerPair(certPEM, keyPEM, anchors []byte, permit Permit) {
+	k.offering.Lock()
+	defer k.offering.Unlock()
 	defer k.warnAhead()
-	now := k.Clock.Now()
-	inUse := k.authority != nil &&
-		bytes.Equal(certPEM, k.certPEM) && bytes.Equal(keyPEM, k.keyPEM) && bytes.Equal(anchors, k.caPEM)
-	if inUse && k.problem == nil && k.authority.Usable(now) == nil {
+	next, state := inUse{cert: certPEM, key: keyPEM, anchors: anchors, permit: permit}, k.value.State()
+	if state.Good.loadedFrom(certPEM, keyPEM, anchors) {
+		next.authority = state.Good.authority
+	} else {
+		var err error
+		if next.authority, err = ca.Load(certPEM, keyPEM, anchors); err == nil {
+			next.authority, err = next.authority.WithChain(k.Chain)
+		}
+		if err != nil {
+			k.value.Refuse(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
+			return
+		}
+	}
+	if err := next.authority.Usable(k.Clock.Now()); err != nil { // includes a CA in use that has expired
+		k.value.Refuse(k.unusable(err))
 		return
 	}
-	authority, err := ca.Load(certPEM, keyPEM, anchors)
-	if err == nil {
-		authority, err = authority.WithChain(k.Chain)
-	}
-	if err != nil {
-		k.reject(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
-		return
-	}
-	if err := authority.Usable(now); err != nil { // includes a CA in use that has expired
-		k.reject(k.unusable(err))
-		return
-	}
-	if !sameCertificate(k.authority, authority) {
-		k.warned.daysLeft, k.warned.cut = 0, 0
-	}
-	k.certPEM, k.keyPEM, k.caPEM, k.authority, k.problem = certPEM, keyPEM, anchors, authority, nil
-	reloadsTotal.WithLabelValues("accepted").Inc()
-	k.measure(caRejected, 0)
-	k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
-	k.Log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
-	k.event("Load", corev1.EventTypeNormal, "CALoaded", InUse(authority))
-	k.notify()
-}
-
-// InUse returns the Event message about a CA that is in use.
-func InUse(authority *ca.Authority) string {
-	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))
+	k.value.Use(next, nil)
 }
 
 // Refuse reports that the source has no candidate that can be used.
 func (k *KeyPair) Refuse(problem *Unavailable) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+	k.offering.Lock()
+	defer k.offering.Unlock()
 	defer k.warnAhead()
-	k.reject(problem)
+	k.value.Refuse(problem)
 }
 
 func (k *KeyPair) unusable(err error) *Unavailable {
@@ -297,22 +293,48 @@ func (k *KeyPair) unusable(err error) *Unavailable {
 	return unavailable(reason, "%s can't be used: %v", k.name, err)
 }
 
-// reject keeps the Authority in use, and reports problem if it differs from the last one. The caller holds mu.
-func (k *KeyPair) reject(problem *Unavailable) {
-	if k.problem != nil && *k.problem == *problem {
+// report reports another CA, another permit, or a candidate that can't be used.
+func (k *KeyPair) report(before, after lastgood.State[inUse]) {
+	var problem *Unavailable
+	if errors.As(after.Problem, &problem) {
+		k.reportProblem(problem, after)
 		return
 	}
-	k.problem = problem
+	authority, permit := after.Good.authority, after.Good.permit
+	if before.Problem != nil || !before.Good.loadedFrom(after.Good.cert, after.Good.key, after.Good.anchors) {
+		if !sameCertificate(before.Good.authority, authority) {
+			k.warned.daysLeft, k.warned.cut = 0, 0
+		}
+		reloadsTotal.WithLabelValues("accepted").Inc()
+		k.measure(caRejected, 0)
+		k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
+		k.Log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+		k.event("Load", corev1.EventTypeNormal, "CALoaded", InUse(authority))
+	}
+	if !permit.Equal(before.Good.permit) {
+		k.Log.Info("May sign", "source", k.name,
+			"authority", permit.Authority, "signers", permit.Signers, "lifetimeCap", permit.LifetimeCap)
+	}
+}
+
+// reportProblem reports that the newest candidate can't be used.
+func (k *KeyPair) reportProblem(problem *Unavailable, state lastgood.State[inUse]) {
 	reloadsTotal.WithLabelValues("rejected").Inc()
 	k.measure(caRejected, 1)
 	message := problem.Message
-	if k.authority == nil {
+	switch {
+	case !state.Known:
 		k.measure(caNotAfter, 0)
-	} else if k.authority.Usable(k.Clock.Now()) == nil {
+	case state.Good.authority.Usable(k.Clock.Now()) == nil:
 		message += "; the last good CA stays in use"
 	}
 	k.Log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)
 	k.event("Load", corev1.EventTypeWarning, problem.Reason, message)
+}
+
+// InUse returns the Event message about a CA that is in use.
+func InUse(authority *ca.Authority) string {
+	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))
 }
 
 func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
@@ -323,105 +345,21 @@ func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
 
 // Warn writes an Event about the object of the source.
 func (k *KeyPair) Warn(reason, message string) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
 	k.event("Load", corev1.EventTypeWarning, reason, message)
 }
 
 // event writes an Event about an action. Within minutes, another message for the same action and reason counts as the
-// same Event. The caller holds mu.
+// same Event.
 func (k *KeyPair) event(action, eventType, reason, message string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if k.object != nil && k.Reporter != nil {
 		k.Reporter.Object(k.object, eventType, action, reason, message)
 	}
 }
 
-// Subscribe returns a channel that receives a value after each new Authority, and after Notify.
-func (k *KeyPair) Subscribe() <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	subscriber := make(chan struct{}, 1)
-	k.subscribers = append(k.subscribers, subscriber)
-	return subscriber
-}
+// Subscribe returns a channel that receives a value after each new Authority or Permit, and after Notify.
+func (k *KeyPair) Subscribe() <-chan struct{} { return k.value.Subscribe() }
 
 // Notify notifies all subscribers.
-func (k *KeyPair) Notify() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.notify()
-}
-
-// notify is Notify for a caller that holds mu.
-func (k *KeyPair) notify() {
-	for _, subscriber := range k.subscribers {
-		select {
-		case subscriber <- struct{}{}:
-		default: // a notification is already pending
-		}
-	}
-}
-
-const day = 24 * time.Hour
-
-// expirySteps are the remaining lifetimes of a CA at which CAExpiring is reported, the last step first. The alerts
-// use the same steps.
-var expirySteps = []time.Duration{7 * day, 30 * day, 90 * day}
-
-// warned holds the leader's warnings about the CA in use, so that each warning is reported once.
-type warned struct {
-	daysLeft time.Duration // the last reported of expirySteps; zero if none was
-	cut      int           // number of signers
-	sharing  bool          // reported; never reset
-}
-
-// sameCertificate reports whether two authorities sign with the same certificate; old may be nil.
-func sameCertificate(old, next *ca.Authority) bool {
-	return old != nil && bytes.Equal(old.CertificatePEM(), next.CertificatePEM()) && old.NotAfter().Equal(next.NotAfter())
-}
-
-// warnAhead reports upcoming problems of the CA in use, if this process is the leader. The caller holds mu.
-func (k *KeyPair) warnAhead() {
-	select {
-	case <-k.elected:
-	default:
-		return
-	}
-	if k.authority == nil {
-		return
-	}
-	if sharing := k.SharesServing(); len(sharing) > 0 && !k.warned.sharing {
-		k.warned.sharing = true
-		k.event("Load", corev1.EventTypeWarning, "CAShared",
-			fmt.Sprintf("kubelet serving certificates share this CA with those of %s: a verifier that trusts this CA "+
-				"accepts both, and distinguishes them only by their usages; "+
-				"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(sharing, " and ")))
-	}
-	now, end := k.Clock.Now(), k.authority.NotAfter()
-	if !now.Before(end) {
-		return // CAExpired is reported instead
-	}
-	step := slices.IndexFunc(expirySteps, func(step time.Duration) bool { return end.Sub(now) <= step })
-	if step >= 0 && (k.warned.daysLeft == 0 || expirySteps[step] < k.warned.daysLeft) {
-		k.warned.daysLeft = expirySteps[step]
-		k.warn("CAExpiring", fmt.Sprintf("the signing CA with key %s expires in less than %d days, at %s, "+
-			"together with all certificates that it has signed: replace it",
-			k.authority.KeyID(), expirySteps[step]/day, end.Format(time.RFC3339)))
-	}
-	// Short certificates end later than computed here, by the backdating.
-	cut := slices.DeleteFunc(k.Signers(), func(name string) bool {
-		return !now.Add(k.Lifetimes[name] - ca.Backdate).After(end)
-	})
-	if len(cut) > k.warned.cut {
-		k.warned.cut = len(cut)
-		k.warn("LifetimeCut", fmt.Sprintf("certificates for %s have a shorter lifetime than configured, "+
-			"because the CA with key %s expires earlier, at %s: replace it",
-			strings.Join(cut, ", "), k.authority.KeyID(), end.Format(time.RFC3339)))
-	}
-}
-
-// warn reports a warning in the log and as an Event. The caller holds mu.
-func (k *KeyPair) warn(reason, message string) {
-	k.Log.Error(nil, "Signing CA needs attention", "source", k.name, "reason", reason, "message", message)
-	k.event("Load", corev1.EventTypeWarning, reason, message)
-}
+func (k *KeyPair) Notify() { k.value.Notify() }

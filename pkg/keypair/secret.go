@@ -130,7 +130,7 @@ func (k *KeyPair) offer(secret *corev1.Secret) {
 		k.Refuse(k.missing())
 	case secret.Type != corev1.SecretTypeTLS:
 		k.Refuse(unavailable("CAInvalid", "%s has type %q, want %q", k.name, secret.Type, corev1.SecretTypeTLS))
-	case k.guard != nil:
+	case k.guarded:
 		k.offerRing(secret.Data)
 	default:
 		k.Load(secret.Data[corev1.TLSCertKey], secret.Data[corev1.TLSPrivateKeyKey], secret.Data[rootsKey])
@@ -150,16 +150,10 @@ type Ledger interface {
 	Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error
 }
 
-// guard is the state of a KeyPair with a Guarded source. permit applies to the Authority in use.
-type guard struct {
-	ledger Ledger
-	permit Permit
-}
-
 // SetupWithManager implements Source.
 func (g Guarded) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
-	if pair.guard.ledger == nil {
-		pair.guard.ledger = ledger.NewBook(mgr.GetClient(), mgr.GetAPIReader(), types.NamespacedName(g.Secret), pair.Clock)
+	if pair.ledger == nil {
+		pair.ledger = ledger.NewBook(mgr.GetClient(), mgr.GetAPIReader(), types.NamespacedName(g.Secret), pair.Clock)
 	}
 	return g.Secret.SetupWithManager(mgr, pair)
 }
@@ -170,30 +164,19 @@ func (k *KeyPair) offerRing(data map[string][]byte) {
 	switch {
 	case err != nil:
 		k.Refuse(unavailable("CAInvalid", "%s can't be used: %v", k.name, err))
-		return
 	case ring.Signing.Empty():
 		k.Refuse(unavailable("CANotProven", "%s holds no CA yet that its verifiers are proven to trust: "+
 			"kubectl get signingauthorities -o wide shows what it waits for", k.name).awaited())
-		return
+	default:
+		k.offerPair(ring.Signing.Cert, ring.Signing.Key, nil, ring.Permit)
 	}
-	// The signing pair and its permit change together, or neither changes.
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.load(ring.Signing.Cert, ring.Signing.Key, nil)
-	if k.problem != nil || k.guard.permit.Equal(ring.Permit) {
-		return
-	}
-	k.guard.permit = ring.Permit
-	k.Log.Info("May sign", "source", k.name,
-		"authority", ring.Permit.Authority, "signers", ring.Permit.Signers, "lifetimeCap", ring.Permit.LifetimeCap)
-	k.notify()
 }
 
 // Cover records a certificate that is valid until notAfter, if the source is Guarded. If Cover fails, the certificate
 // must not be signed.
 func (k *KeyPair) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
-	if k.guard == nil {
+	if !k.guarded {
 		return nil
 	}
-	return k.guard.ledger.Cover(ctx, keyID, signerName, notAfter)
+	return k.ledger.Cover(ctx, keyID, signerName, notAfter)
 }

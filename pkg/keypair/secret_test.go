@@ -175,13 +175,14 @@ func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 		w.secret.Fake(err)
 		w.observe()
 		says(err.Error(), "signs")
-		if pair.problem != nil {
-			t.Errorf("%v: reported %v", err, pair.problem)
+		if problem := pair.value.State().Problem; problem != nil {
+			t.Errorf("%v: reported %v", err, problem)
 		}
 	}
 	w.secret.Fake(nil)
 	w.observe()
-	if pair.problem == nil || pair.problem.Message != "Secret ns/ca does not exist: create it with type kubernetes.io/tls" {
-		t.Errorf("when it is deleted: %v", pair.problem)
+	problem := pair.value.State().Problem
+	if problem == nil || problem.Error() != "Secret ns/ca does not exist: create it with type kubernetes.io/tls" {
+		t.Errorf("when it is deleted: %v", problem)
 	}
 }
