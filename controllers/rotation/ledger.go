@@ -3,7 +3,6 @@ package rotation
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -19,7 +18,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // ledgerName is the name of the controller that records issued certificates.
@@ -143,19 +141,7 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if len(authorities.Items) > 0 { // a new authority brings the key everyRequest
-		whole, err := r.Requests.Whole(ctx, r.Live, request)
-		if errors.Is(err, requestcache.ErrChanged) {
-			return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
-		}
-		if err != nil {
-			return reconcile.Result{}, err
-		}
-		r.record(whole, authorities.Items)
-	}
-	if holdsCertificate(request) { // and is not a new request of that name
-		r.Requests.Drop(request.UID)
-	}
+	r.record(request, authorities.Items)
 	return reconcile.Result{}, nil
 }
 
@@ -176,7 +162,7 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 	return nil
 }
 
-// record records the certificate of request, also if another program issued it. If authorities share the CA, as with
+// record records the certificate of request, which may be trimmed, also if another program issued it. If authorities share the CA, as with
 // spec.from, the certificate counts for those that serve its signer. If none does, it counts for all, because its
 // verifiers may follow any of their trust bundles.
 func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, authorities []v1alpha1.SigningAuthority) {
@@ -223,23 +209,12 @@ var casChanged = predicate.Funcs{
 }
 
 // issuedLater passes requests that get a certificate while the controller runs. The key everyRequest stands for the
-// earlier ones, so issuedLater drops them.
-func (r *Reconciler) issuedLater() predicate.Predicate {
-	later := func(obj client.Object, later bool) bool {
-		if !holdsCertificate(obj) {
-			return false
-		}
-		if !later {
-			r.Requests.Drop(obj.GetUID())
-		}
-		return later
-	}
-	return predicate.Funcs{
-		CreateFunc: func(e event.CreateEvent) bool { return later(e.Object, !e.IsInInitialList) },
-		UpdateFunc: func(e event.UpdateEvent) bool {
-			return later(e.ObjectNew, e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion())
-		},
-		DeleteFunc:  func(event.DeleteEvent) bool { return false },
-		GenericFunc: func(event.GenericEvent) bool { return false },
-	}
+// earlier ones.
+var issuedLater = predicate.Funcs{
+	CreateFunc: func(e event.CreateEvent) bool { return holdsCertificate(e.Object) && !e.IsInInitialList },
+	UpdateFunc: func(e event.UpdateEvent) bool {
+		return holdsCertificate(e.ObjectNew) && e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion()
+	},
+	DeleteFunc:  func(event.DeleteEvent) bool { return false },
+	GenericFunc: func(event.GenericEvent) bool { return false },
 }

@@ -23,13 +23,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // TestWhoseLedger has two authorities with one CA, as spec.from creates them. A certificate counts for the authority
@@ -48,26 +46,17 @@ func TestWhoseLedger(t *testing.T) {
 	for _, signer := range append(signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
 		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: path.Base(signer)}}
 		obj.Spec.SignerName, obj.Status.Certificate = signer, cert
-		objects = append(objects, obj)
+		objects = append(objects, trimmed(t, obj))
 	}
-	r, held := reconciler(t, append(objects, left)...), &requestcache.Cache{}
-	held.Want(csr.Limits{}, func(*certificatesv1.CertificateSigningRequest) bool { return true })
-	r.Requests = held
+	r := reconciler(t, append(objects, left)...)
 	for _, obj := range objects[:2] {
 		if err := r.recorder(obj.(*v1alpha1.SigningAuthority)).Book.Open(t.Context(), made.KeyID()); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for _, obj := range objects[2:] {
-		stripped, err := held.CacheOptions().DefaultTransform(obj.DeepCopyObject())
-		if err != nil || held.Held(stripped.(*certificatesv1.CertificateSigningRequest)) == stripped {
-			t.Fatalf("%s is not held: %v", obj.GetName(), err)
-		}
 		if _, err := r.recordIssued(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)}); err != nil {
 			t.Fatal(err)
-		}
-		if held.Held(stripped.(*certificatesv1.CertificateSigningRequest)) != stripped {
-			t.Errorf("%s is held for ever", obj.GetName())
 		}
 	}
 	for i, want := range [][]string{{signers[2], signers[0]}, {signers[2], signers[1]}} {
@@ -83,43 +72,49 @@ func TestWhoseLedger(t *testing.T) {
 	}
 }
 
-// TestEarlierRequestsAreNotHeld tests which requests with a certificate the ledger controller handles, and that it holds no
-// other.
-func TestEarlierRequestsAreNotHeld(t *testing.T) {
+// TestIssuedLater checks which requests with a certificate the ledger controller handles.
+func TestIssuedLater(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		event func(predicate.Predicate, client.Object) bool
+		event func(obj client.Object) bool
 		want  bool
 	}{
-		"in the first list": {event: func(p predicate.Predicate, obj client.Object) bool {
-			return p.Create(event.CreateEvent{Object: obj, IsInInitialList: true})
+		"in the first list": {event: func(obj client.Object) bool {
+			return issuedLater.Create(event.CreateEvent{Object: obj, IsInInitialList: true})
 		}},
-		"listed again": {event: func(p predicate.Predicate, obj client.Object) bool {
-			return p.Update(event.UpdateEvent{ObjectOld: obj, ObjectNew: obj})
+		"listed again": {event: func(obj client.Object) bool {
+			return issuedLater.Update(event.UpdateEvent{ObjectOld: obj, ObjectNew: obj})
 		}},
-		"created with a certificate": {want: true, event: func(p predicate.Predicate, obj client.Object) bool {
-			return p.Create(event.CreateEvent{Object: obj})
+		"created with a certificate": {want: true, event: func(obj client.Object) bool {
+			return issuedLater.Create(event.CreateEvent{Object: obj})
 		}},
-		"issued": {want: true, event: func(p predicate.Predicate, obj client.Object) bool {
-			before := obj.DeepCopyObject().(client.Object)
-			before.SetResourceVersion("1")
-			return p.Update(event.UpdateEvent{ObjectOld: before, ObjectNew: obj})
+		"issued": {want: true, event: func(obj client.Object) bool {
+			before := obj.DeepCopyObject().(*certificatesv1.CertificateSigningRequest)
+			before.ResourceVersion, before.Status.Certificate = "1", nil
+			return issuedLater.Update(event.UpdateEvent{ObjectOld: before, ObjectNew: obj})
 		}},
+		"created without a certificate": {event: func(obj client.Object) bool {
+			obj.(*certificatesv1.CertificateSigningRequest).Status.Certificate = nil
+			return issuedLater.Create(event.CreateEvent{Object: obj})
+		}},
+		"deleted": {event: func(obj client.Object) bool { return issuedLater.Delete(event.DeleteEvent{Object: obj}) }},
 	} {
-		r, held := reconciler(t), &requestcache.Cache{}
-		held.Want(csr.Limits{}, func(*certificatesv1.CertificateSigningRequest) bool { return true })
-		r.Requests = held
 		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "uid", ResourceVersion: "2"}}
 		obj.Status.Certificate = []byte("a certificate")
-		stripped, err := held.CacheOptions().DefaultTransform(obj)
-		if err != nil {
-			t.Fatal(err)
-		}
-		small := stripped.(*certificatesv1.CertificateSigningRequest)
-		if got := test.event(r.issuedLater(), small); got != test.want || (held.Held(small) != small) != test.want {
-			t.Errorf("%s: handled: %t, held: %t, want %t", name, got, held.Held(small) != small, test.want)
+		if got := test.event(trimmed(t, obj)); got != test.want {
+			t.Errorf("%s: handled: %t, want %t", name, got, test.want)
 		}
 	}
+}
+
+// trimmed returns obj as the manager's cache holds it.
+func trimmed(t *testing.T, obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	got, err := csr.Trim{}.Transform(obj)
+	if err != nil || !csr.Trimmed(obj) {
+		t.Fatalf("not trimmed: %v", err)
+	}
+	return got.(*certificatesv1.CertificateSigningRequest)
 }
 
 // sharing returns an authority that signs with made, or without a CA if made is nil.

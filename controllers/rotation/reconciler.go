@@ -3,7 +3,6 @@ package rotation
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,7 +18,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -44,9 +42,7 @@ type Reconciler struct {
 
 	Client client.Client
 	// Live reads without the cache: a step must not depend on the state before the last step.
-	Live client.Reader
-	// Requests holds whole requests if the cache of Client strips them.
-	Requests *requestcache.Cache
+	Live     client.Reader
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	Audit    *audit.Log
@@ -59,7 +55,6 @@ type Reconciler struct {
 	trackers      trackers
 	deciding      sync.Mutex
 	recorders     recorders
-	recording     atomic.Bool // the controller of issued certificates runs
 	secretWatches secretWatches
 	// refusedWrites maps the name of an authority to the problems of its last publication: a []trust.Problem.
 	refusedWrites sync.Map

@@ -30,7 +30,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -45,17 +44,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
-	// It reads nothing of spec.request. A standby records nothing, so it holds nothing.
-	r.Requests.Want(csr.Limits{RequestBytes: 1}, func(obj *certificatesv1.CertificateSigningRequest) bool {
-		return r.recording.Load() && holdsCertificate(obj)
-	})
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.issuedLater())).
-		WatchesRawSource(source.Func(func(context.Context, workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-			r.recording.Store(true)
-			return nil
-		})).
+		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).
 		// This records a certificate that was issued before its CA was known.
 		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(
 			func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everyRequest} }),

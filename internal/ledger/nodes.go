@@ -9,7 +9,6 @@ import (
 	"hash/fnv"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -247,34 +246,28 @@ type Certificate struct {
 	NotBefore, NotAfter time.Time
 }
 
-// Recognize returns the certificate that obj holds, and reports whether one of authorities issued it. It does not
-// matter which controller stored it. The signature decides, not the issuer's name, which two generations of a CA may
-// share.
+// Recognize returns the certificate that obj holds, and reports whether one of authorities issued it. obj may be trimmed.
+// It does not matter which controller stored the certificate. The signature decides, not the issuer's name, which two
+// generations of a CA may share.
 func Recognize(obj *certificatesv1.CertificateSigningRequest, authorities []*x509.Certificate) (Certificate, bool) {
-	certs, err := ca.ParseCertificates(obj.Status.Certificate)
-	if err != nil || len(certs) == 0 {
+	record, readable := csr.Certificate(obj)
+	if !readable {
 		return Certificate{}, false
 	}
-	leaf := certs[0] // certificates.k8s.io/v1, CertificateSigningRequestStatus.certificate: the chain follows the leaf
 	for _, authority := range authorities {
-		if leaf.CheckSignatureFrom(authority) != nil {
+		if !record.SignedBy(authority) {
 			continue
 		}
-		return Certificate{
-			Node: nodeOf(leaf), Signer: obj.Spec.SignerName, KeyID: ca.KeyID(authority.RawSubjectPublicKeyInfo),
-			NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter,
-		}, true
+		found := Certificate{
+			Signer: obj.Spec.SignerName, KeyID: ca.KeyID(authority.RawSubjectPublicKeyInfo),
+			NotBefore: record.NotBefore, NotAfter: record.NotAfter,
+		}
+		if len(validation.IsDNS1123Subdomain(record.Node)) == 0 {
+			found.Node = record.Node
+		}
+		return found, true
 	}
 	return Certificate{}, false
-}
-
-// nodeOf returns the node that leaf names, or "" if the name is no valid node name.
-func nodeOf(leaf *x509.Certificate) string {
-	name, found := strings.CutPrefix(leaf.Subject.CommonName, csr.NodeUserPrefix)
-	if !found || len(validation.IsDNS1123Subdomain(name)) > 0 {
-		return ""
-	}
-	return name
 }
 
 // flushEvery is the interval at which notes are stored.

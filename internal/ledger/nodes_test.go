@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"context"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"strings"
@@ -190,6 +191,14 @@ func issued(t *testing.T, by *ca.Authority, commonName string) *certificatesv1.C
 	return obj
 }
 
+// forged returns certificate with another signature. Its issuer and all its key identifiers are the same.
+func forged(t *testing.T, certificate []byte) []byte {
+	t.Helper()
+	block, _ := pem.Decode(certificate)
+	block.Bytes[len(block.Bytes)-1] ^= 1
+	return pem.EncodeToMemory(block)
+}
+
 func TestRecognize(t *testing.T) {
 	t.Parallel()
 	old, oldCert := authority(t)
@@ -214,13 +223,18 @@ func TestRecognize(t *testing.T) {
 		"with its chain":               {with(issued(t, old, nodeName), append(issued(t, next, nodeName).Status.Certificate, next.CertificatePEM()...)), want("a", next.KeyID())},
 		"another CA of the same name":  {issued(t, stranger, nodeName), ledger.Certificate{}},
 		"no certificate yet":           {with(issued(t, old, nodeName), nil), ledger.Certificate{}},
+		"a signature that was changed": {with(issued(t, old, nodeName), forged(t, issued(t, old, nodeName).Status.Certificate)), ledger.Certificate{}},
 		"a broken certificate":         {with(issued(t, old, nodeName), []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), ledger.Certificate{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			got, found := ledger.Recognize(test.obj, []*x509.Certificate{oldCert, nextCert})
-			if diff := cmp.Diff(test.want, got); diff != "" || found != (test.want.KeyID != "") {
-				t.Errorf("found %t (-want +got):\n%s", found, diff)
+			trimmed, err := csr.Trim{}.Transform(test.obj.DeepCopy())
+			succeed(t, err)
+			for _, obj := range []*certificatesv1.CertificateSigningRequest{test.obj, trimmed.(*certificatesv1.CertificateSigningRequest)} {
+				got, found := ledger.Recognize(obj, []*x509.Certificate{oldCert, nextCert})
+				if diff := cmp.Diff(test.want, got); diff != "" || found != (test.want.KeyID != "") {
+					t.Errorf("trimmed: %t, found: %t (-want +got):\n%s", csr.Trimmed(obj), found, diff)
+				}
 			}
 		})
 	}
