@@ -52,8 +52,7 @@ func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 	t.Parallel()
 	for _, lifetime := range []time.Duration{time.Minute, time.Hour, 9 * time.Hour, 30 * 24 * time.Hour, 20 * 365 * 24 * time.Hour} {
 		p := newParts(t, object(t, func(obj *request) { obj.Spec.Groups = []string{"system:bootstrappers", "system:masters"} }))
-		root := newRoot(t, lifetime)
-		p.pair.Load(root.cert, root.key)
+		root := p.load(t, lifetime)
 		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 			t.Fatalf("%s: %d writes, error %v", lifetime, len(p.written), err)
 		}
@@ -78,8 +77,7 @@ func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 func TestDefect24TheRequesterChooses(t *testing.T) {
 	t.Parallel()
 	shared := newParts(t, object(t))
-	root := newRoot(t, 24*time.Hour)
-	shared.pair.Load(root.cert, root.key)
+	shared.load(t, day)
 	var workers sync.WaitGroup
 	for worker := range 5 {
 		node := string(rune('a' + worker))
@@ -117,7 +115,6 @@ var signers atomic.Int64
 func partsOf(t *testing.T) (*parts, string) {
 	t.Helper()
 	signer := fmt.Sprintf("example.com/counted-%d", signers.Add(1))
-	// The subject must not be forbidden on a CA that API servers trust: such a request would wait.
 	p := newParts(t, object(t, signerName(signer), template(t, func(r *x509.CertificateRequest) { r.Subject = pkix.Name{CommonName: "a"} })))
 	p.reconciler.Signers[signer] = Signer{Profile: profile(t, ca.ProfileConfig{}), Usages: p.served.Spec.Usages, KeyPair: p.pair}
 	return p, signer
@@ -139,9 +136,7 @@ func countOf(t *testing.T, counter prometheus.Counter) float64 {
 func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
 	t.Parallel()
 	p, signer := partsOf(t)
-	root := newRoot(t, time.Hour) // a success would report the short lifetime
-	p.pair.Load(root.cert, root.key)
-	taken(p.recorder)
+	p.load(t, time.Hour) // a success would report the short lifetime
 	successes := func() []float64 {
 		return []float64{
 			countOf(t, outcomesTotal.WithLabelValues(signer, "Issued", "")),
@@ -180,7 +175,7 @@ func TestDefect30ABundleStopsSigning(t *testing.T) {
 		if got := state(p.pair, now); got != want {
 			t.Errorf("%s: %s, want %s", name, got, want)
 		}
-		p.written, p.served = nil, changed(p.served, name, nil)
+		p.written, p.served = nil, object(t, version(name))
 		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
 			t.Errorf("%s: %d writes, error %v", name, len(p.written), err)
 		}

@@ -18,7 +18,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -27,7 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -241,10 +240,23 @@ func (p *parts) client(t testing.TB) client.Client {
 
 func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	t.Helper()
-	return p.reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: p.served.Name}})
+	return p.reconciler.Reconcile(t.Context(), keyOf(p.served))
 }
 
-// note records whether API servers trust the CA for clients.
-func (p *parts) note(trust probe.Trust) {
-	p.reconciler.trust.note(p.pair, must(p.pair.Authority(now)), probe.Answer{Trust: trust}, frontProxy{}, nil, now)
+func keyOf(obj *request) fairqueue.Key { return csr.Limits{}.Key(obj) }
+
+// trust makes it known what the cluster does with the CA. The zero trust is that of a CA that nothing trusts.
+func (p *parts) trust(found caTrust) {
+	found.authority = must(p.pair.Authority(now))
+	p.reconciler.trusts.set(p.pair, found)
+}
+
+// load gives the pair a CA with that lifetime that the cluster does not trust.
+func (p *parts) load(t testing.TB, lifetime time.Duration) root {
+	t.Helper()
+	made := newRoot(t, lifetime)
+	p.pair.Load(made.cert, made.key)
+	p.trust(caTrust{})
+	taken(p.recorder)
+	return made
 }

@@ -29,9 +29,7 @@ const clientSigner, servingSigner = certificatesv1.KubeAPIServerClientSignerName
 func outcome(t testing.TB, obj *request) (*x509.Certificate, string) {
 	t.Helper()
 	p := newParts(t, obj)
-	root := newRoot(t, 100*365*24*time.Hour)
-	p.pair.Load(root.cert, root.key)
-	taken(p.recorder)
+	p.load(t, 100*365*day)
 	before := len(obj.Status.Conditions)
 	if _, err := p.reconcile(t); err != nil {
 		t.Fatal(err)

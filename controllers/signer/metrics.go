@@ -9,8 +9,7 @@ import (
 
 var (
 	// outcomesTotal counts outcomes of approved requests, each distinct outcome of a request once. outcome is Issued,
-	// Failed, Wait or Ignore. Ignore means that the request is never signed and not marked as Failed. reason is empty for
-	// Issued.
+	// Failed, Wait or Ignore. reason is empty for Issued.
 	outcomesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_outcomes_total",
 		Help: "Outcomes of approved CertificateSigningRequests, each distinct outcome of a request once.",
@@ -31,15 +30,15 @@ var (
 	// discardedTotal rises if another signer is active.
 	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_discarded_total",
-		Help: "Certificates that the API server did not store, because the request had changed, " +
-			"was deleted or may not be written: the requester never received them.",
+		Help: "Certificates that the API server did not store, because the request had changed " +
+			"or may not be written: the requester never received them.",
 	}, []string{"signer"})
 
-	// foreignTotal rises if another signer is active, or if a person sets certificates by hand.
+	// foreignTotal rises if another signer with another CA is active, or if a person sets certificates by hand.
 	foreignTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_foreign_certificates_total",
-		Help: "Certificates that another program or person has stored for signers of this manager, " +
-			"while this replica was the leader.",
+		Help: "Certificates of another CA that another program or person has stored for signers of this manager, " +
+			"just before this manager could store its own.",
 	}, []string{"signer"})
 
 	// mismatchesTotal counts wrong certificates. It must stay zero.

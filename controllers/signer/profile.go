@@ -4,11 +4,9 @@ import (
 	"crypto/x509"
 	"fmt"
 	"slices"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -38,14 +36,12 @@ type Signer struct {
 	// Usages are the usages that a custom signer permits. It is nil for built-in signers, which have their own rules.
 	Usages []certificatesv1.KeyUsage
 	// AllowNoExtKeyUsage permits a custom signer to issue certificates without an extended key usage, which are valid for
-	// every purpose. A CA that API servers trust for clients never issues them.
+	// every purpose. A CA that the cluster trusts never issues them.
 	AllowNoExtKeyUsage bool
-	// ForbiddenOnClientCA lists more subjects that a custom signer does not issue if API servers trust its CA for
-	// clients. It has the same patterns as ForbiddenSubjects in Profile. Nil means ForbiddenOnClientCA(); an empty list
-	// adds none.
+	// ForbiddenOnClientCA lists more subjects that a custom signer does not issue if the cluster trusts its CA. It has the
+	// same patterns as ForbiddenSubjects in Profile. Nil means ForbiddenOnClientCA(); an empty list adds none.
 	ForbiddenOnClientCA []string
-	// AllowedNames are the names that server certificates of a custom signer may have if API servers trust its CA for
-	// clients.
+	// AllowedNames are the names that server certificates of a custom signer may have if the cluster trusts its CA.
 	AllowedNames ca.AllowedNames
 	// KeyPair is the signing CA.
 	KeyPair *keypair.KeyPair
@@ -79,97 +75,42 @@ func (s Signer) check(req *csr.Request) *ca.Violation {
 	return nil
 }
 
-// caTrust is the last answer of the API servers about the certificates of a CA.
-type caTrust struct {
-	probe.Answer               // whether API servers accept its client certificates
-	front        frontProxy    // whether API servers accept its certificates for front proxies
-	authority    *ca.Authority // the CA
-	at           time.Time     // when Answer was given
-}
-
-// trustKept is how long a CA counts as trusted while API servers do not answer.
-const trustKept = 3 * askKnown
-
-// with returns t after an answer. Without a new answer, a trusted CA counts as trusted for trustKept. Distrust permits
-// more, so it ends with the first unanswered question.
-func (t caTrust) with(answer probe.Answer, now time.Time) caTrust {
-	if answer.Trust == probe.Unknown && t.Trust == probe.Recognised && now.Sub(t.at) < trustKept {
-		return t
-	}
-	t.Answer, t.at = answer, now
-	return t
-}
-
-// withFront returns t after the front-proxy configuration was read. If the read failed, a known state stays.
-func (t caTrust) withFront(front frontProxy, err error) caTrust {
-	switch {
-	case err == nil:
-		t.front = front
-	case t.front.unread != "":
-		t.front.unread = err.Error()
-	}
-	return t
-}
-
-// frontProxy says whether API servers accept a CA for front proxies. A client with such a certificate names any user
-// in a header, and the API server believes it. The zero value is a CA that API servers do not accept.
-type frontProxy struct {
-	unread  string // why the state is not known
-	trusted bool
-	names   []string // the permitted common names of front proxies; empty means any
-}
-
-// checkTrust applies the rules of a custom signer that depend on whether API servers trust its CA for clients.
-// The rules of built-in signers do not depend on it. While the trust is unknown,
-// a request that would break such a rule waits; unknown then says what is missing. A CA for front proxies counts as
-// trusted.
-func (s Signer) checkTrust(req *csr.Request, trust caTrust) (violation *ca.Violation, unknown string) {
+// checkTrust returns why a custom signer must not issue req because of the trust in its CA, or nil. The rules of
+// built-in signers do not depend on it.
+func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 	if _, builtin := csr.BuiltinSigner(req.SignerName); builtin {
-		return nil, ""
+		return nil
 	}
-	if violation := trust.front.forbids(req); violation != nil {
-		if trust.front.unread != "" {
-			unknown = "it is unknown whether API servers accept this CA for front proxies: " + trust.front.unread
-		}
-		return violation, unknown
+	if violation := trust.forbidsProxy(req); violation != nil {
+		return violation
 	}
-	violation = s.onClientCA(req)
-	switch {
-	case violation == nil || trust.Trust == probe.Recognised || trust.front.trusted:
-		return violation, ""
-	case trust.Trust == probe.Unknown:
-		return violation, "it is unknown whether API servers accept client certificates of this CA: " + trust.Evidence
-	case len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage:
+	if trust.strict != "" {
+		return s.onTrustedCA(req, trust)
+	}
+	if len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage {
 		return &ca.Violation{Reason: "UsagesNotPermitted",
 			Message: fmt.Sprintf("usages %+q include no extended key usage, so the certificate would be valid "+
-				"for every purpose; add a usage that signer %s permits", req.Usages, req.SignerName)}, ""
-	default:
-		return nil, ""
+				"for every purpose; add a usage that signer %s permits", req.Usages, req.SignerName)}
 	}
+	return nil
 }
 
-func (f frontProxy) equal(other frontProxy) bool {
-	return f.unread == other.unread && f.trusted == other.trusted && slices.Equal(f.names, other.names)
-}
-
-// forbids returns why a custom signer must not issue req, or nil. While f is unknown, it forbids every certificate
-// that is valid for clients.
-func (f frontProxy) forbids(req *csr.Request) *ca.Violation {
+// forbidsProxy returns why req would make a front proxy that API servers accept, or nil.
+func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
 	usages := req.Cert.ExtKeyUsage
 	forClients := len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny) ||
 		slices.Contains(usages, x509.ExtKeyUsageClientAuth)
-	named := len(f.names) == 0 || slices.Contains(f.names, req.Cert.Subject.CommonName)
-	if !forClients || f.unread == "" && (!f.trusted || !named) {
+	named := len(t.proxyNames) == 0 || slices.Contains(t.proxyNames, req.Cert.Subject.CommonName)
+	if t.proxies == "" || !forClients || !named {
 		return nil
 	}
 	return &ca.Violation{Reason: "SubjectNotPermitted",
-		Message: fmt.Sprintf("subject %+q is not permitted: API servers accept the CA of signer %s for front proxies "+
-			"(--requestheader-client-ca-file), so a client with this name could act as any user; "+
-			"give the signer a CA of its own",
-			req.SubjectText(), req.SignerName)}
+		Message: fmt.Sprintf("subject %+q is not permitted: %s, so a client with this name could act as any user as a front "+
+			"proxy (--requestheader-client-ca-file); give the signer a CA of its own",
+			req.SubjectText(), fmt.Sprintf(t.proxies, req.SignerName))}
 }
 
-// ForbiddenOnClientCA returns the subjects that a custom signer never issues if API servers trust its CA for clients.
+// ForbiddenOnClientCA returns the subjects that a custom signer never issues if the cluster trusts its CA.
 // The signer's configuration can replace the list. It holds the users and groups of Kubernetes and kubeadm.
 func ForbiddenOnClientCA() []string { return []string{"O=system:*", "O=kubeadm:*", "CN=system:*"} }
 
@@ -179,12 +120,15 @@ var serverUsages = []x509.ExtKeyUsage{
 	x509.ExtKeyUsageMicrosoftServerGatedCrypto, x509.ExtKeyUsageNetscapeServerGatedCrypto,
 }
 
-// onClientCA returns why a custom signer must not issue req if API servers trust its CA for clients, or nil.
-func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
+// onTrustedCA returns why a custom signer must not issue req from a CA that the cluster trusts, or nil.
+func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
+	because := fmt.Sprintf(trust.strict, req.SignerName)
+	violation := func(reason, format string, args ...any) *ca.Violation {
+		return &ca.Violation{Reason: reason, Message: fmt.Sprintf(format, args...)}
+	}
 	if len(req.Cert.ExtKeyUsage) == 0 {
-		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %+q include no extended key usage, so API servers, which trust this CA, "+
-				"would accept the certificate for clients; add a usage that signer %s permits", req.Usages, req.SignerName)}
+		return violation("UsagesNotPermitted", "usages %+q include no extended key usage, so the certificate would be valid "+
+			"for clients, but %s; add a usage that this signer permits", req.Usages, because)
 	}
 	forbidden := s.ForbiddenOnClientCA
 	if forbidden == nil {
@@ -192,9 +136,8 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 	}
 	for _, pattern := range forbidden {
 		if ca.MatchesSubject(pattern, req.Cert.Subject) {
-			return &ca.Violation{Reason: "SubjectNotPermitted",
-				Message: fmt.Sprintf("subject %+q is not permitted: API servers trust the CA of signer %s for clients, "+
-					"so it never issues %s", req.SubjectText(), req.SignerName, pattern)}
+			return violation("SubjectNotPermitted", "subject %+q is not permitted: %s, so it never issues %s",
+				req.SubjectText(), because, pattern)
 		}
 	}
 	forServers := func(usage x509.ExtKeyUsage) bool { return slices.Contains(serverUsages, usage) }
@@ -202,13 +145,11 @@ func (s Signer) onClientCA(req *csr.Request) *ca.Violation {
 		return nil
 	}
 	if s.AllowedNames.Empty() {
-		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("usages %+q are for servers, but API servers trust the CA of signer %s for clients: "+
-				"list the permitted names in the signer's allowedNames", req.Usages, req.SignerName)}
+		return violation("NameNotPermitted", "usages %+q are for servers, but %s: "+
+			"list the permitted names in the signer's allowedNames", req.Usages, because)
 	}
 	if name := s.AllowedNames.Refused(req.Cert); name != "" {
-		return &ca.Violation{Reason: "NameNotPermitted",
-			Message: fmt.Sprintf("name %+q is not in the allowedNames of signer %s", csr.Shorten(name), req.SignerName)}
+		return violation("NameNotPermitted", "name %+q is not in the allowedNames of signer %s", csr.Shorten(name), req.SignerName)
 	}
 	return nil
 }

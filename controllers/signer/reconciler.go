@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -14,19 +13,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/unanswered"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -34,10 +29,17 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
 
-// maxObject bounds a request with its certificate, in bytes. It is etcd's default limit for a write
-// (--max-request-bytes), less some room for what the API server adds. The API server drops managed fields that do not
-// fit.
-const maxObject = 1536<<10 - 4<<10
+// FieldManager is the field manager of the signer's writes, whatever the program is called.
+const FieldManager = "csr-controller-manager"
+
+const (
+	// callTimeout bounds each call to the API server. An admission webhook may take 30 seconds.
+	callTimeout = 45 * time.Second
+	// maxObject bounds a request with its certificate, in bytes. It is etcd's default limit for a write
+	// (--max-request-bytes), less some room for what the API server adds. The API server drops managed fields that do
+	// not fit.
+	maxObject = 1536<<10 - 4<<10
+)
 
 // Reconciler signs requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
@@ -48,54 +50,39 @@ type Reconciler struct {
 	Retention csr.RetentionPolicy
 	// RequestLimits bounds what is read of a request. A larger request is marked as Failed.
 	RequestLimits csr.Limits
-	// DryRun signs nothing and writes to no request. It reports the outcome that each request would have.
+	// DryRun signs nothing and writes to no request. It reports the outcome that each waiting request would have.
 	DryRun bool
 	// BlockList, if set, names the nodes and the certificates for which nothing is signed, even if a request is approved.
 	// The caller runs it.
 	BlockList *blocklist.List
 
 	Client client.Client
-	// Live reads past the cache. After a write without an answer, it shows whether the write was stored.
-	Live client.Reader
-	// Requests holds parsed requests, and whole requests if the cache of Client strips them.
-	Requests *requestcache.Cache
+	// Live reads past the cache. After a failed write, it shows whether the write was stored.
+	Live     client.Reader
 	Reporter *report.Reporter
-	Clock    clock.PassiveClock
-	// ServerTime is the clock by which ages count; nil means Clock. Certificates are issued by Clock, and only while both
-	// clocks agree.
+	// Clock is the clock by which certificates are issued.
+	Clock clock.PassiveClock
+	// ServerTime is the clock by which ages count; nil means Clock. Nothing is signed while the clocks differ.
 	ServerTime *servertime.Clock
-	// APIServers lists the API servers to ask whether they trust a CA for clients: host:port or an https URL each. If it
-	// is empty, all endpoints of the Service kubernetes are asked.
-	APIServers []string
-	// OthersActive, if set, reports whether other replicas of this manager may sign, or may have signed a moment ago.
-	OthersActive func() bool
 	// Audit, if set, receives a record of each outcome, beside the log.
 	Audit *audit.Log
 
-	pending      pending.Index // requests that wait for a certificate
-	dryRunBegan  sync.Once
-	dryRunStart  time.Time // in whole seconds, like times in the API
-	certificates certificates
-	ahead        ahead // newer than the cache
-	trust        trustCache
-
-	issued   unanswered.Writes[*issuance]   // issued certificates whose write had no certain answer
-	ended    unanswered.Writes[string]      // requests that get no further certificate, by versionOf
-	failures unanswered.Writes[Judgement]   // Failed conditions whose write had no certain answer
-	gone     unanswered.Writes[goneRequest] // deleted requests with a write in issued, or one that may get there
+	waiting fairqueue.Index // requests that wait for a certificate, marked with their signer
+	trusts  trusts
 }
 
 // Judgement is the signer's decision about an approved request. Approve signs it with Authority, Deny marks it as
-// Failed, and Wait judges it again later. Ignore neither signs nor marks it.
+// Failed. Wait and Ignore do neither, and the request is judged again later.
 type Judgement struct {
 	verdict.Result
-	Request   *csr.Request // nil if it cannot be parsed
+	Request   *csr.Request // nil if it was not parsed
 	Authority *ca.Authority
 	// LifetimeCap, if not zero, bounds the lifetime of the certificate, beside the profile.
 	LifetimeCap time.Duration
-	// IfTrusted is set while it is unknown whether API servers trust the CA for clients. It says why the request is
-	// refused if they do.
+	// IfTrusted is set while it is unknown whether API servers trust the CA. It says why the request is refused if they do.
 	IfTrusted *ca.Violation
+
+	retry time.Duration // when to judge the request again; zero means by its age
 }
 
 // Outcome returns the name of the verdict for metrics, audit records and explain.
@@ -110,161 +97,131 @@ func (j Judgement) Outcome() string {
 	}
 }
 
-// Reconcile signs a request, marks it as Failed, or reports why it waits.
-func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	result, err := r.reconcile(ctx, key)
-	if errors.Is(err, requestcache.ErrChanged) {
-		return reconcile.Result{RequeueAfter: requestcache.Lag}, nil
+// Sentence returns the note of the Event about a request for signerName. The Failed condition has only the Message,
+// which is kube-controller-manager's text.
+func (j Judgement) Sentence(signerName string) string {
+	if j.Verdict != verdict.Deny {
+		return j.Message
 	}
+	return fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", signerName, j.Message)
+}
+
+// Reconcile signs a request, marks it as Failed, or reports why it waits.
+func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
+	result, err := r.reconcile(ctx, key)
 	if err != nil {
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 	}
-	return apicall.Requeue(ctx, result, err)
+	return result, err
 }
 
-func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	cached, err := r.cached(ctx, key)
-	if cached == nil {
-		return reconcile.Result{}, err
-	}
-	if _, err := r.ServerTime.Skew(); err != nil { // with a skewed clock a fresh approval could look too old
-		return reconcile.Result{RequeueAfter: time.Second}, nil
-	}
-	now := r.Clock.Now()
-	obj, err := r.whole(ctx, cached)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	if r.DryRun {
-		return r.dryRun(ctx, obj, now), nil
-	}
-	r.settle(ctx, obj)
-	if !r.signable(obj) {
-		return reconcile.Result{}, r.reportForeign(ctx, obj)
-	}
-	judged, err := r.judge(ctx, obj, now)
-	if err != nil {
-		return reconcile.Result{}, err
-	}
-	if judged.Authority != nil {
-		// Certificates have whole seconds. The same instant in the record explains the certificate's times.
-		return reconcile.Result{}, r.sign(ctx, obj, judged, now.Truncate(time.Second))
-	}
-	r.giveUp(ctx, obj)
-	if judged.Verdict == verdict.Deny {
-		return reconcile.Result{}, r.fail(ctx, obj.DeepCopy(), judged)
-	}
-	r.report(ctx, obj, judged)
-	result := r.requeue(obj, judged)
-	result.RequeueAfter = r.Requests.Pause(cached, result.RequeueAfter)
-	return result, nil
-}
-
-// cached returns the newest known version of a request, or nil if there is none. It is the cache's own object, or one that the approver
-// shares. Judging only reads it, and writes use a copy.
-func (r *Reconciler) cached(ctx context.Context, key reconcile.Request) (*certificatesv1.CertificateSigningRequest, error) {
+func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
+	// This is the cache's own object. Judging only reads it, and writes use a copy.
 	obj := &certificatesv1.CertificateSigningRequest{}
-	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
-		if apierrors.IsNotFound(err) {
-			r.ahead.drop(key.Name)
-			r.forgetWrites(ctx, key.Name) // the deletion may have come before the failure of the write
-		}
-		return nil, client.IgnoreNotFound(err)
+	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	r.gone.Of(obj) // drops what is known of an earlier request of this name
-	return r.ahead.of(obj), nil
+	if obj.UID != key.UID || !r.waits(obj) {
+		return reconcile.Result{}, nil
+	}
+	judged := r.Judge(ctx, obj)
+	switch {
+	case r.DryRun:
+		r.reportDryRun(ctx, obj, judged)
+	case judged.Verdict == verdict.Approve:
+		return r.sign(ctx, obj, judged)
+	case judged.Verdict == verdict.Deny:
+		return r.fail(ctx, obj, judged)
+	default:
+		r.report(ctx, obj, judged)
+	}
+	if judged.retry > 0 {
+		return reconcile.Result{RequeueAfter: judged.retry}, nil
+	}
+	return r.again(obj), nil
 }
 
-// whole returns the whole object of cached if more than its state will be read: it waits for a certificate, an earlier
-// write to it is not settled, or a dry run judges it.
-func (r *Reconciler) whole(
-	ctx context.Context, cached *certificatesv1.CertificateSigningRequest,
-) (*certificatesv1.CertificateSigningRequest, error) {
-	_, issued := r.issued.Of(cached)
-	_, failed := r.failures.Of(cached)
-	if issued || failed || r.signable(cached) || r.DryRun && r.approved(cached) {
-		return r.Requests.Whole(ctx, r.Live, cached)
-	}
-	return cached, nil
-}
-
-// requeue returns when to judge obj again. A new CA wakes the request at once; the requeue is the safety net.
-func (r *Reconciler) requeue(obj *certificatesv1.CertificateSigningRequest, judged Judgement) reconcile.Result {
-	if judged.Verdict != verdict.Wait {
-		return reconcile.Result{}
-	}
-	low := handler.LowPriority
-	return reconcile.Result{RequeueAfter: csr.Pause(r.ServerTime.Since(obj.CreationTimestamp.Time)), Priority: &low}
-}
-
-// signable reports whether obj waits for a certificate from one of Signers.
-func (r *Reconciler) signable(obj *certificatesv1.CertificateSigningRequest) bool {
+// waits reports whether obj waits for a certificate from one of Signers. A trimmed request never does.
+func (r *Reconciler) waits(obj *certificatesv1.CertificateSigningRequest) bool {
 	_, ours := r.Signers[obj.Spec.SignerName]
-	return ours && csr.StateOf(obj) == csr.Approved
+	return ours && csr.StateOf(obj) == csr.Approved && !csr.Trimmed(obj)
 }
 
-// judge is Judge with a time that was measured after obj was stored, if obj seems to be too old.
-func (r *Reconciler) judge(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) (Judgement, error) {
-	judged := r.Judge(obj, now)
-	if judged.Reason != reasonTooOld {
-		return judged, nil
+// again returns when to judge obj again, which depends on the time since its approval. Any change that the request waits
+// for wakes it earlier.
+func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
+	since := csr.ApprovedAt(obj)
+	if since.IsZero() {
+		since = obj.CreationTimestamp.Time
 	}
-	if err := r.ServerTime.Refresh(ctx, obj.ResourceVersion); err != nil {
-		return Judgement{}, err
-	}
-	return r.Judge(obj, now), nil
+	return reconcile.Result{RequeueAfter: csr.Pause(r.ServerTime.Latest().Sub(since))}
 }
 
-const reasonTooOld = "RequestTooOld"
-
-// Judge decides about obj, an approved request for one of Signers, at now by Clock. It writes nothing.
-func (r *Reconciler) Judge(obj *certificatesv1.CertificateSigningRequest, now time.Time) Judgement {
-	skew, skewErr := r.ServerTime.Skew()
-	if at, ok := r.Retention.Deadline(obj); ok && now.Add(-skew).After(at) && skewErr == nil {
-		return Judgement{Result: verdict.Ignore.Because(reasonTooOld,
-			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
-			at.UTC().Format(time.RFC3339))}
+// Judge decides about obj, an approved request for one of Signers. It writes nothing.
+func (r *Reconciler) Judge(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) Judgement {
+	if judged := r.judgeTime(ctx, obj); judged != nil {
+		return *judged
 	}
-	req, err := r.Requests.Parse(obj, r.RequestLimits)
+	req, err := r.RequestLimits.Parse(obj)
 	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
 		return Judgement{Result: verdict.Result{Verdict: verdict.Deny, Reason: refused.Reason, Message: refused.Message}}
 	} else if err != nil {
 		return Judgement{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
-	if reason, message := r.BlockList.Check(req); reason != "" {
-		// The request waits, because the node or the certificate may be removed from the list.
-		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
-	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
 		return Judgement{Request: req, Result: deny(*violation)}
 	}
-	switch {
-	case skewErr != nil:
-		return Judgement{Request: req, Result: verdict.Wait.Because("ClockSkewed", "%v", skewErr)}
-	case skew.Abs() > servertime.MaxSkew:
-		return Judgement{Request: req, Result: verdict.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew))}
+	if reason, message := r.BlockList.Check(req); reason != "" {
+		// The request waits, because the node or the certificate may be removed from the list.
+		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
 	}
-	return r.judgeByCA(obj, req, signer, now)
+	return r.judgeByCA(obj, req, signer)
 }
 
-// judgeByCA decides about a request that signer permits. The decision depends on the CA at now.
-func (r *Reconciler) judgeByCA(
-	obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer, now time.Time,
-) Judgement {
-	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, now)
-	if err != nil {
-		var why *keypair.Unavailable
-		errors.As(err, &why)
-		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason,
-			Message: why.Message}}
+// judgeTime returns why nothing may be signed for obj because of the time, or nil.
+func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Judgement {
+	at, due := r.Retention.Deadline(obj)
+	now, err := r.ServerTime.Now(ctx)
+	if err == nil && due && now.After(at) { // obj seems old too if the API servers' clock was set back
+		now, err = r.ServerTime.Fresh(ctx)
 	}
-	violation, unknown := signer.checkTrust(req, r.trust.of(signer.KeyPair, authority))
+	var skew time.Duration
+	if err == nil {
+		skew, err = r.ServerTime.Skew(ctx)
+	}
 	switch {
-	case unknown != "":
+	case err != nil:
+		return &Judgement{retry: time.Second, Result: verdict.Wait.Because("ClockSkewed",
+			"the time of the API servers is unknown, and nothing is signed meanwhile: see the readiness check \"clock\" of the manager")}
+	case skew.Abs() > servertime.MaxSkew:
+		// No event says that the clocks agree again. Whole minutes make the message the same each time.
+		return &Judgement{retry: 10 * time.Second,
+			Result: verdict.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew.Round(time.Minute)))}
+	case due && now.After(at):
+		return &Judgement{retry: report.Again, Result: verdict.Ignore.Because("RequestTooOld",
+			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
+			at.UTC().Format(time.RFC3339))}
+	default:
+		return nil
+	}
+}
+
+// judgeByCA decides about a request that its signer permits. The decision depends on the CA.
+func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer) Judgement {
+	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, r.Clock.Now())
+	if err != nil {
+		why := &keypair.Unavailable{Reason: "CAMissing", Message: err.Error()}
+		errors.As(err, &why)
+		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason, Message: why.Message}}
+	}
+	trust := r.trusts.of(signer.KeyPair, authority)
+	violation := signer.checkTrust(req, trust)
+	switch {
+	case violation != nil && trust.unread != "":
 		return Judgement{Request: req, IfTrusted: violation, Result: verdict.Wait.Because("CATrustUnknown",
-			"%s; if they do, the request is refused (%s: %s), otherwise it is signed",
-			unknown, violation.Reason, violation.Message)}
+			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
+			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:
 		return Judgement{Request: req, Result: deny(*violation)}
 	}
@@ -282,45 +239,40 @@ func deny(why ca.Violation) verdict.Result {
 	return verdict.Result{Verdict: verdict.Deny, Reason: why.Reason, Message: why.Message}
 }
 
-// fail marks obj as Failed, and reports why.
-func (r *Reconciler) fail(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) error {
-	before := obj.ResourceVersion
-	csr.AddCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message, r.ServerTime.Now())
-	// The API server refuses to update a request that only etcd can hold, for example without PKCS#10. Such a request is
-	// reported, and the cleaner deletes it.
-	if err := r.Client.Status().Update(ctx, obj, client.FieldOwner(FieldManager)); err != nil && !final(err) {
+// fail marks obj as Failed. Once that is stored, fail reports why. The API server sets the condition's time.
+func (r *Reconciler) fail(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
+) (reconcile.Result, error) {
+	failed := obj.DeepCopy()
+	csr.AddCondition(failed, certificatesv1.CertificateFailed, judged.Reason, judged.Message, time.Time{})
+	if err := r.update(ctx, failed); err != nil {
 		stored, readErr := r.read(ctx, obj)
-		if readErr != nil || !hasFailedAs(stored, obj.UID, judged) {
-			r.failures.Keep(obj, judged) // the write may still be stored
-			if readErr == nil && stored.ResourceVersion != before {
-				return nil // the watch brings the change to the queue
-			}
-			return fmt.Errorf("update status: %w", err)
+		switch {
+		case readErr == nil && stored.UID == obj.UID &&
+			csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message):
+		case refused(err):
+			return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", err), nil
+		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+			return reconcile.Result{}, nil // the watch brings the change to the queue
+		default:
+			return reconcile.Result{}, fmt.Errorf("update status: %w", err)
 		}
 	}
-	r.wrote(ctx, before, obj)
-	r.failed(ctx, obj, judged)
-	return nil
-}
-
-func hasFailedAs(obj *certificatesv1.CertificateSigningRequest, uid types.UID, judged Judgement) bool {
-	return obj.UID == uid && csr.HasCondition(obj, certificatesv1.CertificateFailed, judged.Reason, judged.Message)
-}
-
-// failed reports that obj is marked as Failed.
-func (r *Reconciler) failed(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	r.failures.Drop(obj.Name)
 	judged.Message = judged.Sentence(obj.Spec.SignerName)
 	r.report(ctx, obj, judged)
+	return reconcile.Result{}, nil
 }
 
-// Sentence returns the note of the Event about a request for signerName. The Failed condition has only the Message,
-// which is kube-controller-manager's text.
-func (j Judgement) Sentence(signerName string) string {
-	if j.Verdict != verdict.Deny {
-		return j.Message
-	}
-	return fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", signerName, j.Message)
+// notStored reports that the API server refuses to store something, and returns when to try again. What the API server
+// refuses today, a changed role, webhook or policy may permit tomorrow, so the request is never given up.
+func (r *Reconciler) notStored(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, something string, err error,
+) reconcile.Result {
+	errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	r.report(ctx, obj, Judgement{Request: req, Result: verdict.Wait.Because("NotStored",
+		"the API server refuses to store %s of this request: %v; correct the role, the admission policy or the webhook "+
+			"that the answer names", something, err)})
+	return r.again(obj)
 }
 
 // report reports an outcome other than a certificate as Event, metric and record, each distinct outcome once.
@@ -334,43 +286,24 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }
 
-// approved reports whether obj is approved for one of Signers. It may be signed or failed already.
-func (r *Reconciler) approved(obj *certificatesv1.CertificateSigningRequest) bool {
-	_, ours := r.Signers[obj.Spec.SignerName]
-	return ours && !csr.ApprovedAt(obj).IsZero()
-}
-
 // wouldReasons has the reason that a dry run reports for each verdict.
 var wouldReasons = map[verdict.Verdict]string{
 	verdict.Approve: "WouldIssue", verdict.Deny: "WouldFail", verdict.Wait: "WouldWait", verdict.Ignore: "WouldIgnore",
 }
 
-// dryRun reports, once, the outcome that obj would have, and signs nothing. It also judges requests that another signer
-// has already signed or failed, because that signer is usually faster. It omits such a request if it was approved
-// before the dry run began.
-func (r *Reconciler) dryRun(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
-) reconcile.Result {
-	r.dryRunBegan.Do(func() { r.dryRunStart = r.ServerTime.Now().Truncate(time.Second) })
-	waiting := r.signable(obj)
-	if !waiting && (!r.approved(obj) || csr.StateOf(obj) == csr.Denied || csr.ApprovedAt(obj).Before(r.dryRunStart)) {
-		return reconcile.Result{}
-	}
-	judged := r.Judge(obj, now)
-	reportOnce := r.Reporter.Request
+// reportDryRun reports, once, the outcome that obj would have.
+func (r *Reconciler) reportDryRun(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
+	reportOnce, would := r.Reporter.Request, wouldReasons[judged.Verdict]
 	message := fmt.Sprintf("%s: %s", judged.Reason, judged.Sentence(obj.Spec.SignerName))
-	if judged.Authority != nil {
+	if judged.Verdict == verdict.Approve {
 		reportOnce = r.Reporter.Would
 		message = fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
 	}
-	if would := wouldReasons[judged.Verdict]; reportOnce(obj, obj.Spec.Username, "Sign", would, message) {
-		dryRunTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
-		record := audit.Of(obj, judged.Request)
-		record.Verdict, record.Reason, record.Message = would, judged.Reason, message
-		r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
+	if !reportOnce(obj, obj.Spec.Username, "Sign", would, message) {
+		return
 	}
-	if !waiting {
-		return reconcile.Result{}
-	}
-	return r.requeue(obj, judged)
+	dryRunTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
+	record := audit.Of(obj, judged.Request)
+	record.Verdict, record.Reason, record.Message = would, judged.Reason, message
+	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }

@@ -5,79 +5,107 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/types"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
+
+// The right to read the CAs that the cluster trusts is in config/rbac/ca_trust.yaml, because the self-check needs it too.
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/status,verbs=update
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=sign
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
+type (
+	requestQueue  = workqueue.TypedRateLimitingInterface[fairqueue.Key]
+	requestSource = source.TypedSource[fairqueue.Key]
+)
+
 // SetupWithManager sets nil fields and registers the controller, the sources of its key pairs, and a readiness check.
 // The check fails while a signer has no CA to sign with, unless a leader provides it.
-func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.TypedOptions[fairqueue.Key]) error {
 	if err := r.fillProfiles(); err != nil {
 		return err
 	}
 	r.fill(mgr)
-	r.Requests.Want(r.RequestLimits, func(obj *certificatesv1.CertificateSigningRequest) bool {
-		return r.signable(obj) || r.DryRun && r.approved(obj)
-	})
-	ctrl := builder.ControllerManagedBy(mgr).
-		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(r.queueEvents())).
-		WithOptions(options)
-	ctrl.WatchesRawSource(r.atElection())
-	ctrl.WatchesRawSource(r.ahead.source())
+	sources := []requestSource{source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, r.events())}
 	pairs := r.keyPairs()
 	for _, pair := range pairs {
 		if err := r.setupPair(mgr, pair); err != nil {
 			return err
 		}
-		ctrl.WatchesRawSource(r.wakeAfter(pair))
-	}
-	if err := r.askTrust(mgr, pairs); err != nil {
-		return err
+		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
+		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
+		if servesCustom(pair) || len(pair.ClientSigners()) > 0 {
+			follow, err := r.followTrust(mgr, pair)
+			if err != nil {
+				return err
+			}
+			sources = append(sources, follow)
+		}
 	}
 	if r.BlockList != nil {
-		ctrl.WatchesRawSource(r.BlockList.Source(func(ctx context.Context, queue requestQueue) {
-			r.enqueueWaiting(ctx, nil, queue)
-		}))
+		sources = append(sources, fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All))
 	}
-	err := mgr.AddReadyzCheck("signing-ca", func(*http.Request) error {
+	if err := mgr.AddReadyzCheck("signing-ca", r.ready(pairs)); err != nil {
+		return fmt.Errorf("add readiness check: %w", err)
+	}
+	options.Reconciler = r
+	if options.LogConstructor == nil {
+		options.LogConstructor = logOf(mgr.GetLogger().WithValues("controller", Name))
+	}
+	ctrl, err := controller.NewTyped(Name, mgr, options)
+	if err != nil {
+		return fmt.Errorf("create controller: %w", err)
+	}
+	var errs []error
+	for _, each := range sources {
+		errs = append(errs, ctrl.Watch(each))
+	}
+	return errors.Join(errs...)
+}
+
+// logOf returns a constructor of the logger for a key.
+func logOf(logger logr.Logger) func(*fairqueue.Key) logr.Logger {
+	return func(key *fairqueue.Key) logr.Logger {
+		if key == nil {
+			return logger
+		}
+		return logger.WithValues("name", key.Name)
+	}
+}
+
+// ready returns a readiness check of the CAs.
+func (r *Reconciler) ready(pairs []*keypair.KeyPair) func(*http.Request) error {
+	return func(*http.Request) error {
 		for _, pair := range pairs {
 			if err := pair.Ready(r.Clock.Now()); err != nil {
 				return err
 			}
 		}
 		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("add readiness check: %w", err)
 	}
-	return ctrl.Complete(r)
 }
 
 // setupPair sets the fields of pair, and registers its source.
@@ -155,7 +183,7 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 
 // ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames once, or all CAs if there are no
 // names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
-// because Judge reports it. r needs its Clock.
+// because Judge reports it. The trust in a CA stays unknown. r needs its Clock.
 func (r *Reconciler) ReadOnce(
 	ctx context.Context, reader client.Reader, signerNames ...string,
 ) (map[string]error, error) {
@@ -184,114 +212,64 @@ func (r *Reconciler) ReadOnce(
 	return unread, nil
 }
 
-type requestQueue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+// events returns the handler that queues a request when it changes and waits for a certificate.
+func (r *Reconciler) events() handler.TypedFuncs[*certificatesv1.CertificateSigningRequest, fairqueue.Key] {
+	observe := func(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
+		if !r.waits(obj) {
+			r.waiting.Remove(obj.Name)
+			return
+		}
+		key := r.RequestLimits.Key(obj)
+		r.waiting.Put(key, fairqueue.Digest(obj.Spec.SignerName))
+		queue.Add(key)
+	}
+	type request = *certificatesv1.CertificateSigningRequest
+	return handler.TypedFuncs[request, fairqueue.Key]{
+		CreateFunc: func(_ context.Context, created event.TypedCreateEvent[request], queue requestQueue) {
+			observe(created.Object, queue)
+		},
+		UpdateFunc: func(_ context.Context, updated event.TypedUpdateEvent[request], queue requestQueue) {
+			observe(updated.ObjectNew, queue)
+		},
+		DeleteFunc: func(_ context.Context, deleted event.TypedDeleteEvent[request], _ requestQueue) {
+			r.waiting.Remove(deleted.Object.Name)
+			r.Reporter.Forget(deleted.Object)
+		},
+	}
+}
 
-// wakeAfter returns a source that enqueues the requests that wait for pair whenever its Authority changes.
-func (r *Reconciler) wakeAfter(pair *keypair.KeyPair) source.Source {
-	changed := pair.Subscribe()
-	return source.Func(func(ctx context.Context, queue requestQueue) error {
-		go func() {
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-changed:
-					r.enqueueWaiting(ctx, pair, queue)
-				}
-			}
-		}()
-		return nil
+// waitingFor returns the requests that wait for a certificate of pair.
+func (r *Reconciler) waitingFor(pair *keypair.KeyPair) []fairqueue.Key {
+	marks := map[uint64]bool{}
+	for name, signer := range r.Signers {
+		if signer.KeyPair == pair {
+			marks[fairqueue.Digest(name)] = true
+		}
+	}
+	return r.waiting.Marked(math.MaxInt, marks)
+}
+
+// followTrust returns a source that keeps the trust in the CA of pair up to date, and queues the requests that wait for
+// pair when it changes.
+func (r *Reconciler) followTrust(mgr manager.Manager, pair *keypair.KeyPair) (requestSource, error) {
+	scheme := runtime.NewScheme() // a caller may have set a manager scheme without ConfigMaps
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("read the trust in the CA: %w", err)
+	}
+	live, err := client.New(mgr.GetConfig(), client.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: scheme, Mapper: mgr.GetRESTMapper(),
 	})
-}
-
-// enqueueWaiting enqueues the requests that wait for a certificate of pair, or of any pair if pair is nil.
-func (r *Reconciler) enqueueWaiting(ctx context.Context, pair *keypair.KeyPair, queue requestQueue) {
-	for _, waiting := range r.pending.All() {
-		if pair != nil && r.Signers[waiting.Signer].KeyPair != pair {
-			continue
-		}
-		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: waiting.Name}}
-		obj := &certificatesv1.CertificateSigningRequest{}
-		// A dry run also indexes requests that another signer has signed.
-		if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err == nil && r.signable(obj) {
-			queue.Add(key)
-		}
+	if err != nil {
+		return nil, fmt.Errorf("read the trust in the CA: %w", err)
 	}
-}
-
-// NewQueue returns the storage of this controller's work queue. In that queue no requester delays the others.
-func (r *Reconciler) NewQueue() workqueue.Queue[reconcile.Request] {
-	return pending.NewQueue(r.pending.Get)
-}
-
-// queueEvents returns a predicate that accepts the events that enqueue a request. It drops the state of deleted
-// requests.
-func (r *Reconciler) queueEvents() predicate.Predicate {
-	events := predicate.NewPredicateFuncs(r.queues)
-	events.UpdateFunc = func(change event.UpdateEvent) bool {
-		foreign := r.gotForeign(change.ObjectOld, change.ObjectNew)
-		return r.queues(change.ObjectNew) || foreign
-	}
-	events.DeleteFunc = func(gone event.DeleteEvent) bool {
-		_, unanswered := r.issued.Of(gone.Object)
-		unanswered = r.certificates.underWay(gone.Object.GetName()) || unanswered
-		if last, ok := gone.Object.(*certificatesv1.CertificateSigningRequest); ok && unanswered {
-			r.gone.Keep(last, goneRequest{last.UID, csr.CertificateDigest(last), !gone.DeleteStateUnknown})
-		}
-		r.drop(gone.Object)
-		return unanswered // Reconcile says what became of the certificate
-	}
-	return events
-}
-
-// Waits reports whether obj waits for a certificate from one of Signers.
-func (r *Reconciler) Waits(obj *certificatesv1.CertificateSigningRequest) bool {
-	return r.signable(obj)
-}
-
-// Track prepares r for a Reconcile of obj outside of the controller. Drop ends that.
-func (*Reconciler) Track(*certificatesv1.CertificateSigningRequest) {}
-
-// Drop forgets obj, which was deleted or needs no Reconcile any more.
-func (r *Reconciler) Drop(obj client.Object) {
-	r.issued.Drop(obj.GetName())
-	r.drop(obj)
-}
-
-// drop is Drop, but a certificate whose write has no answer stays.
-func (r *Reconciler) drop(obj client.Object) {
-	name := obj.GetName()
-	r.pending.Remove(name)
-	r.ahead.drop(name)
-	r.ended.Drop(name)
-	r.failures.Drop(name)
-	r.certificates.drop(name)
-	r.Reporter.Forget(obj)
-}
-
-// queues reports whether to enqueue obj, and indexes its position in the queue. It parses each request once.
-func (r *Reconciler) queues(obj client.Object) bool {
-	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-	if !ok {
-		return false
-	}
-	request = r.ahead.observe(request)
-	if !r.signable(request) && (!r.DryRun || !r.approved(request)) {
-		r.pending.Remove(request.Name)
-		return false
-	}
-	r.index(request)
-	return true
-}
-
-// index records the position of request in the queue.
-func (r *Reconciler) index(request *certificatesv1.CertificateSigningRequest) {
-	if known, found := r.pending.Get(request.Name); found && known.UID == request.UID {
-		return
-	}
-	var req *csr.Request
-	if whole := r.Requests.Held(request); !csr.Stripped(whole) {
-		req, _ = r.Requests.Parse(whole, r.RequestLimits)
-	}
-	r.pending.Put(pending.Of(request, req))
+	changed := pair.Subscribe()
+	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue requestQueue) error {
+		reader := &trustReader{pair: pair, trusts: &r.trusts, reader: live, clock: clock.RealClock{}, wake: func() {
+			for _, key := range r.waitingFor(pair) {
+				queue.Add(key)
+			}
+		}}
+		go reader.run(ctx, changed)
+		return nil
+	}), nil
 }

@@ -2,74 +2,124 @@ package signer
 
 import (
 	"crypto/x509"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// TestANewAuthorityWakesWhatWaits checks that a new CA wakes the approved requests of the signers that use it, and no
-// others.
-func TestANewAuthorityWakesWhatWaits(t *testing.T) {
+// queueOf returns a queue that ends with the test.
+func queueOf(t *testing.T) requestQueue {
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[fairqueue.Key]())
+	t.Cleanup(queue.ShutDown)
+	return queue
+}
+
+// drain returns the names in queue, in order.
+func drain(queue requestQueue) []string {
+	var names []string
+	for queue.Len() > 0 {
+		key, _ := queue.Get()
+		queue.Done(key)
+		names = append(names, key.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
+// TestOnlyWhatWaitsIsQueued checks which requests an event queues, and that a finished or deleted one is forgotten.
+func TestOnlyWhatWaitsIsQueued(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := newParts(t, object(t))
-		other, _, _ := newPair()
-		serving := p.reconciler.Signers["kubernetes.io/kubelet-serving"]
-		serving.KeyPair = other
-		p.reconciler.Signers["kubernetes.io/kubelet-serving"] = serving
-		named := func(name string, change func(*request)) *request {
-			return object(t, change, func(obj *request) { obj.Name = name })
+	p := newParts(t, object(t))
+	queue, events := queueOf(t), p.reconciler.events()
+	states := map[string]func(*request){
+		"waits":   func(*request) {},
+		"foreign": signerName("example.com/foreign"),
+		"pending": func(obj *request) { obj.Status.Conditions = nil },
+		"denied":  with("Denied", "True"),
+		"failed":  with("Failed", "True"),
+		"issued":  func(obj *request) { obj.Status.Certificate = []byte("x") },
+		"trimmed": func(obj *request) { trimmed(obj, func(string) bool { return false }) },
+	}
+	for name, change := range states {
+		obj := named(t, name, "alice", "a")
+		events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
+		if got := drain(queue); !slices.Equal(got, []string{name}) {
+			t.Errorf("%s: queued are %q before the change", name, got)
 		}
-		stored := []client.Object{
-			named("waits", func(*request) {}),
-			named("waits-too", signerName("example.com/custom")),
-			named("for-another-ca", signerName("kubernetes.io/kubelet-serving")),
-			named("foreign", signerName("example.com/foreign")),
-			named("pending", func(obj *request) { obj.Status.Conditions = nil }),
-			named("denied", with("Denied", "True")),
-			named("failed", with("Failed", "True")),
-			named("issued", func(obj *request) { obj.Status.Certificate = []byte("x") }),
+		changed := obj.DeepCopy()
+		change(changed)
+		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: changed}, queue)
+		if got := drain(queue); (len(got) == 1) != (name == "waits") {
+			t.Errorf("%s: queued are %q", name, got)
 		}
-		p.reconciler.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(stored...).Build()
-		for _, obj := range stored {
-			p.reconciler.queueEvents().Create(event.CreateEvent{Object: obj})
+	}
+	if all := p.reconciler.waiting.All(); len(all) != 1 || all[0].Name != "waits" {
+		t.Errorf("waiting are %v", all)
+	}
+	again := named(t, "waits", "bob", "a")
+	again.UID = "another"
+	events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectNew: again}, queue)
+	if all := p.reconciler.waiting.All(); len(all) != 1 || all[0] != keyOf(again) {
+		t.Errorf("waiting are %v, want the request that was made anew", all)
+	}
+	events.Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: again}, queue)
+	if all := p.reconciler.waiting.All(); len(all) != 0 {
+		t.Errorf("waiting are %v after the deletion", all)
+	}
+}
+
+// TestADeletionForgetsTheReport checks that the outcome of a request that was made anew is reported again.
+func TestADeletionForgetsTheReport(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	for range 2 {
+		_, _ = p.reconcile(t)
+		if told := taken(p.recorder); len(told) != 1 {
+			t.Errorf("Events %q", told)
 		}
-		queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[reconcile.Request]())
-		defer queue.ShutDown()
-		if err := p.reconciler.wakeAfter(p.pair).Start(t.Context(), queue); err != nil {
-			t.Fatal(err)
+		p.reconciler.events().Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: p.served}, queueOf(t))
+	}
+}
+
+// TestWaitingForAKeyPair checks that a pair wakes the requests of its own signers, and no others.
+func TestWaitingForAKeyPair(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	other, _, _ := newPair()
+	serving := p.reconciler.Signers["kubernetes.io/kubelet-serving"]
+	serving.KeyPair = other
+	p.reconciler.Signers["kubernetes.io/kubelet-serving"] = serving
+	queue, events := queueOf(t), p.reconciler.events()
+	for name, signer := range map[string]string{
+		"client": "kubernetes.io/kube-apiserver-client-kubelet", "custom": "example.com/custom", "serving": "kubernetes.io/kubelet-serving",
+	} {
+		obj := named(t, name, "alice", "a")
+		obj.Spec.SignerName = signer
+		events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
+	}
+	for want, pair := range map[string]*keypair.KeyPair{"client custom": p.pair, "serving": other} {
+		var names []string
+		for _, key := range p.reconciler.waitingFor(pair) {
+			names = append(names, key.Name)
 		}
-		root := newRoot(t, time.Hour)
-		p.pair.Load(root.cert, root.key)
-		synctest.Wait()
-		got := map[string]bool{}
-		for queue.Len() > 0 {
-			key, _ := queue.Get()
-			got[key.Name] = true
+		slices.Sort(names)
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%q wait, want %q", got, want)
 		}
-		if diff := cmp.Diff(map[string]bool{"waits": true, "waits-too": true}, got); diff != "" {
-			t.Errorf("woken (-want +got):\n%s", diff)
-		}
-	})
+	}
 }
 
 func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
@@ -84,7 +134,7 @@ func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
 func TestSetupRefusesASignerWithoutCA(t *testing.T) {
 	t.Parallel()
 	r := &Reconciler{Signers: map[string]Signer{"example.com/b": {}, "example.com/a": {}}}
-	if err := r.SetupWithManager(nil, controller.Options{}); err == nil || err.Error() != "signer example.com/a has no KeyPair\nsigner example.com/b has no KeyPair" {
+	if err := r.SetupWithManager(nil, controller.TypedOptions[fairqueue.Key]{}); err == nil || err.Error() != "signer example.com/a has no KeyPair\nsigner example.com/b has no KeyPair" {
 		t.Errorf("error %v", err)
 	}
 }
@@ -105,10 +155,8 @@ func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 			continue
 		}
 		p := newParts(t, object(t, append(acceptable[name], signerName(name))...))
-		root := newRoot(t, time.Minute)
-		p.pair.Load(root.cert, root.key)
+		p.load(t, time.Minute)
 		p.clock.SetTime(now.Add(2 * time.Minute))
-		taken(p.recorder)
 		result, err := p.reconcile(t)
 		told := taken(p.recorder)
 		if err != nil || len(p.written) > 0 || result.RequeueAfter == 0 || len(told) != 1 || !strings.HasPrefix(told[0], "Warning CAExpired ") {
@@ -122,64 +170,6 @@ func named(t *testing.T, name, requester, node string) *request {
 	return object(t, template(t, func(r *x509.CertificateRequest) { r.Subject.CommonName = "system:node:" + node }), func(obj *request) {
 		obj.Name, obj.UID, obj.Spec.Username = name, types.UID("uid-of-"+name), requester
 	})
-}
-
-func TestSignerQueueIsFair(t *testing.T) {
-	t.Parallel()
-	r := newParts(t, object(t)).reconciler
-	events, order := r.queueEvents(), r.NewQueue()
-	push := func(obj *request) {
-		t.Helper()
-		if !events.Create(event.CreateEvent{Object: obj}) {
-			t.Fatalf("%s is not queued", obj.Name)
-		}
-		order.Push(reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}})
-	}
-	hostile := named(t, "", "mallory", "a")
-	for i := range 2000 {
-		obj := hostile.DeepCopy()
-		obj.Name, obj.UID = fmt.Sprintf("hostile-%d", i), types.UID(fmt.Sprint(i))
-		push(obj)
-	}
-	push(named(t, "another-node", "mallory", "b"))
-	push(named(t, "honest", "alice", "c"))
-	var got []string
-	for range 4 {
-		got = append(got, order.Pop().Name)
-	}
-	if want := "hostile-1999 honest another-node hostile-1998"; strings.Join(got, " ") != want {
-		t.Errorf("got %q, want %q", got, want)
-	}
-}
-
-func TestSignerIndexesWaitingRequestsOnly(t *testing.T) {
-	t.Parallel()
-	r := newParts(t, object(t)).reconciler
-	events := r.queueEvents()
-	names := []string{"issued", "failed", "deleted", "waiting"}
-	for _, name := range names {
-		events.Create(event.CreateEvent{Object: named(t, name, "alice", "a")})
-	}
-	issued, failed := named(t, "issued", "alice", "a"), named(t, "failed", "alice", "a")
-	issued.Status.Certificate = []byte("a certificate")
-	with("Failed", "True")(failed)
-	if events.Update(event.UpdateEvent{ObjectNew: issued}) || events.Update(event.UpdateEvent{ObjectNew: failed}) ||
-		events.Delete(event.DeleteEvent{Object: named(t, "deleted", "alice", "a")}) {
-		t.Error("a request is queued that does not wait for a certificate")
-	}
-	kept := slices.DeleteFunc(names, func(name string) bool {
-		_, found := r.pending.Get(name)
-		return !found
-	})
-	if !slices.Equal(kept, []string{"waiting"}) {
-		t.Errorf("indexed are %q, want the waiting one", kept)
-	}
-	again := named(t, "waiting", "bob", "a")
-	again.UID = "another"
-	events.Update(event.UpdateEvent{ObjectNew: again})
-	if got, _ := r.pending.Get("waiting"); got.Requester != pending.DigestOf("bob") {
-		t.Error("a request that was made anew under the same name has the position of the old one")
-	}
 }
 
 // TestFillMakesProfilesSafe checks that a signer without a profile gets the safe default.

@@ -7,334 +7,191 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
-	"net"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,namespace=default,verbs=list
-
 const (
-	// askKnown is the pause after an answer about a CA. Without an answer, the pause doubles from askUnknownMin to
-	// askUnknownMax.
-	askKnown, askUnknownMin, askUnknownMax = 10 * time.Minute, time.Second, 30 * time.Second
-	// dialTimeout bounds the check whether an API server accepts connections.
-	dialTimeout = 3 * time.Second
+	// trustEvery is the pause between two reads of the trust in a CA. After a failed read, the pause doubles from
+	// trustRetry to trustRetryMax.
+	trustEvery, trustRetry, trustRetryMax = 10 * time.Minute, time.Second, 30 * time.Second
+
+	// API servers publish the CAs that they trust in a ConfigMap: trust.ExtensionKey has those for clients, and these keys
+	// are about front proxies (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
+	frontProxyCAs   = "requestheader-client-ca-file"
+	frontProxyNames = "requestheader-allowed-names"
+	// Each namespace has this ConfigMap, with the CAs that clients in the cluster trust for API servers.
+	rootsName = "kube-root-ca.crt"
+	rootsKey  = "ca.crt"
 )
 
-// trustCache holds the API servers' answers about the CA of each KeyPair. The zero value is empty. It is safe for
-// concurrent use.
-type trustCache struct {
-	asked bool // whether API servers are asked; set before the first use
+// The clauses that say why strict rules apply to a custom signer. Its name completes them.
+const (
+	trustedForClients = "API servers trust the CA of signer %s for clients"
+	trustedForProxies = "API servers trust the CA of signer %s for front proxies"
+	trustedForServers = "clients trust the CA of signer %s for API servers"
+	mayBeTrusted      = "API servers may trust the CA of signer %s, because its chain is incomplete " +
+		"(append the certificates of its issuers, up to the root, to its ca.crt)"
+)
 
+// caTrust says what a cluster does with the certificates of a CA. If the cluster trusts the CA, a custom signer has
+// strict rules. Otherwise its holder could make users or servers of the cluster.
+type caTrust struct {
+	authority *ca.Authority // the CA
+	// unread says why the trust is not known. The strict rules apply, but what they refuse waits.
+	unread string
+	// strict is a clause that says why the strict rules apply; empty if they do not.
+	strict string
+	// proxies is a clause that says why a client may be a front proxy; empty if it can't. A front proxy names any user in a
+	// header, and the API server believes it. proxyNames are the permitted common names; empty means any.
+	proxies    string
+	proxyNames []string
+}
+
+// unknownTrust returns the trust in authority while it is not known, because of why.
+func unknownTrust(authority *ca.Authority, why string) caTrust {
+	return caTrust{authority: authority, unread: why, strict: trustedForClients, proxies: trustedForProxies}
+}
+
+// sameRules reports whether t and other permit the same certificates.
+func (t caTrust) sameRules(other caTrust) bool {
+	return t.authority == other.authority && (t.unread == "") == (other.unread == "") && t.strict == other.strict &&
+		t.proxies == other.proxies && slices.Equal(t.proxyNames, other.proxyNames)
+}
+
+// trusts holds the trust in the CA of each KeyPair. The zero value holds none. It is safe for concurrent use.
+type trusts struct {
 	mu    sync.Mutex
 	known map[*keypair.KeyPair]caTrust
 }
 
-const notAsked = "they have not been asked yet"
-
-// of returns what API servers do with the certificates of authority. It is Unknown until they are asked.
-func (c *trustCache) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if known, found := c.known[pair]; found && known.authority == authority {
+// of returns the trust in authority. Until it is read, it is unknown.
+func (t *trusts) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if known, found := t.known[pair]; found && known.authority == authority {
 		return known
 	}
-	unknown := caTrust{Answer: probe.Answer{Evidence: notAsked}, authority: authority}
-	if c.asked {
-		unknown.front.unread = notAsked
-	}
-	return unknown
+	return unknownTrust(authority, "that has not been read yet")
 }
 
-// note records the API servers' answer about authority, and whether they accept it for front proxies. frontErr reports
-// that the latter could not be read. If anything changed, note wakes the requests that wait for pair.
-func (c *trustCache) note(
-	pair *keypair.KeyPair, authority *ca.Authority, answer probe.Answer, front frontProxy, frontErr error, now time.Time,
-) {
-	before := c.of(pair, authority)
-	after := before.with(answer, now).withFront(front, frontErr)
-	c.mu.Lock()
-	if c.known == nil {
-		c.known = map[*keypair.KeyPair]caTrust{}
+// set replaces what is known of the CA of pair, and reports whether its rules changed.
+func (t *trusts) set(pair *keypair.KeyPair, found caTrust) (changed bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.known == nil {
+		t.known = map[*keypair.KeyPair]caTrust{}
 	}
-	c.known[pair] = after
-	c.mu.Unlock()
-
-	log := pair.Log.WithValues("source", pair.Name(), "issuerKeyID", authority.KeyID())
-	if after.Trust != before.Trust {
-		log.Info("Asked whether API servers accept client certificates of this CA",
-			"answer", answer.Trust, "evidence", answer.Evidence)
-		pair.Notify()
-	}
-	if !after.front.equal(before.front) {
-		if after.front.trusted {
-			log.Info("API servers accept this CA for front proxies", "commonNames", front.names)
-		}
-		pair.Notify()
-	}
+	before := t.known[pair]
+	t.known[pair] = found
+	return !found.sameRules(before)
 }
 
-// trustAsker asks the API servers, in the background, which CAs they accept for clients. The rules of custom signers
-// depend on the answers, and a CA whose client certificates are not accepted causes a warning. It is a Runnable of the
-// leader.
-type trustAsker struct {
-	cache   *trustCache
-	pairs   []*keypair.KeyPair
-	cluster *rest.Config
-	listed  []string // API servers to ask; empty means the endpoints of the Service kubernetes
-	live    client.Reader
-	prober  *probe.Prober
-	clock   clock.Clock
+// published holds the CAs that a cluster has published as trusted.
+type published struct {
+	clients, proxies, servers []*x509.Certificate
+	proxyNames                []string
 }
 
-var _ manager.Runnable = &trustAsker{}
-
-// askTrust adds a trustAsker to mgr for the pairs whose trust matters. A dry run issues nothing, not even a probe.
-func (r *Reconciler) askTrust(mgr manager.Manager, pairs []*keypair.KeyPair) error {
-	asked := slices.DeleteFunc(slices.Clone(pairs), func(pair *keypair.KeyPair) bool {
-		return !servesCustom(pair) && len(pair.ClientSigners()) == 0
-	})
-	if r.DryRun || len(asked) == 0 {
-		return nil
-	}
-	scheme := runtime.NewScheme() // a caller may have set a manager scheme without these types
-	if err := errors.Join(discoveryv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
-		return fmt.Errorf("ask about trust: %w", err)
-	}
-	live, err := client.New(mgr.GetConfig(), client.Options{
-		HTTPClient: mgr.GetHTTPClient(), Scheme: scheme, Mapper: mgr.GetRESTMapper(),
-	})
+// readPublished reads the ConfigMaps with the CAs that a cluster trusts. If nothing publishes kube-root-ca.crt, as in
+// envtest, no client uses it.
+func readPublished(ctx context.Context, reader client.Reader) (p published, err error) {
+	authentication, err := readConfigMap(ctx, reader, trust.ExtensionName)
 	if err != nil {
-		return fmt.Errorf("ask about trust: %w", err)
+		return published{}, err
 	}
-	r.trust.asked = true
-	// API servers verify certificates by real time, whatever clock the controllers use.
-	wall := clock.RealClock{}
-	return mgr.Add(&trustAsker{
-		cache: &r.trust, pairs: asked, cluster: mgr.GetConfig(), listed: r.APIServers, live: live,
-		prober: &probe.Prober{Audit: r.Audit, Clock: wall}, clock: wall,
-	})
-}
-
-// servesCustom reports whether pair signs for a custom signer.
-func servesCustom(pair *keypair.KeyPair) bool {
-	return slices.ContainsFunc(pair.Signers(), func(name string) bool {
-		_, builtin := csr.BuiltinSigner(name)
-		return !builtin
-	})
-}
-
-// Start asks about each CA, in parallel, until ctx ends.
-func (a *trustAsker) Start(ctx context.Context) error {
-	var group sync.WaitGroup
-	for _, pair := range a.pairs {
-		group.Go(func() { a.follow(ctx, pair) })
+	roots, err := readConfigMap(ctx, reader, rootsName)
+	if client.IgnoreNotFound(err) != nil {
+		return published{}, err
 	}
-	group.Wait()
-	return nil
-}
-
-// follow asks about a new CA of pair at once, and about the current CA from time to time.
-func (a *trustAsker) follow(ctx context.Context, pair *keypair.KeyPair) {
-	changed := pair.Subscribe()
-	var last *ca.Authority
-	var due time.Time
-	var warned string
-	pause := askUnknownMin
-	for ctx.Err() == nil {
-		authority, _ := pair.Authority(pair.Clock.Now())
-		if authority != last {
-			last, due, pause = authority, time.Time{}, askUnknownMin
-		}
-		next := askUnknownMax // a CA may become valid or expire meanwhile
-		if authority != nil {
-			if !a.clock.Now().Before(due) {
-				known := a.ask(ctx, pair, authority, &warned)
-				due = a.clock.Now().Add(pause)
-				pause = min(2*pause, askUnknownMax)
-				if known {
-					due, pause = a.clock.Now().Add(askKnown), askUnknownMin
-				}
-			}
-			next = due.Sub(a.clock.Now())
-		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-		case <-a.clock.After(next):
+	var errs [3]error
+	p.clients, errs[0] = certificatesIn(authentication, trust.ExtensionKey)
+	p.proxies, errs[1] = certificatesIn(authentication, frontProxyCAs)
+	p.servers, errs[2] = certificatesIn(roots, rootsKey)
+	if err := errors.Join(errs[:]...); err != nil {
+		return published{}, err
+	}
+	if text := authentication.Data[frontProxyNames]; text != "" {
+		if err := json.Unmarshal([]byte(text), &p.proxyNames); err != nil {
+			return published{}, fmt.Errorf("%s of ConfigMap %s/%s: %w", frontProxyNames, trust.ExtensionNamespace, trust.ExtensionName, err)
 		}
 	}
+	return p, nil
 }
 
-// ask asks about authority, records the answer and warns. It reports whether every question was answered.
-func (a *trustAsker) ask(ctx context.Context, pair *keypair.KeyPair, authority *ca.Authority, warned *string) bool {
-	targets, missing := a.targets(ctx)
-	known := true
-	if servesCustom(pair) {
-		// A certificate's holder can append CA certificates that the configured chain omits.
-		answer := together(a.prober.Recognise(ctx, authority.WithAllGiven(), targets), missing)
-		front, err := readFrontProxy(ctx, a.live, authority, a.clock.Now())
-		if ctx.Err() == nil {
-			a.cache.note(pair, authority, answer, front, err, a.clock.Now())
-		}
-		known = answer.Trust != probe.Unknown && err == nil
-	}
-	if names := pair.ClientSigners(); len(names) > 0 {
-		round := a.prober.Recognise(ctx, authority, targets)
-		if ctx.Err() == nil {
-			warnOfDistrust(pair, authority, names, round, warned)
-		}
-		known = known && together(round, missing).Trust != probe.Unknown
-	}
-	return known
-}
-
-// targets returns the API servers to ask: the manager's own, and all endpoints of the Service kubernetes. Each has its
-// own trust. An error reports that some are missing.
-func (a *trustAsker) targets(ctx context.Context) ([]probe.Target, error) {
-	targets := []probe.Target{{Name: a.cluster.Host, Cluster: a.cluster}}
-	if len(a.listed) > 0 {
-		addresses, err := probe.Listed(a.listed)
-		return append(targets, probe.Direct(a.cluster, "", addresses)...), err
-	}
-	addresses, err := probe.Endpoints(ctx, a.live)
-	if errors.Is(err, probe.ErrNoEndpoints) { // there is no other API server
-		return targets, nil
-	}
-	// API servers of envtest publish addresses without a listener. If all addresses refuse connections, they are omitted.
-	// If only some do, those API servers are restarting. They are asked too, so there is no verdict without their answer.
-	if !slices.ContainsFunc(addresses, func(address string) bool { return !refusesConnections(ctx, address) }) {
-		addresses = nil
-	}
-	return append(targets, probe.Direct(a.cluster, "", addresses)...), err
-}
-
-// refusesConnections reports whether address refuses connections. An address that does not answer at all may still be
-// an API server.
-func refusesConnections(ctx context.Context, address string) bool {
-	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+func readConfigMap(ctx context.Context, reader client.Reader, name string) (*corev1.ConfigMap, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", address)
-	if err == nil {
-		_ = connection.Close()
+	obj := &corev1.ConfigMap{}
+	obj.Namespace, obj.Name = trust.ExtensionNamespace, name
+	if err := reader.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+		return obj, fmt.Errorf("read ConfigMap %s/%s: %w", obj.Namespace, name, err)
 	}
-	return errors.Is(err, syscall.ECONNREFUSED)
+	return obj, nil
 }
 
-// together combines the answers of all API servers. A CA is trusted if any of them trusts it, and not trusted if all
-// of them say so.
-func together(round probe.Round, missing error) probe.Answer {
-	var refused, unknown []string
-	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
-		switch answer := round.Answers[name]; answer.Trust {
-		case probe.Recognised:
-			return answer
-		case probe.Refused:
-			refused = append(refused, answer.Evidence)
-		case probe.Unknown:
-			unknown = append(unknown, answer.Evidence)
-		}
+// certificatesIn returns the certificates in a key of obj, or none if obj has no such key.
+func certificatesIn(obj *corev1.ConfigMap, key string) ([]*x509.Certificate, error) {
+	text := obj.Data[key]
+	if text == "" {
+		return nil, nil
 	}
-	if missing != nil {
-		unknown = append(unknown, missing.Error())
-	}
-	if len(unknown) > 0 || len(refused) == 0 {
-		return probe.Answer{Evidence: strings.Join(unknown, "; ")}
-	}
-	return probe.Answer{Trust: probe.Refused, Evidence: strings.Join(refused, "; ")}
-}
-
-// warnOfDistrust warns, once, that API servers do not accept certificates that authority issues for names.
-func warnOfDistrust(pair *keypair.KeyPair, authority *ca.Authority, names []string, round probe.Round, warned *string) {
-	var refusing, silent []string
-	for _, name := range slices.Sorted(maps.Keys(round.Answers)) {
-		switch round.Answers[name].Trust {
-		case probe.Refused:
-			refusing = append(refusing, name)
-		case probe.Unknown:
-			silent = append(silent, name)
-		case probe.Recognised:
-		}
-	}
-	message := ""
-	if len(refusing) > 0 {
-		message = fmt.Sprintf("API servers %s answer 401 to certificates of key %s for %s: "+
-			"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
-			strings.Join(refusing, ", "), authority.KeyID(), strings.Join(names, " and "))
-	}
-	if message == *warned || message == "" && len(silent) > 0 { // without an answer an earlier warning stands
-		return
-	}
-	*warned = message
-	log := pair.Log.WithValues("source", pair.Name(), "issuerKeyID", authority.KeyID())
-	if message == "" {
-		log.Info("API servers accept client certificates of this CA now")
-		return
-	}
-	log.Error(nil, "API servers do not accept client certificates of this CA", "message", message)
-	pair.Warn("CANotTrusted", message)
-}
-
-// These are keys of the ConfigMap extension-apiserver-authentication. API servers fill them from
-// --requestheader-client-ca-file and --requestheader-allowed-names
-// (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
-const (
-	frontProxyCAs   = "requestheader-client-ca-file"
-	frontProxyNames = "requestheader-allowed-names"
-)
-
-// readFrontProxy reads whether API servers accept authority for front proxies. They do if it has the key of one of
-// their front-proxy CAs, or chains to one of them.
-func readFrontProxy(
-	ctx context.Context, reader client.Reader, authority *ca.Authority, now time.Time,
-) (frontProxy, error) {
-	published := &corev1.ConfigMap{}
-	err := reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, published)
-	if apierrors.IsNotFound(err) || err == nil && published.Data[frontProxyCAs] == "" {
-		return frontProxy{}, nil
-	}
-	where := fmt.Sprintf("ConfigMap %s/%s", trust.ExtensionNamespace, trust.ExtensionName)
-	if err != nil {
-		return frontProxy{}, fmt.Errorf("read %s: %w", where, err)
-	}
-	accepted, err := ca.ParseCertificates([]byte(published.Data[frontProxyCAs]))
-	if err == nil && len(accepted) == 0 {
+	certs, err := ca.ParseCertificates([]byte(text))
+	if err == nil && len(certs) == 0 {
 		err = errors.New("it holds no certificate")
 	}
 	if err != nil {
-		return frontProxy{}, fmt.Errorf("read %s of %s: %w", frontProxyCAs, where, err)
+		return nil, fmt.Errorf("%s of ConfigMap %s/%s: %w", key, obj.Namespace, obj.Name, err)
 	}
-	var names []string
-	if text := published.Data[frontProxyNames]; text != "" {
-		if err := json.Unmarshal([]byte(text), &names); err != nil {
-			return frontProxy{}, fmt.Errorf("read %s of %s: %w", frontProxyNames, where, err)
-		}
-	}
-	return frontProxy{trusted: leadsTo(authority, accepted, now), names: names}, nil
+	return certs, nil
 }
 
-// leadsTo reports whether a leaf of authority chains to one of roots, with any certificates that the leaf's holder may
-// append.
+// trustIn returns the trust of the cluster in authority. If the certificate of an issuer is missing, the cluster may trust
+// that issuer, so the strict rules apply.
+func (p published) trustIn(authority *ca.Authority, now time.Time) caTrust {
+	all := authority.WithAllGiven() // the holder of a leaf can append any of them
+	given, _ := ca.ParseCertificates(all.AppendedPEM())
+	found := caTrust{authority: authority, proxyNames: p.proxyNames}
+	switch {
+	case leadsTo(all, p.proxies, now):
+		found.proxies = trustedForProxies
+	case len(p.proxies) > 0 && !complete(given):
+		found.proxies = mayBeTrusted
+	}
+	switch {
+	case leadsTo(all, p.clients, now):
+		found.strict = trustedForClients
+	case leadsTo(all, p.servers, now):
+		found.strict = trustedForServers
+	case found.proxies != "":
+		found.strict = found.proxies
+	case !complete(given):
+		found.strict = mayBeTrusted
+	}
+	return found
+}
+
+// complete reports whether certs holds the issuer of each of certs.
+func complete(certs []*x509.Certificate) bool {
+	return !slices.ContainsFunc(certs, func(cert *x509.Certificate) bool {
+		return !slices.ContainsFunc(certs, func(issuer *x509.Certificate) bool {
+			return bytes.Equal(issuer.RawSubject, cert.RawIssuer) && cert.CheckSignatureFrom(issuer) == nil
+		})
+	})
+}
+
+// leadsTo reports whether a leaf of authority, with the certificates that authority appends, chains to one of roots.
 func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) bool {
 	cert := authority.Certificate()
 	if slices.ContainsFunc(roots, func(root *x509.Certificate) bool {
@@ -349,17 +206,100 @@ func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) 
 	for _, root := range roots {
 		options.Roots.AddCert(root)
 	}
-	options.Intermediates.AppendCertsFromPEM(authority.WithAllGiven().AppendedPEM())
+	options.Intermediates.AppendCertsFromPEM(authority.AppendedPEM())
 	if _, err := cert.Verify(options); err == nil {
 		return true
 	}
 	// A cross-certificate is another certificate for the same key.
-	given, _ := ca.ParseCertificates(authority.WithAllGiven().AppendedPEM()) // Load has parsed them before
-	return slices.ContainsFunc(given, func(other *x509.Certificate) bool {
+	appended, _ := ca.ParseCertificates(authority.AppendedPEM()) // Load has parsed them before
+	return slices.ContainsFunc(appended, func(other *x509.Certificate) bool {
 		if !bytes.Equal(other.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
 			return false
 		}
 		_, err := other.Verify(options)
 		return err == nil
 	})
+}
+
+// servesCustom reports whether pair signs for a custom signer.
+func servesCustom(pair *keypair.KeyPair) bool {
+	return slices.ContainsFunc(pair.Signers(), func(name string) bool {
+		_, builtin := csr.BuiltinSigner(name)
+		return !builtin
+	})
+}
+
+// trustReader keeps the trust in the CA of one KeyPair up to date.
+type trustReader struct {
+	pair   *keypair.KeyPair
+	trusts *trusts
+	reader client.Reader
+	clock  clock.Clock // API servers verify certificates by real time, whatever clock the controllers use
+	wake   func()      // called when the trust has changed
+	warned string      // the last warning
+}
+
+// run reads the trust at each change of the CA, and from time to time, until ctx ends.
+func (t *trustReader) run(ctx context.Context, changed <-chan struct{}) {
+	retry := trustRetry
+	for ctx.Err() == nil {
+		next := trustEvery
+		if t.read(ctx) {
+			retry = trustRetry
+		} else {
+			next, retry = retry, min(2*retry, trustRetryMax)
+		}
+		select {
+		case <-ctx.Done():
+		case <-changed:
+			retry = trustRetry
+		case <-t.clock.After(next):
+		}
+	}
+}
+
+// read reads the trust once, and wakes the requests that wait for it if it changed. It reports whether the trust is
+// known.
+func (t *trustReader) read(ctx context.Context) (known bool) {
+	authority, err := t.pair.Authority(t.pair.Clock.Now())
+	if err != nil {
+		return false
+	}
+	published, err := readPublished(ctx, t.reader)
+	if ctx.Err() != nil {
+		return false
+	}
+	now := t.clock.Now()
+	found := published.trustIn(authority, now)
+	if err != nil {
+		found = unknownTrust(authority, err.Error())
+	} else {
+		t.warn(authority, published, now)
+	}
+	if t.trusts.set(t.pair, found) {
+		t.pair.Log.Info("Read whether the cluster trusts this CA", "source", t.pair.Name(), "issuerKeyID", authority.KeyID(),
+			"strictRules", found.strict != "", "frontProxies", found.proxies != "", "problem", found.unread)
+		t.wake()
+	}
+	return err == nil
+}
+
+// warn warns, once, if API servers do not accept the client certificates that authority issues for built-in signers.
+func (t *trustReader) warn(authority *ca.Authority, p published, now time.Time) {
+	names, message := t.pair.ClientSigners(), ""
+	if len(names) > 0 && !leadsTo(authority, p.clients, now) {
+		message = fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
+			"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
+			trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(names, " and "))
+	}
+	if message == t.warned {
+		return
+	}
+	t.warned = message
+	if message == "" {
+		t.pair.Log.Info("API servers accept client certificates of this CA now", "source", t.pair.Name())
+		return
+	}
+	t.pair.Log.Error(nil, "API servers do not accept client certificates of this CA", "source", t.pair.Name(), "message", message)
+	t.pair.Warn("CANotTrusted", message)
 }

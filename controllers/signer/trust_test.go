@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"context"
 	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/x509"
@@ -8,23 +9,19 @@ import (
 	"encoding/pem"
 	"errors"
 	"math/big"
-	"net"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -34,8 +31,8 @@ func allowedNames(t *testing.T, entries ...string) ca.AllowedNames {
 	return must(ca.NewAllowedNames(entries))
 }
 
-// TestCheckTrust checks the rules of a custom signer for each state of trust. In want, s means signed, w waits, and
-// another letter is the reason of a failure.
+// TestCheckTrust checks the rules of a custom signer on a CA that the cluster trusts, and on one that it does not. In
+// want, s means signed, and another letter is the reason of a failure.
 func TestCheckTrust(t *testing.T) {
 	t.Parallel()
 	const custom = "example.com/custom"
@@ -55,27 +52,27 @@ func TestCheckTrust(t *testing.T) {
 		signer Signer
 		name   string
 		change []func(*request)
-		want   string // three letters: trust unknown, trusted, not trusted
+		want   string // two letters: trusted, not trusted
 	}{
-		"no extended usage":                            {change: about(plain, "", "digital signature"), want: "wUU"},
-		"no extended usage, configured":                {signer: Signer{AllowNoExtKeyUsage: true}, change: about(plain, "", "digital signature"), want: "wUs"},
-		"a client":                                     {change: about(plain, "", "client auth"), want: "sss"},
-		"a client in a group of Kubernetes":            {change: about(of("system:masters"), "", "client auth"), want: "wSs"},
-		"a client in a group of kubeadm":               {change: about(of("kubeadm:cluster-admins"), "", "client auth"), want: "wSs"},
-		"a client by a name of Kubernetes":             {change: about(pkix.Name{CommonName: "system:admin"}, "", "client auth"), want: "wSs"},
-		"a code signer in a group of Kubernetes":       {change: about(of("system:nodes"), "", "code signing"), want: "wSs"},
-		"a group that the configuration does not list": {signer: Signer{ForbiddenOnClientCA: []string{"O=other"}}, change: about(of("system:nodes"), "", "client auth"), want: "sss"},
-		"a group that the configuration lists":         {signer: Signer{ForbiddenOnClientCA: []string{"O=system:*"}}, change: about(of("system:nodes"), "", "client auth"), want: "wSs"},
-		"an empty list of forbidden subjects":          {signer: Signer{ForbiddenOnClientCA: []string{}}, change: about(of("system:masters"), "", "client auth"), want: "sss"},
-		"a server without a list":                      {change: about(plain, "a.svc", "server auth"), want: "wNs"},
-		"a server beside a client without a list":      {change: about(plain, "a.svc", "client auth", "server auth"), want: "wNs"},
-		"any usage without a list":                     {change: about(plain, "a.svc", "any"), want: "wNs"},
-		"server gated crypto without a list":           {change: about(plain, "a.svc", "netscape sgc"), want: "wNs"},
-		"a server of a listed name":                    {signer: Signer{AllowedNames: allowedNames(t, "a.svc")}, change: about(plain, "a.svc", "server auth"), want: "sss"},
-		"a server of another name":                     {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(plain, "a.svc", "server auth"), want: "wNs"},
-		"a server of no name":                          {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(pkix.Name{CommonName: "a.svc"}, "", "server auth"), want: "wNs"},
-		"Kubernetes' own signer":                       {name: certificatesv1.KubeAPIServerClientSignerName, change: about(of("system:nodes"), "", "client auth"), want: "sss"},
-		"Kubernetes' own serving signer":               {name: certificatesv1.KubeletServingSignerName, change: about(of("system:nodes"), "a", "server auth"), want: "sss"},
+		"no extended usage":                            {change: about(plain, "", "digital signature"), want: "UU"},
+		"no extended usage, configured":                {signer: Signer{AllowNoExtKeyUsage: true}, change: about(plain, "", "digital signature"), want: "Us"},
+		"a client":                                     {change: about(plain, "", "client auth"), want: "ss"},
+		"a client in a group of Kubernetes":            {change: about(of("system:masters"), "", "client auth"), want: "Ss"},
+		"a client in a group of kubeadm":               {change: about(of("kubeadm:cluster-admins"), "", "client auth"), want: "Ss"},
+		"a client by a name of Kubernetes":             {change: about(pkix.Name{CommonName: "system:admin"}, "", "client auth"), want: "Ss"},
+		"a code signer in a group of Kubernetes":       {change: about(of("system:nodes"), "", "code signing"), want: "Ss"},
+		"a group that the configuration does not list": {signer: Signer{ForbiddenOnClientCA: []string{"O=other"}}, change: about(of("system:nodes"), "", "client auth"), want: "ss"},
+		"a group that the configuration lists":         {signer: Signer{ForbiddenOnClientCA: []string{"O=system:*"}}, change: about(of("system:nodes"), "", "client auth"), want: "Ss"},
+		"an empty list of forbidden subjects":          {signer: Signer{ForbiddenOnClientCA: []string{}}, change: about(of("system:masters"), "", "client auth"), want: "ss"},
+		"a server without a list":                      {change: about(plain, "a.svc", "server auth"), want: "Ns"},
+		"a server beside a client without a list":      {change: about(plain, "a.svc", "client auth", "server auth"), want: "Ns"},
+		"any usage without a list":                     {change: about(plain, "a.svc", "any"), want: "Ns"},
+		"server gated crypto without a list":           {change: about(plain, "a.svc", "netscape sgc"), want: "Ns"},
+		"a server of a listed name":                    {signer: Signer{AllowedNames: allowedNames(t, "a.svc")}, change: about(plain, "a.svc", "server auth"), want: "ss"},
+		"a server of another name":                     {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(plain, "a.svc", "server auth"), want: "Ns"},
+		"a server of no name":                          {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(pkix.Name{CommonName: "a.svc"}, "", "server auth"), want: "Ns"},
+		"Kubernetes' own signer":                       {name: certificatesv1.KubeAPIServerClientSignerName, change: about(of("system:nodes"), "", "client auth"), want: "ss"},
+		"Kubernetes' own serving signer":               {name: certificatesv1.KubeletServingSignerName, change: about(of("system:nodes"), "a", "server auth"), want: "ss"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -86,162 +83,87 @@ func TestCheckTrust(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for i, trust := range []probe.Trust{probe.Unknown, probe.Recognised, probe.Refused} {
-				violation, unknown := test.signer.checkTrust(req, caTrust{Answer: probe.Answer{Trust: trust}})
-				want, wait := test.want[i:i+1], unknown != ""
-				if wait != (want == "w") || (violation != nil) != (want != "s") || violation != nil && !wait && violation.Reason != letters[want] {
-					t.Errorf("%s: wait %t, %+v, want %s", trust, wait, violation, want)
+			for i, trust := range []caTrust{{strict: trustedForClients}, {}} {
+				violation := test.signer.checkTrust(req, trust)
+				if want := test.want[i : i+1]; (violation != nil) != (want != "s") || violation != nil && violation.Reason != letters[want] {
+					t.Errorf("%q: %+v, want %s", trust.strict, violation, want)
 				}
 			}
 		})
 	}
 }
 
-func TestTogether(t *testing.T) {
+// TestFrontProxyRules checks a custom signer with a CA that API servers accept for front proxies but not for clients.
+func TestFrontProxyRules(t *testing.T) {
 	t.Parallel()
-	yes, no, silent := probe.Answer{Trust: probe.Recognised, Evidence: "yes"}, probe.Answer{Trust: probe.Refused, Evidence: "401"}, probe.Answer{Evidence: "silent"}
+	proxy, user := pkix.Name{CommonName: "front-proxy-client"}, pkix.Name{CommonName: "alice"}
+	anyName := caTrust{strict: trustedForProxies, proxies: trustedForProxies}
+	listed := anyName
+	listed.proxyNames = []string{"front-proxy-client"}
 	for name, test := range map[string]struct {
-		answers map[string]probe.Answer
-		missing error
-		want    probe.Trust
+		trust   caTrust
+		signer  string
+		subject pkix.Name
+		usages  []certificatesv1.KeyUsage
+		want    string
 	}{
-		"no API servers":             {},
-		"one API server that trusts": {answers: map[string]probe.Answer{"a": yes}, want: probe.Recognised},
-		"one of several":             {answers: map[string]probe.Answer{"a": no, "b": silent, "c": yes}, missing: errors.New("forbidden"), want: probe.Recognised},
-		"all refuse":                 {answers: map[string]probe.Answer{"a": no, "b": no}, want: probe.Refused},
-		"one is silent":              {answers: map[string]probe.Answer{"a": no, "b": silent}},
-		"others can't be listed":     {answers: map[string]probe.Answer{"a": no}, missing: errors.New("forbidden")},
-		"the only API server":        {answers: map[string]probe.Answer{"a": silent}},
+		"a front proxy":                              {listed, "", proxy, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
+		"a front proxy for any usage":                {listed, "", proxy, []certificatesv1.KeyUsage{"any"}, "SubjectNotPermitted"},
+		"a front proxy without usage":                {listed, "", proxy, []certificatesv1.KeyUsage{"digital signature"}, "SubjectNotPermitted"},
+		"another client":                             {listed, "", user, []certificatesv1.KeyUsage{"client auth"}, ""},
+		"another client, where any is a front proxy": {anyName, "", user, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
+		"a group of Kubernetes":                      {listed, "", pkix.Name{CommonName: "a", Organization: []string{"system:masters"}}, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
+		"no extended usage":                          {listed, "", user, []certificatesv1.KeyUsage{"digital signature"}, "UsagesNotPermitted"},
+		"a server of the name":                       {listed, "", proxy, []certificatesv1.KeyUsage{"server auth"}, "NameNotPermitted"},
+		"another CA":                                 {caTrust{proxyNames: listed.proxyNames}, "", proxy, []certificatesv1.KeyUsage{"client auth"}, ""},
+		"Kubernetes' own signer":                     {listed, certificatesv1.KubeAPIServerClientSignerName, proxy, []certificatesv1.KeyUsage{"client auth"}, ""},
 	} {
-		if got := together(probe.Round{Answers: test.answers}, test.missing); got.Trust != test.want {
-			t.Errorf("%s: %s (%s), want %s", name, got.Trust, got.Evidence, test.want)
+		if test.signer == "" {
+			test.signer = "example.com/custom"
+		}
+		req := must(csr.Parse(object(t, signerName(test.signer), usages(test.usages...), template(t, func(r *x509.CertificateRequest) { r.Subject = test.subject }))))
+		got := ""
+		if violation := (Signer{AllowNoExtKeyUsage: true}).checkTrust(req, test.trust); violation != nil {
+			got = violation.Reason
+		}
+		if got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
 	}
 }
 
-// TestTrustIsOfOneCA checks that an answer counts only for the CA that was asked about. It stays while API servers are
-// silent for a while. A changed answer wakes waiting requests.
-func TestTrustIsOfOneCA(t *testing.T) {
+// TestRefusalsByTrust checks the messages, which name the value, the rule and the remedy.
+func TestRefusalsByTrust(t *testing.T) {
 	t.Parallel()
-	pair, _, _ := newPair()
-	first, second := newRoot(t, time.Hour), newRoot(t, time.Hour)
-	pair.Load(first.cert, first.key)
-	authority := must(pair.Authority(now))
-	woken := pair.Subscribe()
-	var cache trustCache
-	wakes := func() bool {
-		select {
-		case <-woken:
-			return true
-		default:
-			return false
-		}
-	}
-	yes, no, silent := probe.Answer{Trust: probe.Recognised}, probe.Answer{Trust: probe.Refused}, probe.Answer{Evidence: "silent"}
-	for i, step := range []struct {
-		answer probe.Answer
-		after  time.Duration
-		want   probe.Trust
-		wakes  bool
+	incomplete := caTrust{strict: mayBeTrusted, proxies: mayBeTrusted, proxyNames: []string{"proxy"}}
+	for want, test := range map[string]struct {
+		trust   caTrust
+		subject pkix.Name
+		usages  []certificatesv1.KeyUsage
 	}{
-		{silent, 0, probe.Unknown, false},
-		{no, time.Second, probe.Refused, true},
-		{no, time.Minute, probe.Refused, false},
-		{silent, 2 * time.Minute, probe.Unknown, true},
-		{yes, 3 * time.Minute, probe.Recognised, true},
-		{silent, 33*time.Minute - time.Nanosecond, probe.Recognised, false},
-		{silent, 33 * time.Minute, probe.Unknown, true},
+		`subject "CN=a,O=system:nodes" is not permitted: API servers trust the CA of signer example.com/custom for clients, so it never issues O=system:*`: {
+			caTrust{strict: trustedForClients}, pkix.Name{CommonName: "a", Organization: []string{"system:nodes"}}, []certificatesv1.KeyUsage{"client auth"}},
+		`subject "CN=a,O=system:nodes" is not permitted: API servers may trust the CA of signer example.com/custom, because its chain is incomplete ` +
+			`(append the certificates of its issuers, up to the root, to its ca.crt), so it never issues O=system:*`: {
+			incomplete, pkix.Name{CommonName: "a", Organization: []string{"system:nodes"}}, []certificatesv1.KeyUsage{"client auth"}},
+		`usages ["server auth"] are for servers, but clients trust the CA of signer example.com/custom for API servers: list the permitted names in the signer's allowedNames`: {
+			caTrust{strict: trustedForServers}, pkix.Name{CommonName: "a"}, []certificatesv1.KeyUsage{"server auth"}},
+		`usages ["digital signature"] include no extended key usage, so the certificate would be valid for clients, but ` +
+			`API servers trust the CA of signer example.com/custom for clients; add a usage that this signer permits`: {
+			caTrust{strict: trustedForClients}, pkix.Name{CommonName: "a"}, []certificatesv1.KeyUsage{"digital signature"}},
+		`subject "CN=proxy" is not permitted: API servers may trust the CA of signer example.com/custom, because its chain is incomplete ` +
+			`(append the certificates of its issuers, up to the root, to its ca.crt), so a client with this name could act as any user as a front proxy ` +
+			`(--requestheader-client-ca-file); give the signer a CA of its own`: {
+			incomplete, pkix.Name{CommonName: "proxy"}, []certificatesv1.KeyUsage{"client auth"}},
 	} {
-		cache.note(pair, authority, step.answer, frontProxy{}, nil, now.Add(step.after))
-		if got := cache.of(pair, authority).Trust; got != step.want || wakes() != step.wakes {
-			t.Errorf("step %d: %s, want %s, and waking %t", i, got, step.want, step.wakes)
-		}
-	}
-	cache.note(pair, authority, no, frontProxy{}, nil, now)
-	pair.Load(second.cert, second.key)
-	if got := cache.of(pair, must(pair.Authority(now))); got.Trust != probe.Unknown {
-		t.Errorf("a CA that nobody was asked about is %s", got.Trust)
-	}
-	cache.note(pair, authority, yes, frontProxy{}, nil, now) // a late answer
-	if got := cache.of(pair, must(pair.Authority(now))); got.Trust != probe.Unknown {
-		t.Errorf("a CA that nobody was asked about is %s by the answer about another one", got.Trust)
-	}
-}
-
-// TestWhatHasNoAnswerWaits judges a request before and after API servers have answered.
-func TestWhatHasNoAnswerWaits(t *testing.T) {
-	t.Parallel()
-	p := newParts(t, object(t, signerName("example.com/custom"), usages("client auth"), template(t, func(r *x509.CertificateRequest) {
-		r.Subject = pkix.Name{CommonName: "a", Organization: []string{"system:masters-of-ours"}}
-	})))
-	made := newRoot(t, time.Hour)
-	p.pair.Load(made.cert, made.key)
-	if result, err := p.reconcile(t); err != nil || result.RequeueAfter == 0 || len(p.written) > 0 {
-		t.Errorf("%+v, %v, %d writes, want it to wait", result, err, len(p.written))
-	}
-	if told := strings.Join(taken(p.recorder), "\n"); !strings.Contains(told, "CATrustUnknown") || !strings.Contains(told, "not been asked yet") {
-		t.Errorf("Events are %q", told)
-	}
-	p.note(probe.Recognised)
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || csr.StateOf(p.written[0]) != csr.Failed {
-		t.Errorf("%v, %d writes, want it to fail", err, len(p.written))
-	}
-	p.note(probe.Refused)
-	p.served = changed(p.served, "8", nil)
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 2 || csr.StateOf(p.written[1]) != csr.Issued {
-		t.Errorf("%v, %d writes, want a certificate", err, len(p.written))
-	}
-}
-
-// TestTargets checks that the manager's API server and the configured ones are asked. Without endpoints there are no
-// others.
-func TestTargets(t *testing.T) {
-	t.Parallel()
-	asker := &trustAsker{cluster: &rest.Config{Host: "https://lb.test"}, live: fake.NewClientBuilder().Build()}
-	if got, err := asker.targets(t.Context()); err != nil || len(got) != 1 || got[0].Name != "https://lb.test" {
-		t.Errorf("%+v, %v", got, err)
-	}
-	asker.listed = []string{"b.test:6443", "a.test:6443"}
-	if got, err := asker.targets(t.Context()); err != nil || len(got) != 3 || got[1].Name != "a.test:6443" || got[2].Cluster.ServerName != probe.ServerName {
-		t.Errorf("%+v, %v", got, err)
-	}
-}
-
-// TestTargetsThatRestart checks that an API server that refuses connections is asked if others accept them. If all
-// addresses refuse connections, none is asked.
-func TestTargetsThatRestart(t *testing.T) {
-	t.Parallel()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = listener.Close() })
-	port := int32(listener.Addr().(*net.TCPAddr).Port)
-	published := func(addresses ...string) *discoveryv1.EndpointSlice {
-		slice := &discoveryv1.EndpointSlice{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
-			Ports:      []discoveryv1.EndpointPort{{Name: ptr.To("https"), Port: &port}},
-		}
-		for _, address := range addresses {
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}})
-		}
-		return slice
-	}
-	for name, test := range map[string]struct {
-		published *discoveryv1.EndpointSlice
-		want      int
-	}{
-		"one of two refuses": {published("127.0.0.1", "127.0.0.2"), 3},
-		"all refuse":         {published("127.0.0.2", "127.0.0.3"), 1},
-	} {
-		asker := &trustAsker{cluster: &rest.Config{Host: "https://lb.test"}, live: fake.NewClientBuilder().WithObjects(test.published).Build()}
-		if got, err := asker.targets(t.Context()); err != nil || len(got) != test.want {
-			t.Errorf("%s: %d targets, want %d: %+v, %v", name, len(got), test.want, got, err)
+		req := must(csr.Parse(object(t, signerName("example.com/custom"), usages(test.usages...), template(t, func(r *x509.CertificateRequest) { r.Subject = test.subject }))))
+		if violation := (Signer{}).checkTrust(req, test.trust); violation == nil || violation.Message != want {
+			t.Errorf("%+v, want %s", violation, want)
 		}
 	}
 }
 
-// crossSigned returns a certificate with cert's name and key, issued by by.
+// crossSigned returns a certificate with cert's key, issued by by.
 func crossSigned(t *testing.T, cert *x509.Certificate, by root, subject pkix.Name) []byte {
 	t.Helper()
 	issuerBlock, _ := pem.Decode(by.cert)
@@ -259,133 +181,297 @@ func crossSigned(t *testing.T, cert *x509.Certificate, by root, subject pkix.Nam
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-func TestReadFrontProxy(t *testing.T) {
-	t.Parallel()
-	named := func(name string) root {
-		authority, key, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: 24 * time.Hour}, now)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return root{authority.CertificatePEM(), key}
+// namedRoot returns a CA of that name that is valid for a day.
+func namedRoot(t *testing.T, name string) root {
+	t.Helper()
+	authority, key, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: day}, now)
+	if err != nil {
+		t.Fatal(err)
 	}
-	proxies, other := named("front proxies"), named("other")
-	load := func(certs []byte, key []byte) *ca.Authority { return must(ca.Load(certs, key)) }
-	copied, strange := load(proxies.cert, proxies.key), load(other.cert, other.key)
-	crossed := load(slices.Concat(other.cert, crossSigned(t, strange.Certificate(), proxies, strange.Certificate().Subject)), other.key)
-	renamed := load(crossSigned(t, copied.Certificate(), proxies, pkix.Name{CommonName: "another name"}), proxies.key)
-	below := load(crossSigned(t, strange.Certificate(), proxies, pkix.Name{CommonName: "below"}), other.key)
+	return root{authority.CertificatePEM(), key}
+}
+
+// configMaps answers reads of the ConfigMaps in kube-system. An error in their place fails the read.
+type configMaps map[string]any
+
+func (m configMaps) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	switch found := m[key.Name].(type) {
+	case map[string]string:
+		obj.(*corev1.ConfigMap).Data = found
+		return nil
+	case error:
+		return found
+	default:
+		return apierrors.NewNotFound(schema.GroupResource{Resource: "configmaps"}, key.Name)
+	}
+}
+
+func (configMaps) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("list")
+}
+
+const (
+	authentication = "extension-apiserver-authentication"
+	rootCAs        = "kube-root-ca.crt"
+)
+
+// TestTrustIn checks what is read from the ConfigMaps about CAs that the cluster trusts in different ways.
+func TestTrustIn(t *testing.T) {
+	t.Parallel()
+	trusted, other := namedRoot(t, "trusted"), namedRoot(t, "other")
+	load := func(certs []byte, key []byte, anchors ...[]byte) *ca.Authority { return must(ca.Load(certs, key, anchors...)) }
+	copied, own := load(trusted.cert, trusted.key), load(other.cert, other.key)
+	crossed := load(slices.Concat(other.cert, crossSigned(t, own.Certificate(), trusted, own.Certificate().Subject)), other.key)
+	renamed := load(crossSigned(t, copied.Certificate(), trusted, pkix.Name{CommonName: "another name"}), trusted.key)
+	below := crossSigned(t, own.Certificate(), trusted, pkix.Name{CommonName: "below"})
+	// two is an intermediate whose own issuer, an intermediate too, is known or left out
+	middle := namedRoot(t, "middle")
+	middleBelow := crossSigned(t, load(middle.cert, middle.key).Certificate(), trusted, pkix.Name{CommonName: "middle"})
+	two := crossSigned(t, own.Certificate(), root{middleBelow, middle.key}, pkix.Name{CommonName: "two"})
+	everywhere := configMaps{authentication: map[string]string{"client-ca-file": string(trusted.cert)}, rootCAs: map[string]string{"ca.crt": string(trusted.cert)}}
+	clients := func(bundle ...[]byte) configMaps {
+		return configMaps{authentication: map[string]string{"client-ca-file": string(slices.Concat(bundle...))}}
+	}
+	proxies := func(bundle []byte, names string) configMaps {
+		return configMaps{authentication: map[string]string{"requestheader-client-ca-file": string(bundle), "requestheader-allowed-names": names}}
+	}
+	servers := configMaps{authentication: map[string]string{}, rootCAs: map[string]string{"ca.crt": string(trusted.cert)}}
 	for name, test := range map[string]struct {
 		authority *ca.Authority
-		data      map[string]string // nil means no ConfigMap
-		want      string
+		found     configMaps
+		strict    string
+		proxies   string
+		names     string
+		err       string // part of the error
 	}{
-		"no ConfigMap":            {authority: copied, want: "other"},
-		"no front proxies":        {authority: copied, data: map[string]string{"client-ca-file": string(proxies.cert)}, want: "other"},
-		"a CA of its own":         {authority: strange, data: map[string]string{frontProxyCAs: string(proxies.cert), frontProxyNames: `["a"]`}, want: "other"},
-		"a copy":                  {authority: copied, data: map[string]string{frontProxyCAs: string(proxies.cert), frontProxyNames: `["a","b"]`}, want: "trusted a b"},
-		"a copy of one of two":    {authority: copied, data: map[string]string{frontProxyCAs: string(other.cert) + string(proxies.cert)}, want: "trusted"},
-		"the key by another name": {authority: renamed, data: map[string]string{frontProxyCAs: string(proxies.cert), frontProxyNames: `[]`}, want: "trusted"},
-		"an intermediate below":   {authority: below, data: map[string]string{frontProxyCAs: string(proxies.cert)}, want: "trusted"},
-		"a cross-signed CA":       {authority: crossed, data: map[string]string{frontProxyCAs: string(proxies.cert)}, want: "trusted"},
-		"no certificates":         {authority: copied, data: map[string]string{frontProxyCAs: "nonsense"}, want: "error"},
-		"no names":                {authority: copied, data: map[string]string{frontProxyCAs: string(proxies.cert), frontProxyNames: "a"}, want: "error"},
+		"a CA of its own":                                     {authority: own, found: everywhere},
+		"a cluster without CAs":                               {authority: own, found: configMaps{authentication: map[string]string{}, rootCAs: map[string]string{}}},
+		"no kube-root-ca.crt":                                 {authority: own, found: clients(trusted.cert)},
+		"a copy of the client CA":                             {authority: copied, found: clients(trusted.cert), strict: trustedForClients},
+		"a copy of one of two":                                {authority: copied, found: clients(other.cert, trusted.cert), strict: trustedForClients},
+		"the key by another name":                             {authority: renamed, found: clients(trusted.cert), strict: trustedForClients},
+		"an intermediate":                                     {authority: load(below, other.key), found: clients(trusted.cert), strict: trustedForClients},
+		"an intermediate with its root":                       {authority: load(slices.Concat(below, trusted.cert), other.key), found: clients(trusted.cert), strict: trustedForClients},
+		"a cross-signed CA":                                   {authority: crossed, found: clients(trusted.cert), strict: trustedForClients},
+		"a CA for API servers":                                {authority: copied, found: servers, strict: trustedForServers},
+		"an intermediate for API servers":                     {authority: load(below, other.key), found: servers, strict: trustedForServers},
+		"an intermediate of two":                              {authority: load(slices.Concat(two, middleBelow), other.key), found: clients(trusted.cert), strict: trustedForClients},
+		"an intermediate of two in ca.crt":                    {authority: load(two, other.key, slices.Concat(middleBelow, trusted.cert)), found: clients(trusted.cert), strict: trustedForClients},
+		"an intermediate whose trusted parent was left out":   {authority: load(two, other.key), found: clients(trusted.cert), strict: mayBeTrusted},
+		"an intermediate whose untrusted parent was left out": {authority: load(two, other.key), found: clients(other.cert[:0], namedRoot(t, "else").cert), strict: mayBeTrusted},
+		"an intermediate of a root that nothing trusts":       {authority: load(slices.Concat(two, middleBelow, trusted.cert), other.key), found: clients(namedRoot(t, "else").cert)},
+		"a cross-signed CA whose trusted parent was left out": {authority: crossed, found: clients(namedRoot(t, "else").cert), strict: mayBeTrusted},
+		"a front proxy CA":                                    {authority: copied, found: proxies(trusted.cert, `["a","b"]`), strict: trustedForProxies, proxies: trustedForProxies, names: "a b"},
+		"a front proxy CA for any name":                       {authority: copied, found: proxies(trusted.cert, ""), strict: trustedForProxies, proxies: trustedForProxies},
+		"an intermediate of a front proxy CA":                 {authority: load(below, other.key), found: proxies(trusted.cert, "[]"), strict: trustedForProxies, proxies: trustedForProxies},
+		"perhaps an intermediate of a front proxy CA":         {authority: load(two, other.key), found: proxies(trusted.cert, `["a"]`), strict: mayBeTrusted, proxies: mayBeTrusted, names: "a"},
+		"not a front proxy CA":                                {authority: own, found: proxies(trusted.cert, `["a"]`), names: "a"},
+
+		"extension-apiserver-authentication is missing":        {authority: own, found: configMaps{rootCAs: map[string]string{}}, err: `configmaps "extension-apiserver-authentication" not found`},
+		"extension-apiserver-authentication cannot be read":    {authority: own, found: configMaps{authentication: errors.New("down"), rootCAs: map[string]string{}}, err: "read ConfigMap kube-system/extension-apiserver-authentication: down"},
+		"kube-root-ca.crt cannot be read":                      {authority: own, found: configMaps{authentication: map[string]string{}, rootCAs: errors.New("down")}, err: "read ConfigMap kube-system/kube-root-ca.crt: down"},
+		"client-ca-file has no certificate":                    {authority: own, found: clients([]byte("nonsense")), err: "client-ca-file of ConfigMap kube-system/extension-apiserver-authentication: it holds no certificate"},
+		"requestheader-client-ca-file has a broken one":        {authority: own, found: proxies([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), ""), err: "requestheader-client-ca-file of ConfigMap kube-system/extension-apiserver-authentication: parse certificate 1"},
+		"requestheader-allowed-names is not a list of strings": {authority: own, found: proxies(trusted.cert, "a"), err: "requestheader-allowed-names of ConfigMap kube-system/extension-apiserver-authentication: "},
 	} {
-		builder := fake.NewClientBuilder()
-		if test.data != nil {
-			builder.WithObjects(&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}, Data: test.data})
-		}
-		front, err := readFrontProxy(t.Context(), builder.Build(), test.authority, now)
-		got := "other"
-		switch {
-		case err != nil:
-			got = "error"
-		case front.trusted:
-			got = strings.TrimSpace("trusted " + strings.Join(front.names, " "))
-		}
-		if got != test.want {
-			t.Errorf("%s: %s, %v, want %s", name, got, err, test.want)
-		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			read, err := readPublished(t.Context(), test.found)
+			if (err != nil) != (test.err != "") || err != nil && !strings.Contains(err.Error(), test.err) {
+				t.Fatalf("error %v, want %q", err, test.err)
+			}
+			if err != nil {
+				return
+			}
+			got := read.trustIn(test.authority, now)
+			if got.unread != "" || got.strict != test.strict || got.proxies != test.proxies || strings.Join(got.proxyNames, " ") != test.names || got.authority != test.authority {
+				t.Errorf("%+v", got)
+			}
+		})
 	}
 }
 
-// TestFrontProxyRules checks a custom signer with a CA that API servers accept for front proxies but not for clients.
-func TestFrontProxyRules(t *testing.T) {
+// TestUnknownTrustWaits judges a request before the trust in the CA is known, after a failed read, and afterwards. A fault
+// never makes it fail.
+func TestUnknownTrustWaits(t *testing.T) {
 	t.Parallel()
-	proxy, user := pkix.Name{CommonName: "front-proxy-client"}, pkix.Name{CommonName: "alice"}
-	listed, anyName := frontProxy{trusted: true, names: []string{"front-proxy-client"}}, frontProxy{trusted: true}
-	unread := frontProxy{unread: "timeout"}
-	for name, test := range map[string]struct {
-		front   frontProxy
-		signer  string
-		subject pkix.Name
-		usages  []certificatesv1.KeyUsage
-		want    string
-	}{
-		"a front proxy":                              {listed, "", proxy, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
-		"a front proxy for any usage":                {listed, "", proxy, []certificatesv1.KeyUsage{"any"}, "SubjectNotPermitted"},
-		"a front proxy without usage":                {listed, "", proxy, []certificatesv1.KeyUsage{"digital signature"}, "SubjectNotPermitted"},
-		"another client":                             {listed, "", user, []certificatesv1.KeyUsage{"client auth"}, ""},
-		"another client, where any is a front proxy": {anyName, "", user, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
-		"a group of Kubernetes":                      {listed, "", pkix.Name{CommonName: "a", Organization: []string{"system:masters"}}, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
-		"no extended usage":                          {listed, "", user, []certificatesv1.KeyUsage{"digital signature"}, "UsagesNotPermitted"},
-		"a server of the name":                       {listed, "", proxy, []certificatesv1.KeyUsage{"server auth"}, "NameNotPermitted"},
-		"not known yet":                              {unread, "", user, []certificatesv1.KeyUsage{"client auth"}, "wait"},
-		"not known yet, without usage":               {unread, "", user, []certificatesv1.KeyUsage{"digital signature"}, "wait"},
-		"not known yet, a server":                    {unread, "", user, []certificatesv1.KeyUsage{"server auth"}, ""},
-		"another CA":                                 {frontProxy{}, "", proxy, []certificatesv1.KeyUsage{"client auth"}, ""},
-		"Kubernetes' own signer":                     {listed, certificatesv1.KubeAPIServerClientSignerName, proxy, []certificatesv1.KeyUsage{"client auth"}, ""},
-	} {
-		if test.signer == "" {
-			test.signer = "example.com/custom"
+	p := newParts(t, object(t, signerName("example.com/custom"), usages("client auth"), template(t, func(r *x509.CertificateRequest) {
+		r.Subject = pkix.Name{CommonName: "a", Organization: []string{"system:masters-of-ours"}}
+	})))
+	made := newRoot(t, time.Hour)
+	p.pair.Load(made.cert, made.key)
+	taken(p.recorder)
+	authority := must(p.pair.Authority(now))
+	for i, why := range []string{"that has not been read yet", "down"} {
+		if i > 0 {
+			p.trust(unknownTrust(authority, why))
 		}
-		req := must(csr.Parse(object(t, signerName(test.signer), usages(test.usages...), template(t, func(r *x509.CertificateRequest) { r.Subject = test.subject }))))
-		got := ""
-		trust := caTrust{Answer: probe.Answer{Trust: probe.Refused}, front: test.front}
-		switch violation, unknown := (Signer{AllowNoExtKeyUsage: true}).checkTrust(req, trust); {
-		case unknown != "":
-			got = "wait"
-		case violation != nil:
-			got = violation.Reason
+		if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(0) || len(p.written) > 0 {
+			t.Errorf("%+v, %v, %d writes, want it to wait", result, err, len(p.written))
 		}
-		if got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+		want := "Warning CATrustUnknown it is unknown whether API servers trust this CA: " + why + "; if they do, the request is refused (SubjectNotPermitted: "
+		if told := taken(p.recorder); len(told) != 1 || !strings.HasPrefix(told[0], want) {
+			t.Errorf("Events %q, want %q", told, want)
 		}
+	}
+	judged := p.reconciler.Judge(t.Context(), p.served)
+	if judged.IfTrusted == nil || judged.IfTrusted.Reason != "SubjectNotPermitted" {
+		t.Errorf("judged %+v", judged)
+	}
+	p.trust(caTrust{strict: trustedForClients})
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || csr.StateOf(p.written[0]) != csr.Failed {
+		t.Errorf("%v, %d writes, want it to fail", err, len(p.written))
+	}
+	p.trust(caTrust{})
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 2 || csr.StateOf(p.written[1]) != csr.Issued {
+		t.Errorf("%v, %d writes, want a certificate", err, len(p.written))
 	}
 }
 
-// TestFrontProxyIsOfOneCA checks that an answer counts only for its CA, and stays if a later read fails. A missing
-// right is no answer: an API server that has just started may forbid what it will permit.
-func TestFrontProxyIsOfOneCA(t *testing.T) {
+// TestUnknownTrustStopsNoneThatStrictRulesPermit checks that only what strict rules refuse waits.
+func TestUnknownTrustStopsNoneThatStrictRulesPermit(t *testing.T) {
 	t.Parallel()
-	pair, _, _ := newPair()
-	first, second := newRoot(t, time.Hour), newRoot(t, time.Hour)
-	pair.Load(first.cert, first.key)
-	authority := must(pair.Authority(now))
-	var cache trustCache
-	if front := cache.of(pair, authority).front; front.unread != "" {
-		t.Errorf("nobody asks, but %s", front.unread)
+	p := newParts(t, object(t, signerName("example.com/custom"), usages("code signing"), template(t, func(r *x509.CertificateRequest) {
+		r.Subject = pkix.Name{CommonName: "a"}
+	})))
+	custom := p.reconciler.Signers["example.com/custom"]
+	custom.Usages = []certificatesv1.KeyUsage{"code signing"}
+	p.reconciler.Signers["example.com/custom"] = custom
+	made := newRoot(t, time.Hour)
+	p.pair.Load(made.cert, made.key)
+	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || csr.StateOf(p.written[0]) != csr.Issued {
+		t.Errorf("%v, %d writes", err, len(p.written))
 	}
-	cache.asked = true
-	down := errors.New("down")
-	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "", down)
-	for i, step := range []struct {
-		found frontProxy
-		err   error
-		want  frontProxy
-	}{
-		{err: down, want: frontProxy{unread: "down"}},
-		{err: forbidden, want: frontProxy{unread: forbidden.Error()}},
-		{found: frontProxy{trusted: true}, want: frontProxy{trusted: true}},
-		{err: down, want: frontProxy{trusted: true}},
-		{err: forbidden, want: frontProxy{trusted: true}},
-	} {
-		cache.note(pair, authority, probe.Answer{}, step.found, step.err, now)
-		if got := cache.of(pair, authority).front; got.unread != step.want.unread || got.trusted != step.want.trusted {
-			t.Errorf("step %d: %+v, want %+v", i, got, step.want)
+}
+
+// TestTrustIsOfOneCA checks that an answer counts only for the CA that it is about.
+func TestTrustIsOfOneCA(t *testing.T) {
+	t.Parallel()
+	p := newParts(t, object(t))
+	p.load(t, time.Hour)
+	before := must(p.pair.Authority(now))
+	if got := p.reconciler.trusts.of(p.pair, before); got.unread != "" {
+		t.Errorf("%+v", got)
+	}
+	next := newRoot(t, time.Hour)
+	p.pair.Load(next.cert, next.key)
+	if got := p.reconciler.trusts.of(p.pair, must(p.pair.Authority(now))); got.unread == "" || got.strict == "" || got.proxies == "" {
+		t.Errorf("of the next CA: %+v", got)
+	}
+	p.reconciler.trusts.set(p.pair, caTrust{authority: before}) // a late answer
+	if got := p.reconciler.trusts.of(p.pair, must(p.pair.Authority(now))); got.unread == "" {
+		t.Errorf("of the next CA, by an answer about the last one: %+v", got)
+	}
+}
+
+// TestTrustReader checks when the trust is read, and what wakes the waiting requests.
+func TestTrustReader(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pair, _, recorder := newPair()
+		pair.Lifetimes = map[string]time.Duration{"example.com/custom": time.Hour}
+		found, reads, woken := configMaps{authentication: errors.New("down")}, 0, 0
+		known := &trusts{}
+		reader := &trustReader{
+			pair: pair, trusts: known, clock: clock.RealClock{}, wake: func() { woken++ },
+			reader: countingReader{found, &reads},
 		}
-	}
-	pair.Load(second.cert, second.key)
-	if front := cache.of(pair, must(pair.Authority(now))).front; front.unread == "" || front.trusted {
-		t.Errorf("of another CA %+v is known", front)
+		ctx, cancel := context.WithCancel(t.Context())
+		changed := pair.Subscribe()
+		go reader.run(ctx, changed)
+		expect := func(step string, wantReads, wantWoken int, want string) {
+			t.Helper()
+			synctest.Wait()
+			got := "no CA"
+			if authority, err := pair.Authority(now); err == nil {
+				trust := known.of(pair, authority)
+				got = trust.unread
+				if got == "" {
+					got = "strict: " + trust.strict
+				}
+			}
+			if reads != wantReads || woken != wantWoken || !strings.Contains(got, want) {
+				t.Errorf("%s: %d reads, want %d; woken %d times, want %d; %s, want %s", step, reads, wantReads, woken, wantWoken, got, want)
+			}
+		}
+		expect("no CA", 0, 0, "no CA")
+		first := newRoot(t, day)
+		pair.Load(first.cert, first.key)
+		expect("a CA, a failed read", 1, 1, "down")
+		time.Sleep(time.Second)
+		expect("after a second", 2, 1, "down")
+		time.Sleep(time.Second)
+		expect("after two", 2, 1, "down")
+		found[authentication] = map[string]string{}
+		time.Sleep(time.Second)
+		expect("the read succeeds", 4, 2, "strict: ")
+		time.Sleep(10*time.Minute - 1)
+		expect("for ten minutes", 4, 2, "strict: ")
+		found[authentication] = map[string]string{"client-ca-file": string(first.cert)}
+		time.Sleep(1)
+		expect("the cluster trusts the CA", 6, 3, "strict: "+trustedForClients)
+		found[authentication] = apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
+		time.Sleep(10 * time.Minute)
+		expect("a failed read after ten minutes", 7, 4, "forbidden")
+		found[authentication] = map[string]string{"client-ca-file": string(first.cert)}
+		time.Sleep(time.Second)
+		expect("and a read a second later", 9, 5, "strict: "+trustedForClients)
+		second := newRoot(t, day)
+		pair.Load(second.cert, second.key)
+		expect("another CA", 11, 6, "strict: ")
+		cancel()
+		synctest.Wait()
+		for _, told := range taken(recorder) {
+			if strings.Contains(told, "CANotTrusted") {
+				t.Errorf("a CA for no client is warned of: %s", told)
+			}
+		}
+	})
+}
+
+// countingReader counts the reads of ConfigMaps.
+type countingReader struct {
+	configMaps
+	reads *int
+}
+
+func (r countingReader) Get(ctx context.Context, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+	*r.reads++
+	return r.configMaps.Get(ctx, key, obj, options...)
+}
+
+// TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of, once, if client-ca-file does
+// not hold it.
+func TestCAThatAPIServersDoNotTrust(t *testing.T) {
+	t.Parallel()
+	pair, _, recorder := newPair()
+	pair.Lifetimes = map[string]time.Duration{kubeletClient: time.Hour}
+	made, other := newRoot(t, day), namedRoot(t, "other")
+	pair.Load(made.cert, made.key)
+	taken(recorder)
+	found := configMaps{authentication: map[string]string{"client-ca-file": string(other.cert)}}
+	reader := &trustReader{pair: pair, trusts: &trusts{}, reader: found, clock: clock.RealClock{}, wake: func() {}}
+	warning := "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
+		must(pair.Authority(now)).KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
+		"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it"
+	for _, step := range []struct {
+		file  any
+		known bool
+		want  int
+	}{
+		{map[string]string{"client-ca-file": string(other.cert)}, true, 1},
+		{map[string]string{"client-ca-file": string(other.cert)}, true, 0},
+		{errors.New("down"), false, 0},
+		{map[string]string{"client-ca-file": string(other.cert)}, true, 0},
+		{map[string]string{"client-ca-file": string(other.cert) + string(made.cert)}, true, 0},
+		{map[string]string{}, true, 1},
+	} {
+		found[authentication] = step.file
+		if known := reader.read(t.Context()); known != step.known {
+			t.Errorf("known: %t", known)
+		}
+		if told := taken(recorder); len(told) != step.want || len(told) == 1 && told[0] != warning {
+			t.Errorf("Events %q, want %d", told, step.want)
+		}
 	}
 }
