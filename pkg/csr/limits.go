@@ -184,5 +184,5 @@ func elements(der []byte) iter.Seq[asn1.RawValue] {
 // Fault returns the message for an error of Parse that is not a *Refused.
 func Fault(err error) string {
 	return fmt.Sprintf("%v; this is a bug in csr-controller-manager: report it with this request. "+
-		"The request is parsed again within a minute", err)
+		"The request is parsed again within five minutes", err)
 }

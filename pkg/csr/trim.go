@@ -46,7 +46,8 @@ func (t Trim) Transform(in any) (any, error) {
 	case finished(obj) || t.Ours != nil && !t.Ours(obj.Spec.SignerName):
 		trim(obj)
 	case len(obj.Spec.Request) > limit && limit < len(zeros):
-		obj.Spec.Request = zeros[: limit+1 : limit+1]
+		length := max(limit+1, 0)
+		obj.Spec.Request = zeros[:length:length]
 	}
 	return obj, nil
 }

@@ -232,6 +232,7 @@ func TestTrimTooLarge(t *testing.T) {
 		"above the default":       {size: 1 << 20, want: 128<<10 + 1},
 		"above another limit":     {limit: 5000, size: 5001, want: 5001},
 		"far above another limit": {limit: 5000, size: 1 << 20, want: 5001},
+		"a negative limit":        {limit: -5, size: 5000, want: 0},
 		"a limit of 16 MiB":       {limit: 16 << 20, size: 17 << 20, want: 17 << 20},
 	} {
 		t.Run(name, func(t *testing.T) {
