@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -139,6 +140,14 @@ func newList() (*List, *events.FakeRecorder) {
 	return list, recorder
 }
 
+// problemOf returns the present problem of list.
+func problemOf(list *List) string {
+	if problem := list.value.State().Problem; problem != nil {
+		return problem.Error()
+	}
+	return ""
+}
+
 // TestOldAPIServers reports a list of certificates that has no effect, because the API server records none.
 func TestOldAPIServers(t *testing.T) {
 	t.Parallel()
@@ -147,7 +156,7 @@ func TestOldAPIServers(t *testing.T) {
 		"v1.31.9": "the certificates have no effect: the API server v1.31.9 records no certificate of a requester, which needs Kubernetes 1.32",
 		"":        "", // no answer
 	} {
-		list, _ := newList()
+		list, recorder := newList()
 		list.server = func() (*version.Info, error) {
 			if server == "" {
 				return nil, errors.New("no answer")
@@ -156,13 +165,23 @@ func TestOldAPIServers(t *testing.T) {
 		}
 		obj := listed("bad")
 		list.offer(obj)
-		if list.problem != "" {
-			t.Errorf("%s, without certificates: %s", server, list.problem)
+		if problem := problemOf(list); problem != "" {
+			t.Errorf("%s, without certificates: %s", server, problem)
 		}
 		obj.Data["certificates"] = strings.Repeat("0a", 32)
 		list.offer(obj)
-		if list.problem != want || len(list.blocked.certificates) != 1 {
-			t.Errorf("%s: %q, want %q; %d certificates", server, list.problem, want, len(list.blocked.certificates))
+		for range 2 { // the second time without a report
+			list.offer(obj)
+			if got := problemOf(list); got != want || len(list.value.State().Good.certificates) != 1 {
+				t.Errorf("%s: %q, want %q; %d certificates", server, got, want, len(list.value.State().Good.certificates))
+			}
+		}
+		events := 2 // a list without certificates, and a list with them
+		if want != "" {
+			events++
+		}
+		if len(recorder.Events) != events {
+			t.Errorf("%s: %d Events, want %d", server, len(recorder.Events), events)
 		}
 	}
 }
@@ -239,11 +258,7 @@ func TestChanges(t *testing.T) {
 	t.Parallel()
 	const gone = "it does not exist: create it with the names of the blocked nodes under the key nodes, or with an empty value"
 	list, recorder := newList()
-	enqueued := 0
-	var queue requestQueue
-	if err := list.Source(func(context.Context, requestQueue) { enqueued++ }).Start(t.Context(), queue); err != nil {
-		t.Fatal(err)
-	}
+	woken := list.Subscribe()
 	noKey := listed("")
 	noKey.Data = map[string]string{"node": "b"}
 	stolen := strings.Repeat("0a", 32)
@@ -259,7 +274,7 @@ func TestChanges(t *testing.T) {
 		events  []string
 		wakes   bool
 	}{
-		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: "not read yet"},
+		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable"},
 		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing the block list can't be read: " + gone + "; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
 		{what: func() { list.offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
 		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes: add it, with an empty value if no node is blocked; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
@@ -267,7 +282,7 @@ func TestChanges(t *testing.T) {
 		{what: func() { list.offer(listed("a # still")) }, a: "NodeBlocked"},
 		{func() { list.offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
 		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing the block list can't be read: " + gone + "; the last version stays in use: blocked: a, b"}, false},
-		{func() { list.refuse("BlockListMissing", errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "forbidden", []string{"Warning BlockListMissing the block list can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
+		{func() { list.unreadable(errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "it can't be read: forbidden", []string{"Warning BlockListMissing the block list can't be read: it can't be read: forbidden; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked: a, b"}, true},
 		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid the block list can't be read: it has no key nodes: add it, with an empty value if no node is blocked; the last version stays in use: blocked: a, b"}, false},
 		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `line 2: "x y" is not a node name`, []string{
@@ -284,10 +299,15 @@ func TestChanges(t *testing.T) {
 		step.what()
 		a, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:a"))
 		b, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:b"))
-		if a != step.a || b != step.b || list.problem != step.problem {
-			t.Errorf("step %d: a %q, b %q, problem %q", i, a, b, list.problem)
+		if problem := problemOf(list); a != step.a || b != step.b || problem != step.problem {
+			t.Errorf("step %d: a %q, b %q, problem %q", i, a, b, problem)
 		}
-		if ready := list.ready() == nil; ready != (step.a != "InventoryUnavailable") {
+		for node, reason := range map[string]string{"A": step.a, "b": step.b} {
+			if blocked := list.BlocksNode(node); blocked != (reason == "NodeBlocked") {
+				t.Errorf("step %d: blocks node %s: %t", i, node, blocked)
+			}
+		}
+		if ready := list.ready(nil) == nil; ready != (step.a != "InventoryUnavailable") {
 			t.Errorf("step %d: ready: %t", i, ready)
 		}
 		var told []string
@@ -297,25 +317,53 @@ func TestChanges(t *testing.T) {
 		if diff := cmp.Diff(step.events, told); diff != "" {
 			t.Errorf("step %d: Events (-want +got):\n%s", i, diff)
 		}
-		if (enqueued == 1) != step.wakes || enqueued > 1 {
-			t.Errorf("step %d: enqueued %d times", i, enqueued)
+		if len(woken) == 1 != step.wakes {
+			t.Errorf("step %d: wakes %t", i, len(woken) == 1)
 		}
-		enqueued = 0
+		for len(woken) > 0 {
+			<-woken
+		}
 	}
 }
 
 func TestReadOnce(t *testing.T) {
 	t.Parallel()
 	list, _ := newList()
-	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(listed("a")).Build()); err != nil || list.ready() != nil {
-		t.Errorf("error %v, ready %v", err, list.ready())
+	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(listed("a")).Build()); err != nil || list.ready(nil) != nil {
+		t.Errorf("error %v, ready %v", err, list.ready(nil))
 	}
 	list, _ = newList()
-	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().Build()); err != nil || list.ready() == nil {
-		t.Errorf("there is none: error %v, ready %v", err, list.ready())
+	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().Build()); err != nil || list.ready(nil) == nil {
+		t.Errorf("there is none: error %v, ready %v", err, list.ready(nil))
 	}
-	if err := list.Source(nil).WaitForSync(t.Context()); err != nil { // at once: the ConfigMap is missing
-		t.Error(err)
+}
+
+// TestWaitForFirst checks that controllers start once the list was read or can't be read, and after a while anyway.
+func TestWaitForFirst(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		first func(*List)
+		want  time.Duration
+	}{
+		"a list":            {func(l *List) { l.offer(listed("a")) }, time.Second},
+		"it does not exist": {func(l *List) { l.offer(nil) }, time.Second},
+		"it can't be read":  {func(l *List) { l.unreadable(errors.New("forbidden")) }, time.Second},
+		"no answer":         {func(*List) {}, 10 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				list, _ := newList()
+				go func() {
+					time.Sleep(time.Second)
+					test.first(list)
+				}()
+				began := time.Now()
+				if err := list.WaitForFirst(t.Context()); err != nil || time.Since(began) != test.want {
+					t.Errorf("after %s: error %v, want it after %s", time.Since(began), err, test.want)
+				}
+			})
+		})
 	}
 }
 
@@ -361,10 +409,8 @@ func TestListMayBeReadAgain(t *testing.T) {
 		t.Helper()
 		problem := ""
 		err := wait.PollUntilContextTimeout(ctx, time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-			list.mu.Lock()
-			defer list.mu.Unlock()
-			problem = list.problem
-			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.blocked != nil && list.blocked.nodes["a"] && broken.Load() != nil, nil
+			problem = problemOf(list)
+			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.BlocksNode("a") && broken.Load() != nil, nil
 		})
 		if err != nil {
 			t.Fatalf("problem %q, want %q", problem, want)
