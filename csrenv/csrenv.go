@@ -27,6 +27,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
+// cleanEvery is the pause between two passes of the cleaner over its cache, which is small in a test suite.
+const cleanEvery = 100 * time.Millisecond
+
 // Options configures Start. The zero value works.
 type Options struct {
 	// CA is the signing CA; nil means a new one. If the API server must accept the certificates, use the CA that Prepare
@@ -167,7 +170,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 	options := &controllers.Options{
 		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
 		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
-		Cleaner:  &cleaner.Reconciler{Retention: retention},
+		Cleaner:  &cleaner.Reconciler{Retention: retention, Every: cleanEvery},
 		Clock:    opts.Clock,
 	}
 	return options, err

@@ -76,7 +76,10 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	}
 	runManager(t, controllers.Options{
 		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
-		Cleaner:  &cleaner.Reconciler{Retention: csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: time.Nanosecond, Failed: -1, Pending: -1}}},
+		Cleaner: &cleaner.Reconciler{
+			Retention: csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: time.Nanosecond, Failed: -1, Pending: -1}},
+			Every:     10 * time.Millisecond,
+		},
 	})
 	runManager(t, controllers.Options{
 		Signer: &signer.Reconciler{Signers: map[string]signer.Signer{name: {

@@ -2,23 +2,28 @@
 package cleaner
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/builder"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -32,11 +37,8 @@ const Name = "csr-cleaner"
 const DefaultDeletesPerSecond = 100
 
 const (
-	// longestPause is the longest time between two reconciles of a request. After it, the cleaner notices that the clock
-	// of the API servers was set, and it repeats a deletion that was answered wrongly.
-	longestPause = 10 * time.Minute
-	// clockPause is the pause of a request that cannot be judged, because the API servers' time is unknown.
-	clockPause = time.Second
+	// defaultEvery is the pause between two passes over the cache.
+	defaultEvery = 10 * time.Second
 	// callTimeout bounds one deletion. Admission webhooks may take up to 30 s.
 	callTimeout = 45 * time.Second
 )
@@ -49,12 +51,13 @@ type Reconciler struct {
 	Limiter flowcontrol.RateLimiter
 	// DryRun deletes nothing and reports what it would delete.
 	DryRun bool
+	// Every is the pause between two passes over the cache, by the real clock; zero means ten seconds.
+	Every time.Duration
 
 	Client client.Client
+	Clock  clock.PassiveClock
 	// ServerTime is the clock by which ages count; nil means Clock.
 	ServerTime *servertime.Clock
-	// Clock is used if ServerTime or Reporter is nil.
-	Clock clock.PassiveClock
 	// Reporter is used only in a dry run.
 	Reporter *report.Reporter
 }
@@ -69,98 +72,130 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
 	}
-	if r.ServerTime == nil {
-		r.ServerTime = servertime.Of(r.Clock)
-	}
 	if r.Limiter == nil {
 		r.Limiter = flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond)
 	}
 	if r.DryRun && r.Reporter == nil {
 		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
 	}
-	return builder.ControllerManagedBy(mgr).
-		Named(Name).
-		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(predicate.Funcs{
-			DeleteFunc: func(gone event.DeleteEvent) bool {
-				r.Reporter.Forget(gone.Object)
-				return false // there is nothing left to delete
-			},
-		})).
-		WithOptions(options).
-		Complete(r)
+	options.Reconciler = r
+	cleaner, err := controller.New(Name, mgr, options)
+	if err != nil {
+		return err
+	}
+	return cleaner.Watch(source.Func(func(ctx context.Context, queue queue) error {
+		go r.enqueueDue(ctx, mgr.GetCache(), mgr.GetLogger().WithName(Name), queue)
+		return nil
+	}))
 }
 
-// Reconcile deletes a request that is due. It requeues every other request that becomes due.
+type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
+
+// enqueueDue passes over the cache until ctx ends, and enqueues the requests that are due. A queue of all requests, each
+// with its time, would need much more memory, and would not notice that the clock of the API servers was set.
+func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, logger logr.Logger, due queue) {
+	requests, err := informer.FromCache(ctx, cached, &certificatesv1.CertificateSigningRequest{}, logger, nil)
+	held, ok := requests.(interface{ GetStore() toolscache.Store })
+	if err != nil || !ok || !toolscache.WaitForCacheSync(ctx.Done(), requests.HasSynced) {
+		return // ctx has ended
+	}
+	for ctx.Err() == nil {
+		r.pass(ctx, held.GetStore(), due)
+		select {
+		case <-ctx.Done():
+		case <-time.After(cmp.Or(r.Every, defaultEvery)):
+		}
+	}
+}
+
+// pass enqueues the requests in store that are due. The queue itself repeats those that have failed.
+func (r *Reconciler) pass(ctx context.Context, store toolscache.Store, due queue) {
+	now, err := r.serverTime().Now(ctx)
+	if err != nil {
+		return // nothing is due before the time is known
+	}
+	for _, each := range store.List() {
+		obj, ok := each.(*certificatesv1.CertificateSigningRequest)
+		if !ok || !r.due(obj, now) {
+			continue
+		}
+		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}}
+		if due.NumRequeues(key) == 0 {
+			due.Add(key)
+		}
+	}
+}
+
+// due reports whether obj is due for deletion. It is due after its deadline, not at it.
+func (r *Reconciler) due(obj *certificatesv1.CertificateSigningRequest, now time.Time) bool {
+	deadline, ok := r.Retention.Deadline(obj)
+	return ok && obj.DeletionTimestamp == nil && now.After(deadline)
+}
+
+func (r *Reconciler) serverTime() *servertime.Clock {
+	if r.ServerTime == nil {
+		return servertime.Of(r.Clock)
+	}
+	return r.ServerTime
+}
+
+// Reconcile deletes a request that is due. It does nothing about any other request, because a pass finds it in time.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
+	err := r.reconcile(ctx, key)
+	if err != nil {
+		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	}
+	return reconcile.Result{}, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) error {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// This is the cache's own object, and must not be changed.
 	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
 		if apierrors.IsNotFound(err) {
-			return reconcile.Result{}, nil
+			return nil
 		}
-		return reconcile.Result{}, failed(fmt.Errorf("read request: %w", err))
+		return fmt.Errorf("read request: %w", err)
 	}
-	deadline, ok := r.Retention.Deadline(obj)
-	if !ok || obj.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil
+	if now, err := r.serverTime().Now(ctx); err != nil || !r.due(obj, now) {
+		return err
 	}
-	now, err := r.ServerTime.Now(ctx)
-	if seemsDue := err != nil || deadline.Before(now); seemsDue && !r.DryRun {
-		// The rate bounds the attempts without a known time too: a large cache must not be reconciled without end.
-		if r.Limiter.Wait(ctx) != nil { // the manager stops
-			return reconcile.Result{RequeueAfter: clockPause}, nil
-		}
-		// If the clock of the API servers was set back, a new request seems to be old.
-		now, err = r.ServerTime.Fresh(ctx)
+	if r.DryRun {
+		r.reportDue(ctx, obj)
+		return nil
 	}
-	switch left := deadline.Sub(now); {
-	case err != nil:
-		log.FromContext(ctx).V(1).Info("The request is not judged", "why", err.Error())
-		return reconcile.Result{RequeueAfter: clockPause}, nil
-	case left >= 0:
-		// A request is due after its deadline, not at it.
-		return reconcile.Result{RequeueAfter: min(left+time.Millisecond, longestPause)}, nil
-	case r.DryRun:
-		r.reportDue(ctx, obj, deadline)
-		return reconcile.Result{RequeueAfter: longestPause}, nil
-	default:
-		return r.delete(ctx, obj, now)
+	if r.Limiter.Wait(ctx) != nil {
+		return nil // the manager stops
 	}
+	// If the clock of the API servers was set back, a new request seems to be old.
+	if now, err := r.serverTime().Fresh(ctx); err != nil || !r.due(obj, now) {
+		return err
+	}
+	return r.delete(ctx, obj)
 }
 
-// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change,
-// which the watch brings to the queue.
-func (r *Reconciler) delete(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time,
-) (reconcile.Result, error) {
+// delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change: a
+// later pass finds the request if it is still due.
+func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) error {
 	calling, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	err := r.Client.Delete(calling, obj, client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})
 	switch {
-	case err == nil:
-		state := csr.StateOf(obj)
-		deletedTotal.WithLabelValues(string(state), reasonDue).Inc()
-		log.FromContext(ctx).Info("Deleted",
-			"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", reasonDue)
-		return reconcile.Result{}, nil
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: longestPause}, nil
-	case apierrors.IsForbidden(err) || apierrors.IsInvalid(err):
-		log.FromContext(ctx).Error(failed(err), "The API server refuses the deletion")
-		return reconcile.Result{RequeueAfter: csr.Pause(now.Sub(obj.CreationTimestamp.Time))}, nil
-	default:
-		return reconcile.Result{}, failed(fmt.Errorf("delete request: %w", err))
+		return nil
+	case err != nil:
+		return fmt.Errorf("delete request: %w", err)
 	}
-}
-
-// failed counts err, and returns it.
-func failed(err error) error {
-	errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
-	return err
+	state := csr.StateOf(obj)
+	deletedTotal.WithLabelValues(string(state), reasonDue).Inc()
+	log.FromContext(ctx).Info("Deleted",
+		"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", reasonDue)
+	return nil
 }
 
 // reportDue reports, once, that obj would be deleted.
-func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, deadline time.Time) {
+func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) {
+	deadline, _ := r.Retention.Deadline(obj)
 	state := csr.StateOf(obj)
 	message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
 		reasonDue, state, deadline.UTC().Format(time.RFC3339))

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,13 +132,17 @@ func newReconciler(served *request, at time.Time, getFault, deleteFault error) (
 	}, deleted, limiter
 }
 
-func reconcileOnce(t *testing.T, r *Reconciler) (time.Duration, string) {
+// reconcileOnce returns the error of a Reconcile, or an empty string.
+func reconcileOnce(t *testing.T, r *Reconciler) string {
 	t.Helper()
 	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
-	if err != nil {
-		return result.RequeueAfter, err.Error()
+	if result != (reconcile.Result{}) {
+		t.Errorf("again: %+v", result)
 	}
-	return result.RequeueAfter, ""
+	if err != nil {
+		return err.Error()
+	}
+	return ""
 }
 
 func TestReconcileDeletesWhenDue(t *testing.T) {
@@ -148,26 +153,25 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		change []func(*request)
 		keep   csr.Retention
 		age    time.Duration
-		again  time.Duration
 		gone   bool
 	}{
-		"pending":                       {again: 10 * time.Minute},
-		"pending for 23 hours":          {age: 23 * hour, again: 10 * time.Minute},
-		"pending, due in ten minutes":   {age: day - 10*time.Minute, again: 10 * time.Minute},
-		"pending, nearly due":           {age: day - time.Minute, again: time.Minute + time.Millisecond},
-		"pending, exactly due":          {age: day, again: time.Millisecond}, // "older" is strict, as in kube-controller-manager
+		"pending":                       {},
+		"pending for 23 hours":          {age: 23 * hour},
+		"pending, due in ten minutes":   {age: day - 10*time.Minute},
+		"pending, nearly due":           {age: day - time.Minute},
+		"pending, exactly due":          {age: day}, // "older" is strict, as in kube-controller-manager
 		"pending, a nanosecond overdue": {age: day + 1, gone: true},
 		"pending, long ago":             {age: 1000 * day, gone: true},
-		"approved":                      {change: []func(*request){with("Approved")}, age: 55 * time.Minute, again: 5*time.Minute + time.Millisecond},
+		"approved":                      {change: []func(*request){with("Approved")}, age: 55 * time.Minute},
 		"approved, due":                 {change: []func(*request){with("Approved")}, age: hour + 1, gone: true},
 		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
 		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
-		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1, again: 10 * time.Minute},
+		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1},
 		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
 		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
-		"created in the future":         {age: -hour, again: 10 * time.Minute},
-		"issued":                        {change: []func(*request){with("Approved"), issued(t, 2*hour)}, age: 55 * time.Minute, again: 5*time.Minute + time.Millisecond},
-		"certificate expires":           {change: []func(*request){with("Approved"), issued(t, 10*time.Minute)}, age: 10*time.Minute - time.Second, again: time.Second + time.Millisecond},
+		"created in the future":         {age: -hour},
+		"issued":                        {change: []func(*request){with("Approved"), issued(t, 2*hour)}, age: 55 * time.Minute},
+		"certificate expires":           {change: []func(*request){with("Approved"), issued(t, 10*time.Minute)}, age: 10*time.Minute - time.Second},
 		"certificate has expired":       {change: []func(*request){with("Approved"), issued(t, 10*time.Minute)}, age: 10*time.Minute + 1, gone: true},
 	} {
 		for _, form := range []string{"whole", "trimmed"} {
@@ -182,9 +186,8 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 				if test.keep != (csr.Retention{}) {
 					r.Retention.Default = test.keep
 				}
-				again, problem := reconcileOnce(t, r)
-				if again != test.again || problem != "" {
-					t.Errorf("again after %s, want %s; error %q", again, test.again, problem)
+				if problem := reconcileOnce(t, r); problem != "" {
+					t.Error(problem)
 				}
 				var want []deletion
 				if test.gone {
@@ -209,7 +212,7 @@ func TestReconcileUsesTheSignersOwnRetention(t *testing.T) {
 	t.Parallel()
 	r, deleted, _ := newReconciler(object(), now.Add(2*time.Minute), nil, nil)
 	r.Retention.Signers = map[string]csr.Retention{"example.com/foreign": {Pending: time.Minute}}
-	if _, problem := reconcileOnce(t, r); problem != "" || len(*deleted) != 1 {
+	if problem := reconcileOnce(t, r); problem != "" || len(*deleted) != 1 {
 		t.Errorf("%d deletions, error %q", len(*deleted), problem)
 	}
 }
@@ -220,25 +223,22 @@ func TestReconcileFaults(t *testing.T) {
 	for name, test := range map[string]struct {
 		get, limit, del error
 		deletions       int
-		again           time.Duration
 		want            string
 	}{
 		"not found":          {get: apierrors.NewNotFound(requests, "csr-1")},
 		"cannot be read":     {get: down, want: "read request: down"},
-		"stopping":           {limit: context.Canceled, again: time.Second},
-		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1, again: 10 * time.Minute},
-		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1, again: 10 * time.Minute},
+		"stopping":           {limit: context.Canceled},
+		"deleted meanwhile":  {del: apierrors.NewNotFound(requests, "csr-1"), deletions: 1},
+		"changed meanwhile":  {del: apierrors.NewConflict(requests, "csr-1", down), deletions: 1},
 		"cannot be deleted":  {del: down, deletions: 1, want: "delete request: down"},
-		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, again: 5 * time.Minute},
-		"a policy denies it": {del: apierrors.NewInvalid(schema.GroupKind{}, "csr-1", nil), deletions: 1, again: 5 * time.Minute},
+		"may not be deleted": {del: apierrors.NewForbidden(requests, "csr-1", down), deletions: 1, want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			r, deleted, limiter := newReconciler(object(), now.Add(25*time.Hour), test.get, test.del)
 			limiter.err = test.limit
-			again, problem := reconcileOnce(t, r)
-			if problem != test.want || len(*deleted) != test.deletions || again != test.again {
-				t.Errorf("error %q, want %q; %d deletions; again after %s, want %s", problem, test.want, len(*deleted), again, test.again)
+			if problem := reconcileOnce(t, r); problem != test.want || len(*deleted) != test.deletions {
+				t.Errorf("error %q, want %q; %d deletions", problem, test.want, len(*deleted))
 			}
 		})
 	}
@@ -296,18 +296,18 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 	t.Parallel()
 	const day, hour = 24 * time.Hour, time.Hour
 	for name, test := range map[string]struct {
-		ahead time.Duration  // the API server's clock
-		step  *time.Duration // which it is ahead after it was noted
-		age   time.Duration  // of the request, by this machine's clock
-		again time.Duration
-		gone  bool
+		ahead   time.Duration  // the API server's clock
+		step    *time.Duration // which it is ahead after it was noted
+		age     time.Duration  // of the request, by this machine's clock
+		gone    bool
+		unknown bool
 	}{
 		"both clocks agree":                             {age: day + time.Minute, gone: true},
-		"this clock is set forward by 25 h":             {ahead: -25 * hour, age: 25 * hour, again: 10 * time.Minute},
+		"this clock is set forward by 25 h":             {ahead: -25 * hour, age: 25 * hour},
 		"this clock is an hour behind":                  {ahead: hour, age: 23*hour + time.Minute, gone: true},
-		"this clock is a year behind":                   {ahead: 365 * day, age: -365 * day, again: 10 * time.Minute},
-		"the API server's clock is set forward by 25 h": {step: new(25 * hour), again: time.Second},
-		"the API server's clock is set back by 2 days":  {step: new(-2 * day), age: 2 * day, again: 10 * time.Minute},
+		"this clock is a year behind":                   {ahead: 365 * day, age: -365 * day},
+		"the API server's clock is set forward by 25 h": {step: new(25 * hour), unknown: true},
+		"the API server's clock is set back by 2 days":  {step: new(-2 * day), age: 2 * day},
 		"it is set back, and the request is due still":  {step: new(-2 * day), age: 4 * day, gone: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -325,22 +325,22 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 					_, _ = r.ServerTime.Fresh(t.Context())
 				}
 			}
-			again, problem := reconcileOnce(t, r)
-			if gone := len(*deleted) == 1; gone != test.gone || again != test.again || problem != "" {
-				t.Errorf("deleted %t, want %t; again after %s, want %s; error %q", gone, test.gone, again, test.again, problem)
+			problem := reconcileOnce(t, r)
+			if gone := len(*deleted) == 1; gone != test.gone || strings.Contains(problem, "is not known") != test.unknown {
+				t.Errorf("deleted %t, want %t; error %q", gone, test.gone, problem)
 			}
 		})
 	}
 }
 
-// TestReconcileWaitsForServerTime checks that nothing is deleted while no API server tells the time, and that the rate
-// bounds the attempts.
-func TestReconcileWaitsForServerTime(t *testing.T) {
+// TestReconcileNeedsServerTime checks that nothing is deleted while no API server tells the time.
+func TestReconcileNeedsServerTime(t *testing.T) {
 	t.Parallel()
 	r, deleted, limiter := newReconciler(object(), now.Add(1000*time.Hour), nil, nil)
 	r.ServerTime = &servertime.Clock{}
-	if again, problem := reconcileOnce(t, r); len(*deleted) > 0 || again != time.Second || problem != "" || limiter.waits != 1 {
-		t.Errorf("%d deletions, %d waits, again after %s, error %q", len(*deleted), limiter.waits, again, problem)
+	problem := reconcileOnce(t, r)
+	if len(*deleted) > 0 || limiter.waits > 0 || problem != "the time of the API servers is not known: no API server can be asked" {
+		t.Errorf("%d deletions, %d waits, error %q", len(*deleted), limiter.waits, problem)
 	}
 }
 
@@ -350,8 +350,8 @@ func TestDryRunDeletesNothing(t *testing.T) {
 	recorder := events.NewFakeRecorder(10)
 	r.DryRun, r.Reporter = true, report.New(recorder, clocktesting.NewFakePassiveClock(now.Add(2*time.Hour)))
 	for range 3 {
-		if again, problem := reconcileOnce(t, r); again != 10*time.Minute || problem != "" {
-			t.Errorf("again after %s, error %q", again, problem)
+		if problem := reconcileOnce(t, r); problem != "" {
+			t.Error(problem)
 		}
 	}
 	if len(*deleted) != 0 || limiter.waits != 0 {
