@@ -109,10 +109,6 @@ test-upgrade: ## replace the previous release by this one and back: with each fe
 	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests && \
 	  RELEASE_BEFORE="$$before" go test -tags soak -count=1 -timeout 40m -v -run '^TestUpgradeUnderLoad$$' ./test/reliability
 
-.PHONY: test-standby
-test-standby: ## let a leader and a standby work on the same requests for a minute
-	$(CONTROL_PLANE) BOTH_ACTIVE_FOR=1m go test $(RACE) -count=1 -timeout 10m -v -run '^TestFailoverWithTwoActiveReplicas$$' ./test/integration
-
 .PHONY: test-privilege
 test-privilege: ## take each verb of each shipped role from a running manager, one after the other
 	$(CONTROL_PLANE) EVERY_VERB=1 go test $(RACE) -count=1 -timeout 40m -v -run '^TestLostRights' ./test/integration
@@ -219,7 +215,7 @@ bench-compare: ## compare the Go benchmarks and the quick scenarios with those o
 
 # The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml, and mutation on
 # one for each package.
-NIGHTLY := test-upgrade test-standby test-privilege reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
+NIGHTLY := test-upgrade test-privilege reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
   release-dry-run fuzz mutation
 
 .PHONY: nightly
