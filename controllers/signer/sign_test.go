@@ -78,8 +78,13 @@ func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
 			t.Parallel()
 			p, events := audited(t, object(t, func(obj *request) { obj.Labels = map[string]string{"a": strings.Repeat("b", test.bytes)} }))
 			p.writeFault = test.write
-			if _, err := p.reconcile(t); err != nil {
-				t.Error(err)
+			p.reconciler.Live = liveFunc(func(obj *request) error {
+				p.writeFault = nil // the Failed condition is small enough
+				*obj = *p.served.DeepCopy()
+				return nil
+			})
+			if result, err := p.reconcile(t); err != nil || result.RequeueAfter > 0 {
+				t.Errorf("%+v, error %v", result, err)
 			}
 			if got := events(); got != test.want {
 				t.Errorf("%s, want %s", got, test.want)
@@ -89,6 +94,20 @@ func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
 				t.Errorf("%d conditions", len(last.Status.Conditions))
 			}
 		})
+	}
+}
+
+// TestNeitherFitsIntoAnObject checks a request that is too large even for a Failed condition. It is reported, and the
+// cleaner deletes it.
+func TestNeitherFitsIntoAnObject(t *testing.T) {
+	t.Parallel()
+	p, events := audited(t, object(t))
+	p.writeFault = apierrors.NewRequestEntityTooLargeError("limit is 3145728")
+	if result, err := p.reconcile(t); err != nil || result.RequeueAfter == 0 || len(p.written) != 2 {
+		t.Errorf("%+v, error %v, %d writes", result, err, len(p.written))
+	}
+	if got := events(); got != "Signed, Discarded, NotSigned NotStored" {
+		t.Error(got)
 	}
 }
 
@@ -162,7 +181,7 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	if len(records) != 3 || discarded.Event != audit.Discarded || discarded.Serial == "" || discarded.IssuerKeyID == "" || told.Event != audit.NotSigned || told.Reason != "CertificateMismatch" {
 		t.Errorf("%+v, then %+v", discarded, told)
 	}
-	if events := taken(p.recorder); len(events) != 1 || !strings.Contains(events[0], "CertificateMismatch a DNS name is not permitted in this profile") {
+	if events := taken(p.recorder); len(events) != 1 || !strings.Contains(events[0], "CertificateMismatch the issued certificate differs from the judged request: a DNS name is not permitted") {
 		t.Errorf("told %q", events)
 	}
 }

@@ -3,6 +3,7 @@ package signer
 import (
 	"context"
 	"crypto/ecdsa"
+	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -181,14 +182,17 @@ func crossSigned(t *testing.T, cert *x509.Certificate, by root, subject pkix.Nam
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// namedRoot returns a CA of that name that is valid for a day.
+// namedRoot returns a CA of that name, with any number of CAs below, that is valid for an hour.
 func namedRoot(t *testing.T, name string) root {
 	t.Helper()
-	authority, key, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: day}, now)
-	if err != nil {
-		t.Fatal(err)
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))})
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
-	return root{authority.CertificatePEM(), key}
+	der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+	return root{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM}
 }
 
 // configMaps answers reads of the ConfigMaps in kube-system. An error in their place fails the read.
