@@ -1,25 +1,25 @@
 package static
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -42,30 +42,23 @@ var _ inventory.Owner = &ConfigMap{}
 // watched by name, so that a role for that one ConfigMap is enough. A version with a mistake is not used. The last
 // good version stays in use while the ConfigMap exists.
 type ConfigMap struct {
-	// Changed is called with an empty name after the rows have changed.
+	// Changed is called with an empty name after the ConfigMap has changed.
 	Changed func(node string)
 	// Reporter, if set, writes Events about the ConfigMap: the mistakes in a new version, and their correction.
 	Reporter *report.Reporter
 
-	name  types.NamespacedName
-	lists *informer.Informer[*nodeList]
-	log   logr.Logger
-	// good is the last good version. Only parse uses it, and parse is called for one object at a time.
-	good *nodeList
+	name      types.NamespacedName
+	configMap *informer.Informer[*corev1.ConfigMap]
+	log       logr.Logger
+	rows      lastgood.Value[*Source]
 
-	mu       sync.Mutex
-	reported string // the last report
-	refused  int    // its number of mistakes
+	// Only observe and report use these.
+	uid     types.UID // of the ConfigMap; empty if it does not exist
+	refused int       // number of mistakes in the newest version
 }
 
-// nodeList is one version of the ConfigMap.
-type nodeList struct {
-	metav1.ObjectMeta
-	rows *Source // nil if no version was good
-	err  error   // the mistakes in this version
-}
-
-var errNoList = errors.New("does not exist")
+// errMissing is the problem of a ConfigMap that does not exist, or that must not be read.
+type errMissing struct{ error }
 
 // NewConfigMap returns a source that reads from the cluster of config.
 func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logger) (*ConfigMap, error) {
@@ -74,12 +67,13 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 		return nil, err
 	}
 	c := &ConfigMap{Changed: func(string) {}, name: name, log: log.WithValues("configMap", name.String())}
-	c.lists = &informer.Informer[*nodeList]{
-		Resource: resource, Namespace: name.Namespace, Name: name.Name, Log: c.log, Convert: c.parse,
-		OnSync: c.observe, OnChange: func(_, _ *nodeList) { c.observe() },
+	c.rows.Report = c.report
+	c.configMap = &informer.Informer[*corev1.ConfigMap]{
+		Resource: resource, Namespace: name.Namespace, Name: name.Name, Log: c.log,
+		OnSync: c.observe, OnChange: func(_, _ *corev1.ConfigMap) { c.observe() },
 		OnFailure: func(err error) {
 			if apierrors.IsForbidden(err) { // readiness checks report an unreachable API server
-				c.report("StaticListMissing", "", fmt.Errorf("it can't be read: %w", err), false)
+				c.rows.Refuse(errMissing{fmt.Errorf("it can't be read: %w", err)})
 			}
 		},
 	}
@@ -87,7 +81,7 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 }
 
 // Start watches the ConfigMap until ctx ends.
-func (c *ConfigMap) Start(ctx context.Context) error { return c.lists.Start(ctx) }
+func (c *ConfigMap) Start(ctx context.Context) error { return c.configMap.Start(ctx) }
 
 // NeedLeaderElection returns false, so that the cache of a standby is current.
 func (*ConfigMap) NeedLeaderElection() bool { return false }
@@ -97,7 +91,7 @@ func (*ConfigMap) Name() string { return "static" }
 
 // Lookup implements inventory.Source.
 func (c *ConfigMap) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
-	rows, err := c.rows()
+	rows, err := c.current()
 	if err != nil {
 		return nil, err
 	}
@@ -106,103 +100,91 @@ func (c *ConfigMap) Lookup(_ context.Context, node string, _ *csr.Request) (*inv
 
 // Owner implements inventory.Owner.
 func (c *ConfigMap) Owner(value san.SAN) (string, error) {
-	rows, err := c.rows()
+	rows, err := c.current()
 	if err != nil {
 		return "", err
 	}
 	return rows.Owner(value)
 }
 
-func (c *ConfigMap) rows() (*Source, error) {
-	list, err := c.list()
-	if err != nil {
-		return nil, err
-	}
-	if list.rows == nil {
-		return nil, list.err
-	}
-	return list.rows, nil
-}
-
-func (c *ConfigMap) list() (*nodeList, error) {
-	list, found, err := c.lists.Get(c.name.Namespace, c.name.Name)
-	if err != nil {
+// current returns the rows in use, or why there are none.
+func (c *ConfigMap) current() (*Source, error) {
+	if err := c.configMap.Err(); err != nil {
 		return nil, fmt.Errorf("ConfigMap %s: %w", c.name, err)
 	}
-	if !found {
-		return nil, fmt.Errorf("ConfigMap %s %w: create it with a list of rows under %s", c.name, errNoList, nodesKey)
+	state := c.rows.State()
+	if !state.Known {
+		return nil, cmp.Or(state.Problem, informer.ErrNotRead)
 	}
-	return list, nil
+	return state.Good, nil
 }
 
-// parse parses a version of the ConfigMap.
-func (c *ConfigMap) parse(object runtime.Object) *nodeList {
-	obj := object.(*corev1.ConfigMap)
-	list := &nodeList{ObjectMeta: metav1.ObjectMeta{
-		Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID, ResourceVersion: obj.ResourceVersion,
-	}}
-	text, found := obj.Data[nodesKey]
-	if found {
-		list.rows, list.err = Parse([]byte(text))
-	} else {
-		list.err = fmt.Errorf("has no key %s", nodesKey)
-	}
-	switch {
-	case list.err == nil:
-		list.rows.from, c.good = "ConfigMap "+c.name.String(), list
-	case c.good != nil && c.good.UID == list.UID:
-		list.rows = c.good.rows
-	}
-	if list.err != nil {
-		list.err = fmt.Errorf("ConfigMap %s: %w", c.name, list.err)
-	}
-	return list
-}
-
-// observe reports the current state of the ConfigMap.
+// observe uses the newest version of the ConfigMap, or refuses it.
 func (c *ConfigMap) observe() {
-	switch list, err := c.list(); {
-	case errors.Is(err, errNoList):
-		c.report("StaticListMissing", "", err, false)
+	obj, found, err := c.configMap.Get(c.name.Namespace, c.name.Name)
+	switch {
 	case err != nil: // OnFailure reports it
-	case list.err != nil:
-		c.report("StaticListInvalid", list.UID, list.err, list.rows != nil)
+	case !found:
+		c.uid = ""
+		c.rows.Forget(errMissing{fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", c.name, nodesKey)})
 	default:
-		c.report("StaticListRead", list.UID, nil, false)
+		rows, mistakes := c.parse(obj)
+		switch {
+		case mistakes == nil:
+			c.uid = obj.UID
+			c.rows.Use(rows, nil)
+		case c.uid == obj.UID:
+			c.rows.Refuse(mistakes)
+		default: // the last good version was that of another ConfigMap
+			c.uid = obj.UID
+			c.rows.Forget(mistakes)
+		}
 	}
 	c.Changed("")
 }
 
-// report reports a problem with the newest version once, and later its end. uid is empty if the ConfigMap does not
-// exist. kept reports that the last good version stays in use.
-func (c *ConfigMap) report(reason string, uid types.UID, problem error, kept bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	message, count, eventType := "all rows are in use", 0, corev1.EventTypeNormal
-	if problem != nil {
-		mistakes := []error{problem}
+// parse parses a version of the ConfigMap.
+func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
+	text, found := obj.Data[nodesKey]
+	if !found {
+		return nil, fmt.Errorf("ConfigMap %s: has no key %s", c.name, nodesKey)
+	}
+	rows, err := Parse([]byte(text))
+	if err != nil {
+		return nil, fmt.Errorf("ConfigMap %s: %w", c.name, err)
+	}
+	rows.from = "ConfigMap " + c.name.String()
+	return rows, nil
+}
+
+// report reports a problem with the newest version, and later its end. It does not report another good version.
+func (c *ConfigMap) report(before, after lastgood.State[*Source]) {
+	if before.Problem == nil && after.Problem == nil {
+		return
+	}
+	reason, message, count, eventType := "StaticListRead", "all rows are in use", 0, corev1.EventTypeNormal
+	if after.Problem != nil {
+		mistakes := []error{after.Problem}
 		var joined interface{ Unwrap() []error }
-		if errors.As(problem, &joined) { // from Parse
+		if errors.As(after.Problem, &joined) { // from Parse
 			mistakes = joined.Unwrap()
 		}
-		count, eventType = len(mistakes), corev1.EventTypeWarning
+		reason, count, eventType = "StaticListInvalid", len(mistakes), corev1.EventTypeWarning
+		if errors.As(after.Problem, new(errMissing)) {
+			reason = "StaticListMissing"
+		}
+		kept := after.Known && c.configMap.Err() == nil
 		message = "the list is rejected, and no row is in use: "
 		if kept {
 			message = "the list is rejected, and the last good version stays in use: "
 		}
 		message += summarize(mistakes)
+		c.log.Error(after.Problem, "Refused static inventory", "lastGoodInUse", kept)
 	}
 	refusedRows.Add(float64(count - c.refused))
-	news := message != c.reported && (problem != nil || c.refused > 0)
-	c.refused, c.reported = count, message
-	if !news {
-		return
-	}
-	if problem != nil {
-		c.log.Error(problem, "Refused static inventory", "lastGoodInUse", kept)
-	}
+	c.refused = count
 	if c.Reporter != nil {
-		obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name, UID: uid}}
+		obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name, UID: c.uid}}
 		c.Reporter.Object(obj, eventType, "Load", reason, message)
 	}
 }

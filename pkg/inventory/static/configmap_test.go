@@ -2,6 +2,7 @@ package static
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -13,6 +14,7 @@ import (
 	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -46,13 +48,13 @@ func TestBadRowsAreReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed, recorder := make(chan string, 100), events.NewFakeRecorder(100)
-	source.lists.Resource = informer.Dynamic(api, maps)
-	source.lists.Convert = func(raw runtime.Object) *nodeList {
+	source.configMap.Resource = informer.Dynamic(api, maps)
+	source.configMap.Convert = func(raw runtime.Object) *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.(*unstructured.Unstructured).Object, obj); err != nil {
 			t.Error(err)
 		}
-		return source.parse(obj)
+		return obj
 	}
 	source.Changed = func(node string) { changed <- node }
 	source.Reporter = report.New(recorder, clock.RealClock{})
@@ -127,12 +129,72 @@ func TestGoodListIsNoNews(t *testing.T) {
 	}
 	recorder := events.NewFakeRecorder(1)
 	source.Reporter = report.New(recorder, clock.RealClock{})
-	source.lists.Fake(nil, source.parse(&corev1.ConfigMap{
+	source.configMap.Fake(nil, &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "nodes"}, Data: map[string]string{nodesKey: "[{name: a}]"},
-	}))
-	source.lists.OnSync()
+	})
+	source.configMap.OnSync()
 	if len(recorder.Events) > 0 {
 		t.Errorf("Event %q", <-recorder.Events)
+	}
+}
+
+// TestLastGoodListStaysInUse checks when the last good version answers, and when no version does.
+func TestLastGoodListStaysInUse(t *testing.T) {
+	t.Parallel()
+	source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	recorder := events.NewFakeRecorder(10)
+	source.Reporter = report.New(recorder, clock.RealClock{})
+	version := func(uid types.UID, text string) func() {
+		return func() {
+			source.configMap.Fake(nil, &corev1.ConfigMap{
+				ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "nodes", UID: uid}, Data: map[string]string{nodesKey: text},
+			})
+			source.configMap.OnSync()
+		}
+	}
+	fails := func(err error) func() { return func() { source.configMap.Fake(err) } }
+	forbidden := apierrors.NewForbidden(corev1.Resource("configmaps"), "nodes", errors.New("no"))
+	const (
+		none = "the list is rejected, and no row is in use: "
+		kept = "the list is rejected, and the last good version stays in use: "
+	)
+	for _, step := range []struct {
+		what  string
+		do    func()
+		want  string // the error of a lookup; empty if the row answers
+		event string // the prefix of the Event; empty if there is none
+	}{
+		{"not read", func() {}, "ConfigMap ns/nodes: not read yet", ""},
+		{"good", version("1", "[{name: a}]"), "", ""},
+		{"bad", version("1", "oops"), "", "Warning StaticListInvalid " + kept},
+		{"good again", version("1", "[{name: a}]"), "", "Normal StaticListRead "},
+		{"unreachable", fails(errors.New("down")), "ConfigMap ns/nodes: down", ""},
+		{"forbidden", fails(forbidden), `ConfigMap ns/nodes: configmaps "nodes" is forbidden: no`, "Warning StaticListMissing " + none + "it can't be read: "},
+		{"bad when it can be read again", version("1", "oops"), "", "Warning StaticListInvalid " + kept},
+		{"another ConfigMap, which is bad", version("2", "oops"), "ConfigMap ns/nodes: nodes.yaml:1: want a list of rows", "Warning StaticListInvalid " + none},
+		{"good once more", version("2", "[{name: a}]"), "", "Normal StaticListRead "},
+		{"deleted", func() { source.configMap.Fake(nil); source.configMap.OnSync() }, "ConfigMap ns/nodes does not exist: create it with a list of rows under nodes.yaml", "Warning StaticListMissing " + none},
+		{"bad after it was deleted", version("2", "oops"), "ConfigMap ns/nodes: nodes.yaml:1: want a list of rows", "Warning StaticListInvalid " + none},
+	} {
+		step.do()
+		got := ""
+		entry, err := source.Lookup(t.Context(), "a", nil)
+		if err != nil {
+			got = err.Error()
+		}
+		if got != step.want || (entry == nil) != (step.want != "") {
+			t.Errorf("%s: entry %v, error %q, want %q", step.what, entry, got, step.want)
+		}
+		told := ""
+		if len(recorder.Events) > 0 {
+			told = <-recorder.Events
+		}
+		if !strings.HasPrefix(told, step.event) || step.event == "" && told != "" {
+			t.Errorf("%s: Event %q, want %q", step.what, told, step.event)
+		}
 	}
 }
 
