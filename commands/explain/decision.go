@@ -178,7 +178,7 @@ func afterEnd(f *Findings, reasons map[string]advice) string {
 // onItsWay returns the next step for a request that the manager is about to handle. does is what the manager does.
 func (e *Explainer) onItsWay(f *Findings, does string) string {
 	if e.difference(f) != "" {
-		return fmt.Sprintf("Wait one minute, because the manager checks the request again. If nothing changes, the manager "+
+		return fmt.Sprintf("Wait five minutes, because the manager checks the request again. If nothing changes, the manager "+
 			"does not run, or it runs with another configuration: run \"%s check\".", e.program())
 	}
 	return fmt.Sprintf("Nothing to do: the manager %s the request within seconds. "+
@@ -271,7 +271,7 @@ func (e *Explainer) afterRefusal(f *Findings) step {
 	if !found || !strings.HasPrefix(command, "kubectl create ") {
 		return step{text: ended(capitalized(advised))}
 	}
-	return step{text: capitalized(text) + ", bind the missing role. The manager checks the request again within a minute.",
+	return step{text: capitalized(text) + ", bind the missing role. The manager checks the request again within five minutes.",
 		command: command}
 }
 

@@ -213,7 +213,7 @@ func refusedEvent() client.Object {
 		Type: "Warning", Reason: "NotAuthorized", ReportingController: "csr-approver", EventTime: metav1.NewMicroTime(explainNow.Add(-time.Minute)),
 		Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers" "system:authenticated"] requests subject ` +
 			`"CN=system:node:a,O=system:nodes" but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-			"if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute",
+			"if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes",
 	}
 }
 

@@ -112,7 +112,7 @@ func (e *Explainer) denial(ctx context.Context, obj *certificatesv1.CertificateS
 // lacksInventory reports whether the decision waits for the inventory. The block list gives the same reason, but is
 // read without running the inventory.
 func (e *Explainer) lacksInventory(f *Findings) bool {
-	if f.Undecidable != nil || f.Decision.Reason != "InventoryUnavailable" {
+	if f.Undecidable != nil || f.Decision.Reason != "InventoryUnavailable" && f.Decision.Reason != "InventoryPending" {
 		return false
 	}
 	blocked, _ := e.options.Approver.BlockList.Check(f.Request)

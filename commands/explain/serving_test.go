@@ -71,7 +71,7 @@ var explainedThere = map[[2]string]bool{
 // notExplained lists the reasons that only a running manager gives: explain does not know what the manager counts, or
 // what it failed to store (it shows the Event). For a dry run, explain says "dry run".
 var notExplained = map[string]bool{
-	"RateLimited": true, "InventoryPending": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true, "WouldDiffer": true,
+	"RateLimited": true, "InventoryPending": true, "WouldApprove": true, "WouldDeny": true, "WouldWait": true, "WouldIgnore": true,
 	"WouldIssue": true, "WouldFail": true, "WouldDelete": true, "LedgerUnavailable": true,
 	"ClockSkewed": true, "CertificateMismatch": true, "NotStored": true, "SecondSigner": true,
 	"InternalError":  true, // no known input causes this defect
