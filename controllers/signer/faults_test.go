@@ -32,38 +32,41 @@ func TestEndOfACertificate(t *testing.T) {
 	conflict, gone := apierrors.NewConflict(requests, "csr-1", down), apierrors.NewNotFound(requests, "csr-1")
 	forbidden := apierrors.NewForbidden(requests, "csr-1", down)
 	invalid := apierrors.NewInvalid(schema.GroupKind{}, "csr-1", nil)
-	type live = func(p *parts, obj *request) error
-	unchanged := live(func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); return nil })
-	stored := live(func(p *parts, obj *request) error { *obj = *p.written[0].DeepCopy(); obj.ResourceVersion = "8"; return nil })
-	changed := live(func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); obj.ResourceVersion = "8"; return nil })
-	anew := live(func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); obj.UID = "another"; return nil })
-	other := live(func(p *parts, obj *request) error {
+	unchanged := func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); return nil }
+	stored := func(p *parts, obj *request) error {
+		*obj = *p.written[0].DeepCopy()
+		obj.ResourceVersion = "8"
+		return nil
+	}
+	changed := func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); obj.ResourceVersion = "8"; return nil }
+	anew := func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); obj.UID = "another"; return nil }
+	other := func(p *parts, obj *request) error {
 		*obj = *p.written[0].DeepCopy()
 		obj.ResourceVersion, obj.Status.Certificate = "8", []byte("another")
 		return nil
-	})
-	deleted := live(func(*parts, *request) error { return gone })
-	silent := live(func(*parts, *request) error { return down })
+	}
+	deleted := func(*parts, *request) error { return gone }
+	silent := func(*parts, *request) error { return down }
 	for name, test := range map[string]struct {
 		write error
-		live  live        // nil means that no read is expected
-		want  audit.Event // empty means stored at once
-		fails bool        // and the error goes to the queue
-		again bool        // after a pause
+		live  func(p *parts, obj *request) error // nil means that no read is expected
+		want  audit.Event                        // empty means stored at once
+		fails bool                               // and the error goes to the queue
+		again bool                               // after a pause
 	}{
-		"stored":            {},
-		"conflict, changed": {write: conflict, live: changed, want: audit.Discarded},
-		"conflict, stored by an earlier attempt": {write: conflict, live: stored, want: audit.Stored},
-		"conflict with another signer":           {write: conflict, live: other, want: audit.Discarded},
-		"conflict, no change":                    {write: conflict, live: unchanged, want: audit.Uncertain, fails: true},
-		"conflict, no answer":                    {write: conflict, live: silent, want: audit.Uncertain, fails: true},
-		"conflict, another request":              {write: conflict, live: anew, want: audit.Uncertain, fails: true},
-		"not found":                              {write: gone, live: deleted, want: audit.Uncertain, fails: true},
-		"not found, though it is there":          {write: gone, live: unchanged, want: audit.Uncertain, fails: true},
-		"not found, though it is stored":         {write: gone, live: stored, want: audit.Stored},
-		"unauthorized":                           {write: apierrors.NewUnauthorized("no"), live: unchanged, want: audit.Uncertain, fails: true},
-		"too many requests":                      {write: apierrors.NewTooManyRequests("later", 1), live: unchanged, want: audit.Uncertain, fails: true},
-		"forbidden":                              {write: forbidden, live: unchanged, want: audit.Discarded, again: true},
+		"stored":                                  {},
+		"conflict, changed":                       {write: conflict, live: changed, want: audit.Discarded},
+		"conflict, stored by an earlier attempt":  {write: conflict, live: stored, want: audit.Stored},
+		"conflict with another signer":            {write: conflict, live: other, want: audit.Discarded},
+		"conflict, no change":                     {write: conflict, live: unchanged, want: audit.Uncertain, fails: true},
+		"conflict, no answer":                     {write: conflict, live: silent, want: audit.Uncertain, fails: true},
+		"conflict, another request":               {write: conflict, live: anew, want: audit.Uncertain, fails: true},
+		"not found":                               {write: gone, live: deleted, want: audit.Uncertain, fails: true},
+		"not found, though it is there":           {write: gone, live: unchanged, want: audit.Uncertain, fails: true},
+		"not found, though it is stored":          {write: gone, live: stored, want: audit.Stored},
+		"unauthorized":                            {write: apierrors.NewUnauthorized("no"), live: unchanged, want: audit.Uncertain, fails: true},
+		"too many requests":                       {write: apierrors.NewTooManyRequests("later", 1), live: unchanged, want: audit.Uncertain, fails: true},
+		"forbidden":                               {write: forbidden, live: unchanged, want: audit.Discarded, again: true},
 		"forbidden, stored by an earlier attempt": {write: forbidden, live: stored, want: audit.Stored},
 		"forbidden, no answer":                    {write: forbidden, live: silent, want: audit.Uncertain, again: true},
 		"invalid":                                 {write: invalid, live: unchanged, want: audit.Discarded, again: true},

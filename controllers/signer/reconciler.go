@@ -83,6 +83,7 @@ type Judgement struct {
 	IfTrusted *ca.Violation
 
 	retry time.Duration // when to judge the request again; zero means by its age
+	quiet bool          // the reason passes within a moment and is not reported
 }
 
 // Outcome returns the name of the verdict for metrics, audit records and explain.
@@ -126,6 +127,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcil
 	}
 	judged := r.Judge(ctx, obj)
 	switch {
+	case judged.quiet:
 	case r.DryRun:
 		r.reportDryRun(ctx, obj, judged)
 	case judged.Verdict == verdict.Approve:
@@ -219,7 +221,7 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 	violation := signer.checkTrust(req, trust)
 	switch {
 	case violation != nil && trust.unread != "":
-		return Judgement{Request: req, IfTrusted: violation, Result: verdict.Wait.Because("CATrustUnknown",
+		return Judgement{Request: req, IfTrusted: violation, quiet: trust.unread == notRead, Result: verdict.Wait.Because("CATrustUnknown",
 			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:

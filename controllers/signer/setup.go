@@ -49,22 +49,12 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		return err
 	}
 	r.fill(mgr)
-	sources := []requestSource{source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, r.events())}
 	pairs := r.keyPairs()
-	for _, pair := range pairs {
-		if err := r.setupPair(mgr, pair); err != nil {
-			return err
-		}
-		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
-		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
-		if servesCustom(pair) || len(pair.ClientSigners()) > 0 {
-			follow, err := r.followTrust(mgr, pair)
-			if err != nil {
-				return err
-			}
-			sources = append(sources, follow)
-		}
+	sources, err := r.setupPairs(mgr, pairs)
+	if err != nil {
+		return err
 	}
+	sources = append(sources, source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, r.events()))
 	if r.BlockList != nil {
 		sources = append(sources, fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All))
 	}
@@ -106,6 +96,27 @@ func (r *Reconciler) ready(pairs []*keypair.KeyPair) func(*http.Request) error {
 		}
 		return nil
 	}
+}
+
+// setupPairs registers the source of each pair. It returns the sources that wake the requests that wait for a pair.
+func (r *Reconciler) setupPairs(mgr manager.Manager, pairs []*keypair.KeyPair) ([]requestSource, error) {
+	var sources []requestSource
+	for _, pair := range pairs {
+		if err := r.setupPair(mgr, pair); err != nil {
+			return nil, err
+		}
+		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
+		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
+		if !servesCustom(pair) && len(pair.ClientSigners()) == 0 {
+			continue
+		}
+		follow, err := r.followTrust(mgr, pair)
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, follow)
+	}
+	return sources, nil
 }
 
 // setupPair sets the fields of pair, and registers its source.

@@ -59,6 +59,9 @@ type caTrust struct {
 	proxyNames []string
 }
 
+// notRead is why the trust in a CA is unknown before the first read.
+const notRead = "that has not been read yet"
+
 // unknownTrust returns the trust in authority while it is not known, because of why.
 func unknownTrust(authority *ca.Authority, why string) caTrust {
 	return caTrust{authority: authority, unread: why, strict: trustedForClients, proxies: trustedForProxies}
@@ -83,7 +86,7 @@ func (t *trusts) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
 	if known, found := t.known[pair]; found && known.authority == authority {
 		return known
 	}
-	return unknownTrust(authority, "that has not been read yet")
+	return unknownTrust(authority, notRead)
 }
 
 // set replaces what is known of the CA of pair, and reports whether its rules changed.

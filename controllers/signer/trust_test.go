@@ -223,7 +223,9 @@ const (
 func TestTrustIn(t *testing.T) {
 	t.Parallel()
 	trusted, other := namedRoot(t, "trusted"), namedRoot(t, "other")
-	load := func(certs []byte, key []byte, anchors ...[]byte) *ca.Authority { return must(ca.Load(certs, key, anchors...)) }
+	load := func(certs []byte, key []byte, anchors ...[]byte) *ca.Authority {
+		return must(ca.Load(certs, key, anchors...))
+	}
 	copied, own := load(trusted.cert, trusted.key), load(other.cert, other.key)
 	crossed := load(slices.Concat(other.cert, crossSigned(t, own.Certificate(), trusted, own.Certificate().Subject)), other.key)
 	renamed := load(crossSigned(t, copied.Certificate(), trusted, pkix.Name{CommonName: "another name"}), trusted.key)
@@ -314,7 +316,7 @@ func TestUnknownTrustWaits(t *testing.T) {
 			t.Errorf("%+v, %v, %d writes, want it to wait", result, err, len(p.written))
 		}
 		want := "Warning CATrustUnknown it is unknown whether API servers trust this CA: " + why + "; if they do, the request is refused (SubjectNotPermitted: "
-		if told := taken(p.recorder); len(told) != 1 || !strings.HasPrefix(told[0], want) {
+		if told := taken(p.recorder); len(told) != i || i == 1 && !strings.HasPrefix(told[0], want) { // the first read takes a moment
 			t.Errorf("Events %q, want %q", told, want)
 		}
 	}
@@ -412,7 +414,7 @@ func TestTrustReader(t *testing.T) {
 		time.Sleep(10*time.Minute - 1)
 		expect("for ten minutes", 4, 2, "strict: ")
 		found[authentication] = map[string]string{"client-ca-file": string(first.cert)}
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		expect("the cluster trusts the CA", 6, 3, "strict: "+trustedForClients)
 		found[authentication] = apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
 		time.Sleep(10 * time.Minute)

@@ -68,9 +68,10 @@ const (
 	Signed Event = "Signed"
 	// Discarded is a Signed certificate that the API server did not accept: no client has it.
 	Discarded Event = "Discarded"
-	// Stored is a Signed certificate whose write got no response. Later it was found to be stored.
+	// Stored is a Signed certificate whose write failed, although it is stored.
 	Stored Event = "Stored"
-	// Uncertain is a Signed certificate whose write got no response. It may still be stored.
+	// Uncertain is a Signed certificate whose write failed. It may be stored: then the request has the certificate with
+	// this digest. The next attempt issues another certificate, with records of its own.
 	Uncertain Event = "Uncertain"
 	// TrustProbe is a certificate without a request, for a subject without any rights. It tests whether a CA is
 	// trusted.
