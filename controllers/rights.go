@@ -224,7 +224,6 @@ func (r *rights) inventory(c config.Approval) {
 			r.add(need, "", "nodes", "", "", "list", "watch")
 			r.add(need, "", "services", "", "", "list", "watch")
 			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list", "watch")
-			r.optional(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "list", "watch")
 		})
 	}
 	if c.NodeClient.Bound() {
