@@ -12,6 +12,8 @@ import (
 	"math/big"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -376,16 +378,15 @@ func TestTrustReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pair, _, recorder := newPair()
 		pair.Lifetimes = map[string]time.Duration{"example.com/custom": time.Hour}
-		found, reads, woken := configMaps{authentication: errors.New("down")}, 0, 0
-		known := &trusts{}
+		found, known, woken := &countedReads{configMaps: configMaps{}}, &trusts{}, atomic.Int64{}
+		found.set(errors.New("down"))
 		reader := &trustReader{
-			pair: pair, trusts: known, clock: clock.RealClock{}, wake: func() { woken++ },
-			reader: countingReader{found, &reads},
+			pair: pair, trusts: known, reader: found, clock: clock.RealClock{}, wake: func() { woken.Add(1) },
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		changed := pair.Subscribe()
 		go reader.run(ctx, changed)
-		expect := func(step string, wantReads, wantWoken int, want string) {
+		expect := func(step string, wantReads, wantWoken int64, want string) {
 			t.Helper()
 			synctest.Wait()
 			got := "no CA"
@@ -396,8 +397,8 @@ func TestTrustReader(t *testing.T) {
 					got = "strict: " + trust.strict
 				}
 			}
-			if reads != wantReads || woken != wantWoken || !strings.Contains(got, want) {
-				t.Errorf("%s: %d reads, want %d; woken %d times, want %d; %s, want %s", step, reads, wantReads, woken, wantWoken, got, want)
+			if reads, wakes := found.reads.Load(), woken.Load(); reads != wantReads || wakes != wantWoken || !strings.Contains(got, want) {
+				t.Errorf("%s: %d reads, want %d; woken %d times, want %d; %s, want %s", step, reads, wantReads, wakes, wantWoken, got, want)
 			}
 		}
 		expect("no CA", 0, 0, "no CA")
@@ -408,18 +409,18 @@ func TestTrustReader(t *testing.T) {
 		expect("after a second", 2, 1, "down")
 		time.Sleep(time.Second)
 		expect("after two", 2, 1, "down")
-		found[authentication] = map[string]string{}
+		found.set(map[string]string{})
 		time.Sleep(time.Second)
 		expect("the read succeeds", 4, 2, "strict: ")
 		time.Sleep(10*time.Minute - 1)
 		expect("for ten minutes", 4, 2, "strict: ")
-		found[authentication] = map[string]string{"client-ca-file": string(first.cert)}
+		found.set(map[string]string{"client-ca-file": string(first.cert)})
 		time.Sleep(time.Nanosecond)
 		expect("the cluster trusts the CA", 6, 3, "strict: "+trustedForClients)
-		found[authentication] = apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
+		found.set(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil))
 		time.Sleep(10 * time.Minute)
 		expect("a failed read after ten minutes", 7, 4, "forbidden")
-		found[authentication] = map[string]string{"client-ca-file": string(first.cert)}
+		found.set(map[string]string{"client-ca-file": string(first.cert)})
 		time.Sleep(time.Second)
 		expect("and a read a second later", 9, 5, "strict: "+trustedForClients)
 		second := newRoot(t, day)
@@ -435,15 +436,25 @@ func TestTrustReader(t *testing.T) {
 	})
 }
 
-// countingReader counts the reads of ConfigMaps.
-type countingReader struct {
+// countedReads counts the reads of ConfigMaps.
+type countedReads struct {
+	mu sync.Mutex
 	configMaps
-	reads *int
+	reads atomic.Int64
 }
 
-func (r countingReader) Get(ctx context.Context, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
-	*r.reads++
-	return r.configMaps.Get(ctx, key, obj, options...)
+// set replaces the answer about extension-apiserver-authentication.
+func (c *countedReads) set(answer any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.configMaps[authentication] = answer
+}
+
+func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.reads.Add(1)
+	return c.configMaps.Get(ctx, key, obj, options...)
 }
 
 // TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of, once, if client-ca-file does
