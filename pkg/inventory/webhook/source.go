@@ -60,8 +60,6 @@ var _ inventory.Slow = &Source{}
 type Source struct {
 	options Options
 	clients clients
-	// slots bounds the number of concurrent lookups, so that a stalled server holds no more connections than that.
-	slots chan struct{}
 }
 
 // New returns a Source, or an error that joins all mistakes in options. It does not read the files.
@@ -80,12 +78,9 @@ func New(options Options) (*Source, error) {
 		return nil, err
 	}
 	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
-	return &Source{
-		options: options, slots: make(chan struct{}, maxLookups),
-		clients: clients{
-			ca: options.CAFile, cert: options.CertFile, key: options.KeyFile, timeout: options.Timeout,
-		},
-	}, nil
+	return &Source{options: options, clients: clients{
+		ca: options.CAFile, cert: options.CertFile, key: options.KeyFile, timeout: options.Timeout,
+	}}, nil
 }
 
 // checkURL returns why text is no valid URL for a webhook, or nil.
@@ -116,12 +111,6 @@ func (s *Source) Lookup(ctx context.Context, node string, req *csr.Request) (*in
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.options.Timeout)
 	defer cancel()
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	case <-ctx.Done():
-		return nil, fmt.Errorf("%d lookups are in progress: %w", maxLookups, ctx.Err())
-	}
 	answer, err := s.post(ctx, nodeLookup{
 		APIVersion: lookupVersion, Kind: lookupKind, UID: req.UID, Node: node, SignerName: req.SignerName,
 		Requester: requester{
@@ -129,10 +118,26 @@ func (s *Source) Lookup(ctx context.Context, node string, req *csr.Request) (*in
 		},
 	})
 	if err != nil {
-		return nil, short(err)
+		return nil, short(hideURL(err))
 	}
 	entry, err := readAnswer(answer, node, req.UID)
 	return entry, short(err)
+}
+
+// hideURL returns err without the host of the URL. Errors of the resolver, of TLS and of connections show it.
+func hideURL(err error) error {
+	var unresolved *net.DNSError
+	var misnamed x509.HostnameError
+	var failed *net.OpError
+	switch {
+	case errors.As(err, &unresolved):
+		return fmt.Errorf("the host in the URL can't be resolved: %s", unresolved.Err)
+	case errors.As(err, &misnamed):
+		return errors.New("the server's certificate is not valid for the host in the URL")
+	case errors.As(err, &failed):
+		return fmt.Errorf("%s: %w", failed.Op, failed.Err)
+	}
+	return err
 }
 
 // short shortens an error that a server may have made long.
@@ -160,7 +165,8 @@ type requester struct {
 	UID      string   `json:"uid,omitempty"`
 }
 
-// post returns the body of the response.
+// post returns the body of the response. It does without an http.Client, whose errors show the URL and what a redirect
+// makes of it.
 func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) {
 	client, err := s.clients.get()
 	if err != nil {
@@ -172,23 +178,19 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	}
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.options.URL, bytes.NewReader(body))
 	if err != nil {
-		return nil, err
+		return nil, errors.New("invalid URL") // New has checked it; the error would show it
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "application/json")
 	// A repeated lookup does no harm. With this header, which is not sent without a value, net/http retries if a kept
 	// connection was closed.
 	request.Header["Idempotency-Key"] = []string{}
-	response, err := client.Do(request)
+	response, err := client.RoundTrip(request)
 	if err != nil {
-		var failed *url.Error
-		if errors.As(err, &failed) {
-			err = failed.Err // without the URL, which may hold a secret
-		}
 		return nil, err
 	}
 	defer func() { _ = response.Body.Close() }()
-	if response.StatusCode != http.StatusOK {
+	if response.StatusCode != http.StatusOK { // a redirect is not followed
 		return nil, fmt.Errorf("answered %d, want 200", response.StatusCode)
 	}
 	answer, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
@@ -204,19 +206,19 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	return answer, nil
 }
 
-// clients creates HTTP clients from files, and a new client after the files have changed.
+// clients creates HTTP transports from files, and a new transport after the files have changed.
 type clients struct {
 	ca, cert, key string
 	timeout       time.Duration
 
 	mu      sync.Mutex
 	content [][]byte // of the files from which current was created
-	current *http.Client
+	current *http.Transport
 }
 
-// get returns a client for the current files. It reads them each time: they are small, and a CA that was removed is
+// get returns a transport for the current files. It reads them each time: they are small, and a CA that was removed is
 // not trusted in the next lookup.
-func (c *clients) get() (*http.Client, error) {
+func (c *clients) get() (*http.Transport, error) {
 	content := make([][]byte, 0, 3)
 	for _, name := range []string{c.ca, c.cert, c.key} {
 		var data []byte
@@ -244,8 +246,8 @@ func (c *clients) get() (*http.Client, error) {
 	return client, nil
 }
 
-// make creates a client from the content of the files.
-func (c *clients) make(ca, cert, key []byte) (*http.Client, error) {
+// make creates a transport from the content of the files.
+func (c *clients) make(ca, cert, key []byte) (*http.Transport, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
 	if !config.RootCAs.AppendCertsFromPEM(ca) {
 		return nil, fmt.Errorf("%s holds no certificate", c.ca)
@@ -257,19 +259,15 @@ func (c *clients) make(ca, cert, key []byte) (*http.Client, error) {
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
-	return &http.Client{
-		// With HTTP/1.1, a stalled lookup does not block others. No proxy is used, whatever the environment says.
-		Transport: &http.Transport{
-			TLSClientConfig:        config,
-			DialContext:            (&net.Dialer{Timeout: c.timeout}).DialContext,
-			TLSHandshakeTimeout:    c.timeout, // a connection may be opened for a lookup that was canceled
-			MaxConnsPerHost:        maxLookups,
-			MaxIdleConnsPerHost:    maxLookups,
-			IdleConnTimeout:        90 * time.Second,
-			MaxResponseHeaderBytes: maxAnswer,
-			DisableCompression:     true,
-		},
-		CheckRedirect: func(*http.Request, []*http.Request) error { return errors.New("answered with a redirect") },
+	return &http.Transport{ // with HTTP/1.1, so that a stalled lookup does not block others, and without a proxy
+		TLSClientConfig:        config,
+		DialContext:            (&net.Dialer{Timeout: c.timeout}).DialContext,
+		TLSHandshakeTimeout:    c.timeout, // a connection may be opened for a lookup that was canceled
+		MaxConnsPerHost:        maxLookups,
+		MaxIdleConnsPerHost:    maxLookups,
+		IdleConnTimeout:        90 * time.Second,
+		MaxResponseHeaderBytes: maxAnswer,
+		DisableCompression:     true,
 	}, nil
 }
 
