@@ -300,11 +300,12 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 		namespace, name := c.Static.ConfigMapName()
 		return configMapSource(types.NamespacedName{Namespace: namespace, Name: name})
 	case c.Static != nil:
-		return staticSource(c.Static.Rows)
+		return alone("static", func() (inventory.Source, error) { return static.New(c.Static.Rows) })
 	case c.Webhook != nil && all.Elsewhere:
 		return elsewhere("webhook")
 	case c.Webhook != nil:
-		return webhookSource(c.Webhook.Options())
+		// A change at that server wakes no request. Waiting requests are judged again after a pause.
+		return alone("webhook", func() (inventory.Source, error) { return webhook.New(c.Webhook.Options()) })
 	case c.Node != nil:
 		return approver.NodeSource
 	default:
@@ -314,11 +315,20 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 	}
 }
 
+// alone returns a builder of a source of that kind, which needs nothing of a manager.
+func alone(kind string, build func() (inventory.Source, error)) approver.SourceBuilder {
+	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		source, err := build()
+		if err != nil {
+			return nil, fmt.Errorf("set up %s inventory: %w", kind, err)
+		}
+		return source, nil
+	}
+}
+
 // elsewhere returns a builder of a source that only the manager can ask.
 func elsewhere(name string) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
-		return inventory.Elsewhere(name), nil
-	}
+	return alone(name, func() (inventory.Source, error) { return inventory.Elsewhere(name), nil })
 }
 
 // machineSource returns a builder of a source that reads Machines. They are in the cluster of all.Kubeconfig, or in the
@@ -347,17 +357,6 @@ func machineSource(options machine.Options, all config.Inventory) approver.Sourc
 	}
 }
 
-// staticSource returns a builder of a source that reads rows.
-func staticSource(rows []static.Row) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
-		source, err := static.New(rows)
-		if err != nil {
-			return nil, fmt.Errorf("set up static inventory: %w", err)
-		}
-		return source, nil
-	}
-}
-
 // configMapSource returns a builder of a source that reads the rows of a ConfigMap in the manager's cluster.
 func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 	return func(
@@ -369,18 +368,6 @@ func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 		}
 		source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
 		return source, mgr.Add(source)
-	}
-}
-
-// webhookSource returns a builder of a source that calls a server. A change at that server wakes no request, so
-// waiting requests are judged again within a minute.
-func webhookSource(options webhook.Options) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
-		source, err := webhook.New(options)
-		if err != nil {
-			return nil, fmt.Errorf("set up webhook inventory: %w", err)
-		}
-		return source, nil
 	}
 }
 
