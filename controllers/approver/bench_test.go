@@ -27,7 +27,8 @@ func BenchmarkRules(b *testing.B) {
 	b.Run("kubelet-serving", func(b *testing.B) {
 		req, facts := serving()
 		for b.Loop() {
-			if decision := judgeGiven(b, req, *facts); decision.Verdict != verdict.Approve {
+			facts.asked = nil
+			if decision := judgeGiven(req, facts); decision.Verdict != verdict.Approve {
 				b.Fatal(decision)
 			}
 		}

@@ -7,9 +7,9 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Gate decides before or after the permission of a recogniser is reviewed. A Decision without a reason lets the
@@ -22,9 +22,6 @@ type Bootstrap struct {
 	Inventory *Inventory
 	Policy    BootstrapPolicy
 }
-
-// confirmTimeout bounds the API calls before an approval.
-const confirmTimeout = 10 * time.Second
 
 // BoundNodeClient is NodeClient with an identity check for each first certificate. A bootstrapper may only request a
 // node that is expected and does not exist yet. Renewals need only their own permission and wait for nothing. A node
@@ -47,67 +44,71 @@ func BoundNodeClient(b Bootstrap) Rule {
 // gate judges req by the caches.
 func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts, err := b.lookUp(ctx, req)
-	if err != nil {
-		return Decision{}, err
-	}
-	return b.Policy.judge(req, facts), nil
+	return b.judge(ctx, req, facts, err)
 }
 
 // confirm judges req by what the API server returns now.
 func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts, err := b.lookUp(ctx, req)
-	if err != nil {
-		return Decision{}, err
+	if err == nil {
+		err = b.readLive(ctx, req, facts)
 	}
-	b.readLive(ctx, req, facts)
-	if ctx.Err() != nil {
+	return b.judge(ctx, req, facts, err)
+}
+
+// judge returns the decision by facts, which are incomplete if err is not nil.
+func (b Bootstrap) judge(ctx context.Context, req *csr.Request, facts *bootstrapFacts, err error) (Decision, error) {
+	switch {
+	case ctx.Err() != nil: // a lookup may have ended without an answer
 		return Decision{}, context.Cause(ctx)
+	case unknown(err) == reasonPending:
+		return refuseBootstrap(verdict.Wait, reasonPending,
+			"the inventory can't say yet whether node %q may join: %v", nodeOf(req), err), nil
+	case err != nil:
+		facts.unavailable = err.Error()
 	}
 	return b.Policy.judge(req, facts), nil
 }
 
-// lookUp returns what the caches hold. A failed lookup becomes a fact. If the content of the request is refused,
-// lookUp looks nothing up. It returns an error if a source has not answered yet, or if ctx has ended.
+// lookUp returns what the caches hold. If the content of the request is refused, lookUp looks nothing up.
 func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFacts, error) {
-	i, node := b.Inventory, req.NodeName()
+	i, node, facts := b.Inventory, req.NodeName(), &bootstrapFacts{}
 	if i.cluster == nil {
-		return &bootstrapFacts{unavailable: errNotRunning.Error()}, nil
+		return facts, errNotRunning
 	}
-	if _, err := i.serverTime.Skew(); err != nil { // the age is unknown
-		return &bootstrapFacts{unavailable: err.Error()}, nil
+	if err := b.readAge(ctx, req, facts); err != nil || b.Policy.checkRequest(req, facts.age).Reason != "" {
+		return facts, err
 	}
-	facts := &bootstrapFacts{age: i.serverTime.Since(req.Created)}
-	if b.Policy.checkRequest(req, facts.age).Reason != "" {
-		return facts, nil
-	}
-	if i.reading.Load() {
-		return nil, &pending.Waiting{}
-	}
-	obj, nodeErr := i.cluster.Node(node)
+	exists, nodeErr := i.cluster.Exists(node)
 	life, renewed, leaseErr := i.leases.Of(node)
-	facts.node, facts.renewed = b.Policy.stateOf(obj != nil, life, renewed, req), renewed
+	facts.node, facts.renewed = b.Policy.stateOf(exists, life, renewed, req), renewed
+	var found inventory.Found
 	var entryErr error
 	if b.Policy.Expected {
-		var found inventory.Found
 		found, entryErr = i.expecting.Lookup(ctx, node, req)
 		facts.entry = found.Entry
 	}
-	switch err := errors.Join(nodeErr, leaseErr, entryErr); {
-	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
-	case isWaiting(err):
-		return nil, err
-	case err != nil:
-		facts.unavailable = err.Error()
+	return facts, errors.Join(nodeErr, leaseErr, entryErr)
+}
+
+// readAge sets the age of req by the API servers' time. It asks for the time again before the age refuses req, because a
+// clock that was set back makes new requests look old.
+func (b Bootstrap) readAge(ctx context.Context, req *csr.Request, facts *bootstrapFacts) error {
+	for _, read := range []func(context.Context) (time.Time, error){b.Inventory.serverTime.Now, b.Inventory.serverTime.Fresh} {
+		now, err := read(ctx)
+		if err != nil {
+			return err
+		}
+		if facts.age = now.Sub(req.Created); b.Policy.checkRequest(req, facts.age).Reason != reasonTooOld {
+			break
+		}
 	}
-	return facts, nil
+	return nil
 }
 
 // readLive reads from the API server the facts that a lagging cache could have wrong. It also checks whether the
-// requester still exists.
-func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootstrapFacts) {
-	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
-	defer cancel()
+// requester still exists. The age is read last, because the calls may take long.
+func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootstrapFacts) error {
 	live, name := b.Inventory.live, req.NodeName()
 	var err, goneErr error
 	switch facts.node {
@@ -131,8 +132,5 @@ func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootst
 		}
 	}
 	facts.gone, goneErr = live.Gone(ctx, req.Requester)
-	if err := errors.Join(err, goneErr); err != nil {
-		facts.unavailable = err.Error()
-	}
-	facts.age = b.Inventory.serverTime.Since(req.Created)
+	return errors.Join(err, goneErr, b.readAge(ctx, req, facts))
 }

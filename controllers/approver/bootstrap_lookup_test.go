@@ -3,6 +3,7 @@ package approver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
@@ -92,8 +95,10 @@ func TestConfirm(t *testing.T) {
 				facts.renewed = time.Time{}
 			}
 			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
-			b.readLive(t.Context(), req, facts)
-			got := b.Policy.judge(req, facts)
+			got, err := b.judge(t.Context(), req, facts, b.readLive(t.Context(), req, facts))
+			if err != nil {
+				t.Fatal(err)
+			}
 			reason, text, _ := strings.Cut(test.want, " ")
 			if got.Reason != reason || !strings.Contains(got.Message, text) {
 				t.Errorf("%+v, want %q", got, test.want)
@@ -109,9 +114,50 @@ func TestConfirmSeesTheTimePass(t *testing.T) {
 	policy.Users, req.Requester.Username = nil, "x"
 	reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now.Add(time.Hour)))}}
-	b.readLive(t.Context(), req, facts)
-	if got := b.Policy.judge(req, facts); got.Reason != "RequestTooOld" {
-		t.Errorf("%+v", got)
+	err := b.readLive(t.Context(), req, facts)
+	if got, _ := b.judge(t.Context(), req, facts, err); err != nil || got.Reason != "RequestTooOld" {
+		t.Errorf("%+v, %v", got, err)
+	}
+}
+
+// TestAgeNeedsTheTimeOfTheAPIServers checks that nothing passes while that time is unknown.
+func TestAgeNeedsTheTimeOfTheAPIServers(t *testing.T) {
+	t.Parallel()
+	policy, req, facts := joining()
+	b := Bootstrap{Policy: *policy, Inventory: &Inventory{serverTime: &servertime.Clock{}}}
+	facts.age = 0
+	err := b.readAge(t.Context(), req, facts)
+	got, judgeErr := b.judge(t.Context(), req, facts, err)
+	if err == nil || judgeErr != nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
+		t.Errorf("%+v, errors %v, %v", got, err, judgeErr)
+	}
+}
+
+// TestMissingFactsWait checks the decision about a request for which a fact is missing.
+func TestMissingFactsWait(t *testing.T) {
+	t.Parallel()
+	policy, req, facts := joining()
+	b := Bootstrap{Policy: *policy}
+	for name, test := range map[string]struct {
+		err  error
+		want string
+	}{
+		"none is missing":     {nil, ""},
+		"a source is down":    {errors.New("ask webhook: down"), "InventoryUnavailable"},
+		"a source is busy":    {&inventory.Unavailable{Source: "webhook", Cause: inventory.ErrBusy}, "InventoryPending"},
+		"Leases are not read": {errors.Join(fmt.Errorf("leases: %w", informer.ErrNotRead)), "InventoryPending"},
+	} {
+		facts := *facts
+		got, err := b.judge(t.Context(), req, &facts, test.err)
+		if err != nil || got.Reason != test.want || test.want != "" && (got.Verdict != verdict.Wait || !strings.Contains(got.Message, test.err.Error())) {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	ended := errors.New("the manager stops")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(ended)
+	if got, err := b.judge(ctx, req, facts, context.Canceled); !errors.Is(err, ended) || got != (Decision{}) {
+		t.Errorf("after the end: %+v, %v", got, err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
@@ -57,18 +58,17 @@ func sans(texts ...string) []san.SAN {
 
 // judge is Serving.judge with facts from k.
 func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
-	return judgeServing(req, func(facts *servingFacts) error {
-		facts.Entry, facts.unavailable = k.nodes[req.NodeName()], k.fault
-		for _, name := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
-			facts.names = append(facts.names, nameFacts{san: name, reserved: k.reserved.Why(name), taken: k.services[name]})
+	return judgeServing(req, k.reserved, func() (servingFacts, error) {
+		found := inventory.Found{Entry: k.nodes[req.NodeName()]}
+		if k.fault != "" {
+			return servingFacts{}, errors.New(k.fault)
 		}
-		return nil
-	}, func(facts *servingFacts) error {
-		for i := range facts.names {
-			facts.names[i].contested = k.contested[facts.names[i].san]
-		}
-		return nil
-	})
+		return servingFacts{Found: found, of: func(value san.SAN) (nameFacts, error) {
+			return nameFacts{
+				service: k.services[value], claim: inventory.Claim{NotOwned: !found.Owns(value), Owner: k.contested[value]},
+			}, nil
+		}}, nil
+	}), nil
 }
 
 // knowing adds the rule for serving certificates, with facts from world, to p's approver.

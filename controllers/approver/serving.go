@@ -17,58 +17,45 @@ import (
 type servingFacts struct {
 	// Found is the entry of the strongest source that knows the node. Its Entry is nil if no source knows the node.
 	inventory.Found
-	// unavailable says why facts are missing, or is empty.
-	unavailable string
-	names       []nameFacts // in the order of the request
+	// of returns what is known about a requested name or address.
+	of func(value san.SAN) (nameFacts, error)
 }
 
 // nameFacts holds what is known about a name or address in a request.
 type nameFacts struct {
-	san san.SAN
-	// reserved says why the value can never belong to a node. taken names the Service that has the value now. apiServer
-	// says how the API servers use it, for example as an endpoint.
-	reserved, taken, apiServer string
-
-	// contested describes the owner of a better claim: a machine or a row. contest holds the claims of other Nodes.
-	contested string
-	contest   inventory.Contest
-	// unpublished reports that several nodes may have it and that this node's Node does not report it.
-	unpublished bool
+	// service names the Service that has the value now. apiServer says how the API servers use it, for example as an
+	// endpoint.
+	service, apiServer string
+	claim              inventory.Claim
 }
 
-// fault records that err prevents a decision. It returns err if the request waits for an answer.
-func (f *servingFacts) fault(err error) error {
-	if isWaiting(err) {
-		return err
-	}
-	f.unavailable = err.Error()
-	return nil
-}
+// mostRefused bounds the names and addresses that a refusal lists. The others are not looked up.
+const mostRefused = 10
 
 // judgeServing judges req step by step, and stops at the first step with a violation. It calls lookUp after req itself
-// has passed. It calls compareClaims last, because that takes longest. Both functions add to the facts.
-func judgeServing(req *csr.Request, lookUp, compareClaims func(*servingFacts) error) (Decision, error) {
-	if violations := checkServing(req); len(violations) > 0 {
-		return refuse(req, violations), nil
+// has passed. An error of lookUp or of its facts means that a fact is missing.
+func judgeServing(req *csr.Request, reserved san.Reserved, lookUp func() (servingFacts, error)) Decision {
+	violations := checkServing(req)
+	names := san.Of(req.Cert.DNSNames, req.Cert.IPAddresses)
+	if len(violations) == 0 {
+		violations = checkReserved(names, reserved)
 	}
-	facts := &servingFacts{}
-	if err := lookUp(facts); err != nil {
-		return Decision{}, err
+	if len(violations) > 0 {
+		return refuse(req, violations)
 	}
-	if violations := facts.checkReserved(); len(violations) > 0 {
-		return refuse(req, violations), nil
+	facts, err := lookUp()
+	if err == nil {
+		violations, err = facts.check(req.NodeName(), names)
 	}
-	if violations := facts.checkOwned(req.NodeName()); len(violations) > 0 {
-		return refuse(req, violations), nil
-	}
-	if err := compareClaims(facts); err != nil {
-		return Decision{}, err
-	}
-	if violations := facts.checkClaims(req.NodeName()); len(violations) > 0 {
-		return refuse(req, violations), nil
+	switch {
+	case err != nil:
+		return refuse(req, []verdict.Result{verdict.Wait.Because(unknown(err),
+			"it is unknown what belongs to node %q: %v", csr.Shorten(req.NodeName()), err)})
+	case len(violations) > 0:
+		return refuse(req, violations)
 	}
 	return Decision{Rule: "kubelet-serving", Result: verdict.Approve.Because("AutoApproved",
-		"Auto approving kubelet serving certificate: according to %s, every name belongs to the node.", facts.Source)}, nil
+		"Auto approving kubelet serving certificate: according to %s, every name belongs to the node.", facts.Source)}
 }
 
 // checkServing returns the violations in the content of req. It checks the three rules of the TLS bootstrapping
@@ -119,116 +106,119 @@ func isHostName(name string) bool {
 	return len(validation.IsDNS1123Subdomain(name)) == 0 && strings.Trim(lastLabel, "0123456789") != ""
 }
 
-// checkReserved returns the names that no node can have.
-func (f *servingFacts) checkReserved() []verdict.Result {
-	var reserved []verdict.Result
-	for _, each := range f.names {
-		switch {
-		case each.reserved != "":
-			reserved = append(reserved, verdict.Deny.Because("SANReserved",
-				"%s is %s, which no node can have", each.san, each.reserved))
-		case each.taken != "":
-			reserved = append(reserved, verdict.Wait.Because("SANReserved",
-				"%s is a name or an address of %s, which no node can have", each.san, each.taken))
-		case each.apiServer != "":
-			reserved = append(reserved, verdict.Wait.Because("SANReserved",
-				"%s is a name or an address of the API server (%s), which no node can have: "+
-					"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes",
-				each.san, each.apiServer))
-		}
-	}
-	return reserved
-}
-
-// checkOwned returns why the names do not belong to node, according to the source that knows the node.
-func (f *servingFacts) checkOwned(node string) []verdict.Result {
-	wait := func(reason, format string, args ...any) []verdict.Result {
-		return []verdict.Result{verdict.Wait.Because(reason, format, args...)}
-	}
-	switch {
-	case f.unavailable != "":
-		return f.unknown(node)
-	case f.Entry == nil:
-		return wait("NodeNotFound", "no source knows node %q", csr.Shorten(node))
-	case f.Bound != "" && f.Bound != node:
-		return wait("SANNotOwned", "%s is node %q, so nothing belongs to node %q",
-			f.Source, csr.Shorten(f.Bound), csr.Shorten(node))
-	case f.Empty():
-		return wait("AddressNotPublished", "%s has no names and no addresses yet", f.Source)
-	}
-	var foreign []string
-	for _, each := range f.names {
-		if !f.Owns(each.san) {
-			foreign = append(foreign, each.san.String())
-		}
-	}
-	if len(foreign) > 0 {
-		return wait("SANNotOwned", "%q do not belong to the node: %s has %s", csr.ShortenAll(foreign), f.Source, f.Entry)
-	}
-	return nil
-}
-
-// unknown returns the violation that facts are missing.
-func (f *servingFacts) unknown(node string) []verdict.Result {
-	return []verdict.Result{verdict.Wait.Because("InventoryUnavailable",
-		"it is unknown what belongs to node %q: %s", csr.Shorten(node), f.unavailable)}
-}
-
-// checkClaims returns the names that other nodes claim too.
-func (f *servingFacts) checkClaims(node string) []verdict.Result {
-	if f.unavailable != "" {
-		return f.unknown(node)
-	}
+// checkReserved returns the first names that no node can have.
+func checkReserved(names []san.SAN, reserved san.Reserved) []verdict.Result {
 	var found []verdict.Result
-	wait := func(reason, format string, args ...any) {
-		found = append(found, verdict.Wait.Because(reason, format, args...))
-	}
-	for _, each := range f.names {
-		switch {
-		case each.contested != "":
-			wait("SANContested", "%s is claimed by node %q and by %s, which has the better claim",
-				each.san, csr.Shorten(node), each.contested)
-		case each.contest.Better != "":
-			wait("SANContested", "%s is claimed by node %q and by Node %s, which has the better claim",
-				each.san, csr.Shorten(node), each.contest.Better)
-		case each.contest.Contested():
-			wait("SANContested", "%s", disputed(node, each.san, each.contest))
-		case each.unpublished:
-			wait("AddressNotPublished", "%s may belong to several nodes, according to %s, but Node %q does not report it",
-				each.san, f.Source, csr.Shorten(node))
+	for _, name := range names {
+		if why := reserved.Why(name); why != "" && len(found) < mostRefused {
+			found = append(found, verdict.Deny.Because("SANReserved", "%s is %s, which no node can have", shown(name), why))
 		}
 	}
 	return found
 }
 
-// disputed returns why no node gets name for now, and the fix.
-func disputed(node string, name san.SAN, contest inventory.Contest) string {
-	node = csr.Shorten(node)
+// check returns why names do not belong to node. It stops at the first name that another object has. Names that the
+// source does not give to the node are listed together.
+func (f servingFacts) check(node string, names []san.SAN) ([]verdict.Result, error) {
+	if why := f.checkEntry(node); why.Reason != "" {
+		return []verdict.Result{why}, nil
+	}
+	var foreign []string
+	var other verdict.Result
+	for _, name := range names {
+		facts, err := f.of(name)
+		if err != nil {
+			return nil, err
+		}
+		if facts.claim.NotOwned && facts.service == "" && facts.apiServer == "" {
+			foreign = append(foreign, shown(name))
+		} else {
+			other = f.checkName(node, name, facts)
+		}
+		if other.Reason != "" || len(foreign) == mostRefused {
+			break
+		}
+	}
+	var found []verdict.Result
+	if len(foreign) > 0 {
+		found = append(found, verdict.Wait.Because("SANNotOwned",
+			"%q do not belong to node %q: %s has %s; add them there if they are the node's",
+			foreign, csr.Shorten(node), f.Source, f.Entry))
+	}
+	if other.Reason != "" {
+		found = append(found, other)
+	}
+	return found, nil
+}
+
+// checkEntry returns why no name belongs to node, whatever it requests, or a Result without a reason.
+func (f servingFacts) checkEntry(node string) verdict.Result {
 	switch {
-	case contest.LeftOut != nil:
-		return fmt.Sprintf("Node %q is left out of the comparison, so what it reports does not count: %s; "+
-			"find out what runs on it, or describe the node in a Machine, a static row or a webhook",
-			node, contest.LeftOut)
-	case contest.Twice != "":
-		return fmt.Sprintf("%s belongs to node %q alone and to Node %s alone, according to the same source, "+
-			"so neither gets it: correct the source, or delete the Node of a replaced machine",
-			name, node, contest.Twice)
+	case f.Entry == nil:
+		return verdict.Wait.Because("NodeNotFound",
+			"no source knows node %q: register its Node, or add the node to a source of approval.inventory", csr.Shorten(node))
+	case f.Bound != "" && f.Bound != node:
+		return verdict.Wait.Because("SANNotOwned", "%s is node %q, so nothing belongs to node %q",
+			f.Source, csr.Shorten(f.Bound), csr.Shorten(node))
+	case f.Empty():
+		return verdict.Wait.Because("AddressNotPublished", "%s has no names and no addresses yet", f.Source)
 	}
-	// This row permits name for all nodes.
-	row := fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, name)
-	if name.Name != "" {
-		row = fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`,
-			csr.Shorten(name.Name))
+	return verdict.Result{}
+}
+
+// checkName returns why name does not belong to node, or a Result without a reason.
+func (f servingFacts) checkName(node string, name san.SAN, facts nameFacts) verdict.Result {
+	value, node := shown(name), csr.Shorten(node)
+	switch {
+	case facts.service != "":
+		return verdict.Wait.Because("SANReserved", "%s is a name or an address of %s, which no node can have: "+
+			"delete the Service if it is the node's", value, facts.service)
+	case facts.apiServer != "":
+		return verdict.Wait.Because("SANReserved", "%s is a name or an address of the API server (%s), which no node can have: "+
+			"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes", value, facts.apiServer)
+	case facts.claim.Owner != "":
+		return verdict.Wait.Because("SANContested", "%s is claimed by node %q and by %s, which comes from a stronger entry: "+
+			"correct that entry if it is wrong", value, node, facts.claim.Owner)
+	case facts.claim.Other != "":
+		return verdict.Wait.Because("SANContested", "%s", contested(node, name, facts.claim))
+	case facts.claim.NotReported:
+		return verdict.Wait.Because("AddressNotPublished", "%s may belong to several nodes, according to %s, "+
+			"but Node %q does not report it: add it to the Node's addresses, or list it for this node alone", value, f.Source, node)
 	}
-	if contest.Reporters > 2 {
+	return verdict.Result{}
+}
+
+// contested returns why no node gets name because of other Nodes, and the fix.
+func contested(node string, name san.SAN, claim inventory.Claim) string {
+	value := shown(name)
+	switch {
+	case claim.Named:
+		return fmt.Sprintf("%s is claimed by node %q, and it is the name of another Node, which keeps it: "+
+			"delete that Node if it is gone, or list the name for its node in a Machine, a static row or a webhook", value, node)
+	case claim.Nodes > 2:
+		// This row permits the value for all nodes.
+		row := fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}"], addresses: [%q, CIDR of the nodes]}`, value)
+		if name.Name != "" {
+			row = fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`, value)
+		}
 		return fmt.Sprintf("%s is reported by %d Nodes, for example %q and %s, so none of them gets it: "+
-			"if they share it, add the row %s to a static source before the other sources",
-			name, contest.Reporters, node, contest.Equal[0], row)
+			"if they share it, add the row %s to a static source before the other sources", value, claim.Nodes, node, claim.Other, row)
 	}
-	return fmt.Sprintf("%s is claimed by node %q and by Node %s with equal claims, so neither gets it: "+
-		"delete the Node of a replaced machine, or name the owner in a Machine, a static row or a webhook; "+
-		"if they share it, add the row %s to a static source before the other sources",
-		name, node, contest.Equal[0], row)
+	return fmt.Sprintf("%s is claimed by node %q and by Node %s, so neither gets it: delete the Node of a replaced machine, "+
+		"put a Node that lies on the block list, or list the value for its node in a Machine, a static row or a webhook",
+		value, node, claim.Other)
+}
+
+// shown returns name for a message.
+func shown(name san.SAN) string { return csr.Shorten(name.String()) }
+
+// ofNode reports whether name is the name of node, a name that begins with it and a dot, or its first label. No Service
+// of that name takes it from the node: a user may give a Service and its namespace any name. The first label alone
+// names a Service only in that Service's namespace. An address is none of these, even if it is the name of the node.
+func ofNode(node string, name san.SAN) bool {
+	node = san.CanonicalName(node)
+	short, _, _ := strings.Cut(node, ".")
+	return name.Name != "" && (name.Name == node || name.Name == short || strings.HasPrefix(name.Name, node+"."))
 }
 
 // refuse combines all violations of req in one Decision. Its reason is the first violation's. If a violation is a

@@ -2,22 +2,42 @@ package approver
 
 import (
 	"context"
+	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
-	"net/netip"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // askedOf is a source that records which nodes it is asked about.
 type askedOf struct {
 	entries map[string]*inventory.Entry
-	broken  string // the node for which the source fails
 	asked   []string
 }
 
@@ -25,204 +45,500 @@ func (*askedOf) Name() string { return "asked" }
 
 func (c *askedOf) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
 	c.asked = append(c.asked, node)
-	if node == c.broken {
-		return nil, errors.New("claimed by two")
-	}
 	return c.entries[node], nil
 }
 
-// reporting is the source that trusts Nodes. The test never reads what they report.
-type reporting struct{ askedOf }
+// world is an API server with the objects that the inventory watches, and the inventory that reads it. The certificate of
+// the API server has the names example.com and *.example.com, and the address 127.0.0.1 (net/http/httptest).
+type world struct {
+	serving   Serving
+	inventory *Inventory
+	rows      []static.Row    // of a source before that of Nodes
+	blocked   map[string]bool // nodes on the block list
+	woken     wakeUps
 
-func (*reporting) Reported(string) ([]san.SAN, error) { return nil, nil }
+	mu      sync.Mutex
+	objects map[string][]client.Object // by the last part of the path
+	watches map[string]chan watch.Event
+	fails   map[string]int // status codes of lists
+}
 
-// contestOf returns the claims to names that all holders report. Node a requests them, and the source with that rank
-// knows it. The source with rank 1 is what Nodes report.
-func contestOf(source *askedOf, rank int, holders []string, names []san.SAN) (claims, []nameFacts, *int) {
-	req, _ := serving()
-	listed := new(int)
-	c := claims{
-		ctx: context.Background(), sources: inventory.Sources{source, &reporting{}}, req: req, others: map[string]inventory.Found{},
-		found:    inventory.Found{Entry: &inventory.Entry{SANs: names, OwnWord: rank == 1}, Rank: rank},
-		reported: func(string) ([]san.SAN, error) { return nil, nil },
-		barred:   func(string, san.SAN) bool { return false },
-		holders: func(san.SAN) ([]string, error) {
-			*listed++
-			return holders, nil
+func newWorld(objects ...client.Object) *world {
+	w := &world{
+		blocked: map[string]bool{}, woken: newWakeUps(), objects: map[string][]client.Object{}, fails: map[string]int{},
+		watches: map[string]chan watch.Event{"nodes": make(chan watch.Event), "services": make(chan watch.Event), "endpointslices": make(chan watch.Event)},
+	}
+	w.inventory = &Inventory{}
+	w.serving.Inventory = w.inventory
+	for _, obj := range objects {
+		w.objects[resourceOf(obj)] = append(w.objects[resourceOf(obj)], obj)
+	}
+	return w
+}
+
+func resourceOf(obj client.Object) string {
+	switch obj.(type) {
+	case *corev1.Node:
+		return "nodes"
+	case *corev1.Service:
+		return "services"
+	default:
+		return "endpointslices"
+	}
+}
+
+// ServeHTTP lists and watches objects.
+func (w *world) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
+	resource := request.URL.Path[strings.LastIndex(request.URL.Path, "/")+1:]
+	w.mu.Lock()
+	status, objects, events := w.fails[resource], w.objects[resource], w.watches[resource]
+	w.mu.Unlock()
+	answer.Header().Set("Content-Type", "application/json")
+	if status != 0 {
+		answer.WriteHeader(status)
+		return
+	}
+	kinds := map[string]metav1.TypeMeta{
+		"nodes": {APIVersion: "v1", Kind: "Node"}, "services": {APIVersion: "v1", Kind: "Service"},
+		"endpointslices": {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+	}
+	send := func(obj any) {
+		_ = json.NewEncoder(answer).Encode(obj)
+		answer.(http.Flusher).Flush()
+	}
+	kind := kinds[resource]
+	if !request.URL.Query().Has("watch") {
+		send(map[string]any{"apiVersion": kind.APIVersion, "kind": kind.Kind + "List", "metadata": metav1.ListMeta{ResourceVersion: "1"}, "items": objects})
+		return
+	}
+	answer.(http.Flusher).Flush()
+	for {
+		select {
+		case <-request.Context().Done():
+			return
+		case event := <-events:
+			event.Object.GetObjectKind().SetGroupVersionKind(kind.GroupVersionKind())
+			send(map[string]any{"type": event.Type, "object": event.Object})
+		}
+	}
+}
+
+// run runs the inventory until the test ends, and waits until everything was read or has failed.
+func (w *world) run(t testing.TB) *world {
+	t.Helper()
+	server := httptest.NewTLSServer(w)
+	t.Cleanup(server.Close)
+	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{
+		CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+	}}
+	mgr, err := manager.New(config, manager.Options{Scheme: scheme.Scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(w.rows) > 0 {
+		source, err := static.New(w.rows)
+		w.inventory.Sources = append([]SourceBuilder{builds(source, err)}, w.inventory.Sources...)
+	}
+	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
+	clock := clocktesting.NewFakePassiveClock(now)
+	err = w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), func(node string) bool { return w.blocked[node] }, w.woken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	w.until(t, "everything was read or has failed", func() bool { return w.inventory.Tried(t.Context()) })
+	return w
+}
+
+func (*world) until(t testing.TB, what string, done func() bool) {
+	t.Helper()
+	for range 1000 {
+		if done() {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	t.Fatalf("ten seconds passed before %s", what)
+}
+
+// judge returns the reason and the message about a request of node.
+func (w *world) judge(t testing.TB, node string, names ...string) (reason, message string) {
+	t.Helper()
+	decision, err := w.serving.judge(t.Context(), parsed(t, node, names...))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return decision.Reason, decision.Message
+}
+
+// parsed returns the request of the kubelet of node.
+func parsed(t testing.TB, node string, names ...string) *csr.Request {
+	t.Helper()
+	req, err := csr.Parse(asks(t, nil, user("system:node:"+node), says(t, nodeTemplate(node, names...))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return req
+}
+
+func nodeObject(name string, addresses ...string) *corev1.Node {
+	obj := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"}}
+	for _, address := range addresses {
+		kind := corev1.NodeInternalIP
+		if net.ParseIP(address) == nil {
+			kind = corev1.NodeInternalDNS
+		}
+		obj.Status.Addresses = append(obj.Status.Addresses, corev1.NodeAddress{Type: kind, Address: address})
+	}
+	return obj
+}
+
+func serviceObject(namespace, name, clusterIP string, published ...string) *corev1.Service {
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: "1"},
+		Spec:       corev1.ServiceSpec{ClusterIP: clusterIP, ExternalIPs: published},
+	}
+}
+
+// endpointsObject returns the EndpointSlice of API servers. None of them is reached.
+func endpointsObject(addresses ...string) *discoveryv1.EndpointSlice {
+	name, port := "https", int32(1)
+	return &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", ResourceVersion: "1"},
+		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: addresses}},
+		Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}},
+	}
+}
+
+// expect checks the reasons of requests, which rows write as "NODE asks for NAMES".
+func (w *world) expect(t testing.TB, want map[string]string) {
+	t.Helper()
+	for asked, want := range want {
+		node, names, _ := strings.Cut(asked, " asks for ")
+		reason, message := w.judge(t, node, strings.Fields(names)...)
+		wantReason, part, _ := strings.Cut(want, " ")
+		if reason != wantReason || !strings.Contains(message, part) {
+			t.Errorf("%s: %s %q, want %s", asked, reason, message, want)
+		}
+	}
+}
+
+// TestWhoseAddress judges requests with the real watches of Nodes, Services and API servers. Each row is a cluster.
+func TestWhoseAddress(t *testing.T) {
+	t.Parallel()
+	const fleet, host = "ip-10-0-0-1.ec2.internal", "ip-10-0-0-1"
+	lb := serviceObject("kube-system", "traefik", "10.43.0.9")
+	lb.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "10.0.0.1"}, {IP: "10.0.0.9"}, {Hostname: "lb.test"}}
+	externalName := serviceObject("internal", "ec2", "")
+	externalName.Spec = corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: fleet}
+	for name, test := range map[string]struct {
+		*world
+		want map[string]string
+	}{
+		"a dual-stack node, a stale Node and a third Node": {
+			newWorld(nodeObject("v", "10.0.0.1", "fd00::1", "v"), nodeObject("stale", "10.0.0.1"), nodeObject("third", "fd00::1", "10.0.0.3")),
+			map[string]string{
+				"v asks for fd00::1 v":        "SANContested fd00::1 is claimed by node \"v\" and by Node third",
+				"v asks for 10.0.0.1":         "SANContested 10.0.0.1 is claimed by node \"v\" and by Node stale",
+				"v asks for v":                "AutoApproved",
+				"third asks for fd00::1":      "SANContested Node v",
+				"stale asks for 10.0.0.1":     "SANContested Node v",
+				"third asks for 10.0.0.3":     "AutoApproved",
+				"third asks for 10.0.0.1":     "SANNotOwned 10.0.0.1",
+				"third asks for 10.0.0.3 v":   "SANNotOwned",
+				"nobody asks for 10.0.0.1":    "NodeNotFound",
+				"v asks for 2001:db8::ffff v": "SANNotOwned",
+			},
 		},
+		"a liar reports the names and addresses of others": {
+			newWorld(nodeObject("a", "10.0.0.1", "a", "a.test"), nodeObject("b.test", "10.0.0.2", "b.test"), nodeObject("liar", "10.0.0.9", "a", "b.test", "a.test", "10.0.0.2", "B.TEST.")),
+			map[string]string{
+				"a asks for a 10.0.0.1":      "AutoApproved",
+				"b.test asks for B.test":     "AutoApproved",
+				"liar asks for a":            "SANContested it is the name of another Node",
+				"liar asks for b.test":       "SANContested it is the name of another Node",
+				"liar asks for a.test":       "SANContested Node a",
+				"liar asks for 10.0.0.9":     "AutoApproved",
+				"a asks for a.test":          "SANContested Node liar",
+				"b.test asks for 10.0.0.2":   "SANContested Node liar",
+				"liar asks for 10.0.0.2":     "SANContested Node b.test",
+				"liar asks for liar":         "AutoApproved",
+				"liar asks for 10.0.0.9 b":   "SANNotOwned",
+				"a asks for a b.test":        "SANNotOwned",
+				"b.test asks for b":          "SANNotOwned",
+				"liar asks for liar liar.io": "SANNotOwned",
+			},
+		},
+		"Services of any name and type": {
+			newWorld(nodeObject(fleet, "10.0.0.1", fleet, host, "ec2-1.example.net"), nodeObject("web", "10.0.0.2", "web", "web.prod", "other.prod"), nodeObject("mysql", "db-0.web.prod", "mysql.web.prod"),
+				externalName, serviceObject("internal", "headless", "None"), serviceObject("prod", "web", "10.43.0.1", "10.0.0.2"), serviceObject("prod", "other", "10.43.0.2"),
+				serviceObject("x", host, "10.43.0.3"), serviceObject("default", "kubernetes", "10.43.0.10")),
+			map[string]string{
+				fleet + " asks for 10.0.0.1 " + fleet + " " + host: "AutoApproved",
+				"web asks for web web.prod 10.0.0.2":               "AutoApproved",
+				"web asks for other.prod":                          "SANReserved Service prod/other",
+				"mysql asks for db-0.web.prod":                     "SANReserved Service prod/web",
+				"mysql asks for mysql.web.prod":                    "AutoApproved",
+				"web asks for 10.43.0.1":                           "SANReserved Service prod/web",
+				"web asks for 10.43.0.10":                          "SANReserved Service default/kubernetes",
+				"web asks for 10.0.0.2 ec2.internal":               "SANReserved Service internal/ec2",
+				"web asks for " + fleet:                            "SANReserved Service internal/ec2",
+			},
+		},
+		"a node that is named by an address of a Service": {
+			newWorld(nodeObject("10.43.0.10", "10.43.0.10"), nodeObject("10.0.0.5", "10.0.0.5"), nodeObject("liar", "10.0.0.5"), serviceObject("kube-system", "dns", "10.43.0.10")),
+			map[string]string{
+				"10.43.0.10 asks for 10.43.0.10": "SANReserved Service kube-system/dns",
+				"10.0.0.5 asks for 10.0.0.5":     "AutoApproved",
+				"liar asks for 10.0.0.5":         "SANContested it is the name of another Node",
+			},
+		},
+		"k3s publishes the addresses of nodes": {
+			withRows(newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.2"), lb, serviceObject("x", "of-a-user", "10.43.0.2", "10.0.0.2", "10.0.0.8")),
+				static.Row{Name: "gateway", Addresses: []string{"10.0.0.8", "10.0.0.9"}, DNSNames: []string{"lb.test"}}),
+			map[string]string{
+				"a asks for 10.0.0.1":       "AutoApproved",
+				"b asks for 10.0.0.2":       "AutoApproved",
+				"gateway asks for 10.0.0.9": "SANReserved Service kube-system/traefik",
+				"gateway asks for lb.test":  "SANReserved Service kube-system/traefik",
+				"gateway asks for 10.0.0.8": "SANReserved Service x/of-a-user",
+				"a asks for lb.test":        "SANReserved Service kube-system/traefik",
+			},
+		},
+		"a Node reports what a Service publishes": {
+			withRows(newWorld(nodeObject("gateway", "10.0.0.9"), lb), static.Row{Name: "gateway", Addresses: []string{"10.0.0.9"}}),
+			map[string]string{"gateway asks for 10.0.0.9": "AutoApproved"},
+		},
+		"the API server's own names and addresses": {
+			withAPIServerNodes(newWorld(nodeObject("cp-1", "10.0.0.1", "cp-1", "example.com"), nodeObject("cp-2", "10.0.0.2", "cp-2"), nodeObject("worker", "10.0.0.1", "10.0.0.2", "example.com", "a.example.com"),
+				nodeObject("example.com", "10.0.0.7", "example.com"), endpointsObject("10.0.0.1", "10.0.0.2")), "cp-1"),
+			map[string]string{
+				"cp-1 asks for 10.0.0.1 cp-1 example.com": "AutoApproved",
+				"cp-2 asks for 10.0.0.2":                  "SANReserved 10.0.0.2 is a name or an address of the API server (an endpoint)",
+				"cp-2 asks for cp-2":                      "AutoApproved",
+				"worker asks for 10.0.0.1":                "SANReserved an endpoint",
+				"worker asks for example.com":             "SANReserved in the serving certificate of",
+				"worker asks for a.example.com":           "AutoApproved", // a wildcard reserves nothing
+				"example.com asks for example.com":        "SANReserved approval.kubeletServing.apiServerNodes",
+				"example.com asks for 10.0.0.7":           "AutoApproved",
+			},
+		},
+		"an administrator lists values": {
+			withRows(newWorld(nodeObject("a", "10.0.0.1", "192.0.2.1", "a"), nodeObject("b", "10.0.0.1", "192.0.2.1", "a.test"), nodeObject("c", "10.0.0.3", "192.0.2.1", "c.test")),
+				static.Row{Name: "a", Addresses: []string{"10.0.0.1", "192.0.2.1"}, DNSNames: []string{"a", "a.test"}},
+				static.Row{NamePattern: "[cd]", Addresses: []string{"192.0.2.1", "10.0.0.0/24"}, Suffixes: []string{"test"}}),
+			map[string]string{
+				"a asks for 10.0.0.1 192.0.2.1 a a.test": "AutoApproved",
+				"b asks for 10.0.0.1":                    "SANContested row 1 of configuration (node a)",
+				"b asks for a.test":                      "SANContested row 1 of configuration (node a)",
+				"c asks for 10.0.0.3 c.test":             "AutoApproved",
+				"c asks for 192.0.2.1":                   "SANContested row 1 of configuration (node a)",
+				"c asks for 10.0.0.4":                    "AddressNotPublished according to row 2 of configuration",
+				"d asks for 10.0.0.3":                    "AddressNotPublished",
+			},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test.run(t).expect(t, test.want)
+		})
 	}
-	var facts []nameFacts
-	for _, name := range names {
-		facts = append(facts, nameFacts{san: name})
-	}
-	return c, facts, listed
 }
 
-func manySANs(count int) []san.SAN {
-	var all []san.SAN
+func withRows(w *world, rows ...static.Row) *world {
+	w.rows = rows
+	return w
+}
+
+func withAPIServerNodes(w *world, nodes ...string) *world {
+	w.serving.APIServerNodes = nodes
+	return w
+}
+
+// TestReportsOfBlockedNodesCountForNobody checks that a Node on the block list takes nothing by its report, and that it
+// keeps its own name.
+func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(nodeObject("a", "10.0.0.1", "a.test", "10.0.0.9", "liar"), nodeObject("liar", "10.0.0.1", "a.test", "10.0.0.2"), nodeObject("b", "10.0.0.2"), nodeObject("c", "10.0.0.2")).run(t)
+	w.expect(t, map[string]string{
+		"a asks for 10.0.0.1": "SANContested Node liar", "a asks for a.test": "SANContested Node liar", "b asks for 10.0.0.2": "SANContested reported by 3 Nodes",
+		"a asks for liar": "SANContested it is the name of another Node",
+	})
+	w.blocked["liar"] = true
+	w.expect(t, map[string]string{
+		"a asks for 10.0.0.1 a.test": "AutoApproved", "b asks for 10.0.0.2": "SANContested by Node c, so neither gets it",
+		"a asks for liar": "SANContested it is the name of another Node", "liar asks for 10.0.0.1": "SANNotOwned",
+	})
+	delete(w.blocked, "liar")
+	w.expect(t, map[string]string{"a asks for 10.0.0.1": "SANContested Node liar"})
+}
+
+// TestServingWaitsForWhatIsNotRead has an API server that refuses or breaks the list of one resource. Every request
+// waits that needs it.
+func TestServingWaitsForWhatIsNotRead(t *testing.T) {
+	t.Parallel()
+	for resource, status := range map[string]int{"nodes": 403, "services": 403, "endpointslices": 500} {
+		t.Run(resource, func(t *testing.T) {
+			t.Parallel()
+			w := withRows(newWorld(nodeObject("a", "10.0.0.1")), static.Row{Name: "known", Addresses: []string{"10.0.0.2"}})
+			w.fails[resource] = status
+			w.run(t)
+			w.expect(t, map[string]string{"a asks for 10.0.0.1": "InventoryUnavailable " + resource, "known asks for 10.0.0.2": "InventoryUnavailable " + resource})
+		})
+	}
+	_, before := newWorld().judge(t, "a", "10.0.0.1")
+	if !strings.Contains(before, errNotRunning.Error()) {
+		t.Errorf("without a manager: %s", before)
+	}
+}
+
+// TestServingWaitsForTheAPIServersCertificate has an API server of another CA. Only the node's own name does not wait.
+func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test", "example.com")).run(t)
+	other, err := node.New(&rest.Config{}, nil, true, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.inventory.apiServers = node.NewAPIServers(&rest.Config{}, other, logr.Discard()) // it does not run
+	w.expect(t, map[string]string{
+		"a asks for a": "AutoApproved", "a asks for a.test": "InventoryPending", "a asks for 10.0.0.1": "InventoryPending", "a asks for a 10.0.0.1": "InventoryPending",
+	})
+}
+
+// TestServingEndsWithItsContext checks that the end of a lookup is no decision.
+func TestServingEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	w := newWorld(nodeObject("a", "10.0.0.1")).run(t)
+	ctx, cancel := context.WithCancelCause(t.Context())
+	ended := errors.New("the manager stops")
+	cancel(ended)
+	if decision, err := w.serving.judge(ctx, parsed(t, "a", "10.0.0.1")); !errors.Is(err, ended) || decision != (Decision{}) {
+		t.Errorf("%+v, %v", decision, err)
+	}
+}
+
+// TestChangesWakeRequests changes objects, and checks which requests a change wakes.
+func TestChangesWakeRequests(t *testing.T) {
+	t.Parallel()
+	w := newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.1"), serviceObject("x", "web", "10.43.0.1", "10.0.0.8")).run(t)
+	w.until(t, "all was woken", func() bool { return w.woken.take()[markInventory] })
+	time.Sleep(100 * time.Millisecond) // the other kinds are read too
+	w.woken.take()
+	address := func(text string) uint64 { return markSAN(san.Parse(text)) }
+	for _, step := range []struct {
+		change watch.EventType
+		obj    client.Object
+		want   []uint64
+	}{
+		{watch.Modified, nodeObject("b", "10.0.0.2"), []uint64{markNode("b"), address("10.0.0.1")}},
+		{watch.Added, nodeObject("c", "10.0.0.2"), []uint64{markNode("c")}},
+		{watch.Deleted, nodeObject("c", "10.0.0.2"), []uint64{markNode("c"), address("10.0.0.2"), address("c")}},
+		{watch.Deleted, serviceObject("x", "web", "10.43.0.1", "10.0.0.8"), []uint64{address("web"), address("web.x"), address("10.43.0.1"), address("10.0.0.8")}},
+	} {
+		w.watches[resourceOf(step.obj)] <- watch.Event{Type: step.change, Object: step.obj}
+		got := map[uint64]bool{}
+		w.until(t, fmt.Sprintf("%s %s woke requests", step.change, step.obj.GetName()), func() bool {
+			for mark := range w.woken.take() {
+				got[mark] = true
+			}
+			return len(got) >= len(step.want)
+		})
+		for _, mark := range step.want {
+			if !got[mark] || len(got) != len(step.want) {
+				t.Errorf("%s %s: %d marks, want %d", step.change, step.obj.GetName(), len(got), len(step.want))
+			}
+		}
+	}
+	w.expect(t, map[string]string{"a asks for 10.0.0.1": "AutoApproved", "b asks for 10.0.0.2": "AutoApproved"})
+}
+
+// TestSlowSourcesShareTheWorkers checks how many lookups each slow source gets, and that the others wait without a worker.
+func TestSlowSourcesShareTheWorkers(t *testing.T) {
+	t.Parallel()
+	w := newWorld()
+	hangs := &hanging{entered: make(chan string, 100)}
+	w.inventory.Sources = []SourceBuilder{builds(hangs, nil), builds(&hanging{}, nil)}
+	w.run(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	for _, node := range []string{"a", "b"} { // of 8 workers, three shares
+		running.Go(func() { _, _ = w.serving.judge(ctx, parsed(t, node, "10.0.0.1")) })
+		if got := <-hangs.entered; got != node {
+			t.Fatalf("asked about %s, want %s", got, node)
+		}
+	}
+	w.expect(t, map[string]string{"c asks for 10.0.0.1": "InventoryPending ask hanging: too many requests"})
+	if len(w.inventory.expecting) != 2 || !slices.Equal(w.inventory.expecting, w.inventory.sources[:2]) {
+		t.Errorf("%v expect nodes, want the first two of %v", w.inventory.expecting, w.inventory.sources)
+	}
+}
+
+// hanging is a slow source that does not answer.
+type hanging struct{ entered chan string }
+
+func (*hanging) Name() string     { return "hanging" }
+func (*hanging) Concurrency() int { return 32 }
+
+func (h *hanging) Lookup(ctx context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
+	h.entered <- node
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// largeNode returns a world with a Node that reports count addresses, and a request of that Node for the last 900.
+func largeNode(t testing.TB, count int, others ...client.Object) (*world, *csr.Request) {
+	t.Helper()
+	var addresses []string
 	for i := range count {
-		all = append(all, san.Parse(fmt.Sprintf("10.1.%d.%d", i/256, i%256)))
+		addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 1+i/65536, i/256%256, i%256))
 	}
-	return all
+	w := newWorld(append(others, nodeObject("large", addresses...))...).run(t)
+	return w, parsed(t, "large", addresses[count-900:]...)
 }
 
-// TestRivalsAreLookedUpOnce checks that a source is asked about each node once, however many names are shared. A
-// source may be a remote server.
-func TestRivalsAreLookedUpOnce(t *testing.T) {
-	t.Parallel()
-	source := &askedOf{}
-	c, facts, _ := contestOf(source, 0, []string{"c", "a", "b"}, manySANs(500))
-	if err := c.compare(facts); err != nil || !slices.Equal(source.asked, []string{"b", "c"}) {
-		t.Errorf("%v, asked for %d nodes: %.10q", err, len(source.asked), source.asked)
-	}
-}
-
-// TestWeighingEndsAtTheFirstContested checks that the comparison stops at the first contested name.
-func TestWeighingEndsAtTheFirstContested(t *testing.T) {
-	t.Parallel()
-	names := manySANs(500)
-	source := &askedOf{entries: map[string]*inventory.Entry{"b": {SANs: names}}}
-	c, facts, listed := contestOf(source, 1, []string{"a", "b"}, names)
-	if err := c.compare(facts); err != nil || facts[0].contest.Better != "b" || *listed > 3 {
-		t.Errorf("%v, %+v, looked %d times for holders", err, facts[0], *listed)
-	}
-}
-
-// TestWeakerSourcesAreNotAsked checks which broken source matters, because a node may report names of a node that no
-// source can describe. A node that a stronger source knows waits neither for weaker sources, nor for a node that can
-// have no claim.
-func TestWeakerSourcesAreNotAsked(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		rank, broken int
-		barred       bool
-		unknown      bool
-	}{
-		"the same source is broken":                                 {rank: 0, broken: 0, unknown: true},
-		"a weaker source is broken":                                 {rank: 0, broken: 1},
-		"a stronger source is broken":                               {rank: 1, broken: 0, unknown: true},
-		"a stronger source is broken, but the other node is barred": {rank: 1, broken: 0, barred: true},
-	} {
-		broken := &askedOf{broken: "b"}
-		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a", "b"}, manySANs(1))
-		c.sources = inventory.Sources{&askedOf{}, &askedOf{}}
-		c.sources[test.broken] = broken
-		c.barred = func(string, san.SAN) bool { return test.barred }
-		if err := c.compare(facts); (err != nil) != test.unknown || (len(broken.asked) > 0) != test.unknown {
-			t.Errorf("%s: %v, asked for %q", name, err, broken.asked)
-		}
-	}
-}
-
-// TestRivalsAreBounded checks that a request looks up a bounded number of nodes in a source that may be slow.
-func TestRivalsAreBounded(t *testing.T) {
-	t.Parallel()
-	for _, more := range []int{0, 1} {
-		holders := []string{"a"}
-		for i := range inventory.MaxRivals + more {
-			holders = append(holders, fmt.Sprintf("b-%03d", i))
-		}
-		source := &askedOf{}
-		c, facts, _ := contestOf(source, 0, holders, manySANs(3))
-		err := c.compare(facts)
-		if (err != nil) != (more > 0) || err != nil && !strings.Contains(err.Error(), "more than 50 other Nodes") || len(source.asked) != inventory.MaxRivals*(1-more) {
-			t.Errorf("with %d more: %v, asked for %d nodes", more, err, len(source.asked))
-		}
-	}
-}
-
-// owning is a source that knows owners.
-type owning struct {
-	askedOf
-	owners map[string]string
-	fails  error
-}
-
-func (o *owning) Owner(name san.SAN) (string, error) { return o.owners[name.String()], o.fails }
-
-// TestOwnersAreAskedBeforeNodes checks when the owner of a name comes before the claim of the requesting node: if its
-// source is stronger, or if it is the same source and assigns the name to the node less firmly.
-func TestOwnersAreAskedBeforeNodes(t *testing.T) {
-	t.Parallel()
-	down := errors.New("down")
-	names := manySANs(2)
-	first, second := names[0].String(), names[1].String()
-	alone := &inventory.Entry{SANs: names}
-	ranged := &inventory.Entry{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}}
-	listed := &inventory.Entry{SANs: names[:1], Shared: true, Prefixes: ranged.Prefixes}
-	for name, test := range map[string]struct {
-		entry  *inventory.Entry
-		rank   int
-		owners map[string]string
-		fails  error
-		want   []string // contested, for each name
-	}{
-		"nobody owns it":                            {entry: ranged, want: []string{"", ""}},
-		"in a range of the same source":             {entry: ranged, owners: map[string]string{first: "Machine b"}, want: []string{"Machine b", ""}},
-		"only the second":                           {entry: ranged, owners: map[string]string{second: "Machine b"}, want: []string{"", "Machine b"}},
-		"the node has it alone by that source":      {entry: alone, owners: map[string]string{first: "Machine a"}, want: []string{"", ""}},
-		"the node has it alone by a weaker source":  {entry: alone, rank: 1, owners: map[string]string{first: "Machine b"}, want: []string{"Machine b", ""}},
-		"one for several nodes, and one in a range": {entry: listed, owners: map[string]string{second: "Machine b"}, want: []string{"", "Machine b"}},
-		"the source fails":                          {entry: ranged, fails: down, want: []string{"", ""}},
-	} {
-		c, facts, _ := contestOf(&askedOf{}, test.rank, []string{"a"}, names)
-		c.found.Entry = test.entry
-		c.sources = inventory.Sources{&owning{owners: test.owners, fails: test.fails}, &reporting{}}
-		err := c.compare(facts)
-		got := []string{facts[0].contested, facts[1].contested}
-		if !errors.Is(err, test.fails) || !slices.Equal(got, test.want) {
-			t.Errorf("%s: contested by %q, error %v, want %q", name, got, err, test.want)
-		}
-	}
-}
-
-// TestSharedNamesMustBeReported checks that a name that several nodes may have must be in the Node's own report.
-func TestSharedNamesMustBeReported(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		shared  bool
-		holders []string
-		want    bool
-	}{
-		"its own, reported":      {false, []string{"a"}, false},
-		"its own, not reported":  {false, nil, false},
-		"shared, reported":       {true, []string{"b", "a"}, false},
-		"shared, not reported":   {true, []string{"b"}, true},
-		"shared, nobody reports": {true, nil, true},
-	} {
-		c, facts, _ := contestOf(&askedOf{}, 0, test.holders, manySANs(1))
-		c.found.Shared = test.shared
-		if err := c.compare(facts); err != nil || facts[0].unpublished != test.want {
-			t.Errorf("%s: unpublished %t, error %v, want %t", name, facts[0].unpublished, err, test.want)
-		}
-	}
-}
-
-// TestLookupsOfARequestAreBounded checks the bound of all lookups of one request. Each name has fewer rivals than may be
-// compared.
-func TestLookupsOfARequestAreBounded(t *testing.T) {
-	t.Parallel()
-	for _, more := range []int{0, 1} {
-		source := &askedOf{}
-		c, facts, _ := contestOf(source, 0, nil, manySANs(5))
-		at := map[san.SAN]int{}
-		for i, each := range facts {
-			at[each.san] = i
-		}
-		c.holders = func(name san.SAN) ([]string, error) {
-			rivals := inventory.MaxRivals
-			if at[name] == 4 {
-				rivals = more
+// TestLargeNodesCostNoMore has a request for 900 addresses. It costs the same whether its Node reports these or 25,000.
+func TestLargeNodesCostNoMore(t *testing.T) { // not in parallel, because it counts allocations
+	var allocations []float64
+	for _, count := range []int{900, 25_000} {
+		w, req := largeNode(t, count)
+		allocations = append(allocations, testing.AllocsPerRun(5, func() {
+			if decision, err := w.serving.judge(t.Context(), req); err != nil || decision.Reason != "AutoApproved" {
+				t.Fatalf("%+v, %v", decision, err)
 			}
-			holders := []string{"a"}
-			for i := range rivals {
-				holders = append(holders, fmt.Sprintf("b-%d-%02d", at[name], i))
-			}
-			return holders, nil
+		}))
+	}
+	if allocations[1] > allocations[0]+900 || allocations[1] > 20*900 {
+		t.Errorf("%v allocations for 900 and for 25,000 addresses", allocations)
+	}
+	// Another node shares the first address of the request: the rest is not looked up.
+	w, req := largeNode(t, 25_000, nodeObject("other", "10.1.94.36"))
+	refused := testing.AllocsPerRun(5, func() {
+		if decision, err := w.serving.judge(t.Context(), req); err != nil || decision.Reason != "SANContested" {
+			t.Fatalf("%+v, %v", decision, err)
 		}
-		err := c.compare(facts)
-		if (err != nil) != (more > 0) || len(source.asked) != 200 {
-			t.Errorf("with %d more: error %v, asked for %d nodes, want 200", more, err, len(source.asked))
+	})
+	if refused > allocations[0]/2 {
+		t.Errorf("%v allocations for a refusal by the first address", refused)
+	}
+}
+
+// BenchmarkLargeNode judges a request for 900 of the 25,000 addresses of its Node.
+func BenchmarkLargeNode(b *testing.B) {
+	w, req := largeNode(b, 25_000)
+	for b.Loop() {
+		if decision, err := w.serving.judge(b.Context(), req); err != nil || decision.Reason != "AutoApproved" {
+			b.Fatal(decision, err)
 		}
 	}
 }

@@ -3,13 +3,16 @@ package approver
 import (
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"net"
+	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -17,8 +20,27 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
+// given holds what is known about a request.
+type given struct {
+	*inventory.Entry
+	address nameFacts // of 10.0.0.1, if the entry has it
+	err     error     // of the lookup of the node
+	nameErr error     // of the lookup of a name
+	asked   []string  // the names that were looked up
+}
+
+func (g *given) of(value san.SAN) (nameFacts, error) {
+	g.asked = append(g.asked, value.String())
+	facts := nameFacts{}
+	if value == san.Parse("10.0.0.1") {
+		facts = g.address
+	}
+	facts.claim.NotOwned = !g.Owns(value)
+	return facts, g.nameErr
+}
+
 // serving returns the smallest request that the rule approves, with its facts.
-func serving() (*csr.Request, *servingFacts) {
+func serving() (*csr.Request, *given) {
 	req := &csr.Request{
 		SignerName: "kubernetes.io/kubelet-serving",
 		Requester:  csr.Requester{Username: "system:node:a", Groups: []string{"system:nodes", "system:authenticated"}},
@@ -28,73 +50,91 @@ func serving() (*csr.Request, *servingFacts) {
 			IPAddresses: []net.IP{net.ParseIP("10.0.0.1")},
 		},
 	}
-	address := san.Parse("10.0.0.1")
-	return req, &servingFacts{
-		Found: inventory.Found{Entry: &inventory.Entry{Source: "Node a", SANs: []san.SAN{address}}}, names: []nameFacts{{san: address}},
-	}
+	return req, &given{Entry: &inventory.Entry{Source: "Node a", SANs: sans("10.0.0.1")}}
 }
 
-// judgeGiven judges req with given facts instead of lookups.
-func judgeGiven(t testing.TB, req *csr.Request, facts servingFacts) Decision {
-	t.Helper()
-	decision, err := judgeServing(req, func(known *servingFacts) error { *known = facts; return nil }, func(*servingFacts) error { return nil })
-	if err != nil {
-		t.Error(err)
-	}
-	return decision
+// judgeGiven judges req with facts instead of lookups.
+func judgeGiven(req *csr.Request, facts *given) Decision {
+	return judgeServing(req, reservedInTests, func() (servingFacts, error) {
+		facts.asked = append(facts.asked, "the node")
+		return servingFacts{Found: inventory.Found{Entry: facts.Entry}, of: facts.of}, facts.err
+	})
 }
 
-// TestServingIsJudgedStepByStep checks that each step runs only if the steps before it found no violation. An error is
-// no decision.
+var reservedInTests = san.Reserved{ClusterDomain: "cluster.local", Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")}}
+
+// TestServingIsJudgedStepByStep checks that each step looks up only what it needs, after the steps before it found no
+// violation.
 func TestServingIsJudgedStepByStep(t *testing.T) {
 	t.Parallel()
-	down := errors.New("down")
 	for name, test := range map[string]struct {
-		change          func(*csr.Request, *servingFacts)
-		lookUp, compare error
-		want            string // the steps that ran
+		change func(*csr.Request, *given)
+		want   string // what was looked up, and the decision
 	}{
-		"all steps":                {change: func(*csr.Request, *servingFacts) {}, want: "look up, compare, Approve"},
-		"its content is refused":   {change: func(req *csr.Request, _ *servingFacts) { req.Usages = nil }, want: "Deny"},
-		"no source knows the node": {change: func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, want: "look up, Wait"},
-		"the lookup fails":         {change: func(*csr.Request, *servingFacts) {}, lookUp: down, want: "look up, down"},
-		"the comparison fails":     {change: func(*csr.Request, *servingFacts) {}, compare: down, want: "look up, compare, down"},
+		"all steps":                {func(*csr.Request, *given) {}, "the node, 10.0.0.1, Approve AutoApproved"},
+		"its content is refused":   {func(req *csr.Request, _ *given) { req.Usages = nil }, "Deny UsagesNotPermitted"},
+		"its name is reserved":     {func(req *csr.Request, _ *given) { req.Cert.DNSNames = []string{"kubernetes"} }, "Deny SANReserved"},
+		"no source knows the node": {func(_ *csr.Request, facts *given) { facts.Entry = nil }, "the node, Wait NodeNotFound"},
+		"the lookup fails":         {func(_ *csr.Request, facts *given) { facts.err = errors.New("down") }, "the node, Wait InventoryUnavailable"},
+		"a source is busy": {func(_ *csr.Request, facts *given) {
+			facts.err = &inventory.Unavailable{Source: "webhook", Cause: inventory.ErrBusy}
+		}, "the node, Wait InventoryPending"},
+		"a source is only starting":    {func(_ *csr.Request, facts *given) { facts.err = fmt.Errorf("nodes: %w", informer.ErrNotRead) }, "the node, Wait InventoryPending"},
+		"the lookup of a name fails":   {func(_ *csr.Request, facts *given) { facts.nameErr = errors.New("down") }, "the node, 10.0.0.1, Wait InventoryUnavailable"},
+		"Services are only being read": {func(_ *csr.Request, facts *given) { facts.nameErr = informer.ErrNotRead }, "the node, 10.0.0.1, Wait InventoryPending"},
+		"a Service has the first of two": {func(req *csr.Request, facts *given) {
+			req.Cert.IPAddresses = append(req.Cert.IPAddresses, net.ParseIP("10.0.0.2"))
+			facts.address.service = "Service default/x"
+		}, "the node, 10.0.0.1, Wait SANReserved"},
 	} {
 		req, facts := serving()
 		test.change(req, facts)
-		var steps []string
-		decision, err := judgeServing(req,
-			func(known *servingFacts) error { steps, *known = append(steps, "look up"), *facts; return test.lookUp },
-			func(*servingFacts) error { steps = append(steps, "compare"); return test.compare })
-		if err != nil {
-			steps = append(steps, err.Error())
-		} else {
-			steps = append(steps, decision.Verdict.String())
-		}
-		if got := strings.Join(steps, ", "); got != test.want || err != nil && decision != (Decision{}) {
+		decision := judgeGiven(req, facts)
+		got := strings.Join(append(facts.asked, fmt.Sprintf("%s %s", decision.Verdict, decision.Reason)), ", ")
+		if got != test.want {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+	}
+}
+
+// TestServingListsTheFirstForeignNames checks that a refusal lists a bounded number of names, and that the others are
+// not looked up.
+func TestServingListsTheFirstForeignNames(t *testing.T) {
+	t.Parallel()
+	for _, count := range []int{mostRefused, mostRefused + 1, 900} {
+		req, facts := serving()
+		for i := range count {
+			req.Cert.IPAddresses = append(req.Cert.IPAddresses, net.IPv4(10, 1, byte(i>>8), byte(i)))
+		}
+		got := judgeGiven(req, facts)
+		if got.Reason != "SANNotOwned" || strings.Count(got.Message, `"10.1.`) != mostRefused || len(facts.asked) != mostRefused+2 {
+			t.Errorf("of %d foreign names, %d lookups: %+v", count, len(facts.asked), got)
+		}
+		req.Cert.IPAddresses = nil
+		for i := range count {
+			req.Cert.DNSNames = append(req.Cert.DNSNames, fmt.Sprintf("%d.cluster.local", i))
+		}
+		if got := judgeGiven(req, facts); got.Reason != "SANReserved" || strings.Count(got.Message, ".cluster.local is ") != mostRefused {
+			t.Errorf("of %d reserved names: %+v", count, got)
 		}
 	}
 }
 
 func TestServingApproves(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*csr.Request, *servingFacts){
-		"the smallest request":           func(*csr.Request, *servingFacts) {},
-		"key encipherment, as RSA needs": func(req *csr.Request, _ *servingFacts) { req.Usages = append(req.Usages, "key encipherment") },
-		"usages in another order": func(req *csr.Request, _ *servingFacts) {
+	for name, change := range map[string]func(*csr.Request, *given){
+		"the smallest request":           func(*csr.Request, *given) {},
+		"key encipherment, as RSA needs": func(req *csr.Request, _ *given) { req.Usages = append(req.Usages, "key encipherment") },
+		"usages in another order": func(req *csr.Request, _ *given) {
 			req.Usages = []certificatesv1.KeyUsage{"server auth", "digital signature"}
 		},
-		"a DNS name": func(req *csr.Request, facts *servingFacts) {
-			name := san.Parse("node-a")
-			req.Cert.IPAddresses, req.Cert.DNSNames = nil, []string{"node-a"}
-			facts.SANs, facts.names = []san.SAN{name}, []nameFacts{{san: name}}
+		"a DNS name": func(req *csr.Request, facts *given) {
+			req.Cert.IPAddresses, req.Cert.DNSNames, facts.SANs = nil, []string{"node-a"}, sans("node-a")
 		},
-		"a DNS name and an address": func(req *csr.Request, facts *servingFacts) {
-			name := san.Parse("node-a")
-			req.Cert.DNSNames, facts.SANs, facts.names = []string{"node-a"}, append(facts.SANs, name), append(facts.names, nameFacts{san: name})
+		"a DNS name and an address": func(req *csr.Request, facts *given) {
+			req.Cert.DNSNames, facts.SANs = []string{"node-a"}, sans("10.0.0.1", "node-a")
 		},
-		"fewer names than the node has": func(_ *csr.Request, facts *servingFacts) {
+		"fewer names than the node has": func(_ *csr.Request, facts *given) {
 			facts.SANs = append(facts.SANs, san.Parse("node-a"))
 		},
 	} {
@@ -102,7 +142,7 @@ func TestServingApproves(t *testing.T) {
 			t.Parallel()
 			req, facts := serving()
 			change(req, facts)
-			if got := judgeGiven(t, req, *facts); got.Verdict != verdict.Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
+			if got := judgeGiven(req, facts); got.Verdict != verdict.Approve || got.Reason != "AutoApproved" || got.Rule != "kubelet-serving" {
 				t.Errorf("%+v", got)
 			}
 		})
@@ -112,12 +152,12 @@ func TestServingApproves(t *testing.T) {
 // TestServingRefuses has a row for each single difference from the smallest request.
 func TestServingRefuses(t *testing.T) {
 	t.Parallel()
-	type change = func(*csr.Request, *servingFacts)
+	type change = func(*csr.Request, *given)
 	usages := func(all ...certificatesv1.KeyUsage) change {
-		return func(req *csr.Request, _ *servingFacts) { req.Usages = all }
+		return func(req *csr.Request, _ *given) { req.Usages = all }
 	}
 	subject := func(name pkix.Name) change {
-		return func(req *csr.Request, _ *servingFacts) { req.Cert.Subject = name }
+		return func(req *csr.Request, _ *given) { req.Cert.Subject = name }
 	}
 	nodes := []string{"system:nodes"}
 	for name, test := range map[string]struct {
@@ -126,16 +166,16 @@ func TestServingRefuses(t *testing.T) {
 		reason  string
 		parts   []string
 	}{
-		"a ServiceAccount": {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:serviceaccount:a:b" }, verdict.Deny, "RequesterNotNode", []string{`"system:serviceaccount:a:b"`}},
-		"an IAM role":      {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "arn:aws:iam::1:role/node" }, verdict.Deny, "RequesterNotNode", []string{"arn:aws"}},
-		"a user called test, with the group": {func(req *csr.Request, _ *servingFacts) {
+		"a ServiceAccount": {func(req *csr.Request, _ *given) { req.Requester.Username = "system:serviceaccount:a:b" }, verdict.Deny, "RequesterNotNode", []string{`"system:serviceaccount:a:b"`}},
+		"an IAM role":      {func(req *csr.Request, _ *given) { req.Requester.Username = "arn:aws:iam::1:role/node" }, verdict.Deny, "RequesterNotNode", []string{"arn:aws"}},
+		"a user called test, with the group": {func(req *csr.Request, _ *given) {
 			req.Requester.Username, req.Cert.Subject.CommonName = "test", "test"
 		}, verdict.Deny, "RequesterNotNode", nil},
-		"without the group system:nodes": {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:authenticated"} }, verdict.Deny, "RequesterNotNode", nil},
-		"a similar group":                {func(req *csr.Request, _ *servingFacts) { req.Requester.Groups = []string{"system:nodes "} }, verdict.Deny, "RequesterNotNode", nil},
-		"another node's name":            {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:b" }, verdict.Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
-		"upper case":                     {func(req *csr.Request, _ *servingFacts) { req.Requester.Username = "system:node:A" }, verdict.Deny, "CommonNameMismatch", nil},
-		"no name": {func(req *csr.Request, _ *servingFacts) {
+		"without the group system:nodes": {func(req *csr.Request, _ *given) { req.Requester.Groups = []string{"system:authenticated"} }, verdict.Deny, "RequesterNotNode", nil},
+		"a similar group":                {func(req *csr.Request, _ *given) { req.Requester.Groups = []string{"system:nodes "} }, verdict.Deny, "RequesterNotNode", nil},
+		"another node's name":            {func(req *csr.Request, _ *given) { req.Requester.Username = "system:node:b" }, verdict.Deny, "CommonNameMismatch", []string{`"system:node:a"`, `"system:node:b"`}},
+		"upper case":                     {func(req *csr.Request, _ *given) { req.Requester.Username = "system:node:A" }, verdict.Deny, "CommonNameMismatch", nil},
+		"no name": {func(req *csr.Request, _ *given) {
 			req.Requester.Username, req.Cert.Subject.CommonName = "system:node:", "system:node:"
 		}, verdict.Deny, "RequesterNotNode", []string{"common name"}},
 		"no common name":                {subject(pkix.Name{Organization: nodes}), verdict.Deny, "CommonNameMismatch", nil},
@@ -150,66 +190,65 @@ func TestServingRefuses(t *testing.T) {
 		"no digital signature":          {usages("server auth", "key encipherment"), verdict.Deny, "UsagesNotPermitted", nil},
 		"code signing as a third usage": {usages("digital signature", "server auth", "code signing"), verdict.Deny, "UsagesNotPermitted", nil},
 		"no usage":                      {usages(), verdict.Deny, "UsagesNotPermitted", nil},
-		"an e-mail address":             {func(req *csr.Request, _ *servingFacts) { req.Cert.EmailAddresses = []string{"a@b"} }, verdict.Deny, "SANTypeNotPermitted", []string{"a@b"}},
-		"a URI":                         {func(req *csr.Request, _ *servingFacts) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, verdict.Deny, "SANTypeNotPermitted", nil},
-		"another kind of name":          {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"subjectAltName otherName"} }, verdict.Deny, "UnexpectedContent", []string{"otherName"}},
-		"CA:TRUE":                       {func(req *csr.Request, _ *servingFacts) { req.Dropped = []string{"extension 2.5.29.19"} }, verdict.Deny, "UnexpectedContent", []string{"2.5.29.19"}},
-		"a name with a NUL byte": {func(req *csr.Request, _ *servingFacts) {
+		"an e-mail address":             {func(req *csr.Request, _ *given) { req.Cert.EmailAddresses = []string{"a@b"} }, verdict.Deny, "SANTypeNotPermitted", []string{"a@b"}},
+		"a URI":                         {func(req *csr.Request, _ *given) { req.Cert.URIs = []*url.URL{{Scheme: "spiffe"}} }, verdict.Deny, "SANTypeNotPermitted", nil},
+		"another kind of name":          {func(req *csr.Request, _ *given) { req.Dropped = []string{"subjectAltName otherName"} }, verdict.Deny, "UnexpectedContent", []string{"otherName"}},
+		"CA:TRUE":                       {func(req *csr.Request, _ *given) { req.Dropped = []string{"extension 2.5.29.19"} }, verdict.Deny, "UnexpectedContent", []string{"2.5.29.19"}},
+		"a name with a NUL byte": {func(req *csr.Request, _ *given) {
 			req.Cert.DNSNames = []string{"victim.corp\x00.nodes.example.com"}
 		}, verdict.Deny, "NameNotPermitted", []string{`["victim.corp\x00.nodes.example.com"]`}},
-		"two names in one": {func(req *csr.Request, _ *servingFacts) {
+		"two names in one": {func(req *csr.Request, _ *given) {
 			req.Cert.DNSNames = []string{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc"}
 		}, verdict.Deny, "NameNotPermitted", []string{`["::ffff:10.0.0.1%, DNS:kubernetes.default.svc"]`}},
-		"an address in another form":                    {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, verdict.Deny, "NameNotPermitted", nil},
-		"a name with two dots at its end":               {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"kubernetes.."} }, verdict.Deny, "NameNotPermitted", nil},
-		"a name with an underscore":                     {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a_b"} }, verdict.Deny, "UnexpectedContent", nil},
-		"a name that some programs parse as an address": {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"127.1"} }, verdict.Deny, "UnexpectedContent", nil},
-		"a name with a space":                           {func(req *csr.Request, _ *servingFacts) { req.Cert.DNSNames = []string{"a b"} }, verdict.Deny, "NameNotPermitted", nil},
-		"no name at all":                                {func(req *csr.Request, _ *servingFacts) { req.Cert.IPAddresses = nil }, verdict.Deny, "SANMissing", nil},
-		"a reserved address":                            {func(_ *csr.Request, facts *servingFacts) { facts.names[0].reserved = "a loopback address" }, verdict.Deny, "SANReserved", []string{"10.0.0.1 is a loopback address"}},
-		"a Service's address":                           {func(_ *csr.Request, facts *servingFacts) { facts.names[0].taken = "Service default/x" }, verdict.Wait, "SANReserved", []string{"Service default/x"}},
-		"an unknown node":                               {func(_ *csr.Request, facts *servingFacts) { facts.Entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
-		"a source fails":                                {func(_ *csr.Request, facts *servingFacts) { facts.unavailable = "ask machine: down" }, verdict.Wait, "InventoryUnavailable", []string{"ask machine: down"}},
-		"a source fails, unknown node":                  {func(_ *csr.Request, facts *servingFacts) { facts.Entry, facts.unavailable = nil, "down" }, verdict.Wait, "InventoryUnavailable", nil},
-		"no addresses yet":                              {func(_ *csr.Request, facts *servingFacts) { facts.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
-		"another node's address": {func(_ *csr.Request, facts *servingFacts) {
-			facts.SANs = []san.SAN{san.Parse("10.0.0.2")}
-		}, verdict.Wait, "SANNotOwned", []string{`["10.0.0.1"]`, `["10.0.0.2"]`}},
-		"contested": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].contested = "Node b" }, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b`}},
-		"another Node has the better claim": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].contest.Better = "b"
-		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b, which has the better claim`}},
-		"another Node reports it": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].contest = inventory.Contest{Equal: []string{"b"}, Reporters: 2}
-		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b with equal claims`, "delete the Node of a replaced machine", "a Machine, a static row or a webhook", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
-		"many Nodes report it": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].contest = inventory.Contest{Equal: []string{"b", "c"}, Reporters: 3}
-		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, for example "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
-		"the source gives it to two nodes": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].contest.Twice = "b"
-		}, verdict.Wait, "SANContested", []string{`belongs to node "a" alone and to Node b alone, according to the same source`}},
-		"left out": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].contest.LeftOut = &inventory.LeftOut{Nodes: [2]string{"b", "c"}, SANs: [2]san.SAN{san.Parse("10.0.0.2"), san.Parse("10.0.0.3")}}
-		}, verdict.Wait, "SANContested", []string{`Node "a" is left out of the comparison`, "10.0.0.2, as Node b does, and 10.0.0.3, as Node c does"}},
-		"an address of the API server": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].apiServer = "in the kubeconfig"
+		"an address in another form":                    {func(req *csr.Request, _ *given) { req.Cert.DNSNames = []string{"::ffff:10.0.0.1"} }, verdict.Deny, "NameNotPermitted", nil},
+		"a name with two dots at its end":               {func(req *csr.Request, _ *given) { req.Cert.DNSNames = []string{"kubernetes.."} }, verdict.Deny, "NameNotPermitted", nil},
+		"a name with an underscore":                     {func(req *csr.Request, _ *given) { req.Cert.DNSNames = []string{"a_b"} }, verdict.Deny, "UnexpectedContent", nil},
+		"a name that some programs parse as an address": {func(req *csr.Request, _ *given) { req.Cert.DNSNames = []string{"127.1"} }, verdict.Deny, "UnexpectedContent", nil},
+		"a name with a space":                           {func(req *csr.Request, _ *given) { req.Cert.DNSNames = []string{"a b"} }, verdict.Deny, "NameNotPermitted", nil},
+		"no name at all":                                {func(req *csr.Request, _ *given) { req.Cert.IPAddresses = nil }, verdict.Deny, "SANMissing", nil},
+		"a reserved address": {func(req *csr.Request, _ *given) {
+			req.Cert.IPAddresses = []net.IP{net.ParseIP("127.0.0.1")}
+		}, verdict.Deny, "SANReserved", []string{"127.0.0.1 is a loopback address"}},
+		"a reserved name that is not owned": {func(req *csr.Request, facts *given) {
+			facts.SANs, req.Cert.DNSNames = nil, []string{"*.example.com"}
+		}, verdict.Deny, "SANReserved", []string{"*.example.com is a wildcard"}},
+		"a Service's address": {func(_ *csr.Request, facts *given) { facts.address.service = "Service default/x" }, verdict.Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of Service default/x"}},
+		"a Service's address that is not owned": {func(_ *csr.Request, facts *given) {
+			facts.SANs, facts.address.service = sans("10.0.0.2"), "Service default/x"
+		}, verdict.Wait, "SANReserved", []string{"Service default/x"}},
+		"an address of the API server": {func(_ *csr.Request, facts *given) {
+			facts.address.apiServer = "in the kubeconfig"
 		}, verdict.Wait, "SANReserved", []string{"10.0.0.1 is a name or an address of the API server (in the kubeconfig)", "approval.kubeletServing.apiServerNodes"}},
-		"shared by several nodes, not reported": {func(_ *csr.Request, facts *servingFacts) { facts.names[0].unpublished = true }, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may belong to several nodes, according to`, `Node "a" does not report it`}},
-		"shared by several nodes, and another owner": {func(_ *csr.Request, facts *servingFacts) {
-			facts.names[0].unpublished, facts.names[0].contested = true, "Machine default/b"
-		}, verdict.Wait, "SANContested", []string{"Machine default/b"}},
-		"its machine has become another node": {func(_ *csr.Request, facts *servingFacts) {
+		"an unknown node":  {func(_ *csr.Request, facts *given) { facts.Entry = nil }, verdict.Wait, "NodeNotFound", []string{`"a"`}},
+		"a source fails":   {func(_ *csr.Request, facts *given) { facts.err = errors.New("ask machine: down") }, verdict.Wait, "InventoryUnavailable", []string{"ask machine: down"}},
+		"no addresses yet": {func(_ *csr.Request, facts *given) { facts.SANs = nil }, verdict.Wait, "AddressNotPublished", []string{"Node a"}},
+		"another node's address": {func(_ *csr.Request, facts *given) {
+			facts.SANs = sans("10.0.0.2")
+		}, verdict.Wait, "SANNotOwned", []string{`["10.0.0.1"] do not belong to node "a": Node a has ["10.0.0.2"]`}},
+		"a stronger entry gives it to another node": {func(_ *csr.Request, facts *given) {
+			facts.address.claim.Owner = "Machine default/b"
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Machine default/b, which`}},
+		"another Node reports it": {func(_ *csr.Request, facts *given) {
+			facts.address.claim = inventory.Claim{Other: "b", Nodes: 2}
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a" and by Node b, so neither gets it`, "delete the Node of a replaced machine", "block list", "a Machine, a static row or a webhook"}},
+		"it is the name of another Node": {func(req *csr.Request, facts *given) {
+			facts.address.claim = inventory.Claim{Other: "10.0.0.1", Named: true, Nodes: 2}
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is claimed by node "a", and it is the name of another Node, which keeps it`}},
+		"many Nodes report it": {func(_ *csr.Request, facts *given) {
+			facts.address.claim = inventory.Claim{Other: "b", Nodes: 3}
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, for example "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		"shared by several nodes, not reported": {func(_ *csr.Request, facts *given) {
+			facts.address.claim.NotReported = true
+		}, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may belong to several nodes, according to Node a`, `Node "a" does not report it`}},
+		"its machine has become another node": {func(_ *csr.Request, facts *given) {
 			facts.Entry = &inventory.Entry{Source: "Machine default/m", Bound: "b"}
 		}, verdict.Wait, "SANNotOwned", []string{`Machine default/m is node "b"`}},
-		"reserved comes before not owned": {func(_ *csr.Request, facts *servingFacts) {
-			facts.SANs, facts.names[0].reserved = nil, "a wildcard"
-		}, verdict.Deny, "SANReserved", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			req, facts := serving()
 			test.change(req, facts)
-			got := judgeGiven(t, req, *facts)
+			got := judgeGiven(req, facts)
 			if got.Verdict != test.verdict || got.Reason != test.reason || got.Rule != "" {
 				t.Errorf("%+v, want %s %s", got, test.verdict, test.reason)
 			}
@@ -239,14 +278,37 @@ func TestServingTellsAllViolations(t *testing.T) {
 	req.Usages, req.Cert.EmailAddresses, req.Dropped = nil, []string{"a@b"}, []string{"extension 1.2.3"}
 	want := `the request for signer kubernetes.io/kubelet-serving is not approved: usages are [], but must be digital signature and server auth, with or without key encipherment; ` +
 		`e-mail addresses ["a@b"] are not permitted; the request has content that no kubelet requests: ["extension 1.2.3"]; a new request is needed`
-	if got := judgeGiven(t, req, *facts); got.Message != want || got.Verdict != verdict.Deny || got.Reason != "UsagesNotPermitted" {
+	if got := judgeGiven(req, facts); got.Message != want || got.Verdict != verdict.Deny || got.Reason != "UsagesNotPermitted" {
 		t.Errorf("%+v", got)
 	}
 
+	// A name that another object has is told beside the names that are not owned.
 	req, facts = serving()
-	facts.names = append(facts.names, nameFacts{san: san.Parse("*"), reserved: "a wildcard"}, nameFacts{san: san.Parse("10.96.0.1"), taken: "Service default/kubernetes"})
-	facts.names[0].taken = "Service a/b"
-	if got := judgeGiven(t, req, *facts); got.Verdict != verdict.Deny || got.Reason != "SANReserved" || strings.Count(got.Message, ";") != 3 {
-		t.Errorf("%+v", got)
+	req.Cert.DNSNames, facts.address.service = []string{"x", "y"}, "Service a/b"
+	want = `the request for signer kubernetes.io/kubelet-serving is not approved: ["x" "y"] do not belong to node "a": Node a has ["10.0.0.1"]; ` +
+		`add them there if they are the node's; 10.0.0.1 is a name or an address of Service a/b, which no node can have: delete the Service if it is the node's; ` +
+		`the request is checked again when this changes`
+	if got := judgeGiven(req, facts); got.Message != want || got.Verdict != verdict.Wait || got.Reason != "SANNotOwned" {
+		t.Errorf("%+v\nwant %s", got, want)
+	}
+}
+
+// TestNamesOfTheNode checks which names no Service takes from a node.
+func TestNamesOfTheNode(t *testing.T) {
+	t.Parallel()
+	for name, want := range map[string]bool{
+		"ip-10-0-0-1": true, "ip-10-0-0-1.ec2.internal": true, "IP-10-0-0-1.ec2.internal.": true, "ip-10-0-0-1.ec2.internal.example.com": true,
+		"ip-10-0-0-1.ec2": false, "ip-10-0-0-10.ec2.internal": false, "xip-10-0-0-1.ec2.internal": false, "ec2.internal": false, "ec2": false,
+		"ip-10-0-0-1.ec2.internalx": false, "10.0.0.1": false,
+	} {
+		if got := ofNode("ip-10-0-0-1.ec2.internal", san.Parse(name)); got != want {
+			t.Errorf("%s: %t, want %t", name, got, want)
+		}
+	}
+	// A node may be named by an address, or by a text that no Node can have. It does not get the address of a Service.
+	for _, node := range []string{"10.96.0.10", ".x", ""} {
+		if ofNode(node, san.Parse("10.96.0.10")) {
+			t.Errorf("node %q takes the address of a Service", node)
+		}
 	}
 }

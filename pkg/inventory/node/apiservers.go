@@ -127,7 +127,8 @@ const kubeconfigHost = "the kubeconfig's server"
 func (a *APIServers) round(ctx context.Context) time.Duration {
 	endpoints, err := a.endpoints()
 	if err != nil && !errors.Is(err, probe.ErrNoEndpoints) {
-		return retryFirst // requests wait for the endpoints too
+		a.wait(err)
+		return retryFirst
 	}
 	a.list(endpoints[:min(len(endpoints), maxAPIServers)])
 	var reading sync.WaitGroup
@@ -220,13 +221,10 @@ func (a *APIServers) publish(failed error) error {
 		}
 	}
 	a.mu.Lock()
-	before, first := a.names, a.err != nil && failed == nil
+	before := a.names
 	a.names = names
-	if a.err != nil {
-		a.err = failed
-	}
-	err := a.err
 	a.mu.Unlock()
+	first, err := a.wait(failed)
 	if first {
 		a.Changed()
 	}
@@ -234,6 +232,18 @@ func (a *APIServers) publish(failed error) error {
 		a.Freed(gone)
 	}
 	return err
+}
+
+// wait stores why the names are not known yet, unless they have been known before. It returns what Ready returns from now
+// on, and whether this is the first time that nothing is missing.
+func (a *APIServers) wait(missing error) (first bool, _ error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.err == nil {
+		return false, nil
+	}
+	a.err = missing
+	return missing == nil, missing
 }
 
 // inKubeconfig returns the names of the server in the kubeconfig. The wildcard of a certificate may cover them.

@@ -135,6 +135,11 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	if asked := f.handshakes(); asked != "" {
 		t.Errorf("asked %s", asked)
 	}
+	f.listFails = errors.New("forbidden")
+	expect("the endpoints can't be read", false, true, retryFirst)
+	if err := a.Ready(); !errors.Is(err, f.listFails) {
+		t.Errorf("error %v, want %v", err, f.listFails)
+	}
 	f.listFails, f.endpoints = nil, []string{"10.0.0.1:6443", "10.0.0.2:6443"}
 	expect("none answers", false, true, retryFirst)
 	f.shown["10.0.0.1:6443"] = shows(false, "somebody.example.com")
@@ -202,7 +207,7 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 
 		// It can't be reached: its names stay, and it is asked each minute.
 		delete(f.shown, "10.0.0.1:6443")
-		time.Sleep(time.Hour)
+		time.Sleep(time.Hour + 30*time.Second) // between two rounds
 		f.handshakes()
 		after(2*time.Minute, "10.0.0.1:6443 10.0.0.1:6443", "lb.example.com new.example.com")
 		if want := []string{"old.example.com", "second.example.com", "renewed.example.com"}; !slices.Equal(freed, want) {
