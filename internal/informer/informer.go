@@ -7,7 +7,7 @@
 //
 //   - nothing was read yet: a CRD is not installed, a right is missing, the API server is unreachable;
 //   - the API server has refused a list or a watch (status 401, 403, 404 or 405): the copy is dropped at once;
-//   - for a minute, nothing could be listed or watched for any other reason: the copy is dropped.
+//   - for 20 seconds, nothing could be listed or watched for any other reason: the copy is dropped.
 //
 // During a shorter failure the copy stays in use. A caller that continues with the last copy for longer, as the signer
 // does with its CA, keeps that copy itself. HTTP/2 health checks of client-go end dead connections. As with every
@@ -35,7 +35,7 @@ const (
 	// firstRetry and lastRetry bound the pause between attempts.
 	firstRetry, lastRetry = time.Second, 10 * time.Second
 	// longestGap is how long a copy stays in use while nothing can be listed or watched.
-	longestGap = time.Minute
+	longestGap = 20 * time.Second
 	// listTimeout bounds one page of a list.
 	listTimeout = 45 * time.Second
 )

@@ -201,7 +201,7 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
 		err   error
-		stays bool // for up to a minute
+		stays bool // for up to 20 seconds
 		want  string
 	}{
 		"the API server is unreachable": {errors.New("connection refused"), true, "list nodes: connection refused"},
@@ -227,7 +227,7 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 				o.expect(t, "a=1 ", "sync")
 				source.become(test.err)
 				(<-source.watchers).Stop()
-				time.Sleep(50 * time.Second)
+				time.Sleep(15 * time.Second)
 				if test.stays {
 					o.expect(t, "a=1 ")
 					time.Sleep(20 * time.Second)
@@ -271,7 +271,7 @@ func TestInformerAfterAShortFailure(t *testing.T) {
 		for range 5 {
 			source.become(errors.New("connection refused"))
 			(<-source.watchers).Stop()
-			time.Sleep(30 * time.Second)
+			time.Sleep(15 * time.Second)
 			o.expect(t, "a=1 ")
 			source.become(nil, *node("a", "1"))
 			time.Sleep(10 * time.Second)
