@@ -32,6 +32,9 @@ type nameFacts struct {
 // mostRefused bounds the names and addresses that a refusal lists. The others are not looked up.
 const mostRefused = 10
 
+// mostCounted bounds the number of Nodes in a message.
+const mostCounted = 10
+
 // judgeServing judges req step by step, and stops at the first step with a violation. It calls lookUp after req itself
 // has passed. An error of lookUp or of its facts means that a fact is missing.
 func judgeServing(req *csr.Request, reserved san.Reserved, lookUp func() (servingFacts, error)) Decision {
@@ -201,8 +204,12 @@ func contested(node string, name san.SAN, claim inventory.Claim) string {
 		if name.Name != "" {
 			row = fmt.Sprintf(`{namePattern: ".*", dnsNames: ["${node}", %q], addresses: [CIDR of the nodes]}`, value)
 		}
-		return fmt.Sprintf("%s is reported by %d Nodes, for example %q and %s, so none of them gets it: "+
-			"if they share it, add the row %s to a static source before the other sources", value, claim.Nodes, node, claim.Other, row)
+		count := fmt.Sprint(claim.Nodes)
+		if claim.Nodes > mostCounted {
+			count = fmt.Sprintf("more than %d", mostCounted) // a text that changes with each Node would be reported each time
+		}
+		return fmt.Sprintf("%s is reported by %s Nodes, for example %q and %s, so none of them gets it: "+
+			"if they share it, add the row %s to a static source before the other sources", value, count, node, claim.Other, row)
 	}
 	return fmt.Sprintf("%s is claimed by node %q and by Node %s, so neither gets it: delete the Node of a replaced machine, "+
 		"put a Node that lies on the block list, or list the value for its node in a Machine, a static row or a webhook",

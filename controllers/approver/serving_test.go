@@ -23,7 +23,8 @@ import (
 // given holds what is known about a request.
 type given struct {
 	*inventory.Entry
-	address nameFacts // of 10.0.0.1, if the entry has it
+	address nameFacts // of 10.0.0.1
+	name    nameFacts // of any other value
 	err     error     // of the lookup of the node
 	nameErr error     // of the lookup of a name
 	asked   []string  // the names that were looked up
@@ -31,7 +32,7 @@ type given struct {
 
 func (g *given) of(value san.SAN) (nameFacts, error) {
 	g.asked = append(g.asked, value.String())
-	facts := nameFacts{}
+	facts := g.name
 	if value == san.Parse("10.0.0.1") {
 		facts = g.address
 	}
@@ -237,6 +238,16 @@ func TestServingRefuses(t *testing.T) {
 		"many Nodes report it": {func(_ *csr.Request, facts *given) {
 			facts.address.claim = inventory.Claim{Other: "b", Nodes: 3}
 		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 3 Nodes, for example "a" and b`, "none of them gets it", `{namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`}},
+		"ten Nodes report it": {func(_ *csr.Request, facts *given) {
+			facts.address.claim = inventory.Claim{Other: "b", Nodes: mostCounted}
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by 10 Nodes`}},
+		"all Nodes report it": {func(_ *csr.Request, facts *given) {
+			facts.address.claim = inventory.Claim{Other: "b", Nodes: mostCounted + 1}
+		}, verdict.Wait, "SANContested", []string{`10.0.0.1 is reported by more than 10 Nodes`}},
+		"a name that many Nodes report": {func(req *csr.Request, facts *given) {
+			req.Cert.IPAddresses, req.Cert.DNSNames, facts.SANs = nil, []string{"lb.test"}, sans("lb.test")
+			facts.name.claim = inventory.Claim{Other: "b", Nodes: 3}
+		}, verdict.Wait, "SANContested", []string{`{namePattern: ".*", dnsNames: ["${node}", "lb.test"], addresses: [CIDR of the nodes]}`}},
 		"shared by several nodes, not reported": {func(_ *csr.Request, facts *given) {
 			facts.address.claim.NotReported = true
 		}, verdict.Wait, "AddressNotPublished", []string{`10.0.0.1 may belong to several nodes, according to Node a`, `Node "a" does not report it`}},
