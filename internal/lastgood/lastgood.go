@@ -51,7 +51,7 @@ func (v *Value[T]) Use(good T, problem error) {
 	same := before.Known && v.Same != nil && v.Same(before.Good, good)
 	v.change(before, State[T]{Good: good, Known: true, Problem: problem}, same)
 	if !same || before.Problem != nil && problem == nil {
-		v.Notify()
+		v.notify()
 	}
 }
 
@@ -114,7 +114,7 @@ func (v *Value[T]) WaitForFirst(ctx context.Context) error {
 	}
 }
 
-// Subscribe returns a channel that receives a value after Use has changed something, and after Notify.
+// Subscribe returns a channel that receives a value after Use has put another version in use, or has ended a problem.
 func (v *Value[T]) Subscribe() <-chan struct{} {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -123,8 +123,8 @@ func (v *Value[T]) Subscribe() <-chan struct{} {
 	return subscriber
 }
 
-// Notify notifies all subscribers. It does not wait for them.
-func (v *Value[T]) Notify() {
+// notify notifies all subscribers. It does not wait for them.
+func (v *Value[T]) notify() {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	for _, subscriber := range v.subscribers {

@@ -358,8 +358,5 @@ func (k *KeyPair) event(action, eventType, reason, message string) {
 	}
 }
 
-// Subscribe returns a channel that receives a value after each new Authority or Permit, and after Notify.
+// Subscribe returns a channel that receives a value after each new Authority or Permit.
 func (k *KeyPair) Subscribe() <-chan struct{} { return k.value.Subscribe() }
-
-// Notify notifies all subscribers.
-func (k *KeyPair) Notify() { k.value.Notify() }
