@@ -95,9 +95,13 @@ type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 // with its time, would need much more memory, and would not notice that the clock of the API servers was set.
 func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, logger logr.Logger, due queue) {
 	requests, err := informer.FromCache(ctx, cached, &certificatesv1.CertificateSigningRequest{}, logger, nil)
-	held, ok := requests.(interface{ GetStore() toolscache.Store })
-	if err != nil || !ok || !toolscache.WaitForCacheSync(ctx.Done(), requests.HasSynced) {
+	if err != nil || !toolscache.WaitForCacheSync(ctx.Done(), requests.HasSynced) {
 		return // ctx has ended
+	}
+	held, ok := requests.(interface{ GetStore() toolscache.Store })
+	if !ok {
+		logger.Error(nil, "Nothing is deleted: the informers of this manager's cache have no store", "informer", fmt.Sprintf("%T", requests))
+		return
 	}
 	for ctx.Err() == nil {
 		r.pass(ctx, held.GetStore(), due)
@@ -157,21 +161,24 @@ func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) error
 		}
 		return fmt.Errorf("read request: %w", err)
 	}
-	if now, err := r.serverTime().Now(ctx); err != nil || !r.due(obj, now) {
-		return err
+	tell := r.serverTime().Now
+	if !r.DryRun {
+		if r.Limiter.Wait(ctx) != nil {
+			return nil // the manager stops
+		}
+		// If the clock of the API servers was set back since their last answer, a new request seems to be old.
+		tell = r.serverTime().Fresh
 	}
-	if r.DryRun {
+	now, err := tell(ctx)
+	switch {
+	case err != nil || !r.due(obj, now):
+		return err
+	case r.DryRun:
 		r.reportDue(ctx, obj)
 		return nil
+	default:
+		return r.delete(ctx, obj)
 	}
-	if r.Limiter.Wait(ctx) != nil {
-		return nil // the manager stops
-	}
-	// If the clock of the API servers was set back, a new request seems to be old.
-	if now, err := r.serverTime().Fresh(ctx); err != nil || !r.due(obj, now) {
-		return err
-	}
-	return r.delete(ctx, obj)
 }
 
 // delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change: a
