@@ -36,16 +36,17 @@ func (s Sources) Claim(found Found, node string, value san.SAN, holders []string
 	if !found.OwnWord && !found.Owns(value) {
 		return Claim{NotOwned: true}, nil
 	}
-	listed := !found.OwnWord && found.lists(value)
-	stronger := found.Rank
-	if !listed || found.Shared {
+	listed := found.lists(value)
+	alone, stronger := listed && !found.Shared, found.Rank
+	if !alone {
 		stronger++ // the source of the node may assign the value to another node alone
 	}
 	owner, err := s.owner(value, stronger)
-	switch {
-	case err != nil || owner != "":
+	if alone || owner != "" || err != nil {
 		return Claim{Owner: owner}, err
-	case listed && !found.Shared, value == san.Parse(node):
+	}
+	switch {
+	case value == san.Parse(node):
 		return Claim{}, nil
 	case !slices.Contains(holders, node):
 		return Claim{NotOwned: found.OwnWord, NotReported: !found.OwnWord}, nil

@@ -42,7 +42,7 @@ type Entry struct {
 	AnyTime bool
 }
 
-// Owns reports whether the node owns value, as far as the source can tell.
+// Owns reports whether the node owns value, as far as the source can tell. It is false if only Nodes can tell (OwnWord).
 func (e *Entry) Owns(value san.SAN) bool {
 	if e.lists(value) {
 		return true
@@ -60,8 +60,12 @@ func (e *Entry) Owns(value san.SAN) bool {
 	return false
 }
 
-// lists reports whether the entry names value itself, not only a CIDR or a suffix that covers it.
+// lists reports whether the entry names value itself, not only a CIDR or a suffix that covers it. What a Node reports of
+// itself lists nothing.
 func (e *Entry) lists(value san.SAN) bool {
+	if e.OwnWord {
+		return false
+	}
 	for _, own := range e.SANs {
 		if own == value {
 			return true

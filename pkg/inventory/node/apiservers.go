@@ -14,6 +14,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -50,6 +51,7 @@ type APIServers struct {
 	config    *rest.Config
 	endpoints func() ([]string, error) // host:port of each
 	read      func(context.Context, *rest.Config) (probe.Shown, error)
+	clock     clock.PassiveClock
 	log       logr.Logger
 	wake      chan struct{}
 	servers   map[string]*apiServer // by host:port; only the goroutine of Start uses it
@@ -75,7 +77,7 @@ type apiServer struct {
 func NewAPIServers(config *rest.Config, source *Source, log logr.Logger) *APIServers {
 	a := &APIServers{
 		Changed: func() {}, Freed: func([]san.SAN) {}, config: config, endpoints: source.apiServers,
-		read: probe.ServingCertificate, log: log, wake: make(chan struct{}, 1), servers: map[string]*apiServer{},
+		read: probe.ServingCertificate, clock: clock.RealClock{}, log: log, wake: make(chan struct{}, 1), servers: map[string]*apiServer{},
 		names: map[san.SAN]string{}, err: informer.ErrNotRead,
 	}
 	source.endpointsChanged = func() {
@@ -127,13 +129,13 @@ const kubeconfigHost = "the kubeconfig's server"
 func (a *APIServers) round(ctx context.Context) time.Duration {
 	endpoints, err := a.endpoints()
 	if err != nil && !errors.Is(err, probe.ErrNoEndpoints) {
-		a.wait(err)
+		_, _ = a.wait(err)
 		return retryFirst
 	}
 	a.list(endpoints[:min(len(endpoints), maxAPIServers)])
 	var reading sync.WaitGroup
 	for _, server := range a.servers {
-		if server.config != nil && time.Since(server.read) >= readEvery {
+		if server.config != nil && a.clock.Since(server.read) >= readEvery {
 			reading.Go(func() { a.readOne(ctx, server) })
 		}
 	}
@@ -150,7 +152,7 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 // list sets which API servers exist. An API server that is no endpoint any more may restart: its names stay for an hour,
 // and it is read again when it is back.
 func (a *APIServers) list(endpoints []string) {
-	now := time.Now()
+	now := a.clock.Now()
 	for _, server := range a.servers {
 		server.config = nil
 	}
@@ -181,7 +183,7 @@ func (a *APIServers) readOne(ctx context.Context, server *apiServer) {
 	})
 	sans := san.Of(names, shown.Certificate.IPAddresses)
 	server.names, server.verified = sans[:min(len(sans), maxServerNames)], shown.Verified
-	server.read, server.err, server.logged = time.Now(), nil, false
+	server.read, server.err, server.logged = a.clock.Now(), nil, false
 }
 
 // failure returns why no certificate could be verified, or nil. It logs each API server that can't be read, once.
