@@ -247,9 +247,19 @@ func TestReconcileWaitsForACA(t *testing.T) {
 // TestPausesCountFromTheApproval checks that an old request is tried again soon after it is approved.
 func TestPausesCountFromTheApproval(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t, func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(-20 * time.Hour)) }))
-	if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(0) {
-		t.Errorf("%+v, error %v", result, err)
+	const age = 20 * time.Hour
+	made := func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(-age)) }
+	for _, test := range []struct {
+		change func(*request)
+		want   time.Duration
+	}{
+		{func(*request) {}, 0},
+		{func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = metav1.Time{} }, age},
+	} {
+		p := newParts(t, object(t, made, test.change))
+		if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(test.want) {
+			t.Errorf("%+v, error %v, want a pause of the age %s", result, err, test.want)
+		}
 	}
 }
 

@@ -372,6 +372,18 @@ func TestTrustIsOfOneCA(t *testing.T) {
 	}
 }
 
+// TestServesCustom checks for which pairs the trust matters.
+func TestServesCustom(t *testing.T) {
+	t.Parallel()
+	for signer, want := range map[string]bool{kubeletClient: false, kubeletServing: false, "example.com/custom": true} {
+		pair, _, _ := newPair()
+		pair.Lifetimes = map[string]time.Duration{signer: time.Hour, certificatesv1.KubeAPIServerClientSignerName: time.Hour}
+		if got := servesCustom(pair); got != want {
+			t.Errorf("%s: %t", signer, got)
+		}
+	}
+}
+
 // TestTrustReader checks when the trust is read, and what wakes the waiting requests.
 func TestTrustReader(t *testing.T) {
 	t.Parallel()
@@ -426,6 +438,16 @@ func TestTrustReader(t *testing.T) {
 		second := newRoot(t, day)
 		pair.Load(second.cert, second.key)
 		expect("another CA", 11, 6, "strict: ")
+		found.set(errors.New("down"))
+		third := newRoot(t, day)
+		pair.Load(third.cert, third.key)
+		expect("another CA, a failed read", 12, 7, "down")
+		for i, pause := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
+			time.Sleep(pause*time.Second - time.Nanosecond)
+			expect("before a pause ends", 12+int64(i), 7, "down")
+			time.Sleep(time.Nanosecond)
+			expect("after a pause", 13+int64(i), 7, "down")
+		}
 		cancel()
 		synctest.Wait()
 		for _, told := range taken(recorder) {
