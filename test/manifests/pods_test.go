@@ -208,8 +208,8 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 			t.Errorf("probe %+v, want %s on %q", get, path, host)
 		}
 	}
-	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= 30*time.Second {
-		t.Errorf("%s to stop: controller-runtime takes up to 30 s", grace)
+	if grace := time.Duration(*pod.TerminationGracePeriodSeconds) * time.Second; grace <= 100*time.Second {
+		t.Errorf("%s to stop: the manager waits up to 100 s for its last calls", grace)
 	}
 	kubeadm := corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
 	if !slices.Contains(pod.Tolerations, kubeadm) {
