@@ -58,6 +58,8 @@ var questions = []question{
 	{"create", "authorization.k8s.io", "subjectaccessreviews", "", "", everyone},
 	{"create", "authentication.k8s.io", "tokenreviews", "", "", everyone},
 	{"get", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{signer}},
+	{"get", "", "configmaps", "kube-system", "kube-root-ca.crt", []string{signer}},
+	{"list", "discovery.k8s.io", "endpointslices", "default", "", nil},
 	{"get", "", "configmaps", "kube-system", "kubeadm-config", nil},
 	{"create", "", "configmaps", systemNamespace, "", nil},
 	{"list", "", "configmaps", systemNamespace, "", nil},
@@ -65,6 +67,7 @@ var questions = []question{
 	{"create", "coordination.k8s.io", "leases", systemNamespace, "", everyone},
 	{"create", "coordination.k8s.io", "leases", "kube-system", "", nil},
 	{"delete", "coordination.k8s.io", "leases", systemNamespace, "", nil},
+	{"watch", "coordination.k8s.io", "leases", systemNamespace, "csr-controller-manager", nil},
 	{"approve", "certificates.k8s.io", "signers", "", "kubernetes.io/kubelet-serving", nil},
 	{"list", "", "nodes", "", "", nil}, // components grant more: componentQuestions
 	{"list", "", "services", "", "", nil},
