@@ -53,7 +53,7 @@ var defects = []struct {
 	{"20 an empty configuration approves everything", []string{"controllers/approver TestDefect20NothingConfiguredApproves", "controllers TestNothingConfiguredAsksNothing"}},
 	{"21 a denial has no effect", []string{"controllers/approver TestReconcileDecides: malformed, denied", "test/integration TestDenialIsOptIn"}},
 	{"22 a certificate outlives its CA", []string{"controllers/signer TestDefect22ACertificateOutlivesItsCA", "controllers/signer TestReconcileTellsALifetimeThatWasCut"}},
-	{"23 an invalid chain, a CA that is never reloaded", []string{"controllers/signer TestDefect22ACertificateOutlivesItsCA", "test/integration TestFilesAreReloaded", "controllers/signer TestANewAuthorityWakesWhatWaits"}},
+	{"23 an invalid chain, a CA that is never reloaded", []string{"controllers/signer TestDefect22ACertificateOutlivesItsCA", "test/integration TestFilesAreReloaded", "test/integration TestSecretGoes"}},
 	{"24 the requester chooses the CA, workers share state", []string{"controllers/signer TestDefect24TheRequesterChooses"}},
 	{"25 the requested lifetime is ignored", []string{"controllers/signer TestInput17Lifetimes", "test/parity TestParity"}},
 	{"26 no maximum lifetime, an Event for each reconcile", []string{"controllers/signer TestInput17Lifetimes: 17 1e9", "controllers/approver TestARefusalIsToldOnce"}},

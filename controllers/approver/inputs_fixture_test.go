@@ -15,6 +15,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -138,8 +139,6 @@ func usagesAre(usages ...certificatesv1.KeyUsage) func(*request) {
 func (p *parts) outcome(t testing.TB) string {
 	t.Helper()
 	p.written = nil
-	p.served = p.served.DeepCopy()
-	p.served.ResourceVersion += "1" // a decided version would not be judged again
 	result, err := p.reconcile(t)
 	if err != nil {
 		t.Fatal(err)
@@ -161,7 +160,7 @@ func (p *parts) outcome(t testing.TB) string {
 			t.Errorf("condition %s has status %q", last.Type, last.Status)
 		}
 		return strings.TrimSpace(string(last.Type) + " " + reason)
-	case result.RequeueAfter > 0:
+	case result.RequeueAfter > 0 && result.RequeueAfter != report.Again:
 		return "Waits " + reason
 	case len(told) > 0:
 		return "Ignored " + reason

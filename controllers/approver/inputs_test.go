@@ -17,7 +17,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/pending"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -265,24 +265,22 @@ func TestInput08AnEgressAddressThatGoes(t *testing.T) {
 	}
 }
 
-// Input 18: the same request under another name every quarter of an hour. The newest is judged first and supersedes
-// the others.
+// Input 18: the same request under another name every quarter of an hour. The newest goes first.
 func TestInput18TheSameRequestAgain(t *testing.T) {
 	t.Parallel()
 	first := asks(t, []string{"10.0.0.1"})
 	again := first.DeepCopy()
 	again.Name, again.UID = "csr-2", "uid-2"
 	again.CreationTimestamp.Time = now.Add(15 * time.Minute)
-	one, okOne := csr.Limits{}.Supersedable(first)
-	two, okTwo := csr.Limits{}.Supersedable(again)
-	if !okOne || !okTwo || pending.KeyOf(one) != pending.KeyOf(two) {
-		t.Errorf("%+v and %+v do not replace each other", one, two)
-	}
-	var seen pendingIndex
-	seen.add(first, nil, csr.Limits{}, true)
-	seen.add(again, nil, csr.Limits{}, true)
-	if !seen.superseded(first.Name) || seen.superseded(again.Name) {
-		t.Errorf("superseded: the first %t, the newest %t", seen.superseded(first.Name), seen.superseded(again.Name))
+	queue := fairqueue.New(Name, 2)
+	queue.Add(csr.Limits{}.Key(again))
+	queue.Add(csr.Limits{}.Key(first))
+	for _, want := range []string{"csr-2", "csr-1"} {
+		key, _ := queue.Get()
+		if key.Name != want {
+			t.Errorf("got %s, want %s", key.Name, want)
+		}
+		queue.Done(key)
 	}
 }
 

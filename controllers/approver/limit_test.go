@@ -18,7 +18,7 @@ func TestFailedWritesUseUpNoLimit(t *testing.T) {
 	conflict := apierrors.NewConflict(schema.GroupResource{Resource: "certificatesigningrequests"}, "csr-1", errors.New("changed"))
 	for i, fault := range []error{errors.New("down"), conflict, errors.New("down"), conflict} {
 		p.writeFault = fault
-		if _, err := p.reconcile(t); (err != nil) != (!errors.Is(fault, conflict)) || len(p.written) != i+1 {
+		if _, err := p.reconcile(t); err != nil || len(p.written) != i+1 { // the request was changed meanwhile
 			t.Fatalf("%v after %d attempts to write, of %d", err, len(p.written), i+1)
 		}
 	}

@@ -100,6 +100,14 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 
 // Reconcile decides about a request and writes at most one condition. An error goes to the work queue, which retries.
 func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
+	result, err := r.reconcile(ctx, key)
+	if err != nil {
+		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	}
+	return result, err
+}
+
+func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// This is the cache's own object: judging only reads it, and write changes a copy.
 	err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy)
@@ -113,14 +121,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (reconcil
 		return reconcile.Result{}, nil
 	}
 	req, decision, err := r.Decide(ctx, obj)
-	result := reconcile.Result{}
-	if err == nil {
-		result, err = r.act(ctx, obj, req, decision)
-	}
 	if err != nil {
-		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+		return reconcile.Result{}, err
 	}
-	return result, err
+	return r.act(ctx, obj, req, decision)
 }
 
 // Decide returns what Reconcile would decide about obj, and writes nothing. The request is nil if it cannot be parsed.

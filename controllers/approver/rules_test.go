@@ -108,13 +108,13 @@ func TestRefusals(t *testing.T) {
 			notAuthorized(bootstrap(), rule.Recognisers[1:]),
 			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`}},
+				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`}},
 		},
 		"two permissions": {
 			notAuthorized(bootstrap(), rule.Recognisers),
 			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
-				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within a minute`}},
+				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`}},
 		},
 		"malformed": {
 			unread(&csr.Refused{Reason: "Malformed", Message: "spec.request is bad"}),
@@ -150,7 +150,7 @@ func TestUnreadNamesTheRemedy(t *testing.T) {
 			errors.New("index out of range"),
 			verdict.Result{Verdict: verdict.Wait, Reason: "InternalError",
 				Message: "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
-					"The request is parsed again within a minute"},
+					"The request is parsed again within five minutes"},
 		},
 	} {
 		if diff := cmp.Diff(Decision{Result: test.want}, unread(test.err)); diff != "" {

@@ -305,7 +305,7 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 			if queue.Len() > 0 {
 				t.Errorf("%s: woken before changes were gathered", name)
 			}
-			time.Sleep(2 * gatherFor)
+			time.Sleep(3 * gatherFor)
 			if got := queued(queue); got != test.want {
 				t.Errorf("%s: woken %q, want %q", name, got, test.want)
 			}

@@ -97,7 +97,7 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 		if got := reporter.Request(request(step.uid), "user", step.action, step.reason, step.message); got != step.want {
 			t.Errorf("step %d: new %t, want %t", i, got, step.want)
 		}
-		clock.SetTime(clock.Now().Add(time.Hour))
+		clock.SetTime(clock.Now().Add(time.Minute))
 	}
 	want := []event{
 		{"name-1", "Warning", "NotAuthorized", "Approve", "100% no"},

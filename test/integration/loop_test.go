@@ -18,7 +18,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/requestcache"
 )
 
 // startLoop runs the named controllers in process, or approver, signer and cleaner. Each has a manager of its own, with only the
@@ -54,7 +53,7 @@ func startLoop(t testing.TB, opts csrenv.Options, names ...string) (stop func())
 // partOf returns the options of one controller.
 func partOf(o controllers.Options, name string) controllers.Options {
 	part := controllers.Options{
-		Requests: &requestcache.Cache{}, Audit: o.Audit, Concurrency: o.Concurrency, Clock: o.Clock, WrapQueue: o.WrapQueue, RequestLimits: o.RequestLimits,
+		Audit: o.Audit, Concurrency: o.Concurrency, Clock: o.Clock, RequestLimits: o.RequestLimits,
 	}
 	switch name {
 	case "approver":
