@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
@@ -130,6 +131,36 @@ func TestAgeNeedsTheTimeOfTheAPIServers(t *testing.T) {
 	got, judgeErr := b.judge(t.Context(), req, facts, err)
 	if err == nil || judgeErr != nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
 		t.Errorf("%+v, errors %v, %v", got, err, judgeErr)
+	}
+}
+
+// TestAgeIsReadAgainBeforeItRefuses has an API server whose clock is set back. A new request then looks old by the time that
+// was noted before.
+func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
+	t.Parallel()
+	policy, req, facts := joining()
+	measured, set := servertimetest.Measured(t)
+	b := Bootstrap{Policy: *policy, Inventory: &Inventory{serverTime: measured}}
+	latest := measured.Latest()
+	for name, test := range map[string]struct {
+		created time.Time
+		ahead   time.Duration
+		old     bool
+	}{
+		"an old request":                         {latest.Add(-time.Hour), 0, true},
+		"a new one":                              {latest, 0, false},
+		"a new one after the clock was set back": {latest.Add(-time.Hour), -time.Hour, false},
+	} {
+		set(test.ahead)
+		req.Created = test.created
+		err := b.readAge(t.Context(), req, facts)
+		if old := policy.checkRequest(req, facts.age).Reason == reasonTooOld; err != nil || old != test.old {
+			t.Errorf("%s: age %s, too old %t, error %v", name, facts.age, old, err)
+		}
+		set(0)
+		if _, err := measured.Fresh(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 
