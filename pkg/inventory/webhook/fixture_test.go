@@ -44,11 +44,14 @@ type authority struct {
 	pem  []byte
 }
 
-func newAuthority(t testing.TB) *authority {
+func newAuthority(t testing.TB, mods ...func(*x509.Certificate)) *authority {
 	t.Helper()
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	for _, mod := range mods {
+		mod(template)
 	}
 	a := &authority{cert: template}
 	var der []byte

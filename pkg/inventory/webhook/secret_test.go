@@ -1,7 +1,9 @@
 package webhook
 
 import (
+	"bytes"
 	"crypto/tls"
+	"crypto/x509"
 	"io"
 	"net"
 	"net/http"
@@ -31,6 +33,12 @@ func TestNoErrorShowsTheURL(t *testing.T) {
 	closed.Close()
 	plain := httptest.NewServer(answering("hello"))
 	t.Cleanup(plain.Close)
+	constrained := newAuthority(t, func(cert *x509.Certificate) {
+		cert.PermittedIPRanges = []*net.IPNet{{IP: net.IPv4(192, 0, 2, 0), Mask: net.CIDRMask(24, 32)}}
+	})
+	trusting := func(options *Options) {
+		options.CAFile = file(t, t.TempDir(), "ca.crt", append(bytes.Clone(a.pem), constrained.pem...))
+	}
 	for name, test := range map[string]struct{ url, want string }{
 		"a redirect":           {on(a.serve(t, location(secret))), "answered 302, want 200"},
 		"a redirect elsewhere": {on(a.serve(t, location("https://s3cr3t-host.invalid"+secret))), "answered 302, want 200"},
@@ -57,6 +65,7 @@ func TestNoErrorShowsTheURL(t *testing.T) {
 				t.Fatal(err)
 			}
 		})), "the server's certificate is not valid for the host in the URL"},
+		"the certificate of a CA that may not issue it": {on(constrained.serve(t, answering(""))), "is not authorized to sign for this name"},
 		"old TLS": {on(a.serve(t, answering(""), func(s *httptest.Server) {
 			s.TLS.MinVersion, s.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
 		})), "remote error: tls: protocol version not supported"},
@@ -64,7 +73,7 @@ func TestNoErrorShowsTheURL(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			sources := inventory.Sources{a.asking(t, test.url, within(time.Second))}
+			sources := inventory.Sources{a.asking(t, test.url, within(time.Second), trusting)}
 			found, err := sources.Lookup(t.Context(), "node-1", request())
 			if err == nil || found.Entry != nil || !strings.Contains(err.Error(), test.want) {
 				t.Fatalf("found %+v, error %v, want %s", found.Entry, err, test.want)

@@ -128,12 +128,15 @@ func (s *Source) Lookup(ctx context.Context, node string, req *csr.Request) (*in
 func hideURL(err error) error {
 	var unresolved *net.DNSError
 	var misnamed x509.HostnameError
+	var invalid x509.CertificateInvalidError
 	var failed *net.OpError
 	switch {
 	case errors.As(err, &unresolved):
 		return fmt.Errorf("the host in the URL can't be resolved: %s", unresolved.Err)
 	case errors.As(err, &misnamed):
 		return errors.New("the server's certificate is not valid for the host in the URL")
+	case errors.As(err, &invalid) && invalid.Reason == x509.CANotAuthorizedForThisName:
+		return x509.CertificateInvalidError{Reason: invalid.Reason}
 	case errors.As(err, &failed):
 		return fmt.Errorf("%s: %w", failed.Op, failed.Err)
 	}
