@@ -44,21 +44,14 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
 		report.Warn(logger, warning)
 	}
-	options, err := controllers.FromConfiguration(configuration)
-	if err != nil {
-		return err
-	}
-	if options.Publish, err = controllers.PublishOf(configuration, VersionOrBuild()); err != nil {
-		return err
-	}
 	cluster, err := RESTConfig(configuration)
 	if err != nil {
 		return err
 	}
-	if options.ServerTime, err = servertime.New(cluster); err != nil {
+	options, err := managerOptions(cluster, configuration)
+	if err != nil {
 		return err
 	}
-	cluster.Wrap(options.ServerTime.Wrap) // each answer shows the time
 	mgr, err := newManager(cluster, configuration, options, logger)
 	if err != nil {
 		return err
@@ -79,6 +72,22 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	}
 	logger.Info("Stopped")
 	return nil
+}
+
+// managerOptions returns the options of the controllers. The clients of cluster note the time in each answer from now on.
+func managerOptions(cluster *rest.Config, configuration *config.Configuration) (controllers.Options, error) {
+	options, err := controllers.FromConfiguration(configuration)
+	if err != nil {
+		return options, err
+	}
+	if options.Publish, err = controllers.PublishOf(configuration, VersionOrBuild()); err != nil {
+		return options, err
+	}
+	if options.ServerTime, err = servertime.New(cluster); err != nil {
+		return options, err
+	}
+	cluster.Wrap(options.ServerTime.Wrap)
+	return options, nil
 }
 
 // stopTime is how long a stopping manager waits for its last calls. A write and the read after it have 45 s each.
