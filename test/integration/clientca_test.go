@@ -18,11 +18,15 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -244,28 +248,46 @@ func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 	}
 }
 
-// TestCustomSignerWaitsWhileTrustIsUnknown has an API server that does not answer. Requests that a trusted CA must
-// not sign wait and never fail, and all others are signed.
+// withoutTrust takes the right to read what API servers trust (config/rbac/ca_trust.yaml) from the signer's account, whose
+// configuration is cfg. The returned function gives it back.
+func withoutTrust(t *testing.T, cfg *rest.Config) (giveBack func()) {
+	t.Helper()
+	signer := clientOf(t, cfg)
+	return takeRole(t, bindingOf(signerAccount, "csr-ca-trust", trust.ExtensionNamespace), func(ctx context.Context) bool {
+		key := client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}
+		return apierrors.IsForbidden(signer.Get(ctx, key, &corev1.ConfigMap{}))
+	})
+}
+
+// TestCustomSignerWaitsWhileTrustIsUnknown takes the signer's right to read what API servers trust. Requests that a
+// trusted CA must not sign wait and never fail, and all others are signed. With the right all are signed.
 func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	parallel(t)
 	maySign(t, signerAccount, hookSigner)
 	own := newCA(t)
-	silent := freeAddress(t)
-	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		o.Signer.APIServers = []string{silent}
-		hook(own.CertPEM, own.KeyPEM, func(s *signer.Signer) { s.Usages = append(s.Usages, "client auth") })(o)
+	cfg := roleConfig(t, "signer")
+	giveBack := withoutTrust(t, cfg)
+	startLoopAs(t, cfg, csrenv.Options{Customize: func(o *controllers.Options) {
+		hook(own.CertPEM, own.KeyPEM, func(s *signer.Signer) {
+			s.Usages, s.AllowNoExtKeyUsage = append(s.Usages, "client auth"), true
+		})(o)
+		*o = partOf(*o, "signer")
 	}})
 	waiting := []*request{
 		askHook(t, plain, "hook.default.svc", "digital signature"),
 		askHook(t, kubeadmAdmin, "", "digital signature", "client auth"),
 		askHook(t, plain, "hook.default.svc", "digital signature", "server auth"),
 	}
-	hasEvent(t, waiting[2], "CATrustUnknown", silent, "NameNotPermitted")
+	hasEvent(t, waiting[2], "CATrustUnknown", "extension-apiserver-authentication", "NameNotPermitted")
 	issuedBy(t, reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued), own)
 	for _, obj := range waiting {
 		if got := csr.StateOf(reload(t, obj)); got != csr.Approved {
 			t.Errorf("%s is %s, want Approved", obj.Name, got)
 		}
+	}
+	giveBack()
+	for _, obj := range waiting {
+		issuedBy(t, reaches(t, obj, csr.Issued), own)
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -14,9 +13,11 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // The tests in this file call Reconcile directly, with a real client and a fake clock. Nothing runs beside them, so
@@ -30,17 +31,33 @@ func newApprover(t *testing.T, clock *clocktesting.FakeClock) (*approver.Reconci
 		Authorizer: authz.SubjectAccess{Client: admin(t)},
 		Reporter:   report.New(recorder, clock),
 		Clock:      clock,
+		ServerTime: servertime.Of(clock),
 		Live:       admin(t),
 	}, recorder
 }
 
-func reconcileOnce(t *testing.T, r reconcile.Reconciler, obj client.Object) reconcile.Result {
+func reconcileOnce(t *testing.T, r *approver.Reconciler, obj *request) reconcile.Result {
 	t.Helper()
-	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)})
+	result, err := r.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return result
+}
+
+// cleanOnce makes the cleaner look at obj as if a pass had found it due, and returns whether obj still exists.
+func cleanOnce(t *testing.T, r *cleaner.Reconciler, obj *request) (exists bool) {
+	t.Helper()
+	key := client.ObjectKeyFromObject(obj)
+	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: key})
+	if err != nil || result != (reconcile.Result{}) {
+		t.Fatalf("result %+v, error %v", result, err)
+	}
+	err = admin(t).Get(t.Context(), key, &request{})
+	if client.IgnoreNotFound(err) != nil {
+		t.Fatal(err)
+	}
+	return err == nil
 }
 
 func TestApproverWaitsForRBACAndForgetsItWhenItGoes(t *testing.T) {
@@ -52,7 +69,7 @@ func TestApproverWaitsForRBACAndForgetsItWhenItGoes(t *testing.T) {
 
 	for _, step := range []struct{ age, pause time.Duration }{
 		{0, time.Second}, {time.Second, time.Second}, {2 * time.Second, 2 * time.Second},
-		{4 * time.Second, 4 * time.Second}, {30 * time.Second, 30 * time.Second}, {10 * time.Minute, time.Minute},
+		{4 * time.Second, 4 * time.Second}, {30 * time.Second, 30 * time.Second}, {10 * time.Minute, 5 * time.Minute},
 	} {
 		clock.SetTime(obj.CreationTimestamp.Add(step.age))
 		if got := reconcileOnce(t, r, obj).RequeueAfter; got != step.pause {
@@ -116,15 +133,20 @@ func (c *changingClient) SubResource(name string) client.SubResourceClient {
 func TestDenialIsOptIn(t *testing.T) {
 	parallel(t)
 	wrong := func(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth) }
-	for denial, want := range map[approver.Denial]csr.State{"": csr.Pending, approver.DenialNever: csr.Pending, approver.DenialPermanent: csr.Denied} {
+	for denial, want := range map[approver.Denial]struct {
+		state csr.State
+		again time.Duration // it can never become valid, so it comes back only to be reported again
+	}{
+		"": {csr.Pending, report.Again}, approver.DenialNever: {csr.Pending, report.Again}, approver.DenialPermanent: {state: csr.Denied},
+	} {
 		obj := createRequest(t, admin(t), nodeRequest(t, "denied", wrong))
 		r, recorder := newApprover(t, clocktesting.NewFakeClock(time.Now()))
 		r.Denial = denial
-		if result := reconcileOnce(t, r, obj); result.RequeueAfter != 0 {
-			t.Errorf("denial %q: comes back after %s to what can never become valid", denial, result.RequeueAfter)
+		if got := reconcileOnce(t, r, obj).RequeueAfter; got != want.again {
+			t.Errorf("denial %q: comes back after %s, want %s", denial, got, want.again)
 		}
-		if got := csr.StateOf(reload(t, obj)); got != want {
-			t.Errorf("denial %q: request is %s, want %s", denial, got, want)
+		if got := csr.StateOf(reload(t, obj)); got != want.state {
+			t.Errorf("denial %q: request is %s, want %s", denial, got, want.state)
 		}
 		if len(recorder.Events) != 1 {
 			t.Errorf("denial %q: %d Events, want 1", denial, len(recorder.Events))
@@ -141,24 +163,22 @@ func TestCleanerDeletesWhenDueAndNothingElse(t *testing.T) {
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}
-	if got := reconcileOnce(t, r, obj).RequeueAfter; got != 0 {
-		t.Errorf("new request comes back after %s, but the search of the cache finds it in time", got)
+	if !cleanOnce(t, r, obj) {
+		t.Fatal("a new request is deleted")
 	}
-	clock.SetTime(obj.CreationTimestamp.Add(24*time.Hour - time.Minute))
-	if got := reconcileOnce(t, r, obj).RequeueAfter; got != time.Minute+time.Millisecond {
-		t.Errorf("request that is due in a minute comes back after %s", got)
+	clock.SetTime(obj.CreationTimestamp.Add(24 * time.Hour))
+	if !cleanOnce(t, r, obj) {
+		t.Fatal("a waiting request is deleted at the end of its day, want after it")
 	}
 	approve(t, reload(t, obj))
 	approved := obj.Status.Conditions[0].LastUpdateTime.Time
 	clock.SetTime(approved.Add(time.Hour))
-	if got := reconcileOnce(t, r, obj).RequeueAfter; got != time.Millisecond {
-		t.Errorf("approved request comes back after %s, want at once after its hour", got)
+	if !cleanOnce(t, r, obj) {
+		t.Fatal("an approved request is deleted at the end of its hour, want after it")
 	}
-	reload(t, obj)
 	clock.SetTime(approved.Add(time.Hour + time.Millisecond))
-	reconcileOnce(t, r, obj)
-	if err := admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj); !apierrors.IsNotFound(err) {
-		t.Errorf("due request is still there: %v", err)
+	if cleanOnce(t, r, obj) {
+		t.Error("a due request still exists")
 	}
 }
 
@@ -176,8 +196,7 @@ func TestCleanerSparesARequestOfTheSameName(t *testing.T) {
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}
-	reconcileOnce(t, r, second)
-	if got := reload(t, second).UID; got != second.UID || got == stale.UID {
-		t.Errorf("the new request was not spared")
+	if !cleanOnce(t, r, second) {
+		t.Error("the new request was not spared")
 	}
 }
