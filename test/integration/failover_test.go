@@ -93,12 +93,13 @@ type joining struct {
 	made  map[types.UID]time.Time
 	waits map[types.UID]time.Duration
 	all   map[types.UID]*request // with their certificates
+	wrong map[types.UID]*refusal // requests that must not get a certificate
 }
 
 func startJoining(t *testing.T) *joining {
 	t.Helper()
 	l := &joining{
-		made: map[types.UID]time.Time{}, waits: map[types.UID]time.Duration{}, all: map[types.UID]*request{},
+		made: map[types.UID]time.Time{}, waits: map[types.UID]time.Duration{}, all: map[types.UID]*request{}, wrong: map[types.UID]*refusal{},
 	}
 	t.Cleanup(func() { deleteRequests(t, joins) })
 	ctx, stop := context.WithCancel(t.Context())
@@ -243,6 +244,9 @@ func (p *pair) storedCertificates(t *testing.T, l *joining) map[string]string {
 	}
 	names, missing := map[string]string{}, maps.Clone(l.made)
 	for _, obj := range append(list.Items, *p.first) {
+		if _, refused := l.wrong[obj.UID]; refused {
+			continue // see checkRefused
+		}
 		if one := l.all[obj.UID]; one != nil && !bytes.Equal(one.Status.Certificate, obj.Status.Certificate) {
 			t.Errorf("the certificate of %s has changed", obj.Name)
 		}
@@ -276,6 +280,9 @@ func (l *joining) read(t *testing.T, file string, decided map[types.UID]bool) ma
 	t.Helper()
 	last, here := map[string]audit.Event{}, map[types.UID]bool{}
 	for _, record := range readAudit(t, file) {
+		if _, refused := l.wrong[record.UID]; refused {
+			continue // see checkRefused
+		}
 		switch record.Event {
 		case audit.Decided:
 			if record.Verdict != "Approve" || here[record.UID] {

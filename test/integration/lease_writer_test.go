@@ -5,15 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -181,4 +185,108 @@ func (w *leaseWriter) keep(t *testing.T) {
 		})
 		return errors.Join(err, held)
 	})
+}
+
+// leadsFor returns flags for a Lease that does not end within that time. Neither does the leader give up.
+func leadsFor(long time.Duration) []string {
+	return []string{"--leader-elect-renew-deadline", long.String(), "--leader-elect-lease-duration", (2 * long).String()}
+}
+
+// configure writes a configuration file and returns its flag.
+func configure(t *testing.T, text string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+text))
+	return "--config=" + file
+}
+
+// refusal is a request that must not get a certificate.
+type refusal struct {
+	*request
+	want string // conditions, and all recorded verdicts
+}
+
+// refuse creates four requests a second that must not get a certificate, until the returned function is called. One
+// kind is denied, one waits for a permission, and one is approved by a person and can't be signed.
+func (l *joining) refuse(t *testing.T) func() {
+	t.Helper()
+	grant(t, "stranger", mayCreate)
+	joiner, stranger := as(t, "joiner"), as(t, "stranger")
+	wrongUsage := func(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth) }
+	kinds := []func(*request) (string, error){
+		func(obj *request) (string, error) {
+			wrongUsage(obj)
+			return "Denied ShapeMismatch; Decided Deny", joiner.Create(t.Context(), obj)
+		},
+		func(obj *request) (string, error) {
+			return "; Decided Wait", stranger.Create(t.Context(), obj)
+		},
+		func(obj *request) (string, error) {
+			wrongUsage(obj)
+			obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+			if err := admin(t).Create(t.Context(), obj); err != nil {
+				return "", err
+			}
+			csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
+			return "Approved ByHand, Failed SignerValidationFailure; NotSigned Failed", admin(t).SubResource("approval").Update(t.Context(), obj)
+		},
+	}
+	return every(t, time.Second/4, func(i int) error {
+		obj := nodeRequest(t, fmt.Sprint("refused-", i))
+		obj.Labels = joins
+		want, err := kinds[i%len(kinds)](obj)
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.wrong[obj.UID] = &refusal{obj, want}
+		return nil
+	})
+}
+
+// checkRefused checks the condition of each refused request, and all verdicts about it in the audit logs.
+func (p *pair) checkRefused(t *testing.T, l *joining) {
+	t.Helper()
+	eventually(t, "the requests are refused", func(ctx context.Context) error {
+		verdicts := map[types.UID][]string{}
+		for _, file := range p.audits {
+			denied := map[types.UID]bool{}
+			for _, record := range readAudit(t, file) {
+				if record.Verdict == "Deny" {
+					if denied[record.UID] {
+						t.Fatalf("a second record: %+v", record)
+					}
+					denied[record.UID] = true
+				}
+				verdicts[record.UID] = append(verdicts[record.UID], strings.TrimSpace(fmt.Sprint(record.Event, " ", record.Verdict)))
+			}
+		}
+		list := &certificatesv1.CertificateSigningRequestList{}
+		if err := admin(t).List(ctx, list, joins); err != nil {
+			return err
+		}
+		found := 0
+		for _, obj := range list.Items {
+			one := l.wrong[obj.UID]
+			if one == nil {
+				continue
+			}
+			found++
+			var conditions []string
+			for _, condition := range obj.Status.Conditions {
+				conditions = append(conditions, fmt.Sprint(condition.Type, " ", condition.Reason))
+			}
+			slices.Sort(verdicts[obj.UID])
+			got := strings.Join(conditions, ", ") + "; " + strings.Join(slices.Compact(verdicts[obj.UID]), ", ")
+			if got != one.want || len(obj.Status.Certificate) > 0 {
+				return fmt.Errorf("%s: %q, want %q", obj.Name, got, one.want)
+			}
+		}
+		if found != len(l.wrong) || found == 0 {
+			return fmt.Errorf("%d of %d exist", found, len(l.wrong))
+		}
+		return nil
+	})
+	t.Logf("%d requests were refused", len(l.wrong))
 }

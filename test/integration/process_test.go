@@ -247,7 +247,7 @@ func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	}
 	as := clientOf(t, cfg)
 	eventually(t, "the roles are in effect", func(ctx context.Context) error {
-		for _, result := range check.RightsByRules(ctx, as, rights) {
+		for _, result := range check.Rights(ctx, as, rights) {
 			if result.Status != check.OK {
 				return fmt.Errorf("%s: %s", result.Subject, result.Evidence)
 			}
