@@ -7,7 +7,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -30,7 +32,6 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/apicall"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
@@ -145,12 +146,40 @@ func clientOf(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1
-	apicall.Bound(cfg) // a deadline for each call but watches
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return bounded{next} })
 	made, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return made
+}
+
+// bounded ends each call but a watch after 30 seconds, so that a call through a stopped API server does not hang.
+type bounded struct{ next http.RoundTripper }
+
+func (b bounded) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.URL.Query().Get("watch") == "true" {
+		return b.next.RoundTrip(req)
+	}
+	ctx, cancel := context.WithTimeout(req.Context(), 30*time.Second)
+	resp, err := b.next.RoundTrip(req.WithContext(ctx))
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	resp.Body = body{resp.Body, cancel}
+	return resp, nil
+}
+
+// body ends the deadline of a call when it is closed.
+type body struct {
+	io.ReadCloser
+	cancel context.CancelFunc
+}
+
+func (b body) Close() error {
+	defer b.cancel()
+	return b.ReadCloser.Close()
 }
 
 // as returns a client of a user, past the proxy.
