@@ -28,6 +28,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -170,7 +171,7 @@ func (p *parts) review(ctx context.Context, who csr.Requester, what authorizatio
 
 func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	t.Helper()
-	return p.reconciler.Reconcile(t.Context(), p.reconciler.RequestLimits.Key(p.served))
+	return p.reconciler.Reconcile(t.Context(), fairqueue.KeyOf(p.served, p.reconciler.RequestLimits.NodeOf(p.served)))
 }
 
 // events returns the Events so far.

@@ -273,8 +273,8 @@ func TestInput18TheSameRequestAgain(t *testing.T) {
 	again.Name, again.UID = "csr-2", "uid-2"
 	again.CreationTimestamp.Time = now.Add(15 * time.Minute)
 	queue := fairqueue.New(Name, 2)
-	queue.Add(csr.Limits{}.Key(again))
-	queue.Add(csr.Limits{}.Key(first))
+	queue.Add(fairqueue.KeyOf(again, "a"))
+	queue.Add(fairqueue.KeyOf(first, "a"))
 	for _, want := range []string{"csr-2", "csr-1"} {
 		key, _ := queue.Get()
 		if key.Name != want {

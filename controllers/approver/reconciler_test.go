@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -219,7 +220,7 @@ func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
 	p.grants = []string{"nodeclient"}
-	key := p.reconciler.RequestLimits.Key(p.served)
+	key := fairqueue.KeyOf(p.served, p.reconciler.RequestLimits.NodeOf(p.served))
 	p.served.UID = "another"
 	if result, err := p.reconciler.Reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.reviews) > 0 {
 		t.Errorf("%+v, error %v, %d reviews", result, err, len(p.reviews))

@@ -2,15 +2,12 @@ package approver
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -36,13 +33,16 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
 	options.Reconciler = r
+	if options.LogConstructor == nil {
+		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
+	}
 	approving, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
 		return fmt.Errorf("make controller: %w", err)
 	}
 	wake := newWakeUps()
 	errs := []error{
-		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, r.events())),
+		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))),
 		approving.Watch(wake.source(&r.waiting)),
 	}
 	if r.BlockList != nil {
@@ -88,23 +88,6 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	r.limiter = newLimiter(r.Limit, r.Clock)
 }
 
-// events returns the handler that enqueues requests and keeps the index of those that wait.
-func (r *Reconciler) events() handler.TypedEventHandler[*certificatesv1.CertificateSigningRequest, fairqueue.Key] {
-	type obj = *certificatesv1.CertificateSigningRequest
-	return handler.TypedFuncs[obj, fairqueue.Key]{
-		CreateFunc: func(_ context.Context, made event.TypedCreateEvent[obj], queue workQueue) {
-			r.observe(made.Object, queue)
-		},
-		UpdateFunc: func(_ context.Context, changed event.TypedUpdateEvent[obj], queue workQueue) {
-			r.observe(changed.ObjectNew, queue)
-		},
-		DeleteFunc: func(_ context.Context, gone event.TypedDeleteEvent[obj], _ workQueue) {
-			r.waiting.Remove(gone.Object.Name)
-			r.Reporter.Forget(gone.Object)
-		},
-	}
-}
-
 // observe enqueues obj if Reconcile has something to do.
 func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {
 	judged := obj
@@ -115,11 +98,17 @@ func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queu
 		r.waiting.Remove(obj.Name)
 		return
 	}
-	key := r.RequestLimits.Key(obj)
+	key := fairqueue.KeyOf(obj, r.RequestLimits.NodeOf(obj))
 	if !r.waiting.Has(key) {
 		r.waiting.Put(key, r.marksOf(judged)...)
 	}
 	queue.Add(key)
+}
+
+// forget forgets obj, which was deleted.
+func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
+	r.waiting.Remove(obj.Name)
+	r.Reporter.Forget(obj)
 }
 
 // check returns all errors in fields without a default.

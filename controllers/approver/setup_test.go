@@ -235,7 +235,7 @@ func queued(queue workQueue) string {
 func TestEventsQueueWhatIsUndecided(t *testing.T) {
 	t.Parallel()
 	r := &Reconciler{Rules: []Rule{NodeClient()}}
-	events, queue := r.events(), queueOf(t)
+	events, queue := fairqueue.Events(r.observe, r.forget), queueOf(t)
 	obj := object(t)
 	events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
 	if got := queued(queue); got != "csr-1" || len(r.waiting.All()) != 1 {
@@ -275,7 +275,7 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &Reconciler{Rules: []Rule{NodeClient(), KubeletServing(Serving{})}}
 		queue, wake := queueOf(t), newWakeUps()
-		events := r.events()
+		events := fairqueue.Events(r.observe, r.forget)
 		for _, obj := range []*request{
 			named("a1", "a", 1, "10.0.0.1"), named("a2", "a", 2, "10.0.0.1"), named("a3", "a", 3), named("a4", "a", 4),
 			named("b1", "b", 1, "10.0.0.1", "10.0.0.2"), named("c1", "c", 1, "10.0.0.3"), object(t),

@@ -243,7 +243,7 @@ func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	return p.reconciler.Reconcile(t.Context(), keyOf(p.served))
 }
 
-func keyOf(obj *request) fairqueue.Key { return csr.Limits{}.Key(obj) }
+func keyOf(obj *request) fairqueue.Key { return fairqueue.KeyOf(obj, csr.Limits{}.NodeOf(obj)) }
 
 // trust makes it known what the cluster does with the CA. The zero trust is that of a CA that nothing trusts.
 func (p *parts) trust(found caTrust) {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,8 +18,6 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -54,7 +51,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	if err != nil {
 		return err
 	}
-	sources = append(sources, source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, r.events()))
+	sources = append(sources, source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget)))
 	if r.BlockList != nil {
 		sources = append(sources, fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All))
 	}
@@ -63,7 +60,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	}
 	options.Reconciler = r
 	if options.LogConstructor == nil {
-		options.LogConstructor = logOf(mgr.GetLogger().WithValues("controller", Name))
+		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
 	}
 	ctrl, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
@@ -74,16 +71,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		errs = append(errs, ctrl.Watch(each))
 	}
 	return errors.Join(errs...)
-}
-
-// logOf returns a constructor of the logger for a key.
-func logOf(logger logr.Logger) func(*fairqueue.Key) logr.Logger {
-	return func(key *fairqueue.Key) logr.Logger {
-		if key == nil {
-			return logger
-		}
-		return logger.WithValues("name", key.Name)
-	}
 }
 
 // ready returns a readiness check of the CAs.
@@ -223,30 +210,21 @@ func (r *Reconciler) ReadOnce(
 	return unread, nil
 }
 
-// events returns the handler that queues a request when it changes and waits for a certificate.
-func (r *Reconciler) events() handler.TypedFuncs[*certificatesv1.CertificateSigningRequest, fairqueue.Key] {
-	observe := func(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
-		if !r.waits(obj) {
-			r.waiting.Remove(obj.Name)
-			return
-		}
-		key := r.RequestLimits.Key(obj)
-		r.waiting.Put(key, fairqueue.Digest(obj.Spec.SignerName))
-		queue.Add(key)
+// observe queues obj if it waits for a certificate.
+func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
+	if !r.waits(obj) {
+		r.waiting.Remove(obj.Name)
+		return
 	}
-	type request = *certificatesv1.CertificateSigningRequest
-	return handler.TypedFuncs[request, fairqueue.Key]{
-		CreateFunc: func(_ context.Context, created event.TypedCreateEvent[request], queue requestQueue) {
-			observe(created.Object, queue)
-		},
-		UpdateFunc: func(_ context.Context, updated event.TypedUpdateEvent[request], queue requestQueue) {
-			observe(updated.ObjectNew, queue)
-		},
-		DeleteFunc: func(_ context.Context, deleted event.TypedDeleteEvent[request], _ requestQueue) {
-			r.waiting.Remove(deleted.Object.Name)
-			r.Reporter.Forget(deleted.Object)
-		},
-	}
+	key := fairqueue.KeyOf(obj, r.RequestLimits.NodeOf(obj))
+	r.waiting.Put(key, fairqueue.Digest(obj.Spec.SignerName))
+	queue.Add(key)
+}
+
+// forget forgets obj, which was deleted.
+func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
+	r.waiting.Remove(obj.Name)
+	r.Reporter.Forget(obj)
 }
 
 // waitingFor returns the requests that wait for a certificate of pair.

@@ -43,7 +43,7 @@ func drain(queue requestQueue) []string {
 func TestOnlyWhatWaitsIsQueued(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
-	queue, events := queueOf(t), p.reconciler.events()
+	queue, events := queueOf(t), fairqueue.Events(p.reconciler.observe, p.reconciler.forget)
 	states := map[string]func(*request){
 		"waits":   func(*request) {},
 		"foreign": signerName("example.com/foreign"),
@@ -90,7 +90,7 @@ func TestADeletionForgetsTheReport(t *testing.T) {
 		if told := taken(p.recorder); len(told) != 1 {
 			t.Errorf("Events %q", told)
 		}
-		p.reconciler.events().Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: p.served}, queueOf(t))
+		fairqueue.Events(p.reconciler.observe, p.reconciler.forget).Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: p.served}, queueOf(t))
 	}
 }
 
@@ -102,7 +102,7 @@ func TestWaitingForAKeyPair(t *testing.T) {
 	serving := p.reconciler.Signers["kubernetes.io/kubelet-serving"]
 	serving.KeyPair = other
 	p.reconciler.Signers["kubernetes.io/kubelet-serving"] = serving
-	queue, events := queueOf(t), p.reconciler.events()
+	queue, events := queueOf(t), fairqueue.Events(p.reconciler.observe, p.reconciler.forget)
 	for name, signer := range map[string]string{
 		"client": "kubernetes.io/kube-apiserver-client-kubelet", "custom": "example.com/custom", "serving": "kubernetes.io/kubelet-serving",
 	} {

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -25,6 +26,19 @@ type Key struct {
 	Requester, Lane uint64
 	// Created is the creation time of the request, in seconds since 1970.
 	Created int64
+}
+
+// KeyOf returns the key of obj. Requests of one requester for the same node share a lane. If node is empty, obj has a lane
+// of its own.
+func KeyOf(obj *certificatesv1.CertificateSigningRequest, node string) Key {
+	key := Key{
+		Name: obj.Name, UID: obj.UID, Created: obj.CreationTimestamp.Unix(),
+		Requester: Digest(obj.Spec.Username), Lane: Digest("node", obj.Spec.Username, node),
+	}
+	if node == "" {
+		key.Lane = Digest("request", obj.Name, string(obj.UID))
+	}
+	return key
 }
 
 var (

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -280,6 +282,38 @@ func TestIndex(t *testing.T) {
 	i.Remove("absent")
 	if i.Has(keyOf("a/1/a3@3")) || !i.Has(keyOf("a/1/a2@2")) || len(i.All()) != 4 {
 		t.Errorf("after the removal: %q", names(i.All()))
+	}
+}
+
+func TestKeyOf(t *testing.T) {
+	t.Parallel()
+	request := func(name, user string) *certificatesv1.CertificateSigningRequest {
+		return &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name), CreationTimestamp: metav1.Unix(7, 0)},
+			Spec:       certificatesv1.CertificateSigningRequestSpec{Username: user},
+		}
+	}
+	type same struct{ requester, lane bool }
+	of := KeyOf(request("csr-1", "alice"), "a")
+	if of.Name != "csr-1" || of.UID != "uid-of-csr-1" || of.Created != 7 {
+		t.Errorf("key %+v", of)
+	}
+	for name, test := range map[string]struct {
+		got  Key
+		want same
+	}{
+		"the same node":        {KeyOf(request("csr-2", "alice"), "a"), same{true, true}},
+		"another node":         {KeyOf(request("csr-2", "alice"), "b"), same{true, false}},
+		"another requester":    {KeyOf(request("csr-2", "bob"), "a"), same{false, false}},
+		"no node":              {KeyOf(request("csr-2", "alice"), ""), same{true, false}},
+		"a user name of 1 MiB": {KeyOf(request("csr-2", strings.Repeat("u", 1<<20)), "a"), same{false, false}},
+	} {
+		if got := (same{test.got.Requester == of.Requester, test.got.Lane == of.Lane}); got != test.want {
+			t.Errorf("%s: the same requester and lane: %+v, want %+v", name, got, test.want)
+		}
+	}
+	if a, b := KeyOf(request("csr-1", "alice"), ""), KeyOf(request("csr-2", "alice"), ""); a.Lane == b.Lane {
+		t.Error("two requests without a node share a lane")
 	}
 }
 

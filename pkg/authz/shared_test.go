@@ -123,7 +123,9 @@ func TestReviewsThatFail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		panics := &authz.Shared{Authorizer: authz.Func(
-			func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) { panic("defect") })}
+			func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+				panic("defect")
+			})}
 		for range 10 { // each place is free again
 			if allowed, err := panics.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{}); allowed ||
 				err == nil || err.Error() != "review: panic: defect" {
