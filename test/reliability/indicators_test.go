@@ -25,24 +25,24 @@ import (
 type indicator string
 
 const (
-	unreachable indicator = "csr_api_server_reachable"
 	noRight     indicator = "csr_check_missing_rights"
 	skewed      indicator = "csr_clock_skew_seconds"
 	caRejected  indicator = "csr_signer_ca_rejected"
 	notAudited  indicator = "csr_audit_errors_total"
 	foreign     indicator = "csr_signer_foreign_certificates_total"
 	mismatch    indicator = "csr_signer_certificate_mismatches_total"
-	refused     indicator = "csr_api_refused_total"
 	notApproved indicator = "csr_approver_errors_total"
 	notStored   indicator = "csr_signer_errors_total"
 	notDeleted  indicator = "csr_cleaner_errors_total"
 
-	// These also fire without a fault: a Node is as young as its first request, and processes start and lead.
+	// These also fire without a fault: a Node is as young as its first request, a watch is opened while a connection closes, and
+	// processes start and lead.
 	unavailable   indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
 	slowInventory indicator = `csr_approver_decisions_total{reason="InventoryPending"}`
 	notOwned      indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
 	unknownNode   indicator = `csr_approver_decisions_total{reason="NodeNotFound"}`
 	answered500   indicator = `rest_client_requests_total{code="500"}`
+	unanswered    indicator = `rest_client_requests_total{code="<error>"}`
 	newLeader     indicator = "leader_election_master_status"
 	restarted     indicator = "process_start_time_seconds"
 )
@@ -53,14 +53,12 @@ var indicators = map[indicator]struct {
 	fires          func(value float64) bool
 	ends, harmless bool
 }{
-	unreachable:   {fires: func(value float64) bool { return value == 0 }, ends: true},
 	noRight:       {fires: positive, ends: true},
 	skewed:        {fires: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
 	caRejected:    {fires: positive, ends: true},
 	notAudited:    {fires: positive},
 	foreign:       {fires: positive},
 	mismatch:      {fires: positive},
-	refused:       {fires: positive},
 	notApproved:   {fires: positive},
 	notStored:     {fires: positive},
 	notDeleted:    {fires: positive},
@@ -69,6 +67,7 @@ var indicators = map[indicator]struct {
 	notOwned:      {fires: positive, harmless: true},
 	unknownNode:   {fires: positive, harmless: true},
 	answered500:   {fires: positive, harmless: true},
+	unanswered:    {fires: positive, harmless: true},
 	newLeader:     {fires: positive, harmless: true},
 	restarted:     {fires: positive, harmless: true},
 }
