@@ -1,14 +1,12 @@
 package integration
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"math/big"
 	"os"
@@ -27,7 +25,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -75,7 +72,7 @@ func (c *testCA) keyPEM(t *testing.T) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
-// trustAlso adds a CA to the API server's client CAs during the test.
+// trustAlso adds a CA to the API server's client CAs during the test, and waits until the API server has published it.
 func trustAlso(t *testing.T, bundle []byte) {
 	t.Helper()
 	before, err := os.ReadFile(controlPlane(t).ClientCAFile())
@@ -89,6 +86,20 @@ func trustAlso(t *testing.T, bundle []byte) {
 		if err := controlPlane(t).TrustClients(before); err != nil {
 			t.Error(err)
 		}
+	})
+	publishesTrust(t, trust.ExtensionKey, bundle)
+}
+
+// publishesTrust waits until a key of ConfigMap extension-apiserver-authentication holds a certificate in PEM.
+func publishesTrust(t *testing.T, key string, cert []byte) {
+	t.Helper()
+	eventually(t, "the API server publishes the CA", func(ctx context.Context) error {
+		obj := &corev1.ConfigMap{}
+		err := admin(t).Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, obj)
+		if err == nil && !strings.Contains(obj.Data[key], string(cert)) {
+			err = fmt.Errorf("%s is %s", key, obj.Data[key])
+		}
+		return err
 	})
 }
 
@@ -138,45 +149,54 @@ func failsAs(t *testing.T, obj *request, reason, part string) {
 	}
 }
 
+func allowedNames(t *testing.T, patterns ...string) ca.AllowedNames {
+	t.Helper()
+	names, err := ca.NewAllowedNames(patterns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
 var (
 	kubeadmAdmin = pkix.Name{CommonName: "mallory", Organization: []string{"kubeadm:cluster-admins"}}
 	plain        = pkix.Name{CommonName: "hook"}
 )
 
-// TestServerSignerMakesNoAdministrator has a custom signer on a CA that the API server trusts for clients, in four
-// ways. It must not issue a certificate without an extended key usage, or for a forbidden name or subject.
+// TestServerSignerMakesNoAdministrator has a custom signer on a CA that the API server trusts for clients, in five ways. In
+// the last one the signer can't know that, because its chain is incomplete. It must not issue a certificate without an
+// extended key usage, or for a forbidden name or subject.
 func TestServerSignerMakesNoAdministrator(t *testing.T) {
 	parallel(t)
 	maySign(t, signerAccount, hookSigner)
 	root := issueCA(t, "root", newKey(t), nil, 48*time.Hour)
 	trustAlso(t, root.pem())
 	below := issueCA(t, "below", newKey(t), root, 24*time.Hour)
+	lower := issueCA(t, "lower", newKey(t), below, 12*time.Hour)
 	key := newKey(t)
 	self, crossed := issueCA(t, "crossed", key, nil, 24*time.Hour), issueCA(t, "crossed", key, root, 12*time.Hour)
 	for name, test := range map[string]struct {
 		cert, key []byte
 		chain     ca.Chain
+		guess     bool
 	}{
 		"a copy of the client CA":                     {cert: controlPlane(t).CA.CertPEM, key: controlPlane(t).CA.KeyPEM},
 		"an intermediate below the client CA":         {cert: below.pem(), key: below.keyPEM(t)},
 		"an intermediate that issues without a chain": {cert: below.pem(), key: below.keyPEM(t), chain: ca.None},
 		"a cross-signed CA":                           {cert: slices.Concat(self.pem(), crossed.pem()), key: self.keyPEM(t)},
+		"an intermediate whose parent is left out":    {cert: lower.pem(), key: lower.keyPEM(t), guess: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			log := &bytes.Buffer{}
-			startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-				o.Audit = auditTo(t, log)
-				hook(test.cert, test.key, func(s *signer.Signer) {
-					s.KeyPair.Chain, s.AllowNoExtKeyUsage = test.chain, true
-					names, err := ca.NewAllowedNames([]string{"*.default.svc"})
-					if err != nil {
-						t.Fatal(err)
-					}
-					s.AllowedNames = names
-				})(o)
-			}})
-			failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature"), "UsagesNotPermitted", "API servers, which trust this CA")
-			for _, subject := range []pkix.Name{kubeadmAdmin, {CommonName: "a", Organization: []string{"system:masters"}}, {CommonName: "system:admin"}} {
+			startLoop(t, csrenv.Options{Customize: hook(test.cert, test.key, func(s *signer.Signer) {
+				s.KeyPair.Chain, s.AllowNoExtKeyUsage, s.AllowedNames = test.chain, true, allowedNames(t, "*.default.svc")
+			})}, "signer")
+			because := "API servers trust the CA of signer example.com/hook for clients"
+			if test.guess {
+				because = "API servers may trust the CA of signer example.com/hook, because its chain is incomplete"
+			}
+			failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature"), "UsagesNotPermitted", because)
+			failsAs(t, askHook(t, kubeadmAdmin, "hook.default.svc", "digital signature", "server auth"), "SubjectNotPermitted", because)
+			for _, subject := range []pkix.Name{{CommonName: "a", Organization: []string{"system:masters"}}, {CommonName: "system:admin"}} {
 				failsAs(t, askHook(t, subject, "hook.default.svc", "digital signature", "server auth"), "SubjectNotPermitted", "")
 			}
 			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "server auth"), "NameNotPermitted", `"kubernetes" is not in the allowedNames`)
@@ -187,46 +207,12 @@ func TestServerSignerMakesNoAdministrator(t *testing.T) {
 			if err != nil || !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || len(cert.UnknownExtKeyUsage) > 0 {
 				t.Errorf("extended key usages are %v, error %v", cert.ExtKeyUsage, err)
 			}
-			onlyProbes(t, log)
 		})
 	}
 }
 
-// auditTo returns an audit log whose file is copied into log at the end of the loop.
-func auditTo(t *testing.T, log *bytes.Buffer) *audit.Log {
-	t.Helper()
-	file := t.TempDir() + "/audit.log"
-	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 10})
-	if err != nil {
-		t.Fatal(err)
-	}
-	log.WriteString(file)
-	return opened
-}
-
-// onlyProbes checks that every certificate for a probe is on record, without a requester.
-func onlyProbes(t *testing.T, log *bytes.Buffer) {
-	t.Helper()
-	data, err := os.ReadFile(log.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	probes := 0
-	for line := range strings.Lines(string(data)) {
-		if strings.Contains(line, `"TrustProbe"`) {
-			probes++
-			if !strings.Contains(line, "csr-controller-manager.io:trust-probe:") || !strings.Contains(line, `"usages":["digital signature","client auth"]`) {
-				t.Errorf("a probe is %s", line)
-			}
-		}
-	}
-	if probes == 0 {
-		t.Errorf("no probe is on record: %s", data)
-	}
-}
-
-// TestCustomSignerOnACAOfItsOwn serves servers of any name from a CA for which the API server answers 401. It issues
-// no certificate without an extended key usage, unless configured.
+// TestCustomSignerOnACAOfItsOwn serves servers of any name from a CA that no API server trusts. It issues no certificate
+// without an extended key usage, unless configured.
 func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 	parallel(t)
 	maySign(t, signerAccount, hookSigner)
@@ -259,8 +245,9 @@ func withoutTrust(t *testing.T, cfg *rest.Config) (giveBack func()) {
 	})
 }
 
-// TestCustomSignerWaitsWhileTrustIsUnknown takes the signer's right to read what API servers trust. Requests that a
-// trusted CA must not sign wait and never fail, and all others are signed. With the right all are signed.
+// TestCustomSignerWaitsWhileTrustIsUnknown takes the signer's right to read what API servers trust. What a trusted CA must
+// not sign waits and never fails, and so does every client, because it could be a front proxy. All others are signed. With
+// the right all are signed.
 func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	parallel(t)
 	maySign(t, signerAccount, hookSigner)
@@ -269,17 +256,20 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	giveBack := withoutTrust(t, cfg)
 	startLoopAs(t, cfg, csrenv.Options{Customize: func(o *controllers.Options) {
 		hook(own.CertPEM, own.KeyPEM, func(s *signer.Signer) {
-			s.Usages, s.AllowNoExtKeyUsage = append(s.Usages, "client auth"), true
+			s.Usages, s.AllowNoExtKeyUsage, s.AllowedNames = append(s.Usages, "client auth"), true, allowedNames(t, "*.default.svc")
 		})(o)
 		*o = partOf(*o, "signer")
 	}})
 	waiting := []*request{
 		askHook(t, plain, "hook.default.svc", "digital signature"),
 		askHook(t, kubeadmAdmin, "", "digital signature", "client auth"),
-		askHook(t, plain, "hook.default.svc", "digital signature", "server auth"),
+		askHook(t, plain, "", "digital signature", "client auth"),
+		askHook(t, plain, "kubernetes", "digital signature", "server auth"),
 	}
-	hasEvent(t, waiting[2], "CATrustUnknown", "extension-apiserver-authentication", "NameNotPermitted")
-	issuedBy(t, reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued), own)
+	for i, refusal := range []string{"SubjectNotPermitted", "SubjectNotPermitted", "SubjectNotPermitted", "NameNotPermitted"} {
+		hasEvent(t, waiting[i], "CATrustUnknown", "extension-apiserver-authentication", refusal)
+	}
+	issuedBy(t, reaches(t, askHook(t, plain, "hook.default.svc", "digital signature", "server auth"), csr.Issued), own)
 	for _, obj := range waiting {
 		if got := csr.StateOf(reload(t, obj)); got != csr.Approved {
 			t.Errorf("%s is %s, want Approved", obj.Name, got)
@@ -291,42 +281,46 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	}
 }
 
-// TestCAThatNobodyTrustsIsWarnedOf has a CA for clients that the API server does not accept. A Warning Event names
-// the API server.
+// TestCAThatNobodyTrustsIsWarnedOf has a CA for clients that the API server does not accept, which a Warning Event says. There
+// is none about a CA that the API server accepts.
 func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	parallel(t)
+	maySign(t, signerAccount, hookSigner)
 	untrusted := newCA(t)
-	secret := signingSecret(untrusted.CertPEM, untrusted.KeyPEM)
-	secret.Name = "untrusted"
-	create(t, admin(t), secret)
-	applyAll(t, rolesForSecret(t, secret.Name, signerAccount))
-	startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
-	hasEvent(t, secret, "CANotTrusted", "API servers "+controlPlane(t).Config.Host+" answer 401 to certificates of key", "--client-ca-file")
+	secret := caSecret(t, "untrusted", untrusted)
+	stop := startLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))}, "signer")
+	hasEvent(t, secret, "CANotTrusted", "client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key "+
+		load(t, untrusted).KeyID(), "API servers answer 401", "--client-ca-file")
 	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
 		t.Errorf("Events are %q", reasons)
 	}
-	trusted := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
-	trusted.Name = "trusted"
-	create(t, admin(t), trusted)
-	applyAll(t, rolesForSecret(t, trusted.Name, signerAccount))
-	log := &bytes.Buffer{}
+	stop()
+
+	trusted := caSecret(t, "trusted", controlPlane(t).CA)
 	startLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		o.Audit = auditTo(t, log)
 		signingFrom(keypair.Secret(client.ObjectKeyFromObject(trusted)))(o)
-	}})
-	eventually(t, "the trusted CA is asked about", func(context.Context) error {
-		if data, err := os.ReadFile(log.String()); err != nil || !strings.Contains(string(data), "TrustProbe") {
-			return errors.Join(fmt.Errorf("not yet: %s", data), err)
-		}
-		return nil
-	})
-	// The first Event with a reason keeps its text, so this one shows that there was none about the trusted CA.
+		shared := o.Signer.Signers[certificatesv1.KubeAPIServerClientSignerName].KeyPair
+		hook(nil, nil, func(s *signer.Signer) { s.KeyPair, s.Usages = shared, []certificatesv1.KeyUsage{"client auth"} })(o)
+	}}, "signer")
+	// This shows that the signer has read the trust in this CA.
+	failsAs(t, askHook(t, kubeadmAdmin, "", "client auth"), "SubjectNotPermitted", "API servers trust the CA")
 	another := newCA(t)
 	trusted.Data = signingSecret(another.CertPEM, another.KeyPEM).Data
 	if err := admin(t).Update(t.Context(), trusted); err != nil {
 		t.Fatal(err)
 	}
+	// The first Event with a reason keeps its text, so this one shows that there was none about the trusted CA.
 	hasEvent(t, trusted, "CANotTrusted", load(t, another).KeyID())
+}
+
+// caSecret creates a Secret with a CA, and lets the signer read it.
+func caSecret(t *testing.T, name string, holds *csrenv.CA) *corev1.Secret {
+	t.Helper()
+	secret := signingSecret(holds.CertPEM, holds.KeyPEM)
+	secret.Name = name
+	create(t, admin(t), secret)
+	applyAll(t, rolesForSecret(t, name, signerAccount))
+	return secret
 }
 
 func reasonsOf(t *testing.T, obj client.Object) []string {

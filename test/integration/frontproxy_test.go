@@ -21,8 +21,8 @@ import (
 )
 
 // TestCustomSignerMakesNoFrontProxy has a custom signer on a copy of the CA for front proxies
-// (--requestheader-client-ca-file). The API server answers 401 to its client certificates, so the probe finds
-// nothing. But it trusts the headers of a front proxy.
+// (--requestheader-client-ca-file). The API server answers 401 to its client certificates. But it trusts the headers of a
+// front proxy.
 func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	parallel(t)
 	proxies := issueCA(t, "front proxies", newKey(t), nil, 24*time.Hour)
@@ -39,13 +39,14 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	if got := asRemoteUser(t, proxies.leaf(t, plain.CommonName)); got != http.StatusUnauthorized {
 		t.Fatalf("a client that is no front proxy gets %d", got)
 	}
+	publishesTrust(t, "requestheader-client-ca-file", proxies.pem())
 	maySign(t, signerAccount, hookSigner)
 	startLoop(t, csrenv.Options{Customize: hook(proxies.pem(), proxies.keyPEM(t), func(s *signer.Signer) {
 		s.Usages, s.AllowNoExtKeyUsage = append(s.Usages, "client auth"), true
-	})})
+	})}, "signer")
 	proxy := pkix.Name{CommonName: "front-proxy-client"}
 	for _, wanted := range [][]certificatesv1.KeyUsage{{"digital signature", "client auth"}, {"digital signature", "any"}, {"digital signature"}} {
-		failsAs(t, askHook(t, proxy, "", wanted...), "SubjectNotPermitted", "accept the CA of signer example.com/hook for front proxies")
+		failsAs(t, askHook(t, proxy, "", wanted...), "SubjectNotPermitted", "API servers trust the CA of signer example.com/hook for front proxies")
 	}
 	failsAs(t, askHook(t, plain, "", "digital signature"), "UsagesNotPermitted", "")
 	failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature", "client auth"), "SubjectNotPermitted", "")
