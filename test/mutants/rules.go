@@ -4,6 +4,7 @@ package main
 // first.
 const (
 	approverTests = "./controllers/approver"
+	signerTests   = "./controllers/signer"
 	rotationTests = "./controllers/rotation -lives 40"
 	sanTests      = "./pkg/san"
 	sourceTests   = "./pkg/inventory"
@@ -22,19 +23,21 @@ var servingMutations = []mutation{
 	{"serving: nothing unexpected", "controllers/approver/serving.go", "deny(len(unexpected) > 0, ", "deny(false, ", approverTests},
 	{"serving: names that crypto/x509 can match", "controllers/approver/serving.go", "return san.CheckDNSName(name, true) == nil", "return san.CheckDNSName(name, true) == nil || true", approverTests},
 	{"serving: a name at least", "controllers/approver/serving.go", "len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0", "false", approverTests},
-	{"serving: reserved for good", "controllers/approver/serving.go", "case each.reserved != \"\":", "case false:", approverTests},
-	{"serving: names of Services", "controllers/approver/serving.go", "case each.taken != \"\":", "case false:", approverTests},
-	{"serving: names of API servers", "controllers/approver/serving.go", "case each.apiServer != \"\":", "case false:", approverTests},
-	{"serving: names belong to the node", "controllers/approver/serving.go", "if !f.Owns(each.san) {", "if false {", approverTests},
+	{"serving: reserved for good", "controllers/approver/serving.go", "why := reserved.Why(name); why != \"\" &&", "why := reserved.Why(name); why != \"\" && false &&", approverTests},
+	{"serving: names of Services", "controllers/approver/serving.go", "case facts.service != \"\":", "case false:", approverTests},
+	{"serving: no Service takes the name of a node", "controllers/approver/serving_lookup.go", "if !ofNode(node, value) {", "if true {", approverTests},
+	{"serving: names of API servers", "controllers/approver/serving.go", "case facts.apiServer != \"\":", "case false:", approverTests},
+	{"serving: names belong to the node", "controllers/approver/serving.go", "if facts.claim.NotOwned && facts.service", "if false && facts.service", approverTests},
 	{"serving: the machine is this node's", "controllers/approver/serving.go", "case f.Bound != \"\" && f.Bound != node:", "case false:", approverTests},
-	{"serving: a better claim of a machine", "controllers/approver/serving.go", "case each.contested != \"\":", "case false:", approverTests},
-	{"serving: a better claim of a Node", "controllers/approver/serving.go", "case each.contest.Better != \"\":", "case false:", approverTests},
-	{"serving: an equal claim", "controllers/approver/serving.go", "case each.contest.Contested():", "case false:", approverTests},
-	{"serving: what is unknown waits", "controllers/approver/serving.go", "\tif f.unavailable != \"\" {\n\t\treturn f.unknown(node)\n\t}\n\tvar found", "\tvar found", approverTests},
-	{"serving: the stronger source decides", "pkg/inventory/claims.go", "case other.Rank < c.Rank, other.Rank == c.Rank && other.Strength > c.Strength:", "case other.Strength > c.Strength:", sourceTests},
-	{"serving: equal claims go to nobody", "pkg/inventory/claims.go", "\tcase other == c:\n\t\treturn tied\n", "", sourceTests},
-	{"serving: one node does not block many", "pkg/inventory/claims.go", "} else if !collide {", "} else if !collide && false {", sourceTests},
-	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "out == nil || value == san.Parse(other)", "out == nil", sourceTests},
+	{"serving: a stronger entry", "controllers/approver/serving.go", "case facts.claim.Owner != \"\":", "case false:", approverTests},
+	{"serving: another Node", "controllers/approver/serving.go", "case facts.claim.Other != \"\":", "case false:", approverTests},
+	{"serving: what several nodes may have", "controllers/approver/serving.go", "case facts.claim.NotReported:", "case false:", approverTests},
+	{"serving: reports of blocked Nodes", "controllers/approver/serving_lookup.go", "s.Inventory.blocked(holder) && ", "false && ", approverTests},
+	{"serving: what is unknown waits", "controllers/approver/serving.go", "case err != nil:", "case err != nil && false:", approverTests},
+	{"serving: the stronger source decides", "pkg/inventory/claims.go", "return Claim{Owner: owner}, err", "return Claim{}, err", sourceTests},
+	{"serving: what two Nodes report goes to neither", "pkg/inventory/claims.go", "return contest(node, value, holders), nil", "return Claim{}, nil", sourceTests},
+	{"serving: what the node itself reports", "pkg/inventory/claims.go", "case !slices.Contains(holders, node):", "case !slices.Contains(holders, node) && false:", sourceTests},
+	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "case value == san.Parse(node):", "case false:", sourceTests},
 	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},
 	{"serving: case of names", "pkg/san/san.go", "lower[i] += 'a' - 'A'", "lower[i] += 0", sanTests},
 	{"serving: the trailing dot", "pkg/san/san.go", "name = strings.TrimSuffix(name, \".\")", "name += \"\"", sanTests},
@@ -65,8 +68,8 @@ var identityMutations = []mutation{
 	{"identity: a certificate that has ended", "controllers/approver/bootstrap.go", "req.Created.Sub(renewed) > p.CertificateLifetime+skew", "req.Created.Sub(renewed) > p.CertificateLifetime-skew", approverTests},
 	{"identity: dead after a minute", "pkg/nodeidentity/liveness.go", "max(standstill, lease.Lasts)", "quiet", identityTests},
 	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "\tif len(p.leases) <= 2 {\n\t\tothers = p.one\n\t}\n", "\tothers = p.one\n", identityTests},
-	{"identity: a blocked node", "pkg/blocklist/blocklist.go", "if l.blocked.nodes[name] {", "if false {", blockTests},
-	{"identity: a blocked certificate", "pkg/blocklist/blocklist.go", "if l.blocked.certificates[sum] {", "if false {", blockTests},
+	{"identity: a blocked node", "pkg/blocklist/blocklist.go", "if blocked.nodes[name] {", "if false {", blockTests},
+	{"identity: a blocked certificate", "pkg/blocklist/blocklist.go", "if blocked.certificates[sum] {", "if false {", blockTests},
 	{"identity: a certificate while no list was read", "pkg/blocklist/blocklist.go", "len(nodes)+len(certificates) == 0 && !kubelet", "len(nodes) == 0 && !kubelet", blockTests},
 	{"identity: a digest in the API server's form", "pkg/csr/credential.go", "len(sum) == sha256.Size", "len(sum) <= sha256.Size", "./pkg/csr"},
 	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "if silence := at.Sub(others.to); silence > quiet || silence < 0 {", "if false {", identityTests},
