@@ -210,9 +210,9 @@ func (r *Reconciler) ReadOnce(
 	return unread, nil
 }
 
-// observe queues obj if it waits for a certificate.
+// observe queues obj if Reconcile has something to do.
 func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
-	if !r.waits(obj) {
+	if !r.waits(r.judged(obj)) {
 		r.waiting.Remove(obj.Name)
 		return
 	}
