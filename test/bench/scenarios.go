@@ -44,10 +44,10 @@ func burstScenario() scenario {
 	}
 	return scenario{
 		name:  "burst",
-		quick: []experiment{of(1, 1000, 1, compared...), of(1, 1000, 1000, unlimited...)},
+		quick: []experiment{of(1, 1500, 1, compared...), of(1, 1500, 1500, unlimited...)},
 		full: []experiment{
-			of(5, 2000, 1, compared...), of(5, 10000, 1, unlimited...),
-			of(5, 2000, 2000, unlimited...), of(5, 10000, 2000, unlimited...),
+			of(5, 1500, 1, compared...), of(5, 10000, 1, unlimited...),
+			of(5, 1500, 1500, unlimited...), of(5, 10000, 1500, unlimited...),
 		},
 	}
 }

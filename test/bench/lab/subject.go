@@ -54,9 +54,9 @@ var (
 )
 
 // alone returns the command of ours without leader election, which kube-controller-manager does without here too. The
-// memory limit is the one that the manager sets in a container with the limit of the manifests.
+// memory limit is that of the manifests.
 func alone(binary string) []string {
-	return []string{"env", "GOMEMLIMIT=691MiB", binary, "--leader-elect=false"}
+	return []string{"env", "GOMEMLIMIT=800MiB", binary, "--leader-elect=false"}
 }
 
 func kcm(*Lab) ([]string, error) {
