@@ -250,15 +250,18 @@ func issuedSoon(t *testing.T, obj *request, change func()) {
 	reaches(t, obj, csr.Issued)
 }
 
-// backdate makes the waiting obj ninety seconds older. It returns once the manager judges it at most once a minute.
-func backdate(t *testing.T, obj *request) {
+// backdate makes waiting requests ninety seconds older. It returns once the manager judges them at most once a minute.
+func backdate(t *testing.T, waiting ...*request) {
 	t.Helper()
-	pause := csr.Pause(time.Since(obj.CreationTimestamp.Time)) // of a reconcile just before
-	reload(t, obj)
-	obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-90 * time.Second)
-	obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
-	if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
-		t.Fatal(err)
+	var pause time.Duration
+	for _, obj := range waiting {
+		pause = max(pause, csr.Pause(time.Since(obj.CreationTimestamp.Time))) // of a reconcile just before
+		reload(t, obj)
+		obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-90 * time.Second)
+		obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
+		if err := controlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+			t.Fatal(err)
+		}
 	}
 	time.Sleep(pause) // the retry that was scheduled before can't be observed
 }

@@ -199,30 +199,20 @@ func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
 	checkStop(t, p)
 }
 
-// TestServingOnKubeadmControlPlane has a worker that reports names of the API server's certificate and of
-// cluster-info. The control-plane node gets its own name and address, whatever the worker reports. The wildcard in
-// the certificate reserves only the host that cluster-info names.
+// TestServingOnKubeadmControlPlane has a worker that reports names of the API server's certificate. The control-plane
+// node gets its own name and address, whatever the worker reports. The wildcard in the certificate reserves nothing.
 func TestServingOnKubeadmControlPlane(t *testing.T) {
 	parallel(t)
 	withAPIServerCertificate(t, kubeadmNames...)
-	if err := client.IgnoreAlreadyExists(admin(t).Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: metav1.NamespacePublic}})); err != nil {
-		t.Fatal(err)
-	}
-	create(t, admin(t), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, Data: map[string]string{
-		"kubeconfig": `{apiVersion: v1, kind: Config, clusters: [{name: "", cluster: {server: "https://info.lab.example:6443"}}, {name: wild, cluster: {server: "https://in.wild.example:6443"}}]}`,
-	}})
 	apply(t, "node-identity")
 	p := startServingManager(t, ", apiServerNodes: [cp-1]}, nodeClient: {requireTokenBinding: true")
 	newNode(t, "cp-1", "192.0.2.200", "cp-1")
-	newNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.200", "cp-1", "api.lab.example", "info.lab.example", "node.wild.example", "in.wild.example")
+	newNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.200", "cp-1", "api.lab.example", "node.wild.example")
 	reaches(t, asksFor(t, "cp-1", "192.0.2.200", "cp-1"), csr.Issued)
 	reaches(t, asksFor(t, "w-1", "192.0.2.201", "w-1", "node.wild.example"), csr.Issued)
-	for san, from := range map[string]string{
-		"192.0.2.200": "in the serving certificate of", "cp-1": "in the serving certificate of", "API.lab.example": "in the serving certificate of",
-		"info.lab.example": "in ConfigMap kube-public/cluster-info", "in.wild.example": "in ConfigMap kube-public/cluster-info",
-	} {
+	for _, san := range []string{"192.0.2.200", "cp-1", "API.lab.example"} {
 		obj := asksFor(t, "w-1", san)
-		hasEvent(t, obj, "SANReserved", "is a name or an address of the API server ("+from, "approval.kubeletServing.apiServerNodes")
+		hasEvent(t, obj, "SANReserved", "is a name or an address of the API server (in the serving certificate of", "approval.kubeletServing.apiServerNodes")
 		isPending(t, obj)
 	}
 	checkStop(t, p)

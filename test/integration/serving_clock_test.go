@@ -132,7 +132,7 @@ func TestColdStart(t *testing.T) {
 		waiting := serving("cold-c", "192.0.2.161")
 		start := time.Now()
 		startLoopAs(t, holdNodes(managerConfig(t), t.Context().Done()), options)
-		hasEvent(t, waiting, "InventoryUnavailable", "not read yet")
+		hasEvent(t, waiting, "InventoryPending", "not read yet")
 		if took := time.Since(start); took < 9*time.Second {
 			t.Errorf("judged after %s", took)
 		}

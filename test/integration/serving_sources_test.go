@@ -47,14 +47,19 @@ func TestServingLeavesToMachinesWhatIsTheirs(t *testing.T) {
 	})
 	isPending(t, claims("claims-d", "192.0.2.84", "m-unreadable"))
 
-	// Another Node that reports it turns out to be a machine without it.
+	// Another Node reports it. A machine of one of the two settles that, and one without it does not.
 	newNode(t, "claims-rival", "192.0.2.85")
 	newNode(t, "claims-second", "192.0.2.85")
 	waiting = createRequest(t, kubeletOf(t, "claims-second"), servingRequest(t, "claims-second", "192.0.2.85"))
 	hasEvent(t, waiting, "SANContested", "Node claims-rival")
+	machines.apply(t, machineIn(clusterAPI, "m-rival", "status: {nodeRef: {name: claims-rival}, addresses: [{type: InternalIP, address: 192.0.2.86}]}"))
+	rival := asksFor(t, "claims-rival", "192.0.2.85")
+	hasEvent(t, rival, "SANNotOwned", "192.0.2.85", "Machine default/m-rival")
+	isPending(t, waiting)
 	issuedSoon(t, waiting, func() {
-		machines.apply(t, machineIn(clusterAPI, "m-rival", "status: {nodeRef: {name: claims-rival}, addresses: [{type: InternalIP, address: 192.0.2.86}]}"))
+		machines.apply(t, machineIn(clusterAPI, "m-second", "status: {nodeRef: {name: claims-second}, addresses: [{type: InternalIP, address: 192.0.2.85}]}"))
 	})
+	isPending(t, rival)
 	checkStop(t, p)
 }
 
@@ -70,11 +75,10 @@ func TestServingOfSharedRanges(t *testing.T) {
 	first := newNode(t, "range-a", "192.0.2.97")
 	early, unborn := asks("range-a", "192.0.2.98"), asks("range-z", "192.0.2.99", "z.range.example.com")
 	hasEvent(t, early, "AddressNotPublished", "192.0.2.98 may belong to several nodes, according to row 2 of configuration", `Node "range-a" does not report it`)
-	hasEvent(t, unborn, "AddressNotPublished", "192.0.2.99", "z.range.example.com")
+	hasEvent(t, unborn, "AddressNotPublished", "z.range.example.com may belong to several nodes")
 	issuedSoon(t, early, func() { publish(t, first, "192.0.2.97", "192.0.2.98") })
 	issuedSoon(t, unborn, func() { newNode(t, "range-z", "192.0.2.99", "z.range.example.com") })
 
-	// Of two Nodes of the same second, the name decides.
 	newNode(t, "range-b", "192.0.2.98", "192.0.2.100")
 	contested := asks("range-b", "192.0.2.98")
 	hasEvent(t, contested, "SANContested", `192.0.2.98 is claimed by node "range-b" and by Node range-a`)
