@@ -166,6 +166,19 @@ func every(t *testing.T, interval time.Duration, do func(i int) error) (stop fun
 	return stop
 }
 
+// has waits until n requests of the load have their certificates.
+func (l *joining) has(t *testing.T, n int) {
+	t.Helper()
+	eventually(t, "the load runs", func(context.Context) error {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		if len(l.waits) < n {
+			return fmt.Errorf("%d requests are issued, want %d", len(l.waits), n)
+		}
+		return nil
+	})
+}
+
 // longest ends the load, waits until each request has its certificate, and returns the longest wait.
 func (l *joining) longest(t *testing.T) time.Duration {
 	t.Helper()
@@ -307,18 +320,24 @@ func (p *process) hasLed(t *testing.T) bool {
 	return strings.Contains(p.log(t), "Successfully acquired lease")
 }
 
-func TestFailoverWhenTheLeaderIsKilled(t *testing.T) {
-	parallel(t)
-	p := startPair(t)
-	l := startJoining(t)
-	time.Sleep(time.Second) // the leader works under the load
-	p.leader.Kill()
+// standbyLeads waits until the standby has been elected.
+func (p *pair) standbyLeads(t *testing.T) {
+	t.Helper()
 	eventually(t, "the standby leads", func(context.Context) error {
 		if !p.standby.hasLed(t) {
 			return errors.New("it does not")
 		}
 		return nil
 	})
+}
+
+func TestFailoverWhenTheLeaderIsKilled(t *testing.T) {
+	unshared(t)
+	p := startPair(t)
+	l := startJoining(t)
+	l.has(t, 10)
+	p.leader.Kill()
+	p.standbyLeads(t)
 	if longest := l.longest(t); longest > killCosts {
 		t.Errorf("a request waited %s", longest)
 	}
@@ -326,19 +345,14 @@ func TestFailoverWhenTheLeaderIsKilled(t *testing.T) {
 }
 
 func TestFailoverWhenTheLeaderIsStopped(t *testing.T) {
-	parallel(t)
+	unshared(t)
 	p := startPair(t)
 	l := startJoining(t)
-	time.Sleep(time.Second) // the leader works under the load
+	l.has(t, 10)
 	if err := p.leader.Stop(); err != nil {
 		t.Error(err)
 	}
-	eventually(t, "the standby leads", func(context.Context) error {
-		if !p.standby.hasLed(t) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
+	p.standbyLeads(t)
 	if longest := l.longest(t); longest > stopCosts {
 		t.Errorf("a request waited %s", longest)
 	}

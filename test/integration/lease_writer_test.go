@@ -32,8 +32,8 @@ import (
 // configuration. So both replicas work at the same time. Each request that must get a certificate gets one, and no other
 // does.
 //
-// At the end the user holds a Lease that lasts for years. A new replica works nevertheless, and check says that no manager
-// leads. Once the Lease is deleted, the replica leads, and publishes its own configuration again.
+// At the end the user holds a Lease that lasts for years. A new replica waits for it, and check says that no manager leads
+// and who holds the Lease. Once the Lease is deleted, the replica leads, and publishes its own configuration again.
 func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	parallel(t)
 	args := append(leadsFor(5*time.Minute), configure(t, "approval: {denial: Permanent}\n"))
@@ -43,12 +43,7 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	l := startJoining(t)
 	endRefusals := l.refuse(t)
 	endAttack := every(t, time.Second/10, func(i int) error { return w.attack(t.Context(), i) })
-	eventually(t, "the standby leads too", func(context.Context) error {
-		if !p.standby.hasLed(t) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
+	p.standbyLeads(t)
 	time.Sleep(2 * time.Second) // both lead while requests arrive
 	endRefusals()
 	endAttack()
@@ -64,7 +59,7 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	p.standby.Kill()
 	next := p.start(t, serviceAccountConfig(t), args)
 	next.answers(t, next.probes, "/readyz", 200)
-	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "after")), csr.Issued)
+	after := createRequest(t, as(t, "joiner"), nodeRequest(t, "after"))
 	eventually(t, "check says that nobody leads", func(context.Context) error {
 		out, _ := runCheck(t, serviceAccountConfig(t), standardArgs...)
 		if line := row(t, out, "manager-running", "Lease"); !strings.Contains(line, "failed") || !strings.Contains(line, "held by intruder, but last renewed") {
@@ -72,8 +67,12 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 		}
 		return nil
 	})
+	if got := csr.StateOf(reload(t, after)); got != csr.Pending || next.hasLed(t) {
+		t.Errorf("a replica that does not lead made the request %s", got)
+	}
 	forgetLeader(t)
 	leaderAfter(t, "intruder")
+	reaches(t, after, csr.Issued)
 	awaitPublished(t, "csr-controller-manager", "denial: Permanent", "user: system:serviceaccount:"+systemNamespace)
 	invented := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "intruder"}}
 	hold(invented, "intruder")

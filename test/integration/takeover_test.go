@@ -37,11 +37,11 @@ func TestTakeover(t *testing.T) {
 	before := w.startTheirs(t, w.caFlags(t)...)
 	w.issuedBy(t, "before", theirs, theirs)
 
-	// The dry run agrees with kube-controller-manager, which does the work. It counts one or two requests: it knows its own
-	// start to the second, and may compare the request of before.
+	// The dry run would decide as kube-controller-manager does, which does the work. It counts one or two requests: it knows
+	// its own start to the second, and may judge the request of before.
 	dry := w.startDryRun(t)
 	w.issuedBy(t, "dry-run", theirs, theirs)
-	dry.answers(t, dry.metrics, "/metrics", http.StatusOK, `csr_approver_dry_run_total{outcome="agreed",reason="AutoApproved",`+
+	dry.answers(t, dry.metrics, "/metrics", http.StatusOK, `csr_approver_dry_run_total{reason="AutoApproved",`+
 		`signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Approve"} `)
 	if err := dry.Stop(); err != nil {
 		t.Fatal(err)
