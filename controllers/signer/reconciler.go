@@ -275,7 +275,7 @@ func (r *Reconciler) fail(
 			csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message):
 		case refused(err):
 			return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", err), nil
-		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		case apierrors.IsNotFound(readErr) || readErr == nil && stored.ResourceVersion != obj.ResourceVersion:
 			return reconcile.Result{}, nil // the watch brings the change to the queue
 		default:
 			return reconcile.Result{}, fmt.Errorf("update status: %w", err)
