@@ -17,8 +17,10 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -169,8 +171,9 @@ func (w *world) completeRecords(s *scenario, stored map[string]*x509.Certificate
 // worker without an outcome.
 const signerWorkers = 20
 
-// verifyRecords checks the audit logs of all replicas: each stored certificate was signed by one of them, and the last
-// record about each other one says that it was discarded, or that its outcome is unknown. Only a replica that was killed completes no record.
+// verifyRecords checks the audit logs of all replicas: each approval is recorded, each stored certificate was signed by one of them, and
+// the last record about each other one says that it was discarded, or that its outcome is unknown. Only a replica that was killed completes
+// no record.
 // At most as many as writes failed were not stored, besides those of requests that another process signed first. found is what it counted.
 func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) (found string, wrong []error) {
 	signers, all := map[string]*replica{}, outcomes{}
@@ -209,7 +212,7 @@ func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) 
 		wrong = append(wrong, fmt.Errorf("%d certificates were lost, and at most %d may be, one for each write that failed", all.lost, most))
 	}
 	found = fmt.Sprintf("%d certificates stored, others: %+v, at most %d may be lost", len(stored), all, most)
-	return found, append(wrong, w.verifySigners(stored, signers)...)
+	return found, slices.Concat(wrong, w.verifySigners(stored, signers), w.verifyApprovals())
 }
 
 // outcomes counts the certificates of a replica that are not stored.
@@ -319,6 +322,18 @@ func (w *world) lastRecords() (map[*replica]map[string]audit.Record, error) {
 
 // lastRecords returns the last record about each certificate in an audit log.
 func lastRecords(file string) (map[string]audit.Record, error) {
+	all, err := records(file)
+	last := map[string]audit.Record{}
+	for _, record := range all {
+		if record.CertificateSHA256 != "" && record.Event != audit.TrustProbe {
+			last[record.CertificateSHA256] = record
+		}
+	}
+	return last, err
+}
+
+// records returns the records in an audit log.
+func records(file string) (all []audit.Record, err error) {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, os.ErrNotExist) { // nothing happened
 		return nil, nil
@@ -326,7 +341,6 @@ func lastRecords(file string) (map[string]audit.Record, error) {
 	if err != nil {
 		return nil, err
 	}
-	last := map[string]audit.Record{}
 	lines := bufio.NewScanner(bytes.NewReader(data))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -334,11 +348,39 @@ func lastRecords(file string) (map[string]audit.Record, error) {
 		if err := json.Unmarshal(lines.Bytes(), &record); err != nil {
 			continue // the last line of a process that was killed
 		}
-		if record.CertificateSHA256 != "" && record.Event != audit.TrustProbe {
-			last[record.CertificateSHA256] = record
+		all = append(all, record)
+	}
+	return all, lines.Err()
+}
+
+// verifyApprovals checks that a replica of ours has recorded each approval, unless kube-controller-manager approves too.
+func (w *world) verifyApprovals() (wrong []error) {
+	recorded := map[types.UID]bool{}
+	for _, r := range w.replicas {
+		if r.audit == "" {
+			return nil
+		}
+		all, err := records(r.audit)
+		if err != nil {
+			return []error{err}
+		}
+		for _, record := range all {
+			if record.Event == audit.Decided && record.Verdict == "Approve" {
+				recorded[record.UID] = true
+			}
 		}
 	}
-	return last, lines.Err()
+	w.history.mu.Lock()
+	defer w.history.mu.Unlock()
+	for name, past := range w.history.requests {
+		if past.last == nil || recorded[past.last.UID] {
+			continue
+		}
+		if approved := csr.Condition(past.last, certificatesv1.CertificateApproved); approved != nil && approved.Reason == "AutoApproved" {
+			wrong = append(wrong, fmt.Errorf("no record of the approval of request %s", name))
+		}
+	}
+	return wrong
 }
 
 // verifyProcesses checks that no replica has crashed, and that those that run have at most so many more goroutines than before.
