@@ -7,6 +7,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
@@ -115,7 +116,7 @@ func (w wakeUps) take() map[uint64]bool {
 func (w wakeUps) source(waiting *fairqueue.Index) source.TypedSource[fairqueue.Key] {
 	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue workQueue) error {
 		go func() {
-			pause := gatherFor
+			timer, pause := clock.RealClock{}, gatherFor
 			for {
 				select {
 				case <-ctx.Done():
@@ -127,11 +128,11 @@ func (w wakeUps) source(waiting *fairqueue.Index) source.TypedSource[fairqueue.K
 					return
 				case <-time.After(pause):
 				}
-				start := time.Now()
+				start := timer.Now()
 				for _, key := range waiting.Marked(mostWoken, w.take()) {
 					queue.Add(key)
 				}
-				pause = max(gatherFor, restShare*time.Since(start))
+				pause = max(gatherFor, restShare*timer.Since(start))
 			}
 		}()
 		return nil
