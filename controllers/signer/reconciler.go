@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -50,7 +51,8 @@ type Reconciler struct {
 	Retention csr.RetentionPolicy
 	// RequestLimits bounds what is read of a request. A larger request is marked as Failed.
 	RequestLimits csr.Limits
-	// DryRun signs nothing and writes to no request. It reports the outcome that each waiting request would have.
+	// DryRun signs nothing and writes to no request. It reports the outcome that each waiting request would have, also of
+	// requests that another signer has signed or failed.
 	DryRun bool
 	// BlockList, if set, names the nodes and the certificates for which nothing is signed, even if a request is approved.
 	// The caller runs it.
@@ -122,6 +124,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcil
 	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
+	obj = r.judged(obj)
 	if obj.UID != key.UID || !r.waits(obj) {
 		return reconcile.Result{}, nil
 	}
@@ -147,6 +150,24 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcil
 func (r *Reconciler) waits(obj *certificatesv1.CertificateSigningRequest) bool {
 	_, ours := r.Signers[obj.Spec.SignerName]
 	return ours && csr.StateOf(obj) == csr.Approved && !csr.Trimmed(obj)
+}
+
+// signedFor is how long after its approval a dry run judges a request that another signer has signed or failed.
+const signedFor = time.Minute
+
+// judged returns what is judged of obj. In a dry run, that is obj without what another signer has stored a moment ago.
+func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	state := csr.StateOf(obj)
+	if !r.DryRun || state != csr.Issued && state != csr.Failed || r.ServerTime.Latest().Sub(csr.ApprovedAt(obj)) > signedFor {
+		return obj
+	}
+	approved := *obj
+	approved.Status.Certificate = nil
+	approved.Status.Conditions = slices.DeleteFunc(slices.Clone(obj.Status.Conditions),
+		func(condition certificatesv1.CertificateSigningRequestCondition) bool {
+			return condition.Type == certificatesv1.CertificateFailed
+		})
+	return &approved
 }
 
 // again returns when to judge obj again, which depends on the time since its approval. Any change that the request waits
@@ -259,7 +280,7 @@ func (r *Reconciler) fail(
 			return r.again(obj), nil
 		case refused(err):
 			return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", err), nil
-		case apierrors.IsConflict(err) || apierrors.IsNotFound(err):
+		case apierrors.IsNotFound(readErr) || readErr == nil && stored.ResourceVersion != obj.ResourceVersion:
 			return reconcile.Result{}, nil // the watch brings the change to the queue
 		default:
 			return reconcile.Result{}, fmt.Errorf("update status: %w", err)

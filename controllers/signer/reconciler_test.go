@@ -276,7 +276,7 @@ func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
 	}
 }
 
-// TestReconcileFaults has each fault of the cache and of a write, where the API server still shows the judged version.
+// TestReconcileFaults has each fault of the cache and of a write, where the API server still shows the judged version, or what live says.
 func TestReconcileFaults(t *testing.T) {
 	t.Parallel()
 	down := errors.New("down")
@@ -286,6 +286,7 @@ func TestReconcileFaults(t *testing.T) {
 	for name, test := range map[string]struct {
 		change     func(*request)
 		get, write error
+		live       func(*request) error
 		writes     int
 		want       string // part of the error
 		event      string // part of the only Event
@@ -299,8 +300,10 @@ func TestReconcileFaults(t *testing.T) {
 		"certificate, overload":            {write: apierrors.NewTooManyRequests("later", 1), writes: 1, want: "update status: later"},
 		"certificate, forbidden":           {write: forbidden, writes: 1, event: "NotStored the API server refuses to store the certificate of this request: ", again: time.Second},
 		"certificate, invalid":             {write: invalid, writes: 1, event: "NotStored the API server refuses to store the certificate of this request: ", again: time.Second},
-		"failure, conflict, no change":     {change: bad, write: conflict, writes: 1},
-		"failure, deleted meanwhile":       {change: bad, write: gone, writes: 1},
+		"failure, conflict, no change":     {change: bad, write: conflict, writes: 1, want: "Operation cannot be fulfilled"},
+		"failure, changed meanwhile":       {change: bad, write: conflict, live: func(obj *request) error { obj.ResourceVersion = "changed"; return nil }, writes: 1},
+		"failure, not found, still there":  {change: bad, write: gone, writes: 1, want: "not found"},
+		"failure, deleted meanwhile":       {change: bad, write: gone, live: func(*request) error { return gone }, writes: 1},
 		"failure, write fails":             {change: bad, write: down, writes: 1, want: "update status: down"},
 		"failure, forbidden":               {change: bad, write: forbidden, writes: 1, event: "NotStored the API server refuses to store the Failed condition (SignerValidationFailure: usages did not", again: time.Second},
 		"failure, invalid":                 {change: bad, write: invalid, writes: 1, event: "NotStored the API server refuses to store the Failed condition (SignerValidationFailure: usages did not", again: time.Second},
@@ -316,7 +319,13 @@ func TestReconcileFaults(t *testing.T) {
 			p := newParts(t, object(t, test.change))
 			p.load(t, 1000*day)
 			p.getFault, p.writeFault = test.get, test.write
-			p.reconciler.Live = liveFunc(func(obj *request) error { *obj = *p.served.DeepCopy(); return nil })
+			p.reconciler.Live = liveFunc(func(obj *request) error {
+				*obj = *p.served.DeepCopy()
+				if test.live == nil {
+					return nil
+				}
+				return test.live(obj)
+			})
 			result, err := p.reconcile(t)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("error %v, want %q", err, test.want)
