@@ -99,20 +99,19 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 }
 
 // Reconcile decides about a request and writes at most one condition. An error goes to the work queue, which retries.
-func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
-	result, err := r.reconcile(ctx, key)
-	if err != nil {
-		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
-	}
-	return result, err
-}
-
-func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
+func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
+	defer func() {
+		if err != nil {
+			errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+		}
+	}()
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// This is the cache's own object: judging only reads it, and write changes a copy.
-	err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy)
-	if err != nil || obj.UID != key.UID {
+	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
+	}
+	if obj.UID != key.UID { // another request of the same name
+		return reconcile.Result{}, nil
 	}
 	if r.DryRun {
 		obj = r.asCreated(obj)
@@ -143,7 +142,11 @@ func (r *Reconciler) Decide(
 		return nil, decision, nil
 	}
 	decision, blocked := r.blocked(req)
-	if !blocked {
+	switch {
+	case blocked:
+	case rule.Judge != nil:
+		decision, err = rule.Judge(ctx, req)
+	default:
 		decision, err = rule.decide(ctx, req, r.Authorizer)
 	}
 	decision.Message = ascii.Quote(decision.Message)

@@ -53,43 +53,29 @@ func (r Recogniser) Asks() string {
 	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
 }
 
-// decide judges req. It asks by for the permission of each matching recogniser, in order.
+// decide judges req by Shape and Recognisers. It asks by for the permission of each matching recogniser, in order.
 func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
-	if r.Judge != nil {
-		return r.Judge(ctx, req)
-	}
 	recognisers, decision := r.review(req)
 	if decision.Verdict != verdict.Ignore {
 		return decision, nil
 	}
 	for _, recogniser := range recognisers {
-		if decision, err := recogniser.decide(ctx, req, by); err != nil || decision.Reason != "" {
+		if decision, err := recogniser.Gate.pass(ctx, req); err != nil || decision.Reason != "" {
 			return decision, err
 		}
+		allowed, err := by.Allowed(ctx, req.Requester, recogniser.Permission)
+		if err != nil {
+			return Decision{}, fmt.Errorf("review permission %s of the requester: %w", recogniser.Name, err)
+		}
+		if !allowed {
+			continue
+		}
+		if decision, err := recogniser.Confirm.pass(ctx, req); err != nil || decision.Reason != "" {
+			return decision, err
+		}
+		return approved(recogniser), nil
 	}
 	return notAuthorized(req, recognisers), nil
-}
-
-// decide judges req by one recogniser. If the requester lacks the permission, the Decision has no reason.
-func (r Recogniser) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
-	if r.Gate != nil {
-		if decision, err := r.Gate(ctx, req); err != nil || decision.Reason != "" {
-			return decision, err
-		}
-	}
-	allowed, err := by.Allowed(ctx, req.Requester, r.Permission)
-	if err != nil {
-		return Decision{}, fmt.Errorf("review permission %s of the requester: %w", r.Name, err)
-	}
-	if !allowed {
-		return Decision{}, nil
-	}
-	if r.Confirm != nil {
-		if decision, err := r.Confirm(ctx, req); err != nil || decision.Reason != "" {
-			return decision, err
-		}
-	}
-	return approved(r), nil
 }
 
 // review judges req before any SubjectAccessReview. It returns a final decision, or the recognisers whose permission
