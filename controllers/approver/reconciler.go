@@ -84,10 +84,9 @@ type Reconciler struct {
 // API server.
 const DefaultWorkers = 50
 
-// rule returns the rule for obj, or nil if obj has no rule, is decided, is trimmed or is being deleted. A requester can
-// keep a deleted request forever with a finalizer.
+// rule returns the rule for obj, or nil if obj has no rule, is decided or is trimmed.
 func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
-	if obj.DeletionTimestamp != nil || csr.Trimmed(obj) || !csr.Undecided(obj) {
+	if csr.Trimmed(obj) || !csr.Undecided(obj) {
 		return nil
 	}
 	for i := range r.Rules {

@@ -12,7 +12,6 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -95,7 +94,6 @@ func TestReconcileDecides(t *testing.T) {
 		"approved already":          {change: []func(*request){with("Approved")}, grants: []string{"nodeclient"}},
 		"denied already":            {change: []func(*request){with("Denied")}, grants: []string{"nodeclient"}},
 		"issued and trimmed":        {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x"); trim(t, obj) }}, grants: []string{"nodeclient"}},
-		"being deleted":             {change: []func(*request){func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }}, grants: []string{"nodeclient"}},
 		"issued already":            {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x") }}, grants: []string{"nodeclient"}},
 
 		"malformed":              {change: []func(*request){malformedRequest}, grants: []string{"nodeclient"}, events: []string{"Warning Malformed " + noPEM}, again: report.Again},
