@@ -131,3 +131,41 @@ func ends(t *testing.T, c client.Client) {
 		return fmt.Errorf("it is still known, or: %w", err)
 	})
 }
+
+// TestSharedBootstrapToken has a token that all nodes share, and a webhook that needs 200 ms for an answer. The holder of
+// the token makes 2,000 requests for a node that the webhook does not know. Meanwhile thirty nodes join with the token,
+// each within five seconds.
+func TestSharedBootstrapToken(t *testing.T) {
+	unshared(t)
+	prepareIdentity(t)
+	server, ca := inventoryServer(t, knows(t, 200*time.Millisecond, func(node string) bool { return node != "flooded" }))
+	startIdentityManager(t, fmt.Sprintf("nodeClient: {inventory: sources}, inventory: {sources: [{webhook: {url: %q, caFile: %q}}]}", server.URL, ca),
+		"--leader-elect=false")
+	token := newToken(t, "shared")
+	first := token.asks(t, "flooded")
+	hasEvent(t, first, "NotExpected", `node "flooded"`)
+	flood := nodeRequest(t, "flooded")
+	flood.Labels = map[string]string{waits: "yes"}
+	createAll(t, token.Client, 2000, func(int) *request { return flood.DeepCopy() })
+	t.Cleanup(func() { deleteRequests(t, flood.Labels) })
+
+	label := client.MatchingLabels{"timed": "yes"}
+	issued := issuedRequests(t, label)
+	const nodes, bound = 30, 5 * time.Second
+	start := time.Now()
+	createAll(t, token.Client, nodes, func(i int) *request {
+		obj := nodeRequest(t, fmt.Sprintf("joins-%d", i))
+		obj.Labels = label
+		return obj
+	})
+	t.Cleanup(func() { deleteRequests(t, label) })
+	for range nodes {
+		select {
+		case obj := <-issued:
+			t.Logf("%s after %s", leaf(t, obj).Subject.CommonName, time.Since(start))
+		case <-time.After(time.Until(start.Add(bound))):
+			t.Fatalf("a node has not joined within %s", bound)
+		}
+	}
+	isPending(t, first)
+}

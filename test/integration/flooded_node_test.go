@@ -36,14 +36,14 @@ func TestOneNodesKeyCostsLittle(t *testing.T) {
 		f = flooded{addresses: 25_000, requests: 3000, each: 900, from: 2 * time.Minute, until: 3 * time.Minute, cores: 0.3}
 	}
 	p := startServingManager(t, "")
-	newNode(t, "flooded-other", "192.0.2.1")
-	reaches(t, asksFor(t, "flooded-other", "192.0.2.1"), csr.Issued)
+	newNode(t, "flooded-other", "198.51.100.1")
+	reaches(t, asksFor(t, "flooded-other", "198.51.100.1"), csr.Issued)
 	var all []string
 	for i := range f.addresses {
 		all = append(all, fmt.Sprintf("10.1.%d.%d", i/250, 1+i%250))
 	}
 	stolen := newNode(t, "flooded", all...)
-	const contested = "192.0.2.2"
+	const contested = "198.51.100.2"
 	newNode(t, "flooded-victim", contested)
 	publish(t, stolen, append(all, contested)...)
 	waiting := asksFor(t, stolen.Name, contested)
@@ -53,7 +53,7 @@ func TestOneNodesKeyCostsLittle(t *testing.T) {
 
 	ctx, stop := context.WithTimeout(t.Context(), f.until)
 	defer stop()
-	start, honest := time.Now(), issuedWithin(ctx, t, 5*time.Second, "flooded-other", "192.0.2.1")
+	start, honest := time.Now(), issuedWithin(ctx, t, 5*time.Second, "flooded-other", "198.51.100.1")
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(honest)
@@ -87,7 +87,7 @@ func changeEachSecond(ctx context.Context, t *testing.T, node *corev1.Node) {
 		}
 		node.Status.Addresses = usual
 		if n%2 == 0 {
-			node.Status.Addresses = append(usual[:len(usual):len(usual)], corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "192.0.2.3"})
+			node.Status.Addresses = append(usual[:len(usual):len(usual)], corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "198.51.100.3"})
 		}
 		if err := admin(t).Status().Update(t.Context(), node); err != nil {
 			t.Error(err)

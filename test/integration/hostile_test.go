@@ -11,20 +11,23 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// TestAHostileNodeDelaysNobody has a node that keeps five hundred requests pending. It claims the addresses of all
-// other nodes and gives them up again, twenty times a second. The certificates of the others must take as long as
-// under a comparable load. That load has the same number of requests for an unknown signer, and addresses that change
-// but are not requested. So the cost for the API server is in both.
+// TestAHostileNodeDelaysNobody has a node that keeps five hundred requests pending. Twenty times a second it reports the
+// addresses that they name, and no longer reports them. A second node, which is on the block list, does the same with the
+// addresses of all other nodes. The certificates of the others must take as long as under a comparable load. That load
+// has the same number of requests for an unknown signer, and addresses that change but are not requested. So the cost
+// for the API server is in both.
 func TestAHostileNodeDelaysNobody(t *testing.T) {
 	parallel(t)
-	startServingManager(t, "")
+	blockList(t, "x-liar\n")
+	startBlockListManager(t)
 	const nodes = 50
-	var theirs, nobodys []string
+	var theirs, own, nobodys []string
 	for i := range nodes {
-		theirs, nobodys = append(theirs, fmt.Sprintf("198.51.100.%d", i)), append(nobodys, fmt.Sprintf("198.51.100.%d", 100+i))
+		address := func(offset int) string { return fmt.Sprintf("198.51.100.%d", offset+i) }
+		theirs, own, nobodys = append(theirs, address(0)), append(own, address(nodes)), append(nobodys, address(2*nodes))
 		newNode(t, fmt.Sprintf("honest-%d", i), theirs[i])
 	}
-	hostile := newNode(t, "x-hostile") // of two Nodes of the same second, the name decides
+	hostile, liar := newNode(t, "x-hostile"), newNode(t, "x-liar")
 	const enough = 20
 	var flips atomic.Int32 // of the present load
 	honest := func(string) (all []time.Duration) {
@@ -37,11 +40,11 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 		return all
 	}
 	ask := func(label, signer string) {
-		obj := servingRequest(t, hostile.Name, theirs[0], theirs[1])
+		obj := servingRequest(t, hostile.Name, own[0], own[1], theirs[0]) // they wait for the last address
 		obj.Labels, obj.Spec.SignerName = map[string]string{label: "yes"}, signer
 		keepWaiting(t, 500, hostile.Name, obj)
 	}
-	flip := func(addresses []string) (end func()) {
+	flip := func(hostiles, liars []string) (end func()) {
 		var running sync.WaitGroup
 		ctx, stop := context.WithCancel(t.Context())
 		flips.Store(0)
@@ -50,7 +53,8 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 			defer tick.Stop()
 			for ctx.Err() == nil {
 				<-tick.C
-				publish(t, hostile, [][]string{addresses, {"198.51.100.250"}}[flips.Load()%2]...)
+				publish(t, hostile, [][]string{hostiles, {"198.51.100.250"}}[flips.Load()%2]...)
+				publish(t, liar, [][]string{liars, {"198.51.100.251"}}[flips.Load()%2]...)
 				flips.Add(1)
 			}
 		})
@@ -63,8 +67,8 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 		}
 	}
 	ask("not-ours", "example.com/not-ours")
-	delaysNobody(t, honest, func() func() { return flip(nobodys) }, func() func() {
+	delaysNobody(t, honest, func() func() { return flip(nobodys, nobodys) }, func() func() {
 		ask(waits, certificatesv1.KubeletServingSignerName)
-		return flip(theirs)
+		return flip(own, theirs)
 	})
 }

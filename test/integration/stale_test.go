@@ -12,33 +12,49 @@ import (
 )
 
 // TestStaleInventoryHoldsServingApprovalsUp cuts the watches of Nodes, Services and EndpointSlices while the manager
-// runs, and refuses new ones. client-go does not report the refusals. The old copy is not used until everything has
-// been read again.
+// runs, and fails new lists and watches. The copies stay in use for 20 seconds, but not after a refusal. Then nothing is
+// approved until everything was read again.
 func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
-	unshared(t)
+	parallel(t)
 	installRBAC(t)
-	for name, resource := range map[string]string{"nodes": "nodes", "services": "services", "slices": "endpointslices"} {
+	for name, test := range map[string]struct {
+		resource string
+		fails    faults.Action
+		keeps    bool // for 20 seconds
+	}{
+		"overloaded": {"nodes", faults.Answer(429).RetryAfter(time.Second), true},
+		"refused":    {"services", faults.Answer(403), false},
+		"gone":       {"endpointslices", faults.Answer(404), false},
+	} {
 		t.Run(name, func(t *testing.T) {
-			followed := []string{resource}
+			followed := []string{test.resource}
 			proxy := throughFaults(t, serviceAccountConfig(t),
 				faults.Rule{Verbs: faults.Watch, Resources: followed, Do: faults.Cut(3 * time.Second)})
 			p := startServingManagerAs(t, proxy.Config, "")
 			node := "stale-" + name
 			newNode(t, node, "192.0.2.60")
-			reaches(t, createRequest(t, kubeletOf(t, node), servingRequest(t, node, "192.0.2.60")), csr.Issued)
+			reaches(t, asksFor(t, node, "192.0.2.60"), csr.Issued)
 
-			proxy.Use(faults.Rule{Verbs: []string{"list", "watch"}, Resources: followed, Do: faults.Answer(429).RetryAfter(time.Second)})
-			eventually(t, "the manager notices", func(context.Context) error {
-				if !strings.Contains(p.log(t), `"Resource is not available","resource":"`+resource+`"`) {
+			proxy.Use(faults.Rule{Verbs: []string{"list", "watch"}, Resources: followed, Do: test.fails})
+			failing := func(why string) {
+				t.Helper()
+				eventually(t, "the manager notices that "+why, func(context.Context) error {
+					for line := range strings.Lines(p.log(t)) {
+						if strings.Contains(line, "Resource is not available"+why) && strings.Contains(line, `"resource":"`+test.resource+`"`) {
+							return nil
+						}
+					}
 					return errors.New("it has not yet")
-				}
-				return nil
-			})
-			waiting := createRequest(t, kubeletOf(t, node), servingRequest(t, node, "192.0.2.60"))
-			hasEvent(t, waiting, "InventoryUnavailable", resource)
-			if got := csr.StateOf(reload(t, waiting)); got != csr.Pending {
-				t.Errorf("by stale data the request is %s", got)
+				})
 			}
+			if test.keeps {
+				failing(", and its copy stays in use for now")
+				reaches(t, asksFor(t, node, "192.0.2.60"), csr.Issued)
+			}
+			failing(`"`)
+			waiting := asksFor(t, node, "192.0.2.60")
+			hasEvent(t, waiting, "InventoryUnavailable", test.resource)
+			isPending(t, waiting)
 			proxy.Use()
 			reaches(t, waiting, csr.Issued)
 		})

@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -38,62 +37,60 @@ const (
 	waits = "waits"
 )
 
-// TestAStalledSourceDelaysNoRenewal has a source that holds every lookup for ten seconds while a thousand requests
-// wait for it. Renewals, which need no source, take as long as before.
+// TestAStalledSourceDelaysNoRenewal has a source that holds every lookup for ten seconds while a thousand requests of
+// more nodes than it has places wait for it. Renewals, which need no source, take as long as before.
 func TestAStalledSourceDelaysNoRenewal(t *testing.T) {
 	parallel(t)
-	stalls := httptest.NewTLSServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	server, ca := inventoryServer(t, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body) // only then is a disconnected client noticed
 		select {
 		case <-time.After(20 * time.Second): // longer than the manager waits
 		case <-r.Context().Done():
 		}
-	}))
-	t.Cleanup(stalls.Close)
-	ca := filepath.Join(t.TempDir(), "ca.crt")
-	write(t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: stalls.Certificate().Raw}))
+	})
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
-	startServingManager(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 10s}}, {node: {}}]", stalls.URL, ca))
+	startServingManager(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 10s}}, {node: {}}]", server.URL, ca))
 
 	waiting := createRequest(t, kubeletOf(t, "stalled"), servingRequest(t, "stalled", "192.0.2.200"))
-	hasEvent(t, waiting, "InventoryPending", `source webhook of approval.inventory has not answered about node "stalled" yet`)
 	hasEvent(t, waiting, "InventoryUnavailable", "ask webhook: context deadline exceeded")
 
 	delaysNobody(t, renewals(t), noLoad, func() func() {
-		for i := range 10 {
+		for i := range 50 {
 			node := fmt.Sprintf("stalled-%d", i)
 			obj := servingRequest(t, node, "192.0.2.200")
 			obj.Labels = map[string]string{waits: "yes"}
-			keepWaiting(t, 100, node, obj)
+			keepWaiting(t, 20, node, obj)
 		}
 		return func() {}
 	})
 }
 
-// TestAHangingAuthorizerDelaysNoRenewal has an authorizer of the API server that hangs for every user but nodes,
-// while hundreds of bootstrappers wait for reviews. Renewals take as long as before.
-func TestAHangingAuthorizerDelaysNoRenewal(t *testing.T) {
-	parallel(t)
-	hanging := make(chan struct{}, 10_000)
-	var hangs atomic.Bool // set once the API server runs
-	authorizer := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+// reviews is the authorizer of an API server. It decides what the roles do not permit.
+type reviews struct {
+	hanging atomic.Int32
+	// decide, once it is set, decides about a user. It may take as long as ctx.
+	decide atomic.Pointer[func(ctx context.Context, user string) bool]
+}
+
+// withReviews runs the test on an API server with an authorizer that permits nothing until it is told to.
+func withReviews(t *testing.T) *reviews {
+	t.Helper()
+	it := &reviews{}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		review := &authorizationv1.SubjectAccessReview{}
 		if err := json.NewDecoder(r.Body).Decode(review); err != nil {
 			t.Error(err)
 		}
-		if !hangs.Load() || strings.HasPrefix(review.Spec.User, csr.NodeUserPrefix) {
-			_ = json.NewEncoder(w).Encode(review) // the answer is no
-			return
+		if decide := it.decide.Load(); decide != nil {
+			review.Status.Allowed = (*decide)(r.Context(), review.Spec.User)
 		}
-		hanging <- struct{}{}
-		<-r.Context().Done()
-		<-hanging
+		_ = json.NewEncoder(w).Encode(review)
 	}))
-	t.Cleanup(authorizer.CloseClientConnections)
+	t.Cleanup(server.CloseClientConnections)
 	withAPIServer(t, nil, func(dir string, args *envtest.Arguments) {
 		config := clientcmdapi.NewConfig()
-		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: authorizer.Certificate().Raw})
-		config.Clusters["it"] = &clientcmdapi.Cluster{Server: authorizer.URL, CertificateAuthorityData: ca}
+		ca := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+		config.Clusters["it"] = &clientcmdapi.Cluster{Server: server.URL, CertificateAuthorityData: ca}
 		config.Contexts["it"], config.CurrentContext = &clientcmdapi.Context{Cluster: "it"}, "it"
 		file := filepath.Join(dir, "authorizer.kubeconfig")
 		if err := clientcmd.WriteToFile(*config, file); err != nil {
@@ -102,51 +99,92 @@ func TestAHangingAuthorizerDelaysNoRenewal(t *testing.T) {
 		args.Set("authorization-mode", "Node", "RBAC", "Webhook").
 			Set("authorization-webhook-version", "v1").Set("authorization-webhook-config-file", file)
 	})
+	return it
+}
+
+// hang makes the reviews of user hang until release is closed. Then they permit everything. All others permit nothing.
+func (r *reviews) hang(user string, release <-chan struct{}) {
+	decide := func(ctx context.Context, of string) bool {
+		if of != user {
+			return false
+		}
+		r.hanging.Add(1)
+		defer r.hanging.Add(-1)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-release:
+			return true
+		}
+	}
+	r.decide.Store(&decide)
+}
+
+// oneHangs waits until a review hangs.
+func (r *reviews) oneHangs(t *testing.T) {
+	t.Helper()
+	eventually(t, "a review hangs", func(context.Context) error {
+		if r.hanging.Load() == 0 {
+			return errors.New("none does")
+		}
+		return nil
+	})
+}
+
+// TestHangingReviewsOfOneRequesterDelayNobody has an authorizer of the API server that hangs for one bootstrapper, who
+// asks for certificates of 2,000 nodes. At most half of the workers wait for its reviews. Renewals take as long as
+// before.
+func TestHangingReviewsOfOneRequesterDelayNobody(t *testing.T) {
+	parallel(t)
+	authorizer := withReviews(t)
 	grantGroup(t, csr.NodeGroup, mayRenewOwn)
 	grantGroup(t, "flooders", mayCreate)
 	startServingManager(t, "")
-	hangs.Store(true)
+	const flooder = "bootstrapper"
+	authorizer.hang(flooder, nil)
 	delaysNobody(t, renewals(t), noLoad, func() func() {
-		const bootstrappers, each = 100, 5
-		var creating sync.WaitGroup
-		left := make(chan int, bootstrappers)
-		for i := range bootstrappers {
-			left <- i
-		}
-		close(left)
-		for range 10 {
-			creating.Go(func() {
-				for i := range left {
-					bootstrapper := impersonate(t, fmt.Sprintf("bootstrapper-%d", i))
-					for n := range each {
-						obj := nodeRequest(t, fmt.Sprintf("joins-%d-%d", i, n))
-						obj.Labels = map[string]string{waits: "yes"}
-						if err := bootstrapper.Create(t.Context(), obj); err != nil {
-							t.Error(err)
-						}
-					}
-				}
-			})
-		}
-		creating.Wait()
-		eventually(t, "their reviews hang", func(context.Context) error {
-			if len(hanging) == 0 {
-				return errors.New("none does")
-			}
-			return nil
+		createAll(t, impersonate(t, flooder), 2000, func(i int) *request {
+			obj := nodeRequest(t, fmt.Sprintf("joins-%d", i))
+			obj.Labels = map[string]string{waits: "yes"}
+			return obj
 		})
+		authorizer.oneHangs(t)
 		return func() {
-			if len(hanging) == 0 {
+			if authorizer.hanging.Load() == 0 {
 				t.Error("no review hangs any more")
 			}
-			eventually(t, "half as many reviews hang as there are workers, but for those that have just ended", func(context.Context) error {
-				if got, want := len(hanging), controllers.DefaultConcurrency.Approver/2; got > want {
+			eventually(t, "at most half as many reviews hang as there are workers, except those that have just ended", func(context.Context) error {
+				if got, want := authorizer.hanging.Load(), int32(controllers.DefaultConcurrency.Approver/2); got > want {
 					return fmt.Errorf("%d do, want %d", got, want)
 				}
 				return nil
 			})
 		}
 	})
+}
+
+// TestNodeBlockedDuringItsReview puts a node on the block list while its review is on its way. The answer of the review
+// then does not count.
+func TestNodeBlockedDuringItsReview(t *testing.T) {
+	parallel(t)
+	authorizer := withReviews(t)
+	list := blockList(t, "")
+	p := startBlockListManager(t)
+	release := make(chan struct{})
+	const user = "bootstrapper"
+	authorizer.hang(user, release)
+	grantGroup(t, "flooders", mayCreate)
+	joiner := impersonate(t, user)
+	blocked, other := createRequest(t, joiner, nodeRequest(t, "blocked")), createRequest(t, joiner, nodeRequest(t, "other"))
+	authorizer.oneHangs(t)
+	block(t, list, "blocked\n")
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1")
+	isPending(t, blocked)
+	close(release)
+	hasEvent(t, blocked, "NodeBlocked", `node "blocked"`)
+	reaches(t, other, csr.Issued)
+	isPending(t, blocked)
+	checkStop(t, p)
 }
 
 // renewals returns a function that measures the renewals of that many nodes.
@@ -223,19 +261,28 @@ func timed(t *testing.T, next func(i int) (node string, obj *request)) []time.Du
 func keepWaiting(t *testing.T, count int, node string, obj *request) {
 	t.Helper()
 	t.Cleanup(func() { deleteRequests(t, obj.Labels) })
-	const creators = 10
-	asking := kubeletOf(t, node)
-	var done sync.WaitGroup
-	for range creators {
-		done.Go(func() {
-			for range count / creators {
-				if err := asking.Create(t.Context(), obj.DeepCopy()); err != nil {
+	createAll(t, kubeletOf(t, node), count, func(int) *request { return obj.DeepCopy() })
+}
+
+// createAll creates count requests as c's user, with ten at once.
+func createAll(t *testing.T, c client.Client, count int, next func(i int) *request) {
+	t.Helper()
+	left := make(chan int, count)
+	for i := range count {
+		left <- i
+	}
+	close(left)
+	var creating sync.WaitGroup
+	for range 10 {
+		creating.Go(func() {
+			for i := range left {
+				if err := c.Create(t.Context(), next(i)); err != nil {
 					t.Error(err)
 				}
 			}
 		})
 	}
-	done.Wait()
+	creating.Wait()
 }
 
 func deleteRequests(t *testing.T, label client.MatchingLabels) {
