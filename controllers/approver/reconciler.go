@@ -212,6 +212,7 @@ func (r *Reconciler) write(
 	r.record(ctx, obj, req, audit.NotStored, decision.Verdict.String(), unstored)
 	switch {
 	case refused: // an admission policy or a role may change
+		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 		return false, r.refuse(ctx, obj, req, Decision{Result: verdict.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
 				"and the request is checked again within five minutes", decision.Verdict, err)}), nil

@@ -281,10 +281,11 @@ func TestARefusalIsToldOnce(t *testing.T) {
 	}
 }
 
-// TestFailedReconcilesAreCounted checks that a reconcile counts as failed if and only if it returns an error.
+// TestFailedReconcilesAreCounted checks that a reconcile counts as failed if it returns an error, and if the API server
+// refuses its write.
 func TestFailedReconcilesAreCounted(t *testing.T) {
 	t.Parallel()
-	const reason = "InternalError" // which no other test causes
+	reason := "InternalError" // which no other test causes
 	count := func() float64 {
 		counted := &dto.Metric{}
 		if err := errorsTotal.WithLabelValues(reason).Write(counted); err != nil {
@@ -298,9 +299,18 @@ func TestFailedReconcilesAreCounted(t *testing.T) {
 	if _, err := p.reconcile(t); err == nil || count() != before+1 {
 		t.Errorf("error %v, %g reconciles are counted, want one more than %g", err, count(), before)
 	}
-	p.getFault = nil
-	if _, err := p.reconcile(t); err != nil || count() != before+1 {
-		t.Errorf("error %v, %g reconciles are counted after a success", err, count())
+	p.getFault, p.grants = nil, []string{"nodeclient"}
+	reason = "Forbidden"
+	before = count()
+	p.writeFault = apierrors.NewForbidden(requests, "csr-1", errors.New("no"))
+	if _, err := p.reconcile(t); err != nil || count() <= before { // other tests cause it too
+		t.Errorf("error %v, a refused write is not counted", err)
+	}
+	reason = "InternalError"
+	before = count()
+	p.writeFault = nil
+	if _, err := p.reconcile(t); err != nil || count() != before || len(p.written) == 0 {
+		t.Errorf("error %v, %d writes, %g reconciles are counted after a success", err, len(p.written), count()-before)
 	}
 }
 
