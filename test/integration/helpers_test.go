@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -169,6 +170,17 @@ func reaches(t testing.TB, obj *request, state csr.State) *request {
 		return nil
 	})
 	return obj
+}
+
+// isDeleted waits until obj is deleted.
+func isDeleted(t *testing.T, obj *request) {
+	t.Helper()
+	eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
+		if err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), &request{}); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("it exists, or %w", err)
+		}
+		return nil
+	})
 }
 
 // hasEvent waits for a Warning Event about obj with reason, whose note contains every part.

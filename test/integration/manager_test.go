@@ -2,10 +2,8 @@ package integration
 
 import (
 	"bytes"
-	"context"
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,9 +14,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
@@ -152,13 +148,7 @@ cleaning:
 	approve(t, short)
 	startManager(t, roleConfig(t, "cleaner"), "--leader-elect=false", "--config", file)
 	for _, obj := range []*request{old, short} {
-		eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
-			err := admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj)
-			if apierrors.IsNotFound(err) {
-				return nil
-			}
-			return fmt.Errorf("it is there: %w", err)
-		})
+		isDeleted(t, obj)
 	}
 	reload(t, fresh)
 }

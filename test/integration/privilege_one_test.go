@@ -30,8 +30,6 @@ rotation: {enabled: true}
 
 // TestLostRightsOfOneManager is TestLostRightsAreNamed for the shipped roles that the four managers cannot have, with all
 // controllers in one manager: OpenShift's Machines, an authority of its own for serving certificates, and the static Pod.
-// Nothing uses the rights, so they are taken together, or one after the other if EVERY_VERB is set. The managers check
-// their rights every 3 seconds and not every 30, so a loss must show 27 seconds earlier than within a minute.
 func TestLostRightsOfOneManager(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
@@ -46,7 +44,7 @@ func TestLostRightsOfOneManager(t *testing.T) {
 	write(t, file, []byte(oneManagerConfig))
 	one := giveRoles(t, "../test/integration/testdata/one-manager", "csr-controller-manager")[0]
 	one.cfg = serviceAccountConfig(t)
-	one.start(t, "--config", file, "--signing-secret=", "--self-check-interval=3s")
+	one.start(t, "--config", file, "--signing-secret=", checkInterval)
 
 	pod := giveRoles(t, "overlays/static-pod", "system:csr-controller-manager")[0]
 	user, err := r.Env.AddUser(envtest.User{Name: pod.subject.Name}, nil)
@@ -64,13 +62,13 @@ func TestLostRightsOfOneManager(t *testing.T) {
 	})
 	grant(t, "joiner", "test-metrics-reader")
 	pod.start(t, "--signing-secret=", "--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key,
-		"--leader-elect-resource-namespace=kube-system", "--metrics-secure", "--self-check-interval=3s")
+		"--leader-elect-resource-namespace=kube-system", "--metrics-secure", checkInterval)
 
 	for _, h := range []*roleHolder{one, pod} {
 		h.answers(t, h.probes, "/readyz", http.StatusOK)
 		t.Run(h.subject.Name, func(t *testing.T) {
 			t.Parallel()
-			h.loses(t, nil)
+			h.loses(t)
 			if h == pod {
 				h.losesSecureMetrics(t)
 			}

@@ -3,7 +3,6 @@ package integration
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -22,7 +21,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -30,15 +28,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// The promises: how long after its first refused use a lost right is reported, and how long after its loss if nothing
-// uses it. A manager checks its rights every defaultInterval: TestRightsAreCheckedTwiceAMinute in controllers.
+// afterLoss is how long after its loss a right is reported, if the manager checks its rights every checkInterval. By default
+// it checks them every hour: TestSelfCheckTimes in controllers.
 const (
-	afterUse        = 10 * time.Second
-	afterLoss       = time.Minute
-	defaultInterval = 30 * time.Second
+	afterLoss     = time.Minute
+	checkInterval = "--self-check-interval=2s"
 )
 
 // privilegeConfig switches on every controller and every source that a shipped role is for.
@@ -70,17 +68,10 @@ func ofAllAccounts(t *testing.T) []check.Right {
 	}
 }
 
-// use is a right that a manager uses while the test waits, with the call that makes the manager use it.
-type use struct {
-	right string
-	make  func(*testing.T)
-}
-
 // TestLostRightsAreNamed runs the four managers of config/overlays/split with every role that they can have. It takes
-// each verb of each rule from the running manager. Metrics, readiness and check must name exactly what is missing: ten
-// seconds after the first use that an API server refuses, and a minute after the loss of a right that nothing uses.
-// The rights that are in use are taken one after the other. The others are taken together, because the manager asks for
-// each, or one after the other if EVERY_VERB is set.
+// each verb of each rule from the running manager: every second one at a time, and then the others, or one after the other
+// if EVERY_VERB is set. Metrics, readiness, an Event and check must name exactly what is missing. A write to a request
+// that is refused for lack of a right is reported too, and succeeds once the right is back.
 func TestLostRightsAreNamed(t *testing.T) {
 	parallel(t)
 	r := startRotating(t)
@@ -96,7 +87,7 @@ func TestLostRightsAreNamed(t *testing.T) {
 	write(t, file, []byte(privilegeConfig))
 	for _, h := range holders {
 		h.cfg = tokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: h.subject.Name}})
-		h.start(t, "--config", file, "--controllers", strings.TrimPrefix(h.subject.Name, "csr-"), "--leader-elect-resource-name", h.subject.Name)
+		h.start(t, checkInterval, "--config", file, "--controllers", strings.TrimPrefix(h.subject.Name, "csr-"), "--leader-elect-resource-name", h.subject.Name)
 	}
 	r.authority(t, "cluster", "csr-signer", func(spec *v1alpha1.SigningAuthoritySpec) {
 		spec.Trust.ConfigMaps = []v1alpha1.ConfigMapKey{{Namespace: signingNamespace, Name: "csr-trust"}}
@@ -105,11 +96,14 @@ func TestLostRightsAreNamed(t *testing.T) {
 	for _, h := range holders {
 		h.answers(t, h.probes, "/readyz", http.StatusOK)
 	}
-	uses := usesOf(t, r)
+	writes := writesOf(t)
 	for _, h := range holders {
 		t.Run(h.subject.Name, func(t *testing.T) {
 			t.Parallel()
-			h.loses(t, uses[h.subject.Name])
+			h.loses(t)
+			if write, writes := writes[h.subject.Name]; writes {
+				h.cannotWrite(t, write)
+			}
 			if h.subject.Name == "csr-rotation" {
 				h.losesTrust(t, r)
 			}
@@ -117,65 +111,55 @@ func TestLostRightsAreNamed(t *testing.T) {
 	}
 }
 
-// usesOf returns the rights that each manager uses at once, in the order in which they are taken.
-func usesOf(t *testing.T, r *rotating) map[string][]use {
+// refusedWrite is a write to a request for which the manager needs a right.
+type refusedWrite struct {
+	right string
+	// make makes the manager try to write. done reports that it has.
+	make   func(*testing.T) *request
+	done   func(*testing.T, *request)
+	event  string // its reason; empty if there is none
+	metric string
+}
+
+// writesOf returns a write of each manager.
+func writesOf(t *testing.T) map[string]refusedWrite {
 	t.Helper()
-	newNode(t, "serves", "192.0.2.1")
-	_, joins := account(t, "privilege", "bootstrapper")
-	renews := func(t *testing.T) { createRequest(t, kubeletOf(t, "renews"), nodeRequest(t, "renews")) }
-	serves := func(t *testing.T) { createRequest(t, kubeletOf(t, "serves"), servingRequest(t, "serves", "192.0.2.1")) }
-	nodes := 0
-	bootstraps := func(t *testing.T) {
-		nodes++
-		node := fmt.Sprintf("joins-%d", nodes)
-		expect(t, node)
-		createRequest(t, joins, nodeRequest(t, node))
-	}
-	isRefused := func(t *testing.T) { createRequest(t, as(t, "joiner"), nodeRequest(t, "refused")) }
-	signs := func(t *testing.T) { approvedClient(t, "privilege-user") }
-	signsABlock := func(t *testing.T) { // the ledger is written for 64 certificates at a time
-		for range 65 {
-			signs(t)
-		}
-	}
-	denies := func(t *testing.T) {
-		decide(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "denied")), certificatesv1.CertificateDenied)
-	}
-	asks := func(t *testing.T) { r.ask(t, "cluster", v1alpha1.AdoptionAttested) }
-	starts := func(t *testing.T) { r.ask(t, "cluster", v1alpha1.RotateStart) }
-	lease := func(name string) use {
-		return use{"update leases.coordination.k8s.io " + name + " in " + systemNamespace, func(*testing.T) {}}
-	}
-	return map[string][]use{
+	issued := func(t *testing.T, obj *request) { reaches(t, obj, csr.Issued) }
+	return map[string]refusedWrite{
 		"csr-approver": {
-			{"create subjectaccessreviews.authorization.k8s.io", renews},
-			{"update certificatesigningrequests/approval.certificates.k8s.io", renews},
-			{"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet", renews},
-			{"approve signers.certificates.k8s.io kubernetes.io/kubelet-serving", serves},
-			{"get nodes", bootstraps},
-			{"get leases.coordination.k8s.io in kube-node-lease", bootstraps},
-			{"get serviceaccounts", bootstraps},
-			{"create events.events.k8s.io in default", isRefused},
-			lease("csr-approver"),
+			right: "update certificatesigningrequests/approval.certificates.k8s.io",
+			make:  func(t *testing.T) *request { return createRequest(t, kubeletOf(t, "renews"), nodeRequest(t, "renews")) },
+			done:  issued, event: "NotStored", metric: `csr_approver_errors_total{reason="Forbidden"}`,
 		},
 		"csr-signer": {
-			{"update certificatesigningrequests/status.certificates.k8s.io", signs},
-			{"sign signers.certificates.k8s.io kubernetes.io/kube-apiserver-client", signs},
-			{"update configmaps csr-signer-ledger in " + systemNamespace, signsABlock},
-			lease("csr-signer"),
+			right: "update certificatesigningrequests/status.certificates.k8s.io",
+			make:  func(t *testing.T) *request { return approvedClient(t, "privilege-user") },
+			done:  issued, event: "NotStored", metric: `csr_signer_errors_total{reason="Forbidden"}`,
 		},
 		"csr-cleaner": {
-			{"delete certificatesigningrequests.certificates.k8s.io", denies},
-			lease("csr-cleaner"),
-		},
-		"csr-rotation": {
-			{"get signingauthorities.csr-controller-manager.io", asks},
-			{"update signingauthorities/status.csr-controller-manager.io", asks},
-			{"patch signingauthorities.csr-controller-manager.io", asks},
-			{"update secrets csr-signer in " + systemNamespace, starts},
-			lease("csr-rotation"),
+			right: "delete certificatesigningrequests.certificates.k8s.io",
+			make: func(t *testing.T) *request {
+				obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "denied"))
+				decide(t, obj, certificatesv1.CertificateDenied)
+				return obj
+			},
+			done:   isDeleted,
+			metric: `csr_cleaner_errors_total{reason="Forbidden"}`,
 		},
 	}
+}
+
+// cannotWrite takes the right to write to a request, and gives it back. In between, an Event and a metric report it.
+func (h *roleHolder) cannotWrite(t *testing.T, write refusedWrite) {
+	t.Helper()
+	h.names(t, write.right, h.find(func(right string) bool { return right == write.right }))
+	obj := write.make(t)
+	h.answers(t, h.metrics, "/metrics", http.StatusOK, write.metric)
+	if write.event != "" {
+		hasEvent(t, obj, write.event, "forbidden")
+	}
+	h.take(t, nil)
+	write.done(t, obj)
 }
 
 // roleHolder is an identity that shipped roles are bound to, and its running manager.
@@ -186,10 +170,10 @@ type roleHolder struct {
 	given []check.Right
 	// asked are the rights that the self-check asks for.
 	asked []check.Right
+	// namespace is the manager's namespace, which Events about missing rights name.
+	namespace string
 	cfg   *rest.Config
 	args  []string
-	// bound is afterLoss, less the time by which the manager checks its rights earlier than by default.
-	bound time.Duration
 	// scraper is the token of somebody who may read secure metrics. It is empty if the metrics are not secure.
 	scraper string
 }
@@ -348,12 +332,12 @@ func (h *roleHolder) start(t *testing.T, args ...string) {
 	h.args = append(args, "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
 	c, _, err := config.Load(append(slices.Clone(standardArgs), h.args...), nil)
 	if err == nil {
-		h.asked, err = controllers.Rights(c, controllers.LeaseNamespace(c))
+		h.namespace = controllers.LeaseNamespace(c)
+		h.asked, err = controllers.Rights(c, h.namespace)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	h.bound = afterLoss - defaultInterval + min(c.SelfCheck.Interval.Duration, defaultInterval)
 	for _, right := range h.given {
 		if !slices.ContainsFunc(h.asked, func(asked check.Right) bool { return covers(right, asked) }) && !unasked.MatchString(right.String()) {
 			t.Errorf("%s has the right to %s, which it never asks for", h.subject.Name, right)
@@ -363,35 +347,31 @@ func (h *roleHolder) start(t *testing.T, args ...string) {
 }
 
 // loses takes each right from the manager.
-func (h *roleHolder) loses(t *testing.T, uses []use) {
-	h.names(t, "everything is there", nil, nil)
-	if count, err := h.refusals(t.Context()); err != nil || count > 0 {
-		t.Errorf("%v calls were refused with all roles: error %v", count, err)
+func (h *roleHolder) loses(t *testing.T) {
+	t.Helper()
+	h.names(t, "everything is there", nil)
+	if strings.Contains(h.log(t), " is forbidden: ") {
+		t.Error("calls were refused with all roles")
 	}
-	var used []string
-	for _, each := range uses {
-		used = append(used, each.right)
-		taken := h.find(func(right string) bool { return right == each.right })
-		if len(taken) == 0 {
-			t.Errorf("no role grants %s", each.right)
-		}
-		h.names(t, each.right, taken, each.make)
-	}
-	// Calls that were refused until now must not cause the check that shows the loss of the other rights.
-	h.names(t, "what is in use is back", nil, nil)
-	rest := map[string][]check.Right{}
+	required := h.find(func(right string) bool {
+		return strings.HasPrefix(right, "list certificatesigningrequests") || strings.HasPrefix(right, "get secrets")
+	})
+	h.names(t, "one right", required[:1])
+	hasEvent(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: h.namespace}}, "RightsMissing", "missing rights: "+required[0].String()+": ")
+
+	all := map[string][]check.Right{}
 	lists := regexp.MustCompile(`-nodes-0[0-9a-f]`) // the sixteen lists of nodes
-	for _, right := range h.find(func(right string) bool { return !slices.Contains(used, right) && !unasked.MatchString(right) }) {
-		name := "the rights that are not in use"
+	for i, right := range h.find(func(right string) bool { return !unasked.MatchString(right) }) {
+		name := fmt.Sprintf("every second right from number %d", i%2)
 		if os.Getenv("EVERY_VERB") != "" {
 			name = lists.ReplaceAllString(right.String(), "-nodes-*")
 		}
-		rest[name] = append(rest[name], right)
+		all[name] = append(all[name], right)
 	}
-	for name, taken := range rest {
-		h.names(t, name, taken, nil)
+	for name, taken := range all {
+		h.names(t, name, taken)
 	}
-	h.names(t, "everything is back", nil, nil)
+	h.names(t, "everything is back", nil)
 }
 
 func (h *roleHolder) find(is func(right string) bool) (found []check.Right) {
@@ -414,39 +394,13 @@ func (h *roleHolder) take(t *testing.T, rights []check.Right) {
 	}
 }
 
-// names takes rights, gives all others back, and waits until the manager names exactly what it lacks. If use is set,
-// the manager must also try to use the right.
-func (h *roleHolder) names(t *testing.T, what string, taken []check.Right, use func(*testing.T)) {
+// names takes rights, gives all others back, and waits until the manager names exactly what it lacks.
+func (h *roleHolder) names(t *testing.T, what string, taken []check.Right) {
 	t.Helper()
-	var before float64
-	eventually(t, "the metrics are served", func(ctx context.Context) (err error) {
-		before, err = h.refusals(ctx)
-		return err
-	})
 	h.take(t, taken)
 	loss, lost := time.Now(), h.missing(t, taken)
-	if use != nil {
-		use(t)
-	}
-	var first, shown time.Duration
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, h.bound, true, func(ctx context.Context) (bool, error) {
-		count, err := h.refusals(ctx)
-		if err == nil && first == 0 && count > before {
-			first = time.Since(loss)
-		}
-		if last = errors.Join(err, h.shows(ctx, lost)); shown == 0 && last == nil {
-			shown = time.Since(loss)
-		}
-		if len(lost) > 0 && first > 0 && shown == 0 && time.Since(loss) > first+afterUse {
-			return false, fmt.Errorf("%s after the first refused use", time.Since(loss)-first)
-		}
-		return shown > 0 && (use == nil || first > 0), nil
-	})
-	if err != nil {
-		t.Fatalf("%s, without %v: %v (shown after %s, the first use was refused after %s): %v", what, taken, last, shown, first, err)
-	}
-	t.Logf("%s: refused after %s, shown after %s", what, first.Round(10*time.Millisecond), shown.Round(10*time.Millisecond))
+	within(t, afterLoss, fmt.Sprintf("%s, without %v", what, taken), func(ctx context.Context) error { return h.shows(ctx, lost) })
+	t.Logf("%s: shown after %s", what, time.Since(loss).Round(10*time.Millisecond))
 	if got := h.checked(t); !slices.Equal(got, texts(lost)) {
 		t.Errorf("%s: check names %q, want %q", what, got, texts(lost))
 	}
@@ -462,16 +416,6 @@ func (h *roleHolder) scrape(ctx context.Context) string {
 	}
 	_, page := get(ctx, h.metrics, "/metrics")
 	return page
-}
-
-// refusals returns how many calls of the manager were refused.
-func (h *roleHolder) refusals(ctx context.Context) (float64, error) {
-	_, rest, found := strings.Cut(h.scrape(ctx), "\ncsr_api_refused_total ")
-	if !found {
-		return 0, errors.New("no metric csr_api_refused_total")
-	}
-	value, _, _ := strings.Cut(rest, "\n")
-	return strconv.ParseFloat(value, 64)
 }
 
 // shows returns an error unless metrics and readiness name exactly the lost rights.
