@@ -171,7 +171,9 @@ func (k *KeyPair) notCreated(err error) {
 	k.mu.Lock()
 	k.creation.failure = err
 	k.mu.Unlock()
-	k.Refuse(unavailable("CAMissing", "%s does not exist and can't be created: %v", k.name, err))
+	problem := unavailable("CAMissing", "%s does not exist and can't be created: %v", k.name, err)
+	problem.action = "Create" // an Event of its own, beside the one that the Secret does not exist yet
+	k.Refuse(problem)
 }
 
 // created reports the new CA. object is the Secret that holds it.

@@ -14,14 +14,17 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // maker is a creator with its environment.
@@ -192,14 +195,30 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	}
 }
 
+// actions is an EventRecorder that notes the actions. Events with the same action and reason count as one.
+type actions struct {
+	*events.FakeRecorder
+	told []string
+}
+
+func (a *actions) Eventf(object, related runtime.Object, kind, reason, action, note string, args ...any) {
+	a.told = append(a.told, action+" "+reason)
+	a.FakeRecorder.Eventf(object, related, kind, reason, action, note, args...)
+}
+
 func TestCreateFaults(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t, "ca")
+	told := &actions{FakeRecorder: m.recorder}
+	m.pair.Reporter = report.New(told, clock.RealClock{})
 	m.fault = errors.New("forbidden")
 	m.look(t) // the next attempt succeeds
 	const want = "Warning CAMissing Secret ns/ca does not exist and can't be created: forbidden"
 	if told := taken(m.recorder); len(told) != 3 || told[1] != want || !strings.HasPrefix(told[2], "Normal CACreated ") {
 		t.Errorf("told %q", told)
+	}
+	if diff := cmp.Diff([]string{"Load CAMissing", "Create CAMissing", "Create CACreated"}, told.told); diff != "" {
+		t.Errorf("actions and reasons (-want +got):\n%s", diff)
 	}
 	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)

@@ -5,6 +5,7 @@ package keypair
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -57,6 +58,8 @@ type Unavailable struct {
 	Reason, Message string
 	// Awaited reports that a leader provides the CA: a replica can only wait for it.
 	Awaited bool
+
+	action string // of the Event; empty means Load
 }
 
 func (u *Unavailable) Error() string { return u.Message }
@@ -329,7 +332,7 @@ func (k *KeyPair) reportProblem(problem *Unavailable, state lastgood.State[inUse
 		message += "; the last good CA stays in use"
 	}
 	k.Log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)
-	k.event("Load", corev1.EventTypeWarning, problem.Reason, message)
+	k.event(cmp.Or(problem.action, "Load"), corev1.EventTypeWarning, problem.Reason, message)
 }
 
 // InUse returns the Event message about a CA that is in use.
