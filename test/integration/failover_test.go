@@ -166,14 +166,18 @@ func every(t *testing.T, interval time.Duration, do func(i int) error) (stop fun
 	return stop
 }
 
-// has waits until n requests of the load have their certificates.
-func (l *joining) has(t *testing.T, n int) {
+// gets waits until n more requests of the load have their certificates.
+func (l *joining) gets(t *testing.T, n int) {
 	t.Helper()
-	eventually(t, "the load runs", func(context.Context) error {
+	issued := func() int {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if len(l.waits) < n {
-			return fmt.Errorf("%d requests are issued, want %d", len(l.waits), n)
+		return len(l.waits)
+	}
+	want := issued() + n
+	eventually(t, "the load runs", func(context.Context) error {
+		if got := issued(); got < want {
+			return fmt.Errorf("%d requests are issued, want %d", got, want)
 		}
 		return nil
 	})
@@ -323,21 +327,24 @@ func (p *process) hasLed(t *testing.T) bool {
 // standbyLeads waits until the standby has been elected.
 func (p *pair) standbyLeads(t *testing.T) {
 	t.Helper()
+	start := time.Now()
 	eventually(t, "the standby leads", func(context.Context) error {
 		if !p.standby.hasLed(t) {
 			return errors.New("it does not")
 		}
 		return nil
 	})
+	t.Logf("the standby leads after %s", time.Since(start).Round(time.Millisecond))
 }
 
 func TestFailoverWhenTheLeaderIsKilled(t *testing.T) {
 	unshared(t)
 	p := startPair(t)
 	l := startJoining(t)
-	l.has(t, 10)
+	l.gets(t, 10)
 	p.leader.Kill()
 	p.standbyLeads(t)
+	l.gets(t, 10)
 	if longest := l.longest(t); longest > killCosts {
 		t.Errorf("a request waited %s", longest)
 	}
@@ -348,11 +355,12 @@ func TestFailoverWhenTheLeaderIsStopped(t *testing.T) {
 	unshared(t)
 	p := startPair(t)
 	l := startJoining(t)
-	l.has(t, 10)
+	l.gets(t, 10)
 	if err := p.leader.Stop(); err != nil {
 		t.Error(err)
 	}
 	p.standbyLeads(t)
+	l.gets(t, 10)
 	if longest := l.longest(t); longest > stopCosts {
 		t.Errorf("a request waited %s", longest)
 	}

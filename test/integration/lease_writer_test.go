@@ -44,7 +44,7 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	endRefusals := l.refuse(t)
 	endAttack := every(t, time.Second/10, func(i int) error { return w.attack(t.Context(), i) })
 	p.standbyLeads(t)
-	time.Sleep(2 * time.Second) // both lead while requests arrive
+	l.gets(t, 20) // both lead while requests arrive
 	endRefusals()
 	endAttack()
 	w.keep(t)

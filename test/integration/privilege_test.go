@@ -172,8 +172,8 @@ type roleHolder struct {
 	asked []check.Right
 	// namespace is the manager's namespace, which Events about missing rights name.
 	namespace string
-	cfg   *rest.Config
-	args  []string
+	cfg       *rest.Config
+	args      []string
 	// scraper is the token of somebody who may read secure metrics. It is empty if the metrics are not secure.
 	scraper string
 }
