@@ -17,7 +17,9 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -238,11 +240,18 @@ func TestCustomSignerOnACAOfItsOwn(t *testing.T) {
 // configuration is cfg. The returned function gives it back.
 func withoutTrust(t *testing.T, cfg *rest.Config) (giveBack func()) {
 	t.Helper()
-	signer := clientOf(t, cfg)
-	return takeRole(t, bindingOf(signerAccount, "csr-ca-trust", trust.ExtensionNamespace), func(ctx context.Context) bool {
+	giveBack = takeRole(t, &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{
+		Namespace: trust.ExtensionNamespace, Name: "csr-ca-trust-for-" + signerAccount,
+	}})
+	account := clientOf(t, cfg)
+	eventually(t, "the trust is out of reach", func(ctx context.Context) error {
 		key := client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}
-		return apierrors.IsForbidden(signer.Get(ctx, key, &corev1.ConfigMap{}))
+		if err := account.Get(ctx, key, &corev1.ConfigMap{}); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("read it: %w", err)
+		}
+		return nil
 	})
+	return giveBack
 }
 
 // TestCustomSignerWaitsWhileTrustIsUnknown takes the signer's right to read what API servers trust. What a trusted CA must

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/clock"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
@@ -101,10 +101,40 @@ cleaning:
 	startManager(t, proxy.Config, "--leader-elect=false", "--config", file)
 	denied := createRequest(t, admin(t), nodeRequest(t, "denied", func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
 	decide(t, denied, "Denied")
-	eventually(t, "what is due by the API server's time is deleted", func(ctx context.Context) error {
-		if err := admin(t).Get(ctx, client.ObjectKeyFromObject(denied), denied); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("it is there: %w", err)
-		}
-		return nil
-	})
+	isDeleted(t, denied)
+}
+
+// TestClockIsSetForward sets the clock of a running manager forward by 25 hours. Nothing is signed, and nothing is deleted that is not
+// due by the API server's time. After the clock is right again, the waiting request is signed.
+func TestClockIsSetForward(t *testing.T) {
+	parallel(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
+kind: ControllerManagerConfiguration
+cleaning:
+  signers:
+  - {name: example.com/short, retention: {denied: 1s}}
+`))
+	p := startJoinable(t, managerConfig(t), "--config", file)
+	foreign := createRequest(t, admin(t), nodeRequest(t, "foreign", func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }))
+	if err := clock.Shift(p.Pid(), 25*time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	fresh := createRequest(t, as(t, "joiner"), nodeRequest(t, "fresh"))
+	reaches(t, fresh, csr.Approved)
+	hasEvent(t, fresh, "ClockSkewed", "the manager's clock is 25h0m", "ahead of the API server's")
+	for i := range 2 { // the second request is found by another pass of the cleaner
+		short := createRequest(t, admin(t), nodeRequest(t, fmt.Sprint("short-", i), func(obj *request) { obj.Spec.SignerName = "example.com/short" }))
+		decide(t, short, "Denied")
+		isDeleted(t, short)
+	}
+	reload(t, foreign)
+	if got := csr.StateOf(reload(t, fresh)); got != csr.Approved {
+		t.Errorf("the request is %s while the clock is wrong", got)
+	}
+	if err := clock.Shift(p.Pid(), 0); err != nil {
+		t.Fatal(err)
+	}
+	reaches(t, fresh, csr.Issued)
+	reload(t, foreign)
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -96,8 +97,9 @@ func readOnly(t *testing.T) *rest.Config {
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}})
 	events := rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}}
 	for namespace, rules := range map[string][]rbacv1.PolicyRule{
-		metav1.NamespaceDefault: {events},
-		systemNamespace:         {events, {APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"csr-signer"}, Verbs: []string{"get", "list", "watch"}}},
+		metav1.NamespaceDefault:  {events},
+		trust.ExtensionNamespace: {{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{trust.ExtensionName, "kube-root-ca.crt"}, Verbs: []string{"get"}}},
+		systemNamespace:          {events, {APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"csr-signer"}, Verbs: []string{"get", "list", "watch"}}},
 	} {
 		meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
 		create(t, admin(t), &rbacv1.Role{ObjectMeta: meta, Rules: rules})
@@ -158,7 +160,7 @@ func TestDryRun(t *testing.T) {
 	differs := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-b"))
 	tells(t, differs, "Warning", "WouldWait", "NotAuthorized: ", `user "stranger"`)
 	approve(t, differs)
-	tells(t, differs, "Warning", "WouldDiffer", "another approver has approved this request, but the verdict of this dry run is Wait: NotAuthorized: ")
+	tells(t, differs, "Normal", "WouldIssue", "would sign the request")
 
 	given := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-c"))
 	tells(t, given, "Warning", "WouldWait", "NotAuthorized")
@@ -178,9 +180,8 @@ func TestDryRun(t *testing.T) {
 
 	const signer = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
-		`csr_approver_dry_run_total{outcome="agreed",reason="AutoApproved",`+signer+`,verdict="Approve"} 1`,
-		`csr_approver_dry_run_total{outcome="disagreed",reason="NotAuthorized",`+signer+`,verdict="Wait"} 1`,
-		`csr_approver_dry_run_total{outcome="undecided",reason="NotAuthorized",`+signer+`,verdict="Wait"} 1`,
+		`csr_approver_dry_run_total{reason="AutoApproved",`+signer+`,verdict="Approve"} 1`,
+		`csr_approver_dry_run_total{reason="NotAuthorized",`+signer+`,verdict="Wait"} 2`,
 		`csr_signer_dry_run_total{outcome="Issued",reason="",`+signer+`} 2`,
 		`csr_signer_dry_run_total{outcome="Failed",reason="SignerValidationFailure",signer="kubernetes.io/kube-apiserver-client"} 1`,
 		`csr_cleaner_dry_run_total{reason="Due",state="Denied"} 1`)
@@ -195,21 +196,21 @@ func TestDryRun(t *testing.T) {
 	l.onlyTold(t)
 }
 
-// besides runs a real approver next to the dry run. The real approver is faster. Each of its decisions is still
-// compared, without an Event for each.
+// besides runs a manager that approves and signs next to the dry run. Often it is faster. The dry run judges each request
+// nevertheless, without an Event for each.
 func besides(t *testing.T, dry *process, signer string) {
 	t.Helper()
 	const many = 40
-	live := startManager(t, roleConfig(t, "approver"), "--leader-elect=false", "--controllers=approver", "--self-check-interval=0")
+	live := startManager(t, managerConfig(t), "--leader-elect=false", "--controllers=approver,signer", "--self-check-interval=0")
 	var all []*request
 	for i := range many {
 		all = append(all, createRequest(t, as(t, "joiner"), nodeRequest(t, fmt.Sprintf("dry-%d", i))))
 	}
 	for _, obj := range all {
-		reaches(t, obj, csr.Approved)
+		reaches(t, obj, csr.Issued)
 	}
 	dry.answers(t, dry.metrics, "/metrics", http.StatusOK,
-		fmt.Sprintf(`csr_approver_dry_run_total{outcome="agreed",reason="AutoApproved",%s,verdict="Approve"} %d`, signer, many+1),
+		fmt.Sprintf(`csr_approver_dry_run_total{reason="AutoApproved",%s,verdict="Approve"} %d`, signer, many+1),
 		fmt.Sprintf(`csr_signer_dry_run_total{outcome="Issued",reason="",%s} %d`, signer, many+2))
 	if err := live.Stop(); err != nil {
 		t.Error(err)

@@ -81,7 +81,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 			f.check(t, start)
 			held.mu.Lock()
 			defer held.mu.Unlock()
-			// The requests of one requester share a review, and each requester has one turn before the next.
+			// Each requester has one turn before the next, and one review is in progress.
 			if at := slices.Index(held.asked, "joiner"); at < 0 || at > f.users+1 {
 				t.Errorf("the good request's review was the %dth of %d", at+1, len(held.asked))
 			}

@@ -6,6 +6,9 @@ import (
 	"encoding/hex"
 	"fmt"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,70 +20,101 @@ import (
 )
 
 // TestRecordsAreRightWhenAnswersAreLost fails the writes of approver and signer in each way, before and after they
-// have landed. Each request is recorded as decided once. Each stored certificate is recorded as signed, and never as
-// discarded. A certificate that was not stored is written again, and no second one is issued.
+// have landed. Each stored decision has a record, and each other one is recorded as not stored. The stored certificate is recorded as
+// signed, and never as discarded. No second certificate is issued for a request that has one.
 func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 	parallel(t)
-	proxy, err := faults.Start(managerConfig(t), 1)
-	if err != nil {
-		t.Fatal(err)
+	cases := map[string]faults.Action{
+		"no-fault":                     {},
+		"500":                          faults.Answer(500),
+		"500-landed":                   faults.Answer(500).Landed(),
+		"503-landed-client-go-repeats": faults.Answer(503).RetryAfter(time.Second).Landed(),
+		"429-client-go-repeats":        faults.Answer(429).RetryAfter(time.Second),
+		"429":                          faults.Answer(429),
+		"409":                          faults.Answer(409),
+		"reset":                        faults.Reset(),
+		"reset-landed":                 faults.Reset().Landed(),
+		"connection-reset-landed":      faults.ResetConnection().Landed(),
 	}
-	t.Cleanup(func() { _ = proxy.Stop() })
+	var rules []faults.Rule // set once: new rules would end the watches, which come back later each time
+	for name, do := range cases {
+		for _, write := range []string{"approval", "status"} {
+			rules = append(rules, faults.Rule{
+				Verbs: []string{"update"}, Path: regexp.MustCompile("/lost-" + name + "/" + write + "$"), Times: 1, Do: do,
+			})
+		}
+	}
+	proxy := throughFaults(t, managerConfig(t), rules...)
 	records := filepath.Join(t.TempDir(), "audit.log")
 	startLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Audit = openAudit(t, records) }})
 	grant(t, "joiner", mayCreate)
 	grant(t, "joiner", mayJoin)
 	eventuallyAllowed(t, "joiner", true)
-	for name, do := range map[string]faults.Action{
-		"no fault":                     {},
-		"500":                          faults.Answer(500),
-		"500, landed":                  faults.Answer(500).Landed(),
-		"503, landed, client-go again": faults.Answer(503).RetryAfter(time.Second).Landed(),
-		"429, client-go again":         faults.Answer(429).RetryAfter(time.Second),
-		"429, later":                   faults.Answer(429),
-		"409":                          faults.Answer(409),
-		"reset":                        faults.Reset(),
-		"reset, landed":                faults.Reset().Landed(),
-		"connection reset, landed":     faults.ResetConnection().Landed(),
-	} {
+	for name, do := range cases {
 		t.Run(name, func(t *testing.T) {
-			var rules []faults.Rule
-			if do.String() != "" {
-				for _, write := range []string{"approval", "status"} {
-					rules = append(rules, faults.Rule{Verbs: []string{"update"}, Resources: []string{"certificatesigningrequests/" + write}, Times: 1, Do: do})
-				}
-			}
-			proxy.Use(rules...)
-			obj := reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "lost")), csr.Issued)
+			obj := reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "lost", func(obj *request) {
+				obj.GenerateName, obj.Name = "", "lost-"+name
+			})), csr.Issued)
 			sum := sha256.Sum256(leaf(t, obj).Raw)
 			want := hex.EncodeToString(sum[:])
+			landed := do.String() == "" || strings.HasSuffix(do.String(), "landed")
 			eventually(t, "the records are complete", func(context.Context) error {
-				var decided, signed int
-				var last audit.Record
+				decided, last := 0, map[string]audit.Event{} // by certificate
 				for _, record := range readAudit(t, records) {
 					switch {
 					case record.UID != obj.UID:
 					case record.Event == audit.Decided:
 						decided++
-					case record.Event == audit.Discarded:
-						t.Fatalf("discarded: %+v", record)
+					case record.Event == audit.NotStored:
+						decided--
 					default:
-						last = record
-						if record.Event == audit.Signed {
-							signed++
-						}
+						last[record.CertificateSHA256] = record.Event
 					}
 				}
-				if decided != 1 || signed != 1 || last.CertificateSHA256 != want || last.Event == audit.Uncertain {
-					return fmt.Errorf("%d times decided, %d times signed, and the last record is %s %s", decided, signed, last.Event, last.CertificateSHA256)
+				if of := last[want]; decided != 1 || of != audit.Signed && of != audit.Stored || landed && len(last) > 1 || len(last) > 2 {
+					return fmt.Errorf("%d decisions, the certificate %s, of the certificates %v", decided, want, last)
+				}
+				for certificate, event := range last {
+					if certificate != want && event != audit.Uncertain && event != audit.Discarded {
+						return fmt.Errorf("the last record of certificate %s, which is not stored, is %s", certificate, event)
+					}
 				}
 				return nil
 			})
-			for i, applied := range proxy.Applied() {
-				if applied != 1 {
-					t.Errorf("rule %d was applied %d times", i, applied)
-				}
-			}
 		})
+	}
+	for i, applied := range proxy.Applied() {
+		if applied != 1 {
+			t.Errorf("the rule for %s was applied %d times", rules[i].Path, applied)
+		}
+	}
+}
+
+// TestFailedThatWasNotStoredIsWrittenAgain has writes of a Failed condition that end with 500 and store nothing. The next attempt
+// writes it. It is reported once, after it is stored.
+func TestFailedThatWasNotStoredIsWrittenAgain(t *testing.T) {
+	parallel(t)
+	const lost = 3
+	proxy := throughFaults(t, roleConfig(t, "signer"), faults.Rule{
+		Verbs: []string{"update"}, Resources: []string{"certificatesigningrequests/status"}, Times: lost, Do: faults.Answer(500),
+	})
+	records := filepath.Join(t.TempDir(), "audit.log")
+	startLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) {
+		*o = partOf(*o, "signer")
+		o.Audit = openAudit(t, records)
+	}})
+	obj := createRequest(t, admin(t), nodeRequest(t, "wrong", wrongUsage))
+	approve(t, obj)
+	failsAs(t, obj, "SignerValidationFailure", "usages did not match")
+	hasEvent(t, obj, "SignerValidationFailure", "usages did not match")
+	if applied := proxy.Applied(); applied[0] != lost {
+		t.Errorf("%d writes were lost, want %d", applied[0], lost)
+	}
+	var outcomes []audit.Event
+	for _, record := range readAudit(t, records) {
+		outcomes = append(outcomes, record.Event)
+	}
+	if !slices.Equal(outcomes, []audit.Event{audit.NotSigned}) {
+		t.Errorf("records are %v, want one of the Failed condition", outcomes)
 	}
 }

@@ -2,60 +2,67 @@ package integration
 
 import (
 	"context"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
-	"strings"
+	"slices"
 	"testing"
-
-	eventsv1 "k8s.io/api/events/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
 )
 
-// TestSecondSignerIsReported stores certificates by hand and with the real kube-controller-manager, beside a manager
-// that signs for the same signers under the shipped roles.
+// TestSecondSignerIsReported stores a certificate of another CA while the manager's own write for the same request is on its
+// way. A certificate of the manager's own CA, which an earlier leader may store, is not reported.
 func TestSecondSignerIsReported(t *testing.T) {
 	parallel(t)
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
-	blockList(t, "second-theirs\n") // the manager signs nothing for it
-	p := startManager(t, roleConfig(t, "signer", "node-block-list"), "--leader-elect=false", "--controllers=signer", "--node-block-list="+blockListName)
-	w := &takeover{Cluster: controlPlane(t), admin: admin(t)}
-
-	own := approvedClient(t, "second-own")
-	w.reaches(t, own, csr.Issued)
+	proxy := throughFaults(t, roleConfig(t, "signer"))
+	records := filepath.Join(t.TempDir(), "audit.log")
+	p := startManager(t, proxy.Config, "--leader-elect=false", "--controllers=signer", "--audit-log-path", records)
+	own := reaches(t, approvedClient(t, "second-own"), csr.Issued)
 	if by := certificateManager(own); by != signer.FieldManager {
 		t.Errorf("the manager stores certificates as %q", by)
 	}
 
-	manual := createRequest(t, admin(t), nodeRequest(t, "second-manual"))
-	manual.Status.Certificate = own.Status.Certificate
-	if err := admin(t).Status().Update(t.Context(), manual, client.FieldOwner("kubectl-edit")); err != nil {
-		t.Fatal(err)
-	}
-	secondSignerEvent(t, manual, `field manager "kubectl-edit" has stored the certificate of this request`)
-
-	theirs := w.start(t, "second-kcm", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--controllers=csrsigning", "--secure-port=0", "--use-service-account-credentials=false",
-		"--cluster-signing-cert-file", w.caFile(t, "second-ca.crt", controlPlane(t).CA.CertPEM), "--cluster-signing-key-file", w.caFile(t, "second-ca.key", controlPlane(t).CA.KeyPEM))
-	t.Cleanup(func() {
-		for _, name := range []string{"second-ca.crt", "second-ca.key"} {
-			_ = os.Remove(filepath.Join(controlPlane(t).Dir, name))
+	other := issueCA(t, "other", newKey(t), nil, time.Hour)
+	outrun := func(user string, certificate []byte) *request {
+		proxy.Use(faults.Rule{Verbs: []string{"update"}, Resources: []string{"certificatesigningrequests/status"}, Times: 1, Do: faults.Delay(3 * time.Second)})
+		obj := approvedClient(t, user)
+		eventually(t, "the manager writes", func(context.Context) error {
+			if proxy.Applied()[0] == 0 {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+		obj.Status.Certificate = certificate
+		if err := admin(t).Status().Update(t.Context(), obj); err != nil {
+			t.Fatal(err)
 		}
-	})
-	approved := createRequest(t, admin(t), nodeRequest(t, "second-theirs"))
-	approve(t, approved)
-	w.reaches(t, approved, csr.Issued)
-	end(t, theirs)
-	secondSignerEvent(t, approved, `field manager "kube-controller-manager" has stored the certificate of this request`)
-
-	p.answers(t, p.metrics, "/metrics", http.StatusOK,
-		fmt.Sprintf("csr_signer_foreign_certificates_total{signer=%q} 2\n", approved.Spec.SignerName),
-		fmt.Sprintf("csr_signer_foreign_certificates_total{signer=%q} 0\n", own.Spec.SignerName))
-	for _, event := range eventsOf(t.Context(), t, own) {
-		t.Errorf("an Event about its own certificate: %s %s", event.Reason, event.Note)
+		eventually(t, "the manager's certificate is discarded", func(context.Context) error {
+			if !slices.ContainsFunc(readAudit(t, records), func(record audit.Record) bool {
+				return record.UID == obj.UID && record.Event == audit.Discarded
+			}) {
+				return errors.New("it is not")
+			}
+			return nil
+		})
+		return obj
+	}
+	replica := outrun("second-replica", own.Status.Certificate)
+	theirs := outrun("second-theirs", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: other.leaf(t, "theirs").Certificate[0]}))
+	hasEvent(t, theirs, "SecondSigner", fmt.Sprintf("another program has stored the certificate of this request, issued by the CA %+q",
+		other.cert.Subject.String()), "this manager signs for "+theirs.Spec.SignerName+" too")
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, fmt.Sprintf("csr_signer_foreign_certificates_total{signer=%q} 1\n", own.Spec.SignerName))
+	for _, obj := range []*request{own, replica} {
+		for _, event := range eventsOf(t.Context(), t, obj) {
+			t.Errorf("an Event about a certificate of its own CA: %s %s", event.Reason, event.Note)
+		}
 	}
 }
 
@@ -67,20 +74,4 @@ func certificateManager(obj *request) string {
 		}
 	}
 	return ""
-}
-
-func secondSignerEvent(t *testing.T, obj *request, want string) {
-	t.Helper()
-	eventually(t, "the Event about "+obj.Name, func(ctx context.Context) error {
-		var found []eventsv1.Event
-		for _, event := range eventsOf(ctx, t, obj) {
-			if event.Reason == "SecondSigner" {
-				found = append(found, event)
-			}
-		}
-		if len(found) != 1 || found[0].Type != "Warning" || !strings.HasPrefix(found[0].Note, want) {
-			return fmt.Errorf("Events %+v, want one that begins with %q", found, want)
-		}
-		return nil
-	})
 }

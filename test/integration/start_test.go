@@ -36,7 +36,6 @@ kind: ControllerManagerConfiguration
 approval:
   nodeClient: {requireTokenBinding: true}
   kubeletServing: {enabled: true}
-cleaning: {supersededAfter: 1h}
 `))
 	proxy := throughFaults(t, serviceAccountConfig(t),
 		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
