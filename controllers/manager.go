@@ -80,7 +80,14 @@ func (o Options) CacheOptions() cache.Options {
 		return cache.Options{}
 	}
 	signers := o.signerNames()
-	trim := csr.Trim{Limits: o.RequestLimits, Ours: func(signerName string) bool { return signers[signerName] }}
+	limits := csr.Limits{RequestBytes: cmp.Or(o.RequestLimits.RequestBytes, csr.DefaultLimits.RequestBytes)}
+	if o.Approver != nil { // a controller may have larger limits of its own
+		limits.RequestBytes = max(limits.RequestBytes, o.Approver.RequestLimits.RequestBytes)
+	}
+	if o.Signer != nil {
+		limits.RequestBytes = max(limits.RequestBytes, o.Signer.RequestLimits.RequestBytes)
+	}
+	trim := csr.Trim{Limits: limits, Ours: func(signerName string) bool { return signers[signerName] }}
 	return cache.Options{DefaultTransform: trim.Transform}
 }
 

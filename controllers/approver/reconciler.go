@@ -198,7 +198,8 @@ func (r *Reconciler) write(
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	err := r.Client.SubResource("approval").Update(writing, written)
-	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err)
+	// An admission webhook that names no code refuses with 400.
+	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
 	stored, changed := err == nil, false
 	if !stored && !refused {
 		stored, changed = r.readBack(ctx, obj, kind, decision)

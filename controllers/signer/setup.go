@@ -109,6 +109,7 @@ func (r *Reconciler) setupPairs(mgr manager.Manager, pairs []*keypair.KeyPair) (
 // setupPair sets the fields of pair, and registers its source.
 func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error {
 	pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
+	pair.CheckClock = r.checkClock
 	if r.DryRun {
 		pair.Create = nil
 	}
@@ -117,6 +118,15 @@ func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error
 			"only their usages distinguish them", "logger", Name, "source", pair.Name(), "signers", shared)
 	}
 	return pair.SetupWithManager(mgr, r.Live)
+}
+
+// checkClock returns an error if this machine's clock differs too much from that of the API servers, or if that is unknown.
+func (r *Reconciler) checkClock(ctx context.Context) error {
+	skew, err := r.ServerTime.Skew(ctx)
+	if err == nil && skew.Abs() > servertime.MaxSkew {
+		err = errors.New(servertime.Sentence(skew.Round(time.Minute)))
+	}
+	return err
 }
 
 // fill sets nil fields.

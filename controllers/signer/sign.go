@@ -88,7 +88,7 @@ func (r *Reconciler) settle(
 				"make a request with fewer names, labels or annotations")})
 	case refused(err):
 		return r.notStored(ctx, obj, judged.Request, "the certificate", err), nil
-	case apierrors.IsConflict(err) && outcome == audit.Discarded:
+	case apierrors.IsConflict(err) && outcome == audit.Discarded, apierrors.IsNotFound(readErr):
 		return reconcile.Result{}, nil // the watch brings the change to the queue
 	default:
 		return reconcile.Result{}, fmt.Errorf("update status: %w", err)
@@ -188,9 +188,9 @@ func (r *Reconciler) read(
 }
 
 // refused reports whether the API server has refused a write for certain: by admission, by its rules for the object, for
-// a missing right, or for the object's size.
+// a missing right, or for the object's size. An admission webhook that names no code refuses with 400.
 func refused(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || tooLarge(err)
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || tooLarge(err)
 }
 
 // tooLarge reports whether an object is too large for the API server or for etcd. The API server passes on etcd's

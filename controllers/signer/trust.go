@@ -105,6 +105,7 @@ func (t *trusts) set(pair *keypair.KeyPair, found caTrust) (changed bool) {
 type published struct {
 	clients, proxies, servers []*x509.Certificate
 	proxyNames                []string
+	noRoots                   bool // nothing publishes kube-root-ca.crt
 }
 
 // readPublished reads the ConfigMaps with the CAs that a cluster trusts. If nothing publishes kube-root-ca.crt, as in
@@ -118,6 +119,7 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 	if client.IgnoreNotFound(err) != nil {
 		return published{}, err
 	}
+	p.noRoots = err != nil
 	var errs [3]error
 	p.clients, errs[0] = certificatesIn(authentication, trust.ExtensionKey)
 	p.proxies, errs[1] = certificatesIn(authentication, frontProxyCAs)
@@ -162,20 +164,19 @@ func certificatesIn(obj *corev1.ConfigMap, key string) ([]*x509.Certificate, err
 
 // trustIn returns the trust of the cluster in authority. If the certificate of an issuer is missing, the cluster may trust
 // that issuer, so the strict rules apply.
-func (p published) trustIn(authority *ca.Authority, now time.Time) caTrust {
-	all := authority.WithAllGiven() // the holder of a leaf can append any of them
-	given, _ := ca.ParseCertificates(all.AppendedPEM())
+func (p published) trustIn(authority *ca.Authority) caTrust {
 	found := caTrust{authority: authority, proxyNames: p.proxyNames}
+	given := givenWith(authority)
 	switch {
-	case leadsTo(all, p.proxies, now):
+	case leadsTo(authority, given, p.proxies):
 		found.proxies = trustedForProxies
 	case len(p.proxies) > 0 && !complete(given):
 		found.proxies = mayBeTrusted
 	}
 	switch {
-	case leadsTo(all, p.clients, now):
+	case leadsTo(authority, given, p.clients):
 		found.strict = trustedForClients
-	case leadsTo(all, p.servers, now):
+	case leadsTo(authority, given, p.servers):
 		found.strict = trustedForServers
 	case found.proxies != "":
 		found.strict = found.proxies
@@ -183,6 +184,13 @@ func (p published) trustIn(authority *ca.Authority, now time.Time) caTrust {
 		found.strict = mayBeTrusted
 	}
 	return found
+}
+
+// givenWith returns the certificates that were given with the CA, and its own. The holder of a leaf can append any of
+// them.
+func givenWith(authority *ca.Authority) []*x509.Certificate {
+	given, _ := ca.ParseCertificates(authority.WithAllGiven().AppendedPEM()) // Load has parsed them before
+	return append(given, authority.Certificate())
 }
 
 // complete reports whether certs holds the issuer of each of certs.
@@ -194,34 +202,29 @@ func complete(certs []*x509.Certificate) bool {
 	})
 }
 
-// leadsTo reports whether a leaf of authority, with the certificates that authority appends, chains to one of roots.
-func leadsTo(authority *ca.Authority, roots []*x509.Certificate, now time.Time) bool {
-	cert := authority.Certificate()
-	if slices.ContainsFunc(roots, func(root *x509.Certificate) bool {
-		return bytes.Equal(root.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo)
-	}) {
-		return true
+// leadsTo reports whether a chain of given certificates leads from the key of authority to the key of one of roots. A
+// cross-certificate is another certificate for the same key. Names and validity do not count: a leaf outlives the day on
+// which it was issued, and a certificate that is not valid yet becomes valid.
+func leadsTo(authority *ca.Authority, given, roots []*x509.Certificate) bool {
+	sameKey := func(a, b *x509.Certificate) bool {
+		return bytes.Equal(a.RawSubjectPublicKeyInfo, b.RawSubjectPublicKeyInfo)
 	}
-	options := x509.VerifyOptions{
-		Roots: x509.NewCertPool(), Intermediates: x509.NewCertPool(), CurrentTime: now,
-		KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	signed := func(cert, by *x509.Certificate) bool {
+		return by.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) == nil
 	}
-	for _, root := range roots {
-		options.Roots.AddCert(root)
-	}
-	options.Intermediates.AppendCertsFromPEM(authority.AppendedPEM())
-	if _, err := cert.Verify(options); err == nil {
-		return true
-	}
-	// A cross-certificate is another certificate for the same key.
-	appended, _ := ca.ParseCertificates(authority.AppendedPEM()) // Load has parsed them before
-	return slices.ContainsFunc(appended, func(other *x509.Certificate) bool {
-		if !bytes.Equal(other.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo) {
-			return false
+	reached := []*x509.Certificate{authority.Certificate()}
+	for i := 0; i < len(reached); i++ { // reached grows
+		last := reached[i]
+		if slices.ContainsFunc(roots, func(root *x509.Certificate) bool { return sameKey(root, last) || signed(last, root) }) {
+			return true
 		}
-		_, err := other.Verify(options)
-		return err == nil
-	})
+		for _, next := range given {
+			if !slices.Contains(reached, next) && (sameKey(next, last) || signed(last, next)) {
+				reached = append(reached, next)
+			}
+		}
+	}
+	return false
 }
 
 // servesCustom reports whether pair signs for a custom signer.
@@ -272,25 +275,24 @@ func (t *trustReader) read(ctx context.Context) (known bool) {
 	if ctx.Err() != nil {
 		return false
 	}
-	now := t.clock.Now()
-	found := published.trustIn(authority, now)
+	found := published.trustIn(authority)
 	if err != nil {
 		found = unknownTrust(authority, err.Error())
 	} else {
-		t.warn(authority, published, now)
+		t.warn(authority, published)
 	}
 	if t.trusts.set(t.pair, found) {
 		t.pair.Log.Info("Read whether the cluster trusts this CA", "source", t.pair.Name(), "issuerKeyID", authority.KeyID(),
 			"strictRules", found.strict != "", "frontProxies", found.proxies != "", "problem", found.unread)
 		t.wake()
 	}
-	return err == nil
+	return err == nil && !published.noRoots // they may be published soon
 }
 
 // warn warns, once, if API servers do not accept the client certificates that authority issues for built-in signers.
-func (t *trustReader) warn(authority *ca.Authority, p published, now time.Time) {
+func (t *trustReader) warn(authority *ca.Authority, p published) {
 	names, message := t.pair.ClientSigners(), ""
-	if len(names) > 0 && !leadsTo(authority, p.clients, now) {
+	if len(names) > 0 && !leadsTo(authority, givenWith(authority), p.clients) {
 		message = fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
 			"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
 			trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(names, " and "))

@@ -169,12 +169,18 @@ func TestRefusalsByTrust(t *testing.T) {
 // crossSigned returns a certificate with cert's key, issued by by.
 func crossSigned(t *testing.T, cert *x509.Certificate, by root, subject pkix.Name) []byte {
 	t.Helper()
+	return crossSignedFrom(t, now.Add(-time.Hour), cert, by, subject)
+}
+
+// crossSignedFrom is crossSigned for a certificate that is valid for two hours from an instant.
+func crossSignedFrom(t *testing.T, from time.Time, cert *x509.Certificate, by root, subject pkix.Name) []byte {
+	t.Helper()
 	issuerBlock, _ := pem.Decode(by.cert)
 	issuer := must(x509.ParseCertificate(issuerBlock.Bytes))
 	keyBlock, _ := pem.Decode(by.key)
 	key := must(x509.ParsePKCS8PrivateKey(keyBlock.Bytes)).(*ecdsa.PrivateKey)
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(7), Subject: subject, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
+		SerialNumber: big.NewInt(7), Subject: subject, NotBefore: from, NotAfter: from.Add(2 * time.Hour),
 		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, issuer, cert.PublicKey, key)
@@ -235,6 +241,9 @@ func TestTrustIn(t *testing.T) {
 	// two is an intermediate whose own issuer, an intermediate too, is known or left out
 	middle := namedRoot(t, "middle")
 	middleBelow := crossSigned(t, load(middle.cert, middle.key).Certificate(), trusted, pkix.Name{CommonName: "middle"})
+	// later is a cross-certificate of tomorrow, and expired is the trusted root of yesterday
+	later := crossSignedFrom(t, now.Add(day), own.Certificate(), trusted, own.Certificate().Subject)
+	expired := crossSignedFrom(t, now.Add(-2*day), copied.Certificate(), trusted, copied.Certificate().Subject)
 	two := crossSigned(t, own.Certificate(), root{middleBelow, middle.key}, pkix.Name{CommonName: "two"})
 	everywhere := configMaps{authentication: map[string]string{"client-ca-file": string(trusted.cert)}, rootCAs: map[string]string{"ca.crt": string(trusted.cert)}}
 	clients := func(bundle ...[]byte) configMaps {
@@ -261,6 +270,8 @@ func TestTrustIn(t *testing.T) {
 		"an intermediate":                                     {authority: load(below, other.key), found: clients(trusted.cert), strict: trustedForClients},
 		"an intermediate with its root":                       {authority: load(slices.Concat(below, trusted.cert), other.key), found: clients(trusted.cert), strict: trustedForClients},
 		"a cross-signed CA":                                   {authority: crossed, found: clients(trusted.cert), strict: trustedForClients},
+		"a cross-certificate that is not valid yet":           {authority: load(slices.Concat(other.cert, later, trusted.cert), other.key), found: clients(trusted.cert), strict: trustedForClients},
+		"a trusted CA that has expired":                       {authority: load(below, other.key), found: clients(expired), strict: trustedForClients},
 		"a CA for API servers":                                {authority: copied, found: servers, strict: trustedForServers},
 		"an intermediate for API servers":                     {authority: load(below, other.key), found: servers, strict: trustedForServers},
 		"an intermediate of two":                              {authority: load(slices.Concat(two, middleBelow), other.key), found: clients(trusted.cert), strict: trustedForClients},
@@ -291,7 +302,7 @@ func TestTrustIn(t *testing.T) {
 			if err != nil {
 				return
 			}
-			got := read.trustIn(test.authority, now)
+			got := read.trustIn(test.authority)
 			if got.unread != "" || got.strict != test.strict || got.proxies != test.proxies || strings.Join(got.proxyNames, " ") != test.names || got.authority != test.authority {
 				t.Errorf("%+v", got)
 			}
@@ -390,7 +401,7 @@ func TestTrustReader(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pair, _, recorder := newPair()
 		pair.Lifetimes = map[string]time.Duration{"example.com/custom": time.Hour}
-		found, known, woken := &countedReads{configMaps: configMaps{}}, &trusts{}, atomic.Int64{}
+		found, known, woken := &countedReads{configMaps: configMaps{rootCAs: map[string]string{}}}, &trusts{}, atomic.Int64{}
 		found.set(errors.New("down"))
 		reader := &trustReader{
 			pair: pair, trusts: known, reader: found, clock: clock.RealClock{}, wake: func() { woken.Add(1) },
@@ -488,7 +499,7 @@ func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 	made, other := newRoot(t, day), namedRoot(t, "other")
 	pair.Load(made.cert, made.key)
 	taken(recorder)
-	found := configMaps{authentication: map[string]string{"client-ca-file": string(other.cert)}}
+	found := configMaps{authentication: map[string]string{"client-ca-file": string(other.cert)}, rootCAs: map[string]string{}}
 	reader := &trustReader{pair: pair, trusts: &trusts{}, reader: found, clock: clock.RealClock{}, wake: func() {}}
 	warning := "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
 		must(pair.Authority(now)).KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
@@ -504,7 +515,12 @@ func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 		{map[string]string{"client-ca-file": string(other.cert)}, true, 0},
 		{map[string]string{"client-ca-file": string(other.cert) + string(made.cert)}, true, 0},
 		{map[string]string{}, true, 1},
+		{nil, false, 0},
 	} {
+		if step.file == nil { // nothing publishes kube-root-ca.crt yet: it is read again soon
+			delete(found, rootCAs)
+			step.file = map[string]string{}
+		}
 		found[authentication] = step.file
 		if known := reader.read(t.Context()); known != step.known {
 			t.Errorf("known: %t", known)

@@ -70,7 +70,6 @@ type Queue struct {
 	requesters map[uint64]*requester
 	turns      []*requester // those that have a key for a free worker
 	closed     bool
-	drain      bool
 }
 
 var _ workqueue.TypedInterface[Key] = &Queue{}
@@ -146,16 +145,16 @@ func (q *Queue) wake(from *requester) {
 	}
 }
 
-// Get blocks until a key may be worked on. Call Done with it afterwards. shutdown is true when the queue is shut down
-// and empty.
+// Get blocks until a key may be worked on. Call Done with it afterwards. shutdown is true when the queue is shut down,
+// even if keys are queued: the next leader finds their requests in its cache.
 func (q *Queue) Get() (key Key, shutdown bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.turns) == 0 {
-		if q.closed && len(q.added) == 0 {
-			return Key{}, true
-		}
+	for len(q.turns) == 0 && !q.closed {
 		q.changed.Wait()
+	}
+	if q.closed {
+		return Key{}, true
 	}
 	from := q.turns[0]
 	q.turns, from.queued = q.turns[1:], false
@@ -207,21 +206,20 @@ func (q *Queue) Len() int {
 	return len(q.added)
 }
 
-// ShutDown makes Add ignore further keys. Get returns the queued keys, and then that the queue is shut down.
+// ShutDown makes Add ignore further keys, and Get return at once.
 func (q *Queue) ShutDown() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.closed, q.drain = true, false
+	q.closed = true
 	q.changed.Broadcast()
 }
 
-// ShutDownWithDrain is ShutDown, and waits until all keys are done or ShutDown is called.
+// ShutDownWithDrain is ShutDown, and waits until the keys in progress are done.
 func (q *Queue) ShutDownWithDrain() {
+	q.ShutDown()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.closed, q.drain = true, true
-	q.changed.Broadcast()
-	for q.drain && len(q.added)+len(q.working) > 0 {
+	for len(q.working) > 0 {
 		q.changed.Wait()
 	}
 }

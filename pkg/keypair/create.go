@@ -68,7 +68,7 @@ func (c *creator) create(ctx context.Context, now time.Time) {
 		return
 	}
 	if c.made == nil {
-		if err := c.prepare(now); err != nil {
+		if err := c.prepare(ctx, now); err != nil {
 			c.pair.notCreated(err)
 			return
 		}
@@ -105,7 +105,12 @@ func (c *creator) store(ctx context.Context) (*corev1.Secret, error) {
 }
 
 // prepare makes a CA. Its common name is random in part, so that no other generation has it.
-func (c *creator) prepare(now time.Time) error {
+func (c *creator) prepare(ctx context.Context, now time.Time) error {
+	if c.pair.CheckClock != nil {
+		if err := c.pair.CheckClock(ctx); err != nil {
+			return err
+		}
+	}
 	const namePart = 32 // of X.520's 64 letters
 	random := make([]byte, 4)
 	_, _ = rand.Read(random) // never fails

@@ -206,6 +206,27 @@ func (a *actions) Eventf(object, related runtime.Object, kind, reason, action, n
 	a.FakeRecorder.Eventf(object, related, kind, reason, action, note, args...)
 }
 
+// TestNoCAIsCreatedByAWrongClock checks that the CA is created when the clock is right again.
+func TestNoCAIsCreatedByAWrongClock(t *testing.T) {
+	t.Parallel()
+	m := newMaker(t, "ca")
+	wrong := errors.New("the clock is a day ahead")
+	m.pair.CheckClock = func(context.Context) error { return wrong }
+	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
+		t.Fatal(err)
+	}
+	m.create(t.Context(), now)
+	const want = "Warning CAMissing Secret ns/ca does not exist and can't be created: the clock is a day ahead"
+	if told := taken(m.recorder); len(told) != 2 || told[1] != want || len(m.audited(t)) > 0 {
+		t.Errorf("told %q, audit log %q", told, m.audited(t))
+	}
+	wrong = nil
+	m.look(t)
+	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+}
+
 func TestCreateFaults(t *testing.T) {
 	t.Parallel()
 	m := newMaker(t, "ca")
