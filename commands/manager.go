@@ -74,7 +74,8 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	return nil
 }
 
-// managerOptions returns the options of the controllers. The clients of cluster note the time in each answer from now on.
+// managerOptions returns the options of the controllers. From now on the clients of cluster note the time in each answer,
+// and no call of theirs hangs.
 func managerOptions(cluster *rest.Config, configuration *config.Configuration) (controllers.Options, error) {
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
@@ -87,6 +88,7 @@ func managerOptions(cluster *rest.Config, configuration *config.Configuration) (
 		return options, err
 	}
 	cluster.Wrap(options.ServerTime.Wrap)
+	cluster.Wrap(newBounded)
 	return options, nil
 }
 
