@@ -118,7 +118,8 @@ func (s *scenario) load(w *world) []*item {
 	return items
 }
 
-// explain logs what the replicas said of the first requests that are not in their state, and the end of their logs.
+// explain logs what the replicas said of the first requests that are not in their state, calls without an answer, and the end of their
+// logs.
 func (w *world) explain(items []*item) {
 	shown := 0
 	for _, i := range items {
@@ -133,6 +134,11 @@ func (w *world) explain(items []*item) {
 					w.t.Logf("replica %d: %s", r.number, line)
 				}
 			}
+		}
+	}
+	for _, call := range w.proxy.Calls() {
+		if !call.Ended && call.Verb != "watch" {
+			w.t.Logf("no answer since %s: %s %s (%s)", call.Start.Format(time.TimeOnly), call.Verb, call.Path, call.Fault)
 		}
 	}
 	for _, r := range w.replicas {
