@@ -36,7 +36,8 @@ const (
 	notDeleted  indicator = "csr_cleaner_errors_total"
 
 	// These also fire without a fault: a Node is as young as its first request, a watch is opened while a connection closes, and
-	// processes start and lead.
+	// processes start and lead. A write that conflicts discards a certificate.
+	discarded     indicator = "csr_signer_discarded_total"
 	unavailable   indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
 	slowInventory indicator = `csr_approver_decisions_total{reason="InventoryPending"}`
 	notOwned      indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
@@ -62,6 +63,7 @@ var indicators = map[indicator]struct {
 	notApproved:   {fires: positive},
 	notStored:     {fires: positive},
 	notDeleted:    {fires: positive},
+	discarded:     {fires: positive, harmless: true},
 	unavailable:   {fires: positive, harmless: true},
 	slowInventory: {fires: positive, harmless: true},
 	notOwned:      {fires: positive, harmless: true},

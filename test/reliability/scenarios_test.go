@@ -105,7 +105,7 @@ var scenarios = []scenario{
 	{
 		name:  "kube-controller-manager works beside it, with the same CA",
 		users: "nothing; each certificate is from one of the two",
-		ready: stays, indicators: []indicator{foreign},
+		ready: stays, indicators: []indicator{discarded},
 		oursOnly: "it is the other program", fault: besideTheirs(true),
 	},
 	{
