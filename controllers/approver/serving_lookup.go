@@ -63,7 +63,7 @@ func (s Serving) lookUpName(node string, found inventory.Found, value san.SAN) (
 	// What a Node on the block list reports counts for nobody. What an API server has belongs to the nodes on which one
 	// runs, whatever other Nodes report or are called.
 	holders = slices.DeleteFunc(holders, func(holder string) bool {
-		return s.Inventory.blocked(holder) && san.Parse(holder) != value ||
+		return s.Inventory.blocked(holder) && !inventory.IsName(holder, value) ||
 			facts.apiServer != "" && !slices.Contains(s.APIServerNodes, holder)
 	})
 	if facts.service, err = s.service(node, value, len(holders) > 0); err != nil {
@@ -85,7 +85,7 @@ func (s Serving) apiServer(node string, value san.SAN) (string, error) {
 		return "", err
 	case endpoint:
 		return "an endpoint", nil
-	case value == san.Parse(node):
+	case inventory.IsName(node, value):
 		return s.Inventory.apiServers.Has(value), nil
 	}
 	return s.Inventory.apiServers.Has(value), s.Inventory.apiServers.Ready()

@@ -298,11 +298,15 @@ func TestWhoseAddress(t *testing.T) {
 			},
 		},
 		"a node that is named by an address of a Service": {
-			newWorld(nodeObject("10.43.0.10", "10.43.0.10"), nodeObject("10.0.0.5", "10.0.0.5"), nodeObject("liar", "10.0.0.5"), serviceObject("kube-system", "dns", "10.43.0.10")),
+			newWorld(nodeObject("10.43.0.10", "10.43.0.10"), nodeObject("10.0.0.5", "10.0.0.5"), nodeObject("liar", "10.0.0.5"), serviceObject("kube-system", "dns", "10.43.0.10"),
+				nodeObject("a", "10.0.0.6"), nodeObject("10.0.0.6", "10.0.0.7"), nodeObject("10.0.0.8", "10.0.0.8")),
 			map[string]string{
 				"10.43.0.10 asks for 10.43.0.10": "SANReserved Service kube-system/dns",
-				"10.0.0.5 asks for 10.0.0.5":     "AutoApproved",
-				"liar asks for 10.0.0.5":         "SANContested it is the name of another Node",
+				"10.0.0.5 asks for 10.0.0.5":     "SANContested by Node liar, so neither gets it",
+				"liar asks for 10.0.0.5":         "SANContested by Node 10.0.0.5, so neither gets it",
+				"a asks for 10.0.0.6":            "AutoApproved",
+				"10.0.0.6 asks for 10.0.0.6":     "SANNotOwned",
+				"10.0.0.8 asks for 10.0.0.8":     "AutoApproved", // it alone reports it
 			},
 		},
 		"k3s publishes the addresses of nodes": {
@@ -371,15 +375,17 @@ func withAPIServerNodes(w *world, nodes ...string) *world {
 // keeps its own name.
 func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
 	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1", "a.test", "10.0.0.9", "liar"), nodeObject("liar", "10.0.0.1", "a.test", "10.0.0.2"), nodeObject("b", "10.0.0.2"), nodeObject("c", "10.0.0.2")).run(t)
+	w := newWorld(nodeObject("a", "10.0.0.1", "a.test", "10.0.0.9", "liar"), nodeObject("liar", "10.0.0.1", "a.test", "10.0.0.2"), nodeObject("b", "10.0.0.2"), nodeObject("c", "10.0.0.2"),
+		nodeObject("10.0.0.3", "10.0.0.3"), nodeObject("d", "10.0.0.3")).run(t)
 	w.expect(t, map[string]string{
 		"a asks for 10.0.0.1": "SANContested Node liar", "a asks for a.test": "SANContested Node liar", "b asks for 10.0.0.2": "SANContested reported by 3 Nodes",
 		"a asks for liar": "SANContested it is the name of another Node",
 	})
-	w.blocked["liar"] = true
+	w.blocked["liar"], w.blocked["10.0.0.3"] = true, true
 	w.expect(t, map[string]string{
 		"a asks for 10.0.0.1 a.test": "AutoApproved", "b asks for 10.0.0.2": "SANContested by Node c, so neither gets it",
 		"a asks for liar": "SANContested it is the name of another Node", "liar asks for 10.0.0.1": "SANNotOwned",
+		"d asks for 10.0.0.3": "AutoApproved", // an address is no name
 	})
 	delete(w.blocked, "liar")
 	w.expect(t, map[string]string{"a asks for 10.0.0.1": "SANContested Node liar"})

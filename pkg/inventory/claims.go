@@ -29,7 +29,7 @@ type Claim struct {
 //   - If the source that knows the node lists the value, it belongs to the node. If the source lists it for several
 //     nodes, it belongs to each of them that reports it.
 //   - In a CIDR, below a suffix, and by the reports of Nodes alone, a Node has its own name, whatever others report. It
-//     has what it reports itself, unless another Node reports that too, or has it as its name.
+//     has what it reports itself, unless another Node reports that too, or has it as its name. An address is no name.
 //
 // An error is always an *Unavailable.
 func (s Sources) Claim(found Found, node string, value san.SAN, holders []string) (Claim, error) {
@@ -46,7 +46,7 @@ func (s Sources) Claim(found Found, node string, value san.SAN, holders []string
 		return Claim{Owner: owner}, err
 	}
 	switch {
-	case value == san.Parse(node):
+	case IsName(node, value):
 		return Claim{}, nil
 	case !slices.Contains(holders, node):
 		return Claim{NotOwned: found.OwnWord, NotReported: !found.OwnWord}, nil
@@ -60,7 +60,7 @@ func (s Sources) Claim(found Found, node string, value san.SAN, holders []string
 func contest(node string, value san.SAN, holders []string) Claim {
 	claim := Claim{Nodes: len(holders)}
 	for _, other := range holders {
-		named := san.Parse(other) == value
+		named := IsName(other, value)
 		if other != node && (claim.Other == "" || named || !claim.Named && other < claim.Other) {
 			claim.Other, claim.Named = other, named
 		}
@@ -70,3 +70,7 @@ func contest(node string, value san.SAN, holders []string) Claim {
 	}
 	return claim
 }
+
+// IsName reports whether value is the name of node. An address is no name, even if a Node is called so: otherwise a user
+// who may create Nodes could take any address.
+func IsName(node string, value san.SAN) bool { return value.Name != "" && value == san.Parse(node) }

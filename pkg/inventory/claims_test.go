@@ -21,7 +21,7 @@ type world map[string][]string
 func (w world) holders(value san.SAN) []string {
 	var all []string
 	for node, reported := range w {
-		if san.Parse(node) == value || slices.ContainsFunc(reported, func(text string) bool { return san.Parse(text) == value }) {
+		if inventory.IsName(node, value) || slices.ContainsFunc(reported, func(text string) bool { return san.Parse(text) == value }) {
 			all = append(all, node)
 		}
 	}
@@ -78,7 +78,7 @@ func TestClaim(t *testing.T) {
 		return inventory.Claim{Other: other, Named: true, Nodes: nodes}
 	}
 	dualStack := world{"v": {"10.0.0.1", "fd00::1"}, "stale": {"10.0.0.1"}, "third": {"fd00::1"}}
-	byAddress := world{"10.0.0.5": {"10.0.0.5"}, "a": {"10.0.0.1"}, "liar": {"10.0.0.5"}}
+	byAddress := world{"10.0.0.5": {"10.0.0.5"}, "a": {"10.0.0.1"}, "other": {"10.0.0.5"}}
 	for name, test := range map[string]struct {
 		world
 		node, value string
@@ -105,9 +105,12 @@ func TestClaim(t *testing.T) {
 		"dual stack, the second address with a third":   {dualStack, "v", "fd00::1", contested("third", 2)},
 		"the third Node does not get the second":        {dualStack, "third", "fd00::1", contested("v", 2)},
 		"the stale Node does not get the first":         {dualStack, "stale", "10.0.0.1", contested("v", 2)},
-		"a Node that is named by its address":           {byAddress, "10.0.0.5", "10.0.0.5", free},
-		"a liar that reports the address in a name":     {byAddress, "liar", "10.0.0.5", named("10.0.0.5", 2)},
-		"a Node is named by the address of another":     {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, "a", "10.0.0.1", named("10.0.0.1", 2)},
+		"a Node that is named by its address":           {world{"10.0.0.5": {"10.0.0.5"}}, "10.0.0.5", "10.0.0.5", free},
+		"its address, which another Node reports too":   {byAddress, "10.0.0.5", "10.0.0.5", contested("other", 2)},
+		"and that Node does not get it either":          {byAddress, "other", "10.0.0.5", contested("10.0.0.5", 2)},
+		"a Node is named by the address of another":     {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, "a", "10.0.0.1", free},
+		"it does not get an address by its name":        {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, "10.0.0.1", "10.0.0.1", notOwned},
+		"nor one that no Node reports":                  {world{"10.0.0.1": nil}, "10.0.0.1", "10.0.0.1", notOwned},
 		"one honest address beside one that is claimed": {world{"a": {"10.0.0.1", "10.0.0.2"}, "liar": {"10.0.0.1"}}, "a", "10.0.0.2", free},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -28,6 +28,14 @@ func (obj *object) has() []san.SAN {
 	return append(obj.sans[:len(obj.sans):len(obj.sans)], obj.published...)
 }
 
+// own returns the name of a Node, which is its own whether or not it reports the name. An address is no name.
+func (obj *object) own() []san.SAN {
+	if name := san.Parse(obj.Name); name.Name != "" {
+		return []san.SAN{name}
+	}
+	return nil
+}
+
 // metaOf returns the fields of meta that are used.
 func metaOf(meta metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{

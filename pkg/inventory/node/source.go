@@ -77,8 +77,7 @@ func (s *Source) newNodes(config *rest.Config, via *http.Client, log logr.Logger
 	return &informer.Informer[*object]{
 		Resource: resource, Convert: nodeObject, OnSync: s.sync, OnChange: s.nodeChanged,
 		Indexers: map[string]func(*object) []string{
-			// The name of the Node is its own, whether or not it reports the name.
-			bySAN: func(obj *object) []string { return append(inventory.Keys(obj.sans), san.Parse(obj.Name).String()) },
+			bySAN: func(obj *object) []string { return inventory.Keys(append(obj.own(), obj.sans...)) },
 		},
 		GrantedBy: "config/kubelet-serving or config/node-identity", Log: log.WithValues("resource", "nodes"),
 	}, err
@@ -170,7 +169,7 @@ func (s *Source) nodeChanged(before, after *object) {
 	s.Changed(cmp.Or(after, before).Name)
 	gone := without(before.has(), after.has())
 	if after == nil {
-		gone = append(gone, san.Parse(before.Name))
+		gone = append(gone, before.own()...)
 	}
 	s.free(gone)
 }
@@ -203,7 +202,7 @@ func (s *Source) Exists(name string) (bool, error) {
 	return found, err
 }
 
-// Holders returns the names of the Nodes that report value or have it as their name, in any order.
+// Holders returns the names of the Nodes that report value or have it as their name (inventory.IsName), in any order.
 func (s *Source) Holders(value san.SAN) ([]string, error) {
 	return s.nodes.KeysByIndex(bySAN, value.String())
 }

@@ -91,13 +91,13 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// TestHolders checks that a Node holds what it reports, in every notation, and its own name.
+// TestHolders checks that a Node holds what it reports, in every notation, and its own name. An address is no name.
 func TestHolders(t *testing.T) {
 	t.Parallel()
-	s := sourceOf(t, nodeWith("a", "10.0.0.1", "Shared.example.com."), nodeWith("b", "010.0.0.1", "shared.example.com", "b"), nodeWith("10.0.0.7"))
+	s := sourceOf(t, nodeWith("a", "10.0.0.1", "Shared.example.com."), nodeWith("b", "010.0.0.1", "shared.example.com", "b"), nodeWith("10.0.0.7"), nodeWith("10.0.0.8", "10.0.0.8"))
 	for text, want := range map[string][]string{
-		"10.0.0.1": {"a", "b"}, "::ffff:10.0.0.1": {"a", "b"}, "SHARED.example.com": {"a", "b"}, "a": {"a"}, "b": {"b"}, "10.0.0.7": {"10.0.0.7"},
-		"10.0.0.2": nil, "example.com": nil,
+		"10.0.0.1": {"a", "b"}, "::ffff:10.0.0.1": {"a", "b"}, "SHARED.example.com": {"a", "b"}, "a": {"a"}, "b": {"b"}, "10.0.0.8": {"10.0.0.8"},
+		"10.0.0.7": nil, "10.0.0.2": nil, "example.com": nil,
 	} {
 		got, err := s.Holders(san.Parse(text))
 		slices.Sort(got)
