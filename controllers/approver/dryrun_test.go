@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // TestDryRunReports checks the Event of each verdict, that it is reported once, and that nothing is written.
@@ -23,15 +25,15 @@ func TestDryRunReports(t *testing.T) {
 		again  time.Duration
 		record []string
 	}{
-		"would approve":                    {grants: []string{"nodeclient"}, want: []string{"Normal WouldApprove"}, record: []string{"Decided WouldApprove"}},
+		"would approve":                    {grants: []string{"nodeclient"}, want: []string{"Normal WouldApprove"}, record: []string{"Decided WouldApprove"}, again: report.Again},
 		"would wait":                       {want: []string{"Warning WouldWait"}, again: time.Second, record: []string{"Decided WouldWait"}},
-		"would ignore":                     {change: serverAuth, want: []string{"Warning WouldIgnore"}, record: []string{"Decided WouldIgnore"}},
-		"would deny":                       {change: serverAuth, denial: DenialPermanent, want: []string{"Warning WouldDeny"}, record: []string{"Decided WouldDeny"}},
-		"cannot be read":                   {change: malformedRequest, want: []string{"Warning WouldIgnore"}, record: []string{"Decided WouldIgnore"}},
-		"approved by another a moment ago": {change: with("Approved"), grants: []string{"nodeclient"}, want: []string{"Normal WouldApprove"}, record: []string{"Decided WouldApprove"}},
+		"would ignore":                     {change: serverAuth, want: []string{"Warning WouldIgnore"}, record: []string{"Decided WouldIgnore"}, again: report.Again},
+		"would deny":                       {change: serverAuth, denial: DenialPermanent, want: []string{"Warning WouldDeny"}, record: []string{"Decided WouldDeny"}, again: report.Again},
+		"cannot be read":                   {change: malformedRequest, want: []string{"Warning WouldIgnore"}, record: []string{"Decided WouldIgnore"}, again: report.Again},
+		"approved by another a moment ago": {change: with("Approved"), grants: []string{"nodeclient"}, want: []string{"Normal WouldApprove"}, record: []string{"Decided WouldApprove"}, again: report.Again},
 		"signed by another a moment ago": {
 			change: func(obj *request) { obj.Status.Certificate = []byte("x") }, grants: []string{"nodeclient"},
-			want: []string{"Normal WouldApprove"}, record: []string{"Decided WouldApprove"},
+			want: []string{"Normal WouldApprove"}, record: []string{"Decided WouldApprove"}, again: report.Again,
 		},
 		"approved by another long ago": {change: with("Approved"), grants: []string{"nodeclient"}, age: decidedFor + 1},
 		"another signer":               {change: func(obj *request) { obj.Spec.SignerName = "example.com/other" }, grants: []string{"nodeclient"}},

@@ -198,9 +198,8 @@ func (r *Reconciler) write(
 	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
 	err := r.Client.SubResource("approval").Update(writing, written)
-	// An admission webhook that names no code refuses with 400.
-	refused := apierrors.IsForbidden(err) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err)
 	stored, changed := err == nil, false
+	refused := !stored && report.Refused(err)
 	if !stored && !refused {
 		stored, changed = r.readBack(ctx, obj, kind, decision)
 	}
@@ -320,7 +319,7 @@ func (r *Reconciler) reportDryRun(
 	if decision.Verdict == verdict.Wait {
 		return reconcile.Result{RequeueAfter: csr.Pause(r.age(obj))}
 	}
-	return reconcile.Result{}
+	return reconcile.Result{RequeueAfter: report.Again}
 }
 
 // age returns the age of obj, for pauses and metrics. A rule that decides by age asks ServerTime itself.

@@ -278,7 +278,7 @@ func (r *Reconciler) fail(
 			judged.Message = judged.Sentence(obj.Spec.SignerName)
 			r.report(ctx, obj, judged)
 			return r.again(obj), nil
-		case refused(err):
+		case report.Refused(err):
 			return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", err), nil
 		case apierrors.IsNotFound(readErr) || readErr == nil && stored.ResourceVersion != obj.ResourceVersion:
 			return reconcile.Result{}, nil // the watch brings the change to the queue

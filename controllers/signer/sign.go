@@ -6,7 +6,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -19,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -71,7 +71,7 @@ func (r *Reconciler) settle(
 	case readErr != nil || stored.UID != obj.UID: // the certificate may have been stored before the request was deleted
 	case bytes.Equal(stored.Status.Certificate, issued.PEM):
 		outcome = audit.Stored
-	case refused(err) || stored.ResourceVersion != obj.ResourceVersion: // a write that comes later will conflict
+	case report.Refused(err) || stored.ResourceVersion != obj.ResourceVersion: // a write that comes later will conflict
 		outcome = audit.Discarded
 		discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 		r.reportForeign(ctx, stored, judged.Authority)
@@ -82,11 +82,11 @@ func (r *Reconciler) settle(
 	case outcome == audit.Stored:
 		r.issued(obj, issued)
 		return reconcile.Result{}, nil
-	case tooLarge(err):
+	case report.TooLarge(err):
 		return r.fail(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
 			"the request does not fit into an object with its certificate: the API server refused it as too large; "+
 				"make a request with fewer names, labels or annotations")})
-	case refused(err):
+	case report.Refused(err):
 		return r.notStored(ctx, obj, judged.Request, "the certificate", err), nil
 	case apierrors.IsConflict(err) && outcome == audit.Discarded, apierrors.IsNotFound(readErr):
 		return reconcile.Result{}, nil // the watch brings the change to the queue
@@ -185,18 +185,4 @@ func (r *Reconciler) read(
 	stored := &certificatesv1.CertificateSigningRequest{}
 	err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), stored)
 	return stored, err
-}
-
-// refused reports whether the API server has refused a write for certain: by admission, by its rules for the object, for
-// a missing right, or for the object's size. An admission webhook that names no code refuses with 400.
-func refused(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || tooLarge(err)
-}
-
-// tooLarge reports whether an object is too large for the API server or for etcd. The API server passes on etcd's
-// error.
-func tooLarge(err error) bool {
-	return apierrors.IsRequestEntityTooLargeError(err) ||
-		strings.Contains(err.Error(), "etcdserver: request is too large") ||
-		strings.Contains(err.Error(), "trying to send message larger than max")
 }

@@ -20,6 +20,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -78,12 +79,12 @@ type Informer[T metav1.Object] struct {
 	// Log has values that name the watched objects.
 	Log logr.Logger
 
-	failing  time.Time // of the first failure since the last list or watch; zero without a failure
-	reported string    // the last reason that was reported since a watch was open
+	reported string // the last reason that was reported since a watch was open
 
-	mu    sync.RWMutex
-	store toolscache.Indexer // nil while there is no copy
-	err   error              // why there is no copy; nil before the first attempt
+	mu      sync.RWMutex
+	store   toolscache.Indexer // nil while there is no copy
+	err     error              // why there is no copy; nil before the first attempt
+	failing time.Time          // since when nothing could be listed or watched; zero while a watch is open
 }
 
 // NeedLeaderElection returns false: a standby reads too, so that it can answer as soon as it becomes the leader.
@@ -135,13 +136,15 @@ func (i *Informer[T]) attempt(ctx context.Context) error {
 
 // failed drops the copy because of err, unless the copy may still be current.
 func (i *Informer[T]) failed(err error) {
+	i.mu.Lock()
+	if i.failing.IsZero() { // nothing is watched any more
+		i.failing = passed.Now()
+	}
+	i.mu.Unlock()
 	if err == nil {
 		return
 	}
-	if i.failing.IsZero() {
-		i.failing = passed.Now()
-	}
-	if i.Err() == nil && !refused(err) && passed.Since(i.failing) < longestGap {
+	if i.Err() == nil && !refused(err) {
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
 		return
 	}
@@ -174,6 +177,13 @@ func (i *Informer[T]) set(store toolscache.Indexer, err error) {
 	i.store, i.err = store, err
 }
 
+// works records that a list or a watch has succeeded.
+func (i *Informer[T]) works() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.failing = time.Time{}
+}
+
 // indexer returns an empty store.
 func (i *Informer[T]) indexer() toolscache.Indexer {
 	indexers := toolscache.Indexers{}
@@ -183,11 +193,17 @@ func (i *Informer[T]) indexer() toolscache.Indexer {
 	return toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers)
 }
 
+// errGap is the error of a copy that is too old, while an attempt to replace it hangs.
+var errGap = fmt.Errorf("nothing could be listed or watched for %s", longestGap)
+
 func (i *Informer[T]) read() (toolscache.Indexer, error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
-	if i.store == nil {
+	switch {
+	case i.store == nil:
 		return nil, cmp.Or(i.err, ErrNotRead)
+	case !i.failing.IsZero() && passed.Since(i.failing) >= longestGap:
+		return nil, errGap
 	}
 	return i.store, nil
 }

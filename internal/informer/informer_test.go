@@ -44,6 +44,7 @@ type staged struct {
 	refused   error // of lists and watches
 	unwatched error // of watches
 	lists     int
+	hangs     atomic.Bool // lists
 }
 
 func newStaged(nodes ...corev1.Node) *staged {
@@ -60,7 +61,11 @@ func (s *staged) become(refused error, nodes ...corev1.Node) {
 func (s *staged) resource() Resource {
 	return Resource{
 		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"), object: &corev1.Node{},
-		list: func(_ context.Context, _ string, options metav1.ListOptions) (runtime.Object, error) {
+		list: func(ctx context.Context, _ string, options metav1.ListOptions) (runtime.Object, error) {
+			if s.hangs.Load() {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
 			if options.ResourceVersion != "" {
 				return nil, fmt.Errorf("list at version %q, want the newest", options.ResourceVersion)
 			}
@@ -322,6 +327,38 @@ func TestInformerFindsItsResource(t *testing.T) {
 				t.Errorf("%d attempts, want %d: error %v", attempts.Load(), want, err)
 			}
 			time.Sleep(500 * time.Millisecond)
+		}
+	})
+}
+
+// TestCopyEndsWhileAListHangs checks that a copy is not used for longer than longestGap although no attempt has failed yet.
+func TestCopyEndsWhileAListHangs(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := newStaged(*node("a", "1"))
+		o := observe(t, source)
+		o.expect(t, "a=1 ", "sync")
+		source.mu.Lock()
+		source.unwatched = errors.New("connection reset")
+		source.mu.Unlock()
+		source.hangs.Store(true)
+		(<-source.watchers).Stop()
+		time.Sleep(longestGap - time.Second)
+		synctest.Wait()
+		if err := o.Err(); err != nil {
+			t.Errorf("after %s: %v", longestGap-time.Second, err)
+		}
+		time.Sleep(2 * time.Second)
+		if err := o.Err(); !errors.Is(err, errGap) {
+			t.Errorf("after %s: %v, want that the copy is too old", longestGap+time.Second, err)
+		}
+		source.mu.Lock()
+		source.unwatched = nil
+		source.mu.Unlock()
+		source.hangs.Store(false)
+		time.Sleep(listTimeout + 2*lastRetry)
+		if err := o.Err(); err != nil {
+			t.Errorf("when the API server answers again: %v", err)
 		}
 	})
 }

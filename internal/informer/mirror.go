@@ -3,7 +3,6 @@ package informer
 import (
 	"context"
 	"fmt"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -54,7 +53,8 @@ func (r *mirror[T]) watch(ctx context.Context, options metav1.ListOptions) (watc
 	if err != nil {
 		return nil, r.explain("watch", err)
 	}
-	r.informer.failing, r.informer.reported = time.Time{}, ""
+	r.informer.works()
+	r.informer.reported = ""
 	return watcher, nil
 }
 
@@ -105,7 +105,8 @@ func (r *mirror[T]) Replace(objects []any, _ string) error {
 	if r.informer.Err() != nil {
 		r.informer.Log.Info("Resource is read", "version", r.resource.Version)
 	}
-	r.store, r.informer.failing = store, time.Time{}
+	r.store = store
+	r.informer.works()
 	r.informer.set(store, nil)
 	if r.informer.OnSync != nil {
 		r.informer.OnSync()

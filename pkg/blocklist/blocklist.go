@@ -20,10 +20,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilversion "k8s.io/apimachinery/pkg/util/version"
-	"k8s.io/apimachinery/pkg/version"
-	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -64,8 +60,6 @@ type List struct {
 	configMap *informer.Informer[*corev1.ConfigMap]
 	log       logr.Logger
 	reporter  *report.Reporter // may be nil
-	// server returns the version of the API server. It may be nil.
-	server func() (*version.Info, error)
 
 	value lastgood.Value[*entries]
 }
@@ -169,42 +163,11 @@ func (l *List) offer(obj *corev1.ConfigMap) {
 			"it has no key %s: add it, with an empty value if no node is blocked", nodesKey)})
 		return
 	}
-	read, problems := parse(obj.Data)
-	if !read.equal(l.value.State().Good) {
-		l.use(read, problems) // at once: a slow answer of the API server must not delay a block
-	}
-	if problem := l.unrecorded(read); problem != "" {
-		problems = append(problems, problem)
-	}
-	l.use(read, problems)
-}
-
-func (l *List) use(read *entries, problems []string) {
-	if len(problems) > 0 {
+	if read, problems := parse(obj.Data); len(problems) > 0 {
 		l.value.Use(read, mistakes(problems))
-		return
+	} else {
+		l.value.Use(read, nil)
 	}
-	l.value.Use(read, nil)
-}
-
-// recordsSince is the first version whose API server records the certificates of requesters.
-var recordsSince = utilversion.MustParseGeneric("1.32")
-
-// unrecorded returns why the certificates in the list have no effect. It is empty if they have, and if the version of
-// the API server is unknown.
-func (l *List) unrecorded(read *entries) string {
-	if l.server == nil || len(read.certificates) == 0 {
-		return ""
-	}
-	info, err := l.server()
-	if err != nil {
-		return ""
-	}
-	if found, err := utilversion.ParseGeneric(info.GitVersion); err != nil || found.LessThan(recordsSince) {
-		return fmt.Sprintf("the certificates have no effect: the API server %s records no certificate of a requester, "+
-			"which needs Kubernetes %s", csr.Shorten(info.GitVersion), recordsSince)
-	}
-	return ""
 }
 
 // report reports a new version, and a new problem with the newest version.
@@ -250,9 +213,6 @@ func (l *List) event(eventType, reason, message string) {
 	}
 }
 
-// versionTimeout bounds how long the API server may take to return its version.
-const versionTimeout = 10 * time.Second
-
 // SetupWithManager adds a watch of the ConfigMap to mgr. Standbys watch too. The watch is by name, so that a role for
 // that name is enough. The manager is not ready before a list was read.
 func (l *List) SetupWithManager(mgr manager.Manager) error {
@@ -262,13 +222,6 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return err
 	}
-	impatient := rest.CopyConfig(mgr.GetConfig())
-	impatient.Timeout = versionTimeout
-	discovered, err := discovery.NewDiscoveryClientForConfig(impatient)
-	if err != nil {
-		return fmt.Errorf("read the version of the API server: %w", err)
-	}
-	l.server = discovered.ServerVersion
 	l.watch(configMaps)
 	if err := mgr.AddReadyzCheck("block-list", l.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)

@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/version"
 	"k8s.io/apimachinery/pkg/watch"
 	dynamicfake "k8s.io/client-go/dynamic/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -146,44 +145,6 @@ func problemOf(list *List) string {
 		return problem.Error()
 	}
 	return ""
-}
-
-// TestOldAPIServers reports a list of certificates that has no effect, because the API server records none.
-func TestOldAPIServers(t *testing.T) {
-	t.Parallel()
-	for server, want := range map[string]string{
-		"v1.32.0": "", "v1.37.1-rc.0": "", "v1.40.2+k3s1": "",
-		"v1.31.9": "the certificates have no effect: the API server v1.31.9 records no certificate of a requester, which needs Kubernetes 1.32",
-		"":        "", // no answer
-	} {
-		list, recorder := newList()
-		list.server = func() (*version.Info, error) {
-			if server == "" {
-				return nil, errors.New("no answer")
-			}
-			return &version.Info{GitVersion: server}, nil
-		}
-		obj := listed("bad")
-		list.offer(obj)
-		if problem := problemOf(list); problem != "" {
-			t.Errorf("%s, without certificates: %s", server, problem)
-		}
-		obj.Data["certificates"] = strings.Repeat("0a", 32)
-		list.offer(obj)
-		for range 2 { // the second time without a report
-			list.offer(obj)
-			if got := problemOf(list); got != want || len(list.value.State().Good.certificates) != 1 {
-				t.Errorf("%s: %q, want %q; %d certificates", server, got, want, len(list.value.State().Good.certificates))
-			}
-		}
-		events := 2 // a list without certificates, and a list with them
-		if want != "" {
-			events++
-		}
-		if len(recorder.Events) != events {
-			t.Errorf("%s: %d Events, want %d", server, len(recorder.Events), events)
-		}
-	}
 }
 
 func TestCheck(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -58,7 +59,8 @@ type Reporter struct {
 // outcome is what was reported about a request, and when.
 type outcome struct {
 	digest
-	at time.Time
+	reason string
+	at     time.Time
 }
 
 // digest replaces a text that a requester may make long.
@@ -115,11 +117,12 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 		r.mu.Unlock()
 		return false
 	}
-	r.outcomes.Add(obj.GetUID(), outcome{now, r.clock.Now()})
+	r.outcomes.Add(obj.GetUID(), outcome{now, reason, r.clock.Now()})
 	leftOut, tell := r.allow(requester, eventType == corev1.EventTypeNormal)
 	r.mu.Unlock()
 	if !tell {
-		return true
+		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
+		return !known || last.(outcome).reason != reason
 	}
 	suffix := ""
 	if leftOut > 0 {
@@ -174,4 +177,18 @@ func ErrorReason(err error) string {
 		return string(reason)
 	}
 	return "Other"
+}
+
+// Refused reports whether the API server has refused a write for certain: by admission, by its rules for the object, for
+// a missing right, or for the object's size. An admission webhook that names no code refuses with 400.
+func Refused(err error) bool {
+	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err) || TooLarge(err)
+}
+
+// TooLarge reports whether an object is too large for the API server or for etcd. The API server passes on etcd's
+// error.
+func TooLarge(err error) bool {
+	return apierrors.IsRequestEntityTooLargeError(err) ||
+		strings.Contains(err.Error(), "etcdserver: request is too large") ||
+		strings.Contains(err.Error(), "trying to send message larger than max")
 }

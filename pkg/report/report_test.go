@@ -111,6 +111,29 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 	}
 }
 
+// TestChangedTextsAreBounded has a requester whose outcome has another text each time. Beyond the Events of that requester,
+// only another reason, or another request, is a new outcome.
+func TestChangedTextsAreBounded(t *testing.T) {
+	t.Parallel()
+	reporter, _, clock := newReporter()
+	fresh := 0
+	for i := range 1000 {
+		if reporter.Request(request("1"), "node", "Approve", "SANNotOwned", fmt.Sprintf("the node has %d addresses", i)) {
+			fresh++
+		}
+	}
+	if fresh != 10 {
+		t.Errorf("%d outcomes are new, want 10", fresh)
+	}
+	if !reporter.Request(request("1"), "node", "Approve", "NodeBlocked", "blocked") || !reporter.Request(request("2"), "node", "Approve", "SANNotOwned", "the node has 0 addresses") {
+		t.Error("another reason, or another request, is not new")
+	}
+	clock.SetTime(clock.Now().Add(time.Minute))
+	if !reporter.Request(request("2"), "node", "Approve", "SANNotOwned", "the node has 1 address") {
+		t.Error("a minute later, a changed text is not new")
+	}
+}
+
 // TestOnceHoweverManyWait checks that each outcome is reported once until its request is gone, however many requests
 // wait.
 func TestOnceHoweverManyWait(t *testing.T) {
