@@ -230,7 +230,7 @@ func (s *Source) observe(before, after *machine) {
 
 // Lookup implements inventory.Source. It returns the machine that has become the node, or else the machine whose node
 // will have that name. A machine that has become another node counts only if there is no machine without a node: once
-// a machine has a nodeRef, that alone says which node it is.
+// a machine has a nodeRef, that alone says which node it is. What several machines list belongs to none of them.
 func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
 	became, err := s.having(byNodeRef, node)
 	if err != nil {
@@ -249,7 +249,7 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 		switch len(found) {
 		case 0:
 		case 1:
-			return found[0].entry(s.options.Kind, node)
+			return s.entry(found[0], node)
 		default: // no source can decide which of them is right
 			names := make([]string, len(found))
 			for i, m := range found {
@@ -263,6 +263,33 @@ func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*invent
 		return named[0].entry(s.options.Kind, node)
 	}
 	return nil, nil
+}
+
+// entry returns the entry for node that m describes, without what another machine lists too. A machine that is being
+// deleted takes nothing from one that stays.
+func (s *Source) entry(m *machine, node string) (*inventory.Entry, error) {
+	entry, err := m.entry(s.options.Kind, node)
+	if err != nil {
+		return nil, err
+	}
+	own, shared := inventory.Entry{}, inventory.Entry{}
+	for _, value := range entry.SANs {
+		all, err := s.machines.ByIndex(bySAN, value.String())
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", s.kind(), err)
+		}
+		list := &own
+		if slices.ContainsFunc(all, func(other *machine) bool {
+			return (!other.leaving || m.leaving) && other.describe("") != m.describe("")
+		}) {
+			list = &shared
+		}
+		list.SANs = append(list.SANs, value)
+	}
+	if entry.SANs = own.SANs; !shared.Empty() {
+		entry.Source += fmt.Sprintf(", without what other machines list too (%s)", &shared)
+	}
+	return entry, nil
 }
 
 // Owner implements inventory.Owner. A machine has its addresses whether or not it has become a node. If some of its

@@ -127,6 +127,22 @@ func TestLookup(t *testing.T) {
 			objects: map[string]string{"a": leaving, "b": waiting},
 			want:    &inventory.Entry{Source: "Machine default/b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
 		},
+		"another machine lists the same address": {
+			objects: map[string]string{"a": bound, "b": strings.Replace(other, "10.0.0.2", "10.0.0.1", 1)},
+			want:    &inventory.Entry{Source: "Machine default/a, without what other machines list too ([\"10.0.0.1\"])", Bound: "node-1", SANs: sans("host-1")},
+		},
+		"another machine lists it twice, and all else": {
+			objects: map[string]string{"a": bound, "b": `{status: {addresses: ["10.0.0.1", "::ffff:10.0.0.1", HOST-1.]}}`},
+			want:    &inventory.Entry{Source: "Machine default/a, without what other machines list too ([\"10.0.0.1\" \"host-1\"])", Bound: "node-1"},
+		},
+		"a machine that is being deleted lists the same address": {
+			objects: map[string]string{"a": bound, "b": strings.Replace(leaving, "10.0.0.9", "10.0.0.1", 1)},
+			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-1", SANs: sans("10.0.0.1", "host-1")},
+		},
+		"is being deleted, and another machine lists the same address": {
+			objects: map[string]string{"a": leaving, "b": strings.Replace(other, "10.0.0.2", "10.0.0.9", 1)},
+			want:    &inventory.Entry{Source: "Machine default/a, without what other machines list too ([\"10.0.0.9\"])", Leaving: true},
+		},
 		"two machines for the node": {
 			objects: map[string]string{"b": waiting, "a": waiting},
 			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",

@@ -59,7 +59,7 @@ type Source struct {
 	from     string
 	exact    map[string]*row
 	patterns []*row
-	owners   map[san.SAN]string // the node of the first exact row that lists the value
+	owners   map[san.SAN]string // the node of the exact row that lists the value
 }
 
 // New returns a Source. Its error joins a *RowError for each mistake in rows.
@@ -93,7 +93,7 @@ func compile(rows []Row) (*Source, []*RowError) {
 		switch {
 		case in.Name != "":
 			s.exact[in.Name] = out
-			s.addOwner(in.Name)
+			problems = append(problems, s.addOwner(in.Name)...)
 		case out.pattern != nil:
 			s.patterns, patterns[in.NamePattern] = append(s.patterns, out), i+1
 		}
@@ -121,11 +121,17 @@ func (s *Source) Owner(value san.SAN) (string, error) {
 	return fmt.Sprintf("%s (node %s)", s.lookup(node).Source, node), nil
 }
 
-// addOwner records the values that the row of node assigns to it alone. The first row that lists a value counts.
-func (s *Source) addOwner(node string) {
+// addOwner records the values that the row of node assigns to it alone. It returns those that another row assigns too.
+func (s *Source) addOwner(node string) []*RowError {
+	var problems []*RowError
 	own := func(value san.SAN) {
-		if s.owners[value] == "" {
+		switch other := s.owners[value]; other {
+		case "":
 			s.owners[value] = node
+		case node:
+		default:
+			problems = append(problems, s.exact[node].problem("", "lists %s, which row %d lists too: "+
+				"only rows with namePattern may share names and addresses", value, s.exact[other].number))
 		}
 	}
 	entry := s.lookup(node)
@@ -135,6 +141,7 @@ func (s *Source) addOwner(node string) {
 			own(san.SAN{Name: short})
 		}
 	}
+	return problems
 }
 
 func (s *Source) lookup(node string) *inventory.Entry {

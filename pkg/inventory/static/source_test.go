@@ -83,12 +83,12 @@ func TestSource(t *testing.T) {
 }
 
 func TestOwner(t *testing.T) {
-	source, err := Parse([]byte(someNodes + "- {name: node-2, dnsNames: [node-1.example.org, node-2.example.org], addresses: [10.0.0.1, 10.0.0.3]}\n"))
+	source, err := Parse([]byte(someNodes + "- {name: node-2, dnsNames: [node-2.example.org], addresses: [10.0.0.3, 10.0.0.3]}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for value, want := range map[string]string{
-		"10.0.0.1":             "row 1 of configuration (node node-1)", // of two, the first
+		"10.0.0.1":             "row 1 of configuration (node node-1)",
 		"10.0.0.3":             "row 6 of configuration (node node-2)",
 		"::ffff:10.0.0.2":      "row 1 of configuration (node node-1)",
 		"NODE-1.example.org":   "row 1 of configuration (node node-1)",
@@ -170,6 +170,15 @@ nodes.yaml:10: row 2: dnsNames[3] "a_b": is not a DNS name
 nodes.yaml:10: row 2: dnsNames[4] "a$": a $ is only allowed in ${group}
 nodes.yaml:11: row 2: suffixes[0] is not a string: quote a value that looks like a number
 nodes.yaml:11: row 2: suffixes[1] ".": is not a DNS name`},
+		"an address in two rows, in another notation": {
+			"- {name: a, addresses: [10.0.0.1, 10.0.0.1]}\n- {name: b, addresses: ['::ffff:10.0.0.1', 10.0.0.2]}\n",
+			"nodes.yaml:2: row 2: lists 10.0.0.1, which row 1 lists too: only rows with namePattern may share names and addresses",
+		},
+		"a short name in two rows, and a name by a template": {
+			"- {name: a, dnsNames: [x.eu.test, b.test], shortNames: true}\n- {name: b, dnsNames: [x, '${node}.test']}\n",
+			"nodes.yaml:2: row 2: lists x, which row 1 lists too: only rows with namePattern may share names and addresses\n" +
+				"nodes.yaml:2: row 2: lists b.test, which row 1 lists too: only rows with namePattern may share names and addresses",
+		},
 		"both names": {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: set either name or namePattern"},
 		"no name":    {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: set either name or namePattern"},
 		"upper case": {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1" is not a valid Node name`},
@@ -279,7 +288,7 @@ func TestManyAddresses(t *testing.T) {
 	for i := range 40_000 {
 		row.Addresses = append(row.Addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
 	}
-	source, err := New([]Row{row, {Name: "b", Addresses: row.Addresses[:1], DNSNames: []string{"b.example.org", "c"}}})
+	source, err := New([]Row{row, {Name: "b", DNSNames: []string{"b.example.org", "c"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
