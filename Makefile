@@ -113,6 +113,10 @@ test-upgrade: ## replace the previous release by this one and back: with each fe
 test-privilege: ## take each verb of each shipped role from a running manager, one after the other
 	$(CONTROL_PLANE) EVERY_VERB=1 go test $(RACE) -count=1 -timeout 40m -v -run '^TestLostRights' ./test/integration
 
+.PHONY: test-flooded-node
+test-flooded-node: ## report 25,000 addresses and make 3,000 requests with the key of one node; measures processor time for three minutes
+	$(CONTROL_PLANE) FLOODED_NODE=1 go test -count=1 -timeout 20m -v -run '^TestOneNodesKeyCostsLittle$$' ./test/integration
+
 .PHONY: reliability
 reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; needs root for a memory limit; writes bin/reliability.md
 	mkdir -p bin; $(CONTROL_PLANE) RELIABILITY=full RELIABILITY_TABLE=$(CURDIR)/bin/reliability.md \
@@ -215,8 +219,8 @@ bench-compare: ## compare the Go benchmarks and the quick scenarios with those o
 
 # The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml, and mutation on
 # one for each package.
-NIGHTLY := test-upgrade test-privilege reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly test-fips \
-  release-dry-run fuzz mutation
+NIGHTLY := test-upgrade test-privilege test-flooded-node reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly \
+  test-fips release-dry-run fuzz mutation
 
 .PHONY: nightly
 nightly: ## run the tests that take too long for every change
