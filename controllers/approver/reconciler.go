@@ -10,6 +10,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -253,12 +254,15 @@ func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, deci
 // reasonPending is the reason of a request whose inventory has no answer yet.
 const reasonPending = "InventoryPending"
 
-const (
-	// pendingPause is when a request asks the inventory again, and pendingAfter is the age from which it reports that.
-	// Most answers take less time.
-	pendingPause = time.Second
-	pendingAfter = 10 * time.Second
-)
+// pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less time.
+const pendingAfter = 10 * time.Second
+
+// pendingPause returns when a request of that age asks the inventory again. The pause is random: requests that come back
+// together would find a free place of a busy source together, and nobody would take the places that become free later.
+func pendingPause(age time.Duration) time.Duration {
+	const least, first, most = 100 * time.Millisecond, time.Second, 30 * time.Second
+	return wait.Jitter(least, float64(min(first+max(0, age/8), most))/float64(least))
+}
 
 // refuse reports why obj is not decided, and returns when to judge it again. A Deny that the configuration does not
 // permit counts as Ignore.
@@ -278,7 +282,7 @@ func (r *Reconciler) refuse(
 	}
 	switch {
 	case decision.Reason == reasonPending:
-		return reconcile.Result{RequeueAfter: pendingPause}
+		return reconcile.Result{RequeueAfter: pendingPause(r.age(obj))}
 	case decision.Verdict == verdict.Wait:
 		return reconcile.Result{RequeueAfter: csr.Pause(r.age(obj))}
 	default:

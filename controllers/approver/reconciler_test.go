@@ -250,19 +250,36 @@ func TestBlockedDuringTheReview(t *testing.T) {
 	}
 }
 
-// TestInventoryPendingIsReportedLate checks that a request that waits for a source asks again each second, and reports
-// that when it is ten seconds old.
+// TestInventoryPendingIsReportedLate checks that a request that waits for a source asks again soon, and reports that when
+// it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
 	t.Parallel()
 	p := newParts(t, object(t))
 	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
 		return Decision{Result: verdict.Wait.Because("InventoryPending", "the source has no answer yet")}, nil
 	}
-	for second := range 12 {
-		p.clock.SetTime(now.Add(time.Duration(second) * time.Second))
-		result, err := p.reconcile(t)
-		if told := p.events(); err != nil || result.RequeueAfter != time.Second || (len(told) == 1) != (second == 10) {
-			t.Errorf("second %d: %+v, error %v, Events %q", second, result, err, told)
+	for _, test := range []struct {
+		age, most time.Duration
+		told      int
+	}{
+		{-time.Hour, 1100 * time.Millisecond, 0}, // the clock of the API server was set back
+		{0, 1100 * time.Millisecond, 0}, {8 * time.Second, 2100 * time.Millisecond, 0}, {10 * time.Second, 2350 * time.Millisecond, 1},
+		{80 * time.Second, 11100 * time.Millisecond, 0}, {30 * time.Minute, 30100 * time.Millisecond, 0},
+	} {
+		p.clock.SetTime(now.Add(test.age))
+		shortest, longest := time.Hour, time.Duration(0)
+		for range 200 {
+			result, err := p.reconcile(t)
+			if err != nil {
+				t.Fatal(err)
+			}
+			shortest, longest = min(shortest, result.RequeueAfter), max(longest, result.RequeueAfter)
+		}
+		if shortest < 100*time.Millisecond || longest > test.most || shortest > test.most/4 || longest < test.most*3/4 {
+			t.Errorf("at %s: pauses from %s to %s, want from 100ms to %s", test.age, shortest, longest, test.most)
+		}
+		if told := p.events(); len(told) != test.told {
+			t.Errorf("at %s: Events %q, want %d", test.age, told, test.told)
 		}
 	}
 }
