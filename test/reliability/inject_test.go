@@ -456,11 +456,12 @@ var (
 )
 
 // removeVerbs removes each right from all roles of the program, and ends the watches that it permitted, until the metrics and
-// readiness name it. The writes come first, while half of the load waits for them.
+// readiness name it. The writes come first, while half of the load waits for them, and until one has failed.
 func removeVerbs(w *world) {
 	roles, r := w.roles(), w.oldest()
 	const group, resource = certificatesv1.GroupName, "certificatesigningrequests"
 	rights := []right{{group, resource, "delete"}, {group, resource + "/approval", "update"}, {group, resource + "/status", "update"}}
+	counters := map[right]indicator{rights[0]: notDeleted, rights[1]: notApproved, rights[2]: notStored}
 	for _, role := range roles {
 		for _, rule := range role.rules {
 			for _, one := range rightsOf(rule) {
@@ -477,6 +478,9 @@ func removeVerbs(w *world) {
 		w.proxy.Use()
 		w.pause(time.Second)
 		w.showsLoss(r, one)
+		if counter := string(counters[one]); counter != "" && !w.theirs {
+			w.until(time.Minute, counter+" shows the loss", func(ctx context.Context) bool { return r.metric(ctx, counter) > 0 })
+		}
 		for _, role := range roles {
 			role.put(role.rules)
 		}
