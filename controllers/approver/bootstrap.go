@@ -5,6 +5,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
@@ -147,6 +149,8 @@ func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decis
 	switch {
 	case req.NodeName() == "":
 		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "subject %q has no node name", req.SubjectText())
+	case len(validation.IsDNS1123Subdomain(req.NodeName())) > 0:
+		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "node name %q is not a name that a Node can have", nodeOf(req))
 	case binding == boundToAnother:
 		return boundElsewhere(req)
 	case p.TokenBinding && binding != boundToNode:

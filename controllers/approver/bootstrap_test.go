@@ -56,6 +56,9 @@ func TestBootstrap(t *testing.T) {
 		"no node name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
 			req.Cert.Subject.CommonName = "system:node:"
 		}, "Deny ShapeMismatch has no node name"},
+		"no name that a Node can have": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
+			req.Cert.Subject.CommonName, p.Users, f.age = "system:node:A", nil, time.Hour
+		}, `Deny ShapeMismatch node name "A" is not`},
 		"not expected":                        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry = nil }, `Wait NotExpected no source of approval.inventory expects node "a"`},
 		"the machine is being deleted":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Leaving = true }, "Wait NotExpected Machine default/a of node \"a\" is being deleted"},
 		"a source fails":                      {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.unavailable = "timeout" }, "Wait InventoryUnavailable timeout"},
