@@ -115,7 +115,7 @@ var approverReasons = map[string]advice{
 	"InventoryPending": {
 		meaning: "A source of the inventory is not read yet, or a source over the network, such as a webhook, " +
 			"is busy with other requests. Renewals, and requests for nodes that stronger sources know, do not wait for it.",
-		todo: "Wait: the manager checks the request again after a second. If many requests " +
+		todo: "Wait: the manager checks the request again after a second or two, and less often as it gets older, at least every 30 seconds. If many requests " +
 			"wait, find out why the source is slow.",
 	},
 	"NotExpected": {

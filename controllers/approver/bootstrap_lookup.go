@@ -33,7 +33,7 @@ type Bootstrap struct {
 
 // BoundNodeClient is NodeClient with an identity check for each first certificate. A bootstrapper may only request a
 // node that is expected and does not exist yet. Renewals need only their own permission and wait for nothing. A node
-// that may not renew is not treated as a new node. The permission is reviewed last.
+// that may not renew is not treated as a new node. The inventory is asked after the permission was reviewed.
 func BoundNodeClient(b Bootstrap) Rule {
 	rule := NodeClient()
 	rule.needsLeases = true
@@ -49,19 +49,22 @@ func BoundNodeClient(b Bootstrap) Rule {
 	return rule
 }
 
-// gate judges req by the caches.
+// gate judges the content and the age of req.
 func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
-	facts, err := b.lookUp(ctx, req)
-	return b.judge(ctx, req, facts, err)
+	facts := &bootstrapFacts{}
+	if err := b.readAge(ctx, req, facts); err != nil {
+		return b.judge(ctx, req, facts, err)
+	}
+	return b.Policy.checkRequest(req, facts.age), nil
 }
 
-// confirm judges req by what the API server returns now.
+// confirm judges req by the caches, and before it passes, by what the API server returns now.
 func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts, err := b.lookUp(ctx, req)
-	if err == nil {
-		err = b.readLive(ctx, req, facts)
+	if decision, err := b.judge(ctx, req, facts, err); err != nil || decision.Reason != "" {
+		return decision, err
 	}
-	return b.judge(ctx, req, facts, err)
+	return b.judge(ctx, req, facts, b.readLive(ctx, req, facts))
 }
 
 // judge returns the decision by facts, which are incomplete if err is not nil.
@@ -78,15 +81,9 @@ func (b Bootstrap) judge(ctx context.Context, req *csr.Request, facts *bootstrap
 	return b.Policy.judge(req, facts), nil
 }
 
-// lookUp returns what the caches hold. If the content of the request is refused, lookUp looks nothing up.
+// lookUp returns what the caches and the sources hold.
 func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFacts, error) {
 	i, node, facts := b.Inventory, req.NodeName(), &bootstrapFacts{}
-	if i.cluster == nil {
-		return facts, errNotRunning
-	}
-	if err := b.readAge(ctx, req, facts); err != nil || b.Policy.checkRequest(req, facts.age).Reason != "" {
-		return facts, err
-	}
 	exists, nodeErr := i.cluster.Exists(node)
 	life, renewed, leaseErr := i.leases.Of(node)
 	facts.node, facts.renewed = b.Policy.stateOf(exists, life, renewed, req), renewed
@@ -102,6 +99,9 @@ func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFact
 // readAge sets the age of req by the API servers' time. It asks for the time again before the age refuses req, because a
 // clock that was set back makes new requests look old.
 func (b Bootstrap) readAge(ctx context.Context, req *csr.Request, facts *bootstrapFacts) error {
+	if b.Inventory.serverTime == nil {
+		return errNotRunning
+	}
 	for _, read := range []func(context.Context) (time.Time, error){b.Inventory.serverTime.Now, b.Inventory.serverTime.Fresh} {
 		now, err := read(ctx)
 		if err != nil {

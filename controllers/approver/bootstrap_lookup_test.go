@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -21,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
@@ -192,6 +195,52 @@ func TestMissingFactsWait(t *testing.T) {
 	}
 }
 
+// TestTheInventoryIsAskedOnceAfterTheReview counts the questions to a source. A requester without the permission, or with a
+// request that can never be approved, causes none.
+func TestTheInventoryIsAskedOnceAfterTheReview(t *testing.T) {
+	t.Parallel()
+	clock := clocktesting.NewFakePassiveClock(now)
+	cluster, err := node.New(&rest.Config{}, nil, false, logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
+	leases, err := nodeidentity.NewLeases(&rest.Config{}, nil, clock, logr.Discard()) // it does not run
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		change         func(*request)
+		grants         []string
+		want           string
+		reviews, asked int
+	}{
+		"permitted":         {grants: []string{"nodeclient"}, want: "Waits ", reviews: 1, asked: 1},
+		"not permitted":     {want: "Waits NotAuthorized", reviews: 1},
+		"another user":      {change: user("x"), grants: []string{"nodeclient"}, want: "Ignored NotAuthorized"},
+		"an old request":    {change: func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(-time.Hour)) }, grants: []string{"nodeclient"}, want: "Ignored RequestTooOld"},
+		"no name of a Node": {change: says(t, nodeTemplate("no_name")), grants: []string{"nodeclient"}, want: "Denied ShapeMismatch"},
+	} {
+		source := &askedOf{entries: map[string]*inventory.Entry{"a": {Source: "Machine default/a", AnyTime: true}}}
+		policy, _, _ := joining()
+		rule := BoundNodeClient(Bootstrap{Policy: *policy, Inventory: &Inventory{
+			cluster: cluster, leases: leases, expecting: inventory.Sources{source}, serverTime: servertime.Of(clock),
+		}})
+		p := newParts(t, object(t))
+		if test.change != nil {
+			test.change(p.served)
+		}
+		p.reconciler.Rules, p.reconciler.Denial, p.grants = []Rule{rule}, DenialPermanent, test.grants
+		if !rule.looksUp() {
+			t.Error("changes of the inventory do not wake its requests")
+		}
+		got := p.outcome(t)
+		if got != test.want || len(p.reviews) != test.reviews || len(source.asked) != test.asked {
+			t.Errorf("%s: %s after %d reviews and %d questions, want %s after %d and %d",
+				name, got, len(p.reviews), len(source.asked), test.want, test.reviews, test.asked)
+		}
+	}
+}
+
 // TestOutsideOfAManager checks that a request waits without a manager.
 func TestOutsideOfAManager(t *testing.T) {
 	t.Parallel()
@@ -201,7 +250,7 @@ func TestOutsideOfAManager(t *testing.T) {
 	if err != nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
 		t.Errorf("%+v, %v", got, err)
 	}
-	if rule.Recognisers[0].Gate != nil {
+	if rule.Recognisers[0].Gate != nil || rule.Recognisers[0].Confirm != nil {
 		t.Error("renewals are gated")
 	}
 	certificate, _ := serving()

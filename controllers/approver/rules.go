@@ -32,7 +32,7 @@ type Rule struct {
 	Recognisers []Recogniser
 	Judge       Judge
 
-	// needsServices and needsLeases say what else the Inventory must watch for Judge and the Gates.
+	// needsServices and needsLeases say what else the Inventory must watch for Judge and Confirm.
 	needsServices, needsLeases bool
 }
 
@@ -41,7 +41,8 @@ type Recogniser struct {
 	Name       string
 	Matches    func(*csr.Request) bool
 	Permission authorizationv1.ResourceAttributes
-	// Gate, if set, runs before the review of the permission, and Confirm after it. A decision with a reason is final.
+	// Gate, if set, runs before the review of the permission, and Confirm after it. Only Confirm uses the inventory. A
+	// decision with a reason is final.
 	Gate, Confirm Gate
 	// Message is the message of the Approved condition.
 	Message string
@@ -99,7 +100,7 @@ func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
 
 // looksUp reports whether the rule uses the inventory.
 func (r Rule) looksUp() bool {
-	return r.Judge != nil || slices.ContainsFunc(r.Recognisers, func(each Recogniser) bool { return each.Gate != nil })
+	return r.Judge != nil || slices.ContainsFunc(r.Recognisers, func(each Recogniser) bool { return each.Confirm != nil })
 }
 
 func approved(by Recogniser) Decision {
