@@ -69,8 +69,8 @@ type Options struct {
 type Concurrency struct{ Approver, Signer, Cleaner int }
 
 // DefaultConcurrency has more workers than kube-controller-manager (cmd/kube-controller-manager/app/certificates.go). Its
-// 5 workers mostly wait for the API server while many nodes join. One cleaner is kube-controller-manager's number too.
-var DefaultConcurrency = Concurrency{Approver: 50, Signer: 20, Cleaner: 1}
+// 5 workers mostly wait for the API server while many nodes join, and its one cleaner waits for a deletion that hangs.
+var DefaultConcurrency = Concurrency{Approver: 50, Signer: 20, Cleaner: 5}
 
 // CacheOptions returns the options for the cache of the manager. The cache holds little of a request that is finished, or
 // that has a signer without a controller in o. In a dry run it holds whole requests, because the controllers judge

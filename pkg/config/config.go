@@ -268,7 +268,7 @@ func Default() *Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  Concurrency{Approver: 50, Signer: 20, Cleaner: 1},
+		Concurrency:  Concurrency{Approver: 50, Signer: 20, Cleaner: 5},
 		LeaderElection: LeaderElection{
 			Enabled:       true,
 			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},

@@ -48,7 +48,7 @@ func defaults() *config.Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  config.Concurrency{Approver: 50, Signer: 20, Cleaner: 1},
+		Concurrency:  config.Concurrency{Approver: 50, Signer: 20, Cleaner: 5},
 		LeaderElection: config.LeaderElection{
 			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: metav1.Duration{Duration: 500 * time.Millisecond}, ResourceName: "csr-controller-manager",
 		},
