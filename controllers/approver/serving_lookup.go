@@ -77,7 +77,7 @@ func (s Serving) lookUpName(node string, found inventory.Found, value san.SAN) (
 }
 
 // apiServer returns how the API servers use value, or an empty text. Until their certificates have been read, only the
-// node's own name can be approved.
+// node's own name can be approved, and for a moment after the start not even that.
 func (s Serving) apiServer(node string, value san.SAN) (string, error) {
 	endpoint, err := s.Inventory.cluster.Endpoint(value)
 	switch {
@@ -85,10 +85,15 @@ func (s Serving) apiServer(node string, value san.SAN) (string, error) {
 		return "", err
 	case endpoint:
 		return "an endpoint", nil
-	case inventory.IsName(node, value):
-		return s.Inventory.apiServers.Has(value), nil
 	}
-	return s.Inventory.apiServers.Has(value), s.Inventory.apiServers.Ready()
+	ready := s.Inventory.apiServers.Ready
+	if inventory.IsName(node, value) {
+		ready = s.Inventory.apiServers.ReadyForOwnNames
+	}
+	if err := ready(); err != nil { // before Has, which knows all names from then on
+		return "", err
+	}
+	return s.Inventory.apiServers.Has(value), nil
 }
 
 // service returns the Service that has value, or an empty text. A value that a Service only publishes counts if no Node

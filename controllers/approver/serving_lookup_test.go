@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -410,17 +411,31 @@ func TestServingWaitsForWhatIsNotRead(t *testing.T) {
 	}
 }
 
-// TestServingWaitsForTheAPIServersCertificate has an API server of another CA. Only the node's own name does not wait.
+// TestServingWaitsForTheAPIServersCertificate has names of API servers that are not read yet. Later only the node's own name
+// does not wait.
 func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test", "example.com")).run(t)
+	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test", "example.com"), nodeObject("api.test", "api.test")).run(t)
 	other, err := node.New(&rest.Config{}, nil, true, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.inventory.apiServers = node.NewAPIServers(&rest.Config{}, other, logr.Discard()) // it does not run
-	w.expect(t, map[string]string{
-		"a asks for a": "AutoApproved", "a asks for a.test": "InventoryPending", "a asks for 10.0.0.1": "InventoryPending", "a asks for a 10.0.0.1": "InventoryPending",
+	synctest.Test(t, func(t *testing.T) {
+		apiServers := node.NewAPIServers(&rest.Config{Host: "https://api.test"}, other, logr.Discard())
+		w.inventory.apiServers = apiServers
+		w.expect(t, map[string]string{
+			"a asks for a": "InventoryPending", "a asks for a.test": "InventoryPending", "api.test asks for api.test": "InventoryPending",
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = apiServers.Start(ctx) }) // it never reads an endpoint
+		time.Sleep(time.Minute)
+		w.expect(t, map[string]string{
+			"a asks for a": "AutoApproved", "a asks for a.test": "InventoryPending", "a asks for 10.0.0.1": "InventoryPending", "a asks for a 10.0.0.1": "InventoryPending",
+			"api.test asks for api.test": "SANReserved in the kubeconfig",
+		})
+		cancel()
+		running.Wait()
 	})
 }
 

@@ -27,6 +27,7 @@ const (
 	readEvery      = time.Hour
 	retryFirst     = 2 * time.Second // while no certificate has been verified
 	retryOther     = time.Minute     // for an API server that could not be read
+	ownNamesWait   = 10 * time.Second
 	maxAPIServers  = 32
 	maxServerNames = 1000 // in one certificate
 )
@@ -43,7 +44,7 @@ func init() { metrics.Registry.MustRegister(unreadAPIServers) }
 // kubeconfig. It makes one TLS handshake an hour with each endpoint of the Service kubernetes, and with the server of the
 // kubeconfig. A certificate is trusted only to reserve the names in it.
 type APIServers struct {
-	// Changed is called once the first certificate has been verified.
+	// Changed is called once the first certificate has been verified, and once own names no longer wait for that.
 	Changed func()
 	// Freed is called with the names and addresses that no API server has any more.
 	Freed func([]san.SAN)
@@ -56,9 +57,10 @@ type APIServers struct {
 	wake      chan struct{}
 	servers   map[string]*apiServer // by host:port; only the goroutine of Start uses it
 
-	mu    sync.RWMutex
-	names map[san.SAN]string
-	err   error // why no certificate has been verified yet
+	mu     sync.RWMutex
+	names  map[san.SAN]string
+	err    error // why no certificate has been verified yet
+	waited bool  // reports that Start has begun long ago
 }
 
 // apiServer is an endpoint, or the server of the kubeconfig.
@@ -78,8 +80,9 @@ func NewAPIServers(config *rest.Config, source *Source, log logr.Logger) *APISer
 	a := &APIServers{
 		Changed: func() {}, Freed: func([]san.SAN) {}, config: config, endpoints: source.apiServers,
 		read: probe.ServingCertificate, clock: clock.RealClock{}, log: log, wake: make(chan struct{}, 1), servers: map[string]*apiServer{},
-		names: map[san.SAN]string{}, err: informer.ErrNotRead,
+		err: informer.ErrNotRead,
 	}
+	a.names = a.inKubeconfig() // known before the first handshake, as endpoints are
 	source.endpointsChanged = func() {
 		select {
 		case a.wake <- struct{}{}:
@@ -94,6 +97,7 @@ func (*APIServers) NeedLeaderElection() bool { return false }
 
 // Start reads certificates until ctx ends.
 func (a *APIServers) Start(ctx context.Context) error {
+	defer time.AfterFunc(ownNamesWait, a.stopWaiting).Stop()
 	for ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
@@ -104,12 +108,34 @@ func (a *APIServers) Start(ctx context.Context) error {
 	return nil
 }
 
+// stopWaiting lets the own names of nodes pass.
+func (a *APIServers) stopWaiting() {
+	a.mu.Lock()
+	waits := a.err != nil
+	a.waited = true
+	a.mu.Unlock()
+	if waits {
+		a.Changed()
+	}
+}
+
 // Has returns how the API servers use value, such as "in the kubeconfig". It returns an empty text if no API server has
 // value.
 func (a *APIServers) Has(value san.SAN) string {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	return a.names[value]
+}
+
+// ReadyForOwnNames returns why even a node's own name must wait, which may be the name of an API server, or nil. Ten seconds
+// after the start no such name waits any more, because an API server may never show a certificate that can be verified.
+func (a *APIServers) ReadyForOwnNames() error {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	if a.waited {
+		return nil
+	}
+	return a.err
 }
 
 // Ready returns why the names of the API servers are not known yet, or nil. Later failures change nothing.

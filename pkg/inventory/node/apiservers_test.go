@@ -159,6 +159,48 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	}
 }
 
+// TestOwnNamesWaitTenSeconds checks that the kubeconfig's names are reserved before the first handshake, and that the own
+// names of nodes wait for a verified certificate, but not for longer than ten seconds.
+func TestOwnNamesWaitTenSeconds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		for _, verified := range []bool{false, true} {
+			f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{}}
+			a := apiServersOf(t, f)
+			told := 0
+			a.Changed = func() { told++ }
+			if got, want := reservedOf(a), "lb.example.com tls.example.com"; got != want || a.ReadyForOwnNames() == nil {
+				t.Errorf("before the start: reserved %s, own names %v", got, a.ReadyForOwnNames())
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			running.Go(func() { _ = a.Start(ctx) })
+			synctest.Wait()
+			if a.Ready() == nil || a.ReadyForOwnNames() == nil {
+				t.Error("ready before a certificate was read")
+			}
+			if verified {
+				f.mu.Lock()
+				f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1")
+				f.mu.Unlock()
+				time.Sleep(retryFirst + time.Millisecond)
+				synctest.Wait()
+				if a.Ready() != nil || a.ReadyForOwnNames() != nil || told != 1 {
+					t.Errorf("after a certificate was read: %v, own names %v, told %d times", a.Ready(), a.ReadyForOwnNames(), told)
+				}
+			} else {
+				time.Sleep(ownNamesWait + time.Millisecond)
+				synctest.Wait()
+				if a.Ready() == nil || a.ReadyForOwnNames() != nil || told != 1 {
+					t.Errorf("after ten seconds: %v, own names %v, told %d times", a.Ready(), a.ReadyForOwnNames(), told)
+				}
+			}
+			cancel()
+			running.Wait()
+		}
+	})
+}
+
 // TestAPIServersAreReadHourly runs APIServers for hours, and counts the handshakes.
 func TestAPIServersAreReadHourly(t *testing.T) {
 	t.Parallel()
