@@ -297,7 +297,9 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 			"all nodes":                   {func() { wake.node("") }, "a2 a3 a4 b1 c1"},
 			"an address":                  {func() { wake.free(sans("10.0.0.1")) }, "a1 a2 b1"},
 			"an address that none asks":   {func() { wake.free(sans("10.9.9.9")) }, ""},
-			"more than can be gathered":   {func() { wake.free(many(mostMarks + 1)) }, "a2 a3 a4 b1 c1"},
+			"more than can be gathered":   {func() { wake.free(append(many(mostMarks), sans("10.0.0.1")...)) }, ""},
+			"a node beside too many":      {func() { wake.free(many(mostMarks + 1)); wake.node("b") }, "b1"},
+			"all nodes beside too many":   {func() { wake.free(many(mostMarks + 1)); wake.node("") }, "a2 a3 a4 b1 c1"},
 			"a node that nobody asks for": {func() { wake.node("z") }, ""},
 		} {
 			test.change()

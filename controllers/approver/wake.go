@@ -25,7 +25,8 @@ const (
 	// mostWoken is how many requests of a lane a change wakes, the newest first. A kubelet waits only for its last
 	// request. The others are judged again after their pause.
 	mostWoken = 3
-	// mostMarks bounds what is gathered. Beyond it, a change wakes every request that uses the inventory.
+	// mostMarks bounds the names and addresses that are gathered. A request for one beyond it waits for its own pause, of
+	// at most five minutes: a user who changes a Service of many addresses must not wake everybody.
 	mostMarks = 10_000
 )
 
@@ -68,32 +69,27 @@ func newWakeUps() wakeUps {
 
 // node wakes the requests for a node, or all that use the inventory if name is empty.
 func (w wakeUps) node(name string) {
-	if name == "" {
-		w.add(markInventory)
-		return
+	mark := markInventory
+	if name != "" {
+		mark = markNode(name)
 	}
-	w.add(markNode(name))
+	w.mu.Lock()
+	w.marks[mark] = true
+	w.mu.Unlock()
+	w.signal()
 }
 
 // free wakes the requests that ask for any of values, because another node no longer has them.
 func (w wakeUps) free(values []san.SAN) {
-	marks := make([]uint64, len(values))
-	for i, value := range values {
-		marks[i] = markSAN(value)
+	w.mu.Lock()
+	for _, value := range values[:max(0, min(len(values), mostMarks-len(w.marks)))] {
+		w.marks[markSAN(value)] = true
 	}
-	w.add(marks...)
+	w.mu.Unlock()
+	w.signal()
 }
 
-func (w wakeUps) add(marks ...uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, mark := range marks {
-		w.marks[mark] = true
-	}
-	if len(w.marks) > mostMarks {
-		clear(w.marks)
-		w.marks[markInventory] = true
-	}
+func (w wakeUps) signal() {
 	select {
 	case w.changed <- struct{}{}:
 	default: // already signalled
