@@ -217,7 +217,7 @@ func (s *Source) Service(value san.SAN) (string, error) {
 	if s.services == nil {
 		return "", errNoServices
 	}
-	if rest, namespace, found := cutLast(value.Name); found {
+	if rest, namespace, found := cutLast(value.Name); found && strings.Count(rest, ".") <= 1 {
 		name := rest[strings.LastIndex(rest, ".")+1:]
 		if _, exists, err := s.services.Get(namespace, name); exists || err != nil {
 			return fmt.Sprintf("Service %s/%s", namespace, name), err

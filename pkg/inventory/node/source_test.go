@@ -282,8 +282,9 @@ func TestServices(t *testing.T) {
 		"10.0.0.1": {publisher: "Service default/web"}, "10.0.0.4": {publisher: "Service default/web"}, "10.0.0.2": {endpoint: true}, "10.0.0.3": {},
 		"10.96.0.1": {service: "Service default/web"}, "::ffff:10.96.0.1": {service: "Service default/web"},
 		"web": {service: "Service default/web"}, "WEB.default.": {service: "Service default/web"}, "host.web.default": {service: "Service default/web"},
-		"a.host.web.default": {service: "Service default/web"}, "host.web.other": {}, "other.default": {}, "host.web": {}, "xweb.default": {},
+		"a.host.web.default": {}, "host.web.other": {}, "other.default": {}, "host.web": {}, "xweb.default": {},
 		"ip-10-0-0-1.ec2.internal": {service: "Service internal/ec2"}, "ec2.internal": {service: "Service internal/ec2"}, "ip-10-0-0-1": {},
+		"ip-10-0-0-1.us-west-2.ec2.internal": {},
 	} {
 		value := san.Parse(text)
 		service, serviceErr := s.Service(value)
