@@ -58,7 +58,7 @@ type Informer[T metav1.Object] struct {
 	// that name is enough.
 	Namespace, Name, Selector string
 
-	// Convert, if set, returns the copy that is kept of an object.
+	// Convert, if set, returns the copy that is kept of an object. If it returns the last copy, there is no change.
 	Convert func(runtime.Object) T
 	// Indexers return the keys by which ByIndex finds an object, by the name of the index.
 	Indexers map[string]func(T) []string

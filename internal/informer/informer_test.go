@@ -362,3 +362,27 @@ func TestCopyEndsWhileAListHangs(t *testing.T) {
 		}
 	})
 }
+
+// TestTheSameCopyIsNoChange has a Convert that returns the last copy of an object.
+func TestTheSameCopyIsNoChange(t *testing.T) {
+	t.Parallel()
+	changes, indexed := 0, 0
+	i := &Informer[*corev1.ConfigMap]{
+		OnChange: func(_, _ *corev1.ConfigMap) { changes++ },
+		Indexers: map[string]func(*corev1.ConfigMap) []string{"any": func(*corev1.ConfigMap) []string {
+			indexed++
+			return nil
+		}},
+	}
+	kept := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	i.Convert = func(runtime.Object) *corev1.ConfigMap { return kept }
+	r := &mirror[*corev1.ConfigMap]{informer: i, store: i.indexer()}
+	for range 3 {
+		if err := r.Update(kept.DeepCopy()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if changes != 1 || indexed != 1 {
+		t.Errorf("%d changes, indexed %d times", changes, indexed)
+	}
+}

@@ -126,6 +126,9 @@ func (r *mirror[T]) Update(obj any) error {
 		return err
 	}
 	if found {
+		if last == any(after) { // Convert has found nothing new
+			return nil
+		}
 		before = last.(T)
 	}
 	if err := r.store.Update(after); err != nil {

@@ -91,7 +91,7 @@ func (e *Entry) For(node string) *Entry {
 	return e
 }
 
-// String lists the first names and addresses of the node, for messages. A Node may report tens of thousands.
+// String lists the first names and addresses of the node, for messages. A source may list tens of thousands.
 func (e *Entry) String() string {
 	const most = 12
 	var all []string

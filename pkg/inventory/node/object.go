@@ -1,23 +1,28 @@
 package node
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	netutils "k8s.io/utils/net"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// object holds the names and addresses of a Node or a Service. They are parsed once, because a Node may report tens of
-// thousands. A full Node holds kilobytes of images and conditions.
+// object holds the names and addresses of a Node or a Service, which are parsed once. A full Node holds kilobytes of
+// images and conditions.
 type object struct {
 	metav1.ObjectMeta
 	// sans are the values that a Node reports, or that only this Service has.
 	sans []san.SAN
 	// published are the values that a Service publishes, although they may be those of a Node.
 	published []san.SAN
+	// raw holds the addresses of a Node as it reports them.
+	raw []string
 }
 
 // has returns all values of obj, which may be nil.
@@ -44,11 +49,19 @@ func metaOf(meta metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// nodeObject returns the copy that is kept of a Node.
-func nodeObject(obj runtime.Object) *object {
+// nodeObject returns the copy that is kept of a Node. A Node may report tens of thousands of addresses, and as often as it
+// likes: only the first count, as many as a request may name, and before, the last copy, is returned if they have not
+// changed. before may be nil.
+func nodeObject(obj runtime.Object, before *object) *object {
 	node := obj.(*corev1.Node)
-	kept := &object{ObjectMeta: metaOf(node.ObjectMeta), sans: make([]san.SAN, 0, len(node.Status.Addresses))}
-	for _, each := range node.Status.Addresses {
+	reported := node.Status.Addresses[:min(len(node.Status.Addresses), csr.DefaultLimits.Names)]
+	if before != nil && before.UID == node.UID && slices.EqualFunc(before.raw, reported,
+		func(raw string, each corev1.NodeAddress) bool { return raw == each.Address }) {
+		return before
+	}
+	kept := &object{ObjectMeta: metaOf(node.ObjectMeta)}
+	for _, each := range reported {
+		kept.raw = append(kept.raw, each.Address)
 		if each.Address != "" {
 			kept.sans = append(kept.sans, parseSloppy(each.Address))
 		}
@@ -103,7 +116,7 @@ func parseSloppy(text string) san.SAN {
 	return san.Parse(text)
 }
 
-// without returns the values of had that are not in has. It uses a map, because a node may report tens of thousands.
+// without returns the values of had that are not in has. It uses a map, because there may be tens of thousands.
 func without(had, has []san.SAN) []san.SAN {
 	kept := make(map[san.SAN]bool, len(has))
 	for _, value := range has {

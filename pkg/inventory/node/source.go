@@ -17,6 +17,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -75,7 +76,7 @@ func (s *Source) newNodes(config *rest.Config, via *http.Client, log logr.Logger
 	resource, err := informer.Typed(config, via, corev1.SchemeGroupVersion.WithResource("nodes"),
 		&corev1.Node{}, &corev1.NodeList{})
 	return &informer.Informer[*object]{
-		Resource: resource, Convert: nodeObject, OnSync: s.sync, OnChange: s.nodeChanged,
+		Resource: resource, Convert: s.convertNode, OnSync: s.sync, OnChange: s.nodeChanged,
 		Indexers: map[string]func(*object) []string{
 			bySAN: func(obj *object) []string { return inventory.Keys(append(obj.own(), obj.sans...)) },
 		},
@@ -158,6 +159,12 @@ func (s *Source) free(gone []san.SAN) {
 	if len(gone) > 0 {
 		s.Freed(gone)
 	}
+}
+
+// convertNode returns the copy that is kept of a Node, which is the last copy after a heartbeat.
+func (s *Source) convertNode(obj runtime.Object) *object {
+	before, _, _ := s.nodes.Get("", obj.(*corev1.Node).Name) // nil if there is none
+	return nodeObject(obj, before)
 }
 
 // nodeChanged reports a Node that was created or deleted, or whose names or addresses changed. A value that it no longer

@@ -57,7 +57,7 @@ func nodeWith(name string, addresses ...string) *object {
 	for _, address := range addresses {
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: address})
 	}
-	return nodeObject(node)
+	return nodeObject(node, nil)
 }
 
 // serviceWith returns a Service with the cluster address 10.96.0.1 that publishes addresses.
@@ -107,13 +107,57 @@ func TestHolders(t *testing.T) {
 	}
 }
 
+// manyAddresses returns a Node with 25,000 addresses, from 10.0.0.0 on.
+func manyAddresses(name string) *corev1.Node {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	for i := range 25_000 {
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: fmt.Sprintf("10.0.%d.%d", i/256, i%256)})
+	}
+	return node
+}
+
+// TestANodeReportsAThousandAddresses checks that only the first addresses of a Node count: as many as a request may name.
+func TestANodeReportsAThousandAddresses(t *testing.T) {
+	t.Parallel()
+	s := sourceOf(t, nodeObject(manyAddresses("a"), nil))
+	for address, want := range map[string]int{"10.0.0.0": 1, "10.0.3.231": 1, "10.0.3.232": 0, "10.0.97.167": 0} { // 999 and 1000 are 3.231 and 3.232
+		if holders, err := s.Holders(san.Parse(address)); len(holders) != want || err != nil {
+			t.Errorf("%s: %q, error %v", address, holders, err)
+		}
+	}
+	if entry, err := s.Lookup(t.Context(), "a", nil); err != nil || len(entry.SANs) != 1000 {
+		t.Errorf("%d addresses, error %v", len(entry.SANs), err)
+	}
+}
+
+// TestAHeartbeatCostsNothing updates a Node with 25,000 addresses that have not changed.
+func TestAHeartbeatCostsNothing(t *testing.T) { // not in parallel, because it counts allocations
+	node := manyAddresses("a")
+	s := sourceOf(t, nodeObject(node, nil))
+	before := s.nodeOf(t, "a")
+	if allocations := testing.AllocsPerRun(10, func() {
+		if s.nodes.Convert(node) != before {
+			t.Fatal("it was parsed again")
+		}
+	}); allocations > 5 {
+		t.Errorf("%v allocations", allocations)
+	}
+	for name, change := range map[string]func(*corev1.Node){
+		"an address":   func(node *corev1.Node) { node.Status.Addresses[999].Address = "10.9.9.9" },
+		"fewer":        func(node *corev1.Node) { node.Status.Addresses = node.Status.Addresses[:500] },
+		"another Node": func(node *corev1.Node) { node.UID = "new" },
+	} {
+		changed := node.DeepCopy()
+		change(changed)
+		if after := s.nodes.Convert(changed); after == before || !slices.Equal(after.sans, nodeObject(changed, nil).sans) {
+			t.Errorf("%s: not noticed", name)
+		}
+	}
+}
+
 // TestLookupsCostNoMoreForALargeNode has a Node with 25,000 addresses, of which a request may name 900.
 func TestLookupsCostNoMoreForALargeNode(t *testing.T) { // not in parallel, because it counts allocations
-	var addresses []string
-	for i := range 25_000 {
-		addresses = append(addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
-	}
-	s := sourceOf(t, nodeWith("a", addresses...))
+	s := sourceOf(t, nodeObject(manyAddresses("a"), nil))
 	value := san.Parse("10.0.0.9")
 	lookups := func() {
 		entry, err := s.Lookup(t.Context(), "a", nil)
@@ -121,7 +165,7 @@ func TestLookupsCostNoMoreForALargeNode(t *testing.T) { // not in parallel, beca
 		_, serviceErr := s.Service(value)
 		_, publisherErr := s.Publisher(value)
 		_, endpointErr := s.Endpoint(value)
-		if err := errors.Join(err, holdersErr, serviceErr, publisherErr, endpointErr); err != nil || len(holders) != 1 || len(entry.SANs) != 25_000 {
+		if err := errors.Join(err, holdersErr, serviceErr, publisherErr, endpointErr); err != nil || len(holders) != 1 || len(entry.SANs) != 1000 {
 			t.Fatalf("%v, %q", err, holders)
 		}
 	}
