@@ -141,7 +141,7 @@ func startInventory(w *world) {
 			"uid": question.UID, "node": question.Node, "known": true,
 		}
 		if address := w.addressOf(r.Context(), question.Node); now == lies {
-			answer["addresses"] = []string{"203.0.113.1"}
+			answer["addresses"] = []string{"203.0.113.99"} // what it says is believed, so it is not the address that thieves ask for
 		} else {
 			answer["addresses"] = []string{address}
 		}
