@@ -37,15 +37,14 @@ const (
 
 	// These also fire without a fault: a Node is as young as its first request, a watch is opened while a connection closes, and
 	// processes start and lead. A write that conflicts discards a certificate.
-	discarded     indicator = "csr_signer_discarded_total"
-	unavailable   indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
-	slowInventory indicator = `csr_approver_decisions_total{reason="InventoryPending"}`
-	notOwned      indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
-	unknownNode   indicator = `csr_approver_decisions_total{reason="NodeNotFound"}`
-	answered500   indicator = `rest_client_requests_total{code="500"}`
-	unanswered    indicator = `rest_client_requests_total{code="<error>"}`
-	newLeader     indicator = "leader_election_master_status"
-	restarted     indicator = "process_start_time_seconds"
+	discarded   indicator = "csr_signer_discarded_total"
+	unavailable indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
+	notOwned    indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
+	unknownNode indicator = `csr_approver_decisions_total{reason="NodeNotFound"}`
+	answered500 indicator = `rest_client_requests_total{code="500"}`
+	unanswered  indicator = `rest_client_requests_total{code="<error>"}`
+	newLeader   indicator = "leader_election_master_status"
+	restarted   indicator = "process_start_time_seconds"
 )
 
 // indicators says for which values an indicator fires. Those that end stop when the fault is over. The others are counters: they fire
@@ -54,24 +53,23 @@ var indicators = map[indicator]struct {
 	fires          func(value float64) bool
 	ends, harmless bool
 }{
-	noRight:       {fires: positive, ends: true},
-	skewed:        {fires: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
-	caRejected:    {fires: positive, ends: true},
-	notAudited:    {fires: positive},
-	foreign:       {fires: positive},
-	mismatch:      {fires: positive},
-	notApproved:   {fires: positive},
-	notStored:     {fires: positive},
-	notDeleted:    {fires: positive},
-	discarded:     {fires: positive, harmless: true},
-	unavailable:   {fires: positive, harmless: true},
-	slowInventory: {fires: positive, harmless: true},
-	notOwned:      {fires: positive, harmless: true},
-	unknownNode:   {fires: positive, harmless: true},
-	answered500:   {fires: positive, harmless: true},
-	unanswered:    {fires: positive, harmless: true},
-	newLeader:     {fires: positive, harmless: true},
-	restarted:     {fires: positive, harmless: true},
+	noRight:     {fires: positive, ends: true},
+	skewed:      {fires: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
+	caRejected:  {fires: positive, ends: true},
+	notAudited:  {fires: positive},
+	foreign:     {fires: positive},
+	mismatch:    {fires: positive},
+	notApproved: {fires: positive},
+	notStored:   {fires: positive},
+	notDeleted:  {fires: positive},
+	discarded:   {fires: positive, harmless: true},
+	unavailable: {fires: positive, harmless: true},
+	notOwned:    {fires: positive, harmless: true},
+	unknownNode: {fires: positive, harmless: true},
+	answered500: {fires: positive, harmless: true},
+	unanswered:  {fires: positive, harmless: true},
+	newLeader:   {fires: positive, harmless: true},
+	restarted:   {fires: positive, harmless: true},
 }
 
 func positive(value float64) bool { return value > 0 }

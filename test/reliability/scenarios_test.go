@@ -150,10 +150,9 @@ var scenarios = []scenario{
 	},
 	{
 		name:     "inventory is down, slow and lies",
-		users:    "requests for serving certificates wait (`InventoryUnavailable`, `InventoryPending`, `SANNotOwned`)",
+		users:    "requests for serving certificates wait (`InventoryUnavailable`, `SANNotOwned`)",
 		oursOnly: noInventory, prepare: startInventory, ready: stays, spread: 15 * time.Second,
-		indicators: []indicator{unavailable, slowInventory, notOwned}, events: []string{"InventoryUnavailable", "InventoryPending", "SANNotOwned"},
-		fault: breakInventory,
+		indicators: []indicator{unavailable, notOwned}, events: []string{"InventoryUnavailable", "SANNotOwned"}, fault: breakInventory,
 	},
 	{
 		name:     "watches of Nodes and Services stall",

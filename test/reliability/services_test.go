@@ -171,7 +171,7 @@ func breakInventory(w *world) {
 	for _, state := range []struct {
 		mode  mode
 		shown indicator
-	}{{down, unavailable}, {slow, slowInventory}, {lies, notOwned}} {
+	}{{down, unavailable}, {slow, unavailable}, {lies, notOwned}} {
 		before := w.oldest().indicators(w.t.Context(), nil)
 		w.service.mode.Store(state.mode)
 		w.pause(5 * time.Second)
