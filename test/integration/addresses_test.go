@@ -139,7 +139,7 @@ func TestServingServicesTakeNothingFromNodes(t *testing.T) {
 	parallel(t)
 	p := startServingManager(t, "")
 	for _, name := range []string{"internal", "ec2"} {
-		create(t, admin(t), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}})
+		newNamespace(t, name)
 	}
 	user := userOfServices(t)
 	first, second := []string{"ip-10-9-0-1.ec2.internal", "ip-10-9-0-1", "10.9.0.1"}, []string{"ip-10-9-0-2.ec2.internal", "ip-10-9-0-2", "10.9.0.2"}
