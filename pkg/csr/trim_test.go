@@ -415,7 +415,7 @@ func heapOfFinished(t *testing.T, key crypto.Signer) int {
 	}
 	size := (heap() - before) / requests
 	runtime.KeepAlive(store)
-	return int(size) //nolint:gosec // it is about a thousand
+	return int(size)
 }
 
 func heap() uint64 {
