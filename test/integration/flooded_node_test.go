@@ -31,7 +31,7 @@ type flooded struct {
 // node. If FLOODED_NODE is set, the flood is as large as the limits of requests and of API objects permit.
 func TestOneNodesKeyCostsLittle(t *testing.T) {
 	unshared(t)
-	f := flooded{addresses: 25_000, requests: 300, each: 500, from: 10 * time.Second, until: 20 * time.Second, cores: 0.3}
+	f := flooded{addresses: 25_000, requests: 300, each: 300, from: 10 * time.Second, until: 20 * time.Second, cores: 0.3}
 	if os.Getenv("FLOODED_NODE") != "" {
 		f = flooded{addresses: 25_000, requests: 3000, each: 900, from: 2 * time.Minute, until: 3 * time.Minute, cores: 0.3}
 	}
