@@ -49,6 +49,13 @@ func (f *fakeServers) read(_ context.Context, cluster *rest.Config) (probe.Shown
 	return shown, nil
 }
 
+// change changes f while it is in use.
+func (f *fakeServers) change(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+}
+
 // handshakes returns the servers that were asked since the last call.
 func (f *fakeServers) handshakes() string {
 	f.mu.Lock()
@@ -229,26 +236,26 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 		}
 		const all = "10.0.0.1:6443 10.0.0.2:6443 lb.example.com:443"
 		after(0, all, "lb.example.com old.example.com second.example.com")
-		f.shown["10.0.0.1:6443"] = shows(true, "new.example.com")
+		f.change(func() { f.shown["10.0.0.1:6443"] = shows(true, "new.example.com") })
 		after(59*time.Minute, "", "lb.example.com old.example.com second.example.com")
 		after(2*time.Minute, all, "lb.example.com new.example.com second.example.com")
 
 		// It restarts with another certificate. Its names stay until it is back.
-		f.endpoints = f.endpoints[:1]
+		f.change(func() { f.endpoints = f.endpoints[:1] })
 		a.wake <- struct{}{}
 		after(30*time.Minute, "", "lb.example.com new.example.com second.example.com")
-		f.endpoints, f.shown["10.0.0.2:6443"] = f.endpoints[:2], shows(true, "renewed.example.com")
+		f.change(func() { f.endpoints, f.shown["10.0.0.2:6443"] = f.endpoints[:2], shows(true, "renewed.example.com") })
 		a.wake <- struct{}{}
 		after(0, "10.0.0.2:6443", "lb.example.com new.example.com renewed.example.com")
 
 		// It is gone for good.
-		f.endpoints = f.endpoints[:1]
+		f.change(func() { f.endpoints = f.endpoints[:1] })
 		a.wake <- struct{}{}
 		after(59*time.Minute, "10.0.0.1:6443 lb.example.com:443", "lb.example.com new.example.com renewed.example.com")
 		after(3*time.Minute, "", "lb.example.com new.example.com")
 
 		// It can't be reached: its names stay, and it is asked each minute.
-		delete(f.shown, "10.0.0.1:6443")
+		f.change(func() { delete(f.shown, "10.0.0.1:6443") })
 		time.Sleep(time.Hour + 30*time.Second) // between two rounds
 		f.handshakes()
 		after(2*time.Minute, "10.0.0.1:6443 10.0.0.1:6443", "lb.example.com new.example.com")
