@@ -16,7 +16,7 @@ var signerMutations = []mutation{
 	{"signer: a wrong clock", "controllers/signer/reconciler.go", "case skew.Abs() > servertime.MaxSkew:", "case skew.Abs() > 1000*servertime.MaxSkew:", signerTests},
 	{"signer: a failed condition that was not stored", "controllers/signer/reconciler.go", "csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message)", "true", signerTests},
 	{"signer: a stored certificate is not discarded", "controllers/signer/sign.go", "bytes.Equal(stored.Status.Certificate, issued.PEM)", "bytes.Equal(stored.Status.Certificate, nil)", signerTests},
-	{"signer: only another version discards", "controllers/signer/sign.go", "case refused(err) || stored.ResourceVersion != obj.ResourceVersion:", "case refused(err) || stored.ResourceVersion != \"\":", signerTests},
+	{"signer: only another version discards", "controllers/signer/sign.go", "case report.Refused(err) || stored.ResourceVersion != obj.ResourceVersion:", "case report.Refused(err) || stored.ResourceVersion != \"\":", signerTests},
 	{"client: shape is checked", "pkg/csr/signers.go", "Shape: APIServerClientShape,", "Shape: func(*Request) error { return nil },", ""},
 	{"client: usages permitted", "pkg/csr/shape.go", "return fmt.Errorf(\"invalid usage for client certificate: %s\", usage)", "continue", ""},
 	{"client: client auth needed", "pkg/csr/shape.go", "if !slices.Contains(req.Usages, certificatesv1.UsageClientAuth) {", "if false {", ""},
