@@ -45,7 +45,7 @@ func TestOneNodesKeyCostsLittle(t *testing.T) {
 	stolen := newNode(t, "flooded", all...)
 	const contested = "198.51.100.2"
 	newNode(t, "flooded-victim", contested)
-	publish(t, stolen, append(all, contested)...)
+	publish(t, stolen, append([]string{contested}, all...)...) // of so many, only the first count
 	waiting := asksFor(t, stolen.Name, contested)
 	hasEvent(t, waiting, "SANContested", "Node flooded-victim")
 	obj := servingRequest(t, stolen.Name, append(all[:f.each-1:f.each-1], contested)...)
@@ -87,7 +87,7 @@ func changeEachSecond(ctx context.Context, t *testing.T, node *corev1.Node) {
 		}
 		node.Status.Addresses = usual
 		if n%2 == 0 {
-			node.Status.Addresses = append(usual[:len(usual):len(usual)], corev1.NodeAddress{Type: corev1.NodeExternalIP, Address: "198.51.100.3"})
+			node.Status.Addresses = append([]corev1.NodeAddress{{Type: corev1.NodeExternalIP, Address: "198.51.100.3"}}, usual...)
 		}
 		if err := admin(t).Status().Update(t.Context(), node); err != nil {
 			t.Error(err)
