@@ -30,8 +30,8 @@ const (
 	faultyRequests = 500
 	// usualRequests is the number of joins without faults.
 	usualRequests = 100
-	// servedWithin is how much longer than those 98 % of the requests may take: one in a hundred meets two calls that hang. A call that hangs ends after 45 seconds, and a watch
-	// that was often cut comes back after half a minute. About one request in a thousand has two calls that hang, and takes longer.
+	// servedWithin is how much longer than those 98 % of the requests may take. A call that hangs ends after 45 seconds, and
+	// one request in a hundred meets two of them. A watch that was often cut comes back after half a minute.
 	servedWithin = 90 * time.Second
 )
 
