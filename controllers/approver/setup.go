@@ -94,14 +94,17 @@ func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queu
 	if r.DryRun {
 		judged = r.asCreated(obj)
 	}
-	if r.rule(judged) == nil {
+	rule := r.rule(judged)
+	if rule == nil {
 		r.waiting.Remove(obj.Name)
 		return
 	}
-	key := fairqueue.KeyOf(obj, r.RequestLimits.NodeOf(obj))
-	if !r.waiting.Has(key) {
-		r.waiting.Put(key, r.marksOf(judged)...)
+	node, marks := "", []uint64(nil)
+	if req, err := r.RequestLimits.Parse(obj); err == nil {
+		node, marks = req.NodeName(), rule.marksOf(req)
 	}
+	key := fairqueue.KeyOf(obj, node)
+	r.waiting.Put(key, marks...)
 	queue.Add(key)
 }
 

@@ -5,12 +5,12 @@ import (
 	"sync"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -37,15 +37,10 @@ func markNode(name string) uint64 { return fairqueue.Digest("node", name) }
 
 func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String()) }
 
-// marksOf returns what may wake obj: its node, and the names and addresses that it asks for. There are none if its rule
-// does not use the inventory, or if it cannot be read.
-func (r *Reconciler) marksOf(obj *certificatesv1.CertificateSigningRequest) []uint64 {
-	rule := r.rule(obj)
-	if rule == nil || !rule.looksUp() {
-		return nil
-	}
-	req, err := r.RequestLimits.Parse(obj)
-	if err != nil {
+// marksOf returns what may wake req: its node, and the names and addresses that it asks for. There are none if the rule
+// does not use the inventory.
+func (r Rule) marksOf(req *csr.Request) []uint64 {
+	if !r.looksUp() {
 		return nil
 	}
 	marks := []uint64{markInventory, markNode(req.NodeName())}

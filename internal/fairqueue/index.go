@@ -43,13 +43,6 @@ func (i *Index) Put(key Key, marks ...uint64) {
 	i.keys[key.Name] = marked{key, marks}
 }
 
-// Has reports whether the Index holds key.
-func (i *Index) Has(key Key) bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.keys[key.Name].Key == key
-}
-
 // Remove removes the key of that name.
 func (i *Index) Remove(name string) {
 	i.mu.Lock()

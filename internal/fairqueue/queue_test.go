@@ -280,7 +280,7 @@ func TestIndex(t *testing.T) {
 	}
 	i.Remove("a3")
 	i.Remove("absent")
-	if i.Has(keyOf("a/1/a3@3")) || !i.Has(keyOf("a/1/a2@2")) || len(i.All()) != 4 {
+	if got := names(i.All()); !slices.Equal(got, []string{"a1", "a2", "b1", "c1"}) {
 		t.Errorf("after the removal: %q", names(i.All()))
 	}
 }
