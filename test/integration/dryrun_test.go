@@ -164,9 +164,6 @@ func TestDryRun(t *testing.T) {
 
 	given := createRequest(t, as(t, "stranger"), nodeRequest(t, "dry-c"))
 	tells(t, given, "Warning", "WouldWait", "NotAuthorized")
-	if err := admin(t).Delete(t.Context(), given); err != nil {
-		t.Fatal(err)
-	}
 
 	broken := createRequest(t, admin(t), nodeRequest(t, "dry-d", func(obj *request) {
 		obj.Spec.SignerName, obj.Spec.Usages = certificatesv1.KubeAPIServerClientSignerName, append(obj.Spec.Usages, "server auth")
@@ -185,6 +182,10 @@ func TestDryRun(t *testing.T) {
 		`csr_signer_dry_run_total{outcome="Issued",reason="",`+signer+`} 2`,
 		`csr_signer_dry_run_total{outcome="Failed",reason="SignerValidationFailure",signer="kubernetes.io/kube-apiserver-client"} 1`,
 		`csr_cleaner_dry_run_total{reason="Due",state="Denied"} 1`)
+	// Only now: an attempt that overlaps the deletion would report and count the outcome again.
+	if err := admin(t).Delete(t.Context(), given); err != nil {
+		t.Fatal(err)
+	}
 	for _, obj := range []*request{agreed, differs, broken, due} {
 		before := obj.ResourceVersion
 		if reload(t, obj).ResourceVersion != before || len(obj.Status.Certificate) > 0 {

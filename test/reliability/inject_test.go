@@ -82,6 +82,7 @@ func restartAPIServer(w *world) {
 	if err := w.KillAPIServer(); err != nil {
 		w.t.Fatal(err)
 	}
+	w.pause(time.Second) // two renewals of the Lease, so that at least one fails
 	over := w.overWhenAnswered()
 	if err := w.RestartAPIServer(func(*envtest.Arguments) {}); err != nil {
 		w.t.Fatal(err)
