@@ -54,7 +54,7 @@ var errNotRunning = errors.New("the inventory is not running")
 // setup adds the sources, and whatever else rules need, to mgr. The sources share workers with the rest of the approver.
 func (i *Inventory) setup(
 	mgr manager.Manager, rules []Rule, workers int, passed clock.PassiveClock, serverTime *servertime.Clock,
-	blocked func(node string) bool, wake wakeUps,
+	blocked func(node string) bool, wake *wakeUps,
 ) error {
 	log := mgr.GetLogger().WithName("inventory")
 	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
@@ -82,7 +82,7 @@ func (i *Inventory) setup(
 
 // setupSources adds the configured sources to mgr. Each slow source gets an equal share of the workers, and one share
 // remains for requests that need no slow source.
-func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, workers int, wake wakeUps) error {
+func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, workers int, wake *wakeUps) error {
 	slow := 0
 	for _, build := range i.Sources {
 		source, err := build(mgr, cluster, wake.node, wake.free)

@@ -19,7 +19,7 @@ const countedNodes = 20_000
 // means no limit.
 type Limit struct{ Burst, PerHour int }
 
-// limiter counts approvals. It is safe for concurrent use.
+// limiter counts approvals. It is safe for concurrent use. If it is nil, there is no limit.
 type limiter struct {
 	limit Limit
 	clock clock.PassiveClock
@@ -35,34 +35,37 @@ type allowance struct {
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
+	if limit == (Limit{}) {
+		return nil
+	}
 	return &limiter{limit: limit, clock: clock, counted: lru.New(countedNodes)}
 }
 
-// take takes an approval of req's requester and returns true. If none is left, it returns the Decision to wait.
-func (l *limiter) take(req *csr.Request) (Decision, bool) {
-	if l == nil || l.limit == (Limit{}) {
-		return Decision{}, true
+// take takes an approval of req's requester. If none is left, it returns the Decision to wait, otherwise a Decision
+// without a reason.
+func (l *limiter) take(req *csr.Request) Decision {
+	if l == nil {
+		return Decision{}
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	allowed := l.allowance(req)
-	if allowed.unused > 0 {
+	switch {
+	case allowed.unused > 0:
 		allowed.unused--
-		return Decision{}, true
+		return Decision{}
+	case allowed.TryAccept():
+		return Decision{}
 	}
-	if allowed.TryAccept() {
-		return Decision{}, true
-	}
-	limited := verdict.Wait.Because("RateLimited",
+	return Decision{Result: verdict.Wait.Because("RateLimited",
 		"user %q has used the %d approvals of approval.limit for signer %s and node %q, and gets %d more an hour: "+
 			"the newest request is approved with the next of them; find out why the node makes so many requests",
-		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)
-	return Decision{Result: limited}, false
+		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)}
 }
 
 // giveBack returns req's approval after a failed write.
 func (l *limiter) giveBack(req *csr.Request) {
-	if l == nil || l.limit == (Limit{}) {
+	if l == nil {
 		return
 	}
 	l.mu.Lock()

@@ -85,19 +85,6 @@ type Reconciler struct {
 // API server.
 const DefaultWorkers = 50
 
-// rule returns the rule for obj, or nil if obj has no rule, is decided or is trimmed.
-func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
-	if csr.Trimmed(obj) || !csr.Undecided(obj) {
-		return nil
-	}
-	for i := range r.Rules {
-		if r.Rules[i].SignerName == obj.Spec.SignerName {
-			return &r.Rules[i]
-		}
-	}
-	return nil
-}
-
 // Reconcile decides about a request and writes at most one condition. An error goes to the work queue, which retries.
 func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
 	defer func() {
@@ -113,17 +100,39 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 	if obj.UID != key.UID { // another request of the same name
 		return reconcile.Result{}, nil
 	}
-	if r.DryRun {
-		obj = r.asCreated(obj)
-	}
-	if r.rule(obj) == nil {
-		return reconcile.Result{}, nil
-	}
+	obj = r.judged(obj)
 	req, decision, err := r.Decide(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
 	return r.act(ctx, obj, req, decision)
+}
+
+// decidedFor is how long after its creation a dry run judges a request that another approver has decided. Later the
+// facts about its node are no longer those of the decision.
+const decidedFor = time.Minute
+
+// judged returns what is judged of obj. In a dry run, that is obj without what another approver has decided a moment ago.
+func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+	if !r.DryRun || csr.Undecided(obj) || r.age(obj) > decidedFor {
+		return obj
+	}
+	created := *obj
+	created.Status = certificatesv1.CertificateSigningRequestStatus{}
+	return &created
+}
+
+// rule returns the rule for obj, or nil if obj has no rule, is decided or is trimmed.
+func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
+	if csr.Trimmed(obj) || !csr.Undecided(obj) {
+		return nil
+	}
+	for i := range r.Rules {
+		if r.Rules[i].SignerName == obj.Spec.SignerName {
+			return &r.Rules[i]
+		}
+	}
+	return nil
 }
 
 // Decide returns what Reconcile would decide about obj, and writes nothing. The request is nil if it cannot be parsed.
@@ -141,12 +150,8 @@ func (r *Reconciler) Decide(
 		decision.Message = ascii.Quote(decision.Message)
 		return nil, decision, nil
 	}
-	decision, blocked := r.blocked(req)
-	switch {
-	case blocked:
-	case rule.Judge != nil:
-		decision, err = rule.Judge(ctx, req)
-	default:
+	decision := r.blocked(req)
+	if decision.Reason == "" {
 		decision, err = rule.decide(ctx, req, r.Authorizer)
 	}
 	decision.Message = ascii.Quote(decision.Message)
@@ -154,29 +159,33 @@ func (r *Reconciler) Decide(
 }
 
 // blocked returns the Decision about a request for a blocked node, from a blocked node, or made with a blocked
-// certificate.
-func (r *Reconciler) blocked(req *csr.Request) (Decision, bool) {
+// certificate. About any other request, the Decision has no reason.
+func (r *Reconciler) blocked(req *csr.Request) Decision {
 	reason, message := r.BlockList.Check(req)
-	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}, reason != ""
+	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
 }
 
-// act writes the decision if it is an Approve, or a Deny that the configuration permits. It reports any other.
+// act writes the decision if it is an Approve, or a Deny that the configuration permits. It reports any other, and every
+// decision of a dry run.
 func (r *Reconciler) act(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
 ) (reconcile.Result, error) {
+	if decision.Verdict == verdict.Deny && r.Denial != DenialPermanent {
+		decision.Verdict = verdict.Ignore
+	}
 	switch {
 	case r.DryRun:
-		return r.reportDryRun(ctx, obj, req, decision), nil
-	case decision.Verdict == verdict.Deny && r.Denial == DenialPermanent:
+		return r.refuse(ctx, obj, req, decision), nil
+	case decision.Verdict == verdict.Deny:
 		_, result, err := r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)
 		return result, err
 	case decision.Verdict != verdict.Approve:
 		return r.refuse(ctx, obj, req, decision), nil
 	}
-	if blocked, is := r.blocked(req); is { // the block list may have changed while the rule asked
+	if blocked := r.blocked(req); blocked.Reason != "" { // the block list may have changed while the rule asked
 		return r.refuse(ctx, obj, req, blocked), nil
 	}
-	if limited, within := r.limiter.take(req); !within {
+	if limited := r.limiter.take(req); limited.Reason != "" {
 		return r.refuse(ctx, obj, req, limited), nil
 	}
 	stored, result, err := r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)
@@ -251,11 +260,33 @@ func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, deci
 	createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
 }
 
-// reasonPending is the reason of a request whose inventory has no answer yet.
-const reasonPending = "InventoryPending"
+const (
+	// reasonPending is the reason of a request whose inventory has no answer yet.
+	reasonPending = "InventoryPending"
+	// pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less.
+	pendingAfter = 10 * time.Second
+)
 
-// pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less time.
-const pendingAfter = 10 * time.Second
+// refuse reports why obj is not decided, or in a dry run how it would be decided. It returns when to judge obj again.
+func (r *Reconciler) refuse(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+) reconcile.Result {
+	age, pending := r.age(obj), decision.Reason == reasonPending
+	switch {
+	case decision.Reason == "":
+		return reconcile.Result{}
+	case !pending || age >= pendingAfter:
+		r.report(ctx, obj, req, decision)
+	}
+	switch {
+	case pending:
+		return reconcile.Result{RequeueAfter: pendingPause(age)}
+	case decision.Verdict == verdict.Wait:
+		return reconcile.Result{RequeueAfter: csr.Pause(age)}
+	default:
+		return reconcile.Result{RequeueAfter: report.Again}
+	}
+}
 
 // pendingPause returns when a request of that age asks the inventory again. The pause is random: requests that come back
 // together would find a free place of a busy source together, and nobody would take the places that become free later.
@@ -264,53 +295,16 @@ func pendingPause(age time.Duration) time.Duration {
 	return wait.Jitter(least, float64(min(first+max(0, age/8), most))/float64(least))
 }
 
-// refuse reports why obj is not decided, and returns when to judge it again. A Deny that the configuration does not
-// permit counts as Ignore.
-func (r *Reconciler) refuse(
+// report reports a decision that is not written as Event, metric and record, each distinct decision once.
+func (r *Reconciler) report(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
-) reconcile.Result {
-	if decision.Verdict == verdict.Deny {
-		decision.Verdict = verdict.Ignore
-	}
-	if decision.Reason == "" {
-		return reconcile.Result{}
-	}
-	early := decision.Reason == reasonPending && r.age(obj) < pendingAfter
-	if !early && r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
-		count(obj, decision)
-		r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
-	}
-	switch {
-	case decision.Reason == reasonPending:
-		return reconcile.Result{RequeueAfter: pendingPause(r.age(obj))}
-	case decision.Verdict == verdict.Wait:
-		return reconcile.Result{RequeueAfter: csr.Pause(r.age(obj))}
-	default:
-		return reconcile.Result{RequeueAfter: report.Again}
-	}
-}
-
-// decidedFor is how long after its creation a dry run judges a request that another approver has decided. Later the
-// facts about its node are no longer those of the decision.
-const decidedFor = time.Minute
-
-// asCreated returns obj without its status, so that a dry run judges what another approver has decided a moment ago.
-func (r *Reconciler) asCreated(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
-	if csr.Undecided(obj) || r.age(obj) > decidedFor {
-		return obj
-	}
-	created := *obj
-	created.Status = certificatesv1.CertificateSigningRequestStatus{}
-	return &created
-}
-
-// reportDryRun reports, once, what would be decided about obj. Waiting requests are judged again, the same outcome is
-// reported once.
-func (r *Reconciler) reportDryRun(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
-) reconcile.Result {
-	if decision.Verdict == verdict.Deny && r.Denial != DenialPermanent {
-		decision.Verdict = verdict.Ignore
+) {
+	if !r.DryRun {
+		if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
+			count(obj, decision)
+			r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
+		}
+		return
 	}
 	would, tell := "Would"+decision.Verdict.String(), r.Reporter.Request
 	if decision.Verdict == verdict.Approve {
@@ -320,10 +314,6 @@ func (r *Reconciler) reportDryRun(
 		dryRunTotal.WithLabelValues(obj.Spec.SignerName, decision.Verdict.String(), decision.Reason).Inc()
 		r.record(ctx, obj, req, audit.Decided, would, decision)
 	}
-	if decision.Verdict == verdict.Wait {
-		return reconcile.Result{RequeueAfter: csr.Pause(r.age(obj))}
-	}
-	return reconcile.Result{RequeueAfter: report.Again}
 }
 
 // age returns the age of obj, for pauses and metrics. A rule that decides by age asks ServerTime itself.

@@ -54,8 +54,12 @@ func (r Recogniser) Asks() string {
 	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
 }
 
-// decide judges req by Shape and Recognisers. It asks by for the permission of each matching recogniser, in order.
+// decide judges req by Judge, or by Shape and Recognisers. It asks by for the permission of each matching recogniser, in
+// order.
 func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
+	if r.Judge != nil {
+		return r.Judge(ctx, req)
+	}
 	recognisers, decision := r.review(req)
 	if decision.Verdict != verdict.Ignore {
 		return decision, nil
@@ -134,11 +138,16 @@ func unread(err error) Decision {
 	if !errors.As(err, &refused) {
 		return Decision{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
-	remedy := "a new request is needed"
-	if ByConfiguration(refused.Reason) {
-		remedy += ", or a configuration that permits this one"
+	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message,
+		newRequest(ByConfiguration(refused.Reason)))}
+}
+
+// newRequest returns the remedy of a Deny.
+func newRequest(byConfiguration bool) string {
+	if byConfiguration {
+		return "a new request is needed, or a configuration that permits this one"
 	}
-	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, remedy)}
+	return "a new request is needed"
 }
 
 // ByConfiguration reports whether a denial for reason depends on the configuration. With another configuration the

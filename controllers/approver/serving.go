@@ -246,11 +246,8 @@ func refuse(req *csr.Request, violations []verdict.Result) Decision {
 		configurable = configurable && ByConfiguration(each.Reason)
 	}
 	advice := "the request is checked again when this changes"
-	switch {
-	case result.Verdict == verdict.Deny && configurable:
-		advice = "a new request is needed, or a configuration that permits this one"
-	case result.Verdict == verdict.Deny:
-		advice = "a new request is needed"
+	if result.Verdict == verdict.Deny {
+		advice = newRequest(configurable)
 	}
 	result.Message = fmt.Sprintf("the request for signer %s is not approved: %s; %s",
 		req.SignerName, strings.Join(sentences, "; "), advice)

@@ -32,22 +32,18 @@ func KubeletServing(s Serving) Rule {
 }
 
 func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) {
-	decision := judgeServing(req, s.Reserved, func() (servingFacts, error) { return s.lookUp(ctx, req) })
+	node := req.NodeName()
+	decision := judgeServing(req, s.Reserved, func() (servingFacts, error) {
+		if s.Inventory.cluster == nil {
+			return servingFacts{}, errNotRunning
+		}
+		found, err := s.Inventory.sources.Lookup(ctx, node, req)
+		return servingFacts{found, func(value san.SAN) (nameFacts, error) { return s.lookUpName(node, found, value) }}, err
+	})
 	if ctx.Err() != nil { // a lookup may have ended without an answer
 		return Decision{}, context.Cause(ctx)
 	}
 	return decision, nil
-}
-
-// lookUp returns what is known about the node of req.
-func (s Serving) lookUp(ctx context.Context, req *csr.Request) (servingFacts, error) {
-	if s.Inventory.cluster == nil {
-		return servingFacts{}, errNotRunning
-	}
-	found, err := s.Inventory.sources.Lookup(ctx, req.NodeName(), req)
-	return servingFacts{Found: found, of: func(value san.SAN) (nameFacts, error) {
-		return s.lookUpName(req.NodeName(), found, value)
-	}}, err
 }
 
 // lookUpName returns what is known about one requested name or address of node. Each lookup is one in an index.

@@ -58,7 +58,7 @@ type world struct {
 	inventory *Inventory
 	rows      []static.Row    // of a source before that of Nodes
 	blocked   map[string]bool // nodes on the block list
-	woken     wakeUps
+	woken     *wakeUps
 
 	mu      sync.Mutex
 	objects map[string][]client.Object // by the last part of the path

@@ -90,11 +90,7 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 
 // observe enqueues obj if Reconcile has something to do.
 func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {
-	judged := obj
-	if r.DryRun {
-		judged = r.asCreated(obj)
-	}
-	rule := r.rule(judged)
+	rule := r.rule(r.judged(obj))
 	if rule == nil {
 		r.waiting.Remove(obj.Name)
 		return

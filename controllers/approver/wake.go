@@ -54,37 +54,37 @@ func (r Rule) marksOf(req *csr.Request) []uint64 {
 type wakeUps struct {
 	changed chan struct{}
 
-	mu    *sync.Mutex
+	mu    sync.Mutex
 	marks map[uint64]bool
 }
 
-func newWakeUps() wakeUps {
-	return wakeUps{changed: make(chan struct{}, 1), mu: &sync.Mutex{}, marks: map[uint64]bool{}}
+func newWakeUps() *wakeUps {
+	return &wakeUps{changed: make(chan struct{}, 1), marks: map[uint64]bool{}}
 }
 
 // node wakes the requests for a node, or all that use the inventory if name is empty.
-func (w wakeUps) node(name string) {
-	mark := markInventory
-	if name != "" {
-		mark = markNode(name)
-	}
+func (w *wakeUps) node(name string) {
 	w.mu.Lock()
-	w.marks[mark] = true
-	w.mu.Unlock()
+	defer w.mu.Unlock()
+	if name == "" {
+		w.marks[markInventory] = true
+	} else {
+		w.marks[markNode(name)] = true
+	}
 	w.signal()
 }
 
 // free wakes the requests that ask for any of values, because another node no longer has them.
-func (w wakeUps) free(values []san.SAN) {
+func (w *wakeUps) free(values []san.SAN) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, value := range values[:max(0, min(len(values), mostMarks-len(w.marks)))] {
 		w.marks[markSAN(value)] = true
 	}
-	w.mu.Unlock()
 	w.signal()
 }
 
-func (w wakeUps) signal() {
+func (w *wakeUps) signal() {
 	select {
 	case w.changed <- struct{}{}:
 	default: // already signalled
@@ -92,19 +92,16 @@ func (w wakeUps) signal() {
 }
 
 // take returns the marks since the last call.
-func (w wakeUps) take() map[uint64]bool {
+func (w *wakeUps) take() map[uint64]bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	taken := make(map[uint64]bool, len(w.marks))
-	for mark := range w.marks {
-		taken[mark] = true
-	}
-	clear(w.marks)
+	taken := w.marks
+	w.marks = map[uint64]bool{}
 	return taken
 }
 
 // source returns a source that enqueues the waiting requests that a change concerns.
-func (w wakeUps) source(waiting *fairqueue.Index) source.TypedSource[fairqueue.Key] {
+func (w *wakeUps) source(waiting *fairqueue.Index) source.TypedSource[fairqueue.Key] {
 	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue workQueue) error {
 		go func() {
 			timer, pause := clock.RealClock{}, gatherFor

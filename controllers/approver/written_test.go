@@ -63,8 +63,8 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			if diff := cmp.Diff(test.want, recorded()); diff != "" {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
-			if _, within := p.reconciler.limiter.take(parse(t, p.served)); within == test.taken {
-				t.Errorf("another approval is within the limit: %t", within)
+			if limited := p.reconciler.limiter.take(parse(t, p.served)); (limited.Reason != "") != test.taken {
+				t.Errorf("another approval: %+v", limited)
 			}
 			if test.taken {
 				return

@@ -36,12 +36,12 @@ var approverMutations = []mutation{
 	{"approver: groups of the requester", "pkg/authz/authz.go", "Groups:             who.Groups,", "Groups:             nil,", ""},
 	{"approver: name of the requester", "pkg/authz/authz.go", "User:               who.Username,", "User:               \"somebody\",", ""},
 	{"approver: asks again", "controllers/approver/reconciler.go", "case decision.Verdict == verdict.Wait:", "case decision.Verdict == verdict.Wait && false:", ""},
-	{"approver: never denies", "controllers/approver/reconciler.go", "case decision.Verdict == verdict.Deny && r.Denial == DenialPermanent:", "case decision.Verdict == verdict.Deny:", ""},
+	{"approver: never denies", "controllers/approver/reconciler.go", "decision.Verdict == verdict.Deny && r.Denial != DenialPermanent {", "false {", ""},
 	{"approver: writes Approved", "controllers/approver/reconciler.go", "r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)", "r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)", ""},
 	{"approver: reason", "controllers/approver/rules.go", "Reason: \"AutoApproved\"", "Reason: \"Approved\"", ""},
 	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet", ""},
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
-	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked, is := r.blocked(req); is {", "blocked, is := r.blocked(req); is && false {", approverTests},
+	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked := r.blocked(req); blocked.Reason != \"\" {", "blocked := r.blocked(req); blocked.Reason != \"\" && false {", approverTests},
 	{"approver: a stored verdict counts, whatever the answer", "controllers/approver/reconciler.go", "\tif stored {\n", "\tif err == nil {\n", approverTests},
 }
 
