@@ -27,11 +27,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // checkTimeout bounds all calls to the API server together.
@@ -254,7 +256,7 @@ func newChecker(ctx context.Context, server server, setup *Setup) (*checker, err
 	if err != nil {
 		return nil, fmt.Errorf("read the CA: %w", err)
 	}
-	c.cas = controllers.ClientCAs(options.Signer, c.now)
+	c.cas = clientCAs(options.Signer, c.now)
 	for i := range c.cas {
 		found := &c.cas[i]
 		found.Err = cmp.Or(unread[found.Signers[0]], found.Err)
@@ -267,6 +269,25 @@ func newChecker(ctx context.Context, server server, setup *Setup) (*checker, err
 		c.cas = []check.CA{{Signers: []string{"Kubernetes' signers"}, Err: errors.New(none)}}
 	}
 	return c, nil
+}
+
+// clientCAs returns the CAs that the API server must trust at now, without duplicates.
+func clientCAs(r *signer.Reconciler, now time.Time) []check.CA {
+	var all []check.CA
+	places := map[*keypair.KeyPair]int{}
+	for _, name := range csr.BuiltinSigners() {
+		pair := r.Signers[name].KeyPair
+		if pair == nil || !csr.VerifiedByAPIServers(name) {
+			continue
+		}
+		if i, known := places[pair]; known {
+			all[i].Signers = append(all[i].Signers, name)
+			continue
+		}
+		authority, err := pair.Authority(now)
+		places[pair], all = len(all), append(all, check.CA{Signers: []string{name}, Authority: authority, Err: err})
+	}
+	return all
 }
 
 // certificate returns the certificate of the CA that signs for signer, as its manager has published it, or nil. sent

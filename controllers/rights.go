@@ -197,7 +197,7 @@ func (r *rights) signer(all *config.Configuration) error {
 	}
 	// Without these, the rules of custom signers are strict.
 	for _, name := range []string{trust.ExtensionName, rootCA} {
-		r.optional("self-check and the trust in its CAs", "", "configmaps", trust.ExtensionNamespace, name, "get")
+		r.optional("trust in its CAs", "", "configmaps", trust.ExtensionNamespace, name, "get")
 	}
 	return nil
 }

@@ -26,14 +26,12 @@ import (
 // scripted is a check whose result the test sets.
 type scripted struct {
 	status atomic.Value
-	key    atomic.Value
 	runs   atomic.Int32
 }
 
-func (s *scripted) task(name string, leader bool) *checkTask {
+func (s *scripted) task(name string) *checkTask {
 	s.status.Store(check.OK)
-	s.key.Store("")
-	return &checkTask{name: name, leader: leader, key: func() string { return s.key.Load().(string) }, run: func(context.Context) []check.Result {
+	return &checkTask{ask: func(context.Context) []check.Result {
 		s.runs.Add(1)
 		return []check.Result{{Check: name, Subject: "it", Status: s.status.Load().(check.Status), Evidence: "seen"}}
 	}}
@@ -41,10 +39,10 @@ func (s *scripted) task(name string, leader bool) *checkTask {
 
 // runSelfCheck runs a selfCheck until the test ends, and returns the lines of its log. It must be called in a synctest
 // bubble.
-func runSelfCheck(t *testing.T, interval time.Duration, elected <-chan struct{}, tasks ...*checkTask) <-chan string {
+func runSelfCheck(t *testing.T, interval time.Duration, tasks ...*checkTask) <-chan string {
 	t.Helper()
 	lines := make(chan string, 100)
-	s := &selfCheck{interval: interval, elected: elected, clock: clock.RealClock{}, tasks: tasks,
+	s := &selfCheck{interval: interval, clock: clock.RealClock{}, tasks: tasks,
 		log: funcr.New(func(_, args string) { lines <- args }, funcr.Options{})}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -70,12 +68,12 @@ func (s *scripted) after(t *testing.T, pass time.Duration, want int32) {
 }
 
 // TestSelfCheckTimes checks when a check runs again. After success that is an hour later. After a failure or an
-// unknown result it is a minute later. With a new CA it is within a minute.
+// unknown result it is a minute later.
 func TestSelfCheckTimes(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		one := &scripted{}
-		runSelfCheck(t, time.Hour, nil, one.task("test-times", false))
+		runSelfCheck(t, time.Hour, one.task("test-times"))
 		one.after(t, 0, 1)
 		one.after(t, 59*time.Minute, 1)
 		one.status.Store(check.Unknown)
@@ -84,11 +82,8 @@ func TestSelfCheckTimes(t *testing.T) {
 		one.after(t, time.Minute, 3)
 		one.status.Store(check.OK)
 		one.after(t, time.Minute, 4)
-		one.after(t, 10*time.Minute, 4)
-		one.key.Store("another CA")
+		one.after(t, 59*time.Minute, 4)
 		one.after(t, time.Minute, 5)
-		one.after(t, 59*time.Minute, 5)
-		one.after(t, time.Minute, 6)
 	})
 }
 
@@ -97,9 +92,9 @@ func TestSelfCheckHasAShortInterval(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		well, ill := &scripted{}, &scripted{}
-		tasks := []*checkTask{well.task("test-well", false), ill.task("test-ill", false)}
+		tasks := []*checkTask{well.task("test-well"), ill.task("test-ill")}
 		ill.status.Store(check.Failed)
-		runSelfCheck(t, 30*time.Second, nil, tasks...)
+		runSelfCheck(t, 30*time.Second, tasks...)
 		for run := range int32(5) {
 			well.after(t, 0, run+1)
 			ill.after(t, 0, run+1)
@@ -108,29 +103,14 @@ func TestSelfCheckHasAShortInterval(t *testing.T) {
 	})
 }
 
-// TestSelfCheckOfTheLeader checks that the leader's checks run at the election, and not before.
-func TestSelfCheckOfTheLeader(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		everybody, leader, elected := &scripted{}, &scripted{}, make(chan struct{})
-		runSelfCheck(t, time.Hour, elected, everybody.task("test-everybody", false), leader.task("test-leader", true))
-		everybody.after(t, 90*time.Minute, 2)
-		leader.after(t, 0, 0)
-		close(elected)
-		leader.after(t, 0, 1)
-		everybody.after(t, 0, 2)
-		leader.after(t, time.Hour, 2)
-	})
-}
-
 // TestSelfCheckTells checks that each change is logged once, and is in the metrics.
 func TestSelfCheckTells(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		one := &scripted{}
-		task := one.task("test-tells", false)
+		task := one.task("test-tells")
 		one.status.Store(check.Failed)
-		lines := runSelfCheck(t, time.Second, nil, task)
+		lines := runSelfCheck(t, time.Second, task)
 		now := func(result check.Status, want ...string) {
 			t.Helper()
 			var logged []string
@@ -189,7 +169,7 @@ func TestReadyFollowsRights(t *testing.T) {
 		"one missing": {func(resource string) (bool, error) { return resource == "b", nil }, "missing rights: get a"},
 		"all missing": {func(string) (bool, error) { return false, nil }, "missing rights: get a, get b"},
 	} {
-		s := &selfCheck{}
+		s := &selfCheck{notReady: errNotChecked}
 		if err := s.ready(nil); err == nil {
 			t.Errorf("%s: ready before anybody has asked", name)
 		}
@@ -229,7 +209,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 	s := &selfCheck{log: logr.Discard(), clock: clock.RealClock{}}
 	answers := reviewer{answer: func(resource string) (bool, error) { return resource != denied, fault }}
 	told := report.New(events.NewFakeRecorder(10), clock.RealClock{})
-	task := &checkTask{name: "own-rights", run: s.ownRights(answers, &SelfCheck{Rights: rights}, told)}
+	task := &checkTask{ask: s.ownRights(answers, &SelfCheck{Rights: rights}, told)}
 	for _, test := range []struct {
 		denied string
 		fault  error

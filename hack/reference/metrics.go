@@ -73,7 +73,7 @@ var metricParts = []struct{ title, prefix string }{
 // labelValues returns the values of labels, by "metric label" or by "label".
 func labelValues() map[string]string {
 	const reason = "a token of [reasons](reasons.md)"
-	names := []string{check.OwnRights, check.OptionalRights, check.KubeletRights, check.CATrusted}
+	names := []string{check.OwnRights, check.OptionalRights, check.KubeletRights}
 	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
 	verdicts := []verdict.Verdict{verdict.Ignore, verdict.Approve, verdict.Wait, verdict.Deny}
 	return map[string]string{

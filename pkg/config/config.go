@@ -59,7 +59,7 @@ type Configuration struct {
 	Verbosity int `json:"verbosity"`
 	// Audit configures the audit log.
 	Audit Audit `json:"audit"`
-	// SelfCheck configures the checks of rights and of trust.
+	// SelfCheck configures the checks of rights.
 	SelfCheck SelfCheck `json:"selfCheck"`
 	// RequestLimits limits the size of a request.
 	RequestLimits RequestLimits `json:"requestLimits"`
@@ -108,8 +108,7 @@ type RequestLimits struct {
 	MaxExtensions int `json:"maxExtensions"`
 }
 
-// SelfCheck configures what the manager asks the API server about itself: its rights, the kubelets' rights, and whether
-// the API server trusts the signing CA.
+// SelfCheck configures what the manager asks the API server about itself: its rights, and the kubelets' rights.
 type SelfCheck struct {
 	// Interval is the time between two checks. A check that did not pass is repeated within a minute. 0 switches all
 	// checks off.

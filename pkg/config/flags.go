@@ -139,7 +139,7 @@ func (f *Flags) generic(c *Configuration) {
 	f.define(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress",
 		"`host:port` of /healthz and /readyz; 0 switches them off")
 	f.define(&c.SelfCheck.Interval.Duration, "self-check-interval", "selfCheck.interval",
-		"time between two checks of the manager's rights, the kubelets' rights and the trust in the signing CA; "+
+		"time between two checks of the manager's rights and the kubelets' rights; "+
 			"a check that did not pass is repeated within a minute; 0 switches all of them off")
 	f.define(&c.Verbosity, "v", "verbosity",
 		"verbosity of the log: 0 logs every decision and every certificate, more is for debugging")

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -22,7 +21,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
@@ -220,18 +218,16 @@ func grantGroup(t *testing.T, group, clusterRole string) {
 	})
 }
 
-// TestSelfCheckOfTheManager removes rights and trust from a running manager, and restores them.
+// TestSelfCheckOfTheManager removes rights from a running manager, and restores them. The checks issue no certificate.
 func TestSelfCheckOfTheManager(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
-	secret := signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM)
-	create(t, admin(t), secret)
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	path := filepath.Join(t.TempDir(), "audit.log")
 	p := startManager(t, serviceAccountConfig(t), "--leader-elect=false", "--self-check-interval=1s", "--audit-log-path", path)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
 	p.answers(t, p.metrics, "/metrics", http.StatusOK,
 		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="own-rights",result="failed"} 0`,
-		`csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="unknown"} 0`,
 		`csr_check_result{check="optional-rights",result="ok"} 1`, `csr_check_result{check="kubelet-rights",result="`, `csr_check_last_run_timestamp_seconds{check="own-rights"} 1.`)
 
 	// A required right.
@@ -255,14 +251,8 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 		}
 	})
 	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="optional-rights",result="failed"} 1`,
-		`csr_check_result{check="own-rights",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="ok"} 1`)
+		`csr_check_result{check="own-rights",result="ok"} 1`)
 	p.answers(t, p.probes, "/readyz", http.StatusOK)
-
-	// A CA that the API server does not trust, and then the trusted one again.
-	replaceSecret(t, secret, newCA(t))
-	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="failed"} 1`)
-	replaceSecret(t, secret, controlPlane(t).CA)
-	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_check_result{check="ca-trusted",result="ok"} 1`, `csr_check_result{check="ca-trusted",result="failed"} 0`)
 
 	if log := p.log(t); strings.Count(log, `"subject":"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet"`) != 2 {
 		t.Errorf("the loss of a right and its return are not logged once each:\n%s", log)
@@ -270,14 +260,8 @@ func TestSelfCheckOfTheManager(t *testing.T) {
 	if err := p.Stop(); err != nil {
 		t.Error(err)
 	}
-	records := auditRecords(t, path)
-	for _, record := range records {
-		if record.Event != audit.TrustProbe || !strings.HasPrefix(record.Subject, "CN="+probe.SubjectPrefix) || record.NotAfter.Sub(*record.NotBefore) > 10*time.Minute {
-			t.Errorf("a record that is no trust probe: %+v", record)
-		}
-	}
-	if len(records) < 3 { // trusted, not trusted, trusted
-		t.Errorf("%d trust probes are on record", len(records))
+	if records := auditRecords(t, path); len(records) > 0 {
+		t.Errorf("a check has issued certificates: %+v", records)
 	}
 }
 
