@@ -102,7 +102,7 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 			mgr.GetLogger().Info("Not started", "controller", Name, "why", err.Error())
 		}
 	}
-	r.secretWatches.secrets = informer.Metadata(secrets, corev1.SchemeGroupVersion.WithResource("secrets"))
+	r.secretWatches.secrets = secrets.Resource(secretsResource)
 	publisher, err := trust.NewPublisher(rest.CopyConfig(mgr.GetConfig()))
 	if err != nil {
 		return fmt.Errorf("publish bundles: %w", err)
@@ -112,10 +112,12 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	return nil
 }
 
+var secretsResource = corev1.SchemeGroupVersion.WithResource("secrets")
+
 // secretWatches enqueue authorities whose Secrets change. They watch each Secret by its name, which is all that the
 // role permits, and without its data. A Secret that cannot be watched is still read every 30 seconds.
 type secretWatches struct {
-	secrets informer.Resource
+	secrets metadata.Getter
 
 	mu          sync.Mutex
 	queue       workqueue.TypedRateLimitingInterface[reconcile.Request] // nil until the controller starts
@@ -188,7 +190,7 @@ func (w *secretWatches) forget(authority string) {
 func (w *secretWatches) run(ctx context.Context, authority string, secret types.NamespacedName) {
 	logger := log.FromContext(ctx).WithValues("secret", secret)
 	watch := &informer.Informer[*metav1.PartialObjectMetadata]{
-		Resource: w.secrets, Namespace: secret.Namespace, Name: secret.Name, Log: logger,
+		Resource: informer.Of(secretsResource, w.secrets.Namespace(secret.Namespace)), Name: secret.Name, Log: logger,
 		OnSync:   func() { w.enqueue(authority) },
 		OnChange: func(_, _ *metav1.PartialObjectMetadata) { w.enqueue(authority) },
 		OnFailure: func(err error) {

@@ -21,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"time"
 
@@ -28,6 +29,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 )
@@ -54,9 +56,9 @@ type Informer[T metav1.Object] struct {
 	// come and go.
 	Resource Resource
 	Find     func() (Resource, error)
-	// Namespace, Name and Selector, a label selector, select the objects. To watch one object by its name, a role for
-	// that name is enough.
-	Namespace, Name, Selector string
+	// Name and Selector, a label selector, select the objects. To watch one object by its name, a role for that name is
+	// enough.
+	Name, Selector string
 
 	// Convert, if set, returns the copy that is kept of an object. If it returns the last copy, there is no change.
 	Convert func(runtime.Object) T
@@ -92,43 +94,36 @@ func (*Informer[T]) NeedLeaderElection() bool { return false }
 
 // Start watches until ctx ends.
 func (i *Informer[T]) Start(ctx context.Context) error {
-	longest := cmp.Or(i.Retry, lastRetry)
-	pause := min(firstRetry, longest)
-	for {
-		began := passed.Now()
-		err := i.attempt(ctx)
-		if ctx.Err() != nil {
-			i.set(nil, context.Cause(ctx))
-			return nil
+	_ = pauses(cmp.Or(i.Retry, lastRetry)).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		if err := i.attempt(ctx); ctx.Err() == nil {
+			i.failed(err)
 		}
-		i.failed(err)
-		if passed.Since(began) > longest {
-			pause = min(firstRetry, longest)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-		pause = min(2*pause, longest)
-	}
+		return false, nil
+	})
+	i.set(nil, context.Cause(ctx))
+	return nil
+}
+
+// pauses returns the pauses between attempts. They start again after an attempt that took longer than longest.
+func pauses(longest time.Duration) wait.DelayFunc {
+	backoff := wait.Backoff{Duration: min(firstRetry, longest), Factor: 2, Steps: math.MaxInt32, Cap: longest}
+	return backoff.DelayWithReset(passed, 2*longest)
 }
 
 // attempt lists all objects and watches them, until a list or a watch fails. The watch is resumed whenever it ends. The
 // error is nil if the objects must be listed again for another reason.
 func (i *Informer[T]) attempt(ctx context.Context) error {
-	resource := i.Resource
+	m := &mirror[T]{Informer: i, resource: i.Resource}
 	if i.Find != nil {
 		var err error
-		if resource, err = i.Find(); err != nil {
+		if m.resource, err = i.Find(); err != nil {
 			return err
 		}
 	}
-	r := &mirror[T]{informer: i, resource: resource}
-	from := plainLists{&toolscache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}}
-	reflector := toolscache.NewReflectorWithOptions(from, resource.object, r, toolscache.ReflectorOptions{Name: "informer"})
+	from := plainLists{&toolscache.ListWatch{ListWithContextFunc: m.list, WatchFuncWithContext: m.watch}}
+	reflector := toolscache.NewReflectorWithOptions(from, nil, m, toolscache.ReflectorOptions{Name: "informer"})
 	err := reflector.ListAndWatchWithContext(ctx)
-	var failed failure
-	if errors.As(err, &failed) {
+	if failed, ok := errors.AsType[failure](err); ok {
 		return failed.cause
 	}
 	return err
@@ -141,14 +136,13 @@ func (i *Informer[T]) failed(err error) {
 		i.failing = passed.Now()
 	}
 	i.mu.Unlock()
-	if err == nil {
-		return
-	}
-	if i.Err() == nil && !refused(err) {
+	switch {
+	case err == nil:
+	case i.Err() == nil && !refused(err):
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
-		return
+	default:
+		i.drop(err)
 	}
-	i.drop(err)
 }
 
 // drop drops the copy because of err, and reports each new reason.
@@ -175,13 +169,9 @@ func (i *Informer[T]) set(store toolscache.Indexer, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.store, i.err = store, err
-}
-
-// works records that a list or a watch has succeeded.
-func (i *Informer[T]) works() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	i.failing = time.Time{}
+	if store != nil {
+		i.failing = time.Time{}
+	}
 }
 
 // indexer returns an empty store.

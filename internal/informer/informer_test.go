@@ -60,8 +60,8 @@ func (s *staged) become(refused error, nodes ...corev1.Node) {
 
 func (s *staged) resource() Resource {
 	return Resource{
-		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"), object: &corev1.Node{},
-		list: func(ctx context.Context, _ string, options metav1.ListOptions) (runtime.Object, error) {
+		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"),
+		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			if s.hangs.Load() {
 				<-ctx.Done()
 				return nil, ctx.Err()
@@ -74,7 +74,7 @@ func (s *staged) resource() Resource {
 			s.lists++
 			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, s.refused
 		},
-		watch: func(context.Context, string, metav1.ListOptions) (watch.Interface, error) {
+		watch: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			switch {
@@ -376,7 +376,7 @@ func TestTheSameCopyIsNoChange(t *testing.T) {
 	}
 	kept := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	i.Convert = func(runtime.Object) *corev1.ConfigMap { return kept }
-	r := &mirror[*corev1.ConfigMap]{informer: i, store: i.indexer()}
+	r := &mirror[*corev1.ConfigMap]{Informer: i, store: i.indexer()}
 	for range 3 {
 		if err := r.Update(kept.DeepCopy()); err != nil {
 			t.Fatal(err)

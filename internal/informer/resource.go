@@ -1,103 +1,71 @@
 package informer
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"net/http"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/metadata"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Resource lists and watches one resource of an API server. Typed, Dynamic and Metadata return one.
+// Resource lists and watches one resource of an API server. Create it with Of.
 type Resource struct {
 	schema.GroupVersionResource
-	object runtime.Object // of the kind of the items
-	list   func(ctx context.Context, namespace string, options metav1.ListOptions) (runtime.Object, error)
-	watch  func(ctx context.Context, namespace string, options metav1.ListOptions) (watch.Interface, error)
+	list  func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch func(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// Typed returns a resource of Kubernetes' own kinds, which is read as protobuf. object and list are empty objects of
-// its types. httpClient may be nil. Status 429 is an error at once, because client-go would wait without a message.
-func Typed(
-	config *rest.Config, httpClient *http.Client, resource schema.GroupVersionResource, object, list runtime.Object,
-) (Resource, error) {
-	own := rest.CopyConfig(config)
-	own.ContentType = runtime.ContentTypeProtobuf
-	own.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	own.APIPath = "/apis"
-	if resource.Group == "" {
-		own.APIPath = "/api"
+// API reads the objects of one resource, of one namespace or of all. All clients of client-go implement it.
+type API[L runtime.Object] interface {
+	List(ctx context.Context, options metav1.ListOptions) (L, error)
+	Watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error)
+}
+
+// Of returns the Resource that api reads.
+func Of[L runtime.Object](resource schema.GroupVersionResource, api API[L]) Resource {
+	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return api.List(ctx, options)
 	}
-	version := resource.GroupVersion()
-	own.GroupVersion, own.NegotiatedSerializer = &version, scheme.Codecs.WithoutConversion()
-	own.UserAgent = cmp.Or(own.UserAgent, rest.DefaultKubernetesUserAgent())
-	var err error
-	if httpClient == nil {
-		httpClient, err = rest.HTTPClientFor(own)
-	}
+	return Resource{resource, list, api.Watch}
+}
+
+// ConfigMaps returns the resource of the ConfigMaps in namespace.
+func ConfigMaps(config *rest.Config, namespace string) (Resource, error) {
+	api, err := corev1client.NewForConfig(config)
 	if err != nil {
-		return Resource{}, fmt.Errorf("read %s: %w", resource.Resource, err)
+		return Resource{}, fmt.Errorf("read ConfigMaps: %w", err)
 	}
-	client, err := rest.RESTClientForConfigAndClient(own, httpClient)
-	if err != nil {
-		return Resource{}, fmt.Errorf("read %s: %w", resource.Resource, err)
-	}
-	get := func(namespace string, options metav1.ListOptions) *rest.Request {
-		return client.Get().NamespaceIfScoped(namespace, namespace != "").Resource(resource.Resource).
-			VersionedParams(&options, scheme.ParameterCodec).MaxRetries(0)
-	}
-	return Resource{
-		GroupVersionResource: resource, object: object,
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) (runtime.Object, error) {
-			result := list.DeepCopyObject()
-			err := get(namespace, options).Do(ctx).Into(result)
-			return result, err
-		},
-		watch: func(ctx context.Context, namespace string, options metav1.ListOptions) (watch.Interface, error) {
-			options.Watch = true
-			return get(namespace, options).Watch(ctx)
-		},
-	}, nil
+	return Of(corev1.SchemeGroupVersion.WithResource("configmaps"), api.ConfigMaps(namespace)), nil
 }
 
-// ConfigMaps returns the resource of ConfigMaps. httpClient may be nil.
-func ConfigMaps(config *rest.Config, httpClient *http.Client) (Resource, error) {
-	resource := corev1.SchemeGroupVersion.WithResource("configmaps")
-	return Typed(config, httpClient, resource, &corev1.ConfigMap{}, &corev1.ConfigMapList{})
-}
-
-// Dynamic returns a resource of any kind, whose objects are unstructured.
-func Dynamic(client dynamic.Interface, resource schema.GroupVersionResource) Resource {
-	return Resource{
-		GroupVersionResource: resource, object: &unstructured.Unstructured{},
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) (runtime.Object, error) {
-			return client.Resource(resource).Namespace(namespace).List(ctx, options)
-		},
-		watch: func(ctx context.Context, namespace string, options metav1.ListOptions) (watch.Interface, error) {
-			return client.Resource(resource).Namespace(namespace).Watch(ctx, options)
-		},
-	}
-}
-
-// Metadata returns a resource of which only the metadata is read, as PartialObjectMetadata.
-func Metadata(client metadata.Interface, resource schema.GroupVersionResource) Resource {
-	return Resource{
-		GroupVersionResource: resource, object: &metav1.PartialObjectMetadata{},
-		list: func(ctx context.Context, namespace string, options metav1.ListOptions) (runtime.Object, error) {
-			return client.Resource(resource).Namespace(namespace).List(ctx, options)
-		},
-		watch: func(ctx context.Context, namespace string, options metav1.ListOptions) (watch.Interface, error) {
-			return client.Resource(resource).Namespace(namespace).Watch(ctx, options)
-		},
-	}
+// FromCache returns the informer for the kind of obj from the manager's cache. The informer may not have synced yet.
+// FromCache retries until it succeeds: discovery fails when a connection is reset, and while the kind is not
+// installed. It returns an error only when ctx ends. It calls failed, which may be nil, with each earlier error.
+func FromCache(
+	ctx context.Context, from cache.Informers, obj client.Object, log logr.Logger, failed func(error),
+) (found cache.Informer, err error) {
+	last := ""
+	err = pauses(lastRetry).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		var err error
+		if found, err = from.GetInformer(ctx, obj, cache.BlockUntilSynced(false)); err == nil || ctx.Err() != nil {
+			return true, context.Cause(ctx)
+		}
+		if failed != nil {
+			failed(err)
+		}
+		if err.Error() != last {
+			last = err.Error()
+			log.Error(err, "Waiting for a resource that can't be watched yet")
+		}
+		return false, nil
+	})
+	return found, err
 }

@@ -218,7 +218,7 @@ func (l *List) event(eventType, reason, message string) {
 func (l *List) SetupWithManager(mgr manager.Manager) error {
 	l.log = mgr.GetLogger().WithName("block-list")
 	l.reporter = report.New(mgr.GetEventRecorder("csr-block-list"), clock.RealClock{})
-	configMaps, err := informer.ConfigMaps(mgr.GetConfig(), nil)
+	configMaps, err := informer.ConfigMaps(mgr.GetConfig(), l.name.Namespace)
 	if err != nil {
 		return err
 	}
@@ -243,8 +243,7 @@ func (l *List) watch(configMaps informer.Resource) {
 		}
 	}
 	l.configMap = &informer.Informer[*corev1.ConfigMap]{
-		Resource: configMaps, Namespace: l.name.Namespace, Name: l.name.Name,
-		Log:    l.log.WithValues("configMap", l.name.String()),
+		Resource: configMaps, Name: l.name.Name, Log: l.log.WithValues("configMap", l.name.String()),
 		OnSync: reload, OnChange: func(_, _ *corev1.ConfigMap) { reload() }, OnFailure: l.unreadable,
 	}
 }

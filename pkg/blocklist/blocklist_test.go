@@ -352,7 +352,8 @@ func TestListMayBeReadAgain(t *testing.T) {
 		return true, watcher, may()
 	})
 	list, _ := newList()
-	list.watch(informer.Dynamic(api, corev1.SchemeGroupVersion.WithResource("configmaps")))
+	resource := corev1.SchemeGroupVersion.WithResource("configmaps")
+	list.watch(informer.Of(resource, api.Resource(resource).Namespace(list.name.Namespace)))
 	list.configMap.Retry = time.Millisecond
 	list.configMap.Convert = func(raw runtime.Object) *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}

@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -34,14 +35,14 @@ func (s Secret) reference(uid types.UID) *corev1.Secret {
 
 // SetupWithManager implements Source.
 func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
-	resource, err := informer.Typed(mgr.GetConfig(), mgr.GetHTTPClient(),
-		corev1.SchemeGroupVersion.WithResource("secrets"), &corev1.Secret{}, &corev1.SecretList{})
+	api, err := corev1client.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", pair.name, err)
 	}
 	w := &secretWatch{name: s, pair: pair}
 	w.secret = &informer.Informer[*corev1.Secret]{
-		Resource: resource, Namespace: s.Namespace, Name: s.Name, Log: pair.Log.WithValues("source", pair.name),
+		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("secrets"), api.Secrets(s.Namespace)),
+		Name:     s.Name, Log: pair.Log.WithValues("source", pair.name),
 		OnSync: w.observe, OnChange: func(_, _ *corev1.Secret) { w.observe() }, OnFailure: w.fail,
 	}
 	return mgr.Add(everywhere(w.run))

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	coordinationv1client "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 
@@ -38,20 +39,19 @@ type Leases struct {
 	dead   map[string]bool // nodes that Changed was called for
 }
 
-// NewLeases returns Leases that Start fills. httpClient may be nil. passed must not jump. The real clock does not,
-// because Go measures with the monotonic clock.
+// NewLeases returns Leases that Start fills. passed must not jump. The real clock does not, because Go measures with the
+// monotonic clock.
 func NewLeases(
 	config *rest.Config, httpClient *http.Client, passed clock.PassiveClock, log logr.Logger,
 ) (*Leases, error) {
-	resource, err := informer.Typed(config, httpClient, coordinationv1.SchemeGroupVersion.WithResource("leases"),
-		&coordinationv1.Lease{}, &coordinationv1.LeaseList{})
+	api, err := coordinationv1client.NewForConfigAndClient(config, httpClient)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("read leases: %w", err)
 	}
 	l := &Leases{Changed: func(string) {}, clock: passed, dead: map[string]bool{}}
 	l.leases = &informer.Informer[*coordinationv1.Lease]{
-		Resource: resource, Namespace: corev1.NamespaceNodeLease, GrantedBy: "config/node-identity",
-		Log: log.WithValues("resource", "leases"), Convert: stripLease,
+		Resource:  informer.Of(coordinationv1.SchemeGroupVersion.WithResource("leases"), api.Leases(corev1.NamespaceNodeLease)),
+		GrantedBy: "config/node-identity", Log: log.WithValues("resource", "leases"), Convert: stripLease,
 		OnSync: l.sync, OnChange: l.observe, OnFailure: func(error) { l.reset() },
 	}
 	return l, nil

@@ -117,9 +117,9 @@ func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
 // NewTokens returns a Runnable that calls changed with an empty name after the bootstrap tokens have changed. Live
 // reports which tokens exist.
 func NewTokens(config *rest.Config, log logr.Logger, changed func(node string)) (manager.Runnable, error) {
-	configMaps, err := informer.ConfigMaps(config, nil)
+	configMaps, err := informer.ConfigMaps(config, clusterInfo.Namespace)
 	return &informer.Informer[*corev1.ConfigMap]{
-		Resource: configMaps, Namespace: clusterInfo.Namespace, Name: clusterInfo.Name,
+		Resource: configMaps, Name: clusterInfo.Name,
 		Log: log.WithValues("configMap", clusterInfo.String()), OnSync: func() { changed("") },
 		OnChange: func(before, after *corev1.ConfigMap) {
 			if before == nil || after == nil || !maps.Equal(before.Data, after.Data) {

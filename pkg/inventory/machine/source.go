@@ -126,7 +126,7 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 		return nil, fmt.Errorf("read machines: %w", err)
 	}
 	s.machines = &informer.Informer[*machine]{
-		Find: s.find, Namespace: options.Namespace, Selector: selector.String(), Convert: paths.read,
+		Find: s.find, Selector: selector.String(), Convert: paths.read,
 		Indexers: map[string]func(*machine) []string{
 			byNodeRef: func(m *machine) []string {
 				if m.node == "" {
@@ -172,7 +172,8 @@ func (s *Source) find() (informer.Resource, error) {
 		}
 		for _, resource := range resources.APIResources {
 			if resource.Kind == s.options.Kind && !strings.Contains(resource.Name, "/") {
-				return informer.Dynamic(s.client, gv.WithResource(resource.Name)), nil
+				found := gv.WithResource(resource.Name)
+				return informer.Of(found, s.client.Resource(found).Namespace(s.options.Namespace)), nil
 			}
 		}
 	}

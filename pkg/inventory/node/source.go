@@ -18,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -60,50 +62,53 @@ type Source struct {
 	endpointsChanged func()
 }
 
-// New returns a Source that Start fills. services enables reading Services and the API server's endpoints. httpClient
-// may be nil.
+// New returns a Source that Start fills. services enables reading Services and the API server's endpoints.
 func New(config *rest.Config, httpClient *http.Client, services bool, log logr.Logger) (*Source, error) {
 	s := &Source{Changed: func(string) {}, Freed: func([]san.SAN) {}, endpointsChanged: func() {}}
-	var errs [3]error
-	if s.nodes, errs[0] = s.newNodes(config, httpClient, log); services {
-		s.services, errs[1] = s.newServices(config, httpClient, log)
-		s.endpoints, errs[2] = s.newEndpoints(config, httpClient, log)
+	api, err := corev1client.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("read nodes: %w", err)
 	}
-	return s, errors.Join(errs[:]...)
+	slices, err := discoveryv1client.NewForConfigAndClient(config, httpClient)
+	if err != nil {
+		return nil, fmt.Errorf("read endpoints: %w", err)
+	}
+	s.nodes = s.newNodes(api, log)
+	if services {
+		s.services, s.endpoints = s.newServices(api, log), s.newEndpoints(slices, log)
+	}
+	return s, nil
 }
 
-func (s *Source) newNodes(config *rest.Config, via *http.Client, log logr.Logger) (*informer.Informer[*object], error) {
-	resource, err := informer.Typed(config, via, corev1.SchemeGroupVersion.WithResource("nodes"),
-		&corev1.Node{}, &corev1.NodeList{})
+func (s *Source) newNodes(api corev1client.NodesGetter, log logr.Logger) *informer.Informer[*object] {
 	return &informer.Informer[*object]{
-		Resource: resource, Convert: s.convertNode, OnSync: s.sync, OnChange: s.nodeChanged,
+		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("nodes"), api.Nodes()),
+		Convert:  s.convertNode, OnSync: s.sync, OnChange: s.nodeChanged,
 		Indexers: map[string]func(*object) []string{
 			bySAN: func(obj *object) []string { return inventory.Keys(append(obj.own(), obj.sans...)) },
 		},
 		GrantedBy: "config/kubelet-serving or config/node-identity", Log: log.WithValues("resource", "nodes"),
-	}, err
+	}
 }
 
-func (s *Source) newServices(config *rest.Config, via *http.Client, log logr.Logger) (*informer.Informer[*object], error) {
-	resource, err := informer.Typed(config, via, corev1.SchemeGroupVersion.WithResource("services"),
-		&corev1.Service{}, &corev1.ServiceList{})
+func (s *Source) newServices(api corev1client.ServicesGetter, log logr.Logger) *informer.Informer[*object] {
 	return &informer.Informer[*object]{
-		Resource: resource, Convert: serviceObject, OnSync: s.sync, OnChange: s.serviceChanged,
+		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("services"), api.Services("")),
+		Convert:  serviceObject, OnSync: s.sync, OnChange: s.serviceChanged,
 		Indexers: map[string]func(*object) []string{
 			bySAN:       func(obj *object) []string { return inventory.Keys(obj.sans) },
 			byPublished: func(obj *object) []string { return inventory.Keys(obj.published) },
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "services"),
-	}, err
+	}
 }
 
 func (s *Source) newEndpoints(
-	config *rest.Config, via *http.Client, log logr.Logger,
-) (*informer.Informer[*discoveryv1.EndpointSlice], error) {
-	resource, err := informer.Typed(config, via, discoveryv1.SchemeGroupVersion.WithResource("endpointslices"),
-		&discoveryv1.EndpointSlice{}, &discoveryv1.EndpointSliceList{})
+	api discoveryv1client.EndpointSlicesGetter, log logr.Logger,
+) *informer.Informer[*discoveryv1.EndpointSlice] {
+	resource := discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
 	return &informer.Informer[*discoveryv1.EndpointSlice]{
-		Resource: resource, Namespace: metav1.NamespaceDefault,
+		Resource: informer.Of(resource, api.EndpointSlices(metav1.NamespaceDefault)),
 		Selector: labels.Set{discoveryv1.LabelServiceName: apiServerService}.String(),
 		Indexers: map[string]func(*discoveryv1.EndpointSlice) []string{
 			bySAN: func(slice *discoveryv1.EndpointSlice) []string { return inventory.Keys(sliceSANs(slice)) },
@@ -114,7 +119,7 @@ func (s *Source) newEndpoints(
 			s.free(without(sliceSANs(before), sliceSANs(after)))
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
-	}, err
+	}
 }
 
 // NeedLeaderElection returns false, so that the cache of a standby is current.

@@ -62,14 +62,14 @@ type errMissing struct{ error }
 
 // NewConfigMap returns a source that reads from the cluster of config.
 func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logger) (*ConfigMap, error) {
-	resource, err := informer.ConfigMaps(config, nil)
+	resource, err := informer.ConfigMaps(config, name.Namespace)
 	if err != nil {
 		return nil, err
 	}
 	c := &ConfigMap{Changed: func(string) {}, name: name, log: log.WithValues("configMap", name.String())}
 	c.rows.Report = c.report
 	c.configMap = &informer.Informer[*corev1.ConfigMap]{
-		Resource: resource, Namespace: name.Namespace, Name: name.Name, Log: c.log,
+		Resource: resource, Name: name.Name, Log: c.log,
 		OnSync: c.observe, OnChange: func(_, _ *corev1.ConfigMap) { c.observe() },
 		OnFailure: func(err error) {
 			if apierrors.IsForbidden(err) { // readiness checks report an unreachable API server

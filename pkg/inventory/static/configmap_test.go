@@ -48,7 +48,7 @@ func TestBadRowsAreReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	changed, recorder := make(chan string, 100), events.NewFakeRecorder(100)
-	source.configMap.Resource = informer.Dynamic(api, maps)
+	source.configMap.Resource = informer.Of(maps, api.Resource(maps).Namespace("ns"))
 	source.configMap.Convert = func(raw runtime.Object) *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.(*unstructured.Unstructured).Object, obj); err != nil {
