@@ -10,7 +10,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"errors"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -118,19 +117,6 @@ func template(t testing.TB, change func(*x509.CertificateRequest)) func(*request
 		change(changed)
 		obj.Spec.Request = payload(t, changed, leafKey())
 	}
-}
-
-// padTo adds an annotation to obj, so that obj has the size in bytes.
-func padTo(t testing.TB, obj *request, size int) {
-	t.Helper()
-	obj.Annotations = map[string]string{"a": ""}
-	for range 10 { // the encoded length of the annotation has a size, too
-		if obj.Size() == size {
-			return
-		}
-		obj.Annotations["a"] = strings.Repeat("x", len(obj.Annotations["a"])+size-obj.Size())
-	}
-	t.Fatalf("no annotation makes the object %d bytes large", size)
 }
 
 func profile(t testing.TB, config ca.ProfileConfig) ca.Profile {

@@ -19,7 +19,7 @@ func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Content
 	if found {
 		return &builtin.Contents
 	}
-	of := ca.Contents{OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
+	of := ca.Contents{DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
 	of.KeyUsage, of.ExtKeyUsage, _ = csr.X509Usages(usages)
 	return &of
 }

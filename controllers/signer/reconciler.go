@@ -33,14 +33,8 @@ const Name = "csr-signer"
 // FieldManager is the field manager of the signer's writes, whatever the program is called.
 const FieldManager = "csr-controller-manager"
 
-const (
-	// callTimeout bounds each call to the API server. An admission webhook may take 30 seconds.
-	callTimeout = 45 * time.Second
-	// maxObject bounds a request with its certificate, in bytes. It is etcd's default limit for a write
-	// (--max-request-bytes), less some room for what the API server adds. The API server drops managed fields that do
-	// not fit.
-	maxObject = 1536<<10 - 4<<10
-)
+// callTimeout bounds each call to the API server. An admission webhook may take 30 seconds.
+const callTimeout = 45 * time.Second
 
 // Reconciler signs requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
@@ -247,11 +241,6 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:
 		return Judgement{Request: req, Result: deny(*violation)}
-	}
-	if size := obj.Size() + authority.LongestPEM(req.Cert); size > maxObject {
-		return Judgement{Request: req, Result: verdict.Deny.Because(csr.ReasonTooLarge,
-			"the request and its certificate need up to %d bytes, and the API server stores at most %d "+
-				"in an object; make a request with fewer names, labels or annotations", size, maxObject)}
 	}
 	approve := verdict.Result{Verdict: verdict.Approve}
 	return Judgement{Request: req, Result: approve, Authority: authority, LifetimeCap: longest}

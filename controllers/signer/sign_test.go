@@ -69,7 +69,6 @@ func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
 		want  string
 	}{
 		"the certificate fits":            {1 << 20, nil, "Signed"},
-		"too large with its certificate":  {1<<20 + 1<<19 - 1<<12, nil, "NotSigned RequestTooLarge"},
 		"the API server refuses the size": {10, apierrors.NewRequestEntityTooLargeError("limit is 3145728"), "Signed, Discarded, NotSigned RequestTooLarge"},
 		"etcd refuses the size":           {10, apierrors.NewInternalError(errors.New("etcdserver: request is too large")), "Signed, Discarded, NotSigned RequestTooLarge"},
 		"etcd's client refuses the size":  {10, apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2099474 vs. 2097152)")), "Signed, Discarded, NotSigned RequestTooLarge"},
@@ -108,23 +107,6 @@ func TestNeitherFitsIntoAnObject(t *testing.T) {
 	}
 	if got := events(); got != "Signed, Discarded, NotSigned NotStored" {
 		t.Error(got)
-	}
-}
-
-// TestAFullObjectIsSigned checks a request that fills an object together with the longest possible certificate. With
-// one byte more, the request is refused.
-func TestAFullObjectIsSigned(t *testing.T) {
-	t.Parallel()
-	p := newParts(t, nil)
-	p.load(t, 365*day)
-	obj := object(t)
-	req := must(csr.Parse(obj))
-	largest := 1536<<10 - 4<<10 - must(p.pair.Authority(now)).LongestPEM(req.Cert)
-	for more, want := range map[int]string{0: "Issued", 1: "Failed"} {
-		padTo(t, obj, largest+more)
-		if judged := p.reconciler.Judge(t.Context(), obj); judged.Outcome() != want {
-			t.Errorf("with %d bytes more: %s (%s), want %s", more, judged.Outcome(), judged.Message, want)
-		}
 	}
 }
 

@@ -189,8 +189,7 @@ func (p published) trustIn(authority *ca.Authority) caTrust {
 // givenWith returns the certificates that were given with the CA, and its own. The holder of a leaf can append any of
 // them.
 func givenWith(authority *ca.Authority) []*x509.Certificate {
-	given, _ := ca.ParseCertificates(authority.WithAllGiven().AppendedPEM()) // Load has parsed them before
-	return append(given, authority.Certificate())
+	return append(authority.Given(), authority.Certificate())
 }
 
 // complete reports whether certs holds the issuer of each of certs.

@@ -31,7 +31,7 @@ func NewAllowedNames(entries []string) (AllowedNames, error) {
 					"%q is not an allowed name: a URI or an e-mail address may contain one *, at the end", entry)
 			}
 			names.others = append(names.others, entry)
-		case isDNSPattern(entry):
+		case san.CheckDNSName(entry, true) == nil:
 			names.dns = append(names.dns, san.CanonicalName(entry))
 		default:
 			return AllowedNames{}, fmt.Errorf("%q is not an allowed name: "+
@@ -105,12 +105,4 @@ func parsePrefix(text string) (netip.Prefix, bool) {
 	}
 	prefix, err := netip.ParsePrefix(text)
 	return prefix.Masked(), err == nil && !prefix.Addr().Is4In6()
-}
-
-// isDNSPattern reports whether text is a DNS name, or *. and a DNS name.
-func isDNSPattern(text string) bool {
-	labels := strings.Split(strings.TrimPrefix(san.CanonicalName(text), "*."), ".")
-	return len(text) <= 253 && !slices.ContainsFunc(labels, func(label string) bool {
-		return label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != ""
-	})
 }

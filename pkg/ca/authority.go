@@ -29,8 +29,8 @@ type Authority struct {
 	ends  *x509.Certificate
 	// appended is the PEM that Issue puts after a leaf.
 	appended []byte
-	// given is the PEM of all certificates that Load was given.
-	given []byte
+	// given are all certificates that Load was given.
+	given []*x509.Certificate
 }
 
 // Load builds an Authority from PEM. certPEM may hold several certificates in any order. The signing certificate must
@@ -66,10 +66,7 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 		return nil, err
 	}
 	ends := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
-	var given []byte
-	for _, each := range slices.Concat(certs, anchors) {
-		given = append(given, encode(each.Raw)...)
-	}
+	given := slices.Concat(certs, anchors)
 	return (&Authority{cert: cert, key: key, chain: chain, ends: ends, given: given}).WithChain(Intermediates)
 }
 
@@ -132,8 +129,8 @@ func maySign(cert *x509.Certificate) error {
 			"(key usage keyCertSign missing, RFC 5280 section 4.2.1.3)", cert.Subject)
 	}
 	if unknown := cert.UnhandledCriticalExtensions; len(unknown) > 0 {
-		return fmt.Errorf("certificate %q has critical extensions that verifiers do not know: %s (RFC 5280 section 4.2)",
-			cert.Subject, strings.Join(texts(unknown), ", "))
+		return fmt.Errorf("certificate %q has critical extensions that verifiers do not know: %v (RFC 5280 section 4.2)",
+			cert.Subject, unknown)
 	}
 	return nil
 }
@@ -227,21 +224,9 @@ func (a *Authority) WithChain(chain Chain) (*Authority, error) {
 	return &with, nil
 }
 
-// WithAllGiven returns a copy of a that puts every certificate that Load was given after a leaf. A verifier that
-// trusts any of them can then build a chain, whatever chain is configured. The holder of a leaf can append the same
-// certificates.
-func (a *Authority) WithAllGiven() *Authority {
-	with := *a
-	with.appended = a.given
-	return &with
-}
-
-// path is a certificate in a possible chain. below is the path to the certificate that it issued.
-type path struct {
-	cert  *x509.Certificate
-	below *path
-	depth int // certificates below
-}
+// Given returns every certificate that Load was given, in the chain or not. The holder of a leaf can append any of them.
+// Callers must not change them.
+func (a *Authority) Given() []*x509.Certificate { return slices.Clone(a.given) }
 
 // chainOf returns the shortest chain from cert to a certificate in anchors. It verifies that each certificate issued
 // the one before it. Without anchors the chain ends in a self-signed certificate, or in the last one whose issuer is
@@ -250,86 +235,67 @@ type path struct {
 func chainOf(cert *x509.Certificate, certs, anchors []*x509.Certificate) ([]*x509.Certificate, error) {
 	known := slices.Concat(certs, anchors)
 	seen := []*x509.Certificate{cert}
-	next := []*path{{cert: cert}}
-	for i := 0; i < len(next); i++ { // breadth first, so that the first chain found is a shortest one
-		at := next[i]
-		if at.ends(anchors) {
-			return at.certs(), nil
+	chains := [][]*x509.Certificate{{cert}}
+	var chain []*x509.Certificate
+	for i := 0; i < len(chains); i++ { // breadth first, so that the first complete chain is a shortest one
+		chain = chains[i]
+		if complete(chain, anchors) {
+			return chain, nil
 		}
-		issuers, err := at.issuers(known)
+		issuers, err := issuersOf(chain, known)
 		if err != nil {
 			return nil, err
 		}
 		for _, issuer := range issuers {
 			if !slices.ContainsFunc(seen, issuer.Equal) {
-				seen, next = append(seen, issuer), append(next, &path{issuer, at, at.depth + 1})
+				seen, chains = append(seen, issuer), append(chains, append(slices.Clone(chain), issuer))
 			}
 		}
 	}
-	last := next[len(next)-1]
-	if len(anchors) > 0 {
+	if last := chain[len(chain)-1]; len(anchors) > 0 {
 		return nil, fmt.Errorf("the chain does not end in a certificate of ca.crt: the issuer %q of %q is missing",
-			last.cert.Issuer, last.cert.Subject)
+			last.Issuer, last.Subject)
 	}
-	return last.certs(), nil
+	return chain, nil
 }
 
-// ends reports whether p.cert is one of anchors, by name and key. Without anchors it reports whether p.cert is
-// self-signed.
-func (p *path) ends(anchors []*x509.Certificate) bool {
+// complete reports whether chain ends in one of anchors, by name and key. Without anchors it reports whether chain ends
+// in a self-signed certificate.
+func complete(chain, anchors []*x509.Certificate) bool {
+	last := chain[len(chain)-1]
 	if len(anchors) == 0 {
-		return selfSigned(p.cert)
+		return selfSigned(last)
 	}
 	return slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
-		return bytes.Equal(anchor.RawSubject, p.cert.RawSubject) &&
-			bytes.Equal(anchor.RawSubjectPublicKeyInfo, p.cert.RawSubjectPublicKeyInfo)
+		return bytes.Equal(anchor.RawSubject, last.RawSubject) &&
+			bytes.Equal(anchor.RawSubjectPublicKeyInfo, last.RawSubjectPublicKeyInfo)
 	})
 }
 
-// issuers returns the certificates in known that issued p.cert. It fails if a certificate has the issuer's name but
-// none of them signed p.cert.
-func (p *path) issuers(known []*x509.Certificate) ([]*x509.Certificate, error) {
-	if selfSigned(p.cert) {
+// issuersOf returns the certificates in known that issued the last certificate of chain. It fails if a certificate has
+// the issuer's name but none of them may continue chain.
+func issuersOf(chain, known []*x509.Certificate) (found []*x509.Certificate, err error) {
+	last := chain[len(chain)-1]
+	if selfSigned(last) {
 		return nil, nil
 	}
-	var found []*x509.Certificate
-	var wrong error
 	for _, issuer := range known {
-		if !bytes.Equal(issuer.RawSubject, p.cert.RawIssuer) || issuer.Equal(p.cert) {
+		if !bytes.Equal(issuer.RawSubject, last.RawIssuer) || issuer.Equal(last) {
 			continue
 		}
-		if err := p.issuedBy(issuer); err != nil {
-			wrong = err
+		if wrong := last.CheckSignatureFrom(issuer); wrong != nil {
+			err = fmt.Errorf("certificate %q is not signed by the given %q: %w", last.Subject, issuer.Subject, wrong)
+		} else if issuer.MaxPathLen >= 0 && len(chain) > issuer.MaxPathLen {
+			err = fmt.Errorf("certificate %q permits %d certificates between itself and a leaf, and there are %d "+
+				"(path length, RFC 5280 section 4.2.1.9)", issuer.Subject, issuer.MaxPathLen, len(chain))
 		} else {
 			found = append(found, issuer)
 		}
 	}
 	if len(found) > 0 {
-		wrong = nil
+		return found, nil
 	}
-	return found, wrong
-}
-
-// issuedBy returns why issuer, which has the right name, can't be above p in the chain, or nil.
-func (p *path) issuedBy(issuer *x509.Certificate) error {
-	if err := p.cert.CheckSignatureFrom(issuer); err != nil {
-		return fmt.Errorf("certificate %q is not signed by the given %q: %w", p.cert.Subject, issuer.Subject, err)
-	}
-	if issuer.MaxPathLen >= 0 && p.depth >= issuer.MaxPathLen {
-		return fmt.Errorf("certificate %q permits %d certificates between itself and a leaf, and there are %d "+
-			"(path length, RFC 5280 section 4.2.1.9)", issuer.Subject, issuer.MaxPathLen, p.depth+1)
-	}
-	return nil
-}
-
-// certs returns the certificates from the signing certificate up to p.
-func (p *path) certs() []*x509.Certificate {
-	var certs []*x509.Certificate
-	for ; p != nil; p = p.below {
-		certs = append(certs, p.cert)
-	}
-	slices.Reverse(certs)
-	return certs
+	return nil, err
 }
 
 // selfSigned reports whether cert is its own issuer.

@@ -69,7 +69,7 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 		"of other keys":     {cert: [][]byte{foreign, foreign}, err: "the private key does not match any of the 2 certificate(s)"},
 		"no CA":             {cert: [][]byte{notCA}, err: `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`},
 		"no constraints":    {cert: [][]byte{noConstraints}, err: `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`},
-		"unknown extension": {cert: [][]byte{unknownExtension}, err: `certificate "CN=changed" has critical extensions that verifiers do not know: 1.2.3 (RFC 5280 section 4.2)`},
+		"unknown extension": {cert: [][]byte{unknownExtension}, err: `certificate "CN=changed" has critical extensions that verifiers do not know: [1.2.3] (RFC 5280 section 4.2)`},
 		"may not sign":      {cert: [][]byte{noCertSign}, err: `certificate "CN=changed" may not sign certificates (key usage keyCertSign missing, RFC 5280 section 4.2.1.3)`},
 	} {
 		t.Run(name, func(t *testing.T) {

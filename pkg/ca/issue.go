@@ -6,14 +6,11 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/asn1"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"math/big"
 	"net"
 	"net/url"
-	"slices"
 	"time"
 )
 
@@ -122,36 +119,4 @@ func newSerial() (*big.Int, error) {
 		return nil, errors.New("random source returned zero")
 	}
 	return serial, nil
-}
-
-// Room for the parts of a certificate other than names, key and issuer: a signature by an RSA key of 8,192 bits, and
-// the fixed fields and extensions.
-const (
-	signatureRoom = 1024
-	fixedRoom     = 1024
-	// nameRoom is room for the tag and the length of one subjectAltName.
-	nameRoom = 6
-)
-
-// LongestPEM returns an upper bound, in bytes, for the PEM that Issue makes of req.
-func (a *Authority) LongestPEM(req Request) int {
-	der := signatureRoom + fixedRoom + len(a.cert.RawSubject) + len(a.cert.SubjectKeyId)
-	if subject, err := asn1.Marshal(req.Subject.ToRDNSequence()); err == nil {
-		der += len(subject)
-	}
-	if key, err := x509.MarshalPKIXPublicKey(req.PublicKey); err == nil {
-		der += len(key)
-	}
-	for _, name := range slices.Concat(req.DNSNames, req.EmailAddresses) {
-		der += nameRoom + len(name)
-	}
-	for _, uri := range req.URIs {
-		der += nameRoom + len(uri.String())
-	}
-	for _, address := range req.IPAddresses {
-		der += nameRoom + len(address)
-	}
-	der += 12 * len(req.ExtKeyUsage)
-	text := base64.StdEncoding.EncodedLen(der)
-	return text + text/64 + 1 + len("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n") + len(a.appended)
 }

@@ -31,21 +31,21 @@ var builtins = []Builtin{
 	{
 		Name: certificatesv1.KubeAPIServerClientSignerName, Shape: APIServerClientShape, VerifiedByAPIServers: true,
 		Contents: ca.Contents{
-			OtherAttributes: true, DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
+			DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
 			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		},
 	},
 	{
 		Name: certificatesv1.KubeAPIServerClientKubeletSignerName, Shape: KubeletClientShape, VerifiedByAPIServers: true,
 		Contents: ca.Contents{
-			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup}, OtherAttributes: true,
+			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup},
 			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 		},
 	},
 	{
 		Name: certificatesv1.KubeletServingSignerName, Shape: KubeletServingShape,
 		Contents: ca.Contents{
-			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup}, OtherAttributes: true,
+			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup},
 			DNSNames: true, IPAddresses: true,
 			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		},
