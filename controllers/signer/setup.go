@@ -97,7 +97,11 @@ func (r *Reconciler) setupPairs(mgr manager.Manager, pairs []*keypair.KeyPair) (
 		if !servesCustom(pair) && len(pair.ClientSigners()) == 0 {
 			continue
 		}
-		sources = append(sources, r.followTrust(mgr.GetAPIReader(), pair))
+		follow, err := r.followTrust(mgr, pair)
+		if err != nil {
+			return nil, err
+		}
+		sources = append(sources, follow)
 	}
 	return sources, nil
 }
@@ -242,4 +246,29 @@ func (r *Reconciler) waitingFor(pair *keypair.KeyPair) []fairqueue.Key {
 		}
 	}
 	return r.waiting.Marked(math.MaxInt, marks)
+}
+
+// followTrust returns a source that keeps the trust in the CA of pair up to date, and queues the requests that wait for
+// pair when it changes.
+func (r *Reconciler) followTrust(mgr manager.Manager, pair *keypair.KeyPair) (requestSource, error) {
+	scheme := runtime.NewScheme() // a caller may have set a manager scheme without ConfigMaps
+	if err := corev1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("read the trust in the CA: %w", err)
+	}
+	live, err := client.New(mgr.GetConfig(), client.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: scheme, Mapper: mgr.GetRESTMapper(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("read the trust in the CA: %w", err)
+	}
+	changed := pair.Subscribe()
+	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue requestQueue) error {
+		reader := &trustReader{pair: pair, trusts: &r.trusts, reader: live, clock: clock.RealClock{}, wake: func() {
+			for _, key := range r.waitingFor(pair) {
+				queue.Add(key)
+			}
+		}}
+		go reader.run(ctx, changed)
+		return nil
+	}), nil
 }
