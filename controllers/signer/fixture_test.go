@@ -234,7 +234,7 @@ func keyOf(obj *request) fairqueue.Key { return fairqueue.KeyOf(obj, csr.Limits{
 // trust makes it known what the cluster does with the CA. The zero trust is that of a CA that nothing trusts.
 func (p *parts) trust(found caTrust) {
 	found.authority = must(p.pair.Authority(now))
-	p.reconciler.trusts.set(p.pair, found)
+	p.reconciler.trusts.Store(p.pair, found)
 }
 
 // load gives the pair a CA with that lifetime that the cluster does not trust.

@@ -15,13 +15,11 @@ var (
 		Help: "Outcomes of approved CertificateSigningRequests, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
-	// dryRunTotal counts the outcomes that a dry run would have caused, as outcomesTotal counts real outcomes.
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_dry_run_total",
 		Help: "Outcomes that a dry run would have caused, each distinct outcome of a request once.",
 	}, []string{"signer", "outcome", "reason"})
 
-	// lifetimeCutTotal counts certificates that end early because their CA ends.
 	lifetimeCutTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_lifetime_cut_total",
 		Help: "Certificates with a shorter lifetime than the profile gives, because the CA expires earlier.",

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -64,7 +65,7 @@ type Reconciler struct {
 	Audit *audit.Log
 
 	waiting fairqueue.Index // requests that wait for a certificate, marked with their signer
-	trusts  trusts
+	trusts  sync.Map        // *keypair.KeyPair → caTrust
 }
 
 // Judgement is the signer's decision about an approved request. Approve signs it with Authority, Deny marks it as
@@ -103,16 +104,13 @@ func (j Judgement) Sentence(signerName string) string {
 	return fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", signerName, j.Message)
 }
 
-// Reconcile signs a request, marks it as Failed, or reports why it waits.
-func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
-	result, err := r.reconcile(ctx, key)
-	if err != nil {
-		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
-	}
-	return result, err
-}
-
-func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcile.Result, error) {
+// Reconcile signs a request, marks it as Failed, or reports why it waits. An error goes to the work queue, which retries.
+func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
+	defer func() {
+		if err != nil {
+			errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+		}
+	}()
 	// This is the cache's own object. Judging only reads it, and writes use a copy.
 	obj := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
@@ -126,7 +124,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (reconcil
 	switch {
 	case judged.quiet:
 	case r.DryRun:
-		r.reportDryRun(ctx, obj, judged)
+		r.report(ctx, obj, judged)
 	case judged.Verdict == verdict.Approve:
 		return r.sign(ctx, obj, judged)
 	case judged.Verdict == verdict.Deny:
@@ -187,7 +185,7 @@ func (r *Reconciler) Judge(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
-		return Judgement{Request: req, Result: deny(*violation)}
+		return Judgement{Request: req, Result: deny(violation)}
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
 		// The request waits, because the node or the certificate may be removed from the list.
@@ -232,7 +230,7 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 		errors.As(err, &why)
 		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason, Message: why.Message}}
 	}
-	trust := r.trusts.of(signer.KeyPair, authority)
+	trust := r.trustOf(signer.KeyPair, authority)
 	violation := signer.checkTrust(req, trust)
 	switch {
 	case violation != nil && trust.unread != "":
@@ -240,14 +238,14 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:
-		return Judgement{Request: req, Result: deny(*violation)}
+		return Judgement{Request: req, Result: deny(violation)}
 	}
 	approve := verdict.Result{Verdict: verdict.Approve}
 	return Judgement{Request: req, Result: approve, Authority: authority, LifetimeCap: longest}
 }
 
 // deny returns the verdict about a request that can never be signed.
-func deny(why ca.Violation) verdict.Result {
+func deny(why *ca.Violation) verdict.Result {
 	return verdict.Result{Verdict: verdict.Deny, Reason: why.Reason, Message: why.Message}
 }
 
@@ -264,7 +262,6 @@ func (r *Reconciler) fail(
 			csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message):
 		case apierrors.IsInvalid(err) && judged.Reason == csr.ReasonMalformed:
 			// The API server validates spec.request at every update, so it never stores the condition of such a request.
-			judged.Message = judged.Sentence(obj.Spec.SignerName)
 			r.report(ctx, obj, judged)
 			return r.again(obj), nil
 		case report.Refused(err):
@@ -275,7 +272,6 @@ func (r *Reconciler) fail(
 			return reconcile.Result{}, fmt.Errorf("update status: %w", err)
 		}
 	}
-	judged.Message = judged.Sentence(obj.Spec.SignerName)
 	r.report(ctx, obj, judged)
 	return reconcile.Result{}, nil
 }
@@ -292,35 +288,28 @@ func (r *Reconciler) notStored(
 	return r.again(obj)
 }
 
-// report reports an outcome other than a certificate as Event, metric and record, each distinct outcome once.
-func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	if !r.Reporter.Request(obj, obj.Spec.Username, "Sign", judged.Reason, judged.Message) {
-		return
-	}
-	outcomesTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
-	record := audit.Of(obj, judged.Request)
-	record.Verdict, record.Reason, record.Message = judged.Outcome(), judged.Reason, judged.Message
-	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
-}
-
 // wouldReasons has the reason that a dry run reports for each verdict.
 var wouldReasons = map[verdict.Verdict]string{
 	verdict.Approve: "WouldIssue", verdict.Deny: "WouldFail", verdict.Wait: "WouldWait", verdict.Ignore: "WouldIgnore",
 }
 
-// reportDryRun reports, once, the outcome that obj would have.
-func (r *Reconciler) reportDryRun(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	reportOnce, would := r.Reporter.Request, wouldReasons[judged.Verdict]
-	message := fmt.Sprintf("%s: %s", judged.Reason, judged.Sentence(obj.Spec.SignerName))
-	if judged.Verdict == verdict.Approve {
-		reportOnce = r.Reporter.Would
-		message = fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
+// report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
+// reports each distinct outcome once.
+func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
+	tell, counted, as := r.Reporter.Request, outcomesTotal, judged.Outcome()
+	reason, message := judged.Reason, judged.Sentence(obj.Spec.SignerName)
+	if r.DryRun {
+		counted, as = dryRunTotal, wouldReasons[judged.Verdict]
+		reason, message = as, fmt.Sprintf("%s: %s", judged.Reason, message)
+		if judged.Verdict == verdict.Approve {
+			tell, message = r.Reporter.Would, fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
+		}
 	}
-	if !reportOnce(obj, obj.Spec.Username, "Sign", would, message) {
+	if !tell(obj, obj.Spec.Username, "Sign", reason, message) {
 		return
 	}
-	dryRunTotal.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
+	counted.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
 	record := audit.Of(obj, judged.Request)
-	record.Verdict, record.Reason, record.Message = would, judged.Reason, message
+	record.Verdict, record.Reason, record.Message = as, judged.Reason, message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }

@@ -12,8 +12,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -47,13 +45,20 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	}
 	r.fill(mgr)
 	pairs := r.keyPairs()
-	sources, err := r.setupPairs(mgr, pairs)
-	if err != nil {
-		return err
-	}
-	sources = append(sources, source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget)))
+	sources := []requestSource{source.TypedKind(
+		mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))}
 	if r.BlockList != nil {
 		sources = append(sources, fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All))
+	}
+	for _, pair := range pairs {
+		if err := r.setupPair(mgr, pair); err != nil {
+			return err
+		}
+		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
+		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
+		if servesCustom(pair) || len(pair.ClientSigners()) > 0 {
+			sources = append(sources, r.followTrust(mgr.GetAPIReader(), pair))
+		}
 	}
 	if err := mgr.AddReadyzCheck("signing-ca", r.ready(pairs)); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
@@ -83,27 +88,6 @@ func (r *Reconciler) ready(pairs []*keypair.KeyPair) func(*http.Request) error {
 		}
 		return nil
 	}
-}
-
-// setupPairs registers the source of each pair. It returns the sources that wake the requests that wait for a pair.
-func (r *Reconciler) setupPairs(mgr manager.Manager, pairs []*keypair.KeyPair) ([]requestSource, error) {
-	var sources []requestSource
-	for _, pair := range pairs {
-		if err := r.setupPair(mgr, pair); err != nil {
-			return nil, err
-		}
-		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
-		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
-		if !servesCustom(pair) && len(pair.ClientSigners()) == 0 {
-			continue
-		}
-		follow, err := r.followTrust(mgr, pair)
-		if err != nil {
-			return nil, err
-		}
-		sources = append(sources, follow)
-	}
-	return sources, nil
 }
 
 // setupPair sets the fields of pair, and registers its source.
@@ -189,8 +173,7 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	return pairs
 }
 
-// ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames once, or all CAs if there are no
-// names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
+// ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames, or all CAs if there are no names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
 // because Judge reports it. The trust in a CA stays unknown. r needs its Clock.
 func (r *Reconciler) ReadOnce(
 	ctx context.Context, reader client.Reader, signerNames ...string,
@@ -204,16 +187,11 @@ func (r *Reconciler) ReadOnce(
 	if len(signerNames) == 0 {
 		signerNames = slices.Collect(maps.Keys(r.Signers))
 	}
-	read, unread := map[*keypair.KeyPair]error{}, map[string]error{}
+	unread := map[string]error{}
 	for _, name := range signerNames {
 		pair := r.Signers[name].KeyPair
-		err, again := read[pair]
-		if !again {
-			pair.Clock = r.Clock
-			err = pair.ReadOnce(ctx, reader)
-			read[pair] = err
-		}
-		if err != nil {
+		pair.Clock = r.Clock
+		if err := pair.ReadOnce(ctx, reader); err != nil {
 			unread[name] = err
 		}
 	}
@@ -246,29 +224,4 @@ func (r *Reconciler) waitingFor(pair *keypair.KeyPair) []fairqueue.Key {
 		}
 	}
 	return r.waiting.Marked(math.MaxInt, marks)
-}
-
-// followTrust returns a source that keeps the trust in the CA of pair up to date, and queues the requests that wait for
-// pair when it changes.
-func (r *Reconciler) followTrust(mgr manager.Manager, pair *keypair.KeyPair) (requestSource, error) {
-	scheme := runtime.NewScheme() // a caller may have set a manager scheme without ConfigMaps
-	if err := corev1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("read the trust in the CA: %w", err)
-	}
-	live, err := client.New(mgr.GetConfig(), client.Options{
-		HTTPClient: mgr.GetHTTPClient(), Scheme: scheme, Mapper: mgr.GetRESTMapper(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read the trust in the CA: %w", err)
-	}
-	changed := pair.Subscribe()
-	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue requestQueue) error {
-		reader := &trustReader{pair: pair, trusts: &r.trusts, reader: live, clock: clock.RealClock{}, wake: func() {
-			for _, key := range r.waitingFor(pair) {
-				queue.Add(key)
-			}
-		}}
-		go reader.run(ctx, changed)
-		return nil
-	}), nil
 }

@@ -7,15 +7,16 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/utils/clock"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -23,9 +24,8 @@ import (
 )
 
 const (
-	// trustEvery is the pause between two reads of the trust in a CA. After a failed read, the pause doubles from
-	// trustRetry to trustRetryMax.
-	trustEvery, trustRetry, trustRetryMax = 10 * time.Minute, time.Second, 30 * time.Second
+	// trustEvery is the pause between two reads of the trust in a CA, and trustRetry the pause after a failed read.
+	trustEvery, trustRetry = 10 * time.Minute, 5 * time.Second
 
 	// API servers publish the CAs that they trust in a ConfigMap: trust.ExtensionKey has those for clients, and these keys
 	// are about front proxies (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
@@ -57,6 +57,8 @@ type caTrust struct {
 	// header, and the API server believes it. proxyNames are the permitted common names; empty means any.
 	proxies    string
 	proxyNames []string
+	// warning says that API servers refuse the client certificates of a built-in signer; empty if they accept them.
+	warning string
 }
 
 // notRead is why the trust in a CA is unknown before the first read.
@@ -67,38 +69,12 @@ func unknownTrust(authority *ca.Authority, why string) caTrust {
 	return caTrust{authority: authority, unread: why, strict: trustedForClients, proxies: trustedForProxies}
 }
 
-// sameRules reports whether t and other permit the same certificates.
-func (t caTrust) sameRules(other caTrust) bool {
-	return t.authority == other.authority && (t.unread == "") == (other.unread == "") && t.strict == other.strict &&
-		t.proxies == other.proxies && slices.Equal(t.proxyNames, other.proxyNames)
-}
-
-// trusts holds the trust in the CA of each KeyPair. The zero value holds none. It is safe for concurrent use.
-type trusts struct {
-	mu    sync.Mutex
-	known map[*keypair.KeyPair]caTrust
-}
-
-// of returns the trust in authority. Until it is read, it is unknown.
-func (t *trusts) of(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if known, found := t.known[pair]; found && known.authority == authority {
-		return known
+// trustOf returns the trust in authority, the CA of pair. Until it is read, it is unknown.
+func (r *Reconciler) trustOf(pair *keypair.KeyPair, authority *ca.Authority) caTrust {
+	if known, found := r.trusts.Load(pair); found && known.(caTrust).authority == authority {
+		return known.(caTrust)
 	}
 	return unknownTrust(authority, notRead)
-}
-
-// set replaces what is known of the CA of pair, and reports whether its rules changed.
-func (t *trusts) set(pair *keypair.KeyPair, found caTrust) (changed bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.known == nil {
-		t.known = map[*keypair.KeyPair]caTrust{}
-	}
-	before := t.known[pair]
-	t.known[pair] = found
-	return !found.sameRules(before)
 }
 
 // published holds the CAs that a cluster has published as trusted.
@@ -121,13 +97,13 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 	}
 	p.noRoots = err != nil
 	var errs [3]error
-	p.clients, errs[0] = certificatesIn(authentication, trust.ExtensionKey)
-	p.proxies, errs[1] = certificatesIn(authentication, frontProxyCAs)
-	p.servers, errs[2] = certificatesIn(roots, rootsKey)
+	p.clients, errs[0] = certificatesIn(authentication, trust.ExtensionName, trust.ExtensionKey)
+	p.proxies, errs[1] = certificatesIn(authentication, trust.ExtensionName, frontProxyCAs)
+	p.servers, errs[2] = certificatesIn(roots, rootsName, rootsKey)
 	if err := errors.Join(errs[:]...); err != nil {
 		return published{}, err
 	}
-	if text := authentication.Data[frontProxyNames]; text != "" {
+	if text := authentication[frontProxyNames]; text != "" {
 		if err := json.Unmarshal([]byte(text), &p.proxyNames); err != nil {
 			return published{}, fmt.Errorf("%s of ConfigMap %s/%s: %w", frontProxyNames, trust.ExtensionNamespace, trust.ExtensionName, err)
 		}
@@ -135,29 +111,32 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 	return p, nil
 }
 
-func readConfigMap(ctx context.Context, reader client.Reader, name string) (*corev1.ConfigMap, error) {
+// readConfigMap reads a ConfigMap in kube-system. The manager's scheme need not have ConfigMaps.
+func readConfigMap(ctx context.Context, reader client.Reader, name string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	obj := &corev1.ConfigMap{}
-	obj.Namespace, obj.Name = trust.ExtensionNamespace, name
-	if err := reader.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
-		return obj, fmt.Errorf("read ConfigMap %s/%s: %w", obj.Namespace, name, err)
+	obj := &unstructured.Unstructured{}
+	obj.SetAPIVersion("v1")
+	obj.SetKind("ConfigMap")
+	err := reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: name}, obj)
+	if err != nil {
+		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", trust.ExtensionNamespace, name, err)
 	}
-	return obj, nil
+	data, _, err := unstructured.NestedStringMap(obj.Object, "data")
+	return data, err
 }
 
-// certificatesIn returns the certificates in a key of obj, or none if obj has no such key.
-func certificatesIn(obj *corev1.ConfigMap, key string) ([]*x509.Certificate, error) {
-	text := obj.Data[key]
-	if text == "" {
+// certificatesIn returns the certificates in a key of the ConfigMap of that name, or none if it has no such key.
+func certificatesIn(data map[string]string, name, key string) ([]*x509.Certificate, error) {
+	if data[key] == "" {
 		return nil, nil
 	}
-	certs, err := ca.ParseCertificates([]byte(text))
+	certs, err := ca.ParseCertificates([]byte(data[key]))
 	if err == nil && len(certs) == 0 {
 		err = errors.New("it holds no certificate")
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s of ConfigMap %s/%s: %w", key, obj.Namespace, obj.Name, err)
+		return nil, fmt.Errorf("%s of ConfigMap %s/%s: %w", key, trust.ExtensionNamespace, name, err)
 	}
 	return certs, nil
 }
@@ -234,76 +213,58 @@ func servesCustom(pair *keypair.KeyPair) bool {
 	})
 }
 
-// trustReader keeps the trust in the CA of one KeyPair up to date.
-type trustReader struct {
-	pair   *keypair.KeyPair
-	trusts *trusts
-	reader client.Reader
-	clock  clock.Clock // API servers verify certificates by real time, whatever clock the controllers use
-	wake   func()      // called when the trust has changed
-	warned string      // the last warning
+// followTrust returns a source that reads the trust in the CA of pair at each change of the CA, and from time to time. If
+// the trust has changed, it queues the requests that wait for pair.
+func (r *Reconciler) followTrust(reader client.Reader, pair *keypair.KeyPair) requestSource {
+	changed := pair.Subscribe()
+	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue requestQueue) error {
+		go func() {
+			for ctx.Err() == nil {
+				pause := trustRetry
+				if r.readTrust(ctx, reader, pair, queue) {
+					pause = trustEvery
+				}
+				select {
+				case <-ctx.Done():
+				case <-changed:
+				case <-time.After(pause):
+				}
+			}
+		}()
+		return nil
+	})
 }
 
-// run reads the trust at each change of the CA, and from time to time, until ctx ends.
-func (t *trustReader) run(ctx context.Context, changed <-chan struct{}) {
-	retry := trustRetry
-	for ctx.Err() == nil {
-		next := trustEvery
-		if t.read(ctx) {
-			retry = trustRetry
-		} else {
-			next, retry = retry, min(2*retry, trustRetryMax)
-		}
-		select {
-		case <-ctx.Done():
-		case <-changed:
-			retry = trustRetry
-		case <-t.clock.After(next):
-		}
-	}
-}
-
-// read reads the trust once, and wakes the requests that wait for it if it changed. It reports whether the trust is
-// known.
-func (t *trustReader) read(ctx context.Context) (known bool) {
-	authority, err := t.pair.Authority(t.pair.Clock.Now())
+// readTrust reads the trust in the CA of pair once. If it has changed, readTrust reports that, and queues the requests
+// that wait for pair. It returns whether the trust is known for good.
+func (r *Reconciler) readTrust(ctx context.Context, reader client.Reader, pair *keypair.KeyPair, queue requestQueue) bool {
+	authority, err := pair.Authority(pair.Clock.Now())
 	if err != nil {
 		return false
 	}
-	published, err := readPublished(ctx, t.reader)
+	published, err := readPublished(ctx, reader)
 	if ctx.Err() != nil {
 		return false
 	}
-	found := published.trustIn(authority)
-	if err != nil {
+	found, clients := published.trustIn(authority), pair.ClientSigners()
+	switch {
+	case err != nil:
 		found = unknownTrust(authority, err.Error())
-	} else {
-		t.warn(authority, published)
+	case len(clients) > 0 && !leadsTo(authority, givenWith(authority), published.clients):
+		found.warning = fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
+			"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
+			trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(clients, " and "))
 	}
-	if t.trusts.set(t.pair, found) {
-		t.pair.Log.Info("Read whether the cluster trusts this CA", "source", t.pair.Name(), "issuerKeyID", authority.KeyID(),
-			"strictRules", found.strict != "", "frontProxies", found.proxies != "", "problem", found.unread)
-		t.wake()
+	before, _ := r.trusts.Swap(pair, found)
+	if before == nil || before.(caTrust).authority != authority || !reflect.DeepEqual(before, found) {
+		pair.Log.Info("Read whether the cluster trusts this CA", "source", pair.Name(), "issuerKeyID", authority.KeyID(),
+			"strictRules", found.strict != "", "frontProxies", found.proxies != "", "problem", found.unread, "warning", found.warning)
+		if found.warning != "" {
+			pair.Warn("CANotTrusted", found.warning)
+		}
+		for _, key := range r.waitingFor(pair) {
+			queue.Add(key)
+		}
 	}
 	return err == nil && !published.noRoots // they may be published soon
-}
-
-// warn warns, once, if API servers do not accept the client certificates that authority issues for built-in signers.
-func (t *trustReader) warn(authority *ca.Authority, p published) {
-	names, message := t.pair.ClientSigners(), ""
-	if len(names) > 0 && !leadsTo(authority, givenWith(authority), p.clients) {
-		message = fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
-			"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
-			trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(names, " and "))
-	}
-	if message == t.warned {
-		return
-	}
-	t.warned = message
-	if message == "" {
-		t.pair.Log.Info("API servers accept client certificates of this CA now", "source", t.pair.Name())
-		return
-	}
-	t.pair.Log.Error(nil, "API servers do not accept client certificates of this CA", "source", t.pair.Name(), "message", message)
-	t.pair.Warn("CANotTrusted", message)
 }

@@ -19,12 +19,12 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -209,8 +209,7 @@ type configMaps map[string]any
 func (m configMaps) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	switch found := m[key.Name].(type) {
 	case map[string]string:
-		obj.(*corev1.ConfigMap).Data = found
-		return nil
+		return unstructured.SetNestedStringMap(obj.(*unstructured.Unstructured).Object, found, "data")
 	case error:
 		return found
 	default:
@@ -369,16 +368,16 @@ func TestTrustIsOfOneCA(t *testing.T) {
 	p := newParts(t, object(t))
 	p.load(t, time.Hour)
 	before := must(p.pair.Authority(now))
-	if got := p.reconciler.trusts.of(p.pair, before); got.unread != "" {
+	if got := p.reconciler.trustOf(p.pair, before); got.unread != "" {
 		t.Errorf("%+v", got)
 	}
 	next := newRoot(t, time.Hour)
 	p.pair.Load(next.cert, next.key)
-	if got := p.reconciler.trusts.of(p.pair, must(p.pair.Authority(now))); got.unread == "" || got.strict == "" || got.proxies == "" {
+	if got := p.reconciler.trustOf(p.pair, must(p.pair.Authority(now))); got.unread == "" || got.strict == "" || got.proxies == "" {
 		t.Errorf("of the next CA: %+v", got)
 	}
-	p.reconciler.trusts.set(p.pair, caTrust{authority: before}) // a late answer
-	if got := p.reconciler.trusts.of(p.pair, must(p.pair.Authority(now))); got.unread == "" {
+	p.reconciler.trusts.Store(p.pair, caTrust{authority: before}) // a late answer
+	if got := p.reconciler.trustOf(p.pair, must(p.pair.Authority(now))); got.unread == "" {
 		t.Errorf("of the next CA, by an answer about the last one: %+v", got)
 	}
 }
@@ -395,32 +394,32 @@ func TestServesCustom(t *testing.T) {
 	}
 }
 
-// TestTrustReader checks when the trust is read, and what wakes the waiting requests.
-func TestTrustReader(t *testing.T) {
+// TestFollowTrust checks when the trust is read, and what wakes the waiting requests.
+func TestFollowTrust(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pair, _, recorder := newPair()
 		pair.Lifetimes = map[string]time.Duration{"example.com/custom": time.Hour}
-		found, known, woken := &countedReads{configMaps: configMaps{rootCAs: map[string]string{}}}, &trusts{}, atomic.Int64{}
+		found, woken := &countedReads{configMaps: configMaps{rootCAs: map[string]string{}}}, &countedWakes{}
 		found.set(errors.New("down"))
-		reader := &trustReader{
-			pair: pair, trusts: known, reader: found, clock: clock.RealClock{}, wake: func() { woken.Add(1) },
-		}
+		r := &Reconciler{Signers: map[string]Signer{"example.com/custom": {KeyPair: pair}}}
+		r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest("example.com/custom"))
 		ctx, cancel := context.WithCancel(t.Context())
-		changed := pair.Subscribe()
-		go reader.run(ctx, changed)
+		if err := r.followTrust(found, pair).Start(ctx, woken); err != nil {
+			t.Fatal(err)
+		}
 		expect := func(step string, wantReads, wantWoken int64, want string) {
 			t.Helper()
 			synctest.Wait()
 			got := "no CA"
 			if authority, err := pair.Authority(now); err == nil {
-				trust := known.of(pair, authority)
+				trust := r.trustOf(pair, authority)
 				got = trust.unread
 				if got == "" {
 					got = "strict: " + trust.strict
 				}
 			}
-			if reads, wakes := found.reads.Load(), woken.Load(); reads != wantReads || wakes != wantWoken || !strings.Contains(got, want) {
+			if reads, wakes := found.reads.Load(), woken.adds.Load(); reads != wantReads || wakes != wantWoken || !strings.Contains(got, want) {
 				t.Errorf("%s: %d reads, want %d; woken %d times, want %d; %s, want %s", step, reads, wantReads, wakes, wantWoken, got, want)
 			}
 		}
@@ -428,12 +427,12 @@ func TestTrustReader(t *testing.T) {
 		first := newRoot(t, day)
 		pair.Load(first.cert, first.key)
 		expect("a CA, a failed read", 1, 1, "down")
-		time.Sleep(time.Second)
-		expect("after a second", 2, 1, "down")
-		time.Sleep(time.Second)
-		expect("after two", 2, 1, "down")
+		time.Sleep(5*time.Second - 1)
+		expect("before the pause ends", 1, 1, "down")
+		time.Sleep(1)
+		expect("after five seconds", 2, 1, "down")
 		found.set(map[string]string{})
-		time.Sleep(time.Second)
+		time.Sleep(5 * time.Second)
 		expect("the read succeeds", 4, 2, "strict: ")
 		time.Sleep(10*time.Minute - 1)
 		expect("for ten minutes", 4, 2, "strict: ")
@@ -444,8 +443,8 @@ func TestTrustReader(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		expect("a failed read after ten minutes", 7, 4, "forbidden")
 		found.set(map[string]string{"client-ca-file": string(first.cert)})
-		time.Sleep(time.Second)
-		expect("and a read a second later", 9, 5, "strict: "+trustedForClients)
+		time.Sleep(5 * time.Second)
+		expect("and a read five seconds later", 9, 5, "strict: "+trustedForClients)
 		second := newRoot(t, day)
 		pair.Load(second.cert, second.key)
 		expect("another CA", 11, 6, "strict: ")
@@ -453,12 +452,12 @@ func TestTrustReader(t *testing.T) {
 		third := newRoot(t, day)
 		pair.Load(third.cert, third.key)
 		expect("another CA, a failed read", 12, 7, "down")
-		for i, pause := range []time.Duration{1, 2, 4, 8, 16, 30, 30} {
-			time.Sleep(pause*time.Second - time.Nanosecond)
-			expect("before a pause ends", 12+int64(i), 7, "down")
-			time.Sleep(time.Nanosecond)
-			expect("after a pause", 13+int64(i), 7, "down")
-		}
+		found.set(map[string]string{})
+		delete(found.configMaps, rootCAs)
+		time.Sleep(5 * time.Second)
+		expect("nothing publishes kube-root-ca.crt", 14, 8, "strict: ")
+		time.Sleep(5 * time.Second)
+		expect("which is read again soon", 16, 8, "strict: ")
 		cancel()
 		synctest.Wait()
 		for _, told := range taken(recorder) {
@@ -468,6 +467,14 @@ func TestTrustReader(t *testing.T) {
 		}
 	})
 }
+
+// countedWakes counts the requests that are queued.
+type countedWakes struct {
+	requestQueue
+	adds atomic.Int64
+}
+
+func (c *countedWakes) Add(fairqueue.Key) { c.adds.Add(1) }
 
 // countedReads counts the reads of ConfigMaps.
 type countedReads struct {
@@ -490,8 +497,8 @@ func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, obj client
 	return c.configMaps.Get(ctx, key, obj, options...)
 }
 
-// TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of, once, if client-ca-file does
-// not hold it.
+// TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of if client-ca-file does not
+// hold it: once, and again after a failed read.
 func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 	t.Parallel()
 	pair, _, recorder := newPair()
@@ -500,7 +507,7 @@ func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 	pair.Load(made.cert, made.key)
 	taken(recorder)
 	found := configMaps{authentication: map[string]string{"client-ca-file": string(other.cert)}, rootCAs: map[string]string{}}
-	reader := &trustReader{pair: pair, trusts: &trusts{}, reader: found, clock: clock.RealClock{}, wake: func() {}}
+	r := &Reconciler{}
 	warning := "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
 		must(pair.Authority(now)).KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
 		"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it"
@@ -512,7 +519,7 @@ func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 		{map[string]string{"client-ca-file": string(other.cert)}, true, 1},
 		{map[string]string{"client-ca-file": string(other.cert)}, true, 0},
 		{errors.New("down"), false, 0},
-		{map[string]string{"client-ca-file": string(other.cert)}, true, 0},
+		{map[string]string{"client-ca-file": string(other.cert)}, true, 1},
 		{map[string]string{"client-ca-file": string(other.cert) + string(made.cert)}, true, 0},
 		{map[string]string{}, true, 1},
 		{nil, false, 0},
@@ -522,7 +529,7 @@ func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 			step.file = map[string]string{}
 		}
 		found[authentication] = step.file
-		if known := reader.read(t.Context()); known != step.known {
+		if known := r.readTrust(t.Context(), found, pair, nil); known != step.known {
 			t.Errorf("known: %t", known)
 		}
 		if told := taken(recorder); len(told) != step.want || len(told) == 1 && told[0] != warning {
