@@ -11,8 +11,8 @@ func BenchmarkRules(b *testing.B) {
 	b.Run("nodeclient", func(b *testing.B) {
 		rule, req := NodeClient(), bootstrap()
 		for b.Loop() {
-			if recognisers, _ := rule.review(req); len(recognisers) != 1 {
-				b.Fatal("the rule does not match")
+			if asked, decision := reviewed(b, rule, req, "nodeclient"); decision.Verdict != verdict.Approve {
+				b.Fatal(asked, decision)
 			}
 		}
 	})

@@ -36,6 +36,9 @@ type BootstrapPolicy struct {
 // JoinWindow is the time from Before a machine's creation to After it. If After is zero, there is no window.
 type JoinWindow struct{ Before, After time.Duration }
 
+// reasonTooOld is the reason of a request that its kubelet no longer waits for.
+const reasonTooOld = "RequestTooOld"
+
 // tokenBinding is the node to which the requester's groups bind it.
 type tokenBinding int
 

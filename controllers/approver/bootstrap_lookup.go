@@ -3,7 +3,6 @@ package approver
 import (
 	"context"
 	"errors"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -11,18 +10,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
-
-// Gate decides before or after the permission of a recogniser is reviewed. A Decision without a reason lets the
-// request pass. An error means that Gate could not decide.
-type Gate func(context.Context, *csr.Request) (Decision, error)
-
-// pass calls g. A nil Gate lets every request pass.
-func (g Gate) pass(ctx context.Context, req *csr.Request) (Decision, error) {
-	if g == nil {
-		return Decision{}, nil
-	}
-	return g(ctx, req)
-}
 
 // Bootstrap configures BoundNodeClient.
 type Bootstrap struct {
@@ -37,15 +24,12 @@ type Bootstrap struct {
 func BoundNodeClient(b Bootstrap) Rule {
 	rule := NodeClient()
 	rule.needsLeases = true
-	for i := range rule.Recognisers {
-		if recogniser := &rule.Recognisers[i]; recogniser.Name == "nodeclient" {
-			bootstraps := recogniser.Matches
-			recogniser.Matches = func(req *csr.Request) bool {
-				return bootstraps(req) && req.Requester.Username != req.Cert.Subject.CommonName
-			}
-			recogniser.Gate, recogniser.Confirm = b.gate, b.confirm
-		}
+	bootstrapper := &rule.Recognisers[1]
+	bound := bootstrapper.Matches
+	bootstrapper.Matches = func(req *csr.Request) bool {
+		return bound(req) && req.Requester.Username != req.Cert.Subject.CommonName
 	}
+	bootstrapper.Gate, bootstrapper.Confirm = b.gate, b.confirm
 	return rule
 }
 
@@ -87,9 +71,9 @@ func (b Bootstrap) lookUp(ctx context.Context, req *csr.Request) (*bootstrapFact
 	exists, nodeErr := i.cluster.Exists(node)
 	life, renewed, leaseErr := i.leases.Of(node)
 	facts.node, facts.renewed = b.Policy.stateOf(exists, life, renewed, req), renewed
-	var found inventory.Found
 	var entryErr error
 	if b.Policy.Expected {
+		var found inventory.Found
 		found, entryErr = i.expecting.Lookup(ctx, node, req)
 		facts.entry = found.Entry
 	}
@@ -102,43 +86,33 @@ func (b Bootstrap) readAge(ctx context.Context, req *csr.Request, facts *bootstr
 	if b.Inventory.serverTime == nil {
 		return errNotRunning
 	}
-	for _, read := range []func(context.Context) (time.Time, error){b.Inventory.serverTime.Now, b.Inventory.serverTime.Fresh} {
-		now, err := read(ctx)
-		if err != nil {
-			return err
-		}
-		if facts.age = now.Sub(req.Created); b.Policy.checkRequest(req, facts.age).Reason != reasonTooOld {
-			break
-		}
+	now, err := b.Inventory.serverTime.Now(ctx)
+	if err == nil && b.Policy.checkRequest(req, now.Sub(req.Created)).Reason == reasonTooOld {
+		now, err = b.Inventory.serverTime.Fresh(ctx)
 	}
-	return nil
+	facts.age = now.Sub(req.Created)
+	return err
 }
 
 // readLive reads from the API server the facts that a lagging cache could have wrong. It also checks whether the
 // requester still exists. The age is read last, because the calls may take long.
 func (b Bootstrap) readLive(ctx context.Context, req *csr.Request, facts *bootstrapFacts) error {
-	live, name := b.Inventory.live, req.NodeName()
-	var err, goneErr error
-	switch facts.node {
-	case nodeNone:
-		var exists bool
-		if exists, err = live.HasNode(ctx, name); exists {
-			facts.node = nodeUnknown
-		}
-		// The Lease may be left from a dead node, or belong to a kubelet that still runs without a Node.
-		renewed, leaseErr := live.Renewed(ctx, name)
-		if leaseErr == nil && !renewed.Equal(facts.renewed) {
-			facts.node = nodeUnknown
-		}
-		if !apierrors.IsNotFound(leaseErr) {
-			err = errors.Join(err, leaseErr)
-		}
-	case nodeDead:
-		var renewed time.Time
-		if renewed, err = live.Renewed(ctx, name); !renewed.Equal(facts.renewed) {
-			facts.node = nodeUnknown
-		}
+	live, node, none := b.Inventory.live, req.NodeName(), facts.node == nodeNone
+	renewed, err := live.Renewed(ctx, node)
+	switch {
+	case none && apierrors.IsNotFound(err):
+		err = nil
+	case !renewed.Equal(facts.renewed): // a kubelet may run without a Node
+		facts.node = nodeUnknown
 	}
-	facts.gone, goneErr = live.Gone(ctx, req.Requester)
+	if none {
+		exists, nodeErr := live.HasNode(ctx, node)
+		if exists {
+			facts.node = nodeUnknown
+		}
+		err = errors.Join(err, nodeErr)
+	}
+	gone, goneErr := live.Gone(ctx, req.Requester)
+	facts.gone = gone
 	return errors.Join(err, goneErr, b.readAge(ctx, req, facts))
 }

@@ -335,11 +335,7 @@ func TestBoundTokensAreNarrowed(t *testing.T) {
 			req.Requester.Groups = append(req.Requester.Groups, csr.TokenGroup("a"))
 			req.Cert.Subject = pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
 		})
-		recognisers, decision := rule.review(req)
-		var names []string
-		for _, each := range recognisers {
-			names = append(names, each.Name)
-		}
+		names, decision := reviewed(t, rule, req)
 		if !slices.Equal(names, want) {
 			t.Errorf("%q: asks for %q, want %q", node, names, want)
 		}

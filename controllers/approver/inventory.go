@@ -65,7 +65,12 @@ func (i *Inventory) setup(
 	cluster.Changed, cluster.Freed = wake.node, wake.free
 	errs := []error{mgr.Add(cluster), i.setupSources(mgr, cluster, workers, wake)}
 	if services {
-		i.warnOfNodesAlone(mgr, cluster)
+		if len(i.sources) > 0 && len(i.expecting) == 0 {
+			report.Warn(mgr.GetLogger().WithName(Name), "Kubelet serving certificates depend only on what nodes report "+
+				"about themselves, so a compromised node can block another node's certificate; "+
+				"add a machine, static or webhook source before node",
+				"setting", "approval.inventory.sources")
+		}
 		i.apiServers = node.NewAPIServers(mgr.GetConfig(), cluster, log)
 		i.apiServers.Changed, i.apiServers.Freed = func() { wake.node("") }, wake.free
 		errs = append(errs, mgr.Add(i.apiServers))
@@ -103,16 +108,6 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, work
 		}
 	}
 	return nil
-}
-
-// warnOfNodesAlone warns if serving certificates depend only on what nodes report about themselves.
-func (i *Inventory) warnOfNodesAlone(mgr manager.Manager, cluster *node.Source) {
-	if len(i.sources) == 1 && i.sources[0] == inventory.Source(cluster) {
-		report.Warn(mgr.GetLogger().WithName(Name), "Kubelet serving certificates depend only on what nodes report "+
-			"about themselves, so a compromised node can block another node's certificate; "+
-			"add a machine, static or webhook source before node",
-			"setting", "approval.inventory.sources")
-	}
 }
 
 // setupBootstrap adds to mgr what only requests for first certificates need.

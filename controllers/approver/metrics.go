@@ -21,7 +21,6 @@ var (
 		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once, and again after 50 minutes.",
 	}, []string{"signer", "rule", "verdict", "reason"})
 
-	// dryRunTotal counts the decisions of a dry run, as decisionsTotal counts real ones.
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
 		Help: "Decisions that a dry run would have made, each distinct outcome of a request once.",

@@ -48,24 +48,41 @@ type Recogniser struct {
 	Message string
 }
 
+// Gate decides before or after the permission of a recogniser is reviewed. A Decision without a reason lets the
+// request pass. An error means that Gate could not decide.
+type Gate func(context.Context, *csr.Request) (Decision, error)
+
+// pass calls g, and reports whether its answer is final. A nil Gate lets every request pass.
+func (g Gate) pass(ctx context.Context, req *csr.Request) (_ Decision, final bool, _ error) {
+	if g == nil {
+		return Decision{}, false, nil
+	}
+	decision, err := g(ctx, req)
+	return decision, err != nil || decision.Reason != "", err
+}
+
 // Asks describes the permission in words.
 func (r Recogniser) Asks() string {
 	what := r.Permission
 	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
 }
 
-// decide judges req by Judge, or by Shape and Recognisers. It asks by for the permission of each matching recogniser, in
-// order.
+// decide judges req by Judge, or by Shape and then by each matching recogniser, in order. It asks by for permissions.
 func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
 	if r.Judge != nil {
 		return r.Judge(ctx, req)
 	}
-	recognisers, decision := r.review(req)
-	if decision.Verdict != verdict.Ignore {
-		return decision, nil
+	if err := r.Shape(req); err != nil {
+		return Decision{Result: verdict.Deny.Because("ShapeMismatch",
+			"the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err)}, nil
 	}
-	for _, recogniser := range recognisers {
-		if decision, err := recogniser.Gate.pass(ctx, req); err != nil || decision.Reason != "" {
+	var wanted []string
+	for _, recogniser := range r.Recognisers {
+		if !recogniser.Matches(req) {
+			continue
+		}
+		wanted = append(wanted, recogniser.Asks())
+		if decision, final, err := recogniser.Gate.pass(ctx, req); final {
 			return decision, err
 		}
 		allowed, err := by.Allowed(ctx, req.Requester, recogniser.Permission)
@@ -75,31 +92,20 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		if !allowed {
 			continue
 		}
-		if decision, err := recogniser.Confirm.pass(ctx, req); err != nil || decision.Reason != "" {
+		if decision, final, err := recogniser.Confirm.pass(ctx, req); final {
 			return decision, err
 		}
-		return approved(recogniser), nil
+		approve := verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: recogniser.Message}
+		return Decision{Result: approve, Rule: recogniser.Name}, nil
 	}
-	return notAuthorized(req, recognisers), nil
-}
-
-// review judges req before any SubjectAccessReview. It returns a final decision, or the recognisers whose permission
-// must be reviewed.
-func (r Rule) review(req *csr.Request) ([]Recogniser, Decision) {
-	if err := r.Shape(req); err != nil {
-		return nil, Decision{Result: verdict.Deny.Because("ShapeMismatch",
-			"the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err)}
+	if len(wanted) == 0 {
+		return boundElsewhere(req), nil
 	}
-	var recognisers []Recogniser
-	for _, recogniser := range r.Recognisers {
-		if recogniser.Matches(req) {
-			recognisers = append(recognisers, recogniser)
-		}
-	}
-	if len(recognisers) == 0 {
-		return nil, boundElsewhere(req)
-	}
-	return recognisers, Decision{}
+	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
+		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
+			"bind a ClusterRole with this permission to it; the request is checked again within five minutes",
+		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),
+		strings.Join(wanted, " or "))}, nil
 }
 
 // looksUp reports whether the rule uses the inventory.
@@ -107,30 +113,8 @@ func (r Rule) looksUp() bool {
 	return r.Judge != nil || slices.ContainsFunc(r.Recognisers, func(each Recogniser) bool { return each.Confirm != nil })
 }
 
-func approved(by Recogniser) Decision {
-	return Decision{
-		Result: verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: by.Message}, Rule: by.Name,
-	}
-}
-
 // reasonNotAuthorized is the reason of a requester that lacks a permission.
 const reasonNotAuthorized = "NotAuthorized"
-
-// reasonTooOld is the reason of a request that its kubelet no longer waits for.
-const reasonTooOld = "RequestTooOld"
-
-// notAuthorized returns the Decision about a request for which every review was denied.
-func notAuthorized(req *csr.Request, asked []Recogniser) Decision {
-	wanted := make([]string, len(asked))
-	for i, recogniser := range asked {
-		wanted[i] = recogniser.Asks()
-	}
-	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
-		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
-			"bind a ClusterRole with this permission to it; the request is checked again within five minutes",
-		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),
-		strings.Join(wanted, " or "))}
-}
 
 // unread returns the Decision about a request for which csr.Limits.Parse returned err.
 func unread(err error) Decision {

@@ -1,14 +1,17 @@
 package approver
 
 import (
+	"context"
 	"crypto/x509/pkix"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
@@ -26,6 +29,20 @@ func bootstrap(modify ...func(*csr.Request)) *csr.Request {
 		change(req)
 	}
 	return req
+}
+
+// reviewed decides about req by rule, with only the granted permissions. It returns the permissions that were reviewed.
+func reviewed(t testing.TB, rule Rule, req *csr.Request, granted ...string) (asked []string, _ Decision) {
+	t.Helper()
+	by := authz.Func(func(_ context.Context, _ csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+		asked = append(asked, what.Subresource)
+		return slices.Contains(granted, what.Subresource), nil
+	})
+	decision, err := rule.decide(t.Context(), req, by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return asked, decision
 }
 
 func TestNodeClientRule(t *testing.T) {
@@ -56,13 +73,12 @@ func TestNodeClientRule(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			rule := NodeClient()
-			recognisers, decision := rule.review(bootstrap(test.change))
-			var names []string
-			for _, recogniser := range recognisers {
-				names = append(names, recogniser.Name)
-			}
+			names, decision := reviewed(t, rule, bootstrap(test.change))
 			if diff := cmp.Diff(test.ask, names); diff != "" {
 				t.Errorf("recognisers (-want +got):\n%s", diff)
+			}
+			if len(names) > 0 && decision.Reason == "NotAuthorized" {
+				decision = Decision{}
 			}
 			if diff := cmp.Diff(test.want, decision); diff != "" {
 				t.Errorf("decision (-want +got):\n%s", diff)
@@ -92,8 +108,10 @@ func TestNodeClientAsksAndSaysWhatKubernetesDoes(t *testing.T) {
 		},
 	}
 	var got []said
+	node := bootstrap(func(req *csr.Request) { req.Requester.Username = "system:node:a" })
 	for _, recogniser := range rule.Recognisers {
-		got = append(got, said{recogniser.Permission, approved(recogniser)})
+		_, decision := reviewed(t, rule, node, recogniser.Name)
+		got = append(got, said{recogniser.Permission, decision})
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("permissions and approvals (-want +got):\n%s", diff)
@@ -102,17 +120,18 @@ func TestNodeClientAsksAndSaysWhatKubernetesDoes(t *testing.T) {
 
 func TestRefusals(t *testing.T) {
 	t.Parallel()
-	rule := NodeClient()
+	_, one := reviewed(t, NodeClient(), bootstrap())
+	_, two := reviewed(t, NodeClient(), bootstrap(func(req *csr.Request) { req.Requester.Username = "system:node:a" }))
 	for name, test := range map[string]struct{ got, want Decision }{
 		"one permission": {
-			notAuthorized(bootstrap(), rule.Recognisers[1:]),
+			one,
 			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
 				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`}},
 		},
 		"two permissions": {
-			notAuthorized(bootstrap(), rule.Recognisers),
-			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
+			two,
+			Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "NotAuthorized", Message: `user "system:node:a" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
 				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
 				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`}},
 		},
