@@ -73,8 +73,7 @@ func NewClient(cluster *rest.Config) (client.Client, error) {
 func serverClock(ctx context.Context, cluster *rest.Config, aside io.Writer) clock.Clock {
 	shown, err := servertime.Measure(ctx, cluster)
 	if err != nil {
-		_, _ = fmt.Fprintf(aside, "Warning: ages are by the clock of this machine, "+
-			"because the time of the API server is not known: %v\n", err)
+		_, _ = fmt.Fprintf(aside, "Warning: ages are by the clock of this machine: %v\n", err)
 		return clock.RealClock{}
 	}
 	if skew := shown.Since(clock.RealClock{}.Now()); skew.Abs() > servertime.MaxSkew {

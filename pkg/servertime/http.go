@@ -1,7 +1,6 @@
 package servertime
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,43 +43,35 @@ func dateOf(response *http.Response) (time.Time, error) {
 	if response.StatusCode >= http.StatusInternalServerError { // perhaps from a proxy in front of the API server
 		return time.Time{}, fmt.Errorf("status %s", response.Status)
 	}
-	text := response.Header.Get("Date")
-	if text == "" {
-		return time.Time{}, errors.New("the answer has no Date header: configure the proxy in front of the API server to forward that header")
-	}
-	date, err := http.ParseTime(text)
+	date, err := http.ParseTime(response.Header.Get("Date"))
 	if err != nil {
-		return time.Time{}, fmt.Errorf("parse Date header: %w", err)
+		return time.Time{}, fmt.Errorf("the answer has no valid Date header: configure the proxy in front of the API server to "+
+			"forward that header: %w", err)
 	}
 	return date, nil
 }
 
-// question returns a function that sends a request to an API server of cfg, through wrap. Its connection is its own: if the
-// connections of the controllers hang, their requests must not delay the question.
-func question(cfg *rest.Config, wrap func(http.RoundTripper) http.RoundTripper) (func(context.Context) error, error) {
+// New returns a Clock that can ask the API servers of cfg. It knows the time of other answers too if the caller calls
+// cfg.Wrap(clock.Wrap) before it makes clients. The connection for questions is its own: if the connections of the
+// controllers hang, their requests must not delay a question.
+func New(cfg *rest.Config) (*Clock, error) {
+	c := &Clock{}
 	own := rest.CopyConfig(cfg)
-	own.Wrap(wrap)
+	own.Wrap(c.Wrap)
+	own.Timeout = askTimeout
 	own.NextProtos = []string{"http/1.1"} // a request that takes too long closes its connection
 	if own.Dial == nil && own.Transport == nil {
 		own.Dial = (&net.Dialer{}).DialContext // client-go does not share a transport that has its own dialer
 	}
 	used, err := rest.HTTPClientFor(own)
-	if err != nil {
-		return nil, err
+	base, _, urlErr := rest.DefaultServerUrlFor(own)
+	if err := errors.Join(err, urlErr); err != nil {
+		return nil, fmt.Errorf("ask the API servers for their time: %w", err)
 	}
-	used.Timeout = askTimeout
 	used.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	base, _, err := rest.DefaultServerUrlFor(own)
-	if err != nil {
-		return nil, err
-	}
 	address := base.JoinPath("version").String()
-	return func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-		if err != nil {
-			return err
-		}
-		response, err := used.Do(request)
+	c.ask = func() error {
+		response, err := used.Get(address)
 		if err != nil {
 			return err
 		}
@@ -90,5 +81,6 @@ func question(cfg *rest.Config, wrap func(http.RoundTripper) http.RoundTripper) 
 			return fmt.Errorf("GET %s: %w", address, err)
 		}
 		return nil
-	}, nil
+	}
+	return c, nil
 }

@@ -10,9 +10,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/singleflight"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
 const (
@@ -23,29 +24,33 @@ const (
 	maxAge = time.Minute
 	// maxStep is the difference between two clocks that shows that one of them was set, or that the machine was suspended.
 	maxStep = 5 * time.Second
-	// askAgain is the pause after a question that failed.
-	askAgain = time.Second
 )
 
-// errUnknown is the error of the zero Clock.
-var errUnknown = errors.New("no API server can be asked")
+var (
+	skewSeconds = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_clock_skew_seconds",
+		Help: "Seconds by which the manager's clock is ahead of the API servers' clock, by their last answer; accurate to a second.",
+	})
+	skewKnown = prometheus.NewGauge(prometheus.GaugeOpts{
+		Name: "csr_clock_skew_known",
+		Help: "1 when the time of the API servers is known. While it is 0, nothing is signed and nothing is deleted.",
+	})
+)
+
+func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 
 // Clock provides the time of the API servers: the Date header of their last answer, plus the time since then by the
 // monotonic clock of this machine. A Date has no fractions of a second, so Clock may be late by up to a second and the
 // time that the answer took. It is never ahead, so no age is too high. The zero value knows no time.
 // Clock is safe for concurrent use.
 type Clock struct {
-	machine, shown clock.PassiveClock          // if shown is set, it is the time, and no API server is asked
-	ask            func(context.Context) error // sends a request whose answer is noted
-	clocks         func() instant              // of this machine; nil means the real ones
+	machine, shown clock.PassiveClock // if shown is set, it is the time, and no API server is asked
+	ask            func() error       // sends a request whose answer is noted
+	clocks         func() instant     // of this machine; nil means the real ones
 
-	asking  singleflight.Group
-	failure error         // of the last question; only askOnce uses it
-	failed  time.Duration // when it failed, by the monotonic clock
-
+	asking singleflight.Group
 	mu     sync.Mutex
 	last   note
-	jumped time.Duration // how far the API servers' clock was set forward, while this machine's clock does not agree
 }
 
 // instant is one moment by the wall clock and by the monotonic clock of this machine.
@@ -54,33 +59,20 @@ type instant struct {
 	mono time.Duration
 }
 
-// note is what the last answer tells: the API servers' time at an instant. The answer is as old as its request.
+// note is what the last answer tells. It is as old as its request.
 type note struct {
-	server time.Time
-	at     instant
+	start  time.Time // by the API servers' clock, when the monotonic clock of this machine was zero; zero if unknown
 	sent   instant
+	jumped time.Duration // how far the API servers' clock was set forward, while this machine's clock does not agree
 }
 
-func (n note) known() bool { return !n.server.IsZero() }
-
 // time returns the API servers' time at now.
-func (n note) time(now instant) time.Time { return n.server.Add(now.mono - n.at.mono) }
+func (n note) time(now instant) time.Time { return n.start.Add(now.mono) }
 
 // holds reports whether the request was sent at after, or later, and no clock of this machine has stepped since then.
 func (n note) holds(after time.Duration, now instant) bool {
 	step := now.wall.Sub(n.sent.wall) - (now.mono - n.sent.mono)
-	return n.known() && n.sent.mono >= after && step.Abs() < maxStep
-}
-
-// New returns a Clock that can ask the API servers of cfg. It knows the time of other answers too if the caller calls
-// cfg.Wrap(clock.Wrap) before it makes clients.
-func New(cfg *rest.Config) (*Clock, error) {
-	c := &Clock{}
-	var err error
-	if c.ask, err = question(cfg, c.Wrap); err != nil {
-		return nil, fmt.Errorf("ask the API servers for their time: %w", err)
-	}
-	return c, nil
+	return !n.start.IsZero() && n.sent.mono >= after && step.Abs() < maxStep
 }
 
 // Of returns a Clock that shows own. It asks no API server, and has no skew.
@@ -106,16 +98,15 @@ func (c *Clock) timeAfter(ctx context.Context, after time.Duration) (time.Time, 
 	if c.shown != nil {
 		return c.shown.Now(), nil
 	}
-	if err := c.update(ctx, after); err != nil {
+	last, err := c.update(ctx, after)
+	if err == nil && last.jumped > MaxSkew {
+		err = unknown(fmt.Errorf("the API server's clock was set forward by %s, and the clock of this machine does not agree: "+
+			"synchronize both clocks", last.jumped.Round(time.Second)))
+	}
+	if err != nil {
 		return time.Time{}, err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.jumped > MaxSkew {
-		return time.Time{}, unknown(fmt.Errorf("the API server's clock was set forward by %s, and the clock of this machine does not agree: "+
-			"synchronize both clocks", c.jumped.Round(time.Second)))
-	}
-	return c.last.time(c.now()), nil
+	return last.time(c.now()), nil
 }
 
 // Skew returns how far the clock of this machine is ahead of the API servers' clock. It is negative if the clock of this
@@ -124,13 +115,12 @@ func (c *Clock) Skew(ctx context.Context) (time.Duration, error) {
 	if c.shown != nil {
 		return c.machine.Now().Sub(c.shown.Now()), nil
 	}
-	if err := c.update(ctx, c.now().mono-maxAge); err != nil {
+	last, err := c.update(ctx, c.now().mono-maxAge)
+	if err != nil {
 		return 0, err
 	}
 	now := c.now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return now.wall.Sub(c.last.time(now)), nil
+	return now.wall.Sub(last.time(now)), nil
 }
 
 // Latest returns the time of the API servers by their last answer, however old it is. Without an answer it returns the time
@@ -139,13 +129,11 @@ func (c *Clock) Latest() time.Time {
 	if c.shown != nil {
 		return c.shown.Now()
 	}
-	now := c.now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if !c.last.known() {
+	now, last := c.now(), c.noted()
+	if last.start.IsZero() {
 		return now.wall
 	}
-	return c.last.time(now)
+	return last.time(now)
 }
 
 // Ready returns an error if the skew is unknown or too large. It is a readiness check.
@@ -170,82 +158,71 @@ func Sentence(skew time.Duration) string {
 
 // update asks an API server unless the last answer is to a request that was sent at after, or later. If another caller's
 // question is on its way, update waits for its answer. That question may have been sent before after: then update asks again.
-func (c *Clock) update(ctx context.Context, after time.Duration) error {
-	for !c.holds(after) {
-		answered := c.asking.DoChan("", func() (any, error) { return nil, c.askOnce(context.WithoutCancel(ctx)) })
+func (c *Clock) update(ctx context.Context, after time.Duration) (note, error) {
+	for {
+		if last := c.noted(); last.holds(after, c.now()) {
+			return last, nil
+		}
+		answered := c.asking.DoChan("", func() (any, error) { return nil, c.askOnce() })
 		select {
 		case <-ctx.Done():
-			return unknown(context.Cause(ctx))
+			return note{}, unknown(context.Cause(ctx))
 		case result := <-answered:
 			if result.Err != nil {
-				return unknown(result.Err)
+				return note{}, unknown(result.Err)
 			}
 		}
 	}
-	return nil
 }
 
 func unknown(why error) error {
 	return fmt.Errorf("the time of the API servers is not known: %w", why)
 }
 
-func (c *Clock) holds(after time.Duration) bool {
-	now := c.now()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.last.holds(after, now)
-}
-
-// askOnce asks an API server. For a second after a failure it returns that failure, so that the workers do not wait for it
-// one after the other.
-func (c *Clock) askOnce(ctx context.Context) error {
+func (c *Clock) askOnce() error {
 	if c.ask == nil {
-		return errUnknown
+		return errors.New("no API server can be asked")
 	}
-	if c.failure != nil && c.now().mono-c.failed < askAgain {
-		return c.failure
-	}
-	if c.failure = c.ask(ctx); c.failure != nil {
-		c.failed = c.now().mono
+	err := c.ask()
+	if err != nil {
 		skewKnown.Set(0)
 	}
-	return c.failure
+	return err
 }
 
-// note notes an answer with that date to a request that was sent at sent.
+func (c *Clock) noted() note {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.last
+}
+
+// note notes an answer with that date to a request that was sent at sent. The last answer may show a later time, because
+// it was faster or began with the second: then both are right, and the later time is more exact. If both cannot be right,
+// the clock of the API server was set, and date counts.
 func (c *Clock) note(date time.Time, sent instant) {
 	now := c.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last.known() && sent.mono < c.last.sent.mono {
-		return // the answer to a later request was faster
+	jumped := c.last.jumped
+	if !c.last.start.IsZero() {
+		if sent.mono < c.last.sent.mono {
+			return // the answer to a later request was faster
+		}
+		expected := c.last.time(now)
+		switch step := date.Sub(expected); {
+		case step <= 0 && -step <= time.Second+now.mono-sent.mono:
+			date = expected
+		case step.Abs() >= maxStep:
+			jumped = max(0, jumped+step)
+		}
 	}
-	noted := note{date, now, sent}
-	if c.last.known() {
-		noted.server = c.later(date, now, now.mono-sent.mono)
-	}
-	c.last = noted
-	skew := now.wall.Sub(noted.server)
+	skew := now.wall.Sub(date)
 	if skew.Abs() <= MaxSkew {
-		c.jumped = 0 // both clocks agree
+		jumped = 0 // both clocks agree
 	}
+	c.last = note{date.Add(-now.mono), sent, jumped}
 	skewKnown.Set(1)
 	skewSeconds.Set(skew.Round(time.Second).Seconds())
-}
-
-// later returns the API servers' time at now, when an answer with that date arrives that took so long. The last answer may
-// show a later time, because it was faster or began with the second: then both are right, and the later time is more exact.
-// If both cannot be right, the clock of the API server was set, and date counts.
-func (c *Clock) later(date time.Time, now instant, took time.Duration) time.Time {
-	expected := c.last.time(now)
-	step := date.Sub(expected)
-	if step <= 0 && -step <= time.Second+took {
-		return expected
-	}
-	if step.Abs() >= maxStep {
-		c.jumped = max(0, c.jumped+step)
-	}
-	return date
 }
 
 // started is the zero of the monotonic clock.
