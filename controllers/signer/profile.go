@@ -39,7 +39,8 @@ type Signer struct {
 	// every purpose. A CA that the cluster trusts never issues them.
 	AllowNoExtKeyUsage bool
 	// ForbiddenOnClientCA lists more subjects that a custom signer does not issue if the cluster trusts its CA. It has the
-	// same patterns as ForbiddenSubjects in Profile. Nil means ForbiddenOnClientCA(); an empty list adds none.
+	// same patterns as ForbiddenSubjects in Profile. Nil means the users and groups of Kubernetes and kubeadm; an empty list adds
+	// none.
 	ForbiddenOnClientCA []string
 	// AllowedNames are the names that server certificates of a custom signer may have if the cluster trusts its CA.
 	AllowedNames ca.AllowedNames
@@ -110,9 +111,9 @@ func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
 			req.SubjectText(), fmt.Sprintf(t.proxies, req.SignerName))}
 }
 
-// ForbiddenOnClientCA returns the subjects that a custom signer never issues if the cluster trusts its CA.
-// The signer's configuration can replace the list. It holds the users and groups of Kubernetes and kubeadm.
-func ForbiddenOnClientCA() []string { return []string{"O=system:*", "O=kubeadm:*", "CN=system:*"} }
+// forbiddenOnClientCA lists the subjects that a custom signer never issues if the cluster trusts its CA: the users and
+// groups of Kubernetes and kubeadm. The signer's configuration can replace the list.
+var forbiddenOnClientCA = []string{"O=system:*", "O=kubeadm:*", "CN=system:*"}
 
 // serverUsages are the extended key usages of server certificates.
 var serverUsages = []x509.ExtKeyUsage{
@@ -132,7 +133,7 @@ func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
 	}
 	forbidden := s.ForbiddenOnClientCA
 	if forbidden == nil {
-		forbidden = ForbiddenOnClientCA()
+		forbidden = forbiddenOnClientCA
 	}
 	for _, pattern := range forbidden {
 		if ca.MatchesSubject(pattern, req.Cert.Subject) {

@@ -56,7 +56,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		}
 		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
 		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
-		if servesCustom(pair) || len(pair.ClientSigners()) > 0 {
+		// Only certificates of kubelets' servers depend on no trust that the cluster publishes.
+		if slices.ContainsFunc(pair.Signers(), func(name string) bool { return name != certificatesv1.KubeletServingSignerName }) {
 			sources = append(sources, r.followTrust(mgr.GetAPIReader(), pair))
 		}
 	}

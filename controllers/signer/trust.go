@@ -2,6 +2,7 @@ package signer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/x509"
 	"encoding/json"
@@ -19,7 +20,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -144,25 +144,22 @@ func certificatesIn(data map[string]string, name, key string) ([]*x509.Certifica
 // trustIn returns the trust of the cluster in authority. If the certificate of an issuer is missing, the cluster may trust
 // that issuer, so the strict rules apply.
 func (p published) trustIn(authority *ca.Authority) caTrust {
-	found := caTrust{authority: authority, proxyNames: p.proxyNames}
-	given := givenWith(authority)
-	switch {
-	case leadsTo(authority, given, p.proxies):
-		found.proxies = trustedForProxies
-	case len(p.proxies) > 0 && !complete(given):
-		found.proxies = mayBeTrusted
+	given, doubt := givenWith(authority), ""
+	if !complete(given) {
+		doubt = mayBeTrusted
 	}
-	switch {
-	case leadsTo(authority, given, p.clients):
-		found.strict = trustedForClients
-	case leadsTo(authority, given, p.servers):
-		found.strict = trustedForServers
-	case found.proxies != "":
-		found.strict = found.proxies
-	case !complete(given):
-		found.strict = mayBeTrusted
+	clause := func(roots []*x509.Certificate, trusted string) string {
+		if leadsTo(authority, given, roots) {
+			return trusted
+		}
+		return ""
 	}
-	return found
+	proxies := clause(p.proxies, trustedForProxies)
+	if len(p.proxies) > 0 {
+		proxies = cmp.Or(proxies, doubt)
+	}
+	strict := cmp.Or(clause(p.clients, trustedForClients), clause(p.servers, trustedForServers), proxies, doubt)
+	return caTrust{authority: authority, strict: strict, proxies: proxies, proxyNames: p.proxyNames}
 }
 
 // givenWith returns the certificates that were given with the CA, and its own. The holder of a leaf can append any of
@@ -203,14 +200,6 @@ func leadsTo(authority *ca.Authority, given, roots []*x509.Certificate) bool {
 		}
 	}
 	return false
-}
-
-// servesCustom reports whether pair signs for a custom signer.
-func servesCustom(pair *keypair.KeyPair) bool {
-	return slices.ContainsFunc(pair.Signers(), func(name string) bool {
-		_, builtin := csr.BuiltinSigner(name)
-		return !builtin
-	})
 }
 
 // followTrust returns a source that reads the trust in the CA of pair at each change of the CA, and from time to time. If

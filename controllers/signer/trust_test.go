@@ -382,18 +382,6 @@ func TestTrustIsOfOneCA(t *testing.T) {
 	}
 }
 
-// TestServesCustom checks for which pairs the trust matters.
-func TestServesCustom(t *testing.T) {
-	t.Parallel()
-	for signer, want := range map[string]bool{kubeletClient: false, kubeletServing: false, "example.com/custom": true} {
-		pair, _, _ := newPair()
-		pair.Lifetimes = map[string]time.Duration{signer: time.Hour, certificatesv1.KubeAPIServerClientSignerName: time.Hour}
-		if got := servesCustom(pair); got != want {
-			t.Errorf("%s: %t", signer, got)
-		}
-	}
-}
-
 // TestFollowTrust checks when the trust is read, and what wakes the waiting requests.
 func TestFollowTrust(t *testing.T) {
 	t.Parallel()
