@@ -1,18 +1,15 @@
 package csr
 
 import (
-	"bytes"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/rsa"
-	"crypto/sha256"
 	"crypto/x509"
-	"encoding/binary"
+	"encoding/asn1"
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,8 +18,6 @@ import (
 
 // CertificateRecord is what the controllers need to know of the certificate in a request.
 type CertificateRecord struct {
-	// SHA256 is the digest of all of status.certificate.
-	SHA256 [sha256.Size]byte
 	// NotBefore and NotAfter are those of the first certificate in status.certificate.
 	NotBefore, NotAfter time.Time
 	// Node is the node that its subject names, or "". It is not longer than the name of a node can be, but can have other
@@ -49,12 +44,11 @@ func Certificate(obj *certificatesv1.CertificateSigningRequest) (record Certific
 	if Trimmed(obj) {
 		return decodeRecord(obj.Status.Certificate)
 	}
-	record = CertificateRecord{SHA256: sha256.Sum256(obj.Status.Certificate)}
 	leaf, err := firstCertificate(obj.Status.Certificate)
 	if err != nil {
-		return record, false
+		return CertificateRecord{}, false
 	}
-	record.NotBefore, record.NotAfter = leaf.NotBefore, leaf.NotAfter
+	record = CertificateRecord{NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter}
 	if node, found := strings.CutPrefix(leaf.Subject.CommonName, NodeUserPrefix); found && len(node) <= maxNodeName {
 		record.Node = node
 	}
@@ -69,20 +63,6 @@ func Certificate(obj *certificatesv1.CertificateSigningRequest) (record Certific
 		record.signed = digest.Sum(nil)
 	}
 	return record, true
-}
-
-// CertificateDigest returns the SHA-256 of status.certificate, also of a trimmed object. It is zero without a
-// certificate.
-func CertificateDigest(obj *certificatesv1.CertificateSigningRequest) [sha256.Size]byte {
-	switch {
-	case len(obj.Status.Certificate) == 0:
-		return [sha256.Size]byte{}
-	case Trimmed(obj):
-		record, _ := decodeRecord(obj.Status.Certificate)
-		return record.SHA256
-	default:
-		return sha256.Sum256(obj.Status.Certificate)
-	}
 }
 
 // firstCertificate parses the first PEM block in data. A panic becomes an error, because informers trim objects in
@@ -140,47 +120,39 @@ func (c CertificateRecord) SignedBy(authority *x509.Certificate) bool {
 	}
 }
 
-// encodeRecord returns what a trimmed object holds in place of the certificate of obj: its digest, and if it is readable
-// five numbers and three fields. The numbers are both times in seconds since 1970, the algorithm, and the lengths of the
-// first two fields. The fields are the node, what was signed, and the signature.
+// storedRecord is the form of a CertificateRecord in a trimmed object, in DER. The times are in seconds since 1970.
+type storedRecord struct {
+	NotBefore, NotAfter int64
+	Node                []byte
+	Algorithm           int
+	Signed, Signature   []byte
+}
+
+// encodeRecord returns what a trimmed object holds in place of the certificate of obj. It is never empty.
 func encodeRecord(obj *certificatesv1.CertificateSigningRequest) []byte {
 	record, readable := Certificate(obj)
 	if !readable {
-		return bytes.Clone(record.SHA256[:])
+		return []byte("unreadable")
 	}
-	encoded := append(make([]byte, 0, 512), record.SHA256[:]...)
-	for _, number := range [...]int64{
-		record.NotBefore.Unix(), record.NotAfter.Unix(), int64(record.algorithm), int64(len(record.Node)), int64(len(record.signed)),
-	} {
-		encoded = binary.AppendVarint(encoded, number)
+	encoded, err := asn1.Marshal(storedRecord{
+		record.NotBefore.Unix(), record.NotAfter.Unix(), []byte(record.Node),
+		int(record.algorithm), record.signed, record.signature,
+	})
+	if err != nil {
+		return []byte("unreadable") // DER can hold every value of these types
 	}
-	return slices.Concat(encoded, []byte(record.Node), record.signed, record.signature)
+	return encoded
 }
 
 // decodeRecord reads a record. ok is false if the certificate was not readable.
 func decodeRecord(encoded []byte) (record CertificateRecord, ok bool) {
-	if len(encoded) < sha256.Size {
+	var stored storedRecord
+	if rest, err := asn1.Unmarshal(encoded, &stored); err != nil || len(rest) > 0 {
 		return CertificateRecord{}, false
 	}
-	record.SHA256 = [sha256.Size]byte(encoded)
-	rest := encoded[sha256.Size:]
-	var numbers [5]int64
-	for i := range numbers {
-		number, size := binary.Varint(rest)
-		if size <= 0 {
-			return record, false
-		}
-		numbers[i], rest = number, rest[size:]
-	}
-	var fields [2][]byte
-	for i, length := range numbers[3:] {
-		if length < 0 || length > int64(len(rest)) {
-			return record, false
-		}
-		fields[i], rest = rest[:length], rest[length:]
-	}
-	record.NotBefore, record.NotAfter = time.Unix(numbers[0], 0).UTC(), time.Unix(numbers[1], 0).UTC()
-	record.algorithm, record.Node = x509.SignatureAlgorithm(numbers[2]), string(fields[0])
-	record.signed, record.signature = fields[1], rest
-	return record, true
+	return CertificateRecord{
+		NotBefore: time.Unix(stored.NotBefore, 0).UTC(), NotAfter: time.Unix(stored.NotAfter, 0).UTC(),
+		Node: string(stored.Node), algorithm: x509.SignatureAlgorithm(stored.Algorithm),
+		signed: stored.Signed, signature: stored.Signature,
+	}, true
 }

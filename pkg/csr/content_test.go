@@ -54,9 +54,9 @@ func TestOtherSubject(t *testing.T) {
 	t.Parallel()
 	value := []string{"x"}
 	for want, subject := range map[string]pkix.Name{
-		"": {CommonName: "a", Organization: value}, "country": {Country: value}, "organizational unit": {OrganizationalUnit: value},
-		"locality": {Locality: value}, "province": {Province: value}, "street": {StreetAddress: value}, "postal code": {PostalCode: value},
-		"serial number": {SerialNumber: "x"}, "country serial number": {SerialNumber: "x", Country: value},
+		"": {CommonName: "a", Organization: value}, "C=x": {Country: value}, "OU=x": {OrganizationalUnit: value},
+		"L=x": {Locality: value}, "ST=x": {Province: value}, "STREET=x": {StreetAddress: value}, "POSTALCODE=x": {PostalCode: value},
+		"SERIALNUMBER=x": {SerialNumber: "x"}, "C=x SERIALNUMBER=x": {SerialNumber: "x", Country: value},
 	} {
 		got := (&csr.Request{Cert: ca.Request{Subject: subject}}).OtherSubject()
 		if strings.Join(got, " ") != want {

@@ -2,6 +2,7 @@ package csr
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/asn1"
 	"fmt"
 	"slices"
@@ -10,14 +11,6 @@ import (
 var (
 	oidExtensionRequest = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14} // RFC 2985 section 5.4.2
 	oidSubjectAltName   = asn1.ObjectIdentifier{2, 5, 29, 17}                // RFC 5280 section 4.2.1.6
-	oidAttributePrefix  = asn1.ObjectIdentifier{2, 5, 4}                     // X.520
-)
-
-// repeatable and single are the X.520 attributes that crypto/x509 copies from a request into a certificate, by the
-// last arc of their OID. It copies only one value of a single attribute.
-var (
-	repeatable = []int{6, 7, 8, 9, 10, 11, 17} // C, L, ST, STREET, O, OU, postalCode
-	single     = []int{3, 5}                   // CN, serialNumber
 )
 
 // generalNames names the kinds of subjectAltName by their tag (RFC 5280 section 4.2.1.6). Kinds with an empty name
@@ -27,7 +20,7 @@ var generalNames = []string{"otherName", "", "", "x400Address", "directoryName",
 // droppedContent lists the requested content that the certificate will not hold, sorted and without repetition. It
 // compares types and OIDs, never bytes, because honest encoders differ in string types.
 func droppedContent(payload *x509.CertificateRequest, attributes []asn1.RawValue) []string {
-	dropped := droppedSubject(payload)
+	dropped := droppedSubject(payload.Subject)
 	for _, extension := range payload.Extensions {
 		if !extension.Id.Equal(oidSubjectAltName) {
 			dropped = append(dropped, "extension "+extension.Id.String())
@@ -40,21 +33,18 @@ func droppedContent(payload *x509.CertificateRequest, attributes []asn1.RawValue
 	return slices.Compact(dropped)
 }
 
-func droppedSubject(payload *x509.CertificateRequest) []string {
+// droppedSubject lists the attributes of a parsed subject that crypto/x509 does not write again: those that it does not
+// know, values that are no text, and repetitions of an attribute of which it keeps one value.
+func droppedSubject(subject pkix.Name) []string {
+	kept := map[string]int{}
+	for _, rdn := range subject.ToRDNSequence() {
+		kept[rdn[0].Type.String()] = len(rdn)
+	}
 	var dropped []string
-	seen := map[int]bool{}
-	for _, attribute := range payload.Subject.Names {
-		id := attribute.Type
-		_, text := attribute.Value.(string) // crypto/x509 ignores values of other types
-		known := text && len(id) == 4 && oidAttributePrefix.Equal(id[:3])
-		switch {
-		case known && slices.Contains(repeatable, id[3]):
-		case known && slices.Contains(single, id[3]) && !seen[id[3]]:
-			seen[id[3]] = true
-		case known && slices.Contains(single, id[3]):
-			dropped = append(dropped, "repeated subject attribute "+id.String())
-		default:
-			dropped = append(dropped, "subject attribute "+id.String())
+	for _, attribute := range subject.Names {
+		id := attribute.Type.String()
+		if kept[id]--; kept[id] < 0 {
+			dropped = append(dropped, "subject attribute "+id)
 		}
 	}
 	return dropped

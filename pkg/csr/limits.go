@@ -5,7 +5,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"fmt"
-	"iter"
 )
 
 // The reasons of a Refused request (docs/reference/reasons.md).
@@ -96,16 +95,17 @@ func readOutline(der []byte) (*outlineInfo, error) {
 
 // checkCounts returns why info has too many attributes, extensions or names, or nil. It stops counting at the limit.
 func (l Limits) checkCounts(info *outlineInfo) *Refused {
-	if count(nested(info.Subject.Bytes), l.SubjectAttributes) > l.SubjectAttributes {
+	if len(nested(info.Subject.Bytes, l.SubjectAttributes+1)) > l.SubjectAttributes {
 		return tooLarge("the subject has", l.SubjectAttributes, "attributes", "maxSubjectAttributes")
 	}
 	extensions, names := len(info.Attributes), 0
 	for i := 0; i < len(info.Attributes) && extensions <= l.Extensions; i++ {
-		for extension := range requestedExtensions(info.Attributes[i]) {
-			if extensions++; extensions > l.Extensions {
-				break
-			}
-			names += count(subjectAltNames(extension), l.Names)
+		requested := requestedExtensions(info.Attributes[i], l.Extensions+1)
+		if extensions += len(requested); extensions > l.Extensions {
+			break
+		}
+		for _, extension := range requested {
+			names += len(subjectAltNames(extension, l.Names+1))
 		}
 	}
 	if extensions > l.Extensions {
@@ -117,68 +117,55 @@ func (l Limits) checkCounts(info *outlineInfo) *Refused {
 	return nil
 }
 
-// count returns the number of elements in all. It stops at one more than most.
-func count(all iter.Seq[asn1.RawValue], most int) int {
-	count := 0
-	for range all {
-		if count++; count > most {
-			break
-		}
-	}
-	return count
-}
-
-// requestedExtensions yields the extensions in raw, if it is an extensionRequest attribute (RFC 2985 section 5.4.2).
-func requestedExtensions(raw asn1.RawValue) iter.Seq[asn1.RawValue] {
+// requestedExtensions returns up to most extensions in raw, if it is an extensionRequest attribute (RFC 2985 section
+// 5.4.2).
+func requestedExtensions(raw asn1.RawValue, most int) []asn1.RawValue {
 	var found attribute
 	if _, err := asn1.Unmarshal(raw.FullBytes, &found); err != nil || !found.ID.Equal(oidExtensionRequest) {
-		return elements(nil)
+		return nil
 	}
-	return nested(found.Values.Bytes)
+	return nested(found.Values.Bytes, most)
 }
 
-// subjectAltNames yields the names in raw, if it is a subjectAltName extension.
-func subjectAltNames(raw asn1.RawValue) iter.Seq[asn1.RawValue] {
+// subjectAltNames returns up to most names in raw, if it is a subjectAltName extension.
+func subjectAltNames(raw asn1.RawValue, most int) []asn1.RawValue {
 	var extension pkix.Extension
 	var names asn1.RawValue
 	if _, err := asn1.Unmarshal(raw.FullBytes, &extension); err != nil || !extension.Id.Equal(oidSubjectAltName) {
-		return elements(nil)
+		return nil
 	}
 	if _, err := asn1.Unmarshal(extension.Value, &names); err != nil {
-		return elements(nil)
+		return nil
 	}
-	return elements(names.Bytes)
+	return elements(names.Bytes, most)
 }
 
-// nested yields the elements inside each element of der: the attributes of a subject, or the extensions in all lists of
-// a request. An empty element stands for itself.
-func nested(der []byte) iter.Seq[asn1.RawValue] {
-	return func(yield func(asn1.RawValue) bool) {
-		for outer := range elements(der) {
-			if len(outer.Bytes) == 0 && !yield(outer) {
-				return
-			}
-			for inner := range elements(outer.Bytes) {
-				if !yield(inner) {
-					return
-				}
-			}
+// nested returns up to most of the elements inside each element of der: the attributes of a subject, or the extensions
+// in all lists of a request. An empty element stands for itself.
+func nested(der []byte, most int) []asn1.RawValue {
+	var all []asn1.RawValue
+	for _, outer := range elements(der, most) {
+		inner := elements(outer.Bytes, most-len(all))
+		if len(outer.Bytes) == 0 {
+			inner = []asn1.RawValue{outer}
 		}
+		all = append(all, inner...)
 	}
+	return all
 }
 
-// elements yields the DER elements of der one after another, up to the first that is malformed.
-func elements(der []byte) iter.Seq[asn1.RawValue] {
-	return func(yield func(asn1.RawValue) bool) {
-		for len(der) > 0 {
-			var element asn1.RawValue
-			rest, err := asn1.Unmarshal(der, &element)
-			if err != nil || !yield(element) {
-				return
-			}
-			der = rest
+// elements returns the first elements of der, most at the most, up to the first that is malformed.
+func elements(der []byte, most int) []asn1.RawValue {
+	var all []asn1.RawValue
+	for len(der) > 0 && len(all) < most {
+		var element asn1.RawValue
+		rest, err := asn1.Unmarshal(der, &element)
+		if err != nil {
+			break
 		}
+		all, der = append(all, element), rest
 	}
+	return all
 }
 
 // Fault returns the message for an error of Parse that is not a *Refused.

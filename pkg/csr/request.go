@@ -7,6 +7,7 @@ import (
 	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/hex"
 	"encoding/pem"
@@ -201,22 +202,14 @@ func (r *Request) HasServingUsages() bool {
 	return isUsageSet(r.Usages, certificatesv1.UsageServerAuth)
 }
 
-// OtherSubject lists the attributes of the subject other than common name and organization.
+// OtherSubject lists the attributes of the subject other than common name and organization, for example "OU=unit".
 func (r *Request) OtherSubject() []string {
+	subject := r.Cert.Subject
+	subject.CommonName, subject.Organization = "", nil
 	var other []string
-	for name, values := range map[string][]string{
-		"country": r.Cert.Subject.Country, "organizational unit": r.Cert.Subject.OrganizationalUnit,
-		"locality": r.Cert.Subject.Locality, "province": r.Cert.Subject.Province, "street": r.Cert.Subject.StreetAddress,
-		"postal code": r.Cert.Subject.PostalCode,
-	} {
-		if len(values) > 0 {
-			other = append(other, name)
-		}
+	for _, rdn := range subject.ToRDNSequence() {
+		other = append(other, pkix.RDNSequence{rdn}.String())
 	}
-	if r.Cert.Subject.SerialNumber != "" {
-		other = append(other, "serial number")
-	}
-	slices.Sort(other)
 	return other
 }
 
