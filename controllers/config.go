@@ -172,11 +172,7 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 }
 
 func keyPair(c config.CA, rotated bool) *keypair.KeyPair {
-	files := keypair.Files{Cert: c.CertFile, Key: c.KeyFile}
-	var source keypair.Source = files
-	if c.Elsewhere {
-		source = keypair.Elsewhere{Files: files}
-	}
+	var source keypair.Source = keypair.Files{Cert: c.CertFile, Key: c.KeyFile, Elsewhere: c.Elsewhere}
 	if namespace, name := c.SecretName(); name != "" && rotated {
 		source = keypair.Guarded{Secret: keypair.Secret{Namespace: namespace, Name: name}}
 	} else if name != "" {

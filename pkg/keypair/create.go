@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -29,12 +30,6 @@ type Creation struct {
 	Lifetime  time.Duration
 }
 
-// creation is the state that a KeyPair shares with its creator.
-type creation struct {
-	missing chan struct{} // receives a value when the Secret is missing; nil without a creator
-	failure error         // of the last attempt
-}
-
 // creator creates the CA of a Secret that does not exist, unless a CA of that Secret is still in use. It never
 // changes an existing Secret. It is a Runnable of the leader.
 type creator struct {
@@ -50,17 +45,14 @@ type creator struct {
 
 var _ manager.Runnable = &creator{}
 
-// Start creates a CA each time the Secret is missing, until ctx ends.
+// Start creates a CA each time the Secret was read and is missing, until ctx ends.
 func (c *creator) Start(ctx context.Context) error {
-	ctx = log.IntoContext(ctx, c.pair.Log)
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-c.pair.creation.missing:
+	wait.UntilWithContext(log.IntoContext(ctx, c.pair.Log), func(ctx context.Context) {
+		if c.pair.absent.Swap(false) {
 			c.create(ctx, c.pair.Clock.Now())
 		}
-	}
+	}, time.Second)
+	return nil
 }
 
 func (c *creator) create(ctx context.Context, now time.Time) {
@@ -144,7 +136,7 @@ func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, 
 	})
 }
 
-// missing returns why there is no Secret to read. If the leader may create the Secret, missing notifies the creator.
+// missing returns why there is no Secret to read. If the leader may create the Secret, its creator does so.
 func (k *KeyPair) missing() *Unavailable {
 	_, unusable := k.Authority(k.Clock.Now())
 	k.mu.Lock()
@@ -161,12 +153,9 @@ func (k *KeyPair) missing() *Unavailable {
 	case unusable == nil:
 		return problem(": its CA is still in use, so no new CA is created; restore the Secret")
 	}
-	select {
-	case k.creation.missing <- struct{}{}:
-	default: // already notified, or there is no creator
-	}
-	if k.creation.failure != nil {
-		return problem(" and can't be created: %v", k.creation.failure)
+	k.absent.Store(true)
+	if k.notMade != nil {
+		return problem(" and can't be created: %v", k.notMade)
 	}
 	return problem(" yet: the leader creates it").awaited()
 }
@@ -174,7 +163,7 @@ func (k *KeyPair) missing() *Unavailable {
 // notCreated reports that the CA could not be created.
 func (k *KeyPair) notCreated(err error) {
 	k.mu.Lock()
-	k.creation.failure = err
+	k.notMade = err
 	k.mu.Unlock()
 	problem := unavailable("CAMissing", "%s does not exist and can't be created: %v", k.name, err)
 	problem.action = "Create" // an Event of its own, beside the one that the Secret does not exist yet
@@ -184,7 +173,7 @@ func (k *KeyPair) notCreated(err error) {
 // created reports the new CA. object is the Secret that holds it.
 func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.mu.Lock()
-	k.object, k.creation.failure = object, nil
+	k.object, k.notMade = object, nil
 	k.mu.Unlock()
 	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
 	k.event("Create", corev1.EventTypeNormal, "CACreated",

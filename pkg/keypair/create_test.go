@@ -40,7 +40,7 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 	t.Helper()
 	secret := Secret{Namespace: "ns", Name: name}
 	pair, _, recorder := newPair(secret)
-	pair.Create, pair.creation.missing = &Creation{Lifetime: 24 * time.Hour}, make(chan struct{}, 1)
+	pair.Create = &Creation{Lifetime: 24 * time.Hour}
 	m := &maker{recorder: recorder, file: filepath.Join(t.TempDir(), "audit.log")}
 	log, err := audit.Open(audit.Options{Path: m.file, MaxSize: 1})
 	if err != nil {
@@ -71,12 +71,10 @@ func (m *maker) look(t *testing.T) *corev1.Secret {
 		if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case <-m.pair.creation.missing:
+		if m.pair.absent.Swap(false) {
 			stopping, stop := context.WithCancel(t.Context())
 			stop() // a manager that stops completes what it has begun
 			m.create(stopping, m.pair.Clock.Now())
-		default:
 		}
 	}
 	secret := &corev1.Secret{}

@@ -1,7 +1,6 @@
 package keypair
 
 import (
-	"bytes"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,18 +17,6 @@ const day = 24 * time.Hour
 // use the same steps.
 var expirySteps = []time.Duration{7 * day, 30 * day, 90 * day}
 
-// warned holds the leader's warnings about the CA in use, so that each warning is reported once.
-type warned struct {
-	daysLeft time.Duration // the last reported of expirySteps; zero if none was
-	cut      int           // number of signers
-	sharing  bool          // reported; never reset
-}
-
-// sameCertificate reports whether two authorities sign with the same certificate; old may be nil.
-func sameCertificate(old, next *ca.Authority) bool {
-	return old != nil && bytes.Equal(old.CertificatePEM(), next.CertificatePEM()) && old.NotAfter().Equal(next.NotAfter())
-}
-
 // warnAhead reports upcoming problems of the CA in use, if this process is the leader. The caller holds offering.
 func (k *KeyPair) warnAhead() {
 	select {
@@ -41,38 +28,39 @@ func (k *KeyPair) warnAhead() {
 	if authority == nil {
 		return
 	}
-	if sharing := k.SharesServing(); len(sharing) > 0 && !k.warned.sharing {
-		k.warned.sharing = true
-		k.event("Load", corev1.EventTypeWarning, "CAShared",
-			fmt.Sprintf("kubelet serving certificates share this CA with those of %s: a verifier that trusts this CA "+
-				"accepts both, and distinguishes them only by their usages; "+
-				"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(sharing, " and ")))
+	if sharing := k.SharesServing(); len(sharing) > 0 {
+		k.warnOnce("CAShared", "kubelet serving certificates share this CA with those of %s: a verifier that trusts this CA "+
+			"accepts both, and distinguishes them only by their usages; "+
+			"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(sharing, " and "))
 	}
 	now, end := k.Clock.Now(), authority.NotAfter()
 	if !now.Before(end) {
 		return // CAExpired is reported instead
 	}
 	step := slices.IndexFunc(expirySteps, func(step time.Duration) bool { return end.Sub(now) <= step })
-	if step >= 0 && (k.warned.daysLeft == 0 || expirySteps[step] < k.warned.daysLeft) {
-		k.warned.daysLeft = expirySteps[step]
-		k.warn("CAExpiring", fmt.Sprintf("the signing CA with key %s expires in less than %d days, at %s, "+
+	if step >= 0 {
+		k.warnOnce("CAExpiring", "the signing CA with key %s expires in less than %d days, at %s, "+
 			"together with all certificates that it has signed: replace it",
-			authority.KeyID(), expirySteps[step]/day, end.Format(time.RFC3339)))
+			authority.KeyID(), expirySteps[step]/day, end.Format(time.RFC3339))
 	}
 	// Short certificates end later than computed here, by the backdating.
 	cut := slices.DeleteFunc(k.Signers(), func(name string) bool {
 		return !now.Add(k.Lifetimes[name] - ca.Backdate).After(end)
 	})
-	if len(cut) > k.warned.cut {
-		k.warned.cut = len(cut)
-		k.warn("LifetimeCut", fmt.Sprintf("certificates for %s have a shorter lifetime than configured, "+
+	if len(cut) > 0 {
+		k.warnOnce("LifetimeCut", "certificates for %s have a shorter lifetime than configured, "+
 			"because the CA with key %s expires earlier, at %s: replace it",
-			strings.Join(cut, ", "), authority.KeyID(), end.Format(time.RFC3339)))
+			strings.Join(cut, ", "), authority.KeyID(), end.Format(time.RFC3339))
 	}
 }
 
-// warn reports a warning in the log and as an Event.
-func (k *KeyPair) warn(reason, message string) {
+// warnOnce reports a warning in the log and as an Event. It does not repeat a message. The caller holds offering.
+func (k *KeyPair) warnOnce(reason, format string, args ...any) {
+	message := fmt.Sprintf(format, args...)
+	if k.warned.Has(message) {
+		return
+	}
+	k.warned.Insert(message)
 	k.Log.Error(nil, "Signing CA needs attention", "source", k.name, "reason", reason, "message", message)
 	k.event("Load", corev1.EventTypeWarning, reason, message)
 }

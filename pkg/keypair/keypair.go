@@ -12,12 +12,14 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -122,33 +124,30 @@ type KeyPair struct {
 	value lastgood.Value[inUse]
 
 	offering sync.Mutex // held while a candidate is judged and reported
-	warned   warned
+	warned   sets.Set[string]
 
-	mu       sync.Mutex
-	object   client.Object
-	creation creation
+	absent atomic.Bool // the Secret was read and is missing, and the creator has not tried to create it since
+
+	mu      sync.Mutex
+	object  client.Object
+	notMade error // why the creator's last attempt failed
 }
 
 // inUse is a CA to sign with.
 type inUse struct {
-	authority          *ca.Authority
-	cert, key, anchors []byte // from which authority was loaded
-	permit             Permit // of a Guarded source
-}
-
-// loadedFrom reports whether u was loaded from these PEM files.
-func (u inUse) loadedFrom(cert, key, anchors []byte) bool {
-	return u.authority != nil && bytes.Equal(cert, u.cert) && bytes.Equal(key, u.key) && bytes.Equal(anchors, u.anchors)
+	authority *ca.Authority
+	from      string // the certificates, the key and the anchors in PEM, from which authority was loaded
+	permit    Permit // of a Guarded source
 }
 
 // New returns a KeyPair without an Authority.
 func New(source Source) *KeyPair {
 	name, object := source.Describe()
-	k := &KeyPair{Clock: clock.RealClock{}, source: source, name: name, object: object}
+	k := &KeyPair{Clock: clock.RealClock{}, source: source, name: name, object: object, warned: sets.New[string]()}
 	if guarded, ok := source.(Guarded); ok {
 		k.guarded, k.ledger = true, guarded.Ledger
 	}
-	k.value.Same = func(a, b inUse) bool { return a.loadedFrom(b.cert, b.key, b.anchors) && a.permit.Equal(b.permit) }
+	k.value.Same = func(a, b inUse) bool { return a.from == b.from && a.permit.Equal(b.permit) }
 	k.value.Report = k.report
 	return k
 }
@@ -158,7 +157,6 @@ func New(source Source) *KeyPair {
 func (k *KeyPair) SetupWithManager(mgr manager.Manager, live client.Reader) error {
 	k.elected = mgr.Elected()
 	if secret, ok := k.source.(Secret); ok && k.Create != nil {
-		k.creation.missing = make(chan struct{}, 1)
 		if err := mgr.Add(&creator{secret: secret, pair: k, client: mgr.GetClient(), live: live}); err != nil {
 			return fmt.Errorf("create the CA of %s: %w", k.name, err)
 		}
@@ -263,8 +261,9 @@ func (k *KeyPair) offerPair(certPEM, keyPEM, anchors []byte, permit Permit) {
 	k.offering.Lock()
 	defer k.offering.Unlock()
 	defer k.warnAhead()
-	next, state := inUse{cert: certPEM, key: keyPEM, anchors: anchors, permit: permit}, k.value.State()
-	if state.Good.loadedFrom(certPEM, keyPEM, anchors) {
+	from := string(bytes.Join([][]byte{certPEM, keyPEM, anchors}, []byte{0}))
+	next, state := inUse{from: from, permit: permit}, k.value.State()
+	if state.Known && state.Good.from == from {
 		next.authority = state.Good.authority
 	} else {
 		var err error
@@ -307,10 +306,7 @@ func (k *KeyPair) report(before, after lastgood.State[inUse]) {
 		return
 	}
 	authority, permit := after.Good.authority, after.Good.permit
-	if before.Problem != nil || !before.Good.loadedFrom(after.Good.cert, after.Good.key, after.Good.anchors) {
-		if !sameCertificate(before.Good.authority, authority) {
-			k.warned.daysLeft, k.warned.cut = 0, 0
-		}
+	if before.Problem != nil || !before.Known || before.Good.from != after.Good.from {
 		reloadsTotal.WithLabelValues("accepted").Inc()
 		k.measure(caRejected, 0)
 		k.measure(caNotAfter, float64(authority.NotAfter().Unix()))

@@ -168,7 +168,7 @@ func TestFilesAreWatched(t *testing.T) {
 	woken := pair.Subscribe()
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
-	go func() { stopped <- files.watch(ctx, pair) }()
+	go func() { stopped <- files.poll(ctx, pair) }()
 	<-woken
 	replace(t, files.Cert, two.cert)
 	replace(t, files.Key, two.key)

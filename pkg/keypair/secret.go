@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -54,37 +55,24 @@ type secretWatch struct {
 	name   Secret
 	secret *informer.Informer[*corev1.Secret]
 	pair   *KeyPair
-
-	mu   sync.Mutex
-	read bool           // at least once
-	last *corev1.Secret // nil if it does not exist
+	mu     sync.Mutex // held to the end of an offer, so that no older Secret is offered after a newer one
 }
 
-// run watches the Secret until ctx ends. It offers the last content again at intervals, because a certificate may
-// become valid.
+// recheck is the interval at which a Secret is offered again without an event, because a certificate may become valid.
+const recheck = 30 * time.Second
+
+// run watches the Secret until ctx ends.
 func (w *secretWatch) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { _ = w.secret.Start(ctx) }) // it returns no error
-	ticker := time.NewTicker(recheck)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticker.C:
-			w.mu.Lock()
-			if w.read {
-				w.pair.offer(w.last)
-			}
-			w.mu.Unlock()
-		}
-	}
+	wait.UntilWithContext(ctx, func(context.Context) { w.observe() }, recheck)
+	return nil
 }
 
 // observe offers the current Secret.
 func (w *secretWatch) observe() {
-	w.mu.Lock() // first, so that no older Secret is offered after a newer one
+	w.mu.Lock()
 	defer w.mu.Unlock()
 	secret, found, err := w.secret.Get(w.name.Namespace, w.name.Name)
 	if err != nil {
@@ -97,15 +85,12 @@ func (w *secretWatch) observe() {
 	w.pair.mu.Lock()
 	w.pair.object = reference
 	w.pair.mu.Unlock()
-	w.read, w.last = true, secret
 	w.pair.offer(secret)
 }
 
 // fail reports a right that has been missing since the start. Failures after the first read are only logged.
 func (w *secretWatch) fail(err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if apierrors.IsForbidden(err) && !w.read {
+	if state := w.pair.value.State(); apierrors.IsForbidden(err) && !state.Known && state.Problem == nil {
 		w.pair.Refuse(unavailable("CAMissing", "%s can't be read: %v", w.pair.name, err))
 	}
 }

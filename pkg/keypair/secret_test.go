@@ -106,7 +106,7 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 	plain := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": good.cert, "tls.key": good.key}}
 	broken := ringSecret(t, good)
 	broken.Data["authority.json"] = []byte("{")
-	made := func(k *KeyPair) { k.Create, k.creation.missing = &Creation{}, make(chan struct{}, 1) }
+	made := func(k *KeyPair) { k.Create = &Creation{} }
 	for name, test := range map[string]struct {
 		source Source // nil means secret
 		change func(*KeyPair)
