@@ -12,6 +12,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
@@ -296,7 +297,10 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 		namespace, name := c.Static.ConfigMapName()
 		return configMapSource(types.NamespacedName{Namespace: namespace, Name: name})
 	case c.Static != nil:
-		return alone("static", func() (inventory.Source, error) { return static.New(c.Static.Rows) })
+		return alone("static", func() (inventory.Source, error) {
+			source, mistakes := static.New(field.NewPath("rows"), c.Static.Rows)
+			return source, mistakes.ToAggregate()
+		})
 	case c.Webhook != nil && all.Elsewhere:
 		return elsewhere("webhook")
 	case c.Webhook != nil:

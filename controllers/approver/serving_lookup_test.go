@@ -141,8 +141,8 @@ func (w *world) run(t testing.TB) *world {
 		t.Fatal(err)
 	}
 	if len(w.rows) > 0 {
-		source, err := static.New(w.rows)
-		w.inventory.Sources = append([]SourceBuilder{builds(source, err)}, w.inventory.Sources...)
+		source, mistakes := static.New(nil, w.rows)
+		w.inventory.Sources = append([]SourceBuilder{builds(source, mistakes.ToAggregate())}, w.inventory.Sources...)
 	}
 	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
 	clock := clocktesting.NewFakePassiveClock(now)

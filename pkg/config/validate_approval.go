@@ -146,6 +146,6 @@ func (s *StaticSource) validate(m *mistakes, path *field.Path) {
 		return
 	}
 	m.namespacedName(path.Child("configMap"), s.ConfigMap)
-	_, err := static.New(s.Rows)
-	m.check(err, path.Child("rows"), len(s.Rows))
+	_, invalid := static.New(path.Child("rows"), s.Rows)
+	m.all = append(m.all, invalid...)
 }

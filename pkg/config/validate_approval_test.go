@@ -121,7 +121,7 @@ func TestNodeClientMistakes(t *testing.T) {
 		"an API server's node that nobody else can become": {approval: "kubeletServing: {enabled: true, apiServerNodes: [a]}, nodeClient: {requireTokenBinding: true}"},
 		"openshift with other sources":                     {approval: "nodeClient: {inventory: openshift}, " + rows, want: []string{`approval.nodeClient.inventory: Invalid value: "openshift": excludes sources other than OpenShift's Machines: leave approval.inventory.sources at node, or set sources`}},
 		"half a limit":                                     {approval: "limit: {burst: 1}", want: []string{`approval.limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`}},
-		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows: Invalid value: 1: row 1: set either name or namePattern`}},
+		"a bad row":                                        {approval: "inventory: {sources: [{static: {rows: [{}]}}]}", want: []string{`approval.inventory.sources[0].static.rows[0]: Required value: set either name or namePattern`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -60,9 +60,9 @@ func (w world) claim(t testing.TB, rows *static.Source, node, text string) inven
 
 func rowsOf(t testing.TB, rows ...static.Row) *static.Source {
 	t.Helper()
-	source, err := static.New(rows)
-	if err != nil {
-		t.Fatal(err)
+	source, mistakes := static.New(nil, rows)
+	if len(mistakes) > 0 {
+		t.Fatal(mistakes)
 	}
 	return source
 }

@@ -20,7 +20,8 @@ import (
 // listed returns a source of rows.
 func listed(rows []static.Row) approver.SourceBuilder {
 	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
-		return static.New(rows)
+		source, mistakes := static.New(nil, rows)
+		return source, mistakes.ToAggregate()
 	}
 }
 

@@ -73,7 +73,7 @@ func TestStaticConfigMap(t *testing.T) {
 	eventSays(t, recorder, "Normal StaticListRead all rows are in use")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [0.0.0.0/0]\n- name: Node-2\n"))
-	eventSays(t, recorder, "the last good version stays in use: nodes.yaml:2: row 1: addresses[0] \"0.0.0.0/0\": is too wide: /8 is the widest; nodes.yaml:3: row 2: name")
+	eventSays(t, recorder, "the last good version stays in use: nodes.yaml[0].addresses[0]: Invalid value: \"0.0.0.0/0\": is too wide: /8 is the widest; nodes.yaml[1].name: ")
 	f.finds(t, "node-1", `[10.0.0.1]`)
 
 	// The last good version survives a lost connection, and a lost right.
@@ -92,7 +92,7 @@ func TestStaticConfigMap(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.finds(t, "node-1", `[10.0.0.1]`)
-	eventSays(t, recorder, "the last good version stays in use: nodes.yaml:2")
+	eventSays(t, recorder, "the last good version stays in use: nodes.yaml[0].addresses[0]: ")
 
 	f.wakes(t, "", write("- name: node-1\n  addresses: [10.0.0.2]\n"))
 	f.finds(t, "node-1", `[10.0.0.2]`)
@@ -108,5 +108,5 @@ func TestStaticConfigMap(t *testing.T) {
 	eventSays(t, recorder, "StaticListMissing")
 	another := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-nodes"}, Data: map[string]string{"nodes.yaml": "oops"}}
 	create(t, admin(t), another)
-	f.finds(t, "node-1", "nodes.yaml:1: want a list of rows")
+	f.finds(t, "node-1", "nodes.yaml: line 1: cannot unmarshal")
 }

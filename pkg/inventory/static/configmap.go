@@ -1,20 +1,23 @@
 package static
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"strconv"
+	"io"
 	"strings"
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -25,6 +28,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
+
+// nodesKey is the key in a ConfigMap that holds the rows.
+const nodesKey = "nodes.yaml"
 
 // refusedRows counts the mistakes of all static sources together. There are few static sources, and each reports its
 // mistakes by Event.
@@ -52,9 +58,8 @@ type ConfigMap struct {
 	log       logr.Logger
 	rows      lastgood.Value[*Source]
 
-	// Only observe and report use these.
-	uid     types.UID // of the ConfigMap; empty if it does not exist
-	refused int       // number of mistakes in the newest version
+	// uid is that of the ConfigMap, or empty if it does not exist. Only observe and report use it.
+	uid types.UID
 }
 
 // errMissing is the problem of a ConfigMap that does not exist, or that must not be read.
@@ -90,12 +95,12 @@ func (*ConfigMap) NeedLeaderElection() bool { return false }
 func (*ConfigMap) Name() string { return "static" }
 
 // Lookup implements inventory.Source.
-func (c *ConfigMap) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
+func (c *ConfigMap) Lookup(ctx context.Context, node string, req *csr.Request) (*inventory.Entry, error) {
 	rows, err := c.current()
 	if err != nil {
 		return nil, err
 	}
-	return rows.lookup(node), nil
+	return rows.Lookup(ctx, node, req)
 }
 
 // Owner implements inventory.Owner.
@@ -122,31 +127,33 @@ func (c *ConfigMap) current() (*Source, error) {
 // observe uses the newest version of the ConfigMap, or refuses it.
 func (c *ConfigMap) observe() {
 	obj, found, err := c.configMap.Get(c.name.Namespace, c.name.Name)
+	if err != nil {
+		return // OnFailure reports it
+	}
+	if !found {
+		obj = &corev1.ConfigMap{}
+	}
+	sameObject := obj.UID == c.uid
+	c.uid = obj.UID
+	rows, err := c.parse(obj, found)
 	switch {
-	case err != nil: // OnFailure reports it
-	case !found:
-		c.uid = ""
-		c.rows.Forget(errMissing{fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", c.name, nodesKey)})
-	default:
-		rows, mistakes := c.parse(obj)
-		switch {
-		case mistakes == nil:
-			c.uid = obj.UID
-			c.rows.Use(rows, nil)
-		case c.uid == obj.UID:
-			c.rows.Refuse(mistakes)
-		default: // the last good version was that of another ConfigMap
-			c.uid = obj.UID
-			c.rows.Forget(mistakes)
-		}
+	case err == nil:
+		c.rows.Use(rows, nil)
+	case found && sameObject:
+		c.rows.Refuse(err)
+	default: // the last good version was that of another ConfigMap
+		c.rows.Forget(err)
 	}
 	c.Changed("")
 }
 
 // parse parses a version of the ConfigMap.
-func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
-	text, found := obj.Data[nodesKey]
-	if !found {
+func (c *ConfigMap) parse(obj *corev1.ConfigMap, found bool) (*Source, error) {
+	text, hasKey := obj.Data[nodesKey]
+	switch {
+	case !found:
+		return nil, errMissing{fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", c.name, nodesKey)}
+	case !hasKey:
 		return nil, fmt.Errorf("ConfigMap %s: has no key %s", c.name, nodesKey)
 	}
 	rows, err := Parse([]byte(text))
@@ -157,54 +164,69 @@ func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
 	return rows, nil
 }
 
+// Parse parses a YAML list of Rows. Its error may be an Aggregate of several mistakes.
+func Parse(data []byte) (*Source, error) {
+	decoder := yaml.NewDecoder(bytes.NewReader(data))
+	decoder.KnownFields(true)
+	var rows []Row
+	err := decoder.Decode(&rows)
+	var wrong *yaml.TypeError // lists every field that is unknown, is set twice or has the wrong type
+	switch {
+	case errors.As(err, &wrong):
+		var mistakes []error
+		for _, text := range wrong.Errors {
+			mistakes = append(mistakes, fmt.Errorf("%s: %s", nodesKey, text))
+		}
+		return nil, utilerrors.NewAggregate(mistakes)
+	case rows == nil && (err == nil || errors.Is(err, io.EOF)):
+		return nil, fmt.Errorf("%s: is empty: write [] for no rows", nodesKey)
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", nodesKey, err)
+	case !errors.Is(decoder.Decode(&yaml.Node{}), io.EOF):
+		return nil, fmt.Errorf("%s: want one YAML document", nodesKey)
+	}
+	source, mistakes := New(field.NewPath(nodesKey), rows)
+	return source, mistakes.ToAggregate()
+}
+
 // report reports a problem with the newest version, and later its end. It does not report another good version.
 func (c *ConfigMap) report(before, after lastgood.State[*Source]) {
 	if before.Problem == nil && after.Problem == nil {
 		return
 	}
-	reason, message, count, eventType := "StaticListRead", "all rows are in use", 0, corev1.EventTypeNormal
+	mistakes := mistakesIn(after.Problem)
+	refusedRows.Add(float64(len(mistakes) - len(mistakesIn(before.Problem))))
+	eventType, reason, message := corev1.EventTypeNormal, "StaticListRead", "all rows are in use"
 	if after.Problem != nil {
-		mistakes := []error{after.Problem}
-		var joined interface{ Unwrap() []error }
-		if errors.As(after.Problem, &joined) { // from Parse
-			mistakes = joined.Unwrap()
-		}
-		reason, count, eventType = "StaticListInvalid", len(mistakes), corev1.EventTypeWarning
+		eventType, reason = corev1.EventTypeWarning, "StaticListInvalid"
 		if errors.As(after.Problem, new(errMissing)) {
 			reason = "StaticListMissing"
 		}
-		kept := after.Known && c.configMap.Err() == nil
-		message = "the list is rejected, and no row is in use: "
+		kept, inUse := after.Known && c.configMap.Err() == nil, "no row is in use"
 		if kept {
-			message = "the list is rejected, and the last good version stays in use: "
+			inUse = "the last good version stays in use"
 		}
-		message += summarize(mistakes)
+		message = fmt.Sprintf("the list is rejected, and %s: %s", inUse, strings.Join(csr.ShortenAll(mistakes), "; "))
 		c.log.Error(after.Problem, "Refused static inventory", "lastGoodInUse", kept)
 	}
-	refusedRows.Add(float64(count - c.refused))
-	c.refused = count
 	if c.Reporter != nil {
 		obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name, UID: c.uid}}
 		c.Reporter.Object(obj, eventType, "Load", reason, message)
 	}
 }
 
-// summarize returns the first few mistakes, and the lines of the others.
-func summarize(mistakes []error) string {
-	const most, room = 5, 120
-	var texts, lines []string
-	for i, err := range mistakes {
-		var row *RowError
-		switch {
-		case i < most:
-			texts = append(texts, csr.ShortenTo(err.Error(), room))
-		case errors.As(err, &row):
-			lines = append(lines, strconv.Itoa(row.Line))
-		}
+// mistakesIn returns the mistakes in a version that is not used because of problem.
+func mistakesIn(problem error) []string {
+	var several utilerrors.Aggregate // from Parse
+	switch {
+	case problem == nil:
+		return nil
+	case !errors.As(problem, &several):
+		return []string{problem.Error()}
 	}
-	text := strings.Join(texts, "; ")
-	if len(lines) > 0 {
-		text += "; and in lines " + strings.Join(slices.Compact(lines), ", ")
+	var texts []string
+	for _, each := range several.Errors() {
+		texts = append(texts, each.Error())
 	}
-	return text
+	return texts
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -20,88 +21,76 @@ import (
 // node's name, and ${group} for the text that the pattern's group of that name matched.
 type Row struct {
 	// Name is the name of one node.
-	Name string `json:"name,omitempty"`
+	Name string `json:"name,omitempty" yaml:"name"`
 	// NamePattern is an expression (RE2) that must match the whole name of a node.
-	NamePattern string `json:"namePattern,omitempty"`
+	NamePattern string `json:"namePattern,omitempty" yaml:"namePattern"`
 	// DNSNames lists DNS names of the node.
-	DNSNames []string `json:"dnsNames,omitempty"`
+	DNSNames []string `json:"dnsNames,omitempty" yaml:"dnsNames"`
 	// Suffixes lists DNS suffixes: every name below one of them belongs to the node.
-	Suffixes []string `json:"suffixes,omitempty"`
+	Suffixes []string `json:"suffixes,omitempty" yaml:"suffixes"`
 	// Addresses lists IP addresses and CIDRs of the node.
-	Addresses []string `json:"addresses,omitempty"`
+	Addresses []string `json:"addresses,omitempty" yaml:"addresses"`
 	// ShortNames also permits the first label of each DNS name.
-	ShortNames bool `json:"shortNames,omitempty"`
-}
-
-// RowError reports a mistake in one field of one row.
-type RowError struct {
-	Line   int    // of nodes.yaml; 0 without a file
-	Row    int    // from 1
-	Field  string // such as addresses[0]; empty for the row itself
-	Detail string
-}
-
-func (e *RowError) Error() string {
-	text := fmt.Sprintf("row %d: ", e.Row)
-	if e.Line > 0 {
-		text = fmt.Sprintf("%s:%d: ", nodesKey, e.Line) + text
-	}
-	if e.Field != "" {
-		text += e.Field + " "
-	}
-	return text + e.Detail
+	ShortNames bool `json:"shortNames,omitempty" yaml:"shortNames"`
 }
 
 var _ inventory.Owner = &Source{}
 
 // Source knows nodes by rows. The row with the node's name counts, or else the first row whose pattern matches it.
 type Source struct {
-	from     string
+	from     string // in messages
 	exact    map[string]*row
 	patterns []*row
-	owners   map[san.SAN]string // the node of the exact row that lists the value
+	owners   map[san.SAN]*row // the row with a name that lists the value
 }
 
-// New returns a Source. Its error joins a *RowError for each mistake in rows.
-func New(rows []Row) (*Source, error) {
-	s, problems := compile(rows)
-	return s, join(problems)
-}
-
-func join(problems []*RowError) error {
-	errs := make([]error, len(problems))
-	for i, problem := range problems {
-		errs[i] = problem
-	}
-	return errors.Join(errs...)
-}
-
-// compile returns a Source, or the mistakes in rows.
-func compile(rows []Row) (*Source, []*RowError) {
-	s := &Source{from: "configuration", exact: map[string]*row{}, owners: map[san.SAN]string{}}
-	var problems []*RowError
-	patterns := map[string]int{}
+// New returns a Source, or every mistake in rows, which are at path.
+func New(path *field.Path, rows []Row) (*Source, field.ErrorList) {
+	s := &Source{from: "configuration", exact: map[string]*row{}, owners: map[san.SAN]*row{}}
+	var mistakes field.ErrorList
+	patterns := map[string]bool{}
 	for i, in := range rows {
-		out := &row{number: i + 1}
-		problems = append(problems, out.read(in)...)
-		if first := s.exact[in.Name]; in.Name != "" && first != nil {
-			problems = append(problems, out.problem("name", "%q is already used in row %d", in.Name, first.number))
-		}
-		if first := patterns[in.NamePattern]; in.NamePattern != "" && first != 0 {
-			problems = append(problems, out.problem("namePattern", "%q is already used in row %d", in.NamePattern, first))
-		}
+		at, out := path.Index(i), &row{Row: in, number: i + 1}
+		mistakes = append(mistakes, out.parse(at)...)
 		switch {
 		case in.Name != "":
+			if s.exact[in.Name] != nil {
+				mistakes = append(mistakes, field.Duplicate(at.Child("name"), in.Name))
+			}
 			s.exact[in.Name] = out
-			problems = append(problems, s.addOwner(in.Name)...)
+			mistakes = append(mistakes, s.addOwner(at, out)...)
 		case out.pattern != nil:
-			s.patterns, patterns[in.NamePattern] = append(s.patterns, out), i+1
+			if patterns[in.NamePattern] {
+				mistakes = append(mistakes, field.Duplicate(at.Child("namePattern"), in.NamePattern))
+			}
+			s.patterns, patterns[in.NamePattern] = append(s.patterns, out), true
 		}
 	}
-	if len(problems) > 0 {
-		return nil, problems
+	if len(mistakes) > 0 {
+		return nil, mistakes
 	}
 	return s, nil
+}
+
+// addOwner records the values that r assigns to its node alone. It returns those that a row of another node assigns too.
+func (s *Source) addOwner(at *field.Path, r *row) (mistakes field.ErrorList) {
+	own := func(value san.SAN) {
+		switch other := s.owners[value]; {
+		case other == nil:
+			s.owners[value] = r
+		case other.Name != r.Name:
+			mistakes = append(mistakes, field.Invalid(at, value.String(), fmt.Sprintf("row %d lists it too: "+
+				"only rows with namePattern may share names and addresses", other.number)))
+		}
+	}
+	entry := r.entry(s.from, r.templates(r.Name, nil))
+	for _, value := range entry.SANs {
+		own(value)
+		if short, _, found := strings.Cut(value.Name, "."); found && r.ShortNames {
+			own(san.SAN{Name: short})
+		}
+	}
+	return mistakes
 }
 
 // Name implements inventory.Source.
@@ -109,168 +98,125 @@ func (s *Source) Name() string { return "static" }
 
 // Lookup implements inventory.Source.
 func (s *Source) Lookup(_ context.Context, node string, _ *csr.Request) (*inventory.Entry, error) {
-	return s.lookup(node), nil
+	if found := s.exact[node]; found != nil {
+		return found.entry(s.from, found.templates(node, nil)), nil
+	}
+	// A pattern may match a text that can't be the name of a Node, such as a name in upper case.
+	if len(validation.IsDNS1123Subdomain(node)) > 0 {
+		return nil, nil
+	}
+	for _, found := range s.patterns {
+		if groups := found.pattern.FindStringSubmatch(node); groups != nil {
+			return found.entry(s.from, found.templates(node, groups)), nil
+		}
+	}
+	return nil, nil
 }
 
 // Owner implements inventory.Owner. Only rows for one node have an owner.
 func (s *Source) Owner(value san.SAN) (string, error) {
-	node := s.owners[value]
-	if node == "" {
+	r := s.owners[value]
+	if r == nil {
 		return "", nil
 	}
-	return fmt.Sprintf("%s (node %s)", s.lookup(node).Source, node), nil
+	return fmt.Sprintf("row %d of %s (node %s)", r.number, s.from, r.Name), nil
 }
 
-// addOwner records the values that the row of node assigns to it alone. It returns those that another row assigns too.
-func (s *Source) addOwner(node string) []*RowError {
-	var problems []*RowError
-	own := func(value san.SAN) {
-		switch other := s.owners[value]; other {
-		case "":
-			s.owners[value] = node
-		case node:
-		default:
-			problems = append(problems, s.exact[node].problem("", "lists %s, which row %d lists too: "+
-				"only rows with namePattern may share names and addresses", value, s.exact[other].number))
-		}
-	}
-	entry := s.lookup(node)
-	for _, value := range entry.SANs {
-		own(value)
-		if short, _, found := strings.Cut(value.Name, "."); found && entry.ShortNames {
-			own(san.SAN{Name: short})
-		}
-	}
-	return problems
-}
-
-func (s *Source) lookup(node string) *inventory.Entry {
-	if found := s.exact[node]; found != nil {
-		return found.entry(s.from, map[string]string{nodeGroup: node})
-	}
-	// A pattern may match a text that can't be the name of a Node, such as a name in upper case.
-	if len(validation.IsDNS1123Subdomain(node)) > 0 {
-		return nil
-	}
-	for _, found := range s.patterns {
-		matches := found.pattern.FindStringSubmatch(node)
-		if matches == nil {
-			continue
-		}
-		groups := map[string]string{nodeGroup: node}
-		for i, name := range found.pattern.SubexpNames() {
-			if name != "" {
-				groups[name] = matches[i]
-			}
-		}
-		return found.entry(s.from, groups)
-	}
-	return nil
+// row is a Row whose pattern and addresses are parsed.
+type row struct {
+	Row
+	number  int
+	pattern *regexp.Regexp  // nil for a name
+	own     inventory.Entry // the parts without a template
 }
 
 // nodeGroup is the group that every template has. It stands for the node's name.
 const nodeGroup = "node"
 
-var reference = regexp.MustCompile(`\$\{([^{}]*)\}`)
-
-// row is a parsed Row.
-type row struct {
-	number   int
-	pattern  *regexp.Regexp  // nil for a name
-	names    []string        // templates
-	suffixes []string        // templates
-	own      inventory.Entry // the parts without a template
+// templates returns a replacer of each ${group} in a template of r. groups are what the groups of its pattern matched.
+func (r *row) templates(node string, groups []string) *strings.Replacer {
+	pairs := []string{"${" + nodeGroup + "}", node}
+	for i, text := range groups {
+		if name := r.pattern.SubexpNames()[i]; name != "" {
+			pairs = append(pairs, "${"+name+"}", text)
+		}
+	}
+	return strings.NewReplacer(pairs...)
 }
 
-// entry returns what the row says of a node, with groups in place of ${group}.
-func (r *row) entry(from string, groups map[string]string) *inventory.Entry {
+// entry returns what r says of a node.
+func (r *row) entry(from string, templates *strings.Replacer) *inventory.Entry {
 	entry := &inventory.Entry{
 		Source: fmt.Sprintf("row %d of %s", r.number, from),
-		SANs:   slices.Clone(r.own.SANs), Prefixes: slices.Clone(r.own.Prefixes), ShortNames: r.own.ShortNames,
+		SANs:   slices.Clone(r.own.SANs), Prefixes: slices.Clone(r.own.Prefixes), ShortNames: r.ShortNames,
 		AnyTime: true, Shared: r.pattern != nil,
 	}
-	expand := func(template string) string {
-		return reference.ReplaceAllStringFunc(template, func(ref string) string { return groups[ref[2:len(ref)-1]] })
-	}
 	// An expanded template may be no DNS name. No node owns such a text.
-	for _, name := range r.names {
-		_ = entry.AddName(expand(name))
+	for _, name := range r.DNSNames {
+		_ = entry.AddName(templates.Replace(name))
 	}
-	for _, suffix := range r.suffixes {
-		_ = entry.AddSuffix(expand(suffix))
+	for _, suffix := range r.Suffixes {
+		_ = entry.AddSuffix(templates.Replace(suffix))
 	}
 	return entry
 }
 
-// problem returns a mistake in a field of r.
-func (r *row) problem(field, format string, args ...any) *RowError {
-	return &RowError{Row: r.number, Field: field, Detail: fmt.Sprintf(format, args...)}
-}
-
-// read fills r from in, and returns the mistakes in it.
-func (r *row) read(in Row) []*RowError {
-	problems := r.readName(in)
-	groups := []string{nodeGroup}
-	if r.pattern != nil {
-		groups = append(groups, r.pattern.SubexpNames()...)
-	} else if in.NamePattern != "" {
-		groups = nil // unknown
+// parse fills the parsed fields of r, and returns the mistakes in it. at is its path.
+func (r *row) parse(at *field.Path) field.ErrorList {
+	mistakes := r.parseName(at)
+	if r.NamePattern != "" && r.pattern == nil {
+		return mistakes // its groups are unknown
 	}
-	check := func(field string, values []string, add func(string) error) {
+	check := func(name string, values []string, add func(string) error) {
 		for i, value := range values {
 			if err := add(value); err != nil {
-				problems = append(problems, r.problem(fmt.Sprintf("%s[%d]", field, i), "%q: %v", value, err))
+				mistakes = append(mistakes, field.Invalid(at.Child(name).Index(i), value, err.Error()))
 			}
 		}
 	}
-	check("dnsNames", in.DNSNames, func(value string) error {
-		return checkTemplate(value, groups, new(inventory.Entry).AddName)
-	})
-	check("suffixes", in.Suffixes, func(value string) error {
-		return checkTemplate(value, groups, new(inventory.Entry).AddSuffix)
-	})
-	check("addresses", in.Addresses, r.own.AddAddress)
-	r.names, r.suffixes, r.own.ShortNames = in.DNSNames, in.Suffixes, in.ShortNames
-	return problems
+	var groups []string
+	if r.pattern != nil {
+		groups = slices.Repeat([]string{"x"}, len(r.pattern.SubexpNames()))
+	}
+	example := r.templates("x", groups)
+	template := func(add func(string) error) func(string) error {
+		return func(value string) error {
+			value = example.Replace(value)
+			if strings.Contains(value, "$") {
+				return errors.New("use $ only in ${node}, and in ${group} for a group of the pattern")
+			}
+			return add(value)
+		}
+	}
+	check("dnsNames", r.DNSNames, template(new(inventory.Entry).AddName))
+	check("suffixes", r.Suffixes, template(new(inventory.Entry).AddSuffix))
+	check("addresses", r.Addresses, r.own.AddAddress)
+	return mistakes
 }
 
-// readName reads the name or the pattern of in.
-func (r *row) readName(in Row) []*RowError {
+// parseName parses the name or the pattern of r.
+func (r *row) parseName(at *field.Path) field.ErrorList {
 	switch {
-	case (in.Name == "") == (in.NamePattern == ""):
-		return []*RowError{r.problem("", "set either name or namePattern")}
-	case in.Name != "":
-		if len(validation.IsDNS1123Subdomain(in.Name)) > 0 {
-			return []*RowError{r.problem("name", "%q is not a valid Node name", in.Name)}
+	case (r.Name == "") == (r.NamePattern == ""):
+		return field.ErrorList{field.Required(at, "set either name or namePattern")}
+	case r.Name != "":
+		if len(validation.IsDNS1123Subdomain(r.Name)) > 0 {
+			return field.ErrorList{field.Invalid(at.Child("name"), r.Name, "is not a valid Node name")}
 		}
 		return nil
 	}
 	// First compile it alone, because a)|(b is no pattern. Then compile it for the whole name, with or without
 	// anchors.
-	pattern, err := regexp.Compile(in.NamePattern)
+	pattern, err := regexp.Compile(r.NamePattern)
 	if err == nil {
-		pattern, err = regexp.Compile(`^(?:` + in.NamePattern + `)$`)
+		pattern, err = regexp.Compile(`^(?:` + r.NamePattern + `)$`)
+	}
+	if err == nil && slices.Contains(pattern.SubexpNames(), nodeGroup) {
+		err = errors.New("${node} stands for the whole name: use another name for the group")
 	}
 	if err != nil {
-		return []*RowError{r.problem("namePattern", "%q: %v", in.NamePattern, err)}
+		return field.ErrorList{field.Invalid(at.Child("namePattern"), r.NamePattern, err.Error())}
 	}
 	r.pattern = pattern
-	if slices.Contains(pattern.SubexpNames(), nodeGroup) {
-		return []*RowError{r.problem("namePattern", "%q: ${%s} stands for the whole name: use another name for the group",
-			in.NamePattern, nodeGroup)}
-	}
 	return nil
-}
-
-// checkTemplate checks that template uses no other groups, and that add accepts the text in which they are replaced.
-func checkTemplate(template string, groups []string, add func(string) error) error {
-	for _, ref := range reference.FindAllStringSubmatch(template, -1) {
-		if ref[1] == "" || groups != nil && !slices.Contains(groups, ref[1]) {
-			return fmt.Errorf("%s is not a group of the pattern", ref[0])
-		}
-	}
-	if rest := reference.ReplaceAllString(template, "x"); strings.Contains(rest, "$") {
-		return fmt.Errorf("a $ is only allowed in ${group}")
-	}
-	return add(reference.ReplaceAllString(template, "x"))
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -119,11 +120,11 @@ func TestAnswersAreApart(t *testing.T) {
 }
 
 func TestExpansionThatIsNoName(t *testing.T) {
-	source, err := New([]Row{{
+	source, mistakes := New(nil, []Row{{
 		NamePattern: "(?P<a>[a-z]*)-?(?P<b>.*)", DNSNames: []string{"${a}.example.org", "${b}", "x${b}"}, Suffixes: []string{"${a}"},
 	}})
-	if err != nil {
-		t.Fatal(err)
+	if len(mistakes) > 0 {
+		t.Fatal(mistakes)
 	}
 	entry, err := source.Lookup(t.Context(), "1.2.3.4", nil)
 	if err != nil {
@@ -138,82 +139,76 @@ func TestMistakes(t *testing.T) {
 	for name, test := range map[string]struct{ text, want string }{
 		"nothing":             {"", "nodes.yaml: is empty: write [] for no rows"},
 		"only a comment":      {"# none yet\n", "nodes.yaml: is empty: write [] for no rows"},
-		"null":                {"---\n", "nodes.yaml:2: want a list of rows"},
-		"a map":               {"nodes: []\n", "nodes.yaml:1: want a list of rows"},
-		"a text":              {"node-1", "nodes.yaml:1: want a list of rows"},
+		"null":                {"---\n", "nodes.yaml: is empty: write [] for no rows"},
+		"a map":               {"nodes: []\n", "nodes.yaml: line 1: cannot unmarshal !!map into []static.Row"},
+		"a text":              {"node-1", "nodes.yaml: line 1: cannot unmarshal !!str `node-1` into []static.Row"},
 		"two documents":       {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
-		"no YAML":             {"- name: a\n  - b: [\n", "nodes.yaml: line 1: did not find expected key"},
+		"no YAML":             {"- name: a\n  - b: [\n", "nodes.yaml: yaml: line 1: did not find expected key"},
 		"a broken second one": {"[]\n---\n{", "nodes.yaml: want one YAML document"},
-		"rows of all kinds": {"- node-1\n- [a]\n- null\n- {}\n", `nodes.yaml:1: row 1: want name or namePattern, and fields
-nodes.yaml:2: row 2: want name or namePattern, and fields
-nodes.yaml:3: row 3: want name or namePattern, and fields
-nodes.yaml:4: row 4: set either name or namePattern`},
-		"several mistakes, each on its line": {`
+		"rows of other types": {
+			"- node-1\n- [a]\n- {}\n",
+			"[nodes.yaml: line 1: cannot unmarshal !!str `node-1` into static.Row, nodes.yaml: line 2: cannot unmarshal !!seq into static.Row]",
+		},
+		"an empty row": {"- name: a\n- {}\n", `nodes.yaml[1]: Required value: set either name or namePattern`},
+		"several mistakes": {`
 - name: node-1
   addresses:
   - 10.0.0.1
   - "10.0.0"
   - 0.0.0.0/0
 - name: node-1
-  dnsname: [a]
-  dnsNames: ["*.example.org", "${n}", "10.0.0.1",
-    "a_b", "a$"]
+  dnsNames: ["*.example.org", "${n}", "10.0.0.1", "a_b", "a$"]
   suffixes: ["", "."]
-`, `nodes.yaml:5: row 1: addresses[1] "10.0.0": is not an IP address
-nodes.yaml:6: row 1: addresses[2] "0.0.0.0/0": is too wide: /8 is the widest
-nodes.yaml:7: row 2: name "node-1" is already used in row 1
-nodes.yaml:8: row 2: "dnsname" is not a field of a row
-nodes.yaml:9: row 2: dnsNames[0] "*.example.org": is not a DNS name
-nodes.yaml:9: row 2: dnsNames[1] "${n}": ${n} is not a group of the pattern
-nodes.yaml:9: row 2: dnsNames[2] "10.0.0.1": is an address: list it as one
-nodes.yaml:10: row 2: dnsNames[3] "a_b": is not a DNS name
-nodes.yaml:10: row 2: dnsNames[4] "a$": a $ is only allowed in ${group}
-nodes.yaml:11: row 2: suffixes[0] is not a string: quote a value that looks like a number
-nodes.yaml:11: row 2: suffixes[1] ".": is not a DNS name`},
+`, "[" + strings.Join([]string{
+			`nodes.yaml[0].addresses[1]: Invalid value: "10.0.0": is not an IP address`,
+			`nodes.yaml[0].addresses[2]: Invalid value: "0.0.0.0/0": is too wide: /8 is the widest`,
+			`nodes.yaml[1].dnsNames[0]: Invalid value: "*.example.org": is not a DNS name`,
+			`nodes.yaml[1].dnsNames[1]: Invalid value: "${n}": use $ only in ${node}, and in ${group} for a group of the pattern`,
+			`nodes.yaml[1].dnsNames[2]: Invalid value: "10.0.0.1": is an address: list it as one`,
+			`nodes.yaml[1].dnsNames[3]: Invalid value: "a_b": is not a DNS name`,
+			`nodes.yaml[1].dnsNames[4]: Invalid value: "a$": use $ only in ${node}, and in ${group} for a group of the pattern`,
+			`nodes.yaml[1].suffixes[0]: Invalid value: "": is not a DNS name`,
+			`nodes.yaml[1].suffixes[1]: Invalid value: ".": is not a DNS name`,
+			`nodes.yaml[1].name: Duplicate value: "node-1"`,
+		}, ", ") + "]"},
+		"several fields": {
+			"- name: a\n  dnsname: [a]\n  shortNames: [x]\n- name: b\n  name: c\n",
+			"[nodes.yaml: line 2: field dnsname not found in type static.Row, nodes.yaml: line 3: cannot unmarshal !!seq into bool, " +
+				`nodes.yaml: line 5: mapping key "name" already defined at line 4]`,
+		},
 		"an address in two rows, in another notation": {
 			"- {name: a, addresses: [10.0.0.1, 10.0.0.1]}\n- {name: b, addresses: ['::ffff:10.0.0.1', 10.0.0.2]}\n",
-			"nodes.yaml:2: row 2: lists 10.0.0.1, which row 1 lists too: only rows with namePattern may share names and addresses",
+			`nodes.yaml[1]: Invalid value: "10.0.0.1": row 1 lists it too: only rows with namePattern may share names and addresses`,
 		},
 		"a short name in two rows, and a name by a template": {
 			"- {name: a, dnsNames: [x.eu.test, b.test], shortNames: true}\n- {name: b, dnsNames: [x, '${node}.test']}\n",
-			"nodes.yaml:2: row 2: lists x, which row 1 lists too: only rows with namePattern may share names and addresses\n" +
-				"nodes.yaml:2: row 2: lists b.test, which row 1 lists too: only rows with namePattern may share names and addresses",
+			`[nodes.yaml[1]: Invalid value: "x": row 1 lists it too: only rows with namePattern may share names and addresses, ` +
+				`nodes.yaml[1]: Invalid value: "b.test": row 1 lists it too: only rows with namePattern may share names and addresses]`,
 		},
-		"both names": {"- {name: a, namePattern: b}\n", "nodes.yaml:1: row 1: set either name or namePattern"},
-		"no name":    {"- dnsNames: [a]\n", "nodes.yaml:1: row 1: set either name or namePattern"},
-		"upper case": {"- name: Node-1\n", `nodes.yaml:1: row 1: name "Node-1" is not a valid Node name`},
-		"a number":   {"- name: 10\n", "nodes.yaml:1: row 1: name is not a string: quote a value that looks like a number"},
-		"twice":      {"- name: a\n  name: b\n", "nodes.yaml:2: row 1: name is set twice"},
-		"twice, and then another mistake": {
-			"- name: a\n  name: b\n  oops: c\n",
-			"nodes.yaml:2: row 1: name is set twice\nnodes.yaml:3: row 1: \"oops\" is not a field of a row",
-		},
-		"a pattern that is a number": {
-			"- namePattern: 10\n", "nodes.yaml:1: row 1: namePattern is not a string: quote a value that looks like a number",
-		},
+		"both names": {"- {name: a, namePattern: b}\n", "nodes.yaml[0]: Required value: set either name or namePattern"},
+		"no name":    {"- dnsNames: [a]\n", "nodes.yaml[0]: Required value: set either name or namePattern"},
+		"upper case": {"- name: Node-1\n", `nodes.yaml[0].name: Invalid value: "Node-1": is not a valid Node name`},
+		"twice":      {"- name: a\n  name: b\n", `nodes.yaml: line 2: mapping key "name" already defined at line 1`},
 		"the second group is unknown": {
 			"- namePattern: 'a(?P<n>.)'\n  dnsNames: ['${n}-${x}']\n",
-			`nodes.yaml:2: row 1: dnsNames[0] "${n}-${x}": ${x} is not a group of the pattern`,
+			`nodes.yaml[0].dnsNames[0]: Invalid value: "${n}-${x}": use $ only in ${node}, and in ${group} for a group of the pattern`,
 		},
-		"no list":        {"- name: a\n  dnsNames: b\n", "nodes.yaml:2: row 1: dnsNames is not a list"},
-		"no boolean":     {"- name: a\n  shortNames: yes\n", "nodes.yaml:2: row 1: shortNames is neither true nor false"},
-		"an alias":       {"- &a {name: a}\n- *a\n", "nodes.yaml:2: row 2: want name or namePattern, and fields"},
-		"a merge":        {"- &a {name: a}\n- <<: *a\n  name: b\n", `nodes.yaml:2: row 2: "<<" is not a field of a row`},
-		"an alias below": {"- {name: a, dnsNames: &a [b]}\n- {name: c, dnsNames: *a}\n", "nodes.yaml:2: row 2: dnsNames is not a list"},
+		"no list":    {"- name: a\n  dnsNames: b\n", "nodes.yaml: line 2: cannot unmarshal !!str `b` into []string"},
+		"no boolean": {"- name: a\n  shortNames: maybe\n", "nodes.yaml: line 2: cannot unmarshal !!str `maybe` into bool"},
 		"bad pattern": {"- namePattern: 'a('\n  dnsNames: ['${x}']\n",
-			"nodes.yaml:1: row 1: namePattern \"a(\": error parsing regexp: missing closing ): `a(`"},
+			"nodes.yaml[0].namePattern: Invalid value: \"a(\": error parsing regexp: missing closing ): `a(`"},
 		"pattern that breaks anchors": {"- namePattern: 'a)|(?:b'\n",
-			"nodes.yaml:1: row 1: namePattern \"a)|(?:b\": error parsing regexp: unexpected ): `a)|(?:b`"},
+			"nodes.yaml[0].namePattern: Invalid value: \"a)|(?:b\": error parsing regexp: unexpected ): `a)|(?:b`"},
 		"group named node": {"- namePattern: '(?P<node>a)b'\n",
-			`nodes.yaml:1: row 1: namePattern "(?P<node>a)b": ${node} stands for the whole name: use another name for the group`},
-		"pattern twice":    {"- namePattern: a+\n- namePattern: a+\n", `nodes.yaml:2: row 2: namePattern "a+" is already used in row 1`},
-		"IPv6 all":         {"- {name: a, addresses: ['::/0']}\n", `nodes.yaml:1: row 1: addresses[0] "::/0": is too wide: /8 is the widest`},
-		"half of IPv4":     {"- {name: a, addresses: [0.0.0.0/1]}\n", `nodes.yaml:1: row 1: addresses[0] "0.0.0.0/1": is too wide: /8 is the widest`},
-		"all IPv4, mapped": {"- {name: a, addresses: ['::ffff:0:0/96']}\n", `nodes.yaml:1: row 1: addresses[0] "::ffff:0:0/96": is too wide: /8 is the widest`},
-		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml:1: row 1: addresses[0] "::ffff:0:0/64": is too wide: /8 is the widest`},
-		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
-		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml:1: row 1: addresses[0] "fd00::1%eth0": is not an IP address`},
-		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml:1: row 1: addresses[0] "10.0.0.0/33": is not a CIDR`},
+			`nodes.yaml[0].namePattern: Invalid value: "(?P<node>a)b": ${node} stands for the whole name: use another name for the group`},
+		"pattern twice":    {"- namePattern: a+\n- namePattern: a+\n", `nodes.yaml[1].namePattern: Duplicate value: "a+"`},
+		"IPv6 all":         {"- {name: a, addresses: ['::/0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::/0": is too wide: /8 is the widest`},
+		"half of IPv4":     {"- {name: a, addresses: [0.0.0.0/1]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "0.0.0.0/1": is too wide: /8 is the widest`},
+		"all IPv4, mapped": {"- {name: a, addresses: ['::ffff:0:0/96']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/96": is too wide: /8 is the widest`},
+		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/64": is too wide: /8 is the widest`},
+		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
+		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "fd00::1%eth0": is not an IP address`},
+		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.0/33": is not a CIDR`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			source, err := Parse([]byte(test.text))
@@ -224,6 +219,18 @@ nodes.yaml:11: row 2: suffixes[1] ".": is not a DNS name`},
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestTextsAreKept checks that a text keeps its spelling, even if YAML reads it as another type.
+func TestTextsAreKept(t *testing.T) {
+	source, err := Parse([]byte("- {name: 1.10, dnsNames: [10, no, 2001-01-01]}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	entry, err := source.Lookup(t.Context(), "1.10", nil)
+	if diff := cmp.Diff(&inventory.Entry{Source: "row 1 of configuration", SANs: sans("10", "no", "2001-01-01"), AnyTime: true}, entry, byValue); diff != "" || err != nil {
+		t.Errorf("error %v, -want +got:\n%s", err, diff)
 	}
 }
 
@@ -238,9 +245,9 @@ func TestNoRows(t *testing.T) {
 }
 
 func TestNewMistakes(t *testing.T) {
-	_, err := New([]Row{{Name: "a"}, {Name: "b", Addresses: []string{"10.0.0.1", "x"}}})
-	if err == nil || err.Error() != `row 2: addresses[1] "x": is not an IP address` {
-		t.Errorf("is %v", err)
+	_, mistakes := New(field.NewPath("rows"), []Row{{Name: "a"}, {Name: "b", Addresses: []string{"10.0.0.1", "x"}}})
+	if len(mistakes) != 1 || mistakes[0].Error() != `rows[1].addresses[1]: Invalid value: "x": is not an IP address` {
+		t.Errorf("is %v", mistakes)
 	}
 }
 
@@ -255,12 +262,15 @@ func FuzzParse(f *testing.F) {
 			t.Fatalf("is %v, %v", source, err)
 		}
 		if err != nil {
-			if !strings.HasPrefix(err.Error(), "nodes.yaml:") {
+			if !strings.Contains(err.Error(), "nodes.yaml") {
 				t.Errorf("does not say where: %v", err)
 			}
 			return
 		}
-		entry := source.lookup(node)
+		entry, err := source.Lookup(t.Context(), node, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if entry == nil {
 			return
 		}
@@ -288,9 +298,9 @@ func TestManyAddresses(t *testing.T) {
 	for i := range 40_000 {
 		row.Addresses = append(row.Addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
 	}
-	source, err := New([]Row{row, {Name: "b", DNSNames: []string{"b.example.org", "c"}}})
-	if err != nil {
-		t.Fatal(err)
+	source, mistakes := New(nil, []Row{row, {Name: "b", DNSNames: []string{"b.example.org", "c"}}})
+	if len(mistakes) > 0 {
+		t.Fatal(mistakes)
 	}
 	if took := time.Since(began); took > 5*time.Second {
 		t.Errorf("it took %s", took)
