@@ -39,29 +39,16 @@ type JoinWindow struct{ Before, After time.Duration }
 // reasonTooOld is the reason of a request that its kubelet no longer waits for.
 const reasonTooOld = "RequestTooOld"
 
-// tokenBinding is the node to which the requester's groups bind it.
-type tokenBinding int
+// boundHere reports whether a group binds req's requester to the requested node.
+func boundHere(req *csr.Request) bool {
+	return slices.Contains(req.Requester.Groups, csr.TokenGroup(req.NodeName()))
+}
 
-const (
-	notBound tokenBinding = iota
-	boundToNode
-	boundToAnother
-)
-
-// bindingOf returns the binding of req's requester. If several groups bind it, one group of the requested node is
-// enough.
-func bindingOf(req *csr.Request) tokenBinding {
-	binding := notBound
-	own := csr.TokenGroup(req.NodeName())
-	for _, group := range req.Requester.Groups {
-		switch {
-		case group == own:
-			return boundToNode
-		case strings.HasPrefix(group, csr.TokenGroupPrefix):
-			binding = boundToAnother
-		}
-	}
-	return binding
+// boundElsewhere reports whether groups bind req's requester only to other nodes than the requested one.
+func boundElsewhere(req *csr.Request) bool {
+	return !boundHere(req) && slices.ContainsFunc(req.Requester.Groups, func(group string) bool {
+		return strings.HasPrefix(group, csr.TokenGroupPrefix)
+	})
 }
 
 // nodeState is what the Node and the Lease with the requested name show.
@@ -148,15 +135,14 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 
 // checkRequest checks req and its age only.
 func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decision {
-	binding := bindingOf(req)
 	switch {
 	case req.NodeName() == "":
 		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "subject %q has no node name", req.SubjectText())
 	case len(validation.IsDNS1123Subdomain(req.NodeName())) > 0:
 		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "node name %q is not a name that a Node can have", nodeOf(req))
-	case binding == boundToAnother:
-		return boundElsewhere(req)
-	case p.TokenBinding && binding != boundToNode:
+	case boundElsewhere(req):
+		return refuseElsewhere(req)
+	case p.TokenBinding && !boundHere(req):
 		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
 			"user %q is not bound to node %q: approval.nodeClient.requireTokenBinding permits only a token "+
 				"with the group %s", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
@@ -229,9 +215,9 @@ func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
 	return Decision{}
 }
 
-// boundElsewhere returns the Decision about a token for another node. It is final, because neither the groups nor the
+// refuseElsewhere returns the Decision about a token for another node. It is final, because neither the groups nor the
 // subject of a request change.
-func boundElsewhere(req *csr.Request) Decision {
+func refuseElsewhere(req *csr.Request) Decision {
 	return refuseBootstrap(verdict.Deny, reasonNotAuthorized,
 		"user %q is bound to another node than %q: only a token with the group %s may request this node",
 		userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))

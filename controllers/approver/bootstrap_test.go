@@ -153,6 +153,15 @@ func TestBootstrap(t *testing.T) {
 	}
 }
 
+// tokenBinding is the node to which the requester's groups bind it.
+type tokenBinding int
+
+const (
+	notBound tokenBinding = iota
+	boundToNode
+	boundToAnother
+)
+
 // combination holds a value of each kind of fact.
 type combination struct {
 	expectation                            string // none required, unavailable, none, leaving or known

@@ -356,7 +356,7 @@ func TestGateAndConfirmSurroundTheReview(t *testing.T) {
 		"Confirm fails in refusal": {confirm: refused, confirmErr: down, want: "down", steps: "gate review confirm"},
 	} {
 		var steps []string
-		step := func(name string, decision Decision, err error) Gate {
+		step := func(name string, decision Decision, err error) Judge {
 			return func(context.Context, *csr.Request) (Decision, error) {
 				steps = append(steps, name)
 				return decision, err

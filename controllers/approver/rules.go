@@ -43,21 +43,17 @@ type Recogniser struct {
 	Permission authorizationv1.ResourceAttributes
 	// Gate, if set, runs before the review of the permission, and Confirm after it. Only Confirm uses the inventory. A
 	// decision with a reason is final.
-	Gate, Confirm Gate
+	Gate, Confirm Judge
 	// Message is the message of the Approved condition.
 	Message string
 }
 
-// Gate decides before or after the permission of a recogniser is reviewed. A Decision without a reason lets the
-// request pass. An error means that Gate could not decide.
-type Gate func(context.Context, *csr.Request) (Decision, error)
-
-// pass calls g, and reports whether its answer is final. A nil Gate lets every request pass.
-func (g Gate) pass(ctx context.Context, req *csr.Request) (_ Decision, final bool, _ error) {
-	if g == nil {
+// pass calls j, and reports whether its answer is final. A nil Judge lets every request pass.
+func (j Judge) pass(ctx context.Context, req *csr.Request) (_ Decision, final bool, _ error) {
+	if j == nil {
 		return Decision{}, false, nil
 	}
-	decision, err := g(ctx, req)
+	decision, err := j(ctx, req)
 	return decision, err != nil || decision.Reason != "", err
 }
 
@@ -99,7 +95,7 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		return Decision{Result: approve, Rule: recogniser.Name}, nil
 	}
 	if len(wanted) == 0 {
-		return boundElsewhere(req), nil
+		return refuseElsewhere(req), nil
 	}
 	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
 		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
@@ -157,7 +153,7 @@ func NodeClient() Rule {
 			},
 			{
 				Name:       "nodeclient",
-				Matches:    func(req *csr.Request) bool { return bindingOf(req) != boundToAnother },
+				Matches:    func(req *csr.Request) bool { return !boundElsewhere(req) },
 				Permission: createPermission("nodeclient"),
 				Message:    "Auto approving kubelet client certificate after SubjectAccessReview.",
 			},

@@ -25,7 +25,7 @@ var approverMutations = []mutation{
 	{"approver: selfnodeclient is for oneself", "controllers/approver/rules.go", "return req.Requester.Username == req.Cert.Subject.CommonName", "return true", ""},
 	{"approver: selfnodeclient, exact name", "controllers/approver/rules.go", "return req.Requester.Username == req.Cert.Subject.CommonName", "return len(req.Requester.Username) == len(req.Cert.Subject.CommonName)", ""},
 	{"approver: selfnodeclient", "controllers/approver/rules.go", "return req.Requester.Username == req.Cert.Subject.CommonName", "return false", ""},
-	{"approver: nodeclient after selfnodeclient", "controllers/approver/rules.go", "return bindingOf(req) != boundToAnother", "return req.Requester.Username != req.Cert.Subject.CommonName", ""},
+	{"approver: nodeclient after selfnodeclient", "controllers/approver/rules.go", "return !boundElsewhere(req)", "return req.Requester.Username != req.Cert.Subject.CommonName", ""},
 	{"approver: order", "controllers/approver/rules.go", "range r.Recognisers {", "range slices.Backward(r.Recognisers) {", ""},
 	{"approver: review of selfnodeclient", "controllers/approver/rules.go", "createPermission(\"selfnodeclient\")", "createPermission(\"nodeclient\")", ""},
 	{"approver: review of nodeclient", "controllers/approver/rules.go", "createPermission(\"nodeclient\")", "createPermission(\"selfnodeclient\")", ""},

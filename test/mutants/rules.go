@@ -46,9 +46,9 @@ var servingMutations = []mutation{
 
 // Rules for a node's first certificate.
 var identityMutations = []mutation{
-	{"identity: a token for another node", "controllers/approver/bootstrap.go", "binding = boundToAnother", "binding = notBound", approverTests},
-	{"identity: one group of several is enough", "controllers/approver/bootstrap.go", "return boundToNode\n", "binding = boundToNode\n", approverTests},
-	{"identity: bound tokens only", "controllers/approver/bootstrap.go", "case p.TokenBinding && binding != boundToNode:", "case false:", approverTests},
+	{"identity: a token for another node", "controllers/approver/bootstrap.go", "return strings.HasPrefix(group, csr.TokenGroupPrefix)", "return false", approverTests},
+	{"identity: one group of several is enough", "controllers/approver/bootstrap.go", "return !boundHere(req) && slices", "return slices", approverTests},
+	{"identity: bound tokens only", "controllers/approver/bootstrap.go", "case p.TokenBinding && !boundHere(req):", "case false:", approverTests},
 	{"identity: users", "controllers/approver/bootstrap.go", "len(p.Users) > 0 && !slices.Contains", "len(p.Users) > 99 && !slices.Contains", approverTests},
 	{"identity: the age of a request", "controllers/approver/bootstrap.go", "case p.MaxRequestAge > 0 && age > p.MaxRequestAge:", "case false:", approverTests},
 	{"identity: a subject that names a node", "controllers/approver/bootstrap.go", "case req.NodeName() == \"\":", "case false:", approverTests},
