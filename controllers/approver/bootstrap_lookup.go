@@ -37,7 +37,7 @@ func BoundNodeClient(b Bootstrap) Rule {
 func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts := &bootstrapFacts{}
 	if err := b.readAge(ctx, req, facts); err != nil {
-		return b.judge(ctx, req, facts, err)
+		return b.judge(req, facts, err), nil
 	}
 	return b.Policy.checkRequest(req, facts.age), nil
 }
@@ -45,24 +45,22 @@ func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error)
 // confirm judges req by the caches, and before it passes, by what the API server returns now.
 func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, error) {
 	facts, err := b.lookUp(ctx, req)
-	if decision, err := b.judge(ctx, req, facts, err); err != nil || decision.Reason != "" {
-		return decision, err
+	if decision := b.judge(req, facts, err); decision.Reason != "" {
+		return decision, nil
 	}
-	return b.judge(ctx, req, facts, b.readLive(ctx, req, facts))
+	return b.judge(req, facts, b.readLive(ctx, req, facts)), nil
 }
 
 // judge returns the decision by facts, which are incomplete if err is not nil.
-func (b Bootstrap) judge(ctx context.Context, req *csr.Request, facts *bootstrapFacts, err error) (Decision, error) {
+func (b Bootstrap) judge(req *csr.Request, facts *bootstrapFacts, err error) Decision {
 	switch {
-	case ctx.Err() != nil: // a lookup may have ended without an answer
-		return Decision{}, context.Cause(ctx)
 	case unknown(err) == reasonPending:
 		return refuseBootstrap(verdict.Wait, reasonPending,
-			"the inventory can't say yet whether node %q may join: %v", nodeOf(req), err), nil
+			"the inventory can't say yet whether node %q may join: %v", nodeOf(req), err)
 	case err != nil:
 		facts.unavailable = err.Error()
 	}
-	return b.Policy.judge(req, facts), nil
+	return b.Policy.judge(req, facts)
 }
 
 // lookUp returns what the caches and the sources hold.

@@ -99,10 +99,7 @@ func TestConfirm(t *testing.T) {
 				facts.renewed = time.Time{}
 			}
 			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now))}}
-			got, err := b.judge(t.Context(), req, facts, b.readLive(t.Context(), req, facts))
-			if err != nil {
-				t.Fatal(err)
-			}
+			got := b.judge(req, facts, b.readLive(t.Context(), req, facts))
 			reason, text, _ := strings.Cut(test.want, " ")
 			if got.Reason != reason || !strings.Contains(got.Message, text) {
 				t.Errorf("%+v, want %q", got, test.want)
@@ -119,7 +116,7 @@ func TestConfirmSeesTheTimePass(t *testing.T) {
 	reader := fake.NewClientBuilder().WithScheme(scheme.Scheme).Build()
 	b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: nodeidentity.Live{Reader: reader}, serverTime: servertime.Of(clocktesting.NewFakePassiveClock(now.Add(time.Hour)))}}
 	err := b.readLive(t.Context(), req, facts)
-	if got, _ := b.judge(t.Context(), req, facts, err); err != nil || got.Reason != "RequestTooOld" {
+	if got := b.judge(req, facts, err); err != nil || got.Reason != "RequestTooOld" {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
@@ -131,9 +128,9 @@ func TestAgeNeedsTheTimeOfTheAPIServers(t *testing.T) {
 	b := Bootstrap{Policy: *policy, Inventory: &Inventory{serverTime: &servertime.Clock{}}}
 	facts.age = 0
 	err := b.readAge(t.Context(), req, facts)
-	got, judgeErr := b.judge(t.Context(), req, facts, err)
-	if err == nil || judgeErr != nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
-		t.Errorf("%+v, errors %v, %v", got, err, judgeErr)
+	got := b.judge(req, facts, err)
+	if err == nil || got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
+		t.Errorf("%+v, error %v", got, err)
 	}
 }
 
@@ -182,16 +179,10 @@ func TestMissingFactsWait(t *testing.T) {
 		"Leases are not read": {errors.Join(fmt.Errorf("leases: %w", informer.ErrNotRead)), "InventoryPending"},
 	} {
 		facts := *facts
-		got, err := b.judge(t.Context(), req, &facts, test.err)
-		if err != nil || got.Reason != test.want || test.want != "" && (got.Verdict != verdict.Wait || !strings.Contains(got.Message, test.err.Error())) {
-			t.Errorf("%s: %+v, %v", name, got, err)
+		got := b.judge(req, &facts, test.err)
+		if got.Reason != test.want || test.want != "" && (got.Verdict != verdict.Wait || !strings.Contains(got.Message, test.err.Error())) {
+			t.Errorf("%s: %+v", name, got)
 		}
-	}
-	ended := errors.New("the manager stops")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cancel(ended)
-	if got, err := b.judge(ctx, req, facts, context.Canceled); !errors.Is(err, ended) || got != (Decision{}) {
-		t.Errorf("after the end: %+v, %v", got, err)
 	}
 }
 

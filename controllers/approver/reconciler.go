@@ -151,8 +151,15 @@ func (r *Reconciler) Decide(
 		return nil, decision, nil
 	}
 	decision := r.blocked(req)
-	if decision.Reason == "" {
+	switch {
+	case decision.Reason != "":
+	case rule.Judge != nil:
+		decision, err = rule.Judge(ctx, req)
+	default:
 		decision, err = rule.decide(ctx, req, r.Authorizer)
+	}
+	if err == nil && ctx.Err() != nil { // a lookup may have ended without an answer
+		return req, Decision{}, context.Cause(ctx)
 	}
 	decision.Message = ascii.Quote(decision.Message)
 	return req, decision, err

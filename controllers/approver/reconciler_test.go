@@ -406,3 +406,18 @@ func TestReviewsAreMeasuredByResult(t *testing.T) {
 		}
 	}
 }
+
+// TestEndOfAttemptIsNoDecision checks that a rule whose lookups end with their context decides nothing.
+func TestEndOfAttemptIsNoDecision(t *testing.T) {
+	t.Parallel()
+	ended := errors.New("the manager stops")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	p := newParts(t, object(t))
+	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
+		cancel(ended)
+		return Decision{Result: verdict.Wait.Because("InventoryUnavailable", "canceled")}, nil
+	}
+	if _, decision, err := p.reconciler.Decide(ctx, p.served); !errors.Is(err, ended) || decision != (Decision{}) {
+		t.Errorf("%+v, %v", decision, err)
+	}
+}

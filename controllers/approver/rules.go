@@ -63,11 +63,8 @@ func (r Recogniser) Asks() string {
 	return fmt.Sprintf("%s %s/%s (API group %s)", what.Verb, what.Resource, what.Subresource, what.Group)
 }
 
-// decide judges req by Judge, or by Shape and then by each matching recogniser, in order. It asks by for permissions.
+// decide judges req by Shape, and then by each matching recogniser, in order. It asks by for permissions.
 func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
-	if r.Judge != nil {
-		return r.Judge(ctx, req)
-	}
 	if err := r.Shape(req); err != nil {
 		return Decision{Result: verdict.Deny.Because("ShapeMismatch",
 			"the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err)}, nil

@@ -33,17 +33,13 @@ func KubeletServing(s Serving) Rule {
 
 func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) {
 	node := req.NodeName()
-	decision := judgeServing(req, s.Reserved, func() (servingFacts, error) {
+	return judgeServing(req, s.Reserved, func() (servingFacts, error) {
 		if s.Inventory.cluster == nil {
 			return servingFacts{}, errNotRunning
 		}
 		found, err := s.Inventory.sources.Lookup(ctx, node, req)
 		return servingFacts{found, func(value san.SAN) (nameFacts, error) { return s.lookUpName(node, found, value) }}, err
-	})
-	if ctx.Err() != nil { // a lookup may have ended without an answer
-		return Decision{}, context.Cause(ctx)
-	}
-	return decision, nil
+	}), nil
 }
 
 // lookUpName returns what is known about one requested name or address of node. Each lookup is one in an index.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -437,18 +436,6 @@ func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 		cancel()
 		running.Wait()
 	})
-}
-
-// TestServingEndsWithItsContext checks that the end of a lookup is no decision.
-func TestServingEndsWithItsContext(t *testing.T) {
-	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1")).run(t)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	ended := errors.New("the manager stops")
-	cancel(ended)
-	if decision, err := w.serving.judge(ctx, parsed(t, "a", "10.0.0.1")); !errors.Is(err, ended) || decision != (Decision{}) {
-		t.Errorf("%+v, %v", decision, err)
-	}
 }
 
 // TestChangesWakeRequests changes objects, and checks which requests a change wakes.
