@@ -5,14 +5,15 @@
 package fairqueue
 
 import (
-	"cmp"
-	"container/heap"
+	"slices"
+	"sort"
 	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -66,29 +67,23 @@ type Queue struct {
 	mu         sync.Mutex
 	changed    *sync.Cond
 	added      map[Key]time.Time // the queued keys, and those to queue again when they are done
-	working    map[Key]*lane
-	requesters map[uint64]*requester
-	turns      []*requester // those that have a key for a free worker
+	working    sets.Set[Key]
+	lanes      map[uint64]*lane      // those with queued keys, or one in progress
+	requesters map[uint64]*requester // those of lanes
+	turns      []*requester          // those with queued keys, the next one first
 	closed     bool
 }
 
 var _ workqueue.TypedInterface[Key] = &Queue{}
 
-// requester has queued keys or keys in progress. It is in turns if a lane has a turn and busy is below the share.
 type requester struct {
-	id     uint64
-	lanes  map[uint64]*lane
-	turns  []*lane // those with queued keys and none in progress
-	busy   int
-	queued bool // in Queue.turns
+	turns []*lane // those with queued keys, the next one first
+	busy  int     // keys in progress
 }
 
-// lane has queued keys, or one in progress.
 type lane struct {
-	id   uint64
-	of   *requester
-	keys newestFirst
-	busy bool
+	keys []Key // the queued ones, the newest last
+	busy bool  // a key is in progress
 }
 
 // New returns an empty Queue for a controller with that many workers. The controller's name is a label of the metrics.
@@ -96,7 +91,7 @@ func New(controller string, workers int) *Queue {
 	q := &Queue{
 		share: max(1, workers/2), clock: clock.RealClock{},
 		depth: depth.WithLabelValues(controller), waited: waited.WithLabelValues(controller),
-		added: map[Key]time.Time{}, working: map[Key]*lane{}, requesters: map[uint64]*requester{},
+		added: map[Key]time.Time{}, working: sets.Set[Key]{}, lanes: map[uint64]*lane{}, requesters: map[uint64]*requester{},
 	}
 	q.depth.Set(0)
 	q.changed = sync.NewCond(&q.mu)
@@ -112,37 +107,58 @@ func (q *Queue) Add(key Key) {
 	}
 	q.added[key] = q.clock.Now()
 	q.depth.Inc()
-	if q.working[key] == nil {
+	if !q.working.Has(key) {
 		q.push(key)
-	}
-}
-
-// push gives key to its lane. The caller holds mu.
-func (q *Queue) push(key Key) {
-	from := q.requesters[key.Requester]
-	if from == nil {
-		from = &requester{id: key.Requester, lanes: map[uint64]*lane{}}
-		q.requesters[key.Requester] = from
-	}
-	in := from.lanes[key.Lane]
-	if in == nil {
-		in = &lane{id: key.Lane, of: from}
-		from.lanes[key.Lane] = in
-	}
-	heap.Push(&in.keys, key)
-	if len(in.keys.all) == 1 && !in.busy {
-		from.turns = append(from.turns, in)
-		q.wake(from)
-	}
-}
-
-// wake gives from a turn if one of its keys may go to a worker. The caller holds mu.
-func (q *Queue) wake(from *requester) {
-	if !from.queued && len(from.turns) > 0 && from.busy < q.share {
-		from.queued = true
-		q.turns = append(q.turns, from)
 		q.changed.Signal()
 	}
+}
+
+// push gives key to its lane. Of two keys that were created in the same second, the one that is added later is newer. The
+// caller holds mu.
+func (q *Queue) push(key Key) {
+	in, from := q.lanes[key.Lane], q.requesters[key.Requester]
+	if from == nil {
+		from = &requester{}
+		q.requesters[key.Requester] = from
+	}
+	if in == nil {
+		in = &lane{}
+		q.lanes[key.Lane] = in
+	}
+	newer := sort.Search(len(in.keys), func(n int) bool { return in.keys[n].Created > key.Created })
+	in.keys = slices.Insert(in.keys, newer, key)
+	if len(in.keys) == 1 {
+		from.turns = append(from.turns, in)
+		if len(from.turns) == 1 {
+			q.turns = append(q.turns, from)
+		}
+	}
+}
+
+// pop takes the next key that a worker may have, if there is one. It passes over few lanes and requesters, because each
+// of those holds a worker. The caller holds mu.
+func (q *Queue) pop() (key Key, found bool) {
+	for turn, from := range q.turns {
+		free := slices.IndexFunc(from.turns, func(in *lane) bool { return !in.busy })
+		if from.busy == q.share || free < 0 {
+			continue
+		}
+		in := from.turns[free]
+		newest := len(in.keys) - 1
+		key, in.keys = in.keys[newest], in.keys[:newest]
+		in.busy = true
+		from.busy++
+		from.turns = slices.Delete(from.turns, free, free+1)
+		if len(in.keys) > 0 {
+			from.turns = append(from.turns, in)
+		}
+		q.turns = slices.Delete(q.turns, turn, turn+1)
+		if len(from.turns) > 0 {
+			q.turns = append(q.turns, from)
+		}
+		return key, true
+	}
+	return Key{}, false
 }
 
 // Get blocks until a key may be worked on. Call Done with it afterwards. shutdown is true when the queue is shut down,
@@ -150,53 +166,42 @@ func (q *Queue) wake(from *requester) {
 func (q *Queue) Get() (key Key, shutdown bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for len(q.turns) == 0 && !q.closed {
-		q.changed.Wait()
+	for !q.closed {
+		key, found := q.pop()
+		if !found {
+			q.changed.Wait()
+			continue
+		}
+		q.waited.Observe(q.clock.Since(q.added[key]).Seconds())
+		q.depth.Dec()
+		delete(q.added, key)
+		q.working.Insert(key)
+		return key, false
 	}
-	if q.closed {
-		return Key{}, true
-	}
-	from := q.turns[0]
-	q.turns, from.queued = q.turns[1:], false
-	in := from.turns[0]
-	from.turns = from.turns[1:]
-	key = heap.Pop(&in.keys).(Key)
-	q.waited.Observe(q.clock.Since(q.added[key]).Seconds())
-	q.depth.Dec()
-	delete(q.added, key)
-	q.working[key] = in
-	in.busy = true
-	from.busy++
-	q.wake(from)
-	return key, false
+	return Key{}, true
 }
 
 // Done ends the work on key, and frees its lane and its worker.
 func (q *Queue) Done(key Key) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	in := q.working[key]
-	if in == nil {
+	if !q.working.Has(key) {
 		return
 	}
-	delete(q.working, key)
+	q.working.Delete(key)
+	in, from := q.lanes[key.Lane], q.requesters[key.Requester]
 	in.busy = false
-	in.of.busy--
-	if len(in.keys.all) > 0 {
-		in.of.turns = append(in.of.turns, in)
-	} else {
-		delete(in.of.lanes, in.id)
+	if len(in.keys) == 0 {
+		delete(q.lanes, key.Lane)
 	}
-	if len(in.of.lanes) == 0 {
-		delete(q.requesters, in.of.id)
+	from.busy--
+	if from.busy == 0 && len(from.turns) == 0 {
+		delete(q.requesters, key.Requester)
 	}
-	q.wake(in.of)
 	if _, again := q.added[key]; again {
 		q.push(key)
 	}
-	if q.closed {
-		q.changed.Broadcast()
-	}
+	q.changed.Broadcast()
 }
 
 // Len returns the number of queued keys.
@@ -229,36 +234,4 @@ func (q *Queue) ShuttingDown() bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return q.closed
-}
-
-// newestFirst is a heap of keys. Of two keys that were created in the same second, the one that was added later is newer.
-type newestFirst struct {
-	all  []ranked
-	next uint64
-}
-
-type ranked struct {
-	Key
-	number uint64
-}
-
-func (n *newestFirst) Len() int { return len(n.all) }
-
-func (n *newestFirst) Less(i, j int) bool {
-	a, b := n.all[i], n.all[j]
-	return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.number, b.number)) > 0
-}
-
-func (n *newestFirst) Swap(i, j int) { n.all[i], n.all[j] = n.all[j], n.all[i] }
-
-func (n *newestFirst) Push(key any) {
-	n.next++
-	n.all = append(n.all, ranked{key.(Key), n.next})
-}
-
-func (n *newestFirst) Pop() any {
-	last := len(n.all) - 1
-	key := n.all[last].Key
-	n.all = n.all[:last]
-	return key
 }

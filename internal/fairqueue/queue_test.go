@@ -31,11 +31,18 @@ func queueOf(workers int, keys ...string) *Queue {
 	return q
 }
 
+// free reports whether Get would return a key at once.
+func free(q *Queue) bool {
+	return slices.ContainsFunc(q.turns, func(from *requester) bool {
+		return from.busy < q.share && slices.ContainsFunc(from.turns, func(in *lane) bool { return !in.busy })
+	})
+}
+
 // taken returns the names of the keys that free workers get now.
 func taken(q *Queue, most int) []string {
 	var names []string
 	for range most {
-		if len(q.turns) == 0 {
+		if !free(q) {
 			break
 		}
 		key, _ := q.Get()
@@ -95,7 +102,7 @@ func TestDoneFreesLaneAndWorker(t *testing.T) {
 	q.Done(keyOf("a/3/a3@1"))
 	q.Done(keyOf("a/1/a1-older@1"))
 	q.Done(keyOf("a/1/a1-older@1"))
-	if len(q.requesters)+len(q.working)+len(q.added)+q.Len() != 0 {
+	if len(q.requesters)+len(q.lanes)+len(q.working)+len(q.added)+q.Len() != 0 {
 		t.Errorf("the empty queue holds %d requesters, %d keys in progress", len(q.requesters), len(q.working))
 	}
 }
@@ -227,7 +234,7 @@ func FuzzQueue(f *testing.F) {
 				key := keyOf(fmt.Sprintf("r%d/n%d/k%d@%d", call%3, call%7, call, call%5))
 				q.Add(key)
 				wanted[key] = true
-			case call%2 == 0 && len(q.turns) > 0:
+			case call%2 == 0 && free(q):
 				take()
 			case len(working) > 0:
 				done(int(call) % len(working))
@@ -237,7 +244,7 @@ func FuzzQueue(f *testing.F) {
 			}
 		}
 		for len(wanted)+len(working) > 0 {
-			for len(q.turns) > 0 {
+			for free(q) {
 				take()
 			}
 			if len(working) == 0 {
@@ -245,8 +252,8 @@ func FuzzQueue(f *testing.F) {
 			}
 			done(0)
 		}
-		if len(q.requesters) > 0 {
-			t.Errorf("the empty queue holds %d requesters", len(q.requesters))
+		if len(q.requesters)+len(q.lanes)+len(q.turns) > 0 {
+			t.Errorf("the empty queue holds %d requesters and %d lanes", len(q.requesters), len(q.lanes))
 		}
 	})
 }

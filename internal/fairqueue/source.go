@@ -11,19 +11,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 )
 
+type (
+	object = *certificatesv1.CertificateSigningRequest
+	queue  = workqueue.TypedRateLimitingInterface[Key]
+)
+
 // Events returns a handler that calls observe for each new or changed request, and forget for each deleted one.
-func Events(
-	observe func(*certificatesv1.CertificateSigningRequest, workqueue.TypedRateLimitingInterface[Key]),
-	forget func(*certificatesv1.CertificateSigningRequest),
-) handler.TypedEventHandler[*certificatesv1.CertificateSigningRequest, Key] {
-	type object = *certificatesv1.CertificateSigningRequest
-	type queue = workqueue.TypedRateLimitingInterface[Key]
+func Events(observe func(object, queue), forget func(object)) handler.TypedEventHandler[object, Key] {
 	return handler.TypedFuncs[object, Key]{
-		CreateFunc: func(_ context.Context, created event.TypedCreateEvent[object], to queue) { observe(created.Object, to) },
-		UpdateFunc: func(_ context.Context, updated event.TypedUpdateEvent[object], to queue) {
-			observe(updated.ObjectNew, to)
+		CreateFunc: func(_ context.Context, made event.TypedCreateEvent[object], to queue) { observe(made.Object, to) },
+		UpdateFunc: func(_ context.Context, changed event.TypedUpdateEvent[object], to queue) {
+			observe(changed.ObjectNew, to)
 		},
-		DeleteFunc: func(_ context.Context, deleted event.TypedDeleteEvent[object], _ queue) { forget(deleted.Object) },
+		DeleteFunc: func(_ context.Context, gone event.TypedDeleteEvent[object], _ queue) { forget(gone.Object) },
 	}
 }
 
@@ -40,39 +40,23 @@ func LogConstructor(log logr.Logger, controller string) func(*Key) logr.Logger {
 
 // Wake returns a source that queues the keys of waiting each time that changed signals. If ready is set, the controller
 // starts after ready has returned.
-func Wake(
-	changed <-chan struct{}, ready func(context.Context) error, waiting func() []Key,
-) source.TypedSyncingSource[Key] {
-	return wake{changed, ready, waiting}
-}
-
-type wake struct {
-	changed <-chan struct{}
-	ready   func(context.Context) error
-	waiting func() []Key
-}
-
-// Start implements source.TypedSource.
-func (w wake) Start(ctx context.Context, queue workqueue.TypedRateLimitingInterface[Key]) error {
-	go func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case <-w.changed:
-				for _, key := range w.waiting() {
-					queue.Add(key)
+func Wake(changed <-chan struct{}, ready func(context.Context) error, waiting func() []Key) source.TypedSource[Key] {
+	return source.TypedFunc[Key](func(ctx context.Context, to queue) error {
+		go func() {
+			for {
+				select {
+				case <-ctx.Done():
+					return
+				case <-changed:
+					for _, key := range waiting() {
+						to.Add(key)
+					}
 				}
 			}
+		}()
+		if ready == nil {
+			return nil
 		}
-	}()
-	return nil
-}
-
-// WaitForSync implements source.TypedSyncingSource.
-func (w wake) WaitForSync(ctx context.Context) error {
-	if w.ready == nil {
-		return nil
-	}
-	return w.ready(ctx)
+		return ready(ctx)
+	})
 }
