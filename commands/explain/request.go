@@ -80,7 +80,7 @@ func subjectAltNames(p *page, record audit.Record) {
 func usages(asked []certificatesv1.KeyUsage) []string {
 	lines := quoteAll(asked)
 	for i := range min(len(asked), maxItems) {
-		if !csr.KnownUsage(asked[i]) {
+		if _, _, unknown := csr.X509Usages(asked[i : i+1]); len(unknown) > 0 {
 			lines[i] += " (unknown to Kubernetes)"
 		}
 	}

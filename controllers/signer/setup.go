@@ -98,10 +98,6 @@ func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error
 	if r.DryRun {
 		pair.Create = nil
 	}
-	if shared := pair.SharesServing(); len(shared) > 0 {
-		report.Warn(mgr.GetLogger(), "Kubelet serving certificates and client certificates have the same CA: "+
-			"only their usages distinguish them", "logger", Name, "source", pair.Name(), "signers", shared)
-	}
 	return pair.SetupWithManager(mgr, r.Live)
 }
 

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -82,18 +83,10 @@ func (p Profile) Containing(contents *Contents) Profile {
 
 // NewProfile fills in the defaults of config and checks it.
 func NewProfile(config ProfileConfig) (Profile, error) {
-	if config.Lifetime == 0 {
-		config.Lifetime = DefaultLifetime
-	}
-	if config.MinLifetime == 0 {
-		config.MinLifetime = DefaultMinLifetime
-	}
-	if config.MaxLifetime == 0 {
-		config.MaxLifetime = config.Lifetime
-	}
-	if config.MinRSABits == 0 {
-		config.MinRSABits = DefaultMinRSABits
-	}
+	config.Lifetime = cmp.Or(config.Lifetime, DefaultLifetime)
+	config.MinLifetime = cmp.Or(config.MinLifetime, DefaultMinLifetime)
+	config.MaxLifetime = cmp.Or(config.MaxLifetime, config.Lifetime)
+	config.MinRSABits = cmp.Or(config.MinRSABits, DefaultMinRSABits)
 	config.ForbiddenSubjects = slices.Clone(config.ForbiddenSubjects)
 	for _, lifetime := range []time.Duration{config.Lifetime, config.MinLifetime, config.MaxLifetime} {
 		if err := CheckLifetime(lifetime); err != nil {

@@ -97,16 +97,16 @@ func (s *Signer) validateUsages(m *mistakes, path *field.Path, kubernetes bool) 
 		return
 	}
 	m.require(len(s.Usages) > 0, path.Child("usages"), "list the usages that this signer permits")
+	issues := len(s.Usages) == 0 || s.AllowNoExtKeyUsage
 	for i, usage := range s.Usages {
-		known := csr.KnownUsage(certificatesv1.KeyUsage(usage))
-		m.unless(known, path.Child("usages").Index(i), usage, "no such usage")
+		_, extended, unknown := csr.X509Usages([]certificatesv1.KeyUsage{certificatesv1.KeyUsage(usage)})
+		m.unless(len(unknown) == 0, path.Child("usages").Index(i), usage, "no such usage")
+		issues = issues || len(extended) > 0
 	}
 	for i, name := range s.AllowedNames {
 		_, err := ca.NewAllowedNames([]string{name})
 		m.check(err, path.Child("allowedNames").Index(i), name)
 	}
-	isExtended := func(usage string) bool { return csr.ExtendedUsage(certificatesv1.KeyUsage(usage)) }
-	issues := len(s.Usages) == 0 || s.AllowNoExtKeyUsage || slices.ContainsFunc(s.Usages, isExtended)
 	m.unless(issues, path.Child("usages"), strings.Join(s.Usages, ","), "none is an extended key usage, such as server "+
 		"auth, and without one a certificate is refused: add one, or set allowNoExtKeyUsage")
 }

@@ -39,32 +39,18 @@ var (
 	}
 )
 
-// KnownUsage reports whether Kubernetes defines usage and a certificate can hold it.
-func KnownUsage(usage certificatesv1.KeyUsage) bool {
-	_, key := keyUsages[usage]
-	_, ext := extKeyUsages[usage]
-	return key || ext
-}
-
-// ExtendedUsage reports whether usage is an extended key usage.
-func ExtendedUsage(usage certificatesv1.KeyUsage) bool {
-	_, extended := extKeyUsages[usage]
-	return extended
-}
-
 // X509Usages returns the X.509 form of usages. Extended usages are sorted and without repetition. unknown holds the
 // usages without an X.509 form.
 func X509Usages(usages []certificatesv1.KeyUsage) (
 	key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []certificatesv1.KeyUsage,
 ) {
 	for _, usage := range usages {
-		if !KnownUsage(usage) {
-			unknown = append(unknown, usage)
-			continue
-		}
-		key |= keyUsages[usage]
-		if value, ok := extKeyUsages[usage]; ok {
+		if bit, ok := keyUsages[usage]; ok {
+			key |= bit
+		} else if value, ok := extKeyUsages[usage]; ok {
 			ext = append(ext, value)
+		} else {
+			unknown = append(unknown, usage)
 		}
 	}
 	slices.Sort(ext)

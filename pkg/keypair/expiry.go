@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -28,10 +29,10 @@ func (k *KeyPair) warnAhead() {
 	if authority == nil {
 		return
 	}
-	if sharing := k.SharesServing(); len(sharing) > 0 {
+	if _, serving := k.Lifetimes[certificatesv1.KubeletServingSignerName]; serving && len(k.ClientSigners()) > 0 {
 		k.warnOnce("CAShared", "kubelet serving certificates share this CA with those of %s: a verifier that trusts this CA "+
 			"accepts both, and distinguishes them only by their usages; "+
-			"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(sharing, " and "))
+			"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(k.ClientSigners(), " and "))
 	}
 	now, end := k.Clock.Now(), authority.NotAfter()
 	if !now.Before(end) {

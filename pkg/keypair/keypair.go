@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/clock"
@@ -179,14 +178,6 @@ func (k *KeyPair) Signers() []string { return slices.Sorted(maps.Keys(k.Lifetime
 // ClientSigners returns the signers of k whose certificates API servers must accept, in order.
 func (k *KeyPair) ClientSigners() []string {
 	return slices.DeleteFunc(k.Signers(), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
-}
-
-// SharesServing returns the signers of client certificates that share k with kubelet serving certificates.
-func (k *KeyPair) SharesServing() []string {
-	if _, serving := k.Lifetimes[certificatesv1.KubeletServingSignerName]; !serving {
-		return nil
-	}
-	return k.ClientSigners()
 }
 
 // ReadRight returns, for messages, the right that is needed to read the source.
