@@ -99,12 +99,10 @@ func (o *checkOptions) run(cmd *cobra.Command, source Source) error {
 		return err
 	}
 	report := &checkReport{APIServer: server.config.Host, User: c.whoAmI(ctx), Node: o.node}
-	judge := c.cluster
-	if o.node != "" {
-		judge = func(ctx context.Context) ([]check.Result, error) { return c.node(ctx, o.node) }
-	}
-	results, err := judge(ctx)
-	if err != nil {
+	var results []check.Result
+	if o.node == "" {
+		results = c.cluster(ctx)
+	} else if results, err = c.node(ctx, o.node); err != nil {
 		return err
 	}
 	report.add(results)
@@ -313,20 +311,15 @@ func (s *Setup) certificate(signer string) (certificate *x509.Certificate, sent 
 }
 
 // cluster makes every check of the manager.
-func (c *checker) cluster(ctx context.Context) ([]check.Result, error) {
-	results := c.published()
-	rights, err := c.rights(ctx)
-	if err != nil {
-		return nil, err
-	}
-	results = append(results, rights...)
+func (c *checker) cluster(ctx context.Context) []check.Result {
+	results := append(c.published(), c.rights(ctx)...)
 	if c.options.Approver != nil {
 		groups := c.configuration.SelfCheck
 		results = append(results, check.Kubelets(ctx, c.api, groups.BootstrapGroups, groups.NodeGroups)...)
 	}
 	results = append(results, c.trust.CAs(ctx, c.cas, c.now)...)
 	results = append(results, c.authorities(ctx)...)
-	return append(results, c.running(ctx)...), nil
+	return append(results, c.running(ctx)...)
 }
 
 // published reports whether the managers have published their configuration. It returns nothing if the configuration
@@ -357,13 +350,9 @@ func (c *checker) published() []check.Result {
 
 // rights asks for the rights of each manager. A manager that has not published its user has the user of the command, if
 // the command runs as the manager.
-func (c *checker) rights(ctx context.Context) ([]check.Result, error) {
+func (c *checker) rights(ctx context.Context) []check.Result {
 	if c.setup.AsManager {
-		rights, err := controllers.Rights(c.configuration, controllers.LeaseNamespace(c.configuration))
-		if err != nil {
-			return nil, err
-		}
-		return check.Rights(ctx, c.api, rights), nil
+		return check.Rights(ctx, c.api, controllers.Rights(c.configuration, controllers.LeaseNamespace(c.configuration)))
 	}
 	unknown := func(subject string) check.Result {
 		return check.Result{
@@ -373,20 +362,16 @@ func (c *checker) rights(ctx context.Context) ([]check.Result, error) {
 		}
 	}
 	if len(c.setup.Managers) == 0 {
-		return []check.Result{unknown("the rights of the manager")}, nil
+		return []check.Result{unknown("the rights of the manager")}
 	}
 	var results []check.Result
 	for _, manager := range c.setup.Managers {
-		rights, err := controllers.Rights(manager.Configuration, manager.Lease.Namespace)
-		if err != nil {
-			return nil, err
-		}
 		if manager.Status.User == "" {
 			results = append(results, unknown("the rights of manager "+manager.Lease.Name))
 			continue
 		}
 		user := check.User{Name: manager.Status.User, Groups: manager.Status.Groups}
-		found := check.RightsOf(ctx, c.api, user, rights)
+		found := check.RightsOf(ctx, c.api, user, controllers.Rights(manager.Configuration, manager.Lease.Namespace))
 		for i := range found {
 			if len(c.setup.Managers) > 1 {
 				found[i].Subject = manager.Lease.Name + ": " + found[i].Subject
@@ -394,7 +379,7 @@ func (c *checker) rights(ctx context.Context) ([]check.Result, error) {
 		}
 		results = append(results, found...)
 	}
-	return results, nil
+	return results
 }
 
 // running checks whether the managers run. Without leader election there is no Lease that shows it.

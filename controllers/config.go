@@ -75,12 +75,8 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	if c.SelfCheck.Interval.Duration > 0 {
-		rights, err := Rights(c, LeaseNamespace(c))
-		if err != nil {
-			return Options{}, err
-		}
 		options.SelfCheck = &SelfCheck{
-			Interval: c.SelfCheck.Interval.Duration, Rights: rights, Namespace: LeaseNamespace(c),
+			Interval: c.SelfCheck.Interval.Duration, Rights: Rights(c, LeaseNamespace(c)), Namespace: LeaseNamespace(c),
 			BootstrapGroups: c.SelfCheck.BootstrapGroups, NodeGroups: c.SelfCheck.NodeGroups,
 		}
 	}
@@ -103,10 +99,9 @@ func blockList(c *config.Configuration) *blocklist.List {
 	return blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
 }
 
-// signersOf returns the signers to serve. If signing has a CA of its own, they include Kubernetes' signers. Signers
-// with settings of their own are added to them.
-func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
-	c := all.Signing
+// servedSigners returns the signers to serve with their settings and their CA, sorted by name. If signing has a CA of its
+// own, they include Kubernetes' signers.
+func servedSigners(c config.Signing) []config.Signer {
 	settings := map[string]config.Signer{}
 	if !c.Empty() {
 		for _, name := range csr.BuiltinSigners() {
@@ -116,21 +111,29 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 	for _, one := range c.Signers {
 		settings[one.Name] = one
 	}
+	var served []config.Signer
+	for _, name := range slices.Sorted(maps.Keys(settings)) {
+		one := settings[name]
+		if one.Empty() {
+			one.CA = c.CA
+		}
+		served = append(served, one)
+	}
+	return served
+}
+
+// signersOf returns the signers to serve, by name.
+func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 	signers := map[string]signer.Signer{}
 	pairs := map[config.CA]*keypair.KeyPair{} // signers with the same CA share a key pair, so its source is read once
 	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(settings)) {
-		one := settings[name]
-		profile, err := profile(c, one)
+	for _, one := range servedSigners(all.Signing) {
+		profile, err := profile(all.Signing, one)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
+			errs = append(errs, fmt.Errorf("signer %s: %w", one.Name, err))
 		}
-		source := one.CA
-		if source.Empty() {
-			source = c.CA
-		}
-		if pairs[source] == nil {
-			pairs[source] = keyPair(source, all.Rotation.Enabled)
+		if pairs[one.CA] == nil {
+			pairs[one.CA] = keyPair(one.CA, all.Rotation.Enabled)
 		}
 		usages := make([]certificatesv1.KeyUsage, len(one.Usages))
 		for i, usage := range one.Usages {
@@ -138,15 +141,15 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		}
 		names, err := ca.NewAllowedNames(one.AllowedNames)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("signer %s: %w", name, err))
+			errs = append(errs, fmt.Errorf("signer %s: %w", one.Name, err))
 		}
 		var others []string // ForbiddenOnClientCA: nil means the default list
 		if one.ForbiddenSubjects != nil {
 			others = []string{} // forbiddenSubjects replaces both default lists
 		}
-		signers[name] = signer.Signer{
+		signers[one.Name] = signer.Signer{
 			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
-			ForbiddenOnClientCA: others, AllowedNames: names, KeyPair: pairs[source],
+			ForbiddenOnClientCA: others, AllowedNames: names, KeyPair: pairs[one.CA],
 		}
 	}
 	return signers, errors.Join(errs...)
@@ -402,22 +405,11 @@ func GuardedSigners(c *config.Configuration) []GuardedSigner {
 	if !c.Rotation.Enabled || !c.Enabled(config.SignerController) {
 		return nil
 	}
-	sources := map[string]config.CA{}
-	if !c.Signing.Empty() {
-		for _, name := range csr.BuiltinSigners() {
-			sources[name] = c.Signing.CA
-		}
-	}
-	for _, one := range c.Signing.Signers {
-		if !one.Empty() {
-			sources[one.Name] = one.CA
-		}
-	}
 	var guarded []GuardedSigner
-	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		if namespace, secret := sources[name].SecretName(); secret != "" {
-			at := types.NamespacedName{Namespace: namespace, Name: secret}
-			guarded = append(guarded, GuardedSigner{Signer: name, Secret: at})
+	for _, one := range servedSigners(c.Signing) {
+		if namespace, name := one.SecretName(); name != "" {
+			secret := types.NamespacedName{Namespace: namespace, Name: name}
+			guarded = append(guarded, GuardedSigner{Signer: one.Name, Secret: secret})
 		}
 	}
 	return guarded

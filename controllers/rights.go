@@ -1,7 +1,6 @@
 package controllers
 
 import (
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -15,7 +14,6 @@ import (
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
@@ -27,43 +25,43 @@ import (
 
 // Rights returns the rights that a manager with configuration c needs. The manager's Lease is in leaseNamespace. A
 // test compares the rights with config/rbac.
-func Rights(c *config.Configuration, leaseNamespace string) ([]check.Right, error) {
-	r := rights{manifest: "config/rbac"}
+func Rights(c *config.Configuration, leaseNamespace string) []check.Right {
+	var all []check.Right
+	of := func(need, manifest string) rights {
+		return rights{all: &all, each: check.Right{Need: need, Manifest: manifest}}
+	}
 	if c.Enabled(config.ApproverController) {
-		r.approver(c.Approval)
+		of("approver", shippedRoles).approver(c)
 	}
 	if c.Enabled(config.SignerController) {
-		if err := r.signer(c); err != nil {
-			return nil, err
-		}
+		of("signer", shippedRoles).signer(c)
 	}
 	if c.Enabled(config.CleanerController) {
-		r.add("cleaner", certificatesv1.GroupName, requestsResource, "", "", "list", "watch", "delete")
+		of("cleaner", shippedRoles).cleaner(c)
 	}
 	if c.Enabled(config.RotationController) {
-		var err error
-		if r.granted("config/rotation", func() { err = r.rotation(c) }); err != nil {
-			return nil, err
-		}
+		of("rotation", rotationRoles).rotation(c)
 	}
-	r.dryRun(c)
 	if blockList(c) != nil {
 		namespace, name := c.BlockListName()
-		r.granted("config/node-block-list", func() {
-			r.add("block list", "", "configmaps", namespace, name, "get", "list", "watch")
-			r.events("block list", namespace)
-		})
+		list := of("block list", "config/node-block-list")
+		list.add("", "configmaps", namespace, name, "get", "list", "watch")
+		list.events(namespace)
 	}
 	if c.LeaderElection.Enabled {
-		r.leaderElection(leaseNamespace, c.LeaderElection.ResourceName)
-		r.optional("the published configuration", "", "configmaps", leaseNamespace, PublishedName(c), "get", "update")
+		election := of("leader election", shippedRoles)
+		election.add(coordinationv1.GroupName, "leases", leaseNamespace, "", "create")
+		election.add(coordinationv1.GroupName, "leases", leaseNamespace, c.LeaderElection.ResourceName, "get", "update")
+		election.optional().add("", "events", leaseNamespace, "", "create", "patch")
+		published := of("the published configuration", shippedRoles).optional()
+		published.add("", "configmaps", leaseNamespace, PublishedName(c), "get", "update")
 	}
 	if c.MetricsSecure {
-		const need = "secure metrics"
-		r.optional(need, authenticationv1.GroupName, "tokenreviews", "", "", "create")
-		r.optional(need, authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
+		metrics := of("secure metrics", shippedRoles).optional()
+		metrics.add(authenticationv1.GroupName, "tokenreviews", "", "", "create")
+		metrics.add(authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
 	}
-	return r.all, nil
+	return all
 }
 
 // namespaceFile holds the Pod's namespace.
@@ -75,240 +73,201 @@ func LeaseNamespace(c *config.Configuration) string {
 	if c.LeaderElection.ResourceNamespace != "" {
 		return c.LeaderElection.ResourceNamespace
 	}
-	if _, err := rest.InClusterConfig(); err == nil {
-		if namespace, err := os.ReadFile(namespaceFile); err == nil {
-			return strings.TrimSpace(string(namespace))
-		}
+	if namespace, err := os.ReadFile(namespaceFile); err == nil {
+		return strings.TrimSpace(string(namespace))
 	}
 	return metav1.NamespaceSystem
 }
 
-// rootCA is the ConfigMap with the CAs of the API servers' own certificates.
-const rootCA = "kube-root-ca.crt"
+const (
+	// rootCA is the ConfigMap with the CAs of the API servers' own certificates.
+	rootCA = "kube-root-ca.crt"
 
-const requestsResource = "certificatesigningrequests"
+	requestsResource = "certificatesigningrequests"
 
-// rights collects the rights, without duplicates.
-type rights struct {
-	all []check.Right
-	// manifest is the directory whose roles grant the rights that are added.
-	manifest string
-}
-
-// granted calls add. It records manifest as the source of the rights that add adds.
-func (r *rights) granted(manifest string, add func()) {
-	before := r.manifest
-	r.manifest = manifest
-	add()
-	r.manifest = before
-}
+	// shippedRoles and rotationRoles are folders with roles.
+	shippedRoles, rotationRoles = "config/rbac", "config/rotation"
+)
 
 // shippedCA is the Secret of the signing CA that the roles in config/ name.
 var shippedCA = types.NamespacedName{Namespace: "csr-controller-manager-system", Name: "csr-signer"}
 
-// ofSecret returns manifest if its roles name the Secret, and an empty string otherwise.
-func ofSecret(manifest, namespace, name string) string {
-	if (types.NamespacedName{Namespace: namespace, Name: name}) == shippedCA {
-		return manifest
-	}
-	return ""
+// rights adds rights to all, without duplicates. each has the fields that they share: the part of the manager that needs
+// them, and the folder whose roles grant them.
+type rights struct {
+	all  *[]check.Right
+	each check.Right
 }
 
-// ofSigner returns manifest for built-in signers, and an empty string for others. The roles in config/ name no
-// other signers.
-func ofSigner(manifest, name string) string {
-	if _, builtin := csr.BuiltinSigner(name); builtin {
-		return manifest
-	}
-	return ""
+// by returns r for the rights that the part need of the manager needs.
+func (r rights) by(need string) rights {
+	r.each.Need = need
+	return r
 }
 
-func (r *rights) add(need, group, resource, namespace, name string, verbs ...string) {
+// from returns r for rights that the roles in the folder manifest grant. It is empty if no shipped role grants them.
+func (r rights) from(manifest string) rights {
+	r.each.Manifest = manifest
+	return r
+}
+
+// optional returns r for rights that the controllers can work without.
+func (r rights) optional() rights {
+	r.each.Optional = true
+	return r
+}
+
+// ofSecret returns r for rights about a Secret. The shipped roles name only one.
+func (r rights) ofSecret(namespace, name string) rights {
+	if (types.NamespacedName{Namespace: namespace, Name: name}) != shippedCA {
+		return r.from("")
+	}
+	return r
+}
+
+// onSigner adds the right to verb the signer. The shipped roles name only built-in signers.
+func (r rights) onSigner(name, verb string) {
+	if _, builtin := csr.BuiltinSigner(name); !builtin {
+		r = r.from("")
+	}
+	r.add(certificatesv1.GroupName, "signers", "", name, verb)
+}
+
+func (r rights) add(group, resource, namespace, name string, verbs ...string) {
 	for _, verb := range verbs {
-		r.one(check.Right{Need: need, Group: group, Resource: resource, Namespace: namespace, Name: name, Verb: verb})
-	}
-}
-
-// optional adds rights that the controllers can work without.
-func (r *rights) optional(need, group, resource, namespace, name string, verbs ...string) {
-	for _, verb := range verbs {
-		r.one(check.Right{
-			Need: need, Group: group, Resource: resource, Namespace: namespace, Name: name, Verb: verb, Optional: true,
-		})
-	}
-}
-
-func (r *rights) one(right check.Right) {
-	right.Manifest = r.manifest
-	for i := range r.all {
-		known := &r.all[i]
-		if known.String() != right.String() {
+		right := r.each
+		right.Verb, right.Group, right.Resource, right.Namespace, right.Name = verb, group, resource, namespace, name
+		same := func(known check.Right) bool { return known.String() == right.String() }
+		i := slices.IndexFunc(*r.all, same)
+		if i < 0 {
+			*r.all = append(*r.all, right)
 			continue
 		}
-		known.Need += " and " + right.Need
+		known := &(*r.all)[i]
 		known.Optional = known.Optional && right.Optional
-		return
-	}
-	r.all = append(r.all, right)
-}
-
-func (r *rights) approver(c config.Approval) {
-	const need = "approver"
-	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
-	r.add(need, certificatesv1.GroupName, requestsResource+"/approval", "", "", "update")
-	for _, rule := range approverOf(c).Rules {
-		r.add(need, certificatesv1.GroupName, "signers", "", rule.SignerName, "approve")
-	}
-	r.add(need, authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
-	if c.KubeletServing.Enabled || c.NodeClient.Bound() {
-		r.inventory(c)
-	}
-	r.events(need, metav1.NamespaceDefault)
-}
-
-func (r *rights) signer(all *config.Configuration) error {
-	const need = "signer"
-	c := all.Signing
-	signers, err := signersOf(all)
-	if err != nil {
-		return err
-	}
-	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
-	r.add(need, certificatesv1.GroupName, requestsResource+"/status", "", "", "update")
-	for _, name := range slices.Sorted(maps.Keys(signers)) {
-		r.granted(ofSigner(r.manifest, name), func() { r.add(need, certificatesv1.GroupName, "signers", "", name, "sign") })
-	}
-	r.events(need, metav1.NamespaceDefault)
-	for _, source := range append([]config.Signer{{CA: c.CA}}, c.Signers...) {
-		if namespace, name := source.SecretName(); name != "" {
-			r.granted(ofSecret(r.manifest, namespace, name), func() {
-				r.add(need, "", "secrets", namespace, name, "get", "list", "watch")
-				r.events(need, namespace)
-			})
-			if source.CreateIfMissing { // needed at most once
-				r.granted("config/create-ca", func() { r.optional("a new CA", "", "secrets", namespace, "", "create") })
-			}
-			if all.Rotation.Enabled && !all.DryRuns(config.SignerController) { // the rotation controller creates the ledger
-				r.granted(ofSecret("config/rotation", namespace, name), func() {
-					r.add("ledger", "", "configmaps", namespace, ledger.BookName(name), "get", "update")
-				})
-			}
+		if !strings.Contains(known.Need, right.Need) {
+			known.Need += " and " + right.Need
 		}
 	}
-	// Without these, the rules of custom signers are strict.
-	for _, name := range []string{trust.ExtensionName, rootCA} {
-		r.optional("trust in its CAs", "", "configmaps", trust.ExtensionNamespace, name, "get")
-	}
-	return nil
-}
-
-func (r *rights) leaderElection(namespace, name string) {
-	const need = "leader election"
-	r.add(need, coordinationv1.GroupName, "leases", namespace, "", "create")
-	r.add(need, coordinationv1.GroupName, "leases", namespace, name, "get", "update")
-	r.optional(need, "", "events", namespace, "", "create", "patch")
 }
 
 // events adds the rights to write Events about objects in namespace. Events about cluster-scoped objects are in
 // namespace default.
-func (r *rights) events(need, namespace string) {
-	r.optional(need, eventsv1.GroupName, "events", namespace, "", "create", "patch")
+func (r rights) events(namespace string) {
+	r.optional().add(eventsv1.GroupName, "events", namespace, "", "create", "patch")
+}
+
+func (r rights) approver(c *config.Configuration) {
+	r.add(certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
+	if !c.DryRuns(config.ApproverController) {
+		r.add(certificatesv1.GroupName, requestsResource+"/approval", "", "", "update")
+		for _, rule := range approverOf(c.Approval).Rules {
+			r.onSigner(rule.SignerName, "approve")
+		}
+	}
+	r.add(authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
+	if c.Approval.KubeletServing.Enabled || c.Approval.NodeClient.Bound() {
+		r.by("inventory").inventory(c.Approval)
+	}
+	r.events(metav1.NamespaceDefault)
+}
+
+func (r rights) signer(c *config.Configuration) {
+	dryRun := c.DryRuns(config.SignerController)
+	r.add(certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
+	if !dryRun {
+		r.add(certificatesv1.GroupName, requestsResource+"/status", "", "", "update")
+	}
+	r.events(metav1.NamespaceDefault)
+	for _, one := range servedSigners(c.Signing) {
+		if !dryRun {
+			r.onSigner(one.Name, "sign")
+		}
+		namespace, name := one.SecretName()
+		if name == "" {
+			continue
+		}
+		secret := r.ofSecret(namespace, name)
+		secret.add("", "secrets", namespace, name, "get", "list", "watch")
+		secret.events(namespace)
+		if one.CreateIfMissing && !dryRun { // needed at most once
+			r.by("a new CA").from("config/create-ca").optional().add("", "secrets", namespace, "", "create")
+		}
+		if c.Rotation.Enabled && !dryRun { // the rotation controller creates the ledger
+			book := r.by("ledger").from(rotationRoles).ofSecret(namespace, name)
+			book.add("", "configmaps", namespace, ledger.BookName(name), "get", "update")
+		}
+	}
+	// Without these, the rules of custom signers are strict.
+	for _, name := range []string{trust.ExtensionName, rootCA} {
+		r.by("trust in its CAs").optional().add("", "configmaps", trust.ExtensionNamespace, name, "get")
+	}
+}
+
+func (r rights) cleaner(c *config.Configuration) {
+	r.add(certificatesv1.GroupName, requestsResource, "", "", "list", "watch")
+	if c.DryRuns(config.CleanerController) {
+		r.events(metav1.NamespaceDefault)
+	} else {
+		r.add(certificatesv1.GroupName, requestsResource, "", "", "delete")
+	}
 }
 
 // inventory adds the rights to read nodes and machines. It omits the rights for a machine source in the configuration,
 // because the name of its resource is discovered later.
-func (r *rights) inventory(c config.Approval) {
-	const need = "inventory"
+func (r rights) inventory(c config.Approval) {
 	if c.KubeletServing.Enabled {
-		r.granted("config/kubelet-serving", func() {
-			r.add(need, "", "nodes", "", "", "list", "watch")
-			r.add(need, "", "services", "", "", "list", "watch")
-			r.add(need, discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list", "watch")
-		})
+		serving := r.from("config/kubelet-serving")
+		serving.add("", "nodes", "", "", "list", "watch")
+		serving.add("", "services", "", "", "list", "watch")
+		serving.add(discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list", "watch")
 	}
 	if c.NodeClient.Bound() {
-		r.granted("config/node-identity", func() {
-			r.add(need, "", "nodes", "", "", "get", "list", "watch")
-			r.add(need, coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
-			r.add(need, "", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
-			r.add(need, "", "serviceaccounts", "", "", "get")
-		})
+		identity := r.from("config/node-identity")
+		identity.add("", "nodes", "", "", "get", "list", "watch")
+		identity.add(coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
+		identity.add("", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
+		identity.add("", "serviceaccounts", "", "", "get")
 	}
 	// Rights in another cluster cannot be checked here.
 	if options := presetMachines(c); options != nil && c.Inventory.Kubeconfig == "" {
-		r.granted("config/inventory-"+c.NodeClient.Inventory, func() {
-			r.add(need, options.Group, "machines", options.Namespace, "", "list", "watch")
-		})
+		machines := r.from("config/inventory-" + c.NodeClient.Inventory)
+		machines.add(options.Group, "machines", options.Namespace, "", "list", "watch")
 	}
 	for _, source := range c.Inventory.Sources {
-		if source.Static == nil {
+		if source.Static == nil || source.Static.ConfigMap == "" {
 			continue
 		}
-		if namespace, name := source.Static.ConfigMapName(); name != "" {
-			r.granted("", func() {
-				r.add(need, "", "configmaps", namespace, name, "list", "watch")
-				r.events(need, namespace)
-			})
-		}
+		namespace, name := source.Static.ConfigMapName()
+		r.from("").add("", "configmaps", namespace, name, "list", "watch")
+		r.from("").events(namespace)
 	}
 }
 
 // rotation adds the rights to rotate the CAs that c names. It omits the rights to publish trust bundles, because only
 // a SigningAuthority names the targets. The condition Published reports missing rights.
-func (r *rights) rotation(c *config.Configuration) error {
-	const need = "rotation"
-	signers, err := signersOf(c)
-	if err != nil {
-		return err
-	}
-	r.add(need, v1alpha1.GroupVersion.Group, "signingauthorities", "", "", "get", "list", "watch", "patch")
-	r.add(need, v1alpha1.GroupVersion.Group, "signingauthorities/status", "", "", "update")
-	r.add(need, certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
-	r.add(need, certificatesv1.GroupName, "clustertrustbundles", "", "", "get", "list", "create", "update", "delete")
-	for _, name := range slices.Sorted(maps.Keys(signers)) {
-		r.granted(ofSigner(r.manifest, name), func() { r.add(need, certificatesv1.GroupName, "signers", "", name, "attest") })
-	}
-	r.add(need, discoveryv1.GroupName, "endpointslices", "", "", "list")
-	r.add(need, "apiregistration.k8s.io", "apiservices", "", "", "list")
-	r.add(need, "", "services", "", "", "get")
-	r.add(need, "", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
-	r.events(need, metav1.NamespaceDefault)
-	for _, source := range append([]config.Signer{{CA: c.Signing.CA}}, c.Signing.Signers...) {
-		namespace, name := source.SecretName()
+func (r rights) rotation(c *config.Configuration) {
+	r.add(v1alpha1.GroupVersion.Group, "signingauthorities", "", "", "get", "list", "watch", "patch")
+	r.add(v1alpha1.GroupVersion.Group, "signingauthorities/status", "", "", "update")
+	r.add(certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
+	r.add(certificatesv1.GroupName, "clustertrustbundles", "", "", "get", "list", "create", "update", "delete")
+	r.add(discoveryv1.GroupName, "endpointslices", "", "", "list")
+	r.add("apiregistration.k8s.io", "apiservices", "", "", "list")
+	r.add("", "services", "", "", "get")
+	r.add("", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
+	r.events(metav1.NamespaceDefault)
+	for _, one := range servedSigners(c.Signing) {
+		r.onSigner(one.Name, "attest")
+		namespace, name := one.SecretName()
 		if name == "" {
 			continue
 		}
-		r.granted(ofSecret(r.manifest, namespace, name), func() {
-			r.add(need, "", "secrets", namespace, "", "create")
-			r.add(need, "", "secrets", namespace, name, "get", "list", "watch", "update")
-			r.add(need, "", "configmaps", namespace, "", "create")
-			for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
-				r.add(need, "", "configmaps", namespace, each, "get", "update")
-			}
-		})
-	}
-	return nil
-}
-
-// writer returns the controller that needs right for its writes, or an empty string if right is for reads.
-func writer(right check.Right) config.Controller {
-	switch right.Resource + " " + right.Verb {
-	case requestsResource + "/approval update", "signers approve":
-		return config.ApproverController
-	case requestsResource + "/status update", "signers sign", "secrets create":
-		return config.SignerController
-	case requestsResource + " delete":
-		return config.CleanerController
-	}
-	return ""
-}
-
-// dryRun removes the write rights that a dry run does not use. It adds the Events that a cleaner writes in a dry run.
-func (r *rights) dryRun(c *config.Configuration) {
-	r.all = slices.DeleteFunc(r.all, func(right check.Right) bool {
-		return writer(right) != "" && c.DryRuns(writer(right))
-	})
-	if c.Enabled(config.CleanerController) && c.DryRuns(config.CleanerController) {
-		r.events("cleaner", metav1.NamespaceDefault)
+		secret := r.ofSecret(namespace, name)
+		secret.add("", "secrets", namespace, "", "create")
+		secret.add("", "secrets", namespace, name, "get", "list", "watch", "update")
+		secret.add("", "configmaps", namespace, "", "create")
+		for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
+			secret.add("", "configmaps", namespace, each, "get", "update")
+		}
 	}
 }

@@ -106,13 +106,10 @@ func unique(texts []string) []string {
 // TestRightsAreWhatIsGranted checks that the shipped roles grant exactly the rights that the manager needs.
 func TestRightsAreWhatIsGranted(t *testing.T) {
 	t.Parallel()
-	rights, err := Rights(configured(func(c *config.Configuration) {
+	rights := Rights(configured(func(c *config.Configuration) {
 		c.MetricsSecure = true
 		c.Signing.Secret = "csr-controller-manager-system/csr-signer"
 	}), "csr-controller-manager-system")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var asked []string
 	for _, right := range rights {
 		asked = append(asked, right.String())
@@ -132,10 +129,7 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	asked := func(change func(*config.Configuration)) []string {
-		rights, err := Rights(configured(change), "csr-controller-manager-system")
-		if err != nil {
-			t.Fatal(err)
-		}
+		rights := Rights(configured(change), "csr-controller-manager-system")
 		var texts []string
 		for _, right := range rights {
 			texts = append(texts, right.String())
@@ -178,13 +172,10 @@ func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
 func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
 	t.Parallel()
 	asked := func(rotated bool, dry ...string) []string {
-		rights, err := Rights(configured(func(c *config.Configuration) {
+		rights := Rights(configured(func(c *config.Configuration) {
 			c.Controllers, c.DryRun, c.Rotation.Enabled = []string{"signer"}, dry, rotated
 			c.Signing.Secret = "csr-controller-manager-system/csr-signer"
 		}), "n")
-		if err != nil {
-			t.Fatal(err)
-		}
 		var texts []string
 		for _, right := range rights {
 			texts = append(texts, right.String())
@@ -284,10 +275,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			havenot: []string{"get configmaps extension-apiserver-authentication in kube-system"},
 		},
 	} {
-		rights, err := Rights(configured(test.change), "n")
-		if err != nil {
-			t.Fatal(err)
-		}
+		rights := Rights(configured(test.change), "n")
 		index := map[string]check.Right{}
 		for _, right := range rights {
 			index[right.String()], resources[resourceOf(right.String())] = right, true
@@ -317,16 +305,13 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 // TestRightsNameTheirManifest checks that the manifest that the check command names grants the missing right.
 func TestRightsNameTheirManifest(t *testing.T) {
 	t.Parallel()
-	all, err := Rights(configured(func(c *config.Configuration) {
+	all := Rights(configured(func(c *config.Configuration) {
 		c.Signing.Secret, c.Signing.CreateIfMissing = "csr-controller-manager-system/csr-signer", true
 		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "ns/web"}, Usages: []string{"server auth"}}}
 		c.Approval.KubeletServing.Enabled = true
 		c.Approval.NodeClient.Inventory, c.Approval.NodeClient.ClusterName = config.InventoryClusterAPI, "lab"
 		c.NodeBlockList, c.Rotation.Enabled, c.MetricsSecure = "csr-controller-manager-system/blocked", true, true
 	}), "csr-controller-manager-system")
-	if err != nil {
-		t.Fatal(err)
-	}
 	got := map[string]string{}
 	for _, right := range all {
 		got[right.String()] = right.Manifest
@@ -357,14 +342,11 @@ func TestRightsNameTheirManifest(t *testing.T) {
 func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	asked := func(enabled bool) []string {
-		rights, err := Rights(configured(func(c *config.Configuration) {
+		rights := Rights(configured(func(c *config.Configuration) {
 			c.Controllers = []string{"*", "-approver", "-signer", "-cleaner"}
 			c.LeaderElection.Enabled, c.Rotation.Enabled = false, enabled
 			c.Signing.Secret = "csr-controller-manager-system/csr-signer"
 		}), "n")
-		if err != nil {
-			t.Fatal(err)
-		}
 		var texts []string
 		for _, right := range rights {
 			texts = append(texts, right.String())
@@ -383,13 +365,10 @@ func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
 // ClusterTrustBundle of a signer. No shipped role can name custom signers, so the check command must.
 func TestRotationAsksToAttestForCustomSigners(t *testing.T) {
 	t.Parallel()
-	rights, err := Rights(configured(func(c *config.Configuration) {
+	rights := Rights(configured(func(c *config.Configuration) {
 		c.LeaderElection.Enabled, c.Rotation.Enabled = false, true
 		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "csr-controller-manager-system/web"}, Usages: []string{"server auth"}}}
 	}), "n")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, right := range rights {
 		if right.Verb == "attest" && strings.HasSuffix(right.Name, "example.com/web") && !right.Optional {
 			return

@@ -156,8 +156,8 @@ func New(
 		return nil, err
 	}
 	e.calledAs = api.Program
-	e.inventory, err = newInventory(configuration, api)
-	return e, err
+	e.inventory = newInventory(configuration, api)
+	return e, nil
 }
 
 // program returns how the user calls this program.

@@ -333,7 +333,7 @@ func (h *roleHolder) start(t *testing.T, args ...string) {
 	c, _, err := config.Load(append(slices.Clone(standardArgs), h.args...), nil)
 	if err == nil {
 		h.namespace = controllers.LeaseNamespace(c)
-		h.asked, err = controllers.Rights(c, h.namespace)
+		h.asked = controllers.Rights(c, h.namespace)
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -241,10 +241,7 @@ func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 		t.Fatal(err)
 	}
 	c.Rotation.Enabled = rotates
-	rights, err := controllers.Rights(c, controllers.LeaseNamespace(c))
-	if err != nil {
-		t.Fatal(err)
-	}
+	rights := controllers.Rights(c, controllers.LeaseNamespace(c))
 	as := clientOf(t, cfg)
 	eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		for _, result := range check.Rights(ctx, as, rights) {
