@@ -36,10 +36,6 @@ const maxSubject = 2 * 64 << 10
 // wait at all.
 const patience = 2 * time.Second
 
-// halves is the number of timers for patience. If the process was suspended, the first timer has expired when it wakes up, but the disk
-// has had no time yet.
-const halves = 2
-
 var errHangs = errors.New("an earlier write to it hangs")
 
 // errorsTotal counts records that could not be written to the audit log.
@@ -154,12 +150,16 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 // Log is the audit log. A nil Log writes to the logger only. It is safe for concurrent use.
 type Log struct {
 	out  io.Writer
-	turn chan struct{} // full during a write
+	turn chan error // empty during a write
 	// hangs reports that a write took longer than patience, and that none has been faster since.
 	hangs atomic.Bool
 }
 
-func newLog(out io.Writer) *Log { return &Log{out: out, turn: make(chan struct{}, 1)} }
+func newLog(out io.Writer) *Log {
+	l := &Log{out: out, turn: make(chan error, 1)}
+	l.turn <- nil
+	return l
+}
 
 // Options set the file of the audit log and its rotation, see config.Audit.
 type Options struct {
@@ -199,9 +199,7 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	if l == nil {
 		return
 	}
-	record.Requester = record.Requester.bounded()
-	record = record.bounded(event == Signed)
-	line, err := json.Marshal(record)
+	line, err := json.Marshal(record.bounded(event == Signed))
 	if err == nil {
 		err = l.write(append(ascii.JSON(line), '\n'))
 	}
@@ -211,48 +209,44 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	}
 }
 
-// write writes line. It waits at most patience for its turn, and as long again for the disk; the write may then be
-// complete later.
+// write writes line. It waits at most patience for its turn, but not at all while a write hangs, and at most patience for
+// the disk. The write may then be complete later.
 func (l *Log) write(line []byte) error {
-	if !l.begin() {
-		return errHangs
+	select {
+	case <-l.turn:
+	default:
+		if l.hangs.Load() {
+			return errHangs
+		}
+		if free, _ := receive(l.turn); !free {
+			return errHangs
+		}
 	}
 	done := make(chan error, 1)
 	go func() {
 		_, err := l.out.Write(line)
-		<-l.turn
+		l.turn <- nil
 		done <- err
 	}()
-	for range halves {
-		select {
-		case err := <-done:
-			l.hangs.Store(false)
-			return err
-		case <-time.After(patience / halves):
-		}
+	written, err := receive(done)
+	l.hangs.Store(!written)
+	if !written {
+		return fmt.Errorf("the write takes longer than %s", patience)
 	}
-	l.hangs.Store(true)
-	return fmt.Errorf("the write takes longer than %s", patience)
+	return err
 }
 
-// begin takes the turn. It waits for it, but not at all while a write hangs.
-func (l *Log) begin() bool {
-	select {
-	case l.turn <- struct{}{}:
-		return true
-	default:
-	}
-	if l.hangs.Load() {
-		return false
-	}
-	for range halves {
+// receive waits for a value of c, at most patience. It uses two timers: if the process was suspended, the first one has
+// expired when the process continues, but the disk has had no time yet.
+func receive(c <-chan error) (received bool, err error) {
+	for range 2 {
 		select {
-		case l.turn <- struct{}{}:
-			return true
-		case <-time.After(patience / halves):
+		case err := <-c:
+			return true, err
+		case <-time.After(patience / 2):
 		}
 	}
-	return false
+	return false, nil
 }
 
 // bounded shortens the texts that a requester chose. The record of a certificate keeps all of its names, which
@@ -265,16 +259,11 @@ func (r Record) bounded(signed bool) Record {
 			*list = few(*list)
 		}
 	}
+	if by := r.Requester; by != nil { // the operator of an authenticator may create texts of any length
+		r.Requester = &Requester{csr.Shorten(by.Username), csr.Shorten(by.UID), few(by.Groups), few(by.CredentialIDs)}
+	}
 	r.Message, r.Usages = csr.ShortenTo(r.Message, maxMessage), few(r.Usages)
 	return r
-}
-
-// bounded returns a shortened r: the operator of an authenticator may create names, groups and IDs of any length.
-func (r *Requester) bounded() *Requester {
-	if r == nil {
-		return nil
-	}
-	return &Requester{csr.Shorten(r.Username), csr.Shorten(r.UID), few(r.Groups), few(r.CredentialIDs)}
 }
 
 // few returns the first texts of all, each shortened: at most 20, and at most 1 KiB together.

@@ -25,14 +25,7 @@ type Shared struct {
 	Authorizer
 
 	unsent singleflight.Group
-	mu     sync.Mutex
-	places map[string]*place
-}
-
-// place bounds the reviews of one question.
-type place struct {
-	free chan struct{}
-	used int // by reviews that wait or are in progress
+	places sync.Map // of each question with a review in progress: a channel that holds a value for each
 }
 
 // Allowed implements Authorizer. ctx bounds only the wait of its caller, because others may share the review.
@@ -67,31 +60,19 @@ func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizat
 
 // enter waits until a review of question may be sent. The caller calls leave after it.
 func (s *Shared) enter(ctx context.Context, question string) (leave func(), err error) {
-	s.mu.Lock()
-	if s.places == nil {
-		s.places = map[string]*place{}
-	}
-	at := s.places[question]
-	if at == nil {
-		at = &place{free: make(chan struct{}, placesPerQuestion)}
-		s.places[question] = at
-	}
-	at.used++
-	s.mu.Unlock()
-	drop := func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if at.used--; at.used == 0 {
-			delete(s.places, question)
-		}
-	}
+	known, _ := s.places.LoadOrStore(question, make(chan struct{}, placesPerQuestion))
+	places := known.(chan struct{})
 	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
 	defer cancel()
 	select {
 	case <-ctx.Done():
-		drop()
 		return nil, fmt.Errorf("wait for identical reviews: %w", ctx.Err())
-	case at.free <- struct{}{}:
-		return func() { <-at.free; drop() }, nil
+	case places <- struct{}{}:
 	}
+	return func() {
+		<-places
+		if len(places) == 0 { // a review that enters at this moment does not count for later ones
+			s.places.CompareAndDelete(question, places)
+		}
+	}, nil
 }
