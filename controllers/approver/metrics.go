@@ -5,7 +5,6 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
@@ -55,16 +54,17 @@ type measured struct{ authz.Authorizer }
 func (m measured) Allowed(
 	ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes,
 ) (bool, error) {
-	real := clock.RealClock{}
-	start := real.Now()
-	allowed, err := m.Authorizer.Allowed(ctx, who, what)
 	result := "refused"
+	timer := prometheus.NewTimer(prometheus.ObserverFunc(func(seconds float64) {
+		reviewSeconds.WithLabelValues(result).Observe(seconds)
+	}))
+	defer timer.ObserveDuration()
+	allowed, err := m.Authorizer.Allowed(ctx, who, what)
 	switch {
 	case err != nil:
 		result = "error"
 	case allowed:
 		result = "allowed"
 	}
-	reviewSeconds.WithLabelValues(result).Observe(real.Since(start).Seconds())
 	return allowed, err
 }

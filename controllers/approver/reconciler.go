@@ -216,8 +216,7 @@ func (r *Reconciler) write(
 	defer cancel()
 	err := r.Client.SubResource("approval").Update(writing, written)
 	stored, changed := err == nil, false
-	refused := !stored && report.Refused(err)
-	if !stored && !refused {
+	if err != nil {
 		stored, changed = r.readBack(ctx, obj, kind, decision)
 	}
 	if stored {
@@ -228,7 +227,7 @@ func (r *Reconciler) write(
 	unstored.Message = err.Error()
 	r.record(ctx, obj, req, audit.NotStored, decision.Verdict.String(), unstored)
 	switch {
-	case refused: // an admission policy or a role may change
+	case report.Refused(err): // an admission policy or a role may change
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 		return false, r.refuse(ctx, obj, req, Decision{Result: verdict.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
@@ -241,7 +240,7 @@ func (r *Reconciler) write(
 }
 
 // readBack reports whether the API server holds the decision although its write failed, or whether obj has changed or is
-// gone. A conflict does not prove that nothing was stored: client-go repeats a write after some errors.
+// gone. Not even a refusal proves that nothing was stored: client-go repeats a write after some errors.
 func (r *Reconciler) readBack(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, decision Decision,
 ) (stored, changed bool) {

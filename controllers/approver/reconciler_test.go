@@ -159,15 +159,15 @@ func TestReconcileFaults(t *testing.T) {
 		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, reads: 1},
 		"changed meanwhile":         {grants: []string{"nodeclient"}, write: down, writes: 1, reads: 1},
 		"write is forbidden": {
-			grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, again: time.Second,
+			grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, reads: 1, again: time.Second,
 			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down; correct the role or the admission policy, and the request is checked again within five minutes`},
 		},
 		"a webhook refuses without a code": {
-			grants: []string{"nodeclient"}, write: apierrors.NewBadRequest("not today"), writes: 1, again: time.Second,
+			grants: []string{"nodeclient"}, write: apierrors.NewBadRequest("not today"), writes: 1, reads: 1, again: time.Second,
 			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: not today; correct the role or the admission policy, and the request is checked again within five minutes`},
 		},
 		"write is invalid": {
-			grants: []string{"nodeclient"}, write: invalid, writes: 1, again: time.Second,
+			grants: []string{"nodeclient"}, write: invalid, writes: 1, reads: 1, again: time.Second,
 			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: CertificateSigningRequest.certificates.k8s.io "csr-1" is invalid; correct the role or the admission policy, and the request is checked again within five minutes`},
 		},
 	} {

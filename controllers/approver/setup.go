@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -43,7 +44,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	wake := newWakeUps()
 	errs := []error{
 		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))),
-		approving.Watch(wake.source(&r.waiting)),
+		approving.Watch(fairqueue.Wake(wake.changed, nil, func() []fairqueue.Key { return wake.woken(&r.waiting) })),
 	}
 	if r.BlockList != nil {
 		// The block list changes rarely, so all undecided requests are judged again.
@@ -87,6 +88,8 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	r.Workers = cmp.Or(r.Workers, DefaultWorkers)
 	r.limiter = newLimiter(r.Limit, r.Clock)
 }
+
+type workQueue = workqueue.TypedRateLimitingInterface[fairqueue.Key]
 
 // observe enqueues obj if Reconcile has something to do.
 func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {

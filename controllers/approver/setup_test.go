@@ -284,7 +284,8 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 		}
 		queued(queue)
 		ctx, cancel := context.WithCancel(t.Context())
-		if err := wake.source(&r.waiting).Start(ctx, queue); err != nil {
+		woken := func() []fairqueue.Key { return wake.woken(&r.waiting) }
+		if err := fairqueue.Wake(wake.changed, nil, woken).Start(ctx, queue); err != nil {
 			t.Fatal(err)
 		}
 		for name, test := range map[string]struct {

@@ -1,20 +1,15 @@
 package approver
 
 import (
-	"context"
 	"sync"
 	"time"
 
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
-
-type workQueue = workqueue.TypedRateLimitingInterface[fairqueue.Key]
 
 const (
 	// gatherFor is how long changes are gathered. When a thousand nodes join, their requests are looked up once.
@@ -52,14 +47,15 @@ func (r Rule) marksOf(req *csr.Request) []uint64 {
 
 // wakeUps gathers what has changed in the inventory, and wakes the requests that may wait for it.
 type wakeUps struct {
-	changed chan struct{}
+	changed chan struct{} // signals when what has changed was gathered
 
 	mu    sync.Mutex
 	marks map[uint64]bool
+	pause time.Duration // from the first mark to the signal
 }
 
 func newWakeUps() *wakeUps {
-	return &wakeUps{changed: make(chan struct{}, 1), marks: map[uint64]bool{}}
+	return &wakeUps{changed: make(chan struct{}, 1), marks: map[uint64]bool{}, pause: gatherFor}
 }
 
 // node wakes the requests for a node, or all that use the inventory if name is empty.
@@ -67,11 +63,10 @@ func (w *wakeUps) node(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if name == "" {
-		w.marks[markInventory] = true
+		w.add(markInventory)
 	} else {
-		w.marks[markNode(name)] = true
+		w.add(markNode(name))
 	}
-	w.signal()
 }
 
 // free wakes the requests that ask for any of values, because another node no longer has them.
@@ -79,16 +74,21 @@ func (w *wakeUps) free(values []san.SAN) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, value := range values[:max(0, min(len(values), mostMarks-len(w.marks)))] {
-		w.marks[markSAN(value)] = true
+		w.add(markSAN(value))
 	}
-	w.signal()
 }
 
-func (w *wakeUps) signal() {
-	select {
-	case w.changed <- struct{}{}:
-	default: // already signalled
+// add adds mark. The first mark starts the pause. The caller holds mu.
+func (w *wakeUps) add(mark uint64) {
+	if len(w.marks) == 0 {
+		time.AfterFunc(w.pause, func() {
+			select {
+			case w.changed <- struct{}{}:
+			default: // already signalled
+			}
+		})
 	}
+	w.marks[mark] = true
 }
 
 // take returns the marks since the last call.
@@ -100,29 +100,13 @@ func (w *wakeUps) take() map[uint64]bool {
 	return taken
 }
 
-// source returns a source that enqueues the waiting requests that a change concerns.
-func (w *wakeUps) source(waiting *fairqueue.Index) source.TypedSource[fairqueue.Key] {
-	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue workQueue) error {
-		go func() {
-			timer, pause := clock.RealClock{}, gatherFor
-			for {
-				select {
-				case <-ctx.Done():
-					return
-				case <-w.changed:
-				}
-				select {
-				case <-ctx.Done():
-					return
-				case <-time.After(pause):
-				}
-				start := timer.Now()
-				for _, key := range waiting.Marked(mostWoken, w.take()) {
-					queue.Add(key)
-				}
-				pause = max(gatherFor, restShare*timer.Since(start))
-			}
-		}()
-		return nil
-	})
+// woken returns the requests that what was gathered concerns.
+func (w *wakeUps) woken(waiting *fairqueue.Index) []fairqueue.Key {
+	timer := clock.RealClock{}
+	start := timer.Now()
+	keys := waiting.Marked(mostWoken, w.take())
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.pause = max(gatherFor, restShare*timer.Since(start))
+	return keys
 }
