@@ -47,7 +47,7 @@ type Options struct {
 	// BlockList, if set, runs with the controllers. The approver and the signer use it, unless they have their own.
 	BlockList *blocklist.List
 
-	// SelfCheck, if set, checks the manager's own rights, the kubelets' rights and the trust in the CA.
+	// SelfCheck, if set, checks the manager's own rights and the kubelets' rights.
 	SelfCheck *SelfCheck
 
 	// Publish, if set, makes the leader publish the manager's configuration in a ConfigMap.
@@ -103,7 +103,10 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := o.setupControllers(mgr); err != nil {
 		return err
 	}
-	for _, setup := range []func(manager.Manager) error{o.setupClock, o.setupSelfCheck, o.setupCaches, o.setupPublish} {
+	if err := mgr.AddReadyzCheck("clock", o.ServerTime.Ready); err != nil {
+		return fmt.Errorf("add readiness check: %w", err)
+	}
+	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches, o.setupPublish} {
 		if err := setup(mgr); err != nil {
 			return err
 		}
@@ -123,14 +126,6 @@ func (o *Options) setServerTime(mgr manager.Manager) (err error) {
 		o.ServerTime, err = servertime.New(mgr.GetConfig())
 	}
 	return err
-}
-
-// setupClock adds a readiness check of the clock.
-func (o Options) setupClock(mgr manager.Manager) error {
-	if err := mgr.AddReadyzCheck("clock", o.ServerTime.Ready); err != nil {
-		return fmt.Errorf("add readiness check: %w", err)
-	}
-	return nil
 }
 
 // setupControllers sets up the block list and the controllers, and returns all errors together.
