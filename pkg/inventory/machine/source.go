@@ -13,12 +13,12 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -157,51 +157,20 @@ func (*Source) Name() string { return "machine" }
 
 // find returns the resource of the machines in the version that the API server prefers. It may not be installed yet.
 func (s *Source) find() (informer.Resource, error) {
-	versions, err := s.versions()
+	groups, err := restmapper.GetAPIGroupResources(s.discovery)
 	if err != nil {
 		return informer.Resource{}, fmt.Errorf("discover: %w", err)
 	}
-	for _, version := range versions {
-		gv := schema.GroupVersion{Group: s.options.Group, Version: version}
-		resources, err := s.discovery.ServerResourcesForGroupVersion(gv.String())
-		switch {
-		case apierrors.IsNotFound(err):
-			continue
-		case err != nil:
-			return informer.Resource{}, fmt.Errorf("discover %s: %w", gv, err)
-		}
-		for _, resource := range resources.APIResources {
-			if resource.Kind == s.options.Kind && !strings.Contains(resource.Name, "/") {
-				found := gv.WithResource(resource.Name)
-				return informer.Of(found, s.client.Resource(found).Namespace(s.options.Namespace)), nil
-			}
-		}
-	}
-	return informer.Resource{}, fmt.Errorf("%s is not installed yet", strings.TrimSpace(s.kind()+" "+s.options.Version))
-}
-
-// versions returns the versions of the group to search, the preferred version first.
-func (s *Source) versions() ([]string, error) {
+	var versions []string // all
 	if s.options.Version != "" {
-		return []string{s.options.Version}, nil
+		versions = []string{s.options.Version}
 	}
-	groups, err := s.discovery.ServerGroups()
+	kind := schema.GroupKind{Group: s.options.Group, Kind: s.options.Kind}
+	found, err := restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(kind, versions...)
 	if err != nil {
-		return nil, err
+		return informer.Resource{}, fmt.Errorf("%s is not installed yet", strings.TrimSpace(s.kind()+" "+s.options.Version))
 	}
-	var versions []string
-	for _, group := range groups.Groups {
-		if group.Name != s.options.Group {
-			continue
-		}
-		versions = append(versions, group.PreferredVersion.Version)
-		for _, other := range group.Versions {
-			if other.Version != group.PreferredVersion.Version {
-				versions = append(versions, other.Version)
-			}
-		}
-	}
-	return versions, nil
+	return informer.Of(found.Resource, s.client.Resource(found.Resource).Namespace(s.options.Namespace)), nil
 }
 
 // kind returns the kind with its group, for messages.
