@@ -61,22 +61,22 @@ type List struct {
 	log       logr.Logger
 	reporter  *report.Reporter // may be nil
 
-	value lastgood.Value[*entries]
+	value lastgood.Value[entries]
 }
 
 // New returns a List that has not been read yet. SetupWithManager keeps it up to date, and ReadOnce reads it.
 func New(name types.NamespacedName) *List {
 	l := &List{name: name, log: logr.Discard()}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
-	l.value.Same, l.value.Report = (*entries).equal, l.report
+	l.value.Same, l.value.Report = entries.equal, l.report
 	return l
 }
 
 // entries returns the entries in use, or why there are none.
-func (l *List) entries() (*entries, error) {
+func (l *List) entries() (entries, error) {
 	state := l.value.State()
 	if !state.Known {
-		return nil, fmt.Errorf("block list ConfigMap %s: %w", l.name, cmp.Or(state.Problem, informer.ErrNotRead))
+		return entries{}, fmt.Errorf("block list ConfigMap %s: %w", l.name, cmp.Or(state.Problem, informer.ErrNotRead))
 	}
 	return state.Good, nil
 }
@@ -86,8 +86,8 @@ func (l *List) BlocksNode(name string) bool {
 	if l == nil {
 		return false
 	}
-	blocked, err := l.entries()
-	return err == nil && blocked.nodes[strings.ToLower(name)]
+	blocked, _ := l.entries()
+	return blocked.nodes[strings.ToLower(name)]
 }
 
 // Check returns why req must wait because of the node that it is for or comes from, or because of the certificate with
@@ -140,10 +140,8 @@ func nodesOf(req *csr.Request) []string {
 // refusal is why no version can be read.
 type refusal struct {
 	reason string // of the Event
-	cause  error
+	error
 }
-
-func (r *refusal) Error() string { return r.cause.Error() }
 
 // mistakes are the lines and keys of a version that are ignored.
 type mistakes []string
@@ -153,58 +151,51 @@ func (m mistakes) Error() string { return strings.Join(m, "; ") }
 // offer applies a version of the ConfigMap. A nil obj means that the ConfigMap does not exist.
 func (l *List) offer(obj *corev1.ConfigMap) {
 	if obj == nil {
-		l.value.Refuse(&refusal{"BlockListMissing", errors.New("it does not exist: create it with the names of the blocked " +
+		l.value.Refuse(refusal{"BlockListMissing", errors.New("it does not exist: create it with the names of the blocked " +
 			"nodes under the key nodes, or with an empty value")})
 		return
 	}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID}}
 	if _, found := obj.Data[nodesKey]; !found {
-		l.value.Refuse(&refusal{"BlockListInvalid", fmt.Errorf(
+		l.value.Refuse(refusal{"BlockListInvalid", fmt.Errorf(
 			"it has no key %s: add it, with an empty value if no node is blocked", nodesKey)})
 		return
 	}
-	if read, problems := parse(obj.Data); len(problems) > 0 {
-		l.value.Use(read, mistakes(problems))
-	} else {
+	read, ignored := parse(obj.Data)
+	if len(ignored) == 0 {
 		l.value.Use(read, nil)
+		return
 	}
+	l.value.Use(read, ignored)
 }
 
 // report reports a new version, and a new problem with the newest version.
-func (l *List) report(before, after lastgood.State[*entries]) {
-	var refused *refusal
-	if errors.As(after.Problem, &refused) {
-		l.reportRefusal(refused, after)
-		return
-	}
+func (l *List) report(before, after lastgood.State[entries]) {
 	blockedNodes.Set(float64(len(after.Good.nodes)))
 	blockedCertificates.Set(float64(len(after.Good.certificates)))
-	var ignored mistakes
-	errors.As(after.Problem, &ignored)
+	if refused, is := errors.AsType[refusal](after.Problem); is {
+		blockListProblems.Set(1)
+		consequence := "nothing is approved or signed for any node, or for a request that was made with a certificate"
+		if after.Known {
+			consequence = "the last version stays in use: " + after.Good.describe()
+		}
+		message := fmt.Sprintf("the block list can't be read: %s; %s", refused, consequence)
+		l.log.Error(nil, "No block list", "reason", refused.reason, "message", message)
+		l.event(corev1.EventTypeWarning, refused.reason, message)
+		return
+	}
+	ignored, _ := errors.AsType[mistakes](after.Problem)
 	blockListProblems.Set(float64(len(ignored)))
-	if after.Problem != nil && (before.Problem == nil || before.Problem.Error() != ignored.Error()) {
+	if ignored != nil && (before.Problem == nil || before.Problem.Error() != ignored.Error()) {
 		message := "what is invalid is ignored, and the rest applies: " + few(ignored)
 		l.log.Error(nil, "Bad block list", "message", message)
 		l.event(corev1.EventTypeWarning, "BlockListInvalid", message)
 	}
-	if after.Problem == nil || !after.Good.equal(before.Good) {
+	if ignored == nil || !before.Known || !after.Good.equal(before.Good) {
 		l.log.Info("Read block list", "nodes", slices.Sorted(maps.Keys(after.Good.nodes)),
 			"certificates", slices.Sorted(maps.Keys(after.Good.certificates)))
 		l.event(corev1.EventTypeNormal, "BlockListRead", after.Good.describe())
 	}
-}
-
-// reportRefusal reports that the newest version can't be read.
-func (l *List) reportRefusal(refused *refusal, state lastgood.State[*entries]) {
-	blockListProblems.Set(1)
-	message := fmt.Sprintf("the block list can't be read: %s; nothing is approved or signed for any node, or for a "+
-		"request that was made with a certificate", refused)
-	if state.Known {
-		message = fmt.Sprintf("the block list can't be read: %s; the last version stays in use: %s",
-			refused, state.Good.describe())
-	}
-	l.log.Error(nil, "No block list", "reason", refused.reason, "message", message)
-	l.event(corev1.EventTypeWarning, refused.reason, message)
 }
 
 func (l *List) event(eventType, reason, message string) {
@@ -249,7 +240,7 @@ func (l *List) watch(configMaps informer.Resource) {
 }
 
 func (l *List) unreadable(err error) {
-	l.value.Refuse(&refusal{"BlockListMissing", fmt.Errorf("it can't be read: %w", err)})
+	l.value.Refuse(refusal{"BlockListMissing", fmt.Errorf("it can't be read: %w", err)})
 }
 
 // ReadOnce reads the list from reader.

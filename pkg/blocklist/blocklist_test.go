@@ -90,7 +90,7 @@ func TestParse(t *testing.T) {
 				t.Errorf("%s: %s (-want +got):\n%s", name, what, diff)
 			}
 		}
-		if diff := cmp.Diff(test.problems, problems); diff != "" {
+		if diff := cmp.Diff(test.problems, []string(problems)); diff != "" {
 			t.Errorf("%s: problems (-want +got):\n%s", name, diff)
 		}
 	}

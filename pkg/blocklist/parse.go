@@ -22,16 +22,13 @@ const (
 // entries are the names of the blocked nodes in lower case, and the SHA-256 of the blocked certificates in hex.
 type entries struct{ nodes, certificates map[string]bool }
 
-// equal reports whether e and other block the same. Both may be nil.
-func (e *entries) equal(other *entries) bool {
-	if e == nil || other == nil {
-		return e == other
-	}
+// equal reports whether e and other block the same.
+func (e entries) equal(other entries) bool {
 	return maps.Equal(e.nodes, other.nodes) && maps.Equal(e.certificates, other.certificates)
 }
 
 // parse reads the data of a ConfigMap. It skips invalid lines and unknown keys, and reports them.
-func parse(data map[string]string) (*entries, []string) {
+func parse(data map[string]string) (entries, mistakes) {
 	nodes, problems := parseLines(data[nodesKey], "line", parseNode)
 	certificates, more := parseLines(data[certificatesKey], certificatesKey+", line", parseCertificate)
 	problems = append(problems, more...)
@@ -41,7 +38,7 @@ func parse(data map[string]string) (*entries, []string) {
 				csr.Shorten(key), nodesKey, certificatesKey))
 		}
 	}
-	return &entries{nodes, certificates}, problems
+	return entries{nodes, certificates}, problems
 }
 
 // parseLines reads one entry per line; # begins a comment. It reports the number of an invalid line after label.
@@ -88,7 +85,7 @@ func parseCertificate(line string) (sha256Hex, problem string) {
 }
 
 // describe lists what is blocked, for a message. It shortens the SHA-256 of certificates to 16 digits.
-func (e *entries) describe() string {
+func (e entries) describe() string {
 	var parts []string
 	if len(e.nodes) > 0 {
 		parts = append(parts, few(slices.Sorted(maps.Keys(e.nodes))))
@@ -108,10 +105,4 @@ func (e *entries) describe() string {
 }
 
 // few shortens a list for a message.
-func few(all []string) string {
-	const most = 10
-	if len(all) > most {
-		return strings.Join(all[:most], ", ") + fmt.Sprintf(" and %d more", len(all)-most)
-	}
-	return strings.Join(all, ", ")
-}
+func few(all []string) string { return strings.Join(csr.ShortenAll(all), ", ") }
