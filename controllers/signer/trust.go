@@ -162,6 +162,17 @@ func (p published) trustIn(authority *ca.Authority) caTrust {
 	return caTrust{authority: authority, strict: strict, proxies: proxies, proxyNames: p.proxyNames}
 }
 
+// refuses returns a warning if API servers refuse the client certificates that authority signs for clients, or an empty
+// text.
+func (p published) refuses(authority *ca.Authority, clients []string) string {
+	if len(clients) == 0 || leadsTo(authority, givenWith(authority), p.clients) {
+		return ""
+	}
+	return fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
+		"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
+		trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(clients, " and "))
+}
+
 // givenWith returns the certificates that were given with the CA, and its own. The holder of a leaf can append any of
 // them.
 func givenWith(authority *ca.Authority) []*x509.Certificate {
@@ -235,14 +246,11 @@ func (r *Reconciler) readTrust(ctx context.Context, reader client.Reader, pair *
 	if ctx.Err() != nil {
 		return false
 	}
-	found, clients := published.trustIn(authority), pair.ClientSigners()
-	switch {
-	case err != nil:
+	found := published.trustIn(authority)
+	if err != nil {
 		found = unknownTrust(authority, err.Error())
-	case len(clients) > 0 && !leadsTo(authority, givenWith(authority), published.clients):
-		found.warning = fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
-			"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
-			trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(clients, " and "))
+	} else {
+		found.warning = published.refuses(authority, pair.ClientSigners())
 	}
 	before, _ := r.trusts.Swap(pair, found)
 	if before == nil || before.(caTrust).authority != authority || !reflect.DeepEqual(before, found) {

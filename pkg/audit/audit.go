@@ -150,14 +150,14 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 // Log is the audit log. A nil Log writes to the logger only. It is safe for concurrent use.
 type Log struct {
 	out  io.Writer
-	turn chan error // empty during a write
+	turn chan struct{} // empty during a write
 	// hangs reports that a write took longer than patience, and that none has been faster since.
 	hangs atomic.Bool
 }
 
 func newLog(out io.Writer) *Log {
-	l := &Log{out: out, turn: make(chan error, 1)}
-	l.turn <- nil
+	l := &Log{out: out, turn: make(chan struct{}, 1)}
+	l.turn <- struct{}{}
 	return l
 }
 
@@ -218,17 +218,17 @@ func (l *Log) write(line []byte) error {
 		if l.hangs.Load() {
 			return errHangs
 		}
-		if free, _ := receive(l.turn); !free {
+		if _, free := receive(l.turn); !free {
 			return errHangs
 		}
 	}
 	done := make(chan error, 1)
 	go func() {
 		_, err := l.out.Write(line)
-		l.turn <- nil
+		l.turn <- struct{}{}
 		done <- err
 	}()
-	written, err := receive(done)
+	err, written := receive(done)
 	l.hangs.Store(!written)
 	if !written {
 		return fmt.Errorf("the write takes longer than %s", patience)
@@ -238,15 +238,15 @@ func (l *Log) write(line []byte) error {
 
 // receive waits for a value of c, at most patience. It uses two timers: if the process was suspended, the first one has
 // expired when the process continues, but the disk has had no time yet.
-func receive(c <-chan error) (received bool, err error) {
+func receive[T any](c <-chan T) (value T, received bool) {
 	for range 2 {
 		select {
-		case err := <-c:
-			return true, err
+		case value = <-c:
+			return value, true
 		case <-time.After(patience / 2):
 		}
 	}
-	return false, nil
+	return value, false
 }
 
 // bounded shortens the texts that a requester chose. The record of a certificate keeps all of its names, which
