@@ -69,7 +69,7 @@ var camelCase = regexp.MustCompile(`"((?:[A-Z]+[a-z]+){2,}|[A-Z]{2,}[a-z]+\w*)"`
 
 // noReasons lists literals in the code that look like a reason and are not one.
 var noReasons = []string{
-	"ControllerManagerConfiguration", "ServiceAccount", "NodeLookup", "WithRoot", "CheckRights",
+	"ControllerManagerConfiguration", "ServiceAccount", "ConfigMap", "NodeLookup", "WithRoot", "CheckRights",
 	"NotSigned", "TrustProbe", // records of the audit log
 	"CopyFrom", "DestroyRetiring", "DropCandidate", "MakeCandidate", "RestoreSigning", "SwapBack", "TakeCandidate", // steps of a rotation
 	"NotAsked", "NotProven", "NotPublished", // conditions of a SigningAuthority

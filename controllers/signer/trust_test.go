@@ -441,7 +441,7 @@ func TestFollowTrust(t *testing.T) {
 		pair.Load(third.cert, third.key)
 		expect("another CA, a failed read", 12, 7, "down")
 		found.set(map[string]string{})
-		delete(found.configMaps, rootCAs)
+		found.setOf(rootCAs, nil)
 		time.Sleep(5 * time.Second)
 		expect("nothing publishes kube-root-ca.crt", 14, 8, "strict: ")
 		time.Sleep(5 * time.Second)
@@ -472,10 +472,13 @@ type countedReads struct {
 }
 
 // set replaces the answer about extension-apiserver-authentication.
-func (c *countedReads) set(answer any) {
+func (c *countedReads) set(answer any) { c.setOf(authentication, answer) }
+
+// setOf replaces the answer about a ConfigMap. Without an answer it does not exist.
+func (c *countedReads) setOf(name string, answer any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.configMaps[authentication] = answer
+	c.configMaps[name] = answer
 }
 
 func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {

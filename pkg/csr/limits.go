@@ -154,10 +154,10 @@ func nested(der []byte, most int) []asn1.RawValue {
 	return all
 }
 
-// elements returns the first elements of der, most at the most, up to the first that is malformed.
+// elements returns the first elements of der, most at the most, up to the first that is missing or malformed.
 func elements(der []byte, most int) []asn1.RawValue {
 	var all []asn1.RawValue
-	for len(der) > 0 && len(all) < most {
+	for len(all) < most {
 		var element asn1.RawValue
 		rest, err := asn1.Unmarshal(der, &element)
 		if err != nil {

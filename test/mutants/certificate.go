@@ -32,6 +32,6 @@ var certificateMutations = []mutation{
 	{"CA: key in PKCS#8", "pkg/ca/authority.go", "x509.ParsePKCS8PrivateKey(der); err == nil {", "x509.ParsePKCS8PrivateKey(der); err == nil && key == nil {", ""},
 	{"CA: key in PKCS#1", "pkg/ca/authority.go", "x509.ParsePKCS1PrivateKey(der); err == nil {", "x509.ParsePKCS1PrivateKey(der); err == nil && key == nil {", ""},
 	{"CA: key in SEC 1", "pkg/ca/authority.go", "x509.ParseECPrivateKey(der); err == nil {", "x509.ParseECPrivateKey(der); err == nil && key == nil {", ""},
-	{"configuration: CA of a signer", "controllers/config.go", "\t\tif pairs[source] == nil {\n", "\t\tfor _, first := range c.Signers[:min(1, len(c.Signers))] {\n\t\t\tsource = first.CA\n\t\t}\n\t\tif pairs[source] == nil {\n", ""},
+	{"configuration: CA of a signer", "controllers/config.go", "\t\tif pairs[one.CA] == nil {\n", "\t\tone.CA = servedSigners(all.Signing)[0].CA\n\t\tif pairs[one.CA] == nil {\n", ""},
 	{"configuration: signers without a CA are left out", "controllers/config.go", "\tif !c.Empty() {\n", "\tif len(c.Signers) > 0 && c.Empty() {\n\t\tc.CA = c.Signers[0].CA\n\t}\n\tif !c.Empty() {\n", ""},
 }
