@@ -46,6 +46,11 @@ var (
 			"or exceed what the profile may contain. None was stored.",
 	}, []string{"signer"})
 
+	caNotTrusted = prometheus.NewGaugeVec(prometheus.GaugeOpts{
+		Name: "csr_signer_ca_not_trusted",
+		Help: "1 if API servers refuse client certificates of this signer's CA, because their client-ca-file does not hold it.",
+	}, []string{"signer"})
+
 	approvedToIssued = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_signer_approved_to_issued_seconds",
 		Help:    "Time from approval, which the API server records in whole seconds, to the stored certificate.",
@@ -79,5 +84,5 @@ var (
 
 func init() {
 	metrics.Registry.MustRegister(outcomesTotal, dryRunTotal, lifetimeCutTotal, discardedTotal, mismatchesTotal,
-		foreignTotal, approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
+		foreignTotal, caNotTrusted, approvedToIssued, createdToIssued, errorsTotal, lifetimeSeconds, issuedLifetimeSeconds)
 }

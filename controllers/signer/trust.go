@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -21,11 +20,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 const (
-	// trustEvery is the pause between two reads of the trust in a CA, and trustRetry the pause after a failed read.
-	trustEvery, trustRetry = 10 * time.Minute, 5 * time.Second
+	// trustEvery is the pause between two reads of the trust in a CA, trustRetry the pause after a failed read, and
+	// rootsRetry the pause while nothing publishes kube-root-ca.crt.
+	trustEvery, trustRetry, rootsRetry = 10 * time.Minute, 5 * time.Second, 30 * time.Second
 
 	// API servers publish the CAs that they trust in a ConfigMap: trust.ExtensionKey has those for clients, and these keys
 	// are about front proxies (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
@@ -57,8 +58,17 @@ type caTrust struct {
 	// header, and the API server believes it. proxyNames are the permitted common names; empty means any.
 	proxies    string
 	proxyNames []string
-	// warning says that API servers refuse the client certificates of a built-in signer; empty if they accept them.
+	// warning says that API servers refuse the client certificates of a built-in signer; empty if they accept them. warned
+	// is when that was last reported.
 	warning string
+	warned  time.Time
+}
+
+// differs reports whether the rules or the warning of other are different. Why the trust is unread does not count: the
+// text of an error may differ each time.
+func (c caTrust) differs(other caTrust) bool {
+	return c.authority != other.authority || (c.unread == "") != (other.unread == "") || c.strict != other.strict ||
+		c.proxies != other.proxies || !slices.Equal(c.proxyNames, other.proxyNames) || c.warning != other.warning
 }
 
 // notRead is why the trust in a CA is unknown before the first read.
@@ -220,10 +230,7 @@ func (r *Reconciler) followTrust(reader client.Reader, pair *keypair.KeyPair) re
 	return source.TypedFunc[fairqueue.Key](func(ctx context.Context, queue requestQueue) error {
 		go func() {
 			for ctx.Err() == nil {
-				pause := trustRetry
-				if r.readTrust(ctx, reader, pair, queue) {
-					pause = trustEvery
-				}
+				pause := r.readTrust(ctx, reader, pair, queue)
 				select {
 				case <-ctx.Done():
 				case <-changed:
@@ -235,33 +242,60 @@ func (r *Reconciler) followTrust(reader client.Reader, pair *keypair.KeyPair) re
 	})
 }
 
-// readTrust reads the trust in the CA of pair once. If it has changed, readTrust reports that, and queues the requests
-// that wait for pair. It returns whether the trust is known for good.
-func (r *Reconciler) readTrust(ctx context.Context, reader client.Reader, pair *keypair.KeyPair, queue requestQueue) bool {
+// readTrust reads the trust in the CA of pair once, reports it if it is new, and queues the requests that wait for pair
+// if it has changed. It returns when to read the trust again.
+func (r *Reconciler) readTrust(
+	ctx context.Context, reader client.Reader, pair *keypair.KeyPair, queue requestQueue,
+) (pause time.Duration) {
 	authority, err := pair.Authority(pair.Clock.Now())
 	if err != nil {
-		return false
+		return trustRetry
 	}
 	published, err := readPublished(ctx, reader)
 	if ctx.Err() != nil {
-		return false
+		return 0
 	}
-	found := published.trustIn(authority)
-	if err != nil {
-		found = unknownTrust(authority, err.Error())
-	} else {
-		found.warning = published.refuses(authority, pair.ClientSigners())
+	found, pause := published.trustIn(authority), trustEvery
+	found.warning = published.refuses(authority, pair.ClientSigners())
+	switch {
+	case err != nil:
+		found, pause = unknownTrust(authority, err.Error()), trustRetry
+	case published.noRoots: // they may be published soon
+		pause = rootsRetry
 	}
-	before, _ := r.trusts.Swap(pair, found)
-	if before == nil || before.(caTrust).authority != authority || !reflect.DeepEqual(before, found) {
+	last, _ := r.trusts.Load(pair)
+	before, _ := last.(caTrust) // zero before the first read
+	if before.authority == authority {
+		found.warned = before.warned
+	}
+	if found.unread == "" {
+		found.warned = warnOfTrust(pair, before, found)
+	}
+	r.trusts.Store(pair, found)
+	if found.differs(before) {
 		pair.Log.Info("Read whether the cluster trusts this CA", "source", pair.Name(), "issuerKeyID", authority.KeyID(),
 			"strictRules", found.strict != "", "frontProxies", found.proxies != "", "problem", found.unread, "warning", found.warning)
-		if found.warning != "" {
-			pair.Warn("CANotTrusted", found.warning)
-		}
 		for _, key := range r.waitingFor(pair) {
 			queue.Add(key)
 		}
 	}
-	return err == nil && !published.noRoots // they may be published soon
+	return pause
+}
+
+// warnOfTrust reports the warning of found as metric and Event, the Event again while it holds. It returns when it wrote
+// the last Event.
+func warnOfTrust(pair *keypair.KeyPair, before, found caTrust) time.Time {
+	refused, now := 0.0, pair.Clock.Now()
+	if found.warning != "" {
+		refused = 1
+	}
+	for _, name := range pair.ClientSigners() {
+		caNotTrusted.WithLabelValues(name).Set(refused)
+	}
+	isNew := before.unread == "" && before.warning != found.warning
+	if found.warning == "" || !isNew && now.Sub(found.warned) < report.Again {
+		return found.warned
+	}
+	pair.Warn("CANotTrusted", found.warning)
+	return now
 }

@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -27,6 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 func allowedNames(t *testing.T, entries ...string) ca.AllowedNames {
@@ -444,7 +446,7 @@ func TestFollowTrust(t *testing.T) {
 		found.setOf(rootCAs, nil)
 		time.Sleep(5 * time.Second)
 		expect("nothing publishes kube-root-ca.crt", 14, 8, "strict: ")
-		time.Sleep(5 * time.Second)
+		time.Sleep(30 * time.Second)
 		expect("which is read again soon", 16, 8, "strict: ")
 		cancel()
 		synctest.Wait()
@@ -489,10 +491,9 @@ func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, obj client
 }
 
 // TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of if client-ca-file does not
-// hold it: once, and again after a failed read.
+// hold it: once, and again after 50 minutes.
 func TestCAThatAPIServersDoNotTrust(t *testing.T) {
-	t.Parallel()
-	pair, _, recorder := newPair()
+	pair, passing, recorder := newPair()
 	pair.Lifetimes = map[string]time.Duration{kubeletClient: time.Hour}
 	made, other := newRoot(t, day), namedRoot(t, "other")
 	pair.Load(made.cert, made.key)
@@ -502,29 +503,41 @@ func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 	warning := "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
 		must(pair.Authority(now)).KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
 		"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it"
-	for _, step := range []struct {
+	const unread = -1
+	for n, step := range []struct {
 		file  any
-		known bool
-		want  int
+		pause time.Duration
+		later time.Duration
+		want  int     // Events
+		gauge float64 // unread: as before
 	}{
-		{map[string]string{"client-ca-file": string(other.cert)}, true, 1},
-		{map[string]string{"client-ca-file": string(other.cert)}, true, 0},
-		{errors.New("down"), false, 0},
-		{map[string]string{"client-ca-file": string(other.cert)}, true, 1},
-		{map[string]string{"client-ca-file": string(other.cert) + string(made.cert)}, true, 0},
-		{map[string]string{}, true, 1},
-		{nil, false, 0},
+		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, 0, 1, 1},
+		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, 0, 0, 1},
+		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, report.Again, 1, 1},
+		{errors.New("down"), trustRetry, 0, 0, unread},
+		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, 0, 0, 1},
+		{map[string]string{"client-ca-file": string(other.cert) + string(made.cert)}, trustEvery, 0, 0, 0},
+		{map[string]string{}, trustEvery, 0, 1, 1},
+		{nil, rootsRetry, 0, 0, 1},
 	} {
 		if step.file == nil { // nothing publishes kube-root-ca.crt yet: it is read again soon
 			delete(found, rootCAs)
 			step.file = map[string]string{}
 		}
 		found[authentication] = step.file
-		if known := r.readTrust(t.Context(), found, pair, nil); known != step.known {
-			t.Errorf("known: %t", known)
+		passing.SetTime(passing.Now().Add(step.later))
+		if pause := r.readTrust(t.Context(), found, pair, nil); pause != step.pause {
+			t.Errorf("step %d: read again after %s, want %s", n, pause, step.pause)
 		}
 		if told := taken(recorder); len(told) != step.want || len(told) == 1 && told[0] != warning {
-			t.Errorf("Events %q, want %d", told, step.want)
+			t.Errorf("step %d: Events %q, want %d", n, told, step.want)
+		}
+		var gauge dto.Metric
+		if err := caNotTrusted.WithLabelValues(kubeletClient).Write(&gauge); err != nil {
+			t.Fatal(err)
+		}
+		if got := gauge.GetGauge().GetValue(); step.gauge != unread && got != step.gauge {
+			t.Errorf("step %d: csr_signer_ca_not_trusted is %v, want %v", n, got, step.gauge)
 		}
 	}
 }

@@ -5,8 +5,9 @@
 package fairqueue
 
 import (
+	"cmp"
+	"container/heap"
 	"slices"
-	"sort"
 	"sync"
 	"time"
 
@@ -71,6 +72,7 @@ type Queue struct {
 	lanes      map[uint64]*lane      // those with queued keys, or one in progress
 	requesters map[uint64]*requester // those of lanes
 	turns      []*requester          // those with queued keys, the next one first
+	pushed     uint64                // how many keys lanes were given
 	closed     bool
 }
 
@@ -82,8 +84,35 @@ type requester struct {
 }
 
 type lane struct {
-	keys []Key // the queued ones, the newest last
-	busy bool  // a key is in progress
+	keys newestFirst // the queued ones
+	busy bool        // a key is in progress
+}
+
+// numbered is a key with the number of its arrival.
+type numbered struct {
+	Key
+	number uint64
+}
+
+// newestFirst implements heap.Interface, because one requester may fill one lane. Of two keys that were created in the
+// same second, the one that was added later is newer.
+type newestFirst []numbered
+
+func (n newestFirst) Len() int      { return len(n) }
+func (n newestFirst) Swap(i, j int) { n[i], n[j] = n[j], n[i] }
+func (n newestFirst) Less(i, j int) bool {
+	return cmp.Or(cmp.Compare(n[i].Created, n[j].Created), cmp.Compare(n[i].number, n[j].number)) > 0
+}
+
+// Push implements heap.Interface.
+func (n *newestFirst) Push(key any) { *n = append(*n, key.(numbered)) }
+
+// Pop implements heap.Interface.
+func (n *newestFirst) Pop() any {
+	last := len(*n) - 1
+	key := (*n)[last]
+	*n = (*n)[:last]
+	return key
 }
 
 // New returns an empty Queue for a controller with that many workers. The controller's name is a label of the metrics.
@@ -113,8 +142,7 @@ func (q *Queue) Add(key Key) {
 	}
 }
 
-// push gives key to its lane. Of two keys that were created in the same second, the one that is added later is newer. The
-// caller holds mu.
+// push gives key to its lane. The caller holds mu.
 func (q *Queue) push(key Key) {
 	in, from := q.lanes[key.Lane], q.requesters[key.Requester]
 	if from == nil {
@@ -125,8 +153,8 @@ func (q *Queue) push(key Key) {
 		in = &lane{}
 		q.lanes[key.Lane] = in
 	}
-	newer := sort.Search(len(in.keys), func(n int) bool { return in.keys[n].Created > key.Created })
-	in.keys = slices.Insert(in.keys, newer, key)
+	q.pushed++
+	heap.Push(&in.keys, numbered{key, q.pushed})
 	if len(in.keys) == 1 {
 		from.turns = append(from.turns, in)
 		if len(from.turns) == 1 {
@@ -144,8 +172,7 @@ func (q *Queue) pop() (key Key, found bool) {
 			continue
 		}
 		in := from.turns[free]
-		newest := len(in.keys) - 1
-		key, in.keys = in.keys[newest], in.keys[:newest]
+		key = heap.Pop(&in.keys).(numbered).Key
 		in.busy = true
 		from.busy++
 		from.turns = slices.Delete(from.turns, free, free+1)

@@ -131,17 +131,22 @@ func (i *Informer[T]) attempt(ctx context.Context) error {
 
 // failed drops the copy because of err, unless the copy may still be current.
 func (i *Informer[T]) failed(err error) {
-	i.mu.Lock()
-	if i.failing.IsZero() { // nothing is watched any more
-		i.failing = passed.Now()
-	}
-	i.mu.Unlock()
+	i.unwatched()
 	switch {
 	case err == nil:
 	case i.Err() == nil && !refused(err):
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
 	default:
 		i.drop(err)
+	}
+}
+
+// unwatched records that nothing is watched from now on.
+func (i *Informer[T]) unwatched() {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.failing.IsZero() {
+		i.failing = passed.Now()
 	}
 }
 

@@ -46,8 +46,9 @@ func (m *mirror[T]) list(ctx context.Context, options metav1.ListOptions) (runti
 	return list, nil
 }
 
-// watch opens a watch.
+// watch opens a watch. Until it is open, nothing is watched: client-go repeats a refused call as late as the answer asks.
 func (m *mirror[T]) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+	m.unwatched()
 	watcher, err := m.resource.watch(ctx, m.narrowed(options))
 	if err != nil {
 		return nil, m.explain("watch", err)

@@ -24,6 +24,8 @@ const (
 	maxAge = time.Minute
 	// maxStep is the difference between two clocks that shows that one of them was set, or that the machine was suspended.
 	maxStep = 5 * time.Second
+	// askAgain is the pause after a question that failed. API servers that can't answer are not asked by each caller.
+	askAgain = time.Second
 )
 
 var (
@@ -49,8 +51,12 @@ type Clock struct {
 	clocks         func() instant     // of this machine; nil means the real ones
 
 	asking singleflight.Group
-	mu     sync.Mutex
-	last   note
+	failed struct { // the last question that failed; used only by the one that asks
+		at  time.Duration // by the monotonic clock
+		err error
+	}
+	mu   sync.Mutex
+	last note
 }
 
 // instant is one moment by the wall clock and by the monotonic clock of this machine.
@@ -183,7 +189,11 @@ func (c *Clock) askOnce() error {
 	if c.ask == nil {
 		return errors.New("no API server can be asked")
 	}
+	if c.failed.err != nil && c.now().mono-c.failed.at < askAgain {
+		return c.failed.err
+	}
 	err := c.ask()
+	c.failed.at, c.failed.err = c.now().mono, err
 	if err != nil {
 		skewKnown.Set(0)
 	}

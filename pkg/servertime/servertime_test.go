@@ -280,6 +280,7 @@ func TestAFailureIsExplained(t *testing.T) {
 	fails := func() {
 		t.Helper()
 		const text = "the time of the API servers is not known: connection refused"
+		before := w.asked
 		_, err := w.Now(t.Context())
 		_, skewErr := w.Skew(t.Context())
 		_, freshErr := w.Fresh(t.Context())
@@ -288,6 +289,9 @@ func TestAFailureIsExplained(t *testing.T) {
 			if err == nil || err.Error() != text {
 				t.Errorf("error %v", err)
 			}
+		}
+		if asked := w.asked - before; asked != 1 {
+			t.Errorf("%d questions at one moment, want 1", asked)
 		}
 	}
 	fails()
@@ -300,7 +304,8 @@ func TestAFailureIsExplained(t *testing.T) {
 		t.Errorf("the latest time is %s", latest)
 	}
 	w.down = nil
-	w.shows(1, noon.Add(2*time.Minute+time.Second), 0)
+	w.pass(askAgain)
+	w.shows(1, noon.Add(2*time.Minute+time.Second+askAgain), 0)
 }
 
 func TestReadyNamesTheSkew(t *testing.T) {

@@ -127,7 +127,7 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 			t.Errorf("%s is %s: %s", r.Name, r.Health, r.LastError)
 		}
 		inactive := []string{
-			"CSRManagerAbsent", "CSRNoLeader", "CSRKubeletRightsMissing", "CSRKubeletClientExpiring", "CSRKubeletServerExpiring",
+			"CSRManagerAbsent", "CSRNoLeader", "CSRKubeletRightsMissing", "CSRSigningCANotTrusted", "CSRKubeletClientExpiring", "CSRKubeletServerExpiring",
 			"CSRCertificateMismatch",
 		}
 		if slices.Contains(inactive, r.Name) && r.State != "inactive" {

@@ -168,7 +168,9 @@ func (s *Source) find() (informer.Resource, error) {
 	kind := schema.GroupKind{Group: s.options.Group, Kind: s.options.Kind}
 	found, err := restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(kind, versions...)
 	if err != nil {
-		return informer.Resource{}, fmt.Errorf("%s is not installed yet", strings.TrimSpace(s.kind()+" "+s.options.Version))
+		// GetAPIGroupResources leaves out groups that it can't read.
+		return informer.Resource{}, fmt.Errorf("%s is not installed yet, or can't be discovered: %w",
+			strings.TrimSpace(s.kind()+" "+s.options.Version), err)
 	}
 	return informer.Of(found.Resource, s.client.Resource(found.Resource).Namespace(s.options.Namespace)), nil
 }
