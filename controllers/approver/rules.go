@@ -91,8 +91,12 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		approve := verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: recogniser.Message}
 		return Decision{Result: approve, Rule: recogniser.Name}, nil
 	}
-	if len(wanted) == 0 {
+	switch {
+	case len(wanted) > 0:
+	case boundElsewhere(req):
 		return refuseElsewhere(req), nil
+	default:
+		return Decision{}, nil
 	}
 	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
 		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+

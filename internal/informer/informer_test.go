@@ -45,6 +45,7 @@ type staged struct {
 	unwatched error // of watches
 	lists     int
 	hangs     atomic.Bool // lists
+	opening   atomic.Bool // watches that never open
 }
 
 func newStaged(nodes ...corev1.Node) *staged {
@@ -74,7 +75,11 @@ func (s *staged) resource() Resource {
 			s.lists++
 			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, s.refused
 		},
-		watch: func(context.Context, metav1.ListOptions) (watch.Interface, error) {
+		watch: func(ctx context.Context, _ metav1.ListOptions) (watch.Interface, error) {
+			if s.opening.Load() {
+				<-ctx.Done()
+				return nil, ctx.Err()
+			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			switch {
@@ -359,6 +364,27 @@ func TestCopyEndsWhileAListHangs(t *testing.T) {
 		time.Sleep(listTimeout + 2*lastRetry)
 		if err := o.Err(); err != nil {
 			t.Errorf("when the API server answers again: %v", err)
+		}
+	})
+}
+
+// TestCopyEndsWhileAWatchOpens checks the same while a watch does not open: client-go repeats a call that is answered 429.
+func TestCopyEndsWhileAWatchOpens(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		source := newStaged(*node("a", "1"))
+		o := observe(t, source)
+		o.expect(t, "a=1 ", "sync")
+		source.opening.Store(true)
+		(<-source.watchers).Stop()
+		time.Sleep(longestGap - time.Second)
+		synctest.Wait()
+		if err := o.Err(); err != nil {
+			t.Errorf("after %s: %v", longestGap-time.Second, err)
+		}
+		time.Sleep(10 * time.Second)
+		if err := o.Err(); !errors.Is(err, errGap) {
+			t.Errorf("after %s: %v, want that the copy is too old", longestGap+9*time.Second, err)
 		}
 	})
 }

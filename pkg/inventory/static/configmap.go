@@ -185,8 +185,28 @@ func Parse(data []byte) (*Source, error) {
 	case !errors.Is(decoder.Decode(&yaml.Node{}), io.EOF):
 		return nil, fmt.Errorf("%s: want one YAML document", nodesKey)
 	}
+	if line := nullIn(data); line > 0 {
+		return nil, fmt.Errorf("%s: line %d: is empty: remove it, or give it a value", nodesKey, line)
+	}
 	source, mistakes := New(field.NewPath(nodesKey), rows)
 	return source, mistakes.ToAggregate()
+}
+
+// nullIn returns the line of the first null in a document, or 0. The decoder leaves nulls out of lists. A row that lost
+// its content that way would give its node to a wider pattern.
+func nullIn(data []byte) (line int) {
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return 0 // Parse has decoded it
+	}
+	nodes := []*yaml.Node{&document}
+	for i := 0; i < len(nodes); i++ { // nodes grows
+		if nodes[i].Tag == "!!null" {
+			return nodes[i].Line
+		}
+		nodes = append(nodes, nodes[i].Content...)
+	}
+	return 0
 }
 
 // report reports a problem with the newest version, and later its end. It does not report another good version.

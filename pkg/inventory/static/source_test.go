@@ -143,6 +143,9 @@ func TestMistakes(t *testing.T) {
 		"a map":               {"nodes: []\n", "nodes.yaml: line 1: cannot unmarshal !!map into []static.Row"},
 		"a text":              {"node-1", "nodes.yaml: line 1: cannot unmarshal !!str `node-1` into []static.Row"},
 		"two documents":       {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
+		"a null row":          {"- name: a\n  addresses: [10.0.0.1]\n-\n", "nodes.yaml: line 3: is empty: remove it, or give it a value"},
+		"only a null row":     {"- null\n", "nodes.yaml: line 1: is empty: remove it, or give it a value"},
+		"a null address":      {"- name: a\n  addresses: [10.0.0.1, ~]\n", "nodes.yaml: line 2: is empty: remove it, or give it a value"},
 		"no YAML":             {"- name: a\n  - b: [\n", "nodes.yaml: yaml: line 1: did not find expected key"},
 		"a broken second one": {"[]\n---\n{", "nodes.yaml: want one YAML document"},
 		"rows of other types": {
