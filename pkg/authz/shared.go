@@ -16,7 +16,7 @@ const (
 	// reviewTimeout bounds one review, and the time that a review waits for its place.
 	reviewTimeout = 45 * time.Second
 	// placesPerQuestion is the number of identical reviews that are in progress at a time. Others wait, and share the next.
-	placesPerQuestion = 4
+	placesPerQuestion = 2
 )
 
 // Shared is an Authorizer in which identical reviews that are not sent yet share one. A review that is sent is never
