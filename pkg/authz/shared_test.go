@@ -116,7 +116,7 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 		}()
 		synctest.Wait()
 		ask(t, s, 3, csr.Requester{})
-		if err := <-left; !errors.Is(err, context.DeadlineExceeded) || sent.Load() != 5 {
+		if err := <-left; !errors.Is(err, context.DeadlineExceeded) || sent.Load() != 3 {
 			t.Errorf("error %v, %d reviews", err, sent.Load())
 		}
 	})

@@ -127,7 +127,12 @@ func joinAll(t *testing.T, name string, count int) []time.Duration {
 			ended[obj.Name] = time.Since(began[obj.Name])
 			mu.Unlock()
 		case <-giveUp:
-			t.Fatalf("%d of %d requests were served within three minutes", len(ended), count)
+			for _, obj := range payloads {
+				if _, served := ended[obj.Name]; !served {
+					t.Errorf("%s was not served within three minutes: %+v", obj.Name, reload(t, obj).Status.Conditions)
+				}
+			}
+			t.FailNow()
 		}
 	}
 	var took []time.Duration
