@@ -74,7 +74,7 @@ type Reconciler struct {
 	ServerTime *servertime.Clock
 	// Audit, if set, receives a record of each decision, beside the log.
 	Audit *audit.Log
-	// Live reads past the cache. After a write without a certain answer, it shows whether the write was stored.
+	// Live reads past the cache. After a failed write, it shows whether the write was stored.
 	Live client.Reader
 
 	waiting fairqueue.Index // undecided requests, for wake-ups

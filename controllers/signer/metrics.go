@@ -28,8 +28,8 @@ var (
 	// discardedTotal rises if another signer is active.
 	discardedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_discarded_total",
-		Help: "Certificates that the API server did not store, because the request had changed " +
-			"or may not be written: the requester never received them.",
+		Help: "Certificates that the API server did not store, because the request had changed, may not be written, " +
+			"or does not fit into an object with its certificate: the requester never received them.",
 	}, []string{"signer"})
 
 	// foreignTotal rises if another signer with another CA is active, or if a person sets certificates by hand.

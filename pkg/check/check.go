@@ -28,7 +28,7 @@ const (
 // Statuses returns all statuses, the worst last.
 func Statuses() []Status { return []Status{OK, Unknown, Failed} }
 
-// The names of the checks, also as a label of metrics.
+// The names of the checks. The first three are also values of a label of metrics.
 const (
 	OwnRights      = "own-rights"
 	OptionalRights = "optional-rights"

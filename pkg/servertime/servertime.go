@@ -88,7 +88,8 @@ func Of(own clock.PassiveClock) *Clock { return Apart(own, own) }
 func Apart(own, server clock.PassiveClock) *Clock { return &Clock{machine: own, shown: server} }
 
 // Now returns the time of the API servers. It asks an API server if the last answer is older than a minute, or if the
-// clock of this machine was set since then. An error says why the time is unknown.
+// clock of this machine was set since then. An error says why the time is unknown. After a failed question, no API server
+// is asked for a second.
 //
 // If the API servers' clock was set back since the last answer, new objects seem to be old. See Fresh.
 func (c *Clock) Now(ctx context.Context) (time.Time, error) {
