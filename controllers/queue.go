@@ -13,7 +13,7 @@ import (
 
 const (
 	// firstRetry and lastRetry bound the pause after an error. It starts as kube-controller-manager's, and doubles.
-	firstRetry, lastRetry = 200 * time.Millisecond, 30 * time.Second
+	firstRetry, lastRetry = 200 * time.Millisecond, 10 * time.Second
 	// reconciliationTimeout ends a reconcile that hangs. Each API call has a shorter timeout of its own.
 	reconciliationTimeout = 3 * time.Minute
 	// cacheSyncTimeout is a century, because controller-runtime ends the process after it. The manager waits for a missing

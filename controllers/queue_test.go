@@ -13,7 +13,7 @@ import (
 )
 
 // TestRetriesAndWorkers checks the options of a controller. Errors are retried after 200 ms. Each pause is twice as long as
-// the last, up to 30 s.
+// the last, up to 10 s.
 func TestRetriesAndWorkers(t *testing.T) {
 	t.Parallel()
 	options := controllerOptions(nil, 7, fairly(7))
@@ -24,7 +24,7 @@ func TestRetriesAndWorkers(t *testing.T) {
 	}
 	const ms = time.Millisecond
 	want := []time.Duration{
-		200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 6400 * ms, 12800 * ms, 25600 * ms, 30 * time.Second, 30 * time.Second,
+		200 * ms, 400 * ms, 800 * ms, 1600 * ms, 3200 * ms, 6400 * ms, 10 * time.Second, 10 * time.Second, 10 * time.Second, 10 * time.Second,
 	}
 	if !slices.Equal(pauses, want) {
 		t.Errorf("pauses %v, want %v", pauses, want)
