@@ -31,7 +31,7 @@ const (
 	// usualRequests is the number of joins without faults.
 	usualRequests = 100
 	// servedWithin is how much longer than those 98 % of the requests may take. A call that hangs ends after 45 seconds, and
-	// one request in a hundred meets two of them. A watch that was often cut comes back after half a minute.
+	// few requests meet two of them. A watch that was often cut comes back after half a minute.
 	servedWithin = 90 * time.Second
 )
 
