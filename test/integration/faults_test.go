@@ -30,7 +30,7 @@ const (
 	faultyRequests = 500
 	// usualRequests is the number of joins without faults.
 	usualRequests = 100
-	// servedWithin is how much longer than those 98 % of the requests may take. A call that hangs ends after 45 seconds, and
+	// servedWithin is how much longer than those 95 % of the requests may take. A call that hangs ends after 45 seconds, and
 	// few requests meet two of them. A watch that was often cut comes back after half a minute.
 	servedWithin = 90 * time.Second
 )
@@ -78,10 +78,10 @@ func TestServesAllUnderFaults(t *testing.T) {
 	proxy.Use(storm()...)
 	took := joinAll(t, "stormy", faultyRequests)
 	slices.Sort(took)
-	t.Logf("slowest without faults %s; with faults p50 %s, p98 %s, slowest %s; applied %v",
-		usual, percentile(took, 50), percentile(took, 98), took[len(took)-1], proxy.Applied())
-	if most := percentile(took, 98); most > usual+servedWithin {
-		t.Errorf("98 %% of the requests took up to %s, without faults %s", most, usual)
+	t.Logf("slowest without faults %s; with faults p50 %s, p95 %s, slowest %s; applied %v",
+		usual, percentile(took, 50), percentile(took, 95), took[len(took)-1], proxy.Applied())
+	if most := percentile(took, 95); most > usual+servedWithin {
+		t.Errorf("95 %% of the requests took up to %s, without faults %s", most, usual)
 	}
 	for i, applied := range proxy.Applied() {
 		if applied == 0 {
