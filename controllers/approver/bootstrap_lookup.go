@@ -24,7 +24,7 @@ type Bootstrap struct {
 func BoundNodeClient(b Bootstrap) Rule {
 	rule := NodeClient()
 	rule.needsLeases = true
-	bootstrapper := &rule.Recognisers[1]
+	bootstrapper := &rule.Recognisers[1] // nodeclient
 	bound := bootstrapper.Matches
 	bootstrapper.Matches = func(req *csr.Request) bool {
 		return bound(req) && req.Requester.Username != req.Cert.Subject.CommonName

@@ -294,8 +294,8 @@ func (r *Reconciler) refuse(
 	}
 }
 
-// pendingPause returns when a request of that age asks the inventory again. The pause is random: requests that come back
-// together would find a free place of a busy source together, and nobody would take the places that become free later.
+// pendingPause returns when a request of that age asks the inventory again. The pause is random, so that requests spread
+// over time. With equal pauses, all requests would ask a busy source at one moment, and its places would be idle between.
 func pendingPause(age time.Duration) time.Duration {
 	const least, first, most = 100 * time.Millisecond, time.Second, 30 * time.Second
 	return wait.Jitter(least, float64(min(first+max(0, age/8), most))/float64(least))

@@ -91,11 +91,10 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		approve := verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: recogniser.Message}
 		return Decision{Result: approve, Rule: recogniser.Name}, nil
 	}
-	switch {
-	case len(wanted) > 0:
-	case boundElsewhere(req):
-		return refuseElsewhere(req), nil
-	default:
+	if len(wanted) == 0 {
+		if boundElsewhere(req) {
+			return refuseElsewhere(req), nil
+		}
 		return Decision{}, nil
 	}
 	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,

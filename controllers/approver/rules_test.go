@@ -122,6 +122,9 @@ func TestRefusals(t *testing.T) {
 	t.Parallel()
 	_, one := reviewed(t, NodeClient(), bootstrap())
 	_, two := reviewed(t, NodeClient(), bootstrap(func(req *csr.Request) { req.Requester.Username = "system:node:a" }))
+	own := NodeClient() // a rule of a user of the library
+	own.Recognisers = own.Recognisers[:1]
+	_, none := reviewed(t, own, bootstrap())
 	for name, test := range map[string]struct{ got, want Decision }{
 		"one permission": {
 			one,
@@ -135,6 +138,7 @@ func TestRefusals(t *testing.T) {
 				`but may not create certificatesigningrequests/selfnodeclient (API group certificates.k8s.io) or create certificatesigningrequests/nodeclient (API group certificates.k8s.io): ` +
 				`if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`}},
 		},
+		"no recogniser": {none, Decision{}},
 		"malformed": {
 			unread(&csr.Refused{Reason: "Malformed", Message: "spec.request is bad"}),
 			Decision{Result: verdict.Result{Verdict: verdict.Deny, Reason: "Malformed", Message: "spec.request is bad; a new request is needed"}},

@@ -170,7 +170,8 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	return pairs
 }
 
-// ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames, or all CAs if there are no names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
+// ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames once, or all CAs if there are no
+// names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
 // because Judge reports it. The trust in a CA stays unknown. r needs its Clock.
 func (r *Reconciler) ReadOnce(
 	ctx context.Context, reader client.Reader, signerNames ...string,
@@ -184,11 +185,14 @@ func (r *Reconciler) ReadOnce(
 	if len(signerNames) == 0 {
 		signerNames = slices.Collect(maps.Keys(r.Signers))
 	}
-	unread := map[string]error{}
+	read, unread := map[*keypair.KeyPair]error{}, map[string]error{} // signers may share a CA
 	for _, name := range signerNames {
 		pair := r.Signers[name].KeyPair
-		pair.Clock = r.Clock
-		if err := pair.ReadOnce(ctx, reader); err != nil {
+		if _, again := read[pair]; !again {
+			pair.Clock = r.Clock
+			read[pair] = pair.ReadOnce(ctx, reader)
+		}
+		if err := read[pair]; err != nil {
 			unread[name] = err
 		}
 	}

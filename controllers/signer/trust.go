@@ -255,20 +255,20 @@ func (r *Reconciler) readTrust(
 	if ctx.Err() != nil {
 		return 0
 	}
-	found, pause := published.trustIn(authority), trustEvery
-	found.warning = published.refuses(authority, pair.ClientSigners())
-	switch {
-	case err != nil:
-		found, pause = unknownTrust(authority, err.Error()), trustRetry
-	case published.noRoots: // they may be published soon
-		pause = rootsRetry
-	}
 	last, _ := r.trusts.Load(pair)
 	before, _ := last.(caTrust) // zero before the first read
+	found, pause := unknownTrust(authority, fmt.Sprint(err)), trustRetry
+	if err == nil {
+		found, pause = published.trustIn(authority), trustEvery
+		found.warning = published.refuses(authority, pair.ClientSigners())
+	}
+	if published.noRoots { // they may be published soon
+		pause = rootsRetry
+	}
 	if before.authority == authority {
 		found.warned = before.warned
 	}
-	if found.unread == "" {
+	if err == nil {
 		found.warned = warnOfTrust(pair, before, found)
 	}
 	r.trusts.Store(pair, found)

@@ -58,7 +58,7 @@ type ConfigMap struct {
 	log       logr.Logger
 	rows      lastgood.Value[*Source]
 
-	// uid is that of the ConfigMap, or empty if it does not exist. Only observe and report use it.
+	// uid is the UID of the ConfigMap, or empty if the ConfigMap does not exist. Only observe and report use the field.
 	uid types.UID
 }
 
