@@ -30,6 +30,9 @@ func slow(d time.Duration, sent *atomic.Int32) *authz.Shared {
 		})}
 }
 
+// settle lets the reviews end that have no caller any more.
+func settle() { time.Sleep(time.Minute) }
+
 // ask asks n times at once, and returns when all have an answer.
 func ask(t *testing.T, s *authz.Shared, n int, who csr.Requester) {
 	t.Helper()
@@ -48,15 +51,50 @@ func TestIdenticalReviewsShare(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Int32
-		start, s := time.Now(), slow(6*time.Second, &sent)
+		start, s := time.Now(), slow(400*time.Millisecond, &sent)
 		for range 2 { // take all places
 			go ask(t, s, 1, csr.Requester{Username: "alice"})
 			synctest.Wait() // it is sent, so that the next one does not share it
 		}
 		ask(t, s, 21, csr.Requester{Username: "alice"})
-		// The places are free again after one second and after two.
-		if n, took := sent.Load(), time.Since(start); n != 6 || took != 8*time.Second {
-			t.Errorf("%d reviews in %s, want that 21 share four after the first two", n, took)
+		if n, took := sent.Load(), time.Since(start); n != 3 || took != 800*time.Millisecond {
+			t.Errorf("%d reviews in %s, want that 21 share one after the first two", n, took)
+		}
+	})
+}
+
+// TestReviewThatHangsCostsASecond has a first review without an answer. Its callers share the answer of the next one.
+func TestReviewThatHangsCostsASecond(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer settle()
+		var hung, sent atomic.Int32
+		hangs, answers := slow(time.Hour, &hung), slow(400*time.Millisecond, &sent)
+		s := &authz.Shared{Authorizer: authz.Func(
+			func(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+				if hung.Load() == 0 {
+					return hangs.Authorizer.Allowed(ctx, who, what)
+				}
+				return answers.Authorizer.Allowed(ctx, who, what)
+			})}
+		start := time.Now()
+		ask(t, s, 25, csr.Requester{Username: "alice"})
+		if took := time.Since(start); took > 1400*time.Millisecond || hung.Load() != 1 || sent.Load() > 3 {
+			t.Errorf("%d reviews beside the one that hangs, in %s", sent.Load(), took)
+		}
+	})
+}
+
+// TestSlowReviewsAreRepeatedSeldom has reviews of 25 seconds. Each caller gets the answer of its first one.
+func TestSlowReviewsAreRepeatedSeldom(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		defer settle()
+		var sent atomic.Int32
+		start, s := time.Now(), slow(25*time.Second, &sent)
+		ask(t, s, 25, csr.Requester{Username: "alice"})
+		if n, took := sent.Load(), time.Since(start); n > 15 || took > 27*time.Second {
+			t.Errorf("%d reviews in %s, want at most three each after 0, 1, 3, 7 and 15 seconds", n, took)
 		}
 	})
 }
@@ -71,7 +109,7 @@ func TestReviewsOfDifferentRequestersDoNotShare(t *testing.T) {
 	}
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Int32
-		s := slow(time.Second, &sent)
+		s := slow(400*time.Millisecond, &sent)
 		var asking sync.WaitGroup
 		for _, who := range different {
 			for range 4 {
@@ -89,9 +127,9 @@ func TestReviewThatIsSentIsNotShared(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Int32
-		s := slow(10*time.Second, &sent)
+		s := slow(800*time.Millisecond, &sent)
 		go ask(t, s, 1, csr.Requester{})
-		time.Sleep(time.Second)
+		time.Sleep(400 * time.Millisecond)
 		ask(t, s, 1, csr.Requester{})
 		if n := sent.Load(); n != 2 {
 			t.Errorf("%d reviews, want 2: the answer would be older than the second question", n)
@@ -103,12 +141,12 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var sent atomic.Int32
-		s := slow(5*time.Second, &sent)
+		s := slow(400*time.Millisecond, &sent)
 		for range 2 { // take all places
 			go ask(t, s, 1, csr.Requester{})
 			synctest.Wait() // it is sent, so that the next one does not share it
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 		defer cancel()
 		left := make(chan error, 1)
 		go func() {
@@ -117,7 +155,7 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 		}()
 		synctest.Wait()
 		ask(t, s, 3, csr.Requester{})
-		if err := <-left; !errors.Is(err, context.DeadlineExceeded) || sent.Load() != 6 {
+		if err := <-left; !errors.Is(err, context.DeadlineExceeded) || sent.Load() != 3 {
 			t.Errorf("error %v, %d reviews", err, sent.Load())
 		}
 	})
@@ -126,6 +164,7 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 func TestReviewsThatFail(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		defer settle()
 		panics := &authz.Shared{Authorizer: authz.Func(
 			func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 				panic("defect")
@@ -139,8 +178,8 @@ func TestReviewsThatFail(t *testing.T) {
 		var sent atomic.Int32
 		hangs, start := slow(time.Hour, &sent), time.Now()
 		if allowed, err := hangs.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{}); allowed ||
-			!errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 45*time.Second {
-			t.Errorf("allowed %t, error %v after %s", allowed, err, time.Since(start))
+			!errors.Is(err, context.DeadlineExceeded) || time.Since(start) != 45*time.Second || sent.Load() != 6 {
+			t.Errorf("allowed %t, error %v after %s and %d reviews", allowed, err, time.Since(start), sent.Load())
 		}
 	})
 }
