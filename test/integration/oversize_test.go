@@ -112,15 +112,18 @@ func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
 	if last.Reason != "RequestTooLarge" || last.Status != corev1.ConditionTrue || !strings.Contains(last.Message, "does not fit into an object") {
 		t.Errorf("%s: %s", last.Reason, last.Message)
 	}
-	var said []audit.Event
-	for _, record := range readAudit(t, records) {
-		if record.UID == obj.UID {
-			said = append(said, record.Event)
+	eventually(t, "the records are complete", func(context.Context) error {
+		var said []audit.Event
+		for _, record := range readAudit(t, records) {
+			if record.UID == obj.UID {
+				said = append(said, record.Event)
+			}
 		}
-	}
-	if want := []audit.Event{audit.Signed, audit.Discarded, audit.NotSigned}; !slices.Equal(said, want) {
-		t.Errorf("records %v, want %v", said, want)
-	}
+		if want := []audit.Event{audit.Signed, audit.Discarded, audit.NotSigned}; !slices.Equal(said, want) {
+			return fmt.Errorf("records %v, want %v", said, want)
+		}
+		return nil
+	})
 	reaches(t, storeLarge(t, limit-5<<10), csr.Issued)
 }
 
