@@ -74,8 +74,8 @@ test-unit: ## run the tests that need no control plane, with the race detector
 
 .PHONY: test-fips
 test-fips: build-fips ## run the tests that need no control plane, and the integration tests, with the FIPS 140-3 module of Go
-	CGO_ENABLED=0 GOFIPS140=$(FIPS) go test -trimpath $$(go list ./... | grep -vE $(HEAVY))
-	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test $(RACE) -timeout 40m ./test/integration
+	CGO_ENABLED=0 GOFIPS140=$(FIPS) go test -trimpath -v $$(go list ./... | grep -vE $(HEAVY))
+	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test $(RACE) -count=1 -timeout 40m -v ./test/integration
 
 .PHONY: fleet
 fleet: ## rotate a CA under 200 certificate managers of client-go, until none uses the old CA
@@ -96,7 +96,7 @@ test-matrix: ## run the integration tests and parity on every pinned Kubernetes 
 	  echo "== Kubernetes $$version"; \
 	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh); \
 	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \
-	    go test $(RACE) -count=1 -timeout 40m ./test/integration/... ./csrenv/... ./test/parity ); \
+	    go test $(RACE) -count=1 -timeout 40m -v ./test/integration/... ./csrenv/... ./test/parity ); \
 	done
 
 # The tag of the release before, from which an upgrade must roll out. Until there is a release, it is a commit that was published nowhere.
@@ -108,14 +108,6 @@ test-upgrade: ## replace the previous release by this one and back: with each fe
 	  git archive "$(RELEASE_BEFORE)" | tar -x -C "$$before"; (cd "$$before" && CGO_ENABLED=0 go build -o csr-controller-manager .); \
 	  RELEASE_BEFORE="$$before" go test -tags upgrade -count=1 -timeout 20m -v -run '^TestUpgradeFromTheReleaseBefore$$' ./test/manifests && \
 	  RELEASE_BEFORE="$$before" go test -tags soak -count=1 -timeout 40m -v -run '^TestUpgradeUnderLoad$$' ./test/reliability
-
-.PHONY: test-privilege
-test-privilege: ## take each verb of each shipped role from a running manager, one after the other
-	$(CONTROL_PLANE) EVERY_VERB=1 go test $(RACE) -count=1 -timeout 40m -v -run '^TestLostRights' ./test/integration
-
-.PHONY: test-flooded-node
-test-flooded-node: ## report 25,000 addresses and make 3,000 requests with the key of one node; measures processor time for three minutes
-	$(CONTROL_PLANE) FLOODED_NODE=1 go test -count=1 -timeout 20m -v -run '^TestOneNodesKeyCostsLittle$$' ./test/integration
 
 .PHONY: reliability
 reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; needs root for a memory limit; writes bin/reliability.md
@@ -140,15 +132,6 @@ PARITY_FUZZ_FOR ?= 10m
 parity-fuzz: ## send random requests through both for PARITY_FUZZ_FOR (default 10m), and compare; PARITY_SEED repeats a round
 	$(CONTROL_PLANE) PARITY_FUZZ_FOR=$(PARITY_FUZZ_FOR) go test -tags parityfuzz -count=1 -timeout 24h -v \
 	  -run '^(TestRandomParity|TestTraitsAreListed)$$' ./test/parity
-
-.PHONY: parity-mutants
-parity-mutants: ## remove one rule at a time; parity must fail each time
-	$(CONTROL_PLANE) go run ./test/mutants
-
-.PHONY: rule-mutants
-rule-mutants: ## do the same for rules of serving, identity and rotation, and for alerts
-	go run ./test/mutants -units
-	$(MONITORING) go test -tags mutants -count=1 -timeout 20m -run '^TestRulesAreTested$$' ./test/monitoring
 
 # Real nodes need all programs of the control plane.
 NODES := place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a;
@@ -183,7 +166,7 @@ fuzz: ## run each fuzz target in the tree for FUZZTIME (default 20m, so for hour
 	git grep -oE '^func $(or $(FUZZ),Fuzz[A-Za-z]+)\(' -- '*_test.go' | sed 's|/[^/]*:func | |; s|($$||' | { failed=; \
 	  while read -r package target; do \
 	    echo "== $$package $$target"; \
-	    go test -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),20m) "./$$package" || failed="$$failed $$package/$$target"; \
+	    go test -v -run '^$$' -fuzz "^$$target$$" -fuzzminimizetime 500ms -fuzztime $(or $(FUZZTIME),20m) "./$$package" || failed="$$failed $$package/$$target"; \
 	  done; \
 	  [ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }; }
 
@@ -217,20 +200,14 @@ BASE ?= main
 bench-compare: ## compare the Go benchmarks and the quick scenarios with those of another revision; BASE=main~10 selects it
 	$(CONTROL_PLANE) hack/bench-compare.sh "$(BASE)" "$(SCENARIO)"
 
-# The tests that take too long for every change. Each target runs on a machine of its own in .github/workflows/nightly.yml, and mutation on
-# one for each package.
-NIGHTLY := test-upgrade test-privilege test-flooded-node reliability soak parity-mutants parity-fuzz rule-mutants bench-quick e2e-nightly \
-  test-fips release-dry-run fuzz mutation
-
 .PHONY: nightly
-nightly: ## run the tests that take too long for every change
-	$(MAKE) --keep-going FUZZTIME=20s FRESH=1 test-matrix $(NIGHTLY)
+nightly: ## run what takes too long for every change (hack/nightly/parts.yaml); PARTS=soak,fuzz selects parts, NIGHTLY_BUDGET=3h limits the time
+	go build -o bin/nightly/runner ./hack/nightly
+	@exec bin/nightly/runner -parts '$(PARTS)' -budget '$(NIGHTLY_BUDGET)'
 
 .PHONY: nightly-list
 nightly-list:
-	@list() { local IFS='|'; echo "$$1=[\"$${*:2}\"]" | sed 's/|/","/g'; }; \
-	  list targets $(filter-out mutation,$(NIGHTLY)); list versions $(VERSIONS); \
-	  list packages $$(sed -nE 's/^- \{?dir: *([^ ,}]+).*/\1/p' hack/mutation/targets.yaml)
+	@go run ./hack/nightly -list
 
 .PHONY: release-dry-run
 release-dry-run: ## run every step of a release here, with a registry on localhost and new keys, after two builds with one result

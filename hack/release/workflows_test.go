@@ -383,110 +383,31 @@ func TestOnlyAMissingTagIsFree(t *testing.T) {
 	}
 }
 
-// lists returns the lists that nightly.yml gets from the Makefile.
-func lists(t *testing.T) map[string][]string {
-	t.Helper()
+// TestNightlyRunsEveryPart wants one job of nightly.yml that runs on one machine for each part of make nightly.
+func TestNightlyRunsEveryPart(t *testing.T) {
+	t.Parallel()
 	command := exec.CommandContext(t.Context(), "make", "--no-print-directory", "nightly-list")
 	command.Dir = "../.."
 	output, err := command.Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	all := map[string][]string{}
-	for line := range strings.Lines(string(output)) {
-		name, text, _ := strings.Cut(line, "=")
-		var values []string
-		if err := json.Unmarshal([]byte(text), &values); err != nil {
-			t.Fatalf("%q: %v", line, err)
-		}
-		if slices.Sort(values); len(values) == 0 || len(slices.Compact(slices.Clone(values))) != len(values) {
-			t.Errorf("%s is empty, or has a value twice: %q", name, values)
-		}
-		all[name] = values
+	var parts []string
+	if err := json.Unmarshal([]byte(strings.TrimPrefix(string(output), "parts=")), &parts); err != nil || len(parts) == 0 {
+		t.Fatalf("make nightly-list prints %q, error %v", output, err)
 	}
-	return all
-}
-
-// TestNightlyRunsEveryTarget checks that the lists for nightly.yml contain what `make nightly` runs, and that all of it exists.
-func TestNightlyRunsEveryTarget(t *testing.T) {
-	t.Parallel()
-	all := lists(t)
-	var texts []string
-	for _, path := range []string{"../../Makefile", "../controlplane/go.mod", "../mutation/targets.yaml"} {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		texts = append(texts, string(text))
-	}
-	command := exec.CommandContext(t.Context(), "make", "--dry-run", "nightly")
-	command.Dir = "../.."
-	output, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, here, _ := strings.Cut(string(output), " FRESH=1 ")
-	here, _, _ = strings.Cut(here, "\n")
-	want := strings.Fields(here)
-	slices.Sort(want)
-	got := append([]string{"mutation", "test-matrix"}, all["targets"]...) // each has a job of its own
-	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("make nightly, and nightly.yml (-want +got):\n%s", diff)
-	}
-	for _, target := range got {
-		if !strings.Contains(texts[0], "\n"+target+":") {
-			t.Errorf("the Makefile has no target %s", target)
-		}
-	}
-	for _, version := range all["versions"] {
-		if _, err := os.Stat("../controlplane/go-" + version + ".mod"); err != nil && !strings.Contains(texts[1], "k8s.io/kubernetes v"+version) {
-			t.Errorf("hack/controlplane has no Kubernetes %s", version)
-		}
-	}
-	var targets []struct {
-		Dir string `json:"dir"`
-	}
-	if err := yaml.Unmarshal([]byte(texts[2]), &targets); err != nil {
-		t.Fatal(err)
-	}
-	var dirs []string
-	for _, target := range targets {
-		dirs = append(dirs, target.Dir)
-	}
-	slices.Sort(dirs)
-	if diff := cmp.Diff(dirs, all["packages"]); diff != "" {
-		t.Errorf("the packages in hack/mutation/targets.yaml (-want +got):\n%s", diff)
-	}
-}
-
-// TestNightlyUsesEveryList wants a job for each list: one machine for each value, which a step passes to make.
-func TestNightlyUsesEveryList(t *testing.T) {
-	t.Parallel()
 	parsed, _ := load(t)
 	jobs := parsed["nightly.yml"].Jobs
-	for name := range lists(t) {
-		if got := jobs["list"].Outputs[name]; got != "${{ steps.list.outputs."+name+" }}" {
-			t.Errorf("the output %s is %q", name, got)
-		}
-		var used int
-		for _, each := range jobs {
-			for key, value := range each.Strategy.Matrix {
-				if value != "${{ fromJSON(needs.list.outputs."+name+") }}" {
-					continue
-				}
-				for _, one := range each.Steps {
-					for variable, content := range one.Env {
-						if content == "${{ matrix."+key+" }}" && regexp.MustCompile(` make .*"([A-Z]+=)?\$`+variable+`"`).MatchString(one.Run) {
-							used++
-						}
-					}
-				}
-			}
-		}
-		if used != 1 {
-			t.Errorf("%d steps of nightly.yml pass a value of %s to make, want 1", used, name)
-		}
+	if got := jobs["list"].Outputs["parts"]; got != "${{ steps.list.outputs.parts }}" {
+		t.Errorf("the output parts is %q", got)
+	}
+	if got := jobs["part"].Strategy.Matrix["part"]; got != "${{ fromJSON(needs.list.outputs.parts) }}" {
+		t.Errorf("the matrix of the job part is %q", got)
+	}
+	if !slices.ContainsFunc(jobs["part"].Steps, func(one step) bool {
+		return one.Env["PART"] == "${{ matrix.part }}" && strings.HasSuffix(one.Run, ` make nightly "PARTS=$PART"`)
+	}) {
+		t.Error("no step of the job part runs make nightly with the part")
 	}
 }
 
