@@ -2,10 +2,7 @@
 // list of nodes. A bad version never replaces a good one. It does no I/O.
 package lastgood
 
-import (
-	"context"
-	"sync"
-)
+import "sync"
 
 // State is what is known of a Value.
 type State[T any] struct {
@@ -30,8 +27,6 @@ type Value[T any] struct {
 
 	mu          sync.Mutex
 	state       State[T]
-	settled     bool
-	first       chan struct{} // closed once settled; nil until WaitForFirst needs it
 	subscribers []chan struct{}
 }
 
@@ -75,12 +70,6 @@ func (v *Value[T]) Forget(problem error) {
 func (v *Value[T]) change(before, after State[T], same bool) {
 	v.mu.Lock()
 	v.state = after
-	if !v.settled {
-		v.settled = true
-		if v.first != nil {
-			close(v.first)
-		}
-	}
 	v.mu.Unlock()
 	if v.Report != nil && (!same || text(before.Problem) != text(after.Problem)) {
 		v.Report(before, after)
@@ -92,26 +81,6 @@ func text(err error) string {
 		return ""
 	}
 	return err.Error()
-}
-
-// WaitForFirst waits until a version was used or refused for the first time. Its error is that of ctx.
-func (v *Value[T]) WaitForFirst(ctx context.Context) error {
-	v.mu.Lock()
-	if v.settled {
-		v.mu.Unlock()
-		return nil
-	}
-	if v.first == nil {
-		v.first = make(chan struct{})
-	}
-	first := v.first
-	v.mu.Unlock()
-	select {
-	case <-first:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
 }
 
 // Subscribe returns a channel that receives a value after Use has put another version in use, or has ended a problem.
