@@ -4,7 +4,6 @@ package report
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -52,7 +51,7 @@ type Reporter struct {
 
 	mu         sync.Mutex
 	outcomes   *lru.Cache // types.UID → outcome, the last one
-	requesters *lru.Cache // digest of the user name → *allowance
+	requesters *lru.Cache // digest of the user name → flowcontrol.PassiveRateLimiter
 	successes  flowcontrol.PassiveRateLimiter
 }
 
@@ -65,12 +64,6 @@ type outcome struct {
 
 // digest replaces a text that a requester may make long.
 type digest [sha256.Size]byte
-
-// allowance is the number of Events that one requester may still cause, and the number that was left out.
-type allowance struct {
-	limit   flowcontrol.PassiveRateLimiter
-	leftOut int
-}
 
 // New returns a Reporter that writes with recorder.
 func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
@@ -118,38 +111,28 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 		return false
 	}
 	r.outcomes.Add(obj.GetUID(), outcome{now, reason, r.clock.Now()})
-	leftOut, tell := r.allow(requester, eventType == corev1.EventTypeNormal)
+	tell := r.allow(requester) && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
 	r.mu.Unlock()
 	if !tell {
 		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
 		return !known || last.(outcome).reason != reason
 	}
-	suffix := ""
-	if leftOut > 0 {
-		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
-	}
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s",
-		csr.ShortenTo(ascii.Quote(message), maxNote-len(suffix))+suffix)
+	r.Object(obj, eventType, action, reason, message)
 	return true
 }
 
-func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) {
+// allow reports whether requester may cause an Event now.
+func (r *Reporter) allow(requester string) bool {
 	key := digest(sha256.Sum256([]byte(requester)))
-	entry, known := r.requesters.Get(key)
+	limit, known := r.requesters.Get(key)
 	if !known {
-		entry = &allowance{limit: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)}
-		r.requesters.Add(key, entry)
+		limit = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)
+		r.requesters.Add(key, limit)
 	}
-	allowed := entry.(*allowance)
-	if !allowed.limit.TryAccept() || success && !r.successes.TryAccept() {
-		allowed.leftOut++
-		return 0, false
-	}
-	leftOut, allowed.leftOut = allowed.leftOut, 0
-	return leftOut, true
+	return limit.(flowcontrol.PassiveRateLimiter).TryAccept()
 }
 
-// Object writes an Event about an object other than a request, such as the signing Secret.
+// Object writes an Event about any object, such as the signing Secret, each time.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
 	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
 }
