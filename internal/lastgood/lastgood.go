@@ -2,7 +2,10 @@
 // list of nodes. A bad version never replaces a good one. It does no I/O.
 package lastgood
 
-import "sync"
+import (
+	"fmt"
+	"sync"
+)
 
 // State is what is known of a Value.
 type State[T any] struct {
@@ -71,16 +74,9 @@ func (v *Value[T]) change(before, after State[T], same bool) {
 	v.mu.Lock()
 	v.state = after
 	v.mu.Unlock()
-	if v.Report != nil && (!same || text(before.Problem) != text(after.Problem)) {
+	if v.Report != nil && (!same || fmt.Sprint(before.Problem) != fmt.Sprint(after.Problem)) {
 		v.Report(before, after)
 	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // Subscribe returns a channel that receives a value after Use has put another version in use, or has ended a problem.

@@ -15,11 +15,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -76,14 +76,8 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 	}
 }
 
-// Object is an object that an Event can be about.
-type Object interface {
-	runtime.Object
-	GetUID() types.UID
-}
-
 // Forget drops the last outcome of a deleted request. It does nothing for a nil Reporter.
-func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
+func (r *Reporter) Forget(gone client.Object) {
 	if r != nil {
 		r.outcomes.Remove(gone.GetUID())
 	}
@@ -92,17 +86,17 @@ func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
 // Request writes a Warning Event about a request, unless its last outcome was the same less than 50 minutes ago or its
 // requester caused too many Events. action is the attempted action ("Approve", "Sign"). Request reports whether the outcome is new, so
 // that a caller also logs and counts it once.
-func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
+func (r *Reporter) Request(obj client.Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
 }
 
 // Would writes a Normal Event about an action that succeeded in a dry run and was not performed. It works like
 // Request. All requesters together have a limit too, because every request may cause such an Event.
-func (r *Reporter) Would(obj Object, requester, action, reason, message string) bool {
+func (r *Reporter) Would(obj client.Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeNormal, action, reason, message)
 }
 
-func (r *Reporter) once(obj Object, requester, eventType, action, reason, message string) bool {
+func (r *Reporter) once(obj client.Object, requester, eventType, action, reason, message string) bool {
 	r.mu.Lock()
 	now := digest(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
