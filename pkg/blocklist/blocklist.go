@@ -184,7 +184,7 @@ func (l *List) report(before, after lastgood.State[entries]) {
 		l.log.Error(nil, "Bad block list", "reason", problem.reason, "message", problem.Error())
 		l.event(corev1.EventTypeWarning, problem.reason, problem.Error())
 	}
-	if after.Known && !(faulty && before.Known && after.Good.equal(before.Good)) {
+	if after.Known && (!faulty || !before.Known || !after.Good.equal(before.Good)) {
 		l.log.Info("Read block list", "nodes", sets.List(after.Good.nodes), "certificates", sets.List(after.Good.certificates))
 		l.event(corev1.EventTypeNormal, "BlockListRead", after.Good.describe())
 	}
