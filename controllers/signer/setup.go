@@ -98,7 +98,7 @@ func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error
 	if r.DryRun {
 		pair.Create = nil
 	}
-	return pair.SetupWithManager(mgr, r.Live)
+	return pair.SetupWithManager(mgr)
 }
 
 // checkClock returns an error if this machine's clock differs too much from that of the API servers, or if that is unknown.
