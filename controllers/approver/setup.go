@@ -34,9 +34,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
 	options.Reconciler = r
-	if options.LogConstructor == nil {
-		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	}
+	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
 	approving, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
 		return fmt.Errorf("make controller: %w", err)
