@@ -34,9 +34,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
 	options.Reconciler = r
-	if options.LogConstructor == nil {
-		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	}
+	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
 	approving, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
 		return fmt.Errorf("make controller: %w", err)
@@ -122,12 +120,6 @@ func (r *Reconciler) check() error {
 	for _, rule := range r.Rules {
 		if rule.Shape == nil && rule.Judge == nil {
 			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape or Judge", rule.SignerName))
-		}
-		for _, recogniser := range rule.Recognisers {
-			if recogniser.Matches == nil {
-				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches: set it",
-					recogniser.Name, rule.SignerName))
-			}
 		}
 	}
 	return errors.Join(errs...)

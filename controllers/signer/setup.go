@@ -65,9 +65,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	options.Reconciler = r
-	if options.LogConstructor == nil {
-		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	}
+	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
 	ctrl, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
 		return fmt.Errorf("create controller: %w", err)
