@@ -1,6 +1,7 @@
 package nodeidentity
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"time"
@@ -20,8 +21,8 @@ import (
 // observations, so no node is dead in the first minute after a start. A failure of the watch discards earlier
 // observations, so no node is dead because the API server is unreachable.
 type Leases struct {
-	*informer.Informer[*observed]
-	clock clock.PassiveClock
+	leases *informer.Informer[*observed]
+	clock  clock.PassiveClock
 }
 
 // NewLeases returns Leases that Start fills. It calls changed with the name of a node whose Lease was deleted, and with
@@ -35,11 +36,11 @@ func NewLeases(
 		return nil, fmt.Errorf("read leases: %w", err)
 	}
 	l := &Leases{clock: passed}
-	l.Informer = &informer.Informer[*observed]{
+	l.leases = &informer.Informer[*observed]{
 		Resource: informer.Of(coordinationv1.SchemeGroupVersion.WithResource("leases"), api.Leases(corev1.NamespaceNodeLease)),
 		Convert: func(obj runtime.Object) *observed {
 			lease := obj.(*coordinationv1.Lease)
-			before, _, _ := l.Get(lease.Namespace, lease.Name) // nil if it is new, and after a failure of the watch
+			before, _, _ := l.leases.Get(lease.Namespace, lease.Name) // nil if it is new, and after a failure of the watch
 			return observe(before, lease, l.clock.Now())
 		},
 		OnSync: func() { changed("") },
@@ -53,14 +54,20 @@ func NewLeases(
 	return l, nil
 }
 
+// NeedLeaderElection returns false: a standby must have watched for a minute before it takes over.
+func (*Leases) NeedLeaderElection() bool { return false }
+
+// Start watches until ctx ends.
+func (l *Leases) Start(ctx context.Context) error { return l.leases.Start(ctx) }
+
 // Of reports whether node is alive, and returns when its Lease was last renewed, by the node's own clock. The time is
 // zero if the Lease was never renewed or does not exist. An error means that Leases can't be read.
 func (l *Leases) Of(node string) (Life, time.Time, error) {
-	lease, found, err := l.Get(corev1.NamespaceNodeLease, node)
+	lease, found, err := l.leases.Get(corev1.NamespaceNodeLease, node)
 	if err != nil {
 		return Unknown, time.Time{}, fmt.Errorf("leases: %w", err)
 	}
-	all, err := l.List()
+	all, err := l.leases.List()
 	if !found || err != nil {
 		return Unknown, time.Time{}, err
 	}

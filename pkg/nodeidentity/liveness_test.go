@@ -301,17 +301,17 @@ func TestLeases(t *testing.T) {
 	read := func(nodes ...string) {
 		var all []*observed
 		for _, node := range nodes {
-			all = append(all, l.Convert(leaseOf(node, clock.Now(), 0)))
+			all = append(all, l.leases.Convert(leaseOf(node, clock.Now(), 0)))
 		}
-		l.Fake(nil, all...)
-		l.OnSync()
+		l.leases.Fake(nil, all...)
+		l.leases.OnSync()
 	}
 	pass := func() {
 		for range 7 {
 			clock.SetTime(clock.Now().Add(10 * time.Second))
-			b, c := l.Convert(leaseOf("b", clock.Now(), 0)), l.Convert(leaseOf("c", clock.Now(), 0))
-			a, _, _ := l.Get("kube-node-lease", "a")
-			l.Fake(nil, a, b, c)
+			b, c := l.leases.Convert(leaseOf("b", clock.Now(), 0)), l.leases.Convert(leaseOf("c", clock.Now(), 0))
+			a, _, _ := l.leases.Get("kube-node-lease", "a")
+			l.leases.Fake(nil, a, b, c)
 		}
 	}
 	read("a", "b", "c", "d")
@@ -323,18 +323,18 @@ func TestLeases(t *testing.T) {
 	is("a", Dead, true)
 	is("b", Alive, true)
 
-	l.Fake(errors.New("down"))
+	l.leases.Fake(errors.New("down"))
 	if _, _, err := l.Of("b"); err == nil || err.Error() != "leases: down" {
 		t.Errorf("while they can't be read: %v", err)
 	}
 	a := leaseOf("a", filmed, 0)
-	l.Fake(nil, l.Convert(a), l.Convert(leaseOf("b", clock.Now(), 0)), l.Convert(leaseOf("c", clock.Now(), 0)))
+	l.leases.Fake(nil, l.leases.Convert(a), l.leases.Convert(leaseOf("b", clock.Now(), 0)), l.leases.Convert(leaseOf("c", clock.Now(), 0)))
 	is("a", Unknown, true) // every minute begins again after a failure
 	pass()
 	is("a", Dead, true)
-	gone, _, _ := l.Get("kube-node-lease", "b")
-	l.OnChange(gone, nil)
-	l.OnChange(nil, gone)
+	gone, _, _ := l.leases.Get("kube-node-lease", "b")
+	l.leases.OnChange(gone, nil)
+	l.leases.OnChange(nil, gone)
 	if !slices.Equal(told, []string{"", "", "b"}) {
 		t.Errorf("told of %q", told)
 	}
