@@ -101,14 +101,7 @@ func life(lease *observed, all []*observed, at time.Time) Life {
 			continue
 		}
 		others++
-		if other.steady.IsZero() || !within(quiet, other.since, at) {
-			continue
-		}
-		begun := lease.since
-		if begun.Before(other.steady) {
-			begun = other.steady
-		}
-		if other.since.Sub(begun) >= max(standstill, lease.lasts) {
+		if other.proves(lease, at) {
 			witnesses++
 		}
 	}
@@ -116,4 +109,16 @@ func life(lease *observed, all []*observed, at time.Time) Life {
 		return Dead
 	}
 	return Unknown
+}
+
+// proves reports whether o was renewed without a pause, up to an instant, for as long as the node of lease must be silent.
+func (o *observed) proves(lease *observed, at time.Time) bool {
+	if o.steady.IsZero() || !within(quiet, o.since, at) {
+		return false
+	}
+	begun := lease.since
+	if begun.Before(o.steady) {
+		begun = o.steady
+	}
+	return o.since.Sub(begun) >= max(standstill, lease.lasts)
 }

@@ -72,7 +72,7 @@ var identityMutations = []mutation{
 	{"identity: a blocked certificate", "pkg/blocklist/blocklist.go", "if blocked.certificates[sum] {", "if false {", blockTests},
 	{"identity: a certificate while no list was read", "pkg/blocklist/blocklist.go", "len(nodes)+len(certificates) == 0 && !kubelet", "len(nodes) == 0 && !kubelet", blockTests},
 	{"identity: a digest in the API server's form", "pkg/csr/credential.go", "len(sum) == sha256.Size", "len(sum) <= sha256.Size", "./pkg/csr"},
-	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "other.steady.IsZero() || !within(quiet, other.since, at)", "other.steady.IsZero()", identityTests},
+	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "o.steady.IsZero() || !within(quiet, o.since, at)", "o.steady.IsZero()", identityTests},
 }
 
 // Rules of a rotation.
