@@ -172,16 +172,20 @@ func (s *Source) find() (informer.Resource, error) {
 // kind returns the kind with its group, for messages.
 func (s *Source) kind() string { return strings.Trim(s.options.Kind+"."+s.options.Group, ".") }
 
-// observe reports all nodes that a machine described before or after a change, with what the machine had.
+// observe reports all nodes that a machine described before or after a change, with what the machine had. The name of a
+// machine stands for a node that is not known yet.
 func (s *Source) observe(before, after *machine) {
 	before, after = cmp.Or(before, &machine{}), cmp.Or(after, &machine{})
 	if reflect.DeepEqual(before.known, after.known) {
 		return
 	}
-	for _, node := range slices.Concat([]string{before.node, after.node}, before.names, after.names) {
-		if node != "" {
-			s.Changed(node, before.sans...)
-		}
+	nodes := slices.Concat([]string{before.node, after.node}, before.names, after.names)
+	nodes = slices.DeleteFunc(nodes, func(node string) bool { return node == "" })
+	if len(nodes) == 0 { // requests of other nodes may wait for what it had
+		nodes = []string{cmp.Or(before.Name, after.Name)}
+	}
+	for _, node := range nodes {
+		s.Changed(node, before.sans...)
 	}
 }
 

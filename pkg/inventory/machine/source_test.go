@@ -12,6 +12,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -329,12 +330,13 @@ func TestChangedTellsWhatAMachineHad(t *testing.T) {
 		before, after *machine
 		want          string
 	}{
-		"comes":              {nil, &machine{known: a}, ""},
-		"stays as it is":     {&machine{known: a}, &machine{known: a}, ""},
-		"is being deleted":   {&machine{known: a}, &machine{known: gone}, "10.0.0.1"},
-		"has another one":    {&machine{known: a}, &machine{known: moved}, "10.0.0.1"},
-		"goes":               {&machine{known: a}, nil, "10.0.0.1"},
-		"goes without names": {&machine{known: known{node: "a"}}, nil, ""},
+		"comes":               {nil, &machine{known: a}, ""},
+		"stays as it is":      {&machine{known: a}, &machine{known: a}, ""},
+		"is being deleted":    {&machine{known: a}, &machine{known: gone}, "10.0.0.1"},
+		"has another one":     {&machine{known: a}, &machine{known: moved}, "10.0.0.1"},
+		"goes":                {&machine{known: a}, nil, "10.0.0.1"},
+		"goes without names":  {&machine{known: known{node: "a"}}, nil, ""},
+		"goes without a node": {&machine{ObjectMeta: metav1.ObjectMeta{Name: "m"}, known: known{sans: a.sans}}, nil, "10.0.0.1"},
 	} {
 		told := ""
 		source := sourceOf(t, ClusterAPI(), nil)
