@@ -312,7 +312,7 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 	case c.Node != nil:
 		return approver.NodeSource
 	default:
-		return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
 			return nil, errors.New("set up inventory: sourceOf does not know this kind of source")
 		}
 	}
@@ -320,7 +320,7 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 
 // alone returns a builder of a source of that kind, which needs nothing of a manager.
 func alone(kind string, build func() (inventory.Source, error)) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
 		source, err := build()
 		if err != nil {
 			return nil, fmt.Errorf("set up %s inventory: %w", kind, err)
@@ -341,9 +341,7 @@ func machineSource(options machine.Options, all config.Inventory) approver.Sourc
 	if kubeconfig != "" && all.Elsewhere {
 		return elsewhere("machine")
 	}
-	return func(
-		mgr manager.Manager, _ *node.Source, changed func(string), freed func([]san.SAN),
-	) (inventory.Source, error) {
+	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
 		cluster := mgr.GetConfig()
 		if kubeconfig != "" {
 			var err error
@@ -355,16 +353,14 @@ func machineSource(options machine.Options, all config.Inventory) approver.Sourc
 		if err != nil {
 			return nil, fmt.Errorf("set up machine inventory: %w", err)
 		}
-		source.Changed, source.Freed = changed, freed
+		source.Changed = changed
 		return source, mgr.Add(source)
 	}
 }
 
 // configMapSource returns a builder of a source that reads the rows of a ConfigMap in the manager's cluster.
 func configMapSource(name types.NamespacedName) approver.SourceBuilder {
-	return func(
-		mgr manager.Manager, _ *node.Source, changed func(string), _ func([]san.SAN),
-	) (inventory.Source, error) {
+	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
 		source, err := static.NewConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
 		if err != nil {
 			return nil, fmt.Errorf("set up static inventory: %w", err)

@@ -341,7 +341,7 @@ func TestPublishedInventoryAsksNothingOfTheReadersMachine(t *testing.T) {
 		"webhook": {Webhook: &config.WebhookSource{URL: "https://127.0.0.1", CAFile: "/none"}},
 		"machine": {Machine: &config.MachineSource{}},
 	} {
-		built, err := sourceOf(source, published)(nil, nil, nil, nil)
+		built, err := sourceOf(source, published)(nil, nil, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

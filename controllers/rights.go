@@ -226,7 +226,7 @@ func (r rights) inventory(c config.Approval) {
 		identity := r.from("config/node-identity")
 		identity.add("", "nodes", "", "", "get", "list", "watch")
 		identity.add(coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
-		identity.add("", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
+		identity.add("", "configmaps", metav1.NamespacePublic, "cluster-info", "get")
 		identity.add("", "serviceaccounts", "", "", "get")
 	}
 	// Rights in another cluster cannot be checked here.

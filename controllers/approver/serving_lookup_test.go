@@ -145,7 +145,7 @@ func (w *world) run(t testing.TB) *world {
 	}
 	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
 	clock := clocktesting.NewFakePassiveClock(now)
-	err = w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), func(node string) bool { return w.blocked[node] }, w.woken)
+	err = w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), func(node string) bool { return w.blocked[node] }, w.woken.inventory)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -448,10 +448,9 @@ func TestChangesWakeRequests(t *testing.T) {
 		obj    client.Object
 		want   []uint64
 	}{
-		{watch.Modified, nodeObject("b", "10.0.0.2"), []uint64{markNode("b"), address("10.0.0.1")}},
+		{watch.Modified, nodeObject("b", "10.0.0.2"), []uint64{markNode("b"), address("10.0.0.1"), address("b")}},
 		{watch.Added, nodeObject("c", "10.0.0.2"), []uint64{markNode("c")}},
 		{watch.Deleted, nodeObject("c", "10.0.0.2"), []uint64{markNode("c"), address("10.0.0.2"), address("c")}},
-		{watch.Deleted, serviceObject("x", "web", "10.43.0.1", "10.0.0.8"), []uint64{address("web"), address("web.x"), address("10.43.0.1"), address("10.0.0.8")}},
 	} {
 		w.watches[resourceOf(step.obj)] <- watch.Event{Type: step.change, Object: step.obj}
 		got := map[uint64]bool{}

@@ -49,7 +49,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		errs = append(errs, approving.Watch(fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All)))
 	}
 	if r.Inventory != nil {
-		errs = append(errs, r.Inventory.setup(mgr, r.Rules, r.Workers, r.Clock, r.ServerTime, r.BlockList.BlocksNode, wake))
+		errs = append(errs, r.Inventory.setup(mgr, r.Rules, r.Workers, r.Clock, r.ServerTime, r.BlockList.BlocksNode, wake.inventory))
 	}
 	return errors.Join(errs...)
 }
@@ -57,7 +57,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 // SetupInventory adds the Inventory to mgr for a caller that only needs decisions.
 func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
 	return r.Inventory.setup(mgr, r.Rules, cmp.Or(r.Workers, DefaultWorkers), passed, servertime.Of(passed),
-		r.BlockList.BlocksNode, newWakeUps())
+		r.BlockList.BlocksNode, newWakeUps().inventory)
 }
 
 // fill sets nil fields.

@@ -38,6 +38,10 @@ type Owner interface {
 	Owner(value san.SAN) (string, error)
 }
 
+// Changed is called by a source with the name of each node whose entry has changed, and with the names and addresses that
+// this node had, because other nodes may wait for them. An empty node means that the entry of any node may have changed.
+type Changed func(node string, had ...san.SAN)
+
 // ErrElsewhere is the error of a source that only the manager can ask.
 var ErrElsewhere = errors.New("only the manager can ask it, with the files and the network of its machine")
 
