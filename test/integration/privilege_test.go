@@ -330,7 +330,7 @@ func (h *roleHolder) start(t *testing.T, args ...string) {
 	t.Helper()
 	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
 	h.args = append(args, "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
-	c, _, err := config.Load(append(slices.Clone(standardArgs), h.args...), nil)
+	c, err := config.Load(append(slices.Clone(standardArgs), h.args...))
 	if err == nil {
 		h.namespace = controllers.LeaseNamespace(c)
 		h.asked = controllers.Rights(c, h.namespace)

@@ -236,7 +236,7 @@ func managerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotate
 // awaitRights waits until the API server grants cfg's user what a manager with standardArgs and args needs.
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
-	c, _, err := config.Load(slices.Concat(standardArgs, args), nil)
+	c, err := config.Load(slices.Concat(standardArgs, args))
 	if err != nil {
 		t.Fatal(err)
 	}
