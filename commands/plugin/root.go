@@ -72,7 +72,7 @@ csr-controller-manager said about them in its Events. It acts with your rights, 
 		SilenceErrors: true, // main prints errors
 		SilenceUsage:  true,
 	}
-	root.SetVersionTemplate("kubectl-csr {{.Version}}\n")
+	// No template of cobra is set: with text/template, the linker keeps every method of client-go, which doubles the program.
 	root.AddCommand(
 		pendingCommand(connect), explainCommand(connect), approveCommand(connect), checkCommand(connect),
 		rotationCommand(connect),
