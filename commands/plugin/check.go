@@ -32,6 +32,8 @@ type checkReport struct {
 	Failed    int           `json:"failed"`
 	Unknown   int           `json:"unknown"`
 	Results   []checkResult `json:"results"`
+	// Said holds what the manager said about itself. It changes no result: others may write Events too.
+	Said []statement `json:"said"`
 }
 
 // checkResult is a check.Result with names for scripts.
@@ -72,7 +74,11 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 			report.Results = append(report.Results, checkResult(result))
 			*counts[result.Status]++
 		}
-		if err := report.write(cmd.OutOrStdout(), *format, all); err != nil {
+		var err error
+		if report.Said, err = c.warnings(ctx); err != nil {
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: what the manager said is unknown: %v\n", err)
+		}
+		if err := report.write(cmd.OutOrStdout(), *format, all, c.now()); err != nil {
 			return err
 		}
 		switch {
@@ -88,7 +94,7 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 
 // write writes the results. Without all, a text leaves out the checks that passed. A next step is not wrapped, because it
 // may be a command to copy.
-func (r *checkReport) write(out io.Writer, format string, all bool) error {
+func (r *checkReport) write(out io.Writer, format string, all bool, now time.Time) error {
 	if format == "json" {
 		return writeJSON(out, r)
 	}
@@ -108,6 +114,13 @@ func (r *checkReport) write(out io.Writer, format string, all bool) error {
 		page.WriteString("; -v lists them")
 	}
 	page.WriteString(".\n")
+	if len(r.Said) > 0 {
+		page.WriteString("\nSaid by the manager (anyone who may create Events can write this)\n")
+	}
+	for _, said := range r.Said[:min(len(r.Said), 20)] {
+		label := fmt.Sprintf("%-8s ", duration.HumanDuration(now.Sub(said.At))+" ago")
+		page.WriteString(ascii.Wrap(label, oneLine(said.By+" "+said.Reason+": "+said.Message)))
+	}
 	_, err := out.Write(page.Bytes())
 	return err
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -244,13 +245,17 @@ func (c *cluster) nodeState(ctx context.Context, name string) string {
 	lease, err := c.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
 	renewed := "its Lease was never renewed"
 	switch {
+	case apierrors.IsNotFound(err):
 	case err != nil:
 		renewed = check.ReadError("get its lease", err)
 	case lease.Spec.RenewTime != nil:
 		renewed = "its Lease was renewed " + duration.HumanDuration(c.now().Sub(lease.Spec.RenewTime.Time)) + " ago"
 	}
 	node, err := c.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	if err != nil {
+	switch {
+	case apierrors.IsNotFound(err):
+		return "there is no such Node; " + renewed
+	case err != nil:
 		return check.ReadError("get the node", err) + "; " + renewed
 	}
 	for _, condition := range node.Status.Conditions {

@@ -118,8 +118,8 @@ func (c *cluster) addEvents(ctx context.Context, rows []waiting) error {
 	for i := range rows {
 		byUID[rows[i].uid] = &rows[i]
 	}
-	selector := fields.Set{"involvedObject.kind": "CertificateSigningRequest"}
-	return c.events(ctx, selector, func(event *corev1.Event, said statement) {
+	const selector = "involvedObject.kind=CertificateSigningRequest"
+	return c.events(ctx, corev1.NamespaceDefault, selector, func(event *corev1.Event, said statement) {
 		row := byUID[event.InvolvedObject.UID]
 		if row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
 			row.Said = &said

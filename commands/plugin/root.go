@@ -13,12 +13,10 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
-
-	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 // defaultNamespace is the namespace of the manager in the manifests and the chart.
@@ -30,8 +28,8 @@ const callTimeout = time.Minute
 // cluster is the API server of a command.
 type cluster struct {
 	kubernetes.Interface
-	dynamic dynamic.Interface // for SigningAuthorities
-	host    string
+	authorities rest.Interface // for SigningAuthorities, which Interface does not know
+	host        string
 	// namespace is that of the manager, if the user names it.
 	namespace string
 	clock     clock.Clock
@@ -97,9 +95,7 @@ func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overri
 	if c.Interface, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("reach the API server: %w", err)
 	}
-	if c.dynamic, err = dynamic.NewForConfig(config); err != nil {
-		return nil, fmt.Errorf("reach the API server: %w", err)
-	}
+	c.authorities = c.CertificatesV1().RESTClient()
 	return c, nil
 }
 
@@ -123,11 +119,6 @@ func (d dated) RoundTrip(request *http.Request) (*http.Response, error) {
 		d.cluster.ahead.Store(int64(ahead))
 	}
 	return response, nil
-}
-
-// authorities returns the client of SigningAuthorities.
-func (c *cluster) authorities() dynamic.ResourceInterface {
-	return c.dynamic.Resource(v1alpha1.GroupVersion.WithResource("signingauthorities"))
 }
 
 // formatFlag adds -o to cmd and returns its value.

@@ -12,10 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -140,33 +138,34 @@ func (r *rotation) run(ctx context.Context) error {
 // errNoAuthorities is the error of a cluster that does not serve SigningAuthorities.
 var errNoAuthorities = errors.New("this cluster does not serve SigningAuthorities: install config/rotation")
 
+// authority returns a call about the SigningAuthority of that name, or about all of them if name is empty.
+func (c *cluster) authority(verb, name string) *rest.Request {
+	return c.authorities.Verb(verb).
+		AbsPath("apis", v1alpha1.GroupVersion.Group, v1alpha1.GroupVersion.Version, "signingauthorities", name).
+		SetHeader("Accept", "application/json")
+}
+
 // listAuthorities returns the SigningAuthority of that name if it exists, or all of them if name is empty.
 func (c *cluster) listAuthorities(ctx context.Context, name string) ([]v1alpha1.SigningAuthority, error) {
-	var items []unstructured.Unstructured
-	if name != "" {
-		item, err := c.authorities().Get(ctx, name, metav1.GetOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil, nil
-		case err != nil:
-			return nil, fmt.Errorf("read SigningAuthority %s: %w", name, err)
-		}
-		items = append(items, *item)
-	} else {
-		list, err := c.authorities().List(ctx, metav1.ListOptions{})
-		switch {
-		case apierrors.IsNotFound(err):
-			return nil, errNoAuthorities
-		case err != nil:
-			return nil, fmt.Errorf("read SigningAuthorities: %w", err)
-		}
-		items = list.Items
+	data, err := c.authority("GET", name).DoRaw(ctx)
+	switch {
+	case apierrors.IsNotFound(err) && name != "":
+		return nil, nil
+	case apierrors.IsNotFound(err):
+		return nil, errNoAuthorities
+	case err != nil:
+		return nil, fmt.Errorf("read SigningAuthorities: %w", err)
 	}
-	objs := make([]v1alpha1.SigningAuthority, len(items))
-	for i := range items {
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(items[i].Object, &objs[i]); err != nil {
-			return nil, fmt.Errorf("read SigningAuthority %s: %w", items[i].GetName(), err)
-		}
+	list := v1alpha1.SigningAuthorityList{}
+	if name == "" {
+		err = json.Unmarshal(data, &list)
+	} else {
+		list.Items = make([]v1alpha1.SigningAuthority, 1)
+		err = json.Unmarshal(data, &list.Items[0])
+	}
+	objs := list.Items
+	if err != nil {
+		return nil, fmt.Errorf("read SigningAuthorities: %w", err)
 	}
 	slices.SortFunc(objs, func(a, b v1alpha1.SigningAuthority) int { return strings.Compare(a.Name, b.Name) })
 	return objs, nil
@@ -259,8 +258,7 @@ func (r *rotation) request(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		_, err = r.authorities().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: "kubectl-csr-rotation"})
-		return err
+		return r.authority("PATCH", name).SetHeader("Content-Type", string(types.MergePatchType)).Body(patch).Do(ctx).Error()
 	})
 }
 

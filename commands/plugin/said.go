@@ -34,20 +34,25 @@ type statement struct {
 // listPage is how many objects are read at a time.
 const listPage = 500
 
-// events calls each for every statement in the Events that match selector.
-func (c *cluster) events(ctx context.Context, selector fields.Set, each func(event *corev1.Event, said statement)) error {
+// controllers are the parts of the manager that write Events.
+var controllers = []string{approverName, signerName, "csr-cleaner", "csr-rotation", "csr-self-check"}
+
+// events calls each for every statement in the Events in namespace that match selector. An empty namespace stands for
+// all.
+func (c *cluster) events(
+	ctx context.Context, namespace, selector string, each func(event *corev1.Event, said statement),
+) error {
 	for next := ""; ; {
-		// The API server stores Events about objects without a namespace in this namespace.
-		list, err := c.CoreV1().Events(corev1.NamespaceDefault).List(ctx, metav1.ListOptions{
-			FieldSelector: selector.String(), Limit: listPage, Continue: next,
+		list, err := c.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{
+			FieldSelector: selector, Limit: listPage, Continue: next,
 		})
 		if err != nil {
-			return fmt.Errorf("list events in namespace default: %w", err)
+			return fmt.Errorf("list events: %w", err)
 		}
 		for i := range list.Items {
 			event := &list.Items[i]
 			by := cmp.Or(event.ReportingController, event.Source.Component)
-			if !slices.Contains([]string{approverName, signerName, "csr-cleaner"}, by) {
+			if !slices.Contains(controllers, by) {
 				continue
 			}
 			each(event, statement{
@@ -76,10 +81,31 @@ func eventTime(event *corev1.Event) time.Time {
 // said returns what the manager said about obj, the newest first.
 func (c *cluster) said(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) ([]statement, error) {
 	var all []statement
-	selector := fields.Set{"involvedObject.uid": string(obj.UID)}
-	err := c.events(ctx, selector, func(_ *corev1.Event, said statement) { all = append(all, said) })
+	selector := fields.Set{"involvedObject.uid": string(obj.UID)}.String()
+	// The API server stores Events about objects without a namespace in this namespace.
+	err := c.events(ctx, corev1.NamespaceDefault, selector, func(_ *corev1.Event, said statement) { all = append(all, said) })
 	slices.SortStableFunc(all, func(a, b statement) int { return b.At.Compare(a.At) })
 	return all, err
+}
+
+// warnings returns what the manager said lately about its own rights, its CAs and its lists, the newest first.
+func (c *cluster) warnings(ctx context.Context) ([]statement, error) {
+	all := []statement{} // never null
+	for _, by := range controllers {
+		selector := "type=Warning,involvedObject.kind!=CertificateSigningRequest,reportingComponent=" + by
+		err := c.events(ctx, "", selector, func(event *corev1.Event, said statement) {
+			if said.By == by && c.now().Sub(said.At) <= saidAge {
+				about := event.InvolvedObject
+				said.Message = csr.Shorten(about.Kind+" "+strings.TrimPrefix(about.Namespace+"/"+about.Name, "/")) + ": " + said.Message
+				all = append(all, said)
+			}
+		})
+		if err != nil {
+			return all, err
+		}
+	}
+	slices.SortStableFunc(all, func(a, b statement) int { return b.At.Compare(a.At) })
+	return all, nil
 }
 
 // inCharge returns the controller that acts next on a request in that state, or nothing.
