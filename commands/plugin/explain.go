@@ -122,7 +122,10 @@ func (e *explanation) nextStep(
 		if _, found, ok := strings.Cut(advice, ": kubectl create"); ok {
 			command = "kubectl create" + found
 		}
-		return cmp.Or(explain.NextStep(e.State, said.Reason), advice), command
+		if command == "" {
+			return ended(advice), ""
+		}
+		return explain.NextStep(e.State, said.Reason), command
 	case said != nil:
 		return cmp.Or(explain.NextStep(e.State, said.Reason), "Do what the manager's Event says."), ""
 	case leasesRead && !anyAlive(e.Leaders):
@@ -135,6 +138,9 @@ func (e *explanation) nextStep(
 	return "Wait a minute. If the request stays without an Event, no rule of a manager is for this signer: if you know who made " +
 		"the request and why, approve it by hand.", "kubectl csr approve " + check.Argument(obj.Name)
 }
+
+// ended returns advice as a sentence.
+func ended(advice string) string { return strings.ToUpper(advice[:1]) + advice[1:] + "." }
 
 func anyAlive(leaders []leader) bool {
 	for _, each := range leaders {

@@ -20,6 +20,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 func TestWorst(t *testing.T) {
@@ -131,6 +133,8 @@ func TestBindRequester(t *testing.T) {
 		"node, not in the group": {"system:node:a", nil, "if this user is to renew its certificate: kubectl create clusterrolebinding approve-selfnodeclient-node-a --clusterrole=" + roleRenew + " --user=system:node:a"},
 		"token":                  {"system:bootstrap:abcdef", []string{"system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-kubeadm-default-node-token --clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
 		"token of two groups":    {"system:bootstrap:abcdef", []string{"system:bootstrappers", "system:bootstrappers:one"}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one --clusterrole=" + roleJoin + " --group=system:bootstrappers:one"},
+		"token of the node":      {"system:bootstrap:abcdef", []string{"system:bootstrappers", csr.TokenGroup("a")}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-node-" + csr.TokenGroup("a")[len("system:bootstrappers:node:"):] + " --clusterrole=" + roleJoin + " --group=" + csr.TokenGroup("a")},
+		"token of another node":  {"system:bootstrap:abcdef", []string{"system:bootstrappers", csr.TokenGroup("b")}, "the token is for another node: give the machine a token for this node, or find out who holds the token"},
 		"token of no group":      {"system:bootstrap:abcdef", []string{"system:bootstrappers"}, "if this token is to join nodes: add the group system:bootstrappers:kubeadm:default-node-token to auth-extra-groups of its Secret, and kubectl create clusterrolebinding approve-nodeclient-bootstrappers-kubeadm-default-node-token --clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
 		"node":                   {"system:node:a", []string{"system:nodes"}, ifNodes + "--clusterrole=" + roleRenew + " --group=system:nodes"},
 		"person":                 {"alice@example.com", []string{"system:authenticated"}, "if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user=alice@example.com"},

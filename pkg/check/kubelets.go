@@ -3,6 +3,7 @@ package check
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
@@ -175,11 +176,15 @@ func BindRequester(obj *certificatesv1.CertificateSigningRequest) string {
 	case node:
 		return "if this user is to renew its certificate: " + bind(roleRenew, "user", user)
 	}
-	group := ""
+	group, forNode := "", csr.TokenGroup("")
+	forNode = forNode[:len(forNode)-sha256.Size*2] // all groups of tokens for one node begin like this
 	for _, each := range groups {
 		if IsBootstrapGroup(each) && len(each) > len(group) {
 			group = each
 		}
+	}
+	if strings.HasPrefix(group, forNode) && (err != nil || group != csr.TokenGroup(req.NodeName())) {
+		return "the token is for another node: give the machine a token for this node, or find out who holds the token"
 	}
 	switch group {
 	case "":

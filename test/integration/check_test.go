@@ -17,6 +17,7 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -36,8 +37,8 @@ func ownRights(t *testing.T) []check.Right {
 	return rights
 }
 
-// reviews returns a client for reviews that acts as user, or as the administrator if user is empty.
-func reviews(t *testing.T, user string) reviewsv1.AuthorizationV1Interface {
+// reviewsAs returns a client for reviews that acts as user, or as the administrator if user is empty.
+func reviewsAs(t *testing.T, user string) reviewsv1.AuthorizationV1Interface {
 	t.Helper()
 	cfg := rest.CopyConfig(controlPlane(t).Config)
 	if user != "" {
@@ -93,7 +94,7 @@ func TestCheckOwnRights(t *testing.T) {
 	}
 	for missing := -1; missing < len(rights); missing++ {
 		user := fmt.Sprintf("check-lacks-%d", missing+1)
-		c := reviews(t, user)
+		c := reviewsAs(t, user)
 		eventually(t, user, func(ctx context.Context) error { return lacksOnly(check.Rights(ctx, c.SelfSubjectAccessReviews(), rights), rights, missing) })
 	}
 }
@@ -124,7 +125,7 @@ func TestCheckKubeletRights(t *testing.T) {
 	parallel(t)
 	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
 	nodes := []string{"check-nodes"}
-	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, reviews(t, "").SubjectAccessReviews(), bootstrappers, nodes) }
+	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, nodes) }
 	results := look(t.Context())
 	if len(results) != 2 {
 		t.Fatalf("%+v", results)
@@ -146,13 +147,13 @@ func TestCheckKubeletRights(t *testing.T) {
 	})
 
 	// Rights that the Node authorizer grants to system:nodes are not missing.
-	for _, result := range check.Kubelets(t.Context(), reviews(t, "").SubjectAccessReviews(), bootstrappers, []string{"system:nodes"}) {
+	for _, result := range check.Kubelets(t.Context(), reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, []string{"system:nodes"}) {
 		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
 			t.Errorf("%+v", result)
 		}
 	}
 	// A user without the right to ask gets unknown results.
-	for _, result := range check.Kubelets(t.Context(), reviews(t, "check-nobody").SubjectAccessReviews(), bootstrappers, nodes) {
+	for _, result := range check.Kubelets(t.Context(), reviewsAs(t, "check-nobody").SubjectAccessReviews(), bootstrappers, nodes) {
 		if result.Status != check.Unknown || !strings.Contains(result.Evidence, "could not ask") {
 			t.Errorf("%+v", result)
 		}
