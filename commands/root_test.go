@@ -39,18 +39,6 @@ func TestHelpListsEveryFlagAndCommand(t *testing.T) {
 	}
 }
 
-func TestHelpOfACommandBeginsWithItsOwnFlags(t *testing.T) {
-	t.Parallel()
-	want := "\n\nUsage:\n  csr-controller-manager check [--node NAME] [flags]\n\nOf this command:\n      --all             list the checks that passed too\n      --node name       name of a node"
-	for _, args := range [][]string{{"check", "--help"}, {"help", "check"}, {"check", "--nonsense", "-h"}} {
-		var out bytes.Buffer
-		if err := Execute(t.Context(), args, &out); err != nil || !strings.Contains(out.String(), want) ||
-			!strings.Contains(out.String(), "\n\nGeneric:\n      --config file  ") {
-			t.Errorf("%v: error %v: %s", args, err, out.String())
-		}
-	}
-}
-
 func TestEveryMistakeAtOnce(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer

@@ -19,11 +19,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
@@ -95,7 +93,9 @@ func TestCheckOwnRights(t *testing.T) {
 	for missing := -1; missing < len(rights); missing++ {
 		user := fmt.Sprintf("check-lacks-%d", missing+1)
 		c := reviewsAs(t, user)
-		eventually(t, user, func(ctx context.Context) error { return lacksOnly(check.Rights(ctx, c.SelfSubjectAccessReviews(), rights), rights, missing) })
+		eventually(t, user, func(ctx context.Context) error {
+			return lacksOnly(check.Rights(ctx, c.SelfSubjectAccessReviews(), rights), rights, missing)
+		})
 	}
 }
 
@@ -125,7 +125,9 @@ func TestCheckKubeletRights(t *testing.T) {
 	parallel(t)
 	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
 	nodes := []string{"check-nodes"}
-	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, nodes) }
+	look := func(ctx context.Context) []check.Result {
+		return check.Kubelets(ctx, reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, nodes)
+	}
 	results := look(t.Context())
 	if len(results) != 2 {
 		t.Fatalf("%+v", results)
@@ -209,4 +211,3 @@ func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 		KeyPEM:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
 	}
 }
-

@@ -2,9 +2,6 @@ package integration
 
 import (
 	"context"
-	"errors"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +14,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	issuedledger "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
 // runRotation runs the real plugin as cfg's user.
