@@ -176,7 +176,7 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 }
 
 func keyPair(c config.CA, rotated bool) *keypair.KeyPair {
-	var source keypair.Source = keypair.Files{Cert: c.CertFile, Key: c.KeyFile, Elsewhere: c.Elsewhere}
+	var source keypair.Source = keypair.Files{Cert: c.CertFile, Key: c.KeyFile}
 	if namespace, name := c.SecretName(); name != "" && rotated {
 		source = keypair.Guarded{Secret: keypair.Secret{Namespace: namespace, Name: name}}
 	} else if name != "" {
@@ -304,8 +304,6 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 			source, mistakes := static.New(field.NewPath("rows"), c.Static.Rows)
 			return source, mistakes.ToAggregate()
 		})
-	case c.Webhook != nil && all.Elsewhere:
-		return elsewhere("webhook")
 	case c.Webhook != nil:
 		// A change at that server wakes no request. Waiting requests are judged again after a pause.
 		return alone("webhook", func() (inventory.Source, error) { return webhook.New(c.Webhook.Options()) })
@@ -329,18 +327,10 @@ func alone(kind string, build func() (inventory.Source, error)) approver.SourceB
 	}
 }
 
-// elsewhere returns a builder of a source that only the manager can ask.
-func elsewhere(name string) approver.SourceBuilder {
-	return alone(name, func() (inventory.Source, error) { return inventory.Elsewhere(name), nil })
-}
-
 // machineSource returns a builder of a source that reads Machines. They are in the cluster of all.Kubeconfig, or in the
 // manager's cluster if that is empty.
 func machineSource(options machine.Options, all config.Inventory) approver.SourceBuilder {
 	kubeconfig := all.Kubeconfig
-	if kubeconfig != "" && all.Elsewhere {
-		return elsewhere("machine")
-	}
 	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
 		cluster := mgr.GetConfig()
 		if kubeconfig != "" {

@@ -50,9 +50,6 @@ type Options struct {
 	// SelfCheck, if set, checks the manager's own rights and the kubelets' rights.
 	SelfCheck *SelfCheck
 
-	// Publish, if set, makes the leader publish the manager's configuration in a ConfigMap.
-	Publish *Publish
-
 	// Concurrency is the number of requests that each controller works on at a time; zero means DefaultConcurrency.
 	Concurrency Concurrency
 
@@ -106,7 +103,7 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.AddReadyzCheck("clock", o.ServerTime.Ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches, o.setupPublish} {
+	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches} {
 		if err := setup(mgr); err != nil {
 			return err
 		}
@@ -182,21 +179,6 @@ func named(name string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("set up %s: %w", name, err)
-}
-
-// ReadBlockList reads the block list once and gives it to the approver and the signer. It is for a caller without a
-// manager. The block list itself reports a failed read.
-func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
-	if o.BlockList == nil {
-		return
-	}
-	_ = o.BlockList.ReadOnce(ctx, reader)
-	if o.Approver != nil {
-		o.Approver.BlockList = o.BlockList
-	}
-	if o.Signer != nil {
-		o.Signer.BlockList = o.BlockList
-	}
 }
 
 // signerNames returns the signers that the approver or the signer is configured for.

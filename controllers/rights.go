@@ -53,8 +53,6 @@ func Rights(c *config.Configuration, leaseNamespace string) []check.Right {
 		election.add(coordinationv1.GroupName, "leases", leaseNamespace, "", "create")
 		election.add(coordinationv1.GroupName, "leases", leaseNamespace, c.LeaderElection.ResourceName, "get", "update")
 		election.optional().add("", "events", leaseNamespace, "", "create", "patch")
-		published := of("the published configuration", shippedRoles).optional()
-		published.add("", "configmaps", leaseNamespace, PublishedName(c), "get", "update")
 	}
 	if c.MetricsSecure {
 		metrics := of("secure metrics", shippedRoles).optional()

@@ -1,7 +1,6 @@
 package approver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,7 +9,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
@@ -106,41 +104,6 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, work
 		}
 	}
 	return nil
-}
-
-// Tried reports whether each running source has been read or has failed.
-func (i *Inventory) Tried(ctx context.Context) bool {
-	err := errors.Join(i.cluster.Err(), i.apiServers.Ready())
-	if i.leases != nil {
-		_, _, leaseErr := i.leases.Of("")
-		err = errors.Join(err, leaseErr)
-	}
-	for _, source := range i.sources {
-		if _, runs := source.(manager.Runnable); runs { // other sources have nothing to read in advance
-			_, sourceErr := source.Lookup(ctx, "", nil)
-			err = errors.Join(err, sourceErr)
-		}
-	}
-	return !errors.Is(err, informer.ErrNotRead)
-}
-
-// Unavailable returns why the sources cannot say what belongs to the node of req, or nil.
-func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
-	if i.cluster == nil {
-		return errNotRunning
-	}
-	_, err := i.sources.Lookup(ctx, req.NodeName(), req)
-	return err
-}
-
-// Unwatched reports whether node has a Lease that has not been observed long enough. A process that has run longer may
-// know more.
-func (i *Inventory) Unwatched(node string) bool {
-	if i.leases == nil {
-		return false
-	}
-	life, renewed, err := i.leases.Of(node)
-	return err == nil && life == nodeidentity.Unknown && !renewed.IsZero()
 }
 
 // unknown returns the reason of a request whose facts are missing because of err. InventoryPending means that a source

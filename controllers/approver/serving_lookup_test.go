@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -29,6 +30,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
@@ -158,8 +160,20 @@ func (w *world) run(t testing.TB) *world {
 			t.Error(err)
 		}
 	})
-	w.until(t, "everything was read or has failed", func() bool { return w.inventory.Tried(t.Context()) })
+	w.until(t, "everything was read or has failed", func() bool { return w.inventory.tried(t.Context()) })
 	return w
+}
+
+// tried reports whether each running source has been read or has failed.
+func (i *Inventory) tried(ctx context.Context) bool {
+	err := errors.Join(i.cluster.Err(), i.apiServers.Ready())
+	for _, source := range i.sources {
+		if _, runs := source.(manager.Runnable); runs { // other sources have nothing to read in advance
+			_, sourceErr := source.Lookup(ctx, "", nil)
+			err = errors.Join(err, sourceErr)
+		}
+	}
+	return !errors.Is(err, informer.ErrNotRead)
 }
 
 func (*world) until(t testing.TB, what string, done func() bool) {

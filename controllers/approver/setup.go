@@ -54,12 +54,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	return errors.Join(errs...)
 }
 
-// SetupInventory adds the Inventory to mgr for a caller that only needs decisions.
-func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
-	return r.Inventory.setup(mgr, r.Rules, cmp.Or(r.Workers, DefaultWorkers), passed, servertime.Of(passed),
-		r.BlockList.BlocksNode, newWakeUps().inventory)
-}
-
 // fill sets nil fields.
 func (r *Reconciler) fill(mgr manager.Manager) {
 	if r.Client == nil {

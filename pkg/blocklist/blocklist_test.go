@@ -354,7 +354,6 @@ func TestListMayBeReadAgain(t *testing.T) {
 	list, _ := newList()
 	resource := corev1.SchemeGroupVersion.WithResource("configmaps")
 	list.watch(informer.Of(resource, api.Resource(resource).Namespace(list.name.Namespace)))
-	list.configMap.Retry = time.Millisecond
 	list.configMap.Convert = func(raw runtime.Object) *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.(*unstructured.Unstructured).Object, obj); err != nil {
