@@ -212,28 +212,39 @@ func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) erro
 	if len(open) == 0 {
 		return nil
 	}
+	confirmed := a.yes
 	if !a.yes {
-		for _, each := range open {
-			if err := a.show(ctx, each); err != nil {
-				return err
-			}
-		}
-		if _, err := fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), len(all)); err != nil {
+		var err error
+		if confirmed, err = a.ask(ctx, open, len(all), in); err != nil {
 			return err
 		}
-		answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
-		if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
-			for _, each := range open {
-				each.Problem = "you did not confirm it"
-			}
-			return nil
+	}
+	if !confirmed {
+		for _, each := range open {
+			each.Problem = "you did not confirm it"
 		}
+		return nil
 	}
 	user := a.whoAmI(ctx)
 	for _, each := range open {
 		each.Approved, each.Problem, each.NextStep = a.approve(ctx, each.obj, user)
 	}
 	return nil
+}
+
+// ask shows open, of so many requests, and reports whether the person confirms their approval.
+func (a *approval) ask(ctx context.Context, open []*outcome, of int, in io.Reader) (bool, error) {
+	for _, each := range open {
+		if err := a.show(ctx, each); err != nil {
+			return false, err
+		}
+	}
+	if _, err := fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), of); err != nil {
+		return false, err
+	}
+	answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes", nil
 }
 
 // show writes what a person must know before the approval.

@@ -105,15 +105,8 @@ func (e *explanation) nextStep(
 	obj *certificatesv1.CertificateSigningRequest, said *statement, leasesRead bool,
 ) (text, command string) {
 	switch {
-	case e.State == csr.Issued:
-		return "Nothing to do: the request has its certificate.", ""
-	case e.State == csr.Denied || e.State == csr.Failed:
-		for _, condition := range e.Conditions {
-			if text := explain.NextStep(e.State, condition.Reason); text != "" && condition.Type == string(e.State) {
-				return text, ""
-			}
-		}
-		return "Correct what the condition names, then make a new request. A kubelet makes one when it restarts.", ""
+	case inCharge(e.State) == "":
+		return e.afterEnd(), ""
 	case e.Refusal != nil:
 		return fmt.Sprintf("The signer would refuse the request (%s): %s. %s",
 			e.Refusal.Reason, e.Refusal.Message, explain.NextStep(csr.Approved, e.Refusal.Reason)), ""
@@ -137,6 +130,19 @@ func (e *explanation) nextStep(
 	}
 	return "Wait a minute. If the request stays without an Event, no rule of a manager is for this signer: if you know who made " +
 		"the request and why, approve it by hand.", "kubectl csr approve " + check.Argument(obj.Name)
+}
+
+// afterEnd returns what to do about a request that is issued, denied or failed.
+func (e *explanation) afterEnd() string {
+	if e.State == csr.Issued {
+		return "Nothing to do: the request has its certificate."
+	}
+	for _, condition := range e.Conditions {
+		if text := explain.NextStep(e.State, condition.Reason); text != "" && condition.Type == string(e.State) {
+			return text
+		}
+	}
+	return "Correct what the condition names, then make a new request. A kubelet makes one when it restarts."
 }
 
 // ended returns advice as a sentence.

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -246,6 +247,18 @@ type certificates map[string]struct {
 	NotAfter time.Time `json:"notAfter"`
 }
 
+// ofOthers returns the certificates of node that are valid at now and come from another CA than signing.
+func (c certificates) ofOthers(signing *v1alpha1.CAStatus, node string, deleted bool, now time.Time) (found []nodeReport) {
+	for signer, one := range c {
+		if !now.After(one.NotAfter) && (signing == nil || one.KeyID != signing.KeyID) {
+			found = append(found, nodeReport{
+				Node: node, Signer: signer, KeyID: one.KeyID, Expires: &metav1.Time{Time: one.NotAfter}, Deleted: deleted,
+			})
+		}
+	}
+	return found
+}
+
 // notMoved finds the nodes that have not moved. It leaves out what the user may not read, and notes the problem.
 func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority) *notMoved {
 	found := &notMoved{Nodes: []nodeReport{}}
@@ -256,24 +269,16 @@ func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority)
 	}
 	nodes, listErr := r.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if listErr != nil {
+		nodes = &corev1.NodeList{}
 		found.Problems = append(found.Problems, withRight(listErr, "list nodes").Error())
 	}
-	existing := map[string]bool{}
-	if listErr == nil {
-		for _, node := range nodes.Items {
-			existing[node.Name] = true
-		}
+	existing := map[string]bool{} // stays empty after an error
+	for _, node := range nodes.Items {
+		existing[node.Name] = true
 	}
 	for node, certificates := range newest {
-		for signer, one := range certificates {
-			if signing := obj.Status.Signing; r.now().After(one.NotAfter) || signing != nil && one.KeyID == signing.KeyID {
-				continue
-			}
-			found.Nodes = append(found.Nodes, nodeReport{
-				Node: node, Signer: signer, KeyID: one.KeyID, Expires: &metav1.Time{Time: one.NotAfter},
-				Deleted: listErr == nil && !existing[node],
-			})
-		}
+		deleted := listErr == nil && !existing[node]
+		found.Nodes = append(found.Nodes, certificates.ofOthers(obj.Status.Signing, node, deleted, r.now())...)
 	}
 	signsForNodes := slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName)
 	for name := range existing {

@@ -166,30 +166,39 @@ func Argument(text string) string {
 func BindRequester(obj *certificatesv1.CertificateSigningRequest) string {
 	user, groups := csr.Shorten(obj.Spec.Username), obj.Spec.Groups
 	req, err := csr.Parse(obj)
-	node := strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix)
+	isNode := strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix)
 	switch {
-	case node && (err != nil || req.Cert.Subject.CommonName != obj.Spec.Username):
+	case isNode && (err != nil || req.Cert.Subject.CommonName != obj.Spec.Username):
 		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its "+
 			"credential, which may be stolen; kubectl certificate deny %s", Word(user), Argument(obj.Name))
-	case node && slices.Contains(groups, csr.NodeGroup):
+	case isNode && slices.Contains(groups, csr.NodeGroup):
 		return "if nodes are to renew their certificates: " + bind(roleRenew, "group", csr.NodeGroup)
-	case node:
+	case isNode:
 		return "if this user is to renew its certificate: " + bind(roleRenew, "user", user)
 	}
-	group, forNode := "", csr.TokenGroup("")
-	forNode = forNode[:len(forNode)-sha256.Size*2] // all groups of tokens for one node begin like this
+	node := ""
+	if err == nil {
+		node = req.NodeName()
+	}
+	return bindToken(user, groups, node)
+}
+
+// bindToken is BindRequester for a requester that is no node, and asks for node.
+func bindToken(user string, groups []string, node string) string {
+	group := ""
 	for _, each := range groups {
 		if IsBootstrapGroup(each) && len(each) > len(group) {
 			group = each
 		}
 	}
-	if strings.HasPrefix(group, forNode) && (err != nil || group != csr.TokenGroup(req.NodeName())) {
+	anyNode := csr.TokenGroup("")
+	forOneNode := strings.HasPrefix(group, anyNode[:len(anyNode)-2*sha256.Size]) // the rest is the digest of the node's name
+	switch {
+	case forOneNode && group != csr.TokenGroup(node):
 		return "the token is for another node: give the machine a token for this node, or find out who holds the token"
-	}
-	switch group {
-	case "":
+	case group == "":
 		return "if this user is to join nodes: " + bind(roleJoin, "user", user)
-	case bootstrapGroup:
+	case group == bootstrapGroup:
 		return "if this token is to join nodes: add the group " + kubeadmGroup + " to auth-extra-groups of its Secret, and " +
 			bind(roleJoin, "group", kubeadmGroup)
 	default:
