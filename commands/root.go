@@ -1,4 +1,4 @@
-// Package commands holds the commands of the manager's program. The kubectl plugin takes some of them.
+// Package commands holds the commands of the manager's program: the manager itself, and what needs the manager's place.
 package commands
 
 import (
@@ -7,15 +7,12 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"math"
 	"os"
 	"runtime/debug"
-	"slices"
 	"strings"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -39,11 +36,8 @@ func VersionOrBuild() string {
 }
 
 // Printable returns err as the manager prints it before it exits.
-func Printable(err error) string { return PrintableAs("csr-controller-manager", err) }
-
-// PrintableAs returns err in printable ASCII, behind prefix.
-func PrintableAs(prefix string, err error) string {
-	return prefix + ": " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
+func Printable(err error) string {
+	return "csr-controller-manager: " + strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  ")
 }
 
 // Execute runs the command that args name, or the manager if they name none. A command writes its result to out.
@@ -54,24 +48,19 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 // execute runs a command as Execute does. It writes the error of a manager to the file log. Other commands do not write
 // that file: a person may run them in the manager's container, which does not end with them.
 func execute(ctx context.Context, args []string, out io.Writer, log string) error {
-	p := &program{groups: map[*cobra.Command][]config.Group{}}
-	root := p.managerCommand()
-	source := &managerSource{program: p}
-	root.AddCommand(NewCheckCommand(source), NewExplainCommand(source), NewPendingCommand(source),
-		NewApproveCommand(source), NewRotationCommand(source),
-		bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
+	root := managerCommand(args)
+	root.AddCommand(explainCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
 	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
 	root.SetOut(out)
 	root.SetErr(ascii.LinesWriter(os.Stderr))
-	root.SetUsageFunc(p.usage)
+	root.SetUsageFunc(usage)
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if p.groups[cmd] != nil {
-			return cmd.RunE(cmd, nil) // cobra stops at the first mistake; config.Load reports all of them
+		if cmd == root {
+			return root.RunE(root, nil) // cobra stops at the first mistake; config.Load reports all of them
 		}
 		return usageError(cmd, err)
 	})
-	p.args = withTwoDashes(root, args)
-	root.SetArgs(p.args)
+	root.SetArgs(args)
 	executed, err := root.ExecuteContextC(ctx)
 	if err != nil && executed == root {
 		err = errors.Join(err, noteTermination(log, Printable(err)))
@@ -79,90 +68,45 @@ func execute(ctx context.Context, args []string, out io.Writer, log string) erro
 	return err
 }
 
-// withTwoDashes returns args with two dashes before each long flag, since one dash was enough in earlier
-// versions.
-func withTwoDashes(root *cobra.Command, args []string) []string {
-	known := map[string]bool{}
-	var collect func(*cobra.Command)
-	collect = func(cmd *cobra.Command) {
-		note := func(flag *pflag.Flag) { known[flag.Name] = len(flag.Name) > 1 }
-		cmd.Flags().VisitAll(note)
-		cmd.PersistentFlags().VisitAll(note)
-		for _, child := range cmd.Commands() {
-			collect(child)
-		}
+// managerCommand returns the root command, which runs the manager. config.Load parses args, to report every mistake
+// together.
+func managerCommand(args []string) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:               "csr-controller-manager",
+		Long:              "csr-controller-manager approves, signs and cleans CertificateSigningRequests.",
+		ValidArgsFunction: cobra.NoFileCompletions,
+		Args:              cobra.ArbitraryArgs,
 	}
-	collect(root)
-	args = slices.Clone(args)
-	for i, arg := range args {
-		name, _, _ := strings.Cut(strings.TrimPrefix(arg, "-"), "=")
-		if strings.HasPrefix(arg, "-") && known[name] {
-			args[i] = "-" + arg
-		}
-	}
-	return args
-}
-
-// program holds the state of one execution.
-type program struct {
-	args   []string
-	groups map[*cobra.Command][]config.Group // of flags
-}
-
-// configured adds the manager's flags to cmd. command holds the flags of cmd itself, and is nil for the manager. run
-// gets the configuration and the other arguments.
-func (p *program) configured(
-	cmd *cobra.Command, command *config.Command, run func(*cobra.Command, *config.Configuration, []string) error,
-) *cobra.Command {
-	groups, limit := config.NewFlags(config.Default()).Groups, cmd.Args
-	if command != nil {
-		command.MaxArgs = math.MaxInt // limit says how many
-		groups = append([]config.Group{{Title: "Of this command", Flags: command.Flags}}, groups...)
-	}
-	p.groups[cmd] = groups
-	for _, group := range groups {
+	for _, group := range config.NewFlags(config.Default()).Groups {
 		cmd.Flags().AddFlagSet(group.Flags)
 	}
-	cmd.Args = cobra.ArbitraryArgs // RunE checks them, to report every mistake together
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		_, args, err := cmd.Root().Find(p.args)
-		if err != nil {
-			return err
-		}
-		configuration, args, err := config.Load(args, command)
+		configuration, err := config.Load(args)
 		switch {
 		case errors.Is(err, config.ErrHelp):
 			return err
 		case errors.Is(err, config.ErrVersion):
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), "csr-controller-manager", VersionOrBuild())
 			return err
+		case err != nil:
+			return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 		}
-		if limit != nil {
-			err = errors.Join(limit(cmd, args), err)
-		}
-		if err != nil {
-			return fmt.Errorf("bad configuration (%s lists the flags):\n%w", strings.TrimSpace(shortPath(cmd)+" --help"), err)
-		}
-		return run(cmd, configuration, args)
+		return manage(cmd.Context(), configuration)
 	}
 	return cmd
 }
 
-// usage writes how to call cmd: its commands, and its flags by group.
-func (p *program) usage(cmd *cobra.Command) error {
+// usage writes how to call cmd: its commands, and its flags. Those of the manager are in groups.
+func usage(cmd *cobra.Command) error {
 	text := "Usage:\n  " + cmd.UseLine() + "\n"
-	if cmd.HasAvailableSubCommands() {
+	groups := []config.Group{{Title: "Flags", Flags: cmd.LocalFlags()}}
+	if cmd == cmd.Root() {
+		groups = config.NewFlags(config.Default()).Groups
 		text += "\nCommands, each with a --help of its own:\n"
 		for _, each := range cmd.Commands() {
 			if each.IsAvailableCommand() {
 				text += fmt.Sprintf("  %-*s  %s\n", each.NamePadding(), each.Name(), each.Short)
 			}
-		}
-	}
-	groups, known := p.groups[cmd]
-	if !known {
-		groups = []config.Group{
-			{Title: "Flags", Flags: cmd.LocalFlags()}, {Title: "Common flags", Flags: cmd.InheritedFlags()},
 		}
 	}
 	for _, group := range groups {
@@ -172,6 +116,22 @@ func (p *program) usage(cmd *cobra.Command) error {
 	}
 	_, err := io.WriteString(cmd.OutOrStdout(), text)
 	return err
+}
+
+// usageError returns an error about a command line with problems, or nil if there are none.
+func usageError(cmd *cobra.Command, problems ...error) error {
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
+	}
+	return nil
+}
+
+// atMost returns an error about the first of args that is too many.
+func atMost(most int, args []string) error {
+	if len(args) <= most {
+		return nil
+	}
+	return fmt.Errorf("unexpected argument %q", args[most])
 }
 
 // maxVerbosity is below the verbosity at which client-go logs the bodies of answers. One of these bodies is the signing

@@ -18,7 +18,7 @@ var updateHelp = flag.Bool("update-help", false, "write testdata/help.txt anew")
 func TestHelpListsEveryFlagAndCommand(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{
-		{"--help"}, {"-help"}, {"-h"}, {"help"}, {"--kube-api-qps=zz", "--help", "--nonsense"}, {"--nonsense", "--help"},
+		{"--help"}, {"-h"}, {"help"}, {"--kube-api-qps=zz", "--help", "--nonsense"}, {"--nonsense", "--help"},
 	} {
 		var out bytes.Buffer
 		if err := Execute(t.Context(), args, &out); err != nil {
@@ -36,38 +36,6 @@ func TestHelpListsEveryFlagAndCommand(t *testing.T) {
 		if diff := cmp.Diff(string(golden), out.String()); diff != "" {
 			t.Errorf("%v (-testdata/help.txt +got; go test ./commands -run Help -update-help):\n%s", args, diff)
 		}
-	}
-}
-
-func TestHelpOfACommandBeginsWithItsOwnFlags(t *testing.T) {
-	t.Parallel()
-	want := "\n\nUsage:\n  csr-controller-manager check [--node NAME] [flags]\n\nOf this command:\n      --all             list the checks that passed too\n      --node name       name of a node"
-	for _, args := range [][]string{{"check", "--help"}, {"help", "check"}, {"check", "--nonsense", "-h"}} {
-		var out bytes.Buffer
-		if err := Execute(t.Context(), args, &out); err != nil || !strings.Contains(out.String(), want) ||
-			!strings.Contains(out.String(), "\n\nGeneric:\n      --config file  ") {
-			t.Errorf("%v: error %v: %s", args, err, out.String())
-		}
-	}
-}
-
-// Earlier versions read the command line with package flag, which accepts one dash or two.
-func TestLongFlagsMayHaveOneDash(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{
-		{"check", "-kube-api-burst", "0"}, {"check", "-kube-api-burst=0"}, {"check", "--kube-api-burst=0"},
-		{"-kube-api-burst", "0", "-signing-secret=a/b"}, {"--kube-api-burst", "0", "check"},
-	} {
-		var out bytes.Buffer
-		err := execute(t.Context(), args, &out, "testdata/none")
-		if err == nil || !strings.HasSuffix(err.Error(), "lists the flags):\n--kube-api-burst: Invalid value: 0: must be 1 or more") {
-			t.Errorf("%v: error %v", args, err)
-		}
-	}
-	var out bytes.Buffer
-	if err := Execute(t.Context(), []string{"rotation", "status", "-timeout", "0s"}, &out); err == nil ||
-		!strings.Contains(err.Error(), "--timeout: 0s is not a time to wait") {
-		t.Errorf("rotation: error %v", err)
 	}
 }
 
@@ -89,7 +57,7 @@ signing: Required value: no signing CA: `
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	for _, args := range [][]string{{"--version"}, {"check", "--version"}, {"explain", "--kube-api-qps=zz", "-version"}} {
+	for _, args := range [][]string{{"--version"}, {"--kube-api-qps=zz", "--version"}} {
 		var out bytes.Buffer
 		if err := Execute(t.Context(), args, &out); err != nil || out.String() != "csr-controller-manager "+VersionOrBuild()+"\n" {
 			t.Errorf("%v: error %v, printed %q", args, err, out.String())
@@ -107,11 +75,11 @@ func TestCompletion(t *testing.T) {
 		}
 		return strings.Fields(out.String())
 	}
-	if got := complete("rotation", "st"); !slices.Equal(got, []string{"start", "status", ":4"}) {
-		t.Errorf("rotation st: %q", got)
+	if got := complete("ex"); !slices.Equal(got, []string{"explain", ":4"}) {
+		t.Errorf("ex: %q", got)
 	}
-	if got := complete("check", "--no"); !slices.Equal(got, []string{"--node", "--node-block-list", ":4"}) {
-		t.Errorf("check --no: %q", got)
+	if got := complete("--node-b"); !slices.Equal(got, []string{"--node-block-list", ":4"}) {
+		t.Errorf("--node-b: %q", got)
 	}
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		var out bytes.Buffer

@@ -28,6 +28,9 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
+// fixedNow is when commands run in tests.
+var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
 // bundled makes a certificate in PEM.
 func bundled(t *testing.T, name string, isCA bool) []byte {
 	t.Helper()

@@ -176,7 +176,7 @@ func profile(c config.Signing, one config.Signer) (ca.Profile, error) {
 }
 
 func keyPair(c config.CA, rotated bool) *keypair.KeyPair {
-	var source keypair.Source = keypair.Files{Cert: c.CertFile, Key: c.KeyFile, Elsewhere: c.Elsewhere}
+	var source keypair.Source = keypair.Files{Cert: c.CertFile, Key: c.KeyFile}
 	if namespace, name := c.SecretName(); name != "" && rotated {
 		source = keypair.Guarded{Secret: keypair.Secret{Namespace: namespace, Name: name}}
 	} else if name != "" {
@@ -304,15 +304,13 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 			source, mistakes := static.New(field.NewPath("rows"), c.Static.Rows)
 			return source, mistakes.ToAggregate()
 		})
-	case c.Webhook != nil && all.Elsewhere:
-		return elsewhere("webhook")
 	case c.Webhook != nil:
 		// A change at that server wakes no request. Waiting requests are judged again after a pause.
 		return alone("webhook", func() (inventory.Source, error) { return webhook.New(c.Webhook.Options()) })
 	case c.Node != nil:
 		return approver.NodeSource
 	default:
-		return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+		return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
 			return nil, errors.New("set up inventory: sourceOf does not know this kind of source")
 		}
 	}
@@ -320,7 +318,7 @@ func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 
 // alone returns a builder of a source of that kind, which needs nothing of a manager.
 func alone(kind string, build func() (inventory.Source, error)) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
 		source, err := build()
 		if err != nil {
 			return nil, fmt.Errorf("set up %s inventory: %w", kind, err)
@@ -329,21 +327,11 @@ func alone(kind string, build func() (inventory.Source, error)) approver.SourceB
 	}
 }
 
-// elsewhere returns a builder of a source that only the manager can ask.
-func elsewhere(name string) approver.SourceBuilder {
-	return alone(name, func() (inventory.Source, error) { return inventory.Elsewhere(name), nil })
-}
-
 // machineSource returns a builder of a source that reads Machines. They are in the cluster of all.Kubeconfig, or in the
 // manager's cluster if that is empty.
 func machineSource(options machine.Options, all config.Inventory) approver.SourceBuilder {
 	kubeconfig := all.Kubeconfig
-	if kubeconfig != "" && all.Elsewhere {
-		return elsewhere("machine")
-	}
-	return func(
-		mgr manager.Manager, _ *node.Source, changed func(string), freed func([]san.SAN),
-	) (inventory.Source, error) {
+	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
 		cluster := mgr.GetConfig()
 		if kubeconfig != "" {
 			var err error
@@ -355,16 +343,14 @@ func machineSource(options machine.Options, all config.Inventory) approver.Sourc
 		if err != nil {
 			return nil, fmt.Errorf("set up machine inventory: %w", err)
 		}
-		source.Changed, source.Freed = changed, freed
+		source.Changed = changed
 		return source, mgr.Add(source)
 	}
 }
 
 // configMapSource returns a builder of a source that reads the rows of a ConfigMap in the manager's cluster.
 func configMapSource(name types.NamespacedName) approver.SourceBuilder {
-	return func(
-		mgr manager.Manager, _ *node.Source, changed func(string), _ func([]san.SAN),
-	) (inventory.Source, error) {
+	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
 		source, err := static.NewConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
 		if err != nil {
 			return nil, fmt.Errorf("set up static inventory: %w", err)

@@ -1,7 +1,6 @@
 package controllers
 
 import (
-	"errors"
 	"reflect"
 	"testing"
 	"time"
@@ -15,7 +14,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
@@ -329,24 +327,6 @@ func TestNothingConfiguredAsksNothing(t *testing.T) {
 	for _, recogniser := range r.Rules[0].Recognisers {
 		if recogniser.Gate != nil {
 			t.Errorf("%s is gated", recogniser.Name)
-		}
-	}
-}
-
-// The configuration that a manager publishes names its files and servers. A reader of it asks neither.
-func TestPublishedInventoryAsksNothingOfTheReadersMachine(t *testing.T) {
-	t.Parallel()
-	published := config.Inventory{Elsewhere: true, Kubeconfig: "/none"}
-	for name, source := range map[string]config.Source{
-		"webhook": {Webhook: &config.WebhookSource{URL: "https://127.0.0.1", CAFile: "/none"}},
-		"machine": {Machine: &config.MachineSource{}},
-	} {
-		built, err := sourceOf(source, published)(nil, nil, nil, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := built.Lookup(t.Context(), "a", &csr.Request{UID: "uid"}); !errors.Is(err, inventory.ErrElsewhere) || built.Name() != name {
-			t.Errorf("%s: source %s, error %v", name, built.Name(), err)
 		}
 	}
 }

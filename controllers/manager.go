@@ -50,9 +50,6 @@ type Options struct {
 	// SelfCheck, if set, checks the manager's own rights and the kubelets' rights.
 	SelfCheck *SelfCheck
 
-	// Publish, if set, makes the leader publish the manager's configuration in a ConfigMap.
-	Publish *Publish
-
 	// Concurrency is the number of requests that each controller works on at a time; zero means DefaultConcurrency.
 	Concurrency Concurrency
 
@@ -106,12 +103,12 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.AddReadyzCheck("clock", o.ServerTime.Ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches, o.setupPublish} {
+	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches} {
 		if err := setup(mgr); err != nil {
 			return err
 		}
 	}
-	return mgr.Add(&requestsSource{
+	return mgr.Add(&requestsCollector{
 		cache: mgr.GetCache(), now: o.ServerTime.Latest, signers: o.signerNames(), log: mgr.GetLogger().WithName("metrics"),
 	})
 }
@@ -184,21 +181,6 @@ func named(name string, err error) error {
 	return fmt.Errorf("set up %s: %w", name, err)
 }
 
-// ReadBlockList reads the block list once and gives it to the approver and the signer. It is for a caller without a
-// manager. The block list itself reports a failed read.
-func (o Options) ReadBlockList(ctx context.Context, reader client.Reader) {
-	if o.BlockList == nil {
-		return
-	}
-	_ = o.BlockList.ReadOnce(ctx, reader)
-	if o.Approver != nil {
-		o.Approver.BlockList = o.BlockList
-	}
-	if o.Signer != nil {
-		o.Signer.BlockList = o.BlockList
-	}
-}
-
 // signerNames returns the signers that the approver or the signer is configured for.
 func (o Options) signerNames() map[string]bool {
 	names := map[string]bool{}
@@ -219,21 +201,19 @@ func (o Options) signerNames() map[string]bool {
 // for what is missing, such as a CRD. A replica is not ready until all caches are filled.
 type caches struct {
 	cache cache.Informers
-	kinds []client.Object
 	log   logr.Logger
-	// problems maps the name of a kind to an error that says why its cache is not filled.
+	// problems maps each kind, a client.Object, to an error that says why its cache is not filled.
 	problems sync.Map
 }
+
+var errNotReadYet = errors.New("not read yet")
 
 // setupCaches adds the caches of the controllers in o to mgr, with a readiness check.
 func (o Options) setupCaches(mgr manager.Manager) error {
 	c := &caches{cache: mgr.GetCache(), log: mgr.GetLogger().WithName("caches")}
-	c.kinds = append(c.kinds, &certificatesv1.CertificateSigningRequest{})
+	c.problems.Store(&certificatesv1.CertificateSigningRequest{}, errNotReadYet)
 	if o.Rotation != nil {
-		c.kinds = append(c.kinds, &v1alpha1.SigningAuthority{})
-	}
-	for _, kind := range c.kinds {
-		c.problems.Store(kindName(kind), errNotReadYet)
+		c.problems.Store(&v1alpha1.SigningAuthority{}, errNotReadYet)
 	}
 	if err := mgr.AddReadyzCheck("caches", c.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
@@ -241,44 +221,38 @@ func (o Options) setupCaches(mgr manager.Manager) error {
 	return mgr.Add(c)
 }
 
-var errNotReadYet = errors.New("not read yet")
-
-func kindName(obj client.Object) string { return fmt.Sprintf("%T", obj) }
-
 // NeedLeaderElection returns false, because a standby fills its caches too.
 func (*caches) NeedLeaderElection() bool { return false }
 
 // Start creates the informers, and waits for each until ctx ends.
 func (c *caches) Start(ctx context.Context) error {
 	var running sync.WaitGroup
-	for _, kind := range c.kinds {
-		running.Go(func() { c.fill(ctx, kind, kindName(kind)) })
+	for kind := range c.problems.Range {
+		running.Go(func() { c.fill(ctx, kind.(client.Object)) })
 	}
 	running.Wait()
 	return nil
 }
 
-func (c *caches) fill(ctx context.Context, kind client.Object, name string) {
-	objects, err := informer.FromCache(ctx, c.cache, kind, c.log.WithValues("kind", name), func(err error) {
-		c.problems.Store(name, err)
-	})
+func (c *caches) fill(ctx context.Context, kind client.Object) {
+	log := c.log.WithValues("kind", fmt.Sprintf("%T", kind))
+	objects, err := informer.FromCache(ctx, c.cache, kind, log, func(err error) { c.problems.Store(kind, err) })
 	if err != nil {
 		return // ctx has ended
 	}
-	c.problems.Store(name, errNotReadYet)
+	c.problems.Store(kind, errNotReadYet)
 	select {
 	case <-ctx.Done():
 	case <-objects.HasSyncedChecker().Done():
-		c.problems.Delete(name)
+		c.problems.Delete(kind)
 	}
 }
 
-// ready returns an error that names the first cache that is not filled, and the cause.
+// ready returns an error that names each cache that is not filled, and the cause.
 func (c *caches) ready(*http.Request) error {
-	for _, kind := range c.kinds {
-		if err, unread := c.problems.Load(kindName(kind)); unread {
-			return fmt.Errorf("the cache of %s is not filled: %w", kindName(kind), err.(error))
-		}
+	var errs []error
+	for kind, problem := range c.problems.Range {
+		errs = append(errs, fmt.Errorf("the cache of %T is not filled: %w", kind, problem.(error)))
 	}
-	return nil
+	return errors.Join(errs...)
 }

@@ -3,12 +3,14 @@ package controllers
 import (
 	"context"
 	"errors"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -178,8 +180,8 @@ func TestReadyWaitsForCaches(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		informers := &filling{synced: make(chan struct{})}
-		c := &caches{cache: informers, kinds: []client.Object{&corev1.Secret{}}, log: logr.Discard()}
-		c.problems.Store("*v1.Secret", errNotReadYet)
+		c := &caches{cache: informers, log: logr.Discard()}
+		c.problems.Store(&corev1.Secret{}, errNotReadYet)
 		is := func(want string) {
 			t.Helper()
 			synctest.Wait()
@@ -210,41 +212,80 @@ func TestReadyWaitsForCaches(t *testing.T) {
 	})
 }
 
-// TestRequestsAreCounted checks the counts of a manager's requests, whole and trimmed, as they come, change and go.
-func TestRequestsAreCounted(t *testing.T) {
-	t.Parallel()
-	s := &requestsSource{now: func() time.Time { return noon.Add(time.Minute) }, signers: map[string]bool{"example.com/ours": true}}
-	made := func(signerName string, age time.Duration) *certificatesv1.CertificateSigningRequest {
-		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{CreationTimestamp: metav1.NewTime(noon.Add(-age))}}
-		obj.Spec.SignerName, obj.Spec.Request = signerName, []byte("payload")
-		return obj
+// counts returns the values of csr_requests and csr_requests_oldest_seconds that c collects, by signer and state.
+func counts(t *testing.T, c *requestsCollector) map[string][2]float64 {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	families, err := registry.Gather()
+	if err != nil || len(families) != 2 {
+		t.Fatalf("%d metrics, error %v", len(families), err)
 	}
-	is := func(signerName string, state csr.State, count, oldest float64) {
-		t.Helper()
-		counts, ages := map[requestsLabels]float64{}, map[requestsLabels]float64{}
-		s.report(counts, ages)
-		labels := requestsLabels{signerName, state}
-		if counts[labels] != count || ages[labels] != oldest {
-			t.Errorf("%v: %v requests, the oldest of %v s, want %v of %v s", labels, counts[labels], ages[labels], count, oldest)
+	found := map[string][2]float64{}
+	for i, family := range families { // by name
+		for _, metric := range family.GetMetric() {
+			labels := metric.GetLabel()
+			key := labels[0].GetValue() + " " + labels[1].GetValue()
+			values := found[key]
+			values[i] = metric.GetGauge().GetValue()
+			found[key] = values
 		}
 	}
-	older, newer, foreign := made("example.com/ours", time.Hour), made("example.com/ours", 0), made("example.com/foreign", 0)
-	for _, obj := range []any{older, newer, foreign, &corev1.Secret{}} {
-		s.add(obj, 1)
-	}
-	is("example.com/ours", csr.Pending, 2, 3660)
-	is("other", csr.Pending, 1, 60)
-	is("other", csr.Denied, 0, 0)
+	return found
+}
 
-	denied := older.DeepCopy()
-	csr.AddCondition(denied, certificatesv1.CertificateDenied, "Test", "Denied by the test.", noon)
-	if _, err := (csr.Trim{}).Transform(denied); err != nil {
-		t.Fatal(err)
+// TestRequestsAreCounted checks the counts of a manager's requests, whole and trimmed.
+func TestRequestsAreCounted(t *testing.T) {
+	t.Parallel()
+	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
+	add := func(name, signerName string, age time.Duration, conditions ...certificatesv1.RequestConditionType) {
+		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(noon.Add(-age))}}
+		obj.Spec.SignerName, obj.Spec.Request = signerName, []byte("payload")
+		for _, condition := range conditions {
+			csr.AddCondition(obj, condition, "Test", "Decided by the test.", noon)
+		}
+		trimmed, err := (csr.Trim{}).Transform(obj)
+		if err == nil {
+			err = store.Add(trimmed)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	s.add(older, -1)
-	s.add(denied, 1)
-	is("example.com/ours", csr.Pending, 1, 60)
-	is("example.com/ours", csr.Denied, 1, 3660)
-	s.add(denied, -1)
-	is("example.com/ours", csr.Denied, 0, 0)
+	c := &requestsCollector{
+		now: func() time.Time { return noon.Add(time.Minute) }, signers: map[string]bool{"example.com/ours": true}, store: store,
+	}
+	if got := counts(t, c); len(got) != 2*len(csr.States()) || got["example.com/ours Pending"] != [2]float64{} {
+		t.Errorf("without requests: %v", got)
+	}
+	add("older", "example.com/ours", time.Hour)
+	add("newer", "example.com/ours", 0)
+	add("foreign", "example.com/foreign", 0)
+	add("denied", "example.com/ours", 2*time.Hour, certificatesv1.CertificateDenied)
+	got := counts(t, c)
+	for labels, want := range map[string][2]float64{
+		"example.com/ours Pending": {2, 3660}, "other Pending": {1, 60}, "example.com/ours Denied": {1, 7260}, "other Denied": {0, 0},
+	} {
+		if got[labels] != want {
+			t.Errorf("%s: %v, want %v", labels, got[labels], want)
+		}
+	}
+}
+
+// BenchmarkScrape measures a scrape of 500,000 requests.
+func BenchmarkScrape(b *testing.B) {
+	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
+	for n := range 500_000 {
+		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n), CreationTimestamp: metav1.NewTime(noon)}}
+		obj.Spec.SignerName = "example.com/ours"
+		csr.AddCondition(obj, certificatesv1.CertificateApproved, "Test", "Approved by the test.", noon)
+		if err := store.Add(obj); err != nil {
+			b.Fatal(err)
+		}
+	}
+	c := &requestsCollector{now: func() time.Time { return noon }, signers: map[string]bool{"example.com/ours": true}, store: store}
+	for b.Loop() {
+		found := make(chan prometheus.Metric, 100)
+		c.Collect(found)
+	}
 }

@@ -21,18 +21,15 @@ const (
 	cacheSyncTimeout = 100 * 365 * 24 * time.Hour
 )
 
-// storage returns the queue in which the items of the controller name wait for a worker.
-type storage[item comparable] func(name string) workqueue.TypedInterface[item]
-
-// fairly returns a storage in which no requester delays another.
-func fairly(workers int) storage[fairqueue.Key] {
+// fairly makes a queue in which no requester delays another.
+func fairly(workers int) func(name string) workqueue.TypedInterface[fairqueue.Key] {
 	return func(name string) workqueue.TypedInterface[fairqueue.Key] { return fairqueue.New(name, workers) }
 }
 
 // controllerOptions returns the options of a controller with that many workers. The delays of its queue follow own, or
-// the real clock if own is nil. A nil storage is first in, first out.
+// the real clock if own is nil. make makes the queue without delays; a queue of client-go if it is nil.
 func controllerOptions[item comparable](
-	own clock.WithTicker, workers int, items storage[item],
+	own clock.WithTicker, workers int, make func(name string) workqueue.TypedInterface[item],
 ) controller.TypedOptions[item] {
 	warmUp := false
 	return controller.TypedOptions[item]{
@@ -44,16 +41,14 @@ func controllerOptions[item comparable](
 		EnableWarmup: &warmUp,
 		NewQueue: func(name string, limiter workqueue.TypedRateLimiter[item]) workqueue.TypedRateLimitingInterface[item] {
 			delaying := workqueue.TypedDelayingQueueConfig[item]{Name: name, Clock: own}
-			if items != nil {
-				delaying.Queue = items(name)
+			if make != nil {
+				delaying.Queue = make(name)
 			}
 			queue := workqueue.NewTypedRateLimitingQueueWithConfig(limiter, workqueue.TypedRateLimitingQueueConfig[item]{
 				DelayingQueue: workqueue.NewTypedDelayingQueueWithConfig(delaying),
 			})
 			if own != nil {
-				queue = &steppedQueue[item]{
-					TypedRateLimitingInterface: queue, limiter: limiter, clock: own, taken: map[item]time.Time{},
-				}
+				queue = &steppedQueue[item]{TypedRateLimitingInterface: queue, limiter: limiter, clock: own}
 			}
 			return queue
 		},
@@ -67,26 +62,21 @@ type steppedQueue[item comparable] struct {
 	limiter workqueue.TypedRateLimiter[item]
 	clock   clock.PassiveClock
 
-	mu    sync.Mutex
-	taken map[item]time.Time
+	taken sync.Map // the items in progress → time.Time
 }
 
 // Get blocks until an item is queued.
 func (q *steppedQueue[item]) Get() (taken item, shutdown bool) {
 	taken, shutdown = q.TypedRateLimitingInterface.Get()
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.taken[taken] = q.clock.Now()
+	q.taken.Store(taken, q.clock.Now())
 	return taken, shutdown
 }
 
 // AddAfter adds again after delay.
 func (q *steppedQueue[item]) AddAfter(again item, delay time.Duration) {
-	q.mu.Lock()
-	since, working := q.taken[again]
-	q.mu.Unlock()
-	if !working {
-		since = q.clock.Now()
+	since := q.clock.Now()
+	if taken, working := q.taken.Load(again); working {
+		since = taken.(time.Time)
 	}
 	// Of two delays the shorter one counts. If the clock is stepped during the first call, the second one is right.
 	for range 2 {
@@ -99,8 +89,6 @@ func (q *steppedQueue[item]) AddRateLimited(again item) { q.AddAfter(again, q.li
 
 // Done ends the work on done.
 func (q *steppedQueue[item]) Done(done item) {
-	q.mu.Lock()
-	delete(q.taken, done)
-	q.mu.Unlock()
+	q.taken.Delete(done)
 	q.TypedRateLimitingInterface.Done(done)
 }

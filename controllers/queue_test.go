@@ -73,7 +73,7 @@ func TestQueueFollowsTheClock(t *testing.T) {
 	followsTheClock(t, clock, fifo, nil)
 }
 
-func followsTheClock[item comparable](t *testing.T, clock *clocktesting.FakeClock, key item, items storage[item]) {
+func followsTheClock[item comparable](t *testing.T, clock *clocktesting.FakeClock, key item, items func(string) workqueue.TypedInterface[item]) {
 	t.Helper()
 	options := controllerOptions(clock, 1, items)
 	queue := options.NewQueue("test-clock", options.RateLimiter)
@@ -129,7 +129,7 @@ func TestStepDuringTheAddIsNotLost(t *testing.T) {
 	t.Parallel()
 	clock := clocktesting.NewFakeClock(noon)
 	inner := &steppingQueue{step: func() { clock.Step(time.Hour) }}
-	queue := &steppedQueue[string]{TypedRateLimitingInterface: inner, clock: clock, taken: map[string]time.Time{}}
+	queue := &steppedQueue[string]{TypedRateLimitingInterface: inner, clock: clock}
 	queue.AddAfter("a", 90*time.Minute)
 	if want := []time.Duration{90 * time.Minute, 30 * time.Minute}; !slices.Equal(inner.delays, want) {
 		t.Errorf("added after %v, want %v", inner.delays, want)

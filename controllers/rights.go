@@ -53,8 +53,6 @@ func Rights(c *config.Configuration, leaseNamespace string) []check.Right {
 		election.add(coordinationv1.GroupName, "leases", leaseNamespace, "", "create")
 		election.add(coordinationv1.GroupName, "leases", leaseNamespace, c.LeaderElection.ResourceName, "get", "update")
 		election.optional().add("", "events", leaseNamespace, "", "create", "patch")
-		published := of("the published configuration", shippedRoles).optional()
-		published.add("", "configmaps", leaseNamespace, PublishedName(c), "get", "update")
 	}
 	if c.MetricsSecure {
 		metrics := of("secure metrics", shippedRoles).optional()
@@ -226,7 +224,7 @@ func (r rights) inventory(c config.Approval) {
 		identity := r.from("config/node-identity")
 		identity.add("", "nodes", "", "", "get", "list", "watch")
 		identity.add(coordinationv1.GroupName, "leases", corev1.NamespaceNodeLease, "", "get", "list", "watch")
-		identity.add("", "configmaps", metav1.NamespacePublic, "cluster-info", "get", "list", "watch")
+		identity.add("", "configmaps", metav1.NamespacePublic, "cluster-info", "get")
 		identity.add("", "serviceaccounts", "", "", "get")
 	}
 	// Rights in another cluster cannot be checked here.

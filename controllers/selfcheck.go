@@ -13,8 +13,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -93,11 +93,15 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 		interval: o.SelfCheck.Interval, clock: cmp.Or[clock.Clock](o.Clock, clock.RealClock{}),
 		log: mgr.GetLogger().WithName("self-check"), notReady: errNotChecked,
 	}
+	reviews, err := reviewsv1.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return fmt.Errorf("set up self-check: %w", err)
+	}
 	missing := report.New(mgr.GetEventRecorder("csr-self-check"), s.clock)
-	s.tasks = []*checkTask{{ask: s.ownRights(mgr.GetClient(), o.SelfCheck, missing)}}
+	s.tasks = []*checkTask{{ask: s.ownRights(reviews.SelfSubjectAccessReviews(), o.SelfCheck, missing)}}
 	if o.Approver != nil {
 		s.tasks = append(s.tasks, &checkTask{ask: func(ctx context.Context) []check.Result {
-			return check.Kubelets(ctx, mgr.GetClient(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
+			return check.Kubelets(ctx, reviews.SubjectAccessReviews(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
 		}})
 	}
 	if err := mgr.AddReadyzCheck(check.OwnRights, s.ready); err != nil {
@@ -185,11 +189,11 @@ func (s *selfCheck) logChange(result check.Result) {
 // ownRights returns a check of the rights that c configures. It records which of them are denied: in the metrics, and for
 // those that the controllers need, in an Event and for ready. A result that is unknown changes nothing.
 func (s *selfCheck) ownRights(
-	reviewer client.Client, c *SelfCheck, events *report.Reporter,
+	reviews reviewsv1.SelfSubjectAccessReviewInterface, c *SelfCheck, events *report.Reporter,
 ) func(context.Context) []check.Result {
 	denied := make([]bool, len(c.Rights)) // as far as known
 	return func(ctx context.Context) []check.Result {
-		results := check.Rights(ctx, reviewer, c.Rights)
+		results := check.Rights(ctx, reviews, c.Rights)
 		var names []string
 		missing := map[[2]string]float64{}
 		for i, right := range c.Rights {

@@ -13,9 +13,10 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -146,14 +147,15 @@ func TestSelfCheckTells(t *testing.T) {
 
 // reviewer answers SelfSubjectAccessReviews by resource.
 type reviewer struct {
-	client.Client
+	reviewsv1.SelfSubjectAccessReviewInterface
 	answer func(resource string) (allowed bool, err error)
 }
 
-func (r reviewer) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) (err error) {
-	review := obj.(*authorizationv1.SelfSubjectAccessReview)
+func (r reviewer) Create(
+	_ context.Context, review *authorizationv1.SelfSubjectAccessReview, _ metav1.CreateOptions,
+) (_ *authorizationv1.SelfSubjectAccessReview, err error) {
 	review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
-	return err
+	return review, err
 }
 
 // TestReadyFollowsRights checks that a replica is ready once its rights have been reviewed, unless a right was denied.

@@ -1,6 +1,5 @@
-// Command kubectl-csr is a kubectl plugin: kubectl csr explains and approves requests, checks what the manager depends
-// on, and rotates CAs. It acts with the rights of its user. It reads the configuration of the manager from the
-// ConfigMaps that the managers publish.
+// Command kubectl-csr is a kubectl plugin: kubectl csr shows and approves requests, checks what the manager depends on,
+// and rotates CAs. It acts with the rights of its user, and reads no key.
 package main
 
 import (
@@ -8,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
+	"strings"
 	"syscall"
 
-	"github.com/csr-controller-manager/csr-controller-manager/commands"
+	"github.com/csr-controller-manager/csr-controller-manager/commands/plugin"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 )
 
@@ -18,12 +19,14 @@ import (
 var version string
 
 func main() {
+	if build, ok := debug.ReadBuildInfo(); ok && version == "" {
+		version = build.Main.Version
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	commands.Version = version
-	err := execute(ctx, os.Args[1:], ascii.LinesWriter(os.Stdout), ascii.LinesWriter(os.Stderr))
+	err := plugin.Execute(ctx, version, os.Args[1:], os.Stdin, ascii.LinesWriter(os.Stdout), ascii.LinesWriter(os.Stderr))
 	stop()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, commands.PrintableAs("error", err))
+		fmt.Fprintln(os.Stderr, "error: "+strings.ReplaceAll(ascii.Lines(err.Error()), "\n", "\n  "))
 		os.Exit(1)
 	}
 }

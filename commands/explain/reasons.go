@@ -6,13 +6,6 @@ const nothing = "Nothing."
 // advice is the row of docs/reference/reasons.md about a reason: its meaning and the next step.
 type advice struct{ meaning, todo string }
 
-// write writes the meaning and the next step, if there is one.
-func (a advice) write(p *page) {
-	if a.todo != "" && a.todo != nothing {
-		p.row("meaning", a.meaning)
-	}
-}
-
 // approverReasons holds the reasons of the approver. Their rows in docs/reference/reasons.md are written from here:
 // go test ./commands/explain -update-explained
 var approverReasons = map[string]advice{
@@ -21,8 +14,8 @@ var approverReasons = map[string]advice{
 		todo:    nothing,
 	},
 	"ApprovedByHand": {
-		meaning: "An administrator approved the request with the command `approve`. The message of the " +
-			"Approved condition names the user, and each rule that the user has overridden.",
+		meaning: "An administrator approved the request with `kubectl csr approve`. The message of the Approved " +
+			"condition names the user.",
 		todo: nothing,
 	},
 	"NotAuthorized": {
@@ -30,10 +23,10 @@ var approverReasons = map[string]advice{
 			"does not exist any more. The manager checks the request again after one second, then after twice as " +
 			"long each time, up to five minutes.",
 		todo: "If the requester should join nodes, bind " +
-			"`system:certificates.k8s.io:certificatesigningrequests:nodeclient` to it or its group; if nodes " +
-			"should renew, bind `system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to " +
-			"`system:nodes`; a bootstrap token also needs `usage-bootstrap-signing` and must be for this node. " +
-			"Otherwise find out who holds that credential.",
+			"`system:certificates.k8s.io:certificatesigningrequests:nodeclient` to its narrowest group, such as " +
+			"`system:bootstrappers:kubeadm:default-node-token`; if nodes should renew, bind " +
+			"`system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to `system:nodes`; a bootstrap token " +
+			"also needs `usage-bootstrap-signing` and must be for this node. Otherwise find out who holds that credential.",
 	},
 	"ShapeMismatch": {
 		meaning: "The content of the request is not what its signer may sign. The Event names the first " +

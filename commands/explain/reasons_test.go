@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"strings"
 	"testing"
 )
+
+var updateExplained = flag.Bool("update-explained", false, "correct docs/reference/reasons.md")
 
 // reasonTables are the tables of reasons, by their section in docs/reference/reasons.md.
 var reasonTables = map[string]map[string]advice{"Approver": approverReasons, "Signer": signerReasons}

@@ -195,7 +195,7 @@ func TestTheInventoryIsAskedOnceAfterTheReview(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	leases, err := nodeidentity.NewLeases(&rest.Config{}, nil, clock, logr.Discard()) // it does not run
+	leases, err := nodeidentity.NewLeases(&rest.Config{}, nil, clock, logr.Discard(), nil) // it does not run
 	if err != nil {
 		t.Fatal(err)
 	}

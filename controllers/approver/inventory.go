@@ -1,7 +1,6 @@
 package approver
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -10,26 +9,18 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// SourceBuilder builds a source that runs in mgr. nodes reads the API server's own objects. The source calls changed
-// with the name of each node whose entry has changed, or with an empty name for all nodes. It calls freed with names
-// and addresses that a node no longer has, because other nodes may wait for them.
-type SourceBuilder func(
-	mgr manager.Manager, nodes *node.Source, changed func(node string), freed func([]san.SAN),
-) (inventory.Source, error)
+// SourceBuilder builds a source that runs in mgr, and that calls changed. nodes reads the API server's own objects.
+type SourceBuilder func(mgr manager.Manager, nodes *node.Source, changed inventory.Changed) (inventory.Source, error)
 
 // NodeSource returns the source that trusts what nodes report about themselves.
-func NodeSource(
-	_ manager.Manager, nodes *node.Source, _ func(string), _ func([]san.SAN),
-) (inventory.Source, error) {
+func NodeSource(_ manager.Manager, nodes *node.Source, _ inventory.Changed) (inventory.Source, error) {
 	return nodes, nil
 }
 
@@ -54,16 +45,16 @@ var errNotRunning = errors.New("the inventory is not running")
 // setup adds the sources, and whatever else rules need, to mgr. The sources share workers with the rest of the approver.
 func (i *Inventory) setup(
 	mgr manager.Manager, rules []Rule, workers int, passed clock.PassiveClock, serverTime *servertime.Clock,
-	blocked func(node string) bool, wake *wakeUps,
+	blocked func(node string) bool, changed inventory.Changed,
 ) error {
 	log := mgr.GetLogger().WithName("inventory")
 	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
 	cluster, err := node.New(mgr.GetConfig(), mgr.GetHTTPClient(), services, log)
 	if err != nil {
-		return err
+		return fmt.Errorf("run the inventory: %w", err)
 	}
-	cluster.Changed, cluster.Freed = wake.node, wake.free
-	errs := []error{mgr.Add(cluster), i.setupSources(mgr, cluster, workers, wake)}
+	cluster.Changed = changed
+	errs := []error{mgr.Add(cluster), i.setupSources(mgr, cluster, workers, changed)}
 	if services {
 		if len(i.sources) > 0 && len(i.expecting) == 0 {
 			report.Warn(mgr.GetLogger().WithName(Name), "Kubelet serving certificates depend only on what nodes report "+
@@ -72,11 +63,16 @@ func (i *Inventory) setup(
 				"setting", "approval.inventory.sources")
 		}
 		i.apiServers = node.NewAPIServers(mgr.GetConfig(), cluster, log)
-		i.apiServers.Changed, i.apiServers.Freed = func() { wake.node("") }, wake.free
+		i.apiServers.Changed = func() { changed("") }
 		errs = append(errs, mgr.Add(i.apiServers))
 	}
 	if slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsLeases }) {
-		errs = append(errs, i.setupBootstrap(mgr, passed, wake.node))
+		i.live = nodeidentity.Live{Reader: mgr.GetAPIReader()}
+		wake := func(node string) { changed(node) }
+		if i.leases, err = nodeidentity.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed, log, wake); err != nil {
+			return fmt.Errorf("run the inventory: %w", err)
+		}
+		errs = append(errs, mgr.Add(i.leases))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
@@ -87,78 +83,27 @@ func (i *Inventory) setup(
 
 // setupSources adds the configured sources to mgr. Each slow source gets an equal share of the workers, and one share
 // remains for requests that need no slow source.
-func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, workers int, wake *wakeUps) error {
-	slow := 0
+func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, workers int, changed inventory.Changed) error {
+	shares := 1
 	for _, build := range i.Sources {
-		source, err := build(mgr, cluster, wake.node, wake.free)
+		source, err := build(mgr, cluster, changed)
 		if err != nil {
 			return err
 		}
-		if _, is := source.(inventory.Slow); is {
-			slow++
+		if _, slow := source.(inventory.Slow); slow {
+			shares++
 		}
 		i.sources = append(i.sources, source)
 	}
 	for n, source := range i.sources {
-		if asked, is := source.(inventory.Slow); is {
-			i.sources[n] = inventory.Limited(asked, workers/(slow+1))
+		if slow, is := source.(inventory.Slow); is {
+			i.sources[n] = inventory.Limited(slow, workers/shares)
 		}
 		if source != inventory.Source(cluster) {
 			i.expecting = append(i.expecting, i.sources[n])
 		}
 	}
 	return nil
-}
-
-// setupBootstrap adds to mgr what only requests for first certificates need.
-func (i *Inventory) setupBootstrap(mgr manager.Manager, passed clock.PassiveClock, changed func(node string)) error {
-	log := mgr.GetLogger().WithName("inventory")
-	leases, err := nodeidentity.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed, log)
-	if err != nil {
-		return err
-	}
-	tokens, err := nodeidentity.NewTokens(mgr.GetConfig(), log, changed)
-	if err != nil {
-		return err
-	}
-	leases.Changed = changed
-	i.leases, i.live = leases, nodeidentity.Live{Reader: mgr.GetAPIReader()}
-	return errors.Join(mgr.Add(leases), mgr.Add(tokens))
-}
-
-// Tried reports whether each running source has been read or has failed.
-func (i *Inventory) Tried(ctx context.Context) bool {
-	err := errors.Join(i.cluster.Err(), i.apiServers.Ready())
-	if i.leases != nil {
-		_, _, leaseErr := i.leases.Of("")
-		err = errors.Join(err, leaseErr)
-	}
-	for _, source := range i.sources {
-		if _, runs := source.(manager.Runnable); runs { // other sources have nothing to read in advance
-			_, sourceErr := source.Lookup(ctx, "", nil)
-			err = errors.Join(err, sourceErr)
-		}
-	}
-	return !errors.Is(err, informer.ErrNotRead)
-}
-
-// Unavailable returns why the sources cannot say what belongs to the node of req, or nil.
-func (i *Inventory) Unavailable(ctx context.Context, req *csr.Request) error {
-	if i.cluster == nil {
-		return errNotRunning
-	}
-	_, err := i.sources.Lookup(ctx, req.NodeName(), req)
-	return err
-}
-
-// Unwatched reports whether node has a Lease that has not been observed long enough. A process that has run longer may
-// know more.
-func (i *Inventory) Unwatched(node string) bool {
-	if i.leases == nil {
-		return false
-	}
-	life, renewed, err := i.leases.Of(node)
-	return err == nil && life == nodeidentity.Unknown && !renewed.IsZero()
 }
 
 // unknown returns the reason of a request whose facts are missing because of err. InventoryPending means that a source

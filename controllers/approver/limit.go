@@ -1,9 +1,7 @@
 package approver
 
 import (
-	"sync"
-
-	"k8s.io/client-go/util/flowcontrol"
+	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
@@ -21,17 +19,9 @@ type Limit struct{ Burst, PerHour int }
 
 // limiter counts approvals. It is safe for concurrent use. If it is nil, there is no limit.
 type limiter struct {
-	limit Limit
-	clock clock.PassiveClock
-
-	mu      sync.Mutex
-	counted *lru.Cache // digest of signer, requester and node → *allowance
-}
-
-// allowance counts the approvals of one requester for one node and one signer.
-type allowance struct {
-	flowcontrol.PassiveRateLimiter
-	unused int // approvals that were taken but not written
+	limit   Limit
+	clock   clock.PassiveClock
+	counted *lru.Cache // digest of signer, requester and node → *rate.Limiter
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
@@ -41,20 +31,10 @@ func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
 	return &limiter{limit: limit, clock: clock, counted: lru.New(countedNodes)}
 }
 
-// take takes an approval of req's requester. If none is left, it returns the Decision to wait, otherwise a Decision
-// without a reason.
-func (l *limiter) take(req *csr.Request) Decision {
-	if l == nil {
-		return Decision{}
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	allowed := l.allowance(req)
-	switch {
-	case allowed.unused > 0:
-		allowed.unused--
-		return Decision{}
-	case allowed.TryAccept():
+// exceeded returns the Decision to wait if req's requester has no approval left, otherwise a Decision without a reason.
+// The queue works on one request of a requester for a node at a time, so another one does not use up the same approval.
+func (l *limiter) exceeded(req *csr.Request) Decision {
+	if l == nil || l.approvals(req).TokensAt(l.clock.Now()) >= 1 {
 		return Decision{}
 	}
 	return Decision{Result: verdict.Wait.Because("RateLimited",
@@ -63,26 +43,20 @@ func (l *limiter) take(req *csr.Request) Decision {
 		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)}
 }
 
-// giveBack returns req's approval after a failed write.
-func (l *limiter) giveBack(req *csr.Request) {
-	if l == nil {
-		return
+// count counts an approval that is stored.
+func (l *limiter) count(req *csr.Request) {
+	if l != nil {
+		l.approvals(req).ReserveN(l.clock.Now(), 1)
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.allowance(req).unused++
 }
 
-// allowance returns the allowance of req's requester. The caller holds mu.
-func (l *limiter) allowance(req *csr.Request) *allowance {
+// approvals returns the approvals that req's requester has left.
+func (l *limiter) approvals(req *csr.Request) *rate.Limiter {
 	key := fairqueue.Digest(req.SignerName, req.Requester.Username, req.NodeName())
 	if known, found := l.counted.Get(key); found {
-		return known.(*allowance)
+		return known.(*rate.Limiter)
 	}
-	perSecond := float32(l.limit.PerHour) / 3600
-	fresh := &allowance{
-		PassiveRateLimiter: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, l.limit.Burst, l.clock),
-	}
+	fresh := rate.NewLimiter(rate.Limit(l.limit.PerHour)/3600, l.limit.Burst)
 	l.counted.Add(key, fresh)
 	return fresh
 }

@@ -184,30 +184,25 @@ func (r *Reconciler) act(
 	case r.DryRun:
 		return r.refuse(ctx, obj, req, decision), nil
 	case decision.Verdict == verdict.Deny:
-		_, result, err := r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)
-		return result, err
+		return r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)
 	case decision.Verdict != verdict.Approve:
 		return r.refuse(ctx, obj, req, decision), nil
 	}
 	if blocked := r.blocked(req); blocked.Reason != "" { // the block list may have changed while the rule asked
 		return r.refuse(ctx, obj, req, blocked), nil
 	}
-	if limited := r.limiter.take(req); limited.Reason != "" {
+	if limited := r.limiter.exceeded(req); limited.Reason != "" {
 		return r.refuse(ctx, obj, req, limited), nil
 	}
-	stored, result, err := r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)
-	if !stored {
-		r.limiter.giveBack(req)
-	}
-	return result, err
+	return r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)
 }
 
-// write stores the decision as a condition of that kind, in the version of obj that was judged. It reports whether the
-// decision is stored. The record is written first, so no approval exists without a record.
+// write stores the decision as a condition of that kind, in the version of obj that was judged. The record is written
+// first, so no approval exists without a record.
 func (r *Reconciler) write(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
 	kind certificatesv1.RequestConditionType,
-) (stored bool, _ reconcile.Result, _ error) {
+) (reconcile.Result, error) {
 	r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
 	written := obj.DeepCopy()
 	csr.AddCondition(written, kind, decision.Reason, decision.Message, time.Time{})
@@ -220,8 +215,8 @@ func (r *Reconciler) write(
 		stored, changed = r.readBack(ctx, obj, kind, decision)
 	}
 	if stored {
-		r.decided(obj, decision)
-		return true, reconcile.Result{}, nil
+		r.decided(obj, req, decision)
+		return reconcile.Result{}, nil
 	}
 	unstored := decision
 	unstored.Message = err.Error()
@@ -229,13 +224,13 @@ func (r *Reconciler) write(
 	switch {
 	case report.Refused(err): // an admission policy or a role may change
 		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
-		return false, r.refuse(ctx, obj, req, Decision{Result: verdict.Wait.Because("NotStored",
+		return r.refuse(ctx, obj, req, Decision{Result: verdict.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
 				"and the request is checked again within five minutes", decision.Verdict, err)}), nil
 	case changed: // the watch brings the change
-		return false, reconcile.Result{}, nil
+		return reconcile.Result{}, nil
 	default:
-		return false, reconcile.Result{}, fmt.Errorf("update approval: %w", err)
+		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
 	}
 }
 
@@ -257,12 +252,13 @@ func (r *Reconciler) readBack(
 }
 
 // decided counts and reports a stored decision.
-func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, decision Decision) {
+func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
 	count(obj, decision)
 	if decision.Verdict == verdict.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
 		return
 	}
+	r.limiter.count(req)
 	createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
 }
 

@@ -34,9 +34,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		createdToApproved.WithLabelValues(rule.SignerName)
 	}
 	options.Reconciler = r
-	if options.LogConstructor == nil {
-		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	}
+	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
 	approving, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
 		return fmt.Errorf("make controller: %w", err)
@@ -51,15 +49,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		errs = append(errs, approving.Watch(fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All)))
 	}
 	if r.Inventory != nil {
-		errs = append(errs, r.Inventory.setup(mgr, r.Rules, r.Workers, r.Clock, r.ServerTime, r.BlockList.BlocksNode, wake))
+		errs = append(errs, r.Inventory.setup(mgr, r.Rules, r.Workers, r.Clock, r.ServerTime, r.BlockList.BlocksNode, wake.inventory))
 	}
 	return errors.Join(errs...)
-}
-
-// SetupInventory adds the Inventory to mgr for a caller that only needs decisions.
-func (r *Reconciler) SetupInventory(mgr manager.Manager, passed clock.PassiveClock) error {
-	return r.Inventory.setup(mgr, r.Rules, cmp.Or(r.Workers, DefaultWorkers), passed, servertime.Of(passed),
-		r.BlockList.BlocksNode, newWakeUps())
 }
 
 // fill sets nil fields.
@@ -122,12 +114,6 @@ func (r *Reconciler) check() error {
 	for _, rule := range r.Rules {
 		if rule.Shape == nil && rule.Judge == nil {
 			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape or Judge", rule.SignerName))
-		}
-		for _, recogniser := range rule.Recognisers {
-			if recogniser.Matches == nil {
-				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches: set it",
-					recogniser.Name, rule.SignerName))
-			}
 		}
 	}
 	return errors.Join(errs...)

@@ -58,22 +58,17 @@ func newWakeUps() *wakeUps {
 	return &wakeUps{changed: make(chan struct{}, 1), marks: map[uint64]bool{}, pause: gatherFor}
 }
 
-// node wakes the requests for a node, or all that use the inventory if name is empty.
-func (w *wakeUps) node(name string) {
+// inventory wakes the requests for a node, or all that use the inventory if node is empty. It also wakes the requests that
+// ask for any of the names and addresses that the node had.
+func (w *wakeUps) inventory(node string, had ...san.SAN) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if name == "" {
+	if node == "" {
 		w.add(markInventory)
 	} else {
-		w.add(markNode(name))
+		w.add(markNode(node))
 	}
-}
-
-// free wakes the requests that ask for any of values, because another node no longer has them.
-func (w *wakeUps) free(values []san.SAN) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, value := range values[:max(0, min(len(values), mostMarks-len(w.marks)))] {
+	for _, value := range had[:max(0, min(len(had), mostMarks-len(w.marks)))] {
 		w.add(markSAN(value))
 	}
 }

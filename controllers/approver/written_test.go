@@ -63,13 +63,12 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			if diff := cmp.Diff(test.want, recorded()); diff != "" {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
-			if limited := p.reconciler.limiter.take(parse(t, p.served)); (limited.Reason != "") != test.taken {
+			if limited := p.reconciler.limiter.exceeded(parse(t, p.served)); (limited.Reason != "") != test.taken {
 				t.Errorf("another approval: %+v", limited)
 			}
 			if test.taken {
 				return
 			}
-			p.reconciler.limiter.giveBack(parse(t, p.served))
 			p.writeFault = nil
 			if _, err := p.reconcile(t); err != nil || len(p.written) != 2 {
 				t.Errorf("the next attempt: %d writes, error %v", len(p.written), err)

@@ -72,6 +72,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if r.Clock == nil {
 		r.Clock = clock.RealClock{}
 	}
+	if r.ServerTime == nil {
+		r.ServerTime = servertime.Of(r.Clock)
+	}
 	if r.Limiter == nil {
 		r.Limiter = flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond)
 	}
@@ -114,7 +117,7 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 
 // pass enqueues the requests in store that are due. The queue itself repeats those that have failed.
 func (r *Reconciler) pass(ctx context.Context, store toolscache.Store, due queue) {
-	now, err := r.serverTime().Now(ctx)
+	now, err := r.ServerTime.Now(ctx)
 	if err != nil {
 		return // nothing is due before the time is known
 	}
@@ -136,48 +139,40 @@ func (r *Reconciler) due(obj *certificatesv1.CertificateSigningRequest, now time
 	return ok && obj.DeletionTimestamp == nil && now.After(deadline)
 }
 
-func (r *Reconciler) serverTime() *servertime.Clock {
-	if r.ServerTime == nil {
-		return servertime.Of(r.Clock)
-	}
-	return r.ServerTime
-}
-
-// Reconcile deletes a request that is due. It does nothing about any other request, because a pass finds it in time.
-func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
-	err := r.reconcile(ctx, key)
-	if err != nil {
-		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
-	}
-	return reconcile.Result{}, err
-}
-
-func (r *Reconciler) reconcile(ctx context.Context, key reconcile.Request) error {
+// Reconcile deletes a request that is due. It does nothing about any other request, because a pass finds it in time. An
+// error goes to the work queue, which retries.
+func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (_ reconcile.Result, err error) {
+	defer func() {
+		if err != nil {
+			errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+		}
+	}()
 	obj := &certificatesv1.CertificateSigningRequest{}
 	// This is the cache's own object, and must not be changed.
-	if err := r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy); err != nil {
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("read request: %w", err)
+	err = r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy)
+	switch {
+	case apierrors.IsNotFound(err):
+		return reconcile.Result{}, nil
+	case err != nil:
+		return reconcile.Result{}, fmt.Errorf("read request: %w", err)
 	}
-	tell := r.serverTime().Now
+	tell := r.ServerTime.Now
 	if !r.DryRun {
 		if r.Limiter.Wait(ctx) != nil {
-			return nil // the manager stops
+			return reconcile.Result{}, nil // the manager stops
 		}
 		// If the clock of the API servers was set back since their last answer, a new request seems to be old.
-		tell = r.serverTime().Fresh
+		tell = r.ServerTime.Fresh
 	}
 	now, err := tell(ctx)
 	switch {
 	case err != nil || !r.due(obj, now):
-		return err
+		return reconcile.Result{}, err
 	case r.DryRun:
 		r.reportDue(ctx, obj)
-		return nil
+		return reconcile.Result{}, nil
 	default:
-		return r.delete(ctx, obj)
+		return reconcile.Result{}, r.delete(ctx, obj)
 	}
 }
 

@@ -14,7 +14,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -65,9 +64,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	options.Reconciler = r
-	if options.LogConstructor == nil {
-		options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	}
+	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
 	ctrl, err := controller.NewTyped(Name, mgr, options)
 	if err != nil {
 		return fmt.Errorf("create controller: %w", err)
@@ -98,7 +95,7 @@ func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error
 	if r.DryRun {
 		pair.Create = nil
 	}
-	return pair.SetupWithManager(mgr, r.Live)
+	return pair.SetupWithManager(mgr)
 }
 
 // checkClock returns an error if this machine's clock differs too much from that of the API servers, or if that is unknown.
@@ -170,34 +167,8 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	return pairs
 }
 
-// ReadOnce prepares r for Judge without a manager. It reads the CAs of signerNames once, or all CAs if there are no
-// names. The map has, by signer, the error of a CA that could not be read. A missing or defective CA is no such error,
-// because Judge reports it. The trust in a CA stays unknown. r needs its Clock.
-func (r *Reconciler) ReadOnce(
-	ctx context.Context, reader client.Reader, signerNames ...string,
-) (map[string]error, error) {
-	if err := r.fillProfiles(); err != nil {
-		return nil, err
-	}
-	if r.ServerTime == nil {
-		r.ServerTime = servertime.Of(r.Clock)
-	}
-	if len(signerNames) == 0 {
-		signerNames = slices.Collect(maps.Keys(r.Signers))
-	}
-	read, unread := map[*keypair.KeyPair]error{}, map[string]error{} // signers may share a CA
-	for _, name := range signerNames {
-		pair := r.Signers[name].KeyPair
-		if _, again := read[pair]; !again {
-			pair.Clock = r.Clock
-			read[pair] = pair.ReadOnce(ctx, reader)
-		}
-		if err := read[pair]; err != nil {
-			unread[name] = err
-		}
-	}
-	return unread, nil
-}
+// Offline prepares r for Judge without a manager, without an API server and without CAs.
+func (r *Reconciler) Offline() error { return r.fillProfiles() }
 
 // observe queues obj if Reconcile has something to do.
 func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {

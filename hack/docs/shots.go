@@ -6,7 +6,6 @@ import (
 	"html"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 
 	"github.com/yuin/goldmark"
@@ -17,15 +16,8 @@ import (
 
 // outputs lists the texts that commands print, as the tests and the pages keep them.
 var outputs = []string{
-	"commands/explain/testdata/explain/approver-NotAuthorized.golden",
-	"commands/explain/testdata/explain/other-issued.golden",
-	"commands/explain/testdata/explain/signer-CAMissing.golden",
-	"commands/testdata/rotation/*.txt",
-	"commands/testdata/check/*.txt",
+	"commands/plugin/testdata/rotation/*.txt",
 }
-
-// checked finds what the command check prints in a page.
-var checked = regexp.MustCompile("(?s)```\n   (Asked .*?)```")
 
 // widths are those of the terminals, in columns.
 var widths = []int{80, 120}
@@ -82,15 +74,6 @@ func terminalTexts(root string) (map[string]string, error) {
 			texts[strings.TrimSuffix(name, filepath.Ext(name))] = string(text)
 		}
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs", "how-to", "deploy.md"))
-	if err != nil {
-		return nil, err
-	}
-	block := checked.FindSubmatch(page)
-	if block == nil {
-		return nil, errors.New("docs/how-to/deploy.md has no output of the command check")
-	}
-	texts["check"] = strings.ReplaceAll(string(block[1]), "\n   ", "\n")
 	return texts, nil
 }
 

@@ -92,7 +92,6 @@ func labelValues() map[string]string {
 		"csr_cleaner_dry_run_total reason":    "`Due`",
 		"reason": "the API server's reason: `Conflict`, `Forbidden`, `Unauthorized`, `InternalError`, `ServerTimeout`, " +
 			"`ServiceUnavailable`, `Timeout`, `TooManyRequests`; or `Other`",
-		"controller":                         "`csr-approver`, `csr-signer`",
 		"outcome":                            "`Issued`, `Failed`, `Wait`, `Ignore`",
 		"csr_approver_review_seconds result": "`allowed`, `refused`, `error`",
 		"csr_signer_ca_reloads_total result": "`accepted`, `rejected`",

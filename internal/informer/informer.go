@@ -60,7 +60,7 @@ type Informer[T metav1.Object] struct {
 	// enough.
 	Name, Selector string
 
-	// Convert, if set, returns the copy that is kept of an object. If it returns the last copy, there is no change.
+	// Convert, if set, returns the copy that is kept of an object.
 	Convert func(runtime.Object) T
 	// Indexers return the keys by which ByIndex finds an object, by the name of the index.
 	Indexers map[string]func(T) []string
@@ -76,8 +76,6 @@ type Informer[T metav1.Object] struct {
 
 	// GrantedBy names the manifest with the role to read the resource, for messages.
 	GrantedBy string
-	// Retry is the longest pause between attempts. Zero means ten seconds.
-	Retry time.Duration
 	// Log has values that name the watched objects.
 	Log logr.Logger
 
@@ -92,67 +90,43 @@ type Informer[T metav1.Object] struct {
 // NeedLeaderElection returns false: a standby reads too, so that it can answer as soon as it becomes the leader.
 func (*Informer[T]) NeedLeaderElection() bool { return false }
 
-// Start watches until ctx ends.
+// pauses returns the pauses between attempts. They start again after an attempt that took longer than two of the longest.
+func pauses() wait.DelayFunc {
+	backoff := wait.Backoff{Duration: firstRetry, Factor: 2, Steps: math.MaxInt32, Cap: lastRetry}
+	return backoff.DelayWithReset(passed, 2*lastRetry)
+}
+
+// Start watches until ctx ends. An attempt lists all objects and watches them, until a list or a watch fails.
 func (i *Informer[T]) Start(ctx context.Context) error {
-	_ = pauses(cmp.Or(i.Retry, lastRetry)).Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	_ = pauses().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		if err := i.attempt(ctx); ctx.Err() == nil {
 			i.failed(err)
 		}
 		return false, nil
 	})
-	i.set(nil, context.Cause(ctx))
+	i.use(nil, context.Cause(ctx))
 	return nil
 }
 
-// pauses returns the pauses between attempts. They start again after an attempt that took longer than longest.
-func pauses(longest time.Duration) wait.DelayFunc {
-	backoff := wait.Backoff{Duration: min(firstRetry, longest), Factor: 2, Steps: math.MaxInt32, Cap: longest}
-	return backoff.DelayWithReset(passed, 2*longest)
-}
-
-// attempt lists all objects and watches them, until a list or a watch fails. The watch is resumed whenever it ends. The
-// error is nil if the objects must be listed again for another reason.
-func (i *Informer[T]) attempt(ctx context.Context) error {
-	m := &mirror[T]{Informer: i, resource: i.Resource}
-	if i.Find != nil {
-		var err error
-		if m.resource, err = i.Find(); err != nil {
-			return err
-		}
-	}
-	from := plainLists{&toolscache.ListWatch{ListWithContextFunc: m.list, WatchFuncWithContext: m.watch}}
-	reflector := toolscache.NewReflectorWithOptions(from, nil, m, toolscache.ReflectorOptions{Name: "informer"})
-	err := reflector.ListAndWatchWithContext(ctx)
-	if failed, ok := errors.AsType[failure](err); ok {
-		return failed.cause
-	}
-	return err
-}
-
-// failed drops the copy because of err, unless the copy may still be current.
+// failed records that nothing is watched any more. It drops the copy because of err, unless the copy may still be
+// current. err is nil if the objects must be listed again although no call has failed.
 func (i *Informer[T]) failed(err error) {
-	i.unwatched()
+	i.watched(false)
+	// An API server that has refused a call may answer others differently now, too.
+	refused := apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) ||
+		apierrors.IsMethodNotSupported(err)
 	switch {
 	case err == nil:
-	case i.Err() == nil && !refused(err):
+	case i.Err() == nil && !refused:
 		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
 	default:
 		i.drop(err)
 	}
 }
 
-// unwatched records that nothing is watched from now on.
-func (i *Informer[T]) unwatched() {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.failing.IsZero() {
-		i.failing = passed.Now()
-	}
-}
-
 // drop drops the copy because of err, and reports each new reason.
 func (i *Informer[T]) drop(err error) {
-	i.set(nil, err)
+	i.use(nil, err)
 	if i.reported == err.Error() {
 		return
 	}
@@ -163,14 +137,20 @@ func (i *Informer[T]) drop(err error) {
 	}
 }
 
-// refused reports whether the API server has refused a call, so that its answer to others may have changed too.
-func refused(err error) bool {
-	return apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) ||
-		apierrors.IsMethodNotSupported(err)
+// watched records whether a watch is open.
+func (i *Informer[T]) watched(open bool) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	switch {
+	case open:
+		i.failing = time.Time{}
+	case i.failing.IsZero():
+		i.failing = passed.Now()
+	}
 }
 
-// set replaces the copy. Without a store, err is the reason.
-func (i *Informer[T]) set(store toolscache.Indexer, err error) {
+// use replaces the copy. Without a store, err is the reason.
+func (i *Informer[T]) use(store toolscache.Indexer, err error) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	i.store, i.err = store, err
@@ -179,8 +159,8 @@ func (i *Informer[T]) set(store toolscache.Indexer, err error) {
 	}
 }
 
-// indexer returns an empty store.
-func (i *Informer[T]) indexer() toolscache.Indexer {
+// newStore returns an empty store.
+func (i *Informer[T]) newStore() toolscache.Indexer {
 	indexers := toolscache.Indexers{}
 	for name, keys := range i.Indexers {
 		indexers[name] = func(obj any) ([]string, error) { return keys(obj.(T)), nil }
@@ -242,15 +222,6 @@ func (i *Informer[T]) ByIndex(index, key string) ([]T, error) {
 	return typed[T](found), err
 }
 
-// KeysByIndex is ByIndex for callers that need only the names (namespace/name) of the objects.
-func (i *Informer[T]) KeysByIndex(index, key string) ([]string, error) {
-	store, err := i.read()
-	if err != nil {
-		return nil, err
-	}
-	return store.IndexKeys(index, key)
-}
-
 func typed[T any](objects []any) []T {
 	all := make([]T, len(objects))
 	for n, obj := range objects {
@@ -265,10 +236,10 @@ func (i *Informer[T]) Fake(err error, objects ...T) {
 		i.drop(err)
 		return
 	}
-	store := i.indexer()
+	store := i.newStore()
 	for _, obj := range objects {
 		_ = store.Add(obj) // its key is that of an object's metadata
 	}
 	i.reported = ""
-	i.set(store, nil)
+	i.use(store, nil)
 }

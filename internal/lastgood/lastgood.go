@@ -3,7 +3,7 @@
 package lastgood
 
 import (
-	"context"
+	"fmt"
 	"sync"
 )
 
@@ -30,8 +30,6 @@ type Value[T any] struct {
 
 	mu          sync.Mutex
 	state       State[T]
-	settled     bool
-	first       chan struct{} // closed once settled; nil until WaitForFirst needs it
 	subscribers []chan struct{}
 }
 
@@ -75,42 +73,9 @@ func (v *Value[T]) Forget(problem error) {
 func (v *Value[T]) change(before, after State[T], same bool) {
 	v.mu.Lock()
 	v.state = after
-	if !v.settled {
-		v.settled = true
-		if v.first != nil {
-			close(v.first)
-		}
-	}
 	v.mu.Unlock()
-	if v.Report != nil && (!same || text(before.Problem) != text(after.Problem)) {
+	if v.Report != nil && (!same || fmt.Sprint(before.Problem) != fmt.Sprint(after.Problem)) {
 		v.Report(before, after)
-	}
-}
-
-func text(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
-// WaitForFirst waits until a version was used or refused for the first time. Its error is that of ctx.
-func (v *Value[T]) WaitForFirst(ctx context.Context) error {
-	v.mu.Lock()
-	if v.settled {
-		v.mu.Unlock()
-		return nil
-	}
-	if v.first == nil {
-		v.first = make(chan struct{})
-	}
-	first := v.first
-	v.mu.Unlock()
-	select {
-	case <-first:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
 }
 

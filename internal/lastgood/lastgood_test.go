@@ -1,13 +1,10 @@
 package lastgood
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -77,37 +74,5 @@ func TestValueThatCannotBeCompared(t *testing.T) {
 	}
 	if reports != 3 {
 		t.Errorf("%d reports, want 3", reports)
-	}
-}
-
-func TestWaitForFirst(t *testing.T) {
-	t.Parallel()
-	for name, first := range map[string]func(*Value[int]){
-		"a good version": func(v *Value[int]) { v.Use(1, nil) },
-		"a bad version":  func(v *Value[int]) { v.Refuse(errors.New("bad")) },
-		"none":           func(v *Value[int]) { v.Forget(errors.New("gone")) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var v Value[int]
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				defer cancel()
-				if err := v.WaitForFirst(ctx); !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("before: %v", err)
-				}
-				go func() {
-					time.Sleep(time.Minute)
-					first(&v)
-				}()
-				began := time.Now()
-				if err := v.WaitForFirst(t.Context()); err != nil || time.Since(began) != time.Minute {
-					t.Errorf("after %s: %v", time.Since(began), err)
-				}
-				if err := v.WaitForFirst(t.Context()); err != nil {
-					t.Errorf("again: %v", err)
-				}
-			})
-		})
 	}
 }

@@ -72,8 +72,8 @@ const (
 	// TrustProbe is a certificate without a request, for a subject without any rights. It tests whether a CA is
 	// trusted.
 	TrustProbe Event = "TrustProbe"
-	// CACreated is a new signing CA. It is recorded before it is written to its Secret. Discarded follows if another
-	// writer stored a CA first.
+	// CACreated is a new signing CA. It is recorded before it is written to its Secret. Discarded or Uncertain follows if that
+	// fails. The next attempt creates another CA, with records of its own.
 	CACreated Event = "CACreated"
 	// Rotation is a step of a CA's rotation. It is recorded once, before it is taken.
 	Rotation Event = "Rotation"

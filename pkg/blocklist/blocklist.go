@@ -7,9 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"time"
 
@@ -20,6 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -87,7 +87,7 @@ func (l *List) BlocksNode(name string) bool {
 		return false
 	}
 	blocked, _ := l.entries()
-	return blocked.nodes[strings.ToLower(name)]
+	return blocked.nodes.Has(strings.ToLower(name))
 }
 
 // Check returns why req must wait because of the node that it is for or comes from, or because of the certificate with
@@ -111,13 +111,13 @@ func (l *List) Check(req *csr.Request) (reason, message string) {
 		return "InventoryUnavailable", "the request waits because it is unknown whether it is blocked: " + err.Error()
 	}
 	for _, name := range nodes {
-		if blocked.nodes[name] {
+		if blocked.nodes.Has(name) {
 			return "NodeBlocked", fmt.Sprintf("node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
 				"for it until its name is removed from the list", csr.Shorten(name), l.name)
 		}
 	}
 	for _, sum := range certificates {
-		if blocked.certificates[sum] {
+		if blocked.certificates.Has(sum) {
 			return "CertificateBlocked", fmt.Sprintf("client certificate %s is on the block list, ConfigMap %s: nothing is "+
 				"approved or signed for a request that was made with it until its SHA-256 is removed from the list", sum, l.name)
 		}
@@ -137,63 +137,55 @@ func nodesOf(req *csr.Request) []string {
 	return names
 }
 
-// refusal is why no version can be read.
-type refusal struct {
+// fault is what is wrong with the newest version of the ConfigMap.
+type fault struct {
 	reason string // of the Event
+	count  int    // how many lines and keys are ignored; 1 if the whole version is
 	error
 }
-
-// mistakes are the lines and keys of a version that are ignored.
-type mistakes []string
-
-func (m mistakes) Error() string { return strings.Join(m, "; ") }
 
 // offer applies a version of the ConfigMap. A nil obj means that the ConfigMap does not exist.
 func (l *List) offer(obj *corev1.ConfigMap) {
 	if obj == nil {
-		l.value.Refuse(refusal{"BlockListMissing", errors.New("it does not exist: create it with the names of the blocked " +
-			"nodes under the key nodes, or with an empty value")})
+		l.refuse("BlockListMissing", errors.New("it does not exist: create it with the names of the blocked nodes under the key "+
+			"nodes, or with an empty value"))
 		return
 	}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID}}
 	if _, found := obj.Data[nodesKey]; !found {
-		l.value.Refuse(refusal{"BlockListInvalid", fmt.Errorf(
-			"it has no key %s: add it, with an empty value if no node is blocked", nodesKey)})
+		l.refuse("BlockListInvalid", fmt.Errorf("it has no key %s: add it, with an empty value if no node is blocked", nodesKey))
 		return
 	}
-	read, ignored := parse(obj.Data)
-	if len(ignored) == 0 {
+	read, problems := parse(obj.Data)
+	if len(problems) == 0 {
 		l.value.Use(read, nil)
 		return
 	}
-	l.value.Use(read, ignored)
+	l.value.Use(read, fault{"BlockListInvalid", len(problems), fmt.Errorf(
+		"what is invalid is ignored, and the rest applies: %s", strings.Join(csr.ShortenAll(problems), "; "))})
+}
+
+// refuse records why the newest version can't be used. The last one stays in use.
+func (l *List) refuse(reason string, why error) {
+	consequence := "nothing is approved or signed for any node, or for a request that was made with a certificate"
+	if last := l.value.State(); last.Known {
+		consequence = "the last version stays in use: " + last.Good.describe()
+	}
+	l.value.Refuse(fault{reason, 1, fmt.Errorf("%w; %s", why, consequence)})
 }
 
 // report reports a new version, and a new problem with the newest version.
 func (l *List) report(before, after lastgood.State[entries]) {
 	blockedNodes.Set(float64(len(after.Good.nodes)))
 	blockedCertificates.Set(float64(len(after.Good.certificates)))
-	if refused, is := errors.AsType[refusal](after.Problem); is {
-		blockListProblems.Set(1)
-		consequence := "nothing is approved or signed for any node, or for a request that was made with a certificate"
-		if after.Known {
-			consequence = "the last version stays in use: " + after.Good.describe()
-		}
-		message := fmt.Sprintf("the block list can't be read: %s; %s", refused, consequence)
-		l.log.Error(nil, "No block list", "reason", refused.reason, "message", message)
-		l.event(corev1.EventTypeWarning, refused.reason, message)
-		return
+	problem, faulty := errors.AsType[fault](after.Problem)
+	blockListProblems.Set(float64(problem.count))
+	if faulty && (before.Problem == nil || before.Problem.Error() != problem.Error()) {
+		l.log.Error(nil, "Bad block list", "reason", problem.reason, "message", problem.Error())
+		l.event(corev1.EventTypeWarning, problem.reason, problem.Error())
 	}
-	ignored, _ := errors.AsType[mistakes](after.Problem)
-	blockListProblems.Set(float64(len(ignored)))
-	if ignored != nil && (before.Problem == nil || before.Problem.Error() != ignored.Error()) {
-		message := "what is invalid is ignored, and the rest applies: " + few(ignored)
-		l.log.Error(nil, "Bad block list", "message", message)
-		l.event(corev1.EventTypeWarning, "BlockListInvalid", message)
-	}
-	if ignored == nil || !before.Known || !after.Good.equal(before.Good) {
-		l.log.Info("Read block list", "nodes", slices.Sorted(maps.Keys(after.Good.nodes)),
-			"certificates", slices.Sorted(maps.Keys(after.Good.certificates)))
+	if after.Known && (!faulty || !before.Known || !after.Good.equal(before.Good)) {
+		l.log.Info("Read block list", "nodes", sets.List(after.Good.nodes), "certificates", sets.List(after.Good.certificates))
 		l.event(corev1.EventTypeNormal, "BlockListRead", after.Good.describe())
 	}
 }
@@ -240,7 +232,7 @@ func (l *List) watch(configMaps informer.Resource) {
 }
 
 func (l *List) unreadable(err error) {
-	l.value.Refuse(refusal{"BlockListMissing", fmt.Errorf("it can't be read: %w", err)})
+	l.refuse("BlockListMissing", fmt.Errorf("it can't be read: %w", err))
 }
 
 // ReadOnce reads the list from reader.
@@ -270,8 +262,10 @@ const firstTimeout = 10 * time.Second
 // request that the list was not read yet, unless the API server is slow. It returns nil after a while, because an
 // error would end the manager.
 func (l *List) WaitForFirst(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, firstTimeout)
-	defer cancel()
-	_ = l.value.WaitForFirst(ctx)
+	const poll = 10 * time.Millisecond
+	_ = wait.PollUntilContextTimeout(ctx, poll, firstTimeout, true, func(context.Context) (bool, error) {
+		state := l.value.State()
+		return state.Known || state.Problem != nil, nil
+	})
 	return nil
 }

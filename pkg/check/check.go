@@ -1,6 +1,5 @@
-// Package check asks the API server about what the manager depends on: its own rights, the kubelets' rights, and the
-// trust in the signing CA. It also finds the step at which the certificate of one node is stuck. It changes nothing. If
-// it can't ask a question, the answer is Unknown, never Failed.
+// Package check asks the API server about the rights that the manager and the kubelets need. It changes nothing. If it
+// can't ask a question, the answer is Unknown, never Failed.
 package check
 
 import (
@@ -12,7 +11,8 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 )
 
 // Status is the outcome of a check.
@@ -28,16 +28,11 @@ const (
 // Statuses returns all statuses, the worst last.
 func Statuses() []Status { return []Status{OK, Unknown, Failed} }
 
-// The names of the checks. The first three are also values of a label of metrics.
+// The names of the checks, which are values of a label of metrics.
 const (
 	OwnRights      = "own-rights"
 	OptionalRights = "optional-rights"
 	KubeletRights  = "kubelet-rights"
-	CATrusted      = "ca-trusted"
-	ManagerRunning = "manager-running"
-	// Configured is whether the running manager has published its configuration.
-	Configured  = "configuration"
-	Authorities = "authorities"
 )
 
 // Result is the answer to one question.
@@ -91,45 +86,14 @@ func (r Right) String() string {
 	return text
 }
 
-// Rights asks for each of rights whether c's user has it. The results are in the order of rights.
-func Rights(ctx context.Context, c client.Client, rights []Right) []Result {
+// Rights asks for each of rights whether the user of reviews has it. The results are in the order of rights.
+func Rights(ctx context.Context, reviews reviewsv1.SelfSubjectAccessReviewInterface, rights []Right) []Result {
 	results := make([]Result, len(rights))
 	for i, right := range rights {
-		results[i] = right.review(ctx, c)
-	}
-	return results
-}
-
-// review asks for r by a SelfSubjectAccessReview.
-func (r Right) review(ctx context.Context, c client.Client) Result {
-	review := &authorizationv1.SelfSubjectAccessReview{}
-	review.Spec.ResourceAttributes = r.attributes()
-	err := c.Create(ctx, review)
-	return r.result(answerOf(review.Status, err), "this user")
-}
-
-// User is a user of the API server.
-type User struct {
-	Name   string
-	Groups []string
-}
-
-// RightsOf asks for each of rights whether user has it. If c's user may not ask about others, it returns one Result.
-func RightsOf(ctx context.Context, c client.Client, user User, rights []Right) []Result {
-	var results []Result
-	for _, right := range rights {
-		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: user.Name, Groups: user.Groups, ResourceAttributes: right.attributes(),
-		}}
-		err := c.Create(ctx, review)
-		if apierrors.IsForbidden(err) {
-			return []Result{{
-				Check: OwnRights, Subject: "rights of " + user.Name, Status: Unknown,
-				Evidence: ReadError("create subjectaccessreviews", err),
-				NextStep: "run the command as a user who may create subjectaccessreviews",
-			}}
-		}
-		results = append(results, right.result(answerOf(review.Status, err), user.Name))
+		review := &authorizationv1.SelfSubjectAccessReview{}
+		review.Spec.ResourceAttributes = right.attributes()
+		review, err := reviews.Create(ctx, review, metav1.CreateOptions{})
+		results[i] = right.result(answerOf(review.Status, err))
 	}
 	return results
 }
@@ -142,8 +106,8 @@ func (r Right) attributes() *authorizationv1.ResourceAttributes {
 	}
 }
 
-// result returns the Result about r for an answer. user names the user of the question.
-func (r Right) result(got answer, user string) Result {
+// result returns the Result about r for an answer.
+func (r Right) result(got answer) Result {
 	result := Result{Check: OwnRights, Subject: r.String(), Status: got.status}
 	if r.Optional {
 		result.Check = OptionalRights
@@ -156,9 +120,9 @@ func (r Right) result(got answer, user string) Result {
 		if r.Optional {
 			result.Evidence += "; the controllers work without it"
 		}
-		result.NextStep = fmt.Sprintf("apply the roles and bindings of %s, and check that they name %s", r.Manifest, user)
+		result.NextStep = fmt.Sprintf("apply the roles and bindings of %s, and check that they name this user", r.Manifest)
 		if r.Manifest == "" {
-			result.NextStep = fmt.Sprintf("grant it to %s by a role of your own: no shipped manifest has it", user)
+			result.NextStep = "grant it to this user by a role of your own: no shipped manifest has it"
 		}
 	default:
 		result.Evidence, result.NextStep = got.reason, askAgain

@@ -1,40 +1,54 @@
 package check
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strings"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
 	requests = "certificatesigningrequests"
-	// bootstrapGroup holds every bootstrap token (k8s.io/cluster-bootstrap, BootstrapDefaultGroup).
+	// bootstrapGroup holds every bootstrap token (k8s.io/cluster-bootstrap, BootstrapDefaultGroup). No advice names it: a
+	// role that it has is a role of every token.
 	bootstrapGroup = "system:bootstrappers"
+	// kubeadmGroup holds the tokens that kubeadm makes for nodes.
+	kubeadmGroup = "system:bootstrappers:kubeadm:default-node-token"
 
 	roleCreate = "system:node-bootstrapper"
 	roleJoin   = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
 	roleRenew  = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
 )
 
+// BootstrapGroups and NodeGroups are the groups of kubelets in a cluster of kubeadm.
+var (
+	BootstrapGroups = []string{bootstrapGroup, kubeadmGroup}
+	NodeGroups      = []string{csr.NodeGroup}
+)
+
 // Kubelets asks whether nodes can get certificates at all. At least one of bootstrapGroups must be able to join, and
 // each of nodeGroups must be able to renew. The users that it asks about do not exist; only their groups count.
-func Kubelets(ctx context.Context, c client.Client, bootstrapGroups, nodeGroups []string) []Result {
-	results := []Result{bootstrap(ctx, c, bootstrapGroups)}
+func Kubelets(
+	ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, bootstrapGroups, nodeGroups []string,
+) []Result {
+	results := []Result{bootstrap(ctx, reviews, bootstrapGroups)}
 	for _, group := range nodeGroups {
-		results = append(results, renewal(ctx, c, group))
+		results = append(results, renewal(ctx, reviews, group))
 	}
 	return results
 }
 
 // bootstrap returns OK for the first group whose bootstrap tokens can make requests and have them approved.
-func bootstrap(ctx context.Context, c client.Client, groups []string) Result {
+func bootstrap(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, groups []string) Result {
 	result := Result{
 		Check: KubeletRights, Subject: "nodes can join (" + strings.Join(groups, " or ") + ")", Status: Unknown,
 		NextStep: askAgain,
@@ -43,7 +57,7 @@ func bootstrap(ctx context.Context, c client.Client, groups []string) Result {
 	var gaps []gap
 	failed := 0
 	for _, group := range groups {
-		status, lacks, why := ask(ctx, c, "system:bootstrap:csr-check", group, []need{
+		status, lacks, why := ask(ctx, reviews, "system:bootstrap:csr-check", group, []need{
 			{roleCreate, makeRequests()}, {roleJoin, []alternatives{{approvalAs("nodeclient")}}},
 		})
 		switch status {
@@ -58,19 +72,33 @@ func bootstrap(ctx context.Context, c client.Client, groups []string) Result {
 	}
 	result.Evidence = strings.Join(seen, "; ")
 	if failed == len(groups) {
-		// The group that lacks the fewest roles is the one that nodes most likely join by.
-		least := slices.MinFunc(gaps, func(a, b gap) int { return len(a.roles) - len(b.roles) })
 		result.Status = Failed
-		result.NextStep = least.commands() + "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
+		result.NextStep = narrowest(gaps).commands() + "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
 	}
 	return result
 }
 
+// narrowest returns the gap of the group that nodes most likely join by: the one that lacks the fewest roles, and of
+// these the one with the longest name. A role for bootstrapGroup would be a role of every token, so kubeadm's group
+// takes its place.
+func narrowest(gaps []gap) gap {
+	least := slices.MinFunc(gaps, func(a, b gap) int {
+		return cmp.Or(
+			cmp.Compare(len(a.roles), len(b.roles)),
+			cmp.Compare(len(b.group), len(a.group)),
+		)
+	})
+	if least.group == bootstrapGroup {
+		least.group = kubeadmGroup
+	}
+	return least
+}
+
 // renewal asks whether a node in group can make requests and have them approved. As the approver does, it takes a node
 // that may not renew for a bootstrapper.
-func renewal(ctx context.Context, c client.Client, group string) Result {
+func renewal(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, group string) Result {
 	result := Result{Check: KubeletRights, Subject: "nodes can renew (" + group + ")"}
-	status, lacks, why := ask(ctx, c, csr.NodeUserPrefix+"csr-check", group, []need{
+	status, lacks, why := ask(ctx, reviews, csr.NodeUserPrefix+"csr-check", group, []need{
 		{roleCreate, makeRequests()}, {roleRenew, []alternatives{{approvalAs("selfnodeclient"), approvalAs("nodeclient")}}},
 	})
 	result.Status, result.Evidence = status, "group "+group+" "+why
@@ -132,8 +160,54 @@ func Argument(text string) string {
 	return Word(text)
 }
 
-// isBootstrapGroup reports whether group holds bootstrap tokens.
-func isBootstrapGroup(group string) bool {
+// BindRequester returns the next step for obj, the request of a requester that may not have it approved: the command
+// that binds the missing role to the narrowest group of the requester, or what to do about a requester that must not
+// have it.
+func BindRequester(obj *certificatesv1.CertificateSigningRequest) string {
+	user, groups := csr.Shorten(obj.Spec.Username), obj.Spec.Groups
+	req, err := csr.Parse(obj)
+	isNode := strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix)
+	switch {
+	case isNode && (err != nil || req.Cert.Subject.CommonName != obj.Spec.Username):
+		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its "+
+			"credential, which may be stolen; kubectl certificate deny %s", Word(user), Argument(obj.Name))
+	case isNode && slices.Contains(groups, csr.NodeGroup):
+		return "if nodes are to renew their certificates: " + bind(roleRenew, "group", csr.NodeGroup)
+	case isNode:
+		return "if this user is to renew its certificate: " + bind(roleRenew, "user", user)
+	}
+	node := ""
+	if err == nil {
+		node = req.NodeName()
+	}
+	return bindToken(user, groups, node)
+}
+
+// bindToken is BindRequester for a requester that is no node, and asks for node.
+func bindToken(user string, groups []string, node string) string {
+	group := ""
+	for _, each := range groups {
+		if IsBootstrapGroup(each) && len(each) > len(group) {
+			group = each
+		}
+	}
+	anyNode := csr.TokenGroup("")
+	forOneNode := strings.HasPrefix(group, anyNode[:len(anyNode)-2*sha256.Size]) // the rest is the digest of the node's name
+	switch {
+	case forOneNode && group != csr.TokenGroup(node):
+		return "the token is for another node: give the machine a token for this node, or find out who holds the token"
+	case group == "":
+		return "if this user is to join nodes: " + bind(roleJoin, "user", user)
+	case group == bootstrapGroup:
+		return "if this token is to join nodes: add the group " + kubeadmGroup + " to auth-extra-groups of its Secret, and " +
+			bind(roleJoin, "group", kubeadmGroup)
+	default:
+		return "if this group is to join nodes: " + bind(roleJoin, "group", csr.Shorten(group))
+	}
+}
+
+// IsBootstrapGroup reports whether group holds bootstrap tokens.
+func IsBootstrapGroup(group string) bool {
 	return group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":")
 }
 
@@ -167,13 +241,13 @@ func approvalAs(subresource string) authorizationv1.ResourceAttributes {
 
 // ask reports whether user in group has all needs. If not, it returns the roles that would help, and part of a
 // sentence.
-func ask(ctx context.Context, c client.Client, user, group string, needs []need) (Status, gap, string) {
+func ask(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group string, needs []need) (Status, gap, string) {
 	lacks := gap{group: group}
 	var refused, untold []string
 	for _, need := range needs {
 		missing := false
 		for _, wanted := range need.all {
-			switch got := askAny(ctx, c, user, group, wanted); got.status {
+			switch got := askAny(ctx, reviews, user, group, wanted); got.status {
 			case Failed:
 				missing = true
 				refused = append(refused, got.reason)
@@ -196,7 +270,7 @@ func ask(ctx context.Context, c client.Client, user, group string, needs []need)
 }
 
 // askAny returns OK if user in group has one of wanted. Otherwise the reason names them.
-func askAny(ctx context.Context, c client.Client, user, group string, wanted alternatives) answer {
+func askAny(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group string, wanted alternatives) answer {
 	groups := []string{group, "system:authenticated"}
 	if strings.HasPrefix(group, bootstrapGroup+":") { // a token of such a group is in the group of all tokens too
 		groups = append(groups, bootstrapGroup)
@@ -207,7 +281,7 @@ func askAny(ctx context.Context, c client.Client, user, group string, wanted alt
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: user, Groups: groups, ResourceAttributes: &right,
 		}}
-		err := c.Create(ctx, review)
+		review, err := reviews.Create(ctx, review, metav1.CreateOptions{})
 		switch got := answerOf(review.Status, err); got.status {
 		case OK:
 			return got

@@ -194,9 +194,6 @@ type CA struct {
 	KeyAlgorithm ca.Algorithm `json:"keyAlgorithm,omitempty"`
 	// CADuration is the lifetime of a CA that the manager creates. The default is ten years (87600h).
 	CADuration metav1.Duration `json:"caDuration,omitzero"`
-
-	// Elsewhere reports that the files are on another machine. ParsePublished sets it.
-	Elsewhere bool `json:"-"`
 }
 
 // Signer configures one signer.
@@ -351,9 +348,6 @@ type Inventory struct {
 	Sources []Source `json:"sources"`
 	// Kubeconfig is the file to reach the cluster with that holds the machines, if it is another cluster.
 	Kubeconfig string `json:"kubeconfig,omitempty"`
-
-	// Elsewhere reports that Kubeconfig and the webhooks are for another machine. ParsePublished sets it.
-	Elsewhere bool `json:"-"`
 }
 
 // Source configures one source. Exactly one field must be set.

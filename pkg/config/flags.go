@@ -206,11 +206,10 @@ func (s *Signing) signer(name string) *Signer {
 	return &s.Signers[len(s.Signers)-1]
 }
 
-// together returns the flags of own, which may be nil, and of all groups. A flag of own hides one of the same name.
-func (f *Flags) together(own *pflag.FlagSet) *pflag.FlagSet {
+// together returns the flags of all groups.
+func (f *Flags) together() *pflag.FlagSet {
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)
 	set.Usage = func() {}
-	set.AddFlagSet(own)
 	for _, group := range f.Groups {
 		set.AddFlagSet(group.Flags)
 	}
@@ -270,46 +269,43 @@ var (
 	ErrVersion = errors.New("version requested")
 )
 
-// Command holds the flags and the number of arguments that a command takes in addition to the manager's flags.
-type Command struct {
-	Flags   *pflag.FlagSet
-	MaxArgs int
-}
-
-// Load returns the configuration: the defaults, overridden by the file that --config names, overridden by the other
-// flags in args. It also returns the other arguments that command, which is nil for the manager, takes. Only the
-// manager needs a CA. An error holds every mistake, each with its flag or field path.
-func Load(args []string, command *Command) (*Configuration, []string, error) {
-	manager := command == nil
-	if manager {
-		command = &Command{}
-	}
+// Load returns the configuration of a manager: the defaults, overridden by the file that --config names, overridden by
+// the other flags in args. An error holds every mistake, each with its flag or field path.
+func Load(args []string) (*Configuration, error) {
 	scout := NewFlags(Default())
-	rest, errs := parse(scout.together(command.Flags), args)
+	surplus, errs := parse(scout.together(), args)
 	switch {
 	case scout.help:
-		return nil, nil, ErrHelp
+		return nil, ErrHelp
 	case scout.version:
-		return nil, nil, ErrVersion
+		return nil, ErrVersion
 	}
-	rest, surplus := rest[:min(len(rest), command.MaxArgs)], rest[min(len(rest), command.MaxArgs):]
 	for _, arg := range surplus {
 		errs = append(errs, fmt.Errorf("unexpected argument %q", arg))
 	}
 	configuration := Default()
 	if scout.file != "" {
 		if err := configuration.read(scout.file); err != nil {
-			return nil, rest, errors.Join(append(errs, err)...)
+			return nil, errors.Join(append(errs, err)...)
 		}
 	}
 	// The same flags again, with the same mistakes: now they override the file.
 	flags := NewFlags(configuration)
-	set := flags.together(command.Flags)
+	set := flags.together()
 	_, _ = parse(set, args)
-	for _, mistake := range configuration.validate(manager) {
+	for _, mistake := range configuration.validate(true) {
 		errs = append(errs, flags.name(set, mistake))
 	}
-	return configuration, rest, errors.Join(errs...)
+	return configuration, errors.Join(errs...)
+}
+
+// LoadFile returns the configuration in a file, for a command that needs no CA.
+func LoadFile(file string) (*Configuration, error) {
+	configuration := Default()
+	if err := configuration.read(file); err != nil {
+		return nil, err
+	}
+	return configuration, configuration.validate(false).ToAggregate()
 }
 
 func (c *Configuration) read(file string) error {
@@ -320,19 +316,19 @@ func (c *Configuration) read(file string) error {
 	if err := checkRemoved(data); err != nil {
 		return fmt.Errorf("--config: %s: %w", file, err)
 	}
-	if err := c.parse(data, yaml.UnmarshalStrict); err != nil {
+	if err := c.parse(data); err != nil {
 		return fmt.Errorf("--config: %s: %w", file, err)
 	}
 	return nil
 }
 
-// parse overrides c by the fields in data, which unmarshal reads.
-func (c *Configuration) parse(data []byte, unmarshal func([]byte, any, ...yaml.JSONOpt) error) error {
+// parse overrides c by the fields in data.
+func (c *Configuration) parse(data []byte) error {
 	c.APIVersion, c.Kind = "", ""
 	// encoding/json decodes a list into existing elements. The first source would then have the fields of two sources.
 	sources := c.Approval.Inventory.Sources
 	c.Approval.Inventory.Sources = nil
-	if err := unmarshal(data, c); err != nil {
+	if err := yaml.UnmarshalStrict(data, c); err != nil {
 		return err
 	}
 	if c.Approval.Inventory.Sources == nil {

@@ -10,7 +10,7 @@ import (
 func TestEveryFlagIsNoted(t *testing.T) {
 	t.Parallel()
 	flags := NewFlags(Default())
-	flags.together(nil).VisitAll(func(flag *pflag.Flag) {
+	flags.together().VisitAll(func(flag *pflag.Flag) {
 		if _, noted := flags.fields[flag.Name]; !noted && flag.Name != "help" {
 			t.Errorf("--%s has no field", flag.Name)
 		}

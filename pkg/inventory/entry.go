@@ -156,9 +156,7 @@ func (e *Entry) AddAddress(text string) error {
 	if err != nil {
 		return errors.New("is not a CIDR")
 	}
-	if prefix.Addr().Is4In6() {
-		prefix = netip.PrefixFrom(prefix.Addr().Unmap(), prefix.Bits()-96)
-	}
+	prefix = san.UnmapPrefix(prefix)
 	switch {
 	case prefix.Bits() < widest:
 		return fmt.Errorf("is too wide: /%d is the widest", widest)

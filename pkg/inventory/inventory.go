@@ -38,24 +38,9 @@ type Owner interface {
 	Owner(value san.SAN) (string, error)
 }
 
-// ErrElsewhere is the error of a source that only the manager can ask.
-var ErrElsewhere = errors.New("only the manager can ask it, with the files and the network of its machine")
-
-// Elsewhere is the name of a source that only the manager can ask. It stands in for that source in another process.
-type Elsewhere string
-
-var _ Owner = Elsewhere("")
-
-// Name implements Source.
-func (e Elsewhere) Name() string { return string(e) }
-
-// Lookup implements Source.
-func (Elsewhere) Lookup(context.Context, string, *csr.Request) (*Entry, error) {
-	return nil, ErrElsewhere
-}
-
-// Owner implements Owner.
-func (Elsewhere) Owner(san.SAN) (string, error) { return "", ErrElsewhere }
+// Changed is called by a source with the name of each node whose entry has changed, and with the names and addresses that
+// this node had, because other nodes may wait for them. An empty node means that the entry of any node may have changed.
+type Changed func(node string, had ...san.SAN)
 
 // Sources asks each Source in order, the strongest first.
 type Sources []Source

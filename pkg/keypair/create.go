@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // callTimeout bounds one call to the API server. Admission webhooks may take 30 seconds.
@@ -36,11 +36,6 @@ type creator struct {
 	secret Secret
 	pair   *KeyPair
 	client client.Client
-	live   client.Reader
-
-	// made is the Secret to store. It holds authority.
-	made      *corev1.Secret
-	authority *ca.Authority
 }
 
 var _ manager.Runnable = &creator{}
@@ -55,52 +50,39 @@ func (c *creator) Start(ctx context.Context) error {
 	return nil
 }
 
+// create creates a Secret with a new CA. The next read of the Secret loads it. If the Secret is still missing then, create
+// runs again.
 func (c *creator) create(ctx context.Context, now time.Time) {
 	if _, err := c.pair.Authority(now); err == nil {
 		return
 	}
-	if c.made == nil {
-		if err := c.prepare(ctx, now); err != nil {
-			c.pair.notCreated(err)
-			return
-		}
-		c.record(ctx, now, audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
-	}
-	stored, err := c.store(ctx)
-	switch {
-	case err != nil:
+	secret, authority, err := c.prepare(ctx, now)
+	if err != nil {
 		c.pair.notCreated(err)
-	case slices.Equal(stored.Data[corev1.TLSCertKey], c.made.Data[corev1.TLSCertKey]):
-		c.made = nil
-		c.pair.created(c.secret.reference(stored.UID), c.authority)
-	default: // another writer was faster
-		c.record(ctx, now, audit.Discarded, "the Secret already exists")
-		c.made = nil
+		return
+	}
+	c.record(ctx, now, authority, audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
+	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	switch err := c.client.Create(call, secret); {
+	case err == nil:
+		c.pair.created(c.secret.reference(secret.UID), authority)
+	case report.Refused(err):
+		c.record(ctx, now, authority, audit.Discarded, err.Error())
+		c.pair.notCreated(err)
+	default: // another writer was faster, or a call that had no answer has stored the Secret
+		c.record(ctx, now, authority, audit.Uncertain, err.Error())
+		if !apierrors.IsAlreadyExists(err) {
+			c.pair.notCreated(err)
+		}
 	}
 }
 
-// store creates the Secret that was made, and returns the Secret that exists then. An earlier attempt that got no
-// response may have stored it.
-func (c *creator) store(ctx context.Context) (*corev1.Secret, error) {
-	ctx = context.WithoutCancel(ctx)
-	create, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	stored := c.made.DeepCopy()
-	err := c.client.Create(create, stored)
-	if !apierrors.IsAlreadyExists(err) {
-		return stored, err
-	}
-	read, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	stored = &corev1.Secret{}
-	return stored, c.live.Get(read, client.ObjectKeyFromObject(c.made), stored)
-}
-
-// prepare makes a CA. Its common name is random in part, so that no other generation has it.
-func (c *creator) prepare(ctx context.Context, now time.Time) error {
+// prepare makes a CA and its Secret. Its common name is random in part, so that no other generation has it.
+func (c *creator) prepare(ctx context.Context, now time.Time) (*corev1.Secret, *ca.Authority, error) {
 	if c.pair.CheckClock != nil {
 		if err := c.pair.CheckClock(ctx); err != nil {
-			return err
+			return nil, nil, err
 		}
 	}
 	const namePart = 32 // of X.520's 64 letters
@@ -113,25 +95,23 @@ func (c *creator) prepare(ctx context.Context, now time.Time) error {
 		Lifetime:   c.pair.Create.Lifetime,
 	}, now)
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	c.authority = authority
-	c.made = &corev1.Secret{
+	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name, Finalizers: []string{Finalizer}},
 		Type:       corev1.SecretTypeTLS,
 		Data: map[string][]byte{
 			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, rootsKey: authority.CertificatePEM(),
 		},
-	}
-	return nil
+	}, authority, nil
 }
 
-func (c *creator) record(ctx context.Context, now time.Time, event audit.Event, message string) {
-	cert := c.authority.Certificate()
+func (c *creator) record(ctx context.Context, now time.Time, authority *ca.Authority, event audit.Event, message string) {
+	cert := authority.Certificate()
 	key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
 	c.pair.Audit.Write(ctx, now, event, audit.Record{
 		Name: c.secret.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
-		Serial: cert.SerialNumber.Text(16), IssuerKeyID: c.authority.KeyID(),
+		Serial: cert.SerialNumber.Text(16), IssuerKeyID: authority.KeyID(),
 		NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
 	})
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -30,6 +31,7 @@ import (
 // maker is a creator with its environment.
 type maker struct {
 	*creator
+	live     client.Reader
 	recorder *events.FakeRecorder
 	file     string
 	fault    error // of the next Create
@@ -60,7 +62,7 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 		},
 	}).Build()
 	pair.Audit = log
-	m.creator = &creator{secret: secret, pair: pair, client: c, live: c}
+	m.creator, m.live = &creator{secret: secret, pair: pair, client: c}, c
 	return m
 }
 
@@ -239,7 +241,14 @@ func TestCreateFaults(t *testing.T) {
 	if diff := cmp.Diff([]string{"Load CAMissing", "Create CAMissing", "Create CACreated"}, told.told); diff != "" {
 		t.Errorf("actions and reasons (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
+	if diff := cmp.Diff([]audit.Event{"CACreated", "Uncertain", "CACreated"}, m.audited(t)); diff != "" {
+		t.Errorf("audit log (-want +got):\n%s", diff)
+	}
+	// The API server refuses the Secret for certain.
+	m = newMaker(t, "ca")
+	m.fault = apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right"))
+	m.look(t)
+	if diff := cmp.Diff([]audit.Event{"CACreated", "Discarded", "CACreated"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}
 	// Stored, but without a response.
@@ -249,11 +258,11 @@ func TestCreateFaults(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.create(t.Context(), now)
-	m.create(t.Context(), now)
-	if diff := cmp.Diff([]string{"CAMissing", "CAMissing", "CACreated"}, m.reasons()); diff != "" {
+	m.look(t)
+	if diff := cmp.Diff([]string{"CAMissing", "CAMissing", "CALoaded"}, m.reasons()); diff != "" {
 		t.Errorf("Events (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]audit.Event{"CACreated"}, m.audited(t)); diff != "" {
+	if diff := cmp.Diff([]audit.Event{"CACreated", "Uncertain"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}
 	// Another writer is faster.
@@ -274,7 +283,7 @@ func TestCreateFaults(t *testing.T) {
 	if got := state(m.pair, now); got != keyID(t, root) {
 		t.Errorf("in use: %s", got)
 	}
-	if diff := cmp.Diff([]audit.Event{"CACreated", "Discarded"}, m.audited(t)); diff != "" {
+	if diff := cmp.Diff([]audit.Event{"CACreated", "Uncertain"}, m.audited(t)); diff != "" {
 		t.Errorf("audit log (-want +got):\n%s", diff)
 	}
 }

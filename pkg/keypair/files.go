@@ -19,8 +19,6 @@ const filePoll = time.Second
 // Files is a key pair in two files. It reads them every second.
 type Files struct {
 	Cert, Key string
-	// Elsewhere is set if the files are on another machine, so that they can't be read.
-	Elsewhere bool
 }
 
 // Describe implements Source.
@@ -55,9 +53,6 @@ func (f Files) load(pair *KeyPair) {
 
 // ReadOnce implements Source.
 func (f Files) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
-	if f.Elsewhere {
-		return fmt.Errorf("the files %q and %q are on the machine of the manager", f.Cert, f.Key)
-	}
 	f.load(pair)
 	return nil
 }

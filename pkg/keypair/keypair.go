@@ -151,12 +151,11 @@ func New(source Source) *KeyPair {
 	return k
 }
 
-// SetupWithManager adds the source to mgr, and the creator of a CA if one is configured. live reads without the
-// cache.
-func (k *KeyPair) SetupWithManager(mgr manager.Manager, live client.Reader) error {
+// SetupWithManager adds the source to mgr, and the creator of a CA if one is configured.
+func (k *KeyPair) SetupWithManager(mgr manager.Manager) error {
 	k.elected = mgr.Elected()
 	if secret, ok := k.source.(Secret); ok && k.Create != nil {
-		if err := mgr.Add(&creator{secret: secret, pair: k, client: mgr.GetClient(), live: live}); err != nil {
+		if err := mgr.Add(&creator{secret: secret, pair: k, client: mgr.GetClient()}); err != nil {
 			return fmt.Errorf("create the CA of %s: %w", k.name, err)
 		}
 	}

@@ -6,22 +6,17 @@ package nodeidentity
 import (
 	"context"
 	"fmt"
-	"maps"
 	"strings"
 	"time"
 
-	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -111,20 +106,5 @@ func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, fmt.Errorf("get the Lease of node %s: %w", csr.Shorten(node), err)
 	}
-	return heartbeatOf(lease).Renewed, nil
-}
-
-// NewTokens returns a Runnable that calls changed with an empty name after the bootstrap tokens have changed. Live
-// reports which tokens exist.
-func NewTokens(config *rest.Config, log logr.Logger, changed func(node string)) (manager.Runnable, error) {
-	configMaps, err := informer.ConfigMaps(config, clusterInfo.Namespace)
-	return &informer.Informer[*corev1.ConfigMap]{
-		Resource: configMaps, Name: clusterInfo.Name,
-		Log: log.WithValues("configMap", clusterInfo.String()), OnSync: func() { changed("") },
-		OnChange: func(before, after *corev1.ConfigMap) {
-			if before == nil || after == nil || !maps.Equal(before.Data, after.Data) {
-				changed("")
-			}
-		},
-	}, err
+	return renewTime(lease), nil
 }

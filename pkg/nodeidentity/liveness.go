@@ -1,6 +1,11 @@
 package nodeidentity
 
-import "time"
+import (
+	"time"
+
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // Life is the state of a node, as far as its Lease shows.
 type Life int
@@ -20,108 +25,100 @@ func (l Life) String() string { return [...]string{"unknown", "alive", "dead"}[l
 const (
 	// standstill is how long a Lease must be watched without a change. A kubelet renews its Lease every ten seconds.
 	standstill = time.Minute
-	// quiet is the longest time without a change of any Lease that still counts as watching: two renewals of one
-	// kubelet.
+	// quiet is the longest pause between two renewals of a Lease that another node's death is judged by: two renewals of
+	// a kubelet.
 	quiet = 20 * time.Second
 )
 
-// heartbeat holds the times in a Lease. Renewed is by the node's clock, and is compared for equality only. Lasts is
-// how long the node may leave the Lease unchanged.
-type heartbeat struct {
-	Renewed time.Time
-	Lasts   time.Duration
-}
-
-// pulse judges nodes by the times at which their Leases are seen to change. It is pure: its caller passes the
-// observations and the instant, by a clock that does not jump. It does not use the clocks of nodes.
-//
-// Observations count only while the watch works, and the watch is known to work only while Leases change. An
-// unreachable API server, a hanging connection, a stopped process and a step of the clock all look the same: no Lease
-// changes. After more than quiet without a change, the minute of every node begins again. A node is dead only if two
-// other nodes were alive all the time. A single other node may be the only one that reaches the API server, or may be
-// hostile. If there is only one other node, that node is enough.
-type pulse struct {
-	leases map[string]watched
-	// last and before are the two Leases that changed last.
-	last, before struct {
-		node string
-		at   time.Time
-	}
-	// one is the span of time in which at least one Lease changed in each period of quiet. two is the same for two
-	// different Leases.
-	one, two span
-}
-
-// span is a time without a pause longer than quiet.
-type span struct{ from, to time.Time }
-
-// extend extends s to an instant. After a pause, s begins at that instant.
-func (s *span) extend(at time.Time) {
-	if silence := at.Sub(s.to); silence > quiet || silence < 0 {
-		s.from = at
-	}
-	s.to = at
-}
-
-// watched is the last observation of a Lease: its times, since when they are unchanged, and whether they ever
-// changed.
-type watched struct {
-	heartbeat
+// observed is what was seen of one Lease. Instants are by a clock that does not jump, except renewed.
+type observed struct {
+	metav1.ObjectMeta
+	// renewed is when the node says that it renewed the Lease, by its own clock. It is compared for equality only.
+	renewed time.Time
+	// lasts is how long the node may leave the Lease unchanged.
+	lasts time.Duration
+	// since is when the last renewal was seen, or when the Lease was first seen. A Lease that was just read may have been
+	// unchanged for long.
 	since time.Time
-	moved bool
+	// steady is since when the Lease was seen to be renewed without a pause longer than quiet. It is zero if no renewal
+	// was seen.
+	steady time.Time
 }
 
-// see records the times in the Lease of node at an instant.
-func (p *pulse) see(node string, says heartbeat, at time.Time) {
-	if p.leases == nil {
-		p.leases = map[string]watched{}
+// observe returns what was seen of lease at an instant. before is what was seen of it earlier, or nil.
+func observe(before *observed, lease *coordinationv1.Lease, at time.Time) *observed {
+	after := &observed{
+		ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name, UID: lease.UID, ResourceVersion: lease.ResourceVersion},
+		renewed:    renewTime(lease),
+		since:      at,
 	}
-	last, known := p.leases[node]
+	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
+		after.lasts = time.Duration(*seconds) * time.Second
+	}
 	switch {
-	case !known: // the Lease may have been unchanged for long
-		p.leases[node] = watched{heartbeat: says, since: at}
-	case !last.Renewed.Equal(says.Renewed):
-		p.leases[node] = watched{heartbeat: says, since: at, moved: true}
-		if p.last.node != node {
-			p.before = p.last
-		}
-		p.last.node, p.last.at = node, at
-		p.one.extend(p.last.at)
-		p.two.extend(p.before.at) // since then, two different Leases have changed
+	case before == nil:
+	case before.renewed.Equal(after.renewed):
+		after.since, after.steady = before.since, before.steady
+	case before.steady.IsZero() || !within(quiet, before.since, at):
+		after.steady = at
 	default:
-		last.Lasts = says.Lasts
-		p.leases[node] = last
+		after.steady = before.steady
 	}
+	return after
 }
 
-// forget removes node after its Lease was deleted.
-func (p *pulse) forget(node string) { delete(p.leases, node) }
-
-// reset discards the observation history after a possible gap in the watch.
-func (p *pulse) reset() { *p = pulse{leases: p.leases} }
-
-// of returns the state of node at an instant.
-func (p *pulse) of(node string, at time.Time) Life {
-	lease, known := p.leases[node]
-	if !known || lease.Renewed.IsZero() { // the Lease was never renewed
-		return Unknown
+// renewTime returns when lease was renewed, by the clock of its node, or zero.
+func renewTime(lease *coordinationv1.Lease) time.Time {
+	if lease.Spec.RenewTime == nil {
+		return time.Time{}
 	}
-	if silence := at.Sub(lease.since); lease.moved && silence >= 0 && silence <= standstill {
+	return lease.Spec.RenewTime.Time
+}
+
+// within reports whether the instant at is at most limit after from, and not before from.
+func within(limit time.Duration, from, at time.Time) bool {
+	passed := at.Sub(from)
+	return passed >= 0 && passed <= limit
+}
+
+// life returns the state of the node with lease at an instant. all are the Leases of all nodes. It does not use the clocks
+// of nodes.
+//
+// Time without a renewal counts only while renewals of other nodes are seen. An unreachable API server, a hanging
+// connection, a stopped process and a step of the clock all look the same: no Lease changes. So a node is dead only if
+// two other nodes renewed their Leases without a pause for the whole time. A single other node may be the only one that
+// reaches the API server, or may be hostile. If there is only one other node, that node is enough.
+func life(lease *observed, all []*observed, at time.Time) Life {
+	switch {
+	case lease.renewed.IsZero(): // it was never renewed
+		return Unknown
+	case !lease.steady.IsZero() && within(standstill, lease.since, at):
 		return Alive
 	}
-	others := p.two
-	if len(p.leases) <= 2 {
-		others = p.one
+	others, witnesses := 0, 0
+	for _, other := range all {
+		if other.Name == lease.Name {
+			continue
+		}
+		others++
+		if other.proves(lease, at) {
+			witnesses++
+		}
 	}
-	if silence := at.Sub(others.to); silence > quiet || silence < 0 {
-		return Unknown
-	}
-	begun := lease.since
-	if begun.Before(others.from) {
-		begun = others.from
-	}
-	if others.to.Sub(begun) >= max(standstill, lease.Lasts) {
+	if witnesses > 0 && witnesses >= min(others, 2) {
 		return Dead
 	}
 	return Unknown
+}
+
+// proves reports whether o was renewed without a pause, up to an instant, for as long as the node of lease must be silent.
+func (o *observed) proves(lease *observed, at time.Time) bool {
+	if o.steady.IsZero() || !within(quiet, o.since, at) {
+		return false
+	}
+	begun := lease.since
+	if begun.Before(o.steady) {
+		begun = o.steady
+	}
+	return o.since.Sub(begun) >= max(standstill, lease.lasts)
 }

@@ -3,6 +3,7 @@ package nodeidentity
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -19,11 +20,44 @@ import (
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// film is a pulse, and an instant in seconds since its start.
+// film holds what was seen of Leases, and an instant in seconds since its start.
 type film struct {
-	pulse
+	leases
 	t   testing.TB
 	now float64
+}
+
+// leases holds what was seen of Leases, by node.
+type leases map[string]*observed
+
+func (l leases) see(node string, renewed time.Time, lasts time.Duration, at time.Time) {
+	l[node] = observe(l[node], leaseOf(node, renewed, lasts), at)
+}
+
+// of returns the state of node at an instant.
+func (l leases) of(node string, at time.Time) Life {
+	if l[node] == nil {
+		return Unknown
+	}
+	return life(l[node], slices.Collect(maps.Values(l)), at)
+}
+
+// reset reads all Leases again after a failure of the watch.
+func (l leases) reset(at time.Time) {
+	for node, seen := range l {
+		delete(l, node)
+		l.see(node, seen.renewed, seen.lasts, at)
+	}
+}
+
+func leaseOf(node string, renewed time.Time, lasts time.Duration) *coordinationv1.Lease {
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: node}}
+	if !renewed.IsZero() {
+		lease.Spec.RenewTime = &metav1.MicroTime{Time: renewed}
+	}
+	seconds := int32(lasts / time.Second)
+	lease.Spec.LeaseDurationSeconds = &seconds
+	return lease
 }
 
 func (f *film) at() time.Time { return filmed.Add(time.Duration(f.now * float64(time.Second))) }
@@ -31,7 +65,7 @@ func (f *film) at() time.Time { return filmed.Add(time.Duration(f.now * float64(
 // renew shows a Lease that was renewed at this instant, by the node's own clock, which differs by years.
 func (f *film) renew(nodes ...string) {
 	for _, node := range nodes {
-		f.see(node, heartbeat{Renewed: f.at().AddDate(-7, 0, 0), Lasts: 40 * time.Second}, f.at())
+		f.see(node, f.at().AddDate(-7, 0, 0), 40*time.Second, f.at())
 	}
 }
 
@@ -50,7 +84,7 @@ func (f *film) is(node string, want Life) {
 	}
 }
 
-func TestPulse(t *testing.T) {
+func TestLife(t *testing.T) {
 	t.Parallel()
 	for name, run := range map[string]func(*film){
 		"no lease": func(f *film) { f.pass(100, "b"); f.is("a", Unknown) },
@@ -115,7 +149,7 @@ func TestPulse(t *testing.T) {
 			f.is("a", Unknown)
 			f.pass(59, "b", "c")
 			f.is("a", Unknown)
-			f.pass(10, "b", "c")
+			f.pass(11, "b", "c") // b has renewed without a pause for a minute
 			f.is("a", Dead)
 		},
 		"its own renewal does not count as another node's": func(f *film) {
@@ -134,7 +168,7 @@ func TestPulse(t *testing.T) {
 		"a node whose Lease was deleted is not needed": func(f *film) {
 			f.renew("a", "b", "c")
 			f.pass(90, "b")
-			f.forget("c")
+			delete(f.leases, "c")
 			f.is("a", Dead)
 		},
 		"no Lease changes": func(f *film) {
@@ -187,7 +221,7 @@ func TestPulse(t *testing.T) {
 		"a failed watch proves nothing": func(f *film) {
 			f.renew("a", "b")
 			f.pass(65, "b")
-			f.reset()
+			f.reset(f.at())
 			f.pass(65, "b")
 			f.is("a", Unknown)
 			f.pass(5, "b")
@@ -203,7 +237,7 @@ func TestPulse(t *testing.T) {
 			f.is("a", Unknown)
 		},
 		"a long Lease duration extends the minute": func(f *film) {
-			f.see("a", heartbeat{Renewed: filmed, Lasts: 200 * time.Second}, f.at())
+			f.see("a", filmed, 200*time.Second, f.at())
 			f.renew("b")
 			f.pass(209, "b")
 			f.is("a", Unknown)
@@ -211,7 +245,7 @@ func TestPulse(t *testing.T) {
 			f.is("a", Dead)
 		},
 		"never renewed": func(f *film) {
-			f.see("a", heartbeat{}, f.at())
+			f.see("a", time.Time{}, 0, f.at())
 			f.renew("b")
 			f.pass(600, "b")
 			f.is("a", Unknown)
@@ -219,112 +253,90 @@ func TestPulse(t *testing.T) {
 		"a deleted Lease is forgotten": func(f *film) {
 			f.renew("a", "b")
 			f.pass(90, "b")
-			f.forget("a")
+			delete(f.leases, "a")
 			f.is("a", Unknown)
-			f.see("a", heartbeat{Renewed: filmed}, f.at())
+			f.see("a", filmed, 0, f.at())
 			f.is("a", Unknown)
 		},
 		"a renewal with an earlier time counts": func(f *film) {
 			f.renew("a", "b")
 			f.pass(90, "b")
-			f.see("a", heartbeat{Renewed: filmed.AddDate(-20, 0, 0)}, f.at())
+			f.see("a", filmed.AddDate(-20, 0, 0), 0, f.at())
 			f.is("a", Alive)
 		},
 		"an update without a renewal does not count": func(f *film) {
 			f.renew("a", "b")
 			for range 9 {
 				f.pass(10, "b")
-				f.see("a", f.leases["a"].heartbeat, f.at())
+				f.see("a", f.leases["a"].renewed, f.leases["a"].lasts, f.at())
 			}
 			f.is("a", Dead)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			run(&film{t: t})
+			run(&film{t: t, leases: leases{}})
 		})
 	}
 }
 
-// TestDeletedLeases checks that a deleted Lease is reported, even if it was deleted during a gap in the watch.
-func TestDeletedLeases(t *testing.T) {
+// TestLeases follows Leases through the informer, with a failure of the watch.
+func TestLeases(t *testing.T) {
 	t.Parallel()
 	var told []string
 	clock := clocktesting.NewFakePassiveClock(filmed)
-	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard())
+	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard(), func(node string) { told = append(told, node) })
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Changed = func(node string) { told = append(told, node) }
-	lease := func(name string) *coordinationv1.Lease {
-		return &coordinationv1.Lease{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: name},
-			Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: filmed}},
-		}
-	}
-	renewed := func(node string, want bool) {
+	is := func(node string, want Life, known bool) {
 		t.Helper()
-		if _, at, err := l.Of(node); err != nil || at.IsZero() == want {
-			t.Errorf("%s: renewed at %s, error %v", node, at, err)
+		if got, at, err := l.Of(node); err != nil || got != want || at.IsZero() == known {
+			t.Errorf("%s: %s, renewed at %s, error %v", node, got, at, err)
 		}
 	}
 	if _, _, err := l.Of("a"); !errors.Is(err, informer.ErrNotRead) {
 		t.Errorf("before they are read: %v", err)
 	}
-	l.leases.Fake(nil, lease("a"), lease("b"), lease("c"))
-	l.sync()
-	l.observe(nil, lease("d"))
-	l.observe(lease("a"), nil)
-	renewed("a", false)
-	renewed("b", true)
-	renewed("d", true)
+	read := func(nodes ...string) {
+		var all []*observed
+		for _, node := range nodes {
+			all = append(all, l.leases.Convert(leaseOf(node, clock.Now(), 0)))
+		}
+		l.leases.Fake(nil, all...)
+		l.leases.OnSync()
+	}
+	pass := func() {
+		for range 7 {
+			clock.SetTime(clock.Now().Add(10 * time.Second))
+			b, c := l.leases.Convert(leaseOf("b", clock.Now(), 0)), l.leases.Convert(leaseOf("c", clock.Now(), 0))
+			a, _, _ := l.leases.Get("kube-node-lease", "a")
+			l.leases.Fake(nil, a, b, c)
+		}
+	}
+	read("a", "b", "c", "d")
+	is("a", Unknown, true)
+	is("e", Unknown, false)
+	read("a", "b", "c") // d was deleted during a gap in the watch
+	is("d", Unknown, false)
+	pass()
+	is("a", Dead, true)
+	is("b", Alive, true)
+
 	l.leases.Fake(errors.New("down"))
-	l.sync()
 	if _, _, err := l.Of("b"); err == nil || err.Error() != "leases: down" {
 		t.Errorf("while they can't be read: %v", err)
 	}
-	l.leases.Fake(nil, lease("c"))
-	l.sync()
-	renewed("b", false)
-	renewed("c", true)
-	if !slices.Equal(told, []string{"", "a", ""}) {
+	a := leaseOf("a", filmed, 0)
+	l.leases.Fake(nil, l.leases.Convert(a), l.leases.Convert(leaseOf("b", clock.Now(), 0)), l.leases.Convert(leaseOf("c", clock.Now(), 0)))
+	is("a", Unknown, true) // every minute begins again after a failure
+	pass()
+	is("a", Dead, true)
+	gone, _, _ := l.leases.Get("kube-node-lease", "b")
+	l.leases.OnChange(gone, nil)
+	l.leases.OnChange(nil, gone)
+	if !slices.Equal(told, []string{"", "", "b"}) {
 		t.Errorf("told of %q", told)
-	}
-}
-
-// TestFailuresOfTheWatchKillNobody checks that every minute begins again after a failure.
-func TestFailuresOfTheWatchKillNobody(t *testing.T) {
-	t.Parallel()
-	for _, fails := range []bool{false, true} {
-		clock := clocktesting.NewFakePassiveClock(filmed)
-		l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard())
-		if err != nil {
-			t.Fatal(err)
-		}
-		beat := func(names ...string) {
-			for _, name := range names {
-				l.observe(nil, &coordinationv1.Lease{
-					ObjectMeta: metav1.ObjectMeta{Name: name},
-					Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: clock.Now()}},
-				})
-			}
-		}
-		beat("a")
-		for range 7 {
-			beat("b", "c")
-			clock.SetTime(clock.Now().Add(10 * time.Second))
-		}
-		if fails {
-			l.leases.Fake(errors.New("down"))
-		}
-		beat("b", "c")
-		want := []string{"a"}
-		if fails {
-			want = nil
-		}
-		if got := l.died(); !slices.Equal(got, want) {
-			t.Errorf("fails %t: %q died, want %q", fails, got, want)
-		}
 	}
 }
 
@@ -340,8 +352,7 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 		for range 3000 {
 			s.second()
 			for node := range s.renewed {
-				truly := filmed.Add(time.Duration(s.renewed[node]) * time.Second)
-				if s.pulse.of(node, s.clock()) != Dead || !s.pulse.leases[node].Renewed.Equal(truly) {
+				if s.leases.of(node, s.clock()) != Dead || !s.leases[node].renewed.Equal(truly(s.renewed[node])) {
 					continue // it lives, or has returned unseen: before an approval the Lease is read directly
 				}
 				deaths++
@@ -359,10 +370,10 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 	}
 }
 
-// story is the true state of a cluster, and the pulse that observes it.
+// story is the true state of a cluster, and what was seen of its Leases.
 type story struct {
 	*rand.Rand
-	pulse   pulse
+	leases  leases
 	now     int            // true seconds
 	offset  int            // of our clock
 	renewed map[string]int // true renewals, by node
@@ -383,15 +394,14 @@ func newStory(seed uint64) *story {
 
 // start starts a process: its first observation is the state of all Leases.
 func (s *story) start() {
-	s.pulse, s.queue = pulse{}, nil
+	s.leases, s.queue = leases{}, nil
 	for node, last := range s.renewed {
-		s.pulse.see(node, s.says(last), s.clock())
+		s.leases.see(node, truly(last), 40*time.Second, s.clock())
 	}
 }
 
-func (s *story) says(renewed int) heartbeat {
-	return heartbeat{Renewed: filmed.Add(time.Duration(renewed) * time.Second), Lasts: 40 * time.Second}
-}
+// truly returns the instant of a renewal.
+func truly(renewed int) time.Time { return filmed.Add(time.Duration(renewed) * time.Second) }
 
 func (s *story) clock() time.Time { return filmed.Add(time.Duration(s.now+s.offset) * time.Second) }
 
@@ -403,8 +413,8 @@ func (s *story) second() {
 			continue
 		}
 		s.renewed[node] = s.now
-		says := s.says(s.now)
-		s.queue = append(s.queue, func() { s.pulse.see(node, says, s.clock()) })
+		renewed := truly(s.now)
+		s.queue = append(s.queue, func() { s.leases.see(node, renewed, 40*time.Second, s.clock()) })
 	}
 	if s.now >= s.hangs && s.now >= s.away {
 		for _, event := range s.queue {
@@ -438,7 +448,7 @@ func (s *story) happens() {
 	case 9:
 		s.start()
 	case 10:
-		s.pulse.reset()
+		s.leases.reset(s.clock())
 	case 11:
 		s.offset += (25 + s.IntN(4000)) * (2*s.IntN(2) - 1)
 	}

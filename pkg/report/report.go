@@ -4,7 +4,6 @@ package report
 
 import (
 	"crypto/sha256"
-	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -16,11 +15,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -52,7 +51,7 @@ type Reporter struct {
 
 	mu         sync.Mutex
 	outcomes   *lru.Cache // types.UID → outcome, the last one
-	requesters *lru.Cache // digest of the user name → *allowance
+	requesters *lru.Cache // digest of the user name → flowcontrol.PassiveRateLimiter
 	successes  flowcontrol.PassiveRateLimiter
 }
 
@@ -66,12 +65,6 @@ type outcome struct {
 // digest replaces a text that a requester may make long.
 type digest [sha256.Size]byte
 
-// allowance is the number of Events that one requester may still cause, and the number that was left out.
-type allowance struct {
-	limit   flowcontrol.PassiveRateLimiter
-	leftOut int
-}
-
 // New returns a Reporter that writes with recorder.
 func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 	return &Reporter{
@@ -83,14 +76,8 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 	}
 }
 
-// Object is an object that an Event can be about.
-type Object interface {
-	runtime.Object
-	GetUID() types.UID
-}
-
 // Forget drops the last outcome of a deleted request. It does nothing for a nil Reporter.
-func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
+func (r *Reporter) Forget(gone client.Object) {
 	if r != nil {
 		r.outcomes.Remove(gone.GetUID())
 	}
@@ -99,17 +86,17 @@ func (r *Reporter) Forget(gone interface{ GetUID() types.UID }) {
 // Request writes a Warning Event about a request, unless its last outcome was the same less than 50 minutes ago or its
 // requester caused too many Events. action is the attempted action ("Approve", "Sign"). Request reports whether the outcome is new, so
 // that a caller also logs and counts it once.
-func (r *Reporter) Request(obj Object, requester, action, reason, message string) bool {
+func (r *Reporter) Request(obj client.Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
 }
 
 // Would writes a Normal Event about an action that succeeded in a dry run and was not performed. It works like
 // Request. All requesters together have a limit too, because every request may cause such an Event.
-func (r *Reporter) Would(obj Object, requester, action, reason, message string) bool {
+func (r *Reporter) Would(obj client.Object, requester, action, reason, message string) bool {
 	return r.once(obj, requester, corev1.EventTypeNormal, action, reason, message)
 }
 
-func (r *Reporter) once(obj Object, requester, eventType, action, reason, message string) bool {
+func (r *Reporter) once(obj client.Object, requester, eventType, action, reason, message string) bool {
 	r.mu.Lock()
 	now := digest(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
@@ -118,38 +105,28 @@ func (r *Reporter) once(obj Object, requester, eventType, action, reason, messag
 		return false
 	}
 	r.outcomes.Add(obj.GetUID(), outcome{now, reason, r.clock.Now()})
-	leftOut, tell := r.allow(requester, eventType == corev1.EventTypeNormal)
+	tell := r.allow(requester) && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
 	r.mu.Unlock()
 	if !tell {
 		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
 		return !known || last.(outcome).reason != reason
 	}
-	suffix := ""
-	if leftOut > 0 {
-		suffix = fmt.Sprintf(" (%d more Events about requests of this requester were left out)", leftOut)
-	}
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s",
-		csr.ShortenTo(ascii.Quote(message), maxNote-len(suffix))+suffix)
+	r.Object(obj, eventType, action, reason, message)
 	return true
 }
 
-func (r *Reporter) allow(requester string, success bool) (leftOut int, ok bool) {
+// allow reports whether requester may cause an Event now.
+func (r *Reporter) allow(requester string) bool {
 	key := digest(sha256.Sum256([]byte(requester)))
-	entry, known := r.requesters.Get(key)
+	limit, known := r.requesters.Get(key)
 	if !known {
-		entry = &allowance{limit: flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)}
-		r.requesters.Add(key, entry)
+		limit = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)
+		r.requesters.Add(key, limit)
 	}
-	allowed := entry.(*allowance)
-	if !allowed.limit.TryAccept() || success && !r.successes.TryAccept() {
-		allowed.leftOut++
-		return 0, false
-	}
-	leftOut, allowed.leftOut = allowed.leftOut, 0
-	return leftOut, true
+	return limit.(flowcontrol.PassiveRateLimiter).TryAccept()
 }
 
-// Object writes an Event about an object other than a request, such as the signing Secret.
+// Object writes an Event about any object, such as the signing Secret, each time.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
 	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
 }

@@ -195,25 +195,3 @@ func TestWrapCanBeUnwrapped(t *testing.T) {
 		t.Error("the transport inside is hidden")
 	}
 }
-
-func TestMeasure(t *testing.T) {
-	t.Parallel()
-	server := newAPIServer(t)
-	for _, ahead := range []time.Duration{0, 3 * time.Hour, -3 * time.Hour} {
-		server.says(http.StatusOK, at(ahead))
-		shown, err := Measure(t.Context(), &rest.Config{Host: server.URL})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := time.Until(shown.Now()); (got-ahead).Abs() > 2*time.Second || ahead == 0 && got > 0 {
-			t.Errorf("%s ahead, want %s", got, ahead)
-		}
-		if age := shown.Since(time.Now().Add(ahead - time.Hour)); (age - time.Hour).Abs() > 2*time.Second {
-			t.Errorf("the age of an hour is %s", age)
-		}
-	}
-	server.says(http.StatusOK, "")
-	if _, err := Measure(t.Context(), &rest.Config{Host: server.URL}); err == nil || !strings.Contains(err.Error(), "GET "+server.URL) {
-		t.Errorf("error %v", err)
-	}
-}

@@ -41,9 +41,9 @@ var (
 
 func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 
-// Clock provides the time of the API servers: the Date header of their last answer, plus the time since then by the
-// monotonic clock of this machine. A Date has no fractions of a second, so Clock may be late by up to a second and the
-// time that the answer took. It is never ahead, so no age is too high. The zero value knows no time.
+// Clock provides the time of the API servers: the Date header of their last answer, plus the time since that answer by
+// the monotonic clock of this machine. A Date has no fractions of a second, so Clock may be late by a second and by the
+// time that the answer was on its way. It is never ahead, so no age is too high. The zero value knows no time.
 // Clock is safe for concurrent use.
 type Clock struct {
 	machine, shown clock.PassiveClock // if shown is set, it is the time, and no API server is asked
@@ -67,9 +67,12 @@ type instant struct {
 
 // note is what the last answer tells. It is as old as its request.
 type note struct {
-	start  time.Time // by the API servers' clock, when the monotonic clock of this machine was zero; zero if unknown
-	sent   instant
-	jumped time.Duration // how far the API servers' clock was set forward, while this machine's clock does not agree
+	sent instant
+	// start is the API servers' time when the monotonic clock of this machine was zero. It is zero if it is unknown.
+	start time.Time
+	// believed is the last start that was believed. A start that is more than MaxSkew later is not believed while the clock
+	// of this machine does not agree: if the API servers' clock was set forward, it makes every object old.
+	believed time.Time
 }
 
 // time returns the API servers' time at now.
@@ -106,9 +109,9 @@ func (c *Clock) timeAfter(ctx context.Context, after time.Duration) (time.Time, 
 		return c.shown.Now(), nil
 	}
 	last, err := c.update(ctx, after)
-	if err == nil && last.jumped > MaxSkew {
+	if forward := last.start.Sub(last.believed); err == nil && forward != 0 {
 		err = unknown(fmt.Errorf("the API server's clock was set forward by %s, and the clock of this machine does not agree: "+
-			"synchronize both clocks", last.jumped.Round(time.Second)))
+			"synchronize both clocks", forward.Round(time.Second)))
 	}
 	if err != nil {
 		return time.Time{}, err
@@ -207,31 +210,20 @@ func (c *Clock) noted() note {
 	return c.last
 }
 
-// note notes an answer with that date to a request that was sent at sent. The last answer may show a later time, because
-// it was faster or began with the second: then both are right, and the later time is more exact. If both cannot be right,
-// the clock of the API server was set, and date counts.
+// note notes an answer with that date to a request that was sent at sent.
 func (c *Clock) note(date time.Time, sent instant) {
 	now := c.now()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	jumped := c.last.jumped
-	if !c.last.start.IsZero() {
-		if sent.mono < c.last.sent.mono {
-			return // the answer to a later request was faster
-		}
-		expected := c.last.time(now)
-		switch step := date.Sub(expected); {
-		case step <= 0 && -step <= time.Second+now.mono-sent.mono:
-			date = expected
-		case step.Abs() >= maxStep:
-			jumped = max(0, jumped+step)
-		}
+	if last := c.last; !last.start.IsZero() && sent.mono < last.sent.mono {
+		return // the answer to a later request was faster
 	}
-	skew := now.wall.Sub(date)
-	if skew.Abs() <= MaxSkew {
-		jumped = 0 // both clocks agree
+	start, skew := date.Add(-now.mono), now.wall.Sub(date)
+	believed := start
+	if last := c.last; !last.start.IsZero() && start.Sub(last.believed) > MaxSkew && skew.Abs() > MaxSkew {
+		believed = last.believed
 	}
-	c.last = note{date.Add(-now.mono), sent, jumped}
+	c.last = note{sent, start, believed}
 	skewKnown.Set(1)
 	skewSeconds.Set(skew.Round(time.Second).Seconds())
 }

@@ -102,12 +102,12 @@ func TestClockFollowsTheAPIServer(t *testing.T) {
 		w.shows(1, noon, ahead)
 		w.pass(time.Minute)
 		w.shows(0, noon.Add(time.Minute), ahead)
-		w.pass(1)
-		w.shows(1, noon.Add(time.Minute+1), ahead)
+		w.pass(time.Second)
+		w.shows(1, noon.Add(time.Minute+time.Second), ahead)
 		w.pass(40 * time.Second)
 		w.answer(0) // to a request of the controllers
 		w.pass(40 * time.Second)
-		w.shows(0, noon.Add(time.Minute+80*time.Second+1), ahead)
+		w.shows(0, noon.Add(time.Minute+81*time.Second), ahead)
 	}
 }
 
@@ -207,24 +207,17 @@ func TestTimeIsUnknownAfterAnAPIServerIsSetForward(t *testing.T) {
 	w.setServer(4 * time.Minute)
 	w.answer(0)
 	w.shows(0, noon.Add(4*time.Minute), -64*time.Minute)
-	w.setServer(2 * time.Minute)
+	w.setServer(6 * time.Minute)
 	w.answer(0)
-	w.unknown("set forward by 6m0s", -66*time.Minute)
-	w.setMachine(66 * time.Minute)
-	w.shows(1, noon.Add(6*time.Minute), 0)
+	w.unknown("set forward by 6m0s", -70*time.Minute)
+	w.setMachine(70 * time.Minute)
+	w.shows(1, noon.Add(10*time.Minute), 0)
 }
 
-func TestASlowAnswerSetsNoClockBack(t *testing.T) {
+func TestASlowAnswerIsLate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	w.shows(1, noon, 0)
-	w.answer(25 * time.Second)
-	w.shows(0, noon.Add(25*time.Second), 0)
-	w.setServer(-time.Hour)
-	w.answer(25 * time.Second)
-	w.shows(0, noon.Add(25*time.Second-time.Hour), time.Hour+25*time.Second)
-
-	w = newWorld(t, 0)
 	w.answer(25 * time.Second)
 	w.shows(0, noon, 25*time.Second)
 	w.answer(0)
@@ -254,7 +247,6 @@ func TestClockIsNeverAhead(t *testing.T) {
 	w := newWorld(t, 0)
 	w.pass(time.Duration(random.Int64N(int64(time.Second))))
 	w.took = 500 * time.Millisecond
-	var last time.Time
 	for range 10000 {
 		took := time.Duration(random.Int64N(int64(w.took)))
 		if random.IntN(20) == 0 {
@@ -263,13 +255,9 @@ func TestClockIsNeverAhead(t *testing.T) {
 		w.answer(took)
 		w.pass(time.Duration(random.Int64N(int64(10 * time.Second))))
 		now, err := w.Now(t.Context())
-		if late := w.server.Sub(now); err != nil || late < 0 || now.Before(last) || late > 31*time.Second {
-			t.Fatalf("seed %d: it is %s after %s, and %s for the API server, error %v", seed, now, last, w.server, err)
+		if late := w.server.Sub(now); err != nil || late < 0 || late > 31*time.Second {
+			t.Fatalf("seed %d: it is %s, and %s for the API server, error %v", seed, now, w.server, err)
 		}
-		last = now
-	}
-	if late := w.server.Sub(last); late > 100*time.Millisecond {
-		t.Errorf("seed %d: after many answers, it is %s late", seed, late)
 	}
 }
 

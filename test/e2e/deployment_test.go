@@ -17,7 +17,6 @@ func TestDeployment(t *testing.T) {
 	var worker, impostor *machine
 	step(t, "1 a kubelet joins through the Deployment", func(t *testing.T) { worker = c.testJoin(t) })
 	impostor = c.join(t, "impostor", kubeletOptions{SelfSigned: true}) // it is ready when it is needed
-	step(t, "the commands run in the Pod", func(t *testing.T) { c.testCommands(t, worker) })
 	step(t, "10 the API server verifies kubelets", func(t *testing.T) { c.testServing(t, worker, impostor) })
 	step(t, "2, 3 and 10 at the same time", func(t *testing.T) {
 		t.Run("2 the client certificate rotates without an outage", func(t *testing.T) {

@@ -156,7 +156,7 @@ func TestBlockListIsMissing(t *testing.T) {
 	if err := admin(t).Delete(t.Context(), list); err != nil {
 		t.Fatal(err)
 	}
-	hasEvent(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}, "BlockListMissing", "the last version stays in use: blocked: missing-a")
+	hasEvent(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}, "BlockListMissing", "the last version stays in use: blocked nodes: missing-a")
 	again := createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-a"))
 	hasEvent(t, again, "NodeBlocked")
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "missing-c")), csr.Issued)

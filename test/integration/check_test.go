@@ -17,12 +17,11 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
@@ -36,12 +35,18 @@ func ownRights(t *testing.T) []check.Right {
 	return rights
 }
 
-// impersonating returns a client that acts as user.
-func impersonating(t *testing.T, user string) client.Client {
+// reviewsAs returns a client for reviews that acts as user, or as the administrator if user is empty.
+func reviewsAs(t *testing.T, user string) reviewsv1.AuthorizationV1Interface {
 	t.Helper()
 	cfg := rest.CopyConfig(controlPlane(t).Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
-	return clientOf(t, cfg)
+	if user != "" {
+		cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
+	}
+	api, err := reviewsv1.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return api
 }
 
 // allow grants rights to user, with one role for each namespace.
@@ -87,8 +92,10 @@ func TestCheckOwnRights(t *testing.T) {
 	}
 	for missing := -1; missing < len(rights); missing++ {
 		user := fmt.Sprintf("check-lacks-%d", missing+1)
-		c := impersonating(t, user)
-		eventually(t, user, func(ctx context.Context) error { return lacksOnly(check.Rights(ctx, c, rights), rights, missing) })
+		c := reviewsAs(t, user)
+		eventually(t, user, func(ctx context.Context) error {
+			return lacksOnly(check.Rights(ctx, c.SelfSubjectAccessReviews(), rights), rights, missing)
+		})
 	}
 }
 
@@ -118,7 +125,9 @@ func TestCheckKubeletRights(t *testing.T) {
 	parallel(t)
 	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
 	nodes := []string{"check-nodes"}
-	look := func(ctx context.Context) []check.Result { return check.Kubelets(ctx, admin(t), bootstrappers, nodes) }
+	look := func(ctx context.Context) []check.Result {
+		return check.Kubelets(ctx, reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, nodes)
+	}
 	results := look(t.Context())
 	if len(results) != 2 {
 		t.Fatalf("%+v", results)
@@ -140,13 +149,13 @@ func TestCheckKubeletRights(t *testing.T) {
 	})
 
 	// Rights that the Node authorizer grants to system:nodes are not missing.
-	for _, result := range check.Kubelets(t.Context(), admin(t), bootstrappers, []string{"system:nodes"}) {
+	for _, result := range check.Kubelets(t.Context(), reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, []string{"system:nodes"}) {
 		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
 			t.Errorf("%+v", result)
 		}
 	}
 	// A user without the right to ask gets unknown results.
-	for _, result := range check.Kubelets(t.Context(), impersonating(t, "check-nobody"), bootstrappers, nodes) {
+	for _, result := range check.Kubelets(t.Context(), reviewsAs(t, "check-nobody").SubjectAccessReviews(), bootstrappers, nodes) {
 		if result.Status != check.Unknown || !strings.Contains(result.Evidence, "could not ask") {
 			t.Errorf("%+v", result)
 		}
@@ -176,27 +185,6 @@ func runCommands(t *testing.T, step string) {
 	}
 }
 
-// asCA returns of in the form of the check.
-func asCA(t *testing.T, of *csrenv.CA) check.CA {
-	t.Helper()
-	authority, err := ca.Load(of.CertPEM, of.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return check.CA{Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"}, Authority: authority}
-}
-
-// alone returns a CA that is not appended to its certificates.
-func alone(t *testing.T, one check.CA) check.CA {
-	t.Helper()
-	authority, err := one.Authority.WithChain(ca.None)
-	if err != nil {
-		t.Fatal(err)
-	}
-	one.Authority = authority
-	return one
-}
-
 // intermediateOf returns a CA that root has signed.
 func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	t.Helper()
@@ -221,49 +209,5 @@ func intermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	return &csrenv.CA{
 		CertPEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		KeyPEM:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
-	}
-}
-
-// TestCheckTrust asks the API server itself, as an administrator with a certificate and as a user with a token.
-// Neither credential may affect the answer.
-func TestCheckTrust(t *testing.T) {
-	parallel(t)
-	byToken := rest.AnonymousClientConfig(controlPlane(t).Config)
-	byToken.BearerToken = "joiner-token"
-	down := rest.CopyConfig(controlPlane(t).Config)
-	down.Host = freeAddress(t)
-	unreachable, err := client.New(down, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, test := range map[string]struct {
-		reader   client.Reader
-		cluster  *rest.Config
-		ca       check.CA
-		want     check.Status
-		evidence []string
-	}{
-		"trusted":              {admin(t), controlPlane(t).Config, asCA(t, controlPlane(t).CA), check.OK, []string{"X509SHA256=", "authentication has it"}},
-		"trusted, token":       {admin(t), byToken, asCA(t, controlPlane(t).CA), check.OK, []string{"X509SHA256="}},
-		"trusted, no evidence": {impersonating(t, "check-nobody"), controlPlane(t).Config, asCA(t, controlPlane(t).CA), check.OK, []string{"is unknown: may not read it"}},
-		"not trusted":          {admin(t), controlPlane(t).Config, asCA(t, newCA(t)), check.Failed, []string{"answers 401", "authentication has one of that name, with another key"}},
-		"not trusted, token":   {admin(t), byToken, asCA(t, newCA(t)), check.Failed, []string{"answers 401"}},
-		"intermediate":         {admin(t), controlPlane(t).Config, asCA(t, intermediateOf(t, controlPlane(t).CA)), check.Failed, []string{"answers 401", "whose path length does not permit"}},
-		"intermediate, alone":  {admin(t), controlPlane(t).Config, alone(t, asCA(t, intermediateOf(t, controlPlane(t).CA))), check.Failed, []string{"answers 401", "has only its issuer"}},
-		"down":                 {unreachable, down, asCA(t, controlPlane(t).CA), check.Unknown, []string{"gave no conclusive answer", "is unknown: could not read it: "}},
-		"down, not trusted":    {unreachable, down, asCA(t, newCA(t)), check.Unknown, []string{"gave no conclusive answer"}},
-		"no CA":                {admin(t), controlPlane(t).Config, check.CA{Signers: []string{"a"}, Err: os.ErrNotExist}, check.Unknown, []string{"file does not exist"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			results := check.Trust{Reader: test.reader, Cluster: test.cluster}.CAs(t.Context(), []check.CA{test.ca}, time.Now())
-			if len(results) != 1 || results[0].Status != test.want {
-				t.Fatalf("%+v, want %s", results, test.want)
-			}
-			for _, part := range test.evidence {
-				if !strings.Contains(results[0].Evidence, part) {
-					t.Errorf("%q is not in %q", part, results[0].Evidence)
-				}
-			}
-		})
 	}
 }

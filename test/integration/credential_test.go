@@ -56,7 +56,7 @@ func renewedBy(t *testing.T, c client.Client) holder {
 func (h holder) id() string { return "X509SHA256=" + h.sha256 }
 
 // TestRenewalsAreBoundToTheirCertificates renews a certificate twice. The API server records in each request the
-// certificate with which it was made. The audit log names it, explain follows the chain, and the block list blocks it,
+// certificate with which it was made. The audit log names it, explain shows it, and the block list blocks it,
 // but not the certificates before and after it.
 func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 	parallel(t)
@@ -73,11 +73,8 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 			t.Errorf("credential of the %s request (-want +got):\n%s", name, diff)
 		}
 	}
-	args := []string{"--kubeconfig", adminKubeconfig(t), "--signing-secret", systemNamespace + "/csr-signer", "--node-block-list", blockListName}
-	out := exits(t, 0, fmt.Sprintf(`made with %q certificate of request %q, created `, first.sha256, first.obj.Name), append(args, second.obj.Name)...)
-	if part := fmt.Sprintf(`later %q certificate of request %q, created `, third.sha256, third.obj.Name); !explains(out, part) {
-		t.Errorf("%q is not in:\n%s", part, out)
-	}
+	out, code := runPlugin(t, controlPlane(t).Config, "explain", second.obj.Name)
+	says(t, out, code, 0, fmt.Sprintf("made with     %q", first.sha256), fmt.Sprintf("SHA-256       %q", second.sha256))
 
 	list.Data["certificates"] = second.sha256 + " # stolen\n"
 	block(t, list, "")
@@ -88,7 +85,10 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 		hasEventBy(t, obj, controller, "CertificateBlocked")
 		hasEvent(t, obj, "CertificateBlocked", "client certificate "+second.sha256+" is on the block list, ConfigMap "+blockListName)
 	}
-	exits(t, 0, "(CertificateBlocked): client certificate "+second.sha256, append(args, pending.Name)...)
+	out, code = runPlugin(t, controlPlane(t).Config, "explain", pending.Name)
+	says(t, out, code, 0, "csr-approver CertificateBlocked", "If the certificate should stay blocked, do nothing.")
+	out, code = runPlugin(t, controlPlane(t).Config, "approve", pending.Name, "--yes")
+	says(t, out, code, 1, "not approved: CertificateBlocked: the block list")
 	renewedBy(t, first)
 	renewedBy(t, third)
 	renewedBy(t, as(t, "joiner"))

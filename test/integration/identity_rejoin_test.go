@@ -14,12 +14,11 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // listed returns a source of rows.
 func listed(rows []static.Row) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, func(string), func([]san.SAN)) (inventory.Source, error) {
+	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
 		source, mistakes := static.New(nil, rows)
 		return source, mistakes.ToAggregate()
 	}
@@ -80,8 +79,12 @@ func TestRejoin(t *testing.T) {
 	onDead, onAlive, onMute := token.asks(t, "rejoin-dead"), token.asks(t, "rejoin-alive"), token.asks(t, "rejoin-mute")
 	notYet := func(when string) {
 		t.Helper()
-		if got := csr.StateOf(reload(t, onDead)); got != csr.Pending {
-			t.Fatalf("%s: request is %s", when, got)
+		fresh := token.asks(t, "rejoin-dead") // it is judged now, and older requests after their pause
+		hasEvent(t, fresh, "NodeAlive", "may be alive")
+		for _, obj := range []*request{onDead, fresh} {
+			if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+				t.Fatalf("%s: request is %s", when, got)
+			}
 		}
 	}
 	hasEvent(t, onDead, "NodeAlive", "may be alive")
@@ -104,14 +107,12 @@ func TestRejoin(t *testing.T) {
 	// An outage. Then the other node is back first.
 	steps.Step(10 * time.Minute)
 	renew(t, alive)
-	time.Sleep(2 * time.Second) // the time of two checks for dead nodes
 	notYet("after an outage of 10 minutes")
 	c.pass(t, 3)
-	time.Sleep(2 * time.Second) // the time of two checks for dead nodes
 	notYet("30 s after the outage")
 
 	c.pass(t, 4)
-	reaches(t, onDead, csr.Approved)
+	reaches(t, token.asks(t, "rejoin-dead"), csr.Approved)
 	isPending(t, onAlive)
 	isPending(t, onMute) // without a Lease nothing is ever proven
 	hasEvent(t, onMute, "NodeAlive", "may be alive")

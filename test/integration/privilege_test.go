@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"os"
@@ -330,7 +329,7 @@ func (h *roleHolder) start(t *testing.T, args ...string) {
 	t.Helper()
 	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
 	h.args = append(args, "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
-	c, _, err := config.Load(append(slices.Clone(standardArgs), h.args...), nil)
+	c, err := config.Load(append(slices.Clone(standardArgs), h.args...))
 	if err == nil {
 		h.namespace = controllers.LeaseNamespace(c)
 		h.asked = controllers.Rights(c, h.namespace)
@@ -401,9 +400,6 @@ func (h *roleHolder) names(t *testing.T, what string, taken []check.Right) {
 	loss, lost := time.Now(), h.missing(t, taken)
 	within(t, afterLoss, fmt.Sprintf("%s, without %v", what, taken), func(ctx context.Context) error { return h.shows(ctx, lost) })
 	t.Logf("%s: shown after %s", what, time.Since(loss).Round(10*time.Millisecond))
-	if got := h.checked(t); !slices.Equal(got, texts(lost)) {
-		t.Errorf("%s: check names %q, want %q", what, got, texts(lost))
-	}
 }
 
 // scrape returns the manager's metrics.
@@ -453,24 +449,6 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 		return fmt.Errorf("%q is not in: %s", names, text)
 	}
 	return nil
-}
-
-// checked returns the rights that the command check names as missing, in the order of controllers.Rights.
-func (h *roleHolder) checked(t *testing.T) (missing []string) {
-	t.Helper()
-	out, _ := runCheck(t, h.cfg, slices.Concat([]string{"-o", "json"}, standardArgs, h.args)...)
-	var report struct {
-		Results []struct{ Check, Subject, Status string } `json:"results"`
-	}
-	if err := json.NewDecoder(strings.NewReader(out[max(0, strings.Index(out, "{")):])).Decode(&report); err != nil {
-		t.Fatalf("%v in %s", err, out)
-	}
-	for _, result := range report.Results {
-		if result.Status == "failed" && strings.HasSuffix(result.Check, "-rights") && result.Check != "kubelet-rights" {
-			missing = append(missing, result.Subject)
-		}
-	}
-	return missing
 }
 
 func texts(rights []check.Right) (all []string) {

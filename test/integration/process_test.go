@@ -27,6 +27,7 @@ import (
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -236,15 +237,18 @@ func managerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotate
 // awaitRights waits until the API server grants cfg's user what a manager with standardArgs and args needs.
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
-	c, _, err := config.Load(slices.Concat(standardArgs, args), nil)
+	c, err := config.Load(slices.Concat(standardArgs, args))
 	if err != nil {
 		t.Fatal(err)
 	}
 	c.Rotation.Enabled = rotates
 	rights := controllers.Rights(c, controllers.LeaseNamespace(c))
-	as := clientOf(t, cfg)
+	as, err := reviewsv1.NewForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
 	eventually(t, "the roles are in effect", func(ctx context.Context) error {
-		for _, result := range check.Rights(ctx, as, rights) {
+		for _, result := range check.Rights(ctx, as.SelfSubjectAccessReviews(), rights) {
 			if result.Status != check.OK {
 				return fmt.Errorf("%s: %s", result.Subject, result.Evidence)
 			}

@@ -25,7 +25,7 @@ func TestAuthorities(t *testing.T) {
 	r.feed(t)
 	for name, test := range map[string]func(*testing.T, *rotating){
 		"made": testMade, "brought": testBrought, "lost": testLost, "no-backup": testNoBackup, "rolled-back": testRolledBack,
-		"serving": testServing, "printed": testPrinted, "checked": testChecked, "outstanding": testOutstanding, "moved-out": testMovedOut,
+		"serving": testServing, "printed": testPrinted, "outstanding": testOutstanding, "moved-out": testMovedOut,
 	} {
 		t.Run(name, func(t *testing.T) { test(t, r) })
 	}

@@ -2,9 +2,6 @@ package integration
 
 import (
 	"context"
-	"errors"
-	"os/exec"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,29 +14,12 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	issuedledger "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
 )
 
-// runRotation runs the real command as cfg's user.
+// runRotation runs the real plugin as cfg's user.
 func runRotation(t *testing.T, cfg *rest.Config, args ...string) (output string, exitCode int) {
 	t.Helper()
-	path, err := cluster.Manager()
-	if err != nil {
-		t.Fatal(err)
-	}
-	kubeconfig, err := controlPlane(t).WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-rotation", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.CommandContext(t.Context(), path, append([]string{"rotation", "--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		return string(out), exit.ExitCode()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(out), 0
+	return runPlugin(t, cfg, append([]string{"rotation"}, args...)...)
 }
 
 // caOf returns a CA as in a status.
@@ -87,7 +67,7 @@ func TestRotationCommand(t *testing.T) {
 	output, code = runRotation(t, user, "start", obj.Name, "--timeout=20s")
 	says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
 	output, code = runRotation(t, user, "complete", obj.Name)
-	says(t, output, code, 1, "destroys its key. You cannot go back", "rotation complete: not requested: to do it, run csr-controller-manager rotation complete "+obj.Name+" --yes")
+	says(t, output, code, 1, "destroys its key. You cannot go back", "rotation complete: not requested: to do it, run kubectl csr rotation complete "+obj.Name+" --yes")
 	for range 2 { // an Event of before is not taken for the answer, and does not hide it
 		output, code = runRotation(t, user, "complete", obj.Name, "--yes", "--timeout=20s")
 		says(t, output, code, 1, "rotation complete is refused: up to 7 certificates are valid; allowed now: rotation rollback")
@@ -123,7 +103,7 @@ func TestRotationCommandWaits(t *testing.T) {
 	output, code = runRotation(t, controlPlane(t).Config, "wait", obj.Name, "--timeout=2s")
 	says(t, output, code, 1, "waiting at most 2s (--timeout) until the new CA is trusted and signs", "not done within 2s: Preparing")
 	output, code = runRotation(t, controlPlane(t).Config, "status", "nobody")
-	says(t, output, code, 1, `signingauthorities.csr-controller-manager.io "nobody" not found`)
+	says(t, output, code, 1, `there is no SigningAuthority "nobody"`)
 }
 
 // TestRotationCommandRefusedUnseen checks that a refusal without an Event is also recognized.

@@ -111,7 +111,7 @@ var componentQuestions = []question{
 	{"update", "coordination.k8s.io", "leases", "kube-node-lease", "", nil},
 	{"list", "coordination.k8s.io", "leases", "kube-system", "", nil},
 	{"get", "", "configmaps", "kube-public", "cluster-info", []string{identity}},
-	{"watch", "", "configmaps", "kube-public", "cluster-info", []string{identity}},
+	{"watch", "", "configmaps", "kube-public", "cluster-info", nil},
 	{"get", "", "configmaps", "kube-public", "other", nil},
 	{"list", "", "configmaps", "kube-public", "", nil},
 	{"get", "", "serviceaccounts", "kube-system", "any", []string{identity}},

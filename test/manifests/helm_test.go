@@ -13,7 +13,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -51,7 +50,6 @@ func TestHelmRelease(t *testing.T) {
 	})
 	h.make(t, h.authority()) // with rotation, no CA signs that is not proven to be trusted
 	h.signsFor(t, "the upgrade", 2*time.Hour)
-	h.publishes(t)
 
 	h.helm(t, "rollback", helmRelease, "1")
 	h.want(t, "the rollback", map[string]bool{
@@ -59,7 +57,6 @@ func TestHelmRelease(t *testing.T) {
 		"roles.rbac.authorization.k8s.io " + systemNamespace + "/csr-rotation": false,
 	})
 	h.signsFor(t, "the rollback", year)
-	h.publishes(t)
 
 	h.uninstall(t, before)
 	h.helm(t, "install", helmRelease, chart, "--set=config.rotation.enabled=true") // takes over the API that was left
@@ -220,19 +217,6 @@ func (h *helmed) signsFor(t *testing.T, after string, want time.Duration) {
 	if got := cert.NotAfter.Sub(cert.NotBefore); got < want || got > want+10*time.Minute { // it begins a little earlier
 		t.Errorf("after %s a certificate is valid for %s, want %s", after, got, want)
 	}
-}
-
-// publishes waits until the ConfigMap of the chart has the configuration that the signer published.
-func (h *helmed) publishes(t *testing.T) {
-	t.Helper()
-	h.within(t, "a published configuration", func(ctx context.Context) error {
-		obj := &corev1.ConfigMap{}
-		err := h.admin.Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: "csr-signer-configuration"}, obj)
-		if err == nil && len(obj.Data) == 0 {
-			err = errors.New("there is none")
-		}
-		return err
-	})
 }
 
 // remain are the objects that an uninstall leaves, beside those from before the install: the API of rotation, which the

@@ -126,7 +126,7 @@ func TestConfigurationIsTaken(t *testing.T) {
 	}
 	var pod *corev1.Pod
 	for _, pod = range typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod") {
-		got, _, err := config.Load(pod.Spec.Containers[0].Args, nil)
+		got, err := config.Load(pod.Spec.Containers[0].Args)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -139,7 +139,7 @@ func load(t *testing.T, all objects) map[string]*config.Configuration {
 		for _, arg := range container.Args {
 			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))
 		}
-		loaded, _, err := config.Load(args, nil)
+		loaded, err := config.Load(args)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

@@ -90,9 +90,6 @@ func TestRights(t *testing.T) {
 	ask(t, []question{
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-controller-manager", everyone},
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-signer", nil},
-		{"update", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", everyone},
-		{"delete", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", nil},
-		{"update", "", "configmaps", systemNamespace, "csr-signer-configuration", nil},
 	}, map[string][]string{common: everyone})
 
 	apply(t, kustomize(t, "overlays/split"))
@@ -105,10 +102,6 @@ func TestRights(t *testing.T) {
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-approver", []string{approver}},
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-signer", []string{signer}},
 		{"update", "coordination.k8s.io", "leases", systemNamespace, "csr-cleaner", []string{cleaner}},
-		{"update", "", "configmaps", systemNamespace, "csr-approver-configuration", []string{approver}},
-		{"update", "", "configmaps", systemNamespace, "csr-signer-configuration", []string{signer}},
-		{"update", "", "configmaps", systemNamespace, "csr-cleaner-configuration", []string{cleaner}},
-		{"update", "", "configmaps", systemNamespace, "csr-controller-manager-configuration", nil},
 	}, identities)
 
 	// The common identity keeps only its Lease.
@@ -128,7 +121,6 @@ func TestRights(t *testing.T) {
 	ask(t, []question{
 		{"update", "coordination.k8s.io", "leases", "kube-system", "csr-controller-manager", everyone},
 		{"update", "coordination.k8s.io", "leases", "kube-system", "kube-controller-manager", nil},
-		{"update", "", "configmaps", "kube-system", "csr-controller-manager-configuration", everyone},
 		{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", nil},
 	}, map[string][]string{file: everyone})
 }

@@ -72,9 +72,6 @@ func plain(t *testing.T, all objects) map[string]any {
 		unlabel(obj)
 		switch obj.GetKind() {
 		case "ConfigMap":
-			if strings.HasSuffix(obj.GetName(), "-configuration") {
-				break // published by the manager, and shipped empty
-			}
 			name = "ConfigMap"
 			obj.SetName(unhash(obj.GetName()))
 			readConfig(t, obj)

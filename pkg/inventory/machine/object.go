@@ -59,22 +59,12 @@ type paths struct {
 
 func parsePaths(options Options) (paths, error) {
 	p := paths{nameTypes: options.NameTypes}
-	var errs []error
-	for _, field := range []struct {
-		name, text string
-		path       *path
-	}{
-		{"nodeRefPath", options.NodeRefPath, &p.nodeRef},
-		{"addressesPath", options.AddressesPath, &p.addresses},
-		{"namePath", options.NamePath, &p.name},
-		{"createdPath", options.CreatedPath, &p.created},
-	} {
-		var err error
-		if *field.path, err = parsePath(field.text); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", field.name, err))
-		}
-	}
-	return p, errors.Join(errs...)
+	var errs [4]error
+	p.nodeRef, errs[0] = parsePath("nodeRefPath", options.NodeRefPath)
+	p.addresses, errs[1] = parsePath("addressesPath", options.AddressesPath)
+	p.name, errs[2] = parsePath("namePath", options.NamePath)
+	p.created, errs[3] = parsePath("createdPath", options.CreatedPath)
+	return p, errors.Join(errs[:]...)
 }
 
 // read reduces a machine object to the fields that are used. It does not fail: a field that can't be read becomes the
@@ -175,8 +165,8 @@ type path struct {
 	expression *jsonpath.JSONPath
 }
 
-// parsePath parses a path such as .status.addresses, with or without braces around it.
-func parsePath(text string) (path, error) {
+// parsePath parses a path such as .status.addresses, with or without braces around it. field is its field of Options.
+func parsePath(field, text string) (path, error) {
 	if text == "" {
 		return path{}, nil
 	}
@@ -186,7 +176,7 @@ func parsePath(text string) (path, error) {
 	}
 	parser, err := jsonpath.Parse("path", "{"+inner+"}")
 	if err != nil {
-		return path{}, fmt.Errorf("%q: %w", text, err)
+		return path{}, fmt.Errorf("%s: %q: %w", field, text, err)
 	}
 	// The text must be a single path. It must hold no other text, and no range, because a range keeps state.
 	one := (strings.HasPrefix(inner, ".") || strings.HasPrefix(inner, "[")) && !strings.ContainsAny(inner, "{}") &&
@@ -198,7 +188,7 @@ func parsePath(text string) (path, error) {
 		})
 	}
 	if !one {
-		return path{}, fmt.Errorf("%q: want one path such as .status.addresses", text)
+		return path{}, fmt.Errorf("%s: %q: want one path such as .status.addresses", field, text)
 	}
 	expression := jsonpath.New("path").AllowMissingKeys(true)
 	return path{source: inner, expression: expression}, expression.Parse("{" + inner + "}")

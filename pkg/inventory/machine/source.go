@@ -3,6 +3,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,12 +14,12 @@ import (
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/restmapper"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -47,9 +48,6 @@ type Options struct {
 	// CreatedPath leads to the time from which a join window counts. If it is empty, the creation of the object
 	// counts.
 	CreatedPath string
-
-	// Retry is the longest wait between attempts to read a resource that can't be read. Zero means ten seconds.
-	Retry time.Duration
 }
 
 // ClusterNameLabel is on each Machine of Cluster API. Cluster API keeps it equal to spec.clusterName.
@@ -83,16 +81,12 @@ var _ inventory.Owner = &Source{}
 
 // Source is the inventory source that reads machines.
 type Source struct {
-	// Changed is called with the name of each node whose entry has changed. It is called with an empty name once all
-	// machines are read.
-	Changed func(node string)
-	// Freed is called after a machine has changed, with the values that it had. Requests of other nodes may wait for
-	// them.
-	Freed func([]san.SAN)
+	// Changed is called with each node that a changed machine described before or after the change.
+	Changed inventory.Changed
 
 	options   Options
 	client    dynamic.Interface
-	discovery discovery.DiscoveryInterface
+	newMapper func() (meta.RESTMapper, error) // discovers which kinds are installed
 	machines  *informer.Informer[*machine]
 }
 
@@ -116,15 +110,17 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 	if err != nil {
 		return nil, err
 	}
-	s := &Source{Changed: func(string) {}, Freed: func([]san.SAN) {}, options: options}
+	s := &Source{Changed: func(string, ...san.SAN) {}, options: options}
 	if s.client, err = dynamic.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("read machines: %w", err)
 	}
 	impatient := rest.CopyConfig(config)
 	impatient.Timeout = discoveryTimeout
-	if s.discovery, err = discovery.NewDiscoveryClientForConfig(impatient); err != nil {
+	httpClient, err := rest.HTTPClientFor(impatient)
+	if err != nil {
 		return nil, fmt.Errorf("read machines: %w", err)
 	}
+	s.newMapper = func() (meta.RESTMapper, error) { return apiutil.NewDynamicRESTMapper(impatient, httpClient) }
 	s.machines = &informer.Informer[*machine]{
 		Find: s.find, Selector: selector.String(), Convert: paths.read,
 		Indexers: map[string]func(*machine) []string{
@@ -141,7 +137,7 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 		GrantedBy: map[string]string{
 			"cluster.x-k8s.io": "config/inventory-cluster-api", "machine.openshift.io": "config/inventory-openshift",
 		}[options.Group],
-		Retry: options.Retry, Log: log.WithValues("kind", options.Kind, "group", options.Group),
+		Log: log.WithValues("kind", options.Kind, "group", options.Group),
 	}
 	return s, nil
 }
@@ -157,7 +153,7 @@ func (*Source) Name() string { return "machine" }
 
 // find returns the resource of the machines in the version that the API server prefers. It may not be installed yet.
 func (s *Source) find() (informer.Resource, error) {
-	groups, err := restmapper.GetAPIGroupResources(s.discovery)
+	mapper, err := s.newMapper() // because a version that an earlier one knows may be gone
 	if err != nil {
 		return informer.Resource{}, fmt.Errorf("discover: %w", err)
 	}
@@ -165,10 +161,8 @@ func (s *Source) find() (informer.Resource, error) {
 	if s.options.Version != "" {
 		versions = []string{s.options.Version}
 	}
-	kind := schema.GroupKind{Group: s.options.Group, Kind: s.options.Kind}
-	found, err := restmapper.NewDiscoveryRESTMapper(groups).RESTMapping(kind, versions...)
+	found, err := mapper.RESTMapping(schema.GroupKind{Group: s.options.Group, Kind: s.options.Kind}, versions...)
 	if err != nil {
-		// GetAPIGroupResources leaves out groups that it can't read.
 		return informer.Resource{}, fmt.Errorf("%s is not installed yet, or can't be discovered: %w",
 			strings.TrimSpace(s.kind()+" "+s.options.Version), err)
 	}
@@ -178,25 +172,20 @@ func (s *Source) find() (informer.Resource, error) {
 // kind returns the kind with its group, for messages.
 func (s *Source) kind() string { return strings.Trim(s.options.Kind+"."+s.options.Group, ".") }
 
-// observe reports all nodes that a machine described before or after a change.
+// observe reports all nodes that a machine described before or after a change, with what the machine had. The name of a
+// machine stands for a node that is not known yet.
 func (s *Source) observe(before, after *machine) {
-	if before != nil && after != nil && reflect.DeepEqual(before.known, after.known) {
+	before, after = cmp.Or(before, &machine{}), cmp.Or(after, &machine{})
+	if reflect.DeepEqual(before.known, after.known) {
 		return
 	}
-	var nodes []string
-	for _, m := range []*machine{before, after} {
-		if m != nil {
-			nodes = append(append(nodes, m.node), m.names...)
-		}
+	nodes := slices.Concat([]string{before.node, after.node}, before.names, after.names)
+	nodes = slices.DeleteFunc(nodes, func(node string) bool { return node == "" })
+	if len(nodes) == 0 { // requests of other nodes may wait for what it had
+		nodes = []string{cmp.Or(before.Name, after.Name)}
 	}
-	slices.Sort(nodes)
-	for _, node := range slices.Compact(nodes) {
-		if node != "" {
-			s.Changed(node)
-		}
-	}
-	if before != nil {
-		s.Freed(before.sans)
+	for _, node := range nodes {
+		s.Changed(node, before.sans...)
 	}
 }
 
@@ -244,22 +233,23 @@ func (s *Source) entry(m *machine, node string) (*inventory.Entry, error) {
 	if err != nil {
 		return nil, err
 	}
-	own, shared := inventory.Entry{}, inventory.Entry{}
+	var own []san.SAN
+	shared := &inventory.Entry{}
 	for _, value := range entry.SANs {
-		all, err := s.machines.ByIndex(bySAN, value.String())
+		all, err := s.having(bySAN, value.String())
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", s.kind(), err)
+			return nil, err
 		}
-		list := &own
 		if slices.ContainsFunc(all, func(other *machine) bool {
 			return (!other.leaving || m.leaving) && other.describe("") != m.describe("")
 		}) {
-			list = &shared
+			shared.SANs = append(shared.SANs, value)
+		} else {
+			own = append(own, value)
 		}
-		list.SANs = append(list.SANs, value)
 	}
-	if entry.SANs = own.SANs; !shared.Empty() {
-		entry.Source += fmt.Sprintf(", without what other machines list too (%s)", &shared)
+	if entry.SANs = own; !shared.Empty() {
+		entry.Source += fmt.Sprintf(", without what other machines list too (%s)", shared)
 	}
 	return entry, nil
 }

@@ -1,8 +1,6 @@
 package node
 
 import (
-	"slices"
-
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,47 +19,31 @@ type object struct {
 	sans []san.SAN
 	// published are the values that a Service publishes, although they may be those of a Node.
 	published []san.SAN
-	// raw holds the addresses of a Node as it reports them.
-	raw []string
 }
 
-// has returns all values of obj, which may be nil.
+// has returns the values of a Node: what it reports, and its name, which is its own whether or not it reports the name.
+// An address is no name.
 func (obj *object) has() []san.SAN {
-	if obj == nil {
-		return nil
-	}
-	return append(obj.sans[:len(obj.sans):len(obj.sans)], obj.published...)
-}
-
-// own returns the name of a Node, which is its own whether or not it reports the name. An address is no name.
-func (obj *object) own() []san.SAN {
 	if name := san.Parse(obj.Name); name.Name != "" {
-		return []san.SAN{name}
+		return append(obj.sans[:len(obj.sans):len(obj.sans)], name)
 	}
-	return nil
+	return obj.sans
 }
 
 // metaOf returns the fields of meta that are used.
 func metaOf(meta metav1.ObjectMeta) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
-		Namespace: meta.Namespace, Name: meta.Name, UID: meta.UID, ResourceVersion: meta.ResourceVersion,
+		Namespace: meta.Namespace, Name: meta.Name, ResourceVersion: meta.ResourceVersion,
 		CreationTimestamp: meta.CreationTimestamp,
 	}
 }
 
-// nodeObject returns the copy that is kept of a Node. A Node may report tens of thousands of addresses, and as often as it
-// likes: only the first count, as many as a request may name, and before, the last copy, is returned if they have not
-// changed. before may be nil.
-func nodeObject(obj runtime.Object, before *object) *object {
+// nodeObject returns the copy that is kept of a Node. A Node may report tens of thousands of addresses: only the first
+// count, as many as a request may name.
+func nodeObject(obj runtime.Object) *object {
 	node := obj.(*corev1.Node)
-	reported := node.Status.Addresses[:min(len(node.Status.Addresses), csr.DefaultLimits.Names)]
-	if before != nil && before.UID == node.UID && slices.EqualFunc(before.raw, reported,
-		func(raw string, each corev1.NodeAddress) bool { return raw == each.Address }) {
-		return before
-	}
 	kept := &object{ObjectMeta: metaOf(node.ObjectMeta)}
-	for _, each := range reported {
-		kept.raw = append(kept.raw, each.Address)
+	for _, each := range node.Status.Addresses[:min(len(node.Status.Addresses), csr.DefaultLimits.Names)] {
 		if each.Address != "" {
 			kept.sans = append(kept.sans, parseSloppy(each.Address))
 		}
@@ -84,11 +66,8 @@ func serviceObject(obj runtime.Object) *object {
 	return kept
 }
 
-// sliceSANs returns the addresses of the endpoints in slice, which may be nil.
+// sliceSANs returns the addresses of the endpoints in slice.
 func sliceSANs(slice *discoveryv1.EndpointSlice) []san.SAN {
-	if slice == nil {
-		return nil
-	}
 	var all []san.SAN
 	for _, endpoint := range slice.Endpoints {
 		all = append(all, parse(endpoint.Addresses...)...)
@@ -114,19 +93,4 @@ func parseSloppy(text string) san.SAN {
 		return san.FromIP(ip)
 	}
 	return san.Parse(text)
-}
-
-// without returns the values of had that are not in has. It uses a map, because there may be tens of thousands.
-func without(had, has []san.SAN) []san.SAN {
-	kept := make(map[san.SAN]bool, len(has))
-	for _, value := range has {
-		kept[value] = true
-	}
-	var gone []san.SAN
-	for _, value := range had {
-		if !kept[value] {
-			gone = append(gone, value)
-		}
-	}
-	return gone
 }

@@ -3,7 +3,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/runtime"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
@@ -48,100 +46,77 @@ var _ inventory.Source = &Source{}
 // Source knows the objects in the API server: Nodes, and if it was created with them, Services and the API server's own
 // endpoints. Each method is one lookup in an index, however many addresses an object has.
 type Source struct {
-	// Changed is called with the name of a Node that was created or deleted, or whose names or addresses have changed. It
-	// is called with an empty name after all objects of a kind were read.
-	Changed func(node string)
-	// Freed is called with the values that a Node, a Service or the API server no longer has. Requests may wait for
-	// them.
-	Freed func([]san.SAN)
+	// Changed is called after a Node was created or deleted, or its names or addresses have changed.
+	Changed inventory.Changed
 
 	nodes     *informer.Informer[*object]
 	services  *informer.Informer[*object] // nil without Services, as are endpoints
 	endpoints *informer.Informer[*discoveryv1.EndpointSlice]
 	// endpointsChanged is called after an endpoint of the API server has changed.
 	endpointsChanged func()
+	watches          []watch // all of them
+}
+
+// watch is the interface of the informers of all kinds.
+type watch interface {
+	Start(context.Context) error
+	Err() error
 }
 
 // New returns a Source that Start fills. services enables reading Services and the API server's endpoints.
 func New(config *rest.Config, httpClient *http.Client, services bool, log logr.Logger) (*Source, error) {
-	s := &Source{Changed: func(string) {}, Freed: func([]san.SAN) {}, endpointsChanged: func() {}}
+	s := &Source{Changed: func(string, ...san.SAN) {}, endpointsChanged: func() {}}
 	api, err := corev1client.NewForConfigAndClient(config, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("read nodes: %w", err)
 	}
-	slices, err := discoveryv1client.NewForConfigAndClient(config, httpClient)
+	discovered, err := discoveryv1client.NewForConfigAndClient(config, httpClient)
 	if err != nil {
 		return nil, fmt.Errorf("read endpoints: %w", err)
 	}
-	s.nodes = s.newNodes(api, log)
-	if services {
-		s.services, s.endpoints = s.newServices(api, log), s.newEndpoints(slices, log)
-	}
-	return s, nil
-}
-
-func (s *Source) newNodes(api corev1client.NodesGetter, log logr.Logger) *informer.Informer[*object] {
-	return &informer.Informer[*object]{
+	everything := func() { s.Changed("") }
+	s.nodes = &informer.Informer[*object]{
 		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("nodes"), api.Nodes()),
-		Convert:  s.convertNode, OnSync: s.sync, OnChange: s.nodeChanged,
+		Convert:  nodeObject, OnSync: everything, OnChange: s.nodeChanged,
 		Indexers: map[string]func(*object) []string{
-			bySAN: func(obj *object) []string { return inventory.Keys(append(obj.own(), obj.sans...)) },
+			bySAN: func(obj *object) []string { return inventory.Keys(obj.has()) },
 		},
 		GrantedBy: "config/kubelet-serving or config/node-identity", Log: log.WithValues("resource", "nodes"),
 	}
-}
-
-func (s *Source) newServices(api corev1client.ServicesGetter, log logr.Logger) *informer.Informer[*object] {
-	return &informer.Informer[*object]{
+	s.watches = []watch{s.nodes}
+	if !services {
+		return s, nil
+	}
+	s.services = &informer.Informer[*object]{
 		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("services"), api.Services("")),
-		Convert:  serviceObject, OnSync: s.sync, OnChange: s.serviceChanged,
+		Convert:  serviceObject, OnSync: everything,
 		Indexers: map[string]func(*object) []string{
 			bySAN:       func(obj *object) []string { return inventory.Keys(obj.sans) },
 			byPublished: func(obj *object) []string { return inventory.Keys(obj.published) },
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "services"),
 	}
-}
-
-func (s *Source) newEndpoints(
-	api discoveryv1client.EndpointSlicesGetter, log logr.Logger,
-) *informer.Informer[*discoveryv1.EndpointSlice] {
-	resource := discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
-	return &informer.Informer[*discoveryv1.EndpointSlice]{
-		Resource: informer.Of(resource, api.EndpointSlices(metav1.NamespaceDefault)),
+	s.endpoints = &informer.Informer[*discoveryv1.EndpointSlice]{
+		Resource: informer.Of(discoveryv1.SchemeGroupVersion.WithResource("endpointslices"), discovered.EndpointSlices(metav1.NamespaceDefault)),
 		Selector: labels.Set{discoveryv1.LabelServiceName: apiServerService}.String(),
+		OnSync:   func() { s.endpointsChanged(); everything() },
+		OnChange: func(_, _ *discoveryv1.EndpointSlice) { s.endpointsChanged() },
 		Indexers: map[string]func(*discoveryv1.EndpointSlice) []string{
 			bySAN: func(slice *discoveryv1.EndpointSlice) []string { return inventory.Keys(sliceSANs(slice)) },
 		},
-		OnSync: func() { s.endpointsChanged(); s.sync() },
-		OnChange: func(before, after *discoveryv1.EndpointSlice) {
-			s.endpointsChanged()
-			s.free(without(sliceSANs(before), sliceSANs(after)))
-		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
 	}
+	s.watches = append(s.watches, s.services, s.endpoints)
+	return s, nil
 }
 
 // NeedLeaderElection returns false, so that the cache of a standby is current.
 func (*Source) NeedLeaderElection() bool { return false }
 
-// reader is the interface of the informers of all kinds.
-type reader interface {
-	Start(context.Context) error
-	Err() error
-}
-
-func (s *Source) readers() []reader {
-	if s.services == nil {
-		return []reader{s.nodes}
-	}
-	return []reader{s.nodes, s.services, s.endpoints}
-}
-
 // Start runs the informers until ctx ends.
 func (s *Source) Start(ctx context.Context) error {
 	var running sync.WaitGroup
-	for _, each := range s.readers() {
+	for _, each := range s.watches {
 		running.Go(func() { _ = each.Start(ctx) }) // it returns no error
 	}
 	running.Wait()
@@ -151,47 +126,20 @@ func (s *Source) Start(ctx context.Context) error {
 // Err returns why some resource is unknown, or nil.
 func (s *Source) Err() error {
 	var errs []error
-	for _, each := range s.readers() {
+	for _, each := range s.watches {
 		errs = append(errs, each.Err())
 	}
 	return errors.Join(errs...)
 }
 
-// sync reports that all objects of a kind were read: any of them may have changed.
-func (s *Source) sync() { s.Changed("") }
-
-func (s *Source) free(gone []san.SAN) {
-	if len(gone) > 0 {
-		s.Freed(gone)
-	}
-}
-
-// convertNode returns the copy that is kept of a Node, which is the last copy after a heartbeat.
-func (s *Source) convertNode(obj runtime.Object) *object {
-	before, _, _ := s.nodes.Get("", obj.(*corev1.Node).Name) // nil if there is none
-	return nodeObject(obj, before)
-}
-
-// nodeChanged reports a Node that was created or deleted, or whose names or addresses changed. A value that it no longer
-// has may become free for another Node.
+// nodeChanged reports a Node that was created or deleted, or whose names or addresses changed, with what it had before.
 func (s *Source) nodeChanged(before, after *object) {
-	if before != nil && after != nil && slices.Equal(before.sans, after.sans) {
-		return // a heartbeat
+	switch {
+	case before == nil:
+		s.Changed(after.Name)
+	case after == nil || !slices.Equal(before.sans, after.sans): // otherwise it is a heartbeat
+		s.Changed(before.Name, before.has()...)
 	}
-	s.Changed(cmp.Or(after, before).Name)
-	gone := without(before.has(), after.has())
-	if after == nil {
-		gone = append(gone, before.own()...)
-	}
-	s.free(gone)
-}
-
-func (s *Source) serviceChanged(before, after *object) {
-	gone := without(before.has(), after.has())
-	if after == nil {
-		gone = append(gone, san.Parse(before.Name+"."+before.Namespace))
-	}
-	s.free(gone)
 }
 
 // Name implements inventory.Source.
@@ -216,7 +164,12 @@ func (s *Source) Exists(name string) (bool, error) {
 
 // Holders returns the names of the Nodes that report value or have it as their name (inventory.IsName), in any order.
 func (s *Source) Holders(value san.SAN) ([]string, error) {
-	return s.nodes.KeysByIndex(bySAN, value.String())
+	nodes, err := s.nodes.ByIndex(bySAN, value.String())
+	names := make([]string, len(nodes))
+	for i, node := range nodes {
+		names[i] = node.Name
+	}
+	return names, err
 }
 
 // errNoServices is the error of a Source that was created without Services.
@@ -229,13 +182,14 @@ func (s *Source) Service(value san.SAN) (string, error) {
 	if s.services == nil {
 		return "", errNoServices
 	}
-	if rest, namespace, found := cutLast(value.Name); found && strings.Count(rest, ".") <= 1 {
-		name := rest[strings.LastIndex(rest, ".")+1:]
+	if dot := strings.LastIndex(value.Name, "."); dot >= 0 && strings.Count(value.Name, ".") <= 2 {
+		namespace, name := value.Name[dot+1:], value.Name[:dot]
+		name = name[strings.LastIndex(name, ".")+1:]
 		if _, exists, err := s.services.Get(namespace, name); exists || err != nil {
 			return fmt.Sprintf("Service %s/%s", namespace, name), err
 		}
 	}
-	return first(s.services.KeysByIndex(bySAN, value.String()))
+	return first(s.services.ByIndex(bySAN, value.String()))
 }
 
 // Publisher returns the Service that publishes value as an external address, or as the address or name of its load
@@ -244,7 +198,7 @@ func (s *Source) Publisher(value san.SAN) (string, error) {
 	if s.services == nil {
 		return "", errNoServices
 	}
-	return first(s.services.KeysByIndex(byPublished, value.String()))
+	return first(s.services.ByIndex(byPublished, value.String()))
 }
 
 // Endpoint reports whether value is the address of an endpoint of the Service kubernetes.
@@ -252,7 +206,7 @@ func (s *Source) Endpoint(value san.SAN) (bool, error) {
 	if s.endpoints == nil {
 		return false, errNoServices
 	}
-	found, err := s.endpoints.KeysByIndex(bySAN, value.String())
+	found, err := s.endpoints.ByIndex(bySAN, value.String())
 	return len(found) > 0, err
 }
 
@@ -269,19 +223,14 @@ func (s *Source) apiServers() ([]string, error) {
 	return probe.EndpointsOf(all)
 }
 
-// first returns the Service with the first of keys, so that the result is the same for any order.
-func first(keys []string, err error) (string, error) {
-	if len(keys) == 0 || err != nil {
+// first describes the first of services by name, so that the result is the same for any order.
+func first(services []*object, err error) (string, error) {
+	if len(services) == 0 || err != nil {
 		return "", err
 	}
-	return "Service " + slices.Min(keys), nil
-}
-
-// cutLast splits name before its last label.
-func cutLast(name string) (rest, last string, found bool) {
-	at := strings.LastIndex(name, ".")
-	if at < 0 {
-		return "", "", false
+	names := make([]string, len(services))
+	for i, service := range services {
+		names[i] = service.Namespace + "/" + service.Name
 	}
-	return name[:at], name[at+1:], true
+	return "Service " + slices.Min(names), nil
 }

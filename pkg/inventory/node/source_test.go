@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -57,7 +56,7 @@ func nodeWith(name string, addresses ...string) *object {
 	for _, address := range addresses {
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: address})
 	}
-	return nodeObject(node, nil)
+	return nodeObject(node)
 }
 
 // serviceWith returns a Service with the cluster address 10.96.0.1 that publishes addresses.
@@ -119,7 +118,7 @@ func manyAddresses(name string) *corev1.Node {
 // TestANodeReportsAThousandAddresses checks that only the first addresses of a Node count: as many as a request may name.
 func TestANodeReportsAThousandAddresses(t *testing.T) {
 	t.Parallel()
-	s := sourceOf(t, nodeObject(manyAddresses("a"), nil))
+	s := sourceOf(t, nodeObject(manyAddresses("a")))
 	for address, want := range map[string]int{"10.0.0.0": 1, "10.0.3.231": 1, "10.0.3.232": 0, "10.0.97.167": 0} { // 999 and 1000 are 3.231 and 3.232
 		if holders, err := s.Holders(san.Parse(address)); len(holders) != want || err != nil {
 			t.Errorf("%s: %q, error %v", address, holders, err)
@@ -130,34 +129,9 @@ func TestANodeReportsAThousandAddresses(t *testing.T) {
 	}
 }
 
-// TestAHeartbeatCostsNothing updates a Node with 25,000 addresses that have not changed.
-func TestAHeartbeatCostsNothing(t *testing.T) { // not in parallel, because it counts allocations
-	node := manyAddresses("a")
-	s := sourceOf(t, nodeObject(node, nil))
-	before := s.nodeOf(t, "a")
-	if allocations := testing.AllocsPerRun(10, func() {
-		if s.nodes.Convert(node) != before {
-			t.Fatal("it was parsed again")
-		}
-	}); allocations > 5 {
-		t.Errorf("%v allocations", allocations)
-	}
-	for name, change := range map[string]func(*corev1.Node){
-		"an address":   func(node *corev1.Node) { node.Status.Addresses[999].Address = "10.9.9.9" },
-		"fewer":        func(node *corev1.Node) { node.Status.Addresses = node.Status.Addresses[:500] },
-		"another Node": func(node *corev1.Node) { node.UID = "new" },
-	} {
-		changed := node.DeepCopy()
-		change(changed)
-		if after := s.nodes.Convert(changed); after == before || !slices.Equal(after.sans, nodeObject(changed, nil).sans) {
-			t.Errorf("%s: not noticed", name)
-		}
-	}
-}
-
 // TestLookupsCostNoMoreForALargeNode has a Node with 25,000 addresses, of which a request may name 900.
 func TestLookupsCostNoMoreForALargeNode(t *testing.T) { // not in parallel, because it counts allocations
-	s := sourceOf(t, nodeObject(manyAddresses("a"), nil))
+	s := sourceOf(t, nodeObject(manyAddresses("a")))
 	value := san.Parse("10.0.0.9")
 	lookups := func() {
 		entry, err := s.Lookup(t.Context(), "a", nil)
@@ -233,52 +207,38 @@ func TestErr(t *testing.T) {
 	}
 }
 
-// TestFreed checks that Freed gets the values that an object no longer has. A node that changes its addresses often then
-// wakes only requests that need them.
-func TestFreed(t *testing.T) {
+// TestChanged checks that Changed is called after a Node was created, deleted or changed, with what it had. A heartbeat is
+// no change.
+func TestChanged(t *testing.T) {
 	t.Parallel()
-	type nodes = func(before, after *object)
-	type services = func(before, after *object)
 	for name, test := range map[string]struct {
-		act  func(nodes, services)
-		want string
+		before, after *object
+		want          string
 	}{
-		"a Node comes":                  {func(changed nodes, _ services) { changed(nil, nodeWith("a", "10.0.0.1")) }, "node a"},
-		"a Node goes":                   {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1", "A.example.com"), nil) }, "node a, free [10.0.0.1 a.example.com a]"},
-		"a Node without addresses goes": {func(changed nodes, _ services) { changed(nodeWith("a"), nil) }, "node a, free [a]"},
-		"an added address": {func(changed nodes, _ services) {
-			changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1", "10.0.0.2"))
-		}, "node a"},
-		"a removed address": {func(changed nodes, _ services) {
-			changed(nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"))
-		}, "node a, free [10.0.0.1]"},
-		"a heartbeat":     {func(changed nodes, _ services) { changed(nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1")) }, ""},
-		"a Service comes": {func(_ nodes, changed services) { changed(nil, serviceWith("web", "10.0.0.1")) }, ""},
-		"a Service goes": {func(_ nodes, changed services) {
-			changed(serviceWith("web", "10.0.0.1"), nil)
-		}, "free [web 10.96.0.1 10.0.0.1 web.default]"},
-		"a Service moves": {func(_ nodes, changed services) {
-			changed(serviceWith("web", "10.0.0.1"), serviceWith("web", "10.0.0.2"))
-		}, "free [10.0.0.1]"},
+		"it comes":                  {nil, nodeWith("a", "10.0.0.1"), "node a []"},
+		"it goes":                   {nodeWith("a", "10.0.0.1", "A.example.com"), nil, "node a [10.0.0.1 a.example.com a]"},
+		"without addresses it goes": {nodeWith("a"), nil, "node a [a]"},
+		"an added address":          {nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1", "10.0.0.2"), "node a [10.0.0.1 a]"},
+		"a removed address":         {nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"), "node a [10.0.0.1 10.0.0.2 a]"},
+		"a heartbeat":               {nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1"), ""},
+		"an address is no name":     {nodeWith("10.0.0.9", "10.0.0.1"), nil, "node 10.0.0.9 [10.0.0.1]"},
 	} {
-		var told []string
+		told := ""
 		s := newSource(t)
-		s.Changed = func(node string) { told = append(told, "node "+node) }
-		s.Freed = func(sans []san.SAN) { told = append(told, fmt.Sprintf("free %v", sans)) }
-		test.act(s.nodes.OnChange, s.services.OnChange)
-		if got := strings.Join(told, ", "); got != test.want {
-			t.Errorf("%s: told %q, want %q", name, got, test.want)
+		s.Changed = func(node string, had ...san.SAN) { told += fmt.Sprintf("node %s %v", node, had) }
+		s.nodes.OnChange(test.before, test.after)
+		if told != test.want {
+			t.Errorf("%s: told %q, want %q", name, told, test.want)
 		}
 	}
 }
 
-// TestEndpointsChange checks that a changed endpoint requests a read of its certificate, and frees the old address.
+// TestEndpointsChange checks that a changed endpoint requests a read of its certificate.
 func TestEndpointsChange(t *testing.T) {
 	t.Parallel()
 	s := newSource(t)
-	var told []string
-	s.Changed = func(node string) { told = append(told, "node "+node) }
-	s.Freed = func(sans []san.SAN) { told = append(told, fmt.Sprintf("free %v", sans)) }
+	told := 0
+	s.Changed = func(string, ...san.SAN) { told++ }
 	a := NewAPIServers(&rest.Config{}, s, logr.Discard())
 	read := func() bool {
 		select {
@@ -297,8 +257,8 @@ func TestEndpointsChange(t *testing.T) {
 	if !read() || read() {
 		t.Error("no read after two changes, or two")
 	}
-	if got, want := strings.Join(told, ", "), "node , free [10.0.0.1], free [10.0.0.2]"; got != want {
-		t.Errorf("told %q, want %q", got, want)
+	if told != 1 {
+		t.Errorf("told %d times", told)
 	}
 }
 
@@ -355,12 +315,11 @@ func TestWhatObjectsHave(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "headless"}, Spec: corev1.ServiceSpec{ClusterIP: "None", ClusterIPs: []string{"None"}},
 	})
 	for name, test := range map[string]struct{ got, want []san.SAN }{
-		"a Service's own":      {service.sans, sans("metrics-server", "10.96.0.1", "10.96.0.1", "fd00::1")},
-		"a Service's others":   {service.published, sans("10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
-		"a headless Service":   {headless.has(), sans("headless")},
-		"a Node":               {nodeWith("a", "010.000.000.001", "Node-1", "fd00::1%eth0", "010.0.0.256", "").sans, sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
-		"endpoints":            {sliceSANs(sliceWith("10.0.0.01")), sans("10.0.0.1")},
-		"a slice that is gone": {sliceSANs(nil), nil},
+		"a Service's own":    {service.sans, sans("metrics-server", "10.96.0.1", "10.96.0.1", "fd00::1")},
+		"a Service's others": {service.published, sans("10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
+		"a headless Service": {headless.sans, sans("headless")},
+		"a Node":             {nodeWith("a", "010.000.000.001", "Node-1", "fd00::1%eth0", "010.0.0.256", "").sans, sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
+		"endpoints":          {sliceSANs(sliceWith("10.0.0.01")), sans("10.0.0.1")},
 	} {
 		if diff := cmp.Diff(test.want, test.got, byValue); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)

@@ -49,7 +49,7 @@ var _ inventory.Owner = &ConfigMap{}
 // good version stays in use while the ConfigMap exists.
 type ConfigMap struct {
 	// Changed is called with an empty name after the ConfigMap has changed.
-	Changed func(node string)
+	Changed inventory.Changed
 	// Reporter, if set, writes Events about the ConfigMap: the mistakes in a new version, and their correction.
 	Reporter *report.Reporter
 
@@ -57,9 +57,8 @@ type ConfigMap struct {
 	configMap *informer.Informer[*corev1.ConfigMap]
 	log       logr.Logger
 	rows      lastgood.Value[*Source]
-
-	// uid is the UID of the ConfigMap, or empty if the ConfigMap does not exist. Only observe and report use the field.
-	uid types.UID
+	// about is the ConfigMap without its data, for Events. Only observe and report use the field.
+	about *corev1.ConfigMap
 }
 
 // errMissing is the problem of a ConfigMap that does not exist, or that must not be read.
@@ -71,7 +70,8 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 	if err != nil {
 		return nil, err
 	}
-	c := &ConfigMap{Changed: func(string) {}, name: name, log: log.WithValues("configMap", name.String())}
+	c := &ConfigMap{Changed: func(string, ...san.SAN) {}, name: name, log: log.WithValues("configMap", name.String())}
+	c.about = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	c.rows.Report = c.report
 	c.configMap = &informer.Informer[*corev1.ConfigMap]{
 		Resource: resource, Name: name.Name, Log: c.log,
@@ -130,16 +130,14 @@ func (c *ConfigMap) observe() {
 	if err != nil {
 		return // OnFailure reports it
 	}
-	if !found {
-		obj = &corev1.ConfigMap{}
+	before := c.about.UID
+	if c.about.UID = ""; found {
+		c.about.UID = obj.UID
 	}
-	sameObject := obj.UID == c.uid
-	c.uid = obj.UID
-	rows, err := c.parse(obj, found)
-	switch {
+	switch rows, err := c.parse(obj); {
 	case err == nil:
 		c.rows.Use(rows, nil)
-	case found && sameObject:
+	case found && obj.UID == before:
 		c.rows.Refuse(err)
 	default: // the last good version was that of another ConfigMap
 		c.rows.Forget(err)
@@ -147,13 +145,13 @@ func (c *ConfigMap) observe() {
 	c.Changed("")
 }
 
-// parse parses a version of the ConfigMap.
-func (c *ConfigMap) parse(obj *corev1.ConfigMap, found bool) (*Source, error) {
-	text, hasKey := obj.Data[nodesKey]
-	switch {
-	case !found:
+// parse parses a version of the ConfigMap, which is nil if the ConfigMap does not exist.
+func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
+	if obj == nil {
 		return nil, errMissing{fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", c.name, nodesKey)}
-	case !hasKey:
+	}
+	text, hasKey := obj.Data[nodesKey]
+	if !hasKey {
 		return nil, fmt.Errorf("ConfigMap %s: has no key %s", c.name, nodesKey)
 	}
 	rows, err := Parse([]byte(text))
@@ -185,28 +183,29 @@ func Parse(data []byte) (*Source, error) {
 	case !errors.Is(decoder.Decode(&yaml.Node{}), io.EOF):
 		return nil, fmt.Errorf("%s: want one YAML document", nodesKey)
 	}
-	if line := nullIn(data); line > 0 {
+	var document yaml.Node
+	if err := yaml.Unmarshal(data, &document); err != nil {
+		return nil, fmt.Errorf("%s: %w", nodesKey, err)
+	}
+	if line := nullIn(&document); line > 0 {
 		return nil, fmt.Errorf("%s: line %d: is empty: remove it, or give it a value", nodesKey, line)
 	}
 	source, mistakes := New(field.NewPath(nodesKey), rows)
 	return source, mistakes.ToAggregate()
 }
 
-// nullIn returns the line of the first null in a document, or 0. The decoder leaves nulls out of lists. A row that lost
+// nullIn returns the line of the first null at or below node, or 0. The decoder leaves nulls out of lists. A row that lost
 // its content that way would give its node to a wider pattern.
-func nullIn(data []byte) (line int) {
-	var document yaml.Node
-	if err := yaml.Unmarshal(data, &document); err != nil {
-		return 0 // Parse has decoded it
+func nullIn(node *yaml.Node) (line int) {
+	if node.Tag == "!!null" {
+		return node.Line
 	}
-	nodes := []*yaml.Node{&document}
-	for i := 0; i < len(nodes); i++ { // nodes grows
-		if nodes[i].Tag == "!!null" {
-			return nodes[i].Line
+	for _, each := range node.Content {
+		if line = nullIn(each); line > 0 {
+			break
 		}
-		nodes = append(nodes, nodes[i].Content...)
 	}
-	return 0
+	return line
 }
 
 // report reports a problem with the newest version, and later its end. It does not report another good version.
@@ -230,8 +229,7 @@ func (c *ConfigMap) report(before, after lastgood.State[*Source]) {
 		c.log.Error(after.Problem, "Refused static inventory", "lastGoodInUse", kept)
 	}
 	if c.Reporter != nil {
-		obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name, UID: c.uid}}
-		c.Reporter.Object(obj, eventType, "Load", reason, message)
+		c.Reporter.Object(c.about.DeepCopy(), eventType, "Load", reason, message)
 	}
 }
 

@@ -27,6 +27,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // TestBadRowsAreReported checks that mistakes are reported: in an Event of bounded length about the
@@ -56,7 +57,7 @@ func TestBadRowsAreReported(t *testing.T) {
 		}
 		return obj
 	}
-	source.Changed = func(node string) { changed <- node }
+	source.Changed = func(node string, _ ...san.SAN) { changed <- node }
 	source.Reporter = report.New(recorder, clock.RealClock{})
 	before := gauge(t, "csr_approver_static_rows_refused")
 	ctx, cancel := context.WithCancel(t.Context())

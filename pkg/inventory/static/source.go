@@ -74,21 +74,19 @@ func New(path *field.Path, rows []Row) (*Source, field.ErrorList) {
 
 // addOwner records the values that r assigns to its node alone. It returns those that a row of another node assigns too.
 func (s *Source) addOwner(at *field.Path, r *row) (mistakes field.ErrorList) {
-	own := func(value san.SAN) {
-		switch other := s.owners[value]; {
-		case other == nil:
-			s.owners[value] = r
-		case other.Name != r.Name:
-			mistakes = append(mistakes, field.Invalid(at, value.String(), fmt.Sprintf("row %d lists it too: "+
-				"only rows with namePattern may share names and addresses", other.number)))
+	all := r.entry(s.from, r.templates(r.Name, nil)).SANs
+	for _, value := range all {
+		if short, _, found := strings.Cut(value.Name, "."); found && r.ShortNames {
+			all = append(all, san.SAN{Name: short})
 		}
 	}
-	entry := r.entry(s.from, r.templates(r.Name, nil))
-	for _, value := range entry.SANs {
-		own(value)
-		if short, _, found := strings.Cut(value.Name, "."); found && r.ShortNames {
-			own(san.SAN{Name: short})
+	for _, value := range all {
+		if other := s.owners[value]; other != nil && other.Name != r.Name {
+			mistakes = append(mistakes, field.Invalid(at, value.String(), fmt.Sprintf("row %d lists it too: "+
+				"only rows with namePattern may share names and addresses", other.number)))
+			continue
 		}
+		s.owners[value] = r
 	}
 	return mistakes
 }

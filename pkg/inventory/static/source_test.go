@@ -208,7 +208,7 @@ func TestMistakes(t *testing.T) {
 		"IPv6 all":         {"- {name: a, addresses: ['::/0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::/0": is too wide: /8 is the widest`},
 		"half of IPv4":     {"- {name: a, addresses: [0.0.0.0/1]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "0.0.0.0/1": is too wide: /8 is the widest`},
 		"all IPv4, mapped": {"- {name: a, addresses: ['::ffff:0:0/96']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/96": is too wide: /8 is the widest`},
-		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/64": is too wide: /8 is the widest`},
+		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/64": has bits beyond the prefix: want ::/64`},
 		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
 		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "fd00::1%eth0": is not an IP address`},
 		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.0/33": is not a CIDR`},

@@ -1,0 +1,324 @@
+package plugin
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+const (
+	// approvedByHand is the reason of the Approved condition.
+	approvedByHand = "ApprovedByHand"
+	// handManager is the field manager of approvals by hand.
+	handManager = "kubectl-csr-approve"
+	// blockListName is the ConfigMap of the manifests with blocked nodes and certificates.
+	blockListName = "csr-node-block-list"
+)
+
+// outcome is the result for one request.
+type outcome struct {
+	Name      string `json:"name"`
+	Node      string `json:"node,omitempty"`
+	Signer    string `json:"signer"`
+	Requester string `json:"requester"`
+	Approved  bool   `json:"approved"`
+	// Problem says why the request was not approved, and NextStep what to do instead.
+	Problem  string `json:"problem,omitempty"`
+	NextStep string `json:"nextStep,omitempty"`
+
+	obj   *certificatesv1.CertificateSigningRequest
+	facts *explain.Facts
+}
+
+// approval approves requests for one run of the command.
+type approval struct {
+	*cluster
+	node, blockList string
+	yes             bool
+	aside           io.Writer
+}
+
+// approveCommand returns the command that approves requests by hand.
+func approveCommand(connect connector) *cobra.Command {
+	a := &approval{}
+	cmd := &cobra.Command{
+		Use:   "approve {NAME… | --node NODE}",
+		Short: "Approve requests by hand, after you have seen what they ask for",
+		Long: `approve shows each request: its subject, names, requester and age, and what the manager said last. It asks, and
+then approves the requests with your rights. It refuses a request that the signer would refuse, as far as the object shows
+it, and a request that the block list names. With --node it takes the pending requests for kubelet certificates of a
+node, if the node itself or a bootstrap token has made them. The exit code is 1 if a request was not approved.`,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().StringVar(&a.node, "node", "", "approve the pending requests of the node with this `name`")
+	cmd.Flags().BoolVar(&a.yes, "yes", false, "approve without asking")
+	cmd.Flags().StringVar(&a.blockList, "block-list", defaultNamespace+"/"+blockListName,
+		"`namespace/name` of the ConfigMap with blocked nodes and certificates")
+	format := formatFlag(cmd)
+	check := func(args []string) error {
+		if *format == "json" && !a.yes {
+			return errors.New("-o json asks nothing: add --yes")
+		}
+		return cmp.Or(oneOf(args, a.node), checkFormat(*format))
+	}
+	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, args []string) error {
+		a.cluster, a.aside = c, cmd.ErrOrStderr()
+		all, err := a.outcomes(cmd.Context(), args)
+		if err != nil {
+			return err
+		}
+		if err := a.decide(cmd.Context(), all, cmd.InOrStdin()); err != nil {
+			return err
+		}
+		if err := writeOutcomes(cmd.OutOrStdout(), *format, all); err != nil {
+			return err
+		}
+		refused := 0
+		for i := range all {
+			if !all[i].Approved {
+				refused++
+			}
+		}
+		if refused > 0 {
+			return fmt.Errorf("%d of %d requests not approved", refused, len(all))
+		}
+		return nil
+	})
+	return cmd
+}
+
+// outcomes returns the requests with these names, or the pending ones of a node. Those with a Problem are not approved.
+func (a *approval) outcomes(ctx context.Context, names []string) ([]outcome, error) {
+	var objs []*certificatesv1.CertificateSigningRequest
+	for _, name := range names {
+		obj, err := a.request(ctx, name)
+		if err != nil {
+			return nil, err
+		}
+		objs = append(objs, obj)
+	}
+	if a.node != "" {
+		found, err := a.ofNode(ctx, a.node)
+		if err != nil {
+			return nil, err
+		}
+		for _, obj := range found {
+			builtin, _ := csr.BuiltinSigner(obj.Spec.SignerName)
+			if csr.StateOf(obj) == csr.Pending && builtin.Contents.CommonNamePrefix != "" {
+				objs = append(objs, obj)
+			}
+		}
+		if len(objs) == 0 {
+			return nil, fmt.Errorf("node %q has no pending request for a kubelet certificate; \"kubectl csr pending\" lists "+
+				"the requests that wait", a.node)
+		}
+	}
+	blocked := a.readBlockList(ctx)
+	all := make([]outcome, len(objs))
+	for i, obj := range objs {
+		facts, req := explain.Of(obj)
+		all[i] = outcome{
+			Name: facts.Name, Node: facts.Node, Signer: facts.Signer, Requester: facts.Requester, obj: obj, facts: facts,
+		}
+		all[i].Problem, all[i].NextStep = a.problem(obj, facts, req, blocked)
+	}
+	return all, nil
+}
+
+// problem returns why a request must not be approved, and what to do instead.
+func (a *approval) problem(
+	obj *certificatesv1.CertificateSigningRequest, facts *explain.Facts, req *csr.Request, blocked blockList,
+) (problem, nextStep string) {
+	switch {
+	case facts.State != csr.Pending:
+		return fmt.Sprintf("the request is already %s", strings.ToLower(string(facts.State))), ""
+	case obj.DeletionTimestamp != nil:
+		return "the request is being deleted", "Make a new request."
+	case facts.Refusal != nil:
+		return fmt.Sprintf("the signer would refuse the request (%s): %s", facts.Refusal.Reason, facts.Refusal.Message),
+			explain.NextStep(csr.Approved, facts.Refusal.Reason)
+	case a.node != "" && !credible(obj, a.node):
+		return fmt.Sprintf("%q, who is neither the node nor a bootstrap token, has made the request", facts.Requester),
+			"If you know who that is and why it asks for this node's certificate, approve the request by its name."
+	}
+	if reason := blocked.reason(req); reason != "" {
+		return fmt.Sprintf("%s: the block list, ConfigMap %s, names it", reason, a.blockList), explain.NextStep(csr.Pending, reason)
+	}
+	return "", ""
+}
+
+// blockList holds the lines of the ConfigMap that the manager reads. It only ever refuses a request.
+type blockList struct{ nodes, certificates string }
+
+// readBlockList returns an empty list if there is none, or if the user may not read it.
+func (a *approval) readBlockList(ctx context.Context) blockList {
+	namespace, name, _ := strings.Cut(a.blockList, "/")
+	obj, err := a.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return blockList{}
+	}
+	if err != nil {
+		_, _ = fmt.Fprintf(a.aside, "Warning: the block list is %s. The manager still refuses what it names.\n",
+			oneLine(check.ReadError("get ConfigMap "+a.blockList, err)))
+		return blockList{}
+	}
+	return blockList{strings.ToLower(obj.Data["nodes"]), strings.ToLower(obj.Data["certificates"])}
+}
+
+// reason returns NodeBlocked or CertificateBlocked if the list names the node that req is for or comes from, or the
+// certificate with which it was made.
+func (b blockList) reason(req *csr.Request) string {
+	from := strings.TrimPrefix(req.Requester.Username, csr.NodeUserPrefix)
+	for line := range strings.Lines(b.nodes) {
+		line, _, _ = strings.Cut(line, "#")
+		if line = strings.TrimSpace(line); line != "" &&
+			(strings.EqualFold(line, req.NodeName()) || strings.EqualFold(line, from)) {
+			return "NodeBlocked"
+		}
+	}
+	digits := strings.ReplaceAll(b.certificates, ":", "") // as openssl prints a digest
+	for _, sum := range req.Requester.Certificates() {
+		if strings.Contains(digits, sum) {
+			return "CertificateBlocked"
+		}
+	}
+	return ""
+}
+
+// decide shows the requests without a problem, asks whether to approve them, and approves them.
+func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) error {
+	var open []*outcome
+	for i := range all {
+		if all[i].Problem == "" {
+			open = append(open, &all[i])
+		}
+	}
+	if len(open) == 0 {
+		return nil
+	}
+	confirmed := a.yes
+	if !a.yes {
+		var err error
+		if confirmed, err = a.ask(ctx, open, len(all), in); err != nil {
+			return err
+		}
+	}
+	if !confirmed {
+		for _, each := range open {
+			each.Problem = "you did not confirm it"
+		}
+		return nil
+	}
+	user := a.whoAmI(ctx)
+	for _, each := range open {
+		each.Approved, each.Problem, each.NextStep = a.approve(ctx, each.obj, user)
+	}
+	return nil
+}
+
+// ask shows open, of so many requests, and reports whether the person confirms their approval.
+func (a *approval) ask(ctx context.Context, open []*outcome, of int, in io.Reader) (bool, error) {
+	for _, each := range open {
+		if err := a.show(ctx, each); err != nil {
+			return false, err
+		}
+	}
+	if _, err := fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), of); err != nil {
+		return false, err
+	}
+	answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
+	answer = strings.ToLower(strings.TrimSpace(answer))
+	return answer == "y" || answer == "yes", nil
+}
+
+// show writes what a person must know before the approval.
+func (a *approval) show(ctx context.Context, one *outcome) error {
+	page := explain.NewPage(a.now())
+	page.Title(fmt.Sprintf("CertificateSigningRequest %q", one.Name))
+	page.Facts(one.facts)
+	page.Title("Said by the manager (anyone who may create Events can write this)")
+	said, err := a.said(ctx, one.obj)
+	switch {
+	case err != nil:
+		page.Row("unknown", err.Error())
+	case len(said) == 0:
+		page.Text("nothing")
+	default:
+		page.Row(page.Age(said[0].At), said[0].By+" "+said[0].Reason, said[0].Message)
+	}
+	_, err = io.WriteString(a.aside, "\n"+page.String())
+	return err
+}
+
+// whoAmI returns the user of the command, in the words of a sentence.
+func (a *approval) whoAmI(ctx context.Context) string {
+	review, err := a.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil || review.Status.UserInfo.Username == "" {
+		return "an unknown user"
+	}
+	return fmt.Sprintf("user %q", csr.Shorten(review.Status.UserInfo.Username))
+}
+
+// approve stores the approval in obj, which is the object that was shown. If it has changed since, the API server
+// refuses the write.
+func (a *approval) approve(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, user string,
+) (approved bool, problem, nextStep string) {
+	obj = obj.DeepCopy()
+	message := ascii.Quote(fmt.Sprintf("Approved by hand by %s with kubectl csr approve.", user))
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, approvedByHand, message, time.Time{})
+	_, err := a.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, obj.Name, obj,
+		metav1.UpdateOptions{FieldManager: handManager})
+	again := "To see what has happened to it: kubectl csr explain " + check.Argument(obj.Name)
+	switch {
+	case err == nil:
+		return true, "", ""
+	case apierrors.IsForbidden(err):
+		return false, "the API server does not permit it: " + err.Error(),
+			"Run the command as a user who may update certificatesigningrequests/approval and approve for this signer."
+	case apierrors.IsNotFound(err):
+		return false, "the request was deleted", "Wait for the next request of the node."
+	case apierrors.IsConflict(err):
+		return false, "the request has changed since it was read", again
+	default:
+		return false, "the API server did not confirm the approval, which may be stored or not: " + err.Error(), again
+	}
+}
+
+// writeOutcomes writes all in that format.
+func writeOutcomes(out io.Writer, format string, all []outcome) error {
+	if format == "json" {
+		return writeJSON(out, all)
+	}
+	for _, each := range all {
+		text := check.Word(each.Name) + "  approved"
+		if !each.Approved {
+			text = check.Word(each.Name) + "  not approved: " + each.Problem
+		}
+		if _, err := io.WriteString(out, oneLine(text)+"\n"); err != nil {
+			return err
+		}
+		if each.NextStep != "" {
+			if _, err := io.WriteString(out, "  -> "+oneLine(each.NextStep)+"\n"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,128 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/spf13/cobra"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// waiting is a request that waits. It holds no more than is printed, because there may be 100,000 of them.
+type waiting struct {
+	Name      string    `json:"name"`
+	Node      string    `json:"node,omitempty"`
+	Signer    string    `json:"signer"`
+	Requester string    `json:"requester"`
+	WaitsFor  string    `json:"waitsFor"`
+	Since     time.Time `json:"since"`
+	// Said is what the controller in charge said last.
+	Said *statement `json:"said,omitempty"`
+
+	uid types.UID
+	by  string
+}
+
+// pendingCommand returns the command that lists the requests that wait.
+func pendingCommand(connect connector) *cobra.Command {
+	var signer string
+	cmd := &cobra.Command{
+		Use:   "pending [--signer NAME]",
+		Short: "List the requests that wait for approval or for a certificate",
+		Long: `pending lists the requests that wait for approval or for a certificate, the oldest first, with the reason of
+the manager's last Event about each. It changes nothing.`,
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	cmd.Flags().StringVar(&signer, "signer", "", "only requests for the signer with this `name`")
+	format := formatFlag(cmd)
+	check := func(args []string) error { return cmp.Or(noArgs(args), checkFormat(*format)) }
+	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, _ []string) error {
+		rows, err := c.pending(cmd.Context(), signer)
+		if err != nil {
+			return err
+		}
+		if err := c.addEvents(cmd.Context(), rows); err != nil {
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: the reasons are unknown: %v\n", err)
+		}
+		switch {
+		case *format == "json":
+			return writeJSON(cmd.OutOrStdout(), rows)
+		case len(rows) == 0:
+			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "No request waits.")
+			return err
+		}
+		table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER"}}
+		for _, row := range rows {
+			said := "-"
+			if row.Said != nil {
+				said = fmt.Sprintf("%s %s ago", row.Said.Reason, duration.HumanDuration(c.now().Sub(row.Said.At)))
+			}
+			table = append(table, []string{
+				word(row.Name), word(row.Node), row.Signer, word(row.Requester), row.WaitsFor,
+				duration.HumanDuration(c.now().Sub(row.Since)), said,
+			})
+		}
+		return writeTable(cmd.OutOrStdout(), table)
+	})
+	return cmd
+}
+
+// pending returns the requests that wait, the oldest first.
+func (c *cluster) pending(ctx context.Context, signer string) ([]waiting, error) {
+	rows := []waiting{} // never null
+	options := metav1.ListOptions{}
+	if signer != "" {
+		options.FieldSelector = fields.Set{"spec.signerName": signer}.String()
+	}
+	err := c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) {
+		state := csr.StateOf(obj)
+		row := waiting{
+			Name: obj.Name, Signer: obj.Spec.SignerName, Requester: csr.Shorten(obj.Spec.Username), WaitsFor: "approval",
+			Since: obj.CreationTimestamp.UTC(), uid: obj.UID, by: inCharge(state),
+		}
+		switch {
+		case row.by == "":
+			return
+		case state == csr.Approved:
+			row.WaitsFor = "a certificate"
+			if at := csr.ApprovedAt(obj); !at.IsZero() {
+				row.Since = at.UTC()
+			}
+		}
+		if req, err := csr.Parse(obj); err == nil {
+			row.Node = csr.Shorten(req.NodeName())
+		}
+		rows = append(rows, row)
+	})
+	slices.SortFunc(rows, func(a, b waiting) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Name, b.Name)) })
+	return rows, err
+}
+
+// addEvents sets what the manager said last about each row. It reads all Events about requests, because one call for
+// each request would be many more.
+func (c *cluster) addEvents(ctx context.Context, rows []waiting) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	byUID := make(map[types.UID]*waiting, len(rows))
+	for i := range rows {
+		byUID[rows[i].uid] = &rows[i]
+	}
+	const selector = "involvedObject.kind=CertificateSigningRequest"
+	return c.events(ctx, corev1.NamespaceDefault, selector, func(event *corev1.Event, said statement) {
+		row := byUID[event.InvolvedObject.UID]
+		if row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
+			row.Said = &said
+		}
+	})
+}

@@ -1,0 +1,430 @@
+package plugin
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes/fake"
+	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+// fixedNow is when commands run in tests.
+var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+// at is an instant so long after fixedNow.
+func at(after time.Duration) *metav1.Time {
+	instant := metav1.NewTime(fixedNow.Add(after))
+	return &instant
+}
+
+// clusterOf returns an API server with objs and these SigningAuthorities. It ignores field selectors.
+func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.SigningAuthority) (*cluster, *fake.Clientset) {
+	t.Helper()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var found any = v1alpha1.SigningAuthorityList{Items: authorities}
+		if name := strings.TrimPrefix(r.URL.Path, "/apis/csr-controller-manager.io/v1alpha1/signingauthorities"); name != "" {
+			i := slices.IndexFunc(authorities, func(obj v1alpha1.SigningAuthority) bool { return "/"+obj.Name == name })
+			if i < 0 {
+				http.Error(w, "no", http.StatusNotFound)
+				return
+			}
+			found = authorities[i]
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(found)
+	}))
+	t.Cleanup(server.Close)
+	typed, err := certificatesclient.NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	api := fake.NewClientset(objs...)
+	return &cluster{
+		Interface: api, authorities: typed.RESTClient(), host: "https://api", ahead: &atomic.Int64{},
+		clock: clocktesting.NewFakeClock(fixedNow),
+	}, api
+}
+
+// execute runs a command on c with an input, and returns what it writes.
+func execute(t testing.TB, c *cluster, input string, args ...string) (out, aside string, err error) {
+	t.Helper()
+	root := newRoot("v1", func() (*cluster, error) { return c, nil })
+	var result, rest bytes.Buffer
+	root.SetArgs(args)
+	root.SetIn(strings.NewReader(input))
+	root.SetOut(&result)
+	root.SetErr(&rest)
+	err = root.ExecuteContext(t.Context())
+	return result.String(), rest.String(), err
+}
+
+// requestOf returns a sound request of a bootstrap token for the client certificate of node a. mods change it.
+func requestOf(t testing.TB, name string, mods ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := &certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), CreationTimestamp: *at(-5 * time.Minute)},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), Username: "system:bootstrap:abcdef",
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Groups: []string{"system:bootstrappers:one", "system:authenticated"},
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}
+	for _, mod := range mods {
+		mod(obj)
+	}
+	return obj
+}
+
+type request = certificatesv1.CertificateSigningRequest
+
+// event returns an Event about obj that says that by has written it.
+func event(obj *request, by, reason, message string, after time.Duration) *corev1.Event {
+	return &corev1.Event{
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: reason + obj.Name},
+		InvolvedObject: corev1.ObjectReference{Kind: "CertificateSigningRequest", Name: obj.Name, UID: obj.UID},
+		Reason:         reason, Message: message, ReportingController: by, EventTime: metav1.NewMicroTime(fixedNow.Add(after)),
+	}
+}
+
+func lease(namespace, name string, renewed time.Duration) *coordinationv1.Lease {
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: coordinationv1.LeaseSpec{
+			HolderIdentity: ptr.To("pod-1"), RenewTime: &metav1.MicroTime{Time: fixedNow.Add(renewed)},
+			LeaseDurationSeconds: ptr.To[int32](1 << 30), // whoever may write the Lease chooses it
+		},
+	}
+}
+
+// storedApproval returns the Approved condition of a request in api, or nil.
+func storedApproval(t *testing.T, api *fake.Clientset, name string) *certificatesv1.CertificateSigningRequestCondition {
+	t.Helper()
+	obj, err := api.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range obj.Status.Conditions {
+		if obj.Status.Conditions[i].Type == certificatesv1.CertificateApproved {
+			return &obj.Status.Conditions[i]
+		}
+	}
+	return nil
+}
+
+func TestApprove(t *testing.T) {
+	t.Parallel()
+	blockList := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: blockListName},
+		Data:       map[string]string{"nodes": "other\nA # stolen\n", "certificates": "01:ab"},
+	}
+	byAlice := func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil }
+	for name, test := range map[string]struct {
+		mod   func(*request)
+		more  []runtime.Object
+		input string
+		args  []string
+		want  string // why it is not approved; empty if it is
+	}{
+		"yes":              {input: "y\n", args: []string{"r"}},
+		"--yes":            {args: []string{"r", "--yes"}},
+		"no":               {input: "n\n", args: []string{"r"}, want: "you did not confirm it"},
+		"no answer":        {args: []string{"r"}, want: "you did not confirm it"},
+		"node":             {args: []string{"--node", "a", "--yes"}},
+		"node, a stranger": {mod: byAlice, args: []string{"--node", "a", "--yes"}, want: `"alice", who is neither the node nor a bootstrap token`},
+		"name, a stranger": {mod: byAlice, args: []string{"r", "--yes"}},
+		"blocked":          {more: []runtime.Object{blockList}, args: []string{"r", "--yes"}, want: "NodeBlocked: the block list"},
+		"another list":     {more: []runtime.Object{blockList}, args: []string{"r", "--yes", "--block-list=a/b"}},
+		"wrong usages":     {mod: func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }, args: []string{"r", "--yes"}, want: "the signer would refuse the request (SignerValidationFailure)"},
+		"another signer":   {mod: func(obj *request) { obj.Spec.SignerName = "example.com/a" }, args: []string{"r", "--yes"}},
+		"unknown usage": {mod: func(obj *request) {
+			obj.Spec.SignerName = "example.com/a"
+			obj.Spec.Usages = []certificatesv1.KeyUsage{"x"}
+		}, args: []string{"r", "--yes"}, want: "(UsagesNotPermitted)"},
+		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, args: []string{"r", "--yes"}, want: "(Malformed)"},
+		"being deleted":     {mod: func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} }, args: []string{"r", "--yes"}, want: "the request is being deleted"},
+		"denied":            {mod: decidedAs(certificatesv1.CertificateDenied), args: []string{"r", "--yes"}, want: "the request is already denied"},
+		"approved":          {mod: decidedAs(certificatesv1.CertificateApproved), args: []string{"r", "--yes"}, want: "the request is already approved"},
+		"an Event approves": {mod: func(obj *request) { obj.Spec.Usages = nil }, more: []runtime.Object{event(requestOf(t, "r"), approverName, "AutoApproved", "", 0)}, args: []string{"r", "--yes"}, want: "the signer would refuse"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			obj := requestOf(t, "r")
+			if test.mod != nil {
+				test.mod(obj)
+			}
+			before := len(obj.Status.Conditions)
+			c, api := clusterOf(t, append(test.more, obj))
+			out, aside, err := execute(t, c, test.input, append([]string{"approve"}, test.args...)...)
+			stored := storedApproval(t, api, "r")
+			if test.want == "" {
+				if err != nil || stored == nil || stored.Reason != approvedByHand || out != "r  approved\n" {
+					t.Errorf("error %v, stored %+v:\n%s%s", err, stored, out, aside)
+				}
+				return
+			}
+			if err == nil || !strings.HasSuffix(err.Error(), "1 of 1 requests not approved") || !strings.Contains(out, test.want) || before == 0 && stored != nil {
+				t.Errorf("error %v, stored %+v; %q is not in:\n%s%s", err, stored, test.want, out, aside)
+			}
+		})
+	}
+}
+
+// decidedAs adds a condition.
+func decidedAs(kind certificatesv1.RequestConditionType) func(*request) {
+	return func(obj *request) {
+		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+			Type: kind, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: "m", LastUpdateTime: *at(-time.Minute),
+		})
+	}
+}
+
+// Who approves sees every name, and text of others cannot control the terminal.
+func TestApproveShowsTheFacts(t *testing.T) {
+	t.Parallel()
+	obj := requestOf(t, "r", func(obj *request) { obj.Spec.Username = "x\x1b[31m\n" })
+	c, _ := clusterOf(t, []runtime.Object{obj, event(obj, approverName, "NotAuthorized", "m\x1b\u202e", -time.Minute)})
+	_, aside, _ := execute(t, c, "", "approve", "r")
+	for _, part := range []string{`"CN=system:node:a,O=system:nodes"`, `"x\x1b[31m\n"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago", "Approve 1 of 1 requests? [y/N] "} {
+		if !strings.Contains(aside, part) {
+			t.Errorf("%q is not in:\n%s", part, aside)
+		}
+	}
+	if strings.ContainsAny(aside, "\x1b\u202e") {
+		t.Errorf("%q", aside)
+	}
+}
+
+// An error of the API server is a problem of that request, and the exit code shows it.
+func TestApproveReportsErrors(t *testing.T) {
+	t.Parallel()
+	resource := schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+	for want, fault := range map[string]error{
+		"the API server does not permit it":     apierrors.NewForbidden(resource, "r", errors.New("no")),
+		"the request was deleted":               apierrors.NewNotFound(resource, "r"),
+		"the request has changed since":         apierrors.NewConflict(resource, "r", errors.New("no")),
+		"which may be stored or not: it is off": errors.New("it is off"),
+	} {
+		c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
+		api.PrependReactor("update", "certificatesigningrequests", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, fault })
+		out, _, err := execute(t, c, "", "approve", "r", "--yes", "-o", "json")
+		var outcomes []outcome
+		if jsonErr := json.Unmarshal([]byte(out), &outcomes); jsonErr != nil || err == nil || len(outcomes) != 1 || !strings.Contains(outcomes[0].Problem, want) {
+			t.Errorf("%s: error %v, %v:\n%s", want, err, jsonErr, out)
+		}
+	}
+}
+
+func TestPending(t *testing.T) {
+	t.Parallel()
+	first, second := requestOf(t, "first", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), requestOf(t, "x; reboot")
+	approved, done := requestOf(t, "approved", decidedAs(certificatesv1.CertificateApproved)), requestOf(t, "done", decidedAs(certificatesv1.CertificateDenied))
+	c, _ := clusterOf(t, []runtime.Object{
+		first, second, approved, done, event(first, approverName, "NotAuthorized", "m", -time.Minute), event(first, approverName, "RequestTooOld", "m", -time.Hour),
+		event(first, "somebody", "AutoApproved", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0), event(approved, signerName, "CAMissing", "m", 0),
+	})
+	out, _, err := execute(t, c, "", "pending")
+	const want = `NAME         NODE  SIGNER                                       REQUESTER                WAITS FOR      SINCE  SAID BY THE MANAGER
+first        a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       60m    NotAuthorized 60s ago
+'x; reboot'  a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       5m     -
+approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  a certificate  60s    CAMissing 0s ago
+`
+	if err != nil || out != want {
+		t.Errorf("error %v:\n%s", err, out)
+	}
+	out, _, err = execute(t, c, "", "pending", "-o", "json")
+	var rows []waiting
+	if jsonErr := json.Unmarshal([]byte(out), &rows); err != nil || jsonErr != nil || len(rows) != 3 || rows[0].Said.Reason != "NotAuthorized" {
+		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
+	}
+	none, _ := clusterOf(t, nil)
+	if out, aside, err := execute(t, none, "", "pending"); err != nil || out != "" || aside != "No request waits.\n" {
+		t.Errorf("error %v: %q, %q", err, out, aside)
+	}
+	if out, _, err := execute(t, none, "", "pending", "-o", "json"); err != nil || out != "[]\n" {
+		t.Errorf("error %v: %q", err, out)
+	}
+}
+
+// The next step follows from the object, and then from what the controller in charge said last, while that stands.
+func TestNextStep(t *testing.T) {
+	t.Parallel()
+	alive := lease(defaultNamespace, "csr-controller-manager", -2*time.Second)
+	obj, approved := requestOf(t, "r"), requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
+	for name, test := range map[string]struct {
+		obj     *request
+		more    []runtime.Object
+		want    string
+		command string
+	}{
+		"no manager":     {obj: obj, want: "No manager renews its Lease"},
+		"ended manager":  {obj: obj, more: []runtime.Object{lease("kube-system", "csr-controller-manager", -time.Hour)}, want: "No manager renews its Lease"},
+		"foreign Lease":  {obj: obj, more: []runtime.Object{lease("kube-system", "kube-scheduler", 0)}, want: "No manager renews its Lease"},
+		"nothing said":   {obj: obj, more: []runtime.Object{alive}, want: "no rule of a manager is for this signer", command: "kubectl csr approve r"},
+		"not signed":     {obj: approved, more: []runtime.Object{alive}, want: "no manager serves this signer"},
+		"NotAuthorized":  {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "NotAuthorized", "m", 0)}, want: "If the requester should join nodes", command: "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one --clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"},
+		"an old Event":   {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "NotAuthorized", "m", -2*time.Hour)}, want: "no rule of a manager is for this signer", command: "kubectl csr approve r"},
+		"before":         {obj: approved, more: []runtime.Object{alive, event(approved, signerName, "CAMissing", "m", -2*time.Minute)}, want: "no manager serves this signer"},
+		"CA":             {obj: approved, more: []runtime.Object{alive, event(approved, signerName, "CAMissing", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0)}, want: "Create the Secret or the files"},
+		"dry run":        {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "WouldApprove", "m", 0)}, want: "remove the controller from dryRun"},
+		"unknown reason": {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "Other", "m", 0)}, want: "Do what the manager's Event says."},
+		"denied":         {obj: requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied)), want: "Correct what the condition names"},
+		"issued":         {obj: requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) { obj.Status.Certificate = []byte("x") }), want: "Nothing to do"},
+		"refused": {obj: requestOf(t, "r", func(obj *request) { obj.Spec.Usages = nil }), more: []runtime.Object{alive, event(obj, approverName, "NotAuthorized", "m", 0)},
+			want: "The signer would refuse the request (SignerValidationFailure)"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c, _ := clusterOf(t, append(test.more, test.obj.DeepCopy()))
+			e := c.explain(t.Context(), test.obj)
+			if !strings.Contains(e.NextStep, test.want) || e.Command != test.command {
+				t.Errorf("%q, %q", e.NextStep, e.Command)
+			}
+		})
+	}
+}
+
+func TestExplain(t *testing.T) {
+	t.Parallel()
+	byAlice := requestOf(t, "alices", func(obj *request) { obj.Spec.Username, obj.Spec.Groups, obj.CreationTimestamp = "alice", nil, *at(0) })
+	c, api := clusterOf(t, []runtime.Object{
+		requestOf(t, "r"), requestOf(t, "older", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), byAlice,
+		lease("kube-node-lease", "a", -10*time.Second), lease(defaultNamespace, "csr-approver", -time.Second),
+	})
+	out, _, err := execute(t, c, "", "explain", "--node", "a")
+	out = strings.Join(strings.Fields(out), " ")
+	if err != nil || !strings.Contains(out, `CertificateSigningRequest "r": Pending`) || strings.Contains(out, `"alices"`) || strings.Contains(out, `"older"`) ||
+		!strings.Contains(out, "its Lease was renewed 10s ago") || !strings.Contains(out, `csr-approver, held by "pod-1", renewed 1s ago`) {
+		t.Errorf("error %v:\n%s", err, out)
+	}
+	out, _, err = execute(t, c, "", "explain", "--node", "b")
+	if err != nil || !strings.Contains(out, "There is no request for it.") {
+		t.Errorf("error %v:\n%s", err, out)
+	}
+	out, _, err = execute(t, c, "", "explain", "r", "-o", "json")
+	var e struct {
+		Name, State, Node, NextStep string
+		Leaders                     []leader
+	}
+	if jsonErr := json.Unmarshal([]byte(out), &e); err != nil || jsonErr != nil || e.Name != "r" || e.State != "Pending" || e.Node != "a" || e.NextStep == "" || len(e.Leaders) != 1 {
+		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
+	}
+	if _, _, err = execute(t, c, "", "explain", "none"); err == nil || !strings.HasPrefix(err.Error(), `there is no CertificateSigningRequest "none": `) {
+		t.Errorf("error %v", err)
+	}
+	api.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))
+	})
+	out, _, err = execute(t, c, "", "explain", "r")
+	if err != nil || !strings.Contains(out, "unknown       list events") || !strings.Contains(out, "unknown       list leases") {
+		t.Errorf("error %v:\n%s", err, out)
+	}
+}
+
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	node := func(name string, age time.Duration) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *at(-age)}}
+	}
+	serving := requestOf(t, "serving", func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Username = certificatesv1.KubeletServingSignerName, "system:node:asks"
+	})
+	c, api := clusterOf(t, []runtime.Object{
+		lease(defaultNamespace, "csr-controller-manager", -time.Second), serving,
+		node("asks", 30*time.Minute), node("silent", 30*time.Minute), node("new", time.Minute), node("old", 24*time.Hour),
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: publishedNamespace, Name: publishedName}},
+		&corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, ReportingController: "csr-self-check", Reason: "RightsMissing", Message: "missing rights: get secrets",
+			InvolvedObject: corev1.ObjectReference{Kind: "Namespace", Name: defaultNamespace}, EventTime: metav1.NewMicroTime(fixedNow),
+		},
+	})
+	api.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, action.(clienttesting.CreateAction).GetObject(), nil // denied
+	})
+	out, _, err := execute(t, c, "", "check", "-v")
+	if err == nil || !strings.HasPrefix(err.Error(), "check: ") {
+		t.Errorf("error %v", err)
+	}
+	for _, part := range []string{
+		"kubelet-rights   failed", "--group=system:bootstrappers:kubeadm:default-node-token", "manager-running  ok",
+		"serving-asked    failed", "1 nodes have never asked", ": silent", "Said by the manager", "csr-self-check RightsMissing",
+	} {
+		if !strings.Contains(strings.Join(strings.Fields(out), " "), strings.Join(strings.Fields(part), " ")) {
+			t.Errorf("%q is not in:\n%s", part, out)
+		}
+	}
+	if strings.Contains(out, "--group=system:bootstrappers ") {
+		t.Errorf("advice names the group of all tokens:\n%s", out)
+	}
+	api.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))
+	})
+	out, _, err = execute(t, c, "", "check", "-o", "json")
+	var report checkReport
+	if jsonErr := json.Unmarshal([]byte(out), &report); jsonErr != nil || err == nil || report.Failed != 0 || report.Passed != 0 || report.Unknown != len(report.Results) {
+		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
+	}
+}
+
+// A wrong command line is an error before anything is asked.
+func TestCommandLines(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"chek":                       `unknown command "chek" for "kubectl csr"`,
+		"check --bogus":              "unknown flag: --bogus",
+		"check -o xml":               "-o xml: unknown output format; use json",
+		"check surplus":              `unexpected argument "surplus"`,
+		"explain":                    "give the NAME of a request, or --node NODE",
+		"explain a b":                `unexpected argument "b"`,
+		"approve a --node b":         "give the NAME of a request, or --node NODE",
+		"approve a -o json":          "-o json asks nothing: add --yes",
+		"rotation status a b":        `unexpected argument "b"`,
+		"rotation start --timeout 0": "is not a time to wait",
+	} {
+		root := newRoot("v1", func() (*cluster, error) { return nil, errors.New("connected") })
+		var out bytes.Buffer
+		root.SetArgs(strings.Fields(args))
+		root.SetOut(&out)
+		root.SetErr(&out)
+		if err := root.ExecuteContext(context.WithoutCancel(t.Context())); err == nil || !strings.Contains(err.Error(), want) || out.Len() > 0 {
+			t.Errorf("%s: error %v, want %q; printed %q", args, err, want, out.String())
+		}
+	}
+}

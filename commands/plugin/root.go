@@ -1,0 +1,167 @@
+// Package plugin holds the commands of kubectl csr. They show what the objects in a cluster say, and what the manager
+// said in its Events. Somebody else may have written these objects, so none of them permits an approval. The commands
+// read no key and issue nothing.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/utils/clock"
+)
+
+// defaultNamespace is the namespace of the manager in the manifests and the chart.
+const defaultNamespace = "csr-controller-manager-system"
+
+// callTimeout bounds each call to the API server.
+const callTimeout = time.Minute
+
+// cluster is the API server of a command.
+type cluster struct {
+	kubernetes.Interface
+	authorities rest.Interface // for SigningAuthorities, which Interface does not know
+	host        string
+	// namespace is that of the manager, if the user names it.
+	namespace string
+	clock     clock.Clock
+	ahead     *atomic.Int64 // how far clock is ahead of the API server's, in nanoseconds
+}
+
+// now returns the time of the API server, which sets the times in objects.
+func (c *cluster) now() time.Time { return c.clock.Now().Add(-time.Duration(c.ahead.Load())) }
+
+// Execute runs the command that args name. It writes the result to out, and all else to aside.
+func Execute(ctx context.Context, version string, args []string, in io.Reader, out, aside io.Writer) error {
+	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
+	connect := func() (*cluster, error) { return connectTo(version, rules, overrides) }
+	root := newRoot(version, connect)
+	root.PersistentFlags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "`file` to reach the API server with")
+	clientcmd.BindOverrideFlags(overrides, root.PersistentFlags(), clientcmd.RecommendedConfigOverrideFlags(""))
+	root.PersistentFlags().Lookup("namespace").Usage = "namespace of the manager (default " + defaultNamespace +
+		", and kube-system)"
+	root.SetArgs(args)
+	root.SetIn(in)
+	root.SetOut(out)
+	root.SetErr(aside)
+	return root.ExecuteContext(ctx)
+}
+
+// connector returns the API server that the flags name.
+type connector func() (*cluster, error)
+
+// newRoot returns the command kubectl csr.
+func newRoot(version string, connect connector) *cobra.Command {
+	root := &cobra.Command{
+		Use:         "kubectl-csr",
+		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csr"},
+		Short:       "Show and approve CertificateSigningRequests, check their manager, rotate CAs",
+		Long: `kubectl csr shows what the objects of a cluster say about CertificateSigningRequests, and what
+csr-controller-manager said about them in its Events. It acts with your rights, and reads no key.`,
+		Version:       version,
+		SilenceErrors: true, // main prints errors
+		SilenceUsage:  true,
+	}
+	// No template of cobra is set: with text/template, the linker keeps every method of client-go, which doubles the program.
+	root.AddCommand(
+		pendingCommand(connect), explainCommand(connect), approveCommand(connect), checkCommand(connect),
+		rotationCommand(connect),
+	)
+	return root
+}
+
+func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overrides *clientcmd.ConfigOverrides) (*cluster, error) {
+	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("find the API server: %w", err)
+	}
+	c := &cluster{
+		host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, ahead: &atomic.Int64{},
+	}
+	config.UserAgent = "kubectl-csr/" + version
+	config.QPS = -1 // the API server's priority and fairness limits us
+	if config.Timeout == 0 {
+		config.Timeout = callTimeout
+	}
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return dated{next, c} })
+	if c.Interface, err = kubernetes.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("reach the API server: %w", err)
+	}
+	c.authorities = c.CertificatesV1().RESTClient()
+	return c, nil
+}
+
+// dated notes the time in each answer, so that a wrong clock of this machine changes no age.
+type dated struct {
+	next    http.RoundTripper
+	cluster *cluster
+}
+
+// RoundTrip implements http.RoundTripper.
+func (d dated) RoundTrip(request *http.Request) (*http.Response, error) {
+	response, err := d.next.RoundTrip(request)
+	if err != nil {
+		return nil, err
+	}
+	if at, err := http.ParseTime(response.Header.Get("Date")); err == nil {
+		ahead := d.cluster.clock.Now().Sub(at)
+		if ahead.Abs() < 2*time.Second { // a Date has whole seconds
+			ahead = 0
+		}
+		d.cluster.ahead.Store(int64(ahead))
+	}
+	return response, nil
+}
+
+// formatFlag adds -o to cmd and returns its value.
+func formatFlag(cmd *cobra.Command) *string {
+	return cmd.Flags().StringP("output", "o", "", "output `format`: json")
+}
+
+// checkFormat returns an error unless the format is known.
+func checkFormat(format string) error {
+	if format == "" || format == "json" {
+		return nil
+	}
+	return fmt.Errorf("-o %s: unknown output format; use json", format)
+}
+
+// run returns the RunE of a command: it checks the command line with check, connects, and calls do.
+func run(
+	connect connector, check func(args []string) error, do func(cmd *cobra.Command, c *cluster, args []string) error,
+) func(*cobra.Command, []string) error {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(args); err != nil {
+			return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
+		}
+		c, err := connect()
+		if err != nil {
+			return err
+		}
+		return do(cmd, c, args)
+	}
+}
+
+// oneOf returns an error unless either names or node are given.
+func oneOf(names []string, node string) error {
+	if (len(names) > 0) == (node != "") {
+		return errors.New("give the NAME of a request, or --node NODE")
+	}
+	return nil
+}
+
+// noArgs returns an error if there are arguments.
+func noArgs(args []string) error {
+	if len(args) > 0 {
+		return fmt.Errorf("unexpected argument %q", args[0])
+	}
+	return nil
+}

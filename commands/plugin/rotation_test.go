@@ -1,0 +1,271 @@
+package plugin
+
+import (
+	"bytes"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	crfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+)
+
+var updateRotation = flag.Bool("update-rotation", false, "rewrite testdata/rotation")
+
+const day = 24 * time.Hour
+
+func caStatus(keyID string, generation int64, mods ...func(*v1alpha1.CAStatus)) *v1alpha1.CAStatus {
+	one := &v1alpha1.CAStatus{KeyID: keyID, Fingerprint: "f-" + keyID, Generation: generation, NotAfter: *at(3650 * day), SignsSince: at(-400 * day)}
+	for _, mod := range mods {
+		mod(one)
+	}
+	return one
+}
+
+func signing() *v1alpha1.CAStatus { return caStatus("1111111111111111", 1) }
+
+func candidate() *v1alpha1.CAStatus {
+	return caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = nil })
+}
+
+func brought(one *v1alpha1.CAStatus) { one.AdoptedAt = at(-400 * day) }
+
+// authority is a SigningAuthority at that status.
+func authority(name string, status v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthority {
+	return v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret:  v1alpha1.SecretReference{Namespace: "ns", Name: name},
+			Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"},
+		},
+		Status: status,
+	}
+}
+
+// These functions return an authority in each phase, with every field that the phase can have.
+func authorityPreparing() v1alpha1.SigningAuthority {
+	obj := authority("cluster", v1alpha1.SigningAuthorityStatus{
+		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),
+		InitiatedAt: at(-2 * time.Minute), LastCompletedAt: at(-100 * day),
+		WaitingFor: []string{"10.0.0.2:6443: it answers 401\x1b[31m", "check that the verifiers of kubernetes.io/kubelet-serving trust the candidate 2222222222222222, because they cannot be probed; then run \"rotation confirm cluster\""},
+		APIServers: []v1alpha1.APIServerStatus{
+			{Address: "10.0.0.1:6443", Trust: "Recognised", Since: at(-90 * time.Second)},
+			{Address: "10.0.0.2:6443", Trust: "Refused", Evidence: "it answers 401"},
+		},
+		Conditions: []metav1.Condition{
+			{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Signing", Message: "signing with 1111111111111111"},
+			{Type: "Trusted", Status: metav1.ConditionFalse, Reason: "NotProven", Message: "10.0.0.2:6443 answers 401"},
+		},
+	})
+	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: "trust-confirmed"}
+	return obj
+}
+
+func authorityPrepared() v1alpha1.SigningAuthority {
+	return authority("cluster", v1alpha1.SigningAuthorityStatus{
+		Phase: v1alpha1.Prepared, Generation: 2, Retiring: caStatus("1111111111111111", 1, brought),
+		Signing:    caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = at(-3 * time.Hour) }),
+		WaitingFor: []string{"up to 12 certificates of kubernetes.io/kube-apiserver-client-kubelet from the CA 1111111111111111 are valid until 2026-03-02T09:00:00Z"},
+		Outstanding: []v1alpha1.Outstanding{
+			{Signer: "kubernetes.io/kube-apiserver-client-kubelet", Count: 12, Until: *at(21 * time.Hour)},
+			{Until: *at(200 * day)},
+		},
+		OutstandingOnRetiring: 12,
+	})
+}
+
+// moved returns the ConfigMaps in which the manager notes the certificates of nodes. One node has moved. Two have not, and
+// the Node of one of these is deleted.
+func moved(t *testing.T) (objs []runtime.Object) {
+	t.Helper()
+	api := crfake.NewClientBuilder().Build()
+	nodes := ledger.NewNodes(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(fixedNow))
+	note := func(node, signer, keyID string, ends time.Duration) {
+		nodes.Note(ledger.Certificate{Node: node, Signer: "kubernetes.io/" + signer, KeyID: keyID, NotBefore: fixedNow.Add(ends - 365*day), NotAfter: fixedNow.Add(ends)})
+	}
+	note("new", "kube-apiserver-client-kubelet", "2222222222222222", 365*day)
+	note("new", "kubelet-serving", "1111111111111111", 30*day)
+	note("old", "kube-apiserver-client-kubelet", "1111111111111111", 20*day)
+	note("gone", "kube-apiserver-client-kubelet", "1111111111111111", 10*day)
+	note("ended", "kube-apiserver-client-kubelet", "1111111111111111", -day)
+	list := &corev1.ConfigMapList{}
+	if err := errors.Join(nodes.Flush(t.Context()), api.List(t.Context(), list, client.InNamespace("ns"))); err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		objs = append(objs, &list.Items[i])
+	}
+	return objs
+}
+
+func TestRotationStatus(t *testing.T) {
+	t.Parallel()
+	completing := authorityPrepared()
+	completing.Status.Phase, completing.Status.Intent, completing.Status.Outstanding = v1alpha1.Completing, "DestroyRetiring", nil
+	for name, test := range map[string]struct {
+		objs    []v1alpha1.SigningAuthority
+		fails   string // a resource
+		unmoved bool
+		args    []string
+	}{
+		"json":       {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, unmoved: true, args: []string{"-o", "json"}},
+		"preparing":  {objs: []v1alpha1.SigningAuthority{authorityPreparing()}},
+		"prepared":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, unmoved: true},
+		"no-rights":  {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "configmaps"},
+		"no-nodes":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "nodes", unmoved: true},
+		"completing": {objs: []v1alpha1.SigningAuthority{completing}, unmoved: true},
+		"two":        {objs: []v1alpha1.SigningAuthority{authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: caStatus("1111111111111111", 1, func(one *v1alpha1.CAStatus) { one.NotAfter = *at(-time.Hour) })})}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var objs []runtime.Object
+			for _, node := range []string{"new", "old", "silent"} {
+				objs = append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
+			}
+			if test.unmoved {
+				objs = append(objs, moved(t)...)
+			}
+			c, api := clusterOf(t, objs, test.objs...)
+			if test.fails != "" {
+				api.PrependReactor("*", test.fails, func(action clienttesting.Action) (bool, runtime.Object, error) {
+					return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))
+				})
+			}
+			out, _, err := execute(t, c, "", append([]string{"rotation", "status"}, test.args...)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			golden(t, filepath.Join("testdata", "rotation", name+".txt"), out)
+		})
+	}
+}
+
+// golden compares text with a file.
+func golden(t *testing.T, path, text string) {
+	t.Helper()
+	if *updateRotation {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), text); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", path, diff)
+	}
+}
+
+// TestRotationOutcome checks, for each operation, which status means accepted and which means done.
+func TestRotationOutcome(t *testing.T) {
+	t.Parallel()
+	type status = v1alpha1.SigningAuthorityStatus
+	now := func(mod func(*v1alpha1.CAStatus), one *v1alpha1.CAStatus) *v1alpha1.CAStatus { mod(one); return one }
+	completed := &status{Phase: v1alpha1.Completed, Generation: 1, Signing: signing()}
+	preparing := &status{Phase: v1alpha1.Preparing, Generation: 2, Signing: signing(), Candidate: candidate()}
+	prepared := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: candidate(), Retiring: signing()}
+	swapped := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: signing(), Retiring: candidate()}
+	for name, test := range map[string]struct {
+		operation      v1alpha1.Operation
+		before, now    *status
+		followed, done bool
+	}{
+		"start, not taken":            {v1alpha1.RotateStart, completed, completed, false, false},
+		"start, preparing":            {v1alpha1.RotateStart, completed, preparing, true, false},
+		"start, prepared":             {v1alpha1.RotateStart, completed, prepared, true, true},
+		"start, rolled back since":    {v1alpha1.RotateStart, completed, &status{Phase: v1alpha1.Completed, Generation: 2, Signing: signing()}, true, true},
+		"complete, not taken":         {v1alpha1.RotateComplete, prepared, prepared, false, false},
+		"complete, under way":         {v1alpha1.RotateComplete, prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, true, false},
+		"complete, done":              {v1alpha1.RotateComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate()}, true, true},
+		"rollback, preparing":         {v1alpha1.RotateRollback, preparing, preparing, false, false},
+		"rollback, candidate gone":    {v1alpha1.RotateRollback, preparing, &status{Phase: v1alpha1.Completed, Signing: signing()}, true, true},
+		"rollback, switched first":    {v1alpha1.RotateRollback, preparing, prepared, false, false},
+		"rollback, switched and back": {v1alpha1.RotateRollback, preparing, swapped, true, true},
+		"rollback, prepared":          {v1alpha1.RotateRollback, prepared, prepared, false, false},
+		"rollback, under way":         {v1alpha1.RotateRollback, prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, true, false},
+		"rollback, swapped":           {v1alpha1.RotateRollback, prepared, swapped, true, true},
+		"confirm, not yet":            {v1alpha1.TrustConfirmed, preparing, preparing, false, false},
+		"confirm":                     {v1alpha1.TrustConfirmed, preparing, &status{Phase: v1alpha1.Preparing, Candidate: now(func(c *v1alpha1.CAStatus) { c.TrustConfirmedAt = at(0) }, candidate())}, true, true},
+		"confirm, and switched":       {v1alpha1.TrustConfirmed, preparing, &status{Phase: v1alpha1.Prepared, Signing: now(func(c *v1alpha1.CAStatus) { c.TrustConfirmedAt = at(0) }, candidate())}, true, true},
+		"confirm, refused":            {v1alpha1.TrustConfirmed, &status{Signing: now(func(c *v1alpha1.CAStatus) { c.TrustConfirmedAt = at(0) }, signing())}, &status{Signing: now(func(c *v1alpha1.CAStatus) { c.TrustConfirmedAt = at(0) }, signing())}, false, false},
+		"accept, nothing retires":     {v1alpha1.OutstandingAccepted, completed, completed, false, false},
+		"accept, not yet":             {v1alpha1.OutstandingAccepted, prepared, prepared, false, false},
+		"accept":                      {v1alpha1.OutstandingAccepted, prepared, &status{Retiring: now(func(c *v1alpha1.CAStatus) { c.OutstandingAcceptedAt = at(0) }, signing())}, true, true},
+		"attest, not yet":             {v1alpha1.AdoptionAttested, prepared, prepared, false, false},
+		"attest":                      {v1alpha1.AdoptionAttested, prepared, &status{Retiring: now(func(c *v1alpha1.CAStatus) { c.AttestedAt = at(0) }, signing())}, true, true},
+		"attest, long ago":            {v1alpha1.AdoptionAttested, &status{Signing: now(func(c *v1alpha1.CAStatus) { c.AttestedAt = at(0) }, signing())}, &status{Signing: now(func(c *v1alpha1.CAStatus) { c.AttestedAt = at(0) }, signing())}, false, false},
+	} {
+		if followed, done := progressOf(test.operation, test.before, test.now); followed != test.followed || done != test.done {
+			t.Errorf("%s: followed %t, done %t", name, followed, done)
+		}
+	}
+}
+
+// TestRotationMeaning checks that an operation that cannot be undone is explained first, and not requested without
+// --yes.
+func TestRotationMeaning(t *testing.T) {
+	t.Parallel()
+	var text bytes.Buffer
+	for _, verb := range []string{"complete", "accept", "attest"} {
+		c, _ := clusterOf(t, nil, authorityPrepared())
+		_, aside, err := execute(t, c, "", "rotation", verb, "cluster")
+		if err == nil || !strings.Contains(err.Error(), "not requested: to do it, run kubectl csr rotation "+verb+" cluster --yes") {
+			t.Errorf("%s: error %v", verb, err)
+		}
+		fmt.Fprintf(&text, "%s\n", aside)
+	}
+	golden(t, filepath.Join("testdata", "rotation", "meaning.txt"), text.String())
+}
+
+// TestRotationFindsTheAuthority checks the names on the command line.
+func TestRotationFindsTheAuthority(t *testing.T) {
+	t.Parallel()
+	two := []v1alpha1.SigningAuthority{authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})}
+	for want, test := range map[string]struct {
+		objs []v1alpha1.SigningAuthority
+		args []string
+	}{
+		"there is no SigningAuthority: create one":                      {nil, []string{"start"}},
+		"there are 2 SigningAuthorities: add the name of one: a, b":     {two, []string{"start"}},
+		`there is no SigningAuthority "c"`:                              {two, []string{"start", "c"}},
+		"rotation complete is refused: the phase is New; allowed now: ": {two, []string{"complete", "a"}},
+	} {
+		c, _ := clusterOf(t, nil, test.objs...)
+		if _, _, err := execute(t, c, "", append([]string{"rotation"}, test.args...)...); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: error %v, want %q", test.args, err, want)
+		}
+	}
+}
+
+// TestRotationPage checks that the page of the documentation shows the present output.
+func TestRotationPage(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "rotation.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	printed, err := os.ReadFile(filepath.Join("testdata", "rotation", "prepared.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(string(page), string(printed)) {
+		t.Errorf("docs/reference/rotation.md does not have:\n%s", printed)
+	}
+}
