@@ -89,7 +89,7 @@ func TestPluginShowsAndApproves(t *testing.T) {
 	}
 	out, code = runPlugin(t, controlPlane(t).Config, "approve", obj.Name, "--yes")
 	says(t, out, code, 1, "not approved: the request is already issued")
-	out, code = runPlugin(t, tokenConfig(t, "joiner"), "pending")
+	out, code = runPlugin(t, tokenConfig(t, "stranger"), "pending")
 	says(t, out, code, 1, "forbidden")
 }
 
@@ -154,6 +154,9 @@ func TestPluginChecks(t *testing.T) {
 	says(t, out+aside, code, 1, "there is no Lease of a manager", "error: check: ")
 	create(t, admin(t), signingSecret(controlPlane(t).CA.CertPEM, controlPlane(t).CA.KeyPEM))
 	startManager(t, serviceAccountConfig(t))
+	grant(t, "joiner", mayCreate)
+	grant(t, "joiner", mayJoin)
+	eventuallyAllowed(t, "joiner", true)
 	reaches(t, createRequest(t, as(t, "joiner"), nodeRequest(t, "checked")), csr.Issued)
 
 	// JSON on standard output, and nothing else there.
@@ -166,7 +169,7 @@ func TestPluginChecks(t *testing.T) {
 		t.Errorf("error %v:\n%s", err, out)
 	}
 
-	const user = "joiner"
+	const user = "stranger"
 	subject := []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}}
 	create(t, admin(t), &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "plugin-"}, Subjects: subject,
