@@ -332,6 +332,10 @@ func TestWaitForFirst(t *testing.T) {
 // ConfigMap has not changed, and also if it was deleted.
 func TestListMayBeReadAgain(t *testing.T) {
 	t.Parallel()
+	synctest.Test(t, listMayBeReadAgain) // the pauses between attempts to read take no time
+}
+
+func listMayBeReadAgain(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
