@@ -8,8 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
@@ -25,17 +23,13 @@ func blockList(t *testing.T, nodes string, certificates ...string) *blocklist.Li
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"},
 		Data:       map[string]string{"nodes": nodes, "certificates": strings.Join(certificates, "\n")},
 	}
-	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
-		t.Fatal(err)
-	}
+	list.Offer(obj)
 	return list
 }
 
-// blocking returns a reader of a ConfigMap that blocks nodes.
-func blocking(nodes string) client.Reader {
-	return fake.NewClientBuilder().WithObjects(&corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": nodes},
-	}).Build()
+// blocking returns a ConfigMap that blocks nodes.
+func blocking(nodes string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": nodes}}
 }
 
 // madeWith changes a request to one that was made with a certificate.

@@ -239,8 +239,9 @@ func TestBlockedDuringTheReview(t *testing.T) {
 	p := newParts(t, object(t))
 	list := blockList(t, "")
 	p.reconciler.BlockList = list
-	p.reconciler.Authorizer = authz.Func(func(ctx context.Context, _ csr.Requester, _ authorizationv1.ResourceAttributes) (bool, error) {
-		return true, list.ReadOnce(ctx, blocking("a"))
+	p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
+		list.Offer(blocking("a"))
+		return true, nil
 	})
 	if _, err := p.reconcile(t); err != nil || len(p.written) > 0 {
 		t.Fatalf("%d writes, error %v", len(p.written), err)

@@ -9,7 +9,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 )
@@ -21,9 +20,7 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	const stolen = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"}, Data: map[string]string{"nodes": "a\nb", "certificates": stolen}}
-	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(obj).Build()); err != nil {
-		t.Fatal(err)
-	}
+	list.Offer(obj)
 	unread := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	serving := func(obj *request) {
 		signerName("kubernetes.io/kubelet-serving")(obj)

@@ -22,7 +22,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
@@ -285,9 +284,7 @@ func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change
 	if err := ring.WriteTo(stored.Data); err != nil {
 		t.Fatal(err)
 	}
-	if err := guarded.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(stored).Build()); err != nil {
-		t.Fatal(err)
-	}
+	guarded.Offer(stored)
 	taken(p.recorder)
 	return p
 }

@@ -15,13 +15,11 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -64,7 +62,7 @@ type List struct {
 	value lastgood.Value[entries]
 }
 
-// New returns a List that has not been read yet. SetupWithManager keeps it up to date, and ReadOnce reads it.
+// New returns a List that has not been read yet. SetupWithManager keeps it up to date.
 func New(name types.NamespacedName) *List {
 	l := &List{name: name, log: logr.Discard()}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
@@ -144,8 +142,8 @@ type fault struct {
 	error
 }
 
-// offer applies a version of the ConfigMap. A nil obj means that the ConfigMap does not exist.
-func (l *List) offer(obj *corev1.ConfigMap) {
+// Offer applies a version of the ConfigMap. A nil obj means that the ConfigMap does not exist.
+func (l *List) Offer(obj *corev1.ConfigMap) {
 	if obj == nil {
 		l.refuse("BlockListMissing", errors.New("it does not exist: create it with the names of the blocked nodes under the key "+
 			"nodes, or with an empty value"))
@@ -222,7 +220,7 @@ func (l *List) ready(*http.Request) error {
 func (l *List) watch(configMaps informer.Resource) {
 	reload := func() {
 		if obj, _, err := l.configMap.Get(l.name.Namespace, l.name.Name); err == nil {
-			l.offer(obj)
+			l.Offer(obj)
 		}
 	}
 	l.configMap = &informer.Informer[*corev1.ConfigMap]{
@@ -233,22 +231,6 @@ func (l *List) watch(configMaps informer.Resource) {
 
 func (l *List) unreadable(err error) {
 	l.refuse("BlockListMissing", fmt.Errorf("it can't be read: %w", err))
-}
-
-// ReadOnce reads the list from reader.
-func (l *List) ReadOnce(ctx context.Context, reader client.Reader) error {
-	obj := &corev1.ConfigMap{}
-	err := reader.Get(ctx, l.name, obj)
-	switch {
-	case apierrors.IsNotFound(err):
-		l.offer(nil)
-		return nil
-	case err != nil:
-		l.unreadable(err)
-		return err
-	}
-	l.offer(obj)
-	return nil
 }
 
 // Subscribe returns a channel that receives a value after the list has changed, or can be read again.

@@ -28,7 +28,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -159,7 +158,7 @@ func TestCheck(t *testing.T) {
 	unread, _ := newList()
 	both := listed("bad\nalso.bad.example.com\n")
 	both.Data["certificates"] = strings.ToUpper(stolen)
-	list.offer(both)
+	list.Offer(both)
 	for name, test := range map[string]struct {
 		req     *csr.Request
 		blocked string // the node or the certificate
@@ -236,24 +235,24 @@ func TestChanges(t *testing.T) {
 		wakes   bool
 	}{
 		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable"},
-		{func() { list.offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing " + gone + "; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
-		{what: func() { list.offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
-		{func() { list.offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid it has no key nodes: add it, with an empty value if no node is blocked; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
-		{func() { list.offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked nodes: a; blocked certificates: none"}, true},
-		{what: func() { list.offer(listed("a # still")) }, a: "NodeBlocked"},
-		{func() { list.offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked nodes: a, b; blocked certificates: none"}, true},
-		{func() { list.offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing " + gone + "; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
+		{func() { list.Offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing " + gone + "; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
+		{what: func() { list.Offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
+		{func() { list.Offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid it has no key nodes: add it, with an empty value if no node is blocked; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
+		{func() { list.Offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked nodes: a; blocked certificates: none"}, true},
+		{what: func() { list.Offer(listed("a # still")) }, a: "NodeBlocked"},
+		{func() { list.Offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked nodes: a, b; blocked certificates: none"}, true},
+		{func() { list.Offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing " + gone + "; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
 		{func() { list.unreadable(errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "it can't be read: forbidden", []string{"Warning BlockListMissing it can't be read: forbidden; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
-		{func() { list.offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked nodes: a, b; blocked certificates: none"}, true},
-		{func() { list.offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid it has no key nodes: add it, with an empty value if no node is blocked; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
-		{func() { list.offer(listed("b\nx y")) }, "", "NodeBlocked", `what is invalid is ignored, and the rest applies: nodes, line 2: "x y" is not a node name`, []string{
+		{func() { list.Offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked nodes: a, b; blocked certificates: none"}, true},
+		{func() { list.Offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid it has no key nodes: add it, with an empty value if no node is blocked; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
+		{func() { list.Offer(listed("b\nx y")) }, "", "NodeBlocked", `what is invalid is ignored, and the rest applies: nodes, line 2: "x y" is not a node name`, []string{
 			`Warning BlockListInvalid what is invalid is ignored, and the rest applies: nodes, line 2: "x y" is not a node name`, "Normal BlockListRead blocked nodes: b; blocked certificates: none",
 		}, true},
-		{func() { list.offer(listed("")) }, "", "", "", []string{"Normal BlockListRead blocked nodes: none; blocked certificates: none"}, true},
-		{func() { list.offer(certificate("", stolen)) }, "", "", "", []string{"Normal BlockListRead blocked nodes: none; blocked certificates: " + stolen}, true},
-		{what: func() { list.offer(certificate("", "X509SHA256="+stolen+" # still")) }},
-		{func() { list.offer(certificate("a", stolen+"\n"+strings.Repeat("0b", 32))) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked nodes: a; blocked certificates: " + stolen + ", " + strings.Repeat("0b", 32)}, true},
-		{func() { list.offer(certificate("a", "x")) }, "NodeBlocked", "", `what is invalid is ignored, and the rest applies: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, []string{
+		{func() { list.Offer(listed("")) }, "", "", "", []string{"Normal BlockListRead blocked nodes: none; blocked certificates: none"}, true},
+		{func() { list.Offer(certificate("", stolen)) }, "", "", "", []string{"Normal BlockListRead blocked nodes: none; blocked certificates: " + stolen}, true},
+		{what: func() { list.Offer(certificate("", "X509SHA256="+stolen+" # still")) }},
+		{func() { list.Offer(certificate("a", stolen+"\n"+strings.Repeat("0b", 32))) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked nodes: a; blocked certificates: " + stolen + ", " + strings.Repeat("0b", 32)}, true},
+		{func() { list.Offer(certificate("a", "x")) }, "NodeBlocked", "", `what is invalid is ignored, and the rest applies: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, []string{
 			`Warning BlockListInvalid what is invalid is ignored, and the rest applies: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, "Normal BlockListRead blocked nodes: a; blocked certificates: none",
 		}, true},
 	} {
@@ -287,18 +286,6 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-func TestReadOnce(t *testing.T) {
-	t.Parallel()
-	list, _ := newList()
-	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().WithObjects(listed("a")).Build()); err != nil || list.ready(nil) != nil {
-		t.Errorf("error %v, ready %v", err, list.ready(nil))
-	}
-	list, _ = newList()
-	if err := list.ReadOnce(t.Context(), fake.NewClientBuilder().Build()); err != nil || list.ready(nil) == nil {
-		t.Errorf("there is none: error %v, ready %v", err, list.ready(nil))
-	}
-}
-
 // TestWaitForFirst checks that controllers start once the list was read or can't be read, and after a while anyway.
 func TestWaitForFirst(t *testing.T) {
 	t.Parallel()
@@ -306,8 +293,8 @@ func TestWaitForFirst(t *testing.T) {
 		first func(*List)
 		want  time.Duration
 	}{
-		"a list":            {func(l *List) { l.offer(listed("a")) }, time.Second},
-		"it does not exist": {func(l *List) { l.offer(nil) }, time.Second},
+		"a list":            {func(l *List) { l.Offer(listed("a")) }, time.Second},
+		"it does not exist": {func(l *List) { l.Offer(nil) }, time.Second},
 		"it can't be read":  {func(l *List) { l.unreadable(errors.New("forbidden")) }, time.Second},
 		"no answer":         {func(*List) {}, 10 * time.Second},
 	} {

@@ -16,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -66,13 +67,25 @@ func newMaker(t *testing.T, name string, objects ...client.Object) *maker {
 	return m
 }
 
+// read offers the Secret as the source does.
+func (m *maker) read(t *testing.T) {
+	t.Helper()
+	secret := &corev1.Secret{}
+	err := m.live.Get(t.Context(), types.NamespacedName(m.secret), secret)
+	switch {
+	case apierrors.IsNotFound(err):
+		secret = nil
+	case err != nil:
+		t.Fatal(err)
+	}
+	m.pair.Offer(secret)
+}
+
 // look reads the Secret as the source does, and creates it if that is needed.
 func (m *maker) look(t *testing.T) *corev1.Secret {
 	t.Helper()
 	for range 2 {
-		if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
-			t.Fatal(err)
-		}
+		m.read(t)
 		if m.pair.absent.Swap(false) {
 			stopping, stop := context.WithCancel(t.Context())
 			stop() // a manager that stops completes what it has begun
@@ -212,9 +225,7 @@ func TestNoCAIsCreatedByAWrongClock(t *testing.T) {
 	m := newMaker(t, "ca")
 	wrong := errors.New("the clock is a day ahead")
 	m.pair.CheckClock = func(context.Context) error { return wrong }
-	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
-		t.Fatal(err)
-	}
+	m.read(t)
 	m.create(t.Context(), now)
 	const want = "Warning CAMissing Secret ns/ca does not exist and can't be created: the clock is a day ahead"
 	if told := taken(m.recorder); len(told) != 2 || told[1] != want || len(m.audited(t)) > 0 {
@@ -254,9 +265,7 @@ func TestCreateFaults(t *testing.T) {
 	// Stored, but without a response.
 	m = newMaker(t, "ca")
 	m.fault, m.stored = errors.New("no answer"), true
-	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
-		t.Fatal(err)
-	}
+	m.read(t)
 	m.create(t.Context(), now)
 	m.look(t)
 	if diff := cmp.Diff([]string{"CAMissing", "CAMissing", "CALoaded"}, m.reasons()); diff != "" {
@@ -268,9 +277,7 @@ func TestCreateFaults(t *testing.T) {
 	// Another writer is faster.
 	root := newRoot(t, time.Hour)
 	m = newMaker(t, "ca")
-	if err := m.secret.ReadOnce(t.Context(), m.live, m.pair); err != nil {
-		t.Fatal(err)
-	}
+	m.read(t)
 	theirs := &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca"}, Type: corev1.SecretTypeTLS,
 		Data: map[string][]byte{"tls.crt": root.cert, "tls.key": root.key},

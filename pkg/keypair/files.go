@@ -51,12 +51,6 @@ func (f Files) load(pair *KeyPair) {
 	}
 }
 
-// ReadOnce implements Source.
-func (f Files) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
-	f.load(pair)
-	return nil
-}
-
 // everywhere is a Runnable of the leader and the standbys. A standby has then loaded the CA and knows whether it can
 // sign.
 type everywhere func(context.Context) error
@@ -75,12 +69,6 @@ func (Static) Describe() (string, client.Object) { return "the given key pair", 
 
 // SetupWithManager implements Source.
 func (s Static) SetupWithManager(_ manager.Manager, pair *KeyPair) error {
-	pair.Load(s.Cert, s.Key)
-	return nil
-}
-
-// ReadOnce implements Source.
-func (s Static) ReadOnce(_ context.Context, _ client.Reader, pair *KeyPair) error {
 	pair.Load(s.Cert, s.Key)
 	return nil
 }

@@ -82,8 +82,6 @@ type Source interface {
 	// SetupWithManager adds runnables to mgr that keep pair up to date. They call Load with each new key pair, and
 	// Refuse while there is none.
 	SetupWithManager(mgr manager.Manager, pair *KeyPair) error
-	// ReadOnce calls Load or Refuse without a manager. It returns an error if it can't read the source with reader.
-	ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error
 }
 
 var (
@@ -160,12 +158,6 @@ func (k *KeyPair) SetupWithManager(mgr manager.Manager) error {
 		}
 	}
 	return k.source.SetupWithManager(mgr, k)
-}
-
-// ReadOnce reads the source once, without a manager. An error means that reader could not read it, and says nothing
-// about the CA.
-func (k *KeyPair) ReadOnce(ctx context.Context, reader client.Reader) error {
-	return k.source.ReadOnce(ctx, reader, k)
 }
 
 // Name returns the name of the source, for messages.

@@ -85,7 +85,7 @@ func (w *secretWatch) observe() {
 	w.pair.mu.Lock()
 	w.pair.object = reference
 	w.pair.mu.Unlock()
-	w.pair.offer(secret)
+	w.pair.Offer(secret)
 }
 
 // fail reports a right that has been missing since the start. Failures after the first read are only logged.
@@ -95,22 +95,8 @@ func (w *secretWatch) fail(err error) {
 	}
 }
 
-// ReadOnce implements Source.
-func (s Secret) ReadOnce(ctx context.Context, reader client.Reader, pair *KeyPair) error {
-	secret := &corev1.Secret{}
-	err := reader.Get(ctx, types.NamespacedName(s), secret)
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("get %s: %w", pair.name, err)
-	}
-	if err != nil {
-		secret = nil
-	}
-	pair.offer(secret)
-	return nil
-}
-
-// offer loads the key pair in secret. A nil secret means that the Secret does not exist.
-func (k *KeyPair) offer(secret *corev1.Secret) {
+// Offer loads the key pair in secret. A nil secret means that the Secret does not exist.
+func (k *KeyPair) Offer(secret *corev1.Secret) {
 	switch {
 	case secret == nil:
 		k.Refuse(k.missing())

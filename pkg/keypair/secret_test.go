@@ -83,7 +83,7 @@ func TestGuarded(t *testing.T) {
 		{"the switch", ringSecret(t, two, both), twoID + " 0s", twoID + " 0s", 1, true},
 		{"the pair goes", ringSecret(t, two, noPair), twoID + " 0s", twoID + " 0s", 1, false},
 	} {
-		pair.offer(step.secret)
+		pair.Offer(step.secret)
 		if diff := cmp.Diff([]string{step.client, step.serving}, []string{allowed(pair, kubeletClient), allowed(pair, kubeletServing)}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.what, diff)
 		}
@@ -130,7 +130,7 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 		if test.change != nil {
 			test.change(pair)
 		}
-		pair.offer(test.secret)
+		pair.Offer(test.secret)
 		if got := fmt.Sprint(pair.Ready(now)); test.want == "" && got != "<nil>" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: ready says %s, want %q", name, got, test.want)
 		}
