@@ -85,15 +85,30 @@ func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
 	return found
 }
 
-// wokenWithin is little more than the ten seconds after which failed sources retry.
-const wokenWithin = 12 * time.Second
+const (
+	// wokenWithin is less than the ten seconds after which failed sources retry.
+	wokenWithin = 8 * time.Second
+	// retriedWithin is little more than that.
+	retriedWithin = 12 * time.Second
+)
 
-// wakes checks that change makes the source report node.
+// wakes checks that change makes the source report node, because of an event.
 func (f *following) wakes(t *testing.T, node string, change func()) {
+	t.Helper()
+	f.tells(t, wokenWithin, node, change)
+}
+
+// recovers checks that a source that has failed reports all nodes after repair.
+func (f *following) recovers(t *testing.T, repair func()) {
+	t.Helper()
+	f.tells(t, retriedWithin, "", repair)
+}
+
+func (f *following) tells(t *testing.T, most time.Duration, node string, change func()) {
 	t.Helper()
 	before := f.toldOf(node)
 	change()
-	within(t, wokenWithin, fmt.Sprintf("told of %q", node), func(context.Context) error {
+	within(t, most, fmt.Sprintf("told of %q", node), func(context.Context) error {
 		if f.toldOf(node) == before {
 			return errors.New("not")
 		}

@@ -99,7 +99,7 @@ status: {addresses: [{type: InternalIP, address: 10.0.0.1}, {type: InternalDNS, 
 	f.finds(t, "node-2", "=Machine default/m-2")
 	c.delete(t, crd)
 	f.finds(t, "node-2", "is not installed yet")
-	f.wakes(t, "", func() { c.installMachines(t, group, "v1beta1") })
+	f.recovers(t, func() { c.installMachines(t, group, "v1beta1") })
 	f.finds(t, "node-2", "")
 	c.apply(t, machineIn(group, "m-3", "spec: {infrastructureRef: {name: node-2}}"))
 	f.finds(t, "node-2", "=Machine default/m-3")
@@ -244,7 +244,7 @@ func TestMachinesOfAnotherCluster(t *testing.T) {
 	if entry, err := f.Lookup(t.Context(), "node-1", nil); err == nil {
 		t.Errorf("is %+v, while nobody can know", entry)
 	}
-	f.wakes(t, "", func() { l.down.Store(false) })
+	f.recovers(t, func() { l.down.Store(false) })
 	f.finds(t, "node-1", "")
 }
 
