@@ -11,6 +11,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -47,9 +48,28 @@ func MetricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, 
 	if err != nil {
 		return nil, err
 	}
-	return func(_ logr.Logger, handler http.Handler) (http.Handler, error) {
-		return filter(logr.Discard(), handler) // any pod could fill the log with refused requests
+	return func(log logr.Logger, handler http.Handler) (http.Handler, error) {
+		return filter(log.WithSink(&seldomSink{LogSink: log.GetSink(), often: &rate.Sometimes{Interval: time.Minute}}),
+			handler)
 	}, nil
+}
+
+// seldomSink logs at most one error a minute, because every refused client causes an error.
+type seldomSink struct {
+	logr.LogSink
+	often *rate.Sometimes
+}
+
+func (s *seldomSink) Error(err error, message string, keysAndValues ...any) {
+	s.often.Do(func() { s.LogSink.Error(err, message, keysAndValues...) })
+}
+
+func (s *seldomSink) WithValues(keysAndValues ...any) logr.LogSink {
+	return &seldomSink{s.LogSink.WithValues(keysAndValues...), s.often}
+}
+
+func (s *seldomSink) WithName(name string) logr.LogSink {
+	return &seldomSink{s.LogSink.WithName(name), s.often}
 }
 
 // others is the signer label of requests for signers that are not configured.

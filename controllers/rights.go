@@ -186,7 +186,7 @@ func (r rights) signer(c *config.Configuration) {
 			continue
 		}
 		secret := r.ofSecret(namespace, name)
-		secret.add("", "secrets", namespace, name, "get", "list", "watch")
+		secret.add("", "secrets", namespace, name, "list", "watch")
 		secret.events(namespace)
 		if one.CreateIfMissing && !dryRun { // needed at most once
 			r.by("a new CA").from("config/create-ca").optional().add("", "secrets", namespace, "", "create")

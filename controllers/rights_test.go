@@ -206,7 +206,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		"cleaner": {
 			change:  func(c *config.Configuration) { c.Controllers = []string{"cleaner"}; c.LeaderElection.Enabled = false },
 			have:    []string{"delete certificatesigningrequests.certificates.k8s.io"},
-			havenot: []string{"get secrets a in b", "create leases.coordination.k8s.io in n", "create subjectaccessreviews.authorization.k8s.io"},
+			havenot: []string{"list secrets a in b", "create leases.coordination.k8s.io in n", "create subjectaccessreviews.authorization.k8s.io"},
 		},
 		"a custom signer": {
 			change: func(c *config.Configuration) {
@@ -216,7 +216,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 				}}}
 			},
 			have: []string{
-				"sign signers.certificates.k8s.io example.com/a", "get secrets a in b", "create events.events.k8s.io in b",
+				"sign signers.certificates.k8s.io example.com/a", "list secrets a in b", "create events.events.k8s.io in b",
 				"update leases.coordination.k8s.io csr-controller-manager in n",
 			},
 			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
@@ -227,7 +227,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			},
 			have: []string{
 				"get certificatesigningrequests.certificates.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
-				"create events.events.k8s.io in default", "get secrets a in b",
+				"create events.events.k8s.io in default", "list secrets a in b",
 			},
 			havenot: []string{
 				"update certificatesigningrequests/approval.certificates.k8s.io", "update certificatesigningrequests/status.certificates.k8s.io",
@@ -320,10 +320,10 @@ func TestRightsNameTheirManifest(t *testing.T) {
 		"update certificatesigningrequests/approval.certificates.k8s.io": "config/rbac",
 		"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving": "config/rbac",
 		"sign signers.certificates.k8s.io example.com/web":               "",
-		"get secrets csr-signer in csr-controller-manager-system":        "config/rbac",
-		"get secrets web in ns":                              "",
-		"create secrets in csr-controller-manager-system":    "config/create-ca",
-		"list leases.coordination.k8s.io in kube-node-lease": "config/node-identity",
+		"list secrets csr-signer in csr-controller-manager-system":       "config/rbac",
+		"list secrets web in ns":                                         "",
+		"create secrets in csr-controller-manager-system":                "config/create-ca",
+		"list leases.coordination.k8s.io in kube-node-lease":             "config/node-identity",
 		"list services":                                                        "config/kubelet-serving",
 		"watch machines.cluster.x-k8s.io":                                      "config/inventory-cluster-api",
 		"create tokenreviews.authentication.k8s.io":                            "config/rbac",

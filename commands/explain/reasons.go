@@ -70,8 +70,8 @@ var approverReasons = map[string]advice{
 	},
 	"SANReserved": {
 		meaning: "A name or an address in the request cannot belong to a node. It belongs to a Service, to " +
-			"every host, or to the API server, according to its serving certificate, its endpoints, the " +
-			"kubeconfig or `cluster-info`.",
+			"every host, or to the API server, according to its serving certificate, its endpoints or the " +
+			"kubeconfig.",
 		todo: "If a Service uses a name or an address of the node, change the Service; if an API server runs " +
 			"on the node, add the node to `apiServerNodes`. Otherwise find out why the node claims the name.",
 	},

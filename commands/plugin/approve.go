@@ -67,18 +67,25 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	cmd.Flags().StringVar(&a.node, "node", "", "approve the pending requests of the node with this `name`")
-	cmd.Flags().BoolVar(&a.yes, "yes", false, "approve without asking")
-	cmd.Flags().StringVar(&a.blockList, "block-list", defaultNamespace+"/"+blockListName,
-		"`namespace/name` of the ConfigMap with blocked nodes and certificates")
+	cmd.Flags().BoolVar(&a.yes, "yes", false, "approve without asking; not with --node")
+	cmd.Flags().StringVar(&a.blockList, "block-list", blockListName,
+		"`name` of the ConfigMap with blocked nodes and certificates, in the namespace of the manager or as namespace/name; "+
+			"empty for none")
 	format := formatFlag(cmd)
 	check := func(args []string) error {
-		if *format == "json" && !a.yes {
+		switch {
+		case *format == "json" && !a.yes:
 			return errors.New("-o json asks nothing: add --yes")
+		case a.yes && a.node != "":
+			return errors.New("--yes needs the names of the requests: other requesters can make requests for a node, too")
 		}
 		return cmp.Or(oneOf(args, a.node), checkFormat(*format))
 	}
 	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, args []string) error {
 		a.cluster, a.aside = c, cmd.ErrOrStderr()
+		if a.blockList != "" && !strings.Contains(a.blockList, "/") {
+			a.blockList = cmp.Or(c.namespace, defaultNamespace) + "/" + a.blockList
+		}
 		all, err := a.outcomes(cmd.Context(), args)
 		if err != nil {
 			return err
@@ -157,6 +164,10 @@ func (a *approval) problem(
 		return fmt.Sprintf("%q, who is neither the node nor a bootstrap token, has made the request", facts.Requester),
 			"If you know who that is and why it asks for this node's certificate, approve the request by its name."
 	}
+	if blocked.unread != "" {
+		return "it is unknown whether the node is blocked: the block list is " + blocked.unread,
+			"Run the command as a user who may get this ConfigMap, or with --block-list= if nothing is blocked."
+	}
 	if reason := blocked.reason(req); reason != "" {
 		return fmt.Sprintf("%s: the block list, ConfigMap %s, names it", reason, a.blockList), explain.NextStep(csr.Pending, reason)
 	}
@@ -164,21 +175,26 @@ func (a *approval) problem(
 }
 
 // blockList holds the lines of the ConfigMap that the manager reads. It only ever refuses a request.
-type blockList struct{ nodes, certificates string }
+type blockList struct {
+	nodes, certificates string
+	unread              string // why the list can't be read; empty if it was read, or if there is none
+}
 
-// readBlockList returns an empty list if there is none, or if the user may not read it.
+// readBlockList reads the block list. A list that does not exist blocks nothing.
 func (a *approval) readBlockList(ctx context.Context) blockList {
+	if a.blockList == "" {
+		return blockList{}
+	}
 	namespace, name, _ := strings.Cut(a.blockList, "/")
 	obj, err := a.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
+	switch {
+	case apierrors.IsNotFound(err):
+		_, _ = fmt.Fprintf(a.aside, "There is no block list %s.\n", oneLine(a.blockList))
 		return blockList{}
+	case err != nil:
+		return blockList{unread: check.ReadError("get ConfigMap "+a.blockList, err)}
 	}
-	if err != nil {
-		_, _ = fmt.Fprintf(a.aside, "Warning: the block list is %s. The manager still refuses what it names.\n",
-			oneLine(check.ReadError("get ConfigMap "+a.blockList, err)))
-		return blockList{}
-	}
-	return blockList{strings.ToLower(obj.Data["nodes"]), strings.ToLower(obj.Data["certificates"])}
+	return blockList{nodes: strings.ToLower(obj.Data["nodes"]), certificates: strings.ToLower(obj.Data["certificates"])}
 }
 
 // reason returns NodeBlocked or CertificateBlocked if the list names the node that req is for or comes from, or the
@@ -201,7 +217,7 @@ func (b blockList) reason(req *csr.Request) string {
 	return ""
 }
 
-// decide shows the requests without a problem, asks whether to approve them, and approves them.
+// decide shows the requests without a problem, asks whether to approve them unless --yes is given, and approves them.
 func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) error {
 	var open []*outcome
 	for i := range all {
@@ -212,14 +228,12 @@ func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) erro
 	if len(open) == 0 {
 		return nil
 	}
-	confirmed := a.yes
-	if !a.yes {
-		var err error
-		if confirmed, err = a.ask(ctx, open, len(all), in); err != nil {
+	for _, each := range open {
+		if err := a.show(ctx, each); err != nil {
 			return err
 		}
 	}
-	if !confirmed {
+	if !a.yes && !a.confirms(len(open), len(all), in) {
 		for _, each := range open {
 			each.Problem = "you did not confirm it"
 		}
@@ -232,19 +246,12 @@ func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) erro
 	return nil
 }
 
-// ask shows open, of so many requests, and reports whether the person confirms their approval.
-func (a *approval) ask(ctx context.Context, open []*outcome, of int, in io.Reader) (bool, error) {
-	for _, each := range open {
-		if err := a.show(ctx, each); err != nil {
-			return false, err
-		}
-	}
-	if _, err := fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), of); err != nil {
-		return false, err
-	}
+// confirms asks, and reports whether the person confirms the approval of so many requests.
+func (a *approval) confirms(open, all int, in io.Reader) bool {
+	_, _ = fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", open, all)
 	answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
 	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes", nil
+	return answer == "y" || answer == "yes"
 }
 
 // show writes what a person must know before the approval.

@@ -167,10 +167,11 @@ func TestApprove(t *testing.T) {
 		"--yes":            {args: []string{"r", "--yes"}},
 		"no":               {input: "n\n", args: []string{"r"}, want: "you did not confirm it"},
 		"no answer":        {args: []string{"r"}, want: "you did not confirm it"},
-		"node":             {args: []string{"--node", "a", "--yes"}},
-		"node, a stranger": {mod: byAlice, args: []string{"--node", "a", "--yes"}, want: `"alice", who is neither the node nor a bootstrap token`},
+		"node":             {input: "y\n", args: []string{"--node", "a"}},
+		"node, a stranger": {mod: byAlice, input: "y\n", args: []string{"--node", "a"}, want: `"alice", who is neither the node nor a bootstrap token`},
 		"name, a stranger": {mod: byAlice, args: []string{"r", "--yes"}},
 		"blocked":          {more: []runtime.Object{blockList}, args: []string{"r", "--yes"}, want: "NodeBlocked: the block list"},
+		"no list":          {more: []runtime.Object{blockList}, args: []string{"r", "--yes", "--block-list="}},
 		"another list":     {more: []runtime.Object{blockList}, args: []string{"r", "--yes", "--block-list=a/b"}},
 		"wrong usages":     {mod: func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }, args: []string{"r", "--yes"}, want: "the signer would refuse the request (SignerValidationFailure)"},
 		"another signer":   {mod: func(obj *request) { obj.Spec.SignerName = "example.com/a" }, args: []string{"r", "--yes"}},
@@ -222,6 +223,10 @@ func TestApproveShowsTheFacts(t *testing.T) {
 	obj := requestOf(t, "r", func(obj *request) { obj.Spec.Username = "x\x1b[31m\n" })
 	c, _ := clusterOf(t, []runtime.Object{obj, event(obj, approverName, "NotAuthorized", "m\x1b\u202e", -time.Minute)})
 	_, aside, _ := execute(t, c, "", "approve", "r")
+	_, silent, _ := execute(t, c, "", "approve", "r", "--yes")
+	if facts, _, _ := strings.Cut(aside, "\nApprove 1 of 1"); !strings.Contains(silent, facts) {
+		t.Errorf("--yes does not show the facts:\n%s", silent)
+	}
 	for _, part := range []string{`"CN=system:node:a,O=system:nodes"`, `"x\x1b[31m\n"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago", "Approve 1 of 1 requests? [y/N] "} {
 		if !strings.Contains(aside, part) {
 			t.Errorf("%q is not in:\n%s", part, aside)
@@ -229,6 +234,19 @@ func TestApproveShowsTheFacts(t *testing.T) {
 	}
 	if strings.ContainsAny(aside, "\x1b\u202e") {
 		t.Errorf("%q", aside)
+	}
+}
+
+// TestApproveNeedsTheBlockList has a user who may not read the block list.
+func TestApproveNeedsTheBlockList(t *testing.T) {
+	t.Parallel()
+	c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
+	api.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, blockListName, errors.New("no"))
+	})
+	out, _, err := execute(t, c, "", "approve", "r", "--yes")
+	if err == nil || !strings.Contains(out, "it is unknown whether the node is blocked") || storedApproval(t, api, "r") != nil {
+		t.Errorf("error %v:\n%s", err, out)
 	}
 }
 
@@ -415,6 +433,7 @@ func TestCommandLines(t *testing.T) {
 		"explain a b":                `unexpected argument "b"`,
 		"approve a --node b":         "give the NAME of a request, or --node NODE",
 		"approve a -o json":          "-o json asks nothing: add --yes",
+		"approve --node a --yes":     "--yes needs the names of the requests",
 		"rotation status a b":        `unexpected argument "b"`,
 		"rotation start --timeout 0": "is not a time to wait",
 	} {

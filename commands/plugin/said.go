@@ -35,7 +35,9 @@ type statement struct {
 const listPage = 500
 
 // controllers are the parts of the manager that write Events.
-var controllers = []string{approverName, signerName, "csr-cleaner", "csr-rotation", "csr-self-check"}
+var controllers = []string{
+	approverName, signerName, "csr-cleaner", "csr-rotation", "csr-self-check", "csr-block-list", "csr-static-inventory",
+}
 
 // events calls each for every statement in the Events in namespace that match selector. An empty namespace stands for
 // all.

@@ -245,7 +245,7 @@ func refuse(req *csr.Request, violations []verdict.Result) Decision {
 		}
 		configurable = configurable && ByConfiguration(each.Reason)
 	}
-	advice := "the request is checked again when this changes"
+	advice := "the request is checked again when this changes, or within five minutes"
 	if result.Verdict == verdict.Deny {
 		advice = newRequest(configurable)
 	}

@@ -263,7 +263,7 @@ func TestServingRefuses(t *testing.T) {
 			if got.Verdict != test.verdict || got.Reason != test.reason || got.Rule != "" {
 				t.Errorf("%+v, want %s %s", got, test.verdict, test.reason)
 			}
-			advice := "; the request is checked again when this changes"
+			advice := "; the request is checked again when this changes, or within five minutes"
 			switch {
 			case test.verdict == verdict.Deny && test.reason == "SANReserved": // which names are reserved is configured
 				advice = "; a new request is needed, or a configuration that permits this one"
@@ -298,7 +298,7 @@ func TestServingTellsAllViolations(t *testing.T) {
 	req.Cert.DNSNames, facts.address.service = []string{"x", "y"}, "Service a/b"
 	want = `the request for signer kubernetes.io/kubelet-serving is not approved: ["x" "y"] do not belong to node "a": Node a has ["10.0.0.1"]; ` +
 		`add them there if they are the node's; 10.0.0.1 is a name or an address of Service a/b, which no node can have: delete the Service if it is the node's; ` +
-		`the request is checked again when this changes`
+		`the request is checked again when this changes, or within five minutes`
 	if got := judgeGiven(req, facts); got.Message != want || got.Verdict != verdict.Wait || got.Reason != "SANNotOwned" {
 		t.Errorf("%+v\nwant %s", got, want)
 	}

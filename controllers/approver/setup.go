@@ -115,6 +115,12 @@ func (r *Reconciler) check() error {
 		if rule.Shape == nil && rule.Judge == nil {
 			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape or Judge", rule.SignerName))
 		}
+		for _, recogniser := range rule.Recognisers {
+			if recogniser.Matches == nil {
+				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches: set it",
+					recogniser.Name, rule.SignerName))
+			}
+		}
 	}
 	return errors.Join(errs...)
 }

@@ -21,7 +21,7 @@ const (
 	// request. The others are judged again after their pause.
 	mostWoken = 3
 	// mostMarks bounds the names and addresses that are gathered. A request for one beyond it waits for its own pause, of
-	// at most five minutes: a user who changes a Service of many addresses must not wake everybody.
+	// at most five minutes. Nodes and Machines that change many addresses must not wake everybody.
 	mostMarks = 10_000
 )
 

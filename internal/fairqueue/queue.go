@@ -84,7 +84,8 @@ type lane struct {
 	busy bool        // a key is in progress
 }
 
-// newestFirst implements heap.Interface, because one requester may fill one lane with 100,000 requests.
+// newestFirst implements heap.Interface, because one requester may fill one lane with 100,000 requests. Keys of the same
+// second come in any order.
 type newestFirst []Key
 
 func (n newestFirst) Len() int           { return len(n) }

@@ -17,9 +17,11 @@ const (
 	reviewTimeout = 45 * time.Second
 	// placesPerQuestion is the number of identical reviews that are in progress at a time. Others wait, and share the next.
 	placesPerQuestion = 2
-	// slow is the time after which a review gives its place back, and its callers ask again. One review that hangs costs
-	// them a second.
+	// slow is the time after which a review gives its place back.
 	slow = time.Second
+	// askAgain is the time after which callers without an answer ask again. Most authorizers answer earlier, so a review that
+	// hangs costs its callers five seconds, and a slow authorizer gets few reviews more.
+	askAgain = 5 * time.Second
 )
 
 // Shared is an Authorizer in which identical reviews that are not sent yet share one. A review that is sent is never
@@ -31,8 +33,8 @@ type Shared struct {
 	places sync.Map // of each question with a review in progress: a channel that holds a value for each
 }
 
-// Allowed implements Authorizer. While there is no answer, it asks again after one second, and then after twice as long
-// each time, and returns the first answer. ctx bounds only the wait of its caller, because others may share the review.
+// Allowed implements Authorizer. While there is no answer, it asks again after five seconds, and then after twice as
+// long each time, and returns the first answer. ctx bounds only the wait of its caller, because others may share the review.
 func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 	// %#v quotes every string and sorts every map: texts of different questions differ.
 	question := fmt.Sprintf("%#v %#v", who, what)
@@ -40,7 +42,7 @@ func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizat
 	send := func() (any, error) { return s.send(detached, question, who, what) }
 	done, answers := make(chan struct{}), make(chan singleflight.Result)
 	defer close(done)
-	for pause := slow; ; pause *= 2 {
+	for pause := askAgain; ; pause *= 2 {
 		go func() {
 			select {
 			case answer := <-s.unsent.DoChan(question, send):

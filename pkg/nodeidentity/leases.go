@@ -18,8 +18,8 @@ import (
 )
 
 // Leases watches the Leases of kubelets and reports which nodes are alive. Each process trusts only its own
-// observations, so no node is dead in the first minute after a start. A failure of the watch discards earlier
-// observations, so no node is dead because the API server is unreachable.
+// observations, so no node is dead in the first minute after a start. If the API server is unreachable, no other node is
+// seen to renew its Lease, so no node is dead.
 type Leases struct {
 	leases *informer.Informer[*observed]
 	clock  clock.PassiveClock
@@ -40,7 +40,7 @@ func NewLeases(
 		Resource: informer.Of(coordinationv1.SchemeGroupVersion.WithResource("leases"), api.Leases(corev1.NamespaceNodeLease)),
 		Convert: func(obj runtime.Object) *observed {
 			lease := obj.(*coordinationv1.Lease)
-			before, _, _ := l.leases.Get(lease.Namespace, lease.Name) // nil if it is new, and after a failure of the watch
+			before, _, _ := l.leases.Get(lease.Namespace, lease.Name) // nil if it is new, or if all were dropped
 			return observe(before, lease, l.clock.Now())
 		},
 		OnSync: func() { changed("") },

@@ -25,9 +25,9 @@ func (l Life) String() string { return [...]string{"unknown", "alive", "dead"}[l
 const (
 	// standstill is how long a Lease must be watched without a change. A kubelet renews its Lease every ten seconds.
 	standstill = time.Minute
-	// quiet is the longest pause between two renewals of a Lease that another node's death is judged by: two renewals of
-	// a kubelet.
-	quiet = 20 * time.Second
+	// A pause between two renewals of a Lease that another node's death is judged by may be as long as two renewals of
+	// its kubelet, which renews the Lease after a quarter of its duration. leastQuiet and mostQuiet bound that.
+	leastQuiet, mostQuiet = 20 * time.Second, time.Minute
 )
 
 // observed is what was seen of one Lease. Instants are by a clock that does not jump, except renewed.
@@ -40,10 +40,13 @@ type observed struct {
 	// since is when the last renewal was seen, or when the Lease was first seen. A Lease that was just read may have been
 	// unchanged for long.
 	since time.Time
-	// steady is since when the Lease was seen to be renewed without a pause longer than quiet. It is zero if no renewal
+	// steady is since when the Lease was seen to be renewed without a pause longer than quiet(). It is zero if no renewal
 	// was seen.
 	steady time.Time
 }
+
+// quiet returns the longest pause between two renewals of a Lease by which another node's death is judged.
+func (o *observed) quiet() time.Duration { return min(max(o.lasts/2, leastQuiet), mostQuiet) }
 
 // observe returns what was seen of lease at an instant. before is what was seen of it earlier, or nil.
 func observe(before *observed, lease *coordinationv1.Lease, at time.Time) *observed {
@@ -59,7 +62,7 @@ func observe(before *observed, lease *coordinationv1.Lease, at time.Time) *obser
 	case before == nil:
 	case before.renewed.Equal(after.renewed):
 		after.since, after.steady = before.since, before.steady
-	case before.steady.IsZero() || !within(quiet, before.since, at):
+	case before.steady.IsZero() || !within(after.quiet(), before.since, at):
 		after.steady = at
 	default:
 		after.steady = before.steady
@@ -113,7 +116,7 @@ func life(lease *observed, all []*observed, at time.Time) Life {
 
 // proves reports whether o was renewed without a pause, up to an instant, for as long as the node of lease must be silent.
 func (o *observed) proves(lease *observed, at time.Time) bool {
-	if o.steady.IsZero() || !within(quiet, o.since, at) {
+	if o.steady.IsZero() || !within(o.quiet(), o.since, at) {
 		return false
 	}
 	begun := lease.since

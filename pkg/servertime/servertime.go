@@ -70,8 +70,8 @@ type note struct {
 	sent instant
 	// start is the API servers' time when the monotonic clock of this machine was zero. It is zero if it is unknown.
 	start time.Time
-	// believed is the last start that was believed. A start that is more than MaxSkew later is not believed while the clock
-	// of this machine does not agree: if the API servers' clock was set forward, it makes every object old.
+	// believed is the last start at which the clock of this machine agreed, or the earliest since then. If the API servers'
+	// clock was set forward, it makes every object old, so a start that is more than MaxSkew later is not believed.
 	believed time.Time
 }
 
@@ -109,7 +109,7 @@ func (c *Clock) timeAfter(ctx context.Context, after time.Duration) (time.Time, 
 		return c.shown.Now(), nil
 	}
 	last, err := c.update(ctx, after)
-	if forward := last.start.Sub(last.believed); err == nil && forward != 0 {
+	if forward := last.start.Sub(last.believed); err == nil && forward > MaxSkew {
 		err = unknown(fmt.Errorf("the API server's clock was set forward by %s, and the clock of this machine does not agree: "+
 			"synchronize both clocks", forward.Round(time.Second)))
 	}
@@ -220,7 +220,7 @@ func (c *Clock) note(date time.Time, sent instant) {
 	}
 	start, skew := date.Add(-now.mono), now.wall.Sub(date)
 	believed := start
-	if last := c.last; !last.start.IsZero() && start.Sub(last.believed) > MaxSkew && skew.Abs() > MaxSkew {
+	if last := c.last; !last.start.IsZero() && start.After(last.believed) && skew.Abs() > MaxSkew {
 		believed = last.believed
 	}
 	c.last = note{sent, start, believed}

@@ -99,7 +99,7 @@ func readOnly(t *testing.T) *rest.Config {
 	for namespace, rules := range map[string][]rbacv1.PolicyRule{
 		metav1.NamespaceDefault:  {events},
 		trust.ExtensionNamespace: {{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{trust.ExtensionName, "kube-root-ca.crt"}, Verbs: []string{"get"}}},
-		systemNamespace:          {events, {APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"csr-signer"}, Verbs: []string{"get", "list", "watch"}}},
+		systemNamespace:          {events, {APIGroups: []string{""}, Resources: []string{"secrets"}, ResourceNames: []string{"csr-signer"}, Verbs: []string{"list", "watch"}}},
 	} {
 		meta := metav1.ObjectMeta{Namespace: namespace, Name: name}
 		create(t, admin(t), &rbacv1.Role{ObjectMeta: meta, Rules: rules})

@@ -78,7 +78,7 @@ func TestPluginShowsAndApproves(t *testing.T) {
 	if got := csr.StateOf(reload(t, obj)); got != csr.Pending {
 		t.Fatalf("the request is %s", got)
 	}
-	out, code = runPlugin(t, controlPlane(t).Config, "approve", "--node", "shown", "--yes")
+	out, code = runPlugin(t, controlPlane(t).Config, "approve", "--node", "shown")
 	says(t, out, code, 1, "who is neither the node nor a bootstrap token")
 	out, _, code = plugin(t, controlPlane(t).Config, "approve", obj.Name, "--yes", "-o", "json")
 	says(t, out, code, 0, `"approved": true`)

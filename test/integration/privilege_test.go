@@ -450,10 +450,3 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 	}
 	return nil
 }
-
-func texts(rights []check.Right) (all []string) {
-	for _, right := range rights {
-		all = append(all, right.String())
-	}
-	return all
-}
