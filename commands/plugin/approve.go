@@ -73,19 +73,10 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 			"empty for none")
 	format := formatFlag(cmd)
 	check := func(args []string) error {
-		switch {
-		case *format == "json" && !a.yes:
-			return errors.New("-o json asks nothing: add --yes")
-		case a.yes && a.node != "":
-			return errors.New("--yes needs the names of the requests: other requesters can make requests for a node, too")
-		}
-		return cmp.Or(oneOf(args, a.node), checkFormat(*format))
+		return cmp.Or(oneOf(args, a.node), checkFormat(*format), a.checkYes(*format))
 	}
 	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, args []string) error {
 		a.cluster, a.aside = c, cmd.ErrOrStderr()
-		if a.blockList != "" && !strings.Contains(a.blockList, "/") {
-			a.blockList = cmp.Or(c.namespace, defaultNamespace) + "/" + a.blockList
-		}
 		all, err := a.outcomes(cmd.Context(), args)
 		if err != nil {
 			return err
@@ -108,6 +99,17 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 		return nil
 	})
 	return cmd
+}
+
+// checkYes returns an error if --yes is missing for that format, or permits too much.
+func (a *approval) checkYes(format string) error {
+	switch {
+	case format == "json" && !a.yes:
+		return errors.New("-o json asks nothing: add --yes")
+	case a.yes && a.node != "":
+		return errors.New("--yes needs the names of the requests: other requesters can make requests for a node, too")
+	}
+	return nil
 }
 
 // outcomes returns the requests with these names, or the pending ones of a node. Those with a Problem are not approved.
@@ -184,6 +186,9 @@ type blockList struct {
 func (a *approval) readBlockList(ctx context.Context) blockList {
 	if a.blockList == "" {
 		return blockList{}
+	}
+	if !strings.Contains(a.blockList, "/") {
+		a.blockList = cmp.Or(a.namespace, defaultNamespace) + "/" + a.blockList
 	}
 	namespace, name, _ := strings.Cut(a.blockList, "/")
 	obj, err := a.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
