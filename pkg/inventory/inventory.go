@@ -38,7 +38,7 @@ type Owner interface {
 	Owner(value san.SAN) (string, error)
 }
 
-// Changed is called by a source with the name of each node whose entry has changed, and with the names and addresses that
+// Changed is called by a source with the name of each node whose entry has changed, and with names and addresses that
 // this node had, because other nodes may wait for them. An empty node means that the entry of any node may have changed.
 type Changed func(node string, had ...san.SAN)
 

@@ -16,6 +16,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1client "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
@@ -132,13 +133,16 @@ func (s *Source) Err() error {
 	return errors.Join(errs...)
 }
 
-// nodeChanged reports a Node that was created or deleted, or whose names or addresses changed, with what it had before.
+// nodeChanged reports a Node that was created or deleted, or whose names or addresses changed, with what it no longer has.
 func (s *Source) nodeChanged(before, after *object) {
 	switch {
 	case before == nil:
 		s.Changed(after.Name)
-	case after == nil || !slices.Equal(before.sans, after.sans): // otherwise it is a heartbeat
+	case after == nil:
 		s.Changed(before.Name, before.has()...)
+	case !slices.Equal(before.sans, after.sans): // otherwise it is a heartbeat
+		kept := sets.New(after.has()...)
+		s.Changed(before.Name, slices.DeleteFunc(slices.Clone(before.has()), kept.Has)...)
 	}
 }
 
