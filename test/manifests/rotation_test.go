@@ -164,7 +164,7 @@ var rotationQuestions = []question{
 	{"attest", "certificates.k8s.io", "signers", "", "example.com/web", nil},
 	{"list", "", "nodes", "", "", []string{"operator"}},
 	{"list", "apiregistration.k8s.io", "apiservices", "", "", []string{"controller"}},
-	{"list", "events.k8s.io", "events", "default", "", []string{"operator"}},
+	{"list", "", "events", "default", "", []string{"operator"}},
 	{"*", "*", "*", "", "", nil},
 }
 
