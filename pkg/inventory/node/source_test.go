@@ -207,8 +207,8 @@ func TestErr(t *testing.T) {
 	}
 }
 
-// TestChanged checks that Changed is called after a Node was created, deleted or changed, with what it no longer has. A heartbeat is
-// no change.
+// TestChanged checks that Changed is called after a Node was created, deleted or changed, with what it no longer has. A
+// heartbeat is no change.
 func TestChanged(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
