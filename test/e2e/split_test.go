@@ -120,7 +120,8 @@ func (c *cluster) actions(t *testing.T, who, request string) []action {
 	}
 	all := []action{
 		{"list requests", identities, list(&certificatesv1.CertificateSigningRequestList{})},
-		{"read the signing Secret", []string{"csr-signer"}, read(&corev1.Secret{}, namespace, signingSecret)},
+		{"list the signing Secret", []string{"csr-signer"}, list(&corev1.SecretList{}, client.InNamespace(namespace), client.MatchingFields{"metadata.name": signingSecret})},
+		{"get the signing Secret", nil, read(&corev1.Secret{}, namespace, signingSecret)},
 		{"list Secrets in its namespace", nil, list(&corev1.SecretList{}, client.InNamespace(namespace))},
 		{"read the bootstrap token", nil, read(&corev1.Secret{}, "kube-system", "bootstrap-token-07401b")},
 		{"list Nodes", []string{"csr-approver"}, list(&corev1.NodeList{})},
