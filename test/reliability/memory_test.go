@@ -19,13 +19,13 @@ func endForMemory(w *world) {
 	w.oldest().kill()
 	enough, group := w.environment, w.newMemoryGroup()
 	w.environment = append(slices.Clone(enough), "sh", "-c", `echo $$ > `+group.members+` && exec "$0" "$@"`)
-	group.permit(12 << 20)
+	group.permit(8 << 20)
 	w.endsForMemory(w.startReplica(false))
 	group.permit(1 << 30)
 	r := w.startReplica(false)
 	w.waitReady(r)
 	w.pause(time.Second)
-	group.permit(group.used() + 1<<20)
+	group.squeeze()
 	w.endsForMemory(r)
 	w.environment = enough
 	w.startReplica(false)
@@ -49,15 +49,15 @@ func (w *world) endsForMemory(r *replica) {
 
 // memoryGroup is a control group with a memory limit, of version 1 or 2. A process that writes its ID to members becomes a member.
 type memoryGroup struct {
-	t                    *testing.T
-	members, limit, size string
+	t                         *testing.T
+	members, limit, statistic string
 }
 
 func (w *world) newMemoryGroup() memoryGroup {
 	w.t.Helper()
-	root, limit, size := "/sys/fs/cgroup", "memory.max", "memory.current"
+	root, limit := "/sys/fs/cgroup", "memory.max"
 	if _, err := os.Stat(filepath.Join(root, "memory")); err == nil {
-		root, limit, size = filepath.Join(root, "memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"
+		root, limit = filepath.Join(root, "memory"), "memory.limit_in_bytes"
 	}
 	folder := filepath.Join(root, "reliability-"+strconv.Itoa(os.Getpid()))
 	if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, os.ErrExist) { // a test that was killed leaves it
@@ -74,7 +74,7 @@ func (w *world) newMemoryGroup() memoryGroup {
 			w.t.Fatal(err)
 		}
 	}
-	return memoryGroup{w.t, filepath.Join(folder, "cgroup.procs"), filepath.Join(folder, limit), filepath.Join(folder, size)}
+	return memoryGroup{w.t, filepath.Join(folder, "cgroup.procs"), filepath.Join(folder, limit), filepath.Join(folder, "memory.stat")}
 }
 
 // permit sets the limit in bytes.
@@ -85,18 +85,35 @@ func (g memoryGroup) permit(bytes int) {
 	}
 }
 
-// used returns how many bytes the members use.
-func (g memoryGroup) used() int {
+// squeeze sets the smallest limit that the kernel accepts while the members have what they use.
+func (g memoryGroup) squeeze() {
 	g.t.Helper()
-	text, err := os.ReadFile(g.size)
+	var err error
+	for limit := g.heaps(); limit < 1<<30; limit += 256 << 10 {
+		if err = os.WriteFile(g.limit, []byte(strconv.Itoa(limit)), 0o600); !errors.Is(err, syscall.EBUSY) { // of version 1
+			break
+		}
+	}
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	bytes, err := strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// heaps returns how many bytes the members use that the kernel cannot take back: "anon" of version 2, "rss" of version 1.
+func (g memoryGroup) heaps() (bytes int) {
+	g.t.Helper()
+	text, err := os.ReadFile(g.statistic)
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	return bytes
+	for line := range strings.Lines(string(text)) {
+		var name string
+		if _, err := fmt.Sscan(line, &name, &bytes); err == nil && (name == "anon" || name == "rss") {
+			return bytes
+		}
+	}
+	g.t.Fatalf("no use of memory in %s", text)
+	return 0
 }
 
 // reachSoftLimit lasts as long as the load. The collector of the program tries to stay within GOMEMLIMIT.

@@ -174,7 +174,8 @@ const signerWorkers = 20
 // verifyRecords checks the audit logs of all replicas: each approval is recorded, each stored certificate was signed by one of them, and
 // the last record about each other one says that it was discarded, or that its outcome is unknown. Only a replica that was killed completes
 // no record.
-// At most as many as writes failed were not stored, besides those of requests that another process signed first. found is what it counted.
+// At most as many as writes failed were not stored, besides those of requests that another process signed first: a leader that was paused
+// works until it has failed to renew its Lease. found is what it counted.
 func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) (found string, wrong []error) {
 	signers, all := map[string]*replica{}, outcomes{}
 	logs, err := w.lastRecords()
@@ -203,10 +204,6 @@ func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) 
 	most := 0
 	if !s.noneLost {
 		most = w.failedWrites()
-	}
-	// Two replicas work on the same requests only while one of them does not know yet that it does not lead.
-	if both := signerWorkers * (len(logs) - 1); len(w.replicas) == len(logs) && all.second > both {
-		wrong = append(wrong, fmt.Errorf("%d requests were signed by two replicas, and at most %d may be", all.second, both))
 	}
 	if all.lost > most {
 		wrong = append(wrong, fmt.Errorf("%d certificates were lost, and at most %d may be, one for each write that failed", all.lost, most))
