@@ -1,31 +1,40 @@
 package signer
 
 import (
+	"bytes"
 	"context"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
-	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -33,13 +42,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-type request = certificatesv1.CertificateSigningRequest
+const (
+	clientSigner   = certificatesv1.KubeAPIServerClientSignerName
+	kubeletClient  = certificatesv1.KubeAPIServerClientKubeletSignerName
+	kubeletServing = certificatesv1.KubeletServingSignerName
+	customSigner   = "example.com/custom"
 
-var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	day  = 24 * time.Hour
+	year = 365 * day
+)
 
 var (
-	leafKey = sync.OnceValue(func() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
-	weakKey = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
+	now      = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+	leafKey  = sync.OnceValue(func() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
+	weakKey  = sync.OnceValue(func() *rsa.PrivateKey { return must(rsa.GenerateKey(rand.Reader, 1024)) })
 )
 
 func must[T any](value T, err error) T {
@@ -49,53 +66,82 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// root is a CA in PEM.
-type root struct{ cert, key []byte }
+type (
+	request = certificatesv1.CertificateSigningRequest
+	// edit is a change of a request.
+	edit  = func(*request)
+	asks  = x509.CertificateRequest
+	usage = certificatesv1.KeyUsage
+)
 
-// newRoot returns a CA that is valid from an hour before now to lifetime after now.
-func newRoot(t testing.TB, lifetime time.Duration) root {
-	t.Helper()
-	authority, key, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return root{authority.CertificatePEM(), key}
-}
-
-func nodeRequest() *x509.CertificateRequest {
-	return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
-}
-
-// payload returns template as PKCS#10 in PEM, signed with key.
-func payload(t testing.TB, template *x509.CertificateRequest, key any) []byte {
-	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-}
-
-// object returns an approved request of a kubelet for a client certificate, changed by modify.
-func object(t testing.TB, modify ...func(*request)) *request {
-	t.Helper()
+// object returns an approved request of a kubelet for a client certificate, with edits.
+func object(edits ...edit) *request {
 	obj := &request{
 		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "uid-1", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now)},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    payload(t, nodeRequest(), leafKey()),
-			SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
+			SignerName: kubeletClient,
 			Usages:     []certificatesv1.KeyUsage{"digital signature", "client auth"},
 			Username:   "system:bootstrap:abcdef",
 		},
 	}
-	with("Approved", "True")(obj)
-	for _, change := range modify {
-		change(obj)
-	}
+	payload(&asks{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}, leafKey())(obj)
+	condition("Approved", "True")(obj)
+	all(edits...)(obj)
 	return obj
 }
 
-func with(kind certificatesv1.RequestConditionType, status corev1.ConditionStatus) func(*request) {
+func all(edits ...edit) edit {
+	return func(obj *request) {
+		for _, change := range edits {
+			change(obj)
+		}
+	}
+}
+
+// payload signs template with key.
+func payload(template *asks, key crypto.Signer) edit {
+	der := must(x509.CreateCertificateRequest(rand.Reader, template, key))
+	return content(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+}
+
+func content(data []byte) edit { return func(obj *request) { obj.Spec.Request = data } }
+
+// asking changes what the payload asks for, and signs it again with key.
+func asking(key crypto.Signer, change func(*asks)) edit {
+	return func(obj *request) {
+		block, _ := pem.Decode(obj.Spec.Request)
+		asked := must(x509.ParseCertificateRequest(block.Bytes))
+		template := &asks{
+			Subject: asked.Subject, DNSNames: asked.DNSNames, EmailAddresses: asked.EmailAddresses,
+			IPAddresses: asked.IPAddresses, URIs: asked.URIs,
+		}
+		change(template)
+		payload(template, key)(obj)
+	}
+}
+
+func with(change func(*asks)) edit { return asking(leafKey(), change) }
+func keyed(key crypto.Signer) edit { return asking(key, func(*asks) {}) }
+func dns(names ...string) edit     { return with(func(r *asks) { r.DNSNames = names }) }
+func orgs(names ...string) edit    { return with(func(r *asks) { r.Subject.Organization = names }) }
+func common(name string) edit      { return with(func(r *asks) { r.Subject.CommonName = name }) }
+func node(name string) edit        { return common("system:node:" + name) }
+func signerName(name string) edit  { return func(obj *request) { obj.Spec.SignerName = name } }
+func usages(all ...usage) edit     { return func(obj *request) { obj.Spec.Usages = all } }
+func certificate(pem string) edit  { return func(obj *request) { obj.Status.Certificate = []byte(pem) } }
+func version(name string) edit     { return func(obj *request) { obj.ResourceVersion = name } }
+func unapproved(obj *request)      { obj.Status.Conditions = nil }
+func approvedAt(at metav1.Time) edit {
+	return func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = at }
+}
+func createdAt(at time.Time) edit {
+	return func(obj *request) { obj.CreationTimestamp = metav1.NewTime(at) }
+}
+func keyOf(obj *request) fairqueue.Key { return fairqueue.KeyOf(obj, csr.Limits{}.NodeOf(obj)) }
+
+var serving = all(signerName(kubeletServing), usages("digital signature", "server auth"))
+
+func condition(kind certificatesv1.RequestConditionType, status corev1.ConditionStatus) edit {
 	return func(obj *request) {
 		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
 			Type: kind, Status: status, LastUpdateTime: metav1.NewTime(now),
@@ -103,29 +149,28 @@ func with(kind certificatesv1.RequestConditionType, status corev1.ConditionStatu
 	}
 }
 
-func signerName(name string) func(*request) {
-	return func(obj *request) { obj.Spec.SignerName = name }
+// forged changes the name in a payload that is signed already.
+func forged(obj *request) {
+	block, _ := pem.Decode(obj.Spec.Request)
+	block.Bytes = bytes.Replace(block.Bytes, []byte("system:node:a"), []byte("system:node:b"), 1)
+	obj.Spec.Request = pem.EncodeToMemory(block)
 }
 
-func usages(usages ...certificatesv1.KeyUsage) func(*request) {
-	return func(obj *request) { obj.Spec.Usages = usages }
-}
-
-func template(t testing.TB, change func(*x509.CertificateRequest)) func(*request) {
+// trimmed makes obj what a cache keeps of it. The cache keeps the requests for our signers whole.
+func trimmed(ours func(signerName string) bool) edit {
 	return func(obj *request) {
-		changed := nodeRequest()
-		change(changed)
-		obj.Spec.Request = payload(t, changed, leafKey())
+		trimmed, err := csr.Trim{Ours: ours}.Transform(obj.DeepCopy())
+		*obj = *must(trimmed.(*request), err)
 	}
 }
 
-func profile(t testing.TB, config ca.ProfileConfig) ca.Profile {
-	t.Helper()
-	checked, err := ca.NewProfile(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return checked
+// root is a CA in PEM.
+type root struct{ cert, key []byte }
+
+// newRoot returns a CA that is valid from an hour before now to lifetime after now.
+func newRoot(lifetime time.Duration) root {
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, now)
+	return root{must(authority, err).CertificatePEM(), key}
 }
 
 // newPair returns a KeyPair that is named after a Secret, like a pair after SetupWithManager.
@@ -136,19 +181,6 @@ func newPair() (*keypair.KeyPair, *clocktesting.FakePassiveClock, *events.FakeRe
 	return pair, clock, recorder
 }
 
-// state returns the key ID of pair at now, or the reason and message of its absence.
-func state(pair *keypair.KeyPair, now time.Time) string {
-	authority, err := pair.Authority(now)
-	if err == nil {
-		return authority.KeyID()
-	}
-	var unavailable *keypair.Unavailable
-	if !errors.As(err, &unavailable) {
-		return "not an *Unavailable: " + err.Error()
-	}
-	return unavailable.Reason + ": " + unavailable.Message
-}
-
 func taken(recorder *events.FakeRecorder) []string {
 	var taken []string
 	for len(recorder.Events) > 0 {
@@ -157,92 +189,281 @@ func taken(recorder *events.FakeRecorder) []string {
 	return taken
 }
 
-// parts holds a Reconciler and everything that it uses.
-type parts struct {
-	reconciler *Reconciler
-	pair       *keypair.KeyPair
-	clock      *clocktesting.FakePassiveClock
-	recorder   *events.FakeRecorder
-	served     *request
-	getFault   error
-	written    []*request
-	writeFault error
+// world holds a Reconciler and everything that it uses.
+type world struct {
+	*Reconciler
+	t        testing.TB
+	ctx      context.Context
+	pair     *keypair.KeyPair
+	clock    *clocktesting.FakePassiveClock
+	recorder *events.FakeRecorder
+	key      fairqueue.Key
+	served   *request   // by the cache
+	written  []*request // also in vain
+	log      string     // the file of the audit log
+
+	getFault, writeFault error
+	update               func(sent *request) error // instead of writeFault
+	read                 func(obj *request) error  // changes what the API server shows after a failed write: served
 }
 
-func newParts(t testing.TB, served *request) *parts {
-	t.Helper()
-	p := &parts{served: served}
-	p.pair, p.clock, p.recorder = newPair()
-	signers := map[string]Signer{
-		"example.com/custom": {Profile: profile(t, ca.ProfileConfig{}), Usages: []certificatesv1.KeyUsage{"client auth"}, KeyPair: p.pair},
+// newWorld returns a manager with a CA for 1000 days that the cluster does not trust. Its cache holds an object with edits.
+func newWorld(t testing.TB, edits ...edit) *world {
+	pair, clock, recorder := newPair()
+	w := &world{
+		t: t, ctx: t.Context(), clock: clock, recorder: recorder,
+		served: object(edits...), log: filepath.Join(t.TempDir(), "audit.log"),
+	}
+	w.key = keyOf(w.served)
+	w.Reconciler = &Reconciler{
+		Signers: map[string]Signer{customSigner: {Profile: profile(ca.ProfileConfig{}), Usages: []usage{"client auth"}}},
+		Client:  cache{w: w}, Live: live{w: w}, Reporter: report.New(recorder, clock), Clock: clock, ServerTime: servertime.Of(clock),
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Audit: must(audit.Open(audit.Options{Path: w.log, MaxSize: 100})),
 	}
 	for _, name := range csr.BuiltinSigners() {
-		signers[name] = Signer{Profile: profile(t, ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault}), KeyPair: p.pair}
+		w.Signers[name] = Signer{Profile: profile(ca.ProfileConfig{ForbiddenSubjects: forbiddenByDefault})}
 	}
-	p.reconciler = &Reconciler{
-		Signers: signers, Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
-		Client: p.client(t), Live: p.client(t), Reporter: report.New(p.recorder, p.clock), Clock: p.clock,
-		ServerTime: servertime.Of(p.clock),
+	w.use(pair)
+	w.load(1000 * day)
+	return w
+}
+
+func profile(config ca.ProfileConfig) ca.Profile { return must(ca.NewProfile(config)) }
+
+// signer changes how requests for a signer name are signed.
+func (w *world) signer(name string, change func(*Signer)) {
+	signer := w.Signers[name]
+	change(&signer)
+	w.Signers[name] = signer
+}
+
+// use makes pair the CA of every signer.
+func (w *world) use(pair *keypair.KeyPair) {
+	w.pair, pair.Clock, pair.Reporter = pair, w.clock, w.Reporter
+	for name := range w.Signers {
+		w.signer(name, func(s *Signer) { s.KeyPair = pair })
 	}
-	return p
 }
 
-func (p *parts) client(t testing.TB) client.Client {
-	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
-		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-			if p.getFault == nil {
-				*obj.(*request) = *p.served // shared, like a cache read without a deep copy
-			}
-			return p.getFault
-		},
-		SubResourceUpdate: func(ctx context.Context, _ client.Client, subResource string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
-			if subResource != "status" {
-				t.Errorf("update of %s", subResource)
-			}
-			if ctx.Err() != nil { // like a real client
-				return ctx.Err()
-			}
-			p.written = append(p.written, obj.(*request).DeepCopy())
-			return p.writeFault
-		},
-		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
-			t.Error("create")
-			return nil
-		},
-		Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error {
-			t.Error("update")
-			return nil
-		},
-		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
-			t.Error("patch")
-			return nil
-		},
-		Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error {
-			t.Error("delete")
-			return nil
-		},
-	}).Build()
-}
-
-func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
-	t.Helper()
-	return p.reconciler.Reconcile(t.Context(), keyOf(p.served))
-}
-
-func keyOf(obj *request) fairqueue.Key { return fairqueue.KeyOf(obj, csr.Limits{}.NodeOf(obj)) }
-
-// trust makes it known what the cluster does with the CA. The zero trust is that of a CA that nothing trusts.
-func (p *parts) trust(found caTrust) {
-	found.authority = must(p.pair.Authority(now))
-	p.reconciler.trusts.Store(p.pair, found)
+func withoutCA(w *world) {
+	pair, _, _ := newPair()
+	w.use(pair)
 }
 
 // load gives the pair a CA with that lifetime that the cluster does not trust.
-func (p *parts) load(t testing.TB, lifetime time.Duration) root {
+func (w *world) load(lifetime time.Duration) {
+	made := newRoot(lifetime)
+	w.pair.Load(made.cert, made.key)
+	w.trust(caTrust{})
+	taken(w.recorder)
+}
+
+// trust makes it known what the cluster does with the CA.
+func (w *world) trust(found caTrust) {
+	found.authority = w.authority()
+	w.trusts.Store(w.pair, found)
+}
+
+func (w *world) authority() *ca.Authority { return must(w.pair.Authority(now)) }
+
+// cache is the manager's client, and live reads past it. Calls that the signer may not make panic.
+type cache struct {
+	client.Client
+	w *world
+}
+
+func (c cache) Status() client.SubResourceWriter { return status{w: c.w} }
+
+func (c cache) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	if c.w.getFault == nil {
+		*obj.(*request) = *c.w.served // shared, like a cache read without a deep copy
+	}
+	return c.w.getFault
+}
+
+type live struct {
+	client.Reader
+	w *world
+}
+
+func (l live) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	l.w.patient(ctx)
+	*obj.(*request) = *l.w.served.DeepCopy()
+	if l.w.read == nil {
+		return nil
+	}
+	return l.w.read(obj.(*request))
+}
+
+type status struct {
+	client.SubResourceWriter
+	w *world
+}
+
+func (s status) Update(ctx context.Context, obj client.Object, options ...client.SubResourceUpdateOption) error {
+	s.w.patient(ctx)
+	if by := (&client.SubResourceUpdateOptions{}).ApplyOptions(options).FieldManager; by != "csr-controller-manager" {
+		s.w.t.Errorf("field manager %q", by) // the client's user agent could be anything
+	}
+	s.w.written = append(s.w.written, obj.(*request).DeepCopy())
+	if s.w.update == nil {
+		return s.w.writeFault
+	}
+	return s.w.update(obj.(*request))
+}
+
+// patient checks that a call may take longer than an admission webhook, which has 30 seconds, and outlives the manager.
+func (w *world) patient(ctx context.Context) {
+	if deadline, ok := ctx.Deadline(); ctx.Err() != nil || !ok || time.Until(deadline) < 30*time.Second {
+		w.t.Errorf("the call ends at %s, %v", deadline, ctx.Err())
+	}
+}
+
+// reconcile judges the request once. It returns what was written ("certificate", "Failed REASON: MESSAGE"), "again PAUSE",
+// "error: TEXT" and the Events, one a line. A Failed condition is reported once it is stored; without its Event it is "tried Failed".
+func (w *world) reconcile() string {
+	w.t.Helper()
+	before, count := w.served.DeepCopy(), len(w.written)
+	result, err := w.Reconcile(w.ctx, w.key)
+	var lines []string
+	told := taken(w.recorder)
+	for _, sent := range w.written[count:] {
+		want, line := before.DeepCopy(), "certificate"
+		want.Status.Certificate = sent.Status.Certificate
+		if len(sent.Status.Certificate) > 0 {
+			w.leaf(sent)
+		} else {
+			last := sent.Status.Conditions[len(sent.Status.Conditions)-1]
+			want.Status.Conditions = append(want.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+				Type: "Failed", Status: "True", Reason: last.Reason, Message: last.Message, // the API server adds the times
+			})
+			line = fmt.Sprintf("tried Failed %s: %s", last.Reason, last.Message)
+			event := fmt.Sprintf("Warning %s signer %s refuses this request permanently: %s; a new request is needed",
+				last.Reason, sent.Spec.SignerName, last.Message)
+			if at := slices.Index(told, event); at >= 0 {
+				told, line = slices.Delete(told, at, at+1), strings.TrimPrefix(line, "tried ")
+			}
+		}
+		if diff := cmp.Diff(want, sent); diff != "" {
+			w.t.Errorf("written (-want +got):\n%s", diff)
+		}
+		lines = append(lines, line)
+	}
+	if result.RequeueAfter > 0 {
+		lines = append(lines, "again "+result.RequeueAfter.String())
+	}
+	if err != nil {
+		lines = append(lines, "error: "+err.Error())
+	}
+	if diff := cmp.Diff(before, w.served); diff != "" {
+		w.t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
+	}
+	return strings.Join(append(lines, told...), "\n")
+}
+
+// leaf returns the only certificate in sent. It must be for no CA, and verify until its end.
+func (w *world) leaf(sent *request) *x509.Certificate {
+	w.t.Helper()
+	certs := must(ca.ParseCertificates(sent.Status.Certificate))
+	if len(certs) != 1 || certs[0].IsCA || !certs[0].BasicConstraintsValid {
+		w.t.Fatalf("%d certificates, the first for a CA: %t", len(certs), certs[0].IsCA)
+	}
+	options := x509.VerifyOptions{Roots: x509.NewCertPool(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
+	options.Roots.AddCert(w.authority().Certificate())
+	for _, options.CurrentTime = range []time.Time{w.clock.Now(), certs[0].NotAfter} {
+		if _, err := certs[0].Verify(options); err != nil {
+			w.t.Errorf("at %s: %v", options.CurrentTime, err)
+		}
+	}
+	return certs[0]
+}
+
+// last returns the certificate that was written last.
+func (w *world) last() *x509.Certificate { return w.leaf(w.written[len(w.written)-1]) }
+
+// records returns the records of the audit log that are of one of the kinds, or all.
+func (w *world) records(kinds ...audit.Event) []audit.Record {
+	var all []audit.Record
+	data, _ := os.ReadFile(w.log) // without a record there is no file
+	for line := range bytes.Lines(data) {
+		var record audit.Record
+		if err := json.Unmarshal(line, &record); err != nil {
+			w.t.Fatal(err)
+		}
+		if len(kinds) == 0 || slices.Contains(kinds, record.Event) {
+			all = append(all, record)
+		}
+	}
+	return all
+}
+
+// recorded returns the kinds of all records, with the reasons of those that have one.
+func (w *world) recorded() string {
+	var all []string
+	for _, record := range w.records() {
+		all = append(all, strings.TrimSpace(string(record.Event)+" "+record.Reason))
+	}
+	return strings.Join(all, ", ")
+}
+
+// row is a row of a table of outcomes.
+type row struct {
+	change edit         // of the request
+	world  func(*world) // what is different from newWorld
+	want   string       // what reconcile returns, or its beginning if it ends with "…". KEY is the key ID of the CA.
+}
+
+// check runs a table. What waits must say so once, and nothing else may happen at the second attempt.
+func check(t *testing.T, rows map[string]row) {
 	t.Helper()
-	made := newRoot(t, lifetime)
-	p.pair.Load(made.cert, made.key)
-	p.trust(caTrust{})
-	taken(p.recorder)
-	return made
+	for name, test := range rows {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if test.change == nil {
+				test.change = all()
+			}
+			w := newWorld(t, test.change)
+			if test.world != nil {
+				test.world(w)
+			}
+			got := w.reconcile()
+			is(t, got, test.want, w.pair)
+			if !strings.HasPrefix(got, "again") {
+				return
+			}
+			again, _, _ := strings.Cut(got, "\n")
+			is(t, w.reconcile(), again, w.pair)
+		})
+	}
+}
+
+// is checks what reconcile returned against the want of a row.
+func is(t testing.TB, got, want string, pair *keypair.KeyPair) {
+	t.Helper()
+	if authority, err := pair.Authority(now); err == nil {
+		want = strings.ReplaceAll(want, "KEY", authority.KeyID())
+	}
+	if prefix, open := strings.CutSuffix(want, "…"); got != want && (!open || !strings.HasPrefix(got, prefix)) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// names numbers the signers of newCounted.
+var names atomic.Int64
+
+// newCounted returns a world with a request for a signer of its own. So no other test, and no earlier run of the same test, has changed
+// the signer's metrics.
+func newCounted(t testing.TB, edits ...edit) (*world, string) {
+	t.Helper()
+	name := fmt.Sprintf("example.com/counted-%d", names.Add(1))
+	w := newWorld(t, signerName(name), all(edits...))
+	w.Signers[name] = Signer{Profile: profile(ca.ProfileConfig{}), Usages: w.served.Spec.Usages, KeyPair: w.pair}
+	return w, name
+}
+
+// valueOf returns the value of a counter or a gauge.
+func valueOf(metric prometheus.Metric) float64 {
+	value := &dto.Metric{}
+	_ = must(value, metric.Write(value))
+	return value.GetCounter().GetValue() + value.GetGauge().GetValue()
 }

@@ -1,506 +1,320 @@
 package signer
 
 import (
-	"context"
 	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
-	"errors"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"net"
+	"net/url"
+	"os"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-var requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
-
-const day = 24 * time.Hour
-
-// version returns a change to another resourceVersion.
-func version(resourceVersion string) func(*request) {
-	return func(obj *request) { obj.ResourceVersion = resourceVersion }
-}
-
+// TestReconcileSigns checks what is signed. Every other table checks the written object and the chain of the certificate, too.
 func TestReconcileSigns(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*request){
-		"approved":                               func(*request) {},
-		"approved by hand, years after creation": func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.AddDate(-2, 0, 0)) },
-		"failed is False":                        with("Failed", "False"),
-		"an unknown condition":                   with("Vetted", "True"),
-		"approved without a time":                func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = metav1.Time{} },
+	for name, change := range map[string]edit{
+		"approved":                               all(),
+		"approved by hand, years after creation": createdAt(now.AddDate(-2, 0, 0)),
+		"failed is False":                        condition("Failed", "False"),
+		"an unknown condition":                   condition("Vetted", "True"),
+		"approved without a time":                approvedAt(metav1.Time{}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newParts(t, object(t, change))
-			before := p.served.DeepCopy()
-			root := p.load(t, 1000*day)
-			if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) {
-				t.Fatalf("%+v, error %v", result, err)
+			w := newWorld(t, change)
+			is(t, w.reconcile(), "certificate", w.pair)
+			cert := w.last()
+			got := []any{
+				cert.Subject.String(), cert.KeyUsage, cert.ExtKeyUsage, cert.NotAfter.Sub(cert.NotBefore),
+				leafKey().PublicKey.Equal(cert.PublicKey.(*ecdsa.PublicKey)),
 			}
-			if len(p.written) != 1 {
-				t.Fatalf("%d writes", len(p.written))
+			want := []any{
+				"CN=system:node:a,O=system:nodes", x509.KeyUsageDigitalSignature, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, year, true,
 			}
-			want := before.DeepCopy() // only the certificate may differ
-			want.Status.Certificate = p.written[0].Status.Certificate
-			if diff := cmp.Diff(want, p.written[0]); diff != "" {
-				t.Errorf("written (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(before, p.served); diff != "" {
-				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
-			}
-			certs, err := ca.ParseCertificates(p.written[0].Status.Certificate)
-			if err != nil || len(certs) != 1 {
-				t.Fatalf("%d certificates, error %v", len(certs), err)
-			}
-			roots := x509.NewCertPool()
-			roots.AppendCertsFromPEM(root.cert)
-			if _, err := certs[0].Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-				t.Error(err)
-			}
-			got := []any{certs[0].Subject.String(), certs[0].KeyUsage, certs[0].NotAfter.Sub(certs[0].NotBefore), leafKey().PublicKey.Equal(certs[0].PublicKey.(*ecdsa.PublicKey))}
-			if diff := cmp.Diff([]any{"CN=system:node:a,O=system:nodes", x509.KeyUsageDigitalSignature, 365 * day, true}, got); diff != "" {
+			if diff := cmp.Diff(want, got); diff != "" {
 				t.Errorf("certificate (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
+// TestReconcileLeavesAlone checks what is neither signed nor marked as Failed. TestInputs has more of it.
 func TestReconcileLeavesAlone(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*request){
-		"pending":            func(obj *request) { obj.Status.Conditions = nil },
-		"denied":             with("Denied", "True"),
-		"denied only":        func(obj *request) { obj.Status.Conditions[0].Type = "Denied" },
-		"denied, no status":  with("Denied", ""),
-		"failed":             with("Failed", "True"),
-		"failed, no status":  with("Failed", ""),
-		"issued":             func(obj *request) { obj.Status.Certificate = []byte("whatever") },
-		"another signer":     signerName("example.com/foreign"),
-		"another, malformed": func(obj *request) { obj.Spec.SignerName, obj.Spec.Request = "example.com/foreign", nil },
-		"issued, trimmed":    func(obj *request) { obj.Status.Certificate = []byte("whatever"); trimmed(obj, nil) },
-		"denied, trimmed":    func(obj *request) { with("Denied", "True")(obj); trimmed(obj, nil) },
-		"failed, trimmed":    func(obj *request) { with("Failed", "True")(obj); trimmed(obj, nil) },
-		"approved, but trimmed by a cache of another configuration": func(obj *request) { trimmed(obj, func(string) bool { return false }) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := newParts(t, object(t, change))
-			p.load(t, 1000*day)
-			result, err := p.reconcile(t)
-			if err != nil || result != (reconcile.Result{}) || len(p.written) > 0 {
-				t.Errorf("%+v, error %v, %d writes", result, err, len(p.written))
-			}
-			if told := taken(p.recorder); len(told) > 0 {
-				t.Errorf("Events %q", told)
-			}
-		})
+	elsewhere := func(string) bool { return false }
+	check(t, map[string]row{
+		"pending":               {change: unapproved},
+		"denied only":           {change: func(obj *request) { obj.Status.Conditions[0].Type = "Denied" }},
+		"another UID":           {world: func(w *world) { w.key.UID = "earlier" }},
+		"malformed, of another": {change: all(signerName("example.com/foreign"), content(nil))},
+		"denied, trimmed":       {change: all(condition("Denied", "True"), trimmed(nil))},
+		"approved, but trimmed by a cache of another configuration": {change: trimmed(elsewhere)},
+	})
+}
+
+const (
+	badClientUsages = "Failed SignerValidationFailure: usages did not match [client auth digital signature key encipherment]"
+	neverMasters    = `Failed SubjectNotPermitted: subject "CN=system:node:a,O=system:masters" is not permitted: ` +
+		"this signer never issues O=system:masters"
+	tooWeak      = "Failed KeyTooWeak: RSA key of 1024 bits is too weak: at least 2048 bits are needed"
+	unrecognized = `Failed UsagesNotPermitted: unrecognized usage values: ["magic"]`
+	noPEM        = "Failed Malformed: spec.request is not a PEM block of type CERTIFICATE REQUEST"
+	tooLarge     = "Failed RequestTooLarge: spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)"
+)
+
+// TestCheck checks the rules of each signer, and which one comes first. TestAnEndedCABlocksEveryRequest has what is permitted.
+func TestCheck(t *testing.T) {
+	t.Parallel()
+	address := with(func(r *asks) { r.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} })
+	custom := all(signerName(customSigner), usages("client auth"))
+	huge := content([]byte(strings.Repeat("x", 200<<10)))
+	check(t, map[string]row{
+		"kubelet client with names": {
+			change: dns("a"), want: "Failed SignerValidationFailure: DNS subjectAltNames are not allowed"},
+		"kubelet serving by address": {
+			change: all(serving, usages("digital signature", "key encipherment", "server auth"), address), want: "certificate"},
+		"kubelet serving without names": {
+			change: serving, want: "Failed SignerValidationFailure: DNS or IP subjectAltName is required"},
+		"client with names":      {change: all(signerName(clientSigner), dns("a")), want: "certificate"},
+		"client, masters":        {change: all(signerName(clientSigner), orgs("system:masters")), want: neverMasters},
+		"custom with names":      {change: all(custom, dns("a")), want: "certificate"},
+		"custom, system:masters": {change: all(custom, orgs("system:masters")), world: forbidMasters, want: neverMasters},
+		"custom, another usage": {
+			change: all(custom, usages("client auth", "server auth")),
+			want:   `Failed UsagesNotPermitted: usage "server auth" is not permitted: signer example.com/custom permits ["client auth"]`},
+		"custom, unknown usage": {change: all(custom, usages("magic")), want: unrecognized},
+
+		"Kubernetes' rules come first":     {change: all(keyed(weakKey()), usages("server auth")), want: badClientUsages},
+		"usages come before the key":       {change: all(custom, keyed(weakKey()), usages("magic")), want: unrecognized},
+		"the key comes before the subject": {change: all(signerName(clientSigner), orgs("system:masters"), keyed(weakKey())), want: tooWeak},
+		"all of it comes before the CA":    {change: usages("magic"), world: withoutCA, want: badClientUsages},
+		"too large":                        {change: huge, world: withoutCA, want: tooLarge},
+		"too large, trimmed to zeros":      {change: all(huge, trimmed(nil)), want: tooLarge},
+	})
+}
+
+func forbidMasters(w *world) {
+	if err := w.fillProfiles(); err != nil {
+		w.t.Fatal(err)
 	}
 }
 
-// trimmed makes obj what a cache keeps of it.
-func trimmed(obj *request, ours func(signerName string) bool) {
-	trimmed, err := csr.Trim{Ours: ours}.Transform(obj.DeepCopy())
-	*obj = *must(trimmed.(*request), err)
+// TestDefects signs approved requests that other signers are known to handle wrongly. The numbers are those of the
+// approver's list of defects.
+func TestDefects(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]row{
+		"12 an approved request with another organization": {
+			change: orgs("system:nodes", "joiners"), want: "Failed SignerValidationFailure: …"},
+		"12 a request with a forged signature": {
+			change: forged,
+			want:   "Failed Malformed: the signature in spec.request does not match its public key: x509: ECDSA verification failure"},
+		"14 an ECDSA key":           {change: usages("client auth", "digital signature"), want: "certificate"},
+		"16 an unconfigured signer": {change: signerName("example.com/kubelet-serving")},
+		"32 an unknown usage":       {change: usages("digital signature", "client auth", "magic"), want: badClientUsages},
+	})
 }
 
-// TestReconcileFailsATooLargeTrimmedRequest checks that a request above the limits, of which the cache holds only zeros,
-// gets the same condition as the whole request.
-func TestReconcileFailsATooLargeTrimmedRequest(t *testing.T) {
+// TestInputs signs approved requests with bad or surprising content from practice. The numbers are those of the
+// approver's TestInputs. Shapes that pkg/csr refuses are tested there.
+func TestInputs(t *testing.T) {
 	t.Parallel()
-	var messages []string
-	for _, change := range []func(*request){func(*request) {}, func(obj *request) { trimmed(obj, nil) }} {
-		p := newParts(t, object(t, func(obj *request) { obj.Spec.Request = []byte(strings.Repeat("x", 2<<20)) }, change))
-		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-			t.Fatalf("%d writes, error %v", len(p.written), err)
+	extended := with(func(r *asks) {
+		r.ExtraExtensions = []pkix.Extension{
+			{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}},
+			{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: []byte{5, 0}},
 		}
-		failed := p.written[0].Status.Conditions[1]
-		if failed.Type != "Failed" || failed.Reason != "RequestTooLarge" {
-			t.Errorf("condition %+v", failed)
-		}
-		messages = append(messages, failed.Message)
-	}
-	if messages[0] != messages[1] {
-		t.Errorf("messages differ: %q", messages)
-	}
+	})
+	percent := with(func(r *asks) {
+		r.Subject.CommonName, r.URIs = "100%", []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/%"}}
+	})
+	client := signerName(clientSigner)
+	check(t, map[string]row{
+		"10 without key encipherment": {change: all(serving, dns("a")), want: "certificate"},
+		"10 with key encipherment": {
+			change: all(serving, dns("a"), usages("key encipherment", "server auth", "digital signature")), want: "certificate"},
+		"11 server auth for a client": {
+			change: all(client, usages("client auth", "server auth")),
+			want:   "Failed SignerValidationFailure: invalid usage for client certificate: server auth"},
+		"12 CA:TRUE and an extension": {change: extended, want: "certificate"},
+		"12 two names in one, for serving": {
+			change: all(serving, dns("::ffff:10.9.0.1%, DNS:kubernetes.default.svc")), want: "Failed NameNotPermitted: …"},
+		"12 a wildcard for a client": {change: all(client, dns("*.a")), want: "certificate"},
+		"12 percent signs elsewhere": {change: all(client, percent), want: "certificate"},
+		"13 system:masters":          {change: orgs("system:masters"), want: "Failed SignerValidationFailure: …"},
+		"13 system:masters for a client": {
+			change: all(client, orgs("a", "system:masters")), want: "Failed SubjectNotPermitted: …"},
+		"15 an unconfigured signer":      {change: all(signerName("beta.eks.amazonaws.com/app-serving"), dns("a"))},
+		"15 a signer name with one node": {change: all(signerName("interlink.example.com/node-a"), dns("a"))},
+		"15 legacy-unknown, approved":    {change: signerName("kubernetes.io/legacy-unknown")},
+		"20 Approved and Denied":         {change: condition("Denied", "True")},
+		"20 Approved and Failed":         {change: condition("Failed", "True")},
+		"20 unknown conditions only":     {change: func(obj *request) { obj.Status.Conditions[0].Type = "Vetted" }},
+		"23 nothing":                     {change: content(nil), want: noPEM},
+		"23 another block after": {
+			change: func(obj *request) { obj.Spec.Request = append(obj.Spec.Request, obj.Spec.Request...) }, want: "certificate"},
+		"24 a certificate that cannot be parsed": {change: certificate("nonsense")},
+	})
 }
 
-// TestReconcileEndsQuietlyForAnotherUID checks that a key does nothing to a request that was made anew under its name.
-func TestReconcileEndsQuietlyForAnotherUID(t *testing.T) {
+// TestInput16Keys checks what becomes of each kind of key. pkg/csr and pkg/ca test more of them.
+func TestInput16Keys(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
-	p.load(t, day)
-	key := keyOf(p.served)
-	key.UID = "earlier"
-	if result, err := p.reconciler.Reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.written) > 0 {
-		t.Errorf("%+v, error %v, %d writes", result, err, len(p.written))
-	}
+	_, edKey, err := ed25519.GenerateKey(rand.Reader)
+	huge := content(must(os.ReadFile("testdata/rsa-16384.pem")))
+	check(t, map[string]row{
+		"16 RSA-1024":  {change: keyed(weakKey()), want: tooWeak},
+		"16 RSA-2048":  {change: keyed(must(rsa.GenerateKey(rand.Reader, 2048))), want: "certificate"},
+		"16 RSA-16384": {change: huge, want: "Failed KeyNotPermitted: …"},
+		"16 P-224":     {change: keyed(must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))), want: "Failed KeyNotPermitted: …"},
+		"16 P-521":     {change: keyed(must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))), want: "certificate"},
+		"16 Ed25519":   {change: keyed(must(edKey, err)), want: "certificate"},
+	})
 }
 
-// TestReconcileSignsNoStaleApproval checks that a request that is due for deletion is not signed.
-func TestReconcileSignsNoStaleApproval(t *testing.T) {
+// TestInput17Lifetimes checks that a requested lifetime below ten minutes is raised, and that one above the signer's
+// maximum is cut.
+func TestInput17Lifetimes(t *testing.T) {
 	t.Parallel()
-	for name, change := range map[string]func(*request){
-		"a good request": func(*request) {},
-		"malformed":      func(obj *request) { obj.Spec.Request = nil },
-	} {
-		p := newParts(t, object(t, change))
-		p.load(t, 1000*day)
-		p.clock.SetTime(now.Add(time.Hour + 1))
-		result, err := p.reconcile(t)
-		if err != nil || result.RequeueAfter != 50*time.Minute || len(p.written) > 0 {
-			t.Errorf("%s: %+v, error %v, %d writes", name, result, err, len(p.written))
-		}
-		want := []string{"Warning RequestTooOld the request is approved, but due for deletion since 2026-03-01T13:00:00Z and no longer signed; a new request is needed"}
-		if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
-			t.Errorf("%s: Events (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-func TestReconcileSignsUntilTheApprovalIsDue(t *testing.T) {
-	t.Parallel()
-	p := newParts(t, object(t))
-	p.load(t, day)
-	p.clock.SetTime(now.Add(time.Hour))
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-		t.Errorf("%d writes, error %v", len(p.written), err)
-	}
-}
-
-func TestReconcileFails(t *testing.T) {
-	t.Parallel()
-	refusal := func(reason, message string) string {
-		return "Warning " + reason + " signer kubernetes.io/kube-apiserver-client-kubelet refuses this request permanently: " + message + "; a new request is needed"
-	}
-	const badUsages = "usages did not match [client auth digital signature key encipherment]"
-	const noPEM = "spec.request is not a PEM block of type CERTIFICATE REQUEST"
-	const weak = "RSA key of 1024 bits is too weak: at least 2048 bits are needed"
 	for name, test := range map[string]struct {
-		change          func(*request)
-		reason, message string
+		wish int32
+		want time.Duration // the whole validity; below eight hours it includes the backdating
 	}{
-		"unknown usage": {usages("magic"), "SignerValidationFailure", badUsages},
-		"wrong usages":  {usages("server auth"), "SignerValidationFailure", badUsages},
-		"malformed":     {func(obj *request) { obj.Spec.Request = []byte("nonsense") }, "Malformed", noPEM},
-		"weak key":      {func(obj *request) { obj.Spec.Request = payload(t, nodeRequest(), weakKey()) }, "KeyTooWeak", weak},
+		"17 600":                      {600, 15 * time.Minute},
+		"17 0, as only etcd can hold": {0, 15 * time.Minute},
+		"17 less than 0":              {-1 << 31, 15 * time.Minute},
+		"17 a day":                    {86400, day},
+		"17 1e9":                      {1e9, year},
 	} {
-		t.Run(name, func(t *testing.T) { // without a CA
-			t.Parallel()
-			p := newParts(t, object(t, test.change))
-			want := p.served.DeepCopy()
-			want.Status.Conditions = append(want.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-				Type: "Failed", Status: "True", Reason: test.reason, Message: test.message, // the API server adds the times
-			})
-			if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) {
-				t.Fatalf("%+v, error %v", result, err)
-			}
-			if diff := cmp.Diff([]*request{want}, p.written); diff != "" {
-				t.Errorf("written (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff([]string{refusal(test.reason, test.message)}, taken(p.recorder)); diff != "" {
-				t.Errorf("Events (-want +got):\n%s", diff)
-			}
-			if len(p.served.Status.Conditions) != 1 {
-				t.Error("the cache's object was changed")
-			}
-		})
-	}
-}
-
-func TestReconcileWaitsForACA(t *testing.T) {
-	t.Parallel()
-	p := newParts(t, object(t))
-	p.pair.Refuse(&keypair.Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"})
-	taken(p.recorder)
-	for _, age := range []time.Duration{0, 5 * time.Second, 10 * time.Minute} {
-		p.clock.SetTime(now.Add(age))
-		result, err := p.reconcile(t)
-		if err != nil || result.RequeueAfter != csr.Pause(age) {
-			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, csr.Pause(age))
-		}
-	}
-	if diff := cmp.Diff([]string{"Warning CAMissing Secret ns/ca does not exist"}, taken(p.recorder)); diff != "" || len(p.written) > 0 {
-		t.Errorf("%d writes, Events (-want +got):\n%s", len(p.written), diff)
-	}
-	p.load(t, day)
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-		t.Errorf("with a CA: %d writes, error %v", len(p.written), err)
-	}
-}
-
-// TestPausesCountFromTheApproval checks that an old request is tried again soon after it is approved.
-func TestPausesCountFromTheApproval(t *testing.T) {
-	t.Parallel()
-	const age = 20 * time.Hour
-	made := func(obj *request) { obj.CreationTimestamp = metav1.NewTime(now.Add(-age)) }
-	for _, test := range []struct {
-		change func(*request)
-		want   time.Duration
-	}{
-		{func(*request) {}, 0},
-		{func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = metav1.Time{} }, age},
-	} {
-		p := newParts(t, object(t, made, test.change))
-		if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(test.want) {
-			t.Errorf("%+v, error %v, want a pause of the age %s", result, err, test.want)
+		w := newWorld(t, func(obj *request) { obj.Spec.ExpirationSeconds = &test.wish })
+		w.load(100 * year)
+		is(t, w.reconcile(), "certificate", w.pair)
+		if cert := w.last(); cert.NotAfter.Sub(cert.NotBefore) != test.want {
+			t.Errorf("%s: from %s to %s, want %s", name, cert.NotBefore, cert.NotAfter, test.want)
 		}
 	}
 }
 
-func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
+// TestDefect22ACertificateOutlivesItsCA checks that no certificate outlives its CA, so its chain is valid to the end. The
+// organization comes from the payload, and not from the requester's groups.
+func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
-	p.load(t, day)
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-		t.Fatalf("%d writes, error %v", len(p.written), err)
-	}
-	want := []string{"Warning LifetimeCut the certificate expires 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA"}
-	if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
-		t.Errorf("Events (-want +got):\n%s", diff)
+	for _, lifetime := range []time.Duration{time.Minute, time.Hour, 9 * time.Hour, 30 * day, 20 * year} {
+		w := newWorld(t, func(obj *request) { obj.Spec.Groups = []string{"system:bootstrappers", "system:masters"} })
+		w.load(lifetime)
+		is(t, w.reconcile(), "certificate…", w.pair)
+		cert := w.last()
+		if cert.NotAfter.After(now.Add(lifetime)) || !slices.Equal(cert.Subject.Organization, []string{"system:nodes"}) {
+			t.Errorf("%s: until %s for %q", lifetime, cert.NotAfter, cert.Subject.Organization)
+		}
 	}
 }
 
-// TestReconcileFaults has each fault of the cache and of a write, where the API server still shows the judged version, or what live says.
-func TestReconcileFaults(t *testing.T) {
+// TestDefect24TheRequesterChooses checks that labels and annotations of a request have no effect, and that five workers do
+// not affect each other.
+func TestDefect24TheRequesterChooses(t *testing.T) {
 	t.Parallel()
-	down := errors.New("down")
-	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, "csr-1", nil)
-	forbidden, conflict, gone := apierrors.NewForbidden(requests, "csr-1", down), apierrors.NewConflict(requests, "csr-1", down), apierrors.NewNotFound(requests, "csr-1")
-	bad := usages("magic")
-	for name, test := range map[string]struct {
-		change     func(*request)
-		get, write error
-		live       func(*request) error
-		writes     int
-		want       string // part of the error
-		event      string // part of the only Event
-		again      time.Duration
-	}{
-		"gone":                             {get: gone},
-		"cannot be read":                   {get: down, want: "down"},
-		"certificate, conflict, no change": {write: conflict, writes: 1, want: "Operation cannot be fulfilled"},
-		"certificate, deleted meanwhile":   {write: gone, writes: 1, want: "not found"},
-		"certificate, write fails":         {write: down, writes: 1, want: "update status: down"},
-		"certificate, overload":            {write: apierrors.NewTooManyRequests("later", 1), writes: 1, want: "update status: later"},
-		"certificate, forbidden":           {write: forbidden, writes: 1, event: "NotStored the API server refuses to store the certificate of this request: ", again: time.Second},
-		"certificate, invalid":             {write: invalid, writes: 1, event: "NotStored the API server refuses to store the certificate of this request: ", again: time.Second},
-		"failure, conflict, no change":     {change: bad, write: conflict, writes: 1, want: "Operation cannot be fulfilled"},
-		"failure, changed meanwhile":       {change: bad, write: conflict, live: func(obj *request) error { obj.ResourceVersion = "changed"; return nil }, writes: 1},
-		"failure, not found, still there":  {change: bad, write: gone, writes: 1, want: "not found"},
-		"failure, deleted meanwhile":       {change: bad, write: gone, live: func(*request) error { return gone }, writes: 1},
-		"failure, write fails":             {change: bad, write: down, writes: 1, want: "update status: down"},
-		"failure, forbidden":               {change: bad, write: forbidden, writes: 1, event: "NotStored the API server refuses to store the Failed condition (SignerValidationFailure: usages did not", again: time.Second},
-		"failure, invalid":                 {change: bad, write: invalid, writes: 1, event: "NotStored the API server refuses to store the Failed condition (SignerValidationFailure: usages did not", again: time.Second},
-		"malformed, invalid":               {change: func(obj *request) { obj.Spec.Request = []byte("nonsense") }, write: invalid, writes: 1, event: "Malformed", again: time.Second},
-		"malformed, forbidden":             {change: func(obj *request) { obj.Spec.Request = []byte("nonsense") }, write: forbidden, writes: 1, event: "NotStored the API server refuses to store the Failed condition (Malformed: ", again: time.Second},
-		"failure that was stored":          {change: bad, writes: 1, event: "SignerValidationFailure"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if test.change == nil {
-				test.change = func(*request) {}
+	shared := newWorld(t)
+	shared.load(day)
+	chosen := map[string]string{"ca": "another", "profile": "root", "signer": customSigner, "expiration": "87600h"}
+	var workers sync.WaitGroup
+	for _, name := range []string{"a", "b", "c", "d", "e"} {
+		w := newWorld(t, node(name), func(obj *request) { obj.Name, obj.Annotations, obj.Labels = "csr-"+name, chosen, chosen })
+		w.pair, w.Signers = shared.pair, shared.Signers
+		w.trusts.Store(w.pair, caTrust{authority: w.authority()})
+		workers.Go(func() {
+			for range 20 {
+				is(t, w.reconcile(), "certificate…", w.pair)
 			}
-			p := newParts(t, object(t, test.change))
-			p.load(t, 1000*day)
-			p.getFault, p.writeFault = test.get, test.write
-			p.reconciler.Live = liveFunc(func(obj *request) error {
-				*obj = *p.served.DeepCopy()
-				if test.live == nil {
-					return nil
+			for _, written := range w.written {
+				cert := w.leaf(written)
+				if cert.Subject.CommonName != "system:node:"+name || cert.NotAfter.After(now.Add(day)) {
+					t.Errorf("%s: %s until %s", name, cert.Subject, cert.NotAfter)
 				}
-				return test.live(obj)
-			})
-			result, err := p.reconcile(t)
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want %q", err, test.want)
-			}
-			if result.RequeueAfter != test.again || len(p.written) != test.writes {
-				t.Errorf("again after %s, want %s; %d writes, want %d", result.RequeueAfter, test.again, len(p.written), test.writes)
-			}
-			told := taken(p.recorder)
-			if (len(told) == 0) != (test.event == "") || len(told) > 1 || len(told) == 1 && !strings.Contains(told[0], test.event) {
-				t.Errorf("Events %q, want %q", told, test.event)
 			}
 		})
 	}
+	workers.Wait()
 }
 
-// TestARefusedWriteIsTriedForEver checks that a request is never given up, however often an admission policy refuses the
-// write, and that its certificate or Failed condition is stored once the policy permits it.
-func TestARefusedWriteIsTriedForEver(t *testing.T) {
+// TestDefect30ABundleStopsSigning checks that a bundle with several CAs is read by its key. If it cannot be used, the last
+// good one stays.
+func TestDefect30ABundleStopsSigning(t *testing.T) {
 	t.Parallel()
-	invalid := apierrors.NewInvalid(schema.GroupKind{}, "csr-1", nil)
-	for name, obj := range map[string]*request{"a certificate": object(t), "a Failed condition": object(t, usages("magic"))} {
-		p := newParts(t, obj)
-		p.load(t, 1000*day)
-		p.reconciler.Live = liveFunc(func(obj *request) error { *obj = *p.served.DeepCopy(); return nil })
-		p.writeFault = invalid
-		const tries = 100
-		for try := range tries {
-			age := time.Duration(try) * 30 * time.Second
-			p.clock.SetTime(now.Add(age))
-			if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(age) {
-				t.Fatalf("%s, at the age of %s: %+v, error %v", name, age, result, err)
-			}
-		}
-		p.writeFault = nil
-		if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{}) || len(p.written) != tries+1 {
-			t.Errorf("%s: %+v, error %v, %d writes", name, result, err, len(p.written))
-		}
-	}
-}
-
-// TestAFailedConditionThatWasNotStoredIsWrittenAgain loses the write of a Failed condition, with and without an answer.
-// The outcome is reported once it is stored, and never before.
-func TestAFailedConditionThatWasNotStoredIsWrittenAgain(t *testing.T) {
-	t.Parallel()
-	down := errors.New("down")
-	for name, test := range map[string]struct {
-		live   func(p *parts, obj *request) error
-		writes int
-	}{
-		"not stored":                      {func(p *parts, obj *request) error { *obj = *p.served.DeepCopy(); return nil }, 2},
-		"unknown":                         {func(*parts, *request) error { return down }, 2},
-		"stored, though the write failed": {func(p *parts, obj *request) error { *obj = *p.written[0]; return nil }, 1},
-		"stored by the request made anew": {func(p *parts, obj *request) error { *obj = *p.written[0]; obj.UID = "another"; return nil }, 2},
-		"another Failed condition of a person": {func(p *parts, obj *request) error {
-			*obj = *p.served.DeepCopy()
-			with("Failed", "True")(obj)
-			return nil
-		}, 2},
+	w := newWorld(t)
+	good, other := newRoot(day), newRoot(day)
+	w.pair.Load(good.cert, good.key)
+	want := w.authority().KeyID()
+	for name, bundle := range map[string][]byte{
+		"another CA after": slices.Concat(good.cert, other.cert), "another CA before": slices.Concat(other.cert, good.cert),
+		"two other CAs": slices.Concat(other.cert, other.cert), "nothing": nil,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := newParts(t, object(t, usages("magic")))
-			p.writeFault = down
-			p.reconciler.Live = liveFunc(func(obj *request) error { return test.live(p, obj) })
-			if _, err := p.reconcile(t); (err == nil) != (test.writes == 1) {
-				t.Errorf("error %v", err)
-			}
-			if told := taken(p.recorder); len(told) != 2-test.writes {
-				t.Errorf("Events %q before it was stored", told)
-			}
-			if test.writes == 1 {
-				return
-			}
-			p.writeFault = nil
-			if _, err := p.reconcile(t); err != nil || len(p.written) != test.writes || csr.StateOf(p.written[1]) != csr.Failed {
-				t.Errorf("%d writes, error %v", len(p.written), err)
-			}
-			if told := taken(p.recorder); len(told) != 1 {
-				t.Errorf("Events %q", told)
-			}
-		})
+		w.pair.Load(bundle, good.key)
+		if got := w.authority().KeyID(); got != want {
+			t.Errorf("%s: key %s, want %s", name, got, want)
+		}
+		w.served = object(version(name))
+		taken(w.recorder)
+		is(t, w.reconcile(), "certificate…", w.pair)
 	}
 }
 
-// TestWritesOutliveTheManager checks that a recorded certificate is stored even if the manager stops meanwhile, and that
-// the write and the read after it may take longer than an admission webhook.
-func TestWritesOutliveTheManager(t *testing.T) {
+// TestReconcileInTime checks that a request that is due for deletion is not signed, and that nothing is signed or marked as Failed
+// while the clock is wrong or the time is unknown. A wrong clock does not make a fresh approval too old.
+func TestReconcileInTime(t *testing.T) {
 	t.Parallel()
-	const slow = 30 * time.Second // the longest timeout of an admission webhook
-	for name, obj := range map[string]*request{"a certificate": object(t), "a Failed condition": object(t, usages("magic"))} {
-		p := newParts(t, obj)
-		p.load(t, 1000*day)
-		calls := 0
-		check := func(ctx context.Context) error {
-			calls++
-			if deadline, ok := ctx.Deadline(); ctx.Err() != nil || !ok || time.Until(deadline) < slow {
-				t.Errorf("%s: call %d ends at %s, %v", name, calls, deadline, ctx.Err())
-			}
-			return errors.New("no answer")
-		}
-		p.reconciler.Client = interceptor.NewClient(p.reconciler.Client.(client.WithWatch), interceptor.Funcs{
-			SubResourceUpdate: func(ctx context.Context, _ client.Client, _ string, _ client.Object, _ ...client.SubResourceUpdateOption) error {
-				return check(ctx)
-			},
-		})
-		p.reconciler.Live = fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
-			Get: func(ctx context.Context, _ client.WithWatch, _ client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
-				return check(ctx)
-			},
-		}).Build()
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		if _, err := p.reconciler.Reconcile(ctx, keyOf(obj)); err == nil || calls != 2 {
-			t.Errorf("%s: %d calls, error %v", name, calls, err)
+	const tooOld = "again 50m0s\nWarning RequestTooOld the request is approved, but due for deletion since 2026-03-01T13:00:00Z " +
+		"and no longer signed; a new request is needed"
+	const unknown = "again 1s\nWarning ClockSkewed the time of the API servers is unknown…"
+	const skewed = "again 10s\nWarning ClockSkewed the manager's clock is "
+	later := func(by time.Duration) func(*world) { return func(w *world) { w.clock.SetTime(now.Add(by)) } }
+	ahead := func(by time.Duration) func(*world) {
+		return func(w *world) {
+			w.clock.SetTime(now.Add(by))
+			w.ServerTime = servertime.Apart(w.clock, clocktesting.NewFakePassiveClock(now))
 		}
 	}
-}
-
-// TestReconcileWithASkewedClock checks that a clock that is wrong by an hour does not make a fresh approval too old.
-// Nothing is signed until the clock is right.
-func TestReconcileWithASkewedClock(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		ahead time.Duration
-		event string // empty means signed
-	}{
-		"no skew":                      {},
-		"five minutes ahead":           {ahead: servertime.MaxSkew},
-		"five minutes behind":          {ahead: -servertime.MaxSkew},
-		"more than five minutes ahead": {ahead: servertime.MaxSkew + 1, event: "ClockSkewed the manager's clock is 5m0s ahead of"},
-		"an hour ahead":                {ahead: 61 * time.Minute, event: "ClockSkewed the manager's clock is 1h1m0s ahead of"},
-		"an hour behind":               {ahead: -61 * time.Minute, event: "ClockSkewed the manager's clock is 1h1m0s behind"},
-		"set forward by 25 hours":      {ahead: 25 * time.Hour, event: "ClockSkewed the manager's clock is 25h0m0s ahead of"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := newParts(t, object(t))
-			p.load(t, 1000*day)
-			p.clock.SetTime(now.Add(test.ahead))
-			p.reconciler.ServerTime = servertime.Apart(p.clock, clocktesting.NewFakePassiveClock(now))
-			result, err := p.reconcile(t)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if signed := len(p.written) == 1 && len(p.written[0].Status.Certificate) > 0; signed != (test.event == "") || len(p.written) > 1 {
-				t.Errorf("signed: %t, %d writes", signed, len(p.written))
-			}
-			events := strings.Join(taken(p.recorder), "\n")
-			if !strings.Contains(events, test.event) || (test.event == "") != (events == "") {
-				t.Errorf("events %q, want %q", events, test.event)
-			}
-			if waits := test.event != ""; waits != (result.RequeueAfter > 0) || result.RequeueAfter > time.Minute {
-				t.Errorf("again after %s", result.RequeueAfter)
-			}
-		})
+	timeless := func(w *world) {
+		w.clock.SetTime(now.Add(2 * time.Hour))
+		w.ServerTime = &servertime.Clock{}
 	}
-}
-
-// TestReconcileWaitsForServerTime checks that nothing is signed or marked as Failed before the API servers' time is known.
-func TestReconcileWaitsForServerTime(t *testing.T) {
-	t.Parallel()
-	for _, obj := range []*request{object(t), object(t, usages("magic"))} {
-		p := newParts(t, obj)
-		p.load(t, 1000*day)
-		p.clock.SetTime(now.Add(2 * time.Hour))
-		p.reconciler.ServerTime = &servertime.Clock{}
-		for range 2 {
-			if result, err := p.reconcile(t); err != nil || result.RequeueAfter != time.Second || len(p.written) > 0 {
-				t.Errorf("again after %s, error %v, %d writes", result.RequeueAfter, err, len(p.written))
-			}
-		}
-		if told := taken(p.recorder); len(told) != 1 || !strings.HasPrefix(told[0], "Warning ClockSkewed the time of the API servers is unknown") {
-			t.Errorf("Events %q", told)
-		}
-	}
+	check(t, map[string]row{
+		"an hour old":                  {world: later(time.Hour), want: "certificate"},
+		"older":                        {world: later(time.Hour + 1), want: tooOld},
+		"older, malformed":             {change: content(nil), world: later(time.Hour + 1), want: tooOld},
+		"no skew":                      {world: ahead(0), want: "certificate"},
+		"five minutes ahead":           {world: ahead(servertime.MaxSkew), want: "certificate"},
+		"five minutes behind":          {world: ahead(-servertime.MaxSkew), want: "certificate"},
+		"more than five minutes ahead": {world: ahead(servertime.MaxSkew + 1), want: skewed + "5m0s ahead of…"},
+		"an hour ahead":                {world: ahead(61 * time.Minute), want: skewed + "1h1m0s ahead of…"},
+		"an hour behind":               {world: ahead(-61 * time.Minute), want: skewed + "1h1m0s behind…"},
+		"set forward by 25 hours":      {world: ahead(25 * time.Hour), want: skewed + "25h0m0s ahead of…"},
+		"unknown time":                 {world: timeless, want: unknown},
+		"unknown time, a failure":      {change: usages("magic"), world: timeless, want: unknown},
+	})
 }
 
 // TestReconcileMeasuresBeforeARequestIsTooOld sets the API server's clock back by a day. A request that is approved then
@@ -509,62 +323,138 @@ func TestReconcileMeasuresBeforeARequestIsTooOld(t *testing.T) {
 	t.Parallel()
 	server, set := servertimetest.Measured(t)
 	set(-day)
-	made := metav1.NewTime(time.Now().Add(-day))
-	p := newParts(t, object(t, func(obj *request) {
-		obj.CreationTimestamp, obj.Status.Conditions[0].LastUpdateTime = made, made
-	}))
-	p.load(t, 1000*day)
-	p.clock.SetTime(time.Now())
-	p.reconciler.ServerTime = server
-	result, err := p.reconcile(t)
-	if err != nil || result.RequeueAfter == 0 || len(p.written) > 0 {
-		t.Errorf("%+v, error %v, %d writes", result, err, len(p.written))
-	}
-	if told := taken(p.recorder); len(told) != 1 || !strings.HasPrefix(told[0], "Warning ClockSkewed the manager's clock is 24h0m") {
-		t.Errorf("Events %q", told)
-	}
+	made := time.Now().Add(-day)
+	w := newWorld(t, createdAt(made), approvedAt(metav1.NewTime(made)))
+	w.clock.SetTime(time.Now())
+	w.ServerTime = server
+	is(t, w.reconcile(), "again 10s\nWarning ClockSkewed the manager's clock is 24h0m…", w.pair)
 }
 
-// TestErrorsAreCounted checks that an attempt with an error is counted once, and so is a refusal of the API server.
-func TestErrorsAreCounted(t *testing.T) { // not parallel, because the counter is the process's
-	p := newParts(t, object(t))
-	p.load(t, day)
-	count := func(reason string, get, write error) float64 {
-		t.Helper()
-		counter := errorsTotal.WithLabelValues(reason)
-		before := countOf(t, counter)
-		p.getFault, p.writeFault = get, write
-		_, _ = p.reconcile(t)
-		return countOf(t, counter) - before
-	}
-	down := errors.New("down")
-	if got := count("Other", nil, nil); got != 0 {
-		t.Errorf("%v errors of a good attempt", got)
-	}
-	if got := count("Other", down, nil); got != 1 {
-		t.Errorf("%v errors of a failed read", got)
-	}
-	if got := count("Forbidden", nil, apierrors.NewForbidden(requests, "csr-1", down)); got != 1 {
-		t.Errorf("%v errors of a refused write", got)
-	}
-}
-
-// TestWritesNameTheFieldManager checks that each write names the field manager. The client's user agent could be
-// anything.
-func TestWritesNameTheFieldManager(t *testing.T) {
+// TestReconcileWaitsForACA checks the pauses of a request while its CA is missing. They count from the approval, if its
+// time is known.
+func TestReconcileWaitsForACA(t *testing.T) {
 	t.Parallel()
-	for name, obj := range map[string]*request{"a certificate": object(t), "a Failed condition": object(t, usages("fly"))} {
-		p := newParts(t, obj)
-		p.load(t, 365*day)
-		var options client.SubResourceUpdateOptions
-		p.reconciler.Client = interceptor.NewClient(p.reconciler.Client.(client.WithWatch), interceptor.Funcs{
-			SubResourceUpdate: func(_ context.Context, _ client.Client, _ string, _ client.Object, given ...client.SubResourceUpdateOption) error {
-				options.ApplyOptions(given)
-				return nil
-			},
-		})
-		if _, err := p.reconcile(t); err != nil || options.FieldManager != "csr-controller-manager" {
-			t.Errorf("%s: field manager %q, error %v", name, options.FieldManager, err)
+	const missing = "\nWarning CAMissing Secret ns/ca does not exist"
+	w := newWorld(t)
+	withoutCA(w)
+	w.pair.Refuse(&keypair.Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"})
+	taken(w.recorder)
+	is(t, w.reconcile(), "again 1s"+missing, w.pair)
+	for _, age := range []time.Duration{5 * time.Second, 10 * time.Minute} {
+		w.clock.SetTime(now.Add(age))
+		is(t, w.reconcile(), "again "+csr.Pause(age).String(), w.pair)
+	}
+	w.load(year + day)
+	is(t, w.reconcile(), "certificate", w.pair)
+
+	timeless := all(createdAt(now.Add(-2*time.Minute)), approvedAt(metav1.Time{}))
+	check(t, map[string]row{
+		"approved now":            {change: createdAt(now.Add(-20 * time.Hour)), world: withoutCA, want: "again 1s\nWarning CAMissing …"},
+		"approved without a time": {change: timeless, world: withoutCA, want: "again 2m0s\nWarning CAMissing …"},
+	})
+}
+
+// TestReconcileTellsALifetimeThatWasCut checks that it is reported if the CA ends before the certificate should.
+func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
+	t.Parallel()
+	check(t, map[string]row{"a day": {world: func(w *world) { w.load(day) }, want: "certificate\nWarning LifetimeCut the certificate expires " +
+		"8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA"}})
+}
+
+// TestAnEndedCABlocksEveryRequest checks for each signer that an acceptable request is signed, and that it waits and says
+// so once the CA has expired.
+func TestAnEndedCABlocksEveryRequest(t *testing.T) {
+	t.Parallel()
+	acceptable := map[string]edit{
+		clientSigner: usages("client auth"), kubeletClient: usages("digital signature", "client auth"),
+		kubeletServing: all(usages("digital signature", "server auth"), dns("a")), customSigner: usages("client auth"),
+	}
+	for _, name := range append(csr.BuiltinSigners(), customSigner) {
+		if acceptable[name] == nil {
+			t.Errorf("%s: add a request that the signer accepts", name)
+			continue
+		}
+		w := newWorld(t, acceptable[name], signerName(name))
+		is(t, w.reconcile(), "certificate", w.pair)
+		w.load(time.Minute)
+		w.clock.SetTime(now.Add(2 * time.Minute))
+		is(t, w.reconcile(), "again 2m0s\nWarning CAExpired …", w.pair)
+	}
+}
+
+// TestReconcileObeysTheBlockList checks that no signer signs for a blocked node or for a request that was made with a blocked
+// certificate, // even if the request is approved. The request waits. pkg/blocklist tests what the list blocks.
+func TestReconcileObeysTheBlockList(t *testing.T) {
+	t.Parallel()
+	const (
+		stolen  = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+		blocked = "again 1s\n" + `Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: ` +
+			"nothing is approved or signed for it until its name is removed from the list"
+		byCertificate = "again 1s\nWarning CertificateBlocked client certificate " + stolen + " is on the block list, ConfigMap ns/blocked: " +
+			"nothing is approved or signed for a request that was made with it until its SHA-256 is removed from the list"
+		unknown = "again 1s\nWarning InventoryUnavailable the request waits because it is unknown whether it is blocked: " +
+			"block list ConfigMap ns/blocked: not read yet"
+	)
+	obj := &corev1.ConfigMap{Data: map[string]string{"nodes": "a\nb", "certificates": stolen}}
+	obj.Namespace, obj.Name = "ns", "blocked"
+	following := func(objs ...*corev1.ConfigMap) func(*world) {
+		return func(w *world) {
+			w.BlockList = blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+			for _, obj := range objs {
+				w.BlockList.Offer(obj)
+			}
 		}
 	}
+	list, unread := following(obj), following()
+	madeWithIt := func(obj *request) {
+		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + stolen}}
+	}
+	check(t, map[string]row{
+		"a kubelet's client certificate":       {world: list, want: blocked},
+		"a custom signer":                      {change: all(signerName(customSigner), usages("client auth")), world: list, want: blocked},
+		"another node":                         {change: node("c"), world: list, want: "certificate"},
+		"a renewal with a blocked certificate": {change: all(node("c"), madeWithIt), world: list, want: byCertificate},
+		"not read yet":                         {world: unread, want: unknown},
+	})
+}
+
+// TestDryRunSignsNothing checks each outcome. Of the requests that another signer has signed or failed, a dry run judges
+// those that were approved less than a minute ago.
+func TestDryRunSignsNothing(t *testing.T) {
+	t.Parallel()
+	const (
+		wouldIssue = "again 1s\nNormal WouldIssue key KEY would sign the request"
+		lateIssue  = "again 1m0s\nNormal WouldIssue key KEY would sign the request"
+		wouldFail  = "again 1s\nWarning WouldFail SignerValidationFailure: signer kubernetes.io/kube-apiserver-client-kubelet refuses this " +
+			"request permanently: usages did not match [client auth digital signature key encipherment]; a new request is needed"
+		wouldWait   = "again 1s\nWarning WouldWait CAMissing: Secret ns/ca has not been read yet"
+		wouldIgnore = "again 50m0s\nWarning WouldIgnore RequestTooOld: the request is approved, but due for deletion since " +
+			"2026-03-01T13:00:00Z and no longer signed; a new request is needed"
+	)
+	dry := func(later time.Duration) func(*world) {
+		return func(w *world) {
+			w.DryRun = true
+			w.clock.SetTime(now.Add(later))
+		}
+	}
+	dryWithoutCA := func(w *world) {
+		w.DryRun = true
+		withoutCA(w)
+	}
+	noClient, issued, failed := usages("digital signature"), certificate("x"), condition("Failed", "True")
+	check(t, map[string]row{
+		"approved":                       {world: dry(0), want: wouldIssue},
+		"approved, no CA":                {world: dryWithoutCA, want: wouldWait},
+		"a request that fails":           {change: noClient, world: dry(0), want: wouldFail},
+		"too old":                        {world: dry(2 * time.Hour), want: wouldIgnore},
+		"signed by another a moment ago": {change: issued, world: dry(signedFor), want: lateIssue},
+		"failed by another a moment ago": {change: failed, world: dry(0), want: wouldIssue},
+		"signed, but it would fail":      {change: all(noClient, issued), world: dry(0), want: wouldFail},
+		"signed by another long ago":     {change: issued, world: dry(signedFor + 1)},
+		"failed by another long ago":     {change: failed, world: dry(signedFor + 1)},
+		"signed without an approval":     {change: all(unapproved, issued), world: dry(0)},
+		"denied":                         {change: condition("Denied", "True"), world: dry(0)},
+		"pending":                        {change: unapproved, world: dry(0)},
+		"another signer":                 {change: signerName("example.com/other"), world: dry(0)},
+	})
 }

@@ -1,28 +1,22 @@
 package signer
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/x509"
 	"encoding/hex"
-	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	dto "github.com/prometheus/client_model/go"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -31,190 +25,474 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// audited returns parts that sign and write an audit log, and a function that returns its events.
-func audited(t *testing.T, obj *request) (p *parts, events func() string) {
-	t.Helper()
-	p = newParts(t, obj)
-	p.load(t, 365*day)
-	file := filepath.Join(t.TempDir(), "audit.log")
-	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.reconciler.Audit = opened
-	return p, func() string {
-		t.Helper()
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+// Answers of an API server to a write.
+var (
+	errDown      = errors.New("down")
+	errConflict  = apierrors.NewConflict(requests, "csr-1", errDown)
+	errGone      = apierrors.NewNotFound(requests, "csr-1")
+	errForbidden = apierrors.NewForbidden(requests, "csr-1", errDown)
+	errInvalid   = apierrors.NewInvalid(schema.GroupKind{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, "csr-1", nil)
+	errTooLarge  = apierrors.NewRequestEntityTooLargeError("limit is 3145728")
+)
+
+// shows sets what the API server shows after a failed write.
+func (w *world) shows(what string) {
+	w.read = func(obj *request) error {
+		switch what {
+		case "unchanged":
+		case "changed", "remade":
+			obj.ResourceVersion = "8"
+		case "stored":
+			obj.Status, obj.ResourceVersion = w.written[0].DeepCopy().Status, "8"
+		case "stored, remade":
+			obj.Status = w.written[0].DeepCopy().Status
+		case "another's certificate":
+			all(version("8"), certificate("another"))(obj)
+		case "another's failure":
+			condition("Failed", "True")(obj)
+		case "gone":
+			return errGone
+		case "no answer":
+			return errDown
+		default:
+			w.t.Errorf("read, though nothing is known of it: %q", what)
 		}
-		var all []string
-		for line := range bytes.Lines(data) {
-			var record audit.Record
-			if err := json.Unmarshal(line, &record); err != nil {
-				t.Fatal(err)
-			}
-			all = append(all, strings.TrimSpace(string(record.Event)+" "+record.Reason))
+		if strings.HasSuffix(what, "remade") {
+			obj.UID = "another"
 		}
-		return strings.Join(all, ", ")
+		return nil
 	}
 }
 
-func TestWhatDoesNotFitIntoAnObjectIsFailed(t *testing.T) {
+// certificateSHA256 returns the digest of the certificate in obj.
+func (w *world) certificateSHA256(obj *request) string {
+	sum := sha256.Sum256(w.leaf(obj).Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+const doesNotFit = "RequestTooLarge: the request does not fit into an object with its certificate: the API server refused it as too large; " +
+	"make a request with fewer names, labels or annotations"
+
+// TestEndOfACertificate checks that the audit log has the outcome of every certificate, whatever the write and the read
+// after it answered. Only an outcome that cannot be known is recorded as uncertain.
+func TestEndOfACertificate(t *testing.T) {
 	t.Parallel()
+	const (
+		isConflict = "error: update status: Operation cannot be fulfilled on …"
+		isGone     = "error: update status: certificatesigningrequests.certificates.k8s.io \"csr-1\" not found"
+		isDown     = "error: update status: down"
+		isRefused  = "again 1s\nWarning NotStored the API server refuses to store the certificate of this request: …"
+		isTooLarge = "Failed " + doesNotFit
+	)
+	etcd := apierrors.NewInternalError(errors.New("etcdserver: request is too large"))
+	client := apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = " +
+		"trying to send message larger than max (2099474 vs. 2097152)"))
+	busy, unauthorized := apierrors.NewTooManyRequests("later", 1), apierrors.NewUnauthorized("no")
 	for name, test := range map[string]struct {
-		bytes int
-		write error // of the first write
-		want  string
+		write error
+		shows string // empty means that no read is expected
+		end   string // what is recorded after Signed
+		want  string // after the certificate
 	}{
-		"the certificate fits":            {1 << 20, nil, "Signed"},
-		"the API server refuses the size": {10, apierrors.NewRequestEntityTooLargeError("limit is 3145728"), "Signed, Discarded, NotSigned RequestTooLarge"},
-		"etcd refuses the size":           {10, apierrors.NewInternalError(errors.New("etcdserver: request is too large")), "Signed, Discarded, NotSigned RequestTooLarge"},
-		"etcd's client refuses the size":  {10, apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = trying to send message larger than max (2099474 vs. 2097152)")), "Signed, Discarded, NotSigned RequestTooLarge"},
+		"stored":                                  {nil, "", "", ""},
+		"conflict, changed":                       {errConflict, "changed", "Discarded", ""},
+		"conflict, stored by an earlier attempt":  {errConflict, "stored", "Stored", ""},
+		"conflict with another signer":            {errConflict, "another's certificate", "Discarded", "Warning SecondSigner …"},
+		"conflict, no change":                     {errConflict, "unchanged", "Uncertain", isConflict},
+		"conflict, no answer":                     {errConflict, "no answer", "Uncertain", isConflict},
+		"conflict, another request":               {errConflict, "remade", "Uncertain", isConflict},
+		"not found":                               {errGone, "gone", "Uncertain", ""},
+		"not found, though it is there":           {errGone, "unchanged", "Uncertain", isGone},
+		"not found, though it is stored":          {errGone, "stored", "Stored", ""},
+		"unauthorized":                            {unauthorized, "unchanged", "Uncertain", "error: update status: no"},
+		"too many requests":                       {busy, "unchanged", "Uncertain", "error: update status: later"},
+		"forbidden":                               {errForbidden, "unchanged", "Discarded, NotSigned NotStored", isRefused},
+		"forbidden, stored by an earlier attempt": {errForbidden, "stored", "Stored", ""},
+		"forbidden, no answer":                    {errForbidden, "no answer", "Uncertain, NotSigned NotStored", isRefused},
+		"invalid":                                 {errInvalid, "unchanged", "Discarded, NotSigned NotStored", isRefused},
+		"invalid, stored by an earlier attempt":   {errInvalid, "stored", "Stored", ""},
+		"no answer, stored":                       {errDown, "stored", "Stored", ""},
+		"no answer, stored by another signer":     {errDown, "another's certificate", "Discarded", isDown + "\nWarning SecondSigner …"},
+		"no answer, changed":                      {errDown, "changed", "Discarded", isDown},
+		"no answer, another request":              {errDown, "remade", "Uncertain", isDown},
+		"no answer, deleted":                      {errDown, "gone", "Uncertain", ""},
+		"no answer, no change":                    {errDown, "unchanged", "Uncertain", isDown},
+		"no answer at all":                        {errDown, "no answer", "Uncertain", isDown},
+
+		// The Failed condition is small enough for an object.
+		"the API server refuses the size": {errTooLarge, "unchanged", "Discarded, NotSigned RequestTooLarge", isTooLarge},
+		"etcd refuses the size":           {etcd, "unchanged", "Discarded, NotSigned RequestTooLarge", isTooLarge},
+		"etcd's client refuses the size":  {client, "unchanged", "Discarded, NotSigned RequestTooLarge", isTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p, events := audited(t, object(t, func(obj *request) { obj.Labels = map[string]string{"a": strings.Repeat("b", test.bytes)} }))
-			p.writeFault = test.write
-			p.reconciler.Live = liveFunc(func(obj *request) error {
-				p.writeFault = nil // the Failed condition is small enough
-				*obj = *p.served.DeepCopy()
-				return nil
-			})
-			if result, err := p.reconcile(t); err != nil || result.RequeueAfter > 0 {
-				t.Errorf("%+v, error %v", result, err)
+			w, signer := newCounted(t)
+			w.shows(test.shows)
+			w.update = func(sent *request) error {
+				if len(sent.Status.Certificate) == 0 {
+					return nil
+				}
+				return test.write
 			}
-			if got := events(); got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
+			is(t, w.reconcile(), strings.TrimSuffix("certificate\n"+test.want, "\n"), w.pair)
+			is(t, w.recorded(), strings.TrimSuffix("Signed, "+test.end, ", "), w.pair)
+			records := w.records(audit.Signed, audit.Stored, audit.Discarded, audit.Uncertain)
+			for i, record := range records {
+				if record.CertificateSHA256 != w.certificateSHA256(w.written[0]) || i > 0 && record.Message != test.write.Error() {
+					t.Errorf("record %+v", record)
+				}
 			}
-			last := p.written[len(p.written)-1]
-			if failed := len(last.Status.Conditions) == 2 && last.Status.Conditions[1].Reason == "RequestTooLarge" && len(last.Status.Certificate) == 0; failed != strings.Contains(test.want, "TooLarge") {
-				t.Errorf("%d conditions", len(last.Status.Conditions))
+			discarded, issued := strings.HasPrefix(test.end, "Discarded"), test.end == "" || test.end == "Stored"
+			if got := valueOf(discardedTotal.WithLabelValues(signer)); (got == 1) != discarded || got > 1 {
+				t.Errorf("%v are counted as discarded", got)
+			}
+			if got := valueOf(outcomesTotal.WithLabelValues(signer, "Issued", "")); (got == 1) != issued || got > 1 {
+				t.Errorf("%v are counted as issued", got)
 			}
 		})
 	}
 }
 
-// TestNeitherFitsIntoAnObject checks a request that is too large even for a Failed condition. It is reported, and the
-// cleaner deletes it.
-func TestNeitherFitsIntoAnObject(t *testing.T) {
+// TestEndOfAFailure checks each fault of the write of a Failed condition, and of the cache. The outcome is reported once it is
+// stored, and never before. What was not stored is written again.
+func TestEndOfAFailure(t *testing.T) {
 	t.Parallel()
-	p, events := audited(t, object(t))
-	p.writeFault = apierrors.NewRequestEntityTooLargeError("limit is 3145728")
-	if result, err := p.reconcile(t); err != nil || result.RequeueAfter == 0 || len(p.written) != 2 {
-		t.Errorf("%+v, error %v, %d writes", result, err, len(p.written))
+	const (
+		stored     = badClientUsages
+		tried      = "tried " + badClientUsages
+		isConflict = "\nerror: update status: Operation cannot be fulfilled on …"
+		isGone     = "\nerror: update status: certificatesigningrequests.certificates.k8s.io \"csr-1\" not found"
+		isDown     = "\nerror: update status: down"
+		isRefused  = "\nagain 1s\nWarning NotStored the API server refuses to store the Failed condition (SignerValidationFailure: usages did not…"
+	)
+	for name, test := range map[string]struct {
+		write error
+		shows string
+		want  string
+	}{
+		"stored":                               {nil, "", stored},
+		"conflict, no change":                  {errConflict, "unchanged", tried + isConflict},
+		"changed meanwhile":                    {errConflict, "changed", tried},
+		"not found, still there":               {errGone, "unchanged", tried + isGone},
+		"deleted meanwhile":                    {errGone, "gone", tried},
+		"forbidden":                            {errForbidden, "unchanged", tried + isRefused},
+		"invalid":                              {errInvalid, "unchanged", tried + isRefused},
+		"too large, too":                       {errTooLarge, "unchanged", tried + isRefused},
+		"no answer, not stored":                {errDown, "unchanged", tried + isDown},
+		"no answer at all":                     {errDown, "no answer", tried + isDown},
+		"no answer, stored":                    {errDown, "stored", stored},
+		"stored by the request made anew":      {errDown, "stored, remade", tried + isDown},
+		"another Failed condition of a person": {errDown, "another's failure", tried + isDown},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, usages("magic"))
+			w.shows(test.shows)
+			w.writeFault = test.write
+			is(t, w.reconcile(), test.want, w.pair)
+			if test.want != stored {
+				w.writeFault = nil
+				is(t, w.reconcile(), stored, w.pair)
+			}
+		})
 	}
-	if got := events(); got != "Signed, Discarded, NotSigned NotStored" {
-		t.Error(got)
+	check(t, map[string]row{
+		"gone from the cache": {world: func(w *world) { w.getFault = errGone }},
+		"cannot be read":      {world: func(w *world) { w.getFault = errDown }, want: "error: down"},
+		"a certificate and a failure that are too large": {
+			world: func(w *world) { w.writeFault = errTooLarge },
+			want: "certificate\ntried Failed " + doesNotFit +
+				"\nagain 1s\nWarning NotStored the API server refuses to store the Failed condition (RequestTooLarge: …"},
+		// The API server validates the payload at every update. So it never stores the condition of a malformed request.
+		"malformed, invalid": {
+			change: content(nil), world: func(w *world) { w.writeFault = errInvalid }, want: noPEM + "\nagain 1s"},
+		"malformed, forbidden": {
+			change: content(nil), world: func(w *world) { w.writeFault = errForbidden },
+			want: "tried " + noPEM + "\nagain 1s\nWarning NotStored the API server refuses to store the Failed condition (Malformed: …"},
+	})
+}
+
+// TestARefusedWriteIsTriedForEver checks that a request is never given up, however often an admission policy refuses the
+// write, and that its certificate or Failed condition is stored once the policy permits it.
+func TestARefusedWriteIsTriedForEver(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		change edit
+		want   string
+	}{{all(), "certificate"}, {usages("magic"), badClientUsages}} {
+		w := newWorld(t, test.change)
+		w.writeFault = errInvalid
+		const tries = 100
+		for try := range tries {
+			age := time.Duration(try) * 30 * time.Second
+			w.clock.SetTime(now.Add(age))
+			if result, err := w.Reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != csr.Pause(age) {
+				t.Fatalf("%s, at the age of %s: %+v, error %v", test.want, age, result, err)
+			}
+		}
+		taken(w.recorder)
+		w.writeFault = nil
+		is(t, w.reconcile(), test.want, w.pair)
 	}
 }
 
-// liveFunc answers the API server's read of a request.
-type liveFunc func(*request) error
-
-func (f liveFunc) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-	return f(obj.(*request))
+// TestWritesOutliveTheManager checks that a recorded certificate is stored even if the manager stops meanwhile. The
+// world checks that the write and the read after it have enough time.
+func TestWritesOutliveTheManager(t *testing.T) {
+	t.Parallel()
+	for _, change := range []edit{all(), usages("magic")} {
+		w := newWorld(t, change)
+		reads := 0
+		w.writeFault = errDown
+		w.read = func(*request) error {
+			reads++
+			return errDown
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := w.Reconcile(ctx, w.key); err == nil || len(w.written) != 1 || reads != 1 {
+			t.Errorf("%d writes, %d reads, error %v", len(w.written), reads, err)
+		}
+	}
 }
 
-func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("list")
+// TestEachAttemptIssuesACertificate checks that nothing of a failed attempt is kept.
+func TestEachAttemptIssuesACertificate(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	different := map[string]bool{}
+	for _, fault := range []error{apierrors.NewInternalError(errDown), errDown, errForbidden, nil} {
+		w.writeFault = fault
+		is(t, w.reconcile(), "certificate…", w.pair)
+		different[w.last().SerialNumber.String()] = true
+	}
+	const want = "Signed, Uncertain, Signed, Uncertain, Signed, Discarded, NotSigned NotStored, Signed"
+	if got := w.recorded(); len(different) != 4 || got != want {
+		t.Errorf("%d certificates: %s", len(different), got)
+	}
 }
 
-// certificateSHA256 returns the digest of the certificate in obj.
-func certificateSHA256(obj *request) string {
-	block, _ := pem.Decode(obj.Status.Certificate)
-	sum := sha256.Sum256(block.Bytes)
-	return hex.EncodeToString(sum[:])
+// server is an API server that holds one request and answers wrongly. A cache shows its versions late.
+type server struct {
+	*world
+	random  *rand.Rand
+	obj     *request
+	version int
+	sent    map[string]bool // digests of the certificates that were sent, and whether they were stored
+}
+
+func (s *server) chance(percent int) bool { return s.random.IntN(100) < percent }
+
+// change stores a change by somebody else.
+func (s *server) change(change edit) {
+	s.version++
+	changed := s.obj.DeepCopy()
+	changed.ResourceVersion = fmt.Sprint(s.version)
+	change(changed)
+	s.obj = changed
+}
+
+// update answers a write of the signer.
+func (s *server) update(sent *request) error {
+	digest := s.certificateSHA256(sent)
+	s.sent[digest] = false
+	if !slices.ContainsFunc(s.records(audit.Signed), func(r audit.Record) bool { return r.CertificateSHA256 == digest }) {
+		s.t.Errorf("certificate %s is written before its record", digest)
+	}
+	if s.chance(15) {
+		s.change(func(obj *request) { obj.Labels = map[string]string{"at": obj.ResourceVersion} })
+	}
+	if s.chance(5) {
+		s.change(func(obj *request) { obj.UID = types.UID("uid-" + obj.ResourceVersion) })
+	}
+	for try := 0; ; try++ {
+		switch { // before the write
+		case s.chance(10):
+			return errForbidden
+		case s.chance(10):
+			return errInvalid
+		case s.chance(10):
+			return errDown
+		case sent.UID != s.obj.UID || sent.ResourceVersion != s.obj.ResourceVersion:
+			return errConflict
+		}
+		s.change(func(obj *request) { obj.Status = sent.DeepCopy().Status })
+		s.sent[digest] = true
+		switch { // after the write
+		case s.chance(20) && try == 0:
+			continue // client-go repeats the write after a 503 with Retry-After
+		case s.chance(30):
+			return errDown
+		default:
+			return nil
+		}
+	}
+}
+
+func (s *server) read(obj *request) error {
+	switch {
+	case s.chance(15):
+		return errDown
+	case s.chance(5):
+		return errGone
+	}
+	*obj = *s.obj.DeepCopy()
+	return nil
+}
+
+// TestNoFaultFalsifiesTheRecords signs requests while API servers answer wrongly, in many orders. Every certificate has a
+// record before its write. None that was stored is recorded as discarded, and none that was not is recorded as stored.
+func TestNoFaultFalsifiesTheRecords(t *testing.T) {
+	t.Parallel()
+	events := map[audit.Event]int{}
+	for seed := range uint64(150) {
+		w := newWorld(t)
+		s := &server{world: w, random: rand.New(rand.NewPCG(seed, seed)), obj: w.served, version: 7, sent: map[string]bool{}}
+		w.update, w.read = s.update, s.read
+		for try := 0; csr.StateOf(w.served) == csr.Approved && try < 100; try++ {
+			_, _ = w.Reconcile(t.Context(), keyOf(w.served))
+			if s.chance(70) {
+				w.served = s.obj
+			}
+		}
+		if csr.StateOf(w.served) != csr.Issued {
+			t.Errorf("seed %d: the request is %s", seed, csr.StateOf(w.served))
+		}
+		ends := map[string]audit.Event{}
+		for _, record := range w.records(audit.Stored, audit.Discarded, audit.Uncertain) {
+			events[record.Event]++
+			if before, twice := ends[record.CertificateSHA256]; twice {
+				t.Errorf("seed %d: %s and %s are recorded of one certificate", seed, before, record.Event)
+			}
+			ends[record.CertificateSHA256] = record.Event
+			stored := s.sent[record.CertificateSHA256]
+			if record.Event == audit.Discarded && stored || record.Event == audit.Stored && !stored {
+				t.Errorf("seed %d: recorded as %s, stored: %t", seed, record.Event, stored)
+			}
+		}
+		for digest, stored := range s.sent {
+			if !stored && ends[digest] == "" {
+				t.Errorf("seed %d: no record says that certificate %s was not stored", seed, digest)
+			}
+		}
+		if told := strings.Join(taken(w.recorder), "\n"); strings.Contains(told, "SecondSigner") {
+			t.Errorf("seed %d: the signer takes itself for another one: %s", seed, told)
+		}
+	}
+	if events[audit.Stored] == 0 || events[audit.Discarded] == 0 || events[audit.Uncertain] == 0 {
+		t.Errorf("the test is too weak: %v", events)
+	}
+}
+
+// TestSecondSigner checks that a certificate of another CA is reported when it makes the signer's own write fail, and
+// that a certificate of the signer's CA is not: a stale cache and a former leader are no second signer.
+func TestSecondSigner(t *testing.T) {
+	t.Parallel()
+	signedBy := func(w *world, by *ca.Authority) []byte {
+		return must(by.Issue(w.Signers[w.served.Spec.SignerName].Profile, must(csr.Parse(w.served)).Cert, now)).PEM
+	}
+	for name, test := range map[string]struct {
+		certificate func(w *world) []byte
+		issuer      string // empty means that it is not reported
+	}{
+		"no certificate": {func(*world) []byte { return nil }, ""},
+		"another CA":     {func(w *world) []byte { return signedBy(w, newWorld(t).authority()) }, `the CA "CN=CA"`},
+		"not readable":   {func(*world) []byte { return []byte("theirs") }, "an unknown CA"},
+		"the own CA":     {func(w *world) []byte { return signedBy(w, w.authority()) }, ""},
+	} {
+		w, signer := newCounted(t)
+		stored := test.certificate(w)
+		w.writeFault = errConflict
+		w.read = func(obj *request) error {
+			all(version("8"), certificate(string(stored)))(obj)
+			return nil
+		}
+		want, count := "certificate", 0.0
+		if test.issuer != "" {
+			want, count = want+"\nWarning SecondSigner another program has stored the certificate of this request, issued by "+test.issuer+
+				", but this manager signs for "+signer+" too: disable that signer in one of the two, and check the issuer of this certificate", 2
+		}
+		is(t, w.reconcile(), want, w.pair)
+		is(t, w.reconcile(), "certificate", w.pair)
+		if got := valueOf(foreignTotal.WithLabelValues(signer)); got != count {
+			t.Errorf("%s: %v counted", name, got)
+		}
+	}
 }
 
 // TestAMismatchIsNeverStored removes a signer's rules for requests, like a defect in them. The finished certificate
 // must be discarded, counted, recorded and reported at each attempt, and nothing may be written.
 func TestAMismatchIsNeverStored(t *testing.T) {
-	const name = "example.com/custom"
-	p := newParts(t, object(t, signerName(name), usages("client auth"), template(t, func(r *x509.CertificateRequest) { r.DNSNames = []string{"kubernetes.default.svc"} })))
-	p.load(t, 365*day)
-	signer := p.reconciler.Signers[name]
-	within := contentsOf("kubernetes.io/kube-apiserver-client-kubelet", nil)
-	signer.Profile = signer.Profile.Containing(within)
-	p.reconciler.Signers[name] = signer
-	file := filepath.Join(t.TempDir(), "audit.log")
-	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
-	if err != nil {
-		t.Fatal(err)
+	t.Parallel()
+	w, name := newCounted(t, usages("client auth"), dns("kubernetes.default.svc"))
+	w.signer(name, func(s *Signer) { s.Profile = s.Profile.Containing(contentsOf(kubeletClient, nil)) })
+	is(t, w.reconcile(), "again 1s\nWarning CertificateMismatch the issued certificate differs from the judged request: "+
+		"a DNS name is not permitted…", w.pair)
+	is(t, w.reconcile(), "again 1s", w.pair)
+	mismatches, discarded := valueOf(mismatchesTotal.WithLabelValues(name)), valueOf(discardedTotal.WithLabelValues(name))
+	if mismatches != 2 || discarded != 2 {
+		t.Errorf("counted as a mismatch %v times, as discarded %v times", mismatches, discarded)
 	}
-	p.reconciler.Audit = opened
-	const mismatches, discards = "csr_signer_certificate_mismatches_total", "csr_signer_discarded_total"
-	before, discardedBefore := counted(t, mismatches, name), counted(t, discards, name)
-	taken(p.recorder)
-	for range 2 {
-		if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(0) {
-			t.Errorf("%+v, error %v", result, err)
-		}
-	}
-	if len(p.written) > 0 {
-		t.Error("it was written")
-	}
-	if got, gotDiscarded := counted(t, mismatches, name)-before, counted(t, discards, name)-discardedBefore; got != 2 || gotDiscarded != 2 {
-		t.Errorf("counted as a mismatch %v times, as discarded %v times", got, gotDiscarded)
-	}
-	records := recordsIn(t, file, audit.Discarded, audit.NotSigned)
-	discarded, told := records[0], records[1]
-	if len(records) != 3 || discarded.Event != audit.Discarded || discarded.Serial == "" || discarded.IssuerKeyID == "" || told.Event != audit.NotSigned || told.Reason != "CertificateMismatch" {
-		t.Errorf("%+v, then %+v", discarded, told)
-	}
-	if events := taken(p.recorder); len(events) != 1 || !strings.Contains(events[0], "CertificateMismatch the issued certificate differs from the judged request: a DNS name is not permitted") {
-		t.Errorf("told %q", events)
+	is(t, w.recorded(), "Discarded CertificateMismatch, NotSigned CertificateMismatch, Discarded CertificateMismatch", w.pair)
+	if first := w.records()[0]; first.Serial == "" || first.IssuerKeyID != w.authority().KeyID() {
+		t.Errorf("%+v", first)
 	}
 }
 
-// counted returns the value of a counter for a signer.
-func counted(t *testing.T, counter, signerName string) (value float64) {
-	t.Helper()
-	families, err := metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
+// TestDefect27AFaultIsToldAsSuccess checks that no failure is reported as a success, neither by an Event nor by a metric.
+func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
+	t.Parallel()
+	w, signer := newCounted(t)
+	w.load(time.Hour) // a success reports the short lifetime
+	issued, cut := outcomesTotal.WithLabelValues(signer, "Issued", ""), lifetimeCutTotal.WithLabelValues(signer)
+	w.writeFault = errDown
+	is(t, w.reconcile(), "certificate\nerror: update status: down", w.pair)
+	if valueOf(issued) != 0 || valueOf(cut) != 0 {
+		t.Errorf("counted %v as issued, %v as cut", valueOf(issued), valueOf(cut))
 	}
-	for _, family := range families {
-		for _, metric := range family.GetMetric() {
-			if family.GetName() == counter && metric.GetLabel()[0].GetValue() == signerName {
-				value = metric.GetCounter().GetValue()
-			}
+	w.writeFault = nil
+	is(t, w.reconcile(), "certificate\nWarning LifetimeCut …", w.pair)
+	if valueOf(issued) != 1 || valueOf(cut) != 1 {
+		t.Errorf("counted %v as issued, %v as cut", valueOf(issued), valueOf(cut))
+	}
+}
+
+// TestErrorsAreCounted checks that an attempt with an error is counted once, and so is a refusal of the API server. It is not
+// parallel, because all tests share the counters.
+func TestErrorsAreCounted(t *testing.T) {
+	w := newWorld(t)
+	for _, test := range []struct {
+		get, write    error
+		other, denied float64
+	}{{nil, nil, 0, 0}, {errDown, nil, 1, 0}, {nil, errForbidden, 0, 1}} {
+		other, denied := errorsTotal.WithLabelValues("Other"), errorsTotal.WithLabelValues("Forbidden")
+		before := []float64{valueOf(other), valueOf(denied)}
+		w.getFault, w.writeFault = test.get, test.write
+		_ = w.reconcile()
+		if valueOf(other) != before[0]+test.other || valueOf(denied) != before[1]+test.denied {
+			t.Errorf("%+v: counted %v and %v, before %v", test, valueOf(other), valueOf(denied), before)
 		}
 	}
-	return value
 }
 
 // TestEachSignerHasContents checks that certificates may contain exactly what each signer may be asked for.
 func TestEachSignerHasContents(t *testing.T) {
 	t.Parallel()
-	r := newParts(t, object(t)).reconciler
-	if err := r.fillProfiles(); err != nil {
+	w := newWorld(t)
+	if err := w.fillProfiles(); err != nil {
 		t.Fatal(err)
 	}
-	signing, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: time.Hour}, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	email := with(func(r *asks) { r.EmailAddresses = []string{"a@b.ch"} })
 	for name, test := range map[string]struct {
-		change func(*x509.CertificateRequest)
-		usages []certificatesv1.KeyUsage
+		change edit
 		want   string // part of the error
 	}{
-		"kubernetes.io/kube-apiserver-client": {func(r *x509.CertificateRequest) {
-			r.Subject.CommonName = "admin"
-			r.EmailAddresses = []string{"a@b.ch"}
-		}, []certificatesv1.KeyUsage{"client auth", "key encipherment"}, ""},
-		"kubernetes.io/kube-apiserver-client-kubelet": {func(*x509.CertificateRequest) {}, []certificatesv1.KeyUsage{"client auth", "server auth"}, "extended key usage 1"},
-		"kubernetes.io/kubelet-serving":               {func(r *x509.CertificateRequest) { r.DNSNames = []string{"a"} }, []certificatesv1.KeyUsage{"server auth", "cert sign"}, "key usage 100000"},
-		"example.com/custom":                          {func(r *x509.CertificateRequest) { r.Subject.CommonName = "x" }, []certificatesv1.KeyUsage{"any"}, "extended key usage 0"},
+		clientSigner:   {all(common("admin"), email, usages("client auth", "key encipherment")), ""},
+		kubeletClient:  {usages("client auth", "server auth"), "extended key usage 1"},
+		kubeletServing: {all(dns("a"), usages("server auth", "cert sign")), "key usage 100000"},
+		customSigner:   {all(common("x"), usages("any")), "extended key usage 0"},
 	} {
-		obj := object(t, signerName(name), template(t, test.change))
-		obj.Spec.Usages = test.usages
-		req, err := csr.Parse(obj)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, err = signing.Issue(r.Signers[name].Profile, req.Cert, now)
+		_, err := w.authority().Issue(w.Signers[name].Profile, must(csr.Parse(object(signerName(name), test.change))).Cert, now)
 		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
@@ -222,35 +500,24 @@ func TestEachSignerHasContents(t *testing.T) {
 }
 
 // TestIssuedLifetimeIsWhatOthersGetToo checks the gauge that alerts use. A CA that ends soon shortens it; a
-// requester's own lifetime does not. The test is not parallel, because all tests share the gauge.
+// requester's own lifetime does not.
 func TestIssuedLifetimeIsWhatOthersGetToo(t *testing.T) {
-	lifetime := func(ca time.Duration, change ...func(*request)) time.Duration {
-		t.Helper()
-		p := newParts(t, object(t, change...))
-		p.load(t, ca)
-		if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-			t.Fatalf("%d writes, error %v", len(p.written), err)
-		}
-		metric := &dto.Metric{}
-		if err := issuedLifetimeSeconds.WithLabelValues(p.written[0].Spec.SignerName).Write(metric); err != nil {
-			t.Fatal(err)
-		}
-		return time.Duration(metric.GetGauge().GetValue()) * time.Second
-	}
-	const year = 365 * 24 * time.Hour
-	if got := lifetime(10 * year); got != year {
-		t.Errorf("%s, want the configured year", got)
-	}
+	t.Parallel()
+	w, signer := newCounted(t)
 	tenMinutes := int32(600)
-	if got := lifetime(10*year, func(obj *request) { obj.Spec.ExpirationSeconds = &tenMinutes }); got != year {
-		t.Errorf("%s after a requester asked for ten minutes: nobody else gets that", got)
-	}
-	if got := lifetime(24 * time.Hour); got > 25*time.Hour {
-		t.Errorf("%s, but the CA ends in a day", got)
+	for _, test := range []struct {
+		ca   time.Duration
+		wish *int32
+		want time.Duration
+	}{{10 * year, nil, year}, {10 * year, &tenMinutes, year}, {day, nil, day + 5*time.Minute}} {
+		w.load(test.ca)
+		w.served = object(signerName(signer), func(obj *request) { obj.Spec.ExpirationSeconds = test.wish })
+		is(t, w.reconcile(), "certificate…", w.pair)
+		if got := valueOf(issuedLifetimeSeconds.WithLabelValues(signer)); got != test.want.Seconds() {
+			t.Errorf("%v seconds, want %s", got, test.want)
+		}
 	}
 }
-
-const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
 
 // ledgerFunc implements Ledger.
 type ledgerFunc func(keyID, signerName string, notAfter time.Time) error
@@ -259,73 +526,54 @@ func (f ledgerFunc) Cover(_ context.Context, keyID, signerName string, notAfter 
 	return f(keyID, signerName, notAfter)
 }
 
-// guardedParts returns parts with a CA that ends after lifetime. The permit is changed by change, and cover is the
-// ledger.
-func guardedParts(t *testing.T, lifetime time.Duration, cover ledgerFunc, change ...func(*keypair.Ring)) *parts {
+// guarded returns a world with a CA that ends after lifetime and may sign for one signer. cover is the ledger.
+func guarded(t *testing.T, lifetime time.Duration, permit keypair.Permit, cover ledgerFunc) *world {
 	t.Helper()
-	p := newParts(t, object(t))
-	secret := keypair.Secret{Namespace: "ns", Name: "ca"}
-	guarded := keypair.New(keypair.Guarded{Secret: secret, Ledger: cover})
-	guarded.Clock, guarded.Reporter, p.pair = p.pair.Clock, p.pair.Reporter, guarded
-	for name, signer := range p.reconciler.Signers {
-		signer.KeyPair = guarded
-		p.reconciler.Signers[name] = signer
-	}
-	signing := newRoot(t, lifetime)
-	ring := keypair.Ring{
-		Signing: keypair.Pair{Cert: signing.cert, Key: signing.key},
-		Permit:  keypair.Permit{Authority: "cluster", Signers: []string{kubeletClient}},
-	}
-	for _, each := range change {
-		each(&ring)
-	}
+	w := newWorld(t)
+	w.use(keypair.New(keypair.Guarded{Secret: keypair.Secret{Namespace: "ns", Name: "ca"}, Ledger: cover}))
+	signing := newRoot(lifetime)
+	permit.Authority = "cluster"
+	ring := keypair.Ring{Signing: keypair.Pair{Cert: signing.cert, Key: signing.key}, Permit: permit}
 	stored := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{}}
-	stored.Namespace, stored.Name = secret.Namespace, secret.Name
+	stored.Namespace, stored.Name = "ns", "ca"
 	if err := ring.WriteTo(stored.Data); err != nil {
 		t.Fatal(err)
 	}
-	guarded.Offer(stored)
-	taken(p.recorder)
-	return p
+	w.pair.Offer(stored)
+	taken(w.recorder)
+	return w
 }
 
 // TestCoveredBeforeItIsSigned checks that the ledger records the same end as the certificate, and records it first.
 func TestCoveredBeforeItIsSigned(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
-		lifetime time.Duration // of the CA
-		longest  time.Duration
-		want     time.Duration // of the certificate
-		events   int
+		lifetime, longest time.Duration // of the CA, and by the permit
+		want              time.Duration // of the certificate
+		told              string
 	}{
-		"the profile's lifetime":   {10 * 365 * 24 * time.Hour, 0, 365*24*time.Hour - 5*time.Minute, 0},
-		"the permit's cap":         {10 * 365 * 24 * time.Hour, 24 * time.Hour, 24*time.Hour - 5*time.Minute, 0},
-		"a cap above the profile":  {10 * 365 * 24 * time.Hour, 9999 * time.Hour, 365*24*time.Hour - 5*time.Minute, 0},
-		"cut by the end of the CA": {time.Hour, 24 * time.Hour, time.Hour, 1},
+		"the profile's lifetime":   {10 * year, 0, year - 5*time.Minute, "certificate"},
+		"the permit's cap":         {10 * year, day, day - 5*time.Minute, "certificate"},
+		"a cap above the profile":  {10 * year, 9999 * time.Hour, year - 5*time.Minute, "certificate"},
+		"cut by the end of the CA": {time.Hour, day, time.Hour, "certificate\nWarning LifetimeCut …"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var p *parts
-			var told []string
-			p = guardedParts(t, test.lifetime, func(keyID, signerName string, notAfter time.Time) error {
-				if len(p.written) > 0 {
-					t.Error("written before it was covered")
-				}
-				told = append(told, keyID, signerName, notAfter.Sub(now).String())
+			var covered []string
+			permit := keypair.Permit{Signers: []string{kubeletClient}, LifetimeCap: test.longest}
+			w := guarded(t, test.lifetime, permit, func(keyID, signerName string, notAfter time.Time) error {
+				covered = append(covered, keyID, signerName, notAfter.Sub(now).String())
 				return nil
-			}, func(r *keypair.Ring) { r.Permit.LifetimeCap = test.longest })
-			if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-				t.Fatalf("written %d times, error %v", len(p.written), err)
+			})
+			w.update = func(*request) error {
+				if diff := cmp.Diff([]string{w.authority().KeyID(), kubeletClient, test.want.String()}, covered); diff != "" {
+					t.Errorf("covered before the write (-want +got):\n%s", diff)
+				}
+				return nil
 			}
-			if diff := cmp.Diff([]string{state(p.pair, now), kubeletClient, test.want.String()}, told); diff != "" {
-				t.Errorf("told (-want +got):\n%s", diff)
-			}
-			certs, err := ca.ParseCertificates(p.written[0].Status.Certificate)
-			if err != nil || !certs[0].NotAfter.Equal(now.Add(test.want)) {
-				t.Errorf("issued until %v, error %v", certs, err)
-			}
-			if got := taken(p.recorder); len(got) != test.events {
-				t.Errorf("Events %q", got)
+			is(t, w.reconcile(), test.told, w.pair)
+			if cert := w.last(); !cert.NotAfter.Equal(now.Add(test.want)) {
+				t.Errorf("issued until %s", cert.NotAfter)
 			}
 		})
 	}
@@ -334,53 +582,24 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 // TestNothingIsSignedThatIsNotCovered checks that a failed ledger write is retried and reported once.
 func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		fault error
-		todo  string
-	}{
-		"unavailable": {errors.New("no route"), ""},
-		"sealed":      {fmt.Errorf("issue by key a: %w", ledger.ErrSealed), ""},
-		"lost": {fmt.Errorf("read the account of key a: %w", ledger.ErrNoAccount),
-			"; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
-				"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"},
+	const lost = "; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
+		"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"
+	for fault, todo := range map[error]string{
+		errors.New("no route"):                                       "",
+		fmt.Errorf("issue by key a: %w", ledger.ErrSealed):           "",
+		fmt.Errorf("read the account of a: %w", ledger.ErrNoAccount): lost,
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := guardedParts(t, 24*time.Hour, func(string, string, time.Time) error { return test.fault })
-			for range 2 {
-				if _, err := p.reconcile(t); !errors.Is(err, test.fault) || len(p.written) > 0 {
-					t.Errorf("written %d times, error %v", len(p.written), err)
-				}
-			}
-			want := []string{"Warning LedgerUnavailable the certificate is not signed, because the CA's ledger cannot record it: " + test.fault.Error() + test.todo}
-			if diff := cmp.Diff(want, taken(p.recorder)); diff != "" {
-				t.Error(diff)
-			}
-		})
+		w := guarded(t, day, keypair.Permit{Signers: []string{kubeletClient}}, func(string, string, time.Time) error { return fault })
+		again := "error: " + fault.Error()
+		is(t, w.reconcile(), again+"\nWarning LedgerUnavailable the certificate is not signed, because the CA's ledger cannot record it: "+
+			fault.Error()+todo, w.pair)
+		is(t, w.reconcile(), again, w.pair)
 	}
 }
 
 // TestNotProven checks that a request waits if the permit does not name its signer. The ledger is not asked.
 func TestNotProven(t *testing.T) {
 	t.Parallel()
-	p := guardedParts(t, 24*time.Hour, func(string, string, time.Time) error { t.Error("asked"); return nil },
-		func(r *keypair.Ring) { r.Permit.Signers = []string{kubeletServing} })
-	result, err := p.reconcile(t)
-	if err != nil || result.RequeueAfter == 0 || len(p.written) > 0 {
-		t.Errorf("result %v, error %v, written %d times", result, err, len(p.written))
-	}
-	if got := taken(p.recorder); len(got) != 1 || !strings.HasPrefix(got[0], "Warning CANotProven the CA in Secret ns/ca is not proven") {
-		t.Errorf("Events %q", got)
-	}
-}
-
-// TestWithoutRotationNothingIsNoted checks that without rotation only the certificate is written. The fake client
-// fails the test for any other write.
-func TestWithoutRotationNothingIsNoted(t *testing.T) {
-	t.Parallel()
-	p := newParts(t, object(t))
-	p.load(t, day)
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || p.written[0].Spec.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
-		t.Errorf("written %d times, error %v", len(p.written), err)
-	}
+	w := guarded(t, day, keypair.Permit{Signers: []string{kubeletServing}}, nil)
+	is(t, w.reconcile(), "again 1s\nWarning CANotProven the CA in Secret ns/ca is not proven…", w.pair)
 }

@@ -10,7 +10,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"math/big"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -18,8 +17,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	dto "github.com/prometheus/client_model/go"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -31,108 +28,70 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-func allowedNames(t *testing.T, entries ...string) ca.AllowedNames {
-	t.Helper()
-	return must(ca.NewAllowedNames(entries))
+// asked returns a parsed request for a custom signer with that subject.
+func asked(subject pkix.Name, edits ...edit) *csr.Request {
+	template := payload(&asks{Subject: subject}, leafKey())
+	return must(csr.Parse(object(signerName(customSigner), template, all(edits...))))
 }
 
-// TestCheckTrust checks the rules of a custom signer on a CA that the cluster trusts, and on one that it does not. In
-// want, s means signed, and another letter is the reason of a failure.
+// TestCheckTrust checks the rules of a custom signer on CAs that a cluster trusts in different ways. In want, s means signed,
+// and another letter is the reason of a failure.
 func TestCheckTrust(t *testing.T) {
 	t.Parallel()
-	const custom = "example.com/custom"
-	about := func(subject pkix.Name, dnsName string, wanted ...certificatesv1.KeyUsage) []func(*request) {
-		return []func(*request){usages(wanted...), func(obj *request) {
-			template := &x509.CertificateRequest{Subject: subject}
-			if dnsName != "" {
-				template.DNSNames = []string{dnsName}
-			}
-			obj.Spec.Request = payload(t, template, leafKey())
-		}}
+	front := []string{"front-proxy-client"}
+	trusts := []caTrust{
+		{proxyNames: front}, // not trusted
+		{strict: trustedForClients},
+		{strict: trustedForProxies, proxies: trustedForProxies, proxyNames: front},
+		{strict: trustedForProxies, proxies: trustedForProxies}, // by any name
 	}
-	plain := pkix.Name{CommonName: "hook"}
+	hook, proxy := pkix.Name{CommonName: "hook"}, pkix.Name{CommonName: "front-proxy-client"}
 	of := func(group string) pkix.Name { return pkix.Name{CommonName: "a", Organization: []string{group}} }
-	letters := map[string]string{"U": "UsagesNotPermitted", "S": "SubjectNotPermitted", "N": "NameNotPermitted"}
+	server := func(of usage) edit { return all(dns("a.svc"), usages(of)) }
+	client, noPurpose, noRules := usages("client auth"), usages("digital signature"), Signer{}
+	allowed := func(name string) Signer { return Signer{AllowedNames: must(ca.NewAllowedNames([]string{name}))} }
+	forbidden := func(patterns ...string) Signer { return Signer{ForbiddenOnClientCA: patterns} }
+	letters := map[string]string{"": "s", "UsagesNotPermitted": "U", "SubjectNotPermitted": "S", "NameNotPermitted": "N"}
 	for name, test := range map[string]struct {
 		signer Signer
-		name   string
-		change []func(*request)
-		want   string // two letters: trusted, not trusted
+		req    *csr.Request
+		want   string
 	}{
-		"no extended usage":                            {change: about(plain, "", "digital signature"), want: "UU"},
-		"no extended usage, configured":                {signer: Signer{AllowNoExtKeyUsage: true}, change: about(plain, "", "digital signature"), want: "Us"},
-		"a client":                                     {change: about(plain, "", "client auth"), want: "ss"},
-		"a client in a group of Kubernetes":            {change: about(of("system:masters"), "", "client auth"), want: "Ss"},
-		"a client in a group of kubeadm":               {change: about(of("kubeadm:cluster-admins"), "", "client auth"), want: "Ss"},
-		"a client by a name of Kubernetes":             {change: about(pkix.Name{CommonName: "system:admin"}, "", "client auth"), want: "Ss"},
-		"a code signer in a group of Kubernetes":       {change: about(of("system:nodes"), "", "code signing"), want: "Ss"},
-		"a group that the configuration does not list": {signer: Signer{ForbiddenOnClientCA: []string{"O=other"}}, change: about(of("system:nodes"), "", "client auth"), want: "ss"},
-		"a group that the configuration lists":         {signer: Signer{ForbiddenOnClientCA: []string{"O=system:*"}}, change: about(of("system:nodes"), "", "client auth"), want: "Ss"},
-		"an empty list of forbidden subjects":          {signer: Signer{ForbiddenOnClientCA: []string{}}, change: about(of("system:masters"), "", "client auth"), want: "ss"},
-		"a server without a list":                      {change: about(plain, "a.svc", "server auth"), want: "Ns"},
-		"a server beside a client without a list":      {change: about(plain, "a.svc", "client auth", "server auth"), want: "Ns"},
-		"any usage without a list":                     {change: about(plain, "a.svc", "any"), want: "Ns"},
-		"server gated crypto without a list":           {change: about(plain, "a.svc", "netscape sgc"), want: "Ns"},
-		"a server of a listed name":                    {signer: Signer{AllowedNames: allowedNames(t, "a.svc")}, change: about(plain, "a.svc", "server auth"), want: "ss"},
-		"a server of another name":                     {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(plain, "a.svc", "server auth"), want: "Ns"},
-		"a server of no name":                          {signer: Signer{AllowedNames: allowedNames(t, "b.svc")}, change: about(pkix.Name{CommonName: "a.svc"}, "", "server auth"), want: "Ns"},
-		"Kubernetes' own signer":                       {name: certificatesv1.KubeAPIServerClientSignerName, change: about(of("system:nodes"), "", "client auth"), want: "ss"},
-		"Kubernetes' own serving signer":               {name: certificatesv1.KubeletServingSignerName, change: about(of("system:nodes"), "a", "server auth"), want: "ss"},
+		"no extended usage":                            {noRules, asked(hook, noPurpose), "UUUS"},
+		"no extended usage, configured":                {Signer{AllowNoExtKeyUsage: true}, asked(hook, noPurpose), "sUUS"},
+		"a client":                                     {noRules, asked(hook, client), "sssS"},
+		"a client in a group of Kubernetes":            {noRules, asked(of("system:masters"), client), "sSSS"},
+		"a client in a group of kubeadm":               {noRules, asked(of("kubeadm:cluster-admins"), client), "sSSS"},
+		"a client by a name of Kubernetes":             {noRules, asked(pkix.Name{CommonName: "system:admin"}, client), "sSSS"},
+		"a code signer in a group of Kubernetes":       {noRules, asked(of("system:nodes"), usages("code signing")), "sSSS"},
+		"a group that the configuration does not list": {forbidden("O=other"), asked(of("system:nodes"), client), "sssS"},
+		"a group that the configuration lists":         {forbidden("O=system:*"), asked(of("system:nodes"), client), "sSSS"},
+		"an empty list of forbidden subjects":          {forbidden([]string{}...), asked(of("system:masters"), client), "sssS"},
+		"a server without a list":                      {noRules, asked(hook, server("server auth")), "sNNN"},
+		"a server beside a client without a list":      {noRules, asked(hook, dns("a.svc"), usages("client auth", "server auth")), "sNNS"},
+		"any usage without a list":                     {noRules, asked(hook, server("any")), "sNNS"},
+		"server gated crypto without a list":           {noRules, asked(hook, server("netscape sgc")), "sNNN"},
+		"a server of a listed name":                    {allowed("a.svc"), asked(hook, server("server auth")), "ssss"},
+		"a server of another name":                     {allowed("b.svc"), asked(hook, server("server auth")), "sNNN"},
+		"a server of no name":                          {allowed("b.svc"), asked(pkix.Name{CommonName: "a.svc"}, usages("server auth")), "sNNN"},
+		"Kubernetes' own signer":                       {noRules, asked(of("system:nodes"), client, signerName(clientSigner)), "ssss"},
+		"Kubernetes' own serving signer":               {noRules, asked(of("system:nodes"), dns("a"), serving), "ssss"},
+		"a front proxy":                                {noRules, asked(proxy, client), "ssSS"},
+		"a front proxy for any usage":                  {allowed("a.svc"), asked(proxy, server("any")), "ssSS"},
+		"a front proxy without usage":                  {Signer{AllowNoExtKeyUsage: true}, asked(proxy, noPurpose), "sUSS"},
+		"a server of the name of a front proxy":        {noRules, asked(proxy, usages("server auth")), "sNNN"},
+		"a front proxy by Kubernetes' own signer":      {noRules, asked(proxy, client, signerName(clientSigner)), "ssss"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if test.name == "" {
-				test.name = custom
-			}
-			req, err := csr.Parse(object(t, append(test.change, signerName(test.name))...))
-			if err != nil {
-				t.Fatal(err)
-			}
-			for i, trust := range []caTrust{{strict: trustedForClients}, {}} {
-				violation := test.signer.checkTrust(req, trust)
-				if want := test.want[i : i+1]; (violation != nil) != (want != "s") || violation != nil && violation.Reason != letters[want] {
-					t.Errorf("%q: %+v, want %s", trust.strict, violation, want)
-				}
-			}
-		})
-	}
-}
-
-// TestFrontProxyRules checks a custom signer with a CA that API servers accept for front proxies but not for clients.
-func TestFrontProxyRules(t *testing.T) {
-	t.Parallel()
-	proxy, user := pkix.Name{CommonName: "front-proxy-client"}, pkix.Name{CommonName: "alice"}
-	anyName := caTrust{strict: trustedForProxies, proxies: trustedForProxies}
-	listed := anyName
-	listed.proxyNames = []string{"front-proxy-client"}
-	for name, test := range map[string]struct {
-		trust   caTrust
-		signer  string
-		subject pkix.Name
-		usages  []certificatesv1.KeyUsage
-		want    string
-	}{
-		"a front proxy":                              {listed, "", proxy, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
-		"a front proxy for any usage":                {listed, "", proxy, []certificatesv1.KeyUsage{"any"}, "SubjectNotPermitted"},
-		"a front proxy without usage":                {listed, "", proxy, []certificatesv1.KeyUsage{"digital signature"}, "SubjectNotPermitted"},
-		"another client":                             {listed, "", user, []certificatesv1.KeyUsage{"client auth"}, ""},
-		"another client, where any is a front proxy": {anyName, "", user, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
-		"a group of Kubernetes":                      {listed, "", pkix.Name{CommonName: "a", Organization: []string{"system:masters"}}, []certificatesv1.KeyUsage{"client auth"}, "SubjectNotPermitted"},
-		"no extended usage":                          {listed, "", user, []certificatesv1.KeyUsage{"digital signature"}, "UsagesNotPermitted"},
-		"a server of the name":                       {listed, "", proxy, []certificatesv1.KeyUsage{"server auth"}, "NameNotPermitted"},
-		"another CA":                                 {caTrust{proxyNames: listed.proxyNames}, "", proxy, []certificatesv1.KeyUsage{"client auth"}, ""},
-		"Kubernetes' own signer":                     {listed, certificatesv1.KubeAPIServerClientSignerName, proxy, []certificatesv1.KeyUsage{"client auth"}, ""},
-	} {
-		if test.signer == "" {
-			test.signer = "example.com/custom"
-		}
-		req := must(csr.Parse(object(t, signerName(test.signer), usages(test.usages...), template(t, func(r *x509.CertificateRequest) { r.Subject = test.subject }))))
 		got := ""
-		if violation := (Signer{AllowNoExtKeyUsage: true}).checkTrust(req, test.trust); violation != nil {
-			got = violation.Reason
+		for _, trust := range trusts {
+			reason := ""
+			if violation := test.signer.checkTrust(test.req, trust); violation != nil {
+				reason = violation.Reason
+			}
+			got += letters[reason]
 		}
 		if got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
 }
@@ -141,68 +100,71 @@ func TestFrontProxyRules(t *testing.T) {
 func TestRefusalsByTrust(t *testing.T) {
 	t.Parallel()
 	incomplete := caTrust{strict: mayBeTrusted, proxies: mayBeTrusted, proxyNames: []string{"proxy"}}
-	for want, test := range map[string]struct {
-		trust   caTrust
-		subject pkix.Name
-		usages  []certificatesv1.KeyUsage
+	a, nodes := pkix.Name{CommonName: "a"}, pkix.Name{CommonName: "a", Organization: []string{"system:nodes"}}
+	const trusted = "API servers trust the CA of signer example.com/custom for clients"
+	const maybe = "API servers may trust the CA of signer example.com/custom, because its chain is incomplete " +
+		"(append the certificates of its issuers, up to the root, to its ca.crt)"
+	for _, test := range []struct {
+		trust caTrust
+		req   *csr.Request
+		want  string
 	}{
-		`subject "CN=a,O=system:nodes" is not permitted: API servers trust the CA of signer example.com/custom for clients, so it never issues O=system:*`: {
-			caTrust{strict: trustedForClients}, pkix.Name{CommonName: "a", Organization: []string{"system:nodes"}}, []certificatesv1.KeyUsage{"client auth"}},
-		`subject "CN=a,O=system:nodes" is not permitted: API servers may trust the CA of signer example.com/custom, because its chain is incomplete ` +
-			`(append the certificates of its issuers, up to the root, to its ca.crt), so it never issues O=system:*`: {
-			incomplete, pkix.Name{CommonName: "a", Organization: []string{"system:nodes"}}, []certificatesv1.KeyUsage{"client auth"}},
-		`usages ["server auth"] are for servers, but clients trust the CA of signer example.com/custom for API servers: list the permitted names in the signer's allowedNames`: {
-			caTrust{strict: trustedForServers}, pkix.Name{CommonName: "a"}, []certificatesv1.KeyUsage{"server auth"}},
-		`usages ["digital signature"] include no extended key usage, so the certificate would be valid for clients, but ` +
-			`API servers trust the CA of signer example.com/custom for clients; add a usage that this signer permits`: {
-			caTrust{strict: trustedForClients}, pkix.Name{CommonName: "a"}, []certificatesv1.KeyUsage{"digital signature"}},
-		`subject "CN=proxy" is not permitted: API servers may trust the CA of signer example.com/custom, because its chain is incomplete ` +
-			`(append the certificates of its issuers, up to the root, to its ca.crt), so a client with this name could act as any user as a front proxy ` +
-			`(--requestheader-client-ca-file); give the signer a CA of its own`: {
-			incomplete, pkix.Name{CommonName: "proxy"}, []certificatesv1.KeyUsage{"client auth"}},
+		{caTrust{strict: trustedForClients}, asked(nodes, usages("client auth")),
+			`subject "CN=a,O=system:nodes" is not permitted: ` + trusted + ", so it never issues O=system:*"},
+		{incomplete, asked(nodes, usages("client auth")),
+			`subject "CN=a,O=system:nodes" is not permitted: ` + maybe + ", so it never issues O=system:*"},
+		{caTrust{strict: trustedForServers}, asked(a, usages("server auth")),
+			`usages ["server auth"] are for servers, but clients trust the CA of signer example.com/custom for API servers: ` +
+				"list the permitted names in the signer's allowedNames"},
+		{caTrust{strict: trustedForClients}, asked(a, usages("digital signature")),
+			`usages ["digital signature"] include no extended key usage, so the certificate would be valid for clients, but ` +
+				trusted + "; add a usage that this signer permits"},
+		{incomplete, asked(pkix.Name{CommonName: "proxy"}, usages("client auth")),
+			`subject "CN=proxy" is not permitted: ` + maybe + ", so a client with this name could act as any user as a front proxy " +
+				"(--requestheader-client-ca-file); give the signer a CA of its own"},
 	} {
-		req := must(csr.Parse(object(t, signerName("example.com/custom"), usages(test.usages...), template(t, func(r *x509.CertificateRequest) { r.Subject = test.subject }))))
-		if violation := (Signer{}).checkTrust(req, test.trust); violation == nil || violation.Message != want {
-			t.Errorf("%+v, want %s", violation, want)
+		if violation := (Signer{}).checkTrust(test.req, test.trust); violation == nil || violation.Message != test.want {
+			t.Errorf("%+v, want %s", violation, test.want)
 		}
 	}
 }
 
-// crossSigned returns a certificate with cert's key, issued by by.
-func crossSigned(t *testing.T, cert *x509.Certificate, by root, subject pkix.Name) []byte {
-	t.Helper()
-	return crossSignedFrom(t, now.Add(-time.Hour), cert, by, subject)
+// link is a CA of a chain.
+type link struct {
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+	pem  string
 }
 
-// crossSignedFrom is crossSigned for a certificate that is valid for two hours from an instant.
-func crossSignedFrom(t *testing.T, from time.Time, cert *x509.Certificate, by root, subject pkix.Name) []byte {
-	t.Helper()
-	issuerBlock, _ := pem.Decode(by.cert)
-	issuer := must(x509.ParseCertificate(issuerBlock.Bytes))
-	keyBlock, _ := pem.Decode(by.key)
-	key := must(x509.ParsePKCS8PrivateKey(keyBlock.Bytes)).(*ecdsa.PrivateKey)
+// sign returns a CA of that name and key below l, which is valid for two hours from an instant. Nil signs itself.
+func (l *link) sign(name string, key *ecdsa.PrivateKey, from time.Time) *link {
 	template := &x509.Certificate{
-		SerialNumber: big.NewInt(7), Subject: subject, NotBefore: from, NotAfter: from.Add(2 * time.Hour),
+		SerialNumber: big.NewInt(7), Subject: pkix.Name{CommonName: name}, NotBefore: from, NotAfter: from.Add(2 * time.Hour),
 		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, issuer, cert.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
+	if l == nil {
+		l = &link{cert: template, key: key}
 	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	der := must(x509.CreateCertificate(rand.Reader, template, l.cert, key.Public(), l.key))
+	text := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	return &link{must(x509.ParseCertificate(der)), key, string(text)}
 }
 
-// namedRoot returns a CA of that name, with any number of CAs below, that is valid for an hour.
-func namedRoot(t *testing.T, name string) root {
-	t.Helper()
+// below returns a CA below l that is valid now, with another's key or a new one.
+func (l *link) below(name string, another *link) *link {
 	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))})
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(time.Hour),
-		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	if another != nil {
+		key = another.key
 	}
-	der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
-	return root{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM}
+	return l.sign(name, key, now.Add(-time.Hour))
+}
+
+func newLink(name string) *link { return (*link)(nil).below(name, nil) }
+
+// load returns the CA with the key of l, from tls.crt and ca.crt.
+func (l *link) load(certs string, anchors ...string) *ca.Authority {
+	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(l.key))})
+	return must(ca.Load([]byte(certs), key, []byte(strings.Join(anchors, ""))))
 }
 
 // configMaps answers reads of the ConfigMaps in kube-system. An error in their place fails the read.
@@ -231,231 +193,132 @@ const (
 // TestTrustIn checks what is read from the ConfigMaps about CAs that the cluster trusts in different ways.
 func TestTrustIn(t *testing.T) {
 	t.Parallel()
-	trusted, other := namedRoot(t, "trusted"), namedRoot(t, "other")
-	load := func(certs []byte, key []byte, anchors ...[]byte) *ca.Authority {
-		return must(ca.Load(certs, key, anchors...))
+	trusted, other, middle, stranger := newLink("trusted"), newLink("other"), newLink("middle"), newLink("else")
+	below, renamed := trusted.below("below", other), trusted.below("another name", trusted)
+	crossed := other.load(other.pem + trusted.below("other", other).pem)
+	// two is an intermediate whose own issuer, an intermediate too, is known or left out.
+	middleBelow := trusted.below("middle", middle)
+	two := middleBelow.below("two", other)
+	later := trusted.sign("other", other.key, now.Add(day))          // a cross-certificate of tomorrow
+	expired := trusted.sign("trusted", trusted.key, now.Add(-2*day)) // the trusted root of yesterday
+	clients := func(bundle string) configMaps {
+		return configMaps{authentication: map[string]string{"client-ca-file": bundle}}
 	}
-	copied, own := load(trusted.cert, trusted.key), load(other.cert, other.key)
-	crossed := load(slices.Concat(other.cert, crossSigned(t, own.Certificate(), trusted, own.Certificate().Subject)), other.key)
-	renamed := load(crossSigned(t, copied.Certificate(), trusted, pkix.Name{CommonName: "another name"}), trusted.key)
-	below := crossSigned(t, own.Certificate(), trusted, pkix.Name{CommonName: "below"})
-	// two is an intermediate whose own issuer, an intermediate too, is known or left out
-	middle := namedRoot(t, "middle")
-	middleBelow := crossSigned(t, load(middle.cert, middle.key).Certificate(), trusted, pkix.Name{CommonName: "middle"})
-	// later is a cross-certificate of tomorrow, and expired is the trusted root of yesterday
-	later := crossSignedFrom(t, now.Add(day), own.Certificate(), trusted, own.Certificate().Subject)
-	expired := crossSignedFrom(t, now.Add(-2*day), copied.Certificate(), trusted, copied.Certificate().Subject)
-	two := crossSigned(t, own.Certificate(), root{middleBelow, middle.key}, pkix.Name{CommonName: "two"})
-	everywhere := configMaps{authentication: map[string]string{"client-ca-file": string(trusted.cert)}, rootCAs: map[string]string{"ca.crt": string(trusted.cert)}}
-	clients := func(bundle ...[]byte) configMaps {
-		return configMaps{authentication: map[string]string{"client-ca-file": string(slices.Concat(bundle...))}}
+	proxies := func(bundle, names string) configMaps {
+		return configMaps{authentication: map[string]string{
+			"requestheader-client-ca-file": bundle, "requestheader-allowed-names": names,
+		}}
 	}
-	proxies := func(bundle []byte, names string) configMaps {
-		return configMaps{authentication: map[string]string{"requestheader-client-ca-file": string(bundle), "requestheader-allowed-names": names}}
-	}
-	servers := configMaps{authentication: map[string]string{}, rootCAs: map[string]string{"ca.crt": string(trusted.cert)}}
+	servers := configMaps{authentication: map[string]string{}, rootCAs: map[string]string{"ca.crt": trusted.pem}}
+	everywhere := clients(trusted.pem)
+	everywhere[rootCAs] = servers[rootCAs]
+	nothing := configMaps{authentication: map[string]string{}, rootCAs: map[string]string{}}
+	copied, own, alone := trusted.load(trusted.pem), other.load(other.pem), other.load(two.pem)
 	for name, test := range map[string]struct {
-		authority *ca.Authority
-		found     configMaps
-		strict    string
-		proxies   string
-		names     string
-		err       string // part of the error
+		authority       *ca.Authority
+		found           configMaps
+		strict, proxies string
+		names           string
 	}{
-		"a CA of its own":                                     {authority: own, found: everywhere},
-		"a cluster without CAs":                               {authority: own, found: configMaps{authentication: map[string]string{}, rootCAs: map[string]string{}}},
-		"no kube-root-ca.crt":                                 {authority: own, found: clients(trusted.cert)},
-		"a copy of the client CA":                             {authority: copied, found: clients(trusted.cert), strict: trustedForClients},
-		"a copy of one of two":                                {authority: copied, found: clients(other.cert, trusted.cert), strict: trustedForClients},
-		"the key by another name":                             {authority: renamed, found: clients(trusted.cert), strict: trustedForClients},
-		"an intermediate":                                     {authority: load(below, other.key), found: clients(trusted.cert), strict: trustedForClients},
-		"an intermediate with its root":                       {authority: load(slices.Concat(below, trusted.cert), other.key), found: clients(trusted.cert), strict: trustedForClients},
-		"a cross-signed CA":                                   {authority: crossed, found: clients(trusted.cert), strict: trustedForClients},
-		"a cross-certificate that is not valid yet":           {authority: load(slices.Concat(other.cert, later, trusted.cert), other.key), found: clients(trusted.cert), strict: trustedForClients},
-		"a trusted CA that has expired":                       {authority: load(below, other.key), found: clients(expired), strict: trustedForClients},
-		"a CA for API servers":                                {authority: copied, found: servers, strict: trustedForServers},
-		"an intermediate for API servers":                     {authority: load(below, other.key), found: servers, strict: trustedForServers},
-		"an intermediate of two":                              {authority: load(slices.Concat(two, middleBelow), other.key), found: clients(trusted.cert), strict: trustedForClients},
-		"an intermediate of two in ca.crt":                    {authority: load(two, other.key, slices.Concat(middleBelow, trusted.cert)), found: clients(trusted.cert), strict: trustedForClients},
-		"an intermediate whose trusted parent was left out":   {authority: load(two, other.key), found: clients(trusted.cert), strict: mayBeTrusted},
-		"an intermediate whose untrusted parent was left out": {authority: load(two, other.key), found: clients(other.cert[:0], namedRoot(t, "else").cert), strict: mayBeTrusted},
-		"an intermediate of a root that nothing trusts":       {authority: load(slices.Concat(two, middleBelow, trusted.cert), other.key), found: clients(namedRoot(t, "else").cert)},
-		"a cross-signed CA whose trusted parent was left out": {authority: crossed, found: clients(namedRoot(t, "else").cert), strict: mayBeTrusted},
-		"a front proxy CA":                                    {authority: copied, found: proxies(trusted.cert, `["a","b"]`), strict: trustedForProxies, proxies: trustedForProxies, names: "a b"},
-		"a front proxy CA for any name":                       {authority: copied, found: proxies(trusted.cert, ""), strict: trustedForProxies, proxies: trustedForProxies},
-		"an intermediate of a front proxy CA":                 {authority: load(below, other.key), found: proxies(trusted.cert, "[]"), strict: trustedForProxies, proxies: trustedForProxies},
-		"perhaps an intermediate of a front proxy CA":         {authority: load(two, other.key), found: proxies(trusted.cert, `["a"]`), strict: mayBeTrusted, proxies: mayBeTrusted, names: "a"},
-		"not a front proxy CA":                                {authority: own, found: proxies(trusted.cert, `["a"]`), names: "a"},
-
-		"extension-apiserver-authentication is missing":        {authority: own, found: configMaps{rootCAs: map[string]string{}}, err: `configmaps "extension-apiserver-authentication" not found`},
-		"extension-apiserver-authentication cannot be read":    {authority: own, found: configMaps{authentication: errors.New("down"), rootCAs: map[string]string{}}, err: "read ConfigMap kube-system/extension-apiserver-authentication: down"},
-		"kube-root-ca.crt cannot be read":                      {authority: own, found: configMaps{authentication: map[string]string{}, rootCAs: errors.New("down")}, err: "read ConfigMap kube-system/kube-root-ca.crt: down"},
-		"client-ca-file has no certificate":                    {authority: own, found: clients([]byte("nonsense")), err: "client-ca-file of ConfigMap kube-system/extension-apiserver-authentication: it holds no certificate"},
-		"requestheader-client-ca-file has a broken one":        {authority: own, found: proxies([]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), ""), err: "requestheader-client-ca-file of ConfigMap kube-system/extension-apiserver-authentication: parse certificate 1"},
-		"requestheader-allowed-names is not a list of strings": {authority: own, found: proxies(trusted.cert, "a"), err: "requestheader-allowed-names of ConfigMap kube-system/extension-apiserver-authentication: "},
+		"a CA of its own":                     {own, everywhere, "", "", ""},
+		"a cluster without CAs":               {own, nothing, "", "", ""},
+		"no kube-root-ca.crt":                 {own, clients(trusted.pem), "", "", ""},
+		"a copy of the client CA":             {copied, clients(trusted.pem), trustedForClients, "", ""},
+		"a copy of one of two":                {copied, clients(other.pem + trusted.pem), trustedForClients, "", ""},
+		"the key by another name":             {trusted.load(renamed.pem), clients(trusted.pem), trustedForClients, "", ""},
+		"an intermediate":                     {other.load(below.pem), clients(trusted.pem), trustedForClients, "", ""},
+		"an intermediate with its root":       {other.load(below.pem + trusted.pem), clients(trusted.pem), trustedForClients, "", ""},
+		"a cross-signed CA":                   {crossed, clients(trusted.pem), trustedForClients, "", ""},
+		"a cross-certificate, not valid yet":  {other.load(other.pem + later.pem + trusted.pem), clients(trusted.pem), trustedForClients, "", ""},
+		"a trusted CA that has expired":       {other.load(below.pem), clients(expired.pem), trustedForClients, "", ""},
+		"a CA for API servers":                {copied, servers, trustedForServers, "", ""},
+		"an intermediate for API servers":     {other.load(below.pem), servers, trustedForServers, "", ""},
+		"an intermediate of two":              {other.load(two.pem + middleBelow.pem), clients(trusted.pem), trustedForClients, "", ""},
+		"an intermediate of two in ca.crt":    {other.load(two.pem, middleBelow.pem, trusted.pem), clients(trusted.pem), trustedForClients, "", ""},
+		"its trusted parent was left out":     {alone, clients(trusted.pem), mayBeTrusted, "", ""},
+		"its untrusted parent was left out":   {alone, clients(stranger.pem), mayBeTrusted, "", ""},
+		"below a root that nothing trusts":    {other.load(two.pem + middleBelow.pem + trusted.pem), clients(stranger.pem), "", "", ""},
+		"cross-signed, a parent was left out": {crossed, clients(stranger.pem), mayBeTrusted, "", ""},
+		"a front proxy CA":                    {copied, proxies(trusted.pem, `["a","b"]`), trustedForProxies, trustedForProxies, "a b"},
+		"a front proxy CA for any name":       {copied, proxies(trusted.pem, ""), trustedForProxies, trustedForProxies, ""},
+		"an intermediate of a front proxy CA": {other.load(below.pem), proxies(trusted.pem, "[]"), trustedForProxies, trustedForProxies, ""},
+		"perhaps below a front proxy CA":      {alone, proxies(trusted.pem, `["a"]`), mayBeTrusted, mayBeTrusted, "a"},
+		"not a front proxy CA":                {own, proxies(trusted.pem, `["a"]`), "", "", "a"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			read, err := readPublished(t.Context(), test.found)
-			if (err != nil) != (test.err != "") || err != nil && !strings.Contains(err.Error(), test.err) {
-				t.Fatalf("error %v, want %q", err, test.err)
-			}
-			if err != nil {
-				return
-			}
-			got := read.trustIn(test.authority)
-			if got.unread != "" || got.strict != test.strict || got.proxies != test.proxies || strings.Join(got.proxyNames, " ") != test.names || got.authority != test.authority {
-				t.Errorf("%+v", got)
-			}
-		})
+		got := must(readPublished(t.Context(), test.found)).trustIn(test.authority)
+		names := strings.Join(got.proxyNames, " ")
+		if got.unread != "" || got.strict != test.strict || got.proxies != test.proxies || names != test.names || got.authority != test.authority {
+			t.Errorf("%s: %+v, want %+v", name, got, test)
+		}
 	}
+	broken := "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
+	const in = " of ConfigMap kube-system/extension-apiserver-authentication: "
+	for want, found := range map[string]configMaps{
+		`configmaps "extension-apiserver-authentication" not found`:           {rootCAs: map[string]string{}},
+		"read ConfigMap kube-system/extension-apiserver-authentication: down": {authentication: errDown, rootCAs: map[string]string{}},
+		"read ConfigMap kube-system/kube-root-ca.crt: down":                   {authentication: map[string]string{}, rootCAs: errDown},
+		"client-ca-file" + in + "it holds no certificate":                     clients("nonsense"),
+		"requestheader-client-ca-file" + in + "parse certificate 1":           proxies(broken, ""),
+		"requestheader-allowed-names" + in:                                    proxies(trusted.pem, "a"),
+	} {
+		if _, err := readPublished(t.Context(), found); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+// untold gives w a CA of which the trust is not known.
+func (w *world) untold() *ca.Authority {
+	made := newRoot(10 * year)
+	w.pair.Load(made.cert, made.key)
+	taken(w.recorder)
+	return w.authority()
 }
 
 // TestUnknownTrustWaits judges a request before the trust in the CA is known, after a failed read, and afterwards. A fault
 // never makes it fail.
 func TestUnknownTrustWaits(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t, signerName("example.com/custom"), usages("client auth"), template(t, func(r *x509.CertificateRequest) {
-		r.Subject = pkix.Name{CommonName: "a", Organization: []string{"system:masters-of-ours"}}
-	})))
-	made := newRoot(t, time.Hour)
-	p.pair.Load(made.cert, made.key)
-	taken(p.recorder)
-	authority := must(p.pair.Authority(now))
-	for i, why := range []string{"that has not been read yet", "down"} {
-		if i > 0 {
-			p.trust(unknownTrust(authority, why))
-		}
-		if result, err := p.reconcile(t); err != nil || result.RequeueAfter != csr.Pause(0) || len(p.written) > 0 {
-			t.Errorf("%+v, %v, %d writes, want it to wait", result, err, len(p.written))
-		}
-		want := "Warning CATrustUnknown it is unknown whether API servers trust this CA: " + why + "; if they do, the request is refused (SubjectNotPermitted: "
-		if told := taken(p.recorder); len(told) != i || i == 1 && !strings.HasPrefix(told[0], want) { // the first read takes a moment
-			t.Errorf("Events %q, want %q", told, want)
-		}
-	}
-	judged := p.reconciler.Judge(t.Context(), p.served)
-	if judged.IfTrusted == nil || judged.IfTrusted.Reason != "SubjectNotPermitted" {
+	w := newWorld(t, signerName(customSigner), usages("client auth"), common("a"), orgs("system:masters-of-ours"))
+	authority := w.untold()
+	is(t, w.reconcile(), "again 1s", w.pair) // the first read takes a moment
+	w.trust(unknownTrust(authority, "down"))
+	is(t, w.reconcile(), "again 1s\nWarning CATrustUnknown it is unknown whether API servers trust this CA: down; "+
+		"if they do, the request is refused (SubjectNotPermitted: …", w.pair)
+	if judged := w.Judge(t.Context(), w.served); judged.IfTrusted == nil || judged.IfTrusted.Reason != "SubjectNotPermitted" {
 		t.Errorf("judged %+v", judged)
 	}
-	p.trust(caTrust{strict: trustedForClients})
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || csr.StateOf(p.written[0]) != csr.Failed {
-		t.Errorf("%v, %d writes, want it to fail", err, len(p.written))
-	}
-	p.trust(caTrust{})
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 2 || csr.StateOf(p.written[1]) != csr.Issued {
-		t.Errorf("%v, %d writes, want a certificate", err, len(p.written))
-	}
+	w.trust(caTrust{strict: trustedForClients})
+	is(t, w.reconcile(), "Failed SubjectNotPermitted: …", w.pair)
+	w.trust(caTrust{})
+	is(t, w.reconcile(), "certificate", w.pair)
 }
 
 // TestUnknownTrustStopsNoneThatStrictRulesPermit checks that only what strict rules refuse waits.
 func TestUnknownTrustStopsNoneThatStrictRulesPermit(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t, signerName("example.com/custom"), usages("code signing"), template(t, func(r *x509.CertificateRequest) {
-		r.Subject = pkix.Name{CommonName: "a"}
-	})))
-	custom := p.reconciler.Signers["example.com/custom"]
-	custom.Usages = []certificatesv1.KeyUsage{"code signing"}
-	p.reconciler.Signers["example.com/custom"] = custom
-	made := newRoot(t, time.Hour)
-	p.pair.Load(made.cert, made.key)
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 || csr.StateOf(p.written[0]) != csr.Issued {
-		t.Errorf("%v, %d writes", err, len(p.written))
-	}
+	w := newWorld(t, signerName(customSigner), usages("code signing"), common("a"), orgs())
+	w.signer(customSigner, func(s *Signer) { s.Usages = []usage{"code signing"} })
+	w.untold()
+	is(t, w.reconcile(), "certificate", w.pair)
 }
 
 // TestTrustIsOfOneCA checks that an answer counts only for the CA that it is about.
 func TestTrustIsOfOneCA(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
-	p.load(t, time.Hour)
-	before := must(p.pair.Authority(now))
-	if got := p.reconciler.trustOf(p.pair, before); got.unread != "" {
+	w := newWorld(t)
+	before := w.authority()
+	if got := w.trustOf(w.pair, before); got.unread != "" {
 		t.Errorf("%+v", got)
 	}
-	next := newRoot(t, time.Hour)
-	p.pair.Load(next.cert, next.key)
-	if got := p.reconciler.trustOf(p.pair, must(p.pair.Authority(now))); got.unread == "" || got.strict == "" || got.proxies == "" {
+	next := w.untold()
+	if got := w.trustOf(w.pair, next); got.unread == "" || got.strict == "" || got.proxies == "" {
 		t.Errorf("of the next CA: %+v", got)
 	}
-	p.reconciler.trusts.Store(p.pair, caTrust{authority: before}) // a late answer
-	if got := p.reconciler.trustOf(p.pair, must(p.pair.Authority(now))); got.unread == "" {
+	w.trusts.Store(w.pair, caTrust{authority: before}) // a late answer
+	if got := w.trustOf(w.pair, next); got.unread == "" {
 		t.Errorf("of the next CA, by an answer about the last one: %+v", got)
 	}
-}
-
-// TestFollowTrust checks when the trust is read, and what wakes the waiting requests.
-func TestFollowTrust(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		pair, _, recorder := newPair()
-		pair.Lifetimes = map[string]time.Duration{"example.com/custom": time.Hour}
-		found, woken := &countedReads{configMaps: configMaps{rootCAs: map[string]string{}}}, &countedWakes{}
-		found.set(errors.New("down"))
-		r := &Reconciler{Signers: map[string]Signer{"example.com/custom": {KeyPair: pair}}}
-		r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest("example.com/custom"))
-		ctx, cancel := context.WithCancel(t.Context())
-		if err := r.followTrust(found, pair).Start(ctx, woken); err != nil {
-			t.Fatal(err)
-		}
-		expect := func(step string, wantReads, wantWoken int64, want string) {
-			t.Helper()
-			synctest.Wait()
-			got := "no CA"
-			if authority, err := pair.Authority(now); err == nil {
-				trust := r.trustOf(pair, authority)
-				got = trust.unread
-				if got == "" {
-					got = "strict: " + trust.strict
-				}
-			}
-			if reads, wakes := found.reads.Load(), woken.adds.Load(); reads != wantReads || wakes != wantWoken || !strings.Contains(got, want) {
-				t.Errorf("%s: %d reads, want %d; woken %d times, want %d; %s, want %s", step, reads, wantReads, wakes, wantWoken, got, want)
-			}
-		}
-		expect("no CA", 0, 0, "no CA")
-		first := newRoot(t, day)
-		pair.Load(first.cert, first.key)
-		expect("a CA, a failed read", 1, 1, "down")
-		time.Sleep(5*time.Second - 1)
-		expect("before the pause ends", 1, 1, "down")
-		time.Sleep(time.Nanosecond)
-		expect("after five seconds", 2, 1, "down")
-		found.set(map[string]string{})
-		time.Sleep(5 * time.Second)
-		expect("the read succeeds", 4, 2, "strict: ")
-		time.Sleep(10*time.Minute - 1)
-		expect("for ten minutes", 4, 2, "strict: ")
-		found.set(map[string]string{"client-ca-file": string(first.cert)})
-		time.Sleep(time.Nanosecond)
-		expect("the cluster trusts the CA", 6, 3, "strict: "+trustedForClients)
-		found.set(apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil))
-		time.Sleep(10 * time.Minute)
-		expect("a failed read after ten minutes", 7, 4, "forbidden")
-		found.set(map[string]string{"client-ca-file": string(first.cert)})
-		time.Sleep(5 * time.Second)
-		expect("and a read five seconds later", 9, 5, "strict: "+trustedForClients)
-		second := newRoot(t, day)
-		pair.Load(second.cert, second.key)
-		expect("another CA", 11, 6, "strict: ")
-		found.set(errors.New("down"))
-		third := newRoot(t, day)
-		pair.Load(third.cert, third.key)
-		expect("another CA, a failed read", 12, 7, "down")
-		found.set(map[string]string{})
-		found.setOf(rootCAs, nil)
-		time.Sleep(5 * time.Second)
-		expect("nothing publishes kube-root-ca.crt", 14, 8, "strict: ")
-		time.Sleep(30 * time.Second)
-		expect("which is read again soon", 16, 8, "strict: ")
-		cancel()
-		synctest.Wait()
-		for _, told := range taken(recorder) {
-			if strings.Contains(told, "CANotTrusted") {
-				t.Errorf("a CA for no client is warned of: %s", told)
-			}
-		}
-	})
 }
 
 // countedWakes counts the requests that are queued.
@@ -473,11 +336,8 @@ type countedReads struct {
 	reads atomic.Int64
 }
 
-// set replaces the answer about extension-apiserver-authentication.
-func (c *countedReads) set(answer any) { c.setOf(authentication, answer) }
-
-// setOf replaces the answer about a ConfigMap. Without an answer it does not exist.
-func (c *countedReads) setOf(name string, answer any) {
+// set replaces the answer about a ConfigMap. Without an answer it does not exist.
+func (c *countedReads) set(name string, answer any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.configMaps[name] = answer
@@ -490,53 +350,115 @@ func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, obj client
 	return c.configMaps.Get(ctx, key, obj, options...)
 }
 
+// TestFollowTrust checks when the trust is read, and what wakes the waiting requests.
+func TestFollowTrust(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pair, _, recorder := newPair()
+		pair.Lifetimes = map[string]time.Duration{customSigner: time.Hour}
+		found, woken := &countedReads{configMaps: configMaps{rootCAs: map[string]string{}}}, &countedWakes{}
+		found.set(authentication, errDown)
+		r := &Reconciler{Signers: map[string]Signer{customSigner: {KeyPair: pair}}}
+		r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest(customSigner))
+		ctx, cancel := context.WithCancel(t.Context())
+		if err := r.followTrust(found, pair).Start(ctx, woken); err != nil {
+			t.Fatal(err)
+		}
+		var loaded root
+		load := func() {
+			loaded = newRoot(day)
+			pair.Load(loaded.cert, loaded.key)
+		}
+		publish := func(answer any) func() { return func() { found.set(authentication, answer) } }
+		trusts := func() { found.set(authentication, map[string]string{"client-ca-file": string(loaded.cert)}) }
+		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
+		for _, step := range []struct {
+			name         string
+			change       func()
+			pause        time.Duration
+			reads, woken int64 // in all
+			want         string
+		}{
+			{"no CA", func() {}, 0, 0, 0, "no CA"},
+			{"a CA, a failed read", load, 0, 1, 1, "down"},
+			{"before the pause ends", func() {}, trustRetry - 1, 1, 1, "down"},
+			{"after five seconds", func() {}, 1, 2, 1, "down"},
+			{"the read succeeds", publish(map[string]string{}), trustRetry, 4, 2, "strict: "},
+			{"for ten minutes", func() {}, trustEvery - 1, 4, 2, "strict: "},
+			{"the cluster trusts the CA", trusts, 1, 6, 3, "strict: " + trustedForClients},
+			{"a failed read after ten minutes", publish(forbidden), trustEvery, 7, 4, "forbidden"},
+			{"and a read five seconds later", trusts, trustRetry, 9, 5, "strict: " + trustedForClients},
+			{"another CA", load, 0, 11, 6, "strict: "},
+			{"a failed read", publish(errDown), 0, 11, 6, "strict: "},
+			{"of another CA", load, 0, 12, 7, "down"},
+			{"no answer about roots", func() { found.set(rootCAs, nil) }, 0, 12, 7, "down"},
+			{"nothing publishes kube-root-ca.crt", publish(map[string]string{}), trustRetry, 14, 8, "strict: "},
+			{"which is read again soon", func() {}, rootsRetry, 16, 8, "strict: "},
+		} {
+			step.change()
+			time.Sleep(step.pause)
+			synctest.Wait()
+			got := "no CA"
+			if authority, err := pair.Authority(now); err == nil {
+				trust := r.trustOf(pair, authority)
+				if got = trust.unread; got == "" {
+					got = "strict: " + trust.strict
+				}
+			}
+			if reads, adds := found.reads.Load(), woken.adds.Load(); reads != step.reads || adds != step.woken || !strings.Contains(got, step.want) {
+				t.Errorf("%d reads, woken %d times, %s; want %+v", reads, adds, got, step)
+			}
+		}
+		cancel()
+		synctest.Wait()
+		if told := strings.Join(taken(recorder), "\n"); strings.Contains(told, "CANotTrusted") {
+			t.Errorf("a CA for no client is warned of: %s", told)
+		}
+	})
+}
+
 // TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of if client-ca-file does not
-// hold it: once, and again after 50 minutes.
+// hold it: once, and again after 50 minutes. It is not parallel, because the gauge is the signer's.
 func TestCAThatAPIServersDoNotTrust(t *testing.T) {
 	pair, passing, recorder := newPair()
 	pair.Lifetimes = map[string]time.Duration{kubeletClient: time.Hour}
-	made, other := newRoot(t, day), namedRoot(t, "other")
+	made := newRoot(day)
 	pair.Load(made.cert, made.key)
 	taken(recorder)
-	found := configMaps{authentication: map[string]string{"client-ca-file": string(other.cert)}, rootCAs: map[string]string{}}
-	r := &Reconciler{}
+	found, r := configMaps{rootCAs: map[string]string{}}, &Reconciler{}
 	warning := "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
 		must(pair.Authority(now)).KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
 		"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it"
-	const unread = -1
+	foreign := newLink("other").pem
 	for n, step := range []struct {
 		file  any
-		pause time.Duration
+		roots any
 		later time.Duration
-		want  int     // Events
-		gauge float64 // unread: as before
+		pause time.Duration
+		want  string  // Event
+		gauge float64 // it stays after a failed read
 	}{
-		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, 0, 1, 1},
-		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, 0, 0, 1},
-		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, report.Again, 1, 1},
-		{errors.New("down"), trustRetry, 0, 0, unread},
-		{map[string]string{"client-ca-file": string(other.cert)}, trustEvery, 0, 0, 1},
-		{map[string]string{"client-ca-file": string(other.cert) + string(made.cert)}, trustEvery, 0, 0, 0},
-		{map[string]string{}, trustEvery, 0, 1, 1},
-		{nil, rootsRetry, 0, 0, 1},
+		{foreign, found[rootCAs], 0, trustEvery, warning, 1},
+		{foreign, found[rootCAs], 0, trustEvery, "", 1},
+		{foreign, found[rootCAs], report.Again, trustEvery, warning, 1},
+		{errDown, found[rootCAs], 0, trustRetry, "", 1},
+		{foreign, found[rootCAs], 0, trustEvery, "", 1},
+		{foreign + string(made.cert), found[rootCAs], 0, trustEvery, "", 0},
+		{"", found[rootCAs], 0, trustEvery, warning, 1},
+		{"", nil, 0, rootsRetry, "", 1}, // nothing publishes kube-root-ca.crt yet: it is read again soon
 	} {
-		if step.file == nil { // nothing publishes kube-root-ca.crt yet: it is read again soon
-			delete(found, rootCAs)
-			step.file = map[string]string{}
+		found[authentication], found[rootCAs] = step.file, step.roots
+		if file, ok := step.file.(string); ok {
+			found[authentication] = map[string]string{"client-ca-file": file}
 		}
-		found[authentication] = step.file
 		passing.SetTime(passing.Now().Add(step.later))
 		if pause := r.readTrust(t.Context(), found, pair, nil); pause != step.pause {
 			t.Errorf("step %d: read again after %s, want %s", n, pause, step.pause)
 		}
-		if told := taken(recorder); len(told) != step.want || len(told) == 1 && told[0] != warning {
-			t.Errorf("step %d: Events %q, want %d", n, told, step.want)
+		if told := strings.Join(taken(recorder), "\n"); told != step.want {
+			t.Errorf("step %d: Events %q, want %q", n, told, step.want)
 		}
-		var gauge dto.Metric
-		if err := caNotTrusted.WithLabelValues(kubeletClient).Write(&gauge); err != nil {
-			t.Fatal(err)
-		}
-		if got := gauge.GetGauge().GetValue(); step.gauge != unread && got != step.gauge {
+		if got := valueOf(caNotTrusted.WithLabelValues(kubeletClient)); got != step.gauge {
 			t.Errorf("step %d: csr_signer_ca_not_trusted is %v, want %v", n, got, step.gauge)
 		}
 	}
