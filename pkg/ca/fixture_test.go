@@ -21,6 +21,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
+const day = 24 * time.Hour
+
 // now is the time of every test. Certificates hold whole seconds.
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
@@ -58,82 +60,88 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// caTemplate returns the template of a CA called name that is valid for ten days around now.
-func caTemplate(name string) *x509.Certificate {
-	return &x509.Certificate{
-		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: name},
-		NotBefore:             now.AddDate(0, 0, -5),
-		NotAfter:              now.AddDate(0, 0, 5),
-		KeyUsage:              x509.KeyUsageCertSign,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
+func errorText(err error) string {
+	if err == nil {
+		return ""
 	}
-}
-
-// selfSigned returns the certificate of template and key in PEM.
-func selfSigned(t testing.TB, template *x509.Certificate, key crypto.Signer) []byte {
-	t.Helper()
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), repeatable{key})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return block("CERTIFICATE", der)
+	return err.Error()
 }
 
 func block(kind string, der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
 }
 
-func pkcs8(t testing.TB, key crypto.Signer) []byte {
-	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return block("PRIVATE KEY", der)
+func pkcs8(key crypto.Signer) []byte {
+	return block("PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(key)))
 }
 
-// authority returns an Authority with that kind of key, changed by modify.
-func authority(t testing.TB, kind string, modify ...func(*x509.Certificate)) *ca.Authority {
-	t.Helper()
-	template := caTemplate("CA")
-	for _, change := range modify {
-		change(template)
-	}
-	key := keys[kind]()
-	loaded, err := ca.Load(selfSigned(t, template, key), pkcs8(t, key))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return loaded
+func profile(config ca.ProfileConfig) ca.Profile { return must(ca.NewProfile(config)) }
+
+// link is a CA in a chain.
+type link struct {
+	template *x509.Certificate
+	key      crypto.Signer
+	pem      []byte
 }
 
-func profile(t testing.TB, config ca.ProfileConfig) ca.Profile {
-	t.Helper()
-	checked, err := ca.NewProfile(config)
-	if err != nil {
-		t.Fatal(err)
+// below makes a CA called name whose issuer is l, valid for ten days around now unless change says otherwise. If l is nil, it
+// makes a root.
+func (l *link) below(name, kind string, change ...func(*x509.Certificate)) *link {
+	made := &link{key: keys[kind](), template: &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: now.AddDate(0, 0, -5), NotAfter: now.AddDate(0, 0, 5),
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}}
+	for _, each := range change {
+		each(made.template)
 	}
-	return checked
+	if l == nil {
+		l = made
+	}
+	der := must(x509.CreateCertificate(rand.Reader, made.template, l.template, made.key.Public(), repeatable{l.key}))
+	made.pem = block("CERTIFICATE", der)
+	return made
 }
 
-func parse(t testing.TB, data []byte) *x509.Certificate {
-	t.Helper()
-	first, rest := pem.Decode(data)
-	if first == nil || first.Type != "CERTIFICATE" || len(first.Headers) > 0 || len(rest) > 0 {
-		t.Fatalf("not exactly one CERTIFICATE block without headers: %q", data)
-	}
-	cert, err := x509.ParseCertificate(first.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
+func root(name, kind string, change ...func(*x509.Certificate)) *link {
+	return (*link)(nil).below(name, kind, change...)
 }
 
-func errorText(err error) string {
-	if err == nil {
-		return ""
+// load returns the CA of l. more are certificates beside its own, and ca.crt.
+func (l *link) load(more ...[]byte) (*ca.Authority, error) {
+	more = append(more, nil, nil)
+	return ca.Load(append(bytes.Clone(l.pem), more[0]...), pkcs8(l.key), more[1:]...)
+}
+
+// authority returns a root with that kind of key.
+func authority(kind string, change ...func(*x509.Certificate)) *ca.Authority {
+	return must(root("CA", kind, change...).load())
+}
+
+// request returns the smallest request.
+func request() ca.Request { return ca.Request{PublicKey: keys["leaf"]().Public()} }
+
+// issue returns what by issues for the smallest request.
+func issue(by *ca.Authority) *ca.Issued {
+	return must(by.Issue(profile(ca.ProfileConfig{Lifetime: day}), request(), now))
+}
+
+// parse returns the certificates in data, which must hold nothing but CERTIFICATE blocks without headers.
+func parse(t testing.TB, data []byte) []*x509.Certificate {
+	t.Helper()
+	certs := must(ca.ParseCertificates(data))
+	var again []byte
+	for _, cert := range certs {
+		again = append(again, block("CERTIFICATE", cert.Raw)...)
 	}
-	return err.Error()
+	if !bytes.Equal(again, data) || len(certs) == 0 {
+		t.Fatalf("more or less than blocks of type CERTIFICATE: %q", data)
+	}
+	return certs
+}
+
+// verify verifies a leaf as a client or a server would.
+func verify(leaf *x509.Certificate, roots, between *x509.CertPool) error {
+	usages := []x509.ExtKeyUsage{x509.ExtKeyUsageAny}
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: usages})
+	return err
 }

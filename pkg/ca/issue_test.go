@@ -1,241 +1,253 @@
 package ca_test
 
 import (
-	"crypto"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/binary"
 	"errors"
 	"math"
-	"math/big"
 	"net"
 	"net/url"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-var keyKinds = []string{"RSA-2048", "P-256", "P-384", "P-521", "Ed25519"}
+// kubeletRequest returns the request of a kubelet for a client certificate.
+func kubeletRequest(kind string) ca.Request {
+	return ca.Request{
+		PublicKey: keys[kind]().Public(), Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}
+}
 
+// BenchmarkIssue issues a kubelet's client certificate, lint included.
+func BenchmarkIssue(b *testing.B) {
+	for _, kind := range []string{"RSA-2048", "P-256", "Ed25519"} {
+		b.Run(kind, func(b *testing.B) {
+			signing, checked := authority(kind), profile(ca.ProfileConfig{Lifetime: time.Hour})
+			for req := kubeletRequest("leaf"); b.Loop(); {
+				must(signing.Issue(checked, req, now))
+			}
+		})
+	}
+}
+
+// TestIssueWithEveryKindOfKey checks that each kind of CA issues for each kind of key.
 func TestIssueWithEveryKindOfKey(t *testing.T) {
 	t.Parallel()
-	for _, caKind := range keyKinds {
-		for _, leafKind := range keyKinds {
-			t.Run(leafKind+" by "+caKind, func(t *testing.T) {
-				t.Parallel()
-				authority := authority(t, caKind)
-				public := keys[leafKind]().Public()
-				issued, err := authority.Issue(profile(t, ca.ProfileConfig{Lifetime: time.Hour}), ca.Request{
-					PublicKey: public, Subject: pkix.Name{CommonName: "leaf"},
-					KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-				}, now)
-				if err != nil {
-					t.Fatal(err)
-				}
-				cert := parse(t, issued.PEM)
-				roots := x509.NewCertPool()
-				roots.AppendCertsFromPEM(authority.CertificatePEM())
-				options := x509.VerifyOptions{Roots: roots, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-				if _, err := cert.Verify(options); err != nil {
-					t.Error(err)
-				}
-				if cert.IsCA || !cert.BasicConstraintsValid {
-					t.Errorf("CA %t, basic constraints %t", cert.IsCA, cert.BasicConstraintsValid)
-				}
-				if !cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool }).Equal(public) {
-					t.Error("another public key")
-				}
-				if cert.SerialNumber.Cmp(issued.Serial) != 0 || issued.Serial.Sign() <= 0 {
-					t.Errorf("serial %s, certificate has %s", issued.Serial, cert.SerialNumber)
-				}
-			})
+	kinds := []string{"RSA-2048", "P-256", "P-384", "P-521", "Ed25519"}
+	for _, caKind := range kinds {
+		signing := authority(caKind)
+		roots := x509.NewCertPool()
+		roots.AddCert(signing.Certificate())
+		for _, leafKind := range kinds {
+			req := kubeletRequest(leafKind)
+			issued := must(signing.Issue(profile(ca.ProfileConfig{Lifetime: time.Hour}), req, now))
+			cert := parse(t, issued.PEM)[0]
+			if err := verify(cert, roots, nil); err != nil || cert.SerialNumber.Cmp(issued.Serial) != 0 {
+				t.Errorf("%s by %s: serial %s, certificate has %s, error %v", leafKind, caKind, issued.Serial, cert.SerialNumber, err)
+			}
+			checkInvariants(t, cert, req.PublicKey, signing.NotAfter())
 		}
 	}
 }
 
-// TestIssueTemplate compares the whole certificate, so that no unexpected content gets in.
+// TestIssueTemplate checks a certificate that has everything, so that no unexpected content gets in.
 func TestIssueTemplate(t *testing.T) {
 	t.Parallel()
-	uri := must(url.Parse("spiffe://example.com/a"))
-	signing := authority(t, "P-256")
-	issued, err := signing.Issue(profile(t, ca.ProfileConfig{}), ca.Request{
+	signing := authority("P-256")
+	req := ca.Request{
 		PublicKey:      keys["leaf"]().Public(),
 		Subject:        pkix.Name{CommonName: "leaf", Organization: []string{"a", "b"}, SerialNumber: "7"},
 		DNSNames:       []string{"a.example.com"},
 		EmailAddresses: []string{"a@example.com"},
 		IPAddresses:    []net.IP{net.IPv4(10, 0, 0, 1), net.ParseIP("fd00::1")},
-		URIs:           []*url.URL{uri},
+		URIs:           []*url.URL{must(url.Parse("spiffe://example.com/a"))},
 		KeyUsage:       x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
 		ExtKeyUsage:    []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		Lifetime:       time.Hour,
-	}, now)
-	if err != nil {
-		t.Fatal(err)
 	}
-	got := parse(t, issued.PEM)
-	want := x509.Certificate{
-		Version:               3,
-		SignatureAlgorithm:    x509.ECDSAWithSHA256,
-		PublicKeyAlgorithm:    x509.ECDSA,
-		PublicKey:             keys["leaf"]().Public(),
-		SerialNumber:          issued.Serial,
-		Issuer:                pkix.Name{CommonName: "CA"},
-		Subject:               pkix.Name{CommonName: "leaf", Organization: []string{"a", "b"}, SerialNumber: "7"},
-		NotBefore:             now.Add(-5 * time.Minute),
-		NotAfter:              now.Add(time.Hour),
-		KeyUsage:              x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
-		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true,
-		MaxPathLen:            -1,
-		AuthorityKeyId:        parse(t, signing.CertificatePEM()).SubjectKeyId,
-		DNSNames:              []string{"a.example.com"},
-		EmailAddresses:        []string{"a@example.com"},
-		IPAddresses:           []net.IP{net.IPv4(10, 0, 0, 1).To4(), net.ParseIP("fd00::1")},
-		URIs:                  []*url.URL{uri},
-	}
-	same := cmp.Options{
-		cmpopts.IgnoreFields(x509.Certificate{}, "Raw", "RawTBSCertificate", "RawSubjectPublicKeyInfo", "RawSubject", "RawIssuer", "Signature", "Extensions"),
-		cmpopts.IgnoreFields(pkix.Name{}, "Names"),
-		cmp.Comparer(func(a, b *big.Int) bool { return a.Cmp(b) == 0 }),
-		cmp.FilterPath(func(path cmp.Path) bool { return path.Last().String() == ".PublicKey" }, cmp.Comparer(func(a, b any) bool {
-			return a.(interface{ Equal(crypto.PublicKey) bool }).Equal(b)
-		})),
-	}
-	if diff := cmp.Diff(want, *got, same); diff != "" {
+	cert := parse(t, must(signing.Issue(profile(ca.ProfileConfig{}), req, now)).PEM)[0]
+	checkSaid(t, req, cert)
+	checkInvariants(t, cert, req.PublicKey, now.Add(time.Hour))
+	got := []any{cert.Version, cert.SignatureAlgorithm, cert.Issuer.String(), cert.NotAfter, cert.MaxPathLen, cert.AuthorityKeyId}
+	want := []any{3, x509.ECDSAWithSHA256, "CN=CA", now.Add(time.Hour), -1, signing.Certificate().SubjectKeyId}
+	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("certificate (-want +got):\n%s", diff)
-	}
-	extensions := map[string]bool{}
-	for _, extension := range got.Extensions {
-		extensions[extension.Id.String()] = extension.Critical
 	}
 	// key usage, extended key usage, basic constraints, authority key identifier, subjectAltName
 	wantCritical := map[string]bool{"2.5.29.15": true, "2.5.29.37": false, "2.5.29.19": true, "2.5.29.35": false, "2.5.29.17": false}
-	if diff := cmp.Diff(wantCritical, extensions); diff != "" {
+	if diff := cmp.Diff(wantCritical, critical(cert)); diff != "" {
 		t.Errorf("extensions and whether they are critical (-want +got):\n%s", diff)
+	}
+	req.Subject = pkix.Name{} // then subjectAltName is critical (RFC 5280 section 4.2.1.6)
+	cert = parse(t, must(signing.Issue(profile(ca.ProfileConfig{}), req, now)).PEM)[0]
+	if wantCritical["2.5.29.17"] = true; !cmp.Equal(wantCritical, critical(cert)) {
+		t.Errorf("without a subject: %v", critical(cert))
 	}
 }
 
+// critical returns the extensions of cert, and whether each is critical.
+func critical(cert *x509.Certificate) map[string]bool {
+	found := map[string]bool{}
+	for _, extension := range cert.Extensions {
+		found[extension.Id.String()] = extension.Critical
+	}
+	return found
+}
+
+// TestIssueValidity checks the validity by lifetimes of the profile, of the request and of the CA.
 func TestIssueValidity(t *testing.T) {
 	t.Parallel()
-	const day = 24 * time.Hour
-	oneDay := ca.ProfileConfig{Lifetime: day}
+	const minute, second = time.Minute, time.Second
+	oneDay, short := ca.ProfileConfig{Lifetime: day}, ca.ProfileConfig{Lifetime: 5 * minute}
+	longer := ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}
+	const years, before = 3650 * day, -5 * day // the usual CA
 	for name, test := range map[string]struct {
-		config ca.ProfileConfig
-		wish   time.Duration
-		start  time.Time // of the CA
-		end    time.Time // of the CA
-		want   time.Duration
-		cut    time.Duration
+		config     ca.ProfileConfig
+		wish       time.Duration
+		start, end time.Duration // of the CA, from now
+		want, cut  time.Duration
 	}{
-		"not set":                {config: oneDay, want: day},
-		"the default itself":     {config: oneDay, wish: day, want: day},
-		"too long":               {config: oneDay, wish: 2 * day, want: day},
-		"20 hours":               {config: oneDay, wish: 20 * time.Hour, want: 20 * time.Hour},
-		"8 hours":                {config: oneDay, wish: 8 * time.Hour, want: 8 * time.Hour},
-		"a second under 8 hours": {config: oneDay, wish: 8*time.Hour - time.Second, want: 8*time.Hour - time.Second + 5*time.Minute},
-		"2 hours":                {config: oneDay, wish: 2 * time.Hour, want: 2*time.Hour + 5*time.Minute},
-		"30 minutes":             {config: oneDay, wish: 30 * time.Minute, want: 35 * time.Minute},
-		"10 minutes":             {config: oneDay, wish: 10 * time.Minute, want: 15 * time.Minute},
-		"under the minimum":      {config: oneDay, wish: time.Minute, want: 15 * time.Minute},
-		"negative":               {config: oneDay, wish: -time.Minute, want: 15 * time.Minute},
-		"nothing configured":     {want: 365 * day},
+		"not set":                {oneDay, 0, before, years, day, 0},
+		"too long":               {oneDay, 2 * day, before, years, day, 0},
+		"8 hours":                {oneDay, 8 * time.Hour, before, years, 8 * time.Hour, 0},
+		"a second under 8 hours": {oneDay, 8*time.Hour - second, before, years, 8*time.Hour - second + 5*minute, 0},
+		"30 minutes":             {oneDay, 30 * minute, before, years, 35 * minute, 0},
+		"10 minutes":             {oneDay, 10 * minute, before, years, 15 * minute, 0},
+		"under the minimum":      {oneDay, minute, before, years, 15 * minute, 0},
+		"nothing configured":     {ca.ProfileConfig{}, 0, before, years, 365 * day, 0},
 
-		"the maximum precedes the minimum":    {config: ca.ProfileConfig{Lifetime: 5 * time.Minute}, wish: time.Minute, want: 10 * time.Minute},
-		"a short default is not raised":       {config: ca.ProfileConfig{Lifetime: 5 * time.Minute}, want: 10 * time.Minute},
-		"a maximum over the default, set":     {config: ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}, wish: 2 * day, want: 2 * day},
-		"a maximum over the default, not set": {config: ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}, want: day},
-		"a configured minimum":                {config: ca.ProfileConfig{Lifetime: day, MinLifetime: time.Hour}, wish: time.Minute, want: 65 * time.Minute},
-		"the CA ends a second later":          {config: oneDay, end: now.Add(day - 5*time.Minute + time.Second), want: day},
-		"the CA ends with it":                 {config: oneDay, end: now.Add(day - 5*time.Minute), want: day},
-		"the CA ends a second before":         {config: oneDay, end: now.Add(day - 5*time.Minute - time.Second), want: day - time.Second, cut: time.Second},
-		"the CA ends in an hour":              {config: oneDay, end: now.Add(time.Hour), want: 65 * time.Minute, cut: 23*time.Hour - 5*time.Minute},
-		"the CA began less than 5 min ago":    {config: oneDay, start: now.Add(-time.Minute), wish: time.Hour, want: 65 * time.Minute},
-		"the CA begins now and ends shortly":  {config: oneDay, start: now, end: now.Add(time.Second), want: 5*time.Minute + time.Second, cut: day - 5*time.Minute - time.Second},
+		"the maximum precedes the minimum":    {short, minute, before, years, 10 * minute, 0},
+		"a short default is not raised":       {short, 0, before, years, 10 * minute, 0},
+		"a maximum over the default, set":     {longer, 2 * day, before, years, 2 * day, 0},
+		"a maximum over the default, not set": {longer, 0, before, years, day, 0},
+		"a configured minimum":                {ca.ProfileConfig{Lifetime: day, MinLifetime: time.Hour}, minute, before, years, 65 * minute, 0},
+		"the CA ends a second later":          {oneDay, 0, before, day - 5*minute + second, day, 0},
+		"the CA ends with it":                 {oneDay, 0, before, day - 5*minute, day, 0},
+		"the CA ends a second before":         {oneDay, 0, before, day - 5*minute - second, day - second, second},
+		"the CA ends in an hour":              {oneDay, 0, before, time.Hour, 65 * minute, 23*time.Hour - 5*minute},
+		"the CA began less than 5 min ago":    {oneDay, time.Hour, -minute, years, 65 * minute, 0},
+		"the CA begins now and ends shortly":  {oneDay, 0, 0, second, 5*minute + second, day - 5*minute - second},
 	} {
-		t.Run(name, func(t *testing.T) {
+		signing := authority("P-256", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(test.start), now.Add(test.end) })
+		req := request()
+		req.Lifetime = test.wish
+		issued := must(signing.Issue(profile(test.config), req, now))
+		cert := parse(t, issued.PEM)[0]
+		start := now.Add(-5 * minute)
+		end := start.Add(test.want)
+		want := []any{start, end, start, end, end, test.cut}
+		told := signing.NotAfterOf(profile(test.config), req, now)
+		got := []any{cert.NotBefore, cert.NotAfter, issued.NotBefore, issued.NotAfter, told, issued.Cut}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: start and end of the certificate, as told, and cut (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestIssueOnlyWhileTheAuthorityIsValid checks the bounds of the validity, and the error beyond them.
+func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
+	t.Parallel()
+	signing := authority("P-256", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now, now.Add(time.Hour) })
+	for at, want := range map[time.Duration]string{
+		0:             "",
+		time.Hour - 1: "",
+		-1:            `the signing certificate "CN=CA" is not valid before 2026-03-01T12:00:00Z`,
+		time.Hour:     `the signing certificate has expired: "CN=CA" expired at 2026-03-01T13:00:00Z`,
+	} {
+		issued, err := signing.Issue(profile(ca.ProfileConfig{}), request(), now.Add(at))
+		usable := signing.Usable(now.Add(at))
+		if errorText(err) != want || errorText(usable) != want || (issued == nil) != (want != "") {
+			t.Errorf("after %s: issued %v, error %v, usable: %v", at, issued, err, usable)
+		}
+		if errors.Is(err, ca.ErrExpired) != (at == time.Hour) || errors.Is(usable, ca.ErrExpired) != (at == time.Hour) {
+			t.Errorf("after %s: errors.Is(err, ErrExpired) is wrong for %v", at, err)
+		}
+	}
+}
+
+// TestIssueMakesRandomSerials wants distinct serial numbers of 120 to 128 bits. Each of the lowest 64 bits must be set in
+// one and not in another: with random bits that fails once in 2^93 runs.
+func TestIssueMakesRandomSerials(t *testing.T) {
+	t.Parallel()
+	signing, seen, bits := authority("P-256"), map[string]bool{}, 0
+	var ones, zeros uint64
+	for range 100 {
+		serial := issue(signing).Serial
+		if serial.Sign() <= 0 || serial.BitLen() > 128 || seen[serial.String()] {
+			t.Fatalf("serial %s", serial)
+		}
+		seen[serial.String()] = true
+		bits = max(bits, serial.BitLen())
+		low := binary.BigEndian.Uint64(serial.FillBytes(make([]byte, 16))[8:])
+		ones, zeros = ones|low, zeros|^low
+	}
+	if ones&zeros != math.MaxUint64 || bits < 120 {
+		t.Errorf("the bits %x of 100 serials never change, and they have %d bits at the most", ^(ones & zeros), bits)
+	}
+}
+
+// TestIssueReportsWhatItCannotEncode checks the error about a key that crypto/x509 does not know.
+func TestIssueReportsWhatItCannotEncode(t *testing.T) {
+	t.Parallel()
+	_, err := authority("P-256").Issue(profile(ca.ProfileConfig{}), ca.Request{PublicKey: "no key"}, now)
+	if want := "sign certificate: x509: unsupported public key type: string"; errorText(err) != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+}
+
+// TestNew compares a new CA, and the certificates that it issues, with RFC 5280.
+func TestNew(t *testing.T) {
+	t.Parallel()
+	for algorithm, size := range map[ca.Algorithm]int{ // bytes of the public key in the certificate
+		"": 91, "ECDSAP256": 91, "ECDSAP384": 120, "RSA3072": 422, "RSA4096": 550, "ED25519": 44,
+	} {
+		t.Run(string(algorithm), func(t *testing.T) {
 			t.Parallel()
-			signing := authority(t, "P-256", func(c *x509.Certificate) {
-				c.NotAfter = now.AddDate(10, 0, 0)
-				if !test.end.IsZero() {
-					c.NotAfter = test.end
-				}
-				if !test.start.IsZero() {
-					c.NotBefore = test.start
-				}
-			})
-			issued, err := signing.Issue(profile(t, test.config), ca.Request{PublicKey: keys["leaf"]().Public(), Lifetime: test.wish}, now)
+			made, keyPEM, err := ca.New(ca.NewOptions{CommonName: "test CA", Algorithm: algorithm, Lifetime: day}, now)
 			if err != nil {
 				t.Fatal(err)
 			}
-			cert := parse(t, issued.PEM)
-			start := now.Add(-5 * time.Minute)
-			want := []any{start, start.Add(test.want), start, start.Add(test.want), test.cut}
-			got := []any{cert.NotBefore, cert.NotAfter, issued.NotBefore, issued.NotAfter, issued.Cut}
+			loaded := must(ca.Load(made.CertificatePEM(), keyPEM, made.CertificatePEM()))
+			cert, leaf := loaded.Certificate(), parse(t, issue(loaded).PEM)[0]
+			got := []any{
+				cert.Version, len(cert.RawSubjectPublicKeyInfo), cert.Subject.String(), cert.NotBefore, loaded.NotAfter(), cert.IsCA, cert.MaxPathLen,
+				cert.KeyUsage, critical(cert), leaf.AuthorityKeyId,
+			}
+			want := []any{
+				3, size, "CN=test CA", now.Add(-time.Hour), now.Add(day), true, 0,
+				x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
+				map[string]bool{"2.5.29.14": false, "2.5.29.15": true, "2.5.29.19": true}, cert.SubjectKeyId,
+			}
 			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("start and end of the certificate, as told, and cut (-want +got):\n%s", diff)
+				t.Errorf("certificate (-want +got):\n%s", diff)
+			}
+			if octets := len(cert.SerialNumber.Bytes()); octets > 20 || cert.SerialNumber.Sign() <= 0 {
+				t.Errorf("serial number %s of %d octets", cert.SerialNumber, octets)
 			}
 		})
 	}
 }
 
-func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
+// TestNewRefuses checks the bounds of the name, and the algorithm.
+func TestNewRefuses(t *testing.T) {
 	t.Parallel()
-	signing := authority(t, "P-256")
-	for name, test := range map[string]struct {
-		at  time.Time
-		err string
-	}{
-		"expired":       {at: now.AddDate(0, 0, 5), err: `the signing certificate has expired: "CN=CA" expired at 2026-03-06T12:00:00Z`},
-		"not yet valid": {at: now.AddDate(0, 0, -6), err: `the signing certificate "CN=CA" is not valid before 2026-02-24T12:00:00Z`},
+	longest, longer := strings.Repeat("ü", 64), strings.Repeat("a", 65)
+	for want, options := range map[string]ca.NewOptions{
+		"": {CommonName: longest, Lifetime: ca.DefaultAuthorityLifetime},
+		`the common name "` + longer + `" has 65 letters: want 1 to 64`: {CommonName: longer, Lifetime: day},
+		`the common name "" has 0 letters: want 1 to 64`:                {Lifetime: day},
+		`make CA key: unknown algorithm "DSA"`:                          {CommonName: "a", Algorithm: "DSA", Lifetime: day},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			issued, err := signing.Issue(profile(t, ca.ProfileConfig{}), ca.Request{PublicKey: keys["leaf"]().Public()}, test.at)
-			if issued != nil || errorText(err) != test.err {
-				t.Errorf("issued %v, error %v", issued, err)
-			}
-			if errors.Is(err, ca.ErrExpired) != (name == "expired") {
-				t.Errorf("errors.Is(err, ErrExpired) is wrong for %v", err)
-			}
-		})
-	}
-}
-
-// TestIssueMakesRandomSerials wants distinct serial numbers of 120 to 128 bits. Each of the lowest 64 bits must be set in one and not in
-// another: with random bits that fails once in 2^93 runs.
-func TestIssueMakesRandomSerials(t *testing.T) {
-	t.Parallel()
-	signing, seen, bits := authority(t, "P-256"), map[string]bool{}, 0
-	var ones, zeros uint64
-	for range 100 {
-		issued, err := signing.Issue(profile(t, ca.ProfileConfig{}), ca.Request{PublicKey: keys["leaf"]().Public()}, now)
-		if err != nil {
-			t.Fatal(err)
+		made, _, err := ca.New(options, now)
+		if errorText(err) != want || err == nil && made.NotAfter().Sub(now) != 3650*day {
+			t.Errorf("error %v, want %q", err, want)
 		}
-		if issued.Serial.Sign() <= 0 || issued.Serial.BitLen() > 128 || seen[issued.Serial.String()] {
-			t.Fatalf("serial %s", issued.Serial)
-		}
-		seen[issued.Serial.String()] = true
-		bits = max(bits, issued.Serial.BitLen())
-		low := binary.BigEndian.Uint64(issued.Serial.FillBytes(make([]byte, 16))[8:])
-		ones, zeros = ones|low, zeros|^low
-	}
-	if ones&zeros != math.MaxUint64 {
-		t.Errorf("the bits %x of 100 serials never change", ^(ones & zeros))
-	}
-	if bits < 120 {
-		t.Errorf("100 serials have %d bits at the most", bits)
-	}
-}
-
-func TestIssueReportsWhatItCannotEncode(t *testing.T) {
-	t.Parallel()
-	_, err := authority(t, "P-256").Issue(profile(t, ca.ProfileConfig{}), ca.Request{PublicKey: "no key"}, now)
-	if want := "sign certificate: x509: unsupported public key type: string"; errorText(err) != want {
-		t.Errorf("error %v, want %s", err, want)
 	}
 }

@@ -7,155 +7,297 @@ import (
 	"crypto/rsa"
 	"crypto/x509/pkix"
 	"math/big"
+	"net"
+	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-const tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
-	"so a certificate of 2m9s or less is due for renewal as soon as it is issued"
-
+// TestNewProfile checks the lifetimes. If 70 % of (lifetime + 5 min) is 5 min or less, a client renews at once. The limit is 15/7 min =
+// 128.57 s.
 func TestNewProfile(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		config ca.ProfileConfig
-		err    string
-	}{
-		"empty":                          {},
-		"the shortest":                   {config: ca.ProfileConfig{Lifetime: 130 * time.Second}},
-		"the default equals the maximum": {config: ca.ProfileConfig{Lifetime: time.Hour, MaxLifetime: time.Hour}},
-		"minimum over the maximum":       {config: ca.ProfileConfig{Lifetime: time.Hour, MinLifetime: 2 * time.Hour}},
-		"too short":                      {config: ca.ProfileConfig{Lifetime: 2 * time.Minute}, err: "2m0s" + tooShort},
-		"negative":                       {config: ca.ProfileConfig{Lifetime: -time.Hour}, err: "-1h0m0s" + tooShort},
-		"minimum too short":              {config: ca.ProfileConfig{MinLifetime: time.Minute}, err: "1m0s" + tooShort},
-		"maximum too short":              {config: ca.ProfileConfig{Lifetime: time.Hour, MaxLifetime: time.Second}, err: "1s" + tooShort},
-		"default over the maximum":       {config: ca.ProfileConfig{Lifetime: 2 * time.Hour, MaxLifetime: time.Hour}, err: "the default lifetime 2h0m0s exceeds the maximum lifetime 1h0m0s"},
-		"one year over the maximum":      {config: ca.ProfileConfig{MaxLifetime: time.Hour}, err: "the default lifetime 8760h0m0s exceeds the maximum lifetime 1h0m0s"},
-		"bad pattern":                    {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=a", "OU=b"}}, err: `"OU=b" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			_, err := ca.NewProfile(test.config)
-			if diff := cmp.Diff(test.err, errorText(err)); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-// If 70 % of (lifetime + 5 min) is 5 min or less, a client renews at once. The limit is 15/7 min = 128.57 s.
-func TestCheckLifetimeBoundary(t *testing.T) {
-	t.Parallel()
 	const limit = 5 * time.Minute * 3 / 7
-	if err := ca.CheckLifetime(limit + 1); err != nil {
-		t.Errorf("just over the limit: %v", err)
-	}
-	if err := ca.CheckLifetime(limit); err == nil {
-		t.Error("the limit itself passed")
-	}
-}
-
-func TestCheckSubjectPattern(t *testing.T) {
-	t.Parallel()
-	for pattern, ok := range map[string]bool{
-		"O=system:masters": true, "CN=admin": true, "CN=system:*": true, "O=*": true, "CN=a=b": true,
-		"": false, "O": false, "O=": false, "o=x": false, "OU=x": false, "=x": false, "CN=a*b": false, "CN=a**": false, "CN=*a": false,
+	const tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
+		"so a certificate of 2m9s or less is due for renewal as soon as it is issued"
+	for name, test := range map[string]struct {
+		lifetime, minimum, maximum time.Duration
+		err                        string
+	}{
+		"empty":                          {0, 0, 0, ""},
+		"the shortest":                   {limit + 1, 0, 0, ""},
+		"the default equals the maximum": {time.Hour, 0, time.Hour, ""},
+		"minimum over the maximum":       {time.Hour, 2 * time.Hour, 0, ""},
+		"too short":                      {limit, 0, 0, limit.String() + tooShort},
+		"negative":                       {-time.Hour, 0, 0, "-1h0m0s" + tooShort},
+		"minimum too short":              {0, time.Minute, 0, "1m0s" + tooShort},
+		"maximum too short":              {time.Hour, 0, time.Second, "1s" + tooShort},
+		"default over the maximum":       {2 * time.Hour, 0, time.Hour, "the default lifetime 2h0m0s exceeds the maximum lifetime 1h0m0s"},
+		"one year over the maximum":      {0, 0, time.Hour, "the default lifetime 8760h0m0s exceeds the maximum lifetime 1h0m0s"},
 	} {
-		if err := ca.CheckSubjectPattern(pattern); (err == nil) != ok {
-			t.Errorf("%q: error %v", pattern, err)
+		_, err := ca.NewProfile(ca.ProfileConfig{Lifetime: test.lifetime, MinLifetime: test.minimum, MaxLifetime: test.maximum})
+		if diff := cmp.Diff(test.err, errorText(err)); diff != "" {
+			t.Errorf("%s: error (-want +got):\n%s", name, diff)
 		}
 	}
 }
 
-func TestProfileCheck(t *testing.T) {
+// TestSubjectPatterns checks which patterns are permitted in a profile.
+func TestSubjectPatterns(t *testing.T) {
 	t.Parallel()
-	masters := ca.ProfileConfig{ForbiddenSubjects: []string{"O=system:masters"}}
-	forbidden := func(subject, pattern string) ca.Violation {
-		return ca.Violation{Reason: "SubjectNotPermitted", Message: "subject \"" + subject + "\" is not permitted: this signer never issues " + pattern}
+	for _, pattern := range []string{"O=system:masters", "CN=admin", "CN=system:*", "O=*", "CN=a=b"} {
+		if _, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: []string{pattern}}); err != nil {
+			t.Error(err)
+		}
 	}
-	unpermitted := func(message string) []ca.Violation {
-		return []ca.Violation{{Reason: "KeyNotPermitted", Message: message + "; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"}}
-	}
-	rsaOf := func(bits uint, exponent int) *rsa.PublicKey {
-		return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), int(bits-1), 1), E: exponent}
-	}
-	weak := func(message string) []ca.Violation { return []ca.Violation{{Reason: "KeyTooWeak", Message: message}} }
-	shortRSA := &rsa.PublicKey{N: new(big.Int).Lsh(big.NewInt(1), 2046), E: 65537}
-
-	for name, test := range map[string]struct {
-		config  ca.ProfileConfig
-		key     crypto.PublicKey // P-256 when nil
-		subject pkix.Name
-		names   []string
-		want    []ca.Violation
-	}{
-		"P-256":                       {},
-		"P-224":                       {key: keys["P-224"]().Public(), want: unpermitted("ECDSA keys on the curve P-224 are not permitted")},
-		"P-521":                       {key: keys["P-521"]().Public()},
-		"Ed25519":                     {key: keys["Ed25519"]().Public()},
-		"RSA of 2048 bits":            {key: keys["RSA-2048"]().Public()},
-		"RSA of 2047 bits":            {key: shortRSA, want: weak("RSA key of 2047 bits is too weak: at least 2048 bits are needed")},
-		"RSA of 1024 bits":            {key: keys["RSA-1024"]().Public(), want: weak("RSA key of 1024 bits is too weak: at least 2048 bits are needed")},
-		"RSA of 1024 bits, permitted": {config: ca.ProfileConfig{MinRSABits: 1024}, key: keys["RSA-1024"]().Public()},
-		"RSA of 2048 bits, too short": {config: ca.ProfileConfig{MinRSABits: 3072}, key: keys["RSA-2048"]().Public(), want: weak("RSA key of 2048 bits is too weak: at least 3072 bits are needed")},
-		"X25519":                      {key: must(ecdh.X25519().GenerateKey(rand.Reader)).PublicKey(), want: unpermitted("public keys of type *ecdh.PublicKey are not permitted")},
-		"unknown to Go":               {key: struct{}{}, want: unpermitted("public keys of type struct {} are not permitted")},
-		"RSA of 8192 bits":            {key: rsaOf(8192, 65537)},
-		"RSA of 8193 bits":            {key: rsaOf(8193, 65537), want: unpermitted("RSA keys of 8193 bits are not permitted")},
-		"RSA of 524288 bits":          {key: rsaOf(524288, 65537), want: unpermitted("RSA keys of 524288 bits are not permitted")},
-		"RSA exponent of 1":           {key: rsaOf(2048, 1), want: unpermitted("RSA keys with the public exponent 1 are not permitted")},
-		"RSA exponent of 3":           {key: rsaOf(2048, 3)},
-		"RSA exponent is even":        {key: rsaOf(2048, 65536), want: unpermitted("RSA keys with the public exponent 65536 are not permitted")},
-		"RSA exponent of 31 bits":     {key: rsaOf(2048, 1<<31-1)},
-		"RSA exponent of 32 bits":     {key: rsaOf(2048, 1<<31+1), want: unpermitted("RSA keys with the public exponent 2147483649 are not permitted")},
-		"RSA short, exponent of 1":    {key: rsaOf(512, 1), want: unpermitted("RSA keys with the public exponent 1 are not permitted")},
-
-		"names":                          {names: []string{"a", "*.a", "fd00::1"}},
-		"a name that contains two names": {names: []string{"a", "b, DNS:\u202ec"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "b, DNS:\u202ec" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`}}},
-		"a wildcard":                     {config: ca.ProfileConfig{ForbidWildcards: true}, names: []string{"*.a"}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "*.a" is a wildcard, which this signer does not permit`}}},
-		"a long name":                    {names: []string{strings.Repeat("a", 60_000)}, want: []ca.Violation{{Reason: "NameNotPermitted", Message: `DNS name "` + strings.Repeat("a", 253) + `..." is longer than 253 bytes`}}},
-		"another organization":           {config: masters, subject: pkix.Name{Organization: []string{"system:nodes"}}},
-		"only a prefix of it":            {config: masters, subject: pkix.Name{Organization: []string{"system:masters2", "system:master"}}},
-		"as common name":                 {config: masters, subject: pkix.Name{CommonName: "system:masters"}},
-		"as organizational unit":         {config: masters, subject: pkix.Name{OrganizationalUnit: []string{"system:masters"}}},
-		"the organization":               {config: masters, subject: pkix.Name{Organization: []string{"system:masters"}}, want: []ca.Violation{forbidden("O=system:masters", "O=system:masters")}},
-		"one of its organizations":       {config: masters, subject: pkix.Name{CommonName: "a", Organization: []string{"x", "system:masters"}}, want: []ca.Violation{forbidden("CN=a,O=x+O=system:masters", "O=system:masters")}},
-		"the common name":                {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=admin"}}, subject: pkix.Name{CommonName: "admin"}, want: []ca.Violation{forbidden("CN=admin", "CN=admin")}},
-		"another case":                   {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=admin"}}, subject: pkix.Name{CommonName: "Admin"}},
-		"a prefix":                       {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=system:*"}}, subject: pkix.Name{CommonName: "system:node:a"}, want: []ca.Violation{forbidden("CN=system:node:a", "CN=system:*")}},
-		"the prefix itself":              {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=system:*"}}, subject: pkix.Name{CommonName: "system:"}, want: []ca.Violation{forbidden("CN=system:", "CN=system:*")}},
-		"not the prefix":                 {config: ca.ProfileConfig{ForbiddenSubjects: []string{"CN=system:*"}}, subject: pkix.Name{CommonName: "system"}},
-		"any organization, but none set": {config: ca.ProfileConfig{ForbiddenSubjects: []string{"O=*"}}, subject: pkix.Name{CommonName: "a"}},
-		"all violations": {
-			config: ca.ProfileConfig{ForbiddenSubjects: []string{"O=a", "CN=b"}}, key: keys["RSA-1024"]().Public(),
-			subject: pkix.Name{CommonName: "b", Organization: []string{"a"}},
-			want: append(weak("RSA key of 1024 bits is too weak: at least 2048 bits are needed"),
-				forbidden("CN=b,O=a", "O=a"), forbidden("CN=b,O=a", "CN=b")),
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if test.key == nil {
-				test.key = keys["leaf"]().Public()
-			}
-			got := profile(t, test.config).Check(ca.Request{PublicKey: test.key, Subject: test.subject, DNSNames: test.names})
-			if diff := cmp.Diff(test.want, got); diff != "" {
-				t.Errorf("violations (-want +got):\n%s", diff)
-			}
-		})
+	for _, pattern := range []string{"", "O", "O=", "o=x", "OU=x", "=x", "CN=a*b", "CN=a**", "CN=*a"} {
+		_, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: []string{"CN=a", pattern}})
+		if want := `"` + pattern + `" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`; errorText(err) != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
 	}
 }
 
+// checked returns what config says about a request, one violation a line.
+func checked(config ca.ProfileConfig, req ca.Request) string {
+	if req.PublicKey == nil {
+		req.PublicKey = keys["leaf"]().Public()
+	}
+	var lines []string
+	for _, violation := range profile(config).Check(req) {
+		lines = append(lines, violation.Reason+": "+violation.Message)
+	}
+	return strings.Join(lines, "\n")
+}
+
+// TestProfileChecksKeys checks each kind of key.
+func TestProfileChecksKeys(t *testing.T) {
+	t.Parallel()
+	rsaOf := func(bits uint, exponent int) *rsa.PublicKey {
+		return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), int(bits-1), 1), E: exponent}
+	}
+	of := func(kind string) crypto.PublicKey { return keys[kind]().Public() }
+	x25519 := must(ecdh.X25519().GenerateKey(rand.Reader)).PublicKey()
+	const more = " is too weak: at least 2048 bits are needed"
+	for name, test := range map[string]struct {
+		minimum int
+		key     crypto.PublicKey
+		weak    string // part of the message of KeyTooWeak
+		never   string // part of the message of KeyNotPermitted
+	}{
+		"P-256":                       {0, of("P-256"), "", ""},
+		"P-224":                       {0, of("P-224"), "", "ECDSA keys on the curve P-224"},
+		"P-521":                       {0, of("P-521"), "", ""},
+		"Ed25519":                     {0, of("Ed25519"), "", ""},
+		"RSA of 2048 bits":            {0, of("RSA-2048"), "", ""},
+		"RSA of 2047 bits":            {0, rsaOf(2047, 65537), "RSA key of 2047 bits" + more, ""},
+		"RSA of 1024 bits, permitted": {1024, of("RSA-1024"), "", ""},
+		"RSA of 2048 bits, too short": {3072, of("RSA-2048"), "RSA key of 2048 bits is too weak: at least 3072 bits are needed", ""},
+		"X25519":                      {0, x25519, "", "public keys of type *ecdh.PublicKey"},
+		"unknown to Go":               {0, struct{}{}, "", "public keys of type struct {}"},
+		"RSA of 8192 bits":            {0, rsaOf(8192, 65537), "", ""},
+		"RSA of 8193 bits":            {0, rsaOf(8193, 65537), "", "RSA keys of 8193 bits"},
+		"RSA exponent of 1":           {0, rsaOf(2048, 1), "", "RSA keys with the public exponent 1"},
+		"RSA exponent of 3":           {0, rsaOf(2048, 3), "", ""},
+		"RSA exponent is even":        {0, rsaOf(2048, 65536), "", "RSA keys with the public exponent 65536"},
+		"RSA exponent of 31 bits":     {0, rsaOf(2048, 1<<31-1), "", ""},
+		"RSA exponent of 32 bits":     {0, rsaOf(2048, 1<<31+1), "", "RSA keys with the public exponent 2147483649"},
+		"RSA short, exponent of 1":    {0, rsaOf(512, 1), "", "RSA keys with the public exponent 1"},
+	} {
+		want := ""
+		switch {
+		case test.weak != "":
+			want = "KeyTooWeak: " + test.weak
+		case test.never != "":
+			want = "KeyNotPermitted: " + test.never + " are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+		}
+		if got := checked(ca.ProfileConfig{MinRSABits: test.minimum}, ca.Request{PublicKey: test.key}); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+}
+
+// TestProfileChecksSubjects checks which subjects a pattern matches.
+func TestProfileChecksSubjects(t *testing.T) {
+	t.Parallel()
+	const masters = "O=system:masters"
+	orgs := func(names ...string) pkix.Name { return pkix.Name{Organization: names} }
+	common := func(name string) pkix.Name { return pkix.Name{CommonName: name} }
+	for name, test := range map[string]struct {
+		pattern string
+		subject pkix.Name
+		refused string // the subject in the message
+	}{
+		"another organization":           {masters, orgs("system:nodes"), ""},
+		"only a prefix of it":            {masters, orgs("system:masters2", "system:master"), ""},
+		"as common name":                 {masters, common("system:masters"), ""},
+		"as organizational unit":         {masters, pkix.Name{OrganizationalUnit: []string{"system:masters"}}, ""},
+		"the organization":               {masters, orgs("system:masters"), "O=system:masters"},
+		"one of its organizations":       {masters, orgs("x", "system:masters"), "O=x+O=system:masters"},
+		"the common name":                {"CN=admin", common("admin"), "CN=admin"},
+		"another case":                   {"CN=admin", common("Admin"), ""},
+		"a prefix":                       {"CN=system:*", common("system:node:a"), "CN=system:node:a"},
+		"the prefix itself":              {"CN=system:*", common("system:"), "CN=system:"},
+		"not the prefix":                 {"CN=system:*", common("system"), ""},
+		"any organization, but none set": {"O=*", common("a"), ""},
+	} {
+		want := ""
+		if test.refused != "" {
+			want = `SubjectNotPermitted: subject "` + test.refused + `" is not permitted: this signer never issues ` + test.pattern
+		}
+		if got := checked(ca.ProfileConfig{ForbiddenSubjects: []string{test.pattern}}, ca.Request{Subject: test.subject}); got != want {
+			t.Errorf("%s: %q, want %q", name, got, want)
+		}
+	}
+	both := ca.Request{PublicKey: keys["RSA-1024"]().Public(), Subject: pkix.Name{CommonName: "b", Organization: []string{"a"}}}
+	const want = "KeyTooWeak: RSA key of 1024 bits is too weak: at least 2048 bits are needed\n" +
+		"SubjectNotPermitted: subject \"CN=b,O=a\" is not permitted: this signer never issues O=a\n" +
+		"SubjectNotPermitted: subject \"CN=b,O=a\" is not permitted: this signer never issues CN=b"
+	if diff := cmp.Diff(want, checked(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a", "CN=b"}}, both)); diff != "" {
+		t.Errorf("all violations (-want +got):\n%s", diff)
+	}
+}
+
+// TestProfileChecksNames checks the messages about DNS names. pkg/san tests the names.
+func TestProfileChecksNames(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		noWildcards bool
+		names       []string
+		want        string
+	}{
+		{false, []string{"a", "*.a", "fd00::1"}, ""},
+		{false, []string{"a", "b, DNS:\u202ec"},
+			`DNS name "b, DNS:\u202ec" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`},
+		{true, []string{"*.a"}, `DNS name "*.a" is a wildcard, which this signer does not permit`},
+		{false, []string{strings.Repeat("a", 60_000)}, `DNS name "` + strings.Repeat("a", 253) + `..." is longer than 253 bytes`},
+	} {
+		got := strings.TrimPrefix(checked(ca.ProfileConfig{ForbidWildcards: test.noWildcards}, ca.Request{DNSNames: test.names}), "NameNotPermitted: ")
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// TestProfileKeepsItsOwnPatterns checks that a caller can't change the patterns of a profile.
 func TestProfileKeepsItsOwnPatterns(t *testing.T) {
 	t.Parallel()
 	patterns := []string{"CN=a"}
-	checked := profile(t, ca.ProfileConfig{ForbiddenSubjects: patterns})
+	checked := profile(ca.ProfileConfig{ForbiddenSubjects: patterns})
 	patterns[0] = "CN=b"
 	if found := checked.Check(ca.Request{PublicKey: keys["leaf"]().Public(), Subject: pkix.Name{CommonName: "a"}}); len(found) != 1 {
 		t.Errorf("a change of the caller's slice changed the profile: %v", found)
+	}
+}
+
+// TestSubjectText checks that a text fits its room, and that "..." shows that more follows.
+func TestSubjectText(t *testing.T) {
+	t.Parallel()
+	everything := pkix.Name{
+		Country: []string{"DE"}, Province: []string{"BE"}, Locality: []string{"Berlin"}, StreetAddress: []string{"Weg 1"}, PostalCode: []string{"1"},
+		Organization: []string{"b, c", "a+\\", "#x", " y "}, OrganizationalUnit: []string{"u"}, CommonName: "Zo\u00eb \u202e", SerialNumber: "7",
+	}
+	for name, test := range map[string]struct {
+		subject pkix.Name
+		room    int
+		want    string
+	}{
+		"empty":                     {pkix.Name{}, 100, ""},
+		"as pkix.Name.String":       {everything, 1000, everything.String()},
+		"exactly as long":           {pkix.Name{CommonName: "abcdef"}, 9, "CN=abcdef"},
+		"one byte too long":         {pkix.Name{CommonName: "abcdefg"}, 9, "CN=abc..."},
+		"cut in a letter":           {pkix.Name{CommonName: "abc\u20ac\u20ac"}, 11, "CN=abc..."},
+		"cut in a later value":      {pkix.Name{CommonName: "abc", Organization: []string{"defghi"}}, 12, "CN=abc,O=..."},
+		"cut after the first value": {pkix.Name{CommonName: "abc", Organization: []string{"x"}}, 6, "CN=..."},
+		"reads only what is needed": {pkix.Name{CommonName: strings.Repeat("x", 1<<20)}, 10, "CN=xxxx..."},
+	} {
+		got := ca.SubjectText(test.subject, test.room)
+		if got != test.want || len(got) > test.room || !utf8.ValidString(got) {
+			t.Errorf("%s: %q of %d bytes, want %q", name, got, len(got), test.want)
+		}
+	}
+}
+
+// TestSubjectTextIsLinear checks that the time is proportional to the size. pkix.Name.String takes minutes for this subject.
+func TestSubjectTextIsLinear(t *testing.T) {
+	t.Parallel()
+	name := pkix.Name{OrganizationalUnit: slices.Repeat([]string{"unit"}, 100_000)}
+	began := time.Now()
+	ca.SubjectText(name, 1<<20)
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it takes %s", took)
+	}
+}
+
+// TestAllowedNames checks which names of a request a list refuses.
+func TestAllowedNames(t *testing.T) {
+	t.Parallel()
+	names := must(ca.NewAllowedNames([]string{
+		"hook.default.svc", "*.Lab.example.", "192.0.2.7", "10.9.0.0/16", "2001:db8::/64", "spiffe://lab/ns/*", "ops@lab.example",
+	}))
+	dns := func(names ...string) ca.Request { return ca.Request{DNSNames: names} }
+	uri := func(text string) ca.Request { return ca.Request{URIs: []*url.URL{must(url.Parse(text))}} }
+	ip := func(texts ...string) (req ca.Request) {
+		for _, text := range texts {
+			req.IPAddresses = append(req.IPAddresses, net.ParseIP(text))
+		}
+		return req
+	}
+	for name, test := range map[string]struct {
+		req  ca.Request
+		want string
+	}{
+		"a listed name":                      {dns("hook.default.svc"), ""},
+		"in other case, with a dot":          {dns("HOOK.default.svc."), ""},
+		"below a suffix":                     {dns("a.lab.example", "a.b.lab.example", "*.lab.example"), ""},
+		"the suffix itself":                  {dns("lab.example"), "lab.example"},
+		"nothing below the suffix":           {dns(".lab.example"), ".lab.example"},
+		"another name with that end":         {dns("evillab.example"), "evillab.example"},
+		"one of several":                     {dns("hook.default.svc", "kubernetes"), "kubernetes"},
+		"listed addresses":                   {ip("192.0.2.7", "10.9.3.4", "2001:db8::5"), ""},
+		"a listed address of four bytes":     {ca.Request{IPAddresses: []net.IP{{192, 0, 2, 7}}}, ""},
+		"another address":                    {ip("10.9.3.4", "192.0.2.8"), "192.0.2.8"},
+		"an address of wrong length":         {ca.Request{IPAddresses: []net.IP{{1, 2}}}, "?0102"},
+		"an address as a DNS name":           {dns("10.9.0.1"), ""},
+		"another address as a DNS name":      {dns("10.8.0.1"), "10.8.0.1"},
+		"a zone in an address as a DNS name": {dns("2001:db8::1%eth0"), "2001:db8::1%eth0"},
+		"a listed URI":                       {uri("spiffe://lab/ns/a"), ""},
+		"another URI":                        {uri("spiffe://other/ns/a"), "spiffe://other/ns/a"},
+		"e-mail addresses":                   {ca.Request{EmailAddresses: []string{"ops@lab.example", "me@lab.example"}}, "me@lab.example"},
+		"a common name instead of a name":    {ca.Request{Subject: pkix.Name{CommonName: "kubernetes.default.svc"}}, "kubernetes.default.svc"},
+		"a common name beside a name":        {ca.Request{Subject: pkix.Name{CommonName: "x"}, DNSNames: []string{"hook.default.svc"}}, ""},
+	} {
+		if got := names.Refused(test.req); got != test.want {
+			t.Errorf("%s: %q is refused, want %q", name, got, test.want)
+		}
+	}
+	if got := (ca.AllowedNames{}).Refused(dns("a")); got != "a" {
+		t.Errorf("without a list %q is refused, want all", got)
+	}
+}
+
+// TestNewAllowedNames checks the entries of a list. A list with entries of any kind is not empty.
+func TestNewAllowedNames(t *testing.T) {
+	t.Parallel()
+	label := strings.Repeat("a", 63)
+	longest := strings.Repeat(label+".", 3) + strings.Repeat("a", 61)
+	for _, entries := range [][]string{{}, {"a", "10.0.0.1"}, {"10.0.0.1", "a@b"}, {"a", "a@b"}, {label}, {longest}} {
+		if names, err := ca.NewAllowedNames(entries); err != nil || names.Empty() != (len(entries) == 0) {
+			t.Errorf("%q: empty %t, error %v", entries, names.Empty(), err)
+		}
+	}
+	for _, bad := range []string{
+		"", "*", "a..b", "*.*.b", "a b", "10.0.0.0/33", "fe80::1%eth0", "http://*/a", "a*b", "::ffff:10.0.0.0/112", longest + "a",
+	} {
+		if _, err := ca.NewAllowedNames([]string{bad}); err == nil {
+			t.Errorf("%q is taken", bad)
+		}
 	}
 }

@@ -1,0 +1,299 @@
+package ca_test
+
+import (
+	"bytes"
+	"crypto/ecdh"
+	"crypto/ecdsa"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/base64"
+	"encoding/pem"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+// TestLoadChoosesTheSigningCertificate checks which certificate of a file signs, and why none can.
+func TestLoadChoosesTheSigningCertificate(t *testing.T) {
+	t.Parallel()
+	good := root("good", "P-256").pem
+	with := func(change func(*x509.Certificate)) []byte { return root("changed", "P-256", change).pem }
+	parts := map[string][]byte{
+		"good": good, "foreign": root("foreign", "P-384").pem, "key": pkcs8(keys["P-256"]()), "crl": block("X509 CRL", []byte("crl")),
+		"longer":         with(func(c *x509.Certificate) { c.NotAfter = c.NotAfter.AddDate(1, 0, 0) }),
+		"expired":        with(func(c *x509.Certificate) { c.NotAfter = now.AddDate(0, 0, -1) }),
+		"no-CA":          with(func(c *x509.Certificate) { c.IsCA = false }),
+		"no-constraints": with(func(c *x509.Certificate) { c.IsCA, c.BasicConstraintsValid = false, false }),
+		"no-cert-sign":   with(func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }),
+		"no-key-usage":   with(func(c *x509.Certificate) { c.KeyUsage = 0 }),
+		"extension": with(func(c *x509.Certificate) {
+			c.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{1, 2, 3}, Critical: true, Value: []byte{5, 0}}}
+		}),
+		"broken": block("CERTIFICATE", []byte("no DER")), "text": []byte("subject=CA\n"), "garbage": []byte("\x00garbage"),
+		"CRLF": bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n")),
+	}
+	const notCA = `certificate "CN=changed" is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)`
+	for file, want := range map[string]string{ // the parts of the file, and the part that signs or the error
+		"good":               "good",
+		"foreign good":       "good",
+		"good foreign":       "good",
+		"foreign good no-CA": "good",
+		"good good":          "good",
+		"longer good":        "longer", // two that fit: the later expiry
+		"good longer":        "longer",
+		"no-CA good":         "good",
+		"expired":            "expired", // it is still named
+		"no-key-usage":       "no-key-usage",
+		"CRLF":               "good",
+		"text good garbage":  "good",
+		"crl key good":       "good",
+
+		"":                "no PEM block of type CERTIFICATE found",
+		"key":             "no PEM block of type CERTIFICATE found",
+		"broken":          "parse certificate 1: x509: malformed certificate",
+		"good crl broken": "parse certificate 2: x509: malformed certificate",
+		"foreign":         "the private key does not match any of the 1 certificate(s)",
+		"foreign foreign": "the private key does not match any of the 2 certificate(s)",
+		"no-CA":           notCA,
+		"no-constraints":  notCA,
+		"extension":       `certificate "CN=changed" has critical extensions that verifiers do not know: [1.2.3] (RFC 5280 section 4.2)`,
+		"no-cert-sign":    `certificate "CN=changed" may not sign certificates (key usage keyCertSign missing, RFC 5280 section 4.2.1.3)`,
+	} {
+		var data []byte
+		for _, part := range strings.Fields(file) {
+			data = append(data, parts[part]...)
+		}
+		loaded, err := ca.Load(data, parts["key"])
+		signs, wanted := parts[want]
+		if wanted != (err == nil) || !wanted && errorText(err) != want || wanted && !bytes.Equal(loaded.CertificatePEM(), signs) {
+			t.Errorf("%s: error %v, want %s", file, err, want)
+		}
+	}
+}
+
+// TestLoadReadsEveryKindOfKey checks the encodings of keys. TestIssueWithEveryKindOfKey reads every kind from PKCS#8.
+func TestLoadReadsEveryKindOfKey(t *testing.T) {
+	t.Parallel()
+	pkcs1 := block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(keys["RSA-2048"]().(*rsa.PrivateKey)))
+	sec1 := block("EC PRIVATE KEY", must(x509.MarshalECPrivateKey(keys["P-256"]().(*ecdsa.PrivateKey))))
+	parameters := block("EC PARAMETERS", []byte{6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7})
+	//nolint:staticcheck // the format is obsolete, and people still have such files
+	dekInfo := must(x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", []byte("secret"), []byte("passphrase"), x509.PEMCipherAES256))
+	x25519 := block("PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(must(ecdh.X25519().GenerateKey(rand.Reader)))))
+	const (
+		none      = "no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"
+		encrypted = "the private key is encrypted: store it without a passphrase"
+		holdsNone = " holds no private key in PKCS#1, PKCS#8 or SEC 1"
+	)
+	for name, test := range map[string]struct {
+		kind string // of the certificate
+		key  []byte
+		err  string // empty means that the key is read
+	}{
+		"RSA in PKCS#1":           {"RSA-2048", pkcs1, ""},
+		"ECDSA in SEC 1":          {"P-256", sec1, ""},
+		"after EC PARAMETERS":     {"P-256", append(parameters, sec1...), ""},
+		"after a certificate":     {"P-256", append(root("CA", "P-256").pem, sec1...), ""},
+		"the first of two":        {"P-256", append(bytes.Clone(sec1), pkcs1...), ""},
+		"CRLF line ends":          {"P-256", bytes.ReplaceAll(sec1, []byte("\n"), []byte("\r\n")), ""},
+		"SEC 1 under PKCS#1":      {"P-256", bytes.ReplaceAll(sec1, []byte("EC PRIVATE"), []byte("RSA PRIVATE")), ""},
+		"empty":                   {"P-256", nil, none},
+		"only a certificate":      {"P-256", root("CA", "P-256").pem, none},
+		"DER without PEM":         {"P-256", must(x509.MarshalPKCS8PrivateKey(keys["P-256"]())), none},
+		"encrypted PKCS#8":        {"P-256", block("ENCRYPTED PRIVATE KEY", []byte("secret")), encrypted},
+		"encrypted PKCS#1":        {"P-256", pem.EncodeToMemory(dekInfo), encrypted},
+		"broken PKCS#8":           {"P-256", block("PRIVATE KEY", []byte("secret")), "PEM block of type PRIVATE KEY" + holdsNone},
+		"broken SEC 1":            {"P-256", block("EC PRIVATE KEY", []byte("secret")), "PEM block of type EC PRIVATE KEY" + holdsNone},
+		"another type, OpenSSH's": {"P-256", block("OPENSSH PRIVATE KEY", []byte("secret")), "PEM block of type OPENSSH PRIVATE KEY" + holdsNone},
+		"a key that cannot sign":  {"P-256", x25519, "a private key of type *ecdh.PrivateKey cannot sign"},
+	} {
+		if _, err := ca.Load(root("CA", test.kind).pem, test.key); errorText(err) != test.err {
+			t.Errorf("%s: error %v, want %q", name, err, test.err)
+		}
+	}
+}
+
+// TestLoadNeverTellsTheKey checks that no error about a key file contains a part of its bytes, encoded or not.
+func TestLoadNeverTellsTheKey(t *testing.T) {
+	t.Parallel()
+	der := must(x509.MarshalPKCS8PrivateKey(keys["P-256"]()))
+	good := root("CA", "P-384").pem
+	for length := 1; length <= len(der); length++ {
+		for _, kind := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "ENCRYPTED PRIVATE KEY"} {
+			_, err := ca.Load(good, block(kind, der[:length]))
+			if err == nil {
+				t.Fatalf("%d bytes under %s were accepted", length, kind)
+			}
+			for start := 0; start+6 <= length; start += 3 {
+				run := der[start : start+6]
+				if text := err.Error(); strings.Contains(text, string(run)) || strings.Contains(text, base64.StdEncoding.EncodeToString(run)) {
+					t.Fatalf("error %q tells bytes %d to %d of the key", text, start, start+6)
+				}
+			}
+		}
+	}
+}
+
+// TestKeyIDIsOfTheKey checks that the certificate does not change the key ID.
+func TestKeyIDIsOfTheKey(t *testing.T) {
+	t.Parallel()
+	one, renewed, other := authority("P-256").KeyID(), must(root("renewed", "P-256").load()).KeyID(), authority("P-384").KeyID()
+	if one != renewed || one == other || len(one) != 16 {
+		t.Errorf("key IDs %s, renewed %s, of another key %s", one, renewed, other)
+	}
+}
+
+// TestSigned checks that the key decides whether a CA has signed, whatever the name.
+func TestSigned(t *testing.T) {
+	t.Parallel()
+	one, other := authority("P-256"), authority("P-384")
+	if cert := parse(t, issue(one).PEM)[0]; !one.Signed(cert) || other.Signed(cert) {
+		t.Errorf("signed by its issuer: %t, by another of that name: %t", one.Signed(cert), other.Signed(cert))
+	}
+}
+
+// TestChain checks which certificates follow a leaf.
+func TestChain(t *testing.T) {
+	t.Parallel()
+	pathLen := func(limit int) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.MaxPathLen, c.MaxPathLenZero = limit, limit == 0 }
+	}
+	top, otherRoot := root("root", "P-256"), root("otherRoot", "Ed25519")
+	upper := top.below("upper", "P-384", pathLen(1))
+	links := map[string]*link{
+		"root": top, "otherRoot": otherRoot, "upper": upper, "lower": upper.below("lower", "P-521", pathLen(0)),
+		"tooDeep":    top.below("upper", "P-384", pathLen(0)),
+		"impostor":   root("upper", "Ed25519"),
+		"notCA":      top.below("upper", "P-384", func(c *x509.Certificate) { c.IsCA = false }),
+		"notSigning": top.below("upper", "P-384", func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }),
+		"crossed":    otherRoot.below("upper", "P-384"),
+		"crossRoot":  otherRoot.below("root", "P-256"),
+		"rekeyed":    root("root", "P-256", func(c *x509.Certificate) { c.NotAfter = c.NotAfter.AddDate(1, 0, 0) }),
+		"namesake":   root("root", "Ed25519"),
+		"successor":  top.below("root", "Ed25519"), // of the same name, and signed by root
+	}
+	pems := func(names string) (all []byte) {
+		for _, name := range strings.Fields(names) {
+			all = append(all, links[name].pem...)
+		}
+		return all
+	}
+	const (
+		missing    = `the chain does not end in a certificate of ca.crt: the issuer "CN=upper" of "CN=lower" is missing`
+		foreign    = `the chain does not end in a certificate of ca.crt: the issuer "CN=root" of "CN=root" is missing`
+		notSigned  = `certificate "CN=lower" is not signed by the given "CN=upper": x509: `
+		cannotSign = notSigned + "invalid signature: parent certificate cannot sign this kind of certificate"
+	)
+	for name, test := range map[string]struct {
+		signing string
+		more    string // beside it in tls.crt
+		anchors string // ca.crt
+		mode    ca.Chain
+		want    string // the chain, or an error
+	}{
+		"a root":                                  {"root", "", "", "", ""},
+		"a root, none":                            {"root", "", "", ca.None, ""},
+		"a root, with it":                         {"root", "", "", ca.WithRoot, "root"},
+		"a root in ca.crt":                        {"root", "", "otherRoot root", "", ""},
+		"a root that was reissued for its key":    {"root", "", "rekeyed", "", ""},
+		"a root that is not in ca.crt":            {"root", "", "otherRoot", "", foreign},
+		"a root with the name of one in ca.crt":   {"root", "", "namesake", "", foreign},
+		"below a root of the same name":           {"successor", "root", "", ca.WithRoot, "root root"},
+		"without the root of the same name":       {"successor", "", "", "", "root"},
+		"an intermediate alone":                   {"lower", "", "", "", "lower"},
+		"an intermediate alone, none":             {"lower", "", "", ca.None, ""},
+		"all of it in tls.crt, in any order":      {"lower", "root otherRoot upper", "", "", "lower upper"},
+		"all of it, with root":                    {"lower", "upper root", "", ca.WithRoot, "lower upper root"},
+		"root in ca.crt":                          {"lower", "upper", "root", "", "lower upper"},
+		"root in ca.crt, with root":               {"lower", "upper", "root", ca.WithRoot, "lower upper root"},
+		"an intermediate is the anchor":           {"lower", "", "upper", "", "lower upper"},
+		"a link is missing":                       {"lower", "", "root", "", missing},
+		"another ca.crt":                          {"lower", "", "otherRoot", "", missing},
+		"two issuers, the way to ca.crt is taken": {"lower", "upper crossed", "otherRoot", "", "lower upper"},
+		"the shortest of two ways":                {"lower", "upper crossRoot root otherRoot", "", ca.WithRoot, "lower upper root"},
+		"of the same name, beside the right one":  {"lower", "impostor upper root", "", "", "lower upper"},
+		"the issuer is no CA":                     {"lower", "notCA root", "", "", cannotSign},
+		"the issuer may not sign certificates":    {"lower", "notSigning root", "", "", cannotSign},
+		"an unknown mode":                         {"root", "", "", "All", `unknown chain "All"`},
+		"an intermediate alone, with root": {"lower", "", "", ca.WithRoot,
+			`the chain must end with its root, but ends with "CN=lower": add the certificate of its issuer "CN=upper"`},
+		"of the same name, with another key": {"lower", "impostor", "", "",
+			notSigned + "signature algorithm specifies an ECDSA public key, but have public key of type ed25519.PublicKey"},
+		"the issuer permits no CA below": {"lower", "tooDeep root", "", "",
+			`certificate "CN=upper" permits 0 certificates between itself and a leaf, and there are 1 (path length, RFC 5280 section 4.2.1.9)`},
+	} {
+		loaded, err := ca.Load(append(pems(test.more), pems(test.signing)...), pkcs8(links[test.signing].key), pems(test.anchors))
+		if err == nil {
+			loaded, err = loaded.WithChain(test.mode)
+		}
+		got := errorText(err)
+		if err == nil {
+			var names []string
+			issued := issue(loaded)
+			for _, cert := range parse(t, issued.PEM)[1:] {
+				names = append(names, cert.Subject.CommonName)
+			}
+			if got = strings.Join(names, " "); !bytes.HasSuffix(issued.PEM, loaded.AppendedPEM()) {
+				t.Errorf("%s: AppendedPEM is not what is appended", name)
+			}
+		}
+		if diff := cmp.Diff(test.want, got); diff != "" {
+			t.Errorf("%s: the chain after the leaf, or error (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestChainEnds checks that no certificate outlives any certificate of its chain, and that the expired one is named.
+func TestChainEnds(t *testing.T) {
+	t.Parallel()
+	type period struct{ start, end time.Duration }
+	from := func(p period) func(*x509.Certificate) {
+		return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(p.start), now.Add(p.end) }
+	}
+	const expired = `the signing certificate has expired: its issuer `
+	for name, test := range map[string]struct {
+		root, upper, lower period
+		cut                time.Duration // from the lifetime of a day
+		err                string
+	}{
+		"the signing one first": {period{-day, 3 * day}, period{-day, 2 * day}, period{-day, 5 * time.Hour}, 19*time.Hour - 5*time.Minute, ""},
+		"an issuer first":       {period{-day, 3 * day}, period{-day, 4 * time.Hour}, period{-day, 5 * time.Hour}, 20*time.Hour - 5*time.Minute, ""},
+		"the root first":        {period{-day, 3 * time.Hour}, period{-day, 4 * time.Hour}, period{-day, day}, 21*time.Hour - 5*time.Minute, ""},
+		"none earlier":          {period{-day, day}, period{-day, day}, period{-day, day}, 0, ""},
+		"an issuer has ended":   {period{-day, day}, period{-day, 0}, period{-day, day}, 0, expired + `"CN=upper" expired at 2026-03-01T12:00:00Z`},
+		"the root has ended":    {period{-day, -day / 2}, period{-day, day}, period{-day, day}, 0, expired + `"CN=root" expired at 2026-03-01T00:00:00Z`},
+		"an issuer not valid yet": {period{-day, day}, period{time.Hour, day}, period{-day, day}, 0,
+			`the signing certificate "CN=upper" is not valid before 2026-03-01T13:00:00Z`},
+	} {
+		top := root("root", "P-256", from(test.root))
+		upper := top.below("upper", "P-384", from(test.upper))
+		loaded := must(upper.below("lower", "P-521", from(test.lower)).load(upper.pem, top.pem))
+		issued, err := loaded.Issue(profile(ca.ProfileConfig{Lifetime: day}), request(), now)
+		if errorText(err) != test.err || errors.Is(err, ca.ErrExpired) != strings.HasPrefix(test.err, expired) {
+			t.Errorf("%s: error %v, want %q", name, err, test.err)
+		}
+		if err == nil && (issued.Cut != test.cut || issued.NotAfter.After(loaded.NotAfter())) {
+			t.Errorf("%s: cut by %s, want %s", name, issued.Cut, test.cut)
+		}
+	}
+}
+
+// TestPathLengthCountsEachCA checks the path length of a root with two CAs below it.
+func TestPathLengthCountsEachCA(t *testing.T) {
+	t.Parallel()
+	for limit, ok := range map[int]bool{1: false, 2: true} {
+		top := root("root", "P-384", func(c *x509.Certificate) { c.MaxPathLen = limit })
+		middle := top.below("middle", "Ed25519")
+		if _, err := middle.below("signing", "P-256").load(append(middle.pem, top.pem...)); (err == nil) != ok {
+			t.Errorf("path length %d: error %v", limit, err)
+		}
+	}
+}
