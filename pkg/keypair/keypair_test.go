@@ -3,7 +3,6 @@ package keypair
 import (
 	"bytes"
 	"context"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,109 +12,88 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// state returns the key's name at now, or the reason and message why there is none.
-func state(pair *KeyPair, now time.Time) string {
-	authority, err := pair.Authority(now)
-	if err == nil {
-		return authority.KeyID()
-	}
-	var unavailable *Unavailable
-	if !errors.As(err, &unavailable) {
-		return "not an *Unavailable: " + err.Error()
-	}
-	return unavailable.Reason + ": " + unavailable.Message
-}
-
-func keyID(t *testing.T, root root) string {
-	t.Helper()
-	pair, _, _ := newPair(secret)
-	pair.Load(root.cert, root.key)
-	return state(pair, now)
-}
-
+// TestKeyPair offers one candidate after the other.
 func TestKeyPair(t *testing.T) {
 	t.Parallel()
-	pair, clock, recorder := newPair(secret)
-	one, two := newRoot(t, 24*time.Hour), newRoot(t, 48*time.Hour)
-	future := newRoot(t, 48*time.Hour)
-	oneID, twoID := keyID(t, one), keyID(t, two)
-	const noCert = "Secret ns/ca can't be used: no PEM block of type CERTIFICATE found"
-	woken := pair.Subscribe()
-	const twoEnded = `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-03T12:00:00Z`
-	steps := []struct {
-		what   string
-		do     func()
-		at     time.Duration
-		want   string
-		events []string
-		wakes  bool
-	}{
-		{"at first", func() {}, 0, "CAMissing: Secret ns/ca has not been read yet", nil, false},
-		{"no Secret", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, "CAMissing: Secret ns/ca does not exist", []string{"Warning CAMissing Secret ns/ca does not exist"}, false},
-		{"still none", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, "CAMissing: Secret ns/ca does not exist", nil, false},
-		{"an empty one", func() { pair.Load(nil, one.key) }, 0, "CAInvalid: " + noCert, []string{"Warning CAInvalid " + noCert}, false},
-		{"a good one", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
-		{"the same", func() { pair.Load(bytes.Clone(one.cert), bytes.Clone(one.key)) }, 0, oneID, nil, false},
-		{"a bad one", func() { pair.Load(nil, one.key) }, 0, oneID, []string{"Warning CAInvalid " + noCert + "; the last good CA stays in use"}, false},
-		{"the same bad one", func() { pair.Load(nil, one.key) }, 0, oneID, nil, false},
-		{"half a new one", func() { pair.Load(two.cert, one.key) }, 0, oneID, []string{"Warning CAInvalid Secret ns/ca can't be used: the private key does not match any of the 1 certificate(s); the last good CA stays in use"}, false},
-		{"deleted", func() { pair.Refuse(&Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"}) }, 0, oneID, []string{"Warning CAMissing Secret ns/ca does not exist; the last good CA stays in use"}, false},
-		{"back again", func() { pair.Load(one.cert, one.key) }, 0, oneID, []string{"Normal CALoaded signing with key " + oneID + " until 2026-03-02T12:00:00Z"}, true},
-		{"another one", func() { pair.Load(two.cert, two.key) }, 0, twoID, []string{"Normal CALoaded signing with key " + twoID + " until 2026-03-03T12:00:00Z"}, true},
-		{"one that has expired", func() { clock.SetTime(now.Add(24 * time.Hour)); pair.Load(one.cert, one.key) }, 24 * time.Hour, twoID, []string{`Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-02T12:00:00Z; the last good CA stays in use`}, false},
-		{"expired while in use", func() {}, 48 * time.Hour, `CAExpired: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-03T12:00:00Z; its replacement: Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at 2026-03-02T12:00:00Z`, nil, false},
-		{"looked at again then", func() { clock.SetTime(now.Add(48 * time.Hour)); pair.Load(two.cert, two.key) }, 48 * time.Hour, twoEnded, []string{"Warning " + strings.Replace(twoEnded, ":", "", 1)}, false},
-		{"and again", func() { pair.Load(two.cert, two.key) }, 48 * time.Hour, twoEnded, nil, false},
-		{"one that is not yet valid", func() { clock.SetTime(now.Add(-2 * time.Hour)); pair.Load(future.cert, future.key) }, 0, twoID, []string{`Warning CAInvalid Secret ns/ca can't be used: the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z`}, false},
-		{"now it is", func() { clock.SetTime(now); pair.Load(future.cert, future.key) }, 0, keyID(t, future), []string{"Normal CALoaded signing with key " + keyID(t, future) + " until 2026-03-03T12:00:00Z"}, true},
+	w := newWorld(secret)
+	one, two, future := newRoot(day), newRoot(2*day), newRoot(2*day)
+	const (
+		refused  = "Secret ns/ca can't be used: "
+		noCert   = refused + "no PEM block of type CERTIFICATE found"
+		half     = refused + "the private key does not match any of the 1 certificate(s)"
+		oneEnded = refused + `the signing certificate has expired: "CN=CA" expired at 2026-03-02T12:00:00Z`
+		twoEnded = refused + `the signing certificate has expired: "CN=CA" expired at 2026-03-03T12:00:00Z`
+		early    = refused + `the signing certificate "CN=CA" is not valid before 2026-03-01T11:00:00Z`
+		noSecret = "Secret ns/ca does not exist"
+		stays    = "; the last good CA stays in use"
+	)
+	loaded := func(of root, end string) string {
+		return "Normal CALoaded signing with key " + of.id + " until " + end + "T12:00:00Z"
 	}
-	for _, step := range steps {
+	load := func(of root) func() { return func() { w.load(of) } }
+	at := func(time time.Duration, of root) func() {
+		return func() {
+			w.clock.SetTime(now.Add(time))
+			w.load(of)
+		}
+	}
+	missing := func() { w.refuse(noSecret) }
+	bad := func() { w.Load(nil, one.key) }
+	for _, step := range []struct {
+		what  string
+		do    func()
+		at    time.Duration
+		want  string
+		told  string
+		wakes bool
+	}{
+		{"at first", func() {}, 0, "CAMissing: Secret ns/ca has not been read yet", "", false},
+		{"no Secret", missing, 0, "CAMissing: " + noSecret, "Warning CAMissing " + noSecret, false},
+		{"still none", missing, 0, "CAMissing: " + noSecret, "", false},
+		{"an empty one", bad, 0, "CAInvalid: " + noCert, "Warning CAInvalid " + noCert, false},
+		{"a good one", load(one), 0, one.id, loaded(one, "2026-03-02"), true},
+		{"the same", load(root{cert: bytes.Clone(one.cert), key: bytes.Clone(one.key)}), 0, one.id, "", false},
+		{"a bad one", bad, 0, one.id, "Warning CAInvalid " + noCert + stays, false},
+		{"the same bad one", bad, 0, one.id, "", false},
+		{"half a new one", load(root{cert: two.cert, key: one.key}), 0, one.id, "Warning CAInvalid " + half + stays, false},
+		{"deleted", missing, 0, one.id, "Warning CAMissing " + noSecret + stays, false},
+		{"back again", load(one), 0, one.id, loaded(one, "2026-03-02"), true},
+		{"another one", load(two), 0, two.id, loaded(two, "2026-03-03"), true},
+		{"one that has expired", at(day, one), day, two.id, "Warning CAExpired " + oneEnded + stays, false},
+		{"expired while in use", func() {}, 2 * day, "CAExpired: " + twoEnded + "; its replacement: " + oneEnded, "", false},
+		{"looked at again then", at(2*day, two), 2 * day, "CAExpired: " + twoEnded, "Warning CAExpired " + twoEnded, false},
+		{"and again", load(two), 2 * day, "CAExpired: " + twoEnded, "", false},
+		{"one that is not yet valid", at(-2*time.Hour, future), 0, two.id, "Warning CAInvalid " + early, false},
+		{"now it is", at(0, future), 0, future.id, loaded(future, "2026-03-03"), true},
+	} {
 		step.do()
-		if diff := cmp.Diff(step.want, state(pair, now.Add(step.at))); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.what, diff)
-		}
-		if diff := cmp.Diff(step.events, taken(recorder)); diff != "" {
-			t.Errorf("%s: Events (-want +got):\n%s", step.what, diff)
-		}
-		if wakes := len(woken) > 0; wakes != step.wakes {
-			t.Errorf("%s: wakes %t", step.what, wakes)
-		} else if wakes {
-			<-woken
-		}
+		w.check(t, step.what, w.state(now.Add(step.at)), step.want, step.told, step.wakes)
 	}
 }
 
+// TestLoadNeverWaitsForThoseItWakes checks that one waking is enough for several changes, and that nobody must read it.
 func TestLoadNeverWaitsForThoseItWakes(t *testing.T) {
 	t.Parallel()
-	pair, _, _ := newPair(secret)
-	first, second := pair.Subscribe(), pair.Subscribe()
-	for range 3 { // no subscriber reads
-		root := newRoot(t, time.Hour)
-		pair.Load(root.cert, root.key)
+	w := newWorld(secret)
+	second := w.Subscribe()
+	for range 3 {
+		w.load(newRoot(time.Hour))
 	}
-	<-first
+	<-w.woken
 	<-second
-	if len(first) > 0 || len(second) > 0 {
-		t.Error("one waking is enough for several changes")
+	if len(w.woken) > 0 || len(second) > 0 {
+		t.Error("woken twice")
 	}
 }
 
+// TestStaticSource checks that a key pair in memory is loaded, without an Event.
 func TestStaticSource(t *testing.T) {
 	t.Parallel()
-	root := newRoot(t, time.Hour)
-	pair, _, recorder := newPair(Static{Cert: root.cert, Key: root.key})
-	if err := pair.source.SetupWithManager(nil, pair); err != nil || state(pair, now) != keyID(t, root) || len(recorder.Events) > 0 {
-		t.Errorf("error %v, %s", err, state(pair, now))
+	root := newRoot(time.Hour)
+	w := newWorld(Static{Cert: root.cert, Key: root.key})
+	if err := w.source.SetupWithManager(nil, w.KeyPair); err != nil || w.state(now) != root.id || w.told() != "" {
+		t.Errorf("error %v, %s", err, w.state(now))
 	}
-}
-
-// filesPair returns a KeyPair with files in their own folder.
-func filesPair(t *testing.T) (*KeyPair, Files) {
-	t.Helper()
-	folder := t.TempDir()
-	files := Files{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}
-	pair, _, _ := newPair(files)
-	return pair, files
 }
 
 func replace(t *testing.T, file string, data []byte) {
@@ -128,56 +106,175 @@ func replace(t *testing.T, file string, data []byte) {
 	}
 }
 
+// TestFilesLoad changes the files one by one.
 func TestFilesLoad(t *testing.T) {
 	t.Parallel()
-	root := newRoot(t, time.Hour)
-	pair, files := filesPair(t)
-	name := "files " + files.Cert + " and " + files.Key
+	root, folder := newRoot(time.Hour), t.TempDir()
+	files := Files{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}
+	const noFile, noKey = ": no such file or directory", "no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"
+	w := newWorld(files)
 	for _, step := range []struct {
 		do   func()
-		want string
+		want string // NAME stands for the names of both files
 	}{
-		{func() {}, "CAMissing: " + name + ": open " + files.Cert + ": no such file or directory\nopen " + files.Key + ": no such file or directory"},
-		{func() { replace(t, files.Cert, root.cert) }, "CAMissing: " + name + ": open " + files.Key + ": no such file or directory"},
-		{func() { replace(t, files.Key, nil) }, "CAInvalid: " + name + " can't be used: no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"},
-		{func() { replace(t, files.Key, root.key) }, keyID(t, root)},
-		{func() { replace(t, files.Cert, []byte("half")) }, keyID(t, root)},
-		{func() { _ = os.Remove(files.Key) }, keyID(t, root)},
+		{func() {}, "CAMissing: NAME: open " + files.Cert + noFile + "\nopen " + files.Key + noFile},
+		{func() { replace(t, files.Cert, root.cert) }, "CAMissing: NAME: open " + files.Key + noFile},
+		{func() { replace(t, files.Key, nil) }, "CAInvalid: NAME can't be used: " + noKey},
+		{func() { replace(t, files.Key, root.key) }, root.id},
+		{func() { replace(t, files.Cert, []byte("half")) }, root.id},
+		{func() { _ = os.Remove(files.Key) }, root.id},
 	} {
 		step.do()
-		files.load(pair)
-		if diff := cmp.Diff(step.want, state(pair, now)); diff != "" {
+		files.load(w.KeyPair)
+		want := strings.Replace(step.want, "NAME", "files "+files.Cert+" and "+files.Key, 1)
+		if diff := cmp.Diff(want, w.state(now)); diff != "" {
 			t.Errorf("state (-want +got):\n%s", diff)
 		}
 	}
-	folder := Files{Cert: t.TempDir(), Key: files.Cert}
-	unreadable, _, _ := newPair(folder)
-	folder.load(unreadable)
-	want := "CAInvalid: files " + folder.Cert + " and " + folder.Key + " can't be read: read " + folder.Cert + ": is a directory"
-	if diff := cmp.Diff(want, state(unreadable, now)); diff != "" {
+	unreadable := Files{Cert: folder, Key: files.Cert}
+	w = newWorld(unreadable)
+	unreadable.load(w.KeyPair)
+	want := "CAInvalid: files " + folder + " and " + files.Cert + " can't be read: read " + folder + ": is a directory"
+	if diff := cmp.Diff(want, w.state(now)); diff != "" {
 		t.Errorf("a folder (-want +got):\n%s", diff)
 	}
 }
 
+// TestFilesAreWatched checks that a change of the files is found, and that the end of the manager ends the source.
 func TestFilesAreWatched(t *testing.T) {
 	t.Parallel()
-	one, two := newRoot(t, time.Hour), newRoot(t, time.Hour)
-	pair, files := filesPair(t)
-	replace(t, files.Cert, one.cert)
-	replace(t, files.Key, one.key)
-	woken := pair.Subscribe()
+	folder := t.TempDir()
+	files := Files{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}
+	w := newWorld(files)
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
-	go func() { stopped <- files.poll(ctx, pair) }()
-	<-woken
-	replace(t, files.Cert, two.cert)
-	replace(t, files.Key, two.key)
-	<-woken
-	if got := state(pair, now); got != keyID(t, two) {
-		t.Errorf("after the change: %s", got)
+	for i := range 2 {
+		root := newRoot(time.Hour)
+		replace(t, files.Cert, root.cert)
+		replace(t, files.Key, root.key)
+		if i == 0 {
+			go func() { stopped <- files.poll(ctx, w.KeyPair) }()
+		}
+		<-w.woken
+		if got := w.state(now); got != root.id {
+			t.Errorf("change %d: %s", i, got)
+		}
 	}
 	cancel()
 	if err := <-stopped; err != nil {
 		t.Errorf("stopped with %v", err)
+	}
+}
+
+// leading returns a world of the leader, for signers with those default lifetimes. elect makes it the leader.
+func leading(lifetimes map[string]time.Duration) (w *world, elect func()) {
+	w = newWorld(secret)
+	elected := make(chan struct{})
+	w.elected, w.Lifetimes = elected, lifetimes
+	return w, func() { close(elected) }
+}
+
+// TestTheEndOfACAIsForetold follows a CA to its end. Every candidate is offered twice, and each warning is told once.
+func TestTheEndOfACAIsForetold(t *testing.T) {
+	t.Parallel()
+	w, elect := leading(map[string]time.Duration{"example.com/short": time.Hour, "example.com/long": 60 * day})
+	elect()
+	old, next := newRoot(100*day), newRoot(200*day)
+	const end = "2026-06-09T12:00:00Z"
+	ends := func(days string) string {
+		return "Warning CAExpiring the signing CA with key " + old.id + " expires in less than " + days + " days, at " + end +
+			", together with all certificates that it has signed: replace it"
+	}
+	cut := func(signers string) string {
+		return "Warning LifetimeCut certificates for " + signers + " have a shorter lifetime than configured, because the CA with key " +
+			old.id + " expires earlier, at " + end + ": replace it"
+	}
+	const invalid = "Warning CAInvalid Secret ns/ca can't be used: no PEM block of type CERTIFICATE found; the last good CA stays in use"
+	const expired = `Warning CAExpired Secret ns/ca can't be used: the signing certificate has expired: "CN=CA" expired at ` + end
+	bad := root{key: old.key}
+	for _, step := range []struct {
+		left    time.Duration // of the old CA
+		offered root
+		want    string
+	}{
+		{100 * day, old, ""},
+		{90*day + 1, old, ""},
+		{90 * day, old, ends("90")},
+		{89 * day, old, ""},
+		{60*day - 5*time.Minute, old, ""},
+		{60*day - 6*time.Minute, old, cut("example.com/long")},
+		{30 * day, old, ends("30")},
+		{20 * day, bad, invalid},
+		{7 * day, bad, ends("7")},
+		{6 * day, old, ""},
+		{30 * time.Minute, old, cut("example.com/long, example.com/short")},
+		{0, old, expired},
+		{-day, old, ""},
+		{-day, next, ""},
+	} {
+		w.clock.SetTime(now.Add(100*day - step.left))
+		w.load(step.offered)
+		w.load(step.offered)
+		if got := w.told("CALoaded"); got != step.want {
+			t.Errorf("%s before the end: %q, want %q", step.left, got, step.want)
+		}
+	}
+}
+
+// TestTheEndOfACAIsForetoldOnceByTheLeader checks that a restart reports only the current step, and that a standby
+// reports nothing until it leads. A new certificate has its own steps.
+func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
+	t.Parallel()
+	first, next := newRoot(20*day), newRoot(25*day)
+	w, elect := leading(nil)
+	warning := func(of root, end string) string {
+		return "Warning CAExpiring the signing CA with key " + of.id + " expires in less than 30 days, at " + end +
+			"T12:00:00Z, together with all certificates that it has signed: replace it"
+	}
+	for i, step := range []struct {
+		offered root
+		want    string
+	}{{first, ""}, {first, warning(first, "2026-03-21")}, {first, ""}, {next, warning(next, "2026-03-26")}, {next, ""}} {
+		if i == 1 {
+			elect()
+		}
+		w.load(step.offered)
+		if told := w.told("CALoaded"); told != step.want {
+			t.Errorf("step %d: told %q, want %q", i, told, step.want)
+		}
+	}
+}
+
+// TestSharingIsReported checks that a CA that serving certificates share is reported once per process.
+func TestSharingIsReported(t *testing.T) {
+	t.Parallel()
+	const client, custom = "kubernetes.io/kube-apiserver-client", "example.com/custom"
+	for name, test := range map[string]struct {
+		signers []string
+		want    string
+	}{
+		"all":               {[]string{kubeletClient, kubeletServing, client, custom}, client + " and " + kubeletClient},
+		"one of them":       {[]string{kubeletClient, kubeletServing}, kubeletClient},
+		"its own":           {[]string{kubeletServing, custom}, ""},
+		"no serving at all": {[]string{kubeletClient, client}, ""},
+	} {
+		lifetimes := map[string]time.Duration{}
+		for _, signer := range test.signers {
+			lifetimes[signer] = time.Hour
+		}
+		w, elect := leading(lifetimes)
+		elect()
+		want := ""
+		if test.want != "" {
+			want = "Warning CAShared kubelet serving certificates share this CA with those of " + test.want + ": a verifier that trusts this CA " +
+				"accepts both, and distinguishes them only by their usages; use a separate CA for kubernetes.io/kubelet-serving"
+		}
+		for range 2 {
+			w.load(newRoot(1000 * day))
+			if told := w.told("CALoaded"); told != want {
+				t.Errorf("%s: %q, want %q", name, told, want)
+			}
+			want = ""
+		}
 	}
 }

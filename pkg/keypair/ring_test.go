@@ -1,53 +1,225 @@
 package keypair
 
 import (
+	"bytes"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"io"
 	"maps"
+	"math/big"
 	"reflect"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-func full() Ring {
-	return Ring{
+// TestRoundTrip checks that a written ring is read again and keeps foreign keys, and that an empty ring leaves nothing but
+// them and an empty tls.crt and tls.key.
+func TestRoundTrip(t *testing.T) {
+	t.Parallel()
+	full := Ring{
 		TLS:       Pair{[]byte("tc"), []byte("tk")},
 		Signing:   Pair{[]byte("sc"), []byte("sk")},
 		Candidate: Pair{[]byte("cc"), []byte("ck")},
 		Retiring:  Pair{[]byte("rc"), []byte("rk")},
 		Permit:    Permit{Authority: "cluster", Signers: []string{"example.com/client"}, LifetimeCap: time.Hour},
 	}
-}
-
-func TestRoundTrip(t *testing.T) {
 	data := map[string][]byte{"else": []byte("kept")}
-	if err := full().WriteTo(data); err != nil {
-		t.Fatal(err)
+	err := full.WriteTo(data)
+	if got := must(ParseRing(data)); err != nil || !reflect.DeepEqual(got, full) || len(data) != 10 {
+		t.Errorf("got %+v from %d keys, %v", got, len(data), err)
 	}
-	got, err := ParseRing(data)
-	if err != nil || !reflect.DeepEqual(got, full()) {
-		t.Errorf("got %+v, %v", got, err)
-	}
-	if len(data) != 10 || string(data["else"]) != "kept" {
-		t.Errorf("data has %d keys: %v", len(data), data)
-	}
-}
-
-// TestWriteRemoves checks that WriteTo leaves nothing of a removed pair's key, and that tls.crt and tls.key stay.
-func TestWriteRemoves(t *testing.T) {
-	data := map[string][]byte{}
-	if err := full().WriteTo(data); err != nil {
-		t.Fatal(err)
-	}
-	if err := (Ring{}).WriteTo(data); err != nil {
-		t.Fatal(err)
-	}
-	want := map[string][]byte{"tls.crt": {}, "tls.key": {}}
-	if !maps.EqualFunc(data, want, func(a, b []byte) bool { return string(a) == string(b) }) {
-		t.Errorf("left %v", data)
+	err = Ring{}.WriteTo(data)
+	want := map[string][]byte{"tls.crt": {}, "tls.key": {}, "else": []byte("kept")}
+	if err != nil || !maps.EqualFunc(data, want, bytes.Equal) || data["tls.crt"] == nil || data["tls.key"] == nil {
+		t.Errorf("left %v, error %v", data, err)
 	}
 }
 
-func TestParseRefusesABrokenPermit(t *testing.T) {
-	if _, err := ParseRing(map[string][]byte{"authority.json": []byte("{")}); err == nil {
-		t.Error("no error")
+// link is a CA for a key, in PEM. The key is computed from its name, so that the inputs of fuzz targets mean the same in each
+// run. It protects nothing.
+type link struct {
+	key    *ecdsa.PrivateKey
+	cert   *x509.Certificate
+	pem    []byte
+	keyPEM []byte
+}
+
+// newLink returns a CA of that name, issued by parent or self-signed. A self-signed CA expires later.
+func newLink(name string, parent *link) *link {
+	seed := sha256.Sum256([]byte("csr-controller-manager " + name))
+	key := must(ecdsa.ParseRawPrivateKey(elliptic.P256(), seed[:]))
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, BasicConstraintsValid: true, IsCA: true,
+		KeyUsage: x509.KeyUsageCertSign, NotBefore: now.Add(-time.Minute), NotAfter: now.Add(time.Hour),
+	}
+	if parent == nil {
+		parent = &link{key: key, cert: template}
+		template.NotAfter = template.NotAfter.Add(time.Hour)
+	}
+	der := must(x509.CreateCertificate(rand.Reader, template, parent.cert, key.Public(), repeatable{parent.key}))
+	return &link{
+		key: key, cert: must(x509.ParseCertificate(der)), pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		keyPEM: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}),
+	}
+}
+
+// repeatable signs without random bytes, as RFC 6979 does, so that a certificate is the same in each run.
+type repeatable struct{ *ecdsa.PrivateKey }
+
+func (r repeatable) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
+	return r.PrivateKey.Sign(nil, digest, opts)
+}
+
+// TestRootsComeAlong checks that an intermediate CA is adopted with the root from ca.crt, and that no reader refuses
+// the written Secret.
+func TestRootsComeAlong(t *testing.T) {
+	t.Parallel()
+	root, other := newLink("root", nil), newLink("other", nil)
+	below, self := newLink("below", root), newLink("below", nil) // the same key and name, and expires later
+	both := append(bytes.Clone(below.pem), root.pem...)
+	invalid := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+	for name, test := range map[string]struct {
+		signs       *link
+		cert, roots []byte
+		want        []byte // tls.crt as it is read
+		kept        bool   // whether ca.crt is kept
+		complete    bool   // whether the chain has a root
+	}{
+		"intermediate":             {below, below.pem, root.pem, both, true, true},
+		"without its last newline": {below, bytes.TrimSpace(below.pem), root.pem, both, true, true},
+		"its root is there":        {below, both, root.pem, both, true, true},
+		"self-signed":              {other, other.pem, other.pem, other.pem, true, true},
+		"another for its key":      {below, below.pem, self.pem, below.pem, true, false},
+		"that other one":           {self, self.pem, self.pem, self.pem, true, true},
+		"of an earlier CA":         {other, other.pem, root.pem, other.pem, false, true},
+		"not its root":             {below, below.pem, other.pem, below.pem, false, false},
+		"invalid":                  {other, other.pem, invalid, other.pem, false, true},
+		"none":                     {below, below.pem, nil, below.pem, false, false},
+	} {
+		data := map[string][]byte{"tls.crt": test.cert, "tls.key": test.signs.keyPEM}
+		if test.roots != nil {
+			data[rootsKey] = test.roots
+		}
+		ring := must(ParseRing(data))
+		if !bytes.Equal(ring.TLS.Cert, test.want) {
+			t.Errorf("%s: read:\n%s", name, ring.TLS.Cert)
+		}
+		ring.Signing = ring.TLS
+		err := ring.WriteTo(data)
+		if again := must(ParseRing(data)); err != nil || !again.TLS.Equal(again.Signing) {
+			t.Errorf("%s: what is written looks like an edit: %+v, error %v", name, again, err)
+		}
+		if _, kept := data[rootsKey]; kept != test.kept {
+			t.Errorf("%s: ca.crt is kept: %t", name, kept)
+		}
+		unguarded := must(ca.Load(data["tls.crt"], data["tls.key"], data[rootsKey]))
+		guarded := must(ring.Signing.Load())
+		if !unguarded.Certificate().Equal(test.signs.cert) || !guarded.Certificate().Equal(test.signs.cert) {
+			t.Errorf("%s: %s signs without a guard, %s with a guard", name, unguarded.KeyID(), guarded.KeyID())
+		}
+		if _, err := guarded.WithChain(ca.WithRoot); (err == nil) != test.complete {
+			t.Errorf("%s: its chain to the root: error %v", name, err)
+		}
+
+		// A rotation removes an earlier ca.crt.
+		ring.TLS = Pair{other.pem, other.keyPEM}
+		_ = must(ring, ring.WriteTo(data))
+		if _, err := ca.Load(data["tls.crt"], data["tls.key"], data[rootsKey]); err != nil {
+			t.Errorf("%s: after a rotation, without a guard: %v", name, err)
+		}
+	}
+}
+
+// FuzzRing checks that a written Ring is read again unchanged, that foreign keys of the Secret stay, that a removed pair
+// leaves no byte, and that a reader without a guard accepts each pair that it accepted before. recipe selects the CA in
+// tls.crt, so that no corpus holds a key.
+func FuzzRing(f *testing.F) {
+	root, otherLink := newLink("root", nil), newLink("other", nil)
+	below, self := newLink("below", root), newLink("below", nil)
+	other := Pair{otherLink.pem, otherLink.keyPEM}
+	garbage := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1}})
+	parts := [][]byte{below.pem, below.keyPEM, root.pem, self.pem, other.Cert, other.Key, []byte("text"), garbage}
+	cook := func(recipe []byte) (all []byte) {
+		for _, choice := range recipe[:min(len(recipe), 8)] {
+			all = append(all, parts[int(choice)%len(parts)]...)
+		}
+		return all
+	}
+	permit := []byte(`{"authority":"a","signers":["b"],"lifetimeCap":5}`)
+	f.Add([]byte{0}, []byte{1}, []byte{2}, []byte("sc"), []byte("sk"), []byte("cc"), permit, "other")
+	f.Add([]byte{0, 2}, []byte{1}, []byte{2, 3}, []byte(nil), []byte(nil), []byte(nil), []byte(nil), "ca.crt.old")
+	f.Add([]byte{3}, []byte{1}, []byte{4}, []byte("x"), []byte(nil), []byte("y"), []byte("{}"), "")
+	f.Add([]byte{4, 7}, []byte{5}, []byte{6, 7}, []byte(nil), []byte(nil), []byte(nil), []byte("null"), "a")
+	f.Fuzz(func(t *testing.T, cert, key, roots, signing, signingSecret, candidate, permit []byte, foreign string) {
+		data := map[string][]byte{
+			"tls.crt": cook(cert), "tls.key": cook(key), "ca.crt": cook(roots), "signing.crt": signing, "signing.key": signingSecret,
+			"candidate.crt": candidate, "retiring.key": signingSecret, "authority.json": permit,
+		}
+		if _, ours := data[foreign]; ours || foreign == "candidate.key" || foreign == "retiring.crt" {
+			return
+		}
+		data[foreign] = []byte("kept")
+		ring, err := ParseRing(data)
+		if err != nil {
+			return
+		}
+		written := maps.Clone(data)
+		if err := ring.WriteTo(written); err != nil {
+			t.Fatal(err)
+		}
+		checkWritten(t, ring, written, foreign)
+		before, errBefore := ca.Load(data["tls.crt"], data["tls.key"], data["ca.crt"])
+		after, errAfter := ca.Load(written["tls.crt"], written["tls.key"], written["ca.crt"])
+		if errBefore == nil && (errAfter != nil || !bytes.Equal(before.CertificatePEM(), after.CertificatePEM())) {
+			t.Errorf("a reader had %v, and has %v, %v", before.KeyID(), after, errAfter)
+		}
+		ring.TLS = other
+		if err := ring.WriteTo(written); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ca.Load(written["tls.crt"], written["tls.key"], written["ca.crt"]); err != nil {
+			t.Errorf("a reader refuses a new CA: %v", err)
+		}
+		ring.Candidate, ring.Retiring, ring.Signing, ring.Permit = Pair{}, Pair{}, Pair{}, Permit{}
+		if err := ring.WriteTo(written); err != nil {
+			t.Fatal(err)
+		}
+		left := slices.DeleteFunc(slices.Sorted(maps.Keys(written)), func(name string) bool {
+			return name == foreign || name == "tls.crt" || name == "tls.key" || name == "ca.crt"
+		})
+		if len(left) > 0 {
+			t.Errorf("a removed pair leaves %q", left)
+		}
+	})
+}
+
+// checkWritten reads what ring has written, and writes it again.
+func checkWritten(t *testing.T, ring Ring, written map[string][]byte, foreign string) {
+	t.Helper()
+	read, err := ParseRing(written)
+	if err != nil {
+		t.Fatalf("what was written can't be read: %v", err)
+	}
+	if !read.TLS.Equal(ring.TLS) || !read.Signing.Equal(ring.Signing) || !read.Candidate.Equal(ring.Candidate) || !read.Retiring.Equal(ring.Retiring) {
+		t.Errorf("wrote %+v, and read %+v", ring, read)
+	}
+	if ring.Permit.Authority != "" && !read.Permit.Equal(ring.Permit) || ring.Permit.Authority == "" && !read.Permit.Equal(Permit{}) {
+		t.Errorf("wrote the permit %+v, and read %+v", ring.Permit, read.Permit)
+	}
+	if string(written[foreign]) != "kept" {
+		t.Errorf("the key %q is lost", foreign)
+	}
+	again := maps.Clone(written)
+	if err := read.WriteTo(again); err != nil || !maps.EqualFunc(written, again, bytes.Equal) {
+		t.Errorf("a second write changes the Secret, error %v", err)
 	}
 }

@@ -7,42 +7,36 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 )
 
-var (
-	secret        = Secret{Namespace: "ns", Name: "ca"}
-	guardedSecret = Guarded{Secret: secret}
-)
-
-const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
-
-// ringSecret returns a Secret as a rotation writes it: signing signs for kubeletClient. change may add a candidate or
-// a retiring pair.
-func ringSecret(t testing.TB, signing root, change ...func(*Ring)) *corev1.Secret {
-	t.Helper()
+// ringSecret returns a Secret as a rotation writes it: signing signs for kubeletClient, unless change says otherwise.
+func ringSecret(signing Pair, change ...func(*Ring)) *corev1.Secret {
 	ring := Ring{
-		Signing: Pair{Cert: signing.cert, Key: signing.key}, TLS: Pair{Cert: []byte("tls.crt"), Key: []byte("tls.key")},
+		Signing: signing, TLS: Pair{Cert: []byte("tls.crt"), Key: []byte("tls.key")},
 		Permit: Permit{Authority: "cluster", Signers: []string{kubeletClient}},
 	}
 	for _, each := range change {
 		each(&ring)
 	}
 	secret := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{}}
-	if err := ring.WriteTo(secret.Data); err != nil {
-		t.Fatal(err)
-	}
+	_ = must(secret, ring.WriteTo(secret.Data))
 	return secret
 }
 
-// allowed returns the key and the cap with which pair may sign for signerName at now, or the reason why it may not.
-func allowed(pair *KeyPair, signerName string) string {
-	authority, longest, err := pair.AuthorityFor(signerName, now)
+// broken returns a Secret of which half is written.
+func broken(signing Pair) *corev1.Secret {
+	secret := ringSecret(signing)
+	secret.Data["authority.json"] = []byte("{")
+	return secret
+}
+
+// allowed returns the key and the cap with which w may sign for signerName at now, or the reason why it may not.
+func (w *world) allowed(signerName string) string {
+	authority, longest, err := w.AuthorityFor(signerName, now)
 	if err == nil {
 		return fmt.Sprintf("%s %s", authority.KeyID(), longest)
 	}
@@ -51,50 +45,47 @@ func allowed(pair *KeyPair, signerName string) string {
 	return unavailable.Reason + ": " + unavailable.Message
 }
 
+// TestGuarded checks which pair of a Secret that is rotated signs, and for whom.
 func TestGuarded(t *testing.T) {
 	t.Parallel()
-	pair, _, recorder := newPair(guardedSecret)
-	one, two := newRoot(t, 24*time.Hour), newRoot(t, 48*time.Hour)
-	oneID, twoID := keyID(t, one), keyID(t, two)
-	woken := pair.Subscribe()
-	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by the verifiers of certificates of signer kubernetes.io/kubelet-serving: " +
-		"that signer must be in spec.signers of its SigningAuthority cluster before the CA begins to sign"
-	noPair := func(r *Ring) { r.Signing = Pair{} }
+	w := newWorld(guardedSecret)
+	one, two := newRoot(day), newRoot(2*day)
+	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by the verifiers of certificates of signer " +
+		"kubernetes.io/kubelet-serving: that signer must be in spec.signers of its SigningAuthority cluster before the CA begins to sign"
+	const none = "CANotProven: Secret ns/ca holds no CA yet that its verifiers are proven to trust: " +
+		"kubectl get signingauthorities -o wide shows what it waits for"
+	candidate := func(r *Ring) { r.Candidate = one.pair() }
 	capped := func(r *Ring) { r.Permit.LifetimeCap = time.Hour }
 	both := func(r *Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }
-	const none = "CANotProven: Secret ns/ca holds no CA yet that its verifiers are proven to trust: kubectl get signingauthorities -o wide shows what it waits for"
-	broken := ringSecret(t, two)
-	broken.Data["authority.json"] = []byte("{")
+	wish := func(r *Ring) { r.TLS = two.pair() }
+	mixed := Pair{Cert: two.cert, Key: one.key}
 	for _, step := range []struct {
 		what            string
 		secret          *corev1.Secret
 		client, serving string
-		events          int
+		told            string // the reason of the only Event
 		wakes           bool
 	}{
-		{"a Secret as anybody makes it", &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": one.cert, "tls.key": one.key}}, none, none, 1, false},
-		{"a candidate alone", ringSecret(t, one, noPair, func(r *Ring) { r.Candidate = Pair{Cert: one.cert, Key: one.key} }), none, none, 0, false},
-		{"one that signs", ringSecret(t, one), oneID + " 0s", unproven, 1, true},
-		{"the same", ringSecret(t, one), oneID + " 0s", unproven, 0, false},
-		{"a wish of its owner", ringSecret(t, one, func(r *Ring) { r.TLS = Pair{Cert: two.cert, Key: two.key} }), oneID + " 0s", unproven, 0, false},
-		{"for shorter", ringSecret(t, one, capped), oneID + " 1h0m0s", unproven, 0, true},
-		{"half a Secret", broken, oneID + " 1h0m0s", unproven, 1, false},
-		{"for another signer, with a pair that can't be used", ringSecret(t, root{two.cert, one.key}, both), oneID + " 1h0m0s", unproven, 1, false},
-		{"the switch", ringSecret(t, two, both), twoID + " 0s", twoID + " 0s", 1, true},
-		{"the pair goes", ringSecret(t, two, noPair), twoID + " 0s", twoID + " 0s", 1, false},
+		{"a Secret as anybody makes it", tlsSecret(one), none, none, "CANotProven", false},
+		{"a candidate alone", ringSecret(Pair{}, candidate), none, none, "", false},
+		{"one that signs", ringSecret(one.pair()), one.id + " 0s", unproven, "CALoaded", true},
+		{"the same", ringSecret(one.pair()), one.id + " 0s", unproven, "", false},
+		{"a wish of its owner", ringSecret(one.pair(), wish), one.id + " 0s", unproven, "", false},
+		{"for shorter", ringSecret(one.pair(), capped), one.id + " 1h0m0s", unproven, "", true},
+		{"half a Secret", broken(two.pair()), one.id + " 1h0m0s", unproven, "CAInvalid", false},
+		{"for another signer, with a pair that can't be used", ringSecret(mixed, both), one.id + " 1h0m0s", unproven, "CAInvalid", false},
+		{"the switch", ringSecret(two.pair(), both), two.id + " 0s", two.id + " 0s", "CALoaded", true},
+		{"the pair goes", ringSecret(Pair{}), two.id + " 0s", two.id + " 0s", "CANotProven", false},
 	} {
-		pair.Offer(step.secret)
-		if diff := cmp.Diff([]string{step.client, step.serving}, []string{allowed(pair, kubeletClient), allowed(pair, kubeletServing)}); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.what, diff)
+		w.Offer(step.secret)
+		told := ""
+		if told = w.told(); told != "" {
+			told = strings.Fields(told)[1]
 		}
-		if got := taken(recorder); len(got) != step.events {
-			t.Errorf("%s: Events %q", step.what, got)
+		if told != step.told {
+			t.Errorf("%s: told %s, want %s", step.what, told, step.told)
 		}
-		if wakes := len(woken) > 0; wakes != step.wakes {
-			t.Errorf("%s: wakes %t", step.what, wakes)
-		} else if wakes {
-			<-woken
-		}
+		w.check(t, step.what, w.allowed(kubeletClient)+w.allowed(kubeletServing), step.client+step.serving, "", step.wakes)
 	}
 }
 
@@ -102,36 +93,33 @@ func TestGuarded(t *testing.T) {
 // its own version takes. A Deployment keeps the old leader until the new replica is ready.
 func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 	t.Parallel()
-	good := newRoot(t, 24*time.Hour)
-	plain := &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": good.cert, "tls.key": good.key}}
-	broken := ringSecret(t, good)
-	broken.Data["authority.json"] = []byte("{")
+	good := newRoot(day)
+	opaque := &corev1.Secret{Type: corev1.SecretTypeOpaque}
+	unchanged := func(*KeyPair) {}
 	made := func(k *KeyPair) { k.Create = &Creation{} }
+	notMade := func(k *KeyPair) {
+		made(k)
+		k.notCreated(errors.New("forbidden"))
+	}
 	for name, test := range map[string]struct {
-		source Source // nil means secret
+		source Source
 		change func(*KeyPair)
 		secret *corev1.Secret // nil means that it does not exist
 		want   string         // empty means ready
 	}{
-		"the Secret is of another type":                 {secret: &corev1.Secret{Type: corev1.SecretTypeOpaque}, want: "has type"},
-		"the Secret is the operator's":                  {want: "create it"},
-		"the Secret is the leader's to create":          {change: made},
-		"the leader can't create it":                    {change: func(k *KeyPair) { made(k); k.notCreated(errors.New("forbidden")) }, want: "forbidden"},
-		"rotation: the Secret is the leader's":          {source: guardedSecret},
-		"rotation: no leader has proven the CA yet":     {source: guardedSecret, secret: plain},
-		"rotation: the pair is proven":                  {source: guardedSecret, secret: ringSecret(t, good)},
-		"rotation: what the Secret holds can't be used": {source: guardedSecret, secret: broken, want: "can't be used"},
+		"the Secret is of another type":                 {secret, unchanged, opaque, "has type"},
+		"the Secret is the operator's":                  {secret, unchanged, nil, "create it"},
+		"the Secret is the leader's to create":          {secret, made, nil, ""},
+		"the leader can't create it":                    {secret, notMade, nil, "forbidden"},
+		"rotation: the Secret is the leader's":          {guardedSecret, unchanged, nil, ""},
+		"rotation: no leader has proven the CA yet":     {guardedSecret, unchanged, tlsSecret(good), ""},
+		"rotation: the pair is proven":                  {guardedSecret, unchanged, ringSecret(good.pair()), ""},
+		"rotation: what the Secret holds can't be used": {guardedSecret, unchanged, broken(good.pair()), "can't be used"},
 	} {
-		source := test.source
-		if source == nil {
-			source = secret
-		}
-		pair, _, _ := newPair(source)
-		if test.change != nil {
-			test.change(pair)
-		}
-		pair.Offer(test.secret)
-		if got := fmt.Sprint(pair.Ready(now)); test.want == "" && got != "<nil>" || !strings.Contains(got, test.want) {
+		w := newWorld(test.source)
+		test.change(w.KeyPair)
+		w.Offer(test.secret)
+		if got := fmt.Sprint(w.Ready(now)); test.want == "" && got != "<nil>" || !strings.Contains(got, test.want) {
 			t.Errorf("%s: ready says %s, want %q", name, got, test.want)
 		}
 	}
@@ -141,48 +129,41 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 // is withdrawn. A right that has been missing since the start is reported.
 func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 	t.Parallel()
-	pair, _, _ := newPair(secret)
-	good := newRoot(t, 24*time.Hour)
-	w := &secretWatch{name: secret, pair: pair}
-	w.secret = &informer.Informer[*corev1.Secret]{OnFailure: w.fail}
-	says := func(what, want string) {
-		t.Helper()
-		got := "signs"
-		if _, err := pair.Authority(now); err != nil {
-			got = err.Error()
+	w, good := newWorld(secret), newRoot(day)
+	watch := &secretWatch{name: secret, pair: w.KeyPair}
+	watch.secret = &informer.Informer[*corev1.Secret]{OnFailure: watch.fail}
+	stored := tlsSecret(good)
+	stored.Namespace, stored.Name, stored.UID = "ns", "ca", "1"
+	down, forbidden := errors.New("down"), apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right to list"))
+	const unread = "CAMissing: Secret ns/ca has not been read yet"
+	const deleted = "Secret ns/ca does not exist: create it with type kubernetes.io/tls"
+	for _, step := range []struct {
+		what    string
+		read    func()
+		want    string
+		problem string // that is reported
+	}{
+		{"before it is read", func() {}, unread, ""},
+		{"without an API server", func() { watch.secret.Fake(down) }, unread, ""},
+		{"without the right", func() { watch.secret.Fake(forbidden) },
+			`CAMissing: Secret ns/ca can't be read: secrets "ca" is forbidden: no right to list`,
+			`Secret ns/ca can't be read: secrets "ca" is forbidden: no right to list`},
+		{"once it is read", func() { watch.secret.Fake(nil, stored) }, good.id, ""},
+		{"and the API server goes", func() { watch.secret.Fake(down) }, good.id, ""},
+		{"and the right", func() { watch.secret.Fake(forbidden) }, good.id, ""},
+		{"when it is deleted", func() { watch.secret.Fake(nil) }, good.id, deleted},
+	} {
+		step.read()
+		watch.observe()
+		problem := ""
+		if state := w.value.State(); state.Problem != nil {
+			problem = state.Problem.Error()
 		}
-		if got != want {
-			t.Errorf("%s: %s, want %s", what, got, want)
+		if got := w.state(now); got != step.want || problem != step.problem {
+			t.Errorf("%s: %s, problem %q, want %s", step.what, got, problem, step.want)
 		}
-	}
-	forbidden := apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right to list"))
-	w.observe()
-	says("before it is read", "Secret ns/ca has not been read yet")
-	w.secret.Fake(errors.New("down"))
-	says("without an API server", "Secret ns/ca has not been read yet")
-	w.secret.Fake(forbidden)
-	says("without the right", `Secret ns/ca can't be read: secrets "ca" is forbidden: no right to list`)
-	w.secret.Fake(nil, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca", UID: "1"}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{"tls.crt": good.cert, "tls.key": good.key},
-	})
-	w.observe()
-	says("once it is read", "signs")
-	if object, ok := pair.object.(*corev1.Secret); !ok || object.UID != "1" || len(object.Data) > 0 {
-		t.Errorf("Events are about %v", pair.object)
-	}
-	for _, err := range []error{errors.New("down"), forbidden} {
-		w.secret.Fake(err)
-		w.observe()
-		says(err.Error(), "signs")
-		if problem := pair.value.State().Problem; problem != nil {
-			t.Errorf("%v: reported %v", err, problem)
+		if object := w.object.(*corev1.Secret); (object.UID == "1") != (problem == "" && step.want == good.id) || len(object.Data) > 0 {
+			t.Errorf("%s: Events are about %v", step.what, object)
 		}
-	}
-	w.secret.Fake(nil)
-	w.observe()
-	problem := pair.value.State().Problem
-	if problem == nil || problem.Error() != "Secret ns/ca does not exist: create it with type kubernetes.io/tls" {
-		t.Errorf("when it is deleted: %v", problem)
 	}
 }
