@@ -2,6 +2,7 @@ package csr_test
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -9,9 +10,13 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"errors"
 	"fmt"
+	"math/big"
 	"net"
 	"net/url"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -23,37 +28,38 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
+// BenchmarkParse parses a kubelet's request and verifies its signature.
+func BenchmarkParse(b *testing.B) {
+	for obj := object(); b.Loop(); {
+		if err := must(csr.Parse(obj)).CheckSignature(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// TestParse compares the whole request. Nothing of it is dropped.
 func TestParse(t *testing.T) {
 	t.Parallel()
 	uri := must(url.Parse("spiffe://example.com/a"))
-	seconds := int32(3600)
-	got := parse(t, func(obj *certificatesv1.CertificateSigningRequest) {
-		obj.Spec.Request = block("CERTIFICATE REQUEST", der(t, &x509.CertificateRequest{
-			Subject: pkix.Name{
-				Country: []string{"DE"}, Province: []string{"BE"}, Locality: []string{"Berlin"}, StreetAddress: []string{"Weg 1"}, PostalCode: []string{"1"},
-				Organization: []string{"b", "a"}, OrganizationalUnit: []string{"u"}, CommonName: "name", SerialNumber: "7",
-			},
-			DNSNames: []string{"a.example.com"}, EmailAddresses: []string{"a@example.com"},
-			IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}, URIs: []*url.URL{uri},
-		}))
-		obj.Spec.Usages = []certificatesv1.KeyUsage{"server auth", "key encipherment", "nonsense", "client auth"}
-		obj.Spec.ExpirationSeconds = &seconds
-	})
+	subject := pkix.Name{
+		Country: []string{"DE"}, Province: []string{"BE"}, Locality: []string{"Berlin"}, StreetAddress: []string{"Weg 1"}, PostalCode: []string{"1"},
+		Organization: []string{"a", "b"}, OrganizationalUnit: []string{"u"}, CommonName: "name", SerialNumber: "7",
+	}
+	seconds, asked := int32(3600), []usage{"server auth", "key encipherment", "nonsense", "client auth"}
+	got := parse(withRequest(der(&x509.CertificateRequest{
+		Subject: subject, DNSNames: []string{"a.example.com"}, EmailAddresses: []string{"a@example.com"},
+		IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}, URIs: []*url.URL{uri},
+	})), func(obj *request) { obj.Spec.Usages, obj.Spec.ExpirationSeconds = asked, &seconds })
 	want := &csr.Request{
 		Name: "csr-1", UID: "uid-1", SignerName: "kubernetes.io/kube-apiserver-client-kubelet", Created: now,
 		Requester: csr.Requester{
 			Username: "system:bootstrap:abcdef", UID: "user-uid", Groups: []string{"system:bootstrappers", "system:authenticated"},
 			Extra: map[string]certificatesv1.ExtraValue{"key": {"a", "b"}},
 		},
-		Usages:        []certificatesv1.KeyUsage{"server auth", "key encipherment", "nonsense", "client auth"},
-		UnknownUsages: []certificatesv1.KeyUsage{"nonsense"},
+		Usages:        asked,
+		UnknownUsages: []usage{"nonsense"},
 		Cert: ca.Request{
-			PublicKey: leafKey().Public(),
-			Subject: pkix.Name{
-				Country: []string{"DE"}, Province: []string{"BE"}, Locality: []string{"Berlin"}, StreetAddress: []string{"Weg 1"}, PostalCode: []string{"1"},
-				Organization: []string{"a", "b"}, OrganizationalUnit: []string{"u"}, CommonName: "name", SerialNumber: "7",
-			},
-			DNSNames: []string{"a.example.com"}, EmailAddresses: []string{"a@example.com"},
+			PublicKey: leafKey().Public(), Subject: subject, DNSNames: []string{"a.example.com"}, EmailAddresses: []string{"a@example.com"},
 			IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1).To4()}, URIs: []*url.URL{uri},
 			KeyUsage:    x509.KeyUsageKeyEncipherment,
 			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -72,113 +78,459 @@ func TestParse(t *testing.T) {
 	}
 }
 
+// TestParseLifetime checks the requested lifetime. Without one it is zero.
 func TestParseLifetime(t *testing.T) {
 	t.Parallel()
 	for seconds, want := range map[int32]time.Duration{600: 10 * time.Minute, 1: time.Second, 0: 1, -1: -time.Second, 1e9: 1e9 * time.Second} {
-		got := parse(t, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.ExpirationSeconds = &seconds })
-		if got.Cert.Lifetime != want {
-			t.Errorf("%d seconds became %s", seconds, got.Cert.Lifetime)
+		if got := parse(func(obj *request) { obj.Spec.ExpirationSeconds = &seconds }).Cert.Lifetime; got != want {
+			t.Errorf("%d seconds became %s", seconds, got)
 		}
 	}
-	if got := parse(t).Cert.Lifetime; got != 0 {
+	if got := parse().Cert.Lifetime; got != 0 {
 		t.Errorf("no wish became %s", got)
 	}
 }
 
+// TestParsePEM checks that only the first PEM block of spec.request counts, and why it can't be read.
 func TestParsePEM(t *testing.T) {
 	t.Parallel()
-	good := block("CERTIFICATE REQUEST", der(t, nodeRequest()))
-	other := nodeRequest()
+	const kind = "CERTIFICATE REQUEST"
+	request := der(nodeRequest())
+	good := block(kind, request)
+	after := func(first []byte, more ...[]byte) []byte { return append(bytes.Clone(first), bytes.Join(more, nil)...) }
+	other, badSAN := nodeRequest(), nodeRequest()
 	other.Subject.CommonName = "system:node:b"
-	second := block("CERTIFICATE REQUEST", der(t, other))
-	badSAN := nodeRequest()
-	badSAN.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: []byte{4, 1, 0}}}
+	badSAN.ExtraExtensions = []pkix.Extension{{Id: oidSAN, Value: []byte{4, 1, 0}}}
 	const noPEM = "spec.request is not a PEM block of type CERTIFICATE REQUEST"
 	const noRequest = "spec.request is not a valid PKCS#10 request: "
-
 	for name, test := range map[string]struct {
 		data []byte
 		err  string
 	}{
-		"valid":                  {data: good},
-		"text before":            {data: append([]byte("Certificate Request:\n  Data:\n"), good...)},
-		"text after":             {data: append(bytes.Clone(good), "garbage"...)},
-		"a second request after": {data: append(bytes.Clone(good), second...)},
-		"a broken request after": {data: append(bytes.Clone(good), block("CERTIFICATE REQUEST", []byte("broken"))...)},
-		"another kind after":     {data: append(bytes.Clone(good), block("PRIVATE KEY", []byte("secret"))...)},
-		"CRLF line ends":         {data: bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))},
-		"no newline at the end":  {data: bytes.TrimSpace(good)},
-		"headers":                {data: bytes.Replace(good, []byte("REQUEST-----\n"), []byte("REQUEST-----\nComment: none\n\n"), 1)},
+		"valid":                  {good, ""},
+		"text before":            {after([]byte("Certificate Request:\n  Data:\n"), good), ""},
+		"text after":             {after(good, []byte("garbage")), ""},
+		"a second request after": {after(good, block(kind, der(other))), ""},
+		"a broken request after": {after(good, block(kind, []byte("broken"))), ""},
+		"another kind after":     {after(good, block("PRIVATE KEY", []byte("secret"))), ""},
+		"CRLF line ends":         {bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n")), ""},
+		"no newline at the end":  {bytes.TrimSpace(good), ""},
+		"headers":                {bytes.Replace(good, []byte("REQUEST-----\n"), []byte("REQUEST-----\nComment: none\n\n"), 1), ""},
 
-		"nothing":              {err: noPEM},
-		"no PEM":               {data: []byte("hello"), err: noPEM},
-		"DER":                  {data: der(t, nodeRequest()), err: noPEM},
-		"a certificate":        {data: block("CERTIFICATE", der(t, nodeRequest())), err: noPEM},
-		"OpenSSL's old type":   {data: block("NEW CERTIFICATE REQUEST", der(t, nodeRequest())), err: noPEM},
-		"another kind before":  {data: append(block("PRIVATE KEY", []byte("secret")), good...), err: noPEM},
-		"cut in the middle":    {data: good[:len(good)/2], err: noPEM},
-		"empty block":          {data: block("CERTIFICATE REQUEST", nil), err: noRequest + "asn1: syntax error: sequence truncated"},
-		"no DER":               {data: block("CERTIFICATE REQUEST", []byte{0x30, 0x80}), err: noRequest + "asn1: syntax error: indefinite length found (not DER)"},
-		"cut DER":              {data: block("CERTIFICATE REQUEST", der(t, nodeRequest())[:40]), err: noRequest + "asn1: syntax error: data truncated"},
-		"bytes after the DER":  {data: block("CERTIFICATE REQUEST", append(der(t, nodeRequest()), 0)), err: noRequest + "asn1: syntax error: trailing data"},
-		"broken SAN extension": {data: block("CERTIFICATE REQUEST", der(t, badSAN)), err: noRequest + "x509: invalid subject alternative names"},
+		"nothing":              {nil, noPEM},
+		"no PEM":               {[]byte("hello"), noPEM},
+		"DER":                  {request, noPEM},
+		"a certificate":        {block("CERTIFICATE", request), noPEM},
+		"OpenSSL's old type":   {block("NEW CERTIFICATE REQUEST", request), noPEM},
+		"another kind before":  {after(block("PRIVATE KEY", []byte("secret")), good), noPEM},
+		"cut in the middle":    {good[:len(good)/2], noPEM},
+		"empty block":          {block(kind, nil), noRequest + "asn1: syntax error: sequence truncated"},
+		"no DER":               {block(kind, []byte{0x30, 0x80}), noRequest + "asn1: syntax error: indefinite length found (not DER)"},
+		"cut DER":              {block(kind, request[:40]), noRequest + "asn1: syntax error: data truncated"},
+		"bytes after the DER":  {block(kind, after(request, []byte{0})), noRequest + "asn1: syntax error: trailing data"},
+		"broken SAN extension": {block(kind, der(badSAN)), noRequest + "x509: invalid subject alternative names"},
+		"an extension twice": {block(kind, derOf(dnsNames(1), dnsNames(1))),
+			noRequest + "x509: certificate request contains duplicate requested extensions"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			req, err := csr.Parse(object(t, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Request = test.data }))
-			if diff := cmp.Diff(test.err, errorText(err)); diff != "" {
-				t.Fatalf("error (-want +got):\n%s", diff)
-			}
-			if err == nil && req.Cert.Subject.CommonName != "system:node:a" {
-				t.Errorf("read %q, want the first block", req.Cert.Subject.CommonName)
-			}
-		})
+		req, err := csr.Parse(object(payload(test.data)))
+		var refused *csr.Refused
+		if errorText(err) != test.err || err != nil && (!errors.As(err, &refused) || refused.Reason != "Malformed") {
+			t.Errorf("%s: error %v, want %q", name, err, test.err)
+		}
+		if err == nil && req.Cert.Subject.CommonName != "system:node:a" {
+			t.Errorf("%s: read %q, want the first block", name, req.Cert.Subject.CommonName)
+		}
 	}
 }
 
-// A request of the maximum size that fits into an object is parsed in far less time than a worker has.
-func TestParseHugeRequest(t *testing.T) {
+// TestNodeOf checks the node in the subject of a request.
+func TestNodeOf(t *testing.T) {
 	t.Parallel()
-	template := nodeRequest()
-	for i := range 10_000 {
-		template.DNSNames = append(template.DNSNames, fmt.Sprintf("host-%d.example.com", i))
+	common := func(name string) edit {
+		return withRequest(der(&x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}))
 	}
-	obj := object(t, withRequest(der(t, template)))
-	began := time.Now()
-	req, err := csr.Limits{RequestBytes: 1 << 20, DERBytes: 1 << 20, Names: 10_000}.Parse(obj)
-	if took := time.Since(began); err != nil || took > 20*time.Second || len(req.Cert.DNSNames) != 10_000 {
-		t.Errorf("it took %s: %v", took, err)
-	}
-	lines := append(bytes.Repeat([]byte("-----BEGIN x-----\n"), 20_000), object(t).Spec.Request...)
-	began = time.Now()
-	_, _ = csr.Limits{RequestBytes: 1 << 20}.Parse(object(t, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Request = lines }))
-	if took := time.Since(began); took > 20*time.Second {
-		t.Errorf("text that looks like PEM took %s", took)
+	denied := func(obj *request) { *obj = *transformed(csr.Trim{}, object(conditions("Denied"))) }
+	for name, test := range map[string]struct {
+		limits csr.Limits
+		change edit
+		want   string
+	}{
+		"a node":                    {csr.Limits{}, common("system:node:b"), "b"},
+		"no node":                   {csr.Limits{}, common("alice"), ""},
+		"a node without a name":     {csr.Limits{}, common("system:node:"), ""},
+		"a payload above the limit": {csr.Limits{RequestBytes: 100}, common("system:node:b"), ""},
+		"no PEM":                    {csr.Limits{}, payload([]byte("x")), ""},
+		"finished and trimmed":      {csr.Limits{}, denied, ""},
+	} {
+		if got := test.limits.NodeOf(object(test.change)); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
 	}
 }
 
+// TestKeyIn checks whether a certificate is for the key of the request.
 func TestKeyIn(t *testing.T) {
 	t.Parallel()
-	other := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	for want, key := range map[bool]any{true: leafKey().Public(), false: other.Public()} {
-		if got := parse(t).KeyIn(&x509.Certificate{PublicKey: key}); got != want {
+	other := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)).Public()
+	for key, want := range map[any]bool{leafKey().Public(): true, other: false, nil: false} {
+		if got := parse().KeyIn(&x509.Certificate{PublicKey: key}); got != want {
 			t.Errorf("%t, want %t", got, want)
 		}
 	}
-	if parse(t).KeyIn(&x509.Certificate{}) {
-		t.Error("a key of an unknown kind is the request's")
+}
+
+// TestCheckSignature changes a request after it was signed. A signature with SHA-1 counts: it only proves possession of the
+// key.
+func TestCheckSignature(t *testing.T) {
+	t.Parallel()
+	good := der(nodeRequest())
+	renamed := bytes.Replace(good, []byte("system:node:a"), []byte("system:node:b"), 1)
+	for want, data := range map[string][]byte{
+		"": good,
+		"the signature in spec.request does not match its public key: x509: ECDSA verification failure": renamed,
+	} {
+		if err := parse(withRequest(data)).CheckSignature(); errorText(err) != want {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	if err := parse(withRequest(signedWith(crypto.SHA1))).CheckSignature(); err != nil {
+		t.Errorf("SHA-1: %v", err)
 	}
 }
 
-func TestCheckSignature(t *testing.T) {
-	t.Parallel()
-	good := der(t, nodeRequest())
-	if err := parse(t, withRequest(good)).CheckSignature(); err != nil {
-		t.Errorf("a good signature: %v", err)
+// TestPanicOfTheParserIsAnError checks that the error is not final. Informers call the parser in goroutines that do not
+// recover, where a panic would end the process.
+//
+//nolint:paralleltest // it replaces the parser of the whole package
+func TestPanicOfTheParserIsAnError(t *testing.T) {
+	defer csr.ReplaceParser(func([]byte) (*x509.CertificateRequest, error) { panic("index out of range") })()
+	req, err := csr.Parse(object())
+	var refused *csr.Refused
+	if req != nil || errorText(err) != "read spec.request of csr-1: panic: index out of range" || errors.As(err, &refused) {
+		t.Errorf("request %v, error %v: want an error that is not final", req, err)
 	}
-	renamed := bytes.Replace(good, []byte("system:node:a"), []byte("system:node:b"), 1)
-	const want = "the signature in spec.request does not match its public key: x509: ECDSA verification failure"
-	if err := parse(t, withRequest(renamed)).CheckSignature(); errorText(err) != want {
-		t.Errorf("a request that was changed after it was signed: %v", err)
+}
+
+// units returns count organizational units.
+func units(count int, value string) []pkix.AttributeTypeAndValue {
+	return slices.Repeat([]pkix.AttributeTypeAndValue{attr(oidUnit, value)}, count)
+}
+
+func dnsNames(count int) change {
+	return names(slices.Repeat([]asn1.RawValue{generalName(2, false, []byte("a"))}, count)...)
+}
+
+// unknownExtensions requests count unknown extensions in one attribute.
+func unknownExtensions(count int) change {
+	var all []pkix.Extension
+	for i := range count {
+		all = append(all, pkix.Extension{Id: asn1.ObjectIdentifier{1, 3, 6, 1, i}, Value: []byte{5, 0}})
+	}
+	return extensions(all...)
+}
+
+// key replaces the key by one that need not exist. The signature does not match it.
+func key(parameters asn1.RawValue, key []byte, id ...int) change {
+	return func(said *content) {
+		said.PublicKey = raw(struct {
+			Algorithm pkix.AlgorithmIdentifier
+			Key       asn1.BitString
+		}{pkix.AlgorithmIdentifier{Algorithm: id, Parameters: parameters}, asn1.BitString{Bytes: key, BitLength: 8 * len(key)}})
+	}
+}
+
+func rsaKey(bits int, exponent int64) change {
+	public := struct{ N, E *big.Int }{new(big.Int).SetBit(big.NewInt(1), bits-1, 1), big.NewInt(exponent)}
+	return key(asn1.NullRawValue, must(asn1.Marshal(public)), 1, 2, 840, 113549, 1, 1, 1)
+}
+
+// TestParseRefusesBeforeItReads checks each limit, from both sides, and each kind of key.
+func TestParseRefusesBeforeItReads(t *testing.T) {
+	t.Parallel()
+	tooLarge := func(message, setting string) string {
+		return "RequestTooLarge: " + message + " (requestLimits." + setting + ")"
+	}
+	badKey := func(message string) string {
+		return "KeyNotPermitted: " + message + "; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+	}
+	attributes := tooLarge("the subject has more than 256 attributes", "maxSubjectAttributes")
+	thousand := tooLarge("the request asks for more than 1000 names and addresses", "maxNames")
+	three := tooLarge("the request asks for more than 3 names and addresses", "maxNames")
+	hundred := tooLarge("the request holds more than 100 attributes and extensions", "maxExtensions")
+	other := generalName(0, true, must(asn1.Marshal("text")))
+	texts := pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, 3}, Value: must(asn1.Marshal([]string{"a", "b", "c", "d"}))}
+	fourNames := pkix.Extension{Id: oidSAN, Value: must(asn1.Marshal(slices.Repeat([]asn1.RawValue{other}, 4)))}
+	oneRDN := func(said *content) { said.Subject = raw(pkix.RDNSequence{units(257, "u")}) }
+	emptyRDNs := func(said *content) { said.Subject = raw(make(pkix.RDNSequence, 257)) }
+	lists := func(said *content) {
+		lists := raw([]asn1.RawValue{raw(slices.Repeat([]pkix.Extension{texts}, 4))}, "set")
+		said.Attributes = append(said.Attributes, attribute(oidChallenge, lists))
+	}
+	manyAttributes := func(said *content) {
+		said.Attributes = slices.Repeat([]asn1.RawValue{attribute(asn1.ObjectIdentifier{1, 2, 3}, raw([]int{1}, "set"))}, 101)
+	}
+	p224 := func(said *content) {
+		public := must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader)).Public()
+		said.PublicKey = asn1.RawValue{FullBytes: must(x509.MarshalPKIXPublicKey(public))}
+	}
+	secp256k1 := key(raw(asn1.ObjectIdentifier{1, 3, 132, 0, 10}), []byte{4, 1, 1}, 1, 2, 840, 10045, 2, 1)
+	mlDSA := key(asn1.RawValue{}, make([]byte, 1952), 2, 16, 840, 1, 101, 3, 4, 3, 18)
+	dsa := key(raw([]*big.Int{big.NewInt(23), big.NewInt(11), big.NewInt(4)}), must(asn1.Marshal(big.NewInt(3))), 1, 2, 840, 10040, 4, 1)
+	usual := csr.Limits{}
+	for name, test := range map[string]struct {
+		limits csr.Limits
+		change change
+		want   string // empty means that the request is read
+	}{
+		"256 subject attributes":      {usual, subject(units(256, "u")...), ""},
+		"257 subject attributes":      {usual, subject(units(257, "u")...), attributes},
+		"257 attributes in one RDN":   {usual, oneRDN, attributes},
+		"257 empty RDNs":              {usual, emptyRDNs, attributes},
+		"more than 10 are configured": {csr.Limits{SubjectAttributes: 10}, subject(units(11, "u")...), strings.Replace(attributes, "256", "10", 1)},
+		"1000 names":                  {usual, dnsNames(1000), ""},
+		"1001 names":                  {usual, dnsNames(1001), thousand},
+		"1001 names of another kind":  {usual, names(slices.Repeat([]asn1.RawValue{other}, 1001)...), thousand},
+		"names of two attributes":     {csr.Limits{Names: 3}, both(dnsNames(2), dnsNames(2)), three},
+		"texts of another extension":  {csr.Limits{Names: 3}, extensions(texts), ""},
+		"names after an extension":    {csr.Limits{Names: 3}, extensions(texts, fourNames), three},
+		"lists of another attribute":  {csr.Limits{Extensions: 3}, lists, ""},
+		"99 extensions":               {usual, unknownExtensions(99), ""},
+		"100 extensions":              {usual, unknownExtensions(100), hundred},
+		"101 attributes":              {usual, manyAttributes, hundred},
+		"more than 64 KiB of DER": {usual, subject(attr(oidCommonName, strings.Repeat("x", 65<<10))),
+			tooLarge("the PKCS#10 request in spec.request has more than 65536 bytes of DER", "maxDERBytes")},
+		"RSA of 8192 bits":        {usual, rsaKey(8192, 65537), ""},
+		"RSA of 8193 bits":        {usual, rsaKey(8193, 65537), badKey("RSA keys of 8193 bits are not permitted")},
+		"RSA of 65536 bits":       {usual, rsaKey(65536, 65537), badKey("RSA keys of 65536 bits are not permitted")},
+		"RSA of 1024 bits":        {usual, rsaKey(1024, 65537), ""}, // the signer's profile refuses it
+		"RSA with the exponent 1": {usual, rsaKey(2048, 1), badKey("RSA keys with the public exponent 1 are not permitted")},
+		"P-224":                   {usual, p224, badKey("ECDSA keys on the curve P-224 are not permitted")},
+		"secp256k1":               {usual, secp256k1, badKey("the public key can't be read: x509: unsupported elliptic curve")},
+		"ML-DSA-65":               {usual, mlDSA, badKey("the public key can't be read: x509: unknown public key algorithm")},
+		"DSA":                     {usual, dsa, badKey("public keys of type *dsa.PublicKey are not permitted")},
+
+		"too large goes before the key": {usual, both(emptyRDNs, rsaKey(65536, 3)), attributes},
+	} {
+		if got := refusal(test.limits, derOf(test.change)); got != test.want {
+			t.Errorf("%s: %q, want %q", name, got, test.want)
+		}
+	}
+
+	// A request that is exactly as large as a limit is read. Trailing data is found before anything is counted.
+	request := der(nodeRequest())
+	pem := block("CERTIFICATE REQUEST", request)
+	for _, test := range []struct {
+		limits csr.Limits
+		data   []byte
+		want   string
+	}{
+		{csr.Limits{RequestBytes: len(pem)}, request, ""},
+		{csr.Limits{RequestBytes: len(pem) - 1}, request, tooLarge(fmt.Sprintf("spec.request has more than %d bytes", len(pem)-1), "maxRequestBytes")},
+		{csr.Limits{DERBytes: len(request)}, request, ""},
+		{csr.Limits{DERBytes: len(request) - 1}, request,
+			tooLarge(fmt.Sprintf("the PKCS#10 request in spec.request has more than %d bytes of DER", len(request)-1), "maxDERBytes")},
+		{csr.Limits{SubjectAttributes: 1}, append(bytes.Clone(request), 0),
+			"Malformed: spec.request is not a valid PKCS#10 request: asn1: syntax error: trailing data"},
+	} {
+		if got := refusal(test.limits, test.data); got != test.want {
+			t.Errorf("%+v: %q, want %q", test.limits, got, test.want)
+		}
+	}
+}
+
+// refusal returns the reason and message of the final error about a request, or "" if it is read.
+func refusal(limits csr.Limits, der []byte) string {
+	req, err := limits.Parse(object(withRequest(der)))
+	var refused *csr.Refused
+	switch {
+	case errors.As(err, &refused):
+		return refused.Reason + ": " + refused.Message
+	case err != nil || req == nil:
+		return fmt.Sprintf("not final: %v", err)
+	}
+	return ""
+}
+
+// TestParserRunsOnlyWithinTheLimits checks that crypto/x509 never gets a refused request, so its behaviour for oversize
+// input does not matter.
+//
+//nolint:paralleltest // it replaces the parser of the whole package
+func TestParserRunsOnlyWithinTheLimits(t *testing.T) {
+	ran := 0
+	defer csr.ReplaceParser(func(der []byte) (*x509.CertificateRequest, error) {
+		ran++
+		return x509.ParseCertificateRequest(der)
+	})()
+	for _, change := range []change{subject(units(257, "u")...), dnsNames(1001), rsaKey(8193, 65537)} {
+		if got := refusal(csr.Limits{}, derOf(change)); got == "" || ran > 0 {
+			t.Errorf("the parser ran %d times, %q", ran, got)
+		}
+	}
+	if got := refusal(csr.Limits{}, derOf()); got != "" || ran != 1 {
+		t.Errorf("a request within the limits: the parser ran %d times, %q", ran, got)
+	}
+}
+
+// TestCostlyRequestsAreCheap checks that anything that fits into an object is refused, or read and rendered, quickly.
+func TestCostlyRequestsAreCheap(t *testing.T) {
+	t.Parallel()
+	addresses, hosts := nodeRequest(), nodeRequest()
+	for i := range 4000 {
+		addresses.IPAddresses = append(addresses.IPAddresses, net.IPv4(10, 0, byte(i>>8), byte(i)))
+	}
+	for i := range 10_000 {
+		hosts.DNSNames = append(hosts.DNSNames, fmt.Sprintf("host-%d.example.com", i))
+	}
+	large := csr.Limits{RequestBytes: 1 << 20, DERBytes: 1 << 20, Names: 10_000}
+	for name, test := range map[string]struct {
+		limits csr.Limits
+		change edit
+	}{
+		"60,000 organizational units": {csr.Limits{}, withRequest(derOf(subject(units(60_000, "u")...)))},
+		"256 long units":              {csr.Limits{}, withRequest(derOf(subject(units(256, strings.Repeat("\\", 200))...)))},
+		"4,000 addresses":             {csr.Limits{}, withRequest(der(addresses))},
+		"RSA of 500,000 bits":         {csr.Limits{}, withRequest(derOf(rsaKey(500_000, 65537)))},
+		"10,000 names, permitted":     {large, withRequest(der(hosts))},
+		"text that looks like PEM":    {large, payload(append(bytes.Repeat([]byte("-----BEGIN x-----\n"), 20_000), object().Spec.Request...))},
+	} {
+		obj := object(test.change)
+		began := time.Now()
+		for range 10 {
+			req, err := test.limits.Parse(obj)
+			if err == nil {
+				_ = req.SubjectText()
+			}
+			if name == "10,000 names, permitted" && (err != nil || len(req.Cert.DNSNames) != 10_000) {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("%s: ten looks take %s", name, took)
+		}
+	}
+}
+
+var (
+	oidCommonName       = asn1.ObjectIdentifier{2, 5, 4, 3}
+	oidOrganization     = asn1.ObjectIdentifier{2, 5, 4, 10}
+	oidUnit             = asn1.ObjectIdentifier{2, 5, 4, 11}
+	oidEmail            = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 1}
+	oidUserID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
+	oidSAN              = asn1.ObjectIdentifier{2, 5, 29, 17}
+	oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
+	oidKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}
+	oidExtensionRequest = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}
+	oidChallenge        = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 7}
+)
+
+func attr(id asn1.ObjectIdentifier, value any) pkix.AttributeTypeAndValue {
+	return pkix.AttributeTypeAndValue{Type: id, Value: value}
+}
+
+// subject sets a subject with one RDN for each attribute.
+func subject(attributes ...pkix.AttributeTypeAndValue) change {
+	return func(said *content) {
+		var name pkix.RDNSequence
+		for _, attribute := range attributes {
+			name = append(name, pkix.RelativeDistinguishedNameSET{attribute})
+		}
+		said.Subject = raw(name)
+	}
+}
+
+func node(more ...pkix.AttributeTypeAndValue) change {
+	name := []pkix.AttributeTypeAndValue{attr(oidOrganization, "system:nodes"), attr(oidCommonName, "system:node:a")}
+	return subject(append(name, more...)...)
+}
+
+// asking adds an attribute with values, such as a set of lists of extensions.
+func asking(id asn1.ObjectIdentifier, values asn1.RawValue) change {
+	return func(said *content) { said.Attributes = append(said.Attributes, attribute(id, values)) }
+}
+
+func attribute(id asn1.ObjectIdentifier, values asn1.RawValue) asn1.RawValue {
+	return raw(struct {
+		ID     asn1.ObjectIdentifier
+		Values asn1.RawValue
+	}{id, values})
+}
+
+func extensions(wanted ...pkix.Extension) change {
+	return asking(oidExtensionRequest, raw([]asn1.RawValue{raw(wanted)}, "set"))
+}
+
+func names(wanted ...asn1.RawValue) change {
+	return extensions(pkix.Extension{Id: oidSAN, Value: must(asn1.Marshal(wanted))})
+}
+
+func generalName(tag int, compound bool, value []byte) asn1.RawValue {
+	return asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: tag, IsCompound: compound, Bytes: value}
+}
+
+// TestDropped checks which requested content no certificate will hold.
+func TestDropped(t *testing.T) {
+	t.Parallel()
+	dns, text := generalName(2, false, []byte("a.example.com")), must(asn1.Marshal("text"))
+	email, uri, ip := generalName(1, false, []byte("a@b")), generalName(6, false, []byte("urn:a")), generalName(7, false, []byte{10, 0, 0, 1})
+	utf8 := subject(attr(oidOrganization, raw("system:nodes", "utf8")), attr(oidCommonName, raw("system:node:a", "utf8")))
+	san := pkix.Extension{Id: oidSAN, Value: must(asn1.Marshal([]asn1.RawValue{dns}))}
+	isCA := pkix.Extension{Id: oidBasicConstraints, Value: []byte{0x30, 3, 1, 1, 0xff}}
+	critical := isCA
+	critical.Critical = true
+	own := func(last int) pkix.Extension {
+		return pkix.Extension{Id: asn1.ObjectIdentifier{1, 2, last}, Value: []byte{5, 0}}
+	}
+	challenge := asking(oidChallenge, raw([]string{"secret"}, "set"))
+	invalid := func(said *content) { said.Attributes = append(said.Attributes, raw(7)) }
+	twoLists := raw([]asn1.RawValue{raw([]pkix.Extension{san}), raw([]pkix.Extension{isCA})}, "set") // DER orders them: isCA comes first
+	for name, test := range map[string]struct {
+		change change
+		want   string
+	}{
+		"honest":                        {both(), ""},
+		"UTF8String as OpenSSL does":    {utf8, ""},
+		"several organizations":         {node(attr(oidOrganization, "another")), ""},
+		"names of the four kinds":       {names(email, dns, uri, ip), ""},
+		"no attribute values asked for": {extensions(), ""},
+
+		"user ID":                 {node(attr(oidUserID, "a")), "subject attribute 0.9.2342.19200300.100.1.1"},
+		"e-mail":                  {node(attr(oidEmail, raw("a@example.com", "ia5"))), "subject attribute 1.2.840.113549.1.9.1"},
+		"longer OID":              {node(attr(asn1.ObjectIdentifier{2, 5, 4, 3, 1}, "a")), "subject attribute 2.5.4.3.1"},
+		"two common names":        {node(attr(oidCommonName, "system:node:b")), "subject attribute 2.5.4.3"},
+		"a value that is no text": {node(attr(oidOrganization, 7)), "subject attribute 2.5.4.10"},
+
+		"otherName":              {names(dns, generalName(0, true, text)), "subjectAltName otherName"},
+		"x400Address":            {names(generalName(3, true, text)), "subjectAltName x400Address"},
+		"directoryName":          {names(generalName(4, true, text)), "subjectAltName directoryName"},
+		"ediPartyName":           {names(generalName(5, true, text)), "subjectAltName ediPartyName"},
+		"registeredID":           {names(generalName(8, false, []byte{42})), "subjectAltName registeredID"},
+		"an unknown kind":        {names(generalName(9, false, text)), "subjectAltName tag 9"},
+		"a DNS name in pieces":   {names(generalName(2, true, text)), "subjectAltName tag 2"},
+		"a string without a tag": {names(raw("a.example.com")), "subjectAltName tag 19"},
+		"the same twice":         {names(generalName(8, false, []byte{42}), generalName(8, false, []byte{43})), "subjectAltName registeredID"},
+		"bytes after the names":  {extensions(pkix.Extension{Id: oidSAN, Value: []byte{0x30, 0, 5, 0}}), "subjectAltName trailing data"},
+
+		"CA:TRUE":       {extensions(critical), "extension 2.5.29.19"},
+		"own extension": {extensions(san, own(3)), "extension 1.2.3"},
+		"two of them":   {extensions(own(3), own(4)), "extension 1.2.3, extension 1.2.4"},
+		"key usage":     {extensions(pkix.Extension{Id: oidKeyUsage, Value: []byte{3, 2, 5, 0xa0}}), "extension 2.5.29.15"},
+
+		"challenge password":          {challenge, "attribute 1.2.840.113549.1.9.7"},
+		"a second list of extensions": {asking(oidExtensionRequest, twoLists), "attribute 1.2.840.113549.1.9.14, extension 2.5.29.19"},
+		"no list of extensions":       {asking(oidExtensionRequest, raw([]asn1.RawValue{}, "set")), "attribute 1.2.840.113549.1.9.14"},
+		"extensions in no set": {asking(oidExtensionRequest, raw([]asn1.RawValue{raw([]pkix.Extension{san})})),
+			"attribute 1.2.840.113549.1.9.14"},
+		"an invalid attribute":                {invalid, "malformed attribute"},
+		"an invalid attribute before another": {both(invalid, challenge), "attribute 1.2.840.113549.1.9.7, malformed attribute"},
+		"all at once": {both(node(attr(oidUserID, "a"), attr(oidEmail, "b")), names(generalName(8, false, []byte{42}))),
+			"subject attribute 0.9.2342.19200300.100.1.1, subject attribute 1.2.840.113549.1.9.1, subjectAltName registeredID"},
+	} {
+		req := parse(withRequest(derOf(test.change)))
+		if diff := cmp.Diff(test.want, strings.Join(req.Dropped, ", ")); diff != "" {
+			t.Errorf("%s: dropped (-want +got):\n%s", name, diff)
+		}
+		if err := req.CheckSignature(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

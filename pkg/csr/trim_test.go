@@ -10,6 +10,7 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"fmt"
 	"math/big"
 	"reflect"
@@ -28,100 +29,83 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-type request = certificatesv1.CertificateSigningRequest
-
-// whole returns a pending request of a kubelet with everything that an API server stores.
-func whole(t testing.TB) *request {
+// whole returns a request of a kubelet with everything that an API server stores, with edits.
+func whole(edits ...edit) *request {
 	deleted, seconds := metav1.NewTime(now.Add(time.Hour)), int32(600)
-	return object(t, func(obj *request) {
-		obj.ObjectMeta = metav1.ObjectMeta{
-			Name: "csr-a", GenerateName: "csr-", UID: "uid", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now),
-			DeletionTimestamp: &deleted, Annotations: map[string]string{"a": strings.Repeat("x", 1000)},
-			Labels: map[string]string{"b": "c"}, Finalizers: []string{"d"}, OwnerReferences: []metav1.OwnerReference{{Name: "e"}},
-			ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update"}},
-		}
-		obj.Spec.ExpirationSeconds = &seconds
-	})
+	obj := object()
+	obj.ObjectMeta = metav1.ObjectMeta{
+		Name: "csr-a", GenerateName: "csr-", UID: "uid", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now),
+		DeletionTimestamp: &deleted, Annotations: map[string]string{"a": strings.Repeat("x", 1000)},
+		Labels: map[string]string{"b": "c"}, Finalizers: []string{"d"}, OwnerReferences: []metav1.OwnerReference{{Name: "e"}},
+		ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet", Operation: "Update"}},
+	}
+	obj.Spec.ExpirationSeconds = &seconds
+	csr.AddCondition(obj, "Other", "Reason", strings.Repeat("y", 1000), now)
+	for _, each := range edits {
+		each(obj)
+	}
+	return obj
 }
 
 // transformed returns a copy of obj after trim.
-func transformed(t testing.TB, trim csr.Trim, obj *request) *request {
-	t.Helper()
-	got, err := trim.Transform(obj.DeepCopy())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return got.(*request)
+func transformed(trim csr.Trim, obj *request) *request {
+	return must(trim.Transform(obj.DeepCopy())).(*request)
 }
 
-func add(kind certificatesv1.RequestConditionType) func(*request) {
-	return func(obj *request) {
-		csr.AddCondition(obj, "Other", "", "", now)
-		csr.AddCondition(obj, kind, "Reason", strings.Repeat("y", 1000), now.Add(time.Minute))
-	}
-}
+// issued is an approved request with a certificate.
+func issued(data []byte) *request { return object(conditions("Approved@1m"), certificate(data)) }
 
-func issue(certificate []byte) func(*request) {
-	return func(obj *request) {
-		add("Approved")(obj)
-		obj.Status.Certificate = certificate
-	}
-}
+// recordOf returns what stands in place of a certificate in a trimmed object.
+func recordOf(data []byte) []byte { return transformed(csr.Trim{}, issued(data)).Status.Certificate }
 
 // TestTrim trims requests for our signers.
 func TestTrim(t *testing.T) {
 	t.Parallel()
-	hour := certificateUntil(t, now.Add(time.Hour))
-	untrue := func(kind certificatesv1.RequestConditionType, status corev1.ConditionStatus) func(*request) {
-		return func(obj *request) {
-			add(kind)(obj)
-			obj.Status.Conditions[len(obj.Status.Conditions)-1].Status = status
-		}
-	}
+	hour, other := certificateUntil(now.Add(time.Hour)), certificateUntil(now)
+	first, _ := pem.Decode(hour)
+	second, _ := pem.Decode(other)
+	joined := block("CERTIFICATE", slices.Concat(first.Bytes, second.Bytes))
+	unread := whole(payload([]byte("x")))
+	longName := whole(conditions("Approved"), certificate(hour), func(obj *request) { obj.Spec.Username = strings.Repeat("u", 1<<20) })
+	of := func(text string, data []byte) *request { return whole(conditions(text), certificate(data)) }
 	for name, test := range map[string]struct {
-		change  []func(*request)
+		obj     *request
 		trimmed bool
 	}{
-		"pending":                        {},
-		"approved":                       {change: []func(*request){add("Approved")}},
-		"failed, undecided":              {change: []func(*request){add("Failed")}},
-		"approved, Failed False":         {change: []func(*request){add("Approved"), untrue("Failed", "False")}},
-		"a payload that no parser reads": {change: []func(*request){func(obj *request) { obj.Spec.Request = []byte("x") }}},
+		"pending":                        {whole(), false},
+		"approved":                       {of("Approved@1m", nil), false},
+		"failed, undecided":              {of("Failed@1m", nil), false},
+		"approved, Failed False":         {of("Approved Failed=False@1m", nil), false},
+		"a payload that no parser reads": {unread, false},
 
-		"denied":                 {change: []func(*request){add("Denied")}, trimmed: true},
-		"denied, without status": {change: []func(*request){untrue("Denied", "")}, trimmed: true},
-		"denied and failed":      {change: []func(*request){add("Denied"), add("Failed")}, trimmed: true},
-		"approved and denied":    {change: []func(*request){add("Approved"), add("Denied")}, trimmed: true},
-		"approved and failed":    {change: []func(*request){add("Approved"), add("Failed")}, trimmed: true},
-		"issued":                 {change: []func(*request){issue(hour)}, trimmed: true},
-		"issued, then failed":    {change: []func(*request){issue(hour), add("Failed")}, trimmed: true},
-		"issued, not approved":   {change: []func(*request){func(obj *request) { obj.Status.Certificate = hour }}, trimmed: true},
-		"issued, no time of approval": {change: []func(*request){issue(hour), func(obj *request) {
-			obj.Status.Conditions[1].LastUpdateTime = metav1.Time{}
-		}}, trimmed: true},
-		"issued for two minutes":       {change: []func(*request){issue(certificateUntil(t, now.Add(2*time.Minute)))}, trimmed: true},
-		"issued, expired in 1970":      {change: []func(*request){issue(certificateUntil(t, time.Unix(0, 0)))}, trimmed: true},
-		"issued, expired before 1970":  {change: []func(*request){issue(certificateUntil(t, time.Unix(-1e9, 0)))}, trimmed: true},
-		"issued, ends in 9999":         {change: []func(*request){issue(certificateUntil(t, time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC)))}, trimmed: true},
-		"issued with a chain":          {change: []func(*request){issue(slices.Concat(hour, certificateUntil(t, now)))}, trimmed: true},
-		"two certificates in a block":  {change: []func(*request){issue(joined(hour, certificateUntil(t, now)))}, trimmed: true},
-		"no PEM":                       {change: []func(*request){issue([]byte("x"))}, trimmed: true},
-		"a broken certificate":         {change: []func(*request){issue(block("CERTIFICATE", []byte("x")))}, trimmed: true},
-		"an empty block":               {change: []func(*request){issue(block("CERTIFICATE", nil))}, trimmed: true},
-		"a long user name":             {change: []func(*request){issue(hour), func(obj *request) { obj.Spec.Username = strings.Repeat("u", 1<<20) }}, trimmed: true},
-		"a record before the PEM text": {change: []func(*request){issue(slices.Concat(recordOf(t, hour), []byte("\n"), certificateUntil(t, now)))}, trimmed: true},
-		"a record in place of the PEM": {change: []func(*request){issue(recordOf(t, hour))}, trimmed: true},
+		"denied":                       {of("Denied@1m", nil), true},
+		"denied, without status":       {of("Denied=@1m", nil), true},
+		"denied and failed":            {of("Denied Failed@1m", nil), true},
+		"approved and denied":          {of("Approved Denied@1m", nil), true},
+		"approved and failed":          {of("Approved Failed@1m", nil), true},
+		"issued":                       {of("Approved@1m", hour), true},
+		"issued, then failed":          {of("Approved Failed@1m", hour), true},
+		"issued, not approved":         {of("", hour), true},
+		"issued, no time of approval":  {of("Approved@", hour), true},
+		"issued for two minutes":       {of("Approved", certificateUntil(now.Add(2*time.Minute))), true},
+		"issued, expired in 1970":      {of("Approved", certificateUntil(time.Unix(0, 0))), true},
+		"issued, expired before 1970":  {of("Approved", certificateUntil(time.Unix(-1e9, 0))), true},
+		"issued, ends in 9999":         {of("Approved", certificateUntil(time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC))), true},
+		"issued with a chain":          {of("Approved", slices.Concat(hour, other)), true},
+		"two certificates in a block":  {of("Approved", joined), true},
+		"no PEM":                       {of("Approved", []byte("x")), true},
+		"a broken certificate":         {of("Approved", block("CERTIFICATE", []byte("x"))), true},
+		"an empty block":               {of("Approved", block("CERTIFICATE", nil)), true},
+		"a long user name":             {longName, true},
+		"a record before the PEM text": {of("Approved", slices.Concat(recordOf(hour), []byte("\n"), other)), true},
+		"a record in place of the PEM": {of("Approved", recordOf(hour)), true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			obj := whole(t)
-			for _, change := range test.change {
-				change(obj)
-			}
-			if got := csr.Trimmed(transformed(t, csr.Trim{}, obj)); got != test.trimmed {
+			if got := csr.Trimmed(transformed(csr.Trim{}, test.obj)); got != test.trimmed {
 				t.Errorf("trimmed: %t, want %t", got, test.trimmed)
 			}
-			checkTrimmed(t, obj)
+			checkTrimmed(t, test.obj)
 		})
 	}
 }
@@ -130,7 +114,7 @@ func TestTrim(t *testing.T) {
 func checkTrimmed(t *testing.T, obj *request) {
 	t.Helper()
 	for _, trim := range []csr.Trim{{}, {Ours: func(string) bool { return false }}} {
-		small := transformed(t, trim, obj)
+		small := transformed(trim, obj)
 		if csr.StateOf(small) != csr.StateOf(obj) || csr.Undecided(small) != csr.Undecided(obj) ||
 			!csr.ApprovedAt(small).Equal(csr.ApprovedAt(obj)) {
 			t.Errorf("state %s, approved at %s; want %s, %s", csr.StateOf(small), csr.ApprovedAt(small), csr.StateOf(obj), csr.ApprovedAt(obj))
@@ -151,7 +135,7 @@ func checkTrimmed(t *testing.T, obj *request) {
 		metadata.ManagedFields = nil
 		compare(t, "metadata", *metadata, small.ObjectMeta)
 		compare(t, "conditions", obj.Status.Conditions, small.Status.Conditions)
-		compare(t, "trimmed again", small, transformed(t, csr.Trim{}, small))
+		compare(t, "trimmed again", small, transformed(csr.Trim{}, small))
 		checkUnparsable(t, obj, small)
 	}
 }
@@ -192,29 +176,12 @@ var (
 	onlyExpired = csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}}
 )
 
-// joined returns one PEM block with all certificates.
-func joined(all ...[]byte) []byte {
-	var der []byte
-	for _, each := range all {
-		der = append(der, blockOf(each)...)
-	}
-	return block("CERTIFICATE", der)
-}
-
-// recordOf returns what stands in place of certificate in a trimmed object.
-func recordOf(t testing.TB, certificate []byte) []byte {
-	t.Helper()
-	return transformed(t, csr.Trim{}, object(t, issue(certificate))).Status.Certificate
-}
-
 // TestTrimForOthers checks which requests are ours.
 func TestTrimForOthers(t *testing.T) {
 	t.Parallel()
 	trim := csr.Trim{Ours: func(signerName string) bool { return signerName == "example.com/ours" }}
 	for signer, want := range map[string]bool{"example.com/ours": false, "example.com/theirs": true} {
-		obj := whole(t)
-		obj.Spec.SignerName = signer
-		if got := csr.Trimmed(transformed(t, trim, obj)); got != want {
+		if got := csr.Trimmed(transformed(trim, whole(func(obj *request) { obj.Spec.SignerName = signer }))); got != want {
 			t.Errorf("%s: trimmed: %t, want %t", signer, got, want)
 		}
 	}
@@ -227,65 +194,56 @@ func TestTrimTooLarge(t *testing.T) {
 	for name, test := range map[string]struct {
 		limit, size, want int
 	}{
-		"as large as the default": {size: 128 << 10, want: 128 << 10},
-		"above the default":       {size: 1 << 20, want: 128<<10 + 1},
-		"above another limit":     {limit: 5000, size: 5001, want: 5001},
-		"far above another limit": {limit: 5000, size: 1 << 20, want: 5001},
-		"a negative limit":        {limit: -5, size: 5000, want: 0},
-		"a limit of 16 MiB":       {limit: 16 << 20, size: 17 << 20, want: 17 << 20},
+		"as large as the default": {0, 128 << 10, 128 << 10},
+		"above the default":       {0, 1 << 20, 128<<10 + 1},
+		"above another limit":     {5000, 5001, 5001},
+		"far above another limit": {5000, 1 << 20, 5001},
+		"a negative limit":        {-5, 5000, 0},
+		"a limit of 16 MiB":       {16 << 20, 17 << 20, 17 << 20},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			trim := csr.Trim{Limits: csr.Limits{RequestBytes: test.limit}}
-			obj := whole(t)
+		trim := csr.Trim{Limits: csr.Limits{RequestBytes: test.limit}}
+		obj := whole(func(obj *request) {
 			obj.Spec.Request = append(obj.Spec.Request, bytes.Repeat([]byte("x"), test.size-len(obj.Spec.Request))...)
-			got := transformed(t, trim, obj)
-			if len(got.Spec.Request) != test.want || csr.Trimmed(got) {
-				t.Errorf("%d bytes, want %d", len(got.Spec.Request), test.want)
-			}
-			_, wantErr := trim.Limits.Parse(obj)
-			if _, err := trim.Limits.Parse(got); errorText(err) != errorText(wantErr) {
-				t.Errorf("error %v, want %v", err, wantErr)
-			}
-			again := transformed(t, trim, got)
-			if !bytes.Equal(again.Spec.Request, got.Spec.Request) {
-				t.Error("trimmed again, it differs")
-			}
-			obj.ManagedFields, obj.Spec.Request, got.Spec.Request = nil, nil, nil
-			if diff := cmp.Diff(obj, got); diff != "" {
-				t.Errorf("the rest (-want +got):\n%s", diff)
-			}
 		})
+		got := transformed(trim, obj)
+		if len(got.Spec.Request) != test.want || csr.Trimmed(got) {
+			t.Errorf("%s: %d bytes, want %d", name, len(got.Spec.Request), test.want)
+		}
+		_, wantErr := trim.Limits.Parse(obj)
+		if _, err := trim.Limits.Parse(got); errorText(err) != errorText(wantErr) {
+			t.Errorf("%s: error %v, want %v", name, err, wantErr)
+		}
+		if again := transformed(trim, got); !bytes.Equal(again.Spec.Request, got.Spec.Request) {
+			t.Errorf("%s: trimmed again, it differs", name)
+		}
+		obj.ManagedFields, obj.Spec.Request, got.Spec.Request = nil, nil, nil
+		compare(t, name+": the rest", obj, got)
 	}
 }
 
+// TestTrimLeavesOtherObjects checks that objects of other kinds stay as they are.
 func TestTrimLeavesOtherObjects(t *testing.T) {
 	t.Parallel()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "kubelet"}}}}
-	got, err := csr.Trim{}.Transform(node)
-	if err != nil || got != any(node) || len(node.ManagedFields) != 1 {
-		t.Errorf("%v, %v", got, err)
-	}
-	gone := toolscache.DeletedFinalStateUnknown{Key: "csr-a"}
-	if got, err := (csr.Trim{}).Transform(gone); err != nil || got != any(gone) {
-		t.Errorf("%v, %v", got, err)
+	for _, obj := range []any{node, toolscache.DeletedFinalStateUnknown{Key: "csr-a"}} {
+		if got, err := (csr.Trim{}).Transform(obj); err != nil || got != obj || len(node.ManagedFields) != 1 {
+			t.Errorf("%v, %v", got, err)
+		}
 	}
 }
 
 // TestBrokenRecords checks that no bytes in place of a record make a reader fail.
 func TestBrokenRecords(t *testing.T) {
 	t.Parallel()
-	good := transformed(t, csr.Trim{}, object(t, issue(certificateUntil(t, now))))
-	for length := range len(good.Status.Certificate) {
-		obj := good.DeepCopy()
-		obj.Status.Certificate = obj.Status.Certificate[:length]
-		if record, readable := csr.Certificate(obj); readable {
-			t.Errorf("%d bytes: %+v, %t", length, record, readable)
-		}
-		_, _ = csr.RetentionPolicy{}.Deadline(obj)
-	}
+	good := transformed(csr.Trim{}, issued(certificateUntil(now)))
 	for at := range good.Status.Certificate {
 		obj := good.DeepCopy()
+		obj.Status.Certificate = obj.Status.Certificate[:at]
+		if record, readable := csr.Certificate(obj); readable {
+			t.Errorf("%d bytes: %+v, %t", at, record, readable)
+		}
+		_, _ = csr.RetentionPolicy{}.Deadline(obj)
+		obj = good.DeepCopy()
 		obj.Status.Certificate[at] ^= 0xff
 		_, _ = csr.Certificate(obj)
 	}
@@ -295,16 +253,12 @@ func TestBrokenRecords(t *testing.T) {
 // identifiers it shares with others, in whole and in trimmed objects.
 func TestSignedBy(t *testing.T) {
 	t.Parallel()
-	rsaKey := must(rsa.GenerateKey(rand.Reader, 2048))
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	authorities := map[string]*x509.Certificate{}
 	keys := map[string]crypto.Signer{
 		"P-256": must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)), "another P-256": must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)),
-		"P-521": must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader)), "RSA": rsaKey, "Ed25519": edKey,
+		"P-521": must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader)), "RSA": must(rsa.GenerateKey(rand.Reader, 2048)), "Ed25519": must(edKey, err),
 	}
+	authorities := map[string]*x509.Certificate{}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "CA"}, SubjectKeyId: []byte{1}, NotBefore: now, NotAfter: now.Add(time.Hour),
 		IsCA: true, BasicConstraintsValid: true,
@@ -321,8 +275,8 @@ func TestSignedBy(t *testing.T) {
 				SignatureAlgorithm: algorithm,
 			}
 			made := must(x509.CreateCertificate(rand.Reader, leaf, authorities[signer], leafKey().Public(), keys[signer]))
-			obj := object(t, issue(block("CERTIFICATE", made)))
-			for form, obj := range map[string]*request{"whole": obj, "trimmed": transformed(t, csr.Trim{}, obj)} {
+			obj := issued(block("CERTIFICATE", made))
+			for form, obj := range map[string]*request{"whole": obj, "trimmed": transformed(csr.Trim{}, obj)} {
 				record, readable := csr.Certificate(obj)
 				if !readable || record.Node != "a" || !record.NotBefore.Equal(leaf.NotBefore) || !record.NotAfter.Equal(leaf.NotAfter) {
 					t.Errorf("%s: %+v, %t", form, record, readable)
@@ -333,9 +287,8 @@ func TestSignedBy(t *testing.T) {
 					}
 				}
 			}
-			forged := slices.Clone(made)
-			forged[len(forged)-1] ^= 1
-			if record, readable := csr.Certificate(object(t, issue(block("CERTIFICATE", forged)))); !readable || record.SignedBy(authorities[signer]) {
+			made[len(made)-1] ^= 1
+			if record, readable := csr.Certificate(issued(block("CERTIFICATE", made))); !readable || record.SignedBy(authorities[signer]) {
 				t.Errorf("%s by %s: readable: %t, and a changed signature is recognized", algorithm, signer, readable)
 			}
 		}
@@ -348,14 +301,12 @@ func TestSignedBy(t *testing.T) {
 // TestNodeOfCertificate checks that the record holds a node's name only if a Node can have a name of that length.
 func TestNodeOfCertificate(t *testing.T) {
 	t.Parallel()
+	longest := strings.Repeat("n", 253)
 	for common, want := range map[string]string{
-		"system:node:a": "a", "system:node:": "", "alice": "", "system:node:" + strings.Repeat("n", 253): strings.Repeat("n", 253),
-		"system:node:" + strings.Repeat("n", 254): "",
+		"system:node:a": "a", "system:node:": "", "alice": "", "system:node:" + longest: longest, "system:node:n" + longest: "",
 	} {
-		leaf := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: common}, NotBefore: now, NotAfter: now}
-		made := block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, leaf, leaf, leafKey().Public(), leafKey())))
-		small := transformed(t, csr.Trim{}, object(t, issue(made)))
-		if record, readable := csr.Certificate(small); !readable || record.Node != want {
+		made := certificateOf(&x509.Certificate{Subject: pkix.Name{CommonName: common}, NotBefore: now, NotAfter: now})
+		if record, readable := csr.Certificate(transformed(csr.Trim{}, issued(made))); !readable || record.Node != want {
 			t.Errorf("%q: node %q, want %q, readable: %t", common, record.Node, want, readable)
 		}
 	}
@@ -391,8 +342,8 @@ func heapOfFinished(t *testing.T, key crypto.Signer) int {
 		NotBefore: now, NotAfter: now.AddDate(1, 0, 0), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
 	certificate := block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, leaf, ca, leafKey().Public(), key)))
-	obj := whole(t)
-	obj.DeletionTimestamp, obj.Annotations, obj.Labels, obj.Finalizers, obj.OwnerReferences = nil, nil, nil, nil, nil
+	obj := whole()
+	obj.Status.Conditions, obj.DeletionTimestamp, obj.Annotations, obj.Labels, obj.Finalizers, obj.OwnerReferences = nil, nil, nil, nil, nil, nil
 	obj.Spec.Groups = []string{"system:nodes", "system:authenticated"}
 	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{csr.CredentialIDKey: {csr.CertificateIDPrefix + strings.Repeat("0a", 32)}}
 	csr.AddCondition(obj, "Approved", "AutoApproved", "Auto approving kubelet client certificate after SubjectAccessReview.", now)
