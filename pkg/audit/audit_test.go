@@ -1,14 +1,15 @@
-package audit_test
+package audit
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
@@ -16,150 +17,126 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.FixedZone("CET", 3600))
 
-func object() *certificatesv1.CertificateSigningRequest {
+// object returns a request of a user with that name, group and credential.
+func object(user, group, credential string) *certificatesv1.CertificateSigningRequest {
 	obj := &certificatesv1.CertificateSigningRequest{}
-	obj.Name, obj.UID = "csr-1", "uid-1"
-	obj.Spec.SignerName = "example.com/a"
-	obj.Spec.Username, obj.Spec.Groups = "user", []string{"g"}
-	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"other": {"x"}, "authentication.kubernetes.io/credential-id": {"X509SHA256=0a"}}
-	obj.Spec.Usages = []certificatesv1.KeyUsage{"client auth"}
+	obj.Name, obj.UID, obj.Spec.SignerName, obj.Spec.Usages = "csr-1", "uid-1", "example.com/a", []certificatesv1.KeyUsage{"client auth"}
+	obj.Spec.Username, obj.Spec.Groups = user, []string{group}
+	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"other": {"x"}, csr.CredentialIDKey: {credential}}
 	return obj
 }
 
-// open returns an audit log in its own file, a context whose logger writes to the builder, and the file.
-func open(t *testing.T, options audit.Options) (*audit.Log, context.Context, *strings.Builder, string) {
-	t.Helper()
-	options.Path = filepath.Join(t.TempDir(), "audit.log")
-	opened, err := audit.Open(options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var lines strings.Builder
-	logger := funcr.New(func(_, args string) { lines.WriteString(args + "\n") }, funcr.Options{})
-	return opened, log.IntoContext(t.Context(), logger), &lines, options.Path
+// written is an audit log in its own file, and what is written to it and to the logger of ctx.
+type written struct {
+	*Log
+	ctx    context.Context
+	path   string
+	logged strings.Builder
 }
 
-func TestWrite(t *testing.T) {
-	t.Parallel()
-	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 1})
-	record := audit.Of(object(), nil)
-	record.Verdict, record.Reason, record.Message = "Wait", "NotAuthorized", strings.Repeat("m", 3000)
-	record.DNSNames = []string{"a.example", "line\nbreak"}
-	opened.Write(ctx, now, audit.Decided, record)
-	opened.Write(ctx, now, audit.Signed, audit.Record{Serial: "1f", NotBefore: &now, NotAfter: &now})
-
-	written, err := os.ReadFile(path)
+func open(t *testing.T, options Options) *written {
+	t.Helper()
+	w := &written{path: filepath.Join(t.TempDir(), "audit.log")}
+	options.Path = w.path
+	opened, err := Open(options)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := strings.Split(strings.TrimSuffix(string(written), "\n"), "\n")
+	w.Log, w.ctx = opened, log.IntoContext(t.Context(), funcr.New(func(_, args string) { w.logged.WriteString(args + "\n") }, funcr.Options{}))
+	return w
+}
+
+// lines returns the lines of the file.
+func (w *written) lines(t *testing.T) []string {
+	t.Helper()
+	data, err := os.ReadFile(w.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
+}
+
+// TestWrite compares the file and the log, and checks that nobody else reads the file.
+func TestWrite(t *testing.T) {
+	t.Parallel()
+	w := open(t, Options{MaxSize: 1})
+	record := Of(object("user", "g", "X509SHA256=0a"), nil)
+	record.Verdict, record.Reason, record.Message = "Wait", "NotAuthorized", strings.Repeat("m", 3000)
+	record.DNSNames = []string{"a.example", "line\nbreak"}
+	w.Write(w.ctx, now, Decided, record)
+	w.Write(w.ctx, now, Signed, Record{Serial: "1f", NotBefore: &now, NotAfter: &now})
 	want := []string{
-		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a","requester":{"username":"user","groups":["g"],"credentialIDs":["X509SHA256=0a"]},` +
-			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized","message":"` + strings.Repeat("m", 1024-len("...")) + `..."}`,
+		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a",` +
+			`"requester":{"username":"user","groups":["g"],"credentialIDs":["X509SHA256=0a"]},` +
+			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized",` +
+			`"message":"` + strings.Repeat("m", 1024-len("...")) + `..."}`,
 		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, w.lines(t)); diff != "" {
 		t.Errorf("file (-want +got):\n%s", diff)
 	}
-	logged := strings.Split(lines.String(), "\n")
-	if !strings.HasPrefix(logged[0], `"level"=0 "msg"="Decided" "requester"="user" "credentialIDs"="X509SHA256=0a" "uid"="uid-1" "signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(logged[0]) > 1500 {
-		t.Errorf("log: %s", logged[0])
+	first, second, _ := strings.Cut(w.logged.String(), "\n")
+	if !strings.HasPrefix(first, `"level"=0 "msg"="Decided" "requester"="user" "credentialIDs"="X509SHA256=0a" "uid"="uid-1" `+
+		`"signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(first) > 1500 {
+		t.Errorf("log: %s", first)
 	}
-	if !strings.Contains(logged[1], `"msg"="Signed" "serial"="1f" "notBefore"=`) {
-		t.Errorf("log: %s", logged[1])
+	if !strings.Contains(second, `"msg"="Signed" "serial"="1f" "notBefore"=`) {
+		t.Errorf("log: %s", second)
 	}
-	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o600 {
+	if info, err := os.Stat(w.path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, error %v", info.Mode(), err)
 	}
 }
 
+// TestRotation checks that a full file is renamed between two records, and that only MaxBackups of them stay.
 func TestRotation(t *testing.T) {
 	t.Parallel()
-	opened, ctx, _, path := open(t, audit.Options{MaxSize: 1, MaxBackups: 2})
-	record := audit.Record{Subject: strings.Repeat("m", 300<<10)}
+	w := open(t, Options{MaxSize: 1, MaxBackups: 2})
 	for range 20 {
-		opened.Write(ctx, now, audit.Signed, record)
+		w.Write(w.ctx, now, Signed, Record{Subject: strings.Repeat("m", 300<<10)})
 		time.Sleep(2 * time.Millisecond) // the name of a backup contains milliseconds
 	}
 	deadline := time.Now().Add(10 * time.Second) // old backups are removed in the background
 	for {
-		files, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		files, err := filepath.Glob(filepath.Join(filepath.Dir(w.path), "*"))
 		if len(files) == 3 {
 			break
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%d files: %v", len(files), files)
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("%d files: %v, error %v", len(files), files, err)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	last, err := os.ReadFile(path)
-	if err != nil || !json.Valid([]byte(strings.SplitN(string(last), "\n", 2)[0])) {
-		t.Errorf("the file begins in the middle of a record, error %v", err)
+	if first := w.lines(t)[0]; !json.Valid([]byte(first)) {
+		t.Errorf("the file begins in the middle of a record: %.100s", first)
 	}
 }
 
 // TestWhatTheFileDoesNotTakeIsLogged checks that a full disk is logged, and that the decision stands.
 func TestWhatTheFileDoesNotTakeIsLogged(t *testing.T) {
 	t.Parallel()
-	opened, ctx, lines, _ := open(t, audit.Options{MaxSize: 1})
-	opened.Write(ctx, now, audit.Signed, audit.Record{Subject: strings.Repeat("m", 2<<20)})
-	if !strings.Contains(lines.String(), `"msg"="Can't write this record to the audit log"`) {
-		t.Errorf("log: %.300s", lines.String())
+	w := open(t, Options{MaxSize: 1})
+	w.Write(w.ctx, now, Signed, Record{Subject: strings.Repeat("m", 2<<20)})
+	if !strings.Contains(w.logged.String(), `"msg"="Can't write this record to the audit log"`) {
+		t.Errorf("log: %.300s", w.logged.String())
 	}
 }
 
+// TestOpen checks that a log without a file writes to the logger only, and that a folder is no file.
 func TestOpen(t *testing.T) {
 	t.Parallel()
-	if none, err := audit.Open(audit.Options{}); none != nil || err != nil {
+	none, err := Open(Options{})
+	if none != nil || err != nil {
 		t.Errorf("%v, error %v", none, err)
 	}
-	if _, err := audit.Open(audit.Options{Path: t.TempDir(), MaxSize: 1}); err == nil || !strings.HasPrefix(err.Error(), "open audit log: ") {
+	none.Write(t.Context(), now, Signed, Record{})
+	if _, err := Open(Options{Path: t.TempDir(), MaxSize: 1}); err == nil || !strings.HasPrefix(err.Error(), "open audit log: ") {
 		t.Errorf("a folder: error %v", err)
-	}
-	var none *audit.Log
-	none.Write(t.Context(), now, audit.Signed, audit.Record{}) // to the logger only
-}
-
-// TestRefusedRequestsAreKeptShort checks that requests can't fill the file: a record without a certificate is short,
-// and a record of a certificate is complete.
-func TestRefusedRequestsAreKeptShort(t *testing.T) {
-	t.Parallel()
-	opened, ctx, _, path := open(t, audit.Options{MaxSize: 1})
-	obj := object()
-	obj.Spec.Username = strings.Repeat("u", 1000)
-	for range 5000 {
-		obj.Spec.Groups = append(obj.Spec.Groups, "group")
-	}
-	record := audit.Of(obj, nil)
-	record.Subject = strings.Repeat("s", 100_000)
-	for range 10_000 {
-		record.DNSNames = append(record.DNSNames, "name.example.com")
-	}
-	opened.Write(ctx, now, audit.Decided, record)
-	info, err := os.Stat(path)
-	if err != nil || info.Size() > 4096 {
-		t.Fatalf("%d bytes, error %v", info.Size(), err)
-	}
-	opened.Write(ctx, now, audit.Signed, record)
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var kept, full audit.Record
-	lines := strings.Split(string(data), "\n")
-	if err := errors.Join(json.Unmarshal([]byte(lines[0]), &kept), json.Unmarshal([]byte(lines[1]), &full)); err != nil {
-		t.Fatal(err)
-	}
-	if len(kept.DNSNames) != 21 || kept.DNSNames[20] != "and 9980 more" || len(full.DNSNames) != 10_000 || full.Subject != record.Subject {
-		t.Errorf("%d names kept of a refused request, and %d of a certificate", len(kept.DNSNames), len(full.DNSNames))
 	}
 }
 
@@ -168,87 +145,99 @@ func TestRefusedRequestsAreKeptShort(t *testing.T) {
 func TestChosenTextIsASCII(t *testing.T) {
 	t.Parallel()
 	const chosen = "a\u009b31m\u202e\u0435\x7f\U0001f511"
-	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 1})
-	obj := object()
-	obj.Spec.Username, obj.Spec.Groups = chosen, []string{chosen}
-	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {chosen}}
-	record := audit.Of(obj, nil)
+	w := open(t, Options{MaxSize: 1})
+	record := Of(object(chosen, chosen, chosen), nil)
 	record.Subject, record.URIs, record.Message = chosen, []string{chosen}, chosen
-	for _, event := range []audit.Event{audit.Decided, audit.Signed} {
-		opened.Write(ctx, now, event, record)
-	}
-	written, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for place, text := range map[string]string{"audit log": string(written), "log": lines.String()} {
-		if at := strings.IndexFunc(text, func(char rune) bool { return char != '\n' && (char < ' ' || char > '~') }); at >= 0 {
+	w.Write(w.ctx, now, Decided, record)
+	w.Write(w.ctx, now, Signed, record)
+	lines := w.lines(t)
+	for place, text := range map[string]string{"audit log": strings.Join(lines, ""), "log": strings.ReplaceAll(w.logged.String(), "\n", "")} {
+		if at := strings.IndexFunc(text, unprintable); at >= 0 {
 			t.Errorf("the %s has %q", place, text[at:min(len(text), at+10)])
 		}
 	}
-	line, _, _ := strings.Cut(string(written), "\n")
-	var read audit.Record
-	if err := json.Unmarshal([]byte(line), &read); err != nil || read.Subject != chosen || read.Requester.Username != chosen || read.Requester.CredentialIDs[0] != chosen {
+	var read Record
+	err := json.Unmarshal([]byte(lines[0]), &read)
+	if by := read.Requester; err != nil || read.Subject != chosen || by.Username != chosen || by.CredentialIDs[0] != chosen {
 		t.Errorf("read %+v, error %v", read, err)
 	}
 }
 
-// The requester is shortened in records of certificates too.
-func TestRequesterIsBounded(t *testing.T) {
-	t.Parallel()
-	opened, ctx, lines, path := open(t, audit.Options{MaxSize: 10})
-	obj := object()
-	obj.Spec.Username, obj.Spec.UID = strings.Repeat("u", 100_000), strings.Repeat("i", 100_000)
-	for range 1000 {
-		obj.Spec.Groups = append(obj.Spec.Groups, strings.Repeat("g", 1000))
-		obj.Spec.Extra["authentication.kubernetes.io/credential-id"] = append(obj.Spec.Extra["authentication.kubernetes.io/credential-id"], strings.Repeat("c", 1000))
-	}
-	opened.Write(ctx, now, audit.Signed, audit.Of(obj, nil))
-	if written, err := os.ReadFile(path); err != nil || len(written) > 10_000 || lines.Len() > 2000 {
-		t.Errorf("the record has %d bytes, and %d in the log, error %v", len(written), lines.Len(), err)
-	}
-}
-
-// TestRecordsOfRequestsAreSmall checks that a request without a certificate never makes a record long, and that the
-// record of a certificate keeps all names.
+// TestRecordsOfRequestsAreSmall checks that a request without a certificate never makes a record long, that the record of a
+// certificate keeps all names, and that the requester, the message and the log are bounded in each.
 func TestRecordsOfRequestsAreSmall(t *testing.T) {
 	t.Parallel()
 	many := func(text string) (all []string) {
 		for i := range 1000 {
-			all = append(all, fmt.Sprint(i, strings.Repeat(text, 200)))
+			all = append(all, fmt.Sprint(i, text))
 		}
 		return all
 	}
 	for _, text := range []string{"a", "\x01"} {
-		record := audit.Record{
-			Requester: &audit.Requester{Username: strings.Repeat(text, 1<<20), UID: strings.Repeat(text, 1<<20), Groups: many(text), CredentialIDs: many(text)},
-			Subject:   strings.Repeat(text, 1<<16), DNSNames: many(text), Addresses: many(text), Emails: many(text), URIs: many(text),
-			Usages: many(text), Message: strings.Repeat(text, 1<<20), CertificateSHA256: "0a",
+		long, huge := strings.Repeat(text, 200), strings.Repeat(text, 1<<20)
+		record := Record{
+			Requester: &Requester{Username: huge, UID: huge, Groups: many(long), CredentialIDs: many(long)},
+			Subject:   huge[:1<<16], DNSNames: many(text), Addresses: many(long), Emails: many(long), URIs: many(long),
+			Usages: many(long), Message: huge, CertificateSHA256: "0a",
 		}
-		for event, names := range map[audit.Event]int{audit.Decided: 0, audit.NotSigned: 0, audit.Discarded: 0, audit.Uncertain: 0, audit.Signed: 1000} {
-			file := filepath.Join(t.TempDir(), "audit.log")
-			opened, err := audit.Open(audit.Options{Path: file, MaxSize: 100})
-			if err != nil {
+		for _, event := range []Event{Decided, NotSigned, Discarded, Uncertain, Signed} {
+			w := open(t, Options{MaxSize: 100})
+			w.Write(w.ctx, now, event, record)
+			line := w.lines(t)[0]
+			var got Record
+			if err := json.Unmarshal([]byte(line), &got); err != nil {
 				t.Fatal(err)
 			}
-			opened.Write(t.Context(), time.Now(), event, record)
-			written, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
+			names, subject, most := 1000, 1<<16, 1<<30
+			if event != Signed {
+				names, subject, most = 21, 256, 64<<10
 			}
-			var got audit.Record
-			if err := json.Unmarshal(written, &got); err != nil {
-				t.Fatal(err)
+			by := got.Requester
+			if len(by.Username)+len(by.UID) > 512 || len(by.Groups) > 21 || len(by.CredentialIDs) > 21 || len(got.Message) > 1024 {
+				t.Errorf("%s has %d groups, and a message of %d bytes", event, len(by.Groups), len(got.Message))
 			}
-			if names > 0 {
-				if len(got.DNSNames) != names || len(got.URIs) != names || len(got.Subject) != 1<<16 || len(got.Requester.Groups) > 21 || len(got.Requester.CredentialIDs) > 21 || len(got.Message) > 1024 {
-					t.Errorf("%s has %d DNS names, %d groups", event, len(got.DNSNames), len(got.Requester.Groups))
-				}
-				continue
+			if len(got.DNSNames) != names || len(got.Subject) != subject || len(line) > most || got.CertificateSHA256 != "0a" {
+				t.Errorf("%s has %d bytes, %d DNS names, and a subject of %d bytes", event, len(line), len(got.DNSNames), len(got.Subject))
 			}
-			if len(written) > 64<<10 || got.CertificateSHA256 != "0a" {
-				t.Errorf("%s has %d bytes", event, len(written))
+			if event != Signed && got.DNSNames[20] != "and 980 more" || event == Signed && len(got.URIs) != 1000 {
+				t.Errorf("%s has %d URIs, and the names end with %s", event, len(got.URIs), got.DNSNames[len(got.DNSNames)-1])
+			}
+			if room := map[string]int{"a": 3000, "\x01": 20_000}[text]; w.logged.Len() > room {
+				t.Errorf("%s has %d bytes in the log", event, w.logged.Len())
 			}
 		}
 	}
+}
+
+// hanging is a file whose writes hang until resume is closed.
+type hanging struct {
+	resume chan struct{}
+	bytes.Buffer
+}
+
+func (h *hanging) Write(line []byte) (int, error) {
+	<-h.resume
+	return h.Buffer.Write(line)
+}
+
+// TestAFileThatHangsStopsNothing has a disk that hangs and then works again. Only the first writers wait for it.
+func TestAFileThatHangsStopsNothing(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		file := &hanging{resume: make(chan struct{})}
+		log := newLog(file)
+		start := time.Now()
+		for range 100 {
+			log.Write(t.Context(), start, Signed, Record{Serial: "1f"})
+		}
+		if took := time.Since(start); took != patience {
+			t.Errorf("100 records took %s, want %s", took, patience)
+		}
+		close(file.resume)
+		synctest.Wait()
+		log.Write(t.Context(), start, Signed, Record{Serial: "2f"})
+		if lines := bytes.Count(file.Bytes(), []byte("\n")); lines != 2 || !bytes.Contains(file.Bytes(), []byte(`"2f"`)) {
+			t.Errorf("%d records are in the file, want the first and the last: %s", lines, file.Bytes())
+		}
+	})
 }
