@@ -21,10 +21,6 @@ func FuzzParse(f *testing.F) {
 	} {
 		f.Add(pair[0], pair[1])
 	}
-	reserved := san.Reserved{
-		ClusterDomain: "cluster.local", Endpoints: []san.SAN{san.Parse("api.example.com"), san.Parse("192.0.2.10")},
-		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
-	}
 	f.Fuzz(func(t *testing.T, a, b string) {
 		first, second := san.Parse(a), san.Parse(b)
 		checkAddress(t, a, first)
@@ -79,4 +75,22 @@ func shout(name string) string {
 		}
 	}
 	return string(loud)
+}
+
+// FuzzCheckDNSName checks that crypto/x509 matches every permitted name with a certificate that has it.
+func FuzzCheckDNSName(f *testing.F) {
+	for _, name := range []string{"a", "A.b.", "_a-", "1.2", "*.a", "a..b", "::1%a", "10.0.0.1."} {
+		f.Add(name)
+	}
+	f.Fuzz(func(t *testing.T, name string) {
+		if san.CheckDNSName(name, false) != nil {
+			return
+		}
+		if _, err := netip.ParseAddr(strings.TrimSuffix(name, ".")); err == nil {
+			return // clients match addresses with other names
+		}
+		if err := (&x509.Certificate{DNSNames: []string{name}}).VerifyHostname(name); err != nil {
+			t.Errorf("%q is permitted and does not match itself: %v", name, err)
+		}
+	})
 }

@@ -10,52 +10,55 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
+// reserved is the cluster of TestReserved and FuzzParse.
+var reserved = san.Reserved{
+	ClusterDomain: "cluster.local", Endpoints: []san.SAN{san.Parse("api.example.com"), san.Parse("192.0.2.10")},
+	Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/12")},
+}
+
+// TestParseComparesByValue checks which texts are the same name or address.
 func TestParseComparesByValue(t *testing.T) {
 	t.Parallel()
-	for name, same := range map[string][]string{
-		"case and dot":      {"node-1.example.com", "NODE-1.Example.COM", "node-1.example.com."},
-		"first and last":    {"az", "AZ", "Az."},
-		"IPv4":              {"10.0.0.1", "::ffff:10.0.0.1", "::FFFF:0a00:0001"},
-		"IPv6":              {"fd00::1", "FD00:0:0:0:0:0:0:1", "fd00:0000::0001"},
-		"like an address":   {"10.0.0.1", "10.0.0.1."},
-		"letters, not bits": {"10.0.0.1.example.com"},
+	for _, same := range [][]string{
+		{"node-1.example.com", "NODE-1.Example.COM", "node-1.example.com."},
+		{"az", "AZ", "Az."},
+		{"10.0.0.1", "::ffff:10.0.0.1", "::FFFF:0a00:0001", "10.0.0.1."},
+		{"fd00::1", "FD00:0:0:0:0:0:0:1", "fd00:0000::0001"},
+		{"a\xff", "A\xff."},
 	} {
 		for _, text := range same {
 			if got, want := san.Parse(text), san.Parse(same[0]); got != want {
-				t.Errorf("%s: %q is %v, want %v", name, text, got, want)
+				t.Errorf("%q is %v, want %v", text, got, want)
 			}
 		}
 	}
-	for _, text := range []string{"fd00::1%eth0", "::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "fd00::1%."} {
+	// What follows a percent sign is not left out, and a number with a leading zero, which some read as octal, is no address.
+	for _, text := range []string{"fd00::1%eth0", "::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "fd00::1%.", "010.0.0.1"} {
 		if got := san.Parse(text); got.Address.IsValid() || got.Name != strings.ToLower(strings.TrimSuffix(text, ".")) {
-			t.Errorf("%q is compared as %v: what follows the percent sign is left out", text, got)
+			t.Errorf("%q is compared as %v", text, got)
 		}
 	}
-	if got := san.Parse("\u212Aubernetes"); got == san.Parse("kubernetes") {
-		t.Error("a letter that is not ASCII is compared as one that is")
-	}
-	if san.Parse("a\xff") == san.Parse("a\xfe") || san.Parse("A\xff.") != san.Parse("a\xff") {
-		t.Error("bytes that are not UTF-8 are not compared as they are")
-	}
-	if san.Parse("010.0.0.1").Address.IsValid() {
-		t.Error("a number with a leading zero, which some read as octal, is an address")
+	for one, other := range map[string]string{"\u212Aubernetes": "kubernetes", "a\xff": "a\xfe"} {
+		if san.Parse(one) == san.Parse(other) {
+			t.Errorf("%q and %q are compared as equal", one, other)
+		}
 	}
 }
 
+// TestOf checks that each name or address is there once, in order.
 func TestOf(t *testing.T) {
 	t.Parallel()
 	got := san.Of(
 		[]string{"B", "a", "b.", "10.0.0.1"},
 		[]net.IP{net.ParseIP("10.0.0.1"), net.ParseIP("10.0.0.1").To4(), net.ParseIP("fd00::1"), {1, 2, 3}},
 	)
-	want := []san.SAN{
-		san.Parse("b"), san.Parse("a"), san.Parse("10.0.0.1"), san.Parse("fd00::1"), {},
-	}
+	want := []san.SAN{san.Parse("b"), san.Parse("a"), san.Parse("10.0.0.1"), san.Parse("fd00::1"), {}}
 	if !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
 }
 
+// TestUnmapPrefix checks which prefixes are IPv4 prefixes.
 func TestUnmapPrefix(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]string{
@@ -65,5 +68,62 @@ func TestUnmapPrefix(t *testing.T) {
 		if got := san.UnmapPrefix(netip.MustParsePrefix(text)); got.String() != want {
 			t.Errorf("%s is %s, want %s", text, got, want)
 		}
+	}
+}
+
+// TestCheckDNSName checks which names a certificate may have.
+func TestCheckDNSName(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("a234567890.", 22) + "a2345678901"
+	for ok, names := range map[bool][]string{
+		true: {
+			"a", "A.Example.COM", "a.", "node_1.example.com", "_a", "a-", "1.2.3", "azAZ09", long, long + ".", "*.a", "*.a.",
+			"10.0.0.1", "fd00::1", "::1", "10.0.0.1.", "010.0.0.1",
+		},
+		false: {
+			"", ".", "a..", ".a", "a..b", "-a", "a.-b", "*", "*.", "a.*", "*a.b", "*.*.a", "**.a",
+			"a b", "a,b", "a\x00", "a\n", "a:443", "a/b", "a%b", "[::1]", "xn--\u00fc", "\u212aubernetes", "a\u3002b",
+			long + "2", long + "2.", "::ffff:10.0.0.1", "FD00::1", "fd00:0::1", "fd00::1.", "fd00::1%eth0",
+			"::ffff:10.9.0.1%, DNS:kubernetes.default.svc",
+		},
+	} {
+		for _, name := range names {
+			if err := san.CheckDNSName(name, true); (err == nil) != ok {
+				t.Errorf("%q: error %v", name, err)
+			}
+		}
+	}
+	if err := san.CheckDNSName("*.a", false); err == nil {
+		t.Error("a wildcard is permitted where none is")
+	}
+}
+
+// TestReserved checks which names and addresses no node can have.
+func TestReserved(t *testing.T) {
+	t.Parallel()
+	for want, texts := range map[bool][]string{
+		true: {
+			"kubernetes", "Kubernetes.Default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local.",
+			"a.b.svc", "a.b.svc.", "a.b.svc.other.domain", "svc", "x.cluster.local", "cluster.local", "a.b.pod.cluster.local",
+			"*", "*.example.com", "a.*.example.com", "localhost", "x.localhost", "*.localhost", "LOCALHOST.",
+			"localhost.localdomain", "localhost6", "localhost6.localdomain6", "localhost4", "LocalHost4.LocalDomain4",
+			"ip6-localhost", "ip6-loopback.",
+			"API.example.com", "192.0.2.10", "::ffff:192.0.2.10", "10.96.0.1", "10.111.255.255",
+			"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "169.254.1.1", "fe80::1",
+			"224.0.0.1", "ff02::1", "255.255.255.255",
+		},
+		false: {
+			"node-1", "node-1.example.com", "kubernetes-1", "kubernetes.example.com", "localhost.example.com", "mysvc", "svc.example.com",
+			"notcluster.local", "localhost7", "10.0.0.1", "10.112.0.0", "fd00::1", "192.0.2.11", "2001:db8::1",
+		},
+	} {
+		for _, text := range texts {
+			if why := reserved.Why(san.Parse(text)); (why != "") != want {
+				t.Errorf("%s is reserved as %q", text, why)
+			}
+		}
+	}
+	if reserved.Why(san.SAN{}) == "" {
+		t.Error("no address at all is not reserved")
 	}
 }
