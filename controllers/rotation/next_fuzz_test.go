@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -9,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -39,12 +39,10 @@ func pick[T any](b *bits, all ...T) T {
 
 // instant returns a time around noon, or nil.
 func (b *bits) instant() *metav1.Time {
-	at := metav1.NewTime(noon)
-	before, after := metav1.NewTime(noon.Add(-2*time.Hour)), metav1.NewTime(noon.Add(9000*time.Hour))
-	return pick(b, &at, &before, &after)
+	return pick(b, at(0), at(-2*time.Hour), at(9000*time.Hour))
 }
 
-var fuzzedSigners = []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeletServingSignerName, "example.com/a"}
+var fuzzedSigners = []string{clientSigner, servingSigner, "example.com/a"}
 
 func (b *bits) signers() []string {
 	var names []string
@@ -60,7 +58,7 @@ func (b *bits) signers() []string {
 func (b *bits) ca(name string) *v1alpha1.CAStatus {
 	authority := fact(name)
 	if !b.usually() {
-		authority.NotAfter = metav1.NewTime(noon.Add(-time.Minute))
+		authority.NotAfter = *at(-time.Minute)
 	}
 	authority.Generation, authority.Signers = int64(b.below(3)), b.signers()
 	authority.SignsSince, authority.AdoptedAt, authority.AttestedAt = b.instant(), b.instant(), b.instant()
@@ -69,15 +67,16 @@ func (b *bits) ca(name string) *v1alpha1.CAStatus {
 }
 
 // status returns a status that some sequence of steps could have stored: it has the CAs of its phase.
-func (b *bits) status() *v1alpha1.SigningAuthorityStatus {
-	s := &v1alpha1.SigningAuthorityStatus{Phase: pick(b, v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed, "Other")}
-	if s.Phase == v1alpha1.Prepared || s.Phase == v1alpha1.Completing || s.Phase == v1alpha1.Completed || s.Phase == v1alpha1.Preparing && b.yes() {
+func (b *bits) status() *saStatus {
+	s := &saStatus{Phase: pick(b, v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed, "Other")}
+	rotated := s.Phase == v1alpha1.Prepared || s.Phase == v1alpha1.Completing
+	if rotated || s.Phase == v1alpha1.Completed || s.Phase == v1alpha1.Preparing && b.yes() {
 		s.Signing = b.ca("old")
 	}
 	if s.Phase == v1alpha1.Preparing && b.usually() {
 		s.Candidate = b.ca("new")
 	}
-	if s.Phase == v1alpha1.Prepared || s.Phase == v1alpha1.Completing {
+	if rotated {
 		s.Retiring = b.ca("gone")
 	}
 	s.Intent = pick(b, string(SwapBack), string(DestroyRetiring), string(Publish), string(MakeCandidate), "Other")
@@ -96,7 +95,7 @@ func (b *bits) proof() Proof {
 	return Proof{Proven: b.usually(), Settling: b.yes(), Missing: pick(b, []string{"10.0.0.7:6443"}, slices.Repeat([]string{"a"}, 40))}
 }
 
-func (b *bits) facts(s *v1alpha1.SigningAuthorityStatus) Facts {
+func (b *bits) facts(s *saStatus) Facts {
 	in := func(own *v1alpha1.CAStatus) *v1alpha1.CAStatus {
 		if b.usually() {
 			return own.DeepCopy()
@@ -104,11 +103,14 @@ func (b *bits) facts(s *v1alpha1.SigningAuthorityStatus) Facts {
 		return pick(b, s.Signing, s.Candidate, s.Retiring, fact("else")).DeepCopy()
 	}
 	f := Facts{
-		Now: noon.Add(time.Duration(b.below(3)) * 400 * time.Millisecond), Name: "cluster", Permitted: b.usually(), Published: b.usually(), SettleFor: time.Minute,
+		Now: noon.Add(time.Duration(b.below(3)) * 400 * time.Millisecond), Name: "cluster", Permitted: b.usually(), Published: b.usually(),
+		SettleFor: time.Minute,
 		Operation: pick(b, "", "", "", "", v1alpha1.RotateStart, v1alpha1.RotateComplete, v1alpha1.RotateRollback, v1alpha1.TrustConfirmed,
 			v1alpha1.OutstandingAccepted, v1alpha1.AdoptionAttested, "other"),
-		Secret: SecretFacts{TLS: in(s.Signing), Signing: in(s.Signing), Candidate: in(s.Candidate), Retiring: in(s.Retiring), PermittedSigners: b.signers()},
-		From:   pick(b, fact("else")), Unpublished: pick(b, []string{"ConfigMap a/b is not up to date"}),
+		Secret: SecretFacts{
+			TLS: in(s.Signing), Signing: in(s.Signing), Candidate: in(s.Candidate), Retiring: in(s.Retiring), PermittedSigners: b.signers(),
+		},
+		From: pick(b, fact("else")), Unpublished: pick(b, []string{"ConfigMap a/b is not up to date"}),
 		Sharing: pick(b, []string{"other"}), RetiringSigners: b.signers(), Sealed: b.usually(), RetiringOpen: !b.usually(), TLSRetired: !b.usually(),
 	}
 	f.Answers = Answers{
@@ -121,7 +123,7 @@ func (b *bits) facts(s *v1alpha1.SigningAuthorityStatus) Facts {
 	f.CandidateUnaccounted = !b.usually() && sameCA(f.Secret.Candidate, s.Candidate)
 	for range b.below(4) {
 		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{
-			Signer: pick(b, fuzzedSigners...), Count: int64(b.below(100)), Until: metav1.NewTime(noon.Add(time.Duration(b.below(4)-1) * time.Hour)),
+			Signer: pick(b, fuzzedSigners...), Count: int64(b.below(100)), Until: *at(time.Duration(b.below(4)-1) * time.Hour),
 		})
 	}
 	return f
@@ -134,7 +136,8 @@ func FuzzNext(f *testing.F) {
 	for phase := range byte(6) {
 		f.Add([]byte{phase}, uint8(1))
 		f.Add([]byte{phase, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 1, 0, 2, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 0, 1, 1, 2}, uint8(7))
-		f.Add([]byte{phase, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 1, 1, 1, 1, 2, 1, 1, 3, 3, 3, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, uint8(3))
+		twos := []byte{phase, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 3, 4, 1, 1, 2, 1, 1, 1, 1, 2, 1, 1, 3, 3, 3, 1, 2, 2, 2}
+		f.Add(append(twos, bytes.Repeat([]byte{1}, 12)...), uint8(3))
 	}
 	f.Fuzz(func(t *testing.T, data []byte, signers uint8) { decide(t, data, signers, tally{}) })
 }
@@ -203,14 +206,15 @@ func decide(t *testing.T, data []byte, signers uint8, checked tally) Action {
 
 // checkSafe checks what no step may do. It states the rules in its own words, without the functions of Next. checked
 // counts how often each rule applies.
-func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alpha1.SigningAuthorityStatus, f Facts, step Step, checked tally) {
+func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *saStatus, f Facts, step Step, checked tally) {
 	t.Helper()
 	s := &step.Status
 	switch step.Action {
 	case Switch:
 		checked["switch"]++
-		if !f.Published || !f.Permitted || f.Secret.Candidate == nil || before.Candidate == nil || f.Secret.Candidate.Fingerprint != before.Candidate.Fingerprint ||
-			forAPIServers(spec.Signers) && !f.Candidate.Proven || unconfirmed(spec.Signers, before.Candidate) {
+		there, noted := f.Secret.Candidate, before.Candidate
+		if !f.Published || !f.Permitted || there == nil || noted == nil || there.Fingerprint != noted.Fingerprint ||
+			forAPIServers(spec.Signers) && !f.Candidate.Proven || unconfirmed(spec.Signers, noted) {
 			t.Errorf("signs with a CA that its verifiers do not trust: %+v", step)
 		}
 	case SwapBack:
@@ -223,7 +227,8 @@ func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alph
 		if before.Phase != v1alpha1.Completing || before.UnpublishedAt == nil || !f.Published || f.RetiringOpen {
 			t.Errorf("destroys a key early: %+v", step)
 		}
-		provable := s.Retiring != nil && f.Now.Before(s.Retiring.NotAfter.Time) && len(f.Sharing) == 0 && (forAPIServers(spec.Signers) || forAPIServers(f.RetiringSigners))
+		provable := s.Retiring != nil && f.Now.Before(s.Retiring.NotAfter.Time) && len(f.Sharing) == 0 &&
+			(forAPIServers(spec.Signers) || forAPIServers(f.RetiringSigners))
 		if !provable || f.Secret.Retiring == nil {
 			break
 		}
@@ -234,7 +239,7 @@ func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alph
 	if before.UnpublishedAt == nil && s.UnpublishedAt != nil {
 		checked["unpublish"]++
 		quiet := s.LedgerClosedAt != nil && f.Now.Sub(s.LedgerClosedAt.Time) >= ledger.QuietAfter
-		inUse := certificatesInUse(spec, s.Retiring, f)
+		inUse := certificatesInUse(s.Retiring, f)
 		if inUse {
 			checked["unpublish in use"]++
 		}
@@ -242,53 +247,39 @@ func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *v1alph
 			t.Errorf("unpublishes a CA whose certificates are in use: %+v", step)
 		}
 	}
-	var bundle []string
+	var bundle []*v1alpha1.CAStatus
 	for _, ca := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring} {
 		if ca != nil && (ca != s.Retiring || s.UnpublishedAt == nil) {
-			bundle = append(bundle, ca.Fingerprint)
+			bundle = append(bundle, ca)
 		}
 	}
-	if got := fingerprints(Trusted(s)); !slices.Equal(got, bundle) {
-		t.Errorf("the trust bundle has %q, want %q: %+v", got, bundle, step)
+	if got := Trusted(s); !slices.Equal(got, bundle) {
+		t.Errorf("the trust bundle has %+v, want %+v: %+v", got, bundle, step)
 	}
-}
-
-func fingerprints(all []*v1alpha1.CAStatus) (names []string) {
-	for _, ca := range all {
-		names = append(names, ca.Fingerprint)
-	}
-	return names
 }
 
 // forAPIServers reports whether API servers verify certificates of signers. Of the fuzzed signers, this is only the
 // client signer.
 func forAPIServers(signers []string) bool {
-	return slices.Contains(signers, certificatesv1.KubeAPIServerClientSignerName)
+	return slices.Contains(signers, clientSigner)
 }
 
 // unconfirmed reports whether the administrator has not confirmed the trust in ca for one of signers that no probe covers.
 func unconfirmed(signers []string, ca *v1alpha1.CAStatus) bool {
-	for _, name := range signers {
-		if name != certificatesv1.KubeAPIServerClientSignerName && !slices.Contains(ca.Signers, name) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(signers, func(name string) bool { return name != clientSigner && !slices.Contains(ca.Signers, name) })
 }
 
 // certificatesInUse reports whether a certificate of retiring may be valid: one in the ledger, or one that another program
 // has issued up to a year before the adoption.
-func certificatesInUse(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatus, f Facts) bool {
+func certificatesInUse(retiring *v1alpha1.CAStatus, f Facts) bool {
 	if !f.Now.Before(retiring.NotAfter.Time) {
 		return false
 	}
-	for _, part := range f.Outstanding {
-		if f.Now.Before(part.Until.Time) {
-			return true
-		}
+	if slices.ContainsFunc(f.Outstanding, func(part v1alpha1.Outstanding) bool { return f.Now.Before(part.Until.Time) }) {
+		return true
 	}
 	const year = 8760 * time.Hour // no fuzzed spec sets another lifetime
-	return spec.Lifetimes.Adopted == nil && retiring.AdoptedAt != nil && retiring.AttestedAt == nil && f.Now.Sub(retiring.AdoptedAt.Time) < year
+	return retiring.AdoptedAt != nil && retiring.AttestedAt == nil && f.Now.Sub(retiring.AdoptedAt.Time) < year
 }
 
 var reason = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$`) // metav1.Condition
@@ -302,7 +293,7 @@ func checkStored(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, f Facts, ste
 	if err != nil {
 		t.Fatal(err)
 	}
-	var read v1alpha1.SigningAuthorityStatus
+	var read saStatus
 	if err := json.Unmarshal(data, &read); err != nil {
 		t.Fatal(err)
 	}
