@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
@@ -33,27 +32,43 @@ var (
 
 const key, other, node, web = "0123456789abcdef", "fedcba9876543210", "kubernetes.io/kubelet-serving", "example.com/web"
 
-// server is a fake API server that counts requests. before, if set, is called before each write.
-type server struct {
+// world is a fake API server that counts requests, and the Book of one process. before, if set, is called before each
+// write.
+type world struct {
 	client.Client
+	*ledger.Book
+	t             testing.TB
+	clock         *clocktesting.FakePassiveClock
 	reads, writes atomic.Int64
 	before        func() error
 }
 
-func newServer(objs ...client.Object) *server {
-	s := &server{}
+// newWorld returns a world with an empty account for each of keyIDs.
+func newWorld(t testing.TB, keyIDs ...string) *world {
+	t.Helper()
+	data := map[string]string{}
+	for _, keyID := range keyIDs {
+		data[keyID] = `{"signers":{}}`
+	}
+	return worldWith(t, data)
+}
+
+// worldWith returns a world whose ledger has data, or none if data is empty.
+func worldWith(t testing.TB, data map[string]string) *world {
+	t.Helper()
+	w := &world{t: t, clock: clocktesting.NewFakePassiveClock(now)}
 	write := func(do func() error) error {
-		s.writes.Add(1)
-		if s.before != nil {
-			if err := s.before(); err != nil {
+		w.writes.Add(1)
+		if w.before != nil {
+			if err := w.before(); err != nil {
 				return err
 			}
 		}
 		return do()
 	}
-	s.Client = fake.NewClientBuilder().WithScheme(scheme.Scheme).WithObjects(objs...).WithInterceptorFuncs(interceptor.Funcs{
+	builder := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 		Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
-			s.reads.Add(1)
+			w.reads.Add(1)
 			return c.Get(ctx, key, obj, options...)
 		},
 		Create: func(ctx context.Context, c client.WithWatch, obj client.Object, options ...client.CreateOption) error {
@@ -62,89 +77,108 @@ func newServer(objs ...client.Object) *server {
 		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, options ...client.UpdateOption) error {
 			return write(func() error { return c.Update(ctx, obj, options...) })
 		},
-	}).Build()
-	return s
-}
-
-func (s *server) book() *ledger.Book {
-	return ledger.NewBook(s, s, secret, clocktesting.NewFakePassiveClock(now))
-}
-
-func (s *server) stored(t testing.TB) map[string]ledger.Account {
-	t.Helper()
-	accounts, err := s.book().Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	})
+	if len(data) > 0 {
+		builder.WithObjects(configMap("ca-ledger", data))
 	}
+	w.Client = builder.Build()
+	w.Book = w.another()
+	return w
+}
+
+func configMap(name string, data map[string]string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Data: data}
+}
+
+// another returns the Book of another process.
+func (w *world) another() *ledger.Book { return ledger.NewBook(w, w, secret, w.clock) }
+
+// ahead sets the clock to that long after now.
+func (w *world) ahead(after time.Duration) { w.clock.SetTime(now.Add(after)) }
+
+// cover covers one certificate of the key that ends that long after now.
+func (w *world) cover(signer string, after time.Duration) error {
+	return w.Cover(w.t.Context(), key, signer, now.Add(after))
+}
+
+// lose deletes the ledger.
+func (w *world) lose() { w.succeed(w.Delete(w.t.Context(), configMap("ca-ledger", nil))) }
+
+// open creates the account of the key as another process.
+func (w *world) open() { w.succeed(w.another().Open(w.t.Context(), key)) }
+
+func (w *world) succeed(errs ...error) {
+	w.t.Helper()
+	if err := errors.Join(errs...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) fails(what string, err, want error) {
+	w.t.Helper()
+	if !errors.Is(err, want) {
+		w.t.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+func (w *world) stored() map[string]ledger.Account {
+	w.t.Helper()
+	accounts, err := w.another().Read(w.t.Context())
+	w.succeed(err)
 	return accounts
 }
 
-func stored(data map[string]string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "ca-ledger"}, Data: data}
+// has checks the entry of a signer in the account of the key.
+func (w *world) has(what, signer string, count int, after time.Duration) {
+	w.t.Helper()
+	if diff := cmp.Diff(entry(count, after), w.stored()[key].Signers[signer]); diff != "" {
+		w.t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
 }
 
-// empty returns a ledger with empty accounts.
-func empty(keyIDs ...string) *corev1.ConfigMap {
-	data := map[string]string{}
-	for _, keyID := range keyIDs {
-		data[keyID] = `{"signers":{}}`
-	}
-	return stored(data)
-}
-
-func succeed(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+func entry(count int, after time.Duration) ledger.Entry {
+	return ledger.Entry{Count: count, NotAfter: now.Add(after)}
 }
 
 // TestCover checks that NotAfter is stored ahead by a sixteenth of the lifetime, between a minute and a day, and that
 // the count grows by 64.
 func TestCover(t *testing.T) {
 	t.Parallel()
-	s := newServer(empty(key))
-	book := s.book()
+	w := newWorld(t, key)
 	for _, step := range []struct {
-		what      string
-		signer    string
-		after     time.Duration
-		writes    int64
-		wantCount int
-		wantAhead time.Duration // after now
+		what, signer string
+		after        time.Duration
+		writes       int64
+		wantAhead    time.Duration // after now
 	}{
-		{"the first", web, 16 * time.Hour, 1, 64, 17 * time.Hour},
-		{"the same again", web, 16 * time.Hour, 0, 64, 17 * time.Hour},
-		{"shorter", web, time.Hour, 0, 64, 17 * time.Hour},
-		{"up to the mark", web, 17 * time.Hour, 0, 64, 17 * time.Hour},
-		{"beyond the mark", web, 17*time.Hour + time.Second, 1, 64, 18*time.Hour + 3*time.Minute + 47*time.Second},
-		{"another signer, a year", node, 365 * 24 * time.Hour, 1, 64, 366 * 24 * time.Hour},
-		{"ten minutes", "example.com/short", 10 * time.Minute, 1, 64, 11 * time.Minute},
-		{"what has ended", "example.com/ended", -time.Hour, 1, 64, -59 * time.Minute},
+		{"the first", web, 16 * time.Hour, 1, 17 * time.Hour},
+		{"the same again", web, 16 * time.Hour, 0, 17 * time.Hour},
+		{"shorter", web, time.Hour, 0, 17 * time.Hour},
+		{"up to the mark", web, 17 * time.Hour, 0, 17 * time.Hour},
+		{"beyond the mark", web, 17*time.Hour + time.Second, 1, 18*time.Hour + 3*time.Minute + 47*time.Second},
+		{"another signer, a year", node, 365 * 24 * time.Hour, 1, 366 * 24 * time.Hour},
+		{"ten minutes", "example.com/short", 10 * time.Minute, 1, 11 * time.Minute},
+		{"what has ended", "example.com/ended", -time.Hour, 1, -59 * time.Minute},
 	} {
-		before := s.writes.Load()
-		succeed(t, book.Cover(t.Context(), key, step.signer, now.Add(step.after)))
-		if got := s.writes.Load() - before; got != step.writes {
+		before := w.writes.Load()
+		w.succeed(w.cover(step.signer, step.after))
+		if got := w.writes.Load() - before; got != step.writes {
 			t.Errorf("%s: %d writes, want %d", step.what, got, step.writes)
 		}
-		want := ledger.Entry{Count: step.wantCount, NotAfter: now.Add(step.wantAhead)}
-		if diff := cmp.Diff(want, s.stored(t)[key].Signers[step.signer]); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", step.what, diff)
-		}
+		w.has(step.what, step.signer, 64, step.wantAhead)
 	}
 }
 
 // TestBurst lets the 20 workers of the signer issue 5,000 certificates: a write for each 64, and a few more.
 func TestBurst(t *testing.T) {
 	t.Parallel()
-	s := newServer(empty(key))
-	book := s.book()
+	w := newWorld(t, key)
 	work := make(chan int)
 	var workers sync.WaitGroup
 	for range 20 {
 		workers.Go(func() {
 			for n := range work {
-				if err := book.Cover(t.Context(), key, node, now.Add(time.Hour+time.Duration(n)*time.Millisecond)); err != nil {
+				if err := w.cover(node, time.Hour+time.Duration(n)*time.Millisecond); err != nil {
 					t.Error(err)
 				}
 			}
@@ -155,62 +189,48 @@ func TestBurst(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	if writes := s.writes.Load(); writes > 5000/64+10 {
-		t.Errorf("%d writes", writes)
-	}
-	if reads := s.reads.Load(); reads > 2 {
-		t.Errorf("%d reads", reads)
-	}
-	if got := s.stored(t)[key].Signers[node].Count; got < 5000 || got > 5000+10*64 {
-		t.Errorf("counted %d", got)
+	writes, reads := w.writes.Load(), w.reads.Load()
+	if count := w.stored()[key].Signers[node].Count; writes > 5000/64+10 || reads > 2 || count < 5000 || count > 5000+10*64 {
+		t.Errorf("%d writes, %d reads, counted %d", writes, reads, count)
 	}
 }
 
 // BenchmarkCover measures the cost of one certificate, with an API server that answers at once.
 func BenchmarkCover(b *testing.B) {
-	s := newServer(empty(key))
-	book := s.book()
+	w := newWorld(b, key)
 	for b.Loop() {
-		succeed(b, book.Cover(b.Context(), key, node, now.Add(time.Hour)))
+		w.succeed(w.cover(node, time.Hour))
 	}
-	b.ReportMetric(float64(s.writes.Load())/float64(b.N), "writes/op")
+	b.ReportMetric(float64(w.writes.Load())/float64(b.N), "writes/op")
 }
 
+// TestSeal checks that a read after a seal returns all that is ever covered.
 func TestSeal(t *testing.T) {
 	t.Parallel()
-	s := newServer()
+	w := newWorld(t)
 	for round := range 3 {
-		keyID := fmt.Sprintf("%016x", round)
-		ledgertest.Seal(t, keyID, now, s.book)
+		ledgertest.Seal(t, fmt.Sprintf("%016x", round), now, w.another)
 	}
 }
 
 // TestSealedAndOpenedAgain checks that the account is read each time, because another process may have opened it.
 func TestSealedAndOpenedAgain(t *testing.T) {
 	t.Parallel()
-	s := newServer(empty(key, other))
-	book := s.book()
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
-	succeed(t, s.book().Seal(t.Context(), key))
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour))) // within its reserve
+	w, ctx := newWorld(t, key, other), t.Context()
+	w.succeed(w.cover(web, time.Hour), w.another().Seal(ctx, key), w.cover(web, time.Hour)) // within its reserve
 	for range 2 {
-		if err := book.Cover(t.Context(), key, web, now.Add(48*time.Hour)); !errors.Is(err, ledger.ErrSealed) {
-			t.Errorf("beyond the mark: %v", err)
-		}
-		if err := book.Cover(t.Context(), key, web, now.Add(time.Hour)); !errors.Is(err, ledger.ErrSealed) {
-			t.Errorf("once it is known: %v", err)
-		}
+		w.fails("beyond the mark", w.cover(web, 48*time.Hour), ledger.ErrSealed)
+		w.fails("once it is known", w.cover(web, time.Hour), ledger.ErrSealed)
 	}
-	succeed(t, book.Cover(t.Context(), other, web, now.Add(time.Hour)))
-	succeed(t, s.book().Raise(t.Context(), key, web, now.Add(72*time.Hour))) // also in a closed account
-	succeed(t, s.book().Open(t.Context(), key))                              // Open is for a missing account
-	if !s.stored(t)[key].Sealed {
+	w.succeed(w.Cover(ctx, other, web, now.Add(time.Hour)))
+	w.succeed(w.another().Raise(ctx, key, web, now.Add(72*time.Hour))) // also in a closed account
+	w.open()                                                           // Open is for a missing account
+	if !w.stored()[key].Sealed {
 		t.Error("Open has unsealed it")
 	}
-	succeed(t, s.book().Unseal(t.Context(), key))
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(48*time.Hour)))
-	want := ledger.Account{Signers: map[string]ledger.Entry{web: {Count: 64 + 1 + 64, NotAfter: now.Add(72 * time.Hour)}}}
-	if diff := cmp.Diff(want, s.stored(t)[key]); diff != "" {
+	w.succeed(w.another().Unseal(ctx, key), w.cover(web, 48*time.Hour))
+	want := ledger.Account{Signers: map[string]ledger.Entry{web: entry(64+1+64, 72*time.Hour)}}
+	if diff := cmp.Diff(want, w.stored()[key]); diff != "" {
 		t.Error(diff)
 	}
 }
@@ -225,48 +245,23 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newServer(stored(map[string]string{key: text, other: "{}"}))
-			book := s.book()
+			w, ctx := worldWith(t, map[string]string{key: text, other: "{}"}), t.Context()
+			_, readErr := w.Read(ctx)
 			for what, err := range map[string]error{
-				"cover": book.Cover(t.Context(), key, web, now), "seal": book.Seal(t.Context(), key),
-				"unseal": book.Unseal(t.Context(), key), "raise": book.Raise(t.Context(), key, web, now),
-				"import": book.Import(t.Context(), key, ledger.Account{Signers: map[string]ledger.Entry{}}, nil),
+				"read": readErr, "cover": w.cover(web, 0), "seal": w.Seal(ctx, key), "unseal": w.Unseal(ctx, key),
+				"raise":  w.Raise(ctx, key, web, now),
+				"import": w.Import(ctx, key, ledger.Account{Signers: map[string]ledger.Entry{}}, nil),
 			} {
 				if err == nil || !strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key) {
 					t.Errorf("%s: %v", what, err)
 				}
 			}
-			if _, err := book.Read(t.Context()); err == nil {
-				t.Error("it was read")
-			}
-			succeed(t, book.Cover(t.Context(), other, web, now)) // the account of another key is not affected
+			w.succeed(w.Cover(ctx, other, web, now)) // the account of another key is not affected
 			obj := &corev1.ConfigMap{}
-			succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: "ca-ledger"}, obj))
-			if got := obj.Data[key]; got != text {
-				t.Errorf("overwritten with %q", got)
+			if w.succeed(w.Get(ctx, types.NamespacedName{Namespace: "ns", Name: "ca-ledger"}, obj)); obj.Data[key] != text {
+				t.Errorf("overwritten with %q", obj.Data[key])
 			}
 		})
-	}
-}
-
-// TestNeverLowered checks that stored entries are stored again after another client deleted and created the account.
-func TestNeverLowered(t *testing.T) {
-	t.Parallel()
-	s := newServer(empty(key))
-	book := s.book()
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(1600*time.Hour)))
-	succeed(t, s.Delete(t.Context(), stored(nil)))
-	for range 63 { // as many as were left
-		succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
-	}
-	if err := book.Cover(t.Context(), key, web, now.Add(time.Hour)); !errors.Is(err, ledger.ErrNoAccount) {
-		t.Errorf("one more: %v", err)
-	}
-	succeed(t, s.book().Open(t.Context(), key))
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
-	want := ledger.Entry{Count: 128, NotAfter: now.Add(1624 * time.Hour)}
-	if diff := cmp.Diff(want, s.stored(t)[key].Signers[web]); diff != "" {
-		t.Error(diff)
 	}
 }
 
@@ -274,23 +269,18 @@ func TestNeverLowered(t *testing.T) {
 // write.
 func TestCancellation(t *testing.T) {
 	t.Parallel()
-	s := newServer(empty(key))
+	w := newWorld(t, key)
 	writing, release := make(chan struct{}), make(chan struct{})
-	s.before = sync.OnceValue(func() error { close(writing); <-release; return nil })
-	book := s.book()
+	w.before = sync.OnceValue(func() error { close(writing); <-release; return nil })
 	ctx, cancel := context.WithCancel(t.Context())
 	first, second := make(chan error), make(chan error)
-	go func() { first <- book.Cover(ctx, key, web, now.Add(time.Hour)) }()
+	go func() { first <- w.Cover(ctx, key, web, now.Add(time.Hour)) }()
 	<-writing
-	go func() { second <- book.Cover(t.Context(), key, web, now.Add(time.Hour)) }()
+	go func() { second <- w.cover(web, time.Hour) }()
 	cancel()
-	if err := <-first; !errors.Is(err, context.Canceled) {
-		t.Errorf("the first: %v", err)
-	}
+	w.fails("the first", <-first, context.Canceled)
 	close(release)
-	if err := <-second; err != nil {
-		t.Errorf("the second: %v", err)
-	}
+	w.succeed(<-second)
 }
 
 // TestRetriesAreBounded checks that retries end, and that nothing is covered, if the API server refuses each write.
@@ -306,45 +296,42 @@ func TestRetriesAreBounded(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s := newServer(empty(key))
-			s.before = func() error { return test.err }
-			book := s.book()
-			if err := book.Cover(t.Context(), key, web, now); !errors.Is(err, test.err) {
-				t.Errorf("covered: %v", err)
+			w := newWorld(t, key)
+			w.before = func() error { return test.err }
+			if w.fails("cover", w.cover(web, 0), test.err); w.writes.Load() > test.most {
+				t.Errorf("%d writes", w.writes.Load())
 			}
-			if writes := s.writes.Load(); writes > test.most {
-				t.Errorf("%d writes", writes)
-			}
-			s.before = nil
-			succeed(t, book.Cover(t.Context(), key, web, now))
+			w.before = nil
+			w.succeed(w.cover(web, 0))
 		})
 	}
 }
 
+// TestRaiseImport checks that entries only rise, that a mark that is high enough is not written, and that Import creates
+// the account, even for a signer without an entry in the other ledger.
 func TestRaiseImport(t *testing.T) {
 	t.Parallel()
-	s := newServer(empty(key))
-	book := s.book()
-	until := func(hours int) time.Time { return now.Add(time.Duration(hours) * time.Hour) }
-	succeed(t, book.Raise(t.Context(), key, web, until(2).Add(time.Millisecond))) // rounded up
-	writes := s.writes.Load()
-	succeed(t, book.Raise(t.Context(), key, web, until(1)))
-	if s.writes.Load() > writes {
+	w, ctx := newWorld(t, key), t.Context()
+	w.succeed(w.Raise(ctx, key, web, now.Add(2*time.Hour+time.Millisecond))) // rounded up
+	w.has("raised", web, 1, 2*time.Hour+time.Second)
+	writes := w.writes.Load()
+	if w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour))); w.writes.Load() > writes {
 		t.Error("a mark that is high enough was written")
 	}
-	succeed(t, book.Raise(t.Context(), key, web, until(3)))
+	w.succeed(w.Raise(ctx, key, web, now.Add(3*time.Hour)))
 	from := ledger.Account{Sealed: true, Signers: map[string]ledger.Entry{
-		web: {Count: 7, NotAfter: until(1)}, node: {Count: 1, NotAfter: until(5)}, "a.b/c": {Count: 1, NotAfter: until(5)},
+		web: entry(7, time.Hour), node: entry(1, 5*time.Hour), "a.b/c": entry(1, 5*time.Hour),
 	}}
 	for range 2 { // the second Import changes nothing
-		succeed(t, book.Import(t.Context(), key, from, []string{web, node, "d.e/f"}))
+		w.succeed(w.Import(ctx, key, from, []string{web, node, "d.e/f"}))
 	}
-	succeed(t, book.Import(t.Context(), other, from, []string{"a.b/c"}))
+	w.succeed(w.Import(ctx, other, from, []string{"a.b/c"}), w.Import(ctx, "third", from, []string{"d.e/f"}))
 	want := map[string]ledger.Account{
-		key:   {Signers: map[string]ledger.Entry{web: {Count: 7, NotAfter: until(3)}, node: {Count: 1, NotAfter: until(5)}}},
-		other: {Signers: map[string]ledger.Entry{"a.b/c": {Count: 1, NotAfter: until(5)}}},
+		key:     {Signers: map[string]ledger.Entry{web: entry(7, 3*time.Hour), node: entry(1, 5*time.Hour)}},
+		other:   {Signers: map[string]ledger.Entry{"a.b/c": entry(1, 5*time.Hour)}},
+		"third": {Signers: map[string]ledger.Entry{}},
 	}
-	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
+	if diff := cmp.Diff(want, w.stored()); diff != "" {
 		t.Error(diff)
 	}
 	if diff := cmp.Diff([]string{web, node}, want[key].SignerNames()); diff != "" {
@@ -352,34 +339,110 @@ func TestRaiseImport(t *testing.T) {
 	}
 }
 
+// TestNeverLowered checks that stored entries are stored again after another client deleted and created the account.
+func TestNeverLowered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, key)
+	w.succeed(w.cover(web, 1600*time.Hour))
+	w.lose()
+	for range 63 { // as many as were left
+		w.succeed(w.cover(web, time.Hour))
+	}
+	w.fails("one more", w.cover(web, time.Hour), ledger.ErrNoAccount)
+	w.open()
+	w.succeed(w.cover(web, time.Hour))
+	w.has("stored again", web, 128, 1624*time.Hour)
+}
+
 // TestAKeyThatComesBack checks that reserves from before the removal of its account do not cover a key.
 func TestAKeyThatComesBack(t *testing.T) {
 	t.Parallel()
-	s := newServer(empty(key, other))
-	book := s.book()
-	for _, keyID := range []string{key, other} {
-		succeed(t, book.Cover(t.Context(), keyID, web, now.Add(time.Hour)))
+	w := newWorld(t, key, other)
+	w.succeed(w.cover(web, time.Hour), w.Cover(t.Context(), other, web, now.Add(time.Hour)))
+	w.lose()
+	w.open()
+	w.succeed(w.cover(web, time.Hour))
+	w.has("covered again", web, 64, time.Hour+3*time.Minute+45*time.Second)
+}
+
+// TestALostAccountIsNotMadeUp checks that a client that knows only a part of the certificates does not recreate a
+// lost ledger.
+func TestALostAccountIsNotMadeUp(t *testing.T) {
+	t.Parallel()
+	w, ctx := newWorld(t, key), t.Context()
+	w.succeed(w.cover(node, 365*24*time.Hour), w.Raise(ctx, key, web, now.Add(time.Hour)))
+	w.lose()
+	for name, book := range map[string]*ledger.Book{"restarted": w.another(), "running": w.Book} {
+		for what, err := range map[string]error{
+			"cover": book.Cover(ctx, key, web, now.Add(time.Hour)),
+			"raise": book.Raise(ctx, key, web, now.Add(time.Hour)), // although it has recorded this end before
+			"seal":  book.Seal(ctx, key), "unseal": book.Unseal(ctx, key),
+			"import what was not read": book.Import(ctx, key, ledger.Account{}, []string{web}),
+		} {
+			w.fails(name+": "+what, err, ledger.ErrNoAccount)
+		}
 	}
-	succeed(t, s.Delete(t.Context(), stored(nil)))
-	succeed(t, s.book().Open(t.Context(), key))
-	succeed(t, book.Cover(t.Context(), key, web, now.Add(time.Hour)))
-	if got := s.stored(t)[key].Signers[web].Count; got != 64 {
-		t.Errorf("counted %d", got)
+	w.fails("of what it has reserved, once it knows", w.cover(node, time.Hour), ledger.ErrNoAccount)
+	if diff := cmp.Diff(map[string]ledger.Account{}, w.stored()); diff != "" {
+		t.Errorf("written: %s", diff)
+	}
+	w.open()
+	w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour)))
+	w.has("raised again", web, 1, time.Hour)
+}
+
+// TestAnAccountThatWasMadeMeanwhile checks that a Book that has cached the ledger finds an account that was created
+// since.
+func TestAnAccountThatWasMadeMeanwhile(t *testing.T) {
+	t.Parallel()
+	for name, use := range map[string]func(*world) error{
+		"cover": func(w *world) error { return w.cover(web, time.Hour) },
+		"raise": func(w *world) error { return w.Raise(t.Context(), key, web, now.Add(time.Hour)) },
+		"seal":  func(w *world) error { return w.Seal(t.Context(), key) },
+	} {
+		w := newWorld(t, other)
+		w.succeed(w.Cover(t.Context(), other, web, now.Add(time.Hour)))
+		w.open()
+		if err := use(w); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }
 
-// TestOpen checks that an account is created once, and that its content stays.
-func TestOpen(t *testing.T) {
-	book := newServer().book()
-	succeed(t, book.Open(t.Context(), "key"))
-	accounts, err := book.Read(t.Context())
-	succeed(t, err)
-	if account, found := accounts["key"]; !found || len(account.Signers) != 0 || account.Sealed {
-		t.Errorf("opened %+v, %t", account, found)
+// TestAReserveEnds checks that a Book with a reserve notices within seconds that the account is closed, and stops
+// covering.
+func TestAReserveEnds(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, key)
+	w.succeed(w.cover(web, time.Hour), w.another().Seal(t.Context(), key))
+	w.ahead(4 * time.Second)
+	w.succeed(w.cover(web, time.Hour)) // within the earlier reserve
+	w.ahead(6 * time.Second)
+	w.fails("after the reserve has ended", w.cover(web, time.Hour), ledger.ErrSealed)
+	w.has("while it is closed", web, 64, time.Hour+3*time.Minute+45*time.Second)
+	w.succeed(w.another().Unseal(t.Context(), key), w.cover(web, time.Hour))
+}
+
+// TestAReserveIsRenewed checks that reading the account renews a reserve: its certificates are not counted again, and
+// nothing is written. That is so even if the account could not be written in between.
+func TestAReserveIsRenewed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, key)
+	for i := range 65 {
+		if i == 10 {
+			away := errors.New("away")
+			w.before = func() error { return away }
+			w.fails("what could not be written", w.cover(web, 48*time.Hour), away)
+			w.before = nil
+			w.writes.Add(-1)
+		}
+		w.ahead(time.Duration(i) * time.Minute / 2)
+		w.succeed(w.cover(web, time.Hour))
+		if got, want := w.stored()[key].Signers[web].Count, 64+i/64*64; got != want {
+			t.Fatalf("after %d certificates %d are counted", i+1, got)
+		}
 	}
-	succeed(t, book.Cover(t.Context(), "key", "example.com/a", now.Add(time.Hour)))
-	succeed(t, book.Open(t.Context(), "key"))
-	if accounts, err = book.Read(t.Context()); err != nil || accounts["key"].Signers["example.com/a"].Count == 0 {
-		t.Errorf("after it was opened again: %+v, %v", accounts, err)
+	if writes := w.writes.Load(); writes != 2 {
+		t.Errorf("%d writes", writes)
 	}
 }

@@ -14,7 +14,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -23,119 +22,96 @@ import (
 
 const kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
 
-func (s *server) nodes(clock *clocktesting.FakePassiveClock) *ledger.Nodes {
-	return ledger.NewNodes(s, s, secret, clock)
-}
+func (w *world) nodes() *ledger.Nodes { return ledger.NewNodes(w, w, secret, w.clock) }
 
 func certificateOf(node, signerName, keyID string, notBefore time.Duration, lifetime time.Duration) ledger.Certificate {
 	return ledger.Certificate{Node: node, Signer: signerName, KeyID: keyID, NotBefore: now.Add(notBefore), NotAfter: now.Add(notBefore + lifetime)}
 }
 
-func read(t *testing.T, nodes *ledger.Nodes) []ledger.Certificate {
-	t.Helper()
-	all, err := nodes.Read(t.Context())
-	succeed(t, err)
+func (w *world) read(nodes *ledger.Nodes) []ledger.Certificate {
+	w.t.Helper()
+	all, err := nodes.Read(w.t.Context())
+	w.succeed(err)
 	return all
 }
 
-// TestNodes checks that the newest certificate of each node and signer is kept, and left out after it has expired.
+// shard returns a ConfigMap with certificates of nodes.
+func (w *world) shard(name string) *corev1.ConfigMap {
+	w.t.Helper()
+	obj := &corev1.ConfigMap{}
+	w.succeed(w.Get(w.t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, obj))
+	return obj
+}
+
+// TestNodes checks that the newest certificate of each node and signer is kept, and left out after it has expired. Notes
+// that can't be stored are kept for the next Flush.
 func TestNodes(t *testing.T) {
 	t.Parallel()
-	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
-	nodes := s.nodes(clock)
-	newer := certificateOf("a", node, other, time.Hour, 2*time.Hour)
+	w, ctx := newWorld(t), t.Context()
+	nodes, newer := w.nodes(), certificateOf("a", node, other, time.Hour, 2*time.Hour)
 	for _, one := range []ledger.Certificate{
 		certificateOf("a", node, key, 0, 48*time.Hour), newer, certificateOf("a", node, key, time.Minute, 48*time.Hour),
-		certificateOf("a", kubelet, key, 0, 24*time.Hour), certificateOf("b", kubelet, key, 0, time.Hour), certificateOf("", web, key, 0, time.Hour),
+		certificateOf("a", kubelet, key, 0, 24*time.Hour), certificateOf("", web, key, 0, time.Hour),
 	} {
 		nodes.Note(one)
 	}
-	succeed(t, nodes.Flush(t.Context()))
+	away := errors.New("no route")
+	w.before = func() error { return away }
+	w.fails("flush", nodes.Flush(ctx), away)
+	w.before = nil
+	nodes.Note(certificateOf("b", kubelet, key, 0, time.Hour))
+	w.succeed(nodes.Flush(ctx))
 	want := []ledger.Certificate{certificateOf("a", kubelet, key, 0, 24*time.Hour), newer, certificateOf("b", kubelet, key, 0, time.Hour)}
-	if diff := cmp.Diff(want, read(t, nodes)); diff != "" {
+	if diff := cmp.Diff(want, w.read(nodes)); diff != "" {
 		t.Error(diff)
 	}
-	writes := s.writes.Load()
-	again := s.nodes(clock)
+	writes, again := w.writes.Load(), w.nodes()
 	again.Note(certificateOf("a", node, key, 0, 48*time.Hour)) // seen again after a restart
-	succeed(t, again.Flush(t.Context()))
-	succeed(t, again.Flush(t.Context()))
-	if s.writes.Load() > writes {
+	if w.succeed(again.Flush(ctx), again.Flush(ctx)); w.writes.Load() > writes {
 		t.Error("what is known was written again")
 	}
-	clock.SetTime(now.Add(3 * time.Hour))
-	if diff := cmp.Diff(want[:1], read(t, nodes)); diff != "" {
+	w.ahead(3 * time.Hour)
+	if diff := cmp.Diff(want[:1], w.read(nodes)); diff != "" {
 		t.Error(diff)
 	}
 }
 
-// TestNodesThatCannotBeStored checks that unsaved notes are kept for the next Flush, and that unreadable data is not
-// overwritten.
-func TestNodesThatCannotBeStored(t *testing.T) {
-	t.Parallel()
-	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
-	nodes := s.nodes(clock)
-	nodes.Note(certificateOf("a", node, key, 0, time.Hour))
-	s.before = func() error { return errors.New("no route") }
-	if err := nodes.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), "no route") {
-		t.Errorf("flush: %v", err)
-	}
-	s.before = nil
-	nodes.Note(certificateOf("a", kubelet, key, 0, time.Hour))
-	succeed(t, nodes.Flush(t.Context()))
-	if got := read(t, nodes); len(got) != 2 {
-		t.Errorf("read %v", got)
-	}
-	for _, name := range ledger.NodesNames("ca") {
-		obj := &corev1.ConfigMap{}
-		if s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, obj) == nil {
-			obj.Data["a"] = "broken"
-			succeed(t, s.Update(t.Context(), obj))
-		}
-	}
-	again := s.nodes(clock)
-	again.Note(certificateOf("a", node, key, 0, 2*time.Hour))
-	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), "read the certificates of node a") {
-		t.Errorf("flush: %v", err)
-	}
-}
-
-// TestABrokenShardHidesNoOther checks that the other ConfigMaps are still read and written.
+// TestABrokenShardHidesNoOther checks that the other ConfigMaps are still read and written, and that the broken one is
+// not overwritten.
 func TestABrokenShardHidesNoOther(t *testing.T) {
 	t.Parallel()
-	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
-	nodes := s.nodes(clock)
-	names := make([]string, 200) // enough for each shard
-	for i := range names {
-		names[i] = fmt.Sprintf("node-%03d", i)
-		nodes.Note(certificateOf(names[i], node, key, 0, time.Hour))
+	w, ctx := newWorld(t), t.Context()
+	note := func(nodes *ledger.Nodes, keyID string, notBefore time.Duration) *ledger.Nodes {
+		for i := range 200 { // enough for each shard
+			nodes.Note(certificateOf(fmt.Sprintf("node-%03d", i), node, keyID, notBefore, time.Hour))
+		}
+		return nodes
 	}
-	succeed(t, nodes.Flush(t.Context()))
-	first := &corev1.ConfigMap{}
-	succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: ledger.NodesNames("ca")[0]}, first))
+	nodes := note(w.nodes(), key, 0)
+	w.succeed(nodes.Flush(ctx))
+	first := w.shard(ledger.NodesNames("ca")[0])
 	lost := len(first.Data)
 	first.Data["broken"] = "broken"
-	succeed(t, s.Update(t.Context(), first))
-
-	got, err := nodes.Read(t.Context())
-	if err == nil || !strings.Contains(err.Error(), first.Name) || len(got) != len(names)-lost || lost == 0 {
-		t.Errorf("read %d of %d, of which %d are broken: %v", len(got), len(names), lost, err)
-	}
-	again := s.nodes(clock)
-	for _, name := range names {
-		again.Note(certificateOf(name, node, other, time.Minute, time.Hour))
-	}
-	if err := again.Flush(t.Context()); err == nil || !strings.Contains(err.Error(), first.Name) {
-		t.Errorf("flush: %v", err)
-	}
-	got, err = nodes.Read(t.Context())
-	if err == nil || len(got) != len(names)-lost {
-		t.Errorf("read %d of %d, of which %d are broken: %v", len(got), len(names), lost, err)
-	}
-	for _, one := range got {
-		if one.KeyID != other {
-			t.Errorf("node %s was not written: %+v", one.Node, one)
+	w.succeed(w.Update(ctx, first))
+	named := func(what string, err error) {
+		if err == nil || !strings.Contains(err.Error(), first.Name+": read the certificates of node broken") {
+			t.Errorf("%s: %v", what, err)
 		}
+	}
+	for _, keyID := range []string{key, other} {
+		got, err := nodes.Read(ctx)
+		if named("read", err); len(got) != 200-lost || lost == 0 {
+			t.Errorf("read %d of 200, of which %d are broken", len(got), lost)
+		}
+		for _, one := range got {
+			if one.KeyID != keyID {
+				t.Errorf("node %s was not written: %+v", one.Node, one)
+			}
+		}
+		named("flush", note(w.nodes(), other, time.Minute).Flush(ctx))
+	}
+	if got := w.shard(first.Name).Data; got["broken"] != "broken" || len(got) != lost+1 {
+		t.Errorf("overwritten with %q", got)
 	}
 }
 
@@ -143,135 +119,128 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 // length.
 func TestFiveThousandNodes(t *testing.T) {
 	t.Parallel()
-	s, clock := newServer(), clocktesting.NewFakePassiveClock(now)
-	nodes := s.nodes(clock)
+	w := newWorld(t)
+	nodes := w.nodes()
 	long := strings.TrimSuffix(strings.Repeat(strings.Repeat("n", 62)+".", 4), ".")
 	for n := range 5000 {
 		name := fmt.Sprintf("%04d%s", n, long[:249]) // each has the maximum length
 		nodes.Note(certificateOf(name, node, key, 0, 8760*time.Hour))
 		nodes.Note(certificateOf(name, kubelet, key, 0, 8760*time.Hour))
 	}
-	succeed(t, nodes.Flush(t.Context()))
-	if writes := s.writes.Load(); writes != 16 {
-		t.Errorf("%d writes", writes)
+	w.succeed(nodes.Flush(t.Context()))
+	if writes, got := w.writes.Load(), len(w.read(nodes)); writes != 16 || got != 10_000 {
+		t.Errorf("%d writes, read %d", writes, got)
 	}
 	for _, name := range ledger.NodesNames("ca") {
-		obj := &corev1.ConfigMap{}
-		succeed(t, s.Get(t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, obj))
-		if size, err := obj.Marshal(); err != nil || len(size) > 256<<10 {
+		if size, err := w.shard(name).Marshal(); err != nil || len(size) > 256<<10 {
 			t.Errorf("%s has %d bytes, error %v", name, len(size), err)
 		}
-	}
-	if got := read(t, nodes); len(got) != 10_000 {
-		t.Errorf("read %d", len(got))
 	}
 }
 
 // authority makes a CA. All CAs have the same name.
-func authority(t *testing.T) (*ca.Authority, *x509.Certificate) {
+func authority(t *testing.T) *ca.Authority {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, now)
-	succeed(t, err)
-	certs, err := ca.ParseCertificates(made.CertificatePEM())
-	succeed(t, err)
-	return made, certs[0]
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
 }
 
-func issued(t *testing.T, by *ca.Authority, commonName string) *certificatesv1.CertificateSigningRequest {
+// issued returns a certificate.
+func issued(t *testing.T, by *ca.Authority, commonName string) []byte {
 	t.Helper()
-	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
-	succeed(t, err)
-	_, leaf := authority(t)
-	req := ca.Request{PublicKey: leaf.PublicKey}
+	profile, profileErr := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
+	req := ca.Request{PublicKey: authority(t).Certificate().PublicKey}
 	req.Subject.CommonName = commonName
 	made, err := by.Issue(profile, req, now)
-	succeed(t, err)
-	obj := &certificatesv1.CertificateSigningRequest{}
-	obj.Spec.SignerName, obj.Status.Certificate = kubelet, made.PEM
-	return obj
+	if err := errors.Join(profileErr, err); err != nil {
+		t.Fatal(err)
+	}
+	return made.PEM
 }
 
 // forged returns certificate with another signature. Its issuer and all its key identifiers are the same.
-func forged(t *testing.T, certificate []byte) []byte {
-	t.Helper()
+func forged(certificate []byte) []byte {
 	block, _ := pem.Decode(certificate)
 	block.Bytes[len(block.Bytes)-1] ^= 1
 	return pem.EncodeToMemory(block)
 }
 
+// TestRecognize checks that the signature decides, for a request as the API server sends it and for a trimmed one.
 func TestRecognize(t *testing.T) {
 	t.Parallel()
-	old, oldCert := authority(t)
-	next, nextCert := authority(t)
-	stranger, _ := authority(t)
+	old, next, stranger := authority(t), authority(t), authority(t)
 	nodeName := csr.NodeUserPrefix + "a"
-	with := func(obj *certificatesv1.CertificateSigningRequest, certificate []byte) *certificatesv1.CertificateSigningRequest {
-		obj.Status.Certificate = certificate
-		return obj
-	}
-	want := func(node, keyID string) ledger.Certificate {
-		return ledger.Certificate{Node: node, Signer: kubelet, KeyID: keyID, NotBefore: now.Add(-5 * time.Minute), NotAfter: now.Add(time.Hour)}
+	want := func(node string, by *ca.Authority) ledger.Certificate {
+		return certificateOf(node, kubelet, by.KeyID(), -5*time.Minute, time.Hour+5*time.Minute)
 	}
 	for name, test := range map[string]struct {
-		obj  *certificatesv1.CertificateSigningRequest
-		want ledger.Certificate
+		certificate []byte
+		want        ledger.Certificate
 	}{
-		"a node's certificate, old CA": {issued(t, old, nodeName), want("a", old.KeyID())},
-		"a node's certificate, new CA": {issued(t, next, nodeName), want("a", next.KeyID())},
-		"a user's certificate":         {issued(t, old, "alice"), want("", old.KeyID())},
-		"a name that is no node name":  {issued(t, old, csr.NodeUserPrefix+"A/b"), want("", old.KeyID())},
-		"with its chain":               {with(issued(t, old, nodeName), append(issued(t, next, nodeName).Status.Certificate, next.CertificatePEM()...)), want("a", next.KeyID())},
+		"a node's certificate, old CA": {issued(t, old, nodeName), want("a", old)},
+		"a node's certificate, new CA": {issued(t, next, nodeName), want("a", next)},
+		"a user's certificate":         {issued(t, old, "alice"), want("", old)},
+		"a name that is no node name":  {issued(t, old, csr.NodeUserPrefix+"A/b"), want("", old)},
+		"with its chain":               {append(issued(t, next, nodeName), next.CertificatePEM()...), want("a", next)},
 		"another CA of the same name":  {issued(t, stranger, nodeName), ledger.Certificate{}},
-		"no certificate yet":           {with(issued(t, old, nodeName), nil), ledger.Certificate{}},
-		"a signature that was changed": {with(issued(t, old, nodeName), forged(t, issued(t, old, nodeName).Status.Certificate)), ledger.Certificate{}},
-		"a broken certificate":         {with(issued(t, old, nodeName), []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")), ledger.Certificate{}},
+		"no certificate yet":           {nil, ledger.Certificate{}},
+		"a signature that was changed": {forged(issued(t, old, nodeName)), ledger.Certificate{}},
+		"a broken certificate":         {[]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), ledger.Certificate{}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			trimmed, err := csr.Trim{}.Transform(test.obj.DeepCopy())
-			succeed(t, err)
-			for _, obj := range []*certificatesv1.CertificateSigningRequest{test.obj, trimmed.(*certificatesv1.CertificateSigningRequest)} {
-				got, found := ledger.Recognize(obj, []*x509.Certificate{oldCert, nextCert})
-				if diff := cmp.Diff(test.want, got); diff != "" || found != (test.want.KeyID != "") {
-					t.Errorf("trimmed: %t, found: %t (-want +got):\n%s", csr.Trimmed(obj), found, diff)
-				}
+		obj := &certificatesv1.CertificateSigningRequest{}
+		obj.Spec.SignerName, obj.Status.Certificate = kubelet, test.certificate
+		trimmed, err := csr.Trim{}.Transform(obj.DeepCopy())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, obj := range []*certificatesv1.CertificateSigningRequest{obj, trimmed.(*certificatesv1.CertificateSigningRequest)} {
+			got, found := ledger.Recognize(obj, []*x509.Certificate{old.Certificate(), next.Certificate()})
+			if diff := cmp.Diff(test.want, got); diff != "" || found != (test.want.KeyID != "") {
+				t.Errorf("%s: trimmed: %t, found: %t (-want +got):\n%s", name, csr.Trimmed(obj), found, diff)
 			}
-		})
+		}
 	}
 }
 
-// TestRecorder checks that notes raise the stored end with one write, and that unsaved notes are kept. Run stores the
-// nodes, on which no decision depends. Flush stores only the ends.
+// TestRecorder checks that notes raise the stored end with one write, and that unsaved notes are kept. A missing account
+// fails no Flush and loses no note. Run stores the nodes, on which no decision depends. Flush stores only the ends.
 func TestRecorder(t *testing.T) {
 	t.Parallel()
-	s, clock := newServer(empty(key)), clocktesting.NewFakePassiveClock(now)
-	recorder := &ledger.Recorder{Book: s.book(), Nodes: s.nodes(clock)}
+	w, ctx := newWorld(t, other), t.Context()
+	recorder := &ledger.Recorder{Book: w.Book, Nodes: w.nodes()}
+	recorder.Note(certificateOf("", web, key, 0, time.Hour))
 	for n := range 100 {
-		recorder.Note(certificateOf("a", kubelet, key, 0, time.Duration(n)*time.Hour))
+		recorder.Note(certificateOf("a", kubelet, other, 0, time.Duration(n)*time.Hour))
 	}
-	s.before = func() error { return errors.New("no route") }
-	if err := recorder.Flush(t.Context()); err == nil {
-		t.Error("no error")
-	}
-	s.before = nil
-	writes := s.writes.Load()
-	for range 2 {
-		succeed(t, recorder.Flush(t.Context()))
-	}
-	if got := s.writes.Load() - writes; got != 1 {
+	away := errors.New("no route")
+	w.before = func() error { return away }
+	w.fails("flush", recorder.Flush(ctx), away)
+	w.before = nil
+	writes := w.writes.Load()
+	w.succeed(recorder.Flush(ctx), recorder.Flush(ctx))
+	if got := w.writes.Load() - writes; got != 1 {
 		t.Errorf("%d writes, want one for the mark", got)
 	}
-	want := map[string]ledger.Account{key: {Signers: map[string]ledger.Entry{kubelet: {Count: 1, NotAfter: now.Add(99 * time.Hour)}}}}
-	if diff := cmp.Diff(want, s.stored(t)); diff != "" {
-		t.Error(diff)
+	want := map[string]ledger.Account{other: {Signers: map[string]ledger.Entry{kubelet: entry(1, 99*time.Hour)}}}
+	if diff := cmp.Diff(want, w.stored()); diff != "" {
+		t.Errorf("without an account: %s", diff)
 	}
-	if got := read(t, recorder.Nodes); len(got) != 0 {
+	w.open()
+	w.succeed(recorder.Flush(ctx))
+	want[key] = ledger.Account{Signers: map[string]ledger.Entry{web: entry(1, time.Hour)}}
+	if diff := cmp.Diff(want, w.stored()); diff != "" {
+		t.Errorf("with one: %s", diff)
+	}
+	if got := w.read(recorder.Nodes); len(got) != 0 {
 		t.Errorf("%d nodes were stored for who asks for the marks", len(got))
 	}
-	ended, end := context.WithCancel(t.Context())
+	ended, end := context.WithCancel(ctx)
 	end()
 	recorder.Run(ended, func(err error) { t.Error(err) })
-	if got := read(t, recorder.Nodes); len(got) != 1 {
+	if got := w.read(recorder.Nodes); len(got) != 1 {
 		t.Errorf("%d nodes were stored at the end", len(got))
 	}
 }
