@@ -1,72 +1,57 @@
 package probe
 
 import (
-	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-var unreadable = interceptor.Funcs{List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
-	return errors.New("no answer")
-}}
-
 // verifier is an API server that trusts some CAs, by its own clock. It records the certificates that clients present.
 type verifier struct {
+	*server
+	target Target
+
 	mu    sync.Mutex
 	cas   []*ca.Authority
 	ahead time.Duration
 	shown []string
-	hook  func()
+	hook  func() // runs before each answer
 }
 
-func (v *verifier) trust(cas ...*ca.Authority) {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	v.cas = cas
-}
+func (v *verifier) trust(cas ...*ca.Authority) { v.cas = cas }
 
-func (v *verifier) answer(clock *clocktesting.FakeClock) func(*x509.Certificate) (int, any) {
-	return func(shown *x509.Certificate) (int, any) {
+// newVerifier starts a verifier. The header Date of its answers does not show its clock.
+func newVerifier(t *testing.T, clock *clocktesting.FakeClock, cas ...*ca.Authority) *verifier {
+	t.Helper()
+	v := &verifier{cas: cas, hook: func() {}}
+	server, cluster := serve(t, func(shown *x509.Certificate) (int, any) {
 		v.mu.Lock()
 		defer v.mu.Unlock()
-		if v.hook != nil {
-			v.hook()
-		}
+		v.hook()
 		v.shown = append(v.shown, shown.Subject.CommonName)
 		pool := x509.NewCertPool()
 		for _, one := range v.cas {
-			pool.AppendCertsFromPEM(one.CertificatePEM())
+			pool.AddCert(one.Certificate())
 		}
-		_, err := shown.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: clock.Now().Add(v.ahead), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-		if err != nil {
-			return http.StatusUnauthorized, statusOf(401, metav1.StatusReasonUnauthorized)
+		client := []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+		if _, err := shown.Verify(x509.VerifyOptions{Roots: pool, CurrentTime: clock.Now().Add(v.ahead), KeyUsages: client}); err != nil {
+			return 401, statusOf(401, "")
 		}
-		return http.StatusCreated, reviewFor(shown.Subject.CommonName, idOf(shown))
-	}
+		return 201, reviewFor(shown.Subject.CommonName, idOf(shown))
+	})
+	server.now = clock.Now
+	v.server, v.target = server, Target{Name: server.Listener.Addr().String(), Cluster: cluster}
+	return v
 }
 
-func (v *verifier) target(t *testing.T, clock *clocktesting.FakeClock) Target {
-	t.Helper()
-	s, cluster := serveAt(t, clock.Now, v.answer(clock)) // its Date does not show its clock
-	return Target{Name: s.Listener.Addr().String(), Cluster: cluster}
-}
-
+// rig is a Prober with two verifiers, which trust the CA new.
 type rig struct {
 	*Prober
 	clock         *clocktesting.FakeClock
@@ -78,70 +63,53 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	clock := clocktesting.NewFakeClock(time.Now().Truncate(time.Second))
-	r := &rig{
-		Prober: &Prober{Clock: clock}, clock: clock, old: authority(t, time.Hour), new: authority(t, time.Hour),
-		first: &verifier{}, second: &verifier{},
-	}
-	r.first.trust(r.new)
-	r.second.trust(r.new)
-	r.targets = []Target{r.first.target(t, clock), r.second.target(t, clock)}
+	r := &rig{Prober: &Prober{Clock: clock}, clock: clock, old: authority(t, time.Hour), new: authority(t, time.Hour)}
+	r.first, r.second = newVerifier(t, clock, r.new), newVerifier(t, clock, r.new)
+	r.targets = []Target{r.first.target, r.second.target}
 	return r
 }
+
+func (r *rig) recognise(t *testing.T) Round { return r.Recognise(t.Context(), r.new, r.targets) }
+
+func (r *rig) refuse(t *testing.T) Round { return r.Refuse(t.Context(), r.old, r.new, r.targets) }
 
 func (r *rig) want(t *testing.T, round Round, first, second Trust, evidence string) {
 	t.Helper()
 	if !round.At.Equal(r.clock.Now()) || len(round.Answers) != 2 {
 		t.Errorf("the round is %+v", round)
 	}
-	all := ""
-	for i, want := range []Trust{first, second} {
-		got := round.Answers[r.targets[i].Name]
-		all += got.Evidence + "\n"
-		if got.Trust != want {
-			t.Errorf("server %d: %s, want %s: %s", i+1, got.Trust, want, got.Evidence)
-		}
-	}
-	if !strings.Contains(all, evidence) {
-		t.Errorf("evidence is %q, want %q", all, evidence)
+	one, two := round.Answers[r.targets[0].Name], round.Answers[r.targets[1].Name]
+	if one.Trust != first || two.Trust != second || !strings.Contains(two.Evidence, evidence) {
+		t.Errorf("got %+v, want %s, and %s with %q", round.Answers, first, second, evidence)
 	}
 }
 
-func TestRecognise(t *testing.T) {
+// TestRounds checks what a round proves. A refusal counts only if the sole possible reason is that the CA is not
+// trusted. A CA that is about to expire is not probed.
+func TestRounds(t *testing.T) {
 	t.Parallel()
-	r := newRig(t)
-	r.second.trust(r.old)
-	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Refused, "401")
-	r.second.trust(r.old, r.new)
-	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Recognised, "")
-	r.targets[1].Cluster.Host = "https://" + unused(t)
-	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Unknown, "no conclusive answer")
-}
-
-func unused(t *testing.T) string {
-	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
-}
-
-// TestRefuse checks that a refusal counts only if the sole possible reason is that the CA is not trusted.
-func TestRefuse(t *testing.T) {
-	t.Parallel()
+	recognise, refuse := (*rig).recognise, (*rig).refuse
+	both := func(r *rig) { r.second.trust(r.old, r.new) }
+	wrong := func(by time.Duration) func(*rig) { return func(r *rig) { both(r); r.second.ahead = by } }
+	late := func(r *rig) { r.clock.Step(57 * time.Minute) }
 	for name, test := range map[string]struct {
+		ask           func(*rig, *testing.T) Round
 		set           func(*rig)
 		first, second Trust
 		evidence      string
 	}{
-		"by all":                   {func(*rig) {}, Refused, Refused, "401"},
-		"one still trusts it":      {func(r *rig) { r.second.trust(r.old, r.new) }, Refused, Recognised, "knows the subject"},
-		"one refuses everything":   {func(r *rig) { r.second.trust() }, Refused, Unknown, "that proves nothing"},
-		"the clock of one is fast": {func(r *rig) { r.second.trust(r.old, r.new); r.second.ahead = 6 * time.Minute }, Refused, Unknown, "that proves nothing"},
-		"the clock of one is slow": {func(r *rig) { r.second.trust(r.old, r.new); r.second.ahead = -6 * time.Minute }, Refused, Unknown, "that proves nothing"},
-		"our clock stands still": {func(r *rig) {
-			r.second.trust(r.old, r.new)
+		"one trusts only the old CA":       {recognise, func(r *rig) { r.second.trust(r.old) }, Recognised, Refused, "401"},
+		"both trust the new CA":            {recognise, both, Recognised, Recognised, ""},
+		"one is down":                      {recognise, func(r *rig) { r.second.Close() }, Recognised, Unknown, "no conclusive answer"},
+		"the CA ends":                      {recognise, late, Unknown, Unknown, "the CA itself expires at"},
+		"refused by all":                   {refuse, func(*rig) {}, Refused, Refused, "401"},
+		"one still trusts it":              {refuse, both, Refused, Recognised, "knows the subject"},
+		"one refuses everything":           {refuse, func(r *rig) { r.second.trust() }, Refused, Unknown, "that proves nothing"},
+		"the clock of one is fast":         {refuse, wrong(6 * time.Minute), Refused, Unknown, "that proves nothing"},
+		"the clock of one is slow":         {refuse, wrong(-6 * time.Minute), Refused, Unknown, "that proves nothing"},
+		"a CA that ends is refused anyway": {refuse, late, Unknown, Unknown, "the CA itself expires at"},
+		"our clock stands still": {refuse, func(r *rig) {
+			both(r)
 			r.second.hook = func() { r.second.ahead = 10 * time.Minute }
 		}, Refused, Unknown, "that proves nothing"},
 	} {
@@ -149,70 +117,51 @@ func TestRefuse(t *testing.T) {
 			t.Parallel()
 			r := newRig(t)
 			test.set(r)
-			r.want(t, r.Refuse(t.Context(), r.old, r.new, r.targets), test.first, test.second, test.evidence)
+			r.want(t, test.ask(r, t), test.first, test.second, test.evidence)
+			if test.first == Unknown && len(r.first.shown) > 0 {
+				t.Errorf("%q were shown", r.first.shown)
+			}
 		})
 	}
 }
 
-// TestAnEndedCertificateIsNotShown asks for an hour. The retiring certificate is never valid for less time than the
-// other.
+// TestAnEndedCertificateIsNotShown asks for half an hour. The retiring certificate is never valid for less time than
+// the other.
 func TestAnEndedCertificateIsNotShown(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	file := filepath.Join(t.TempDir(), "audit.log")
-	log, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	log, records := auditLog(t)
 	r.Audit = log
-	for range 45 { // half an hour
+	for range 45 {
 		r.clock.Step(40 * time.Second)
-		r.want(t, r.Refuse(t.Context(), r.old, r.new, r.targets), Refused, Refused, "")
-		r.want(t, r.Recognise(t.Context(), r.new, r.targets), Recognised, Recognised, "")
+		r.want(t, r.refuse(t), Refused, Refused, "")
+		r.want(t, r.recognise(t), Recognised, Recognised, "")
 		for _, one := range r.minted {
 			if left := one.NotAfter.Sub(r.clock.Now()); left < margin+2*timeout || !r.minted[kindOf(r.new)].within(r.minted[kindOf(r.old)]) {
 				t.Fatalf("%s is left", left)
 			}
 		}
 	}
-	records := strings.Count(readFile(t, file), `"event":"TrustProbe"`)
-	if records < 14 || records > 24 {
-		t.Errorf("%d certificates in half an hour, want two every three or four minutes, each with a record", records)
+	if minted := strings.Count(string(records()), `"event":"TrustProbe"`); minted < 14 || minted > 24 {
+		t.Errorf("%d certificates in half an hour, want two every three or four minutes, each with a record", minted)
 	}
 }
 
-// TestALateAnswerDoesNotCount checks that an answer does not count if the certificate has expired by then.
+// TestALateAnswerDoesNotCount checks that an answer does not count if the certificate has expired by then. The server's
+// header Date does not show that time has passed.
 func TestALateAnswerDoesNotCount(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
-	late := func() { r.clock.Step(5 * time.Minute) } // a machine that sleeps
-	r.second.hook = late
-	start := r.clock.Now() // as the server's Date: it sees nothing of the sleep
-	s, cluster := serveAt(t, func() time.Time { return start }, r.second.answer(r.clock))
-	targets := []Target{{Name: s.Listener.Addr().String(), Cluster: cluster}}
-	for name, ask := range map[string]func() Round{
-		"recognise": func() Round { return r.Recognise(t.Context(), r.new, targets) },
-		"refuse":    func() Round { return r.Refuse(t.Context(), r.old, r.new, targets) },
-	} {
-		start = r.clock.Now()
-		if got := ask().Answers[targets[0].Name]; got.Trust != Unknown || !strings.Contains(got.Evidence, "but the answer came at") {
-			t.Errorf("%s: %s: %s", name, got.Trust, got.Evidence)
-		}
+	r.second.hook = func() { r.clock.Step(5 * time.Minute) } // a machine that sleeps
+	r.targets = r.targets[1:]
+	for name, ask := range map[string]func(*testing.T) Round{"recognise": r.recognise, "refuse": r.refuse} {
+		start := r.clock.Now()
+		r.second.now = func() time.Time { return start }
+		wants(t, name, ask(t).Answers[r.targets[0].Name], Unknown, "but the answer came at")
 	}
 }
 
-// TestACAThatEndsProvesNothing checks that a CA that is about to expire is not probed: a refusal would prove nothing.
-func TestACAThatEndsProvesNothing(t *testing.T) {
-	t.Parallel()
-	r := newRig(t)
-	r.clock.Step(57 * time.Minute)
-	r.want(t, r.Refuse(t.Context(), r.old, r.new, r.targets), Unknown, Unknown, "the CA itself expires at")
-	r.want(t, r.Recognise(t.Context(), r.new, r.targets), Unknown, Unknown, "the CA itself expires at")
-	if len(r.first.shown) > 0 {
-		t.Errorf("%q were shown", r.first.shown)
-	}
-}
-
+// TestManyAreAskedAtOnce checks that each server of a large round, and of an empty one, is asked.
 func TestManyAreAskedAtOnce(t *testing.T) {
 	t.Parallel()
 	r := newRig(t)
@@ -222,10 +171,9 @@ func TestManyAreAskedAtOnce(t *testing.T) {
 		target.Name = fmt.Sprint(i)
 		targets = append(targets, target)
 	}
-	if round := r.Recognise(t.Context(), r.new, targets); len(round.Answers) != len(targets) {
-		t.Errorf("%d answers of %d", len(round.Answers), len(targets))
-	}
-	if round := r.Recognise(t.Context(), r.new, nil); len(round.Answers) != 0 {
-		t.Errorf("answers of nobody: %v", round.Answers)
+	for _, all := range [][]Target{targets, nil} {
+		if round := r.Recognise(t.Context(), r.new, all); len(round.Answers) != len(all) {
+			t.Errorf("%d answers of %d", len(round.Answers), len(all))
+		}
 	}
 }

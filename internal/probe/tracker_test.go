@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -13,53 +14,55 @@ var start = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
 const every = 10 * time.Second
 
+var said = map[rune]Answer{'+': {Recognised, "knows it"}, '-': {Refused, "says 401"}, '?': {Unknown, "times out"}}
+
 // answers returns the answers of a round: one letter for each server, and a space for a server that is not present.
 func answers(letters string) map[string]Answer {
 	round := map[string]Answer{}
 	for i, letter := range letters {
 		name := string(rune('a' + i))
-		switch letter {
-		case '+':
-			round[name] = Answer{Recognised, "knows it"}
-		case '-':
-			round[name] = Answer{Refused, "says 401"}
-		case '?':
-			round[name] = Answer{Unknown, "times out"}
+		if letter != ' ' {
+			round[name] = said[letter]
 		}
 	}
 	return round
 }
 
+// TestTracker checks when each server has given the wanted answer for long enough, and what is missing otherwise.
 func TestTracker(t *testing.T) {
 	t.Parallel()
-	type round struct {
-		after   time.Duration // after the start
-		letters string
-	}
 	// each returns one round per interval.
-	each := func(letters ...string) (rounds []round) {
+	each := func(letters ...string) (rounds []Round) {
 		for i, one := range letters {
-			rounds = append(rounds, round{time.Duration(i) * every, one})
+			rounds = append(rounds, Round{start.Add(time.Duration(i) * every), answers(one)})
+		}
+		return rounds
+	}
+	// at returns rounds of one server, that long after the start.
+	at := func(times ...time.Duration) (rounds []Round) {
+		for _, after := range times {
+			rounds = append(rounds, Round{start.Add(after), answers("+")})
 		}
 		return rounds
 	}
 	for name, test := range map[string]struct {
 		want    Trust
 		settle  time.Duration
-		rounds  []round
+		rounds  []Round
 		later   time.Duration // the time from the last round to now
 		missing string        // empty if proven
 	}{
-		"no server was asked":          {settle: every, missing: "no API server has been asked"},
-		"there is no server":           {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
-		"once":                         {rounds: each("+"), missing: "a: the wanted answer was seen 1 time(s), for 0s of 0s"},
-		"twice, without settling":      {rounds: each("+", "+")},
-		"long enough":                  {settle: 3 * every, rounds: each("++", "++", "++", "++")},
-		"not long enough":              {settle: 3*every + 1, rounds: each("++", "++", "++", "++"), missing: "a: the wanted answer was seen 4 time(s), for 30s of 30.000000001s|b: the wanted answer"},
+		"no server was asked":     {settle: every, missing: "no API server has been asked"},
+		"there is no server":      {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
+		"once":                    {rounds: each("+"), missing: "a: the wanted answer was seen 1 time(s), for 0s of 0s"},
+		"twice, without settling": {rounds: each("+", "+")},
+		"long enough":             {settle: 3 * every, rounds: each("++", "++", "++", "++")},
+		"not long enough": {settle: 3*every + 1, rounds: each("++", "++", "++", "++"),
+			missing: "a: the wanted answer was seen 4 time(s), for 30s of 30.000000001s|b: the wanted answer"},
 		"waiting is no answer":         {settle: 4 * every, rounds: each("+", "+", "+"), later: 2 * every, missing: "for 20s of 40s"},
 		"one lags":                     {settle: every, rounds: each("+-", "+-", "+-"), missing: "b: says 401"},
 		"one changed its answer":       {settle: 2 * every, rounds: each("+", "+", "-", "+", "+"), missing: "for 10s of 20s"},
-		"one that was added":           {settle: 3 * every, rounds: each("+", "+", "+", "++", "++"), missing: "b: the wanted answer was seen 2 time(s), for 10s of 30s"},
+		"one that was added":           {settle: 3 * every, rounds: each("+", "+", "+", "++", "++"), missing: "b: the wanted answer was seen 2"},
 		"one that was removed":         {settle: 3 * every, rounds: each("+-", "+-", "+", "+")},
 		"one that returns":             {settle: 3 * every, rounds: each("++", "++", "+", "++", "++"), missing: "b: the wanted answer was seen 2"},
 		"no answer at the end":         {settle: every, rounds: each("+", "+", "+", "?"), missing: "a: times out"},
@@ -67,31 +70,27 @@ func TestTracker(t *testing.T) {
 		"a silence proves an interval": {settle: 3*every + 1, rounds: each("+", "+", "?", "?", "+", "+"), missing: "for 30s of"},
 		"a long silence":               {settle: 2 * every, rounds: each("+", "+", "?", "?", "?", "?", "+", "+"), missing: "for 10s of"},
 		"silence only":                 {rounds: each("?", "?", "?"), missing: "a: times out"},
-		"a gap of three intervals":     {settle: 2 * every, rounds: []round{{0, "+"}, {every, "+"}, {4 * every, "+"}}},
-		"a longer gap":                 {settle: every, rounds: []round{{0, "+"}, {every, "+"}, {4*every + 1, "+"}}, missing: "seen 1 time(s)"},
-		"the clock jumps ahead":        {settle: every, rounds: []round{{0, "+"}, {time.Hour, "+"}}, missing: "seen 1 time(s), for 0s"},
-		"by less than three intervals": {settle: 2 * every, rounds: []round{{0, "+"}, {2 * every, "+"}}, missing: "for 10s of 20s"},
-		"the clock jumps back":         {settle: every, rounds: []round{{time.Hour, "+"}, {time.Hour + every, "+"}, {0, "+"}}, missing: "seen 1 time(s)"},
-		"now is long after":            {settle: every, rounds: each("+", "+", "+"), later: 4 * every, missing: "the API servers were last asked 40s ago"},
+		"a gap of three intervals":     {settle: 2 * every, rounds: at(0, every, 4*every)},
+		"a longer gap":                 {settle: every, rounds: at(0, every, 4*every+1), missing: "seen 1 time(s)"},
+		"the clock jumps ahead":        {settle: every, rounds: at(0, time.Hour), missing: "seen 1 time(s), for 0s"},
+		"by less than three intervals": {settle: 2 * every, rounds: at(0, 2*every), missing: "for 10s of 20s"},
+		"the clock jumps back":         {settle: every, rounds: at(time.Hour, time.Hour+every, 0), missing: "seen 1 time(s)"},
+		"now is long after":            {settle: every, rounds: each("+", "+", "+"), later: 4 * every, missing: "were last asked 40s ago"},
 		"now is before":                {settle: every, rounds: each("+", "+", "+"), later: -1, missing: "the clock has been set back"},
-		"faster than the interval":     {settle: every, rounds: []round{{0, "+"}, {1, "+"}, {2, "+"}}, missing: "a: the wanted answer was seen 3 time(s), for 0s of 10s"},
+		"faster than the interval":     {settle: every, rounds: at(0, 1, 2), missing: "a: the wanted answer was seen 3 time(s), for 0s of 10s"},
 		"refused by all":               {want: Refused, settle: every, rounds: each("--", "--")},
 		"still recognised by one":      {want: Refused, settle: every, rounds: each("--", "-+", "-+"), missing: "b: knows it"},
 		"silence refuses nothing":      {want: Refused, rounds: each("-?", "-?", "-?"), missing: "b: times out"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			want := test.want
-			if want == Unknown {
-				want = Recognised
-			}
-			tracker := NewTracker(want, every)
-			at := start
+			tracker := NewTracker(cmp.Or(test.want, Recognised), every)
+			now := start
 			for _, round := range test.rounds {
-				at = start.Add(round.after)
-				tracker.Add(Round{At: at, Answers: answers(round.letters)})
+				now = round.At.Add(test.later)
+				tracker.Add(round)
 			}
-			proven, missing := tracker.Proven(test.settle, at.Add(test.later))
+			proven, missing := tracker.Proven(test.settle, now)
 			if proven != (test.missing == "") || proven != (len(missing) == 0) {
 				t.Errorf("proven: %t, missing %q", proven, missing)
 			}
@@ -104,6 +103,8 @@ func TestTracker(t *testing.T) {
 	}
 }
 
+// TestStandings checks the last answer of each server. Settling needs only the wanted answers, while Proven also needs
+// time.
 func TestStandings(t *testing.T) {
 	t.Parallel()
 	tracker := NewTracker(Recognised, every)
@@ -113,19 +114,30 @@ func TestStandings(t *testing.T) {
 	if got := tracker.Standings(); !slices.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
+	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {
+		tracker := NewTracker(Recognised, every)
+		tracker.Add(Round{start, answers(letters)})
+		if got := tracker.Settling(); got != want {
+			t.Errorf("%q: %t", letters, got)
+		}
+	}
 }
 
 // TestTrackerProvesNothingFalse plays random rounds and compares each proof with the answers of each server. In the
 // last settleFor, with at most three intervals between two answers, every answer must be the wanted one.
 func TestTrackerProvesNothingFalse(t *testing.T) {
 	t.Parallel()
-	proofs := 0
+	proofs, rare := 0, []time.Duration{time.Hour, -time.Minute, 5 * every}
 	for seed := range uint64(500) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		tracker, at, settle := NewTracker(Recognised, every), start, time.Duration(random.IntN(5))*every
 		var played []Round
 		for range 40 {
-			at = at.Add(step(random))
+			if n := random.IntN(30); n < len(rare) {
+				at = at.Add(rare[n])
+			} else {
+				at = at.Add(time.Duration(random.Int64N(int64(2 * every))))
+			}
 			var letters strings.Builder
 			for range 3 {
 				letters.WriteByte("+++++++++++++++++++++++?- "[random.IntN(25)])
@@ -145,19 +157,6 @@ func TestTrackerProvesNothingFalse(t *testing.T) {
 	}
 	if proofs < 500 {
 		t.Errorf("only %d proofs", proofs)
-	}
-}
-
-func step(random *rand.Rand) time.Duration {
-	switch random.IntN(30) {
-	case 0:
-		return time.Hour
-	case 1:
-		return -time.Minute
-	case 2:
-		return 5 * every
-	default:
-		return time.Duration(random.Int64N(int64(2 * every)))
 	}
 }
 
@@ -186,16 +185,4 @@ func contradiction(played []Round, settle time.Duration, now time.Time) error {
 		}
 	}
 	return nil
-}
-
-// TestSettling checks that Settling needs only the wanted answers, while Proven also needs time.
-func TestSettling(t *testing.T) {
-	t.Parallel()
-	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {
-		tracker := NewTracker(Recognised, every)
-		tracker.Add(Round{start, answers(letters)})
-		if got := tracker.Settling(); got != want {
-			t.Errorf("%q: %t", letters, got)
-		}
-	}
 }
