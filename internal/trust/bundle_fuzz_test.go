@@ -15,8 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// FuzzBundle checks that the bundle is as the API server requires it of a ClusterTrustBundle: CERTIFICATE blocks without
-// headers, without text in between, without duplicates. It holds each given certificate that has not expired, in order.
+// FuzzBundle checks the bundle of any of some certificates at any time, in any order.
 func FuzzBundle(f *testing.F) {
 	var certs []*x509.Certificate
 	for _, lifetime := range []time.Duration{time.Minute, time.Hour, time.Hour, 24 * time.Hour} {
@@ -28,31 +27,38 @@ func FuzzBundle(f *testing.F) {
 		certs = append(certs, cert, again)
 	}
 	f.Add([]byte{0, 1, 2}, int64(0))
-	f.Add([]byte{6, 7, 6, 3, 2}, int64(3600))
+	f.Add([]byte{2, 0, 6}, int64(59))         // a second before the first one ends
+	f.Add([]byte{6, 7, 6, 3, 2}, int64(3600)) // when two of them end
+	f.Add([]byte{0, 2}, int64(3600))
+	f.Add([]byte{2, 0}, int64(-86400)) // before they are valid
 	f.Add([]byte{}, int64(60))
 	f.Fuzz(func(t *testing.T, selected []byte, seconds int64) {
-		at := now.Add(time.Duration(seconds%100_000) * time.Second)
-		var given, want []*x509.Certificate
+		var given []*x509.Certificate
 		for _, choice := range selected[:min(len(selected), 20)] {
-			cert := certs[int(choice)%len(certs)]
-			given = append(given, cert)
-			if at.Before(cert.NotAfter) && !slices.ContainsFunc(want, cert.Equal) {
-				want = append(want, cert)
-			}
+			given = append(given, certs[int(choice)%len(certs)])
 		}
-		bundle := Bundle(at, given...)
-		var exact []byte
-		got, err := ca.ParseCertificates(bundle)
-		for _, cert := range got {
+		checkBundle(t, now.Add(time.Duration(seconds%100_000)*time.Second), given)
+	})
+}
+
+// checkBundle checks that the bundle of given is as the API server requires it of a ClusterTrustBundle: CERTIFICATE
+// blocks without headers, without text in between, without duplicates. It holds each of given that has not expired, in
+// order.
+func checkBundle(t *testing.T, at time.Time, given []*x509.Certificate) {
+	t.Helper()
+	var want []*x509.Certificate
+	var exact []byte
+	for _, cert := range given {
+		if at.Before(cert.NotAfter) && !slices.ContainsFunc(want, cert.Equal) {
+			want = append(want, cert)
 			exact = append(exact, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
 		}
-		if err != nil || !bytes.Equal(exact, bundle) {
-			t.Errorf("not only certificates, error %v:\n%s", err, bundle)
-		}
-		if !slices.EqualFunc(got, want, (*x509.Certificate).Equal) {
-			t.Errorf("%d certificates, want %d", len(got), len(want))
-		}
-	})
+	}
+	bundle := Bundle(at, given...)
+	again, err := ca.ParseCertificates(bundle)
+	if err != nil || !slices.EqualFunc(again, want, (*x509.Certificate).Equal) || !bytes.Equal(bundle, exact) {
+		t.Errorf("%d certificates, want %d, error %v:\n%s", len(again), len(want), err, bundle)
+	}
 }
 
 // FuzzWithout checks that the bundle of API servers loses the retired CA and no other certificate, and that all other
@@ -63,8 +69,9 @@ func FuzzWithout(f *testing.F) {
 	_, otherPEM := newCert(f, "other", time.Hour)
 	headers := func(text, header string) string { return strings.Replace(text, "-----\n", "-----\n"+header+"\n\n", 1) }
 	parts := []string{
-		oldPEM, otherPEM, namesakePEM, strings.ReplaceAll(oldPEM, "\n", "\r\n"), headers(oldPEM, "Comment: a"), headers(oldPEM, "Comment: -----BEGIN CERTIFICATE-----"),
-		headers(otherPEM, "Comment: b"), "-----BEGIN SOMETHING-----\nAAAA\n-----END SOMETHING-----\n", "-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n",
+		oldPEM, otherPEM, namesakePEM, strings.ReplaceAll(oldPEM, "\n", "\r\n"), headers(oldPEM, "Comment: a"),
+		headers(oldPEM, "Comment: -----BEGIN CERTIFICATE-----"), headers(otherPEM, "Comment: b"),
+		"-----BEGIN SOMETHING-----\nAAAA\n-----END SOMETHING-----\n", "-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n",
 		"-----BEGIN ", "\n", " ", strings.TrimSuffix(oldPEM, "\n"), oldPEM[:100], "=\n",
 	}
 	f.Add([]byte{0, 1}, "")
@@ -130,9 +137,9 @@ func outside(data string) (text string) {
 	}
 }
 
-// FuzzReadBundle reads any bytes as a trust bundle, as the manager reads them from a ConfigMap. der becomes one more block, so that the fuzzer
-// changes a certificate and not only its base64. The result must agree with the readers of crypto/x509 and of API servers. A bundle that is
-// written from it must be read as the same certificates.
+// FuzzReadBundle reads any bytes as a trust bundle, as the manager reads them from a ConfigMap. der becomes one more
+// block, so that the fuzzer changes a certificate and not only its base64. The result must agree with the readers of
+// crypto/x509 and of API servers. A bundle that is written from it must be read as the same certificates.
 func FuzzReadBundle(f *testing.F) {
 	cert, text := newCert(f, "CA", time.Hour)
 	other, otherText := newCert(f, "other", time.Hour)
@@ -166,29 +173,11 @@ func FuzzReadBundle(f *testing.F) {
 		if !headers && (!pool.Equal(want) || !slices.EqualFunc(certs, ofAPIServer, (*x509.Certificate).Equal)) {
 			t.Errorf("%d certificates, API servers read %d, and crypto/x509 others", len(certs), len(ofAPIServer))
 		}
-		checkWritten(t, certs)
+		checkBundle(t, time.Time{}, certs)
 		if len(certs) > 0 {
 			checkWithout(t, string(data), certs[0])
 		}
 	})
-}
-
-// checkWritten checks that the bundle of certs is read as these certificates without duplicates, and holds nothing else.
-func checkWritten(t *testing.T, certs []*x509.Certificate) {
-	t.Helper()
-	var want []*x509.Certificate
-	var exact []byte
-	for _, cert := range certs {
-		if cert.NotAfter.After(time.Time{}) && !slices.ContainsFunc(want, cert.Equal) {
-			want = append(want, cert)
-			exact = append(exact, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
-		}
-	}
-	bundle := Bundle(time.Time{}, certs...)
-	again, err := ca.ParseCertificates(bundle)
-	if err != nil || !slices.EqualFunc(again, want, (*x509.Certificate).Equal) || !bytes.Equal(bundle, exact) {
-		t.Errorf("%d certificates, want %d, error %v:\n%s", len(again), len(want), err, bundle)
-	}
 }
 
 // subsequence reports whether whole has the bytes of part in that order.
