@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -32,6 +33,9 @@ var variables = map[string]string{
 	"GITHUB_SHA":        tagged,
 }
 
+// artifacts are the files of a release besides the signed lists.
+var artifacts = []string{"csr-controller-manager-1.2.3.tgz", "csr-controller-manager-fips_v1.2.3.tar", "csr-controller-manager_v1.2.3.tar"}
+
 // The stubs of the programs that verify a release. cosign appends its arguments to the file CALLS, and accepts everything but call number
 // FAIL_AT. crane prints the manifest of the chart, and a digest that names the platform.
 const (
@@ -56,7 +60,7 @@ func newReleaseFolder(t *testing.T) releaseFolder {
 	t.Helper()
 	dir := t.TempDir()
 	r := releaseFolder{
-		out: filepath.Join(dir, "out"), tools: filepath.Join(dir, "tools"), calls: filepath.Join(dir, "calls"), manifest: filepath.Join(dir, "manifest"),
+		out: dir + "/out", tools: dir + "/tools", calls: dir + "/calls", manifest: dir + "/manifest",
 		image: strings.Repeat("1", 64), fips: strings.Repeat("2", 64),
 	}
 	write(t, filepath.Join(r.tools, "cosign"), cosignStub)
@@ -64,13 +68,9 @@ func newReleaseFolder(t *testing.T) releaseFolder {
 	write(t, r.calls, "")
 	write(t, r.manifest, fmt.Sprintf(`{"layers":[{"digest":"sha256:%x"}]}`, sha256.Sum256([]byte("chart"))))
 	var checksums string
-	for _, file := range []struct{ name, content string }{
-		{"csr-controller-manager-1.2.3.tgz", "chart"},
-		{"csr-controller-manager-fips_v1.2.3.tar", layout(t, r.fips)},
-		{"csr-controller-manager_v1.2.3.tar", layout(t, r.image)},
-	} {
-		write(t, filepath.Join(r.out, file.name), file.content)
-		checksums += fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte(file.content)), file.name)
+	for i, content := range []string{"chart", layout(t, r.fips), layout(t, r.image)} {
+		write(t, filepath.Join(r.out, artifacts[i]), content)
+		checksums += fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte(content)), artifacts[i])
 	}
 	write(t, filepath.Join(r.out, "checksums.txt"), checksums)
 	write(t, filepath.Join(r.out, "references.txt"), strings.Join(r.references(), "\n")+"\n")
@@ -88,13 +88,9 @@ func layout(t *testing.T, digest string) string {
 	index := `{"manifests":[{"digest":"sha256:` + digest + `"}]}`
 	var archive bytes.Buffer
 	writer := tar.NewWriter(&archive)
-	if err := writer.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o600, Size: int64(len(index))}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := writer.Write([]byte(index)); err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Close(); err != nil {
+	header := writer.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o600, Size: int64(len(index))})
+	_, err := writer.Write([]byte(index))
+	if err := errors.Join(header, err, writer.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return archive.String()
@@ -102,10 +98,7 @@ func layout(t *testing.T, digest string) string {
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(content), 0o700); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o700)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -123,11 +116,7 @@ func (r releaseFolder) run(t *testing.T, dir string, environment map[string]stri
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, output)
 	}
-	calls, readErr := os.ReadFile(r.calls)
-	if readErr != nil {
-		t.Fatal(readErr)
-	}
-	return strings.FieldsFunc(string(calls), func(r rune) bool { return r == '\n' }), err
+	return strings.FieldsFunc(read(t, r.calls), func(r rune) bool { return r == '\n' }), err
 }
 
 // builtBy returns the commit of build.yml that release.yml calls.
@@ -141,7 +130,8 @@ func builtBy(t *testing.T) string {
 	return commit
 }
 
-// sorted returns the calls with their flags sorted, because the order of flags has no effect. Each flag here has a value.
+// sorted returns the calls with their flags sorted, because the order of flags has no effect. Each flag here has a
+// value.
 func sorted(calls []string) []string {
 	var all []string
 	for _, call := range calls {
@@ -166,7 +156,8 @@ const (
 // builtCalls returns the calls of cosign that verify the provenance of the files and of the two images.
 func (r releaseFolder) builtCalls(t *testing.T, bundle string, files ...string) []string {
 	t.Helper()
-	provenance := "verify-blob-attestation " + identityFlag + "build.yml@" + builtBy(t) + " " + callerFlags + "--type slsaprovenance1 --bundle " + bundle + " "
+	provenance := "verify-blob-attestation " + identityFlag + "build.yml@" + builtBy(t) + " " + callerFlags +
+		"--type slsaprovenance1 --bundle " + bundle + " "
 	var calls []string
 	for _, file := range files {
 		calls = append(calls, provenance+file)
@@ -177,8 +168,8 @@ func (r releaseFolder) builtCalls(t *testing.T, bundle string, files ...string) 
 	return calls
 }
 
-// TestScriptsVerifyIdentities checks every argument with which the scripts call cosign without keys: the workflow, its commit, and the
-// repository, tag and commit that called it.
+// TestScriptsVerifyIdentities checks every argument with which the scripts call cosign without keys: the workflow, its
+// commit, and the repository, tag and commit that called it.
 func TestScriptsVerifyIdentities(t *testing.T) {
 	t.Parallel()
 	r := newReleaseFolder(t)
@@ -190,11 +181,13 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 	for _, file := range []string{"checksums.txt", "references.txt"} {
 		want = append(want, "verify-blob "+signerFlags+"--bundle "+r.out+"/"+file+".sigstore.json "+r.out+"/"+file)
 	}
-	var files []string
-	for _, name := range []string{"checksums.txt", "csr-controller-manager-1.2.3.tgz", "csr-controller-manager-fips_v1.2.3.tar", "csr-controller-manager_v1.2.3.tar"} {
-		files = append(files, r.out+"/"+name)
+	files := func() (all []string) {
+		for _, name := range append([]string{"checksums.txt"}, artifacts...) {
+			all = append(all, r.out+"/"+name)
+		}
+		return all
 	}
-	want = append(want, r.builtCalls(t, r.out+"/provenance.sigstore.json", files...)...)
+	want = append(want, r.builtCalls(t, r.out+"/provenance.sigstore.json", files()...)...)
 	for _, reference := range r.references() {
 		want = append(want, "verify "+signerFlags+reference)
 	}
@@ -212,16 +205,14 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 	if calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out); err != nil {
 		t.Fatal(err)
 	}
-	for i := range files {
-		files[i] = filepath.Join(r.out, filepath.Base(files[i]))
-	}
-	want = r.builtCalls(t, r.out+"/provenance.sigstore.json", files...)
+	want = r.builtCalls(t, r.out+"/provenance.sigstore.json", files()...)
 	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
 		t.Errorf("verify-build.sh (-want +got):\n%s", diff)
 	}
 }
 
-// TestScriptsNeedAnIdentity checks that nothing is verified if a variable of GitHub is missing: a missing flag would accept other signers.
+// TestScriptsNeedAnIdentity checks that nothing is verified if a variable of GitHub is missing: a missing flag would
+// accept other signers.
 func TestScriptsNeedAnIdentity(t *testing.T) {
 	t.Parallel()
 	for name := range variables {
@@ -240,11 +231,7 @@ func TestScriptsNeedAnIdentity(t *testing.T) {
 // pasted returns the commands in SECURITY.md, for this version and its commit.
 func pasted(t *testing.T) string {
 	t.Helper()
-	text, err := os.ReadFile("../../SECURITY.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, section, _ := strings.Cut(string(text), "\n## Verify a release\n")
+	_, section, _ := strings.Cut(read(t, "../../SECURITY.md"), "\n## Verify a release\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var commands strings.Builder
 	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(section, -1) {
@@ -274,7 +261,8 @@ func TestUsersVerifyIdentities(t *testing.T) {
 	}
 }
 
-// TestUsersSeeAFailure checks that the commands in SECURITY.md stop at the first failure, without options of the shell.
+// TestUsersSeeAFailure checks that the commands in SECURITY.md stop at the first failure, without options of the
+// shell.
 func TestUsersSeeAFailure(t *testing.T) {
 	t.Parallel()
 	for at := 1; at <= 6; at++ {
@@ -285,7 +273,7 @@ func TestUsersSeeAFailure(t *testing.T) {
 		}
 	}
 	r := newReleaseFolder(t)
-	write(t, filepath.Join(r.out, "csr-controller-manager-1.2.3.tgz"), "another chart")
+	write(t, filepath.Join(r.out, artifacts[0]), "another chart")
 	if calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t)); err == nil || len(calls) != 1 {
 		t.Errorf("a changed file: error %v, calls %q", err, calls)
 	}

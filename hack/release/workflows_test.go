@@ -2,7 +2,9 @@
 package release
 
 import (
+	"crypto/fips140"
 	"encoding/json"
+	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,7 +20,6 @@ import (
 const workflows = "../../.github/workflows"
 
 type workflow struct {
-	On          any               `json:"on"`
 	Permissions map[string]string `json:"permissions"`
 	Jobs        map[string]job    `json:"jobs"`
 }
@@ -41,6 +42,15 @@ type step struct {
 	Env  map[string]string `json:"env"`
 }
 
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
 // load returns each workflow by its file's name, with its text.
 func load(t *testing.T) (map[string]workflow, map[string]string) {
 	t.Helper()
@@ -50,18 +60,29 @@ func load(t *testing.T) (map[string]workflow, map[string]string) {
 	}
 	parsed, texts := map[string]workflow{}, map[string]string{}
 	for _, path := range paths {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		text := read(t, path)
 		var one workflow
-		// YAML 1.1 reads the key "on" as true.
-		if err := yaml.Unmarshal([]byte(strings.Replace(string(text), "\non:", "\n\"on\":", 1)), &one); err != nil {
+		if err := yaml.Unmarshal([]byte(text), &one); err != nil {
 			t.Fatalf("%s: %v", path, err)
 		}
-		parsed[filepath.Base(path)], texts[filepath.Base(path)] = one, string(text)
+		parsed[filepath.Base(path)], texts[filepath.Base(path)] = one, text
 	}
 	return parsed, texts
+}
+
+// steps returns every step of every job, with a name of the job.
+func steps(parsed map[string]workflow) iter.Seq2[string, step] {
+	return func(yield func(string, step) bool) {
+		for name, one := range parsed {
+			for id, each := range one.Jobs {
+				for _, action := range each.Steps {
+					if !yield(name+": job "+id, action) {
+						return
+					}
+				}
+			}
+		}
+	}
 }
 
 // TestActionsArePinned wants the digest of a commit for each action, and its version beside it.
@@ -85,30 +106,40 @@ func TestActionsArePinned(t *testing.T) {
 	}
 }
 
-// TestGoVersion wants one version of Go in the workflows and in the Dockerfile, because another version builds other bytes.
-func TestGoVersion(t *testing.T) {
+// TestSteps wants one version of Go in the workflows and in the Dockerfile, because another version builds other
+// bytes. It wants no token in a checkout, and no expression in a script: a script gets each value from the
+// environment, where a shell does not run it. No workflow runs code of a pull request with rights.
+func TestSteps(t *testing.T) {
 	t.Parallel()
-	dockerfile, err := os.ReadFile("../../Dockerfile")
-	if err != nil {
-		t.Fatal(err)
-	}
-	want := regexp.MustCompile(`golang:(\d+\.\d+\.\d+)-`).FindStringSubmatch(string(dockerfile))
-	if want == nil {
+	version := regexp.MustCompile(`golang:(\d+\.\d+\.\d+)-`).FindStringSubmatch(read(t, "../../Dockerfile"))
+	if version == nil {
 		t.Fatal("the Dockerfile has no version of Go")
 	}
-	parsed, _ := load(t)
-	for name, one := range parsed {
-		for id, each := range one.Jobs {
-			for _, action := range each.Steps {
-				if got := action.With["go-version"]; strings.HasPrefix(action.Uses, "actions/setup-go@") && got != want[1] {
-					t.Errorf("%s: job %s has Go %v, the Dockerfile %s", name, id, got, want[1])
-				}
-			}
+	parsed, texts := load(t)
+	for where, one := range steps(parsed) {
+		if got := one.With["go-version"]; strings.HasPrefix(one.Uses, "actions/setup-go@") && got != version[1] {
+			t.Errorf("%s has Go %v, the Dockerfile %s", where, got, version[1])
+		}
+		if strings.HasPrefix(one.Uses, "actions/checkout@") && one.With["persist-credentials"] != false {
+			t.Errorf("%s leaves its token in the checkout: set persist-credentials: false", where)
+		}
+		if strings.Contains(one.Run, "${{") {
+			t.Errorf("%s has an expression in a script: %s", where, one.Run)
+		}
+	}
+	for name, text := range texts {
+		if strings.Contains(text, "pull_request_target") || strings.Contains(text, "workflow_run") {
+			t.Errorf("%s runs code of a pull request with rights", name)
+		}
+		// Git reads the name of a tag before that of a branch, and a tag origin/main could be pushed.
+		if rest := strings.ReplaceAll(text, "refs/remotes/origin/main", ""); strings.Contains(rest, "origin/main") {
+			t.Errorf("%s has origin/main without refs/remotes/", name)
 		}
 	}
 }
 
-// TestPermissions wants no permission for a whole workflow beyond reading the repository, and rights to write only in the release.
+// TestPermissions wants no permission for a whole workflow beyond reading the repository, and rights to write only in
+// the release.
 func TestPermissions(t *testing.T) {
 	t.Parallel()
 	parsed, _ := load(t)
@@ -132,34 +163,12 @@ func TestPermissions(t *testing.T) {
 			if each.Uses == "" && each.Timeout == 0 {
 				t.Errorf("%s: job %s has no timeout-minutes", name, id)
 			}
-			for _, action := range each.Steps {
-				if strings.HasPrefix(action.Uses, "actions/checkout@") && action.With["persist-credentials"] != false {
-					t.Errorf("%s: job %s leaves its token in the checkout: set persist-credentials: false", name, id)
-				}
-			}
 		}
 	}
 }
 
-// TestNoInjection wants no expression in a script: a script gets each value from the environment, where a shell does not run it.
-func TestNoInjection(t *testing.T) {
-	t.Parallel()
-	parsed, texts := load(t)
-	for name, one := range parsed {
-		if strings.Contains(texts[name], "pull_request_target") || strings.Contains(texts[name], "workflow_run") {
-			t.Errorf("%s runs code of a pull request with rights", name)
-		}
-		for id, each := range one.Jobs {
-			for _, action := range each.Steps {
-				if strings.Contains(action.Run, "${{") {
-					t.Errorf("%s: job %s has an expression in a script: %s", name, id, action.Run)
-				}
-			}
-		}
-	}
-}
-
-// TestReleaseSignsWithoutBuilding wants each identity in a job that builds no part of the release, so that no script of a build can sign.
+// TestReleaseSignsWithoutBuilding wants each identity in a job that builds no part of the release, so that no script
+// of a build can sign.
 func TestReleaseSignsWithoutBuilding(t *testing.T) {
 	t.Parallel()
 	parsed, texts := load(t)
@@ -192,8 +201,8 @@ func TestReleaseSignsWithoutBuilding(t *testing.T) {
 	}
 }
 
-// TestAttestRunsNothingOfTheTag wants exactly these commands in the job that attests the build, which has the files of the tag: a change of the
-// job that can sign provenance must be a conscious one.
+// TestAttestRunsNothingOfTheTag wants exactly these commands in the job that attests the build, which has the files of
+// the tag: a change of the job that can sign provenance must be a conscious one.
 func TestAttestRunsNothingOfTheTag(t *testing.T) {
 	t.Parallel()
 	parsed, _ := load(t)
@@ -218,20 +227,8 @@ func TestAttestRunsNothingOfTheTag(t *testing.T) {
 	}
 }
 
-// TestMainIsNoTag wants the full name of the branch main: git reads the name of a tag before that of a branch, and a tag origin/main
-// could be pushed.
-func TestMainIsNoTag(t *testing.T) {
-	t.Parallel()
-	_, texts := load(t)
-	for name, text := range texts {
-		if rest := strings.ReplaceAll(text, "refs/remotes/origin/main", ""); strings.Contains(rest, "origin/main") {
-			t.Errorf("%s has origin/main without refs/remotes/", name)
-		}
-	}
-}
-
-// TestBuilderIsACommit wants build.yml to be called as it was at an earlier commit of this branch, without a difference from the file in
-// the tree.
+// TestBuilderIsACommit wants build.yml to be called as it was at an earlier commit of this branch, without a
+// difference from the file in the tree.
 func TestBuilderIsACommit(t *testing.T) {
 	t.Parallel()
 	const file = ".github/workflows/build.yml"
@@ -242,30 +239,24 @@ func TestBuilderIsACommit(t *testing.T) {
 	}
 	text, err := exec.CommandContext(t.Context(), "git", "show", commit+":"+file).Output()
 	if err != nil || string(text) != texts["build.yml"] {
-		t.Errorf("build.yml differs from that of commit %s: commit the file, and then its digest in release.yml and SECURITY.md (error %v)", commit, err)
+		t.Errorf("build.yml differs from that of commit %s: commit the file, and then its digest in release.yml and SECURITY.md (error %v)",
+			commit, err)
 	}
 }
 
-// TestUsersGetTheBuilder wants a row in SECURITY.md for each release, with the commit of build.yml that its release.yml calls. The first row
-// is for the newest or the next release, and the commands have its values.
+// TestUsersGetTheBuilder wants a row in SECURITY.md for each release, with the commit of build.yml that its
+// release.yml calls. The first row is for the newest or the next release, and the commands have its values.
 func TestUsersGetTheBuilder(t *testing.T) {
 	t.Parallel()
-	var texts []string
-	for _, path := range []string{"../../SECURITY.md", "../../CHANGELOG.md"} {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		texts = append(texts, string(text))
-	}
-	rows := regexp.MustCompile("(?m)^\\| (v\\S+) \\| `([0-9a-f]{40})` \\|$").FindAllStringSubmatch(texts[0], -1)
+	security := read(t, "../../SECURITY.md")
+	rows := regexp.MustCompile("(?m)^\\| (v\\S+) \\| `([0-9a-f]{40})` \\|$").FindAllStringSubmatch(security, -1)
 	if len(rows) == 0 {
 		t.Fatal("SECURITY.md has no row")
 	}
-	if first := rows[0]; first[2] != builtBy(t) || !strings.Contains(texts[0], "\nversion="+first[1]+"\ncommit=COMMIT\nbuilt_by="+first[2]+"\n") {
+	if first := rows[0]; first[2] != builtBy(t) || !strings.Contains(security, "\nversion="+first[1]+"\ncommit=COMMIT\nbuilt_by="+first[2]+"\n") {
 		t.Errorf("release.yml calls build.yml at %s: the first row of SECURITY.md is %q, and the commands must have its values", builtBy(t), first[0])
 	}
-	for _, released := range regexp.MustCompile(`(?m)^## (v\S+)`).FindAllStringSubmatch(texts[1], -1) {
+	for _, released := range regexp.MustCompile(`(?m)^## (v\S+)`).FindAllStringSubmatch(read(t, "../../CHANGELOG.md"), -1) {
 		if !slices.ContainsFunc(rows, func(row []string) bool { return row[1] == released[1] }) {
 			t.Errorf("SECURITY.md has no row for %s", released[1])
 		}
@@ -287,16 +278,15 @@ func runs(each job, script string) bool {
 func script(t *testing.T, changelog, name string, args ...string) (string, error) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "CHANGELOG.md")
-	if err := os.WriteFile(path, []byte(changelog), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, path, changelog)
 	command := exec.CommandContext(t.Context(), "./"+name, args...)
 	command.Env = append(os.Environ(), "CHANGELOG="+path)
 	output, err := command.CombinedOutput()
 	return string(output), err
 }
 
-// TestVersions checks that a release has a semantic version, which is not the tag of an image with the FIPS 140-3 module.
+// TestVersions checks that a release has a semantic version, which is not the tag of an image with the FIPS 140-3
+// module.
 func TestVersions(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{
@@ -309,8 +299,8 @@ func TestVersions(t *testing.T) {
 	}
 }
 
-// TestNotes checks that a release gets its section of the changelog. A pre-release gets the changes since the newest release, or, just
-// after a release, those of that release.
+// TestNotes checks that a release gets its section of the changelog. A pre-release gets the changes since the newest
+// release, or, just after a release, those of that release.
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	const (
@@ -343,42 +333,29 @@ func TestNotes(t *testing.T) {
 // TestChartHasTheVersionOfTheChangelog wants the newest release in Chart.yaml, or the first one if there is none yet.
 func TestChartHasTheVersionOfTheChangelog(t *testing.T) {
 	t.Parallel()
-	var texts []string
-	for _, path := range []string{"../../CHANGELOG.md", "../../charts/csr-controller-manager/Chart.yaml"} {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		texts = append(texts, string(text))
-	}
 	want := "0.1.0"
-	if newest := regexp.MustCompile(`(?m)^## v(\S+)`).FindStringSubmatch(texts[0]); newest != nil {
+	if newest := regexp.MustCompile(`(?m)^## v(\S+)`).FindStringSubmatch(read(t, "../../CHANGELOG.md")); newest != nil {
 		want = newest[1]
 	}
-	if !strings.Contains(texts[1], "\nversion: "+want+"\n") {
+	if !strings.Contains(read(t, "../../charts/csr-controller-manager/Chart.yaml"), "\nversion: "+want+"\n") {
 		t.Errorf("Chart.yaml has another version than the newest release in CHANGELOG.md, %s", want)
 	}
 }
 
-// TestOnlyAMissingTagIsFree checks crane's errors: only the registry's word that it has no such tag lets a release take the tag.
+// TestOnlyAMissingTagIsFree checks crane's errors: only the registry's word that it has no such tag lets a release
+// take the tag.
 func TestOnlyAMissingTagIsFree(t *testing.T) {
 	t.Parallel()
 	const get = "Error: fetching manifest ghcr.io/o/i:v1: GET https://ghcr.io/v2/o/i/manifests/v1: "
-	for text, want := range map[string]bool{
-		get + "MANIFEST_UNKNOWN: manifest unknown":                                                        true,
-		get + "NAME_UNKNOWN: Unknown name":                                                                true,
-		get + "unexpected status code 404 Not Found":                                                      true,
-		get + "UNAUTHORIZED: authentication required":                                                     false,
-		get + "DENIED: requested access to the resource is denied":                                        false,
-		get + "unexpected status code 401 Unauthorized":                                                   false,
-		get + "unexpected status code 503 Service Unavailable":                                            false,
-		get + "TOOMANYREQUESTS: retry later":                                                              false,
-		"Error: fetching manifest x: Get \"https://ghcr.io/v2/\": dial tcp: lookup ghcr.io: no such host": false,
-		"": false,
-	} {
+	free := []string{get + "MANIFEST_UNKNOWN: manifest unknown", get + "NAME_UNKNOWN: Unknown name", get + "unexpected status code 404 Not Found"}
+	for _, text := range append(free,
+		get+"UNAUTHORIZED: authentication required", get+"DENIED: requested access to the resource is denied",
+		get+"unexpected status code 401 Unauthorized", get+"unexpected status code 503 Service Unavailable", get+"TOOMANYREQUESTS: retry later",
+		`Error: fetching manifest x: Get "https://ghcr.io/v2/": dial tcp: lookup ghcr.io: no such host`, "",
+	) {
 		command := exec.CommandContext(t.Context(), "bash", "-c", `. ./lib.sh; isMissing "$1"`, "bash", text)
-		if err := command.Run(); (err == nil) != want {
-			t.Errorf("%q: error %v, want free: %t", text, err, want)
+		if err := command.Run(); (err == nil) != slices.Contains(free, text) {
+			t.Errorf("%q: error %v", text, err)
 		}
 	}
 }
@@ -411,8 +388,8 @@ func TestNightlyRunsEveryPart(t *testing.T) {
 	}
 }
 
-// TestPackagesAreInstalled wants .ci/packages before each target of the Makefile that runs as root. Without gcc, tests run without the race
-// detector. .ci/run installs the packages itself.
+// TestPackagesAreInstalled wants .ci/packages before each target of the Makefile that runs as root. Without gcc, tests
+// run without the race detector. .ci/run installs the packages itself.
 func TestPackagesAreInstalled(t *testing.T) {
 	t.Parallel()
 	parsed, _ := load(t)
@@ -426,5 +403,14 @@ func TestPackagesAreInstalled(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestFIPS checks that a test runs in FIPS mode if GOFIPS140 selects a module, as `make test-fips` does, and else not.
+func TestFIPS(t *testing.T) {
+	t.Parallel()
+	module := os.Getenv("GOFIPS140")
+	if want := module != "" && module != "off"; fips140.Enabled() != want {
+		t.Errorf("GOFIPS140 is %q, FIPS mode is %t", module, fips140.Enabled())
 	}
 }
