@@ -26,7 +26,8 @@ func f(n int) string {
 // TestComplete checks that conditions of cases and declarations are covered if a test evaluates them.
 func TestComplete(t *testing.T) {
 	t.Parallel()
-	const profile = "mode: set\nm/a.go:5.22,6.9 1 1\nm/a.go:7.13,8.17 1 0\nm/a.go:10.22,11.17 1 1\nm/a.go:12.14,13.17 1 0\nm/a.go:15.2,15.11 1 1\nm/b.go:1.1,2.2 1 0\n"
+	const profile = "mode: set\nm/a.go:5.22,6.9 1 1\nm/a.go:7.13,8.17 1 0\nm/a.go:10.22,11.17 1 1\nm/a.go:12.14,13.17 1 0\n" +
+		"m/a.go:15.2,15.11 1 1\nm/b.go:1.1,2.2 1 0\n"
 	got, err := complete(profile, func(name string) ([]byte, error) {
 		if name != "m/a.go" {
 			t.Errorf("reads %s, of which nothing is covered", name)
@@ -48,6 +49,7 @@ func TestComplete(t *testing.T) {
 	}
 }
 
+// TestProfileOf checks both forms of the flag.
 func TestProfileOf(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{

@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -25,15 +24,9 @@ func TestMain(m *testing.M) {
 func mutated(t *testing.T, body string, timeout time.Duration) (command *exec.Cmd, dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	self, selfErr := os.Executable()
 	goCommand, err := exec.LookPath("go")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(
+	if err := errors.Join(selfErr, err,
 		os.Symlink(self, filepath.Join(dir, "go")),
 		os.Mkdir(filepath.Join(dir, "a"), 0o700),
 		os.WriteFile(filepath.Join(dir, "go.mod"), []byte("module "+modulePath+"\n\ngo 1.26.0\n"), 0o600),
@@ -57,65 +50,47 @@ import (
 	"testing"
 )
 
-func TestF(t *testing.T) {
-	if err := os.WriteFile("pid", fmt.Append(nil, os.Getpid()), 0o600); err != nil {
+func TestSlow(t *testing.T) { test(t, "slow", "") }
+func TestF(t *testing.T)    { test(t, "fast", "a") }
+
+func test(t *testing.T, file, a string) {
+	if err := os.WriteFile(file, fmt.Append(nil, os.Getpid()), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if f("a", "b") != "ab" {
+	if f(a, "b") != a+"b" {
 		t.Error("a mutant")
 	}
 	_ = fmt.Sprintf("%d", "a")
 }
-
-func TestSlow(t *testing.T) {
-	if err := os.WriteFile("slow", nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if f("", "b") != "b" {
-		t.Error("a mutant")
-	}
-}
 `
 
-// TestGoCommand checks that a mutant is killed only if a test fails.
+// TestGoCommand checks that a mutant is killed only if a test fails, and that slow tests run only if the other tests pass.
 func TestGoCommand(t *testing.T) {
 	t.Parallel()
-	for body, want := range map[string]int{
-		"return a + b": 0,
-		"return b + a": int(testsFailed),
-		"panic(a)":     int(testsFailed),
-		"return a - b": int(notViable),
-		"return a + b + string(make([]byte, 7<<30))": int(testsFailed),
+	const allocates = "return a + b + string(make([]byte, 7<<30))"
+	for _, test := range []struct {
+		body, slow string // the pattern of slow tests
+		code       exitCode
+		slowRuns   bool
+	}{
+		{"return a + b", "", 0, true},
+		{"return a - b", "", notViable, false},
+		{allocates, "", testsFailed, true},
+		{"return a + b", "^TestSlow$", 0, true},
+		{"return b + a", "^TestSlow$", testsFailed, false},
+		{"panic(a)", "^TestSlow$", testsFailed, false},
+		{`if a == "" { return "" }; return a + b`, "^TestSlow$", testsFailed, true},
 	} {
-		command, dir := mutated(t, body, time.Minute)
+		command, dir := mutated(t, test.body, time.Minute)
+		command.Env = append(command.Env, slowTests+"="+test.slow)
 		out, err := command.CombinedOutput()
+		_, slowErr := os.Stat(filepath.Join(dir, "a", "slow"))
 		var failed *exec.ExitError
-		if err != nil && !errors.As(err, &failed) || command.ProcessState.ExitCode() != want {
-			t.Errorf("%s: %v, want %d\n%s", body, err, want, out)
+		if err != nil && !errors.As(err, &failed) || command.ProcessState.ExitCode() != int(test.code) || (slowErr == nil) != test.slowRuns {
+			t.Errorf("%+v: %v, slow test ran: %t\n%s", test, err, slowErr == nil, out)
 		}
 		if left, err := filepath.Glob(filepath.Join(dir, "mutant-*")); err != nil || len(left) > 0 {
-			t.Errorf("%s: leaves %q, error %v", body, left, err)
-		}
-	}
-}
-
-// TestSlowTestsRunLast checks that slow tests run only if the other tests pass, and that they can kill a mutant.
-func TestSlowTestsRunLast(t *testing.T) {
-	t.Parallel()
-	for body, want := range map[string]struct {
-		code int
-		slow bool
-	}{
-		"return a + b":                           {0, true},
-		"return b + a":                           {int(testsFailed), false},
-		`if a == "" { return "" }; return a + b`: {int(testsFailed), true},
-	} {
-		command, dir := mutated(t, body, time.Minute)
-		command.Env = append(command.Env, slowTests+"=^TestSlow$")
-		out, _ := command.CombinedOutput()
-		_, err := os.Stat(filepath.Join(dir, "a", "slow"))
-		if got := command.ProcessState.ExitCode(); got != want.code || (err == nil) != want.slow {
-			t.Errorf("%s: exit code %d, slow test ran: %t, want %v\n%s", body, got, err == nil, want, out)
+			t.Errorf("%+v: leaves %q, error %v", test, left, err)
 		}
 	}
 }
@@ -133,11 +108,8 @@ func TestGoCommandTimeout(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait(); close(ended) }()
 	gone := func() bool {
-		data, err := os.ReadFile(filepath.Join(dir, "a", "pid"))
-		if err != nil {
-			return false
-		}
-		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		data, _ := os.ReadFile(filepath.Join(dir, "a", "slow"))
+		pid, err := strconv.Atoi(string(data))
 		return err == nil && errors.Is(syscall.Kill(pid, 0), syscall.ESRCH)
 	}
 	for !gone() && time.Since(began) < 2*timeout {
