@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -18,14 +19,22 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func fake(name, run string, limit time.Duration) part {
-	return part{Name: name, Command: run, Limit: metav1.Duration{Duration: limit}}
+// fake returns a part with a limit of a minute.
+func fake(name, run string) part {
+	return part{Name: name, Command: run, Limit: metav1.Duration{Duration: time.Minute}}
 }
 
 func newRunner(t *testing.T) (*runner, *bytes.Buffer) {
 	t.Helper()
 	out := new(bytes.Buffer)
 	return &runner{dir: t.TempDir(), commit: func() (string, error) { return "c1", nil }, out: out}, out
+}
+
+func succeed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // shows requires that the table in out has rows that match the expressions, in their order, and empties out.
@@ -38,16 +47,18 @@ func shows(t *testing.T, out *bytes.Buffer, want ...string) {
 	out.Reset()
 }
 
+// TestPartsPassFailAndRunOutOfTime checks the results of parts, and that the end of the log of each failed part is
+// printed.
 func TestPartsPassFailAndRunOutOfTime(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
 	err := r.all(t.Context(), []part{
-		fake("good", "true", time.Minute),
-		fake("bad", "echo it is broken; false", time.Minute),
-		fake("late", "sleep 600", 200*time.Millisecond),
-		fake("lost", "use false; echo the command goes on", time.Minute),
-		fake("lying", `printf '=== RUN   TestA\n--- FAIL: TestA (0.00s)\n'`, time.Minute),
-		fake("empty", "echo 'testing: warning: no tests to run'", time.Minute),
+		fake("good", "true"),
+		fake("bad", "echo it is broken; false"),
+		{Name: "late", Command: "sleep 600", Limit: metav1.Duration{Duration: 200 * time.Millisecond}},
+		fake("lost", "use false; echo the command goes on"),
+		fake("lying", `printf '=== RUN   TestA\n--- FAIL: TestA (0.00s)\n'`),
+		fake("empty", "echo 'testing: warning: no tests to run'"),
 	})
 	const want = "bad: FAILED, late: OUT OF TIME, lost: FAILED, lying: FAILED, empty: FAILED"
 	if err == nil || err.Error() != want {
@@ -60,11 +71,12 @@ func TestPartsPassFailAndRunOutOfTime(t *testing.T) {
 		`lying +FAILED +0\.0 +0 +1 +0`, `empty +FAILED +0\.0 +0 +1 +0`)
 }
 
+// TestAPartThatPassedRunsAgainOnlyForAnotherCommit checks that a part that fails, and a tree with changes, run again.
 func TestAPartThatPassedRunsAgainOnlyForAnotherCommit(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
 	ran := filepath.Join(t.TempDir(), "ran")
-	parts := []part{fake("a", "echo a >>"+ran, time.Minute), fake("b", "echo b >>"+ran+"; false", time.Minute)}
+	parts := []part{fake("a", "echo a >>"+ran), fake("b", "echo b >>"+ran+"; false")}
 	for _, commit := range []string{"c1", "c1", "", "c1", "c1", "c2"} {
 		r.commit = func() (string, error) { return commit, nil }
 		_ = r.all(t.Context(), slices.Clone(parts))
@@ -77,15 +89,15 @@ func TestAPartThatPassedRunsAgainOnlyForAnotherCommit(t *testing.T) {
 	shows(t, out, `a +passed .*`, `b +FAILED .*`)
 }
 
+// TestAPartThatTestedTwoCommitsHasNoStamp checks that a record names no commit if the commit has changed during the
+// run.
 func TestAPartThatTestedTwoCommitsHasNoStamp(t *testing.T) {
 	t.Parallel()
 	r, _ := newRunner(t)
 	calls := 0
 	r.commit = func() (string, error) { calls++; return strings.Repeat("c", calls), nil }
-	p := fake("a", "true", time.Minute)
-	if err := r.all(t.Context(), []part{p}); err != nil {
-		t.Fatal(err)
-	}
+	p := fake("a", "true")
+	succeed(t, r.all(t.Context(), []part{p}))
 	if last, err := r.read(p); err != nil || last.Result != passed || last.Commit != "" {
 		t.Errorf("record %+v, error %v", last, err)
 	}
@@ -97,9 +109,9 @@ func TestInterruptedRunResumes(t *testing.T) {
 	r, out := newRunner(t)
 	started := filepath.Join(t.TempDir(), "started")
 	parts := []part{
-		fake("first", "true", time.Minute),
-		fake("second", "[ -e "+started+" ] || { echo $$ >"+started+"; sleep 600; }", time.Minute),
-		fake("third", "true", time.Minute),
+		fake("first", "true"),
+		fake("second", "[ -e "+started+" ] || { echo $$ >"+started+"; sleep 600; }"),
+		fake("third", "true"),
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error)
@@ -115,9 +127,7 @@ func TestInterruptedRunResumes(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	group, err := strconv.Atoi(strings.TrimSpace(pid))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if err := syscall.Kill(-group, 0); err == nil {
 		t.Error("processes of the part are left")
 	}
@@ -129,6 +139,7 @@ func TestInterruptedRunResumes(t *testing.T) {
 	shows(t, out, `second +passed .*`, `third +passed .*`, `first +passed before .*`)
 }
 
+// TestBudgetGoesToThePartThatWaitedLongest checks the order of parts, and that parts that need too long do not run.
 func TestBudgetGoesToThePartThatWaitedLongest(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
@@ -140,21 +151,21 @@ func TestBudgetGoesToThePartThatWaitedLongest(t *testing.T) {
 		"long":   {Commit: "c0", Started: now.Add(-3 * time.Hour), Took: 2 * time.Hour, Result: passed},
 		"before": {Commit: "c1", Started: now.Add(-4 * time.Hour), Took: 2 * time.Hour, Result: passed},
 	} {
-		if err := r.write(part{Name: name}, last); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, r.write(part{Name: name}, last))
 	}
 	var parts []part
-	for _, name := range []string{"recent", "older", "long", "before"} {
-		parts = append(parts, fake(name, "true", 3*time.Hour))
+	for _, name := range []string{"recent", "older", "long", "before", "new", "short"} {
+		parts = append(parts, fake(name, "true"))
 	}
-	if err := r.all(t.Context(), append(parts, fake("new", "true", 3*time.Hour), fake("short", "true", time.Minute))); err != nil {
+	parts[4].Limit.Duration = 3 * time.Hour // of new
+	if err := r.all(t.Context(), parts); err != nil {
 		t.Error(err)
 	}
 	shows(t, out, `new +not run: needs 180\.0 min of 60\.0 min .*`, `short +passed .*`, `before +passed before +120\.0 .*`,
 		`long +not run: needs 120\.0 min of .*`, `older +passed .*`, `recent +passed .*`)
 }
 
+// TestCount checks that the log of one test does not count as another test.
 func TestCount(t *testing.T) {
 	t.Parallel()
 	got := count(`=== RUN   TestA
@@ -181,27 +192,16 @@ panic: test timed out after 1m0s
 	}
 }
 
+// TestChoose checks names and patterns of parts, and that an unknown one is an error.
 func TestChoose(t *testing.T) {
 	t.Parallel()
-	for names, want := range map[string]string{
-		"":             "soak mutation-ca mutation-csr",
-		"mutation-*":   "mutation-ca mutation-csr",
-		"soak":         "soak",
-		"fuzz":         `no part is called "fuzz": ` + list + " lists the parts",
-		"soak,":        `no part is called "": ` + list + " lists the parts",
-		"mutation-[":   `no part is called "mutation-[": ` + list + " lists the parts",
-		"soak,soak,*a": "soak mutation-ca",
+	soak, ca, csr := part{Name: "soak"}, part{Name: "mutation-ca"}, part{Name: "mutation-csr"}
+	for names, want := range map[string][]part{
+		"": {soak, ca, csr}, "mutation-*": {ca, csr}, "soak": {soak}, "soak,soak,*a": {soak, ca}, "fuzz": nil, "soak,": nil, "mutation-[": nil,
 	} {
-		chosen, err := choose([]part{{Name: "soak"}, {Name: "mutation-ca"}, {Name: "mutation-csr"}}, names)
-		var got []string
-		for _, p := range chosen {
-			got = append(got, p.Name)
-		}
-		if err != nil {
-			got = []string{err.Error()}
-		}
-		if diff := cmp.Diff(want, strings.Join(got, " ")); diff != "" {
-			t.Errorf("%q: %s", names, diff)
+		got, err := choose([]part{soak, ca, csr}, names)
+		if !slices.Equal(got, want) || (err == nil) != (want != nil) || err != nil && !strings.Contains(err.Error(), "no part is called \"") {
+			t.Errorf("%q: %v, error %v", names, got, err)
 		}
 	}
 }
@@ -210,13 +210,9 @@ func TestChoose(t *testing.T) {
 func TestParts(t *testing.T) {
 	t.Parallel()
 	parts, err := readParts("parts.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	makefile, err := os.ReadFile("../../Makefile")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	name, target := regexp.MustCompile(`^[a-z0-9.-]+$`), regexp.MustCompile(`^make (\S+)`)
 	names, commands := map[string]bool{}, map[string]bool{}
 	for _, p := range parts {
@@ -233,22 +229,16 @@ func TestParts(t *testing.T) {
 	}
 	var want []string
 	targets, err := os.ReadFile("../mutation/targets.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var packages []struct {
 		Dir string `json:"dir"`
 	}
-	if err := yaml.Unmarshal(targets, &packages); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, yaml.Unmarshal(targets, &packages))
 	for _, each := range packages {
 		want = append(want, "make mutation MUTATION="+each.Dir)
 	}
 	versions, err := filepath.Glob("../controlplane/go-*.mod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for _, file := range versions {
 		version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "go-"), ".mod")
 		want = append(want, "make test-matrix VERSIONS="+version)
@@ -256,15 +246,11 @@ func TestParts(t *testing.T) {
 			t.Errorf("OLDER in the Makefile lacks %s", version)
 		}
 	}
-	var got []string
-	for command := range commands {
-		if strings.Contains(command, "MUTATION=") || strings.Contains(command, "VERSIONS=") {
-			got = append(got, command)
-		}
-	}
+	maps.DeleteFunc(commands, func(command string, _ bool) bool {
+		return !strings.Contains(command, "MUTATION=") && !strings.Contains(command, "VERSIONS=")
+	})
 	slices.Sort(want)
-	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
+	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(commands))); diff != "" {
 		t.Errorf("parts for hack/mutation/targets.yaml and hack/controlplane (-want +got):\n%s", diff)
 	}
 }
