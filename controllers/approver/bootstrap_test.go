@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"context"
 	"crypto/x509/pkix"
 	"fmt"
 	"slices"
@@ -8,9 +9,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/servertimetest"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
@@ -20,175 +35,124 @@ func joining() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 		Expected: true, MaxRequestAge: 15 * time.Minute, Window: JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour},
 		Users: []string{"system:bootstrap:abcdef"}, CertificateLifetime: 24 * time.Hour,
 	}
-	req := bootstrap(func(req *csr.Request) { req.Created = now })
-	facts := &bootstrapFacts{age: time.Second, node: nodeNone, entry: &inventory.Entry{Source: "Machine default/a", Created: now.Add(-time.Minute)}}
-	return policy, req, facts
+	req := &csr.Request{
+		Requester: csr.Requester{Username: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers"}},
+		Cert:      ca.Request{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}},
+		Created:   now,
+	}
+	machine := &inventory.Entry{Source: "Machine default/a", Created: now.Add(-time.Minute)}
+	return policy, req, &bootstrapFacts{age: time.Second, node: nodeNone, entry: machine}
 }
 
-type joinChange = func(*BootstrapPolicy, *csr.Request, *bootstrapFacts)
-
 // TestBootstrap has a row for each difference from the smallest request, and for each change that makes up for one.
+// TestEveryCombination has their combinations.
 func TestBootstrap(t *testing.T) {
 	t.Parallel()
-	created := func(before time.Duration) joinChange {
-		return func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = now.Add(-before) }
+	type (
+		policy = *BootstrapPolicy
+		req    = *csr.Request
+		facts  = *bootstrapFacts
+		change = func(policy, req, facts)
+	)
+	created := func(before time.Duration) change {
+		return func(_ policy, _ req, f facts) { f.entry.Created = now.Add(-before) }
 	}
-	node := func(state nodeState, rejoin bool) joinChange {
-		return func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.node, p.Rejoin = state, rejoin }
+	aged := func(age time.Duration) change { return func(_ policy, _ req, f facts) { f.age = age } }
+	node := func(state nodeState) change { return func(_ policy, _ req, f facts) { f.node = state } }
+	bound := func(name string) change { return func(_ policy, _ req, f facts) { f.entry.Bound = name } }
+	named := func(name string) change {
+		return func(_ policy, r req, _ facts) { r.Cert.Subject.CommonName = "system:node:" + name }
 	}
-	bound := func(name string, rejoin bool) joinChange {
-		return func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Bound, p.Rejoin = name, rejoin }
-	}
-	group := func(require bool, nodes ...string) joinChange {
-		return func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
-			p.TokenBinding = require
-			for _, node := range nodes {
-				req.Requester.Groups = append(req.Requester.Groups, csr.TokenGroup(node))
-			}
-		}
-	}
-	const pass, dead = "", "Node \"a\" is dead but still exists"
+	by := func(groups ...string) change { return func(_ policy, r req, _ facts) { r.Requester.Groups = groups } }
+	token, tokenOfB := csr.TokenGroup("a"), csr.TokenGroup("b")
+	binding := func(p policy, _ req, _ facts) { p.TokenBinding = true }
+	anybody := func(p policy, r req, _ facts) { r.Requester.Username, p.Users = "x", nil }
+	old := func(_ policy, _ req, f facts) { f.age = time.Hour }
+	timeless := func(_ policy, _ req, f facts) { f.entry.Created = time.Time{} }
+	none := func(_ policy, _ req, f facts) { f.entry = nil }
+	leaving := func(_ policy, _ req, f facts) { f.entry.Leaving = true }
+	all := func(changes ...change) []change { return changes }
 	for name, test := range map[string]struct {
-		change joinChange
-		want   string // verdict, reason and part of the message
+		changes []change
+		want    string // verdict, reason and part of the message, which ends with an advice
 	}{
-		"the smallest request": {func(*BootstrapPolicy, *csr.Request, *bootstrapFacts) {}, pass},
-		"no node name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
-			req.Cert.Subject.CommonName = "system:node:"
-		}, "Deny ShapeMismatch has no node name"},
-		"no name that a Node can have": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
-			req.Cert.Subject.CommonName, p.Users, f.age = "system:node:A", nil, time.Hour
-		}, `Deny ShapeMismatch node name "A" is not`},
-		"not expected":                        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry = nil }, `Wait NotExpected no source of approval.inventory expects node "a"`},
-		"the machine is being deleted":        {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Leaving = true }, "Wait NotExpected Machine default/a of node \"a\" is being deleted"},
-		"a source fails":                      {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.unavailable = "timeout" }, "Wait InventoryUnavailable timeout"},
-		"the Node is alive":                   {node(nodeAlive, false), `Wait NodeAlive node "a" is alive`},
-		"the Node is alive, rejoin is on":     {node(nodeAlive, true), "Wait NodeAlive is alive"},
-		"the Node may be alive":               {node(nodeUnknown, false), "Wait NodeAlive may be alive"},
-		"the Node may be alive, rejoin is on": {node(nodeUnknown, true), "Wait NodeAlive may be alive"},
-		"the Node is dead":                    {node(nodeDead, false), "Wait MachineBound " + dead},
-		"the Node is dead, rejoin is on":      {node(nodeDead, true), pass},
-		"the Node is dead and no longer expected": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
-			f.node, p.Rejoin, f.entry = nodeDead, true, nil
-		}, "Wait NotExpected no source"},
-		"the machine is another node":               {bound("b", false), `Wait MachineBound Machine default/a is already node "b", so it cannot become node "a"`},
-		"the machine is another node, rejoin is on": {bound("b", true), "Wait MachineBound is already node"},
-		"the machine was this node":                 {bound("a", false), `Wait MachineBound Machine default/a was node "a" before`},
-		"the machine was this node, rejoin is on":   {bound("a", true), pass},
-		"at the start of the window":                {created(-10 * time.Second), pass},
-		"at the end of the window":                  {created(2 * time.Hour), pass},
-		"before the window":                         {created(-11 * time.Second), `Wait OutsideJoinWindow node "a" made its request 11s before Machine default/a was created: approval.nodeClient.joinWindow permits 10s before`},
-		"after the window":                          {created(2*time.Hour + time.Second), `Wait OutsideJoinWindow node "a" made its request 2h0m1s after Machine default/a was created: approval.nodeClient.joinWindow permits 2h0m0s after`},
-		"unknown creation time":                     {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.entry.Created = time.Time{} }, "Wait OutsideJoinWindow Machine default/a has no creation time yet"},
-		"expected at any time": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
-			f.entry.Created, f.entry.AnyTime = time.Time{}, true
-		}, pass},
-		"no window": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
-			f.entry.Created, p.Window = time.Time{}, JoinWindow{}
-		}, pass},
-		"a returning machine after the window": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
-			f.node, p.Rejoin, f.entry.Created = nodeDead, true, now.AddDate(-1, 0, 0)
-		}, pass},
-		"just young enough": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15 * time.Minute }, pass},
-		"too old":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.age = 15*time.Minute + 1 }, "Ignore RequestTooOld older than approval.nodeClient.maxRequestAge, 15m0s"},
-		"no limit of the age": {func(p *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
-			p.MaxRequestAge, f.age = 0, 1000*time.Hour
-		}, pass},
-		"too old, and a source fails": {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) {
-			*f = bootstrapFacts{age: time.Hour, unavailable: "x"}
-		}, "Ignore RequestTooOld older than"},
-		"another user": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
-			req.Requester.Username = "system:node:a"
-		}, `Ignore NotAuthorized user "system:node:a" may not bootstrap nodes: only users ["system:bootstrap:abcdef"]`},
-		"any user": {func(p *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
-			req.Requester.Username, p.Users = "x", nil
-		}, pass},
-		"the requester was deleted":           {func(_ *BootstrapPolicy, _ *csr.Request, f *bootstrapFacts) { f.gone = "revoked" }, `Wait NotAuthorized user "system:bootstrap:abcdef", which requests node "a", no longer exists: revoked`},
-		"a token for this node":               {group(false, "a"), pass},
-		"a token for another node":            {group(false, "b"), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
-		"a token for both nodes":              {group(false, "b", "a"), pass},
-		"a token for both nodes, other order": {group(false, "a", "b"), pass},
-		"a group without a node name": {func(_ *BootstrapPolicy, req *csr.Request, _ *bootstrapFacts) {
-			req.Requester.Groups = []string{"system:bootstrappers:node:"}
-		}, "Deny NotAuthorized another node"},
-		"binding required, bound":     {group(true, "a"), pass},
-		"binding required, not bound": {group(true), `Ignore NotAuthorized user "system:bootstrap:abcdef" is not bound to node "a"`},
-		"a bound token without an inventory": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
-			group(true, "a")(p, req, f)
-			p.Expected, f.entry = false, nil
-		}, pass},
-		"a bound token for an unexpected node": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
-			group(true, "a")(p, req, f)
-			f.entry = nil
-		}, "Wait NotExpected no source"},
-		"a bound token for a living node": {func(p *BootstrapPolicy, req *csr.Request, f *bootstrapFacts) {
-			group(true, "a")(p, req, f)
-			p.Expected, f.entry, f.node = false, nil, nodeAlive
-		}, "Wait NodeAlive is alive"},
+		"the smallest request":         {},
+		"no node name":                 {all(named("")), "Deny ShapeMismatch has no node name"},
+		"no name that a Node can have": {all(named("A"), anybody, old), `Deny ShapeMismatch node name "A" is not`},
+		"not expected":                 {all(none), `Wait NotExpected no source of approval.inventory expects node "a"`},
+		"the machine is being deleted": {all(leaving), `Wait NotExpected Machine default/a of node "a" is being deleted`},
+		"a source fails":               {all(func(_ policy, _ req, f facts) { f.unavailable = "timeout" }), "Wait InventoryUnavailable timeout"},
+		"the requester was deleted": {all(func(_ policy, _ req, f facts) { f.gone = "revoked" }),
+			`Wait NotAuthorized user "system:bootstrap:abcdef", which requests node "a", no longer exists: revoked`},
+		"21 the Node is alive":     {all(node(nodeAlive)), `Wait NodeAlive node "a" is alive`},
+		"21 the Node may be alive": {all(node(nodeUnknown)), "Wait NodeAlive may be alive"},
+		"21 the Node is dead":      {all(node(nodeDead)), `Wait MachineBound Node "a" is dead but still exists`},
+		"the machine is another node": {all(bound("b")),
+			`Wait MachineBound Machine default/a is already node "b", so it cannot become node "a"`},
+		"the machine was this node":  {all(bound("a")), `Wait MachineBound Machine default/a was node "a" before`},
+		"at the start of the window": {all(created(-10 * time.Second)), ""},
+		"at the end of the window":   {all(created(2 * time.Hour)), ""},
+		"before the window": {all(created(-11 * time.Second)), `Wait OutsideJoinWindow node "a" made its request 11s before Machine default/a ` +
+			"was created: approval.nodeClient.joinWindow permits 10s before"},
+		"after the window": {all(created(2*time.Hour + time.Second)), `Wait OutsideJoinWindow node "a" made its request 2h0m1s after Machine default/a ` +
+			"was created: approval.nodeClient.joinWindow permits 2h0m0s after"},
+		"unknown creation time": {all(timeless), "Wait OutsideJoinWindow Machine default/a has no creation time yet"},
+		"just young enough":     {all(aged(15 * time.Minute)), ""},
+		"too old":               {all(aged(15*time.Minute + 1)), "Ignore RequestTooOld older than approval.nodeClient.maxRequestAge, 15m0s"},
+		"no limit of the age":   {all(old, func(p policy, _ req, _ facts) { p.MaxRequestAge = 0 }), ""},
+		"another user": {all(func(_ policy, r req, _ facts) { r.Requester.Username = "system:node:a" }),
+			`Ignore NotAuthorized user "system:node:a" may not bootstrap nodes: only users ["system:bootstrap:abcdef"]`},
+		"any user":                            {all(anybody), ""},
+		"a token for another node":            {all(by(tokenOfB)), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
+		"a token for both nodes":              {all(by(tokenOfB, token)), ""},
+		"a token for both nodes, other order": {all(by(token, tokenOfB)), ""},
+		"a group without a node name":         {all(by("system:bootstrappers:node:")), "Deny NotAuthorized another node"},
+		"binding required, not bound":         {all(binding), `Ignore NotAuthorized user "system:bootstrap:abcdef" is not bound to node "a"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			policy, req, facts := joining()
-			test.change(policy, req, facts)
+			for _, change := range test.changes {
+				change(policy, req, facts)
+			}
 			got := policy.judge(req, facts)
-			verdict, rest, _ := strings.Cut(test.want, " ")
-			reason, text, _ := strings.Cut(rest, " ")
-			if test.want == pass {
-				if got != (Decision{}) {
-					t.Errorf("%+v, want nothing against it", got)
-				}
-				return
+			want, text, _ := strings.Cut(test.want, " ")
+			if reason, part, _ := strings.Cut(text, " "); want == "" && got != (Decision{}) ||
+				want != "" && (got.Verdict.String() != want || got.Reason != reason || !strings.Contains(got.Message, part)) {
+				t.Errorf("%+v, want %q", got, test.want)
 			}
-			if got.Verdict.String() != verdict || got.Reason != reason || !strings.Contains(got.Message, text) {
-				t.Errorf("%+v, want %s", got, test.want)
-			}
-			advice := "; a new request is needed"
-			if verdict == "Wait" {
-				advice = "; the request is checked again when this changes, unless it is too old by then"
-			}
-			if !strings.HasSuffix(got.Message, advice) {
+			again, renewed := "; the request is checked again when this changes, unless it is too old by then", "; a new request is needed"
+			if advice := map[string]string{"Wait": again, "Deny": renewed, "Ignore": renewed}[want]; !strings.HasSuffix(got.Message, advice) {
 				t.Errorf("%q, want the advice %q at the end", got.Message, advice)
 			}
 		})
 	}
 }
 
-// tokenBinding is the node to which the requester's groups bind it.
-type tokenBinding int
-
-const (
-	notBound tokenBinding = iota
-	boundToNode
-	boundToAnother
-)
-
 // combination holds a value of each kind of fact.
 type combination struct {
-	expectation                            string // none required, unavailable, none, leaving or known
+	expectation                            string // not asked, unavailable, none, leaving or known
 	machine                                string // the Node of the machine: free, this or other
 	node                                   nodeState
 	window                                 string // off, any, inside, early, late or unknown
+	token                                  string // the node to which the requester is bound: none, this or other
 	old, required, rejoin, gone, permitted bool
-	token                                  tokenBinding
 }
 
 // combinations calls visit with every combination.
 func combinations(visit func(combination)) (count int) {
-	bits := []bool{false, true}
-	for _, expectation := range []string{"not asked", "unavailable", "none", "leaving", "known"} {
-		for _, machine := range []string{"free", "this", "other"} {
-			for _, node := range []nodeState{nodeUnknown, nodeNone, nodeAlive, nodeDead} {
-				for _, window := range []string{"off", "any", "inside", "early", "late", "unknown"} {
-					for _, token := range []tokenBinding{notBound, boundToNode, boundToAnother} {
-						for flags := range 1 << 5 {
-							flag := func(n int) bool { return bits[flags>>n&1] }
-							visit(combination{expectation, machine, node, window, flag(0), flag(1), flag(2), flag(3), flag(4), token})
-							count++
-						}
-					}
-				}
-			}
+	for ; count < 5*3*4*6*3*32; count++ {
+		left := count
+		digit := func(base int) int {
+			defer func() { left /= base }()
+			return left % base
 		}
+		flag := func() bool { return digit(2) == 1 }
+		visit(combination{
+			[]string{"not asked", "unavailable", "none", "leaving", "known"}[digit(5)], []string{"free", "this", "other"}[digit(3)], nodeState(digit(4)),
+			[]string{"off", "any", "inside", "early", "late", "unknown"}[digit(6)], []string{"none", "this", "other"}[digit(3)],
+			flag(), flag(), flag(), flag(), flag(),
+		})
 	}
 	return count
 }
@@ -198,17 +162,14 @@ func (c combination) build() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 	policy.Expected, policy.Rejoin, policy.TokenBinding = c.expectation != "not asked", c.rejoin, c.required
 	facts.node = c.node
 	facts.entry.Bound = map[string]string{"this": "a", "other": "b"}[c.machine]
-	switch c.expectation {
-	case "not asked", "none":
+	facts.entry.Leaving = c.expectation == "leaving"
+	facts.entry.Created = map[string]time.Time{"inside": now, "early": now.Add(time.Hour), "late": now.Add(-3 * time.Hour)}[c.window]
+	facts.entry.AnyTime = c.window == "any"
+	if !slices.Contains([]string{"leaving", "known"}, c.expectation) {
 		facts.entry = nil
-	case "unavailable":
-		facts.entry, facts.unavailable = nil, "timeout"
-	case "leaving":
-		facts.entry.Leaving = true
 	}
-	if facts.entry != nil {
-		facts.entry.Created = map[string]time.Time{"inside": now, "early": now.Add(time.Hour), "late": now.Add(-3 * time.Hour)}[c.window]
-		facts.entry.AnyTime = c.window == "any"
+	if c.expectation == "unavailable" {
+		facts.unavailable = "timeout"
 	}
 	if c.window == "off" {
 		policy.Window = JoinWindow{}
@@ -222,9 +183,8 @@ func (c combination) build() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 	if c.gone {
 		facts.gone = "revoked"
 	}
-	req.Requester.Groups = append(req.Requester.Groups, map[tokenBinding][]string{
-		boundToNode: {csr.TokenGroup("a")}, boundToAnother: {csr.TokenGroup("b")},
-	}[c.token]...)
+	token := map[string]string{"none": "", "this": csr.TokenGroup("a"), "other": csr.TokenGroup("b")}[c.token]
+	req.Requester.Groups = append(req.Requester.Groups, token)
 	return policy, req, facts
 }
 
@@ -238,8 +198,8 @@ func (c combination) objections() []string {
 	}
 	known := c.expectation == "known" || c.expectation == "leaving"
 	comesBack := c.node == nodeDead || c.node == nodeNone && known && c.machine == "this"
-	object(c.token == boundToAnother, "Deny NotAuthorized")
-	object(c.required && c.token != boundToNode, "Ignore NotAuthorized")
+	object(c.token == "other", "Deny NotAuthorized")
+	object(c.required && c.token != "this", "Ignore NotAuthorized")
 	object(!c.permitted, "Ignore NotAuthorized")
 	object(c.old, "Ignore RequestTooOld")
 	object(c.expectation == "unavailable", "Wait InventoryUnavailable")
@@ -258,32 +218,15 @@ func TestEveryCombination(t *testing.T) {
 	approvals := 0
 	count := combinations(func(c combination) {
 		policy, req, facts := c.build()
-		got := policy.judge(req, facts)
-		want := c.objections()
-		said := strings.TrimSpace(fmt.Sprintf("%s %s", got.Verdict, got.Reason))
+		got, want := policy.judge(req, facts), c.objections()
 		switch {
-		case len(want) > 0 && said != want[0]:
+		case len(want) == 0 && got == (Decision{}):
+			approvals++
+		case len(want) == 0 || fmt.Sprintf("%s %s", got.Verdict, got.Reason) != want[0] || got.Message == "":
 			t.Fatalf("%+v: %+v, want the first of %q", c, got, want)
-		case len(want) == 0 && got != (Decision{}):
-			t.Fatalf("%+v: %+v, want nothing against it", c, got)
-		}
-		if got.Reason != "" {
-			if got.Message == "" {
-				t.Fatalf("%+v: no message", c)
-			}
-			return
-		}
-		approvals++
-		switch {
-		case c.node == nodeAlive, c.node == nodeUnknown:
-			t.Fatalf("%+v: a Node that may be alive is taken over", c)
-		case c.expectation == "unavailable", c.expectation == "none":
-			t.Fatalf("%+v: approved from nothing", c)
-		case c.old, c.gone, c.token == boundToAnother:
-			t.Fatalf("%+v: passes", c)
 		}
 	})
-	if count != 5*3*4*6*3*32 || approvals == 0 || approvals > count/100 {
+	if approvals == 0 || approvals > count/100 {
 		t.Errorf("%d of %d combinations pass", approvals, count)
 	}
 }
@@ -302,9 +245,10 @@ func TestFaultsDecideNothing(t *testing.T) {
 	})
 }
 
+// TestNodeStates checks what a Node and a Lease prove.
 func TestNodeStates(t *testing.T) {
 	t.Parallel()
-	day := 24 * time.Hour
+	const day = 24 * time.Hour
 	seen := func(ago time.Duration) time.Time { return now.Add(-ago) }
 	for name, test := range map[string]struct {
 		exists   bool
@@ -328,60 +272,185 @@ func TestNodeStates(t *testing.T) {
 		"unknown certificate lifetime": {exists: true, renewed: seen(1000 * day), want: nodeUnknown},
 	} {
 		policy := BootstrapPolicy{CertificateLifetime: test.lifetime}
-		req := &csr.Request{Created: now}
-		if got := policy.stateOf(test.exists, test.life, test.renewed, req); got != test.want {
+		if got := policy.stateOf(test.exists, test.life, test.renewed, &csr.Request{Created: now}); got != test.want {
 			t.Errorf("%s: %d, want %d", name, got, test.want)
 		}
 	}
 }
 
-// TestBoundTokensAreNarrowed checks, without any configuration, that a token for one node is refused for another.
-func TestBoundTokensAreNarrowed(t *testing.T) {
+// serverTime returns the time of API servers whose clock shows at.
+func serverTime(at time.Time) *servertime.Clock {
+	return servertime.Of(clocktesting.NewFakePassiveClock(at))
+}
+
+// TestConfirm checks the reads before an approval, for facts that a lagging cache has wrong.
+func TestConfirm(t *testing.T) {
 	t.Parallel()
-	rule := NodeClient()
-	for node, want := range map[string][]string{"a": {"nodeclient"}, "b": nil, "": nil, "A": nil} {
-		req := bootstrap(func(req *csr.Request) {
-			req.Requester.Groups = append(req.Requester.Groups, csr.TokenGroup("a"))
-			req.Cert.Subject = pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}
+	const token, sa = "system:bootstrap:abcdef", "system:serviceaccount:ns:joiner"
+	lease := func(renewed time.Time) client.Object {
+		return &coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-node-lease", Name: "a"},
+			Spec:       coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: renewed}},
+		}
+	}
+	info := func(keys string) client.Object {
+		data := map[string]string{}
+		for _, key := range strings.Fields(keys) {
+			data[key] = "x"
+		}
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-public", Name: "cluster-info"}, Data: data}
+	}
+	all := func(objs ...client.Object) []client.Object { return objs }
+	good, other, half := info("kubeconfig jws-kubeconfig-abcdef"), info("kubeconfig jws-kubeconfig-ghijkl"), info("jws-kubeconfig-abcdef")
+	later := lease(now.Add(time.Second))
+	a := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
+	account := all(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "joiner", UID: "u-1"}})
+	for name, test := range map[string]struct {
+		dead    bool   // the Lease in the cache
+		unseen  bool   // the Lease was never observed
+		who     string // user name and UID; empty means the token
+		objects []client.Object
+		down    bool
+		passed  time.Duration
+		want    string // reason and part of the message; empty means that it passes
+	}{
+		"no Node, and the token exists":                  {objects: all(good)},
+		"a Node that the cache lacks":                    {objects: all(good, a), want: "NodeAlive may be alive"},
+		"a dead lease without a Node":                    {objects: all(good, lease(now))},
+		"a dead Lease without a Node, renewed since":     {objects: all(good, later), want: "NodeAlive may be alive"},
+		"a Lease that the cache lacks":                   {unseen: true, objects: all(good, lease(now)), want: "NodeAlive may be alive"},
+		"a dead Lease":                                   {dead: true, objects: all(good, lease(now))},
+		"a dead Lease, renewed since":                    {dead: true, objects: all(good, later), want: "NodeAlive may be alive"},
+		"a deleted Lease":                                {dead: true, objects: all(good), want: "InventoryUnavailable Lease of node a"},
+		"a deleted token":                                {objects: all(other), want: "NotAuthorized revoked"},
+		"a token without a name":                         {who: "system:bootstrap:", objects: all(other), want: "NotAuthorized revoked"},
+		"no cluster-info":                                {want: "InventoryUnavailable kube-public/cluster-info"},
+		"cluster-info without a kubeconfig":              {objects: all(half), want: "InventoryUnavailable it is not kept up to date"},
+		"the ServiceAccount":                             {who: sa + " u-1", objects: account},
+		"a ServiceAccount of the same name":              {who: sa + " u-0", objects: account, want: "NotAuthorized deleted and created again"},
+		"a ServiceAccount's user without a UID":          {who: sa, objects: account, want: "NotAuthorized deleted and created again"},
+		"no such ServiceAccount":                         {who: sa + " u-1", want: "NotAuthorized ServiceAccount ns/joiner is deleted"},
+		"any other user":                                 {who: "arn:aws:iam::1:role/node"},
+		"too old by then":                                {who: "x", passed: time.Hour, want: "RequestTooOld older than"},
+		"the API server does not answer":                 {down: true, want: "InventoryUnavailable down"},
+		"the API server does not answer, ServiceAccount": {who: sa + " u-1", down: true, want: "InventoryUnavailable down"},
+		"the API server does not answer, Lease":          {dead: true, who: "x", down: true, want: "InventoryUnavailable down"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			builder := fake.NewClientBuilder()
+			for _, obj := range test.objects {
+				builder.WithObjects(obj.DeepCopyObject().(client.Object)) // the builder sets resourceVersions
+			}
+			reader := builder.WithInterceptorFuncs(interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+					switch {
+					case test.down:
+						return errDown
+					case ctx.Err() != nil:
+						return ctx.Err()
+					}
+					return c.Get(ctx, key, obj, options...)
+				},
+			}).Build()
+			policy, req, facts := joining()
+			policy.Users, policy.Rejoin, facts.renewed = nil, true, now
+			if req.Requester.Username = token; test.who != "" {
+				req.Requester.Username, req.Requester.UID, _ = strings.Cut(test.who, " ")
+			}
+			if test.dead {
+				facts.node = nodeDead
+			}
+			if test.unseen {
+				facts.renewed = time.Time{}
+			}
+			live := nodeidentity.Live{Reader: reader}
+			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: live, serverTime: serverTime(now.Add(test.passed))}}
+			got := b.judge(req, facts, b.readLive(t.Context(), req, facts))
+			reason, text, _ := strings.Cut(test.want, " ")
+			if got.Reason != reason || !strings.Contains(got.Message, text) {
+				t.Errorf("%+v, want %q", got, test.want)
+			}
 		})
-		names, decision := reviewed(t, rule, req)
-		if !slices.Equal(names, want) {
-			t.Errorf("%q: asks for %q, want %q", node, names, want)
-		}
-		if (decision.Verdict == verdict.Deny && decision.Reason == "NotAuthorized") != (want == nil) {
-			t.Errorf("%q: %+v", node, decision)
-		}
 	}
 }
 
-// TestRenewalsAskNoInventory checks that a node that may not renew is not treated as a new node. Its request waits for
-// no source.
-func TestRenewalsAskNoInventory(t *testing.T) {
+// TestAgeIsReadAgainBeforeItRefuses has an API server whose clock is set back. A new request then looks old by the time that
+// was noted before. While the time is unknown, nothing passes.
+func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 	t.Parallel()
+	policy, req, facts := joining()
+	measured, set := servertimetest.Measured(t)
+	b := Bootstrap{Policy: *policy, Inventory: &Inventory{serverTime: measured}}
+	latest := measured.Latest()
 	for name, test := range map[string]struct {
-		change func(*request)
-		grants []string
-		want   string
-		asked  []string
+		created time.Time
+		ahead   time.Duration
+		old     bool
 	}{
-		"a renewal":                                   {user("system:node:a"), []string{"selfnodeclient"}, "Approved", []string{"selfnodeclient"}},
-		"a renewal without permission":                {user("system:node:a"), nil, "Waits NotAuthorized", []string{"selfnodeclient"}},
-		"a renewal with permission to bootstrap only": {user("system:node:a"), []string{"nodeclient"}, "Waits NotAuthorized", []string{"selfnodeclient"}},
-		"a bootstrap":                                 {user("system:bootstrap:abcdef"), []string{"nodeclient"}, "Waits InventoryUnavailable", nil},
-		"a node that requests another node":           {user("system:node:b"), []string{"nodeclient", "selfnodeclient"}, "Waits InventoryUnavailable", nil},
+		"an old request":                         {latest.Add(-time.Hour), 0, true},
+		"a new one":                              {latest, 0, false},
+		"a new one after the clock was set back": {latest.Add(-time.Hour), -time.Hour, false},
 	} {
-		p := newParts(t, object(t, test.change))
-		p.reconciler.Rules = []Rule{BoundNodeClient(Bootstrap{Inventory: &Inventory{}, Policy: BootstrapPolicy{Expected: true}})}
-		p.grants = test.grants
-		if got := p.outcome(t); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
+		set(test.ahead)
+		req.Created = test.created
+		err := b.readAge(t.Context(), req, facts)
+		if old := policy.checkRequest(req, facts.age).Reason == reasonTooOld; err != nil || old != test.old {
+			t.Errorf("%s: age %s, too old %t, error %v", name, facts.age, old, err)
 		}
-		var asked []string
-		for _, review := range p.reviews {
-			asked = append(asked, review.Subresource)
+		set(0)
+		_ = must(measured.Fresh(t.Context()))
+	}
+	b.Inventory.serverTime, facts.age = &servertime.Clock{}, 0
+	if got := b.judge(req, facts, b.readAge(t.Context(), req, facts)); got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
+		t.Errorf("without a time: %+v", got)
+	}
+}
+
+// TestBoundNodeClient checks that a source is asked once, after the review, and only about first certificates. A requester
+// without the permission, or with a request that can never be approved, causes no question. A node that may not renew is
+// not treated as a new node. Without a manager every first certificate waits.
+func TestBoundNodeClient(t *testing.T) {
+	t.Parallel()
+	clock := clocktesting.NewFakePassiveClock(now)
+	cluster := must(node.New(&rest.Config{}, nil, false, logr.Discard()))
+	leases := must(nodeidentity.NewLeases(&rest.Config{}, nil, clock, logr.Discard(), nil)) // it does not run
+	const self = "system:node:a"
+	for name, test := range map[string]struct {
+		obj       *request
+		grants    string
+		unmanaged bool
+		asked     string
+		questions int
+		want      string
+	}{
+		"permitted": {obj: object(), grants: "nodeclient", asked: "nodeclient", questions: 1,
+			want: `Waits InventoryPending: the inventory can't say yet whether node "a" may join: not read yet`},
+		"not permitted":                  {obj: object(), asked: "nodeclient", want: "Waits NotAuthorized"},
+		"another node":                   {obj: object(user("system:node:b")), grants: rights, want: "Ignored NotAuthorized"},
+		"an old request":                 {obj: object(created(now.Add(-time.Hour))), grants: rights, want: "Ignored RequestTooOld"},
+		"no name of a Node":              {obj: object(says(kubelet("no_name", ""))), grants: rights, want: "Denied ShapeMismatch"},
+		"a renewal":                      {obj: object(user(self)), grants: rights, asked: "selfnodeclient", want: renews},
+		"a renewal, not permitted":       {obj: object(user(self)), asked: "selfnodeclient", want: "Waits NotAuthorized"},
+		"a renewal, bootstrap permitted": {obj: object(user(self)), grants: "nodeclient", asked: "selfnodeclient", want: "Waits NotAuthorized"},
+		"without a manager":              {obj: object(), grants: rights, unmanaged: true, want: "Waits InventoryUnavailable"},
+		"without a manager, a renewal":   {obj: object(user(self)), grants: rights, unmanaged: true, asked: "selfnodeclient", want: renews},
+	} {
+		source := &askedOf{entries: map[string]*inventory.Entry{"a": {Source: "Machine default/a", AnyTime: true}}}
+		policy, _, _ := joining()
+		i := &Inventory{cluster: cluster, leases: leases, expecting: inventory.Sources{source}, serverTime: serverTime(now.Add(pendingAfter))}
+		if test.unmanaged {
+			i = &Inventory{}
 		}
-		if !slices.Equal(asked, test.asked) {
-			t.Errorf("%s: asked for %q, want %q", name, asked, test.asked)
+		rule := BoundNodeClient(Bootstrap{Policy: *policy, Inventory: i})
+		p := newParts(test.obj)
+		p.clock.SetTime(now.Add(pendingAfter))
+		p.reconciler.Rules, p.reconciler.Denial, p.grants = []Rule{rule}, DenialPermanent, strings.Fields(test.grants)
+		if got := p.outcome(t); !strings.HasPrefix(got, test.want) || p.asked(t) != test.asked || len(source.asked) != test.questions {
+			t.Errorf("%s: %s after reviews of %q and %d questions, want %+v", name, got, p.asked(t), len(source.asked), test)
+		}
+		if !rule.looksUp() {
+			t.Error("changes of the inventory do not wake its requests")
 		}
 	}
 }

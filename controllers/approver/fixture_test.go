@@ -1,17 +1,24 @@
 package approver
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,50 +26,68 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
+type (
+	request   = certificatesv1.CertificateSigningRequest
+	condition = certificatesv1.CertificateSigningRequestCondition
+)
+
+const servingSigner = "kubernetes.io/kubelet-serving"
+
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-var leafKey = sync.OnceValue(func() *ecdsa.PrivateKey {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+func must[T any](value T, err error) T {
 	if err != nil {
 		panic(err)
 	}
-	return key
-})
+	return value
+}
+
+var leafKey = sync.OnceValue(func() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
 
 // payload returns template as PKCS#10 in PEM.
-func payload(t testing.TB, template *x509.CertificateRequest) []byte {
-	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, leafKey())
-	if err != nil {
-		t.Fatal(err)
-	}
+func payload(template *x509.CertificateRequest) []byte {
+	der := must(x509.CreateCertificateRequest(rand.Reader, template, leafKey()))
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// object returns a new request of a bootstrapping kubelet, changed by modify.
-func object(t testing.TB, modify ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
-	t.Helper()
-	obj := &certificatesv1.CertificateSigningRequest{
+// kubelet returns what the kubelet of node asks for. It parses names as addresses where possible.
+func kubelet(node, names string) *x509.CertificateRequest {
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
+	for _, name := range strings.Fields(names) {
+		if ip := net.ParseIP(name); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, name)
+		}
+	}
+	return template
+}
+
+// object returns a new request of a bootstrapping kubelet of node a, changed by modify.
+func object(modify ...func(*request)) *request {
+	obj := &request{
 		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "uid-1", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now)},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    payload(t, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}),
+			Request:    payload(kubelet("a", "")),
 			SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
 			Usages:     []certificatesv1.KeyUsage{"digital signature", "client auth"},
 			Username:   "system:bootstrap:abcdef",
@@ -75,35 +100,173 @@ func object(t testing.TB, modify ...func(*certificatesv1.CertificateSigningReque
 	return obj
 }
 
-func user(name string) func(*certificatesv1.CertificateSigningRequest) {
-	return func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Username = name }
+// asks returns a request of node's kubelet for a serving certificate with names, changed by modify.
+func asks(node, names string, modify ...func(*request)) *request {
+	kubelets := []func(*request){
+		signer(servingSigner), usages("digital signature, server auth"), says(kubelet(node, names)),
+		user("system:node:" + node), groups("system:nodes", "system:authenticated"),
+	}
+	return object(append(kubelets, modify...)...)
 }
 
-// parts holds a Reconciler and everything that it uses.
+func user(name string) func(*request)     { return func(obj *request) { obj.Spec.Username = name } }
+func groups(all ...string) func(*request) { return func(obj *request) { obj.Spec.Groups = all } }
+func signer(name string) func(*request)   { return func(obj *request) { obj.Spec.SignerName = name } }
+func malformed(obj *request)              { obj.Spec.Request = []byte("nonsense") }
+func issued(obj *request)                 { obj.Status.Certificate = []byte("x") }
+func created(at time.Time) func(*request) {
+	return func(obj *request) { obj.CreationTimestamp.Time = at }
+}
+func parse(obj *request) *csr.Request      { return must(csr.Parse(obj)) }
+func sans(texts ...string) (all []san.SAN) { return mapped(texts, san.Parse) }
+
+func mapped[F, T any](from []F, change func(F) T) (to []T) {
+	for _, each := range from {
+		to = append(to, change(each))
+	}
+	return to
+}
+
+func usages(list string) func(*request) {
+	return func(obj *request) {
+		obj.Spec.Usages = nil
+		if list != "" {
+			obj.Spec.Usages = mapped(strings.Split(list, ", "), func(usage string) certificatesv1.KeyUsage { return certificatesv1.KeyUsage(usage) })
+		}
+	}
+}
+
+// with adds a condition of each kind, with the status True.
+func with(kinds ...certificatesv1.RequestConditionType) func(*request) {
+	return func(obj *request) {
+		for _, kind := range kinds {
+			obj.Status.Conditions = append(obj.Status.Conditions, condition{Type: kind, Status: "True"})
+		}
+	}
+}
+
+// says replaces the PKCS#10 request by template.
+func says(template *x509.CertificateRequest) func(*request) {
+	data := payload(template)
+	return func(obj *request) { obj.Spec.Request = data }
+}
+
+// content replaces the PKCS#10 request by that of a kubelet of node a, changed by change.
+func content(change func(*x509.CertificateRequest)) func(*request) {
+	template := kubelet("a", "")
+	change(template)
+	return says(template)
+}
+
+// subject replaces the subject, with one RDN for each attribute, as in "O=system:nodes,CN=system:node:a", and the names.
+func subject(attributes, names string) func(*request) {
+	kinds := map[string]int{"CN": 3, "SERIALNUMBER": 5, "O": 10, "OU": 11}
+	var sequence pkix.RDNSequence
+	for attribute := range strings.SplitSeq(attributes, ",") {
+		kind, value, _ := strings.Cut(attribute, "=")
+		id := asn1.ObjectIdentifier{2, 5, 4, kinds[kind]}
+		sequence = append(sequence, pkix.RelativeDistinguishedNameSET{{Type: id, Value: value}})
+	}
+	template := kubelet("a", names)
+	template.RawSubject = must(asn1.Marshal(sequence))
+	return says(template)
+}
+
+// dns replaces the names and addresses by DNS names with exactly these texts.
+func dns(texts ...string) func(*request) {
+	return content(func(template *x509.CertificateRequest) { template.DNSNames = texts })
+}
+
+// blocked returns the ConfigMap of a block list.
+func blocked(nodes string, certificates ...string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"},
+		Data:       map[string]string{"nodes": nodes, "certificates": strings.Join(certificates, "\n")},
+	}
+}
+
+// blockList returns a block list that has read objs.
+func blockList(objs ...*corev1.ConfigMap) *blocklist.List {
+	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
+	for _, obj := range objs {
+		list.Offer(obj)
+	}
+	return list
+}
+
+// known holds what the rule for serving certificates looks up, without a manager that watches it.
+type known struct {
+	nodes    map[string]*inventory.Entry
+	reserved san.Reserved
+	// names holds the facts about names and addresses, beside whether the node owns them.
+	names map[string]nameFacts
+	// fault is the error of the lookup of a node, and nameFault that of a name.
+	fault, nameFault error
+	// asked are the lookups.
+	asked []string
+}
+
+// newKnown returns what is known about the nodes a and b.
+func newKnown() *known {
+	return &known{
+		nodes: map[string]*inventory.Entry{
+			"a": {Source: "Node a", SANs: sans("10.0.0.1", "a.example.com")},
+			"b": {Source: "Node b", SANs: sans("10.0.0.2", "b.example.com")},
+		},
+		reserved: san.Reserved{
+			ClusterDomain: "cluster.local", Endpoints: sans("192.0.2.100", "api.example.com"),
+			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		},
+		names: map[string]nameFacts{"10.97.0.1": {service: "Service default/x"}},
+	}
+}
+
+// judge is Serving.judge with facts from k.
+func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
+	return judgeServing(req, k.reserved, func() (servingFacts, error) {
+		k.asked = append(k.asked, "node")
+		found := inventory.Found{Entry: k.nodes[req.NodeName()]}
+		return servingFacts{found, func(value san.SAN) (nameFacts, error) {
+			k.asked = append(k.asked, value.String())
+			facts := k.names[value.String()]
+			facts.claim.NotOwned = !found.Owns(value)
+			return facts, k.nameFault
+		}}, k.fault
+	}), nil
+}
+
+// has makes the names and addresses of node a what spaces separate in texts.
+func has(texts string) func(*known) {
+	return func(k *known) { k.nodes["a"].SANs = sans(strings.Fields(texts)...) }
+}
+
+// parts holds a Reconciler and everything that it uses. It also implements the cache, which holds one request.
 type parts struct {
-	reconciler *Reconciler
-	clock      *clocktesting.FakePassiveClock
-	recorder   *events.FakeRecorder
+	client.Client // nil: an approver may do nothing but what parts implements
+	reconciler    *Reconciler
+	known         *known
+	clock         *clocktesting.FakePassiveClock
+	recorder      *events.FakeRecorder
 	// grants are the subresources that a review allows. If fault is set, reviews fail with it.
 	grants []string
 	fault  error
 	// reviews are the permissions that were reviewed.
 	reviews []authorizationv1.ResourceAttributes
-	// served is the object in the cache. missing reports that there is none.
-	served   *certificatesv1.CertificateSigningRequest
+	// served is the object in the cache.
+	served   *request
 	getFault error
 	// written are the objects that were written to /approval. The writes fail with writeFault.
-	written    []*certificatesv1.CertificateSigningRequest
+	written    []*request
 	writeFault error
 }
 
-func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *parts {
-	t.Helper()
-	p := &parts{served: served, clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
+// newParts returns a Reconciler for obj with the rules for both signers of kubelets.
+func newParts(obj *request) *parts {
+	p := &parts{served: obj, known: newKnown(), clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
 	p.reconciler = &Reconciler{
 		ServerTime: servertime.Of(p.clock),
-		Rules:      []Rule{NodeClient()},
-		Client:     p.client(t),
+		Rules:      []Rule{NodeClient(), {SignerName: servingSigner, Judge: p.known.judge}},
+		Client:     p,
 		Live: liveFunc(func(now *request) error { // it was changed meanwhile
 			*now = *p.served.DeepCopy()
 			now.ResourceVersion += "1"
@@ -116,57 +279,45 @@ func newParts(t testing.TB, served *certificatesv1.CertificateSigningRequest) *p
 	return p
 }
 
-// client returns a client that serves only what an approver may do. Every other call panics, because the underlying
-// fake client is empty.
-func (p *parts) client(t testing.TB) client.Client {
-	return fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{
-		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-			if p.getFault == nil {
-				*obj.(*certificatesv1.CertificateSigningRequest) = *p.served // shared, like a cache read without a deep copy
-			}
-			return p.getFault
-		},
-		SubResourceUpdate: func(_ context.Context, _ client.Client, subResource string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
-			if subResource != "approval" {
-				t.Errorf("update of %s", subResource)
-			}
-			p.written = append(p.written, obj.(*certificatesv1.CertificateSigningRequest).DeepCopy())
-			return p.writeFault
-		},
-		List: func(context.Context, client.WithWatch, client.ObjectList, ...client.ListOption) error {
-			t.Error("list")
-			return nil
-		},
-		Create: func(context.Context, client.WithWatch, client.Object, ...client.CreateOption) error {
-			t.Error("create")
-			return nil
-		},
-		Update: func(context.Context, client.WithWatch, client.Object, ...client.UpdateOption) error {
-			t.Error("update")
-			return nil
-		},
-		Patch: func(context.Context, client.WithWatch, client.Object, client.Patch, ...client.PatchOption) error {
-			t.Error("patch")
-			return nil
-		},
-		Delete: func(context.Context, client.WithWatch, client.Object, ...client.DeleteOption) error {
-			t.Error("delete")
-			return nil
-		},
-	}).Build()
+func (p *parts) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	if p.getFault == nil {
+		*obj.(*request) = *p.served // shared, like a cache read without a deep copy
+	}
+	return p.getFault
 }
 
-func (p *parts) review(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
-	if err := ctx.Err(); err != nil {
-		return false, err
-	}
+func (p *parts) SubResource(name string) client.SubResourceClient {
+	return map[string]client.SubResourceClient{"approval": approval{parts: p}}[name]
+}
+
+type approval struct {
+	client.SubResourceClient
+	parts *parts
+}
+
+func (a approval) Update(_ context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+	a.parts.written = append(a.parts.written, obj.(*request).DeepCopy())
+	return a.parts.writeFault
+}
+
+func (p *parts) review(_ context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 	p.reviews = append(p.reviews, what)
-	for _, granted := range p.grants {
-		if granted == what.Subresource && who.Username == p.served.Spec.Username {
-			return p.fault == nil, p.fault
-		}
+	return slices.Contains(p.grants, what.Subresource) && who.Username == p.served.Spec.Username && p.fault == nil, p.fault
+}
+
+// asked returns the subresources that were reviewed.
+func (p *parts) asked(t testing.TB) string {
+	t.Helper()
+	want := authorizationv1.ResourceAttributes{
+		Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Version: "*",
 	}
-	return false, p.fault
+	return strings.Join(mapped(p.reviews, func(review authorizationv1.ResourceAttributes) string {
+		want.Subresource = review.Subresource
+		if review != want {
+			t.Errorf("review of %+v, want %+v", review, want)
+		}
+		return review.Subresource
+	}), " ")
 }
 
 func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
@@ -183,52 +334,164 @@ func (p *parts) events() []string {
 	return taken
 }
 
+// outcome reconciles the request, and returns "Approved: MESSAGE", "Denied REASON: MESSAGE", "Waits REASON: MESSAGE",
+// "Ignored REASON: MESSAGE" or "Untouched". At most one condition is written, to the version that was judged.
+func (p *parts) outcome(t testing.TB) string {
+	t.Helper()
+	p.written = nil
+	before := p.served.DeepCopy()
+	result, err := p.reconcile(t)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(before, p.served) {
+		t.Errorf("the cache's object was changed to %+v, from %+v", p.served, before)
+	}
+	told := p.events()
+	reason, message := "", ""
+	for _, event := range told {
+		if len(event) > 1100 {
+			t.Errorf("an Event of %d bytes", len(event))
+		}
+		_, event, _ = strings.Cut(event, " ") // the type
+		reason, message, _ = strings.Cut(event, " ")
+	}
+	switch {
+	case len(p.written) > 0:
+		last := p.written[0].Status.Conditions[len(p.written[0].Status.Conditions)-1]
+		want := condition{Type: "Approved", Status: "True", Reason: cmp.Or(reason, "AutoApproved"), Message: last.Message}
+		text := "Approved: " + last.Message
+		if len(told) > 0 {
+			want.Type, text = "Denied", "Denied "+reason+": "+last.Message
+		}
+		before.Status.Conditions = append(before.Status.Conditions, want)
+		if !reflect.DeepEqual(p.written, []*request{before}) || result != (reconcile.Result{}) {
+			t.Errorf("%+v, then %+v, want one write of %+v", p.written, result, before)
+		}
+		return text
+	case result.RequeueAfter > 0 && result.RequeueAfter != report.Again:
+		return fmt.Sprintf("Waits %s: %s", reason, message)
+	case result.RequeueAfter > 0:
+		return fmt.Sprintf("Ignored %s: %s", reason, message)
+	}
+	if len(told) > 0 {
+		t.Errorf("Events %q", told)
+	}
+	return "Untouched"
+}
+
+// expect checks how the outcome begins.
+func (p *parts) expect(t testing.TB, outcomes ...string) {
+	t.Helper()
+	for step, want := range outcomes {
+		if got := p.outcome(t); !strings.HasPrefix(got, want) {
+			t.Errorf("step %d: %s, want %s", step, got, want)
+		}
+	}
+}
+
 // liveFunc answers the API server's read of a request.
 type liveFunc func(*request) error
 
 func (f liveFunc) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	return f(obj.(*request))
+	return cmp.Or(ctx.Err(), f(obj.(*request)))
 }
 
 func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) error {
 	return errors.New("list")
 }
 
-func parse(t *testing.T, obj *request) *csr.Request {
-	t.Helper()
-	req, err := csr.Parse(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return req
-}
-
-// audited makes p write an audit log. The result returns its records as "event verdict".
-func (p *parts) audited(t *testing.T) func() []string {
+// audited makes p write an audit log. The result returns its records as "EVENT VERDICT RULE".
+func (p *parts) audited(t *testing.T) func() string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "audit.log")
-	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.reconciler.Audit = opened
-	return func() []string {
+	p.reconciler.Audit = must(audit.Open(audit.Options{Path: file, MaxSize: 1}))
+	return func() string {
 		t.Helper()
-		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
 		var all []string
-		for line := range strings.Lines(string(data)) {
+		for line := range strings.Lines(string(must(os.ReadFile(file)))) {
 			var record audit.Record
 			if err := json.Unmarshal([]byte(line), &record); err != nil {
 				t.Fatal(err)
 			}
-			all = append(all, string(record.Event)+" "+record.Verdict)
+			all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s %s", record.Event, record.Verdict, record.Rule)))
 		}
-		return all
+		return strings.Join(all, ", ")
+	}
+}
+
+// trial is a request, what is known about it, and its outcome.
+type trial struct {
+	name  string
+	obj   *request     // nil: the kubelet of node a asks for 10.0.0.1
+	known func(*known) // changes what is known
+	rule  *Rule        // in place of all others
+	list  *blocklist.List
+	// grants are the permissions of the requester, and asked those that were reviewed.
+	grants, asked string
+	// looked is what was looked up for a serving certificate, if it matters.
+	looked string
+	// want is the outcome and a part of its message, for an approver that may deny.
+	want string
+}
+
+func (test trial) run(t *testing.T) {
+	t.Parallel()
+	want, part, _ := strings.Cut(test.want, ": ")
+	verb, reason, _ := strings.Cut(want, " ")
+	for _, denial := range []Denial{DenialNever, DenialPermanent} {
+		p := newParts(test.obj)
+		if test.obj == nil {
+			p.served = asks("a", "10.0.0.1")
+		}
+		if test.known != nil {
+			test.known(p.known)
+		}
+		if test.rule != nil {
+			p.reconciler.Rules = []Rule{*test.rule}
+		}
+		p.reconciler.Denial, p.reconciler.BlockList, p.grants = denial, test.list, strings.Fields(test.grants)
+		p.clock.SetTime(now.Add(pendingAfter)) // from then on InventoryPending is reported
+		expected := want
+		if denial == DenialNever { // reported, but not denied
+			expected = strings.Replace(want, "Denied", "Ignored", 1)
+		}
+		outcome, message, _ := strings.Cut(p.outcome(t), ": ")
+		if outcome != expected || !strings.Contains(message, part) {
+			t.Errorf("denial %s: %s: %s, want %s: %s", denial, outcome, message, expected, part)
+		}
+		advice := ""
+		switch {
+		case verb == "Denied" && (reason == "SANReserved" || reason == "RequestTooLarge"): // which are configured
+			advice = "; a new request is needed, or a configuration that permits this one"
+		case verb == "Denied":
+			advice = "; a new request is needed"
+		case verb == "Waits" && test.list == nil && test.rule == nil:
+			advice = " the request is checked again when this changes, or within five minutes"
+			if reason == reasonNotAuthorized {
+				advice = "; the request is checked again within five minutes"
+			}
+		}
+		if !strings.HasSuffix(message, advice) {
+			t.Errorf("%q, want the advice %q at the end", message, advice)
+		}
+		if asked := p.asked(t); asked != test.asked {
+			t.Errorf("asked for %q, want %q", asked, test.asked)
+		}
+		looked := strings.Join(p.known.asked, " ")
+		if (verb == "Denied" || verb == "Untouched" || test.list != nil || test.looked != "") && looked != test.looked {
+			t.Errorf("looked up %q, want %q", looked, test.looked)
+		}
+		if _, decision, _ := p.reconciler.Decide(t.Context(), p.served); verb == "Approved" {
+			if rule := cmp.Or(test.asked[strings.LastIndex(test.asked, " ")+1:], "kubelet-serving"); decision.Rule != rule {
+				t.Errorf("approved by rule %q, want %q", decision.Rule, rule)
+			}
+		} else if decision.Rule != "" {
+			t.Errorf("not approved, but by rule %q", decision.Rule)
+		}
+		if test.obj == nil && verb == "Waits" { // not yet is not never
+			*p.known = *newKnown()
+			p.expect(t, "Approved")
+		}
 	}
 }

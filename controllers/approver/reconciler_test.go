@@ -2,18 +2,20 @@ package approver
 
 import (
 	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
@@ -23,212 +25,185 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
-type request = certificatesv1.CertificateSigningRequest
-
-var requests = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
-
-func with(kind certificatesv1.RequestConditionType) func(*request) {
-	return func(obj *request) {
-		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Status: "True"})
-	}
-}
-
-func malformedRequest(obj *request) { obj.Spec.Request = []byte("nonsense") }
-
-// trim changes obj to what the cache keeps of it.
-func trim(t *testing.T, obj *request) {
-	t.Helper()
-	trimmed, err := csr.Trim{}.Transform(obj.DeepCopy())
-	if err != nil {
-		t.Fatal(err)
-	}
-	*obj = *trimmed.(*request)
-}
-
-func serverAuth(obj *request) { obj.Spec.Usages = append(obj.Spec.Usages, "server auth") }
-
-const (
-	selfMessage  = "Auto approving self kubelet client certificate after SubjectAccessReview."
-	otherMessage = "Auto approving kubelet client certificate after SubjectAccessReview."
-	noPEM        = "spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed"
-	badUsages    = "the request for signer kubernetes.io/kube-apiserver-client-kubelet is not approved: usages did not match [client auth digital signature key encipherment]; a new request is needed"
+var (
+	requests  = schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
+	errDown   = errors.New("down")
+	conflict  = apierrors.NewConflict(requests, "csr-1", errDown)
+	forbidden = apierrors.NewForbidden(requests, "csr-1", errDown)
 )
 
-func TestReconcileDecides(t *testing.T) {
+// counted returns the value of a counter, or the number of observations of a histogram.
+func counted(metric any) float64 {
+	var value dto.Metric
+	_ = metric.(prometheus.Metric).Write(&value)
+	return value.GetCounter().GetValue() + float64(value.GetHistogram().GetSampleCount())
+}
+
+// TestLostAnswerAboutADecision checks what is recorded, reported and counted after a write that failed, and that the next
+// attempt decides what is not decided.
+func TestLostAnswerAboutADecision(t *testing.T) {
 	t.Parallel()
-	const notAuthorized = `Warning NotAuthorized user "system:bootstrap:abcdef" with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" ` +
-		`but may not create certificatesigningrequests/nodeclient (API group certificates.k8s.io): if this user may join nodes, bind a ClusterRole with this permission to it; the request is checked again within five minutes`
-	type condition = certificatesv1.CertificateSigningRequestCondition
+	invalid := apierrors.NewInvalid(schema.GroupKind{Group: requests.Group, Kind: "CertificateSigningRequest"}, "csr-1", nil)
+	gone := apierrors.NewNotFound(requests, "csr-1")
+	type answer = func(p *parts) (*request, error)
+	stored := func(p *parts) (*request, error) { return p.written[0].DeepCopy(), nil }
+	unchanged := func(p *parts) (*request, error) { return p.served, nil }
+	unread := func(*parts) (*request, error) { return &request{}, errDown }
+	deleted := func(*parts) (*request, error) { return &request{}, gone }
+	changed := func(p *parts) (*request, error) {
+		return object(with("Denied"), func(obj *request) { obj.ResourceVersion = "8" }), nil
+	}
+	recreated := func(p *parts) (*request, error) {
+		live := p.written[0].DeepCopy()
+		live.UID, live.ResourceVersion = "another", "8"
+		return live, nil
+	}
+	const refuses = "Warning NotStored the API server refuses to store the verdict Approve about this request: "
+	const correct = "; correct the role or the admission policy, and the request is checked again within five minutes"
 	for name, test := range map[string]struct {
-		change []func(*request)
-		denial Denial
-		grants []string
-		asked  []string
-		want   *condition // nil means that nothing is written
-		events []string
-		again  time.Duration
+		write  error
+		live   answer
+		stored bool   // and counts
+		fails  string // the work queue tries again
+		told   string
 	}{
-		"a bootstrapper with permission":      {grants: []string{"nodeclient"}, asked: []string{"nodeclient"}, want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage}},
-		"a bootstrapper with the other right": {grants: []string{"selfnodeclient"}, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: time.Second},
-		"a bootstrapper without permission":   {asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: time.Second},
-		"refused is not denied":               {denial: DenialPermanent, asked: []string{"nodeclient"}, events: []string{notAuthorized}, again: time.Second},
-		"a node that may renew": {
-			change: []func(*request){user("system:node:a")}, grants: []string{"selfnodeclient", "nodeclient"}, asked: []string{"selfnodeclient"},
-			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: selfMessage},
-		},
-		"a node that may only bootstrap": {
-			change: []func(*request){user("system:node:a")}, grants: []string{"nodeclient"}, asked: []string{"selfnodeclient", "nodeclient"},
-			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
-		},
-		"failed, yet undecided": {
-			change: []func(*request){with("Failed")}, grants: []string{"nodeclient"}, asked: []string{"nodeclient"},
-			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
-		},
-		"an unknown condition": {
-			change: []func(*request){with("Vetted")}, grants: []string{"nodeclient"}, asked: []string{"nodeclient"},
-			want: &condition{Type: "Approved", Status: "True", Reason: "AutoApproved", Message: otherMessage},
-		},
-
-		"another signer":            {change: []func(*request){func(obj *request) { obj.Spec.SignerName = "kubernetes.io/kubelet-serving" }}, grants: []string{"nodeclient"}},
-		"another signer, malformed": {change: []func(*request){malformedRequest, func(obj *request) { obj.Spec.SignerName = "example.com/a" }}, denial: DenialPermanent},
-		"approved already":          {change: []func(*request){with("Approved")}, grants: []string{"nodeclient"}},
-		"denied already":            {change: []func(*request){with("Denied")}, grants: []string{"nodeclient"}},
-		"issued and trimmed":        {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x"); trim(t, obj) }}, grants: []string{"nodeclient"}},
-		"issued already":            {change: []func(*request){func(obj *request) { obj.Status.Certificate = []byte("x") }}, grants: []string{"nodeclient"}},
-
-		"malformed":              {change: []func(*request){malformedRequest}, grants: []string{"nodeclient"}, events: []string{"Warning Malformed " + noPEM}, again: report.Again},
-		"malformed, denied":      {change: []func(*request){malformedRequest}, denial: DenialPermanent, want: &condition{Type: "Denied", Status: "True", Reason: "Malformed", Message: noPEM}, events: []string{"Warning Malformed " + noPEM}},
-		"wrong usages":           {change: []func(*request){serverAuth}, denial: DenialNever, grants: []string{"nodeclient"}, events: []string{"Warning ShapeMismatch " + badUsages}, again: report.Again},
-		"wrong usages, denied":   {change: []func(*request){serverAuth}, denial: DenialPermanent, want: &condition{Type: "Denied", Status: "True", Reason: "ShapeMismatch", Message: badUsages}, events: []string{"Warning ShapeMismatch " + badUsages}},
-		"unknown usage, ignored": {change: []func(*request){func(obj *request) { obj.Spec.Usages = []certificatesv1.KeyUsage{"magic"} }}, events: []string{"Warning ShapeMismatch " + badUsages}, again: report.Again},
+		"a conflict with an earlier attempt of client-go": {write: conflict, live: stored, stored: true},
+		"no answer, stored":                         {write: errDown, live: stored, stored: true},
+		"not found, though it is stored":            {write: gone, live: stored, stored: true},
+		"a conflict with another approver":          {write: conflict, live: changed},
+		"no answer, and changed":                    {write: errDown, live: changed},
+		"a conflict, recreated under the same name": {write: conflict, live: recreated},
+		"deleted":                          {write: gone, live: deleted},
+		"a conflict, and no change":        {write: conflict, live: unchanged, fails: "update approval: " + conflict.Error()},
+		"no answer, and not stored":        {write: errDown, live: unchanged, fails: "update approval: down"},
+		"no answer, reads fail":            {write: errDown, live: unread, fails: "update approval: down"},
+		"forbidden":                        {write: forbidden, live: changed, told: refuses + forbidden.Error() + correct},
+		"a webhook refuses without a code": {write: apierrors.NewBadRequest("no"), live: changed, told: refuses + "no" + correct},
+		"invalid":                          {write: invalid, live: changed, told: refuses + invalid.Error() + correct},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newParts(t, object(t, test.change...))
-			p.reconciler.Denial, p.grants = test.denial, test.grants
-			before := p.served.DeepCopy()
-			var wantWritten []*request
-			if test.want != nil {
-				judged := p.served.DeepCopy() // with the resourceVersion that was judged
-				judged.Status.Conditions = append(judged.Status.Conditions, *test.want)
-				wantWritten = append(wantWritten, judged)
-			}
+			p := newParts(object())
+			recorded, reads, errText := p.audited(t), 0, ""
+			p.grants, p.writeFault = []string{"nodeclient"}, test.write
+			p.reconciler.limiter = newLimiter(Limit{Burst: 1, PerHour: 1}, p.clock)
+			p.reconciler.Live = liveFunc(func(live *request) error {
+				reads++
+				read, err := test.live(p)
+				*live = *read
+				return err
+			})
 			result, err := p.reconcile(t)
 			if err != nil {
-				t.Fatal(err)
+				errText = err.Error()
 			}
-			if diff := cmp.Diff(wantWritten, p.written); diff != "" {
-				t.Errorf("written (-want +got):\n%s", diff)
+			told := strings.Join(p.events(), "\n")
+			if errText != test.fails || told != test.told || (result.RequeueAfter == time.Second) != (told != "") || reads != 1 {
+				t.Errorf("error %q, told %q, again after %s, %d reads", errText, told, result.RequeueAfter, reads)
 			}
-			var asked []string
-			for _, review := range p.reviews {
-				asked = append(asked, review.Subresource)
+			want := "Decided Approve nodeclient"
+			if !test.stored {
+				want += ", NotStored Approve nodeclient"
 			}
-			if diff := cmp.Diff(test.asked, asked); diff != "" {
-				t.Errorf("asked for (-want +got):\n%s", diff)
+			if test.told != "" {
+				want += ", Decided Wait"
 			}
-			if diff := cmp.Diff(test.events, p.events()); diff != "" {
-				t.Errorf("Events (-want +got):\n%s", diff)
+			if diff := cmp.Diff(want, recorded()); diff != "" {
+				t.Errorf("records (-want +got):\n%s", diff)
 			}
-			if result.RequeueAfter != test.again {
-				t.Errorf("judged again after %s, want %s", result.RequeueAfter, test.again)
+			if limited := p.reconciler.limiter.exceeded(parse(p.served)); (limited.Reason != "") != test.stored {
+				t.Errorf("another approval: %+v", limited)
 			}
-			if diff := cmp.Diff(before, p.served); diff != "" {
-				t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
+			if !test.stored {
+				p.writeFault = nil
+				p.expect(t, "Approved")
 			}
 		})
 	}
 }
 
-func TestReconcileFaults(t *testing.T) {
+// TestLimit checks that only approvals that are stored count, and that they are permitted again with time.
+func TestLimit(t *testing.T) {
 	t.Parallel()
-	down := errors.New("down")
-	invalid := apierrors.NewInvalid(schema.GroupKind{Group: "certificates.k8s.io", Kind: "CertificateSigningRequest"}, "csr-1", nil)
-	for name, test := range map[string]struct {
-		get, review, write error
-		grants             []string
-		writes, reads      int
-		want               string
-		told               []string
-		again              time.Duration
-	}{
-		"gone":                      {get: apierrors.NewNotFound(requests, "csr-1")},
-		"cannot be read":            {get: down, want: "down"},
-		"review fails":              {review: down, want: "review permission nodeclient of the requester: down"},
-		"review says yes and fails": {grants: []string{"nodeclient"}, review: down, want: "review permission nodeclient of the requester: down"},
-		"conflict":                  {grants: []string{"nodeclient"}, write: apierrors.NewConflict(requests, "csr-1", down), writes: 1, reads: 1},
-		"changed meanwhile":         {grants: []string{"nodeclient"}, write: down, writes: 1, reads: 1},
-		"write is forbidden": {
-			grants: []string{"nodeclient"}, write: apierrors.NewForbidden(requests, "csr-1", down), writes: 1, reads: 1, again: time.Second,
-			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down; correct the role or the admission policy, and the request is checked again within five minutes`},
-		},
-		"a webhook refuses without a code": {
-			grants: []string{"nodeclient"}, write: apierrors.NewBadRequest("not today"), writes: 1, reads: 1, again: time.Second,
-			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: not today; correct the role or the admission policy, and the request is checked again within five minutes`},
-		},
-		"write is invalid": {
-			grants: []string{"nodeclient"}, write: invalid, writes: 1, reads: 1, again: time.Second,
-			told: []string{`Warning NotStored the API server refuses to store the verdict Approve about this request: CertificateSigningRequest.certificates.k8s.io "csr-1" is invalid; correct the role or the admission policy, and the request is checked again within five minutes`},
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			p := newParts(t, object(t))
-			p.getFault, p.fault, p.writeFault, p.grants = test.get, test.review, test.write, test.grants
-			live, reads := p.reconciler.Live, 0
-			p.reconciler.Live = liveFunc(func(now *request) error {
-				reads++
-				return live.Get(t.Context(), client.ObjectKeyFromObject(p.served), now)
-			})
-			result, err := p.reconcile(t)
-			if result.RequeueAfter != test.again {
-				t.Errorf("judged again after %s, want %s", result.RequeueAfter, test.again)
-			}
-			if reads != test.reads {
-				t.Errorf("%d reads after the write, want %d", reads, test.reads)
-			}
-			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-				t.Errorf("error %v, want %q", err, test.want)
-			}
-			if len(p.written) != test.writes {
-				t.Errorf("%d writes, want %d", len(p.written), test.writes)
-			}
-			if diff := cmp.Diff(test.told, p.events()); diff != "" {
-				t.Errorf("Events (-want +got):\n%s", diff)
-			}
-		})
+	p := newParts(object())
+	p.reconciler.limiter = newLimiter(Limit{Burst: 2, PerHour: 1}, p.clock)
+	p.expect(t, "Waits NotAuthorized", "Waits", "Waits")
+	p.grants = []string{"nodeclient"}
+	for _, p.writeFault = range []error{errDown, conflict, errDown, conflict} {
+		if _, err := p.reconcile(t); err != nil { // the request was changed meanwhile
+			t.Fatal(err)
+		}
 	}
+	p.writeFault = nil
+	p.expect(t, "Approved", "Approved", "Waits RateLimited")
+	p.clock.SetTime(now.Add(time.Hour + time.Second))
+	p.expect(t, "Approved", "Waits")
 }
 
 // TestPauseDoubles checks that a waiting request is requeued after its age, so the pause doubles from a second to
-// five minutes.
+// five minutes. It is told once, and approved when RBAC is granted late.
 func TestPauseDoubles(t *testing.T) {
 	t.Parallel()
+	p := newParts(object())
+	told := []string{}
 	for age, want := range map[time.Duration]time.Duration{
-		-time.Hour: time.Second, 0: time.Second, time.Second: time.Second, 3 * time.Second: 3 * time.Second,
-		59 * time.Second: 59 * time.Second, time.Hour: 5 * time.Minute,
+		-10 * time.Minute: time.Second, 0: time.Second, time.Second: time.Second, 3 * time.Second: 3 * time.Second,
+		59 * time.Second: 59 * time.Second, 10 * time.Minute: 5 * time.Minute,
 	} {
-		p := newParts(t, object(t))
 		p.clock.SetTime(now.Add(age))
 		result, err := p.reconcile(t)
 		if err != nil || result.RequeueAfter != want {
 			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, want)
 		}
+		told = append(told, p.events()...)
 	}
+	if len(told) != 1 || len(p.reviews) != 6 {
+		t.Errorf("Events %q for %d reviews", told, len(p.reviews))
+	}
+	p.grants = []string{"nodeclient"}
+	p.expect(t, bootstraps)
 }
 
 // TestAnotherUIDEndsTheAttempt checks that a key of a deleted request does not act on a new request of its name.
 func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
+	p := newParts(object())
 	p.grants = []string{"nodeclient"}
-	key := fairqueue.KeyOf(p.served, p.reconciler.RequestLimits.NodeOf(p.served))
+	key := fairqueue.KeyOf(p.served, "a")
 	p.served.UID = "another"
 	if result, err := p.reconciler.Reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.reviews) > 0 {
 		t.Errorf("%+v, error %v, %d reviews", result, err, len(p.reviews))
 	}
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-		t.Errorf("the new request: %d writes, error %v", len(p.written), err)
+	p.expect(t, bootstraps)
+}
+
+// TestReconcileObeysTheBlockList checks that the request of a blocked node or made with a blocked certificate waits, and
+// that no review is sent for it.
+func TestReconcileObeysTheBlockList(t *testing.T) {
+	t.Parallel()
+	const stolen = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	made := func(sha256Hex string) func(*request) {
+		return func(obj *request) {
+			obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + sha256Hex}}
+		}
+	}
+	const ofA = `Waits NodeBlocked: node "a" is on the block list, ConfigMap ns/blocked`
+	for _, test := range []trial{
+		{name: "a bootstrap", obj: object(), list: blockList(blocked("a")), grants: rights, want: ofA},
+		{name: "a renewal", obj: object(user("system:node:a")), list: blockList(blocked("A")), grants: rights, want: ofA},
+		{name: "a serving certificate", obj: asks("a", "10.0.0.1"), list: blockList(blocked("a")), want: ofA},
+		{name: "by a blocked node", obj: object(user("system:node:b")), list: blockList(blocked("b")), want: `Waits NodeBlocked: node "b" is`},
+		{name: "shape mismatch", obj: object(usages("")), list: blockList(blocked("a")), grants: rights, want: ofA},
+		{name: "another node", obj: object(), list: blockList(blocked("b")), grants: rights, asked: "nodeclient", want: bootstraps},
+		{name: "made with a blocked certificate", obj: object(made(stolen)), list: blockList(blocked("", stolen)), grants: rights,
+			want: "Waits CertificateBlocked: client certificate " + stolen + " is on the block list, ConfigMap ns/blocked"},
+		{name: "made with another certificate", obj: object(made(stolen[1:] + "0")), list: blockList(blocked("b", stolen)), grants: rights,
+			asked: "nodeclient", want: bootstraps},
+		{name: "empty list", obj: object(), list: blockList(blocked("")), grants: rights, asked: "nodeclient", want: bootstraps},
+		{name: "not read yet", obj: object(), list: blockList(), grants: rights,
+			want: "Waits InventoryUnavailable: the request waits because it is unknown whether it is blocked: block list ConfigMap ns/blocked: not read yet"},
+	} {
+		t.Run(test.name, test.run)
 	}
 }
 
@@ -236,26 +211,21 @@ func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 // approved.
 func TestBlockedDuringTheReview(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
-	list := blockList(t, "")
+	p := newParts(object())
+	list := blockList(blocked(""))
 	p.reconciler.BlockList = list
 	p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-		list.Offer(blocking("a"))
+		list.Offer(blocked("a"))
 		return true, nil
 	})
-	if _, err := p.reconcile(t); err != nil || len(p.written) > 0 {
-		t.Fatalf("%d writes, error %v", len(p.written), err)
-	}
-	if told := p.events(); len(told) != 1 || !strings.HasPrefix(told[0], "Warning NodeBlocked") {
-		t.Errorf("Events %q", told)
-	}
+	p.expect(t, "Waits NodeBlocked")
 }
 
 // TestInventoryPendingIsReportedLate checks that a request that waits for a source asks again soon, and reports that when
 // it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
 	t.Parallel()
-	p := newParts(t, object(t))
+	p := newParts(object())
 	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
 		return Decision{Result: verdict.Wait.Because("InventoryPending", "the source has no answer yet")}, nil
 	}
@@ -270,10 +240,7 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 		p.clock.SetTime(now.Add(test.age))
 		shortest, longest := time.Hour, time.Duration(0)
 		for range 200 {
-			result, err := p.reconcile(t)
-			if err != nil {
-				t.Fatal(err)
-			}
+			result := must(p.reconcile(t))
 			shortest, longest = min(shortest, result.RequeueAfter), max(longest, result.RequeueAfter)
 		}
 		if shortest < 100*time.Millisecond || longest > test.most || shortest > test.most/4 || longest < test.most*3/4 {
@@ -285,125 +252,48 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 	}
 }
 
-func TestARefusalIsToldOnce(t *testing.T) {
-	t.Parallel()
-	p := newParts(t, object(t))
-	for range 5 {
-		if _, err := p.reconcile(t); err != nil {
-			t.Fatal(err)
-		}
-		p.clock.SetTime(p.clock.Now().Add(time.Minute))
-	}
-	if told := p.events(); len(told) != 1 || len(p.reviews) != 5 {
-		t.Errorf("%d Events for %d reviews", len(told), len(p.reviews))
-	}
-	p.grants = []string{"nodeclient"} // RBAC that is granted late
-	if _, err := p.reconcile(t); err != nil || len(p.written) != 1 {
-		t.Errorf("%d writes, error %v", len(p.written), err)
-	}
-}
-
 // TestFailedReconcilesAreCounted checks that a reconcile counts as failed if it returns an error, and if the API server
 // refuses its write.
 func TestFailedReconcilesAreCounted(t *testing.T) {
 	t.Parallel()
-	reason := "InternalError" // which no other test causes
-	count := func() float64 {
-		counted := &dto.Metric{}
-		if err := errorsTotal.WithLabelValues(reason).Write(counted); err != nil {
-			t.Fatal(err)
-		}
-		return counted.Counter.GetValue()
-	}
-	p := newParts(t, object(t))
-	before := count()
-	p.getFault = apierrors.NewInternalError(errors.New("down"))
-	if _, err := p.reconcile(t); err == nil || count() != before+1 {
-		t.Errorf("error %v, %g reconciles are counted, want one more than %g", err, count(), before)
-	}
-	p.getFault, p.grants = nil, []string{"nodeclient"}
-	reason = "Forbidden"
-	before = count()
-	p.writeFault = apierrors.NewForbidden(requests, "csr-1", errors.New("no"))
-	if _, err := p.reconcile(t); err != nil || count() <= before { // other tests cause it too
-		t.Errorf("error %v, a refused write is not counted", err)
-	}
-	reason = "InternalError"
-	before = count()
-	p.writeFault = nil
-	if _, err := p.reconcile(t); err != nil || count() != before || len(p.written) == 0 {
-		t.Errorf("error %v, %d writes, %g reconciles are counted after a success", err, len(p.written), count()-before)
-	}
-}
-
-// TestGateAndConfirmSurroundTheReview checks the order of Gate, review and Confirm, and that each of them ends the
-// judgement if it refuses or fails.
-func TestGateAndConfirmSurroundTheReview(t *testing.T) {
-	t.Parallel()
-	down := errors.New("down")
-	refused := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "Refused", Message: "no"}}
-	for name, test := range map[string]struct {
-		gate, confirm       Decision
-		gateErr, confirmErr error
-		denied              bool
-		want, steps         string
+	internal := errorsTotal.WithLabelValues("InternalError") // no other test causes it
+	p := newParts(object())
+	for i, test := range []struct {
+		get, write     error
+		fails, counted bool
 	}{
-		"all permit":               {want: "AutoApproved", steps: "gate review confirm"},
-		"Gate refuses":             {gate: refused, want: "Refused", steps: "gate"},
-		"Gate fails":               {gateErr: down, want: "down", steps: "gate"},
-		"the requester may not":    {denied: true, want: "NotAuthorized", steps: "gate review"},
-		"Confirm refuses":          {confirm: refused, want: "Refused", steps: "gate review confirm"},
-		"Confirm fails":            {confirmErr: down, want: "down", steps: "gate review confirm"},
-		"Confirm fails in refusal": {confirm: refused, confirmErr: down, want: "down", steps: "gate review confirm"},
+		{get: apierrors.NewInternalError(errDown), fails: true, counted: true},
+		{get: apierrors.NewNotFound(requests, "csr-1")},
+		{write: apierrors.NewInternalError(errDown)}, // the request was changed meanwhile
+		{},
 	} {
-		var steps []string
-		step := func(name string, decision Decision, err error) Judge {
-			return func(context.Context, *csr.Request) (Decision, error) {
-				steps = append(steps, name)
-				return decision, err
-			}
+		p.grants, p.getFault, p.writeFault = []string{"nodeclient"}, test.get, test.write
+		before := counted(internal)
+		if _, err := p.reconcile(t); (err != nil) != test.fails || (counted(internal) == before+1) != test.counted {
+			t.Errorf("%d: error %v, %g reconciles are counted after %g", i, err, counted(internal), before)
 		}
-		rule := NodeClient()
-		rule.Recognisers[1].Gate, rule.Recognisers[1].Confirm = step("gate", test.gate, test.gateErr), step("confirm", test.confirm, test.confirmErr)
-		p := newParts(t, object(t))
-		p.reconciler.Rules = []Rule{rule}
-		p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-			steps = append(steps, "review")
-			return !test.denied, nil
-		})
-		_, decision, err := p.reconciler.Decide(t.Context(), p.served)
-		got := decision.Reason
-		if err != nil {
-			got = err.Error()
-		}
-		if got != test.want || strings.Join(steps, " ") != test.steps {
-			t.Errorf("%s: %s after %q, want %s after %q", name, got, steps, test.want, test.steps)
-		}
+	}
+	before := counted(errorsTotal.WithLabelValues("Forbidden"))
+	p.writeFault = forbidden
+	if _, err := p.reconcile(t); err != nil || counted(errorsTotal.WithLabelValues("Forbidden")) <= before { // other tests cause it too
+		t.Errorf("error %v, a refused write is not counted", err)
 	}
 }
 
 // TestReviewsAreMeasuredByResult checks the label of each result in the metric of reviews.
 func TestReviewsAreMeasuredByResult(t *testing.T) {
 	t.Parallel()
-	count := func(result string) uint64 {
-		observed := &dto.Metric{}
-		if err := reviewSeconds.WithLabelValues(result).(interface{ Write(*dto.Metric) error }).Write(observed); err != nil {
-			t.Fatal(err)
-		}
-		return observed.Histogram.GetSampleCount()
-	}
-	down := errors.New("down")
 	for want, test := range map[string]struct {
 		allowed bool
 		err     error
-	}{"allowed": {allowed: true}, "refused": {}, "error": {allowed: true, err: down}} {
-		before := count(want)
+	}{"allowed": {allowed: true}, "refused": {}, "error": {allowed: true, err: errDown}} {
+		before := counted(reviewSeconds.WithLabelValues(want))
 		review := measured{authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 			return test.allowed, test.err
 		})}
 		allowed, err := review.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{})
-		if allowed != test.allowed || !errors.Is(err, test.err) || count(want) != before+1 {
-			t.Errorf("%s: %t, error %v, %d reviews, want one more than %d", want, allowed, err, count(want), before)
+		if got := counted(reviewSeconds.WithLabelValues(want)); allowed != test.allowed || !errors.Is(err, test.err) || got != before+1 {
+			t.Errorf("%s: %t, error %v, %g reviews, want one more than %g", want, allowed, err, got, before)
 		}
 	}
 }
@@ -413,12 +303,126 @@ func TestEndOfAttemptIsNoDecision(t *testing.T) {
 	t.Parallel()
 	ended := errors.New("the manager stops")
 	ctx, cancel := context.WithCancelCause(t.Context())
-	p := newParts(t, object(t))
+	p := newParts(object())
 	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
 		cancel(ended)
 		return Decision{Result: verdict.Wait.Because("InventoryUnavailable", "canceled")}, nil
 	}
 	if _, decision, err := p.reconciler.Decide(ctx, p.served); !errors.Is(err, ended) || decision != (Decision{}) {
 		t.Errorf("%+v, %v", decision, err)
+	}
+}
+
+// Defect 19: a failed review approves nothing, even if another review would be allowed.
+func TestDefect19AFaultApproves(t *testing.T) {
+	t.Parallel()
+	for failing, asked := range map[string]int{"selfnodeclient": 1, "nodeclient": 2} {
+		p := newParts(object(user("system:node:a")))
+		reviews := 0
+		p.reconciler.Authorizer = authz.Func(func(_ context.Context, _ csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
+			reviews++
+			if what.Subresource == failing {
+				return true, errDown // the answer beside an error must not count
+			}
+			return failing == "selfnodeclient", nil
+		})
+		_, err := p.reconcile(t)
+		if err == nil || err.Error() != "review permission "+failing+" of the requester: down" || len(p.written) > 0 || reviews != asked {
+			t.Errorf("%s fails: %d writes, %d reviews, error %v", failing, len(p.written), reviews, err)
+		}
+	}
+}
+
+// TestDryRunReports checks the Event, the record and the next attempt of each verdict, that it is reported once, and that
+// nothing is written.
+func TestDryRunReports(t *testing.T) {
+	t.Parallel()
+	wrong := usages("server auth")
+	for name, test := range map[string]struct {
+		obj    *request
+		denial Denial
+		grants string
+		age    time.Duration
+		want   string // type and reason
+		again  time.Duration
+	}{
+		"would approve":                    {obj: object(), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"would approve serving":            {obj: asks("a", "10.0.0.1"), want: "Normal WouldApprove", again: report.Again},
+		"would wait":                       {obj: object(), want: "Warning WouldWait", again: time.Second},
+		"would ignore":                     {obj: object(wrong), want: "Warning WouldIgnore", again: report.Again},
+		"would deny":                       {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: report.Again},
+		"cannot be read":                   {obj: object(malformed), want: "Warning WouldIgnore", again: report.Again},
+		"approved by another a moment ago": {obj: object(with("Approved")), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"signed by another a moment ago":   {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"approved by another long ago":     {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
+		"another signer":                   {obj: object(signer("example.com/other")), grants: rights},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := newParts(test.obj)
+			recorded := p.audited(t)
+			p.reconciler.DryRun, p.reconciler.Denial, p.grants = true, test.denial, strings.Fields(test.grants)
+			p.clock.SetTime(now.Add(test.age))
+			for range 2 {
+				if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{RequeueAfter: test.again}) {
+					t.Errorf("%+v, error %v", result, err)
+				}
+			}
+			got, told := "", p.events()
+			for _, event := range told {
+				got = strings.Join(strings.Fields(event)[:2], " ")
+			}
+			if got != test.want || len(told) > 1 || len(p.written) > 0 {
+				t.Errorf("Events %q, want %q; %d writes", told, test.want, len(p.written))
+			}
+			_, would, _ := strings.Cut(test.want, " ")
+			records := recorded()
+			if decided, _, _ := strings.Cut(records, " "+would); (would != "") != (decided == "Decided") || strings.Contains(records, ",") {
+				t.Errorf("records %q, want %s", records, would)
+			}
+		})
+	}
+}
+
+// TestDryRunIsCounted checks the labels of the metric, and that a review that fails is no verdict.
+func TestDryRunIsCounted(t *testing.T) {
+	t.Parallel()
+	const name = "example.com/dry-run"
+	p := newParts(object(signer(name)))
+	p.reconciler.Rules[0].SignerName, p.reconciler.DryRun, p.grants = name, true, []string{"nodeclient"}
+	metric := dryRunTotal.WithLabelValues(name, "Approve", "AutoApproved")
+	before := counted(metric)
+	_, _ = must(p.reconcile(t)), must(p.reconcile(t))
+	if got := counted(metric); got != before+1 || len(p.events()) != 1 {
+		t.Errorf("counted %g after %g", got, before)
+	}
+	p.fault = errDown
+	if _, err := p.reconcile(t); err == nil || len(p.events()) > 0 {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestConditionsAreASCII checks that text that a requester chose is ASCII in the condition and in the Event. kubectl
+// prints both.
+func TestConditionsAreASCII(t *testing.T) {
+	t.Parallel()
+	const chosen = "a\u009b31m\u202e\u0435\u3164\U0001f511"
+	p := newParts(asks("a", "", user(chosen), groups(chosen), content(func(r *x509.CertificateRequest) {
+		r.Subject = pkix.Name{CommonName: chosen, Organization: []string{chosen}, OrganizationalUnit: []string{chosen}}
+		r.EmailAddresses = []string{"b@c.d"}
+	})))
+	p.reconciler.Denial = DenialPermanent
+	_ = must(p.reconcile(t))
+	told := p.events()
+	if len(p.written) != 1 || len(told) != 1 {
+		t.Fatalf("%d writes, Events %q", len(p.written), told)
+	}
+	for place, text := range map[string]string{"condition": p.written[0].Status.Conditions[0].Message, "Event": told[0]} {
+		if at := strings.IndexFunc(text, func(char rune) bool { return char < ' ' || char > '~' }); at >= 0 {
+			t.Errorf("the %s has %q", place, text[at:min(len(text), at+10)])
+		}
+		if !strings.Contains(text, `a\u009b31m\u202e\u0435\u3164\U0001f511`) {
+			t.Errorf("the %s does not name what was chosen: %s", place, text)
+		}
 	}
 }

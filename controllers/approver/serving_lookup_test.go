@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,12 +24,10 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -61,67 +60,68 @@ type world struct {
 	blocked   map[string]bool // nodes on the block list
 	woken     *wakeUps
 
-	mu      sync.Mutex
 	objects map[string][]client.Object // by the last part of the path
-	watches map[string]chan watch.Event
-	fails   map[string]int // status codes of lists
+	changes chan watch.Event           // of Nodes
+	fails   string                     // the resource that can't be listed
+	status  int                        // of its lists
 }
 
-func newWorld(objects ...client.Object) *world {
+// newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
+func newWorld(parts ...any) *world {
+	i := &Inventory{}
 	w := &world{
-		blocked: map[string]bool{}, woken: newWakeUps(), objects: map[string][]client.Object{}, fails: map[string]int{},
-		watches: map[string]chan watch.Event{"nodes": make(chan watch.Event), "services": make(chan watch.Event), "endpointslices": make(chan watch.Event)},
+		serving: Serving{Inventory: i}, inventory: i, blocked: map[string]bool{}, woken: newWakeUps(),
+		objects: map[string][]client.Object{}, changes: make(chan watch.Event),
 	}
-	w.inventory = &Inventory{}
-	w.serving.Inventory = w.inventory
-	for _, obj := range objects {
-		w.objects[resourceOf(obj)] = append(w.objects[resourceOf(obj)], obj)
+	for _, part := range parts {
+		switch part := part.(type) {
+		case *corev1.Node:
+			w.objects["nodes"] = append(w.objects["nodes"], part)
+		case *corev1.Service:
+			w.objects["services"] = append(w.objects["services"], part)
+		case *discoveryv1.EndpointSlice:
+			w.objects["endpointslices"] = append(w.objects["endpointslices"], part)
+		case static.Row:
+			w.rows = append(w.rows, part)
+		case string:
+			w.serving.APIServerNodes = append(w.serving.APIServerNodes, part)
+		}
 	}
 	return w
-}
-
-func resourceOf(obj client.Object) string {
-	switch obj.(type) {
-	case *corev1.Node:
-		return "nodes"
-	case *corev1.Service:
-		return "services"
-	default:
-		return "endpointslices"
-	}
 }
 
 // ServeHTTP lists and watches objects.
 func (w *world) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	resource := request.URL.Path[strings.LastIndex(request.URL.Path, "/")+1:]
-	w.mu.Lock()
-	status, objects, events := w.fails[resource], w.objects[resource], w.watches[resource]
-	w.mu.Unlock()
+	kind := map[string][2]string{
+		"nodes": {"v1", "Node"}, "services": {"v1", "Service"}, "endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
+	}[resource]
 	answer.Header().Set("Content-Type", "application/json")
-	if status != 0 {
-		answer.WriteHeader(status)
+	if resource == w.fails {
+		answer.WriteHeader(w.status)
 		return
-	}
-	kinds := map[string]metav1.TypeMeta{
-		"nodes": {APIVersion: "v1", Kind: "Node"}, "services": {APIVersion: "v1", Kind: "Service"},
-		"endpointslices": {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 	}
 	send := func(obj any) {
 		_ = json.NewEncoder(answer).Encode(obj)
 		answer.(http.Flusher).Flush()
 	}
-	kind := kinds[resource]
 	if !request.URL.Query().Has("watch") {
-		send(map[string]any{"apiVersion": kind.APIVersion, "kind": kind.Kind + "List", "metadata": metav1.ListMeta{ResourceVersion: "1"}, "items": objects})
+		send(map[string]any{
+			"apiVersion": kind[0], "kind": kind[1] + "List", "metadata": metav1.ListMeta{ResourceVersion: "1"}, "items": w.objects[resource],
+		})
 		return
+	}
+	changes := w.changes
+	if resource != "nodes" {
+		changes = nil
 	}
 	answer.(http.Flusher).Flush()
 	for {
 		select {
 		case <-request.Context().Done():
 			return
-		case event := <-events:
-			event.Object.GetObjectKind().SetGroupVersionKind(kind.GroupVersionKind())
+		case event := <-changes:
+			event.Object.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
 			send(map[string]any{"type": event.Type, "object": event.Object})
 		}
 	}
@@ -137,18 +137,15 @@ func (w *world) run(t testing.TB) *world {
 	config := &rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{
 		CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
 	}}
-	mgr, err := manager.New(config, manager.Options{Scheme: scheme.Scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	mgr := managerOf(t, config)
 	if len(w.rows) > 0 {
 		source, mistakes := static.New(nil, w.rows)
 		w.inventory.Sources = append([]SourceBuilder{builds(source, mistakes.ToAggregate())}, w.inventory.Sources...)
 	}
 	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
 	clock := clocktesting.NewFakePassiveClock(now)
-	err = w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), func(node string) bool { return w.blocked[node] }, w.woken.inventory)
-	if err != nil {
+	blocks := func(node string) bool { return w.blocked[node] }
+	if err := w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), blocks, w.woken.inventory); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -187,26 +184,6 @@ func (*world) until(t testing.TB, what string, done func() bool) {
 	t.Fatalf("ten seconds passed before %s", what)
 }
 
-// judge returns the reason and the message about a request of node.
-func (w *world) judge(t testing.TB, node string, names ...string) (reason, message string) {
-	t.Helper()
-	decision, err := w.serving.judge(t.Context(), parsed(t, node, names...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return decision.Reason, decision.Message
-}
-
-// parsed returns the request of the kubelet of node.
-func parsed(t testing.TB, node string, names ...string) *csr.Request {
-	t.Helper()
-	req, err := csr.Parse(asks(t, nil, user("system:node:"+node), says(t, nodeTemplate(node, names...))))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return req
-}
-
 func nodeObject(name string, addresses ...string) *corev1.Node {
 	obj := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "1"}}
 	for _, address := range addresses {
@@ -241,10 +218,9 @@ func (w *world) expect(t testing.TB, want map[string]string) {
 	t.Helper()
 	for asked, want := range want {
 		node, names, _ := strings.Cut(asked, " asks for ")
-		reason, message := w.judge(t, node, strings.Fields(names)...)
-		wantReason, part, _ := strings.Cut(want, " ")
-		if reason != wantReason || !strings.Contains(message, part) {
-			t.Errorf("%s: %s %q, want %s", asked, reason, message, want)
+		got := must(w.serving.judge(t.Context(), parse(asks(node, names))))
+		if reason, part, _ := strings.Cut(want, " "); got.Reason != reason || !strings.Contains(got.Message, part) {
+			t.Errorf("%s: %+v, want %s", asked, got, want)
 		}
 	}
 }
@@ -264,40 +240,34 @@ func TestWhoseAddress(t *testing.T) {
 		"a dual-stack node, a stale Node and a third Node": {
 			newWorld(nodeObject("v", "10.0.0.1", "fd00::1", "v"), nodeObject("stale", "10.0.0.1"), nodeObject("third", "fd00::1", "10.0.0.3")),
 			map[string]string{
-				"v asks for fd00::1 v":        "SANContested fd00::1 is claimed by node \"v\" and by Node third",
-				"v asks for 10.0.0.1":         "SANContested 10.0.0.1 is claimed by node \"v\" and by Node stale",
-				"v asks for v":                "AutoApproved",
-				"third asks for fd00::1":      "SANContested Node v",
-				"stale asks for 10.0.0.1":     "SANContested Node v",
-				"third asks for 10.0.0.3":     "AutoApproved",
-				"third asks for 10.0.0.1":     "SANNotOwned 10.0.0.1",
-				"third asks for 10.0.0.3 v":   "SANNotOwned",
-				"nobody asks for 10.0.0.1":    "NodeNotFound",
-				"v asks for 2001:db8::ffff v": "SANNotOwned",
+				"v asks for fd00::1 v":     "SANContested fd00::1 is claimed by node \"v\" and by Node third",
+				"v asks for 10.0.0.1":      "SANContested 10.0.0.1 is claimed by node \"v\" and by Node stale",
+				"v asks for v":             "AutoApproved",
+				"third asks for fd00::1":   "SANContested Node v",
+				"third asks for 10.0.0.1":  "SANNotOwned 10.0.0.1",
+				"nobody asks for 10.0.0.1": "NodeNotFound",
 			},
 		},
 		"a liar reports the names and addresses of others": {
-			newWorld(nodeObject("a", "10.0.0.1", "a", "a.test"), nodeObject("b.test", "10.0.0.2", "b.test"), nodeObject("liar", "10.0.0.9", "a", "b.test", "a.test", "10.0.0.2", "B.TEST.")),
+			newWorld(nodeObject("a", "10.0.0.1", "a", "a.test"), nodeObject("b.test", "10.0.0.2", "b.test"),
+				nodeObject("liar", "10.0.0.9", "a", "b.test", "a.test", "10.0.0.2", "B.TEST.")),
 			map[string]string{
-				"a asks for a 10.0.0.1":      "AutoApproved",
-				"b.test asks for B.test":     "AutoApproved",
-				"liar asks for a":            "SANContested it is the name of another Node",
-				"liar asks for b.test":       "SANContested it is the name of another Node",
-				"liar asks for a.test":       "SANContested Node a",
-				"liar asks for 10.0.0.9":     "AutoApproved",
-				"a asks for a.test":          "SANContested Node liar",
-				"b.test asks for 10.0.0.2":   "SANContested Node liar",
-				"liar asks for 10.0.0.2":     "SANContested Node b.test",
-				"liar asks for liar":         "AutoApproved",
-				"liar asks for 10.0.0.9 b":   "SANNotOwned",
-				"a asks for a b.test":        "SANNotOwned",
-				"b.test asks for b":          "SANNotOwned",
-				"liar asks for liar liar.io": "SANNotOwned",
+				"a asks for a 10.0.0.1":    "AutoApproved",
+				"b.test asks for B.test":   "AutoApproved",
+				"liar asks for a":          "SANContested it is the name of another Node",
+				"liar asks for b.test":     "SANContested it is the name of another Node",
+				"liar asks for a.test":     "SANContested Node a",
+				"liar asks for 10.0.0.9":   "AutoApproved",
+				"a asks for a.test":        "SANContested Node liar",
+				"b.test asks for 10.0.0.2": "SANContested Node liar",
+				"liar asks for 10.0.0.2":   "SANContested Node b.test",
+				"liar asks for liar":       "AutoApproved",
 			},
 		},
 		"Services of any name and type": {
-			newWorld(nodeObject(fleet, "10.0.0.1", fleet, host, "ec2-1.example.net"), nodeObject("web", "10.0.0.2", "web", "web.prod", "other.prod"), nodeObject("mysql", "db-0.web.prod", "mysql.web.prod"),
-				externalName, serviceObject("internal", "headless", "None"), serviceObject("prod", "web", "10.43.0.1", "10.0.0.2"), serviceObject("prod", "other", "10.43.0.2"),
+			newWorld(nodeObject(fleet, "10.0.0.1", fleet, host, "ec2-1.example.net"), nodeObject("web", "10.0.0.2", "web", "web.prod", "other.prod"),
+				nodeObject("mysql", "db-0.web.prod", "mysql.web.prod"), externalName, serviceObject("internal", "headless", "None"),
+				serviceObject("prod", "web", "10.43.0.1", "10.0.0.2"), serviceObject("prod", "other", "10.43.0.2"),
 				serviceObject("x", host, "10.43.0.3"), serviceObject("default", "kubernetes", "10.43.0.10")),
 			map[string]string{
 				fleet + " asks for 10.0.0.1 " + fleet + " " + host: "AutoApproved",
@@ -312,7 +282,8 @@ func TestWhoseAddress(t *testing.T) {
 			},
 		},
 		"a node that is named by an address of a Service": {
-			newWorld(nodeObject("10.43.0.10", "10.43.0.10"), nodeObject("10.0.0.5", "10.0.0.5"), nodeObject("liar", "10.0.0.5"), serviceObject("kube-system", "dns", "10.43.0.10"),
+			newWorld(nodeObject("10.43.0.10", "10.43.0.10"), nodeObject("10.0.0.5", "10.0.0.5"), nodeObject("liar", "10.0.0.5"),
+				serviceObject("kube-system", "dns", "10.43.0.10"),
 				nodeObject("a", "10.0.0.6"), nodeObject("10.0.0.6", "10.0.0.7"), nodeObject("10.0.0.8", "10.0.0.8")),
 			map[string]string{
 				"10.43.0.10 asks for 10.43.0.10": "SANReserved Service kube-system/dns",
@@ -324,7 +295,7 @@ func TestWhoseAddress(t *testing.T) {
 			},
 		},
 		"k3s publishes the addresses of nodes": {
-			withRows(newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.2"), lb, serviceObject("x", "of-a-user", "10.43.0.2", "10.0.0.2", "10.0.0.8")),
+			newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.2"), lb, serviceObject("x", "of-a-user", "10.43.0.2", "10.0.0.2", "10.0.0.8"),
 				static.Row{Name: "gateway", Addresses: []string{"10.0.0.8", "10.0.0.9"}, DNSNames: []string{"lb.test"}}),
 			map[string]string{
 				"a asks for 10.0.0.1":       "AutoApproved",
@@ -336,12 +307,13 @@ func TestWhoseAddress(t *testing.T) {
 			},
 		},
 		"a Node reports what a Service publishes": {
-			withRows(newWorld(nodeObject("gateway", "10.0.0.9"), lb), static.Row{Name: "gateway", Addresses: []string{"10.0.0.9"}}),
+			newWorld(nodeObject("gateway", "10.0.0.9"), lb, static.Row{Name: "gateway", Addresses: []string{"10.0.0.9"}}),
 			map[string]string{"gateway asks for 10.0.0.9": "AutoApproved"},
 		},
 		"the API server's own names and addresses": {
-			withAPIServerNodes(newWorld(nodeObject("cp-1", "10.0.0.1", "cp-1", "example.com"), nodeObject("cp-2", "10.0.0.2", "cp-2"), nodeObject("worker", "10.0.0.1", "10.0.0.2", "example.com", "a.example.com"),
-				nodeObject("example.com", "10.0.0.7", "example.com"), endpointsObject("10.0.0.1", "10.0.0.2")), "cp-1"),
+			newWorld("cp-1", nodeObject("cp-1", "10.0.0.1", "cp-1", "example.com"), nodeObject("cp-2", "10.0.0.2", "cp-2"),
+				nodeObject("worker", "10.0.0.1", "10.0.0.2", "example.com", "a.example.com"), nodeObject("example.com", "10.0.0.7", "example.com"),
+				endpointsObject("10.0.0.1", "10.0.0.2")),
 			map[string]string{
 				"cp-1 asks for 10.0.0.1 cp-1 example.com": "AutoApproved",
 				"cp-2 asks for 10.0.0.2":                  "SANReserved 10.0.0.2 is a name or an address of the API server (an endpoint)",
@@ -354,7 +326,8 @@ func TestWhoseAddress(t *testing.T) {
 			},
 		},
 		"an administrator lists values": {
-			withRows(newWorld(nodeObject("a", "10.0.0.1", "192.0.2.1", "a"), nodeObject("b", "10.0.0.1", "192.0.2.1", "a.test"), nodeObject("c", "10.0.0.3", "192.0.2.1", "c.test")),
+			newWorld(nodeObject("a", "10.0.0.1", "192.0.2.1", "a"), nodeObject("b", "10.0.0.1", "192.0.2.1", "a.test"),
+				nodeObject("c", "10.0.0.3", "192.0.2.1", "c.test"),
 				static.Row{Name: "a", Addresses: []string{"10.0.0.1", "192.0.2.1"}, DNSNames: []string{"a", "a.test"}},
 				static.Row{NamePattern: "[cd]", Addresses: []string{"192.0.2.1", "10.0.0.0/24"}, Suffixes: []string{"test"}}),
 			map[string]string{
@@ -375,25 +348,15 @@ func TestWhoseAddress(t *testing.T) {
 	}
 }
 
-func withRows(w *world, rows ...static.Row) *world {
-	w.rows = rows
-	return w
-}
-
-func withAPIServerNodes(w *world, nodes ...string) *world {
-	w.serving.APIServerNodes = nodes
-	return w
-}
-
 // TestReportsOfBlockedNodesCountForNobody checks that a Node on the block list takes nothing by its report, and that it
 // keeps its own name.
 func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
 	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1", "a.test", "10.0.0.9", "liar"), nodeObject("liar", "10.0.0.1", "a.test", "10.0.0.2"), nodeObject("b", "10.0.0.2"), nodeObject("c", "10.0.0.2"),
-		nodeObject("10.0.0.3", "10.0.0.3"), nodeObject("d", "10.0.0.3")).run(t)
+	w := newWorld(nodeObject("a", "10.0.0.1", "a.test", "10.0.0.9", "liar"), nodeObject("liar", "10.0.0.1", "a.test", "10.0.0.2"),
+		nodeObject("b", "10.0.0.2"), nodeObject("c", "10.0.0.2"), nodeObject("10.0.0.3", "10.0.0.3"), nodeObject("d", "10.0.0.3")).run(t)
 	w.expect(t, map[string]string{
-		"a asks for 10.0.0.1": "SANContested Node liar", "a asks for a.test": "SANContested Node liar", "b asks for 10.0.0.2": "SANContested reported by 3 Nodes",
-		"a asks for liar": "SANContested it is the name of another Node",
+		"a asks for 10.0.0.1": "SANContested Node liar", "a asks for a.test": "SANContested Node liar",
+		"b asks for 10.0.0.2": "SANContested reported by 3 Nodes", "a asks for liar": "SANContested it is the name of another Node",
 	})
 	w.blocked["liar"], w.blocked["10.0.0.3"] = true, true
 	w.expect(t, map[string]string{
@@ -412,16 +375,13 @@ func TestServingWaitsForWhatIsNotRead(t *testing.T) {
 	for resource, status := range map[string]int{"nodes": 403, "services": 403, "endpointslices": 500} {
 		t.Run(resource, func(t *testing.T) {
 			t.Parallel()
-			w := withRows(newWorld(nodeObject("a", "10.0.0.1")), static.Row{Name: "known", Addresses: []string{"10.0.0.2"}})
-			w.fails[resource] = status
-			w.run(t)
-			w.expect(t, map[string]string{"a asks for 10.0.0.1": "InventoryUnavailable " + resource, "known asks for 10.0.0.2": "InventoryUnavailable " + resource})
+			w := newWorld(nodeObject("a", "10.0.0.1"), static.Row{Name: "known", Addresses: []string{"10.0.0.2"}})
+			w.fails, w.status = resource, status
+			want := "InventoryUnavailable " + resource
+			w.run(t).expect(t, map[string]string{"a asks for 10.0.0.1": want, "known asks for 10.0.0.2": want})
 		})
 	}
-	_, before := newWorld().judge(t, "a", "10.0.0.1")
-	if !strings.Contains(before, errNotRunning.Error()) {
-		t.Errorf("without a manager: %s", before)
-	}
+	newWorld().expect(t, map[string]string{"a asks for 10.0.0.1": "InventoryUnavailable the inventory is not running"})
 }
 
 // TestServingWaitsForTheAPIServersCertificate has names of API servers that are not read yet. Later only the node's own name
@@ -429,10 +389,7 @@ func TestServingWaitsForWhatIsNotRead(t *testing.T) {
 func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 	t.Parallel()
 	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test", "example.com"), nodeObject("api.test", "api.test")).run(t)
-	other, err := node.New(&rest.Config{}, nil, true, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := must(node.New(&rest.Config{}, nil, true, logr.Discard()))
 	synctest.Test(t, func(t *testing.T) {
 		apiServers := node.NewAPIServers(&rest.Config{Host: "https://api.test"}, other, logr.Discard())
 		w.inventory.apiServers = apiServers
@@ -444,42 +401,27 @@ func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 		running.Go(func() { _ = apiServers.Start(ctx) }) // it never reads an endpoint
 		time.Sleep(time.Minute)
 		w.expect(t, map[string]string{
-			"a asks for a": "AutoApproved", "a asks for a.test": "InventoryPending", "a asks for 10.0.0.1": "InventoryPending", "a asks for a 10.0.0.1": "InventoryPending",
-			"api.test asks for api.test": "SANReserved in the kubeconfig",
+			"a asks for a": "AutoApproved", "a asks for a.test": "InventoryPending", "a asks for 10.0.0.1": "InventoryPending",
+			"a asks for a 10.0.0.1": "InventoryPending", "api.test asks for api.test": "SANReserved in the kubeconfig",
 		})
 		cancel()
 		running.Wait()
 	})
 }
 
-// TestChangesWakeRequests changes objects, and checks which requests a change wakes.
+// TestChangesWakeRequests changes a Node, and checks that this wakes the requests for it and for the address that it had.
 func TestChangesWakeRequests(t *testing.T) {
 	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.1"), serviceObject("x", "web", "10.43.0.1", "10.0.0.8")).run(t)
-	address := func(text string) uint64 { return markSAN(san.Parse(text)) }
-	for _, step := range []struct {
-		change watch.EventType
-		obj    client.Object
-		want   []uint64
-	}{
-		{watch.Modified, nodeObject("b", "10.0.0.2"), []uint64{markNode("b"), address("10.0.0.1")}},
-		{watch.Added, nodeObject("c", "10.0.0.2"), []uint64{markNode("c")}},
-		{watch.Deleted, nodeObject("c", "10.0.0.2"), []uint64{markNode("c"), address("10.0.0.2"), address("c")}},
-	} {
-		w.watches[resourceOf(step.obj)] <- watch.Event{Type: step.change, Object: step.obj}
-		got := map[uint64]bool{}
-		w.until(t, fmt.Sprintf("%s %s woke requests", step.change, step.obj.GetName()), func() bool {
-			for mark := range w.woken.take() {
-				got[mark] = true
-			}
-			delete(got, markInventory) // after all objects of a kind were read
-			return len(got) >= len(step.want)
-		})
-		for _, mark := range step.want {
-			if !got[mark] || len(got) != len(step.want) {
-				t.Errorf("%s %s: %d marks, want %d", step.change, step.obj.GetName(), len(got), len(step.want))
-			}
-		}
+	w := newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.1")).run(t)
+	w.changes <- watch.Event{Type: watch.Modified, Object: nodeObject("b", "10.0.0.2")}
+	got, want := map[uint64]bool{}, map[uint64]bool{markNode("b"): true, markSAN(san.Parse("10.0.0.1")): true}
+	w.until(t, "the change woke requests", func() bool {
+		maps.Copy(got, w.woken.take())
+		delete(got, markInventory) // after all objects of a kind were read
+		return len(got) >= len(want)
+	})
+	if !maps.Equal(got, want) {
+		t.Errorf("marks %v, want %v", got, want)
 	}
 	w.expect(t, map[string]string{"a asks for 10.0.0.1": "AutoApproved", "b asks for 10.0.0.2": "AutoApproved"})
 }
@@ -496,7 +438,7 @@ func TestSlowSourcesShareTheWorkers(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	for _, node := range []string{"a", "b"} { // of 8 workers, three shares
-		running.Go(func() { _, _ = w.serving.judge(ctx, parsed(t, node, "10.0.0.1")) })
+		running.Go(func() { _, _ = w.serving.judge(ctx, parse(asks(node, "10.0.0.1"))) })
 		if got := <-hangs.entered; got != node {
 			t.Fatalf("asked about %s, want %s", got, node)
 		}
@@ -519,51 +461,16 @@ func (h *hanging) Lookup(ctx context.Context, node string, _ *csr.Request) (*inv
 	return nil, ctx.Err()
 }
 
-// largeNode returns a world with a Node that reports count addresses, and a request of that Node for the first 900.
-func largeNode(t testing.TB, count int, others ...client.Object) (*world, *csr.Request) {
-	t.Helper()
-	var addresses []string
-	for i := range count {
-		addresses = append(addresses, fmt.Sprintf("10.%d.%d.%d", 1+i/65536, i/256%256, i%256))
-	}
-	w := newWorld(append(others, nodeObject("large", addresses...))...).run(t)
-	return w, parsed(t, "large", addresses[:900]...)
-}
-
-// TestLargeNodesCostNoMore has a request for 900 addresses. It costs the same whether its Node reports these or 25,000.
-func TestLargeNodesCostNoMore(t *testing.T) { // not in parallel, because it counts allocations
-	var allocations []float64
-	for _, count := range []int{900, 25_000} {
-		w, req := largeNode(t, count)
-		allocations = append(allocations, testing.AllocsPerRun(5, func() {
-			if decision, err := w.serving.judge(t.Context(), req); err != nil || decision.Reason != "AutoApproved" {
-				t.Fatalf("%+v, %v", decision, err)
-			}
-		}))
-	}
-	if allocations[1] > allocations[0]+900 || allocations[1] > 20*900 {
-		t.Errorf("%v allocations for 900 and for 25,000 addresses", allocations)
-	}
-	large, _ := largeNode(t, 25_000)
-	large.expect(t, map[string]string{"large asks for 10.1.97.167": "SANNotOwned"}) // only the first thousand count
-	// Another node shares the first address of the request: the rest is not looked up.
-	w, req := largeNode(t, 25_000, nodeObject("other", "10.1.0.0"))
-	refused := testing.AllocsPerRun(5, func() {
-		if decision, err := w.serving.judge(t.Context(), req); err != nil || decision.Reason != "SANContested" {
-			t.Fatalf("%+v, %v", decision, err)
-		}
-	})
-	if refused > allocations[0]/2 {
-		t.Errorf("%v allocations for a refusal by the first address", refused)
-	}
-}
-
 // BenchmarkLargeNode judges a request for 900 of the 25,000 addresses of its Node.
 func BenchmarkLargeNode(b *testing.B) {
-	w, req := largeNode(b, 25_000)
+	var addresses []string
+	for i := range 25_000 {
+		addresses = append(addresses, fmt.Sprintf("10.1.%d.%d", i/256, i%256))
+	}
+	w, req := newWorld(nodeObject("large", addresses...)).run(b), parse(asks("large", strings.Join(addresses[:900], " ")))
 	for b.Loop() {
-		if decision, err := w.serving.judge(b.Context(), req); err != nil || decision.Reason != "AutoApproved" {
-			b.Fatal(decision, err)
+		if decision := must(w.serving.judge(b.Context(), req)); decision.Reason != "AutoApproved" {
+			b.Fatal(decision)
 		}
 	}
 }

@@ -13,14 +13,10 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
-	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -31,180 +27,114 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// unreachable returns a manager of an API server that does not answer. Nothing of it is started.
-func unreachable(t *testing.T) manager.Manager {
+// managerOf returns a manager that is not started.
+func managerOf(t testing.TB, api *rest.Config) manager.Manager {
 	t.Helper()
 	unnamed := true
-	mgr, err := manager.New(&rest.Config{Host: "https://127.0.0.1:1"}, manager.Options{
+	return must(manager.New(api, manager.Options{
 		Scheme: scheme.Scheme, Logger: logr.Discard(), Metrics: metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: &unnamed},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return mgr
+	}))
 }
 
-// recorded is a manager that records what it runs.
+// recorded is a manager of an API server that does not answer. It records the types of what it runs, and what it logs.
 type recorded struct {
 	manager.Manager
-	log logr.Logger
-	// runs are the types of what was added, and added are these themselves.
-	runs  []string
-	added []manager.Runnable
+	runs, logs []string
 }
 
 func (r *recorded) Add(runnable manager.Runnable) error {
-	r.runs, r.added = append(r.runs, fmt.Sprintf("%T", runnable)), append(r.added, runnable)
+	r.runs = append(r.runs, fmt.Sprintf("%T", runnable))
 	return r.Manager.Add(runnable)
 }
 
-func (r *recorded) GetLogger() logr.Logger { return r.log }
-
-// recordedManager returns an unreachable manager that records what it runs.
-func recordedManager(t *testing.T) *recorded {
-	t.Helper()
-	return &recorded{Manager: unreachable(t), log: logr.Discard()}
+func (r *recorded) GetLogger() logr.Logger {
+	return funcr.New(func(_, args string) { r.logs = append(r.logs, args) }, funcr.Options{})
 }
 
 // builds returns a SourceBuilder of source.
 func builds(source inventory.Source, err error) SourceBuilder {
-	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
-		return source, err
-	}
+	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) { return source, err }
 }
 
-// TestSetupFollowsFromTheRules checks which watches are added to the manager.
+// TestSetupFollowsFromTheRules checks which watches are added to the manager, which mistakes are reported, and that the
+// approver warns if serving certificates depend only on what nodes report about themselves.
 func TestSetupFollowsFromTheRules(t *testing.T) {
 	t.Parallel()
+	serving := func(i *Inventory) Rule { return KubeletServing(Serving{Inventory: i}) }
+	client := func(*Inventory) Rule { return NodeClient() }
+	first := func(i *Inventory) Rule {
+		return BoundNodeClient(Bootstrap{Inventory: i, Policy: BootstrapPolicy{Expected: true}})
+	}
+	incomplete := func(*Inventory) Rule { return Rule{SignerName: "x", Recognisers: []Recogniser{{Name: "all"}}} }
+	all := func(sources ...SourceBuilder) []SourceBuilder { return sources }
+	other := builds(&askedOf{}, nil)
 	for name, test := range map[string]struct {
-		rules   func(*Inventory) []Rule
+		rule    func(*Inventory) Rule
 		sources []SourceBuilder
-		runs    []string // beside the controller itself
+		denial  Denial
+		runs    string // beside the controller itself
+		warns   bool
 		fails   string
 	}{
-		"client certificates": {
-			rules: func(*Inventory) []Rule { return []Rule{NodeClient()} }, runs: []string{"*node.Source"},
-		},
-		"serving certificates": {
-			rules:   func(i *Inventory) []Rule { return []Rule{KubeletServing(Serving{Inventory: i})} },
-			sources: []SourceBuilder{builds(&askedOf{}, nil), NodeSource},
-			runs:    []string{"*node.APIServers", "*node.Source"},
-		},
-		"first certificates by the inventory": {
-			rules: func(i *Inventory) []Rule {
-				return []Rule{BoundNodeClient(Bootstrap{Inventory: i, Policy: BootstrapPolicy{Expected: true}})}
-			},
-			sources: []SourceBuilder{builds(&askedOf{}, nil)},
-			runs:    []string{"*node.Source", "*nodeidentity.Leases"},
-		},
-		"a source that can't be built": {
-			rules:   func(i *Inventory) []Rule { return []Rule{KubeletServing(Serving{Inventory: i})} },
-			sources: []SourceBuilder{builds(nil, errors.New("no such kind"))}, fails: "no such kind",
-		},
-		"rules that are incomplete": {
-			rules: func(*Inventory) []Rule {
-				return []Rule{{SignerName: clientSigner, Recognisers: []Recogniser{{Name: "all"}}}}
-			},
-			fails: "has no Shape",
-		},
+		"client certificates":                   {rule: client, runs: "*node.Source"},
+		"first certificates by the inventory":   {rule: first, sources: all(other), runs: "*node.Source *nodeidentity.Leases"},
+		"serving certificates":                  {rule: serving, sources: all(other), runs: "*node.APIServers *node.Source"},
+		"serving, by what nodes report":         {rule: serving, sources: all(NodeSource), runs: "*node.APIServers *node.Source", warns: true},
+		"serving, by another source before":     {rule: serving, sources: all(other, NodeSource), runs: "*node.APIServers *node.Source"},
+		"serving, by another source after":      {rule: serving, sources: all(NodeSource, other), runs: "*node.APIServers *node.Source"},
+		"a source that can't be built":          {rule: serving, sources: all(builds(nil, errors.New("no such kind"))), fails: "no such kind"},
+		"rules that are incomplete":             {rule: incomplete, fails: "the rule for signer \"x\" has no Shape"},
+		"a recogniser that is incomplete":       {rule: incomplete, fails: "recogniser \"all\" of the rule for signer \"x\" has no Matches"},
+		"denials are permitted":                 {rule: client, denial: DenialPermanent, runs: "*node.Source"},
+		"a value of denial that does not exist": {rule: client, denial: "Sometimes", fails: `denial "Sometimes" is invalid: set it to Never or Permanent`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			i := &Inventory{Sources: test.sources}
-			r := &Reconciler{Inventory: i, Rules: test.rules(i)}
-			mgr := recordedManager(t)
+			r := &Reconciler{Inventory: i, Rules: []Rule{test.rule(i)}, Denial: test.denial}
+			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
 			err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{})
-			if test.fails != "" {
-				if err == nil || !strings.Contains(err.Error(), test.fails) {
-					t.Errorf("error %v, want %q", err, test.fails)
-				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
+			if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
+				t.Errorf("error %v, want %q", err, test.fails)
 			}
 			runs := slices.DeleteFunc(mgr.runs, func(name string) bool { return strings.HasPrefix(name, "*controller.") })
 			slices.Sort(runs)
-			if !slices.Equal(runs, test.runs) {
-				t.Errorf("the manager runs %q, want %q", runs, test.runs)
+			if got := strings.Join(runs, " "); test.fails == "" && got != test.runs {
+				t.Errorf("the manager runs %s, want %s", got, test.runs)
+			}
+			if warns := strings.Contains(strings.Join(mgr.logs, ""), "depend only on what nodes report about themselves"); warns != test.warns {
+				t.Errorf("warned %t, want %t: %q", warns, test.warns, mgr.logs)
 			}
 		})
-	}
-}
-
-// TestWarningIfOnlyNodesAreTrusted checks that the approver warns if serving certificates depend only on what nodes
-// report about themselves.
-func TestWarningIfOnlyNodesAreTrusted(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		sources []SourceBuilder
-		want    bool
-	}{
-		"what nodes report": {[]SourceBuilder{NodeSource}, true},
-		"another source":    {[]SourceBuilder{builds(&askedOf{}, nil)}, false},
-		"another source, and then what nodes report": {[]SourceBuilder{builds(&askedOf{}, nil), NodeSource}, false},
-		"what nodes report, and another source":      {[]SourceBuilder{NodeSource, builds(&askedOf{}, nil)}, false},
-	} {
-		var logged []string
-		mgr := recordedManager(t)
-		mgr.log = funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})
-		i := &Inventory{Sources: test.sources}
-		r := &Reconciler{Inventory: i, Rules: []Rule{KubeletServing(Serving{Inventory: i})}}
-		if err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{}); err != nil {
-			t.Fatal(err)
-		}
-		warned := slices.ContainsFunc(logged, func(line string) bool {
-			return strings.Contains(line, "depend only on what nodes report about themselves")
-		})
-		if warned != test.want {
-			t.Errorf("%s: warned %t, want %t: %q", name, warned, test.want, logged)
-		}
 	}
 }
 
 // TestSetupKeepsWhatIsSet checks that SetupWithManager sets the fields that are nil, and no other.
 func TestSetupKeepsWhatIsSet(t *testing.T) {
 	t.Parallel()
-	mgr := unreachable(t)
+	mgr := managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})
+	fields := func(r *Reconciler) []any {
+		return []any{r.Client, r.Live, r.Clock, r.ServerTime, r.Authorizer, r.Reporter, r.Denial, r.Workers}
+	}
 	unset := &Reconciler{}
+	zero := fields(unset)
 	unset.fill(mgr)
-	if unset.Client == nil || unset.Live == nil || unset.Clock == nil || unset.ServerTime == nil || unset.Authorizer == nil ||
-		unset.Reporter == nil || unset.Denial != DenialNever {
-		t.Errorf("not every field is set: %+v", unset)
-	}
-	clock := clocktesting.NewFakePassiveClock(now)
-	set := &Reconciler{
-		Client: fake.NewClientBuilder().Build(), Live: liveFunc(nil), Clock: clock, ServerTime: servertime.Of(clock),
-		Authorizer: &authorizer{}, Reporter: report.New(events.NewFakeRecorder(1), clock), Denial: DenialPermanent,
-	}
-	filled := &Reconciler{
-		Client: set.Client, Live: set.Live, Clock: set.Clock, ServerTime: set.ServerTime, Authorizer: set.Authorizer,
-		Reporter: set.Reporter, Denial: set.Denial,
-	}
-	filled.fill(mgr)
-	if _, live := filled.Live.(liveFunc); !live || filled.Client != set.Client || filled.Clock != set.Clock ||
-		filled.ServerTime != set.ServerTime || filled.Authorizer != set.Authorizer || filled.Reporter != set.Reporter ||
-		filled.Denial != set.Denial {
-		t.Errorf("a field is replaced: %+v, want %+v", filled, set)
-	}
-}
-
-// authorizer is an Authorizer that can be compared.
-type authorizer struct{ authz.Authorizer }
-
-func TestDenialIsChecked(t *testing.T) {
-	t.Parallel()
-	for denial, fails := range map[Denial]bool{DenialNever: false, DenialPermanent: false, "Sometimes": true} {
-		err := (&Reconciler{Denial: denial}).check()
-		if (err != nil) != fails || fails && err.Error() != `denial "Sometimes" is invalid: set it to Never or Permanent` {
-			t.Errorf("%q: error %v", denial, err)
+	for i, field := range fields(unset) {
+		if field == zero[i] {
+			t.Errorf("field %d is not set", i)
 		}
+	}
+	p := newParts(nil)
+	set := p.reconciler
+	set.Live, set.Authorizer, set.Denial, set.Workers = p, &authz.Shared{}, DenialPermanent, 3
+	want := fields(set)
+	set.fill(mgr)
+	if got := fields(set); !slices.Equal(got, want) {
+		t.Errorf("a field is replaced: %+v, want %+v", got, want)
 	}
 }
 
@@ -231,51 +161,48 @@ func queued(queue workQueue) string {
 // TestEventsQueueWhatIsUndecided checks which events of requests queue them, and that decided requests leave the index.
 func TestEventsQueueWhatIsUndecided(t *testing.T) {
 	t.Parallel()
-	r := &Reconciler{Rules: []Rule{NodeClient()}}
-	events, queue := fairqueue.Events(r.observe, r.forget), queueOf(t)
-	obj := object(t)
-	events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
-	if got := queued(queue); got != "csr-1" || len(r.waiting.All()) != 1 {
-		t.Errorf("new: queued %q, %d wait", got, len(r.waiting.All()))
+	r := newParts(nil).reconciler
+	r.Rules = r.Rules[:1]
+	events, queue, obj := fairqueue.Events(r.observe, r.forget), queueOf(t), object()
+	expect := func(what, want string) {
+		t.Helper()
+		waiting := strings.Join(mapped(r.waiting.All(), func(key fairqueue.Key) string { return key.Name }), " ")
+		if got := queued(queue); got != want || waiting != want {
+			t.Errorf("%s: %q is queued, and %q waits", what, got, waiting)
+		}
 	}
+	events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
+	expect("new", "csr-1")
 	for name, changed := range map[string]*request{
-		"approved": object(t, with("Approved")), "denied": object(t, with("Denied")),
-		"issued":         object(t, func(obj *request) { obj.Status.Certificate = []byte("x") }),
-		"another signer": object(t, func(obj *request) { obj.Spec.SignerName = "example.com/other" }),
+		"approved": object(with("Approved")), "denied": object(with("Denied")), "issued": object(issued),
+		"another signer": object(signer("example.com/other")),
 	} {
 		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: obj}, queue)
-		if got := queued(queue); got != "csr-1" {
-			t.Errorf("before it is %s: queued %q", name, got)
-		}
+		expect("before it is "+name, "csr-1")
 		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: changed}, queue)
-		if got := queued(queue); got != "" || len(r.waiting.All()) > 0 {
-			t.Errorf("%s: queued %q, %d wait", name, got, len(r.waiting.All()))
-		}
+		expect(name, "")
 	}
 	events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: obj}, queue)
+	expect("again", "csr-1")
 	events.Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: obj}, queue)
-	if len(r.waiting.All()) > 0 {
-		t.Error("a deleted request still waits")
-	}
+	expect("deleted", "")
 }
 
 // TestChangesWakeThoseThatWait checks which requests a change of the inventory wakes, that changes are gathered, and that
 // of one lane only the newest requests are woken.
 func TestChangesWakeThoseThatWait(t *testing.T) {
 	t.Parallel()
-	named := func(name, node string, created int, addresses ...string) *request {
-		return object(t, user("system:node:"+node), says(t, nodeTemplate(node, addresses...)), func(obj *request) {
-			obj.Name, obj.UID, obj.Spec.SignerName = name, types.UID(name), servingSigner
-			obj.CreationTimestamp = metav1.NewTime(now.Add(time.Duration(created) * time.Second))
-		})
+	named := func(name, addresses string) *request { // the digit counts the seconds
+		age := created(now.Add(time.Duration(name[1]-'0') * time.Second))
+		return asks(name[:1], addresses, age, func(obj *request) { obj.Name, obj.UID = name, types.UID(name) })
 	}
 	synctest.Test(t, func(t *testing.T) {
-		r := &Reconciler{Rules: []Rule{NodeClient(), KubeletServing(Serving{})}}
+		r := newParts(nil).reconciler
 		queue, wake := queueOf(t), newWakeUps()
 		events := fairqueue.Events(r.observe, r.forget)
 		for _, obj := range []*request{
-			named("a1", "a", 1, "10.0.0.1"), named("a2", "a", 2, "10.0.0.1"), named("a3", "a", 3), named("a4", "a", 4),
-			named("b1", "b", 1, "10.0.0.1", "10.0.0.2"), named("c1", "c", 1, "10.0.0.3"), object(t),
+			named("a1", "10.0.0.1"), named("a2", "10.0.0.1"), named("a3", ""), named("a4", ""),
+			named("b1", "10.0.0.1 10.0.0.2"), named("c1", "10.0.0.3"), object(),
 		} {
 			events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
 		}
