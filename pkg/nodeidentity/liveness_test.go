@@ -1,11 +1,13 @@
 package nodeidentity
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -19,13 +21,6 @@ import (
 )
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
-
-// film holds what was seen of Leases, and an instant in seconds since its start.
-type film struct {
-	leases
-	t   testing.TB
-	now float64
-}
 
 // leases holds what was seen of Leases, by node.
 type leases map[string]*observed
@@ -60,222 +55,98 @@ func leaseOf(node string, renewed time.Time, lasts time.Duration) *coordinationv
 	return lease
 }
 
-func (f *film) at() time.Time { return filmed.Add(time.Duration(f.now * float64(time.Second))) }
-
-// renew shows a Lease that was renewed at this instant, by the node's own clock, which differs by years.
-func (f *film) renew(nodes ...string) {
-	for _, node := range nodes {
-		f.see(node, f.at().AddDate(-7, 0, 0), 40*time.Second, f.at())
+// play plays what is seen of Leases. Nodes are letters, and their clocks differ from ours by years. The steps are:
+//
+//	ab       the nodes a and b renew their Leases
+//	70s:ab   70 seconds pass, in which a and b renew every ten seconds
+//	1s/1ms:b a second passes, in which b renews every millisecond
+//	+5s      five seconds pass, and nobody renews
+//	-a       the Lease of a is deleted
+//	=a       the Lease of a is updated without a renewal
+//	reset    all Leases are read again after a failure of the watch
+//	a?dead   a is dead
+func play(t *testing.T, steps string) {
+	t.Helper()
+	seen, now := leases{}, filmed
+	renew := func(nodes string) {
+		for _, node := range nodes {
+			seen.see(string(node), now.AddDate(-7, 0, 0), 40*time.Second, now)
+		}
+	}
+	length := func(text string) time.Duration {
+		passed, err := time.ParseDuration(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return passed
+	}
+	for step := range strings.FieldsSeq(steps) {
+		node, want, asks := strings.Cut(step, "?")
+		long, nodes, passes := strings.Cut(step, ":")
+		switch {
+		case asks:
+			if got := seen.of(node, now); got.String() != want {
+				t.Errorf("after %s %s is %s, want %s", now.Sub(filmed), node, got, want)
+			}
+		case passes:
+			long, pause, _ := strings.Cut(long, "/")
+			for end := now.Add(length(long)); now.Before(end); renew(nodes) {
+				now = now.Add(min(length(cmp.Or(pause, "10s")), end.Sub(now)))
+			}
+		case step[0] == '+':
+			now = now.Add(length(step[1:]))
+		case step[0] == '-':
+			delete(seen, step[1:])
+		case step[0] == '=':
+			seen.see(step[1:], seen[step[1:]].renewed, seen[step[1:]].lasts, now)
+		case step == "reset":
+			seen.reset(now)
+		case step == "a=200s":
+			seen.see("a", filmed, 200*time.Second, now)
+		case step == "a=never":
+			seen.see("a", time.Time{}, 0, now)
+		case step == "a=earlier":
+			seen.see("a", filmed.AddDate(-20, 0, 0), 0, now)
+		default:
+			renew(step)
+		}
 	}
 }
 
-// pass lets time pass while nodes renew every ten seconds.
-func (f *film) pass(seconds float64, nodes ...string) {
-	for end := f.now + seconds; f.now < end; {
-		f.now = min(f.now+10, end)
-		f.renew(nodes...)
-	}
-}
-
-func (f *film) is(node string, want Life) {
-	f.t.Helper()
-	if got := f.of(node, f.at()); got != want {
-		f.t.Errorf("after %vs %s is %s, want %s", f.now, node, got, want)
-	}
-}
-
+// TestLife checks what is known about a node after each story.
 func TestLife(t *testing.T) {
 	t.Parallel()
-	for name, run := range map[string]func(*film){
-		"no lease": func(f *film) { f.pass(100, "b"); f.is("a", Unknown) },
-		"a fresh start proves nothing": func(f *film) {
-			f.renew("a", "b")
-			f.is("a", Unknown)
-			f.is("b", Unknown)
-		},
-		"a renewed Lease is alive": func(f *film) { f.renew("a", "b"); f.pass(10, "a", "b"); f.is("a", Alive) },
-		"alive for a minute after a renewal": func(f *film) {
-			f.renew("a", "b")
-			f.pass(10, "a", "b")
-			f.pass(59, "b")
-			f.is("a", Alive)
-			f.pass(2, "b")
-			f.is("a", Dead)
-		},
-		"dead a minute after a start, not earlier": func(f *film) {
-			f.renew("a", "b")
-			f.pass(69, "b") // the first renewal of another Lease is seen after ten seconds
-			f.is("a", Unknown)
-			f.pass(1, "b")
-			f.is("a", Dead)
-			f.is("b", Alive)
-		},
-		"alive again": func(f *film) {
-			f.renew("a", "b")
-			f.pass(90, "b")
-			f.is("a", Dead)
-			f.renew("a")
-			f.is("a", Alive)
-		},
-		"a single node never dies": func(f *film) { f.renew("a"); f.pass(60, "a"); f.pass(600); f.is("a", Unknown) },
-		"one other node of many is not enough": func(f *film) {
-			f.renew("a", "b", "c")
-			f.pass(600, "b")
-			f.is("a", Unknown)
-			f.is("c", Unknown)
-			f.is("b", Alive)
-		},
-		"one other node is not enough, however fast it renews": func(f *film) {
-			f.renew("a", "b", "c")
-			for range 2000 {
-				f.now += 0.1
-				f.renew("b")
-			}
-			f.is("a", Unknown)
-		},
-		"two other nodes are enough": func(f *film) {
-			f.renew("a", "b", "c", "d", "e")
-			f.pass(69, "b", "c")
-			f.is("a", Unknown)
-			f.pass(1, "b", "c")
-			f.is("a", Dead)
-			f.is("e", Dead)
-			f.is("c", Alive)
-		},
-		"two other nodes together, not a minute of each": func(f *film) {
-			f.renew("a", "b", "c")
-			f.pass(40, "b")
-			f.pass(40, "c")
-			f.is("a", Unknown)
-			f.pass(59, "b", "c")
-			f.is("a", Unknown)
-			f.pass(11, "b", "c") // b has renewed without a pause for a minute
-			f.is("a", Dead)
-		},
-		"its own renewal does not count as another node's": func(f *film) {
-			f.renew("a", "b", "c")
-			f.pass(30, "a", "b")
-			f.pass(90, "b")
-			f.is("a", Unknown)
-		},
-		"the second other node stops": func(f *film) {
-			f.renew("a", "b", "c")
-			f.pass(90, "b", "c")
-			f.is("a", Dead)
-			f.pass(30, "b")
-			f.is("a", Unknown)
-		},
-		"a node whose Lease was deleted is not needed": func(f *film) {
-			f.renew("a", "b", "c")
-			f.pass(90, "b")
-			delete(f.leases, "c")
-			f.is("a", Dead)
-		},
-		"no Lease changes": func(f *film) {
-			f.renew("a", "b", "c")
-			f.pass(60, "a", "b", "c")
-			f.pass(600)
-			f.is("a", Unknown)
-			f.is("b", Unknown)
-		},
-		"an API outage proves nothing": func(f *film) {
-			f.renew("a", "b")
-			f.pass(60, "a", "b")
-			f.now += 600
-			f.is("a", Unknown)
-			f.renew("b") // b is the first to return
-			f.is("a", Unknown)
-			f.pass(50, "b")
-			f.is("a", Unknown)
-			f.renew("a")
-			f.is("a", Alive)
-		},
-		"one renewal at the end of an outage is not a minute of watching": func(f *film) {
-			f.renew("a", "b")
-			f.pass(10, "a", "b")
-			f.now += 59
-			f.renew("b")
-			f.now += 2
-			f.is("a", Unknown)
-		},
-		"a proof from before an outage ends with the outage": func(f *film) {
-			f.renew("a", "b")
-			f.pass(90, "b")
-			f.is("a", Dead)
-			f.now += 21
-			f.is("a", Unknown)
-		},
-		"a step of the clock proves nothing": func(f *film) {
-			f.renew("a", "b")
-			f.pass(60, "a", "b")
-			f.now += 86400
-			f.renew("b", "a")
-			f.pass(10, "a", "b")
-			f.is("a", Alive)
-			f.now -= 86400
-			f.is("a", Unknown)
-			f.renew("b")
-			f.pass(59, "b")
-			f.is("a", Unknown)
-		},
-		"a failed watch proves nothing": func(f *film) {
-			f.renew("a", "b")
-			f.pass(65, "b")
-			f.reset(f.at())
-			f.pass(65, "b")
-			f.is("a", Unknown)
-			f.pass(5, "b")
-			f.is("a", Dead)
-		},
-		"a burst after a silence is one instant": func(f *film) {
-			f.renew("a", "b")
-			f.now += 300
-			for range 30 {
-				f.now += 0.001
-				f.renew("b")
-			}
-			f.is("a", Unknown)
-		},
-		"a long Lease duration extends the minute": func(f *film) {
-			f.see("a", filmed, 200*time.Second, f.at())
-			f.renew("b")
-			f.pass(209, "b")
-			f.is("a", Unknown)
-			f.pass(1, "b")
-			f.is("a", Dead)
-		},
-		"never renewed": func(f *film) {
-			f.see("a", time.Time{}, 0, f.at())
-			f.renew("b")
-			f.pass(600, "b")
-			f.is("a", Unknown)
-		},
-		"a deleted Lease is forgotten": func(f *film) {
-			f.renew("a", "b")
-			f.pass(90, "b")
-			delete(f.leases, "a")
-			f.is("a", Unknown)
-			f.see("a", filmed, 0, f.at())
-			f.is("a", Unknown)
-		},
-		"a renewal with an earlier time counts": func(f *film) {
-			f.renew("a", "b")
-			f.pass(90, "b")
-			f.see("a", filmed.AddDate(-20, 0, 0), 0, f.at())
-			f.is("a", Alive)
-		},
-		"an update without a renewal does not count": func(f *film) {
-			f.renew("a", "b")
-			for range 9 {
-				f.pass(10, "b")
-				f.see("a", f.leases["a"].renewed, f.leases["a"].lasts, f.at())
-			}
-			f.is("a", Dead)
-		},
+	for name, steps := range map[string]string{
+		"no Lease":                                 "100s:b a?unknown",
+		"a fresh start proves nothing":             "ab a?unknown b?unknown",
+		"a renewed Lease is alive":                 "ab 10s:ab a?alive",
+		"alive for a minute after a renewal":       "ab 10s:ab 59s:b a?alive 2s:b a?dead",
+		"dead a minute after a start, not earlier": "ab 69s:b a?unknown 1s:b a?dead b?alive", // b is first seen to renew after ten seconds
+		"alive again":                              "ab 90s:b a?dead a a?alive",
+		"a single node never dies":                 "a 60s:a +600s a?unknown",
+		"one other node of many is not enough":     "abc 600s:b a?unknown c?unknown b?alive",
+		"one other node, however fast it renews":   "abc 200s/100ms:b a?unknown",
+		"two other nodes are enough":               "abcde 69s:bc a?unknown 1s:bc a?dead e?dead c?alive",
+		"two other nodes, not a minute of each":    "abc 40s:b 40s:c a?unknown 59s:bc a?unknown 11s:bc a?dead",
+		"its own renewal is not another node's":    "abc 30s:ab 90s:b a?unknown",
+		"the second other node stops":              "abc 90s:bc a?dead 30s:b a?unknown",
+		"a node without a Lease is not needed":     "abc 90s:b -c a?dead",
+		"no Lease changes":                         "abc 60s:abc +600s a?unknown b?unknown",
+		"an API outage proves nothing":             "ab 60s:ab +600s a?unknown b a?unknown 50s:b a?unknown a a?alive",
+		"one renewal at the end of an outage":      "ab 10s:ab +59s b +2s a?unknown",
+		"a proof ends with an outage":              "ab 90s:b a?dead +21s a?unknown",
+		"a step of the clock proves nothing":       "ab 60s:ab +24h ba 10s:ab a?alive +-24h a?unknown b 59s:b a?unknown",
+		"a failed watch proves nothing":            "ab 65s:b reset 65s:b a?unknown 5s:b a?dead",
+		"a burst after a silence is one instant":   "ab +300s 30ms/1ms:b a?unknown",
+		"a long duration extends the minute":       "a=200s b 209s:b a?unknown 1s:b a?dead",
+		"never renewed":                            "a=never b 600s:b a?unknown",
+		"a deleted Lease is forgotten":             "ab 90s:b -a a?unknown a a?unknown",
+		"a renewal with an earlier time counts":    "ab 90s:b a=earlier a?alive",
+		"an update without a renewal is none":      "ab" + strings.Repeat(" 10s:b =a", 9) + " a?dead",
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			run(&film{t: t, leases: leases{}})
+			play(t, steps)
 		})
 	}
 }
@@ -295,47 +166,47 @@ func TestLeases(t *testing.T) {
 			t.Errorf("%s: %s, renewed at %s, error %v", node, got, at, err)
 		}
 	}
-	if _, _, err := l.Of("a"); !errors.Is(err, informer.ErrNotRead) {
-		t.Errorf("before they are read: %v", err)
-	}
-	read := func(nodes ...string) {
-		var all []*observed
-		for _, node := range nodes {
-			all = append(all, l.leases.Convert(leaseOf(node, clock.Now(), 0)))
+	fails := func(want error) {
+		t.Helper()
+		if _, _, err := l.Of("a"); !errors.Is(err, want) || err.Error() != "leases: "+want.Error() {
+			t.Errorf("error %v, want %v", err, want)
 		}
-		l.leases.Fake(nil, all...)
-		l.leases.OnSync()
 	}
-	pass := func() {
+	read := func(nodes string, kept ...*observed) {
+		for _, node := range nodes {
+			kept = append(kept, l.leases.Convert(leaseOf(string(node), clock.Now(), 0)))
+		}
+		l.leases.Fake(nil, kept...)
+	}
+	pass := func() { // a minute in which b and c renew
 		for range 7 {
 			clock.SetTime(clock.Now().Add(10 * time.Second))
-			b, c := l.leases.Convert(leaseOf("b", clock.Now(), 0)), l.leases.Convert(leaseOf("c", clock.Now(), 0))
 			a, _, _ := l.leases.Get("kube-node-lease", "a")
-			l.leases.Fake(nil, a, b, c)
+			read("bc", a)
 		}
 	}
-	read("a", "b", "c", "d")
+	fails(informer.ErrNotRead)
+	read("abcd")
 	is("a", Unknown, true)
 	is("e", Unknown, false)
-	read("a", "b", "c") // d was deleted during a gap in the watch
+	read("abc") // d was deleted during a gap in the watch
 	is("d", Unknown, false)
 	pass()
 	is("a", Dead, true)
 	is("b", Alive, true)
 
-	l.leases.Fake(errors.New("down"))
-	if _, _, err := l.Of("b"); err == nil || err.Error() != "leases: down" {
-		t.Errorf("while they can't be read: %v", err)
-	}
-	a := leaseOf("a", filmed, 0)
-	l.leases.Fake(nil, l.leases.Convert(a), l.leases.Convert(leaseOf("b", clock.Now(), 0)), l.leases.Convert(leaseOf("c", clock.Now(), 0)))
+	down := errors.New("down")
+	l.leases.Fake(down)
+	fails(down)
+	read("bc", l.leases.Convert(leaseOf("a", filmed, 0)))
 	is("a", Unknown, true) // every minute begins again after a failure
 	pass()
 	is("a", Dead, true)
 	gone, _, _ := l.leases.Get("kube-node-lease", "b")
+	l.leases.OnSync()
 	l.leases.OnChange(gone, nil)
 	l.leases.OnChange(nil, gone)
-	if !slices.Equal(told, []string{"", "", "b"}) {
+	if !slices.Equal(told, []string{"", "b"}) {
 		t.Errorf("told of %q", told)
 	}
 }
