@@ -3,86 +3,234 @@ package authz_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// reviewed returns a SubjectAccess whose reviews all return status or err, and the reviews that it sent.
-func reviewed(status authorizationv1.SubjectAccessReviewStatus, err error) (authz.SubjectAccess, *[]authorizationv1.SubjectAccessReview) {
-	sent := &[]authorizationv1.SubjectAccessReview{}
-	create := func(_ context.Context, _ client.WithWatch, obj client.Object, options ...client.CreateOption) error {
-		review := obj.(*authorizationv1.SubjectAccessReview)
-		*sent = append(*sent, *review.DeepCopy())
-		review.Status = status
-		if len(options) > 0 {
-			return errors.New("options were given")
-		}
-		return err
-	}
-	return authz.SubjectAccess{Client: fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(interceptor.Funcs{Create: create}).Build()}, sent
+type attributes = authorizationv1.ResourceAttributes
+
+// creator is a client that answers SubjectAccessReviews. Every other call panics.
+type creator struct {
+	client.Client
+	sent   []authorizationv1.SubjectAccessReviewSpec
+	status authorizationv1.SubjectAccessReviewStatus
+	err    error
 }
 
-func TestSubjectAccessReview(t *testing.T) {
+func (c *creator) Create(_ context.Context, obj client.Object, options ...client.CreateOption) error {
+	review := obj.(*authorizationv1.SubjectAccessReview)
+	c.sent = append(c.sent, *review.Spec.DeepCopy())
+	review.Status = c.status
+	if len(options) > 0 {
+		return errors.New("options were given")
+	}
+	return c.err
+}
+
+// TestSubjectAccess checks the review that is sent, and that only its field allowed counts.
+func TestSubjectAccess(t *testing.T) {
 	t.Parallel()
+	type status = authorizationv1.SubjectAccessReviewStatus
 	who := csr.Requester{
 		Username: "ü", UID: "uid", Groups: []string{"b", "a", "b"},
 		Extra: map[string]certificatesv1.ExtraValue{"example.com/key": {"x", "y"}, "empty": {}},
 	}
-	what := authorizationv1.ResourceAttributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*"}
-	asker, sent := reviewed(authorizationv1.SubjectAccessReviewStatus{Allowed: true}, nil)
-	if allowed, err := asker.Allowed(t.Context(), who, what); !allowed || err != nil {
-		t.Errorf("allowed %t, error %v", allowed, err)
-	}
-	want := []authorizationv1.SubjectAccessReview{{
-		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: "ü", UID: "uid", Groups: []string{"b", "a", "b"},
-			Extra: map[string]authorizationv1.ExtraValue{"example.com/key": {"x", "y"}, "empty": {}},
-			ResourceAttributes: &authorizationv1.ResourceAttributes{
-				Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*",
-			},
-		},
+	what := attributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*"}
+	sent := []authorizationv1.SubjectAccessReviewSpec{{
+		User: "ü", UID: "uid", Groups: []string{"b", "a", "b"}, ResourceAttributes: &what,
+		Extra: map[string]authorizationv1.ExtraValue{"example.com/key": {"x", "y"}, "empty": {}},
 	}}
-	if diff := cmp.Diff(want, *sent); diff != "" {
-		t.Errorf("reviews (-want +got):\n%s", diff)
+	for name, test := range map[string]struct {
+		status status
+		err    error
+		want   string
+	}{
+		"no":                             {want: "false <nil>"},
+		"yes":                            {status: status{Allowed: true}, want: "true <nil>"},
+		"denied":                         {status: status{Denied: true, Reason: "because"}, want: "false <nil>"},
+		"yes, though evaluation stopped": {status: status{Allowed: true, EvaluationError: "x"}, want: "true <nil>"},
+		"no, and evaluation stopped":     {status: status{EvaluationError: "x"}, want: "false <nil>"},
+		"a fault is no answer":           {status: status{Allowed: true}, err: errors.New("down"), want: "false create SubjectAccessReview: down"},
+	} {
+		asker := &creator{status: test.status, err: test.err}
+		allowed, err := authz.SubjectAccess{Client: asker}.Allowed(t.Context(), who, what)
+		if got := fmt.Sprint(allowed, err); got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
+		}
+		if diff := cmp.Diff(sent, asker.sent); diff != "" {
+			t.Errorf("%s: reviews (-want +got):\n%s", name, diff)
+		}
 	}
 }
 
-func TestSubjectAccessReadsOnlyAllowed(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		status authorizationv1.SubjectAccessReviewStatus
-		err    error
-		want   bool
-		text   string
-	}{
-		"no":                             {},
-		"yes":                            {status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}, want: true},
-		"denied":                         {status: authorizationv1.SubjectAccessReviewStatus{Denied: true, Reason: "because"}},
-		"yes, though evaluation stopped": {status: authorizationv1.SubjectAccessReviewStatus{Allowed: true, EvaluationError: "x"}, want: true},
-		"no, and evaluation stopped":     {status: authorizationv1.SubjectAccessReviewStatus{EvaluationError: "x"}},
-		"a fault is no answer":           {status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}, err: errors.New("down"), text: "create SubjectAccessReview: down"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			asker, _ := reviewed(test.status, test.err)
-			allowed, err := asker.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{})
-			text := ""
-			if err != nil {
-				text = err.Error()
-			}
-			if allowed != test.want || text != test.text {
-				t.Errorf("allowed %t, error %q", allowed, text)
+// shared is a Shared whose reviews allow after a time. It counts those that were sent.
+type shared struct {
+	authz.Shared
+	sent atomic.Int32
+}
+
+// share calls test in a bubble, with reviews that take as long as takes returns for their number.
+func share(t *testing.T, takes func(number int32) time.Duration, test func(*testing.T, *shared)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &shared{}
+		s.Authorizer = authz.Func(func(ctx context.Context, _ csr.Requester, _ attributes) (bool, error) {
+			select {
+			case <-ctx.Done():
+				return false, ctx.Err()
+			case <-time.After(takes(s.sent.Add(1))):
+				return true, nil
 			}
 		})
+		test(t, s)
+		time.Sleep(time.Minute) // the reviews end that have no caller any more
+	})
+}
+
+func always(took time.Duration) func(int32) time.Duration {
+	return func(int32) time.Duration { return took }
+}
+
+// ask asks n times at once. It returns how long that took, and the number of reviews that were sent.
+func (s *shared) ask(t *testing.T, n int, who ...csr.Requester) (took time.Duration, sent int) {
+	t.Helper()
+	var asking sync.WaitGroup
+	start := time.Now()
+	for range n {
+		for _, each := range who {
+			asking.Go(func() {
+				if allowed, err := s.Allowed(t.Context(), each, attributes{}); err != nil || !allowed {
+					t.Errorf("allowed %t, error %v", allowed, err)
+				}
+			})
+		}
 	}
+	asking.Wait()
+	return time.Since(start), int(s.sent.Load())
+}
+
+// fill takes both places for reviews of who.
+func (s *shared) fill(t *testing.T, who csr.Requester) {
+	t.Helper()
+	for range 2 {
+		go s.ask(t, 1, who)
+		synctest.Wait() // it is sent, so that the next one does not share it
+	}
+}
+
+var alice = csr.Requester{Username: "alice"}
+
+// TestIdenticalReviewsShare has reviews that wait for a place. All of them share one.
+func TestIdenticalReviewsShare(t *testing.T) {
+	t.Parallel()
+	share(t, always(400*time.Millisecond), func(t *testing.T, s *shared) {
+		s.fill(t, alice)
+		if took, sent := s.ask(t, 21, alice); sent != 3 || took != 800*time.Millisecond {
+			t.Errorf("%d reviews in %s, want that 21 share one after the first two", sent, took)
+		}
+	})
+}
+
+// TestReviewThatHangsCostsFiveSeconds has a first review without an answer. Its callers share the answer of the next one.
+func TestReviewThatHangsCostsFiveSeconds(t *testing.T) {
+	t.Parallel()
+	takes := func(number int32) time.Duration {
+		return map[int32]time.Duration{1: time.Hour}[number] + 400*time.Millisecond
+	}
+	share(t, takes, func(t *testing.T, s *shared) {
+		if took, sent := s.ask(t, 25, alice); took > 5400*time.Millisecond || sent > 4 {
+			t.Errorf("%d reviews in %s", sent, took)
+		}
+	})
+}
+
+// TestSlowReviewsAreRepeatedSeldom has reviews of 25 seconds. Each caller gets the answer of its first one.
+func TestSlowReviewsAreRepeatedSeldom(t *testing.T) {
+	t.Parallel()
+	share(t, always(25*time.Second), func(t *testing.T, s *shared) {
+		if took, sent := s.ask(t, 25, alice); sent > 9 || took > 27*time.Second {
+			t.Errorf("%d reviews in %s, want at most three each after 0, 5 and 15 seconds", sent, took)
+		}
+	})
+}
+
+// TestReviewsOfDifferentRequestersDoNotShare has requesters that differ in one thing.
+func TestReviewsOfDifferentRequestersDoNotShare(t *testing.T) {
+	t.Parallel()
+	extra := func(value string) map[string]certificatesv1.ExtraValue {
+		return map[string]certificatesv1.ExtraValue{"key": {value}}
+	}
+	different := []csr.Requester{
+		alice, {Username: "bob"}, {Username: "alice", UID: "1"}, {Username: "alice", Groups: []string{"a", "b"}},
+		{Username: "alice", Groups: []string{"a b"}}, {Username: "alice", Groups: []string{`a", "b`}},
+		{Username: "alice", Extra: extra("value")}, {Username: "alice", Extra: extra("other")},
+	}
+	share(t, always(400*time.Millisecond), func(t *testing.T, s *shared) {
+		if _, sent := s.ask(t, 4, different...); sent > 4*len(different) || sent < len(different) {
+			t.Errorf("%d reviews for %d questions", sent, len(different))
+		}
+	})
+}
+
+// TestReviewThatIsSentIsNotShared checks that no answer is older than its question.
+func TestReviewThatIsSentIsNotShared(t *testing.T) {
+	t.Parallel()
+	share(t, always(800*time.Millisecond), func(t *testing.T, s *shared) {
+		go s.ask(t, 1, alice)
+		time.Sleep(400 * time.Millisecond)
+		if _, sent := s.ask(t, 1, alice); sent != 2 {
+			t.Errorf("%d reviews, want 2", sent)
+		}
+	})
+}
+
+// TestCallerThatLeavesStopsNoOther has a caller that leaves before the review that it would share is sent.
+func TestCallerThatLeavesStopsNoOther(t *testing.T) {
+	t.Parallel()
+	share(t, always(400*time.Millisecond), func(t *testing.T, s *shared) {
+		s.fill(t, alice)
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		left := make(chan error, 1)
+		go func() {
+			_, err := s.Allowed(ctx, alice, attributes{})
+			left <- err
+		}()
+		synctest.Wait()
+		if _, sent := s.ask(t, 3, alice); !errors.Is(<-left, context.DeadlineExceeded) || sent != 3 {
+			t.Errorf("%d reviews, want 3, and that the caller has left", sent)
+		}
+	})
+}
+
+// TestReviewsThatFail checks that a review that panics frees its place, and that a review that hangs ends after 45 seconds.
+func TestReviewsThatFail(t *testing.T) {
+	t.Parallel()
+	share(t, nil, func(t *testing.T, s *shared) {
+		s.Authorizer = authz.Func(func(context.Context, csr.Requester, attributes) (bool, error) { panic("defect") })
+		for range 10 {
+			if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || err == nil || err.Error() != "review: panic: defect" {
+				t.Errorf("allowed %t, error %v", allowed, err)
+			}
+		}
+	})
+	share(t, always(time.Hour), func(t *testing.T, s *shared) {
+		start := time.Now()
+		if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || !errors.Is(err, context.DeadlineExceeded) ||
+			time.Since(start) != 45*time.Second || s.sent.Load() != 4 {
+			t.Errorf("allowed %t, error %v after %s and %d reviews", allowed, err, time.Since(start), s.sent.Load())
+		}
+	})
 }
