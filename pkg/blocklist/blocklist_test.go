@@ -4,10 +4,10 @@ import (
 	"context"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"maps"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -17,15 +17,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
-	dynamicfake "k8s.io/client-go/dynamic/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -35,59 +30,58 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
+// stolen and another are the SHA-256 of certificates.
+var stolen, another = strings.Repeat("0a", 32), strings.Repeat("f9", 32)
+
+// TestParse checks what is read of the two keys, and which lines are reported.
 func TestParse(t *testing.T) {
 	t.Parallel()
-	sum, another := strings.Repeat("0a", 32), strings.Repeat("f9", 32)
+	notSum := func(line int, text string) string {
+		return fmt.Sprintf("certificates, line %d: %q is not the SHA-256 of a certificate: write its 64 hex digits", line, text)
+	}
+	unknown := func(key string) string {
+		return fmt.Sprintf("key %q is unknown: the keys are nodes and certificates", key)
+	}
 	for name, test := range map[string]struct {
-		text         string
-		certificates string
-		others       map[string]string // by key
-		nodes        []string
-		sums         []string
-		problems     []string
+		nodes, certificates string
+		others              map[string]string // by key
+		want                string            // nodes and certificates
+		problems            []string
 	}{
-		"nothing":                {},
-		"comments and gaps":      {text: "# all\n\n  \n\t# is well\n", certificates: "# all\n\n"},
-		"names":                  {text: "a\nb.example.com\n10-0-0-1\n", nodes: []string{"10-0-0-1", "a", "b.example.com"}},
-		"without a last newline": {text: "a\nb", nodes: []string{"a", "b"}},
-		"CRLF line ends":         {text: "a\r\nb\r\n", certificates: sum + "\r\n", nodes: []string{"a", "b"}, sums: []string{sum}},
-		"space and comments":     {text: "  a # taken over on Monday\n\tb#\n", certificates: " " + sum + " # stolen\n", nodes: []string{"a", "b"}, sums: []string{sum}},
-		"in capitals":            {text: "Worker-A\nWORKER-A\n", certificates: strings.ToUpper(another), nodes: []string{"worker-a"}, sums: []string{another}},
-		"bad lines among good": {
-			text: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", nodes: []string{"a", "h"},
+		"nothing":                        {want: "; "},
+		"comments and gaps":              {nodes: "# all\n\n  \n\t# is well\n", certificates: "# all\n\n", want: "; "},
+		"names":                          {nodes: "a\nb.example.com\n10-0-0-1\n", want: "10-0-0-1 a b.example.com; "},
+		"without a last newline":         {nodes: "a\nb", want: "a b; "},
+		"CRLF line ends":                 {nodes: "a\r\nb\r\n", certificates: stolen + "\r\n", want: "a b; " + stolen},
+		"space and comments":             {nodes: "  a # since Monday\n\tb#\n", certificates: " " + stolen + " # x\n", want: "a b; " + stolen},
+		"in capitals":                    {nodes: "Worker-A\nWORKER-A\n", certificates: strings.ToUpper(another), want: "worker-a; " + another},
+		"certificates as in a request":   {certificates: "X509SHA256=" + stolen, want: "; " + stolen},
+		"certificates as openssl prints": {certificates: "sha256 Fingerprint=F9" + strings.Repeat(":F9", 31), want: "; " + another},
+		"names, bad lines among good": {
+			nodes: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", want: "a h; ",
 			problems: []string{
 				`nodes, line 2: "b c" is not a node name`, `nodes, line 3: "system:node:d" is a user name: remove the prefix system:node:`,
 				`nodes, line 4: "- e" is not a node name`, `nodes, line 5: "f_g" is not a node name`, `nodes, line 6: "*" is not a node name`,
 			},
 		},
-		"certificates as in a request":   {certificates: "X509SHA256=" + sum, sums: []string{sum}},
-		"certificates as openssl prints": {certificates: "sha256 Fingerprint=" + strings.TrimSuffix(strings.Repeat("F9:", 32), ":"), sums: []string{another}},
 		"certificates, bad lines among good": {
-			text: "a", certificates: strings.Join([]string{sum, "abc", sum + "00", sum[:62] + "0g", "JTI=" + sum, "worker-7", another}, "\n"),
-			nodes: []string{"a"}, sums: []string{sum, another},
+			nodes: "a", certificates: strings.Join([]string{stolen, "abc", stolen + "00", stolen[:62] + "0g", "JTI=" + stolen, "worker-7", another}, "\n"),
+			want: "a; " + stolen + " " + another,
 			problems: []string{
-				`certificates, line 2: "abc" is not the SHA-256 of a certificate: write its 64 hex digits`,
-				`certificates, line 3: "` + sum + `00" is not the SHA-256 of a certificate: write its 64 hex digits`,
-				`certificates, line 4: "` + sum[:62] + `0g" is not the SHA-256 of a certificate: write its 64 hex digits`,
-				`certificates, line 5: "jti=` + sum + `" is not the SHA-256 of a certificate: write its 64 hex digits`,
-				`certificates, line 6: "worker-7" is not the SHA-256 of a certificate: write its 64 hex digits`,
+				notSum(2, "abc"), notSum(3, stolen+"00"), notSum(4, stolen[:62]+"0g"), notSum(5, "jti="+stolen), notSum(6, "worker-7"),
 			},
 		},
 		"unknown keys": {
-			text: "a", others: map[string]string{"certificate": sum, "README": ""}, nodes: []string{"a"},
-			problems: []string{`key "README" is unknown: the keys are nodes and certificates`, `key "certificate" is unknown: the keys are nodes and certificates`},
+			nodes: "a", others: map[string]string{"certificate": stolen, "README": ""}, want: "a; ",
+			problems: []string{unknown("README"), unknown("certificate")},
 		},
 	} {
-		data := map[string]string{"nodes": test.text, "certificates": test.certificates}
+		data := map[string]string{"nodes": test.nodes, "certificates": test.certificates}
 		maps.Copy(data, test.others)
 		read, problems := parse(data)
-		for what, each := range map[string]struct {
-			want []string
-			got  sets.Set[string]
-		}{"nodes": {test.nodes, read.nodes}, "certificates": {test.sums, read.certificates}} {
-			if diff := cmp.Diff(append([]string{}, each.want...), append([]string{}, sets.List(each.got)...)); diff != "" {
-				t.Errorf("%s: %s (-want +got):\n%s", name, what, diff)
-			}
+		got := strings.Join(sets.List(read.nodes), " ") + "; " + strings.Join(sets.List(read.certificates), " ")
+		if got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 		if diff := cmp.Diff(test.problems, problems); diff != "" {
 			t.Errorf("%s: problems (-want +got):\n%s", name, diff)
@@ -97,7 +91,7 @@ func TestParse(t *testing.T) {
 
 // FuzzParse checks that no text causes a panic, and that every entry is a name or a SHA-256.
 func FuzzParse(f *testing.F) {
-	f.Add("a\nWorker-B # taken over\n", "X509SHA256="+strings.Repeat("0a", 32), "more")
+	f.Add("a\nWorker-B # taken over\n", "X509SHA256="+stolen, "more")
 	f.Add("system:node:a\n\x00", "sha256 Fingerprint=AA:BB", "")
 	f.Fuzz(func(t *testing.T, nodes, certificates, key string) {
 		read, problems := parse(map[string]string{key: "", "nodes": nodes, "certificates": certificates})
@@ -117,19 +111,18 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// asked returns a request of user for common name cn.
-func asked(signer, user, cn string) *csr.Request {
-	return &csr.Request{SignerName: signer, Requester: csr.Requester{Username: user}, Cert: ca.Request{Subject: pkix.Name{CommonName: cn}}}
+// asked returns a request of user for common name cn, made with the credentials called ids.
+func asked(signer, user, cn string, ids ...string) *csr.Request {
+	who := csr.Requester{Username: user, Extra: map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": ids}}
+	return &csr.Request{SignerName: signer, Requester: who, Cert: ca.Request{Subject: pkix.Name{CommonName: cn}}}
 }
 
-// with returns req as made with the credentials called ids.
-func with(req *csr.Request, ids ...string) *csr.Request {
-	req.Requester.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": ids}
-	return req
-}
-
-func listed(text string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked", UID: "1"}, Data: map[string]string{"nodes": text}}
+// listed returns a block list with nodes and certificates.
+func listed(nodes, certificates string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked", UID: "1"},
+		Data:       map[string]string{"nodes": nodes, "certificates": certificates},
+	}
 }
 
 func newList() (*List, *events.FakeRecorder) {
@@ -146,65 +139,61 @@ func problemOf(list *List) string {
 	return ""
 }
 
+// TestCheck checks which requests are blocked, and which wait while no list was read.
 func TestCheck(t *testing.T) {
 	t.Parallel()
 	const (
 		kubelet, serving, client = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client"
-		own                      = "example.com/own"
-		bootstrap                = "system:bootstrap:abcdef"
+		own, token               = "example.com/own", "system:bootstrap:abcdef"
+		bad, good                = "system:node:bad", "system:node:good"
+		listedIn                 = " is on the block list, ConfigMap ns/blocked: nothing is approved or signed for "
 	)
-	stolen, fine := strings.Repeat("0a", 32), strings.Repeat("0b", 32)
 	list, _ := newList()
 	unread, _ := newList()
-	both := listed("bad\nalso.bad.example.com\n")
-	both.Data["certificates"] = strings.ToUpper(stolen)
-	list.Offer(both)
+	list.Offer(listed("bad\nalso.bad.example.com\n", strings.ToUpper(stolen)))
+	with, fine := "X509SHA256="+stolen, "X509SHA256="+another
 	for name, test := range map[string]struct {
 		req     *csr.Request
 		blocked string // the node or the certificate
-		waits   bool   // while no list was read
+		passes  bool   // while no list was read
 	}{
-		"a bootstrap":                          {asked(kubelet, bootstrap, "system:node:bad"), "bad", true},
-		"a renewal":                            {asked(kubelet, "system:node:bad", "system:node:bad"), "bad", true},
-		"a serving certificate":                {asked(serving, "system:node:bad", "system:node:bad"), "bad", true},
-		"by an administrator":                  {asked(client, "admin", "system:node:bad"), "bad", true},
-		"of a custom signer":                   {asked(own, "admin", "system:node:also.bad.example.com"), "also.bad.example.com", true},
-		"in capitals":                          {asked(kubelet, bootstrap, "system:node:BAD"), "bad", true},
-		"the node asks for another one":        {asked(kubelet, "system:node:bad", "system:node:good"), "bad", true},
-		"the node asks for something else":     {asked(own, "system:node:Bad", "anything"), "bad", true},
-		"another node":                         {asked(kubelet, bootstrap, "system:node:good"), "", true},
-		"a name that begins the same":          {asked(kubelet, bootstrap, "system:node:bad2"), "", true},
-		"a name that ends the same":            {asked(kubelet, bootstrap, "system:node:so.bad"), "", true},
-		"a kubelet's signer, no node's name":   {asked(kubelet, bootstrap, "bad"), "", true},
-		"a node without a name":                {asked(client, "admin", "system:node:"), "", false},
-		"a user":                               {asked(client, "admin", "bad"), "", false},
-		"a user of the name, asked by itself":  {asked(own, "bad", "bad"), "", false},
-		"the user with the prefix in capitals": {asked(client, "admin", "System:Node:bad"), "", false},
+		"a bootstrap":                          {req: asked(kubelet, token, bad), blocked: "bad"},
+		"a renewal":                            {req: asked(kubelet, bad, bad), blocked: "bad"},
+		"a serving certificate":                {req: asked(serving, bad, bad), blocked: "bad"},
+		"by an administrator":                  {req: asked(client, "admin", bad), blocked: "bad"},
+		"of a custom signer":                   {req: asked(own, "admin", "system:node:also.bad.example.com"), blocked: "also.bad.example.com"},
+		"in capitals":                          {req: asked(kubelet, token, "system:node:BAD"), blocked: "bad"},
+		"the node asks for another one":        {req: asked(kubelet, bad, good), blocked: "bad"},
+		"the node asks for something else":     {req: asked(own, "system:node:Bad", "anything"), blocked: "bad"},
+		"another node":                         {req: asked(kubelet, token, good)},
+		"a name that begins the same":          {req: asked(kubelet, token, "system:node:bad2")},
+		"a name that ends the same":            {req: asked(kubelet, token, "system:node:so.bad")},
+		"a kubelet's signer, no node's name":   {req: asked(kubelet, token, "bad")},
+		"a node without a name":                {req: asked(client, "admin", "system:node:"), passes: true},
+		"a user":                               {req: asked(client, "admin", "bad"), passes: true},
+		"a user of the name, asked by itself":  {req: asked(own, "bad", "bad"), passes: true},
+		"the user with the prefix in capitals": {req: asked(client, "admin", "System:Node:bad"), passes: true},
 
-		"with the certificate":                      {with(asked(kubelet, "system:node:good", "system:node:good"), "X509SHA256="+stolen), stolen, true},
-		"of a user, with the certificate":           {with(asked(own, "admin", "anything"), "X509SHA256="+stolen), stolen, true},
-		"with it among others":                      {with(asked(client, "admin", "a"), "JTI=1", "X509SHA256="+fine, "X509SHA256="+stolen), stolen, true},
-		"with the certificate, from a blocked node": {with(asked(kubelet, "system:node:bad", "system:node:bad"), "X509SHA256="+stolen), "bad", true},
-		"with another certificate":                  {with(asked(client, "admin", "a"), "X509SHA256="+fine), "", true},
-		"with a token":                              {with(asked(client, "admin", "a"), "JTI="+stolen), "", false},
-		"with an ID in capitals":                    {with(asked(client, "admin", "a"), "X509SHA256="+strings.ToUpper(stolen)), stolen, true},
+		"with the certificate":                      {req: asked(kubelet, good, good, with), blocked: stolen},
+		"of a user, with the certificate":           {req: asked(own, "admin", "anything", with), blocked: stolen},
+		"with it among others":                      {req: asked(client, "admin", "a", "JTI=1", fine, with), blocked: stolen},
+		"with the certificate, from a blocked node": {req: asked(kubelet, bad, bad, with), blocked: "bad"},
+		"with another certificate":                  {req: asked(client, "admin", "a", fine)},
+		"with a token":                              {req: asked(client, "admin", "a", "JTI="+stolen), passes: true},
+		"with an ID in capitals":                    {req: asked(client, "admin", "a", "X509SHA256="+strings.ToUpper(stolen)), blocked: stolen},
 	} {
-		reason, message := list.Check(test.req)
-		wantReason, want := "", ""
+		want := fmt.Sprintf("NodeBlocked node %q%sit until its name is removed from the list", test.blocked, listedIn)
 		switch test.blocked {
 		case "":
+			want = " "
 		case stolen:
-			wantReason = "CertificateBlocked"
-			want = "client certificate " + stolen + " is on the block list, ConfigMap ns/blocked: nothing is approved or signed for a request that was made with it until its SHA-256 is removed from the list"
-		default:
-			wantReason = "NodeBlocked"
-			want = `node "` + test.blocked + `" is on the block list, ConfigMap ns/blocked: nothing is approved or signed for it until its name is removed from the list`
+			want = "CertificateBlocked client certificate " + stolen + listedIn + "a request that was made with it until its SHA-256 is removed from the list"
 		}
-		if reason != wantReason || message != want {
+		if reason, message := list.Check(test.req); reason+" "+message != want {
 			t.Errorf("%s: %s %q", name, reason, message)
 		}
-		reason, message = unread.Check(test.req)
-		if (reason == "InventoryUnavailable") != test.waits || test.waits != strings.Contains(message, "ns/blocked: not read yet") {
+		if reason, message := unread.Check(test.req); (reason == "") != test.passes ||
+			!test.passes && (reason != "InventoryUnavailable" || !strings.Contains(message, "ns/blocked: not read yet")) {
 			t.Errorf("%s, while nothing is read: %s %q", name, reason, message)
 		}
 		if reason, _ := (*List)(nil).Check(test.req); reason != "" {
@@ -216,68 +205,75 @@ func TestCheck(t *testing.T) {
 // TestChanges goes through the possible changes of the ConfigMap.
 func TestChanges(t *testing.T) {
 	t.Parallel()
-	const gone = "it does not exist: create it with the names of the blocked nodes under the key nodes, or with an empty value"
+	const (
+		waits, blocks = "InventoryUnavailable", "NodeBlocked"
+		gone          = "Missing it does not exist: create it with the names of the blocked nodes under the key nodes, or with an empty value"
+		noKey         = "Invalid it has no key nodes: add it, with an empty value if no node is blocked"
+		denied        = "Missing it can't be read: forbidden"
+		ignored       = "Invalid what is invalid is ignored, and the rest applies: "
+		badName       = ignored + `nodes, line 2: "x y" is not a node name`
+		badSum        = ignored + `certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`
+		never         = "; nothing is approved or signed for any node, or for a request that was made with a certificate"
+		stays         = "; the last version stays in use: blocked nodes: a, b; blocked certificates: none"
+	)
 	list, recorder := newList()
 	woken := list.Subscribe()
-	noKey := listed("")
-	noKey.Data = map[string]string{"node": "b"}
-	stolen := strings.Repeat("0a", 32)
-	certificate := func(nodes, certificates string) *corev1.ConfigMap {
-		obj := listed(nodes)
-		obj.Data["certificates"] = certificates
-		return obj
-	}
+	offer := func(nodes, certificates string) func() { return func() { list.Offer(listed(nodes, certificates)) } }
+	missing := func() { list.Offer(nil) }
+	keyless := func() { list.Offer(&corev1.ConfigMap{Data: map[string]string{"node": "b"}}) }
 	for i, step := range []struct {
 		what    func()
 		a, b    string // the reasons for nodes a and b
-		problem string
-		events  []string
-		wakes   bool
+		problem string // with the reason of its Event
+		told    bool   // the problem is new
+		read    string // the nodes and the certificates that are read, which wakes
 	}{
-		{what: func() {}, a: "InventoryUnavailable", b: "InventoryUnavailable"},
-		{func() { list.Offer(nil) }, "InventoryUnavailable", "InventoryUnavailable", gone, []string{"Warning BlockListMissing " + gone + "; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
-		{what: func() { list.Offer(nil) }, a: "InventoryUnavailable", b: "InventoryUnavailable", problem: gone},
-		{func() { list.Offer(noKey) }, "InventoryUnavailable", "InventoryUnavailable", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid it has no key nodes: add it, with an empty value if no node is blocked; nothing is approved or signed for any node, or for a request that was made with a certificate"}, false},
-		{func() { list.Offer(listed("a")) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked nodes: a; blocked certificates: none"}, true},
-		{what: func() { list.Offer(listed("a # still")) }, a: "NodeBlocked"},
-		{func() { list.Offer(listed("b\na")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked nodes: a, b; blocked certificates: none"}, true},
-		{func() { list.Offer(nil) }, "NodeBlocked", "NodeBlocked", gone, []string{"Warning BlockListMissing " + gone + "; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
-		{func() { list.unreadable(errors.New("forbidden")) }, "NodeBlocked", "NodeBlocked", "it can't be read: forbidden", []string{"Warning BlockListMissing it can't be read: forbidden; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
-		{func() { list.Offer(listed("a\nb")) }, "NodeBlocked", "NodeBlocked", "", []string{"Normal BlockListRead blocked nodes: a, b; blocked certificates: none"}, true},
-		{func() { list.Offer(noKey) }, "NodeBlocked", "NodeBlocked", "it has no key nodes: add it, with an empty value if no node is blocked", []string{"Warning BlockListInvalid it has no key nodes: add it, with an empty value if no node is blocked; the last version stays in use: blocked nodes: a, b; blocked certificates: none"}, false},
-		{func() { list.Offer(listed("b\nx y")) }, "", "NodeBlocked", `what is invalid is ignored, and the rest applies: nodes, line 2: "x y" is not a node name`, []string{
-			`Warning BlockListInvalid what is invalid is ignored, and the rest applies: nodes, line 2: "x y" is not a node name`, "Normal BlockListRead blocked nodes: b; blocked certificates: none",
-		}, true},
-		{func() { list.Offer(listed("")) }, "", "", "", []string{"Normal BlockListRead blocked nodes: none; blocked certificates: none"}, true},
-		{func() { list.Offer(certificate("", stolen)) }, "", "", "", []string{"Normal BlockListRead blocked nodes: none; blocked certificates: " + stolen}, true},
-		{what: func() { list.Offer(certificate("", "X509SHA256="+stolen+" # still")) }},
-		{func() { list.Offer(certificate("a", stolen+"\n"+strings.Repeat("0b", 32))) }, "NodeBlocked", "", "", []string{"Normal BlockListRead blocked nodes: a; blocked certificates: " + stolen + ", " + strings.Repeat("0b", 32)}, true},
-		{func() { list.Offer(certificate("a", "x")) }, "NodeBlocked", "", `what is invalid is ignored, and the rest applies: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, []string{
-			`Warning BlockListInvalid what is invalid is ignored, and the rest applies: certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`, "Normal BlockListRead blocked nodes: a; blocked certificates: none",
-		}, true},
+		{what: func() {}, a: waits, b: waits},
+		{what: missing, a: waits, b: waits, problem: gone + never, told: true},
+		{what: missing, a: waits, b: waits, problem: gone + never},
+		{what: keyless, a: waits, b: waits, problem: noKey + never, told: true},
+		{what: offer("a", ""), a: blocks, read: "a; none"},
+		{what: offer("a # still", ""), a: blocks},
+		{what: offer("b\na", ""), a: blocks, b: blocks, read: "a, b; none"},
+		{what: missing, a: blocks, b: blocks, problem: gone + stays, told: true},
+		{what: func() { list.unreadable(errors.New("forbidden")) }, a: blocks, b: blocks, problem: denied + stays, told: true},
+		{what: offer("a\nb", ""), a: blocks, b: blocks, read: "a, b; none"},
+		{what: keyless, a: blocks, b: blocks, problem: noKey + stays, told: true},
+		{what: offer("b\nx y", ""), b: blocks, problem: badName, told: true, read: "b; none"},
+		{what: offer("", ""), read: "none; none"},
+		{what: offer("", stolen), read: "none; " + stolen},
+		{what: offer("", "X509SHA256="+stolen+" # still")},
+		{what: offer("a", stolen+"\n"+another), a: blocks, read: "a; " + stolen + ", " + another},
+		{what: offer("a", "x"), a: blocks, problem: badSum, told: true, read: "a; none"},
 	} {
 		step.what()
-		a, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:a"))
-		b, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:b"))
-		if problem := problemOf(list); a != step.a || b != step.b || !strings.HasPrefix(problem, step.problem) || (problem == "") != (step.problem == "") {
-			t.Errorf("step %d: a %q, b %q, problem %q", i, a, b, problem)
-		}
-		for node, reason := range map[string]string{"A": step.a, "b": step.b} {
-			if blocked := list.BlocksNode(node); blocked != (reason == "NodeBlocked") {
-				t.Errorf("step %d: blocks node %s: %t", i, node, blocked)
+		for node, want := range map[string]string{"a": step.a, "b": step.b} {
+			reason, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:"+node))
+			if blocks := list.BlocksNode(strings.ToUpper(node)); reason != want || blocks != (want == "NodeBlocked") {
+				t.Errorf("step %d: %s waits because of %q, want %q; blocked %t", i, node, reason, want, blocks)
 			}
 		}
-		if ready := list.ready(nil) == nil; ready != (step.a != "InventoryUnavailable") {
+		reason, problem, _ := strings.Cut(step.problem, " ")
+		if got := problemOf(list); got != problem {
+			t.Errorf("step %d: problem %q, want %q", i, got, problem)
+		}
+		if ready := list.ready(nil) == nil; ready != (step.a != waits) {
 			t.Errorf("step %d: ready: %t", i, ready)
 		}
-		var told []string
+		var want, told []string
+		if step.told {
+			want = append(want, "Warning BlockList"+reason+" "+problem)
+		}
+		if nodes, certificates, reads := strings.Cut(step.read, "; "); reads {
+			want = append(want, "Normal BlockListRead blocked nodes: "+nodes+"; blocked certificates: "+certificates)
+		}
 		for len(recorder.Events) > 0 {
 			told = append(told, <-recorder.Events)
 		}
-		if diff := cmp.Diff(step.events, told); diff != "" {
+		if diff := cmp.Diff(want, told); diff != "" {
 			t.Errorf("step %d: Events (-want +got):\n%s", i, diff)
 		}
-		if len(woken) == 1 != step.wakes {
+		if len(woken) == 1 != (step.read != "") {
 			t.Errorf("step %d: wakes %t", i, len(woken) == 1)
 		}
 		for len(woken) > 0 {
@@ -289,99 +285,82 @@ func TestChanges(t *testing.T) {
 // TestWaitForFirst checks that controllers start once the list was read or can't be read, and after a while anyway.
 func TestWaitForFirst(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct {
-		first func(*List)
-		want  time.Duration
-	}{
-		"a list":            {func(l *List) { l.Offer(listed("a")) }, time.Second},
-		"it does not exist": {func(l *List) { l.Offer(nil) }, time.Second},
-		"it can't be read":  {func(l *List) { l.unreadable(errors.New("forbidden")) }, time.Second},
-		"no answer":         {func(*List) {}, 10 * time.Second},
+	for want, first := range map[time.Duration]func(*List){
+		1 * time.Second:  func(l *List) { l.Offer(listed("a", "")) },
+		2 * time.Second:  func(l *List) { l.Offer(nil) },
+		3 * time.Second:  func(l *List) { l.unreadable(errors.New("forbidden")) },
+		10 * time.Second: func(*List) {}, // no answer
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				list, _ := newList()
-				go func() {
-					time.Sleep(time.Second)
-					test.first(list)
-				}()
-				began := time.Now()
-				if err := list.WaitForFirst(t.Context()); err != nil || time.Since(began).Truncate(100*time.Millisecond) != test.want {
-					t.Errorf("after %s: error %v, want it after %s", time.Since(began), err, test.want)
-				}
-			})
+		synctest.Test(t, func(t *testing.T) {
+			list, _ := newList()
+			time.AfterFunc(want, func() { first(list) })
+			began := time.Now()
+			if err := list.WaitForFirst(t.Context()); err != nil || time.Since(began).Truncate(100*time.Millisecond) != want {
+				t.Errorf("after %s: error %v, want it after %s", time.Since(began), err, want)
+			}
 		})
 	}
+}
+
+// configMaps is an API with at most one ConfigMap. If fault is set, it answers nothing else.
+type configMaps struct {
+	sync.Mutex
+	items   []corev1.ConfigMap
+	fault   error
+	watcher *watch.RaceFreeFakeWatcher
+}
+
+func (c *configMaps) List(context.Context, metav1.ListOptions) (*corev1.ConfigMapList, error) {
+	c.Lock()
+	defer c.Unlock()
+	return &corev1.ConfigMapList{Items: c.items}, c.fault
+}
+
+func (c *configMaps) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
+	c.Lock()
+	defer c.Unlock()
+	c.watcher = watch.NewRaceFreeFake()
+	return c.watcher, c.fault
+}
+
+// becomes ends the watch, and sets what is answered from now on.
+func (c *configMaps) becomes(fault error, items ...corev1.ConfigMap) {
+	c.Lock()
+	defer c.Unlock()
+	c.fault, c.items = fault, items
+	c.watcher.Stop()
 }
 
 // TestListMayBeReadAgain withdraws the right to the ConfigMap and grants it again. The problem ends although the
-// ConfigMap has not changed, and also if it was deleted.
+// ConfigMap has not changed, and also if it was deleted. The list stays in use.
 func TestListMayBeReadAgain(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, listMayBeReadAgain) // the pauses between attempts to read take no time
-}
-
-func listMayBeReadAgain(t *testing.T) {
-	scheme := runtime.NewScheme()
-	if err := corev1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	api := dynamicfake.NewSimpleDynamicClient(scheme, listed("a"))
-	var denied atomic.Bool
-	var broken atomic.Pointer[watch.RaceFreeFakeWatcher]
-	may := func() error {
-		if denied.Load() {
-			return apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil)
+	synctest.Test(t, func(t *testing.T) {
+		list, _ := newList()
+		api := &configMaps{items: []corev1.ConfigMap{*listed("a", "")}, watcher: watch.NewRaceFreeFake()}
+		list.watch(informer.Of(corev1.SchemeGroupVersion.WithResource("configmaps"), api))
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { _ = list.configMap.Start(ctx) })
+		defer running.Wait()
+		defer cancel()
+		is := func(want string) {
+			t.Helper()
+			time.Sleep(20 * time.Second)
+			if problem := problemOf(list); !strings.Contains(problem, want) || (want == "") != (problem == "") || !list.BlocksNode("a") {
+				t.Errorf("problem %q, want %q", problem, want)
+			}
 		}
-		return nil
-	}
-	api.PrependReactor("list", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { err := may(); return err != nil, nil, err })
-	api.PrependWatchReactor("configmaps", func(clienttesting.Action) (bool, watch.Interface, error) {
-		watcher := watch.NewRaceFreeFake()
-		broken.Store(watcher)
-		return true, watcher, may()
+		is("")
+		for range 2 {
+			api.becomes(apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil))
+			is("grant list and watch on configmaps")
+			api.becomes(nil, *listed("a", ""))
+			is("")
+		}
+		api.becomes(apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil))
+		is("grant list and watch on configmaps")
+		api.becomes(nil)
+		is("it does not exist")
 	})
-	list, _ := newList()
-	resource := corev1.SchemeGroupVersion.WithResource("configmaps")
-	list.watch(informer.Of(resource, api.Resource(resource).Namespace(list.name.Namespace)))
-	list.configMap.Convert = func(raw runtime.Object) *corev1.ConfigMap {
-		obj := &corev1.ConfigMap{}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(raw.(*unstructured.Unstructured).Object, obj); err != nil {
-			t.Error(err)
-		}
-		return obj
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { _ = list.configMap.Start(ctx) })
-	defer running.Wait()
-	defer cancel()
-	becomes := func(want string) {
-		t.Helper()
-		problem := ""
-		err := wait.PollUntilContextTimeout(ctx, time.Millisecond, 20*time.Second, true, func(context.Context) (bool, error) {
-			problem = problemOf(list)
-			return strings.Contains(problem, want) && (want == "") == (problem == "") && list.BlocksNode("a") && broken.Load() != nil, nil
-		})
-		if err != nil {
-			t.Fatalf("problem %q, want %q", problem, want)
-		}
-	}
-	deny := func(yes bool) {
-		denied.Store(yes)
-		broken.Load().Stop()
-	}
-	becomes("")
-	deny(true)
-	becomes("grant list and watch on configmaps")
-	deny(false)
-	becomes("")
-	deny(true)
-	becomes("grant list and watch on configmaps")
-	if err := api.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("configmaps"), "ns", "blocked"); err != nil {
-		t.Fatal(err)
-	}
-	deny(false)
-	becomes("it does not exist")
 }
