@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,11 +24,12 @@ func keyOf(text string) Key {
 	return key
 }
 
-func queueOf(t *testing.T, workers int, keys ...string) *Queue {
+// queueOf returns a queue with keys, which spaces separate.
+func queueOf(t *testing.T, workers int, keys string) *Queue {
 	t.Helper()
 	q := New("test", workers)
 	t.Cleanup(q.ShutDown)
-	for _, key := range keys {
+	for _, key := range strings.Fields(keys) {
 		q.Add(keyOf(key))
 	}
 	return q
@@ -47,98 +47,84 @@ func queued(q *Queue) (n int) {
 }
 
 // taken returns the names of the keys that free workers get now.
-func taken(q *Queue, most int) []string {
+func taken(q *Queue) string {
 	var names []string
-	for range most {
-		if !free(q) {
-			break
-		}
+	for free(q) {
 		key, _ := q.Get()
 		names = append(names, key.Name)
 	}
-	return names
+	return strings.Join(names, " ")
 }
 
-func TestOrder(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		workers int
-		add     []string
-		want    []string
-	}{
-		"requesters take turns": {
-			workers: 100, add: []string{"a/1/a1@1", "a/2/a2@1", "a/3/a3@1", "b/1/b1@1", "c/1/c1@1"},
-			want: []string{"a1", "b1", "c1", "a2", "a3"},
-		},
-		"one request of a lane at a time, the newest first": {
-			workers: 100, add: []string{"a/1/old@1", "a/1/newest@3", "a/1/newer@2", "a/2/other@1"},
-			want: []string{"newest", "other"},
-		},
-		"one requester gets half of the workers": {
-			workers: 4, add: []string{"a/1/a1@1", "a/2/a2@1", "a/3/a3@1", "a/4/a4@1", "b/1/b1@1"},
-			want: []string{"a1", "b1", "a2"},
-		},
-		"one worker": {workers: 1, add: []string{"a/1/a1@1", "b/1/b1@1"}, want: []string{"a1", "b1"}},
-		"a key that is queued already": {
-			workers: 100, add: []string{"a/1/a1@1", "a/1/a1@1"}, want: []string{"a1"},
-		},
-	} {
-		q := queueOf(t, test.workers, test.add...)
-		if diff := cmp.Diff(test.want, taken(q, 100)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-func TestDoneFreesLaneAndWorker(t *testing.T) {
-	t.Parallel()
-	q := queueOf(t, 4, "a/1/a1@2", "a/1/a1-older@1", "a/2/a2@1", "a/3/a3@1")
-	if got := taken(q, 9); !slices.Equal(got, []string{"a1", "a2"}) {
-		t.Fatalf("took %q", got)
-	}
-	q.Done(keyOf("a/2/a2@1"))
-	if got := taken(q, 9); !slices.Equal(got, []string{"a3"}) {
-		t.Errorf("after a2 is done: took %q", got)
-	}
-	q.Done(keyOf("a/1/a1@2"))
-	if got := taken(q, 9); !slices.Equal(got, []string{"a1-older"}) {
-		t.Errorf("after a1 is done: took %q", got)
-	}
-	q.Done(keyOf("a/3/a3@1"))
-	q.Done(keyOf("a/1/a1-older@1"))
+// checkEmpty checks that q holds nothing of keys that are done.
+func checkEmpty(t *testing.T, q *Queue) {
+	t.Helper()
 	if len(q.order.requesters)+len(q.order.lanes)+len(q.order.turns) != 0 {
 		t.Errorf("the empty queue holds %d requesters and %d lanes", len(q.order.requesters), len(q.order.lanes))
 	}
 }
 
-func TestAddDuringWorkQueuesAgain(t *testing.T) {
+// TestOrder checks which keys free workers get, in which order, and again after some of them are done.
+func TestOrder(t *testing.T) {
 	t.Parallel()
-	q := queueOf(t, 2, "a/1/a1@1")
-	key, _ := q.Get()
-	q.Add(key)
-	q.Add(key)
-	if got := taken(q, 9); len(got) > 0 {
-		t.Fatalf("took %q in progress", got)
-	}
-	q.Done(key)
-	if got := taken(q, 9); !slices.Equal(got, []string{"a1"}) {
-		t.Errorf("took %q", got)
-	}
-	q.Done(key)
-	if queued(q) != 0 || len(q.order.turns) != 0 {
-		t.Errorf("%d keys are queued", queued(q))
+	for name, test := range map[string]struct {
+		workers int
+		add     string
+		steps   []string // what is taken; then "KEY: what is taken after KEY is done"
+	}{
+		"requesters take turns":                     {100, "a/1/a1@1 a/2/a2@1 a/3/a3@1 b/1/b1@1 c/1/c1@1", []string{"a1 b1 c1 a2 a3"}},
+		"one of a lane at a time, the newest first": {100, "a/1/old@1 a/1/newest@3 a/1/newer@2 a/2/other@1", []string{"newest other"}},
+		"one requester gets half of the workers":    {4, "a/1/a1@1 a/2/a2@1 a/3/a3@1 a/4/a4@1 b/1/b1@1", []string{"a1 b1 a2"}},
+		"one worker":                                {1, "a/1/a1@1 b/1/b1@1", []string{"a1 b1"}},
+		"a key that is queued already":              {100, "a/1/a1@1 a/1/a1@1", []string{"a1"}},
+		"a key that is done frees its lane and its worker": {4, "a/1/a1@2 a/1/older@1 a/2/a2@1 a/3/a3@1", []string{
+			"a1 a2", "a/2/a2@1: a3", "a/1/a1@2: older", "a/3/a3@1: ", "a/1/older@1: ",
+		}},
+	} {
+		q := queueOf(t, test.workers, test.add)
+		for i, step := range test.steps {
+			if done, want, found := strings.Cut(step, ": "); found {
+				q.Done(keyOf(done))
+				step = want
+			}
+			if got := taken(q); got != step {
+				t.Errorf("%s, step %d: took %s, want %s", name, i, got, step)
+			}
+		}
+		if len(test.steps) > 1 {
+			checkEmpty(t, q)
+		}
 	}
 }
 
-// A requester whose 2,000 requests never end leaves half of the workers to others.
+// TestAddDuringWorkQueuesAgain checks that a key that is added while it is in progress comes once more, after it is done.
+func TestAddDuringWorkQueuesAgain(t *testing.T) {
+	t.Parallel()
+	q, key := queueOf(t, 2, "a/1/a1@1"), keyOf("a/1/a1@1")
+	for _, adds := range []int{2, 0} {
+		if got := taken(q); got != "a1" {
+			t.Fatalf("took %q", got)
+		}
+		for range adds {
+			q.Add(key)
+		}
+		if got := taken(q); got != "" {
+			t.Errorf("took %q in progress", got)
+		}
+		q.Done(key)
+	}
+	checkEmpty(t, q)
+}
+
+// TestHangingRequesterLeavesWorkers has a requester whose 2,000 requests never end. Half of the workers are left to others.
 func TestHangingRequesterLeavesWorkers(t *testing.T) {
 	t.Parallel()
-	q := queueOf(t, 50)
+	q := queueOf(t, 50, "")
 	for n := range 2000 {
 		q.Add(keyOf(fmt.Sprintf("hostile/node-%d/h-%d@1", n, n)))
 	}
-	if got := taken(q, 50); len(got) != 25 {
-		t.Fatalf("one requester holds %d of 50 workers", len(got))
+	if got := strings.Count(taken(q), "h-"); got != 25 {
+		t.Fatalf("one requester holds %d of 50 workers", got)
 	}
 	for n := range 100 {
 		q.Add(keyOf(fmt.Sprintf("honest-%d/node/b-%d@1", n, n)))
@@ -150,6 +136,23 @@ func TestHangingRequesterLeavesWorkers(t *testing.T) {
 	}
 }
 
+// work runs workers that call work with each key, until q is shut down.
+func work(q *Queue, workers int, work func(worker int, key Key)) {
+	for worker := range workers {
+		go func() {
+			for {
+				key, shutdown := q.Get()
+				if shutdown {
+					work(worker, Key{Name: "shut down"})
+					return
+				}
+				work(worker, key)
+				q.Done(key)
+			}
+		}()
+	}
+}
+
 // TestGetWaitsForWork checks that a waiting worker gets a key as soon as one may be worked on, and that a queue which is
 // shut down returns no further key, even if keys are queued.
 func TestGetWaitsForWork(t *testing.T) {
@@ -157,32 +160,22 @@ func TestGetWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New("test", 4)
 		got := make(chan string, 9)
-		for range 3 {
-			go func() {
-				for {
-					key, shutdown := q.Get()
-					if shutdown {
-						got <- "shut down"
-						return
-					}
-					got <- key.Name
-					time.Sleep(time.Minute)
-					q.Done(key)
-				}
-			}()
-		}
-		all := func(want ...string) {
+		work(q, 3, func(_ int, key Key) {
+			got <- key.Name
+			time.Sleep(time.Minute)
+		})
+		all := func(want string) {
 			t.Helper()
 			synctest.Wait()
 			var names []string
 			for len(got) > 0 {
 				names = append(names, <-got)
 			}
-			if diff := cmp.Diff(want, names); diff != "" {
-				t.Errorf("(-want +got):\n%s", diff)
+			if all := strings.Join(names, ", "); all != want {
+				t.Errorf("got %q, want %q", all, want)
 			}
 		}
-		all()
+		all("")
 		q.Add(keyOf("a/1/a1@2"))
 		all("a1")
 		q.Add(keyOf("a/1/a2@1")) // its lane is busy
@@ -193,9 +186,10 @@ func TestGetWaitsForWork(t *testing.T) {
 		q.Add(keyOf("a/1/a3@1"))
 		q.ShutDown()
 		q.Add(keyOf("c/1/late@1"))
-		all("shut down", "shut down")
+		all("shut down, shut down")
 		time.Sleep(time.Minute)
 		all("shut down")
+		time.Sleep(time.Minute) // the workers end
 	})
 }
 
@@ -205,19 +199,10 @@ func TestNoWorkerWaitsWhileAKeyIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New("test", 8)
 		var done atomic.Int32
-		for worker := range 8 {
-			go func() {
-				for {
-					key, shutdown := q.Get()
-					if shutdown {
-						return
-					}
-					time.Sleep(time.Duration(1+(int(key.Created)+worker)%5) * time.Second)
-					q.Done(key)
-					done.Add(1)
-				}
-			}()
-		}
+		work(q, 8, func(worker int, key Key) {
+			time.Sleep(time.Duration(1+(int(key.Created)+worker)%5) * time.Second)
+			done.Add(1)
+		})
 		for n := range 600 {
 			q.Add(keyOf(fmt.Sprintf("r%d/n%d/k%d@%d", n%3, n%7, n, n%11)))
 			if n%50 == 0 {
@@ -229,6 +214,7 @@ func TestNoWorkerWaitsWhileAKeyIsFree(t *testing.T) {
 			t.Errorf("%d of 600 keys got a worker", got)
 		}
 		q.ShutDown()
+		time.Sleep(time.Minute) // the workers end
 	})
 }
 
@@ -236,7 +222,7 @@ func TestNoWorkerWaitsWhileAKeyIsFree(t *testing.T) {
 func FuzzQueue(f *testing.F) {
 	f.Add([]byte{0, 1, 2, 3, 200, 4, 5, 201, 202, 6, 0, 203})
 	f.Fuzz(func(t *testing.T, calls []byte) {
-		q := queueOf(t, 4)
+		q := queueOf(t, 4, "")
 		var working []Key
 		wanted := map[Key]bool{}
 		take := func() {
@@ -287,12 +273,11 @@ func FuzzQueue(f *testing.F) {
 			}
 			done(0)
 		}
-		if len(q.order.requesters)+len(q.order.lanes)+len(q.order.turns) > 0 {
-			t.Errorf("the empty queue holds %d requesters and %d lanes", len(q.order.requesters), len(q.order.lanes))
-		}
+		checkEmpty(t, q)
 	})
 }
 
+// TestIndex checks which keys a mark finds: of each lane the newest ones.
 func TestIndex(t *testing.T) {
 	t.Parallel()
 	var i Index
@@ -300,70 +285,57 @@ func TestIndex(t *testing.T) {
 		i.Put(keyOf(text), Digest("node", "x"), uint64(n))
 	}
 	i.Put(keyOf("c/1/c1@1"), Digest("node", "y"))
-	names := func(keys []Key) (all []string) {
+	expect := func(keys []Key, want string) {
+		t.Helper()
+		var names []string
 		for _, key := range keys {
-			all = append(all, key.Name)
+			names = append(names, key.Name)
 		}
-		slices.Sort(all)
-		return all
-	}
-	for _, test := range []struct {
-		got  []Key
-		want []string
-	}{
-		{i.All(), []string{"a1", "a2", "a3", "b1", "c1"}},
-		{i.Marked(2, map[uint64]bool{Digest("node", "x"): true}), []string{"a2", "a3", "b1"}},
-		{i.Marked(2, map[uint64]bool{Digest("node", "y"): true, 0: true}), []string{"a1", "c1"}},
-		{i.Marked(2, nil), nil},
-	} {
-		if diff := cmp.Diff(test.want, names(test.got)); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
+		slices.Sort(names)
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("%s, want %s", got, want)
 		}
 	}
+	expect(i.All(), "a1 a2 a3 b1 c1")
+	expect(i.Marked(2, map[uint64]bool{Digest("node", "x"): true}), "a2 a3 b1")
+	expect(i.Marked(2, map[uint64]bool{Digest("node", "y"): true, 0: true}), "a1 c1")
+	expect(i.Marked(2, nil), "")
 	i.Remove("a3")
 	i.Remove("absent")
-	if got := names(i.All()); !slices.Equal(got, []string{"a1", "a2", "b1", "c1"}) {
-		t.Errorf("after the removal: %q", names(i.All()))
-	}
+	expect(i.All(), "a1 a2 b1 c1")
 }
 
+// TestKeyOf checks which requests have the same requester and the same lane.
 func TestKeyOf(t *testing.T) {
 	t.Parallel()
-	request := func(name, user string) *certificatesv1.CertificateSigningRequest {
-		return &certificatesv1.CertificateSigningRequest{
+	of := func(name, user, node string) Key {
+		return KeyOf(&certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name), CreationTimestamp: metav1.Unix(7, 0)},
 			Spec:       certificatesv1.CertificateSigningRequestSpec{Username: user},
-		}
+		}, node)
 	}
-	type same struct{ requester, lane bool }
-	of := KeyOf(request("csr-1", "alice"), "a")
-	if of.Name != "csr-1" || of.UID != "uid-of-csr-1" || of.Created != 7 {
-		t.Errorf("key %+v", of)
+	first, nameless := of("csr-1", "alice", "a"), of("csr-1", "alice", "")
+	if first.Name != "csr-1" || first.UID != "uid-of-csr-1" || first.Created != 7 {
+		t.Errorf("key %+v", first)
 	}
 	for name, test := range map[string]struct {
-		got  Key
-		want same
+		a, b            Key
+		requester, lane bool
 	}{
-		"the same node":        {KeyOf(request("csr-2", "alice"), "a"), same{true, true}},
-		"another node":         {KeyOf(request("csr-2", "alice"), "b"), same{true, false}},
-		"another requester":    {KeyOf(request("csr-2", "bob"), "a"), same{false, false}},
-		"no node":              {KeyOf(request("csr-2", "alice"), ""), same{true, false}},
-		"a user name of 1 MiB": {KeyOf(request("csr-2", strings.Repeat("u", 1<<20)), "a"), same{false, false}},
+		"the same node":              {first, of("csr-2", "alice", "a"), true, true},
+		"another node":               {first, of("csr-2", "alice", "b"), true, false},
+		"another requester":          {first, of("csr-2", "bob", "a"), false, false},
+		"no node":                    {first, of("csr-2", "alice", ""), true, false},
+		"no node, the same requests": {nameless, of("csr-1", "alice", ""), true, true},
+		"no node, two requests":      {nameless, of("csr-2", "alice", ""), true, false},
+		"a user name of 1 MiB":       {first, of("csr-2", strings.Repeat("u", 1<<20), "a"), false, false},
 	} {
-		if got := (same{test.got.Requester == of.Requester, test.got.Lane == of.Lane}); got != test.want {
-			t.Errorf("%s: the same requester and lane: %+v, want %+v", name, got, test.want)
+		if requester, lane := test.a.Requester == test.b.Requester, test.a.Lane == test.b.Lane; requester != test.requester || lane != test.lane {
+			t.Errorf("%s: the same requester %t, the same lane %t", name, requester, lane)
 		}
 	}
-	if a, b := KeyOf(request("csr-1", "alice"), ""), KeyOf(request("csr-2", "alice"), ""); a.Lane == b.Lane {
-		t.Error("two requests without a node share a lane")
-	}
-}
-
-func TestDigestKeepsPartsApart(t *testing.T) {
-	t.Parallel()
-	first, again := Digest("a", "b"), Digest("a", "b")
-	if Digest("a", "bc") == Digest("ab", "c") || Digest("a") == Digest("a", "") || first != again {
-		t.Error("digests of different parts are equal, or those of equal parts differ")
+	if Digest("a", "bc") == Digest("ab", "c") || Digest("a") == Digest("a", "") {
+		t.Error("digests of different parts are equal")
 	}
 }
 
