@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,6 +18,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func node(name, address string) *corev1.Node {
@@ -36,7 +37,7 @@ func show(obj *corev1.Node) string {
 	return obj.Name + "=" + obj.Status.Addresses[0].Address
 }
 
-// staged is an API server of Nodes that the test controls.
+// staged is an API server of Nodes that the test controls. Call change to set fields while an Informer runs.
 type staged struct {
 	mu        sync.Mutex
 	watchers  chan *watch.FakeWatcher
@@ -44,28 +45,40 @@ type staged struct {
 	refused   error // of lists and watches
 	unwatched error // of watches
 	lists     int
-	hangs     atomic.Bool // lists
-	opening   atomic.Bool // watches that never open
+	hangs     bool // lists
+	opening   bool // watches that never open
 }
 
 func newStaged(nodes ...corev1.Node) *staged {
 	return &staged{watchers: make(chan *watch.FakeWatcher, 100), nodes: nodes}
 }
 
-// become sets the nodes that lists return, or the error of lists and watches.
-func (s *staged) become(refused error, nodes ...corev1.Node) {
+func (s *staged) change(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.refused, s.nodes = refused, nodes
+	change()
+}
+
+// become sets the nodes that lists return, or the error of lists and watches.
+func (s *staged) become(refused error, nodes ...corev1.Node) {
+	s.change(func() { s.refused, s.nodes = refused, nodes })
+}
+
+// wait waits for the end of ctx if hangs is set.
+func (s *staged) wait(ctx context.Context, hangs *bool) error {
+	hang := false
+	if s.change(func() { hang = *hangs }); hang {
+		<-ctx.Done()
+	}
+	return ctx.Err()
 }
 
 func (s *staged) resource() Resource {
 	return Resource{
 		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"),
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			if s.hangs.Load() {
-				<-ctx.Done()
-				return nil, ctx.Err()
+			if err := s.wait(ctx, &s.hangs); err != nil {
+				return nil, err
 			}
 			if options.ResourceVersion != "" {
 				return nil, fmt.Errorf("list at version %q, want the newest", options.ResourceVersion)
@@ -76,17 +89,13 @@ func (s *staged) resource() Resource {
 			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, s.refused
 		},
 		watch: func(ctx context.Context, _ metav1.ListOptions) (watch.Interface, error) {
-			if s.opening.Load() {
-				<-ctx.Done()
-				return nil, ctx.Err()
+			if err := s.wait(ctx, &s.opening); err != nil {
+				return nil, err
 			}
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			switch {
-			case s.refused != nil:
-				return nil, s.refused
-			case s.unwatched != nil:
-				return nil, s.unwatched
+			if err := errors.Join(s.refused, s.unwatched); err != nil {
+				return nil, err
 			}
 			watcher := watch.NewFake()
 			s.watchers <- watcher
@@ -110,6 +119,7 @@ func (o *observed) note(format string, args ...any) {
 
 // observe starts an Informer of source, which ends with the test.
 func observe(t *testing.T, source *staged) *observed {
+	t.Helper()
 	o := &observed{}
 	o.Informer = &Informer[*corev1.Node]{
 		Resource: source.resource(), GrantedBy: "config/x", Log: logr.Discard(),
@@ -168,18 +178,29 @@ func (o *observed) expect(t *testing.T, known string, want ...string) {
 	o.events = nil
 }
 
+// inform calls test in a bubble, with an Informer of a source that has read Node a with the address 1.
+func inform(t *testing.T, test func(*testing.T, *staged, *observed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		source := newStaged(*node("a", "1"))
+		o := observe(t, source)
+		o.expect(t, "a=1 ", "sync")
+		test(t, source, o)
+	})
+}
+
+// TestInformerFollowsChanges checks what is known and what is called after events, after a watch that is resumed, and after
+// one that can't be.
 func TestInformerFollowsChanges(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		source := newStaged(*node("a", "1"), *node("b", "2"))
-		o := observe(t, source)
-		o.expect(t, "a=1 b=2 ", "sync")
+	inform(t, func(t *testing.T, source *staged, o *observed) {
 		watcher := <-source.watchers
+		watcher.Add(node("b", "2"))
 		watcher.Modify(node("a", "3"))
 		watcher.Add(node("c", "4"))
 		watcher.Delete(node("b", "2"))
 		watcher.Delete(node("unknown", "2"))
-		o.expect(t, "a=3 c=4 ", "a=1 -> a=3", "none -> c=4", "b=2 -> none")
+		o.expect(t, "a=3 c=4 ", "none -> b=2", "a=1 -> a=3", "none -> c=4", "b=2 -> none")
 		found, err := o.ByIndex("address", "3")
 		if err != nil || len(found) != 1 || found[0].Name != "a" || found[0].Labels != nil {
 			t.Errorf("by index: %v, error %v", found, err)
@@ -201,39 +222,32 @@ func TestInformerFollowsChanges(t *testing.T) {
 		}
 		watcher.Error(&metav1.Status{Status: metav1.StatusFailure, Code: 410, Reason: metav1.StatusReasonExpired})
 		time.Sleep(time.Second)
-		o.expect(t, "a=1 b=2 ", "sync")
+		o.expect(t, "a=1 ", "sync")
 	})
 }
 
-// TestInformerDropsACopyThatMayBeWrong checks how long the copy stays in use while nothing can be listed or watched.
+// TestInformerDropsACopyThatMayBeWrong checks how long the copy stays in use while nothing can be listed or watched, and
+// that the reason is reported once.
 func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 	t.Parallel()
+	nodes := corev1.Resource("nodes")
 	for name, test := range map[string]struct {
 		err   error
 		stays bool // for up to 20 seconds
 		want  string
 	}{
-		"the API server is unreachable": {errors.New("connection refused"), true, "list nodes: connection refused"},
-		"the API server is overloaded":  {apierrors.NewTooManyRequests("later", 1), true, "list nodes: later"},
-		"an expired version":            {apierrors.NewResourceExpired("too old"), true, "list nodes: too old"},
-		"the right was withdrawn": {
-			apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no")), false,
-			"grant list and watch on nodes (config/x): nodes is forbidden: no",
-		},
+		"the API server is unreachable":    {errors.New("connection refused"), true, "list nodes: connection refused"},
+		"the API server is overloaded":     {apierrors.NewTooManyRequests("later", 1), true, "list nodes: later"},
+		"an expired version":               {apierrors.NewResourceExpired("too old"), true, "list nodes: too old"},
+		"the right was withdrawn":          {apierrors.NewForbidden(nodes, "", errors.New("no")), false, forbidden},
 		"the credentials are not accepted": {apierrors.NewUnauthorized("who"), false, "list nodes: who"},
-		"the kind was removed": {
-			apierrors.NewNotFound(corev1.Resource("nodes"), ""), false, `nodes in version v1 is not installed yet: nodes "" not found`,
-		},
-		"the kind can't be watched": {
-			apierrors.NewMethodNotSupported(corev1.Resource("nodes"), "list"), false, `list nodes: list is not supported on resources of kind "nodes"`,
-		},
+		"the kind was removed":             {apierrors.NewNotFound(nodes, ""), false, `nodes in version v1 is not installed yet: nodes "" not found`},
+		"the kind can't be watched": {apierrors.NewMethodNotSupported(nodes, "list"), false,
+			`list nodes: list is not supported on resources of kind "nodes"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				source := newStaged(*node("a", "1"))
-				o := observe(t, source)
-				o.expect(t, "a=1 ", "sync")
+			inform(t, func(t *testing.T, source *staged, o *observed) {
 				source.become(test.err)
 				(<-source.watchers).Stop()
 				time.Sleep(15 * time.Second)
@@ -242,20 +256,16 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 					time.Sleep(20 * time.Second)
 				}
 				o.mu.Lock()
-				first := ""
-				if len(o.events) > 0 {
-					first, o.events = o.events[len(o.events)-1], nil
+				if o.events = o.events[max(0, len(o.events)-1):]; !slices.Equal(o.events, []string{"failed: " + test.want}) {
+					t.Errorf("last call %q, want a failure: %s", o.events, test.want)
 				}
+				o.events = nil
 				o.mu.Unlock()
-				if first != "failed: "+test.want {
-					t.Errorf("reported %q, want %q", first, test.want)
-				}
 				time.Sleep(time.Hour) // without another report
 				o.expect(t, test.want)
-				if _, found, err := o.Get("", "a"); found || err == nil {
-					t.Errorf("found: %t, error %v", found, err)
-				}
-				for _, err := range []error{o.Err(), second(o.ByIndex("address", "1"))} {
+				_, _, getErr := o.Get("", "a")
+				_, indexErr := o.ByIndex("address", "1")
+				for _, err := range []error{o.Err(), getErr, indexErr} {
 					if err == nil || err.Error() != test.want {
 						t.Errorf("error %v, want %s", err, test.want)
 					}
@@ -268,15 +278,10 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
-
 // TestInformerAfterAShortFailure checks that failures that end in time add up to nothing.
 func TestInformerAfterAShortFailure(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		source := newStaged(*node("a", "1"))
-		o := observe(t, source)
-		o.expect(t, "a=1 ", "sync")
+	inform(t, func(t *testing.T, source *staged, o *observed) {
 		for range 5 {
 			source.become(errors.New("connection refused"))
 			(<-source.watchers).Stop()
@@ -289,6 +294,8 @@ func TestInformerAfterAShortFailure(t *testing.T) {
 	})
 }
 
+const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
+
 // TestInformerThatMayOnlyList checks that a missing right to watch is reported once, although every list succeeds.
 func TestInformerThatMayOnlyList(t *testing.T) {
 	t.Parallel()
@@ -297,7 +304,6 @@ func TestInformerThatMayOnlyList(t *testing.T) {
 		source.unwatched = apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
 		o := observe(t, source)
 		time.Sleep(time.Minute)
-		const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
 		synctest.Wait()
 		o.mu.Lock()
 		o.events = slices.DeleteFunc(o.events, func(event string) bool { return event == "sync" })
@@ -310,80 +316,83 @@ func TestInformerThatMayOnlyList(t *testing.T) {
 func TestInformerFindsItsResource(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		source := newStaged()
-		var attempts atomic.Int32
-		i := &Informer[*corev1.Node]{
-			Find: func() (Resource, error) {
-				if attempts.Add(1) < 4 {
-					return Resource{}, errors.New("not installed")
-				}
-				return source.resource(), nil
-			},
-			Log: logr.Discard(),
-		}
+		attempts := 0
+		i := &Informer[*corev1.Node]{Log: logr.Discard(), Find: func() (Resource, error) {
+			if attempts++; attempts < 4 {
+				return Resource{}, errors.New("not installed")
+			}
+			return newStaged().resource(), nil
+		}}
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go func() { _ = i.Start(ctx) }()
-		for _, want := range []int32{1, 2, 2, 3, 3, 3, 3, 4, 4} { // after 0, 1, 3 and 7 seconds
+		for _, want := range []int{1, 2, 2, 3, 3, 3, 3, 4, 4} { // after 0, 1, 3 and 7 seconds
 			time.Sleep(500 * time.Millisecond)
 			synctest.Wait()
-			if err := i.Err(); attempts.Load() != want || (err == nil) != (want == 4) {
-				t.Errorf("%d attempts, want %d: error %v", attempts.Load(), want, err)
+			if err := i.Err(); attempts != want || (err == nil) != (want == 4) {
+				t.Errorf("%d attempts, want %d: error %v", attempts, want, err)
 			}
 			time.Sleep(500 * time.Millisecond)
 		}
 	})
 }
 
-// TestCopyEndsWhileAListHangs checks that a copy is not used for longer than longestGap although no attempt has failed yet.
-func TestCopyEndsWhileAListHangs(t *testing.T) {
+// TestCopyEndsWhileACallHangs checks that a copy is not used for longer than longestGap although no attempt has failed yet,
+// because a list hangs, or because a watch does not open: client-go repeats a call that is answered 429.
+func TestCopyEndsWhileACallHangs(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		source := newStaged(*node("a", "1"))
-		o := observe(t, source)
-		o.expect(t, "a=1 ", "sync")
-		source.mu.Lock()
-		source.unwatched = errors.New("connection reset")
-		source.mu.Unlock()
-		source.hangs.Store(true)
-		(<-source.watchers).Stop()
-		time.Sleep(longestGap - time.Second)
-		synctest.Wait()
-		if err := o.Err(); err != nil {
-			t.Errorf("after %s: %v", longestGap-time.Second, err)
-		}
-		time.Sleep(2 * time.Second)
-		if err := o.Err(); !errors.Is(err, errGap) {
-			t.Errorf("after %s: %v, want that the copy is too old", longestGap+time.Second, err)
-		}
-		source.mu.Lock()
-		source.unwatched = nil
-		source.mu.Unlock()
-		source.hangs.Store(false)
-		time.Sleep(listTimeout + 2*lastRetry)
-		if err := o.Err(); err != nil {
-			t.Errorf("when the API server answers again: %v", err)
-		}
-	})
+	for name, hangs := range map[string]func(*staged, error, bool){
+		"list":  func(s *staged, err error, hangs bool) { s.unwatched, s.hangs = err, hangs },
+		"watch": func(s *staged, _ error, hangs bool) { s.opening = hangs },
+	} {
+		inform(t, func(t *testing.T, source *staged, o *observed) {
+			source.change(func() { hangs(source, errors.New("connection reset"), true) })
+			(<-source.watchers).Stop()
+			time.Sleep(longestGap - time.Second)
+			synctest.Wait()
+			if err := o.Err(); err != nil {
+				t.Errorf("%s: after %s: %v", name, longestGap-time.Second, err)
+			}
+			time.Sleep(2 * time.Second)
+			if err := o.Err(); !errors.Is(err, errGap) {
+				t.Errorf("%s: after %s: %v, want that the copy is too old", name, longestGap+time.Second, err)
+			}
+			source.change(func() { hangs(source, nil, false) })
+			time.Sleep(listTimeout + 2*lastRetry)
+			if err := o.Err(); err != nil && name == "list" { // nothing bounds a watch that does not open
+				t.Errorf("%s: when the API server answers again: %v", name, err)
+			}
+		})
+	}
 }
 
-// TestCopyEndsWhileAWatchOpens checks the same while a watch does not open: client-go repeats a call that is answered 429.
-func TestCopyEndsWhileAWatchOpens(t *testing.T) {
+// resetting is a cache whose first discoveries fail.
+type resetting struct {
+	cache.Informers
+	failures int
+}
+
+func (r *resetting) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	if r.failures--; r.failures >= 0 {
+		return nil, errors.New("connection reset by peer")
+	}
+	return nil, nil
+}
+
+// TestFromCache checks that FromCache retries while discovery fails, and ends with its context.
+func TestFromCache(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		source := newStaged(*node("a", "1"))
-		o := observe(t, source)
-		o.expect(t, "a=1 ", "sync")
-		source.opening.Store(true)
-		(<-source.watchers).Stop()
-		time.Sleep(longestGap - time.Second)
-		synctest.Wait()
-		if err := o.Err(); err != nil {
-			t.Errorf("after %s: %v", longestGap-time.Second, err)
+		start, failures := time.Now(), 0
+		_, err := FromCache(t.Context(), &resetting{failures: 5}, &corev1.Secret{}, logr.Discard(), func(error) { failures++ })
+		if took := time.Since(start); err != nil || took != (1+2+4+8+10)*time.Second || failures != 5 {
+			t.Errorf("after %s: error %v, %d failures", took, err, failures)
 		}
-		time.Sleep(10 * time.Second)
-		if err := o.Err(); !errors.Is(err, errGap) {
-			t.Errorf("after %s: %v, want that the copy is too old", longestGap+9*time.Second, err)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		_, err = FromCache(ctx, &resetting{failures: 1000}, &corev1.Secret{}, logr.Discard(), nil)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
 		}
 	})
 }
