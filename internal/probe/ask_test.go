@@ -120,6 +120,7 @@ func TestMint(t *testing.T) {
 // server is a real TLS server that requests a client certificate and records the last request.
 type server struct {
 	*httptest.Server
+	t   *testing.T
 	now func() time.Time // for the header Date
 
 	mu     sync.Mutex
@@ -130,7 +131,7 @@ type server struct {
 // serve starts a server. answer gets the certificate of the client, or nil.
 func serve(t *testing.T, answer func(shown *x509.Certificate) (status int, body any)) (*server, *rest.Config) {
 	t.Helper()
-	s := &server{now: time.Now}
+	s := &server{t: t, now: time.Now}
 	s.Server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.header, s.shown = r.Header, r.TLS.PeerCertificates
@@ -245,7 +246,7 @@ func TestAsk(t *testing.T) {
 		set      func(*server, *rest.Config)
 	}{
 		"recognised":               {201, known, Recognised, probe.ID, nil},
-		"every other credential":   {201, known, Recognised, probe.ID, func(_ *server, c *rest.Config) { withCredentials(t, c) }},
+		"every other credential":   {201, known, Recognised, probe.ID, func(s *server, c *rest.Config) { withCredentials(s.t, c) }},
 		"another credential":       {201, reviewFor(probe.Subject, "X509SHA256="+strings.Repeat("0", 64)), Unknown, "by another credential", nil},
 		"two credentials":          {201, reviewFor(probe.Subject, probe.ID, "JTI=1"), Unknown, "by another credential", nil},
 		"no credential":            {201, reviewFor(probe.Subject), Unknown, "does not say by which", nil},
