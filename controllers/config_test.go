@@ -1,16 +1,18 @@
 package controllers
 
 import (
+	"cmp"
 	"reflect"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -18,7 +20,11 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-var sameProfile = cmp.Comparer(func(a, b ca.Profile) bool { return reflect.DeepEqual(a, b) })
+const (
+	clients = "kubernetes.io/kube-apiserver-client"
+	kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
+	serving = "kubernetes.io/kubelet-serving"
+)
 
 func configured(change func(*config.Configuration)) *config.Configuration {
 	c := config.Default()
@@ -26,153 +32,119 @@ func configured(change func(*config.Configuration)) *config.Configuration {
 	return c
 }
 
-func span(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
-
-// served is the configuration of one signer name; CA is the state of its key pair before its source is read.
-type served struct {
-	CA      string
-	Profile ca.Profile
-	Usages  []certificatesv1.KeyUsage
+// optionsOf returns the Options that the changed default configuration describes.
+func optionsOf(t *testing.T, change func(*config.Configuration)) Options {
+	t.Helper()
+	options, err := FromConfiguration(configured(change))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return options
 }
 
-func TestSigners(t *testing.T) {
-	t.Parallel()
-	const client, kubelet, serving = "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
-	const year = 365 * 24 * time.Hour
-	with := func(profile ca.ProfileConfig, source string, usages ...certificatesv1.KeyUsage) served {
-		if profile.Lifetime == 0 {
-			profile.Lifetime = year
-		}
-		checked, err := ca.NewProfile(profile)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return served{CA: source + " has not been read yet", Profile: checked, Usages: usages}
-	}
-	plain := ca.ProfileConfig{}
-	shared := config.CA{Secret: "ns/ca"}
-	all := func(source string, change func(map[string]served)) map[string]served {
-		signers := map[string]served{}
-		for _, name := range csr.BuiltinSigners() {
-			signers[name] = with(plain, source)
-		}
-		change(signers)
-		return signers
-	}
-	none := func(map[string]served) {}
-	files := func(name string) config.CA { return config.CA{CertFile: name + ".crt", KeyFile: name + ".key"} }
+// signersWith returns the signers of a configuration with s. s has the default duration and key size if it has none.
+func signersWith(t *testing.T, s config.Signing) map[string]signer.Signer {
+	t.Helper()
+	return optionsOf(t, func(c *config.Configuration) {
+		s.Duration, s.MinRSABits = cmp.Or(s.Duration, c.Signing.Duration), cmp.Or(s.MinRSABits, c.Signing.MinRSABits)
+		c.Signing = s
+	}).Signer.Signers
+}
 
+func span(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: d} }
+
+// TestSignersHaveTheirCA checks which signers are served, and from which source each has its key pair. Signers with the
+// same source share a key pair.
+func TestSignersHaveTheirCA(t *testing.T) {
+	t.Parallel()
+	shared, files := config.CA{Secret: "ns/ca"}, config.CA{CertFile: "a.crt", KeyFile: "a.key"}
+	const secretCA, filesCA = "Secret ns/ca has not been read yet", "files a.crt and a.key has not been read yet"
+	of := func(ca config.CA, name string) config.Signer { return config.Signer{Name: name, CA: ca} }
 	for name, test := range map[string]struct {
 		signing config.Signing
-		want    map[string]served
+		want    map[string]string
 		pairs   int
 	}{
-		"one Secret for all signers": {config.Signing{CA: shared}, all("Secret ns/ca", none), 1},
-		"files for all signers":      {config.Signing{CA: files("ca")}, all("files ca.crt and ca.key", none), 1},
-		"one duration for all signers": {
-			config.Signing{CA: shared, Duration: *span(time.Hour)},
-			all("Secret ns/ca", func(signers map[string]served) {
-				for name := range signers {
-					signers[name] = with(ca.ProfileConfig{Lifetime: time.Hour}, "Secret ns/ca")
-				}
-			}), 1,
-		},
+		"one Secret for all signers": {config.Signing{CA: shared}, map[string]string{clients: secretCA, kubelet: secretCA, serving: secretCA}, 1},
+		"files for all signers":      {config.Signing{CA: files}, map[string]string{clients: filesCA, kubelet: filesCA, serving: filesCA}, 1},
 		"one CA each": {
-			config.Signing{Signers: []config.Signer{{Name: client, CA: files("a")}, {Name: kubelet, CA: files("b")}, {Name: serving, CA: config.CA{Secret: "ns/d"}}}},
-			map[string]served{
-				client: with(plain, "files a.crt and a.key"), kubelet: with(plain, "files b.crt and b.key"),
-				serving: with(plain, "Secret ns/d"),
-			}, 3,
+			config.Signing{Signers: []config.Signer{of(files, clients), of(config.CA{CertFile: "b", KeyFile: "c"}, kubelet), of(shared, serving)}},
+			map[string]string{clients: filesCA, kubelet: "files b and c has not been read yet", serving: secretCA}, 3,
 		},
-		"only some signers": {
-			config.Signing{Signers: []config.Signer{{Name: serving, CA: files("c")}}},
-			map[string]served{serving: with(plain, "files c.crt and c.key")}, 1,
-		},
-		"own durations with a shared CA": {
-			config.Signing{CA: shared, Signers: []config.Signer{{Name: serving, Duration: span(2 * time.Hour), MinDuration: span(time.Hour), MaxDuration: span(3 * time.Hour)}}},
-			all("Secret ns/ca", func(signers map[string]served) {
-				signers[serving] = with(ca.ProfileConfig{Lifetime: 2 * time.Hour, MinLifetime: time.Hour, MaxLifetime: 3 * time.Hour}, "Secret ns/ca")
-			}), 1,
-		},
-		"a maximum below the default": {
-			config.Signing{CA: shared, Signers: []config.Signer{{Name: serving, MaxDuration: span(time.Hour)}}},
-			all("Secret ns/ca", func(signers map[string]served) {
-				signers[serving] = with(ca.ProfileConfig{Lifetime: time.Hour, MaxLifetime: time.Hour}, "Secret ns/ca")
-			}), 1,
-		},
-		"a maximum above the default": {
-			config.Signing{CA: shared, Signers: []config.Signer{{Name: serving, MaxDuration: span(2 * year)}}},
-			all("Secret ns/ca", func(signers map[string]served) {
-				signers[serving] = with(ca.ProfileConfig{MaxLifetime: 2 * year}, "Secret ns/ca")
-			}), 1,
-		},
-		"stronger keys": {
-			config.Signing{MinRSABits: 4096, Signers: []config.Signer{{Name: serving, CA: shared}}},
-			map[string]served{serving: with(ca.ProfileConfig{MinRSABits: 4096}, "Secret ns/ca")}, 1,
-		},
-		"other subjects are forbidden": {
-			config.Signing{CA: shared, Signers: []config.Signer{{Name: client, ForbiddenSubjects: []string{"CN=admin"}}, {Name: kubelet, ForbiddenSubjects: []string{"O=a*"}}}},
-			all("Secret ns/ca", func(signers map[string]served) {
-				signers[client] = with(ca.ProfileConfig{ForbiddenSubjects: []string{"CN=admin"}}, "Secret ns/ca")
-				signers[kubelet] = with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a*"}}, "Secret ns/ca")
-			}), 1,
-		},
-		"forbidden subjects for all signers and for one": {
-			config.Signing{ForbiddenSubjects: []string{"O=a"}, Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared, ForbiddenSubjects: []string{"O=b"}}}},
-			map[string]served{
-				client:  with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a"}}, "Secret ns/ca"),
-				serving: with(ca.ProfileConfig{ForbiddenSubjects: []string{"O=b"}}, "Secret ns/ca"),
-			}, 1,
-		},
-		"no subject is forbidden": {
-			config.Signing{Signers: []config.Signer{{Name: client, CA: shared, ForbiddenSubjects: []string{}}}},
-			map[string]served{client: with(ca.ProfileConfig{ForbiddenSubjects: []string{}}, "Secret ns/ca")}, 1,
-		},
+		"only some signers": {config.Signing{Signers: []config.Signer{of(files, serving)}}, map[string]string{serving: filesCA}, 1},
 		"one Secret named twice": {
-			config.Signing{Signers: []config.Signer{{Name: client, CA: shared}, {Name: serving, CA: shared}}},
-			map[string]served{client: with(plain, "Secret ns/ca"), serving: with(plain, "Secret ns/ca")}, 1,
+			config.Signing{Signers: []config.Signer{of(shared, clients), of(shared, serving)}},
+			map[string]string{clients: secretCA, serving: secretCA}, 1,
 		},
 		"a custom signer beside Kubernetes' signers": {
-			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"client auth", "any"}}}},
-			all("Secret ns/ca", func(signers map[string]served) {
-				signers["example.com/a"] = with(ca.ProfileConfig{ForbidWildcards: true}, "Secret ns/other", "client auth", "any")
-			}), 2,
-		},
-		"a custom signer that permits wildcards": {
-			config.Signing{CA: shared, Signers: []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/other"}, Usages: []string{"server auth"}, AllowWildcards: true}}},
-			all("Secret ns/ca", func(signers map[string]served) {
-				signers["example.com/a"] = with(plain, "Secret ns/other", "server auth")
-			}), 2,
+			config.Signing{CA: shared, Signers: []config.Signer{of(files, "example.com/a")}},
+			map[string]string{clients: secretCA, kubelet: secretCA, serving: secretCA, "example.com/a": filesCA}, 2,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			options, err := FromConfiguration(configured(func(c *config.Configuration) {
-				duration, bits := c.Signing.Duration, c.Signing.MinRSABits
-				c.Signing = test.signing
-				if c.Signing.Duration.Duration == 0 {
-					c.Signing.Duration = duration
-				}
-				if c.Signing.MinRSABits == 0 {
-					c.Signing.MinRSABits = bits
-				}
-			}))
-			if err != nil {
-				t.Fatal(err)
+		got, pairs := map[string]string{}, map[*keypair.KeyPair]bool{}
+		for signerName, one := range signersWith(t, test.signing) {
+			_, missing := one.KeyPair.Authority(time.Time{})
+			got[signerName], pairs[one.KeyPair] = missing.Error(), true
+		}
+		if diff := gocmp.Diff(test.want, got); diff != "" || len(pairs) != test.pairs {
+			t.Errorf("%s: %d key pairs, want %d; signers (-want +got):\n%s", name, len(pairs), test.pairs, diff)
+		}
+	}
+}
+
+// TestProfiles checks the profile and the usages of a signer with settings of its own, and that the other signers have
+// the profile of all signers.
+func TestProfiles(t *testing.T) {
+	t.Parallel()
+	const hour, year = time.Hour, 365 * 24 * time.Hour
+	usages := []string{"client auth", "any"}
+	type (
+		profileConfig = ca.ProfileConfig
+		forAll        = config.Signing
+		settings      = config.Signer
+	)
+	for name, test := range map[string]struct {
+		all  config.Signing
+		one  config.Signer // serving, unless it has a name
+		want profileConfig
+	}{
+		"nothing set":    {},
+		"a duration":     {all: forAll{Duration: *span(hour)}, want: profileConfig{Lifetime: hour}},
+		"stronger keys":  {all: forAll{MinRSABits: 4096}, want: profileConfig{MinRSABits: 4096}},
+		"other subjects": {all: forAll{ForbiddenSubjects: []string{"O=a"}}, want: profileConfig{ForbiddenSubjects: []string{"O=a"}}},
+		"own durations": {
+			one:  settings{Duration: span(2 * hour), MinDuration: span(hour), MaxDuration: span(3 * hour)},
+			want: profileConfig{Lifetime: 2 * hour, MinLifetime: hour, MaxLifetime: 3 * hour},
+		},
+		"a maximum below the default": {one: settings{MaxDuration: span(hour)}, want: profileConfig{Lifetime: hour, MaxLifetime: hour}},
+		"a maximum above the default": {one: settings{MaxDuration: span(2 * year)}, want: profileConfig{MaxLifetime: 2 * year}},
+		"own subjects":                {one: settings{ForbiddenSubjects: []string{"O=a*"}}, want: profileConfig{ForbiddenSubjects: []string{"O=a*"}}},
+		"own subjects in place of all signers'": {
+			all: forAll{ForbiddenSubjects: []string{"O=a"}}, one: settings{ForbiddenSubjects: []string{"O=b"}},
+			want: profileConfig{ForbiddenSubjects: []string{"O=b"}},
+		},
+		"no subject is forbidden":                {one: settings{ForbiddenSubjects: []string{}}, want: profileConfig{ForbiddenSubjects: []string{}}},
+		"a custom signer":                        {one: settings{Name: "example.com/a", Usages: usages}, want: profileConfig{ForbidWildcards: true}},
+		"a custom signer that permits wildcards": {one: settings{Name: "example.com/a", Usages: usages, AllowWildcards: true}},
+	} {
+		others := ca.ProfileConfig{Lifetime: cmp.Or(test.all.Duration.Duration, year), MinRSABits: test.all.MinRSABits}
+		others.ForbiddenSubjects = test.all.ForbiddenSubjects
+		test.want.Lifetime = cmp.Or(test.want.Lifetime, year)
+		test.all.Secret, test.one.Name = "ns/ca", cmp.Or(test.one.Name, serving)
+		test.all.Signers = []config.Signer{test.one}
+		signers := signersWith(t, test.all)
+		for signerName, c := range map[string]ca.ProfileConfig{test.one.Name: test.want, clients: others, kubelet: others} {
+			if want, err := ca.NewProfile(c); err != nil || !reflect.DeepEqual(signers[signerName].Profile, want) {
+				t.Errorf("%s: %s has %+v, want %+v, error %v", name, signerName, signers[signerName].Profile, want, err)
 			}
-			got, pairs := map[string]served{}, map[*keypair.KeyPair]bool{}
-			for name, one := range options.Signer.Signers {
-				_, missing := one.KeyPair.Authority(time.Time{})
-				got[name] = served{CA: missing.Error(), Profile: one.Profile, Usages: one.Usages}
-				pairs[one.KeyPair] = true
-			}
-			if diff := cmp.Diff(test.want, got, sameProfile, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("signers (-want +got):\n%s", diff)
-			}
-			if len(pairs) != test.pairs {
-				t.Errorf("%d key pairs, want %d", len(pairs), test.pairs)
-			}
-		})
+		}
+		var want []certificatesv1.KeyUsage
+		for _, usage := range test.one.Usages {
+			want = append(want, certificatesv1.KeyUsage(usage))
+		}
+		if diff := gocmp.Diff(want, signers[test.one.Name].Usages, cmpopts.EquateEmpty()); diff != "" || len(signers[clients].Usages) > 0 {
+			t.Errorf("%s: usages (-want +got):\n%s%v", name, diff, signers[clients].Usages)
+		}
 	}
 }
 
@@ -187,110 +159,113 @@ func TestAProfileThatIsNoneNamesItsSigner(t *testing.T) {
 	}
 }
 
+// TestRetention checks the retention of the cleaner. The signer has the same one, so that it does not sign a request that
+// the cleaner deletes.
 func TestRetention(t *testing.T) {
 	t.Parallel()
-	const hour = time.Hour
-	defaults := csr.Retention{Approved: hour, Denied: hour, Failed: hour, Pending: 24 * hour}
+	const hour, day = time.Hour, 24 * time.Hour
+	keep := func(approved, denied, pending time.Duration) csr.Retention {
+		return csr.Retention{Approved: approved, Denied: denied, Failed: hour, Pending: pending}
+	}
 	for name, test := range map[string]struct {
-		cleaning config.Cleaning
-		want     csr.RetentionPolicy
+		all     config.Retention
+		signers []config.SignerRetention
+		want    csr.RetentionPolicy
 	}{
-		"nothing set": {want: csr.RetentionPolicy{Default: defaults}},
+		"nothing set": {want: csr.RetentionPolicy{Default: keep(hour, hour, day)}},
 		"all set": {
-			config.Cleaning{Retention: config.Retention{Approved: span(1), Denied: span(2), Failed: span(3), Pending: span(4), Expired: span(-1)}},
-			csr.RetentionPolicy{Default: csr.Retention{Approved: 1, Denied: 2, Failed: 3, Pending: 4, Expired: -1}},
+			all:  config.Retention{Approved: span(1), Denied: span(2), Failed: span(3), Pending: span(4), Expired: span(-1)},
+			want: csr.RetentionPolicy{Default: csr.Retention{Approved: 1, Denied: 2, Failed: 3, Pending: 4, Expired: -1}},
 		},
-		"a zero is a value": {
-			config.Cleaning{Retention: config.Retention{Denied: span(0)}},
-			csr.RetentionPolicy{Default: csr.Retention{Approved: hour, Failed: hour, Pending: 24 * hour}},
-		},
+		"a zero is a value": {all: config.Retention{Denied: span(0)}, want: csr.RetentionPolicy{Default: keep(hour, 0, day)}},
 		"a signer's own retention, with defaults": {
-			config.Cleaning{
-				Retention: config.Retention{Pending: span(2 * hour)},
-				Signers:   []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: span(-1)}}, {Name: "example.com/b"}},
-			},
-			csr.RetentionPolicy{
-				Default: csr.Retention{Approved: hour, Denied: hour, Failed: hour, Pending: 2 * hour},
-				Signers: map[string]csr.Retention{
-					"example.com/a": {Approved: -1, Denied: hour, Failed: hour, Pending: 2 * hour},
-					"example.com/b": {Approved: hour, Denied: hour, Failed: hour, Pending: 2 * hour},
-				},
+			all:     config.Retention{Pending: span(2 * hour)},
+			signers: []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: span(-1)}}, {Name: "example.com/b"}},
+			want: csr.RetentionPolicy{
+				Default: keep(hour, hour, 2*hour),
+				Signers: map[string]csr.Retention{"example.com/a": keep(-1, hour, 2*hour), "example.com/b": keep(hour, hour, 2*hour)},
 			},
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			test.cleaning.DeletesPerSecond = 7
-			options, err := FromConfiguration(configured(func(c *config.Configuration) { c.Cleaning = test.cleaning }))
-			if err != nil {
-				t.Fatal(err)
-			}
-			// The signer and the cleaner have the same retention, so the signer does not sign a request that the cleaner
-			// deletes.
-			for _, got := range []csr.RetentionPolicy{options.Cleaner.Retention, options.Signer.Retention} {
-				if diff := cmp.Diff(test.want, got, cmpopts.EquateEmpty()); diff != "" {
-					t.Errorf("retention (-want +got):\n%s", diff)
-				}
-			}
-			if rate := options.Cleaner.Limiter.QPS(); rate != 7 {
-				t.Errorf("%v deletions a second", rate)
-			}
+		options := optionsOf(t, func(c *config.Configuration) {
+			c.Cleaning = config.Cleaning{Retention: test.all, Signers: test.signers, DeletesPerSecond: 7}
 		})
+		for _, got := range []csr.RetentionPolicy{options.Cleaner.Retention, options.Signer.Retention} {
+			if diff := gocmp.Diff(test.want, got, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("%s: retention (-want +got):\n%s", name, diff)
+			}
+		}
+		if rate := options.Cleaner.Limiter.QPS(); rate != 7 {
+			t.Errorf("%s: %v deletions a second", name, rate)
+		}
 	}
 }
 
 func TestControllersThatAreOff(t *testing.T) {
 	t.Parallel()
-	for list, want := range map[string][3]bool{"*": {true, true, true}, "approver": {true, false, false}, "signer": {false, true, false}, "cleaner": {false, false, true}} {
-		options, err := FromConfiguration(configured(func(c *config.Configuration) { c.Controllers = []string{list} }))
-		if got := [3]bool{options.Approver != nil, options.Signer != nil, options.Cleaner != nil}; err != nil || got != want {
-			t.Errorf("%s: %v, error %v", list, got, err)
+	for list, want := range map[string][3]bool{
+		"*": {true, true, true}, "approver": {true, false, false}, "signer": {false, true, false}, "cleaner": {false, false, true},
+	} {
+		options := optionsOf(t, func(c *config.Configuration) { c.Controllers = []string{list} })
+		if got := [3]bool{options.Approver != nil, options.Signer != nil, options.Cleaner != nil}; got != want {
+			t.Errorf("%s: %v", list, got)
+		}
+	}
+	for interval, want := range map[time.Duration]bool{0: false, time.Hour: true} {
+		options := optionsOf(t, func(c *config.Configuration) { c.SelfCheck.Interval.Duration = interval })
+		if (options.SelfCheck != nil) != want {
+			t.Errorf("self-check every %s: %+v", interval, options.SelfCheck)
 		}
 	}
 }
 
-func TestApprover(t *testing.T) {
+// TestNothingConfiguredAsksNothing checks the approver without an inventory. Its rule for client certificates is
+// kube-controller-manager's.
+func TestNothingConfiguredAsksNothing(t *testing.T) {
 	t.Parallel()
-	options, err := FromConfiguration(configured(func(c *config.Configuration) {
+	options := optionsOf(t, func(c *config.Configuration) {
 		c.Approval.Denial = "Permanent"
 		c.Concurrency = config.Concurrency{Approver: 1, Signer: 2, Cleaner: 3}
-	}))
-	if err != nil {
-		t.Fatal(err)
+	})
+	r := options.Approver
+	if options.Concurrency != (Concurrency{Approver: 1, Signer: 2, Cleaner: 3}) || r.Denial != "Permanent" {
+		t.Errorf("concurrency %+v, denial %s", options.Concurrency, r.Denial)
 	}
-	if rules := options.Approver.Rules; len(rules) != 1 || rules[0].SignerName != "kubernetes.io/kube-apiserver-client-kubelet" || options.Approver.Denial != "Permanent" {
-		t.Errorf("%d rules, denial %s", len(rules), options.Approver.Denial)
+	if r.Inventory != nil || len(r.Rules) != 1 || r.Rules[0].SignerName != kubelet || r.Rules[0].Judge != nil {
+		t.Fatalf("%+v", r)
 	}
-	if options.Concurrency != (Concurrency{Approver: 1, Signer: 2, Cleaner: 3}) {
-		t.Errorf("concurrency %+v", options.Concurrency)
+	for _, recogniser := range r.Rules[0].Recognisers {
+		if recogniser.Gate != nil {
+			t.Errorf("%s is gated", recogniser.Name)
+		}
 	}
 }
 
 func TestBootstrapPolicies(t *testing.T) {
 	t.Parallel()
-	window := approver.JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour}
 	for name, test := range map[string]struct {
 		change func(*config.NodeClient)
 		want   approver.BootstrapPolicy
 	}{
 		"openshift": {
 			func(c *config.NodeClient) { c.Inventory = "openshift" },
-			approver.BootstrapPolicy{Expected: true, MaxRequestAge: 15 * time.Minute, Window: window, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"}},
+			approver.BootstrapPolicy{Expected: true, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"}},
 		},
 		"cluster-api": {
 			func(c *config.NodeClient) {
 				c.Inventory, c.Rejoin, c.CertificateLifetime.Duration = "cluster-api", true, time.Hour
 			},
-			approver.BootstrapPolicy{Expected: true, MaxRequestAge: 15 * time.Minute, Window: window, Rejoin: true, CertificateLifetime: time.Hour},
+			approver.BootstrapPolicy{Expected: true, Rejoin: true, CertificateLifetime: time.Hour},
 		},
 		"tokens": {
 			func(c *config.NodeClient) { c.RequireTokenBinding, c.BootstrapUsers = true, []string{"a"} },
-			approver.BootstrapPolicy{TokenBinding: true, MaxRequestAge: 15 * time.Minute, Window: window, Users: []string{"a"}},
+			approver.BootstrapPolicy{TokenBinding: true, Users: []string{"a"}},
 		},
 	} {
 		c := config.Default().Approval.NodeClient
 		test.change(&c)
-		if diff := cmp.Diff(test.want, bootstrapPolicyOf(c)); diff != "" {
+		test.want.MaxRequestAge, test.want.Window = 15*time.Minute, approver.JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour}
+		if diff := gocmp.Diff(test.want, bootstrapPolicyOf(c)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
@@ -304,7 +279,7 @@ func TestPresetsChooseMachines(t *testing.T) {
 	for preset, want := range map[string]*machine.Options{"": nil, "sources": nil, "static": nil, "cluster-api": &clusterAPI, "openshift": &openShift} {
 		c := config.Default().Approval
 		c.NodeClient.Inventory, c.NodeClient.ClusterName = preset, "fleet/lab"
-		if diff := cmp.Diff(want, presetMachines(c)); diff != "" {
+		if diff := gocmp.Diff(want, presetMachines(c)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", preset, diff)
 		}
 		if got, more := len(inventoryOf(c).Sources), want != nil; got != 1 && !more || got != 2 && more {
@@ -313,20 +288,6 @@ func TestPresetsChooseMachines(t *testing.T) {
 		c.Inventory.Sources = []config.Source{{Machine: &config.MachineSource{Kind: "Host"}}}
 		if presetMachines(c) != nil || len(inventoryOf(c).Sources) != 1 {
 			t.Errorf("%s asks its own machines beside those that are configured", preset)
-		}
-	}
-}
-
-// TestNothingConfiguredAsksNothing checks that the default rule for client certificates is kube-controller-manager's.
-func TestNothingConfiguredAsksNothing(t *testing.T) {
-	t.Parallel()
-	r := approverOf(config.Default().Approval)
-	if r.Inventory != nil || len(r.Rules) != 1 || r.Rules[0].Judge != nil {
-		t.Errorf("%+v", r)
-	}
-	for _, recogniser := range r.Rules[0].Recognisers {
-		if recogniser.Gate != nil {
-			t.Errorf("%s is gated", recogniser.Name)
 		}
 	}
 }

@@ -3,7 +3,6 @@ package controllers
 import (
 	"context"
 	"errors"
-	"strconv"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -29,18 +28,18 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-func TestSetupOfNothing(t *testing.T) {
+func TestSetupErrors(t *testing.T) {
 	t.Parallel()
-	if err := (Options{}).SetupWithManager(nil); err == nil || err.Error() != "no controller is set in Options: set at least one" {
-		t.Errorf("error %v", err)
-	}
-}
-
-func TestSetupNamesTheController(t *testing.T) {
-	t.Parallel()
-	options := Options{Clock: clocktesting.NewFakeClock(time.Time{}), Signer: &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/a": {}}}}
-	if err := options.SetupWithManager(nil); err == nil || err.Error() != "set up csr-signer: signer example.com/a has no KeyPair" {
-		t.Errorf("error %v", err)
+	fake := clocktesting.NewFakeClock(noon)
+	for want, options := range map[string]Options{
+		"no controller is set in Options: set at least one": {},
+		"set up csr-signer: signer example.com/a has no KeyPair": {
+			Clock: fake, Signer: &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/a": {}}},
+		},
+	} {
+		if err := options.SetupWithManager(nil); err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
+		}
 	}
 }
 
@@ -103,58 +102,55 @@ func TestServerTimeIsTheFirstThatIsSet(t *testing.T) {
 // TestCacheOptionsTrimFinishedAndForeignRequests checks what the manager's cache holds of a request.
 func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
 	t.Parallel()
-	const ours, foreign = "kubernetes.io/kube-apiserver-client-kubelet", "example.com/foreign"
-	all := func(change func(*Options)) Options {
-		o := Options{
+	all := func() *Options {
+		return &Options{
 			Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
 			Signer:   &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/custom": {}}},
 			Cleaner:  &cleaner.Reconciler{},
 		}
-		change(&o)
-		return o
 	}
+	approves, signs, cleans := all(), all(), all()
+	approves.Approver.DryRun, signs.Signer.DryRun, cleans.Cleaner.DryRun = true, true, true
 	for name, test := range map[string]struct {
-		change  func(*Options)
-		signer  string
-		denied  bool
+		options *Options
+		request *certificatesv1.CertificateSigningRequest
 		trimmed bool
 	}{
-		"pending":                     {signer: ours},
-		"pending, for another signer": {signer: foreign, trimmed: true},
-		"pending, for the signer":     {signer: "example.com/custom"},
-		"denied":                      {signer: ours, denied: true, trimmed: true},
-		"denied, the approver is in a dry run": {
-			change: func(o *Options) { o.Approver.DryRun = true }, signer: ours, denied: true},
-		"denied, the signer is in a dry run": {
-			change: func(o *Options) { o.Signer.DryRun = true }, signer: ours, denied: true},
-		"denied, the cleaner is in a dry run": {
-			change: func(o *Options) { o.Cleaner.DryRun = true }, signer: ours, denied: true},
-		"pending, only the cleaner runs": {
-			change: func(o *Options) { *o = Options{Cleaner: o.Cleaner} }, signer: ours, trimmed: true},
+		"pending":                              {all(), newRequest("a", kubelet, noon), false},
+		"pending, for another signer":          {all(), newRequest("a", "example.com/foreign", noon), true},
+		"pending, for the signer":              {all(), newRequest("a", "example.com/custom", noon), false},
+		"denied":                               {all(), newRequest("a", kubelet, noon, "Denied"), true},
+		"denied, the approver is in a dry run": {approves, newRequest("a", kubelet, noon, "Denied"), false},
+		"denied, the signer is in a dry run":   {signs, newRequest("a", kubelet, noon, "Denied"), false},
+		"denied, the cleaner is in a dry run":  {cleans, newRequest("a", kubelet, noon, "Denied"), false},
+		"pending, only the cleaner runs":       {&Options{Cleaner: all().Cleaner}, newRequest("a", kubelet, noon), true},
 	} {
-		obj := &certificatesv1.CertificateSigningRequest{}
-		obj.Spec.SignerName, obj.Spec.Request = test.signer, []byte("payload")
-		if test.denied {
-			csr.AddCondition(obj, certificatesv1.CertificateDenied, "Test", "Denied by the test.", noon)
-		}
-		if test.change == nil {
-			test.change = func(*Options) {}
-		}
-		transform := all(test.change).CacheOptions().DefaultTransform
-		if transform != nil {
-			if _, err := transform(obj); err != nil {
+		if transform := test.options.CacheOptions().DefaultTransform; transform != nil {
+			if _, err := transform(test.request); err != nil {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if got := csr.Trimmed(obj); got != test.trimmed {
+		if got := csr.Trimmed(test.request); got != test.trimmed {
 			t.Errorf("%s: trimmed %t, want %t", name, got, test.trimmed)
 		}
 	}
 	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{ManagedFields: []metav1.ManagedFieldsEntry{{}}}}
-	same, err := all(func(*Options) {}).CacheOptions().DefaultTransform(secret)
+	same, err := all().CacheOptions().DefaultTransform(secret)
 	if err != nil || same != any(secret) || len(secret.ManagedFields) != 1 {
 		t.Errorf("another kind is changed: %v, error %v", same, err)
 	}
+}
+
+// newRequest returns a request with a payload and conditions.
+func newRequest(
+	name, signerName string, created time.Time, conditions ...certificatesv1.RequestConditionType,
+) *certificatesv1.CertificateSigningRequest {
+	obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(created)}}
+	obj.Spec.SignerName, obj.Spec.Request = signerName, []byte("payload")
+	for _, condition := range conditions {
+		csr.AddCondition(obj, condition, "Test", "Decided by the test.", noon)
+	}
+	return obj
 }
 
 // filling is a cache of a kind that is not installed at first.
@@ -239,12 +235,7 @@ func TestRequestsAreCounted(t *testing.T) {
 	t.Parallel()
 	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
 	add := func(name, signerName string, age time.Duration, conditions ...certificatesv1.RequestConditionType) {
-		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(noon.Add(-age))}}
-		obj.Spec.SignerName, obj.Spec.Request = signerName, []byte("payload")
-		for _, condition := range conditions {
-			csr.AddCondition(obj, condition, "Test", "Decided by the test.", noon)
-		}
-		trimmed, err := (csr.Trim{}).Transform(obj)
+		trimmed, err := (csr.Trim{}).Transform(newRequest(name, signerName, noon.Add(-age), conditions...))
 		if err == nil {
 			err = store.Add(trimmed)
 		}
@@ -269,23 +260,5 @@ func TestRequestsAreCounted(t *testing.T) {
 		if got[labels] != want {
 			t.Errorf("%s: %v, want %v", labels, got[labels], want)
 		}
-	}
-}
-
-// BenchmarkScrape measures a scrape of 500,000 requests.
-func BenchmarkScrape(b *testing.B) {
-	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
-	for n := range 500_000 {
-		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: strconv.Itoa(n), CreationTimestamp: metav1.NewTime(noon)}}
-		obj.Spec.SignerName = "example.com/ours"
-		csr.AddCondition(obj, certificatesv1.CertificateApproved, "Test", "Approved by the test.", noon)
-		if err := store.Add(obj); err != nil {
-			b.Fatal(err)
-		}
-	}
-	c := &requestsCollector{now: func() time.Time { return noon }, signers: map[string]bool{"example.com/ours": true}, store: store}
-	for b.Loop() {
-		found := make(chan prometheus.Metric, 100)
-		c.Collect(found)
 	}
 }

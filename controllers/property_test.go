@@ -4,15 +4,14 @@ import (
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
-	cryptorand "crypto/rand"
+	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
-	"maps"
-	"math/rand/v2"
 	"net"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -20,8 +19,6 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -77,174 +74,103 @@ func (c cached) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ 
 }
 
 // counted returns an approver and a signer, and records their calls. Everything that needs the API server is enabled.
-func counted(t *testing.T, dryRun bool, denial string) (*Options, *calls) {
+func counted(t *testing.T, dryRun bool, denial string) (Options, *calls) {
 	t.Helper()
-	options, err := FromConfiguration(configured(func(c *config.Configuration) {
+	options := optionsOf(t, func(c *config.Configuration) {
 		c.Approval.Denial, c.Approval.KubeletServing.Enabled, c.Approval.NodeClient.Inventory = denial, true, "cluster-api"
 		c.Approval.NodeClient.ClusterName = "lab"
 		c.Signing.Signers = []config.Signer{
 			{Name: "example.com/custom", CA: config.CA{Secret: "ns/custom"}, Usages: []string{"client auth"}},
-			{Name: "kubernetes.io/kubelet-serving", CA: config.CA{Secret: "ns/serving"}},
+			{Name: serving, CA: config.CA{Secret: "ns/serving"}},
 		}
 		if denial == "Permanent" {
 			c.NodeBlockList = "kube-system/blocked"
 		}
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	options.Approver.BlockList, options.Signer.BlockList = options.BlockList, options.BlockList
-	options.Approver.DryRun, options.Signer.DryRun = dryRun, dryRun
+		if dryRun {
+			c.DryRun = []string{"*"}
+		}
+	})
 	made := &calls{events: events.NewFakeRecorder(100)}
 	remote, err := client.New(&rest.Config{Host: "https://api.example.com", Transport: made}, client.Options{Scheme: scheme.Scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
-	clock := clocktesting.NewFakePassiveClock(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC))
-	reporter := report.New(made.events, clock)
-	options.Approver.Client, options.Approver.Clock, options.Approver.Reporter, options.Approver.Authorizer = cached{remote, made}, clock, reporter, authz.Func(made.review)
-	options.Approver.Live = remote
-	options.Approver.ServerTime, options.Signer.ServerTime = servertime.Of(clock), servertime.Of(clock)
-	options.Signer.Client, options.Signer.Clock, options.Signer.Reporter, options.Signer.Live = cached{remote, made}, clock, reporter, remote
-	return &options, made
+	clock := clocktesting.NewFakePassiveClock(noon)
+	time, a, s := servertime.Of(clock), options.Approver, options.Signer
+	a.Client, a.Live, a.Clock, a.ServerTime, a.BlockList = cached{remote, made}, remote, clock, time, options.BlockList
+	s.Client, s.Live, s.Clock, s.ServerTime, s.BlockList = cached{remote, made}, remote, clock, time, options.BlockList
+	a.Reporter, s.Reporter, a.Authorizer = report.New(made.events, clock), report.New(made.events, clock), authz.Func(made.review)
+	return options, made
 }
 
 // TestForeignRequestsCostNothing checks that no request for an unconfigured signer causes an API call, whatever its
-// content.
+// content. Many of the names differ slightly from the name of a configured signer.
 func TestForeignRequestsCostNothing(t *testing.T) {
 	t.Parallel()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := newGenerator(t, seed)
+	names := []string{"", " ", "\x00", "kubernetes.io/legacy-unknown", "beta.eks.amazonaws.com/app-serving", clients}
+	for _, name := range []string{kubelet, serving, "example.com/custom"} {
+		names = append(names, name, strings.ToUpper(name), name+"s", name+" ", name+"/", name+"-a", name+"\x00", " "+name, "/"+name,
+			name[1:], name[:len(name)-1], strings.Split(name, "/")[0])
+	}
 	for _, dryRun := range []bool{false, true} {
 		for _, denial := range []string{"Never", "Permanent"} {
 			options, made := counted(t, dryRun, denial)
 			controllers := map[string]reconcile.TypedReconciler[fairqueue.Key]{"approver": options.Approver, "signer": options.Signer}
-			ours := map[string][]string{"signer": slices.Collect(maps.Keys(options.Signer.Signers))}
-			for _, rule := range options.Approver.Rules {
-				ours["approver"] = append(ours["approver"], rule.SignerName)
-			}
-			foreign, busy := 0, map[string]int{}
-			for range 500 {
-				made.served = random.request()
-				before := made.served.DeepCopy()
-				for name, controller := range controllers {
-					result, err := controller.Reconcile(t.Context(), fairqueue.Key{Name: before.Name, UID: before.UID})
-					called := made.all()
-					if slices.Contains(ours[name], before.Spec.SignerName) {
-						busy[name] += len(called)
-						continue
-					}
-					foreign++
-					if len(called) > 0 || err != nil || result != (reconcile.Result{}) || before.String() != made.served.String() {
-						t.Fatalf("dry run %t, denial %s: the %s makes %q of it, %+v, error %v: %s", dryRun, denial, name, called, result, err, before)
+			ours, busy := map[string][]string{"signer": {"example.com/custom", serving}, "approver": {kubelet, serving}}, map[string]int{}
+			for k, obj := range contents(t) {
+				for i, name := range names {
+					obj.Spec.SignerName, obj.UID = name, types.UID(fmt.Sprint(k, "-", i)) // each is told once
+					for name, controller := range controllers {
+						made.served = obj.DeepCopy()
+						result, err := controller.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID})
+						called := made.all()
+						if slices.Contains(ours[name], obj.Spec.SignerName) {
+							busy[name] += len(called)
+						} else if len(called) > 0 || err != nil || result != (reconcile.Result{}) || !reflect.DeepEqual(obj, made.served) {
+							t.Fatalf("dry run %t, denial %s: the %s makes %q of it, %+v, error %v: %s", dryRun, denial, name, called, result, err, obj)
+						}
 					}
 				}
 			}
-			if foreign < 400 || busy["approver"] == 0 || busy["signer"] == 0 { // otherwise the test proves nothing
-				t.Errorf("%d foreign requests; calls about others %v", foreign, busy)
+			if busy["approver"] == 0 || busy["signer"] == 0 { // otherwise the test proves nothing
+				t.Errorf("calls about requests of the own signers: %v", busy)
 			}
 		}
 	}
 }
 
-// generator makes random requests. Meaningful values are more frequent than by chance.
-type generator struct {
-	*rand.Rand
-	payloads [][]byte
-}
-
-func newGenerator(t *testing.T, seed uint64) *generator {
+// contents returns requests with every combination of a payload, a requester, usages and conditions.
+func contents(t *testing.T) (all []*certificatesv1.CertificateSigningRequest) {
 	t.Helper()
-	r := &generator{Rand: rand.New(rand.NewPCG(seed, 0)), payloads: [][]byte{nil, []byte("nonsense")}}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), cryptorand.Reader)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, template := range []x509.CertificateRequest{
-		{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}},
-		{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, DNSNames: []string{"a"}, IPAddresses: []net.IP{{10, 0, 0, 1}}},
-		{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}},
-	} {
-		der, err := x509.CreateCertificateRequest(cryptorand.Reader, &template, key)
+	payload := func(template x509.CertificateRequest) []byte {
+		der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.payloads = append(r.payloads, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	}
-	return r
-}
-
-func (r *generator) text() string {
-	const letters = "aZ09:-./ *\x00é名"
-	runes := []rune(letters)
-	var text strings.Builder
-	for range r.IntN(30) {
-		text.WriteRune(runes[r.IntN(len(runes))])
+	node := pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}
+	payloads := [][]byte{
+		nil, []byte("nonsense"), payload(x509.CertificateRequest{Subject: node}),
+		payload(x509.CertificateRequest{Subject: node, DNSNames: []string{"a"}, IPAddresses: []net.IP{{10, 0, 0, 1}}}),
+		payload(x509.CertificateRequest{Subject: pkix.Name{CommonName: "root", Organization: []string{"system:masters"}}}),
 	}
-	return text.String()
-}
-
-func (r *generator) one(of ...string) string {
-	if r.IntN(4) == 0 {
-		return r.text()
-	}
-	return of[r.IntN(len(of))]
-}
-
-func (r *generator) some(of ...string) []string {
-	var all []string
-	for range r.IntN(4) {
-		all = append(all, r.one(of...))
+	for _, states := range [][]certificatesv1.RequestConditionType{nil, {"Approved"}, {"Approved", "Failed"}, {"Denied"}, {"Vetted"}} {
+		for _, bytes := range payloads {
+			for _, user := range []string{"system:node:a", "system:bootstrap:abcdef", "admin"} {
+				for _, usage := range []certificatesv1.KeyUsage{"client auth", "server auth"} {
+					obj := newRequest("a", "", noon.Add(-time.Minute), states...)
+					obj.ResourceVersion, obj.Spec.Request, obj.Spec.Username = "1", bytes, user
+					obj.Spec.Groups = []string{"system:nodes", "system:bootstrappers", "system:masters"}
+					obj.Spec.Usages = []certificatesv1.KeyUsage{"digital signature", usage}
+					all = append(all, obj)
+				}
+			}
+		}
 	}
 	return all
-}
-
-// signerName often returns a name that differs slightly from a configured name.
-func (r *generator) signerName() string {
-	name := r.one("kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client",
-		"kubernetes.io/legacy-unknown", "example.com/custom", "beta.eks.amazonaws.com/app-serving", "")
-	switch r.IntN(6) {
-	case 0:
-		return strings.ToUpper(name)
-	case 1:
-		return name + r.one("s", " ", "/", "-a", "\x00")
-	case 2:
-		return r.one(" ", "x", "/") + name
-	case 3:
-		return name[:r.IntN(len(name)+1)]
-	}
-	return name
-}
-
-func (r *generator) request() *certificatesv1.CertificateSigningRequest {
-	obj := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: r.text(), UID: types.UID(r.text()), ResourceVersion: "1", Annotations: map[string]string{r.text(): r.text()},
-			CreationTimestamp: metav1.NewTime(time.Date(2026, time.March, 1, 11, 30+r.IntN(60), 0, 0, time.UTC)),
-		},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: r.signerName(), Request: r.payloads[r.IntN(len(r.payloads))],
-			Username: r.one("system:node:a", "system:bootstrap:abcdef", "admin"), UID: r.text(),
-			Groups: r.some("system:nodes", "system:bootstrappers", "system:masters"),
-			Extra:  map[string]certificatesv1.ExtraValue{r.text(): {r.text()}},
-		},
-	}
-	for _, usage := range r.some("digital signature", "client auth", "server auth", "key encipherment") {
-		obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.KeyUsage(usage))
-	}
-	if r.IntN(2) == 0 {
-		seconds := r.Int32()
-		obj.Spec.ExpirationSeconds = &seconds
-	}
-	for _, kind := range r.some("Approved", "Approved", "Denied", "Failed", "Vetted") {
-		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: certificatesv1.RequestConditionType(kind), Status: corev1.ConditionStatus(r.one("True", "False", "")),
-			LastUpdateTime: obj.CreationTimestamp,
-		})
-	}
-	if r.IntN(5) == 0 {
-		obj.Status.Certificate = []byte(r.text())
-	}
-	return obj
 }

@@ -1,9 +1,6 @@
 package controllers
 
 import (
-	"bytes"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,13 +8,16 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
+
+const ours = "csr-controller-manager-system"
 
 // object is a Role, a ClusterRole or a binding.
 type object struct {
@@ -29,24 +29,20 @@ type object struct {
 }
 
 // shipped returns all objects in a folder of config/.
-func shipped(t *testing.T, folder string) []object {
+func shipped(t *testing.T, folder string) (all []object) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "config", folder, "*.yaml"))
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no roles: %v", err)
 	}
-	var all []object
 	for _, file := range files {
 		data, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-		for {
+		for document := range strings.SplitSeq(string(data), "\n---\n") {
 			var one object
-			if err := documents.Decode(&one); errors.Is(err, io.EOF) {
-				break
-			} else if err != nil {
+			if err := yaml.Unmarshal([]byte(document), &one); err != nil {
 				t.Fatalf("%s: %v", file, err)
 			}
 			all = append(all, one)
@@ -55,42 +51,43 @@ func shipped(t *testing.T, folder string) []object {
 	return all
 }
 
-// granted returns the rights that the shipped roles give to the manager's ServiceAccount.
-func granted(t *testing.T, folder string) []string {
+// granted returns the rights that the roles of these folders give to the manager's ServiceAccount.
+func granted(t *testing.T, folders ...string) (rights []string) {
 	t.Helper()
-	all := shipped(t, folder)
-	var rights []string
-	for _, binding := range all {
-		if binding.RoleRef.Name == "" || !slices.ContainsFunc(binding.Subjects, func(s rbacv1.Subject) bool { return s.Name == "csr-controller-manager" }) {
-			continue
-		}
-		found := false
-		for _, role := range all {
-			if role.Kind == binding.RoleRef.Kind && role.Name == binding.RoleRef.Name && (role.Kind == "ClusterRole" || role.Namespace == binding.Namespace) {
-				found = true
-				rights = append(rights, expand(role.Rules, binding.Namespace)...)
+	for _, folder := range folders {
+		all := shipped(t, folder)
+		for _, binding := range all {
+			ofManager := func(s rbacv1.Subject) bool { return s.Name == "csr-controller-manager" }
+			if binding.RoleRef.Name == "" || !slices.ContainsFunc(binding.Subjects, ofManager) {
+				continue
+			}
+			i := slices.IndexFunc(all, func(role object) bool {
+				return role.Kind == binding.RoleRef.Kind && role.Name == binding.RoleRef.Name &&
+					(role.Kind == "ClusterRole" || role.Namespace == binding.Namespace)
+			})
+			if i < 0 {
+				t.Errorf("%s %s is bound, and not shipped", binding.RoleRef.Kind, binding.RoleRef.Name)
+				continue
+			}
+			for _, rule := range all[i].Rules {
+				rights = append(rights, expand(rule, binding.Namespace)...)
 			}
 		}
-		if !found {
-			t.Errorf("%s %s is bound, and not shipped", binding.RoleRef.Kind, binding.RoleRef.Name)
-		}
 	}
-	return unique(rights)
+	slices.Sort(rights)
+	return slices.Compact(rights)
 }
 
-func expand(rules []rbacv1.PolicyRule, namespace string) []string {
-	var rights []string
-	for _, rule := range rules {
-		names := rule.ResourceNames
-		if len(names) == 0 {
-			names = []string{""}
-		}
-		for _, group := range rule.APIGroups {
-			for _, resource := range rule.Resources {
-				for _, name := range names {
-					for _, verb := range rule.Verbs {
-						rights = append(rights, check.Right{Verb: verb, Group: group, Resource: resource, Name: name, Namespace: namespace}.String())
-					}
+func expand(rule rbacv1.PolicyRule, namespace string) (rights []string) {
+	if len(rule.ResourceNames) == 0 {
+		rule.ResourceNames = []string{""}
+	}
+	for _, group := range rule.APIGroups {
+		for _, resource := range rule.Resources {
+			for _, name := range rule.ResourceNames {
+				for _, verb := range rule.Verbs {
+					right := check.Right{Verb: verb, Group: group, Resource: resource, Name: name, Namespace: namespace}
+					rights = append(rights, right.String())
 				}
 			}
 		}
@@ -98,201 +95,159 @@ func expand(rules []rbacv1.PolicyRule, namespace string) []string {
 	return rights
 }
 
-func unique(texts []string) []string {
-	slices.Sort(texts)
-	return slices.Compact(texts)
+// asked returns the rights that the changed default configuration asks for, sorted.
+func asked(changes ...func(*config.Configuration)) (rights []string) {
+	all := Rights(configured(func(c *config.Configuration) {
+		for _, change := range changes {
+			change(c)
+		}
+	}), ours)
+	for _, right := range all {
+		rights = append(rights, right.String())
+	}
+	slices.Sort(rights)
+	return rights
 }
 
-// TestRightsAreWhatIsGranted checks that the shipped roles grant exactly the rights that the manager needs.
+// TestRightsAreWhatIsGranted checks that the shipped roles, and the roles of each component, grant exactly the rights
+// that their part of the configuration adds, each once.
 func TestRightsAreWhatIsGranted(t *testing.T) {
 	t.Parallel()
-	rights := Rights(configured(func(c *config.Configuration) {
-		c.MetricsSecure = true
-		c.Signing.Secret = "csr-controller-manager-system/csr-signer"
-	}), "csr-controller-manager-system")
-	var asked []string
-	for _, right := range rights {
-		asked = append(asked, right.String())
-	}
-	asked = unique(asked)
-	if diff := cmp.Diff(granted(t, "rbac"), asked); diff != "" {
-		t.Errorf("change the markers +kubebuilder:rbac and run make generate, or change Rights: granted (-) is not what "+
-			"is asked for (+):\n%s", diff)
-	}
-	if len(asked) != len(rights) {
-		t.Errorf("%d of %d rights are asked for twice", len(rights)-len(asked), len(rights))
-	}
-}
-
-// TestComponentsGrantWhatIsAskedFor checks that a component's roles grant exactly the rights that its configuration
-// adds.
-func TestComponentsGrantWhatIsAskedFor(t *testing.T) {
-	t.Parallel()
-	asked := func(change func(*config.Configuration)) []string {
-		rights := Rights(configured(change), "csr-controller-manager-system")
-		var texts []string
-		for _, right := range rights {
-			texts = append(texts, right.String())
+	type change = func(*config.Configuration)
+	inSecret := func(c *config.Configuration) { c.Signing.Secret = ours + "/csr-signer" }
+	without := func(*config.Configuration) {}
+	only := func(rotates bool, dryRun []string, controllers ...string) change {
+		return func(c *config.Configuration) {
+			inSecret(c)
+			c.Controllers, c.DryRun, c.Rotation.Enabled, c.LeaderElection.Enabled = controllers, dryRun, rotates, false
 		}
-		return texts
 	}
-	nothing := asked(func(c *config.Configuration) { c.LeaderElection.Enabled = false })
-	for folder, change := range map[string]func(*config.Configuration){
-		"node-block-list": func(c *config.Configuration) { c.NodeBlockList = "csr-controller-manager-system/csr-node-block-list" },
-		"node-identity":   func(c *config.Configuration) { c.Approval.NodeClient.RequireTokenBinding = true },
-		"kubelet-serving": func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true },
+	nothing, signer, rotation := only(false, nil), []string{"signer"}, []string{"*", "-approver", "-signer", "-cleaner"}
+	for name, test := range map[string]struct {
+		base, more change
+		folders    []string
+	}{
+		"node-block-list": {without, func(c *config.Configuration) { c.NodeBlockList = ours + "/csr-node-block-list" }, []string{"node-block-list"}},
+		"node-identity":   {without, func(c *config.Configuration) { c.Approval.NodeClient.RequireTokenBinding = true }, []string{"node-identity"}},
+		"kubelet-serving": {without, func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true }, []string{"kubelet-serving"}},
+		"create-ca":       {inSecret, func(c *config.Configuration) { c.Signing.CreateIfMissing = true }, []string{"create-ca"}},
+		"cluster-api":     {without, preset(config.InventoryClusterAPI), []string{"node-identity", "inventory-cluster-api"}},
+		"openshift":       {without, preset(config.InventoryOpenShift), []string{"node-identity", "inventory-openshift"}},
+		"rotation":        {nothing, only(true, nil, rotation...), []string{"rotation"}},
+		"no rotation":     {nothing, only(false, nil, rotation...), nil},
+		"ledger":          {only(false, nil, "signer"), only(true, nil, "signer"), []string{"rotation/ledger"}},
+		"ledger, dry run": {only(false, signer, "signer"), only(true, signer, "signer"), nil},
+		"all by default": {nothing, func(c *config.Configuration) {
+			*c = *configured(inSecret)
+			c.MetricsSecure = true
+		}, []string{"rbac"}},
 	} {
-		more := asked(func(c *config.Configuration) { c.LeaderElection.Enabled = false; change(c) })
-		more = unique(slices.DeleteFunc(more, func(right string) bool { return slices.Contains(nothing, right) }))
-		if diff := cmp.Diff(granted(t, folder), more); diff != "" {
-			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", folder, diff)
-		}
-	}
-	fromSecret := func(c *config.Configuration) { c.Signing.Secret = "csr-controller-manager-system/csr-signer" }
-	more := asked(func(c *config.Configuration) { fromSecret(c); c.Signing.CreateIfMissing = true })
-	more = slices.DeleteFunc(more, func(right string) bool { return slices.Contains(asked(fromSecret), right) })
-	if diff := cmp.Diff(granted(t, "create-ca"), more); diff != "" {
-		t.Errorf("create-ca: granted (-) is not what is asked for (+):\n%s", diff)
-	}
-	for _, preset := range []string{config.InventoryClusterAPI, config.InventoryOpenShift} {
-		more := asked(func(c *config.Configuration) {
-			c.LeaderElection.Enabled = false
-			c.Approval.NodeClient.Inventory = preset
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			base, all := asked(test.base), asked(test.base, test.more)
+			more := slices.DeleteFunc(slices.Clone(all), func(right string) bool { return slices.Contains(base, right) })
+			if diff := cmp.Diff(granted(t, test.folders...), more, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("change the markers +kubebuilder:rbac and run make generate, or change the component's roles, or change "+
+					"Rights: granted (-) is not what is asked for (+):\n%s", diff)
+			}
+			if once := slices.Compact(slices.Clone(all)); len(once) != len(all) {
+				t.Errorf("%d of %d rights are asked for twice", len(all)-len(once), len(all))
+			}
 		})
-		want := unique(slices.Concat(granted(t, "node-identity"), granted(t, "inventory-"+preset)))
-		more = unique(slices.DeleteFunc(more, func(right string) bool { return slices.Contains(nothing, right) }))
-		if diff := cmp.Diff(want, more); diff != "" {
-			t.Errorf("%s: granted (-) is not what is asked for (+):\n%s", preset, diff)
-		}
 	}
 }
 
-// TestTheLedgerIsAllThatRotationAddsForASigner checks that the ledger's Role grants exactly the rights that rotation
-// adds to a signer. In a dry run rotation adds none.
-func TestTheLedgerIsAllThatRotationAddsForASigner(t *testing.T) {
-	t.Parallel()
-	asked := func(rotated bool, dry ...string) []string {
-		rights := Rights(configured(func(c *config.Configuration) {
-			c.Controllers, c.DryRun, c.Rotation.Enabled = []string{"signer"}, dry, rotated
-			c.Signing.Secret = "csr-controller-manager-system/csr-signer"
-		}), "n")
-		var texts []string
-		for _, right := range rights {
-			texts = append(texts, right.String())
-		}
-		return texts
-	}
-	without := asked(false)
-	more := unique(slices.DeleteFunc(asked(true), func(right string) bool { return slices.Contains(without, right) }))
-	if diff := cmp.Diff(granted(t, "rotation/ledger"), more); diff != "" {
-		t.Errorf("granted (-) is not what is asked for (+):\n%s", diff)
-	}
-	if diff := cmp.Diff(asked(false, "signer"), asked(true, "signer")); diff != "" {
-		t.Errorf("a dry run asks for more:\n%s", diff)
-	}
+func preset(name string) func(*config.Configuration) {
+	return func(c *config.Configuration) { c.Approval.NodeClient.Inventory = name }
 }
+
+const (
+	requests     = "certificatesigningrequests.certificates.k8s.io"
+	askReview    = "create subjectaccessreviews.authorization.k8s.io"
+	approveNodes = "approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet"
+	signServing  = "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving"
+)
 
 // TestRightsFollowTheConfiguration checks the rights for each configuration. They are the rights of the enabled
 // controllers, with what the configuration adds.
 func TestRightsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()
-	resourceOf := func(right string) string { return strings.Fields(right)[1] }
+	const approval = "update certificatesigningrequests/approval.certificates.k8s.io"
 	resources, unasked := map[string]bool{}, []string(nil) // of all rows
+	resourceOf := func(right string) string { return strings.Fields(right)[1] }
+	custom := []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"}}}
 	for name, test := range map[string]struct {
-		change  func(*config.Configuration)
-		have    []string
-		havenot []string
+		change     func(*config.Configuration)
+		have, lack []string
 	}{
 		"cleaner": {
-			change:  func(c *config.Configuration) { c.Controllers = []string{"cleaner"}; c.LeaderElection.Enabled = false },
-			have:    []string{"delete certificatesigningrequests.certificates.k8s.io"},
-			havenot: []string{"list secrets a in b", "create leases.coordination.k8s.io in n", "create subjectaccessreviews.authorization.k8s.io"},
+			func(c *config.Configuration) { c.Controllers, c.LeaderElection.Enabled = []string{"cleaner"}, false },
+			[]string{"delete " + requests}, []string{"list secrets a in b", "create leases.coordination.k8s.io in n", askReview},
 		},
 		"a custom signer": {
-			change: func(c *config.Configuration) {
-				c.Controllers = []string{"signer"}
-				c.Signing = config.Signing{Duration: c.Signing.Duration, MinRSABits: 2048, Signers: []config.Signer{{
-					Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"},
-				}}}
-			},
-			have: []string{
+			func(c *config.Configuration) { c.Controllers, c.Signing.Signers = []string{"signer"}, custom },
+			[]string{
 				"sign signers.certificates.k8s.io example.com/a", "list secrets a in b", "create events.events.k8s.io in b",
 				"update leases.coordination.k8s.io csr-controller-manager in n",
 			},
-			havenot: []string{"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving", "create subjectaccessreviews.authorization.k8s.io"},
+			[]string{signServing, askReview},
 		},
 		"a dry run of all controllers": {
-			change: func(c *config.Configuration) {
+			func(c *config.Configuration) {
 				c.DryRun, c.Signing.Secret, c.Signing.CreateIfMissing = []string{"*"}, "b/a", true
 			},
-			have: []string{
-				"get certificatesigningrequests.certificates.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
-				"create events.events.k8s.io in default", "list secrets a in b",
-			},
-			havenot: []string{
-				"update certificatesigningrequests/approval.certificates.k8s.io", "update certificatesigningrequests/status.certificates.k8s.io",
-				"delete certificatesigningrequests.certificates.k8s.io", "sign signers.certificates.k8s.io kubernetes.io/kubelet-serving",
-				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet", "create secrets in b",
+			[]string{"get " + requests, askReview, "create events.events.k8s.io in default", "list secrets a in b"},
+			[]string{
+				approval, "update certificatesigningrequests/status.certificates.k8s.io", "delete " + requests, signServing, approveNodes,
+				"create secrets in b",
 			},
 		},
 		"a dry run of the approver": {
-			change: func(c *config.Configuration) { c.DryRun = []string{"approver"} },
-			have:   []string{"delete certificatesigningrequests.certificates.k8s.io"},
-			havenot: []string{
-				"update certificatesigningrequests/approval.certificates.k8s.io", "approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
-			},
+			func(c *config.Configuration) { c.DryRun = []string{"approver"} },
+			[]string{"delete " + requests}, []string{approval, approveNodes},
 		},
 		"a dry run of the cleaner": {
-			change:  func(c *config.Configuration) { c.Controllers, c.DryRun = []string{"cleaner"}, []string{"cleaner"} },
-			have:    []string{"list certificatesigningrequests.certificates.k8s.io", "create events.events.k8s.io in default"},
-			havenot: []string{"delete certificatesigningrequests.certificates.k8s.io"},
+			func(c *config.Configuration) { c.Controllers, c.DryRun = []string{"cleaner"}, []string{"cleaner"} },
+			[]string{"list " + requests, "create events.events.k8s.io in default"}, []string{"delete " + requests},
 		},
-		"machines": {
-			change: func(c *config.Configuration) { c.Approval.NodeClient.Inventory = config.InventoryClusterAPI },
-			have:   []string{"list machines.cluster.x-k8s.io"},
-		},
+		"machines": {preset(config.InventoryClusterAPI), []string{"list machines.cluster.x-k8s.io"}, nil},
 		"machines of another cluster": {
-			change: func(c *config.Configuration) {
+			func(c *config.Configuration) {
 				c.Approval.NodeClient.Inventory, c.Approval.Inventory.Kubeconfig = config.InventoryClusterAPI, "/other"
 			},
-			have:    []string{"get leases.coordination.k8s.io in kube-node-lease"},
-			havenot: []string{"list machines.cluster.x-k8s.io"},
+			[]string{"get leases.coordination.k8s.io in kube-node-lease"}, []string{"list machines.cluster.x-k8s.io"},
 		},
 		"static list": {
-			change: func(c *config.Configuration) {
+			func(c *config.Configuration) {
 				c.Approval.KubeletServing.Enabled = true
 				c.Approval.Inventory.Sources = []config.Source{{Static: &config.StaticSource{ConfigMap: "a/b"}}}
 			},
-			have:    []string{"list configmaps b in a", "watch configmaps b in a", "create events.events.k8s.io in a"},
-			havenot: []string{"get configmaps b in a"},
+			[]string{"list configmaps b in a", "watch configmaps b in a", "create events.events.k8s.io in a"}, []string{"get configmaps b in a"},
 		},
 		"approver and secure metrics": {
-			change: func(c *config.Configuration) { c.Controllers, c.MetricsSecure = []string{"approver"}, true },
-			have: []string{
-				"approve signers.certificates.k8s.io kubernetes.io/kube-apiserver-client-kubelet",
-				"create tokenreviews.authentication.k8s.io", "create subjectaccessreviews.authorization.k8s.io",
-			},
-			havenot: []string{"get configmaps extension-apiserver-authentication in kube-system"},
+			func(c *config.Configuration) { c.Controllers, c.MetricsSecure = []string{"approver"}, true },
+			[]string{approveNodes, "create tokenreviews.authentication.k8s.io", askReview},
+			[]string{"get configmaps extension-apiserver-authentication in kube-system"},
+		},
+		"rotation of a custom signer": { // no shipped role can name it
+			func(c *config.Configuration) { c.Rotation.Enabled, c.Signing.Signers = true, custom },
+			[]string{"attest signers.certificates.k8s.io example.com/a"}, nil,
 		},
 	} {
-		rights := Rights(configured(test.change), "n")
-		index := map[string]check.Right{}
-		for _, right := range rights {
-			index[right.String()], resources[resourceOf(right.String())] = right, true
+		needed := map[string]bool{}
+		for _, right := range Rights(configured(test.change), "n") {
+			needed[right.String()], resources[resourceOf(right.String())] = !right.Optional, true
 		}
 		for _, want := range test.have {
-			if _, found := index[want]; !found {
-				t.Errorf("%s: does not ask for %q", name, want)
+			if must, found := needed[want]; !found || !must && (want == askReview || strings.HasPrefix(want, "attest")) {
+				t.Errorf("%s: asks for %q: %t, needs it: %t", name, want, found, must)
 			}
 		}
-		unasked = append(unasked, test.havenot...)
-		for _, not := range test.havenot {
-			if _, found := index[not]; found {
+		unasked = append(unasked, test.lack...)
+		for _, not := range test.lack {
+			if _, found := needed[not]; found {
 				t.Errorf("%s: asks for %q", name, not)
 			}
-		}
-		if right, found := index["create subjectaccessreviews.authorization.k8s.io"]; found && right.Optional {
-			t.Errorf("%s: the approver does not work without reviews", name)
 		}
 	}
 	for _, right := range unasked {
@@ -305,74 +260,33 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 // TestRightsNameTheirManifest checks that the manifest that the check command names grants the missing right.
 func TestRightsNameTheirManifest(t *testing.T) {
 	t.Parallel()
-	all := Rights(configured(func(c *config.Configuration) {
-		c.Signing.Secret, c.Signing.CreateIfMissing = "csr-controller-manager-system/csr-signer", true
+	got := map[string]string{}
+	for _, right := range Rights(configured(func(c *config.Configuration) {
+		c.Signing.Secret, c.Signing.CreateIfMissing = ours+"/csr-signer", true
 		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "ns/web"}, Usages: []string{"server auth"}}}
 		c.Approval.KubeletServing.Enabled = true
 		c.Approval.NodeClient.Inventory, c.Approval.NodeClient.ClusterName = config.InventoryClusterAPI, "lab"
-		c.NodeBlockList, c.Rotation.Enabled, c.MetricsSecure = "csr-controller-manager-system/blocked", true, true
-	}), "csr-controller-manager-system")
-	got := map[string]string{}
-	for _, right := range all {
+		c.NodeBlockList, c.Rotation.Enabled, c.MetricsSecure = ours+"/blocked", true, true
+	}), ours) {
 		got[right.String()] = right.Manifest
 	}
 	for right, want := range map[string]string{
 		"update certificatesigningrequests/approval.certificates.k8s.io": "config/rbac",
-		"sign signers.certificates.k8s.io kubernetes.io/kubelet-serving": "config/rbac",
-		"sign signers.certificates.k8s.io example.com/web":               "",
-		"list secrets csr-signer in csr-controller-manager-system":       "config/rbac",
-		"list secrets web in ns":                                         "",
-		"create secrets in csr-controller-manager-system":                "config/create-ca",
-		"list leases.coordination.k8s.io in kube-node-lease":             "config/node-identity",
-		"list services":                                                        "config/kubelet-serving",
-		"watch machines.cluster.x-k8s.io":                                      "config/inventory-cluster-api",
-		"create tokenreviews.authentication.k8s.io":                            "config/rbac",
-		"update signingauthorities/status.csr-controller-manager.io":           "config/rotation",
-		"update configmaps csr-signer-ledger in csr-controller-manager-system": "config/rotation",
+		signServing: "config/rbac",
+		"sign signers.certificates.k8s.io example.com/web":           "",
+		"list secrets csr-signer in " + ours:                         "config/rbac",
+		"list secrets web in ns":                                     "",
+		"create secrets in " + ours:                                  "config/create-ca",
+		"list leases.coordination.k8s.io in kube-node-lease":         "config/node-identity",
+		"list services":                                              "config/kubelet-serving",
+		"watch machines.cluster.x-k8s.io":                            "config/inventory-cluster-api",
+		"create tokenreviews.authentication.k8s.io":                  "config/rbac",
+		"update signingauthorities/status.csr-controller-manager.io": "config/rotation",
+		"update configmaps csr-signer-ledger in " + ours:             "config/rotation",
 	} {
 		manifest, asked := got[right]
 		if !asked || manifest != want {
 			t.Errorf("%s: asked %t, names %q, want %q", right, asked, manifest, want)
 		}
 	}
-}
-
-// TestRotationGrantsWhatIsAskedFor checks that the component's roles grant exactly the rights of a manager that only
-// rotates.
-func TestRotationGrantsWhatIsAskedFor(t *testing.T) {
-	t.Parallel()
-	asked := func(enabled bool) []string {
-		rights := Rights(configured(func(c *config.Configuration) {
-			c.Controllers = []string{"*", "-approver", "-signer", "-cleaner"}
-			c.LeaderElection.Enabled, c.Rotation.Enabled = false, enabled
-			c.Signing.Secret = "csr-controller-manager-system/csr-signer"
-		}), "n")
-		var texts []string
-		for _, right := range rights {
-			texts = append(texts, right.String())
-		}
-		return unique(texts)
-	}
-	if diff := cmp.Diff(granted(t, "rotation"), asked(true)); diff != "" {
-		t.Errorf("change config/rotation/cluster_role.yaml, or Rights: granted (-) is not what is asked for (+):\n%s", diff)
-	}
-	if off := asked(false); len(off) > 0 {
-		t.Errorf("asked for without rotation: %v", off)
-	}
-}
-
-// TestRotationAsksToAttestForCustomSigners checks the right to attest, which the API server requires for each
-// ClusterTrustBundle of a signer. No shipped role can name custom signers, so the check command must.
-func TestRotationAsksToAttestForCustomSigners(t *testing.T) {
-	t.Parallel()
-	rights := Rights(configured(func(c *config.Configuration) {
-		c.LeaderElection.Enabled, c.Rotation.Enabled = false, true
-		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "csr-controller-manager-system/web"}, Usages: []string{"server auth"}}}
-	}), "n")
-	for _, right := range rights {
-		if right.Verb == "attest" && strings.HasSuffix(right.Name, "example.com/web") && !right.Optional {
-			return
-		}
-	}
-	t.Errorf("nothing asks for attest on example.com/web: %v", rights)
 }

@@ -20,7 +20,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
@@ -96,10 +95,9 @@ func TestSelfCheckHasAShortInterval(t *testing.T) {
 		tasks := []*checkTask{well.task("test-well"), ill.task("test-ill")}
 		ill.status.Store(check.Failed)
 		runSelfCheck(t, 30*time.Second, tasks...)
-		for run := range int32(5) {
-			well.after(t, 0, run+1)
-			ill.after(t, 0, run+1)
-			time.Sleep(30 * time.Second)
+		for run := range int32(4) {
+			well.after(t, 30*time.Second, run+2)
+			ill.after(t, 0, run+2)
 		}
 	})
 }
@@ -158,49 +156,9 @@ func (r reviewer) Create(
 	return review, err
 }
 
-// TestReadyFollowsRights checks that a replica is ready once its rights have been reviewed, unless a right was denied.
-func TestReadyFollowsRights(t *testing.T) {
-	t.Parallel()
-	rights := []check.Right{{Verb: "get", Resource: "a"}, {Verb: "get", Resource: "b"}}
-	for name, test := range map[string]struct {
-		answer func(string) (bool, error)
-		want   string
-	}{
-		"all":         {func(string) (bool, error) { return true, nil }, ""},
-		"unknown":     {func(string) (bool, error) { return false, errors.New("timeout") }, ""},
-		"one missing": {func(resource string) (bool, error) { return resource == "b", nil }, "missing rights: get a"},
-		"all missing": {func(string) (bool, error) { return false, nil }, "missing rights: get a, get b"},
-	} {
-		s := &selfCheck{notReady: errNotChecked}
-		if err := s.ready(nil); err == nil {
-			t.Errorf("%s: ready before anybody has asked", name)
-		}
-		recorder := events.NewFakeRecorder(10)
-		told := report.New(recorder, clock.RealClock{})
-		s.ownRights(reviewer{answer: test.answer}, &SelfCheck{Rights: rights, Namespace: "ours"}, told)(t.Context())
-		got := ""
-		if err := s.ready(nil); err != nil {
-			got = err.Error()
-		}
-		if got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
-		event := ""
-		if len(recorder.Events) > 0 {
-			event = <-recorder.Events
-		}
-		if test.want != "" {
-			test.want = "Warning RightsMissing " + test.want +
-				": apply the roles and bindings of the manager's manifests; its log says which manifest has which right"
-		}
-		if event != test.want {
-			t.Errorf("%s: Event %q, want %q", name, event, test.want)
-		}
-	}
-}
-
-// TestMissingRightsAreNamed checks the metrics of each verb and resource. It also checks that optional rights have a
-// check of their own, because a missing right to write Events must not page anyone.
+// TestMissingRightsAreNamed checks the metrics of each verb and resource, the readiness and the Event. A replica is ready
+// once its rights have been reviewed, unless a right was denied. Optional rights have a check of their own, because a
+// missing right to write Events must not page anyone.
 func TestMissingRightsAreNamed(t *testing.T) {
 	rights := []check.Right{
 		{Verb: "test", Group: "example.com", Resource: "a/status"},
@@ -208,20 +166,27 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		{Verb: "test", Resource: "c", Optional: true},
 	}
 	denied, fault := "", error(nil)
-	s := &selfCheck{log: logr.Discard(), clock: clock.RealClock{}}
-	answers := reviewer{answer: func(resource string) (bool, error) { return resource != denied, fault }}
-	told := report.New(events.NewFakeRecorder(10), clock.RealClock{})
-	task := &checkTask{ask: s.ownRights(answers, &SelfCheck{Rights: rights}, told)}
+	s := &selfCheck{log: logr.Discard(), clock: clock.RealClock{}, notReady: errNotChecked}
+	if s.ready(nil) == nil {
+		t.Error("ready before anybody has asked")
+	}
+	answers := reviewer{answer: func(resource string) (bool, error) { return !strings.Contains(denied, resource), fault }}
+	recorder := events.NewFakeRecorder(10)
+	task := &checkTask{ask: s.ownRights(answers, &SelfCheck{Rights: rights, Namespace: "ours"}, report.New(recorder, clock.RealClock{}))}
+	const aStatus, bOne, bTwo = "test a/status.example.com", "test b one", "test b two"
 	for _, test := range []struct {
 		denied string
 		fault  error
 		want   map[string]float64
 		failed string
+		ready  string
 	}{
+		{fault: errors.New("timeout")},
 		{},
-		{denied: "a", want: map[string]float64{"a/status.example.com": 1}, failed: "own-rights"},
-		{denied: "b", want: map[string]float64{"b": 2}, failed: "own-rights"},
-		{fault: errors.New("timeout"), want: map[string]float64{"b": 2}}, // unknown, so as before
+		{denied: "a", want: map[string]float64{"a/status.example.com": 1}, failed: "own-rights", ready: aStatus},
+		{denied: "b", want: map[string]float64{"b": 2}, failed: "own-rights", ready: bOne + ", " + bTwo},
+		{fault: errors.New("timeout"), want: map[string]float64{"b": 2}, ready: bOne + ", " + bTwo}, // unknown, so as before
+		{denied: "ab", want: map[string]float64{"a/status.example.com": 1, "b": 2}, failed: "own-rights", ready: aStatus + ", " + bOne + ", " + bTwo},
 		{denied: "c", want: map[string]float64{"c": 1}, failed: "optional-rights"},
 		{},
 	} {
@@ -237,8 +202,19 @@ func TestMissingRightsAreNamed(t *testing.T) {
 				t.Errorf("without %q: %s has failed: %t", test.denied, name, got)
 			}
 		}
-		if err := s.ready(nil); (err != nil) != (len(test.want) > 0 && test.want["c"] == 0) {
-			t.Errorf("without %q: ready says %v", test.denied, err)
+		ready, event, wantEvent := "", "", ""
+		if err := s.ready(nil); err != nil {
+			ready = strings.TrimPrefix(err.Error(), "missing rights: ")
+		}
+		if len(recorder.Events) > 0 {
+			event = <-recorder.Events
+		}
+		if test.ready != "" && test.fault == nil {
+			wantEvent = "Warning RightsMissing missing rights: " + test.ready +
+				": apply the roles and bindings of the manager's manifests; its log says which manifest has which right"
+		}
+		if ready != test.ready || event != wantEvent {
+			t.Errorf("without %q: ready says %q, Event %q; want %q, %q", test.denied, ready, event, test.ready, wantEvent)
 		}
 	}
 }
@@ -263,15 +239,4 @@ func gauge(t *testing.T, name string, labels ...string) float64 {
 	}
 	t.Fatalf("there is no %s%v", name, labels)
 	return 0
-}
-
-// TestSelfCheckIsAskedFor checks that a library user has no self-check, nor a manager that disables it.
-func TestSelfCheckIsAskedFor(t *testing.T) {
-	t.Parallel()
-	for interval, want := range map[time.Duration]bool{0: false, time.Hour: true} {
-		options, err := FromConfiguration(configured(func(c *config.Configuration) { c.SelfCheck.Interval.Duration = interval }))
-		if err != nil || (options.SelfCheck != nil) != want {
-			t.Errorf("every %s: %+v, error %v", interval, options.SelfCheck, err)
-		}
-	}
 }
