@@ -119,6 +119,10 @@ approval: {denial: Permanent}
 signing:
   duration: 2h
   minRSABits: 3072
+  createIfMissing: true
+  keyAlgorithm: ECDSAP384
+  caDuration: 48h
+  chain: None
   signers:
   - {name: example.com/a, certFile: c, keyFile: k, duration: 1h, minDuration: 30m, maxDuration: 3h, usages: [client auth], forbiddenSubjects: [CN=a*]}
 cleaning:
@@ -132,6 +136,7 @@ cleaning:
 				c.RequestLimits = config.RequestLimits{MaxRequestBytes: 1, MaxDERBytes: 2, MaxSubjectAttributes: 3, MaxNames: 4, MaxExtensions: 5}
 				c.DryRun, c.NodeBlockList = []string{"approver"}, "ns/blocked"
 				c.Approval.Denial, c.Signing.Duration, c.Signing.MinRSABits = "Permanent", seconds(7200), 3072
+				c.Signing.CreateIfMissing, c.Signing.KeyAlgorithm, c.Signing.CADuration, c.Signing.Chain = true, "ECDSAP384", seconds(48*3600), "None"
 				c.Signing.Signers = []config.Signer{{
 					Name: "example.com/a", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600), MinDuration: duration(1800), MaxDuration: duration(3 * 3600),
 					Usages: []string{"client auth"}, ForbiddenSubjects: []string{"CN=a*"},
@@ -144,8 +149,10 @@ cleaning:
 		},
 		"flags override the file": {
 			body: "controllers: [signer]\nkubeAPIBurst: 1\nverbosity: 3\n",
-			args: []string{"--controllers=*", "--kube-api-burst=2"},
-			want: func(c *config.Configuration) { c.KubeAPIBurst, c.Verbosity = 2, 3 },
+			args: []string{"--controllers=approver", "--controllers=cleaner", "--kube-api-burst=2"}, // given twice, both lists count
+			want: func(c *config.Configuration) {
+				c.Controllers, c.KubeAPIBurst, c.Verbosity = []string{"approver", "cleaner"}, 2, 3
+			},
 		},
 		"dry run and block list of flags override the file's": {
 			body: "dryRun: [cleaner]\nnodeBlockList: a/b\n",
@@ -164,7 +171,8 @@ cleaning:
 			args: []string{"--signing-secret=", "--cluster-signing-kubelet-serving-key-file=k"},
 			want: func(c *config.Configuration) {
 				c.Signing.Secret = ""
-				c.Signing.Signers = []config.Signer{{Name: "kubernetes.io/kubelet-serving", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600)}}
+				c.Signing.Signers = []config.Signer{pairFor("kubernetes.io/kubelet-serving", "c", "k")}
+				c.Signing.Signers[0].Duration = duration(3600)
 			},
 		},
 	} {
@@ -183,7 +191,6 @@ cleaning:
 	}
 }
 
-// Each pair of flags is for the signer in its name: kube-controller-manager shifts two of these labels in its errors.
 // TestExamplesOfThePage loads each example of the configuration page. The page's flags and fields are generated.
 func TestExamplesOfThePage(t *testing.T) {
 	t.Parallel()
@@ -206,35 +213,40 @@ func TestExamplesOfThePage(t *testing.T) {
 	}
 }
 
-func TestPerSignerFlags(t *testing.T) {
+// TestAPairForEach checks that each pair of flags is for the signer in its name, alone and beside the other pairs.
+// kube-controller-manager shifts two of these labels in its errors.
+func TestAPairForEach(t *testing.T) {
 	t.Parallel()
-	for middle, signer := range map[string]string{
-		"kubelet-serving":       "kubernetes.io/kubelet-serving",
-		"kubelet-client":        "kubernetes.io/kube-apiserver-client-kubelet",
-		"kube-apiserver-client": "kubernetes.io/kube-apiserver-client",
+	var all []string
+	var want []config.Signer
+	for _, one := range []struct{ middle, signer string }{
+		{"kubelet-serving", "kubernetes.io/kubelet-serving"},
+		{"kubelet-client", "kubernetes.io/kube-apiserver-client-kubelet"},
+		{"kube-apiserver-client", "kubernetes.io/kube-apiserver-client"},
 	} {
-		cert, key := "--cluster-signing-"+middle+"-cert-file", "--cluster-signing-"+middle+"-key-file"
-		t.Run(middle, func(t *testing.T) {
-			t.Parallel()
-			loaded, problem := load(t, "", cert+"=c", key+"=k")
-			want := []config.Signer{{Name: signer, CA: config.CA{CertFile: "c", KeyFile: "k"}}}
-			if diff := cmp.Diff(want, loaded.Signing.Signers); diff != "" || problem != "" {
-				t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
-			}
-			_, problem = load(t, "", cert+"=c")
-			if want := cert + `: Invalid value: "c": needs the key file that belongs to it`; problem != want {
-				t.Errorf("half a pair: %s", cmp.Diff(want, problem))
-			}
-			_, problem = load(t, "", key+"=k")
-			if want := key + `: Invalid value: "k": needs the certificate file that belongs to it`; problem != want {
-				t.Errorf("half a pair: %s", cmp.Diff(want, problem))
-			}
-			_, problem = load(t, "", cert+"=c", key+"=k", "--signing-secret=ns/ca")
-			if want := "signing.signers[" + signer + `]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: remove one of them`; problem != want {
-				t.Errorf("one for all too: %s", cmp.Diff(want, problem))
-			}
+		file, both := one.middle, "signing.signers["+one.signer+`]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a `+
+			"CA of its own while there is one for all, Secret ns/ca: remove one of them"
+		cert, key := "--cluster-signing-"+one.middle+"-cert-file", "--cluster-signing-"+one.middle+"-key-file"
+		all, want = append(all, key+"="+file+".key", cert+"="+file+".crt"), append(want, pairFor(one.signer, file+".crt", file+".key"))
+		check(t, map[string]loaded{
+			one.middle + ", alone": {args: []string{cert + "=c", key + "=k"}},
+			one.middle + ", no key": {
+				args: []string{cert + "=c"}, want: []string{cert + `: Invalid value: "c": needs the key file that belongs to it`},
+			},
+			one.middle + ", no certificate": {
+				args: []string{key + "=k"}, want: []string{key + `: Invalid value: "k": needs the certificate file that belongs to it`},
+			},
+			one.middle + ", one for all": {args: []string{cert + "=c", key + "=k", "--signing-secret=ns/ca"}, want: []string{both}},
 		})
 	}
+	loaded, problem := load(t, "", all...)
+	if diff := cmp.Diff(want, loaded.Signing.Signers); diff != "" || problem != "" {
+		t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
+	}
+}
+
+func pairFor(signer, cert, key string) config.Signer {
+	return config.Signer{Name: signer, CA: config.CA{CertFile: cert, KeyFile: key}}
 }
 
 // The API refuses kubernetes.io/legacy-unknown (test/parity shows it), so the flags for it do nothing, alone or in
@@ -289,55 +301,26 @@ func TestMetricsOnLoopbackInAPodWarn(t *testing.T) {
 	}
 }
 
-func TestAPairForEach(t *testing.T) {
+// TestHelpAndVersionAreAskedFor checks that mistakes beside --help and --version do not count.
+func TestHelpAndVersionAreAskedFor(t *testing.T) {
 	t.Parallel()
-	var args []string
-	for _, middle := range []string{"kubelet-serving", "kubelet-client", "kube-apiserver-client"} {
-		args = append(args, "--cluster-signing-"+middle+"-key-file="+middle+".key", "--cluster-signing-"+middle+"-cert-file="+middle+".crt")
-	}
-	loaded, problem := load(t, "", args...)
-	want := []config.Signer{
-		{Name: "kubernetes.io/kubelet-serving", CA: config.CA{CertFile: "kubelet-serving.crt", KeyFile: "kubelet-serving.key"}},
-		{Name: "kubernetes.io/kube-apiserver-client-kubelet", CA: config.CA{CertFile: "kubelet-client.crt", KeyFile: "kubelet-client.key"}},
-		{Name: "kubernetes.io/kube-apiserver-client", CA: config.CA{CertFile: "kube-apiserver-client.crt", KeyFile: "kube-apiserver-client.key"}},
-	}
-	if diff := cmp.Diff(want, loaded.Signing.Signers); diff != "" || problem != "" {
-		t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
-	}
-}
-
-func TestHelpIsAskedFor(t *testing.T) {
-	t.Parallel()
-	for _, args := range [][]string{{"--help"}, {"-h"}, {"--kube-api-qps=zz", "--help", "--nonsense"}, {"--nonsense", "-h"}} {
-		if loaded, err := config.Load(args); !errors.Is(err, config.ErrHelp) || loaded != nil {
-			t.Errorf("%v: %v, error %v", args, loaded, err)
+	for args, want := range map[string]error{
+		"--help": config.ErrHelp, "-h": config.ErrHelp, "--kube-api-qps=zz --help --nonsense": config.ErrHelp, "--nonsense -h": config.ErrHelp,
+		"--kube-api-qps=zz --version": config.ErrVersion,
+	} {
+		if loaded, err := config.Load(strings.Fields(args)); !errors.Is(err, want) || loaded != nil {
+			t.Errorf("%s: %v, error %v", args, loaded, err)
 		}
-	}
-}
-
-func TestVersion(t *testing.T) {
-	t.Parallel()
-	if loaded, err := config.Load([]string{"--kube-api-qps=zz", "--version"}); !errors.Is(err, config.ErrVersion) || loaded != nil {
-		t.Errorf("%v, error %v", loaded, err)
 	}
 }
 
 func TestBadFlagsAndFiles(t *testing.T) {
 	t.Parallel()
 	const ca = "--signing-secret=ns/ca"
-	file := func(text string) string { return write(t, text) }
-	for name, test := range map[string]struct {
-		args []string
-		want []string // FILE stands for the file's name
-		file string
-	}{
-		"not a number":       {args: []string{ca, "--kube-api-qps=zz"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
-		"not a whole number": {args: []string{ca, "--kube-api-burst=1.5"}, want: []string{`invalid argument "1.5" for "--kube-api-burst" flag: strconv.ParseInt: parsing "1.5": invalid syntax`}},
-		"not a duration":     {args: []string{ca, "--cluster-signing-duration=1d"}, want: []string{`invalid argument "1d" for "--cluster-signing-duration" flag: time: unknown unit "d" in duration "1d"`}},
-		"not a boolean":      {args: []string{ca, "--leader-elect=maybe"}, want: []string{`invalid argument "maybe" for "--leader-elect" flag: strconv.ParseBool: parsing "maybe": invalid syntax`}},
-		"too large":          {args: []string{ca, "--concurrent-signer-syncs=99999999999999999999"}, want: []string{`invalid argument "99999999999999999999" for "--concurrent-signer-syncs" flag: strconv.ParseInt: parsing "99999999999999999999": value out of range`}},
-		"unknown":            {args: []string{ca, "--nonsense"}, want: []string{"unknown flag: --nonsense"}},
-		"without its value":  {args: []string{ca, "--kubeconfig"}, want: []string{"flag needs an argument: --kubeconfig"}},
+	check(t, map[string]loaded{
+		"not a number":      {args: []string{ca, "--kube-api-qps=zz"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
+		"unknown":           {args: []string{ca, "--nonsense"}, want: []string{"unknown flag: --nonsense"}},
+		"without its value": {args: []string{ca, "--kubeconfig"}, want: []string{"flag needs an argument: --kubeconfig"}},
 		"two unknown, and values apart": {
 			args: []string{ca, "--nonsense", "--kube-api-burst", "0", "-x=1", "--other=2", "--config", "testdata/none.yaml"},
 			want: []string{"unknown flag: --nonsense", "unknown shorthand flag: 'x' in -x=1", "unknown flag: --other", "--config: open testdata/none.yaml: no such file or directory"},
@@ -353,7 +336,7 @@ func TestBadFlagsAndFiles(t *testing.T) {
 				"--kube-api-qps: Invalid value: 0: must be positive, or negative for no limit", "--concurrent-cleaner-syncs: Invalid value: 0: must be 1 or more", noCA,
 			},
 		},
-		"a value that the file gave stays": {args: []string{ca, "--kube-api-burst=x"}, file: header + "kubeAPIBurst: 0\n", want: []string{
+		"a value that the file gave stays": {args: []string{ca, "--kube-api-burst=x"}, body: "kubeAPIBurst: 0\n", want: []string{
 			`invalid argument "x" for "--kube-api-burst" flag: strconv.ParseInt: parsing "x": invalid syntax`, "kubeAPIBurst: Invalid value: 0: must be 1 or more",
 		}},
 
@@ -361,42 +344,10 @@ func TestBadFlagsAndFiles(t *testing.T) {
 		"empty file":        {file: "\n", want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "" and ""`}},
 		"wrong version":     {file: strings.Replace(header, "v1alpha1", "v1", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1" and "ControllerManagerConfiguration"`}},
 		"wrong kind":        {file: strings.Replace(header, "ControllerManager", "", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1alpha1" and "Configuration"`}},
-		"unknown field":     {file: header + "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
-		"field twice":       {file: header + "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
-		"wrong type":        {file: header + "verbosity: high\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go struct field Configuration.verbosity of type int"}},
-		"bad duration":      {file: header + "signing: {duration: 1d}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: time: unknown unit "d" in duration "1d"`}},
-		"not YAML":          {file: "{", want: []string{"--config: FILE: error converting YAML to JSON: yaml: line 1: did not find expected node content"}},
+		"unknown field":     {body: "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
+		"field twice":       {body: "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
 		"text, not a map":   {file: "hello\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go value of type config.Configuration"}},
 		"a folder":          {args: []string{"--config=."}, want: []string{"--config: read .: is a directory"}},
-		"mistake in a file": {file: header + "signing: {secret: ca}\n", want: []string{`signing.secret: Invalid value: "ca": want namespace/name`}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			args, path := test.args, ""
-			if test.file != "" {
-				path = file(test.file)
-				args = append([]string{"--config=" + path}, args...)
-			}
-			_, err := config.Load(args)
-			if err == nil {
-				t.Fatal("no error")
-			}
-			want := strings.ReplaceAll(strings.Join(test.want, "\n"), "FILE", path)
-			if diff := cmp.Diff(want, err.Error()); diff != "" {
-				t.Errorf("error (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-// If the flag is given twice, its values add up, as in kube-controller-manager. The flag still overrides the file.
-func TestControllersGivenTwice(t *testing.T) {
-	t.Parallel()
-	configuration, problem := load(t, "controllers: [signer]\nsigning: {secret: ns/ca}\n", "--controllers=approver", "--controllers=cleaner")
-	if problem != "" {
-		t.Fatal(problem)
-	}
-	if diff := cmp.Diff([]string{"approver", "cleaner"}, configuration.Controllers); diff != "" {
-		t.Errorf("controllers (-want +got):\n%s", diff)
-	}
+		"mistake in a file": {body: "signing: {secret: ca}\n", want: []string{`signing.secret: Invalid value: "ca": want namespace/name`}},
+	})
 }

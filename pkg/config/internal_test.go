@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 )
 
@@ -40,6 +41,17 @@ func FuzzParse(f *testing.F) {
 		}
 		if _, err := yaml.Marshal(c); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// Each defined flag must also be in the list of flags. Otherwise errors could not name it.
+func TestEveryFlagIsNoted(t *testing.T) {
+	t.Parallel()
+	flags := NewFlags(Default())
+	flags.together().VisitAll(func(flag *pflag.Flag) {
+		if _, noted := flags.fields[flag.Name]; !noted && flag.Name != "help" {
+			t.Errorf("--%s has no field", flag.Name)
 		}
 	})
 }
