@@ -38,103 +38,72 @@ func printed(t *testing.T, args ...string) (out, aside string) {
 	return stdout.String(), stderr.String()
 }
 
+// TestBootstrapToken checks the Secret, the bindings, and the line with the token. No token is printed twice.
 func TestBootstrapToken(t *testing.T) {
 	t.Parallel()
 	const group = "system:bootstrappers:node:13029f9e83d15b3d437c2a7568fc1ca7990ecf3ff79bef6da08f13ff5ae12af8"
-	for name, test := range map[string]struct {
-		args []string
-		want map[string]string // beside the token
-		last string
+	type values = map[string]string
+	tokens := map[string]bool{}
+	for _, test := range []struct {
+		args     string
+		want     values // beside the token
+		ttl      string
+		bindings []string
 	}{
-		"a node": {
-			args: []string{"--node", "worker-1"}, last: "is the token of node worker-1 for 1h0m0s, once the Secret has been created.\n",
-			want: map[string]string{"description": "Bootstrap token for node worker-1", "expiration": "2026-03-01T13:00:00Z", "auth-extra-groups": group},
-		},
-		"with kubeadm": {
-			args: []string{"--kubeadm", "--node=worker-1", "--ttl=90s", "--description=rack 7: \"left\"\nx"}, last: "is the token of node worker-1 for 1m30s, once the Secret has been created.\n",
-			want: map[string]string{"description": "rack 7: \"left\"\nx", "expiration": "2026-03-01T12:01:30Z", "auth-extra-groups": group + ",system:bootstrappers:kubeadm:default-node-token"},
-		},
+		{"--node worker-1", values{
+			"description": "Bootstrap token for node worker-1", "expiration": "2026-03-01T13:00:00Z", "auth-extra-groups": group,
+		}, "1h0m0s", nil},
+		{"--kubeadm --node=worker-1 --ttl=90s --description=\"left\"\nx", values{
+			"description": "\"left\"\nx", "expiration": "2026-03-01T12:01:30Z",
+			"auth-extra-groups": group + ",system:bootstrappers:kubeadm:default-node-token",
+		}, "1m30s", nil},
+		{"--node worker-1 --rbac", values{
+			"description": "Bootstrap token for node worker-1", "expiration": "2026-03-01T13:00:00Z", "auth-extra-groups": group,
+		}, "1h0m0s", []string{
+			":join ClusterRole system:node-bootstrapper", ":approve ClusterRole system:certificates.k8s.io:certificatesigningrequests:nodeclient",
+		}},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			out, aside := printed(t, test.args...)
-			var secret corev1.Secret
-			if err := yaml.UnmarshalStrict([]byte(out), &secret); err != nil {
-				t.Fatal(err)
-			}
-			id, text := secret.StringData["token-id"], secret.StringData["token-secret"]
-			if !regexp.MustCompile(`^[a-z0-9]{6}$`).MatchString(id) || !regexp.MustCompile(`^[a-z0-9]{16}$`).MatchString(text) {
-				t.Errorf("%q.%q", id, text)
-			}
-			test.want["token-id"], test.want["token-secret"] = id, text
-			test.want["usage-bootstrap-authentication"], test.want["usage-bootstrap-signing"] = "true", "true"
-			if diff := cmp.Diff(test.want, secret.StringData); diff != "" {
-				t.Errorf("data (-want +got):\n%s", diff)
-			}
-			where := []string{secret.APIVersion, secret.Kind, secret.Namespace, secret.Name, string(secret.Type)}
-			if diff := cmp.Diff([]string{"v1", "Secret", "kube-system", "bootstrap-token-" + id, "bootstrap.kubernetes.io/token"}, where); diff != "" {
-				t.Errorf("object (-want +got):\n%s", diff)
-			}
-			if want := "# " + id + "." + text + " " + test.last; aside != want {
-				t.Errorf("aside %q, want %q", aside, want)
-			}
-			if strings.Contains(out, id+"."+text) || strings.Contains(out, "creationTimestamp") {
-				t.Errorf("printed:\n%s", out)
-			}
-		})
-	}
-}
-
-func TestBootstrapTokenBindings(t *testing.T) {
-	t.Parallel()
-	const group = "system:bootstrappers:node:13029f9e83d15b3d437c2a7568fc1ca7990ecf3ff79bef6da08f13ff5ae12af8"
-	out, _ := printed(t, "--node", "worker-1", "--rbac")
-	documents := strings.Split(out, "---\n")
-	if len(documents) != 3 {
-		t.Fatalf("%d documents:\n%s", len(documents), out)
-	}
-	var got []string
-	for _, document := range documents[1:] {
-		var binding rbacv1.ClusterRoleBinding
-		if err := yaml.UnmarshalStrict([]byte(document), &binding); err != nil {
+		out, aside := printed(t, strings.Split(test.args, " ")...)
+		documents := strings.Split(out, "---\n")
+		var secret corev1.Secret
+		if err := yaml.UnmarshalStrict([]byte(documents[0]), &secret); err != nil {
 			t.Fatal(err)
 		}
-		got = append(got, binding.Name, binding.RoleRef.Kind+" "+binding.RoleRef.Name)
-		if diff := cmp.Diff([]rbacv1.Subject{{APIGroup: "rbac.authorization.k8s.io", Kind: "Group", Name: group}}, binding.Subjects); diff != "" {
-			t.Errorf("subjects (-want +got):\n%s", diff)
+		id, text := secret.StringData["token-id"], secret.StringData["token-secret"]
+		token := id + "." + text
+		if !regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`).MatchString(token) || tokens[token] {
+			t.Errorf("%s: token %q, one of %v", test.args, token, tokens)
 		}
-	}
-	want := []string{
-		group + ":join", "ClusterRole system:node-bootstrapper",
-		group + ":approve", "ClusterRole system:certificates.k8s.io:certificatesigningrequests:nodeclient",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("bindings (-want +got):\n%s", diff)
-	}
-}
-
-// Every character of the alphabet occurs, and no token occurs twice.
-func TestBootstrapTokensAreRandom(t *testing.T) {
-	t.Parallel()
-	seen, used := map[string]bool{}, map[rune]int{}
-	for range 300 {
-		_, aside := printed(t, "--node=a")
-		token := strings.Fields(aside)[1]
-		if seen[token] {
-			t.Fatalf("%s twice", token)
+		tokens[token] = true
+		test.want["token-id"], test.want["token-secret"] = id, text
+		test.want["usage-bootstrap-authentication"], test.want["usage-bootstrap-signing"] = "true", "true"
+		where := []string{secret.APIVersion, secret.Kind, secret.Namespace, secret.Name, string(secret.Type)}
+		if diff := cmp.Diff([]string{"v1", "Secret", "kube-system", "bootstrap-token-" + id, "bootstrap.kubernetes.io/token"}, where); diff != "" {
+			t.Errorf("%s: object (-want +got):\n%s", test.args, diff)
 		}
-		seen[token] = true
-		for _, char := range strings.Replace(token, ".", "", 1) {
-			used[char]++
+		if diff := cmp.Diff(test.want, secret.StringData); diff != "" {
+			t.Errorf("%s: data (-want +got):\n%s", test.args, diff)
 		}
-	}
-	for _, char := range "0123456789abcdefghijklmnopqrstuvwxyz" { // 183 are expected, with a deviation of 13
-		if used[char] < 90 || used[char] > 280 {
-			t.Errorf("%c is used %d times", char, used[char])
+		if want := "# " + token + " is the token of node worker-1 for " + test.ttl + ", once the Secret has been created.\n"; aside != want {
+			t.Errorf("%s: aside %q, want %q", test.args, aside, want)
 		}
-	}
-	if len(used) != 36 {
-		t.Errorf("%d characters", len(used))
+		if strings.Contains(out, token) || strings.Contains(documents[0], "creationTimestamp") {
+			t.Errorf("%s: printed:\n%s", test.args, out)
+		}
+		var bindings []string
+		for _, document := range documents[1:] {
+			var binding rbacv1.ClusterRoleBinding
+			if err := yaml.UnmarshalStrict([]byte(document), &binding); err != nil {
+				t.Fatal(err)
+			}
+			bindings = append(bindings, strings.TrimPrefix(binding.Name, group)+" "+binding.RoleRef.Kind+" "+binding.RoleRef.Name)
+			if diff := cmp.Diff([]rbacv1.Subject{{APIGroup: "rbac.authorization.k8s.io", Kind: "Group", Name: group}}, binding.Subjects); diff != "" {
+				t.Errorf("subjects (-want +got):\n%s", diff)
+			}
+		}
+		if diff := cmp.Diff(test.bindings, bindings); diff != "" {
+			t.Errorf("%s: bindings (-want +got):\n%s", test.args, diff)
+		}
 	}
 }
 
@@ -181,24 +150,19 @@ func TestBootstrapTokenHelp(t *testing.T) {
 	}
 }
 
-// If the output cannot be written completely, the command returns an error.
+// broken is a file whose writes fail.
+type broken struct{}
+
+var errFull = errors.New("disk full")
+
+func (broken) Write([]byte) (int, error) { return 0, errFull }
+
+// TestBootstrapTokenTellsWhatIsNotWritten checks the error if the output cannot be written completely.
 func TestBootstrapTokenTellsWhatIsNotWritten(t *testing.T) {
 	t.Parallel()
-	full := errors.New("disk full")
-	for _, failing := range []struct{ out, aside broken }{{out: broken{full}}, {aside: broken{full}}} {
-		err := runBootstrapToken(failing.out, failing.aside, "--node=a")
-		if !errors.Is(err, full) {
+	for _, err := range []error{runBootstrapToken(broken{}, io.Discard, "--node=a"), runBootstrapToken(io.Discard, broken{}, "--node=a")} {
+		if !errors.Is(err, errFull) {
 			t.Errorf("error %v", err)
 		}
 	}
-}
-
-// broken is a file whose writes fail with err. If err is nil, they succeed.
-type broken struct{ err error }
-
-func (b broken) Write(data []byte) (int, error) {
-	if b.err != nil {
-		return 0, b.err
-	}
-	return len(data), nil
 }

@@ -9,13 +9,11 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"net"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/yaml"
@@ -68,35 +66,34 @@ func TestExplainJudgesAFile(t *testing.T) {
 	t.Parallel()
 	const rows = "approval: {kubeletServing: {enabled: true}, inventory: {sources: [{static: {rows: [{name: a, addresses: [10.0.0.1]}]}}, {node: {}}]}}\n"
 	one, two := []net.IP{net.IPv4(10, 0, 0, 1)}, []net.IP{net.IPv4(10, 0, 0, 2)}
+	with := func(change func(*certificatesv1.CertificateSigningRequest)) string { return document(t, nil, change) }
+	noUsage := with(func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Usages = obj.Spec.Usages[:1] })
+	foreign := with(func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.SignerName = "example.com/a" })
+	malformed := with(func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Request = []byte("x\x1b") })
 	for name, test := range map[string]struct {
 		config, request string
 		want            []string
 	}{
-		"sound":          {"", document(t, nil), []string{"decision Approve", "AutoApproved", "that the requester has every permission", "sign, if the CA permits it"}},
-		"wrong usages":   {"", document(t, nil, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Usages = obj.Spec.Usages[:1] }), []string{"ShapeMismatch", "decision Deny", "SignerValidationFailure"}},
+		"sound": {"", document(t, nil), []string{
+			"decision Approve", "AutoApproved", "that the requester has every permission", "sign, if the CA permits it",
+		}},
+		"wrong usages":   {"", noUsage, []string{"ShapeMismatch", "decision Deny", "SignerValidationFailure"}},
 		"no rule":        {"", document(t, one, serving), []string{"none: no rule of this configuration", "sign, if the CA permits it"}},
 		"row":            {rows, document(t, one, serving), []string{"only the manager knows what belongs to the node", "10.0.0.1", "belongs to the node"}},
 		"another row":    {rows, document(t, two, serving), []string{"does not belong to the node by these rows alone"}},
 		"no row":         {strings.Replace(rows, "name: a", "name: b", 1), document(t, one, serving), []string{"no inline row is for this node"}},
 		"signer off":     {"controllers: [approver]\n", document(t, nil), []string{"none: the signer is switched off"}},
-		"foreign signer": {"", document(t, nil, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.SignerName = "example.com/a" }), []string{"none: this signer is not configured"}},
-		"masters": {"", document(t, nil, func(obj *certificatesv1.CertificateSigningRequest) { obj.Spec.Request = []byte("x\x1b") }),
-			[]string{"Malformed"}},
+		"foreign signer": {"", foreign, []string{"none: this signer is not configured"}},
+		"malformed":      {"", malformed, []string{"Malformed"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := t.TempDir()
 			configFile, file := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "request.yaml")
-			if err := os.WriteFile(configFile, []byte(configHead+test.config), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(file, []byte(test.request), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			put(t, configFile, []byte(configHead+test.config))
+			put(t, file, []byte(test.request))
 			var out bytes.Buffer
-			if err := Execute(t.Context(), []string{"explain", "--config", configFile, "-f", file}, &out); err != nil {
-				t.Fatal(err)
-			}
+			may(t, Execute(t.Context(), []string{"explain", "--config", configFile, "-f", file}, &out))
 			text := strings.Join(strings.Fields(out.String()), " ")
 			for _, part := range test.want {
 				if !strings.Contains(text, part) {
@@ -118,10 +115,7 @@ func TestExplainReadsFiles(t *testing.T) {
 		}
 		return text
 	}
-	secret, err := yaml.Marshal(&corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	const secret = "apiVersion: v1\nkind: Secret\n"
 	for name, test := range map[string]struct {
 		in      string
 		read    int
@@ -133,21 +127,18 @@ func TestExplainReadsFiles(t *testing.T) {
 		"list":                 {in: list("List", "v1", one, one, one), read: 3},
 		"list of its own kind": {in: list("CertificateSigningRequestList", "certificates.k8s.io/v1", one), read: 1},
 		"JSON":                 {in: `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest"}`, read: 1},
-		"another kind":         {in: string(secret) + "---\n" + one, read: 1, problem: "-f: document 1: want a CertificateSigningRequest of certificates.k8s.io/v1"},
-		"in a list":            {in: list("List", "v1", string(secret), one), read: 1, problem: "-f: document 1: want a CertificateSigningRequest"},
+		"another kind":         {in: secret + "---\n" + one, read: 1, problem: "-f: document 1: want a CertificateSigningRequest of "},
+		"in a list":            {in: list("List", "v1", secret, one), read: 1, problem: "-f: document 1: want a CertificateSigningRequest"},
 		"an old version":       {in: strings.Replace(one, "k8s.io/v1\n", "k8s.io/v1beta1\n", 1), problem: "want a CertificateSigningRequest of certificates.k8s.io/v1"},
 		"no kind":              {in: "metadata: {name: x}\n", problem: "-f: document 1: "},
 		"empty":                {in: ""},
 		"no YAML":              {in: "\tx: [", problem: "-f: document 1: "},
 		"payload not base64":   {in: strings.Replace(one, "request: ", "request: '*' #", 1), problem: "illegal base64"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			objs, err := readRequests(strings.NewReader(test.in))
-			if len(objs) != test.read || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
-				t.Errorf("%d read, error %v", len(objs), err)
-			}
-		})
+		objs, err := readRequests(strings.NewReader(test.in))
+		if len(objs) != test.read || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
+			t.Errorf("%s: %d read, error %v", name, len(objs), err)
+		}
 	}
 }
 

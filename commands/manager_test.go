@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"os"
@@ -11,9 +12,7 @@ import (
 
 func TestStartErrorIsInTheTerminationLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "termination-log")
-	if err := os.WriteFile(path, []byte(strings.Repeat("old", 5000)), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	put(t, path, []byte(strings.Repeat("old", 5000)))
 	err := execute(t.Context(), []string{"--no-such-flag"}, io.Discard, path)
 	if err == nil {
 		t.Fatal("the manager took an unknown flag")
@@ -24,11 +23,16 @@ func TestStartErrorIsInTheTerminationLog(t *testing.T) {
 	}
 }
 
-func TestTerminationLogHoldsTheBeginningOfALongError(t *testing.T) {
+// TestNoteTermination checks that a long text is shortened at its end, and that no file is made.
+func TestNoteTermination(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "termination-log")
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
-		t.Fatal(err)
+	if err := noteTermination(path, "text"); err != nil {
+		t.Error(err)
 	}
+	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the file is there: %v", err)
+	}
+	put(t, path)
 	if err := noteTermination(path, "begins"+strings.Repeat("x", 10_000)); err != nil {
 		t.Fatal(err)
 	}
@@ -37,12 +41,17 @@ func TestTerminationLogHoldsTheBeginningOfALongError(t *testing.T) {
 	}
 }
 
-func TestWithoutATerminationLogNoneIsMade(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "termination-log")
-	if err := noteTermination(path, "text"); err != nil {
-		t.Error(err)
+// Every text in the log is ASCII, even an error with a requester's text.
+func TestLogIsASCII(t *testing.T) {
+	t.Parallel()
+	var out bytes.Buffer
+	logger := jsonLogger(0, &out)
+	logger.Info("Decided", "subject", "CN=\u009b31m\u202e\u0435")
+	logger.Error(errors.New("no \u202e"), "Failed")
+	if at := strings.IndexFunc(out.String(), func(char rune) bool { return char != '\n' && (char < ' ' || char > '~') }); at >= 0 {
+		t.Errorf("the log has a character that is not ASCII at %d: %q", at, out.String())
 	}
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the file is there: %v", err)
+	if !strings.Contains(out.String(), `"subject":"CN=\u009b31m\u202e\u0435"`) {
+		t.Errorf("the log has lost what was written: %s", out.String())
 	}
 }

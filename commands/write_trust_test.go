@@ -9,7 +9,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/hex"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -18,7 +17,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
@@ -55,11 +53,17 @@ func trustFolder(t *testing.T) trustFileOptions {
 	return trustFileOptions{from: filepath.Join(t.TempDir(), "ca.crt"), to: filepath.Join(t.TempDir(), "client-ca.crt")}
 }
 
-func put(t *testing.T, path string, parts ...[]byte) {
+// may fails the test if there is an error.
+func may(t *testing.T, err error) {
 	t.Helper()
-	if err := os.WriteFile(path, slices.Concat(parts...), 0o600); err != nil {
+	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func put(t *testing.T, path string, parts ...[]byte) {
+	t.Helper()
+	may(t, os.WriteFile(path, slices.Concat(parts...), 0o600))
 }
 
 // trusts returns the common names in a file, as an API server reads them.
@@ -76,41 +80,38 @@ func trusts(t *testing.T, path string) []string {
 	return names
 }
 
+// TestWriteTrust checks what is written, and when. Each change makes another file, so that a reader never sees half of one.
 func TestWriteTrust(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)
 	a, b, c := bundled(t, "a", true), bundled(t, "b", true), bundled(t, "c", true)
 	put(t, o.from, b, []byte("a text between\n"), a, b)
-	once := func(want ...string) os.FileInfo {
+	put(t, o.to+".new", []byte("what a crash has left"))
+	var last os.FileInfo
+	once := func(replaced bool, want ...string) {
 		t.Helper()
-		if err := o.once(logr.Discard()); err != nil {
-			t.Fatal(err)
-		}
+		may(t, o.once(logr.Discard()))
 		if got := trusts(t, o.to); !slices.Equal(got, want) {
 			t.Errorf("trusts %v, want %v", got, want)
 		}
 		info, err := os.Stat(o.to)
-		if err != nil || info.Mode().Perm() != 0o644 {
-			t.Errorf("%v, error %v", info, err)
+		if err != nil || info.Mode().Perm() != 0o644 || last != nil && os.SameFile(last, info) == replaced {
+			t.Errorf("%v, error %v; want another file: %t", info, err, replaced)
 		}
-		return info
+		last = info
 	}
-	first := once("b", "a")
-	if same := once("b", "a"); !os.SameFile(first, same) {
-		t.Error("written again, and nothing has changed")
-	}
+	once(true, "b", "a")
+	once(false, "b", "a") // nothing has changed
 	// Another program writes a part of the bundle to the file, with the same first line.
 	put(t, o.to, []byte(trustFileMark), a)
-	once("b", "a")
-	if err := os.Chmod(o.to, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	once("b", "a")
+	once(true, "b", "a")
+	may(t, os.Chmod(o.to, 0o600))
+	once(true, "b", "a")
 	// The old CA is removed, and other CAs stay.
 	put(t, o.from, b)
 	o.also = []string{filepath.Join(filepath.Dir(o.from), "also.crt")}
 	put(t, o.also[0], c, b)
-	once("b", "c")
+	once(true, "b", "c")
 	if left, err := filepath.Glob(filepath.Join(filepath.Dir(o.to), "*")); err != nil || len(left) != 1 {
 		t.Errorf("left %v, error %v", left, err)
 	}
@@ -143,21 +144,11 @@ func TestWriteTrustRefuses(t *testing.T) {
 		"the others are bad": {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-also"}; put(t, o.also[0]) }, "holds no certificate"},
 		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not created by write-trust"},
 		"an empty file":      {func(t *testing.T, o *trustFileOptions) { put(t, o.to) }, "was not created by write-trust"},
-		"a link": {func(t *testing.T, o *trustFileOptions) {
-			if err := os.Symlink(o.from, o.to); err != nil {
-				t.Fatal(err)
-			}
-		}, "is not a regular file"},
-		"a folder": {func(t *testing.T, o *trustFileOptions) {
-			if err := os.Mkdir(o.to, 0o700); err != nil {
-				t.Fatal(err)
-			}
-		}, "is not a regular file"},
-		"no folder": {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
+		"a link":             {func(t *testing.T, o *trustFileOptions) { may(t, os.Symlink(o.from, o.to)) }, "is not a regular file"},
+		"a folder":           {func(t *testing.T, o *trustFileOptions) { may(t, os.Mkdir(o.to, 0o700)) }, "is not a regular file"},
+		"no folder":          {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
 		"a folder in the way of the temporary file": {func(t *testing.T, o *trustFileOptions) {
-			if err := os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			may(t, os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700))
 		}, "directory not empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -176,43 +167,6 @@ func TestWriteTrustRefuses(t *testing.T) {
 	}
 }
 
-// TestWriteTrustIsWhole reads the file all the time while it is replaced, and after a crash has left the temporary
-// file.
-func TestWriteTrustIsWhole(t *testing.T) {
-	t.Parallel()
-	o := trustFolder(t)
-	a, b := bundled(t, "a", true), bundled(t, "b", true)
-	put(t, o.to+".new", []byte("what a crash has left"))
-	put(t, o.from, a)
-	if err := o.once(logr.Discard()); err != nil {
-		t.Fatal(err)
-	}
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
-			}
-			certs, err := cert.CertsFromFile(o.to)
-			if err != nil || len(certs) != 1 && len(certs) != 2 {
-				t.Errorf("%d certificates, error %v", len(certs), err)
-				return
-			}
-		}
-	}()
-	for i := range 40 {
-		put(t, o.from, [][]byte{a, slices.Concat(a, b)}[i%2])
-		if err := o.once(logr.Discard()); err != nil {
-			t.Fatal(err)
-		}
-	}
-	close(stop)
-	<-done
-}
-
 // TestWriteTrustKeepsOn checks that the command waits for a bundle that comes late, and ends with its context.
 func TestWriteTrustKeepsOn(t *testing.T) {
 	t.Parallel()
@@ -228,9 +182,7 @@ func TestWriteTrustKeepsOn(t *testing.T) {
 	}
 	staged := o.from + "-staged"
 	put(t, staged, bundled(t, "a", true))
-	if err := os.Rename(staged, o.from); err != nil {
-		t.Fatal(err)
-	}
+	may(t, os.Rename(staged, o.from))
 	if line := <-lines; !strings.Contains(line, "Wrote the CAs to trust") || !strings.Contains(line, `"certificates"=1`) {
 		t.Error(line)
 	}
@@ -248,6 +200,7 @@ func TestWriteTrustFlags(t *testing.T) {
 		"--from a --to b --interval -1s": "--interval: -1s is negative",
 		"--from a --to b c":              `unexpected argument "c"`,
 		"--configmap a":                  "unknown flag: --configmap",
+		"--from x --to y --accept abc":   "64 hexadecimal digits",
 	} {
 		err := Execute(t.Context(), append([]string{"write-trust"}, strings.Fields(args)...), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), want) || !strings.HasPrefix(err.Error(), "write-trust (--help lists the flags): ") {
@@ -259,13 +212,15 @@ func TestWriteTrustFlags(t *testing.T) {
 		!strings.Contains(out.String(), "Usage:\n  csr-controller-manager write-trust --from FILE --to FILE [flags]") {
 		t.Errorf("error %v: %s", err, out.String())
 	}
+	// Without the CAs of each file of --also, an API server would refuse the clients of these CAs.
 	o := trustFolder(t)
-	put(t, o.from, bundled(t, "a", true))
-	if err := Execute(t.Context(), []string{"write-trust", "--from", o.from, "--to=" + o.to, "--interval=0"}, io.Discard); err != nil {
-		t.Fatal(err)
+	args := []string{"write-trust", "--from", o.from, "--to=" + o.to, "--also=" + o.from + "-others", "--also=" + o.from + "-second", "--interval=0"}
+	for path, name := range map[string]string{"": "published", "-others": "others", "-second": "second"} {
+		put(t, o.from+path, bundled(t, name, true))
 	}
-	if info, err := os.Stat(o.to); err != nil || info.Sys().(*syscall.Stat_t).Nlink != 1 {
-		t.Errorf("%v, error %v", info, err)
+	may(t, Execute(t.Context(), args, io.Discard))
+	if got := trusts(t, o.to); !slices.Equal(got, []string{"published", "others", "second"}) {
+		t.Errorf("trusts %v", got)
 	}
 }
 
@@ -274,67 +229,29 @@ func TestWriteTrustFlags(t *testing.T) {
 func TestWriteTrustAccept(t *testing.T) {
 	t.Parallel()
 	o := trustFolder(t)
-	a, b, local := bundled(t, "a", true), bundled(t, "b", true), bundled(t, "local", true)
-	fingerprint := func(bundle []byte) string {
+	a, b, also := bundled(t, "a", true), bundled(t, "b", true), filepath.Join(t.TempDir(), "local.crt")
+	put(t, also, bundled(t, "local", true))
+	fingerprint := func(bundle []byte, format string) string {
 		block, _ := pem.Decode(bundle)
-		return fmt.Sprintf("%X", sha256.Sum256(block.Bytes))
+		return fmt.Sprintf(format, sha256.Sum256(block.Bytes))
 	}
-	withColons := strings.ReplaceAll(fmt.Sprintf("% X", mustDecode(t, fingerprint(a))), " ", ":")
-	if err := Execute(t.Context(), []string{"write-trust", "--from=x", "--to=y", "--accept=abc"}, io.Discard); err == nil ||
-		!strings.Contains(err.Error(), "64 hexadecimal digits") {
-		t.Errorf("an abridged fingerprint: error %v", err)
-	}
-	also := filepath.Join(t.TempDir(), "local.crt")
-	put(t, also, local)
 	given, flags := &trustFileOptions{}, pflag.NewFlagSet("", pflag.ContinueOnError)
 	given.define(flags)
-	if err := flags.Parse([]string{"--from", o.from, "--to", o.to, "--also", also, "--accept", withColons}); err != nil {
-		t.Fatal(err)
-	}
+	withColons := strings.ReplaceAll(fingerprint(a, "% X"), " ", ":")
+	may(t, flags.Parse([]string{"--from", o.from, "--to", o.to, "--also", also, "--accept", withColons}))
 	put(t, o.from, a)
-	if err := given.once(logr.Discard()); err != nil {
-		t.Fatal(err)
-	}
+	may(t, given.once(logr.Discard()))
 	put(t, o.from, a, b)
-	want := "the CA \"b\" is not accepted: compare its fingerprint, then add --accept " + strings.ToLower(fingerprint(b))
+	want := "the CA \"b\" is not accepted: compare its fingerprint, then add --accept " + fingerprint(b, "%x")
 	if err := given.once(logr.Discard()); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	if got := trusts(t, o.to); !slices.Equal(got, []string{"a", "local"}) {
 		t.Errorf("a CA that nobody accepted is written: %q", got)
 	}
-	given.accept = append(given.accept, strings.ToLower(fingerprint(b)))
-	if err := given.once(logr.Discard()); err != nil {
-		t.Fatal(err)
-	}
+	given.accept = append(given.accept, fingerprint(b, "%x"))
+	may(t, given.once(logr.Discard()))
 	if got := trusts(t, o.to); !slices.Equal(got, []string{"a", "b", "local"}) {
 		t.Errorf("accepted, but the file has %q", got)
-	}
-}
-
-func mustDecode(t *testing.T, text string) []byte {
-	t.Helper()
-	data, err := hex.DecodeString(text)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
-// TestWriteTrustAlso checks that the file also holds the CAs of each file of --also. Without them, an API server would
-// refuse the clients of these CAs.
-func TestWriteTrustAlso(t *testing.T) {
-	t.Parallel()
-	o := trustFolder(t)
-	others, second := filepath.Join(filepath.Dir(o.from), "others.crt"), filepath.Join(filepath.Dir(o.from), "second.crt")
-	for path, name := range map[string]string{o.from: "published", others: "others", second: "second"} {
-		put(t, path, bundled(t, name, true))
-	}
-	args := []string{"write-trust", "--from=" + o.from, "--to=" + o.to, "--also=" + others, "--also=" + second, "--interval=0"}
-	if err := Execute(t.Context(), args, io.Discard); err != nil {
-		t.Fatal(err)
-	}
-	if got := trusts(t, o.to); !slices.Equal(got, []string{"published", "others", "second"}) {
-		t.Errorf("trusts %v", got)
 	}
 }
