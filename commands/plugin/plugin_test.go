@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -35,6 +36,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // fixedNow is when commands run in tests.
@@ -108,7 +110,9 @@ func requestOf(t testing.TB, name string, mods ...func(*certificatesv1.Certifica
 		},
 	}
 	for _, mod := range mods {
-		mod(obj)
+		if mod != nil {
+			mod(obj)
+		}
 	}
 	return obj
 }
@@ -134,19 +138,21 @@ func lease(namespace, name string, renewed time.Duration) *coordinationv1.Lease 
 	}
 }
 
-// storedApproval returns the Approved condition of a request in api, or nil.
-func storedApproval(t *testing.T, api *fake.Clientset, name string) *certificatesv1.CertificateSigningRequestCondition {
+// storedApproval returns the Approved condition of the request r in api, or nil.
+func storedApproval(t *testing.T, api *fake.Clientset) *certificatesv1.CertificateSigningRequestCondition {
 	t.Helper()
-	obj, err := api.CertificatesV1().CertificateSigningRequests().Get(t.Context(), name, metav1.GetOptions{})
+	obj, err := api.CertificatesV1().CertificateSigningRequests().Get(t.Context(), "r", metav1.GetOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for i := range obj.Status.Conditions {
-		if obj.Status.Conditions[i].Type == certificatesv1.CertificateApproved {
-			return &obj.Status.Conditions[i]
-		}
-	}
-	return nil
+	return csr.Condition(obj, certificatesv1.CertificateApproved)
+}
+
+// forbid has api refuse calls.
+func forbid(api *fake.Clientset, verb, resource string) {
+	api.PrependReactor(verb, resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))
+	})
 }
 
 func TestApprove(t *testing.T) {
@@ -156,52 +162,63 @@ func TestApprove(t *testing.T) {
 		Data:       map[string]string{"nodes": "other\nA # stolen\n", "certificates": "01:ab"},
 	}
 	byAlice := func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil }
+	onlySigns := func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }
+	foreign := func(obj *request) { obj.Spec.SignerName = "example.com/a" }
+	unknownUsage := func(obj *request) {
+		foreign(obj)
+		obj.Spec.Usages = []certificatesv1.KeyUsage{"x"}
+	}
+	leaving := func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} }
 	for name, test := range map[string]struct {
 		mod   func(*request)
-		more  []runtime.Object
+		more  runtime.Object
+		args  string // empty stands for r --yes
 		input string
-		args  []string
 		want  string // why it is not approved; empty if it is
+		// noRight forbids to read the block list.
+		noRight bool
 	}{
-		"yes":              {input: "y\n", args: []string{"r"}},
-		"--yes":            {args: []string{"r", "--yes"}},
-		"no":               {input: "n\n", args: []string{"r"}, want: "you did not confirm it"},
-		"no answer":        {args: []string{"r"}, want: "you did not confirm it"},
-		"node":             {input: "y\n", args: []string{"--node", "a"}},
-		"node, a stranger": {mod: byAlice, input: "y\n", args: []string{"--node", "a"}, want: `"alice", who is neither the node nor a bootstrap token`},
-		"name, a stranger": {mod: byAlice, args: []string{"r", "--yes"}},
-		"blocked":          {more: []runtime.Object{blockList}, args: []string{"r", "--yes"}, want: "NodeBlocked: the block list"},
-		"no list":          {more: []runtime.Object{blockList}, args: []string{"r", "--yes", "--block-list="}},
-		"another list":     {more: []runtime.Object{blockList}, args: []string{"r", "--yes", "--block-list=a/b"}},
-		"wrong usages":     {mod: func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }, args: []string{"r", "--yes"}, want: "the signer would refuse the request (SignerValidationFailure)"},
-		"another signer":   {mod: func(obj *request) { obj.Spec.SignerName = "example.com/a" }, args: []string{"r", "--yes"}},
-		"unknown usage": {mod: func(obj *request) {
-			obj.Spec.SignerName = "example.com/a"
-			obj.Spec.Usages = []certificatesv1.KeyUsage{"x"}
-		}, args: []string{"r", "--yes"}, want: "(UsagesNotPermitted)"},
-		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, args: []string{"r", "--yes"}, want: "(Malformed)"},
-		"being deleted":     {mod: func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} }, args: []string{"r", "--yes"}, want: "the request is being deleted"},
-		"denied":            {mod: decidedAs(certificatesv1.CertificateDenied), args: []string{"r", "--yes"}, want: "the request is already denied"},
-		"approved":          {mod: decidedAs(certificatesv1.CertificateApproved), args: []string{"r", "--yes"}, want: "the request is already approved"},
-		"an Event approves": {mod: func(obj *request) { obj.Spec.Usages = nil }, more: []runtime.Object{event(requestOf(t, "r"), approverName, "AutoApproved", "", 0)}, args: []string{"r", "--yes"}, want: "the signer would refuse"},
+		"yes":               {args: "r", input: "y\n"},
+		"--yes":             {},
+		"no":                {args: "r", input: "n\n", want: "you did not confirm it"},
+		"no answer":         {args: "r", want: "you did not confirm it"},
+		"node":              {args: "--node a", input: "y\n"},
+		"node, a stranger":  {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
+		"name, a stranger":  {mod: byAlice},
+		"blocked":           {more: blockList, want: "NodeBlocked: the block list"},
+		"no list":           {more: blockList, args: "r --yes --block-list="},
+		"another list":      {more: blockList, args: "r --yes --block-list=a/b"},
+		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
+		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
+		"another signer":    {mod: foreign},
+		"unknown usage":     {mod: unknownUsage, want: "(UsagesNotPermitted)"},
+		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
+		"being deleted":     {mod: leaving, want: "the request is being deleted"},
+		"denied":            {mod: decidedAs(certificatesv1.CertificateDenied), want: "the request is already denied"},
+		"approved":          {mod: decidedAs(certificatesv1.CertificateApproved), want: "the request is already approved"},
+		"an Event approves": {mod: onlySigns, more: event(requestOf(t, "r"), approverName, "AutoApproved", "", 0), want: "the signer would refuse"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			obj := requestOf(t, "r")
-			if test.mod != nil {
-				test.mod(obj)
+			objs := []runtime.Object{requestOf(t, "r", test.mod)}
+			if test.more != nil {
+				objs = append(objs, test.more)
 			}
-			before := len(obj.Status.Conditions)
-			c, api := clusterOf(t, append(test.more, obj))
-			out, aside, err := execute(t, c, test.input, append([]string{"approve"}, test.args...)...)
-			stored := storedApproval(t, api, "r")
+			c, api := clusterOf(t, objs)
+			if test.noRight {
+				forbid(api, "get", "configmaps")
+			}
+			before := storedApproval(t, api)
+			out, aside, err := execute(t, c, test.input, append([]string{"approve"}, strings.Fields(cmp.Or(test.args, "r --yes"))...)...)
+			stored := storedApproval(t, api)
 			if test.want == "" {
 				if err != nil || stored == nil || stored.Reason != approvedByHand || out != "r  approved\n" {
 					t.Errorf("error %v, stored %+v:\n%s%s", err, stored, out, aside)
 				}
 				return
 			}
-			if err == nil || !strings.HasSuffix(err.Error(), "1 of 1 requests not approved") || !strings.Contains(out, test.want) || before == 0 && stored != nil {
+			refused := err != nil && strings.HasSuffix(err.Error(), "1 of 1 requests not approved") && strings.Contains(out, test.want)
+			if !refused || before == nil && stored != nil {
 				t.Errorf("error %v, stored %+v; %q is not in:\n%s%s", err, stored, test.want, out, aside)
 			}
 		})
@@ -211,9 +228,7 @@ func TestApprove(t *testing.T) {
 // decidedAs adds a condition.
 func decidedAs(kind certificatesv1.RequestConditionType) func(*request) {
 	return func(obj *request) {
-		obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
-			Type: kind, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: "m", LastUpdateTime: *at(-time.Minute),
-		})
+		csr.AddCondition(obj, kind, "AutoApproved", "m", fixedNow.Add(-time.Minute))
 	}
 }
 
@@ -234,19 +249,6 @@ func TestApproveShowsTheFacts(t *testing.T) {
 	}
 	if strings.ContainsAny(aside, "\x1b\u202e") {
 		t.Errorf("%q", aside)
-	}
-}
-
-// TestApproveNeedsTheBlockList has a user who may not read the block list.
-func TestApproveNeedsTheBlockList(t *testing.T) {
-	t.Parallel()
-	c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
-	api.PrependReactor("get", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, blockListName, errors.New("no"))
-	})
-	out, _, err := execute(t, c, "", "approve", "r", "--yes")
-	if err == nil || !strings.Contains(out, "it is unknown whether the node is blocked") || storedApproval(t, api, "r") != nil {
-		t.Errorf("error %v:\n%s", err, out)
 	}
 }
 
@@ -306,36 +308,43 @@ func TestNextStep(t *testing.T) {
 	t.Parallel()
 	alive := lease(defaultNamespace, "csr-controller-manager", -2*time.Second)
 	obj, approved := requestOf(t, "r"), requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
+	denied := requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied))
+	issued := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) { obj.Status.Certificate = []byte("x") })
+	refused := requestOf(t, "r", func(obj *request) { obj.Spec.Usages = nil })
+	const noManager, noRule, noSigner = "No manager renews its Lease", "no rule of a manager is for this signer", "no manager serves this signer"
+	const bind = "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one " +
+		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"
+	said := func(by, reason string, after time.Duration) runtime.Object { return event(obj, by, reason, "m", after) }
+	type objects = []runtime.Object
 	for name, test := range map[string]struct {
 		obj     *request
-		more    []runtime.Object
+		more    objects
 		want    string
 		command string
 	}{
-		"no manager":     {obj: obj, want: "No manager renews its Lease"},
-		"ended manager":  {obj: obj, more: []runtime.Object{lease("kube-system", "csr-controller-manager", -time.Hour)}, want: "No manager renews its Lease"},
-		"foreign Lease":  {obj: obj, more: []runtime.Object{lease("kube-system", "kube-scheduler", 0)}, want: "No manager renews its Lease"},
-		"nothing said":   {obj: obj, more: []runtime.Object{alive}, want: "no rule of a manager is for this signer", command: "kubectl csr approve r"},
-		"not signed":     {obj: approved, more: []runtime.Object{alive}, want: "no manager serves this signer"},
-		"NotAuthorized":  {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "NotAuthorized", "m", 0)}, want: "If the requester should join nodes", command: "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one --clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"},
-		"an old Event":   {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "NotAuthorized", "m", -2*time.Hour)}, want: "no rule of a manager is for this signer", command: "kubectl csr approve r"},
-		"before":         {obj: approved, more: []runtime.Object{alive, event(approved, signerName, "CAMissing", "m", -2*time.Minute)}, want: "no manager serves this signer"},
-		"CA":             {obj: approved, more: []runtime.Object{alive, event(approved, signerName, "CAMissing", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0)}, want: "Create the Secret or the files"},
-		"dry run":        {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "WouldApprove", "m", 0)}, want: "remove the controller from dryRun"},
-		"unknown reason": {obj: obj, more: []runtime.Object{alive, event(obj, approverName, "Other", "m", 0)}, want: "Do what the manager's Event says."},
-		"denied":         {obj: requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied)), want: "Correct what the condition names"},
-		"issued":         {obj: requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) { obj.Status.Certificate = []byte("x") }), want: "Nothing to do"},
-		"refused": {obj: requestOf(t, "r", func(obj *request) { obj.Spec.Usages = nil }), more: []runtime.Object{alive, event(obj, approverName, "NotAuthorized", "m", 0)},
-			want: "The signer would refuse the request (SignerValidationFailure)"},
+		"no manager":     {obj, nil, noManager, ""},
+		"ended manager":  {obj, objects{lease("kube-system", "csr-controller-manager", -time.Hour)}, noManager, ""},
+		"foreign Lease":  {obj, objects{lease("kube-system", "kube-scheduler", 0)}, noManager, ""},
+		"nothing said":   {obj, objects{alive}, noRule, "kubectl csr approve r"},
+		"not signed":     {approved, objects{alive}, noSigner, ""},
+		"NotAuthorized":  {obj, objects{alive, said(approverName, "NotAuthorized", 0)}, "If the requester should join nodes", bind},
+		"an old Event":   {obj, objects{alive, said(approverName, "NotAuthorized", -2*time.Hour)}, noRule, "kubectl csr approve r"},
+		"before":         {approved, objects{alive, said(signerName, "CAMissing", -2*time.Minute)}, noSigner, ""},
+		"dry run":        {obj, objects{alive, said(approverName, "WouldApprove", 0)}, "remove the controller from dryRun", ""},
+		"unknown reason": {obj, objects{alive, said(approverName, "Other", 0)}, "Do what the manager's Event says.", ""},
+		"denied":         {denied, nil, "Correct what the condition names", ""},
+		"issued":         {issued, nil, "Nothing to do", ""},
+		"CA": {
+			approved, objects{alive, said(signerName, "CAMissing", 0), said(approverName, "NotAuthorized", 0)}, "Create the Secret or the files", "",
+		},
+		"refused": {
+			refused, objects{alive, said(approverName, "NotAuthorized", 0)}, "The signer would refuse the request (SignerValidationFailure)", "",
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			c, _ := clusterOf(t, append(test.more, test.obj.DeepCopy()))
-			e := c.explain(t.Context(), test.obj)
-			if !strings.Contains(e.NextStep, test.want) || e.Command != test.command {
-				t.Errorf("%q, %q", e.NextStep, e.Command)
-			}
-		})
+		c, _ := clusterOf(t, append(test.more, test.obj.DeepCopy()))
+		if e := c.explain(t.Context(), test.obj); !strings.Contains(e.NextStep, test.want) || e.Command != test.command {
+			t.Errorf("%s: %q, %q", name, e.NextStep, e.Command)
+		}
 	}
 }
 
@@ -367,9 +376,7 @@ func TestExplain(t *testing.T) {
 	if _, _, err = execute(t, c, "", "explain", "none"); err == nil || !strings.HasPrefix(err.Error(), `there is no CertificateSigningRequest "none": `) {
 		t.Errorf("error %v", err)
 	}
-	api.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))
-	})
+	forbid(api, "list", "*")
 	out, _, err = execute(t, c, "", "explain", "r")
 	if err != nil || !strings.Contains(out, "unknown       list events") || !strings.Contains(out, "unknown       list leases") {
 		t.Errorf("error %v:\n%s", err, out)
@@ -411,9 +418,7 @@ func TestCheck(t *testing.T) {
 	if strings.Contains(out, "--group=system:bootstrappers ") {
 		t.Errorf("advice names the group of all tokens:\n%s", out)
 	}
-	api.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))
-	})
+	forbid(api, "*", "*")
 	out, _, err = execute(t, c, "", "check", "-o", "json")
 	var report checkReport
 	if jsonErr := json.Unmarshal([]byte(out), &report); jsonErr != nil || err == nil || report.Failed != 0 || report.Passed != 0 || report.Unknown != len(report.Results) {
