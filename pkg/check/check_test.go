@@ -123,6 +123,15 @@ func TestGroups(t *testing.T) {
 // The command names the requester by the smallest useful group or user.
 func TestBindRequester(t *testing.T) {
 	t.Parallel()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a"}}, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	payload := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	const ifNodes = "if nodes are to renew their certificates: kubectl create clusterrolebinding approve-selfnodeclient-nodes "
 	for name, test := range map[string]struct {
 		user   string
@@ -140,8 +149,8 @@ func TestBindRequester(t *testing.T) {
 		"person":                 {"alice@example.com", []string{"system:authenticated"}, "if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user=alice@example.com"},
 		"hostile":                {"$(reboot) it's", []string{"system:bootstrappersofmine"}, `if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient---reboot--it-s --clusterrole=` + roleJoin + ` --user='$(reboot) it'\''s'`},
 	} {
-		obj := requestWith(t, newKey(t)) // for system:node:a
-		obj.Spec.Username, obj.Spec.Groups = test.user, test.groups
+		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "one"}}
+		obj.Spec.Request, obj.Spec.Username, obj.Spec.Groups = payload, test.user, test.groups
 		if got := BindRequester(obj); got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)
 		}
@@ -156,27 +165,6 @@ func TestReadError(t *testing.T) {
 	}
 	if got := ReadError("get nodes", errors.New("timeout")); got != "unknown: could not get nodes: timeout" {
 		t.Error(got)
-	}
-}
-
-func newKey(t *testing.T) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
-func requestWith(t *testing.T, key *ecdsa.PrivateKey) *certificatesv1.CertificateSigningRequest {
-	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a"}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: "one"},
-		Spec:       certificatesv1.CertificateSigningRequestSpec{Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})},
 	}
 }
 
