@@ -69,100 +69,87 @@ func rowsOf(t testing.TB, rows ...static.Row) *static.Source {
 
 var free = inventory.Claim{}
 
-// TestClaim has a row for each rule about Nodes that only report about themselves.
+// TestClaim has a row for each rule about Nodes that only report about themselves, and for each way in which an
+// administrator's rows decide.
 func TestClaim(t *testing.T) {
 	t.Parallel()
-	notOwned := inventory.Claim{NotOwned: true}
+	notReported, notOwned := inventory.Claim{NotReported: true}, inventory.Claim{NotOwned: true}
 	contested := func(other string, nodes int) inventory.Claim { return inventory.Claim{Other: other, Nodes: nodes} }
 	named := func(other string, nodes int) inventory.Claim {
 		return inventory.Claim{Other: other, Named: true, Nodes: nodes}
 	}
 	dualStack := world{"v": {"10.0.0.1", "fd00::1"}, "stale": {"10.0.0.1"}, "third": {"fd00::1"}}
 	byAddress := world{"10.0.0.5": {"10.0.0.5"}, "a": {"10.0.0.1"}, "other": {"10.0.0.5"}}
-	for name, test := range map[string]struct {
-		world
-		node, value string
-		want        inventory.Claim
-	}{
-		"no other Node reports it":                      {world{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}, "a", "10.0.0.1", free},
-		"in another notation":                           {world{"a": {"::ffff:10.0.0.1"}}, "a", "10.0.0.1", free},
-		"it does not report it":                         {world{"a": {"10.0.0.1"}}, "a", "10.0.0.2", notOwned},
-		"only another Node reports it":                  {world{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}, "a", "10.0.0.2", notOwned},
-		"another Node reports it too":                   {world{"a": {"10.0.0.1"}, "b": {"10.0.0.1"}}, "a", "10.0.0.1", contested("b", 2)},
-		"and the other one waits too":                   {world{"a": {"10.0.0.1"}, "b": {"10.0.0.1"}}, "b", "10.0.0.1", contested("a", 2)},
-		"three Nodes report it":                         {world{"a": {"10.0.0.1"}, "b": {"10.0.0.1"}, "c": {"10.0.0.1"}}, "b", "10.0.0.1", contested("a", 3)},
-		"its own name":                                  {world{"a.example.com": {"a.example.com"}}, "a.example.com", "A.Example.com.", free},
-		"its own name, which it does not report":        {world{"a.example.com": {"10.0.0.1"}}, "a.example.com", "a.example.com", free},
-		"its own name, which a liar reports":            {world{"a": {"a"}, "liar": {"a"}}, "a", "a", free},
-		"the liar does not get that name":               {world{"a": {"a"}, "liar": {"a"}}, "liar", "a", named("a", 2)},
-		"the name of a Node that reports nothing":       {world{"a": nil, "liar": {"a"}}, "liar", "a", named("a", 2)},
-		"the name of a Node, and another liar":          {world{"b": nil, "a-liar": {"b"}, "liar": {"b"}}, "liar", "b", named("b", 3)},
-		"a name that begins with its name":              {world{"a": {"a.example.com"}}, "a", "a.example.com", free},
-		"a longer name that a liar reports":             {world{"a": {"a.example.com"}, "liar": {"a.example.com"}}, "a", "a.example.com", contested("liar", 2)},
-		"a longer name that is the name of a Node":      {world{"a": {"a.example.com"}, "a.example.com": nil}, "a", "a.example.com", named("a.example.com", 2)},
-		"that Node gets its name":                       {world{"a": {"a.example.com"}, "a.example.com": nil}, "a.example.com", "a.example.com", free},
-		"dual stack, the first address with a stale":    {dualStack, "v", "10.0.0.1", contested("stale", 2)},
-		"dual stack, the second address with a third":   {dualStack, "v", "fd00::1", contested("third", 2)},
-		"the third Node does not get the second":        {dualStack, "third", "fd00::1", contested("v", 2)},
-		"the stale Node does not get the first":         {dualStack, "stale", "10.0.0.1", contested("v", 2)},
-		"a Node that is named by its address":           {world{"10.0.0.5": {"10.0.0.5"}}, "10.0.0.5", "10.0.0.5", free},
-		"its address, which another Node reports too":   {byAddress, "10.0.0.5", "10.0.0.5", contested("other", 2)},
-		"and that Node does not get it either":          {byAddress, "other", "10.0.0.5", contested("10.0.0.5", 2)},
-		"a Node is named by the address of another":     {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, "a", "10.0.0.1", free},
-		"it does not get an address by its name":        {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, "10.0.0.1", "10.0.0.1", notOwned},
-		"nor one that no Node reports":                  {world{"10.0.0.1": nil}, "10.0.0.1", "10.0.0.1", notOwned},
-		"one honest address beside one that is claimed": {world{"a": {"10.0.0.1", "10.0.0.2"}, "liar": {"10.0.0.1"}}, "a", "10.0.0.2", free},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if got := test.claim(t, rowsOf(t), test.node, test.value); got != test.want {
-				t.Errorf("%+v, want %+v", got, test.want)
-			}
-		})
-	}
-}
-
-// TestClaimByAStrongerSource has a row for each way in which an administrator's rows decide.
-func TestClaimByAStrongerSource(t *testing.T) {
-	t.Parallel()
+	both := world{"a": {"10.0.0.1"}, "b": {"10.0.0.1"}}
+	behind := world{"a": {"192.0.2.1", "a.example.com"}, "b": {"192.0.2.1", "a.example.com"}, "c": nil}
+	three := world{"a": {"10.0.0.1"}, "b": {"10.0.0.1"}, "c": {"10.0.0.1"}}
+	liar, longer := world{"a": {"a.example.com"}, "liar": {"a.example.com"}}, world{"a": {"a.example.com"}, "a.example.com": nil}
+	below := world{"a": {"x.example.com"}, "x.example.com": nil}
+	type rows = []static.Row
 	a := static.Row{Name: "a", Addresses: []string{"10.0.0.1"}, DNSNames: []string{"a.example.com"}, ShortNames: true}
 	spans := static.Row{NamePattern: "[ab]", Addresses: []string{"10.0.0.0/24"}, Suffixes: []string{"example.com"}}
 	nat := static.Row{NamePattern: ".*", DNSNames: []string{"${node}", "${node}.example.com"}, Addresses: []string{"192.0.2.1"}}
-	both := world{"a": {"10.0.0.1"}, "b": {"10.0.0.1"}}
-	behind := world{"a": {"192.0.2.1", "a.example.com"}, "b": {"192.0.2.1", "a.example.com"}, "c": nil}
 	ownerA := inventory.Claim{Owner: "row 1 of configuration (node a)"}
-	contestedByB := inventory.Claim{Other: "b", Nodes: 2}
-	notReported, notOwned := inventory.Claim{NotReported: true}, inventory.Claim{NotOwned: true}
+	lists, inSpan, forAll := rows{a}, rows{spans}, rows{nat}
 	for name, test := range map[string]struct {
 		world
-		rows        []static.Row
+		rows        rows
 		node, value string
 		want        inventory.Claim
 	}{
-		"a row lists it, and others report it":          {both, []static.Row{a}, "a", "10.0.0.1", free},
-		"a row lists it for another node":               {both, []static.Row{a}, "b", "10.0.0.1", ownerA},
-		"of which there is no Node yet":                 {world{"b": {"10.0.0.1"}}, []static.Row{a}, "b", "10.0.0.1", ownerA},
-		"a row lists it, and there is no Node":          {world{}, []static.Row{a}, "a", "10.0.0.1", free},
-		"a row lists its short name":                    {world{"b": {"a"}}, []static.Row{a}, "a", "a", free},
-		"a row lists that short name for another":       {world{"b": {"a"}}, []static.Row{a}, "b", "a", ownerA},
-		"a row lists its own name for another":          {world{"a.example.com": {"a.example.com"}}, []static.Row{a}, "a.example.com", "a.example.com", ownerA},
-		"the row of the node lacks what it reports":     {world{"a": {"10.0.0.2"}}, []static.Row{a}, "a", "10.0.0.2", notOwned},
-		"the row of the node lacks its own name":        {world{"a": {"a"}}, []static.Row{{Name: "a", Addresses: []string{"10.0.0.1"}}}, "a", "a", notOwned},
-		"in a CIDR, and only it reports it":             {world{"a": {"10.0.0.1"}, "b": nil}, []static.Row{spans}, "a", "10.0.0.1", free},
-		"in a CIDR, and it does not report it":          {world{"a": nil, "b": {"10.0.0.1"}}, []static.Row{spans}, "a", "10.0.0.1", notReported},
-		"in a CIDR, and there is no Node":               {world{}, []static.Row{spans}, "a", "10.0.0.1", notReported},
-		"in a CIDR, and another Node reports it":        {both, []static.Row{spans}, "a", "10.0.0.1", contestedByB},
-		"in a CIDR, and a row lists it for another":     {both, []static.Row{a, spans}, "b", "10.0.0.1", ownerA},
-		"below a suffix, and only it reports it":        {world{"a": {"x.example.com"}}, []static.Row{spans}, "a", "x.example.com", free},
-		"below a suffix, and it is the name of a Node":  {world{"a": {"x.example.com"}, "x.example.com": nil}, []static.Row{spans}, "a", "x.example.com", inventory.Claim{Other: "x.example.com", Named: true, Nodes: 2}},
-		"below a suffix, and not at all":                {world{"a": {"example.com"}}, []static.Row{spans}, "a", "example.com", notOwned},
-		"listed for all, and all report it":             {behind, []static.Row{nat}, "a", "192.0.2.1", free},
-		"listed for all, and it does not report it":     {behind, []static.Row{nat}, "c", "192.0.2.1", notReported},
-		"listed for all, and another row for one":       {behind, []static.Row{{Name: "a", Addresses: []string{"192.0.2.1"}}, nat}, "b", "192.0.2.1", ownerA},
-		"by a template, and a liar reports it":          {behind, []static.Row{nat}, "a", "a.example.com", free},
-		"by a template of another node":                 {behind, []static.Row{nat}, "b", "a.example.com", notOwned},
-		"its own name by a template, not reported":      {behind, []static.Row{nat}, "c", "c", free},
-		"no row knows the node, and another reports it": {both, []static.Row{{Name: "z", Addresses: []string{"10.0.0.9"}}}, "a", "10.0.0.1", contestedByB},
+		"no other Node reports it":                      {world{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}, nil, "a", "10.0.0.1", free},
+		"in another notation":                           {world{"a": {"::ffff:10.0.0.1"}}, nil, "a", "10.0.0.1", free},
+		"it does not report it":                         {world{"a": {"10.0.0.1"}}, nil, "a", "10.0.0.2", notOwned},
+		"only another Node reports it":                  {world{"a": {"10.0.0.1"}, "b": {"10.0.0.2"}}, nil, "a", "10.0.0.2", notOwned},
+		"another Node reports it too":                   {both, nil, "a", "10.0.0.1", contested("b", 2)},
+		"and the other one waits too":                   {both, nil, "b", "10.0.0.1", contested("a", 2)},
+		"three Nodes report it":                         {three, nil, "b", "10.0.0.1", contested("a", 3)},
+		"its own name":                                  {world{"a.example.com": {"a.example.com"}}, nil, "a.example.com", "A.Example.com.", free},
+		"its own name, which it does not report":        {world{"a.example.com": {"10.0.0.1"}}, nil, "a.example.com", "a.example.com", free},
+		"its own name, which a liar reports":            {world{"a": {"a"}, "liar": {"a"}}, nil, "a", "a", free},
+		"the liar does not get that name":               {world{"a": {"a"}, "liar": {"a"}}, nil, "liar", "a", named("a", 2)},
+		"the name of a Node that reports nothing":       {world{"a": nil, "liar": {"a"}}, nil, "liar", "a", named("a", 2)},
+		"the name of a Node, and another liar":          {world{"b": nil, "a-liar": {"b"}, "liar": {"b"}}, nil, "liar", "b", named("b", 3)},
+		"a name that begins with its name":              {world{"a": {"a.example.com"}}, nil, "a", "a.example.com", free},
+		"a longer name that a liar reports":             {liar, nil, "a", "a.example.com", contested("liar", 2)},
+		"a longer name that is the name of a Node":      {longer, nil, "a", "a.example.com", named("a.example.com", 2)},
+		"that Node gets its name":                       {longer, nil, "a.example.com", "a.example.com", free},
+		"dual stack, the first address with a stale":    {dualStack, nil, "v", "10.0.0.1", contested("stale", 2)},
+		"dual stack, the second address with a third":   {dualStack, nil, "v", "fd00::1", contested("third", 2)},
+		"the third Node does not get the second":        {dualStack, nil, "third", "fd00::1", contested("v", 2)},
+		"the stale Node does not get the first":         {dualStack, nil, "stale", "10.0.0.1", contested("v", 2)},
+		"a Node that is named by its address":           {world{"10.0.0.5": {"10.0.0.5"}}, nil, "10.0.0.5", "10.0.0.5", free},
+		"its address, which another Node reports too":   {byAddress, nil, "10.0.0.5", "10.0.0.5", contested("other", 2)},
+		"and that Node does not get it either":          {byAddress, nil, "other", "10.0.0.5", contested("10.0.0.5", 2)},
+		"a Node is named by the address of another":     {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, nil, "a", "10.0.0.1", free},
+		"it does not get an address by its name":        {world{"a": {"10.0.0.1"}, "10.0.0.1": nil}, nil, "10.0.0.1", "10.0.0.1", notOwned},
+		"nor one that no Node reports":                  {world{"10.0.0.1": nil}, nil, "10.0.0.1", "10.0.0.1", notOwned},
+		"one honest address beside one that is claimed": {world{"a": {"10.0.0.1", "10.0.0.2"}, "liar": {"10.0.0.1"}}, nil, "a", "10.0.0.2", free},
+
+		"a row lists it, and others report it":          {both, lists, "a", "10.0.0.1", free},
+		"a row lists it for another node":               {both, lists, "b", "10.0.0.1", ownerA},
+		"of which there is no Node yet":                 {world{"b": {"10.0.0.1"}}, lists, "b", "10.0.0.1", ownerA},
+		"a row lists it, and there is no Node":          {world{}, lists, "a", "10.0.0.1", free},
+		"a row lists its short name":                    {world{"b": {"a"}}, lists, "a", "a", free},
+		"a row lists that short name for another":       {world{"b": {"a"}}, lists, "b", "a", ownerA},
+		"a row lists its own name for another":          {world{"a.example.com": {"a.example.com"}}, lists, "a.example.com", "a.example.com", ownerA},
+		"the row of the node lacks what it reports":     {world{"a": {"10.0.0.2"}}, lists, "a", "10.0.0.2", notOwned},
+		"the row of the node lacks its own name":        {world{"a": {"a"}}, rows{{Name: "a", Addresses: []string{"10.0.0.1"}}}, "a", "a", notOwned},
+		"in a CIDR, and only it reports it":             {world{"a": {"10.0.0.1"}, "b": nil}, inSpan, "a", "10.0.0.1", free},
+		"in a CIDR, and it does not report it":          {world{"a": nil, "b": {"10.0.0.1"}}, inSpan, "a", "10.0.0.1", notReported},
+		"in a CIDR, and there is no Node":               {world{}, inSpan, "a", "10.0.0.1", notReported},
+		"in a CIDR, and another Node reports it":        {both, inSpan, "a", "10.0.0.1", contested("b", 2)},
+		"in a CIDR, and a row lists it for another":     {both, rows{a, spans}, "b", "10.0.0.1", ownerA},
+		"below a suffix, and only it reports it":        {world{"a": {"x.example.com"}}, inSpan, "a", "x.example.com", free},
+		"below a suffix, and it is the name of a Node":  {below, inSpan, "a", "x.example.com", named("x.example.com", 2)},
+		"below a suffix, and not at all":                {world{"a": {"example.com"}}, inSpan, "a", "example.com", notOwned},
+		"listed for all, and all report it":             {behind, forAll, "a", "192.0.2.1", free},
+		"listed for all, and it does not report it":     {behind, forAll, "c", "192.0.2.1", notReported},
+		"listed for all, and another row for one":       {behind, rows{{Name: "a", Addresses: []string{"192.0.2.1"}}, nat}, "b", "192.0.2.1", ownerA},
+		"by a template, and a liar reports it":          {behind, forAll, "a", "a.example.com", free},
+		"by a template of another node":                 {behind, forAll, "b", "a.example.com", notOwned},
+		"its own name by a template, not reported":      {behind, forAll, "c", "c", free},
+		"no row knows the node, and another reports it": {both, rows{{Name: "z", Addresses: []string{"10.0.0.9"}}}, "a", "10.0.0.1", contested("b", 2)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -93,19 +93,16 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 		"the weak one is down":            {source{entry: strong}, source{err: down}, strong, 0, 1, nil},
 		"the weak one is down and needed": {source{}, source{err: down}, nil, 0, 2, down},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			asked := 0
-			test.first.asked, test.second.asked = &asked, &asked
-			found, err := inventory.Sources{test.first, test.second}.Lookup(t.Context(), "a", nil)
-			if found.Entry != test.want || found.Rank != test.rank || !errors.Is(err, test.err) || asked != test.asked {
-				t.Errorf("%+v, error %v, %d asked", found, err, asked)
-			}
-			var unavailable *inventory.Unavailable
-			if err != nil && (!errors.As(err, &unavailable) || err.Error() != "ask test: down") {
-				t.Errorf("error %v", err)
-			}
-		})
+		asked := 0
+		test.first.asked, test.second.asked = &asked, &asked
+		found, err := inventory.Sources{test.first, test.second}.Lookup(t.Context(), "a", nil)
+		if found.Entry != test.want || found.Rank != test.rank || !errors.Is(err, test.err) || asked != test.asked {
+			t.Errorf("%s: %+v, error %v, %d asked", name, found, err, asked)
+		}
+		var unavailable *inventory.Unavailable
+		if err != nil && (!errors.As(err, &unavailable) || err.Error() != "ask test: down") {
+			t.Errorf("%s: error %v", name, err)
+		}
 	}
 }
 
