@@ -56,6 +56,12 @@ func (f *fakeServers) change(do func()) {
 	do()
 }
 
+// wakes has a read the endpoints again after a change.
+func (f *fakeServers) wakes(a *APIServers, do func()) {
+	f.change(do)
+	a.wake <- struct{}{}
+}
+
 // handshakes returns the servers that were asked since the last call.
 func (f *fakeServers) handshakes() string {
 	f.mu.Lock()
@@ -90,6 +96,18 @@ func apiServersOf(t *testing.T, f *fakeServers) *APIServers {
 		return f.endpoints, f.listFails
 	}
 	return a
+}
+
+// start starts a, and returns a function that ends it. It must be called in a synctest bubble.
+func start(t *testing.T, a *APIServers) (end func()) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { _ = a.Start(ctx) })
+	synctest.Wait()
+	return func() {
+		cancel()
+		running.Wait()
+	}
 }
 
 func reservedOf(a *APIServers) string {
@@ -179,31 +197,21 @@ func TestOwnNamesWaitTenSeconds(t *testing.T) {
 			if got, want := reservedOf(a), "lb.example.com tls.example.com"; got != want || a.ReadyForOwnNames() == nil {
 				t.Errorf("before the start: reserved %s, own names %v", got, a.ReadyForOwnNames())
 			}
-			ctx, cancel := context.WithCancel(t.Context())
-			var running sync.WaitGroup
-			running.Go(func() { _ = a.Start(ctx) })
-			synctest.Wait()
+			end := start(t, a)
 			if a.Ready() == nil || a.ReadyForOwnNames() == nil {
 				t.Error("ready before a certificate was read")
 			}
+			pause, want := ownNamesWait, 0
 			if verified {
-				f.mu.Lock()
-				f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1")
-				f.mu.Unlock()
-				time.Sleep(retryFirst + time.Millisecond)
-				synctest.Wait()
-				if a.Ready() != nil || a.ReadyForOwnNames() != nil || told != 1 {
-					t.Errorf("after a certificate was read: %v, own names %v, told %d times", a.Ready(), a.ReadyForOwnNames(), told)
-				}
-			} else {
-				time.Sleep(ownNamesWait + time.Millisecond)
-				synctest.Wait()
-				if a.Ready() == nil || a.ReadyForOwnNames() != nil || told != 0 {
-					t.Errorf("after ten seconds: %v, own names %v, told %d times", a.Ready(), a.ReadyForOwnNames(), told)
-				}
+				f.change(func() { f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1") })
+				pause, want = retryFirst, 1
 			}
-			cancel()
-			running.Wait()
+			time.Sleep(pause + time.Millisecond)
+			synctest.Wait()
+			if (a.Ready() == nil) != verified || a.ReadyForOwnNames() != nil || told != want {
+				t.Errorf("after %s: %v, own names %v, told %d times", pause, a.Ready(), a.ReadyForOwnNames(), told)
+			}
+			end()
 		}
 	})
 }
@@ -216,11 +224,7 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 			"lb.example.com:443": shows(true, "lb.example.com"), "10.0.0.1:6443": shows(true, "old.example.com"), "10.0.0.2:6443": shows(true, "second.example.com"),
 		}}
 		a := apiServersOf(t, f)
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { _ = a.Start(ctx) })
-		defer running.Wait()
-		defer cancel()
+		defer start(t, a)()
 		after := func(pause time.Duration, wantAsked, wantReserved string) {
 			t.Helper()
 			time.Sleep(pause)
@@ -239,16 +243,13 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 		after(2*time.Minute, all, "lb.example.com new.example.com second.example.com")
 
 		// It restarts with another certificate. Its names stay until it is back.
-		f.change(func() { f.endpoints = f.endpoints[:1] })
-		a.wake <- struct{}{}
+		f.wakes(a, func() { f.endpoints = f.endpoints[:1] })
 		after(30*time.Minute, "", "lb.example.com new.example.com second.example.com")
-		f.change(func() { f.endpoints, f.shown["10.0.0.2:6443"] = f.endpoints[:2], shows(true, "renewed.example.com") })
-		a.wake <- struct{}{}
+		f.wakes(a, func() { f.endpoints, f.shown["10.0.0.2:6443"] = f.endpoints[:2], shows(true, "renewed.example.com") })
 		after(0, "10.0.0.2:6443", "lb.example.com new.example.com renewed.example.com")
 
 		// It is gone for good.
-		f.change(func() { f.endpoints = f.endpoints[:1] })
-		a.wake <- struct{}{}
+		f.wakes(a, func() { f.endpoints = f.endpoints[:1] })
 		after(59*time.Minute, "10.0.0.1:6443 lb.example.com:443", "lb.example.com new.example.com renewed.example.com")
 		after(3*time.Minute, "", "lb.example.com new.example.com")
 

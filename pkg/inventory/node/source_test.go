@@ -106,104 +106,86 @@ func TestHolders(t *testing.T) {
 	}
 }
 
-// manyAddresses returns a Node with 25,000 addresses, from 10.0.0.0 on.
-func manyAddresses(name string) *corev1.Node {
-	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+// TestLargeNodes has a Node with 25,000 addresses. Only the first ones count, as many as a request may name, and lookups
+// cost no more than for another Node.
+func TestLargeNodes(t *testing.T) { // not in parallel, because it counts allocations
+	var addresses []string
 	for i := range 25_000 {
-		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: fmt.Sprintf("10.0.%d.%d", i/256, i%256)})
+		addresses = append(addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
 	}
-	return node
-}
-
-// TestANodeReportsAThousandAddresses checks that only the first addresses of a Node count: as many as a request may name.
-func TestANodeReportsAThousandAddresses(t *testing.T) {
-	t.Parallel()
-	s := sourceOf(t, nodeObject(manyAddresses("a")))
-	for address, want := range map[string]int{"10.0.0.0": 1, "10.0.3.231": 1, "10.0.3.232": 0, "10.0.97.167": 0} { // 999 and 1000 are 3.231 and 3.232
+	s := sourceOf(t, nodeWith("a", addresses...))
+	for address, want := range map[string]int{addresses[0]: 1, addresses[999]: 1, addresses[1000]: 0, addresses[24_999]: 0} {
 		if holders, err := s.Holders(san.Parse(address)); len(holders) != want || err != nil {
 			t.Errorf("%s: %q, error %v", address, holders, err)
 		}
 	}
-	if entry, err := s.Lookup(t.Context(), "a", nil); err != nil || len(entry.SANs) != 1000 {
-		t.Errorf("%d addresses, error %v", len(entry.SANs), err)
-	}
-}
-
-// TestLookupsCostNoMoreForALargeNode has a Node with 25,000 addresses, of which a request may name 900.
-func TestLookupsCostNoMoreForALargeNode(t *testing.T) { // not in parallel, because it counts allocations
-	s := sourceOf(t, nodeObject(manyAddresses("a")))
 	value := san.Parse("10.0.0.9")
 	lookups := func() {
 		entry, err := s.Lookup(t.Context(), "a", nil)
-		holders, holdersErr := s.Holders(value)
-		_, serviceErr := s.Service(value)
-		_, publisherErr := s.Publisher(value)
-		_, endpointErr := s.Endpoint(value)
-		if err := errors.Join(err, holdersErr, serviceErr, publisherErr, endpointErr); err != nil || len(holders) != 1 || len(entry.SANs) != 1000 {
-			t.Fatalf("%v, %q", err, holders)
+		err = errors.Join(append(questions(s, value), err)...)
+		if err != nil || len(entry.SANs) != 1000 {
+			t.Fatalf("%v, %d addresses", err, len(entry.SANs))
 		}
 	}
 	if allocations := testing.AllocsPerRun(10, lookups); allocations > 40 {
 		t.Errorf("%v allocations", allocations)
 	}
-	if entry, _ := s.Lookup(t.Context(), "a", nil); &entry.SANs[0] != &s.nodeOf(t, "a").sans[0] {
-		t.Error("the addresses were copied")
+	entry, _ := s.Lookup(t.Context(), "a", nil)
+	if node, _, err := s.nodes.Get("", "a"); err != nil || &entry.SANs[0] != &node.sans[0] {
+		t.Errorf("the addresses were copied, or error %v", err)
 	}
 }
 
-func (s *Source) nodeOf(t *testing.T, name string) *object {
-	t.Helper()
-	node, found, err := s.nodes.Get("", name)
-	if !found || err != nil {
-		t.Fatalf("found %t, error %v", found, err)
-	}
-	return node
+// questions returns the errors of Holders, Service, Publisher and Endpoint.
+func questions(s *Source, value san.SAN) []error {
+	_, holders := s.Holders(value)
+	_, service := s.Service(value)
+	_, publisher := s.Publisher(value)
+	_, endpoint := s.Endpoint(value)
+	return []error{holders, service, publisher, endpoint}
 }
 
-// TestErr checks that a resource that can't be read fails the lookups that need it, and no others.
+// TestErr checks that a resource that can't be read fails the lookups that need it, and no others. Its message names the
+// manifest with the role.
 func TestErr(t *testing.T) {
 	t.Parallel()
-	s := sourceOf(t, nodeWith("a", "10.0.0.1"))
-	down := errors.New("grant list and watch on services (config/kubelet-serving): forbidden")
-	s.services.Fake(down)
-	_, lookupErr := s.Lookup(t.Context(), "a", nil)
-	_, holdersErr := s.Holders(san.Parse("10.0.0.1"))
-	_, endpointErr := s.Endpoint(san.Parse("10.0.0.1"))
-	if err := errors.Join(lookupErr, holdersErr, endpointErr); err != nil {
-		t.Errorf("without Services: %v", err)
-	}
-	for _, text := range []string{"10.0.0.1", "web", "web.default"} {
-		if _, err := s.Service(san.Parse(text)); !errors.Is(err, down) {
-			t.Errorf("Service with %s: error %v", text, err)
-		}
-		if _, err := s.Publisher(san.Parse(text)); !errors.Is(err, down) {
-			t.Errorf("publisher of %s: error %v", text, err)
-		}
-	}
-	if err := s.Err(); !errors.Is(err, down) {
-		t.Errorf("error %v, want that of Services", err)
-	}
-	s.services.Fake(nil)
-	s.endpoints.Fake(informer.ErrNotRead)
-	if _, err := s.Endpoint(san.Parse("10.0.0.1")); !errors.Is(err, informer.ErrNotRead) || !errors.Is(s.Err(), informer.ErrNotRead) {
-		t.Errorf("endpoints: %v, all: %v", err, s.Err())
-	}
-
+	down, unread := errors.New("grant list and watch on services (config/kubelet-serving): forbidden"), informer.ErrNotRead
 	bare, err := New(&rest.Config{}, nil, false, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
 	bare.nodes.Fake(nil)
-	_, serviceErr := bare.Service(san.Parse("a"))
-	_, publisherErr := bare.Publisher(san.Parse("a"))
-	_, endpointErr = bare.Endpoint(san.Parse("a"))
-	for _, err := range []error{serviceErr, publisherErr, endpointErr} {
-		if !errors.Is(err, errNoServices) {
-			t.Errorf("of a Source without Services: %v", err)
+	without, noEndpoints := sourceOf(t, nodeWith("a", "10.0.0.1")), sourceOf(t)
+	without.services.Fake(down)
+	noEndpoints.endpoints.Fake(unread)
+	for name, test := range map[string]struct {
+		source *Source
+		want   []error // of questions
+		err    error
+	}{
+		"Services are down":     {without, []error{nil, down, down, nil}, down},
+		"endpoints are unread":  {noEndpoints, []error{nil, nil, nil, unread}, unread},
+		"a Source without them": {bare, []error{nil, errNoServices, errNoServices, errNoServices}, nil},
+	} {
+		for _, text := range []string{"10.0.0.1", "web", "web.default"} {
+			for i, got := range questions(test.source, san.Parse(text)) {
+				if !errors.Is(got, test.want[i]) && (i < 3 || text == "10.0.0.1") {
+					t.Errorf("%s, question %d about %s: error %v, want %v", name, i, text, got, test.want[i])
+				}
+			}
+		}
+		_, err := test.source.Lookup(t.Context(), "a", nil)
+		if got := test.source.Err(); err != nil || !errors.Is(got, test.err) {
+			t.Errorf("%s: lookup %v, all %v, want %v", name, err, got, test.err)
 		}
 	}
-	if err := bare.Err(); err != nil {
-		t.Errorf("a Source without Services: %v", err)
+	for got, want := range map[string]string{
+		without.nodes.GrantedBy: "config/kubelet-serving or config/node-identity", without.services.GrantedBy: "config/kubelet-serving",
+		without.endpoints.GrantedBy: "config/kubelet-serving",
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 
@@ -323,21 +305,6 @@ func TestWhatObjectsHave(t *testing.T) {
 	} {
 		if diff := cmp.Diff(test.want, test.got, byValue); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// TestGrantedBy checks that the message about a missing right names the manifest with the role.
-func TestGrantedBy(t *testing.T) {
-	t.Parallel()
-	s := newSource(t)
-	for got, want := range map[string]string{
-		s.nodes.GrantedBy:     "config/kubelet-serving or config/node-identity",
-		s.services.GrantedBy:  "config/kubelet-serving",
-		s.endpoints.GrantedBy: "config/kubelet-serving",
-	} {
-		if got != want {
-			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }
