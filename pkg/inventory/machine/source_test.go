@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -10,9 +11,8 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -51,7 +51,7 @@ func sourceOf(t testing.TB, options Options, objects map[string]string) *Source 
 	return source
 }
 
-var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
+var byValue = gocmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 func sans(texts ...string) []san.SAN {
 	var all []san.SAN
@@ -69,116 +69,99 @@ const (
 )
 
 func TestLookup(t *testing.T) {
+	const claimed = "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one"
+	type all = map[string]string
+	is := func(name, bound string, names ...string) *inventory.Entry {
+		return &inventory.Entry{Source: "Machine default/" + name, Bound: bound, SANs: sans(names...)}
+	}
+	made := func(name string) *inventory.Entry {
+		return &inventory.Entry{Source: "Machine default/" + name, Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
+	}
+	leaves := func(name string, names ...string) *inventory.Entry {
+		return &inventory.Entry{Source: "Machine default/" + name, Leaving: true, SANs: sans(names...)}
+	}
 	for name, test := range map[string]struct {
 		options Options
-		objects map[string]string
+		objects all
 		node    string
 		want    *inventory.Entry
 		wantErr string
 	}{
 		"nothing": {},
-		"bound": {
-			objects: map[string]string{"a": bound},
-			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-1", SANs: sans("10.0.0.1", "host-1")},
+		"bound":   {objects: all{"a": bound}, want: is("a", "node-1", "10.0.0.1", "host-1")},
+		"one bad machine beside it": {
+			objects: all{"a": bound, "b": `{status: {nodeRef: 7, addresses: no, x: [[[]]]}}`}, want: is("a", "node-1", "10.0.0.1", "host-1"),
 		},
-		"bound, and another of that name": {
-			objects: map[string]string{"a": bound, "b": waiting},
-			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-1", SANs: sans("10.0.0.1", "host-1")},
-		},
+		"bound, and another of that name": {objects: all{"a": bound, "b": waiting}, want: is("a", "node-1", "10.0.0.1", "host-1")},
 		"all addresses": {
-			objects: map[string]string{"a": `{status: {nodeRef: {name: node-1}, addresses: [
+			objects: all{"a": `{status: {nodeRef: {name: node-1}, addresses: [
 				{type: InternalIP, address: "::ffff:10.0.0.1"}, {type: InternalIP, address: "2001:DB8:0:0::1"}, {type: ExternalIP, address: 10.0.0.1},
 				{type: InternalDNS, address: Node-1.Internal.}, {type: ExternalDNS, address: node-1.example.org}, {type: Hostname, address: 192.0.2.7},
 				{type: InternalIP, address: node-2}, {type: ExternalIP, address: ""}, {type: Hostname, address: ""}, {type: Serial, address: x-1}]}}`},
-			want: &inventory.Entry{Source: "Machine default/a", Bound: "node-1",
-				SANs: sans("10.0.0.1", "2001:db8::1", "node-1.internal", "node-1.example.org", "192.0.2.7")},
+			want: is("a", "node-1", "10.0.0.1", "2001:db8::1", "node-1.internal", "node-1.example.org", "192.0.2.7"),
 		},
-		"by the infrastructure's name": {
-			objects: map[string]string{"a": waiting},
-			want:    &inventory.Entry{Source: "Machine default/a", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
-		},
+		"by the infrastructure's name": {objects: all{"a": waiting}, want: made("a")},
 		"by host name, whatever its case": {
-			objects: map[string]string{"a": `{status: {addresses: [{type: Hostname, address: NODE-1.}]}}`},
-			want:    &inventory.Entry{Source: "Machine default/a", SANs: sans("node-1")},
+			objects: all{"a": `{status: {addresses: [{type: Hostname, address: NODE-1.}]}}`},
+			want:    is("a", "", "node-1"),
 		},
 		"a request in upper case is for no Node": {
-			objects: map[string]string{"a": `{status: {addresses: [{type: Hostname, address: NODE-1}]}}`}, node: "NODE-1",
+			objects: all{"a": `{status: {addresses: [{type: Hostname, address: NODE-1}]}}`}, node: "NODE-1",
 		},
 		"not by external name": {
-			objects: map[string]string{"a": `{status: {addresses: [{type: ExternalDNS, address: node-1}]}}`},
+			objects: all{"a": `{status: {addresses: [{type: ExternalDNS, address: node-1}]}}`},
 		},
-		"not by the machine's own name": {objects: map[string]string{"node-1": `{}`}},
+		"not by the machine's own name": {objects: all{"node-1": `{}`}},
 		"OpenShift: by internal name": {
 			options: OpenShift(), node: "ip-10-0-0-1.ec2.internal",
-			objects: map[string]string{"a": `{status: {addresses: [{type: InternalDNS, address: Ip-10-0-0-1.EC2.internal.}]}}`},
-			want:    &inventory.Entry{Source: "Machine default/a", SANs: sans("ip-10-0-0-1.ec2.internal")},
+			objects: all{"a": `{status: {addresses: [{type: InternalDNS, address: Ip-10-0-0-1.EC2.internal.}]}}`},
+			want:    is("a", "", "ip-10-0-0-1.ec2.internal"),
 		},
 		"OpenShift: not by host name": {
 			options: OpenShift(),
-			objects: map[string]string{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {addresses: [{type: Hostname, address: node-1}]}}`},
+			objects: all{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {addresses: [{type: Hostname, address: node-1}]}}`},
 		},
-		"it has become another node": { // its addresses are not ours
-			objects: map[string]string{"b": other},
-			want:    &inventory.Entry{Source: "Machine default/b", Bound: "node-2"},
-		},
-		"is being deleted": {
-			objects: map[string]string{"a": leaving},
-			want:    &inventory.Entry{Source: "Machine default/a", Leaving: true, SANs: sans("10.0.0.9")},
-		},
-		"is being deleted, and its successor is there": {
-			objects: map[string]string{"a": leaving, "b": waiting},
-			want:    &inventory.Entry{Source: "Machine default/b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
-		},
+		"it has become another node":                   {objects: all{"b": other}, want: is("b", "node-2")},
+		"is being deleted":                             {objects: all{"a": leaving}, want: leaves("a", "10.0.0.9")},
+		"is being deleted, and its successor is there": {objects: all{"a": leaving, "b": waiting}, want: made("b")},
 		"another machine lists the same address": {
-			objects: map[string]string{"a": bound, "b": strings.Replace(other, "10.0.0.2", "10.0.0.1", 1)},
-			want:    &inventory.Entry{Source: "Machine default/a, without what other machines list too ([\"10.0.0.1\"])", Bound: "node-1", SANs: sans("host-1")},
+			objects: all{"a": bound, "b": strings.Replace(other, "10.0.0.2", "10.0.0.1", 1)},
+			want:    is("a, without what other machines list too ([\"10.0.0.1\"])", "node-1", "host-1"),
 		},
 		"another machine lists it twice, and all else": {
-			objects: map[string]string{"a": bound, "b": `{status: {addresses: ["10.0.0.1", "::ffff:10.0.0.1", HOST-1.]}}`},
-			want:    &inventory.Entry{Source: "Machine default/a, without what other machines list too ([\"10.0.0.1\" \"host-1\"])", Bound: "node-1"},
+			objects: all{"a": bound, "b": `{status: {addresses: ["10.0.0.1", "::ffff:10.0.0.1", HOST-1.]}}`},
+			want:    is("a, without what other machines list too ([\"10.0.0.1\" \"host-1\"])", "node-1"),
 		},
 		"a machine that is being deleted lists the same address": {
-			objects: map[string]string{"a": bound, "b": strings.Replace(leaving, "10.0.0.9", "10.0.0.1", 1)},
-			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-1", SANs: sans("10.0.0.1", "host-1")},
+			objects: all{"a": bound, "b": strings.Replace(leaving, "10.0.0.9", "10.0.0.1", 1)},
+			want:    is("a", "node-1", "10.0.0.1", "host-1"),
 		},
 		"is being deleted, and another machine lists the same address": {
-			objects: map[string]string{"a": leaving, "b": strings.Replace(other, "10.0.0.2", "10.0.0.9", 1)},
-			want:    &inventory.Entry{Source: "Machine default/a, without what other machines list too ([\"10.0.0.9\"])", Leaving: true},
+			objects: all{"a": leaving, "b": strings.Replace(other, "10.0.0.2", "10.0.0.9", 1)},
+			want:    leaves("a, without what other machines list too ([\"10.0.0.9\"])"),
 		},
-		"two machines for the node": {
-			objects: map[string]string{"b": waiting, "a": waiting},
-			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
-		},
+		"two machines for the node": {objects: all{"b": waiting, "a": waiting}, wantErr: claimed},
 		"one by its infrastructure, another by its host name": {
-			objects: map[string]string{"a": waiting, "b": `{status: {addresses: [{type: Hostname, address: node-1}]}}`},
-			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
+			objects: all{"a": waiting, "b": `{status: {addresses: [{type: Hostname, address: node-1}]}}`},
+			wantErr: claimed,
 		},
-		"one unbound, another of that host name has become another node": {
-			objects: map[string]string{"a": other, "b": waiting},
-			want:    &inventory.Entry{Source: "Machine default/b", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)},
-		},
+		"one unbound, another of that host name has become another node": {objects: all{"a": other, "b": waiting}, want: made("b")},
 		"two of that host name have become other nodes": {
-			objects: map[string]string{"a": strings.Replace(other, "node-2", "node-3", 1), "b": other},
-			want:    &inventory.Entry{Source: "Machine default/a", Bound: "node-3"},
+			objects: all{"a": strings.Replace(other, "node-2", "node-3", 1), "b": other},
+			want:    is("a", "node-3"),
 		},
 		"one can't be read, another is for the node": {
-			objects: map[string]string{"a": waiting, "b": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}}}`},
-			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
+			objects: all{"a": waiting, "b": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}}}`},
+			wantErr: claimed,
 		},
-		"two have become it": {
-			objects: map[string]string{"a": bound, "b": bound},
-			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
-		},
-		"two that are being deleted": {
-			objects: map[string]string{"a": leaving, "b": leaving},
-			wantErr: "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one",
-		},
+		"two have become it":         {objects: all{"a": bound, "b": bound}, wantErr: claimed},
+		"two that are being deleted": {objects: all{"a": leaving, "b": leaving}, wantErr: claimed},
 		"invalid addresses": {
-			objects: map[string]string{"a": `{status: {nodeRef: {name: node-1}, addresses: [{type: InternalIP}]}}`},
+			objects: all{"a": `{status: {nodeRef: {name: node-1}, addresses: [{type: InternalIP}]}}`},
 			wantErr: "Machine default/a: .status.addresses: want type and address in each",
 		},
 		"addresses of the wrong type": {
-			objects: map[string]string{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}, addresses: [1]}}`},
+			objects: all{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {nodeRef: {name: [x, y]}, addresses: [1]}}`},
 			wantErr: "Machine default/a: .status.nodeRef.name: want one string\n.status.addresses: contains a value that is not an address",
 		},
 		"own paths": {
@@ -186,18 +169,18 @@ func TestLookup(t *testing.T) {
 				Kind: "Host", NodeRefPath: ".status.node", AddressesPath: `{.status.nics[?(@.up==true)].ip}`,
 				NamePath: ".spec.names[*]", CreatedPath: ".status.started",
 			},
-			objects: map[string]string{"a": `{spec: {names: [x, Node-1]}, status: {started: "2026-02-03T04:05:06Z", nics: [
+			objects: all{"a": `{spec: {names: [x, Node-1]}, status: {started: "2026-02-03T04:05:06Z", nics: [
 				{up: true, ip: 10.0.0.1}, {up: false, ip: 10.0.0.2}, {up: true, ip: "2001:db8::1"}]}}`},
 			want: &inventory.Entry{Source: "Host default/a", SANs: sans("10.0.0.1", "2001:db8::1"), Created: time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)},
 		},
 		"not started": {
 			options: Options{Kind: "Host", NamePath: ".metadata.labels.node", CreatedPath: ".status.started"},
-			objects: map[string]string{"a": `{metadata: {creationTimestamp: "2026-01-02T03:04:05Z", labels: {node: node-1}}}`},
+			objects: all{"a": `{metadata: {creationTimestamp: "2026-01-02T03:04:05Z", labels: {node: node-1}}}`},
 			want:    &inventory.Entry{Source: "Host default/a"},
 		},
 		"an invalid start time": {
 			options: Options{Kind: "Host", NamePath: ".metadata.labels.node", CreatedPath: ".status.started"},
-			objects: map[string]string{"a": `{metadata: {labels: {node: node-1}}, status: {started: yesterday}}`},
+			objects: all{"a": `{metadata: {labels: {node: node-1}}, status: {started: yesterday}}`},
 			wantErr: `Host default/a: .status.started: "yesterday" is not an RFC 3339 time`,
 		},
 	} {
@@ -205,30 +188,15 @@ func TestLookup(t *testing.T) {
 			if test.options.Kind == "" {
 				test.options = ClusterAPI()
 			}
-			if test.node == "" {
-				test.node = "node-1"
-			}
+			test.node = cmp.Or(test.node, "node-1")
 			got, err := sourceOf(t, test.options, test.objects).Lookup(t.Context(), test.node, nil)
-			if text := ""; err != nil || test.wantErr != "" {
-				if err != nil {
-					text = err.Error()
-				}
-				if diff := cmp.Diff(test.wantErr, text); diff != "" {
-					t.Errorf("error (-want +got):\n%s", diff)
-				}
+			if (err != nil) != (test.wantErr != "") || err != nil && err.Error() != test.wantErr {
+				t.Errorf("error %v, want %s", err, test.wantErr)
 			}
-			if diff := cmp.Diff(test.want, got, byValue); diff != "" {
+			if diff := gocmp.Diff(test.want, got, byValue); diff != "" {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestOneBadMachine checks that an unreadable machine does not affect other machines.
-func TestOneBadMachine(t *testing.T) {
-	source := sourceOf(t, ClusterAPI(), map[string]string{"a": bound, "b": `{status: {nodeRef: 7, addresses: no, x: [[[]]]}}`})
-	if entry, err := source.Lookup(t.Context(), "node-1", nil); err != nil || entry == nil {
-		t.Errorf("is %+v, %v", entry, err)
 	}
 }
 
@@ -252,29 +220,39 @@ func TestOwner(t *testing.T) {
 	}
 }
 
+// TestChanged checks which nodes a change of a machine names, and what the machine had: requests of other nodes may wait
+// for that.
 func TestChanged(t *testing.T) {
-	var told []string
-	source := sourceOf(t, ClusterAPI(), nil)
-	source.Changed = func(node string, _ ...san.SAN) { told = append(told, node) }
-	read := func(more string) *machine { return source.machines.Convert(machineObject(t, "a", more)) }
-	for name, test := range map[string]struct {
-		change func()
-		want   []string
-	}{
-		"anything":         {func() { source.machines.OnSync() }, []string{""}},
-		"added":            {func() { source.machines.OnChange(nil, read(bound)) }, []string{"host-1", "node-1"}},
-		"deleted":          {func() { source.machines.OnChange(read(waiting), nil) }, []string{"node-1"}},
-		"was and is":       {func() { source.machines.OnChange(read(waiting), read(other)) }, []string{"node-1", "node-2"}},
-		"gone":             {func() { source.machines.OnChange(read(bound), nil) }, []string{"host-1", "node-1"}},
-		"lost an address":  {func() { source.machines.OnChange(read(bound), read(strings.Replace(bound, "10.0.0.1", "10.0.0.2", 1))) }, []string{"host-1", "node-1"}},
-		"an unused field":  {func() { source.machines.OnChange(read(bound), read(strings.Replace(bound, "{", "{spec: {x: y}, ", 1))) }, nil},
-		"is being deleted": {func() { source.machines.OnChange(read(`{spec: {infrastructureRef: {name: a}}}`), read(leaving)) }, []string{"a", "node-1"}},
+	t.Parallel()
+	const both, leaving = "host-1 [10.0.0.1 host-1], node-1 [10.0.0.1 host-1]", "{metadata: {deletionTimestamp: '2026-01-02T03:04:05Z'}, "
+	changed := func(old, text string) string { return strings.Replace(bound, old, text, 1) }
+	for name, test := range map[string]struct{ before, after, want string }{
+		"added":            {"", bound, "host-1 [], node-1 []"},
+		"deleted":          {waiting, "", "node-1 []"},
+		"was and is":       {waiting, other, "node-1 [], node-2 []"},
+		"gone":             {bound, "", both},
+		"lost an address":  {bound, changed("10.0.0.1", "10.0.0.2"), both},
+		"an unused field":  {bound, changed("{", "{spec: {x: y}, "), ""},
+		"is being deleted": {bound, changed("{", leaving), both},
+		"without a node":   {"{status: {addresses: [{type: InternalIP, address: 10.0.0.1}]}}", "", "a [10.0.0.1]"},
 	} {
-		told = nil
-		test.change()
+		var told []string
+		source := sourceOf(t, ClusterAPI(), nil)
+		source.Changed = func(node string, had ...san.SAN) { told = append(told, fmt.Sprint(node, " ", had)) }
+		read := func(more string) *machine {
+			if more == "" {
+				return nil
+			}
+			return source.machines.Convert(machineObject(t, "a", more))
+		}
+		source.machines.OnChange(read(test.before), read(test.after))
 		slices.Sort(told)
-		if diff := cmp.Diff(test.want, slices.Compact(told)); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
+		if got := strings.Join(slices.Compact(told), ", "); got != test.want {
+			t.Errorf("%s: told %q, want %q", name, got, test.want)
+		}
+		told = nil
+		if source.machines.OnSync(); !slices.Equal(told, []string{" []"}) {
+			t.Errorf("told %q after all were read", told)
 		}
 	}
 }
@@ -319,34 +297,6 @@ func FuzzMachine(f *testing.F) {
 	})
 }
 
-// TestChangedTellsWhatAMachineHad checks that a change of a machine tells its earlier values, because requests of other
-// nodes may wait for them.
-func TestChangedTellsWhatAMachineHad(t *testing.T) {
-	t.Parallel()
-	a := known{node: "a", sans: []san.SAN{san.Parse("10.0.0.1")}}
-	gone, moved := a, a
-	gone.leaving, moved.sans = true, []san.SAN{san.Parse("10.0.0.2")}
-	for name, test := range map[string]struct {
-		before, after *machine
-		want          string
-	}{
-		"comes":               {nil, &machine{known: a}, ""},
-		"stays as it is":      {&machine{known: a}, &machine{known: a}, ""},
-		"is being deleted":    {&machine{known: a}, &machine{known: gone}, "10.0.0.1"},
-		"has another one":     {&machine{known: a}, &machine{known: moved}, "10.0.0.1"},
-		"goes":                {&machine{known: a}, nil, "10.0.0.1"},
-		"goes without names":  {&machine{known: known{node: "a"}}, nil, ""},
-		"goes without a node": {&machine{ObjectMeta: metav1.ObjectMeta{Name: "m"}, known: known{sans: a.sans}}, nil, "10.0.0.1"},
-	} {
-		told := ""
-		source := sourceOf(t, ClusterAPI(), nil)
-		source.Changed = func(_ string, had ...san.SAN) { told = strings.Trim(fmt.Sprint(had), "[]") }
-		if source.observe(test.before, test.after); told != test.want {
-			t.Errorf("%s: told %q, want %q", name, told, test.want)
-		}
-	}
-}
-
 // TestUnreadMachines checks that the source returns an error, and no answer, while its copy is not current.
 func TestUnreadMachines(t *testing.T) {
 	source := sourceOf(t, ClusterAPI(), map[string]string{"a": bound})
@@ -362,14 +312,11 @@ func TestUnreadMachines(t *testing.T) {
 
 // TestGrantedBy checks that the message about a missing right names the manifest with the role.
 func TestGrantedBy(t *testing.T) {
-	for _, test := range []struct {
-		options Options
-		want    string
-	}{
-		{ClusterAPI(), "config/inventory-cluster-api"}, {OpenShift(), "config/inventory-openshift"}, {Options{Kind: "Host"}, ""},
+	for want, options := range map[string]Options{
+		"config/inventory-cluster-api": ClusterAPI(), "config/inventory-openshift": OpenShift(), "": {Kind: "Host"},
 	} {
-		if got := sourceOf(t, test.options, nil).machines.GrantedBy; got != test.want {
-			t.Errorf("%s: %q, want %q", test.options.Group, got, test.want)
+		if got := sourceOf(t, options, nil).machines.GrantedBy; got != want {
+			t.Errorf("%s: %q, want %q", options.Group, got, want)
 		}
 	}
 }
