@@ -56,6 +56,15 @@ func (s *apiServer) asked() string {
 	return paths
 }
 
+func newClock(t *testing.T, cfg *rest.Config) *Clock {
+	t.Helper()
+	c, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
 func at(ahead time.Duration) string { return time.Now().Add(ahead).UTC().Format(http.TimeFormat) }
 
 // near reports whether a Date that was ahead by that much shows now.
@@ -68,10 +77,7 @@ func TestWrapNotesEveryAnswer(t *testing.T) {
 	t.Parallel()
 	server := newAPIServer(t)
 	cfg := &rest.Config{Host: server.URL + "/prefix"}
-	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := newClock(t, cfg)
 	cfg.Wrap(c.Wrap)
 	controllers, err := rest.HTTPClientFor(cfg)
 	if err != nil {
@@ -119,9 +125,11 @@ func TestWrapNotesEveryAnswer(t *testing.T) {
 	}
 }
 
+// TestQuestion checks which answers tell the time. All questions share a connection.
 func TestQuestion(t *testing.T) {
 	t.Parallel()
 	server := newAPIServer(t)
+	c := newClock(t, &rest.Config{Host: server.URL})
 	for _, test := range []struct {
 		status int
 		date   string
@@ -134,30 +142,12 @@ func TestQuestion(t *testing.T) {
 		{http.StatusOK, "", "/version: the answer has no valid Date header: configure the proxy in front of the API server"},
 		{http.StatusOK, "noon", "/version: the answer has no valid Date header: "},
 	} {
-		c, err := New(&rest.Config{Host: server.URL, BearerToken: "secret"})
-		if err != nil {
-			t.Fatal(err)
-		}
 		server.says(test.status, test.date)
-		now, err := c.Now(t.Context())
+		c.failed.err = nil // the pause after a failure is over
+		now, err := c.Fresh(t.Context())
 		if test.err == "" && (err != nil || !near(now, 0)) ||
 			test.err != "" && (err == nil || !strings.Contains(err.Error(), "not known: GET "+server.URL+test.err)) {
 			t.Errorf("status %d, Date %q: it is %s, error %v", test.status, test.date, now, err)
-		}
-	}
-}
-
-func TestQuestionsShareAConnection(t *testing.T) {
-	t.Parallel()
-	server := newAPIServer(t)
-	server.says(http.StatusOK, at(0))
-	c, err := New(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 3 {
-		if _, err := c.Fresh(t.Context()); err != nil {
-			t.Fatal(err)
 		}
 	}
 	if len(server.ports) != 1 {
@@ -169,13 +159,10 @@ func TestQuestionsShareAConnection(t *testing.T) {
 func TestQuestionEnds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c, err := New(&rest.Config{Host: "http://api.example", Transport: roundTrip(func(request *http.Request) (*http.Response, error) {
+		c := newClock(t, &rest.Config{Host: "http://api.example", Transport: roundTrip(func(request *http.Request) (*http.Response, error) {
 			<-request.Context().Done()
 			return nil, context.Cause(request.Context())
 		})})
-		if err != nil {
-			t.Fatal(err)
-		}
 		start := time.Now()
 		if _, err := c.Now(t.Context()); err == nil || time.Since(start) != 10*time.Second {
 			t.Errorf("error %v after %s", err, time.Since(start))

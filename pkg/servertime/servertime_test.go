@@ -58,6 +58,12 @@ func (w *world) pass(d time.Duration) {
 	w.at.wall, w.at.mono, w.server = w.at.wall.Add(d), w.at.mono+d, w.server.Add(d)
 }
 
+// answersSet sets the API server's clock, and sends a request of the controllers.
+func (w *world) answersSet(by time.Duration) {
+	w.setServer(by)
+	w.answer(0)
+}
+
 func (w *world) setMachine(by time.Duration) { w.at.wall = w.at.wall.Add(by) }
 func (w *world) setServer(by time.Duration)  { w.server = w.server.Add(by) }
 
@@ -137,8 +143,7 @@ func TestAfterASuspensionAnAPIServerIsAsked(t *testing.T) {
 	w.shows(1, noon.Add(33*time.Hour), 0)
 
 	// A paused virtual machine has a wall clock that is late, too. It does not know which clock is wrong.
-	w.setServer(8 * time.Hour)
-	w.answer(0)
+	w.answersSet(8 * time.Hour)
 	w.unknown("set forward by 8h0m0s", -8*time.Hour)
 	w.setMachine(8 * time.Hour)
 	w.shows(1, noon.Add(41*time.Hour), 0)
@@ -166,8 +171,7 @@ func TestClockFollowsAnAPIServerThatIsSetBack(t *testing.T) {
 			t.Errorf("set back by %s: it is %s, error %v", back, now, err)
 		}
 		w.shows(0, one.Add(-back), back)
-		w.setServer(back)
-		w.answer(0)
+		w.answersSet(back)
 		w.shows(0, one, 0)
 	}
 }
@@ -177,44 +181,38 @@ func TestTimeIsUnknownAfterAnAPIServerIsSetForward(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	w.shows(1, noon, 0)
-	w.setServer(25 * time.Hour)
-	w.answer(0)
+	w.answersSet(25 * time.Hour)
 	w.unknown("the time of the API servers is not known: the API server's clock was set forward by 25h0m0s", -25*time.Hour)
 	w.pass(day)
 	w.unknown("set forward by 25h0m0s", -25*time.Hour)
-	w.setServer(-time.Hour)
-	w.answer(0)
+	w.answersSet(-time.Hour)
 	w.unknown("set forward by 24h0m0s", -day)
-	w.setServer(-day)
-	w.answer(0)
+	w.answersSet(-day)
 	w.shows(0, noon.Add(day), 0)
 
-	w.setServer(5 * time.Minute)
-	w.answer(0)
+	w.answersSet(5 * time.Minute)
 	w.shows(0, noon.Add(day+5*time.Minute), -5*time.Minute)
-	w.setServer(time.Second)
-	w.answer(0)
+	w.answersSet(time.Second)
 	w.shows(0, noon.Add(day+5*time.Minute+time.Second), -5*time.Minute-time.Second)
 
 	w = newWorld(t, time.Hour) // the API server's clock is late, and is set right
 	w.shows(1, noon, time.Hour)
-	w.setServer(time.Hour)
-	w.answer(0)
+	w.answersSet(time.Hour)
 	w.shows(0, noon.Add(time.Hour), 0)
 
 	w = newWorld(t, -time.Hour) // the machine's clock is late all the time
 	w.shows(1, noon, -time.Hour)
-	w.setServer(4 * time.Minute)
-	w.answer(0)
+	w.answersSet(4 * time.Minute)
 	w.shows(0, noon.Add(4*time.Minute), -64*time.Minute)
-	w.setServer(2 * time.Minute)
-	w.answer(0)
+	w.answersSet(2 * time.Minute)
 	w.unknown("set forward by 6m0s", -66*time.Minute)
 	w.setMachine(66 * time.Minute)
 	w.shows(1, noon.Add(6*time.Minute), 0)
 }
 
-func TestASlowAnswerIsLate(t *testing.T) {
+// TestLateAnswers checks an answer that took long, and one that was overtaken: its Date may be from before the API server's
+// clock was set.
+func TestLateAnswers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
 	w.shows(1, noon, 0)
@@ -222,20 +220,11 @@ func TestASlowAnswerIsLate(t *testing.T) {
 	w.shows(0, noon, 25*time.Second)
 	w.answer(0)
 	w.shows(0, noon.Add(25*time.Second), 0)
-}
-
-// The Date of an answer that was overtaken may be from before the API server's clock was set.
-func TestAnAnswerThatWasOvertakenDoesNotCount(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, 0)
-	w.shows(1, noon, 0)
-	w.pass(time.Second)
 	sent, date := w.at, w.server
 	w.pass(time.Second)
-	w.setServer(-time.Hour)
-	w.answer(0)
+	w.answersSet(-time.Hour)
 	w.note(date, sent)
-	w.shows(0, noon.Add(2*time.Second-time.Hour), time.Hour)
+	w.shows(0, noon.Add(26*time.Second-time.Hour), time.Hour)
 }
 
 // TestClockIsNeverAhead compares the time with that of an API server whose answers take up to half a second, and some half a
@@ -315,10 +304,13 @@ func TestReadyNamesTheSkew(t *testing.T) {
 // TestMetrics runs alone, because all Clocks of a process share the metrics.
 func TestMetrics(t *testing.T) {
 	w := newWorld(t, time.Hour)
-	shows := func(known, seconds float64) {
+	shows := func(want ...float64) {
 		t.Helper()
-		if gotKnown, got := value(t, skewKnown), value(t, skewSeconds); gotKnown != known || got != seconds {
-			t.Errorf("known %v, %v seconds, want %v and %v", gotKnown, got, known, seconds)
+		for i, gauge := range []prometheus.Gauge{skewKnown, skewSeconds} {
+			var got dto.Metric
+			if err := gauge.Write(&got); err != nil || got.GetGauge().GetValue() != want[i] {
+				t.Errorf("%v, error %v, want %v", got.GetGauge().GetValue(), err, want[i])
+			}
 		}
 	}
 	w.answer(400 * time.Millisecond)
@@ -329,15 +321,6 @@ func TestMetrics(t *testing.T) {
 	w.setMachine(-2 * time.Hour)
 	w.answer(0)
 	shows(1, -3600)
-}
-
-func value(t *testing.T, gauge prometheus.Gauge) float64 {
-	t.Helper()
-	var written dto.Metric
-	if err := gauge.Write(&written); err != nil {
-		t.Fatal(err)
-	}
-	return written.GetGauge().GetValue()
 }
 
 // asking returns a Clock whose question takes so long, and the number of questions.
@@ -425,20 +408,14 @@ func TestOfShowsTheClockOfItsCaller(t *testing.T) {
 	if err := errors.Join(err, freshErr, skewErr, c.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))); err != nil || skew != 0 {
 		t.Errorf("skew %s, error %v", skew, err)
 	}
+	none := &Clock{}
+	if _, err := none.Skew(t.Context()); err == nil || time.Since(none.Latest()).Abs() > time.Minute {
+		t.Errorf("the zero Clock: error %v, the latest time is %s", err, none.Latest())
+	}
 	apart := Apart(own, clocktesting.NewFakePassiveClock(noon))
 	now, err = apart.Now(t.Context())
 	skew, skewErr = apart.Skew(t.Context())
 	if err != nil || skewErr != nil || !now.Equal(noon) || skew != 25*time.Hour {
 		t.Errorf("it is %s, skew %s, errors %v and %v", now, skew, err, skewErr)
-	}
-}
-
-func TestZeroClockKnowsNoTime(t *testing.T) {
-	t.Parallel()
-	c := &Clock{}
-	_, err := c.Now(t.Context())
-	_, skewErr := c.Skew(t.Context())
-	if err == nil || skewErr == nil || time.Since(c.Latest()).Abs() > time.Minute {
-		t.Errorf("errors %v and %v, the latest time is %s", err, skewErr, c.Latest())
 	}
 }
