@@ -4,13 +4,14 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -30,14 +31,7 @@ type recorder struct {
 func (r *recorder) Eventf(regarding, _ runtime.Object, eventType, reason, action, note string, args ...any) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	name := ""
-	switch obj := regarding.(type) {
-	case *certificatesv1.CertificateSigningRequest:
-		name = obj.Name
-	case *corev1.Secret:
-		name = obj.Name
-	}
-	r.events = append(r.events, event{name, eventType, reason, action, fmt.Sprintf(note, args...)})
+	r.events = append(r.events, event{regarding.(metav1.Object).GetName(), eventType, reason, action, fmt.Sprintf(note, args...)})
 }
 
 func (r *recorder) take() []event {
@@ -60,54 +54,40 @@ func newReporter() (*report.Reporter, *recorder, *clocktesting.FakePassiveClock)
 	return report.New(written, clock), written, clock
 }
 
-func TestSameOutcomeIsReportedAgainAfterItsEventEnds(t *testing.T) {
-	t.Parallel()
-	reporter, written, clock := newReporter()
-	for i, step := range []struct {
-		pause time.Duration
-		want  bool
-	}{{0, true}, {49 * time.Minute, false}, {time.Minute, true}, {49 * time.Minute, false}, {time.Minute, true}} {
-		clock.SetTime(clock.Now().Add(step.pause))
-		if got := reporter.Request(request("1"), "user", "Approve", "NotAuthorized", "no"); got != step.want {
-			t.Errorf("step %d: reported %t, want %t", i, got, step.want)
-		}
-	}
-	if n := len(written.take()); n != 3 {
-		t.Errorf("%d Events, want 3", n)
-	}
-}
-
+// TestOncePerDistinctOutcome checks that an outcome is reported once, and again after its Event ends.
 func TestOncePerDistinctOutcome(t *testing.T) {
 	t.Parallel()
 	reporter, written, clock := newReporter()
-	steps := []struct {
-		uid, action, reason, message string
-		want                         bool
+	const minute = time.Minute
+	for i, step := range []struct {
+		pause                time.Duration
+		uid, reason, message string
+		want                 bool
 	}{
-		{"1", "Approve", "NotAuthorized", "100% no", true},
-		{"1", "Approve", "NotAuthorized", "100% no", false},
-		{"2", "Approve", "NotAuthorized", "100% no", true}, // another request
-		{"1", "Approve", "NotAuthorized", "other", true},   // another message
-		{"1", "Approve", "Malformed", "other", true},       // another reason
-		{"1", "Approve", "Malformed", "other", false},
-		{"1", "Approve", "NotAuthorized", "100% no", true}, // an earlier outcome again
-		{"2", "Approve", "NotAuthorized", "100% no", false},
-	}
-	for i, step := range steps {
-		if got := reporter.Request(request(step.uid), "user", step.action, step.reason, step.message); got != step.want {
+		{0, "1", "NotAuthorized", "100% no", true},
+		{minute, "1", "NotAuthorized", "100% no", false},
+		{minute, "2", "NotAuthorized", "100% no", true}, // another request
+		{minute, "1", "NotAuthorized", "other", true},   // another message
+		{minute, "1", "Malformed", "other", true},       // another reason
+		{minute, "1", "Malformed", "other", false},
+		{minute, "1", "NotAuthorized", "100% no", true}, // an earlier outcome again
+		{minute, "2", "NotAuthorized", "100% no", false},
+		{48 * minute, "1", "NotAuthorized", "100% no", false},
+		{minute, "1", "NotAuthorized", "100% no", true}, // 50 minutes later
+		{49 * minute, "1", "NotAuthorized", "100% no", false},
+		{minute, "1", "NotAuthorized", "100% no", true},
+	} {
+		clock.SetTime(clock.Now().Add(step.pause))
+		if got := reporter.Request(request(step.uid), "user", "Approve", step.reason, step.message); got != step.want {
 			t.Errorf("step %d: new %t, want %t", i, got, step.want)
 		}
-		clock.SetTime(clock.Now().Add(time.Minute))
-	}
-	want := []event{
-		{"name-1", "Warning", "NotAuthorized", "Approve", "100% no"},
-		{"name-2", "Warning", "NotAuthorized", "Approve", "100% no"},
-		{"name-1", "Warning", "NotAuthorized", "Approve", "other"},
-		{"name-1", "Warning", "Malformed", "Approve", "other"},
-		{"name-1", "Warning", "NotAuthorized", "Approve", "100% no"},
-	}
-	if diff := cmp.Diff(want, written.take()); diff != "" {
-		t.Errorf("Events (-want +got):\n%s", diff)
+		var want []event
+		if step.want {
+			want = []event{{"name-" + step.uid, "Warning", step.reason, "Approve", step.message}}
+		}
+		if diff := cmp.Diff(want, written.take()); diff != "" {
+			t.Errorf("step %d: Events (-want +got):\n%s", i, diff)
+		}
 	}
 }
 
@@ -163,48 +143,36 @@ func TestOneRequesterCausesTenEventsThenOneAMinute(t *testing.T) {
 	t.Parallel()
 	reporter, written, clock := newReporter()
 	next := 0
-	flood := func(user string, requests int) {
-		for range requests {
+	for _, step := range []struct {
+		what     string
+		pause    time.Duration
+		user     string
+		requests int
+		want     int
+	}{
+		{"at first", 0, "noisy", 2000, 10},
+		{"somebody else", 0, "quiet", 1, 1},
+		{"within the minute", 59 * time.Second, "noisy", 3, 0},
+		{"after a minute", time.Second, "noisy", 2, 1},
+		{"after another", time.Minute, "noisy", 1, 1},
+		{"after an hour", time.Hour, "noisy", 11, 10},
+	} {
+		clock.SetTime(clock.Now().Add(step.pause))
+		for range step.requests {
 			next++
-			if !reporter.Request(request(fmt.Sprint(next)), user, "Approve", "NotAuthorized", "no") {
+			if !reporter.Request(request(fmt.Sprint(next)), step.user, "Approve", "NotAuthorized", "no") {
 				t.Error("a first outcome is not new, though its Event may be left out")
 			}
 		}
-	}
-	notes := func() []string {
-		var notes []string
-		for _, one := range written.take() {
-			notes = append(notes, one.Note)
-		}
-		return notes
-	}
-	ten := strings.Split(strings.Repeat("no,", 9)+"no", ",")
-	check := func(what string, want []string) {
-		t.Helper()
-		if diff := cmp.Diff(want, notes()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", what, diff)
+		if got := len(written.take()); got != step.want {
+			t.Errorf("%s: %d Events, want %d", step.what, got, step.want)
 		}
 	}
-
-	flood("noisy", 2000)
-	check("at first", ten)
-	flood("quiet", 1)
-	check("somebody else", []string{"no"})
-	clock.SetTime(clock.Now().Add(59 * time.Second))
-	flood("noisy", 3)
-	check("within the minute", nil)
-	clock.SetTime(clock.Now().Add(time.Second))
-	flood("noisy", 2)
-	check("after a minute", []string{"no"})
-	clock.SetTime(clock.Now().Add(time.Minute))
-	flood("noisy", 1)
-	check("after another", []string{"no"})
-	clock.SetTime(clock.Now().Add(time.Hour))
-	flood("noisy", 11)
-	check("after an hour", ten)
 }
 
-func TestNotesFitIntoAnEvent(t *testing.T) {
+// TestNotes checks that a note fits into an Event, and that text from a requester or a node can neither control a terminal
+// nor imitate other text.
+func TestNotes(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ message, want string }{
 		"short":                 {"a", "a"},
@@ -213,42 +181,19 @@ func TestNotesFitIntoAnEvent(t *testing.T) {
 		"far too long":          {strings.Repeat("a", 100_000), strings.Repeat("a", 1021) + "..."},
 		"longer as ASCII":       {strings.Repeat("ü", 200), strings.Repeat(`\u00fc`, 170) + `\...`},
 		"format verbs are text": {"%s %d %!", "%s %d %!"},
+		"not ASCII":             {"a\u009b31m\u202e\u0435\x7f\n\U0001f511\xff", `a\u009b31m\u202e\u0435\x7f\n\U0001f511\xff`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			reporter, written, _ := newReporter()
-			secret := &corev1.Secret{}
-			secret.Name = "signer"
-			reporter.Request(request("1"), "user", "Sign", "Malformed", test.message)
-			reporter.Object(secret, "Normal", "Load", "CALoaded", test.message)
-			want := []event{{"name-1", "Warning", "Malformed", "Sign", test.want}, {"signer", "Normal", "CALoaded", "Load", test.want}}
-			got := written.take()
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Errorf("Events (-want +got):\n%s", diff)
-			}
-			if note := got[0].Note; len(note) > 1024 || !utf8.ValidString(note) {
-				t.Errorf("%d bytes, valid UTF-8: %t", len(note), utf8.ValidString(note))
-			}
-		})
-	}
-}
-
-// Text from a requester or a node can neither control a terminal nor imitate other text.
-func TestNotesAreASCII(t *testing.T) {
-	t.Parallel()
-	reporter, written, _ := newReporter()
-	const chosen = "a\u009b31m\u202e\u0435\x7f\n\U0001f511\xff"
-	reporter.Request(request("a"), "user", "Sign", "Reason", chosen)
-	reporter.Would(request("b"), "user", "Sign", "Reason", chosen)
-	reporter.Object(&corev1.Secret{}, corev1.EventTypeWarning, "Load", "Reason", chosen)
-	events := written.take()
-	for _, each := range events {
-		if want := `a\u009b31m\u202e\u0435\x7f\n\U0001f511\xff`; each.Note != want {
-			t.Errorf("%s, want %s", each.Note, want)
+		reporter, written, _ := newReporter()
+		reporter.Request(request("1"), "user", "Sign", "Malformed", test.message)
+		reporter.Would(request("2"), "user", "Sign", "WouldSign", test.message)
+		reporter.Object(&corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "signer"}}, "Normal", "Load", "CALoaded", test.message)
+		want := []event{
+			{"name-1", "Warning", "Malformed", "Sign", test.want}, {"name-2", "Normal", "WouldSign", "Sign", test.want},
+			{"signer", "Normal", "CALoaded", "Load", test.want},
 		}
-	}
-	if len(events) != 3 {
-		t.Errorf("%d Events", len(events))
+		if diff := cmp.Diff(want, written.take()); diff != "" || len(test.want) > 1024 {
+			t.Errorf("%s: Events (-want +got):\n%s", name, diff)
+		}
 	}
 }
 
@@ -256,20 +201,17 @@ func TestReporterIsSafeForConcurrentUse(t *testing.T) {
 	t.Parallel()
 	reporter, written, _ := newReporter()
 	var done sync.WaitGroup
-	var mu sync.Mutex
-	fresh := 0
+	var fresh atomic.Int32
 	for i := range 100 {
 		done.Go(func() {
 			if reporter.Request(request(fmt.Sprint(i%5)), "user", "Sign", "Malformed", "no") {
-				mu.Lock()
-				fresh++
-				mu.Unlock()
+				fresh.Add(1)
 			}
 		})
 	}
 	done.Wait()
-	if got := len(written.take()); got != 5 || fresh != 5 {
-		t.Errorf("%d Events and %d new outcomes for five requests", got, fresh)
+	if got := len(written.take()); got != 5 || fresh.Load() != 5 {
+		t.Errorf("%d Events and %d new outcomes for five requests", got, fresh.Load())
 	}
 }
 
