@@ -59,13 +59,16 @@ run: build ## run the set-up of the demo until Ctrl-C, with a kubeconfig to use
 # The model of a rotation. With the race detector it tries far fewer steps.
 MODEL := go test -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation
 
-# The packages that start control planes. Their tests run alone, because they measure time and use both processors.
+# The packages that start control planes. TOGETHER holds those that measure no time, so two of them run at a time.
 HEAVY := '/(test|csrenv)(/|$$)'
+TOGETHER := ./test/bench/... ./test/kit/... ./test/manifests ./test/monitoring ./test/mutants ./test/parity ./test/rotation ./test/tutorials
 
 .PHONY: test
-test: test-unit ## run all tests, with the race detector, on a real control plane and against the real kube-controller-manager
+test: test-unit ## run all tests, on a real control plane and against the real kube-controller-manager; what runs in the process of a test has the race detector
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
-	$(CONTROL_PLANE) $(MONITORING) go test $(RACE) -p 1 -timeout 40m $$(go list ./... | grep -E $(HEAVY))
+	$(CONTROL_PLANE) go test $(RACE) -count=1 -p 1 ./csrenv/... ./test/loop
+	$(CONTROL_PLANE) $(MONITORING) go test -count=1 -p 2 $(TOGETHER)
+	$(CONTROL_PLANE) go test -count=1 -p 1 ./test/manager ./test/reliability
 
 .PHONY: test-unit
 test-unit: ## run the tests that need no control plane, with the race detector
@@ -75,11 +78,11 @@ test-unit: ## run the tests that need no control plane, with the race detector
 .PHONY: test-fips
 test-fips: build-fips ## run the tests that need no control plane, and the integration tests, with the FIPS 140-3 module of Go
 	CGO_ENABLED=0 GOFIPS140=$(FIPS) go test -trimpath -v $$(go list ./... | grep -vE $(HEAVY))
-	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test $(RACE) -count=1 -timeout 40m -v ./test/integration
+	$(CONTROL_PLANE) GOFIPS140=$(FIPS) go test -count=1 -timeout 40m -v ./test/loop ./test/manager ./test/rotation
 
 .PHONY: fleet
 fleet: ## rotate a CA under 200 certificate managers of client-go, until none uses the old CA
-	$(CONTROL_PLANE) go test -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/integration
+	$(CONTROL_PLANE) go test -tags nightly -count=1 -timeout 20m -v -run '^TestFleet$$' ./test/rotation
 
 .PHONY: test-monitoring
 test-monitoring: ## test alerts, runbooks and dashboard, with promtool and a real Prometheus that scrapes the manager
@@ -96,7 +99,7 @@ test-matrix: ## run the integration tests and parity on every pinned Kubernetes 
 	  echo "== Kubernetes $$version"; \
 	  ( place=$$(KUBEBUILDER_ASSETS= K8S_VERSION=$$version hack/controlplane/get.sh); \
 	    set -a; eval "$$place"; set +a; K8S_VERSION=$$version; export K8S_VERSION; \
-	    go test $(RACE) -count=1 -timeout 40m -v ./test/integration/... ./csrenv/... ./test/parity ); \
+	    go test -count=1 -p 1 -timeout 40m -v ./csrenv/... ./test/loop ./test/manager ./test/rotation ./test/parity ); \
 	done
 
 # The tag of the release before, from which an upgrade must roll out. Until there is a release, it is a commit that was published nowhere.

@@ -18,8 +18,8 @@ import (
 	"k8s.io/client-go/util/certificate"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 // patience bounds the wait for one event.

@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 const nodeName = "node-1"

@@ -25,7 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 const intruder = "system:serviceaccount:default:intruder"

@@ -22,7 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/ledger"
+	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/kit/ledger"
 )
 
 var (

@@ -7,7 +7,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/bench/lab"
 	"github.com/csr-controller-manager/csr-controller-manager/test/bench/report"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // TestMain lets the test program be the subject "floor".

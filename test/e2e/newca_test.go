@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/kubelet"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 // testNewCA is step 4: the Secret's new CA signs, in the same processes as before.

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
-	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // objects returns all objects of all kinds in the API server.

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // TestHelmRelease takes a release of the chart through its life with helm, on a real API server: install, upgrade with

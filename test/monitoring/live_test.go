@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // kubeletsOnly reports whether query needs the metrics of kubelets. No kubelet runs here, so the query must run, but

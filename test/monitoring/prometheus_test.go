@@ -15,7 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // patience bounds every wait. Only a failing test needs all of it.

@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/guard"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/guard"
 )
 
 const (
@@ -163,6 +163,9 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 		return broken, err.Error()
 	}
 	if one.tests != "" {
+		if !strings.HasSuffix(one.file, ".go") { // an overlay replaces only what is compiled
+			return l.tryFile(ctx, one, mutated)
+		}
 		return unitVerdict(l.unit(ctx, overlay, one.tests))
 	}
 	out, err := l.parity(ctx, overlay, patience)
@@ -178,6 +181,26 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 		return slow, fmt.Sprintf("%.80s", waited[1])
 	}
 	return caught, fmt.Sprintf("%.80s, and stays so", waited[1])
+}
+
+// tryFile changes a file of the tree for one run. No other mutation may be tried meanwhile: the defects run one by one.
+func (l *lab) tryFile(ctx context.Context, one mutation, mutated []byte) (kind, detail string) {
+	path := filepath.Join(l.tree(), one.file)
+	original, err := os.ReadFile(path)
+	if err == nil {
+		err = os.WriteFile(path, mutated, 0o600)
+	}
+	if err != nil {
+		return broken, err.Error()
+	}
+	overlay, err := l.overlay(one.rule, nil)
+	if err == nil {
+		kind, detail = unitVerdict(l.unit(ctx, overlay, one.tests))
+	}
+	if err := errors.Join(err, os.WriteFile(path, original, 0o600)); err != nil {
+		return broken, err.Error()
+	}
+	return kind, detail
 }
 
 // unit runs go test on the tree with overlay.

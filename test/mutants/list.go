@@ -1,6 +1,9 @@
 package main
 
-import "slices"
+import (
+	"slices"
+	"strings"
+)
 
 // mutation removes one rule: new replaces old, which the file contains exactly once.
 type mutation struct {
@@ -11,8 +14,19 @@ type mutation struct {
 
 var mutations = slices.Concat(
 	approverMutations, signerMutations, certificateMutations, cleanerMutations,
-	servingMutations, identityMutations, rotationMutations,
+	servingMutations, identityMutations, rotationMutations, defectMutations,
 )
+
+// kind returns which run of the program has the mutation.
+func (m mutation) kind() string {
+	switch {
+	case strings.HasPrefix(m.rule, "defect: "):
+		return "defects"
+	case m.tests != "":
+		return "units"
+	}
+	return "parity"
+}
 
 // Rules of the approver. Left out: the version, UID and extra of the review, which an API server with RBAC ignores;
 // and that nothing is approved after a denial, which the API server refuses too. The pure tests cover them.

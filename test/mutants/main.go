@@ -1,6 +1,7 @@
 // Command mutants removes one rule at a time, and demands that a test fails each time. The parity test must notice
 // rules of the approver, the signer and the cleaner: then its table is complete enough. The unit tests must notice
-// rules for serving certificates, node identity and rotations, which kube-controller-manager does not have.
+// rules for serving certificates, node identity and rotations, which kube-controller-manager does not have. The tests of
+// "make test" must notice the defects.
 package main
 
 import (
@@ -19,11 +20,11 @@ import (
 
 func main() {
 	only := flag.String("only", "", "run only mutants whose name matches this `expression`")
-	units := flag.Bool("units", false, "run the mutants that unit tests must notice, not those that parity must notice")
+	kind := flag.String("kind", "parity", "run the mutants that the `tests` parity or units must notice, or the defects")
 	parallel := flag.Int("parallel", 3, "how many mutants to run at a time")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	err := run(ctx, *only, *units, *parallel)
+	err := run(ctx, *only, *kind, *parallel)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mutants:", err)
@@ -31,8 +32,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, only string, units bool, parallel int) (err error) {
-	chosen, err := choose(only, units)
+func run(ctx context.Context, only, kind string, parallel int) (err error) {
+	chosen, err := choose(only, kind)
 	if err != nil {
 		return err
 	}
@@ -57,17 +58,16 @@ func run(ctx context.Context, only string, units bool, parallel int) (err error)
 	return errors.Join(ctx.Err(), summary(verdicts))
 }
 
-func choose(only string, units bool) ([]mutation, error) {
+func choose(only, kind string) ([]mutation, error) {
 	expression, err := regexp.Compile(only)
 	if err != nil {
 		return nil, err
 	}
-	chosen := slices.Clone(mutations)
-	chosen = slices.DeleteFunc(chosen, func(one mutation) bool {
-		return !expression.MatchString(one.rule) || units != (one.tests != "")
+	chosen := slices.DeleteFunc(slices.Clone(mutations), func(one mutation) bool {
+		return !expression.MatchString(one.rule) || kind != one.kind()
 	})
 	if len(chosen) == 0 {
-		return nil, fmt.Errorf("no mutation's name matches %q", only)
+		return nil, fmt.Errorf("no mutation of %s has a name that matches %q", kind, only)
 	}
 	return chosen, nil
 }

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // program is one of the two programs that are compared.

@@ -25,8 +25,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/test/clock"
-	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/clock"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 // proxied returns a fault of the API server's answers.

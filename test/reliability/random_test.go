@@ -23,7 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 // randomSeed returns the seed of the load, of random requests and of faults, which is the same for both programs: RELIABILITY_SEED,

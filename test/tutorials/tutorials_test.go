@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // TestTutorials runs the tutorials that use make run. They share its control plane, so they run one after the other.

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/transport"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/test/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // joiners is the identity of a bootstrap token.

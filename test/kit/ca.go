@@ -1,0 +1,174 @@
+package kit
+
+import (
+	"context"
+	"crypto"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"os"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
+
+func NewCA(t *testing.T) *csrenv.CA {
+	t.Helper()
+	made, err := csrenv.NewCA()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
+}
+
+func Certificate(t *testing.T, of *csrenv.CA) *x509.Certificate {
+	t.Helper()
+	block, _ := pem.Decode(of.CertPEM)
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func Write(t *testing.T, file string, data []byte) {
+	t.Helper()
+	if err := os.WriteFile(file, data, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func Load(t *testing.T, of *csrenv.CA) *ca.Authority {
+	t.Helper()
+	loaded, err := ca.Load(of.CertPEM, of.KeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return loaded
+}
+
+// IntermediateOf returns a CA that root has signed.
+func IntermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
+	t.Helper()
+	key := NewKey(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "between " + rand.Text()}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
+	}
+	block, _ := pem.Decode(root.KeyPEM)
+	rootKey, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, Certificate(t, root), key.Public(), rootKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &csrenv.CA{
+		CertPEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		KeyPEM:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
+	}
+}
+
+// CA is a CA that can do more than csrenv's CA.
+type CA struct {
+	Cert *x509.Certificate
+	key  crypto.Signer
+}
+
+// IssueCA makes a certificate for key, signed by issuer. Without an issuer it is self-signed.
+func IssueCA(t *testing.T, name string, key crypto.Signer, issuer *CA, life time.Duration) *CA {
+	t.Helper()
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name + " of " + t.Name()},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(life),
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	parent, by := template, key
+	if issuer != nil {
+		parent, by = issuer.Cert, issuer.key
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &CA{cert, key}
+}
+
+func (c *CA) PEM() []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Cert.Raw})
+}
+
+func (c *CA) KeyPEM(t *testing.T) []byte {
+	t.Helper()
+	der, err := x509.MarshalPKCS8PrivateKey(c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+}
+
+// Leaf returns a client certificate of c.
+func (c *CA) Leaf(t *testing.T, name string) tls.Certificate {
+	t.Helper()
+	key := NewKey(t)
+	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: c.Cert.NotBefore, NotAfter: c.Cert.NotAfter,
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, c.Cert, key.Public(), c.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
+}
+
+func SigningSecret(cert, key []byte) *corev1.Secret {
+	return &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: "csr-signer"},
+		Type:       corev1.SecretTypeTLS,
+		Data:       map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
+	}
+}
+
+// ReplaceSecret deletes secret and creates another one of that name.
+func ReplaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1.Secret {
+	t.Helper()
+	if err := client.IgnoreNotFound(Admin(t).Delete(t.Context(), secret)); err != nil {
+		t.Fatal(err)
+	}
+	another := SigningSecret(with.CertPEM, with.KeyPEM)
+	Create(t, Admin(t), another)
+	return another
+}
+
+// HasLoaded waits for the Event that the CA in secret signs.
+func HasLoaded(t *testing.T, secret *corev1.Secret) {
+	t.Helper()
+	Eventually(t, "the CA is loaded", func(ctx context.Context) error {
+		found := EventsOf(ctx, t, secret)
+		for _, event := range found {
+			if event.Reason == "CALoaded" {
+				return nil
+			}
+		}
+		return fmt.Errorf("not among %+v", found)
+	})
+}

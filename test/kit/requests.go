@@ -1,0 +1,189 @@
+package kit
+
+import (
+	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+type Request = certificatesv1.CertificateSigningRequest
+
+// NodeRequest returns a kubelet's request for a client certificate, named after the test.
+func NodeRequest(t testing.TB, node string, mods ...func(*Request)) *Request {
+	t.Helper()
+	obj := &Request{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: strings.ToLower(strings.NewReplacer("/", "-", "_", "-", "'", "").Replace(t.Name())) + "-"},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+			Request: Payload(t, x509.CertificateRequest{
+				Subject: pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}},
+			}),
+		},
+	}
+	for _, mod := range mods {
+		mod(obj)
+	}
+	return obj
+}
+
+func Payload(t testing.TB, template x509.CertificateRequest) []byte {
+	t.Helper()
+	der, err := x509.CreateCertificateRequest(rand.Reader, &template, NewKey(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+}
+
+func NewKey(t testing.TB) crypto.Signer {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+// Create creates obj with a client of t's control plane, and deletes it at the end.
+func Create(t testing.TB, c client.Client, obj client.Object) {
+	t.Helper()
+	if err := c.Create(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(Admin(t).Delete(context.Background(), obj)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func CreateRequest(t testing.TB, c client.Client, obj *Request) *Request {
+	t.Helper()
+	Create(t, c, obj)
+	return obj
+}
+
+// Approve approves obj as kubectl certificate approve does.
+func Approve(t testing.TB, obj *Request) {
+	t.Helper()
+	Decide(t, obj, certificatesv1.CertificateApproved)
+}
+
+func Decide(t testing.TB, obj *Request, kind certificatesv1.RequestConditionType) {
+	t.Helper()
+	csr.AddCondition(obj, kind, "ByHand", "Decided by a test.", time.Time{})
+	if err := Admin(t).SubResource("approval").Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func Reload(t testing.TB, obj *Request) *Request {
+	t.Helper()
+	if err := Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}
+
+// Leaf parses the certificate of obj.
+func Leaf(t testing.TB, obj *Request) *x509.Certificate {
+	t.Helper()
+	block, rest := pem.Decode(obj.Status.Certificate)
+	if block == nil || len(rest) > 0 {
+		t.Fatalf("status.certificate of %s is not one PEM block: %q", obj.Name, obj.Status.Certificate)
+	}
+	cert, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cert
+}
+
+func IssuedBy(t *testing.T, obj *Request, by *csrenv.CA) {
+	t.Helper()
+	if err := Leaf(t, obj).CheckSignatureFrom(Certificate(t, by)); err != nil {
+		t.Errorf("request %s: %v", obj.Name, err)
+	}
+}
+
+// ServingRequest returns the request of the kubelet of node: SANs that parse as addresses become addresses, and
+// others names.
+func ServingRequest(t *testing.T, node string, sans ...string) *Request {
+	t.Helper()
+	template := x509.CertificateRequest{Subject: pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}}
+	for _, san := range sans {
+		if ip := net.ParseIP(san); ip != nil {
+			template.IPAddresses = append(template.IPAddresses, ip)
+		} else {
+			template.DNSNames = append(template.DNSNames, san)
+		}
+	}
+	return NodeRequest(t, node, func(obj *Request) {
+		obj.Spec.SignerName, obj.Spec.Request = certificatesv1.KubeletServingSignerName, Payload(t, template)
+		obj.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
+	})
+}
+
+// ApprovedClient returns a request for a client certificate of user. The administrator has made and approved it.
+func ApprovedClient(t *testing.T, user string) *Request {
+	t.Helper()
+	return ApprovedClientOf(t, Admin(t), user)
+}
+
+// ApprovedClientOf is approvedClient, but c makes the request.
+func ApprovedClientOf(t *testing.T, c client.Client, user string) *Request {
+	t.Helper()
+	obj := CreateRequest(t, c, NodeRequest(t, "", func(obj *Request) {
+		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+		obj.Spec.Request = Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: user}})
+	}))
+	Approve(t, obj)
+	return obj
+}
+
+// WrongUsage makes a request that the approver does not approve, and that the signer marks as Failed.
+func WrongUsage(obj *Request) {
+	obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth)
+}
+
+// CreateMarked creates a request with labels, a finalizer, an owner and an annotation of size bytes.
+func CreateMarked(t *testing.T, node string, size int, change ...func(*Request)) *Request {
+	t.Helper()
+	obj := CreateRequest(t, Admin(t), NodeRequest(t, node, append(change, func(obj *Request) {
+		obj.Annotations = map[string]string{"example.com/note": strings.Repeat("x", size)}
+		obj.Labels = map[string]string{"example.com/label": "y"}
+		obj.Finalizers = []string{"example.com/finalizer"}
+		obj.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: "u"}}
+	})...))
+	t.Cleanup(func() {
+		free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+		if err := Admin(t).Patch(context.Background(), obj, free); err != nil {
+			t.Error(err)
+		}
+	})
+	return obj
+}
+
+// What kube-controller-manager says when it approves kubelets (pkg/controller/certificates/approver/sarapprove.go).
+const (
+	NodeMessage     = "Auto approving kubelet client certificate after SubjectAccessReview."
+	SelfNodeMessage = "Auto approving self kubelet client certificate after SubjectAccessReview."
+)

@@ -1,0 +1,192 @@
+package kit
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// As returns a client with a token of the shared cluster.
+func As(t *testing.T, user string) client.Client {
+	t.Helper()
+	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
+	cfg.BearerToken, cfg.QPS = user+"-token", -1
+	return ClientOf(t, cfg)
+}
+
+const (
+	MayCreate   = "system:node-bootstrapper"
+	MayJoin     = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
+	MayRenewOwn = "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient"
+)
+
+// ClientOf returns a client of cfg's user.
+func ClientOf(t testing.TB, cfg *rest.Config) client.Client {
+	t.Helper()
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// TokenConfig returns the configuration of a user in the control plane's token file.
+func TokenConfig(t *testing.T, user string) *rest.Config {
+	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
+	cfg.BearerToken = user + "-token"
+	return cfg
+}
+
+func WithToken(t *testing.T, token string) *rest.Config {
+	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
+	cfg.BearerToken = token
+	return cfg
+}
+
+// KubeletOf returns a client of the kubelet of node.
+func KubeletOf(t *testing.T, node string) client.Client {
+	t.Helper()
+	cfg := rest.CopyConfig(ControlPlane(t).Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
+	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: Admin(t).RESTMapper()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// Impersonate returns a client of a user in group flooders.
+func Impersonate(t *testing.T, user string) client.Client {
+	t.Helper()
+	cfg := rest.CopyConfig(ControlPlane(t).Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"flooders"}}
+	return ClientOf(t, cfg)
+}
+
+// TokenOf returns a configuration with a token of account.
+func TokenOf(t testing.TB, account *corev1.ServiceAccount) *rest.Config {
+	t.Helper()
+	return AccountConfig(t, ControlPlane(t).Config, Admin(t), account)
+}
+
+// AccountConfig is tokenOf for the control plane of cfg.
+func AccountConfig(t testing.TB, cfg *rest.Config, admin client.Client, account *corev1.ServiceAccount) *rest.Config {
+	t.Helper()
+	token := &authenticationv1.TokenRequest{}
+	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
+		t.Fatal(err)
+	}
+	cfg = rest.AnonymousClientConfig(cfg)
+	cfg.BearerToken = token.Status.Token
+	return cfg
+}
+
+// ServiceAccountConfig returns a configuration for the ServiceAccount that config/rbac binds.
+func ServiceAccountConfig(t testing.TB) *rest.Config {
+	t.Helper()
+	return TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: ManagerAccount}})
+}
+
+// Grant binds one of Kubernetes' roles, or verbs on a resource, to a user for the duration of the test.
+func Grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
+	t.Helper()
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}
+	Create(t, Admin(t), binding)
+	return binding
+}
+
+// GrantGroup binds one of Kubernetes' roles to a group for the duration of the test.
+func GrantGroup(t *testing.T, group, clusterRole string) {
+	t.Helper()
+	Create(t, Admin(t), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group}},
+	})
+}
+
+// GrantNodes grants kubelets the right to renew.
+func GrantNodes(t *testing.T) {
+	t.Helper()
+	binding := Grant(t, "nobody", MayRenewOwn)
+	binding.Subjects[0].Kind, binding.Subjects[0].Name = "Group", "system:nodes"
+	if err := Admin(t).Update(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// MaySign grants holder the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.
+func MaySign(t testing.TB, holder string, signers ...string) {
+	t.Helper()
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"signers"}, ResourceNames: signers, Verbs: []string{"sign"},
+		}},
+	}
+	Create(t, Admin(t), role)
+	Grant(t, serviceaccount.MakeUsername(SystemNamespace, holder), role.Name)
+}
+
+// EventuallyAllowed waits until the API server's authorizer knows a binding, or no longer does.
+func EventuallyAllowed(t testing.TB, user string, want bool) {
+	t.Helper()
+	Eventually(t, "RBAC of "+user, func(ctx context.Context) error {
+		got, err := authz.SubjectAccess{Client: Admin(t)}.Allowed(ctx, csr.Requester{Username: user},
+			approver.NodeClient().Recognisers[1].Permission)
+		if err == nil && got != want {
+			err = fmt.Errorf("allowed is %t", got)
+		}
+		return err
+	})
+}
+
+// TakeRole deletes binding, a RoleBinding or a ClusterRoleBinding of which only the name is set. The returned function creates it
+// again.
+func TakeRole(t *testing.T, binding client.Object) (giveBack func()) {
+	t.Helper()
+	if err := Admin(t).Get(t.Context(), client.ObjectKeyFromObject(binding), binding); err != nil {
+		t.Fatal(err)
+	}
+	if err := Admin(t).Delete(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		binding.SetResourceVersion("")
+		binding.SetUID("")
+		Create(t, Admin(t), binding)
+	}
+}
+
+// Kubectl runs the real kubectl and returns its output.
+func Kubectl(t *testing.T, kubeconfig string, args ...string) string {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...)
+	out, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}

@@ -1,0 +1,135 @@
+package loop
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
+)
+
+// TestRecordsAreRightWhenAnswersAreLost fails the write of the approver or the signer in each way, before and after it
+// has landed. Each stored decision has a record, and each other one is recorded as not stored. The stored certificate is recorded as
+// signed, and never as discarded. No second certificate is issued for a request that has one.
+func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
+	kit.Parallel(t)
+	cases := map[string]faults.Action{
+		"no-fault":                     {},
+		"500":                          faults.Answer(500),
+		"500-landed":                   faults.Answer(500).Landed(),
+		"503-landed-client-go-repeats": faults.Answer(503).RetryAfter(time.Second).Landed(),
+		"429-client-go-repeats":        faults.Answer(429).RetryAfter(time.Second),
+		"429":                          faults.Answer(429),
+		"409":                          faults.Answer(409),
+		"reset":                        faults.Reset(),
+		"reset-landed":                 faults.Reset().Landed(),
+		"connection-reset-landed":      faults.ResetConnection().Landed(),
+	}
+	// A request of its own for each write: the connection that is reset under an approval may carry the signer's write too.
+	writes := []string{"approval", "status"}
+	var rules []faults.Rule // set once: new rules would end the watches, which come back later each time
+	for name, do := range cases {
+		for _, write := range writes {
+			rules = append(rules, faults.Rule{
+				Verbs: []string{"update"}, Path: regexp.MustCompile("/lost-" + name + "-" + write + "/" + write + "$"), Times: 1, Do: do,
+			})
+		}
+	}
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t), rules...)
+	records := filepath.Join(t.TempDir(), "audit.log")
+	kit.StartLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Audit = openAudit(t, records) }})
+	kit.Grant(t, "joiner", kit.MayCreate)
+	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.EventuallyAllowed(t, "joiner", true)
+	for name, do := range cases {
+		for _, write := range writes {
+			t.Run(name+"/"+write, func(t *testing.T) {
+				obj := kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "lost", func(obj *kit.Request) {
+					obj.GenerateName, obj.Name = "", "lost-"+name+"-"+write
+				})), csr.Issued)
+				landed := do.String() == "" || strings.HasSuffix(do.String(), "landed")
+				certificates := 1
+				if write == "status" && !landed || write == "approval" && do == faults.ResetConnection().Landed() {
+					certificates = 2
+				}
+				kit.Eventually(t, "the records are complete", func(context.Context) error {
+					return rightRecords(t, kit.ReadAudit(t, records), obj, certificates)
+				})
+			})
+		}
+	}
+	for i, applied := range proxy.Applied() {
+		if applied != 1 {
+			t.Errorf("the rule for %s was applied %d times", rules[i].Path, applied)
+		}
+	}
+}
+
+// rightRecords returns an error if the records do not tell one decision about obj and its certificate, or if they tell
+// more certificates than most. Each certificate that obj does not have is uncertain or discarded.
+func rightRecords(t *testing.T, records []audit.Record, obj *kit.Request, most int) error {
+	t.Helper()
+	sum := sha256.Sum256(kit.Leaf(t, obj).Raw)
+	decided, stored, last := 0, hex.EncodeToString(sum[:]), map[string]audit.Event{} // by certificate
+	for _, record := range records {
+		switch {
+		case record.UID != obj.UID:
+		case record.Event == audit.Decided:
+			decided++
+		case record.Event == audit.NotStored:
+			decided--
+		default:
+			last[record.CertificateSHA256] = record.Event
+		}
+	}
+	if of := last[stored]; decided != 1 || of != audit.Signed && of != audit.Stored || len(last) > most {
+		return fmt.Errorf("%d decisions, the certificate %s, of the certificates %v", decided, stored, last)
+	}
+	for certificate, event := range last {
+		if certificate != stored && event != audit.Uncertain && event != audit.Discarded {
+			return fmt.Errorf("the last record of certificate %s, which is not stored, is %s", certificate, event)
+		}
+	}
+	return nil
+}
+
+// TestFailedThatWasNotStoredIsWrittenAgain has writes of a Failed condition that end with 500 and store nothing. The next attempt
+// writes it. It is reported once, after it is stored.
+func TestFailedThatWasNotStoredIsWrittenAgain(t *testing.T) {
+	kit.Parallel(t)
+	const lost = 3
+	proxy := kit.ThroughFaults(t, kit.RoleConfig(t, "signer"), faults.Rule{
+		Verbs: []string{"update"}, Resources: []string{"certificatesigningrequests/status"}, Times: lost, Do: faults.Answer(500),
+	})
+	records := filepath.Join(t.TempDir(), "audit.log")
+	kit.StartLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) {
+		*o = kit.PartOf(*o, "signer")
+		o.Audit = openAudit(t, records)
+	}})
+	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "wrong", kit.WrongUsage))
+	kit.Approve(t, obj)
+	failsAs(t, obj, "SignerValidationFailure", "usages did not match")
+	kit.HasEvent(t, obj, "SignerValidationFailure", "usages did not match")
+	if applied := proxy.Applied(); applied[0] != lost {
+		t.Errorf("%d writes were lost, want %d", applied[0], lost)
+	}
+	var outcomes []audit.Event
+	for _, record := range kit.ReadAudit(t, records) {
+		outcomes = append(outcomes, record.Event)
+	}
+	if !slices.Equal(outcomes, []audit.Event{audit.NotSigned}) {
+		t.Errorf("records are %v, want one of the Failed condition", outcomes)
+	}
+}

@@ -1,0 +1,141 @@
+package rotation
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+)
+
+// authorities returns an administrator's client for SigningAuthorities, once the API server serves them.
+func authorities(t *testing.T) client.Client {
+	t.Helper()
+	kit.Apply(t, "crd")
+	scheme := runtime.NewScheme()
+	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	api, err := client.New(kit.ControlPlane(t).Config, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kit.Eventually(t, "SigningAuthorities are served", func(ctx context.Context) error {
+		return api.List(ctx, &v1alpha1.SigningAuthorityList{})
+	})
+	return api
+}
+
+// newAuthority creates a SigningAuthority with that status.
+func newAuthority(t *testing.T, api client.Client, name string, status v1alpha1.SigningAuthorityStatus) *v1alpha1.SigningAuthority {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret:  v1alpha1.SecretReference{Namespace: "default", Name: name},
+			Signers: []string{"kubernetes.io/kube-apiserver-client-kubelet"},
+		},
+	}
+	if err := api.Create(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := client.IgnoreNotFound(api.Delete(context.Background(), obj)); err != nil {
+			t.Error(err)
+		}
+	})
+	setStatus(t, api, obj, status)
+	return obj
+}
+
+func setStatus(t *testing.T, api client.Client, obj *v1alpha1.SigningAuthority, status v1alpha1.SigningAuthorityStatus) {
+	t.Helper()
+	obj.Status = status
+	if err := api.Status().Update(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answer is a manager's reaction to an operation: the following phases, or a refusal.
+type answer struct {
+	statuses []v1alpha1.SigningAuthorityStatus
+	refusal  string
+}
+
+// plays simulates a manager that answers operations on the authority of that name, until stop is called.
+func plays(t *testing.T, api client.Client, name string, answers map[v1alpha1.Operation]answer) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err := wait.PollUntilContextCancel(ctx, 20*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+			obj := &v1alpha1.SigningAuthority{}
+			if err := api.Get(ctx, client.ObjectKey{Name: name}, obj); err != nil {
+				return false, client.IgnoreNotFound(err)
+			}
+			operation := v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation])
+			if operation == "" {
+				return false, nil
+			}
+			return false, answers[operation].play(ctx, api, obj, operation)
+		})
+		if ctx.Err() == nil {
+			t.Errorf("the manager ended: %v", err)
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// play does the steps of the reconciler: record the operation, write the Event, remove the annotation, and continue.
+func (a answer) play(ctx context.Context, api client.Client, obj *v1alpha1.SigningAuthority, operation v1alpha1.Operation) error {
+	if len(a.statuses) > 0 {
+		obj.Status = a.statuses[0]
+	}
+	obj.Status.TakenOperation = operation
+	if err := api.Status().Update(ctx, obj); err != nil {
+		return err
+	}
+	if a.refusal != "" {
+		if err := api.Create(ctx, refusalOf(obj, a.refusal)); err != nil {
+			return err
+		}
+	}
+	patch := client.MergeFrom(obj.DeepCopy())
+	delete(obj.Annotations, v1alpha1.OperationAnnotation)
+	if err := api.Patch(ctx, obj, patch); err != nil {
+		return err
+	}
+	obj.Status.TakenOperation = ""
+	if err := api.Status().Update(ctx, obj); err != nil {
+		return err
+	}
+	for _, status := range a.statuses {
+		obj.Status = status
+		if err := api.Status().Update(ctx, obj); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// refusalOf returns the Event of the manager's recorder.
+func refusalOf(obj *v1alpha1.SigningAuthority, note string) *eventsv1.Event {
+	event := &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: obj.Name + "-", Namespace: "default"},
+		EventTime:  metav1.NowMicro(), ReportingController: "csr-rotation", ReportingInstance: "test",
+		Type: "Warning", Reason: "RotationRefused", Action: "Rotate", Note: note,
+	}
+	event.Regarding.APIVersion, event.Regarding.Kind = v1alpha1.GroupVersion.String(), "SigningAuthority"
+	event.Regarding.Name, event.Regarding.UID, event.Regarding.ResourceVersion = obj.Name, obj.UID, obj.ResourceVersion
+	return event
+}

@@ -1,0 +1,98 @@
+package rotation
+
+import (
+	"bytes"
+	"crypto/x509/pkix"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+)
+
+// waitsFor checks that the authority in phase waits for all parts.
+func (r *rotating) waitsFor(t *testing.T, name string, phase v1alpha1.Phase, parts ...string) *v1alpha1.SigningAuthority {
+	t.Helper()
+	return r.reaches(t, name, phase, func(obj *v1alpha1.SigningAuthority) bool {
+		waiting := strings.Join(obj.Status.WaitingFor, "\n")
+		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(waiting, part) })
+	})
+}
+
+// TestAggregatedAPIServerIsWaitedFor checks that the old key is not destroyed while an aggregated API server accepts
+// the old CA.
+func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
+	kit.Parallel(t)
+	r := startRotating(t)
+	startAggregated(t, r.Cluster, r.admin)
+	stop := r.feed(t)
+	r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
+	r.authority(t, "cluster", "signing-ca", nil)
+	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
+	r.ask(t, "cluster", v1alpha1.RotateStart)
+	r.reaches(t, "cluster", v1alpha1.Prepared, nil)
+	stop() // so that the API server, and with it the aggregated one, still trusts both
+	r.does(t, "cluster", v1alpha1.AdoptionAttested)
+	r.completes(t, "cluster")
+	completing := r.waitsFor(t, "cluster", v1alpha1.Completing,
+		r.get(t, "cluster").Spec.Verification.APIServers[0], "aggregated API server default/extension at localhost:")
+	if len(r.secret(t, "signing-ca").Data["retiring.key"]) == 0 || completing.Status.Retiring.KeyID != adopted.Status.Signing.KeyID {
+		t.Errorf("the old key is gone: %+v", completing.Status)
+	}
+	r.feed(t)
+	r.reaches(t, "cluster", v1alpha1.Completed, nil)
+	old := kit.Load(t, r.CA)
+	if held, err := publisher(t, r.Config).Holds(t.Context(), old.Certificate()); err != nil || held {
+		t.Errorf("%s holds the old CA: %t, error %v", trust.ExtensionName, held, err)
+	}
+	r.isTakenFor(t, signedBy(t, old, pkix.Name{CommonName: "stolen"}, time.Hour), "")
+}
+
+// TestManagerDiesInEachPhase kills the manager in each phase, and checks that another one continues.
+func TestManagerDiesInEachPhase(t *testing.T) {
+	kit.Parallel(t)
+	r := startRotating(t)
+	stop := r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
+	dies := func() {
+		t.Helper()
+		stop()
+		stop = r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
+	}
+	r.authority(t, "cluster", "signing-ca", nil)
+	first := r.reaches(t, "cluster", v1alpha1.Completed, nil).Status.Signing
+	dies()
+	before := r.user(t, "berta", first)
+	r.ask(t, "cluster", v1alpha1.RotateStart)
+	candidate := r.waitsFor(t, "cluster", v1alpha1.Preparing, "answers 401").Status.Candidate
+	dies()
+	unfeed := r.feed(t)
+	second := r.reaches(t, "cluster", v1alpha1.Prepared, nil).Status.Signing
+	if candidate.KeyID != second.KeyID {
+		t.Errorf("it signs with %s, and %s was the candidate", second.KeyID, candidate.KeyID)
+	}
+	dies()
+	r.user(t, "carla", second)
+	unfeed()
+	r.does(t, "cluster", v1alpha1.AdoptionAttested)
+	r.does(t, "cluster", v1alpha1.OutstandingAccepted)
+	r.completes(t, "cluster")
+	r.waitsFor(t, "cluster", v1alpha1.Completing, r.get(t, "cluster").Spec.Verification.APIServers[0])
+	dies()
+	r.isTakenFor(t, before, "berta")
+	r.feed(t)
+	completed := r.reaches(t, "cluster", v1alpha1.Completed, func(obj *v1alpha1.SigningAuthority) bool { return obj.Status.Retiring == nil })
+	dies()
+	r.isTakenFor(t, before, "")
+	r.isTakenFor(t, r.user(t, "dora", second), "dora")
+	data := r.secret(t, "signing-ca").Data
+	if completed.Status.Generation != 2 || len(data["retiring.key"])+len(data["candidate.key"]) > 0 || bytes.Equal(data["signing.key"], r.CA.KeyPEM) {
+		t.Errorf("after it there is %+v", completed.Status)
+	}
+	if certs, err := ca.ParseCertificates(r.bundle(t, "cluster")); err != nil || len(certs) != 1 {
+		t.Errorf("%d certificates are published, error %v", len(certs), err)
+	}
+}
