@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -316,9 +317,9 @@ func TestInformerThatMayOnlyList(t *testing.T) {
 func TestInformerFindsItsResource(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		attempts := 0
+		var attempts atomic.Int32
 		i := &Informer[*corev1.Node]{Log: logr.Discard(), Find: func() (Resource, error) {
-			if attempts++; attempts < 4 {
+			if attempts.Add(1) < 4 {
 				return Resource{}, errors.New("not installed")
 			}
 			return newStaged().resource(), nil
@@ -326,11 +327,11 @@ func TestInformerFindsItsResource(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		defer stop()
 		go func() { _ = i.Start(ctx) }()
-		for _, want := range []int{1, 2, 2, 3, 3, 3, 3, 4, 4} { // after 0, 1, 3 and 7 seconds
+		for _, want := range []int32{1, 2, 2, 3, 3, 3, 3, 4, 4} { // after 0, 1, 3 and 7 seconds
 			time.Sleep(500 * time.Millisecond)
 			synctest.Wait()
-			if err := i.Err(); attempts != want || (err == nil) != (want == 4) {
-				t.Errorf("%d attempts, want %d: error %v", attempts, want, err)
+			if err := i.Err(); attempts.Load() != want || (err == nil) != (want == 4) {
+				t.Errorf("%d attempts, want %d: error %v", attempts.Load(), want, err)
 			}
 			time.Sleep(500 * time.Millisecond)
 		}
