@@ -78,8 +78,8 @@ func TestGuarded(t *testing.T) {
 		{"the pair goes", ringSecret(Pair{}), two.id + " 0s", two.id + " 0s", "CANotProven", false},
 	} {
 		w.Offer(step.secret)
-		told := ""
-		if told = w.told(); told != "" {
+		told := w.told()
+		if told != "" {
 			told = strings.Fields(told)[1]
 		}
 		if told != step.told {

@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
+// NewCA returns a new CA.
 func NewCA(t *testing.T) *csrenv.CA {
 	t.Helper()
 	made, err := csrenv.NewCA()
@@ -31,6 +32,7 @@ func NewCA(t *testing.T) *csrenv.CA {
 	return made
 }
 
+// Certificate returns the certificate of a CA.
 func Certificate(t *testing.T, of *csrenv.CA) *x509.Certificate {
 	t.Helper()
 	block, _ := pem.Decode(of.CertPEM)
@@ -41,6 +43,7 @@ func Certificate(t *testing.T, of *csrenv.CA) *x509.Certificate {
 	return cert
 }
 
+// Write writes a file that only its owner may read.
 func Write(t *testing.T, file string, data []byte) {
 	t.Helper()
 	if err := os.WriteFile(file, data, 0o600); err != nil {
@@ -48,6 +51,7 @@ func Write(t *testing.T, file string, data []byte) {
 	}
 }
 
+// Load returns what signs with a CA.
 func Load(t *testing.T, of *csrenv.CA) *ca.Authority {
 	t.Helper()
 	loaded, err := ca.Load(of.CertPEM, of.KeyPEM)
@@ -113,10 +117,12 @@ func IssueCA(t *testing.T, name string, key crypto.Signer, issuer *CA, life time
 	return &CA{cert, key}
 }
 
+// PEM returns the certificate of c in PEM.
 func (c *CA) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Cert.Raw})
 }
 
+// KeyPEM returns the private key of c in PEM.
 func (c *CA) KeyPEM(t *testing.T) []byte {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(c.key)
@@ -140,6 +146,7 @@ func (c *CA) Leaf(t *testing.T, name string) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
+// SigningSecret returns the Secret from which managers sign by default.
 func SigningSecret(cert, key []byte) *corev1.Secret {
 	return &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: "csr-signer"},

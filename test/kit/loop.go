@@ -120,6 +120,7 @@ type StaleClient struct {
 	Obj *Request
 }
 
+// Get returns the older version.
 func (c StaleClient) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	c.Obj.DeepCopyInto(obj.(*Request))
 	return nil

@@ -102,6 +102,7 @@ func NewManager(t testing.TB, cfg *rest.Config, options manager.Options) manager
 	return mgr
 }
 
+// FreeAddress returns an address on which nobody listens.
 func FreeAddress(t *testing.T) string {
 	t.Helper()
 	address, err := cluster.FreeAddress()

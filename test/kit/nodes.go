@@ -44,6 +44,7 @@ func Publish(t *testing.T, node *corev1.Node, addresses ...string) {
 	}
 }
 
+// BlockListName is the namespace and the name of the block list.
 const BlockListName = SystemNamespace + "/csr-node-block-list"
 
 // BlockList creates the ConfigMap.
@@ -66,13 +67,16 @@ func NewNamespace(t *testing.T, name string) {
 	}
 }
 
+// ClusterAPI is the API group of Cluster API.
 const ClusterAPI = "cluster.x-k8s.io"
 
+// Openshift is the API group of OpenShift's Machines.
 const Openshift = "machine.openshift.io"
 
 // Installer is a client of a cluster's administrator.
 type Installer struct{ client.Client }
 
+// Administrator returns the administrator of the control plane of cfg.
 func Administrator(t *testing.T, cfg *rest.Config) Installer {
 	t.Helper()
 	c := ClientOf(t, cfg)
@@ -173,6 +177,7 @@ func (c Installer) Apply(t *testing.T, text string) *unstructured.Unstructured {
 	return obj
 }
 
+// Remove deletes obj.
 func (c Installer) Remove(t *testing.T, obj client.Object) {
 	t.Helper()
 	if err := c.Delete(t.Context(), obj); err != nil {
@@ -180,6 +185,7 @@ func (c Installer) Remove(t *testing.T, obj client.Object) {
 	}
 }
 
+// Object parses an object in YAML.
 func Object(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
 	obj := &unstructured.Unstructured{}

@@ -23,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
+// Request is a CertificateSigningRequest.
 type Request = certificatesv1.CertificateSigningRequest
 
 // NodeRequest returns a kubelet's request for a client certificate, named after the test.
@@ -44,6 +45,7 @@ func NodeRequest(t testing.TB, node string, mods ...func(*Request)) *Request {
 	return obj
 }
 
+// Payload returns a PKCS #10 request in PEM, with a new key.
 func Payload(t testing.TB, template x509.CertificateRequest) []byte {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &template, NewKey(t))
@@ -53,6 +55,7 @@ func Payload(t testing.TB, template x509.CertificateRequest) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
+// NewKey returns a new ECDSA key.
 func NewKey(t testing.TB) crypto.Signer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -75,6 +78,7 @@ func Create(t testing.TB, c client.Client, obj client.Object) {
 	})
 }
 
+// CreateRequest creates obj as Create does, and returns it.
 func CreateRequest(t testing.TB, c client.Client, obj *Request) *Request {
 	t.Helper()
 	Create(t, c, obj)
@@ -87,6 +91,7 @@ func Approve(t testing.TB, obj *Request) {
 	Decide(t, obj, certificatesv1.CertificateApproved)
 }
 
+// Decide approves or denies obj as an administrator.
 func Decide(t testing.TB, obj *Request, kind certificatesv1.RequestConditionType) {
 	t.Helper()
 	csr.AddCondition(obj, kind, "ByHand", "Decided by a test.", time.Time{})
@@ -95,6 +100,7 @@ func Decide(t testing.TB, obj *Request, kind certificatesv1.RequestConditionType
 	}
 }
 
+// Reload reads obj again.
 func Reload(t testing.TB, obj *Request) *Request {
 	t.Helper()
 	if err := Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
@@ -117,6 +123,7 @@ func Leaf(t testing.TB, obj *Request) *x509.Certificate {
 	return cert
 }
 
+// IssuedBy fails unless a CA has issued the certificate of obj.
 func IssuedBy(t *testing.T, obj *Request, by *csrenv.CA) {
 	t.Helper()
 	if err := Leaf(t, obj).CheckSignatureFrom(Certificate(t, by)); err != nil {

@@ -40,6 +40,22 @@ type object struct {
 
 func (o object) String() string { return fmt.Sprintf("%s %s/%s", o.kind.Resource, o.namespace, o.name) }
 
+// isCRD reports whether o defines a kind.
+func (o object) isCRD() bool { return o.kind.Resource == "customresourcedefinitions" }
+
+// place returns the kind and the namespace of o.
+func (o object) place() object { return object{kind: o.kind, namespace: o.namespace} }
+
+// shares reports whether an object that stays has the kind and the namespace of obj.
+func (p *Plane) shares(obj object) bool {
+	for stays := range p.clean.objects {
+		if stays.place() == obj.place() {
+			return true
+		}
+	}
+	return false
+}
+
 // own reports whether the API server may write o at any time, on its own.
 func (o object) own() bool {
 	switch o.kind.Resource {
@@ -59,50 +75,59 @@ func (o object) own() bool {
 
 // state lists all objects of all kinds.
 func (p *Plane) state(ctx context.Context) (*state, error) {
+	kinds, err := p.kinds()
+	if err != nil {
+		return nil, err
+	}
+	lister, err := metadata.NewForConfig(p.Config)
+	if err != nil {
+		return nil, err
+	}
+	found := &state{objects: sets.New[object]()}
+	for _, kind := range kinds {
+		list, err := lister.Resource(kind).List(ctx, metav1.ListOptions{})
+		if apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err) { // what serves it is being deleted
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", kind.Resource, err)
+		}
+		for _, obj := range list.Items {
+			each := object{kind, obj.Namespace, obj.Name, obj.UID, len(obj.Finalizers) > 0}
+			if obj.Labels["kube-aggregator.kubernetes.io/automanaged"] == "" && !each.own() {
+				found.objects.Insert(each)
+			}
+		}
+	}
+	found.clientCAs, err = os.ReadFile(p.ClientCAFile())
+	return found, err
+}
+
+// kinds returns the kinds that can be listed and deleted. Events are those of events.k8s.io.
+func (p *Plane) kinds() (kinds []schema.GroupVersionResource, err error) {
 	config := rest.CopyConfig(p.Config)
 	config.WarningHandler = rest.NoWarnings{} // about deprecated kinds
 	discover, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	kinds, err := discover.ServerPreferredResources()
+	groups, err := discover.ServerPreferredResources()
 	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) { // the aggregated API server of a test has ended
 		return nil, fmt.Errorf("list the kinds: %w", err)
 	}
-	lister, err := metadata.NewForConfig(config)
-	if err != nil {
-		return nil, err
-	}
-	found := &state{objects: sets.New[object]()}
-	for _, group := range kinds {
+	for _, group := range groups {
 		version, err := schema.ParseGroupVersion(group.GroupVersion)
 		if err != nil {
 			return nil, err
 		}
 		for _, kind := range group.APIResources {
-			if !slices.Contains(kind.Verbs, "list") || !slices.Contains(kind.Verbs, "delete") || version.Group == "" && kind.Name == "events" {
-				continue // events are listed as those of events.k8s.io
-			}
 			resource := version.WithResource(kind.Name)
-			list, err := lister.Resource(resource).List(ctx, metav1.ListOptions{})
-			if apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err) { // what serves it is being deleted
-				continue
-			}
-			if err != nil {
-				return nil, fmt.Errorf("list %s: %w", kind.Name, err)
-			}
-			for _, obj := range list.Items {
-				if obj.Labels["kube-aggregator.kubernetes.io/automanaged"] != "" {
-					continue
-				}
-				if each := (object{resource, obj.Namespace, obj.Name, obj.UID, len(obj.Finalizers) > 0}); !each.own() {
-					found.objects.Insert(each)
-				}
+			if slices.Contains(kind.Verbs, "list") && slices.Contains(kind.Verbs, "delete") && resource != corev1.SchemeGroupVersion.WithResource("events") {
+				kinds = append(kinds, resource)
 			}
 		}
 	}
-	found.clientCAs, err = os.ReadFile(p.ClientCAFile())
-	return found, err
+	return kinds, nil
 }
 
 // left returns what the control plane holds and did not hold before its first test, and what it misses.
@@ -151,28 +176,22 @@ func (p *Plane) reset(ctx context.Context) error {
 // CustomResourceDefinition only if nothing else is left: the API server may keep an object of a kind that goes, and show
 // it when the kind comes back.
 func (p *Plane) remove(ctx context.Context, deleter metadata.Interface, left []object) error {
-	kept := sets.New[object]() // the places in which objects stay
-	for obj := range p.clean.objects {
-		kept.Insert(object{kind: obj.kind, namespace: obj.namespace})
+	if others := slices.DeleteFunc(slices.Clone(left), object.isCRD); len(others) > 0 {
+		left = others
 	}
 	emptied := sets.New[object]()
-	onlyCRDs := !slices.ContainsFunc(left, func(obj object) bool { return obj.kind.Resource != "customresourcedefinitions" })
 	for _, obj := range left {
-		objects, place := deleter.Resource(obj.kind).Namespace(obj.namespace), object{kind: obj.kind, namespace: obj.namespace}
+		objects := deleter.Resource(obj.kind).Namespace(obj.namespace)
 		var err error
-		switch isCRD := obj.kind.Resource == "customresourcedefinitions"; {
-		case isCRD && !onlyCRDs:
+		switch {
 		case obj.kind.Resource == "namespaces":
 			err = p.removeNamespace(ctx, obj.name)
-		case obj.finalizers && !isCRD: // the finalizer of a CustomResourceDefinition is the API server's
+		case obj.finalizers && !obj.isCRD(): // the finalizer of a CustomResourceDefinition is the API server's
 			_, err = objects.Patch(ctx, obj.name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
-			if err == nil {
-				err = objects.Delete(ctx, obj.name, metav1.DeleteOptions{})
-			}
-		case kept.Has(place):
+		case p.shares(obj):
 			err = objects.Delete(ctx, obj.name, metav1.DeleteOptions{})
-		case !emptied.Has(place):
-			emptied.Insert(place)
+		case !emptied.Has(obj.place()):
+			emptied.Insert(obj.place())
 			err = objects.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		}
 		if err != nil && !apierrors.IsNotFound(err) {

@@ -76,6 +76,7 @@ func Apply(t testing.TB, folder string) {
 	ApplyAll(t, Rendered(t, folder))
 }
 
+// ApplyAll is Apply for objects.
 func ApplyAll(t testing.TB, all []*unstructured.Unstructured) {
 	t.Helper()
 	for _, obj := range CreateMissing(t, Admin(t), all) {
@@ -146,10 +147,12 @@ func BoundTo(t testing.TB, holder string, all []*unstructured.Unstructured) []*u
 	return all
 }
 
+// IsBinding reports whether obj is a RoleBinding or a ClusterRoleBinding.
 func IsBinding(obj *unstructured.Unstructured) bool {
 	return strings.HasSuffix(obj.GetKind(), "RoleBinding")
 }
 
+// AccountCalled returns a ServiceAccount in the namespace of the manager.
 func AccountCalled(name string) rbacv1.Subject {
 	return rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: SystemNamespace, Name: name}
 }

@@ -32,6 +32,7 @@ func As(t *testing.T, user string) client.Client {
 	return ClientOf(t, cfg)
 }
 
+// The roles of Kubernetes with which kubelets may create requests, and have their first one and renewals approved.
 const (
 	MayCreate   = "system:node-bootstrapper"
 	MayJoin     = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
@@ -55,6 +56,7 @@ func TokenConfig(t *testing.T, user string) *rest.Config {
 	return cfg
 }
 
+// WithToken returns the configuration of the user who has a token.
 func WithToken(t *testing.T, token string) *rest.Config {
 	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
 	cfg.BearerToken = token

@@ -15,6 +15,7 @@ type Wire struct {
 	Refused int
 }
 
+// Dial is a rest.Config's Dial.
 func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err == nil {
@@ -48,6 +49,8 @@ func (w *Wire) Count(next http.RoundTripper) http.RoundTripper {
 	})
 }
 
+// RoundTrip is a http.RoundTripper.
 type RoundTrip func(*http.Request) (*http.Response, error)
 
+// RoundTrip calls r.
 func (r RoundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }

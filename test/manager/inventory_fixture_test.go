@@ -122,7 +122,7 @@ func (l *link) dial(ctx context.Context, network, address string) (net.Conn, err
 	if l.down.Load() {
 		return nil, errors.New("the network is down")
 	}
-	return l.Wire.Dial(ctx, network, address)
+	return l.Dial(ctx, network, address)
 }
 
 // over returns cfg's user on a separate connection.

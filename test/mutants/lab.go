@@ -162,13 +162,18 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 	if err != nil {
 		return broken, err.Error()
 	}
-	if one.tests != "" {
-		if !strings.HasSuffix(one.file, ".go") { // an overlay replaces only what is compiled
-			return l.tryFile(ctx, one, mutated)
-		}
-		return unitVerdict(l.unit(ctx, overlay, one.tests))
+	switch {
+	case one.tests == "":
+		out, err := l.parity(ctx, overlay, patience)
+		return parityVerdict(out, err, patience)
+	case !strings.HasSuffix(one.file, ".go"): // an overlay replaces only what is compiled
+		return l.tryFile(ctx, one, mutated)
 	}
-	out, err := l.parity(ctx, overlay, patience)
+	return unitVerdict(l.unit(ctx, overlay, one.tests))
+}
+
+// parityVerdict interprets the output of the parity test.
+func parityVerdict(out string, err error, patience string) (kind, detail string) {
 	failed, waited := failure.FindStringSubmatch(out), quiet.FindStringSubmatch(out)
 	switch {
 	case err == nil:
