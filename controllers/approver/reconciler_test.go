@@ -352,7 +352,7 @@ func TestDryRunReports(t *testing.T) {
 		"would ignore":                     {obj: object(wrong), want: "Warning WouldIgnore", again: report.Again},
 		"would deny":                       {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: report.Again},
 		"cannot be read":                   {obj: object(malformed), want: "Warning WouldIgnore", again: report.Again},
-		"approved by another a moment ago": {obj: object(with("Approved")), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"approved by another a moment ago": {obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: report.Again},
 		"signed by another a moment ago":   {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: report.Again},
 		"approved by another long ago":     {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
 		"another signer":                   {obj: object(signer("example.com/other")), grants: rights},
