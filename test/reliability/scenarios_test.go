@@ -21,7 +21,7 @@ type scenario struct {
 	name string
 	// users describes what users see during the fault.
 	users string
-	// quick reports that it is a part of the subset.
+	// quick reports that "make test" goes through it.
 	quick bool
 	// oursOnly says why kube-controller-manager does not go through it. Empty means that it does.
 	oursOnly string
@@ -72,20 +72,20 @@ var scenarios = []scenario{
 	{
 		name:  "30% of the writes conflict",
 		users: "nothing; the audit log says which certificates were not stored",
-		quick: true, ready: stays, indicators: []indicator{notApproved, notStored}, recorded: audit.Uncertain,
+		ready: stays, indicators: []indicator{notApproved, notStored}, recorded: audit.Uncertain,
 		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)}),
 	},
 	{
 		name:  "each write is answered 500 after it was stored",
 		users: "nothing; the audit log says that an answer was lost",
-		quick: true, ready: stays, noneLost: true, indicators: []indicator{answered500, notDeleted}, recorded: audit.Stored,
+		ready: stays, noneLost: true, indicators: []indicator{answered500, notDeleted}, recorded: audit.Stored,
 		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Do: faults.Answer(500).Landed()}),
 	},
 	{
 		name:  "API server restarts",
 		users: "requests can't be made, and those that wait are served when it is back",
 		// It falls if both replicas lose the election, and start again, because the API server needs more than three seconds.
-		quick: true, replicas: 2, ready: either, indicators: []indicator{unanswered}, mayFire: whileDown, fault: restartAPIServer,
+		replicas: 2, ready: either, indicators: []indicator{unanswered}, mayFire: whileDown, fault: restartAPIServer,
 	},
 	{
 		name:     "etcd is stopped for 20 s",
@@ -100,7 +100,7 @@ var scenarios = []scenario{
 	{
 		name:  "leader is paused twice and wakes up",
 		users: "as above; the paused replica ends when it wakes up, and is started again",
-		quick: true, ready: stays, replicas: 2, spread: 20 * time.Second, indicators: []indicator{newLeader}, mayFire: whileDown, fault: pauseLeader,
+		ready: stays, replicas: 2, spread: 20 * time.Second, indicators: []indicator{newLeader}, mayFire: whileDown, fault: pauseLeader,
 	},
 	{
 		name:  "kube-controller-manager works beside it, with the same CA",
@@ -118,7 +118,7 @@ var scenarios = []scenario{
 	{
 		name:  "its clock is an hour ahead",
 		users: "approved requests wait; readiness and `csr_clock_skew_seconds` name the clock",
-		quick: true, ready: falls, indicators: []indicator{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(time.Hour),
+		ready: falls, indicators: []indicator{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(time.Hour),
 	},
 	{
 		name:  "its clock is an hour behind",
@@ -165,9 +165,9 @@ var scenarios = []scenario{
 		oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited}, prepare: fullDisk, fault: freeDisk,
 	},
 	{
-		name:  "disk of the audit log hangs",
-		users: "the same",
-		quick: true, oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited},
+		name:     "disk of the audit log hangs",
+		users:    "the same",
+		oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited},
 		prepare: hangingDisk, fault: freeDisk,
 	},
 	{
