@@ -354,6 +354,7 @@ func TestDryRunReports(t *testing.T) {
 		"cannot be read":                   {obj: object(malformed), want: "Warning WouldIgnore", again: report.Again},
 		"approved by another a moment ago": {obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: report.Again},
 		"signed by another a moment ago":   {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"signed by another, and trimmed":   {obj: must(csr.Trim{}.Transform(object(issued))).(*request), grants: rights},
 		"approved by another long ago":     {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
 		"another signer":                   {obj: object(signer("example.com/other")), grants: rights},
 	} {

@@ -20,7 +20,7 @@ var defectMutations = []mutation{
 	{"defect: a key is destroyed before API servers refuse its CA", "controllers/rotation/completing.go", "p.step.Waiting = append(p.step.Waiting, p.facts.RetiringRefused.missing()...)", "_ = p.facts.RetiringRefused.missing()", "./controllers/rotation -lives 40"},
 	{"defect: a rollback to a CA that API servers do not trust", "controllers/rotation/prepared.go", "\tcase len(missing) > 0:\n\t\tp.step.Waiting = append(p.step.Waiting, missing...)\n\tdefault:\n\t\tp.actOnSecret(SwapBack)\n", "\tdefault:\n\t\tp.actOnSecret(SwapBack)\n", "./controllers/rotation -lives 40"},
 	{"defect: a late signer is not waited for", "controllers/rotation/completing.go", "s.LedgerClosedAt.Add(ledger.QuietAfter)", "s.LedgerClosedAt.Add(0 * ledger.QuietAfter)", "./controllers/rotation -lives 40"},
-	{"defect: the signer may sign for every name", "config/rbac/signer.yaml", "  - kubernetes.io/kubelet-serving\n", "  - kubernetes.io/kubelet-serving\n  - kubernetes.io/*\n", "./test/manifests -run ^TestRights"},
+	{"defect: the signer may sign for every name", "config/rbac/signer.yaml", "  - kubernetes.io/kubelet-serving\n", "  - kubernetes.io/kubelet-serving\n  - kubernetes.io/*\n", "./controllers -run ^TestRightsAreWhatIsGranted$"},
 	{"defect: a person who may patch an authority may change its spec", "config/rotation/spec_policy.yaml", "object.spec != oldObject.spec || variables.others", "variables.others", "./test/rotation -run ^TestRotationAdmission"},
 	{"defect: a Pod is ready before it is", "config/manager/base/deployment.yaml", "path: /readyz", "path: /healthz", "./test/manifests"},
 }
