@@ -158,16 +158,16 @@ func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, det
 	if err != nil {
 		return broken, err.Error()
 	}
+	if !strings.HasSuffix(one.file, ".go") { // an overlay replaces only what is compiled
+		return l.tryFile(ctx, one, mutated)
+	}
 	overlay, err := l.overlay(one.rule, map[string][]byte{one.file: mutated})
 	if err != nil {
 		return broken, err.Error()
 	}
-	switch {
-	case one.tests == "":
+	if one.tests == "" {
 		out, err := l.parity(ctx, overlay, patience)
 		return parityVerdict(out, err, patience)
-	case !strings.HasSuffix(one.file, ".go"): // an overlay replaces only what is compiled
-		return l.tryFile(ctx, one, mutated)
 	}
 	return unitVerdict(l.unit(ctx, overlay, one.tests))
 }

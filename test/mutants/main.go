@@ -37,6 +37,9 @@ func run(ctx context.Context, only, kind string, parallel int) (err error) {
 	if err != nil {
 		return err
 	}
+	if kind == "defects" {
+		parallel = 1 // some change files of the tree
+	}
 	lab, err := newLab()
 	if err != nil {
 		return err
