@@ -1,20 +1,19 @@
 package kit
 
 import (
-	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
 	"math/big"
 	"os"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -169,13 +168,5 @@ func ReplaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1
 // HasLoaded waits for the Event that the CA in secret signs.
 func HasLoaded(t *testing.T, secret *corev1.Secret) {
 	t.Helper()
-	Eventually(t, "the CA is loaded", func(ctx context.Context) error {
-		found := EventsOf(ctx, t, secret)
-		for _, event := range found {
-			if event.Reason == "CALoaded" {
-				return nil
-			}
-		}
-		return fmt.Errorf("not among %+v", found)
-	})
+	AnEvent(t, secret, "CALoaded", func(*eventsv1.Event) bool { return true })
 }

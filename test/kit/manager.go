@@ -9,7 +9,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"os"
 	"os/exec"
@@ -44,7 +43,7 @@ func StartManager(t *testing.T, cfg *rest.Config, args ...string) *Process {
 	return StartNamed(t, strings.ReplaceAll(t.Name(), "/", "-"), cfg, args...)
 }
 
-// StartNamed is startManager for tests with several users. Each needs a name of its own.
+// StartNamed is StartManager for tests with several users. Each needs a name of its own.
 func StartNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *Process {
 	t.Helper()
 	forbidAdministrator(t, cfg)
@@ -85,7 +84,7 @@ func forbidAdministrator(t testing.TB, cfg *rest.Config) {
 			return
 		}
 	}
-	t.Fatal("this manager would run as the administrator: use managerConfig or roleConfig, and the shipped roles")
+	t.Fatal("this manager would run as the administrator: use ManagerConfig or RoleConfig, and the shipped roles")
 }
 
 // NewManager returns a manager that runs in this process as cfg's user.
@@ -102,7 +101,7 @@ func NewManager(t testing.TB, cfg *rest.Config, options manager.Options) manager
 	return mgr
 }
 
-// FreeAddress returns an address on which nobody listens.
+// FreeAddress returns a loopback address that no program uses.
 func FreeAddress(t *testing.T) string {
 	t.Helper()
 	address, err := cluster.FreeAddress()
@@ -163,24 +162,8 @@ func (p *Process) CPUSeconds(t *testing.T) (seconds float64) {
 
 // SecureGet is cluster.Get for a page that is served with TLS, with a token unless it is empty.
 func SecureGet(ctx context.Context, address, path, token string) (int, string) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+address+path, nil)
-	if err != nil {
-		return 0, err.Error()
-	}
-	if token != "" {
-		request.Header.Set("Authorization", "Bearer "+token)
-	}
 	trusting := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, DisableKeepAlives: true}}
-	response, err := trusting.Do(request)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer func() { _ = response.Body.Close() }()
-	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return response.StatusCode, string(body)
+	return cluster.GetWith(ctx, trusting, "https://"+address+path, token)
 }
 
 // ReadAudit returns the complete records of an audit log.

@@ -58,7 +58,7 @@ func BlockList(t *testing.T, text string) *corev1.ConfigMap {
 	return obj
 }
 
-// NewNamespace creates a namespace if it does not exist. It stays, because no controller here removes it.
+// NewNamespace creates a namespace if it does not exist. The kit removes it after the test.
 func NewNamespace(t *testing.T, name string) {
 	t.Helper()
 	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -83,7 +83,7 @@ func Administrator(t *testing.T, cfg *rest.Config) Installer {
 	return Installer{c}
 }
 
-// InstallKind is installMachines after the kind of an earlier test is removed.
+// InstallKind is InstallMachines after the kind of an earlier test is removed.
 func InstallKind(t *testing.T, group string) Installer {
 	t.Helper()
 	c := Administrator(t, ControlPlane(t).Config)

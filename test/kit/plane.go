@@ -203,7 +203,7 @@ func start() (*Plane, error) {
 		err = p.Admin.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: SystemNamespace}})
 	}
 	if err == nil {
-		p.clean, err = p.state(context.Background())
+		err = p.remember(context.Background())
 	}
 	if err != nil {
 		return nil, errors.Join(err, started.Stop())

@@ -155,7 +155,7 @@ func ApprovedClient(t *testing.T, user string) *Request {
 	return ApprovedClientOf(t, Admin(t), user)
 }
 
-// ApprovedClientOf is approvedClient, but c makes the request.
+// ApprovedClientOf is ApprovedClient, but c makes the request.
 func ApprovedClientOf(t *testing.T, c client.Client, user string) *Request {
 	t.Helper()
 	obj := CreateRequest(t, c, NodeRequest(t, "", func(obj *Request) {
@@ -189,7 +189,7 @@ func CreateMarked(t *testing.T, node string, size int, change ...func(*Request))
 	return obj
 }
 
-// What kube-controller-manager says when it approves kubelets (pkg/controller/certificates/approver/sarapprove.go).
+// NodeMessage and SelfNodeMessage are the messages with which kube-controller-manager approves kubelets (pkg/controller/certificates/approver/sarapprove.go).
 const (
 	NodeMessage     = "Auto approving kubelet client certificate after SubjectAccessReview."
 	SelfNodeMessage = "Auto approving self kubelet client certificate after SubjectAccessReview."

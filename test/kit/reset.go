@@ -20,127 +20,91 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
-// state is what a control plane holds.
+// state is what a control plane holds, and may not change between two tests.
 type state struct {
-	objects sets.Set[object]
+	objects map[types.UID]cluster.Object
 	// clientCAs is the content of the API server's client CA file.
 	clientCAs []byte
 }
 
-// object is an object of the API server.
-type object struct {
-	kind            schema.GroupVersionResource
-	namespace, name string
-	uid             types.UID
-	finalizers      bool
+// place is a kind in a namespace.
+type place struct {
+	kind      schema.GroupVersionResource
+	namespace string
 }
 
-func (o object) String() string { return fmt.Sprintf("%s %s/%s", o.kind.Resource, o.namespace, o.name) }
+func placeOf(o cluster.Object) place { return place{o.Kind, o.Namespace} }
 
 // isCRD reports whether o defines a kind.
-func (o object) isCRD() bool { return o.kind.Resource == "customresourcedefinitions" }
+func isCRD(o cluster.Object) bool { return o.Kind.Resource == "customresourcedefinitions" }
 
-// place returns the kind and the namespace of o.
-func (o object) place() object { return object{kind: o.kind, namespace: o.namespace} }
-
-// shares reports whether an object that stays has the kind and the namespace of obj.
-func (p *Plane) shares(obj object) bool {
-	for stays := range p.clean.objects {
-		if stays.place() == obj.place() {
-			return true
-		}
-	}
-	return false
-}
-
-// own reports whether the API server may write o at any time, on its own.
-func (o object) own() bool {
-	switch o.kind.Resource {
+// ofTheAPIServer reports whether the API server may write o at any time, on its own, or shows it only. Events are those of
+// events.k8s.io.
+func ofTheAPIServer(o cluster.Object) bool {
+	switch o.Kind.Resource {
 	case "namespaces":
-		return strings.HasPrefix(o.name, "kube-")
+		return strings.HasPrefix(o.Name, "kube-")
 	case "leases":
-		return o.namespace == metav1.NamespaceSystem
+		return o.Namespace == metav1.NamespaceSystem
 	case "services", "endpoints", "endpointslices":
-		return o.name == "kubernetes"
+		return o.Name == "kubernetes"
 	case "configmaps":
-		return o.name == "kube-root-ca.crt" || o.name == "extension-apiserver-authentication"
-	case "servicecidrs", "ipaddresses", "flowschemas", "prioritylevelconfigurations":
+		return o.Name == "kube-root-ca.crt" || o.Name == "extension-apiserver-authentication"
+	case "apiservices":
+		return o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""
+	case "events":
+		return o.Kind.Group == ""
+	case "servicecidrs", "ipaddresses", "flowschemas", "prioritylevelconfigurations", "componentstatuses":
 		return true
 	}
 	return false
 }
 
-// state lists all objects of all kinds.
-func (p *Plane) state(ctx context.Context) (*state, error) {
-	kinds, err := p.kinds()
-	if err != nil {
-		return nil, err
-	}
-	lister, err := metadata.NewForConfig(p.Config)
-	if err != nil {
-		return nil, err
-	}
-	found := &state{objects: sets.New[object]()}
-	for _, kind := range kinds {
-		list, err := lister.Resource(kind).List(ctx, metav1.ListOptions{})
-		if apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err) { // what serves it is being deleted
-			continue
-		}
-		if err != nil {
-			return nil, fmt.Errorf("list %s: %w", kind.Resource, err)
-		}
-		for _, obj := range list.Items {
-			each := object{kind, obj.Namespace, obj.Name, obj.UID, len(obj.Finalizers) > 0}
-			if obj.Labels["kube-aggregator.kubernetes.io/automanaged"] == "" && !each.own() {
-				found.objects.Insert(each)
-			}
+// objects returns all objects, except those of the API server.
+func (p *Plane) objects(ctx context.Context) (map[types.UID]cluster.Object, error) {
+	all, err := cluster.List(ctx, p.Config, func(err error) bool { // what serves the kind has ended, or is being deleted
+		return discovery.IsGroupDiscoveryFailedError(err) || apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err)
+	})
+	found := map[types.UID]cluster.Object{}
+	for _, obj := range all {
+		if !ofTheAPIServer(obj) {
+			found[obj.UID] = obj
 		}
 	}
-	found.clientCAs, err = os.ReadFile(p.ClientCAFile())
 	return found, err
 }
 
-// kinds returns the kinds that can be listed and deleted. Events are those of events.k8s.io.
-func (p *Plane) kinds() (kinds []schema.GroupVersionResource, err error) {
-	config := rest.CopyConfig(p.Config)
-	config.WarningHandler = rest.NoWarnings{} // about deprecated kinds
-	discover, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return nil, err
+// remember makes what the control plane holds now its clean state.
+func (p *Plane) remember(ctx context.Context) (err error) {
+	p.clean = &state{}
+	if p.clean.objects, err = p.objects(ctx); err != nil {
+		return err
 	}
-	groups, err := discover.ServerPreferredResources()
-	if err != nil && !discovery.IsGroupDiscoveryFailedError(err) { // the aggregated API server of a test has ended
-		return nil, fmt.Errorf("list the kinds: %w", err)
-	}
-	for _, group := range groups {
-		version, err := schema.ParseGroupVersion(group.GroupVersion)
-		if err != nil {
-			return nil, err
-		}
-		for _, kind := range group.APIResources {
-			resource := version.WithResource(kind.Name)
-			if slices.Contains(kind.Verbs, "list") && slices.Contains(kind.Verbs, "delete") && resource != corev1.SchemeGroupVersion.WithResource("events") {
-				kinds = append(kinds, resource)
-			}
-		}
-	}
-	return kinds, nil
+	p.clean.clientCAs, err = os.ReadFile(p.ClientCAFile())
+	return err
 }
 
-// left returns what the control plane holds and did not hold before its first test, and what it misses.
-func (p *Plane) left(ctx context.Context) ([]object, error) {
-	now, err := p.state(ctx)
+// left returns what the control plane holds and does not hold when it is clean. It returns an error if something is missing.
+func (p *Plane) left(ctx context.Context) (left []cluster.Object, err error) {
+	now, err := p.objects(ctx)
 	if err != nil {
 		return nil, err
 	}
-	missing := p.clean.objects.Difference(now.objects)
-	if len(missing) > 0 {
-		return nil, fmt.Errorf("%v are missing", missing.UnsortedList())
+	for uid, obj := range p.clean.objects {
+		if _, there := now[uid]; !there {
+			return nil, fmt.Errorf("%s is missing", obj)
+		}
 	}
-	return now.objects.Difference(p.clean.objects).UnsortedList(), nil
+	for uid, obj := range now {
+		if _, stays := p.clean.objects[uid]; !stays {
+			left = append(left, obj)
+		}
+	}
+	return left, nil
 }
 
 // reset deletes what a test has left, and takes back what it has changed in the API server's client CA file.
@@ -161,7 +125,7 @@ func (p *Plane) reset(ctx context.Context) error {
 			return err
 		}
 	}
-	var left []object
+	var left []cluster.Object
 	err = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		left, err = p.left(ctx)
 		return len(left) == 0, errors.Join(err, p.remove(ctx, deleter, left))
@@ -175,23 +139,26 @@ func (p *Plane) reset(ctx context.Context) error {
 // remove deletes objects, and takes away their finalizers, which no controller here serves. It deletes a
 // CustomResourceDefinition only if nothing else is left: the API server may keep an object of a kind that goes, and show
 // it when the kind comes back.
-func (p *Plane) remove(ctx context.Context, deleter metadata.Interface, left []object) error {
-	if others := slices.DeleteFunc(slices.Clone(left), object.isCRD); len(others) > 0 {
+func (p *Plane) remove(ctx context.Context, deleter metadata.Interface, left []cluster.Object) error {
+	if others := slices.DeleteFunc(slices.Clone(left), isCRD); len(others) > 0 {
 		left = others
 	}
-	emptied := sets.New[object]()
+	shared, emptied := sets.New[place](), sets.New[place]()
+	for _, stays := range p.clean.objects {
+		shared.Insert(placeOf(stays))
+	}
 	for _, obj := range left {
-		objects := deleter.Resource(obj.kind).Namespace(obj.namespace)
+		objects := deleter.Resource(obj.Kind).Namespace(obj.Namespace)
 		var err error
 		switch {
-		case obj.kind.Resource == "namespaces":
-			err = p.removeNamespace(ctx, obj.name)
-		case obj.finalizers && !obj.isCRD(): // the finalizer of a CustomResourceDefinition is the API server's
-			_, err = objects.Patch(ctx, obj.name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
-		case p.shares(obj):
-			err = objects.Delete(ctx, obj.name, metav1.DeleteOptions{})
-		case !emptied.Has(obj.place()):
-			emptied.Insert(obj.place())
+		case obj.Kind.Resource == "namespaces":
+			err = p.removeNamespace(ctx, obj.Name)
+		case len(obj.Finalizers) > 0 && !isCRD(obj): // the finalizer of a CustomResourceDefinition is the API server's
+			_, err = objects.Patch(ctx, obj.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		case shared.Has(placeOf(obj)):
+			err = objects.Delete(ctx, obj.Name, metav1.DeleteOptions{})
+		case !emptied.Has(placeOf(obj)):
+			emptied.Insert(placeOf(obj))
 			err = objects.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		}
 		if err != nil && !apierrors.IsNotFound(err) {

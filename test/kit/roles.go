@@ -69,8 +69,8 @@ func InstallRBAC(t testing.TB) {
 	Apply(t, "rbac")
 }
 
-// Apply creates the missing objects of a folder of config. Installer the end of the test it removes the bindings, because
-// the next test on this control plane may test a right that they grant.
+// Apply creates the missing objects of a folder of config. At the end of the test it removes the bindings, because
+// the next part of the test may test a right that they grant.
 func Apply(t testing.TB, folder string) {
 	t.Helper()
 	ApplyAll(t, Rendered(t, folder))
@@ -175,7 +175,7 @@ func ManagerConfig(t testing.TB) *rest.Config {
 	return cfg
 }
 
-// ManagerConfigOn is managerConfig for the control plane of cfg, and keeps the bindings. For a manager that rotates it also
+// ManagerConfigOn is ManagerConfig for the control plane of cfg, and keeps the bindings. For a manager that rotates it also
 // installs config/rotation.
 func ManagerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotates bool) *rest.Config {
 	t.Helper()
@@ -190,7 +190,7 @@ func ManagerConfigOn(t testing.TB, cfg *rest.Config, admin client.Client, rotate
 }
 
 // RoleConfig returns the configuration of the ServiceAccount of one controller. The account has only the roles that
-// config/overlays/split binds to it, and those in more folders of config. roleConfig waits until they are in effect.
+// config/overlays/split binds to it, and those in more folders of config. RoleConfig waits until they are in effect.
 func RoleConfig(t testing.TB, controller string, more ...string) *rest.Config {
 	t.Helper()
 	name := "csr-" + controller
@@ -219,7 +219,7 @@ func RoleConfig(t testing.TB, controller string, more ...string) *rest.Config {
 	return cfg
 }
 
-// awaitRights waits until the API server grants cfg's user what a manager with standardArgs and args needs.
+// awaitRights waits until the API server grants cfg's user what a manager with StandardArgs and args needs.
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
 	c, err := config.Load(slices.Concat(StandardArgs, args))

@@ -24,12 +24,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// As returns a client with a token of the shared cluster.
+// As returns a client of a user in the control plane's token file.
 func As(t *testing.T, user string) client.Client {
 	t.Helper()
-	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
-	cfg.BearerToken, cfg.QPS = user+"-token", -1
-	return ClientOf(t, cfg)
+	return ClientOf(t, TokenConfig(t, user))
 }
 
 // The roles of Kubernetes with which kubelets may create requests, and have their first one and renewals approved.
@@ -51,14 +49,16 @@ func ClientOf(t testing.TB, cfg *rest.Config) client.Client {
 
 // TokenConfig returns the configuration of a user in the control plane's token file.
 func TokenConfig(t *testing.T, user string) *rest.Config {
-	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
-	cfg.BearerToken = user + "-token"
-	return cfg
+	return WithToken(t, user+"-token")
 }
 
 // WithToken returns the configuration of the user who has a token.
 func WithToken(t *testing.T, token string) *rest.Config {
-	cfg := rest.AnonymousClientConfig(ControlPlane(t).Config)
+	return withToken(ControlPlane(t).Config, token)
+}
+
+func withToken(cfg *rest.Config, token string) *rest.Config {
+	cfg = rest.AnonymousClientConfig(cfg)
 	cfg.BearerToken = token
 	return cfg
 }
@@ -89,16 +89,14 @@ func TokenOf(t testing.TB, account *corev1.ServiceAccount) *rest.Config {
 	return AccountConfig(t, ControlPlane(t).Config, Admin(t), account)
 }
 
-// AccountConfig is tokenOf for the control plane of cfg.
+// AccountConfig is TokenOf for the control plane of cfg.
 func AccountConfig(t testing.TB, cfg *rest.Config, admin client.Client, account *corev1.ServiceAccount) *rest.Config {
 	t.Helper()
 	token := &authenticationv1.TokenRequest{}
 	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
 		t.Fatal(err)
 	}
-	cfg = rest.AnonymousClientConfig(cfg)
-	cfg.BearerToken = token.Status.Token
-	return cfg
+	return withToken(cfg, token.Status.Token)
 }
 
 // ServiceAccountConfig returns a configuration for the ServiceAccount that config/rbac binds.
@@ -107,36 +105,27 @@ func ServiceAccountConfig(t testing.TB) *rest.Config {
 	return TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: ManagerAccount}})
 }
 
-// Grant binds one of Kubernetes' roles, or verbs on a resource, to a user for the duration of the test.
+// Grant binds a ClusterRole to a user for the duration of the test.
 func Grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
+	t.Helper()
+	return bind(t, clusterRole, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user})
+}
+
+// GrantGroup is Grant for a group.
+func GrantGroup(t testing.TB, group, clusterRole string) {
+	t.Helper()
+	bind(t, clusterRole, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group})
+}
+
+func bind(t testing.TB, clusterRole string, subject rbacv1.Subject) *rbacv1.ClusterRoleBinding {
 	t.Helper()
 	binding := &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		Subjects:   []rbacv1.Subject{subject},
 	}
 	Create(t, Admin(t), binding)
 	return binding
-}
-
-// GrantGroup binds one of Kubernetes' roles to a group for the duration of the test.
-func GrantGroup(t *testing.T, group, clusterRole string) {
-	t.Helper()
-	Create(t, Admin(t), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group}},
-	})
-}
-
-// GrantNodes grants kubelets the right to renew.
-func GrantNodes(t *testing.T) {
-	t.Helper()
-	binding := Grant(t, "nobody", MayRenewOwn)
-	binding.Subjects[0].Kind, binding.Subjects[0].Name = "Group", "system:nodes"
-	if err := Admin(t).Update(t.Context(), binding); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // MaySign grants holder the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.

@@ -24,8 +24,8 @@ import (
 // Patience bounds every wait. Only a failing test needs all of it.
 const Patience = 45 * time.Second
 
-// Eventually waits until check returns nil, and fails with its last error. To wait for a request or an Event use Reaches and
-// HasEvent, which ask nobody while they wait.
+// Eventually waits until check returns nil, and fails with its last error. To wait for a request or an Event, use
+// Reaches or HasEvent: they follow a watch, and make no calls while they wait.
 func Eventually(t testing.TB, what string, check func(context.Context) error) {
 	t.Helper()
 	Within(t, Patience, what, check)

@@ -109,7 +109,7 @@ func TestKubeletRestart(t *testing.T) {
 		k.waitFor(t, "the refusal of "+one.node.Name, func(ctx context.Context) (bool, error) { return k.refused(ctx, one.pending) })
 	}
 	earlyAgain, refusedAgain := k.restart(t, early), k.restart(t, refused)
-	k.bind(t, kit.MayJoin)
+	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayJoin)
 	k.finish(t, early, earlyAgain)
 	k.finish(t, refused, refusedAgain)
 	k.waitFor(t, "the certificate of a kubelet that is away", func(ctx context.Context) (bool, error) {

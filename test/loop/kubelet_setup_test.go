@@ -10,8 +10,6 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -37,22 +35,9 @@ const kubeletWait = 30 * time.Second
 func startKubelets(t *testing.T) *kubelets {
 	t.Helper()
 	k := &kubelets{Cluster: kit.ControlPlane(t), admin: kit.Admin(t), bootstrap: kit.WithToken(t, kit.BootstrapperToken)}
-	k.bind(t, kit.MayCreate)
+	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayCreate)
 	k.waitFor(t, "the permission to request", func(ctx context.Context) (bool, error) { return k.mayRequest(ctx) })
 	return k
-}
-
-// bind binds role to bootstrappers.
-func (k *kubelets) bind(t *testing.T, role string) {
-	t.Helper()
-	obj := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "kubelets-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: kit.BootstrapperTeam}},
-	}
-	if err := k.admin.Create(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // mayRequest reports whether the API server's authorizer, which reads from a cache, has seen the binding.

@@ -22,7 +22,7 @@ func startBlockListManager(t *testing.T, args ...string) *kit.Process {
 	kit.Apply(t, "node-block-list")
 	kit.Grant(t, "joiner", kit.MayCreate)
 	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.GrantNodes(t)
+	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+

@@ -81,7 +81,7 @@ func TestLostRightsAreNamed(t *testing.T) {
 	kit.NewNamespace(t, "kube-node-lease")
 	kit.InstallKind(t, kit.ClusterAPI)
 	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.GrantNodes(t)
+	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	kit.Write(t, file, []byte(privilegeConfig))
 	for _, h := range holders {

@@ -2,15 +2,12 @@ package rotation
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -21,14 +18,7 @@ import (
 func authorities(t *testing.T) client.Client {
 	t.Helper()
 	kit.Apply(t, "crd")
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
-	}
-	api, err := client.New(kit.ControlPlane(t).Config, client.Options{Scheme: scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
+	api := kit.Admin(t)
 	kit.Eventually(t, "SigningAuthorities are served", func(ctx context.Context) error {
 		return api.List(ctx, &v1alpha1.SigningAuthorityList{})
 	})

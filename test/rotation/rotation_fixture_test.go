@@ -234,10 +234,8 @@ func (r *rotating) told(t *testing.T, name, reason string) (notes []string) {
 // tells waits for an Event about the authority.
 func (r *rotating) tells(t *testing.T, name, reason, part string) {
 	t.Helper()
-	kit.Eventually(t, fmt.Sprintf("Event %s about %s", reason, name), func(context.Context) error {
-		if notes := r.told(t, name, reason); !strings.Contains(strings.Join(notes, "\n"), part) {
-			return fmt.Errorf("%q is not among %q", part, notes)
-		}
-		return nil
+	authority := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	kit.AnEvent(t, authority, reason, func(event *eventsv1.Event) bool {
+		return event.Regarding.Kind == "SigningAuthority" && strings.Contains(event.Note, part)
 	})
 }

@@ -17,7 +17,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -121,9 +120,9 @@ func (f *fleet) complete(t *testing.T) {
 // startFleet joins the members with a token. They call the API server until the test ends.
 func (r *rotating) startFleet(t *testing.T) *fleet {
 	t.Helper()
-	r.allow(t, kit.MayCreate, rbacv1.UserKind, "joiner")
-	r.allow(t, kit.MayJoin, rbacv1.UserKind, "joiner")
-	r.allow(t, kit.MayRenewOwn, rbacv1.GroupKind, csr.NodeGroup)
+	kit.Grant(t, "joiner", kit.MayCreate)
+	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	f := &fleet{rotating: r}
 	ctx, stop := context.WithCancel(t.Context())
 	var talking sync.WaitGroup

@@ -14,7 +14,6 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
@@ -60,16 +59,6 @@ func (r *rotating) everything(t *testing.T, lifetime time.Duration, secrets map[
 // clientSigners maps the signers of client certificates to one Secret.
 func clientSigners(secret string) map[string]string {
 	return map[string]string{certificatesv1.KubeAPIServerClientSignerName: secret, certificatesv1.KubeAPIServerClientKubeletSignerName: secret}
-}
-
-// allow binds role to a subject, which may be a group.
-func (r *rotating) allow(t *testing.T, role, kind, name string) {
-	t.Helper()
-	r.create(t, &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}},
-	})
 }
 
 // usages are the extended usages of each signer's certificates.

@@ -14,24 +14,33 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Objects returns all objects of all kinds in the API server, as "RESOURCE.GROUP NAMESPACE/NAME LABEL". LABEL is
-// app.kubernetes.io/name, if the object has it.
-func Objects(ctx context.Context, config *rest.Config) (sets.Set[string], error) {
+// Object is an object of the API server, without its content.
+type Object struct {
+	Kind schema.GroupVersionResource
+	metav1.PartialObjectMetadata
+}
+
+func (o Object) String() string {
+	return fmt.Sprintf("%s.%s %s/%s", o.Kind.Resource, o.Kind.Group, o.Namespace, o.Name)
+}
+
+// List returns all objects of all kinds. A kind is left out if skip, which may be nil, permits the error of its list.
+func List(ctx context.Context, config *rest.Config, skip func(error) bool) (all []Object, err error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{} // about deprecated kinds
 	discover, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return nil, err
 	}
+	skips := func(err error) bool { return apierrors.IsMethodNotSupported(err) || skip != nil && skip(err) }
 	kinds, err := discover.ServerPreferredResources()
-	if err != nil {
+	if err != nil && !skips(err) {
 		return nil, fmt.Errorf("list the kinds: %w", err)
 	}
 	lister, err := metadata.NewForConfig(config)
 	if err != nil {
 		return nil, err
 	}
-	found := sets.New[string]()
 	for _, group := range kinds {
 		version, err := schema.ParseGroupVersion(group.GroupVersion)
 		if err != nil {
@@ -41,17 +50,31 @@ func Objects(ctx context.Context, config *rest.Config) (sets.Set[string], error)
 			if !slices.Contains(kind.Verbs, "list") {
 				continue
 			}
-			list, err := lister.Resource(version.WithResource(kind.Name)).List(ctx, metav1.ListOptions{})
-			if apierrors.IsMethodNotSupported(err) {
-				continue
-			}
-			if err != nil {
+			resource := version.WithResource(kind.Name)
+			list, err := lister.Resource(resource).List(ctx, metav1.ListOptions{})
+			if err != nil && !skips(err) {
 				return nil, fmt.Errorf("list %s: %w", kind.Name, err)
 			}
-			for _, obj := range list.Items {
-				found.Insert(fmt.Sprintf("%s.%s %s/%s %s", kind.Name, version.Group, obj.Namespace, obj.Name, labelOf(obj)))
+			if err == nil {
+				for _, obj := range list.Items {
+					all = append(all, Object{resource, obj})
+				}
 			}
 		}
+	}
+	return all, nil
+}
+
+// Objects returns all objects of all kinds in the API server, as "RESOURCE.GROUP NAMESPACE/NAME LABEL". LABEL is
+// app.kubernetes.io/name, if the object has it.
+func Objects(ctx context.Context, config *rest.Config) (sets.Set[string], error) {
+	all, err := List(ctx, config, nil)
+	if err != nil {
+		return nil, err
+	}
+	found := sets.New[string]()
+	for _, obj := range all {
+		found.Insert(obj.String() + " " + labelOf(obj.PartialObjectMetadata))
 	}
 	return found, nil
 }

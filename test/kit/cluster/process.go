@@ -99,11 +99,19 @@ func (p *Process) Tail(count int) string {
 
 // Get returns the status and the text of a page at address, or 0 and the reason if nobody answers.
 func Get(ctx context.Context, address, path string) (int, string) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, nil)
+	return GetWith(ctx, http.DefaultClient, "http://"+address+path, "")
+}
+
+// GetWith is Get with a client, a URL and a token, which may be empty.
+func GetWith(ctx context.Context, client *http.Client, url, token string) (int, string) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
 		return 0, err.Error()
 	}
-	response, err := http.DefaultClient.Do(request)
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	response, err := client.Do(request)
 	if err != nil {
 		return 0, err.Error()
 	}
