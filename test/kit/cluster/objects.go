@@ -28,12 +28,8 @@ func (o Object) String() string {
 func List(ctx context.Context, config *rest.Config, skip func(error) bool) (all []Object, err error) {
 	config = rest.CopyConfig(config)
 	config.WarningHandler = rest.NoWarnings{} // about deprecated kinds
-	discover, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return nil, err
-	}
 	skips := func(err error) bool { return apierrors.IsMethodNotSupported(err) || skip != nil && skip(err) }
-	kinds, err := discover.ServerPreferredResources()
+	kinds, err := listable(config)
 	if err != nil && !skips(err) {
 		return nil, fmt.Errorf("list the kinds: %w", err)
 	}
@@ -41,28 +37,39 @@ func List(ctx context.Context, config *rest.Config, skip func(error) bool) (all 
 	if err != nil {
 		return nil, err
 	}
-	for _, group := range kinds {
+	for _, kind := range kinds {
+		list, err := lister.Resource(kind).List(ctx, metav1.ListOptions{})
+		switch {
+		case err == nil:
+			for _, obj := range list.Items {
+				all = append(all, Object{kind, obj})
+			}
+		case !skips(err):
+			return nil, fmt.Errorf("list %s: %w", kind.Resource, err)
+		}
+	}
+	return all, nil
+}
+
+// listable returns the kinds that can be listed. With an error of a group, it returns those of the other groups.
+func listable(config *rest.Config) (kinds []schema.GroupVersionResource, err error) {
+	discover, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := discover.ServerPreferredResources()
+	for _, group := range groups {
 		version, err := schema.ParseGroupVersion(group.GroupVersion)
 		if err != nil {
 			return nil, err
 		}
 		for _, kind := range group.APIResources {
-			if !slices.Contains(kind.Verbs, "list") {
-				continue
-			}
-			resource := version.WithResource(kind.Name)
-			list, err := lister.Resource(resource).List(ctx, metav1.ListOptions{})
-			if err != nil && !skips(err) {
-				return nil, fmt.Errorf("list %s: %w", kind.Name, err)
-			}
-			if err == nil {
-				for _, obj := range list.Items {
-					all = append(all, Object{resource, obj})
-				}
+			if slices.Contains(kind.Verbs, "list") {
+				kinds = append(kinds, version.WithResource(kind.Name))
 			}
 		}
 	}
-	return all, nil
+	return kinds, err
 }
 
 // Objects returns all objects of all kinds in the API server, as "RESOURCE.GROUP NAMESPACE/NAME LABEL". LABEL is
