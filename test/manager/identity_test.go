@@ -87,7 +87,8 @@ func TestIdentity(t *testing.T) {
 		other.signed(t, true)
 		kit.Reaches(t, waiting, csr.Issued) // after its pause
 	})
-	t.Run("refused", func(t *testing.T) { identityRefusals(t, token, machines) })
+	// One requester causes ten Events at once, so the refusals are of another token.
+	t.Run("refused", func(t *testing.T) { identityRefusals(t, newToken(t, "refuse"), machines) })
 	checkStop(t, p)
 }
 
@@ -121,7 +122,7 @@ func identityRefusals(t *testing.T, token *heldToken, machines kit.Installer) {
 	stale := kit.NodeRequest(t, "patient", func(obj *kit.Request) {
 		obj.Name, obj.UID, obj.CreationTimestamp = "stored-16-minutes-ago", "stale-1", metav1.NewTime(time.Now().Add(-16*time.Minute))
 		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
-		obj.Spec.Username, obj.Spec.Groups = "system:bootstrap:joiner", []string{"system:bootstrappers", "system:authenticated"}
+		obj.Spec.Username, obj.Spec.Groups = "system:bootstrap:refuse", []string{"system:bootstrappers", "system:authenticated"}
 	})
 	if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+stale.Name, stale); err != nil {
 		t.Fatal(err)
