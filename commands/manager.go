@@ -16,7 +16,6 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/health"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -57,9 +56,6 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	}
 	mgr, err := newManager(cluster, configuration, options, logger)
 	if err != nil {
-		return err
-	}
-	if mgr, err = health.Serve(mgr, configuration.HealthProbeBindAddress); err != nil {
 		return err
 	}
 	if err := options.SetupWithManager(mgr); err != nil {
@@ -109,7 +105,7 @@ func newManager(
 		Logger:                        logger,
 		Cache:                         options.CacheOptions(),
 		Metrics:                       served,
-		HealthProbeBindAddress:        health.Off, // health.Serve does
+		HealthProbeBindAddress:        c.HealthProbeBindAddress,
 		GracefulShutdownTimeout:       new(stopTime),
 		LeaderElection:                c.LeaderElection.Enabled,
 		LeaderElectionID:              c.LeaderElection.ResourceName,
