@@ -4,7 +4,7 @@
 #   hack/controlplane/get.sh [BINARY…]
 #
 # BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager,
-# apiextensions-apiserver (an aggregated API server), kubelet, kube-scheduler, kubeadm (of the default version); without
+# kubelet, kube-scheduler, kubeadm (of the default version); without
 # BINARY, all but the last three.
 # K8S_VERSION selects the version (default 1.37.1). The first three come from KUBEBUILDER_ASSETS if it is set, else from an
 # earlier call, else from a prebuilt download if the network permits it, else from a build of the modules that this folder
@@ -30,7 +30,6 @@ fi
 package() {
   case $1 in
     etcd) echo go.etcd.io/etcd/server/v3 ;;
-    apiextensions-apiserver) echo k8s.io/apiextensions-apiserver ;;
     kube-apiserver | kube-controller-manager | kubectl | kubelet | kube-scheduler | kubeadm) echo "k8s.io/kubernetes/cmd/$1" ;;
     *) say "no such binary: $1"; exit 2 ;;
   esac
@@ -68,7 +67,7 @@ build() {
 }
 
 wanted=("$@")
-[ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager apiextensions-apiserver)
+[ $# -gt 0 ] || wanted=(etcd kube-apiserver kubectl kube-controller-manager)
 if [ -n "$assets" ]; then # all three or none, because they belong together
   for name in etcd kube-apiserver kubectl; do
     [ -x "$assets/$name" ] || { say "KUBEBUILDER_ASSETS has no $name: not used"; assets= ; break; }
