@@ -242,16 +242,13 @@ func (r rights) inventory(c config.Approval) {
 	}
 }
 
-// rotation adds the rights to rotate the CAs that c names. It omits the rights to publish trust bundles, because only
-// a SigningAuthority names the targets. The condition Published reports missing rights.
+// rotation adds the rights to rotate the CAs that c names. It omits the rights to publish trust bundles in ConfigMaps,
+// because only a SigningAuthority names them. The condition Published reports missing rights.
 func (r rights) rotation(c *config.Configuration) {
 	r.add(v1alpha1.GroupVersion.Group, "signingauthorities", "", "", "get", "list", "watch", "patch")
 	r.add(v1alpha1.GroupVersion.Group, "signingauthorities/status", "", "", "update")
 	r.add(certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
-	r.add(certificatesv1.GroupName, "clustertrustbundles", "", "", "get", "list", "create", "update", "delete")
-	r.add(discoveryv1.GroupName, "endpointslices", "", "", "list")
-	r.add("apiregistration.k8s.io", "apiservices", "", "", "list")
-	r.add("", "services", "", "", "get")
+	r.add(discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
 	r.add("", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
 	r.events(metav1.NamespaceDefault)
 	for _, one := range servedSigners(c.Signing) {
@@ -261,6 +258,8 @@ func (r rights) rotation(c *config.Configuration) {
 			continue
 		}
 		secret := r.ofSecret(namespace, name)
+		bundle := trust.BundleName(one.Name, name)
+		secret.add(certificatesv1.GroupName, "clustertrustbundles", "", bundle, "get", "create", "patch", "delete")
 		secret.add("", "secrets", namespace, "", "create")
 		secret.add("", "secrets", namespace, name, "get", "list", "watch", "update")
 		secret.add("", "configmaps", namespace, "", "create")

@@ -14,8 +14,8 @@ import (
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="whether a CA signs"
 // +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.signing.keyID`
 // +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.status.signing.notAfter`
-// +kubebuilder:printcolumn:name="Outstanding",type=integer,JSONPath=`.status.outstandingOnRetiring`,description="certificates of the retiring CA that may still be valid, at most"
-// +kubebuilder:printcolumn:name="Rotated",type=date,JSONPath=`.status.lastCompletedAt`,description="when the last rotation was completed"
+// +kubebuilder:printcolumn:name="Old in use until",type=string,JSONPath=`.status.outstandingUntil`,description="when the last certificate of the retiring CA expires, at the latest"
+// +kubebuilder:printcolumn:name="Rotated",type=date,JSONPath=`.status.lastCompletedTime`,description="when the last rotation was completed"
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 // +kubebuilder:printcolumn:name="Waiting for",type=string,JSONPath=`.status.waitingFor[0]`,priority=1,description="what must happen before the next step; empty if there is no next step"
 type SigningAuthority struct {
@@ -39,22 +39,17 @@ type SigningAuthorityList struct {
 // SigningAuthoritySpec is the wanted state of a SigningAuthority.
 type SigningAuthoritySpec struct {
 	// Secret holds the CA, and during a rotation both CAs. The manager creates it if it does not exist.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority cannot be changed: create another authority with spec.from to move signers"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority cannot be changed: create another authority to move signers"
 	Secret SecretReference `json:"secret"`
 	// Signers are the names of the signers that this CA serves. You may remove one. You may add
 	// kubernetes.io/kube-apiserver-client or kubernetes.io/kube-apiserver-client-kubelet if the other one is listed. For
-	// any other signer, create another authority with spec.from.
+	// any other signer, create another authority.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=571
-	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf || signer in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet'] && oldSelf.exists(old, old in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet']))",message="the verifiers of an added signer are not known to trust this CA: create another authority with spec.from to move signers"
+	// +kubebuilder:validation:XValidation:rule="self.all(signer, signer in oldSelf || signer in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet'] && oldSelf.exists(old, old in ['kubernetes.io/kube-apiserver-client', 'kubernetes.io/kube-apiserver-client-kubelet']))",message="the verifiers of an added signer are not known to trust this CA: create another authority for it"
 	// +listType=set
 	Signers []string `json:"signers"`
-	// From names the authority whose CA this one starts with. Signers that share a CA can so get a CA of their own: rotate
-	// this authority then.
-	// +optional
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="spec.from cannot be changed"
-	From string `json:"from,omitempty"`
 	// CA configures new CAs.
 	// +optional
 	CA NewCA `json:"ca,omitempty"`
@@ -119,7 +114,7 @@ type Trust struct {
 	// +kubebuilder:validation:MaxItems=16
 	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
 	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves them.
-	// Unset is true.
+	// Its name is that of the signer, with a colon for each slash, a colon, and the name of the Secret. Unset is true.
 	// +optional
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }

@@ -34,18 +34,30 @@ type Operation string
 
 // The operations.
 const (
-	// RotateStart creates a new CA and signs with it once every API server trusts it.
-	RotateStart Operation = "rotate-start"
-	// RotateComplete removes the old CA from the trust bundles and destroys its key. It cannot be undone.
-	RotateComplete Operation = "rotate-complete"
-	// RotateRollback goes back to the old CA.
-	RotateRollback Operation = "rotate-rollback"
-	// TrustConfirmed states that verifiers which cannot be probed trust the candidate.
-	TrustConfirmed Operation = "trust-confirmed"
-	// OutstandingAccepted accepts that valid certificates of the retiring CA stop working.
-	OutstandingAccepted Operation = "outstanding-accepted"
-	// AdoptionAttested states that certificates that others have issued from the adopted CA are not in use.
-	AdoptionAttested Operation = "adoption-attested"
+	// OperationStart creates a new CA and signs with it once every API server trusts it.
+	OperationStart Operation = "start"
+	// OperationComplete removes the old CA from the trust bundles and destroys its key. It cannot be undone.
+	OperationComplete Operation = "complete"
+	// OperationRollback goes back to the old CA.
+	OperationRollback Operation = "rollback"
+	// OperationConfirm states that verifiers which cannot be probed trust the candidate.
+	OperationConfirm Operation = "confirm"
+	// OperationAccept accepts that valid certificates of the retiring CA stop working.
+	OperationAccept Operation = "accept"
+	// OperationAttest states that certificates that others have issued from the adopted CA are not in use.
+	OperationAttest Operation = "attest"
+)
+
+// OperationResult is what the manager did with a requested operation.
+// +kubebuilder:validation:Enum=Accepted;Refused
+type OperationResult string
+
+// The results.
+const (
+	// Accepted means that the operation is done, or that the phase says how far it is.
+	Accepted OperationResult = "Accepted"
+	// Refused means that nothing was done, or that an accepted operation was stopped. The message says why.
+	Refused OperationResult = "Refused"
 )
 
 // The types of conditions.
@@ -76,9 +88,9 @@ type SigningAuthorityStatus struct {
 	// Intent is the step under way. The manager writes it before it acts, and removes it after.
 	// +optional
 	Intent string `json:"intent,omitempty"`
-	// TakenOperation is the operation that the manager has picked up, until its annotation is removed.
+	// LastOperation is the operation that was requested last, and its result.
 	// +optional
-	TakenOperation Operation `json:"takenOperation,omitempty"`
+	LastOperation *OperationStatus `json:"lastOperation,omitempty"`
 	// Signing is the CA that signs.
 	// +optional
 	Signing *CAStatus `json:"signing,omitempty"`
@@ -103,9 +115,9 @@ type SigningAuthorityStatus struct {
 	// CompletedAt is when the removal of the old CA ended.
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
-	// LastCompletedAt is when the last rotation was completed. It stays while the next one is under way (GEP-18).
+	// LastCompletedTime is when the last rotation was completed. It stays while the next one is under way (GEP-18).
 	// +optional
-	LastCompletedAt *metav1.Time `json:"lastCompletedAt,omitempty"`
+	LastCompletedTime *metav1.Time `json:"lastCompletedTime,omitempty"`
 	// LedgerClosedAt is when the manager, in Completing, first saw that the ledger of the retiring CA is closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
@@ -120,10 +132,11 @@ type SigningAuthorityStatus struct {
 	// WaitingFor names what must happen before the next step.
 	// +optional
 	WaitingFor []string `json:"waitingFor,omitempty"`
-	// OutstandingOnRetiring is how many certificates of the retiring CA may still be valid, at most.
+	// OutstandingUntil is when the last certificate of the retiring CA expires, at the latest. Unset means that none is
+	// valid.
 	// +optional
-	OutstandingOnRetiring int64 `json:"outstandingOnRetiring"`
-	// Outstanding lists these certificates by signer.
+	OutstandingUntil *metav1.Time `json:"outstandingUntil,omitempty"`
+	// Outstanding lists the certificates of the retiring CA that may be valid, by signer.
 	// +optional
 	Outstanding []Outstanding `json:"outstanding,omitempty"`
 	// APIServers are the API servers that were probed last, with their answers.
@@ -135,6 +148,25 @@ type SigningAuthorityStatus struct {
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
+
+// OperationStatus is a requested operation and its result.
+type OperationStatus struct {
+	// Name is the operation, as in the annotation.
+	Name Operation `json:"name"`
+	// Time is when the manager gave the result.
+	Time metav1.MicroTime `json:"time"`
+	// Result is the result.
+	Result OperationResult `json:"result"`
+	// Message says why the operation is refused.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Annotated is true until the manager has removed the annotation. A repeated request counts once.
+	// +optional
+	Annotated bool `json:"annotated,omitempty"`
+}
+
+// Answered reports whether the manager has answered an operation whose annotation it has not removed yet.
+func (s *SigningAuthorityStatus) Answered() bool { return s.LastOperation != nil && s.LastOperation.Annotated }
 
 // CAStatus identifies a CA, and says what is known about it.
 type CAStatus struct {
@@ -169,14 +201,11 @@ type CAStatus struct {
 	OutstandingAcceptedAt *metav1.Time `json:"outstandingAcceptedAt,omitempty"`
 }
 
-// Outstanding counts certificates of the retiring CA that may still be valid.
+// Outstanding describes certificates of the retiring CA that may still be valid.
 type Outstanding struct {
 	// Signer is a signer name, or empty for certificates that others have issued from an adopted CA.
 	// +optional
 	Signer string `json:"signer,omitempty"`
-	// Count is the number of certificates, at most. Zero is unknown.
-	// +optional
-	Count int64 `json:"count,omitempty"`
 	// Until is when the last of them expires, at the latest.
 	Until metav1.Time `json:"until"`
 }
@@ -200,11 +229,11 @@ type APIServerStatus struct {
 func Allowed(phase Phase) []Operation {
 	switch phase {
 	case Preparing:
-		return []Operation{TrustConfirmed, RotateRollback, AdoptionAttested}
+		return []Operation{OperationConfirm, OperationRollback, OperationAttest}
 	case Prepared:
-		return []Operation{RotateComplete, RotateRollback, OutstandingAccepted, AdoptionAttested}
+		return []Operation{OperationComplete, OperationRollback, OperationAccept, OperationAttest}
 	case Completed:
-		return []Operation{RotateStart, AdoptionAttested}
+		return []Operation{OperationStart, OperationAttest}
 	default:
 		return nil
 	}
@@ -219,23 +248,5 @@ func AllowedText(phase Phase) string {
 	return cmp.Or(strings.Join(names, ", "), "none, wait for the next phase")
 }
 
-// Command returns the command that requests o, such as "rotation start". If o is not an operation, it returns o
-// itself.
-func (o Operation) Command() string {
-	switch o {
-	case RotateStart:
-		return "rotation start"
-	case RotateComplete:
-		return "rotation complete"
-	case RotateRollback:
-		return "rotation rollback"
-	case TrustConfirmed:
-		return "rotation confirm"
-	case OutstandingAccepted:
-		return "rotation accept"
-	case AdoptionAttested:
-		return "rotation attest"
-	default:
-		return string(o)
-	}
-}
+// Command returns the command that requests o, such as "rotation start".
+func (o Operation) Command() string { return "rotation " + string(o) }

@@ -74,8 +74,8 @@ var camelCase = regexp.MustCompile(`"((?:[A-Z]+[a-z]+){2,}|[A-Z]{2,}[a-z]+\w*)"`
 var noReasons = []string{
 	"ControllerManagerConfiguration", "ServiceAccount", "ConfigMap", "NodeLookup", "WithRoot", "CheckRights",
 	"NotSigned", "TrustProbe", // records of the audit log
-	"CopyFrom", "DestroyRetiring", "DropCandidate", "MakeCandidate", "RestoreSigning", "SwapBack", "TakeCandidate", // steps of a rotation
-	"NotAsked", "NotProven", "NotPublished", // conditions of a SigningAuthority
+	"DestroyRetiring", "DropCandidate", "MakeCandidate", "RestoreSigning", "SwapBack", "TakeCandidate", // steps of a rotation
+	"NotAsked", "NotConfirmed", "NotProven", "NotPublished", // conditions of a SigningAuthority
 }
 
 // TestEveryReasonInTheCodeHasARow finds a reason in the controllers and public packages that docs/reference/reasons.md

@@ -35,8 +35,7 @@ type rotation struct {
 	*cluster
 	// out is for the result, and aside for remarks about it.
 	out, aside io.Writer
-	// interval is the time between two observations. eventTimeout bounds the wait for the Event about a refusal.
-	interval, eventTimeout time.Duration
+	interval   time.Duration // between two observations
 }
 
 // rotationVerb is a subcommand of rotation.
@@ -48,12 +47,12 @@ type rotationVerb struct {
 var rotationVerbs = []rotationVerb{
 	{"status", "Show which CA signs, what the manager waits for, and which nodes still use the old CA", ""},
 	{"wait", "Wait for the step that is under way", ""},
-	{"start", "Create a new CA and wait until every API server trusts it", v1alpha1.RotateStart},
-	{"complete", "Stop trusting the old CA and destroy its key", v1alpha1.RotateComplete},
-	{"rollback", "Go back to the old CA", v1alpha1.RotateRollback},
-	{"confirm", "Confirm that verifiers which cannot be probed trust the new CA", v1alpha1.TrustConfirmed},
-	{"accept", "Accept that certificates of the old CA stop working", v1alpha1.OutstandingAccepted},
-	{"attest", "State that nobody uses certificates which others issued from an adopted CA", v1alpha1.AdoptionAttested},
+	{"start", "Create a new CA and wait until every API server trusts it", v1alpha1.OperationStart},
+	{"complete", "Stop trusting the old CA and destroy its key", v1alpha1.OperationComplete},
+	{"rollback", "Go back to the old CA", v1alpha1.OperationRollback},
+	{"confirm", "Confirm that verifiers which cannot be probed trust the new CA", v1alpha1.OperationConfirm},
+	{"accept", "Accept that certificates of the old CA stop working", v1alpha1.OperationAccept},
+	{"attest", "State that nobody uses certificates which others issued from an adopted CA", v1alpha1.OperationAttest},
 }
 
 // rotationCommand returns the command that shows and controls the rotation of signing CAs.
@@ -100,7 +99,7 @@ func (o *rotationOptions) command(verb rotationVerb, connect connector) *cobra.C
 		o.verb, o.operation, o.name, o.output = verb.name, verb.operation, strings.Join(args, ""), *format
 		r := &rotation{
 			rotationOptions: *o, cluster: c, out: cmd.OutOrStdout(), aside: cmd.ErrOrStderr(),
-			interval: time.Second, eventTimeout: 5 * time.Second,
+			interval: time.Second,
 		}
 		err := r.run(cmd.Context())
 		prefix := "rotation " + verb.name
@@ -208,7 +207,7 @@ func (r *rotation) operate(ctx context.Context, obj *v1alpha1.SigningAuthority) 
 		}
 		return fmt.Errorf("not requested: to do it, run %s --yes", r.commandFor(r.verb, obj))
 	}
-	f := r.newFollower(ctx, obj, r.operation)
+	f := r.newFollower(obj, r.operation)
 	if err := r.request(ctx, obj.Name); err != nil {
 		return err
 	}
@@ -285,14 +284,13 @@ func warning(operation v1alpha1.Operation, obj *v1alpha1.SigningAuthority) strin
 		adopted += " " + strings.Join(ids, " and ")
 	}
 	switch operation {
-	case v1alpha1.RotateComplete:
+	case v1alpha1.OperationComplete:
 		return fmt.Sprintf("rotation complete removes %s from every trust bundle and destroys its key. You cannot go back. "+
 			"The manager refuses it while a certificate of this CA is valid, unless you ran rotation accept.", retiring)
-	case v1alpha1.OutstandingAccepted:
-		return fmt.Sprintf("rotation accept allows rotation complete although up to %d certificates of %s are still valid. "+
-			"rotation status lists them. Whoever uses one of them loses access at rotation complete.",
-			obj.Status.OutstandingOnRetiring, retiring)
-	case v1alpha1.AdoptionAttested:
+	case v1alpha1.OperationAccept:
+		return fmt.Sprintf("rotation accept allows rotation complete although certificates of %s are still valid. "+
+			"rotation status lists them. Whoever uses one of them loses access at rotation complete.", retiring)
+	case v1alpha1.OperationAttest:
 		return fmt.Sprintf("rotation attest states that nobody uses a certificate which others than this manager issued "+
 			"from %s. Check admin.conf, the kubeconfigs of kube-controller-manager and kube-scheduler, the API server's client "+
 			"certificate for kubelets, and every kubeconfig of people and scripts. The manager does not check them. Any of "+

@@ -31,10 +31,10 @@ type statusReport struct {
 type authorityReport struct {
 	Name    string   `json:"name"`
 	Signers []string `json:"signers"`
-	// Requested is the command that the manager has not picked up yet.
-	Requested string `json:"requested,omitempty"`
-	// Allowed are the commands that the phase allows.
-	Allowed []string                        `json:"allowed"`
+	// Requested is the operation that the manager has not picked up yet.
+	Requested v1alpha1.Operation `json:"requested,omitempty"`
+	// Allowed are the operations that the phase allows.
+	Allowed []v1alpha1.Operation            `json:"allowed"`
 	Status  v1alpha1.SigningAuthorityStatus `json:"status"`
 	// NotMoved are the nodes that use another CA than the one that signs. It is nil unless a CA retires.
 	NotMoved *notMoved `json:"notMoved,omitempty"`
@@ -70,11 +70,8 @@ func (r *rotation) report(ctx context.Context) (*statusReport, error) {
 	for i := range objs {
 		obj := &objs[i]
 		item := authorityReport{
-			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj).Command(),
-			Allowed: []string{}, Status: obj.Status,
-		}
-		for _, operation := range v1alpha1.Allowed(obj.Status.Phase) {
-			item.Allowed = append(item.Allowed, operation.Command())
+			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj), Status: obj.Status,
+			Allowed: append([]v1alpha1.Operation{}, v1alpha1.Allowed(obj.Status.Phase)...),
 		}
 		if obj.Status.Retiring != nil {
 			item.NotMoved = r.notMoved(ctx, obj)
@@ -116,14 +113,21 @@ func (p *statusPage) authority(item *authorityReport) {
 	p.line("SigningAuthority %s: %s, generation %d", item.Name, phase(status), status.Generation)
 	p.prose("signs for: ", strings.Join(item.Signers, ", "))
 	if item.Requested != "" {
-		p.line("requested: %s", item.Requested)
+		p.line("requested: %s", item.Requested.Command())
 	}
 	if status.Intent != "" {
 		p.line("current step: %s", status.Intent)
 	}
+	if last := status.LastOperation; last != nil {
+		at := metav1.NewTime(last.Time.Time)
+		p.line("last operation: %s, %s %s", last.Name.Command(), strings.ToLower(string(last.Result)), p.since(&at))
+		if last.Message != "" {
+			p.prose("  ", last.Message)
+		}
+	}
 	p.prose("allowed now: ", v1alpha1.AllowedText(status.Phase))
-	if status.LastCompletedAt != nil {
-		p.line("last rotation completed: %s", p.since(status.LastCompletedAt))
+	if status.LastCompletedTime != nil {
+		p.line("last rotation completed: %s", p.since(status.LastCompletedTime))
 	}
 	p.cas(status)
 	if len(status.WaitingFor) > 0 {
@@ -138,13 +142,9 @@ func (p *statusPage) authority(item *authorityReport) {
 		rows = append(rows, []string{server.Address, server.Trust, p.since(server.Since), server.Evidence})
 	}
 	p.table(rows)
-	rows = [][]string{{"VALID CERTIFICATES OF THE RETIRING CA", "AT MOST", "UNTIL"}}
+	rows = [][]string{{"VALID CERTIFICATES OF THE RETIRING CA", "UNTIL"}}
 	for _, outstanding := range status.Outstanding {
-		count := "unknown"
-		if outstanding.Count > 0 {
-			count = strconv.FormatInt(outstanding.Count, 10)
-		}
-		rows = append(rows, []string{cmp.Or(outstanding.Signer, "issued by others"), count, p.end(outstanding.Until.Time)})
+		rows = append(rows, []string{cmp.Or(outstanding.Signer, "issued by others"), p.end(outstanding.Until.Time)})
 	}
 	p.table(rows)
 	rows = [][]string{{"CONDITION", "STATUS", "REASON", "MESSAGE"}}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,7 +61,7 @@ func authority(name string, status v1alpha1.SigningAuthorityStatus) v1alpha1.Sig
 func authorityPreparing() v1alpha1.SigningAuthority {
 	obj := authority("cluster", v1alpha1.SigningAuthorityStatus{
 		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),
-		InitiatedAt: at(-2 * time.Minute), LastCompletedAt: at(-100 * day),
+		InitiatedAt: at(-2 * time.Minute), LastCompletedTime: at(-100 * day),
 		WaitingFor: []string{"10.0.0.2:6443: it answers 401\x1b[31m", "check that the verifiers of kubernetes.io/kubelet-serving trust the candidate 2222222222222222, because they cannot be probed; then run \"rotation confirm cluster\""},
 		APIServers: []v1alpha1.APIServerStatus{
 			{Address: "10.0.0.1:6443", Trust: "Recognised", Since: at(-90 * time.Second)},
@@ -71,7 +72,7 @@ func authorityPreparing() v1alpha1.SigningAuthority {
 			{Type: "Trusted", Status: metav1.ConditionFalse, Reason: "NotProven", Message: "10.0.0.2:6443 answers 401"},
 		},
 	})
-	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: "trust-confirmed"}
+	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: "confirm"}
 	return obj
 }
 
@@ -79,12 +80,16 @@ func authorityPrepared() v1alpha1.SigningAuthority {
 	return authority("cluster", v1alpha1.SigningAuthorityStatus{
 		Phase: v1alpha1.Prepared, Generation: 2, Retiring: caStatus("1111111111111111", 1, brought),
 		Signing:    caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = at(-3 * time.Hour) }),
-		WaitingFor: []string{"up to 12 certificates of kubernetes.io/kube-apiserver-client-kubelet from the CA 1111111111111111 are valid until 2026-03-02T09:00:00Z"},
+		WaitingFor: []string{"certificates of kubernetes.io/kube-apiserver-client-kubelet from the CA 1111111111111111 are valid until 2026-03-02T09:00:00Z"},
 		Outstanding: []v1alpha1.Outstanding{
-			{Signer: "kubernetes.io/kube-apiserver-client-kubelet", Count: 12, Until: *at(21 * time.Hour)},
+			{Signer: "kubernetes.io/kube-apiserver-client-kubelet", Until: *at(21 * time.Hour)},
 			{Until: *at(200 * day)},
 		},
-		OutstandingOnRetiring: 12,
+		OutstandingUntil: at(200 * day),
+		LastOperation: &v1alpha1.OperationStatus{
+			Name: v1alpha1.OperationComplete, Time: metav1.NewMicroTime(fixedNow.Add(-time.Hour)), Result: v1alpha1.Refused,
+			Message: "rotation complete is refused: certificates of kubernetes.io/kube-apiserver-client-kubelet from the CA 1111111111111111 are valid until 2026-03-02T09:00:00Z; allowed now: rotation complete, rotation rollback, rotation accept, rotation attest",
+		},
 	})
 }
 
@@ -173,54 +178,80 @@ func golden(t *testing.T, path, text string) {
 	}
 }
 
-// TestRotationOutcome checks, for each operation, which status means accepted and which means done.
-func TestRotationOutcome(t *testing.T) {
+// TestRotationDone checks, for each accepted operation, which status means done.
+func TestRotationDone(t *testing.T) {
 	t.Parallel()
 	type status = v1alpha1.SigningAuthorityStatus
-	confirmed := func(one *v1alpha1.CAStatus) *v1alpha1.CAStatus {
-		one.TrustConfirmedAt = at(0)
-		return one
-	}
-	accepted, attested := signing(), signing()
-	accepted.OutstandingAcceptedAt, attested.AttestedAt = at(0), at(0)
-	trusted := &status{Phase: v1alpha1.Preparing, Candidate: confirmed(candidate())}
-	refused := &status{Signing: confirmed(signing())}
 	completed := &status{Phase: v1alpha1.Completed, Generation: 1, Signing: signing()}
 	preparing := &status{Phase: v1alpha1.Preparing, Generation: 2, Signing: signing(), Candidate: candidate()}
 	prepared := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: candidate(), Retiring: signing()}
 	swapped := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: signing(), Retiring: candidate()}
+	inUse := &status{Phase: v1alpha1.Prepared, Retiring: signing(), Outstanding: []v1alpha1.Outstanding{{}}}
+	accepted := inUse.DeepCopy()
+	accepted.Retiring.OutstandingAcceptedAt = at(0)
 	for name, test := range map[string]struct {
-		operation      v1alpha1.Operation
-		before, now    *status
-		followed, done bool
+		operation   v1alpha1.Operation
+		before, now *status
+		done        bool
 	}{
-		"start, not taken":            {v1alpha1.RotateStart, completed, completed, false, false},
-		"start, preparing":            {v1alpha1.RotateStart, completed, preparing, true, false},
-		"start, prepared":             {v1alpha1.RotateStart, completed, prepared, true, true},
-		"start, rolled back since":    {v1alpha1.RotateStart, completed, &status{Phase: v1alpha1.Completed, Generation: 2, Signing: signing()}, true, true},
-		"complete, not taken":         {v1alpha1.RotateComplete, prepared, prepared, false, false},
-		"complete, under way":         {v1alpha1.RotateComplete, prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, true, false},
-		"complete, done":              {v1alpha1.RotateComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate()}, true, true},
-		"rollback, preparing":         {v1alpha1.RotateRollback, preparing, preparing, false, false},
-		"rollback, candidate gone":    {v1alpha1.RotateRollback, preparing, &status{Phase: v1alpha1.Completed, Signing: signing()}, true, true},
-		"rollback, switched first":    {v1alpha1.RotateRollback, preparing, prepared, false, false},
-		"rollback, switched and back": {v1alpha1.RotateRollback, preparing, swapped, true, true},
-		"rollback, prepared":          {v1alpha1.RotateRollback, prepared, prepared, false, false},
-		"rollback, under way":         {v1alpha1.RotateRollback, prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, true, false},
-		"rollback, swapped":           {v1alpha1.RotateRollback, prepared, swapped, true, true},
-		"confirm, not yet":            {v1alpha1.TrustConfirmed, preparing, preparing, false, false},
-		"confirm":                     {v1alpha1.TrustConfirmed, preparing, trusted, true, true},
-		"confirm, and switched":       {v1alpha1.TrustConfirmed, preparing, &status{Phase: v1alpha1.Prepared, Signing: confirmed(candidate())}, true, true},
-		"confirm, refused":            {v1alpha1.TrustConfirmed, refused, refused, false, false},
-		"accept, nothing retires":     {v1alpha1.OutstandingAccepted, completed, completed, false, false},
-		"accept, not yet":             {v1alpha1.OutstandingAccepted, prepared, prepared, false, false},
-		"accept":                      {v1alpha1.OutstandingAccepted, prepared, &status{Retiring: accepted}, true, true},
-		"attest, not yet":             {v1alpha1.AdoptionAttested, prepared, prepared, false, false},
-		"attest":                      {v1alpha1.AdoptionAttested, prepared, &status{Retiring: attested}, true, true},
-		"attest, long ago":            {v1alpha1.AdoptionAttested, &status{Signing: attested}, &status{Signing: attested}, false, false},
+		"start, preparing":            {v1alpha1.OperationStart, completed, preparing, false},
+		"start, prepared":             {v1alpha1.OperationStart, completed, prepared, true},
+		"start, rolled back since":    {v1alpha1.OperationStart, completed, completed, true},
+		"complete, under way":         {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, false},
+		"complete, done":              {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate()}, true},
+		"rollback, preparing":         {v1alpha1.OperationRollback, preparing, preparing, false},
+		"rollback, candidate gone":    {v1alpha1.OperationRollback, preparing, completed, true},
+		"rollback, switched first":    {v1alpha1.OperationRollback, preparing, prepared, false},
+		"rollback, switched and back": {v1alpha1.OperationRollback, preparing, swapped, true},
+		"rollback, under way":         {v1alpha1.OperationRollback, prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, false},
+		"rollback, swapped":           {v1alpha1.OperationRollback, prepared, swapped, true},
+		"confirm":                     {v1alpha1.OperationConfirm, preparing, preparing, true},
+		"accept":                      {v1alpha1.OperationAccept, prepared, prepared, true},
+		"attest":                      {v1alpha1.OperationAttest, prepared, prepared, true},
+		"wait, in use":                {"", inUse, inUse, false},
+		"wait, accepted":              {"", inUse, accepted, true},
+		"wait, not in use":            {"", prepared, prepared, true},
+		"wait, another phase":         {"", inUse, completed, true},
 	} {
-		if followed, done := progressOf(test.operation, test.before, test.now); followed != test.followed || done != test.done {
-			t.Errorf("%s: followed %t, done %t", name, followed, done)
+		obj := v1alpha1.SigningAuthority{Status: *test.before}
+		f := &follower{operation: test.operation, before: &obj}
+		if done := f.done(test.now); done != test.done {
+			t.Errorf("%s: done %t", name, done)
+		}
+	}
+}
+
+// TestRotationAnswer checks when an operation counts as answered: the annotation is gone, and the status has a result that
+// it did not have before.
+func TestRotationAnswer(t *testing.T) {
+	t.Parallel()
+	result := func(name v1alpha1.Operation, result v1alpha1.OperationResult, after time.Duration) *v1alpha1.OperationStatus {
+		return &v1alpha1.OperationStatus{
+			Name: name, Result: result, Time: metav1.NewMicroTime(fixedNow.Add(after)), Message: map[v1alpha1.OperationResult]string{v1alpha1.Refused: "because"}[result],
+		}
+	}
+	refused := result(v1alpha1.OperationStart, v1alpha1.Refused, 0)
+	for name, test := range map[string]struct {
+		before, now *v1alpha1.OperationStatus
+		annotation  v1alpha1.Operation
+		answered    bool
+		err         string
+	}{
+		"not picked up":                 {nil, nil, v1alpha1.OperationStart, false, ""},
+		"the annotation is there":       {nil, refused, v1alpha1.OperationStart, false, ""},
+		"nothing but an earlier result": {refused, refused, "", false, ""},
+		"accepted":                      {refused, result(v1alpha1.OperationStart, v1alpha1.Accepted, 1000), "", true, ""},
+		"refused":                       {nil, refused, "", false, "because"},
+		"refused again":                 {refused, result(v1alpha1.OperationStart, v1alpha1.Refused, time.Microsecond), "", false, "because"},
+		"another one followed":          {refused, result(v1alpha1.OperationRollback, v1alpha1.Accepted, 1000), "", false, "and then rotation rollback was requested"},
+	} {
+		obj := authority("cluster", v1alpha1.SigningAuthorityStatus{LastOperation: test.before})
+		f := (&rotation{out: &bytes.Buffer{}, aside: &bytes.Buffer{}, cluster: &cluster{clock: clocktesting.NewFakeClock(fixedNow), ahead: &atomic.Int64{}}}).newFollower(&obj, v1alpha1.OperationStart)
+		obj.Status.LastOperation = test.now
+		obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(test.annotation)}
+		answered, err := f.answer(&obj)
+		if answered != test.answered || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
+			t.Errorf("%s: answered %t, error %v", name, answered, err)
 		}
 	}
 }

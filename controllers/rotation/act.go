@@ -79,8 +79,6 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, ac
 		return r.makeCandidate(ctx, obj, o)
 	case TakeCandidate:
 		return r.takeCandidate(ctx, obj, o)
-	case CopyFrom:
-		return r.copyFrom(ctx, obj, o)
 	default:
 		return r.writeSecret(ctx, obj, o.secret, action, keypair.Pair{})
 	}
@@ -94,7 +92,7 @@ func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority
 	}
 	wanted.Current = func(ctx context.Context) error { return r.current(ctx, obj) }
 	var errs []error
-	problems := r.publisher.Publish(ctx, wanted).Problems
+	problems := r.publisher.Publish(ctx, wanted)
 	r.refusedWrites.Store(obj.Name, problems)
 	for _, problem := range problems {
 		errs = append(errs, problem)
@@ -166,42 +164,16 @@ func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 	return r.writeSecret(ctx, obj, o.secret, MakeCandidate, made)
 }
 
-// takeCandidate makes the CA in tls.crt and tls.key the candidate. A CA that was copied from another authority has an
-// account already.
+// takeCandidate makes the CA in tls.crt and tls.key the candidate. It creates the account first.
 func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	if candidate := obj.Status.Candidate; candidate.AdoptedAt != nil {
-		if err := r.recorder(obj).Book.Open(ctx, candidate.KeyID); err != nil {
-			return err
-		}
+	if err := r.recorder(obj).Book.Open(ctx, obj.Status.Candidate.KeyID); err != nil {
+		return err
 	}
 	return r.writeSecret(ctx, obj, o.secret, TakeCandidate, keypair.Pair{})
 }
 
-// copyFrom copies the account of the signing CA of another authority, then its key pair.
-func (r *Reconciler) copyFrom(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	other := &observation{}
-	if err := r.readSecret(ctx, o.from, other); err != nil {
-		return err
-	}
-	if !sameCA(other.Secret.Signing, o.From) {
-		return fmt.Errorf("SigningAuthority %s is changing its signing CA", o.from.Name)
-	}
-	accounts, err := r.recorder(o.from).Book.Read(ctx)
-	if err != nil {
-		return err
-	}
-	issued, found := accounts[o.From.KeyID]
-	if !found {
-		return fmt.Errorf("the ledger of SigningAuthority %s has no account of its CA", o.from.Name)
-	}
-	if err := r.recorder(obj).Book.Import(ctx, o.From.KeyID, issued, obj.Spec.Signers); err != nil {
-		return err
-	}
-	return r.writeSecret(ctx, obj, o.secret, CopyFrom, other.secret.ring.Signing)
-}
-
 // writeSecret takes an action that changes the Secret, in one write. The write fails if the Secret has changed since it
-// was read. made is the key pair of MakeCandidate or CopyFrom.
+// was read. made is the key pair of MakeCandidate.
 func (r *Reconciler) writeSecret(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, read *caSecret, action Action, made keypair.Pair,
 ) error {

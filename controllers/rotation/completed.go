@@ -20,7 +20,7 @@ func (p *planner) planCompleted() {
 	case p.completedOperation():
 	case p.signingMissing():
 		p.waitForSigningKey(fmt.Sprintf("run %s to create another CA, which signs as soon as it is trusted; certificates of "+
-			"the lost CA stay trusted", p.command(v1alpha1.RotateStart)))
+			"the lost CA stay trusted", p.command(v1alpha1.OperationStart)))
 	case !p.facts.Permitted:
 		p.act(Permit)
 	case p.rotationDue():
@@ -36,10 +36,10 @@ func (p *planner) completedOperation() bool {
 	switch p.facts.Operation {
 	case "":
 		return false
-	case v1alpha1.RotateStart:
+	case v1alpha1.OperationStart:
 		p.acceptOperation()
 		p.start()
-	case v1alpha1.AdoptionAttested:
+	case v1alpha1.OperationAttest:
 		p.attest()
 	default:
 		p.refuseOperation("no rotation is under way")

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
@@ -19,7 +21,7 @@ func (p *planner) planCompleting() {
 	switch {
 	case p.facts.Secret.Retiring == nil && s.Intent == string(DestroyRetiring): // the key is destroyed
 		s.LastRetired, s.Retiring = s.Retiring, nil
-		s.LastRetired.Certificate, s.LastCompletedAt = "", p.now()
+		s.LastRetired.Certificate, s.LastCompletedTime = "", p.now()
 		p.enter(v1alpha1.Completed)
 	case p.checkSecret():
 	// A refusal proves nothing unless a certificate of the signing CA is accepted.
@@ -41,8 +43,11 @@ func (p *planner) planCompleting() {
 func (p *planner) planUnpublish() {
 	s, outstanding := p.status, p.outstandingTexts()
 	if len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil { // issued after the completion was requested
-		p.step.Refused = "completion stops, because the old CA has issued more certificates: " +
+		p.step.Refused = "rotation complete is stopped: the old CA has issued more certificates: " +
 			strings.Join(outstanding, "; ")
+		s.LastOperation = &v1alpha1.OperationStatus{
+			Name: v1alpha1.OperationComplete, Time: metav1.NewMicroTime(p.facts.Now), Result: v1alpha1.Refused, Message: p.step.Refused,
+		}
 		p.enter(v1alpha1.Prepared)
 		return
 	}
@@ -76,10 +81,6 @@ func (p *planner) waitForRefusal() {
 			p.act(Prune)
 			return
 		}
-		for _, server := range p.facts.Holding {
-			p.wait("aggregated API server %s still accepts the retiring CA %s; if it does so for more than a minute, restart it",
-				server, p.status.Retiring.KeyID)
-		}
 	}
 	if len(p.step.Waiting) == 0 && p.step.Action == None {
 		p.act(DestroyRetiring)
@@ -103,9 +104,7 @@ func (p *planner) waitForPrunedCA() {
 	}
 }
 
-// refusalProvable reports whether a refusal would prove anything. Every verifier refuses an expired CA, and API servers
-// must continue to trust a CA that another authority uses.
+// refusalProvable reports whether a refusal would prove anything. Every verifier refuses an expired CA.
 func (p *planner) refusalProvable() bool {
-	return p.status.Retiring.NotAfter.After(p.facts.Now) && len(p.facts.Sharing) == 0 &&
-		askedToRefuse(p.spec.Signers, p.facts)
+	return p.status.Retiring.NotAfter.After(p.facts.Now) && askedToRefuse(p.spec.Signers, p.facts)
 }

@@ -74,14 +74,10 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 			v1alpha1.Outstanding{Signer: "any signer (the ledger of this CA is lost)", Until: retiring.NotAfter})
 		return nil
 	}
-	if err := r.addFromCoholders(ctx, obj, o, account); err != nil {
-		return err
-	}
 	o.Sealed, o.RetiringOpen, o.RetiringSigners = account.Sealed, !account.Sealed, account.SignerNames()
 	for _, signer := range o.RetiringSigners {
-		issued := account.Signers[signer]
 		o.Outstanding = append(o.Outstanding,
-			v1alpha1.Outstanding{Signer: signer, Count: int64(issued.Count), Until: metav1.NewTime(issued.NotAfter)})
+			v1alpha1.Outstanding{Signer: signer, Until: metav1.NewTime(account.Signers[signer])})
 	}
 	return nil
 }
@@ -102,27 +98,7 @@ func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alph
 	}
 }
 
-// addFromCoholders adds certificates to account that other authorities have issued from the retiring CA, for signers
-// that obj serves now. The verifiers of such certificates follow the trust bundle of obj.
-func (r *Reconciler) addFromCoholders(
-	ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation, account ledger.Account,
-) error {
-	for _, other := range o.coholders {
-		accounts, err := r.recorder(other).Book.Read(ctx)
-		if err != nil {
-			return fmt.Errorf("read ledger of SigningAuthority %s: %w", other.Name, err)
-		}
-		theirs := accounts[obj.Status.Retiring.KeyID]
-		for _, signer := range obj.Spec.Signers {
-			if issued, found := theirs.Signers[signer]; found && issued.NotAfter.After(account.Signers[signer].NotAfter) {
-				account.Signers[signer] = issued
-			}
-		}
-	}
-	return nil
-}
-
-// everyRequest is the key for which recordIssued reads all requests: an authority has new CAs or signers.
+// everyRequest is the key for which recordIssued reads all requests: an authority has new CAs.
 var everyRequest = reconcile.Request{}
 
 // issuedPage is how many requests are read at a time. Each may have 1.5 MiB, and they decide how much memory it takes.
@@ -162,18 +138,11 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 	return nil
 }
 
-// record records the certificate of request, which may be trimmed, also if another program issued it. If authorities share the CA, as with
-// spec.from, the certificate counts for those that serve its signer. If none does, it counts for all, because its
-// verifiers may follow any of their trust bundles.
+// record records the certificate of request, which may be trimmed, also if another program issued it.
 func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, authorities []v1alpha1.SigningAuthority) {
 	for i := range authorities {
-		obj := &authorities[i]
-		cert, ours := ledger.Recognize(request, certificates(obj))
-		serves := func(other v1alpha1.SigningAuthority) bool {
-			return slices.Contains(other.Spec.Signers, cert.Signer) && holdsCA(&other, &v1alpha1.CAStatus{KeyID: cert.KeyID})
-		}
-		if ours && (serves(*obj) || !slices.ContainsFunc(authorities, serves)) {
-			r.recorder(obj).Note(cert)
+		if cert, ours := ledger.Recognize(request, certificates(&authorities[i])); ours {
+			r.recorder(&authorities[i]).Note(cert)
 		}
 	}
 }
@@ -198,13 +167,11 @@ func holdsCertificate(obj client.Object) bool {
 	return ok && len(request.Status.Certificate) > 0
 }
 
-// casChanged passes updates that change the CAs or signers of an authority. After them, a certificate may count for
-// another authority.
+// casChanged passes updates that change the CAs of an authority.
 var casChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
-		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal) ||
-			!slices.Equal(before.Spec.Signers, after.Spec.Signers)
+		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal)
 	},
 }
 

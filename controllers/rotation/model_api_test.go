@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -227,11 +228,17 @@ func (d dynamicClient) Get(
 	return obj, d.process.Get(ctx, client.ObjectKey{Namespace: d.namespace, Name: name}, obj)
 }
 
-func (d dynamicClient) Create(
-	ctx context.Context, obj *unstructured.Unstructured, _ metav1.CreateOptions, _ ...string,
+// Apply merges the data of obj into the stored ConfigMap, or creates it.
+func (d dynamicClient) Apply(
+	ctx context.Context, name string, obj *unstructured.Unstructured, _ metav1.ApplyOptions, _ ...string,
 ) (*unstructured.Unstructured, error) {
-	obj.SetNamespace(d.namespace)
-	return obj, d.process.Create(ctx, configMapOf(obj))
+	applied, stored := configMapOf(obj), &corev1.ConfigMap{}
+	if err := d.process.get(client.ObjectKey{Namespace: d.namespace, Name: name}, stored); apierrors.IsNotFound(err) {
+		return obj, d.process.Create(ctx, applied)
+	}
+	stored.ResourceVersion = cmp.Or(applied.ResourceVersion, stored.ResourceVersion)
+	maps.Copy(stored.Data, applied.Data)
+	return obj, d.process.Update(ctx, stored)
 }
 
 func (d dynamicClient) Update(

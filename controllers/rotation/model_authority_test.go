@@ -57,12 +57,12 @@ type certificate struct {
 	request      *certificatesv1.CertificateSigningRequest // once the manager has seen it
 }
 
-// authority adds a SigningAuthority for signers. If from is not empty, the CA of that authority is copied.
-func (c *cluster) authority(name, from string, signers ...string) *authority {
+// authority adds a SigningAuthority for signers.
+func (c *cluster) authority(name string, signers ...string) *authority {
 	a := &authority{cluster: c, name: name, began: signers, promises: newPromises()}
 	a.signers = []*signer{newSigner(a), newSigner(a)}
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name, Generation: 1}}
-	obj.Spec.Signers, obj.Spec.From = signers, from
+	obj.Spec.Signers = signers
 	obj.Spec.Secret = v1alpha1.SecretReference{Namespace: modelNamespace, Name: name}
 	obj.Spec.Verification.SettleFor = &metav1.Duration{Duration: settleFor}
 	obj.Spec.Lifetimes.Adopted = &metav1.Duration{Duration: adoptedFor}
@@ -285,9 +285,12 @@ func (a *authority) stored(before, after *v1alpha1.SigningAuthority) {
 		}
 		return
 	}
-	if was.TakenOperation == "" && is.TakenOperation != "" {
+	if is.Answered() && !was.Answered() {
 		a.heard = a.asked
-		a.tell("%s takes %s", a.name, is.TakenOperation)
+		a.tell("%s takes %s", a.name, is.LastOperation.Name)
+		if refused := len(a.refused) > a.refusedBefore; refused && is.LastOperation.Result != v1alpha1.Refused {
+			a.fail(false, "an Event refuses what the status accepts")
+		}
 	}
 	if was.Intent != is.Intent && is.Intent != "" {
 		a.seen[is.Intent]++
@@ -315,28 +318,8 @@ func (a *authority) turned(before, after keypair.Ring) {
 	}
 	a.checkAct(action, before)
 	a.checkTurn(action, before, after)
-	if action == CopyFrom {
-		a.copied(string(after.TLS.Cert))
-	}
 	if len(a.backups) < 40 {
 		a.backups = append(a.backups, after)
-	}
-}
-
-// copied adds the certificates that the authority of spec.from has issued with the CA.
-func (a *authority) copied(cert string) {
-	isFrom := func(other *authority) bool { return other.name == a.spec().From }
-	from := a.authorities[slices.IndexFunc(a.authorities, isFrom)]
-	for _, issued := range from.issued {
-		if issued.ca == cert && (issued.foreign || slices.Contains(a.spec().Signers, issued.signer)) {
-			a.saw("a certificate is taken over")
-			issued.request = nil
-			a.issued = append(a.issued, issued)
-		}
-	}
-	a.recorded = len(a.issued)
-	if from.excused[cert] {
-		a.excuse(cert)
 	}
 }
 

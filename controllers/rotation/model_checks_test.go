@@ -87,11 +87,8 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 			a.saw("something is outstanding that is accepted")
 		}
 	}
-	copied := slices.ContainsFunc(a.authorities, func(other *authority) bool {
-		return other.name == a.spec().From && sameCA(other.status().Signing, is.Candidate)
-	})
 	isNew := is.Candidate != nil && !sameCA(was.Candidate, is.Candidate)
-	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil && !copied {
+	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil {
 		a.also = append(a.also, is.Candidate.Certificate) // the owner supplied a trusted CA
 		for i := range a.verifiers {
 			a.verifiers[i] = append(a.verifiers[i], is.Candidate.Certificate)
@@ -152,7 +149,7 @@ func (a *authority) checkReserve(s *signer, retiring *v1alpha1.CAStatus) {
 	}
 	account, _ := a.account(retiring.Certificate)
 	for _, name := range s.view.Permit.Signers {
-		mark := account.Signers[name].NotAfter
+		mark := account.Signers[name]
 		cert := certificate{ca: retiring.Certificate, signer: name, at: a.now(), notAfter: mark}
 		if !mark.After(a.now()) || a.excuses(cert) {
 			continue
@@ -205,9 +202,8 @@ func (a *authority) checkRefused(cert string) {
 		a.left[cert] = true
 	}
 	for _, other := range a.authorities {
-		if other != a && (slices.Contains(other.published(), cert) || requiresTrust(other.object(), a.status().Retiring)) {
-			a.saw("a CA goes that another authority publishes")
-			return
+		if other != a && slices.Contains(other.published(), cert) {
+			a.fail(false, "%s goes, which %s publishes", cert, other.name)
 		}
 	}
 	if AsksAPIServers(a.spec().Signers) || AsksAPIServers(account.SignerNames()) {
@@ -274,7 +270,7 @@ func (c *cluster) broken() string {
 		}
 	}
 	for cert := range c.destroyed {
-		if n := c.accepted(c.servers, cert) + c.accepted(c.aggregated, cert); n > 0 {
+		if n := c.accepted(c.servers, cert); n > 0 {
 			return fmt.Sprintf("the key of %s is destroyed, and %d accept it: %v", cert, n, c.authorities)
 		}
 	}

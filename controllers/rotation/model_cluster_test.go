@@ -14,9 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	testingclock "k8s.io/utils/clock/testing"
@@ -65,10 +63,9 @@ type cluster struct {
 	cas   map[string]*modelCA
 	names []string // their certificates in the order of creation
 	// servers holds the CAs that each API server trusts, and verifiers those that each verifier of serving certificates
-	// trusts. also holds the CAs that the owner gave to the verifiers by hand. aggregated are the aggregated API
-	// servers, which trust extension-apiserver-authentication.
-	servers, aggregated, verifiers [][]string
-	also                           []string
+	// trusts. also holds the CAs that the owner gave to the verifiers by hand.
+	servers, verifiers [][]string
+	also               []string
 	// proven holds, by CA, the signers whose verifiers trusted the CA when it began to sign. destroyed holds the CAs
 	// whose last key is destroyed.
 	proven    map[string][]string
@@ -91,26 +88,14 @@ type modelCA struct {
 func newCluster(random *rand.Rand) *cluster {
 	c := &cluster{
 		random: random, clock: testingclock.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
-		servers: make([][]string, 2), aggregated: make([][]string, 2), verifiers: make([][]string, 2),
+		servers: make([][]string, 2), verifiers: make([][]string, 2),
 		cas: map[string]*modelCA{}, proven: map[string][]string{}, destroyed: map[string]bool{}, seen: map[string]int{},
 		dies: func() bool { return false },
 	}
 	c.api = &apiServer{now: c.clock.Now, objects: map[objectKey]client.Object{}}
 	c.owner = &process{apiServer: c.api}
 	c.create(newConfigMap(trust.ExtensionNamespace, trust.ExtensionName, trust.ExtensionKey, frontCA))
-	c.create(endpointSlice("default", "kubernetes", 6443, len(c.servers)))
-	c.create(endpointSlice(modelNamespace, "metrics", 443, len(c.aggregated)))
-	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: modelNamespace, Name: "metrics"}}
-	service.Spec.Ports = []corev1.ServicePort{{Name: "https", Port: 443}}
-	c.create(service)
-	apiService := &unstructured.Unstructured{Object: map[string]any{"spec": map[string]any{
-		"group": "metrics.k8s.io", "version": "v1",
-		"service": map[string]any{"namespace": modelNamespace, "name": "metrics"},
-	}}}
-	apiServices := schema.GroupVersion{Group: "apiregistration.k8s.io", Version: "v1"}
-	apiService.SetGroupVersionKind(apiServices.WithKind("APIService"))
-	apiService.SetName("v1.metrics.k8s.io")
-	c.create(apiService)
+	c.create(endpointSlice(len(c.servers)))
 	c.startManager()
 	return c
 }
@@ -130,11 +115,11 @@ func newConfigMap(namespace, name, key, value string) *corev1.ConfigMap {
 	}
 }
 
-// endpointSlice has servers endpoints of a Service. The last byte of an address is the server's index.
-func endpointSlice(namespace, service string, port int32, servers int) *discoveryv1.EndpointSlice {
-	https := "https"
+// endpointSlice has the endpoints of API servers. The last byte of an address is the server's index.
+func endpointSlice(servers int) *discoveryv1.EndpointSlice {
+	https, port := "https", int32(6443)
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
-		Namespace: namespace, Name: service, Labels: map[string]string{discoveryv1.LabelServiceName: service},
+		Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"},
 	}}
 	slice.Ports = []discoveryv1.EndpointPort{{Name: &https, Port: &port}}
 	for i := range servers {
@@ -206,6 +191,9 @@ func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string,
 	if reason != "RotationRefused" {
 		return
 	}
+	if strings.Contains(fmt.Sprintf(note, args...), "it is a CA of SigningAuthority") {
+		r.seen["a CA of another authority is refused"]++
+	}
 	name := regarding.(*v1alpha1.SigningAuthority).Name
 	at := slices.IndexFunc(r.authorities, func(a *authority) bool { return a.name == name })
 	r.authorities[at].refused = append(r.authorities[at].refused, fmt.Sprintf(note, args...))
@@ -240,19 +228,12 @@ func (m modelProber) Refuse(_ context.Context, retiring, signing *ca.Authority, 
 func (m modelProber) ask(targets []probe.Target, answer func(trusted []string) probe.Trust) probe.Round {
 	round := probe.Round{At: m.now(), Answers: map[string]probe.Answer{}}
 	for _, target := range targets {
-		servers := m.servers
-		if strings.Contains(target.Name, "metrics") {
-			servers = m.aggregated
-		}
 		address, _, _ := strings.Cut(target.Name[strings.LastIndex(target.Name, "10.0.0.")+len("10.0.0."):], ":")
 		i, err := strconv.Atoi(address)
 		if err != nil {
 			panic(err)
 		}
-		trusts := answer(servers[i])
-		if trusts == probe.Recognised && strings.Contains(target.Name, "metrics") {
-			m.seen["an aggregated API server holds what retires"]++
-		}
+		trusts := answer(m.servers[i])
 		round.Answers[target.Name] = probe.Answer{Trust: trusts, Evidence: trusts.String()}
 	}
 	return round
@@ -385,9 +366,6 @@ func certificatesIn(bundle string) []string {
 	return slices.DeleteFunc(certs, func(cert string) bool { return cert == "" })
 }
 
-// read makes one aggregated API server read extension-apiserver-authentication.
-func (c *cluster) read(aggregated int) { c.aggregated[aggregated] = c.kept() }
-
 // verifier makes one verifier of serving certificates read its bundle.
 func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(forServers), c.also) }
 
@@ -413,9 +391,6 @@ func (c *cluster) allFollow() {
 		c.follow(i)
 		c.feed(i)
 	}
-	for i := range c.aggregated {
-		c.read(i)
-	}
 	for i := range c.verifiers {
 		c.verifier(i)
 	}
@@ -423,11 +398,11 @@ func (c *cluster) allFollow() {
 
 // someoneFollows makes a random verifier read its bundle, or lets another API server join.
 func (c *cluster) someoneFollows() {
-	switch c.random.IntN(24) {
+	switch c.random.IntN(21) {
 	case 0:
 		if len(c.servers) < 4 {
 			c.servers = append(c.servers, nil)
-			slice := endpointSlice("default", "kubernetes", 6443, len(c.servers))
+			slice := endpointSlice(len(c.servers))
 			slice.ResourceVersion = c.api.objects[keyOf(slice, client.ObjectKeyFromObject(slice))].GetResourceVersion()
 			c.update(slice)
 		}
@@ -437,8 +412,6 @@ func (c *cluster) someoneFollows() {
 		c.follow(c.random.IntN(len(c.servers)))
 	case 13, 14, 15:
 		c.feed(c.random.IntN(len(c.servers)))
-	case 16, 17, 18:
-		c.read(c.random.IntN(len(c.aggregated)))
 	default:
 		c.verifier(c.random.IntN(len(c.verifiers)))
 	}

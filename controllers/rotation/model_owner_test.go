@@ -14,18 +14,18 @@ import (
 )
 
 var operations = []v1alpha1.Operation{
-	v1alpha1.RotateStart, v1alpha1.RotateComplete, v1alpha1.RotateRollback, v1alpha1.TrustConfirmed,
-	v1alpha1.AdoptionAttested, v1alpha1.OutstandingAccepted, "nonsense",
+	v1alpha1.OperationStart, v1alpha1.OperationComplete, v1alpha1.OperationRollback, v1alpha1.OperationConfirm,
+	v1alpha1.OperationAttest, v1alpha1.OperationAccept, "nonsense",
 }
 
 // likely lists the operations that an owner requests most often, by phase.
 var likely = map[v1alpha1.Phase][]v1alpha1.Operation{
-	v1alpha1.Preparing: {v1alpha1.TrustConfirmed},
+	v1alpha1.Preparing: {v1alpha1.OperationConfirm},
 	v1alpha1.Prepared: {
-		v1alpha1.RotateComplete, v1alpha1.RotateComplete, v1alpha1.RotateRollback,
-		v1alpha1.OutstandingAccepted,
+		v1alpha1.OperationComplete, v1alpha1.OperationComplete, v1alpha1.OperationRollback,
+		v1alpha1.OperationAccept,
 	},
-	v1alpha1.Completed: {v1alpha1.RotateStart},
+	v1alpha1.Completed: {v1alpha1.OperationStart},
 }
 
 // asks makes the owner request an operation. Most of the owner's statements are true.
@@ -36,9 +36,9 @@ func (a *authority) asks() {
 	}
 	lies := a.chance(12)
 	switch operation {
-	case v1alpha1.TrustConfirmed, v1alpha1.RotateRollback: // a rollback states the same about the old CA
+	case v1alpha1.OperationConfirm, v1alpha1.OperationRollback: // a rollback states the same about the old CA
 		authority := a.status().Candidate
-		if operation == v1alpha1.RotateRollback {
+		if operation == v1alpha1.OperationRollback {
 			authority = a.status().Retiring
 		}
 		if authority == nil || a.accepted(a.verifiers, authority.Certificate) == len(a.verifiers) {
@@ -49,7 +49,7 @@ func (a *authority) asks() {
 		}
 		a.saw("its owner lies of those who can't be asked")
 		a.excuse(authority.Certificate)
-	case v1alpha1.AdoptionAttested:
+	case v1alpha1.OperationAttest:
 		left := a.adoptedAndLeft()
 		if len(left) > 0 && !lies {
 			return
@@ -193,7 +193,14 @@ func (a *authority) repairs() bool {
 	case missing:
 		bring("what signs is put back", s.Signing.Certificate)
 	case s.Candidate != nil && a.alive(s.Candidate.Certificate) && a.waitsFor("tls.key of the Secret, or another CA"):
+		a.seen["a candidate that its owner brought is missing"]++
 		bring("a candidate is put back", s.Candidate.Certificate)
+	case a.waitsFor("from the Secret: it is a CA of SigningAuthority"): // the status was lost, and another authority took it
+		a.saw("a CA of another authority is removed")
+		for _, pair := range []keypair.Pair{ring.Signing, ring.Candidate} {
+			a.excuse(string(pair.Cert))
+		}
+		a.edit(func(ring *keypair.Ring) { ring.Signing, ring.Candidate = keypair.Pair{}, keypair.Pair{} })
 	case a.waitsFor("put another CA into tls.crt"), a.waitsFor("put a usable CA into"):
 		bring("another first CA is brought", a.newCA(3650*day))
 	default:
@@ -212,7 +219,7 @@ func (a *authority) helps() bool {
 		cert := a.newCA(3650 * day)
 		a.edit(func(ring *keypair.Ring) { ring.TLS = a.cas[cert].pair })
 	case s.Phase == v1alpha1.Preparing && s.Candidate != nil && !alive(s.Candidate):
-		a.want(v1alpha1.RotateRollback)
+		a.want(v1alpha1.OperationRollback)
 	case endedWhileCompleting && s.Phase == v1alpha1.Completing && waitForEnd:
 		a.saw("nothing but to wait for the end of a CA that can't be shown to be refused")
 		a.pass(a.cas[s.Retiring.Certificate].authority.NotAfter().Sub(a.now()))
@@ -221,9 +228,9 @@ func (a *authority) helps() bool {
 		a.pass(a.cas[s.Retiring.Certificate].authority.NotAfter().Sub(a.now()))
 	case s.Phase == v1alpha1.Prepared && waitForEnd:
 		a.saw("gone back from what has ended")
-		a.want(v1alpha1.RotateRollback)
+		a.want(v1alpha1.OperationRollback)
 	case a.waitsFor("because they cannot be probed"):
-		a.want(v1alpha1.TrustConfirmed)
+		a.want(v1alpha1.OperationConfirm)
 	default:
 		return false
 	}

@@ -65,14 +65,14 @@ func TestRandomLives(t *testing.T) {
 // often is the minimum number of each event in usualLives. An event that never happens is not tested.
 var often = map[string]int{
 	"phase Preparing": 1500, "phase Prepared": 800, "phase Completing": 300, "phase Completed": 400,
-	string(CopyFrom): 10, string(MakeCandidate): 125, string(TakeCandidate): 20, string(DropCandidate): 7,
+	string(MakeCandidate): 125, string(TakeCandidate): 20, string(DropCandidate): 7,
 	string(RestoreTLS): 25, string(RestoreSigning): 3, string(Publish): 250, string(Switch): 125, string(SwapBack): 10,
 	string(Open): 9, string(Permit): 4, string(Seal): 90, string(Prune): 50, string(DestroyRetiring): 90,
 	"issued by what does not sign any more": 90, "not covered": 15, "a CA is unpublished": 90,
 	"the ledger is lost": 9, "the Secret is lost": 6, "the Secret is put back from a backup": 7, "the status is lost": 6,
 	"the candidate is taken out": 5, "the retiring CA is taken out": 3, "a signer starts again": 5,
 	"something is outstanding that is accepted": 15, "its owner lies of those who can't be asked": 15,
-	"a CA goes that another authority publishes": 9, "an aggregated API server holds what retires": 500,
+	"a CA of another authority is refused": 1, "a candidate that its owner brought is missing": 1,
 	"its owner brings a new CA": 15, "its owner brings garbage": 4, "its owner brings nothing": 20,
 	"its owner brings what signs": 6, "its owner brings the candidate": 9,
 	"a signer comes": 3, "what signs is not for all": 3, "what signs is put back": 3,
@@ -87,7 +87,7 @@ func TestDeathAtEveryWrite(t *testing.T) {
 	for dies := 0; dies <= writes; dies += slower {
 		c := newCluster(nil)
 		c.quiet = true
-		a := c.authority("cluster", "", kubeletSigner)
+		a := c.authority("cluster", kubeletSigner)
 		cert := c.newCA(3650 * day)
 		a.edit(func(ring *keypair.Ring) { ring.TLS = c.cas[cert].pair })
 		n := 0
@@ -98,14 +98,14 @@ func TestDeathAtEveryWrite(t *testing.T) {
 				t.Fatalf("death at write %d: %s", dies, c.short(fmt.Sprintf("%v: %s\n%s", err, a, strings.Join(c.told, "\n"))))
 			}
 		}
-		ask(v1alpha1.AdoptionAttested, v1alpha1.Completed)
-		ask(v1alpha1.RotateStart, v1alpha1.Prepared)
+		ask(v1alpha1.OperationAttest, v1alpha1.Completed)
+		ask(v1alpha1.OperationStart, v1alpha1.Prepared)
 		a.signers[0].sign(a, kubeletSigner, 24*time.Hour)
-		ask(v1alpha1.RotateRollback, v1alpha1.Prepared)
+		ask(v1alpha1.OperationRollback, v1alpha1.Prepared)
 		c.pass(72 * time.Hour)
-		ask(v1alpha1.RotateComplete, v1alpha1.Completed)
-		ask(v1alpha1.RotateStart, v1alpha1.Prepared)
-		ask(v1alpha1.RotateComplete, v1alpha1.Completed)
+		ask(v1alpha1.OperationComplete, v1alpha1.Completed)
+		ask(v1alpha1.OperationStart, v1alpha1.Prepared)
+		ask(v1alpha1.OperationComplete, v1alpha1.Completed)
 		ring, clean := a.ring(), len(a.refused) == 0 && len(a.published()) == 1
 		if a.status().Generation != 3 || !clean || !ring.TLS.Equal(ring.Signing) {
 			t.Errorf("death at write %d: %s", dies, c.short(a.String()))
@@ -128,8 +128,8 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 	for delivered := true; delivered; late++ {
 		c := newCluster(nil)
 		c.quiet = true
-		a := c.authority("cluster", "", kubeletSigner)
-		if err := errors.Join(c.settle(), a.obeys(v1alpha1.RotateStart, v1alpha1.Prepared)); err != nil {
+		a := c.authority("cluster", kubeletSigner)
+		if err := errors.Join(c.settle(), a.obeys(v1alpha1.OperationStart, v1alpha1.Prepared)); err != nil {
 			t.Fatal(err)
 		}
 		var stalled client.Object
@@ -140,7 +140,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 			stalled = obj.DeepCopyObject().(client.Object)
 			return true
 		}
-		a.want(v1alpha1.RotateRollback)
+		a.want(v1alpha1.OperationRollback)
 		for range 10 {
 			if c.reconcile(a); stalled != nil {
 				break
@@ -164,7 +164,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 			}
 			return false
 		}
-		a.want(v1alpha1.RotateComplete)
+		a.want(v1alpha1.OperationComplete)
 		err := c.rest()
 		signing := string(a.ring().Signing.Cert)
 		helpless := slices.ContainsFunc(a.refused, func(why string) bool { return strings.Contains(why, "not as the rotation left it") })
@@ -181,9 +181,9 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 func (c *cluster) live() error {
 	c.dies = func() bool { return c.chance(12) }
 	sets := [][]string{{kubeletSigner, clientSigner}, {clientSigner}, {servingSigner}, {clientSigner, servingSigner}}
-	a := c.authority("cluster", "", sets[c.random.IntN(len(sets))]...)
+	a := c.authority("cluster", sets[c.random.IntN(len(sets))]...)
 	if c.chance(3) {
-		c.authority("apart", a.name, a.began[c.random.IntN(len(a.began))])
+		c.authority("apart", a.began[c.random.IntN(len(a.began))])
 	}
 	if c.chance(2) {
 		a.brings()
@@ -246,7 +246,7 @@ func (c *cluster) end() error {
 	for _, a := range c.authorities {
 		a.want("")
 		if s := a.status().Signing; s != nil && string(a.ring().Signing.Cert) != s.Certificate {
-			a.want(v1alpha1.AdoptionAttested)
+			a.want(v1alpha1.OperationAttest)
 		}
 	}
 	if err := c.settle(); err != nil {
@@ -318,7 +318,7 @@ func (a *authority) rotate() error {
 			return err
 		}
 	}
-	if err := a.obeys(v1alpha1.RotateStart, v1alpha1.Prepared); err != nil {
+	if err := a.obeys(v1alpha1.OperationStart, v1alpha1.Prepared); err != nil {
 		return err
 	}
 	for _, name := range a.spec().Signers {
@@ -338,13 +338,13 @@ func (a *authority) complete() error {
 	}
 	if retiring := a.status().Retiring; retiring != nil && a.alive(retiring.Certificate) {
 		if _, found := a.account(retiring.Certificate); !found {
-			if err := a.obeys(v1alpha1.OutstandingAccepted, v1alpha1.Prepared); err != nil {
+			if err := a.obeys(v1alpha1.OperationAccept, v1alpha1.Prepared); err != nil {
 				return err
 			}
 		}
 	}
 	generation := a.status().Generation
-	err := a.obeys(v1alpha1.RotateComplete, v1alpha1.Completed)
+	err := a.obeys(v1alpha1.OperationComplete, v1alpha1.Completed)
 	broughtNext := a.status().Phase == v1alpha1.Prepared && a.status().Generation > generation
 	if err != nil && broughtNext {
 		return a.complete()

@@ -10,6 +10,7 @@ func (p *planner) planNew() {
 	case p.facts.Operation != "":
 		p.refuseOperation("the first CA does not sign yet")
 	case p.checkSecret():
+	case p.belongsToOther(signing):
 	case signing != nil && p.facts.SigningSealed:
 		p.wait("replace the CA in signing.crt and signing.key of the Secret, or remove both: the CA %s has retired here",
 			signing.KeyID)
@@ -20,10 +21,21 @@ func (p *planner) planNew() {
 	}
 }
 
-// planFirstCA takes the first CA from the Secret or from spec.from, or creates one.
+// belongsToOther waits if authority is a CA of another SigningAuthority, and reports whether it is. The end of the CA
+// there would break its certificates here.
+func (p *planner) belongsToOther(authority *v1alpha1.CAStatus) bool {
+	if authority == nil || p.facts.Others[authority.KeyID] == "" {
+		return false
+	}
+	p.wait("remove the CA %s from the Secret: it is a CA of SigningAuthority %s", authority.KeyID, p.facts.Others[authority.KeyID])
+	return true
+}
+
+// planFirstCA takes the first CA from the Secret, or creates one.
 func (p *planner) planFirstCA() {
 	secret := p.facts.Secret
 	switch {
+	case p.belongsToOther(secret.Candidate):
 	case secret.Candidate != nil: // the status was lost before a CA signed
 		p.status.Generation = max(p.status.Generation, 1)
 		p.status.Candidate = p.adopted(secret.Candidate)
@@ -34,10 +46,6 @@ func (p *planner) planFirstCA() {
 		p.adopt()
 	case secret.TLSProblem != "":
 		p.wait("put a usable CA into tls.crt and tls.key of the Secret: %s", secret.TLSProblem)
-	case p.spec.From != "" && p.facts.From == nil:
-		p.wait("SigningAuthority %s of spec.from has no signing CA yet", p.spec.From)
-	case p.spec.From != "":
-		p.act(CopyFrom)
 	default:
 		p.start()
 	}

@@ -22,8 +22,6 @@ type Action string
 // The actions.
 const (
 	None Action = ""
-	// CopyFrom copies the CA and the ledger of spec.from.
-	CopyFrom Action = "CopyFrom"
 	// MakeCandidate creates a CA.
 	MakeCandidate Action = "MakeCandidate"
 	// TakeCandidate makes the CA in tls.crt and tls.key the candidate, and puts the signing pair back there.
@@ -77,8 +75,8 @@ type Facts struct {
 	Secret    SecretFacts
 	// Permitted reports whether the Secret has the lifetime cap and the signers of the spec.
 	Permitted bool
-	// From is the signing CA of the authority spec.from, or nil if it has none yet.
-	From *v1alpha1.CAStatus
+	// Others maps the key IDs of other authorities' CAs to the names of these authorities.
+	Others map[string]string
 
 	// Published reports whether exactly the CAs of Trusted are published everywhere. Unpublished says what is wrong.
 	Published   bool
@@ -87,10 +85,8 @@ type Facts struct {
 	// SettleFor is how long verifiers must give the same answer.
 	SettleFor time.Duration
 	Answers
-	// Sharing are other authorities whose clients need API servers to accept the retiring CA.
-	Sharing []string
 
-	// The fields below are from the ledger. Outstanding counts valid certificates of the retiring CA.
+	// The fields below are from the ledger. Outstanding are the certificates of the retiring CA.
 	Outstanding []v1alpha1.Outstanding
 	// RetiringSigners are the signers that the retiring CA has issued for.
 	RetiringSigners []string
@@ -113,9 +109,6 @@ type Answers struct {
 	Above []string
 	// Kept reports whether extension-apiserver-authentication holds the retiring CA.
 	Kept bool
-	// Holding are aggregated API servers that accept the retiring CA. Those in Unclear cannot be probed. The rotation does
-	// not wait for them.
-	Holding, Unclear []string
 }
 
 // SecretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
@@ -174,11 +167,13 @@ type planner struct {
 
 // plan handles what is common to all phases, and then the phase.
 func (p *planner) plan() {
-	if taken := p.status.TakenOperation; taken != "" && p.facts.Operation == taken { // a repeated request counts once
-		p.step.RemoveOperation = true
-		return
+	if p.status.Answered() {
+		if p.facts.Operation == p.status.LastOperation.Name { // a repeated request counts once
+			p.step.RemoveOperation = true
+			return
+		}
+		p.status.LastOperation.Annotated = false
 	}
-	p.status.TakenOperation = ""
 	p.noteSigners()
 	if p.repairLedger() {
 		return
@@ -245,9 +240,12 @@ func (p *planner) command(operation v1alpha1.Operation) string {
 	return strconv.Quote(strings.TrimSpace(operation.Command() + " " + p.facts.Name))
 }
 
-// acceptOperation records that the operation is answered, so that its annotation is removed.
+// acceptOperation records that the operation is accepted, so that its annotation is removed.
 func (p *planner) acceptOperation() {
-	p.status.TakenOperation, p.step.RemoveOperation = p.facts.Operation, true
+	p.status.LastOperation = &v1alpha1.OperationStatus{
+		Name: p.facts.Operation, Time: metav1.NewMicroTime(p.facts.Now), Result: v1alpha1.Accepted, Annotated: true,
+	}
+	p.step.RemoveOperation = true
 }
 
 // refuseOperation answers the operation with the reason and with the operations that are allowed now.
@@ -255,9 +253,10 @@ func (p *planner) refuseOperation(format string, args ...any) {
 	p.step.Refused = fmt.Sprintf("%s is refused: %s; allowed now: %s",
 		p.facts.Operation.Command(), fmt.Sprintf(format, args...), v1alpha1.AllowedText(p.status.Phase))
 	p.acceptOperation()
+	p.status.LastOperation.Result, p.status.LastOperation.Message = v1alpha1.Refused, p.step.Refused
 }
 
-// attest records adoption-attested for every CA that was adopted.
+// attest records attest for every CA that was adopted.
 func (p *planner) attest() {
 	adopted := false
 	for _, authority := range []*v1alpha1.CAStatus{p.status.Candidate, p.status.Signing, p.status.Retiring} {

@@ -80,7 +80,7 @@ func (b *bits) status() *saStatus {
 		s.Retiring = b.ca("gone")
 	}
 	s.Intent = pick(b, string(SwapBack), string(DestroyRetiring), string(Publish), string(MakeCandidate), "Other")
-	s.TakenOperation = pick(b, v1alpha1.RotateStart, v1alpha1.RotateComplete)
+	s.LastOperation = pick(b, nil, &v1alpha1.OperationStatus{Name: v1alpha1.OperationStart, Annotated: b.yes()})
 	if s.Phase == v1alpha1.Completing {
 		s.UnpublishedAt = b.instant()
 	}
@@ -105,17 +105,17 @@ func (b *bits) facts(s *saStatus) Facts {
 	f := Facts{
 		Now: noon.Add(time.Duration(b.below(3)) * 400 * time.Millisecond), Name: "cluster", Permitted: b.usually(), Published: b.usually(),
 		SettleFor: time.Minute,
-		Operation: pick(b, "", "", "", "", v1alpha1.RotateStart, v1alpha1.RotateComplete, v1alpha1.RotateRollback, v1alpha1.TrustConfirmed,
-			v1alpha1.OutstandingAccepted, v1alpha1.AdoptionAttested, "other"),
+		Operation: pick(b, "", "", "", "", v1alpha1.OperationStart, v1alpha1.OperationComplete, v1alpha1.OperationRollback, v1alpha1.OperationConfirm,
+			v1alpha1.OperationAccept, v1alpha1.OperationAttest, "other"),
 		Secret: SecretFacts{
 			TLS: in(s.Signing), Signing: in(s.Signing), Candidate: in(s.Candidate), Retiring: in(s.Retiring), PermittedSigners: b.signers(),
 		},
-		From: pick(b, fact("else")), Unpublished: pick(b, []string{"ConfigMap a/b is not up to date"}),
-		Sharing: pick(b, []string{"other"}), RetiringSigners: b.signers(), Sealed: b.usually(), RetiringOpen: !b.usually(), TLSRetired: !b.usually(),
+		Others: map[string]string{pick(b, "", "else"): "other"}, Unpublished: pick(b, []string{"ConfigMap a/b is not up to date"}),
+		RetiringSigners: b.signers(), Sealed: b.usually(), RetiringOpen: !b.usually(), TLSRetired: !b.usually(),
 	}
 	f.Answers = Answers{
 		Candidate: b.proof(), Signing: b.proof(), RetiringTrusted: b.proof(), RetiringRefused: b.proof(),
-		Above: pick(b, []string{"root"}), Kept: b.yes(), Holding: pick(b, []string{"v1.example.com"}), Unclear: pick(b, []string{"v2.example.com"}),
+		Above: pick(b, []string{"root"}), Kept: b.yes(),
 	}
 	f.SigningSealed = !b.usually() && f.Secret.Signing != nil
 	f.CandidateRetired = !b.usually() && f.Secret.Candidate != nil
@@ -123,7 +123,7 @@ func (b *bits) facts(s *saStatus) Facts {
 	f.CandidateUnaccounted = !b.usually() && sameCA(f.Secret.Candidate, s.Candidate)
 	for range b.below(4) {
 		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{
-			Signer: pick(b, fuzzedSigners...), Count: int64(b.below(100)), Until: *at(time.Duration(b.below(4)-1) * time.Hour),
+			Signer: pick(b, fuzzedSigners...), Until: *at(time.Duration(b.below(4)-1) * time.Hour),
 		})
 	}
 	return f
@@ -227,12 +227,12 @@ func checkSafe(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, before *saStat
 		if before.Phase != v1alpha1.Completing || before.UnpublishedAt == nil || !f.Published || f.RetiringOpen {
 			t.Errorf("destroys a key early: %+v", step)
 		}
-		provable := s.Retiring != nil && f.Now.Before(s.Retiring.NotAfter.Time) && len(f.Sharing) == 0 &&
+		provable := s.Retiring != nil && f.Now.Before(s.Retiring.NotAfter.Time) &&
 			(forAPIServers(spec.Signers) || forAPIServers(f.RetiringSigners))
 		if !provable || f.Secret.Retiring == nil {
 			break
 		}
-		if checked["destroy after proof"]++; !f.RetiringRefused.Proven || f.Kept || len(f.Holding) > 0 {
+		if checked["destroy after proof"]++; !f.RetiringRefused.Proven || f.Kept {
 			t.Errorf("destroys the key of a CA that API servers accept: %+v", step)
 		}
 	}
@@ -311,11 +311,13 @@ func checkStored(t *testing.T, spec *v1alpha1.SigningAuthoritySpec, f Facts, ste
 	if !equality.Semantic.DeepEqual(obj.Status, read) {
 		t.Errorf("stored %+v, and read %+v", obj.Status, read)
 	}
-	total := int64(0)
+	var until *metav1.Time
 	for _, part := range obj.Status.Outstanding {
-		total += part.Count
+		if until == nil || until.Before(&part.Until) {
+			until = &part.Until
+		}
 	}
-	if len(obj.Status.WaitingFor) > maxListed+1 || obj.Status.OutstandingOnRetiring != total {
-		t.Errorf("waits for %d things; %d outstanding, want %d", len(obj.Status.WaitingFor), obj.Status.OutstandingOnRetiring, total)
+	if len(obj.Status.WaitingFor) > maxListed+1 || !until.Equal(obj.Status.OutstandingUntil) {
+		t.Errorf("waits for %d things; outstanding until %s, want %s", len(obj.Status.WaitingFor), obj.Status.OutstandingUntil, until)
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,21 +24,17 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// observation is Facts together with the objects that they were read from. An Action needs the objects.
+// observation is Facts together with the Secret that they were read from. An Action needs the Secret.
 type observation struct {
 	Facts
 	secret *caSecret
-	// from is the authority that spec.from names.
-	from *v1alpha1.SigningAuthority
-	// coholders are other authorities that have, or had, the retiring CA of this one.
-	coholders []*v1alpha1.SigningAuthority
 }
 
 // observe reads the state from the API server, without a cache.
 func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
 		Now: r.Clock.Now(), Name: obj.Name, Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]),
-		Published: true, SettleFor: r.settleFor(obj),
+		Published: true, SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	if err := r.observeAuthorities(ctx, obj, o); err != nil {
 		return nil, err
@@ -62,12 +57,12 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	if err != nil {
 		return nil, err
 	}
-	state := r.publisher.Published(ctx, wanted)
-	o.Published = state.Published()
+	problems := r.publisher.Check(ctx, wanted)
+	o.Published = len(problems) == 0
 	if o.Published {
 		r.refusedWrites.Delete(obj.Name)
 	}
-	for _, problem := range state.Problems {
+	for _, problem := range problems {
 		o.Unpublished = append(o.Unpublished, r.whyUnpublished(obj, problem).Error())
 	}
 	return o, nil
@@ -146,7 +141,7 @@ func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 }
 
-// observeAuthorities reads the other authorities: the one of spec.from, and those that have the retiring CA.
+// observeAuthorities reads the other authorities: their CAs, and what they share with this one, which is an error.
 func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := r.Live.List(ctx, list); err != nil {
@@ -160,29 +155,24 @@ func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.Signi
 		if err := conflictWith(obj, other); err != nil {
 			return err
 		}
-		if other.Name == obj.Spec.From && other.Status.Signing != nil {
-			o.From, o.from = other.Status.Signing, other
-		}
-		if holdsCA(other, obj.Status.Retiring) {
-			o.coholders = append(o.coholders, other)
-		}
-		if requiresTrust(other, obj.Status.Retiring) {
-			o.Sharing = append(o.Sharing, other.Name)
+		for _, authority := range Trusted(&other.Status) {
+			o.Others[authority.KeyID] = other.Name
 		}
 	}
 	return checkReserved(append(list.Items, *obj), obj)
 }
 
-// conflictWith returns an error if other is older than obj and uses the Secret or a ConfigMap of obj.
+// conflictWith returns an error if other is older than obj and has a Secret of the same name, after which trust bundles are
+// named, or a ConfigMap of obj.
 func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 	older := other.CreationTimestamp.Before(&obj.CreationTimestamp) ||
 		other.CreationTimestamp.Equal(&obj.CreationTimestamp) && other.Name < obj.Name
 	if !older {
 		return nil
 	}
-	if other.Spec.Secret == obj.Spec.Secret {
-		return fmt.Errorf("spec.secret: SigningAuthority %s already uses Secret %s: name another Secret",
-			other.Name, secretName(obj))
+	if other.Spec.Secret.Name == obj.Spec.Secret.Name {
+		return fmt.Errorf("spec.secret: SigningAuthority %s already uses Secret %s: choose another name",
+			other.Name, secretName(other))
 	}
 	for _, theirs := range other.Spec.Trust.ConfigMaps {
 		for _, ours := range obj.Spec.Trust.ConfigMaps {
@@ -193,24 +183,6 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 		}
 	}
 	return nil
-}
-
-// requiresTrust reports whether other needs API servers to accept certificates of authority. API servers may trust the
-// CAs of other for clients, unless other serves only kubernetes.io/kubelet-serving: no client has such a certificate.
-func requiresTrust(other *v1alpha1.SigningAuthority, authority *v1alpha1.CAStatus) bool {
-	forClients := func(name string) bool { return name != certificatesv1.KubeletServingSignerName }
-	same := func(theirs *v1alpha1.CAStatus) bool { return theirs.KeyID == authority.KeyID }
-	return authority != nil && slices.ContainsFunc(other.Spec.Signers, forClients) &&
-		slices.ContainsFunc(Trusted(&other.Status), same)
-}
-
-// holdsCA reports whether authority is a CA of other, or was the last one to retire there.
-func holdsCA(other *v1alpha1.SigningAuthority, authority *v1alpha1.CAStatus) bool {
-	s := &other.Status
-	all := []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring, s.LastRetired}
-	return authority != nil && slices.ContainsFunc(all, func(theirs *v1alpha1.CAStatus) bool {
-		return theirs != nil && theirs.KeyID == authority.KeyID
-	})
 }
 
 // checkReserved refuses to publish to a reserved ConfigMap. The manager may write such ConfigMaps, but a user who may
@@ -245,7 +217,7 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 		}
 		certs = append(certs, cert)
 	}
-	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Authority: obj.Name}
+	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, Removed: signersOnce(obj)}
 	if len(wanted.Bundle) == 0 {
 		// Verifiers cannot be told to trust nothing. So the bundle holds only the expired CAs. That removes any other CA
 		// from it, and no verifier accepts an expired one.
@@ -258,6 +230,18 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 		wanted.Signers = obj.Spec.Signers
 	}
 	return wanted, nil
+}
+
+// signersOnce returns the signers that obj serves, and those that it has served with one of its CAs.
+func signersOnce(obj *v1alpha1.SigningAuthority) []string {
+	all := slices.Clone(obj.Spec.Signers)
+	for _, authority := range []*v1alpha1.CAStatus{obj.Status.Candidate, obj.Status.Signing, obj.Status.Retiring} {
+		if authority != nil {
+			all = append(all, authority.Signers...)
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
 }
 
 // certificateOf returns the certificate of a CA from a status.

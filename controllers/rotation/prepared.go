@@ -28,7 +28,7 @@ func (p *planner) planPrepared() {
 	case p.restoreTLS():
 	case p.preparedOperation():
 	case p.signingMissing():
-		p.waitForSigningKey("run " + p.command(v1alpha1.RotateRollback) + " to sign with the retiring CA")
+		p.waitForSigningKey("run " + p.command(v1alpha1.OperationRollback) + " to sign with the retiring CA")
 	case !p.facts.Permitted:
 		p.act(Permit)
 	case p.publishFirst():
@@ -45,7 +45,7 @@ func (p *planner) waitForCompletion() {
 		p.step.Waiting = append(p.step.Waiting, p.outstandingTexts()...)
 	}
 	if len(p.step.Waiting) == 0 {
-		p.wait("run %s, or %s to go back", p.command(v1alpha1.RotateComplete), p.command(v1alpha1.RotateRollback))
+		p.wait("run %s, or %s to go back", p.command(v1alpha1.OperationComplete), p.command(v1alpha1.OperationRollback))
 	}
 	p.waitForNextCA()
 	if p.facts.Secret.Retiring == nil {
@@ -91,14 +91,14 @@ func (p *planner) preparedOperation() bool {
 	switch p.facts.Operation {
 	case "":
 		return false
-	case v1alpha1.RotateComplete:
+	case v1alpha1.OperationComplete:
 		p.planCompletion()
-	case v1alpha1.RotateRollback:
+	case v1alpha1.OperationRollback:
 		p.planRollback()
-	case v1alpha1.OutstandingAccepted:
+	case v1alpha1.OperationAccept:
 		p.status.Retiring.OutstandingAcceptedAt = p.now()
 		p.acceptOperation()
-	case v1alpha1.AdoptionAttested:
+	case v1alpha1.OperationAttest:
 		p.attest()
 	default:
 		p.refuseOperation("a rotation is under way")
@@ -112,7 +112,7 @@ func (p *planner) planRollback() {
 	switch {
 	case !p.signingMissing() && signing.Generation < retiring.Generation && signing.NotAfter.After(p.facts.Now):
 		p.refuseOperation("the CA %s signs again already; %s removes the CA %s",
-			signing.KeyID, p.command(v1alpha1.RotateComplete), retiring.KeyID)
+			signing.KeyID, p.command(v1alpha1.OperationComplete), retiring.KeyID)
 	case !sameCA(p.facts.Secret.Retiring, retiring):
 		p.refuseOperation("the key of the CA %s is missing from the Secret", retiring.KeyID)
 	case !retiring.NotAfter.After(p.facts.Now):
@@ -179,7 +179,7 @@ func (p *planner) completionBlockers() []string {
 	case p.facts.Secret.Retiring != nil:
 		blockers = append(blockers, fmt.Sprintf("the key of the CA %s is missing from the Secret: "+
 			"put it back, or run %s to sign with the CA %s",
-			signing.KeyID, p.command(v1alpha1.RotateRollback), retiring.KeyID))
+			signing.KeyID, p.command(v1alpha1.OperationRollback), retiring.KeyID))
 	}
 	if !p.facts.Published {
 		blockers = append(append(blockers, "the trust bundle is not published"), p.facts.Unpublished...)
@@ -204,16 +204,12 @@ func (p *planner) trustedAbove() []string {
 func (p *planner) outstandingTexts() []string {
 	var all []string
 	for _, part := range Outstanding(p.spec, p.status.Retiring, p.facts) {
-		count := ""
-		if part.Count > 0 {
-			count = fmt.Sprintf("up to %d ", part.Count)
-		}
 		issuer := "of " + part.Signer
 		if part.Signer == "" {
 			issuer = "that others have issued"
 		}
-		all = append(all, fmt.Sprintf("%scertificates %s from the CA %s are valid until %s",
-			count, issuer, p.status.Retiring.KeyID, part.Until.UTC().Format(time.RFC3339)))
+		all = append(all, fmt.Sprintf("certificates %s from the CA %s are valid until %s",
+			issuer, p.status.Retiring.KeyID, part.Until.UTC().Format(time.RFC3339)))
 	}
 	return all
 }

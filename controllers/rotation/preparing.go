@@ -16,8 +16,7 @@ func (p *planner) start() {
 }
 
 // adopt starts a rotation to the CA that the administrator has put into tls.crt and tls.key. Doing so with the first CA
-// also confirms that verifiers which cannot be probed trust it. A CA that was copied from spec.from keeps its history,
-// because its ledger was copied too.
+// also confirms that verifiers which cannot be probed trust it.
 func (p *planner) adopt() {
 	p.status.Generation++
 	p.enter(v1alpha1.Preparing)
@@ -25,10 +24,6 @@ func (p *planner) adopt() {
 	p.status.Candidate = candidate
 	if p.status.Signing == nil {
 		candidate.TrustConfirmedAt, candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
-		if from := p.facts.From; sameCA(p.facts.Secret.TLS, from) {
-			candidate.AdoptedAt, candidate.AttestedAt = from.AdoptedAt, from.AttestedAt
-			candidate.TrustConfirmedAt, candidate.Signers = from.TrustConfirmedAt, slices.Clone(from.Signers)
-		}
 	}
 	p.act(TakeCandidate)
 }
@@ -56,11 +51,19 @@ func (p *planner) planPreparing() {
 	}
 }
 
-// otherCABrought reports whether tls.crt and tls.key hold another CA while none signs.
+// otherCABrought reports whether tls.crt and tls.key hold another CA while none signs, or while the candidate that the
+// administrator has brought is missing.
 func (p *planner) otherCABrought() bool {
-	secret := p.facts.Secret
-	return secret.Signing == nil && secret.TLS != nil && p.refuseAsCandidate() == "" &&
-		!sameCA(secret.TLS, p.status.Candidate) && !sameCA(secret.TLS, p.status.Signing)
+	s, secret := p.status, p.facts.Secret
+	return (secret.Signing == nil || p.broughtCandidateMissing()) && secret.TLS != nil && p.refuseAsCandidate() == "" &&
+		!sameCA(secret.TLS, s.Candidate) && (s.Signing == nil || secret.TLS.KeyID != s.Signing.KeyID)
+}
+
+// broughtCandidateMissing reports whether the Secret lacks a candidate that the administrator has brought. Only the
+// administrator replaces it: others may have issued from it, and verifiers may trust no other CA.
+func (p *planner) broughtCandidateMissing() bool {
+	candidate := p.status.Candidate
+	return candidate != nil && candidate.AdoptedAt != nil && !sameCA(p.facts.Secret.Candidate, candidate)
 }
 
 // placeCandidate creates or takes the candidate if the Secret does not have it, and reports whether that was so.
@@ -77,14 +80,20 @@ func (p *planner) placeCandidate() bool {
 		s.Intent = ""
 	case s.Candidate != nil && sameCA(secret.TLS, s.Candidate):
 		p.act(TakeCandidate)
-	case s.Signing != nil || s.Candidate == nil || s.Candidate.AdoptedAt == nil: // it has issued nothing
+	case !p.broughtCandidateMissing(): // it has issued nothing
 		s.Candidate = nil
 		p.act(MakeCandidate)
+	case p.facts.Operation == v1alpha1.OperationRollback && secret.Signing != nil:
+		return false
 	case p.facts.Operation != "":
 		p.refuseOperation("the key of the CA %s is missing from the Secret", s.Candidate.KeyID)
-	default: // others may have issued from the first CA, so only the administrator replaces it
-		p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing",
-			s.Candidate.KeyID)
+	default:
+		rollback := ""
+		if secret.Signing != nil {
+			rollback = "; or run " + p.command(v1alpha1.OperationRollback)
+		}
+		p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing%s",
+			s.Candidate.KeyID, rollback)
 	}
 	return true
 }
@@ -94,16 +103,16 @@ func (p *planner) preparingOperation() bool {
 	switch p.facts.Operation {
 	case "":
 		return false
-	case v1alpha1.TrustConfirmed:
+	case v1alpha1.OperationConfirm:
 		if !p.facts.Published {
 			p.refuseOperation("the candidate is not published yet")
 			break
 		}
 		p.status.Candidate.TrustConfirmedAt, p.status.Candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
 		p.acceptOperation()
-	case v1alpha1.AdoptionAttested:
+	case v1alpha1.OperationAttest:
 		p.attest()
-	case v1alpha1.RotateRollback:
+	case v1alpha1.OperationRollback:
 		if p.facts.Secret.Signing == nil {
 			p.refuseOperation("there is no CA to go back to; to replace the candidate, put another CA into tls.crt and " +
 				"tls.key of the Secret")
@@ -129,13 +138,13 @@ func (p *planner) proveCandidate() {
 		return
 	case !secret.Candidate.NotAfter.After(p.facts.Now):
 		p.wait("the candidate has expired: run %s, or if no CA signs yet, put another CA into tls.crt and tls.key of the "+
-			"Secret", p.command(v1alpha1.RotateRollback))
+			"Secret", p.command(v1alpha1.OperationRollback))
 		return
 	}
 	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {
 		p.wait("check that the verifiers of %s trust the candidate %s, because they cannot be probed; then run %s",
-			strings.Join(unconfirmed, ", "), p.status.Candidate.KeyID, p.command(v1alpha1.TrustConfirmed))
+			strings.Join(unconfirmed, ", "), p.status.Candidate.KeyID, p.command(v1alpha1.OperationConfirm))
 	}
 	if len(p.step.Waiting) == 0 {
 		p.status.Candidate.Signers = slices.Clone(p.spec.Signers)

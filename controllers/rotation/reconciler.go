@@ -58,6 +58,7 @@ type Reconciler struct {
 	secretWatches secretWatches
 	// refusedWrites maps the name of an authority to the problems of its last publication: a []trust.Problem.
 	refusedWrites sync.Map
+	gauges        gauges
 	// runUntilStopped starts a function that runs until the manager stops. The manager waits for it.
 	runUntilStopped func(run func(ctx context.Context))
 }
@@ -76,6 +77,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 			r.trackers.keep(key.Name, nil)
 			r.secretWatches.forget(key.Name)
 			r.refusedWrites.Delete(key.Name)
+			r.gauges.forget(key.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}

@@ -3,7 +3,8 @@ package rotation
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
@@ -42,8 +43,8 @@ func succeed(t *testing.T, errs ...error) {
 	}
 }
 
-// sharing returns an authority that signs with made, or without a CA if made is nil.
-func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
+// signingWith returns an authority that signs with made, or without a CA if made is nil.
+func signingWith(name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name, UID: "1", Generation: 1}}
 	obj.Spec.Secret, obj.Spec.Signers = v1alpha1.SecretReference{Namespace: "ns", Name: name}, signers
 	obj.Status.Phase = v1alpha1.Completed
@@ -53,9 +54,9 @@ func sharing(name string, made *ca.Authority, signers ...string) *v1alpha1.Signi
 	return obj
 }
 
-// leaving returns sharing with made as the retiring CA.
+// leaving returns an authority with made as the retiring CA.
 func leaving(phase v1alpha1.Phase, name string, made *ca.Authority, signers ...string) *v1alpha1.SigningAuthority {
-	obj := sharing(name, nil, signers...)
+	obj := signingWith(name, nil, signers...)
 	obj.Status.Phase, obj.Status.Retiring = phase, factsOf(made)
 	return obj
 }
@@ -78,42 +79,6 @@ func trimmed(t *testing.T, name, signer string, certificate []byte) *certificate
 		t.Fatalf("not trimmed: %v", err)
 	}
 	return got.(*certificatesv1.CertificateSigningRequest)
-}
-
-// TestWhoseLedger has two authorities with one CA, as spec.from creates them. A certificate counts for the authority
-// that serves its signer, even if that authority no longer has the CA. Otherwise it would keep the other authority from
-// removing the CA. If no authority serves the signer, the certificate counts for both.
-func TestWhoseLedger(t *testing.T) {
-	t.Parallel()
-	const other = "example.com/others"
-	made := newCA(t, day)
-	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
-	succeed(t, err)
-	leaf, err := made.Issue(profile, ca.Request{PublicKey: leafKey}, noon)
-	succeed(t, err)
-	users, kubelets, left := sharing("users", made, clientSigner), sharing("kubelets", made, servingSigner), sharing("nodes", nil, kubeletSigner)
-	left.Status.LastRetired = factsOf(made)
-	objects := []client.Object{users, kubelets, left}
-	for i, signer := range []string{clientSigner, servingSigner, other, kubeletSigner} {
-		objects = append(objects, trimmed(t, fmt.Sprint(i), signer, leaf.PEM))
-	}
-	r := reconciler(objects...)
-	for _, obj := range []*v1alpha1.SigningAuthority{users, kubelets} {
-		succeed(t, r.recorder(obj).Book.Open(t.Context(), made.KeyID()))
-	}
-	for _, obj := range objects[3:] {
-		_, err := r.recordIssued(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)})
-		succeed(t, err)
-	}
-	for obj, want := range map[*v1alpha1.SigningAuthority][]string{users: {other, clientSigner}, kubelets: {other, servingSigner}} {
-		recorder := r.recorder(obj)
-		flushed := recorder.Flush(t.Context())
-		accounts, err := recorder.Book.Read(t.Context())
-		succeed(t, flushed, err)
-		if diff := cmp.Diff(want, accounts[made.KeyID()].SignerNames()); diff != "" {
-			t.Errorf("noted for %s (-want +got):\n%s", obj.Name, diff)
-		}
-	}
 }
 
 // TestIssuedLater checks which requests with a certificate the ledger controller handles.
@@ -150,7 +115,7 @@ func TestSealOfALostAccount(t *testing.T) {
 		"the CA has ended":                 {noted("ended:old"), true},
 		"the owner accepts what may break": {with(prepared(), accepted).Retiring, true},
 	} {
-		r, obj := reconciler(), sharing("cluster", nil)
+		r, obj := reconciler(), signingWith("cluster", nil)
 		obj.Status.Retiring = test.retiring
 		if err := r.seal(t.Context(), obj); (err == nil) != test.sealed || err != nil && !errors.Is(err, ledger.ErrNoAccount) {
 			t.Errorf("%s: %v", name, err)
@@ -166,7 +131,7 @@ func TestSealOfALostAccount(t *testing.T) {
 // only: these may change at any time.
 func TestAChangeInterrupts(t *testing.T) {
 	t.Parallel()
-	seen := sharing("cluster", nil)
+	seen := signingWith("cluster", nil)
 	for name, test := range map[string]struct {
 		change     func(*v1alpha1.SigningAuthority)
 		interrupts bool
@@ -188,15 +153,14 @@ func TestAChangeInterrupts(t *testing.T) {
 	}
 }
 
-// TestEditSecretSetsThePermit checks that each edit gives the signer the new permit, except the copy of another
-// authority's CA, with which nothing signs yet. The lifetime cap ends with the candidate.
+// TestEditSecretSetsThePermit checks that each edit gives the signer the new permit. The lifetime cap ends with the
+// candidate.
 func TestEditSecretSetsThePermit(t *testing.T) {
 	t.Parallel()
 	pair := func(name string) keypair.Pair { return keypair.Pair{Cert: []byte(name), Key: []byte(name)} }
 	before, permit := keypair.Permit{Authority: "before"}, keypair.Permit{Authority: "cluster", LifetimeCap: time.Hour}
 	old, made := pair("old"), pair("made")
 	for action, want := range map[Action]keypair.Ring{
-		CopyFrom:      {TLS: made, Signing: old, Permit: before},
 		MakeCandidate: {TLS: old, Signing: old, Candidate: made, Permit: permit},
 		Permit:        {TLS: old, Signing: old, Permit: keypair.Permit{Authority: "cluster"}},
 		Seal:          {TLS: old, Signing: old, Permit: before}, // which is an error
@@ -205,48 +169,6 @@ func TestEditSecretSetsThePermit(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" || (err != nil) != (action == Seal) {
 			t.Errorf("%s: error %v, (-want +got):\n%s", action, err, diff)
 		}
-	}
-}
-
-// TestSharing checks that API servers must refuse a retiring CA, unless they must trust it as a client CA for another
-// authority.
-func TestSharing(t *testing.T) {
-	t.Parallel()
-	made := newCA(t, day)
-	waits, unpublished := sharing("other", nil, kubeletSigner), leaving(v1alpha1.Completed, "other", made, kubeletSigner)
-	waits.Status.Candidate, unpublished.Status.UnpublishedAt = factsOf(made), at(0)
-	for name, test := range map[string]struct {
-		other *v1alpha1.SigningAuthority
-		want  []string
-	}{
-		"it signs for others":                     {sharing("other", made, kubeletSigner), []string{"other"}},
-		"it signs for clients of a custom signer": {sharing("other", made, "example.com/users"), []string{"other"}},
-		"it signs for kubelets' servers alone":    {sharing("other", made, servingSigner), nil},
-		"it retires there too":                    {leaving(v1alpha1.Completed, "other", made, kubeletSigner), []string{"other"}},
-		"it waits there to be trusted":            {waits, []string{"other"}},
-		"it is published nowhere":                 {unpublished, nil},
-	} {
-		obj, o := leaving(v1alpha1.Completing, "leaving", made, clientSigner), &observation{}
-		succeed(t, reconciler(obj, test.other).observeAuthorities(t.Context(), obj, o))
-		if diff := cmp.Diff(test.want, o.Sharing); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-}
-
-// TestASignerThatCameLater checks that certificates count as outstanding here if another authority with the same CA has
-// issued them for a signer that was added here later.
-func TestASignerThatCameLater(t *testing.T) {
-	t.Parallel()
-	made, until := newCA(t, day), *at(8760 * time.Hour)
-	other, here := sharing("other", made, clientSigner), leaving(v1alpha1.Prepared, "leaving", made, servingSigner)
-	r, o := reconciler(other, here), &observation{}
-	theirs, ours := r.recorder(other).Book, r.recorder(here).Book
-	succeed(t, theirs.Open(t.Context(), made.KeyID()), ours.Open(t.Context(), made.KeyID()),
-		theirs.Raise(t.Context(), made.KeyID(), servingSigner, until.Time), theirs.Raise(t.Context(), made.KeyID(), clientSigner, until.Time),
-		r.observeAuthorities(t.Context(), here, o), r.readLedger(t.Context(), here, o))
-	if len(o.Outstanding) != 1 || o.Outstanding[0].Signer != servingSigner || !o.Outstanding[0].Until.Equal(&until) {
-		t.Errorf("outstanding is %+v", o.Outstanding)
 	}
 }
 
@@ -284,7 +206,7 @@ func TestRefusedWriteIsNamed(t *testing.T) {
 		"another was refused": {[]trust.Problem{problem("ConfigMap a/c", "", forbidden)}, read},
 		"another error":       {[]trust.Problem{problem("ConfigMap a/b", "x", conflict)}, read},
 	} {
-		r, obj := &Reconciler{}, sharing("cluster", nil)
+		r, obj := &Reconciler{}, signingWith("cluster", nil)
 		r.refusedWrites.Store("other", []trust.Problem{refused})
 		if test.last != nil {
 			r.refusedWrites.Store(obj.Name, test.last)
@@ -295,8 +217,9 @@ func TestRefusedWriteIsNamed(t *testing.T) {
 	}
 }
 
-// TestConditions checks two conditions. Trusted stays true for a signing CA that no probe asks about any more. Refused
-// is unknown if no verifier can be asked.
+// TestConditions checks two conditions. Trusted stays true for a signing CA that no probe asks about any more, and is
+// unknown while the owner has not confirmed the verifiers that can't be asked. Refused is unknown if no verifier can be
+// asked.
 func TestConditions(t *testing.T) {
 	t.Parallel()
 	const trusted, refused = v1alpha1.ConditionTrusted, v1alpha1.ConditionRefused
@@ -311,14 +234,22 @@ func TestConditions(t *testing.T) {
 		{"one that signs, and is not recognised now", trusted, prepared(), kubeletSigner, Facts{}, metav1.ConditionFalse},
 		{"nobody is asked while the old one leaves", trusted, completing(true), kubeletSigner, Facts{}, metav1.ConditionTrue},
 		{"nobody is asked", trusted, completed(), kubeletSigner, Facts{}, metav1.ConditionTrue},
+		{"all recognise it", trusted, preparing(), kubeletSigner, Facts{Answers: Answers{Candidate: proven}}, metav1.ConditionTrue},
+		{"all recognise it, and others are to be confirmed", trusted, preparing(), kubeletSigner + " " + servingSigner,
+			Facts{Answers: Answers{Candidate: proven}}, metav1.ConditionUnknown},
+		{"not all recognise it, and others are to be confirmed", trusted, preparing(), kubeletSigner + " " + servingSigner, Facts{},
+			metav1.ConditionFalse},
+		{"all recognise it, and others are confirmed", trusted, with(preparing(), confirmed), kubeletSigner + " " + servingSigner,
+			Facts{Answers: Answers{Candidate: proven}}, metav1.ConditionTrue},
+		{"others are to be confirmed", trusted, preparing(), servingSigner, Facts{}, metav1.ConditionUnknown},
+		{"others are confirmed", trusted, with(preparing(), confirmed), servingSigner, Facts{}, metav1.ConditionTrue},
 		{"all refuse it", refused, completing(true), clientSigner, Facts{Answers: Answers{RetiringRefused: proven}}, metav1.ConditionTrue},
 		{"not all were asked", refused, completing(true), clientSigner, Facts{}, metav1.ConditionFalse},
-		{"it is another authority's too", refused, completing(true), clientSigner, Facts{Sharing: []string{"other"}}, metav1.ConditionUnknown},
 		{"those who verify can't be asked", refused, completing(true), servingSigner, Facts{}, metav1.ConditionUnknown},
 		{"clients used it", refused, completing(true), servingSigner, Facts{RetiringSigners: []string{clientSigner}}, metav1.ConditionFalse},
 	} {
 		obj := &v1alpha1.SigningAuthority{Status: row.status}
-		obj.Spec.Signers, row.facts.Now = []string{row.signer}, noon
+		obj.Spec.Signers, row.facts.Now = strings.Fields(row.signer), noon
 		describe(obj, row.facts)
 		if got := meta.FindStatusCondition(obj.Status.Conditions, row.kind); got == nil || got.Status != row.want {
 			t.Errorf("%s: %+v, want %s", row.name, got, row.want)
@@ -330,11 +261,65 @@ func TestConditions(t *testing.T) {
 // which CA extension-apiserver-authentication holds.
 func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	t.Parallel()
-	obj := sharing("cluster", nil, clientSigner)
+	obj := signingWith("cluster", nil, clientSigner)
 	obj.Status.Retiring, obj.Status.UnpublishedAt = &v1alpha1.CAStatus{Certificate: frontCA}, at(0)
 	o := &observation{secret: &caSecret{retiring: newCA(t, day)}}
-	if err := newCluster(nil).reconciler.findHolders(t.Context(), obj, o); err != nil || !o.Kept {
+	if err := newCluster(nil).reconciler.findKept(t.Context(), obj, o); err != nil || !o.Kept {
 		t.Errorf("the retiring CA is not found: %+v, error %v", o.Answers, err)
+	}
+}
+
+// TestOthers checks that an authority knows the CAs that others trust, and that a Secret's name belongs to the oldest.
+func TestOthers(t *testing.T) {
+	t.Parallel()
+	made, gone := newCA(t, day), newCA(t, day)
+	other, here := leaving(v1alpha1.Completed, "other", gone, kubeletSigner), signingWith("here", nil, clientSigner)
+	other.Status.Signing, other.Status.UnpublishedAt = factsOf(made), at(0)
+	o := &observation{Facts: Facts{Others: map[string]string{}}}
+	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), here, o))
+	if diff := cmp.Diff(map[string]string{made.KeyID(): "other"}, o.Others); diff != "" {
+		t.Error(diff)
+	}
+	here.Spec.Secret = v1alpha1.SecretReference{Namespace: "elsewhere", Name: other.Spec.Secret.Name}
+	here.CreationTimestamp = metav1.NewTime(noon)
+	err := reconciler(other, here).observeAuthorities(t.Context(), here, o)
+	if err == nil || !strings.Contains(err.Error(), "SigningAuthority other already uses Secret") {
+		t.Errorf("a Secret of the same name: %v", err)
+	}
+	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), other, o))
+}
+
+// TestGaugesGo checks that the gauges of an authority follow its signers, and go with it.
+func TestGaugesGo(t *testing.T) {
+	started := 0.0 // as it was measured last
+	signers := func() (names []string) {
+		families, err := metrics.Registry.Gather()
+		succeed(t, err)
+		for _, family := range families { // by name: csr_rotation_initiated_timestamp_seconds is the first
+			for _, metric := range family.Metric {
+				for _, label := range metric.Label {
+					if name := label.GetValue(); strings.HasPrefix(name, "gauges.test/") && !slices.Contains(names, name) {
+						names = append(names, name)
+						started = metric.GetGauge().GetValue()
+					}
+				}
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	g, obj := &gauges{}, signingWith("gauges", nil, "gauges.test/a", "gauges.test/b")
+	obj.Status.InitiatedAt, obj.Status.Phase = at(0), v1alpha1.Preparing
+	g.set(obj)
+	if got := signers(); !slices.Equal(got, []string{"gauges.test/a", "gauges.test/b"}) || started != float64(noon.Unix()) {
+		t.Errorf("gauges of %q, started at %f", got, started)
+	}
+	obj.Spec.Signers = obj.Spec.Signers[1:]
+	if g.set(obj); !slices.Equal(signers(), []string{"gauges.test/b"}) {
+		t.Errorf("gauges of %q", signers())
+	}
+	if g.forget("gauges"); len(signers()) > 0 {
+		t.Errorf("gauges of %q", signers())
 	}
 }
 
@@ -343,22 +328,20 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 func TestAnswersAboutOtherCAs(t *testing.T) {
 	t.Parallel()
 	asked, other := newCA(t, day), newCA(t, day)
-	obj := sharing("cluster", asked, clientSigner)
+	obj := signingWith("cluster", asked, clientSigner)
 	obj.Status.Phase = v1alpha1.Preparing
 	verified := &observation{secret: &caSecret{candidate: asked}}
 	verified.Candidate = proven
 	for name, test := range map[string]struct {
 		candidate *ca.Authority
-		sharing   []string
 		verified  *observation
 		want      bool
 	}{
-		"the same candidate":           {asked, nil, verified, true},
-		"another candidate":            {other, nil, verified, false},
-		"another authority needs it":   {asked, []string{"other"}, verified, false},
-		"nothing was asked, as in New": {asked, nil, nil, false},
+		"the same candidate":           {asked, verified, true},
+		"another candidate":            {other, verified, false},
+		"nothing was asked, as in New": {asked, nil, false},
 	} {
-		seen := &observation{secret: &caSecret{candidate: test.candidate}, Facts: Facts{Sharing: test.sharing}}
+		seen := &observation{secret: &caSecret{candidate: test.candidate}}
 		if reconciler().useAnswers(obj, seen, test.verified); seen.Candidate.Proven != test.want {
 			t.Errorf("%s: used %t, want %t", name, seen.Candidate.Proven, test.want)
 		}

@@ -164,15 +164,15 @@ func (p *planner) refuseAsCandidate() string {
 		return "it has expired"
 	case p.facts.TLSRetired || last != nil && last.KeyID == secret.TLS.KeyID:
 		return "it has retired here, and verifiers would trust its old certificates again"
+	case p.facts.Others[secret.TLS.KeyID] != "":
+		return "it is a CA of SigningAuthority " + p.facts.Others[secret.TLS.KeyID]
 	default:
 		return ""
 	}
 }
 
-// secretEdits are the actions that change the Secret, each in one write. made is the key pair of MakeCandidate or
-// CopyFrom.
+// secretEdits are the actions that change the Secret, each in one write. made is the key pair of MakeCandidate.
 var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
-	CopyFrom:      func(ring *keypair.Ring, made keypair.Pair) { ring.TLS = made }, // from where it is adopted
 	MakeCandidate: func(ring *keypair.Ring, made keypair.Pair) { ring.Candidate = made },
 	TakeCandidate: func(ring *keypair.Ring, _ keypair.Pair) {
 		ring.Candidate = ring.TLS
@@ -201,9 +201,6 @@ func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keyp
 		return ring, fmt.Errorf("action %s does not change the Secret", action)
 	}
 	edit(&ring, made)
-	if action == CopyFrom {
-		return ring, nil // nothing signs yet
-	}
 	if ring.Candidate.Empty() {
 		permit.LifetimeCap = 0
 	}

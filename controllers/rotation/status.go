@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -35,7 +36,7 @@ func (r *Reconciler) storeStatus(
 			return false, err
 		}
 	}
-	measure(obj)
+	r.gauges.set(obj)
 	if step.Refused != "" {
 		r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
@@ -50,8 +51,9 @@ func (r *Reconciler) storeStatus(
 	if !step.RemoveOperation {
 		return decisionOf(before) != decisionOf(&obj.Status), nil
 	}
-	if step.Refused == "" && before.TakenOperation == "" {
-		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(obj.Status.TakenOperation)))
+	last := obj.Status.LastOperation
+	if last.Result == v1alpha1.Accepted && !equality.Semantic.DeepEqual(last, before.LastOperation) {
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(last.Name)))
 	}
 	// The patch fails if the annotation has changed meanwhile.
 	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
@@ -62,7 +64,10 @@ func (r *Reconciler) storeStatus(
 // decisionOf returns the part of a status that the next step depends on, without timestamps.
 func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
 	var b strings.Builder
-	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.TakenOperation, status.UnpublishedAt == nil)
+	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.UnpublishedAt == nil)
+	if status.Answered() {
+		b.WriteString(string(status.LastOperation.Name))
+	}
 	for _, authority := range []*v1alpha1.CAStatus{status.Signing, status.Candidate, status.Retiring} {
 		if authority != nil {
 			fmt.Fprint(&b, "|", authority.Fingerprint)
@@ -131,9 +136,11 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	if more := len(status.WaitingFor) - maxListed; more > 0 {
 		status.WaitingFor = append(status.WaitingFor[:maxListed:maxListed], fmt.Sprintf("and %d more", more))
 	}
-	status.Outstanding, status.OutstandingOnRetiring = Outstanding(&obj.Spec, status.Retiring, f), 0
-	for _, part := range status.Outstanding {
-		status.OutstandingOnRetiring += part.Count
+	status.Outstanding, status.OutstandingUntil = Outstanding(&obj.Spec, status.Retiring, f), nil
+	for i := range status.Outstanding {
+		if until := &status.Outstanding[i].Until; status.OutstandingUntil == nil || status.OutstandingUntil.Before(until) {
+			status.OutstandingUntil = until.DeepCopy()
+		}
 	}
 	set := func(kind string, state metav1.ConditionStatus, reason, message string) {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
@@ -186,24 +193,27 @@ func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	if obj.Status.Candidate != nil {
 		proof, authority = f.Candidate, obj.Status.Candidate
 	}
-	asked := obj.Status.Phase == v1alpha1.Preparing || obj.Status.Phase == v1alpha1.Prepared
+	probed := obj.Status.Phase == v1alpha1.Preparing || obj.Status.Phase == v1alpha1.Prepared
+	byAPIServers := AsksAPIServers(obj.Spec.Signers)
+	unconfirmed := withoutTrust(signersToConfirm(obj.Spec.Signers), authority)
 	switch {
 	case authority == nil:
-	case !AsksAPIServers(obj.Spec.Signers) && authority.TrustConfirmedAt == nil:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionUnknown, "Owner",
-			"its verifiers cannot be probed: check that they trust it, then run rotation confirm")
-	case !AsksAPIServers(obj.Spec.Signers):
-		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Owner",
-			"rotation confirm was run: its verifiers, which cannot be probed, trust it")
-	case proof.Proven:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
-			fmt.Sprintf("every API server accepts certificates of the CA %s", authority.KeyID))
-	case !asked:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
-			fmt.Sprintf("every API server accepted certificates of the CA %s when it began to sign", authority.KeyID))
-	default:
+	case byAPIServers && probed && !proof.Proven:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven",
 			joined(proof.Missing, "not every API server was probed yet"))
+	case len(unconfirmed) > 0:
+		set(v1alpha1.ConditionTrusted, metav1.ConditionUnknown, "NotConfirmed",
+			fmt.Sprintf("the verifiers of %s cannot be probed: check that they trust the CA %s, then run rotation confirm",
+				strings.Join(unconfirmed, ", "), authority.KeyID))
+	case !byAPIServers:
+		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Confirmed",
+			"rotation confirm was run: its verifiers, which cannot be probed, trust it")
+	case probed:
+		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
+			fmt.Sprintf("every API server accepts certificates of the CA %s", authority.KeyID))
+	default:
+		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
+			fmt.Sprintf("every API server accepted certificates of the CA %s when it began to sign", authority.KeyID))
 	}
 }
 
@@ -226,7 +236,8 @@ func setRetiring(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 			"rotation accept was run: certificates of the retiring CA may stop working")
 	default:
 		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionFalse, "Outstanding",
-			fmt.Sprintf("up to %d certificates of the CA %s are valid", status.OutstandingOnRetiring, status.Retiring.KeyID))
+			fmt.Sprintf("certificates of the CA %s are valid until %s",
+				status.Retiring.KeyID, status.OutstandingUntil.UTC().Format(time.RFC3339)))
 	}
 	if status.UnpublishedAt != nil {
 		setRefused(obj, f, set)
@@ -238,16 +249,8 @@ func setRefused(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	key := obj.Status.Retiring.KeyID
 	switch {
 	case f.RetiringRefused.Proven:
-		unclear := ""
-		if len(f.Unclear) > 0 {
-			unclear = "; these aggregated API servers could not be probed: " + joined(f.Unclear, "")
-		}
 		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused",
-			fmt.Sprintf("every API server refuses certificates of the CA %s%s", key, unclear))
-	case len(f.Sharing) > 0:
-		sharing := strings.Join(f.Sharing[:min(len(f.Sharing), maxListed)], ", ")
-		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "Shared",
-			fmt.Sprintf("API servers are not probed, because the CA %s is also a CA of SigningAuthority %s", key, sharing))
+			fmt.Sprintf("every API server refuses certificates of the CA %s", key))
 	case !askedToRefuse(obj.Spec.Signers, f):
 		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "NotAsked",
 			fmt.Sprintf("the verifiers of the CA %s cannot be probed", key))

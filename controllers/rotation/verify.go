@@ -3,7 +3,6 @@ package rotation
 import (
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -31,14 +30,13 @@ func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority)
 	if err := r.findCAsAbove(ctx, obj, o); err != nil {
 		return nil, err
 	}
-	return o, r.findHolders(ctx, obj, o)
+	return o, r.findKept(ctx, obj, o)
 }
 
 // useAnswers copies the answers of verified to o, unless they are about other CAs.
 func (r *Reconciler) useAnswers(obj *v1alpha1.SigningAuthority, o, verified *observation) {
 	same := func(a, b question) bool { return a.questionKey == b.questionKey }
-	sameCAs := verified != nil && slices.EqualFunc(r.questions(obj, o), r.questions(obj, verified), same)
-	if sameCAs && slices.Equal(o.Sharing, verified.Sharing) {
+	if verified != nil && slices.EqualFunc(r.questions(obj, o), r.questions(obj, verified), same) {
 		o.Answers = verified.Answers
 	}
 }
@@ -106,7 +104,7 @@ func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, o *observation) [
 		add(probe.Recognised, o.secret.signing, &o.Signing, true)
 		add(probe.Recognised, o.secret.retiring, &o.RetiringTrusted, false)
 	case v1alpha1.Completing:
-		if obj.Status.UnpublishedAt != nil && len(o.Sharing) == 0 && o.secret.signing != nil {
+		if obj.Status.UnpublishedAt != nil && o.secret.signing != nil {
 			add(probe.Refused, o.secret.retiring, &o.RetiringRefused, true)
 		}
 	case v1alpha1.New, v1alpha1.Completed:
@@ -159,44 +157,17 @@ func (r *Reconciler) findCAsAbove(ctx context.Context, obj *v1alpha1.SigningAuth
 	return err
 }
 
-// findHolders looks for the retiring CA in extension-apiserver-authentication, and probes the aggregated API servers,
-// which read that ConfigMap.
-func (r *Reconciler) findHolders(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	if obj.Status.UnpublishedAt == nil || len(o.Sharing) > 0 || !askedToRefuse(obj.Spec.Signers, o.Facts) {
+// findKept looks for the retiring CA in extension-apiserver-authentication, which aggregated API servers read.
+func (r *Reconciler) findKept(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	if obj.Status.UnpublishedAt == nil || !askedToRefuse(obj.Spec.Signers, o.Facts) {
 		return nil
 	}
 	cert, err := certificateOf(obj.Status.Retiring)
 	if err != nil {
 		return err
 	}
-	if o.Kept, err = r.publisher.Holds(ctx, cert); err != nil {
-		return err
-	}
-	// A refusal proves nothing unless a certificate of the signing CA is accepted.
-	if o.secret.retiring == nil || o.secret.signing == nil {
-		return nil
-	}
-	return r.askAggregated(ctx, o)
-}
-
-// askAggregated probes whether aggregated API servers accept the retiring CA.
-func (r *Reconciler) askAggregated(ctx context.Context, o *observation) error {
-	targets, unknown, err := probe.Aggregated(ctx, r.Live)
-	if err != nil {
-		return err
-	}
-	answers := r.prober.Refuse(ctx, o.secret.retiring, o.secret.signing, targets).Answers
-	maps.Copy(answers, unknown)
-	for _, name := range slices.Sorted(maps.Keys(answers)) {
-		text := fmt.Sprintf("%s (%s)", name, answers[name].Evidence)
-		switch answers[name].Trust {
-		case probe.Recognised:
-			o.Holding = append(o.Holding, text)
-		case probe.Unknown:
-			o.Unclear = append(o.Unclear, text)
-		}
-	}
-	return nil
+	o.Kept, err = r.publisher.Holds(ctx, cert)
+	return err
 }
 
 // trackers hold the answers so far, by authority. They are in memory only: after a restart the manager proves

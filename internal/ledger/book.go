@@ -1,9 +1,8 @@
-// Package ledger records, in ConfigMaps, an upper bound of the certificates that each signing key has issued, and of
-// their expiry. A key is then destroyed only after its certificates have expired, or after the owner has accepted
-// their loss.
+// Package ledger records, in ConfigMaps, when the last certificate of each signing key and signer expires. A key is then
+// destroyed only after its certificates have expired, or after the owner has accepted their loss.
 //
-// The ledger never counts too few certificates, because it is written before the certificates are signed. It holds no
-// key material and knows no controller.
+// The ledger is never too early, because it is written before the certificates are signed. It holds no key material and
+// knows no controller.
 package ledger
 
 import (
@@ -17,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,117 +36,128 @@ var (
 )
 
 const (
-	// block is the number of certificates that are reserved at a time.
-	block = 64
-	// NotAfter is stored ahead by a part of the lifetime. Then most certificates need no write, and a completion waits
-	// only a little longer than necessary.
+	// An end is stored ahead by a part of the lifetime. Then most certificates need no write, and a completion waits only
+	// a little longer than necessary.
 	strideOf             = 16
 	minStride, maxStride = time.Minute, 24 * time.Hour
-	// reserveFor is how long a reserve may be used without reading the account again. The account may have been
-	// closed meanwhile.
-	reserveFor = 5 * time.Second
+	// trustFor is how long a stored end is used without reading the account again. The account may have been closed
+	// meanwhile.
+	trustFor = 5 * time.Second
 )
 
-// QuietAfter is the time after Seal from which no Book covers a certificate any more. By then all reserves have
-// expired, and all concurrent writes have arrived. A covered certificate is signed and stored at once, unless the
+// QuietAfter is the time after Seal from which no Book covers a certificate any more. By then all stored ends have been
+// read again, and all concurrent writes have arrived. A covered certificate is signed and stored at once, unless the
 // process is suspended in between.
-const QuietAfter = reserveFor + timeout + 5*time.Second
+const QuietAfter = trustFor + timeout + 5*time.Second
 
 // Book is the ledger of one Secret with signing keys: a ConfigMap with an Account for each key. The name of the
-// ConfigMap is the name of the Secret and -ledger. Only Open and Import create an account. Other changes of a missing
-// account write nothing and return an error that wraps ErrNoAccount. Several Books, in several processes, may use the
-// same ConfigMap. Book is safe for concurrent use. Create it with NewBook.
+// ConfigMap is the name of the Secret and -ledger. Only Open creates an account. Other changes of a missing account
+// write nothing and return an error that wraps ErrNoAccount. Several Books, in several processes, may use the same
+// ConfigMap. Book is safe for concurrent use. Create it with NewBook.
 type Book struct {
-	store store
-	clock clock.PassiveClock
+	store  store
+	clock  clock.PassiveClock
+	writes singleflight.Group // by entryKey
 
-	mu      sync.Mutex
-	keyID   string // of the last Cover
-	entries map[entryKey]*reserve
-	waiting map[entryKey]*demand // callers that arrived during a write
-	writing bool
+	mu   sync.Mutex
+	ends map[entryKey]storedEnd
 }
 
 type entryKey struct{ keyID, signerName string }
 
-// reserve is a lower bound of the stored entry. left counts its certificates that have not been signed yet. They may
-// be signed before the instant until.
-type reserve struct {
-	Entry
-	left   int
-	until  time.Time
-	sealed bool
-}
-
-// covers reports whether count more certificates that are valid until notAfter can be signed at now without reading
-// the account.
-func (r *reserve) covers(count int, notAfter, now time.Time) bool {
-	return r != nil && !r.sealed && r.left >= count && !r.NotAfter.Before(notAfter) && now.Before(r.until)
-}
+// storedEnd is the end that is stored for a signer. It may be relied on before the instant until.
+type storedEnd struct{ notAfter, until time.Time }
 
 // NewBook returns the ledger of the Secret secret. It writes with writer and reads with reader. reader must not be a
 // cache.
 func NewBook(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Book {
 	secret.Name = BookName(secret.Name)
 	return &Book{
-		store: store{writer: writer, reader: reader, name: secret}, clock: clock,
-		entries: map[entryKey]*reserve{}, waiting: map[entryKey]*demand{},
+		store: store{writer: writer, reader: reader, name: secret}, clock: clock, ends: map[entryKey]storedEnd{},
 	}
 }
 
 // BookName returns the name of the ConfigMap with the ledger of a Secret.
 func BookName(secret string) string { return secret + "-ledger" }
 
-// Cover reserves one more certificate of signerName by the key keyID, valid until notAfter. When Cover returns nil,
-// the reservation is stored and the certificate may be signed. If the key's account is closed, the error wraps
-// ErrSealed. Concurrent callers share one write, and ctx ends only the waiting of its caller.
-//
-// Cover notices within seconds that an account was closed or lost. Until then reserves are used. What was stored in a
-// lost account is stored again once there is a new account.
+// Cover records that the key keyID issues a certificate of signerName that is valid until notAfter. When Cover returns
+// nil, that is stored and the certificate may be signed. If the key's account is closed, the error wraps ErrSealed.
+// Concurrent callers share one write, and ctx ends only the waiting of its caller. Cover notices within seconds that
+// an account was closed or lost.
 func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
 	key := entryKey{keyID, signerName}
+	detached := context.WithoutCancel(ctx)
+	for !b.covers(key, notAfter) {
+		written := b.writes.DoChan(keyID+" "+signerName, func() (any, error) { return b.extend(detached, key, notAfter) })
+		select {
+		case result := <-written:
+			if result.Err != nil {
+				return fmt.Errorf("record the certificate in the ledger: %w", result.Err)
+			}
+			if end, _ := result.Val.(time.Time); !end.Before(notAfter) {
+				return nil
+			}
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// covers reports whether a certificate until notAfter may be signed without reading the account.
+func (b *Book) covers(key entryKey, notAfter time.Time) bool {
 	b.mu.Lock()
-	if b.keyID != keyID { // an account that was removed meanwhile must not be trusted if that key ever returns
-		maps.DeleteFunc(b.entries, func(key entryKey, _ *reserve) bool { return key.keyID == b.keyID })
-		b.keyID = keyID
+	defer b.mu.Unlock()
+	end := b.ends[key]
+	return !end.notAfter.Before(notAfter) && b.clock.Now().Before(end.until)
+}
+
+// extend stores an end that is later than notAfter, unless a later one is stored. It returns what is stored.
+func (b *Book) extend(ctx context.Context, key entryKey, notAfter time.Time) (time.Time, error) {
+	now := b.clock.Now()
+	end := storedEnd{until: now.Add(trustFor)}
+	err := b.store.update(ctx, func(data map[string]string) (bool, error) {
+		sealed := false
+		changed, err := b.changeIn(data, key.keyID, func(account *Account) bool {
+			sealed = account.Sealed
+			end.notAfter = account.Signers[key.signerName]
+			if sealed || !end.notAfter.Before(notAfter) {
+				return false
+			}
+			ahead := min(max(notAfter.Sub(now)/strideOf, minStride), maxStride)
+			account.raise(key.signerName, notAfter.Add(ahead))
+			end.notAfter = account.Signers[key.signerName]
+			return true
+		})
+		if sealed {
+			err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
+		}
+		return changed, err
+	})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.ends, key)
+	if err == nil {
+		b.ends[key] = end
 	}
-	if known := b.entries[key]; known.covers(1, notAfter, b.clock.Now()) {
-		known.left--
-		b.mu.Unlock()
-		return nil
-	}
-	wanted := b.waiting[key]
-	if wanted == nil {
-		wanted = &demand{done: make(chan struct{})}
-		b.waiting[key] = wanted
-	}
-	wanted.count++
-	if notAfter.After(wanted.notAfter) {
-		wanted.notAfter = notAfter
-	}
-	if !b.writing {
-		b.writing = true
-		go b.write(context.WithoutCancel(ctx))
-	}
-	b.mu.Unlock()
-	select {
-	case <-wanted.done:
-		return wanted.err
-	case <-ctx.Done():
-		return ctx.Err() // its reserved certificate remains unused
-	}
+	return end.notAfter, err
 }
 
 // Open creates an empty account for keyID. Call it before the key signs: from then on, a missing account means that
 // the ledger is lost. Or call it when the ledger is lost and the issued certificates are recorded elsewhere. Open
 // changes no existing account: a closed account stays closed.
 func (b *Book) Open(ctx context.Context, keyID string) error {
-	return b.store.update(ctx, func(data map[string]string) (bool, error) { return openIn(data, keyID) })
+	return b.store.update(ctx, func(data map[string]string) (bool, error) {
+		if _, found := data[keyID]; found {
+			return false, nil
+		}
+		return true, encode(data, keyID, Account{Signers: map[string]time.Time{}})
+	})
 }
 
 // Seal closes the account of keyID. The account of a destroyed key stays closed, so that a retired CA is recognized
-// if it returns. A Read after Seal returns an upper bound of all that is ever covered. A Book with reserves may
-// continue to cover, within that bound, until QuietAfter.
+// if it returns. A Read after Seal returns an upper bound of all that is ever covered. A Book may continue to cover,
+// within that bound, until QuietAfter.
 func (b *Book) Seal(ctx context.Context, keyID string) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
 		changed := !account.Sealed
@@ -165,38 +176,9 @@ func (b *Book) Unseal(ctx context.Context, keyID string) error {
 }
 
 // Raise records a certificate of keyID that was issued without Cover, for example by another signer. It changes a
-// closed account too. It reads the account each time, and writes only if the stored expiry is earlier.
+// closed account too. It reads the account each time, and writes only if the stored end is earlier.
 func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
-	return b.change(ctx, keyID, func(account *Account) bool {
-		stored := account.Signers[signerName]
-		return stored.NotAfter.Before(notAfter) && account.raise(signerName,
-			Entry{Count: stored.Count + 1, NotAfter: notAfter})
-	})
-}
-
-// Import creates the account of keyID, if there is none. It raises the account to at least the entries of signerNames
-// in from, an account of another ledger. For the zero Account, which Read returns for a key without an account, the
-// error wraps ErrNoAccount.
-func (b *Book) Import(ctx context.Context, keyID string, from Account, signerNames []string) error {
-	if from.Signers == nil {
-		return fmt.Errorf("import the account of key %s: %w", keyID, ErrNoAccount)
-	}
-	return b.store.update(ctx, func(data map[string]string) (bool, error) {
-		made, err := openIn(data, keyID)
-		if err != nil {
-			return false, err
-		}
-		raised, err := b.changeIn(data, keyID, func(account *Account) bool {
-			changed := false
-			for _, signerName := range signerNames {
-				if entry, found := from.Signers[signerName]; found && account.raise(signerName, entry) {
-					changed = true
-				}
-			}
-			return changed
-		})
-		return made || raised, err
-	})
+	return b.change(ctx, keyID, func(account *Account) bool { return account.raise(signerName, notAfter) })
 }
 
 // Read returns the stored accounts by key ID.
@@ -230,36 +212,25 @@ func (b *Book) changeIn(data map[string]string, keyID string, change func(*Accou
 	return true, encode(data, keyID, account)
 }
 
-// Entry bounds the certificates that one signer has issued by one key.
-type Entry struct {
-	// Count is an upper bound of the covered certificates. It includes expired certificates, and reserved
-	// certificates that were not issued. Of certificates by other issuers it includes only some.
-	Count int `json:"count"`
-	// NotAfter is at least the latest expiry of these certificates.
-	NotAfter time.Time `json:"notAfter"`
-}
-
 // Account bounds the certificates that one key has issued.
 type Account struct {
-	// Signers has an entry for each signer name.
-	Signers map[string]Entry `json:"signers"`
+	// Signers has for each signer name an instant that is not before the end of any of its certificates.
+	Signers map[string]time.Time `json:"signers"`
 	// Sealed reports that no more certificates are covered.
 	Sealed bool `json:"sealed,omitempty"`
 }
 
-// SignerNames returns the signer names that have an entry, sorted.
+// SignerNames returns the signer names that have an end, sorted.
 func (a Account) SignerNames() []string { return slices.Sorted(maps.Keys(a.Signers)) }
 
-// raise raises the entry of signerName to at least least, and reports whether that changed it.
-func (a Account) raise(signerName string, least Entry) bool {
-	entry, found := a.Signers[signerName]
-	raised := entry
-	raised.Count = max(raised.Count, least.Count)
-	if least.NotAfter.After(raised.NotAfter) {
-		raised.NotAfter = wholeSecond(least.NotAfter)
+// raise raises the end of signerName to at least notAfter, and reports whether that changed it.
+func (a Account) raise(signerName string, notAfter time.Time) bool {
+	known, found := a.Signers[signerName]
+	if found && !known.Before(notAfter) {
+		return false
 	}
-	a.Signers[signerName] = raised
-	return !found || raised.Count != entry.Count || !raised.NotAfter.Equal(entry.NotAfter)
+	a.Signers[signerName] = wholeSecond(notAfter)
+	return true
 }
 
 // wholeSecond rounds at up to a whole second, in UTC, because certificates hold whole seconds.
@@ -284,23 +255,9 @@ func accountIn(data map[string]string, keyID string) (Account, error) {
 		return Account{}, fmt.Errorf("read the account of key %s: %w", keyID, err)
 	}
 	if account.Signers == nil {
-		account.Signers = map[string]Entry{}
-	}
-	for signerName, entry := range account.Signers {
-		if entry.Count < 0 {
-			return Account{}, fmt.Errorf("read the account of key %s: negative count %d for signer %s",
-				keyID, entry.Count, signerName)
-		}
+		account.Signers = map[string]time.Time{}
 	}
 	return account, nil
-}
-
-// openIn creates the account of keyID in data, unless there is one.
-func openIn(data map[string]string, keyID string) (made bool, err error) {
-	if _, found := data[keyID]; found {
-		return false, nil
-	}
-	return true, encode(data, keyID, Account{Signers: map[string]Entry{}})
 }
 
 func strictly(text string, into any) error {

@@ -128,20 +128,15 @@ func (w *world) stored() map[string]ledger.Account {
 	return accounts
 }
 
-// has checks the entry of a signer in the account of the key.
-func (w *world) has(what, signer string, count int, after time.Duration) {
+// has checks the end of a signer in the account of the key.
+func (w *world) has(what, signer string, after time.Duration) {
 	w.t.Helper()
-	if diff := cmp.Diff(entry(count, after), w.stored()[key].Signers[signer]); diff != "" {
-		w.t.Errorf("%s (-want +got):\n%s", what, diff)
+	if got := w.stored()[key].Signers[signer]; !got.Equal(now.Add(after)) {
+		w.t.Errorf("%s: stored %s, want %s", what, got, now.Add(after))
 	}
 }
 
-func entry(count int, after time.Duration) ledger.Entry {
-	return ledger.Entry{Count: count, NotAfter: now.Add(after)}
-}
-
-// TestCover checks that NotAfter is stored ahead by a sixteenth of the lifetime, between a minute and a day, and that
-// the count grows by 64.
+// TestCover checks that an end is stored ahead by a sixteenth of the lifetime, between a minute and a day.
 func TestCover(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, key)
@@ -165,11 +160,12 @@ func TestCover(t *testing.T) {
 		if got := w.writes.Load() - before; got != step.writes {
 			t.Errorf("%s: %d writes, want %d", step.what, got, step.writes)
 		}
-		w.has(step.what, step.signer, 64, step.wantAhead)
+		w.has(step.what, step.signer, step.wantAhead)
 	}
 }
 
-// TestBurst lets the 20 workers of the signer issue 5,000 certificates: a write for each 64, and a few more.
+// TestBurst lets the 20 workers of the signer issue 5,000 certificates, which end within seconds: one write, or a second one
+// for who joined the first with a later end.
 func TestBurst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, key)
@@ -190,8 +186,8 @@ func TestBurst(t *testing.T) {
 	close(work)
 	workers.Wait()
 	writes, reads := w.writes.Load(), w.reads.Load()
-	if count := w.stored()[key].Signers[node].Count; writes > 5000/64+10 || reads > 2 || count < 5000 || count > 5000+10*64 {
-		t.Errorf("%d writes, %d reads, counted %d", writes, reads, count)
+	if end := w.stored()[key].Signers[node]; writes > 2 || reads > 2 || end.Before(now.Add(time.Hour+4999*time.Millisecond)) {
+		t.Errorf("%d writes, %d reads, stored %s", writes, reads, end)
 	}
 }
 
@@ -217,7 +213,7 @@ func TestSeal(t *testing.T) {
 func TestSealedAndOpenedAgain(t *testing.T) {
 	t.Parallel()
 	w, ctx := newWorld(t, key, other), t.Context()
-	w.succeed(w.cover(web, time.Hour), w.another().Seal(ctx, key), w.cover(web, time.Hour)) // within its reserve
+	w.succeed(w.cover(web, time.Hour), w.another().Seal(ctx, key), w.cover(web, time.Hour)) // before it reads again
 	for range 2 {
 		w.fails("beyond the mark", w.cover(web, 48*time.Hour), ledger.ErrSealed)
 		w.fails("once it is known", w.cover(web, time.Hour), ledger.ErrSealed)
@@ -229,7 +225,7 @@ func TestSealedAndOpenedAgain(t *testing.T) {
 		t.Error("Open has unsealed it")
 	}
 	w.succeed(w.another().Unseal(ctx, key), w.cover(web, 48*time.Hour))
-	want := ledger.Account{Signers: map[string]ledger.Entry{web: entry(64+1+64, 72*time.Hour)}}
+	want := ledger.Account{Signers: map[string]time.Time{web: now.Add(72 * time.Hour)}}
 	if diff := cmp.Diff(want, w.stored()[key]); diff != "" {
 		t.Error(diff)
 	}
@@ -241,7 +237,7 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 	t.Parallel()
 	for name, text := range map[string]string{
 		"not JSON": "{", "empty": "", "unknown field": `{"signers":{},"more":1}`, "more than one": `{} {}`,
-		"negative": `{"signers":{"a.b/c":{"count":-1,"notAfter":"2026-01-01T00:00:00Z"}}}`,
+		"no time": `{"signers":{"a.b/c":"tomorrow"}}`,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -249,8 +245,7 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 			_, readErr := w.Read(ctx)
 			for what, err := range map[string]error{
 				"read": readErr, "cover": w.cover(web, 0), "seal": w.Seal(ctx, key), "unseal": w.Unseal(ctx, key),
-				"raise":  w.Raise(ctx, key, web, now),
-				"import": w.Import(ctx, key, ledger.Account{Signers: map[string]ledger.Entry{}}, nil),
+				"raise": w.Raise(ctx, key, web, now),
 			} {
 				if err == nil || !strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key) {
 					t.Errorf("%s: %v", what, err)
@@ -307,30 +302,18 @@ func TestRetriesAreBounded(t *testing.T) {
 	}
 }
 
-// TestRaiseImport checks that entries only rise, that a mark that is high enough is not written, and that Import creates
-// the account, even for a signer without an entry in the other ledger.
-func TestRaiseImport(t *testing.T) {
+// TestRaise checks that ends only rise, and that one that is late enough is not written.
+func TestRaise(t *testing.T) {
 	t.Parallel()
 	w, ctx := newWorld(t, key), t.Context()
 	w.succeed(w.Raise(ctx, key, web, now.Add(2*time.Hour+time.Millisecond))) // rounded up
-	w.has("raised", web, 1, 2*time.Hour+time.Second)
+	w.has("raised", web, 2*time.Hour+time.Second)
 	writes := w.writes.Load()
 	if w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour))); w.writes.Load() > writes {
-		t.Error("a mark that is high enough was written")
+		t.Error("an end that is late enough was written")
 	}
-	w.succeed(w.Raise(ctx, key, web, now.Add(3*time.Hour)))
-	from := ledger.Account{Sealed: true, Signers: map[string]ledger.Entry{
-		web: entry(7, time.Hour), node: entry(1, 5*time.Hour), "a.b/c": entry(1, 5*time.Hour),
-	}}
-	for range 2 { // the second Import changes nothing
-		w.succeed(w.Import(ctx, key, from, []string{web, node, "d.e/f"}))
-	}
-	w.succeed(w.Import(ctx, other, from, []string{"a.b/c"}), w.Import(ctx, "third", from, []string{"d.e/f"}))
-	want := map[string]ledger.Account{
-		key:     {Signers: map[string]ledger.Entry{web: entry(7, 3*time.Hour), node: entry(1, 5*time.Hour)}},
-		other:   {Signers: map[string]ledger.Entry{"a.b/c": entry(1, 5*time.Hour)}},
-		"third": {Signers: map[string]ledger.Entry{}},
-	}
+	w.succeed(w.Raise(ctx, key, node, now.Add(3*time.Hour)))
+	want := map[string]ledger.Account{key: {Signers: map[string]time.Time{web: now.Add(2*time.Hour + time.Second), node: now.Add(3 * time.Hour)}}}
 	if diff := cmp.Diff(want, w.stored()); diff != "" {
 		t.Error(diff)
 	}
@@ -339,30 +322,23 @@ func TestRaiseImport(t *testing.T) {
 	}
 }
 
-// TestNeverLowered checks that stored entries are stored again after another client deleted and created the account.
-func TestNeverLowered(t *testing.T) {
+// TestLostAndOpenedAgain checks that a Book notices within seconds that the account was lost, and stores the ends in the
+// new one.
+func TestLostAndOpenedAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, key)
-	w.succeed(w.cover(web, 1600*time.Hour))
+	w.succeed(w.cover(web, 16*time.Hour))
 	w.lose()
-	for range 63 { // as many as were left
-		w.succeed(w.cover(web, time.Hour))
-	}
-	w.fails("one more", w.cover(web, time.Hour), ledger.ErrNoAccount)
+	w.fails("a later end", w.cover(web, 18*time.Hour), ledger.ErrNoAccount)
+	w.fails("an earlier end, once it knows", w.cover(web, time.Hour), ledger.ErrNoAccount)
 	w.open()
-	w.succeed(w.cover(web, time.Hour))
-	w.has("stored again", web, 128, 1624*time.Hour)
-}
-
-// TestAKeyThatComesBack checks that reserves from before the removal of its account do not cover a key.
-func TestAKeyThatComesBack(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, key, other)
-	w.succeed(w.cover(web, time.Hour), w.Cover(t.Context(), other, web, now.Add(time.Hour)))
+	w.succeed(w.cover(web, 16*time.Hour))
+	w.has("stored again", web, 17*time.Hour)
 	w.lose()
 	w.open()
-	w.succeed(w.cover(web, time.Hour))
-	w.has("covered again", web, 64, time.Hour+3*time.Minute+45*time.Second)
+	w.ahead(6 * time.Second)
+	w.succeed(w.cover(web, 16*time.Hour))
+	w.has("stored again after seconds", web, 17*time.Hour)
 }
 
 // TestALostAccountIsNotMadeUp checks that a client that knows only a part of the certificates does not recreate a
@@ -377,18 +353,18 @@ func TestALostAccountIsNotMadeUp(t *testing.T) {
 			"cover": book.Cover(ctx, key, web, now.Add(time.Hour)),
 			"raise": book.Raise(ctx, key, web, now.Add(time.Hour)), // although it has recorded this end before
 			"seal":  book.Seal(ctx, key), "unseal": book.Unseal(ctx, key),
-			"import what was not read": book.Import(ctx, key, ledger.Account{}, []string{web}),
 		} {
 			w.fails(name+": "+what, err, ledger.ErrNoAccount)
 		}
 	}
-	w.fails("of what it has reserved, once it knows", w.cover(node, time.Hour), ledger.ErrNoAccount)
+	w.ahead(6 * time.Second)
+	w.fails("what it has stored, seconds later", w.cover(node, time.Hour), ledger.ErrNoAccount)
 	if diff := cmp.Diff(map[string]ledger.Account{}, w.stored()); diff != "" {
 		t.Errorf("written: %s", diff)
 	}
 	w.open()
 	w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour)))
-	w.has("raised again", web, 1, time.Hour)
+	w.has("raised again", web, time.Hour)
 }
 
 // TestAnAccountThatWasMadeMeanwhile checks that a Book that has cached the ledger finds an account that was created
@@ -409,40 +385,40 @@ func TestAnAccountThatWasMadeMeanwhile(t *testing.T) {
 	}
 }
 
-// TestAReserveEnds checks that a Book with a reserve notices within seconds that the account is closed, and stops
-// covering.
-func TestAReserveEnds(t *testing.T) {
+// TestSealIsNoticed checks that a Book notices within seconds that the account is closed, and stops covering.
+func TestSealIsNoticed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, key)
 	w.succeed(w.cover(web, time.Hour), w.another().Seal(t.Context(), key))
 	w.ahead(4 * time.Second)
-	w.succeed(w.cover(web, time.Hour)) // within the earlier reserve
+	w.succeed(w.cover(web, time.Hour))
 	w.ahead(6 * time.Second)
-	w.fails("after the reserve has ended", w.cover(web, time.Hour), ledger.ErrSealed)
-	w.has("while it is closed", web, 64, time.Hour+3*time.Minute+45*time.Second)
+	w.fails("seconds later", w.cover(web, time.Hour), ledger.ErrSealed)
+	w.has("while it is closed", web, time.Hour+3*time.Minute+45*time.Second)
 	w.succeed(w.another().Unseal(t.Context(), key), w.cover(web, time.Hour))
 }
 
-// TestAReserveIsRenewed checks that reading the account renews a reserve: its certificates are not counted again, and
-// nothing is written. That is so even if the account could not be written in between.
-func TestAReserveIsRenewed(t *testing.T) {
+// TestReadAgain checks that a Book that reads the account again writes nothing if the stored end is late enough, also
+// after a write that failed, and also if the answer takes longer than the account may be relied on.
+func TestReadAgain(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, key)
-	for i := range 65 {
-		if i == 10 {
-			away := errors.New("away")
-			w.before = func() error { return away }
-			w.fails("what could not be written", w.cover(web, 48*time.Hour), away)
-			w.before = nil
-			w.writes.Add(-1)
-		}
-		w.ahead(time.Duration(i) * time.Minute / 2)
+	w.succeed(w.cover(web, time.Hour))
+	away := errors.New("away")
+	w.before = func() error { return away }
+	w.fails("what could not be written", w.cover(web, 48*time.Hour), away)
+	w.writes.Store(0)
+	w.before = nil
+	for i := range 3 {
+		w.ahead(time.Duration(i+1) * time.Minute / 2)
 		w.succeed(w.cover(web, time.Hour))
-		if got, want := w.stored()[key].Signers[web].Count, 64+i/64*64; got != want {
-			t.Fatalf("after %d certificates %d are counted", i+1, got)
-		}
 	}
-	if writes := w.writes.Load(); writes != 2 {
+	if writes := w.writes.Load(); writes != 0 {
 		t.Errorf("%d writes", writes)
+	}
+	w.before = func() error { w.ahead(time.Hour / 2); return nil }
+	w.succeed(w.cover(web, 2*time.Hour))
+	if writes := w.writes.Load(); writes != 1 {
+		t.Errorf("a slow answer: %d writes", writes)
 	}
 }

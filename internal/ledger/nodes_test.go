@@ -224,13 +224,13 @@ func TestRecorder(t *testing.T) {
 	if got := w.writes.Load() - writes; got != 1 {
 		t.Errorf("%d writes, want one for the mark", got)
 	}
-	want := map[string]ledger.Account{other: {Signers: map[string]ledger.Entry{kubelet: entry(1, 99*time.Hour)}}}
+	want := map[string]ledger.Account{other: {Signers: map[string]time.Time{kubelet: now.Add(99 * time.Hour)}}}
 	if diff := cmp.Diff(want, w.stored()); diff != "" {
 		t.Errorf("without an account: %s", diff)
 	}
 	w.open()
 	w.succeed(recorder.Flush(ctx))
-	want[key] = ledger.Account{Signers: map[string]ledger.Entry{web: entry(1, time.Hour)}}
+	want[key] = ledger.Account{Signers: map[string]time.Time{web: now.Add(time.Hour)}}
 	if diff := cmp.Diff(want, w.stored()); diff != "" {
 		t.Errorf("with one: %s", diff)
 	}

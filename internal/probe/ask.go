@@ -9,13 +9,11 @@ import (
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes/scheme"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
@@ -202,61 +200,6 @@ func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
 		return Answer{Recognised, fmt.Sprintf(
 			"the API server knows the subject of a new client certificate of this CA, by that certificate (%s)", c.ID)}
 	}
-}
-
-// askResource presents c to an aggregated API server, which has no SelfSubjectReview. When such a server forbids a
-// request, it names the user, but not the credential.
-func (c *Certificate) askResource(ctx context.Context, target Target) Answer {
-	if target.Cluster.Insecure {
-		return unverified(target.Cluster)
-	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	shown := anonymous(target.Cluster)
-	shown.CertData, shown.KeyData = c.certPEM, c.keyPEM
-	err := get(ctx, shown, target.resource)
-	if err == nil || apierrors.IsNotFound(err) {
-		// The server may admit every client. Then this proves nothing about the certificate.
-		bare := get(ctx, anonymous(target.Cluster), target.resource)
-		if apierrors.IsUnauthorized(bare) || apierrors.IsForbidden(bare) {
-			return Answer{Recognised, fmt.Sprintf(
-				"%s admits a client with a certificate of this CA, and refuses a client without one", target.Name)}
-		}
-		return Answer{Unknown, fmt.Sprintf(
-			"%s admits every client, so it is unknown which certificates it accepts", target.Name)}
-	}
-	return c.judgeResource(target.Name, err)
-}
-
-// judgeResource returns what err proves. err is the error of a request for a resource that no user may read.
-func (c *Certificate) judgeResource(name string, err error) Answer {
-	quoted := func(user string) bool { return strings.Contains(err.Error(), fmt.Sprintf("User %q", user)) }
-	switch {
-	case refused(err):
-		return Answer{Refused, fmt.Sprintf("%s answers 401 to a client certificate of this CA", name)}
-	case apierrors.IsForbidden(err) && quoted(c.Subject):
-		return Answer{Recognised, fmt.Sprintf("%s knows the subject of a client certificate of this CA", name)}
-	case apierrors.IsForbidden(err) && quoted(anonymousUser):
-		return Answer{Unknown, fmt.Sprintf("%s identifies the holder of a client certificate of this CA as anonymous: "+
-			"it trusts no client CA at all, or has not seen the certificate", name)}
-	default:
-		return Answer{Unknown, fmt.Sprintf("%s gave no conclusive answer: %v", name, err)}
-	}
-}
-
-// get requests path as the user of config, over its own connection.
-func get(ctx context.Context, config *rest.Config, path string) error {
-	used, _, err := connection(config)
-	if err != nil {
-		return err
-	}
-	defer used.CloseIdleConnections()
-	config.NegotiatedSerializer = scheme.Codecs.WithoutConversion()
-	asker, err := rest.UnversionedRESTClientForConfigAndClient(config, used)
-	if err != nil {
-		return fmt.Errorf("make client: %w", err)
-	}
-	return asker.Get().AbsPath(path).Do(ctx).Error()
 }
 
 // Shown is the serving certificate that a server has presented.

@@ -338,56 +338,6 @@ func TestAskShowsTheChain(t *testing.T) {
 	}
 }
 
-// TestAskResource checks what the responses of an aggregated API server prove.
-func TestAskResource(t *testing.T) {
-	t.Parallel()
-	probe := mint(t)
-	forbiddenTo := func(user string) any {
-		return statusOf(403, `csr-controller-manager-trust-probes.metrics.k8s.io is forbidden: User "`+user+`" cannot list resource `+
-			`"csr-controller-manager-trust-probes" in API group "metrics.k8s.io" at the cluster scope`)
-	}
-	for name, test := range map[string]struct {
-		status, bare int // for a client with the probe certificate, and for a client without one
-		body         any
-		want         Trust
-		evidence     string
-	}{
-		"knows the subject":       {403, 401, forbiddenTo(probe.Subject), Recognised, "knows the subject"},
-		"refuses the certificate": {401, 403, statusOf(401, ""), Refused, "answers 401"},
-		"401 of another program":  {401, 401, "log in first", Unknown, "no conclusive answer"},
-		"sees no client":          {403, 403, forbiddenTo("system:anonymous"), Unknown, "as anonymous"},
-		"another user":            {403, 403, forbiddenTo("admin"), Unknown, "no conclusive answer"},
-		"forbids without a name":  {403, 403, statusOf(403, ""), Unknown, "no conclusive answer"},
-		"404 for the probe only":  {404, 403, statusOf(404, ""), Recognised, "and refuses a client without one"},
-		"200 for the probe only":  {200, 401, metav1.Status{}, Recognised, "and refuses a client without one"},
-		"404 for every client":    {404, 404, statusOf(404, ""), Unknown, "admits every client"},
-		"200 for every client":    {200, 200, metav1.Status{}, Unknown, "admits every client"},
-		"200, then no answer":     {200, 503, metav1.Status{}, Unknown, "admits every client"},
-		"503":                     {503, 503, "no backend", Unknown, "no conclusive answer"},
-		"not verified":            {403, 401, forbiddenTo(probe.Subject), Unknown, "is not verified"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, cluster := serve(t, func(shown *x509.Certificate) (int, any) {
-				if shown == nil {
-					return test.bare, statusOf(test.bare, "")
-				}
-				return test.status, test.body
-			})
-			cluster.BearerToken = "secret"
-			insecure := test.evidence == "is not verified"
-			if insecure {
-				cluster.Insecure, cluster.CAData = true, nil
-			}
-			target := Target{Name: "ns/metrics", Cluster: cluster, resource: "/apis/metrics.k8s.io/v1/csr-controller-manager-trust-probes"}
-			wants(t, name, probe.AskTarget(t.Context(), target), test.want, test.evidence)
-			if insecure && len(s.shown) > 0 {
-				t.Error("the certificate was shown")
-			}
-		})
-	}
-}
-
 // TestServingCertificate checks that a certificate is read even if it can't be trusted, that Verified says so, and that
 // no credential is shown.
 func TestServingCertificate(t *testing.T) {

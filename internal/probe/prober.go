@@ -80,7 +80,7 @@ func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, ta
 
 // ask presents one to target. Only an answer that arrived while one was certainly valid counts.
 func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answer {
-	answer := one.AskTarget(ctx, target)
+	answer := one.Ask(ctx, target.Cluster)
 	if now := p.Clock.Now(); answer.Trust != Unknown && !one.validAt(now.Add(margin)) {
 		return Answer{Evidence: fmt.Sprintf("%s; but the answer came at %s, when the certificate may have expired",
 			answer.Evidence, now.UTC().Format(time.RFC3339))}

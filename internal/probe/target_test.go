@@ -7,11 +7,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
@@ -111,7 +108,7 @@ func TestDirectTakesNothingElse(t *testing.T) {
 		t.Fatalf("targets are %+v", targets)
 	}
 	for _, target := range targets {
-		wants(t, target.Name, probe.AskTarget(t.Context(), target), Recognised, "")
+		wants(t, target.Name, probe.Ask(t.Context(), target.Cluster), Recognised, "")
 		s.sawOnly(t, probe)
 	}
 	insecure := &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
@@ -119,68 +116,6 @@ func TestDirectTakesNothingElse(t *testing.T) {
 		"by the usual name, which this one does not have": Direct(own, "", []string{address})[0],
 		"unverified": Direct(insecure, "", []string{address})[0],
 	} {
-		wants(t, name, probe.AskTarget(t.Context(), target), Unknown, "")
-	}
-}
-
-// TestAggregated checks that each endpoint of each APIService is found once, and that unknown has the others.
-func TestAggregated(t *testing.T) {
-	t.Parallel()
-	apiService := func(group, version, service string, port int64, more ...any) *unstructured.Unstructured {
-		spec := map[string]any{"group": group, "version": version}
-		at := map[string]any{"namespace": "ns", "name": service}
-		if port != 0 {
-			at["port"] = port
-		}
-		if service != "" {
-			spec["service"] = at
-		}
-		if len(more) > 0 {
-			spec[more[0].(string)] = more[1]
-		}
-		return &unstructured.Unstructured{Object: map[string]any{
-			"apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": map[string]any{"name": version + "." + group}, "spec": spec,
-		}}
-	}
-	https := corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "metrics", Port: 8080}, {Name: "https", Port: 443}}}
-	objects := []client.Object{
-		apiService("apps", "v1", "", 0), // the API server's own
-		apiService("metrics", "v1", "metrics", 0, "caBundle", "Y2E="), apiService("metrics", "v2", "metrics", 443, "caBundle", "Y2E="),
-		apiService("outside", "v1", "outside", 8443, "insecureSkipTLSVerify", true),
-		apiService("gone", "v1", "gone", 0), apiService("down", "v1", "down", 0), apiService("port", "v1", "metrics", 1234),
-		slice("ns", "metrics-1", "metrics", "https", 10250, true, "192.0.2.1", "192.0.2.2"),
-	}
-	for name, spec := range map[string]corev1.ServiceSpec{
-		"metrics": https, "down": https, "outside": {Type: corev1.ServiceTypeExternalName, ExternalName: "outside.test"},
-	} {
-		objects = append(objects, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name}, Spec: spec})
-	}
-	targets, unknown, err := Aggregated(t.Context(), reader(interceptor.Funcs{}, objects...))
-	succeed(t, err)
-	var got []string
-	for _, target := range targets {
-		c := target.Cluster
-		got = append(got, strings.Join([]string{target.Name, c.Host, c.ServerName, string(c.CAData), target.resource}, " | "))
-	}
-	slices.Sort(got)
-	want := []string{
-		"ns/metrics at 192.0.2.1:10250 | https://192.0.2.1:10250 | metrics.ns.svc | ca | /apis/metrics/v1/csr-controller-manager-trust-probes",
-		"ns/metrics at 192.0.2.2:10250 | https://192.0.2.2:10250 | metrics.ns.svc | ca | /apis/metrics/v1/csr-controller-manager-trust-probes",
-		"ns/outside at outside.test:8443 | https://outside.test:8443 | outside.ns.svc |  | /apis/outside/v1/csr-controller-manager-trust-probes",
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("targets (-want +got):\n%s", diff)
-	}
-	reasons := map[string]string{
-		"v1.gone": "not found", "v1.down": "the Service ns/down has no endpoints", "v1.port": "the Service ns/metrics has no port 1234",
-	}
-	for name, part := range reasons {
-		wants(t, name, unknown[name], Unknown, part)
-	}
-	if len(unknown) != len(reasons) {
-		t.Errorf("unknown are %v", unknown)
-	}
-	if _, _, err := Aggregated(t.Context(), reader(silent)); err == nil {
-		t.Error("no error when they can't be listed")
+		wants(t, name, probe.Ask(t.Context(), target.Cluster), Unknown, "")
 	}
 }

@@ -1,7 +1,6 @@
 package trust
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -9,7 +8,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -19,44 +17,42 @@ var versions = []string{"v1", "v1beta1", "v1alpha1"}
 const (
 	bundleResource = "clustertrustbundles"
 	bundleKind     = "ClusterTrustBundle"
-	// managedBy is the label by which our bundles are found again after their signer was removed.
-	managedBy, self = "app.kubernetes.io/managed-by", "csr-controller-manager"
+	// self is our name as the field manager, and in the label app.kubernetes.io/managed-by.
+	self = "csr-controller-manager"
 )
 
 // BundleName returns the name of the ClusterTrustBundle of a signer. It must begin with the signer's name
 // (k8s.io/kubernetes/pkg/apis/core/validation, ValidateClusterTrustBundleName).
-func BundleName(signerName, authority string) string {
-	return strings.ReplaceAll(signerName, "/", ":") + ":" + authority
+func BundleName(signerName, suffix string) string {
+	return strings.ReplaceAll(signerName, "/", ":") + ":" + suffix
 }
 
-// clusterTrustBundles returns the targets: the bundles of all signers, and the bundles of signers that were removed.
-func (p *Publisher) clusterTrustBundles(ctx context.Context, wanted Wanted) ([]target, State) {
-	version, err := p.served()
-	if err != nil {
-		return nil, State{Problems: []Problem{{Where: bundleKind + "s", Why: fmt.Sprintf("can't be discovered: %v", err)}}}
-	}
-	state := State{Served: version}
-	if version == "" {
-		return nil, state
-	}
+// bundles returns the targets: the bundles of all signers, and those of removed signers, which must not exist.
+func bundles(version string, wanted Wanted) []target {
 	resource := schema.GroupVersionResource{Group: certificatesv1.GroupName, Version: version, Resource: bundleResource}
 	var targets []target
 	for _, signer := range wanted.Signers {
-		targets = append(targets, clusterTrustBundle(resource, signer, wanted))
+		targets = append(targets, target{
+			resource: resource, kind: bundleKind, name: BundleName(signer, wanted.Suffix),
+			grant: fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
+				"and attest on signers.certificates.k8s.io %s", BundleName(signer, wanted.Suffix), signer),
+			fields: map[string]any{
+				"metadata": map[string]any{"labels": map[string]any{"app.kubernetes.io/managed-by": self}},
+				"spec":     map[string]any{"signerName": signer, "trustBundle": string(wanted.Bundle)},
+			},
+			manager: wanted.manager(),
+		})
 	}
-	left, err := p.left(ctx, resource, wanted)
-	switch {
-	// if no bundles are wanted, no right is needed
-	case err == nil, apierrors.IsForbidden(err) && len(wanted.Signers) == 0:
-	case apierrors.IsForbidden(err):
-		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
-			Why: fmt.Sprintf("of removed signers can't be found: "+
-				"grant the manager list on clustertrustbundles.certificates.k8s.io (%v)", err)})
-	default:
-		state.Problems = append(state.Problems, Problem{Where: bundleKind + "s",
-			Why: fmt.Sprintf("of removed signers can't be found: %v", err)})
+	for _, signer := range wanted.Removed {
+		if !slices.Contains(wanted.Signers, signer) {
+			name := BundleName(signer, wanted.Suffix)
+			targets = append(targets, target{
+				resource: resource, kind: bundleKind, name: name,
+				grant: "get and delete on clustertrustbundles.certificates.k8s.io " + name,
+			})
+		}
 	}
-	return append(targets, left...), state
+	return targets
 }
 
 // served returns the best version that the API server serves now, or "".
@@ -75,48 +71,4 @@ func (p *Publisher) served() (string, error) {
 		}
 	}
 	return "", nil
-}
-
-func clusterTrustBundle(resource schema.GroupVersionResource, signer string, wanted Wanted) target {
-	return target{
-		resource: resource, kind: bundleKind, name: BundleName(signer, wanted.Authority),
-		grant: fmt.Sprintf("get, create and update on clustertrustbundles.certificates.k8s.io, "+
-			"and attest on signers.certificates.k8s.io %s", signer),
-		set: func(obj *unstructured.Unstructured) (bool, error) {
-			changed := obj.GetLabels()[managedBy] != self
-			if changed {
-				labels := obj.GetLabels()
-				if labels == nil {
-					labels = map[string]string{}
-				}
-				labels[managedBy] = self
-				obj.SetLabels(labels)
-			}
-			for path, text := range map[string]string{"signerName": signer, "trustBundle": string(wanted.Bundle)} {
-				set, err := setText(obj, text, "spec", path)
-				if err != nil {
-					return false, err
-				}
-				changed = changed || set
-			}
-			return changed, nil
-		},
-	}
-}
-
-// left returns our bundles of the authority for signers that it no longer serves.
-func (p *Publisher) left(ctx context.Context, resource schema.GroupVersionResource, wanted Wanted) ([]target, error) {
-	list, err := p.objects.Resource(resource).List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + self})
-	if err != nil {
-		return nil, err
-	}
-	var targets []target
-	for _, obj := range list.Items {
-		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // a bundle without a signer is not ours
-		if obj.GetName() == BundleName(signer, wanted.Authority) && !slices.Contains(wanted.Signers, signer) {
-			targets = append(targets, target{resource: resource, kind: bundleKind, name: obj.GetName(), gone: true,
-				grant: "delete on clustertrustbundles.certificates.k8s.io"})
-		}
-	}
-	return targets, nil
 }

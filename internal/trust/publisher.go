@@ -1,13 +1,12 @@
 // Package trust publishes the CAs that verifiers must trust, and removes the CAs that they must not trust. It does
 // not decide which CAs these are, and never reads from a cache.
 //
-// It needs get, create and update on the ConfigMaps that it writes (create can't be limited to names), and get and
-// update on extension-apiserver-authentication. If the API server serves ClusterTrustBundles, it needs all of the
-// verbs below on them. It also needs attest on every signer that has a bundle, or on the signer's domain, as
-// example.com/*.
+// It needs get, create and patch on the ConfigMaps and ClusterTrustBundles that it writes, by name, delete on the latter,
+// and get and update on extension-apiserver-authentication. It also needs attest on every signer that has a bundle, or
+// on the signer's domain, as example.com/*.
 //
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=kube-system,resourceNames=extension-apiserver-authentication,verbs=get;update
-// +kubebuilder:rbac:groups=certificates.k8s.io,resources=clustertrustbundles,verbs=get;list;create;update;delete
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=clustertrustbundles,resourceNames=kubernetes.io:kube-apiserver-client:csr-signer;kubernetes.io:kube-apiserver-client-kubelet:csr-signer;kubernetes.io:kubelet-serving:csr-signer,verbs=get;create;patch;delete
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=attest
 package trust
 
@@ -18,12 +17,14 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/dynamic"
@@ -41,12 +42,12 @@ type Wanted struct {
 	Bundle []byte
 	// ConfigMaps are the entries that hold the bundle. Other entries stay unchanged. A missing ConfigMap is created.
 	ConfigMaps []ConfigMapKey
-	// Authority owns the bundle. It is the end of a ClusterTrustBundle's name.
-	Authority string
-	// Signers have a ClusterTrustBundle each, if the API server serves them. Bundles of Authority for other signers
-	// are removed.
-	Signers []string
-	// Current, if set, is called by Publish between reading and writing each object. If another client wrote the
+	// Suffix is the end of a ClusterTrustBundle's name, after the signer, and of the field manager's name.
+	Suffix string
+	// Signers have a ClusterTrustBundle each, if the API server serves them. Those of Removed that are not in Signers must
+	// have none.
+	Signers, Removed []string
+	// Current, if set, is called by Publish between reading and writing each object. If another client changed the
 	// object since, the write fails. An error of Current means that the bundle is no longer wanted.
 	Current func(context.Context) error
 }
@@ -65,18 +66,6 @@ func (p Problem) Error() string { return p.Where + " " + p.Why }
 
 // Unwrap returns Cause.
 func (p Problem) Unwrap() error { return p.Cause }
-
-// State is the published state.
-type State struct {
-	// Problems is empty if everything is published as wanted.
-	Problems []Problem
-	// Served is the version of ClusterTrustBundle that the API server serves. It is empty if none is served. Then no
-	// ClusterTrustBundles are published, which is no Problem.
-	Served string
-}
-
-// Published reports whether everything is published as wanted.
-func (s State) Published() bool { return len(s.Problems) == 0 }
 
 // Publisher reads and writes published bundles. It caches nothing, not even the versions that the API server serves.
 type Publisher struct {
@@ -104,14 +93,14 @@ func New(objects dynamic.Interface, served discovery.ServerResourcesInterface) *
 	return &Publisher{objects: objects, discovery: served}
 }
 
-// Publish publishes everything as wanted, and writes only objects that differ. State holds the remaining problems.
-// Call Publish again to retry them.
-func (p *Publisher) Publish(ctx context.Context, wanted Wanted) State {
+// Publish publishes everything as wanted, and writes only objects that differ. It returns the remaining problems. Call
+// it again to retry them.
+func (p *Publisher) Publish(ctx context.Context, wanted Wanted) []Problem {
 	return p.each(ctx, wanted, func(ctx context.Context, t target) error { return p.write(ctx, t, wanted.Current) })
 }
 
-// Published reports whether everything is published as wanted, and changes nothing.
-func (p *Publisher) Published(ctx context.Context, wanted Wanted) State {
+// Check returns what is not published as wanted, and changes nothing.
+func (p *Publisher) Check(ctx context.Context, wanted Wanted) []Problem {
 	return p.each(ctx, wanted, p.compare)
 }
 
@@ -120,10 +109,10 @@ type target struct {
 	resource        schema.GroupVersionResource
 	kind            string
 	namespace, name string
-	// set sets the wanted content of obj, and reports whether that changed obj.
-	set func(obj *unstructured.Unstructured) (changed bool, err error)
-	// gone reports that the object must not exist.
-	gone bool
+	// fields are the fields of the object that are ours. If it is nil, the object must not exist.
+	fields map[string]any
+	// manager is the manager of these fields.
+	manager string
 	// grant is the right that is needed to write the object.
 	grant string
 }
@@ -138,22 +127,26 @@ func (t target) String() string {
 // errDiffers is wrapped by the errors of compare.
 var errDiffers = errors.New("is not up to date")
 
-func (p *Publisher) each(ctx context.Context, wanted Wanted, do func(context.Context, target) error) State {
+func (p *Publisher) each(
+	ctx context.Context, wanted Wanted, do func(context.Context, target) error,
+) (problems []Problem) {
 	if len(wanted.Bundle) == 0 {
-		return State{Problems: []Problem{{Where: "the bundle of " + wanted.Authority,
-			Why: "has no valid certificate: an empty bundle is not published"}}}
+		return []Problem{{Where: "the bundle " + wanted.Suffix, Why: "has no valid certificate: an empty bundle is not published"}}
 	}
-	var targets []target
-	for _, key := range wanted.ConfigMaps {
-		targets = append(targets, configMap(key, wanted.Bundle))
+	targets := configMaps(wanted)
+	version, err := p.served()
+	if err != nil {
+		problems = append(problems, Problem{bundleKind + "s", fmt.Sprintf("can't be discovered: %v", err), err})
 	}
-	bundles, state := p.clusterTrustBundles(ctx, wanted)
-	for _, one := range append(targets, bundles...) {
+	if version != "" {
+		targets = append(targets, bundles(version, wanted)...)
+	}
+	for _, one := range targets {
 		if err := do(ctx, one); err != nil {
-			state.Problems = append(state.Problems, Problem{one.String(), one.why(err), err})
+			problems = append(problems, Problem{one.String(), one.why(err), err})
 		}
 	}
-	return state
+	return problems
 }
 
 // why returns the sentence about err.
@@ -172,40 +165,61 @@ func (t target) why(err error) string {
 func (p *Publisher) compare(ctx context.Context, t target) error {
 	obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
 	switch {
-	case apierrors.IsNotFound(err) && t.gone:
+	case apierrors.IsNotFound(err) && t.fields == nil:
 		return nil
 	case apierrors.IsNotFound(err):
 		return fmt.Errorf("does not exist, so it %w", errDiffers)
 	case err != nil:
 		return err
-	case t.gone:
+	case t.fields == nil:
 		return fmt.Errorf("is for a removed signer, so it %w", errDiffers)
-	}
-	if changed, err := t.set(obj); err != nil || changed {
-		return errors.Join(err, errDiffers)
+	case !holds(obj.Object, t.fields):
+		return errDiffers
 	}
 	return nil
 }
 
-// write updates t. It writes the object that it has read, and starts again if another client wrote the object
-// meanwhile.
+// holds reports whether obj has all of fields.
+func holds(obj, fields map[string]any) bool {
+	for key, want := range fields {
+		if nested, isMap := want.(map[string]any); isMap {
+			inner, _ := obj[key].(map[string]any)
+			if !holds(inner, nested) {
+				return false
+			}
+		} else if obj[key] != want {
+			return false
+		}
+	}
+	return true
+}
+
+// write updates t if it differs. It starts again if another client changed the object after it was read. Only what is
+// created may replace what another leader has created since: the next reconcile corrects that.
 func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error) error {
 	var outdated error // if set, a retry is useless
-	err := retry.OnError(retry.DefaultRetry, raced, func() error {
+	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
 		exists := err == nil
-		if client.IgnoreNotFound(err) != nil || t.gone && !exists {
-			return client.IgnoreNotFound(err)
+		switch {
+		case client.IgnoreNotFound(err) != nil:
+			return err
+		case !exists && t.fields == nil, exists && t.fields != nil && holds(obj.Object, t.fields):
+			return nil
 		}
 		if current != nil {
 			if outdated = current(ctx); outdated != nil {
 				return nil
 			}
 		}
-		if t.gone {
+		if t.fields == nil {
 			return p.remove(ctx, t, obj)
 		}
-		return p.store(ctx, t, obj, exists)
+		version := "" // create it
+		if exists {
+			version = obj.GetResourceVersion()
+		}
+		return p.apply(ctx, t, version)
 	})
 	if outdated != nil {
 		return outdated
@@ -213,23 +227,16 @@ func (p *Publisher) write(ctx context.Context, t target, current func(context.Co
 	return err
 }
 
-// store writes obj with the content that t sets. If exists is true, obj is as it was read.
-func (p *Publisher) store(ctx context.Context, t target, obj *unstructured.Unstructured, exists bool) error {
-	if !exists {
-		obj = &unstructured.Unstructured{}
-		obj.SetAPIVersion(t.resource.GroupVersion().String())
-		obj.SetKind(t.kind)
-		obj.SetName(t.name)
-	}
-	changed, err := t.set(obj)
-	switch {
-	case err != nil || !changed:
-		return err
-	case exists:
-		_, err = p.on(t).Update(ctx, obj, metav1.UpdateOptions{})
-	default:
-		_, err = p.on(t).Create(ctx, obj, metav1.CreateOptions{})
-	}
+// apply writes our fields with server-side apply, and takes them over from other managers. version, if not empty, is the
+// version of the object that may be changed.
+func (p *Publisher) apply(ctx context.Context, t target, version string) error {
+	obj := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(t.fields)}
+	obj.SetAPIVersion(t.resource.GroupVersion().String())
+	obj.SetKind(t.kind)
+	obj.SetNamespace(t.namespace)
+	obj.SetName(t.name)
+	obj.SetResourceVersion(version)
+	_, err := p.on(t).Apply(ctx, t.name, obj, metav1.ApplyOptions{FieldManager: t.manager, Force: true})
 	return err
 }
 
@@ -241,9 +248,6 @@ func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unst
 	return client.IgnoreNotFound(err)
 }
 
-// raced reports whether another client wrote between a read and a write.
-func raced(err error) bool { return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) }
-
 func (p *Publisher) on(t target) dynamic.ResourceInterface {
 	if t.namespace == "" {
 		return p.objects.Resource(t.resource)
@@ -251,29 +255,30 @@ func (p *Publisher) on(t target) dynamic.ResourceInterface {
 	return p.objects.Resource(t.resource).Namespace(t.namespace)
 }
 
-// configMap returns the target for key.
-func configMap(key ConfigMapKey, bundle []byte) target {
-	return target{
-		resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, kind: "ConfigMap",
-		namespace: key.Namespace, name: key.Name,
-		grant: fmt.Sprintf("get and update on configmaps %s in namespace %s, and create on configmaps there", key.Name,
-			key.Namespace),
-		set: func(obj *unstructured.Unstructured) (bool, error) {
-			// A key can't be in both.
-			_, binary, err := unstructured.NestedFieldNoCopy(obj.Object, "binaryData", key.Key)
-			unstructured.RemoveNestedField(obj.Object, "binaryData", key.Key)
-			changed, setErr := setText(obj, string(bundle), "data", key.Key)
-			return binary || changed, errors.Join(err, setErr)
-		},
+// configMaps returns a target for each ConfigMap. An apply removes our keys that it does not hold, so one target has all
+// keys of a ConfigMap, and each authority is a field manager of its own.
+func configMaps(wanted Wanted) (targets []target) {
+	for _, key := range wanted.ConfigMaps {
+		data := map[string]any{key.Key: string(wanted.Bundle)}
+		at := slices.IndexFunc(targets, func(t target) bool { return t.namespace == key.Namespace && t.name == key.Name })
+		if at >= 0 {
+			maps.Copy(targets[at].fields["data"].(map[string]any), data)
+			continue
+		}
+		targets = append(targets, target{
+			resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, kind: "ConfigMap",
+			namespace: key.Namespace, name: key.Name,
+			grant:  fmt.Sprintf("get, create and patch on configmaps %s in namespace %s", key.Name, key.Namespace),
+			fields: map[string]any{"data": data}, manager: wanted.manager(),
+		})
 	}
+	return targets
 }
 
-// setText sets the field at path to text, and reports whether that changed it.
-func setText(obj *unstructured.Unstructured, text string, path ...string) (changed bool, err error) {
-	if found, exists, err := unstructured.NestedString(obj.Object, path...); err == nil && exists && found == text {
-		return false, nil
-	}
-	return true, unstructured.SetNestedField(obj.Object, text, path...)
+// manager returns the field manager of an authority's fields, in the 128 bytes that the API server permits.
+func (w Wanted) manager() string {
+	name := self + "/" + w.Suffix
+	return name[:min(len(name), 128)]
 }
 
 // Bundle returns certs in PEM, in that order and without headers or text in between, as a ClusterTrustBundle requires

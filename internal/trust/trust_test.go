@@ -67,10 +67,9 @@ func TestWithout(t *testing.T) {
 func TestNames(t *testing.T) {
 	t.Parallel()
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, "ca", errors.New("no"))
-	at := configMap(ConfigMapKey{"ns", "ca", "ca.crt"}, []byte("x"))
+	at := configMaps(Wanted{Bundle: []byte("x"), ConfigMaps: []ConfigMapKey{{"ns", "ca", "ca.crt"}, {"ns", "ca", "b"}}})[0]
 	for err, want := range map[error]string{
-		forbidden: "can't be brought up to date: grant the manager get and update on configmaps ca in namespace ns, and create on " +
-			"configmaps there (" + forbidden.Error() + ")",
+		forbidden:             "can't be brought up to date: grant the manager get, create and patch on configmaps ca in namespace ns (" + forbidden.Error() + ")",
 		errors.New("timeout"): "can't be brought up to date: timeout",
 		errDiffers:            "is not up to date",
 	} {

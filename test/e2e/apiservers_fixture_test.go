@@ -181,7 +181,7 @@ func (a *apiServers) ask(t *testing.T, operation v1alpha1.Operation) {
 	}
 	a.until(t, string(operation)+" is taken", func(ctx context.Context) (bool, error) {
 		obj := a.get(ctx, t)
-		return obj.Annotations[v1alpha1.OperationAnnotation] == "" && obj.Status.TakenOperation == "", nil
+		return obj.Annotations[v1alpha1.OperationAnnotation] == "" && !obj.Status.Answered(), nil
 	})
 }
 

@@ -19,7 +19,7 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 	a := startAPIServers(t)
 	a.runRotation(t)
 	a.reaches(t, v1alpha1.Completed, nil)
-	a.ask(t, v1alpha1.RotateStart)
+	a.ask(t, v1alpha1.OperationStart)
 	a.waitsFor(t, firstAPIServer, secondAPIServer)
 	both := a.published(t)
 	a.trusts(t, firstAPIServer, both)
@@ -39,7 +39,7 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 			return one.Type == v1alpha1.ConditionTrusted && one.Status == metav1.ConditionFalse && strings.Contains(one.Message, thirdAPIServer)
 		})
 	})
-	for _, operation := range []v1alpha1.Operation{v1alpha1.AdoptionAttested, v1alpha1.OutstandingAccepted, v1alpha1.RotateComplete} {
+	for _, operation := range []v1alpha1.Operation{v1alpha1.OperationAttest, v1alpha1.OperationAccept, v1alpha1.OperationComplete} {
 		a.ask(t, operation)
 		a.reaches(t, v1alpha1.Prepared, nil)
 	}
@@ -84,7 +84,7 @@ func (a *apiServers) completes(t *testing.T) {
 		if a.get(ctx, t).Status.Phase == v1alpha1.Completing {
 			return true, nil
 		}
-		a.ask(t, v1alpha1.RotateComplete)
+		a.ask(t, v1alpha1.OperationComplete)
 		return false, nil
 	})
 }

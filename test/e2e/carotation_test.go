@@ -31,7 +31,7 @@ var bothAuthorities = map[string]string{authorityName: signingSecret, servingAut
 // before version 1.36.
 func TestCARotation(t *testing.T) {
 	c := rotateCAs(t, func(c *cluster) { c.restarted(t) }, func(c *cluster, name string) {
-		c.ask(t, name, v1alpha1.OutstandingAccepted) // the nodes are seen to have moved
+		c.ask(t, name, v1alpha1.OperationAccept) // the nodes are seen to have moved
 	})
 	c.trustsFile(t, servingFile, func(file string) bool { return !strings.Contains(file, strings.TrimSpace(string(c.next.CertPEM))) })
 	c.restarted(t)
@@ -70,7 +70,7 @@ func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)
 	trust(c)
 	c.wantReachable(t, worker)
 	c.wantServersOf(t, map[string]bool{"the old CA": true, "the clients' CA": false, "the servers' next CA": true})
-	c.ask(t, servingAuthority, v1alpha1.TrustConfirmed)
+	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
 	step(t, "11 the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
 	if _, err := c.whoAmI(t.Context(), slices.Concat(stolen.cert, stolen.key)); err != nil {
 		t.Errorf("a certificate of the old CA is not good any more, before it leaves: %v", err)
@@ -117,27 +117,27 @@ func (c *cluster) testAdoption(t *testing.T) {
 	c.trustsFile(t, clientFile, holding(adopted.Signing))
 	c.follows(t, clientFile)
 	// All certificates that the CA issued before are from this test, and the known ones are in the ledger.
-	c.ask(t, authorityName, v1alpha1.AdoptionAttested)
+	c.ask(t, authorityName, v1alpha1.OperationAttest)
 	c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AttestedAt != nil })
 }
 
 // testPreparing requests both rotations. The clients' CA is proven, and signs. The servers' CA waits for its owner.
 func (c *cluster) testPreparing(t *testing.T) {
-	c.ask(t, authorityName, v1alpha1.RotateStart)
+	c.ask(t, authorityName, v1alpha1.OperationStart)
 	if status := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); status.Signing.Certificate != string(c.next.CertPEM) {
 		t.Error("the old CA does not sign any more, before the new one is proven")
 	}
-	c.ask(t, servingAuthority, v1alpha1.RotateStart)
+	c.ask(t, servingAuthority, v1alpha1.OperationStart)
 	asked := c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted) && len(s.APIServers) > 0
 	}).APIServers
 	if len(asked) != 1 || asked[0].Address != controlPlaneAddress+":443" || asked[0].Trust != "Recognised" {
 		t.Errorf("API servers that were asked: %+v, want the one endpoint of the Service kubernetes", asked)
 	}
-	c.ask(t, authorityName, v1alpha1.RotateComplete) // while certificates of the old CA are valid
+	c.ask(t, authorityName, v1alpha1.OperationComplete) // while certificates of the old CA are valid
 	c.toldRefused(t, authorityName, "are valid until")
 	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate != nil })
-	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.TrustConfirmed.Command()) {
+	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
 		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", status.WaitingFor, status.APIServers)
 	}
 	if status.Signing.Certificate != string(c.next.CertPEM) {
@@ -151,7 +151,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	clients := certOf(t, c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing)
 	servers := certOf(t, c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing)
-	c.ask(t, servingAuthority, v1alpha1.RotateComplete)
+	c.ask(t, servingAuthority, v1alpha1.OperationComplete)
 	c.toldRefused(t, servingAuthority, "are valid until")
 	c.wantNoClients(t, 1)
 	c.until(t, renewal, "the kubelets' certificates are of the new CAs", func(context.Context) (bool, error) {
@@ -184,7 +184,7 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 // testLeaving completes one rotation. Clients' certificates of the old CA are refused, while servers' certificates
 // are still valid.
 func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
-	c.ask(t, name, v1alpha1.RotateComplete)
+	c.ask(t, name, v1alpha1.OperationComplete)
 	status := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
 	if status.Retiring != nil || status.Generation != 2 {
 		t.Errorf("%s is completed, with %+v", name, status)

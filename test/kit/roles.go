@@ -26,8 +26,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // ManagerAccount is the ServiceAccount that config/rbac binds.
@@ -105,10 +107,22 @@ func CreateMissing(t testing.TB, c client.Client, all []*unstructured.Unstructur
 }
 
 // RolesForSecret returns the roles of a signing CA in the Secret called name, bound to holder. They are a copy of those that
-// config/rotation/kubelet-serving ships for its Secret, as that folder says.
+// config/rotation/kubelet-serving ships for its Secret, as that folder says, with the trust bundles of all of Kubernetes'
+// signers.
 func RolesForSecret(t testing.TB, name, holder string) []*unstructured.Unstructured {
 	t.Helper()
 	all := Renamed(t, Rendered(t, "rotation/kubelet-serving"), "csr-kubelet-serving-ca", name)
+	for _, obj := range all {
+		rules, _, _ := unstructured.NestedSlice(obj.Object, "rules")
+		if obj.GetKind() == "ClusterRole" && len(rules) == 1 {
+			var names []any
+			for _, signer := range csr.BuiltinSigners() {
+				names = append(names, trust.BundleName(signer, name))
+			}
+			rules[0].(map[string]any)["resourceNames"] = names
+			obj.Object["rules"] = rules
+		}
+	}
 	if holder == SignerAccount { // the other binding is for csr-rotation
 		all = slices.DeleteFunc(all, func(obj *unstructured.Unstructured) bool {
 			return IsBinding(obj) && obj.GetName() == name+"-rotation"

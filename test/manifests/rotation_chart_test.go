@@ -119,9 +119,18 @@ func TestRotationChartNames(t *testing.T) {
 			t.Errorf("no %s in %v", want, maps)
 		}
 	}
-	custom := typed[rbacv1.ClusterRole](t, all, "ClusterRole")["csr-rotation-custom-signers"]
-	want := []rbacv1.PolicyRule{{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"example.com/web"}, Verbs: []string{"attest"}}}
-	if diff := cmp.Diff(want, custom.Rules); diff != "" {
-		t.Errorf("custom signers (-want +got):\n%s", diff)
+	bundles := typed[rbacv1.ClusterRole](t, all, "ClusterRole")["csr-rotation-bundles"]
+	want := []rbacv1.PolicyRule{
+		{
+			APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get", "create", "patch", "delete"},
+			ResourceNames: []string{
+				"kubernetes.io:kube-apiserver-client:a", "kubernetes.io:kube-apiserver-client-kubelet:a", "kubernetes.io:kubelet-serving:a", "example.com:web:a",
+				"kubernetes.io:kube-apiserver-client:b", "kubernetes.io:kube-apiserver-client-kubelet:b", "kubernetes.io:kubelet-serving:b", "example.com:web:b",
+			},
+		},
+		{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"example.com/web"}, Verbs: []string{"attest"}},
+	}
+	if diff := cmp.Diff(want, bundles.Rules); diff != "" {
+		t.Errorf("trust bundles (-want +got):\n%s", diff)
 	}
 }

@@ -54,7 +54,7 @@ var splitRotationQuestions = []question{
 	{"delete", "", "configmaps", systemNamespace, "csr-signer-ledger", nil},
 	{"update", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{rotator}},
 	{"create", "", "configmaps", systemNamespace, "", []string{rotator}},
-	{"update", "", "configmaps", systemNamespace, "csr-trust", []string{rotator}},
+	{"patch", "", "configmaps", systemNamespace, "csr-trust", []string{rotator}},
 	{"get", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{signer, rotator}},
 	{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{rotator}},
 	{"watch", "csr-controller-manager.io", "signingauthorities", "", "", []string{rotator}},

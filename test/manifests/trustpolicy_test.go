@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	corev1apply "k8s.io/client-go/applyconfigurations/core/v1"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -70,15 +71,17 @@ func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 
 	trust := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: trustFiles, Name: "csr-trust"}, Data: map[string]string{"ca.crt": "mine"}}
 	refuses(t, "create the ConfigMap", "only csr-controller-manager writes ConfigMap csr-trust", func() error { return editor.Create(ctx, trust.DeepCopy(), client.DryRunAll) })
-	settles(t, "the manager creates the ConfigMap", func() error { return manager.Create(ctx, trust.DeepCopy()) })
+	applied := func(bundle string) func() error {
+		return func() error {
+			apply := corev1apply.ConfigMap(trust.Name, trust.Namespace).WithData(map[string]string{"ca.crt": bundle})
+			return manager.Apply(ctx, apply, client.FieldOwner("csr-controller-manager"), client.ForceOwnership)
+		}
+	}
+	settles(t, "the manager creates the ConfigMap", applied("mine"))
 	refuses(t, "change the ConfigMap", "only csr-controller-manager", func() error {
 		return editor.Patch(ctx, trust.DeepCopy(), client.RawPatch("application/merge-patch+json", []byte(`{"data":{"ca.crt":"his"}}`)))
 	})
-	settles(t, "the manager changes the ConfigMap", func() error {
-		changed := trust.DeepCopy()
-		changed.Data["ca.crt"] = "ours"
-		return manager.Update(ctx, changed)
-	})
+	settles(t, "the manager changes the ConfigMap", applied("ours"))
 	other := trust.DeepCopy()
 	other.Name = "other"
 	settles(t, "an editor creates another ConfigMap", func() error { return editor.Create(ctx, other) })

@@ -106,7 +106,7 @@ func (l *lab) startRotation(t *testing.T, metrics string) {
 		l.kubectl(t, "wait", "--for=jsonpath={.status.phase}="+phase, "--timeout=60s", "signingauthority/cluster")
 	}
 	phase("Completed")
-	l.kubectl(t, "annotate", "signingauthority/cluster", "csr-controller-manager.io/operation=rotate-start")
+	l.kubectl(t, "annotate", "signingauthority/cluster", "csr-controller-manager.io/operation=start")
 	phase("Preparing")
 }
 

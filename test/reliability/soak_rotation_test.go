@@ -122,13 +122,13 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 		s.started = false
 		return true, nil
 	case obj.Status.Phase == v1alpha1.Completed:
-		s.started = s.ask(ctx, v1alpha1.RotateStart)
+		s.started = s.ask(ctx, v1alpha1.OperationStart)
 	case obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil && obj.Status.Candidate.TrustConfirmedAt == nil:
-		s.ask(ctx, v1alpha1.TrustConfirmed)
+		s.ask(ctx, v1alpha1.OperationConfirm)
 	case obj.Status.Phase == v1alpha1.Prepared && s.accepts(obj) && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
-		s.ask(ctx, v1alpha1.OutstandingAccepted)
+		s.ask(ctx, v1alpha1.OperationAccept)
 	case obj.Status.Phase == v1alpha1.Prepared && (!s.renew || time.Since(s.asked) > 30*time.Second):
-		s.ask(ctx, v1alpha1.RotateComplete) // which is refused while certificates of the retiring CA are left
+		s.ask(ctx, v1alpha1.OperationComplete) // which is refused while certificates of the retiring CA are left
 		s.asked = time.Now()
 	}
 	return false, nil

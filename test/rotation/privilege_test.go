@@ -52,8 +52,9 @@ cleaning: {retention: {denied: 1s}}
 `
 
 // unasked are the rights that the self-check does not ask for. Only a SigningAuthority names the ConfigMap of the
-// trust, and its condition Published reports what is missing: losesTrust. The others are for secure metrics: losesSecureMetrics.
-var unasked = regexp.MustCompile(`^(get|update) configmaps csr-trust in |^create tokenreviews|^create subjectaccessreviews`)
+// trust, and its condition Published reports what is missing: losesTrust. The shipped role names the bundle of kubelet-serving
+// also where another Secret signs for it. The others are for secure metrics: losesSecureMetrics.
+var unasked = regexp.MustCompile(`^(get|create|patch) configmaps csr-trust in |kubernetes.io:kubelet-serving:csr-signer$|^create tokenreviews|^create subjectaccessreviews`)
 
 // ofAllAccounts returns the rights that Kubernetes grants to every ServiceAccount: those of
 // system:cluster-trust-bundle-discovery, if it serves ClusterTrustBundles.

@@ -21,8 +21,8 @@ import (
 func (h *roleHolder) losesTrust(t *testing.T, r *rotating) {
 	t.Helper()
 	for verb, use := range map[string]func(*testing.T){
-		"get":    func(*testing.T) {}, // each reconcile reads it
-		"update": func(t *testing.T) { r.spoilTrust(t) },
+		"get":   func(*testing.T) {}, // each reconcile reads it
+		"patch": func(t *testing.T) { r.spoilTrust(t) },
 	} {
 		right := verb + " configmaps csr-trust in " + kit.SystemNamespace
 		taken := h.find(func(each string) bool { return each == right })
@@ -32,7 +32,7 @@ func (h *roleHolder) losesTrust(t *testing.T, r *rotating) {
 		h.take(t, taken)
 		use(t)
 		r.publishes(t, metav1.ConditionFalse, fmt.Sprintf("cannot %s resource \"configmaps\"", verb),
-			"ConfigMap "+kit.SystemNamespace+"/csr-trust can't be brought up to date: grant the manager get and update on configmaps csr-trust")
+			"ConfigMap "+kit.SystemNamespace+"/csr-trust can't be brought up to date: grant the manager get, create and patch on configmaps csr-trust")
 		h.take(t, nil)
 		r.publishes(t, metav1.ConditionTrue)
 	}

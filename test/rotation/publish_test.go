@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -57,14 +58,14 @@ func ownCluster(t *testing.T, tokens ...cluster.Token) (*cluster.Cluster, client
 	return c, own
 }
 
-// wantState checks that state has one problem for each of parts, in that order.
-func wantState(t *testing.T, what string, state trust.State, parts ...string) {
+// wantProblems checks that there is one problem for each of parts, in that order.
+func wantProblems(t *testing.T, what string, problems []trust.Problem, parts ...string) {
 	t.Helper()
-	if len(state.Problems) != len(parts) || state.Published() != (len(parts) == 0) {
-		t.Fatalf("%s: problems are %q, want %q", what, state.Problems, parts)
+	if len(problems) != len(parts) {
+		t.Fatalf("%s: problems are %q, want %q", what, problems, parts)
 	}
 	for i, part := range parts {
-		if got := state.Problems[i].Error(); !strings.Contains(got, part) {
+		if got := problems[i].Error(); !strings.Contains(got, part) {
 			t.Errorf("%s: problem %q, want %q", what, got, part)
 		}
 	}
@@ -78,9 +79,9 @@ func TestPublishToConfigMaps(t *testing.T) {
 	kit.Create(t, kit.Admin(t), namespace)
 	bundle := trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)), kit.Certificate(t, kit.NewCA(t)))
 	ours := trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}
-	wanted := trust.Wanted{Bundle: bundle, Authority: "cluster", ConfigMaps: []trust.ConfigMapKey{ours}}
-	wantState(t, "before", p.Published(t.Context(), wanted), "ConfigMap "+namespace.Name+"/trusted does not exist")
-	wantState(t, "made", p.Publish(t.Context(), wanted))
+	wanted := trust.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []trust.ConfigMapKey{ours}}
+	wantProblems(t, "before", p.Check(t.Context(), wanted), "ConfigMap "+namespace.Name+"/trusted does not exist")
+	wantProblems(t, "made", p.Publish(t.Context(), wanted))
 	read := func() *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
 		if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj); err != nil {
@@ -92,8 +93,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle)}) {
 		t.Errorf("it holds %q", obj.Data)
 	}
-	wantState(t, "again", p.Publish(t.Context(), wanted))
-	wantState(t, "there", p.Published(t.Context(), wanted))
+	wantProblems(t, "again", p.Publish(t.Context(), wanted))
+	wantProblems(t, "there", p.Check(t.Context(), wanted))
 	if got := read().ResourceVersion; got != obj.ResourceVersion {
 		t.Errorf("it was written again: %s, then %s", obj.ResourceVersion, got)
 	}
@@ -104,19 +105,23 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if err := kit.Admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not up to date")
-	wantState(t, "put right", p.Publish(t.Context(), wanted))
+	wantProblems(t, "spoilt", p.Check(t.Context(), wanted), "is not up to date")
+	wantProblems(t, "put right", p.Publish(t.Context(), wanted))
 	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["else"] != "kept" || obj.Labels["team"] != "a" || len(obj.BinaryData["more"]) != 1 {
 		t.Errorf("it is %+v", obj)
 	}
-	delete(obj.Data, "ca.crt")
-	obj.BinaryData["ca.crt"] = bundle
-	if err := kit.Admin(t).Update(t.Context(), obj); err != nil {
-		t.Fatal(err)
+	if owner := obj.ManagedFields; !slices.ContainsFunc(owner, func(one metav1.ManagedFieldsEntry) bool {
+		return one.Manager == "csr-controller-manager/csr-signer" && one.Operation == metav1.ManagedFieldsOperationApply && !strings.Contains(string(one.FieldsV1.Raw), "else")
+	}) {
+		t.Errorf("managed by %v", owner)
 	}
-	wantState(t, "as binary data", p.Published(t.Context(), wanted), "is not up to date")
-	wantState(t, "put right", p.Publish(t.Context(), wanted))
-	wantState(t, "there", p.Published(t.Context(), wanted))
+
+	wanted.ConfigMaps = append(wanted.ConfigMaps, trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "copy.crt"})
+	wantProblems(t, "a second key", p.Publish(t.Context(), wanted))
+	wantProblems(t, "both keys", p.Check(t.Context(), wanted))
+	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["copy.crt"] != string(bundle) {
+		t.Errorf("it is %+v", obj.Data)
+	}
 
 	// A ConfigMap that can't be written does not affect the others.
 	obj = read()
@@ -127,37 +132,36 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wanted.Bundle = trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)))
 	second := trust.ConfigMapKey{Namespace: namespace.Name, Name: "second", Key: "bundle.pem"}
 	wanted.ConfigMaps = []trust.ConfigMapKey{ours, {Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
-	wantState(t, "two of three", p.Publish(t.Context(), wanted), "immutable", `namespaces "no-such" not found`)
+	wantProblems(t, "two of three", p.Publish(t.Context(), wanted), "immutable", `namespaces "no-such" not found`)
 	wanted.ConfigMaps = []trust.ConfigMapKey{second}
-	wantState(t, "the third", p.Published(t.Context(), wanted))
+	wantProblems(t, "the third", p.Check(t.Context(), wanted))
 	wanted.Bundle = nil
-	wantState(t, "nothing to trust", p.Publish(t.Context(), wanted), "an empty bundle is not published")
+	wantProblems(t, "nothing to trust", p.Publish(t.Context(), wanted), "an empty bundle is not published")
 }
 
 // TestPublishNeedsRights checks that each missing right is named.
 func TestPublishNeedsRights(t *testing.T) {
 	kit.Parallel(t)
 	p := publisher(t, kit.WithToken(t, "stranger-token"))
-	wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Authority: "cluster", ConfigMaps: []trust.ConfigMapKey{{Namespace: "default", Name: "trusted", Key: "ca.crt"}}}
-	wantState(t, "without", p.Publish(t.Context(), wanted), "grant the manager get and update on configmaps trusted in namespace default, and create on configmaps there")
+	wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: "csr-signer", ConfigMaps: []trust.ConfigMapKey{{Namespace: "default", Name: "trusted", Key: "ca.crt"}}}
+	wantProblems(t, "without", p.Publish(t.Context(), wanted), "grant the manager get, create and patch on configmaps trusted in namespace default")
 }
 
-// TestPublishAtTheSameTime checks that two writers of different keys of one ConfigMap overwrite nothing of each
-// other.
+// TestPublishAtTheSameTime checks that authorities with different keys of one ConfigMap overwrite nothing of each other.
 func TestPublishAtTheSameTime(t *testing.T) {
 	kit.Parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
 	kit.Create(t, kit.Admin(t), namespace)
 	const writers = 3
-	ended := make(chan trust.State)
+	ended := make(chan []trust.Problem)
 	for i := range writers {
 		p := publisher(t, kit.ControlPlane(t).Config)
 		go func() {
-			ended <- p.Publish(t.Context(), trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: fmt.Sprint("ca-", i)}}})
+			ended <- p.Publish(t.Context(), trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: fmt.Sprint("ca-", i), ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: fmt.Sprint("ca-", i)}}})
 		}()
 	}
 	for range writers {
-		wantState(t, "one of several", <-ended)
+		wantProblems(t, "one of several", <-ended)
 	}
 	obj := &corev1.ConfigMap{}
 	if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: namespace.Name, Name: "trusted"}, obj); err != nil || len(obj.Data) != writers {
@@ -165,7 +169,8 @@ func TestPublishAtTheSameTime(t *testing.T) {
 	}
 }
 
-// TestPublishIsNotLate checks that a writer with an outdated bundle overwrites no newer content.
+// TestPublishIsNotLate checks that a writer with an outdated bundle overwrites no newer content, except what was created
+// since, which the next publication corrects.
 func TestPublishIsNotLate(t *testing.T) {
 	kit.Parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
@@ -176,22 +181,28 @@ func TestPublishIsNotLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p, latest := publisher(t, kit.ControlPlane(t).Config), trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at}
 			if there != "" {
-				wantState(t, "before", p.Publish(t.Context(), trust.Wanted{Bundle: []byte(there), ConfigMaps: at}))
+				wantProblems(t, "before", p.Publish(t.Context(), trust.Wanted{Bundle: []byte(there), ConfigMaps: at}))
 			}
 			asked := 0
 			late := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at[:1], Current: func(context.Context) error {
 				if asked++; asked > 1 {
 					return outdated
 				}
-				wantState(t, "meanwhile", p.Publish(t.Context(), latest))
+				wantProblems(t, "meanwhile", p.Publish(t.Context(), latest))
 				return nil
 			}}
-			state := p.Publish(t.Context(), late)
-			wantState(t, "late", state, "somebody has gone on")
-			if !errors.Is(state.Problems[0], outdated) {
-				t.Errorf("it comes from %v", state.Problems[0].Cause)
+			problems := p.Publish(t.Context(), late)
+			if there == "" {
+				wantProblems(t, "late", problems)
+				wantProblems(t, "after", p.Check(t.Context(), latest), "trusted is not up to date")
+				wantProblems(t, "next", p.Publish(t.Context(), latest))
+				return
 			}
-			wantState(t, "after", p.Published(t.Context(), latest))
+			wantProblems(t, "late", problems, "somebody has gone on")
+			if !errors.Is(problems[0], outdated) {
+				t.Errorf("it comes from %v", problems[0].Cause)
+			}
+			wantProblems(t, "after", p.Check(t.Context(), latest))
 		})
 	}
 }
@@ -219,12 +230,8 @@ func bundlesByDefault(t *testing.T, cfg *rest.Config) string {
 func TestClusterTrustBundlesByDefault(t *testing.T) {
 	kit.Parallel(t)
 	want, p := bundlesByDefault(t, kit.ControlPlane(t).Config), publisher(t, kit.ControlPlane(t).Config)
-	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Authority: "by-default", Signers: []string{"kubernetes.io/kubelet-serving", "example.com/client"}}
-	state := p.Publish(t.Context(), wanted)
-	wantState(t, "published", state)
-	if state.Served != want {
-		t.Fatalf("%q is served, want %q", state.Served, want)
-	}
+	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "by-default", Signers: []string{"kubernetes.io/kubelet-serving", "example.com/client"}}
+	wantProblems(t, "published", p.Publish(t.Context(), wanted))
 	if want == "" {
 		return
 	}
@@ -232,8 +239,8 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 	for _, signer := range wanted.Signers {
 		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
 	}
-	wanted.Signers = nil // all were removed
-	wantState(t, "removed", p.Publish(t.Context(), wanted))
+	wanted.Signers, wanted.Removed = nil, wanted.Signers
+	wantProblems(t, "removed", p.Publish(t.Context(), wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:by-default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
@@ -257,104 +264,94 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	p := publisher(t, anyone)
 	mayRead(t, own)
 	version := cmp.Or(bundlesByDefault(t, c.Config), "v1beta1")
-	wanted := trust.Wanted{Bundle: c.CA.CertPEM, Authority: "cluster", Signers: []string{"kubernetes.io/kube-apiserver-client", "example.com/client"}}
+	wanted := trust.Wanted{Bundle: c.CA.CertPEM, Suffix: "csr-signer", Signers: []string{"kubernetes.io/kube-apiserver-client", "example.com/client"}}
 
 	restart("false", "certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
-	off := p.Publish(t.Context(), wanted)
-	wantState(t, "not served", off)
-	if off.Served != "" {
-		t.Errorf("%s is served", off.Served)
-	}
+	wantProblems(t, "not served", p.Publish(t.Context(), wanted))
 
 	restart("true", "certificates.k8s.io/v1beta1=true,certificates.k8s.io/v1alpha1=true")
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "publisher"}}
 	mayPublish(t, own, role)
-	grants(t, own, role, rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get"}})
-	wantState(t, "without list and create", settled(t, p, wanted, "create"),
-		"ClusterTrustBundles of removed signers can't be found: grant the manager list",
-		"ClusterTrustBundle kubernetes.io:kube-apiserver-client:cluster can't be brought up to date: grant the manager get, create and update on clustertrustbundles.certificates.k8s.io, and attest on signers.certificates.k8s.io kubernetes.io/kube-apiserver-client",
-		"ClusterTrustBundle example.com:client:cluster")
-	all := rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get", "list", "create", "update", "delete"}}
+	all := rbacv1.PolicyRule{
+		APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get", "patch", "delete"},
+		ResourceNames: []string{"kubernetes.io:kube-apiserver-client:csr-signer", "example.com:client:csr-signer"},
+	}
+	grants(t, own, role, all)
+	wantProblems(t, "without create", settled(t, p, wanted, "create"),
+		"ClusterTrustBundle kubernetes.io:kube-apiserver-client:csr-signer can't be brought up to date: grant the manager get, create and patch on clustertrustbundles.certificates.k8s.io kubernetes.io:kube-apiserver-client:csr-signer, and attest on signers.certificates.k8s.io kubernetes.io/kube-apiserver-client",
+		"ClusterTrustBundle example.com:client:csr-signer")
+	all.Verbs = append(all.Verbs, "create") // by name, as all of them
 	attest := rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, Verbs: []string{"attest"}, ResourceNames: []string{"kubernetes.io/kube-apiserver-client"}}
 	grants(t, own, role, all, attest)
-	wantState(t, "without one attest", settled(t, p, wanted, "not permitted to attest"),
-		"ClusterTrustBundle example.com:client:cluster can't be brought up to date: grant the manager get, create and update on clustertrustbundles.certificates.k8s.io, and attest on signers.certificates.k8s.io example.com/client")
+	wantProblems(t, "without one attest", settled(t, p, wanted, "not permitted to attest"),
+		"ClusterTrustBundle example.com:client:csr-signer can't be brought up to date: grant the manager get, create and patch on clustertrustbundles.certificates.k8s.io example.com:client:csr-signer, and attest on signers.certificates.k8s.io example.com/client")
 	attest.ResourceNames = append(attest.ResourceNames, "example.com/client")
 	grants(t, own, role, all, attest)
 	kit.Eventually(t, "all is published", func(ctx context.Context) error {
-		if state := p.Publish(ctx, wanted); !state.Published() || state.Served != version {
-			return fmt.Errorf("%s is served, problems are %q", state.Served, state.Problems)
+		if problems := p.Publish(ctx, wanted); len(problems) > 0 {
+			return fmt.Errorf("problems are %q", problems)
 		}
 		return nil
 	})
+	foreign := trust.Wanted{Bundle: wanted.Bundle, Suffix: "theirs", Signers: wanted.Signers[:1]}
+	wantProblems(t, "a bundle that no right names", p.Publish(t.Context(), foreign), `ClusterTrustBundle kubernetes.io:kube-apiserver-client:theirs can't be brought up to date: grant`)
 	bundles := bundlesOf(t, c.Config, version)
-	first := got(t, bundles, "kubernetes.io:kube-apiserver-client:cluster")
+	first := got(t, bundles, "kubernetes.io:kube-apiserver-client:csr-signer")
 	wantBundle(t, first, "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
-	wantBundle(t, got(t, bundles, "example.com:client:cluster"), "example.com/client", c.CA.CertPEM)
-	wantState(t, "there", p.Published(t.Context(), wanted))
-	wantState(t, "again", p.Publish(t.Context(), wanted))
+	wantBundle(t, got(t, bundles, "example.com:client:csr-signer"), "example.com/client", c.CA.CertPEM)
+	wantProblems(t, "there", p.Check(t.Context(), wanted))
+	wantProblems(t, "again", p.Publish(t.Context(), wanted))
 	if again := got(t, bundles, first.GetName()); again.GetResourceVersion() != first.GetResourceVersion() {
 		t.Error("it was written again")
 	}
 
 	// Another client spoils one bundle and removes the other.
 	spoil(t, bundles, first, kit.NewCA(t).CertPEM)
-	if err := bundles.Delete(t.Context(), "example.com:client:cluster", metav1.DeleteOptions{}); err != nil {
+	if err := bundles.Delete(t.Context(), "example.com:client:csr-signer", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "spoilt", p.Published(t.Context(), wanted), "is not up to date", "does not exist")
-	wantState(t, "put right", p.Publish(t.Context(), wanted))
+	wantProblems(t, "spoilt", p.Check(t.Context(), wanted), "is not up to date", "does not exist")
+	wantProblems(t, "put right", p.Publish(t.Context(), wanted))
 	wantBundle(t, got(t, bundles, first.GetName()), "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 
-	// A signer is removed. Bundles of other owners stay.
-	others := bundle(version, "example.com:client:theirs", "example.com/client", c.CA.CertPEM, "csr-controller-manager")
-	byHand := bundle(version, "example.com:other:cluster", "example.com/other", c.CA.CertPEM, "somebody")
-	for _, obj := range []*unstructured.Unstructured{others, byHand} {
-		if _, err := bundles.Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	// A signer is removed. Bundles of others stay.
+	others := bundle(version, "example.com:client:theirs", "example.com/client", c.CA.CertPEM)
+	if _, err := bundles.Create(t.Context(), others, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
 	}
-	wanted.Signers = wanted.Signers[:1]
-	wantState(t, "one has left", p.Published(t.Context(), wanted), "ClusterTrustBundle example.com:client:cluster is for a removed signer")
-	wantState(t, "and is removed", p.Publish(t.Context(), wanted))
-	if _, err := bundles.Get(t.Context(), "example.com:client:cluster", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	wanted.Signers, wanted.Removed = wanted.Signers[:1], wanted.Signers
+	wantProblems(t, "one has left", p.Check(t.Context(), wanted), "ClusterTrustBundle example.com:client:csr-signer is for a removed signer")
+	wantProblems(t, "and is removed", p.Publish(t.Context(), wanted))
+	if _, err := bundles.Get(t.Context(), "example.com:client:csr-signer", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
 	got(t, bundles, others.GetName())
-	got(t, bundles, byHand.GetName())
 
 	// Only an older version is served, then none.
 	last := map[string]string{"v1": "v1beta1", "v1beta1": "v1alpha1"}[version] // v1alpha1 was removed in 1.37
 	restart("true", "certificates.k8s.io/v1=false,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false,certificates.k8s.io/"+last+"=true")
-	older := p.Published(t.Context(), wanted)
-	wantState(t, "by an older version", older)
+	wantProblems(t, "by an older version", p.Check(t.Context(), wanted))
 	spoil(t, bundlesOf(t, c.Config, last), first, kit.NewCA(t).CertPEM)
-	wantState(t, "spoilt by an older version", p.Published(t.Context(), wanted), "is not up to date")
-	wantState(t, "put right by an older version", p.Publish(t.Context(), wanted))
-	if older.Served != last {
-		t.Errorf("%s is served", older.Served)
-	}
+	wantProblems(t, "spoilt by an older version", p.Check(t.Context(), wanted), "is not up to date")
+	wantProblems(t, "put right by an older version", p.Publish(t.Context(), wanted))
 	restart("false", "certificates.k8s.io/v1=true,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
-	if off := p.Published(t.Context(), wanted); !off.Published() || off.Served != "" {
-		t.Errorf("when they are served no longer: %+v", off)
-	}
+	wantProblems(t, "served no longer", p.Check(t.Context(), wanted))
 	if err := c.Env.ControlPlane.GetAPIServer().Stop(); err != nil {
 		t.Fatal(err)
 	}
-	wantState(t, "nobody answers", p.Published(t.Context(), wanted), "ClusterTrustBundles can't be discovered")
+	wantProblems(t, "nobody answers", p.Check(t.Context(), wanted), "ClusterTrustBundles can't be discovered")
 }
 
 // settled publishes until the API server's authorizer knows the last granted rights: the problems contain part.
-func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string) trust.State {
+func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string) (problems []trust.Problem) {
 	t.Helper()
-	var state trust.State
 	kit.Eventually(t, "rights are known", func(ctx context.Context) error {
-		if state = p.Publish(ctx, wanted); !strings.Contains(fmt.Sprint(state.Problems), part) {
-			return fmt.Errorf("problems are %q", state.Problems)
+		if problems = p.Publish(ctx, wanted); !strings.Contains(fmt.Sprint(problems), part) {
+			return fmt.Errorf("problems are %q", problems)
 		}
 		return nil
 	})
-	return state
+	return problems
 }
 
 // mayRead permits every authenticated user to use discovery, as every cluster does.
@@ -396,10 +393,10 @@ func bundlesOf(t *testing.T, cfg *rest.Config, version string) dynamic.ResourceI
 	return objects.Resource(schema.GroupVersionResource{Group: "certificates.k8s.io", Version: version, Resource: "clustertrustbundles"})
 }
 
-func bundle(version, name, signer string, certs []byte, managedBy string) *unstructured.Unstructured {
+func bundle(version, name, signer string, certs []byte) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "certificates.k8s.io/" + version, "kind": "ClusterTrustBundle",
-		"metadata": map[string]any{"name": name, "labels": map[string]any{"app.kubernetes.io/managed-by": managedBy}},
+		"metadata": map[string]any{"name": name},
 		"spec":     map[string]any{"signerName": signer, "trustBundle": string(certs)},
 	}}
 }

@@ -38,8 +38,8 @@ func TestRotationAdmission(t *testing.T) {
 		return nil
 	})
 	operations := []v1alpha1.Operation{
-		v1alpha1.RotateStart, v1alpha1.RotateComplete, v1alpha1.RotateRollback, v1alpha1.TrustConfirmed, v1alpha1.OutstandingAccepted,
-		v1alpha1.AdoptionAttested, "nonsense", "Rotate-Start", " rotate-start",
+		v1alpha1.OperationStart, v1alpha1.OperationComplete, v1alpha1.OperationRollback, v1alpha1.OperationConfirm, v1alpha1.OperationAccept,
+		v1alpha1.OperationAttest, "nonsense", "Rotate-Start", " start",
 	}
 	for _, phase := range []v1alpha1.Phase{v1alpha1.New, v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed} {
 		setStatus(t, api, obj, v1alpha1.SigningAuthorityStatus{Phase: phase})
@@ -54,13 +54,13 @@ func TestRotationAdmission(t *testing.T) {
 	}
 
 	// An operation that was requested in time blocks nothing, and may be removed.
-	if err := ask(t.Context(), v1alpha1.RotateStart); err != nil {
+	if err := ask(t.Context(), v1alpha1.OperationStart); err != nil {
 		t.Fatal(err)
 	}
 	if err := api.Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
 		t.Fatal(err)
 	}
-	setStatus(t, api, obj, v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, TakenOperation: v1alpha1.RotateStart})
+	setStatus(t, api, obj, v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing})
 	patch := client.MergeFrom(obj.DeepCopy())
 	obj.Labels = map[string]string{"a": "b"}
 	if err := api.Patch(t.Context(), obj, patch); err != nil {
@@ -79,7 +79,7 @@ func TestRotationAdmission(t *testing.T) {
 
 	// A new object has no operation, whatever status it has.
 	made := &v1alpha1.SigningAuthority{
-		ObjectMeta: metav1.ObjectMeta{Name: "rotation-admission-new", Annotations: map[string]string{v1alpha1.OperationAnnotation: "rotate-start"}},
+		ObjectMeta: metav1.ObjectMeta{Name: "rotation-admission-new", Annotations: map[string]string{v1alpha1.OperationAnnotation: "start"}},
 		Spec:       obj.Spec, Status: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed},
 	}
 	if err := api.Create(t.Context(), made, client.DryRunAll); err == nil || !strings.Contains(err.Error(), "rotation start is refused: the phase is New") {

@@ -31,7 +31,7 @@ func TestUnreachableAPIServersDelayNoOtherAuthority(t *testing.T) {
 	r.authority(t, "cluster", "signing-ca", nil)
 	r.reaches(t, "cluster", v1alpha1.Completed, nil)
 	r.feed(t)
-	r.ask(t, "cluster", v1alpha1.RotateStart)
+	r.ask(t, "cluster", v1alpha1.OperationStart)
 	r.reaches(t, "cluster", v1alpha1.Prepared, nil)
 	r.reaches(t, "silent", v1alpha1.Preparing, nil)
 }

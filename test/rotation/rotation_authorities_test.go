@@ -41,7 +41,7 @@ func (r *rotating) adopted(t *testing.T, name string, change func(*v1alpha1.Sign
 	r.bring(t, name, brought)
 	r.authority(t, name, name, change)
 	r.reaches(t, name, v1alpha1.Completed, nil)
-	r.does(t, name, v1alpha1.AdoptionAttested)
+	r.does(t, name, v1alpha1.OperationAttest)
 	return brought
 }
 
@@ -100,13 +100,13 @@ func testRolledBack(t *testing.T, r *rotating) {
 	r.adopted(t, name, nil)
 	first := r.get(t, name).Status.Signing
 	before := r.user(t, "before", first)
-	r.ask(t, name, v1alpha1.RotateStart)
+	r.ask(t, name, v1alpha1.OperationStart)
 	second := r.reaches(t, name, v1alpha1.Prepared, nil).Status.Signing
 	between := r.user(t, "between", second)
 	kit.Eventually(t, "the old CA signs again", func(context.Context) error {
-		r.does(t, name, v1alpha1.RotateRollback) // refused until it is proven that every verifier trusts the old CA
+		r.does(t, name, v1alpha1.OperationRollback) // refused until it is proven that every verifier trusts the old CA
 		obj := r.reaches(t, name, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
-			return obj.Status.TakenOperation == "" && obj.Status.Intent == ""
+			return !obj.Status.Answered() && obj.Status.Intent == ""
 		})
 		if signing := obj.Status.Signing; signing.KeyID != first.KeyID {
 			return fmt.Errorf("it is %s", signing.KeyID)
@@ -126,7 +126,7 @@ func testRolledBack(t *testing.T, r *rotating) {
 // leaves completes, whatever certificates of the retiring CA are still valid.
 func (r *rotating) leaves(t *testing.T, name string) {
 	t.Helper()
-	r.does(t, name, v1alpha1.OutstandingAccepted)
+	r.does(t, name, v1alpha1.OperationAccept)
 	r.completes(t, name)
 	r.reaches(t, name, v1alpha1.Completed, nil)
 }
@@ -140,7 +140,7 @@ func (r *rotating) completes(t *testing.T, name string) {
 		obj := r.get(t, name)
 		if obj.Status.Phase == v1alpha1.Prepared {
 			if !asked || meta.IsStatusConditionTrue(obj.Status.Conditions, v1alpha1.ConditionPublished) {
-				r.does(t, name, v1alpha1.RotateComplete)
+				r.does(t, name, v1alpha1.OperationComplete)
 				asked = true
 			}
 			return fmt.Errorf("it waits for %q; Events %q", obj.Status.WaitingFor, r.told(t, name, "RotationRefused"))

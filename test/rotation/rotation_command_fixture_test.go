@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -55,10 +54,11 @@ func setStatus(t *testing.T, api client.Client, obj *v1alpha1.SigningAuthority, 
 	}
 }
 
-// answer is a manager's reaction to an operation: the following phases, or a refusal.
+// answer is a manager's reaction to an operation: the following phases, or a refusal. before is called first.
 type answer struct {
 	statuses []v1alpha1.SigningAuthorityStatus
 	refusal  string
+	before   func()
 }
 
 // plays simulates a manager that answers operations on the authority of that name, until stop is called.
@@ -86,46 +86,34 @@ func plays(t *testing.T, api client.Client, name string, answers map[v1alpha1.Op
 	return func() { cancel(); <-done }
 }
 
-// play does the steps of the reconciler: record the operation, write the Event, remove the annotation, and continue.
+// play does the steps of the reconciler: record the result, remove the annotation, and continue.
 func (a answer) play(ctx context.Context, api client.Client, obj *v1alpha1.SigningAuthority, operation v1alpha1.Operation) error {
+	if a.before != nil {
+		a.before()
+	}
+	last := &v1alpha1.OperationStatus{Name: operation, Time: metav1.NowMicro(), Result: v1alpha1.Accepted, Annotated: true}
+	if a.refusal != "" {
+		last.Result, last.Message = v1alpha1.Refused, a.refusal
+	}
 	if len(a.statuses) > 0 {
 		obj.Status = a.statuses[0]
 	}
-	obj.Status.TakenOperation = operation
+	obj.Status.LastOperation = last
 	if err := api.Status().Update(ctx, obj); err != nil {
 		return err
-	}
-	if a.refusal != "" {
-		if err := api.Create(ctx, refusalOf(obj, a.refusal)); err != nil {
-			return err
-		}
 	}
 	patch := client.MergeFrom(obj.DeepCopy())
 	delete(obj.Annotations, v1alpha1.OperationAnnotation)
 	if err := api.Patch(ctx, obj, patch); err != nil {
 		return err
 	}
-	obj.Status.TakenOperation = ""
-	if err := api.Status().Update(ctx, obj); err != nil {
-		return err
-	}
-	for _, status := range a.statuses {
+	last.Annotated = false
+	for _, status := range append([]v1alpha1.SigningAuthorityStatus{obj.Status}, a.statuses...) {
 		obj.Status = status
+		obj.Status.LastOperation = last
 		if err := api.Status().Update(ctx, obj); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// refusalOf returns the Event of the manager's recorder.
-func refusalOf(obj *v1alpha1.SigningAuthority, note string) *eventsv1.Event {
-	event := &eventsv1.Event{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: obj.Name + "-", Namespace: "default"},
-		EventTime:  metav1.NowMicro(), ReportingController: "csr-rotation", ReportingInstance: "test",
-		Type: "Warning", Reason: "RotationRefused", Action: "Rotate", Note: note,
-	}
-	event.Regarding.APIVersion, event.Regarding.Kind = v1alpha1.GroupVersion.String(), "SigningAuthority"
-	event.Regarding.Name, event.Regarding.UID, event.Regarding.ResourceVersion = obj.Name, obj.UID, obj.ResourceVersion
-	return event
 }

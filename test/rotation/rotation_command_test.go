@@ -6,6 +6,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -36,7 +37,7 @@ func statuses() (completed, preparing, prepared, completing, moved v1alpha1.Sign
 	one, two := caOf("one", 1), caOf("two", 2)
 	completed = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: one}
 	preparing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: one, Candidate: two, WaitingFor: []string{"10.0.0.9:6443 does not trust it"}}
-	prepared = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: two, Retiring: one, OutstandingOnRetiring: 7}
+	prepared = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: two, Retiring: one}
 	completing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completing, Generation: 2, Signing: two, Retiring: one}
 	moved = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 2, Signing: two}
 	return completed, preparing, prepared, completing, moved
@@ -59,9 +60,9 @@ func TestRotationCommand(t *testing.T) {
 	accepted.Retiring.OutstandingAcceptedAt = &metav1.Time{Time: time.Now().Truncate(time.Second)}
 	obj := newAuthority(t, api, "rotation-command", completed)
 	stop := plays(t, api, obj.Name, map[v1alpha1.Operation]answer{
-		v1alpha1.RotateStart:         {statuses: []v1alpha1.SigningAuthorityStatus{preparing, prepared}},
-		v1alpha1.RotateComplete:      {refusal: "rotation complete is refused: up to 7 certificates are valid; allowed now: rotation rollback"},
-		v1alpha1.OutstandingAccepted: {statuses: []v1alpha1.SigningAuthorityStatus{accepted}},
+		v1alpha1.OperationStart:    {statuses: []v1alpha1.SigningAuthorityStatus{preparing, prepared}},
+		v1alpha1.OperationComplete: {refusal: "rotation complete is refused: certificates of s are valid; allowed now: rotation rollback"},
+		v1alpha1.OperationAccept:   {statuses: []v1alpha1.SigningAuthorityStatus{accepted}},
 	})
 	output, code := runRotation(t, user, "complete", obj.Name, "--yes")
 	kit.Says(t, output, code, 1, "rotation complete is refused: the phase is Completed; allowed now: rotation start, rotation attest")
@@ -69,16 +70,16 @@ func TestRotationCommand(t *testing.T) {
 	kit.Says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
 	output, code = runRotation(t, user, "complete", obj.Name)
 	kit.Says(t, output, code, 1, "destroys its key. You cannot go back", "rotation complete: not requested: to do it, run kubectl csr rotation complete "+obj.Name+" --yes")
-	for range 2 { // an Event of before is not taken for the answer, and does not hide it
+	for range 2 { // the earlier result is not taken for the answer, and does not hide it
 		output, code = runRotation(t, user, "complete", obj.Name, "--yes", "--timeout=20s")
-		kit.Says(t, output, code, 1, "rotation complete is refused: up to 7 certificates are valid; allowed now: rotation rollback")
+		kit.Says(t, output, code, 1, "rotation complete is refused: certificates of s are valid; allowed now: rotation rollback")
 	}
 	output, code = runRotation(t, user, "accept", obj.Name, "--yes", "--timeout=20s")
 	kit.Says(t, output, code, 0, "rotation-command: done: Prepared, generation 2")
 	stop()
 
 	stop = plays(t, api, obj.Name, map[v1alpha1.Operation]answer{
-		v1alpha1.RotateComplete: {statuses: []v1alpha1.SigningAuthorityStatus{completing, moved}},
+		v1alpha1.OperationComplete: {statuses: []v1alpha1.SigningAuthorityStatus{completing, moved}},
 	})
 	output, code = runRotation(t, user, "complete", obj.Name, "--yes", "--timeout=20s")
 	kit.Says(t, output, code, 0, "rotation-command: done: Completed, generation 2")
@@ -98,7 +99,7 @@ func TestRotationCommandWaits(t *testing.T) {
 	output, code = runRotation(t, kit.ControlPlane(t).Config, "start", obj.Name, "--timeout=1500ms")
 	kit.Says(t, output, code, 1, "not done within 1.5s: the manager has not picked up rotation start yet")
 	obj = newAuthority(t, api, "rotation-waits-on", completed)
-	defer plays(t, api, obj.Name, map[v1alpha1.Operation]answer{v1alpha1.RotateStart: {statuses: []v1alpha1.SigningAuthorityStatus{preparing}}})()
+	defer plays(t, api, obj.Name, map[v1alpha1.Operation]answer{v1alpha1.OperationStart: {statuses: []v1alpha1.SigningAuthorityStatus{preparing}}})()
 	output, code = runRotation(t, kit.ControlPlane(t).Config, "start", obj.Name, "--timeout=3s")
 	kit.Says(t, output, code, 1, "Preparing, generation 2, waiting: 10.0.0.9:6443 does not trust it", "not done within 3s: Preparing", "the manager continues")
 	output, code = runRotation(t, kit.ControlPlane(t).Config, "wait", obj.Name, "--timeout=2s")
@@ -107,15 +108,25 @@ func TestRotationCommandWaits(t *testing.T) {
 	kit.Says(t, output, code, 1, `there is no SigningAuthority "nobody"`)
 }
 
-// TestRotationCommandRefusedUnseen checks that a refusal without an Event is also recognized.
-func TestRotationCommandRefusedUnseen(t *testing.T) {
+// TestRotationCommandBelievesNoEvent checks that an Event, which others may write, decides nothing.
+func TestRotationCommandBelievesNoEvent(t *testing.T) {
 	kit.Parallel(t)
 	api := authorities(t)
 	_, _, prepared, _, _ := statuses()
-	obj := newAuthority(t, api, "rotation-unseen", prepared)
-	defer plays(t, api, obj.Name, nil)()
-	output, code := runRotation(t, kit.ControlPlane(t).Config, "rollback", obj.Name, "--timeout=20s")
-	kit.Says(t, output, code, 1, "rotation rollback is refused, and no Event says why; allowed now: rotation complete, rotation rollback")
+	obj := newAuthority(t, api, "rotation-forged", prepared)
+	forged := &eventsv1.Event{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: obj.Name + "-", Namespace: "default"},
+		EventTime:  metav1.NowMicro(), ReportingController: "csr-rotation", ReportingInstance: "test",
+		Type: "Warning", Reason: "RotationRefused", Action: "Rotate", Note: "rotation accept is refused: no",
+	}
+	forged.Regarding.APIVersion, forged.Regarding.Kind = v1alpha1.GroupVersion.String(), "SigningAuthority"
+	forged.Regarding.Name, forged.Regarding.UID = obj.Name, obj.UID
+	stop := plays(t, api, obj.Name, map[v1alpha1.Operation]answer{
+		v1alpha1.OperationAccept: {statuses: []v1alpha1.SigningAuthorityStatus{prepared}, before: func() { kit.Create(t, api, forged) }},
+	})
+	defer stop()
+	output, code := runRotation(t, kit.ControlPlane(t).Config, "accept", obj.Name, "--yes", "--timeout=20s")
+	kit.Says(t, output, code, 0, "rotation-forged: done: Prepared, generation 2")
 }
 
 // TestRotationCommandStatus runs as an operator, and as a user who may read only SigningAuthorities.

@@ -183,8 +183,8 @@ func (r *rotating) does(t *testing.T, name string, operation v1alpha1.Operation)
 	r.ask(t, name, operation)
 	kit.Eventually(t, fmt.Sprintf("%s of %s is taken", operation, name), func(context.Context) error {
 		obj := r.get(t, name)
-		if left := obj.Annotations[v1alpha1.OperationAnnotation]; left != "" || obj.Status.TakenOperation != "" {
-			return fmt.Errorf("%q is there, and %q is being taken", left, obj.Status.TakenOperation)
+		if left := obj.Annotations[v1alpha1.OperationAnnotation]; left != "" || obj.Status.Answered() {
+			return fmt.Errorf("%q is there, and the last one is %+v", left, obj.Status.LastOperation)
 		}
 		return nil
 	})

@@ -75,14 +75,14 @@ func TestFleet(t *testing.T) {
 	f.eachKnown(t)
 
 	began := time.Now()
-	r.ask(t, "cluster", v1alpha1.RotateStart)
+	r.ask(t, "cluster", v1alpha1.OperationStart)
 	prepared := r.reaches(t, "cluster", v1alpha1.Prepared, nil)
-	t.Logf("the new CA signs %s after rotate-start", time.Since(began).Round(time.Second))
+	t.Logf("the new CA signs %s after start", time.Since(began).Round(time.Second))
 	f.allBy(t, prepared.Status.Signing, allRenewed)
-	t.Logf("all %d have moved %s after rotate-start", fleetSize, time.Since(began).Round(time.Second))
+	t.Logf("all %d have moved %s after start", fleetSize, time.Since(began).Round(time.Second))
 	ahead.by.Store(int64(step))
 	f.complete(t)
-	t.Logf("the old CA is gone %s after rotate-start", time.Since(began).Round(time.Second))
+	t.Logf("the old CA is gone %s after start", time.Since(began).Round(time.Second))
 
 	f.eachKnown(t)
 	r.isTakenFor(t, stolen, "")
@@ -106,7 +106,7 @@ func (c *aheadClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 // complete completes the rotation once the ledger has no valid certificate of the old CA.
 func (f *fleet) complete(t *testing.T) {
 	t.Helper()
-	f.does(t, "cluster", v1alpha1.AdoptionAttested)
+	f.does(t, "cluster", v1alpha1.OperationAttest)
 	kit.Within(t, 2*kit.Patience, "nothing is outstanding", func(context.Context) error {
 		if obj := f.get(t, "cluster"); len(obj.Status.Outstanding) > 0 {
 			return fmt.Errorf("there is %+v", obj.Status.Outstanding)

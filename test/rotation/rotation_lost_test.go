@@ -55,7 +55,7 @@ func testNoBackup(t *testing.T, r *rotating) {
 		t.Fatal(err)
 	}
 	r.waitsFor(t, name, v1alpha1.Completed, "without a backup, run \"rotation start no-backup\"")
-	r.ask(t, name, v1alpha1.RotateStart)
+	r.ask(t, name, v1alpha1.OperationStart)
 	prepared := r.waitsFor(t, name, v1alpha1.Prepared, "certificates of kubernetes.io/kube-apiserver-client from the CA "+lost.KeyID)
 	if prepared.Status.Retiring.KeyID != lost.KeyID || prepared.Status.Generation != 2 {
 		t.Errorf("what retires is not what was lost: %+v", prepared.Status)
@@ -85,13 +85,13 @@ func TestRootAboveIsNamed(t *testing.T) {
 	r.bring(t, name, first)
 	r.authority(t, name, name, nil)
 	r.reaches(t, name, v1alpha1.Completed, nil)
-	r.does(t, name, v1alpha1.AdoptionAttested)
+	r.does(t, name, v1alpha1.OperationAttest)
 	before := r.user(t, "before", r.get(t, name).Status.Signing)
 	r.edit(t, name, second.CertPEM, second.KeyPEM)
 	subject := fmt.Sprintf("%q", kit.Certificate(t, root).Subject)
 	r.waitsFor(t, name, v1alpha1.Prepared, "remove "+subject+" from")
-	r.does(t, name, v1alpha1.OutstandingAccepted)
-	r.does(t, name, v1alpha1.RotateComplete)
+	r.does(t, name, v1alpha1.OperationAccept)
+	r.does(t, name, v1alpha1.OperationComplete)
 	r.tells(t, name, "RotationRefused", "remove "+subject+" from")
 	r.isTakenFor(t, before, "before")
 

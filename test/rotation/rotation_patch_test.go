@@ -21,7 +21,7 @@ import (
 
 const (
 	refusedPatch = "to patch it is for the annotation " + v1alpha1.OperationAnnotation + " alone"
-	setOperation = `{"metadata":{"annotations":{"` + v1alpha1.OperationAnnotation + `":"rotate-start"}}}`
+	setOperation = `{"metadata":{"annotations":{"` + v1alpha1.OperationAnnotation + `":"start"}}}`
 	publishMine  = `{"spec":{"trust":{"configMaps":[{"namespace":"default","name":"mine"}]}}}`
 )
 
@@ -81,7 +81,7 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 	change := func(ctx context.Context, patch string) error {
 		return api.Patch(ctx, obj, client.RawPatch(types.MergePatchType, []byte(patch)))
 	}
-	operation := `"` + v1alpha1.OperationAnnotation + `":"trust-confirmed"`
+	operation := `"` + v1alpha1.OperationAnnotation + `":"confirm"`
 	if err := change(t.Context(), `{"metadata":{"finalizers":["example.com/kept"],"annotations":{"kept":"a",`+operation+`}}}`); err != nil {
 		t.Fatal(err)
 	}
@@ -194,11 +194,11 @@ func TestRotationAdmissionOfTheManager(t *testing.T) {
 	p := patchesOf(t, obj, kit.ServiceAccountConfig(t), api.Scheme())
 	p.awaitPolicy(t)
 	patch := client.MergeFrom(obj.DeepCopy())
-	metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(v1alpha1.RotateStart))
+	metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(v1alpha1.OperationStart))
 	if err := api.Patch(t.Context(), obj, patch); err != nil {
 		t.Fatal(err)
 	}
-	obj.Status.TakenOperation = v1alpha1.RotateStart
+	obj.Status.LastOperation = &v1alpha1.OperationStatus{Name: v1alpha1.OperationStart, Time: metav1.NowMicro(), Result: v1alpha1.Accepted, Annotated: true}
 	obj.Spec.Verification.APIServers = []string{"192.0.2.1:443"} // a status write ignores it
 	if err := p.as.Status().Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
@@ -208,7 +208,7 @@ func TestRotationAdmissionOfTheManager(t *testing.T) {
 	if err := p.as.Patch(t.Context(), obj, patch); err != nil {
 		t.Fatal(err)
 	}
-	if obj.Status.TakenOperation != v1alpha1.RotateStart || len(obj.Annotations) > 0 || len(obj.Spec.Verification.APIServers) > 0 {
+	if !obj.Status.Answered() || len(obj.Annotations) > 0 || len(obj.Spec.Verification.APIServers) > 0 {
 		t.Errorf("%+v", obj)
 	}
 }

@@ -43,7 +43,7 @@ func testPrinted(t *testing.T, r *rotating) {
 			t.Errorf("waits for %q", got["WAITING FOR"])
 		}
 	}
-	r.ask(t, name, v1alpha1.RotateStart)
+	r.ask(t, name, v1alpha1.OperationStart)
 	waiting := r.reaches(t, name, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
 		return len(obj.Status.WaitingFor) == 1 && strings.Contains(obj.Status.WaitingFor[0], "rotation confirm ")
 	}).Status.WaitingFor

@@ -46,15 +46,15 @@ func TestRotationSplit(t *testing.T) {
 	})
 	old := r.reaches(t, "cluster", v1alpha1.Completed, nil).Status.Signing
 	r.user(t, "before", old)
-	r.does(t, "cluster", v1alpha1.AdoptionAttested)
+	r.does(t, "cluster", v1alpha1.OperationAttest)
 
-	r.ask(t, "cluster", v1alpha1.RotateStart)
+	r.ask(t, "cluster", v1alpha1.OperationStart)
 	r.trustPublished(t, 2)
 	prepared := r.reaches(t, "cluster", v1alpha1.Prepared, nil).Status
 	after := r.user(t, "after", prepared.Signing)
-	r.does(t, "cluster", v1alpha1.RotateComplete)
+	r.does(t, "cluster", v1alpha1.OperationComplete)
 	r.tells(t, "cluster", "RotationRefused", "certificates of kubernetes.io/kube-apiserver-client from the CA "+old.KeyID+" are valid until") // by the ledger
-	r.does(t, "cluster", v1alpha1.OutstandingAccepted)
+	r.does(t, "cluster", v1alpha1.OperationAccept)
 	r.completes(t, "cluster")
 	r.trustPublished(t, 1)
 	r.reaches(t, "cluster", v1alpha1.Completed, nil)

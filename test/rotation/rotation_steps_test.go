@@ -23,35 +23,6 @@ func (r *rotating) waitsFor(t *testing.T, name string, phase v1alpha1.Phase, par
 	})
 }
 
-// TestAggregatedAPIServerIsWaitedFor checks that the old key is not destroyed while an aggregated API server accepts
-// the old CA.
-func TestAggregatedAPIServerIsWaitedFor(t *testing.T) {
-	kit.Parallel(t)
-	r := startRotating(t)
-	startAggregated(t, r.Cluster, r.admin)
-	stop := r.feed(t)
-	r.run(t, r.everything(t, time.Hour, clientSigners("signing-ca")))
-	r.authority(t, "cluster", "signing-ca", nil)
-	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
-	r.ask(t, "cluster", v1alpha1.RotateStart)
-	r.reaches(t, "cluster", v1alpha1.Prepared, nil)
-	stop() // so that the API server, and with it the aggregated one, still trusts both
-	r.does(t, "cluster", v1alpha1.AdoptionAttested)
-	r.completes(t, "cluster")
-	completing := r.waitsFor(t, "cluster", v1alpha1.Completing,
-		r.get(t, "cluster").Spec.Verification.APIServers[0], "aggregated API server default/extension at localhost:")
-	if len(r.secret(t, "signing-ca").Data["retiring.key"]) == 0 || completing.Status.Retiring.KeyID != adopted.Status.Signing.KeyID {
-		t.Errorf("the old key is gone: %+v", completing.Status)
-	}
-	r.feed(t)
-	r.reaches(t, "cluster", v1alpha1.Completed, nil)
-	old := kit.Load(t, r.CA)
-	if held, err := publisher(t, r.Config).Holds(t.Context(), old.Certificate()); err != nil || held {
-		t.Errorf("%s holds the old CA: %t, error %v", trust.ExtensionName, held, err)
-	}
-	r.isTakenFor(t, signedBy(t, old, pkix.Name{CommonName: "stolen"}, time.Hour), "")
-}
-
 // TestManagerDiesInEachPhase kills the manager in each phase, and checks that another one continues.
 func TestManagerDiesInEachPhase(t *testing.T) {
 	kit.Parallel(t)
@@ -66,7 +37,7 @@ func TestManagerDiesInEachPhase(t *testing.T) {
 	first := r.reaches(t, "cluster", v1alpha1.Completed, nil).Status.Signing
 	dies()
 	before := r.user(t, "berta", first)
-	r.ask(t, "cluster", v1alpha1.RotateStart)
+	r.ask(t, "cluster", v1alpha1.OperationStart)
 	candidate := r.waitsFor(t, "cluster", v1alpha1.Preparing, "answers 401").Status.Candidate
 	dies()
 	unfeed := r.feed(t)
@@ -77,15 +48,23 @@ func TestManagerDiesInEachPhase(t *testing.T) {
 	dies()
 	r.user(t, "carla", second)
 	unfeed()
-	r.does(t, "cluster", v1alpha1.AdoptionAttested)
-	r.does(t, "cluster", v1alpha1.OutstandingAccepted)
+	r.does(t, "cluster", v1alpha1.OperationAttest)
+	r.does(t, "cluster", v1alpha1.OperationAccept)
 	r.completes(t, "cluster")
 	r.waitsFor(t, "cluster", v1alpha1.Completing, r.get(t, "cluster").Spec.Verification.APIServers[0])
+	if len(r.secret(t, "signing-ca").Data["retiring.key"]) == 0 {
+		t.Error("the old key is gone while the API server accepts the old CA")
+	}
 	dies()
 	r.isTakenFor(t, before, "berta")
 	r.feed(t)
 	completed := r.reaches(t, "cluster", v1alpha1.Completed, func(obj *v1alpha1.SigningAuthority) bool { return obj.Status.Retiring == nil })
 	dies()
+	old := kit.Load(t, r.CA)
+	if held, err := publisher(t, r.Config).Holds(t.Context(), old.Certificate()); err != nil || held {
+		t.Errorf("%s holds the old CA: %t, error %v", trust.ExtensionName, held, err)
+	}
+	r.isTakenFor(t, signedBy(t, old, pkix.Name{CommonName: "stolen"}, time.Hour), "")
 	r.isTakenFor(t, before, "")
 	r.isTakenFor(t, r.user(t, "dora", second), "dora")
 	data := r.secret(t, "signing-ca").Data

@@ -62,7 +62,7 @@ func TestRotation(t *testing.T) {
 		t.Errorf("the CA was not adopted: %+v", adopted.Status)
 	}
 
-	r.ask(t, "cluster", v1alpha1.RotateStart)
+	r.ask(t, "cluster", v1alpha1.OperationStart)
 	waiting := r.reaches(t, "cluster", v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
 		return strings.Contains(strings.Join(obj.Status.WaitingFor, " "), obj.Spec.Verification.APIServers[0])
 	})
@@ -78,12 +78,12 @@ func TestRotation(t *testing.T) {
 		t.Errorf("what retires is not what signed: %+v", prepared.Status)
 	}
 
-	r.ask(t, "cluster", v1alpha1.RotateComplete)
+	r.ask(t, "cluster", v1alpha1.OperationComplete)
 	r.reaches(t, "cluster", v1alpha1.Prepared, nil)
 	r.tells(t, "cluster", "RotationRefused", "others have issued")
-	r.ask(t, "cluster", v1alpha1.AdoptionAttested)
+	r.ask(t, "cluster", v1alpha1.OperationAttest)
 	r.reaches(t, "cluster", v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool { return obj.Status.Retiring.AttestedAt != nil })
-	r.ask(t, "cluster", v1alpha1.RotateComplete)
+	r.ask(t, "cluster", v1alpha1.OperationComplete)
 	completed := r.reaches(t, "cluster", v1alpha1.Completed, nil)
 	if completed.Status.Signing.KeyID != prepared.Status.Signing.KeyID || completed.Status.Retiring != nil {
 		t.Errorf("completed with %+v", completed.Status)

@@ -13,33 +13,27 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// tally is the number of covered certificates by signer name, in the form of Entry.
+// tally holds the latest end that was covered, by signer name.
 type tally struct {
 	mu     sync.Mutex
-	issued map[string]ledger.Entry
-	total  int
+	issued map[string]time.Time
 }
 
 func (t *tally) add(signerName string, notAfter time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	entry := t.issued[signerName]
-	entry.Count++
-	if notAfter.After(entry.NotAfter) {
-		entry.NotAfter = notAfter
+	if notAfter.After(t.issued[signerName]) {
+		t.issued[signerName] = notAfter
 	}
-	t.issued[signerName] = entry
-	t.total++
 }
 
 // within returns an error for the part of the tally that the account does not include.
 func (t *tally) within(account ledger.Account) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for signerName, entry := range t.issued {
-		stored := account.Signers[signerName]
-		if entry.Count > stored.Count || entry.NotAfter.After(stored.NotAfter) {
-			return fmt.Errorf("signer %s was covered %d times until %s, and the ledger says %d until %s", signerName, entry.Count, entry.NotAfter, stored.Count, stored.NotAfter)
+	for signerName, end := range t.issued {
+		if stored := account.Signers[signerName]; end.After(stored) {
+			return fmt.Errorf("signer %s was covered until %s, and the ledger says %s", signerName, end, stored)
 		}
 	}
 	return nil
@@ -53,7 +47,7 @@ func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book
 	if err := newBook().Open(t.Context(), keyID); err != nil {
 		t.Fatal(err)
 	}
-	issued := &tally{issued: map[string]ledger.Entry{}}
+	issued := &tally{issued: map[string]time.Time{}}
 	var workers sync.WaitGroup
 	half := make(chan struct{}) // closed when enough certificates were issued for the seal to come in the middle
 	var once sync.Once
