@@ -166,7 +166,9 @@ type OperationStatus struct {
 }
 
 // Answered reports whether the manager has answered an operation whose annotation it has not removed yet.
-func (s *SigningAuthorityStatus) Answered() bool { return s.LastOperation != nil && s.LastOperation.Annotated }
+func (s *SigningAuthorityStatus) Answered() bool {
+	return s.LastOperation != nil && s.LastOperation.Annotated
+}
 
 // CAStatus identifies a CA, and says what is known about it.
 type CAStatus struct {

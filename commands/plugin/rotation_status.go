@@ -118,13 +118,7 @@ func (p *statusPage) authority(item *authorityReport) {
 	if status.Intent != "" {
 		p.line("current step: %s", status.Intent)
 	}
-	if last := status.LastOperation; last != nil {
-		at := metav1.NewTime(last.Time.Time)
-		p.line("last operation: %s, %s %s", last.Name.Command(), strings.ToLower(string(last.Result)), p.since(&at))
-		if last.Message != "" {
-			p.prose("  ", last.Message)
-		}
-	}
+	p.lastOperation(status.LastOperation)
 	p.prose("allowed now: ", v1alpha1.AllowedText(status.Phase))
 	if status.LastCompletedTime != nil {
 		p.line("last rotation completed: %s", p.since(status.LastCompletedTime))
@@ -154,6 +148,18 @@ func (p *statusPage) authority(item *authorityReport) {
 	p.table(rows)
 	if item.NotMoved != nil {
 		p.nodes(item.NotMoved)
+	}
+}
+
+// lastOperation writes the result of the operation that was requested last.
+func (p *statusPage) lastOperation(last *v1alpha1.OperationStatus) {
+	if last == nil {
+		return
+	}
+	at := metav1.NewTime(last.Time.Time)
+	p.line("last operation: %s, %s %s", last.Name.Command(), strings.ToLower(string(last.Result)), p.since(&at))
+	if last.Message != "" {
+		p.prose("  ", last.Message)
 	}
 }
 

@@ -83,18 +83,27 @@ func (p *planner) placeCandidate() bool {
 	case !p.broughtCandidateMissing(): // it has issued nothing
 		s.Candidate = nil
 		p.act(MakeCandidate)
-	case p.facts.Operation == v1alpha1.OperationRollback && secret.Signing != nil:
-		return false
-	case p.facts.Operation != "":
-		p.refuseOperation("the key of the CA %s is missing from the Secret", s.Candidate.KeyID)
 	default:
-		rollback := ""
-		if secret.Signing != nil {
-			rollback = "; or run " + p.command(v1alpha1.OperationRollback)
-		}
-		p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing%s",
-			s.Candidate.KeyID, rollback)
+		return p.waitForCandidate()
 	}
+	return true
+}
+
+// waitForCandidate waits for the missing candidate that the administrator has brought. It reports whether it does: a
+// rollback needs no candidate.
+func (p *planner) waitForCandidate() bool {
+	missing, rollback := p.status.Candidate.KeyID, ""
+	if p.facts.Secret.Signing != nil {
+		if p.facts.Operation == v1alpha1.OperationRollback {
+			return false
+		}
+		rollback = "; or run " + p.command(v1alpha1.OperationRollback)
+	}
+	if p.facts.Operation != "" {
+		p.refuseOperation("the key of the CA %s is missing from the Secret", missing)
+		return true
+	}
+	p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing%s", missing, rollback)
 	return true
 }
 

@@ -111,7 +111,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 		t.Errorf("it is %+v", obj)
 	}
 	if owner := obj.ManagedFields; !slices.ContainsFunc(owner, func(one metav1.ManagedFieldsEntry) bool {
-		return one.Manager == "csr-controller-manager/csr-signer" && one.Operation == metav1.ManagedFieldsOperationApply && !strings.Contains(string(one.FieldsV1.Raw), "else")
+		return one.Manager == "csr-controller-manager/csr-signer" && one.Operation == metav1.ManagedFieldsOperationApply && !strings.Contains(one.FieldsV1.GetRawString(), "else")
 	}) {
 		t.Errorf("managed by %v", owner)
 	}
