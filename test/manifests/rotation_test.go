@@ -66,8 +66,8 @@ func TestTrustFiles(t *testing.T) {
 	}
 }
 
-// TestSecondTrustFile checks that the component's container has no more rights than the first container, and keeps
-// another file of another key.
+// TestSecondTrustFile checks that the component's container has no more rights than the first container, and writes
+// another file of both keys.
 func TestSecondTrustFile(t *testing.T) {
 	t.Parallel()
 	pod := typed[appsv1.DaemonSet](t, overlay(t, "overlays/trust-files", "overlays/trust-files/kubelet-serving"), "DaemonSet")[trustFiles].Spec.Template.Spec
@@ -75,7 +75,8 @@ func TestSecondTrustFile(t *testing.T) {
 		t.Fatalf("containers: %+v", pod.Containers)
 	}
 	first, second := pod.Containers[0], pod.Containers[1]
-	if diff := cmp.Diff([]string{"write-trust", "--from=/published/kubelet-serving.crt", "--to=/kept/kubelet-serving-ca.crt"}, second.Args); diff != "" {
+	args := []string{"write-trust", "--from=/published/kubelet-serving.crt", "--to=/kept/kubelet-serving-ca.crt", "--also=/published/ca.crt"}
+	if diff := cmp.Diff(args, second.Args); diff != "" {
 		t.Errorf("arguments (-want +got):\n%s", diff)
 	}
 	second.Name, second.Args = first.Name, first.Args
