@@ -79,6 +79,9 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 			Interval: c.SelfCheck.Interval.Duration, Rights: Rights(c, LeaseNamespace(c)), Namespace: LeaseNamespace(c),
 			BootstrapGroups: c.SelfCheck.BootstrapGroups, NodeGroups: c.SelfCheck.NodeGroups,
 		}
+		if c.Approval.NodeClient.Inventory == config.InventoryOpenShift { // nodes join by no group's permission
+			options.SelfCheck.BootstrapGroups = nil
+		}
 	}
 	return options, nil
 }
@@ -360,7 +363,8 @@ func configMapSource(name types.NamespacedName) approver.SourceBuilder {
 	}
 }
 
-// openshiftBootstrapper is the ServiceAccount with which OpenShift's machines join.
+// openshiftBootstrapper is the ServiceAccount with which OpenShift's machines join: workers by its token, and control-plane
+// nodes by a client certificate in its name.
 const openshiftBootstrapper = "system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"
 
 func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
@@ -374,7 +378,7 @@ func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
 		CertificateLifetime: c.CertificateLifetime.Duration,
 	}
 	if c.Inventory == config.InventoryOpenShift {
-		policy.Users = []string{openshiftBootstrapper}
+		policy.Users, policy.Trusted = []string{openshiftBootstrapper}, true
 	}
 	return policy
 }

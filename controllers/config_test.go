@@ -249,7 +249,7 @@ func TestBootstrapPolicies(t *testing.T) {
 	}{
 		"openshift": {
 			func(c *config.NodeClient) { c.Inventory = "openshift" },
-			approver.BootstrapPolicy{Expected: true, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"}},
+			approver.BootstrapPolicy{Expected: true, Trusted: true, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"}},
 		},
 		"cluster-api": {
 			func(c *config.NodeClient) {
@@ -267,6 +267,17 @@ func TestBootstrapPolicies(t *testing.T) {
 		test.want.MaxRequestAge, test.want.Window = 15*time.Minute, approver.JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour}
 		if diff := gocmp.Diff(test.want, bootstrapPolicyOf(c)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+// TestSelfCheckOfOpenShift checks that no bootstrap group must be able to join where none does.
+func TestSelfCheckOfOpenShift(t *testing.T) {
+	t.Parallel()
+	for inventory, want := range map[string]int{"": 2, "openshift": 0} {
+		options := optionsOf(t, func(c *config.Configuration) { c.Approval.NodeClient.Inventory = inventory })
+		if got := options.SelfCheck; len(got.BootstrapGroups) != want || len(got.NodeGroups) != 1 {
+			t.Errorf("inventory %q: %+v", inventory, got)
 		}
 	}
 }

@@ -29,7 +29,7 @@ type SelfCheck struct {
 	// Rights are the rights that the manager needs. Namespace is the manager's own: Events about missing rights name it.
 	Rights    []check.Right
 	Namespace string
-	// BootstrapGroups and NodeGroups are groups of kubelets. At least one of BootstrapGroups must be able to join nodes.
+	// BootstrapGroups and NodeGroups are groups of kubelets. At least one of BootstrapGroups, if any, must be able to join nodes.
 	// All NodeGroups must be able to renew.
 	BootstrapGroups, NodeGroups []string
 }

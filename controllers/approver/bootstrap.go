@@ -22,6 +22,9 @@ type BootstrapPolicy struct {
 	TokenBinding bool
 	// Users, if any, are the only users that may bootstrap nodes.
 	Users []string
+	// Trusted drops two checks of Users, as OpenShift's machine-approver does: the permission nodeclient, and whether the
+	// ServiceAccount still exists if the requester has no UID. A client certificate in the name of a ServiceAccount has none.
+	Trusted bool
 	// Rejoin permits an expected machine to join again if its Node is dead or gone.
 	Rejoin bool
 	// MaxRequestAge is the age above which a request is ignored; zero means no limit.

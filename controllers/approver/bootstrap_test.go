@@ -309,6 +309,7 @@ func TestConfirm(t *testing.T) {
 		dead    bool   // the Lease in the cache
 		unseen  bool   // the Lease was never observed
 		who     string // user name and UID; empty means the token
+		trusted bool
 		objects []client.Object
 		down    bool
 		passed  time.Duration
@@ -330,6 +331,8 @@ func TestConfirm(t *testing.T) {
 		"a ServiceAccount of the same name":              {who: sa + " u-0", objects: account, want: "NotAuthorized deleted and created again"},
 		"a ServiceAccount's user without a UID":          {who: sa, objects: account, want: "NotAuthorized deleted and created again"},
 		"no such ServiceAccount":                         {who: sa + " u-1", want: "NotAuthorized ServiceAccount ns/joiner is deleted"},
+		"trusted, by certificate":                        {who: sa, trusted: true},
+		"trusted, the ServiceAccount of before":          {who: sa + " u-0", objects: account, trusted: true, want: "NotAuthorized deleted and created again"},
 		"any other user":                                 {who: "arn:aws:iam::1:role/node"},
 		"too old by then":                                {who: "x", passed: time.Hour, want: "RequestTooOld older than"},
 		"the API server does not answer":                 {down: true, want: "InventoryUnavailable down"},
@@ -354,7 +357,7 @@ func TestConfirm(t *testing.T) {
 				},
 			}).Build()
 			policy, req, facts := joining()
-			policy.Users, policy.Rejoin, facts.renewed = nil, true, now
+			policy.Users, policy.Trusted, policy.Rejoin, facts.renewed = nil, test.trusted, true, now
 			if req.Requester.Username = token; test.who != "" {
 				req.Requester.Username, req.Requester.UID, _ = strings.Cut(test.who, " ")
 			}
@@ -420,6 +423,7 @@ func TestBoundNodeClient(t *testing.T) {
 		obj       *request
 		grants    string
 		unmanaged bool
+		trusted   string // the only user, who needs no permission
 		asked     string
 		questions int
 		want      string
@@ -427,6 +431,8 @@ func TestBoundNodeClient(t *testing.T) {
 		"permitted": {obj: object(), grants: "nodeclient", asked: "nodeclient", questions: 1,
 			want: `Waits InventoryPending: the inventory can't say yet whether node "a" may join: not read yet`},
 		"not permitted":                  {obj: object(), asked: "nodeclient", want: "Waits NotAuthorized"},
+		"not permitted, but trusted":     {obj: object(user("x")), trusted: "x", questions: 1, want: "Waits InventoryPending"},
+		"another user than the trusted":  {obj: object(user("y")), grants: rights, trusted: "x", want: "Ignored NotAuthorized"},
 		"another node":                   {obj: object(user("system:node:b")), grants: rights, want: "Ignored NotAuthorized"},
 		"an old request":                 {obj: object(created(now.Add(-time.Hour))), grants: rights, want: "Ignored RequestTooOld"},
 		"no name of a Node":              {obj: object(says(kubelet("no_name", ""))), grants: rights, want: "Denied ShapeMismatch"},
@@ -441,6 +447,9 @@ func TestBoundNodeClient(t *testing.T) {
 		i := &Inventory{cluster: cluster, leases: leases, expecting: inventory.Sources{source}, serverTime: serverTime(now.Add(pendingAfter))}
 		if test.unmanaged {
 			i = &Inventory{}
+		}
+		if test.trusted != "" {
+			policy.Users, policy.Trusted = []string{test.trusted}, true
 		}
 		rule := BoundNodeClient(Bootstrap{Policy: *policy, Inventory: i})
 		p := newParts(test.obj)

@@ -41,6 +41,8 @@ type Recogniser struct {
 	Name       string
 	Matches    func(*csr.Request) bool
 	Permission authorizationv1.ResourceAttributes
+	// Unreviewed skips the review of the permission: Gate and Confirm decide alone.
+	Unreviewed bool
 	// Gate, if set, runs before the review of the permission, and Confirm after it. Only Confirm uses the inventory. A
 	// decision with a reason is final.
 	Gate, Confirm Judge
@@ -78,12 +80,14 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		if decision, final, err := recogniser.Gate.pass(ctx, req); final {
 			return decision, err
 		}
-		allowed, err := by.Allowed(ctx, req.Requester, recogniser.Permission)
-		if err != nil {
-			return Decision{}, fmt.Errorf("review permission %s of the requester: %w", recogniser.Name, err)
-		}
-		if !allowed {
-			continue
+		if !recogniser.Unreviewed {
+			allowed, err := by.Allowed(ctx, req.Requester, recogniser.Permission)
+			if err != nil {
+				return Decision{}, fmt.Errorf("review permission %s of the requester: %w", recogniser.Name, err)
+			}
+			if !allowed {
+				continue
+			}
 		}
 		if decision, final, err := recogniser.Confirm.pass(ctx, req); final {
 			return decision, err

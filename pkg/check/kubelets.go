@@ -35,12 +35,15 @@ var (
 	NodeGroups      = []string{csr.NodeGroup}
 )
 
-// Kubelets asks whether nodes can get certificates at all. At least one of bootstrapGroups must be able to join, and
-// each of nodeGroups must be able to renew. The users that it asks about do not exist; only their groups count.
+// Kubelets asks whether nodes can get certificates at all. At least one of bootstrapGroups, if any, must be able to join,
+// and each of nodeGroups must be able to renew. The users that it asks about do not exist; only their groups count.
 func Kubelets(
 	ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, bootstrapGroups, nodeGroups []string,
 ) []Result {
-	results := []Result{bootstrap(ctx, reviews, bootstrapGroups)}
+	var results []Result
+	if len(bootstrapGroups) > 0 {
+		results = append(results, bootstrap(ctx, reviews, bootstrapGroups))
+	}
 	for _, group := range nodeGroups {
 		results = append(results, renewal(ctx, reviews, group))
 	}

@@ -153,6 +153,13 @@ func (b *heldToken) asks(t *testing.T, node string) *kit.Request {
 // account returns a client with a token of a new ServiceAccount that may bootstrap.
 func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, client.Client) {
 	t.Helper()
+	kit.Grant(t, "system:serviceaccount:"+namespace+":"+name, kit.MayJoin)
+	return accountThatAsks(t, namespace, name)
+}
+
+// accountThatAsks returns a client with a token of a new ServiceAccount that may create requests.
+func accountThatAsks(t *testing.T, namespace, name string) (*corev1.ServiceAccount, client.Client) {
+	t.Helper()
 	kit.NewNamespace(t, namespace)
 	obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	kit.Create(t, kit.Admin(t), obj)
@@ -165,7 +172,6 @@ func account(t *testing.T, namespace, name string) (*corev1.ServiceAccount, clie
 	c := kit.ClientOf(t, cfg)
 	user := "system:serviceaccount:" + namespace + ":" + name
 	kit.Grant(t, user, kit.MayCreate)
-	kit.Grant(t, user, kit.MayJoin)
 	kit.Eventually(t, user, func(ctx context.Context) error { return c.Create(ctx, kit.NodeRequest(t, "x"), client.DryRunAll) })
 	return obj, c
 }

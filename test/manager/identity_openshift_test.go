@@ -8,10 +8,13 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
+
+const bootstrapperNamespace = "openshift-machine-config-operator"
 
 // openshiftMachine creates the machine for node.
 func openshiftMachine(t *testing.T, node string) string {
@@ -31,7 +34,7 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 	kit.InstallKind(t, kit.Openshift)
 	kit.Apply(t, "inventory-openshift")
 	startIdentityManager(t, "nodeClient: {inventory: openshift}", "--leader-elect=false")
-	_, joiner := account(t, "openshift-machine-config-operator", "node-bootstrapper")
+	_, joiner := accountThatAsks(t, bootstrapperNamespace, "node-bootstrapper") // OpenShift does not bind nodeclient to it
 	refused := func(t *testing.T, obj *kit.Request, reason, part string) {
 		t.Helper()
 		kit.HasEvent(t, obj, reason, part)
@@ -55,7 +58,7 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 	})
 	t.Run("3: not the node bootstrapper", func(t *testing.T) {
 		openshiftMachine(t, "rule-3")
-		_, other := account(t, "openshift-machine-config-operator", "other")
+		_, other := account(t, bootstrapperNamespace, "other")
 		refused(t, kit.CreateRequest(t, other, kit.NodeRequest(t, "rule-3")), "NotAuthorized", "may not bootstrap nodes: only users")
 		refused(t, newToken(t, "rule03").asks(t, "rule-3"), "NotAuthorized", "may not bootstrap nodes: only users")
 	})
@@ -79,5 +82,22 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 	t.Run("7: all of it", func(t *testing.T) {
 		openshiftMachine(t, "rule-7")
 		kit.Reaches(t, kit.CreateRequest(t, joiner, kit.NodeRequest(t, "rule-7")), csr.Issued)
+	})
+	t.Run("7: by the client certificate of a control-plane node", func(t *testing.T) {
+		openshiftMachine(t, "rule-7-certificate")
+		const all = "system:serviceaccounts"
+		user, err := kit.ControlPlane(t).Env.AddUser(envtest.User{
+			Name: "system:serviceaccount:" + bootstrapperNamespace + ":node-bootstrapper", Groups: []string{all, all + ":" + bootstrapperNamespace},
+		}, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		master := kit.ClientOf(t, user.Config())
+		obj := kit.CreateRequest(t, master, kit.NodeRequest(t, "rule-7-certificate"))
+		if obj.Spec.UID != "" {
+			t.Fatalf("the requester has the UID %q", obj.Spec.UID)
+		}
+		kit.Reaches(t, obj, csr.Issued)
+		refused(t, kit.CreateRequest(t, master, kit.NodeRequest(t, "rule-5")), "NotExpected", `expects node "rule-5"`)
 	})
 }
