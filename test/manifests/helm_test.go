@@ -116,10 +116,16 @@ func (h *helmed) helm(t *testing.T, args ...string) string {
 // tryHelm runs a command of helm, and the pods until it ends. It returns the output.
 func (h *helmed) tryHelm(t *testing.T, args ...string) (string, error) {
 	t.Helper()
+	command := exec.Command(h.path, append(args, "--namespace="+systemNamespace)...)
+	command.Dir, command.Env = root, h.env
+	return h.during(t, command)
+}
+
+// during runs a command, and the pods until it ends. It returns the output.
+func (u *upgrade) during(t *testing.T, command *exec.Cmd) (string, error) {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
 	defer cancel()
-	command := exec.CommandContext(ctx, h.path, append(args, "--namespace="+systemNamespace)...)
-	command.Dir, command.Env = root, h.env
 	var output bytes.Buffer
 	command.Stdout, command.Stderr = &output, &output
 	if err := command.Start(); err != nil {
@@ -127,6 +133,8 @@ func (h *helmed) tryHelm(t *testing.T, args ...string) (string, error) {
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
+	stop := context.AfterFunc(ctx, func() { _ = command.Process.Kill() })
+	defer stop()
 	pods := time.NewTicker(50 * time.Millisecond)
 	defer pods.Stop()
 	for {
@@ -134,9 +142,9 @@ func (h *helmed) tryHelm(t *testing.T, args ...string) (string, error) {
 		case err := <-ended:
 			return output.String(), err
 		case <-pods.C:
-			if err := h.work(ctx); err != nil {
+			if err := u.work(ctx); err != nil {
 				cancel()
-				return "", errors.Join(err, <-ended)
+				return output.String(), errors.Join(err, <-ended)
 			}
 		}
 	}

@@ -1,13 +1,10 @@
 package manifests
 
 import (
+	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net/http"
@@ -29,6 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
@@ -115,8 +113,17 @@ type pod struct {
 	ending bool
 }
 
-// startUpgrade starts a cluster with the Deployment controller, and more controllers of kube-controller-manager.
+// startUpgrade is startPods with the namespace and the Secret with the CA.
 func startUpgrade(t *testing.T, replicas int32, more ...string) *upgrade {
+	t.Helper()
+	u := startPods(t, replicas, more...)
+	u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
+	u.make(t, u.secret())
+	return u
+}
+
+// startPods starts a cluster with the Deployment controller, and more controllers of kube-controller-manager.
+func startPods(t *testing.T, replicas int32, more ...string) *upgrade {
 	t.Helper()
 	c, err := cluster.Start()
 	if err != nil {
@@ -143,8 +150,6 @@ func startUpgrade(t *testing.T, replicas int32, more ...string) *upgrade {
 	}
 	u.current = source{root: root, binary: binary}
 	startDeploymentController(t, c, more...)
-	u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
-	u.make(t, u.secret())
 	return u
 }
 
@@ -267,21 +272,20 @@ func applyOrder(obj *unstructured.Unstructured) int {
 // signs waits until an approved request has its certificate, and returns that.
 func (u *upgrade) signs(t *testing.T, what string) *x509.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "upgrade"}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj := &certificatesv1.CertificateSigningRequest{
+	obj := &kit.Request{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "upgrade-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: certificatesv1.KubeAPIServerClientSignerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth},
-			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			Request: kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "upgrade"}}),
 		},
 	}
+	u.approved(t, what, obj)
+	return kit.Leaf(t, obj)
+}
+
+// approved creates and approves obj, and waits until it has its certificate.
+func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
+	t.Helper()
 	if err := u.admin.Create(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
@@ -298,12 +302,6 @@ func (u *upgrade) signs(t *testing.T, what string) *x509.Certificate {
 		}
 		return nil
 	})
-	block, _ := pem.Decode(obj.Status.Certificate)
-	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return cert
 }
 
 // within runs the pods until check returns nil.
@@ -395,7 +393,7 @@ func (u *upgrade) start(ctx context.Context, obj *corev1.Pod) error {
 		args = append(args, strings.Replace(arg, "/etc/csr-controller-manager/config.yaml", file, 1))
 	}
 	args = append(args, "--health-probe-bind-address="+addresses[0], "--metrics-bind-address="+addresses[1])
-	process, err := u.StartProcess(obj.Name, obj.Annotations["binary"], args...)
+	process, err := u.StartProcess(obj.Name, cmp.Or(obj.Annotations["binary"], u.current.binary), args...)
 	if err != nil {
 		return err
 	}

@@ -57,6 +57,9 @@ app.kubernetes.io/component: {{ . }}
 {{- if not (or (hasKey $signing "secret") (hasKey $signing "certFile")) -}}
 {{- $_ := set $config "signing" (dict "secret" (printf "%s/csr-signer" .Release.Namespace)) -}}
 {{- end -}}
+{{- if .Values.nodeBootstrap.enabled -}}
+{{- $_ := set $config "selfCheck" (dict "bootstrapGroups" (list .Values.nodeBootstrap.group)) -}}
+{{- end -}}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
 {{- end }}
 

@@ -1,0 +1,129 @@
+package manifests
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"errors"
+	"os"
+	"path/filepath"
+	"regexp"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+)
+
+const nodeBootstrap = "node-bootstrap"
+
+// TestNodesJoinByTheComponent installs config/default with the component on a cluster that kubeadm did not make. A
+// bootstrap token of the component's group joins a node, which then renews. A token of another group may not even ask.
+func TestNodesJoinByTheComponent(t *testing.T) {
+	t.Parallel()
+	u := startUpgrade(t, 1)
+	u.roll(t, "nodes that join", install{components: []string{nodeBootstrap}})
+	joiner := u.token(t, "joiner", "system:bootstrappers:kubeadm:default-node-token")
+	other := u.token(t, "others", "system:bootstrappers:others")
+	node := u.certified(t, "the node joins", joiner)
+	u.certified(t, "the node renews", node)
+	if err := other.Create(t.Context(), kit.NodeRequest(t, "a")); !apierrors.IsForbidden(err) {
+		t.Errorf("a token of another group asks: %v", err)
+	}
+}
+
+// token returns a client with a new bootstrap token of that group. It waits until the API server knows the token.
+func (u *upgrade) token(t *testing.T, id, group string) client.Client {
+	t.Helper()
+	const secret = "0123456789abcdef"
+	u.make(t, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-" + id}, Type: "bootstrap.kubernetes.io/token",
+		StringData: map[string]string{"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true", "auth-extra-groups": group},
+	})
+	cfg := rest.AnonymousClientConfig(u.Config)
+	cfg.BearerToken = id + "." + secret
+	c := kit.ClientOf(t, cfg)
+	u.within(t, "the API server knows the token", func(ctx context.Context) error {
+		if err := c.Create(ctx, kit.NodeRequest(t, "a"), client.DryRunAll); err != nil && !apierrors.IsForbidden(err) {
+			return err
+		}
+		return nil
+	})
+	return c
+}
+
+// certified asks for a certificate of node a with by, and returns a client with the certificate.
+func (u *upgrade) certified(t *testing.T, what string, by client.Client) client.Client {
+	t.Helper()
+	key, obj := kit.NewKey(t), kit.NodeRequest(t, "a")
+	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
+	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	u.within(t, what, func(ctx context.Context) error { // a new right takes a moment
+		if obj.UID == "" {
+			if err := by.Create(ctx, obj); err != nil {
+				return err
+			}
+		}
+		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		if len(obj.Status.Certificate) == 0 {
+			return errors.New("no certificate yet")
+		}
+		return nil
+	})
+	cfg := rest.AnonymousClientConfig(u.Config)
+	cfg.CertData = obj.Status.Certificate
+	if cfg.KeyData, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
+		t.Fatal(err)
+	}
+	return kit.ClientOf(t, cfg)
+}
+
+// TestChartNodeBootstrap compares the bindings of the chart with the component: with its group, and with another group
+// that the reader of docs/how-to/deploy.md chooses. The self-check must ask about the group that is bound.
+func TestChartNodeBootstrap(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/deploy.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const first, last = "components:\n- ../config/node-bootstrap\n", "- {op: replace, path: /subjects/0/name, value: \"system:bootstrappers:workers\"}\n"
+	lines := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(first) + `.*?` + regexp.QuoteMeta(last)).Find(page)
+	if lines == nil {
+		t.Fatalf("deploy.md does not say how to choose the group: want lines from %q to %q", first, last)
+	}
+	without := helm(t)
+	for name, test := range map[string]struct {
+		text, value, group string
+	}{
+		"the default": {first, "", "system:bootstrappers:kubeadm:default-node-token"},
+		"another":     {string(lines), ",nodeBootstrap.group=system:bootstrappers:workers", "system:bootstrappers:workers"},
+	} {
+		all := helm(t, "--set=nodeBootstrap.enabled=true"+test.value)
+		want := renderPage(t, map[string]string{"kustomization.yaml": "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + test.text})
+		if diff := cmp.Diff(unlabelled(want), unlabelled(added(without, all))); diff != "" || len(want) != 3 {
+			t.Errorf("%s (-kustomize +chart):\n%s", name, diff)
+		}
+		if got := load(t, all)["csr-controller-manager"].SelfCheck.BootstrapGroups; !cmp.Equal(got, []string{test.group}) {
+			t.Errorf("%s: the self-check asks about %q", name, got)
+		}
+		accept(t, all)
+	}
+	mine := helm(t, "--set=nodeBootstrap.enabled=true", `--set-json=config.selfCheck.bootstrapGroups=["system:bootstrappers:mine"]`)
+	if got := load(t, mine)["csr-controller-manager"].SelfCheck.BootstrapGroups; !cmp.Equal(got, []string{"system:bootstrappers:mine"}) {
+		t.Errorf("the self-check asks about %q, not about the configured group", got)
+	}
+}
