@@ -44,13 +44,12 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if err != nil {
 		return Options{}, err
 	}
-	limits := requestLimits(c.RequestLimits)
 	options := Options{
-		Concurrency: Concurrency(c.Concurrency), RequestLimits: limits, Audit: auditLog, BlockList: blockList(c),
+		Concurrency: Concurrency(c.Concurrency), RequestLimits: c.RequestLimits, Audit: auditLog, BlockList: blockList(c),
 	}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
-		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), limits
+		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), c.RequestLimits
 		options.Approver.Workers = c.Concurrency.Approver
 	}
 	if c.Enabled(config.SignerController) {
@@ -59,7 +58,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 			return Options{}, err
 		}
 		options.Signer = &signer.Reconciler{
-			Signers: signers, Retention: retention, RequestLimits: limits, DryRun: c.DryRuns(config.SignerController),
+			Signers: signers, Retention: retention, RequestLimits: c.RequestLimits, DryRun: c.DryRuns(config.SignerController),
 		}
 	}
 	if c.Enabled(config.CleanerController) {
@@ -84,13 +83,6 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	return options, nil
-}
-
-func requestLimits(c config.RequestLimits) csr.Limits {
-	return csr.Limits{
-		RequestBytes: c.MaxRequestBytes, DERBytes: c.MaxDERBytes, SubjectAttributes: c.MaxSubjectAttributes,
-		Names: c.MaxNames, Extensions: c.MaxExtensions,
-	}
 }
 
 // blockList returns the configured block list, or nil if neither the approver nor the signer runs.
@@ -293,12 +285,7 @@ func presetMachines(c config.Approval) *machine.Options {
 func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
 	switch {
 	case c.Machine != nil:
-		return machineSource(machine.Options{
-			Group: c.Machine.Group, Version: c.Machine.Version, Kind: c.Machine.Kind,
-			Namespace: c.Machine.Namespace, Selector: c.Machine.Selector,
-			NodeRefPath: c.Machine.NodeRefPath, AddressesPath: c.Machine.AddressesPath,
-			NamePath: c.Machine.NamePath, NameTypes: c.Machine.NameTypes, CreatedPath: c.Machine.CreatedPath,
-		}, all)
+		return machineSource(*c.Machine, all)
 	case c.Static != nil && c.Static.ConfigMap != "":
 		namespace, name := c.Static.ConfigMapName()
 		return configMapSource(types.NamespacedName{Namespace: namespace, Name: name})

@@ -296,7 +296,7 @@ func TestPresetsChooseMachines(t *testing.T) {
 		if got, more := len(inventoryOf(c).Sources), want != nil; got != 1 && !more || got != 2 && more {
 			t.Errorf("%s: %d sources", preset, got)
 		}
-		c.Inventory.Sources = []config.Source{{Machine: &config.MachineSource{Kind: "Host"}}}
+		c.Inventory.Sources = []config.Source{{Machine: &machine.Options{Kind: "Host"}}}
 		if presetMachines(c) != nil || len(inventoryOf(c).Sources) != 1 {
 			t.Errorf("%s asks its own machines beside those that are configured", preset)
 		}

@@ -1,6 +1,6 @@
-// Command reference writes the generated parts of docs/reference from the code: the configuration, the flags, the
-// metrics, the API and the roles. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in
-// a page is written by hand. "make docs" runs it, and "make verify" compares the result.
+// Command reference writes the generated parts of docs/reference from the code: the metrics, the API and the roles. A part
+// stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. "make generate"
+// runs it, and "make verify" compares the result. The configuration has a test of its own, TestReferencePage in pkg/config.
 package main
 
 import (
@@ -14,9 +14,6 @@ import (
 
 // parts returns the generated parts by name. root is the root of the repository.
 var parts = map[string]func(root string) (string, error){
-	"defaults":    func(string) (string, error) { return defaults(), nil },
-	"fields":      fields,
-	"flags":       func(string) (string, error) { return flags(), nil },
 	"metrics":     metrics,
 	"api-spec":    func(root string) (string, error) { return schema(root, "spec") },
 	"api-status":  func(root string) (string, error) { return schema(root, "status") },
@@ -28,7 +25,7 @@ var parts = map[string]func(root string) (string, error){
 }
 
 // pages are the pages with generated parts.
-var pages = []string{"configuration.md", "metrics.md", "api.md", "rbac.md"}
+var pages = []string{"metrics.md", "api.md", "rbac.md"}
 
 func main() {
 	if err := run("."); err != nil {
@@ -140,14 +137,6 @@ func prose(text string) string {
 		}
 	}
 	return strings.Join(spans, "`")
-}
-
-// about returns a comment about the Go name as text about what readers call as.
-func about(comment, name, as string) string {
-	if rest, found := strings.CutPrefix(comment, name+" "); found {
-		return quote(as) + " " + rest
-	}
-	return comment
 }
 
 // bare returns a comment about the Go name for a place where the name stands already: what follows the name, if that is a

@@ -12,9 +12,6 @@ import (
 	"strings"
 )
 
-// comments holds the comments of a package by "Type", "Type.Field" and name of a constant.
-type comments map[string]string
-
 // files parses the Go files of a directory, without tests.
 func files(dir string) ([]*ast.File, error) {
 	entries, err := os.ReadDir(dir)
@@ -34,55 +31,6 @@ func files(dir string) ([]*ast.File, error) {
 		all = append(all, file)
 	}
 	return all, nil
-}
-
-// readComments returns the comments of the package in dir.
-func readComments(dir string) (comments, error) {
-	all, err := files(dir)
-	if err != nil {
-		return nil, err
-	}
-	found := comments{}
-	for _, file := range all {
-		for _, declaration := range file.Decls {
-			if general, is := declaration.(*ast.GenDecl); is {
-				found.read(general)
-			}
-		}
-	}
-	return found, nil
-}
-
-// read adds the comments of a declaration.
-func (c comments) read(declaration *ast.GenDecl) {
-	for _, spec := range declaration.Specs {
-		switch spec := spec.(type) {
-		case *ast.ValueSpec:
-			for _, name := range spec.Names {
-				c.add(name.Name, spec.Doc, spec.Comment)
-			}
-		case *ast.TypeSpec:
-			c.add(spec.Name.Name, spec.Doc, declaration.Doc)
-			structure, is := spec.Type.(*ast.StructType)
-			if !is {
-				continue
-			}
-			for _, field := range structure.Fields.List {
-				for _, name := range field.Names {
-					c.add(spec.Name.Name+"."+name.Name, field.Doc, field.Comment)
-				}
-			}
-		}
-	}
-}
-
-// add keeps the first comment that is not empty.
-func (c comments) add(name string, groups ...*ast.CommentGroup) {
-	for _, group := range groups {
-		if text := strings.TrimSpace(group.Text()); text != "" && c[name] == "" {
-			c[name] = text
-		}
-	}
 }
 
 // constant is a string constant with its value and comment.

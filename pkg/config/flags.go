@@ -1,17 +1,20 @@
 package config
 
 import (
+	"cmp"
+	"embed"
 	"errors"
 	"fmt"
-	"os"
+	"io/fs"
+	"reflect"
+	"regexp"
 	"slices"
 	"strings"
-	"time"
+	"sync"
 
 	"github.com/spf13/pflag"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-	"sigs.k8s.io/yaml"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // perSignerFlags lists the signers with flags of their own, by the middle part of kube-controller-manager's
@@ -26,14 +29,14 @@ var perSignerFlags = []struct{ middle, signer string }{
 // signer, so no request can name it. The flags are accepted because existing command lines may have them.
 var retiredFlags = []string{"cluster-signing-legacy-unknown-cert-file", "cluster-signing-legacy-unknown-key-file"}
 
+// These flags are not configuration.
+const configFlag, versionFlag, helpFlag = "config", "version", "help"
+
 // Flags holds the command line flags of a Configuration, in groups as --help shows them.
 type Flags struct {
 	Groups []Group
 
 	fields map[string]string // flag name → field path
-	// These flags are not configuration.
-	file          string
-	version, help bool
 }
 
 // Group is a set of flags with a title.
@@ -42,36 +45,68 @@ type Group struct {
 	Flags *pflag.FlagSet
 }
 
-// NewFlags returns flags that set c. The values of c are their defaults.
+// groups holds the titles of the groups, and the parts of the file that they are about. All other flags are in the first.
+var groups = []struct{ title, part string }{
+	{"Generic", ""}, {"Leader election", "leaderElection"}, {"Audit log", "audit"}, {"Approval", "approval"}, {"Signing", "signing"},
+}
+
+// NewFlags returns flags that set c. The values of c are their defaults. Each field with the tag flag has one.
 func NewFlags(c *Configuration) *Flags {
 	f := &Flags{fields: map[string]string{}}
-	f.generic(c)
-	f.leaderElection(&c.LeaderElection)
-	f.group("Audit log")
-	f.define(&c.Audit.Path, "audit-log-path", "audit.path",
-		"write a JSON line for each decision and each certificate to this `file`; - is standard output")
-	f.define(&c.Audit.MaxSize, "audit-log-maxsize", "audit.maxSize", "size in MiB at which the file is rotated")
-	f.define(&c.Audit.MaxBackups, "audit-log-maxbackup", "audit.maxBackups",
-		"number of rotated files to keep; 0 keeps all")
-	f.define(&c.Audit.MaxAge, "audit-log-maxage", "audit.maxAge",
-		"number of days to keep rotated files; 0 keeps them forever")
-	f.group("Approval")
-	f.define(&c.Approval.Inventory.Kubeconfig, "inventory-kubeconfig", "approval.inventory.kubeconfig",
-		"kubeconfig `file` of the cluster that holds the machines, if it is another cluster")
-	f.signing(c)
+	for _, group := range groups {
+		set := pflag.NewFlagSet(group.title, pflag.ContinueOnError)
+		set.SortFlags = false
+		f.Groups = append(f.Groups, Group{group.title, set})
+	}
+	f.define("", configFlag, "file", new(string), "Reads the configuration from this file. Flags override it.")
+	all := slices.DeleteFunc(fieldsOf(reflect.ValueOf(c).Elem(), ""), func(one fieldAt) bool { return one.Tag.Get("flag") == "" })
+	flags := map[string]string{} // by the name of the field
+	for _, each := range all {
+		flags[each.path[strings.LastIndex(each.path, ".")+1:]] = "--" + each.Tag.Get("flag")
+	}
+	for _, each := range all {
+		usage := plain(description(comments(), each.owner.Name(), each.Name), flags)
+		f.define(each.path, each.Tag.Get("flag"), each.Tag.Get("form"), each.value.Addr().Interface(), usage)
+	}
+	onlyLeases := func(kind string) error {
+		if kind != "leases" {
+			return errors.New("want leases")
+		}
+		return nil
+	}
+	f.define("leaderElection", "leader-elect-resource-lock", "kind", onlyLeases, "The kind of lock. Only leases, the default, is supported.")
+	for _, one := range perSignerFlags {
+		const usage = "The file with the CA %s of %s. Signers without files are then not served."
+		setCert := func(file string) error { c.Signing.signer(one.signer).CertFile = file; return nil }
+		setKey := func(file string) error { c.Signing.signer(one.signer).KeyFile = file; return nil }
+		flag, field := "cluster-signing-"+one.middle, fmt.Sprintf("signing.signers[%s]", one.signer)
+		f.define(field+".certFile", flag+"-cert-file", "file", setCert, fmt.Sprintf(usage, "certificate", one.signer))
+		f.define(field+".keyFile", flag+"-key-file", "file", setKey, fmt.Sprintf(usage, "key", one.signer))
+	}
+	for _, name := range retiredFlags {
+		note := func(string) error { c.Retired = append(c.Retired, "--"+name); return nil }
+		f.define("signing", name, "file", note, "No effect: since Kubernetes 1.22 no request can name kubernetes.io/legacy-unknown.")
+	}
+	f.define("", versionFlag, "", new(bool), "Prints the version and exits.")
+	f.Groups[0].Flags.BoolP(helpFlag, "h", false, "Prints this help and exits.")
 	return f
 }
 
-func (f *Flags) group(title string) {
-	set := pflag.NewFlagSet(title, pflag.ContinueOnError)
-	set.SortFlags = false
-	f.Groups = append(f.Groups, Group{title, set})
+// define adds a flag. It sets target, whose value is the default. path is the field that it belongs to, or a part of the
+// file that has no such field. form stands for the value in the help.
+func (f *Flags) define(path, name, form string, target any, usage string) {
+	part, _, isField := strings.Cut(path, ".")
+	i := max(0, slices.IndexFunc(groups, func(group struct{ title, part string }) bool { return group.part == part }))
+	addFlag(f.Groups[i].Flags, name, form, target, usage)
+	f.fields[name] = path
+	if i > 0 && !isField {
+		f.fields[name] = ""
+	}
 }
 
-// define adds a flag to the last group. The flag sets target, which belongs to the field of the file. The value of
-// target is the default.
-func (f *Flags) define(target any, name, field, usage string) {
-	set, short := f.Groups[len(f.Groups)-1].Flags, ""
+// addFlag adds the flag of define to set.
+func addFlag(set *pflag.FlagSet, name, form string, target any, usage string) {
+	short := ""
 	if len(name) == 1 {
 		short = name
 	}
@@ -84,116 +119,48 @@ func (f *Flags) define(target any, name, field, usage string) {
 		set.Float64VarP(target, name, short, *target, usage)
 	case *bool:
 		set.BoolVarP(target, name, short, *target, usage)
-	case *time.Duration:
-		set.DurationVarP(target, name, short, *target, usage)
+	case *metav1.Duration:
+		set.DurationVarP(&target.Duration, name, short, target.Duration, usage)
+	case *[]string:
+		set.VarP(&list{target: target}, name, short, usage)
 	case func(string) error:
 		set.FuncP(name, short, usage, target)
 	}
-	f.fields[name] = field
+	if form != "" {
+		flag := set.Lookup(name)
+		flag.Value = formed{flag.Value, form}
+	}
 }
 
 // Field returns the path of the field that the flag called name sets, or "" if the flag is no configuration.
 func (f *Flags) Field(name string) string { return f.fields[name] }
 
-// list returns a function that sets target from a comma-separated list. The flag overrides the file. If the flag is
-// given twice, both lists count, as in kube-controller-manager.
-func list(target *[]string) func(string) error {
-	given := false
-	return func(list string) error {
-		if !given {
-			*target, given = nil, true
-		}
-		*target = append(*target, strings.Split(list, ",")...)
-		return nil
-	}
+// formed is a value whose type the help shows as form.
+type formed struct {
+	pflag.Value
+	form string
 }
 
-func (f *Flags) generic(c *Configuration) {
-	f.group("Generic")
-	f.define(&f.file, "config", "", "read the configuration from this `file`; flags override it")
-	f.define(list(&c.Controllers), "controllers", "controllers", "comma-separated `list` of controllers to run: "+
-		"approver, signer, cleaner (or csrapproving, csrsigning, csrcleaner), rotation; "+
-		"* stands for all, a leading - excludes a controller (default *)")
-	f.define(list(&c.DryRun), "dry-run", "dryRun",
-		"comma-separated `list` of controllers that only report what they would do, and write to no request")
-	f.define(&c.NodeBlockList, "node-block-list", "nodeBlockList",
-		"`namespace/name` of a ConfigMap with nodes and client certificates; nothing is approved or signed for them")
-	f.define(&c.Kubeconfig, "kubeconfig", "kubeconfig",
-		"kubeconfig `file`; without it the manager tries KUBECONFIG, then ~/.kube/config, then the Pod's ServiceAccount")
-	f.define(&c.KubeAPIQPS, "kube-api-qps", "kubeAPIQPS",
-		"limit of requests per second to the API server; a negative value sets no limit")
-	f.define(&c.KubeAPIBurst, "kube-api-burst", "kubeAPIBurst",
-		"limit of requests in a burst to the API server, with a positive --kube-api-qps")
-	f.define(&c.Concurrency.Approver, "concurrent-approver-syncs", "concurrency.approver",
-		"number of workers of the approver")
-	f.define(&c.Concurrency.Signer, "concurrent-signer-syncs", "concurrency.signer",
-		"number of workers of the signer")
-	f.define(&c.Concurrency.Cleaner, "concurrent-cleaner-syncs", "concurrency.cleaner",
-		"number of workers of the cleaner")
-	f.define(&c.MetricsBindAddress, "metrics-bind-address", "metricsBindAddress",
-		"`host:port` of /metrics; 0 switches it off")
-	f.define(&c.MetricsSecure, "metrics-secure", "metricsSecure",
-		"serve the metrics by TLS, and only to users who may get the path /metrics")
-	f.define(&c.MetricsCertDir, "metrics-cert-dir", "metricsCertDir",
-		"`directory` with tls.crt and tls.key for --metrics-secure; without it the certificate is self-signed")
-	f.define(&c.HealthProbeBindAddress, "health-probe-bind-address", "healthProbeBindAddress",
-		"`host:port` of /healthz and /readyz; 0 switches them off")
-	f.define(&c.SelfCheck.Interval.Duration, "self-check-interval", "selfCheck.interval",
-		"time between two checks of the manager's rights and the kubelets' rights; "+
-			"a check that did not pass is repeated within a minute; 0 switches all of them off")
-	f.define(&c.Verbosity, "v", "verbosity",
-		"verbosity of the log: 0 logs every decision and every certificate, more is for debugging")
-	f.define(&f.version, "version", "", "print the version and exit")
-	f.Groups[0].Flags.BoolVarP(&f.help, "help", "h", false, "print this help and exit")
+func (f formed) Type() string { return f.form }
+
+// list sets target from a comma-separated list. The flag overrides the file. If the flag is given twice, both lists
+// count, as in kube-controller-manager.
+type list struct {
+	target *[]string
+	given  bool
 }
 
-func (f *Flags) leaderElection(l *LeaderElection) {
-	f.group("Leader election")
-	f.define(&l.Enabled, "leader-elect", "leaderElection.enabled",
-		"work only while this replica holds the Lease; needed for several replicas")
-	f.define(&l.LeaseDuration.Duration, "leader-elect-lease-duration", "leaderElection.leaseDuration",
-		"how long a standby waits before it takes the Lease over")
-	f.define(&l.RenewDeadline.Duration, "leader-elect-renew-deadline", "leaderElection.renewDeadline",
-		"how long the leader tries to renew the Lease before it gives up; must be less than the lease duration")
-	f.define(&l.RetryPeriod.Duration, "leader-elect-retry-period", "leaderElection.retryPeriod",
-		"pause between two attempts")
-	onlyLeases := func(kind string) error {
-		if kind != "leases" {
-			return errors.New("want leases")
-		}
-		return nil
+func (l *list) Set(text string) error {
+	if !l.given {
+		*l.target, l.given = nil, true
 	}
-	f.define(onlyLeases, "leader-elect-resource-lock", "", "`kind` of lock; only leases is supported (default leases)")
-	f.define(&l.ResourceName, "leader-elect-resource-name", "leaderElection.resourceName", "`name` of the Lease")
-	f.define(&l.ResourceNamespace, "leader-elect-resource-namespace", "leaderElection.resourceNamespace",
-		"`namespace` of the Lease (default is the Pod's, or kube-system outside of a cluster)")
+	*l.target = append(*l.target, strings.Split(text, ",")...)
+	return nil
 }
 
-func (f *Flags) signing(c *Configuration) {
-	s := &c.Signing
-	f.group("Signing")
-	f.define(&s.Secret, "signing-secret", "signing.secret",
-		"`namespace/name` of the Secret (type kubernetes.io/tls) with the CA for all of Kubernetes' signers")
-	f.define(&s.CertFile, "cluster-signing-cert-file", "signing.certFile",
-		"`file` with the CA certificate for all of Kubernetes' signers")
-	f.define(&s.KeyFile, "cluster-signing-key-file", "signing.keyFile",
-		"`file` with the CA key for all of Kubernetes' signers")
-	for _, one := range perSignerFlags {
-		const usage = "`file` with the CA %s for %s only; signers without a pair of files are then not served"
-		setCert := func(file string) error { s.signer(one.signer).CertFile = file; return nil }
-		setKey := func(file string) error { s.signer(one.signer).KeyFile = file; return nil }
-		flag, field := "cluster-signing-"+one.middle, fmt.Sprintf("signing.signers[%s]", one.signer)
-		f.define(setCert, flag+"-cert-file", field+".certFile", fmt.Sprintf(usage, "certificate", one.signer))
-		f.define(setKey, flag+"-key-file", field+".keyFile", fmt.Sprintf(usage, "key", one.signer))
-	}
-	for _, name := range retiredFlags {
-		note := func(string) error { c.Retired = append(c.Retired, "--"+name); return nil }
-		f.define(note, name, "",
-			"`file` without effect: since Kubernetes 1.22 no request can name kubernetes.io/legacy-unknown")
-	}
-	f.define(&s.Duration.Duration, "cluster-signing-duration", "signing.duration",
-		"longest lifetime of certificates, and the lifetime if the request asks for none")
-}
+func (l *list) String() string { return strings.Join(*l.target, ",") }
+
+func (*list) Type() string { return "list" }
 
 // signer returns the settings of the signer with that name. It adds them if there are none.
 func (s *Signing) signer(name string) *Signer {
@@ -216,126 +183,58 @@ func (f *Flags) together() *pflag.FlagSet {
 	return set
 }
 
-// parse sets the flags of set that args name. It returns the other arguments and every mistake: pflag itself stops at
-// the first one.
-func parse(set *pflag.FlagSet, args []string) ([]string, []error) {
-	var mistakes []error
-	ignore := func(*pflag.Flag, string) error { return nil }
-	for {
-		var unknown *pflag.NotExistError
-		if err := set.ParseAll(args, ignore); !errors.As(err, &unknown) {
-			break
+// source is the code of the fields, whose comments describe them and their flags.
+//
+//go:embed config.go approval.go signing.go
+var source embed.FS
+
+// comments returns the comments in source.
+var comments = sync.OnceValue(func() map[string]string { return readComments(source) })
+
+// readComments returns the comments of the structs in formatted Go files, and of their fields, by "Type" and "Type.Field".
+func readComments(files fs.FS) map[string]string {
+	found := map[string]string{}
+	names, _ := fs.Glob(files, "*.go") // the pattern is valid
+	for _, name := range names {
+		code, _ := fs.ReadFile(files, name)
+		owner, comment := "", ""
+		for line := range strings.Lines(string(code)) {
+			words := strings.Fields(line)
+			switch {
+			case len(words) > 0 && words[0] == "//":
+				comment += strings.Join(words[1:], " ") + " "
+				continue
+			case len(words) > 2 && words[0] == "type" && strings.HasPrefix(words[2], "struct"):
+				owner = words[1]
+				found[owner] = comment
+			case len(words) > 1 && owner != "":
+				found[owner+"."+words[0]] = comment
+			case strings.HasPrefix(line, "}"):
+				owner = ""
+			}
+			comment = ""
 		}
-		mistakes = append(mistakes, unknown)
-		name := "--" + unknown.GetSpecifiedName()
-		if letters := unknown.GetSpecifiedShortnames(); letters != "" {
-			name = "-" + letters
-		}
-		isUnknown := func(arg string) bool { return arg == name || strings.HasPrefix(arg, name+"=") }
-		known := slices.DeleteFunc(slices.Clone(args), isUnknown)
-		if len(known) == len(args) {
-			return set.Args(), mistakes
-		}
-		args = known
 	}
-	apply := func(flag *pflag.Flag, text string) error {
-		before := flag.Value.String()
-		if err := set.Set(flag.Name, text); err != nil {
-			mistakes = append(mistakes, err)
-			_ = flag.Value.Set(before) // pflag has set it to zero, which would be a second mistake
-		}
-		return nil
-	}
-	if err := set.ParseAll(args, apply); err != nil {
-		mistakes = append(mistakes, err)
-	}
-	return set.Args(), mistakes
+	return found
 }
 
-// name returns an error that names the flag that set the field, if one did, or else the field.
-func (f *Flags) name(set *pflag.FlagSet, mistake *field.Error) error {
-	where := mistake.Field
-	set.Visit(func(flag *pflag.Flag) {
-		if f.fields[flag.Name] == mistake.Field {
-			where = "--" + flag.Name
-		}
+// description returns the comment of a field for a place where its name stands already: what follows the name, or the
+// name and the verb is.
+func description(comments map[string]string, owner, field string) string {
+	text := strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(comments[owner+"."+field]), field+" "), "is ")
+	if text == "" {
+		return ""
+	}
+	return strings.ToUpper(text[:1]) + text[1:]
+}
+
+// marked matches code and links of Markdown.
+var marked = regexp.MustCompile("`([^`]*)`|\\[([^]]*)\\]\\([^)]*\\)")
+
+// plain returns text without the marks of Markdown, and with the flags of the fields that it names.
+func plain(text string, flags map[string]string) string {
+	return marked.ReplaceAllStringFunc(text, func(mark string) string {
+		found := marked.FindStringSubmatch(mark)
+		return cmp.Or(flags[found[1]], found[1], found[2])
 	})
-	return fmt.Errorf("%s: %s", where, mistake.ErrorBody())
-}
-
-// ErrHelp and ErrVersion are returned by Load if the flags ask for that.
-var (
-	ErrHelp    = pflag.ErrHelp
-	ErrVersion = errors.New("version requested")
-)
-
-// Load returns the configuration of a manager: the defaults, overridden by the file that --config names, overridden by
-// the other flags in args. An error holds every mistake, each with its flag or field path.
-func Load(args []string) (*Configuration, error) {
-	scout := NewFlags(Default())
-	surplus, errs := parse(scout.together(), args)
-	switch {
-	case scout.help:
-		return nil, ErrHelp
-	case scout.version:
-		return nil, ErrVersion
-	}
-	for _, arg := range surplus {
-		errs = append(errs, fmt.Errorf("unexpected argument %q", arg))
-	}
-	configuration := Default()
-	if scout.file != "" {
-		if err := configuration.read(scout.file); err != nil {
-			return nil, errors.Join(append(errs, err)...)
-		}
-	}
-	// The same flags again, with the same mistakes: now they override the file.
-	flags := NewFlags(configuration)
-	set := flags.together()
-	_, _ = parse(set, args)
-	for _, mistake := range configuration.validate(true) {
-		errs = append(errs, flags.name(set, mistake))
-	}
-	return configuration, errors.Join(errs...)
-}
-
-// LoadFile returns the configuration in a file, for a command that needs no CA.
-func LoadFile(file string) (*Configuration, error) {
-	configuration := Default()
-	if err := configuration.read(file); err != nil {
-		return nil, err
-	}
-	return configuration, configuration.validate(false).ToAggregate()
-}
-
-func (c *Configuration) read(file string) error {
-	data, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Errorf("--config: %w", err)
-	}
-	if err := checkRemoved(data); err != nil {
-		return fmt.Errorf("--config: %s: %w", file, err)
-	}
-	if err := c.parse(data); err != nil {
-		return fmt.Errorf("--config: %s: %w", file, err)
-	}
-	return nil
-}
-
-// parse overrides c by the fields in data.
-func (c *Configuration) parse(data []byte) error {
-	c.APIVersion, c.Kind = "", ""
-	// encoding/json decodes a list into existing elements. The first source would then have the fields of two sources.
-	sources := c.Approval.Inventory.Sources
-	c.Approval.Inventory.Sources = nil
-	if err := yaml.UnmarshalStrict(data, c); err != nil {
-		return err
-	}
-	if c.Approval.Inventory.Sources == nil {
-		c.Approval.Inventory.Sources = sources
-	}
-	if c.APIVersion != APIVersion || c.Kind != Kind {
-		return fmt.Errorf("want apiVersion %s and kind %s, found %q and %q", APIVersion, Kind, c.APIVersion, c.Kind)
-	}
-	return nil
 }

@@ -3,14 +3,14 @@ package config
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/spf13/pflag"
 	"sigs.k8s.io/yaml"
 )
 
-// FuzzParse checks that a file that a manager loads is published without credentials, that every command reads the
-// published form without a mistake, and that publishing it again changes nothing.
+// FuzzParse checks that a file that a manager loads can be written again.
 func FuzzParse(f *testing.F) {
 	const header = "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"
 	for _, body := range []string{
@@ -45,13 +45,29 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Each defined flag must also be in the list of flags. Otherwise errors could not name it.
-func TestEveryFlagIsNoted(t *testing.T) {
+// TestEveryFlagIsDescribed checks that each flag has a description: that of the field with its tag, or one of its own.
+func TestEveryFlagIsDescribed(t *testing.T) {
 	t.Parallel()
-	flags := NewFlags(Default())
-	flags.together().VisitAll(func(flag *pflag.Flag) {
-		if _, noted := flags.fields[flag.Name]; !noted && flag.Name != "help" {
-			t.Errorf("--%s has no field", flag.Name)
+	NewFlags(Default()).together().VisitAll(func(flag *pflag.Flag) {
+		if !strings.HasSuffix(flag.Usage, ".") || strings.ContainsAny(flag.Usage, "`[") {
+			t.Errorf("--%s is described as %q", flag.Name, flag.Usage)
 		}
 	})
+}
+
+func TestDescription(t *testing.T) {
+	t.Parallel()
+	for comment, want := range map[string]string{
+		"Path is a file, see [the page](x.md). ": "A file, see [the page](x.md).",
+		"Path lists `files`. ":                   "Lists `files`.",
+		"":                                       "",
+	} {
+		if got := description(map[string]string{"Audit.Path": comment}, "Audit", "Path"); got != want {
+			t.Errorf("%q became %q, want %q", comment, got, want)
+		}
+	}
+	flags := map[string]string{"metricsSecure": "--metrics-secure"}
+	if got, want := plain("See [the page](x.md) of `files` and `metricsSecure`.", flags), "See the page of files and --metrics-secure."; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
 }

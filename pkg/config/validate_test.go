@@ -180,10 +180,10 @@ func TestValidate(t *testing.T) {
 			want: []string{
 				`--controllers: Invalid value: "x": unknown controller: want approver, signer, cleaner or rotation`,
 				"kubeAPIBurst: Invalid value: 0: must be 1 or more",
-				"--leader-elect-resource-name: Required value: the Lease needs a name",
-				`approval.denial: Unsupported value: "x": supported values: "Never", "Permanent"`,
 				"signing.minRSABits: Invalid value: 1: must be 1024 or more",
 				"cleaning.deletesPerSecond: Invalid value: 0: must be 1 or more",
+				"--leader-elect-resource-name: Required value: the Lease needs a name",
+				`approval.denial: Unsupported value: "x": supported values: "Never", "Permanent"`,
 			},
 		},
 	})

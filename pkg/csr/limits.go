@@ -21,21 +21,21 @@ type Refused struct{ Reason, Message string }
 // Error implements error.
 func (r *Refused) Error() string { return r.Message }
 
-// Limits bound how much of a request is read. They are checked before the request is parsed, verified, compared or
-// rendered. An attribute or a name costs the requester a few bytes and costs every later step more. A zero field has
-// the value of DefaultLimits.
+// Limits limits the size of a request. The manager checks it before it parses, verifies, compares or prints anything else
+// of the request. A larger request is `RequestTooLarge`: it is never approved, and Failed once approved. A request with
+// more than 100 extensions is too large with any limits. In Go, a field that is zero has its default.
 type Limits struct {
-	// RequestBytes bounds spec.request.
-	RequestBytes int
-	// DERBytes bounds the DER of the first PEM block in spec.request.
-	DERBytes int
-	// SubjectAttributes bounds the attributes of the subject.
-	SubjectAttributes int
-	// Names bounds the subjectAltNames of all kinds together.
-	Names int
-	// Extensions bounds the attributes of the request plus the extensions that they request. A kubelet sends one of
-	// each. Thousands of extensions take far longer to read than the same number of bytes in names.
-	Extensions int
+	// RequestBytes limits `spec.request`.
+	RequestBytes int `json:"maxRequestBytes" min:"1"`
+	// DERBytes limits the PKCS#10 request in the first PEM block of `spec.request`.
+	DERBytes int `json:"maxDERBytes" min:"1"`
+	// SubjectAttributes limits the attributes of the subject.
+	SubjectAttributes int `json:"maxSubjectAttributes" min:"1"`
+	// Names limits the subjectAltNames of all types together.
+	Names int `json:"maxNames" min:"1"`
+	// Extensions limits the attributes of the request and the extensions that they ask for, together. Thousands of
+	// extensions take far longer to read than the same number of bytes in names.
+	Extensions int `json:"maxExtensions" min:"1"`
 }
 
 // DefaultLimits are large enough for a node with hundreds of network interfaces.

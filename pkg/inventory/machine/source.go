@@ -27,27 +27,30 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Options select the objects that are machines, and their fields that describe a node. Paths are those of kubectl get
-// -o jsonpath, such as .status.addresses.
+// Options selects the objects that describe machines. Paths are written as for `kubectl get -o jsonpath`, such as
+// `.status.addresses`.
 type Options struct {
-	Group string
-	// Version may be empty. Then the source uses the version that the API server prefers.
-	Version string
-	Kind    string
-	// Namespace and Selector select objects. A cluster that manages others has the machines of all of them.
-	Namespace string
-	Selector  string
-
-	// NodeRefPath leads to the name of the node that the machine has become.
-	NodeRefPath string
-	// AddressesPath leads to {type, address} as in a Node's status, or to plain addresses and names.
-	AddressesPath string
-	// NamePath leads to the name that the node will have. Addresses of the types in NameTypes are such names too.
-	NamePath  string
-	NameTypes []string
-	// CreatedPath leads to the time from which a join window counts. If it is empty, the creation of the object
-	// counts.
-	CreatedPath string
+	// Group is the API group of the objects.
+	Group string `json:"group"`
+	// Version is the API version. If it is empty, it is the version that the API server prefers.
+	Version string `json:"version,omitempty"`
+	// Kind is the kind of the objects.
+	Kind string `json:"kind"`
+	// Namespace is the namespace of the objects. If it is empty, all namespaces count. A management cluster has the
+	// machines of all its clusters: select those of this cluster by namespace or selector.
+	Namespace string `json:"namespace,omitempty"`
+	// Selector is a label selector for the objects.
+	Selector string `json:"selector,omitempty"`
+	// NodeRefPath leads to the name of the Node that the machine became.
+	NodeRefPath string `json:"nodeRefPath,omitempty"`
+	// AddressesPath leads to addresses `{type, address}` as in a Node's status, or to plain addresses and names.
+	AddressesPath string `json:"addressesPath,omitempty"`
+	// NamePath leads to the name that the machine's Node will have, if `nameTypes` do not give it.
+	NamePath string `json:"namePath,omitempty"`
+	// NameTypes lists the types of addresses that give the name of the node.
+	NameTypes []string `json:"nameTypes,omitempty"`
+	// CreatedPath leads to the time from which the join window counts. If it is empty, the creation of the object counts.
+	CreatedPath string `json:"createdPath,omitempty"`
 }
 
 // ClusterNameLabel is on each Machine of Cluster API. Cluster API keeps it equal to spec.clusterName.

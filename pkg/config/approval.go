@@ -1,0 +1,305 @@
+package config
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
+)
+
+// Approval configures the approver.
+type Approval struct {
+	// Denial is `Never`, or `Permanent`: deny requests that can never become valid.
+	Denial string `json:"denial"`
+	// NodeClient configures the approval of first certificates of nodes.
+	NodeClient NodeClient `json:"nodeClient"`
+	// KubeletServing configures the approval of serving certificates of kubelets.
+	KubeletServing KubeletServing `json:"kubeletServing"`
+	// Inventory configures the sources that know the nodes.
+	Inventory Inventory `json:"inventory"`
+	// Limit limits the approvals of each requester for each node and signer.
+	Limit ApprovalLimit `json:"limit"`
+}
+
+func (a *Approval) validate(m *mistakes, path *field.Path) {
+	oneOf(m, path.Child("denial"), a.Denial, "Never", "Permanent")
+	a.NodeClient.validate(m, path.Child("nodeClient"), a.Inventory.Sources)
+	limited := a.Limit.Burst > 0 && a.Limit.PerHour > 0
+	m.unless(limited || a.Limit == ApprovalLimit{}, path.Child("limit"),
+		fmt.Sprintf("burst %d, perHour %d", a.Limit.Burst, a.Limit.PerHour), "both must be positive, or both 0 for no limit")
+	serving := path.Child("kubeletServing")
+	for _, problem := range validation.IsDNS1123Subdomain(a.KubeletServing.ClusterDomain) {
+		m.unless(false, serving.Child("clusterDomain"), a.KubeletServing.ClusterDomain, problem)
+	}
+	for i, text := range a.KubeletServing.Reserved {
+		m.unless(isReservable(text), serving.Child("reserved").Index(i), text, "want a name, an address or a CIDR")
+	}
+	nodes := a.KubeletServing.APIServerNodes
+	for i, name := range nodes {
+		isName := len(validation.IsDNS1123Subdomain(name)) == 0
+		m.unless(isName, serving.Child("apiServerNodes").Index(i), name, "want the name of a node")
+	}
+	m.unless(len(nodes) == 0 || a.NodeClient.Bound(), serving.Child("apiServerNodes"), strings.Join(nodes, ","),
+		"every holder of a bootstrap token could become such a node: set nodeClient.inventory or "+
+			"nodeClient.requireTokenBinding too")
+	sources := path.Child("inventory", "sources")
+	m.require(len(a.Inventory.Sources) > 0, sources, "list at least one source")
+	for i, source := range a.Inventory.Sources {
+		source.validate(m, sources.Index(i))
+	}
+}
+
+// ApprovalLimit limits how often one requester is approved for one node and one signer. 0 for both fields sets no
+// limit.
+type ApprovalLimit struct {
+	// Burst is the number of approvals in a burst.
+	Burst int `json:"burst"`
+	// PerHour is the number of approvals per hour after that.
+	PerHour int `json:"perHour"`
+}
+
+// KubeletServing configures the [approval of serving certificates of kubelets](../how-to/approve-kubelet-serving.md).
+type KubeletServing struct {
+	// Enabled switches the approval on.
+	Enabled bool `json:"enabled"`
+	// ClusterDomain is the domain of Services. No node gets a name in it.
+	ClusterDomain string `json:"clusterDomain"`
+	// Reserved lists names, addresses and CIDRs that no node gets, in addition to those that the manager knows itself:
+	// virtual addresses and load balancers of the API servers, and the Service CIDR.
+	Reserved []string `json:"reserved,omitempty"`
+	// APIServerNodes lists the nodes on which an API server runs, and whose address is that of its endpoint. It needs
+	// `nodeClient.inventory` or `nodeClient.requireTokenBinding`.
+	APIServerNodes []string `json:"apiServerNodes,omitempty"`
+}
+
+// isReservable reports whether text is a name, an address or a CIDR. An address with a mistake, such as 010.0.0.1, is
+// none of them: as a name it would reserve nothing.
+func isReservable(text string) bool {
+	_, prefix := netip.ParsePrefix(text)
+	_, address := netip.ParseAddr(text)
+	isNumber := strings.Trim(text[strings.LastIndex(text, ".")+1:], "0123456789") == ""
+	return prefix == nil || address == nil || !isNumber && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
+}
+
+// Inventory configures what belongs to a node.
+type Inventory struct {
+	// Sources lists the sources, strongest first. The first source that knows a node decides alone.
+	Sources []Source `json:"sources"`
+	// Kubeconfig is the file to reach the cluster with that holds the machines, if it is another cluster.
+	Kubeconfig string `json:"kubeconfig,omitempty" flag:"inventory-kubeconfig" form:"file"`
+}
+
+// Source configures one source. Exactly one field must be set.
+type Source struct {
+	// Machine reads objects that describe machines, such as Machines of Cluster API.
+	Machine *machine.Options `json:"machine,omitempty"`
+	// Static reads a list that administrators write.
+	Static *StaticSource `json:"static,omitempty"`
+	// Webhook asks a server.
+	Webhook *WebhookSource `json:"webhook,omitempty"`
+	// Node uses what each Node reports of itself. It is `{}`.
+	Node *NodeSource `json:"node,omitempty"`
+}
+
+func (s *Source) validate(m *mistakes, path *field.Path) {
+	kinds := 0
+	for _, set := range []bool{s.Machine != nil, s.Static != nil, s.Webhook != nil, s.Node != nil} {
+		if set {
+			kinds++
+		}
+	}
+	switch {
+	case kinds != 1:
+		m.require(false, path, "want exactly one kind of source")
+	case s.Machine != nil:
+		m.require(s.Machine.Kind != "", path.Child("machine", "kind"), "name the kind of the machine objects")
+	case s.Static != nil:
+		s.Static.validate(m, path.Child("static"))
+	case s.Webhook != nil:
+		if _, err := webhook.New(s.Webhook.Options()); err != nil {
+			// The URL may hold a secret, and this message is logged.
+			m.all = append(m.all, field.Invalid(path.Child("webhook"), field.OmitValueType{}, err.Error()))
+		}
+	}
+}
+
+// NodeSource uses the addresses that a Node reports of itself. It has no fields.
+type NodeSource struct{}
+
+// Values of NodeClient.Inventory.
+const (
+	// InventorySources asks approval.inventory.sources.
+	InventorySources = "sources"
+	// InventoryStatic asks approval.inventory.sources, too. At least one source must be static.
+	InventoryStatic = "static"
+	// InventoryClusterAPI and InventoryOpenShift first ask the Machines of Cluster API and of OpenShift.
+	InventoryClusterAPI = "cluster-api"
+	InventoryOpenShift  = "openshift"
+)
+
+// NodeClient configures which nodes get a first certificate. By default, the requester's permission alone decides, as
+// with kube-controller-manager. Renewals do not depend on these fields. See
+// [Node identity](../explanation/node-identity.md).
+type NodeClient struct {
+	// Inventory selects what must expect a node: `sources`, `static`, `cluster-api` or `openshift`. If it is empty, a node
+	// need not be expected. `sources` asks `approval.inventory.sources`; with `static`, one of them must be static.
+	Inventory string `json:"inventory"`
+	// ClusterName is the `name` or `namespace/name` of this cluster's Cluster object (cluster.x-k8s.io). It is required
+	// with `cluster-api`: a management cluster holds the Machines of all its clusters, and only those of this cluster
+	// count.
+	ClusterName string `json:"clusterName,omitempty"`
+	// JoinWindow is the time in which a new machine may ask. It needs `inventory`.
+	JoinWindow JoinWindow `json:"joinWindow"`
+	// MaxRequestAge is the age from which a request for a first certificate is not approved. It needs `inventory` or
+	// `requireTokenBinding`.
+	MaxRequestAge metav1.Duration `json:"maxRequestAge"`
+	// Rejoin lets an expected machine join again if its Node is dead or gone. It needs `inventory` or
+	// `requireTokenBinding`.
+	Rejoin bool `json:"rejoin"`
+	// CertificateLifetime is the longest lifetime of a kubelet's client certificate in this cluster, whoever signed it.
+	// It needs `rejoin`: a node that was not seen for longer counts as dead. 0 means that it is not known.
+	CertificateLifetime metav1.Duration `json:"certificateLifetime"`
+	// RequireTokenBinding requires that a bootstrap token is bound to the node: see
+	// [Bind bootstrap tokens](../how-to/bind-bootstrap-tokens.md).
+	RequireTokenBinding bool `json:"requireTokenBinding"`
+	// BootstrapUsers lists the only users who may bootstrap nodes. If it is empty, their permission decides. It
+	// needs `inventory` or `requireTokenBinding`.
+	BootstrapUsers []string `json:"bootstrapUsers,omitempty"`
+}
+
+// JoinWindow is the time in which a new machine may ask, relative to the creation of its object.
+type JoinWindow struct {
+	// Before is how long before the creation the window opens.
+	Before metav1.Duration `json:"before"`
+	// After is how long after the creation the window closes. 0 sets no limit: a machine may ask at any time.
+	After metav1.Duration `json:"after"`
+}
+
+// Cluster splits ClusterName into its halves. The namespace is empty if ClusterName is a name alone.
+func (n *NodeClient) Cluster() (namespace, name string) {
+	if namespace, name, found := strings.Cut(n.ClusterName, "/"); found {
+		return namespace, name
+	}
+	return "", n.ClusterName
+}
+
+// Bound reports whether a first certificate needs more than a permission.
+func (n *NodeClient) Bound() bool { return n.Inventory != "" || n.RequireTokenBinding }
+
+const useless = "has no effect without inventory or requireTokenBinding"
+
+func (n *NodeClient) validate(m *mistakes, path *field.Path, sources []Source) {
+	n.validateInventory(m, path.Child("inventory"), sources)
+	n.validateCluster(m, path.Child("clusterName"), sources)
+	before, after := n.JoinWindow.Before.Duration, n.JoinWindow.After.Duration
+	m.unless(before >= 0, path.Child("joinWindow", "before"), before, "must not be negative")
+	m.unless(after >= 0, path.Child("joinWindow", "after"), after, "must not be negative")
+	age, lifetime := n.MaxRequestAge.Duration, n.CertificateLifetime.Duration
+	m.unless(age > 0, path.Child("maxRequestAge"), age, "must be positive")
+	m.unless(lifetime >= 0, path.Child("certificateLifetime"), lifetime, "must be positive, or 0 if it is not known")
+	m.unless(lifetime <= 0 || n.Rejoin, path.Child("certificateLifetime"), lifetime, "has no effect without rejoin")
+	// A time that differs from its default must have an effect.
+	standard := Default().Approval.NodeClient
+	m.unless(n.MaxRequestAge == standard.MaxRequestAge || n.Bound(), path.Child("maxRequestAge"), age, useless)
+	m.unless(n.JoinWindow == standard.JoinWindow || n.Inventory != "", path.Child("joinWindow"),
+		fmt.Sprintf("before %s, after %s", before, after),
+		"has no effect without inventory: the creation of a machine is not known then")
+	n.validateRules(m, path)
+}
+
+func (n *NodeClient) validateInventory(m *mistakes, path *field.Path, sources []Source) {
+	oneOf(m, path, n.Inventory, "", InventorySources, InventoryStatic, InventoryClusterAPI, InventoryOpenShift)
+	hasStatic := slices.ContainsFunc(sources, func(s Source) bool { return s.Static != nil })
+	hasOther := slices.ContainsFunc(sources, func(s Source) bool { return s.Node == nil })
+	m.unless(n.Inventory != InventoryStatic || hasStatic, path, n.Inventory,
+		"approval.inventory.sources has no static source")
+	m.unless(n.Inventory != InventorySources || hasOther, path, n.Inventory,
+		"approval.inventory.sources has no source other than node")
+	m.unless(n.Inventory != InventoryOpenShift || !hasOther, path, n.Inventory,
+		"excludes sources other than OpenShift's Machines: leave approval.inventory.sources at node, or set sources")
+}
+
+// validateCluster requires clusterName if the Machines of Cluster API are asked, and forbids it otherwise.
+func (n *NodeClient) validateCluster(m *mistakes, path *field.Path, sources []Source) {
+	hasMachines := slices.ContainsFunc(sources, func(s Source) bool { return s.Machine != nil })
+	used := n.Inventory == InventoryClusterAPI && !hasMachines
+	m.require(!used || n.ClusterName != "", path, "name the Cluster whose Machines are this cluster's nodes, as name or "+
+		"namespace/name: the Machines of other clusters are none of them")
+	m.unless(used || n.ClusterName == "", path, n.ClusterName,
+		"has an effect only with the inventory cluster-api, and without a machine source")
+	if !used || n.ClusterName == "" {
+		return
+	}
+	namespace, name := n.Cluster()
+	valid := len(validation.IsDNS1123Subdomain(name)) == 0 && len(validation.IsValidLabelValue(name)) == 0
+	if strings.Contains(n.ClusterName, "/") {
+		valid = valid && len(validation.IsDNS1123Label(namespace)) == 0
+	}
+	m.unless(valid, path, n.ClusterName, "want name or namespace/name")
+}
+
+// validateRules finds settings that would not have their effect, or that contradict a preset.
+func (n *NodeClient) validateRules(m *mistakes, path *field.Path) {
+	var why string
+	switch {
+	case n.Inventory == InventoryOpenShift:
+		why = "the inventory openshift has fixed rules: set cluster-api or sources to use this field"
+		m.unless(!n.RequireTokenBinding, path.Child("requireTokenBinding"), true, why)
+	case !n.Bound():
+		why = useless
+	default:
+		return
+	}
+	m.unless(!n.Rejoin, path.Child("rejoin"), true, why)
+	m.unless(len(n.BootstrapUsers) == 0, path.Child("bootstrapUsers"), n.BootstrapUsers, why)
+}
+
+// StaticSource is a list of nodes: in a ConfigMap, or in this file.
+type StaticSource struct {
+	// ConfigMap is the `namespace/name` of a ConfigMap whose key `nodes.yaml` holds the rows.
+	ConfigMap string `json:"configMap,omitempty" form:"namespace/name"`
+	// Rows holds the rows themselves. It excludes `configMap`.
+	Rows []static.Row `json:"rows,omitempty"`
+}
+
+// ConfigMapName splits ConfigMap into its halves; both are empty for anything but namespace/name.
+func (s *StaticSource) ConfigMapName() (namespace, name string) { return splitName(s.ConfigMap) }
+
+func (s *StaticSource) validate(m *mistakes, path *field.Path) {
+	if (s.ConfigMap == "") == (s.Rows == nil) {
+		m.require(false, path, "want configMap or rows")
+		return
+	}
+	m.tags(s, path.String())
+	_, invalid := static.New(path.Child("rows"), s.Rows)
+	m.all = append(m.all, invalid...)
+}
+
+// WebhookSource configures a [server that is asked by HTTPS](inventory-webhook.md).
+type WebhookSource struct {
+	// URL is the address of the server.
+	URL string `json:"url"`
+	// CAFile holds the CAs that the server's certificate may chain to. No others are trusted.
+	CAFile string `json:"caFile"`
+	// CertFile is the manager's client certificate, if the server asks for one.
+	CertFile string `json:"certFile,omitempty"`
+	// KeyFile is the key of the client certificate.
+	KeyFile string `json:"keyFile,omitempty"`
+	// Timeout limits one lookup. The default is 5s.
+	Timeout metav1.Duration `json:"timeout,omitzero"`
+}
+
+// Options returns the options of the webhook.
+func (w *WebhookSource) Options() webhook.Options {
+	return webhook.Options{
+		URL: w.URL, CAFile: w.CAFile, CertFile: w.CertFile, KeyFile: w.KeyFile, Timeout: w.Timeout.Duration,
+	}
+}
