@@ -139,6 +139,29 @@ func TestConfigurationIsTaken(t *testing.T) {
 	}
 }
 
+// TestStaticPodIsThatOfTheControlPlane compares the static Pod with the Pods of overlays/control-plane. What differs is what a
+// static Pod cannot have, or gets from the host: its identity, its configuration, and where it runs.
+func TestStaticPodIsThatOfTheControlPlane(t *testing.T) {
+	t.Parallel()
+	deployment := typed[appsv1.Deployment](t, kustomize(t, "overlays/control-plane"), "Deployment")["csr-controller-manager"]
+	want := deployment.Spec.Template.Spec
+	got := typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod")["csr-controller-manager"].Spec
+	for _, pod := range []*corev1.PodSpec{&want, &got} {
+		container := &pod.Containers[0]
+		container.Env = slices.DeleteFunc(container.Env, func(env corev1.EnvVar) bool { return env.Name != "GOMEMLIMIT" })
+		for i := range container.Ports {
+			container.Ports[i].HostPort = 0 // equal to the port of the container in the host network
+		}
+		container.Args, container.VolumeMounts, container.StartupProbe = nil, nil, nil
+		pod.Volumes, pod.PriorityClassName, pod.SecurityContext.FSGroup = nil, "", nil
+		pod.ServiceAccountName, pod.EnableServiceLinks, pod.DNSPolicy = "", nil, ""
+		pod.NodeSelector, pod.Tolerations, pod.Affinity, pod.TopologySpreadConstraints = nil, nil, nil, nil
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-control-plane +static Pod):\n%s", diff)
+	}
+}
+
 // TestPods checks mistakes that an API server accepts and that would harm a user.
 func TestPods(t *testing.T) {
 	t.Parallel()
