@@ -42,7 +42,7 @@ var distributions = map[string]distribution{
 			}
 		},
 		deployments: []string{approver, signer, cleaner}, servers: true,
-		off: "controllers+=-csrapproving,-csrsigning,-csrcleaner", begins: "controllers+=",
+		off: "controllers+=*,-csrapproving,-csrsigning,-csrcleaner", begins: "controllers+=",
 	},
 	"k0s": {
 		place: "/var/lib/k0s/pki",
@@ -66,6 +66,7 @@ var distributions = map[string]distribution{
 // API server. What only exists on a node of the distribution is replaced: its folder with the CA, its copy of kubectl, and
 // the commands for images. The CA that the page names must then sign.
 func TestDistributions(t *testing.T) {
+	t.Parallel()
 	for name, test := range distributions {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
