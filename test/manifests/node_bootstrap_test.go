@@ -10,9 +10,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -96,24 +98,17 @@ func (u *upgrade) certified(t *testing.T, what string, by client.Client) client.
 // that the reader of docs/how-to/deploy.md chooses. The self-check must ask about the group that is bound.
 func TestChartNodeBootstrap(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/deploy.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const first, last = "components:\n- ../config/node-bootstrap\n", "- {op: replace, path: /subjects/0/name, value: \"system:bootstrappers:workers\"}\n"
-	lines := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(first) + `.*?` + regexp.QuoteMeta(last)).Find(page)
-	if lines == nil {
-		t.Fatalf("deploy.md does not say how to choose the group: want lines from %q to %q", first, last)
-	}
+	const first, last = "components:\n- ../node-bootstrap\n", "- {op: replace, path: /subjects/0/name, value: \"system:bootstrappers:workers\"}\n"
+	chosen := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(first) + `.*?` + regexp.QuoteMeta(last)).FindString(deployPage(t))
 	without := helm(t)
 	for name, test := range map[string]struct {
 		text, value, group string
 	}{
 		"the default": {first, "", "system:bootstrappers:kubeadm:default-node-token"},
-		"another":     {string(lines), ",nodeBootstrap.group=system:bootstrappers:workers", "system:bootstrappers:workers"},
+		"another":     {chosen, ",nodeBootstrap.group=system:bootstrappers:workers", "system:bootstrappers:workers"},
 	} {
 		all := helm(t, "--set=nodeBootstrap.enabled=true"+test.value)
-		want := renderPage(t, map[string]string{"kustomization.yaml": "apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n" + test.text})
+		want := myCluster(t, test.text)
 		if diff := cmp.Diff(unlabelled(want), unlabelled(added(without, all))); diff != "" || len(want) != 3 {
 			t.Errorf("%s (-kustomize +chart):\n%s", name, diff)
 		}
@@ -126,4 +121,56 @@ func TestChartNodeBootstrap(t *testing.T) {
 	if got := load(t, mine)["csr-controller-manager"].SelfCheck.BootstrapGroups; !cmp.Equal(got, []string{"system:bootstrappers:mine"}) {
 		t.Errorf("the self-check asks about %q, not about the configured group", got)
 	}
+}
+
+// TestDeployPageChangesTheConfiguration renders the kustomization of the page beside the shipped configuration.
+func TestDeployPageChangesTheConfiguration(t *testing.T) {
+	t.Parallel()
+	text := regexp.MustCompile("(?s)```yaml\n(apiVersion: kustomize.*?)```").FindStringSubmatch(deployPage(t))
+	if text == nil {
+		t.Fatal("the page has no kustomization")
+	}
+	all := myCluster(t, text[1])
+	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
+		if got := deployment.Spec.Template.Spec.Containers[0].Image; got != "registry.example.com/csr-controller-manager:dev" {
+			t.Errorf("%s has the image %s", name, got)
+		}
+	}
+	if loaded := load(t, all); len(loaded) != 3 || loaded[signer].Signing.Secret != systemNamespace+"/"+signingSecret {
+		t.Errorf("%+v", loaded)
+	}
+	accept(t, all)
+}
+
+func deployPage(t *testing.T) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/deploy.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(page)
+}
+
+// myCluster renders a kustomization in a folder like config/my-cluster, with a copy of the shipped configuration.
+func myCluster(t *testing.T, text string) objects {
+	t.Helper()
+	config, err := filepath.Abs(filepath.Join(root, "config"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	shipped, err := os.ReadFile(filepath.Join(config, "manager/config/config.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	above, err := filepath.Rel(dir, config) // a kustomization refers to others by relative paths
+	if err != nil {
+		t.Fatal(err)
+	}
+	text = strings.ReplaceAll(text, "- ../", "- "+above+"/")
+	if err := errors.Join(os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600),
+		os.WriteFile(filepath.Join(dir, "config.yaml"), shipped, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
 }
