@@ -3,6 +3,7 @@ package explain
 import (
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -13,8 +14,18 @@ import (
 
 var updateExplained = flag.Bool("update-explained", false, "correct docs/reference/reasons.md")
 
-// reasonTables are the tables of reasons, by their section in docs/reference/reasons.md.
-var reasonTables = map[string]map[string]advice{"Approver": approverReasons, "Signer": signerReasons}
+// reasonTables returns the tables of reasons, by their section in docs/reference/reasons.md. Reasons with the same advice of
+// both controllers are in a section of their own.
+func reasonTables() map[string]map[string]advice {
+	both := maps.Clone(approverReasons)
+	maps.DeleteFunc(both, func(name string, row advice) bool { return signerReasons[name] != row })
+	tables := map[string]map[string]advice{"Approver and signer": both}
+	for section, table := range map[string]map[string]advice{"Approver": approverReasons, "Signer": signerReasons} {
+		tables[section] = maps.Clone(table)
+		maps.DeleteFunc(tables[section], func(name string, _ advice) bool { return both[name] != advice{} })
+	}
+	return tables
+}
 
 var reasonsFile = filepath.Join("..", "..", "docs", "reference", "reasons.md")
 
@@ -30,7 +41,7 @@ func reasonsPage(t *testing.T) string {
 // TestReasonsPage checks that docs/reference/reasons.md has a row for each reason in its section, and no other reason.
 // With -update-explained it corrects rows. For a new reason, first add a row with its name to the right table.
 func TestReasonsPage(t *testing.T) {
-	page := reasonsPage(t)
+	page, tables := reasonsPage(t), reasonTables()
 	lines := strings.Split(page, "\n")
 	section, found := "", map[string]bool{}
 	for i, line := range lines {
@@ -38,7 +49,7 @@ func TestReasonsPage(t *testing.T) {
 			section = title
 		}
 		name, isReason := strings.CutPrefix(line, "| `")
-		table, mine := reasonTables[section]
+		table, mine := tables[section]
 		if !isReason || !mine {
 			continue
 		}
@@ -53,7 +64,7 @@ func TestReasonsPage(t *testing.T) {
 			t.Errorf("docs/reference/reasons.md has\n%s\nwant\n%s\ngo test ./commands/explain -update-explained corrects it", line, lines[i])
 		}
 	}
-	for section, table := range reasonTables {
+	for section, table := range tables {
 		for name := range table {
 			if !found[section+name] {
 				t.Errorf("docs/reference/reasons.md has no row for %s in section %s", name, section)
@@ -114,7 +125,7 @@ func TestEveryReasonInTheCodeHasARow(t *testing.T) {
 
 // TestAdviceIsShort checks that each meaning and each next step has one or two sentences.
 func TestAdviceIsShort(t *testing.T) {
-	for section, table := range reasonTables {
+	for section, table := range reasonTables() {
 		for reason, row := range table {
 			for _, text := range []string{row.meaning, row.todo} {
 				if sentences := strings.Count(text, ". ") + 1; sentences > 2 || !strings.HasSuffix(text, ".") {
