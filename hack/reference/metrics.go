@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"go/ast"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -36,11 +38,10 @@ func metrics(root string) (string, error) {
 				rest = append(rest, m)
 				continue
 			}
-			labels, err := m.describeLabels(used)
-			if err != nil {
+			if err := m.findLabels(used); err != nil {
 				return "", err
 			}
-			rows.row(quote(m.name), m.kind, labels, prose(m.help))
+			rows.row(quote(m.name), m.kind, quoted(m.labels), prose(m.help))
 		}
 		if len(rest) == len(all) {
 			return "", fmt.Errorf("no metric begins with %s", part.prefix)
@@ -51,11 +52,11 @@ func metrics(root string) (string, error) {
 	if len(all) > 0 {
 		return "", fmt.Errorf("%s belongs to no part", all[0].name)
 	}
-	for key := range labelValues() {
-		if !used[key] {
-			return "", fmt.Errorf("no metric has the label %q", key)
-		}
+	labels, err := describeLabels(used)
+	if err != nil {
+		return "", err
 	}
+	fmt.Fprintf(&out, "### Labels\n\n%s\n", labels)
 	return out.String(), nil
 }
 
@@ -111,22 +112,49 @@ func values[T any](all []T) string {
 	return quoted(texts)
 }
 
-// describeLabels returns the labels of m with their values, and marks them as used.
-func (m metric) describeLabels(used map[string]bool) (string, error) {
+// findLabels marks the values of the labels of m as used.
+func (m metric) findLabels(used map[string]bool) error {
 	known := labelValues()
-	var all []string
 	for _, label := range m.labels {
 		key := m.name + " " + label
 		if known[key] == "" {
 			key = label
 		}
 		if known[key] == "" {
-			return "", fmt.Errorf("%s: the values of the label %q are unknown: add them to labelValues", m.name, label)
+			return fmt.Errorf("%s: the values of the label %q are unknown: add them to labelValues", m.name, label)
 		}
 		used[key] = true
-		all = append(all, quote(label)+": "+known[key])
 	}
-	return strings.Join(all, "<br>"), nil
+	return nil
+}
+
+// describeLabels returns a table of the labels with their values, which must all be used.
+func describeLabels(used map[string]bool) (*table, error) {
+	known := labelValues()
+	of, count := map[[2]string][]string{}, map[string]int{} // metrics by label and values; values by label
+	for key, values := range known {
+		if !used[key] {
+			return nil, fmt.Errorf("no metric has the label %q", key)
+		}
+		metric, label, special := strings.Cut(key, " ")
+		if !special {
+			metric, label = "", key
+		}
+		if of[[2]string{label, values}] == nil {
+			count[label]++
+		}
+		of[[2]string{label, values}] = append(of[[2]string{label, values}], metric)
+	}
+	rows := newTable("label", "of", "values")
+	for _, key := range slices.SortedFunc(maps.Keys(of), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		slices.Sort(of[key])
+		others := "all others"
+		if count[key[0]] == 1 {
+			others = "all"
+		}
+		rows.row(quote(key[0]), cmp.Or(quoted(of[key]), others), key[1])
+	}
+	return rows, nil
 }
 
 // findMetrics returns the metrics that the code makes, by name.

@@ -32,7 +32,7 @@ type object struct {
 
 // roleFolders lists the folders with roles, in the order of the page, and the purpose of each.
 var roleFolders = []struct{ folder, title, purpose string }{
-	{"rbac", "Always", "Every installation has these roles. `config/default` includes them."},
+	{"rbac", "Always", "Every installation has these roles."},
 	{"kubelet-serving", "Kubelet serving certificates", "Needed for `approval.kubeletServing`."},
 	{"node-identity", "Node identity", "Needed for `approval.nodeClient.inventory` or `requireTokenBinding`."},
 	{"inventory-cluster-api", "Machines of Cluster API", "Needed for the inventory `cluster-api`."},
@@ -40,10 +40,10 @@ var roleFolders = []struct{ folder, title, purpose string }{
 	{"node-block-list", "Block list", "Needed for `nodeBlockList`."},
 	{"create-ca", "New signing CA", "Needed for `createIfMissing`."},
 	{"rotation", "Rotation", "Needed for `rotation.enabled`."},
-	{"kubectl-plugin", "Users of the kubectl plugin", "For people who use `kubectl csr`. No other role depends on them."},
+	{"kubectl-plugin", "Users of the kubectl plugin", "For people who use `kubectl csr`."},
 	{"overlays/trust-files", "Trust files", "Needed to publish the trust bundle in `config/overlays/trust-files`."},
-	{"overlays/split", "One identity for each controller", "`config/overlays/split` replaces the common ServiceAccount " +
-		"`csr-controller-manager` by one for each controller, and binds each of the roles above to the one that needs it."},
+	{"overlays/split", "One identity for each controller", "`config/overlays/split` binds each of the roles above to the " +
+		"ServiceAccount of the controller that needs it, and adds a role for each Lease."},
 }
 
 // roles returns the roles of the manifests: for each rule what it permits, and why.
@@ -53,27 +53,17 @@ func roles(root string) (string, error) {
 		return "", fmt.Errorf("why.yaml: %w", err)
 	}
 	var out strings.Builder
-	used, seen := map[string]bool{}, map[string]bool{}
+	used := map[string]bool{}
 	for _, each := range roleFolders {
 		objects, err := readObjects(filepath.Join(root, "config", filepath.FromSlash(each.folder)))
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(&out, "### %s\n\n%s Folder: `config/%s`.\n\n", each.title, each.purpose, each.folder)
-		for _, role := range objects {
-			if role.Kind != "Role" && role.Kind != "ClusterRole" {
-				continue
-			}
-			seen[each.folder] = true
-			rows, err := role.table(reasons, used)
-			if err != nil {
-				return "", fmt.Errorf("config/%s: %w", each.folder, err)
-			}
-			fmt.Fprintf(&out, "%s. %s\n\n%s\n", role.heading(), role.bound(objects), rows)
+		found, err := rolesIn(objects, reasons, used)
+		if err != nil {
+			return "", fmt.Errorf("config/%s: %w", each.folder, err)
 		}
-		if !seen[each.folder] {
-			return "", fmt.Errorf("config/%s has no roles", each.folder)
-		}
+		fmt.Fprintf(&out, "### %s\n\n%s Folder: `config/%s`.\n\n%s", each.title, each.purpose, each.folder, found)
 	}
 	for key := range reasons {
 		if !used[key] {
@@ -81,6 +71,31 @@ func roles(root string) (string, error) {
 		}
 	}
 	return out.String(), unlisted(root)
+}
+
+// rolesIn returns the table of the roles among objects, and a list of those that are not bound to commonIdentity. It marks
+// the reasons that the roles have.
+func rolesIn(objects []object, reasons map[string]string, used map[string]bool) (string, error) {
+	rows, notes, found := newTable("role", "resources", "names", "verbs", "why"), "", false
+	for _, role := range objects {
+		if role.Kind != "Role" && role.Kind != "ClusterRole" {
+			continue
+		}
+		found = true
+		if err := role.addTo(rows, reasons, used); err != nil {
+			return "", err
+		}
+		if bound := role.bound(objects); bound != "" {
+			notes += fmt.Sprintf("- %s: %s\n", role.name(), bound)
+		}
+	}
+	if !found {
+		return "", errors.New("has no roles")
+	}
+	if notes != "" {
+		notes += "\n"
+	}
+	return rows.String() + "\n" + notes, nil
 }
 
 // unlisted returns an error if a role is in none of roleFolders.
@@ -129,15 +144,18 @@ func readObjects(dir string) ([]object, error) {
 	return all, err
 }
 
-// heading names a role.
-func (o object) heading() string {
+// name names a role: a Role with its namespace, and a ClusterRole without one.
+func (o object) name() string {
 	if o.Kind == "ClusterRole" {
-		return fmt.Sprintf("**ClusterRole `%s`**", o.Metadata.Name)
+		return quote(o.Metadata.Name)
 	}
-	return fmt.Sprintf("**Role `%s`** in `%s`", o.Metadata.Name, o.Metadata.Namespace)
+	return quote(o.Metadata.Name) + " in " + quote(o.Metadata.Namespace)
 }
 
-// bound says to whom objects bind the role.
+// commonIdentity is the ServiceAccount to which the manifests bind a role, unless the page says otherwise.
+const commonIdentity = "ServiceAccount `csr-controller-manager`"
+
+// bound says to whom objects bind the role, or nothing if that is commonIdentity.
 func (o object) bound(objects []object) string {
 	for _, binding := range objects {
 		same := binding.Kind == "ClusterRoleBinding" || binding.Metadata.Namespace == o.Metadata.Namespace
@@ -148,19 +166,22 @@ func (o object) bound(objects []object) string {
 		for _, subject := range binding.Subjects {
 			names = append(names, fmt.Sprintf("%s `%s`", subject.Kind, subject.Name))
 		}
-		return "Bound to: " + strings.Join(slices.Compact(names), ", ") + "."
+		if bound := strings.Join(slices.Compact(names), ", "); bound != commonIdentity {
+			return "bound to " + bound + "."
+		}
+		return ""
 	}
 	for label := range o.Metadata.Labels {
 		if to, found := strings.CutPrefix(label, "rbac.authorization.k8s.io/aggregate-to-"); found {
 			return fmt.Sprintf("Kubernetes adds it to the ClusterRole `%s`.", to)
 		}
 	}
-	return "No manifest binds it: bind it to the users who need it."
+	return "bind it to the users who need it."
 }
 
-// table returns the rules of a role, and marks the reasons that they have.
-func (o object) table(reasons map[string]string, used map[string]bool) (*table, error) {
-	rows := newTable("resources", "names", "verbs", "why")
+// addTo adds a row for each rule of a role to rows, and marks the reasons that they have.
+func (o object) addTo(rows *table, reasons map[string]string, used map[string]bool) error {
+	name := o.name()
 	for _, rule := range o.Rules {
 		resources := slices.Concat(rule.Resources, rule.NonResourceURLs)
 		for i, resource := range resources {
@@ -171,12 +192,13 @@ func (o object) table(reasons map[string]string, used map[string]bool) (*table, 
 		permits := strings.Join(rule.Verbs, ",") + " " + strings.Join(resources, ",")
 		key := o.reason(reasons, permits)
 		if key == "" {
-			return nil, errors.New("say in why.yaml why " + o.Metadata.Name + " has " + permits)
+			return errors.New("say in why.yaml why " + o.Metadata.Name + " has " + permits)
 		}
 		used[key] = true
-		rows.row(quoted(resources), shortNames(rule.ResourceNames), strings.Join(rule.Verbs, ", "), reasons[key])
+		rows.row(name, quoted(resources), shortNames(rule.ResourceNames), strings.Join(rule.Verbs, ", "), reasons[key])
+		name = "" // once for each role
 	}
-	return rows, nil
+	return nil
 }
 
 // reason returns the key of reasons for what a role permits, or "": the most specific one.
@@ -189,7 +211,7 @@ func (o object) reason(reasons map[string]string, permits string) string {
 	return ""
 }
 
-// shortNames returns names as code, with one pattern for those of the ConfigMaps of nodes.
+// shortNames returns names as code, with one pattern for those of the ConfigMaps of nodes. It is empty for all names.
 func shortNames(names []string) string {
 	var all []string
 	for _, name := range names {
@@ -198,5 +220,5 @@ func shortNames(names []string) string {
 		}
 		all = append(all, name)
 	}
-	return cmp.Or(quoted(slices.Compact(all)), "all")
+	return quoted(slices.Compact(all))
 }
