@@ -29,13 +29,25 @@ const kubeadmControllers = "--controllers=*,bootstrapsigner,tokencleaner"
 
 const theirs, ours = "kube-controller-manager", "csr-controller-manager"
 
+const migrationPage = "migrate-from-kcm.md"
+
+// howTo returns the text of a page.
+func howTo(t *testing.T, name string) string {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(page)
+}
+
 // TestTakeover follows docs/how-to/migrate-from-kcm.md with the real kube-controller-manager and all of its controllers: dry run,
 // both at once, taken over, and back with the same CA.
 func TestTakeover(t *testing.T) {
 	kit.Parallel(t)
 	w := newTakeover(t)
 
-	before := w.startTheirs(t, w.caFlags(t)...)
+	before := w.startTheirs(t, kubeadmControllers, w.caFlags(t)...)
 	w.issuedBy(t, "before", theirs, theirs)
 
 	// The dry run would decide as kube-controller-manager does, which does the work. It counts one or two requests: it knows
@@ -55,8 +67,13 @@ func TestTakeover(t *testing.T) {
 	}
 	end(t, before)
 
-	after := w.startTheirs(t, append(w.caFlags(t), patchedFlags(t, "")...)...)
+	after := w.startTheirs(t, kubeadmControllers, append(w.caFlags(t), patchedFlags(t, "")...)...)
 	w.issuedBy(t, "taken-over", ours, ours)
+
+	// Without kubeadm there may be no other flag --controllers. The other controllers must still work.
+	end(t, after)
+	after = w.startTheirs(t, flagOfPage(t), w.caFlags(t)...)
+	w.issuedBy(t, "by-hand", ours, ours)
 
 	// Back with the same CA. Between the two, requests wait.
 	if err := beside.Stop(); err != nil {
@@ -65,7 +82,7 @@ func TestTakeover(t *testing.T) {
 	pending := w.create(t, "nobody")
 	w.staysPending(t, pending)
 	end(t, after)
-	w.startTheirs(t, w.caFlags(t)...)
+	w.startTheirs(t, kubeadmControllers, w.caFlags(t)...)
 	w.reaches(t, pending, csr.Issued)
 }
 
@@ -90,7 +107,7 @@ func TestTakeoverBackWithAnotherCA(t *testing.T) {
 	for i := range flags {
 		flags[i] = w.onHost(flags[i])
 	}
-	w.startTheirs(t, flags...)
+	w.startTheirs(t, kubeadmControllers, flags...)
 	if err := beside.Stop(); err != nil {
 		t.Fatal(err)
 	}
@@ -153,11 +170,7 @@ func (w *takeover) onHost(text string) string {
 // runOnHost runs the commands of the page that begin with start.
 func (w *takeover) runOnHost(t *testing.T, start string) {
 	t.Helper()
-	page, err := os.ReadFile("../../docs/how-to/migrate-from-kcm.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := regexp.MustCompile("(?s)```sh\n( *" + start + ".*?)```").FindStringSubmatch(string(page))
+	block := regexp.MustCompile("(?s)```sh\n( *" + start + ".*?)```").FindStringSubmatch(howTo(t, migrationPage))
 	if block == nil {
 		t.Fatalf("the page has no commands that begin with %q", start)
 	}
@@ -172,11 +185,22 @@ func (w *takeover) runOnHost(t *testing.T, start string) {
 	}
 }
 
-// startTheirs starts kube-controller-manager as kubeadm does, and waits until its controllers work.
-func (w *takeover) startTheirs(t *testing.T, flags ...string) *cluster.Process {
+// flagOfPage returns the flag --controllers that the page gives to clusters that kubeadm has not made.
+func flagOfPage(t *testing.T) string {
+	t.Helper()
+	_, section, _ := strings.Cut(howTo(t, migrationPage), "\n### Without kubeadm\n")
+	flag := regexp.MustCompile("(?s)```yaml\n *- (--controllers=[^\n]+)\n```").FindStringSubmatch(section)
+	if flag == nil {
+		t.Fatal("the page has no flag for clusters without kubeadm")
+	}
+	return flag[1]
+}
+
+// startTheirs starts kube-controller-manager with the flag controllers first, and waits until its other controllers work.
+func (w *takeover) startTheirs(t *testing.T, controllers string, flags ...string) *cluster.Process {
 	t.Helper()
 	p := w.start(t, "kcm", os.Getenv("KUBE_CONTROLLER_MANAGER"), append([]string{
-		kubeadmControllers, "--secure-port=0", "--use-service-account-credentials=false",
+		controllers, "--secure-port=0", "--use-service-account-credentials=false",
 	}, flags...)...)
 	namespace := &corev1.Namespace{}
 	namespace.GenerateName = "sign-of-life-"
@@ -239,7 +263,7 @@ func (w *takeover) startAs(t *testing.T, cfg *rest.Config, name, binary string, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := w.StartProcess(name, binary, append(args, "--kubeconfig", kubeconfig, "--leader-elect=false")...)
+	p, err := w.StartProcess(name, binary, append([]string{"--kubeconfig", kubeconfig, "--leader-elect=false"}, args...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

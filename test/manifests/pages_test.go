@@ -9,82 +9,157 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
 )
 
-// pageFile matches a file in a how-to page that the reader writes, with its indentation, name and text.
-var pageFile = regexp.MustCompile(`(?ms)^( *)cat >my-cluster/([a-z]+\.yaml) <<EOF\n(.*?)^ *EOF$`)
+// fragment matches lines that a page tells its reader to add to a file of config/my-cluster, and a file that it writes there.
+var fragment = regexp.MustCompile("(?ms)^( *)(?:```yaml\n *# config/my-cluster/|cat >config/my-cluster/)([a-z]+\\.yaml)(?: <<EOF)?\n(.*?)^ *(?:```|EOF)$")
 
-// TestKustomizationsOfPages renders each kustomization that a page tells its reader to write beside config/.
-// It loads the configuration, which must keep the content of the shipped one.
-func TestKustomizationsOfPages(t *testing.T) {
+// folder holds the files of a folder like config/my-cluster.
+type folder map[string]any
+
+// TestPagesChangeOneFolder adds what each page tells its reader to add to a copy of config/example, and checks that the result
+// renders, loads, is accepted by the API server, and keeps what the example says. At the end it does so with all pages that do not
+// exclude each other, one after the other.
+func TestPagesChangeOneFolder(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	found := 0
+	all, found := example(t), 0
+	checkFolder(t, "config/example", all)
 	for _, page := range pages {
-		for _, files := range kustomizationsOf(t, page) {
+		own := example(t)
+		for _, match := range fragment.FindAllStringSubmatch(string(read(t, page)), -1) {
 			found++
-			all := renderPage(t, files)
-			for name, loaded := range load(t, all) {
-				if loaded.Signing.Secret != systemNamespace+"/csr-signer" || !loaded.MetricsSecure || loaded.MetricsBindAddress != ":8443" {
-					t.Errorf("%s: %s has lost what the shipped configuration says", page, name)
-				}
+			own.add(t, page, match)
+			if filepath.Base(page) != "cluster-api.md" && !strings.Contains(page, "tutorials") { // in place of bind-nodes.md
+				all.add(t, page, match)
 			}
-			if bound := subjects(t, objectsOf(all, "RoleBinding", "ClusterRoleBinding")); slices.Contains(bound, "csr-controller-manager") {
-				t.Errorf("%s: a role is bound to %v", page, bound)
+			if match[2] == "config.yaml" {
+				checkFolder(t, page, own)
 			}
-			accept(t, all)
 		}
 	}
-	if found < 5 {
-		t.Errorf("only %d kustomizations found", found)
+	if found < 10 {
+		t.Errorf("only %d fragments found", found)
 	}
+	checkFolder(t, "all pages", all)
 }
 
-// kustomizationsOf returns the files of each kustomization of a page, by name.
-func kustomizationsOf(t *testing.T, page string) (all []map[string]string) {
+// example returns the files of config/example.
+func example(t *testing.T) folder {
 	t.Helper()
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
+	files := folder{}
+	for _, name := range []string{"kustomization.yaml", "config.yaml"} {
+		files.parse(t, name, read(t, filepath.Join(root, "config", "example", name)))
 	}
-	for _, match := range pageFile.FindAllStringSubmatch(string(text), -1) {
-		lines := strings.Split(match[3], "\n")
-		for i := range lines {
-			lines[i] = strings.TrimPrefix(lines[i], match[1])
-		}
-		if match[2] == "kustomization.yaml" {
-			all = append(all, map[string]string{})
-		}
-		if len(all) == 0 {
-			t.Fatalf("%s: %s before any kustomization.yaml", page, match[2])
-		}
-		all[len(all)-1][match[2]] = strings.Join(lines, "\n")
-	}
-	return all
+	return files
 }
 
-// renderPage renders the files of a kustomization in a folder beside config/.
-func renderPage(t *testing.T, files map[string]string) objects {
+func (f folder) parse(t *testing.T, name string, data []byte) {
+	t.Helper()
+	var content map[string]any
+	if err := yaml.Unmarshal(data, &content); err != nil {
+		t.Fatalf("%s: %v\n%s", name, err, data)
+	}
+	f[name] = merged(f[name], any(content))
+}
+
+// add adds a match of fragment.
+func (f folder) add(t *testing.T, page string, match []string) {
+	t.Helper()
+	lines := strings.Split(match[3], "\n")
+	for i := range lines {
+		lines[i] = strings.TrimPrefix(lines[i], match[1])
+	}
+	text := strings.Join(lines, "\n")
+	if f[match[2]] == nil { // a file of several objects, which nothing is added to
+		f[match[2]] = text
+		return
+	}
+	f.parse(t, match[2], []byte(text))
+	if slices.Contains(strings.Split(match[0], "\n"), "EOF") {
+		t.Errorf("%s replaces %s", page, match[2])
+	}
+}
+
+// merged returns into with the fields and items of more that it lacks.
+func merged(into, more any) any {
+	switch more := more.(type) {
+	case map[string]any:
+		fields, _ := into.(map[string]any)
+		if fields == nil {
+			fields = map[string]any{}
+		}
+		for name, value := range more {
+			fields[name] = merged(fields[name], value)
+		}
+		return fields
+	case []any:
+		items, _ := into.([]any)
+		for _, item := range more {
+			if !slices.ContainsFunc(items, func(each any) bool { return cmp.Equal(each, item) }) {
+				items = append(items, item)
+			}
+		}
+		return items
+	default:
+		return more
+	}
+}
+
+// checkFolder renders files in a folder of their own, and checks the objects.
+func checkFolder(t *testing.T, page string, files folder) {
 	t.Helper()
 	dir := t.TempDir()
-	absolute, err := filepath.Abs(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	above, err := filepath.Rel(dir, absolute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	filled := strings.NewReplacer("- ../config/", "- "+above+"/config/", "$SERVICE_CIDRS", `["10.96.0.0/12"]`)
-	for name, text := range files {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(filled.Replace(text)), 0o600); err != nil {
+	for name, content := range files {
+		data, isText := content.(string)
+		if !isText {
+			encoded, err := yaml.Marshal(content)
+			if err != nil {
+				t.Fatal(err)
+			}
+			data = strings.ReplaceAll(string(encoded), "- ../", "- "+configFrom(t, dir)+"/")
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+	all := parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+	for name, loaded := range load(t, all) {
+		if loaded.Signing.Secret != systemNamespace+"/csr-signer" || !loaded.MetricsSecure || loaded.MetricsBindAddress != ":8443" {
+			t.Errorf("%s: %s has lost what the shipped configuration says", page, name)
+		}
+	}
+	if bound := subjects(t, objectsOf(all, "RoleBinding", "ClusterRoleBinding")); slices.Contains(bound, "csr-controller-manager") {
+		t.Errorf("%s: a role is bound to %v", page, bound)
+	}
+	accept(t, all)
+}
+
+// configFrom returns the path of the folder config from dir: kustomize takes no absolute one.
+func configFrom(t *testing.T, dir string) string {
+	t.Helper()
+	absolute, err := filepath.Abs(filepath.Join(root, "config"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := filepath.Rel(dir, absolute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }
 
 // objectsOf returns the objects of some kinds.

@@ -26,11 +26,15 @@ var installs = map[string]map[string][]config.Controller{
 	"overlays/split": {
 		"csr-approver": {config.ApproverController}, "csr-signer": {config.SignerController}, "csr-cleaner": {config.CleanerController},
 	},
+	approverOnly: {"csr-approver": {config.ApproverController}},
 	splitRotation: {
 		"csr-approver": {config.ApproverController}, "csr-signer": {config.SignerController}, "csr-cleaner": {config.CleanerController},
 		"csr-rotation": {config.RotationController},
 	},
 }
+
+// approverOnly is the install for clusters in which kube-controller-manager signs.
+const approverOnly = "overlays/approver-only"
 
 // accept checks with the API server that all objects could be created.
 func accept(t *testing.T, all objects) {
@@ -52,7 +56,7 @@ func accept(t *testing.T, all objects) {
 
 func TestAccepted(t *testing.T) {
 	t.Parallel()
-	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", "overlays/static-pod", "overlays/static-pod/pod", splitRotation} {
+	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", approverOnly, "overlays/dry-run", "overlays/static-pod", "overlays/static-pod/pod", splitRotation} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
 			accept(t, kustomize(t, folder))
@@ -63,7 +67,7 @@ func TestAccepted(t *testing.T) {
 // TestPodSecurity creates the pods of each install in a namespace with the labels of its own namespace.
 func TestPodSecurity(t *testing.T) {
 	t.Parallel()
-	for folder, level := range map[string]string{"default": "restricted", "overlays/split": "restricted", splitRotation: "restricted", "overlays/control-plane": "privileged"} {
+	for folder, level := range map[string]string{"default": "restricted", "overlays/split": "restricted", approverOnly: "restricted", splitRotation: "restricted", "overlays/control-plane": "privileged"} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
 			all := kustomize(t, folder)
@@ -118,7 +122,8 @@ func TestConfigurationIsTaken(t *testing.T) {
 						t.Errorf("%s runs the %s: %t, want %t", name, each, !want, want)
 					}
 				}
-				if got.LeaderElection.ResourceName != name || !got.MetricsSecure || got.Signing.Secret != systemNamespace+"/csr-signer" {
+				secret := got.Signing.Secret == systemNamespace+"/csr-signer" || folder == approverOnly
+				if got.LeaderElection.ResourceName != name || !got.MetricsSecure || !secret {
 					t.Errorf("%s: %+v", name, got)
 				}
 			}
