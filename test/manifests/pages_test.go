@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -196,5 +197,15 @@ func TestSplitComponents(t *testing.T) {
 	all := overlay(t, "overlays/split", "overlays/split/"+dryRun)
 	if got := subjects(t, objects{"": all["RoleBinding default/csr-cleaner"]}); !cmp.Equal([]string{cleaner}, got) {
 		t.Errorf("%s: Events of the cleaner are for %v", dryRun, got)
+	}
+}
+
+// TestApproverOnlyPage compares the configuration that the page shows with the file.
+func TestApproverOnlyPage(t *testing.T) {
+	t.Parallel()
+	file := read(t, filepath.Join(root, "config", approverOnly, "config.yaml"))
+	shown := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAll(file, nil)
+	if !bytes.Contains(read(t, filepath.Join(root, "docs/how-to/approver-only.md")), slices.Concat([]byte("```yaml\n"), shown, []byte("```\n"))) {
+		t.Errorf("the page does not show\n%s", shown)
 	}
 }
