@@ -49,12 +49,12 @@ image-test: ## build the image twice and check its content
 	cd hack/image && go test -timeout 20m ./...
 
 .PHONY: demo
-demo: build ## show how a node joins a real control plane, step by step; cleans up at the end
-	$(CONTROL_PLANE) go run ./hack/demo
+demo: ## follow the tutorials on a real control plane: a user and a node get certificates; cleans up at the end
+	$(CONTROL_PLANE) go test -count=1 -v ./test/tutorials
 
 .PHONY: run
-run: build ## run the set-up of the demo until Ctrl-C, with a kubeconfig to use
-	$(CONTROL_PLANE) go run ./hack/demo -keep
+run: build ## run a control plane with the manager until Ctrl-C, with a kubeconfig to use
+	$(CONTROL_PLANE) go run ./hack/run
 
 # The model of a rotation. With the race detector it tries far fewer steps.
 MODEL := go test -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation

@@ -1,9 +1,10 @@
-// Package tutorials runs the commands of docs/tutorials as a reader does.
+// Package tutorials runs the commands of docs/tutorials as a reader does. With -v it prints them, and their output: "make demo".
 package tutorials
 
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,6 +74,9 @@ func follow(t *testing.T, repository, exports string, page []byte) {
 	}
 	printed := strings.Split(string(all), end)
 	for i, block := range blocks {
+		if testing.Verbose() {
+			fmt.Printf("\n$ %s%s", strings.ReplaceAll(strings.TrimSpace(string(block[1])), "\n", "\n  "), printed[i])
+		}
 		for line := range strings.Lines(string(block[2])) {
 			if !strings.Contains(stable(printed[i]), stable(strings.TrimSpace(line))) {
 				t.Errorf("block %d does not print\n%sbut\n%s", i+1, line, printed[i])
@@ -84,12 +88,12 @@ func follow(t *testing.T, repository, exports string, page []byte) {
 // makeRun does what make run does, until the test ends. It returns the lines for another shell that make run prints.
 func makeRun(t *testing.T, manager string) (exports string) {
 	t.Helper()
-	demo := filepath.Join(t.TempDir(), "demo")
-	build := exec.Command("go", "build", "-o", demo, "../../hack/demo")
+	program := filepath.Join(t.TempDir(), "run")
+	build := exec.Command("go", "build", "-o", program, "../../hack/run")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	command := exec.Command(demo, "-keep", "-manager", manager)
+	command := exec.Command(program, "-manager", manager)
 	command.Stderr = os.Stderr
 	output, err := command.StdoutPipe()
 	if err != nil {
