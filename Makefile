@@ -267,7 +267,7 @@ api: ## write hack/api/*.txt, the exported API of the public packages, so that a
 
 .PHONY: docs
 docs: ## generate parts of docs/reference from the code
-	go run ./hack/reference
+	out=$$(go test -count=1 -run '^(TestPages|TestReferencePage)$$' ./hack/reference ./pkg/config -update) || { echo "$$out" >&2; exit 1; }
 	out=$$(go test -count=1 -run '^TestReasonsPage$$' ./commands/explain -update-explained) || { echo "$$out" >&2; exit 1; }
 
 .PHONY: docs-check

@@ -1,16 +1,22 @@
-// Command reference writes the generated parts of docs/reference from the code: the metrics, the API and the roles. A part
-// stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. "make generate"
-// runs it, and "make verify" compares the result. The configuration has a test of its own, TestReferencePage in pkg/config.
-package main
+// Package reference tests the generated parts of docs/reference against the code: the metrics, the API
+// and the roles. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. With
+// -update, as "make docs" runs it, the test writes the parts. The configuration has a test of its own, TestReferencePage in pkg/config.
+package reference
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
+
+var update = flag.Bool("update", false, "write the generated parts")
 
 // parts returns the generated parts by name. root is the root of the repository.
 var parts = map[string]func(root string) (string, error){
@@ -24,24 +30,16 @@ var parts = map[string]func(root string) (string, error){
 	"roles":       roles,
 }
 
-// pages are the pages with generated parts.
-var pages = []string{"metrics.md", "api.md", "rbac.md"}
-
-func main() {
-	if err := run("."); err != nil {
-		fmt.Fprintln(os.Stderr, "reference:", err)
-		os.Exit(1)
-	}
-}
-
-// run writes the generated parts of every page below root. Each part must be in one page.
-func run(root string) error {
+// TestPages compares the generated parts of the pages. Each part must be in one page.
+func TestPages(t *testing.T) {
+	t.Parallel()
+	const root = "../.."
 	written := map[string]bool{}
-	for _, page := range pages {
+	for _, page := range []string{"metrics.md", "api.md", "rbac.md"} {
 		file := filepath.Join(root, "docs", "reference", page)
 		before, err := os.ReadFile(file)
 		if err != nil {
-			return err
+			t.Fatal(err)
 		}
 		after, err := fill(string(before), func(name string) (string, error) {
 			part, known := parts[name]
@@ -55,18 +53,23 @@ func run(root string) error {
 			return part(root)
 		})
 		if err != nil {
-			return fmt.Errorf("%s: %w", file, err)
+			t.Errorf("%s: %v", page, err)
+			continue
 		}
-		if err := os.WriteFile(file, []byte(after), 0o644); err != nil {
-			return err
+		if *update {
+			err = os.WriteFile(file, []byte(after), 0o644)
+		} else if diff := cmp.Diff(string(before), after); diff != "" {
+			err = errors.New("run make docs (-page +code):\n" + diff)
+		}
+		if err != nil {
+			t.Errorf("%s: %v", page, err)
 		}
 	}
 	for name := range parts {
 		if !written[name] {
-			return fmt.Errorf("no page has the part %q", name)
+			t.Errorf("no page has the part %q", name)
 		}
 	}
-	return nil
 }
 
 // marked finds a generated part and its marks.
