@@ -184,17 +184,14 @@ mutation: ## change one operator at a time in the packages that decide; unit tes
 
 # SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
 BENCH = $(CONTROL_PLANE) go run ./test/bench -revision "$(VERSION)" -scenario "$(SCENARIO)"
-BENCH_CHARTS = cd hack/docs && go run . charts ../../bin/bench/bench.json ../../bin/bench/charts
 
 .PHONY: bench
 bench: build ## measure the manager beside kube-controller-manager in every scenario, for hours; SCENARIO=burst selects one
 	$(BENCH) -form full $(BENCH_ARGS)
-	$(BENCH_CHARTS)
 
 .PHONY: bench-quick
 bench-quick: build ## run the quick form of every scenario, about ten minutes; SCENARIO=burst selects one
 	$(BENCH) -form quick $(BENCH_ARGS)
-	$(BENCH_CHARTS)
 
 # The revision that bench-compare compares with, such as main~10.
 BASE ?= main
@@ -272,11 +269,7 @@ docs: ## generate parts of docs/reference from the code
 
 .PHONY: docs-check
 docs-check: ## check every link and anchor of the documentation, and that every Mermaid diagram renders
-	cd hack/docs && go test ./... && go run . links && go run . diagrams
-
-.PHONY: docs-shots
-docs-shots: ## pictures of the diagrams, of README and of the commands' output, in bin/shots
-	cd hack/docs && go run . shots
+	cd hack/docs && go test -count=1 ./...
 
 .PHONY: verify
 verify: ## check that generated files, modules, formatting, the list of the exported API and the documentation are up to date

@@ -31,29 +31,27 @@ type Metric struct {
 	Key      string `json:"key"`
 	Title    string `json:"title"`
 	Decimals int    `json:"decimals"`
-	// Chart reports that each scenario with this metric gets a chart of it.
-	Chart bool `json:"chart"`
 }
 
 // Metrics are all metrics, in the order of the columns.
 var Metrics = []Metric{
-	{Rate, "certificates/s", 0, true},
-	{P50, "p50 ms", 1, true},
-	{P99, "p99 ms", 1, true},
-	{Longest, "longest ms", 0, false},
-	{FirstIssued, "start to first certificate s", 2, true},
-	{LateP50, "deletion after due time, p50 ms", 0, false},
-	{LateP99, "deletion after due time, p99 ms", 0, true},
-	{Deleted, "deletions/s", 0, true},
-	{OthersIdleP99, "API calls of others before, p99 ms", 1, false},
-	{OthersP99, "API calls of others, p99 ms", 1, true},
-	{CPU, "own CPU ms/certificate", 2, true},
-	{Calls, "API calls/certificate", 2, false},
-	{Allocated, "allocated KiB/certificate", 0, false},
-	{Peak, "peak memory MiB", 0, true},
-	{AboveIdle, "peak above idle MiB", 0, false},
-	{Settled, "settled memory MiB", 0, true},
-	{LiveHeap, "live heap MiB", 1, true},
+	{Rate, "certificates/s", 0},
+	{P50, "p50 ms", 1},
+	{P99, "p99 ms", 1},
+	{Longest, "longest ms", 0},
+	{FirstIssued, "start to first certificate s", 2},
+	{LateP50, "deletion after due time, p50 ms", 0},
+	{LateP99, "deletion after due time, p99 ms", 0},
+	{Deleted, "deletions/s", 0},
+	{OthersIdleP99, "API calls of others before, p99 ms", 1},
+	{OthersP99, "API calls of others, p99 ms", 1},
+	{CPU, "own CPU ms/certificate", 2},
+	{Calls, "API calls/certificate", 2},
+	{Allocated, "allocated KiB/certificate", 0},
+	{Peak, "peak memory MiB", 0},
+	{AboveIdle, "peak above idle MiB", 0},
+	{Settled, "settled memory MiB", 0},
+	{LiveHeap, "live heap MiB", 1},
 }
 
 // String returns the measured values with their titles.

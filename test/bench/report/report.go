@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Report is the result of one run on one machine. hack/docs draws charts from its JSON.
+// Report is the result of one run on one machine.
 type Report struct {
 	Machine Machine `json:"machine"`
 	// Revision is the version of the manager under test.
