@@ -4,10 +4,11 @@
 #   hack/bench-compare.sh REVISION [SCENARIO,…]
 #
 # COUNT is the number of runs of each Go benchmark (default 6), interleaved. ROUNDS is the number of rounds of each
-# scenario (default 3). The results are in bin/bench/compare. test/bench needs KUBEBUILDER_ASSETS and
-# KUBE_CONTROLLER_MANAGER: `make bench-compare` sets them.
+# scenario (default 3). The results are in bin/bench/compare.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+place=$(hack/controlplane/get.sh)
+set -a && eval "$place" && set +a
 base=$(git rev-parse --verify "$1^{commit}") || { echo "bench-compare: no revision $1" >&2; exit 2; }
 export GOFLAGS=-trimpath # both trees share the build cache
 out=$PWD/bin/bench/compare

@@ -39,6 +39,6 @@ func TestEveryFuzzTargetHasACorpus(t *testing.T) {
 	slices.Sort(targets)
 	slices.Sort(corpora)
 	if diff := cmp.Diff(targets, slices.Compact(corpora)); diff != "" {
-		t.Errorf("fuzz targets, and folders with inputs (-want +got); make fuzz fuzz-corpus FUZZ=TARGET adds inputs:\n%s", diff)
+		t.Errorf("fuzz targets, and folders with inputs (-want +got); hack/fuzz.sh 1m TARGET and hack/fuzz-corpus.sh TARGET add inputs:\n%s", diff)
 	}
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Grows the committed corpus of fuzz targets, from the inputs that "make fuzz" keeps in Go's cache. It adds an input only
+# Grows the committed corpus of fuzz targets, from the inputs that hack/fuzz.sh keeps in Go's cache. It adds an input only
 # if it covers code that the seeds, the corpus and the inputs added before do not cover, or runs it another power of two
 # times: the same measure by which Go keeps inputs. The smallest inputs come first.
 # Usage: hack/fuzz-corpus.sh [PATTERN], where PATTERN is a regular expression for the names of the targets.

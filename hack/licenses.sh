@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # Checks the licences of the modules that the programs link on linux/amd64 and linux/arm64, and lists them in docs/reference/licenses.md.
 #
-#   hack/licenses.sh LICENCE,…          check and list
-#   hack/licenses.sh --save FOLDER      copy the texts of the licences to FOLDER
+#   hack/licenses.sh                  check and list
+#   hack/licenses.sh --save FOLDER    copy the texts of the licences to FOLDER
 #
 # It fails if a module has another licence, or none that go-licenses recognizes.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 own=github.com/csr-controller-manager/csr-controller-manager
 page=docs/reference/licenses.md
+permitted=Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT # licences that permit to distribute the programs in binary form
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 (cd hack && go build -modfile=tools.mod -o "$work/go-licenses" github.com/google/go-licenses/v2)
@@ -22,7 +23,7 @@ licenses() {
     "$work/go-licenses" "$command" . ./cmd/kubectl-csr --ignore "$own" "$@" 2>"$work/log" || { cat "$work/log" >&2; exit 1; }
 }
 
-if [ "$1" = --save ]; then
+if [ "${1:-}" = --save ]; then
   for arch in amd64 arm64; do
     licenses $arch save --save_path "$work/$arch"
     chmod -R u+w "$work/$arch"
@@ -40,18 +41,18 @@ TEMPLATE
   cat <<'HEAD'
 # Licences
 
-<!-- Written by `make licenses`. Do not edit. -->
+<!-- Written by hack/licenses.sh. Do not edit. -->
 
 csr-controller-manager has the [Apache License 2.0](../../LICENSE). This page lists the licences of the modules that the programs link.
-`make licenses` reads them from the modules. `make verify` fails if the list is out of date or contains a licence that the Makefile does
-not permit. Each archive of a release contains the texts.
+[hack/licenses.sh](../../hack/licenses.sh), which `make generate` runs, reads them from the modules. `make verify` fails if the list is out of
+date or contains a licence that the script does not permit. Each archive of a release contains the texts.
 
 | part of | licence |
 |---|---|
 | Go's standard library | BSD-3-Clause |
 HEAD
   for arch in amd64 arm64; do
-    licenses $arch check --allowed_licenses "$1" >&2
+    licenses $arch check --allowed_licenses "$permitted" >&2
     licenses $arch report --template "$work/template"
   done | grep '^|' | LC_ALL=C sort -u
 } >"$work/page"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Searches for known vulnerabilities that the code reaches.
 #
-#   hack/vuln.sh DATABASE            in the manager, the plugin, and the program that makes the image
-#   hack/vuln.sh DATABASE --tools    in the tools with which a release is published: cosign, crane and helm
-#   hack/vuln.sh --control           nowhere: only check, without a network, that the search works
+#   hack/vuln.sh              in the manager, the plugin, and the program that makes the image
+#   hack/vuln.sh --tools      in the tools with which a release is published: cosign, crane and helm
+#   hack/vuln.sh --control    nowhere: only check, without a network, that the search works
 #
-# DATABASE is the address of a vulnerability database, or file:// and a folder with a copy.
+# VULNDB is the address of the vulnerability database (default https://vuln.go.dev), or file:// and a folder with a copy.
 #
 # First it searches hack/vuln, which reaches a known vulnerability, as source and as a program. If the search misses that, the search proves
 # nothing. The tools are searched as programs, because a search of cosign's source takes much more memory.
@@ -15,8 +15,8 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 say() { echo "vuln: $*" >&2; }
 (cd hack && go build -modfile=tools.mod -o "$work/govulncheck" golang.org/x/vuln/cmd/govulncheck)
-database=$1
-if [ "$1" = --control ]; then # the small database of govulncheck's own tests
+mode=${1:-} database=${VULNDB:-https://vuln.go.dev}
+if [ "$mode" = --control ]; then # the small database of govulncheck's own tests
   database=file://$(cd hack && go list -modfile=tools.mod -m -f '{{.Dir}}' golang.org/x/vuln)/cmd/govulncheck/testdata/common/vulndb-v1
 fi
 
@@ -43,9 +43,9 @@ for known in hack/vuln "$work/vuln"; do
   fi
 done
 say "the search finds the vulnerability in hack/vuln, as it must"
-[ "$1" != --control ] || exit 0
+[ "$mode" != --control ] || exit 0
 searched=(. hack/image)
-if [ "${2:-}" = --tools ]; then
+if [ "$mode" = --tools ]; then
   # With symbols, unlike buildTools in hack/release/lib.sh: without them, each vulnerability of a module counts.
   mkdir "$work/tools"
   CGO_ENABLED=0 go build -modfile=hack/release.mod -trimpath -o "$work/tools/" \

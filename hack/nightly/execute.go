@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// prelude defines the function use for the commands of parts.yaml: it sets the variables that a get.sh prints.
+// prelude defines the function use for the commands of parts.yaml: it sets the variables that a get.sh prints. PART is the part's name.
 const prelude = `set -euo pipefail; use() { local place; place=$("$@"); set -a; eval "$place"; set +a; }; `
 
 // grace is how long a process group may take to end after a signal, until it gets a stronger one.
@@ -40,6 +40,7 @@ func (p part) run(ctx context.Context, log string) (result string, err error) {
 // execute runs the command of p in a process group of its own, until ctx ends.
 func (p part) execute(ctx context.Context, log *os.File) error {
 	command := exec.Command("bash", "-c", prelude+p.Command)
+	command.Env = append(os.Environ(), "PART="+p.Name)
 	command.Stdout, command.Stderr = log, log
 	command.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := command.Start(); err != nil {

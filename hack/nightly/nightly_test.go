@@ -4,8 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -17,7 +17,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/yaml"
 )
 
 // fake returns a part with a limit of a minute.
@@ -54,7 +53,7 @@ func TestPartsPassFailAndRunOutOfTime(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
 	err := r.all(t.Context(), []part{
-		fake("good", "true"),
+		fake("good", `[ "$PART" = good ]`),
 		fake("bad", "echo it is broken; false"),
 		{Name: "late", Command: "sleep 600", Limit: metav1.Duration{Duration: 200 * time.Millisecond}},
 		fake("lost", "use false; echo the command goes on"),
@@ -208,51 +207,49 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestParts checks parts.yaml: what its commands name exists, and each package to mutate and each older version of Kubernetes has a part.
+// TestParts checks parts.yaml: what its commands name exists, each command is valid for a shell, and each older version of Kubernetes has a
+// part.
 func TestParts(t *testing.T) {
 	t.Parallel()
 	parts, err := readParts("parts.yaml")
 	succeed(t, err)
 	makefile, err := os.ReadFile("../../Makefile")
 	succeed(t, err)
-	name, target := regexp.MustCompile(`^[a-z0-9.-]+$`), regexp.MustCompile(`^make (\S+)`)
-	names, commands := map[string]bool{}, map[string]bool{}
+	name := regexp.MustCompile(`^[a-z0-9.-]+$`)
+	// A target of make, a script, a package of tests or of a program, and a package to mutate.
+	mentioned := regexp.MustCompile(`make ([a-z0-9-]+)|(hack/\S+\.sh)|\./([a-z0-9/]+)|mutation\.sh (\S+)`)
+	names := map[string]bool{}
 	for _, p := range parts {
 		if !name.MatchString(p.Name) || names[p.Name] {
 			t.Errorf("the name %q is invalid, or there twice", p.Name)
 		}
-		names[p.Name], commands[p.Command] = true, true
+		names[p.Name] = true
 		if limit := p.Limit.Duration; limit < time.Minute || limit > 340*time.Minute {
 			t.Errorf("%s: the limit is %s, and a job of the workflow has 350 minutes", p.Name, limit)
 		}
-		if found := target.FindStringSubmatch(p.Command); found != nil && !strings.Contains(string(makefile), "\n"+found[1]+":") {
-			t.Errorf("%s: the Makefile has no target %s", p.Name, found[1])
+		if output, err := exec.CommandContext(t.Context(), "bash", "-n", "-c", p.Command).CombinedOutput(); err != nil {
+			t.Errorf("%s: %s", p.Name, output)
 		}
-	}
-	var want []string
-	targets, err := os.ReadFile("../mutation/targets.yaml")
-	succeed(t, err)
-	var packages []struct {
-		Dir string `json:"dir"`
-	}
-	succeed(t, yaml.Unmarshal(targets, &packages))
-	for _, each := range packages {
-		want = append(want, "make mutation MUTATION="+each.Dir)
+		found := mentioned.FindAllStringSubmatch(p.Command, -1)
+		if len(found) == 0 {
+			t.Errorf("%s: the command runs nothing of this repository", p.Name)
+		}
+		for _, one := range found {
+			if target := one[1]; target != "" && !strings.Contains(string(makefile), "\n"+target+":") {
+				t.Errorf("%s: the Makefile has no target %s", p.Name, target)
+			}
+			if path := one[2] + one[3] + one[4]; path != "" {
+				_, err := os.Stat(filepath.Join("../..", path))
+				succeed(t, err)
+			}
+		}
 	}
 	versions, err := filepath.Glob("../controlplane/go-*.mod")
 	succeed(t, err)
 	for _, file := range versions {
 		version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "go-"), ".mod")
-		want = append(want, "make test-matrix VERSIONS="+version)
-		if !regexp.MustCompile(`(?m)^OLDER := .*\b` + regexp.QuoteMeta(version) + `\b`).Match(makefile) {
-			t.Errorf("OLDER in the Makefile lacks %s", version)
+		if !names["kubernetes-"+version] {
+			t.Errorf("no part tests Kubernetes %s, which hack/controlplane pins", version)
 		}
-	}
-	maps.DeleteFunc(commands, func(command string, _ bool) bool {
-		return !strings.Contains(command, "MUTATION=") && !strings.Contains(command, "VERSIONS=")
-	})
-	slices.Sort(want)
-	if diff := cmp.Diff(want, slices.Sorted(maps.Keys(commands))); diff != "" {
-		t.Errorf("parts for hack/mutation/targets.yaml and hack/controlplane (-want +got):\n%s", diff)
 	}
 }

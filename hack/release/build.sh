@@ -10,7 +10,6 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 . hack/release/lib.sh
 version=$1 registry=${2,,} out=$3
-fips=$(make --no-print-directory fips-version)
 unset GOFIPS140 # only the programs that ask for the module get it
 
 checkVersion "$version"
@@ -47,7 +46,7 @@ for arch in amd64 arm64; do
       compile $arch "$work/$folder/$name" .
       compile $arch "$work/$folder/kubectl-csr" ./cmd/kubectl-csr
     else
-      GOFIPS140=$fips compile $arch "$work/$folder/$name" . "$version-fips"
+      GOFIPS140=$fipsModule compile $arch "$work/$folder/$name" . "$version-fips"
     fi
     pack "$work" "$folder" "$out/$folder.tar.gz"
   done
@@ -57,7 +56,7 @@ say "images"
 revision=$(git rev-parse HEAD)
 (cd hack/image && go build -o "$work/image" .)
 GOFIPS140=off "$work/image" -root . -out "$work/plain" -version "$version" -revision "$revision" >&2
-GOFIPS140=$fips "$work/image" -root . -out "$work/fips" -version "$version-fips" -revision "$revision" >&2
+GOFIPS140=$fipsModule "$work/image" -root . -out "$work/fips" -version "$version-fips" -revision "$revision" >&2
 for arch in amd64 arm64; do
   "$work/image" -sbom "$work/${name}_${version}_linux_$arch/kubectl-csr" -out "$out/kubectl-csr_$version-linux-$arch.cdx.json" -version "$version"
 done

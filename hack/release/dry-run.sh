@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs every step of a release on this machine: a registry on localhost takes the place of the public one, and two new keys take the places
-# of keyless signing and of the builder's attestation. `make release-dry-run` calls it.
+# of keyless signing and of the builder's attestation.
 #
 #   hack/release/dry-run.sh [VERSION]
 #

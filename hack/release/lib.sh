@@ -3,6 +3,10 @@
 
 name=csr-controller-manager
 
+# The version of Go's cryptographic module (`go doc crypto/fips140`) in the programs with the suffix -fips: the one with a FIPS 140-3
+# certificate.
+fipsModule=v1.0.0
+
 say() { echo "release: $*" >&2; }
 
 die() { say "$*"; exit 1; }

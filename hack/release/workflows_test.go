@@ -357,7 +357,7 @@ func TestOnlyAMissingTagIsFree(t *testing.T) {
 // TestNightlyRunsEveryPart wants one job of nightly.yml that runs on one machine for each part of make nightly.
 func TestNightlyRunsEveryPart(t *testing.T) {
 	t.Parallel()
-	command := exec.CommandContext(t.Context(), "make", "--no-print-directory", "nightly-list")
+	command := exec.CommandContext(t.Context(), "go", "run", "./hack/nightly", "-list")
 	command.Dir = "../.."
 	output, err := command.Output()
 	if err != nil {
@@ -365,7 +365,7 @@ func TestNightlyRunsEveryPart(t *testing.T) {
 	}
 	var parts []string
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(string(output), "parts=")), &parts); err != nil || len(parts) == 0 {
-		t.Fatalf("make nightly-list prints %q, error %v", output, err)
+		t.Fatalf("hack/nightly prints %q, error %v", output, err)
 	}
 	parsed, _ := load(t)
 	jobs := parsed["nightly.yml"].Jobs
@@ -400,7 +400,7 @@ func TestPackagesAreInstalled(t *testing.T) {
 	}
 }
 
-// TestFIPS checks that a test runs in FIPS mode if GOFIPS140 selects a module, as `make test-fips` does, and else not.
+// TestFIPS checks that a test runs in FIPS mode if GOFIPS140 selects a module, as the part test-fips of `make nightly` does, and else not.
 func TestFIPS(t *testing.T) {
 	t.Parallel()
 	module := os.Getenv("GOFIPS140")

@@ -37,7 +37,7 @@ nodes:
 func TestKind(t *testing.T) {
 	name := os.Getenv(kindVariable)
 	if name == "" {
-		t.Fatalf("%s names no kind cluster to make: make e2e-kind does", kindVariable)
+		t.Fatalf("%s names no kind cluster to make: see docs/how-to/run-end-to-end-tests.md#kind", kindVariable)
 	}
 	c := startKind(t, name)
 	c.takeOver(t)

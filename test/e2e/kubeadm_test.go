@@ -39,7 +39,7 @@ import (
 // whole computer, and the add-ons need images of a registry. Both are left out.
 func TestKubeadm(t *testing.T) {
 	if _, err := os.Stat(binary("kubeadm")); err != nil {
-		t.Fatalf("%v: make e2e-kubeadm builds it", err)
+		t.Fatalf("%v: make nightly PARTS=e2e-nightly builds it", err)
 	}
 	ctrllog.SetLogger(logr.Discard())
 	plane := &controlPlane{dir: os.Getenv(dirVariable), address: "10.99.0.2"} // the address of the first machine

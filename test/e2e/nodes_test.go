@@ -35,7 +35,7 @@ func TestNodes(t *testing.T) {
 		versions[fmt.Sprint("old-", i+1)] = old
 	}
 	if len(versions) == 1 {
-		t.Fatal("OLD_KUBELETS names no kubelets of older versions: make e2e-nightly does")
+		t.Fatal("OLD_KUBELETS names no kubelets of older versions: make nightly PARTS=e2e-nightly does")
 	}
 	c := startCluster(t)
 	c.install(t, "manifests/default", c.ca)

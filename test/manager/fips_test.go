@@ -11,7 +11,7 @@ import (
 )
 
 // TestFIPS checks that these tests and the manager that they start use the FIPS 140-3 module that GOFIPS140 selects, as
-// `make test-fips` does, and else none.
+// the part test-fips of `make nightly` does, and else none.
 func TestFIPS(t *testing.T) {
 	t.Parallel()
 	module := os.Getenv("GOFIPS140")

@@ -18,7 +18,7 @@ import (
 
 // TestUpgradeUnderLoad replaces the manager of the release before by this one, and this one by the one before, in each
 // phase of a rotation and while requests arrive. RELEASE_BEFORE is the source of that release with its built manager:
-// make test-upgrade.
+// make nightly PARTS=test-upgrade.
 func TestUpgradeUnderLoad(t *testing.T) {
 	now, err := cluster.Manager()
 	if err != nil {
