@@ -62,8 +62,8 @@ func withText(t *testing.T, marker string) string {
 	return blocks[0]
 }
 
-// rendered renders a kustomization that lies in a folder of config.
-func rendered(t *testing.T, kustomization map[string]any) objects {
+// rendered renders a kustomization that lies in a folder of config, with its config.yaml.
+func rendered(t *testing.T, kustomization map[string]any, configuration ...map[string]any) objects {
 	t.Helper()
 	dir := t.TempDir()
 	absolute, err := filepath.Abs(filepath.Join(root, "config"))
@@ -74,13 +74,19 @@ func rendered(t *testing.T, kustomization map[string]any) objects {
 	if err != nil {
 		t.Fatal(err)
 	}
-	data, err := yaml.Marshal(kustomization)
-	if err != nil {
-		t.Fatal(err)
+	files := map[string]map[string]any{"kustomization.yaml": kustomization}
+	for _, content := range configuration {
+		files["config.yaml"] = content
 	}
-	text := strings.ReplaceAll(string(data), "- ../", "- "+above+"/")
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
+	for name, content := range files {
+		data, err := yaml.Marshal(content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := strings.ReplaceAll(string(data), "- ../", "- "+above+"/")
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
 }
@@ -138,17 +144,21 @@ func TestRotationPageTrustFiles(t *testing.T) {
 	}
 }
 
-// TestRotationPageInstallation renders what the page adds to config/overlays/split, and loads its configurations.
+// TestRotationPageInstallation renders config/my-cluster of the page, with what it adds later, and loads both configurations.
 func TestRotationPageInstallation(t *testing.T) {
 	t.Parallel()
+	folder := inYAML[map[string]any](t, withText(t, "- ../overlays/split/rotation"))
+	content := inYAML[map[string]any](t, withText(t, "settleFor: 90s"))
 	more := inYAML[map[string]any](t, withText(t, "- ../rotation/kubelet-serving"))
-	all := rendered(t, map[string]any{
-		"resources": []any{"../overlays/split"},
-		"components": slices.Concat(
-			inYAML[map[string]any](t, withText(t, "- ../overlays/split/rotation"))["components"].([]any), more["components"].([]any)),
-		"patches": more["patches"],
-	})
+	folder["components"] = slices.Concat(folder["components"].([]any), more["components"].([]any))
+	folder["patches"] = more["patches"]
+	all := rendered(t, folder, content)
 	accept(t, all)
+	for name, loaded := range load(t, all) {
+		if !loaded.Rotation.Enabled || loaded.Signing.Secret != systemNamespace+"/csr-signer" || !loaded.MetricsSecure {
+			t.Errorf("%s: %+v", name, loaded)
+		}
+	}
 	for name, want := range map[string]string{
 		"RoleBinding " + systemNamespace + "/csr-kubelet-serving-ca":          "csr-signer",
 		"RoleBinding " + systemNamespace + "/csr-kubelet-serving-ca-rotation": "csr-rotation",
@@ -161,12 +171,6 @@ func TestRotationPageInstallation(t *testing.T) {
 	if bound := subjects(t, objectsOf(all, "RoleBinding", "ClusterRoleBinding")); slices.Contains(bound, "csr-controller-manager") {
 		t.Errorf("a role is bound to %v", bound)
 	}
-	shipped, err := os.ReadFile(filepath.Join(root, "config/manager/config/config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	content := inYAML[map[string]any](t, string(shipped))
-	maps.Copy(content, inYAML[map[string]any](t, withText(t, "rotation:\n  enabled: true")))
 	maps.Copy(content, inYAML[map[string]any](t, withText(t, "signing:\n  signers:")))
 	data, err := yaml.Marshal(content)
 	if err != nil {
