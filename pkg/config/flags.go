@@ -218,10 +218,14 @@ func readComments(files fs.FS) map[string]string {
 	return found
 }
 
-// description returns the comment of a field for a place where its name stands already: what follows the name, or the
-// name and the verb is.
+// description returns the comment of a field for a place where its name stands already.
 func description(comments map[string]string, owner, field string) string {
-	text := strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(comments[owner+"."+field]), field+" "), "is ")
+	return withoutName(comments[owner+"."+field], field)
+}
+
+// withoutName returns a comment without the name at its beginning, and without the verb is.
+func withoutName(comment, name string) string {
+	text := strings.TrimPrefix(strings.TrimPrefix(strings.TrimSpace(comment), name+" "), "is ")
 	if text == "" {
 		return ""
 	}

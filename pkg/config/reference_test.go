@@ -67,15 +67,15 @@ type reference struct {
 func (w *reference) object(t *testing.T, v reflect.Value, path string) {
 	w.seen[v.Type()] = path
 	if path != "" {
-		about := strings.TrimPrefix(w.comments[v.Type().Name()], v.Type().Name()+" ")
-		fmt.Fprintf(&w.out, "### %s\n\n%s%s\n\n", path, strings.ToUpper(about[:1]), prose(about[1:]))
+		fmt.Fprintf(&w.out, "### %s\n\n%s\n\n", path, prose(withoutName(w.comments[v.Type().Name()], v.Type().Name())))
 	}
 	if v.NumField() > 0 {
 		w.out.WriteString("| field, flag | default or type | description |\n|---|---|---|\n")
 	}
 	var inner []func()
-	w.rows(t, v, path, &inner)
-	w.out.WriteString("\n")
+	if w.rows(t, v, path, &inner); v.NumField() > 0 {
+		w.out.WriteString("\n")
+	}
 	for _, each := range inner {
 		each()
 	}
