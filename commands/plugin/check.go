@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
@@ -174,8 +176,9 @@ func (c *cluster) checkLeaders(ctx context.Context) []check.Result {
 // published names where API servers publish the CAs that they trust for clients.
 const publishedNamespace, publishedName, publishedKey = "kube-system", "extension-apiserver-authentication", "client-ca-file"
 
-// checkTrust reports whether the CAs that API servers publish as trusted for clients have issued the newest client
-// certificate of each signer. If a rotation is on its way, it also reports what the manager says about it.
+// checkTrust reports whether verifiers trust the CA of the newest certificate of each signer: API servers by the CAs that
+// they publish as trusted for clients, others by the signer's ClusterTrustBundles. If a rotation is on its way, it also
+// reports what the manager says about it.
 func (c *cluster) checkTrust(ctx context.Context) []check.Result {
 	const where = publishedKey + " of ConfigMap " + publishedNamespace + "/" + publishedName
 	obj, err := c.CoreV1().ConfigMaps(publishedNamespace).Get(ctx, publishedName, metav1.GetOptions{})
@@ -190,8 +193,7 @@ func (c *cluster) checkTrust(ctx context.Context) []check.Result {
 	newest := map[string]*certificatesv1.CertificateSigningRequest{}
 	err = c.requests(ctx, metav1.ListOptions{}, func(obj *certificatesv1.CertificateSigningRequest) {
 		name := obj.Spec.SignerName
-		if csr.VerifiedByAPIServers(name) && csr.StateOf(obj) == csr.Issued &&
-			(newest[name] == nil || newest[name].CreationTimestamp.Before(&obj.CreationTimestamp)) {
+		if csr.StateOf(obj) == csr.Issued && (newest[name] == nil || newest[name].CreationTimestamp.Before(&obj.CreationTimestamp)) {
 			newest[name] = obj.DeepCopy()
 		}
 	})
@@ -200,20 +202,51 @@ func (c *cluster) checkTrust(ctx context.Context) []check.Result {
 	}
 	var results []check.Result
 	for _, name := range csr.BuiltinSigners() {
-		if newest[name] != nil {
-			results = append(results, trustIn(newest[name], trusted, where, c.now()))
+		if newest[name] != nil && csr.VerifiedByAPIServers(name) {
+			result := trustIn(newest[name], trusted, where, c.now())
+			if result.Status == check.Failed {
+				result.NextStep = "append that CA to the --client-ca-file of every API server, or sign with one that is in it"
+			}
+			results = append(results, result)
 		}
 	}
+	results = append(results, c.checkBundles(ctx, newest)...)
 	return append(results, c.checkAuthorities(ctx, trusted, where)...)
+}
+
+// checkBundles reports whether the ClusterTrustBundles of a signer, if it has any, hold the CA of its newest certificate.
+func (c *cluster) checkBundles(ctx context.Context, newest map[string]*certificatesv1.CertificateSigningRequest) []check.Result {
+	list, err := c.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{})
+	switch {
+	case apierrors.IsNotFound(err): // before Kubernetes 1.37 they are not served by default
+		return nil
+	case err != nil:
+		return []check.Result{unknown(caTrusted, "ClusterTrustBundles", "list clustertrustbundles", err)}
+	}
+	bundles := map[string][]*x509.Certificate{}
+	for _, bundle := range list.Items {
+		certs, err := ca.ParseCertificates([]byte(bundle.Spec.TrustBundle)) // the API server has parsed it
+		if err == nil && newest[bundle.Spec.SignerName] != nil {
+			bundles[bundle.Spec.SignerName] = append(bundles[bundle.Spec.SignerName], certs...)
+		}
+	}
+	var results []check.Result
+	for _, name := range slices.Sorted(maps.Keys(bundles)) {
+		result := trustIn(newest[name], bundles[name], "the ClusterTrustBundles of "+csr.Shorten(name), c.now())
+		if result.Status == check.Failed {
+			result.NextStep = "publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status"
+		}
+		results = append(results, result)
+	}
+	return results
 }
 
 // trustIn reports whether one of trusted has issued the certificate of obj.
 func trustIn(obj *certificatesv1.CertificateSigningRequest, trusted []*x509.Certificate, where string, now time.Time) check.Result {
-	result := check.Result{Check: caTrusted, Subject: "the CA of " + obj.Spec.SignerName, Status: check.OK}
+	result := check.Result{Check: caTrusted, Subject: "the CA of " + csr.Shorten(obj.Spec.SignerName), Status: check.OK}
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)
 	if err != nil || len(certs) == 0 {
 		result.Status, result.Evidence = check.Failed, fmt.Sprintf("request %s has no certificate that can be parsed", obj.Name)
-		result.NextStep = "find out which program signs for this signer"
 		return result
 	}
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
@@ -224,13 +257,12 @@ func trustIn(obj *certificatesv1.CertificateSigningRequest, trusted []*x509.Cert
 		between.AddCert(one)
 	}
 	_, err = certs[0].Verify(x509.VerifyOptions{
-		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
 	issuer := csr.Shorten(certs[0].Issuer.String())
 	if err != nil {
 		result.Status = check.Failed
 		result.Evidence = fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %s: %v", where, issuer, obj.Name, err)
-		result.NextStep = "append that CA to the --client-ca-file of every API server, or sign with one that is in it"
 		return result
 	}
 	result.Evidence = fmt.Sprintf("%s trusts issuer %q of the newest certificate", where, issuer)

@@ -36,6 +36,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -418,12 +419,72 @@ func TestCheck(t *testing.T) {
 	if strings.Contains(out, "--group=system:bootstrappers ") {
 		t.Errorf("advice names the group of all tokens:\n%s", out)
 	}
+	checkBundles(t, c)
 	forbid(api, "*", "*")
 	out, _, err = execute(t, c, "", "check", "-o", "json")
 	var report checkReport
 	if jsonErr := json.Unmarshal([]byte(out), &report); jsonErr != nil || err == nil || report.Failed != 0 || report.Passed != 0 || report.Unknown != len(report.Results) {
 		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
 	}
+}
+
+// checkBundles checks the verdict about the ClusterTrustBundles of a signer: none, one without the CA, and one more with it.
+func checkBundles(t *testing.T, c *cluster) {
+	t.Helper()
+	const signer = "example.com/web"
+	made, other := newCA(t, "web CA"), newCA(t, "other CA")
+	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaf, err := made.Issue(profile, ca.Request{PublicKey: key.Public(), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, fixedNow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := requestOf(t, "web", func(obj *request) { obj.Spec.SignerName, obj.Status.Certificate = signer, leaf.PEM })
+	obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue}}
+	if _, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, step := range []struct {
+		bundle *ca.Authority
+		want   string
+	}{
+		{nil, ""},
+		{other, "failed"},
+		{made, "ok"},
+	} {
+		if step.bundle != nil {
+			bundle := &certificatesv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:web:" + step.want}}
+			bundle.Spec.SignerName, bundle.Spec.TrustBundle = signer, string(step.bundle.CertificatePEM())
+			if _, err := c.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		out, _, _ := execute(t, c, "", "check", "-v")
+		got := ""
+		for line := range strings.Lines(out) {
+			if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "ca-trusted" && strings.Contains(line, signer) {
+				got = fields[1]
+			}
+		}
+		if got != step.want {
+			t.Errorf("%q, want %q:\n%s", got, step.want, out)
+		}
+	}
+}
+
+func newCA(t *testing.T, name string) *ca.Authority {
+	t.Helper()
+	made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: 24 * time.Hour}, fixedNow)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made
 }
 
 // A wrong command line is an error before anything is asked.
