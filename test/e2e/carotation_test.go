@@ -3,8 +3,6 @@
 package e2e
 
 import (
-	"context"
-	"crypto/x509"
 	"slices"
 	"strings"
 	"testing"
@@ -19,24 +17,24 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// In the end, the authority cluster, of manifests/trust-files, is only for clients. The authority of
+// The authority cluster, of manifests/trust-files, is only for clients after manifests/moved-trust. The authority of
 // manifests/own-trust is for kubelets' serving certificates.
 const servingAuthority, servingSecret = "kubelet-serving", "csr-kubelet-serving-ca"
 
 // bothAuthorities maps the authorities to their Secrets.
 var bothAuthorities = map[string]string{authorityName: signingSecret, servingAuthority: servingSecret}
 
-// TestCARotation is step 11: one CA for kubelets' client and serving certificates becomes two CAs, and both are
-// replaced. The API server is restarted so that it reads the file of --kubelet-certificate-authority, as required
-// before version 1.36.
+// TestCARotation is step 11: kubelets' serving certificates get a CA of their own, and then both CAs are replaced. The
+// API server is restarted so that it reads the file of --kubelet-certificate-authority, as required before version
+// 1.36.
 func TestCARotation(t *testing.T) {
 	c := rotateCAs(t, func(c *cluster) { c.restarted(t) }, func(c *cluster, name string) {
 		c.ask(t, name, v1alpha1.OperationAccept) // the nodes are seen to have moved
 	})
-	c.trustsFile(t, servingFile, func(file string) bool { return !strings.Contains(file, strings.TrimSpace(string(c.next.CertPEM))) })
+	c.trustsFile(t, servingFile, func(file string) bool { return !hasCA(file, string(c.retired.Cert)) })
 	c.restarted(t)
 	step(t, "11 kubelets' servers are known by their own CA alone", func(t *testing.T) {
-		c.wantServersOf(t, map[string]bool{"the old CA": false, "the clients' CA": false, "the servers' CA": true})
+		c.wantServersOf(t, map[string]bool{"the old CA": false, "the clients' CA": false, "the servers' old CA": false, "the servers' CA": true})
 		c.wantReachable(t, c.machines["worker"])
 	})
 }
@@ -49,12 +47,12 @@ func TestCARotationUntouched(t *testing.T) {
 	})
 }
 
-// rotateCAs runs both rotations. trust ensures that the API server has read the CAs by which it verifies kubelets.
-// settle ensures that no certificate of the old CA is needed.
+// rotateCAs moves kubelets' serving certificates to a CA of their own, and runs both rotations. trust ensures that the API
+// server has read the CAs by which it verifies kubelets. settle ensures that no certificate of the old CA is needed.
 func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)) *cluster {
 	c := startCluster(t)
 	step(t, "11 rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
-	c.moveOut(t) // while the worker joins with the first CA
+	c.createServingAuthority(t) // before the worker joins with the first CA
 	worker := c.join(t, "worker", kubeletOptions{})
 	c.wantJoined(t, worker)
 	since, starts := c.readySince(t), worker.kubeletID(t)
@@ -62,14 +60,15 @@ func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)
 	if err != nil {
 		t.Fatal(err)
 	}
-	step(t, "11 serving certificates get an authority of their own", func(t *testing.T) { c.testMovingOut(t, worker) })
+	step(t, "11 the servers' own CA is trusted", func(t *testing.T) { c.testServingTrusted(t, worker) })
+	step(t, "11 the servers' own CA signs, and the kubelets move", func(t *testing.T) { c.testMovingOut(t, worker) })
 	step(t, "11 the API server knows the new CA's clients, and its owner is asked about the servers' one", func(t *testing.T) {
 		c.testPreparing(t)
 		c.wantReachable(t, worker)
 	})
 	trust(c)
 	c.wantReachable(t, worker)
-	c.wantServersOf(t, map[string]bool{"the old CA": true, "the clients' CA": false, "the servers' next CA": true})
+	c.wantServersOf(t, map[string]bool{"the old CA": false, "the clients' CA": false, "the servers' CA": true, "the servers' next CA": true})
 	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
 	step(t, "11 the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
 	if _, err := c.whoAmI(t.Context(), slices.Concat(stolen.cert, stolen.key)); err != nil {
@@ -114,7 +113,7 @@ func (c *cluster) testAdoption(t *testing.T) {
 		t.Errorf("what signs is not the CA that was in the Secret:\n%s", adopted.Signing.Certificate)
 	}
 	c.deploymentsAvailable(t, "csr-controller-manager")
-	c.trustsFile(t, clientFile, holding(adopted.Signing))
+	c.trustsFile(t, clientFile, func(file string) bool { return hasCA(file, adopted.Signing.Certificate) })
 	c.follows(t, clientFile)
 	// All certificates that the CA issued before are from this test, and the known ones are in the ledger.
 	c.ask(t, authorityName, v1alpha1.OperationAttest)
@@ -127,6 +126,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 	if status := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); status.Signing.Certificate != string(c.next.CertPEM) {
 		t.Error("the old CA does not sign any more, before the new one is proven")
 	}
+	serving := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Completed, nil).Signing
 	c.ask(t, servingAuthority, v1alpha1.OperationStart)
 	asked := c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool {
 		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted) && len(s.APIServers) > 0
@@ -136,15 +136,14 @@ func (c *cluster) testPreparing(t *testing.T) {
 	}
 	c.ask(t, authorityName, v1alpha1.OperationComplete) // while certificates of the old CA are valid
 	c.toldRefused(t, authorityName, "are valid until")
-	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Candidate != nil })
-	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
-		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", status.WaitingFor, status.APIServers)
-	}
-	if status.Signing.Certificate != string(c.next.CertPEM) {
+	status := c.waitsForConfirmation(t)
+	if status.Signing.Certificate != serving.Certificate {
 		t.Error("the old CA does not sign servers' certificates any more, before the new one is confirmed")
 	}
-	c.trustsFile(t, servingFile, holding(status.Candidate))
-	c.wantNoClients(t, 1)
+	c.trustsFile(t, servingFile, func(file string) bool {
+		return hasCA(file, status.Candidate.Certificate) && hasCA(file, status.Signing.Certificate) && !hasCA(file, string(c.next.CertPEM))
+	})
+	c.wantNoClients(t, 2)
 }
 
 // testMoving waits until both kubelets use the new CAs, and follows a log all the time.
@@ -153,21 +152,13 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	servers := certOf(t, c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing)
 	c.ask(t, servingAuthority, v1alpha1.OperationComplete)
 	c.toldRefused(t, servingAuthority, "are valid until")
-	c.wantNoClients(t, 1)
-	c.until(t, renewal, "the kubelets' certificates are of the new CAs", func(context.Context) (bool, error) {
-		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
-			t.Errorf("the log can't be read while kubelets move: %v", err)
-		}
-		of := func(ca *x509.Certificate, cert *x509.Certificate, err error) bool {
-			return err == nil && cert.CheckSignatureFrom(ca) == nil
-		}
+	c.wantNoClients(t, 2)
+	c.kubeletsMove(t, worker, func() (bool, error) {
 		cert, err := worker.certificate()
-		moved := of(clients, cert, err)
-		for _, m := range c.machines {
-			cert, err = c.servedBy(m)
-			moved = moved && of(servers, cert, err)
+		if err != nil || cert.CheckSignatureFrom(clients) != nil {
+			return false, err
 		}
-		return moved, err
+		return c.servedOf(servers)
 	})
 	file, cert := worker.current(t)
 	c.wantIdentity(t, worker, file, cert)
@@ -176,7 +167,7 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	status := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Prepared, nil)
 	for _, left := range status.Outstanding {
 		if left.Signer != certificatesv1.KubeletServingSignerName {
-			t.Errorf("serving certificates can't leave the old CA before those of %s have", left.Signer)
+			t.Errorf("the old CA of servers must wait for certificates of %s", left.Signer)
 		}
 	}
 }
@@ -184,6 +175,12 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 // testLeaving completes one rotation. Clients' certificates of the old CA are refused, while servers' certificates
 // are still valid.
 func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
+	retiring := c.ring(t, bothAuthorities[name]).Retiring
+	if name == servingAuthority {
+		c.retired = retiring
+	} else if string(retiring.Key) != string(c.next.KeyPEM) {
+		t.Error("the CA that clients leave is not the old one")
+	}
 	c.ask(t, name, v1alpha1.OperationComplete)
 	status := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
 	if status.Retiring != nil || status.Generation != 2 {
@@ -197,15 +194,15 @@ func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
 		t.Fatal(err)
 	}
 	for key, data := range secret.Data {
-		if strings.Contains(string(data), strings.TrimSpace(string(c.next.KeyPEM))) || strings.HasPrefix(key, "retiring") {
+		if strings.Contains(string(data), strings.TrimSpace(string(retiring.Key))) || strings.HasPrefix(key, "retiring") {
 			t.Errorf("the old CA's key is still in the Secret %s, in %s", secret.Name, key)
 		}
 	}
-	apart := 1
+	cas := 1
 	if name == authorityName {
-		apart = 2 // now the old CA too
+		cas = 2 // the servers' rotation is not completed yet
 	}
-	c.wantNoClients(t, apart)
+	c.wantNoClients(t, cas)
 	c.wantReachable(t, worker)
 	c.nodeReady(t, worker.name)
 }

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 const (
@@ -34,6 +35,8 @@ type cluster struct {
 	admin    client.WithWatch
 	machines map[string]*machine
 	stored   *stored
+	// retired is the CA that kubelets' servers have left.
+	retired keypair.Pair
 	// kind is the name of the kind cluster, or empty.
 	kind string
 }

@@ -4,13 +4,14 @@ package e2e
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
@@ -23,31 +24,83 @@ const (
 	servingFile = "kubelet-serving-ca.crt"
 )
 
-// moveOut creates a separate authority for kubelets' serving certificates, which does not sign yet.
-func (c *cluster) moveOut(t *testing.T) {
+// createServingAuthority creates a separate authority for kubelets' serving certificates. It makes a CA, which does not
+// sign yet.
+func (c *cluster) createServingAuthority(t *testing.T) {
 	t.Helper()
 	c.kubectl(t, "apply", "-k", "../../config/rotation/kubelet-serving")
 	c.kubectl(t, "apply", "-k", "manifests/own-trust")
 }
 
-// testMovingOut makes that authority sign, which begins with the shared CA. It gives the API server a separate file
-// for it.
-func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
-	begun := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Completed, nil).Signing
-	if begun.Certificate != string(c.next.CertPEM) || begun.AttestedAt == nil {
-		t.Errorf("it begins with %+v, want the CA that was shared, and what its owner has said of it", begun)
-	}
-	c.kubectl(t, "apply", "-k", "manifests/own-ca")
-	c.trustsFile(t, servingFile, holding(begun))
+// testServingTrusted gives the API server a file with both CAs, and confirms the new one. Until then, the old CA signs
+// and no API server is asked.
+func (c *cluster) testServingTrusted(t *testing.T, worker *machine) {
+	candidate := c.waitsForConfirmation(t).Candidate
+	c.trustsFile(t, servingFile, func(file string) bool {
+		return hasCA(file, candidate.Certificate) && hasCA(file, string(c.next.CertPEM))
+	})
 	c.kubeletCA = c.follows(t, servingFile)
 	c.restarted(t)
-	c.deploymentsAvailable(t, "csr-controller-manager")
-	// The first authority signs no more serving certificates.
-	c.kubectl(t, "patch", "signingauthority", authorityName, "--type=merge",
-		"--patch="+`{"spec": {"signers": ["`+certificatesv1.KubeAPIServerClientSignerName+`", "`+certificatesv1.KubeAPIServerClientKubeletSignerName+`"]}}`)
-	c.wantServersOf(t, map[string]bool{"the old CA": true})
-	c.wantNoClients(t, 0)
+	c.wantServersOf(t, map[string]bool{"the old CA": true, "the servers' next CA": true})
+	c.wantNoClients(t, 1)
+	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
+	if signing := c.reaches(t, servingAuthority, 30*time.Second, v1alpha1.Completed, nil).Signing; signing.Certificate != candidate.Certificate {
+		t.Errorf("the CA that signs is not the one that was confirmed:\n%s", signing.Certificate)
+	}
+	for _, m := range c.machines {
+		if ok, err := signedBy(c.served(t, m), c.next); !ok || err != nil {
+			t.Errorf("%s serves with a certificate of another CA than the configuration names: %v", m.name, err)
+		}
+	}
 	c.wantReachable(t, worker)
+}
+
+// waitsForConfirmation waits until the administrator must confirm the next CA of kubelets' servers, and checks that the
+// authority waits for nothing else.
+func (c *cluster) waitsForConfirmation(t *testing.T) *v1alpha1.SigningAuthorityStatus {
+	t.Helper()
+	status := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return s.Candidate != nil && len(s.WaitingFor) > 0 && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionPublished)
+	})
+	if len(status.APIServers) > 0 || len(status.WaitingFor) != 1 || !strings.Contains(status.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
+		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", status.WaitingFor, status.APIServers)
+	}
+	return status
+}
+
+// testMovingOut makes the new CA sign. When all kubelets have a certificate of it, the old CA is no longer for kubelets'
+// servers.
+func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
+	c.kubectl(t, "apply", "-k", "manifests/own-ca")
+	c.deploymentsAvailable(t, "csr-controller-manager")
+	servers := certOf(t, c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Completed, nil).Signing)
+	c.kubeletsMove(t, worker, func() (bool, error) { return c.servedOf(servers) })
+	c.wantOurs(t, worker, c.served(t, worker))
+	c.kubectl(t, "apply", "-k", "manifests/moved-trust")
+	c.wantNoClients(t, 1)
+	c.wantReachable(t, worker)
+}
+
+// kubeletsMove waits until moved reports success, and reads a log through the worker's kubelet all the time.
+func (c *cluster) kubeletsMove(t *testing.T, worker *machine, moved func() (bool, error)) {
+	t.Helper()
+	c.until(t, renewal, "the kubelets' certificates are of the new CA", func(context.Context) (bool, error) {
+		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
+			t.Errorf("the log can't be read while kubelets move: %v", err)
+		}
+		return moved()
+	})
+}
+
+// servedOf reports whether every kubelet serves with a certificate of ca.
+func (c *cluster) servedOf(ca *x509.Certificate) (bool, error) {
+	for _, m := range c.machines {
+		cert, err := c.servedBy(m)
+		if err != nil || cert.CheckSignatureFrom(ca) != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // trustsFile waits until the DaemonSet has written the wanted content to the control plane's node.
@@ -59,8 +112,9 @@ func (c *cluster) trustsFile(t *testing.T, name string, wanted func(string) bool
 	})
 }
 
-func holding(one *v1alpha1.CAStatus) func(string) bool {
-	return func(file string) bool { return strings.Contains(file, strings.TrimSpace(one.Certificate)) }
+// hasCA reports whether file has the certificate.
+func hasCA(file, certificate string) bool {
+	return strings.Contains(file, strings.TrimSpace(certificate))
 }
 
 // follows links the API server's file of that name to the file on the control plane's node, and returns its path.
