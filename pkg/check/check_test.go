@@ -168,6 +168,14 @@ func TestReadError(t *testing.T) {
 	}
 }
 
+// TestKubeletsWithoutBootstrapGroups checks that nothing is asked, and nothing failed, where nodes join by no group.
+func TestKubeletsWithoutBootstrapGroups(t *testing.T) {
+	t.Parallel()
+	if got := Kubelets(t.Context(), nil, nil, nil); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+}
+
 // The advice never names the group of all tokens, also if that group lacks fewer roles.
 func TestNarrowest(t *testing.T) {
 	t.Parallel()
