@@ -9,7 +9,7 @@ hack/copy.sh "$copy"
   cd "$copy"
   make --no-print-directory generate >/dev/null
   go mod tidy
-  (cd hack && for file in tools helm gremlins actionlint; do go mod verify -modfile=$file.mod >/dev/null; done)
+  (cd hack && for file in tools helm krew gremlins actionlint; do go mod verify -modfile=$file.mod >/dev/null; done)
   for module in hack/image hack/docs; do (cd $module && go mod tidy && go mod verify >/dev/null); done
   gofmt -l -w . >/dev/null
 )
@@ -32,6 +32,12 @@ fi
 controllers='^(sigs\.k8s\.io/controller-runtime|github\.com/prometheus|github\.com/csr-controller-manager/csr-controller-manager/controllers)(/|$)'
 if go list -deps ./cmd/kubectl-csr | grep -E "$controllers"; then
   echo "verify: the kubectl plugin links these packages: only the manager may" >&2
+  status=1
+fi
+CGO_ENABLED=0 go build -trimpath -o "$copy/kubectl-csr" ./cmd/kubectl-csr
+size=$(wc -c <"$copy/kubectl-csr") limit=40000000
+if [ "$(go env GOOS GOARCH | paste -sd/)" = linux/amd64 ] && [ "$size" -gt $limit ]; then
+  echo "verify: the kubectl plugin has $size bytes, more than $limit: find out what it links now" >&2
   status=1
 fi
 if ! go list -deps . | grep -cE "$controllers" >/dev/null; then

@@ -4,8 +4,8 @@
 #   hack/release/build.sh VERSION REGISTRY OUT
 #
 # REGISTRY is where the image and the chart will be published, such as ghcr.io/OWNER: it is the default repository in the chart.
-# OUT gets, for each platform, an archive of the programs, and one of the manager with the FIPS 140-3 module of Go; the image
-# with and without that module, and its SBOMs; the chart; checksums.txt.
+# OUT gets, for each platform, an archive of the manager, one of the manager with the FIPS 140-3 module of Go, and one of the kubectl
+# plugin; csr.yaml, the manifest of the plugin for Krew; the image with and without that module; SBOMs; the chart; checksums.txt.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . hack/release/lib.sh
@@ -21,11 +21,14 @@ export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# compile builds package $3 for linux on architecture $1 as file $2, with the flags of hack/image.
+# compile builds package $4 for $1 on architecture $2 as file $3, with the flags of hack/image.
 compile() {
-  CGO_ENABLED=0 GOOS=linux GOARCH=$1 GOAMD64=v1 GOARM64=v8.0 GOFLAGS='' GOWORK=off \
-    go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${4:-$version}" -o "$2" "$3"
+  CGO_ENABLED=0 GOOS=$1 GOARCH=$2 GOAMD64=v1 GOARM64=v8.0 GOFLAGS='' GOWORK=off \
+    go build -trimpath -buildvcs=false -ldflags "-s -w -X main.version=${5:-$version}" -o "$3" "$4"
 }
+
+# prepare makes folder $1 in $work, with the licences.
+prepare() { mkdir "$work/$1" && cp LICENSE "$work/$1" && cp -r "$work/licenses" "$work/$1/licenses"; }
 
 # pack writes folder $2, which is in $1, to the archive $3, without its owner and age.
 pack() {
@@ -37,29 +40,33 @@ say "licences of the linked modules"
 hack/licenses.sh --save "$work/licenses"
 
 for arch in amd64 arm64; do
-  say "programs for linux/$arch"
-  for variant in "" -fips; do
-    folder=${name}${variant}_${version}_linux_$arch
-    mkdir "$work/$folder"
-    cp LICENSE "$work/$folder" && cp -r "$work/licenses" "$work/$folder/licenses"
-    if [ -z "$variant" ]; then
-      compile $arch "$work/$folder/$name" .
-      compile $arch "$work/$folder/kubectl-csr" ./cmd/kubectl-csr
-    else
-      GOFIPS140=$fipsModule compile $arch "$work/$folder/$name" . "$version-fips"
-    fi
-    pack "$work" "$folder" "$out/$folder.tar.gz"
-  done
+  say "manager for linux/$arch"
+  folder=${name}_${version}_linux_$arch fipsFolder=$name-fips_${version}_linux_$arch
+  prepare "$folder"
+  compile linux $arch "$work/$folder/$name" .
+  pack "$work" "$folder" "$out/$folder.tar.gz"
+  prepare "$fipsFolder"
+  GOFIPS140=$fipsModule compile linux $arch "$work/$fipsFolder/$name" . "$version-fips"
+  pack "$work" "$fipsFolder" "$out/$fipsFolder.tar.gz"
 done
+
+(cd hack/image && go build -o "$work/image" .)
+for platform in "${pluginPlatforms[@]}"; do
+  say "kubectl plugin for $platform"
+  os=${platform%/*} arch=${platform#*/}
+  folder=kubectl-csr_${version}_${os}_$arch
+  program=$work/$folder/$(pluginProgram "$os")
+  prepare "$folder"
+  compile "$os" "$arch" "$program" ./cmd/kubectl-csr
+  "$work/image" -sbom "$program" -out "$out/kubectl-csr_$version-$os-$arch.cdx.json" -version "$version"
+  pack "$work" "$folder" "$out/$folder.tar.gz"
+done
+hack/release/krew.sh "$version" "$out" >"$out/csr.yaml"
 
 say "images"
 revision=$(git rev-parse HEAD)
-(cd hack/image && go build -o "$work/image" .)
 GOFIPS140=off "$work/image" -root . -out "$work/plain" -version "$version" -revision "$revision" >&2
 GOFIPS140=$fipsModule "$work/image" -root . -out "$work/fips" -version "$version-fips" -revision "$revision" >&2
-for arch in amd64 arm64; do
-  "$work/image" -sbom "$work/${name}_${version}_linux_$arch/kubectl-csr" -out "$out/kubectl-csr_$version-linux-$arch.cdx.json" -version "$version"
-done
 for file in "$work"/plain/*; do cp "$file" "$out/$(basename "${file/$name/${name}_$version}")"; done
 for file in "$work"/fips/*; do cp "$file" "$out/$(basename "${file/$name/$name-fips_$version}")"; done
 

@@ -167,4 +167,18 @@ crane export --platform "linux/$(go env GOARCH)" "$image:$version-fips" "$work/i
 mkdir "$work/image" && tar -xf "$work/image.tar" -C "$work/image"
 "$work/image/csr-controller-manager" --version | grep -xF "csr-controller-manager $version-fips"
 go version -m "$work/image/csr-controller-manager" | grep -F fips140=on
+
+# Krew installs the plugin of each platform from its archive, and refuses another archive. No other script needs Krew.
+go build -modfile=hack/krew.mod -o "$work/bin/" sigs.k8s.io/krew/cmd/krew
+install() { # PLATFORM ARCHIVE
+  KREW_ROOT=$work/krew/$1 KREW_OS=${1%/*} KREW_ARCH=${1#*/} KREW_NO_UPGRADE_CHECK=1 \
+    "$work/bin/krew" install --manifest="$out/csr.yaml" --archive="$out/kubectl-csr_${version}_${2/\//_}.tar.gz"
+}
+refused "the plugin for another platform" "checksum does not match" install linux/amd64 linux/arm64
+for platform in "${pluginPlatforms[@]}"; do
+  install "$platform" "$platform" >"$work/log" 2>&1 || { cat "$work/log" >&2; die "Krew does not install the plugin for $platform"; }
+  [ -x "$work/krew/$platform/bin/$(pluginProgram "${platform%/*}")" ] || die "Krew installed no program for $platform"
+done
+"$work/krew/linux/$(go env GOARCH)/bin/kubectl-csr" --version | grep -F "$version"
+say "Krew installs the plugin on ${pluginPlatforms[*]}"
 say "dry run of $version is complete: $out"

@@ -7,6 +7,12 @@ name=csr-controller-manager
 # certificate.
 fipsModule=v1.0.0
 
+# The platforms of the kubectl plugin.
+pluginPlatforms=(linux/amd64 linux/arm64 darwin/amd64 darwin/arm64 windows/amd64 windows/arm64)
+
+# pluginProgram prints the name of the plugin's program for the operating system $1.
+pluginProgram() { if [ "$1" = windows ]; then echo kubectl-csr.exe; else echo kubectl-csr; fi; }
+
 say() { echo "release: $*" >&2; }
 
 die() { say "$*"; exit 1; }
