@@ -111,8 +111,8 @@ func merged(into, more any) any {
 	}
 }
 
-// checkFolder renders files in a folder of their own, and checks the objects.
-func checkFolder(t *testing.T, page string, files folder) {
+// checkFolder renders files in a folder of their own, checks the objects, and returns them.
+func checkFolder(t *testing.T, page string, files folder) objects {
 	t.Helper()
 	dir := t.TempDir()
 	for name, content := range files {
@@ -138,6 +138,7 @@ func checkFolder(t *testing.T, page string, files folder) {
 		t.Errorf("%s: a role is bound to %v", page, bound)
 	}
 	accept(t, all)
+	return all
 }
 
 // configFrom returns the path of the folder config from dir: kustomize takes no absolute one.
