@@ -30,7 +30,11 @@ const (
 const OperationAnnotation = "csr-controller-manager.io/operation"
 
 // Operation is a step that an administrator requests.
+// +kubebuilder:validation:MaxLength=64
 type Operation string
+
+// LongestOperation is the longest text in bytes that the status stores as an Operation.
+const LongestOperation = 64
 
 // The operations.
 const (

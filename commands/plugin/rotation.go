@@ -243,6 +243,9 @@ func (r *rotation) request(ctx context.Context, name string) error {
 		}
 		pending := requested(obj)
 		switch {
+		case pending == "" && obj.Status.Answered(): // it would take another request for the one that it has just answered
+			return apierrors.NewConflict(v1alpha1.GroupVersion.WithResource("signingauthorities").GroupResource(), name,
+				errors.New("the manager has not finished with "+obj.Status.LastOperation.Name.Command()))
 		case pending == r.operation:
 			return nil // it was requested before
 		case pending != "":

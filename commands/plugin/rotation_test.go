@@ -196,9 +196,10 @@ func TestRotationDone(t *testing.T) {
 	}{
 		"start, preparing":            {v1alpha1.OperationStart, completed, preparing, false},
 		"start, prepared":             {v1alpha1.OperationStart, completed, prepared, true},
-		"start, rolled back since":    {v1alpha1.OperationStart, completed, completed, true},
 		"complete, under way":         {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, false},
-		"complete, done":              {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate()}, true},
+		"complete, done":              {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate(), LastRetired: signing()}, true},
+		"complete, and started again": {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Preparing, Signing: candidate(), LastRetired: signing()}, true},
+		"complete, of the other CA":   {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: signing(), LastRetired: candidate()}, false},
 		"rollback, preparing":         {v1alpha1.OperationRollback, preparing, preparing, false},
 		"rollback, candidate gone":    {v1alpha1.OperationRollback, preparing, completed, true},
 		"rollback, switched first":    {v1alpha1.OperationRollback, preparing, prepared, false},
@@ -237,6 +238,7 @@ func TestRotationAnswer(t *testing.T) {
 		answered    bool
 		err         string
 	}{
+		"the status is gone":            {refused, nil, "", false, ""},
 		"not picked up":                 {nil, nil, v1alpha1.OperationStart, false, ""},
 		"the annotation is there":       {nil, refused, v1alpha1.OperationStart, false, ""},
 		"nothing but an earlier result": {refused, refused, "", false, ""},
@@ -252,6 +254,26 @@ func TestRotationAnswer(t *testing.T) {
 		answered, err := f.answer(&obj)
 		if answered != test.answered || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%s: answered %t, error %v", name, answered, err)
+		}
+	}
+}
+
+// TestRotationIsUndone checks that a start that was rolled back meanwhile is no success, and that another object of the same
+// name is not the one that was asked.
+func TestRotationIsUndone(t *testing.T) {
+	t.Parallel()
+	last := func(name v1alpha1.Operation) *v1alpha1.OperationStatus {
+		return &v1alpha1.OperationStatus{Name: name, Result: v1alpha1.Accepted, Time: metav1.NewMicroTime(fixedNow)}
+	}
+	now := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Signing: signing(), LastOperation: last(v1alpha1.OperationStart)})
+	now.UID = "1"
+	for uid, want := range map[types.UID]string{"1": "rolled back meanwhile", "2": "was deleted"} {
+		c, _ := clusterOf(t, nil, now)
+		before := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Signing: signing()})
+		before.UID = uid
+		f := (&rotation{out: &bytes.Buffer{}, aside: &bytes.Buffer{}, cluster: c}).newFollower(&before, v1alpha1.OperationStart)
+		if done, err := f.observe(t.Context()); done || err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("done %t, error %v, want %q", done, err, want)
 		}
 	}
 }

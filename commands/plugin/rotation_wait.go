@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -98,7 +97,7 @@ func (f *follower) observe(ctx context.Context) (bool, error) {
 	switch {
 	case err != nil:
 		return false, f.progress(fmt.Sprintf("the API server does not answer: %v", err))
-	case len(objs) == 0:
+	case len(objs) == 0 || objs[0].UID != f.before.UID:
 		return false, fmt.Errorf("SigningAuthority %s was deleted", f.before.Name)
 	}
 	obj := &objs[0]
@@ -114,6 +113,9 @@ func (f *follower) observe(ctx context.Context) (bool, error) {
 		last != nil && last.Result == v1alpha1.Refused { // it was stopped
 		return false, errors.New(oneLine(last.Message))
 	}
+	if f.operation == v1alpha1.OperationStart && status.Phase == v1alpha1.Completed && sameCA(f.before.Status.Signing, status.Signing) {
+		return false, errors.New("the new CA does not sign: the rotation was rolled back meanwhile")
+	}
 	if f.done(status) {
 		return true, f.print("%s: done: %s", obj.Name, summary(status))
 	}
@@ -122,9 +124,9 @@ func (f *follower) observe(ctx context.Context) (bool, error) {
 
 // answer reports whether the manager has accepted the operation. If it was refused, the error says why.
 func (f *follower) answer(obj *v1alpha1.SigningAuthority) (bool, error) {
-	last := obj.Status.LastOperation
+	last, before := obj.Status.LastOperation, f.before.Status.LastOperation
 	switch {
-	case requested(obj) != "", equality.Semantic.DeepEqual(last, f.before.Status.LastOperation):
+	case requested(obj) != "", last == nil, last.Annotated, before != nil && before.Time.Equal(&last.Time):
 		return false, f.progress(fmt.Sprintf("the manager has not picked up %s yet", f.operation.Command()))
 	case last.Name != f.operation:
 		return false, fmt.Errorf("%s was answered, and then %s was requested: run %s",
@@ -151,7 +153,7 @@ func (f *follower) done(now *v1alpha1.SigningAuthorityStatus) bool {
 	case v1alpha1.OperationStart:
 		return now.Phase != v1alpha1.Preparing && now.Phase != v1alpha1.New
 	case v1alpha1.OperationComplete:
-		return now.Phase == v1alpha1.Completed
+		return f.before.Status.Retiring == nil || sameCA(f.before.Status.Retiring, now.LastRetired)
 	case v1alpha1.OperationRollback:
 		return rolledBack(&f.before.Status, now)
 	case "":
@@ -168,8 +170,12 @@ func rolledBack(before, now *v1alpha1.SigningAuthorityStatus) bool {
 	if before.Phase == v1alpha1.Prepared {
 		goal = before.Retiring
 	}
-	signs := goal != nil && now.Signing != nil && now.Signing.Fingerprint == goal.Fingerprint
-	return signs && now.Phase != v1alpha1.Preparing
+	return sameCA(goal, now.Signing) && now.Phase != v1alpha1.Preparing
+}
+
+// sameCA reports whether both are the same CA.
+func sameCA(a, b *v1alpha1.CAStatus) bool {
+	return a != nil && b != nil && a.Fingerprint == b.Fingerprint
 }
 
 // keyIDs returns the key IDs of the CAs in status that match.

@@ -76,7 +76,7 @@ var often = map[string]int{
 	"its owner brings a new CA": 15, "its owner brings garbage": 4, "its owner brings nothing": 20,
 	"its owner brings what signs": 6, "its owner brings the candidate": 9,
 	"a signer comes": 3, "what signs is not for all": 3, "what signs is put back": 3,
-	"an operation is dropped without a word": 50,
+	"an operation is dropped without a word": 9,
 }
 
 // TestDeathAtEveryWrite checks that a rotation, a rollback and a second rotation have the same result if the manager

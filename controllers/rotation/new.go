@@ -10,7 +10,7 @@ func (p *planner) planNew() {
 	case p.facts.Operation != "":
 		p.refuseOperation("the first CA does not sign yet")
 	case p.checkSecret():
-	case p.belongsToOther(signing):
+	case p.belongsToOther(signing), signing != nil && p.belongsToOther(p.facts.Secret.Retiring):
 	case signing != nil && p.facts.SigningSealed:
 		p.wait("replace the CA in signing.crt and signing.key of the Secret, or remove both: the CA %s has retired here",
 			signing.KeyID)
@@ -35,7 +35,6 @@ func (p *planner) belongsToOther(authority *v1alpha1.CAStatus) bool {
 func (p *planner) planFirstCA() {
 	secret := p.facts.Secret
 	switch {
-	case p.belongsToOther(secret.Candidate):
 	case secret.Candidate != nil: // the status was lost before a CA signed
 		p.status.Generation = max(p.status.Generation, 1)
 		p.status.Candidate = p.adopted(secret.Candidate)

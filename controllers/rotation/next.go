@@ -75,7 +75,8 @@ type Facts struct {
 	Secret    SecretFacts
 	// Permitted reports whether the Secret has the lifetime cap and the signers of the spec.
 	Permitted bool
-	// Others maps the key IDs of other authorities' CAs to the names of these authorities.
+	// Others maps the key IDs of other authorities' CAs, and of those that retired there last, to the names of these
+	// authorities.
 	Others map[string]string
 
 	// Published reports whether exactly the CAs of Trusted are published everywhere. Unpublished says what is wrong.

@@ -284,7 +284,9 @@ var newRows = []row{
 	when("what is brought is another authority's", saStatus{}, good("mine - - -", ofOther), waits("it is a CA of SigningAuthority other")),
 	when("the status is lost, and another authority has the CA", saStatus{}, good("mine mine - -", ofOther),
 		waits("remove the CA mine from the Secret: it is a CA of SigningAuthority other")),
-	when("the status is lost, and another authority has the candidate", saStatus{}, good("- - mine -", ofOther), waits("remove the CA mine")),
+	when("the status is lost, and another authority has the candidate", saStatus{}, good("- - mine -", ofOther),
+		repairs("they hold the CA mine, which is a CA of SigningAuthority other")),
+	when("the status is lost, and another authority has what retires", saStatus{}, good("new new - mine", ofOther), waits("remove the CA mine")),
 
 	when("a phase of another version", in("Sleeping", "- - -"), good(onlyOld), waits("the phase \"Sleeping\" is unknown")),
 }
@@ -326,6 +328,10 @@ var preparingRows = []row{
 	when("an adopted candidate is gone, and another CA signs", with(preparing(), adoptedNew), good(onlyOld),
 		waits("put the CA new back into tls.crt and tls.key of the Secret, or another CA: its key is missing; or run \"rotation rollback\""),
 		records("candidate new", "published 2")),
+	when("an adopted candidate is gone, and another authority's CA is brought", with(preparing(), adoptedNew), good(ownCA, ofOther),
+		waits("is refused: it is a CA of SigningAuthority other; or run")),
+	when("the candidate is another authority's, from a backup", in(v1alpha1.Preparing, "old - -"), good("old old mine -", ofOther),
+		repairs("they hold the CA mine, which is a CA of SigningAuthority other")),
 	when("an adopted candidate is gone, and confirm", with(preparing(), adoptedNew), good(onlyOld, confirm), refuses("is missing from the Secret")),
 	when("an adopted candidate is gone, and its owner goes back", with(preparing(), adoptedNew), good(onlyOld, rollBack),
 		enters(v1alpha1.Completed), records("candidate none")),

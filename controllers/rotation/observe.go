@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -33,7 +34,7 @@ type observation struct {
 // observe reads the state from the API server, without a cache.
 func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
-		Now: r.Clock.Now(), Name: obj.Name, Operation: v1alpha1.Operation(obj.Annotations[v1alpha1.OperationAnnotation]),
+		Now: r.Clock.Now(), Name: obj.Name, Operation: operationOf(obj),
 		Published: true, SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	if err := r.observeAuthorities(ctx, obj, o); err != nil {
@@ -68,13 +69,19 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return o, nil
 }
 
-// whyUnpublished returns why the object of problem is not up to date. If an API server refused to let the manager write
-// it, this is the missing right. Otherwise it is problem, which comes from a read.
+// operationOf returns the requested operation. The status stores it, so a text that is too long to be one is cut: whoever
+// may set the annotation must not be able to make the status too large to be stored.
+func operationOf(obj *v1alpha1.SigningAuthority) v1alpha1.Operation {
+	return v1alpha1.Operation(csr.ShortenTo(obj.Annotations[v1alpha1.OperationAnnotation], v1alpha1.LongestOperation))
+}
+
+// whyUnpublished returns why the object of problem is not up to date: why it could not be written last, or problem, which
+// comes from a read.
 func (r *Reconciler) whyUnpublished(obj *v1alpha1.SigningAuthority, problem trust.Problem) trust.Problem {
 	last, _ := r.refusedWrites.Load(obj.Name)
 	problems, _ := last.([]trust.Problem)
 	for _, refused := range problems {
-		if refused.Where == problem.Where && apierrors.IsForbidden(refused.Cause) {
+		if refused.Where == problem.Where && !apierrors.IsConflict(refused.Cause) {
 			return refused
 		}
 	}
@@ -155,8 +162,11 @@ func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.Signi
 		if err := conflictWith(obj, other); err != nil {
 			return err
 		}
-		for _, authority := range Trusted(&other.Status) {
-			o.Others[authority.KeyID] = other.Name
+		s := &other.Status
+		for _, authority := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring, s.LastRetired} {
+			if authority != nil {
+				o.Others[authority.KeyID] = other.Name
+			}
 		}
 	}
 	return checkReserved(append(list.Items, *obj), obj)
@@ -217,7 +227,7 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 		}
 		certs = append(certs, cert)
 	}
-	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, Removed: signersOnce(obj)}
+	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name}
 	if len(wanted.Bundle) == 0 {
 		// Verifiers cannot be told to trust nothing. So the bundle holds only the expired CAs. That removes any other CA
 		// from it, and no verifier accepts an expired one.
@@ -230,18 +240,6 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 		wanted.Signers = obj.Spec.Signers
 	}
 	return wanted, nil
-}
-
-// signersOnce returns the signers that obj serves, and those that it has served with one of its CAs.
-func signersOnce(obj *v1alpha1.SigningAuthority) []string {
-	all := slices.Clone(obj.Spec.Signers)
-	for _, authority := range []*v1alpha1.CAStatus{obj.Status.Candidate, obj.Status.Signing, obj.Status.Retiring} {
-		if authority != nil {
-			all = append(all, authority.Signers...)
-		}
-	}
-	slices.Sort(all)
-	return slices.Compact(all)
 }
 
 // certificateOf returns the certificate of a CA from a status.

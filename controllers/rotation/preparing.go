@@ -92,18 +92,23 @@ func (p *planner) placeCandidate() bool {
 // waitForCandidate waits for the missing candidate that the administrator has brought. It reports whether it does: a
 // rollback needs no candidate.
 func (p *planner) waitForCandidate() bool {
-	missing, rollback := p.status.Candidate.KeyID, ""
-	if p.facts.Secret.Signing != nil {
+	secret, missing, more := p.facts.Secret, p.status.Candidate.KeyID, ""
+	if secret.TLSProblem != "" {
+		more = "; its present content is refused: " + secret.TLSProblem
+	} else if secret.TLS != nil && !sameCA(secret.TLS, secret.Signing) {
+		more = "; its present content is refused: " + p.refuseAsCandidate()
+	}
+	if secret.Signing != nil {
 		if p.facts.Operation == v1alpha1.OperationRollback {
 			return false
 		}
-		rollback = "; or run " + p.command(v1alpha1.OperationRollback)
+		more += "; or run " + p.command(v1alpha1.OperationRollback)
 	}
 	if p.facts.Operation != "" {
 		p.refuseOperation("the key of the CA %s is missing from the Secret", missing)
 		return true
 	}
-	p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing%s", missing, rollback)
+	p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing%s", missing, more)
 	return true
 }
 

@@ -186,8 +186,8 @@ func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 	}
 }
 
-// TestRefusedWriteIsNamed checks that a refused write of an object is reported in the place of how the object reads, and
-// that nothing else is.
+// TestRefusedWriteIsNamed checks that a refused write of an object is reported in the place of how the object reads. A
+// conflict is not.
 func TestRefusedWriteIsNamed(t *testing.T) {
 	t.Parallel()
 	problem := func(where, why string, cause error) trust.Problem {
@@ -204,7 +204,8 @@ func TestRefusedWriteIsNamed(t *testing.T) {
 		"the write succeeded": {[]trust.Problem(nil), read},
 		"refused":             {[]trust.Problem{problem("ConfigMap a/a", "", forbidden), refused}, refused},
 		"another was refused": {[]trust.Problem{problem("ConfigMap a/c", "", forbidden)}, read},
-		"another error":       {[]trust.Problem{problem("ConfigMap a/b", "x", conflict)}, read},
+		"a conflict":          {[]trust.Problem{problem("ConfigMap a/b", "x", conflict)}, read},
+		"it is immutable":     {[]trust.Problem{problem("ConfigMap a/b", "is immutable", errors.New("immutable"))}, problem("ConfigMap a/b", "is immutable", nil)},
 	} {
 		r, obj := &Reconciler{}, signingWith("cluster", nil)
 		r.refusedWrites.Store("other", []trust.Problem{refused})
@@ -269,7 +270,7 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	}
 }
 
-// TestOthers checks that an authority knows the CAs that others trust, and that a Secret's name belongs to the oldest.
+// TestOthers checks that an authority knows the CAs of others, also one that retires there and is not published any more, and that a Secret's name belongs to the oldest.
 func TestOthers(t *testing.T) {
 	t.Parallel()
 	made, gone := newCA(t, day), newCA(t, day)
@@ -277,7 +278,7 @@ func TestOthers(t *testing.T) {
 	other.Status.Signing, other.Status.UnpublishedAt = factsOf(made), at(0)
 	o := &observation{Facts: Facts{Others: map[string]string{}}}
 	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), here, o))
-	if diff := cmp.Diff(map[string]string{made.KeyID(): "other"}, o.Others); diff != "" {
+	if diff := cmp.Diff(map[string]string{made.KeyID(): "other", gone.KeyID(): "other"}, o.Others); diff != "" {
 		t.Error(diff)
 	}
 	here.Spec.Secret = v1alpha1.SecretReference{Namespace: "elsewhere", Name: other.Spec.Secret.Name}
@@ -287,6 +288,22 @@ func TestOthers(t *testing.T) {
 		t.Errorf("a Secret of the same name: %v", err)
 	}
 	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), other, o))
+}
+
+// TestLongOperation checks that the annotation can't make the status too large, and is the same operation each time.
+func TestLongOperation(t *testing.T) {
+	t.Parallel()
+	obj := signingWith("here", nil)
+	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: strings.Repeat("<\x01", 100_000)}
+	if got := operationOf(obj); len(got) > v1alpha1.LongestOperation || got == "" || got != operationOf(obj) {
+		t.Errorf("%d bytes: %q", len(got), got)
+	}
+	for _, operation := range v1alpha1.Allowed(v1alpha1.Prepared) {
+		obj.Annotations[v1alpha1.OperationAnnotation] = string(operation)
+		if got := operationOf(obj); got != operation {
+			t.Errorf("%q, want %q", got, operation)
+		}
+	}
 }
 
 // TestGaugesGo checks that the gauges of an authority follow its signers, and go with it.

@@ -76,6 +76,8 @@ func (p *planner) repairCandidate() string {
 	switch signing := cmp.Or(s.Signing, secret.Signing); {
 	case p.facts.CandidateRetired:
 		why = "which has retired here"
+	case p.facts.Others[secret.Candidate.KeyID] != "":
+		why = "which is a CA of SigningAuthority " + p.facts.Others[secret.Candidate.KeyID]
 	case signing != nil && secret.Candidate.KeyID == signing.KeyID:
 		why = "which has the key of the signing CA"
 	case s.Candidate != nil && !sameCA(secret.Candidate, s.Candidate) && !sameCA(secret.TLS, s.Candidate):

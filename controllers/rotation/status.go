@@ -58,7 +58,11 @@ func (r *Reconciler) storeStatus(
 	// The patch fails if the annotation has changed meanwhile.
 	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	delete(obj.Annotations, v1alpha1.OperationAnnotation)
-	return true, r.Client.Patch(ctx, obj, patch)
+	if err := r.Client.Patch(ctx, obj, patch); err != nil {
+		return true, err
+	}
+	obj.Status.LastOperation.Annotated = false // from now on the same operation is another request
+	return true, r.Client.Status().Update(ctx, obj)
 }
 
 // decisionOf returns the part of a status that the next step depends on, without timestamps.
@@ -202,9 +206,13 @@ func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven",
 			joined(proof.Missing, "not every API server was probed yet"))
 	case len(unconfirmed) > 0:
+		confirm := ""
+		if obj.Status.Phase == v1alpha1.Preparing {
+			confirm = ", then run rotation confirm"
+		}
 		set(v1alpha1.ConditionTrusted, metav1.ConditionUnknown, "NotConfirmed",
-			fmt.Sprintf("the verifiers of %s cannot be probed: check that they trust the CA %s, then run rotation confirm",
-				strings.Join(unconfirmed, ", "), authority.KeyID))
+			fmt.Sprintf("the verifiers of %s cannot be probed: check that they trust the CA %s%s",
+				strings.Join(unconfirmed, ", "), authority.KeyID, confirm))
 	case !byAPIServers:
 		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Confirmed",
 			"rotation confirm was run: its verifiers, which cannot be probed, trust it")

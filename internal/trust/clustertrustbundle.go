@@ -1,6 +1,7 @@
 package trust
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
@@ -17,8 +19,9 @@ var versions = []string{"v1", "v1beta1", "v1alpha1"}
 const (
 	bundleResource = "clustertrustbundles"
 	bundleKind     = "ClusterTrustBundle"
-	// self is our name as the field manager, and in the label app.kubernetes.io/managed-by.
-	self = "csr-controller-manager"
+	// managedBy is the label by which our bundles are found again after their signer was removed. self is our name there,
+	// and as the field manager.
+	managedBy, self = "app.kubernetes.io/managed-by", "csr-controller-manager"
 )
 
 // BundleName returns the name of the ClusterTrustBundle of a signer. It must begin with the signer's name
@@ -27,32 +30,39 @@ func BundleName(signerName, suffix string) string {
 	return strings.ReplaceAll(signerName, "/", ":") + ":" + suffix
 }
 
-// bundles returns the targets: the bundles of all signers, and those of removed signers, which must not exist.
-func bundles(version string, wanted Wanted) []target {
+// bundles returns the targets: the bundles of all signers, and our bundles of signers that were removed. The error is
+// about the latter. If no bundles are wanted, none are looked for without the right to list them.
+func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) (targets []target, err error) {
 	resource := schema.GroupVersionResource{Group: certificatesv1.GroupName, Version: version, Resource: bundleResource}
-	var targets []target
 	for _, signer := range wanted.Signers {
+		name := BundleName(signer, wanted.Suffix)
 		targets = append(targets, target{
-			resource: resource, kind: bundleKind, name: BundleName(signer, wanted.Suffix),
+			resource: resource, kind: bundleKind, name: name,
 			grant: fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
-				"and attest on signers.certificates.k8s.io %s", BundleName(signer, wanted.Suffix), signer),
+				"and attest on signers.certificates.k8s.io %s", name, signer),
 			fields: map[string]any{
-				"metadata": map[string]any{"labels": map[string]any{"app.kubernetes.io/managed-by": self}},
+				"metadata": map[string]any{"labels": map[string]any{managedBy: self}},
 				"spec":     map[string]any{"signerName": signer, "trustBundle": string(wanted.Bundle)},
 			},
 			manager: wanted.manager(),
 		})
 	}
-	for _, signer := range wanted.Removed {
-		if !slices.Contains(wanted.Signers, signer) {
-			name := BundleName(signer, wanted.Suffix)
+	list, err := p.objects.Resource(resource).List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + self})
+	if apierrors.IsForbidden(err) && len(wanted.Signers) == 0 {
+		return nil, nil
+	} else if err != nil {
+		return targets, err
+	}
+	for _, obj := range list.Items {
+		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // a bundle without a signer is not ours
+		if obj.GetName() == BundleName(signer, wanted.Suffix) && !slices.Contains(wanted.Signers, signer) {
 			targets = append(targets, target{
-				resource: resource, kind: bundleKind, name: name,
-				grant: "get and delete on clustertrustbundles.certificates.k8s.io " + name,
+				resource: resource, kind: bundleKind, name: obj.GetName(),
+				grant: "get and delete on clustertrustbundles.certificates.k8s.io " + obj.GetName(),
 			})
 		}
 	}
-	return targets
+	return targets, nil
 }
 
 // served returns the best version that the API server serves now, or "".

@@ -13,6 +13,7 @@ package trust
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -44,9 +45,9 @@ type Wanted struct {
 	ConfigMaps []ConfigMapKey
 	// Suffix is the end of a ClusterTrustBundle's name, after the signer, and of the field manager's name.
 	Suffix string
-	// Signers have a ClusterTrustBundle each, if the API server serves them. Those of Removed that are not in Signers must
-	// have none.
-	Signers, Removed []string
+	// Signers have a ClusterTrustBundle each, if the API server serves them. Our bundles with this suffix for other signers
+	// are removed.
+	Signers []string
 	// Current, if set, is called by Publish between reading and writing each object. If another client changed the
 	// object since, the write fails. An error of Current means that the bundle is no longer wanted.
 	Current func(context.Context) error
@@ -139,7 +140,12 @@ func (p *Publisher) each(
 		problems = append(problems, Problem{bundleKind + "s", fmt.Sprintf("can't be discovered: %v", err), err})
 	}
 	if version != "" {
-		targets = append(targets, bundles(version, wanted)...)
+		ours, err := p.bundles(ctx, version, wanted)
+		if err != nil {
+			problems = append(problems, Problem{bundleKind + "s of removed signers", fmt.Sprintf("can't be found: "+
+				"grant the manager list on clustertrustbundles.certificates.k8s.io (%v)", err), err})
+		}
+		targets = append(targets, ours...)
 	}
 	for _, one := range targets {
 		if err := do(ctx, one); err != nil {
@@ -278,7 +284,10 @@ func configMaps(wanted Wanted) (targets []target) {
 // manager returns the field manager of an authority's fields, in the 128 bytes that the API server permits.
 func (w Wanted) manager() string {
 	name := self + "/" + w.Suffix
-	return name[:min(len(name), 128)]
+	if len(name) > 128 {
+		name = fmt.Sprintf("%s/%x", self, sha256.Sum256([]byte(w.Suffix)))
+	}
+	return name
 }
 
 // Bundle returns certs in PEM, in that order and without headers or text in between, as a ClusterTrustBundle requires

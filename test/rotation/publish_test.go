@@ -239,7 +239,7 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 	for _, signer := range wanted.Signers {
 		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
 	}
-	wanted.Signers, wanted.Removed = nil, wanted.Signers
+	wanted.Signers = nil // all were removed
 	wantProblems(t, "removed", p.Publish(t.Context(), wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:by-default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
@@ -276,17 +276,19 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 		APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"get", "patch", "delete"},
 		ResourceNames: []string{"kubernetes.io:kube-apiserver-client:csr-signer", "example.com:client:csr-signer"},
 	}
+	list := rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"clustertrustbundles"}, Verbs: []string{"list"}}
 	grants(t, own, role, all)
-	wantProblems(t, "without create", settled(t, p, wanted, "create"),
+	wantProblems(t, "without list and create", settled(t, p, wanted, "create"),
+		"ClusterTrustBundles of removed signers can't be found: grant the manager list",
 		"ClusterTrustBundle kubernetes.io:kube-apiserver-client:csr-signer can't be brought up to date: grant the manager get, create and patch on clustertrustbundles.certificates.k8s.io kubernetes.io:kube-apiserver-client:csr-signer, and attest on signers.certificates.k8s.io kubernetes.io/kube-apiserver-client",
 		"ClusterTrustBundle example.com:client:csr-signer")
 	all.Verbs = append(all.Verbs, "create") // by name, as all of them
 	attest := rbacv1.PolicyRule{APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, Verbs: []string{"attest"}, ResourceNames: []string{"kubernetes.io/kube-apiserver-client"}}
-	grants(t, own, role, all, attest)
+	grants(t, own, role, all, list, attest)
 	wantProblems(t, "without one attest", settled(t, p, wanted, "not permitted to attest"),
 		"ClusterTrustBundle example.com:client:csr-signer can't be brought up to date: grant the manager get, create and patch on clustertrustbundles.certificates.k8s.io example.com:client:csr-signer, and attest on signers.certificates.k8s.io example.com/client")
 	attest.ResourceNames = append(attest.ResourceNames, "example.com/client")
-	grants(t, own, role, all, attest)
+	grants(t, own, role, all, list, attest)
 	kit.Eventually(t, "all is published", func(ctx context.Context) error {
 		if problems := p.Publish(ctx, wanted); len(problems) > 0 {
 			return fmt.Errorf("problems are %q", problems)
@@ -315,17 +317,21 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	wantBundle(t, got(t, bundles, first.GetName()), "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 
 	// A signer is removed. Bundles of others stay.
-	others := bundle(version, "example.com:client:theirs", "example.com/client", c.CA.CertPEM)
-	if _, err := bundles.Create(t.Context(), others, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	others := bundle(version, "example.com:client:theirs", "example.com/client", c.CA.CertPEM, "csr-controller-manager")
+	byHand := bundle(version, "example.com:other:csr-signer", "example.com/other", c.CA.CertPEM, "somebody")
+	for _, obj := range []*unstructured.Unstructured{others, byHand} {
+		if _, err := bundles.Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
 	}
-	wanted.Signers, wanted.Removed = wanted.Signers[:1], wanted.Signers
+	wanted.Signers = wanted.Signers[:1]
 	wantProblems(t, "one has left", p.Check(t.Context(), wanted), "ClusterTrustBundle example.com:client:csr-signer is for a removed signer")
 	wantProblems(t, "and is removed", p.Publish(t.Context(), wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:csr-signer", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
 	got(t, bundles, others.GetName())
+	got(t, bundles, byHand.GetName())
 
 	// Only an older version is served, then none.
 	last := map[string]string{"v1": "v1beta1", "v1beta1": "v1alpha1"}[version] // v1alpha1 was removed in 1.37
@@ -393,10 +399,10 @@ func bundlesOf(t *testing.T, cfg *rest.Config, version string) dynamic.ResourceI
 	return objects.Resource(schema.GroupVersionResource{Group: "certificates.k8s.io", Version: version, Resource: "clustertrustbundles"})
 }
 
-func bundle(version, name, signer string, certs []byte) *unstructured.Unstructured {
+func bundle(version, name, signer string, certs []byte, managedBy string) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "certificates.k8s.io/" + version, "kind": "ClusterTrustBundle",
-		"metadata": map[string]any{"name": name},
+		"metadata": map[string]any{"name": name, "labels": map[string]any{"app.kubernetes.io/managed-by": managedBy}},
 		"spec":     map[string]any{"signerName": signer, "trustBundle": string(certs)},
 	}}
 }

@@ -39,7 +39,7 @@ func statuses() (completed, preparing, prepared, completing, moved v1alpha1.Sign
 	preparing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing, Generation: 2, Signing: one, Candidate: two, WaitingFor: []string{"10.0.0.9:6443 does not trust it"}}
 	prepared = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared, Generation: 2, Signing: two, Retiring: one}
 	completing = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completing, Generation: 2, Signing: two, Retiring: one}
-	moved = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 2, Signing: two}
+	moved = v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 2, Signing: two, LastRetired: one}
 	return completed, preparing, prepared, completing, moved
 }
 
