@@ -49,9 +49,16 @@ func (c *cluster) reaches(t *testing.T, name string, timeout time.Duration, phas
 	return &obj.Status
 }
 
-// toldRefused waits for an Event that refuses an operation.
+// toldRefused checks that the status refuses the last operation, and waits for an Event about it.
 func (c *cluster) toldRefused(t *testing.T, name, part string) {
 	t.Helper()
+	obj := &v1alpha1.SigningAuthority{}
+	if err := c.admin.Get(t.Context(), client.ObjectKey{Name: name}, obj); err != nil {
+		t.Fatal(err)
+	}
+	if last := obj.Status.LastOperation; last == nil || last.Result != v1alpha1.Refused || !strings.Contains(last.Message, part) {
+		t.Errorf("the last operation is %+v, want it refused with %q", last, part)
+	}
 	c.until(t, 30*time.Second, "an Event refuses the operation", func(ctx context.Context) (bool, error) {
 		events := &eventsv1.EventList{}
 		if err := c.admin.List(ctx, events, client.InNamespace(corev1.NamespaceDefault)); err != nil {
