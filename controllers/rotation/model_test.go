@@ -75,7 +75,7 @@ var often = map[string]int{
 	"a CA of another authority is refused": 1, "a candidate that its owner brought is missing": 1,
 	"its owner brings a new CA": 15, "its owner brings garbage": 4, "its owner brings nothing": 20,
 	"its owner brings what signs": 6, "its owner brings the candidate": 9,
-	"a signer comes": 3, "what signs is not for all": 3, "what signs is put back": 3,
+	"a signer comes": 3, "what signs is not for all": 2, "what signs is put back": 3,
 	"an operation is dropped without a word": 9,
 }
 

@@ -19,7 +19,6 @@ func TestManagersRunUnderShippedRoles(t *testing.T) {
 		"manager/takeover_test.go":         "startOurs uses the ServiceAccount; the others are kube-controller-manager",
 		"manager/identity_fixture_test.go": "kube-controller-manager",
 		"rotation/rotation_split_test.go":  "the ServiceAccounts of the Deployments of config/overlays/split",
-		"rotation/aggregated_test.go":      "an aggregated API server",
 	}
 	starts, found := regexp.MustCompile(`(\bmanager\.New|\bcsrenv\.Start|\.StartProcess)\(`), map[string]string{}
 	for _, folder := range []string{"kit", "loop", "manager", "rotation"} {
