@@ -91,10 +91,11 @@ func closeAccount(t testing.TB, sealer *ledger.Book, keyID string) ledger.Accoun
 	return accounts[keyID]
 }
 
-// issue covers until the key is sealed. If Cover fails otherwise, it covers nothing, and issue retries.
+// issue covers until the key is sealed, each time for longer, so that some calls need a write. If Cover fails otherwise, it
+// covers nothing, and issue retries.
 func issue(t testing.TB, book *ledger.Book, keyID, signerName string, now time.Time, issued *tally, enough func()) {
-	for n := range 10_000 {
-		notAfter := now.Add(time.Duration(n) * 5 * time.Second)
+	for began, n := time.Now(), 0; time.Since(began) < 3*ledger.QuietAfter; n++ {
+		notAfter := now.Add(time.Duration(n) * time.Minute)
 		err := book.Cover(context.WithoutCancel(t.Context()), keyID, signerName, notAfter)
 		switch {
 		case err == nil:
