@@ -109,17 +109,28 @@ func (f *follower) observe(ctx context.Context) (bool, error) {
 		f.answered = true
 	}
 	status := &obj.Status
-	if last := status.LastOperation; f.operation == v1alpha1.OperationComplete && status.Phase == v1alpha1.Prepared &&
-		last != nil && last.Result == v1alpha1.Refused { // it was stopped
-		return false, errors.New(oneLine(last.Message))
-	}
-	if f.operation == v1alpha1.OperationStart && status.Phase == v1alpha1.Completed && sameCA(f.before.Status.Signing, status.Signing) {
-		return false, errors.New("the new CA does not sign: the rotation was rolled back meanwhile")
+	if err := f.undone(status); err != nil {
+		return false, err
 	}
 	if f.done(status) {
 		return true, f.print("%s: done: %s", obj.Name, summary(status))
 	}
 	return false, f.progress(summary(status))
+}
+
+// undone returns an error if the accepted operation was stopped or undone.
+func (f *follower) undone(now *v1alpha1.SigningAuthorityStatus) error {
+	switch last := now.LastOperation; f.operation {
+	case v1alpha1.OperationComplete:
+		if now.Phase == v1alpha1.Prepared && last != nil && last.Result == v1alpha1.Refused {
+			return errors.New(oneLine(last.Message))
+		}
+	case v1alpha1.OperationStart:
+		if now.Phase == v1alpha1.Completed && sameCA(f.before.Status.Signing, now.Signing) {
+			return errors.New("the new CA does not sign: the rotation was rolled back meanwhile")
+		}
+	}
+	return nil
 }
 
 // answer reports whether the manager has accepted the operation. If it was refused, the error says why.
