@@ -114,7 +114,8 @@ type Trust struct {
 	// +kubebuilder:validation:MaxItems=16
 	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
 	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves them.
-	// Its name is that of the signer, with a colon for each slash, a colon, and the name of the Secret. Unset is true.
+	// The name of a ClusterTrustBundle is the name of its signer, with a colon for each slash, a colon, and the name of the
+	// Secret. Unset is true.
 	// +optional
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }

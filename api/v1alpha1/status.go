@@ -207,6 +207,9 @@ type CAStatus struct {
 	OutstandingAcceptedAt *metav1.Time `json:"outstandingAcceptedAt,omitempty"`
 }
 
+// SameCA reports whether both have the same certificate. Nil is no CA.
+func SameCA(a, b *CAStatus) bool { return a != nil && b != nil && a.Fingerprint == b.Fingerprint }
+
 // Outstanding describes certificates of the retiring CA that may still be valid.
 type Outstanding struct {
 	// Signer is a signer name, or empty for certificates that others have issued from an adopted CA.

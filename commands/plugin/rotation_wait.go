@@ -126,7 +126,7 @@ func (f *follower) undone(now *v1alpha1.SigningAuthorityStatus) error {
 			return errors.New(oneLine(last.Message))
 		}
 	case v1alpha1.OperationStart:
-		if now.Phase == v1alpha1.Completed && sameCA(f.before.Status.Signing, now.Signing) {
+		if now.Phase == v1alpha1.Completed && v1alpha1.SameCA(f.before.Status.Signing, now.Signing) {
 			return errors.New("the new CA does not sign: the rotation was rolled back meanwhile")
 		}
 	}
@@ -164,7 +164,7 @@ func (f *follower) done(now *v1alpha1.SigningAuthorityStatus) bool {
 	case v1alpha1.OperationStart:
 		return now.Phase != v1alpha1.Preparing && now.Phase != v1alpha1.New
 	case v1alpha1.OperationComplete:
-		return f.before.Status.Retiring == nil || sameCA(f.before.Status.Retiring, now.LastRetired)
+		return f.before.Status.Retiring == nil || v1alpha1.SameCA(f.before.Status.Retiring, now.LastRetired)
 	case v1alpha1.OperationRollback:
 		return rolledBack(&f.before.Status, now)
 	case "":
@@ -181,12 +181,7 @@ func rolledBack(before, now *v1alpha1.SigningAuthorityStatus) bool {
 	if before.Phase == v1alpha1.Prepared {
 		goal = before.Retiring
 	}
-	return sameCA(goal, now.Signing) && now.Phase != v1alpha1.Preparing
-}
-
-// sameCA reports whether both are the same CA.
-func sameCA(a, b *v1alpha1.CAStatus) bool {
-	return a != nil && b != nil && a.Fingerprint == b.Fingerprint
+	return v1alpha1.SameCA(goal, now.Signing) && now.Phase != v1alpha1.Preparing
 }
 
 // keyIDs returns the key IDs of the CAs in status that match.

@@ -115,7 +115,7 @@ func (r *Reconciler) openAccounts(ctx context.Context, obj *v1alpha1.SigningAuth
 // unseal opens the accounts of the signing and of the retiring CA if they are closed.
 func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	var signingErr, retiringErr error
-	if o.SigningSealed && sameCA(o.Secret.Signing, obj.Status.Signing) {
+	if o.SigningSealed && v1alpha1.SameCA(o.Secret.Signing, obj.Status.Signing) {
 		signingErr = r.recorder(obj).Book.Unseal(ctx, obj.Status.Signing.KeyID)
 	}
 	if o.Sealed {

@@ -14,7 +14,7 @@ func (p *planner) planCompleted() {
 	case p.checkSecret():
 	case secret.Candidate != nil: // from a rotation that was rolled back
 		p.act(DropCandidate)
-	case !sameCA(secret.TLS, secret.Signing) && p.refuseTLS() == "":
+	case !v1alpha1.SameCA(secret.TLS, secret.Signing) && p.refuseTLS() == "":
 		p.adopt()
 	case p.restoreTLS():
 	case p.completedOperation():

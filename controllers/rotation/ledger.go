@@ -85,16 +85,16 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 // noteAccounts records what the ledger knows about the CAs in the Secret.
 func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alpha1.SigningAuthorityStatus) {
 	secret := o.Secret
-	if secret.TLS != nil && !sameCA(secret.TLS, secret.Signing) && !sameCA(secret.TLS, secret.Retiring) {
+	if secret.TLS != nil && !v1alpha1.SameCA(secret.TLS, secret.Signing) && !v1alpha1.SameCA(secret.TLS, secret.Retiring) {
 		o.TLSRetired = accounts[secret.TLS.KeyID].Sealed
 	}
 	if secret.Candidate != nil {
 		account, found := accounts[secret.Candidate.KeyID]
-		o.CandidateUnaccounted, o.CandidateRetired = !found && sameCA(secret.Candidate, s.Candidate), account.Sealed
+		o.CandidateUnaccounted, o.CandidateRetired = !found && v1alpha1.SameCA(secret.Candidate, s.Candidate), account.Sealed
 	}
 	if secret.Signing != nil {
 		account, found := accounts[secret.Signing.KeyID]
-		o.SigningUnaccounted, o.SigningSealed = !found && sameCA(secret.Signing, s.Signing), account.Sealed
+		o.SigningUnaccounted, o.SigningSealed = !found && v1alpha1.SameCA(secret.Signing, s.Signing), account.Sealed
 	}
 }
 

@@ -87,7 +87,7 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 			a.saw("something is outstanding that is accepted")
 		}
 	}
-	isNew := is.Candidate != nil && !sameCA(was.Candidate, is.Candidate)
+	isNew := is.Candidate != nil && !v1alpha1.SameCA(was.Candidate, is.Candidate)
 	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil {
 		a.also = append(a.also, is.Candidate.Certificate) // the owner supplied a trusted CA
 		for i := range a.verifiers {

@@ -122,11 +122,6 @@ type SecretFacts struct {
 	TLSProblem string
 }
 
-// sameCA reports whether both have the same certificate.
-func sameCA(a, b *v1alpha1.CAStatus) bool {
-	return a != nil && b != nil && a.Fingerprint == b.Fingerprint
-}
-
 // Proof is the answer of all API servers about one CA. The zero value proves nothing.
 type Proof struct {
 	// Proven reports whether all of them have given the same answer for long enough.
@@ -197,7 +192,7 @@ func (p *planner) plan() {
 
 // noteSigners records the signers that the signing CA may sign for, unless they are recorded already.
 func (p *planner) noteSigners() {
-	if signing := p.status.Signing; signing != nil && signing.Signers == nil && sameCA(p.facts.Secret.Signing, signing) {
+	if signing := p.status.Signing; signing != nil && signing.Signers == nil && v1alpha1.SameCA(p.facts.Secret.Signing, signing) {
 		signing.Signers = slices.Clone(p.facts.Secret.PermittedSigners)
 	}
 }
@@ -218,7 +213,7 @@ func (p *planner) repairLedger() bool {
 	switch {
 	case len(lost) > 0:
 		p.act(Open)
-	case p.facts.SigningSealed && p.facts.Published && sameCA(p.facts.Secret.Signing, p.status.Signing):
+	case p.facts.SigningSealed && p.facts.Published && v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing):
 		p.act(Unseal) // a late leader has closed it
 	default:
 		return false

@@ -119,8 +119,8 @@ func (b *bits) facts(s *saStatus) Facts {
 	}
 	f.SigningSealed = !b.usually() && f.Secret.Signing != nil
 	f.CandidateRetired = !b.usually() && f.Secret.Candidate != nil
-	f.SigningUnaccounted = !b.usually() && sameCA(f.Secret.Signing, s.Signing)
-	f.CandidateUnaccounted = !b.usually() && sameCA(f.Secret.Candidate, s.Candidate)
+	f.SigningUnaccounted = !b.usually() && v1alpha1.SameCA(f.Secret.Signing, s.Signing)
+	f.CandidateUnaccounted = !b.usually() && v1alpha1.SameCA(f.Secret.Candidate, s.Candidate)
 	for range b.below(4) {
 		f.Outstanding = append(f.Outstanding, v1alpha1.Outstanding{
 			Signer: pick(b, fuzzedSigners...), Until: *at(time.Duration(b.below(4)-1) * time.Hour),

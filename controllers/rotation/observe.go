@@ -69,8 +69,8 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return o, nil
 }
 
-// operationOf returns the requested operation. The status stores it, so a text that is too long to be one is cut: whoever
-// may set the annotation must not be able to make the status too large to be stored.
+// operationOf returns the requested operation. It cuts a text that is too long to be an operation. The status stores the
+// text, and whoever may set the annotation must not be able to make the status too large.
 func operationOf(obj *v1alpha1.SigningAuthority) v1alpha1.Operation {
 	return v1alpha1.Operation(csr.ShortenTo(obj.Annotations[v1alpha1.OperationAnnotation], v1alpha1.LongestOperation))
 }

@@ -58,8 +58,8 @@ func (p *planner) waitForCompletion() {
 // rollback from a restored Secret.
 func (p *planner) swappedBack() bool {
 	secret := p.facts.Secret
-	return sameCA(secret.Signing, p.status.Retiring) &&
-		(sameCA(secret.Retiring, p.status.Signing) || secret.Retiring == nil && p.status.Intent == string(SwapBack))
+	return v1alpha1.SameCA(secret.Signing, p.status.Retiring) &&
+		(v1alpha1.SameCA(secret.Retiring, p.status.Signing) || secret.Retiring == nil && p.status.Intent == string(SwapBack))
 }
 
 // continueRollback opens the ledger of the retiring CA after the CA is published, and finishes a recorded rollback. It
@@ -82,7 +82,7 @@ func (p *planner) continueRollback() bool {
 
 // rollbackNoted reports whether a rollback was recorded and is still possible: its CA exists and has not expired.
 func (p *planner) rollbackNoted() bool {
-	return p.status.Intent == string(SwapBack) && sameCA(p.facts.Secret.Retiring, p.status.Retiring) &&
+	return p.status.Intent == string(SwapBack) && v1alpha1.SameCA(p.facts.Secret.Retiring, p.status.Retiring) &&
 		p.status.Retiring.NotAfter.After(p.facts.Now)
 }
 
@@ -113,7 +113,7 @@ func (p *planner) planRollback() {
 	case !p.signingMissing() && signing.Generation < retiring.Generation && signing.NotAfter.After(p.facts.Now):
 		p.refuseOperation("the CA %s signs again already; %s removes the CA %s",
 			signing.KeyID, p.command(v1alpha1.OperationComplete), retiring.KeyID)
-	case !sameCA(p.facts.Secret.Retiring, retiring):
+	case !v1alpha1.SameCA(p.facts.Secret.Retiring, retiring):
 		p.refuseOperation("the key of the CA %s is missing from the Secret", retiring.KeyID)
 	case !retiring.NotAfter.After(p.facts.Now):
 		p.refuseOperation("the CA %s has expired", retiring.KeyID)

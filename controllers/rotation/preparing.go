@@ -32,7 +32,7 @@ func (p *planner) adopt() {
 func (p *planner) planPreparing() {
 	s, secret := p.status, p.facts.Secret
 	switch {
-	case secret.Candidate == nil && sameCA(secret.Signing, s.Candidate): // the switch is done
+	case secret.Candidate == nil && v1alpha1.SameCA(secret.Signing, s.Candidate): // the switch is done
 		s.Signing, s.Retiring, s.Candidate = s.Candidate, s.Signing, nil
 		s.Signing.SignsSince = p.now()
 		if s.Retiring == nil {
@@ -56,21 +56,21 @@ func (p *planner) planPreparing() {
 func (p *planner) otherCABrought() bool {
 	s, secret := p.status, p.facts.Secret
 	return (secret.Signing == nil || p.broughtCandidateMissing()) && secret.TLS != nil && p.refuseAsCandidate() == "" &&
-		!sameCA(secret.TLS, s.Candidate) && (s.Signing == nil || secret.TLS.KeyID != s.Signing.KeyID)
+		!v1alpha1.SameCA(secret.TLS, s.Candidate) && (s.Signing == nil || secret.TLS.KeyID != s.Signing.KeyID)
 }
 
 // broughtCandidateMissing reports whether the Secret lacks a candidate that the administrator has brought. Only the
 // administrator replaces it: others may have issued from it, and verifiers may trust no other CA.
 func (p *planner) broughtCandidateMissing() bool {
 	candidate := p.status.Candidate
-	return candidate != nil && candidate.AdoptedAt != nil && !sameCA(p.facts.Secret.Candidate, candidate)
+	return candidate != nil && candidate.AdoptedAt != nil && !v1alpha1.SameCA(p.facts.Secret.Candidate, candidate)
 }
 
 // placeCandidate creates or takes the candidate if the Secret does not have it, and reports whether that was so.
 func (p *planner) placeCandidate() bool {
 	s, secret := p.status, p.facts.Secret
 	switch {
-	case sameCA(secret.Candidate, s.Candidate):
+	case v1alpha1.SameCA(secret.Candidate, s.Candidate):
 		return false
 	case s.Candidate == nil && secret.Candidate != nil:
 		s.Candidate = p.adopted(secret.Candidate)
@@ -78,7 +78,7 @@ func (p *planner) placeCandidate() bool {
 			s.Candidate.AdoptedAt = nil
 		}
 		s.Intent = ""
-	case s.Candidate != nil && sameCA(secret.TLS, s.Candidate):
+	case s.Candidate != nil && v1alpha1.SameCA(secret.TLS, s.Candidate):
 		p.act(TakeCandidate)
 	case !p.broughtCandidateMissing(): // it has issued nothing
 		s.Candidate = nil
@@ -95,7 +95,7 @@ func (p *planner) waitForCandidate() bool {
 	secret, missing, more := p.facts.Secret, p.status.Candidate.KeyID, ""
 	if secret.TLSProblem != "" {
 		more = "; its present content is refused: " + secret.TLSProblem
-	} else if secret.TLS != nil && !sameCA(secret.TLS, secret.Signing) {
+	} else if secret.TLS != nil && !v1alpha1.SameCA(secret.TLS, secret.Signing) {
 		more = "; its present content is refused: " + p.refuseAsCandidate()
 	}
 	if secret.Signing != nil {

@@ -12,7 +12,7 @@ import (
 
 // signingMissing reports whether signing.crt and signing.key lack the signing CA.
 func (p *planner) signingMissing() bool {
-	return p.status.Signing != nil && !sameCA(p.facts.Secret.Signing, p.status.Signing)
+	return p.status.Signing != nil && !v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing)
 }
 
 // checkSecret restores a missing signing pair from tls.crt and tls.key. It refuses any other pair that no step has
@@ -25,7 +25,7 @@ func (p *planner) checkSecret() bool {
 		}
 	}
 	switch {
-	case p.signingMissing() && sameCA(p.facts.Secret.TLS, p.status.Signing) && !p.retiringInPlaceOfSigning():
+	case p.signingMissing() && v1alpha1.SameCA(p.facts.Secret.TLS, p.status.Signing) && !p.retiringInPlaceOfSigning():
 		p.act(RestoreSigning)
 		return true
 	case len(repairs) == 0:
@@ -41,7 +41,7 @@ func (p *planner) checkSecret() bool {
 
 // retiringInPlaceOfSigning reports whether the only copy of the retiring pair is in signing.crt and signing.key.
 func (p *planner) retiringInPlaceOfSigning() bool {
-	return sameCA(p.facts.Secret.Signing, p.status.Retiring) && p.facts.Secret.Retiring == nil
+	return v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Retiring) && p.facts.Secret.Retiring == nil
 }
 
 // repairSigning returns the repair of signing.crt and signing.key, or nothing.
@@ -57,7 +57,7 @@ func (p *planner) repairSigning() string {
 		return fmt.Sprintf("put the CA %s back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, "+
 			"which does not sign here; without a backup, remove signing.crt and signing.key",
 			signing.KeyID, secret.Signing.KeyID)
-	case sameCA(secret.Candidate, signing) || sameCA(secret.Retiring, signing):
+	case v1alpha1.SameCA(secret.Candidate, signing) || v1alpha1.SameCA(secret.Retiring, signing):
 		return fmt.Sprintf("put the CA %s into tls.crt and tls.key of the Secret: it signs here, but the Secret has it "+
 			"in the place of another CA", signing.KeyID)
 	default: // the pair is lost, which each phase handles
@@ -80,7 +80,7 @@ func (p *planner) repairCandidate() string {
 		why = "which is a CA of SigningAuthority " + p.facts.Others[secret.Candidate.KeyID]
 	case signing != nil && secret.Candidate.KeyID == signing.KeyID:
 		why = "which has the key of the signing CA"
-	case s.Candidate != nil && !sameCA(secret.Candidate, s.Candidate) && !sameCA(secret.TLS, s.Candidate):
+	case s.Candidate != nil && !v1alpha1.SameCA(secret.Candidate, s.Candidate) && !v1alpha1.SameCA(secret.TLS, s.Candidate):
 		why = "which no rotation has put there"
 	default:
 		return ""
@@ -94,7 +94,7 @@ func (p *planner) repairCandidate() string {
 func (p *planner) repairRetiring() string {
 	retiring, signing := p.facts.Secret.Retiring, p.facts.Secret.Signing
 	statusLost := p.status.Phase == v1alpha1.New && signing != nil
-	if retiring == nil || sameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
+	if retiring == nil || v1alpha1.SameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
 		return ""
 	}
 	return fmt.Sprintf("remove retiring.crt and retiring.key from the Secret: they hold the CA %s, which no "+
@@ -115,7 +115,7 @@ func (p *planner) waitForSigningKey(otherwise string) {
 // planCompleted accepts another CA there.
 func (p *planner) restoreTLS() bool {
 	secret := p.facts.Secret
-	known := sameCA(secret.TLS, secret.Signing) || sameCA(secret.TLS, secret.Candidate)
+	known := v1alpha1.SameCA(secret.TLS, secret.Signing) || v1alpha1.SameCA(secret.TLS, secret.Candidate)
 	if p.status.Signing == nil || secret.Signing == nil || known {
 		return false
 	}
@@ -127,8 +127,8 @@ func (p *planner) restoreTLS() bool {
 // actOnSecret takes an action that also writes tls.crt and tls.key. It reports an edit that the write discards.
 func (p *planner) actOnSecret(action Action) {
 	secret := p.facts.Secret
-	known := sameCA(secret.TLS, secret.Signing) || sameCA(secret.TLS, secret.Candidate) ||
-		sameCA(secret.TLS, secret.Retiring)
+	known := v1alpha1.SameCA(secret.TLS, secret.Signing) || v1alpha1.SameCA(secret.TLS, secret.Candidate) ||
+		v1alpha1.SameCA(secret.TLS, secret.Retiring)
 	if secret.TLSProblem != "" || secret.TLS != nil && !known {
 		p.reportReplacedTLS()
 	}

@@ -180,7 +180,7 @@ func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition
 	case signing == nil:
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven",
 			"no CA signs yet: "+cmp.Or(strings.Join(status.WaitingFor, "; "), "a CA is being created"))
-	case !sameCA(signing, status.Signing):
+	case !v1alpha1.SameCA(signing, status.Signing):
 		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven",
 			fmt.Sprintf("signing.crt holds the CA %s, which does not sign here", signing.KeyID))
 	case !signing.NotAfter.After(f.Now):

@@ -142,8 +142,8 @@ func (p *Publisher) each(
 	if version != "" {
 		ours, err := p.bundles(ctx, version, wanted)
 		if err != nil {
-			problems = append(problems, Problem{bundleKind + "s of removed signers", fmt.Sprintf("can't be found: "+
-				"grant the manager list on clustertrustbundles.certificates.k8s.io (%v)", err), err})
+			why := "can't be found: " + withGrant(err, "list on clustertrustbundles.certificates.k8s.io")
+			problems = append(problems, Problem{bundleKind + "s of removed signers", why, err})
 		}
 		targets = append(targets, ours...)
 	}
@@ -157,14 +157,18 @@ func (p *Publisher) each(
 
 // why returns the sentence about err.
 func (t target) why(err error) string {
-	switch {
-	case errors.Is(err, errDiffers):
+	if errors.Is(err, errDiffers) {
 		return err.Error()
-	case apierrors.IsForbidden(err):
-		return fmt.Sprintf("can't be brought up to date: grant the manager %s (%v)", t.grant, err)
-	default:
-		return fmt.Sprintf("can't be brought up to date: %v", err)
 	}
+	return "can't be brought up to date: " + withGrant(err, t.grant)
+}
+
+// withGrant returns the text of err, with the right to grant if err says that a right is missing.
+func withGrant(err error, grant string) string {
+	if apierrors.IsForbidden(err) {
+		return fmt.Sprintf("grant the manager %s (%v)", grant, err)
+	}
+	return err.Error()
 }
 
 // compare returns an error that wraps errDiffers if t is not as wanted.
