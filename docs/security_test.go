@@ -10,7 +10,7 @@ import (
 )
 
 // TestSecurityPage wants each test that docs/explanation/security.md and reliability.md name, and a link to each of the
-// security runbooks.
+// runbooks about stolen credentials.
 func TestSecurityPage(t *testing.T) {
 	tests := map[string]bool{}
 	err := filepath.WalkDir("..", func(path string, entry fs.DirEntry, err error) error {
@@ -28,13 +28,14 @@ func TestSecurityPage(t *testing.T) {
 	}
 	page := namedTestsExist(t, "explanation/security.md", tests)
 	namedTestsExist(t, "explanation/reliability.md", tests)
-	pages, err := filepath.Glob("runbooks/security/*.md")
-	if err != nil || len(pages) == 0 {
+	runbook, err := os.ReadFile("runbooks/stolen-credentials.md")
+	sections := regexp.MustCompile(`(?m)^- \[.*\]\((#[a-z-]+)\)`).FindAllSubmatch(runbook, -1)
+	if err != nil || len(sections) == 0 {
 		t.Fatal("no runbooks", err)
 	}
-	for _, file := range pages {
-		if !strings.Contains(page, "](../"+file+")") {
-			t.Errorf("explanation/security.md does not link to %s", file)
+	for _, section := range sections {
+		if !strings.Contains(page, "](../runbooks/stolen-credentials.md"+string(section[1])+")") {
+			t.Errorf("explanation/security.md does not link to the runbook %s", section[1])
 		}
 	}
 }
