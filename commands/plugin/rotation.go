@@ -191,7 +191,7 @@ func (r *rotation) named(ctx context.Context) ([]v1alpha1.SigningAuthority, erro
 	case len(objs) == 0 && r.name != "":
 		return nil, fmt.Errorf("there is no SigningAuthority %q", r.name)
 	case len(objs) == 0:
-		return nil, errors.New("there is no SigningAuthority: create one as in docs/how-to/set-up-rotation.md")
+		return nil, errors.New("there is no SigningAuthority: create one as in docs/how-to/rotate-a-ca.md#set-up")
 	}
 	return objs, nil
 }

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
@@ -99,7 +100,7 @@ func (u *upgrade) certified(t *testing.T, what string, by client.Client) client.
 func TestChartNodeBootstrap(t *testing.T) {
 	t.Parallel()
 	const first, last = "components:\n- ../node-bootstrap\n", "- {op: replace, path: /subjects/0/name, value: \"system:bootstrappers:workers\"}\n"
-	chosen := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(first) + `.*?` + regexp.QuoteMeta(last)).FindString(deployPage(t))
+	chosen := regexp.MustCompile(`(?s)` + regexp.QuoteMeta(first) + `.*?` + regexp.QuoteMeta(last)).FindString(string(read(t, filepath.Join(root, "docs/how-to/deploy.md"))))
 	without := helm(t)
 	for name, test := range map[string]struct {
 		text, value, group string
@@ -123,14 +124,16 @@ func TestChartNodeBootstrap(t *testing.T) {
 	}
 }
 
-// TestDeployPageChangesTheConfiguration renders the kustomization of the page beside the shipped configuration.
-func TestDeployPageChangesTheConfiguration(t *testing.T) {
+// TestConfigurePage renders the kustomization of docs/how-to/configure.md beside the shipped configuration, and loads the configuration
+// of the page.
+func TestConfigurePage(t *testing.T) {
 	t.Parallel()
-	text := regexp.MustCompile("(?s)```yaml\n(apiVersion: kustomize.*?)```").FindStringSubmatch(deployPage(t))
-	if text == nil {
-		t.Fatal("the page has no kustomization")
+	page := string(read(t, filepath.Join(root, "docs/how-to/configure.md")))
+	blocks := regexp.MustCompile("(?s)```yaml\n(apiVersion: .*?)```").FindAllStringSubmatch(page, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the page has %d whole files", len(blocks))
 	}
-	all := myCluster(t, text[1])
+	all := myCluster(t, blocks[0][1])
 	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
 		if got := deployment.Spec.Template.Spec.Containers[0].Image; got != "registry.example.com/csr-controller-manager:dev" {
 			t.Errorf("%s has the image %s", name, got)
@@ -140,30 +143,29 @@ func TestDeployPageChangesTheConfiguration(t *testing.T) {
 		t.Errorf("%+v", loaded)
 	}
 	accept(t, all)
-}
-
-func deployPage(t *testing.T) string {
-	t.Helper()
-	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/deploy.md"))
-	if err != nil {
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(file, []byte(blocks[1][1]), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	return string(page)
+	loaded, err := config.Load([]string{"--config=" + file})
+	if err != nil || !loaded.Approval.KubeletServing.Enabled || loaded.NodeBlockList != systemNamespace+"/csr-node-block-list" {
+		t.Errorf("error %v, loaded %+v", err, loaded)
+	}
 }
 
 // myCluster renders a kustomization in a folder like config/my-cluster, with a copy of the shipped configuration.
 func myCluster(t *testing.T, text string) objects {
 	t.Helper()
-	config, err := filepath.Abs(filepath.Join(root, "config"))
+	base, err := filepath.Abs(filepath.Join(root, "config"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	shipped, err := os.ReadFile(filepath.Join(config, "manager/config/config.yaml"))
+	shipped, err := os.ReadFile(filepath.Join(base, "manager/config/config.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	above, err := filepath.Rel(dir, config) // a kustomization refers to others by relative paths
+	above, err := filepath.Rel(dir, base) // a kustomization refers to others by relative paths
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ var pageBlock = regexp.MustCompile("(?ms)^( *)```(?:sh|yaml)\n(.*?)^ *```$")
 func withText(t *testing.T, marker string) string {
 	t.Helper()
 	var found []string
-	for _, page := range []string{"set-up-rotation.md", "rotate-a-ca.md"} {
+	for _, page := range []string{"rotate-a-ca.md", "separate-ca.md"} {
 		for _, match := range pageBlock.FindAllStringSubmatch(string(read(t, filepath.Join(root, "docs/how-to", page))), -1) {
 			if block := strings.ReplaceAll("\n"+match[2], "\n"+match[1], "\n")[1:]; strings.Contains(block, marker) {
 				found = append(found, block)
