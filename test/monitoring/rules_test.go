@@ -85,7 +85,7 @@ func TestPlainRules(t *testing.T) {
 // TestRunbooks checks that each alert has the annotations that its reader needs, and a section in the runbook, and that there
 // are no other sections.
 func TestRunbooks(t *testing.T) {
-	intro, text, _ := strings.Cut(string(read(t, runbook)), "\n## Paste this first\n")
+	intro, text, _ := strings.Cut(string(read(t, runbook)), "\n## What each replica says\n")
 	sections := map[string]string{}
 	for _, section := range strings.Split(text, "\n## ")[1:] {
 		title, body, _ := strings.Cut(section, "\n")
