@@ -80,7 +80,7 @@ var (
 		"CertificateSigningRequests by state. Approved requests are not issued yet. Every replica reports all of them.",
 		[]string{"signer", "state"}, nil)
 	oldestDesc = prometheus.NewDesc("csr_requests_oldest_seconds",
-		"Age of the oldest CertificateSigningRequest in that state, since its creation; 0 if there is none.",
+		"Age of the oldest CertificateSigningRequest in that state; 0 if there is none.",
 		[]string{"signer", "state"}, nil)
 )
 

@@ -49,18 +49,17 @@ var errNotChecked = errors.New("the manager's rights are not checked yet")
 var (
 	checkResult = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_check_result",
-		Help: "Result of each self-check: 1 for the current result, 0 for the other results.",
+		Help: "Result of each self-check: 1 for the current result, 0 for the others.",
 	}, []string{"check", "result"})
 
 	missingRights = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_check_missing_rights",
-		Help: "Rights that the API server denies to the manager, by verb and resource: the number of objects, " +
-			"namespaces or signers for which it lacks the right.",
+		Help: "Objects, namespaces or signers for which the manager lacks a right.",
 	}, []string{"verb", "resource"})
 
 	checkLastRun = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_check_last_run_timestamp_seconds",
-		Help: "Time of the last run of each self-check, in seconds since 1970.",
+		Help: "Last run of each self-check.",
 	}, []string{"check"})
 )
 

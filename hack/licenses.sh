@@ -36,7 +36,7 @@ if [ "${1:-}" = --save ]; then
 fi
 
 cat >"$work/template" <<'TEMPLATE'
-{{range .}}| `{{.Name}}` | {{.LicenseName}} |
+{{range .}}{{.LicenseName}} {{.Name}}
 {{end}}
 TEMPLATE
 {
@@ -45,17 +45,15 @@ TEMPLATE
 
 <!-- Written by hack/licenses.sh. Do not edit. -->
 
-csr-controller-manager has the [Apache License 2.0](../../LICENSE). This page lists the licences of the modules that the programs link.
-[hack/licenses.sh](../../hack/licenses.sh), which `make generate` runs, reads them from the modules. `make verify` fails if the list is out of
-date or contains a licence that the script does not permit. Each archive of a release contains the texts.
-
-| part of | licence |
-|---|---|
-| Go's standard library | BSD-3-Clause |
+csr-controller-manager has the [Apache License 2.0](../../LICENSE). The programs link these modules. Each archive of a release has the texts.
+[hack/licenses.sh](../../hack/licenses.sh), which `make generate` runs, reads them, and fails if it does not permit a licence.
 HEAD
-  for platform in "${pluginPlatforms[@]}"; do
-    licenses "$platform" check --allowed_licenses "$permitted" >&2
-    licenses "$platform" report --template "$work/template"
-  done | grep '^|' | LC_ALL=C sort -u
+  {
+    echo 'BSD-3-Clause Go'
+    for platform in "${pluginPlatforms[@]}"; do
+      licenses "$platform" check --allowed_licenses "$permitted" >&2
+      licenses "$platform" report --template "$work/template"
+    done | grep .
+  } | LC_ALL=C sort -u | awk '$1 != last { printf "%s\n**%s**: `%s`", last ? ".\n" : "", $1, $2; last = $1; next } { printf ", `%s`", $2 } END { print "." }'
 } >"$work/page"
 cp "$work/page" "$page"

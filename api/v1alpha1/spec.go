@@ -41,9 +41,8 @@ type SigningAuthoritySpec struct {
 	// Secret holds the CA, and during a rotation both CAs. The manager creates it if it does not exist.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority cannot be changed: create another authority to move signers"
 	Secret SecretReference `json:"secret"`
-	// Signers are the names of the signers that this CA serves. You may remove one. You may add
-	// kubernetes.io/kube-apiserver-client or kubernetes.io/kube-apiserver-client-kubelet if the other one is listed. For
-	// any other signer, create another authority.
+	// Signers are the signers that this CA serves. You may remove one. You may add kubernetes.io/kube-apiserver-client
+	// or kubernetes.io/kube-apiserver-client-kubelet if the other one is listed.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	// +kubebuilder:validation:items:MaxLength=571
@@ -56,10 +55,10 @@ type SigningAuthoritySpec struct {
 	// Lifetimes limit how long a rotation takes.
 	// +optional
 	Lifetimes Lifetimes `json:"lifetimes,omitempty"`
-	// Trust says where the trust bundle is published for verifiers.
+	// Trust says where the trust bundle is published.
 	// +optional
 	Trust Trust `json:"trust,omitempty"`
-	// Verification says how the manager verifies that API servers trust the CA.
+	// Verification says how the manager probes the API servers.
 	// +optional
 	Verification Verification `json:"verification,omitempty"`
 	// RotateAfter starts a rotation when the CA has signed for this long. Unset is never.
@@ -99,9 +98,7 @@ type Lifetimes struct {
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('5m')",message="must be 5m or more"
 	OldCap *metav1.Duration `json:"oldCap,omitempty"`
-	// Adopted is the longest lifetime of certificates that others have issued from a CA that this manager did not create.
-	// For this long after its adoption they count as valid. Unset is one year, as kube-controller-manager and kubeadm
-	// issue.
+	// Adopted is how long certificates that others have issued from an adopted CA count as valid. Unset is one year.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	Adopted *metav1.Duration `json:"adopted,omitempty"`
@@ -113,9 +110,8 @@ type Trust struct {
 	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
-	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves them.
-	// The name of a ClusterTrustBundle is the name of its signer, with a colon for each slash, a colon, and the name of the
-	// Secret. Unset is true.
+	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves
+	// them. Unset is true.
 	// +optional
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }
@@ -141,15 +137,15 @@ type ConfigMapKey struct {
 
 // Verification says how the manager probes the API servers.
 type Verification struct {
-	// APIServers are the addresses of all API servers that verify client certificates, as host:port. Unset is the
-	// endpoints of the Service kubernetes.
+	// APIServers are the host:port of all API servers that verify client certificates. Unset is the endpoints of the
+	// Service kubernetes.
 	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	APIServers []string `json:"apiServers,omitempty"`
-	// ServerName is the name in the certificates of the API servers. Unset is kubernetes.default.svc.
+	// ServerName is the name in their certificates. Unset is kubernetes.default.svc.
 	// +optional
 	ServerName string `json:"serverName,omitempty"`
-	// SettleFor is how long all API servers must give the same answer. Unset is the manager's rotation.settleFor.
+	// SettleFor is how long all must give the same answer. Unset is the manager's rotation.settleFor.
 	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be 1s or more"
 	SettleFor *metav1.Duration `json:"settleFor,omitempty"`

@@ -13,10 +13,9 @@ type Phase string
 
 // The phases of a rotation (Gardener GEP-18).
 const (
-	// New is the phase of an authority that the manager has not processed yet.
+	// New is the phase before the manager has processed the authority.
 	New Phase = ""
-	// Preparing is the phase in which not every verifier trusts the candidate yet. The CA before it, if there is one,
-	// signs.
+	// Preparing is the phase in which not every verifier trusts the candidate yet. The CA before it, if any, signs.
 	Preparing Phase = "Preparing"
 	// Prepared is the phase in which the new CA signs and both CAs are trusted.
 	Prepared Phase = "Prepared"
@@ -38,7 +37,7 @@ const LongestOperation = 64
 
 // The operations.
 const (
-	// OperationStart creates a new CA and signs with it once every API server trusts it.
+	// OperationStart creates a new CA, and signs with it once every API server trusts it.
 	OperationStart Operation = "start"
 	// OperationComplete removes the old CA from the trust bundles and destroys its key. It cannot be undone.
 	OperationComplete Operation = "complete"
@@ -89,10 +88,10 @@ type SigningAuthorityStatus struct {
 	// Generation is the number of the newest CA.
 	// +optional
 	Generation int64 `json:"generation,omitempty"`
-	// Intent is the step under way. The manager writes it before it acts, and removes it after.
+	// Intent is the step under way, recorded before the manager acts.
 	// +optional
 	Intent string `json:"intent,omitempty"`
-	// LastOperation is the operation that was requested last, and its result.
+	// LastOperation is the last requested operation, and its result.
 	// +optional
 	LastOperation *OperationStatus `json:"lastOperation,omitempty"`
 	// Signing is the CA that signs.
@@ -104,7 +103,7 @@ type SigningAuthorityStatus struct {
 	// Retiring is the CA that signed before.
 	// +optional
 	Retiring *CAStatus `json:"retiring,omitempty"`
-	// LastRetired is the CA that was removed last, with what the administrator has stated about it.
+	// LastRetired is the CA that was removed last.
 	// +optional
 	LastRetired *CAStatus `json:"lastRetired,omitempty"`
 	// InitiatedAt is when the last rotation started.
@@ -119,25 +118,24 @@ type SigningAuthorityStatus struct {
 	// CompletedAt is when the removal of the old CA ended.
 	// +optional
 	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
-	// LastCompletedTime is when the last rotation was completed. It stays while the next one is under way (GEP-18).
+	// LastCompletedTime is when the last rotation was completed. It stays during the next one (GEP-18).
 	// +optional
 	LastCompletedTime *metav1.Time `json:"lastCompletedTime,omitempty"`
-	// LedgerClosedAt is when the manager, in Completing, first saw that the ledger of the retiring CA is closed.
+	// LedgerClosedAt is when the manager, in Completing, saw the ledger of the retiring CA closed.
 	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
 	// PrunedAt is when the manager, in Completing, last removed the retiring CA from the ConfigMap that API servers
-	// publish, or last did not find it there.
+	// publish, or did not find it there.
 	// +optional
 	PrunedAt *metav1.Time `json:"prunedAt,omitempty"`
 	// UnpublishedAt is when the manager, in Completing, began to remove the retiring CA from the trust bundles. That
 	// cannot be undone.
 	// +optional
 	UnpublishedAt *metav1.Time `json:"unpublishedAt,omitempty"`
-	// WaitingFor names what must happen before the next step.
+	// WaitingFor lists what must happen before the next step.
 	// +optional
 	WaitingFor []string `json:"waitingFor,omitempty"`
-	// OutstandingUntil is when the last certificate of the retiring CA expires, at the latest. Unset means that none is
-	// valid.
+	// OutstandingUntil is when the last certificate of the retiring CA expires, at the latest. Unset if none is valid.
 	// +optional
 	OutstandingUntil *metav1.Time `json:"outstandingUntil,omitempty"`
 	// Outstanding lists the certificates of the retiring CA that may be valid, by signer.
@@ -164,7 +162,7 @@ type OperationStatus struct {
 	// Message says why the operation is refused.
 	// +optional
 	Message string `json:"message,omitempty"`
-	// Annotated is true until the manager has removed the annotation. A repeated request counts once.
+	// Annotated is true until the manager has removed the annotation.
 	// +optional
 	Annotated bool `json:"annotated,omitempty"`
 }
@@ -180,7 +178,7 @@ type CAStatus struct {
 	KeyID string `json:"keyID"`
 	// Fingerprint is the hex SHA-256 of its certificate.
 	Fingerprint string `json:"fingerprint"`
-	// Certificate is its certificate in PEM, for the trust bundle.
+	// Certificate is its certificate in PEM.
 	// +optional
 	Certificate string `json:"certificate,omitempty"`
 	// Generation is the number of this CA in its authority.
@@ -190,16 +188,16 @@ type CAStatus struct {
 	// SignsSince is when it began to sign in this authority.
 	// +optional
 	SignsSince *metav1.Time `json:"signsSince,omitempty"`
-	// AdoptedAt is when the manager found the CA, if it did not create it. Others may have issued from it until then.
+	// AdoptedAt is when the manager found the CA, if it did not create it.
 	// +optional
 	AdoptedAt *metav1.Time `json:"adoptedAt,omitempty"`
-	// AttestedAt is when the administrator stated that certificates that others have issued from it are not in use.
+	// AttestedAt is when the administrator stated that certificates of other issuers are not in use.
 	// +optional
 	AttestedAt *metav1.Time `json:"attestedAt,omitempty"`
-	// Signers are the signers whose verifiers are known to trust it: they were probed, or the administrator confirmed it.
+	// Signers are the signers whose verifiers are known to trust it, by a probe or a confirmation.
 	// +optional
 	Signers []string `json:"signers,omitempty"`
-	// TrustConfirmedAt is when the administrator confirmed that verifiers which cannot be probed trust it.
+	// TrustConfirmedAt is when the administrator confirmed that the other verifiers trust it.
 	// +optional
 	TrustConfirmedAt *metav1.Time `json:"trustConfirmedAt,omitempty"`
 	// OutstandingAcceptedAt is when the administrator accepted that its valid certificates stop working.
@@ -221,11 +219,11 @@ type Outstanding struct {
 
 // APIServerStatus is the last answer of an API server.
 type APIServerStatus struct {
-	// Address is its address as host:port.
+	// Address is its host:port.
 	Address string `json:"address"`
 	// Trust is Recognised, Refused or Unknown.
 	Trust string `json:"trust"`
-	// Since is when it began to give this answer without a break.
+	// Since is when it began to give this answer.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 	// Evidence is what the probe saw.

@@ -10,7 +10,7 @@ type advice struct{ meaning, todo string }
 // go test ./commands/explain -update-explained
 var approverReasons = map[string]advice{
 	"AutoApproved": {
-		meaning: "The rules approved the request (reason of the condition Approved).",
+		meaning: "The rules approved the request.",
 		todo:    nothing,
 	},
 	"ApprovedByHand": {
@@ -18,27 +18,27 @@ var approverReasons = map[string]advice{
 		todo:    nothing,
 	},
 	"NotAuthorized": {
-		meaning: "The requester lacks the permission that the Event names, may not bootstrap this node, or does not " +
-			"exist any more.",
+		meaning: "The requester lacks the permission that the Event names, may not bootstrap this node, or is " +
+			"gone.",
 		todo: "If the requester should join nodes, bind " +
 			"`system:certificates.k8s.io:certificatesigningrequests:nodeclient` to its narrowest group, such as " +
 			"`system:bootstrappers:kubeadm:default-node-token`; if nodes should renew, bind " +
-			"`system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to `system:nodes`; a bootstrap token " +
-			"also needs `usage-bootstrap-signing` and must be for this node. Otherwise find out who holds that " +
-			"credential.",
+			"`system:certificates.k8s.io:certificatesigningrequests:selfnodeclient` to `system:nodes`; a " +
+			"bootstrap token needs `usage-bootstrap-signing` and must be for this node. Otherwise find out who " +
+			"holds the credential.",
 	},
 	"ShapeMismatch": {
-		meaning: "The content is not what the signer may sign. The Event names the first difference.",
-		todo:    "Correct the client and make a new request.",
+		meaning: "The content is not what the signer may sign; the Event names the first difference.",
+		todo:    "Correct the client.",
 	},
 	"RequesterNotNode": {
-		meaning: "The requester of a serving certificate is no kubelet, or a cloud identity that is not mapped to " +
-			"`system:node:NAME`.",
-		todo: "For a webhook or a Service, use another signer. For a node, correct the mapping of its credential.",
+		meaning: "The requester of a serving certificate is not `system:node:NAME`.",
+		todo: "For a webhook or a Service, use another signer. For a node, correct the mapping of its cloud " +
+			"identity.",
 	},
 	"CommonNameMismatch": {
-		meaning: "The common name is not the user name of the requester: a node asks for another node's certificate.",
-		todo:    "Correct the client. If it is a kubelet, find out who holds its credential.",
+		meaning: "A node asks for another node's certificate: the common name is not its user name.",
+		todo:    "Correct the client, or find out who holds the kubelet's credential.",
 	},
 	"UsagesNotPermitted": {
 		meaning: "The usages are not those of a serving certificate.",
@@ -46,35 +46,35 @@ var approverReasons = map[string]advice{
 	},
 	"SANTypeNotPermitted": {
 		meaning: "The request contains e-mail addresses or URIs.",
-		todo:    "Make a new request without them.",
+		todo:    "Make a request without them.",
 	},
 	"UnexpectedContent": {
-		meaning: "No kubelet asks for this subject attribute, extension or type of name.",
+		meaning: "No kubelet asks for this attribute, extension or type of name.",
 		todo:    "Find out which program made the request.",
 	},
 	"NameNotPermitted": {
-		meaning: "A DNS name is neither a host name nor a canonical IP address. Other programs may read it as several " +
-			"names.",
-		todo: "Correct the client. If it is a kubelet, find out who holds its credential.",
+		meaning: "A DNS name is neither a host name nor a canonical IP address: other programs may read it as " +
+			"several names.",
+		todo: "Correct the client, or find out who holds the kubelet's credential.",
 	},
 	"SANMissing": {
 		meaning: "The request has no name and no address: the kubelet knows none of its node.",
-		todo:    "Set `--node-ip` for the kubelet, or wait until the cloud provider has set the addresses of the Node.",
+		todo:    "Set `--node-ip` for the kubelet, or wait until the cloud provider has set the Node's addresses.",
 	},
 	"SANReserved": {
-		meaning: "A name or an address belongs to a Service, to every host, or to the API server.",
-		todo: "If a Service uses a name or an address of the node, change the Service; if an API server runs on the " +
-			"node, add it to `apiServerNodes`. Otherwise find out why the node claims it.",
+		meaning: "A name or an address belongs to a Service, to every host, or to an API server.",
+		todo: "Change the Service that uses a value of the node; if an API server runs on the node, add it to " +
+			"`apiServerNodes`. Otherwise find out why the node claims it.",
 	},
 	"NodeNotFound": {
 		meaning: "No source of the inventory knows the node yet.",
 		todo:    "If the node is new, wait. Otherwise find out why its Node or Machine is missing.",
 	},
 	"AddressNotPublished": {
-		meaning: "The source knows no address of the node yet. Or a CIDR, a suffix or a pattern gives the address to " +
+		meaning: "The source knows no address of the node yet. Or a CIDR, a suffix or a pattern gives the value to " +
 			"several nodes, and this Node does not report it.",
 		todo: "Wait until the kubelet or a cloud provider has set the addresses. If the Node never reports the " +
-			"address, add a row for this node to a static list.",
+			"value, add a static row for it.",
 	},
 	"SANNotOwned": {
 		meaning: "A name or an address does not belong to the node: the Event shows both lists. Or its machine has " +
@@ -83,85 +83,82 @@ var approverReasons = map[string]advice{
 			"Otherwise find out why the node claims it.",
 	},
 	"SANContested": {
-		meaning: "A stronger source gives the name or the address to another machine or row, or another Node reports it " +
-			"or has it as its name.",
-		todo: "Delete the Node or Machine that is gone, or put a Node that lies on the block list: the other request " +
-			"is then approved at once. If nodes share the address, add a row for them to a static list; if the Machine " +
-			"belongs to this node, find out why its `status.nodeRef` does not say so.",
+		meaning: "A stronger source gives the value to another machine or row, or another Node reports it or has " +
+			"it as its name.",
+		todo: "Delete the Node or Machine that is gone, or put a Node that lies on the block list. If nodes " +
+			"share the address, add static rows; if the Machine belongs to this node, find out why its " +
+			"`status.nodeRef` does not say so.",
 	},
 	"InventoryUnavailable": {
-		meaning: "A source of the inventory, the block list, or another needed object cannot be read, or two machines " +
-			"would become the same node.",
-		todo: "Do what the Event names: repair the source or the block list, grant the missing right, or rename or " +
-			"delete one of the machines.",
+		meaning: "A source of the inventory, the block list, or another needed object cannot be read, or two " +
+			"machines would become the same node.",
+		todo: "Do what the Event names: repair the source or list, grant the right, or rename or delete one of " +
+			"the machines.",
 	},
 	"InventoryPending": {
 		meaning: "A source is not read yet, or a source over the network is busy with other requests.",
-		todo: "Wait: the manager asks again within about a second, and an old request within 30 seconds. If many " +
-			"requests wait, find out why the source is slow.",
+		todo:    "Wait: the manager asks again. If many requests wait, find out why the source is slow.",
 	},
 	"NotExpected": {
 		meaning: "No source expects the node of this first certificate, or its machine is being deleted.",
-		todo: "If the Machine is being created, wait. Otherwise add the node to the inventory, or find out who holds " +
-			"the bootstrap credential.",
+		todo: "If the Machine is being created, wait. Otherwise add the node to the inventory, or find out who " +
+			"holds the bootstrap credential.",
 	},
 	"NodeAlive": {
-		meaning: "A Node or a Lease of that name exists, and the node is alive or not known to be dead.",
-		todo: "If the machine is gone, delete the Node; with `rejoin`, wait until its Lease has not changed for one " +
-			"minute. Otherwise find out who asks for the name of a working node.",
+		meaning: "A Node or a Lease of that name exists, and is not known to be dead.",
+		todo: "If the machine is gone, delete the Node; with `rejoin`, wait until its Lease is unchanged for " +
+			"one minute. Otherwise find out who asks for a working node.",
 	},
 	"MachineBound": {
 		meaning: "The machine has already become a node: another one, or this one, which is dead or gone.",
-		todo: "If the machine should join again, set `approval.nodeClient.rejoin`, or delete the dead Node and create " +
-			"the machine again.",
+		todo: "To let it join again, set `approval.nodeClient.rejoin`, or delete the dead Node and create the " +
+			"machine again.",
 	},
 	"OutsideJoinWindow": {
-		meaning: "The machine was created too long ago or not yet, or its creation time is not known.",
+		meaning: "The machine was created too long ago, not yet, or at an unknown time.",
 		todo:    "If new machines start slowly, raise `joinWindow`. Otherwise create the machine again.",
 	},
 	"RequestTooOld": {
-		meaning: "The request for a first certificate is older than `maxRequestAge`: its kubelet does not wait for it " +
-			"any more.",
-		todo: "Wait for the kubelet's next request. If there is none, find out whether the kubelet runs.",
+		meaning: "The request for a first certificate is older than `maxRequestAge`.",
+		todo:    "Wait for the kubelet's next request. If there is none, find out whether the kubelet runs.",
 	},
 	"RateLimited": {
 		meaning: "The requester has used up its approvals for this node and signer (`approval.limit`). The newest " +
 			"request is next.",
-		todo: "Find out why: the kubelet cannot keep its certificate, or somebody else has its credential. If the " +
-			"number is right, raise `burst` or `perHour`.",
+		todo: "Find out whether the kubelet cannot keep its certificate, or somebody else has its credential. " +
+			"If the number is right, raise `burst` or `perHour`.",
 	},
 	"NodeBlocked": {
 		meaning: "The node that the request is for, or comes from, is on the block list.",
-		todo:    "If the node should stay blocked, do nothing. Otherwise remove its name from the list.",
+		todo:    "Nothing, or remove its name from the list.",
 	},
 	"CertificateBlocked": {
 		meaning: "The request was made with a client certificate that is on the block list.",
-		todo:    "If the certificate should stay blocked, do nothing. Otherwise remove its SHA-256 from the list.",
+		todo:    "Nothing, or remove its SHA-256 from the list.",
 	},
 	"RequestTooLarge": {
-		meaning: "The request exceeds the limit of `requestLimits` that the Event names. Or it does not fit into an " +
-			"object with its certificate: etcd stores 1.5 MiB.",
-		todo: "If it is legitimate, raise the limit: a kubelet's request is ten times smaller. If it does not fit, " +
-			"make one with fewer names, labels and annotations.",
+		meaning: "The request exceeds the limit of `requestLimits` that the Event names, or does not fit into an " +
+			"object with its certificate.",
+		todo: "If it is legitimate, raise the limit. If it does not fit, make one with fewer names, labels and " +
+			"annotations.",
 	},
 	"KeyNotPermitted": {
-		meaning: "The key is neither RSA of at most 8,192 bits with a usual exponent, nor ECDSA P-256, P-384 or P-521, " +
-			"nor Ed25519.",
+		meaning: "The key is neither RSA of at most 8,192 bits with a usual exponent, nor ECDSA P-256, P-384 or " +
+			"P-521, nor Ed25519.",
 		todo: "Make a new request with a permitted key.",
 	},
 	"NotStored": {
-		meaning: "The API server refuses to store the condition or the certificate (status 400, 403, 413 or 422). The " +
-			"Event has its answer.",
-		todo: "Correct the role, the admission policy or the webhook that the Event names.",
+		meaning: "The API server refuses to store the condition or the certificate (status 400, 403, 413 or 422).",
+		todo:    "Correct the role, the admission policy or the webhook that the Event names.",
 	},
 	"Malformed": {
-		meaning: "The request cannot be parsed, or its signature does not match its key. The API server may accept no " +
-			"update of it, not even Failed: then only the Event and `explain` report it.",
+		meaning: "The request cannot be parsed, or its signature does not match its key. If the API server accepts " +
+			"no update of it, only the Event and `explain` report it.",
 		todo: "Delete the request.",
 	},
 	"InternalError": {
 		meaning: "A defect in csr-controller-manager: it could not parse the request.",
-		todo:    "Report the defect, with the request (`kubectl get csr NAME -o yaml`).",
+		todo:    "Report the defect, with `kubectl get csr NAME -o yaml`.",
 	},
 }
 
@@ -170,78 +167,76 @@ var approverReasons = map[string]advice{
 var signerReasons = map[string]advice{
 	"SignerValidationFailure": {
 		meaning: "The request breaks a rule of a signer of Kubernetes. The message is kube-controller-manager's.",
-		todo:    "Correct the usages, the subject or the names: Kubernetes' documentation lists the rules of its signers.",
+		todo:    "Correct the usages, the subject or the names: Kubernetes documents the rules.",
 	},
 	"UsagesNotPermitted": {
-		meaning: "A usage is unknown, or the custom signer does not permit it, or there is no extended key usage, so " +
-			"the certificate would be valid for every purpose.",
-		todo: "Request other usages, or extend `signing.signers[].usages`. Set `allowNoExtKeyUsage` only for a CA that " +
-			"the cluster does not trust.",
+		meaning: "A usage is unknown, the custom signer does not permit it, or there is no extended key usage.",
+		todo: "Request other usages, or extend `signing.signers[].usages`. Set `allowNoExtKeyUsage` only for a " +
+			"CA that the cluster does not trust.",
 	},
 	"RequestTooLarge": {
-		meaning: "The request exceeds the limit of `requestLimits` that the Event names. Or it does not fit into an " +
-			"object with its certificate: etcd stores 1.5 MiB.",
-		todo: "If it is legitimate, raise the limit: a kubelet's request is ten times smaller. If it does not fit, " +
-			"make one with fewer names, labels and annotations.",
+		meaning: "The request exceeds the limit of `requestLimits` that the Event names, or does not fit into an " +
+			"object with its certificate.",
+		todo: "If it is legitimate, raise the limit. If it does not fit, make one with fewer names, labels and " +
+			"annotations.",
 	},
 	"KeyNotPermitted": {
-		meaning: "The key is neither RSA of at most 8,192 bits with a usual exponent, nor ECDSA P-256, P-384 or P-521, " +
-			"nor Ed25519.",
+		meaning: "The key is neither RSA of at most 8,192 bits with a usual exponent, nor ECDSA P-256, P-384 or " +
+			"P-521, nor Ed25519.",
 		todo: "Make a new request with a permitted key.",
 	},
 	"KeyTooWeak": {
 		meaning: "The RSA key has fewer bits than `signing.minRSABits`.",
-		todo:    "Make a new request with an ECDSA P-256 key, or with a longer RSA key.",
+		todo:    "Make a new request with an ECDSA P-256 key, or a longer RSA key.",
 	},
 	"SubjectNotPermitted": {
-		meaning: "The signer never issues this subject, such as `O=system:masters`. Or API servers would accept the " +
-			"client as a front proxy, which acts for any user.",
-		todo: "Request another subject, or give the custom signer a CA of its own. Change " +
-			"`signing.signers[].forbiddenSubjects` only if you know the consequences.",
+		meaning: "The signer never issues this subject, such as `O=system:masters`. Or API servers would accept " +
+			"the client as a front proxy, which acts for any user.",
+		todo: "Request another subject, or give the custom signer a CA of its own. Change `forbiddenSubjects` " +
+			"only if you know the consequences.",
 	},
 	"NameNotPermitted": {
-		meaning: "A DNS name is not valid (labels of letters, digits, `-` and `_`, at most 253 bytes), an IP address is " +
-			"not canonical, or a custom signer does not permit the wildcard. Or the cluster trusts the CA of the custom " +
-			"signer, and the name of a server is not in its `allowedNames`.",
-		todo: "Request other names, set `signing.signers[].allowWildcards`, extend `allowedNames`, or give the signer " +
-			"a CA that the cluster does not trust.",
+		meaning: "A DNS name is not valid (labels of letters, digits, `-` and `_`, at most 253 bytes), an IP " +
+			"address is not canonical, or a wildcard is not permitted. Or the cluster trusts the custom signer's " +
+			"CA, and the name is not in `allowedNames`.",
+		todo: "Request other names, set `allowWildcards`, extend `allowedNames`, or give the signer a CA that " +
+			"the cluster does not trust.",
 	},
 	"Malformed": {
-		meaning: "The request cannot be parsed, or its signature does not match its key. The API server may accept no " +
-			"update of it, not even Failed: then only the Event and `explain` report it.",
+		meaning: "The request cannot be parsed, or its signature does not match its key. If the API server accepts " +
+			"no update of it, only the Event and `explain` report it.",
 		todo: "Delete the request.",
 	},
 	"RequestTooOld": {
-		meaning: "The approved request is due for deletion, so its requester does not wait for it any more.",
+		meaning: "The approved request is due for deletion.",
 		todo:    "Make a new request.",
 	},
 	"NotStored": {
-		meaning: "The API server refuses to store the condition or the certificate (status 400, 403, 413 or 422). The " +
-			"Event has its answer.",
-		todo: "Correct the role, the admission policy or the webhook that the Event names.",
+		meaning: "The API server refuses to store the condition or the certificate (status 400, 403, 413 or 422).",
+		todo:    "Correct the role, the admission policy or the webhook that the Event names.",
 	},
 	"CertificateMismatch": {
-		meaning: "The finished certificate differed from the request, or held more than the signer may issue, and was " +
+		meaning: "The finished certificate differed from the request, or held more than permitted. It was " +
 			"discarded.",
-		todo: "Report this as a defect, with the request. To get a certificate, make a new request with other names.",
+		todo: "Report the defect, with the request. Make a new request with other names.",
 	},
 	"InternalError": {
 		meaning: "A defect in csr-controller-manager: it could not parse the request.",
-		todo:    "Report the defect, with the request (`kubectl get csr NAME -o yaml`).",
+		todo:    "Report the defect, with `kubectl get csr NAME -o yaml`.",
 	},
 	"NodeBlocked": {
 		meaning: "The node that the request is for, or comes from, is on the block list.",
-		todo:    "If the node should stay blocked, do nothing. Otherwise remove its name from the list.",
+		todo:    "Nothing, or remove its name from the list.",
 	},
 	"CertificateBlocked": {
 		meaning: "The request was made with a client certificate that is on the block list.",
-		todo:    "If the certificate should stay blocked, do nothing. Otherwise remove its SHA-256 from the list.",
+		todo:    "Nothing, or remove its SHA-256 from the list.",
 	},
 	"InventoryUnavailable": {
-		meaning: "A source of the inventory, the block list, or another needed object cannot be read, or two machines " +
-			"would become the same node.",
-		todo: "Do what the Event names: repair the source or the block list, grant the missing right, or rename or " +
-			"delete one of the machines.",
+		meaning: "A source of the inventory, the block list, or another needed object cannot be read, or two " +
+			"machines would become the same node.",
+		todo: "Do what the Event names: repair the source or list, grant the right, or rename or delete one of " +
+			"the machines.",
 	},
 	"CAMissing": {
 		meaning: "The Secret or the files of the CA do not exist or cannot be read.",
@@ -249,45 +244,43 @@ var signerReasons = map[string]advice{
 			"\"forbidden\".",
 	},
 	"CAInvalid": {
-		meaning: "The Secret or the files exist but cannot be used: not PEM, another key, not a CA, not yet valid, or " +
-			"an encrypted key. A good CA that was loaded before stays in use.",
+		meaning: "The content cannot be used: not PEM, another key, not a CA, not yet valid, or an encrypted key. " +
+			"A good CA that was loaded before stays in use.",
 		todo: "Correct the Secret or the files as the message says.",
 	},
 	"CAExpired": {
-		meaning: "The signing certificate, or a certificate of its chain, has expired. The message names it.",
+		meaning: "The signing certificate, or a certificate of its chain, has expired; the message names it.",
 		todo:    "Replace the CA, and add the new CA to the trust bundles of the verifiers.",
 	},
 	"ClockSkewed": {
-		meaning: "The clocks of the manager and of the API server differ by more than five minutes, or the API server's " +
-			"time is unknown. Approval and cleaning continue if that is known.",
-		todo: "Synchronize the clock of the manager's node, or of the API server. The signer continues within ten " +
-			"seconds.",
+		meaning: "The clocks of the manager and of the API server differ by more than five minutes, or the API " +
+			"server's time is unknown. If it is known, approval and cleaning continue.",
+		todo: "Synchronize the clock of the manager's node, or of the API server.",
 	},
 	"CANotProven": {
-		meaning: "With `rotation.enabled`: the CA is not verified yet to be trusted, or not for this signer.",
-		todo: "Run `kubectl csr rotation status` to see what the rotation waits for. If no SigningAuthority exists for " +
-			"the Secret, create one that names the signer.",
+		meaning: "With `rotation.enabled`: the CA is not proven to be trusted yet, or not for this signer.",
+		todo: "Run `kubectl csr rotation status`. If the Secret has no SigningAuthority, create one that names " +
+			"the signer.",
 	},
 	"CATrustUnknown": {
-		meaning: "It cannot be read which CAs the cluster trusts. If it trusts this one, the signer must refuse the " +
-			"request for the reason in the message.",
-		todo: "Grant the rights in `config/rbac/ca_trust.yaml`, or do what the message says. If the names are known, " +
-			"list them in `signing.signers[].allowedNames`.",
+		meaning: "It cannot be read which CAs the cluster trusts. If it trusts this one, the request must be " +
+			"refused for the reason in the message.",
+		todo: "Grant the rights in `config/rbac/ca_trust.yaml`, or do what the message says. If the names are " +
+			"known, list them in `allowedNames`.",
 	},
 	"LedgerUnavailable": {
-		meaning: "With `rotation.enabled`: the ledger (ConfigMap NAME-ledger beside the Secret NAME) cannot be read or " +
-			"written, lacks this CA, or is closed because a rotation is completing.",
-		todo: "Grant `get` and `update` on the ConfigMap, or repair it: it is never overwritten. If it lacks this CA, " +
-			"check that the rotation controller runs, which adds it and counts all earlier certificates as outstanding; " +
-			"if it is closed, check that the signer may watch the Secret.",
+		meaning: "The rotation's ledger (ConfigMap NAME-ledger beside the Secret NAME) cannot be read or written, " +
+			"lacks this CA, or is closed because a rotation is completing.",
+		todo: "Grant `get` and `update` on it, or repair it. If it lacks this CA, check that the rotation " +
+			"controller runs; if it is closed, that the signer may watch the Secret.",
 	},
 	"LifetimeCut": {
 		meaning: "A certificate ends earlier than requested, because the CA ends.",
 		todo:    "Replace the CA soon.",
 	},
 	"SecondSigner": {
-		meaning: "Another program has stored a certificate of another CA for a request that this manager was about to " +
-			"sign. The Event names the issuer.",
+		meaning: "Another program stored a certificate of another CA, just before this manager signed. The Event " +
+			"names the issuer.",
 		todo: "Disable one of the two signers: `kube-controller-manager` " +
 			"([migrate-from-kcm.md](../how-to/migrate-from-kcm.md)), or the other installation.",
 	},

@@ -17,29 +17,29 @@ var (
 	// is the recogniser that approved, or empty.
 	decisionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_decisions_total",
-		Help: "Decisions about CertificateSigningRequests, each distinct outcome of a request once, and again after 50 minutes.",
+		Help: "Decisions: each distinct outcome of a CertificateSigningRequest once, and again after 50 minutes.",
 	}, []string{"signer", "rule", "verdict", "reason"})
 
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
-		Help: "Decisions that a dry run would have made, each distinct outcome of a request once.",
+		Help: "Decisions that a dry run would have made, each distinct one once.",
 	}, []string{"signer", "verdict", "reason"})
 
 	createdToApproved = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_approver_created_to_approved_seconds",
-		Help:    "Time from creation, which the API server records in whole seconds, to approval.",
+		Help:    "Time from creation (in whole seconds) to approval.",
 		Buckets: report.LatencyBuckets,
 	}, []string{"signer"})
 
 	reviewSeconds = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name:    "csr_approver_review_seconds",
-		Help:    "How long SubjectAccessReviews took, by result: allowed, refused or error.",
+		Help:    "How long SubjectAccessReviews took.",
 		Buckets: prometheus.DefBuckets,
 	}, []string{"result"})
 
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_errors_total",
-		Help: "Reconciles of the approver that failed and are retried, by the API server's reason, or Other.",
+		Help: "Failed reconciles of the approver, which are retried.",
 	}, []string{"reason"})
 )
 

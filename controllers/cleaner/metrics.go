@@ -11,17 +11,17 @@ const reasonDue = "Due"
 // deletedTotal counts deletions by the state that the request was in.
 var deletedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_deleted_total",
-	Help: "CertificateSigningRequests that were deleted because they were due, by state and reason.",
+	Help: "Deleted CertificateSigningRequests, by state.",
 }, []string{"state", "reason"})
 
 var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_dry_run_total",
-	Help: "CertificateSigningRequests that would have been deleted, each once, by state and reason.",
+	Help: "CertificateSigningRequests that a dry run would have deleted, each once.",
 }, []string{"state", "reason"})
 
 var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_errors_total",
-	Help: "Reconciles of the cleaner that failed and are retried, by the API server's reason, or Other.",
+	Help: "Failed reconciles of the cleaner, which are retried.",
 }, []string{"reason"})
 
 func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTotal) }

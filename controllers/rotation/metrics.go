@@ -16,29 +16,27 @@ import (
 var (
 	phaseGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_phase",
-		Help: "The phase of the authority that serves the signer: 1 for the present phase, 0 for the others.",
+		Help: "The phase of the signer's authority: 1 for the present phase, 0 for the others.",
 	}, []string{"signer", "phase"})
 
 	phaseSince = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_initiated_timestamp_seconds",
-		Help: "When the rotation that is under way started, in seconds since 1970; 0 if there is none.",
+		Help: "When the present rotation started; 0 if there is none.",
 	}, []string{"signer"})
 
 	lastCompleted = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_last_completed_timestamp_seconds",
-		Help: "When the last rotation was completed, in seconds since 1970; 0 if none was.",
+		Help: "When the last rotation was completed; 0 if none was.",
 	}, []string{"signer"})
 
 	outstandingUntil = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_outstanding_until_timestamp_seconds",
-		Help: "When the last certificate of the retiring CA of the authority that serves the signer expires, at the latest, in " +
-			"seconds since 1970; 0 if none is valid.",
+		Help: "When the last certificate of the retiring CA expires, at the latest; 0 if none is valid.",
 	}, []string{"signer"})
 
 	trustedGauge = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_rotation_trusted",
-		Help: "Whether all verifiers are known to trust the signing CA, or the candidate while there is one: 1 if so, " +
-			"0 otherwise.",
+		Help: "1 if all verifiers are known to trust the signing CA, or the candidate while there is one.",
 	}, []string{"signer"})
 )
 

@@ -1,10 +1,12 @@
 package reference
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -60,41 +62,65 @@ func schema(root, part string) (string, error) {
 		return "", err
 	}
 	var out strings.Builder
-	properties(&out, found.Schema.Root.Properties[part], part)
+	properties(&out, found.Schema.Root.Properties[part], part, map[string]property{})
 	return out.String(), nil
 }
 
-// properties writes the table of an object, and those of the objects in it.
-func properties(out *strings.Builder, object property, path string) {
-	fmt.Fprintf(out, "### %s\n\n%s\n\n", path, prose(object.Description))
-	rows := newTable("field", "type", "description")
-	names := sortedKeys(object.Properties)
-	for _, name := range names {
-		inner := object.Properties[name]
-		description := prose(bareProperty(inner.Description, name))
-		for _, rule := range inner.Rules {
+// properties writes the table of an object, and those of the objects in it. tables holds what has one, by path.
+func properties(out *strings.Builder, object property, path string, tables map[string]property) {
+	tables[path] = object
+	fmt.Fprintf(out, "### %s\n\n", path)
+	rows, inner := newTable("field", "type", "description"), []func(){}
+	object.rows(rows, path, "", tables, func(of property, path string) {
+		inner = append(inner, func() { properties(out, of, path, tables) })
+	})
+	out.WriteString(rows.String() + "\n")
+	if strings.HasSuffix(path, "[]") { // the rules of other objects stand in the rows of their fields
+		for _, rule := range object.Rules {
+			fmt.Fprintf(out, "Rule: %s.\n\n", prose(rule.Message))
+		}
+	}
+	for _, each := range inner {
+		each()
+	}
+}
+
+// rows adds the rows of the fields of o, an object at path, with prefix before their names. A small object has no table:
+// its fields have rows here. later gets each other object. Objects with the same fields share a table.
+func (o property) rows(rows *table, path, prefix string, tables map[string]property, later func(of property, path string)) {
+	for _, name := range sortedKeys(o.Properties) {
+		field, at := o.Properties[name], path+"."+name
+		description := prose(bareProperty(field.Description, name))
+		for _, rule := range field.Rules {
 			if rule.Message != "" {
 				description += " Rule: " + prose(rule.Message) + "."
 			}
 		}
-		required := ""
-		if slices.Contains(object.Required, name) {
+		object, required := field, ""
+		if field.Items != nil {
+			object, at = *field.Items, at+"[]"
+		}
+		if slices.Contains(o.Required, name) {
 			required = ", required"
 		}
-		rows.row(quote(name), typeOf(inner, path+name)+required, strings.TrimSpace(description))
-	}
-	out.WriteString(rows.String() + "\n")
-	for _, rule := range rules(object, path) {
-		fmt.Fprintf(out, "Rule: %s.\n\n", prose(rule.Message))
-	}
-	for _, name := range names {
-		inner, suffix := object.Properties[name], ""
-		if inner.Items != nil {
-			// The description of a list is that of its field; the object in it has its own.
-			inner, suffix = *inner.Items, "[]"
+		kind, small := typeOf(field), field.Items == nil && len(field.Properties) <= 3
+		if len(object.Properties) > 0 && name != "conditions" && !small {
+			for path, other := range tables {
+				if reflect.DeepEqual(other.Properties, object.Properties) {
+					at = path
+				}
+			}
+			if _, written := tables[at]; !written {
+				tables[at] = object
+				later(object, at)
+			}
+			kind = fmt.Sprintf("[%s](#%s)", kind, strings.NewReplacer(".", "", "[]", "").Replace(strings.ToLower(at)))
 		}
-		if len(inner.Properties) > 0 && name != "conditions" {
-			properties(out, inner, path+"."+name+suffix)
+		if !small || len(field.Properties) == 0 || required != "" {
+			rows.row(quote(prefix+name), kind+most(field)+required, strings.TrimSpace(description))
+		}
+		if small {
+			field.rows(rows, at, prefix+name+".", tables, later)
 		}
 	}
 }
@@ -108,91 +134,42 @@ func bareProperty(description, name string) string {
 	return description
 }
 
-// rules returns the rules of an object in a list. Those of another object stand in the row of its field.
-func rules(object property, path string) []rule {
-	if strings.HasSuffix(path, "[]") {
-		return object.Rules
-	}
-	return nil
-}
-
-// typeOf returns the type of a property for readers, with its bounds, and with a link if it is an object.
-func typeOf(of property, path string) string {
-	anchor := strings.NewReplacer(".", "", "[]", "").Replace(strings.ToLower(path))
+// typeOf returns the type of a property for readers.
+func typeOf(of property) string {
 	switch {
-	case of.Items != nil && of.Items.Type == "object":
-		if strings.HasSuffix(path, "conditions") {
-			return "list of conditions"
-		}
-		return fmt.Sprintf("[list of objects](#%s)", anchor) + most(of.MaxItems, "entries")
 	case of.Items != nil:
-		return "list of " + of.Items.Type + "s" + most(of.MaxItems, "entries")
-	case len(of.Properties) > 0:
-		return fmt.Sprintf("[object](#%s)", anchor)
+		return of.Items.Type + "s"
 	case of.Format == "date-time":
 		return "time"
 	case len(of.Enum) > 0:
-		var all []string
-		for _, value := range of.Enum {
-			if value != "" {
-				all = append(all, value)
-			}
-		}
-		return "string: " + quoted(all)
+		return quoted(slices.DeleteFunc(slices.Clone(of.Enum), func(value string) bool { return value == "" }))
 	}
-	return of.Type + most(of.MaxLength, "characters")
+	return of.Type
 }
 
-// most returns a bound for readers, or nothing if there is none.
-func most(bound *int64, unit string) string {
-	if bound == nil {
-		return ""
+// most returns the bound of a property for readers, or nothing if there is none.
+func most(of property) string {
+	if bound := cmp.Or(of.MaxItems, of.MaxLength); bound != nil {
+		return fmt.Sprintf(" ≤ %d", *bound)
 	}
-	return fmt.Sprintf(", at most %d %s", *bound, unit)
+	return ""
 }
 
-// columns returns what kubectl get shows of a SigningAuthority.
+// columns returns the columns of kubectl get signingauthorities.
 func columns(root string) (string, error) {
 	found, err := readVersion(root)
 	if err != nil {
 		return "", err
 	}
-	rows := newTable("column", "field", "description")
+	var all []string
 	for _, column := range found.Columns {
-		description := prose(column.Description)
+		text := fmt.Sprintf("%s (`%s`)", column.Name, column.JSONPath)
 		if column.Priority > 0 {
-			description += " (with `-o wide`)"
+			text += " with `-o wide`"
 		}
-		rows.row(column.Name, quote(column.JSONPath), strings.TrimSpace(description))
+		all = append(all, text)
 	}
-	return rows.String(), nil
-}
-
-// constants returns a table of the API's constants of a type, or whose names begin with it.
-func constants(root, kind string) (string, error) {
-	all, err := readConstants(filepath.Join(root, "api", "v1alpha1"), func(name, of string) bool {
-		return of == kind || of == "" && strings.HasPrefix(name, kind)
-	})
-	if err != nil {
-		return "", err
-	}
-	rows := newTable(strings.ToLower(kind), "meaning")
-	count := 0
-	for _, each := range all {
-		if each.name == kind+"Annotation" {
-			continue
-		}
-		value := quote(each.value)
-		if value == "" {
-			value = "(empty)"
-		}
-		rows.row(value, prose(bare(each.comment, each.name)))
-		count++
-	}
-	if count == 0 {
-		return "", fmt.Errorf("the API has no constants of %s", kind)
-	}
-	return rows.String(), nil
+	return strings.Join(all, ", ") + ".", nil
 }
 
 // sortedKeys returns the keys of all in order.

@@ -1,7 +1,6 @@
 package reference
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"go/ast"
@@ -22,53 +21,28 @@ type metric struct {
 	labels           []string
 }
 
-// metrics returns a table of the manager's metrics for each part of it.
+// metrics returns a table of the manager's metrics, and of their labels.
 func metrics(root string) (string, error) {
 	all, err := findMetrics(root)
 	if err != nil {
 		return "", err
 	}
-	var out strings.Builder
-	used := map[string]bool{}
-	for _, part := range metricParts {
-		rows := newTable("metric", "type", "labels", "meaning")
-		var rest []metric
-		for _, m := range all {
-			if !strings.HasPrefix(m.name, part.prefix) {
-				rest = append(rest, m)
-				continue
-			}
-			if err := m.findLabels(used); err != nil {
-				return "", err
-			}
-			rows.row(quote(m.name), m.kind, quoted(m.labels), prose(m.help))
+	rows, used := newTable("metric", "meaning"), map[string]bool{}
+	for _, m := range all {
+		if err := m.findLabels(used); err != nil {
+			return "", err
 		}
-		if len(rest) == len(all) {
-			return "", fmt.Errorf("no metric begins with %s", part.prefix)
+		row, err := m.row()
+		if err != nil {
+			return "", err
 		}
-		all = rest
-		fmt.Fprintf(&out, "### %s\n\n%s\n", part.title, rows)
-	}
-	if len(all) > 0 {
-		return "", fmt.Errorf("%s belongs to no part", all[0].name)
+		rows.row(row...)
 	}
 	labels, err := describeLabels(used)
 	if err != nil {
 		return "", err
 	}
-	fmt.Fprintf(&out, "### Labels\n\n%s\n", labels)
-	return out.String(), nil
-}
-
-// metricParts are the sections of the page. A metric is in the first whose prefix it has.
-var metricParts = []struct{ title, prefix string }{
-	{"Approver", "csr_approver_"},
-	{"Signer", "csr_signer_"},
-	{"Cleaner", "csr_cleaner_"},
-	{"Rotation", "csr_rotation_"},
-	{"Requests", "csr_requests"},
-	{"Self-check", "csr_check_"},
-	{"Everything else", "csr_"},
+	return fmt.Sprintf("%s\n## Labels\n\n%s", rows, labels), nil
 }
 
 // labelValues returns the values of labels, by "metric label" or by "label".
@@ -98,8 +72,8 @@ func labelValues() map[string]string {
 		"csr_signer_ca_reloads_total result": "`accepted`, `rejected`",
 		"csr_check_result result":            values(check.Statuses()),
 		"check":                              quoted(names),
-		"verb":                               "a verb of RBAC, such as `update`",
-		"resource":                           "a resource with its API group, such as `certificatesigningrequests/approval.certificates.k8s.io`",
+		"verb":                               "such as `update`",
+		"resource":                           "such as `certificatesigningrequests/approval.certificates.k8s.io`",
 	}
 }
 
@@ -128,31 +102,43 @@ func (m metric) findLabels(used map[string]bool) error {
 	return nil
 }
 
+// row returns the cells of m. The type of a metric shows in its row or in its name: counters end in _total.
+func (m metric) row() ([]string, error) {
+	if (m.kind == "counter") != strings.HasSuffix(m.name, "_total") {
+		return nil, fmt.Errorf("%s is a %s: the names of counters end in _total, and no others", m.name, m.kind)
+	}
+	name, help := m.name, prose(m.help)
+	if len(m.labels) > 0 {
+		name += "{" + strings.Join(m.labels, ",") + "}"
+	}
+	if m.kind == "histogram" {
+		help = "Histogram: " + strings.ToLower(help[:1]) + help[1:]
+	}
+	return []string{quote(name), help}, nil
+}
+
 // describeLabels returns a table of the labels with their values, which must all be used.
 func describeLabels(used map[string]bool) (*table, error) {
 	known := labelValues()
-	of, count := map[[2]string][]string{}, map[string]int{} // metrics by label and values; values by label
+	of := map[[2]string][]string{} // metrics by label and values
 	for key, values := range known {
 		if !used[key] {
 			return nil, fmt.Errorf("no metric has the label %q", key)
 		}
-		metric, label, special := strings.Cut(key, " ")
-		if !special {
-			metric, label = "", key
+		if metric, label, special := strings.Cut(key, " "); special {
+			of[[2]string{label, values}] = append(of[[2]string{label, values}], metric)
+		} else {
+			of[[2]string{key, values}] = nil
 		}
-		if of[[2]string{label, values}] == nil {
-			count[label]++
-		}
-		of[[2]string{label, values}] = append(of[[2]string{label, values}], metric)
 	}
-	rows := newTable("label", "of", "values")
+	rows := newTable("label", "values")
 	for _, key := range slices.SortedFunc(maps.Keys(of), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		slices.Sort(of[key])
-		others := "all others"
-		if count[key[0]] == 1 {
-			others = "all"
+		label := quote(key[0])
+		if metrics := of[key]; len(metrics) > 0 {
+			slices.Sort(metrics)
+			label += " of " + quoted(metrics)
 		}
-		rows.row(quote(key[0]), cmp.Or(quoted(of[key]), others), key[1])
+		rows.row(label, key[1])
 	}
 	return rows, nil
 }

@@ -24,9 +24,6 @@ var parts = map[string]func(root string) (string, error){
 	"api-spec":    func(root string) (string, error) { return schema(root, "spec") },
 	"api-status":  func(root string) (string, error) { return schema(root, "status") },
 	"api-columns": columns,
-	"phases":      func(root string) (string, error) { return constants(root, "Phase") },
-	"operations":  func(root string) (string, error) { return constants(root, "Operation") },
-	"conditions":  func(root string) (string, error) { return constants(root, "Condition") },
 	"roles":       roles,
 }
 

@@ -30,21 +30,31 @@ type object struct {
 	Subjects []rbacv1.Subject
 }
 
-// roleFolders lists the folders with roles, in the order of the page, and the purpose of each.
-var roleFolders = []struct{ folder, title, purpose string }{
-	{"rbac", "Always", "Every installation has these roles."},
-	{"kubelet-serving", "Kubelet serving certificates", "Needed for `approval.kubeletServing`."},
-	{"node-identity", "Node identity", "Needed for `approval.nodeClient.inventory` or `requireTokenBinding`."},
-	{"inventory-cluster-api", "Machines of Cluster API", "Needed for the inventory `cluster-api`."},
-	{"inventory-openshift", "Machines of OpenShift", "Needed for the inventory `openshift`."},
-	{"node-block-list", "Block list", "Needed for `nodeBlockList`."},
-	{"create-ca", "New signing CA", "Needed for `createIfMissing`."},
-	{"rotation", "Rotation", "Needed for `rotation.enabled`."},
-	{"kubectl-plugin", "Users of the kubectl plugin", "For people who use `kubectl csr`."},
-	{"overlays/trust-files", "Trust files", "Needed to publish the trust bundle in `config/overlays/trust-files`."},
-	{"overlays/split", "One identity for each controller", "`config/overlays/split` binds each of the roles above to the " +
-		"ServiceAccount of the controller that needs it, and adds a role for each Lease."},
+// roleSections lists the folders with roles, in the order of the page, and what needs each.
+var roleSections = []struct {
+	title   string
+	folders []roleFolder
+}{
+	{"Always", []roleFolder{{"rbac", "every installation"}}},
+	{"Approver", []roleFolder{
+		{"kubelet-serving", "`approval.kubeletServing`"},
+		{"node-identity", "`approval.nodeClient.inventory` or `requireTokenBinding`"},
+		{"inventory-cluster-api", "the inventory `cluster-api`"},
+		{"inventory-openshift", "the inventory `openshift`"},
+		{"node-block-list", "`nodeBlockList`"},
+	}},
+	{"Rotation", []roleFolder{
+		{"create-ca", "`createIfMissing`"},
+		{"rotation", "`rotation.enabled`"},
+		{"overlays/trust-files", "its trust files"},
+	}},
+	{"Users of the kubectl plugin", []roleFolder{{"kubectl-plugin", "people who use `kubectl csr`"}}},
+	{"One identity for each controller", []roleFolder{{"overlays/split", "binds the roles above to the ServiceAccount of the " +
+		"controller that needs them, and adds a role for each Lease"}}},
 }
+
+// roleFolder is a folder with roles, and what needs it.
+type roleFolder struct{ name, need string }
 
 // roles returns the roles of the manifests: for each rule what it permits, and why.
 func roles(root string) (string, error) {
@@ -53,17 +63,20 @@ func roles(root string) (string, error) {
 		return "", fmt.Errorf("why.yaml: %w", err)
 	}
 	var out strings.Builder
-	used := map[string]bool{}
-	for _, each := range roleFolders {
-		objects, err := readObjects(filepath.Join(root, "config", filepath.FromSlash(each.folder)))
-		if err != nil {
-			return "", err
+	used, seen := map[string]bool{}, map[string]string{}
+	for _, section := range roleSections {
+		rows, needs := newTable("role", "right", "for"), []string{}
+		for _, folder := range section.folders {
+			objects, err := readObjects(filepath.Join(root, "config", filepath.FromSlash(folder.name)))
+			if err != nil {
+				return "", err
+			}
+			if err := addRoles(rows, objects, reasons, used, seen); err != nil {
+				return "", fmt.Errorf("config/%s: %w", folder.name, err)
+			}
+			needs = append(needs, fmt.Sprintf("`config/%s`: %s.", folder.name, folder.need))
 		}
-		found, err := rolesIn(objects, reasons, used)
-		if err != nil {
-			return "", fmt.Errorf("config/%s: %w", each.folder, err)
-		}
-		fmt.Fprintf(&out, "### %s\n\n%s Folder: `config/%s`.\n\n%s", each.title, each.purpose, each.folder, found)
+		fmt.Fprintf(&out, "### %s\n\n%s\n\n%s\n", section.title, strings.Join(needs, " "), rows)
 	}
 	for key := range reasons {
 		if !used[key] {
@@ -73,32 +86,25 @@ func roles(root string) (string, error) {
 	return out.String(), unlisted(root)
 }
 
-// rolesIn returns the table of the roles among objects, and a list of those that are not bound to commonIdentity. It marks
-// the reasons that the roles have.
-func rolesIn(objects []object, reasons map[string]string, used map[string]bool) (string, error) {
-	rows, notes, found := newTable("role", "resources", "names", "verbs", "why"), "", false
+// addRoles adds the roles among objects to rows. It marks the reasons that they have, and adds them to seen.
+func addRoles(rows *table, objects []object, reasons map[string]string, used map[string]bool, seen map[string]string) error {
+	found := false
 	for _, role := range objects {
 		if role.Kind != "Role" && role.Kind != "ClusterRole" {
 			continue
 		}
 		found = true
-		if err := role.addTo(rows, reasons, used); err != nil {
-			return "", err
-		}
-		if bound := role.bound(objects); bound != "" {
-			notes += fmt.Sprintf("- %s: %s\n", role.name(), bound)
+		if err := role.addTo(rows, strings.TrimSpace(role.name()+" "+role.bound(objects)), reasons, used, seen); err != nil {
+			return err
 		}
 	}
 	if !found {
-		return "", errors.New("has no roles")
+		return errors.New("has no roles")
 	}
-	if notes != "" {
-		notes += "\n"
-	}
-	return rows.String() + "\n" + notes, nil
+	return nil
 }
 
-// unlisted returns an error if a role is in none of roleFolders.
+// unlisted returns an error if a role is in none of roleSections.
 func unlisted(root string) error {
 	return filepath.WalkDir(filepath.Join(root, "config"), func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" {
@@ -110,12 +116,14 @@ func unlisted(root string) error {
 			return err
 		}
 		inside, err := filepath.Rel(filepath.Join(root, "config"), path)
-		for _, each := range roleFolders {
-			if strings.HasPrefix(filepath.ToSlash(inside), each.folder+"/") {
-				return err
+		for _, section := range roleSections {
+			for _, folder := range section.folders {
+				if strings.HasPrefix(filepath.ToSlash(inside), folder.name+"/") {
+					return err
+				}
 			}
 		}
-		return cmp.Or(err, fmt.Errorf("%s: add its folder to roleFolders", path))
+		return cmp.Or(err, fmt.Errorf("%s: add its folder to roleSections", path))
 	})
 }
 
@@ -144,18 +152,18 @@ func readObjects(dir string) ([]object, error) {
 	return all, err
 }
 
-// name names a role: a Role with its namespace, and a ClusterRole without one.
+// name names a role: a Role as namespace/name, and a ClusterRole by its name.
 func (o object) name() string {
 	if o.Kind == "ClusterRole" {
 		return quote(o.Metadata.Name)
 	}
-	return quote(o.Metadata.Name) + " in " + quote(o.Metadata.Namespace)
+	return quote(o.Metadata.Namespace + "/" + o.Metadata.Name)
 }
 
 // commonIdentity is the ServiceAccount to which the manifests bind a role, unless the page says otherwise.
-const commonIdentity = "ServiceAccount `csr-controller-manager`"
+const commonIdentity = "`csr-controller-manager`"
 
-// bound says to whom objects bind the role, or nothing if that is commonIdentity.
+// bound says in parentheses to whom objects bind the role, or nothing if that is commonIdentity.
 func (o object) bound(objects []object) string {
 	for _, binding := range objects {
 		same := binding.Kind == "ClusterRoleBinding" || binding.Metadata.Namespace == o.Metadata.Namespace
@@ -164,24 +172,26 @@ func (o object) bound(objects []object) string {
 		}
 		var names []string
 		for _, subject := range binding.Subjects {
-			names = append(names, fmt.Sprintf("%s `%s`", subject.Kind, subject.Name))
+			names = append(names, quote(subject.Name))
 		}
 		if bound := strings.Join(slices.Compact(names), ", "); bound != commonIdentity {
-			return "bound to " + bound + "."
+			return "(" + bound + ")"
 		}
 		return ""
 	}
 	for label := range o.Metadata.Labels {
 		if to, found := strings.CutPrefix(label, "rbac.authorization.k8s.io/aggregate-to-"); found {
-			return fmt.Sprintf("Kubernetes adds it to the ClusterRole `%s`.", to)
+			return fmt.Sprintf("(added to `%s`)", to)
 		}
 	}
-	return "bind it to the users who need it."
+	return "(not bound)"
 }
 
-// addTo adds a row for each rule of a role to rows, and marks the reasons that they have.
-func (o object) addTo(rows *table, reasons map[string]string, used map[string]bool) error {
-	name := o.name()
+// addTo adds a row for each rule of a role, titled name, to rows, and marks the reasons that they have. A role with the
+// rules of a role in seen, except for their names, gets one row.
+func (o object) addTo(rows *table, name string, reasons map[string]string, used map[string]bool, seen map[string]string) error {
+	var all [][]string
+	like, names := "", []string{}
 	for _, rule := range o.Rules {
 		resources := slices.Concat(rule.Resources, rule.NonResourceURLs)
 		for i, resource := range resources {
@@ -195,8 +205,22 @@ func (o object) addTo(rows *table, reasons map[string]string, used map[string]bo
 			return errors.New("say in why.yaml why " + o.Metadata.Name + " has " + permits)
 		}
 		used[key] = true
-		rows.row(name, quoted(resources), shortNames(rule.ResourceNames), strings.Join(rule.Verbs, ", "), reasons[key])
+		right := strings.Join(rule.Verbs, ", ") + " " + quoted(resources)
+		if short := shortNames(rule.ResourceNames); short != "" {
+			right += ": " + short
+			names = append(names, short)
+		}
+		all = append(all, []string{name, right, reasons[key]})
+		like += permits + ": " + reasons[key] + "\n"
 		name = "" // once for each role
+	}
+	if first := seen[like]; first != "" && len(all) > 1 {
+		all = [][]string{{all[0][0], "as " + first + ", for " + strings.Join(names, ", "), ""}}
+	} else {
+		seen[like] = o.name()
+	}
+	for _, row := range all {
+		rows.row(row...)
 	}
 	return nil
 }

@@ -41,7 +41,7 @@ var errHangs = errors.New("an earlier write to it hangs")
 // errorsTotal counts records that could not be written to the audit log.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
 	Name: "csr_audit_errors_total",
-	Help: "Records that could not be written to the audit log file; the log has them in a shorter form.",
+	Help: "Records that could not be written to the audit log file; the log has them in short.",
 })
 
 func init() { metrics.Registry.MustRegister(errorsTotal) }

@@ -32,18 +32,17 @@ import (
 var (
 	blockedNodes = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_nodes",
-		Help: "Names of nodes in the block list that is in use.",
+		Help: "Nodes in the block list in use.",
 	})
 
 	blockedCertificates = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_certificates",
-		Help: "Certificates in the block list that is in use.",
+		Help: "Certificates in the block list in use.",
 	})
 
 	blockListProblems = prometheus.NewGauge(prometheus.GaugeOpts{
 		Name: "csr_block_list_problems",
-		Help: "Invalid lines and unknown keys in the block list, which are ignored; " +
-			"1 when the list does not exist or can't be read.",
+		Help: "Ignored lines and keys of the block list; 1 when the list does not exist or can't be read.",
 	})
 )
 

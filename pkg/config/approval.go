@@ -17,7 +17,7 @@ import (
 
 // Approval configures the approver.
 type Approval struct {
-	// Denial is `Never`, or `Permanent`: deny requests that can never become valid.
+	// Denial is `Never`, or `Permanent`: deny [requests that can never become valid](reasons.md#what-may-be-denied).
 	Denial string `json:"denial"`
 	// NodeClient configures the approval of first certificates of nodes.
 	NodeClient NodeClient `json:"nodeClient"`
@@ -57,26 +57,25 @@ func (a *Approval) validate(m *mistakes, path *field.Path) {
 	}
 }
 
-// ApprovalLimit limits how often one requester is approved for one node and one signer. 0 for both fields sets no
-// limit.
+// ApprovalLimit limits how often one requester is approved for one node and one signer. Zeros set no limit.
 type ApprovalLimit struct {
-	// Burst is the number of approvals in a burst.
+	// Burst is the number of approvals in a burst for one requester, node and signer.
 	Burst int `json:"burst"`
-	// PerHour is the number of approvals per hour after that.
+	// PerHour is the number per hour after that. Zeros set no limit.
 	PerHour int `json:"perHour"`
 }
 
-// KubeletServing configures the [approval of serving certificates of kubelets](../how-to/approve-kubelet-serving.md).
+// KubeletServing configures the [approval of kubelet serving certificates](kubelet-serving.md).
 type KubeletServing struct {
-	// Enabled switches the approval on.
+	// Enabled switches it on.
 	Enabled bool `json:"enabled"`
 	// ClusterDomain is the domain of Services. No node gets a name in it.
 	ClusterDomain string `json:"clusterDomain"`
-	// Reserved lists names, addresses and CIDRs that no node gets, in addition to those that the manager knows itself:
-	// virtual addresses and load balancers of the API servers, and the Service CIDR.
+	// Reserved lists names, addresses and CIDRs that no node gets, and that the manager can't know: virtual addresses
+	// and load balancers of API servers, and the Service CIDR.
 	Reserved []string `json:"reserved,omitempty"`
-	// APIServerNodes lists the nodes on which an API server runs, and whose address is that of its endpoint. It needs
-	// `nodeClient.inventory` or `nodeClient.requireTokenBinding`.
+	// APIServerNodes lists nodes with an API server whose endpoint has the node's address. It needs
+	// `nodeClient.inventory` or `requireTokenBinding`.
 	APIServerNodes []string `json:"apiServerNodes,omitempty"`
 }
 
@@ -93,11 +92,12 @@ func isReservable(text string) bool {
 type Inventory struct {
 	// Sources lists the sources, strongest first. The first source that knows a node decides alone.
 	Sources []Source `json:"sources"`
-	// Kubeconfig is the file to reach the cluster with that holds the machines, if it is another cluster.
+	// Kubeconfig is the kubeconfig file of the cluster that holds the machines, if it is another one.
 	Kubeconfig string `json:"kubeconfig,omitempty" flag:"inventory-kubeconfig" form:"file"`
 }
 
-// Source configures one source. Exactly one field must be set.
+// Source configures one source, the strongest first: the first source that knows a node decides alone. Set exactly one
+// field. The default is `node`.
 type Source struct {
 	// Machine reads objects that describe machines, such as Machines of Cluster API.
 	Machine *machine.Options `json:"machine,omitempty"`
@@ -145,41 +145,37 @@ const (
 	InventoryOpenShift  = "openshift"
 )
 
-// NodeClient configures which nodes get a first certificate. By default, the requester's permission alone decides, as
-// with kube-controller-manager. Renewals do not depend on these fields. See
-// [Node identity](../explanation/node-identity.md).
+// NodeClient configures which nodes get a [first certificate](../explanation/node-identity.md). By default, the
+// requester's permission decides. Renewals do not depend on it. `joinWindow` needs `inventory`; `maxRequestAge`,
+// `rejoin` and `bootstrapUsers` need `inventory` or `requireTokenBinding`.
 type NodeClient struct {
-	// Inventory selects what must expect a node: `sources`, `static`, `cluster-api` or `openshift`. If it is empty, a node
-	// need not be expected. `sources` asks `approval.inventory.sources`; with `static`, one of them must be static.
+	// Inventory selects what must expect a node: `sources` (`approval.inventory`, not only `node`), `static` (the same,
+	// with a static one), `cluster-api` or `openshift`. If empty, nothing must.
 	Inventory string `json:"inventory"`
-	// ClusterName is the `name` or `namespace/name` of this cluster's Cluster object (cluster.x-k8s.io). It is required
-	// with `cluster-api`: a management cluster holds the Machines of all its clusters, and only those of this cluster
-	// count.
+	// ClusterName is the `name` or `namespace/name` of this cluster's Cluster object (cluster.x-k8s.io), whose Machines
+	// count. Required with `cluster-api`.
 	ClusterName string `json:"clusterName,omitempty"`
 	// JoinWindow is the time in which a new machine may ask. It needs `inventory`.
 	JoinWindow JoinWindow `json:"joinWindow"`
-	// MaxRequestAge is the age from which a request for a first certificate is not approved. It needs `inventory` or
-	// `requireTokenBinding`.
+	// MaxRequestAge is the age from which no request is approved.
 	MaxRequestAge metav1.Duration `json:"maxRequestAge"`
-	// Rejoin lets an expected machine join again if its Node is dead or gone. It needs `inventory` or
-	// `requireTokenBinding`.
+	// Rejoin lets an expected machine join again if its Node is dead or gone.
 	Rejoin bool `json:"rejoin"`
-	// CertificateLifetime is the longest lifetime of a kubelet's client certificate in this cluster, whoever signed it.
-	// It needs `rejoin`: a node that was not seen for longer counts as dead. 0 means that it is not known.
+	// CertificateLifetime is the longest lifetime of a kubelet's client certificate, whoever signed it; 0 is unknown.
+	// It needs `rejoin`: a node unseen for longer counts as dead.
 	CertificateLifetime metav1.Duration `json:"certificateLifetime"`
-	// RequireTokenBinding requires that a bootstrap token is bound to the node: see
-	// [Bind bootstrap tokens](../how-to/bind-bootstrap-tokens.md).
+	// RequireTokenBinding requires that [a bootstrap token is bound to the
+	// node](../how-to/bind-nodes.md#make-a-bootstrap-token-for-one-node).
 	RequireTokenBinding bool `json:"requireTokenBinding"`
-	// BootstrapUsers lists the only users who may bootstrap nodes. If it is empty, their permission decides. It
-	// needs `inventory` or `requireTokenBinding`.
+	// BootstrapUsers lists the only users who may bootstrap nodes. If empty, their permission decides.
 	BootstrapUsers []string `json:"bootstrapUsers,omitempty"`
 }
 
 // JoinWindow is the time in which a new machine may ask, relative to the creation of its object.
 type JoinWindow struct {
-	// Before is how long before the creation the window opens.
+	// Before is how long before the machine's creation a node may ask.
 	Before metav1.Duration `json:"before"`
-	// After is how long after the creation the window closes. 0 sets no limit: a machine may ask at any time.
+	// After is how long after the creation a node may ask; 0 is for ever.
 	After metav1.Duration `json:"after"`
 }
 
@@ -287,11 +283,11 @@ func (s *StaticSource) validate(m *mistakes, path *field.Path) {
 type WebhookSource struct {
 	// URL is the address of the server.
 	URL string `json:"url"`
-	// CAFile holds the CAs that the server's certificate may chain to. No others are trusted.
+	// CAFile holds the only CAs that the server's certificate may chain to.
 	CAFile string `json:"caFile"`
 	// CertFile is the manager's client certificate, if the server asks for one.
 	CertFile string `json:"certFile,omitempty"`
-	// KeyFile is the key of the client certificate.
+	// KeyFile is its key.
 	KeyFile string `json:"keyFile,omitempty"`
 	// Timeout limits one lookup. The default is 5s.
 	Timeout metav1.Duration `json:"timeout,omitzero"`

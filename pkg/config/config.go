@@ -28,34 +28,33 @@ const (
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Controllers lists the controllers to run: `approver`, `signer`, `cleaner`, `rotation`, or kube-controller-manager's
-	// names for them. `*` stands for all of them. A leading `-` excludes a controller.
+	// Controllers lists the controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's names
+	// for them. `*` means all; a leading `-` excludes a controller.
 	Controllers []string `json:"controllers" flag:"controllers" form:"list"`
-	// DryRun lists the controllers that only report what they would do, and write to no request. They have the same names.
+	// DryRun lists the controllers that only report [what they would do](reasons.md#dry-run).
 	DryRun []string `json:"dryRun,omitempty" flag:"dry-run" form:"list"`
-	// Kubeconfig is the file to reach the API server with. If it is empty, the manager tries the file that KUBECONFIG
-	// names, then `~/.kube/config`, then the Pod's ServiceAccount.
+	// Kubeconfig is the kubeconfig file. The default is KUBECONFIG, then `~/.kube/config`, then the Pod's
+	// ServiceAccount.
 	Kubeconfig string `json:"kubeconfig" flag:"kubeconfig" form:"file"`
-	// KubeAPIQPS limits the requests to the API server per second. A negative value sets no limit: the API server's
-	// priority and fairness decides.
+	// KubeAPIQPS limits requests to the API server per second. Negative means no limit.
 	KubeAPIQPS float64 `json:"kubeAPIQPS" flag:"kube-api-qps"`
-	// KubeAPIBurst limits the requests to the API server in a burst. It has an effect only with a positive `kubeAPIQPS`.
+	// KubeAPIBurst limits a burst of them, with a positive `kubeAPIQPS` only.
 	KubeAPIBurst int `json:"kubeAPIBurst" flag:"kube-api-burst" min:"1"`
 	// Concurrency sets the number of workers of each controller.
 	Concurrency Concurrency `json:"concurrency"`
 	// LeaderElection configures the Lease.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// MetricsBindAddress is the `host:port` of `/metrics`. `0` switches the metrics off. Use an address that other hosts
-	// can reach only with `metricsSecure`.
+	// MetricsBindAddress is the `host:port` of `/metrics`; `0` switches it off. For other hosts, set `metricsSecure`
+	// too.
 	MetricsBindAddress string `json:"metricsBindAddress" flag:"metrics-bind-address" form:"host:port"`
-	// HealthProbeBindAddress is the `host:port` of `/healthz` and `/readyz`. `0` switches them off.
+	// HealthProbeBindAddress is the `host:port` of `/healthz` and `/readyz`; `0` switches them off.
 	HealthProbeBindAddress string `json:"healthProbeBindAddress" flag:"health-probe-bind-address" form:"host:port"`
-	// MetricsSecure serves the metrics by TLS, and only to users who may get the path `/metrics`.
+	// MetricsSecure serves metrics by TLS, only to users who may `get` the path `/metrics`.
 	MetricsSecure bool `json:"metricsSecure" flag:"metrics-secure"`
-	// MetricsCertDir is the directory with `tls.crt` and `tls.key` for `metricsSecure`. If it is empty, the certificate is
+	// MetricsCertDir is the directory with `tls.crt` and `tls.key` for `metricsSecure`. If empty, the certificate is
 	// self-signed.
 	MetricsCertDir string `json:"metricsCertDir" flag:"metrics-cert-dir" form:"directory"`
-	// Verbosity is the verbosity of the log: 0 logs every decision and every certificate, more is for debugging.
+	// Verbosity is the verbosity of the log: 0 logs every decision and certificate, more is for debugging.
 	Verbosity int `json:"verbosity" flag:"v" min:"0"`
 	// Audit configures the audit log.
 	Audit Audit `json:"audit"`
@@ -65,9 +64,7 @@ type Configuration struct {
 	RequestLimits csr.Limits `json:"requestLimits"`
 	// Approval configures the approver.
 	Approval Approval `json:"approval"`
-	// NodeBlockList is the `namespace/name` of a ConfigMap with names of nodes and the SHA-256 of client certificates.
-	// Nothing is approved or signed for these nodes, or for requests that were made with these certificates: see
-	// [Block a node or a certificate](../how-to/block-a-node.md).
+	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](node-block-list.md).
 	NodeBlockList string `json:"nodeBlockList,omitempty" flag:"node-block-list" form:"namespace/name"`
 	// Signing configures the signer.
 	Signing Signing `json:"signing"`
@@ -80,37 +77,36 @@ type Configuration struct {
 	Retired []string `json:"-"`
 }
 
-// Audit configures the audit log: a JSON line for each decision and each certificate, in addition to the log.
+// Audit configures the [audit log](audit-log.md).
 type Audit struct {
-	// Path is a file, or `-` for standard output. If it is empty, there is no audit log.
+	// Path is a file, or `-` for standard output. If empty, there is no audit log.
 	Path string `json:"path" flag:"audit-log-path" form:"file"`
 	// MaxSize is the size in MiB at which the file is rotated.
 	MaxSize int `json:"maxSize" flag:"audit-log-maxsize" min:"1"`
-	// MaxBackups is the number of rotated files to keep. 0 keeps all of them.
+	// MaxBackups is the number of rotated files to keep; 0 keeps all.
 	MaxBackups int `json:"maxBackups" flag:"audit-log-maxbackup" min:"0"`
-	// MaxAge is the number of days to keep rotated files. 0 keeps them forever.
+	// MaxAge is the number of days to keep rotated files; 0 keeps them forever.
 	MaxAge int `json:"maxAge" flag:"audit-log-maxage" min:"0"`
 }
 
-// SelfCheck configures what the manager asks the API server about itself: its rights, and the kubelets' rights.
+// SelfCheck configures the [self-check](check.md).
 type SelfCheck struct {
-	// Interval is the time between two checks. A check that did not pass is repeated within a minute. 0 switches all
-	// checks off.
+	// Interval is the time between two checks; 0 switches all checks off.
 	Interval metav1.Duration `json:"interval" flag:"self-check-interval"`
-	// BootstrapGroups lists groups of users. At least one of the groups must be able to join nodes, except with the inventory
+	// BootstrapGroups lists groups of users. At least one must be able to join nodes, except with the inventory
 	// `openshift`.
 	BootstrapGroups []string `json:"bootstrapGroups"`
-	// NodeGroups lists groups of nodes. Every one of the groups must be able to renew certificates.
+	// NodeGroups lists groups of nodes. Each must be able to renew certificates.
 	NodeGroups []string `json:"nodeGroups"`
 }
 
-// Concurrency sets how many requests each controller works on at a time.
+// Concurrency limits how many requests each controller works on at a time.
 type Concurrency struct {
-	// Approver is the number of workers of the approver.
+	// Approver is the number of the approver's workers.
 	Approver int `json:"approver" flag:"concurrent-approver-syncs" min:"1"`
-	// Signer is the number of workers of the signer.
+	// Signer is the number of the signer's workers.
 	Signer int `json:"signer" flag:"concurrent-signer-syncs" min:"1"`
-	// Cleaner is the number of workers of the cleaner.
+	// Cleaner is the number of the cleaner's workers.
 	Cleaner int `json:"cleaner" flag:"concurrent-cleaner-syncs" min:"1"`
 }
 
@@ -120,16 +116,14 @@ type LeaderElection struct {
 	Enabled bool `json:"enabled" flag:"leader-elect"`
 	// LeaseDuration is how long a standby waits before it takes the Lease over.
 	LeaseDuration metav1.Duration `json:"leaseDuration" flag:"leader-elect-lease-duration"`
-	// RenewDeadline is how long the leader tries to renew the Lease before it gives up. It must be less than
-	// `leaseDuration`.
+	// RenewDeadline is how long the leader tries to renew before it gives up; less than `leaseDuration`.
 	RenewDeadline metav1.Duration `json:"renewDeadline" flag:"leader-elect-renew-deadline"`
-	// RetryPeriod is the pause between two attempts, of the leader to renew the Lease and of a standby to take it. A
-	// leader that stops releases the Lease, so a standby takes over after one to two pauses.
+	// RetryPeriod is the pause between two attempts to renew or take the Lease. After a leader that stops, a standby
+	// takes over within two.
 	RetryPeriod metav1.Duration `json:"retryPeriod" flag:"leader-elect-retry-period"`
 	// ResourceName is the name of the Lease.
 	ResourceName string `json:"resourceName" flag:"leader-elect-resource-name" form:"name"`
-	// ResourceNamespace is the namespace of the Lease. If it is empty, it is the Pod's, or kube-system outside of a
-	// cluster.
+	// ResourceNamespace is the namespace of the Lease. The default is the Pod's, or kube-system outside a cluster.
 	ResourceNamespace string `json:"resourceNamespace" flag:"leader-elect-resource-namespace" form:"namespace"`
 }
 

@@ -74,14 +74,14 @@ func NewFlags(c *Configuration) *Flags {
 		}
 		return nil
 	}
-	f.define("leaderElection", "leader-elect-resource-lock", "kind", onlyLeases, "The kind of lock. Only leases, the default, is supported.")
+	f.define("leaderElection", "leader-elect-resource-lock", "kind", onlyLeases, "The kind of lock: only leases, the default.")
 	for _, one := range perSignerFlags {
-		const usage = "The file with the CA %s of %s. Signers without files are then not served."
+		usage := "The CA of " + one.signer + ". Signers without files are then not served."
 		setCert := func(file string) error { c.Signing.signer(one.signer).CertFile = file; return nil }
 		setKey := func(file string) error { c.Signing.signer(one.signer).KeyFile = file; return nil }
 		flag, field := "cluster-signing-"+one.middle, fmt.Sprintf("signing.signers[%s]", one.signer)
-		f.define(field+".certFile", flag+"-cert-file", "file", setCert, fmt.Sprintf(usage, "certificate", one.signer))
-		f.define(field+".keyFile", flag+"-key-file", "file", setKey, fmt.Sprintf(usage, "key", one.signer))
+		f.define(field+".certFile", flag+"-cert-file", "file", setCert, usage)
+		f.define(field+".keyFile", flag+"-key-file", "file", setKey, usage)
 	}
 	for _, name := range retiredFlags {
 		note := func(string) error { c.Retired = append(c.Retired, "--"+name); return nil }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -40,7 +41,7 @@ func TestReferencePage(t *testing.T) {
 		maps.Copy(w.comments, readComments(os.DirFS(filepath.FromSlash(folder))))
 	}
 	maps.Copy(w.comments, comments())
-	w.object(t, reflect.ValueOf(Default()).Elem(), "")
+	w.table(t, reflect.ValueOf(Default()).Elem(), "")
 	w.others()
 	want := before + first + "\n\n" + strings.TrimSpace(w.out.String()) + "\n\n" + last + after
 	if *update {
@@ -59,90 +60,112 @@ type reference struct {
 	out      strings.Builder
 	flags    *Flags
 	comments map[string]string
-	seen     map[reflect.Type]string // where an object has its table
+	seen     map[reflect.Type]string // where the fields of an object are described
 }
 
-// object writes the table of v, an object at path, and those of the objects in it. An object has one table, also if
-// several fields hold it.
-func (w *reference) object(t *testing.T, v reflect.Value, path string) {
-	w.seen[v.Type()] = path
-	if path != "" {
-		fmt.Fprintf(&w.out, "### %s\n\n%s\n\n", path, prose(withoutName(w.comments[v.Type().Name()], v.Type().Name())))
-	}
-	if v.NumField() > 0 {
-		w.out.WriteString("| field, flag | default or type | description |\n|---|---|---|\n")
-	}
-	var inner []func()
-	if w.rows(t, v, path, &inner); v.NumField() > 0 {
-		w.out.WriteString("\n")
-	}
-	for _, each := range inner {
-		each()
+// sections are the objects with a table of their own.
+var sections = []string{"approval", "signing", "rotation", "cleaning"}
+
+// table writes the table of v, an object at path, and those of the sections in it.
+func (w *reference) table(t *testing.T, v reflect.Value, path string) {
+	w.out.WriteString("| field | default | description |\n|---|---|---|\n")
+	inner := w.rows(t, v, path)
+	w.out.WriteString("\n")
+	for i, section := range inner {
+		fmt.Fprintf(&w.out, "### %s\n\n%s\n\n", sections[i], prose(w.about(section.Type())))
+		w.table(t, section, sections[i])
 	}
 }
 
-// rows writes the rows of the fields of v, and adds what writes their objects to inner.
-func (w *reference) rows(t *testing.T, v reflect.Value, path string, inner *[]func()) {
+// rows writes the rows of the fields of v, an object at path, and returns the sections among them. The fields of an object
+// are described once, also if several fields hold it.
+func (w *reference) rows(t *testing.T, v reflect.Value, path string) (inner []reflect.Value) {
 	for i := range v.NumField() {
 		field, value := v.Type().Field(i), v.Field(i)
-		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		at, kind := strings.TrimPrefix(path+"."+jsonName(field), "."), field.Type
 		switch {
-		case field.Type == reflect.TypeFor[metav1.TypeMeta]():
+		case kind == reflect.TypeFor[metav1.TypeMeta]():
 			w.row("`apiVersion`", "string", "Must be `"+APIVersion+"`.")
 			w.row("`kind`", "string", "Must be `"+Kind+"`.")
 			continue
-		case field.Anonymous && w.seen[field.Type] != "":
-			first, last := field.Type.Field(0), field.Type.Field(field.Type.NumField()-1)
-			w.row(quote(jsonName(first))+" to "+quote(jsonName(last)), "", fmt.Sprintf("As in [%s](%s).", w.seen[field.Type], anchor(w.seen[field.Type])))
+		case field.Anonymous && w.seen[kind] != "":
+			first, last := kind.Field(0), kind.Field(kind.NumField()-1)
+			w.row(quote(path+"."+jsonName(first))+" to "+quote(jsonName(last)), "", "As in "+quote(w.seen[kind])+".")
 			continue
 		case field.Anonymous:
-			w.seen[field.Type] = path
-			w.rows(t, value, path, inner)
+			w.seen[kind] = path
+			w.rows(t, value, path)
 			continue
-		case name == "-":
+		case jsonName(field) == "-":
+			continue
+		case slices.Contains(sections, at):
+			inner = append(inner, value)
 			continue
 		}
-		at, kind := strings.TrimPrefix(path+"."+name, "."), field.Type
 		if kind.Kind() == reflect.Slice {
 			kind = kind.Elem()
 		}
 		if kind.Kind() == reflect.Pointer {
 			kind = kind.Elem()
 		}
-		shown := cmp.Or(initial(field, value), typeOf(field.Type))
-		if kind.Kind() == reflect.Struct && kind != reflect.TypeFor[metav1.Duration]() {
-			if field.Type.Kind() == reflect.Slice {
-				at += "[]"
-			}
-			if _, written := w.seen[kind]; !written {
-				w.seen[kind] = at
-				object := reflect.New(kind).Elem()
-				if value.Kind() == reflect.Struct {
-					object = value
-				}
-				*inner = append(*inner, func() { w.object(t, object, at) })
-			}
-			shown = fmt.Sprintf("[%s](%s)", strings.TrimSuffix(typeOf(field.Type), " of objects"), anchor(w.seen[kind]))
-		}
 		text := description(w.comments, v.Type().Name(), field.Name)
 		if text == "" {
 			t.Errorf("%s.%s has no comment", v.Type().Name(), field.Name)
 		}
-		w.row(strings.TrimSpace(quote(name)+" "+w.flagOf(at)), shown, prose(text))
+		if kind.Kind() == reflect.Struct && kind.NumField() > 0 && kind != reflect.TypeFor[metav1.Duration]() {
+			w.object(t, field, value, kind, at)
+		} else {
+			w.row(strings.TrimSpace(quote(at)+" "+w.flagOf(at)), cmp.Or(initial(field, value), typeOf(field.Type)), prose(text))
+		}
 	}
+	return inner
 }
 
-// others writes the table of the flags that belong to no field.
+// object writes the row of a field at path that holds an object or a list of objects, and the rows of their fields.
+func (w *reference) object(t *testing.T, field reflect.StructField, value reflect.Value, kind reflect.Type, path string) {
+	if field.Type.Kind() == reflect.Slice {
+		path += "[]"
+	}
+	if written := w.seen[kind]; written != "" {
+		w.row(quote(path), "", "As "+quote(written)+".")
+		return
+	}
+	w.seen[kind] = path
+	if kind.NumField() > 2 || field.Type.Kind() == reflect.Slice {
+		w.row(quote(path), typeOf(field.Type), prose(w.about(kind)))
+	}
+	if value.Kind() != reflect.Struct {
+		value = reflect.New(kind).Elem()
+	}
+	w.rows(t, value, path)
+}
+
+// about returns the comment of a type.
+func (w *reference) about(kind reflect.Type) string {
+	return withoutName(w.comments[kind.Name()], kind.Name())
+}
+
+// others writes the table of the flags that belong to no field. Flags with the same description share a row.
 func (w *reference) others() {
 	w.out.WriteString("### Other flags\n\n| flag | description |\n|---|---|\n")
+	flags, last := "", "" // with the same description
 	for _, group := range w.flags.Groups {
 		group.Flags.VisitAll(func(flag *pflag.Flag) {
-			if path := w.flags.fields[flag.Name]; path == "" || strings.Contains(path, "[") {
-				form, usage := pflag.UnquoteUsage(flag)
-				fmt.Fprintf(&w.out, "| `--%s` | %s |\n", strings.TrimSpace(flag.Name+" "+form), prose(usage))
+			if path := w.flags.fields[flag.Name]; path != "" && !strings.Contains(path, "[") {
+				return
+			}
+			form, usage := pflag.UnquoteUsage(flag)
+			if name := quote(strings.TrimSpace("--" + flag.Name + " " + form)); usage == last {
+				flags += ", " + name
+			} else {
+				if last != "" {
+					w.row(flags, prose(last))
+				}
+				flags, last = name, usage
 			}
 		})
 	}
+	w.row(flags, prose(last))
 }
 
 // flagOf returns the flag of the field at path.
@@ -164,18 +187,13 @@ func jsonName(field reflect.StructField) string {
 	return name
 }
 
-// anchor returns a link to the table of the object at path.
-func anchor(path string) string {
-	return "#" + strings.NewReplacer(".", "", "[", "", "]", "").Replace(strings.ToLower(path))
-}
-
 // typeOf returns the type of a field for readers.
 func typeOf(t reflect.Type) string {
 	switch t.Kind() {
 	case reflect.Pointer:
 		return typeOf(t.Elem())
 	case reflect.Slice:
-		return "list of " + typeOf(t.Elem()) + "s"
+		return typeOf(t.Elem()) + "s"
 	case reflect.Struct:
 		if t == reflect.TypeFor[metav1.Duration]() {
 			return "duration"

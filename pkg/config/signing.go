@@ -19,14 +19,14 @@ import (
 type Signing struct {
 	CA `json:",inline"`
 	// Duration is the longest lifetime of a certificate, and the lifetime if the request asks for none. It must be more
-	// than 2m9s. A signer can have its own.
+	// than 2m9s.
 	Duration metav1.Duration `json:"duration" flag:"cluster-signing-duration"`
-	// MinRSABits is the smallest size of an RSA key, at least 1024. Larger keys than 8192 bits are never permitted.
+	// MinRSABits is the smallest RSA key, at least 1024. RSA keys above 8192 bits are never permitted.
 	MinRSABits int `json:"minRSABits" min:"1024"`
-	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
-	// `CN=value`, with at most one `*`, at the end. If it is not set, it is `O=system:masters`.
+	// ForbiddenSubjects lists subjects that are never issued: `O=value` or `CN=value`, with at most one `*`, at the
+	// end. The default is `O=system:masters`.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
-	// Signers lists the signers with settings of their own: Kubernetes' signers and custom signers.
+	// Signers lists signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`
 }
 
@@ -76,22 +76,22 @@ func (s *Signing) validateGuarded(m *mistakes, path *field.Path) {
 // CA names the source of a signing certificate and its key: a Secret of type kubernetes.io/tls, or two files. Values
 // can be compared.
 type CA struct {
-	// Secret is the `namespace/name` of a Secret of type `kubernetes.io/tls` with the CA, instead of the files. Below
-	// `signing`, it is the CA of all of Kubernetes' signers.
+	// Secret is the `namespace/name` of a Secret of type `kubernetes.io/tls` with the CA. Below `signing`, it serves
+	// all of Kubernetes' signers.
 	Secret string `json:"secret,omitempty" flag:"signing-secret" form:"namespace/name"`
-	// CertFile is the file with the CA certificate. It needs `keyFile`.
+	// CertFile is the file with the CA certificate, instead of a Secret. It needs `keyFile`.
 	CertFile string `json:"certFile,omitempty" flag:"cluster-signing-cert-file" form:"file"`
-	// KeyFile is the file with the key of the CA. It needs `certFile`.
+	// KeyFile is the file with the CA's key. It needs `certFile`.
 	KeyFile string `json:"keyFile,omitempty" flag:"cluster-signing-key-file" form:"file"`
-	// Chain selects the CA certificates that follow an issued certificate: `Intermediates` (the default), `None` or
-	// `WithRoot`. See [The signing CA](signing-ca.md).
+	// Chain selects the certificates [after the leaf](signing-ca.md#chain): `Intermediates` (the default), `None` or
+	// `WithRoot`.
 	Chain ca.Chain `json:"chain,omitempty"`
 	// CreateIfMissing makes the manager create a CA if the Secret does not exist.
 	CreateIfMissing bool `json:"createIfMissing,omitempty"`
-	// KeyAlgorithm is the key of a CA that the manager creates: `ECDSAP256` (the default), `ECDSAP384`, `RSA3072`,
-	// `RSA4096` or `ED25519`.
+	// KeyAlgorithm is the key of a created CA: `ECDSAP256` (the default), `ECDSAP384`, `RSA3072`, `RSA4096` or
+	// `ED25519`.
 	KeyAlgorithm ca.Algorithm `json:"keyAlgorithm,omitempty"`
-	// CADuration is the lifetime of a CA that the manager creates. The default is ten years (87600h).
+	// CADuration is the lifetime of a created CA. The default is ten years (87600h).
 	CADuration metav1.Duration `json:"caDuration,omitzero"`
 }
 
@@ -147,26 +147,25 @@ type Signer struct {
 	// Name is the signerName, such as `example.com/client`.
 	Name string `json:"name"`
 	CA   `json:",inline"`
-	// Duration is the lifetime of a certificate if the request asks for none. The default is `signing.duration`.
+	// Duration is the lifetime if the request asks for none. The default is `signing.duration`.
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// MinDuration is the shortest lifetime: a request for less gets this. The default is ten minutes.
 	MinDuration *metav1.Duration `json:"minDuration,omitempty"`
 	// MaxDuration is the longest lifetime: a request for more gets this. The default is `duration`.
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
-	// Usages lists the usages that a custom signer permits. Required for a custom signer, and forbidden for Kubernetes'
-	// signers, which have rules of their own.
+	// Usages lists the permitted usages. Required for a custom signer, forbidden for Kubernetes' signers.
 	Usages []string `json:"usages,omitempty"`
-	// ForbiddenSubjects replaces `signing.forbiddenSubjects` for this signer. If it is not set, a custom signer whose CA
-	// the API servers trust for clients also forbids `O=system:*`, `O=kubeadm:*` and `CN=system:*`.
+	// ForbiddenSubjects replaces `signing.forbiddenSubjects` and [what a trusted CA
+	// forbids](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts).
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
-	// AllowWildcards permits DNS names that begin with `*.` for a custom signer. Kubernetes' signers always permit them.
+	// AllowWildcards permits DNS names that begin with `*.` for a custom signer. Kubernetes' signers always permit
+	// them.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
-	// AllowedNames lists the names that server certificates of a custom signer may hold if API servers trust its CA for
-	// clients: DNS names, `*.suffix`, IP addresses, CIDRs, URIs and e-mail addresses. If it is not set, such a signer
-	// issues no server certificates.
+	// AllowedNames lists the names that a custom signer [on a trusted
+	// CA](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts) may issue to servers.
 	AllowedNames []string `json:"allowedNames,omitempty"`
-	// AllowNoExtKeyUsage permits certificates without an extended key usage for a custom signer whose CA no API server
-	// trusts for clients.
+	// AllowNoExtKeyUsage permits certificates without an extended key usage, for a custom signer whose CA the cluster
+	// does not trust.
 	AllowNoExtKeyUsage bool `json:"allowNoExtKeyUsage,omitempty"`
 }
 
@@ -256,15 +255,14 @@ func isBuiltin(signerName string) bool {
 	return found
 }
 
-// Rotation configures the [rotation of the signing CAs](rotation.md). Each CA has a SigningAuthority.
+// Rotation configures the [rotation of the signing CAs](rotation.md).
 type Rotation struct {
-	// Enabled switches the rotation on for every signing CA in a Secret. A CA then signs only after it is proven to be
-	// trusted.
+	// Enabled switches it on for every CA in a Secret. A CA then signs only after it is proven to be trusted.
 	Enabled bool `json:"enabled"`
-	// OldLifetimeCap is the longest lifetime of certificates that the old CA issues while the new CA waits to be trusted.
+	// OldLifetimeCap is the longest lifetime of certificates that the old CA issues while the new CA waits to be
+	// trusted.
 	OldLifetimeCap metav1.Duration `json:"oldLifetimeCap"`
-	// SettleFor is how long every API server must give the same answer, that it trusts a CA or rejects it, before the
-	// manager relies on it.
+	// SettleFor is how long every API server must give the same answer about a CA.
 	SettleFor metav1.Duration `json:"settleFor"`
 }
 
@@ -272,7 +270,7 @@ type Rotation struct {
 type Cleaning struct {
 	// Retention sets how long requests are kept.
 	Retention Retention `json:"retention"`
-	// Signers lists the signers with a retention of their own.
+	// Signers lists signers with a retention of their own.
 	Signers []SignerRetention `json:"signers"`
 	// DeletesPerSecond limits how fast a backlog is deleted.
 	DeletesPerSecond int `json:"deletesPerSecond" min:"1"`
@@ -280,20 +278,19 @@ type Cleaning struct {
 
 // Retention sets how long requests are kept. A negative duration keeps them forever.
 type Retention struct {
-	// Approved counts from the approval, for issued requests too. Requests that were approved longer ago are not signed.
-	// The default is 1h.
+	// Approved counts from the approval, for issued requests too. After that, no request is signed. The default is 1h.
 	Approved *metav1.Duration `json:"approved,omitempty"`
 	// Denied counts from the denial. The default is 1h.
 	Denied *metav1.Duration `json:"denied,omitempty"`
 	// Failed counts from the failure. The default is 1h.
 	Failed *metav1.Duration `json:"failed,omitempty"`
-	// Pending counts from the creation of the request. The default is 24h.
+	// Pending counts from the creation. The default is 24h.
 	Pending *metav1.Duration `json:"pending,omitempty"`
-	// Expired counts from the end of the issued certificate. The default is 0s: the request is deleted at once.
+	// Expired counts from the end of the issued certificate. The default is 0s: at once.
 	Expired *metav1.Duration `json:"expired,omitempty"`
 }
 
-// SignerRetention overrides the retention for the requests of one signer. A field that is not set has the value for all signers.
+// SignerRetention overrides the retention for one signer. A field that is not set has the value for all.
 type SignerRetention struct {
 	// Name is the signerName.
 	Name string `json:"name"`

@@ -21,20 +21,18 @@ type Refused struct{ Reason, Message string }
 // Error implements error.
 func (r *Refused) Error() string { return r.Message }
 
-// Limits limits the size of a request. The manager checks it before it parses, verifies, compares or prints anything else
-// of the request. A larger request is `RequestTooLarge`: it is never approved, and Failed once approved. A request with
-// more than 100 extensions is too large with any limits. In Go, a field that is zero has its default.
+// Limits limits the size of a request, before anything else of it is parsed, verified or printed. A larger request is
+// never approved, and Failed once approved: `RequestTooLarge`. In Go, a zero field has its default.
 type Limits struct {
 	// RequestBytes limits `spec.request`.
 	RequestBytes int `json:"maxRequestBytes" min:"1"`
-	// DERBytes limits the PKCS#10 request in the first PEM block of `spec.request`.
+	// DERBytes limits the PKCS#10 request in its first PEM block.
 	DERBytes int `json:"maxDERBytes" min:"1"`
 	// SubjectAttributes limits the attributes of the subject.
 	SubjectAttributes int `json:"maxSubjectAttributes" min:"1"`
 	// Names limits the subjectAltNames of all types together.
 	Names int `json:"maxNames" min:"1"`
-	// Extensions limits the attributes of the request and the extensions that they ask for, together. Thousands of
-	// extensions take far longer to read than the same number of bytes in names.
+	// Extensions limits PKCS#10 attributes and requested extensions together.
 	Extensions int `json:"maxExtensions" min:"1"`
 }
 

@@ -35,19 +35,19 @@ var (
 	// reloadsTotal counts new signing CAs by result, accepted or rejected.
 	reloadsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_ca_reloads_total",
-		Help: "New signing CAs that were read, by result: accepted, or rejected (the last good one stays in use).",
+		Help: "New signing CAs: accepted, or rejected (the last good one stays in use).",
 	}, []string{"result"})
 
 	// caRejected shows the current state, while reloadsTotal counts events.
 	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_ca_rejected",
-		Help: "1 while the newest candidate for the signing CA can't be used, whether or not there is a good one in use.",
+		Help: "1 while the newest content of the signing CA can't be used.",
 	}, []string{"signer"})
 
 	// caNotAfter is per signer, because alerts are about a signer.
 	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
 		Name: "csr_signer_ca_expiration_timestamp_seconds",
-		Help: "End of the signing CA in use, in seconds since 1970; 0 when there has been none yet.",
+		Help: "End of the signing CA in use; 0 if there was none yet.",
 	}, []string{"signer"})
 )
 

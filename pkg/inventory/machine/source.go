@@ -30,14 +30,14 @@ import (
 // Options selects the objects that describe machines. Paths are written as for `kubectl get -o jsonpath`, such as
 // `.status.addresses`.
 type Options struct {
-	// Group is the API group of the objects.
+	// Group is the API group.
 	Group string `json:"group"`
-	// Version is the API version. If it is empty, it is the version that the API server prefers.
+	// Version is the API version. The default is the version that the API server prefers.
 	Version string `json:"version,omitempty"`
 	// Kind is the kind of the objects.
 	Kind string `json:"kind"`
-	// Namespace is the namespace of the objects. If it is empty, all namespaces count. A management cluster has the
-	// machines of all its clusters: select those of this cluster by namespace or selector.
+	// Namespace is the namespace of the objects. If empty, all namespaces count. In a management cluster, select this
+	// cluster's machines by namespace or selector.
 	Namespace string `json:"namespace,omitempty"`
 	// Selector is a label selector for the objects.
 	Selector string `json:"selector,omitempty"`
@@ -45,11 +45,11 @@ type Options struct {
 	NodeRefPath string `json:"nodeRefPath,omitempty"`
 	// AddressesPath leads to addresses `{type, address}` as in a Node's status, or to plain addresses and names.
 	AddressesPath string `json:"addressesPath,omitempty"`
-	// NamePath leads to the name that the machine's Node will have, if `nameTypes` do not give it.
+	// NamePath leads to the name of the future Node, if `nameTypes` do not give it.
 	NamePath string `json:"namePath,omitempty"`
 	// NameTypes lists the types of addresses that give the name of the node.
 	NameTypes []string `json:"nameTypes,omitempty"`
-	// CreatedPath leads to the time from which the join window counts. If it is empty, the creation of the object counts.
+	// CreatedPath leads to the start of the join window. The default is the creation of the object.
 	CreatedPath string `json:"createdPath,omitempty"`
 }
 

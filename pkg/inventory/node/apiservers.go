@@ -35,8 +35,7 @@ const (
 
 var unreadAPIServers = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_api_servers_unread",
-	Help: "API servers whose serving certificate could not be read at the last attempt: " +
-		"names that only they hold are not reserved.",
+	Help: "API servers whose serving certificate could not be read at the last attempt. Names that only they hold are not reserved.",
 })
 
 func init() { metrics.Registry.MustRegister(unreadAPIServers) }

@@ -36,8 +36,7 @@ const nodesKey = "nodes.yaml"
 // mistakes by Event.
 var refusedRows = prometheus.NewGauge(prometheus.GaugeOpts{
 	Name: "csr_approver_static_rows_refused",
-	Help: "Mistakes in static lists of nodes; a list with a mistake is not used, " +
-		"and a list that can't be read counts as one mistake.",
+	Help: "Mistakes in static lists of nodes. A list with a mistake is not used; a list that can't be read counts as one.",
 })
 
 func init() { metrics.Registry.MustRegister(refusedRows) }

@@ -17,8 +17,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Row describes one node, by name, or several nodes, by namePattern. In dnsNames and suffixes, ${node} stands for the
-// node's name, and ${group} for the text that the pattern's group of that name matched.
+// Row describes one node, by name, or several nodes, by namePattern. In dnsNames and suffixes, `${node}` stands for the
+// node's name, and `${group}` for the text that the pattern's group of that name matched.
 type Row struct {
 	// Name is the name of one node.
 	Name string `json:"name,omitempty" yaml:"name"`
@@ -26,7 +26,7 @@ type Row struct {
 	NamePattern string `json:"namePattern,omitempty" yaml:"namePattern"`
 	// DNSNames lists DNS names of the node.
 	DNSNames []string `json:"dnsNames,omitempty" yaml:"dnsNames"`
-	// Suffixes lists DNS suffixes: every name below one of them belongs to the node.
+	// Suffixes lists DNS suffixes: each name below one belongs to the node.
 	Suffixes []string `json:"suffixes,omitempty" yaml:"suffixes"`
 	// Addresses lists IP addresses and CIDRs of the node.
 	Addresses []string `json:"addresses,omitempty" yaml:"addresses"`
