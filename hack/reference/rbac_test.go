@@ -65,7 +65,7 @@ func roles(root string) (string, error) {
 	var out strings.Builder
 	used, seen := map[string]bool{}, map[string]string{}
 	for _, section := range roleSections {
-		rows, needs := newTable("role", "right", "for"), []string{}
+		rows, needs := newTable("role", "rights"), []string{}
 		for _, folder := range section.folders {
 			objects, err := readObjects(filepath.Join(root, "config", filepath.FromSlash(folder.name)))
 			if err != nil {
@@ -187,11 +187,11 @@ func (o object) bound(objects []object) string {
 	return "(not bound)"
 }
 
-// addTo adds a row for each rule of a role, titled name, to rows, and marks the reasons that they have. A role with the
-// rules of a role in seen, except for their names, gets one row.
+// addTo adds the row of a role, titled name, to rows, and marks the reasons that its rules have. Its rights are those of a
+// role in seen, if they differ in names alone.
 func (o object) addTo(rows *table, name string, reasons map[string]string, used map[string]bool, seen map[string]string) error {
-	var all [][]string
-	like, names := "", []string{}
+	var rights, names []string
+	like := ""
 	for _, rule := range o.Rules {
 		resources := slices.Concat(rule.Resources, rule.NonResourceURLs)
 		for i, resource := range resources {
@@ -207,21 +207,18 @@ func (o object) addTo(rows *table, name string, reasons map[string]string, used 
 		used[key] = true
 		right := strings.Join(rule.Verbs, ", ") + " " + quoted(resources)
 		if short := shortNames(rule.ResourceNames); short != "" {
-			right += ": " + short
+			right += " " + short
 			names = append(names, short)
 		}
-		all = append(all, []string{name, right, reasons[key]})
+		rights = append(rights, right+": "+reasons[key]+".")
 		like += permits + ": " + reasons[key] + "\n"
-		name = "" // once for each role
 	}
-	if first := seen[like]; first != "" && len(all) > 1 {
-		all = [][]string{{all[0][0], "as " + first + ", for " + strings.Join(names, ", "), ""}}
+	if first := seen[like]; first != "" && len(rights) > 1 {
+		rights = []string{"As " + first + ", for " + strings.Join(names, ", ") + "."}
 	} else {
 		seen[like] = o.name()
 	}
-	for _, row := range all {
-		rows.row(row...)
-	}
+	rows.row(name, strings.Join(rights, "<br>"))
 	return nil
 }
 
