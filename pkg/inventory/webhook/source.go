@@ -15,9 +15,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -57,10 +55,7 @@ type Options struct {
 var _ inventory.Slow = &Source{}
 
 // Source is the inventory source that asks a server.
-type Source struct {
-	options Options
-	clients clients
-}
+type Source struct{ options Options }
 
 // New returns a Source, or an error that joins all mistakes in options. It does not read the files.
 func New(options Options) (*Source, error) {
@@ -78,9 +73,7 @@ func New(options Options) (*Source, error) {
 		return nil, err
 	}
 	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
-	return &Source{options: options, clients: clients{
-		ca: options.CAFile, cert: options.CertFile, key: options.KeyFile, timeout: options.Timeout,
-	}}, nil
+	return &Source{options}, nil
 }
 
 // checkURL returns why text is no valid URL for a webhook, or nil.
@@ -171,7 +164,7 @@ type requester struct {
 // post returns the body of the response. It does without an http.Client, whose errors show the URL and what a redirect
 // makes of it.
 func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) {
-	client, err := s.clients.get()
+	client, err := s.options.transport()
 	if err != nil {
 		return nil, err
 	}
@@ -185,9 +178,6 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "application/json")
-	// A repeated lookup does no harm. With this header, which is not sent without a value, net/http retries if a kept
-	// connection was closed.
-	request.Header["Idempotency-Key"] = []string{}
 	response, err := client.RoundTrip(request)
 	if err != nil {
 		return nil, err
@@ -209,66 +199,29 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	return answer, nil
 }
 
-// clients creates HTTP transports from files, and a new transport after the files have changed.
-type clients struct {
-	ca, cert, key string
-	timeout       time.Duration
-
-	mu      sync.Mutex
-	content [][]byte // of the files from which current was created
-	current *http.Transport
-}
-
-// get returns a transport for the current files. It reads them each time: they are small, and a CA that was removed is
-// not trusted in the next lookup.
-func (c *clients) get() (*http.Transport, error) {
-	content := make([][]byte, 0, 3)
-	for _, name := range []string{c.ca, c.cert, c.key} {
-		var data []byte
-		if name != "" {
-			var err error
-			if data, err = os.ReadFile(name); err != nil {
-				return nil, err
-			}
-		}
-		content = append(content, data)
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.current != nil && slices.EqualFunc(content, c.content, bytes.Equal) {
-		return c.current, nil
-	}
-	client, err := c.make(content[0], content[1], content[2])
+// transport returns a transport for one lookup. It reads the files, so a CA that was removed is not trusted in the next
+// lookup, and keeps no connection, which could be closed or stalled when the next lookup needs it.
+func (o Options) transport() (*http.Transport, error) {
+	ca, err := os.ReadFile(o.CAFile)
 	if err != nil {
 		return nil, err
 	}
-	if c.current != nil {
-		c.current.CloseIdleConnections()
-	}
-	c.current, c.content = client, content
-	return client, nil
-}
-
-// make creates a transport from the content of the files.
-func (c *clients) make(ca, cert, key []byte) (*http.Transport, error) {
 	config := &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: x509.NewCertPool()}
 	if !config.RootCAs.AppendCertsFromPEM(ca) {
-		return nil, fmt.Errorf("%s holds no certificate", c.ca)
+		return nil, fmt.Errorf("%s holds no certificate", o.CAFile)
 	}
-	if c.cert != "" {
-		pair, err := tls.X509KeyPair(cert, key)
+	if o.CertFile != "" {
+		pair, err := tls.LoadX509KeyPair(o.CertFile, o.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("%s and %s: %w", c.cert, c.key, err)
+			return nil, fmt.Errorf("%s and %s: %w", o.CertFile, o.KeyFile, err)
 		}
 		config.Certificates = []tls.Certificate{pair}
 	}
-	return &http.Transport{ // with HTTP/1.1, so that a stalled lookup does not block others, and without a proxy
+	return &http.Transport{ // without a proxy
 		TLSClientConfig:        config,
-		DialContext:            (&net.Dialer{Timeout: c.timeout}).DialContext,
-		TLSHandshakeTimeout:    c.timeout, // a connection may be opened for a lookup that was canceled
-		MaxConnsPerHost:        maxLookups,
-		MaxIdleConnsPerHost:    maxLookups,
-		IdleConnTimeout:        90 * time.Second,
+		DialContext:            (&net.Dialer{Timeout: o.Timeout}).DialContext,
+		TLSHandshakeTimeout:    o.Timeout, // a connection may be opened for a lookup that was canceled
+		DisableKeepAlives:      true,
 		MaxResponseHeaderBytes: maxAnswer,
 		DisableCompression:     true,
 	}, nil
