@@ -32,11 +32,9 @@ const maxMessage = 1024
 // maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
 const maxSubject = 2 * 64 << 10
 
-// patience is how long Write waits for its turn, and for the audit log's disk. While a write to it hangs, others do not
-// wait at all.
-const patience = 2 * time.Second
-
-var errHangs = errors.New("an earlier write to it hangs")
+// patience is how long Write waits for its turn, and for the audit log's disk. While a write to it hangs, others wait only
+// for haste.
+const patience, haste = 2 * time.Second, time.Millisecond
 
 // errorsTotal counts records that could not be written to the audit log.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
@@ -150,16 +148,12 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 // Log is the audit log. A nil Log writes to the logger only. It is safe for concurrent use.
 type Log struct {
 	out  io.Writer
-	turn chan struct{} // empty during a write
+	busy chan struct{} // full during a write
 	// hangs reports that a write took longer than patience, and that none has been faster since.
 	hangs atomic.Bool
 }
 
-func newLog(out io.Writer) *Log {
-	l := &Log{out: out, turn: make(chan struct{}, 1)}
-	l.turn <- struct{}{}
-	return l
-}
+func newLog(out io.Writer) *Log { return &Log{out: out, busy: make(chan struct{}, 1)} }
 
 // Options set the file of the audit log and its rotation, see config.Audit.
 type Options struct {
@@ -209,44 +203,32 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 	}
 }
 
-// write writes line. It waits at most patience for its turn, but not at all while a write hangs, and at most patience for
-// the disk. The write may then be complete later.
+// write writes line. It waits at most patience for its turn, and at most patience for the disk. The write may then be
+// complete later.
 func (l *Log) write(line []byte) error {
+	turn := patience
+	if l.hangs.Load() {
+		turn = haste
+	}
 	select {
-	case <-l.turn:
-	default:
-		if l.hangs.Load() {
-			return errHangs
-		}
-		if _, free := receive(l.turn); !free {
-			return errHangs
-		}
+	case l.busy <- struct{}{}:
+	case <-time.After(turn):
+		return errors.New("an earlier write to it hangs")
 	}
 	done := make(chan error, 1)
 	go func() {
 		_, err := l.out.Write(line)
-		l.turn <- struct{}{}
+		<-l.busy
 		done <- err
 	}()
-	err, written := receive(done)
-	l.hangs.Store(!written)
-	if !written {
+	select {
+	case err := <-done:
+		l.hangs.Store(false)
+		return err
+	case <-time.After(patience):
+		l.hangs.Store(true)
 		return fmt.Errorf("the write takes longer than %s", patience)
 	}
-	return err
-}
-
-// receive waits for a value of c, at most patience. It uses two timers: if the process was suspended, the first one has
-// expired when the process continues, but the disk has had no time yet.
-func receive[T any](c <-chan T) (value T, received bool) {
-	for range 2 {
-		select {
-		case value = <-c:
-			return value, true
-		case <-time.After(patience / 2):
-		}
-	}
-	return value, false
 }
 
 // bounded shortens the texts that a requester chose. The record of a certificate keeps all of its names, which
