@@ -76,15 +76,13 @@ type Judgement struct {
 	Authority *ca.Authority
 	// LifetimeCap, if not zero, bounds the lifetime of the certificate, beside the profile.
 	LifetimeCap time.Duration
-	// IfTrusted is set while it is unknown whether API servers trust the CA. It says why the request is refused if they do.
-	IfTrusted *ca.Violation
 
 	retry time.Duration // when to judge the request again; zero means by its age
 	quiet bool          // the reason passes within a moment and is not reported
 }
 
-// Outcome returns the name of the verdict for metrics, audit records and explain.
-func (j Judgement) Outcome() string {
+// outcome returns the name of the verdict for metrics and audit records.
+func (j Judgement) outcome() string {
 	switch j.Verdict {
 	case verdict.Approve:
 		return "Issued"
@@ -93,15 +91,6 @@ func (j Judgement) Outcome() string {
 	default:
 		return j.Verdict.String()
 	}
-}
-
-// Sentence returns the note of the Event about a request for signerName. The Failed condition has only the Message,
-// which is kube-controller-manager's text.
-func (j Judgement) Sentence(signerName string) string {
-	if j.Verdict != verdict.Deny {
-		return j.Message
-	}
-	return fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", signerName, j.Message)
 }
 
 // Reconcile signs a request, marks it as Failed, or reports why it waits. An error goes to the work queue, which retries.
@@ -234,7 +223,7 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 	violation := signer.checkTrust(req, trust)
 	switch {
 	case violation != nil && trust.unread != "":
-		return Judgement{Request: req, IfTrusted: violation, quiet: trust.unread == notRead, Result: verdict.Wait.Because("CATrustUnknown",
+		return Judgement{Request: req, quiet: trust.unread == notRead, Result: verdict.Wait.Because("CATrustUnknown",
 			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:
@@ -296,8 +285,11 @@ var wouldReasons = map[verdict.Verdict]string{
 // report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
 // reports each distinct outcome once.
 func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	tell, counted, as := r.Reporter.Request, outcomesTotal, judged.Outcome()
-	reason, message := judged.Reason, judged.Sentence(obj.Spec.SignerName)
+	tell, counted, as := r.Reporter.Request, outcomesTotal, judged.outcome()
+	reason, message := judged.Reason, judged.Message
+	if judged.Verdict == verdict.Deny { // the Failed condition has only the Message, which is kube-controller-manager's text
+		message = fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", obj.Spec.SignerName, message)
+	}
 	if r.DryRun {
 		counted, as = dryRunTotal, wouldReasons[judged.Verdict]
 		reason, message = as, fmt.Sprintf("%s: %s", judged.Reason, message)
@@ -308,7 +300,7 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 	if !tell(obj, obj.Spec.Username, "Sign", reason, message) {
 		return
 	}
-	counted.WithLabelValues(obj.Spec.SignerName, judged.Outcome(), judged.Reason).Inc()
+	counted.WithLabelValues(obj.Spec.SignerName, judged.outcome(), judged.Reason).Inc()
 	record := audit.Of(obj, judged.Request)
 	record.Verdict, record.Reason, record.Message = as, judged.Reason, message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)

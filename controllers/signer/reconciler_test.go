@@ -2,19 +2,13 @@ package signer
 
 import (
 	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -113,6 +107,8 @@ func TestCheck(t *testing.T) {
 		"all of it comes before the CA":    {change: usages("magic"), world: withoutCA, want: badClientUsages},
 		"too large":                        {change: huge, world: withoutCA, want: tooLarge},
 		"too large, trimmed to zeros":      {change: all(huge, trimmed(nil)), want: tooLarge},
+		"a forged signature": {change: forged,
+			want: "Failed Malformed: the signature in spec.request does not match its public key: x509: ECDSA verification failure"},
 	})
 }
 
@@ -122,24 +118,8 @@ func forbidMasters(w *world) {
 	}
 }
 
-// TestDefects signs approved requests that other signers are known to handle wrongly. The numbers are those of the
-// approver's list of defects.
-func TestDefects(t *testing.T) {
-	t.Parallel()
-	check(t, map[string]row{
-		"12 an approved request with another organization": {
-			change: orgs("system:nodes", "joiners"), want: "Failed SignerValidationFailure: …"},
-		"12 a request with a forged signature": {
-			change: forged,
-			want:   "Failed Malformed: the signature in spec.request does not match its public key: x509: ECDSA verification failure"},
-		"14 an ECDSA key":           {change: usages("client auth", "digital signature"), want: "certificate"},
-		"16 an unconfigured signer": {change: signerName("example.com/kubelet-serving")},
-		"32 an unknown usage":       {change: usages("digital signature", "client auth", "magic"), want: badClientUsages},
-	})
-}
-
 // TestInputs signs approved requests with bad or surprising content from practice. The numbers are those of the
-// approver's TestInputs. Shapes that pkg/csr refuses are tested there.
+// approver's TestInputs. Shapes, keys and lifetimes that pkg/csr and pkg/ca refuse or change are tested there.
 func TestInputs(t *testing.T) {
 	t.Parallel()
 	extended := with(func(r *asks) {
@@ -153,17 +133,12 @@ func TestInputs(t *testing.T) {
 	})
 	client := signerName(clientSigner)
 	check(t, map[string]row{
-		"10 without key encipherment": {change: all(serving, dns("a")), want: "certificate"},
-		"10 with key encipherment": {
-			change: all(serving, dns("a"), usages("key encipherment", "server auth", "digital signature")), want: "certificate"},
-		"11 server auth for a client": {
-			change: all(client, usages("client auth", "server auth")),
-			want:   "Failed SignerValidationFailure: invalid usage for client certificate: server auth"},
 		"12 CA:TRUE and an extension": {change: extended, want: "certificate"},
 		"12 two names in one, for serving": {
 			change: all(serving, dns("::ffff:10.9.0.1%, DNS:kubernetes.default.svc")), want: "Failed NameNotPermitted: …"},
 		"12 a wildcard for a client": {change: all(client, dns("*.a")), want: "certificate"},
 		"12 percent signs elsewhere": {change: all(client, percent), want: "certificate"},
+		"13 two organizations":       {change: orgs("system:nodes", "joiners"), want: "Failed SignerValidationFailure: …"},
 		"13 system:masters":          {change: orgs("system:masters"), want: "Failed SignerValidationFailure: …"},
 		"13 system:masters for a client": {
 			change: all(client, orgs("a", "system:masters")), want: "Failed SubjectNotPermitted: …"},
@@ -180,44 +155,6 @@ func TestInputs(t *testing.T) {
 	})
 }
 
-// TestInput16Keys checks what becomes of each kind of key. pkg/csr and pkg/ca test more of them.
-func TestInput16Keys(t *testing.T) {
-	t.Parallel()
-	_, edKey, err := ed25519.GenerateKey(rand.Reader)
-	huge := content(must(os.ReadFile("testdata/rsa-16384.pem")))
-	check(t, map[string]row{
-		"16 RSA-1024":  {change: keyed(weakKey()), want: tooWeak},
-		"16 RSA-2048":  {change: keyed(must(rsa.GenerateKey(rand.Reader, 2048))), want: "certificate"},
-		"16 RSA-16384": {change: huge, want: "Failed KeyNotPermitted: …"},
-		"16 P-224":     {change: keyed(must(ecdsa.GenerateKey(elliptic.P224(), rand.Reader))), want: "Failed KeyNotPermitted: …"},
-		"16 P-521":     {change: keyed(must(ecdsa.GenerateKey(elliptic.P521(), rand.Reader))), want: "certificate"},
-		"16 Ed25519":   {change: keyed(must(edKey, err)), want: "certificate"},
-	})
-}
-
-// TestInput17Lifetimes checks that a requested lifetime below ten minutes is raised, and that one above the signer's
-// maximum is cut.
-func TestInput17Lifetimes(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		wish int32
-		want time.Duration // the whole validity; below eight hours it includes the backdating
-	}{
-		"17 600":                      {600, 15 * time.Minute},
-		"17 0, as only etcd can hold": {0, 15 * time.Minute},
-		"17 less than 0":              {-1 << 31, 15 * time.Minute},
-		"17 a day":                    {86400, day},
-		"17 1e9":                      {1e9, year},
-	} {
-		w := newWorld(t, func(obj *request) { obj.Spec.ExpirationSeconds = &test.wish })
-		w.load(100 * year)
-		is(t, w.reconcile(), "certificate", w.pair)
-		if cert := w.last(); cert.NotAfter.Sub(cert.NotBefore) != test.want {
-			t.Errorf("%s: from %s to %s, want %s", name, cert.NotBefore, cert.NotAfter, test.want)
-		}
-	}
-}
-
 // TestDefect22ACertificateOutlivesItsCA checks that no certificate outlives its CA, so its chain is valid to the end. The
 // organization comes from the payload, and not from the requester's groups.
 func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
@@ -230,55 +167,6 @@ func TestDefect22ACertificateOutlivesItsCA(t *testing.T) {
 		if cert.NotAfter.After(now.Add(lifetime)) || !slices.Equal(cert.Subject.Organization, []string{"system:nodes"}) {
 			t.Errorf("%s: until %s for %q", lifetime, cert.NotAfter, cert.Subject.Organization)
 		}
-	}
-}
-
-// TestDefect24TheRequesterChooses checks that labels and annotations of a request have no effect, and that five workers do
-// not affect each other.
-func TestDefect24TheRequesterChooses(t *testing.T) {
-	t.Parallel()
-	shared := newWorld(t)
-	shared.load(day)
-	chosen := map[string]string{"ca": "another", "profile": "root", "signer": customSigner, "expiration": "87600h"}
-	var workers sync.WaitGroup
-	for _, name := range []string{"a", "b", "c", "d", "e"} {
-		w := newWorld(t, node(name), func(obj *request) { obj.Name, obj.Annotations, obj.Labels = "csr-"+name, chosen, chosen })
-		w.pair, w.Signers = shared.pair, shared.Signers
-		w.trusts.Store(w.pair, caTrust{authority: w.authority()})
-		workers.Go(func() {
-			for range 20 {
-				is(t, w.reconcile(), "certificate…", w.pair)
-			}
-			for _, written := range w.written {
-				cert := w.leaf(written)
-				if cert.Subject.CommonName != "system:node:"+name || cert.NotAfter.After(now.Add(day)) {
-					t.Errorf("%s: %s until %s", name, cert.Subject, cert.NotAfter)
-				}
-			}
-		})
-	}
-	workers.Wait()
-}
-
-// TestDefect30ABundleStopsSigning checks that a bundle with several CAs is read by its key. If it cannot be used, the last
-// good one stays.
-func TestDefect30ABundleStopsSigning(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	good, other := newRoot(day), newRoot(day)
-	w.pair.Load(good.cert, good.key)
-	want := w.authority().KeyID()
-	for name, bundle := range map[string][]byte{
-		"another CA after": slices.Concat(good.cert, other.cert), "another CA before": slices.Concat(other.cert, good.cert),
-		"two other CAs": slices.Concat(other.cert, other.cert), "nothing": nil,
-	} {
-		w.pair.Load(bundle, good.key)
-		if got := w.authority().KeyID(); got != want {
-			t.Errorf("%s: key %s, want %s", name, got, want)
-		}
-		w.served = object(version(name))
-		taken(w.recorder)
-		is(t, w.reconcile(), "certificate…", w.pair)
 	}
 }
 
@@ -352,13 +240,6 @@ func TestReconcileWaitsForACA(t *testing.T) {
 		"approved now":            {change: createdAt(now.Add(-20 * time.Hour)), world: withoutCA, want: "again 1s\nWarning CAMissing …"},
 		"approved without a time": {change: timeless, world: withoutCA, want: "again 2m0s\nWarning CAMissing …"},
 	})
-}
-
-// TestReconcileTellsALifetimeThatWasCut checks that it is reported if the CA ends before the certificate should.
-func TestReconcileTellsALifetimeThatWasCut(t *testing.T) {
-	t.Parallel()
-	check(t, map[string]row{"a day": {world: func(w *world) { w.load(day) }, want: "certificate\nWarning LifetimeCut the certificate expires " +
-		"8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA"}})
 }
 
 // TestAnEndedCABlocksEveryRequest checks for each signer that an acceptable request is signed, and that it waits and says

@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,7 +43,10 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	if err := r.fillProfiles(); err != nil {
 		return err
 	}
-	r.fill(mgr)
+	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
+	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
+	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
+	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
 	pairs := r.keyPairs()
 	sources := []requestSource{source.TypedKind(
 		mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))}
@@ -60,7 +64,14 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 			sources = append(sources, r.followTrust(mgr.GetAPIReader(), pair))
 		}
 	}
-	if err := mgr.AddReadyzCheck("signing-ca", r.ready(pairs)); err != nil {
+	if err := mgr.AddReadyzCheck("signing-ca", func(*http.Request) error {
+		for _, pair := range pairs {
+			if err := pair.Ready(r.Clock.Now()); err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
 	options.Reconciler = r
@@ -74,18 +85,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		errs = append(errs, ctrl.Watch(each))
 	}
 	return errors.Join(errs...)
-}
-
-// ready returns a readiness check of the CAs.
-func (r *Reconciler) ready(pairs []*keypair.KeyPair) func(*http.Request) error {
-	return func(*http.Request) error {
-		for _, pair := range pairs {
-			if err := pair.Ready(r.Clock.Now()); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 }
 
 // setupPair sets the fields of pair, and registers its source.
@@ -105,25 +104,6 @@ func (r *Reconciler) checkClock(ctx context.Context) error {
 		err = errors.New(servertime.Sentence(skew.Round(time.Minute)))
 	}
 	return err
-}
-
-// fill sets nil fields.
-func (r *Reconciler) fill(mgr manager.Manager) {
-	if r.Client == nil {
-		r.Client = mgr.GetClient()
-	}
-	if r.Live == nil {
-		r.Live = mgr.GetAPIReader()
-	}
-	if r.Clock == nil {
-		r.Clock = clock.RealClock{}
-	}
-	if r.ServerTime == nil {
-		r.ServerTime = servertime.Of(r.Clock)
-	}
-	if r.Reporter == nil {
-		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
 }
 
 // fillProfiles completes the profile of each signer. It returns an error that names the signers without a KeyPair.

@@ -135,14 +135,10 @@ func (r *Reconciler) issued(obj *certificatesv1.CertificateSigningRequest, issue
 	}
 	if issued.Cut > 0 {
 		lifetimeCutTotal.WithLabelValues(name).Inc()
-		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", CutShort(issued))
+		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", fmt.Sprintf(
+			"the certificate expires %s early, at %s, because its CA expires then: replace the CA",
+			issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339)))
 	}
-}
-
-// CutShort returns the note of the Event about a certificate that ends early because its CA ends.
-func CutShort(issued *ca.Issued) string {
-	return fmt.Sprintf("the certificate expires %s early, at %s, because its CA expires then: replace the CA",
-		issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339))
 }
 
 // reportForeign reports a certificate of stored that authority has not signed. Two signers with the same name race for

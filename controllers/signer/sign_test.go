@@ -439,21 +439,23 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	}
 }
 
-// TestDefect27AFaultIsToldAsSuccess checks that no failure is reported as a success, neither by an Event nor by a metric.
-func TestDefect27AFaultIsToldAsSuccess(t *testing.T) {
+// TestACutLifetimeIsReportedOnceItIsStored checks that it is reported and counted if the CA ends before the certificate should,
+// and that a certificate that was not stored counts neither as cut nor as issued.
+func TestACutLifetimeIsReportedOnceItIsStored(t *testing.T) {
 	t.Parallel()
 	w, signer := newCounted(t)
-	w.load(time.Hour) // a success reports the short lifetime
-	issued, cut := outcomesTotal.WithLabelValues(signer, "Issued", ""), lifetimeCutTotal.WithLabelValues(signer)
+	w.load(day)
 	w.writeFault = errDown
-	is(t, w.reconcile(), "certificate\nerror: update status: down", w.pair)
-	if valueOf(issued) != 0 || valueOf(cut) != 0 {
-		t.Errorf("counted %v as issued, %v as cut", valueOf(issued), valueOf(cut))
-	}
-	w.writeFault = nil
-	is(t, w.reconcile(), "certificate\nWarning LifetimeCut …", w.pair)
-	if valueOf(issued) != 1 || valueOf(cut) != 1 {
-		t.Errorf("counted %v as issued, %v as cut", valueOf(issued), valueOf(cut))
+	for stored, want := range []string{
+		"certificate\nerror: update status: down",
+		"certificate\nWarning LifetimeCut the certificate expires 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA",
+	} {
+		is(t, w.reconcile(), want, w.pair)
+		issued, cut := valueOf(outcomesTotal.WithLabelValues(signer, "Issued", "")), valueOf(lifetimeCutTotal.WithLabelValues(signer))
+		if issued != float64(stored) || cut != float64(stored) {
+			t.Errorf("counted %v as issued, %v as cut, want %d", issued, cut, stored)
+		}
+		w.writeFault = nil
 	}
 }
 

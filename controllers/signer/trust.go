@@ -257,19 +257,17 @@ func (r *Reconciler) readTrust(
 	}
 	last, _ := r.trusts.Load(pair)
 	before, _ := last.(caTrust) // zero before the first read
-	found, pause := unknownTrust(authority, fmt.Sprint(err)), trustRetry
+	var found caTrust
 	if err == nil {
 		found, pause = published.trustIn(authority), trustEvery
 		found.warning = published.refuses(authority, pair.ClientSigners())
+		found.warned = warnOfTrust(pair, before, found.warning)
+	} else {
+		found, pause = unknownTrust(authority, err.Error()), trustRetry
+		found.warning, found.warned = before.warning, before.warned
 	}
 	if published.noRoots { // they may be published soon
 		pause = rootsRetry
-	}
-	if before.authority == authority {
-		found.warned = before.warned
-	}
-	if err == nil {
-		found.warned = warnOfTrust(pair, before, found)
 	}
 	r.trusts.Store(pair, found)
 	if found.differs(before) {
@@ -282,20 +280,18 @@ func (r *Reconciler) readTrust(
 	return pause
 }
 
-// warnOfTrust reports the warning of found as metric and Event, the Event again while it holds. It returns when it wrote
-// the last Event.
-func warnOfTrust(pair *keypair.KeyPair, before, found caTrust) time.Time {
+// warnOfTrust reports warning as metric and Event, the Event again while it holds. It returns when it wrote the last Event.
+func warnOfTrust(pair *keypair.KeyPair, before caTrust, warning string) time.Time {
 	refused, now := 0.0, pair.Clock.Now()
-	if found.warning != "" {
+	if warning != "" {
 		refused = 1
 	}
 	for _, name := range pair.ClientSigners() {
 		caNotTrusted.WithLabelValues(name).Set(refused)
 	}
-	isNew := before.unread == "" && before.warning != found.warning
-	if found.warning == "" || !isNew && now.Sub(found.warned) < report.Again {
-		return found.warned
+	if warning == "" || warning == before.warning && now.Sub(before.warned) < report.Again {
+		return before.warned
 	}
-	pair.Warn("CANotTrusted", found.warning)
+	pair.Warn("CANotTrusted", warning)
 	return now
 }

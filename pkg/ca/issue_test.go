@@ -193,15 +193,6 @@ func TestIssueMakesRandomSerials(t *testing.T) {
 	}
 }
 
-// TestIssueReportsWhatItCannotEncode checks the error about a key that crypto/x509 does not know.
-func TestIssueReportsWhatItCannotEncode(t *testing.T) {
-	t.Parallel()
-	_, err := authority("P-256").Issue(profile(ca.ProfileConfig{}), ca.Request{PublicKey: "no key"}, now)
-	if want := "sign certificate: x509: unsupported public key type: string"; errorText(err) != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
-}
-
 // TestNew compares a new CA, and the certificates that it issues, with RFC 5280.
 func TestNew(t *testing.T) {
 	t.Parallel()

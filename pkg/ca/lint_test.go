@@ -7,7 +7,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
-	"encoding/pem"
 	"errors"
 	"math/big"
 	"net"
@@ -158,19 +157,6 @@ func TestContentsBoundAProfile(t *testing.T) {
 		_, err := signing.Issue(profile, judged(), lintNow)
 		if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: error %v", want, err)
-		}
-	}
-}
-
-// BenchmarkLint compares a certificate that has everything with its request.
-func BenchmarkLint(b *testing.B) {
-	signing, profile := lintCA(nil)
-	req := judged()
-	issued := must(signing.Issue(profile, req, lintNow))
-	leaf, _ := pem.Decode(issued.PEM)
-	for b.Loop() {
-		if differences := signing.lint(leaf.Bytes, issued, profile, req); len(differences) > 0 {
-			b.Fatal(differences)
 		}
 	}
 }

@@ -160,7 +160,7 @@ func TestSigned(t *testing.T) {
 	}
 }
 
-// TestChain checks which certificates follow a leaf.
+// TestChain checks which certificates follow a leaf, and that a verifier accepts them. It trusts ca.crt, or else the CA.
 func TestChain(t *testing.T) {
 	t.Parallel()
 	pathLen := func(limit int) func(*x509.Certificate) {
@@ -237,9 +237,17 @@ func TestChain(t *testing.T) {
 		got := errorText(err)
 		if err == nil {
 			var names []string
-			issued := issue(loaded)
-			for _, cert := range parse(t, issued.PEM)[1:] {
+			issued, roots, between := issue(loaded), x509.NewCertPool(), x509.NewCertPool()
+			certs := parse(t, issued.PEM)
+			for _, cert := range certs[1:] {
 				names = append(names, cert.Subject.CommonName)
+				between.AddCert(cert)
+			}
+			if !roots.AppendCertsFromPEM(pems(test.anchors)) {
+				roots.AddCert(loaded.Certificate())
+			}
+			if err := verify(certs[0], roots, between); err != nil {
+				t.Errorf("%s: a verifier does not accept the leaf with its chain: %v", name, err)
 			}
 			if got = strings.Join(names, " "); !bytes.HasSuffix(issued.PEM, loaded.AppendedPEM()) {
 				t.Errorf("%s: AppendedPEM is not what is appended", name)

@@ -151,17 +151,6 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// BenchmarkDeadline computes the end of the retention of an issued request.
-func BenchmarkDeadline(b *testing.B) {
-	obj := object(conditions("Approved"), certificate(certificateUntil(now.Add(24*time.Hour))))
-	var policy csr.RetentionPolicy
-	for b.Loop() {
-		if _, due := policy.Deadline(obj); !due {
-			b.Fatal("the request is never due")
-		}
-	}
-}
-
 // TestPause checks that the pause equals the age, but is at least a second and at most five minutes.
 func TestPause(t *testing.T) {
 	t.Parallel()
@@ -184,26 +173,14 @@ func TestBuiltinSigners(t *testing.T) {
 	}
 	for _, name := range want {
 		signer, found := csr.BuiltinSigner(name)
+		if csr.VerifiedByAPIServers(name) != (name != "kubernetes.io/kubelet-serving") {
+			t.Errorf("%s: clients authenticate to API servers with it: %t", name, csr.VerifiedByAPIServers(name))
+		}
 		if !found || signer.Name != name || signer.Shape == nil || signer.Contents.KeyUsage == 0 || signer.Contents.ExtKeyUsage == nil {
 			t.Errorf("%s: %t, %+v", name, found, signer)
 		}
 	}
-	if signer, found := csr.BuiltinSigner("example.com/custom"); found {
+	if signer, found := csr.BuiltinSigner("example.com/custom"); found || csr.VerifiedByAPIServers("example.com/custom") {
 		t.Errorf("a custom signer is %+v", signer)
-	}
-}
-
-// TestVerifiedByAPIServers checks with which certificates clients authenticate to API servers.
-func TestVerifiedByAPIServers(t *testing.T) {
-	t.Parallel()
-	for name, want := range map[string]bool{
-		"kubernetes.io/kube-apiserver-client":         true,
-		"kubernetes.io/kube-apiserver-client-kubelet": true,
-		"kubernetes.io/kubelet-serving":               false,
-		"example.com/custom":                          false,
-	} {
-		if got := csr.VerifiedByAPIServers(name); got != want {
-			t.Errorf("%s: %t, want %t", name, got, want)
-		}
 	}
 }

@@ -218,16 +218,6 @@ func TestIsNode(t *testing.T) {
 	}
 }
 
-// TestHasServingUsages checks the usages of a kubelet's serving certificate. TestKubeletServingShape has more of them.
-func TestHasServingUsages(t *testing.T) {
-	t.Parallel()
-	for purpose, want := range map[usage]bool{"server auth": true, "client auth": false} {
-		if req := (&csr.Request{Usages: []usage{"digital signature", purpose}}); req.HasServingUsages() != want {
-			t.Errorf("%s: %t, want %t", purpose, !want, want)
-		}
-	}
-}
-
 // TestOtherSubject sets one attribute after another.
 func TestOtherSubject(t *testing.T) {
 	t.Parallel()
@@ -309,22 +299,4 @@ func TestCertificates(t *testing.T) {
 	if got := other.Certificates(); got != nil {
 		t.Errorf("another key counts: %q", got)
 	}
-}
-
-// FuzzCertificates checks that no ID causes a panic, and that the result is always a SHA-256 in lower-case hex.
-func FuzzCertificates(f *testing.F) {
-	a := strings.Repeat("0a", 32)
-	for _, id := range []string{"", "JTI=1", "X509SHA256=", "X509SHA256=" + a, "X509SHA256=" + strings.ToUpper(a)} {
-		f.Add(id, "X509SHA256="+a)
-	}
-	f.Fuzz(func(t *testing.T, first, second string) {
-		ids := certificatesv1.ExtraValue{first, second}
-		for _, got := range (csr.Requester{Extra: map[string]certificatesv1.ExtraValue{csr.CredentialIDKey: ids}}).Certificates() {
-			if len(got) != 64 || strings.Trim(got, "0123456789abcdef") != "" || !slices.ContainsFunc(ids, func(id string) bool {
-				return strings.EqualFold(id, "X509SHA256="+got)
-			}) {
-				t.Errorf("%q of %q", got, ids)
-			}
-		}
-	})
 }

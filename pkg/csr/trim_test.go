@@ -176,17 +176,6 @@ var (
 	onlyExpired = csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}}
 )
 
-// TestTrimForOthers checks which requests are ours.
-func TestTrimForOthers(t *testing.T) {
-	t.Parallel()
-	trim := csr.Trim{Ours: func(signerName string) bool { return signerName == "example.com/ours" }}
-	for signer, want := range map[string]bool{"example.com/ours": false, "example.com/theirs": true} {
-		if got := csr.Trimmed(transformed(trim, whole(func(obj *request) { obj.Spec.SignerName = signer }))); got != want {
-			t.Errorf("%s: trimmed: %t, want %t", signer, got, want)
-		}
-	}
-}
-
 // TestTrimTooLarge checks that only spec.request of a pending request above the limit is replaced, that the limit itself
 // is permitted, and that the request is refused with the same message.
 func TestTrimTooLarge(t *testing.T) {

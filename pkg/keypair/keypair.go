@@ -171,16 +171,6 @@ func (k *KeyPair) ClientSigners() []string {
 	return slices.DeleteFunc(k.Signers(), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
 }
 
-// ReadRight returns, for messages, the right that is needed to read the source.
-func (k *KeyPair) ReadRight() string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if secret, ok := k.object.(*corev1.Secret); ok {
-		return fmt.Sprintf("get secrets in namespace %s (%s)", secret.Namespace, secret.Name)
-	}
-	return "read " + k.name
-}
-
 // Authority returns the CA to sign with at now. An error is always an *Unavailable.
 func (k *KeyPair) Authority(now time.Time) (*ca.Authority, error) {
 	current, err := k.at(now)
@@ -293,7 +283,8 @@ func (k *KeyPair) report(before, after lastgood.State[inUse]) {
 		k.measure(caRejected, 0)
 		k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
 		k.Log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
-		k.event("Load", corev1.EventTypeNormal, "CALoaded", InUse(authority))
+		k.event("Load", corev1.EventTypeNormal, "CALoaded",
+			fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339)))
 	}
 	if !permit.Equal(before.Good.permit) {
 		k.Log.Info("May sign", "source", k.name,
@@ -314,11 +305,6 @@ func (k *KeyPair) reportProblem(problem *Unavailable, state lastgood.State[inUse
 	}
 	k.Log.Error(nil, "Refused signing CA", "source", k.name, "reason", problem.Reason, "message", message)
 	k.event(cmp.Or(problem.action, "Load"), corev1.EventTypeWarning, problem.Reason, message)
-}
-
-// InUse returns the Event message about a CA that is in use.
-func InUse(authority *ca.Authority) string {
-	return fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339))
 }
 
 func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {

@@ -86,16 +86,6 @@ func TestLoadNeverWaitsForThoseItWakes(t *testing.T) {
 	}
 }
 
-// TestStaticSource checks that a key pair in memory is loaded, without an Event.
-func TestStaticSource(t *testing.T) {
-	t.Parallel()
-	root := newRoot(time.Hour)
-	w := newWorld(Static{Cert: root.cert, Key: root.key})
-	if err := w.source.SetupWithManager(nil, w.KeyPair); err != nil || w.state(now) != root.id || w.told() != "" {
-		t.Errorf("error %v, %s", err, w.state(now))
-	}
-}
-
 func replace(t *testing.T, file string, data []byte) {
 	t.Helper()
 	if err := os.WriteFile(file+".new", data, 0o600); err != nil {
@@ -174,7 +164,8 @@ func leading(lifetimes map[string]time.Duration) (w *world, elect func()) {
 	return w, func() { close(elected) }
 }
 
-// TestTheEndOfACAIsForetold follows a CA to its end. Every candidate is offered twice, and each warning is told once.
+// TestTheEndOfACAIsForetold follows a CA to its end. Every candidate is offered twice, and each warning is told once, by the
+// leader only. After a restart, only the current step is told. Another CA has its own steps.
 func TestTheEndOfACAIsForetold(t *testing.T) {
 	t.Parallel()
 	w, elect := leading(map[string]time.Duration{"example.com/short": time.Hour, "example.com/long": 60 * day})
@@ -219,28 +210,19 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 			t.Errorf("%s before the end: %q, want %q", step.left, got, step.want)
 		}
 	}
-}
 
-// TestTheEndOfACAIsForetoldOnceByTheLeader checks that a restart reports only the current step, and that a standby
-// reports nothing until it leads. A new certificate has its own steps.
-func TestTheEndOfACAIsForetoldOnceByTheLeader(t *testing.T) {
-	t.Parallel()
-	first, next := newRoot(20*day), newRoot(25*day)
-	w, elect := leading(nil)
-	warning := func(of root, end string) string {
-		return "Warning CAExpiring the signing CA with key " + of.id + " expires in less than 30 days, at " + end +
-			"T12:00:00Z, together with all certificates that it has signed: replace it"
+	w, elect = leading(nil)
+	w.clock.SetTime(now.Add(80 * day)) // 20 days before the end
+	w.load(old)
+	if got := w.told("CALoaded"); got != "" {
+		t.Errorf("a standby tells %q", got)
 	}
-	for i, step := range []struct {
-		offered root
-		want    string
-	}{{first, ""}, {first, warning(first, "2026-03-21")}, {first, ""}, {next, warning(next, "2026-03-26")}, {next, ""}} {
-		if i == 1 {
-			elect()
-		}
-		w.load(step.offered)
-		if told := w.told("CALoaded"); told != step.want {
-			t.Errorf("step %d: told %q, want %q", i, told, step.want)
+	elect()
+	for i, want := range []string{ends("30"), ""} {
+		w.load([]root{old, next}[i])
+		w.load([]root{old, next}[i])
+		if got := w.told("CALoaded"); got != want {
+			t.Errorf("after a restart: %q, want %q", got, want)
 		}
 	}
 }

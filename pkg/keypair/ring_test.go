@@ -14,7 +14,6 @@ import (
 	"maps"
 	"math/big"
 	"reflect"
-	"slices"
 	"testing"
 	"time"
 
@@ -136,90 +135,5 @@ func TestRootsComeAlong(t *testing.T) {
 		if _, err := ca.Load(data["tls.crt"], data["tls.key"], data[rootsKey]); err != nil {
 			t.Errorf("%s: after a rotation, without a guard: %v", name, err)
 		}
-	}
-}
-
-// FuzzRing checks that a written Ring is read again unchanged, that foreign keys of the Secret stay, that a removed pair
-// leaves no byte, and that a reader without a guard accepts each pair that it accepted before. recipe selects the CA in
-// tls.crt, so that no corpus holds a key.
-func FuzzRing(f *testing.F) {
-	root, otherLink := newLink("root", nil), newLink("other", nil)
-	below, self := newLink("below", root), newLink("below", nil)
-	other := Pair{otherLink.pem, otherLink.keyPEM}
-	garbage := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte{1}})
-	parts := [][]byte{below.pem, below.keyPEM, root.pem, self.pem, other.Cert, other.Key, []byte("text"), garbage}
-	cook := func(recipe []byte) (all []byte) {
-		for _, choice := range recipe[:min(len(recipe), 8)] {
-			all = append(all, parts[int(choice)%len(parts)]...)
-		}
-		return all
-	}
-	permit := []byte(`{"authority":"a","signers":["b"],"lifetimeCap":5}`)
-	f.Add([]byte{0}, []byte{1}, []byte{2}, []byte("sc"), []byte("sk"), []byte("cc"), permit, "other")
-	f.Add([]byte{0, 2}, []byte{1}, []byte{2, 3}, []byte(nil), []byte(nil), []byte(nil), []byte(nil), "ca.crt.old")
-	f.Add([]byte{3}, []byte{1}, []byte{4}, []byte("x"), []byte(nil), []byte("y"), []byte("{}"), "")
-	f.Add([]byte{4, 7}, []byte{5}, []byte{6, 7}, []byte(nil), []byte(nil), []byte(nil), []byte("null"), "a")
-	f.Fuzz(func(t *testing.T, cert, key, roots, signing, signingSecret, candidate, permit []byte, foreign string) {
-		data := map[string][]byte{
-			"tls.crt": cook(cert), "tls.key": cook(key), "ca.crt": cook(roots), "signing.crt": signing, "signing.key": signingSecret,
-			"candidate.crt": candidate, "retiring.key": signingSecret, "authority.json": permit,
-		}
-		if _, ours := data[foreign]; ours || foreign == "candidate.key" || foreign == "retiring.crt" {
-			return
-		}
-		data[foreign] = []byte("kept")
-		ring, err := ParseRing(data)
-		if err != nil {
-			return
-		}
-		written := maps.Clone(data)
-		if err := ring.WriteTo(written); err != nil {
-			t.Fatal(err)
-		}
-		checkWritten(t, ring, written, foreign)
-		before, errBefore := ca.Load(data["tls.crt"], data["tls.key"], data["ca.crt"])
-		after, errAfter := ca.Load(written["tls.crt"], written["tls.key"], written["ca.crt"])
-		if errBefore == nil && (errAfter != nil || !bytes.Equal(before.CertificatePEM(), after.CertificatePEM())) {
-			t.Errorf("a reader had %v, and has %v, %v", before.KeyID(), after, errAfter)
-		}
-		ring.TLS = other
-		if err := ring.WriteTo(written); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := ca.Load(written["tls.crt"], written["tls.key"], written["ca.crt"]); err != nil {
-			t.Errorf("a reader refuses a new CA: %v", err)
-		}
-		ring.Candidate, ring.Retiring, ring.Signing, ring.Permit = Pair{}, Pair{}, Pair{}, Permit{}
-		if err := ring.WriteTo(written); err != nil {
-			t.Fatal(err)
-		}
-		left := slices.DeleteFunc(slices.Sorted(maps.Keys(written)), func(name string) bool {
-			return name == foreign || name == "tls.crt" || name == "tls.key" || name == "ca.crt"
-		})
-		if len(left) > 0 {
-			t.Errorf("a removed pair leaves %q", left)
-		}
-	})
-}
-
-// checkWritten reads what ring has written, and writes it again.
-func checkWritten(t *testing.T, ring Ring, written map[string][]byte, foreign string) {
-	t.Helper()
-	read, err := ParseRing(written)
-	if err != nil {
-		t.Fatalf("what was written can't be read: %v", err)
-	}
-	if !read.TLS.Equal(ring.TLS) || !read.Signing.Equal(ring.Signing) || !read.Candidate.Equal(ring.Candidate) || !read.Retiring.Equal(ring.Retiring) {
-		t.Errorf("wrote %+v, and read %+v", ring, read)
-	}
-	if ring.Permit.Authority != "" && !read.Permit.Equal(ring.Permit) || ring.Permit.Authority == "" && !read.Permit.Equal(Permit{}) {
-		t.Errorf("wrote the permit %+v, and read %+v", ring.Permit, read.Permit)
-	}
-	if string(written[foreign]) != "kept" {
-		t.Errorf("the key %q is lost", foreign)
-	}
-	again := maps.Clone(written)
-	if err := read.WriteTo(again); err != nil || !maps.EqualFunc(written, again, bytes.Equal) {
-		t.Errorf("a second write changes the Secret, error %v", err)
 	}
 }
