@@ -103,14 +103,10 @@ func (o Options) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.AddReadyzCheck("clock", o.ServerTime.Ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	for _, setup := range []func(manager.Manager) error{o.setupSelfCheck, o.setupCaches} {
-		if err := setup(mgr); err != nil {
-			return err
-		}
+	if err := o.setupSelfCheck(mgr); err != nil {
+		return err
 	}
-	return mgr.Add(&requestsCollector{
-		cache: mgr.GetCache(), now: o.ServerTime.Latest, signers: o.signerNames(), log: mgr.GetLogger().WithName("metrics"),
-	})
+	return o.setupCaches(mgr)
 }
 
 // setServerTime sets o.ServerTime if it is nil.
@@ -198,22 +194,24 @@ func (o Options) signerNames() map[string]bool {
 }
 
 // caches fills the controllers' caches on every replica. An elected replica fills its queues from them. caches waits
-// for what is missing, such as a CRD. A replica is not ready until all caches are filled.
+// for what is missing, such as a CRD. A replica is not ready until all caches are filled. Then its requests are counted.
 type caches struct {
-	cache cache.Informers
-	log   logr.Logger
+	cache    cache.Informers
+	log      logr.Logger
+	requests requestsCollector
 	// problems maps each kind, a client.Object, to an error that says why its cache is not filled.
 	problems sync.Map
 }
 
-var errNotReadYet = errors.New("not read yet")
-
 // setupCaches adds the caches of the controllers in o to mgr, with a readiness check.
 func (o Options) setupCaches(mgr manager.Manager) error {
-	c := &caches{cache: mgr.GetCache(), log: mgr.GetLogger().WithName("caches")}
-	c.problems.Store(&certificatesv1.CertificateSigningRequest{}, errNotReadYet)
+	c := &caches{
+		cache: mgr.GetCache(), log: mgr.GetLogger().WithName("caches"),
+		requests: requestsCollector{now: o.ServerTime.Latest, signers: o.signerNames()},
+	}
+	c.problems.Store(&certificatesv1.CertificateSigningRequest{}, informer.ErrNotRead)
 	if o.Rotation != nil {
-		c.problems.Store(&v1alpha1.SigningAuthority{}, errNotReadYet)
+		c.problems.Store(&v1alpha1.SigningAuthority{}, informer.ErrNotRead)
 	}
 	if err := mgr.AddReadyzCheck("caches", c.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
@@ -221,7 +219,7 @@ func (o Options) setupCaches(mgr manager.Manager) error {
 	return mgr.Add(c)
 }
 
-// NeedLeaderElection returns false, because a standby fills its caches too.
+// NeedLeaderElection returns false, because a standby fills its caches too, and counts their requests.
 func (*caches) NeedLeaderElection() bool { return false }
 
 // Start creates the informers, and waits for each until ctx ends.
@@ -236,15 +234,16 @@ func (c *caches) Start(ctx context.Context) error {
 
 func (c *caches) fill(ctx context.Context, kind client.Object) {
 	log := c.log.WithValues("kind", fmt.Sprintf("%T", kind))
-	objects, err := informer.FromCache(ctx, c.cache, kind, log, func(err error) { c.problems.Store(kind, err) })
-	if err != nil {
-		return // ctx has ended
+	store, err := informer.FromCache(ctx, c.cache, kind, log, func(err error) { c.problems.Store(kind, err) })
+	if ctx.Err() != nil {
+		return
 	}
-	c.problems.Store(kind, errNotReadYet)
-	select {
-	case <-ctx.Done():
-	case <-objects.HasSyncedChecker().Done():
-		c.problems.Delete(kind)
+	c.problems.Delete(kind)
+	if err != nil {
+		log.Error(err, "Its objects are not counted")
+	} else if _, counted := kind.(*certificatesv1.CertificateSigningRequest); counted {
+		c.requests.store = store
+		c.requests.run(ctx)
 	}
 }
 

@@ -2,7 +2,6 @@ package controllers
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"net"
 	"net/http"
@@ -15,12 +14,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -84,36 +81,19 @@ var (
 		[]string{"signer", "state"}, nil)
 )
 
-// requestsCollector counts the requests in the cache of a manager at each scrape. It is a Runnable of that manager.
+// requestsCollector counts the requests in the cache of a manager at each scrape.
 type requestsCollector struct {
-	cache   cache.Informers
 	now     func() time.Time
-	signers map[string]bool // signers with a label of their own; all other signers share a label
-	log     logr.Logger
-
-	store toolscache.Store // the cache's own objects
+	signers map[string]bool  // signers with a label of their own; all other signers share a label
+	store   toolscache.Store // the cache's own objects
 }
 
-// NeedLeaderElection returns false, because a standby's cache is current too.
-func (*requestsCollector) NeedLeaderElection() bool { return false }
-
-// Start adds the counts to the metrics until ctx ends. If several managers run in one process, the first one counts.
-func (c *requestsCollector) Start(ctx context.Context) error {
-	requests, err := informer.FromCache(ctx, c.cache, &certificatesv1.CertificateSigningRequest{}, c.log, nil)
-	if err != nil || !toolscache.WaitForCacheSync(ctx.Done(), requests.HasSynced) {
-		return nil // ctx has ended
-	}
-	held, ok := requests.(interface{ GetStore() toolscache.Store })
-	if !ok {
-		c.log.Error(nil, "Requests are not counted: the informers of this manager's cache have no store", "informer", fmt.Sprintf("%T", requests))
-		return nil
-	}
-	c.store = held.GetStore()
+// run adds the counts to the metrics until ctx ends. If several managers run in one process, the first one counts.
+func (c *requestsCollector) run(ctx context.Context) {
 	if metrics.Registry.Register(c) == nil {
 		defer metrics.Registry.Unregister(c)
 	}
 	<-ctx.Done()
-	return nil
 }
 
 // Describe implements prometheus.Collector.

@@ -66,21 +66,11 @@ type Reconciler struct {
 
 // SetupWithManager sets nil fields and registers the controller.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
-	if r.Client == nil {
-		r.Client = mgr.GetClient()
-	}
-	if r.Clock == nil {
-		r.Clock = clock.RealClock{}
-	}
-	if r.ServerTime == nil {
-		r.ServerTime = servertime.Of(r.Clock)
-	}
-	if r.Limiter == nil {
-		r.Limiter = flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond)
-	}
-	if r.DryRun && r.Reporter == nil {
-		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
+	r.Client = cmp.Or(r.Client, mgr.GetClient())
+	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
+	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
+	r.Limiter = cmp.Or(r.Limiter, flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond))
+	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
 	options.Reconciler = r
 	cleaner, err := controller.New(Name, mgr, options)
 	if err != nil {
@@ -97,17 +87,13 @@ type queue = workqueue.TypedRateLimitingInterface[reconcile.Request]
 // enqueueDue passes over the cache until ctx ends, and enqueues the requests that are due. A queue of all requests, each
 // with its time, would need much more memory, and would not notice that the clock of the API servers was set.
 func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, logger logr.Logger, due queue) {
-	requests, err := informer.FromCache(ctx, cached, &certificatesv1.CertificateSigningRequest{}, logger, nil)
-	if err != nil || !toolscache.WaitForCacheSync(ctx.Done(), requests.HasSynced) {
-		return // ctx has ended
-	}
-	held, ok := requests.(interface{ GetStore() toolscache.Store })
-	if !ok {
-		logger.Error(nil, "Nothing is deleted: the informers of this manager's cache have no store", "informer", fmt.Sprintf("%T", requests))
+	store, err := informer.FromCache(ctx, cached, &certificatesv1.CertificateSigningRequest{}, logger, nil)
+	if err != nil && ctx.Err() == nil {
+		logger.Error(err, "Nothing is deleted")
 		return
 	}
 	for ctx.Err() == nil {
-		r.pass(ctx, held.GetStore(), due)
+		r.pass(ctx, store, due)
 		select {
 		case <-ctx.Done():
 		case <-time.After(cmp.Or(r.Every, defaultEvery)):

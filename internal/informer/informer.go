@@ -29,6 +29,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -87,7 +88,30 @@ type Informer[T metav1.Object] struct {
 	failing time.Time          // since when nothing could be listed or watched; zero while a watch is open
 }
 
-// NeedLeaderElection returns false: a standby reads too, so that it can answer as soon as it becomes the leader.
+// One returns an Informer of the object of that name. It calls observe with the object, or with the zero value if there is
+// none, once that is known and after each change. It calls failed with each new reason why that is unknown.
+func One[T metav1.Object](
+	resource Resource, name types.NamespacedName, log logr.Logger, observe func(T), failed func(error),
+) *Informer[T] {
+	i := &Informer[T]{Resource: resource, Name: name.Name, Log: log, OnFailure: failed}
+	i.OnSync = func() {
+		if obj, _, err := i.Get(name.Namespace, name.Name); err == nil {
+			observe(obj)
+		}
+	}
+	i.OnChange = func(_, _ T) { i.OnSync() }
+	return i
+}
+
+// Runnable is the part of an Informer that its owner shows to a manager. A standby reads too, so that it can answer as
+// soon as it becomes the leader.
+type Runnable interface {
+	Start(context.Context) error
+	NeedLeaderElection() bool
+	Err() error
+}
+
+// NeedLeaderElection returns false.
 func (*Informer[T]) NeedLeaderElection() bool { return false }
 
 // pauses returns the pauses between attempts. They start again after an attempt that took longer than two of the longest.
@@ -115,11 +139,7 @@ func (i *Informer[T]) failed(err error) {
 	// An API server that has refused a call may answer others differently now, too.
 	refused := apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) ||
 		apierrors.IsMethodNotSupported(err)
-	switch {
-	case err == nil:
-	case i.Err() == nil && !refused:
-		i.Log.V(1).Info("Resource is not available, and its copy stays in use for now", "reason", err.Error())
-	default:
+	if err != nil && (refused || i.Err() != nil) {
 		i.drop(err)
 	}
 }

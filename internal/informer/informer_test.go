@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -377,7 +378,16 @@ func (r *resetting) GetInformer(context.Context, client.Object, ...cache.Informe
 	if r.failures--; r.failures >= 0 {
 		return nil, errors.New("connection reset by peer")
 	}
-	return nil, nil
+	return filled{}, nil
+}
+
+// filled is an informer that has read everything.
+type filled struct{ toolscache.SharedIndexInformer }
+
+func (filled) AddIndexers(toolscache.Indexers) error { return nil }
+func (filled) HasSynced() bool                       { return true }
+func (filled) GetStore() toolscache.Store {
+	return toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
 }
 
 // TestFromCache checks that FromCache retries while discovery fails, and ends with its context.
@@ -385,9 +395,10 @@ func TestFromCache(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		start, failures := time.Now(), 0
-		_, err := FromCache(t.Context(), &resetting{failures: 5}, &corev1.Secret{}, logr.Discard(), func(error) { failures++ })
-		if took := time.Since(start); err != nil || took != (1+2+4+8+10)*time.Second || failures != 5 {
-			t.Errorf("after %s: error %v, %d failures", took, err, failures)
+		store, err := FromCache(t.Context(), &resetting{failures: 5}, &corev1.Secret{}, logr.Discard(), func(error) { failures++ })
+		took := time.Since(start).Truncate(time.Second)
+		if err != nil || store == nil || took != (1+2+4+8+10)*time.Second || failures != 6 { // and that nothing was read yet
+			t.Errorf("after %s: store %v, error %v, %d failures", took, store, err, failures)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()

@@ -139,10 +139,10 @@ func (m *mirror[T]) explain(verb string, err error) failure {
 
 // convert returns the copy to keep of obj.
 func (m *mirror[T]) convert(obj any) T {
-	if m.Convert != nil {
-		return m.Convert(obj.(runtime.Object))
+	if m.Convert == nil {
+		return obj.(T)
 	}
-	return obj.(T)
+	return m.Convert(obj.(runtime.Object))
 }
 
 // Replace implements ReflectorStore, for a list.
@@ -204,26 +204,39 @@ func (m *mirror[T]) changed(before, after T) {
 // Resync implements ReflectorStore. There is nothing to do without a resync period.
 func (*mirror[T]) Resync() error { return nil }
 
-// FromCache returns the informer for the kind of obj from the manager's cache. The informer may not have synced yet.
-// FromCache retries until it succeeds: discovery fails when a connection is reset, and while the kind is not
-// installed. It returns an error only when ctx ends. It calls failed, which may be nil, with each earlier error.
+// FromCache returns the store of all objects of the kind of obj in the manager's cache, once it is filled. FromCache
+// retries: discovery fails when a connection is reset, and while the kind is not installed. It returns an error when ctx
+// ends, or if the cache has no such store. It calls failed, which may be nil, with each earlier error, and with ErrNotRead
+// before it waits for the objects.
 func FromCache(
 	ctx context.Context, from cache.Informers, obj client.Object, log logr.Logger, failed func(error),
-) (found cache.Informer, err error) {
+) (toolscache.Store, error) {
+	if failed == nil {
+		failed = func(error) {}
+	}
+	var found cache.Informer
 	last := ""
-	err = pauses().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	if err := pauses().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		var err error
 		if found, err = from.GetInformer(ctx, obj, cache.BlockUntilSynced(false)); err == nil || ctx.Err() != nil {
 			return true, context.Cause(ctx)
 		}
-		if failed != nil {
-			failed(err)
-		}
+		failed(err)
 		if err.Error() != last {
 			last = err.Error()
 			log.Error(err, "Waiting for a resource that can't be watched yet")
 		}
 		return false, nil
-	})
-	return found, err
+	}); err != nil {
+		return nil, err
+	}
+	failed(ErrNotRead)
+	if !toolscache.WaitForCacheSync(ctx.Done(), found.HasSynced) {
+		return nil, context.Cause(ctx)
+	}
+	held, ok := found.(interface{ GetStore() toolscache.Store })
+	if !ok {
+		return nil, fmt.Errorf("the informers of this manager's cache have no store: %T", found)
+	}
+	return held.GetStore(), nil
 }

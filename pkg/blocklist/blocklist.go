@@ -54,7 +54,7 @@ func init() { metrics.Registry.MustRegister(blockedNodes, blockedCertificates, b
 type List struct {
 	name      types.NamespacedName
 	object    *corev1.ConfigMap // that Events are about
-	configMap *informer.Informer[*corev1.ConfigMap]
+	configMap informer.Runnable
 	log       logr.Logger
 	reporter  *report.Reporter // may be nil
 
@@ -202,7 +202,7 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return err
 	}
-	l.watch(configMaps)
+	l.configMap = informer.One(configMaps, l.name, l.log.WithValues("configMap", l.name.String()), l.Offer, l.unreadable)
 	if err := mgr.AddReadyzCheck("block-list", l.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
@@ -213,19 +213,6 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 func (l *List) ready(*http.Request) error {
 	_, err := l.entries()
 	return err
-}
-
-// watch creates the informer that keeps l up to date while it runs.
-func (l *List) watch(configMaps informer.Resource) {
-	reload := func() {
-		if obj, _, err := l.configMap.Get(l.name.Namespace, l.name.Name); err == nil {
-			l.Offer(obj)
-		}
-	}
-	l.configMap = &informer.Informer[*corev1.ConfigMap]{
-		Resource: configMaps, Name: l.name.Name, Log: l.log.WithValues("configMap", l.name.String()),
-		OnSync: reload, OnChange: func(_, _ *corev1.ConfigMap) { reload() }, OnFailure: l.unreadable,
-	}
 }
 
 func (l *List) unreadable(err error) {

@@ -1,13 +1,11 @@
 package blocklist
 
 import (
-	"context"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"maps"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,8 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
@@ -87,28 +83,6 @@ func TestParse(t *testing.T) {
 			t.Errorf("%s: problems (-want +got):\n%s", name, diff)
 		}
 	}
-}
-
-// FuzzParse checks that no text causes a panic, and that every entry is a name or a SHA-256.
-func FuzzParse(f *testing.F) {
-	f.Add("a\nWorker-B # taken over\n", "X509SHA256="+stolen, "more")
-	f.Add("system:node:a\n\x00", "sha256 Fingerprint=AA:BB", "")
-	f.Fuzz(func(t *testing.T, nodes, certificates, key string) {
-		read, problems := parse(map[string]string{key: "", "nodes": nodes, "certificates": certificates})
-		for name := range read.nodes {
-			if len(validation.IsDNS1123Subdomain(name)) > 0 {
-				t.Errorf("node %q", name)
-			}
-		}
-		for sum := range read.certificates {
-			if len(sum) != 64 || strings.Trim(sum, "0123456789abcdef") != "" {
-				t.Errorf("certificate %q", sum)
-			}
-		}
-		if unknown := key != "nodes" && key != "certificates"; unknown && len(problems) == 0 {
-			t.Errorf("key %q is not reported", key)
-		}
-	})
 }
 
 // asked returns a request of user for common name cn, made with the credentials called ids.
@@ -302,65 +276,34 @@ func TestWaitForFirst(t *testing.T) {
 	}
 }
 
-// configMaps is an API with at most one ConfigMap. If fault is set, it answers nothing else.
-type configMaps struct {
-	sync.Mutex
-	items   []corev1.ConfigMap
-	fault   error
-	watcher *watch.RaceFreeFakeWatcher
-}
-
-func (c *configMaps) List(context.Context, metav1.ListOptions) (*corev1.ConfigMapList, error) {
-	c.Lock()
-	defer c.Unlock()
-	return &corev1.ConfigMapList{Items: c.items}, c.fault
-}
-
-func (c *configMaps) Watch(context.Context, metav1.ListOptions) (watch.Interface, error) {
-	c.Lock()
-	defer c.Unlock()
-	c.watcher = watch.NewRaceFreeFake()
-	return c.watcher, c.fault
-}
-
-// becomes ends the watch, and sets what is answered from now on.
-func (c *configMaps) becomes(fault error, items ...corev1.ConfigMap) {
-	c.Lock()
-	defer c.Unlock()
-	c.fault, c.items = fault, items
-	c.watcher.Stop()
-}
-
 // TestListMayBeReadAgain withdraws the right to the ConfigMap and grants it again. The problem ends although the
 // ConfigMap has not changed, and also if it was deleted. The list stays in use.
 func TestListMayBeReadAgain(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		list, _ := newList()
-		api := &configMaps{items: []corev1.ConfigMap{*listed("a", "")}, watcher: watch.NewRaceFreeFake()}
-		list.watch(informer.Of(corev1.SchemeGroupVersion.WithResource("configmaps"), api))
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { _ = list.configMap.Start(ctx) })
-		defer running.Wait()
-		defer cancel()
-		is := func(want string) {
-			t.Helper()
-			time.Sleep(20 * time.Second)
-			if problem := problemOf(list); !strings.Contains(problem, want) || (want == "") != (problem == "") || !list.BlocksNode("a") {
-				t.Errorf("problem %q, want %q", problem, want)
-			}
+	list, _ := newList()
+	configMap := informer.One(informer.Resource{}, list.name, list.log, list.Offer, list.unreadable)
+	reads := func(objs ...*corev1.ConfigMap) {
+		configMap.Fake(nil, objs...)
+		configMap.OnSync()
+	}
+	is := func(want string) {
+		t.Helper()
+		if problem := problemOf(list); !strings.Contains(problem, want) || (want == "") != (problem == "") || !list.BlocksNode("a") {
+			t.Errorf("problem %q, want %q", problem, want)
 		}
+	}
+	reads(listed("a", ""))
+	is("")
+	for range 2 {
+		configMap.Fake(apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil))
+		is("it can't be read: configmaps")
+		reads(listed("a", ""))
 		is("")
-		for range 2 {
-			api.becomes(apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil))
-			is("grant list and watch on configmaps")
-			api.becomes(nil, *listed("a", ""))
-			is("")
-		}
-		api.becomes(apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil))
-		is("grant list and watch on configmaps")
-		api.becomes(nil)
-		is("it does not exist")
-	})
+	}
+	configMap.Fake(apierrors.NewForbidden(corev1.Resource("configmaps"), "blocked", nil))
+	reads()
+	is("it does not exist")
+	configMap.Fake(nil, listed("a", ""))
+	configMap.OnChange(nil, nil)
+	is("")
 }

@@ -1,7 +1,6 @@
 package nodeidentity
 
 import (
-	"context"
 	"fmt"
 	"net/http"
 	"time"
@@ -21,8 +20,9 @@ import (
 // observations, so no node is dead in the first minute after a start. If the API server is unreachable, no other node is
 // seen to renew its Lease, so no node is dead.
 type Leases struct {
-	leases *informer.Informer[*observed]
-	clock  clock.PassiveClock
+	informer.Runnable // leases: a standby watches too, because it needs a minute of observations when it takes over
+	leases            *informer.Informer[*observed]
+	clock             clock.PassiveClock
 }
 
 // NewLeases returns Leases that Start fills. It calls changed with the name of a node whose Lease was deleted, and with
@@ -51,14 +51,9 @@ func NewLeases(
 		},
 		GrantedBy: "config/node-identity", Log: log.WithValues("resource", "leases"),
 	}
+	l.Runnable = l.leases
 	return l, nil
 }
-
-// NeedLeaderElection returns false: a standby must have watched for a minute before it takes over.
-func (*Leases) NeedLeaderElection() bool { return false }
-
-// Start watches until ctx ends.
-func (l *Leases) Start(ctx context.Context) error { return l.leases.Start(ctx) }
 
 // Of reports whether node is alive, and returns when its Lease was last renewed, by the node's own clock. The time is
 // zero if the Lease was never renewed or does not exist. An error means that Leases can't be read.

@@ -87,10 +87,11 @@ type Source struct {
 	// Changed is called with each node that a changed machine described before or after the change.
 	Changed inventory.Changed
 
-	options   Options
-	client    dynamic.Interface
-	newMapper func() (meta.RESTMapper, error) // discovers which kinds are installed
-	machines  *informer.Informer[*machine]
+	informer.Runnable // machines
+	options           Options
+	client            dynamic.Interface
+	newMapper         func() (meta.RESTMapper, error) // discovers which kinds are installed
+	machines          *informer.Informer[*machine]
 }
 
 // The indices of machines.
@@ -142,14 +143,9 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 		}[options.Group],
 		Log: log.WithValues("kind", options.Kind, "group", options.Group),
 	}
+	s.Runnable = s.machines
 	return s, nil
 }
-
-// Start watches the machines until ctx ends.
-func (s *Source) Start(ctx context.Context) error { return s.machines.Start(ctx) }
-
-// NeedLeaderElection returns false, so that the cache of a standby is current.
-func (*Source) NeedLeaderElection() bool { return false }
 
 // Name implements inventory.Source.
 func (*Source) Name() string { return "machine" }

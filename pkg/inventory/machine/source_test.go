@@ -272,31 +272,6 @@ func TestPathMistakes(t *testing.T) {
 	}
 }
 
-// FuzzMachine reads arbitrary objects by arbitrary paths.
-func FuzzMachine(f *testing.F) {
-	f.Add(bound, ".status.nodeRef.name", ".status.addresses")
-	f.Add(other, "..name", ".status.addresses[?(@.type=='InternalIP')].address")
-	f.Add(`{"a":[null,[[1]],{"b":null}]}`, ".a[*].b", ".a[0:2]")
-	f.Fuzz(func(t *testing.T, object, first, second string) {
-		obj := &unstructured.Unstructured{}
-		if yaml.Unmarshal([]byte(object), &obj.Object) != nil || obj.Object == nil {
-			return
-		}
-		paths, err := parsePaths(Options{
-			NodeRefPath: first, NamePath: first, CreatedPath: first, AddressesPath: second, NameTypes: []string{"Hostname"},
-		})
-		if err != nil {
-			return
-		}
-		m := paths.read(obj)
-		for _, value := range m.sans {
-			if value != san.Parse(value.String()) {
-				t.Errorf("%+v is not as it should be", value)
-			}
-		}
-	})
-}
-
 // TestUnreadMachines checks that the source returns an error, and no answer, while its copy is not current.
 func TestUnreadMachines(t *testing.T) {
 	source := sourceOf(t, ClusterAPI(), map[string]string{"a": bound})
@@ -306,17 +281,6 @@ func TestUnreadMachines(t *testing.T) {
 	for _, err := range []error{lookupErr, ownerErr} {
 		if err == nil || err.Error() != "Machine.cluster.x-k8s.io: down" {
 			t.Errorf("error %v", err)
-		}
-	}
-}
-
-// TestGrantedBy checks that the message about a missing right names the manifest with the role.
-func TestGrantedBy(t *testing.T) {
-	for want, options := range map[string]Options{
-		"config/inventory-cluster-api": ClusterAPI(), "config/inventory-openshift": OpenShift(), "": {Kind: "Host"},
-	} {
-		if got := sourceOf(t, options, nil).machines.GrantedBy; got != want {
-			t.Errorf("%s: %q, want %q", options.Group, got, want)
 		}
 	}
 }

@@ -55,13 +55,7 @@ type Source struct {
 	endpoints *informer.Informer[*discoveryv1.EndpointSlice]
 	// endpointsChanged is called after an endpoint of the API server has changed.
 	endpointsChanged func()
-	watches          []watch // all of them
-}
-
-// watch is the interface of the informers of all kinds.
-type watch interface {
-	Start(context.Context) error
-	Err() error
+	watches          []informer.Runnable // all of them
 }
 
 // New returns a Source that Start fills. services enables reading Services and the API server's endpoints.
@@ -84,7 +78,7 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		},
 		GrantedBy: "config/kubelet-serving or config/node-identity", Log: log.WithValues("resource", "nodes"),
 	}
-	s.watches = []watch{s.nodes}
+	s.watches = []informer.Runnable{s.nodes}
 	if !services {
 		return s, nil
 	}

@@ -52,10 +52,11 @@ type ConfigMap struct {
 	// Reporter, if set, writes Events about the ConfigMap: the mistakes in a new version, and their correction.
 	Reporter *report.Reporter
 
-	name      types.NamespacedName
-	configMap *informer.Informer[*corev1.ConfigMap]
-	log       logr.Logger
-	rows      lastgood.Value[*Source]
+	informer.Runnable // configMap
+	name              types.NamespacedName
+	configMap         *informer.Informer[*corev1.ConfigMap]
+	log               logr.Logger
+	rows              lastgood.Value[*Source]
 	// about is the ConfigMap without its data, for Events. Only observe and report use the field.
 	about *corev1.ConfigMap
 }
@@ -72,23 +73,14 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 	c := &ConfigMap{Changed: func(string, ...san.SAN) {}, name: name, log: log.WithValues("configMap", name.String())}
 	c.about = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	c.rows.Report = c.report
-	c.configMap = &informer.Informer[*corev1.ConfigMap]{
-		Resource: resource, Name: name.Name, Log: c.log,
-		OnSync: c.observe, OnChange: func(_, _ *corev1.ConfigMap) { c.observe() },
-		OnFailure: func(err error) {
-			if apierrors.IsForbidden(err) { // readiness checks report an unreachable API server
-				c.rows.Refuse(errMissing{fmt.Errorf("it can't be read: %w", err)})
-			}
-		},
-	}
+	c.configMap = informer.One(resource, name, c.log, c.observe, func(err error) {
+		if apierrors.IsForbidden(err) { // readiness checks report an unreachable API server
+			c.rows.Refuse(errMissing{fmt.Errorf("it can't be read: %w", err)})
+		}
+	})
+	c.Runnable = c.configMap
 	return c, nil
 }
-
-// Start watches the ConfigMap until ctx ends.
-func (c *ConfigMap) Start(ctx context.Context) error { return c.configMap.Start(ctx) }
-
-// NeedLeaderElection returns false, so that the cache of a standby is current.
-func (*ConfigMap) NeedLeaderElection() bool { return false }
 
 // Name implements inventory.Source.
 func (*ConfigMap) Name() string { return "static" }
@@ -123,20 +115,16 @@ func (c *ConfigMap) current() (*Source, error) {
 	return state.Good, nil
 }
 
-// observe uses the newest version of the ConfigMap, or refuses it.
-func (c *ConfigMap) observe() {
-	obj, found, err := c.configMap.Get(c.name.Namespace, c.name.Name)
-	if err != nil {
-		return // OnFailure reports it
-	}
+// observe uses a version of the ConfigMap, or refuses it. A nil obj means that the ConfigMap does not exist.
+func (c *ConfigMap) observe(obj *corev1.ConfigMap) {
 	before := c.about.UID
-	if c.about.UID = ""; found {
+	if c.about.UID = ""; obj != nil {
 		c.about.UID = obj.UID
 	}
 	switch rows, err := c.parse(obj); {
 	case err == nil:
 		c.rows.Use(rows, nil)
-	case found && obj.UID == before:
+	case obj != nil && obj.UID == before:
 		c.rows.Refuse(err)
 	default: // the last good version was that of another ConfigMap
 		c.rows.Forget(err)
@@ -144,7 +132,7 @@ func (c *ConfigMap) observe() {
 	c.Changed("")
 }
 
-// parse parses a version of the ConfigMap, which is nil if the ConfigMap does not exist.
+// parse parses a version of the ConfigMap, or returns why there is none.
 func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
 	if obj == nil {
 		return nil, errMissing{fmt.Errorf("ConfigMap %s does not exist: create it with a list of rows under %s", c.name, nodesKey)}

@@ -228,47 +228,6 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-func FuzzParse(f *testing.F) {
-	f.Add([]byte(someNodes), "worker-12")
-	f.Add([]byte("- {name: a, addresses: ['::ffff:0:0/96', 10.0.0.0/8]}"), "a")
-	f.Add([]byte("- &a [*a]"), "a")
-	f.Add([]byte("- {? [a]: b, name: !!binary YQ==}"), "a")
-	f.Fuzz(func(t *testing.T, data []byte, node string) {
-		source, err := Parse(data)
-		if (source == nil) == (err == nil) {
-			t.Fatalf("is %v, %v", source, err)
-		}
-		if err != nil {
-			if !strings.Contains(err.Error(), "nodes.yaml") {
-				t.Errorf("does not say where: %v", err)
-			}
-			return
-		}
-		entry, err := source.Lookup(t.Context(), node, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if entry == nil {
-			return
-		}
-		for _, value := range entry.SANs {
-			if value != san.Parse(value.String()) || (value.Name == "") != value.Address.IsValid() || strings.Contains(value.Name, "*") {
-				t.Errorf("%+v is not as it should be", value)
-			}
-		}
-		for _, prefix := range entry.Prefixes {
-			if prefix.Bits() < 8 || prefix.Addr().Is4In6() {
-				t.Errorf("%s is not as it should be", prefix)
-			}
-		}
-		for _, suffix := range entry.Suffixes {
-			if suffix == "" || suffix != strings.ToLower(strings.Trim(suffix, ".")) {
-				t.Errorf("suffix %q is not as it should be", suffix)
-			}
-		}
-	})
-}
-
 // TestManyAddresses has a row of 40,000 addresses, and checks that each is read once.
 func TestManyAddresses(t *testing.T) {
 	row, began := Row{Name: "a", DNSNames: []string{"a.example.org"}, ShortNames: true}, time.Now()
