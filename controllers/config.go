@@ -369,25 +369,3 @@ func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
 	}
 	return policy
 }
-
-// GuardedSigner is a signer whose CA signs only what its SigningAuthority permits.
-type GuardedSigner struct {
-	Signer string
-	Secret types.NamespacedName
-}
-
-// GuardedSigners returns the signers of c that need a SigningAuthority, sorted by name. There are none unless rotation
-// is enabled.
-func GuardedSigners(c *config.Configuration) []GuardedSigner {
-	if !c.Rotation.Enabled || !c.Enabled(config.SignerController) {
-		return nil
-	}
-	var guarded []GuardedSigner
-	for _, one := range servedSigners(c.Signing) {
-		if namespace, name := one.SecretName(); name != "" {
-			secret := types.NamespacedName{Namespace: namespace, Name: name}
-			guarded = append(guarded, GuardedSigner{Signer: one.Name, Secret: secret})
-		}
-	}
-	return guarded
-}

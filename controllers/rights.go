@@ -160,7 +160,11 @@ func (r rights) approver(c *config.Configuration) {
 	if !c.DryRuns(config.ApproverController) {
 		r.add(certificatesv1.GroupName, requestsResource+"/approval", "", "", "update")
 		for _, rule := range approverOf(c.Approval).Rules {
-			r.onSigner(rule.SignerName, "approve")
+			granted := r
+			if rule.SignerName == certificatesv1.KubeletServingSignerName {
+				granted = r.from("config/kubelet-serving")
+			}
+			granted.onSigner(rule.SignerName, "approve")
 		}
 	}
 	r.add(authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")

@@ -95,14 +95,26 @@ func expand(rule rbacv1.PolicyRule, namespace string) (rights []string) {
 	return rights
 }
 
-// asked returns the rights that the changed default configuration asks for, sorted.
-func asked(changes ...func(*config.Configuration)) (rights []string) {
-	all := Rights(configured(func(c *config.Configuration) {
+// manifests returns the rights that the changed default configuration asks for, each with the manifest that it names.
+func manifests(changes ...func(*config.Configuration)) map[string]string {
+	all := map[string]string{}
+	for _, right := range Rights(changed(changes...), ours) {
+		all[right.String()] = right.Manifest
+	}
+	return all
+}
+
+func changed(changes ...func(*config.Configuration)) *config.Configuration {
+	return configured(func(c *config.Configuration) {
 		for _, change := range changes {
 			change(c)
 		}
-	}), ours)
-	for _, right := range all {
+	})
+}
+
+// asked returns the rights that the changed default configuration asks for, sorted.
+func asked(changes ...func(*config.Configuration)) (rights []string) {
+	for _, right := range Rights(changed(changes...), ours) {
 		rights = append(rights, right.String())
 	}
 	slices.Sort(rights)
@@ -149,6 +161,13 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 			if diff := cmp.Diff(granted(t, test.folders...), more, cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("change the markers +kubebuilder:rbac and run make generate, or change the component's roles, or change "+
 					"Rights: granted (-) is not what is asked for (+):\n%s", diff)
+			}
+			for right, manifest := range manifests(test.base, test.more) {
+				if slices.Contains(more, right) && !slices.ContainsFunc(test.folders, func(folder string) bool {
+					return strings.HasPrefix("config/"+folder, manifest) && manifest != ""
+				}) {
+					t.Errorf("%s names the manifest %q, but %q grant it", right, manifest, test.folders)
+				}
 			}
 			if once := slices.Compact(slices.Clone(all)); len(once) != len(all) {
 				t.Errorf("%d of %d rights are asked for twice", len(all)-len(once), len(all))
@@ -238,6 +257,11 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		for _, right := range Rights(configured(test.change), "n") {
 			needed[right.String()], resources[resourceOf(right.String())] = !right.Optional, true
 		}
+		for _, right := range Rights(configured(test.change), "n") {
+			if strings.Contains(right.String(), " a in b") && right.Manifest != "" || right.Name == "example.com/a" && right.Manifest != "" {
+				t.Errorf("%s: no shipped role grants %q, but it names %s", name, right.String(), right.Manifest)
+			}
+		}
 		for _, want := range test.have {
 			if must, found := needed[want]; !found || !must && (want == askReview || strings.HasPrefix(want, "attest")) {
 				t.Errorf("%s: asks for %q: %t, needs it: %t", name, want, found, must)
@@ -253,40 +277,6 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 	for _, right := range unasked {
 		if !resources[resourceOf(right)] {
 			t.Errorf("no configuration asks for a right like %q", right)
-		}
-	}
-}
-
-// TestRightsNameTheirManifest checks that the manifest that the check command names grants the missing right.
-func TestRightsNameTheirManifest(t *testing.T) {
-	t.Parallel()
-	got := map[string]string{}
-	for _, right := range Rights(configured(func(c *config.Configuration) {
-		c.Signing.Secret, c.Signing.CreateIfMissing = ours+"/csr-signer", true
-		c.Signing.Signers = []config.Signer{{Name: "example.com/web", CA: config.CA{Secret: "ns/web"}, Usages: []string{"server auth"}}}
-		c.Approval.KubeletServing.Enabled = true
-		c.Approval.NodeClient.Inventory, c.Approval.NodeClient.ClusterName = config.InventoryClusterAPI, "lab"
-		c.NodeBlockList, c.Rotation.Enabled, c.MetricsSecure = ours+"/blocked", true, true
-	}), ours) {
-		got[right.String()] = right.Manifest
-	}
-	for right, want := range map[string]string{
-		"update certificatesigningrequests/approval.certificates.k8s.io": "config/rbac",
-		signServing: "config/rbac",
-		"sign signers.certificates.k8s.io example.com/web":           "",
-		"list secrets csr-signer in " + ours:                         "config/rbac",
-		"list secrets web in ns":                                     "",
-		"create secrets in " + ours:                                  "config/create-ca",
-		"list leases.coordination.k8s.io in kube-node-lease":         "config/node-identity",
-		"list services":                                              "config/kubelet-serving",
-		"watch machines.cluster.x-k8s.io":                            "config/inventory-cluster-api",
-		"create tokenreviews.authentication.k8s.io":                  "config/rbac",
-		"update signingauthorities/status.csr-controller-manager.io": "config/rotation",
-		"update configmaps csr-signer-ledger in " + ours:             "config/rotation",
-	} {
-		manifest, asked := got[right]
-		if !asked || manifest != want {
-			t.Errorf("%s: asked %t, names %q, want %q", right, asked, manifest, want)
 		}
 	}
 }

@@ -165,24 +165,19 @@ func (s *selfCheck) report(task *checkTask, results []check.Result) {
 		}
 	}
 	for _, result := range results {
-		if result.Status != cmp.Or(task.last[result.Subject], check.OK) {
-			s.logChange(result)
+		log := s.log.WithValues("check", result.Check, "subject", result.Subject, "result", result.Status,
+			"evidence", result.Evidence, "nextStep", result.NextStep)
+		switch {
+		case result.Status == cmp.Or(task.last[result.Subject], check.OK):
+		case result.Status == check.Failed:
+			log.Error(nil, "Self-check failed")
+		case result.Status == check.OK:
+			log.Info("Self-check passes again")
+		default:
+			log.Info("Self-check could not complete")
 		}
 	}
 	task.last = last
-}
-
-// logChange logs a result that was another one, or none, at the last run.
-func (s *selfCheck) logChange(result check.Result) {
-	details := []any{"check", result.Check, "subject", result.Subject, "result", result.Status, "evidence", result.Evidence}
-	switch result.Status {
-	case check.Failed:
-		s.log.Error(nil, "Self-check failed", append(details, "nextStep", result.NextStep)...)
-	case check.OK:
-		s.log.Info("Self-check passes again", details...)
-	case check.Unknown:
-		s.log.Info("Self-check could not complete", append(details, "nextStep", result.NextStep)...)
-	}
 }
 
 // ownRights returns a check of the rights that c configures. It records which of them are denied: in the metrics, and for
