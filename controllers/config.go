@@ -138,13 +138,9 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("signer %s: %w", one.Name, err))
 		}
-		var others []string // ForbiddenOnClientCA: nil means the default list
-		if one.ForbiddenSubjects != nil {
-			others = []string{} // forbiddenSubjects replaces both default lists
-		}
 		signers[one.Name] = signer.Signer{
 			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
-			ForbiddenOnClientCA: others, AllowedNames: names, KeyPair: pairs[one.CA],
+			OnlyForbidden: one.ForbiddenSubjects != nil, AllowedNames: names, KeyPair: pairs[one.CA],
 		}
 	}
 	return signers, errors.Join(errs...)

@@ -38,10 +38,9 @@ type Signer struct {
 	// AllowNoExtKeyUsage permits a custom signer to issue certificates without an extended key usage, which are valid for
 	// every purpose. A CA that the cluster trusts never issues them.
 	AllowNoExtKeyUsage bool
-	// ForbiddenOnClientCA lists more subjects that a custom signer does not issue if the cluster trusts its CA. It has the
-	// same patterns as ForbiddenSubjects in Profile. Nil means the users and groups of Kubernetes and kubeadm; an empty list adds
-	// none.
-	ForbiddenOnClientCA []string
+	// OnlyForbidden reports that a custom signer forbids no subject beside those in Profile. Otherwise it does not issue the users
+	// and groups of Kubernetes and kubeadm if the cluster trusts its CA.
+	OnlyForbidden bool
 	// AllowedNames are the names that server certificates of a custom signer may have if the cluster trusts its CA.
 	AllowedNames ca.AllowedNames
 	// KeyPair is the signing CA.
@@ -111,8 +110,7 @@ func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
 			req.SubjectText(), fmt.Sprintf(t.proxies, req.SignerName))}
 }
 
-// forbiddenOnClientCA lists the subjects that a custom signer never issues if the cluster trusts its CA: the users and
-// groups of Kubernetes and kubeadm. The signer's configuration can replace the list.
+// forbiddenOnClientCA lists the users and groups of Kubernetes and kubeadm.
 var forbiddenOnClientCA = []string{"O=system:*", "O=kubeadm:*", "CN=system:*"}
 
 // serverUsages are the extended key usages of server certificates.
@@ -131,12 +129,8 @@ func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
 		return violation("UsagesNotPermitted", "usages %+q include no extended key usage, so the certificate would be valid "+
 			"for clients, but %s; add a usage that this signer permits", req.Usages, because)
 	}
-	forbidden := s.ForbiddenOnClientCA
-	if forbidden == nil {
-		forbidden = forbiddenOnClientCA
-	}
-	for _, pattern := range forbidden {
-		if ca.MatchesSubject(pattern, req.Cert.Subject) {
+	for _, pattern := range forbiddenOnClientCA {
+		if !s.OnlyForbidden && ca.MatchesSubject(pattern, req.Cert.Subject) {
 			return violation("SubjectNotPermitted", "subject %+q is not permitted: %s, so it never issues %s",
 				req.SubjectText(), because, pattern)
 		}

@@ -50,37 +50,34 @@ func TestCheckTrust(t *testing.T) {
 	server := func(of usage) edit { return all(dns("a.svc"), usages(of)) }
 	client, noPurpose, noRules := usages("client auth"), usages("digital signature"), Signer{}
 	allowed := func(name string) Signer { return Signer{AllowedNames: must(ca.NewAllowedNames([]string{name}))} }
-	forbidden := func(patterns ...string) Signer { return Signer{ForbiddenOnClientCA: patterns} }
 	letters := map[string]string{"": "s", "UsagesNotPermitted": "U", "SubjectNotPermitted": "S", "NameNotPermitted": "N"}
 	for name, test := range map[string]struct {
 		signer Signer
 		req    *csr.Request
 		want   string
 	}{
-		"no extended usage":                            {noRules, asked(hook, noPurpose), "UUUS"},
-		"no extended usage, configured":                {Signer{AllowNoExtKeyUsage: true}, asked(hook, noPurpose), "sUUS"},
-		"a client":                                     {noRules, asked(hook, client), "sssS"},
-		"a client in a group of Kubernetes":            {noRules, asked(of("system:masters"), client), "sSSS"},
-		"a client in a group of kubeadm":               {noRules, asked(of("kubeadm:cluster-admins"), client), "sSSS"},
-		"a client by a name of Kubernetes":             {noRules, asked(pkix.Name{CommonName: "system:admin"}, client), "sSSS"},
-		"a code signer in a group of Kubernetes":       {noRules, asked(of("system:nodes"), usages("code signing")), "sSSS"},
-		"a group that the configuration does not list": {forbidden("O=other"), asked(of("system:nodes"), client), "sssS"},
-		"a group that the configuration lists":         {forbidden("O=system:*"), asked(of("system:nodes"), client), "sSSS"},
-		"an empty list of forbidden subjects":          {forbidden([]string{}...), asked(of("system:masters"), client), "sssS"},
-		"a server without a list":                      {noRules, asked(hook, server("server auth")), "sNNN"},
-		"a server beside a client without a list":      {noRules, asked(hook, dns("a.svc"), usages("client auth", "server auth")), "sNNS"},
-		"any usage without a list":                     {noRules, asked(hook, server("any")), "sNNS"},
-		"server gated crypto without a list":           {noRules, asked(hook, server("netscape sgc")), "sNNN"},
-		"a server of a listed name":                    {allowed("a.svc"), asked(hook, server("server auth")), "ssss"},
-		"a server of another name":                     {allowed("b.svc"), asked(hook, server("server auth")), "sNNN"},
-		"a server of no name":                          {allowed("b.svc"), asked(pkix.Name{CommonName: "a.svc"}, usages("server auth")), "sNNN"},
-		"Kubernetes' own signer":                       {noRules, asked(of("system:nodes"), client, signerName(clientSigner)), "ssss"},
-		"Kubernetes' own serving signer":               {noRules, asked(of("system:nodes"), dns("a"), serving), "ssss"},
-		"a front proxy":                                {noRules, asked(proxy, client), "ssSS"},
-		"a front proxy for any usage":                  {allowed("a.svc"), asked(proxy, server("any")), "ssSS"},
-		"a front proxy without usage":                  {Signer{AllowNoExtKeyUsage: true}, asked(proxy, noPurpose), "sUSS"},
-		"a server of the name of a front proxy":        {noRules, asked(proxy, usages("server auth")), "sNNN"},
-		"a front proxy by Kubernetes' own signer":      {noRules, asked(proxy, client, signerName(clientSigner)), "ssss"},
+		"no extended usage":                       {noRules, asked(hook, noPurpose), "UUUS"},
+		"no extended usage, configured":           {Signer{AllowNoExtKeyUsage: true}, asked(hook, noPurpose), "sUUS"},
+		"a client":                                {noRules, asked(hook, client), "sssS"},
+		"a client in a group of Kubernetes":       {noRules, asked(of("system:masters"), client), "sSSS"},
+		"a client in a group of kubeadm":          {noRules, asked(of("kubeadm:cluster-admins"), client), "sSSS"},
+		"a client by a name of Kubernetes":        {noRules, asked(pkix.Name{CommonName: "system:admin"}, client), "sSSS"},
+		"a code signer in a group of Kubernetes":  {noRules, asked(of("system:nodes"), usages("code signing")), "sSSS"},
+		"forbidden subjects are configured":       {Signer{OnlyForbidden: true}, asked(of("system:masters"), client), "sssS"},
+		"a server without a list":                 {noRules, asked(hook, server("server auth")), "sNNN"},
+		"a server beside a client without a list": {noRules, asked(hook, dns("a.svc"), usages("client auth", "server auth")), "sNNS"},
+		"any usage without a list":                {noRules, asked(hook, server("any")), "sNNS"},
+		"server gated crypto without a list":      {noRules, asked(hook, server("netscape sgc")), "sNNN"},
+		"a server of a listed name":               {allowed("a.svc"), asked(hook, server("server auth")), "ssss"},
+		"a server of another name":                {allowed("b.svc"), asked(hook, server("server auth")), "sNNN"},
+		"a server of no name":                     {allowed("b.svc"), asked(pkix.Name{CommonName: "a.svc"}, usages("server auth")), "sNNN"},
+		"Kubernetes' own signer":                  {noRules, asked(of("system:nodes"), client, signerName(clientSigner)), "ssss"},
+		"Kubernetes' own serving signer":          {noRules, asked(of("system:nodes"), dns("a"), serving), "ssss"},
+		"a front proxy":                           {noRules, asked(proxy, client), "ssSS"},
+		"a front proxy for any usage":             {allowed("a.svc"), asked(proxy, server("any")), "ssSS"},
+		"a front proxy without usage":             {Signer{AllowNoExtKeyUsage: true}, asked(proxy, noPurpose), "sUSS"},
+		"a server of the name of a front proxy":   {noRules, asked(proxy, usages("server auth")), "sNNN"},
+		"a front proxy by Kubernetes' own signer": {noRules, asked(proxy, client, signerName(clientSigner)), "ssss"},
 	} {
 		got := ""
 		for _, trust := range trusts {
