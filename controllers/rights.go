@@ -265,7 +265,7 @@ func (r rights) rotation(c *config.Configuration) {
 		bundle := trust.BundleName(one.Name, name)
 		secret.add(certificatesv1.GroupName, "clustertrustbundles", "", bundle, "get", "create", "patch", "delete")
 		secret.add("", "secrets", namespace, "", "create")
-		secret.add("", "secrets", namespace, name, "get", "list", "watch", "update")
+		secret.add("", "secrets", namespace, name, "get", "update")
 		secret.add("", "configmaps", namespace, "", "create")
 		for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
 			secret.add("", "configmaps", namespace, each, "get", "update")

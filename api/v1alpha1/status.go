@@ -2,6 +2,7 @@ package v1alpha1
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -149,6 +150,12 @@ type SigningAuthorityStatus struct {
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// CAs returns the candidate, the signing CA and the retiring CA, without those that do not exist.
+func (s *SigningAuthorityStatus) CAs() []*CAStatus {
+	all := []*CAStatus{s.Candidate, s.Signing, s.Retiring}
+	return slices.DeleteFunc(all, func(authority *CAStatus) bool { return authority == nil })
 }
 
 // OperationStatus is a requested operation and its result.

@@ -98,7 +98,7 @@ func authorityPrepared() v1alpha1.SigningAuthority {
 func moved(t *testing.T) (objs []runtime.Object) {
 	t.Helper()
 	api := crfake.NewClientBuilder().Build()
-	nodes := ledger.NewNodes(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(fixedNow))
+	nodes := ledger.NewRecorder(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(fixedNow))
 	note := func(node, signer, keyID string, ends time.Duration) {
 		nodes.Note(ledger.Certificate{Node: node, Signer: "kubernetes.io/" + signer, KeyID: keyID, NotBefore: fixedNow.Add(ends - 365*day), NotAfter: fixedNow.Add(ends)})
 	}
@@ -108,7 +108,7 @@ func moved(t *testing.T) (objs []runtime.Object) {
 	note("gone", "kube-apiserver-client-kubelet", "1111111111111111", 10*day)
 	note("ended", "kube-apiserver-client-kubelet", "1111111111111111", -day)
 	list := &corev1.ConfigMapList{}
-	if err := errors.Join(nodes.Flush(t.Context()), api.List(t.Context(), list, client.InNamespace("ns"))); err != nil {
+	if err := errors.Join(nodes.FlushNodes(t.Context()), api.List(t.Context(), list, client.InNamespace("ns"))); err != nil {
 		t.Fatal(err)
 	}
 	for i := range list.Items {

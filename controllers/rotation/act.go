@@ -24,22 +24,22 @@ import (
 // issued.
 const shortestCap = 2 * ca.ShortestLifetime
 
-// execute takes action, and writes it to the audit log once. A leader that was replaced meanwhile must not act on
-// outdated observations. If the intent was stored just now, no other leader has acted since. If it was stored before,
-// again is set, and execute reads the authority once more.
+// execute takes the action of step, and writes it to the audit log once. A leader that was replaced meanwhile must not
+// act on outdated observations. If the intent was stored just now, no other leader has acted since. If it was stored
+// before, again is set, and execute reads the authority once more.
 func (r *Reconciler) execute(
-	ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, o *observation, again bool,
+	ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, read *caSecret, again bool,
 ) error {
 	if !again {
-		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, action))
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, step.Action))
 	} else if err := r.current(ctx, obj); err != nil {
 		return err
 	}
-	if err := r.act(ctx, obj, action, o); err != nil {
-		return fmt.Errorf("%s: %w", action, err)
+	if err := r.act(ctx, obj, step, read); err != nil {
+		return fmt.Errorf("%s: %w", step.Action, err)
 	}
 	log.FromContext(ctx).Info("Took a step of a rotation",
-		"action", action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
+		"action", step.Action, "phase", obj.Status.Phase, "generation", obj.Status.Generation)
 	return nil
 }
 
@@ -58,30 +58,47 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 	return apierrors.NewConflict(resource, obj.Name, errors.New("it has changed since it was read"))
 }
 
-// act takes action. Each action is idempotent.
-func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, action Action, o *observation) error {
-	switch action {
+// act takes the action of step. Each action is idempotent.
+func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, read *caSecret) error {
+	book, made := r.recorder(obj).Book, keypair.Pair{}
+	switch step.Action {
 	case Publish:
 		return r.publish(ctx, obj)
-	case Open:
-		return r.openAccounts(ctx, obj, o)
+	case Open, Unseal:
+		change := book.Open
+		if step.Action == Unseal {
+			change = book.Unseal
+		}
+		for _, keyID := range step.Accounts {
+			if err := change(ctx, keyID); err != nil {
+				return err
+			}
+		}
+		return nil
 	case Seal:
 		return r.seal(ctx, obj)
-	case Unseal:
-		return r.unseal(ctx, obj, o)
 	case Prune:
 		cert, err := certificateOf(obj.Status.Retiring)
 		if err != nil {
 			return err
 		}
 		return r.publisher.Prune(ctx, cert)
+	// The ledger must know a CA before it is stored anywhere.
 	case MakeCandidate:
-		return r.makeCandidate(ctx, obj, o)
+		authority, key, err := r.newCA(obj)
+		if err != nil {
+			return fmt.Errorf("create CA: %w", err)
+		}
+		if err := book.Open(ctx, authority.KeyID()); err != nil {
+			return err
+		}
+		made = keypair.Pair{Cert: authority.CertificatePEM(), Key: key}
 	case TakeCandidate:
-		return r.takeCandidate(ctx, obj, o)
-	default:
-		return r.writeSecret(ctx, obj, o.secret, action, keypair.Pair{})
+		if err := book.Open(ctx, obj.Status.Candidate.KeyID); err != nil {
+			return err
+		}
 	}
+	return r.writeSecret(ctx, obj, read, step.Action, made)
 }
 
 // publish publishes the trust bundle for the status of obj.
@@ -91,37 +108,7 @@ func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority
 		return err
 	}
 	wanted.Current = func(ctx context.Context) error { return r.current(ctx, obj) }
-	var errs []error
-	problems := r.publisher.Publish(ctx, wanted)
-	r.refusedWrites.Store(obj.Name, problems)
-	for _, problem := range problems {
-		errs = append(errs, problem)
-	}
-	return errors.Join(errs...)
-}
-
-// openAccounts creates the missing accounts.
-func (r *Reconciler) openAccounts(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	var signingErr, candidateErr error
-	if o.SigningUnaccounted {
-		signingErr = r.recorder(obj).Book.Open(ctx, obj.Status.Signing.KeyID)
-	}
-	if o.CandidateUnaccounted {
-		candidateErr = r.recorder(obj).Book.Open(ctx, obj.Status.Candidate.KeyID)
-	}
-	return errors.Join(signingErr, candidateErr)
-}
-
-// unseal opens the accounts of the signing and of the retiring CA if they are closed.
-func (r *Reconciler) unseal(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	var signingErr, retiringErr error
-	if o.SigningSealed && v1alpha1.SameCA(o.Secret.Signing, obj.Status.Signing) {
-		signingErr = r.recorder(obj).Book.Unseal(ctx, obj.Status.Signing.KeyID)
-	}
-	if o.Sealed {
-		retiringErr = r.recorder(obj).Book.Unseal(ctx, obj.Status.Retiring.KeyID)
-	}
-	return errors.Join(signingErr, retiringErr)
+	return errors.Join(r.publisher.Publish(ctx, wanted)...)
 }
 
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing
@@ -139,9 +126,8 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) e
 	return book.Seal(ctx, retiring.KeyID)
 }
 
-// makeCandidate creates a CA. It creates the account first, so that the ledger knows the CA before it is stored
-// anywhere.
-func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+// newCA creates a CA as obj wants it.
+func (r *Reconciler) newCA(obj *v1alpha1.SigningAuthority) (*ca.Authority, []byte, error) {
 	lifetime := ca.DefaultAuthorityLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
@@ -149,27 +135,11 @@ func (r *Reconciler) makeCandidate(ctx context.Context, obj *v1alpha1.SigningAut
 	now := r.Clock.Now()
 	// Each CA has a name of its own, so no verifier confuses two of them. A name has at most 64 letters (X.520).
 	suffix := fmt.Sprintf("-g%d-%d", obj.Status.Generation, now.Unix())
-	authority, key, err := ca.New(ca.NewOptions{
+	return ca.New(ca.NewOptions{
 		CommonName: obj.Name[:min(len(obj.Name), 64-len(suffix))] + suffix,
 		Algorithm:  ca.Algorithm(obj.Spec.CA.KeyAlgorithm),
 		Lifetime:   lifetime,
 	}, now)
-	if err != nil {
-		return fmt.Errorf("create CA: %w", err)
-	}
-	if err := r.recorder(obj).Book.Open(ctx, authority.KeyID()); err != nil {
-		return err
-	}
-	made := keypair.Pair{Cert: authority.CertificatePEM(), Key: key}
-	return r.writeSecret(ctx, obj, o.secret, MakeCandidate, made)
-}
-
-// takeCandidate makes the CA in tls.crt and tls.key the candidate. It creates the account first.
-func (r *Reconciler) takeCandidate(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	if err := r.recorder(obj).Book.Open(ctx, obj.Status.Candidate.KeyID); err != nil {
-		return err
-	}
-	return r.writeSecret(ctx, obj, o.secret, TakeCandidate, keypair.Pair{})
 }
 
 // writeSecret takes an action that changes the Secret, in one write. The write fails if the Secret has changed since it

@@ -17,7 +17,7 @@ func (p *planner) planCompleted() {
 	case !v1alpha1.SameCA(secret.TLS, secret.Signing) && p.refuseTLS() == "":
 		p.adopt()
 	case p.restoreTLS():
-	case p.completedOperation():
+	case p.answerOperation():
 	case p.signingMissing():
 		p.waitForSigningKey(fmt.Sprintf("run %s to create another CA, which signs as soon as it is trusted; certificates of "+
 			"the lost CA stay trusted", p.command(v1alpha1.OperationStart)))
@@ -29,22 +29,6 @@ func (p *planner) planCompleted() {
 		p.status.Intent = ""
 		p.waitForNextCA()
 	}
-}
-
-// completedOperation answers the requested operation, and reports whether there was one.
-func (p *planner) completedOperation() bool {
-	switch p.facts.Operation {
-	case "":
-		return false
-	case v1alpha1.OperationStart:
-		p.acceptOperation()
-		p.start()
-	case v1alpha1.OperationAttest:
-		p.attest()
-	default:
-		p.refuseOperation("no rotation is under way")
-	}
-	return true
 }
 
 // rotationDue reports whether the signing CA has signed for spec.rotateAfter, which is an hour at least.

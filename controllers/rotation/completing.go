@@ -13,12 +13,9 @@ import (
 // planCompleting removes the retiring CA, in this order: close the ledger, verify that no certificate is outstanding,
 // remove the CA from the trust bundle, verify that every API server refuses it, destroy its key.
 func (p *planner) planCompleting() {
-	if p.facts.Operation != "" {
-		p.refuseOperation("the old CA is being removed, which cannot be undone")
-		return
-	}
 	s := p.status
 	switch {
+	case p.answerOperation():
 	case p.facts.Secret.Retiring == nil && s.Intent == string(DestroyRetiring): // the key is destroyed
 		s.LastRetired, s.Retiring = s.Retiring, nil
 		s.LastRetired.Certificate, s.LastCompletedTime = "", p.now()

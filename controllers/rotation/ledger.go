@@ -5,11 +5,9 @@ import (
 	"crypto/x509"
 	"fmt"
 	"slices"
-	"sync"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -23,39 +21,21 @@ import (
 // ledgerName is the name of the controller that records issued certificates.
 const ledgerName = Name + "-ledger"
 
-// recorders hold a ledger for each Secret. Each of them is stored every few seconds.
-type recorders struct {
-	mu       sync.Mutex
-	bySecret map[types.NamespacedName]*ledger.Recorder
-}
-
 // recorder returns the recorder for the Secret of obj.
 func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
-	r.recorders.mu.Lock()
-	defer r.recorders.mu.Unlock()
 	name := secretName(obj)
-	if known := r.recorders.bySecret[name]; known != nil {
-		return known
-	}
-	recorder := &ledger.Recorder{
-		Book:  ledger.NewBook(r.Client, r.Live, name, r.Clock),
-		Nodes: ledger.NewNodes(r.Client, r.Live, name, r.Clock),
-	}
-	if r.recorders.bySecret == nil {
-		r.recorders.bySecret = map[types.NamespacedName]*ledger.Recorder{}
-	}
-	r.recorders.bySecret[name] = recorder
-	r.runUntilStopped(func(ctx context.Context) {
-		recorder.Run(ctx, func(err error) { log.FromContext(ctx).Error(err, "Write ledger", "secret", name) })
-	})
-	return recorder
+	known, _ := r.recorders.LoadOrStore(name, ledger.NewRecorder(r.Client, r.Live, name, r.Clock))
+	return known.(*ledger.Recorder)
 }
 
 // readLedger reads the issued certificates, and which of them depend on the retiring CA.
 func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	recorder := r.recorder(obj)
+	if err := recorder.FlushNodes(ctx); err != nil { // no decision depends on them
+		log.FromContext(ctx).Error(err, "Write nodes")
+	}
 	flushErr := recorder.Flush(ctx)
-	accounts, err := recorder.Book.Read(ctx)
+	accounts, err := recorder.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read ledger: %w", err)
 	}
@@ -84,17 +64,17 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 
 // noteAccounts records what the ledger knows about the CAs in the Secret.
 func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alpha1.SigningAuthorityStatus) {
+	note := func(found, noted *v1alpha1.CAStatus, sealed, unaccounted *bool) {
+		if found != nil {
+			account, known := accounts[found.KeyID]
+			*sealed, *unaccounted = account.Sealed, !known && v1alpha1.SameCA(found, noted)
+		}
+	}
 	secret := o.Secret
+	note(secret.Candidate, s.Candidate, &o.CandidateRetired, &o.CandidateUnaccounted)
+	note(secret.Signing, s.Signing, &o.SigningSealed, &o.SigningUnaccounted)
 	if secret.TLS != nil && !v1alpha1.SameCA(secret.TLS, secret.Signing) && !v1alpha1.SameCA(secret.TLS, secret.Retiring) {
 		o.TLSRetired = accounts[secret.TLS.KeyID].Sealed
-	}
-	if secret.Candidate != nil {
-		account, found := accounts[secret.Candidate.KeyID]
-		o.CandidateUnaccounted, o.CandidateRetired = !found && v1alpha1.SameCA(secret.Candidate, s.Candidate), account.Sealed
-	}
-	if secret.Signing != nil {
-		account, found := accounts[secret.Signing.KeyID]
-		o.SigningUnaccounted, o.SigningSealed = !found && v1alpha1.SameCA(secret.Signing, s.Signing), account.Sealed
 	}
 }
 
@@ -150,10 +130,7 @@ func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, a
 // certificates returns the certificates of the CAs of obj.
 func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	var all []*x509.Certificate
-	for _, authority := range []*v1alpha1.CAStatus{obj.Status.Candidate, obj.Status.Signing, obj.Status.Retiring} {
-		if authority == nil {
-			continue
-		}
+	for _, authority := range obj.Status.CAs() {
 		if cert, err := certificateOf(authority); err == nil { // observe reports what is wrong with it
 			all = append(all, cert)
 		}
@@ -161,27 +138,24 @@ func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	return all
 }
 
-// holdsCertificate reports whether obj is a request that has a certificate.
-func holdsCertificate(obj client.Object) bool {
-	request, ok := obj.(*certificatesv1.CertificateSigningRequest)
-	return ok && len(request.Status.Certificate) > 0
-}
-
 // casChanged passes updates that change the CAs of an authority.
 var casChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
-		return !slices.EqualFunc(certificates(before), certificates(after), (*x509.Certificate).Equal)
+		return !slices.EqualFunc(before.Status.CAs(), after.Status.CAs(), v1alpha1.SameCA)
 	},
 }
 
 // issuedLater passes requests that get a certificate while the controller runs. The key everyRequest stands for the
 // earlier ones.
-var issuedLater = predicate.Funcs{
-	CreateFunc: func(e event.CreateEvent) bool { return holdsCertificate(e.Object) && !e.IsInInitialList },
-	UpdateFunc: func(e event.UpdateEvent) bool {
-		return holdsCertificate(e.ObjectNew) && e.ObjectOld.GetResourceVersion() != e.ObjectNew.GetResourceVersion()
+var issuedLater = predicate.And(
+	predicate.ResourceVersionChangedPredicate{},
+	predicate.Funcs{
+		CreateFunc: func(e event.CreateEvent) bool { return !e.IsInInitialList },
+		DeleteFunc: func(event.DeleteEvent) bool { return false },
 	},
-	DeleteFunc:  func(event.DeleteEvent) bool { return false },
-	GenericFunc: func(event.GenericEvent) bool { return false },
-}
+	predicate.NewPredicateFuncs(func(obj client.Object) bool {
+		request, ok := obj.(*certificatesv1.CertificateSigningRequest)
+		return ok && len(request.Status.Certificate) > 0
+	}),
+)

@@ -1,7 +1,6 @@
 package rotation
 
 import (
-	"slices"
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,72 +41,57 @@ var (
 
 var allGauges = []*prometheus.GaugeVec{phaseGauge, phaseSince, lastCompleted, outstandingUntil, trustedGauge}
 
-func init() {
+func init() { metrics.Registry.MustRegister(rotations) }
+
+// rotations has the metrics of all authorities that this process reconciles.
+var rotations = &collector{}
+
+// collector sets the gauges at each scrape, so that those of a removed signer or authority are gone.
+type collector struct {
+	mu          sync.Mutex
+	authorities sync.Map // copies of *v1alpha1.SigningAuthority by name
+}
+
+// Describe implements prometheus.Collector.
+func (c *collector) Describe(descs chan<- *prometheus.Desc) {
 	for _, one := range allGauges {
-		metrics.Registry.MustRegister(one)
+		one.Describe(descs)
 	}
 }
 
-// gauges knows the signers whose gauges each authority has set.
-type gauges struct {
-	mu      sync.Mutex
-	signers map[string][]string
+// Collect implements prometheus.Collector.
+func (c *collector) Collect(collected chan<- prometheus.Metric) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, one := range allGauges {
+		one.Reset()
+	}
+	c.authorities.Range(func(_, obj any) bool { setGauges(obj.(*v1alpha1.SigningAuthority)); return true })
+	for _, one := range allGauges {
+		one.Collect(collected)
+	}
 }
 
-// set sets the gauges of the signers that obj serves, and deletes those of signers that it no longer serves.
-func (g *gauges) set(obj *v1alpha1.SigningAuthority) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.keep(obj.Name, obj.Spec.Signers)
-	oneIf := func(is bool) float64 {
-		if is {
-			return 1
-		}
-		return 0
-	}
+func setGauges(obj *v1alpha1.SigningAuthority) {
+	status, oneIf := &obj.Status, map[bool]float64{true: 1}
 	seconds := func(at *metav1.Time) float64 {
 		if at == nil {
 			return 0
 		}
 		return float64(at.Unix())
 	}
-	status := &obj.Status
-	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
+	began := status.InitiatedAt
+	if status.Phase == v1alpha1.Completed {
+		began = nil
+	}
 	trusted := meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionTrusted)
 	for _, signer := range obj.Spec.Signers {
-		for _, phase := range phases {
-			phaseGauge.WithLabelValues(signer, string(phase)).Set(oneIf(status.Phase == phase))
-		}
-		began := status.InitiatedAt
-		if status.Phase == v1alpha1.Completed {
-			began = nil
+		for _, phase := range []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed} {
+			phaseGauge.WithLabelValues(signer, string(phase)).Set(oneIf[status.Phase == phase])
 		}
 		phaseSince.WithLabelValues(signer).Set(seconds(began))
 		lastCompleted.WithLabelValues(signer).Set(seconds(status.LastCompletedTime))
 		outstandingUntil.WithLabelValues(signer).Set(seconds(status.OutstandingUntil))
-		trustedGauge.WithLabelValues(signer).Set(oneIf(trusted))
+		trustedGauge.WithLabelValues(signer).Set(oneIf[trusted])
 	}
-}
-
-// forget deletes the gauges of an authority that was deleted.
-func (g *gauges) forget(authority string) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.keep(authority, nil)
-	delete(g.signers, authority)
-}
-
-// keep deletes the gauges of the authority for all signers but those. The caller holds mu.
-func (g *gauges) keep(authority string, signers []string) {
-	for _, signer := range g.signers[authority] {
-		if !slices.Contains(signers, signer) {
-			for _, one := range allGauges {
-				one.DeletePartialMatch(prometheus.Labels{"signer": signer})
-			}
-		}
-	}
-	if g.signers == nil {
-		g.signers = map[string][]string{}
-	}
-	g.signers[authority] = slices.Clone(signers)
 }

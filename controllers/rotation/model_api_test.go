@@ -230,8 +230,11 @@ func (d dynamicClient) Get(
 
 // Apply merges the data of obj into the stored ConfigMap, or creates it.
 func (d dynamicClient) Apply(
-	ctx context.Context, name string, obj *unstructured.Unstructured, _ metav1.ApplyOptions, _ ...string,
+	ctx context.Context, name string, obj *unstructured.Unstructured, options metav1.ApplyOptions, _ ...string,
 ) (*unstructured.Unstructured, error) {
+	if len(options.DryRun) > 0 {
+		return obj, nil
+	}
 	applied, stored := configMapOf(obj), &corev1.ConfigMap{}
 	if err := d.process.get(client.ObjectKey{Namespace: d.namespace, Name: name}, stored); apierrors.IsNotFound(err) {
 		return obj, d.process.Create(ctx, applied)

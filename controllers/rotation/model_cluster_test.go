@@ -145,10 +145,10 @@ func (c *cluster) update(obj client.Object) {
 func (c *cluster) startManager() {
 	c.manager = &process{apiServer: c.api, dies: func(client.Object) bool { return c.dies() }, wrote: c.wrote}
 	c.reconciler = &Reconciler{
-		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, Cluster: &rest.Config{},
+		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, cluster: &rest.Config{},
 		Reporter:  report.New(recorder{c}, c.clock),
 		publisher: trust.New(dynamicClient{process: c.manager}, noClusterTrustBundles{}),
-		prober:    modelProber{c}, loadPair: c.load, runUntilStopped: func(func(context.Context)) {},
+		prober:    modelProber{c}, loadPair: c.load,
 	}
 	for _, a := range c.authorities {
 		a.recordAll()

@@ -7,8 +7,7 @@ import (
 // planNew finds or creates the first CA. It becomes a candidate like any other CA.
 func (p *planner) planNew() {
 	switch signing := p.facts.Secret.Signing; {
-	case p.facts.Operation != "":
-		p.refuseOperation("the first CA does not sign yet")
+	case p.answerOperation():
 	case p.checkSecret():
 	case p.belongsToOther(signing), signing != nil && p.belongsToOther(p.facts.Secret.Retiring):
 	case signing != nil && p.facts.SigningSealed:

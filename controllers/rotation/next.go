@@ -38,13 +38,13 @@ const (
 	Switch Action = "Switch"
 	// SwapBack makes the retiring CA sign again and the signing CA retire, in one write.
 	SwapBack Action = "SwapBack"
-	// Open creates the lost accounts of the signing CA and of the candidate in the ledger.
+	// Open creates lost accounts of CAs that are to sign in the ledger.
 	Open Action = "Open"
 	// Permit updates the lifetime cap and the signers in the Secret, which the signer obeys.
 	Permit Action = "Permit"
 	// Seal closes the account of the retiring CA in the ledger. No signer issues from that CA any more.
 	Seal Action = "Seal"
-	// Unseal opens the closed accounts of the retiring and of the signing CA again.
+	// Unseal opens closed accounts of CAs that sign again.
 	Unseal Action = "Unseal"
 	// Prune removes the retiring CA from the ConfigMap extension-apiserver-authentication.
 	Prune Action = "Prune"
@@ -57,6 +57,8 @@ const (
 type Step struct {
 	Status v1alpha1.SigningAuthorityStatus
 	Action Action
+	// Accounts are the key IDs of the accounts that Open and Unseal change.
+	Accounts []string
 	// RemoveOperation removes the operation's annotation.
 	RemoveOperation bool
 	// Refused says why an operation or an edit of the Secret is refused, and what is possible now.
@@ -200,30 +202,27 @@ func (p *planner) noteSigners() {
 // repairLedger opens the accounts that CAs need to sign, and reports whether it acts. A CA with a lost account counts
 // as adopted, because the manager does not know what it has issued.
 func (p *planner) repairLedger() bool {
-	var lost []*v1alpha1.CAStatus
+	lose := func(authority *v1alpha1.CAStatus) {
+		authority.AdoptedAt, authority.AttestedAt = p.now(), nil
+		p.act(Open, authority.KeyID)
+	}
 	if p.facts.SigningUnaccounted {
-		lost = append(lost, p.status.Signing)
+		lose(p.status.Signing)
 	}
 	if p.facts.CandidateUnaccounted {
-		lost = append(lost, p.status.Candidate)
+		lose(p.status.Candidate)
 	}
-	for _, authority := range lost {
-		authority.AdoptedAt, authority.AttestedAt = p.now(), nil
+	signs := v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing)
+	if p.step.Action == None && p.facts.SigningSealed && p.facts.Published && signs {
+		p.act(Unseal, p.status.Signing.KeyID) // a late leader has closed it
 	}
-	switch {
-	case len(lost) > 0:
-		p.act(Open)
-	case p.facts.SigningSealed && p.facts.Published && v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing):
-		p.act(Unseal) // a late leader has closed it
-	default:
-		return false
-	}
-	return true
+	return p.step.Action != None
 }
 
 // act records action as the intent. Next returns it again until it sees the result.
-func (p *planner) act(action Action) {
+func (p *planner) act(action Action, accounts ...string) {
 	p.status.Intent, p.step.Action = string(action), action
+	p.step.Accounts = append(p.step.Accounts, accounts...)
 }
 
 // wait records what must happen before the next step.
@@ -252,11 +251,48 @@ func (p *planner) refuseOperation(format string, args ...any) {
 	p.status.LastOperation.Result, p.status.LastOperation.Message = v1alpha1.Refused, p.step.Refused
 }
 
+// notAllowed says why a phase does not allow an operation.
+var notAllowed = map[v1alpha1.Phase]string{
+	v1alpha1.New:        "the first CA does not sign yet",
+	v1alpha1.Preparing:  "a rotation is under way, and the candidate is not trusted yet",
+	v1alpha1.Prepared:   "a rotation is under way",
+	v1alpha1.Completing: "the old CA is being removed, which cannot be undone",
+	v1alpha1.Completed:  "no rotation is under way",
+}
+
+// answerOperation answers the requested operation, and reports whether there was one.
+func (p *planner) answerOperation() bool {
+	operation, phase := p.facts.Operation, p.status.Phase
+	switch {
+	case operation == "":
+		return false
+	case !slices.Contains(v1alpha1.Allowed(phase), operation):
+		p.refuseOperation("%s", notAllowed[phase])
+	case operation == v1alpha1.OperationStart:
+		p.acceptOperation()
+		p.start()
+	case operation == v1alpha1.OperationConfirm:
+		p.confirm()
+	case operation == v1alpha1.OperationRollback && phase == v1alpha1.Preparing:
+		p.giveUp()
+	case operation == v1alpha1.OperationRollback:
+		p.planRollback()
+	case operation == v1alpha1.OperationComplete:
+		p.planCompletion()
+	case operation == v1alpha1.OperationAccept:
+		p.status.Retiring.OutstandingAcceptedAt = p.now()
+		p.acceptOperation()
+	case operation == v1alpha1.OperationAttest:
+		p.attest()
+	}
+	return true
+}
+
 // attest records attest for every CA that was adopted.
 func (p *planner) attest() {
 	adopted := false
-	for _, authority := range []*v1alpha1.CAStatus{p.status.Candidate, p.status.Signing, p.status.Retiring} {
-		if authority != nil && authority.AdoptedAt != nil && authority.AttestedAt == nil {
+	for _, authority := range p.status.CAs() {
+		if authority.AdoptedAt != nil && authority.AttestedAt == nil {
 			authority.AttestedAt, adopted = p.now(), true
 		}
 	}
@@ -319,11 +355,9 @@ func (p *planner) waitForNextCA() {
 
 // Trusted returns the CAs to publish, the newest first.
 func Trusted(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
-	all := []*v1alpha1.CAStatus{status.Candidate, status.Signing}
-	if status.UnpublishedAt == nil {
-		all = append(all, status.Retiring)
-	}
-	return slices.DeleteFunc(all, func(authority *v1alpha1.CAStatus) bool { return authority == nil })
+	return slices.DeleteFunc(status.CAs(), func(authority *v1alpha1.CAStatus) bool {
+		return authority == status.Retiring && status.UnpublishedAt != nil
+	})
 }
 
 // AsksAPIServers reports whether API servers verify certificates of any of signers.

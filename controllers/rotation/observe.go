@@ -8,17 +8,14 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -58,13 +55,8 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 	if err != nil {
 		return nil, err
 	}
-	problems := r.publisher.Check(ctx, wanted)
-	o.Published = len(problems) == 0
-	if o.Published {
-		r.refusedWrites.Delete(obj.Name)
-	}
-	for _, problem := range problems {
-		o.Unpublished = append(o.Unpublished, r.whyUnpublished(obj, problem).Error())
+	for _, problem := range r.publisher.Check(ctx, wanted) {
+		o.Published, o.Unpublished = false, append(o.Unpublished, problem.Error())
 	}
 	return o, nil
 }
@@ -73,19 +65,6 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 // text, and whoever may set the annotation must not be able to make the status too large.
 func operationOf(obj *v1alpha1.SigningAuthority) v1alpha1.Operation {
 	return v1alpha1.Operation(csr.ShortenTo(obj.Annotations[v1alpha1.OperationAnnotation], v1alpha1.LongestOperation))
-}
-
-// whyUnpublished returns why the object of problem is not up to date: why it could not be written last, or problem, which
-// comes from a read.
-func (r *Reconciler) whyUnpublished(obj *v1alpha1.SigningAuthority, problem trust.Problem) trust.Problem {
-	last, _ := r.refusedWrites.Load(obj.Name)
-	problems, _ := last.([]trust.Problem)
-	for _, refused := range problems {
-		if refused.Where == problem.Where && !apierrors.IsConflict(refused.Cause) {
-			return refused
-		}
-	}
-	return problem
 }
 
 // caSecret is the Secret of an authority, with its usable CAs.
@@ -162,14 +141,14 @@ func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.Signi
 		if err := conflictWith(obj, other); err != nil {
 			return err
 		}
-		s := &other.Status
-		for _, authority := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring, s.LastRetired} {
-			if authority != nil {
-				o.Others[authority.KeyID] = other.Name
-			}
+		for _, authority := range other.Status.CAs() {
+			o.Others[authority.KeyID] = other.Name
+		}
+		if last := other.Status.LastRetired; last != nil {
+			o.Others[last.KeyID] = other.Name
 		}
 	}
-	return checkReserved(append(list.Items, *obj), obj)
+	return nil
 }
 
 // conflictWith returns an error if other is older than obj and has a Secret of the same name, after which trust bundles are
@@ -190,24 +169,6 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 				return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to ConfigMap %s/%s: name another ConfigMap",
 					other.Name, theirs.Namespace, theirs.Name)
 			}
-		}
-	}
-	return nil
-}
-
-// checkReserved refuses to publish to a reserved ConfigMap. The manager may write such ConfigMaps, but a user who may
-// edit the authority must not be able to write them through the manager.
-func checkReserved(all []v1alpha1.SigningAuthority, obj *v1alpha1.SigningAuthority) error {
-	for _, at := range obj.Spec.Trust.ConfigMaps {
-		taken := at.Namespace == trust.ExtensionNamespace && at.Name == trust.ExtensionName
-		for i := range all {
-			if secret := all[i].Spec.Secret; at.Namespace == secret.Namespace {
-				names := append(ledger.NodesNames(secret.Name), ledger.BookName(secret.Name))
-				taken = taken || slices.Contains(names, at.Name)
-			}
-		}
-		if taken {
-			return fmt.Errorf("spec.trust: ConfigMap %s/%s is reserved: name another ConfigMap", at.Namespace, at.Name)
 		}
 	}
 	return nil

@@ -26,7 +26,7 @@ func (p *planner) planPrepared() {
 	case p.checkSecret():
 	case p.continueRollback():
 	case p.restoreTLS():
-	case p.preparedOperation():
+	case p.answerOperation():
 	case p.signingMissing():
 		p.waitForSigningKey("run " + p.command(v1alpha1.OperationRollback) + " to sign with the retiring CA")
 	case !p.facts.Permitted:
@@ -69,7 +69,7 @@ func (p *planner) continueRollback() bool {
 	noted := p.rollbackNoted() && p.facts.Operation == ""
 	switch missing := p.missingTrust(p.facts.RetiringTrusted); {
 	case p.facts.Sealed && p.facts.Published:
-		p.act(Unseal)
+		p.act(Unseal, p.status.Retiring.KeyID)
 	case !noted:
 		return false
 	case len(missing) > 0:
@@ -84,26 +84,6 @@ func (p *planner) continueRollback() bool {
 func (p *planner) rollbackNoted() bool {
 	return p.status.Intent == string(SwapBack) && v1alpha1.SameCA(p.facts.Secret.Retiring, p.status.Retiring) &&
 		p.status.Retiring.NotAfter.After(p.facts.Now)
-}
-
-// preparedOperation answers the requested operation, and reports whether there was one.
-func (p *planner) preparedOperation() bool {
-	switch p.facts.Operation {
-	case "":
-		return false
-	case v1alpha1.OperationComplete:
-		p.planCompletion()
-	case v1alpha1.OperationRollback:
-		p.planRollback()
-	case v1alpha1.OperationAccept:
-		p.status.Retiring.OutstandingAcceptedAt = p.now()
-		p.acceptOperation()
-	case v1alpha1.OperationAttest:
-		p.attest()
-	default:
-		p.refuseOperation("a rotation is under way")
-	}
-	return true
 }
 
 // planRollback makes the retiring CA sign again if all API servers trust it now.

@@ -44,7 +44,7 @@ func (p *planner) planPreparing() {
 	case p.otherCABrought():
 		p.adopt()
 	case p.placeCandidate():
-	case p.preparingOperation():
+	case p.answerOperation():
 	case p.restoreTLS():
 	default:
 		p.proveCandidate()
@@ -112,33 +112,26 @@ func (p *planner) waitForCandidate() bool {
 	return true
 }
 
-// preparingOperation answers the requested operation, and reports whether there was one.
-func (p *planner) preparingOperation() bool {
-	switch p.facts.Operation {
-	case "":
-		return false
-	case v1alpha1.OperationConfirm:
-		if !p.facts.Published {
-			p.refuseOperation("the candidate is not published yet")
-			break
-		}
-		p.status.Candidate.TrustConfirmedAt, p.status.Candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
-		p.acceptOperation()
-	case v1alpha1.OperationAttest:
-		p.attest()
-	case v1alpha1.OperationRollback:
-		if p.facts.Secret.Signing == nil {
-			p.refuseOperation("there is no CA to go back to; to replace the candidate, put another CA into tls.crt and " +
-				"tls.key of the Secret")
-			break
-		}
-		p.status.Candidate = nil
-		p.enter(v1alpha1.Completed) // planCompleted drops the candidate from the Secret
-		p.acceptOperation()
-	default:
-		p.refuseOperation("a rotation is under way, and the candidate is not trusted yet")
+// confirm records that the verifiers which cannot be probed trust the candidate.
+func (p *planner) confirm() {
+	if !p.facts.Published {
+		p.refuseOperation("the candidate is not published yet")
+		return
 	}
-	return true
+	p.status.Candidate.TrustConfirmedAt, p.status.Candidate.Signers = p.now(), signersToConfirm(p.spec.Signers)
+	p.acceptOperation()
+}
+
+// giveUp ends the rotation without the candidate.
+func (p *planner) giveUp() {
+	if p.facts.Secret.Signing == nil {
+		p.refuseOperation("there is no CA to go back to; to replace the candidate, put another CA into tls.crt and " +
+			"tls.key of the Secret")
+		return
+	}
+	p.status.Candidate = nil
+	p.enter(v1alpha1.Completed) // planCompleted drops the candidate from the Secret
+	p.acceptOperation()
 }
 
 // proveCandidate waits until all verifiers trust the candidate, and then switches to it.

@@ -29,13 +29,11 @@ const (
 	// DefaultSettleFor is longer than an API server takes to notice a changed client CA file, which it checks every
 	// minute.
 	DefaultSettleFor = 90 * time.Second
-	// idleInterval is the time between two reconciles of an authority without a rotation.
-	idleInterval = 30 * time.Second
 	// maxConcurrent is how many authorities are verified at the same time. Their steps are executed one after the other.
 	maxConcurrent = 8
 )
 
-// Reconciler rotates the CAs of SigningAuthorities. Nil fields are filled in from the manager.
+// Reconciler rotates the CAs of SigningAuthorities. SetupWithManager fills in nil fields.
 type Reconciler struct {
 	// OldLifetimeCap and SettleFor apply to authorities whose spec has none.
 	OldLifetimeCap, SettleFor time.Duration
@@ -46,21 +44,16 @@ type Reconciler struct {
 	Reporter *report.Reporter
 	Clock    clock.PassiveClock
 	Audit    *audit.Log
-	// Cluster is used only for the addresses of the API servers and for how to verify them.
-	Cluster *rest.Config
 
-	publisher     *trust.Publisher
-	prober        prober
-	loadPair      func(keypair.Pair) (*ca.Authority, error)
-	trackers      trackers
-	deciding      sync.Mutex
-	recorders     recorders
-	secretWatches secretWatches
-	// refusedWrites maps the name of an authority to the problems of its last publication: a []trust.Problem.
-	refusedWrites sync.Map
-	gauges        gauges
-	// runUntilStopped starts a function that runs until the manager stops. The manager waits for it.
-	runUntilStopped func(run func(ctx context.Context))
+	// cluster is used only for the addresses of the API servers and for how to verify them.
+	cluster   *rest.Config
+	publisher *trust.Publisher
+	prober    prober
+	loadPair  func(keypair.Pair) (*ca.Authority, error)
+	deciding  sync.Mutex
+	// trackers maps the name of an authority to the answers so far, and recorders a Secret to its ledger.Recorder. The
+	// answers are in memory only: after a restart the manager proves everything again.
+	trackers, recorders sync.Map
 }
 
 // prober probes servers about CAs. It is a probe.Prober, except in tests.
@@ -74,17 +67,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	obj := &v1alpha1.SigningAuthority{}
 	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
 		if apierrors.IsNotFound(err) {
-			r.trackers.keep(key.Name, nil)
-			r.secretWatches.forget(key.Name)
-			r.refusedWrites.Delete(key.Name)
-			r.gauges.forget(key.Name)
+			r.trackers.Delete(key.Name)
+			rotations.authorities.Delete(key.Name)
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	if obj.DeletionTimestamp != nil { // the CA in the Secret continues to sign
 		return reconcile.Result{}, nil
 	}
-	r.watchSecret(ctx, obj)
 	verified, err := r.verify(ctx, obj)
 	if err != nil {
 		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
@@ -100,7 +90,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	again := obj.Status.Intent == string(step.Action)
 	busy, err := r.storeStatus(ctx, obj, step, o.Facts)
 	if err == nil && step.Action != None {
-		err = r.execute(ctx, obj, step.Action, o, again)
+		err = r.execute(ctx, obj, step, o.secret, again)
 	}
 	busy = busy || step.Action != None && !again // an action that another client undoes is not repeated at once
 	return r.result(obj, busy, err)
@@ -109,22 +99,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 // result returns when to reconcile obj again: at once while it is busy. After a conflict it requeues without an error.
 func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error) (reconcile.Result, error) {
 	switch {
-	case apierrors.IsConflict(err):
-		return reconcile.Result{RequeueAfter: r.interval(obj)}, nil
-	case err != nil:
+	case err != nil && !apierrors.IsConflict(err):
 		return reconcile.Result{}, err
-	case busy:
+	case err == nil && busy:
 		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
-	case obj.Status.Phase == v1alpha1.Completed:
-		return reconcile.Result{RequeueAfter: idleInterval}, nil
 	default:
 		return reconcile.Result{RequeueAfter: r.interval(obj)}, nil
 	}
 }
 
-// interval returns the time between two probes of an API server.
+// interval returns the time between two reconciles of an authority, and so between two probes of an API server.
 func (r *Reconciler) interval(obj *v1alpha1.SigningAuthority) time.Duration {
-	return min(max(r.settleFor(obj)/5, time.Second), idleInterval)
+	return min(max(r.settleFor(obj)/5, time.Second), 30*time.Second)
 }
 
 func (r *Reconciler) settleFor(obj *v1alpha1.SigningAuthority) time.Duration {

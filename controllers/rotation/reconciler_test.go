@@ -1,7 +1,6 @@
 package rotation
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -13,16 +12,15 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -64,9 +62,7 @@ func leaving(phase v1alpha1.Phase, name string, made *ca.Authority, signers ...s
 // reconciler returns a Reconciler whose API server has only objects, and whose clock stands at noon.
 func reconciler(objects ...client.Object) *Reconciler {
 	server := fake.NewClientBuilder().WithScheme(modelScheme).WithObjects(objects...).Build()
-	return &Reconciler{
-		Clock: testingclock.NewFakePassiveClock(noon), Client: server, Live: server, runUntilStopped: func(func(context.Context)) {},
-	}
+	return &Reconciler{Clock: testingclock.NewFakePassiveClock(noon), Client: server, Live: server}
 }
 
 // trimmed returns a request with certificate, as the manager's cache holds it.
@@ -186,38 +182,6 @@ func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 	}
 }
 
-// TestRefusedWriteIsNamed checks that a refused write of an object is reported in the place of how the object reads. A
-// conflict is not.
-func TestRefusedWriteIsNamed(t *testing.T) {
-	t.Parallel()
-	problem := func(where, why string, cause error) trust.Problem {
-		return trust.Problem{Where: where, Why: why, Cause: cause}
-	}
-	resource := schema.GroupResource{Resource: "configmaps"}
-	forbidden, conflict := apierrors.NewForbidden(resource, "b", nil), apierrors.NewConflict(resource, "b", nil)
-	read, refused := problem("ConfigMap a/b", "is not up to date", nil), problem("ConfigMap a/b", "grant it", forbidden)
-	for name, test := range map[string]struct {
-		last any
-		want trust.Problem
-	}{
-		"nothing was written": {nil, read},
-		"the write succeeded": {[]trust.Problem(nil), read},
-		"refused":             {[]trust.Problem{problem("ConfigMap a/a", "", forbidden), refused}, refused},
-		"another was refused": {[]trust.Problem{problem("ConfigMap a/c", "", forbidden)}, read},
-		"a conflict":          {[]trust.Problem{problem("ConfigMap a/b", "x", conflict)}, read},
-		"it is immutable":     {[]trust.Problem{problem("ConfigMap a/b", "is immutable", errors.New("immutable"))}, problem("ConfigMap a/b", "is immutable", nil)},
-	} {
-		r, obj := &Reconciler{}, signingWith("cluster", nil)
-		r.refusedWrites.Store("other", []trust.Problem{refused})
-		if test.last != nil {
-			r.refusedWrites.Store(obj.Name, test.last)
-		}
-		if got := r.whyUnpublished(obj, read); got.Error() != test.want.Error() {
-			t.Errorf("%s: got %q, want %q", name, got, test.want)
-		}
-	}
-}
-
 // TestConditions checks two conditions. Trusted stays true for a signing CA that no probe asks about any more, and is
 // unknown while the owner has not confirmed the verifiers that can't be asked. Refused is unknown if no verifier can be
 // asked.
@@ -325,17 +289,18 @@ func TestGaugesGo(t *testing.T) {
 		slices.Sort(names)
 		return names
 	}
-	g, obj := &gauges{}, signingWith("gauges", nil, "gauges.test/a", "gauges.test/b")
+	obj := signingWith("gauges", nil, "gauges.test/a", "gauges.test/b")
 	obj.Status.InitiatedAt, obj.Status.Phase = at(0), v1alpha1.Preparing
-	g.set(obj)
+	rotations.authorities.Store(obj.Name, obj.DeepCopy())
 	if got := signers(); !slices.Equal(got, []string{"gauges.test/a", "gauges.test/b"}) || started != float64(noon.Unix()) {
 		t.Errorf("gauges of %q, started at %f", got, started)
 	}
 	obj.Spec.Signers = obj.Spec.Signers[1:]
-	if g.set(obj); !slices.Equal(signers(), []string{"gauges.test/b"}) {
+	if rotations.authorities.Store(obj.Name, obj); !slices.Equal(signers(), []string{"gauges.test/b"}) {
 		t.Errorf("gauges of %q", signers())
 	}
-	if g.forget("gauges"); len(signers()) > 0 {
+	_, err := reconciler().Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)})
+	if succeed(t, err); len(signers()) > 0 { // obj was deleted
 		t.Errorf("gauges of %q", signers())
 	}
 }

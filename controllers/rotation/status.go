@@ -36,7 +36,7 @@ func (r *Reconciler) storeStatus(
 			return false, err
 		}
 	}
-	r.gauges.set(obj)
+	rotations.authorities.Store(obj.Name, obj.DeepCopy())
 	if step.Refused != "" {
 		r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
@@ -58,11 +58,7 @@ func (r *Reconciler) storeStatus(
 	// The patch fails if the annotation has changed meanwhile.
 	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	delete(obj.Annotations, v1alpha1.OperationAnnotation)
-	if err := r.Client.Patch(ctx, obj, patch); err != nil {
-		return true, err
-	}
-	obj.Status.LastOperation.Annotated = false // from now on the same operation is another request
-	return true, r.Client.Status().Update(ctx, obj)
+	return true, r.Client.Patch(ctx, obj, patch)
 }
 
 // decisionOf returns the part of a status that the next step depends on, without timestamps.
@@ -72,10 +68,8 @@ func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
 	if status.Answered() {
 		b.WriteString(string(status.LastOperation.Name))
 	}
-	for _, authority := range []*v1alpha1.CAStatus{status.Signing, status.Candidate, status.Retiring} {
-		if authority != nil {
-			fmt.Fprint(&b, "|", authority.Fingerprint)
-		}
+	for _, authority := range status.CAs() {
+		fmt.Fprint(&b, "|", authority.Fingerprint, v1alpha1.SameCA(authority, status.Signing))
 	}
 	return b.String()
 }
@@ -146,9 +140,9 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 			status.OutstandingUntil = until.DeepCopy()
 		}
 	}
-	set := func(kind string, state metav1.ConditionStatus, reason, message string) {
+	set := func(kind string, state metav1.ConditionStatus, reason, format string, args ...any) {
 		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: state, Reason: reason, Message: message,
+			Type: kind, Status: state, Reason: reason, Message: fmt.Sprintf(format, args...),
 			ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(f.Now),
 		})
 	}
@@ -159,40 +153,36 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	if f.Published {
 		set(v1alpha1.ConditionPublished, metav1.ConditionTrue, "Published", "the trust bundle is published")
 	} else {
-		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished",
+		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished", "%s",
 			cmp.Or(strings.Join(f.Unpublished, "; "), "the trust bundle is being published"))
 	}
 	setTrusted(obj, f, set)
 	setRetiring(obj, f, set)
 }
 
-// joined joins the first texts, or returns otherwise if there are none.
-func joined(texts []string, otherwise string) string {
-	return cmp.Or(strings.Join(texts[:min(len(texts), maxListed)], "; "), otherwise)
-}
-
 // setCondition sets one condition.
-type setCondition func(kind string, state metav1.ConditionStatus, reason, message string)
+type setCondition func(kind string, state metav1.ConditionStatus, reason, format string, args ...any)
 
 // setReady sets the condition Ready, which reports whether a CA signs.
 func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
+	const ready = v1alpha1.ConditionReady
 	switch signing := f.Secret.Signing; {
 	case signing == nil:
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven",
-			"no CA signs yet: "+cmp.Or(strings.Join(status.WaitingFor, "; "), "a CA is being created"))
+		set(ready, metav1.ConditionFalse, "CANotProven", "no CA signs yet: %s",
+			cmp.Or(strings.Join(status.WaitingFor, "; "), "a CA is being created"))
 	case !v1alpha1.SameCA(signing, status.Signing):
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CANotProven",
-			fmt.Sprintf("signing.crt holds the CA %s, which does not sign here", signing.KeyID))
+		set(ready, metav1.ConditionFalse, "CANotProven", "signing.crt holds the CA %s, which does not sign here", signing.KeyID)
 	case !signing.NotAfter.After(f.Now):
-		set(v1alpha1.ConditionReady, metav1.ConditionFalse, "CAExpired", fmt.Sprintf("the CA %s has expired", signing.KeyID))
+		set(ready, metav1.ConditionFalse, "CAExpired", "the CA %s has expired", signing.KeyID)
 	default:
-		set(v1alpha1.ConditionReady, metav1.ConditionTrue, "Signing", fmt.Sprintf("signing with %s", signing.KeyID))
+		set(ready, metav1.ConditionTrue, "Signing", "signing with %s", signing.KeyID)
 	}
 }
 
 // setTrusted sets the condition Trusted, about the candidate, or about the signing CA if there is no candidate. It
 // stays true when the probes end.
 func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
+	const trusted = v1alpha1.ConditionTrusted
 	proof, authority := f.Signing, obj.Status.Signing
 	if obj.Status.Candidate != nil {
 		proof, authority = f.Candidate, obj.Status.Candidate
@@ -203,67 +193,58 @@ func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	switch {
 	case authority == nil:
 	case byAPIServers && probed && !proof.Proven:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionFalse, "NotProven",
-			joined(proof.Missing, "not every API server was probed yet"))
+		set(trusted, metav1.ConditionFalse, "NotProven", "%s", firstOf(proof.missing()))
 	case len(unconfirmed) > 0:
 		confirm := ""
 		if obj.Status.Phase == v1alpha1.Preparing {
 			confirm = ", then run rotation confirm"
 		}
-		set(v1alpha1.ConditionTrusted, metav1.ConditionUnknown, "NotConfirmed",
-			fmt.Sprintf("the verifiers of %s cannot be probed: check that they trust the CA %s%s",
-				strings.Join(unconfirmed, ", "), authority.KeyID, confirm))
+		set(trusted, metav1.ConditionUnknown, "NotConfirmed",
+			"the verifiers of %s cannot be probed: check that they trust the CA %s%s",
+			strings.Join(unconfirmed, ", "), authority.KeyID, confirm)
 	case !byAPIServers:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Confirmed",
+		set(trusted, metav1.ConditionTrue, "Confirmed",
 			"rotation confirm was run: its verifiers, which cannot be probed, trust it")
 	case probed:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
-			fmt.Sprintf("every API server accepts certificates of the CA %s", authority.KeyID))
+		set(trusted, metav1.ConditionTrue, "Recognised", "every API server accepts certificates of the CA %s", authority.KeyID)
 	default:
-		set(v1alpha1.ConditionTrusted, metav1.ConditionTrue, "Recognised",
-			fmt.Sprintf("every API server accepted certificates of the CA %s when it began to sign", authority.KeyID))
+		set(trusted, metav1.ConditionTrue, "Recognised",
+			"every API server accepted certificates of the CA %s when it began to sign", authority.KeyID)
 	}
 }
 
-// setRetiring sets the conditions NothingOutstanding and Refused, about the retiring CA.
+// firstOf joins the first texts.
+func firstOf(texts []string) string { return strings.Join(texts[:min(len(texts), maxListed)], "; ") }
+
+// setRetiring sets the conditions NothingOutstanding and Refused, about the retiring CA. Refused reports whether every
+// verifier refuses the CA after it was removed.
 func setRetiring(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
-	status := &obj.Status
-	if status.Retiring == nil {
-		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionNothingOutstanding)
+	const outstanding, refused = v1alpha1.ConditionNothingOutstanding, v1alpha1.ConditionRefused
+	status, retiring := &obj.Status, obj.Status.Retiring
+	if retiring == nil {
+		meta.RemoveStatusCondition(&status.Conditions, outstanding)
 		if status.Phase != v1alpha1.Completed {
-			meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionRefused)
+			meta.RemoveStatusCondition(&status.Conditions, refused)
 		}
 		return
 	}
 	switch {
 	case len(status.Outstanding) == 0:
-		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionTrue, "Moved",
-			fmt.Sprintf("no certificate of the CA %s is valid any more", status.Retiring.KeyID))
-	case status.Retiring.OutstandingAcceptedAt != nil:
-		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionFalse, "Accepted",
+		set(outstanding, metav1.ConditionTrue, "Moved", "no certificate of the CA %s is valid any more", retiring.KeyID)
+	case retiring.OutstandingAcceptedAt != nil:
+		set(outstanding, metav1.ConditionFalse, "Accepted",
 			"rotation accept was run: certificates of the retiring CA may stop working")
 	default:
-		set(v1alpha1.ConditionNothingOutstanding, metav1.ConditionFalse, "Outstanding",
-			fmt.Sprintf("certificates of the CA %s are valid until %s",
-				status.Retiring.KeyID, status.OutstandingUntil.UTC().Format(time.RFC3339)))
+		set(outstanding, metav1.ConditionFalse, "Outstanding", "certificates of the CA %s are valid until %s",
+			retiring.KeyID, status.OutstandingUntil.UTC().Format(time.RFC3339))
 	}
-	if status.UnpublishedAt != nil {
-		setRefused(obj, f, set)
-	}
-}
-
-// setRefused sets the condition Refused, which reports whether every verifier refuses the removed CA.
-func setRefused(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
-	key := obj.Status.Retiring.KeyID
 	switch {
+	case status.UnpublishedAt == nil:
 	case f.RetiringRefused.Proven:
-		set(v1alpha1.ConditionRefused, metav1.ConditionTrue, "Refused",
-			fmt.Sprintf("every API server refuses certificates of the CA %s", key))
+		set(refused, metav1.ConditionTrue, "Refused", "every API server refuses certificates of the CA %s", retiring.KeyID)
 	case !askedToRefuse(obj.Spec.Signers, f):
-		set(v1alpha1.ConditionRefused, metav1.ConditionUnknown, "NotAsked",
-			fmt.Sprintf("the verifiers of the CA %s cannot be probed", key))
+		set(refused, metav1.ConditionUnknown, "NotAsked", "the verifiers of the CA %s cannot be probed", retiring.KeyID)
 	default:
-		set(v1alpha1.ConditionRefused, metav1.ConditionFalse, "NotProven",
-			joined(f.RetiringRefused.Missing, "not every API server was probed yet"))
+		set(refused, metav1.ConditionFalse, "NotProven", "%s", firstOf(f.RetiringRefused.missing()))
 	}
 }

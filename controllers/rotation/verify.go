@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -19,7 +18,7 @@ import (
 // needs no answer.
 func (r *Reconciler) verify(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	if phase := obj.Status.Phase; phase == v1alpha1.New || phase == v1alpha1.Completed {
-		r.trackers.keep(obj.Name, nil)
+		r.trackers.Delete(obj.Name)
 		return nil, nil
 	}
 	o, err := r.observe(ctx, obj)
@@ -47,7 +46,7 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	if AsksAPIServers(obj.Spec.Signers) || obj.Status.UnpublishedAt != nil && askedToRefuse(obj.Spec.Signers, o.Facts) {
 		all = r.questions(obj, o)
 	}
-	trackers := r.trackers.keep(obj.Name, all)
+	trackers := r.keepTrackers(obj.Name, all)
 	if len(all) == 0 {
 		return
 	}
@@ -114,14 +113,14 @@ func (r *Reconciler) questions(obj *v1alpha1.SigningAuthority, o *observation) [
 
 // apiServers returns all API servers, or an error if there are none.
 func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
-	addresses, err := probe.Listed(obj.Spec.Verification.APIServers)
-	if len(obj.Spec.Verification.APIServers) == 0 {
-		addresses, err = probe.Endpoints(ctx, r.Live)
+	addresses := obj.Spec.Verification.APIServers
+	if len(addresses) == 0 {
+		var err error
+		if addresses, err = probe.Endpoints(ctx, r.Live); err != nil {
+			return nil, fmt.Errorf("no API server to probe: %w", err)
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("no API server to probe: %w", err)
-	}
-	return probe.Direct(r.Cluster, obj.Spec.Verification.ServerName, addresses), nil
+	return probe.Direct(r.cluster, obj.Spec.Verification.ServerName, addresses), nil
 }
 
 // apiServerStatuses returns the last answers for a status. It leaves out what changes with each answer.
@@ -170,32 +169,17 @@ func (r *Reconciler) findKept(ctx context.Context, obj *v1alpha1.SigningAuthorit
 	return err
 }
 
-// trackers hold the answers so far, by authority. They are in memory only: after a restart the manager proves
-// everything again.
-type trackers struct {
-	mu          sync.Mutex
-	byAuthority map[string]map[questionKey]*probe.Tracker
-}
-
-// keep returns the trackers of questions. It drops the answers to all other questions, so that an old answer never
+// keepTrackers returns the trackers of questions. It drops the answers to all other questions, so that an old answer never
 // counts as a new one.
-func (t *trackers) keep(authority string, questions []question) map[questionKey]*probe.Tracker {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	before := t.byAuthority[authority]
-	delete(t.byAuthority, authority)
-	if len(questions) == 0 {
-		return nil
-	}
+func (r *Reconciler) keepTrackers(authority string, questions []question) map[questionKey]*probe.Tracker {
+	known, _ := r.trackers.Load(authority)
+	before, _ := known.(map[questionKey]*probe.Tracker)
 	kept := map[questionKey]*probe.Tracker{}
 	for _, each := range questions {
 		if kept[each.questionKey] = before[each.questionKey]; kept[each.questionKey] == nil {
 			kept[each.questionKey] = probe.NewTracker(each.want, each.every)
 		}
 	}
-	if t.byAuthority == nil {
-		t.byAuthority = map[string]map[questionKey]*probe.Tracker{}
-	}
-	t.byAuthority[authority] = kept
+	r.trackers.Store(authority, kept)
 	return kept
 }

@@ -19,9 +19,9 @@ import (
 	"golang.org/x/sync/singleflight"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -73,7 +73,7 @@ type storedEnd struct{ notAfter, until time.Time }
 func NewBook(writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock) *Book {
 	secret.Name = BookName(secret.Name)
 	return &Book{
-		store: store{writer: writer, reader: reader, name: secret}, clock: clock, ends: map[entryKey]storedEnd{},
+		store: store{writer, reader, secret}, clock: clock, ends: map[entryKey]storedEnd{},
 	}
 }
 
@@ -118,7 +118,7 @@ func (b *Book) extend(ctx context.Context, key entryKey, notAfter time.Time) (ti
 	end := storedEnd{until: now.Add(trustFor)}
 	err := b.store.update(ctx, func(data map[string]string) (bool, error) {
 		sealed := false
-		changed, err := b.changeIn(data, key.keyID, func(account *Account) bool {
+		changed, err := changeIn(data, key.keyID, func(account *Account) bool {
 			sealed = account.Sealed
 			end.notAfter = account.Signers[key.signerName]
 			if sealed || !end.notAfter.Before(notAfter) {
@@ -158,19 +158,15 @@ func (b *Book) Open(ctx context.Context, keyID string) error {
 // Seal closes the account of keyID. The account of a destroyed key stays closed, so that a retired CA is recognized
 // if it returns. A Read after Seal returns an upper bound of all that is ever covered. A Book may continue to cover,
 // within that bound, until QuietAfter.
-func (b *Book) Seal(ctx context.Context, keyID string) error {
-	return b.change(ctx, keyID, func(account *Account) bool {
-		changed := !account.Sealed
-		account.Sealed = true
-		return changed
-	})
-}
+func (b *Book) Seal(ctx context.Context, keyID string) error { return b.setSealed(ctx, keyID, true) }
 
 // Unseal reverts Seal.
-func (b *Book) Unseal(ctx context.Context, keyID string) error {
+func (b *Book) Unseal(ctx context.Context, keyID string) error { return b.setSealed(ctx, keyID, false) }
+
+func (b *Book) setSealed(ctx context.Context, keyID string, sealed bool) error {
 	return b.change(ctx, keyID, func(account *Account) bool {
-		changed := account.Sealed
-		account.Sealed = false
+		changed := account.Sealed != sealed
+		account.Sealed = sealed
 		return changed
 	})
 }
@@ -198,16 +194,13 @@ func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
 
 // change changes the account of keyID, and stores it if it has changed.
 func (b *Book) change(ctx context.Context, keyID string, change func(*Account) bool) error {
-	return b.store.update(ctx, func(data map[string]string) (bool, error) { return b.changeIn(data, keyID, change) })
+	return b.store.update(ctx, func(data map[string]string) (bool, error) { return changeIn(data, keyID, change) })
 }
 
-func (b *Book) changeIn(data map[string]string, keyID string, change func(*Account) bool) (changed bool, err error) {
+func changeIn(data map[string]string, keyID string, change func(*Account) bool) (changed bool, err error) {
 	account, err := accountIn(data, keyID)
-	if err != nil {
-		return false, fmt.Errorf("ConfigMap %s: %w", b.store.name, err)
-	}
-	if !change(&account) {
-		return false, nil
+	if err != nil || !change(&account) {
+		return false, err
 	}
 	return true, encode(data, keyID, account)
 }
@@ -245,17 +238,12 @@ func wholeSecond(at time.Time) time.Time {
 // accountIn parses the account of keyID in data. It fails if it could not write the text back unchanged. A missing
 // account is unknown, not empty: the error wraps ErrNoAccount.
 func accountIn(data map[string]string, keyID string) (Account, error) {
-	account := Account{}
-	text, found := data[keyID]
-	err := ErrNoAccount
-	if found {
+	account, err := Account{Signers: map[string]time.Time{}}, ErrNoAccount
+	if text, found := data[keyID]; found {
 		err = strictly(text, &account)
 	}
 	if err != nil {
 		return Account{}, fmt.Errorf("read the account of key %s: %w", keyID, err)
-	}
-	if account.Signers == nil {
-		account.Signers = map[string]time.Time{}
 	}
 	return account, nil
 }
@@ -284,90 +272,53 @@ func encode(data map[string]string, key string, value any) error {
 // timeout bounds one change, with all its retries.
 const timeout = 10 * time.Second
 
-// store is one ConfigMap that is changed by compare-and-swap. It remembers the last version, so that a change costs
-// one request, unless another process wrote meanwhile.
+// store is one ConfigMap that is changed by compare-and-swap. reader has no cache.
 type store struct {
 	writer client.Client
-	reader client.Reader // without a cache
+	reader client.Reader
 	name   types.NamespacedName
-
-	mu   sync.Mutex // held during a change
-	last *corev1.ConfigMap
 }
 
 // get reads the ConfigMap. A missing ConfigMap is returned without a resourceVersion.
-func (s *store) get(ctx context.Context) (*corev1.ConfigMap, error) {
+func (s store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	obj := &corev1.ConfigMap{}
 	if err := s.reader.Get(ctx, s.name, obj); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("get ConfigMap %s: %w", s.name, err)
-	} else if err != nil {
-		obj = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: s.name.Namespace, Name: s.name.Name}}
+	}
+	obj.Namespace, obj.Name = s.name.Namespace, s.name.Name
+	if obj.Data == nil {
+		obj.Data = map[string]string{}
 	}
 	return obj, nil
 }
 
 // update calls change with the stored data, and stores the result if change reports a change. If another process
-// wrote meanwhile, update calls change again with newer data. It does the same if change failed or changed nothing
-// and the data may have been old.
-func (s *store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
+// wrote meanwhile, update starts again.
+func (s store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	outdated := func(err error) bool {
+		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
+	}
 	retries := wait.Backoff{Duration: 10 * time.Millisecond, Factor: 2, Jitter: 1, Steps: 8}
-	var last error
-	err := wait.ExponentialBackoffWithContext(ctx, retries, func(ctx context.Context) (done bool, err error) {
-		remembered := s.last != nil
-		done, err = s.once(ctx, change)
-		if outdated(err) && remembered { // another process has written since
-			done, err = s.once(ctx, change)
+	return retry.OnError(retries, outdated, func() error {
+		obj, err := s.get(ctx)
+		if err != nil {
+			return err
 		}
-		if outdated(err) {
-			last, err = err, nil
+		if changed, err := change(obj.Data); err != nil {
+			return fmt.Errorf("ConfigMap %s: %w", s.name, err)
+		} else if !changed {
+			return nil
 		}
-		return done, err
+		if obj.ResourceVersion == "" {
+			err = s.writer.Create(ctx, obj)
+		} else {
+			err = s.writer.Update(ctx, obj)
+		}
+		if err != nil {
+			return fmt.Errorf("write ConfigMap %s: %w", s.name, err)
+		}
+		return nil
 	})
-	if wait.Interrupted(err) && last != nil {
-		return fmt.Errorf("write ConfigMap %s: %w", s.name, last)
-	}
-	return err
-}
-
-// outdated reports whether a write was refused because the stored version differs from the known version.
-func outdated(err error) bool {
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-}
-
-func (s *store) once(ctx context.Context, change func(map[string]string) (bool, error)) (done bool, err error) {
-	known := s.last
-	s.last = nil // until it is known again
-	fresh := known == nil
-	if fresh {
-		if known, err = s.get(ctx); err != nil {
-			return false, err
-		}
-	}
-	obj := known.DeepCopy()
-	if obj.Data == nil {
-		obj.Data = map[string]string{}
-	}
-	changed, err := change(obj.Data)
-	switch {
-	case (err != nil || !changed) && !fresh:
-		return s.once(ctx, change)
-	case err != nil:
-		return false, err
-	case !changed:
-		s.last = known
-		return true, nil
-	case obj.ResourceVersion == "":
-		err = s.writer.Create(ctx, obj)
-	default:
-		err = s.writer.Update(ctx, obj)
-	}
-	if err != nil {
-		return false, err
-	}
-	s.last = obj
-	return true, nil
 }

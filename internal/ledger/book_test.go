@@ -191,15 +191,6 @@ func TestBurst(t *testing.T) {
 	}
 }
 
-// BenchmarkCover measures the cost of one certificate, with an API server that answers at once.
-func BenchmarkCover(b *testing.B) {
-	w := newWorld(b, key)
-	for b.Loop() {
-		w.succeed(w.cover(node, time.Hour))
-	}
-	b.ReportMetric(float64(w.writes.Load())/float64(b.N), "writes/op")
-}
-
 // TestSeal checks that a read after a seal returns all that is ever covered.
 func TestSeal(t *testing.T) {
 	t.Parallel()
@@ -365,24 +356,6 @@ func TestALostAccountIsNotMadeUp(t *testing.T) {
 	w.open()
 	w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour)))
 	w.has("raised again", web, time.Hour)
-}
-
-// TestAnAccountThatWasMadeMeanwhile checks that a Book that has cached the ledger finds an account that was created
-// since.
-func TestAnAccountThatWasMadeMeanwhile(t *testing.T) {
-	t.Parallel()
-	for name, use := range map[string]func(*world) error{
-		"cover": func(w *world) error { return w.cover(web, time.Hour) },
-		"raise": func(w *world) error { return w.Raise(t.Context(), key, web, now.Add(time.Hour)) },
-		"seal":  func(w *world) error { return w.Seal(t.Context(), key) },
-	} {
-		w := newWorld(t, other)
-		w.succeed(w.Cover(t.Context(), other, web, now.Add(time.Hour)))
-		w.open()
-		if err := use(w); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 }
 
 // TestSealIsNoticed checks that a Book notices within seconds that the account is closed, and stops covering.

@@ -30,18 +30,7 @@ const (
 	maxPerShard = 1500
 )
 
-// Nodes holds the newest certificate of each node and signer, to show people which nodes have moved to a new CA. No
-// decision depends on it: notes that were not flushed may be lost. Nodes is safe for concurrent use. Create it with
-// NewNodes.
-type Nodes struct {
-	stores [shards]*store
-	clock  clock.PassiveClock
-
-	mu      sync.Mutex
-	pending [shards]map[string]newest // by node
-}
-
-// newest holds certificates by signer name.
+// newest holds the newest certificates of a node, by signer name.
 type newest map[string]issued
 
 // issued is a Certificate in its stored form.
@@ -51,118 +40,26 @@ type issued struct {
 	NotAfter  time.Time `json:"notAfter"`
 }
 
-// NewNodes returns the Nodes of the Secret secret. writer and reader are as for NewBook.
-func NewNodes(
-	writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock,
-) *Nodes {
-	n := &Nodes{clock: clock}
-	for i, name := range NodesNames(secret.Name) {
-		at := types.NamespacedName{Namespace: secret.Namespace, Name: name}
-		n.stores[i] = &store{writer: writer, reader: reader, name: at}
-	}
-	return n
-}
-
-// NodesNames returns the names of the ConfigMaps with the nodes of a Secret.
-func NodesNames(secret string) []string {
-	names := make([]string, shards)
-	for i := range names {
-		names[i] = fmt.Sprintf("%s-nodes-%02x", secret, i)
-	}
-	return names
-}
-
-// Note keeps certificate for the next Flush, if it belongs to a node.
-func (n *Nodes) Note(certificate Certificate) {
-	if certificate.Node == "" {
-		return
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.note(certificate.Node, newest{
-		certificate.Signer: {certificate.KeyID, certificate.NotBefore.UTC(), certificate.NotAfter.UTC()},
-	})
-}
-
-// note keeps the newer certificates. The caller holds mu.
-func (n *Nodes) note(node string, certificates newest) {
-	sum := fnv.New32a()
-	_, _ = sum.Write([]byte(node))
-	shard := sum.Sum32() % shards
-	if n.pending[shard] == nil {
-		n.pending[shard] = map[string]newest{}
-	}
-	if n.pending[shard][node] == nil {
-		n.pending[shard][node] = newest{}
-	}
-	n.pending[shard][node].merge(certificates)
-}
-
 // merge takes the newer certificates of other, and reports whether there were any.
 func (n newest) merge(other newest) bool {
 	changed := false
 	for signerName, one := range other {
 		known, found := n[signerName]
 		newer := cmp.Or(one.NotBefore.Compare(known.NotBefore), one.NotAfter.Compare(known.NotAfter)) > 0
-		if found && !newer {
-			continue
+		if !found || newer {
+			n[signerName], changed = one, true
 		}
-		n[signerName] = one
-		changed = true
 	}
 	return changed
 }
 
-// Flush stores the notes, with one write for each ConfigMap that changes. If a write fails, the next Flush retries
-// it. A ConfigMap that can't be written does not block the others.
-func (n *Nodes) Flush(ctx context.Context) error {
-	var errs []error
-	for shard := range shards {
-		n.mu.Lock()
-		noted := n.pending[shard]
-		n.pending[shard] = nil
-		n.mu.Unlock()
-		if len(noted) == 0 {
-			continue
-		}
-		if err := n.flush(ctx, shard, noted); err != nil {
-			n.mu.Lock()
-			for node, certificates := range noted {
-				n.note(node, certificates)
-			}
-			n.mu.Unlock()
-			errs = append(errs, fmt.Errorf("store the certificates of nodes: %w", err))
-		}
+// NodesNames returns the names of the ConfigMaps with the newest certificate of each node and signer.
+func NodesNames(secret string) []string {
+	names := make([]string, shards)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s-nodes-%02x", secret, i)
 	}
-	return errors.Join(errs...)
-}
-
-func (n *Nodes) flush(ctx context.Context, shard int, noted map[string]newest) error {
-	now := n.clock.Now()
-	return n.stores[shard].update(ctx, func(data map[string]string) (bool, error) {
-		all, err := nodesIn(data)
-		if err != nil {
-			return false, fmt.Errorf("ConfigMap %s: %w", n.stores[shard].name, err)
-		}
-		changed := false
-		for node, certificates := range noted {
-			if all[node] == nil {
-				all[node] = newest{}
-			}
-			changed = all[node].merge(certificates) || changed
-		}
-		if !changed {
-			return false, nil
-		}
-		prune(all, now)
-		clear(data)
-		for node, certificates := range all {
-			if err := encode(data, node, certificates); err != nil {
-				return false, err
-			}
-		}
-		return true, nil
-	})
+	return names
 }
 
 // prune removes expired certificates. If there are too many nodes, it removes those whose certificates expire first.
@@ -204,38 +101,6 @@ func nodesIn(data map[string]string) (map[string]newest, error) {
 	return all, nil
 }
 
-// Read returns the stored certificates that are still valid, sorted by node and signer name. The error names the
-// ConfigMaps that can't be read. The certificates of the other ConfigMaps are returned with the error.
-func (n *Nodes) Read(ctx context.Context) ([]Certificate, error) {
-	now := n.clock.Now()
-	var read []Certificate
-	var errs []error
-	for _, store := range n.stores {
-		obj, err := store.get(ctx)
-		if err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		all, err := nodesIn(obj.Data)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("ConfigMap %s: %w", store.name, err))
-			continue
-		}
-		prune(all, now)
-		for node, certificates := range all {
-			for signerName, one := range certificates {
-				read = append(read, Certificate{
-					Node: node, Signer: signerName, KeyID: one.KeyID, NotBefore: one.NotBefore, NotAfter: one.NotAfter,
-				})
-			}
-		}
-	}
-	slices.SortFunc(read, func(a, b Certificate) int {
-		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Signer, b.Signer))
-	})
-	return read, errors.Join(errs...)
-}
-
 // Certificate is the record of an issued certificate.
 type Certificate struct {
 	// Node is the node that the subject names. It is empty for other subjects.
@@ -270,83 +135,120 @@ func Recognize(obj *certificatesv1.CertificateSigningRequest, authorities []*x50
 	return Certificate{}, false
 }
 
-// flushEvery is the interval at which notes are stored.
-const flushEvery = 5 * time.Second
-
-// Recorder notes certificates that were issued by any signer, and stores them in batches.
+// Recorder notes certificates that were issued by any signer, and stores them in batches: their ends in the Book, and the
+// newest certificate of each node and signer in 16 ConfigMaps, which show people the nodes that have not moved to a new
+// CA. Recorder is safe for concurrent use. Create it with NewRecorder.
 type Recorder struct {
-	Book  *Book
-	Nodes *Nodes
+	*Book
+	secret types.NamespacedName
 
-	flushing sync.Mutex // a Flush also waits for a concurrent Flush
-	mu       sync.Mutex
-	pending  map[entryKey]time.Time // the latest end
+	mu    sync.Mutex
+	ends  map[entryKey]time.Time
+	nodes [shards]map[string]newest // by node
 }
 
-// Note keeps certificate for the next Flush, and for the Nodes.
+// NewRecorder returns the Recorder of the Secret secret. The arguments are those of NewBook.
+func NewRecorder(
+	writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock,
+) *Recorder {
+	return &Recorder{
+		Book: NewBook(writer, reader, secret, clock), secret: secret, ends: map[entryKey]time.Time{},
+	}
+}
+
+// Note keeps certificate until it is stored.
 func (r *Recorder) Note(certificate Certificate) {
-	r.Nodes.Note(certificate)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.noteEnd(entryKey{certificate.KeyID, certificate.Signer}, certificate.NotAfter)
-}
-
-// noteEnd keeps the later end. The caller holds mu.
-func (r *Recorder) noteEnd(key entryKey, notAfter time.Time) {
-	if r.pending == nil {
-		r.pending = map[entryKey]time.Time{}
+	key := entryKey{certificate.KeyID, certificate.Signer}
+	if certificate.NotAfter.After(r.ends[key]) {
+		r.ends[key] = certificate.NotAfter
 	}
-	if notAfter.After(r.pending[key]) {
-		r.pending[key] = notAfter
+	if certificate.Node == "" {
+		return
 	}
+	sum := fnv.New32a()
+	_, _ = sum.Write([]byte(certificate.Node))
+	shard := sum.Sum32() % shards
+	if r.nodes[shard] == nil {
+		r.nodes[shard] = map[string]newest{}
+	}
+	if r.nodes[shard][certificate.Node] == nil {
+		r.nodes[shard][certificate.Node] = newest{}
+	}
+	r.nodes[shard][certificate.Node].merge(newest{
+		certificate.Signer: {certificate.KeyID, certificate.NotBefore.UTC(), certificate.NotAfter.UTC()},
+	})
 }
 
 // Flush stores the noted ends, and keeps those that it can't store for the next Flush. After a Flush without an
-// error, Book.Read includes all earlier notes. A key without an account is no error: its notes wait for an account,
-// and Read does not include them. Flush does not store the Nodes, on which no decision depends. Run stores them.
+// error, Read includes all earlier notes. A key without an account is no error: its notes wait for an account, and Read
+// does not include them.
 func (r *Recorder) Flush(ctx context.Context) error {
-	r.flushing.Lock()
-	defer r.flushing.Unlock()
 	r.mu.Lock()
-	noted := r.pending
-	r.pending = nil
-	r.mu.Unlock()
+	defer r.mu.Unlock()
 	var errs []error
-	for key, notAfter := range noted {
-		if err := r.Book.Raise(ctx, key.keyID, key.signerName, notAfter); err != nil {
-			if !errors.Is(err, ErrNoAccount) {
-				errs = append(errs, err)
-			}
-			r.mu.Lock()
-			r.noteEnd(key, notAfter)
-			r.mu.Unlock()
+	for key, notAfter := range r.ends {
+		if err := r.Raise(ctx, key.keyID, key.signerName, notAfter); err == nil {
+			delete(r.ends, key)
+		} else if !errors.Is(err, ErrNoAccount) {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// store stores all notes.
-func (r *Recorder) store(ctx context.Context) error {
-	return errors.Join(r.Flush(ctx), r.Nodes.Flush(ctx))
-}
-
-// Run stores the notes every few seconds until ctx ends, and then once more. It calls tell with each error.
-func (r *Recorder) Run(ctx context.Context, tell func(error)) {
-	ticker := time.NewTicker(flushEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-			defer cancel()
-			if err := r.store(last); err != nil {
-				tell(err)
-			}
-			return
-		case <-ticker.C:
-			if err := r.store(ctx); err != nil && ctx.Err() == nil {
-				tell(err)
-			}
+// FlushNodes stores the noted certificates of nodes, with one write for each ConfigMap that changes. It keeps those that
+// it can't store for the next call. A ConfigMap that can't be written does not block the others. No decision depends on
+// them.
+func (r *Recorder) FlushNodes(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var errs []error
+	for shard, name := range NodesNames(r.secret.Name) {
+		if len(r.nodes[shard]) == 0 {
+			continue
+		}
+		store := store{r.store.writer, r.store.reader, types.NamespacedName{Namespace: r.secret.Namespace, Name: name}}
+		err := store.update(ctx, func(data map[string]string) (bool, error) {
+			return mergeNodes(data, r.nodes[shard], r.clock.Now())
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("store the certificates of nodes: %w", err))
+		} else {
+			r.nodes[shard] = nil
 		}
 	}
+	return errors.Join(errs...)
+}
+
+// mergeNodes merges noted into the stored data, and reports whether it was changed.
+func mergeNodes(data map[string]string, noted map[string]newest, now time.Time) (changed bool, err error) {
+	all := map[string]newest{}
+	for node, text := range data {
+		certificates := newest{}
+		if err := strictly(text, &certificates); err != nil {
+			return false, fmt.Errorf("read the certificates of node %s: %w", node, err)
+		}
+		all[node] = certificates
+	}
+	for node, certificates := range noted {
+		if all[node] == nil {
+			all[node] = newest{}
+		}
+		changed = all[node].merge(certificates) || changed
+	}
+	if !changed {
+		return false, nil
+	}
+	prune(all, now)
+	clear(data)
+	for node, certificates := range all {
+		if err := encode(data, node, certificates); err != nil {
+			return false, err
+		}
+	}
+	return true, nil
 }

@@ -52,7 +52,8 @@ const timeout = 10 * time.Second
 // can't be about a token or another certificate. Each call has its own connection.
 func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	if cluster.Insecure {
-		return unverified(cluster)
+		return Answer{Unknown, fmt.Sprintf(
+			"%s is not verified (insecure-skip-tls-verify), so another server could have answered", cluster.Host)}
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -65,11 +66,6 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	default:
 		return Answer{Unknown, fmt.Sprintf("%s gave no conclusive answer: %v", cluster.Host, err)}
 	}
-}
-
-func unverified(cluster *rest.Config) Answer {
-	return Answer{Unknown, fmt.Sprintf(
-		"%s is not verified (insecure-skip-tls-verify), so another server could have answered", cluster.Host)}
 }
 
 // anonymous returns cluster without credentials: its address, and the settings to reach and to verify it.

@@ -14,6 +14,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,7 +43,7 @@ type Prober struct {
 	Clock clock.PassiveClock
 
 	mu     sync.Mutex
-	minted map[string]*Certificate // by the CA's certificate and the certificates that follow a leaf
+	minted map[string][]*Certificate // by the certificates of their CAs
 }
 
 // Recognise asks all targets concurrently whether they accept certificates that authority issues.
@@ -88,51 +89,43 @@ func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answe
 	return answer
 }
 
-// certificates returns one certificate of each of authorities. None is valid for longer than the first.
+// certificates returns one certificate of each of authorities, all of the same age. None is valid for longer than the
+// first.
 func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority) ([]*Certificate, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := p.Clock.Now()
-	maps.DeleteFunc(p.minted, func(_ string, one *Certificate) bool { return !one.validAt(now.Add(renewBefore)) })
-	kept := make([]*Certificate, len(authorities))
-	whole := true
-	for i, authority := range authorities {
-		kept[i] = p.minted[kindOf(authority)]
-		whole = whole && kept[i] != nil && kept[i].within(kept[0])
+	now, key := p.Clock.Now(), ""
+	for _, authority := range authorities { // with the chain that a leaf comes with
+		key += string(authority.CertificatePEM()) + string(authority.AppendedPEM()) + "\n"
 	}
-	if whole {
+	maps.DeleteFunc(p.minted, func(_ string, all []*Certificate) bool {
+		return slices.ContainsFunc(all, func(one *Certificate) bool { return !one.validAt(now.Add(renewBefore)) })
+	})
+	if kept := p.minted[key]; kept != nil {
 		return kept, nil
 	}
 	if end := authorities[0].NotAfter(); end.Before(now.Add(lifetime)) {
 		return nil, fmt.Errorf("the CA itself expires at %s, and could be refused for that reason",
 			end.UTC().Format(time.RFC3339))
 	}
-	for i, authority := range authorities {
+	var made []*Certificate
+	for _, authority := range authorities {
 		one, err := Mint(ctx, authority, p.Audit, now)
 		if err != nil {
 			return nil, err
 		}
-		if p.minted == nil {
-			p.minted = map[string]*Certificate{}
-		}
-		kept[i], p.minted[kindOf(authority)] = one, one
+		made = append(made, one)
 	}
-	return kept, nil
-}
-
-// kindOf returns a key for the certificates of one authority that come with the same chain.
-func kindOf(authority *ca.Authority) string {
-	return string(authority.CertificatePEM()) + "\n" + string(authority.AppendedPEM())
+	if p.minted == nil {
+		p.minted = map[string][]*Certificate{}
+	}
+	p.minted[key] = made
+	return made, nil
 }
 
 // validAt reports whether c is valid at now.
 func (c *Certificate) validAt(now time.Time) bool {
 	return now.After(c.NotBefore) && now.Before(c.NotAfter)
-}
-
-// within reports whether other is valid whenever c is.
-func (c *Certificate) within(other *Certificate) bool {
-	return !c.NotBefore.Before(other.NotBefore) && !c.NotAfter.After(other.NotAfter)
 }
 
 // round asks all targets concurrently, and collects the answers.
@@ -201,39 +194,27 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 	if err != nil {
 		return nil, fmt.Errorf("issue a trust probe: %w", err)
 	}
-	cert, err := record(ctx, authority, log, now, issued)
-	if err != nil {
-		return nil, err
-	}
-	cert.keyPEM = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
-	return cert, nil
-}
-
-// record writes the issued certificate to log.
-func record(
-	ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time, issued *ca.Issued,
-) (*Certificate, error) {
 	block, _ := pem.Decode(issued.PEM)
 	leaf, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("read trust probe: %w", err)
 	}
-	key := sha256.Sum256(leaf.RawSubjectPublicKeyInfo)
+	keySum, fingerprint := sha256.Sum256(leaf.RawSubjectPublicKeyInfo), sha256.Sum256(leaf.Raw)
 	log.Write(ctx, now, audit.TrustProbe, audit.Record{
 		Subject:     leaf.Subject.String(),
 		Usages:      []string{"digital signature", "client auth"},
-		KeySHA256:   hex.EncodeToString(key[:]),
+		KeySHA256:   hex.EncodeToString(keySum[:]),
 		Serial:      issued.Serial.Text(16),
 		IssuerKeyID: authority.KeyID(),
 		NotBefore:   &issued.NotBefore,
 		NotAfter:    &issued.NotAfter,
 	})
-	fingerprint := sha256.Sum256(leaf.Raw)
 	return &Certificate{
 		Subject:   leaf.Subject.CommonName,
 		ID:        csr.CertificateIDPrefix + hex.EncodeToString(fingerprint[:]),
 		NotBefore: leaf.NotBefore,
 		NotAfter:  leaf.NotAfter,
 		certPEM:   issued.PEM,
+		keyPEM:    pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
 	}, nil
 }

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,29 +22,23 @@ const ServerName = "kubernetes.default.svc"
 
 // Target is a server to ask.
 type Target struct {
-	// Name is the host:port or the URL of the server.
+	// Name is the host:port of the server, or what the caller calls it.
 	Name string
 	// Cluster holds the settings to reach and to verify the server. Credentials in it are not used.
 	Cluster *rest.Config
 }
 
-// Direct returns the API servers at addresses, which Endpoints or Listed returned. They are verified by the CA of
+// Direct returns the API servers at addresses, each host:port, as Endpoints returns them. They are verified by the CA of
 // cluster and by serverName. An empty serverName means ServerName. Nothing else of cluster is used, so the servers
 // are asked without a proxy.
 func Direct(cluster *rest.Config, serverName string, addresses []string) []Target {
-	if serverName == "" {
-		serverName = ServerName
-	}
 	targets := make([]Target, 0, len(addresses))
 	for _, address := range addresses {
-		host := address
-		if _, _, err := net.SplitHostPort(address); err == nil {
-			host = "https://" + address
-		}
 		targets = append(targets, Target{Name: address, Cluster: &rest.Config{
-			Host: host, Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
+			Host: "https://" + address, Proxy: func(*http.Request) (*url.URL, error) { return nil, nil },
 			TLSClientConfig: rest.TLSClientConfig{
-				CAData: cluster.CAData, CAFile: cluster.CAFile, Insecure: cluster.Insecure, ServerName: serverName,
+				CAData: cluster.CAData, CAFile: cluster.CAFile, Insecure: cluster.Insecure,
+				ServerName: cmp.Or(serverName, ServerName),
 			},
 		}})
 	}
@@ -93,25 +88,4 @@ func EndpointsOf(all []discoveryv1.EndpointSlice) ([]string, error) {
 	}
 	slices.Sort(addresses)
 	return slices.Compact(addresses), nil
-}
-
-// Listed checks addresses that an owner has configured: each must be host:port or an https URL. An empty list is an
-// error. Listed returns the addresses sorted and without repetition.
-func Listed(addresses []string) ([]string, error) {
-	if len(addresses) == 0 {
-		return nil, fmt.Errorf("no API server is configured, so there is no API server to ask")
-	}
-	for _, address := range addresses {
-		if host, port, err := net.SplitHostPort(address); err == nil && host != "" {
-			if _, err := strconv.ParseUint(port, 10, 16); err == nil {
-				continue
-			}
-		}
-		if at, err := url.Parse(address); err == nil && at.Scheme == "https" && at.Host != "" && at.User == nil {
-			continue
-		}
-		return nil, fmt.Errorf("%q is neither host:port nor an https URL", address)
-	}
-	sorted := slices.Sorted(slices.Values(addresses))
-	return slices.Compact(sorted), nil
 }

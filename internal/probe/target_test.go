@@ -78,23 +78,6 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
-// TestListed checks that addresses are host:port or an https URL.
-func TestListed(t *testing.T) {
-	t.Parallel()
-	got, err := Listed([]string{"b.test:6443", "https://lb.test/cluster", "[2001:db8::1]:443", "b.test:6443"})
-	if want := []string{"[2001:db8::1]:443", "b.test:6443", "https://lb.test/cluster"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("got %q, %v; want %q", got, err, want)
-	}
-	for _, bad := range [][]string{
-		nil, {""}, {"a.test"}, {":6443"}, {"a.test:https"}, {"a.test:99999"}, {"http://a.test:80"}, {"https://user:secret@a.test"},
-		{"https://"}, {"a.test:1", "b"},
-	} {
-		if got, err := Listed(bad); err == nil {
-			t.Errorf("%q is taken as %q", bad, got)
-		}
-	}
-}
-
 // TestDirectTakesNothingElse checks that Direct takes no credential and no proxy from the manager's configuration.
 func TestDirectTakesNothingElse(t *testing.T) {
 	t.Parallel()
@@ -103,18 +86,14 @@ func TestDirectTakesNothingElse(t *testing.T) {
 	address := s.Listener.Addr().String()
 	withCredentials(t, own)
 	own.Host, own.ServerName, own.Timeout = "https://elsewhere.test/path", "elsewhere.test", 1
-	targets := Direct(own, "example.com", []string{address, "https://" + address}) // the name is in httptest's certificate
-	if len(targets) != 2 || targets[0].Name != address {
-		t.Fatalf("targets are %+v", targets)
-	}
-	for _, target := range targets {
-		wants(t, target.Name, probe.Ask(t.Context(), target.Cluster), Recognised, "")
-		s.sawOnly(t, probe)
-	}
+	target := Direct(own, "example.com", []string{address})[0] // the name is in httptest's certificate
+	wants(t, target.Name, probe.Ask(t.Context(), target.Cluster), Recognised, "")
+	s.sawOnly(t, probe)
 	insecure := &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
 	for name, target := range map[string]Target{
 		"by the usual name, which this one does not have": Direct(own, "", []string{address})[0],
-		"unverified": Direct(insecure, "", []string{address})[0],
+		"unverified":    Direct(insecure, "", []string{address})[0],
+		"not host:port": Direct(own, "", []string{"https://user:secret@" + address})[0],
 	} {
 		wants(t, name, probe.Ask(t.Context(), target.Cluster), Unknown, "")
 	}

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -61,82 +60,6 @@ func checkBundle(t *testing.T, at time.Time, given []*x509.Certificate) {
 	}
 }
 
-// FuzzWithout checks that the bundle of API servers loses the retired CA and no other certificate, and that all other
-// bytes stay.
-func FuzzWithout(f *testing.F) {
-	old, oldPEM := newCert(f, "same name", time.Hour)
-	_, namesakePEM := newCert(f, "same name", time.Hour)
-	_, otherPEM := newCert(f, "other", time.Hour)
-	headers := func(text, header string) string { return strings.Replace(text, "-----\n", "-----\n"+header+"\n\n", 1) }
-	parts := []string{
-		oldPEM, otherPEM, namesakePEM, strings.ReplaceAll(oldPEM, "\n", "\r\n"), headers(oldPEM, "Comment: a"),
-		headers(oldPEM, "Comment: -----BEGIN CERTIFICATE-----"), headers(otherPEM, "Comment: b"),
-		"-----BEGIN SOMETHING-----\nAAAA\n-----END SOMETHING-----\n", "-----BEGIN CERTIFICATE-----\n", "-----END CERTIFICATE-----\n",
-		"-----BEGIN ", "\n", " ", strings.TrimSuffix(oldPEM, "\n"), oldPEM[:100], "=\n",
-	}
-	f.Add([]byte{0, 1}, "")
-	f.Add([]byte{16, 0, 1, 16, 3, 11, 2}, "# text\n")
-	f.Add([]byte{7, 0, 6, 4}, "x")
-	f.Add([]byte{8, 0, 1, 9, 10, 0}, "-----")
-	f.Add([]byte{14, 0, 13, 11, 1}, "")
-	f.Add([]byte{5, 1}, "")
-	f.Fuzz(func(t *testing.T, recipe []byte, text string) {
-		parts := append(slices.Clone(parts), text)
-		var data string
-		for _, choice := range recipe[:min(len(recipe), 24)] {
-			data += parts[int(choice)%len(parts)]
-		}
-		checkWithout(t, data, old)
-	})
-}
-
-// checkWithout checks that data loses the certificates of the CA of old, and nothing else.
-func checkWithout(t *testing.T, data string, old *x509.Certificate) {
-	t.Helper()
-	got, err := without([]byte(data), old)
-	before, parseErr := ca.ParseCertificates([]byte(data))
-	isOld := func(cert *x509.Certificate) bool { return SameCA(cert, old) }
-	want := slices.DeleteFunc(slices.Clone(before), isOld)
-	switch {
-	case parseErr != nil || len(want) == 0 && len(before) > 0:
-		if err == nil {
-			t.Errorf("no error, but %q", got)
-		}
-		return
-	case errors.Is(err, errJoined) && strings.Contains(outside(data), "-----"):
-		return
-	case err != nil:
-		t.Fatal(err)
-	}
-	after, err := ca.ParseCertificates(got)
-	if err != nil || !slices.EqualFunc(after, want, (*x509.Certificate).Equal) {
-		t.Errorf("%d certificates are left, want %d, error %v:\n%s\nof\n%s", len(after), len(want), err, got, data)
-	}
-	if len(want) == len(before) && string(got) != data {
-		t.Errorf("there was nothing to remove, but %q became %q", data, got)
-	}
-	if !subsequence(string(got), data) {
-		t.Errorf("%q is not a part of %q", got, data)
-	}
-	if again, err := without(got, old); err != nil || !bytes.Equal(again, got) {
-		t.Errorf("a second removal makes %q of %q, error %v", again, got, err)
-	}
-}
-
-// outside returns the text of data that belongs to no PEM block.
-func outside(data string) (text string) {
-	rest := []byte(data)
-	for {
-		block, next := pem.Decode(rest)
-		if block == nil {
-			return text + string(rest)
-		}
-		read := rest[:len(rest)-len(next)]
-		text += string(read[:bytes.LastIndex(read, []byte("-----BEGIN "))])
-		rest = next
-	}
-}
-
 // FuzzReadBundle reads any bytes as a trust bundle, as the manager reads them from a ConfigMap. der becomes one more
 // block, so that the fuzzer changes a certificate and not only its base64. The result must agree with the readers of
 // crypto/x509 and of API servers. A bundle that is written from it must be read as the same certificates.
@@ -174,18 +97,5 @@ func FuzzReadBundle(f *testing.F) {
 			t.Errorf("%d certificates, API servers read %d, and crypto/x509 others", len(certs), len(ofAPIServer))
 		}
 		checkBundle(t, time.Time{}, certs)
-		if len(certs) > 0 {
-			checkWithout(t, string(data), certs[0])
-		}
 	})
-}
-
-// subsequence reports whether whole has the bytes of part in that order.
-func subsequence(part, whole string) bool {
-	for i := 0; i < len(whole) && part != ""; i++ {
-		if whole[i] == part[0] {
-			part = part[1:]
-		}
-	}
-	return part == ""
 }

@@ -1,10 +1,8 @@
 package trust
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
@@ -20,8 +18,8 @@ import (
 )
 
 // The ConfigMap in which API servers publish all CAs that they trust for client certificates, and which aggregated
-// API servers use. API servers only add to it: a CA stays there until it expires
-// (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
+// API servers use. API servers only add to it: a CA stays there until it expires. They write the certificates alone,
+// without the text between them (k8s.io/kubernetes/pkg/controlplane/controller/clusterauthenticationtrust).
 const (
 	ExtensionNamespace = "kube-system"
 	ExtensionName      = "extension-apiserver-authentication"
@@ -30,7 +28,7 @@ const (
 
 // Holds reports whether that ConfigMap has cert, or another certificate of the same CA.
 func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, error) {
-	certs, err := p.clientCAs(ctx)
+	_, certs, err := p.clientCAs(ctx)
 	return slices.ContainsFunc(certs, func(one *x509.Certificate) bool { return SameCA(one, cert) }), err
 }
 
@@ -38,7 +36,7 @@ func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, er
 // verifier that trusts one of them can't refuse certificates that chain[0] has signed. The rest of chain are the
 // certificates that clients present with it.
 func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
-	certs, err := p.clientCAs(ctx)
+	_, certs, err := p.clientCAs(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -55,40 +53,36 @@ func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now ti
 	}), nil
 }
 
-func (p *Publisher) clientCAs(ctx context.Context) ([]*x509.Certificate, error) {
+// clientCAs returns that ConfigMap, and the CAs in it.
+func (p *Publisher) clientCAs(ctx context.Context) (*unstructured.Unstructured, []*x509.Certificate, error) {
 	obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
+		return nil, nil, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
 	}
 	data, _, err := unstructured.NestedString(obj.Object, "data", ExtensionKey)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	certs, err := ca.ParseCertificates([]byte(data))
 	if err != nil {
-		return nil, fmt.Errorf("read %s of ConfigMap %s/%s: %w", ExtensionKey, ExtensionNamespace, ExtensionName, err)
+		return nil, nil, fmt.Errorf("read %s of ConfigMap %s/%s: %w", ExtensionKey, ExtensionNamespace, ExtensionName, err)
 	}
-	return certs, nil
+	return obj, certs, nil
 }
 
-// Prune removes every certificate of the CA of old from that ConfigMap, and leaves the rest unchanged. An API server
-// whose own client CA file still has the CA adds it again within a minute. So prune only a CA that all API servers
-// refuse.
+// Prune removes every certificate of the CA of old from that ConfigMap, and keeps the others. An API server whose own
+// client CA file still has the CA adds it again within a minute. So prune only a CA that all API servers refuse.
 func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
+		obj, certs, err := p.clientCAs(ctx)
 		if err != nil {
 			return err
 		}
-		data, _, err := unstructured.NestedString(obj.Object, "data", ExtensionKey)
-		if err != nil {
+		left, err := without(certs, old)
+		if err != nil || len(left) == len(certs) {
 			return err
 		}
-		kept, err := without([]byte(data), old)
-		if err != nil || string(kept) == data {
-			return err
-		}
-		if err := unstructured.SetNestedField(obj.Object, string(kept), "data", ExtensionKey); err != nil {
+		if err := unstructured.SetNestedField(obj.Object, string(Bundle(time.Time{}, left...)), "data", ExtensionKey); err != nil {
 			return err
 		}
 		_, err = p.extension().Update(ctx, obj, metav1.UpdateOptions{})
@@ -105,44 +99,12 @@ func (p *Publisher) extension() dynamic.ResourceInterface {
 	return p.objects.Resource(configMaps).Namespace(ExtensionNamespace)
 }
 
-// errJoined is the error for a bundle with damaged blocks around a block that is to be removed.
-var errJoined = errors.New("it has text that would be read as a certificate without the retired CA: remove lines that begin with -----BEGIN " +
-	"or -----END and belong to no certificate")
-
-// without returns data without the PEM blocks that hold a certificate of the CA of old. Text between blocks stays. It
-// fails if no certificate would be left, because API servers would then refuse every client certificate, or if the rest
-// would be read as other certificates than before.
-func without(data []byte, old *x509.Certificate) ([]byte, error) {
-	var kept []byte
-	var left []*x509.Certificate
-	removed := 0
-	for {
-		block, rest := pem.Decode(data)
-		if block == nil {
-			break
-		}
-		text := data[:len(data)-len(rest)]
-		data = rest
-		if block.Type == "CERTIFICATE" {
-			cert, err := x509.ParseCertificate(block.Bytes)
-			if err != nil {
-				return nil, fmt.Errorf("parse certificate %d: %w", removed+len(left)+1, err)
-			}
-			if SameCA(cert, old) {
-				removed++
-				text = text[:bytes.LastIndex(text, []byte("-----BEGIN "))]
-			} else {
-				left = append(left, cert)
-			}
-		}
-		kept = append(kept, text...)
-	}
-	kept = append(kept, data...)
-	if removed > 0 && len(left) == 0 {
+// without returns certs without those of the CA of old. It fails if none would be left, because API servers would then
+// refuse every client certificate.
+func without(certs []*x509.Certificate, old *x509.Certificate) ([]*x509.Certificate, error) {
+	left := slices.DeleteFunc(slices.Clone(certs), func(one *x509.Certificate) bool { return SameCA(one, old) })
+	if len(left) == 0 && len(certs) > 0 {
 		return nil, errors.New("it trusts no CA other than the retired CA")
 	}
-	if read, err := ca.ParseCertificates(kept); err != nil || !slices.EqualFunc(read, left, (*x509.Certificate).Equal) {
-		return nil, errJoined
-	}
-	return kept, nil
+	return left, nil
 }

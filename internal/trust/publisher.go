@@ -16,7 +16,6 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -53,21 +52,6 @@ type Wanted struct {
 	Current func(context.Context) error
 }
 
-// Problem says why the bundle is not published somewhere.
-type Problem struct {
-	// Where names the object.
-	Where string
-	// Why is a sentence that says what is wrong, and what a person must do, if anything.
-	Why string
-	// Cause is the underlying error, if there is one.
-	Cause error
-}
-
-func (p Problem) Error() string { return p.Where + " " + p.Why }
-
-// Unwrap returns Cause.
-func (p Problem) Unwrap() error { return p.Cause }
-
 // Publisher reads and writes published bundles. It caches nothing, not even the versions that the API server serves.
 type Publisher struct {
 	objects   dynamic.Interface
@@ -94,15 +78,15 @@ func New(objects dynamic.Interface, served discovery.ServerResourcesInterface) *
 	return &Publisher{objects: objects, discovery: served}
 }
 
-// Publish publishes everything as wanted, and writes only objects that differ. It returns the remaining problems. Call
-// it again to retry them.
-func (p *Publisher) Publish(ctx context.Context, wanted Wanted) []Problem {
-	return p.each(ctx, wanted, func(ctx context.Context, t target) error { return p.write(ctx, t, wanted.Current) })
+// Publish publishes everything as wanted, and writes only objects that differ. It returns an error for each object that
+// is not published. Call it again to retry them.
+func (p *Publisher) Publish(ctx context.Context, wanted Wanted) []error {
+	return p.each(ctx, wanted, false)
 }
 
-// Check returns what is not published as wanted, and changes nothing.
-func (p *Publisher) Check(ctx context.Context, wanted Wanted) []Problem {
-	return p.each(ctx, wanted, p.compare)
+// Check returns what is not published as wanted, and changes nothing. A dry run finds out whether it could be written.
+func (p *Publisher) Check(ctx context.Context, wanted Wanted) []error {
+	return p.each(ctx, wanted, true)
 }
 
 // target is one object that must hold the bundle, or must not exist.
@@ -125,68 +109,38 @@ func (t target) String() string {
 	return t.kind + " " + t.namespace + "/" + t.name
 }
 
-// errDiffers is wrapped by the errors of compare.
-var errDiffers = errors.New("is not up to date")
-
-func (p *Publisher) each(
-	ctx context.Context, wanted Wanted, do func(context.Context, target) error,
-) (problems []Problem) {
+// each writes all objects, or checks them in a dry run.
+func (p *Publisher) each(ctx context.Context, wanted Wanted, dryRun bool) (problems []error) {
 	if len(wanted.Bundle) == 0 {
-		return []Problem{{Where: "the bundle " + wanted.Suffix, Why: "has no valid certificate: an empty bundle is not published"}}
+		return []error{fmt.Errorf("the bundle %s has no valid certificate: an empty bundle is not published", wanted.Suffix)}
 	}
 	targets := configMaps(wanted)
 	version, err := p.served()
 	if err != nil {
-		problems = append(problems, Problem{bundleKind + "s", fmt.Sprintf("can't be discovered: %v", err), err})
+		problems = append(problems, fmt.Errorf("%ss can't be discovered: %w", bundleKind, err))
 	}
 	if version != "" {
 		ours, err := p.bundles(ctx, version, wanted)
 		if err != nil {
-			why := "can't be found: " + withGrant(err, "list on clustertrustbundles.certificates.k8s.io")
-			problems = append(problems, Problem{bundleKind + "s of removed signers", why, err})
+			problems = append(problems, withGrant(bundleKind+"s of removed signers can't be found", err,
+				"list on clustertrustbundles.certificates.k8s.io"))
 		}
 		targets = append(targets, ours...)
 	}
 	for _, one := range targets {
-		if err := do(ctx, one); err != nil {
-			problems = append(problems, Problem{one.String(), one.why(err), err})
+		if err := p.write(ctx, one, wanted.Current, dryRun); err != nil {
+			problems = append(problems, err)
 		}
 	}
 	return problems
 }
 
-// why returns the sentence about err.
-func (t target) why(err error) string {
-	if errors.Is(err, errDiffers) {
-		return err.Error()
-	}
-	return "can't be brought up to date: " + withGrant(err, t.grant)
-}
-
-// withGrant returns the text of err, with the right to grant if err says that a right is missing.
-func withGrant(err error, grant string) string {
+// withGrant returns err after what, with the right to grant if err says that a right is missing.
+func withGrant(what string, err error, grant string) error {
 	if apierrors.IsForbidden(err) {
-		return fmt.Sprintf("grant the manager %s (%v)", grant, err)
+		return fmt.Errorf("%s: grant the manager %s (%w)", what, grant, err)
 	}
-	return err.Error()
-}
-
-// compare returns an error that wraps errDiffers if t is not as wanted.
-func (p *Publisher) compare(ctx context.Context, t target) error {
-	obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err) && t.fields == nil:
-		return nil
-	case apierrors.IsNotFound(err):
-		return fmt.Errorf("does not exist, so it %w", errDiffers)
-	case err != nil:
-		return err
-	case t.fields == nil:
-		return fmt.Errorf("is for a removed signer, so it %w", errDiffers)
-	case !holds(obj.Object, t.fields):
-		return errDiffers
-	}
-	return nil
+	return fmt.Errorf("%s: %w", what, err)
 }
 
 // holds reports whether obj has all of fields.
@@ -205,57 +159,67 @@ func holds(obj, fields map[string]any) bool {
 }
 
 // write updates t if it differs. It starts again if another client changed the object after it was read. Only what is
-// created may replace what another leader has created since: the next reconcile corrects that.
-func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error) error {
-	var outdated error // if set, a retry is useless
+// created may replace what another leader has created since: the next reconcile corrects that. In a dry run, it returns
+// how t differs, or why it can't be written.
+func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error, dryRun bool) error {
+	differs := ""
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
-		exists := err == nil
-		switch {
+		switch exists := err == nil; {
 		case client.IgnoreNotFound(err) != nil:
 			return err
 		case !exists && t.fields == nil, exists && t.fields != nil && holds(obj.Object, t.fields):
+			differs = ""
 			return nil
+		case !exists:
+			obj = &unstructured.Unstructured{} // without a version, it is created
+			differs = "does not exist, so it is not up to date"
+		case t.fields == nil:
+			differs = "is for a removed signer, so it is not up to date"
+		default:
+			differs = "is not up to date"
 		}
-		if current != nil {
-			if outdated = current(ctx); outdated != nil {
-				return nil
+		if current != nil && !dryRun {
+			if err := current(ctx); err != nil {
+				return err
 			}
 		}
+		var dryRuns []string
+		if dryRun {
+			dryRuns = []string{metav1.DryRunAll}
+		}
 		if t.fields == nil {
-			return p.remove(ctx, t, obj)
+			return p.remove(ctx, t, obj, dryRuns)
 		}
-		version := "" // create it
-		if exists {
-			version = obj.GetResourceVersion()
-		}
-		return p.apply(ctx, t, version)
+		return p.apply(ctx, t, obj.GetResourceVersion(), dryRuns)
 	})
-	if outdated != nil {
-		return outdated
+	switch {
+	case err != nil:
+		return withGrant(t.String()+" can't be brought up to date", err, t.grant)
+	case dryRun && differs != "":
+		return fmt.Errorf("%s %s", t, differs)
 	}
-	return err
+	return nil
 }
 
 // apply writes our fields with server-side apply, and takes them over from other managers. version, if not empty, is the
 // version of the object that may be changed.
-func (p *Publisher) apply(ctx context.Context, t target, version string) error {
+func (p *Publisher) apply(ctx context.Context, t target, version string, dryRuns []string) error {
 	obj := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(t.fields)}
 	obj.SetAPIVersion(t.resource.GroupVersion().String())
 	obj.SetKind(t.kind)
 	obj.SetNamespace(t.namespace)
 	obj.SetName(t.name)
 	obj.SetResourceVersion(version)
-	_, err := p.on(t).Apply(ctx, t.name, obj, metav1.ApplyOptions{FieldManager: t.manager, Force: true})
+	_, err := p.on(t).Apply(ctx, t.name, obj, metav1.ApplyOptions{FieldManager: t.manager, Force: true, DryRun: dryRuns})
 	return err
 }
 
 // remove deletes obj as it was read. It succeeds if obj no longer exists.
-func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured) error {
+func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured, dryRuns []string) error {
 	uid, version := obj.GetUID(), obj.GetResourceVersion()
-	err := p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid,
-		ResourceVersion: &version}})
-	return client.IgnoreNotFound(err)
+	as := &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
+	return client.IgnoreNotFound(p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: as, DryRun: dryRuns}))
 }
 
 func (p *Publisher) on(t target) dynamic.ResourceInterface {

@@ -41,8 +41,8 @@ var fourOfThem = []string{approver, signer, cleaner, rotator}
 // splitRotationQuestions name those of the four identities that may make the request.
 var splitRotationQuestions = []question{
 	{"get", "", "secrets", systemNamespace, "csr-signer", []string{rotator}},
-	{"list", "", "secrets", systemNamespace, "csr-signer", []string{signer, rotator}},
-	{"watch", "", "secrets", systemNamespace, "csr-signer", []string{signer, rotator}},
+	{"list", "", "secrets", systemNamespace, "csr-signer", []string{signer}},
+	{"watch", "", "secrets", systemNamespace, "csr-signer", []string{signer}},
 	{"update", "", "secrets", systemNamespace, "csr-signer", []string{rotator}},
 	{"patch", "", "secrets", systemNamespace, "csr-signer", nil},
 	{"delete", "", "secrets", systemNamespace, "csr-signer", nil},

@@ -59,7 +59,7 @@ func ownCluster(t *testing.T, tokens ...cluster.Token) (*cluster.Cluster, client
 }
 
 // wantProblems checks that there is one problem for each of parts, in that order.
-func wantProblems(t *testing.T, what string, problems []trust.Problem, parts ...string) {
+func wantProblems(t *testing.T, what string, problems []error, parts ...string) {
 	t.Helper()
 	if len(problems) != len(parts) {
 		t.Fatalf("%s: problems are %q, want %q", what, problems, parts)
@@ -153,7 +153,7 @@ func TestPublishAtTheSameTime(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
 	kit.Create(t, kit.Admin(t), namespace)
 	const writers = 3
-	ended := make(chan []trust.Problem)
+	ended := make(chan []error)
 	for i := range writers {
 		p := publisher(t, kit.ControlPlane(t).Config)
 		go func() {
@@ -200,7 +200,7 @@ func TestPublishIsNotLate(t *testing.T) {
 			}
 			wantProblems(t, "late", problems, "somebody has gone on")
 			if !errors.Is(problems[0], outdated) {
-				t.Errorf("it comes from %v", problems[0].Cause)
+				t.Errorf("it comes from %v", problems[0])
 			}
 			wantProblems(t, "after", p.Check(t.Context(), latest))
 		})
@@ -349,7 +349,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 }
 
 // settled publishes until the API server's authorizer knows the last granted rights: the problems contain part.
-func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string) (problems []trust.Problem) {
+func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string) (problems []error) {
 	t.Helper()
 	kit.Eventually(t, "rights are known", func(ctx context.Context) error {
 		if problems = p.Publish(ctx, wanted); !strings.Contains(fmt.Sprint(problems), part) {

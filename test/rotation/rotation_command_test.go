@@ -136,12 +136,12 @@ func TestRotationCommandStatus(t *testing.T) {
 	_, _, prepared, _, _ := statuses()
 	obj := newAuthority(t, api, "csr-signer", prepared) // the Secret of the shipped roles
 	kit.Create(t, kit.Admin(t), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "rotation-status-unknown"}})
-	nodes := issuedledger.NewNodes(api, api, types.NamespacedName{Namespace: "default", Name: obj.Name}, clock.RealClock{})
+	nodes := issuedledger.NewRecorder(api, api, types.NamespacedName{Namespace: "default", Name: obj.Name}, clock.RealClock{})
 	nodes.Note(issuedledger.Certificate{
 		Node: "rotation-status-old", Signer: "kubernetes.io/kube-apiserver-client-kubelet", KeyID: "one",
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	})
-	if err := nodes.Flush(t.Context()); err != nil {
+	if err := nodes.FlushNodes(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range issuedledger.NodesNames(obj.Name) {
