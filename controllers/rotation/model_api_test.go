@@ -22,7 +22,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -204,58 +203,22 @@ func (w statusWriter) Update(_ context.Context, obj client.Object, _ ...client.S
 	return err
 }
 
-// dynamicClient is a dynamic client of the ConfigMaps of a process. The publisher of trust bundles uses it.
-type dynamicClient struct {
-	dynamic.NamespaceableResourceInterface // for the methods that nothing calls
-	process                                *process
-	namespace                              string
-}
-
-func (d dynamicClient) Resource(schema.GroupVersionResource) dynamic.NamespaceableResourceInterface {
-	return d
-}
-
-func (d dynamicClient) Namespace(namespace string) dynamic.ResourceInterface {
-	d.namespace = namespace
-	return d
-}
-
-func (d dynamicClient) Get(
-	ctx context.Context, name string, _ metav1.GetOptions, _ ...string,
-) (*unstructured.Unstructured, error) {
-	obj := &unstructured.Unstructured{}
-	obj.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ConfigMap"))
-	return obj, d.process.Get(ctx, client.ObjectKey{Namespace: d.namespace, Name: name}, obj)
-}
-
-// Apply merges the data of obj into the stored ConfigMap, or creates it.
-func (d dynamicClient) Apply(
-	ctx context.Context, name string, obj *unstructured.Unstructured, options metav1.ApplyOptions, _ ...string,
-) (*unstructured.Unstructured, error) {
-	if len(options.DryRun) > 0 {
-		return obj, nil
+// Apply merges the data of a ConfigMap into the stored one, or creates it.
+func (p *process) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+	applied, stored := &corev1.ConfigMap{}, &corev1.ConfigMap{}
+	data, err := json.Marshal(obj)
+	if err := errors.Join(err, json.Unmarshal(data, applied)); err != nil {
+		return err
 	}
-	applied, stored := configMapOf(obj), &corev1.ConfigMap{}
-	if err := d.process.get(client.ObjectKey{Namespace: d.namespace, Name: name}, stored); apierrors.IsNotFound(err) {
-		return obj, d.process.Create(ctx, applied)
+	if options := (&client.ApplyOptions{}).ApplyOptions(opts); len(options.DryRun) > 0 {
+		return nil
+	}
+	if err := p.get(client.ObjectKeyFromObject(applied), stored); apierrors.IsNotFound(err) {
+		return p.Create(ctx, applied)
 	}
 	stored.ResourceVersion = cmp.Or(applied.ResourceVersion, stored.ResourceVersion)
 	maps.Copy(stored.Data, applied.Data)
-	return obj, d.process.Update(ctx, stored)
-}
-
-func (d dynamicClient) Update(
-	ctx context.Context, obj *unstructured.Unstructured, _ metav1.UpdateOptions, _ ...string,
-) (*unstructured.Unstructured, error) {
-	return obj, d.process.Update(ctx, configMapOf(obj))
-}
-
-func configMapOf(obj *unstructured.Unstructured) *corev1.ConfigMap {
-	configMap := &corev1.ConfigMap{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, configMap); err != nil {
-		panic(err)
-	}
-	return configMap
+	return p.Update(ctx, stored)
 }
 
 // noClusterTrustBundles is the discovery of an API server that does not serve them.

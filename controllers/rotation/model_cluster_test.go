@@ -147,7 +147,7 @@ func (c *cluster) startManager() {
 	c.reconciler = &Reconciler{
 		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, cluster: &rest.Config{},
 		Reporter:  report.New(recorder{c}, c.clock),
-		publisher: trust.New(dynamicClient{process: c.manager}, noClusterTrustBundles{}),
+		publisher: &trust.Publisher{Client: c.manager, Live: c.manager, Discovery: noClusterTrustBundles{}},
 		prober:    modelProber{c}, loadPair: c.load,
 	}
 	for _, a := range c.authorities {

@@ -2,6 +2,8 @@ package rotation
 
 import (
 	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -131,7 +133,7 @@ const (
 // good returns facts with which every step is possible, changed by change.
 func good(cas string, change ...func(*Facts)) Facts {
 	names := strings.Fields(cas)
-	f := Facts{Now: noon, Published: true, Permitted: true, SettleFor: DefaultSettleFor}
+	f := Facts{Now: noon.Add(400 * time.Millisecond), Published: true, Permitted: true, SettleFor: DefaultSettleFor}
 	f.Secret = SecretFacts{TLS: fact(names[0]), Signing: fact(names[1]), Candidate: fact(names[2]), Retiring: fact(names[3])}
 	f.Candidate, f.Signing, f.RetiringTrusted, f.RetiringRefused = proven, proven, proven, proven
 	for _, each := range change {
@@ -566,7 +568,36 @@ func TestNext(t *testing.T) {
 					t.Errorf("want %q, got %q", part, got)
 				}
 			}
+			stored(t, row, step)
 		})
+	}
+}
+
+// stored checks that an API server stores the status of step and returns it unchanged.
+func stored(t *testing.T, row row, step Step) {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{Spec: row.spec, Status: step.Status}
+	obj.Status.WaitingFor = append(obj.Status.WaitingFor, slices.Repeat([]string{"more"}, 40)...)
+	describe(obj, row.facts)
+	read := saStatus{}
+	data, err := json.Marshal(obj.Status)
+	err = errors.Join(err, json.Unmarshal(data, &read))
+	for _, conditions := range [][]metav1.Condition{obj.Status.Conditions, read.Conditions} {
+		for i := range conditions {
+			conditions[i].LastTransitionTime = metav1.Time{} // with fractions of a second, which are not stored
+		}
+	}
+	if err != nil || !equality.Semantic.DeepEqual(obj.Status, read) {
+		t.Errorf("stored %+v, and read %+v, error %v", obj.Status, read, err)
+	}
+	var until *metav1.Time
+	for _, part := range obj.Status.Outstanding {
+		if until == nil || until.Before(&part.Until) {
+			until = &part.Until
+		}
+	}
+	if len(obj.Status.WaitingFor) != maxListed+1 || !until.Equal(obj.Status.OutstandingUntil) {
+		t.Errorf("waits for %d things; outstanding until %s, want %s", len(obj.Status.WaitingFor), obj.Status.OutstandingUntil, until)
 	}
 }
 

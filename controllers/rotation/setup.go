@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/discovery"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -70,11 +71,11 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	}
 	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, DefaultOldLifetimeCap)
 	r.SettleFor = cmp.Or(r.SettleFor, DefaultSettleFor)
-	publisher, err := trust.NewPublisher(mgr.GetConfig())
+	served, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
-		return fmt.Errorf("publish bundles: %w", err)
+		return fmt.Errorf("make discovery client: %w", err)
 	}
-	r.loadPair = keypair.Pair.Load
-	r.publisher, r.prober = publisher, &probe.Prober{Audit: r.Audit, Clock: r.Clock}
+	r.publisher = &trust.Publisher{Client: r.Client, Live: r.Live, Discovery: served}
+	r.loadPair, r.prober = keypair.Pair.Load, &probe.Prober{Audit: r.Audit, Clock: r.Clock}
 	return nil
 }

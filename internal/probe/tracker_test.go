@@ -2,8 +2,6 @@ package probe
 
 import (
 	"cmp"
-	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
@@ -121,68 +119,4 @@ func TestStandings(t *testing.T) {
 			t.Errorf("%q: %t", letters, got)
 		}
 	}
-}
-
-// TestTrackerProvesNothingFalse plays random rounds and compares each proof with the answers of each server. In the
-// last settleFor, with at most three intervals between two answers, every answer must be the wanted one.
-func TestTrackerProvesNothingFalse(t *testing.T) {
-	t.Parallel()
-	proofs, rare := 0, []time.Duration{time.Hour, -time.Minute, 5 * every}
-	for seed := range uint64(500) {
-		random := rand.New(rand.NewPCG(seed, 1))
-		tracker, at, settle := NewTracker(Recognised, every), start, time.Duration(random.IntN(5))*every
-		var played []Round
-		for range 40 {
-			if n := random.IntN(30); n < len(rare) {
-				at = at.Add(rare[n])
-			} else {
-				at = at.Add(time.Duration(random.Int64N(int64(2 * every))))
-			}
-			var letters strings.Builder
-			for range 3 {
-				letters.WriteByte("+++++++++++++++++++++++?- "[random.IntN(25)])
-			}
-			played = append(played, Round{At: at, Answers: answers(letters.String())})
-			tracker.Add(played[len(played)-1])
-			now := at.Add(time.Duration(random.IntN(5)-1) * every)
-			if proven, missing := tracker.Proven(settle, now); proven {
-				proofs++
-				if err := contradiction(played, settle, now); err != nil {
-					t.Fatalf("seed %d, round %d: proven, but %v", seed, len(played), err)
-				}
-			} else if len(missing) == 0 {
-				t.Fatalf("seed %d: not proven, and nothing is missing", seed)
-			}
-		}
-	}
-	if proofs < 500 {
-		t.Errorf("only %d proofs", proofs)
-	}
-}
-
-// contradiction checks the rounds from the last one back, server by server, without streaks.
-func contradiction(played []Round, settle time.Duration, now time.Time) error {
-	last := played[len(played)-1]
-	if len(last.Answers) == 0 || now.Before(last.At) || now.Sub(last.At) > 3*every {
-		return fmt.Errorf("nobody was asked, or not lately")
-	}
-	for name, answer := range last.Answers {
-		if answer.Trust != Recognised {
-			return fmt.Errorf("%s says %s", name, answer.Trust)
-		}
-		seen, lasted, latest := 1, time.Duration(0), last.At
-		for i := len(played) - 2; i >= 0 && (seen < 2 || lasted < settle); i-- {
-			before, asked := played[i].Answers[name]
-			switch gap := latest.Sub(played[i].At); {
-			case !asked || before.Trust == Refused || gap < 0 || gap > 3*every:
-				return fmt.Errorf("%s has said so %d times in %s", name, seen, lasted)
-			case before.Trust == Recognised:
-				seen, lasted, latest = seen+1, lasted+min(gap, every), played[i].At
-			}
-		}
-		if seen < 2 || lasted < settle {
-			return fmt.Errorf("%s has said so %d times in %s", name, seen, lasted)
-		}
-	}
-	return nil
 }

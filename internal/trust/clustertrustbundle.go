@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 // versions are the versions of ClusterTrustBundle (KEP-3257), the best first. Their fields are the same.
@@ -33,33 +34,29 @@ func BundleName(signerName, suffix string) string {
 // bundles returns the targets: the bundles of all signers, and our bundles of signers that were removed. The error is
 // about the latter. If no bundles are wanted, none are looked for without the right to list them.
 func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) (targets []target, err error) {
-	resource := schema.GroupVersionResource{Group: certificatesv1.GroupName, Version: version, Resource: bundleResource}
+	kind := schema.GroupVersionKind{Group: certificatesv1.GroupName, Version: version, Kind: bundleKind}
 	for _, signer := range wanted.Signers {
 		name := BundleName(signer, wanted.Suffix)
-		targets = append(targets, target{
-			resource: resource, kind: bundleKind, name: name,
-			grant: fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
-				"and attest on signers.certificates.k8s.io %s", name, signer),
-			fields: map[string]any{
-				"metadata": map[string]any{"labels": map[string]any{managedBy: self}},
-				"spec":     map[string]any{"signerName": signer, "trustBundle": string(wanted.Bundle)},
-			},
-			manager: wanted.manager(),
-		})
+		one := newTarget(kind, "", name, fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
+			"and attest on signers.certificates.k8s.io %s", name, signer))
+		one.object.SetLabels(map[string]string{managedBy: self})
+		one.object.Object["spec"] = map[string]any{"signerName": signer, "trustBundle": string(wanted.Bundle)}
+		targets = append(targets, one)
 	}
-	list, err := p.objects.Resource(resource).List(ctx, metav1.ListOptions{LabelSelector: managedBy + "=" + self})
-	if apierrors.IsForbidden(err) && len(wanted.Signers) == 0 {
-		return nil, nil
-	} else if err != nil {
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(kind)
+	if err := p.Live.List(ctx, list, client.MatchingLabels{managedBy: self}); err != nil {
+		if apierrors.IsForbidden(err) && len(wanted.Signers) == 0 {
+			err = nil
+		}
 		return targets, err
 	}
 	for _, obj := range list.Items {
 		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // a bundle without a signer is not ours
-		if obj.GetName() == BundleName(signer, wanted.Suffix) && !slices.Contains(wanted.Signers, signer) {
-			targets = append(targets, target{
-				resource: resource, kind: bundleKind, name: obj.GetName(),
-				grant: "get and delete on clustertrustbundles.certificates.k8s.io " + obj.GetName(),
-			})
+		if name := obj.GetName(); name == BundleName(signer, wanted.Suffix) && !slices.Contains(wanted.Signers, signer) {
+			one := newTarget(kind, "", name, "get and delete on clustertrustbundles.certificates.k8s.io "+name)
+			one.remove = true
+			targets = append(targets, one)
 		}
 	}
 	return targets, nil
@@ -69,7 +66,7 @@ func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) 
 func (p *Publisher) served() (string, error) {
 	for _, version := range versions {
 		group := schema.GroupVersion{Group: certificatesv1.GroupName, Version: version}
-		list, err := p.discovery.ServerResourcesForGroupVersion(group.String())
+		list, err := p.Discovery.ServerResourcesForGroupVersion(group.String())
 		if apierrors.IsNotFound(err) {
 			continue
 		}

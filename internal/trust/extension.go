@@ -8,11 +8,8 @@ import (
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/util/retry"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
@@ -54,16 +51,12 @@ func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now ti
 }
 
 // clientCAs returns that ConfigMap, and the CAs in it.
-func (p *Publisher) clientCAs(ctx context.Context) (*unstructured.Unstructured, []*x509.Certificate, error) {
-	obj, err := p.extension().Get(ctx, ExtensionName, metav1.GetOptions{})
-	if err != nil {
+func (p *Publisher) clientCAs(ctx context.Context) (*corev1.ConfigMap, []*x509.Certificate, error) {
+	obj := &corev1.ConfigMap{}
+	if err := p.Live.Get(ctx, client.ObjectKey{Namespace: ExtensionNamespace, Name: ExtensionName}, obj); err != nil {
 		return nil, nil, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
 	}
-	data, _, err := unstructured.NestedString(obj.Object, "data", ExtensionKey)
-	if err != nil {
-		return nil, nil, err
-	}
-	certs, err := ca.ParseCertificates([]byte(data))
+	certs, err := ca.ParseCertificates([]byte(obj.Data[ExtensionKey]))
 	if err != nil {
 		return nil, nil, fmt.Errorf("read %s of ConfigMap %s/%s: %w", ExtensionKey, ExtensionNamespace, ExtensionName, err)
 	}
@@ -73,30 +66,19 @@ func (p *Publisher) clientCAs(ctx context.Context) (*unstructured.Unstructured, 
 // Prune removes every certificate of the CA of old from that ConfigMap, and keeps the others. An API server whose own
 // client CA file still has the CA adds it again within a minute. So prune only a CA that all API servers refuse.
 func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		obj, certs, err := p.clientCAs(ctx)
-		if err != nil {
-			return err
-		}
-		left, err := without(certs, old)
-		if err != nil || len(left) == len(certs) {
-			return err
-		}
-		if err := unstructured.SetNestedField(obj.Object, string(Bundle(time.Time{}, left...)), "data", ExtensionKey); err != nil {
-			return err
-		}
-		_, err = p.extension().Update(ctx, obj, metav1.UpdateOptions{})
+	obj, certs, err := p.clientCAs(ctx)
+	if err != nil {
 		return err
-	})
+	}
+	left, err := without(certs, old)
+	if err == nil && len(left) < len(certs) {
+		obj.Data[ExtensionKey] = string(Bundle(time.Time{}, left...))
+		err = p.Client.Update(ctx, obj)
+	}
 	if err != nil {
 		return fmt.Errorf("prune ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
 	}
 	return nil
-}
-
-func (p *Publisher) extension() dynamic.ResourceInterface {
-	configMaps := schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}
-	return p.objects.Resource(configMaps).Namespace(ExtensionNamespace)
 }
 
 // without returns certs without those of the CA of old. It fails if none would be left, because API servers would then

@@ -17,18 +17,15 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -54,28 +51,10 @@ type Wanted struct {
 
 // Publisher reads and writes published bundles. It caches nothing, not even the versions that the API server serves.
 type Publisher struct {
-	objects   dynamic.Interface
-	discovery discovery.ServerResourcesInterface
-}
-
-// NewPublisher returns a Publisher that acts as the user of config.
-func NewPublisher(config *rest.Config) (*Publisher, error) {
-	config = rest.CopyConfig(config)
-	config.WarningHandler = rest.NoWarnings{} // an old version, if it is the only one, would cause a warning at each read
-	objects, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
-	}
-	served, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("make discovery client: %w", err)
-	}
-	return New(objects, served), nil
-}
-
-// New returns a Publisher that reads and writes with objects.
-func New(objects dynamic.Interface, served discovery.ServerResourcesInterface) *Publisher {
-	return &Publisher{objects: objects, discovery: served}
+	Client client.Client
+	// Live reads without a cache.
+	Live      client.Reader
+	Discovery discovery.ServerResourcesInterface
 }
 
 // Publish publishes everything as wanted, and writes only objects that differ. It returns an error for each object that
@@ -89,24 +68,24 @@ func (p *Publisher) Check(ctx context.Context, wanted Wanted) []error {
 	return p.each(ctx, wanted, true)
 }
 
-// target is one object that must hold the bundle, or must not exist.
+// target is one object that must have the fields of object, or must not exist.
 type target struct {
-	resource        schema.GroupVersionResource
-	kind            string
-	namespace, name string
-	// fields are the fields of the object that are ours. If it is nil, the object must not exist.
-	fields map[string]any
-	// manager is the manager of these fields.
-	manager string
+	object *unstructured.Unstructured
+	remove bool
 	// grant is the right that is needed to write the object.
 	grant string
 }
 
+func newTarget(kind schema.GroupVersionKind, namespace, name, grant string) target {
+	t := target{object: &unstructured.Unstructured{}, grant: grant}
+	t.object.SetGroupVersionKind(kind)
+	t.object.SetNamespace(namespace)
+	t.object.SetName(name)
+	return t
+}
+
 func (t target) String() string {
-	if t.namespace == "" {
-		return t.kind + " " + t.name
-	}
-	return t.kind + " " + t.namespace + "/" + t.name
+	return t.object.GetKind() + " " + strings.TrimPrefix(t.object.GetNamespace()+"/"+t.object.GetName(), "/")
 }
 
 // each writes all objects, or checks them in a dry run.
@@ -128,7 +107,7 @@ func (p *Publisher) each(ctx context.Context, wanted Wanted, dryRun bool) (probl
 		targets = append(targets, ours...)
 	}
 	for _, one := range targets {
-		if err := p.write(ctx, one, wanted.Current, dryRun); err != nil {
+		if err := p.write(ctx, one, wanted, dryRun); err != nil {
 			problems = append(problems, err)
 		}
 	}
@@ -161,37 +140,31 @@ func holds(obj, fields map[string]any) bool {
 // write updates t if it differs. It starts again if another client changed the object after it was read. Only what is
 // created may replace what another leader has created since: the next reconcile corrects that. In a dry run, it returns
 // how t differs, or why it can't be written.
-func (p *Publisher) write(ctx context.Context, t target, current func(context.Context) error, dryRun bool) error {
+func (p *Publisher) write(ctx context.Context, t target, wanted Wanted, dryRun bool) error {
 	differs := ""
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		obj, err := p.on(t).Get(ctx, t.name, metav1.GetOptions{})
+		stored := &unstructured.Unstructured{}
+		stored.SetGroupVersionKind(t.object.GroupVersionKind())
+		err := p.Live.Get(ctx, client.ObjectKeyFromObject(t.object), stored)
 		switch exists := err == nil; {
 		case client.IgnoreNotFound(err) != nil:
 			return err
-		case !exists && t.fields == nil, exists && t.fields != nil && holds(obj.Object, t.fields):
+		case !exists && t.remove, exists && !t.remove && holds(stored.Object, t.object.Object):
 			differs = ""
 			return nil
 		case !exists:
-			obj = &unstructured.Unstructured{} // without a version, it is created
 			differs = "does not exist, so it is not up to date"
-		case t.fields == nil:
+		case t.remove:
 			differs = "is for a removed signer, so it is not up to date"
 		default:
 			differs = "is not up to date"
 		}
-		if current != nil && !dryRun {
-			if err := current(ctx); err != nil {
+		if wanted.Current != nil && !dryRun {
+			if err := wanted.Current(ctx); err != nil {
 				return err
 			}
 		}
-		var dryRuns []string
-		if dryRun {
-			dryRuns = []string{metav1.DryRunAll}
-		}
-		if t.fields == nil {
-			return p.remove(ctx, t, obj, dryRuns)
-		}
-		return p.apply(ctx, t, obj.GetResourceVersion(), dryRuns)
+		return p.change(ctx, t, stored, wanted.manager(), dryRun)
 	})
 	switch {
 	case err != nil:
@@ -202,49 +175,37 @@ func (p *Publisher) write(ctx context.Context, t target, current func(context.Co
 	return nil
 }
 
-// apply writes our fields with server-side apply, and takes them over from other managers. version, if not empty, is the
-// version of the object that may be changed.
-func (p *Publisher) apply(ctx context.Context, t target, version string, dryRuns []string) error {
-	obj := &unstructured.Unstructured{Object: runtime.DeepCopyJSON(t.fields)}
-	obj.SetAPIVersion(t.resource.GroupVersion().String())
-	obj.SetKind(t.kind)
-	obj.SetNamespace(t.namespace)
-	obj.SetName(t.name)
-	obj.SetResourceVersion(version)
-	_, err := p.on(t).Apply(ctx, t.name, obj, metav1.ApplyOptions{FieldManager: t.manager, Force: true, DryRun: dryRuns})
-	return err
-}
-
-// remove deletes obj as it was read. It succeeds if obj no longer exists.
-func (p *Publisher) remove(ctx context.Context, t target, obj *unstructured.Unstructured, dryRuns []string) error {
-	uid, version := obj.GetUID(), obj.GetResourceVersion()
-	as := &metav1.Preconditions{UID: &uid, ResourceVersion: &version}
-	return client.IgnoreNotFound(p.on(t).Delete(ctx, t.name, metav1.DeleteOptions{Preconditions: as, DryRun: dryRuns}))
-}
-
-func (p *Publisher) on(t target) dynamic.ResourceInterface {
-	if t.namespace == "" {
-		return p.objects.Resource(t.resource)
+// change deletes the object as it was stored, or writes our fields with server-side apply, and takes them over from other
+// managers. Without a stored version, the object is created.
+func (p *Publisher) change(ctx context.Context, t target, stored client.Object, manager string, dryRun bool) error {
+	deletes, applies := []client.DeleteOption{}, []client.ApplyOption{client.FieldOwner(manager), client.ForceOwnership}
+	if dryRun {
+		deletes, applies = append(deletes, client.DryRunAll), append(applies, client.DryRunAll)
 	}
-	return p.objects.Resource(t.resource).Namespace(t.namespace)
+	uid, version := stored.GetUID(), stored.GetResourceVersion()
+	if t.remove {
+		as := client.Preconditions{UID: &uid, ResourceVersion: &version}
+		return client.IgnoreNotFound(p.Client.Delete(ctx, stored, append(deletes, as)...))
+	}
+	applied := t.object.DeepCopy()
+	applied.SetResourceVersion(version)
+	return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), applies...)
 }
 
 // configMaps returns a target for each ConfigMap. An apply removes our keys that it does not hold, so one target has all
 // keys of a ConfigMap, and each authority is a field manager of its own.
 func configMaps(wanted Wanted) (targets []target) {
 	for _, key := range wanted.ConfigMaps {
-		data := map[string]any{key.Key: string(wanted.Bundle)}
-		at := slices.IndexFunc(targets, func(t target) bool { return t.namespace == key.Namespace && t.name == key.Name })
-		if at >= 0 {
-			maps.Copy(targets[at].fields["data"].(map[string]any), data)
-			continue
-		}
-		targets = append(targets, target{
-			resource: schema.GroupVersionResource{Version: "v1", Resource: "configmaps"}, kind: "ConfigMap",
-			namespace: key.Namespace, name: key.Name,
-			grant:  fmt.Sprintf("get, create and patch on configmaps %s in namespace %s", key.Name, key.Namespace),
-			fields: map[string]any{"data": data}, manager: wanted.manager(),
+		at := slices.IndexFunc(targets, func(t target) bool {
+			return t.object.GetNamespace() == key.Namespace && t.object.GetName() == key.Name
 		})
+		if at < 0 {
+			grant := fmt.Sprintf("get, create and patch on configmaps %s in namespace %s", key.Name, key.Namespace)
+			one := newTarget(corev1.SchemeGroupVersion.WithKind("ConfigMap"), key.Namespace, key.Name, grant)
+			one.object.Object["data"] = map[string]any{}
+			targets, at = append(targets, one), len(targets)
+		}
+		targets[at].object.Object["data"].(map[string]any)[key.Key] = string(wanted.Bundle)
 	}
 	return targets
 }

@@ -32,11 +32,15 @@ import (
 
 func publisher(t *testing.T, cfg *rest.Config) *trust.Publisher {
 	t.Helper()
-	made, err := trust.NewPublisher(cfg)
+	user, err := client.New(cfg, client.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return made
+	served, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &trust.Publisher{Client: user, Live: user, Discovery: served}
 }
 
 // ownCluster starts a control plane for this test alone, and returns a client of its administrator.
