@@ -119,7 +119,6 @@ generate: ## generate roles and the API in config and their copies in the chart,
 .PHONY: docs
 docs: ## generate parts of docs/reference from the code
 	out=$$(go test -count=1 -run '^(TestPages|TestReferencePage)$$' ./hack/reference ./pkg/config -update) || { echo "$$out" >&2; exit 1; }
-	out=$$(go test -count=1 -run '^TestReasonsPage$$' ./commands/explain -update-explained) || { echo "$$out" >&2; exit 1; }
 
 .PHONY: verify
 verify: ## check that generated files, modules, formatting, the list of the exported API and the documentation are up to date

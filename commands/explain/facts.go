@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -190,19 +189,4 @@ func certificate(data []byte, req *csr.Request) *Certificate {
 		described.Problem = "it is for another key than the one in the request"
 	}
 	return described
-}
-
-// NextStep returns what to do about a reason of the manager about a request in that state, or nothing.
-func NextStep(state csr.State, reason string) string {
-	if strings.HasPrefix(reason, "Would") {
-		return "The manager is in a dry run, and only reports what it would do: remove the controller from dryRun."
-	}
-	reasons := signerReasons
-	if state == csr.Pending || state == csr.Denied {
-		reasons = approverReasons
-	}
-	if todo := reasons[reason].todo; todo != nothing {
-		return todo
-	}
-	return ""
 }
