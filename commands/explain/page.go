@@ -1,9 +1,12 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/duration"
@@ -46,6 +49,25 @@ func (p *Page) Row(label string, values ...string) {
 
 // Text writes a paragraph.
 func (p *Page) Text(text string) { p.text.WriteString(ascii.Wrap("  ", ascii.Quote(text))) }
+
+// Table writes rows in columns, if there is more than the first one, which is the heading. An empty cell is a dash.
+func (p *Page) Table(rows [][]string) {
+	if len(rows) < 2 {
+		return
+	}
+	if p.text.Len() > 0 {
+		p.text.WriteString("\n")
+	}
+	table := tabwriter.NewWriter(&p.text, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		cells := make([]string, len(row))
+		for i, cell := range row {
+			cells[i] = ascii.Quote(cmp.Or(cell, "-"))
+		}
+		_, _ = io.WriteString(table, strings.Join(cells, "\t")+"\n") // a Builder takes all
+	}
+	_ = table.Flush()
+}
 
 // Command writes a command that can be copied.
 func (p *Page) Command(text string) {

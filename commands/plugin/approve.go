@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"slices"
 	"strings"
 	"time"
 
@@ -64,18 +66,21 @@ func approveCommand(connect connector) *cobra.Command {
 then approves the requests with your rights. It refuses a request that the signer would refuse, as far as the object shows
 it, and a request that the block list names. With --node it takes the pending requests for kubelet certificates of a
 node, if the node itself or a bootstrap token has made them. The exit code is 1 if a request was not approved.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: namesOr(&a.node, math.MaxInt),
 	}
 	cmd.Flags().StringVar(&a.node, "node", "", "approve the pending requests of the node with this `name`")
 	cmd.Flags().BoolVar(&a.yes, "yes", false, "approve without asking; not with --node")
 	cmd.Flags().StringVar(&a.blockList, "block-list", blockListName,
 		"`name` of the ConfigMap with blocked nodes and certificates, in the namespace of the manager or as namespace/name; "+
 			"empty for none")
-	format := formatFlag(cmd)
-	check := func(args []string) error {
-		return cmp.Or(oneOf(args, a.node), checkFormat(*format), a.checkYes(*format))
-	}
-	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, args []string) error {
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, args []string) error {
+		switch {
+		case *asJSON && !a.yes:
+			return errors.New("-o json asks nothing: add --yes")
+		case a.yes && a.node != "":
+			return errors.New("--yes needs the names of the requests: other requesters can make requests for a node, too")
+		}
 		a.cluster, a.aside = c, cmd.ErrOrStderr()
 		all, err := a.outcomes(cmd.Context(), args)
 		if err != nil {
@@ -84,7 +89,7 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 		if err := a.decide(cmd.Context(), all, cmd.InOrStdin()); err != nil {
 			return err
 		}
-		if err := writeOutcomes(cmd.OutOrStdout(), *format, all); err != nil {
+		if err := writeOutcomes(cmd.OutOrStdout(), *asJSON, all); err != nil {
 			return err
 		}
 		refused := 0
@@ -99,17 +104,6 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 		return nil
 	})
 	return cmd
-}
-
-// checkYes returns an error if --yes is missing for that format, or permits too much.
-func (a *approval) checkYes(format string) error {
-	switch {
-	case format == "json" && !a.yes:
-		return errors.New("-o json asks nothing: add --yes")
-	case a.yes && a.node != "":
-		return errors.New("--yes needs the names of the requests: other requesters can make requests for a node, too")
-	}
-	return nil
 }
 
 // outcomes returns the requests with these names, or the pending ones of a node. Those with a Problem are not approved.
@@ -142,10 +136,11 @@ func (a *approval) outcomes(ctx context.Context, names []string) ([]outcome, err
 	all := make([]outcome, len(objs))
 	for i, obj := range objs {
 		facts, req := explain.Of(obj)
+		problem, nextStep := a.problem(obj, facts, req, blocked)
 		all[i] = outcome{
-			Name: facts.Name, Node: facts.Node, Signer: facts.Signer, Requester: facts.Requester, obj: obj, facts: facts,
+			Name: facts.Name, Node: facts.Node, Signer: facts.Signer, Requester: facts.Requester,
+			Problem: problem, NextStep: nextStep, obj: obj, facts: facts,
 		}
-		all[i].Problem, all[i].NextStep = a.problem(obj, facts, req, blocked)
 	}
 	return all, nil
 }
@@ -165,8 +160,7 @@ func (a *approval) problem(
 	case a.node != "" && !credible(obj, a.node):
 		return fmt.Sprintf("%q, who is neither the node nor a bootstrap token, has made the request", facts.Requester),
 			"If you know who that is and why it asks for this node's certificate, approve the request by its name."
-	}
-	if blocked.unread != "" {
+	case blocked.unread != "":
 		return "it is unknown whether the node is blocked: the block list is " + blocked.unread,
 			"Run the command as a user who may get this ConfigMap, or with --block-list= if nothing is blocked."
 	}
@@ -228,35 +222,28 @@ func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) erro
 	for i := range all {
 		if all[i].Problem == "" {
 			open = append(open, &all[i])
+			if err := a.show(ctx, &all[i]); err != nil {
+				return err
+			}
 		}
 	}
 	if len(open) == 0 {
 		return nil
 	}
-	for _, each := range open {
-		if err := a.show(ctx, each); err != nil {
-			return err
-		}
-	}
-	if !a.yes && !a.confirms(len(open), len(all), in) {
-		for _, each := range open {
-			each.Problem = "you did not confirm it"
-		}
-		return nil
+	confirmed := a.yes
+	if !confirmed {
+		_, _ = fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), len(all))
+		answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
+		confirmed = slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 	}
 	user := a.whoAmI(ctx)
 	for _, each := range open {
-		each.Approved, each.Problem, each.NextStep = a.approve(ctx, each.obj, user)
+		each.Problem = "you did not confirm it"
+		if confirmed {
+			each.Approved, each.Problem, each.NextStep = a.approve(ctx, each.obj, user)
+		}
 	}
 	return nil
-}
-
-// confirms asks, and reports whether the person confirms the approval of so many requests.
-func (a *approval) confirms(open, all int, in io.Reader) bool {
-	_, _ = fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", open, all)
-	answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
-	answer = strings.ToLower(strings.TrimSpace(answer))
-	return answer == "y" || answer == "yes"
 }
 
 // show writes what a person must know before the approval.
@@ -264,15 +251,10 @@ func (a *approval) show(ctx context.Context, one *outcome) error {
 	page := explain.NewPage(a.now())
 	page.Title(fmt.Sprintf("CertificateSigningRequest %q", one.Name))
 	page.Facts(one.facts)
-	page.Title("Said by the manager (anyone who may create Events can write this)")
 	said, err := a.said(ctx, one.obj)
-	switch {
-	case err != nil:
+	writeSaid(page, said, 1)
+	if err != nil {
 		page.Row("unknown", err.Error())
-	case len(said) == 0:
-		page.Text("nothing")
-	default:
-		page.Row(page.Age(said[0].At), said[0].By+" "+said[0].Reason, said[0].Message)
 	}
 	_, err = io.WriteString(a.aside, "\n"+page.String())
 	return err
@@ -304,33 +286,29 @@ func (a *approval) approve(
 	case apierrors.IsForbidden(err):
 		return false, "the API server does not permit it: " + err.Error(),
 			"Run the command as a user who may update certificatesigningrequests/approval and approve for this signer."
-	case apierrors.IsNotFound(err):
-		return false, "the request was deleted", "Wait for the next request of the node."
-	case apierrors.IsConflict(err):
-		return false, "the request has changed since it was read", again
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return false, "the request has changed or was deleted since it was read", again
 	default:
 		return false, "the API server did not confirm the approval, which may be stored or not: " + err.Error(), again
 	}
 }
 
-// writeOutcomes writes all in that format.
-func writeOutcomes(out io.Writer, format string, all []outcome) error {
-	if format == "json" {
+// writeOutcomes writes all as JSON or as text.
+func writeOutcomes(out io.Writer, asJSON bool, all []outcome) error {
+	if asJSON {
 		return writeJSON(out, all)
 	}
+	var text strings.Builder
 	for _, each := range all {
-		text := check.Word(each.Name) + "  approved"
+		outcome := "approved"
 		if !each.Approved {
-			text = check.Word(each.Name) + "  not approved: " + each.Problem
+			outcome = "not approved: " + each.Problem
 		}
-		if _, err := io.WriteString(out, oneLine(text)+"\n"); err != nil {
-			return err
-		}
+		text.WriteString(oneLine(check.Word(each.Name)+"  "+outcome) + "\n")
 		if each.NextStep != "" {
-			if _, err := io.WriteString(out, "  -> "+oneLine(each.NextStep)+"\n"); err != nil {
-				return err
-			}
+			text.WriteString("  -> " + oneLine(each.NextStep) + "\n")
 		}
 	}
-	return nil
+	_, err := io.WriteString(out, text.String())
+	return err
 }

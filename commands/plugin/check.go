@@ -2,13 +2,9 @@ package plugin
 
 import (
 	"bytes"
-	"cmp"
 	"context"
-	"crypto/sha256"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -29,22 +25,13 @@ import (
 
 // checkReport is the result of check. Scripts read its fields.
 type checkReport struct {
-	APIServer string        `json:"apiServer"`
-	Passed    int           `json:"passed"`
-	Failed    int           `json:"failed"`
-	Unknown   int           `json:"unknown"`
-	Results   []checkResult `json:"results"`
+	APIServer string         `json:"apiServer"`
+	Passed    int            `json:"passed"`
+	Failed    int            `json:"failed"`
+	Unknown   int            `json:"unknown"`
+	Results   []check.Result `json:"results"`
 	// Said holds what the manager said about itself. It changes no result: others may write Events too.
 	Said []statement `json:"said"`
-}
-
-// checkResult is a check.Result with names for scripts.
-type checkResult struct {
-	Check    string       `json:"check"`
-	Subject  string       `json:"subject"`
-	Status   check.Status `json:"status"`
-	Evidence string       `json:"evidence"`
-	NextStep string       `json:"nextStep,omitempty"`
 }
 
 // checkCommand returns the command that checks what the manager and the kubelets depend on.
@@ -57,50 +44,44 @@ func checkCommand(connect connector) *cobra.Command {
 		Long: `check asks the API server whether kubelets may join and renew, whether a manager renews its Lease, whether API
 servers trust the CAs that issue, and which new nodes have never asked for a serving certificate. It changes nothing. It
 prints what is wrong, what is unknown, and how many checks passed. The exit code is 1 unless all checks pass.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().BoolVarP(&all, "all", "v", false, "list the checks that passed too")
 	cmd.Flags().StringSliceVar(&bootstrapGroups, "bootstrap-groups", check.BootstrapGroups,
 		"`groups` of which at least one must be able to join nodes")
-	format := formatFlag(cmd)
-	valid := func(args []string) error { return cmp.Or(noArgs(args), checkFormat(*format)) }
-	cmd.RunE = run(connect, valid, func(cmd *cobra.Command, c *cluster, _ []string) error {
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, _ []string) error {
 		ctx := cmd.Context()
 		results := slices.Concat(
 			check.Kubelets(ctx, c.AuthorizationV1().SubjectAccessReviews(), bootstrapGroups, check.NodeGroups),
 			c.checkLeaders(ctx), c.checkTrust(ctx), c.checkServing(ctx),
 		)
-		report := &checkReport{APIServer: c.host, Results: []checkResult{}}
+		report := &checkReport{APIServer: c.host, Results: results}
 		counts := map[check.Status]*int{check.OK: &report.Passed, check.Failed: &report.Failed, check.Unknown: &report.Unknown}
 		for _, result := range results {
-			report.Results = append(report.Results, checkResult(result))
 			*counts[result.Status]++
 		}
 		var err error
 		if report.Said, err = c.warnings(ctx); err != nil {
 			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: what the manager said is unknown: %v\n", err)
 		}
-		if err := report.write(cmd.OutOrStdout(), *format, all, c.now()); err != nil {
-			return err
+		if *asJSON {
+			err = writeJSON(cmd.OutOrStdout(), report)
+		} else {
+			_, err = cmd.OutOrStdout().Write(report.text(all, c.now()))
 		}
-		switch {
-		case report.Failed > 0:
-			return fmt.Errorf("check: %d failed, %d unknown", report.Failed, report.Unknown)
-		case report.Unknown > 0:
-			return fmt.Errorf("check: nothing failed, but %d could not be found out", report.Unknown)
+		if err == nil && report.Passed < len(results) {
+			err = fmt.Errorf("check: %d failed, %d unknown", report.Failed, report.Unknown)
 		}
-		return nil
+		return err
 	})
 	return cmd
 }
 
-// write writes the results. Without all, a text leaves out the checks that passed. A next step is not wrapped, because it
-// may be a command to copy.
-func (r *checkReport) write(out io.Writer, format string, all bool, now time.Time) error {
-	if format == "json" {
-		return writeJSON(out, r)
-	}
-	var page bytes.Buffer // takes all
+// text returns the results, without those that passed unless all is set. A next step is not wrapped, because it may be a
+// command to copy.
+func (r *checkReport) text(all bool, now time.Time) []byte {
+	var page bytes.Buffer
 	for _, result := range r.Results {
 		if result.Status == check.OK && !all {
 			continue
@@ -123,8 +104,7 @@ func (r *checkReport) write(out io.Writer, format string, all bool, now time.Tim
 		label := fmt.Sprintf("%-8s ", duration.HumanDuration(now.Sub(said.At))+" ago")
 		page.WriteString(ascii.Wrap(label, oneLine(said.By+" "+said.Reason+": "+said.Message)))
 	}
-	_, err := out.Write(page.Bytes())
-	return err
+	return page.Bytes()
 }
 
 // The names of the plugin's own checks.
@@ -177,8 +157,7 @@ func (c *cluster) checkLeaders(ctx context.Context) []check.Result {
 const publishedNamespace, publishedName, publishedKey = "kube-system", "extension-apiserver-authentication", "client-ca-file"
 
 // checkTrust reports whether verifiers trust the CA of the newest certificate of each signer: API servers by the CAs that
-// they publish as trusted for clients, others by the signer's ClusterTrustBundles. If a rotation is on its way, it also
-// reports what the manager says about it.
+// they publish as trusted for clients, others by the signer's ClusterTrustBundles.
 func (c *cluster) checkTrust(ctx context.Context) []check.Result {
 	const where = publishedKey + " of ConfigMap " + publishedNamespace + "/" + publishedName
 	obj, err := c.CoreV1().ConfigMaps(publishedNamespace).Get(ctx, publishedName, metav1.GetOptions{})
@@ -210,8 +189,7 @@ func (c *cluster) checkTrust(ctx context.Context) []check.Result {
 			results = append(results, result)
 		}
 	}
-	results = append(results, c.checkBundles(ctx, newest)...)
-	return append(results, c.checkAuthorities(ctx, trusted, where)...)
+	return append(results, c.checkBundles(ctx, newest)...)
 }
 
 // checkBundles reports whether the ClusterTrustBundles of a signer, if it has any, hold the CA of its newest certificate.
@@ -267,40 +245,6 @@ func trustIn(obj *certificatesv1.CertificateSigningRequest, trusted []*x509.Cert
 	}
 	result.Evidence = fmt.Sprintf("%s trusts issuer %q of the newest certificate", where, issuer)
 	return result
-}
-
-// checkAuthorities reports whether API servers trust the CA of each SigningAuthority that signs for clients, and what the
-// manager says about the trust in it.
-func (c *cluster) checkAuthorities(ctx context.Context, trusted []*x509.Certificate, where string) []check.Result {
-	objs, err := c.listAuthorities(ctx, "")
-	if errors.Is(err, errNoAuthorities) {
-		return nil
-	}
-	if err != nil {
-		return []check.Result{unknown(caTrusted, "SigningAuthorities", "list signingauthorities", err)}
-	}
-	var results []check.Result
-	for _, obj := range objs {
-		signing := obj.Status.Signing
-		if signing == nil || !slices.ContainsFunc(obj.Spec.Signers, csr.VerifiedByAPIServers) {
-			continue
-		}
-		result := check.Result{Check: caTrusted, Subject: "SigningAuthority " + obj.Name, Status: check.OK,
-			Evidence: fmt.Sprintf("%s has the CA %s", where, signing.KeyID)}
-		if !slices.ContainsFunc(trusted, func(root *x509.Certificate) bool {
-			return fmt.Sprintf("%x", sha256.Sum256(root.Raw)) == signing.Fingerprint
-		}) {
-			result.Status, result.Evidence = check.Failed, fmt.Sprintf("%s lacks the CA %s", where, signing.KeyID)
-			result.NextStep = "kubectl csr rotation status " + obj.Name
-		}
-		for _, condition := range obj.Status.Conditions {
-			if condition.Type == "Trusted" {
-				result.Evidence += fmt.Sprintf("; the manager says Trusted is %s: %s", condition.Status, condition.Message)
-			}
-		}
-		results = append(results, result)
-	}
-	return results
 }
 
 const (

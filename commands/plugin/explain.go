@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,7 +14,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -42,17 +42,11 @@ func explainCommand(connect connector) *cobra.Command {
 		Long: `explain shows the content of a request and its conditions, what the manager said about it in its Events, whether
 a manager renews its Lease, and what to do. With --node it shows the newest request of the node for each of the two
 signers of kubelets. It changes nothing.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: namesOr(&node, 1),
 	}
 	cmd.Flags().StringVar(&node, "node", "", "explain the newest requests of the node with this `name`")
-	format := formatFlag(cmd)
-	check := func(args []string) error {
-		if len(args) > 1 {
-			return noArgs(args[1:])
-		}
-		return cmp.Or(oneOf(args, node), checkFormat(*format))
-	}
-	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, args []string) error {
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, args []string) error {
 		var objs []*certificatesv1.CertificateSigningRequest
 		state := ""
 		if node != "" {
@@ -72,10 +66,10 @@ signers of kubelets. It changes nothing.`,
 		for _, obj := range objs {
 			all = append(all, c.explain(cmd.Context(), obj))
 		}
-		if *format == "json" && node == "" {
+		switch {
+		case *asJSON && node == "":
 			return writeJSON(cmd.OutOrStdout(), all[0])
-		}
-		if *format == "json" {
+		case *asJSON:
 			return writeJSON(cmd.OutOrStdout(), map[string]any{"node": node, "state": state, "requests": all})
 		}
 		return c.writeExplanations(cmd.OutOrStdout(), all, node, state)
@@ -87,22 +81,22 @@ signers of kubelets. It changes nothing.`,
 func (c *cluster) explain(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *explanation {
 	facts, _ := explain.Of(obj)
 	e := &explanation{Facts: facts}
-	var eventsErr, leasesErr error
-	e.Said, eventsErr = c.said(ctx, obj)
-	e.Leaders, leasesErr = c.leaders(ctx)
-	for _, err := range []error{eventsErr, leasesErr} {
-		if err != nil {
-			e.Unknown = append(e.Unknown, err.Error())
-		}
+	var err error
+	if e.Said, err = c.said(ctx, obj); err != nil {
+		e.Unknown = append(e.Unknown, err.Error())
 	}
-	e.NextStep, e.Command = e.nextStep(obj, current(e.Said, obj, c.now()), leasesErr == nil)
+	if e.Leaders, err = c.leaders(ctx); err != nil {
+		e.Unknown = append(e.Unknown, err.Error())
+	}
+	alive := err != nil || slices.ContainsFunc(e.Leaders, func(each leader) bool { return each.Alive })
+	e.NextStep, e.Command = e.nextStep(obj, current(e.Said, obj, c.now()), alive)
 	return e
 }
 
 // nextStep returns what to do about obj, and a command that does it, if there is one. It follows from the object, and
-// then from what the manager said last, while that stands.
+// then from what the manager said last, while that stands. alive says that a manager runs, or that it is not known.
 func (e *explanation) nextStep(
-	obj *certificatesv1.CertificateSigningRequest, said *statement, leasesRead bool,
+	obj *certificatesv1.CertificateSigningRequest, said *statement, alive bool,
 ) (text, command string) {
 	switch {
 	case inCharge(e.State) == "":
@@ -112,16 +106,13 @@ func (e *explanation) nextStep(
 			e.Refusal.Reason, e.Refusal.Message, explain.NextStep(csr.Approved, e.Refusal.Reason)), ""
 	case said != nil && said.Reason == "NotAuthorized":
 		advice := check.BindRequester(obj)
-		if _, found, ok := strings.Cut(advice, ": kubectl create"); ok {
-			command = "kubectl create" + found
+		if _, command, found := strings.Cut(advice, ": kubectl create"); found {
+			return explain.NextStep(e.State, said.Reason), "kubectl create" + command
 		}
-		if command == "" {
-			return ended(advice), ""
-		}
-		return explain.NextStep(e.State, said.Reason), command
+		return strings.ToUpper(advice[:1]) + advice[1:] + ".", ""
 	case said != nil:
 		return cmp.Or(explain.NextStep(e.State, said.Reason), "Do what the manager's Event says."), ""
-	case leasesRead && !anyAlive(e.Leaders):
+	case !alive:
 		return "No manager renews its Lease in the namespaces that were read: run \"kubectl csr check\". If the manager runs in " +
 			"another namespace, name it with -n.", ""
 	case e.State == csr.Approved:
@@ -145,18 +136,6 @@ func (e *explanation) afterEnd() string {
 	return "Correct what the condition names, then make a new request. A kubelet makes one when it restarts."
 }
 
-// ended returns advice as a sentence.
-func ended(advice string) string { return strings.ToUpper(advice[:1]) + advice[1:] + "." }
-
-func anyAlive(leaders []leader) bool {
-	for _, each := range leaders {
-		if each.Alive {
-			return true
-		}
-	}
-	return false
-}
-
 // writeExplanations writes all as text. node and state are empty for one request by name.
 func (c *cluster) writeExplanations(out io.Writer, all []*explanation, node, state string) error {
 	page := explain.NewPage(c.now())
@@ -174,17 +153,7 @@ func (c *cluster) writeExplanations(out io.Writer, all []*explanation, node, sta
 		page.Text(e.NextStep)
 		page.Command(e.Command)
 		page.Facts(e.Facts)
-		page.Title("Said by the manager (anyone who may create Events can write this)")
-		if len(e.Said) == 0 {
-			page.Text("nothing")
-		}
-		for i, said := range e.Said {
-			if i == 5 {
-				page.Text(fmt.Sprintf("and %d older Events", len(e.Said)-i))
-				break
-			}
-			page.Row(page.Age(said.At), said.By+" "+said.Reason, said.Message)
-		}
+		writeSaid(page, e.Said, 5)
 		page.Title("Managers, by their Leases (anyone who may write these Leases can write this)")
 		for _, each := range e.Leaders {
 			page.Row(map[bool]string{true: "alive", false: "not alive"}[each.Alive],
@@ -201,18 +170,23 @@ func (c *cluster) writeExplanations(out io.Writer, all []*explanation, node, sta
 	return err
 }
 
+// writeSaid writes the newest statements of all, at most that many.
+func writeSaid(page *explain.Page, all []statement, most int) {
+	page.Title("Said by the manager (anyone who may create Events can write this)")
+	for _, said := range all[:min(len(all), most)] {
+		page.Row(page.Age(said.At), said.By+" "+said.Reason, said.Message)
+	}
+	if len(all) == 0 {
+		page.Text("nothing")
+	} else if len(all) > most {
+		page.Text(fmt.Sprintf("and %d older Events", len(all)-most))
+	}
+}
+
 // credible reports whether the node itself or a bootstrap token has made obj. Other requesters can write the name of
 // the node, too.
 func credible(obj *certificatesv1.CertificateSigningRequest, node string) bool {
-	if obj.Spec.Username == csr.NodeUserPrefix+node {
-		return true
-	}
-	for _, group := range obj.Spec.Groups {
-		if check.IsBootstrapGroup(group) {
-			return true
-		}
-	}
-	return false
+	return obj.Spec.Username == csr.NodeUserPrefix+node || slices.ContainsFunc(obj.Spec.Groups, check.IsBootstrapGroup)
 }
 
 // ofNode returns all requests for the certificates of node.
@@ -229,51 +203,35 @@ func (c *cluster) ofNode(ctx context.Context, node string) ([]*certificatesv1.Ce
 // newestOf returns, for each signer of kubelets, the newest credible request of node, or the newest one if none is.
 func (c *cluster) newestOf(ctx context.Context, node string) ([]*certificatesv1.CertificateSigningRequest, error) {
 	all, err := c.ofNode(ctx, node)
-	if err != nil {
-		return nil, err
-	}
+	slices.SortFunc(all, func(a, b *certificatesv1.CertificateSigningRequest) int {
+		if credible(a, node) != credible(b, node) {
+			return map[bool]int{true: -1, false: 1}[credible(a, node)]
+		}
+		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)
+	})
 	var newest []*certificatesv1.CertificateSigningRequest
 	for _, signer := range []string{certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName} {
-		var best *certificatesv1.CertificateSigningRequest
-		for _, obj := range all {
-			switch {
-			case obj.Spec.SignerName != signer:
-			case best == nil,
-				credible(obj, node) && !credible(best, node),
-				credible(obj, node) == credible(best, node) && best.CreationTimestamp.Before(&obj.CreationTimestamp):
-				best = obj
-			}
-		}
-		if best != nil {
-			newest = append(newest, best)
+		ofSigner := func(obj *certificatesv1.CertificateSigningRequest) bool { return obj.Spec.SignerName == signer }
+		if i := slices.IndexFunc(all, ofSigner); i >= 0 {
+			newest = append(newest, all[i])
 		}
 	}
-	return newest, nil
+	return newest, err
 }
 
-// nodeState says whether the Node exists and is Ready, and when its kubelet has renewed its Lease, which it can only do
-// with a valid certificate.
+// nodeState says whether the Node exists and is Ready.
 func (c *cluster) nodeState(ctx context.Context, name string) string {
-	lease, err := c.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
-	renewed := "its Lease was never renewed"
-	switch {
-	case apierrors.IsNotFound(err):
-	case err != nil:
-		renewed = check.ReadError("get its lease", err)
-	case lease.Spec.RenewTime != nil:
-		renewed = "its Lease was renewed " + duration.HumanDuration(c.now().Sub(lease.Spec.RenewTime.Time)) + " ago"
-	}
 	node, err := c.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return "there is no such Node; " + renewed
+		return "there is no such Node"
 	case err != nil:
-		return check.ReadError("get the node", err) + "; " + renewed
+		return check.ReadError("get the node", err)
 	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
-			return fmt.Sprintf("Ready is %s; %s", condition.Status, renewed)
+			return fmt.Sprintf("Ready is %s: %s", condition.Status, csr.Shorten(condition.Message))
 		}
 	}
-	return "it has no condition Ready; " + renewed
+	return "it has no condition Ready"
 }

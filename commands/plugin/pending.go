@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
+	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -41,12 +43,11 @@ func pendingCommand(connect connector) *cobra.Command {
 		Short: "List the requests that wait for approval or for a certificate",
 		Long: `pending lists the requests that wait for approval or for a certificate, the oldest first, with the reason of
 the manager's last Event about each. It changes nothing.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&signer, "signer", "", "only requests for the signer with this `name`")
-	format := formatFlag(cmd)
-	check := func(args []string) error { return cmp.Or(noArgs(args), checkFormat(*format)) }
-	cmd.RunE = run(connect, check, func(cmd *cobra.Command, c *cluster, _ []string) error {
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, _ []string) error {
 		rows, err := c.pending(cmd.Context(), signer)
 		if err != nil {
 			return err
@@ -55,7 +56,7 @@ the manager's last Event about each. It changes nothing.`,
 			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: the reasons are unknown: %v\n", err)
 		}
 		switch {
-		case *format == "json":
+		case *asJSON:
 			return writeJSON(cmd.OutOrStdout(), rows)
 		case len(rows) == 0:
 			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "No request waits.")
@@ -63,7 +64,7 @@ the manager's last Event about each. It changes nothing.`,
 		}
 		table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER"}}
 		for _, row := range rows {
-			said := "-"
+			said := ""
 			if row.Said != nil {
 				said = fmt.Sprintf("%s %s ago", row.Said.Reason, duration.HumanDuration(c.now().Sub(row.Said.At)))
 			}
@@ -72,7 +73,10 @@ the manager's last Event about each. It changes nothing.`,
 				duration.HumanDuration(c.now().Sub(row.Since)), said,
 			})
 		}
-		return writeTable(cmd.OutOrStdout(), table)
+		page := explain.NewPage(c.now())
+		page.Table(table)
+		_, err = io.WriteString(cmd.OutOrStdout(), page.String())
+		return err
 	})
 	return cmd
 }

@@ -16,7 +16,6 @@ import (
 	"net/http/httptest"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,7 +71,7 @@ func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.Sign
 	}
 	api := fake.NewClientset(objs...)
 	return &cluster{
-		Interface: api, authorities: typed.RESTClient(), host: "https://api", ahead: &atomic.Int64{},
+		Interface: api, authorities: typed.RESTClient(), host: "https://api",
 		clock: clocktesting.NewFakeClock(fixedNow),
 	}, api
 }
@@ -253,15 +252,28 @@ func TestApproveShowsTheFacts(t *testing.T) {
 	}
 }
 
+// TestApproveNeedsAQuestion checks that --yes is not given for requests that nobody has named, and is given where nothing is
+// asked.
+func TestApproveNeedsAQuestion(t *testing.T) {
+	t.Parallel()
+	c, _ := clusterOf(t, []runtime.Object{requestOf(t, "r")})
+	for args, want := range map[string]string{
+		"approve r -o json": "-o json asks nothing: add --yes", "approve --node a --yes": "--yes needs the names of the requests",
+	} {
+		if out, _, err := execute(t, c, "y\n", strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) || out != "" {
+			t.Errorf("%s: error %v, want %q; printed %q", args, err, want, out)
+		}
+	}
+}
+
 // An error of the API server is a problem of that request, and the exit code shows it.
 func TestApproveReportsErrors(t *testing.T) {
 	t.Parallel()
 	resource := schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
 	for want, fault := range map[string]error{
-		"the API server does not permit it":     apierrors.NewForbidden(resource, "r", errors.New("no")),
-		"the request was deleted":               apierrors.NewNotFound(resource, "r"),
-		"the request has changed since":         apierrors.NewConflict(resource, "r", errors.New("no")),
-		"which may be stored or not: it is off": errors.New("it is off"),
+		"the API server does not permit it":      apierrors.NewForbidden(resource, "r", errors.New("no")),
+		"the request has changed or was deleted": apierrors.NewConflict(resource, "r", errors.New("no")),
+		"which may be stored or not: it is off":  errors.New("it is off"),
 	} {
 		c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
 		api.PrependReactor("update", "certificatesigningrequests", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, fault })
@@ -354,12 +366,15 @@ func TestExplain(t *testing.T) {
 	byAlice := requestOf(t, "alices", func(obj *request) { obj.Spec.Username, obj.Spec.Groups, obj.CreationTimestamp = "alice", nil, *at(0) })
 	c, api := clusterOf(t, []runtime.Object{
 		requestOf(t, "r"), requestOf(t, "older", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), byAlice,
-		lease("kube-node-lease", "a", -10*time.Second), lease(defaultNamespace, "csr-approver", -time.Second),
+		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
+			{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "kubelet stopped posting node status"},
+		}}},
+		lease(defaultNamespace, "csr-approver", -time.Second),
 	})
 	out, _, err := execute(t, c, "", "explain", "--node", "a")
 	out = strings.Join(strings.Fields(out), " ")
 	if err != nil || !strings.Contains(out, `CertificateSigningRequest "r": Pending`) || strings.Contains(out, `"alices"`) || strings.Contains(out, `"older"`) ||
-		!strings.Contains(out, "its Lease was renewed 10s ago") || !strings.Contains(out, `csr-approver, held by "pod-1", renewed 1s ago`) {
+		!strings.Contains(out, "Ready is Unknown: kubelet stopped posting node status") || !strings.Contains(out, `csr-approver, held by "pod-1", renewed 1s ago`) {
 		t.Errorf("error %v:\n%s", err, out)
 	}
 	out, _, err = execute(t, c, "", "explain", "--node", "b")
@@ -491,17 +506,14 @@ func newCA(t *testing.T, name string) *ca.Authority {
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"chek":                       `unknown command "chek" for "kubectl csr"`,
-		"check --bogus":              "unknown flag: --bogus",
-		"check -o xml":               "-o xml: unknown output format; use json",
-		"check surplus":              `unexpected argument "surplus"`,
-		"explain":                    "give the NAME of a request, or --node NODE",
-		"explain a b":                `unexpected argument "b"`,
-		"approve a --node b":         "give the NAME of a request, or --node NODE",
-		"approve a -o json":          "-o json asks nothing: add --yes",
-		"approve --node a --yes":     "--yes needs the names of the requests",
-		"rotation status a b":        `unexpected argument "b"`,
-		"rotation start --timeout 0": "is not a time to wait",
+		"chek":                `unknown command "chek" for "kubectl csr"`,
+		"check --bogus":       "unknown flag: --bogus",
+		"check -o xml":        "unknown output format; use json",
+		"check surplus":       `unknown command "surplus" for "kubectl csr check"`,
+		"explain":             "give the NAME of a request, or --node NODE",
+		"explain a b":         "accepts at most 1 arg(s), received 2",
+		"approve a --node b":  "give the NAME of a request, or --node NODE",
+		"rotation status a b": "accepts at most 1 arg(s), received 2",
 	} {
 		root := newRoot("v1", func() (*cluster, error) { return nil, errors.New("connected") })
 		var out bytes.Buffer

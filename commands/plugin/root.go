@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,12 +31,12 @@ type cluster struct {
 	host        string
 	// namespace is that of the manager, if the user names it.
 	namespace string
-	clock     clock.Clock
-	ahead     *atomic.Int64 // how far clock is ahead of the API server's, in nanoseconds
+	clock     clock.PassiveClock
+	ahead     time.Duration // how far clock is ahead of the API server's
 }
 
 // now returns the time of the API server, which sets the times in objects.
-func (c *cluster) now() time.Time { return c.clock.Now().Add(-time.Duration(c.ahead.Load())) }
+func (c *cluster) now() time.Time { return c.clock.Now().Add(-c.ahead) }
 
 // Execute runs the command that args name. It writes the result to out, and all else to aside.
 func Execute(ctx context.Context, version string, args []string, in io.Reader, out, aside io.Writer) error {
@@ -75,6 +74,9 @@ csr-controller-manager said about them in its Events. It acts with your rights, 
 		pendingCommand(connect), explainCommand(connect), approveCommand(connect), checkCommand(connect),
 		rotationCommand(connect),
 	)
+	for _, cmd := range root.Commands() {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
 	return root
 }
 
@@ -83,9 +85,7 @@ func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overri
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	c := &cluster{
-		host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, ahead: &atomic.Int64{},
-	}
+	c := &cluster{host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}}
 	config.UserAgent = "kubectl-csr/" + version
 	config.QPS = -1 // the API server's priority and fairness limits us
 	if config.Timeout == 0 {
@@ -116,32 +116,28 @@ func (d dated) RoundTrip(request *http.Request) (*http.Response, error) {
 		if ahead.Abs() < 2*time.Second { // a Date has whole seconds
 			ahead = 0
 		}
-		d.cluster.ahead.Store(int64(ahead))
+		d.cluster.ahead = ahead
 	}
 	return response, nil
 }
 
-// formatFlag adds -o to cmd and returns its value.
-func formatFlag(cmd *cobra.Command) *string {
-	return cmd.Flags().StringP("output", "o", "", "output `format`: json")
-}
-
-// checkFormat returns an error unless the format is known.
-func checkFormat(format string) error {
-	if format == "" || format == "json" {
+// jsonFlag adds -o to cmd and returns whether it is given.
+func jsonFlag(cmd *cobra.Command) *bool {
+	asJSON := new(bool)
+	cmd.Flags().FuncP("output", "o", "output `format`: json", func(text string) error {
+		if *asJSON = text == "json"; !*asJSON {
+			return errors.New("unknown output format; use json")
+		}
 		return nil
-	}
-	return fmt.Errorf("-o %s: unknown output format; use json", format)
+	})
+	return asJSON
 }
 
-// run returns the RunE of a command: it checks the command line with check, connects, and calls do.
+// run returns the RunE of a command: it connects and calls do.
 func run(
-	connect connector, check func(args []string) error, do func(cmd *cobra.Command, c *cluster, args []string) error,
+	connect connector, do func(cmd *cobra.Command, c *cluster, args []string) error,
 ) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := check(args); err != nil {
-			return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
-		}
 		c, err := connect()
 		if err != nil {
 			return err
@@ -150,18 +146,12 @@ func run(
 	}
 }
 
-// oneOf returns an error unless either names or node are given.
-func oneOf(names []string, node string) error {
-	if (len(names) > 0) == (node != "") {
-		return errors.New("give the NAME of a request, or --node NODE")
+// namesOr returns a check that a command line has either names of requests, at most that many, or --node.
+func namesOr(node *string, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if (len(args) > 0) == (*node != "") {
+			return errors.New("give the NAME of a request, or --node NODE")
+		}
+		return cobra.MaximumNArgs(most)(cmd, args)
 	}
-	return nil
-}
-
-// noArgs returns an error if there are arguments.
-func noArgs(args []string) error {
-	if len(args) > 0 {
-		return fmt.Errorf("unexpected argument %q", args[0])
-	}
-	return nil
 }

@@ -1,14 +1,12 @@
 package plugin
 
 import (
-	"bytes"
 	"errors"
 	"flag"
-	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -133,7 +131,7 @@ func TestRotationStatus(t *testing.T) {
 		"no-rights":  {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "configmaps"},
 		"no-nodes":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "nodes", unmoved: true},
 		"completing": {objs: []v1alpha1.SigningAuthority{completing}, unmoved: true},
-		"two":        {objs: []v1alpha1.SigningAuthority{authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: caStatus("1111111111111111", 1, func(one *v1alpha1.CAStatus) { one.NotAfter = *at(-time.Hour) })})}},
+		"two":        {objs: []v1alpha1.SigningAuthority{authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: caStatus("1111111111111111", 1, func(one *v1alpha1.CAStatus) { one.NotAfter = *at(-time.Hour) })}), authority("b", v1alpha1.SigningAuthorityStatus{})}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -244,10 +242,12 @@ func TestRotationAnswer(t *testing.T) {
 		"another one followed":          {refused, result(v1alpha1.OperationRollback, v1alpha1.Accepted, 1000), "", false, "and then rotation rollback was requested"},
 	} {
 		obj := authority("cluster", v1alpha1.SigningAuthorityStatus{LastOperation: test.before})
-		f := (&rotation{out: &bytes.Buffer{}, aside: &bytes.Buffer{}, cluster: &cluster{clock: clocktesting.NewFakeClock(fixedNow), ahead: &atomic.Int64{}}}).newFollower(&obj, v1alpha1.OperationStart)
-		obj.Status.LastOperation = test.now
-		obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(test.annotation)}
-		answered, err := f.answer(&obj)
+		c := &cluster{clock: clocktesting.NewFakeClock(fixedNow)}
+		f := &follower{rotation: &rotation{cluster: c, aside: io.Discard}, before: &obj, operation: v1alpha1.OperationStart}
+		now := *obj.DeepCopy()
+		now.Status.LastOperation = test.now
+		now.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(test.annotation)}
+		answered, err := f.answer(&now)
 		if answered != test.answered || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%s: answered %t, error %v", name, answered, err)
 		}
@@ -267,7 +267,7 @@ func TestRotationIsUndone(t *testing.T) {
 		c, _ := clusterOf(t, nil, now)
 		before := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Signing: signing()})
 		before.UID = uid
-		f := (&rotation{out: &bytes.Buffer{}, aside: &bytes.Buffer{}, cluster: c}).newFollower(&before, v1alpha1.OperationStart)
+		f := &follower{rotation: &rotation{cluster: c, aside: io.Discard}, before: &before, operation: v1alpha1.OperationStart}
 		if done, err := f.observe(t.Context()); done || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("done %t, error %v, want %q", done, err, want)
 		}
@@ -278,22 +278,22 @@ func TestRotationIsUndone(t *testing.T) {
 // --yes.
 func TestRotationMeaning(t *testing.T) {
 	t.Parallel()
-	var text bytes.Buffer
+	text := ""
 	for _, verb := range []string{"complete", "accept", "attest"} {
 		c, _ := clusterOf(t, nil, authorityPrepared())
 		_, aside, err := execute(t, c, "", "rotation", verb, "cluster")
 		if err == nil || !strings.Contains(err.Error(), "not requested: to do it, run kubectl csr rotation "+verb+" cluster --yes") {
 			t.Errorf("%s: error %v", verb, err)
 		}
-		fmt.Fprintf(&text, "%s\n", aside)
+		text += aside + "\n"
 	}
-	golden(t, filepath.Join("testdata", "rotation", "meaning.txt"), text.String())
+	golden(t, filepath.Join("testdata", "rotation", "meaning.txt"), text)
 }
 
 // TestRotationFindsTheAuthority checks the names on the command line.
 func TestRotationFindsTheAuthority(t *testing.T) {
 	t.Parallel()
-	two := []v1alpha1.SigningAuthority{authority("b", v1alpha1.SigningAuthorityStatus{}), authority("a", v1alpha1.SigningAuthorityStatus{})}
+	two := []v1alpha1.SigningAuthority{authority("a", v1alpha1.SigningAuthorityStatus{}), authority("b", v1alpha1.SigningAuthorityStatus{})}
 	for want, test := range map[string]struct {
 		objs []v1alpha1.SigningAuthority
 		args []string

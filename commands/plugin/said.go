@@ -67,17 +67,12 @@ func (c *cluster) events(
 	}
 }
 
-// eventTime returns when event happened last. Which field holds that depends on the library that wrote the Event.
+// eventTime returns when event happened last. The manager writes Events of events.k8s.io/v1, which set these fields.
 func eventTime(event *corev1.Event) time.Time {
-	if event.Series != nil && !event.Series.LastObservedTime.IsZero() {
+	if event.Series != nil {
 		return event.Series.LastObservedTime.Time
 	}
-	for _, at := range []time.Time{event.LastTimestamp.Time, event.EventTime.Time, event.FirstTimestamp.Time} {
-		if !at.IsZero() {
-			return at
-		}
-	}
-	return event.CreationTimestamp.Time
+	return event.EventTime.Time
 }
 
 // said returns what the manager said about obj, the newest first.

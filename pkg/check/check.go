@@ -38,10 +38,12 @@ const (
 // Result is the answer to one question.
 type Result struct {
 	// Check is the kind of question and Subject what it was about.
-	Check, Subject string
-	Status         Status
+	Check   string `json:"check"`
+	Subject string `json:"subject"`
+	Status  Status `json:"status"`
 	// Evidence is a sentence that says what was observed. NextStep says what to do, and is empty for OK.
-	Evidence, NextStep string
+	Evidence string `json:"evidence"`
+	NextStep string `json:"nextStep,omitempty"`
 }
 
 // Worst returns Failed if one of results is, else Unknown if one is or if there are none.

@@ -114,7 +114,7 @@ func TestGroups(t *testing.T) {
 		api := reviewer(func(obj runtime.Object) {
 			got = strings.Join(obj.(*authorizationv1.SubjectAccessReview).Spec.Groups, " ")
 		}).SubjectAccessReviews()
-		if askAny(t.Context(), api, "user", group, alternatives{approvalAs("nodeclient")}); got != want {
+		if askAny(t.Context(), api, "user", group, []Right{approvalAs("nodeclient")}); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -179,15 +179,16 @@ func TestKubeletsWithoutBootstrapGroups(t *testing.T) {
 // The advice never names the group of all tokens, also if that group lacks fewer roles.
 func TestNarrowest(t *testing.T) {
 	t.Parallel()
-	both := []string{roleCreate, roleJoin}
+	lacks := func(group string, roles ...string) gap { return gap{group: group, roles: roles} }
+	all, kubeadm := lacks(bootstrapGroup, roleCreate, roleJoin), lacks(kubeadmGroup, roleCreate, roleJoin)
 	for name, test := range map[string]struct {
 		gaps []gap
 		want string
 	}{
-		"as many":       {[]gap{{bootstrapGroup, both}, {kubeadmGroup, both}}, kubeadmGroup},
-		"all have more": {[]gap{{bootstrapGroup, []string{roleJoin}}, {kubeadmGroup, both}}, kubeadmGroup},
-		"all alone":     {[]gap{{bootstrapGroup, both}}, kubeadmGroup},
-		"in use":        {[]gap{{bootstrapGroup, both}, {"system:bootstrappers:mine", []string{roleJoin}}, {kubeadmGroup, both}}, "system:bootstrappers:mine"},
+		"as many":       {[]gap{all, kubeadm}, kubeadmGroup},
+		"all have more": {[]gap{lacks(bootstrapGroup, roleJoin), kubeadm}, kubeadmGroup},
+		"all alone":     {[]gap{all}, kubeadmGroup},
+		"in use":        {[]gap{all, lacks("system:bootstrappers:mine", roleJoin), kubeadm}, "system:bootstrappers:mine"},
 	} {
 		if got := narrowest(test.gaps).group; got != test.want {
 			t.Errorf("%s: %q, want %q", name, got, test.want)

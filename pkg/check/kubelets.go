@@ -53,30 +53,25 @@ func Kubelets(
 // bootstrap returns OK for the first group whose bootstrap tokens can make requests and have them approved.
 func bootstrap(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, groups []string) Result {
 	result := Result{
-		Check: KubeletRights, Subject: "nodes can join (" + strings.Join(groups, " or ") + ")", Status: Unknown,
-		NextStep: askAgain,
+		Check: KubeletRights, Subject: "nodes can join (" + strings.Join(groups, " or ") + ")", Status: Failed,
 	}
+	var found []gap
 	var seen []string
-	var gaps []gap
-	failed := 0
 	for _, group := range groups {
-		status, lacks, why := ask(ctx, reviews, "system:bootstrap:csr-check", group, []need{
-			{roleCreate, makeRequests()}, {roleJoin, []alternatives{{approvalAs("nodeclient")}}},
-		})
-		switch status {
+		lacks := ask(ctx, reviews, "system:bootstrap:csr-check", group, roleJoin, [][]Right{{approvalAs("nodeclient")}})
+		switch lacks.status {
 		case OK:
-			result.Status, result.NextStep = OK, ""
+			result.Status = OK
 			result.Evidence = fmt.Sprintf("group %s may create %s and have them approved", group, requests)
 			return result
-		case Failed:
-			failed++
+		case Unknown:
+			result.Status = Unknown
 		}
-		seen, gaps = append(seen, "group "+group+" "+why), append(gaps, lacks)
+		found, seen = append(found, lacks), append(seen, "group "+group+" "+lacks.reason)
 	}
-	result.Evidence = strings.Join(seen, "; ")
-	if failed == len(groups) {
-		result.Status = Failed
-		result.NextStep = narrowest(gaps).commands() + "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
+	result.Evidence, result.NextStep = strings.Join(seen, "; "), askAgain
+	if result.Status == Failed {
+		result.NextStep = narrowest(found).commands() + "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
 	}
 	return result
 }
@@ -86,10 +81,7 @@ func bootstrap(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterfa
 // takes its place.
 func narrowest(gaps []gap) gap {
 	least := slices.MinFunc(gaps, func(a, b gap) int {
-		return cmp.Or(
-			cmp.Compare(len(a.roles), len(b.roles)),
-			cmp.Compare(len(b.group), len(a.group)),
-		)
+		return cmp.Or(cmp.Compare(len(a.roles), len(b.roles)), cmp.Compare(len(b.group), len(a.group)))
 	})
 	if least.group == bootstrapGroup {
 		least.group = kubeadmGroup
@@ -100,12 +92,13 @@ func narrowest(gaps []gap) gap {
 // renewal asks whether a node in group can make requests and have them approved. As the approver does, it takes a node
 // that may not renew for a bootstrapper.
 func renewal(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, group string) Result {
-	result := Result{Check: KubeletRights, Subject: "nodes can renew (" + group + ")"}
-	status, lacks, why := ask(ctx, reviews, csr.NodeUserPrefix+"csr-check", group, []need{
-		{roleCreate, makeRequests()}, {roleRenew, []alternatives{{approvalAs("selfnodeclient"), approvalAs("nodeclient")}}},
-	})
-	result.Status, result.Evidence = status, "group "+group+" "+why
-	switch status {
+	lacks := ask(ctx, reviews, csr.NodeUserPrefix+"csr-check", group, roleRenew,
+		[][]Right{{approvalAs("selfnodeclient"), approvalAs("nodeclient")}})
+	result := Result{
+		Check: KubeletRights, Subject: "nodes can renew (" + group + ")", Status: lacks.status,
+		Evidence: "group " + group + " " + lacks.reason,
+	}
+	switch lacks.status {
 	case OK:
 		result.Evidence = fmt.Sprintf("group %s may create %s and have its own renewed", group, requests)
 	case Failed:
@@ -117,8 +110,9 @@ func renewal(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface
 	return result
 }
 
-// gap holds ClusterRoles that a group lacks.
+// gap is the answer about a group, with the ClusterRoles that it lacks.
 type gap struct {
+	answer
 	group string
 	roles []string
 }
@@ -214,66 +208,50 @@ func IsBootstrapGroup(group string) bool {
 	return group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":")
 }
 
-// alternatives are rights of which one is enough.
-type alternatives []authorizationv1.ResourceAttributes
-
-// need is a ClusterRole with the rights that it is needed for.
-type need struct {
-	role string
-	all  []alternatives
+func approvalAs(subresource string) Right {
+	return Right{Verb: "create", Group: certificatesv1.GroupName, Resource: requests + "/" + subresource}
 }
 
-// makeRequests returns the rights that client-go's util/certificate/csr needs: it creates, finds its own again, lists
+// creates holds the rights that client-go's util/certificate/csr needs: it creates a request, finds its own again, lists
 // and watches.
-func makeRequests() []alternatives {
-	var all []alternatives
-	for _, verb := range []string{"create", "get", "list", "watch"} {
-		right := authorizationv1.ResourceAttributes{
-			Group: certificatesv1.GroupName, Version: "*", Resource: requests, Verb: verb,
-		}
-		all = append(all, alternatives{right})
-	}
-	return all
+var creates = [][]Right{
+	{{Verb: "create", Group: certificatesv1.GroupName, Resource: requests}},
+	{{Verb: "get", Group: certificatesv1.GroupName, Resource: requests}},
+	{{Verb: "list", Group: certificatesv1.GroupName, Resource: requests}},
+	{{Verb: "watch", Group: certificatesv1.GroupName, Resource: requests}},
 }
 
-func approvalAs(subresource string) authorizationv1.ResourceAttributes {
-	return authorizationv1.ResourceAttributes{
-		Group: certificatesv1.GroupName, Version: "*", Resource: requests, Subresource: subresource, Verb: "create",
-	}
-}
-
-// ask reports whether user in group has all needs. If not, it returns the roles that would help, and part of a
-// sentence.
-func ask(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group string, needs []need) (Status, gap, string) {
-	lacks := gap{group: group}
-	var refused, untold []string
-	for _, need := range needs {
-		missing := false
-		for _, wanted := range need.all {
-			switch got := askAny(ctx, reviews, user, group, wanted); got.status {
-			case Failed:
-				missing = true
+// ask asks whether user in group can make requests, and has the rights of role. Of each list of rights one is enough.
+func ask(
+	ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group, role string, rights [][]Right,
+) gap {
+	lacks := gap{group: group, answer: answer{status: OK}}
+	var refused []string
+	for _, need := range []struct {
+		role   string
+		rights [][]Right
+	}{{roleCreate, creates}, {role, rights}} {
+		before := len(refused)
+		for _, wanted := range need.rights {
+			switch got := askAny(ctx, reviews, user, group, wanted); {
+			case got.status == Failed:
 				refused = append(refused, got.reason)
-			case Unknown:
-				untold = append(untold, got.reason)
+			case got.status == Unknown && lacks.status == OK:
+				lacks.answer = got
 			}
 		}
-		if missing {
+		if len(refused) > before {
 			lacks.roles = append(lacks.roles, need.role)
 		}
 	}
-	switch {
-	case len(refused) > 0:
-		return Failed, lacks, "may not " + strings.Join(refused, ", ")
-	case len(untold) > 0:
-		return Unknown, gap{}, untold[0]
-	default:
-		return OK, gap{}, ""
+	if len(refused) > 0 {
+		lacks.answer = answer{Failed, "may not " + strings.Join(refused, ", ")}
 	}
+	return lacks
 }
 
 // askAny returns OK if user in group has one of wanted. Otherwise the reason names them.
-func askAny(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group string, wanted alternatives) answer {
+func askAny(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group string, wanted []Right) answer {
 	groups := []string{group, "system:authenticated"}
 	if strings.HasPrefix(group, bootstrapGroup+":") { // a token of such a group is in the group of all tokens too
 		groups = append(groups, bootstrapGroup)
@@ -282,7 +260,7 @@ func askAny(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface,
 	var names []string
 	for _, right := range wanted {
 		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: user, Groups: groups, ResourceAttributes: &right,
+			User: user, Groups: groups, ResourceAttributes: right.attributes(),
 		}}
 		review, err := reviews.Create(ctx, review, metav1.CreateOptions{})
 		switch got := answerOf(review.Status, err); got.status {
@@ -291,11 +269,7 @@ func askAny(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface,
 		case Unknown:
 			worst = got
 		case Failed:
-			name := right.Verb + " " + right.Resource
-			if right.Subresource != "" {
-				name += "/" + right.Subresource
-			}
-			names = append(names, got.because(name))
+			names = append(names, got.because(right.Verb+" "+right.Resource))
 		}
 	}
 	if worst.status == Failed {

@@ -157,7 +157,7 @@ func TestRotationCommandStatus(t *testing.T) {
 
 	kit.Grant(t, "joiner", "csr-signing-authorities-view")
 	output, code = runRotation(t, kit.TokenConfig(t, "joiner"), "status", obj.Name)
-	kit.Says(t, output, code, 0, "SigningAuthority csr-signer: Prepared", "you need the right to get ConfigMaps csr-signer-nodes-00 to -0f in namespace default", "you need the right to list nodes")
+	kit.Says(t, output, code, 0, "SigningAuthority csr-signer: Prepared", "may not get ConfigMaps csr-signer-nodes-00 to -0f in namespace default", "may not list nodes")
 	output, code = runRotation(t, kit.TokenConfig(t, "joiner"), "rollback", obj.Name)
 	kit.Says(t, output, code, 1, "cannot patch resource")
 }
