@@ -1,7 +1,6 @@
 package commands
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"strings"
@@ -25,9 +24,9 @@ const kubeadmGroup = "system:bootstrappers:kubeadm:default-node-token"
 
 // tokenOptions are the flags of bootstrap-token.
 type tokenOptions struct {
-	node, description string
-	ttl               time.Duration
-	kubeadm, rbac     bool
+	node          string
+	ttl           time.Duration
+	kubeadm, rbac bool
 }
 
 // bootstrapTokenCommand returns the command that prints a bootstrap token for one node.
@@ -38,19 +37,17 @@ func bootstrapTokenCommand(clock clock.PassiveClock) *cobra.Command {
 		Short: "Print a bootstrap token for one node",
 		Long: `bootstrap-token prints a Secret with a new bootstrap token for one node. Pipe it into kubectl create -f -.
 The command does not contact the cluster. It prints the token itself to standard error, as a comment.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.NoArgs,
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&o.node, "node", "", "`name` of the node that may use it, as the kubelet names itself")
 	flags.DurationVar(&o.ttl, "ttl", time.Hour, "`time` from now until the token expires")
-	flags.StringVar(&o.description, "description", "",
-		"`text` for the description (default Bootstrap token for node NAME)")
 	flags.BoolVar(&o.kubeadm, "kubeadm", false, "add the group "+kubeadmGroup+", which kubeadm join needs")
 	flags.BoolVar(&o.rbac, "rbac", false,
 		"also print the ClusterRoleBindings that let the node's group request a certificate and allow its approval")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := o.check(args); err != nil {
-			return usageError(cmd, err)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := o.check(); err != nil {
+			return err
 		}
 		token, err := bootstraputil.GenerateBootstrapToken()
 		if err != nil {
@@ -61,15 +58,12 @@ The command does not contact the cluster. It prints the token itself to standard
 			objs = append(objs, o.binding("join", "system:node-bootstrapper"),
 				o.binding("approve", "system:certificates.k8s.io:certificatesigningrequests:nodeclient"))
 		}
-		for i, obj := range objs {
+		for _, obj := range objs {
 			text, err := yaml.Marshal(obj)
 			if err != nil {
 				return err
 			}
-			if i > 0 {
-				text = append([]byte("---\n"), text...)
-			}
-			if _, err := cmd.OutOrStdout().Write(text); err != nil {
+			if _, err := fmt.Fprintf(cmd.OutOrStdout(), "---\n%s", text); err != nil {
 				return err
 			}
 		}
@@ -80,19 +74,17 @@ The command does not contact the cluster. It prints the token itself to standard
 	return cmd
 }
 
-// check returns every mistake in the command line, and fills in the description.
-func (o *tokenOptions) check(args []string) error {
-	problems := []error{atMost(0, args)}
-	if o.node == "" {
-		problems = append(problems, errors.New("--node is missing: add the name of the node"))
-	} else if found := validation.IsDNS1123Subdomain(o.node); len(found) > 0 {
-		problems = append(problems, fmt.Errorf("--node: %q is not a valid node name: %s", o.node, strings.Join(found, "; ")))
+// check returns the first mistake in the command line.
+func (o *tokenOptions) check() error {
+	switch found := validation.IsDNS1123Subdomain(o.node); {
+	case o.node == "":
+		return errors.New("--node is missing: add the name of the node")
+	case len(found) > 0:
+		return fmt.Errorf("--node: %q is not a valid node name: %s", o.node, strings.Join(found, "; "))
+	case o.ttl < time.Second:
+		return fmt.Errorf("--ttl: %s is too short: use 1s or more", o.ttl)
 	}
-	if o.ttl < time.Second {
-		problems = append(problems, fmt.Errorf("--ttl: %s is too short: use 1s or more", o.ttl))
-	}
-	o.description = cmp.Or(o.description, "Bootstrap token for node "+o.node)
-	return errors.Join(problems...)
+	return nil
 }
 
 // secret returns the Secret of token in the form that the API server's authenticator reads
@@ -110,7 +102,7 @@ func (o *tokenOptions) secret(token string, end time.Time) *corev1.Secret {
 		StringData: map[string]string{
 			bootstrapapi.BootstrapTokenIDKey:               id,
 			bootstrapapi.BootstrapTokenSecretKey:           secret,
-			bootstrapapi.BootstrapTokenDescriptionKey:      o.description,
+			bootstrapapi.BootstrapTokenDescriptionKey:      "Bootstrap token for node " + o.node,
 			bootstrapapi.BootstrapTokenExpirationKey:       end.UTC().Format(time.RFC3339),
 			bootstrapapi.BootstrapTokenUsageAuthentication: "true",
 			bootstrapapi.BootstrapTokenUsageSigningKey:     "true",

@@ -1,10 +1,7 @@
 package commands
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -16,20 +13,15 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/validation/field"
-	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
@@ -41,16 +33,14 @@ func explainCommand() *cobra.Command {
 		Use:   "explain --config FILE -f FILE",
 		Short: "Judge requests in a file by a configuration file, without an API server",
 		Long: `explain judges requests in a file by the rules in a configuration file: what the approver and the signer say
-of the content, and what inline rows of the inventory say of the names. It asks no API server, so it assumes that the
-requester has every permission, and reads no CA. For a request in a cluster, use kubectl csr explain.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
+of the content. It asks no API server, so it assumes that the requester has every permission, and reads neither a CA nor the
+inventory. For a request in a cluster, use kubectl csr explain.`,
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVarP(&file, "f", "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input")
 	cmd.Flags().StringVar(&configFile, "config", "", "`file` with the configuration of the manager")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		if err := atMost(0, args); err != nil || file == "" || configFile == "" {
-			return usageError(cmd, errors.Join(err, errors.New("give --config FILE and -f FILE")))
-		}
+	_, _ = cmd.MarkFlagRequired("config"), cmd.MarkFlagRequired("f") // the flags exist
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		configuration, err := config.LoadFile(configFile)
 		if err != nil {
 			return fmt.Errorf("bad configuration:\n%w", err)
@@ -69,56 +59,36 @@ requester has every permission, and reads no CA. For a request in a cluster, use
 	return cmd
 }
 
-// explainAll explains every request in a stream. It returns an error for each document that is not a request, and
-// explains the others.
+// explainAll explains every request in a document.
 func explainAll(ctx context.Context, c *config.Configuration, in io.Reader, out io.Writer, clock clock.PassiveClock) error {
-	objs, problem := readRequests(in)
-	if len(objs) == 0 && problem == nil {
-		return errors.New("-f: the file holds no CertificateSigningRequest")
+	document, err := io.ReadAll(in)
+	if err != nil {
+		return fmt.Errorf("-f: %w", err)
+	}
+	objs, err := requestsIn(document)
+	if err != nil {
+		return fmt.Errorf("-f: %w", err)
 	}
 	judge, err := newOffline(c, clock)
 	if err != nil {
 		return err
 	}
 	for _, obj := range objs {
-		facts, req := explain.Of(obj)
+		facts, _ := explain.Of(obj)
 		page := explain.NewPage(clock.Now())
 		page.Title(fmt.Sprintf("CertificateSigningRequest %q", facts.Name))
 		page.Facts(facts)
-		judge.approver(ctx, page, obj, req)
+		judge.approver(ctx, page, obj)
 		judge.signer(ctx, page, obj)
 		if _, err := io.WriteString(out, page.String()+"\n"); err != nil {
 			return err
 		}
 	}
-	return problem
+	return nil
 }
 
-// readRequests reads requests in YAML or JSON, one a document or in lists. The error joins one for each document that
-// cannot be read.
-func readRequests(in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
-	for count := 1; ; count++ {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			return objs, problem
-		}
-		if err != nil {
-			return objs, errors.Join(problem, fmt.Errorf("-f: %w", err))
-		}
-		if data, err := yaml.YAMLToJSON(document); err == nil && bytes.Equal(data, []byte("null")) { // comments only
-			continue
-		}
-		found, err := requestsIn(document)
-		objs = append(objs, found...)
-		if err != nil {
-			problem = errors.Join(problem, fmt.Errorf("-f: document %d: %w", count, err))
-		}
-	}
-}
-
-// requestsIn returns the requests in a document: one, or those of a list.
-func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
+// requestsIn returns the requests in a document in YAML or JSON: one, or those of a list.
+func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningRequest, err error) {
 	decoded, err := runtime.Decode(clientgoscheme.Codecs.UniversalDeserializer(), document)
 	if err != nil {
 		return nil, err
@@ -126,17 +96,15 @@ func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningReque
 	switch obj := decoded.(type) {
 	case *certificatesv1.CertificateSigningRequest:
 		return []*certificatesv1.CertificateSigningRequest{obj}, nil
-	case *certificatesv1.CertificateSigningRequestList:
-		for i := range obj.Items {
-			objs = append(objs, &obj.Items[i])
-		}
-		return objs, nil
 	case *corev1.List:
 		for _, item := range obj.Items {
 			found, err := requestsIn(item.Raw)
-			objs, problem = append(objs, found...), errors.Join(problem, err)
+			if err != nil {
+				return nil, err
+			}
+			objs = append(objs, found...)
 		}
-		return objs, problem
+		return objs, nil
 	}
 	return nil, fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s",
 		decoded.GetObjectKind().GroupVersionKind())
@@ -145,7 +113,6 @@ func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningReque
 // offline judges requests by a configuration without an API server.
 type offline struct {
 	options controllers.Options
-	rows    inventory.Sources // the inline rows
 	now     time.Time
 }
 
@@ -174,16 +141,6 @@ func newOffline(c *config.Configuration, clock clock.PassiveClock) (*offline, er
 			return nil, err
 		}
 	}
-	for _, source := range c.Approval.Inventory.Sources {
-		if source.Static == nil || source.Static.ConfigMap != "" {
-			continue
-		}
-		rows, mistakes := static.New(field.NewPath("rows"), source.Static.Rows)
-		if err := mistakes.ToAggregate(); err != nil {
-			return nil, err
-		}
-		o.rows = append(o.rows, rows)
-	}
 	return o, nil
 }
 
@@ -195,11 +152,10 @@ func undecided(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.Ce
 }
 
 // approver writes what the approver says of obj.
-func (o *offline) approver(
-	ctx context.Context, page *explain.Page, obj *certificatesv1.CertificateSigningRequest, req *csr.Request,
-) {
+func (o *offline) approver(ctx context.Context, page *explain.Page, obj *certificatesv1.CertificateSigningRequest) {
 	page.Title("Approver")
-	if o.options.Approver == nil || !slices.Contains(o.signers(), obj.Spec.SignerName) {
+	forSigner := func(rule approver.Rule) bool { return rule.SignerName == obj.Spec.SignerName }
+	if o.options.Approver == nil || !slices.ContainsFunc(o.options.Approver.Rules, forSigner) {
 		page.Row("decision", "none: no rule of this configuration approves requests for this signer")
 		return
 	}
@@ -209,35 +165,9 @@ func (o *offline) approver(
 		page.Row("decision", "unknown: "+err.Error())
 	case decision.Reason == "InventoryUnavailable" || decision.Reason == "InventoryPending":
 		page.Row("decision", "the content keeps the rules; only the manager knows what belongs to the node")
-		o.inventory(ctx, page, req)
 	default:
 		writeResult(page, decision.Result)
 		page.Row("assumes", "that the requester has every permission")
-	}
-}
-
-func (o *offline) signers() []string {
-	var names []string
-	for _, rule := range o.options.Approver.Rules {
-		names = append(names, rule.SignerName)
-	}
-	return names
-}
-
-// inventory writes what the inline rows say of the names in req.
-func (o *offline) inventory(ctx context.Context, page *explain.Page, req *csr.Request) {
-	node := req.NodeName()
-	found, err := o.rows.Lookup(ctx, node, req)
-	if err != nil || found.Entry == nil {
-		page.Row("inventory", "no inline row is for this node")
-		return
-	}
-	for _, value := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
-		said := "belongs to the node"
-		if claim, err := o.rows.Claim(found, node, value, nil); err != nil || claim != (inventory.Claim{}) {
-			said = "does not belong to the node by these rows alone (SANNotOwned)"
-		}
-		page.Row(value.String(), found.Source+": "+said)
 	}
 }
 

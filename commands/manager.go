@@ -117,26 +117,3 @@ func newManager(
 		RetryPeriod:                   &c.LeaderElection.RetryPeriod.Duration,
 	})
 }
-
-// terminationLog is the file in which a kubelet finds why a container ended. It exists only in Pods.
-const terminationLog = "/dev/termination-log"
-
-// longestTermination is the number of bytes, from the end of the file, that a kubelet keeps.
-const longestTermination = 4096
-
-// noteTermination writes message to the file at path, if it exists. The status of the Pod then shows the message,
-// whatever the terminationMessagePolicy.
-func noteTermination(path, message string) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_TRUNC, 0)
-	if os.IsNotExist(err) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("write termination log: %w", err)
-	}
-	if _, err := file.WriteString(message[:min(len(message), longestTermination)]); err != nil {
-		_ = file.Close()
-		return fmt.Errorf("write termination log: %w", err)
-	}
-	return file.Close()
-}

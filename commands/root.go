@@ -2,8 +2,8 @@
 package commands
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -26,13 +26,11 @@ var Version string
 
 // VersionOrBuild returns Version, or the version that the build has recorded.
 func VersionOrBuild() string {
-	if Version != "" {
-		return Version
-	}
+	version := Version
 	if build, ok := debug.ReadBuildInfo(); ok {
-		return build.Main.Version
+		version = cmp.Or(version, build.Main.Version)
 	}
-	return "unknown"
+	return cmp.Or(version, "unknown")
 }
 
 // Printable returns err as the manager prints it before it exits.
@@ -42,14 +40,11 @@ func Printable(err error) string {
 
 // Execute runs the command that args name, or the manager if they name none. A command writes its result to out.
 func Execute(ctx context.Context, args []string, out io.Writer) error {
-	return execute(ctx, args, out, terminationLog)
-}
-
-// execute runs a command as Execute does. It writes the error of a manager to the file log. Other commands do not write
-// that file: a person may run them in the manager's container, which does not end with them.
-func execute(ctx context.Context, args []string, out io.Writer, log string) error {
 	root := managerCommand(args)
 	root.AddCommand(explainCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
+	for _, cmd := range append(root.Commands(), root) {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
 	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
 	root.SetOut(out)
 	root.SetErr(ascii.LinesWriter(os.Stderr))
@@ -58,37 +53,27 @@ func execute(ctx context.Context, args []string, out io.Writer, log string) erro
 		if cmd == root {
 			return root.RunE(root, nil) // cobra stops at the first mistake; config.Load reports all of them
 		}
-		return usageError(cmd, err)
+		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
 	})
 	root.SetArgs(args)
-	executed, err := root.ExecuteContextC(ctx)
-	if err != nil && executed == root {
-		err = errors.Join(err, noteTermination(log, Printable(err)))
-	}
-	return err
+	return root.ExecuteContext(ctx)
 }
 
 // managerCommand returns the root command, which runs the manager. config.Load parses args, to report every mistake
 // together.
 func managerCommand(args []string) *cobra.Command {
 	cmd := &cobra.Command{
-		Use:               "csr-controller-manager",
-		Long:              "csr-controller-manager approves, signs and cleans CertificateSigningRequests.",
-		ValidArgsFunction: cobra.NoFileCompletions,
-		Args:              cobra.ArbitraryArgs,
+		Use:     "csr-controller-manager",
+		Long:    "csr-controller-manager approves, signs and cleans CertificateSigningRequests.",
+		Version: VersionOrBuild(),
+		Args:    cobra.ArbitraryArgs,
 	}
-	for _, group := range config.NewFlags(config.Default()).Groups {
-		cmd.Flags().AddFlagSet(group.Flags)
-	}
+	cmd.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	cmd.Flags().SortFlags = false
+	cmd.Flags().AddFlagSet(config.NewFlags(config.Default()).FlagSet)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		configuration, err := config.Load(args)
-		switch {
-		case errors.Is(err, config.ErrHelp):
-			return err
-		case errors.Is(err, config.ErrVersion):
-			_, err = fmt.Fprintln(cmd.OutOrStdout(), "csr-controller-manager", VersionOrBuild())
-			return err
-		case err != nil:
+		if err != nil {
 			return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 		}
 		return manage(cmd.Context(), configuration)
@@ -96,12 +81,10 @@ func managerCommand(args []string) *cobra.Command {
 	return cmd
 }
 
-// usage writes how to call cmd: its commands, and its flags. Those of the manager are in groups.
+// usage writes how to call cmd: its commands, and its flags in lines of a terminal.
 func usage(cmd *cobra.Command) error {
 	text := "Usage:\n  " + cmd.UseLine() + "\n"
-	groups := []config.Group{{Title: "Flags", Flags: cmd.LocalFlags()}}
-	if cmd == cmd.Root() {
-		groups = config.NewFlags(config.Default()).Groups
+	if cmd.HasAvailableSubCommands() {
 		text += "\nCommands, each with a --help of its own:\n"
 		for _, each := range cmd.Commands() {
 			if each.IsAvailableCommand() {
@@ -109,29 +92,9 @@ func usage(cmd *cobra.Command) error {
 			}
 		}
 	}
-	for _, group := range groups {
-		if group.Flags.HasAvailableFlags() {
-			text += "\n" + group.Title + ":\n" + group.Flags.FlagUsagesWrapped(120)
-		}
-	}
+	text += "\nFlags:\n" + cmd.LocalFlags().FlagUsagesWrapped(120)
 	_, err := io.WriteString(cmd.OutOrStdout(), text)
 	return err
-}
-
-// usageError returns an error about a command line with problems, or nil if there are none.
-func usageError(cmd *cobra.Command, problems ...error) error {
-	if err := errors.Join(problems...); err != nil {
-		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
-	}
-	return nil
-}
-
-// atMost returns an error about the first of args that is too many.
-func atMost(most int, args []string) error {
-	if len(args) <= most {
-		return nil
-	}
-	return fmt.Errorf("unexpected argument %q", args[most])
 }
 
 // maxVerbosity is below the verbosity at which client-go logs the bodies of answers. One of these bodies is the signing

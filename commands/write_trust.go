@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +20,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 // trustFileOptions are the flags of write-trust.
@@ -41,10 +42,10 @@ func writeTrustCommand() *cobra.Command {
 an API server. The API server reads the file again by itself. write-trust contacts no API server. It writes nothing if
 the bundle holds no certificate, or anything that is not a CA certificate. It does not replace a file that it has not
 created. With --accept, it writes only CAs of --from that an administrator has accepted on this host.`,
-		ValidArgsFunction: cobra.NoFileCompletions,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			if err := o.check(args); err != nil {
-				return usageError(cmd, err)
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if err := o.check(); err != nil {
+				return err
 			}
 			logger := NewLogger(0, os.Stderr)
 			if o.interval == 0 {
@@ -76,18 +77,17 @@ func (o *trustFileOptions) define(flags *pflag.FlagSet) {
 	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two checks; 0 checks once and exits")
 }
 
-// check returns every mistake in the command line.
-func (o *trustFileOptions) check(args []string) error {
-	problems := []error{atMost(0, args)}
-	if o.from == "" || o.to == "" {
-		problems = append(problems, errors.New("--from and --to are required: name the file to read and the file to write"))
-	} else if o.to == o.from || slices.Contains(o.also, o.to) {
-		problems = append(problems, errors.New("--to: names a file that --from or --also reads: name another file"))
+// check returns the first mistake in the command line.
+func (o *trustFileOptions) check() error {
+	switch {
+	case o.from == "" || o.to == "":
+		return errors.New("--from and --to are required: name the file to read and the file to write")
+	case o.to == o.from || slices.Contains(o.also, o.to):
+		return errors.New("--to: names a file that --from or --also reads: name another file")
+	case o.interval < 0:
+		return fmt.Errorf("--interval: %s is negative: use for example 5s", o.interval)
 	}
-	if o.interval < 0 {
-		problems = append(problems, fmt.Errorf("--interval: %s is negative: use for example 5s", o.interval))
-	}
-	return errors.Join(problems...)
+	return nil
 }
 
 // keep checks the file at each interval until ctx ends. If a check fails, the file stays unchanged, and keep logs the
@@ -162,30 +162,20 @@ func readBundle(data []byte) ([]*x509.Certificate, error) {
 	if len(data) > maxBundle {
 		return nil, fmt.Errorf("%d bytes are more than a ConfigMap can hold (%d)", len(data), maxBundle)
 	}
-	var certs []*x509.Certificate
-	begun := bytes.Count(data, []byte("-----BEGIN ")) // Decode skips a block that it can't read
-	for {
-		block, rest := pem.Decode(data)
-		if block == nil {
-			break
-		}
-		if block.Type != "CERTIFICATE" {
-			return nil, fmt.Errorf("has a block %q: remove everything but certificates", block.Type)
-		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("certificate %d: %w", len(certs)+1, err)
-		}
-		if !cert.IsCA {
-			return nil, fmt.Errorf("certificate %d, %s, is not a CA certificate", len(certs)+1, cert.Subject)
-		}
-		certs, data = append(certs, cert), rest
-	}
+	certs, err := ca.ParseCertificates(data)
+	begun := bytes.Count(data, []byte("-----BEGIN "))
 	switch {
+	case err != nil:
+		return nil, err
 	case begun != len(certs):
-		return nil, fmt.Errorf("%d of %d PEM blocks cannot be parsed", begun-len(certs), begun)
+		return nil, fmt.Errorf("%d of %d PEM blocks are no certificates, or cannot be parsed: remove them", begun-len(certs), begun)
 	case len(certs) == 0:
 		return nil, errors.New("holds no certificate")
+	}
+	for i, cert := range certs {
+		if !cert.IsCA {
+			return nil, fmt.Errorf("certificate %d, %s, is not a CA certificate", i+1, cert.Subject)
+		}
 	}
 	return certs, nil
 }
@@ -196,25 +186,24 @@ func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	found, err := os.Lstat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		err = writeWhole(path, data)
+		return err == nil, err
 	case err != nil:
 		return false, err
 	case !found.Mode().IsRegular():
 		return false, fmt.Errorf("%s is not a regular file: choose another --to", path)
-	default:
-		held, err := os.ReadFile(path)
-		switch {
-		case err != nil:
-			return false, err
-		case !bytes.HasPrefix(held, []byte(trustFileMark)):
-			return false, fmt.Errorf("%s was not created by write-trust: move it away, or choose another --to", path)
-		case bytes.Equal(held, data) && found.Mode().Perm() == 0o644:
-			return false, nil
-		}
 	}
-	if err := writeWhole(path, data); err != nil {
+	held, err := os.ReadFile(path)
+	switch {
+	case err != nil:
 		return false, err
+	case !bytes.HasPrefix(held, []byte(trustFileMark)):
+		return false, fmt.Errorf("%s was not created by write-trust: move it away, or choose another --to", path)
+	case bytes.Equal(held, data) && found.Mode().Perm() == 0o644:
+		return false, nil
 	}
-	return true, nil
+	err = writeWhole(path, data)
+	return err == nil, err
 }
 
 // writeWhole writes a temporary file beside path, and renames it to path.
@@ -235,9 +224,5 @@ func writeWhole(path string, data []byte) error {
 	if err != nil {
 		return errors.Join(err, os.Remove(temporary))
 	}
-	folder, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(folder.Sync(), folder.Close())
+	return nil
 }

@@ -12,37 +12,25 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// ErrHelp and ErrVersion are returned by Load if the flags ask for that.
-var (
-	ErrHelp    = pflag.ErrHelp
-	ErrVersion = errors.New("version requested")
-)
-
 // Load returns the configuration of a manager: the defaults, overridden by the file that --config names, overridden by
 // the other flags in args. An error holds every mistake, each with its flag or field path.
 func Load(args []string) (*Configuration, error) {
 	c := Default()
 	flags := NewFlags(c)
-	set := flags.together()
-	given, errs := parse(set, args)
+	given, errs := parse(flags.FlagSet, args)
 	file := ""
 	for _, one := range given {
-		switch {
-		case one.name == helpFlag && one.text == "true":
-			return nil, ErrHelp
-		case one.name == versionFlag && one.text == "true":
-			return nil, ErrVersion
-		case one.name == configFlag:
+		if one.name == configFlag {
 			file = one.text
 		}
 	}
 	unreadable := c.read(file)
-	errs = append(errs, apply(set, given)...)
+	errs = append(errs, apply(flags.FlagSet, given)...)
 	if unreadable != nil {
 		return nil, errors.Join(append(errs, unreadable)...)
 	}
 	for _, mistake := range c.validate(true) {
-		errs = append(errs, flags.name(set, mistake))
+		errs = append(errs, flags.name(mistake))
 	}
 	return c, errors.Join(errs...)
 }
@@ -106,9 +94,9 @@ func apply(set *pflag.FlagSet, given []givenFlag) (mistakes []error) {
 }
 
 // name returns an error that names the flag that set the field, if one did, or else the field.
-func (f *Flags) name(set *pflag.FlagSet, mistake *field.Error) error {
+func (f *Flags) name(mistake *field.Error) error {
 	where := mistake.Field
-	set.Visit(func(flag *pflag.Flag) {
+	f.Visit(func(flag *pflag.Flag) {
 		if f.fields[flag.Name] == mistake.Field {
 			where = "--" + flag.Name
 		}

@@ -1,7 +1,6 @@
 package config_test
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -41,37 +40,6 @@ func write(t *testing.T, text string) string {
 }
 
 func seconds(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
-
-// defaults is the configuration of a manager that is given only its CA.
-func defaults() *config.Configuration {
-	return &config.Configuration{
-		TypeMeta:     metav1.TypeMeta{APIVersion: "config.csr-controller-manager.io/v1alpha1", Kind: "ControllerManagerConfiguration"},
-		Controllers:  []string{"*"},
-		KubeAPIQPS:   -1,
-		KubeAPIBurst: 30,
-		Concurrency:  config.Concurrency{Approver: 50, Signer: 20, Cleaner: 5},
-		LeaderElection: config.LeaderElection{
-			Enabled: true, LeaseDuration: seconds(15), RenewDeadline: seconds(10), RetryPeriod: metav1.Duration{Duration: 500 * time.Millisecond}, ResourceName: "csr-controller-manager",
-		},
-		MetricsBindAddress:     "127.0.0.1:8080",
-		HealthProbeBindAddress: ":8081",
-		Audit:                  config.Audit{MaxSize: 100, MaxBackups: 10},
-		SelfCheck: config.SelfCheck{
-			Interval:        seconds(3600),
-			BootstrapGroups: []string{"system:bootstrappers", "system:bootstrappers:kubeadm:default-node-token"},
-			NodeGroups:      []string{"system:nodes"},
-		},
-		RequestLimits: csr.Limits{RequestBytes: 131_072, DERBytes: 65_536, SubjectAttributes: 256, Names: 1000, Extensions: 100},
-		Approval: config.Approval{
-			Denial: "Never", KubeletServing: config.KubeletServing{ClusterDomain: "cluster.local"},
-			NodeClient: config.NodeClient{JoinWindow: config.JoinWindow{Before: seconds(10), After: seconds(7200)}, MaxRequestAge: seconds(900)},
-			Inventory:  config.Inventory{Sources: []config.Source{{Node: &config.NodeSource{}}}},
-		},
-		Signing:  config.Signing{CA: config.CA{Secret: "kube-system/csr-signer"}, Duration: seconds(365 * 24 * 3600), MinRSABits: 2048},
-		Rotation: config.Rotation{OldLifetimeCap: seconds(24 * 3600), SettleFor: seconds(90)},
-		Cleaning: config.Cleaning{DeletesPerSecond: 100},
-	}
-}
 
 func TestLoad(t *testing.T) {
 	t.Parallel()
@@ -179,7 +147,8 @@ cleaning:
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			want := defaults()
+			want := config.Default() // docs/reference/configuration.md has each default, and TestReferencePage compares them
+			want.Signing.Secret = "kube-system/csr-signer"
 			test.want(want)
 			got, problem := load(t, test.body, append([]string{"--signing-secret=kube-system/csr-signer"}, test.args...)...)
 			if problem != "" {
@@ -294,19 +263,6 @@ func TestMetricsOnLoopbackInAPodWarn(t *testing.T) {
 		loaded, problem := load(t, "", append(test.args, "--signing-secret=ns/ca")...)
 		if got := loaded.Warnings(test.inPod); len(got) != test.want || problem != "" {
 			t.Errorf("%s: %q, %s", name, got, problem)
-		}
-	}
-}
-
-// TestHelpAndVersionAreAskedFor checks that mistakes beside --help and --version do not count.
-func TestHelpAndVersionAreAskedFor(t *testing.T) {
-	t.Parallel()
-	for args, want := range map[string]error{
-		"--help": config.ErrHelp, "-h": config.ErrHelp, "--kube-api-qps=zz --help --nonsense": config.ErrHelp, "--nonsense -h": config.ErrHelp,
-		"--kube-api-qps=zz --version": config.ErrVersion,
-	} {
-		if loaded, err := config.Load(strings.Fields(args)); !errors.Is(err, want) || loaded != nil {
-			t.Errorf("%s: %v, error %v", args, loaded, err)
 		}
 	}
 }

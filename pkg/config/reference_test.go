@@ -149,22 +149,20 @@ func (w *reference) about(kind reflect.Type) string {
 func (w *reference) others() {
 	w.out.WriteString("### Other flags\n\n| flag | description |\n|---|---|\n")
 	flags, last := "", "" // with the same description
-	for _, group := range w.flags.Groups {
-		group.Flags.VisitAll(func(flag *pflag.Flag) {
-			if path := w.flags.fields[flag.Name]; path != "" && !strings.Contains(path, "[") {
-				return
+	w.flags.VisitAll(func(flag *pflag.Flag) {
+		if path := w.flags.fields[flag.Name]; path != "" && !strings.Contains(path, "[") {
+			return
+		}
+		form, usage := pflag.UnquoteUsage(flag)
+		if name := quote(strings.TrimSpace("--" + flag.Name + " " + form)); usage == last {
+			flags += ", " + name
+		} else {
+			if last != "" {
+				w.row(flags, prose(last))
 			}
-			form, usage := pflag.UnquoteUsage(flag)
-			if name := quote(strings.TrimSpace("--" + flag.Name + " " + form)); usage == last {
-				flags += ", " + name
-			} else {
-				if last != "" {
-					w.row(flags, prose(last))
-				}
-				flags, last = name, usage
-			}
-		})
-	}
+			flags, last = name, usage
+		}
+	})
 	w.row(flags, prose(last))
 }
 

@@ -88,10 +88,6 @@ func TestValidate(t *testing.T) {
 		"block list of no name":   file("nodeBlockList: blocked\n"+secret, `nodeBlockList: Invalid value: "blocked": want namespace/name`),
 		"QPS of zero":             file("kubeAPIQPS: 0\n"+secret, "kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"),
 		"burst":                   flag("--kube-api-burst=0", "--kube-api-burst: Invalid value: 0: must be 1 or more"),
-		"approver's workers":      flag("--concurrent-approver-syncs=-1", "--concurrent-approver-syncs: Invalid value: -1: must be 1 or more"),
-		"signer's workers":        flag("--concurrent-signer-syncs=0", "--concurrent-signer-syncs: Invalid value: 0: must be 1 or more"),
-		"cleaner's workers":       file("concurrency: {cleaner: 0}\n"+secret, "concurrency.cleaner: Invalid value: 0: must be 1 or more"),
-		"verbosity":               flag("-v=-1", "--v: Invalid value: -1: must be 0 or more"),
 		"metrics address":         flag("--metrics-bind-address=8080", `--metrics-bind-address: Invalid value: "8080": want host:port, or 0 to switch it off`),
 		"health address":          flag("--health-probe-bind-address=", `--health-probe-bind-address: Invalid value: "": want host:port, or 0 to switch it off`),
 		"certificate, no TLS":     flag("--metrics-cert-dir=x", `--metrics-cert-dir: Invalid value: "x": has no effect without --metrics-secure`),
@@ -102,7 +98,6 @@ func TestValidate(t *testing.T) {
 		"lease duration":          flag("--leader-elect-lease-duration=10s", `--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`),
 		"lease without name":      flag("--leader-elect-resource-name=", "--leader-elect-resource-name: Required value: the Lease needs a name"),
 		"denial":                  file("approval: {denial: Always}\n"+secret, `approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`),
-		"deletions":               file("cleaning: {deletesPerSecond: 0}\n"+secret, "cleaning.deletesPerSecond: Invalid value: 0: must be 1 or more"),
 		"shortest over longest": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, minDuration: 2h, maxDuration: 1h}]}\n", want: []string{
 			`signing.signers[kubernetes.io/kubelet-serving].minDuration: Invalid value: "2h0m0s": must not be more than maxDuration`,
 		}},
@@ -145,11 +140,7 @@ func TestValidate(t *testing.T) {
 				`signing.signers[example.com/a].certFile: Invalid value: "d": with rotation.enabled, the CA must be in a Secret: a CA in files cannot be rotated`,
 			},
 		},
-		"lifetime": flag("--cluster-signing-duration=2m", `--cluster-signing-duration: Invalid value: "2m0s": 2m0s`+tooShort),
-		"no request": {body: "requestLimits: {maxRequestBytes: 0, maxDERBytes: 0, maxSubjectAttributes: 0, maxNames: -1}\nsigning: {secret: ns/ca}\n", want: []string{
-			"requestLimits.maxRequestBytes: Invalid value: 0: must be 1 or more", "requestLimits.maxDERBytes: Invalid value: 0: must be 1 or more",
-			"requestLimits.maxSubjectAttributes: Invalid value: 0: must be 1 or more", "requestLimits.maxNames: Invalid value: -1: must be 1 or more",
-		}},
+		"lifetime":        flag("--cluster-signing-duration=2m", `--cluster-signing-duration: Invalid value: "2m0s": 2m0s`+tooShort),
 		"RSA bits, most":  file("signing: {secret: ns/ca, minRSABits: 8193}\n", "signing.minRSABits: Invalid value: 8193: longer RSA keys than 8192 bits are never permitted"),
 		"RSA bits":        file("signing: {secret: ns/ca, minRSABits: 1023}\n", "signing.minRSABits: Invalid value: 1023: must be 1024 or more"),
 		"signer twice":    file("signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", `signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`),
@@ -189,44 +180,36 @@ func TestValidate(t *testing.T) {
 	})
 }
 
-func TestEnabled(t *testing.T) {
+func TestControllers(t *testing.T) {
 	t.Parallel()
 	type running struct{ Approver, Signer, Cleaner bool }
-	for list, want := range map[string]running{
-		"":                  {},
-		"*":                 {true, true, true},
-		"*,-signer":         {true, false, true},
-		"-signer,*":         {true, false, true},
-		"signer":            {Signer: true},
-		"signer,-signer":    {Signer: true}, // the first one decides
-		"-signer,signer":    {},
-		"signer,-signer,*":  {true, true, true},
-		"*,*":               {true, true, true},
-		"-approver,cleaner": {Cleaner: true},
-		"csrapproving":      {Approver: true},
-		"*,-csrcleaner":     {true, true, false},
-		"csrsigning,-certificatesigningrequest-signing-controller":                                                                                      {Signer: true},
-		"certificatesigningrequest-approving-controller,certificatesigningrequest-signing-controller,certificatesigningrequest-cleaner-controller":      {true, true, true},
-		"*,-certificatesigningrequest-approving-controller,-certificatesigningrequest-signing-controller,-certificatesigningrequest-cleaner-controller": {},
-		"Signer": {},
+	all := running{true, true, true}
+	for _, test := range []struct {
+		list            string
+		enabled, dryRun running // dryRun is for the same list, where a dash has no meaning
+	}{
+		{"", running{}, running{}},
+		{"*", all, all},
+		{"*,-signer", running{Approver: true, Cleaner: true}, all},
+		{"-signer,*", running{Approver: true, Cleaner: true}, all},
+		{"signer,-signer", running{Signer: true}, running{Signer: true}}, // the first one decides
+		{"-signer,signer", running{}, running{Signer: true}},
+		{"signer,-signer,*", all, all},
+		{"-approver,cleaner", running{Cleaner: true}, running{Cleaner: true}},
+		{"csrapproving", running{Approver: true}, running{Approver: true}},
+		{"*,-csrcleaner", running{Approver: true, Signer: true}, all},
+		{"csrsigning,-certificatesigningrequest-signing-controller", running{Signer: true}, running{Signer: true}},
+		{"certificatesigningrequest-approving-controller,certificatesigningrequest-cleaner-controller",
+			running{Approver: true, Cleaner: true}, running{Approver: true, Cleaner: true}},
+		{"*,-certificatesigningrequest-approving-controller", running{Signer: true, Cleaner: true}, all},
+		{"Signer", running{}, running{}},
 	} {
-		c := &config.Configuration{Controllers: strings.Split(list, ",")}
-		got := running{c.Enabled("approver"), c.Enabled("signer"), c.Enabled("cleaner")}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", list, diff)
+		c := &config.Configuration{Controllers: strings.Split(test.list, ","), DryRun: strings.Split(test.list, ",")}
+		if got := (running{c.Enabled("approver"), c.Enabled("signer"), c.Enabled("cleaner")}); got != test.enabled {
+			t.Errorf("%q enables %+v", test.list, got)
 		}
-	}
-}
-
-func TestDryRuns(t *testing.T) {
-	t.Parallel()
-	type only struct{ Approver, Signer, Cleaner bool }
-	for list, want := range map[string]only{
-		"": {}, "*": {true, true, true}, "approver": {Approver: true}, "csrsigning,cleaner": {Signer: true, Cleaner: true}, "-signer": {}, "Signer": {},
-	} {
-		c := &config.Configuration{DryRun: strings.Split(list, ",")}
-		if got := (only{c.DryRuns("approver"), c.DryRuns("signer"), c.DryRuns("cleaner")}); got != want {
-			t.Errorf("%q: %+v", list, got)
+		if got := (running{c.DryRuns("approver"), c.DryRuns("signer"), c.DryRuns("cleaner")}); got != test.dryRun {
+			t.Errorf("%q is a dry run of %+v", test.list, got)
 		}
 	}
 }
