@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -106,23 +105,13 @@ func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
 	err = self.Create(ctx, review)
 	switch {
 	case apierrors.IsUnauthorized(err):
-		return fmt.Errorf("the API server does not accept the certificate for %q: %s: %w",
-			user, whyRefused(cfg.CertData), err)
+		return fmt.Errorf("the API server does not accept the certificate for %q: call csrenv.Prepare before the environment "+
+			"starts, and pass its CA to Start; a Clock in Options must not differ from the real time by more than the "+
+			"certificate permits: %w", user, err)
 	case err != nil:
 		return fmt.Errorf("authenticate to the API server as %q: %w", user, err)
 	case review.Status.UserInfo.Username != user:
 		return fmt.Errorf("the API server authenticates the certificate for %q as %q", user, review.Status.UserInfo.Username)
 	}
 	return nil
-}
-
-// whyRefused returns why the API server may refuse certificate, and the fix.
-func whyRefused(certificate []byte) string {
-	certs, err := ca.ParseCertificates(certificate)
-	now := time.Now()
-	if err == nil && len(certs) > 0 && (now.Before(certs[0].NotBefore) || now.After(certs[0].NotAfter)) {
-		return fmt.Sprintf("it is valid from %s to %s by the Clock in Options, but the API server uses the real time",
-			certs[0].NotBefore.Format(time.RFC3339), certs[0].NotAfter.Format(time.RFC3339))
-	}
-	return "call csrenv.Prepare before the environment starts, and pass its CA to Start"
 }

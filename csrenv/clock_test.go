@@ -10,7 +10,6 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -107,13 +106,4 @@ func TestCertificatesFollowAFakeClock(t *testing.T) {
 	if got, want := certificate(t, next).NotBefore, later.Add(-5*time.Minute); !got.Equal(want) {
 		t.Errorf("valid from %s, want %s", got, want)
 	}
-}
-
-func TestACertificateOfTheFutureIsExplained(t *testing.T) {
-	steps := testingclock.NewFakeClock(time.Now().Add(48 * time.Hour))
-	env := start(t, csrenv.Options{Clock: steps, Customize: func(o *controllers.Options) { o.Cleaner = nil },
-		Retention: csr.Retention{Approved: 1000 * time.Hour}})
-	_, err := env.ConfigFor(t.Context(), "dave")
-	contains(t, err, `the API server does not accept the certificate for "dave": it is valid from `)
-	contains(t, err, "by the Clock in Options, but the API server uses the real time")
 }

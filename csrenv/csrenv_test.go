@@ -74,23 +74,6 @@ func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
 	}
 }
 
-func TestEverySignerOfKubernetesIsServed(t *testing.T) {
-	var served []string
-	start(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		for name := range o.Signer.Signers {
-			served = append(served, name)
-		}
-	}})
-	slices.Sort(served)
-	want := []string{
-		"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet",
-		"kubernetes.io/kubelet-serving",
-	}
-	if !slices.Equal(served, want) {
-		t.Errorf("served: %q, want %q", served, want)
-	}
-}
-
 func TestConfigForAuthenticates(t *testing.T) {
 	env := start(t, csrenv.Options{})
 	for name, test := range map[string]struct {

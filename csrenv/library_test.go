@@ -2,9 +2,6 @@ package csrenv_test
 
 import (
 	"context"
-	"flag"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -97,18 +94,4 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	verifies(t, certificate(t, custom), mine)
 	markerIsCleaned(t)
 	still(t, node, csr.Approved)
-}
-
-// envtest itself, which every suite imports, registers the flag "kubeconfig". Package surface proves that the library
-// registers none.
-func TestNoFlagButEnvtests(t *testing.T) {
-	var names []string
-	flag.CommandLine.VisitAll(func(f *flag.Flag) {
-		if !strings.HasPrefix(f.Name, "test.") {
-			names = append(names, f.Name)
-		}
-	})
-	if want := []string{"kubeconfig"}; !slices.Equal(names, want) {
-		t.Errorf("flags %q, want %q", names, want)
-	}
 }
