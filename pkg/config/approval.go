@@ -161,8 +161,8 @@ type NodeClient struct {
 	MaxRequestAge metav1.Duration `json:"maxRequestAge"`
 	// Rejoin lets an expected machine join again if its Node is dead or gone.
 	Rejoin bool `json:"rejoin"`
-	// CertificateLifetime is the longest lifetime of a kubelet's client certificate, whoever signed it; 0 is unknown.
-	// It needs `rejoin`: a node unseen for longer counts as dead.
+	// CertificateLifetime is the longest lifetime of a kubelet's client certificate, by any signer; 0 is unknown. It
+	// needs `rejoin`: a node unseen for longer counts as dead.
 	CertificateLifetime metav1.Duration `json:"certificateLifetime"`
 	// RequireTokenBinding requires that [a bootstrap token is bound to the
 	// node](../how-to/bind-nodes.md#make-a-bootstrap-token-for-one-node).
