@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -21,6 +22,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -503,4 +505,65 @@ func answering(text string) http.HandlerFunc {
 func stalls(_ http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	<-r.Context().Done()
+}
+
+// FuzzReadAnswer checks that an answer is accepted for one request and one node only, and that a generic JSON reader
+// finds in it what was accepted, and no other field.
+func FuzzReadAnswer(f *testing.F) {
+	for _, rest := range []string{
+		`,"known":true,"names":["a"],"addresses":["10.0.0.1","10.0.0.0/8"],"suffixes":["b"],"bound":"node-1"}`,
+		`,"known":true,"names":["Node-1.Example.Org."],"addresses":["::ffff:10.0.0.1","2001:DB8:0::1"],"created":"2026-01-02T03:04:05Z"}`,
+		`,"known":true,"bound":"node-2","names":["a"]}`, `,"known":false}`, `,"known":false,"names":["a"]}`, `,"Known":true}`, `,"known":true,"known":false}`,
+		`,"known":true,"more":1}`, `,"known":true}{}`, `,"known":true,"names":null}`, `,"known":true,"addresses":["fd00::1%eth0","0.0.0.0/0"]}`,
+	} {
+		f.Add([]byte(start + rest))
+	}
+	f.Add([]byte(`null`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		entry, err := readAnswer(data, "node-1", "u-1")
+		if entry != nil && err != nil {
+			t.Errorf("is both %+v and %v", entry, err)
+		}
+		if err != nil {
+			return
+		}
+		checkGeneric(t, data, entry)
+		if entry == nil {
+			return
+		}
+		if !strings.Contains(string(data), "known") || entry.Bound != "" && entry.Bound != "node-1" && !entry.Empty() {
+			t.Errorf("is %+v", entry)
+		}
+		if _, err := readAnswer(data, "node-1", "u-2"); err == nil {
+			t.Error("is an answer to any request")
+		}
+		if _, err := readAnswer(data, "node-2", "u-1"); err == nil {
+			t.Error("is an answer about any node")
+		}
+	})
+}
+
+// checkGeneric compares entry, which is nil for an unknown node, with what encoding/json reads without a schema.
+func checkGeneric(t *testing.T, data []byte, entry *inventory.Entry) {
+	t.Helper()
+	var generic map[string]any
+	if err := json.Unmarshal(data, &generic); err != nil {
+		t.Fatalf("accepted, but it is not JSON: %v", err)
+	}
+	fields := []string{"apiVersion", "kind", "uid", "node", "known", "names", "addresses", "suffixes", "bound", "created"}
+	for name := range generic {
+		if !slices.Contains(fields, name) {
+			t.Errorf("accepted with the field %q", name)
+		}
+	}
+	count := func(name string) int { list, _ := generic[name].([]any); return len(list) }
+	asked := count("names") + count("addresses") + count("suffixes")
+	switch known := generic["known"]; {
+	case known != (entry != nil) || generic["uid"] != "u-1" || generic["node"] != "node-1":
+		t.Errorf("known is %v of %v for %v, and the entry %+v", known, generic["node"], generic["uid"], entry)
+	case entry == nil && asked > 0:
+		t.Errorf("a node that is not known has %d names", asked)
+	case entry != nil && !entry.Empty() && len(entry.SANs)+len(entry.Prefixes)+len(entry.Suffixes) != asked:
+		t.Errorf("the answer has %d names and addresses, the entry is %+v", asked, entry)
+	}
 }
