@@ -50,10 +50,15 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	if err != nil {
 		return err
 	}
-	options, err := managerOptions(cluster, configuration)
+	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return err
 	}
+	if options.ServerTime, err = servertime.New(cluster); err != nil {
+		return err
+	}
+	cluster.Wrap(options.ServerTime.Wrap) // notes the time in each answer
+	cluster.Wrap(newBounded)              // ends calls that hang
 	mgr, err := newManager(cluster, configuration, options, logger)
 	if err != nil {
 		return err
@@ -71,21 +76,6 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	}
 	logger.Info("Stopped")
 	return nil
-}
-
-// managerOptions returns the options of the controllers. From now on the clients of cluster note the time in each answer,
-// and no call of theirs hangs.
-func managerOptions(cluster *rest.Config, configuration *config.Configuration) (controllers.Options, error) {
-	options, err := controllers.FromConfiguration(configuration)
-	if err != nil {
-		return options, err
-	}
-	if options.ServerTime, err = servertime.New(cluster); err != nil {
-		return options, err
-	}
-	cluster.Wrap(options.ServerTime.Wrap)
-	cluster.Wrap(newBounded)
-	return options, nil
 }
 
 // stopTime is how long a stopping manager waits for its last calls. A write and the read after it have 45 s each.

@@ -40,45 +40,39 @@ func Printable(err error) string {
 
 // Execute runs the command that args name, or the manager if they name none. A command writes its result to out.
 func Execute(ctx context.Context, args []string, out io.Writer) error {
-	root := managerCommand(args)
-	root.AddCommand(explainCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
-	for _, cmd := range append(root.Commands(), root) {
-		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	root := &cobra.Command{
+		Use:           "csr-controller-manager",
+		Long:          "csr-controller-manager approves, signs and cleans CertificateSigningRequests.",
+		Version:       VersionOrBuild(),
+		Args:          cobra.ArbitraryArgs,
+		SilenceErrors: true, // main prints errors
+		SilenceUsage:  true,
 	}
-	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
-	root.SetOut(out)
-	root.SetErr(ascii.LinesWriter(os.Stderr))
-	root.SetUsageFunc(usage)
-	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		if cmd == root {
-			return root.RunE(root, nil) // cobra stops at the first mistake; config.Load reports all of them
-		}
-		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
-	})
-	root.SetArgs(args)
-	return root.ExecuteContext(ctx)
-}
-
-// managerCommand returns the root command, which runs the manager. config.Load parses args, to report every mistake
-// together.
-func managerCommand(args []string) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:     "csr-controller-manager",
-		Long:    "csr-controller-manager approves, signs and cleans CertificateSigningRequests.",
-		Version: VersionOrBuild(),
-		Args:    cobra.ArbitraryArgs,
-	}
-	cmd.SetVersionTemplate("{{.Name}} {{.Version}}\n")
-	cmd.Flags().SortFlags = false
-	cmd.Flags().AddFlagSet(config.NewFlags(config.Default()).FlagSet)
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		configuration, err := config.Load(args)
+	root.SetVersionTemplate("{{.Name}} {{.Version}}\n")
+	root.Flags().SortFlags = false
+	root.Flags().AddFlagSet(config.NewFlags(config.Default()).FlagSet)
+	root.RunE = func(cmd *cobra.Command, _ []string) error {
+		configuration, err := config.Load(args) // cobra stops at the first mistake; this reports all of them
 		if err != nil {
 			return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 		}
 		return manage(cmd.Context(), configuration)
 	}
-	return cmd
+	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
+		if cmd == root {
+			return root.RunE(root, nil)
+		}
+		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
+	})
+	root.AddCommand(explainCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
+	for _, cmd := range append(root.Commands(), root) {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	root.SetOut(out)
+	root.SetErr(ascii.LinesWriter(os.Stderr))
+	root.SetUsageFunc(usage)
+	root.SetArgs(args)
+	return root.ExecuteContext(ctx)
 }
 
 // usage writes how to call cmd: its commands, and its flags in lines of a terminal.

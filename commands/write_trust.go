@@ -123,9 +123,6 @@ func (o *trustFileOptions) once(logger logr.Logger) error {
 // blocks (RFC 7468, section 2). client-go's cert.ParseCertsPEM skips it.
 const trustFileMark = "# Kept by csr-controller-manager write-trust: it replaces what is changed here.\n"
 
-// maxBundle is the size limit of a ConfigMap.
-const maxBundle = 1 << 20
-
 // read returns the certificates of all files without duplicates, and their number. It returns an error if from holds a
 // certificate that accept does not list. It does not compare the files of also: an administrator put them on this host.
 func (o *trustFileOptions) read() ([]byte, int, error) {
@@ -146,11 +143,10 @@ func (o *trustFileOptions) read() ([]byte, int, error) {
 				return nil, 0, fmt.Errorf("%s: the CA %s is not accepted: compare its fingerprint, then add --accept %s",
 					file, strconv.QuoteToASCII(cert.Subject.CommonName), fingerprint)
 			}
-			if seen[string(cert.Raw)] {
-				continue
+			if !seen[fingerprint] {
+				bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
 			}
-			seen[string(cert.Raw)] = true
-			bundle = append(bundle, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw})...)
+			seen[fingerprint] = true
 		}
 	}
 	return bundle, len(seen), nil
@@ -159,9 +155,6 @@ func (o *trustFileOptions) read() ([]byte, int, error) {
 // readBundle returns the CA certificates in data. It returns an error if there is none, or anything else: the file is
 // world-readable, and must not hold a key.
 func readBundle(data []byte) ([]*x509.Certificate, error) {
-	if len(data) > maxBundle {
-		return nil, fmt.Errorf("%d bytes are more than a ConfigMap can hold (%d)", len(data), maxBundle)
-	}
 	certs, err := ca.ParseCertificates(data)
 	begun := bytes.Count(data, []byte("-----BEGIN "))
 	switch {

@@ -138,7 +138,6 @@ func TestWriteTrustRefuses(t *testing.T) {
 			put(t, o.from, good, pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY"}))
 		}, "1 of 2 PEM blocks are no certificates"},
 		"a client's":         {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, bundled(t, "client", false)) }, "certificate 2, CN=client, is not a CA certificate"},
-		"too long":           {func(t *testing.T, o *trustFileOptions) { put(t, o.from, good, make([]byte, maxBundle)) }, "more than a ConfigMap can hold"},
 		"gone":               {func(t *testing.T, o *trustFileOptions) { o.from += "-not" }, "no such file"},
 		"the others are":     {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-not"} }, "no such file"},
 		"the others are bad": {func(t *testing.T, o *trustFileOptions) { o.also = []string{o.from + "-also"}; put(t, o.also[0]) }, "holds no certificate"},

@@ -94,14 +94,6 @@ func TestStartSaysAllThatIsWrong(t *testing.T) {
 	contains(t, err, "list requests: ")
 }
 
-func TestAnAbsentControllerDoesNothing(t *testing.T) {
-	start(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Signer, o.Cleaner = nil, nil }})
-	obj := create(t, newClient(t, admin), newRequest(t, "approved-only"))
-	eventually(t, obj, csr.Approved)
-	eventually(t, create(t, newClient(t, admin), newRequest(t, "approved-later")), csr.Approved)
-	still(t, obj, csr.Approved)
-}
-
 func TestAFaultIsNeverAnAnswer(t *testing.T) {
 	var asked atomic.Int32
 	var broken atomic.Bool
