@@ -136,17 +136,22 @@ func (f *follower) done(now *v1alpha1.SigningAuthorityStatus) bool {
 	case v1alpha1.OperationComplete:
 		return before.Retiring == nil || v1alpha1.SameCA(before.Retiring, now.LastRetired)
 	case v1alpha1.OperationRollback:
-		goal := before.Signing
-		if before.Phase == v1alpha1.Prepared {
-			goal = before.Retiring
-		}
-		return v1alpha1.SameCA(goal, now.Signing) && now.Phase != v1alpha1.Preparing
+		return rolledBack(before, now)
 	case "":
 		return now.Phase != v1alpha1.Prepared || len(now.Outstanding) == 0 ||
 			now.Retiring != nil && now.Retiring.OutstandingAcceptedAt != nil
 	default: // it is done when it is accepted
 		return true
 	}
+}
+
+// rolledBack reports whether the CA signs to which a rollback from before returns.
+func rolledBack(before, now *v1alpha1.SigningAuthorityStatus) bool {
+	goal := before.Signing
+	if before.Phase == v1alpha1.Prepared {
+		goal = before.Retiring
+	}
+	return v1alpha1.SameCA(goal, now.Signing) && now.Phase != v1alpha1.Preparing
 }
 
 func phase(status *v1alpha1.SigningAuthorityStatus) string {
