@@ -72,7 +72,7 @@ func markerIsCleaned(t *testing.T) {
 }
 
 func TestAStepWhileTheRequestIsOnItsWayIsNotLost(t *testing.T) {
-	for i := range 10 {
+	for i := range 4 {
 		t.Run(strconv.Itoa(i), func(t *testing.T) {
 			steps := testingclock.NewFakeClock(time.Now())
 			start(t, csrenv.Options{Clock: steps})

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -36,6 +37,14 @@ type Process struct {
 
 // StandardArgs are the flags of every manager in these tests. Flags behind them win.
 var StandardArgs = []string{"--signing-secret", SystemNamespace + "/csr-signer", "--leader-elect-resource-namespace", SystemNamespace}
+
+// Configure writes a configuration file with text, and returns its flag.
+func Configure(t *testing.T, text string) (flag string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	Write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+text))
+	return "--config=" + file
+}
 
 // StartManager runs the real binary as cfg's user, and stops it at the end of the test.
 func StartManager(t *testing.T, cfg *rest.Config, args ...string) *Process {

@@ -60,6 +60,8 @@ var (
 	idle = make(chan *Plane, mostPlanes)
 	// turns maps the name of a test to its *turn.
 	turns sync.Map
+	// definitions are the folders of CustomResourceDefinitions that each control plane has.
+	definitions []string
 )
 
 // Scheme has the kinds of Kubernetes and of this project.
@@ -71,8 +73,10 @@ func init() {
 }
 
 // Main runs the tests of a package, at most parallel at a time, and ends the control planes. Call it from TestMain. Most
-// tests wait most of the time, so parallel may exceed the number of processors.
-func Main(m *testing.M, parallel int) {
+// tests wait most of the time, so parallel may exceed the number of processors. Each control plane has the
+// CustomResourceDefinitions in the folders crds.
+func Main(m *testing.M, parallel int, crds ...string) {
+	definitions = crds
 	code, err := run(m, min(parallel, mostPlanes))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -202,6 +206,9 @@ func start() (*Plane, error) {
 	if err == nil {
 		err = p.Admin.Create(context.Background(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: SystemNamespace}})
 	}
+	if err == nil && len(definitions) > 0 {
+		_, err = envtest.InstallCRDs(started.Config, envtest.CRDInstallOptions{Paths: definitions, ErrorIfPathMissing: true})
+	}
 	if err == nil {
 		err = p.remember(context.Background())
 	}
@@ -224,7 +231,11 @@ func NewPlane(c *cluster.Cluster) (*Plane, error) {
 // a folder. caPEM, if set, is then the CA of its certificate.
 func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *envtest.Arguments)) {
 	t.Helper()
-	own, err := cluster.Start()
+	first := configure
+	if caPEM != nil { // the start waits for a certificate of its own CA
+		first = func(string, *envtest.Arguments) {}
+	}
+	own, err := cluster.StartConfigured(first)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,10 +245,10 @@ func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 			t.Error(err)
 		}
 	})
-	if err := own.RestartAPIServer(func(args *envtest.Arguments) { configure(own.Dir, args) }); err != nil {
-		t.Fatal(err)
-	}
 	if caPEM != nil {
+		if err := own.RestartAPIServer(func(args *envtest.Arguments) { configure(own.Dir, args) }); err != nil {
+			t.Fatal(err)
+		}
 		own.Config = rest.CopyConfig(own.Config)
 		own.Config.CAData = caPEM
 	}

@@ -126,7 +126,7 @@ func (p *Plane) reset(ctx context.Context) error {
 		}
 	}
 	var left []cluster.Object
-	err = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+	err = wait.PollUntilContextCancel(ctx, 300*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		left, err = p.left(ctx)
 		return len(left) == 0, errors.Join(err, p.remove(ctx, deleter, left))
 	})

@@ -111,6 +111,14 @@ func Grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
 	return bind(t, clusterRole, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user})
 }
 
+// GrantJoining permits user to request first certificates of nodes, and to have them approved. It waits until the authorizer knows that.
+func GrantJoining(t testing.TB, user string) {
+	t.Helper()
+	Grant(t, user, MayCreate)
+	Grant(t, user, MayJoin)
+	EventuallyAllowed(t, user, true)
+}
+
 // GrantGroup is Grant for a group.
 func GrantGroup(t testing.TB, group, clusterRole string) {
 	t.Helper()

@@ -35,7 +35,7 @@ func Eventually(t testing.TB, what string, check func(context.Context) error) {
 func Within(t testing.TB, bound time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
 	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, bound, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, bound, true, func(ctx context.Context) (bool, error) {
 		last = check(ctx)
 		return last == nil, nil
 	})

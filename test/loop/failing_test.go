@@ -40,9 +40,7 @@ func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
 		o.Approver.Client, o.Signer.Client = failing{kit.ClientOf(t, kit.RoleConfig(t, "approver"))}, failing{kit.ClientOf(t, kit.RoleConfig(t, "signer"))}
 		o.Concurrency.Approver, o.Concurrency.Signer = 1, 1
 	}})
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	fails := func(obj *kit.Request) { obj.Labels = map[string]string{"fails": "yes"} }
 	failed := kit.Counted(t, "csr_approver_errors_total", nil)
 	unapproved := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", fails))

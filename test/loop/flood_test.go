@@ -69,9 +69,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 			kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 				o.Approver.Authorizer, o.Concurrency.Approver = held, 1
 			}})
-			kit.Grant(t, "joiner", kit.MayCreate)
-			kit.Grant(t, "joiner", kit.MayJoin)
-			kit.EventuallyAllowed(t, "joiner", true)
+			kit.GrantJoining(t, "joiner")
 			start := time.Now()
 			f.run(t)
 			good := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "good"))

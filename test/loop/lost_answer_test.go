@@ -50,9 +50,7 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t), rules...)
 	records := filepath.Join(t.TempDir(), "audit.log")
 	kit.StartLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Audit = openAudit(t, records) }})
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	for name, do := range cases {
 		for _, write := range writes {
 			t.Run(name+"/"+write, func(t *testing.T) {

@@ -39,9 +39,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 		serving := kit.ServingApprover()
 		o.Approver.Rules, o.Approver.Inventory = serving.Rules, serving.Inventory
 	}})
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	serves := func() {
 		t.Helper()
 		kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "good")), csr.Issued)

@@ -50,6 +50,11 @@ type Cluster struct {
 // Start starts a control plane with the binaries in KUBEBUILDER_ASSETS. The API server knows tokens. Call Stop at the
 // end.
 func Start(tokens ...Token) (*Cluster, error) {
+	return StartConfigured(func(string, *envtest.Arguments) {}, tokens...)
+}
+
+// StartConfigured is Start. configure changes the flags of the API server, with files in the cluster's folder dir.
+func StartConfigured(configure func(dir string, args *envtest.Arguments), tokens ...Token) (*Cluster, error) {
 	dir, err := os.MkdirTemp("", "csr-cluster-")
 	if err != nil {
 		return nil, err
@@ -58,6 +63,7 @@ func Start(tokens ...Token) (*Cluster, error) {
 	if err := c.prepare(tokens); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
+	configure(dir, c.Env.ControlPlane.GetAPIServer().Configure())
 	if c.guard, err = guard.Start(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
