@@ -20,8 +20,7 @@ func startBlockListManager(t *testing.T, args ...string) *kit.Process {
 	kit.InstallRBAC(t)
 	kit.Apply(t, "kubelet-serving")
 	kit.Apply(t, "node-block-list")
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
 	file := filepath.Join(t.TempDir(), "config.yaml")
@@ -132,25 +131,4 @@ func TestBlockListMayNotBeRead(t *testing.T) {
 	if state := csr.StateOf(kit.Reload(t, held)); state != csr.Pending {
 		t.Errorf("it is %s", state)
 	}
-}
-
-// TestBlockListOnAStandby checks that a standby knows the list when it takes over.
-func TestBlockListOnAStandby(t *testing.T) {
-	kit.Parallel(t)
-	list := kit.BlockList(t, "standby-a")
-	first := startBlockListManager(t, "--leader-elect=true")
-	leader := leaderAfter(t, "")
-	kit.HasEvent(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "standby-a")), "NodeBlocked")
-	second := kit.StartManager(t, kit.ServiceAccountConfig(t), "--node-block-list="+kit.BlockListName)
-	second.Answers(t, second.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1")
-	block(t, list, "standby-a\nstandby-b")
-	second.Answers(t, second.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 2")
-	if err := first.Stop(); err != nil {
-		t.Fatal(err)
-	}
-	leaderAfter(t, leader)
-	blocked := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "standby-b"))
-	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "standby-c")), csr.Issued)
-	kit.HasEvent(t, blocked, "NodeBlocked")
-	checkStop(t, second)
 }

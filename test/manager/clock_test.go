@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"path/filepath"
 	"regexp"
 	"testing"
 	"time"
@@ -25,18 +24,14 @@ func TestClockAnHourAhead(t *testing.T) {
 	kit.Parallel(t)
 	kit.InstallRBAC(t)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-cleaning:
+	kit.GrantJoining(t, "joiner")
+	config := kit.Configure(t, `cleaning:
   signers:
   - {name: example.com/short, retention: {denied: 59m}}
-`))
+`)
 	hour := faults.Rule{Do: faults.ShiftDate(-time.Hour)}
 	proxy := kit.ThroughFaults(t, kit.ServiceAccountConfig(t), hour)
-	p := kit.StartManager(t, proxy.Config, "--leader-elect=false", "--config", file)
+	p := kit.StartManager(t, proxy.Config, "--leader-elect=false", config)
 
 	denied := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "denied", func(obj *kit.Request) { obj.Spec.SignerName = "example.com/short" }))
 	kit.Decide(t, denied, "Denied")
@@ -74,16 +69,13 @@ cleaning:
 // TestClockAnHourBehind deletes requests that are due by the API server's time.
 func TestClockAnHourBehind(t *testing.T) {
 	kit.Parallel(t)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-controllers: [cleaner]
+	config := kit.Configure(t, `controllers: [cleaner]
 cleaning:
   signers:
   - {name: example.com/short, retention: {denied: 59m}}
-`))
+`)
 	proxy := kit.ThroughFaults(t, kit.RoleConfig(t, "cleaner"), faults.Rule{Do: faults.ShiftDate(time.Hour)})
-	kit.StartManager(t, proxy.Config, "--leader-elect=false", "--config", file)
+	kit.StartManager(t, proxy.Config, "--leader-elect=false", config)
 	denied := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "denied", func(obj *kit.Request) { obj.Spec.SignerName = "example.com/short" }))
 	kit.Decide(t, denied, "Denied")
 	kit.IsDeleted(t, denied)
@@ -93,14 +85,11 @@ cleaning:
 // due by the API server's time. After the clock is right again, the waiting request is signed.
 func TestClockIsSetForward(t *testing.T) {
 	kit.Parallel(t)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-cleaning:
+	config := kit.Configure(t, `cleaning:
   signers:
   - {name: example.com/short, retention: {denied: 1s}}
-`))
-	p := startJoinable(t, kit.ManagerConfig(t), "--config", file)
+`)
+	p := startJoinable(t, kit.ManagerConfig(t), config)
 	foreign := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "foreign", func(obj *kit.Request) { obj.Spec.SignerName = "example.com/foreign" }))
 	if err := clock.Shift(p.Pid(), 25*time.Hour); err != nil {
 		t.Fatal(err)

@@ -147,8 +147,7 @@ func startDryRun(t *testing.T) (*kit.Process, *ledger) {
 // TestDryRun goes through every outcome, and proves with the ledger that only Events and reviews were written.
 func TestDryRun(t *testing.T) {
 	kit.Parallel(t)
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	kit.Grant(t, "stranger", kit.MayCreate)
 	kit.EventuallyAllowed(t, "joiner", true)
 	p, l := startDryRun(t)

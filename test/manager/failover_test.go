@@ -57,9 +57,7 @@ func startLeader(t *testing.T, args ...string) *pair {
 	t.Helper()
 	kit.InstallRBAC(t)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	forgetLeader(t)
 	t.Cleanup(func() { forgetLeader(t) }) // the next test would wait for the end of the Lease
 	p := &pair{leaderProxy: kit.ThroughFaults(t, kit.ServiceAccountConfig(t))}

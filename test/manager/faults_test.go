@@ -50,9 +50,7 @@ func TestServesAllUnderFaults(t *testing.T) {
 	kit.Alone(t)
 	kit.InstallRBAC(t)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	proxy, err := faults.Start(kit.ControlPlane(t).Config, 11)
 	if err != nil {
 		t.Fatal(err)

@@ -5,7 +5,6 @@ package manager
 import (
 	"context"
 	"fmt"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -27,13 +26,10 @@ func TestHungDeleteHoldsUpNoOther(t *testing.T) {
 		obj.Spec.SignerName = "example.com/foreign"
 		due = append(due, kit.CreateRequest(t, kit.Admin(t), obj))
 	}
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-controllers: [csrcleaner]
+	config := kit.Configure(t, `controllers: [csrcleaner]
 cleaning: {signers: [{name: example.com/foreign, retention: {pending: 2s}}]}
-`))
-	kit.StartManager(t, proxy.Config, "--config", file, "--leader-elect=false")
+`)
+	kit.StartManager(t, proxy.Config, config, "--leader-elect=false")
 	gone := func(objs []*kit.Request) (left int) {
 		for _, obj := range objs {
 			if err := kit.Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), &kit.Request{}); !apierrors.IsNotFound(err) {

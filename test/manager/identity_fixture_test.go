@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -22,14 +21,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// identityConfig writes a configuration with approval, which is one line of YAML.
-func identityConfig(t *testing.T, approval string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\napproval: {"+approval+"}\n"))
-	return file
-}
-
 // startIdentityManager runs the manager with approval, under its shipped roles.
 func startIdentityManager(t *testing.T, approval string, args ...string) *kit.Process {
 	t.Helper()
@@ -37,7 +28,7 @@ func startIdentityManager(t *testing.T, approval string, args ...string) *kit.Pr
 	for _, component := range []string{"node-identity", "inventory-cluster-api"} {
 		kit.Apply(t, component)
 	}
-	return kit.StartManager(t, kit.ServiceAccountConfig(t), append([]string{"--config", identityConfig(t, approval)}, args...)...)
+	return kit.StartManager(t, kit.ServiceAccountConfig(t), append([]string{kit.Configure(t, "approval: {"+approval+"}\n")}, args...)...)
 }
 
 // prepareIdentity grants the right to join to bootstrappers, and runs Kubernetes' controller of the ConfigMap

@@ -171,33 +171,6 @@ func TestRevokedIdentities(t *testing.T) {
 	}
 }
 
-// TestIdentityOutlivesTheLeader revokes one of two tokens and replaces the leader before the machines appear.
-func TestIdentityOutlivesTheLeader(t *testing.T) {
-	kit.Parallel(t)
-	prepareIdentity(t)
-	kit.InstallKind(t, kit.ClusterAPI)
-	kit.InstallRBAC(t)
-	forgetLeader(t)
-	first := startIdentityManager(t, patient)
-	leader := leaderAfter(t, "")
-	good, bad := newToken(t, "stays1"), newToken(t, "leaves")
-	waits, revoked := good.asks(t, "outlives-a"), bad.asks(t, "outlives-b")
-	kit.HasEvent(t, waits, "NotExpected")
-	kit.HasEvent(t, revoked, "NotExpected")
-	second := startIdentityManager(t, patient)
-	second.Answers(t, second.Probes, "/readyz", http.StatusOK)
-	bad.revoke(t)
-	if err := first.Stop(); err != nil {
-		t.Error(err)
-	}
-	leaderAfter(t, leader)
-	bad.signed(t, false)
-	expect(t, "outlives-b")
-	issuedSoon(t, waits, func() { expect(t, "outlives-a") })
-	kit.HasEvent(t, revoked, "NotAuthorized", "leaves")
-	isPending(t, revoked)
-}
-
 // TestRenewalsWaitForNoInventory renews while no source can answer, and checks that this lets no new node in.
 func TestRenewalsWaitForNoInventory(t *testing.T) {
 	kit.Parallel(t)
@@ -231,35 +204,29 @@ func TestRenewalsWaitForNoInventory(t *testing.T) {
 	kit.Reaches(t, refused, csr.Issued) // as soon as it has the permission
 }
 
-// TestBoundTokens requires each token to be bound to its node, and uses no inventory.
+// TestBoundTokens requires each token to be bound to its node, and uses no inventory. Without a configuration, a bound token is restricted
+// too, and what kube-controller-manager would approve by the groups is approved.
 func TestBoundTokens(t *testing.T) {
 	kit.Parallel(t)
 	prepareIdentity(t)
-	startIdentityManager(t, "nodeClient: {requireTokenBinding: true}", "--leader-elect=false")
+	p := startIdentityManager(t, "nodeClient: {requireTokenBinding: true}", "--leader-elect=false")
 	free, bound := newToken(t, "free01"), newToken(t, "bound1", "bound-a", "bound-b")
 	kit.Reaches(t, bound.asks(t, "bound-a"), csr.Issued)
 	kit.NewNode(t, "bound-b")
-	for _, test := range []struct {
-		obj          *kit.Request
-		reason, part string
-	}{
-		{free.asks(t, "bound-a"), "NotAuthorized", "is not bound to node"},
-		{bound.asks(t, "bound-c"), "NotAuthorized", `is bound to another node than "bound-c"`},
-		{bound.asks(t, "bound-b"), "NodeAlive", `node "bound-b" may be alive`},
-	} {
-		kit.HasEvent(t, test.obj, test.reason, test.part)
-		isPending(t, test.obj)
+	isRefused := func(obj *kit.Request, reason, part string) {
+		t.Helper()
+		kit.HasEvent(t, obj, reason, part)
+		isPending(t, obj)
 	}
-}
+	onlyFree := free.asks(t, "bound-d")
+	isRefused(onlyFree, "NotAuthorized", "is not bound to node")
+	isRefused(bound.asks(t, "bound-c"), "NotAuthorized", `is bound to another node than "bound-c"`)
+	isRefused(bound.asks(t, "bound-b"), "NodeAlive", `node "bound-b" may be alive`)
+	checkStop(t, p)
 
-// TestBoundTokensWithoutConfiguration restricts what kube-controller-manager would approve only by the groups.
-func TestBoundTokensWithoutConfiguration(t *testing.T) {
-	kit.Parallel(t)
-	prepareIdentity(t)
 	kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false")
-	bound := newToken(t, "narrow", "narrow-a")
-	kit.Reaches(t, bound.asks(t, "narrow-a"), csr.Issued)
-	other := bound.asks(t, "narrow-b")
-	kit.HasEvent(t, other, "NotAuthorized", `is bound to another node than "narrow-b"`)
-	isPending(t, other)
+	kit.Reaches(t, onlyFree, csr.Issued)
+	narrow := newToken(t, "narrow", "narrow-a")
+	kit.Reaches(t, narrow.asks(t, "narrow-a"), csr.Issued)
+	isRefused(narrow.asks(t, "narrow-b"), "NotAuthorized", `is bound to another node than "narrow-b"`)
 }

@@ -80,7 +80,7 @@ func TestWebhookURLIsSecret(t *testing.T) {
 	forgetLeader(t)
 	records := filepath.Join(t.TempDir(), "audit.log")
 	sources := fmt.Sprintf("}, inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 2s}}, {node: {}}]", server.URL+"/s3cr3t-path?token=s3cr3t", ca)
-	p := kit.StartManager(t, kit.ServiceAccountConfig(t), "--config", servingConfig(t, sources), "-v", "10", "--audit-log-path", records)
+	p := kit.StartManager(t, kit.ServiceAccountConfig(t), servingConfig(t, sources), "-v", "10", "--audit-log-path", records)
 	fails := func(node, part string) {
 		t.Helper()
 		obj := asksFor(t, node, "192.0.2.90")

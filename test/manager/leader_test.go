@@ -20,35 +20,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
-// TestLeaderElection checks the handover when the leader stops: it releases the Lease, and the standby has warm
-// caches.
-func TestLeaderElection(t *testing.T) {
-	kit.Parallel(t)
-	kit.InstallRBAC(t)
-	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	stale := &coordinationv1.Lease{} // of an earlier test; without it, the holder is empty
-	if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: "csr-controller-manager"}, stale); client.IgnoreNotFound(err) != nil {
-		t.Fatal(err)
-	}
-	first := kit.StartManager(t, kit.ServiceAccountConfig(t))
-	leader := leaderAfter(t, ptr.Deref(stale.Spec.HolderIdentity, ""))
-	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "first")), csr.Issued)
-
-	second := kit.StartManager(t, kit.ServiceAccountConfig(t))
-	second.Answers(t, second.Probes, "/readyz", http.StatusOK) // warm: it has loaded the CA
-	if err := first.Stop(); err != nil {
-		t.Errorf("the leader stopped with %v", err)
-	}
-	start := time.Now()
-	leaderAfter(t, leader)
-	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "second")), csr.Issued)
-	if took := time.Since(start); took > 10*time.Second {
-		t.Errorf("the standby took %s, the Lease was not given back", took)
-	}
-}
-
 // leaderAfter waits for a holder of the Lease other than before.
 func leaderAfter(t *testing.T, before string) string {
 	t.Helper()
@@ -72,8 +43,7 @@ func TestStandbyQueuesNothing(t *testing.T) {
 	kit.Parallel(t)
 	kit.InstallRBAC(t)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	lease := leaseOf(t, "another")
 	p := kit.StartManager(t, kit.ServiceAccountConfig(t))
 	waiting := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "waits"))

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -34,7 +33,7 @@ import (
 // Lease. Once the Lease is deleted, the replica leads.
 func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	kit.Parallel(t)
-	args := append(leadsFor(5*time.Minute), configure(t, "approval: {denial: Permanent}\n"))
+	args := append(leadsFor(5*time.Minute), kit.Configure(t, "approval: {denial: Permanent}\n"))
 	p := startPair(t, args...)
 	w := &leaseWriter{Client: kit.ClientOf(t, leaseWriterConfig(t)), replica: leaderAfter(t, "")}
 	l := startJoining(t)
@@ -150,14 +149,6 @@ func (w *leaseWriter) keep(t *testing.T) {
 // leadsFor returns flags for a Lease that does not end within that time. Neither does the leader give up.
 func leadsFor(long time.Duration) []string {
 	return []string{"--leader-elect-renew-deadline", long.String(), "--leader-elect-lease-duration", (2 * long).String()}
-}
-
-// configure writes a configuration file and returns its flag.
-func configure(t *testing.T, text string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+text))
-	return "--config=" + file
 }
 
 // refusal is a request that must not get a certificate.

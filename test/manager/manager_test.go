@@ -25,8 +25,7 @@ import (
 func TestManager(t *testing.T) {
 	kit.Parallel(t)
 	kit.InstallRBAC(t)
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	p := kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false", "-v", "10")
 
 	// No CA yet: the manager runs, and reports that.

@@ -113,9 +113,7 @@ func TestPluginChecks(t *testing.T) {
 	kit.Says(t, out+aside, code, 1, "there is no Lease of a manager", "error: check: ")
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
 	kit.StartManager(t, kit.ServiceAccountConfig(t))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "checked")), csr.Issued)
 
 	// JSON on standard output, and nothing else there.

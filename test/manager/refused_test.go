@@ -9,7 +9,6 @@ import (
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
@@ -32,12 +31,6 @@ func TestWritesThatAPolicyRefusesAreRepeated(t *testing.T) {
 	decidesAfter(t, refuseByPolicy,
 		`csr_approver_decisions_total{reason="NotStored",rule="",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Wait"} 3`,
 		`csr_signer_outcomes_total{outcome="Wait",reason="NotStored",signer="kubernetes.io/kube-apiserver-client-kubelet"} 4`)
-}
-
-// TestWritesThatARoleRefusesAreRepeated takes the roles of approver and signer for a while (403).
-func TestWritesThatARoleRefusesAreRepeated(t *testing.T) {
-	kit.Parallel(t)
-	decidesAfter(t, refuseByRole, `csr_approver_errors_total{reason="Forbidden"}`, `csr_signer_errors_total{reason="Forbidden"}`)
 }
 
 // decidesAfter has requests that wait for an approval, for a certificate and for a Failed condition while refuse is in effect.
@@ -109,21 +102,6 @@ func refuseByPolicy(t *testing.T) (permit func()) {
 	return func() {
 		if err := kit.Admin(t).Delete(t.Context(), binding); err != nil {
 			t.Fatal(err)
-		}
-	}
-}
-
-// refuseByRole takes the roles of approver and signer from the manager. It must ask for reviews without success, too.
-func refuseByRole(t *testing.T) (permit func()) {
-	t.Helper()
-	var give []func()
-	for _, role := range []string{"csr-approver", "csr-signer"} {
-		give = append(give, kit.TakeRole(t, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role}}))
-	}
-	writesFail(t, apierrors.IsForbidden)
-	return func() {
-		for _, each := range give {
-			each()
 		}
 	}
 }

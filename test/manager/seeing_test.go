@@ -32,8 +32,7 @@ import (
 func TestAuditLog(t *testing.T) {
 	kit.Parallel(t)
 	kit.InstallRBAC(t)
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	kit.Grant(t, "stranger", kit.MayCreate)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
 	path := filepath.Join(t.TempDir(), "audit.log")

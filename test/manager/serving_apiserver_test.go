@@ -135,24 +135,32 @@ func storeEndpoint(t *testing.T, name, address string, port int32) {
 	}
 }
 
-// TestServingReadsAPIServersFromEndpoints has more API servers in EndpointSlices than that of the kubeconfig. Names
-// that only their certificates hold are reserved, also after a new API server was added. An unreachable API server
-// stops nothing.
-func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
+// TestServingReadsAPIServers has a worker that reports names of API servers' certificates: that of a kubeadm control plane, and those that
+// EndpointSlices name, also after a new API server was added. The control-plane node gets its own name and address. A wildcard in a
+// certificate reserves nothing, and an unreachable API server stops nothing.
+func TestServingReadsAPIServers(t *testing.T) {
 	kit.Parallel(t)
 	authority := withAPIServerCertificate(t, kubeadmNames...)
+	kit.Apply(t, "node-identity")
 	second := anotherAPIServer(t, authority, "127.0.0.2", []string{"kubernetes", "cp-2", "*.second.example"}, net.ParseIP("192.0.2.210"))
 	storeEndpoint(t, "kubernetes-second", "127.0.0.2", second)
 	storeEndpoint(t, "kubernetes-away", "127.0.0.3", 1)
-	p := startServingManager(t, "")
-	kit.NewNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.210", "cp-2", "node.second.example", "192.0.2.211", "cp-3")
-	kit.Reaches(t, asksFor(t, "w-1", "192.0.2.201", "node.second.example", "cp-3"), csr.Issued)
+	p := startServingManager(t, ", apiServerNodes: [cp-1]}, nodeClient: {requireTokenBinding: true")
+	kit.NewNode(t, "cp-1", "192.0.2.200", "cp-1")
+	kit.NewNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.200", "cp-1", "api.lab.example", "node.wild.example",
+		"192.0.2.210", "cp-2", "node.second.example", "192.0.2.211", "cp-3")
+	kit.Reaches(t, asksFor(t, "cp-1", "192.0.2.200", "cp-1"), csr.Issued)
+	kit.Reaches(t, asksFor(t, "w-1", "192.0.2.201", "w-1", "node.wild.example", "node.second.example", "cp-3"), csr.Issued)
 	refused := func(san, server string) {
 		t.Helper()
 		obj := asksFor(t, "w-1", san)
-		kit.HasEvent(t, obj, "SANReserved", san+" is a name or an address of the API server (in the serving certificate of "+server)
+		kit.HasEvent(t, obj, "SANReserved", san+" is a name or an address of the API server (in the serving certificate of "+server, "approval.kubeletServing.apiServerNodes")
 		isPending(t, obj)
 	}
+	for _, san := range []string{"192.0.2.200", "cp-1", "api.lab.example"} {
+		refused(san, "")
+	}
+	kit.HasEvent(t, asksFor(t, "w-1", "API.lab.example"), "SANReserved")
 	refused("192.0.2.210", "127.0.0.2:")
 	refused("cp-2", "127.0.0.2:")
 	if !strings.Contains(p.Output(t), `"apiServer":"127.0.0.3:1"`) {
@@ -162,25 +170,6 @@ func TestServingReadsAPIServersFromEndpoints(t *testing.T) {
 	storeEndpoint(t, "kubernetes-third", "127.0.0.4", anotherAPIServer(t, authority, "127.0.0.4", []string{"kubernetes", "cp-3"}, net.ParseIP("192.0.2.211")))
 	kit.HasEvent(t, asksFor(t, "w-1", "cp-3", "of-nobody"), "SANReserved", "cp-3 is a name or an address of the API server (in the serving certificate of 127.0.0.4:")
 	refused("192.0.2.211", "127.0.0.4:")
-	checkStop(t, p)
-}
-
-// TestServingOnKubeadmControlPlane has a worker that reports names of the API server's certificate. The control-plane
-// node gets its own name and address, whatever the worker reports. The wildcard in the certificate reserves nothing.
-func TestServingOnKubeadmControlPlane(t *testing.T) {
-	kit.Parallel(t)
-	withAPIServerCertificate(t, kubeadmNames...)
-	kit.Apply(t, "node-identity")
-	p := startServingManager(t, ", apiServerNodes: [cp-1]}, nodeClient: {requireTokenBinding: true")
-	kit.NewNode(t, "cp-1", "192.0.2.200", "cp-1")
-	kit.NewNode(t, "w-1", "192.0.2.201", "w-1", "192.0.2.200", "cp-1", "api.lab.example", "node.wild.example")
-	kit.Reaches(t, asksFor(t, "cp-1", "192.0.2.200", "cp-1"), csr.Issued)
-	kit.Reaches(t, asksFor(t, "w-1", "192.0.2.201", "w-1", "node.wild.example"), csr.Issued)
-	for _, san := range []string{"192.0.2.200", "cp-1", "API.lab.example"} {
-		obj := asksFor(t, "w-1", san)
-		kit.HasEvent(t, obj, "SANReserved", "is a name or an address of the API server (in the serving certificate of", "approval.kubeletServing.apiServerNodes")
-		isPending(t, obj)
-	}
 	checkStop(t, p)
 }
 

@@ -54,7 +54,7 @@ func TestServingOlderNodeTakesNothing(t *testing.T) {
 	waits()
 	kit.Reaches(t, asksFor(t, liar.Name, "192.0.2.20"), csr.Issued) // an address that only this Node reports is its own
 	checkStop(t, p)
-	p = kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, ""))
+	p = kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false", servingConfig(t, ""))
 	theirsBefore, oursBefore := theirs, ours
 	theirs, ours = asksFor(t, liar.Name, "192.0.2.21"), asksFor(t, "b-younger-victim", "192.0.2.21")
 	waits() // the Events about the requests before are older than the restart
@@ -91,7 +91,7 @@ func TestServingSharedAddress(t *testing.T) {
 	checkStop(t, p)
 
 	row := strings.Replace(`{namePattern: ".*", dnsNames: ["${node}"], addresses: ["`+nat+`", CIDR of the nodes]}`, "CIDR of the nodes", "192.0.2.0/24", 1)
-	p = kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false", "--config", servingConfig(t, "}, inventory: {sources: [{static: {rows: ["+row+"]}}, {node: {}}]"))
+	p = kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false", servingConfig(t, "}, inventory: {sources: [{static: {rows: ["+row+"]}}, {node: {}}]"))
 	kit.Reaches(t, waiting, csr.Issued)
 	if strings.Contains(p.Output(t), warned) {
 		t.Error("a warning that node is the only source, and there is a static one")

@@ -1,7 +1,6 @@
 package manager
 
 import (
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -25,16 +24,13 @@ func startServingManagerAs(t *testing.T, cfg *rest.Config, more string) *kit.Pro
 	t.Helper()
 	kit.Apply(t, "kubelet-serving")
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	return kit.StartManager(t, cfg, "--leader-elect=false", "--config", servingConfig(t, more))
+	return kit.StartManager(t, cfg, "--leader-elect=false", servingConfig(t, more))
 }
 
-// servingConfig writes a configuration with approval of serving certificates.
+// servingConfig returns the flag of a configuration with approval of serving certificates.
 func servingConfig(t *testing.T, more string) string {
 	t.Helper()
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte("apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"+
-		"approval: {kubeletServing: {enabled: true, clusterDomain: cluster.test, reserved: [api.example.com, 203.0.113.0/24]"+more+"}}\n"))
-	return file
+	return kit.Configure(t, "approval: {kubeletServing: {enabled: true, clusterDomain: cluster.test, reserved: [api.example.com, 203.0.113.0/24]"+more+"}}\n")
 }
 
 func TestServing(t *testing.T) {

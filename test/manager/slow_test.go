@@ -22,12 +22,6 @@ func TestAnswersAfterSixSeconds(t *testing.T) {
 	joinSlowly(t, 20, 6*time.Second, 40*time.Second)
 }
 
-// TestAnswersAfter25Seconds delays every call almost as long as an admission webhook may.
-func TestAnswersAfter25Seconds(t *testing.T) {
-	kit.Parallel(t)
-	joinSlowly(t, 10, 25*time.Second, 115*time.Second)
-}
-
 // joinSlowly joins kubelets while each review and each write of approver and signer is delayed, as by a slow authorizer and
 // a slow admission webhook. Each request needs three such calls. A review waits while four identical ones are in progress,
 // and one requester gets half of the signer's 20 workers. So 20 requests take as long as five calls, and 10 as long as
@@ -70,9 +64,7 @@ func joinSlowly(t *testing.T, count int, delay, bound time.Duration) {
 func startJoinable(t *testing.T, cfg *rest.Config, args ...string) *kit.Process {
 	t.Helper()
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	kit.EventuallyAllowed(t, "joiner", true)
+	kit.GrantJoining(t, "joiner")
 	p := kit.StartManager(t, cfg, append([]string{"--leader-elect=false"}, args...)...)
 	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "first")), csr.Issued)
 	return p

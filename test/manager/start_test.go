@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/http"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -29,18 +28,14 @@ func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
 	kit.Apply(t, "kubelet-serving")
 	kit.Apply(t, "node-identity")
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-approval:
+	kit.GrantJoining(t, "joiner")
+	config := kit.Configure(t, `approval:
   nodeClient: {requireTokenBinding: true}
   kubeletServing: {enabled: true}
-`))
+`)
 	proxy := kit.ThroughFaults(t, kit.ServiceAccountConfig(t),
 		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
-	p := kit.StartManager(t, proxy.Config, "--leader-elect=false", "--config", file)
+	p := kit.StartManager(t, proxy.Config, "--leader-elect=false", config)
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
 	if applied := proxy.Applied(); applied[0] == 0 {
 		t.Error("no discovery was broken off")
@@ -71,17 +66,13 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 		}
 		return nil
 	})
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	kit.ApplyAll(t, slices.DeleteFunc(kit.Rendered(t, "rotation"), func(obj *unstructured.Unstructured) bool {
 		return !strings.Contains(obj.GetKind(), "Role") // above all not the CRD
 	}))
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-rotation: {enabled: true}
-`))
-	p := kit.StartManager(t, kit.ManagerConfig(t), "--leader-elect=false", "--config", file)
+	config := kit.Configure(t, `rotation: {enabled: true}
+`)
+	p := kit.StartManager(t, kit.ManagerConfig(t), "--leader-elect=false", config)
 	p.Answers(t, p.Probes, "/readyz/caches", http.StatusInternalServerError)
 	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "joins")), csr.Approved)
 	kit.Eventually(t, "the log says what is missing", func(context.Context) error {
