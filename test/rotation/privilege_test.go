@@ -426,6 +426,14 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 			failed["own-rights"], needed = true, append(needed, right.String())
 		}
 	}
+	// The page of metrics costs more, so readiness comes first.
+	status, text := cluster.Get(ctx, h.Probes, "/readyz/own-rights")
+	switch names := "missing rights: " + strings.Join(needed, ", "); {
+	case len(needed) == 0 && status != http.StatusOK:
+		return fmt.Errorf("not ready: %s", text)
+	case len(needed) > 0 && !strings.Contains(text, names[:min(len(names), 512)]): // a probe's reason is at most that long
+		return fmt.Errorf("%q is not in: %s", names, text)
+	}
 	page := h.scrape(ctx)
 	for line := range strings.Lines(page) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
@@ -443,13 +451,6 @@ func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
 		if is := strings.Contains(page, fmt.Sprintf("csr_check_result{check=%q,result=\"failed\"} 1", name)); is != want {
 			return fmt.Errorf("%s failed: %t, want %t", name, is, want)
 		}
-	}
-	status, text := cluster.Get(ctx, h.Probes, "/readyz/own-rights")
-	switch names := "missing rights: " + strings.Join(needed, ", "); {
-	case len(needed) == 0 && status != http.StatusOK:
-		return fmt.Errorf("not ready: %s", text)
-	case len(needed) > 0 && !strings.Contains(text, names[:min(len(names), 512)]): // a probe's reason is at most that long
-		return fmt.Errorf("%q is not in: %s", names, text)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 // TestPrune has an API server whose client CA file loses the old CA. It keeps publishing the old CA, until it is pruned.
 func TestPrune(t *testing.T) {
 	kit.Parallel(t)
-	c, _ := ownCluster(t)
+	c := kit.ControlPlane(t)
 	p, oldCA, newCA := publisher(t, c.Config), c.CA, kit.NewCA(t)
 	file, err := os.ReadFile(c.ClientCAFile())
 	if err != nil {

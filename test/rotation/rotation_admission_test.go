@@ -21,7 +21,7 @@ import (
 // config/rotation/admission must decide as api/v1alpha1 does.
 func TestRotationAdmission(t *testing.T) {
 	kit.Parallel(t)
-	api := authorities(t)
+	api := kit.Admin(t)
 	kit.Apply(t, "rotation/admission")
 	t.Cleanup(func() { unapplyAdmission(t) })
 	obj := newAuthority(t, api, "rotation-admission", v1alpha1.SigningAuthorityStatus{})

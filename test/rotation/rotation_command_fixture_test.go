@@ -10,19 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
-
-// authorities returns an administrator's client for SigningAuthorities, once the API server serves them.
-func authorities(t *testing.T) client.Client {
-	t.Helper()
-	kit.Apply(t, "crd")
-	api := kit.Admin(t)
-	kit.Eventually(t, "SigningAuthorities are served", func(ctx context.Context) error {
-		return api.List(ctx, &v1alpha1.SigningAuthorityList{})
-	})
-	return api
-}
 
 // newAuthority creates a SigningAuthority with that status.
 func newAuthority(t *testing.T, api client.Client, name string, status v1alpha1.SigningAuthorityStatus) *v1alpha1.SigningAuthority {

@@ -89,7 +89,7 @@ func TestRotationCommand(t *testing.T) {
 // TestRotationCommandWaits checks that a timeout is reported with its reason, and with the exit code.
 func TestRotationCommandWaits(t *testing.T) {
 	kit.Parallel(t)
-	api := authorities(t)
+	api := kit.Admin(t)
 	completed, preparing, _, _, _ := statuses()
 	obj := newAuthority(t, api, "rotation-waits", completed)
 	output, code := runRotation(t, kit.ControlPlane(t).Config, "start", obj.Name, "--wait=false")
@@ -111,7 +111,7 @@ func TestRotationCommandWaits(t *testing.T) {
 // TestRotationCommandBelievesNoEvent checks that an Event, which others may write, decides nothing.
 func TestRotationCommandBelievesNoEvent(t *testing.T) {
 	kit.Parallel(t)
-	api := authorities(t)
+	api := kit.Admin(t)
 	_, _, prepared, _, _ := statuses()
 	obj := newAuthority(t, api, "rotation-forged", prepared)
 	forged := &eventsv1.Event{

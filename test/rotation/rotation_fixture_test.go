@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
@@ -41,13 +40,10 @@ func published(authority string) v1alpha1.ConfigMapKey {
 
 const publishedSuffix = "-client-ca"
 
-// startRotating installs the CRD, and a CA in the Secret signing-ca that the API server trusts.
+// startRotating installs a CA in the Secret signing-ca that the API server trusts.
 func startRotating(t *testing.T) *rotating {
 	t.Helper()
 	p := kit.PlaneOf(t)
-	if _, err := envtest.InstallCRDs(p.Config, envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}); err != nil {
-		t.Fatal(err)
-	}
 	r := &rotating{Cluster: p.Cluster, admin: p.Admin}
 	all, err := os.ReadFile(r.ClientCAFile())
 	if err != nil {

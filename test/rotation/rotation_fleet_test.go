@@ -120,8 +120,7 @@ func (f *fleet) complete(t *testing.T) {
 // startFleet joins the members with a token. They call the API server until the test ends.
 func (r *rotating) startFleet(t *testing.T) *fleet {
 	t.Helper()
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	f := &fleet{rotating: r}
 	ctx, stop := context.WithCancel(t.Context())

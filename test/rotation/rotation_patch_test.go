@@ -28,7 +28,7 @@ const (
 // installRotation applies config/rotation, and returns a client for its objects.
 func installRotation(t *testing.T) client.Client {
 	t.Helper()
-	api := authorities(t)
+	api := kit.Admin(t)
 	kit.InstallRBAC(t)
 	kit.Apply(t, "rotation")
 	return api

@@ -17,7 +17,7 @@ import (
 // overwrite records. If the API server did not accept a rule, all of it would fail.
 func TestSpecBounds(t *testing.T) {
 	kit.Parallel(t)
-	api := authorities(t)
+	api := kit.Admin(t)
 	lasts := func(value time.Duration) *metav1.Duration { return &metav1.Duration{Duration: value} }
 	to := func(namespace, name string) v1alpha1.Trust {
 		return v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{{Namespace: namespace, Name: name}}}
@@ -63,7 +63,7 @@ func TestSpecBounds(t *testing.T) {
 // and no other.
 func TestASignerThatAPIServersVerifyMayCome(t *testing.T) {
 	kit.Parallel(t)
-	api := authorities(t)
+	api := kit.Admin(t)
 	const serving, users, kubelets, custom = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "example.com/spec"
 	for name, test := range map[string]struct {
 		before, after []string
