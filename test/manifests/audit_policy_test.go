@@ -47,7 +47,14 @@ func TestAuditPolicy(t *testing.T) {
 	for _, user := range []string{"joiner", "approver", "signer", "cleaner"} {
 		tokens = append(tokens, cluster.Token{Token: user + "-token", User: user, UID: user, Groups: "system:masters"})
 	}
-	c, err := cluster.Start(tokens...)
+	policy, err := filepath.Abs(filepath.Join(root, "config/audit-policy/policy.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	logFile := filepath.Join(t.TempDir(), "audit.log")
+	c, err := cluster.StartConfigured(func(_ string, args *envtest.Arguments) {
+		args.Set("audit-policy-file", policy).Set("audit-log-path", logFile)
+	}, tokens...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,14 +63,6 @@ func TestAuditPolicy(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	policy, err := filepath.Abs(filepath.Join(root, "config/audit-policy/policy.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	logFile := filepath.Join(c.Dir, "audit.log")
-	if err := c.RestartAPIServer(func(args *envtest.Arguments) { args.Set("audit-policy-file", policy).Set("audit-log-path", logFile) }); err != nil {
-		t.Fatal(err)
-	}
 	as := func(user string) client.Client {
 		cfg := rest.AnonymousClientConfig(c.Config)
 		cfg.BearerToken = user + "-token"

@@ -1,10 +1,7 @@
 package manifests
 
 import (
-	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -21,23 +18,11 @@ const dryRun = "dry-run"
 // overlay renders a kustomization as a user would write it.
 func overlay(t *testing.T, resource string, components ...string) objects {
 	t.Helper()
-	dir := t.TempDir()
-	absolute, err := filepath.Abs(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	above, err := filepath.Rel(dir, absolute) // a kustomization refers to others by relative paths
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := fmt.Sprintf("resources: [%s/config/%s]\ncomponents:\n", above, resource)
+	text := "resources:\n- ../" + resource + "\ncomponents:\n"
 	for _, name := range components {
-		text += fmt.Sprintf("- %s/config/%s\n", above, name)
+		text += "- ../" + name + "\n"
 	}
-	if err := os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+	return inFolder(t, root, map[string]string{"kustomization.yaml": text})
 }
 
 // withoutWrites returns the rules of each role without those to write requests.

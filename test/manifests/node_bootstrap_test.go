@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -28,11 +27,9 @@ import (
 
 const nodeBootstrap = "node-bootstrap"
 
-// TestNodesJoinByTheComponent installs config/default with the component on a cluster that kubeadm did not make. A
+// testNodesJoin installs config/default with the component on a cluster that kubeadm did not make. A
 // bootstrap token of the component's group joins a node, which then renews. A token of another group may not even ask.
-func TestNodesJoinByTheComponent(t *testing.T) {
-	t.Parallel()
-	u := startUpgrade(t, 1)
+func (u *upgrade) testNodesJoin(t *testing.T) {
 	u.roll(t, "nodes that join", install{components: []string{nodeBootstrap}})
 	joiner := u.token(t, "joiner", "system:bootstrappers:kubeadm:default-node-token")
 	other := u.token(t, "others", "system:bootstrappers:others")
@@ -156,23 +153,5 @@ func TestConfigurePage(t *testing.T) {
 // myCluster renders a kustomization in a folder like config/my-cluster, with a copy of the shipped configuration.
 func myCluster(t *testing.T, text string) objects {
 	t.Helper()
-	base, err := filepath.Abs(filepath.Join(root, "config"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	shipped, err := os.ReadFile(filepath.Join(base, "manager/config/config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	dir := t.TempDir()
-	above, err := filepath.Rel(dir, base) // a kustomization refers to others by relative paths
-	if err != nil {
-		t.Fatal(err)
-	}
-	text = strings.ReplaceAll(text, "- ../", "- "+above+"/")
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600),
-		os.WriteFile(filepath.Join(dir, "config.yaml"), shipped, 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+	return inFolder(t, root, map[string]string{"kustomization.yaml": text, "config.yaml": shippedConfig(t, root)})
 }

@@ -114,21 +114,19 @@ func merged(into, more any) any {
 // checkFolder renders files in a folder of their own, checks the objects, and returns them.
 func checkFolder(t *testing.T, page string, files folder) objects {
 	t.Helper()
-	dir := t.TempDir()
+	texts := map[string]string{}
 	for name, content := range files {
-		data, isText := content.(string)
+		text, isText := content.(string)
 		if !isText {
 			encoded, err := yaml.Marshal(content)
 			if err != nil {
 				t.Fatal(err)
 			}
-			data = strings.ReplaceAll(string(encoded), "- ../", "- "+configFrom(t, dir)+"/")
+			text = string(encoded)
 		}
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(data), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		texts[name] = text
 	}
-	all := parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+	all := inFolder(t, root, texts)
 	for name, loaded := range load(t, all) {
 		if loaded.Signing.Secret != systemNamespace+"/csr-signer" || !loaded.MetricsSecure || loaded.MetricsBindAddress != ":8443" {
 			t.Errorf("%s: %s has lost what the shipped configuration says", page, name)
@@ -139,20 +137,6 @@ func checkFolder(t *testing.T, page string, files folder) objects {
 	}
 	accept(t, all)
 	return all
-}
-
-// configFrom returns the path of the folder config from dir: kustomize takes no absolute one.
-func configFrom(t *testing.T, dir string) string {
-	t.Helper()
-	absolute, err := filepath.Abs(filepath.Join(root, "config"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	path, err := filepath.Rel(dir, absolute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
 }
 
 func read(t *testing.T, path string) []byte {

@@ -1,9 +1,11 @@
 package manifests
 
 import (
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -36,7 +38,10 @@ var installs = map[string]map[string][]config.Controller{
 // approverOnly is the install for clusters in which kube-controller-manager signs.
 const approverOnly = "overlays/approver-only"
 
-// accept checks with the API server that all objects could be created.
+// accepted holds the objects that the API server has accepted.
+var accepted sync.Map
+
+// accept checks with the API server that all objects could be created. It asks once about an object that several manifests contain.
 func accept(t *testing.T, all objects) {
 	t.Helper()
 	for name, obj := range all {
@@ -47,10 +52,16 @@ func accept(t *testing.T, all objects) {
 		if obj.GetName() == systemNamespace {
 			obj.SetName("another") // the object may exist already
 		}
+		text := fmt.Sprint(obj.Object)
+		if _, known := accepted.Load(text); known {
+			continue
+		}
 		err := admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.DryRunAll, client.FieldOwner("test"), client.ForceOwnership)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
+			continue
 		}
+		accepted.Store(text, true)
 	}
 }
 

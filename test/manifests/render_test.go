@@ -33,13 +33,27 @@ func key(obj *unstructured.Unstructured) string {
 // kustomize renders a folder below config.
 func kustomize(t *testing.T, folder string) objects {
 	t.Helper()
-	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("config", folder)))
+	return parse(t, rendered(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("config", folder)))
 }
 
 // helm renders the chart.
 func helm(t *testing.T, args ...string) objects {
 	t.Helper()
-	return parse(t, run(t, helmCommand(t, args...)...))
+	return parse(t, rendered(t, helmCommand(t, args...)...))
+}
+
+// renders holds what each command has rendered.
+var renders sync.Map
+
+// rendered returns the output of a command, which runs once.
+func rendered(t *testing.T, args ...string) []byte {
+	t.Helper()
+	once, _ := renders.LoadOrStore(strings.Join(args, "\x00"), sync.OnceValues(func() ([]byte, error) { return output(args...) }))
+	data, err := once.(func() ([]byte, error))()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
 }
 
 // helmPath returns the path where the go command keeps the Helm that hack/helm.mod pins. It builds Helm first.
@@ -71,15 +85,23 @@ func helmCommand(t *testing.T, args ...string) []string {
 // run runs a command in the module's root, which must succeed, and returns its output.
 func run(t *testing.T, args ...string) []byte {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	data, err := output(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func output(args ...string) ([]byte, error) {
+	command := exec.Command(args[0], args[1:]...)
 	command.Dir = root
 	var complaints bytes.Buffer
 	command.Stderr = &complaints
-	output, err := command.Output()
+	data, err := command.Output()
 	if err != nil {
-		t.Fatalf("%v: %v\n%s", args, err, complaints.String())
+		return nil, fmt.Errorf("%v: %w\n%s", args, err, complaints.String())
 	}
-	return output
+	return data, nil
 }
 
 func parse(t *testing.T, data []byte) objects {
@@ -100,6 +122,41 @@ func parse(t *testing.T, data []byte) objects {
 		}
 		found[key(obj)] = obj
 	}
+}
+
+// inFolder renders files in a folder of their own that stands for config/my-cluster of the source tree at root: "- ../NAME" there is
+// config/NAME.
+func inFolder(t *testing.T, root string, files map[string]string) objects {
+	t.Helper()
+	once, _ := renders.LoadOrStore(fmt.Sprint(root, files), sync.OnceValues(func() ([]byte, error) {
+		dir := t.TempDir()
+		config, err := filepath.Abs(filepath.Join(root, "config"))
+		if err != nil {
+			return nil, err
+		}
+		above, err := filepath.Rel(dir, config) // kustomize takes no absolute path
+		if err != nil {
+			return nil, err
+		}
+		for name, text := range files {
+			text = strings.ReplaceAll(text, "- ../", "- "+above+"/")
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				return nil, err
+			}
+		}
+		return output(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir)
+	}))
+	data, err := once.(func() ([]byte, error))()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, data)
+}
+
+// shippedConfig returns the configuration that config/default ships in the source tree at root.
+func shippedConfig(t *testing.T, root string) string {
+	t.Helper()
+	return string(read(t, filepath.Join(root, "config/manager/config/config.yaml")))
 }
 
 // typed returns the objects of one kind as their Go type.

@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -66,12 +65,9 @@ func TestRotationChartVersions(t *testing.T) {
 		t.Error("no policy")
 	}
 	helm(t, "--kube-version=1.29.9")
-	args := helmCommand(t, rotated, "--kube-version=1.29.9")
-	command := exec.CommandContext(t.Context(), args[0], args[1:]...)
-	command.Dir = root
 	const want = "config.rotation.enabled: needs Kubernetes 1.30 or later"
-	if output, err := command.CombinedOutput(); err == nil || !strings.Contains(string(output), want) {
-		t.Errorf("error %v, want %q in:\n%s", err, want, output)
+	if _, err := output(helmCommand(t, rotated, "--kube-version=1.29.9")...); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
 	}
 }
 

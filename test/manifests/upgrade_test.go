@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"fmt"
 	"net/http"
 	"os"
@@ -83,16 +82,19 @@ func features() map[string]install {
 var order = []string{"rotation", "node block list", "kubelet serving", "machine inventory", "dry run", "CA that is created"}
 
 // TestUpgradeThroughEachFeature rolls the Deployment out to each feature, and from it to the next one, which switches
-// it off.
+// it off. TestUpgradeOfTwoReplicas does so with two replicas.
 func TestUpgradeThroughEachFeature(t *testing.T) {
-	for _, replicas := range []int32{1, 2} {
-		t.Run(fmt.Sprint(replicas), func(t *testing.T) {
-			u := startUpgrade(t, replicas)
-			u.roll(t, "as shipped", install{})
-			for _, name := range order {
-				u.roll(t, name, features()[name])
-			}
-		})
+	t.Parallel()
+	u := startUpgrade(t, 1)
+	u.roll(t, "as shipped", install{})
+	t.Run("nodes join", u.testNodesJoin)
+	u.throughEachFeature(t)
+}
+
+func (u *upgrade) throughEachFeature(t *testing.T) {
+	t.Helper()
+	for _, name := range order {
+		u.roll(t, name, features()[name])
 	}
 }
 
@@ -186,29 +188,12 @@ func (u *upgrade) make(t *testing.T, obj client.Object) {
 // render returns the objects of next, with its configuration and number of replicas.
 func (u *upgrade) render(t *testing.T, next install) objects {
 	t.Helper()
-	dir := t.TempDir()
-	absolute, err := filepath.Abs(next.source.root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	above, err := filepath.Rel(dir, absolute)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := fmt.Sprintf("resources: [%s/config/default]\nreplicas: [{name: csr-controller-manager, count: %d}]\n", above, u.replicas) +
+	text := fmt.Sprintf("resources:\n- ../default\nreplicas: [{name: csr-controller-manager, count: %d}]\n", u.replicas) +
 		"configMapGenerator:\n- {name: csr-controller-manager-config, namespace: " + systemNamespace + ", behavior: merge, files: [config.yaml]}\ncomponents:\n"
 	for _, name := range next.components {
-		text += fmt.Sprintf("- %s/config/%s\n", above, name)
+		text += "- ../" + name + "\n"
 	}
-	shipped, err := os.ReadFile(filepath.Join(absolute, "config/manager/config/config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := errors.Join(os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600),
-		os.WriteFile(filepath.Join(dir, "config.yaml"), append(shipped, next.config...), 0o600)); err != nil {
-		t.Fatal(err)
-	}
-	return parse(t, run(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir))
+	return inFolder(t, next.source.root, map[string]string{"kustomization.yaml": text, "config.yaml": shippedConfig(t, next.source.root) + next.config})
 }
 
 // roll applies next, as kubectl apply does, and waits until all replicas are updated and ready, and one of them

@@ -1,0 +1,12 @@
+//go:build nightly
+
+package manifests
+
+import "testing"
+
+func TestUpgradeOfTwoReplicas(t *testing.T) {
+	t.Parallel()
+	u := startUpgrade(t, 2)
+	u.roll(t, "as shipped", install{})
+	u.throughEachFeature(t)
+}
