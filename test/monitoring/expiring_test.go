@@ -3,7 +3,6 @@ package monitoring
 import (
 	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"fmt"
 	"io"
 	"maps"
@@ -16,7 +15,8 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const rotatingConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
@@ -41,18 +41,18 @@ spec:
 func TestKubeletAlertsDuringRotation(t *testing.T) {
 	l := newLab(t)
 	kubelets := newKubelets(t)
-	metrics := freeAddress(t)
-	p := startPrometheus(t, l.Cluster, []string{kubelets.address()}, metrics)
+	metrics := kit.FreeAddress(t)
+	p := startPrometheus(t, []string{kubelets.address()}, metrics)
 	l.startRotation(t, metrics)
 
 	now := time.Now()
-	kubelets.joins("new", l.clientCertificate(t, "new", 0), l.servingCertificate(t, "new", 0))
+	kubelets.joins("new", clientCertificate(t, "new", 0), servingCertificate(t, "new", 0))
 	for name, end := range map[string]time.Time{"client": kubelets.client["new"], "serving": kubelets.serving["new"]} {
 		if left := end.Sub(now); left < 23*time.Hour || left > 25*time.Hour {
 			t.Fatalf("the %s certificate is good for %s, not for the rotation's cap of 24h", name, left)
 		}
 	}
-	kubelets.joins("stuck", l.clientCertificate(t, "stuck", time.Hour), l.servingCertificate(t, "stuck", time.Hour))
+	kubelets.joins("stuck", clientCertificate(t, "stuck", time.Hour), servingCertificate(t, "stuck", time.Hour))
 	eventually(t, "samples of all kubelets", func(ctx context.Context) error {
 		return p.data(ctx, `kubelet_certificate_manager_client_ttl_seconds{node="new"} and on (node) kubelet_certificate_manager_server_ttl_seconds`)
 	})
@@ -81,66 +81,36 @@ func TestKubeletAlertsDuringRotation(t *testing.T) {
 // startRotation starts a manager, and a rotation that waits for the API server's trust.
 func (l *lab) startRotation(t *testing.T, metrics string) {
 	t.Helper()
-	dir := t.TempDir()
-	var paths []any
-	for _, name := range []string{"../../config/rbac", "../../config/rotation"} {
-		absolute, err := filepath.Abs(name)
-		if err == nil {
-			name, err = filepath.Rel(dir, absolute)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		paths = append(paths, name)
-	}
-	write(t, filepath.Join(dir, "kustomization.yaml"), fmt.Appendf(nil,
-		"kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\nresources: [%q]\ncomponents: [%q]\n", paths...))
-	l.kubectl(t, "apply", "-k", dir)
-	l.kubectl(t, "wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
-	authority := filepath.Join(dir, "authority.yaml")
-	write(t, authority, fmt.Appendf(nil, authorityManifest, strings.Trim(strings.TrimPrefix(l.Config.Host, "https://"), "/")))
-	l.kubectl(t, "apply", "-f", authority)
-	write(t, l.config, []byte(rotatingConfig))
-	l.startManager(t, "rotating", metrics)
+	kit.Apply(t, "rotation")
+	l.kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd", "--all")
+	authority := filepath.Join(t.TempDir(), "authority.yaml")
+	kit.Write(t, authority, fmt.Appendf(nil, authorityManifest, strings.Trim(strings.TrimPrefix(kit.ControlPlane(t).Config.Host, "https://"), "/")))
+	l.kubectl("apply", "-f", authority)
+	kit.Write(t, l.config, []byte(rotatingConfig))
+	l.startManager("rotating", metrics)
 	phase := func(phase string) {
-		l.kubectl(t, "wait", "--for=jsonpath={.status.phase}="+phase, "--timeout=60s", "signingauthority/cluster")
+		l.kubectl("wait", "--for=jsonpath={.status.phase}="+phase, "--timeout=60s", "signingauthority/cluster")
 	}
 	phase("Completed")
-	l.kubectl(t, "annotate", "signingauthority/cluster", "csr-controller-manager.io/operation=start")
+	l.kubectl("annotate", "signingauthority/cluster", "csr-controller-manager.io/operation=start")
 	phase("Preparing")
 }
 
 // clientCertificate joins a node. The certificate has the requested lifetime, or the manager's default.
-func (l *lab) clientCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
+func clientCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
 	t.Helper()
-	obj := request(t, node, certificatesv1.KubeAPIServerClientKubeletSignerName, "client auth")
+	obj := kit.NodeRequest(t, node)
 	obj.Spec.ExpirationSeconds = seconds(lifetime)
-	l.create(t, l.joiner, obj)
-	return l.certificate(t, obj)
+	return kit.Leaf(t, kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), obj), csr.Issued))
 }
 
 // servingCertificate requests a serving certificate, which is approved by hand.
-func (l *lab) servingCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
+func servingCertificate(t *testing.T, node string, lifetime time.Duration) *x509.Certificate {
 	t.Helper()
-	obj := servingRequest(t, node)
+	obj := kit.ServingRequest(t, node, node)
 	obj.Spec.ExpirationSeconds = seconds(lifetime)
-	l.create(t, l.admin, obj)
-	l.approve(t, obj)
-	return l.certificate(t, obj)
-}
-
-func (l *lab) certificate(t *testing.T, obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
-	t.Helper()
-	l.issued(t, obj)
-	block, _ := pem.Decode(obj.Status.Certificate)
-	if block == nil {
-		t.Fatalf("%s has no certificate in PEM", obj.Name)
-	}
-	certificate, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return certificate
+	kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), obj))
+	return kit.Leaf(t, kit.Reaches(t, obj, csr.Issued))
 }
 
 // kubelets serves the metrics of kubelets, computed from the expiry of their certificates.

@@ -10,7 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // kubeletsOnly reports whether query needs the metrics of kubelets. No kubelet runs here, so the query must run, but
@@ -27,18 +31,18 @@ var nothingFound = []string{`code="429"`}
 // every possible kind. Every query of the dashboard must show data, and every rule must find its series.
 func TestLive(t *testing.T) {
 	l := newLab(t)
-	l.applyOperatorObjects(t)
-	first, second := freeAddress(t), freeAddress(t)
-	p := startPrometheus(t, l.Cluster, nil, first, second)
-	leader := l.startManager(t, "leader", first)
+	l.applyOperatorObjects()
+	first, second := kit.FreeAddress(t), kit.FreeAddress(t)
+	p := startPrometheus(t, nil, first, second)
+	leader := l.startManager("leader", first)
 	t.Run("errors", func(t *testing.T) { l.failForWantOfRights(t, p) })
-	standby := l.startManager(t, "standby", second)
+	standby := l.startManager("standby", second)
 	t.Run("dashboard", func(t *testing.T) { l.showsData(t, p) })
 	t.Run("rules", func(t *testing.T) { l.rulesWork(t, p) })
 	t.Run("names", func(t *testing.T) { namesExist(t, p) })
 	t.Run("lint", func(t *testing.T) { lintMetrics(t, first) })
 	t.Run("no manager", func(t *testing.T) {
-		for _, m := range []*cluster.Process{leader, standby} {
+		for _, m := range []*kit.Process{leader, standby} {
 			if err := m.Stop(); err != nil {
 				t.Error(err)
 			}
@@ -49,27 +53,32 @@ func TestLive(t *testing.T) {
 
 // failForWantOfRights waits for errors of all three controllers, and then grants the rights of config/rbac.
 func (l *lab) failForWantOfRights(t *testing.T, p *prometheus) {
-	l.revoke(t)
-	node := l.round(t, "refused")
-	l.store(t, "due", 25)
+	var giveBack []func()
+	for _, role := range []string{"csr-approver", "csr-cleaner"} { // it may still watch
+		giveBack = append(giveBack, kit.TakeRole(l.T, &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{Name: role}}))
+	}
+	node := l.round()
+	l.store("due", 25)
 	for _, controller := range []string{"approver", "signer", "cleaner"} {
 		eventually(t, controller, func(ctx context.Context) error {
 			return p.data(ctx, fmt.Sprintf(`csr_%s_errors_total{reason="Forbidden"} > 0`, controller))
 		})
 	}
-	l.kubectl(t, "apply", "--validate=strict", "-k", "../../config/rbac")
-	l.issued(t, node)
+	for _, give := range giveBack {
+		give()
+	}
+	kit.Reaches(t, node, csr.Issued)
 }
 
 // showsData creates requests until each query of the dashboard has shown a number. Rates need more than one request.
 func (l *lab) showsData(t *testing.T, p *prometheus) {
-	l.breakShortCA(t)
+	l.breakShortCA()
 	waiting := readDashboard(t).queries()
 	number := 0
 	eventually(t, "queries", func(ctx context.Context) error {
 		number++
-		l.issued(t, l.round(t, fmt.Sprint("round-", number)))
-		l.store(t, fmt.Sprint("due-", number), 25)
+		kit.Reaches(t, l.round(), csr.Issued)
+		l.store(fmt.Sprint("due-", number), 25)
 		var errs []error
 		for name, query := range waiting {
 			err := p.data(ctx, query)
@@ -93,7 +102,7 @@ func (l *lab) showsData(t *testing.T, p *prometheus) {
 // rulesWork checks that every rule is evaluated without an error and finds its series. Only the rules whose fault is
 // present may fire.
 func (l *lab) rulesWork(t *testing.T, p *prometheus) {
-	l.store(t, "waits", 1)
+	l.store("waits", 1)
 	for _, r := range readRules(t).rules() {
 		selectors, err := p.selectors(t.Context(), r.Expr)
 		if err != nil || len(selectors) == 0 {

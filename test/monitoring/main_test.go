@@ -5,7 +5,12 @@ package monitoring
 import (
 	"os"
 	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
+
+// The live tests share a control plane.
+func TestMain(m *testing.M) { kit.Main(m, 1) }
 
 // tool returns the path of a program of hack/monitoring/get.sh.
 func tool(t *testing.T, variable string) string {
@@ -15,11 +20,4 @@ func tool(t *testing.T, variable string) string {
 		t.Fatalf("%s is not set: run the tests with make test", variable)
 	}
 	return path
-}
-
-func write(t *testing.T, path string, data []byte) {
-	t.Helper()
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
 }

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // mutants change a rule so that its tests must notice. They return false if the rule has nothing to change.
@@ -120,13 +122,13 @@ func survivors(t *testing.T, file ruleFile, alerts []string) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(dir, "alerts.yaml"), data)
+	kit.Write(t, filepath.Join(dir, "alerts.yaml"), data)
 	args := []string{"test", "rules"}
 	for _, path := range ruleTests(t) {
 		text := string(read(t, path))
 		if slices.ContainsFunc(alerts, func(alert string) bool { return strings.Contains(text, "alertname: "+alert) }) {
 			moved := filepath.Join(dir, filepath.Base(path))
-			write(t, moved, []byte(strings.Replace(text, "../../../config/prometheus/alerts.yaml", "alerts.yaml", 1)))
+			kit.Write(t, moved, []byte(strings.Replace(text, "../../../config/prometheus/alerts.yaml", "alerts.yaml", 1)))
 			args = append(args, moved)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
@@ -28,14 +29,14 @@ type prometheus struct {
 }
 
 // startPrometheus starts a Prometheus that scrapes kubelets and managers.
-func startPrometheus(t *testing.T, c *cluster.Cluster, kubelets []string, managers ...string) *prometheus {
+func startPrometheus(t *testing.T, kubelets []string, managers ...string) *prometheus {
 	t.Helper()
 	rules, err := filepath.Abs(plainFile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	config := filepath.Join(c.Dir, "prometheus.yaml")
-	write(t, config, fmt.Appendf(nil, `
+	config := filepath.Join(t.TempDir(), "prometheus.yaml")
+	kit.Write(t, config, fmt.Appendf(nil, `
 global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: [%q]
 scrape_configs:
@@ -45,9 +46,9 @@ scrape_configs:
   fallback_scrape_protocol: PrometheusText0.0.4
   static_configs: [{targets: [%s]}]
 `, rules, strings.Join(managers, ", "), strings.Join(kubelets, ", ")))
-	p := &prometheus{address: freeAddress(t)}
-	p.Process, err = c.StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
-		"--storage.tsdb.path", filepath.Join(c.Dir, "prometheus"), "--web.listen-address", p.address)
+	p := &prometheus{address: kit.FreeAddress(t)}
+	p.Process, err = kit.ControlPlane(t).StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
+		"--storage.tsdb.path", t.TempDir(), "--web.listen-address", p.address)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,15 +59,6 @@ scrape_configs:
 		}
 	})
 	return p
-}
-
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	address, err := cluster.FreeAddress()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return address
 }
 
 // ask calls Prometheus' API.
