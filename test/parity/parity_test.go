@@ -69,11 +69,6 @@ func TestParity(t *testing.T) {
 	t.Run("CA that is an intermediate", func(t *testing.T) { env.testIntermediate(t, own) })
 	t.Run("certificate that is refused", func(t *testing.T) { env.testNotStored(t, own) })
 	t.Run("documented", testDocumented)
-	if os.Getenv("PARITY_BINARY") == "" { // these test only the API server
-		t.Run("admission", env.testAdmission)
-		t.Run("creation", env.testCreation)
-		t.Run("field selector", env.testFieldSelector)
-	}
 }
 
 // testDocumented checks that docs/reference/kcm-parity.md has a row for each deviation, and no other row.

@@ -21,8 +21,6 @@ const (
 	pollInterval = 100 * time.Millisecond
 	// tries bounds how often a program is started until its cleaner has seen the old requests.
 	tries = 8
-	// patienceForRoles is how long the API server may take to know a new role.
-	patienceForRoles = 10 * time.Second
 	// dueIn is the time until the live row with a condition is due.
 	dueIn = 3 * time.Second
 )

@@ -1,14 +1,10 @@
 package parity
 
 import (
-	"context"
 	"os"
-	"os/exec"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
-	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
@@ -22,8 +18,6 @@ type program struct {
 	// passes is the number of starts of the cleaner that must have seen the old requests before a remaining request
 	// counts as kept. Zero leaves out the rows of the cleaner.
 	passes int
-	// stop is the signal that ends the program. A program without a Lease may be killed.
-	stop syscall.Signal
 	// identities are the ServiceAccounts of ours by controller. Each controller is a process. kube-controller-manager is one process
 	// and an administrator.
 	identities map[string]string
@@ -39,7 +33,7 @@ const firstCleaningMinor = 35
 
 func kubeControllerManager(binary string) program {
 	return program{
-		id: "kcm", binary: binary, passes: 2, stop: syscall.SIGKILL,
+		id: "kcm", binary: binary, passes: 2,
 		// The controllers start a second or two late, when the cache is filled: the cleaner's only pass of the hour
 		// does not wait for the cache.
 		args: []string{"--secure-port=0", "--controller-start-interval=1s", "--kube-api-qps=10000", "--kube-api-burst=10000"},
@@ -48,7 +42,7 @@ func kubeControllerManager(binary string) program {
 
 func csrControllerManager(binary string) program {
 	return program{
-		id: "own", binary: binary, passes: 1, stop: syscall.SIGTERM,
+		id: "own", binary: binary, passes: 1,
 		identities: map[string]string{"csrapproving": "csr-approver", "csrsigning": "csr-signer", "csrcleaner": "csr-cleaner"},
 		args:       []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"},
 	}
@@ -56,10 +50,9 @@ func csrControllerManager(binary string) program {
 
 // process is a process of a running program.
 type process struct {
-	cmd    *exec.Cmd
-	log    string
-	ended  chan struct{}
-	cancel context.CancelFunc
+	*cluster.Process
+	kill bool // A program without a Lease may be killed.
+	err  error
 }
 
 // running is a program that runs.
@@ -87,43 +80,22 @@ func (p program) start(t *testing.T, on *env, args ...string) running {
 
 func (p program) startProcess(t *testing.T, on *env, args ...string) *process {
 	t.Helper()
-	log, err := os.CreateTemp(on.Dir, p.id+"-*.log") // the guard removes that folder, however the test ends
+	started, err := on.StartProcess(p.id, p.binary, args...) // its log is in the folder that the guard removes, however the test ends
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	made := &process{log: log.Name(), ended: make(chan struct{}), cancel: cancel}
-	made.cmd = exec.CommandContext(ctx, p.binary, args...)
-	made.cmd.Stdout, made.cmd.Stderr = log, log
-	made.cmd.Cancel = func() error { return made.cmd.Process.Signal(p.stop) }
-	made.cmd.WaitDelay = 15 * time.Second
-	if err := made.cmd.Start(); err != nil {
-		cancel()
-		t.Fatal(err)
-	}
-	release := on.Guard(made.cmd.Process)
-	go func() {
-		_ = made.cmd.Wait()
-		release()
-		_ = log.Close()
-		close(made.ended)
-	}()
+	made := &process{Process: started, kill: !p.ours()}
 	t.Cleanup(made.stop)
 	return made
 }
 
 func (p *process) stop() {
-	p.cancel()
-	<-p.ended
-}
-
-// over reports whether the process has ended.
-func (p *process) over() bool {
-	select {
-	case <-p.ended:
-		return true
+	switch {
+	case p.Ended() != nil:
+	case p.kill:
+		p.Kill()
 	default:
-		return false
+		p.err = p.Stop()
 	}
 }
 
@@ -131,13 +103,12 @@ func (p *process) over() bool {
 func (r running) check(t *testing.T, ours bool) {
 	t.Helper()
 	for _, p := range r {
-		if p.over() {
-			t.Errorf("%v: %s: %s\n%s", errEnded, p.cmd.Path, p.cmd.ProcessState, r.tail(t))
+		if state := p.Ended(); state != nil {
+			t.Errorf("%v: %s\n%s", errEnded, state, r.tail(t))
 			continue
 		}
-		p.stop()
-		if ours && !p.cmd.ProcessState.Success() {
-			t.Errorf("%s did not stop cleanly: %s\n%s", p.cmd.Path, p.cmd.ProcessState, r.tail(t))
+		if p.stop(); p.err != nil {
+			t.Errorf("it did not stop cleanly: %v\n%s", p.err, r.tail(t))
 		}
 	}
 	for line := range strings.Lines(r.text(t)) {
@@ -155,17 +126,19 @@ func (r running) stop() {
 }
 
 // over reports whether a process of the program has ended.
-func (r running) over() bool { return slices.ContainsFunc(r, (*process).over) }
+func (r running) over() bool {
+	return slices.ContainsFunc(r, func(p *process) bool { return p.Ended() != nil })
+}
 
 // text returns the logs.
 func (r running) text(t *testing.T) (all string) {
 	t.Helper()
 	for _, p := range r {
-		text, err := os.ReadFile(p.log)
+		text, err := p.Log()
 		if err != nil {
 			t.Error(err)
 		}
-		all += string(text)
+		all += text
 	}
 	return all
 }
@@ -174,8 +147,7 @@ func (r running) text(t *testing.T) (all string) {
 func (r running) tail(t *testing.T) (all string) {
 	t.Helper()
 	for _, p := range r {
-		lines := strings.Split(running{p}.text(t), "\n")
-		all += strings.Join(lines[max(0, len(lines)-30):], "\n")
+		all += p.Tail(30) + "\n"
 	}
 	return all
 }

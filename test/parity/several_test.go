@@ -40,7 +40,7 @@ func (e *env) testRefusedFiles(t *testing.T, own program, name string, certPEM, 
 	args := []string{"--controllers=csrsigning", "--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
 	theirs := kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")).start(t, e, args...)
 	select {
-	case <-theirs[0].ended:
+	case <-theirs[0].Done:
 	case <-time.After(time.Minute):
 		t.Fatal("kube-controller-manager runs with these files")
 	}
