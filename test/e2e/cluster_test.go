@@ -37,8 +37,6 @@ type cluster struct {
 	stored   *stored
 	// retired is the CA that kubelets' servers have left.
 	retired keypair.Pair
-	// kind is the name of the kind cluster, or empty.
-	kind string
 }
 
 // startCluster starts a control plane and its own node. The node joins as with kubeadm: with a certificate that the

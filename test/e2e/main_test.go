@@ -21,13 +21,7 @@ const (
 	dirVariable  = "CSR_E2E_DIR"
 )
 
-// kindVariable makes the tests use a kind cluster of that name, which they create and delete.
-const kindVariable = "E2E_KIND"
-
 func TestMain(m *testing.M) {
-	if os.Getenv(kindVariable) != "" { // docker provides the namespaces
-		os.Exit(m.Run())
-	}
 	switch os.Getenv(roleVariable) {
 	case "inner":
 		os.Exit(m.Run())

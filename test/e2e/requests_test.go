@@ -125,12 +125,9 @@ func (c *cluster) writer(verb, name, subresource string) (string, error) {
 	return user, lines.Err()
 }
 
-// wantWriter checks that one of the manager's ServiceAccounts wrote. kind's API server has no audit log.
+// wantWriter checks that one of the manager's ServiceAccounts wrote.
 func (c *cluster) wantWriter(t *testing.T, verb, name, subresource, serviceAccount string) {
 	t.Helper()
-	if c.kind != "" {
-		return
-	}
 	want := fmt.Sprintf("system:serviceaccount:%s:%s", namespace, serviceAccount)
 	c.until(t, auditPatience, fmt.Sprintf("the audit log says that %s did %s %s %s", want, verb, name, subresource), func(context.Context) (bool, error) {
 		got, err := c.writer(verb, name, subresource)
