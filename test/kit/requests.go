@@ -158,12 +158,18 @@ func ApprovedClient(t *testing.T, user string) *Request {
 // ApprovedClientOf is ApprovedClient, but c makes the request.
 func ApprovedClientOf(t *testing.T, c client.Client, user string) *Request {
 	t.Helper()
-	obj := CreateRequest(t, c, NodeRequest(t, "", func(obj *Request) {
-		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
-		obj.Spec.Request = Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: user}})
-	}))
+	obj := CreateRequest(t, c, ClientRequest(t, user))
 	Approve(t, obj)
 	return obj
+}
+
+// ClientRequest returns a request for a client certificate of user.
+func ClientRequest(t *testing.T, user string) *Request {
+	t.Helper()
+	return NodeRequest(t, "", func(obj *Request) {
+		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+		obj.Spec.Request = Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: user}})
+	})
 }
 
 // WrongUsage makes a request that the approver does not approve, and that the signer marks as Failed.
