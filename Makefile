@@ -32,8 +32,7 @@ demo: ## follow the tutorials on a real control plane: a user and a node get cer
 run: build ## run a control plane with the manager until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/run
 
-# The packages that start control planes. TOGETHER holds those that measure no time. They wait most of the time, so three of them run at a
-# time.
+# The packages that start control planes. TOGETHER holds those that measure no time, so two of them run at a time.
 HEAVY := '/(test|csrenv)(/|$$)'
 TOGETHER := ./test/bench/... ./test/kit/... ./test/manifests ./test/monitoring ./test/mutants ./test/parity ./test/rotation ./test/tutorials
 
@@ -41,7 +40,7 @@ TOGETHER := ./test/bench/... ./test/kit/... ./test/manifests ./test/monitoring .
 test: test-unit ## run all tests, on a real control plane and against the real kube-controller-manager; what runs in the process of a test has the race detector
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -p 2 ./csrenv/... ./test/loop
-	$(CONTROL_PLANE) $(MONITORING) go test -count=1 -p 3 $(TOGETHER)
+	$(CONTROL_PLANE) $(MONITORING) go test -count=1 -p 2 $(TOGETHER)
 	$(CONTROL_PLANE) go test -count=1 -p 1 ./test/manager ./test/reliability
 
 # With the race detector the model of a rotation tries far fewer steps, so it also runs without.
