@@ -38,6 +38,8 @@ type Request struct {
 	UID        types.UID
 	SignerName string
 	Requester  Requester
+	// Labels and Annotations are those of the object. Unlike the rest, they may change.
+	Labels, Annotations map[string]string
 	// Created is the creation time, by the API server's clock.
 	Created time.Time
 	// Usages are the requested usages, in the order of the request. Cert holds their X.509 form.
@@ -88,6 +90,8 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 			Groups:   obj.Spec.Groups,
 			Extra:    obj.Spec.Extra,
 		},
+		Labels:        obj.Labels,
+		Annotations:   obj.Annotations,
 		Created:       obj.CreationTimestamp.Time,
 		Usages:        obj.Spec.Usages,
 		UnknownUsages: unknown,
@@ -210,6 +214,11 @@ func (w Requester) IsNode() bool {
 // encipherment.
 func (r *Request) HasServingUsages() bool {
 	return isUsageSet(r.Usages, certificatesv1.UsageServerAuth)
+}
+
+// HasClientUsages reports whether the usages are those of a client, with or without key encipherment.
+func (r *Request) HasClientUsages() bool {
+	return isUsageSet(r.Usages, certificatesv1.UsageClientAuth)
 }
 
 // OtherSubject lists the attributes of the subject other than common name and organization, for example "OU=unit".

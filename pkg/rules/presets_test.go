@@ -1,0 +1,217 @@
+package rules_test
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+)
+
+const (
+	unexpectedAttribute = `no rule permits ["subject attribute 1.2.3"]`
+	unexpectedUnit      = `no rule permits ["OU=unit"]`
+	unexpectedExtension = `no rule permits ["extension 2.5.29.19"]`
+	notAccount          = "the requester is not a ServiceAccount"
+	tooLong             = "the certificate would be valid for 168h0m1s, longer than 168h0m0s: request less (spec.expirationSeconds)"
+	noDuration          = "the request has no duration (spec.expirationSeconds), and this manager does not sign it"
+)
+
+// notMeantFor are the rows about a requester that is not ServiceAccount web of namespace shop.
+func notMeantFor() map[string]row {
+	return map[string]row{
+		"a user":                             but(notAccount, user("web")),
+		"a user with half a name":            but(notAccount, user("system:serviceaccount:shop")),
+		"a name with more parts":             but(notAccount, user("system:serviceaccount:shop:web:x")),
+		"a user who calls himself one":       but("the requester has the name of a ServiceAccount, but is not in the group system:serviceaccounts", groups("system:authenticated")),
+		"groups of another namespace":        but("the requester has the name of a ServiceAccount, but is not in the group system:serviceaccounts:shop", groups("system:serviceaccounts", "system:serviceaccounts:kitchen")),
+		"no UID, as of a client certificate": but("the requester has the name of a ServiceAccount, but no UID", noUID),
+		"the account is deleted":             but("it is deleted", isNot("it is deleted")),
+		"the account cannot be read":         but("error: down", unreadable),
+	}
+}
+
+func with(rows map[string]row, more map[string]row) map[string]row {
+	for name, row := range more {
+		rows[name] = row
+	}
+	return rows
+}
+
+func TestServiceNames(t *testing.T) {
+	t.Parallel()
+	smallest := func() *trial {
+		r := account()
+		names("api.shop.svc")(r)
+		usages("digital signature, server auth")(r)
+		return r
+	}
+	const usual = ", but must be digital signature and server auth, with or without key encipherment"
+	foreign := func(name string) string {
+		return `DNS name "` + name + `" is not SERVICE.shop.svc or SERVICE.shop.svc.cluster.local: a ServiceAccount gets only names of Services in its own namespace`
+	}
+	judge(t, rules.Rule{Name: "a", SignerName: "example.com/serving", Preset: rules.ServiceNames}, smallest, with(notMeantFor(), map[string]row{
+		"smallest":                  but(""),
+		"with the cluster's domain": but("", names("api.shop.svc", "api.shop.svc.cluster.local", "web.shop.svc")),
+		"common name":               but("", common("api.shop.svc")),
+		"key encipherment":          but("", usages("digital signature, key encipherment, server auth")),
+		"seven days":                but("", lives(168*time.Hour)),
+		"CA that API servers trust": but("", trusted("API servers trust it")),
+		"no names at all":           but("the request asks for no name, no address and no subject", names()),
+		"a common name alone":       but("the request has no DNS name", names(), common("api.shop.svc")),
+		"too many names":            but("the request has more than 20 DNS names", names(slices.Repeat([]string{"api.shop.svc"}, 21)...)),
+		"another namespace":         but(foreign("api.kitchen.svc"), names("api.kitchen.svc")),
+		"one more of another":       but(foreign("api.kitchen.svc"), names("api.shop.svc", "api.kitchen.svc")),
+		"a short name":              but(foreign("api.shop"), names("api.shop")),
+		"another domain":            but(foreign("api.shop.svc.example.com"), names("api.shop.svc.example.com")),
+		"the domain twice":          but(foreign("api.shop.svc.cluster.local.cluster.local"), names("api.shop.svc.cluster.local.cluster.local")),
+		"a Pod of a Service":        but(foreign("a.api.shop.svc"), names("a.api.shop.svc")),
+		"no Service":                but(foreign("shop.svc"), names("shop.svc")),
+		"a public name":             but(foreign("example.com"), names("example.com")),
+		"the API server":            but(`DNS name "kubernetes.shop.svc" is a name of the API server`, names("kubernetes.shop.svc")),
+		"upper case":                but(`DNS name "API.shop.svc" has upper-case letters or a dot at the end`, names("API.shop.svc")),
+		"a dot at the end":          but(`DNS name "api.shop.svc." has upper-case letters or a dot at the end`, names("api.shop.svc.")),
+		"wildcard":                  but(`DNS name "*.shop.svc" is a wildcard`, names("*.shop.svc")),
+		"an address as a name":      but(`DNS name "10.0.0.1" is an address`, names("10.0.0.1")),
+		"another common name":       but(`common name "web" is not one of the DNS names`, common("web")),
+		"organization":              but("the rule does not allow organizations", orgs("shop")),
+		"address":                   but("the rule does not allow addresses", address),
+		"email":                     but("the rule does not allow emails", email),
+		"URI":                       but("the rule does not allow uris", uris("spiffe://a/b")),
+		"other attribute":           but(unexpectedUnit, unit),
+		"unknown attribute":         but(unexpectedAttribute, unknownAttribute),
+		"extension":                 but(unexpectedExtension, extension),
+		"client usage too":          but(`usages are ["digital signature" "server auth" "client auth"]`+usual, usages("digital signature, server auth, client auth")),
+		"client usage":              but(`usages are ["digital signature" "client auth"]`+usual, usages("digital signature, client auth")),
+		"any usage":                 but(`usages are ["digital signature" "server auth" "any"]`+usual, usages("digital signature, server auth, any")),
+		"no extended usage":         but(`usages are ["digital signature"]`+usual, usages("digital signature")),
+		"too long":                  but(tooLong, lives(168*time.Hour+time.Second)),
+		"no duration":               but(noDuration, lives(0)),
+	}))
+	own := rules.Rule{Name: "a", SignerName: "example.com/serving", Preset: rules.ServiceNames, ClusterDomain: "lab.example"}
+	judge(t, own, smallest, map[string]row{
+		"its own domain":   but("", names("api.shop.svc.lab.example")),
+		"the usual domain": but(`DNS name "api.shop.svc.cluster.local" is not SERVICE.shop.svc or SERVICE.shop.svc.lab.example: a ServiceAccount gets only names of Services in its own namespace`, names("api.shop.svc.cluster.local")),
+	})
+	namespace, services := compile(t, own).Services(func() *rules.Subject {
+		r := smallest()
+		names("api.shop.svc", "b.shop.svc.lab.example", "api.shop.svc.lab.example")(r)
+		return r.subject(t)
+	}())
+	if namespace != "shop" || !slices.Equal(services, []string{"api", "b"}) {
+		t.Errorf("Services %q in %q", services, namespace)
+	}
+}
+
+func TestSPIFFE(t *testing.T) {
+	t.Parallel()
+	const id = "spiffe://example.org/ns/shop/sa/web"
+	smallest := func() *trial {
+		r := account()
+		uris(id)(r)
+		usages("digital signature, client auth")(r)
+		return r
+	}
+	const usual = ", but must be digital signature and client auth or server auth or both, with or without key encipherment"
+	const other = "the only URI must be " + id
+	judge(t, rules.Rule{Name: "a", SignerName: "example.com/spiffe", Preset: rules.SPIFFE, TrustDomain: "example.org"}, smallest, with(notMeantFor(), map[string]row{
+		"smallest":               but(""),
+		"both usages":            but("", usages("digital signature, key encipherment, client auth, server auth")),
+		"a day":                  but("", lives(24*time.Hour)),
+		"server on a trusted CA": but("", usages("digital signature, server auth"), trusted("API servers trust it")),
+		"client on a trusted CA": but(`usages ["digital signature" "client auth"] are valid for clients, but API servers trust it`, trusted("API servers trust it")),
+		"no URI":                 but("the request asks for no name, no address and no subject", uris()),
+		"two URIs":               but(other, uris(id, id)),
+		"another trust domain":   but(other, uris("spiffe://example.com/ns/shop/sa/web")),
+		"another namespace":      but(other, uris("spiffe://example.org/ns/kitchen/sa/web")),
+		"another account":        but(other, uris("spiffe://example.org/ns/shop/sa/root")),
+		"a query":                but(other, uris(id+"?")),
+		"a fragment":             but(other, uris(id+"#a")),
+		"an escaped letter":      but(other, uris("spiffe://example.org/ns/shop/sa/%77eb")),
+		"a port":                 but(other, uris("spiffe://example.org:1/ns/shop/sa/web")),
+		"upper case":             but(other, uris("spiffe://EXAMPLE.org/ns/shop/sa/web")),
+		"DNS name":               but("the rule does not allow names", names("api.shop.svc")),
+		"address":                but("the rule does not allow addresses", address),
+		"email":                  but("the rule does not allow emails", email),
+		"common name":            but("the rule does not allow commonName", common("web")),
+		"organization":           but("the rule does not allow organizations", orgs("system:masters")),
+		"other attribute":        but(unexpectedUnit, unit),
+		"unknown attribute":      but(unexpectedAttribute, unknownAttribute),
+		"extension":              but(unexpectedExtension, extension),
+		"any usage":              but(`usages are ["digital signature" "any"]`+usual, usages("digital signature, any")),
+		"no extended usage":      but(`usages are ["digital signature"]`+usual, usages("digital signature")),
+		"no signature":           but(`usages are ["client auth"]`+usual, usages("client auth")),
+		"too long":               but("the certificate would be valid for 24h0m1s, longer than 24h0m0s: request less (spec.expirationSeconds)", lives(24*time.Hour+time.Second)),
+		"no duration":            but(noDuration, lives(0)),
+	}))
+}
+
+func TestOwnIdentity(t *testing.T) {
+	t.Parallel()
+	const credential, end = "authentication.kubernetes.io/credential-id", "example.com/exp"
+	smallest := func() *trial {
+		r := account()
+		r.obj.Spec.SignerName = "kubernetes.io/kube-apiserver-client"
+		for _, change := range []change{
+			user("jane"), groups("developers", "system:authenticated"), common("jane"), usages("digital signature, client auth"),
+			extra(credential, "JTI=4f1c"), trusted("API servers trust it"), isNot("none"),
+		} {
+			change(r)
+		}
+		return r
+	}
+	const usual = ", but must be digital signature and client auth, with or without key encipherment"
+	const reserved = "no user name and no group may begin with system: or kubeadm:"
+	const token = "the requester did not authenticate with a token that has an ID: a certificate cannot renew itself"
+	rule := rules.Rule{Name: "a", SignerName: "kubernetes.io/kube-apiserver-client", Preset: rules.OwnIdentity}
+	rows := map[string]row{
+		"smallest":                   but(""),
+		"a group":                    but("", orgs("developers")),
+		"key encipherment":           but("", usages("digital signature, key encipherment, client auth")),
+		"only groups":                but(`common name "" is not the requester's user name`, common(""), orgs("developers")),
+		"another user":               but(`common name "root" is not the requester's user name`, common("root")),
+		"no common name":             but("the request asks for no name, no address and no subject", common("")),
+		"nobody":                     but("the request asks for no name, no address and no subject", common(""), user("")),
+		"a foreign group":            but(`the requester is not in all of the groups ["admins" "developers"]`, orgs("developers", "admins")),
+		"a group of Kubernetes":      but(reserved, orgs("system:authenticated")),
+		"system:masters":             but(reserved, groups("system:masters"), orgs("system:masters")),
+		"a group of kubeadm":         but(reserved, groups("kubeadm:cluster-admins"), orgs("kubeadm:cluster-admins")),
+		"a user of Kubernetes":       but(reserved, user("system:serviceaccount:shop:web"), common("system:serviceaccount:shop:web")),
+		"a user of kubeadm":          but(reserved, user("kubeadm:a"), common("kubeadm:a")),
+		"a certificate":              but(token, extra(credential, "X509SHA256=00")),
+		"impersonation":              but(token, extra(credential)),
+		"no extra":                   but(token, func(r *trial) { r.obj.Spec.Extra = nil }),
+		"two credentials":            but(token, extra(credential, "JTI=4f1c", "JTI=4f1c")),
+		"an empty ID":                but(token, extra(credential, "JTI=")),
+		"DNS name":                   but("the rule does not allow names", names("jane")),
+		"address":                    but("the rule does not allow addresses", address),
+		"email":                      but("the rule does not allow emails", email),
+		"URI":                        but("the rule does not allow uris", uris("spiffe://a/b")),
+		"other attribute":            but(unexpectedUnit, unit),
+		"unknown attribute":          but(unexpectedAttribute, unknownAttribute),
+		"extension":                  but(unexpectedExtension, extension),
+		"server usage":               but(`usages are ["digital signature" "client auth" "server auth"]`+usual, usages("digital signature, client auth, server auth")),
+		"no client usage":            but(`usages are ["digital signature"]`+usual, usages("digital signature")),
+		"too long":                   but("the certificate would be valid for 1h0m1s, longer than 1h0m0s: request less (spec.expirationSeconds)", lives(time.Hour+time.Second)),
+		"no duration":                but(noDuration, lives(0)),
+		"its credential ends sooner": but("", extra(end, "1")),
+	}
+	judge(t, rule, smallest, rows)
+	const outlives = `the certificate would outlive the credential of the requester, by "example.com/exp" of its extra: request less (spec.expirationSeconds)`
+	until := func(at time.Time) change { return extra(end, fmtUnix(at)) }
+	rule.ExpiryExtra = end
+	judge(t, rule, smallest, map[string]row{
+		"until the end":         but("", until(now.Add(time.Hour))),
+		"in exponent notation":  but("", extra(end, "1.8e9")),
+		"beyond the end":        but(outlives, until(now.Add(time.Hour-time.Second))),
+		"ended":                 but(outlives, until(now.Add(-time.Hour))),
+		"no end":                but(outlives),
+		"two ends":              but(outlives, extra(end, fmtUnix(now.Add(time.Hour)), fmtUnix(now.Add(time.Hour)))),
+		"not a number":          but(outlives, extra(end, "tomorrow")),
+		"not a number at all":   but(outlives, extra(end, "NaN")),
+		"never":                 but(outlives, extra(end, "+Inf")),
+		"before time":           but(outlives, extra(end, "-1")),
+		"the time is not known": but("error: no time", until(now.Add(time.Hour)), func(r *trial) { r.facts.Now = func() (time.Time, error) { return time.Time{}, errors.New("no time") } }),
+	})
+}
