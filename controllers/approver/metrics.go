@@ -20,6 +20,12 @@ var (
 		Help: "Decisions: each distinct outcome of a CertificateSigningRequest once, and again after 50 minutes.",
 	}, []string{"signer", "rule", "verdict", "reason"})
 
+	// ruleTotal counts judgements of approval rules. rule is a configured rule.
+	ruleTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "csr_approver_rule_total",
+		Help: "Judgements of requests by each approval rule, repeated ones too: Approve, Wait, or Unknown if a fact could not be read.",
+	}, []string{"rule", "verdict"})
+
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_dry_run_total",
 		Help: "Decisions that a dry run would have made, each distinct one once.",
@@ -44,7 +50,7 @@ var (
 )
 
 func init() {
-	metrics.Registry.MustRegister(decisionsTotal, dryRunTotal, createdToApproved, reviewSeconds, errorsTotal)
+	metrics.Registry.MustRegister(decisionsTotal, ruleTotal, dryRunTotal, createdToApproved, reviewSeconds, errorsTotal)
 }
 
 // measured records the duration of the reviews that are sent.

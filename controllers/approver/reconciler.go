@@ -147,12 +147,17 @@ func (r *Reconciler) Decide(
 	req, err := r.RequestLimits.Parse(obj)
 	if err != nil {
 		decision := unread(err)
+		if rule.Policy != nil && decision.Verdict == verdict.Deny { // approval rules never deny
+			decision.Verdict = verdict.Ignore
+		}
 		decision.Message = ascii.Quote(decision.Message)
 		return nil, decision, nil
 	}
 	decision := r.blocked(req)
 	switch {
 	case decision.Reason != "":
+	case rule.Policy != nil:
+		decision, err = r.judgeByRules(ctx, req, rule.Policy)
 	case rule.Judge != nil:
 		decision, err = rule.Judge(ctx, req)
 	default:

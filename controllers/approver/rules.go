@@ -31,6 +31,8 @@ type Rule struct {
 	Shape       func(*csr.Request) error
 	Recognisers []Recogniser
 	Judge       Judge
+	// Policy, if set, replaces the rest by approval rules, which never deny.
+	Policy *Policy
 
 	// needsServices and needsLeases say what else the Inventory must watch for Judge and Confirm.
 	needsServices, needsLeases bool

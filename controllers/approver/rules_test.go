@@ -194,6 +194,12 @@ func FuzzRules(f *testing.F) {
 	f.Add(a, nodes, "ou", "b.example.com", []byte{10, 0, 0, 2}, "a@b", "system:node:b", "", serving)
 	f.Add("system:node:", "system:nodes,system:masters", "", "kubernetes.default.svc", []byte{10, 96, 0, 1}, "", "system:node:", nodes, serving)
 	f.Add(a, nodes, "", "::ffff:10.0.0.1,*.example.com,a\u3002b", []byte{127, 0, 0, 1}, "", a, nodes, uint8(15))
+	const web, accounts = "system:serviceaccount:shop:web", "system:serviceaccounts,system:serviceaccounts:shop"
+	f.Add("", "", "", "api.shop.svc", []byte{}, "", web, accounts, uint8(2))
+	f.Add("", "", "", "a.example.com", []byte{}, "", "jane", "", uint8(2))
+	f.Add("api.shop.svc", "", "", "api.shop.svc,db.shop.svc.cluster.local", []byte{}, "", web, accounts, serving)
+	f.Add("", "", "", "api.kitchen.svc,kubernetes.shop.svc", []byte{}, "", web, accounts, serving|8)
+	world := newRuled()
 	f.Fuzz(func(t *testing.T, commonName, organizations, unit, dns string, ips []byte, email, user, groups string, usages uint8) {
 		content := asked{
 			commonName: commonName, unit: unit, email: email, user: user,
@@ -207,10 +213,15 @@ func FuzzRules(f *testing.F) {
 				content.usages = append(content.usages, usage)
 			}
 		}
-		req := content.request()
-		if req == nil {
+		obj := content.object()
+		if obj == nil {
 			return
 		}
+		req, err := csr.Parse(obj)
+		if err != nil {
+			return
+		}
+		content.checkRules(t, world, obj)
 		approver := newKnown()
 		decision, _ := approver.judge(t.Context(), req)
 		if again, _ := approver.judge(t.Context(), req); again != decision {
@@ -243,8 +254,8 @@ func fields(text string) []string {
 	return strings.Split(text, ",")
 }
 
-// request returns the request as the approver gets it, or nil if PKCS#10 has no form for its content.
-func (a asked) request() *csr.Request {
+// object returns the request as the API server stores it, or nil if PKCS#10 has no form for its content.
+func (a asked) object() *request {
 	template := &x509.CertificateRequest{
 		Subject:  pkix.Name{CommonName: a.commonName, Organization: a.organizations, OrganizationalUnit: fields(a.unit)},
 		DNSNames: a.dns, IPAddresses: a.addresses, EmailAddresses: fields(a.email),
@@ -253,11 +264,10 @@ func (a asked) request() *csr.Request {
 	if err != nil {
 		return nil
 	}
-	req, _ := csr.Parse(&request{Spec: certificatesv1.CertificateSigningRequestSpec{
+	return &request{Spec: certificatesv1.CertificateSigningRequestSpec{
 		Request:  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
 		Username: a.user, Groups: a.groups, Usages: a.usages,
-	}})
-	return req
+	}}
 }
 
 // strictServing reports whether node a or b asks for names that newKnown says are its own, and for nothing else.

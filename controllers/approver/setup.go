@@ -112,8 +112,8 @@ func (r *Reconciler) check() error {
 		errs = append(errs, fmt.Errorf("denial %q is invalid: set it to %s or %s", r.Denial, DenialNever, DenialPermanent))
 	}
 	for _, rule := range r.Rules {
-		if rule.Shape == nil && rule.Judge == nil {
-			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape or Judge", rule.SignerName))
+		if rule.Shape == nil && rule.Judge == nil && rule.Policy == nil {
+			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape, Judge or Policy", rule.SignerName))
 		}
 		for _, recogniser := range rule.Recognisers {
 			if recogniser.Matches == nil {
