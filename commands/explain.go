@@ -33,8 +33,8 @@ func explainCommand() *cobra.Command {
 		Use:   "explain --config FILE -f FILE",
 		Short: "Judge requests in a file by a configuration file, without an API server",
 		Long: `explain judges requests in a file by the rules in a configuration file: what the approver and the signer say
-of the content. It asks no API server, so it assumes that the requester has every permission, and reads neither a CA nor the
-inventory. For a request in a cluster, use kubectl csr explain.`,
+of the content. It asks no API server, so it assumes that the requester has every permission and that the objects of
+approval rules exist, and reads neither a CA nor the inventory. For a request in a cluster, use kubectl csr explain.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVarP(&file, "f", "f", "", "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input")
@@ -134,6 +134,11 @@ func newOffline(c *config.Configuration, clock clock.PassiveClock) (*offline, er
 			func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 				return true, nil
 			})
+		for _, rule := range options.Approver.Rules {
+			if rule.Policy != nil {
+				rule.Policy.Assume = true
+			}
+		}
 	}
 	if options.Signer != nil {
 		options.Signer.Clock, options.Signer.ServerTime = clock, servertime.Of(clock)

@@ -64,7 +64,7 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
 	})
-	root.AddCommand(explainCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
+	root.AddCommand(explainCommand(), rulesCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
 	for _, cmd := range append(root.Commands(), root) {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}

@@ -61,6 +61,13 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 			Signers: signers, Retention: retention, RequestLimits: c.RequestLimits, DryRun: c.DryRuns(config.SignerController),
 		}
 	}
+	if options.Approver != nil {
+		compiled, err := c.CompileRules()
+		if err != nil {
+			return Options{}, err
+		}
+		options.Approver.Rules = append(options.Approver.Rules, policiesOf(compiled, options.Signer)...)
+	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
 		options.Cleaner = &cleaner.Reconciler{

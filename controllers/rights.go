@@ -171,6 +171,7 @@ func (r rights) approver(c *config.Configuration) {
 	if c.Approval.KubeletServing.Enabled || c.Approval.NodeClient.Bound() {
 		r.by("inventory").inventory(c.Approval)
 	}
+	r.approvalRules(c)
 	r.events(metav1.NamespaceDefault)
 }
 

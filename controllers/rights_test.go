@@ -15,6 +15,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 const ours = "csr-controller-manager-system"
@@ -142,6 +143,7 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 		"node-block-list": {without, func(c *config.Configuration) { c.NodeBlockList = ours + "/csr-node-block-list" }, []string{"node-block-list"}},
 		"node-identity":   {without, func(c *config.Configuration) { c.Approval.NodeClient.RequireTokenBinding = true }, []string{"node-identity"}},
 		"kubelet-serving": {without, func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true }, []string{"kubelet-serving"}},
+		"approval-rules":  {func(c *config.Configuration) { c.DryRun = []string{"approver"} }, approvalRule(rules.ServiceNames), []string{"approval-rules"}},
 		"create-ca":       {inSecret, func(c *config.Configuration) { c.Signing.CreateIfMissing = true }, []string{"create-ca"}},
 		"cluster-api":     {without, preset(config.InventoryClusterAPI), []string{"node-identity", "inventory-cluster-api"}},
 		"openshift":       {without, preset(config.InventoryOpenShift), []string{"node-identity", "inventory-openshift"}},
@@ -173,6 +175,13 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 				t.Errorf("%d of %d rights are asked for twice", len(all)-len(once), len(all))
 			}
 		})
+	}
+}
+
+// approvalRule adds an approval rule with a preset.
+func approvalRule(preset rules.Preset) func(*config.Configuration) {
+	return func(c *config.Configuration) {
+		c.Approval.Rules = append(c.Approval.Rules, rules.Rule{Name: "a", SignerName: "example.com/a", Preset: preset, TrustDomain: map[rules.Preset]string{rules.SPIFFE: "a"}[preset]})
 	}
 }
 
@@ -228,6 +237,14 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		"a dry run of the cleaner": {
 			func(c *config.Configuration) { c.Controllers, c.DryRun = []string{"cleaner"}, []string{"cleaner"} },
 			[]string{"list " + requests, "create events.events.k8s.io in default"}, []string{"delete " + requests},
+		},
+		"approval rules": {
+			approvalRule(rules.ServiceNames),
+			[]string{"approve signers.certificates.k8s.io example.com/a", "get serviceaccounts", "get services"}, nil,
+		},
+		"approval rules without Services": {
+			approvalRule(rules.SPIFFE),
+			[]string{"approve signers.certificates.k8s.io example.com/a", "get serviceaccounts"}, []string{"get services"},
 		},
 		"machines": {preset(config.InventoryClusterAPI), []string{"list machines.cluster.x-k8s.io"}, nil},
 		"machines of another cluster": {

@@ -13,6 +13,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // Approval configures the approver.
@@ -27,6 +28,10 @@ type Approval struct {
 	Inventory Inventory `json:"inventory"`
 	// Limit limits the approvals of each requester for each node and signer.
 	Limit ApprovalLimit `json:"limit"`
+	// Rules lists the [approval rules](approval-rules.md). They approve requests for signers that no other field approves for.
+	Rules []rules.Rule `json:"rules,omitempty"`
+	// Tests lists tests of the rules, for `csr-controller-manager rules test`.
+	Tests []RuleTest `json:"tests,omitempty"`
 }
 
 func (a *Approval) validate(m *mistakes, path *field.Path) {

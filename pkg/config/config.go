@@ -238,7 +238,7 @@ func (c *Configuration) Enabled(controller Controller) bool {
 // Warnings returns a sentence for each setting that loads but does not do what an operator would expect of it. inPod
 // says whether the manager runs in a Pod.
 func (c *Configuration) Warnings(inPod bool) []string {
-	var warnings []string
+	warnings := c.ruleWarnings()
 	if standard := Default().MetricsBindAddress; inPod && c.MetricsBindAddress == standard {
 		warnings = append(warnings, fmt.Sprintf("metricsBindAddress is %s, the default: nothing outside of this Pod can "+
 			"read the metrics; set metricsBindAddress \":8443\" and metricsSecure true, or metricsBindAddress \"0\" for no metrics",
@@ -273,6 +273,7 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 		"list the groups of the users that join nodes")
 	m.require(len(c.SelfCheck.NodeGroups) > 0, path("selfCheck", "nodeGroups"), "list the groups of the nodes")
 	c.Approval.validate(m, path("approval"))
+	c.compileRules(m)
 	c.Signing.validate(m, path("signing"), manager && c.Enabled(SignerController))
 	m.lifetime(path("rotation", "oldLifetimeCap"), &c.Rotation.OldLifetimeCap)
 	settle := c.Rotation.SettleFor.Duration

@@ -37,7 +37,7 @@ func TestReferencePage(t *testing.T) {
 		t.Fatalf("%s has no %s and %s", file, first, last)
 	}
 	w := &reference{flags: NewFlags(Default()), comments: map[string]string{}, seen: map[reflect.Type]string{}}
-	for _, folder := range []string{"../inventory/machine", "../inventory/static", "../csr"} {
+	for _, folder := range []string{"../inventory/machine", "../inventory/static", "../csr", "../rules"} {
 		maps.Copy(w.comments, readComments(os.DirFS(filepath.FromSlash(folder))))
 	}
 	maps.Copy(w.comments, comments())

@@ -23,8 +23,9 @@ type Signing struct {
 	Duration metav1.Duration `json:"duration" flag:"cluster-signing-duration"`
 	// MinRSABits is the smallest RSA key, at least 1024. RSA keys above 8192 bits are never permitted.
 	MinRSABits int `json:"minRSABits" min:"1024"`
-	// ForbiddenSubjects lists subjects that are never issued: `O=value` or `CN=value`, with at most one `*`, at the
-	// end. The default is `O=system:masters`.
+	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
+	// `CN=value`, with at most one `*`, at the end. If it is not set, it is `O=system:masters`, and for
+	// `kubernetes.io/kube-apiserver-client` it is `O=system:*`, `O=kubeadm:*`, `CN=system:*` and `CN=kubeadm:*`.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// Signers lists signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`

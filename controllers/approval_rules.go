@@ -1,0 +1,63 @@
+package controllers
+
+import (
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+)
+
+// policiesOf returns a Rule for each signer with approval rules, in the order of the configuration. signing is the signer of this
+// manager, or nil if it signs nothing.
+func policiesOf(compiled []*rules.Compiled, signing *signer.Reconciler) (all []approver.Rule) {
+	policies := map[string]*approver.Policy{}
+	for _, each := range compiled {
+		policy, known := policies[each.SignerName]
+		if !known {
+			policy = &approver.Policy{}
+			policies[each.SignerName] = policy
+			all = append(all, approver.ApprovalRules(each.SignerName, policy))
+		}
+		policy.Rules = append(policy.Rules, each)
+	}
+	if signing == nil || signing.DryRun {
+		return all
+	}
+	for name, policy := range policies {
+		one, signs := signing.Signers[name]
+		if !signs {
+			continue
+		}
+		policy.Lifetime = one.Profile.LifetimeOf
+		policy.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(name, one.KeyPair, now) }
+	}
+	return all
+}
+
+// approvalRules adds the rights that the approval rules of c need. Without the right to approve for a signer, only its rules
+// are off, so these rights are optional.
+func (r rights) approvalRules(c *config.Configuration) {
+	compiled, _ := c.CompileRules()
+	for _, each := range compiled {
+		if !c.DryRuns(config.ApproverController) {
+			r.from("").optional().add(certificatesv1.GroupName, "signers", "", each.SignerName, "approve")
+		}
+		facts := r.by("approval rules").from("config/approval-rules")
+		if each.ReadsAccount {
+			facts.add("", "serviceaccounts", "", "", "get")
+		}
+		if each.ReadsServices {
+			facts.add("", "services", "", "", "get")
+		}
+	}
+}
+
+// approves reports whether right is that to approve for a signer.
+func approves(right check.Right) bool {
+	return right.Verb == "approve" && right.Group == certificatesv1.GroupName && right.Resource == "signers"
+}

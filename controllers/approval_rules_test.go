@@ -1,0 +1,59 @@
+package controllers
+
+import (
+	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+)
+
+// ruled returns the policies of a configuration with approval rules for three signers, one of which it signs for.
+func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approver.Policy {
+	t.Helper()
+	options, err := FromConfiguration(configured(func(c *config.Configuration) {
+		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"}}}
+		for _, rule := range []rules.Rule{
+			{Name: "a1", SignerName: "example.com/a", Preset: rules.ServiceNames}, {Name: "b", SignerName: "example.com/b", Preset: rules.ServiceNames},
+			{Name: "a2", SignerName: "example.com/a", Preset: rules.ServiceNames},
+		} {
+			c.Approval.Rules = append(c.Approval.Rules, rule)
+		}
+		change(c)
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	policies := map[string]*approver.Policy{}
+	for _, rule := range options.Approver.Rules {
+		if rule.Policy != nil {
+			policies[rule.SignerName] = rule.Policy
+		}
+	}
+	return policies
+}
+
+// TestPoliciesOfRules checks that the rules of each signer keep their order, and that they know only a lifetime that this manager issues.
+func TestPoliciesOfRules(t *testing.T) {
+	t.Parallel()
+	policies := ruled(t, func(*config.Configuration) {})
+	a, b := policies["example.com/a"], policies["example.com/b"]
+	if len(policies) != 2 || len(a.Rules) != 2 || a.Rules[0].Name != "a1" || a.Rules[1].Name != "a2" || len(b.Rules) != 1 {
+		t.Fatalf("policies %+v", policies)
+	}
+	if got := a.Lifetime(time.Minute); got != 10*time.Minute || a.Lifetime(0) != 365*24*time.Hour || b.Lifetime != nil || b.Trusted != nil {
+		t.Errorf("lifetime %s, and %t for another signer", got, b.Lifetime != nil)
+	}
+	if clause, reading := a.Trusted(time.Now()); clause == "" || reading {
+		t.Errorf("before the CA is read: %q, %t", clause, reading)
+	}
+	for name, change := range map[string]func(*config.Configuration){
+		"no signer": func(c *config.Configuration) { c.Controllers = []string{"approver"} },
+		"dry run":   func(c *config.Configuration) { c.DryRun = []string{"signer"} },
+	} {
+		if a := ruled(t, change)["example.com/a"]; a.Lifetime != nil || a.Trusted != nil {
+			t.Errorf("%s: the lifetime and the trust are known", name)
+		}
+	}
+}
