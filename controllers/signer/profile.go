@@ -24,14 +24,21 @@ func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Content
 	return &of
 }
 
-// forbiddenByDefault lists the subjects that a signer never issues unless it is configured otherwise. A member of
-// system:masters bypasses every authorizer. Admission (CertificateSubjectRestriction) guards only one signer.
-var forbiddenByDefault = []string{"O=system:masters"}
+// forbiddenByDefault returns the subjects that a signer never issues unless it is configured otherwise. A member of
+// system:masters bypasses every authorizer. Admission (CertificateSubjectRestriction) guards only one signer. Users of
+// kubernetes.io/kube-apiserver-client are people and programs: whoever approves, none of them becomes a component of
+// Kubernetes or an administrator of kubeadm.
+func forbiddenByDefault(signerName string) []string {
+	if signerName == certificatesv1.KubeAPIServerClientSignerName {
+		return []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
+	}
+	return []string{"O=system:masters"}
+}
 
 // Signer says how to sign requests for one signer name.
 type Signer struct {
 	// Profile bounds the certificates; the zero value is the default profile. Nil ForbiddenSubjects mean
-	// O=system:masters.
+	// O=system:masters, and for kubernetes.io/kube-apiserver-client all users and groups of Kubernetes and kubeadm.
 	Profile ca.Profile
 	// Usages are the usages that a custom signer permits. It is nil for built-in signers, which have their own rules.
 	Usages []certificatesv1.KeyUsage

@@ -92,10 +92,13 @@ func TestCheck(t *testing.T) {
 			change: all(serving, usages("digital signature", "key encipherment", "server auth"), address), want: "certificate"},
 		"kubelet serving without names": {
 			change: serving, want: "Failed SignerValidationFailure: DNS or IP subjectAltName is required"},
-		"client with names":      {change: all(signerName(clientSigner), dns("a")), want: "certificate"},
-		"client, masters":        {change: all(signerName(clientSigner), orgs("system:masters")), want: neverMasters},
-		"custom with names":      {change: all(custom, dns("a")), want: "certificate"},
-		"custom, system:masters": {change: all(custom, orgs("system:masters")), world: forbidMasters, want: neverMasters},
+		"client with names":       {change: all(person, dns("a")), want: "certificate"},
+		"client, masters":         {change: all(person, orgs("system:masters")), want: neverUser("CN=a,O=system:masters", "O=system:*")},
+		"client of Kubernetes":    {change: all(person, common("system:kube-scheduler")), want: neverUser("CN=system:kube-scheduler,O=team", "CN=system:*")},
+		"client of kubeadm":       {change: all(person, orgs("team", "kubeadm:cluster-admins")), want: neverUser("CN=a,O=kubeadm:cluster-admins+O=team", "O=kubeadm:*")},
+		"client, name of kubeadm": {change: all(person, common("kubeadm:a")), want: neverUser("CN=kubeadm:a,O=team", "CN=kubeadm:*")},
+		"custom with names":       {change: all(custom, dns("a")), want: "certificate"},
+		"custom, system:masters":  {change: all(custom, orgs("system:masters")), world: forbidMasters, want: neverMasters},
 		"custom, another usage": {
 			change: all(custom, usages("client auth", "server auth")),
 			want:   `Failed UsagesNotPermitted: usage "server auth" is not permitted: signer example.com/custom permits ["client auth"]`},
@@ -110,6 +113,14 @@ func TestCheck(t *testing.T) {
 		"a forged signature": {change: forged,
 			want: "Failed Malformed: the signature in spec.request does not match its public key: x509: ECDSA verification failure"},
 	})
+}
+
+// person makes a request of a user for kubernetes.io/kube-apiserver-client.
+var person = all(signerName(clientSigner), common("a"), orgs("team"))
+
+// neverUser returns the outcome of a user whom that signer never makes.
+func neverUser(subject, pattern string) string {
+	return `Failed SubjectNotPermitted: subject "` + subject + `" is not permitted: this signer never issues ` + pattern
 }
 
 func forbidMasters(w *world) {
@@ -131,7 +142,7 @@ func TestInputs(t *testing.T) {
 	percent := with(func(r *asks) {
 		r.Subject.CommonName, r.URIs = "100%", []*url.URL{{Scheme: "spiffe", Host: "a", Path: "/%"}}
 	})
-	client := signerName(clientSigner)
+	client := person
 	check(t, map[string]row{
 		"12 CA:TRUE and an extension": {change: extended, want: "certificate"},
 		"12 two names in one, for serving": {
@@ -247,7 +258,7 @@ func TestReconcileWaitsForACA(t *testing.T) {
 func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 	t.Parallel()
 	acceptable := map[string]edit{
-		clientSigner: usages("client auth"), kubeletClient: usages("digital signature", "client auth"),
+		clientSigner: all(person, usages("client auth")), kubeletClient: usages("digital signature", "client auth"),
 		kubeletServing: all(usages("digital signature", "server auth"), dns("a")), customSigner: usages("client auth"),
 	}
 	for _, name := range append(csr.BuiltinSigners(), customSigner) {

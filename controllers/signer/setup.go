@@ -115,7 +115,7 @@ func (r *Reconciler) fillProfiles() error {
 		if signer.KeyPair == nil {
 			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
 		}
-		profile, err := signer.Profile.OrForbidding(forbiddenByDefault)
+		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
 		errs = append(errs, err)
 		signer.Profile = profile.Containing(contentsOf(name, signer.Usages))
 		filled[name] = signer

@@ -59,7 +59,6 @@ func TestBlockList(t *testing.T) {
 		"bootstrap": kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, node)),
 		"renewal":   kit.CreateRequest(t, kubelet, kit.NodeRequest(t, node)),
 		"serving":   kit.CreateRequest(t, kubelet, kit.ServingRequest(t, node, "192.0.2.60")),
-		"by hand":   kit.ApprovedClient(t, csr.NodeUserPrefix+node),
 	}
 	byHand := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, node))
 	kit.Approve(t, byHand)

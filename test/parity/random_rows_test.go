@@ -278,7 +278,11 @@ func traits(r row) []string {
 	add(r.key == "RSA-1024", "weak-rsa-key")
 	add(r.key == "P-224", "key-not-permitted")
 	add(slices.ContainsFunc(payload.DNSNames, func(name string) bool { return !isGoodName(name) }), "bad-name")
-	add(r.signerName() == apiserverClient && slices.Contains(payload.Subject.Organization, "system:masters"), "forbidden-subject")
+	reserved := func(name string) bool {
+		return strings.HasPrefix(name, "system:") || strings.HasPrefix(name, "kubeadm:")
+	}
+	add(r.signerName() == apiserverClient &&
+		slices.ContainsFunc(append(payload.Subject.Organization, payload.Subject.CommonName), reserved), "forbidden-subject")
 	bound := slices.DeleteFunc(slices.Clone(r.user.groups), func(group string) bool { return !strings.HasPrefix(group, "system:bootstrappers:node:") })
 	sum := sha256.Sum256([]byte(strings.TrimPrefix(payload.Subject.CommonName, "system:node:")))
 	decided := slices.ContainsFunc(r.conditions, func(c certificatesv1.CertificateSigningRequestCondition) bool {

@@ -115,8 +115,13 @@ var certificateRows = map[string]row{
 	"garbage, foreign signer":   with(unwritable(garbage), func(r *row) { r.signer = "example.com/client" }),
 	"system:masters let in":     masters(client),
 	"system:masters among more": masters(with(client, func(r *row) { r.subject = &pkix.Name{Organization: []string{"a", "system:masters"}} })),
-	"system:mastersx":           with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "x", Organization: []string{"system:mastersx"}} }),
-	"CN system:masters":         with(client, func(r *row) { r.subject = &pkix.Name{CommonName: "system:masters"} }),
+	"a group of Kubernetes":     reserved(&pkix.Name{CommonName: "x", Organization: []string{"a", "system:mastersx"}}, "O=system:*"),
+	"a group of kubeadm":        reserved(&pkix.Name{CommonName: "x", Organization: []string{"kubeadm:cluster-admins"}}, "O=kubeadm:*"),
+	"a user of Kubernetes":      reserved(&pkix.Name{CommonName: "system:kube-scheduler"}, "CN=system:*"),
+	"a user of kubeadm":         reserved(&pkix.Name{CommonName: "kubeadm:x"}, "CN=kubeadm:*"),
+	"almost a group": with(client, func(r *row) {
+		r.subject = &pkix.Name{CommonName: "system", Organization: []string{"kubeadm", "System:masters", " system:x"}}
+	}),
 }
 
 var everything = &pkix.Name{
@@ -167,6 +172,14 @@ func otherReason(base row) row {
 	return with(base, func(r *row) { r.usages, r.want = usages("client auth", "any"), approvedFailed })
 }
 
+// reserved returns a request for a user or a group of Kubernetes or kubeadm, which pattern forbids.
+func reserved(subject *pkix.Name, pattern string) row {
+	return with(client, func(r *row) {
+		r.subject, r.deviation, r.ours = subject, "forbidden-subject", approvedFailed
+		r.message = `SubjectNotPermitted: subject "` + subject.String() + `" is not permitted: this signer never issues ` + pattern
+	})
+}
+
 // masters returns base as an API server without the admission plugin CertificateSubjectRestriction would accept it.
 func masters(base row) row {
 	return with(base, func(r *row) {
@@ -174,7 +187,7 @@ func masters(base row) row {
 			r.subject = &pkix.Name{CommonName: "parity", Organization: []string{"system:masters"}}
 		}
 		r.stored, r.deviation, r.ours = true, "forbidden-subject", approvedFailed
-		r.message = `SubjectNotPermitted: subject "` + r.subject.String() + `" is not permitted: this signer never issues O=system:masters`
+		r.message = `SubjectNotPermitted: subject "` + r.subject.String() + `" is not permitted: this signer never issues O=system:*`
 	})
 }
 
