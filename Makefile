@@ -25,7 +25,7 @@ build: ## build the manager and the kubectl plugin kubectl-csr; the image holds 
 	CGO_ENABLED=0 go build -trimpath -ldflags "-X main.version=$(VERSION)" -o kubectl-csr ./cmd/kubectl-csr
 
 .PHONY: demo
-demo: ## follow the tutorials on a real control plane: a user and a node get certificates; cleans up at the end
+demo: ## follow the tutorials on a real control plane: a user, a node and a webhook get certificates; cleans up at the end
 	$(CONTROL_PLANE) go test -count=1 -v ./test/tutorials
 
 .PHONY: run
@@ -109,7 +109,7 @@ generate: ## generate roles and the API in config and their copies in the chart,
 	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \
 	done
 	$(TOOL) controller-gen rbac:roleName=csr-kubelet-serving,fileName=role.yaml paths=./pkg/inventory/node output:rbac:dir=config/kubelet-serving
-	for component in kubelet-serving node-identity inventory-cluster-api inventory-openshift; do \
+	for component in kubelet-serving node-identity approval-rules inventory-cluster-api inventory-openshift; do \
 	  cp config/$$component/role.yaml charts/csr-controller-manager/files/components/$$component.yaml; \
 	done
 	hack/api.sh

@@ -1,7 +1,9 @@
 package commands
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -13,6 +15,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
 
@@ -61,11 +64,7 @@ approval rules exist, and reads neither a CA nor the inventory. For a request in
 
 // explainAll explains every request in a document.
 func explainAll(ctx context.Context, c *config.Configuration, in io.Reader, out io.Writer, clock clock.PassiveClock) error {
-	document, err := io.ReadAll(in)
-	if err != nil {
-		return fmt.Errorf("-f: %w", err)
-	}
-	objs, err := requestsIn(document)
+	objs, err := readRequests(in)
 	if err != nil {
 		return fmt.Errorf("-f: %w", err)
 	}
@@ -87,7 +86,25 @@ func explainAll(ctx context.Context, c *config.Configuration, in io.Reader, out 
 	return nil
 }
 
-// requestsIn returns the requests in a document in YAML or JSON: one, or those of a list.
+// readRequests returns the requests in the documents of a file, in YAML or JSON.
+func readRequests(in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, err error) {
+	for documents := utilyaml.NewYAMLReader(bufio.NewReader(in)); ; {
+		document, err := documents.Read()
+		if errors.Is(err, io.EOF) {
+			return objs, nil
+		}
+		if err != nil {
+			return nil, err
+		}
+		found, err := requestsIn(document)
+		if err != nil {
+			return nil, err
+		}
+		objs = append(objs, found...)
+	}
+}
+
+// requestsIn returns the requests in a document: one, or those of a list.
 func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningRequest, err error) {
 	decoded, err := runtime.Decode(clientgoscheme.Codecs.UniversalDeserializer(), document)
 	if err != nil {

@@ -38,11 +38,12 @@ ServiceAccount and the Services exist, and that no API server trusts the CA of a
 		}
 		var objs []*certificatesv1.CertificateSigningRequest
 		for _, name := range files {
-			data, err := os.ReadFile(name)
+			file, err := os.Open(name)
 			if err != nil {
 				return err
 			}
-			found, err := requestsIn(data)
+			found, err := readRequests(file)
+			_ = file.Close()
 			if err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}

@@ -39,6 +39,7 @@ var roleSections = []struct {
 	{"Approver", []roleFolder{
 		{"kubelet-serving", "`approval.kubeletServing`"},
 		{"node-identity", "`approval.nodeClient.inventory` or `requireTokenBinding`"},
+		{"approval-rules", "`approval.rules`"},
 		{"inventory-cluster-api", "the inventory `cluster-api`"},
 		{"inventory-openshift", "the inventory `openshift`"},
 		{"node-block-list", "`nodeBlockList`"},

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"context"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -12,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -20,13 +22,14 @@ import (
 const (
 	serving    = "kubelet-serving"
 	identity   = "node-identity"
+	ruled      = "approval-rules"
 	clusterAPI = "inventory-cluster-api"
 	openshift  = "inventory-openshift"
 	blocked    = "node-block-list"
 	createCA   = "create-ca"
 )
 
-var components = []string{serving, identity, clusterAPI, openshift, blocked, createCA}
+var components = []string{serving, identity, ruled, clusterAPI, openshift, blocked, createCA}
 
 // componentValues maps values of the chart to the components with the same roles.
 var componentValues = map[string][]string{
@@ -40,7 +43,9 @@ var componentValues = map[string][]string{
 	`{"nodeClient":{"inventory":"openshift"},"kubeletServing":{"enabled":true}}`:                         {serving, identity, openshift},
 	`{"nodeClient":{"inventory":"cluster-api","clusterName":"lab"},"inventory":{"kubeconfig":"/other"}}`: {identity},
 	`{"nodeClient":{"inventory":"openshift"},"inventory":{"sources":[{"machine":{"kind":"M"}}]}}`:        {identity},
-	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:                               nil,
+	`{"rules":[]}`: nil,
+	`{"rules":[{"name":"a","signerName":"example.com/a","preset":"serviceNames"}]}`: {ruled},
+	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:          nil,
 }
 
 // TestChartComponents compares the chart's roles for a configuration with those of the components. A split install has the same roles with
@@ -60,6 +65,7 @@ func TestChartComponents(t *testing.T) {
 				}
 			}
 			got := added(without, helm(t, options, "--set-json=config.approval="+values))
+			maps.DeleteFunc(got, func(key string, _ *unstructured.Unstructured) bool { return strings.HasSuffix(key, "/"+ruleSigners) })
 			if options == "--set=split=true" {
 				common, own := subjects(t, want), subjects(t, got)
 				if !cmp.Equal(common, []string{"csr-controller-manager"}) || !cmp.Equal(own, []string{approver}) {
@@ -72,6 +78,34 @@ func TestChartComponents(t *testing.T) {
 				t.Errorf("%s %s (-components +chart):\n%s", options, values, diff)
 			}
 		}
+	}
+}
+
+// ruleSigners is the role of the chart to approve for the signers of approval rules.
+const ruleSigners = "csr-approval-rules-signers"
+
+// TestChartApprovalRules checks the right to approve for signers that have approval rules.
+func TestChartApprovalRules(t *testing.T) {
+	t.Parallel()
+	const rules = `--set-json=config.approval.rules=[{"name":"a","signerName":"example.com/a","preset":"serviceNames"},` +
+		`{"name":"b","signerName":"example.com/b","preset":"serviceNames"},{"name":"c","signerName":"example.com/a","preset":"serviceNames"}]`
+	all := helm(t, "--set=split=true", rules)
+	role, binding := all["ClusterRole /"+ruleSigners], all["ClusterRoleBinding /"+ruleSigners]
+	if role == nil || binding == nil {
+		t.Fatalf("role %v, binding %v", role, binding)
+	}
+	want := []any{map[string]any{
+		"apiGroups": []any{"certificates.k8s.io"}, "resources": []any{"signers"},
+		"resourceNames": []any{"example.com/a", "example.com/b"}, "verbs": []any{"approve"},
+	}}
+	if diff := cmp.Diff(want, role.Object["rules"]); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	if bound := subjects(t, objects{key(binding): binding}); !cmp.Equal(bound, []string{approver}) {
+		t.Errorf("bound to %v", bound)
+	}
+	if dry := helm(t, rules, `--set-json=config.dryRun=["approver"]`); dry["ClusterRole /"+ruleSigners] != nil {
+		t.Error("a dry run may approve")
 	}
 }
 
@@ -105,6 +139,7 @@ var componentQuestions = []question{
 	{"update", "", "nodes", "", "", nil},
 	{"delete", "", "nodes", "", "", nil},
 	{"list", "", "services", "", "", []string{serving}},
+	{"get", "", "services", "any", "any", []string{ruled}},
 	{"update", "", "services", "", "", nil},
 	{"watch", "discovery.k8s.io", "endpointslices", "default", "", []string{serving}},
 	{"watch", "discovery.k8s.io", "endpointslices", "kube-system", "", nil},
@@ -118,7 +153,7 @@ var componentQuestions = []question{
 	{"watch", "", "configmaps", "kube-public", "cluster-info", nil},
 	{"get", "", "configmaps", "kube-public", "other", nil},
 	{"list", "", "configmaps", "kube-public", "", nil},
-	{"get", "", "serviceaccounts", "kube-system", "any", []string{identity}},
+	{"get", "", "serviceaccounts", "kube-system", "any", []string{identity, ruled}},
 	{"list", "", "serviceaccounts", "", "", nil},
 	{"create", "", "serviceaccounts/token", "kube-system", "any", nil},
 	{"list", "", "secrets", "kube-system", "", nil},

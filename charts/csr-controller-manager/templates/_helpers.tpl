@@ -109,6 +109,9 @@ app.kubernetes.io/component: {{ . }}
 {{- $names = append $names (printf "inventory-%s" $client.inventory) -}}
 {{- end -}}
 {{- end -}}
+{{- if $approval.rules -}}
+{{- $names = append $names "approval-rules" -}}
+{{- end -}}
 {{- $names | toYaml -}}
 {{- end }}
 
@@ -138,6 +141,15 @@ app.kubernetes.io/component: {{ . }}
 {{- if not (hasPrefix "kubernetes.io/" .name) -}}
 {{- $names = append $names .name -}}
 {{- end -}}
+{{- end -}}
+{{- $names | toYaml -}}
+{{- end }}
+
+{{/* The signers with approval rules. */}}
+{{- define "csr.ruled" -}}
+{{- $names := list -}}
+{{- range (.Values.config.approval | default dict).rules -}}
+{{- $names = append $names .signerName | uniq -}}
 {{- end -}}
 {{- $names | toYaml -}}
 {{- end }}
