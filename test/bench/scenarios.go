@@ -12,7 +12,7 @@ import (
 func scenarios() []scenario {
 	return []scenario{
 		burstScenario(), trickleScenario(), costScenario(), backlogScenario(), renewalScenario(), hostileScenario(),
-		largeScenario(), cleaningScenario(), failoverScenario(), servingScenario(),
+		largeScenario(), cleaningScenario(), failoverScenario(), servingScenario(), rulesScenario(),
 	}
 }
 

@@ -14,7 +14,7 @@ type mutation struct {
 
 var mutations = slices.Concat(
 	approverMutations, signerMutations, certificateMutations, cleanerMutations,
-	servingMutations, identityMutations, rotationMutations, defectMutations,
+	servingMutations, identityMutations, rotationMutations, approvalMutations, defectMutations,
 )
 
 // kind returns which run of the program has the mutation.

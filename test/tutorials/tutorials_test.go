@@ -34,8 +34,12 @@ func TestTutorials(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	build := exec.Command("go", "build", "-o", filepath.Join(repository, "webhook"), "../../docs/tutorials/webhook")
+	if output, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, output)
+	}
 	exports := makeRun(t, filepath.Join(repository, "csr-controller-manager"))
-	for _, name := range []string{"first-certificate.md", "join-a-node.md"} {
+	for _, name := range []string{"first-certificate.md", "join-a-node.md", "webhook-certificate.md"} {
 		t.Run(name, func(t *testing.T) {
 			page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name))
 			if err != nil {

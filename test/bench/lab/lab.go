@@ -59,6 +59,7 @@ type Lab struct {
 	Admin kubernetes.Interface
 
 	joiner, users kubernetes.Interface
+	account       kubernetes.Interface // of the ServiceAccount of SeedRule
 	kubeconfig    string
 	tracker       *tracker
 	names         int

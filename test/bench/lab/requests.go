@@ -28,6 +28,8 @@ const kubeletSigner = certificatesv1.KubeAPIServerClientKubeletSignerName
 type Request struct {
 	obj *certificatesv1.CertificateSigningRequest
 	as  user
+	// byAccount is set if the ServiceAccount of SeedRule creates it.
+	byAccount bool
 }
 
 // Joins returns requests of new nodes. They come from the given number of bootstrap identities; 1 stands for the
@@ -153,6 +155,9 @@ func names(requests []Request) []string {
 
 func (l *Lab) create(ctx context.Context, request Request) error {
 	client := l.joiner
+	if request.byAccount {
+		client = l.account
+	}
 	if request.as.name != "" {
 		client, ctx = l.users, as(ctx, request.as)
 	}
