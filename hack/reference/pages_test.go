@@ -1,5 +1,5 @@
-// Package reference tests the generated parts of docs/reference against the code: the metrics, the API
-// and the roles. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. With
+// Package reference tests the generated parts of docs/reference against the code: the metrics, the API,
+// the roles and the approval rules. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. With
 // -update, as "make docs" runs it, the test writes the parts. The configuration has a test of its own, TestReferencePage in pkg/config.
 package reference
 
@@ -20,11 +20,14 @@ var update = flag.Bool("update", false, "write the generated parts")
 
 // parts returns the generated parts by name. root is the root of the repository.
 var parts = map[string]func(root string) (string, error){
-	"metrics":     metrics,
-	"api-spec":    func(root string) (string, error) { return schema(root, "spec") },
-	"api-status":  func(root string) (string, error) { return schema(root, "status") },
-	"api-columns": columns,
-	"roles":       roles,
+	"metrics":        metrics,
+	"api-spec":       func(root string) (string, error) { return schema(root, "spec") },
+	"api-status":     func(root string) (string, error) { return schema(root, "status") },
+	"api-columns":    columns,
+	"roles":          roles,
+	"rule-presets":   rulePresets,
+	"rule-variables": ruleVariables,
+	"rule-libraries": ruleLibraries,
 }
 
 // TestPages compares the generated parts of the pages. Each part must be in one page.
@@ -32,7 +35,7 @@ func TestPages(t *testing.T) {
 	t.Parallel()
 	const root = "../.."
 	written := map[string]bool{}
-	for _, page := range []string{"metrics.md", "api.md", "rbac.md"} {
+	for _, page := range []string{"metrics.md", "api.md", "rbac.md", "approval-rules.md"} {
 		file := filepath.Join(root, "docs", "reference", page)
 		before, err := os.ReadFile(file)
 		if err != nil {

@@ -40,6 +40,7 @@ var roleSections = []struct {
 		{"kubelet-serving", "`approval.kubeletServing`"},
 		{"node-identity", "`approval.nodeClient.inventory` or `requireTokenBinding`"},
 		{"approval-rules", "`approval.rules`"},
+		{"example", "an approval rule, with names to change"},
 		{"inventory-cluster-api", "the inventory `cluster-api`"},
 		{"inventory-openshift", "the inventory `openshift`"},
 		{"node-block-list", "`nodeBlockList`"},

@@ -33,6 +33,36 @@ func files(dir string) ([]*ast.File, error) {
 	return all, nil
 }
 
+// constant is a string constant with its value and comment.
+type constant struct{ name, value, comment string }
+
+// readConstants returns the string constants of the package in dir that want selects, in their order.
+func readConstants(dir string, want func(name, kind string) bool) ([]constant, error) {
+	all, err := files(dir)
+	if err != nil {
+		return nil, err
+	}
+	var found []constant
+	for _, file := range all {
+		ast.Inspect(file, func(node ast.Node) bool {
+			spec, is := node.(*ast.ValueSpec)
+			if !is || len(spec.Names) != 1 || len(spec.Values) != 1 {
+				return true
+			}
+			kind := ""
+			if named, is := spec.Type.(*ast.Ident); is {
+				kind = named.Name
+			}
+			value, is := text(spec.Values[0])
+			if is && want(spec.Names[0].Name, kind) {
+				found = append(found, constant{spec.Names[0].Name, value, strings.TrimSpace(spec.Doc.Text())})
+			}
+			return true
+		})
+	}
+	return found, nil
+}
+
 // text returns the string that expression is: a literal, or several that are added.
 func text(expression ast.Expr) (string, bool) {
 	switch expression := expression.(type) {
