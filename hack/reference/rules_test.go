@@ -3,13 +3,13 @@ package reference
 import (
 	"path/filepath"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	approval "github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // ruleVariables returns the variables of conditions.
 func ruleVariables(string) (string, error) {
 	rows := newTable("variable", "type", "holds")
-	for _, each := range rules.Variables() {
+	for _, each := range approval.Variables() {
 		rows.row(quote(each.Path), quote(each.Type()), prose(each.Doc))
 	}
 	return rows.String(), nil
@@ -18,7 +18,7 @@ func ruleVariables(string) (string, error) {
 // ruleLibraries returns the libraries of conditions.
 func ruleLibraries(string) (string, error) {
 	rows := newTable("library", "functions")
-	for _, each := range rules.Libraries() {
+	for _, each := range approval.Libraries() {
 		rows.row(each.Name, prose(each.Functions))
 	}
 	return rows.String(), nil

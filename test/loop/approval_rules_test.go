@@ -177,7 +177,7 @@ func TestRulesIssue(t *testing.T) {
 	options := withRules(t, shopRules)
 	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		o.Approver.Rules = append(o.Approver.Rules, options.Approver.Rules[1:]...)
-		o.Signer.Signers = options.Signer.Signers
+		o.Signer = options.Signer // the rules ask it whether API servers trust a CA
 	}}, "signer", "approver")
 
 	obj := kit.Reaches(t, kit.CreateRequest(t, web, asking(t, shopSigner, named("web.shop.svc", "web.shop.svc.cluster.local"), serverUsages...)), csr.Issued)
