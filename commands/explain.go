@@ -151,11 +151,7 @@ func newOffline(c *config.Configuration, clock clock.PassiveClock) (*offline, er
 			func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 				return true, nil
 			})
-		for _, rule := range options.Approver.Rules {
-			if rule.Policy != nil {
-				rule.Policy.Assume = true
-			}
-		}
+		options.Approver.Assume()
 	}
 	if options.Signer != nil {
 		options.Signer.Clock, options.Signer.ServerTime = clock, servertime.Of(clock)

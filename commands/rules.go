@@ -88,8 +88,13 @@ func testRules(
 			}
 		}
 	}
+	return checkTests(c.Approval.Tests, accepted)
+}
+
+// checkTests returns an error for each test with another outcome.
+func checkTests(tests []config.RuleTest, accepted map[string][]string) error {
 	var failures []error
-	for _, test := range c.Approval.Tests {
+	for _, test := range tests {
 		found, given := accepted[test.Request]
 		if !given || !slices.Equal(slices.Sorted(slices.Values(found)), slices.Sorted(slices.Values(test.Accepts))) {
 			failures = append(failures, fmt.Errorf("test of request %s: accepted by %q, want %q", test.Request, found, test.Accepts))

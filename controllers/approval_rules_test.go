@@ -14,11 +14,9 @@ func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approve
 	t.Helper()
 	options, err := FromConfiguration(configured(func(c *config.Configuration) {
 		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"}}}
-		for _, rule := range []rules.Rule{
+		c.Approval.Rules = []rules.Rule{
 			{Name: "a1", SignerName: "example.com/a", Preset: rules.ServiceNames}, {Name: "b", SignerName: "example.com/b", Preset: rules.ServiceNames},
 			{Name: "a2", SignerName: "example.com/a", Preset: rules.ServiceNames},
-		} {
-			c.Approval.Rules = append(c.Approval.Rules, rule)
 		}
 		change(c)
 	}))

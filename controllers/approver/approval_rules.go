@@ -61,6 +61,15 @@ func (r *Reconciler) SwitchOff(signerName string, off bool) {
 	}
 }
 
+// Assume sets Policy.Assume of all rules, for a judgement without an API server.
+func (r *Reconciler) Assume() {
+	for _, rule := range r.Rules {
+		if rule.Policy != nil {
+			rule.Policy.Assume = true
+		}
+	}
+}
+
 // mostTold is the number of rules that the message about a refused request names. mostWhy bounds the text about each, in
 // bytes, so that the message fits into an Event.
 const mostTold, mostWhy = 3, 200

@@ -8,9 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
+	"log"
 	"net/http"
-	"os"
 	"time"
 
 	admissionv1 "k8s.io/api/admission/v1"
@@ -28,8 +27,7 @@ func main() {
 	dir := flag.String("dir", ".", "`folder` for the key and the certificate")
 	flag.Parse()
 	if err := serve(*kubeconfig, *listen, *name, *signer, *dir); err != nil {
-		fmt.Fprintln(os.Stderr, "webhook:", err)
-		os.Exit(1)
+		log.Fatalln("webhook:", err)
 	}
 }
 
