@@ -64,16 +64,27 @@ func TestApproverOnly(t *testing.T) {
 func (w *takeover) installPage(t *testing.T) {
 	t.Helper()
 	command := regexp.MustCompile("(?s)```sh\n(.*?)```").FindStringSubmatch(howTo(t, "approver-only.md"))
-	kubeconfig, err := w.WriteKubeconfig("admin", w.Config)
-	if err != nil || command == nil {
-		t.Fatal("no command", err)
+	if command == nil {
+		t.Fatal("the page has no command")
 	}
-	script := exec.CommandContext(t.Context(), "bash", "-ec", command[1])
+	w.shell(t, command[1])
+}
+
+// shell runs commands with a kubectl, as an administrator in a clone, and returns their output.
+func (w *takeover) shell(t *testing.T, commands string) string {
+	t.Helper()
+	kubeconfig, err := w.WriteKubeconfig("admin", w.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := exec.CommandContext(t.Context(), "bash", "-ec", commands)
 	script.Dir = filepath.Join("..", "..")
 	script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+os.Getenv("KUBEBUILDER_ASSETS")+":"+os.Getenv("PATH"))
-	if out, err := script.CombinedOutput(); err != nil {
-		t.Fatalf("%s: %v\n%s", command[1], err, out)
+	out, err := script.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", commands, err, out)
 	}
+	return string(out)
 }
 
 // startInstalled runs the container of the only Deployment as a process, and waits until it is ready.
