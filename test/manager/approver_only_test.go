@@ -29,14 +29,16 @@ func TestApproverOnly(t *testing.T) {
 	w := newTakeover(t)
 	w.startTheirs(t, kubeadmControllers, w.caFlags(t)...)
 	w.installPage(t)
+	w.editKubelet(t)
 	approver := w.startInstalled(t)
 
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
 	if err := w.admin.Create(t.Context(), node); err != nil {
 		t.Fatal(err)
 	}
+	created := node.DeepCopy() // kube-controller-manager writes to the Node, too
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
-	if err := w.admin.Status().Update(t.Context(), node); err != nil {
+	if err := w.admin.Status().Patch(t.Context(), node, client.MergeFrom(created)); err != nil {
 		t.Fatal(err)
 	}
 	kubelet := rest.CopyConfig(w.Config)
@@ -68,6 +70,18 @@ func (w *takeover) installPage(t *testing.T) {
 		t.Fatal("the page has no command")
 	}
 	w.shell(t, command[1])
+}
+
+// editKubelet runs the command of the page for the file of a kubelet that has serverTLSBootstrap switched off.
+func (w *takeover) editKubelet(t *testing.T) {
+	t.Helper()
+	command := regexp.MustCompile(`(?m)^ *sed -i '/\^serverTLSBootstrap.*$`).FindString(howTo(t, "approver-only.md"))
+	file := filepath.Join(w.Dir, "kubelet.yaml")
+	kit.Write(t, file, []byte("serverTLSBootstrap: false\nkind: KubeletConfiguration\n"))
+	w.shell(t, strings.ReplaceAll(command, "/var/lib/kubelet/config.yaml", file))
+	if data, err := os.ReadFile(file); err != nil || string(data) != "kind: KubeletConfiguration\nserverTLSBootstrap: true\n" {
+		t.Errorf("%q writes %q: %v", command, data, err)
+	}
 }
 
 // shell runs commands with a kubectl, as an administrator in a clone, and returns their output.
