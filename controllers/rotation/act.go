@@ -64,25 +64,14 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	switch step.Action {
 	case Publish:
 		return r.publish(ctx, obj)
-	case Open, Unseal:
-		change := book.Open
-		if step.Action == Unseal {
-			change = book.Unseal
-		}
-		for _, keyID := range step.Accounts {
-			if err := change(ctx, keyID); err != nil {
-				return err
-			}
-		}
-		return nil
+	case Open:
+		return each(ctx, step.Accounts, book.Open)
+	case Unseal:
+		return each(ctx, step.Accounts, book.Unseal)
 	case Seal:
 		return r.seal(ctx, obj)
 	case Prune:
-		cert, err := certificateOf(obj.Status.Retiring)
-		if err != nil {
-			return err
-		}
-		return r.publisher.Prune(ctx, cert)
+		return r.prune(ctx, obj)
 	// The ledger must know a CA before it is stored anywhere.
 	case MakeCandidate:
 		authority, key, err := r.newCA(obj)
@@ -99,6 +88,25 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 		}
 	}
 	return r.writeSecret(ctx, obj, read, step.Action, made)
+}
+
+// each changes the accounts of the ledger, until one fails.
+func each(ctx context.Context, keyIDs []string, change func(context.Context, string) error) error {
+	for _, keyID := range keyIDs {
+		if err := change(ctx, keyID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prune removes the retiring CA from the ConfigMap in which API servers keep it.
+func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	cert, err := certificateOf(obj.Status.Retiring)
+	if err != nil {
+		return err
+	}
+	return r.publisher.Prune(ctx, cert)
 }
 
 // publish publishes the trust bundle for the status of obj.

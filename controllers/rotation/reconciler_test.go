@@ -116,7 +116,7 @@ func TestSealOfALostAccount(t *testing.T) {
 		if err := r.seal(t.Context(), obj); (err == nil) != test.sealed || err != nil && !errors.Is(err, ledger.ErrNoAccount) {
 			t.Errorf("%s: %v", name, err)
 		}
-		accounts, err := r.recorder(obj).Book.Read(t.Context())
+		accounts, err := r.recorder(obj).Read(t.Context())
 		if err != nil || accounts["old"].Sealed != test.sealed {
 			t.Errorf("%s: the ledger has %v, %v", name, accounts, err)
 		}

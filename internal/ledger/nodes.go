@@ -89,18 +89,6 @@ func prune(all map[string]newest, now time.Time) {
 	}
 }
 
-func nodesIn(data map[string]string) (map[string]newest, error) {
-	all := map[string]newest{}
-	for node, text := range data {
-		certificates := newest{}
-		if err := strictly(text, &certificates); err != nil {
-			return nil, fmt.Errorf("read the certificates of node %s: %w", node, err)
-		}
-		all[node] = certificates
-	}
-	return all, nil
-}
-
 // Certificate is the record of an issued certificate.
 type Certificate struct {
 	// Node is the node that the subject names. It is empty for other subjects.

@@ -146,18 +146,11 @@ func (p *Publisher) write(ctx context.Context, t target, wanted Wanted, dryRun b
 		stored := &unstructured.Unstructured{}
 		stored.SetGroupVersionKind(t.object.GroupVersionKind())
 		err := p.Live.Get(ctx, client.ObjectKeyFromObject(t.object), stored)
-		switch exists := err == nil; {
-		case client.IgnoreNotFound(err) != nil:
+		if client.IgnoreNotFound(err) != nil {
 			return err
-		case !exists && t.remove, exists && !t.remove && holds(stored.Object, t.object.Object):
-			differs = ""
+		}
+		if differs = t.difference(stored, err == nil); differs == "" {
 			return nil
-		case !exists:
-			differs = "does not exist, so it is not up to date"
-		case t.remove:
-			differs = "is for a removed signer, so it is not up to date"
-		default:
-			differs = "is not up to date"
 		}
 		if wanted.Current != nil && !dryRun {
 			if err := wanted.Current(ctx); err != nil {
@@ -173,6 +166,19 @@ func (p *Publisher) write(ctx context.Context, t target, wanted Wanted, dryRun b
 		return fmt.Errorf("%s %s", t, differs)
 	}
 	return nil
+}
+
+// difference returns how the stored object differs from t, or an empty text.
+func (t target) difference(stored *unstructured.Unstructured, exists bool) string {
+	switch {
+	case !exists && t.remove, exists && !t.remove && holds(stored.Object, t.object.Object):
+		return ""
+	case !exists:
+		return "does not exist, so it is not up to date"
+	case t.remove:
+		return "is for a removed signer, so it is not up to date"
+	}
+	return "is not up to date"
 }
 
 // change deletes the object as it was stored, or writes our fields with server-side apply, and takes them over from other

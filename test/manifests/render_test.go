@@ -82,16 +82,6 @@ func helmCommand(t *testing.T, args ...string) []string {
 	return append([]string{path, "template", "csr-controller-manager", chart, "--namespace", systemNamespace}, args...)
 }
 
-// run runs a command in the module's root, which must succeed, and returns its output.
-func run(t *testing.T, args ...string) []byte {
-	t.Helper()
-	data, err := output(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
 func output(args ...string) ([]byte, error) {
 	command := exec.Command(args[0], args[1:]...)
 	command.Dir = root

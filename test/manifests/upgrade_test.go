@@ -87,7 +87,7 @@ func TestUpgradeThroughEachFeature(t *testing.T) {
 	t.Parallel()
 	u := startUpgrade(t, 1)
 	u.roll(t, "as shipped", install{})
-	t.Run("nodes join", u.testNodesJoin)
+	u.testNodesJoin(t)
 	u.throughEachFeature(t)
 }
 
