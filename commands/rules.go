@@ -66,9 +66,14 @@ func testRules(
 	}
 	accepted := map[string][]string{} // the rules by the name of the request
 	for _, obj := range objs {
-		accepted[obj.Name] = []string{}
+		if _, twice := accepted[obj.Name]; twice || obj.Name == "" {
+			return fmt.Errorf("each request needs a name of its own: %q is empty or given twice", obj.Name)
+		}
 		tried, err := judge.options.Approver.TryRules(ctx, obj)
 		lines := []string{}
+		if len(tried) > 0 { // otherwise no rule was tried, and every test of it fails
+			accepted[obj.Name] = []string{}
+		}
 		for _, each := range tried {
 			said := each.Refusal
 			if said == "" {

@@ -88,6 +88,7 @@ bad: rule own: only api
 		"tests that pass": {tests: "  tests:\n  - {request: good, accepts: [own, services]}\n  - {request: half, accepts: [services]}\n  - {request: bad}\n"},
 		"tests that fail": {tests: "  tests:\n  - {request: good, accepts: [own]}\n  - {request: bad, accepts: [own]}\n  - {request: none}\n",
 			want: "test of request good: accepted by [\"services\" \"own\"], want [\"own\"]\ntest of request bad: accepted by [], want [\"own\"]\ntest of request none: accepted by [], want []"},
+		"no rule tried":   {tests: "  tests: [{request: other}]\n", want: "test of request other: accepted by [], want []"},
 		"an unknown rule": {tests: "  tests: [{request: a, accepts: [b]}]\n", want: "bad configuration:\napproval.tests[0].accepts[0]: Invalid value: \"b\": is not one of approval.rules"},
 		"no files":        {args: []string{"rules", "test"}, want: "requires at least 1 arg(s), only received 0"},
 	} {

@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"fmt"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -13,8 +14,9 @@ import (
 )
 
 // policiesOf returns a Rule for each signer with approval rules, in the order of the configuration. signing is the signer of this
-// manager, or nil if it signs nothing.
-func policiesOf(compiled []*rules.Compiled, signing *signer.Reconciler) (all []approver.Rule) {
+// process, or nil if it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are known,
+// but not which CAs API servers trust.
+func policiesOf(c *config.Configuration, compiled []*rules.Compiled, signing *signer.Reconciler) (all []approver.Rule, err error) {
 	policies := map[string]*approver.Policy{}
 	for _, each := range compiled {
 		policy, known := policies[each.SignerName]
@@ -25,18 +27,25 @@ func policiesOf(compiled []*rules.Compiled, signing *signer.Reconciler) (all []a
 		}
 		policy.Rules = append(policy.Rules, each)
 	}
-	if signing == nil || signing.DryRun {
-		return all
+	if c.DryRuns(config.SignerController) {
+		return all, nil
 	}
-	for name, policy := range policies {
-		one, signs := signing.Signers[name]
-		if !signs {
+	for _, one := range servedSigners(c.Signing) {
+		policy, hasRules := policies[one.Name]
+		if !hasRules {
 			continue
 		}
-		policy.Lifetime = one.Profile.LifetimeOf
-		policy.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(name, one.KeyPair, now) }
+		issued, err := profile(c.Signing, one)
+		if err != nil {
+			return nil, fmt.Errorf("signer %s: %w", one.Name, err)
+		}
+		policy.Lifetime = issued.LifetimeOf
+		if signing != nil {
+			pair := signing.Signers[one.Name].KeyPair
+			policy.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(one.Name, pair, now) }
+		}
 	}
-	return all
+	return all, nil
 }
 
 // approvalRules adds the rights that the approval rules of c need. Without the right to approve for a signer, only its rules

@@ -46,12 +46,12 @@ func TestPoliciesOfRules(t *testing.T) {
 	if clause, reading := a.Trusted(time.Now()); clause == "" || reading {
 		t.Errorf("before the CA is read: %q, %t", clause, reading)
 	}
-	for name, change := range map[string]func(*config.Configuration){
-		"no signer": func(c *config.Configuration) { c.Controllers = []string{"approver"} },
-		"dry run":   func(c *config.Configuration) { c.DryRun = []string{"signer"} },
-	} {
-		if a := ruled(t, change)["example.com/a"]; a.Lifetime != nil || a.Trusted != nil {
-			t.Errorf("%s: the lifetime and the trust are known", name)
-		}
+	apart := ruled(t, func(c *config.Configuration) { c.Controllers = []string{"approver"} })["example.com/a"]
+	if got := apart.Lifetime(time.Minute); got != 10*time.Minute || apart.Trusted != nil {
+		t.Errorf("another Deployment signs: lifetime %s, and the trust is known: %t", got, apart.Trusted != nil)
+	}
+	dry := ruled(t, func(c *config.Configuration) { c.DryRun = []string{"signer"} })["example.com/a"]
+	if dry.Lifetime != nil || dry.Trusted != nil {
+		t.Error("a dry run signs nothing, but the lifetime or the trust are known")
 	}
 }

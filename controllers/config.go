@@ -66,7 +66,11 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		if err != nil {
 			return Options{}, err
 		}
-		options.Approver.Rules = append(options.Approver.Rules, policiesOf(compiled, options.Signer)...)
+		policies, err := policiesOf(c, compiled, options.Signer)
+		if err != nil {
+			return Options{}, err
+		}
+		options.Approver.Rules = append(options.Approver.Rules, policies...)
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond

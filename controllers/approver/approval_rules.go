@@ -70,9 +70,10 @@ func (r *Reconciler) Assume() {
 	}
 }
 
-// mostTold is the number of rules that the message about a refused request names. mostWhy bounds the text about each, in
-// bytes, so that the message fits into an Event.
-const mostTold, mostWhy = 3, 200
+// mostTold is the number of rules that the message about a refused request names. mostAsked bounds the reviews for it, because
+// a requester without any permission causes one for each rule. mostWhy bounds the text about each rule, in bytes, so that the
+// message fits into an Event.
+const mostTold, mostAsked, mostWhy = 3, 10, 200
 
 // judgeByRules decides about req by approval rules. A rule approves req if it accepts the content and the requester may use
 // the rule. No rule denies. The message about a refused request names only rules that its requester may use.
@@ -154,10 +155,12 @@ type refusedRule struct{ name, why string }
 // tell returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
 func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []refusedRule) (Decision, error) {
 	var told []string
+	asked := 0
 	for _, rule := range refused {
-		if rule.why == notPermitted || len(told) == mostTold {
+		if rule.why == notPermitted || len(told) == mostTold || asked == mostAsked {
 			continue
 		}
+		asked++
 		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.name))
 		if err != nil {
 			return Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)

@@ -55,10 +55,14 @@ func (c *Configuration) compileRules(m *mistakes) (all []*rules.Compiled) {
 	return all
 }
 
-// ruleWarnings returns a sentence for each approval rule that never looks at the requester.
+// ruleWarnings returns a sentence for each approval rule that never looks at the requester, or at something that it allows.
 func (c *Configuration) ruleWarnings() (warnings []string) {
 	compiled, _ := c.CompileRules()
 	for _, rule := range compiled {
+		for _, content := range rule.Unread {
+			warnings = append(warnings, fmt.Sprintf("approval rule %s allows %s, but no condition reads request.%s: every value is accepted",
+				rule.Name, content, content))
+		}
 		if rule.IgnoresRequester {
 			warnings = append(warnings, fmt.Sprintf("approval rule %s never looks at the requester: each user with the verb use on it, "+
 				"such as cluster-admin, gets every certificate that it accepts; compare the request with requester, or keep the rule "+

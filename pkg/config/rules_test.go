@@ -31,8 +31,8 @@ func TestApprovalRuleMistakes(t *testing.T) {
 	})
 }
 
-// TestRulesThatIgnoreTheRequester checks the warning about rules that every holder of their permission gets everything from.
-func TestRulesThatIgnoreTheRequester(t *testing.T) {
+// TestRulesThatIgnoreSomething checks the warnings about rules whose conditions never look at the requester, or at what is allowed.
+func TestRulesThatIgnoreSomething(t *testing.T) {
 	t.Parallel()
 	const rule = "usages: [server auth], maxDuration: 1h, allow: [names], conditions: [{expression: "
 	c, err := config.LoadFile(write(t, header+"approval: {rules: [{name: a, signerName: example.com/a, "+rule+"'request.names.size() == 1'}]}, {name: b, signerName: example.com/a, "+rule+
@@ -40,7 +40,8 @@ func TestRulesThatIgnoreTheRequester(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if warnings := c.Warnings(false); len(warnings) != 1 || !strings.HasPrefix(warnings[0], "approval rule a never looks at the requester") {
+	if warnings := c.Warnings(false); len(warnings) != 2 || !strings.HasPrefix(warnings[0], "approval rule a never looks at the requester") ||
+		warnings[1] != "approval rule b allows names, but no condition reads request.names: every value is accepted" {
 		t.Errorf("warnings %q", warnings)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/checker"
+	"github.com/google/cel-go/common"
 	celast "github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
@@ -74,6 +75,7 @@ type condition struct {
 	Condition
 	program                      cel.Program
 	readsRequester, readsAccount bool
+	reads                        []string // the fields of request
 }
 
 // condition compiles an expression. A mistake says the line and the column.
@@ -95,7 +97,7 @@ func (c *Compiler) condition(source Condition, path *field.Path) (condition, fie
 	if checked.OutputType() != cel.BoolType {
 		return mistake("line 1, column 1: the expression is of type %s, want bool", checked.OutputType())
 	}
-	estimate, err := c.env.EstimateCost(checked, &library.CostEstimator{SizeEstimator: c.sizes})
+	estimate, err := c.env.EstimateCost(checked, estimator{&library.CostEstimator{SizeEstimator: c.sizes}})
 	if err != nil {
 		return mistake("estimate the cost: %v", err)
 	}
@@ -113,7 +115,11 @@ func (c *Compiler) condition(source Condition, path *field.Path) (condition, fie
 		case celast.IdentKind:
 			compiled.readsRequester = compiled.readsRequester || e.AsIdent() == "requester"
 		case celast.SelectKind:
-			compiled.readsAccount = compiled.readsAccount || e.AsSelect().FieldName() == "serviceAccount"
+			selected := e.AsSelect()
+			compiled.readsAccount = compiled.readsAccount || selected.FieldName() == "serviceAccount"
+			if selected.Operand().AsIdent() == "request" {
+				compiled.reads = append(compiled.reads, selected.FieldName())
+			}
 		}
 	}))
 	return compiled, nil
@@ -154,6 +160,21 @@ func (s *Subject) eval(program cel.Program) (ref.Val, error) {
 		return nil, nil
 	}
 	return result, err
+}
+
+// estimator estimates costs as API servers do, and counts the result of replace too, which can be far larger than its input: a text
+// for each letter.
+type estimator struct{ *library.CostEstimator }
+
+// EstimateCallCost implements checker.CostEstimator.
+func (e estimator) EstimateCallCost(
+	function, overload string, target *checker.AstNode, args []checker.AstNode,
+) *checker.CallEstimate {
+	estimate := e.CostEstimator.EstimateCallCost(function, overload, target, args)
+	if function == "replace" && estimate != nil && estimate.ResultSize != nil {
+		estimate.CostEstimate = estimate.Add(estimate.ResultSize.MultiplyByCostFactor(common.StringTraversalCostFactor))
+	}
+	return estimate
 }
 
 // sizes estimates the sizes of texts and lists in the variables. It implements checker.CostEstimator.

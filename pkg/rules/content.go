@@ -65,6 +65,9 @@ func checkTrust(s *Subject) string {
 // checkNames returns why a DNS name is not permitted, or an empty text. A condition can then compare texts: programs read no
 // name in another way.
 func checkNames(s *Subject, wildcards bool) string {
+	if name := s.Cert.Subject.CommonName; strings.Contains(name, "*") && !wildcards {
+		return fmt.Sprintf("common name %+q is a wildcard", csr.Shorten(name))
+	}
 	for _, name := range s.Cert.DNSNames {
 		shown := csr.Shorten(name)
 		if _, err := netip.ParseAddr(name); err == nil {

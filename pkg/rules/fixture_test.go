@@ -87,6 +87,9 @@ func user(name string) change         { return func(r *trial) { r.obj.Spec.Usern
 func groups(all ...string) change     { return func(r *trial) { r.obj.Spec.Groups = all } }
 func lives(time time.Duration) change { return func(r *trial) { r.facts.Lifetime = time } }
 func trusted(clause string) change    { return func(r *trial) { r.facts.Trusted = clause } }
+func made(at time.Time) change {
+	return func(r *trial) { r.obj.CreationTimestamp = metav1.NewTime(at) }
+}
 func isNot(why string) change {
 	return func(r *trial) {
 		r.facts.Account = func() (rules.Account, error) { return rules.Account{}, rules.NoAccount(why) }

@@ -33,8 +33,8 @@ const (
 	// OwnIdentity approves client certificates of people and programs, for `kubernetes.io/kube-apiserver-client`. The common name
 	// is the user name of the requester, and the organizations are groups of the requester. None of them begins with `system:`
 	// or `kubeadm:`, and there is no other name. The usages are `digital signature` and `client auth`, with or without `key
-	// encipherment`. The certificate is valid for at most 1 hour, and not beyond the time in `expiryExtra`, if that is set. The
-	// extra `authentication.kubernetes.io/credential-id` of the requester is exactly one `JTI=ID`: it authenticated with a
+	// encipherment`. The request is at most 10 minutes old. The certificate is valid for at most 1 hour, and not beyond the time in
+	// `expiryExtra`, if that is set. The extra `authentication.kubernetes.io/credential-id` of the requester is exactly one `JTI=ID`: it authenticated with a
 	// token. A certificate, or an impersonation without that extra, gets nothing.
 	OwnIdentity Preset = "ownIdentity"
 )
@@ -49,6 +49,8 @@ func Presets() []Preset { return []Preset{ServiceNames, SPIFFE, OwnIdentity} }
 
 const (
 	longestServing, longestSPIFFE, longestIdentity = 7 * 24 * time.Hour, 24 * time.Hour, time.Hour
+	// oldestIdentity bounds the age of a request, whose requester may have lost the name or a group since.
+	oldestIdentity = 10 * time.Minute
 	// mostServiceNames bounds the Services that are read for a request.
 	mostServiceNames = 20
 )
@@ -192,10 +194,10 @@ func ownIdentity(rule Rule, s *Subject) (string, error) {
 	default:
 		refusal = first(checkCredential(by), checkLifetime(s, longestIdentity))
 	}
-	if refusal != "" || rule.ExpiryExtra == "" {
+	if refusal != "" {
 		return refusal, nil
 	}
-	return checkExpiry(rule, s)
+	return checkTimes(rule, s)
 }
 
 // checkCredential returns why the credential of the requester is not a token, or an empty text. A certificate does not renew
@@ -208,11 +210,17 @@ func checkCredential(by csr.Requester) string {
 	return "the requester did not authenticate with a token that has an ID: a certificate cannot renew itself"
 }
 
-// checkExpiry returns why the certificate would outlive the credential of the requester, or an empty text.
-func checkExpiry(rule Rule, s *Subject) (string, error) {
+// checkTimes returns why the request is too old, or why the certificate would outlive the credential of the requester, or an
+// empty text.
+func checkTimes(rule Rule, s *Subject) (string, error) {
 	now, err := s.Facts.Now()
-	if err != nil {
+	switch {
+	case err != nil:
 		return "", err
+	case !s.Created.IsZero() && now.Sub(s.Created) > oldestIdentity: // only a request in a file has no time of creation
+		return fmt.Sprintf("the request is older than %s: make a new one", oldestIdentity), nil
+	case rule.ExpiryExtra == "":
+		return "", nil
 	}
 	end, found := expiryOf(s.Requester, rule.ExpiryExtra)
 	if !found || now.Add(s.Facts.Lifetime).After(end) {

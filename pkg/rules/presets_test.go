@@ -195,6 +195,8 @@ func TestOwnIdentity(t *testing.T) {
 		"no client usage":            but(`usages are ["digital signature"]`+usual, usages("digital signature")),
 		"too long":                   but("the certificate would be valid for 1h0m1s, longer than 1h0m0s: request less (spec.expirationSeconds)", lives(time.Hour+time.Second)),
 		"no duration":                but(noDuration, lives(0)),
+		"ten minutes old":            but("", made(now.Add(-10*time.Minute))),
+		"older":                      but("the request is older than 10m0s: make a new one", made(now.Add(-601*time.Second))),
 		"its credential ends sooner": but("", extra(end, "1")),
 	}
 	judge(t, rule, smallest, rows)

@@ -58,6 +58,8 @@ type Compiled struct {
 	Name, SignerName string
 	// IgnoresRequester reports that no condition looks at the requester: the permission alone decides who.
 	IgnoresRequester bool
+	// Unread lists what the rule allows and no condition reads, so any value is accepted.
+	Unread []string
 	// ReadsAccount reports that the rule needs to know which ServiceAccount the requester is.
 	ReadsAccount bool
 	// ReadsServices reports that Services must be read before an approval.
@@ -90,7 +92,7 @@ func (c *Compiler) Compile(rule Rule, path *field.Path) (*Compiled, field.ErrorL
 		return compiled, mistakes
 	}
 	mistakes = append(mistakes, rule.checkFields(path)...)
-	compiled.IgnoresRequester = true
+	compiled.IgnoresRequester, compiled.Unread = true, slices.Clone(rule.Allow)
 	for i, each := range rule.Conditions {
 		at := path.Child("conditions").Index(i)
 		if len(each.Message) > maxMessage {
@@ -101,6 +103,7 @@ func (c *Compiler) Compile(rule Rule, path *field.Path) (*Compiled, field.ErrorL
 		compiled.conditions = append(compiled.conditions, done)
 		compiled.ReadsAccount = compiled.ReadsAccount || done.readsAccount
 		compiled.IgnoresRequester = compiled.IgnoresRequester && !done.readsRequester
+		compiled.Unread = slices.DeleteFunc(compiled.Unread, func(content string) bool { return slices.Contains(done.reads, content) })
 	}
 	return compiled, mistakes
 }

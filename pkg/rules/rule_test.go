@@ -188,6 +188,7 @@ func TestMistakes(t *testing.T) {
 		"no authorizer":       {serving("authorizer == null"), []string{"undeclared reference to 'authorizer'"}},
 		"no clock":            {serving("now() > object.created"), []string{"undeclared reference to 'now'"}},
 		"a bad pattern":       {serving("request.names.all(n, n.matches('('))"), []string{"line 1, column 32: invalid matches argument"}},
+		"a large replacement": {serving("request.commonName.replace('a', request.commonName).size() > 0"), []string{"the estimated cost is"}},
 		"costly": {serving("request.names.all(a, request.names.all(b, request.names.all(c, a == b || b == c)))"),
 			[]string{"the estimated cost is"}},
 		"a long message": {rules.Rule{Name: "a", SignerName: "a.b/c", Usages: []string{"server auth"}, MaxDuration: metav1.Duration{Duration: 1}, Allow: []string{"names"},
