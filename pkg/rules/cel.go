@@ -2,8 +2,10 @@ package rules
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/checker"
@@ -21,6 +23,9 @@ import (
 // maxCost bounds the estimated cost of a condition, and the cost of all conditions that judge a request. An API server
 // has the same limit for a call of a ValidatingAdmissionPolicy, about a tenth of a second.
 const maxCost = 1_000_000
+
+// maxTime bounds the time of all conditions that judge a request. To count the cost of a long list takes far longer than the list.
+const maxTime = time.Second
 
 // Library is a library of functions for conditions.
 type Library struct {
@@ -106,7 +111,7 @@ func (c *Compiler) condition(source Condition, path *field.Path) (condition, fie
 			estimate.Max, maxCost)
 	}
 	compiled.program, err = c.env.Program(checked, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost),
-		cel.CostTracking(&library.CostEstimator{}), cel.CostLimit(maxCost))
+		cel.CostTracking(&library.CostEstimator{}), cel.CostLimit(maxCost), cel.InterruptCheckFrequency(100))
 	if err != nil {
 		return mistake("%v", err)
 	}
@@ -137,6 +142,8 @@ func (c condition) check(s *Subject) string {
 	}
 	const room = maxMessage / 2 // for each half of a sentence with a cause
 	switch {
+	case s.took > maxTime:
+		return fmt.Sprintf("%s (the conditions took more than %s)", csr.ShortenTo(said, room), maxTime)
 	case s.spent > maxCost:
 		return fmt.Sprintf("%s (the conditions cost more than %d)", csr.ShortenTo(said, room), maxCost)
 	case err != nil && c.readsAccount && s.noAccount != "":
@@ -147,16 +154,22 @@ func (c condition) check(s *Subject) string {
 	return csr.ShortenTo(said, maxMessage)
 }
 
-// eval returns the result of a program, and adds its cost. There is no result above the limit.
+// eval returns the result of a program, and adds its cost and its time. There is no result above a limit.
 func (s *Subject) eval(program cel.Program) (ref.Val, error) {
-	result, details, err := program.Eval(s.variables)
+	start := time.Now()
+	limited, cancel := context.WithTimeout(context.Background(), maxTime-s.took)
+	defer cancel()
+	result, details, err := program.ContextEval(limited, s.variables)
+	if s.took += time.Since(start); limited.Err() != nil {
+		s.took = maxTime + 1
+	}
 	switch {
 	case err != nil && strings.Contains(err.Error(), "actual cost limit exceeded"):
 		s.spent = maxCost + 1
 	case details != nil && details.ActualCost() != nil:
 		s.spent += *details.ActualCost()
 	}
-	if s.spent > maxCost {
+	if s.spent > maxCost || s.took > maxTime {
 		return nil, nil
 	}
 	return result, err

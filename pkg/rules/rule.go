@@ -219,6 +219,7 @@ type Subject struct {
 	variables map[string]any // nil until a condition needs them
 	noAccount NoAccount      // why the variables have no ServiceAccount
 	spent     uint64         // the cost of all conditions so far
+	took      time.Duration  // and their time
 }
 
 // Judge returns why the rule does not accept the content of the request, or an empty text if it does. An error means that

@@ -151,11 +151,11 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 	}
 	subject := many().subject(t)
 	refusal, err := compiled.Judge(subject)
-	if want := "the condition " + costly + " is not true (the conditions cost more than 1000000)"; refusal != want || err != nil {
+	if want := "the condition " + costly + " is not true (the conditions "; !strings.HasPrefix(refusal, want) || err != nil { // cost or take more
 		t.Errorf("%q, %v, want %q", refusal, err, want)
 	}
 	cheap := compile(t, serving("true"))
-	if refusal, _ := cheap.Judge(subject); refusal != "the condition true is not true (the conditions cost more than 1000000)" {
+	if refusal, _ := cheap.Judge(subject); !strings.HasPrefix(refusal, "the condition true is not true (the conditions ") {
 		t.Errorf("after that, another rule says %q", refusal)
 	}
 	if refusal, _ := cheap.Judge(many().subject(t)); refusal != "" {
