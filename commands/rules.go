@@ -1,6 +1,7 @@
 package commands
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/utils/clock"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 )
@@ -70,30 +72,41 @@ func testRules(
 			return fmt.Errorf("each request needs a name of its own: %q is empty or given twice", obj.Name)
 		}
 		tried, err := judge.options.Approver.TryRules(ctx, obj)
-		lines := []string{}
 		if len(tried) > 0 { // otherwise no rule was tried, and every test of it fails
-			accepted[obj.Name] = []string{}
+			accepted[obj.Name] = acceptedBy(tried)
 		}
-		for _, each := range tried {
-			said := each.Refusal
-			if said == "" {
-				said, accepted[obj.Name] = "accept", append(accepted[obj.Name], each.Rule)
-			}
-			lines = append(lines, fmt.Sprintf("rule %s: %s", each.Rule, said))
-		}
-		switch {
-		case err != nil:
-			lines = append(lines, err.Error())
-		case len(tried) == 0:
-			lines = append(lines, "no approval rule is for signer "+obj.Spec.SignerName)
-		}
-		for _, line := range lines {
+		for _, line := range linesAbout(obj, tried, err) {
 			if _, err := fmt.Fprintln(out, ascii.Quote(obj.Name+": "+line)); err != nil {
 				return err
 			}
 		}
 	}
 	return checkTests(c.Approval.Tests, accepted)
+}
+
+// acceptedBy returns the names of the rules that accept a request.
+func acceptedBy(tried []approver.Tried) []string {
+	names := []string{}
+	for _, each := range tried {
+		if each.Refusal == "" {
+			names = append(names, each.Rule)
+		}
+	}
+	return names
+}
+
+// linesAbout returns what each rule says of obj, or why no rule was tried.
+func linesAbout(obj *certificatesv1.CertificateSigningRequest, tried []approver.Tried, err error) (lines []string) {
+	for _, each := range tried {
+		lines = append(lines, fmt.Sprintf("rule %s: %s", each.Rule, cmp.Or(each.Refusal, "accept")))
+	}
+	switch {
+	case err != nil:
+		lines = append(lines, err.Error())
+	case len(tried) == 0:
+		lines = append(lines, "no approval rule is for signer "+obj.Spec.SignerName)
+	}
+	return lines
 }
 
 // checkTests returns an error for each test with another outcome.

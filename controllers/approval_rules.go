@@ -10,13 +10,16 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // policiesOf returns a Rule for each signer with approval rules, in the order of the configuration. signing is the signer of this
 // process, or nil if it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are known,
 // but not which CAs API servers trust.
-func policiesOf(c *config.Configuration, compiled []*rules.Compiled, signing *signer.Reconciler) (all []approver.Rule, err error) {
+func policiesOf(c *config.Configuration, signing *signer.Reconciler) (all []approver.Rule, err error) {
+	compiled, err := c.CompileRules()
+	if err != nil {
+		return nil, err
+	}
 	policies := map[string]*approver.Policy{}
 	for _, each := range compiled {
 		policy, known := policies[each.SignerName]

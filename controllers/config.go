@@ -62,11 +62,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	if options.Approver != nil {
-		compiled, err := c.CompileRules()
-		if err != nil {
-			return Options{}, err
-		}
-		policies, err := policiesOf(c, compiled, options.Signer)
+		policies, err := policiesOf(c, options.Signer)
 		if err != nil {
 			return Options{}, err
 		}

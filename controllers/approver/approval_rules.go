@@ -89,7 +89,7 @@ func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy 
 	var unknown error
 	var refused []refusedRule
 	for _, rule := range policy.Rules {
-		refusal, err := rule.Judge(subject)
+		refusal, err := rule.Judge(ctx, subject)
 		if err == nil && refusal == "" {
 			if refusal, err = r.confirmRule(ctx, rule, subject, policy); err == nil && refusal == "" {
 				ruleTotal.WithLabelValues(rule.Name, verdict.Approve.String()).Inc()
@@ -233,7 +233,7 @@ func (r *Reconciler) TryRules(ctx context.Context, obj *certificatesv1.Certifica
 		}
 		subject, _ := r.subjectOf(ctx, req, rule.Policy)
 		for _, each := range rule.Policy.Rules {
-			refusal, err := each.Judge(subject)
+			refusal, err := each.Judge(ctx, subject)
 			if err != nil {
 				return nil, fmt.Errorf("rule %s: %w", each.Name, err)
 			}

@@ -24,7 +24,7 @@ import (
 // has the same limit for a call of a ValidatingAdmissionPolicy, about a tenth of a second.
 const maxCost = 1_000_000
 
-// maxTime bounds the time of all conditions that judge a request. To count the cost of a long list takes far longer than the list.
+// maxTime bounds the time of a condition. To count the cost of a long list takes far longer than the list.
 const maxTime = time.Second
 
 // Library is a library of functions for conditions.
@@ -115,24 +115,29 @@ func (c *Compiler) condition(source Condition, path *field.Path) (condition, fie
 	if err != nil {
 		return mistake("%v", err)
 	}
-	celast.PreOrderVisit(checked.NativeRep().Expr(), celast.NewExprVisitor(func(e celast.Expr) {
-		switch e.Kind() {
-		case celast.IdentKind:
-			compiled.readsRequester = compiled.readsRequester || e.AsIdent() == "requester"
-		case celast.SelectKind:
-			selected := e.AsSelect()
-			compiled.readsAccount = compiled.readsAccount || selected.FieldName() == "serviceAccount"
-			if selected.Operand().AsIdent() == "request" {
-				compiled.reads = append(compiled.reads, selected.FieldName())
-			}
-		}
-	}))
+	compiled.read(checked.NativeRep().Expr())
 	return compiled, nil
 }
 
+// read notes which variables expr reads.
+func (c *condition) read(expr celast.Expr) {
+	celast.PreOrderVisit(expr, celast.NewExprVisitor(func(e celast.Expr) {
+		switch e.Kind() {
+		case celast.IdentKind:
+			c.readsRequester = c.readsRequester || e.AsIdent() == "requester"
+		case celast.SelectKind:
+			selected := e.AsSelect()
+			c.readsAccount = c.readsAccount || selected.FieldName() == "serviceAccount"
+			if selected.Operand().AsIdent() == "request" {
+				c.reads = append(c.reads, selected.FieldName())
+			}
+		}
+	}))
+}
+
 // check returns why the condition is not true for s, or an empty text.
-func (c condition) check(s *Subject) string {
-	result, err := s.eval(c.program)
+func (c condition) check(ctx context.Context, s *Subject) string {
+	result, err := s.eval(ctx, c.program)
 	if result == types.True {
 		return ""
 	}
@@ -142,8 +147,8 @@ func (c condition) check(s *Subject) string {
 	}
 	const room = maxMessage / 2 // for each half of a sentence with a cause
 	switch {
-	case s.took > maxTime:
-		return fmt.Sprintf("%s (the conditions took more than %s)", csr.ShortenTo(said, room), maxTime)
+	case s.slow:
+		return fmt.Sprintf("%s (the conditions take more than %s)", csr.ShortenTo(said, room), maxTime)
 	case s.spent > maxCost:
 		return fmt.Sprintf("%s (the conditions cost more than %d)", csr.ShortenTo(said, room), maxCost)
 	case err != nil && c.readsAccount && s.noAccount != "":
@@ -154,22 +159,23 @@ func (c condition) check(s *Subject) string {
 	return csr.ShortenTo(said, maxMessage)
 }
 
-// eval returns the result of a program, and adds its cost and its time. There is no result above a limit.
-func (s *Subject) eval(program cel.Program) (ref.Val, error) {
-	start := time.Now()
-	limited, cancel := context.WithTimeout(context.Background(), maxTime-s.took)
+// eval returns the result of a program, and adds its cost. There is no result above a limit, and none after a program that was too
+// slow.
+func (s *Subject) eval(ctx context.Context, program cel.Program) (ref.Val, error) {
+	if s.slow {
+		return nil, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, maxTime)
 	defer cancel()
 	result, details, err := program.ContextEval(limited, s.variables)
-	if s.took += time.Since(start); limited.Err() != nil {
-		s.took = maxTime + 1
-	}
+	s.slow = s.slow || limited.Err() != nil
 	switch {
 	case err != nil && strings.Contains(err.Error(), "actual cost limit exceeded"):
 		s.spent = maxCost + 1
 	case details != nil && details.ActualCost() != nil:
 		s.spent += *details.ActualCost()
 	}
-	if s.spent > maxCost || s.took > maxTime {
+	if s.spent > maxCost || s.slow {
 		return nil, nil
 	}
 	return result, err

@@ -175,7 +175,7 @@ func judge(t *testing.T, rule rules.Rule, smallest func() *trial, rows map[strin
 		for _, change := range row.changes {
 			change(trial)
 		}
-		refusal, err := compiled.Judge(trial.subject(t))
+		refusal, err := compiled.Judge(t.Context(), trial.subject(t))
 		if err != nil {
 			refusal = "error: " + err.Error()
 		}

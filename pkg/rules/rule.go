@@ -1,8 +1,9 @@
 // Package rules judges requests by the approval rules of the configuration: what a request may contain, and conditions
-// in CEL. It decides in values and does no I/O. Facts that must be read are functions of its caller.
+// in CEL. It decides in values and does no I/O; a context bounds the time of conditions. Facts that must be read are functions of its caller.
 package rules
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"time"
@@ -219,12 +220,12 @@ type Subject struct {
 	variables map[string]any // nil until a condition needs them
 	noAccount NoAccount      // why the variables have no ServiceAccount
 	spent     uint64         // the cost of all conditions so far
-	took      time.Duration  // and their time
+	slow      bool           // a condition took too long
 }
 
 // Judge returns why the rule does not accept the content of the request, or an empty text if it does. An error means that
 // a fact is unknown.
-func (c *Compiled) Judge(s *Subject) (refusal string, err error) {
+func (c *Compiled) Judge(ctx context.Context, s *Subject) (refusal string, err error) {
 	if c.preset != nil {
 		return c.preset(c.rule, s)
 	}
@@ -237,7 +238,7 @@ func (c *Compiled) Judge(s *Subject) (refusal string, err error) {
 		return "", err
 	}
 	for _, condition := range c.conditions {
-		if refusal := condition.check(s); refusal != "" {
+		if refusal := condition.check(ctx, s); refusal != "" {
 			return refusal, nil
 		}
 	}

@@ -150,15 +150,15 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 		t.Fatal(mistakes)
 	}
 	subject := many().subject(t)
-	refusal, err := compiled.Judge(subject)
+	refusal, err := compiled.Judge(t.Context(), subject)
 	if want := "the condition " + costly + " is not true (the conditions "; !strings.HasPrefix(refusal, want) || err != nil { // cost or take more
 		t.Errorf("%q, %v, want %q", refusal, err, want)
 	}
 	cheap := compile(t, serving("true"))
-	if refusal, _ := cheap.Judge(subject); !strings.HasPrefix(refusal, "the condition true is not true (the conditions ") {
+	if refusal, _ := cheap.Judge(t.Context(), subject); !strings.HasPrefix(refusal, "the condition true is not true (the conditions ") {
 		t.Errorf("after that, another rule says %q", refusal)
 	}
-	if refusal, _ := cheap.Judge(many().subject(t)); refusal != "" {
+	if refusal, _ := cheap.Judge(t.Context(), many().subject(t)); refusal != "" {
 		t.Errorf("the next request: %q", refusal)
 	}
 }
