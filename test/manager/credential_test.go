@@ -85,7 +85,7 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 		kit.HasEvent(t, obj, "CertificateBlocked", "client certificate "+second.sha256+" is on the block list, ConfigMap "+kit.BlockListName)
 	}
 	out, code = kit.RunPlugin(t, kit.ControlPlane(t).Config, "explain", pending.Name)
-	kit.Says(t, out, code, 0, "csr-approver CertificateBlocked", "If the certificate should stay blocked, do nothing.")
+	kit.Says(t, out, code, 0, "csr-approver CertificateBlocked", "Nothing, or remove its SHA-256 from the list.")
 	out, code = kit.RunPlugin(t, kit.ControlPlane(t).Config, "approve", pending.Name, "--yes")
 	kit.Says(t, out, code, 1, "not approved: CertificateBlocked: the block list")
 	renewedBy(t, first)

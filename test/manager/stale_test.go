@@ -37,22 +37,23 @@ func TestStaleInventoryHoldsServingApprovalsUp(t *testing.T) {
 			kit.Reaches(t, asksFor(t, node, "192.0.2.60"), csr.Issued)
 
 			proxy.Use(faults.Rule{Verbs: []string{"list", "watch"}, Resources: followed, Do: test.fails})
-			failing := func(why string) {
-				t.Helper()
-				kit.Eventually(t, "the manager notices that "+why, func(context.Context) error {
-					for line := range strings.Lines(p.Output(t)) {
-						if strings.Contains(line, "Resource is not available"+why) && strings.Contains(line, `"resource":"`+test.resource+`"`) {
-							return nil
-						}
-					}
-					return errors.New("it has not yet")
-				})
-			}
 			if test.keeps {
-				failing(", and its copy stays in use for now")
-				kit.Reaches(t, asksFor(t, node, "192.0.2.60"), csr.Issued)
+				kit.Eventually(t, "the manager reads in vain", func(context.Context) error {
+					if proxy.Applied()[0] == 0 {
+						return errors.New("it has not yet")
+					}
+					return nil
+				})
+				kit.Reaches(t, asksFor(t, node, "192.0.2.60"), csr.Issued) // its copy stays in use for now
 			}
-			failing(`"`)
+			kit.Eventually(t, "the manager says that it cannot read", func(context.Context) error {
+				for line := range strings.Lines(p.Output(t)) {
+					if strings.Contains(line, `"Resource is not available"`) && strings.Contains(line, `"resource":"`+test.resource+`"`) {
+						return nil
+					}
+				}
+				return errors.New("it has not yet")
+			})
 			waiting := asksFor(t, node, "192.0.2.60")
 			kit.HasEvent(t, waiting, "InventoryUnavailable", test.resource)
 			isPending(t, waiting)
