@@ -102,7 +102,7 @@ func TestBootstrapTokenEnds(t *testing.T) {
 	kit.Parallel(t)
 	const lifetime = 4 * time.Second
 	start := time.Now()
-	_, token := printToken(t, "--node=token-b", "--kubeadm", "--ttl="+lifetime.String(), "--description=x: y")
+	_, token := printToken(t, "--node=token-b", "--kubeadm", "--ttl="+lifetime.String())
 	c, err := client.New(kit.WithToken(t, token), client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		t.Fatal(err)
