@@ -2,6 +2,7 @@ package commands
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
@@ -62,12 +64,10 @@ approval rules exist, and reads neither a CA nor the inventory. For a request in
 	return cmd
 }
 
-// explainAll explains every request in a document.
+// explainAll explains every request in a stream. It returns an error for each document that is not a request, and
+// explains the others.
 func explainAll(ctx context.Context, c *config.Configuration, in io.Reader, out io.Writer, clock clock.PassiveClock) error {
-	objs, err := readRequests(in)
-	if err != nil {
-		return fmt.Errorf("-f: %w", err)
-	}
+	objs, problem := readRequests("-f", in)
 	judge, err := newOffline(c, clock)
 	if err != nil {
 		return err
@@ -83,29 +83,37 @@ func explainAll(ctx context.Context, c *config.Configuration, in io.Reader, out 
 			return err
 		}
 	}
-	return nil
+	return problem
 }
 
-// readRequests returns the requests in the documents of a file, in YAML or JSON.
-func readRequests(in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, err error) {
-	for documents := utilyaml.NewYAMLReader(bufio.NewReader(in)); ; {
+// readRequests reads requests in YAML or JSON, one a document or in lists. The error joins one for each document of the
+// file from that cannot be read, or says that there is no request.
+func readRequests(from string, in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
+	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
+	for count := 1; ; count++ {
 		document, err := documents.Read()
 		if errors.Is(err, io.EOF) {
-			return objs, nil
+			if len(objs) == 0 && problem == nil {
+				problem = fmt.Errorf("%s: the file holds no CertificateSigningRequest", from)
+			}
+			return objs, problem
 		}
 		if err != nil {
-			return nil, err
+			return objs, errors.Join(problem, fmt.Errorf("%s: %w", from, err))
+		}
+		if data, err := yaml.YAMLToJSON(document); err == nil && bytes.Equal(data, []byte("null")) { // comments only
+			continue
 		}
 		found, err := requestsIn(document)
-		if err != nil {
-			return nil, err
-		}
 		objs = append(objs, found...)
+		if err != nil {
+			problem = errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err))
+		}
 	}
 }
 
 // requestsIn returns the requests in a document: one, or those of a list.
-func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningRequest, err error) {
+func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
 	decoded, err := runtime.Decode(clientgoscheme.Codecs.UniversalDeserializer(), document)
 	if err != nil {
 		return nil, err
@@ -113,15 +121,17 @@ func requestsIn(document []byte) (objs []*certificatesv1.CertificateSigningReque
 	switch obj := decoded.(type) {
 	case *certificatesv1.CertificateSigningRequest:
 		return []*certificatesv1.CertificateSigningRequest{obj}, nil
+	case *certificatesv1.CertificateSigningRequestList:
+		for i := range obj.Items {
+			objs = append(objs, &obj.Items[i])
+		}
+		return objs, nil
 	case *corev1.List:
 		for _, item := range obj.Items {
 			found, err := requestsIn(item.Raw)
-			if err != nil {
-				return nil, err
-			}
-			objs = append(objs, found...)
+			objs, problem = append(objs, found...), errors.Join(problem, err)
 		}
-		return objs, nil
+		return objs, problem
 	}
 	return nil, fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s",
 		decoded.GetObjectKind().GroupVersionKind())

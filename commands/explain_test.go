@@ -102,12 +102,12 @@ func TestExplainJudgesAFile(t *testing.T) {
 	}
 }
 
-// TestExplainReadsFiles checks the number of requests that are read from a document. A mistake in it is an error.
+// TestExplainReadsFiles checks the number of requests that are read from a file, and that each mistake is reported.
 func TestExplainReadsFiles(t *testing.T) {
 	t.Parallel()
 	one := document(t, nil)
-	list := func(items ...string) string {
-		text := "apiVersion: v1\nkind: List\nitems:\n"
+	list := func(kind, version string, items ...string) string {
+		text := "apiVersion: " + version + "\nkind: " + kind + "\nitems:\n"
 		for _, item := range items {
 			text += "- " + strings.ReplaceAll(strings.TrimSpace(item), "\n", "\n  ") + "\n"
 		}
@@ -119,19 +119,22 @@ func TestExplainReadsFiles(t *testing.T) {
 		read    int
 		problem string
 	}{
-		"one":                {in: one, read: 1},
-		"comment first":      {in: "# first\n" + one, read: 1},
-		"list":               {in: list(one, one, one), read: 3},
-		"JSON":               {in: `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest"}`, read: 1},
-		"another kind":       {in: secret, problem: "want a CertificateSigningRequest of certificates.k8s.io/v1, found /v1, Kind=Secret"},
-		"in a list":          {in: list(secret, one), problem: "want a CertificateSigningRequest of "},
-		"an old version":     {in: strings.Replace(one, "k8s.io/v1\n", "k8s.io/v1beta1\n", 1), problem: "want a CertificateSigningRequest of certificates.k8s.io/v1"},
-		"no kind":            {in: "metadata: {name: x}\n", problem: "Kind"},
-		"empty":              {in: "", problem: "Kind"},
-		"no YAML":            {in: "\tx: [", problem: "yaml: "},
-		"payload not base64": {in: strings.Replace(one, "request: ", "request: '*' #", 1), problem: "illegal base64"},
+		"one":                  {in: one, read: 1},
+		"two documents":        {in: one + "---\n" + one, read: 2},
+		"comments and blanks":  {in: "# first\n---\n---\n" + one + "---\n# end\n", read: 1},
+		"list":                 {in: list("List", "v1", one, one, one), read: 3},
+		"list of its own kind": {in: list("CertificateSigningRequestList", "certificates.k8s.io/v1", one), read: 1},
+		"JSON":                 {in: `{"apiVersion":"certificates.k8s.io/v1","kind":"CertificateSigningRequest"}`, read: 1},
+		"another kind":         {in: secret + "---\n" + one, read: 1, problem: "-f: document 1: want a CertificateSigningRequest of "},
+		"in a list":            {in: list("List", "v1", secret, one), read: 1, problem: "-f: document 1: want a CertificateSigningRequest"},
+		"an old version":       {in: strings.Replace(one, "k8s.io/v1\n", "k8s.io/v1beta1\n", 1), problem: "want a CertificateSigningRequest of certificates.k8s.io/v1"},
+		"no kind":              {in: "metadata: {name: x}\n", problem: "-f: document 1: "},
+		"empty":                {in: "", problem: "-f: the file holds no CertificateSigningRequest"},
+		"only comments":        {in: "# none\n---\n", problem: "-f: the file holds no CertificateSigningRequest"},
+		"no YAML":              {in: "\tx: [", problem: "-f: document 1: "},
+		"payload not base64":   {in: strings.Replace(one, "request: ", "request: '*' #", 1), problem: "illegal base64"},
 	} {
-		objs, err := requestsIn([]byte(test.in))
+		objs, err := readRequests("-f", strings.NewReader(test.in))
 		if len(objs) != test.read || (err == nil) != (test.problem == "") || err != nil && !strings.Contains(err.Error(), test.problem) {
 			t.Errorf("%s: %d read, error %v", name, len(objs), err)
 		}

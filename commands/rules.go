@@ -44,10 +44,10 @@ ServiceAccount and the Services exist, and that no API server trusts the CA of a
 			if err != nil {
 				return err
 			}
-			found, err := readRequests(file)
+			found, err := readRequests(name, file)
 			_ = file.Close()
 			if err != nil {
-				return fmt.Errorf("%s: %w", name, err)
+				return err
 			}
 			objs = append(objs, found...)
 		}

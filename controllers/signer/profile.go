@@ -30,7 +30,7 @@ func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Content
 // Kubernetes or an administrator of kubeadm.
 func forbiddenByDefault(signerName string) []string {
 	if signerName == certificatesv1.KubeAPIServerClientSignerName {
-		return []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
+		return append(slices.Clone(forbiddenOnClientCA), "CN=kubeadm:*")
 	}
 	return []string{"O=system:masters"}
 }
