@@ -19,7 +19,7 @@ var approvalMutations = []mutation{
 	{"rules: no unexpected content", "pkg/rules/content.go", "len(found) > 0", "len(found) > 9", ruleTests},
 	{"rules: no client on a trusted CA", "pkg/rules/content.go", "s.Facts.Trusted == \"\" || !forClients", "true", ruleTests},
 	{"rules: no certificate for every purpose on a trusted CA", "pkg/rules/content.go", "len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny)", "slices.Contains(usages, x509.ExtKeyUsageAny)", ruleTests},
-	{"rules: no wildcard", "pkg/rules/content.go", "strings.Contains(name, \"*\") && !wildcards", "false", ruleTests},
+	{"rules: no wildcard", "pkg/rules/content.go", "if strings.Contains(name, \"*\") && !wildcards", "if false", ruleTests},
 	{"rules: names in one form", "pkg/rules/content.go", "if name != san.CanonicalName(name) {", "if false {", ruleTests},
 	{"rules: no address as a name", "pkg/rules/content.go", "netip.ParseAddr(name); err == nil", "netip.ParseAddr(name); err == nil && false", ruleTests},
 	{"rules: a lifetime that is known", "pkg/rules/content.go", "case s.Facts.Lifetime == 0:", "case false:", ruleTests},
@@ -39,5 +39,5 @@ var approvalMutations = []mutation{
 	{"ownIdentity: one token", "pkg/rules/presets.go", "len(ids) == 1 &&", "len(ids) > 0 &&", ruleTests},
 	{"ownIdentity: no certificate", "pkg/rules/presets.go", "strings.HasPrefix(ids[0], credentialIDPrefix) &&", "", ruleTests},
 	{"ownIdentity: not beyond the credential", "pkg/rules/presets.go", "now.Add(s.Facts.Lifetime).After(end)", "false", ruleTests},
-	{"signer: no user of Kubernetes", "controllers/signer/profile.go", "\"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\", \"CN=kubeadm:*\"}", "\"O=system:masters\"}", ""},
+	{"signer: no user of Kubernetes", "controllers/signer/profile.go", "[]string{\"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\"}", "[]string{\"O=system:masters\"}", ""},
 }
