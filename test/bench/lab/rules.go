@@ -31,7 +31,7 @@ signing:
   - {name: %s, certFile: %s, keyFile: %s, usages: [digital signature, server auth], allowedNames: ["*.default.svc"], duration: 24h}
 approval:
   rules:
-  - {name: %s, signerName: %[1]s, usages: [digital signature, server auth], maxDuration: 24h, allow: [names], conditions: [{expression: %q}]}
+  - {name: %s, signerName: %[1]s, usages: [digital signature, server auth], maxDuration: 24h, allow: [names], conditions: [{expression: %[5]q}]}
 `, ruleSigner, cert, key, ruleName, condition)
 }
 
