@@ -35,7 +35,7 @@ func TestServingRefuses(t *testing.T) {
 		extension([]int{1, 2, 3}, 5, 0)(r)
 	})
 	starting := fmt.Errorf("nodes: %w", informer.ErrNotRead)
-	busy := &inventory.Unavailable{Source: "webhook", Cause: inventory.ErrBusy}
+	busy := fmt.Errorf("ask webhook: %w", inventory.ErrBusy)
 	tests := []trial{
 		{name: "without the group system:nodes", obj: asks("a", "10.0.0.1", groups("system:authenticated")), want: "Denied RequesterNotNode"},
 		{name: "a similar group", obj: asks("a", "10.0.0.1", groups("system:nodes ")), want: "Denied RequesterNotNode"},

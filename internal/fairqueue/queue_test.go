@@ -116,26 +116,6 @@ func TestAddDuringWorkQueuesAgain(t *testing.T) {
 	checkEmpty(t, q)
 }
 
-// TestHangingRequesterLeavesWorkers has a requester whose 2,000 requests never end. Half of the workers are left to others.
-func TestHangingRequesterLeavesWorkers(t *testing.T) {
-	t.Parallel()
-	q := queueOf(t, 50, "")
-	for n := range 2000 {
-		q.Add(keyOf(fmt.Sprintf("hostile/node-%d/h-%d@1", n, n)))
-	}
-	if got := strings.Count(taken(q), "h-"); got != 25 {
-		t.Fatalf("one requester holds %d of 50 workers", got)
-	}
-	for n := range 100 {
-		q.Add(keyOf(fmt.Sprintf("honest-%d/node/b-%d@1", n, n)))
-		key, _ := q.Get()
-		if want := fmt.Sprintf("b-%d", n); key.Name != want {
-			t.Fatalf("got %s, want %s", key.Name, want)
-		}
-		q.Done(key)
-	}
-}
-
 // work runs workers that call work with each key, until q is shut down.
 func work(q *Queue, workers int, work func(worker int, key Key)) {
 	for worker := range workers {

@@ -69,7 +69,7 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 		IsCA:                  false,
 	}
 	var cut time.Duration
-	template.NotBefore, template.NotAfter, cut = a.validity(p.lifetime(req.Lifetime), now)
+	template.NotBefore, template.NotAfter, cut = a.validity(p.LifetimeOf(req.Lifetime), now)
 	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, req.PublicKey, a.key)
 	if err != nil {
 		return nil, fmt.Errorf("sign certificate: %w", err)
@@ -90,7 +90,7 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 
 // NotAfterOf returns the expiry of the certificate that Issue would make with the same arguments.
 func (a *Authority) NotAfterOf(p Profile, req Request, now time.Time) time.Time {
-	_, notAfter, _ := a.validity(p.lifetime(req.Lifetime), now)
+	_, notAfter, _ := a.validity(p.LifetimeOf(req.Lifetime), now)
 	return notAfter
 }
 

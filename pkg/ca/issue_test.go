@@ -25,18 +25,6 @@ func kubeletRequest(kind string) ca.Request {
 	}
 }
 
-// BenchmarkIssue issues a kubelet's client certificate, lint included.
-func BenchmarkIssue(b *testing.B) {
-	for _, kind := range []string{"RSA-2048", "P-256", "Ed25519"} {
-		b.Run(kind, func(b *testing.B) {
-			signing, checked := authority(kind), profile(ca.ProfileConfig{Lifetime: time.Hour})
-			for req := kubeletRequest("leaf"); b.Loop(); {
-				must(signing.Issue(checked, req, now))
-			}
-		})
-	}
-}
-
 // TestIssueWithEveryKindOfKey checks that each kind of CA issues for each kind of key.
 func TestIssueWithEveryKindOfKey(t *testing.T) {
 	t.Parallel()

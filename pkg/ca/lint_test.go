@@ -99,7 +99,7 @@ func TestLintFindsEachDifference(t *testing.T) {
 		"another key": {"key is", nil},
 	} {
 		issued := &Issued{Serial: big.NewInt(7)}
-		issued.NotBefore, issued.NotAfter, _ = signing.validity(profile.lifetime(req.Lifetime), lintNow)
+		issued.NotBefore, issued.NotAfter, _ = signing.validity(profile.LifetimeOf(req.Lifetime), lintNow)
 		template := &x509.Certificate{
 			SerialNumber: issued.Serial, Subject: req.Subject, NotBefore: issued.NotBefore, NotAfter: issued.NotAfter,
 			DNSNames: slices.Clone(req.DNSNames), EmailAddresses: req.EmailAddresses, IPAddresses: req.IPAddresses, URIs: req.URIs,

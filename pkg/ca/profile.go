@@ -174,9 +174,10 @@ func MatchesSubject(pattern string, subject pkix.Name) bool {
 	return slices.ContainsFunc(values, func(value string) bool { return matches(want, value) })
 }
 
-// lifetime limits a requested lifetime as kube-controller-manager does (pkg/controller/certificates/signer/signer.go,
-// duration). Zero means the default. The maximum is applied last.
-func (p Profile) lifetime(requested time.Duration) time.Duration {
+// LifetimeOf returns the lifetime of a certificate under p for a requested lifetime, as kube-controller-manager limits it
+// (pkg/controller/certificates/signer/signer.go, duration). Zero means the default. The maximum is applied last. The end of
+// the CA may shorten it.
+func (p Profile) LifetimeOf(requested time.Duration) time.Duration {
 	if requested == 0 {
 		return p.config.Lifetime
 	}

@@ -124,7 +124,9 @@ func FuzzPayload(f *testing.F) {
 	}))
 	for _, seed := range [][]byte{
 		good, names, nil, []byte("no PEM"), block("NEW CERTIFICATE REQUEST", der(nodeRequest())), block("CERTIFICATE REQUEST", []byte("x")),
-		append([]byte("Subject: a\r\n\r\n"), good...), append(slices.Clone(good), names...),
+		append([]byte("Subject: a\r\n\r\n"), good...), append(slices.Clone(good), names...), append(slices.Clone(good), "garbage"...),
+		append(slices.Clone(good), block("CERTIFICATE REQUEST", []byte("broken"))...), append(slices.Clone(good), block("PRIVATE KEY", nil)...),
+		[]byte(strings.TrimSpace(string(good))),
 		[]byte(strings.ReplaceAll(string(good), "\n", "\r\n")), []byte(strings.Replace(string(good), "\n", "\nComment: a\n\n", 1)),
 		append(block("OTHER", []byte{1}), good...), block("CERTIFICATE REQUEST", append(der(nodeRequest()), 0)),
 	} {

@@ -30,8 +30,6 @@ type Claim struct {
 //     nodes, it belongs to each of them that reports it.
 //   - In a CIDR, below a suffix, and by the reports of Nodes alone, a Node has its own name, whatever others report. It
 //     has what it reports itself, unless another Node reports that too, or has it as its name. An address is no name.
-//
-// An error is always an *Unavailable.
 func (s Sources) Claim(found Found, node string, value san.SAN, holders []string) (Claim, error) {
 	if !found.OwnWord && !found.Owns(value) {
 		return Claim{NotOwned: true}, nil

@@ -14,7 +14,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -51,25 +50,13 @@ type Found struct {
 	Rank int
 }
 
-// Unavailable reports that a source can't answer. Answers of weaker sources do not count then: a node's own report
-// must not replace that of a Machine.
-type Unavailable struct {
-	Source string
-	Cause  error
-}
-
-func (u *Unavailable) Error() string { return fmt.Sprintf("ask %s: %v", u.Source, u.Cause) }
-
-// Unwrap returns the cause.
-func (u *Unavailable) Unwrap() error { return u.Cause }
-
-// Lookup returns the answer of the first source that knows node. The Entry is nil if no source does. An error is
-// always an *Unavailable.
+// Lookup returns the answer of the first source that knows node. The Entry is nil if no source does. If a source can't
+// answer, the answers of weaker sources do not count: a node's own report must not replace that of a Machine.
 func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Found, error) {
 	for rank, source := range s {
 		entry, err := source.Lookup(ctx, node, req)
 		if err != nil {
-			return Found{}, &Unavailable{Source: source.Name(), Cause: err}
+			return Found{}, fmt.Errorf("ask %s: %w", source.Name(), err)
 		}
 		if entry != nil {
 			return Found{Entry: entry, Rank: rank}, nil
@@ -88,7 +75,7 @@ func (s Sources) owner(value san.SAN, stronger int) (string, error) {
 		}
 		description, err := owner.Owner(value)
 		if err != nil {
-			return "", &Unavailable{Source: source.Name(), Cause: err}
+			return "", fmt.Errorf("ask %s: %w", source.Name(), err)
 		}
 		if description != "" {
 			return description, nil
@@ -106,10 +93,7 @@ func Keys(sans []san.SAN) []string {
 	return all
 }
 
-// MaxLookupTime bounds how long one lookup in a Slow source may take.
-const MaxLookupTime = 30 * time.Second
-
-// Slow is a Source that waits for another server. Its Lookup must end with its context.
+// Slow is a Source that waits for another server. It bounds the time of a Lookup itself.
 type Slow interface {
 	Source
 	// Concurrency returns how many lookups the server may get at once.
@@ -145,8 +129,6 @@ func (l *limited) Lookup(ctx context.Context, node string, req *csr.Request) (*E
 		return nil, ErrBusy
 	}
 	defer l.leave(requester)
-	ctx, cancel := context.WithTimeout(ctx, MaxLookupTime)
-	defer cancel()
 	return l.Slow.Lookup(ctx, node, req)
 }
 

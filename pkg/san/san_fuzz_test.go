@@ -18,12 +18,15 @@ func FuzzParse(f *testing.F) {
 		{"node-1.example.com", "NODE-1.Example.COM."}, {"10.0.0.1", "::ffff:10.0.0.1"}, {"10.0.0.1.", "10.0.0.1"},
 		{"fd00::1", "FD00:0:0:0:0:0:0:1"}, {"fd00::1%eth0", "fd00::1"}, {"010.0.0.1", "10.0.0.1"}, {"\u212aubernetes", "kubernetes"},
 		{"kubernetes.default.svc", "KUBERNETES.DEFAULT.SVC."}, {"", "."}, {"a..", "a."}, {"*.a", "b.a"}, {"xn--a", "XN--A"},
+		{"az", "AZ"}, {"a\xff", "A\xff."}, {"a\xff", "a\xfe"}, {"fd00:0000::0001", "::FFFF:0a00:0001"},
+		{"::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "fd00::1%."},
 	} {
 		f.Add(pair[0], pair[1])
 	}
 	f.Fuzz(func(t *testing.T, a, b string) {
 		first, second := san.Parse(a), san.Parse(b)
 		checkAddress(t, a, first)
+		checkAddress(t, b, second)
 		if first == second && first.Name != "" && !bytes.Equal(lower(a), lower(b)) {
 			t.Errorf("%q and %q are compared as equal", a, b)
 		}

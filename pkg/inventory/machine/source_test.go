@@ -53,13 +53,7 @@ func sourceOf(t testing.TB, options Options, objects map[string]string) *Source 
 
 var byValue = gocmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
-func sans(texts ...string) []san.SAN {
-	var all []san.SAN
-	for _, text := range texts {
-		all = append(all, san.Parse(text))
-	}
-	return all
-}
+func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
 const (
 	bound   = `{status: {nodeRef: {name: node-1}, addresses: [{type: InternalIP, address: 10.0.0.1}, {type: Hostname, address: host-1}]}}`

@@ -249,10 +249,8 @@ func (a *APIServers) inKubeconfig() map[san.SAN]string {
 	if err != nil {
 		at = &url.URL{}
 	}
-	for _, name := range []string{at.Hostname(), a.config.ServerName} {
-		if name != "" {
-			all[parseSloppy(name)] = "in the kubeconfig"
-		}
+	for _, name := range parse(at.Hostname(), a.config.ServerName) {
+		all[name] = "in the kubeconfig"
 	}
 	return all
 }

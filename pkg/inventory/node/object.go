@@ -44,9 +44,7 @@ func nodeObject(obj runtime.Object) *object {
 	node := obj.(*corev1.Node)
 	kept := &object{ObjectMeta: metaOf(node.ObjectMeta)}
 	for _, each := range node.Status.Addresses[:min(len(node.Status.Addresses), csr.DefaultLimits.Names)] {
-		if each.Address != "" {
-			kept.sans = append(kept.sans, parseSloppy(each.Address))
-		}
+		kept.sans = append(kept.sans, parse(each.Address)...)
 	}
 	return kept
 }
@@ -75,22 +73,16 @@ func sliceSANs(slice *discoveryv1.EndpointSlice) []san.SAN {
 	return all
 }
 
-// parse parses texts to names and addresses, and skips empty texts.
+// parse parses texts that the API server stores to names and addresses, and skips those that stand for none. The API server
+// accepts 010.0.0.1 as an address. It and kube-proxy read that as 10.0.0.1 (k8s.io/utils/net, ParseIPSloppy).
 func parse(texts ...string) []san.SAN {
 	var all []san.SAN
 	for _, text := range texts {
-		if text != "" && text != corev1.ClusterIPNone {
-			all = append(all, parseSloppy(text))
+		if ip := netutils.ParseIPSloppy(text); ip != nil {
+			all = append(all, san.FromIP(ip))
+		} else if text != "" && text != corev1.ClusterIPNone {
+			all = append(all, san.Parse(text))
 		}
 	}
 	return all
-}
-
-// parseSloppy is san.Parse for texts that the API server stores. The API server accepts 010.0.0.1 as an address. It
-// and kube-proxy read that as 10.0.0.1 (k8s.io/utils/net, ParseIPSloppy).
-func parseSloppy(text string) san.SAN {
-	if ip := netutils.ParseIPSloppy(text); ip != nil {
-		return san.FromIP(ip)
-	}
-	return san.Parse(text)
 }

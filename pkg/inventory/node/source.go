@@ -50,12 +50,11 @@ type Source struct {
 	// Changed is called after a Node was created or deleted, or its names or addresses have changed.
 	Changed inventory.Changed
 
-	nodes     *informer.Informer[*object]
-	services  *informer.Informer[*object] // nil without Services, as are endpoints
-	endpoints *informer.Informer[*discoveryv1.EndpointSlice]
+	nodes, services *informer.Informer[*object]
+	endpoints       *informer.Informer[*discoveryv1.EndpointSlice]
 	// endpointsChanged is called after an endpoint of the API server has changed.
 	endpointsChanged func()
-	watches          []informer.Runnable // all of them
+	watches          []informer.Runnable // those that Start runs: the others are never read
 }
 
 // New returns a Source that Start fills. services enables reading Services and the API server's endpoints.
@@ -78,10 +77,6 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		},
 		GrantedBy: "config/kubelet-serving or config/node-identity", Log: log.WithValues("resource", "nodes"),
 	}
-	s.watches = []informer.Runnable{s.nodes}
-	if !services {
-		return s, nil
-	}
 	s.services = &informer.Informer[*object]{
 		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("services"), api.Services("")),
 		Convert:  serviceObject, OnSync: everything,
@@ -101,7 +96,10 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
 	}
-	s.watches = append(s.watches, s.services, s.endpoints)
+	s.watches = []informer.Runnable{s.nodes}
+	if services {
+		s.watches = append(s.watches, s.services, s.endpoints)
+	}
 	return s, nil
 }
 
@@ -170,16 +168,10 @@ func (s *Source) Holders(value san.SAN) ([]string, error) {
 	return names, err
 }
 
-// errNoServices is the error of a Source that was created without Services.
-var errNoServices = errors.New("no watch of Services is set up")
-
 // Service returns the Service that has value as its cluster address, or as a name by which pods find it or one of its
 // hosts: SERVICE, SERVICE.NAMESPACE or HOST.SERVICE.NAMESPACE (Kubernetes, "DNS for Services and Pods"). The text is
 // empty if there is none.
 func (s *Source) Service(value san.SAN) (string, error) {
-	if s.services == nil {
-		return "", errNoServices
-	}
 	if dot := strings.LastIndex(value.Name, "."); dot >= 0 && strings.Count(value.Name, ".") <= 2 {
 		namespace, name := value.Name[dot+1:], value.Name[:dot]
 		name = name[strings.LastIndex(name, ".")+1:]
@@ -193,17 +185,11 @@ func (s *Source) Service(value san.SAN) (string, error) {
 // Publisher returns the Service that publishes value as an external address, or as the address or name of its load
 // balancer. The text is empty if there is none.
 func (s *Source) Publisher(value san.SAN) (string, error) {
-	if s.services == nil {
-		return "", errNoServices
-	}
 	return first(s.services.ByIndex(byPublished, value.String()))
 }
 
 // Endpoint reports whether value is the address of an endpoint of the Service kubernetes.
 func (s *Source) Endpoint(value san.SAN) (bool, error) {
-	if s.endpoints == nil {
-		return false, errNoServices
-	}
 	found, err := s.endpoints.ByIndex(bySAN, value.String())
 	return len(found) > 0, err
 }

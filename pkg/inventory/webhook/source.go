@@ -15,7 +15,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"strings"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -35,7 +34,7 @@ const (
 // Limits of a lookup.
 const (
 	DefaultTimeout = 5 * time.Second
-	MaxTimeout     = inventory.MaxLookupTime
+	MaxTimeout     = 30 * time.Second
 	maxAnswer      = 64 << 10
 	maxLookups     = 32
 )
@@ -142,7 +141,7 @@ func short(err error) error {
 	if err == nil || len(err.Error()) <= most {
 		return err
 	}
-	return errors.New(strings.ToValidUTF8(err.Error()[:most], "") + "...")
+	return errors.New(csr.ShortenTo(err.Error(), most))
 }
 
 // nodeLookup is the request to the webhook.

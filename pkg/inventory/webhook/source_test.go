@@ -8,13 +8,11 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
-	"math/big"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -31,6 +29,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -39,7 +38,7 @@ import (
 const start = `{"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1","node":"node-1"`
 
 func TestWebhookAsksAndReads(t *testing.T) {
-	a := newAuthority(t)
+	a := newAuthority()
 	var asked string
 	server := a.serve(t, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
@@ -47,11 +46,7 @@ func TestWebhookAsksAndReads(t *testing.T) {
 		_, _ = io.WriteString(w, start+`,"known":true,"names":["Node-1.Example.Org."],
 			"addresses":["::ffff:10.0.0.1","2001:DB8:0::1","10.1.0.0/16"],"suffixes":["Pods.example.org"],"bound":"node-1","created":"2026-01-02T03:04:05Z"}`)
 	})
-	webhook := a.asking(t, server.URL+"/lookup?a=b")
-	got, err := webhook.Lookup(t.Context(), "node-1", request())
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := must(a.asking(t, server.URL+"/lookup?a=b").Lookup(t.Context(), "node-1", request()))
 	want := &inventory.Entry{
 		Source: "webhook", SANs: sans("node-1.example.org", "10.0.0.1", "2001:db8::1"), Suffixes: []string{"pods.example.org"},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Bound: "node-1", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
@@ -136,10 +131,8 @@ bound "A" is not a valid Node name`,
 func TestHostileServers(t *testing.T) {
 	t.Parallel()
 	const secret, good = "/s3cr3t-path?token=s3cr3t%2Fquery", start + `,"known":true}`
-	a, another := newAuthority(t), newAuthority(t)
-	constrained := newAuthority(t, func(cert *x509.Certificate) {
-		cert.PermittedIPRanges = []*net.IPNet{{IP: net.IPv4(192, 0, 2, 0), Mask: net.CIDRMask(24, 32)}}
-	})
+	a, another := newAuthority(), newAuthority()
+	constrained := newAuthority(&net.IPNet{IP: net.IPv4(192, 0, 2, 0), Mask: net.CIDRMask(24, 32)})
 	status := func(code int, location string) http.HandlerFunc {
 		return func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Location", location)
@@ -155,11 +148,11 @@ func TestHostileServers(t *testing.T) {
 	t.Cleanup(plain.Close)
 	verifying := a.serve(t, answering(good), func(s *httptest.Server) {
 		s.TLS.ClientCAs, s.TLS.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
-		s.TLS.ClientCAs.AddCert(a.cert)
+		s.TLS.ClientCAs.AddCert(a.Certificate())
 	})
 	showing := func(by *authority) func(*Options) {
 		return func(o *Options) {
-			cert, key := by.pair(t, x509.ExtKeyUsageClientAuth)
+			cert, key := by.pair(x509.ExtKeyUsageClientAuth)
 			dir := t.TempDir()
 			o.CertFile, o.KeyFile = file(t, dir, "tls.crt", cert), file(t, dir, "tls.key", key)
 		}
@@ -197,7 +190,7 @@ func TestHostileServers(t *testing.T) {
 			w.Header().Set("X", strings.Repeat("x", 1<<20))
 		}), nil, "net/http: server response headers exceeded 65536 bytes; aborted"},
 		"an error as long as is kept": {unknownField(512), nil, before + strings.Repeat("x", 512-len(before+`"`)) + `"`},
-		"a longer error":              {unknownField(513), nil, before + strings.Repeat("x", 512-len(before)) + "..."},
+		"a longer error":              {unknownField(513), nil, before + strings.Repeat("x", 509-len(before)) + "..."},
 		"no answer":                   {serving(stalls), within(100 * time.Millisecond), "context deadline exceeded"},
 		"half a body": {serving(func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, start)
@@ -213,7 +206,7 @@ func TestHostileServers(t *testing.T) {
 		"a host that does not exist":         {"https://s3cr3t-host.invalid", within(time.Second), " "}, // the resolver may take too long
 		"the certificate of another CA":      {at(another.serve(t, answering(good))), nil, "certificate signed by unknown authority"},
 		"the certificate of another name":    {strings.Replace(serving(answering(good)), "127.0.0.1", "localhost", 1), nil, misnamed},
-		"the certificate of another address": {at(a.serve(t, answering(good), listening(t, "127.0.0.2:0"))), nil, misnamed},
+		"the certificate of another address": {at(a.serve(t, answering(good), listening("127.0.0.2:0"))), nil, misnamed},
 		"a CA that may not issue it":         {at(constrained.serve(t, answering(good))), nil, "is not authorized to sign for this name"},
 		"old TLS": {at(a.serve(t, answering(good), func(s *httptest.Server) {
 			s.TLS.MinVersion, s.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
@@ -246,10 +239,7 @@ func TestHostileServers(t *testing.T) {
 				len(err.Error()) > 540 || whole && !strings.HasSuffix(err.Error(), test.want) {
 				t.Fatalf("found %+v, error %v, want %s", found.Entry, err, test.want)
 			}
-			parsed, parseErr := url.Parse(test.url)
-			if parseErr != nil {
-				t.Fatal(parseErr)
-			}
+			parsed := must(url.Parse(test.url))
 			for _, part := range []string{"s3cr3t", parsed.Host, parsed.Hostname()} {
 				if strings.Contains(err.Error(), part) {
 					t.Errorf("shows %s: %v", part, err)
@@ -260,13 +250,10 @@ func TestHostileServers(t *testing.T) {
 }
 
 // listening returns a change of a server that has it listen at address.
-func listening(t *testing.T, address string) func(*httptest.Server) {
+func listening(address string) func(*httptest.Server) {
 	return func(s *httptest.Server) {
 		_ = s.Listener.Close()
-		var err error
-		if s.Listener, err = net.Listen("tcp", address); err != nil {
-			t.Fatal(err)
-		}
+		s.Listener = must(net.Listen("tcp", address))
 	}
 }
 
@@ -282,7 +269,7 @@ func TestAHostThatIsNotFound(t *testing.T) {
 // TestFilesAreReadAnew replaces the CA and the client certificate between two lookups. Proxy settings in the environment
 // redirect none.
 func TestFilesAreReadAnew(t *testing.T) {
-	a, another := newAuthority(t), newAuthority(t)
+	a, another := newAuthority(), newAuthority()
 	var serial atomic.Value
 	server := a.serve(t, func(w http.ResponseWriter, r *http.Request) {
 		serial.Store(r.TLS.PeerCertificates[0].SerialNumber.String())
@@ -290,7 +277,7 @@ func TestFilesAreReadAnew(t *testing.T) {
 	}, func(s *httptest.Server) { s.TLS.ClientAuth = tls.RequireAnyClientCert })
 	dir := t.TempDir()
 	renew := func() {
-		cert, key := a.pair(t, x509.ExtKeyUsageClientAuth)
+		cert, key := a.pair(x509.ExtKeyUsageClientAuth)
 		file(t, dir, "tls.crt", cert)
 		file(t, dir, "tls.key", key)
 	}
@@ -329,7 +316,7 @@ func TestFilesAreReadAnew(t *testing.T) {
 
 // TestCallersGiveUp checks that a canceled caller does not wait for the server.
 func TestCallersGiveUp(t *testing.T) {
-	a := newAuthority(t)
+	a := newAuthority()
 	server := a.serve(t, stalls)
 	webhook := a.asking(t, server.URL, within(30*time.Second))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -357,10 +344,7 @@ func TestWebhookMistakes(t *testing.T) {
 			t.Errorf("%s: is %v, want %s", name, err, test.want)
 		}
 	}
-	webhook, err := New(Options{URL: "https://127.0.0.1:1", CAFile: "/nowhere/ca.crt"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	webhook := must(New(Options{URL: "https://127.0.0.1:1", CAFile: "/nowhere/ca.crt"}))
 	if webhook.options.Timeout != 5*time.Second {
 		t.Errorf("waits %s", webhook.options.Timeout)
 	}
@@ -376,72 +360,42 @@ func TestWebhookMistakes(t *testing.T) {
 
 var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
-func sans(texts ...string) []san.SAN {
-	var all []san.SAN
-	for _, text := range texts {
-		all = append(all, san.Parse(text))
-	}
-	return all
-}
+func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
 // authority issues the certificates of one test.
 type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	pem  []byte
+	*ca.Authority
+	pem []byte
 }
 
-func newAuthority(t testing.TB, mods ...func(*x509.Certificate)) *authority {
-	t.Helper()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "test"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
 	}
-	for _, mod := range mods {
-		mod(template)
+	return value
+}
+
+// newAuthority returns a CA that may issue for any name, or only for the addresses in permitted.
+func newAuthority(permitted ...*net.IPNet) *authority {
+	made, keyPEM, err := ca.New(ca.NewOptions{CommonName: "test", Lifetime: time.Hour}, time.Now())
+	a := &authority{must(made, err), made.CertificatePEM()}
+	if len(permitted) > 0 {
+		template, key := a.Certificate(), must(tls.X509KeyPair(a.pem, keyPEM)).PrivateKey
+		template.PermittedIPRanges = permitted
+		der := must(x509.CreateCertificate(rand.Reader, template, template, template.PublicKey, key))
+		a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		a.Authority = must(ca.Load(a.pem, keyPEM))
 	}
-	a := &authority{cert: template}
-	var der []byte
-	a.key, der = a.sign(t, template, nil)
-	var err error
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		t.Fatal(err)
-	}
-	a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 	return a
 }
 
-// sign signs template with a's key, or with its own key.
-func (a *authority) sign(t testing.TB, template *x509.Certificate, with *ecdsa.PrivateKey) (*ecdsa.PrivateKey, []byte) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if with == nil {
-		with = key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, key.Public(), with)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key, der
-}
-
 // pair returns a leaf for 127.0.0.1 in PEM.
-func (a *authority) pair(t testing.TB, usage x509.ExtKeyUsage, names ...string) (cert, key []byte) {
-	t.Helper()
-	private, der := a.sign(t, &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: "leaf"}, DNSNames: names,
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, ExtKeyUsage: []x509.ExtKeyUsage{usage},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}, a.key)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
+func (a *authority) pair(usage x509.ExtKeyUsage) (cert, key []byte) {
+	private := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	issued := must(a.Issue(must(ca.NewProfile(ca.ProfileConfig{})), ca.Request{
+		PublicKey: private.Public(), IPAddresses: []net.IP{{127, 0, 0, 1}}, ExtKeyUsage: []x509.ExtKeyUsage{usage},
+	}, time.Now()))
+	return issued.PEM, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(private))})
 }
 
 func file(t testing.TB, dir, name string, data []byte) string {
@@ -456,11 +410,8 @@ func file(t testing.TB, dir, name string, data []byte) string {
 // serve starts a server with a certificate of a.
 func (a *authority) serve(t testing.TB, handler http.HandlerFunc, mods ...func(*httptest.Server)) *httptest.Server {
 	t.Helper()
-	cert, err := tls.X509KeyPair(a.pair(t, x509.ExtKeyUsageServerAuth))
-	if err != nil {
-		t.Fatal(err)
-	}
 	server := httptest.NewUnstartedServer(handler)
+	cert := must(tls.X509KeyPair(a.pair(x509.ExtKeyUsageServerAuth)))
 	server.TLS = &tls.Config{Certificates: []tls.Certificate{cert}, MinVersion: tls.VersionTLS12}
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	for _, mod := range mods {
@@ -478,11 +429,7 @@ func (a *authority) asking(t testing.TB, url string, mods ...func(*Options)) *So
 	for _, mod := range mods {
 		mod(&options)
 	}
-	webhook, err := New(options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return webhook
+	return must(New(options))
 }
 
 func within(timeout time.Duration) func(*Options) {
