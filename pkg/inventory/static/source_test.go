@@ -1,12 +1,10 @@
 package static
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -17,13 +15,7 @@ import (
 
 var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
-func sans(texts ...string) []san.SAN {
-	var all []san.SAN
-	for _, text := range texts {
-		all = append(all, san.Parse(text))
-	}
-	return all
-}
+func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
 const someNodes = `# who is who
 - name: node-1
@@ -225,28 +217,5 @@ func TestMistakes(t *testing.T) {
 				t.Errorf("-want +got:\n%s", diff)
 			}
 		})
-	}
-}
-
-// TestManyAddresses has a row of 40,000 addresses, and checks that each is read once.
-func TestManyAddresses(t *testing.T) {
-	row, began := Row{Name: "a", DNSNames: []string{"a.example.org"}, ShortNames: true}, time.Now()
-	for i := range 40_000 {
-		row.Addresses = append(row.Addresses, fmt.Sprintf("10.0.%d.%d", i/256, i%256))
-	}
-	source, mistakes := New(nil, []Row{row, {Name: "b", DNSNames: []string{"b.example.org", "c"}}})
-	if len(mistakes) > 0 {
-		t.Fatal(mistakes)
-	}
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %s", took)
-	}
-	for text, want := range map[string]string{
-		row.Addresses[0]: "row 1 of configuration (node a)", row.Addresses[39_999]: "row 1 of configuration (node a)",
-		"a": "row 1 of configuration (node a)", "b": "", "b.example.org": "row 2 of configuration (node b)", "c": "row 2 of configuration (node b)",
-	} {
-		if got, err := source.Owner(san.Parse(text)); got != want || err != nil {
-			t.Errorf("%s: %q, %v, want %q", text, got, err, want)
-		}
 	}
 }
