@@ -11,10 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -30,75 +28,60 @@ type Creation struct {
 	Lifetime  time.Duration
 }
 
-// creator creates the CA of a Secret that does not exist, unless a CA of that Secret is still in use. It never
-// changes an existing Secret. It is a Runnable of the leader.
-type creator struct {
-	secret Secret
-	pair   *KeyPair
-	client client.Client
-}
-
-var _ manager.Runnable = &creator{}
-
-// Start creates a CA each time the Secret was read and is missing, until ctx ends.
-func (c *creator) Start(ctx context.Context) error {
-	wait.UntilWithContext(log.IntoContext(ctx, c.pair.Log), func(ctx context.Context) {
-		if c.pair.absent.Swap(false) {
-			c.create(ctx, c.pair.Clock.Now())
-		}
-	}, time.Second)
-	return nil
-}
-
-// create creates a Secret with a new CA. The next read of the Secret loads it. If the Secret is still missing then, create
-// runs again.
-func (c *creator) create(ctx context.Context, now time.Time) {
-	if _, err := c.pair.Authority(now); err == nil {
+// create creates the Secret at, which does not exist, with a new CA, if this process is the leader and no CA of that Secret
+// is in use. It never changes a Secret. The next read of the Secret loads it. If it is still missing then, create runs again.
+// A rotation creates its Secret itself.
+func (k *KeyPair) create(ctx context.Context, at Secret, now time.Time) {
+	if _, err := k.Authority(now); err == nil || k.Create == nil || k.guarded || !k.leads() {
 		return
 	}
-	secret, authority, err := c.prepare(ctx, now)
+	secret, authority, err := k.prepare(ctx, at, now)
 	if err != nil {
-		c.pair.notCreated(err)
+		k.notCreated(err)
 		return
 	}
-	c.record(ctx, now, authority, audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
+	ctx = log.IntoContext(ctx, k.Log)
+	record := func(event audit.Event, message string) {
+		k.Audit.Write(ctx, now, event, recordOf(at, authority, message))
+	}
+	record(audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
 	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
 	defer cancel()
-	switch err := c.client.Create(call, secret); {
+	switch err := k.client.Create(call, secret); {
 	case err == nil:
-		c.pair.created(c.secret.reference(secret.UID), authority)
+		k.created(at.reference(secret.UID), authority)
 	case report.Refused(err):
-		c.record(ctx, now, authority, audit.Discarded, err.Error())
-		c.pair.notCreated(err)
+		record(audit.Discarded, err.Error())
+		k.notCreated(err)
 	default: // another writer was faster, or a call that had no answer has stored the Secret
-		c.record(ctx, now, authority, audit.Uncertain, err.Error())
+		record(audit.Uncertain, err.Error())
 		if !apierrors.IsAlreadyExists(err) {
-			c.pair.notCreated(err)
+			k.notCreated(err)
 		}
 	}
 }
 
 // prepare makes a CA and its Secret. Its common name is random in part, so that no other generation has it.
-func (c *creator) prepare(ctx context.Context, now time.Time) (*corev1.Secret, *ca.Authority, error) {
-	if c.pair.CheckClock != nil {
-		if err := c.pair.CheckClock(ctx); err != nil {
+func (k *KeyPair) prepare(ctx context.Context, at Secret, now time.Time) (*corev1.Secret, *ca.Authority, error) {
+	if k.CheckClock != nil {
+		if err := k.CheckClock(ctx); err != nil {
 			return nil, nil, err
 		}
 	}
 	const namePart = 32 // of X.520's 64 letters
 	random := make([]byte, 4)
 	_, _ = rand.Read(random) // never fails
-	name := c.secret.Name[:min(len(c.secret.Name), namePart)]
+	name := at.Name[:min(len(at.Name), namePart)]
 	authority, keyPEM, err := ca.New(ca.NewOptions{
 		CommonName: fmt.Sprintf("csr-controller-manager:%s:%x", name, random),
-		Algorithm:  c.pair.Create.Algorithm,
-		Lifetime:   c.pair.Create.Lifetime,
+		Algorithm:  k.Create.Algorithm,
+		Lifetime:   k.Create.Lifetime,
 	}, now)
 	if err != nil {
 		return nil, nil, err
 	}
 	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: c.secret.Namespace, Name: c.secret.Name, Finalizers: []string{Finalizer}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: at.Namespace, Name: at.Name, Finalizers: []string{Finalizer}},
 		Type:       corev1.SecretTypeTLS,
 		Data: map[string][]byte{
 			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, rootsKey: authority.CertificatePEM(),
@@ -106,17 +89,17 @@ func (c *creator) prepare(ctx context.Context, now time.Time) (*corev1.Secret, *
 	}, authority, nil
 }
 
-func (c *creator) record(ctx context.Context, now time.Time, authority *ca.Authority, event audit.Event, message string) {
+func recordOf(secret Secret, authority *ca.Authority, message string) audit.Record {
 	cert := authority.Certificate()
 	key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	c.pair.Audit.Write(ctx, now, event, audit.Record{
-		Name: c.secret.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
+	return audit.Record{
+		Name: secret.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
 		Serial: cert.SerialNumber.Text(16), IssuerKeyID: authority.KeyID(),
 		NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
-	})
+	}
 }
 
-// missing returns why there is no Secret to read. If the leader may create the Secret, its creator does so.
+// missing returns why there is no Secret to read.
 func (k *KeyPair) missing() *Unavailable {
 	_, unusable := k.Authority(k.Clock.Now())
 	k.mu.Lock()
@@ -132,9 +115,7 @@ func (k *KeyPair) missing() *Unavailable {
 		return problem(": create it with type %s", corev1.SecretTypeTLS)
 	case unusable == nil:
 		return problem(": its CA is still in use, so no new CA is created; restore the Secret")
-	}
-	k.absent.Store(true)
-	if k.notMade != nil {
+	case k.notMade != nil:
 		return problem(" and can't be created: %v", k.notMade)
 	}
 	return problem(" yet: the leader creates it").awaited()

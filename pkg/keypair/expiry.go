@@ -20,13 +20,8 @@ var expirySteps = []time.Duration{7 * day, 30 * day, 90 * day}
 
 // warnAhead reports upcoming problems of the CA in use, if this process is the leader. The caller holds offering.
 func (k *KeyPair) warnAhead() {
-	select {
-	case <-k.elected:
-	default:
-		return
-	}
 	authority := k.value.State().Good.authority
-	if authority == nil {
+	if authority == nil || !k.leads() {
 		return
 	}
 	if _, serving := k.Lifetimes[certificatesv1.KubeletServingSignerName]; serving && len(k.ClientSigners()) > 0 {

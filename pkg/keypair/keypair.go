@@ -12,7 +12,6 @@ import (
 	"maps"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -84,13 +83,6 @@ type Source interface {
 	SetupWithManager(mgr manager.Manager, pair *KeyPair) error
 }
 
-var (
-	_ Source = Secret{}
-	_ Source = Guarded{}
-	_ Source = Files{}
-	_ Source = Static{}
-)
-
 // KeyPair holds the Authority in use, which a Source provides. If a new candidate can't be used, KeyPair reports it
 // and keeps the last good Authority. A good candidate notifies all subscribers. KeyPair is safe for concurrent use.
 // Create it with New, and set its fields before its first use. Signers that share a CA share a KeyPair.
@@ -117,17 +109,16 @@ type KeyPair struct {
 	ledger  Ledger // of a Guarded source
 	name    string
 	elected <-chan struct{} // closed for the leader
+	client  client.Client   // creates the CA
 
 	value lastgood.Value[inUse]
 
 	offering sync.Mutex // held while a candidate is judged and reported
 	warned   sets.Set[string]
 
-	absent atomic.Bool // the Secret was read and is missing, and the creator has not tried to create it since
-
 	mu      sync.Mutex
 	object  client.Object
-	notMade error // why the creator's last attempt failed
+	notMade error // why the last attempt to create the CA failed
 }
 
 // inUse is a CA to sign with.
@@ -149,15 +140,20 @@ func New(source Source) *KeyPair {
 	return k
 }
 
-// SetupWithManager adds the source to mgr, and the creator of a CA if one is configured.
+// SetupWithManager adds the source to mgr.
 func (k *KeyPair) SetupWithManager(mgr manager.Manager) error {
-	k.elected = mgr.Elected()
-	if secret, ok := k.source.(Secret); ok && k.Create != nil {
-		if err := mgr.Add(&creator{secret: secret, pair: k, client: mgr.GetClient()}); err != nil {
-			return fmt.Errorf("create the CA of %s: %w", k.name, err)
-		}
-	}
+	k.elected, k.client = mgr.Elected(), mgr.GetClient()
 	return k.source.SetupWithManager(mgr, k)
+}
+
+// leads reports whether this process is the leader.
+func (k *KeyPair) leads() bool {
+	select {
+	case <-k.elected:
+		return true
+	default:
+		return false
+	}
 }
 
 // Name returns the name of the source, for messages.

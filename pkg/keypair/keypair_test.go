@@ -71,21 +71,6 @@ func TestKeyPair(t *testing.T) {
 	}
 }
 
-// TestLoadNeverWaitsForThoseItWakes checks that one waking is enough for several changes, and that nobody must read it.
-func TestLoadNeverWaitsForThoseItWakes(t *testing.T) {
-	t.Parallel()
-	w := newWorld(secret)
-	second := w.Subscribe()
-	for range 3 {
-		w.load(newRoot(time.Hour))
-	}
-	<-w.woken
-	<-second
-	if len(w.woken) > 0 || len(second) > 0 {
-		t.Error("woken twice")
-	}
-}
-
 func replace(t *testing.T, file string, data []byte) {
 	t.Helper()
 	if err := os.WriteFile(file+".new", data, 0o600); err != nil {

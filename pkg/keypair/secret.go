@@ -10,7 +10,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -40,22 +39,19 @@ func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", pair.name, err)
 	}
-	w := &secretWatch{name: s, pair: pair}
-	w.secret = &informer.Informer[*corev1.Secret]{
-		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("secrets"), api.Secrets(s.Namespace)),
-		Name:     s.Name, Log: pair.Log.WithValues("source", pair.name),
-		OnSync: w.observe, OnChange: func(_, _ *corev1.Secret) { w.observe() }, OnFailure: w.fail,
-	}
+	w := &secretWatch{name: s, pair: pair, changed: make(chan struct{}, 1)}
+	resource := informer.Of(corev1.SchemeGroupVersion.WithResource("secrets"), api.Secrets(s.Namespace))
+	w.secret = informer.One(resource, types.NamespacedName(s), pair.Log.WithValues("source", pair.name), w.wake, w.fail)
 	return mgr.Add(everywhere(w.run))
 }
 
 // secretWatch feeds a KeyPair from a Secret. While the Secret can't be read, its last content stays in use. A signer
 // that dropped its CA then could not sign until the API server is back.
 type secretWatch struct {
-	name   Secret
-	secret *informer.Informer[*corev1.Secret]
-	pair   *KeyPair
-	mu     sync.Mutex // held to the end of an offer, so that no older Secret is offered after a newer one
+	name    Secret
+	secret  *informer.Informer[*corev1.Secret]
+	pair    *KeyPair
+	changed chan struct{}
 }
 
 // recheck is the interval at which a Secret is offered again without an event, because a certificate may become valid.
@@ -66,14 +62,30 @@ func (w *secretWatch) run(ctx context.Context) error {
 	var running sync.WaitGroup
 	defer running.Wait()
 	running.Go(func() { _ = w.secret.Start(ctx) }) // it returns no error
-	wait.UntilWithContext(ctx, func(context.Context) { w.observe() }, recheck)
+	elected := w.pair.elected
+	for ctx.Err() == nil {
+		w.observe(ctx)
+		select {
+		case <-ctx.Done():
+		case <-w.changed:
+		case <-elected: // the leader creates what is missing
+			elected = nil
+		case <-time.After(recheck):
+		}
+	}
 	return nil
 }
 
-// observe offers the current Secret.
-func (w *secretWatch) observe() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+// wake requests another observe.
+func (w *secretWatch) wake(*corev1.Secret) {
+	select {
+	case w.changed <- struct{}{}:
+	default: // it is already requested
+	}
+}
+
+// observe offers the current Secret, or creates one that is missing.
+func (w *secretWatch) observe(ctx context.Context) {
 	secret, found, err := w.secret.Get(w.name.Namespace, w.name.Name)
 	if err != nil {
 		return // observe runs again after the next read
@@ -86,6 +98,9 @@ func (w *secretWatch) observe() {
 	w.pair.object = reference
 	w.pair.mu.Unlock()
 	w.pair.Offer(secret)
+	if !found {
+		w.pair.create(ctx, w.name, w.pair.Clock.Now())
+	}
 }
 
 // fail reports a right that has been missing since the start. Failures after the first read are only logged.

@@ -154,7 +154,7 @@ func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 		{"when it is deleted", func() { watch.secret.Fake(nil) }, good.id, deleted},
 	} {
 		step.read()
-		watch.observe()
+		watch.observe(t.Context())
 		problem := ""
 		if state := w.value.State(); state.Problem != nil {
 			problem = state.Problem.Error()
