@@ -50,19 +50,14 @@ type SigningAuthoritySpec struct {
 	// +listType=set
 	Signers []string `json:"signers"`
 	// CA configures new CAs.
-	// +optional
 	CA NewCA `json:"ca,omitempty"`
 	// Lifetimes limit how long a rotation takes.
-	// +optional
 	Lifetimes Lifetimes `json:"lifetimes,omitempty"`
 	// Trust says where the trust bundle is published.
-	// +optional
 	Trust Trust `json:"trust,omitempty"`
 	// Verification says how the manager probes the API servers.
-	// +optional
 	Verification Verification `json:"verification,omitempty"`
 	// RotateAfter starts a rotation when the CA has signed for this long. Unset is never.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	RotateAfter *metav1.Duration `json:"rotateAfter,omitempty"`
 }
@@ -82,11 +77,9 @@ type SecretReference struct {
 // NewCA configures new CAs.
 type NewCA struct {
 	// KeyAlgorithm is the algorithm of the key. Unset is ECDSAP256.
-	// +optional
 	// +kubebuilder:validation:Enum=ECDSAP256;ECDSAP384;RSA3072;RSA4096;ED25519
 	KeyAlgorithm string `json:"keyAlgorithm,omitempty"`
 	// Duration is the lifetime of the CA. Unset is ten years.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('24h')",message="must be 24h or more"
 	Duration *metav1.Duration `json:"duration,omitempty"`
 }
@@ -95,11 +88,9 @@ type NewCA struct {
 type Lifetimes struct {
 	// OldCap is the longest lifetime of certificates that the old CA issues while a new CA is not trusted yet. Unset is
 	// the manager's rotation.oldLifetimeCap.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('5m')",message="must be 5m or more"
 	OldCap *metav1.Duration `json:"oldCap,omitempty"`
 	// Adopted is how long certificates that others have issued from an adopted CA count as valid. Unset is one year.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1h')",message="must be 1h or more"
 	Adopted *metav1.Duration `json:"adopted,omitempty"`
 }
@@ -107,12 +98,10 @@ type Lifetimes struct {
 // Trust says where the trust bundle is published. The bundle has the newest CA first, and no expired CA.
 type Trust struct {
 	// ConfigMaps are the ConfigMaps to write the bundle to.
-	// +optional
 	// +kubebuilder:validation:MaxItems=16
 	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
 	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves
 	// them. Unset is true.
-	// +optional
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }
 
@@ -131,7 +120,6 @@ type ConfigMapKey struct {
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`
 	// Key is the key in its data. Unset is ca.crt.
-	// +optional
 	Key string `json:"key,omitempty"`
 }
 
@@ -139,14 +127,11 @@ type ConfigMapKey struct {
 type Verification struct {
 	// APIServers are the host:port of all API servers that verify client certificates. Unset is the endpoints of the
 	// Service kubernetes.
-	// +optional
 	// +kubebuilder:validation:MaxItems=64
 	APIServers []string `json:"apiServers,omitempty"`
 	// ServerName is the name in their certificates. Unset is kubernetes.default.svc.
-	// +optional
 	ServerName string `json:"serverName,omitempty"`
 	// SettleFor is how long all must give the same answer. Unset is the manager's rotation.settleFor.
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be 1s or more"
 	SettleFor *metav1.Duration `json:"settleFor,omitempty"`
 }

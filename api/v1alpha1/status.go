@@ -72,8 +72,6 @@ const (
 	ConditionPublished = "Published"
 	// ConditionTrusted reports whether verifiers trust the signing CA, or the candidate while there is one.
 	ConditionTrusted = "Trusted"
-	// ConditionNothingOutstanding reports whether no certificate of the retiring CA is valid any more.
-	ConditionNothingOutstanding = "NothingOutstanding"
 	// ConditionRefused reports whether verifiers refuse the removed CA.
 	ConditionRefused = "Refused"
 )
@@ -81,72 +79,44 @@ const (
 // SigningAuthorityStatus is the observed state of a SigningAuthority. Only the manager writes it.
 type SigningAuthorityStatus struct {
 	// ObservedGeneration is the metadata.generation that the status describes.
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Phase is the phase of the rotation.
-	// +optional
 	Phase Phase `json:"phase,omitempty"`
 	// Generation is the number of the newest CA.
-	// +optional
 	Generation int64 `json:"generation,omitempty"`
 	// Intent is the step under way, recorded before the manager acts.
-	// +optional
 	Intent string `json:"intent,omitempty"`
 	// LastOperation is the last requested operation, and its result.
-	// +optional
 	LastOperation *OperationStatus `json:"lastOperation,omitempty"`
 	// Signing is the CA that signs.
-	// +optional
 	Signing *CAStatus `json:"signing,omitempty"`
 	// Candidate is the new CA that is not trusted everywhere yet.
-	// +optional
 	Candidate *CAStatus `json:"candidate,omitempty"`
 	// Retiring is the CA that signed before.
-	// +optional
 	Retiring *CAStatus `json:"retiring,omitempty"`
 	// LastRetired is the CA that was removed last.
-	// +optional
 	LastRetired *CAStatus `json:"lastRetired,omitempty"`
 	// InitiatedAt is when the last rotation started.
-	// +optional
 	InitiatedAt *metav1.Time `json:"initiatedAt,omitempty"`
-	// PreparedAt is when the new CA began to sign.
-	// +optional
-	PreparedAt *metav1.Time `json:"preparedAt,omitempty"`
-	// CompletionInitiatedAt is when the removal of the old CA started.
-	// +optional
-	CompletionInitiatedAt *metav1.Time `json:"completionInitiatedAt,omitempty"`
-	// CompletedAt is when the removal of the old CA ended.
-	// +optional
-	CompletedAt *metav1.Time `json:"completedAt,omitempty"`
 	// LastCompletedTime is when the last rotation was completed. It stays during the next one (GEP-18).
-	// +optional
 	LastCompletedTime *metav1.Time `json:"lastCompletedTime,omitempty"`
 	// LedgerClosedAt is when the manager, in Completing, saw the ledger of the retiring CA closed.
-	// +optional
 	LedgerClosedAt *metav1.Time `json:"ledgerClosedAt,omitempty"`
 	// PrunedAt is when the manager, in Completing, last removed the retiring CA from the ConfigMap that API servers
 	// publish, or did not find it there.
-	// +optional
 	PrunedAt *metav1.Time `json:"prunedAt,omitempty"`
 	// UnpublishedAt is when the manager, in Completing, began to remove the retiring CA from the trust bundles. That
 	// cannot be undone.
-	// +optional
 	UnpublishedAt *metav1.Time `json:"unpublishedAt,omitempty"`
 	// WaitingFor lists what must happen before the next step.
-	// +optional
 	WaitingFor []string `json:"waitingFor,omitempty"`
 	// OutstandingUntil is when the last certificate of the retiring CA expires, at the latest. Unset if none is valid.
-	// +optional
 	OutstandingUntil *metav1.Time `json:"outstandingUntil,omitempty"`
 	// Outstanding lists the certificates of the retiring CA that may be valid, by signer.
-	// +optional
 	Outstanding []Outstanding `json:"outstanding,omitempty"`
 	// APIServers are the API servers that were probed last, with their answers.
-	// +optional
 	APIServers []APIServerStatus `json:"apiServers,omitempty"`
 	// Conditions are the conditions of the authority.
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
@@ -167,10 +137,8 @@ type OperationStatus struct {
 	// Result is the result.
 	Result OperationResult `json:"result"`
 	// Message says why the operation is refused.
-	// +optional
 	Message string `json:"message,omitempty"`
 	// Annotated is true until the manager has removed the annotation.
-	// +optional
 	Annotated bool `json:"annotated,omitempty"`
 }
 
@@ -186,29 +154,22 @@ type CAStatus struct {
 	// Fingerprint is the hex SHA-256 of its certificate.
 	Fingerprint string `json:"fingerprint"`
 	// Certificate is its certificate in PEM.
-	// +optional
 	Certificate string `json:"certificate,omitempty"`
 	// Generation is the number of this CA in its authority.
 	Generation int64 `json:"generation"`
 	// NotAfter is when it expires.
 	NotAfter metav1.Time `json:"notAfter"`
 	// SignsSince is when it began to sign in this authority.
-	// +optional
 	SignsSince *metav1.Time `json:"signsSince,omitempty"`
 	// AdoptedAt is when the manager found the CA, if it did not create it.
-	// +optional
 	AdoptedAt *metav1.Time `json:"adoptedAt,omitempty"`
 	// AttestedAt is when the administrator stated that certificates of other issuers are not in use.
-	// +optional
 	AttestedAt *metav1.Time `json:"attestedAt,omitempty"`
 	// Signers are the signers whose verifiers are known to trust it, by a probe or a confirmation.
-	// +optional
 	Signers []string `json:"signers,omitempty"`
 	// TrustConfirmedAt is when the administrator confirmed that the other verifiers trust it.
-	// +optional
 	TrustConfirmedAt *metav1.Time `json:"trustConfirmedAt,omitempty"`
 	// OutstandingAcceptedAt is when the administrator accepted that its valid certificates stop working.
-	// +optional
 	OutstandingAcceptedAt *metav1.Time `json:"outstandingAcceptedAt,omitempty"`
 }
 
@@ -218,7 +179,6 @@ func SameCA(a, b *CAStatus) bool { return a != nil && b != nil && a.Fingerprint 
 // Outstanding describes certificates of the retiring CA that may still be valid.
 type Outstanding struct {
 	// Signer is a signer name, or empty for certificates that others have issued from an adopted CA.
-	// +optional
 	Signer string `json:"signer,omitempty"`
 	// Until is when the last of them expires, at the latest.
 	Until metav1.Time `json:"until"`
@@ -231,10 +191,8 @@ type APIServerStatus struct {
 	// Trust is Recognised, Refused or Unknown.
 	Trust string `json:"trust"`
 	// Since is when it began to give this answer.
-	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
 	// Evidence is what the probe saw.
-	// +optional
 	Evidence string `json:"evidence,omitempty"`
 }
 

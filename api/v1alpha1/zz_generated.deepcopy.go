@@ -297,18 +297,6 @@ func (in *SigningAuthorityStatus) DeepCopyInto(out *SigningAuthorityStatus) {
 		in, out := &in.InitiatedAt, &out.InitiatedAt
 		*out = (*in).DeepCopy()
 	}
-	if in.PreparedAt != nil {
-		in, out := &in.PreparedAt, &out.PreparedAt
-		*out = (*in).DeepCopy()
-	}
-	if in.CompletionInitiatedAt != nil {
-		in, out := &in.CompletionInitiatedAt, &out.CompletionInitiatedAt
-		*out = (*in).DeepCopy()
-	}
-	if in.CompletedAt != nil {
-		in, out := &in.CompletedAt, &out.CompletedAt
-		*out = (*in).DeepCopy()
-	}
 	if in.LastCompletedTime != nil {
 		in, out := &in.LastCompletedTime, &out.LastCompletedTime
 		*out = (*in).DeepCopy()

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -28,14 +27,14 @@ const shortestCap = 2 * ca.ShortestLifetime
 // act on outdated observations. If the intent was stored just now, no other leader has acted since. If it was stored
 // before, again is set, and execute reads the authority once more.
 func (r *Reconciler) execute(
-	ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, read *caSecret, again bool,
+	ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, o *observation, again bool,
 ) error {
 	if !again {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, step.Action))
 	} else if err := r.current(ctx, obj); err != nil {
 		return err
 	}
-	if err := r.act(ctx, obj, step, read); err != nil {
+	if err := r.act(ctx, obj, step, o); err != nil {
 		return fmt.Errorf("%s: %w", step.Action, err)
 	}
 	log.FromContext(ctx).Info("Took a step of a rotation",
@@ -59,15 +58,15 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 }
 
 // act takes the action of step. Each action is idempotent.
-func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, read *caSecret) error {
+func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, o *observation) error {
 	book, made := r.recorder(obj).Book, keypair.Pair{}
 	switch step.Action {
 	case Publish:
-		return r.publish(ctx, obj)
+		return r.publisher.Publish(ctx, o.changes)
 	case Open:
-		return each(ctx, step.Accounts, book.Open)
+		return book.Open(ctx, step.Account)
 	case Unseal:
-		return each(ctx, step.Accounts, book.Unseal)
+		return book.Unseal(ctx, step.Account)
 	case Seal:
 		return r.seal(ctx, obj)
 	case Prune:
@@ -87,17 +86,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 			return err
 		}
 	}
-	return r.writeSecret(ctx, obj, read, step.Action, made)
-}
-
-// each changes the accounts of the ledger, until one fails.
-func each(ctx context.Context, keyIDs []string, change func(context.Context, string) error) error {
-	for _, keyID := range keyIDs {
-		if err := change(ctx, keyID); err != nil {
-			return err
-		}
-	}
-	return nil
+	return r.writeSecret(ctx, obj, o.secret, step.Action, made)
 }
 
 // prune removes the retiring CA from the ConfigMap in which API servers keep it.
@@ -109,27 +98,14 @@ func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) 
 	return r.publisher.Prune(ctx, cert)
 }
 
-// publish publishes the trust bundle for the status of obj.
-func (r *Reconciler) publish(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	wanted, err := bundleOf(obj, r.Clock.Now())
-	if err != nil {
-		return err
-	}
-	wanted.Current = func(ctx context.Context) error { return r.current(ctx, obj) }
-	return errors.Join(r.publisher.Publish(ctx, wanted)...)
-}
-
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing
 // depends on it: the administrator accepted outstanding certificates, or the CA has expired.
 func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	book, retiring := r.recorder(obj).Book, obj.Status.Retiring
-	mayBeEmpty := retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(r.Clock.Now())
-	err := book.Seal(ctx, retiring.KeyID)
-	if !errors.Is(err, ledger.ErrNoAccount) || !mayBeEmpty {
-		return err
-	}
-	if err := book.Open(ctx, retiring.KeyID); err != nil {
-		return err
+	if retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(r.Clock.Now()) {
+		if err := book.Open(ctx, retiring.KeyID); err != nil { // it changes no account that exists
+			return err
+		}
 	}
 	return book.Seal(ctx, retiring.KeyID)
 }
@@ -155,11 +131,7 @@ func (r *Reconciler) newCA(obj *v1alpha1.SigningAuthority) (*ca.Authority, []byt
 func (r *Reconciler) writeSecret(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, read *caSecret, action Action, made keypair.Pair,
 ) error {
-	ring, err := editSecret(read.ring, action, made, r.permit(obj, action))
-	if err != nil {
-		return err
-	}
-	changed := read.object.DeepCopy()
+	ring, changed := editSecret(read.ring, action, made, r.permit(obj, action)), read.object.DeepCopy()
 	if changed.Data == nil {
 		changed.Data = map[string][]byte{}
 	}

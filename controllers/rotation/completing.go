@@ -27,7 +27,7 @@ func (p *planner) planCompleting() {
 	case p.restoreTLS():
 	case s.UnpublishedAt == nil:
 		p.planUnpublish()
-	case p.facts.RetiringOpen: // a late leader has opened it
+	case !p.facts.lost(s.Retiring) && !p.facts.sealed(s.Retiring): // a late leader has opened it
 		p.act(Seal)
 	case !p.publishFirst():
 	default:
@@ -48,7 +48,7 @@ func (p *planner) planUnpublish() {
 		p.enter(v1alpha1.Prepared)
 		return
 	}
-	if !p.facts.Sealed {
+	if !p.facts.sealed(s.Retiring) {
 		s.LedgerClosedAt = nil
 		p.act(Seal)
 		return
@@ -73,13 +73,13 @@ func (p *planner) waitForRefusal() {
 	case p.facts.Secret.Retiring == nil:
 		p.waitForPrunedCA()
 	default:
-		p.step.Waiting = append(p.step.Waiting, p.facts.RetiringRefused.missing()...)
-		if p.facts.Kept && len(p.step.Waiting) == 0 {
+		p.status.WaitingFor = append(p.status.WaitingFor, p.facts.RetiringRefused.Lacks()...)
+		if p.facts.Kept && len(p.status.WaitingFor) == 0 {
 			p.act(Prune)
 			return
 		}
 	}
-	if len(p.step.Waiting) == 0 && p.step.Action == None {
+	if len(p.status.WaitingFor) == 0 && p.step.Action == None {
 		p.act(DestroyRetiring)
 	}
 }
@@ -103,5 +103,5 @@ func (p *planner) waitForPrunedCA() {
 
 // refusalProvable reports whether a refusal would prove anything. Every verifier refuses an expired CA.
 func (p *planner) refusalProvable() bool {
-	return p.status.Retiring.NotAfter.After(p.facts.Now) && askedToRefuse(p.spec.Signers, p.facts)
+	return p.status.Retiring.NotAfter.After(p.facts.Now) && askedToRefuse(p.spec.Signers, p.status.Retiring, p.facts)
 }

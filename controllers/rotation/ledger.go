@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -28,54 +27,19 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 	return known.(*ledger.Recorder)
 }
 
-// readLedger reads the issued certificates, and which of them depend on the retiring CA.
-func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+// readLedger reads the ledger, after it has stored what is noted. While a CA retires, all of that must be stored.
+func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) (err error) {
 	recorder := r.recorder(obj)
 	if err := recorder.FlushNodes(ctx); err != nil { // no decision depends on them
 		log.FromContext(ctx).Error(err, "Write nodes")
 	}
-	flushErr := recorder.Flush(ctx)
-	accounts, err := recorder.Read(ctx)
-	if err != nil {
+	if err := recorder.Flush(ctx); err != nil && obj.Status.Retiring != nil {
+		return fmt.Errorf("write ledger: %w", err)
+	}
+	if o.Accounts, err = recorder.Read(ctx); err != nil {
 		return fmt.Errorf("read ledger: %w", err)
 	}
-	o.noteAccounts(accounts, &obj.Status)
-	retiring := obj.Status.Retiring
-	if retiring == nil {
-		o.Sealed = o.Secret.Retiring != nil && accounts[o.Secret.Retiring.KeyID].Sealed
-		return nil
-	}
-	if flushErr != nil && !o.SigningUnaccounted { // a missing account makes every write fail
-		return fmt.Errorf("write ledger: %w", flushErr)
-	}
-	account, found := accounts[retiring.KeyID]
-	if !found { // it had one since it began to sign
-		o.Outstanding = append(o.Outstanding,
-			v1alpha1.Outstanding{Signer: "any signer (the ledger of this CA is lost)", Until: retiring.NotAfter})
-		return nil
-	}
-	o.Sealed, o.RetiringOpen, o.RetiringSigners = account.Sealed, !account.Sealed, account.SignerNames()
-	for _, signer := range o.RetiringSigners {
-		o.Outstanding = append(o.Outstanding,
-			v1alpha1.Outstanding{Signer: signer, Until: metav1.NewTime(account.Signers[signer])})
-	}
 	return nil
-}
-
-// noteAccounts records what the ledger knows about the CAs in the Secret.
-func (o *observation) noteAccounts(accounts map[string]ledger.Account, s *v1alpha1.SigningAuthorityStatus) {
-	note := func(found, noted *v1alpha1.CAStatus, sealed, unaccounted *bool) {
-		if found != nil {
-			account, known := accounts[found.KeyID]
-			*sealed, *unaccounted = account.Sealed, !known && v1alpha1.SameCA(found, noted)
-		}
-	}
-	secret := o.Secret
-	note(secret.Candidate, s.Candidate, &o.CandidateRetired, &o.CandidateUnaccounted)
-	note(secret.Signing, s.Signing, &o.SigningSealed, &o.SigningUnaccounted)
-	if secret.TLS != nil && !v1alpha1.SameCA(secret.TLS, secret.Signing) && !v1alpha1.SameCA(secret.TLS, secret.Retiring) {
-		o.TLSRetired = accounts[secret.TLS.KeyID].Sealed
-	}
 }
 
 // everyRequest is the key for which recordIssued reads all requests: an authority has new CAs.

@@ -203,29 +203,17 @@ func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string,
 // modelProber asks the servers of the model.
 type modelProber struct{ *cluster }
 
-func (m modelProber) Recognise(_ context.Context, authority *ca.Authority, targets []probe.Target) probe.Round {
-	return m.ask(targets, func(trusted []string) probe.Trust {
-		if m.accepts(trusted, string(authority.CertificatePEM())) {
-			return probe.Recognised
-		}
-		return probe.Refused
-	})
-}
-
-func (m modelProber) Refuse(_ context.Context, retiring, signing *ca.Authority, targets []probe.Target) probe.Round {
-	return m.ask(targets, func(trusted []string) probe.Trust {
+func (m modelProber) Ask(_ context.Context, authority, control *ca.Authority, targets []probe.Target) probe.Round {
+	answer := func(trusted []string) probe.Trust {
 		switch {
-		case m.accepts(trusted, string(retiring.CertificatePEM())):
+		case m.accepts(trusted, string(authority.CertificatePEM())):
 			return probe.Recognised
-		case m.accepts(trusted, string(signing.CertificatePEM())):
+		case control == nil || m.accepts(trusted, string(control.CertificatePEM())):
 			return probe.Refused
 		default:
 			return probe.Unknown
 		}
-	})
-}
-
-func (m modelProber) ask(targets []probe.Target, answer func(trusted []string) probe.Trust) probe.Round {
+	}
 	round := probe.Round{At: m.now(), Answers: map[string]probe.Answer{}}
 	for _, target := range targets {
 		address, _, _ := strings.Cut(target.Name[strings.LastIndex(target.Name, "10.0.0.")+len("10.0.0."):], ":")

@@ -1,6 +1,8 @@
 package rotation
 
 import (
+	"slices"
+
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
@@ -10,7 +12,7 @@ func (p *planner) planNew() {
 	case p.answerOperation():
 	case p.checkSecret():
 	case p.belongsToOther(signing), signing != nil && p.belongsToOther(p.facts.Secret.Retiring):
-	case signing != nil && p.facts.SigningSealed:
+	case p.facts.sealed(signing):
 		p.wait("replace the CA in signing.crt and signing.key of the Secret, or remove both: the CA %s has retired here",
 			signing.KeyID)
 	case signing != nil:
@@ -55,8 +57,7 @@ func (p *planner) restoreStatus() {
 	secret := p.facts.Secret
 	p.status.Generation = max(p.status.Generation, 1)
 	p.status.Signing = p.adopted(secret.Signing)
-	p.status.Signing.SignsSince = p.now()
-	p.noteSigners()
+	p.status.Signing.SignsSince, p.status.Signing.Signers = p.now(), slices.Clone(secret.PermittedSigners)
 	switch {
 	case secret.Candidate != nil:
 		p.status.Generation++

@@ -4,6 +4,7 @@
 package rotation
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,6 +14,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -38,13 +41,13 @@ const (
 	Switch Action = "Switch"
 	// SwapBack makes the retiring CA sign again and the signing CA retire, in one write.
 	SwapBack Action = "SwapBack"
-	// Open creates lost accounts of CAs that are to sign in the ledger.
+	// Open creates the lost account of a CA that is to sign in the ledger.
 	Open Action = "Open"
 	// Permit updates the lifetime cap and the signers in the Secret, which the signer obeys.
 	Permit Action = "Permit"
 	// Seal closes the account of the retiring CA in the ledger. No signer issues from that CA any more.
 	Seal Action = "Seal"
-	// Unseal opens closed accounts of CAs that sign again.
+	// Unseal opens the closed account of a CA that signs again.
 	Unseal Action = "Unseal"
 	// Prune removes the retiring CA from the ConfigMap extension-apiserver-authentication.
 	Prune Action = "Prune"
@@ -52,19 +55,15 @@ const (
 	DestroyRetiring Action = "DestroyRetiring"
 )
 
-// Step is the decision about an authority: store Status, then remove the annotation of the operation, then take Action.
-// A step that changes nothing waits.
+// Step is the decision about an authority: store Status, then remove the annotation if Status answers an operation, then
+// take Action. A step that changes nothing waits.
 type Step struct {
 	Status v1alpha1.SigningAuthorityStatus
 	Action Action
-	// Accounts are the key IDs of the accounts that Open and Unseal change.
-	Accounts []string
-	// RemoveOperation removes the operation's annotation.
-	RemoveOperation bool
+	// Account is the key ID of the account that Open or Unseal changes.
+	Account string
 	// Refused says why an operation or an edit of the Secret is refused, and what is possible now.
 	Refused string
-	// Waiting names what must happen before the next step.
-	Waiting []string
 }
 
 // Facts are what was observed at one instant.
@@ -87,31 +86,28 @@ type Facts struct {
 
 	// SettleFor is how long verifiers must give the same answer.
 	SettleFor time.Duration
-	Answers
-
-	// The fields below are from the ledger. Outstanding are the certificates of the retiring CA.
-	Outstanding []v1alpha1.Outstanding
-	// RetiringSigners are the signers that the retiring CA has issued for.
-	RetiringSigners []string
-	// Sealed and RetiringOpen report whether the retiring CA has a closed account, or an open one.
-	Sealed, RetiringOpen bool
-	// SigningSealed, CandidateRetired and TLSRetired report whether the account of that CA in the Secret is closed. If so,
-	// a candidate or a CA in tls.crt has retired in this authority.
-	SigningSealed, CandidateRetired, TLSRetired bool
-	// SigningUnaccounted and CandidateUnaccounted report whether the ledger has lost the account of that CA.
-	SigningUnaccounted, CandidateUnaccounted bool
-}
-
-// Answers are the answers of verifiers about the CAs of a phase.
-type Answers struct {
 	// Candidate, Signing and RetiringTrusted prove that API servers trust that CA, RetiringRefused that they refuse it.
-	Candidate, Signing, RetiringTrusted, RetiringRefused Proof
+	Candidate, Signing, RetiringTrusted, RetiringRefused probe.Proof
 	// APIServers are the last answers about the CA that the phase depends on.
 	APIServers []v1alpha1.APIServerStatus
 	// Above are CAs that make API servers accept the retiring CA, although they do not trust it directly.
 	Above []string
 	// Kept reports whether extension-apiserver-authentication holds the retiring CA.
 	Kept bool
+
+	// Accounts is the ledger, by key ID. Every CA that may have signed here has an account, unless the ledger is lost.
+	Accounts map[string]ledger.Account
+}
+
+// sealed reports whether the account of authority is closed. A CA that does not retire now has retired here then.
+func (f *Facts) sealed(authority *v1alpha1.CAStatus) bool {
+	return authority != nil && f.Accounts[authority.KeyID].Sealed
+}
+
+// lost reports whether the ledger has no account of authority.
+func (f *Facts) lost(authority *v1alpha1.CAStatus) bool {
+	_, found := f.Accounts[authority.KeyID]
+	return !found
 }
 
 // SecretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
@@ -124,55 +120,31 @@ type SecretFacts struct {
 	TLSProblem string
 }
 
-// Proof is the answer of all API servers about one CA. The zero value proves nothing.
-type Proof struct {
-	// Proven reports whether all of them have given the same answer for long enough.
-	Proven bool
-	// Settling reports whether all of them have given the answer, but not for long enough yet.
-	Settling bool
-	// Missing has a sentence for each API server that has not given the answer for long enough.
-	Missing []string
-}
-
-// missing returns what proof lacks.
-func (proof Proof) missing() []string {
-	switch {
-	case proof.Proven:
-		return nil
-	case len(proof.Missing) == 0:
-		return []string{"not every API server was probed yet"}
-	default:
-		return proof.Missing
-	}
-}
-
 // Next decides the next step of an authority. It is a pure function.
 func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts Facts) Step {
-	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
+	p := &planner{spec: spec, before: status, status: status.DeepCopy(), facts: facts}
+	p.status.WaitingFor = nil
 	p.plan()
-	p.status.WaitingFor = p.step.Waiting
 	p.step.Status = *p.status
 	return p.step
 }
 
 // planner makes one Step. Its status becomes that of the Step.
 type planner struct {
-	spec   *v1alpha1.SigningAuthoritySpec
-	status *v1alpha1.SigningAuthorityStatus
-	facts  Facts
-	step   Step
+	spec           *v1alpha1.SigningAuthoritySpec
+	before, status *v1alpha1.SigningAuthorityStatus
+	facts          Facts
+	step           Step
 }
 
 // plan handles what is common to all phases, and then the phase.
 func (p *planner) plan() {
 	if p.status.Answered() {
 		if p.facts.Operation == p.status.LastOperation.Name { // a repeated request counts once
-			p.step.RemoveOperation = true
 			return
 		}
 		p.status.LastOperation.Annotated = false
 	}
-	p.noteSigners()
 	if p.repairLedger() {
 		return
 	}
@@ -192,42 +164,33 @@ func (p *planner) plan() {
 	}
 }
 
-// noteSigners records the signers that the signing CA may sign for, unless they are recorded already.
-func (p *planner) noteSigners() {
-	if signing := p.status.Signing; signing != nil && signing.Signers == nil && v1alpha1.SameCA(p.facts.Secret.Signing, signing) {
-		signing.Signers = slices.Clone(p.facts.Secret.PermittedSigners)
-	}
-}
-
 // repairLedger opens the accounts that CAs need to sign, and reports whether it acts. A CA with a lost account counts
 // as adopted, because the manager does not know what it has issued.
 func (p *planner) repairLedger() bool {
-	lose := func(authority *v1alpha1.CAStatus) {
-		authority.AdoptedAt, authority.AttestedAt = p.now(), nil
-		p.act(Open, authority.KeyID)
+	secret, s := p.facts.Secret, p.status
+	for _, ca := range []struct{ found, noted *v1alpha1.CAStatus }{{secret.Signing, s.Signing}, {secret.Candidate, s.Candidate}} {
+		if v1alpha1.SameCA(ca.found, ca.noted) && p.facts.lost(ca.noted) {
+			ca.noted.AdoptedAt, ca.noted.AttestedAt = p.now(), nil
+			p.act(Open, ca.noted.KeyID)
+			return true
+		}
 	}
-	if p.facts.SigningUnaccounted {
-		lose(p.status.Signing)
+	if p.facts.Published && v1alpha1.SameCA(secret.Signing, s.Signing) && p.facts.sealed(s.Signing) {
+		p.act(Unseal, s.Signing.KeyID) // a late leader has closed it
+		return true
 	}
-	if p.facts.CandidateUnaccounted {
-		lose(p.status.Candidate)
-	}
-	signs := v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing)
-	if p.step.Action == None && p.facts.SigningSealed && p.facts.Published && signs {
-		p.act(Unseal, p.status.Signing.KeyID) // a late leader has closed it
-	}
-	return p.step.Action != None
+	return false
 }
 
 // act records action as the intent. Next returns it again until it sees the result.
-func (p *planner) act(action Action, accounts ...string) {
+func (p *planner) act(action Action, account ...string) {
 	p.status.Intent, p.step.Action = string(action), action
-	p.step.Accounts = append(p.step.Accounts, accounts...)
+	p.step.Account = strings.Join(account, "")
 }
 
 // wait records what must happen before the next step.
 func (p *planner) wait(format string, args ...any) {
-	p.step.Waiting = append(p.step.Waiting, fmt.Sprintf(format, args...))
+	p.status.WaitingFor = append(p.status.WaitingFor, fmt.Sprintf(format, args...))
 }
 
 // command returns the command for operation on this authority, in quotes.
@@ -240,7 +203,6 @@ func (p *planner) acceptOperation() {
 	p.status.LastOperation = &v1alpha1.OperationStatus{
 		Name: p.facts.Operation, Time: metav1.NewMicroTime(p.facts.Now), Result: v1alpha1.Accepted, Annotated: true,
 	}
-	p.step.RemoveOperation = true
 }
 
 // refuseOperation answers the operation with the reason and with the operations that are allowed now.
@@ -251,15 +213,6 @@ func (p *planner) refuseOperation(format string, args ...any) {
 	p.status.LastOperation.Result, p.status.LastOperation.Message = v1alpha1.Refused, p.step.Refused
 }
 
-// notAllowed says why a phase does not allow an operation.
-var notAllowed = map[v1alpha1.Phase]string{
-	v1alpha1.New:        "the first CA does not sign yet",
-	v1alpha1.Preparing:  "a rotation is under way, and the candidate is not trusted yet",
-	v1alpha1.Prepared:   "a rotation is under way",
-	v1alpha1.Completing: "the old CA is being removed, which cannot be undone",
-	v1alpha1.Completed:  "no rotation is under way",
-}
-
 // answerOperation answers the requested operation, and reports whether there was one.
 func (p *planner) answerOperation() bool {
 	operation, phase := p.facts.Operation, p.status.Phase
@@ -267,7 +220,7 @@ func (p *planner) answerOperation() bool {
 	case operation == "":
 		return false
 	case !slices.Contains(v1alpha1.Allowed(phase), operation):
-		p.refuseOperation("%s", notAllowed[phase])
+		p.refuseOperation("the phase is %s", cmp.Or(phase, "New"))
 	case operation == v1alpha1.OperationStart:
 		p.acceptOperation()
 		p.start()
@@ -306,17 +259,9 @@ func (p *planner) attest() {
 // enter starts phase.
 func (p *planner) enter(phase v1alpha1.Phase) {
 	s := p.status
-	s.Phase, s.Intent, s.LedgerClosedAt, s.PrunedAt = phase, "", nil, nil
-	switch phase {
-	case v1alpha1.Preparing:
-		s.InitiatedAt, s.PreparedAt, s.CompletionInitiatedAt, s.CompletedAt, s.UnpublishedAt = p.now(), nil, nil, nil, nil
-	case v1alpha1.Prepared:
-		s.PreparedAt, s.CompletionInitiatedAt = p.now(), nil
-	case v1alpha1.Completing:
-		s.CompletionInitiatedAt = p.now()
-	case v1alpha1.Completed:
-		s.CompletedAt, s.UnpublishedAt = p.now(), nil
-	case v1alpha1.New:
+	s.Phase, s.Intent, s.LedgerClosedAt, s.UnpublishedAt, s.PrunedAt = phase, "", nil, nil, nil
+	if phase == v1alpha1.Preparing {
+		s.InitiatedAt = p.now()
 	}
 }
 
@@ -329,7 +274,7 @@ func (p *planner) now() *metav1.Time {
 // publishFirst publishes the trust bundle, and reports whether it is published everywhere.
 func (p *planner) publishFirst() bool {
 	if !p.facts.Published {
-		p.step.Waiting = append(p.step.Waiting, p.facts.Unpublished...)
+		p.status.WaitingFor = append(p.status.WaitingFor, p.facts.Unpublished...)
 		p.act(Publish)
 	} else if p.status.Intent == string(Publish) {
 		p.status.Intent = ""
@@ -338,11 +283,11 @@ func (p *planner) publishFirst() bool {
 }
 
 // missingTrust returns what proof lacks. It returns nothing if API servers verify no certificate of this authority.
-func (p *planner) missingTrust(proof Proof) []string {
+func (p *planner) missingTrust(proof probe.Proof) []string {
 	if !AsksAPIServers(p.spec.Signers) {
 		return nil
 	}
-	return proof.missing()
+	return proof.Lacks()
 }
 
 // waitForNextCA reports signers that were added after the signing CA was proven. Only the next CA may sign for them.
@@ -399,6 +344,6 @@ func permittedSigners(
 
 // askedToRefuse reports whether API servers verify certificates of the retiring CA, also for signers that were removed
 // from the spec.
-func askedToRefuse(signers []string, f Facts) bool {
-	return AsksAPIServers(signers) || AsksAPIServers(f.RetiringSigners)
+func askedToRefuse(signers []string, retiring *v1alpha1.CAStatus, f Facts) bool {
+	return AsksAPIServers(signers) || AsksAPIServers(f.Accounts[retiring.KeyID].SignerNames())
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,43 +23,45 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// observation is Facts together with the Secret that they were read from. An Action needs the Secret.
+// observation is Facts together with what an Action needs: the Secret that they were read from, and the changes that
+// Publish makes.
 type observation struct {
 	Facts
-	secret *caSecret
+	secret  *caSecret
+	changes []*trust.Change
 }
 
-// observe reads the state from the API server, without a cache.
+// observe reads the state from the API server, without a cache, and probes API servers.
 func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
-		Now: r.Clock.Now(), Name: obj.Name, Operation: operationOf(obj),
-		Published: true, SettleFor: r.settleFor(obj), Others: map[string]string{},
+		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
-	if err := r.observeAuthorities(ctx, obj, o); err != nil {
-		return nil, err
+	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
+		r.readSecret, r.readLedger, r.askAPIServers, r.readClientCAs, r.readPublished,
+	} {
+		if err := read(ctx, obj, o); err != nil {
+			return nil, err
+		}
 	}
-	if err := r.readSecret(ctx, obj, o); err != nil {
-		return nil, err
-	}
-	permitted, err := editSecret(o.secret.ring, Permit, keypair.Pair{}, r.permit(obj, Permit))
-	if err != nil {
-		return nil, err
-	}
-	o.Permitted = o.secret.ring.Signing.Empty() || o.secret.ring.Permit.Equal(permitted.Permit)
-	if err := r.readLedger(ctx, obj, o); err != nil {
-		return nil, err
-	}
-	if len(Trusted(&obj.Status)) == 0 {
-		return o, nil
-	}
-	wanted, err := bundleOf(obj, o.Now)
-	if err != nil {
-		return nil, err
-	}
-	for _, problem := range r.publisher.Check(ctx, wanted) {
-		o.Published, o.Unpublished = false, append(o.Unpublished, problem.Error())
-	}
+	o.Now = r.Clock.Now()
 	return o, nil
+}
+
+// readPublished compares what is published with the trust bundle of obj.
+func (r *Reconciler) readPublished(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	if o.Published = len(Trusted(&obj.Status)) == 0; o.Published {
+		return nil
+	}
+	wanted, err := bundleOf(obj, r.Clock.Now())
+	if err != nil {
+		return err
+	}
+	changes, problems := r.publisher.Check(ctx, wanted)
+	for _, problem := range problems {
+		o.Unpublished = append(o.Unpublished, problem.Error())
+	}
+	o.changes, o.Published = changes, len(problems) == 0
+	return nil
 }
 
 // operationOf returns the requested operation. It cuts a text that is too long to be an operation. The status stores the
@@ -111,6 +114,8 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err := errors.Join(signingErr, candidateErr, retiringErr); err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
+	permit := editSecret(ring, Permit, keypair.Pair{}, r.permit(obj, Permit)).Permit
+	o.Permitted = ring.Signing.Empty() || ring.Permit.Equal(permit)
 	return nil
 }
 
@@ -163,19 +168,22 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 		return fmt.Errorf("spec.secret: SigningAuthority %s already uses Secret %s: choose another name",
 			other.Name, secretName(other))
 	}
-	for _, theirs := range other.Spec.Trust.ConfigMaps {
-		for _, ours := range obj.Spec.Trust.ConfigMaps {
-			if configMapKey(ours) == configMapKey(theirs) {
-				return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to ConfigMap %s/%s: name another ConfigMap",
-					other.Name, theirs.Namespace, theirs.Name)
-			}
+	theirs := configMaps(other)
+	for _, ours := range configMaps(obj) {
+		if slices.Contains(theirs, ours) {
+			return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to ConfigMap %s/%s: name another ConfigMap",
+				other.Name, ours.Namespace, ours.Name)
 		}
 	}
 	return nil
 }
 
-func configMapKey(at v1alpha1.ConfigMapKey) trust.ConfigMapKey {
-	return trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")}
+// configMaps returns the entries of ConfigMaps that obj publishes to.
+func configMaps(obj *v1alpha1.SigningAuthority) (all []trust.ConfigMapKey) {
+	for _, at := range obj.Spec.Trust.ConfigMaps {
+		all = append(all, trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")})
+	}
+	return all
 }
 
 // bundleOf returns the trust bundle of obj, according to its status, and where to publish it.
@@ -188,14 +196,11 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, erro
 		}
 		certs = append(certs, cert)
 	}
-	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name}
+	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, ConfigMaps: configMaps(obj)}
 	if len(wanted.Bundle) == 0 {
 		// Verifiers cannot be told to trust nothing. So the bundle holds only the expired CAs. That removes any other CA
 		// from it, and no verifier accepts an expired one.
 		wanted.Bundle = trust.Bundle(time.Time{}, certs...)
-	}
-	for _, at := range obj.Spec.Trust.ConfigMaps {
-		wanted.ConfigMaps = append(wanted.ConfigMaps, configMapKey(at))
 	}
 	if bundles := obj.Spec.Trust.ClusterTrustBundles; bundles == nil || *bundles {
 		wanted.Signers = obj.Spec.Signers

@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -39,12 +40,8 @@ func (p *planner) planPrepared() {
 
 // waitForCompletion waits until a completion is possible, and then for the administrator.
 func (p *planner) waitForCompletion() {
-	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Signing)...)
-	p.step.Waiting = append(p.step.Waiting, p.trustedAbove()...)
-	if p.status.Retiring.OutstandingAcceptedAt == nil {
-		p.step.Waiting = append(p.step.Waiting, p.outstandingTexts()...)
-	}
-	if len(p.step.Waiting) == 0 {
+	p.status.WaitingFor = slices.Concat(p.missingTrust(p.facts.Signing), p.leftOfRetiring())
+	if len(p.status.WaitingFor) == 0 {
 		p.wait("run %s, or %s to go back", p.command(v1alpha1.OperationComplete), p.command(v1alpha1.OperationRollback))
 	}
 	p.waitForNextCA()
@@ -68,12 +65,12 @@ func (p *planner) swappedBack() bool {
 func (p *planner) continueRollback() bool {
 	noted := p.rollbackNoted() && p.facts.Operation == ""
 	switch missing := p.missingTrust(p.facts.RetiringTrusted); {
-	case p.facts.Sealed && p.facts.Published:
+	case p.facts.sealed(p.status.Retiring) && p.facts.Published:
 		p.act(Unseal, p.status.Retiring.KeyID)
 	case !noted:
 		return false
 	case len(missing) > 0:
-		p.step.Waiting = append(p.step.Waiting, missing...)
+		p.status.WaitingFor = append(p.status.WaitingFor, missing...)
 	default:
 		p.actOnSecret(SwapBack)
 	}
@@ -101,7 +98,7 @@ func (p *planner) planRollback() {
 	case len(missing) > 0:
 		p.refuseOperation("not every API server trusts the CA %s now: %s; run it again when they do",
 			retiring.KeyID, strings.Join(missing, "; "))
-	case p.facts.Sealed:
+	case p.facts.sealed(retiring):
 		p.refuseOperation("the CA %s is not published yet", retiring.KeyID)
 	default:
 		for _, name := range withoutTrust(p.spec.Signers, retiring) {
@@ -116,7 +113,7 @@ func (p *planner) planRollback() {
 
 // waitForSettling leaves the operation unanswered while all API servers give the wanted answer, but not for long enough
 // yet. It reports whether they do.
-func (p *planner) waitForSettling(proof Proof) bool {
+func (p *planner) waitForSettling(proof probe.Proof) bool {
 	if !proof.Settling || !AsksAPIServers(p.spec.Signers) {
 		return false
 	}
@@ -148,9 +145,8 @@ func (p *planner) planCompletion() {
 }
 
 // completionBlockers returns the reasons against a completion. waitForSettling handles a mere lack of time.
-func (p *planner) completionBlockers() []string {
+func (p *planner) completionBlockers() (blockers []string) {
 	signing, retiring := p.status.Signing, p.status.Retiring
-	blockers := p.trustedAbove()
 	switch {
 	case !retiring.NotAfter.After(p.facts.Now): // going back is impossible anyway
 	case !p.signingMissing() && !p.facts.Signing.Settling:
@@ -164,20 +160,21 @@ func (p *planner) completionBlockers() []string {
 	if !p.facts.Published {
 		blockers = append(append(blockers, "the trust bundle is not published"), p.facts.Unpublished...)
 	}
-	if retiring.OutstandingAcceptedAt == nil {
-		blockers = append(blockers, p.outstandingTexts()...)
-	}
-	return blockers
+	return append(blockers, p.leftOfRetiring()...)
 }
 
-// trustedAbove names CAs that API servers must stop trusting. They would never refuse the retiring CA below such a CA.
-func (p *planner) trustedAbove() []string {
-	if len(p.facts.Above) == 0 || !p.refusalProvable() {
-		return nil
+// leftOfRetiring names the certificates of the retiring CA that the administrator has not accepted to break. It also
+// names CAs that API servers must stop trusting: they would never refuse the retiring CA below such a CA.
+func (p *planner) leftOfRetiring() (left []string) {
+	if len(p.facts.Above) > 0 && p.refusalProvable() {
+		left = append(left, fmt.Sprintf("API servers trust a CA above the retiring CA %s, so they would never refuse it: "+
+			"remove %s from their client CA files, then from ConfigMap kube-system/extension-apiserver-authentication",
+			p.status.Retiring.KeyID, strings.Join(p.facts.Above, ", ")))
 	}
-	return []string{fmt.Sprintf("API servers trust a CA above the retiring CA %s, so they would never refuse it: "+
-		"remove %s from their client CA files, then from ConfigMap kube-system/extension-apiserver-authentication",
-		p.status.Retiring.KeyID, strings.Join(p.facts.Above, ", "))}
+	if p.status.Retiring.OutstandingAcceptedAt == nil {
+		left = append(left, p.outstandingTexts()...)
+	}
+	return left
 }
 
 // outstandingTexts returns a sentence for each group of valid certificates of the retiring CA.
@@ -200,16 +197,21 @@ func Outstanding(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatu
 	if retiring == nil {
 		return nil
 	}
-	candidates := f.Outstanding
+	var candidates, alive []v1alpha1.Outstanding
+	if f.lost(retiring) { // it had an account since it began to sign
+		candidates = append(candidates, v1alpha1.Outstanding{Signer: "any signer (the ledger of this CA is lost)", Until: retiring.NotAfter})
+	}
+	account := f.Accounts[retiring.KeyID]
+	for _, signer := range account.SignerNames() {
+		candidates = append(candidates, v1alpha1.Outstanding{Signer: signer, Until: metav1.NewTime(account.Signers[signer])})
+	}
 	if retiring.AdoptedAt != nil && retiring.AttestedAt == nil {
 		longest := DefaultAdopted
 		if spec.Lifetimes.Adopted != nil {
 			longest = spec.Lifetimes.Adopted.Duration
 		}
-		adopted := v1alpha1.Outstanding{Until: metav1.NewTime(retiring.AdoptedAt.Add(longest))}
-		candidates = append(slices.Clone(candidates), adopted)
+		candidates = append(candidates, v1alpha1.Outstanding{Until: metav1.NewTime(retiring.AdoptedAt.Add(longest))})
 	}
-	var alive []v1alpha1.Outstanding
 	for _, part := range candidates {
 		if part.Until.After(retiring.NotAfter.Time) {
 			part.Until = retiring.NotAfter

@@ -148,12 +148,12 @@ func (p *planner) proveCandidate() {
 			"Secret", p.command(v1alpha1.OperationRollback))
 		return
 	}
-	p.step.Waiting = append(p.step.Waiting, p.missingTrust(p.facts.Candidate)...)
+	p.status.WaitingFor = append(p.status.WaitingFor, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {
 		p.wait("check that the verifiers of %s trust the candidate %s, because they cannot be probed; then run %s",
 			strings.Join(unconfirmed, ", "), p.status.Candidate.KeyID, p.command(v1alpha1.OperationConfirm))
 	}
-	if len(p.step.Waiting) == 0 {
+	if len(p.status.WaitingFor) == 0 {
 		p.status.Candidate.Signers = slices.Clone(p.spec.Signers)
 		p.actOnSecret(Switch)
 	}

@@ -29,7 +29,7 @@ const (
 	// DefaultSettleFor is longer than an API server takes to notice a changed client CA file, which it checks every
 	// minute.
 	DefaultSettleFor = 90 * time.Second
-	// maxConcurrent is how many authorities are verified at the same time. Their steps are executed one after the other.
+	// maxConcurrent is how many authorities are observed at the same time. Their steps are executed one after the other.
 	maxConcurrent = 8
 )
 
@@ -58,8 +58,7 @@ type Reconciler struct {
 
 // prober probes servers about CAs. It is a probe.Prober, except in tests.
 type prober interface {
-	Recognise(ctx context.Context, authority *ca.Authority, targets []probe.Target) probe.Round
-	Refuse(ctx context.Context, retiring, signing *ca.Authority, targets []probe.Target) probe.Round
+	Ask(ctx context.Context, authority, control *ca.Authority, targets []probe.Target) probe.Round
 }
 
 // Reconcile observes one authority, stores the decision, and takes at most one action.
@@ -75,22 +74,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if obj.DeletionTimestamp != nil { // the CA in the Secret continues to sign
 		return reconcile.Result{}, nil
 	}
-	verified, err := r.verify(ctx, obj)
-	if err != nil {
-		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
-	}
-	r.deciding.Lock() // no other authority changes until the action is done
+	o, err := r.observe(ctx, obj) // API servers may be slow to answer, so other authorities do not wait for it
+	r.deciding.Lock()             // no other authority changes until the action is done
 	defer r.deciding.Unlock()
-	o, err := r.observe(ctx, obj)
+	if err == nil {
+		err = r.observeAuthorities(ctx, obj, o)
+	}
 	if err != nil {
 		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
 	}
-	r.useAnswers(obj, o, verified)
 	step := Next(&obj.Spec, &obj.Status, o.Facts)
 	again := obj.Status.Intent == string(step.Action)
 	busy, err := r.storeStatus(ctx, obj, step, o.Facts)
 	if err == nil && step.Action != None {
-		err = r.execute(ctx, obj, step, o.secret, again)
+		err = r.execute(ctx, obj, step, o, again)
 	}
 	busy = busy || step.Action != None && !again // an action that another client undoes is not repeated at once
 	return r.result(obj, busy, err)

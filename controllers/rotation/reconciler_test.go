@@ -23,7 +23,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
 // newCA returns a CA that is valid from noon on.
@@ -149,25 +148,6 @@ func TestAChangeInterrupts(t *testing.T) {
 	}
 }
 
-// TestEditSecretSetsThePermit checks that each edit gives the signer the new permit. The lifetime cap ends with the
-// candidate.
-func TestEditSecretSetsThePermit(t *testing.T) {
-	t.Parallel()
-	pair := func(name string) keypair.Pair { return keypair.Pair{Cert: []byte(name), Key: []byte(name)} }
-	before, permit := keypair.Permit{Authority: "before"}, keypair.Permit{Authority: "cluster", LifetimeCap: time.Hour}
-	old, made := pair("old"), pair("made")
-	for action, want := range map[Action]keypair.Ring{
-		MakeCandidate: {TLS: old, Signing: old, Candidate: made, Permit: permit},
-		Permit:        {TLS: old, Signing: old, Permit: keypair.Permit{Authority: "cluster"}},
-		Seal:          {TLS: old, Signing: old, Permit: before}, // which is an error
-	} {
-		got, err := editSecret(keypair.Ring{TLS: old, Signing: old, Permit: before}, action, made, permit)
-		if diff := cmp.Diff(want, got); diff != "" || (err != nil) != (action == Seal) {
-			t.Errorf("%s: error %v, (-want +got):\n%s", action, err, diff)
-		}
-	}
-}
-
 // TestWhatHasEndedIsPublishedAlone checks that an expired CA is published only if there is no other. An empty bundle is
 // not possible, and the removed CA would stay published.
 func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
@@ -199,19 +179,19 @@ func TestConditions(t *testing.T) {
 		{"one that signs, and is not recognised now", trusted, prepared(), kubeletSigner, Facts{}, metav1.ConditionFalse},
 		{"nobody is asked while the old one leaves", trusted, completing(true), kubeletSigner, Facts{}, metav1.ConditionTrue},
 		{"nobody is asked", trusted, completed(), kubeletSigner, Facts{}, metav1.ConditionTrue},
-		{"all recognise it", trusted, preparing(), kubeletSigner, Facts{Answers: Answers{Candidate: proven}}, metav1.ConditionTrue},
+		{"all recognise it", trusted, preparing(), kubeletSigner, Facts{Candidate: proven}, metav1.ConditionTrue},
 		{"all recognise it, and others are to be confirmed", trusted, preparing(), kubeletSigner + " " + servingSigner,
-			Facts{Answers: Answers{Candidate: proven}}, metav1.ConditionUnknown},
+			Facts{Candidate: proven}, metav1.ConditionUnknown},
 		{"not all recognise it, and others are to be confirmed", trusted, preparing(), kubeletSigner + " " + servingSigner, Facts{},
 			metav1.ConditionFalse},
 		{"all recognise it, and others are confirmed", trusted, with(preparing(), confirmed), kubeletSigner + " " + servingSigner,
-			Facts{Answers: Answers{Candidate: proven}}, metav1.ConditionTrue},
+			Facts{Candidate: proven}, metav1.ConditionTrue},
 		{"others are to be confirmed", trusted, preparing(), servingSigner, Facts{}, metav1.ConditionUnknown},
 		{"others are confirmed", trusted, with(preparing(), confirmed), servingSigner, Facts{}, metav1.ConditionTrue},
-		{"all refuse it", refused, completing(true), clientSigner, Facts{Answers: Answers{RetiringRefused: proven}}, metav1.ConditionTrue},
+		{"all refuse it", refused, completing(true), clientSigner, Facts{RetiringRefused: proven}, metav1.ConditionTrue},
 		{"not all were asked", refused, completing(true), clientSigner, Facts{}, metav1.ConditionFalse},
 		{"those who verify can't be asked", refused, completing(true), servingSigner, Facts{}, metav1.ConditionUnknown},
-		{"clients used it", refused, completing(true), servingSigner, Facts{RetiringSigners: []string{clientSigner}}, metav1.ConditionFalse},
+		{"clients used it", refused, completing(true), servingSigner, Facts{Accounts: map[string]ledger.Account{"old": {Signers: map[string]time.Time{clientSigner: noon}}}}, metav1.ConditionFalse},
 	} {
 		obj := &v1alpha1.SigningAuthority{Status: row.status}
 		obj.Spec.Signers, row.facts.Now = strings.Fields(row.signer), noon
@@ -229,8 +209,8 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	obj := signingWith("cluster", nil, clientSigner)
 	obj.Status.Retiring, obj.Status.UnpublishedAt = &v1alpha1.CAStatus{Certificate: frontCA}, at(0)
 	o := &observation{secret: &caSecret{retiring: newCA(t, day)}}
-	if err := newCluster(nil).reconciler.findKept(t.Context(), obj, o); err != nil || !o.Kept {
-		t.Errorf("the retiring CA is not found: %+v, error %v", o.Answers, err)
+	if err := newCluster(nil).reconciler.readClientCAs(t.Context(), obj, o); err != nil || !o.Kept {
+		t.Errorf("the retiring CA is not found: %+v, error %v", o.Facts, err)
 	}
 }
 
@@ -302,30 +282,5 @@ func TestGaugesGo(t *testing.T) {
 	_, err := reconciler().Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(obj)})
 	if succeed(t, err); len(signers()) > 0 { // obj was deleted
 		t.Errorf("gauges of %q", signers())
-	}
-}
-
-// TestAnswersAboutOtherCAs checks that answers about another CA do not count. The Secret may change while API servers
-// are asked.
-func TestAnswersAboutOtherCAs(t *testing.T) {
-	t.Parallel()
-	asked, other := newCA(t, day), newCA(t, day)
-	obj := signingWith("cluster", asked, clientSigner)
-	obj.Status.Phase = v1alpha1.Preparing
-	verified := &observation{secret: &caSecret{candidate: asked}}
-	verified.Candidate = proven
-	for name, test := range map[string]struct {
-		candidate *ca.Authority
-		verified  *observation
-		want      bool
-	}{
-		"the same candidate":           {asked, verified, true},
-		"another candidate":            {other, verified, false},
-		"nothing was asked, as in New": {asked, nil, false},
-	} {
-		seen := &observation{secret: &caSecret{candidate: test.candidate}}
-		if reconciler().useAnswers(obj, seen, test.verified); seen.Candidate.Proven != test.want {
-			t.Errorf("%s: used %t, want %t", name, seen.Candidate.Proven, test.want)
-		}
 	}
 }

@@ -18,12 +18,8 @@ func (p *planner) signingMissing() bool {
 // checkSecret restores a missing signing pair from tls.crt and tls.key. It refuses any other pair that no step has
 // written: an Event and the status name the repair. It reports whether it does either.
 func (p *planner) checkSecret() bool {
-	var repairs []string
-	for _, repair := range []string{p.repairSigning(), p.repairCandidate(), p.repairRetiring()} {
-		if repair != "" {
-			repairs = append(repairs, repair)
-		}
-	}
+	repairs := []string{p.repairSigning(), p.repairCandidate(), p.repairRetiring()}
+	repairs = slices.DeleteFunc(repairs, func(repair string) bool { return repair == "" })
 	switch {
 	case p.signingMissing() && v1alpha1.SameCA(p.facts.Secret.TLS, p.status.Signing) && !p.retiringInPlaceOfSigning():
 		p.act(RestoreSigning)
@@ -32,10 +28,10 @@ func (p *planner) checkSecret() bool {
 		return false
 	case p.facts.Operation != "":
 		p.refuseOperation("the Secret is not as the rotation left it: %s", strings.Join(repairs, "; "))
-	case !slices.Equal(p.status.WaitingFor, repairs): // otherwise the Event was written before
+	case !slices.Equal(p.before.WaitingFor, repairs): // otherwise the Event was written before
 		p.step.Refused = "the Secret is not as the rotation left it: " + strings.Join(repairs, "; ")
 	}
-	p.step.Waiting = repairs
+	p.status.WaitingFor = repairs
 	return true
 }
 
@@ -74,7 +70,7 @@ func (p *planner) repairCandidate() string {
 	}
 	var why string
 	switch signing := cmp.Or(s.Signing, secret.Signing); {
-	case p.facts.CandidateRetired:
+	case p.facts.sealed(secret.Candidate):
 		why = "which has retired here"
 	case p.facts.Others[secret.Candidate.KeyID] != "":
 		why = "which is a CA of SigningAuthority " + p.facts.Others[secret.Candidate.KeyID]
@@ -85,8 +81,12 @@ func (p *planner) repairCandidate() string {
 	default:
 		return ""
 	}
-	return fmt.Sprintf("remove candidate.crt and candidate.key from the Secret: they hold the CA %s, %s",
-		secret.Candidate.KeyID, why)
+	return remove("candidate", secret.Candidate, why)
+}
+
+// remove returns the repair of a place that holds a CA without right.
+func remove(place string, authority *v1alpha1.CAStatus, why string) string {
+	return fmt.Sprintf("remove %[1]s.crt and %[1]s.key from the Secret: they hold the CA %[2]s, %[3]s", place, authority.KeyID, why)
 }
 
 // repairRetiring returns the repair of retiring.crt and retiring.key, or nothing. If the status is lost, any CA there
@@ -97,8 +97,7 @@ func (p *planner) repairRetiring() string {
 	if retiring == nil || v1alpha1.SameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
 		return ""
 	}
-	return fmt.Sprintf("remove retiring.crt and retiring.key from the Secret: they hold the CA %s, which no "+
-		"rotation has put there", retiring.KeyID)
+	return remove("retiring", retiring, "which no rotation has put there")
 }
 
 // waitForSigningKey waits for a missing signing pair. otherwise says what is possible without a backup.
@@ -164,7 +163,7 @@ func (p *planner) refuseAsCandidate() string {
 	switch {
 	case !secret.TLS.NotAfter.After(p.facts.Now):
 		return "it has expired"
-	case p.facts.TLSRetired || last != nil && last.KeyID == secret.TLS.KeyID:
+	case p.facts.sealed(secret.TLS) || last != nil && last.KeyID == secret.TLS.KeyID:
 		return "it has retired here, and verifiers would trust its old certificates again"
 	case p.facts.Others[secret.TLS.KeyID] != "":
 		return "it is a CA of SigningAuthority " + p.facts.Others[secret.TLS.KeyID]
@@ -173,39 +172,34 @@ func (p *planner) refuseAsCandidate() string {
 	}
 }
 
-// secretEdits are the actions that change the Secret, each in one write. made is the key pair of MakeCandidate.
-var secretEdits = map[Action]func(ring *keypair.Ring, made keypair.Pair){
-	MakeCandidate: func(ring *keypair.Ring, made keypair.Pair) { ring.Candidate = made },
-	TakeCandidate: func(ring *keypair.Ring, _ keypair.Pair) {
+// editSecret returns ring after action. Each action is one write. made is the key pair of MakeCandidate. permit is what
+// the signer must obey from then on. Its lifetime cap applies while there is a candidate.
+func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keypair.Permit) keypair.Ring {
+	none := keypair.Pair{}
+	switch action {
+	case MakeCandidate:
+		ring.Candidate = made
+	case TakeCandidate:
 		ring.Candidate = ring.TLS
 		if !ring.Signing.Empty() {
 			ring.TLS = ring.Signing
 		}
-	},
-	DropCandidate:  func(ring *keypair.Ring, _ keypair.Pair) { ring.Candidate = keypair.Pair{} },
-	RestoreTLS:     func(ring *keypair.Ring, _ keypair.Pair) { ring.TLS = ring.Signing },
-	RestoreSigning: func(ring *keypair.Ring, _ keypair.Pair) { ring.Signing = ring.TLS },
-	Switch: func(ring *keypair.Ring, _ keypair.Pair) {
-		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, keypair.Pair{}
-	},
-	SwapBack: func(ring *keypair.Ring, _ keypair.Pair) {
+	case DropCandidate:
+		ring.Candidate = none
+	case RestoreTLS:
+		ring.TLS = ring.Signing
+	case RestoreSigning:
+		ring.Signing = ring.TLS
+	case Switch:
+		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, none
+	case SwapBack:
 		ring.Signing, ring.TLS, ring.Retiring = ring.Retiring, ring.Retiring, ring.Signing
-	},
-	Permit:          func(*keypair.Ring, keypair.Pair) {},
-	DestroyRetiring: func(ring *keypair.Ring, _ keypair.Pair) { ring.Retiring = keypair.Pair{} },
-}
-
-// editSecret returns ring after action. permit is what the signer must obey from then on. Its lifetime cap applies
-// while there is a candidate.
-func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keypair.Permit) (keypair.Ring, error) {
-	edit, found := secretEdits[action]
-	if !found {
-		return ring, fmt.Errorf("action %s does not change the Secret", action)
+	case DestroyRetiring:
+		ring.Retiring = none
 	}
-	edit(&ring, made)
 	if ring.Candidate.Empty() {
 		permit.LifetimeCap = 0
 	}
 	ring.Permit = permit
-	return ring, nil
+	return ring
 }

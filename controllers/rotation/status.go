@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -48,10 +47,10 @@ func (r *Reconciler) storeStatus(
 	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
 	}
-	if !step.RemoveOperation {
-		return decisionOf(before) != decisionOf(&obj.Status), nil
-	}
 	last := obj.Status.LastOperation
+	if !obj.Status.Answered() {
+		return !equality.Semantic.DeepEqual(decisionOf(before), decisionOf(&obj.Status)), nil
+	}
 	if last.Result == v1alpha1.Accepted && !equality.Semantic.DeepEqual(last, before.LastOperation) {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(last.Name)))
 	}
@@ -61,17 +60,12 @@ func (r *Reconciler) storeStatus(
 	return true, r.Client.Patch(ctx, obj, patch)
 }
 
-// decisionOf returns the part of a status that the next step depends on, without timestamps.
-func decisionOf(status *v1alpha1.SigningAuthorityStatus) string {
-	var b strings.Builder
-	fmt.Fprint(&b, status.Phase, status.Generation, status.Intent, status.UnpublishedAt == nil)
-	if status.Answered() {
-		b.WriteString(string(status.LastOperation.Name))
+// decisionOf returns the part of a status that the next step depends on.
+func decisionOf(s *v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
+	return v1alpha1.SigningAuthorityStatus{
+		Phase: s.Phase, Generation: s.Generation, Intent: s.Intent, UnpublishedAt: s.UnpublishedAt,
+		Candidate: s.Candidate, Signing: s.Signing, Retiring: s.Retiring,
 	}
-	for _, authority := range status.CAs() {
-		fmt.Fprint(&b, "|", authority.Fingerprint, v1alpha1.SameCA(authority, status.Signing))
-	}
-	return b.String()
 }
 
 // reportFailure writes to the status and to an Event why no decision is possible. It returns err.
@@ -107,10 +101,7 @@ func auditRecord(obj *v1alpha1.SigningAuthority, action Action) audit.Record {
 // phaseText returns what the phase means, for an Event.
 func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	key := func(authority *v1alpha1.CAStatus) string {
-		if authority == nil {
-			return "none"
-		}
-		return authority.KeyID
+		return cmp.Or(authority, &v1alpha1.CAStatus{KeyID: "none"}).KeyID
 	}
 	switch status.Phase {
 	case v1alpha1.Preparing:
@@ -130,7 +121,7 @@ func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
-	status.APIServers = f.APIServers
+	status.APIServers = f.APIServers[:min(len(f.APIServers), maxListed)]
 	if more := len(status.WaitingFor) - maxListed; more > 0 {
 		status.WaitingFor = append(status.WaitingFor[:maxListed:maxListed], fmt.Sprintf("and %d more", more))
 	}
@@ -140,49 +131,59 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 			status.OutstandingUntil = until.DeepCopy()
 		}
 	}
-	set := func(kind string, state metav1.ConditionStatus, reason, format string, args ...any) {
-		meta.SetStatusCondition(&status.Conditions, metav1.Condition{
-			Type: kind, Status: state, Reason: reason, Message: fmt.Sprintf(format, args...),
-			ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(f.Now),
-		})
+	for _, one := range conditions(obj, f) {
+		one.ObservedGeneration, one.LastTransitionTime = obj.Generation, metav1.NewTime(f.Now)
+		meta.SetStatusCondition(&status.Conditions, one)
 	}
-	setReady(status, f, set)
-	if status.Phase == v1alpha1.New {
-		return
+	if status.Retiring == nil && status.Phase != v1alpha1.Completed {
+		meta.RemoveStatusCondition(&status.Conditions, v1alpha1.ConditionRefused)
+	}
+}
+
+// conditions returns the conditions that the facts change. The others stay as they are.
+func conditions(obj *v1alpha1.SigningAuthority, f Facts) []metav1.Condition {
+	all := []metav1.Condition{ready(&obj.Status, f)}
+	if obj.Status.Phase == v1alpha1.New {
+		return all
+	}
+	if obj.Status.Candidate != nil || obj.Status.Signing != nil {
+		all = append(all, trusted(obj, f))
+	}
+	if obj.Status.Retiring != nil && obj.Status.UnpublishedAt != nil {
+		all = append(all, refused(obj, f))
 	}
 	if f.Published {
-		set(v1alpha1.ConditionPublished, metav1.ConditionTrue, "Published", "the trust bundle is published")
-	} else {
-		set(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished", "%s",
-			cmp.Or(strings.Join(f.Unpublished, "; "), "the trust bundle is being published"))
+		return append(all, condition(v1alpha1.ConditionPublished, metav1.ConditionTrue, "Published", "the trust bundle is published"))
 	}
-	setTrusted(obj, f, set)
-	setRetiring(obj, f, set)
+	return append(all, condition(v1alpha1.ConditionPublished, metav1.ConditionFalse, "NotPublished", "%s",
+		cmp.Or(strings.Join(f.Unpublished, "; "), "the trust bundle is being published")))
 }
 
-// setCondition sets one condition.
-type setCondition func(kind string, state metav1.ConditionStatus, reason, format string, args ...any)
+// condition returns one condition.
+func condition(kind string, state metav1.ConditionStatus, reason, format string, args ...any) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: state, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
 
-// setReady sets the condition Ready, which reports whether a CA signs.
-func setReady(status *v1alpha1.SigningAuthorityStatus, f Facts, set setCondition) {
-	const ready = v1alpha1.ConditionReady
+// ready returns the condition Ready, which reports whether a CA signs.
+func ready(status *v1alpha1.SigningAuthorityStatus, f Facts) metav1.Condition {
+	const kind = v1alpha1.ConditionReady
 	switch signing := f.Secret.Signing; {
 	case signing == nil:
-		set(ready, metav1.ConditionFalse, "CANotProven", "no CA signs yet: %s",
+		return condition(kind, metav1.ConditionFalse, "CANotProven", "no CA signs yet: %s",
 			cmp.Or(strings.Join(status.WaitingFor, "; "), "a CA is being created"))
 	case !v1alpha1.SameCA(signing, status.Signing):
-		set(ready, metav1.ConditionFalse, "CANotProven", "signing.crt holds the CA %s, which does not sign here", signing.KeyID)
+		return condition(kind, metav1.ConditionFalse, "CANotProven", "signing.crt holds the CA %s, which does not sign here", signing.KeyID)
 	case !signing.NotAfter.After(f.Now):
-		set(ready, metav1.ConditionFalse, "CAExpired", "the CA %s has expired", signing.KeyID)
+		return condition(kind, metav1.ConditionFalse, "CAExpired", "the CA %s has expired", signing.KeyID)
 	default:
-		set(ready, metav1.ConditionTrue, "Signing", "signing with %s", signing.KeyID)
+		return condition(kind, metav1.ConditionTrue, "Signing", "signing with %s", signing.KeyID)
 	}
 }
 
-// setTrusted sets the condition Trusted, about the candidate, or about the signing CA if there is no candidate. It
-// stays true when the probes end.
-func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
-	const trusted = v1alpha1.ConditionTrusted
+// trusted returns the condition Trusted, about the candidate, or about the signing CA if there is no candidate. It stays
+// true when the probes end.
+func trusted(obj *v1alpha1.SigningAuthority, f Facts) metav1.Condition {
+	const kind = v1alpha1.ConditionTrusted
 	proof, authority := f.Signing, obj.Status.Signing
 	if obj.Status.Candidate != nil {
 		proof, authority = f.Candidate, obj.Status.Candidate
@@ -191,60 +192,40 @@ func setTrusted(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
 	byAPIServers := AsksAPIServers(obj.Spec.Signers)
 	unconfirmed := withoutTrust(signersToConfirm(obj.Spec.Signers), authority)
 	switch {
-	case authority == nil:
 	case byAPIServers && probed && !proof.Proven:
-		set(trusted, metav1.ConditionFalse, "NotProven", "%s", firstOf(proof.missing()))
+		return condition(kind, metav1.ConditionFalse, "NotProven", "%s", firstOf(proof.Lacks()))
 	case len(unconfirmed) > 0:
 		confirm := ""
 		if obj.Status.Phase == v1alpha1.Preparing {
 			confirm = ", then run rotation confirm"
 		}
-		set(trusted, metav1.ConditionUnknown, "NotConfirmed",
+		return condition(kind, metav1.ConditionUnknown, "NotConfirmed",
 			"the verifiers of %s cannot be probed: check that they trust the CA %s%s",
 			strings.Join(unconfirmed, ", "), authority.KeyID, confirm)
 	case !byAPIServers:
-		set(trusted, metav1.ConditionTrue, "Confirmed",
+		return condition(kind, metav1.ConditionTrue, "Confirmed",
 			"rotation confirm was run: its verifiers, which cannot be probed, trust it")
 	case probed:
-		set(trusted, metav1.ConditionTrue, "Recognised", "every API server accepts certificates of the CA %s", authority.KeyID)
+		return condition(kind, metav1.ConditionTrue, "Recognised", "every API server accepts certificates of the CA %s", authority.KeyID)
 	default:
-		set(trusted, metav1.ConditionTrue, "Recognised",
+		return condition(kind, metav1.ConditionTrue, "Recognised",
 			"every API server accepted certificates of the CA %s when it began to sign", authority.KeyID)
+	}
+}
+
+// refused returns the condition Refused, which reports whether every verifier refuses the retiring CA after it was
+// removed.
+func refused(obj *v1alpha1.SigningAuthority, f Facts) metav1.Condition {
+	const kind = v1alpha1.ConditionRefused
+	switch keyID := obj.Status.Retiring.KeyID; {
+	case f.RetiringRefused.Proven:
+		return condition(kind, metav1.ConditionTrue, "Refused", "every API server refuses certificates of the CA %s", keyID)
+	case !askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, f):
+		return condition(kind, metav1.ConditionUnknown, "NotAsked", "the verifiers of the CA %s cannot be probed", keyID)
+	default:
+		return condition(kind, metav1.ConditionFalse, "NotProven", "%s", firstOf(f.RetiringRefused.Lacks()))
 	}
 }
 
 // firstOf joins the first texts.
 func firstOf(texts []string) string { return strings.Join(texts[:min(len(texts), maxListed)], "; ") }
-
-// setRetiring sets the conditions NothingOutstanding and Refused, about the retiring CA. Refused reports whether every
-// verifier refuses the CA after it was removed.
-func setRetiring(obj *v1alpha1.SigningAuthority, f Facts, set setCondition) {
-	const outstanding, refused = v1alpha1.ConditionNothingOutstanding, v1alpha1.ConditionRefused
-	status, retiring := &obj.Status, obj.Status.Retiring
-	if retiring == nil {
-		meta.RemoveStatusCondition(&status.Conditions, outstanding)
-		if status.Phase != v1alpha1.Completed {
-			meta.RemoveStatusCondition(&status.Conditions, refused)
-		}
-		return
-	}
-	switch {
-	case len(status.Outstanding) == 0:
-		set(outstanding, metav1.ConditionTrue, "Moved", "no certificate of the CA %s is valid any more", retiring.KeyID)
-	case retiring.OutstandingAcceptedAt != nil:
-		set(outstanding, metav1.ConditionFalse, "Accepted",
-			"rotation accept was run: certificates of the retiring CA may stop working")
-	default:
-		set(outstanding, metav1.ConditionFalse, "Outstanding", "certificates of the CA %s are valid until %s",
-			retiring.KeyID, status.OutstandingUntil.UTC().Format(time.RFC3339))
-	}
-	switch {
-	case status.UnpublishedAt == nil:
-	case f.RetiringRefused.Proven:
-		set(refused, metav1.ConditionTrue, "Refused", "every API server refuses certificates of the CA %s", retiring.KeyID)
-	case !askedToRefuse(obj.Spec.Signers, f):
-		set(refused, metav1.ConditionUnknown, "NotAsked", "the verifiers of the CA %s cannot be probed", retiring.KeyID)
-	default:
-		set(refused, metav1.ConditionFalse, "NotProven", "%s", firstOf(f.RetiringRefused.missing()))
-	}
-}

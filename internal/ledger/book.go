@@ -114,26 +114,21 @@ func (b *Book) covers(key entryKey, notAfter time.Time) bool {
 
 // extend stores an end that is later than notAfter, unless a later one is stored. It returns what is stored.
 func (b *Book) extend(ctx context.Context, key entryKey, notAfter time.Time) (time.Time, error) {
-	now := b.clock.Now()
+	now, sealed := b.clock.Now(), false
 	end := storedEnd{until: now.Add(trustFor)}
-	err := b.store.update(ctx, func(data map[string]string) (bool, error) {
-		sealed := false
-		changed, err := changeIn(data, key.keyID, func(account *Account) bool {
-			sealed = account.Sealed
-			end.notAfter = account.Signers[key.signerName]
-			if sealed || !end.notAfter.Before(notAfter) {
-				return false
-			}
-			ahead := min(max(notAfter.Sub(now)/strideOf, minStride), maxStride)
-			account.raise(key.signerName, notAfter.Add(ahead))
-			end.notAfter = account.Signers[key.signerName]
-			return true
-		})
-		if sealed {
-			err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
+	err := b.change(ctx, key.keyID, func(account *Account) bool {
+		sealed, end.notAfter = account.Sealed, account.Signers[key.signerName]
+		if sealed || !end.notAfter.Before(notAfter) {
+			return false
 		}
-		return changed, err
+		ahead := min(max(notAfter.Sub(now)/strideOf, minStride), maxStride)
+		account.raise(key.signerName, notAfter.Add(ahead))
+		end.notAfter = account.Signers[key.signerName]
+		return true
 	})
+	if err == nil && sealed {
+		err = fmt.Errorf("issue by key %s: %w", key.keyID, ErrSealed)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.ends, key)
@@ -194,15 +189,13 @@ func (b *Book) Read(ctx context.Context) (map[string]Account, error) {
 
 // change changes the account of keyID, and stores it if it has changed.
 func (b *Book) change(ctx context.Context, keyID string, change func(*Account) bool) error {
-	return b.store.update(ctx, func(data map[string]string) (bool, error) { return changeIn(data, keyID, change) })
-}
-
-func changeIn(data map[string]string, keyID string, change func(*Account) bool) (changed bool, err error) {
-	account, err := accountIn(data, keyID)
-	if err != nil || !change(&account) {
-		return false, err
-	}
-	return true, encode(data, keyID, account)
+	return b.store.update(ctx, func(data map[string]string) (bool, error) {
+		account, err := accountIn(data, keyID)
+		if err != nil || !change(&account) {
+			return false, err
+		}
+		return true, encode(data, keyID, account)
+	})
 }
 
 // Account bounds the certificates that one key has issued.

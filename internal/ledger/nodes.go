@@ -31,14 +31,7 @@ const (
 )
 
 // newest holds the newest certificates of a node, by signer name.
-type newest map[string]issued
-
-// issued is a Certificate in its stored form.
-type issued struct {
-	KeyID     string    `json:"keyID"`
-	NotBefore time.Time `json:"notBefore"`
-	NotAfter  time.Time `json:"notAfter"`
-}
+type newest map[string]Certificate
 
 // merge takes the newer certificates of other, and reports whether there were any.
 func (n newest) merge(other newest) bool {
@@ -64,39 +57,33 @@ func NodesNames(secret string) []string {
 
 // prune removes expired certificates. If there are too many nodes, it removes those whose certificates expire first.
 func prune(all map[string]newest, now time.Time) {
+	ends := map[string]time.Time{}
 	for node, certificates := range all {
-		maps.DeleteFunc(certificates, func(_ string, one issued) bool { return !one.NotAfter.After(now) })
-		if len(certificates) == 0 {
-			delete(all, node)
+		maps.DeleteFunc(certificates, func(_ string, one Certificate) bool { return !one.NotAfter.After(now) })
+		for _, one := range certificates {
+			ends[node] = slices.MaxFunc([]time.Time{ends[node], one.NotAfter}, time.Time.Compare)
 		}
 	}
-	if len(all) <= maxPerShard {
-		return
-	}
-	latest := func(node string) (end time.Time) {
-		for _, one := range all[node] {
-			if one.NotAfter.After(end) {
-				end = one.NotAfter
-			}
-		}
-		return end
-	}
+	maps.DeleteFunc(all, func(_ string, certificates newest) bool { return len(certificates) == 0 })
 	byEnd := slices.SortedFunc(maps.Keys(all), func(a, b string) int {
-		return cmp.Or(latest(a).Compare(latest(b)), cmp.Compare(a, b))
+		return cmp.Or(ends[a].Compare(ends[b]), cmp.Compare(a, b))
 	})
-	for _, node := range byEnd[:len(all)-maxPerShard] {
+	for _, node := range byEnd[:max(len(all)-maxPerShard, 0)] {
 		delete(all, node)
 	}
 }
 
-// Certificate is the record of an issued certificate.
+// Certificate is the record of an issued certificate. It is stored by node and signer.
 type Certificate struct {
 	// Node is the node that the subject names. It is empty for other subjects.
-	Node string
-	// Signer is the signer name, and KeyID the key that signed, see ca.KeyID.
-	Signer, KeyID string
+	Node string `json:"-"`
+	// Signer is the signer name.
+	Signer string `json:"-"`
+	// KeyID is the key that signed, see ca.KeyID.
+	KeyID string `json:"keyID"`
 	// NotBefore and NotAfter are those of the certificate.
-	NotBefore, NotAfter time.Time
+	NotBefore time.Time `json:"notBefore"`
+	NotAfter  time.Time `json:"notAfter"`
 }
 
 // Recognize returns the certificate that obj holds, and reports whether one of authorities issued it. obj may be trimmed.
@@ -164,9 +151,7 @@ func (r *Recorder) Note(certificate Certificate) {
 	if r.nodes[shard][certificate.Node] == nil {
 		r.nodes[shard][certificate.Node] = newest{}
 	}
-	r.nodes[shard][certificate.Node].merge(newest{
-		certificate.Signer: {certificate.KeyID, certificate.NotBefore.UTC(), certificate.NotAfter.UTC()},
-	})
+	r.nodes[shard][certificate.Node].merge(newest{certificate.Signer: certificate})
 }
 
 // Flush stores the noted ends, and keeps those that it can't store for the next Flush. After a Flush without an

@@ -96,7 +96,7 @@ func (c *Certificate) review(
 
 // heard is additional information from a server's response.
 type heard struct {
-	transport http.RoundTripper
+	*http.Transport
 	// asked reports that the server requested a client certificate, and so has received c.
 	asked bool
 	// date is the server's clock, or zero if the response had none.
@@ -105,15 +105,12 @@ type heard struct {
 
 // RoundTrip records the server's clock.
 func (h *heard) RoundTrip(request *http.Request) (*http.Response, error) {
-	response, err := h.transport.RoundTrip(request)
+	response, err := h.Transport.RoundTrip(request)
 	if err == nil {
 		h.date, _ = http.ParseTime(response.Header.Get("Date"))
 	}
 	return response, err
 }
-
-// CloseIdleConnections closes the idle connections of the transport. http.Client calls it.
-func (h *heard) CloseIdleConnections() { h.transport.(*http.Transport).CloseIdleConnections() }
 
 // refusal judges the 401 of a server. It proves nothing if the server has not seen the certificate, or if the
 // certificate is not valid by the server's clock: a server that trusts the CA refuses it too.
@@ -155,9 +152,7 @@ func connection(cluster *rest.Config) (*http.Client, *heard, error) {
 	if dial == nil {
 		dial = (&net.Dialer{}).DialContext
 	}
-	heard.transport = &http.Transport{
-		TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true,
-	}
+	heard.Transport = &http.Transport{TLSClientConfig: tlsConfig, Proxy: proxy, DialContext: dial, DisableKeepAlives: true}
 	return &http.Client{
 		Transport:     heard,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
@@ -223,7 +218,7 @@ func ServingCertificate(ctx context.Context, cluster *rest.Config) (Shown, error
 		return Shown{}, err
 	}
 	defer client.CloseIdleConnections()
-	config := heard.transport.(*http.Transport).TLSClientConfig
+	config := heard.TLSClientConfig
 	name, roots := config.ServerName, config.RootCAs
 	shown := make(chan Shown, 1) // a handshake may continue after its request has given up
 	// A name in a certificate of unknown origin may be reserved, but must not be used for anything else.

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -46,34 +47,23 @@ type Prober struct {
 	minted map[string][]*Certificate // by the certificates of their CAs
 }
 
-// Recognise asks all targets concurrently whether they accept certificates that authority issues.
-func (p *Prober) Recognise(ctx context.Context, authority *ca.Authority, targets []Target) Round {
-	shown, err := p.certificates(ctx, authority)
+// Ask asks all targets concurrently whether they accept certificates that authority issues. With a control, an answer
+// counts as Refused only if the same server then recognises a certificate of control that expires no later. That proves
+// that the server refused neither the validity nor every certificate.
+func (p *Prober) Ask(ctx context.Context, authority, control *ca.Authority, targets []Target) Round {
+	shown, err := p.certificates(ctx, authority, control)
 	return p.round(targets, func(target Target) Answer {
 		if err != nil {
 			return Answer{Evidence: fmt.Sprintf("no certificate to present: %v", err)}
 		}
-		return p.ask(ctx, shown[0], target)
-	})
-}
-
-// Refuse asks all targets concurrently whether they refuse certificates that retiring issues. An answer counts as
-// Refused only if the same server then recognises a certificate of signing that expires no later. That proves that
-// the server refused neither the validity nor every certificate.
-func (p *Prober) Refuse(ctx context.Context, retiring, signing *ca.Authority, targets []Target) Round {
-	shown, err := p.certificates(ctx, retiring, signing)
-	return p.round(targets, func(target Target) Answer {
-		if err != nil {
-			return Answer{Evidence: fmt.Sprintf("no certificates to present: %v", err)}
-		}
 		answer := p.ask(ctx, shown[0], target)
-		if answer.Trust != Refused {
+		if control == nil || answer.Trust != Refused {
 			return answer
 		}
-		if control := p.ask(ctx, shown[1], target); control.Trust != Recognised {
+		if accepts := p.ask(ctx, shown[1], target); accepts.Trust != Recognised {
 			return Answer{Evidence: fmt.Sprintf(
 				"%s; but that proves nothing, because it is unknown whether the server accepts the CA that signs now: %s",
-				answer.Evidence, control.Evidence)}
+				answer.Evidence, accepts.Evidence)}
 		}
 		return answer
 	})
@@ -89,12 +79,13 @@ func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answe
 	return answer
 }
 
-// certificates returns one certificate of each of authorities, all of the same age. None is valid for longer than the
-// first.
+// certificates returns one certificate of each of authorities that is not nil, all of the same age. None is valid for
+// longer than the first.
 func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority) ([]*Certificate, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now, key := p.Clock.Now(), ""
+	authorities = slices.DeleteFunc(authorities, func(authority *ca.Authority) bool { return authority == nil })
 	for _, authority := range authorities { // with the chain that a leaf comes with
 		key += string(authority.CertificatePEM()) + string(authority.AppendedPEM()) + "\n"
 	}
@@ -132,19 +123,18 @@ func (c *Certificate) validAt(now time.Time) bool {
 func (p *Prober) round(targets []Target, ask func(Target) Answer) Round {
 	round := Round{Answers: make(map[string]Answer, len(targets))}
 	var mu sync.Mutex
-	var asked sync.WaitGroup
-	free := make(chan struct{}, atOnce)
+	var asking errgroup.Group
+	asking.SetLimit(atOnce)
 	for _, target := range targets {
-		free <- struct{}{}
-		asked.Go(func() {
-			defer func() { <-free }()
+		asking.Go(func() error {
 			answer := ask(target)
 			mu.Lock()
 			defer mu.Unlock()
 			round.Answers[target.Name] = answer
+			return nil
 		})
 	}
-	asked.Wait()
+	_ = asking.Wait()
 	round.At = p.Clock.Now()
 	return round
 }

@@ -69,9 +69,9 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
-func (r *rig) recognise(t *testing.T) Round { return r.Recognise(t.Context(), r.new, r.targets) }
+func (r *rig) recognise(t *testing.T) Round { return r.Ask(t.Context(), r.new, nil, r.targets) }
 
-func (r *rig) refuse(t *testing.T) Round { return r.Refuse(t.Context(), r.old, r.new, r.targets) }
+func (r *rig) refuse(t *testing.T) Round { return r.Ask(t.Context(), r.old, r.new, r.targets) }
 
 func (r *rig) want(t *testing.T, round Round, first, second Trust, evidence string) {
 	t.Helper()
@@ -175,7 +175,7 @@ func TestManyAreAskedAtOnce(t *testing.T) {
 		targets = append(targets, target)
 	}
 	for _, all := range [][]Target{targets, nil} {
-		if round := r.Recognise(t.Context(), r.new, all); len(round.Answers) != len(all) {
+		if round := r.Ask(t.Context(), r.new, nil, all); len(round.Answers) != len(all) {
 			t.Errorf("%d answers of %d", len(round.Answers), len(all))
 		}
 	}

@@ -5,6 +5,10 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 // Round holds the answers of all servers at about the same time.
@@ -81,55 +85,66 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 	}
 }
 
-// Proven reports whether every server has given the wanted answer for at least settleFor, at least twice, and
-// recently. Otherwise missing says what each server lacks. Without a server nothing is proven.
-func (t *Tracker) Proven(settleFor time.Duration, now time.Time) (proven bool, missing []string) {
+// Proof is what the answers of all servers about one CA prove. The zero value proves nothing.
+type Proof struct {
+	// Proven reports whether all of them have given the wanted answer for long enough, at least twice, and recently.
+	Proven bool
+	// Settling reports whether all of them give the wanted answer, but not for long enough yet.
+	Settling bool
+	// Missing has a sentence for each server that has not given the answer for long enough.
+	Missing []string
+}
+
+// Lacks returns what proof lacks.
+func (proof Proof) Lacks() []string {
+	switch {
+	case proof.Proven:
+		return nil
+	case len(proof.Missing) == 0:
+		return []string{"not every API server was probed yet"}
+	default:
+		return proof.Missing
+	}
+}
+
+// Proof returns what the answers so far prove at now. Without a server nothing is proven.
+func (t *Tracker) Proof(settleFor time.Duration, now time.Time) Proof {
 	switch age := now.Sub(t.last); {
 	case len(t.streaks) == 0:
-		return false, []string{"no API server has been asked"}
+		return Proof{Missing: []string{"no API server has been asked"}}
 	case age < 0:
-		return false, []string{"the clock has been set back since the API servers were asked"}
+		return Proof{Missing: []string{"the clock has been set back since the API servers were asked"}}
 	case age > patience*t.every:
-		return false, []string{fmt.Sprintf("the API servers were last asked %s ago", age.Round(time.Second))}
+		return Proof{Missing: []string{fmt.Sprintf("the API servers were last asked %s ago", age.Round(time.Second))}}
 	}
+	proof := Proof{Settling: true}
 	for _, name := range slices.Sorted(maps.Keys(t.streaks)) {
 		one := t.streaks[name]
 		switch {
 		case one.answer.Trust != t.want:
-			missing = append(missing, fmt.Sprintf("%s: %s", name, one.answer.Evidence))
+			proof.Settling = false
+			proof.Missing = append(proof.Missing, fmt.Sprintf("%s: %s", name, one.answer.Evidence))
 		case one.answers < leastAnswers || one.lasted < settleFor:
-			missing = append(missing, fmt.Sprintf("%s: the wanted answer was seen %d time(s), for %s of %s",
+			proof.Missing = append(proof.Missing, fmt.Sprintf("%s: the wanted answer was seen %d time(s), for %s of %s",
 				name, one.answers, one.lasted.Round(time.Second), settleFor))
 		}
 	}
-	return len(missing) == 0, missing
+	proof.Proven = len(proof.Missing) == 0
+	proof.Settling = proof.Settling && !proof.Proven
+	return proof
 }
 
-// Settling reports whether every server gives the wanted answer, even if not yet for long enough.
-func (t *Tracker) Settling() bool {
-	for _, one := range t.streaks {
-		if one.answer.Trust != t.want {
-			return false
-		}
-	}
-	return len(t.streaks) > 0
-}
-
-// Standing is the last answer of a server.
-type Standing struct {
-	Name string
-	Answer
-	// Since is the time from which the server has given the wanted answer without a break. It is zero if the server
-	// does not give it.
-	Since time.Time
-}
-
-// Standings returns the Standing of every server, sorted by name.
-func (t *Tracker) Standings() []Standing {
-	standings := make([]Standing, 0, len(t.streaks))
+// Statuses returns the last answer of every server, sorted by name. It leaves out what changes with each answer.
+func (t *Tracker) Statuses() (all []v1alpha1.APIServerStatus) {
 	for _, name := range slices.Sorted(maps.Keys(t.streaks)) {
 		one := t.streaks[name]
-		standings = append(standings, Standing{Name: name, Answer: one.answer, Since: one.since})
+		status := v1alpha1.APIServerStatus{Address: name, Trust: one.answer.Trust.String()}
+		if one.since.IsZero() {
+			status.Evidence = one.answer.Evidence
+		} else {
+			status.Since = &metav1.Time{Time: one.since.Truncate(time.Second)}
+		}
+		all = append(all, status)
 	}
-	return standings
+	return all
 }

@@ -2,10 +2,14 @@ package probe
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 var start = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
@@ -88,35 +92,41 @@ func TestTracker(t *testing.T) {
 				now = round.At.Add(test.later)
 				tracker.Add(round)
 			}
-			proven, missing := tracker.Proven(test.settle, now)
-			if proven != (test.missing == "") || proven != (len(missing) == 0) {
-				t.Errorf("proven: %t, missing %q", proven, missing)
+			proof := tracker.Proof(test.settle, now)
+			if proof.Proven != (test.missing == "") || proof.Proven != (len(proof.Lacks()) == 0) || proof.Proven && proof.Settling {
+				t.Errorf("got %+v", proof)
 			}
 			for i, part := range strings.Split(test.missing, "|") {
-				if part != "" && (i >= len(missing) || !strings.Contains(missing[i], part)) {
-					t.Errorf("missing %q, want %q", missing, test.missing)
+				if part != "" && (i >= len(proof.Missing) || !strings.Contains(proof.Missing[i], part)) {
+					t.Errorf("missing %q, want %q", proof.Missing, test.missing)
 				}
 			}
 		})
 	}
 }
 
-// TestStandings checks the last answer of each server. Settling needs only the wanted answers, while Proven also needs
-// time.
-func TestStandings(t *testing.T) {
+// TestStatuses checks the last answer of each server. Settling needs only the wanted answers, while Proven also needs time.
+func TestStatuses(t *testing.T) {
 	t.Parallel()
 	tracker := NewTracker(Recognised, every)
-	tracker.Add(Round{At: start, Answers: answers("+-")})
-	tracker.Add(Round{At: start.Add(every), Answers: answers("?+")})
-	want := []Standing{{"a", Answer{Unknown, "times out"}, start}, {"b", Answer{Recognised, "knows it"}, start.Add(every)}}
-	if got := tracker.Standings(); !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
+	tracker.Add(Round{At: start, Answers: answers("+--")})
+	tracker.Add(Round{At: start.Add(every), Answers: answers("?+-")})
+	want := []v1alpha1.APIServerStatus{
+		{Address: "a", Trust: "Unknown", Since: &metav1.Time{Time: start}},
+		{Address: "b", Trust: "Recognised", Since: &metav1.Time{Time: start.Add(every)}},
+		{Address: "c", Trust: "Refused", Evidence: "says 401"},
+	}
+	if diff := gocmp.Diff(want, tracker.Statuses()); diff != "" {
+		t.Error(diff)
 	}
 	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {
 		tracker := NewTracker(Recognised, every)
 		tracker.Add(Round{start, answers(letters)})
-		if got := tracker.Settling(); got != want {
+		if got := tracker.Proof(every, start).Settling; got != want {
 			t.Errorf("%q: %t", letters, got)
 		}
+	}
+	if lacks := (Proof{}).Lacks(); len(lacks) != 1 {
+		t.Errorf("nothing was asked, and it lacks %q", lacks)
 	}
 }

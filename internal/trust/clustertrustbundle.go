@@ -31,17 +31,17 @@ func BundleName(signerName, suffix string) string {
 	return strings.ReplaceAll(signerName, "/", ":") + ":" + suffix
 }
 
-// bundles returns the targets: the bundles of all signers, and our bundles of signers that were removed. The error is
+// bundles returns a change for each bundle: the bundles of all signers, and our bundles of signers that were removed. The error is
 // about the latter. If no bundles are wanted, none are looked for without the right to list them.
-func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) (targets []target, err error) {
+func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) (all []*Change, err error) {
 	kind := schema.GroupVersionKind{Group: certificatesv1.GroupName, Version: version, Kind: bundleKind}
 	for _, signer := range wanted.Signers {
 		name := BundleName(signer, wanted.Suffix)
-		one := newTarget(kind, "", name, fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
+		one := newChange(kind, "", name, fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
 			"and attest on signers.certificates.k8s.io %s", name, signer))
 		one.object.SetLabels(map[string]string{managedBy: self})
 		one.object.Object["spec"] = map[string]any{"signerName": signer, "trustBundle": string(wanted.Bundle)}
-		targets = append(targets, one)
+		all = append(all, one)
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(kind)
@@ -49,17 +49,17 @@ func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) 
 		if apierrors.IsForbidden(err) && len(wanted.Signers) == 0 {
 			err = nil
 		}
-		return targets, err
+		return all, err
 	}
 	for _, obj := range list.Items {
 		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // a bundle without a signer is not ours
 		if name := obj.GetName(); name == BundleName(signer, wanted.Suffix) && !slices.Contains(wanted.Signers, signer) {
-			one := newTarget(kind, "", name, "get and delete on clustertrustbundles.certificates.k8s.io "+name)
+			one := newChange(kind, "", name, "get and delete on clustertrustbundles.certificates.k8s.io "+name)
 			one.remove = true
-			targets = append(targets, one)
+			all = append(all, one)
 		}
 	}
-	return targets, nil
+	return all, nil
 }
 
 // served returns the best version that the API server serves now, or "".

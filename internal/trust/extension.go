@@ -23,35 +23,26 @@ const (
 	ExtensionKey       = "client-ca-file"
 )
 
-// Holds reports whether that ConfigMap has cert, or another certificate of the same CA.
-func (p *Publisher) Holds(ctx context.Context, cert *x509.Certificate) (bool, error) {
-	_, certs, err := p.clientCAs(ctx)
-	return slices.ContainsFunc(certs, func(one *x509.Certificate) bool { return SameCA(one, cert) }), err
-}
-
-// Above returns the CAs in that ConfigMap by which chain[0] is accepted at now, without the CA of chain[0] itself. A
-// verifier that trusts one of them can't refuse certificates that chain[0] has signed. The rest of chain are the
-// certificates that clients present with it.
-func (p *Publisher) Above(ctx context.Context, chain []*x509.Certificate, now time.Time) ([]*x509.Certificate, error) {
-	_, certs, err := p.clientCAs(ctx)
-	if err != nil {
-		return nil, err
-	}
-	shown := x509.NewCertPool()
+// Above returns those of trusted by which chain[0] is accepted at now, without the CA of chain[0] itself. A verifier that
+// trusts one of them can't refuse certificates that chain[0] has signed. The rest of chain are the certificates that
+// clients present with it.
+func Above(trusted, chain []*x509.Certificate, now time.Time) (above []*x509.Certificate) {
+	options := x509.VerifyOptions{Intermediates: x509.NewCertPool(), CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}}
 	for _, one := range chain[1:] {
-		shown.AddCert(one)
+		options.Intermediates.AddCert(one)
 	}
-	return slices.DeleteFunc(certs, func(one *x509.Certificate) bool {
-		roots := x509.NewCertPool()
-		roots.AddCert(one)
-		_, err := chain[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: shown, CurrentTime: now,
-			KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny}})
-		return err != nil || SameCA(one, chain[0])
-	}), nil
+	for _, one := range trusted {
+		options.Roots = x509.NewCertPool()
+		options.Roots.AddCert(one)
+		if _, err := chain[0].Verify(options); err == nil && !SameCA(one, chain[0]) {
+			above = append(above, one)
+		}
+	}
+	return above
 }
 
-// clientCAs returns that ConfigMap, and the CAs in it.
-func (p *Publisher) clientCAs(ctx context.Context) (*corev1.ConfigMap, []*x509.Certificate, error) {
+// ClientCAs returns that ConfigMap, and the CAs in it.
+func (p *Publisher) ClientCAs(ctx context.Context) (*corev1.ConfigMap, []*x509.Certificate, error) {
 	obj := &corev1.ConfigMap{}
 	if err := p.Live.Get(ctx, client.ObjectKey{Namespace: ExtensionNamespace, Name: ExtensionName}, obj); err != nil {
 		return nil, nil, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
@@ -66,7 +57,7 @@ func (p *Publisher) clientCAs(ctx context.Context) (*corev1.ConfigMap, []*x509.C
 // Prune removes every certificate of the CA of old from that ConfigMap, and keeps the others. An API server whose own
 // client CA file still has the CA adds it again within a minute. So prune only a CA that all API servers refuse.
 func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
-	obj, certs, err := p.clientCAs(ctx)
+	obj, certs, err := p.ClientCAs(ctx)
 	if err != nil {
 		return err
 	}

@@ -16,6 +16,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -23,10 +24,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/util/retry"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -44,9 +47,6 @@ type Wanted struct {
 	// Signers have a ClusterTrustBundle each, if the API server serves them. Our bundles with this suffix for other signers
 	// are removed.
 	Signers []string
-	// Current, if set, is called by Publish between reading and writing each object. If another client changed the
-	// object since, the write fails. An error of Current means that the bundle is no longer wanted.
-	Current func(context.Context) error
 }
 
 // Publisher reads and writes published bundles. It caches nothing, not even the versions that the API server serves.
@@ -57,43 +57,37 @@ type Publisher struct {
 	Discovery discovery.ServerResourcesInterface
 }
 
-// Publish publishes everything as wanted, and writes only objects that differ. It returns an error for each object that
-// is not published. Call it again to retry them.
-func (p *Publisher) Publish(ctx context.Context, wanted Wanted) []error {
-	return p.each(ctx, wanted, false)
-}
-
-// Check returns what is not published as wanted, and changes nothing. A dry run finds out whether it could be written.
-func (p *Publisher) Check(ctx context.Context, wanted Wanted) []error {
-	return p.each(ctx, wanted, true)
-}
-
-// target is one object that must have the fields of object, or must not exist.
-type target struct {
+// Change is one object to write with its fields, or to delete.
+type Change struct {
 	object *unstructured.Unstructured
 	remove bool
 	// grant is the right that is needed to write the object.
-	grant string
+	grant   string
+	manager string
+	// version and uid are those of the object that Check has read, empty if there was none.
+	version string
+	uid     types.UID
 }
 
-func newTarget(kind schema.GroupVersionKind, namespace, name, grant string) target {
-	t := target{object: &unstructured.Unstructured{}, grant: grant}
-	t.object.SetGroupVersionKind(kind)
-	t.object.SetNamespace(namespace)
-	t.object.SetName(name)
-	return t
+func newChange(kind schema.GroupVersionKind, namespace, name, grant string) *Change {
+	c := &Change{object: &unstructured.Unstructured{}, grant: grant}
+	c.object.SetGroupVersionKind(kind)
+	c.object.SetNamespace(namespace)
+	c.object.SetName(name)
+	return c
 }
 
-func (t target) String() string {
-	return t.object.GetKind() + " " + strings.TrimPrefix(t.object.GetNamespace()+"/"+t.object.GetName(), "/")
+func (c *Change) String() string {
+	return c.object.GetKind() + " " + strings.TrimPrefix(c.object.GetNamespace()+"/"+c.object.GetName(), "/")
 }
 
-// each writes all objects, or checks them in a dry run.
-func (p *Publisher) each(ctx context.Context, wanted Wanted, dryRun bool) (problems []error) {
+// Check returns what is not published as wanted, and the changes that publish it. It changes nothing: a dry run finds out
+// whether it could be written.
+func (p *Publisher) Check(ctx context.Context, wanted Wanted) (changes []*Change, problems []error) {
 	if len(wanted.Bundle) == 0 {
-		return []error{fmt.Errorf("the bundle %s has no valid certificate: an empty bundle is not published", wanted.Suffix)}
+		return nil, []error{fmt.Errorf("the bundle %s has no valid certificate: an empty bundle is not published", wanted.Suffix)}
 	}
-	targets := configMaps(wanted)
+	all := configMaps(wanted)
 	version, err := p.served()
 	if err != nil {
 		problems = append(problems, fmt.Errorf("%ss can't be discovered: %w", bundleKind, err))
@@ -104,14 +98,42 @@ func (p *Publisher) each(ctx context.Context, wanted Wanted, dryRun bool) (probl
 			problems = append(problems, withGrant(bundleKind+"s of removed signers can't be found", err,
 				"list on clustertrustbundles.certificates.k8s.io"))
 		}
-		targets = append(targets, ours...)
+		all = append(all, ours...)
 	}
-	for _, one := range targets {
-		if err := p.write(ctx, one, wanted, dryRun); err != nil {
-			problems = append(problems, err)
+	for _, one := range all {
+		one.manager = wanted.manager()
+		differs, err := p.compare(ctx, one)
+		if differs != "" {
+			changes = append(changes, one)
+			err = p.apply(ctx, one, []string{metav1.DryRunAll})
+		}
+		if err != nil {
+			problems = append(problems, one.failed(err))
+		} else if differs != "" {
+			problems = append(problems, fmt.Errorf("%s %s", one, differs))
 		}
 	}
-	return problems
+	return changes, problems
+}
+
+// Publish makes the changes, each of which fails if another client has changed the object since Check read it. Only what
+// Check did not find may replace what another leader has created since: the next Check corrects that.
+func (p *Publisher) Publish(ctx context.Context, changes []*Change) error {
+	if len(changes) == 0 {
+		return errors.New("no write can publish what is missing")
+	}
+	var problems []error
+	for _, one := range changes {
+		if err := p.apply(ctx, one, nil); err != nil {
+			problems = append(problems, one.failed(err))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+// failed returns the error of a change.
+func (c *Change) failed(err error) error {
+	return withGrant(c.String()+" can't be brought up to date", err, c.grant)
 }
 
 // withGrant returns err after what, with the right to grant if err says that a right is missing.
@@ -120,6 +142,25 @@ func withGrant(what string, err error, grant string) error {
 		return fmt.Errorf("%s: grant the manager %s (%w)", what, grant, err)
 	}
 	return fmt.Errorf("%s: %w", what, err)
+}
+
+// compare reads the object of c, and returns how it differs, or an empty text.
+func (p *Publisher) compare(ctx context.Context, c *Change) (differs string, err error) {
+	stored := &unstructured.Unstructured{}
+	stored.SetGroupVersionKind(c.object.GroupVersionKind())
+	err = p.Live.Get(ctx, client.ObjectKeyFromObject(c.object), stored)
+	c.version, c.uid = stored.GetResourceVersion(), stored.GetUID()
+	switch {
+	case client.IgnoreNotFound(err) != nil:
+		return "", err
+	case err != nil && c.remove, err == nil && !c.remove && holds(stored.Object, c.object.Object):
+		return "", nil
+	case err != nil:
+		return "does not exist, so it is not up to date", nil
+	case c.remove:
+		return "is for a removed signer, so it is not up to date", nil
+	}
+	return "is not up to date", nil
 }
 
 // holds reports whether obj has all of fields.
@@ -137,83 +178,37 @@ func holds(obj, fields map[string]any) bool {
 	return true
 }
 
-// write updates t if it differs. It starts again if another client changed the object after it was read. Only what is
-// created may replace what another leader has created since: the next reconcile corrects that. In a dry run, it returns
-// how t differs, or why it can't be written.
-func (p *Publisher) write(ctx context.Context, t target, wanted Wanted, dryRun bool) error {
-	differs := ""
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		stored := &unstructured.Unstructured{}
-		stored.SetGroupVersionKind(t.object.GroupVersionKind())
-		err := p.Live.Get(ctx, client.ObjectKeyFromObject(t.object), stored)
-		if client.IgnoreNotFound(err) != nil {
-			return err
-		}
-		if differs = t.difference(stored, err == nil); differs == "" {
-			return nil
-		}
-		if wanted.Current != nil && !dryRun {
-			if err := wanted.Current(ctx); err != nil {
-				return err
-			}
-		}
-		return p.change(ctx, t, stored, wanted.manager(), dryRun)
+// apply deletes the object as it was read, or writes our fields with server-side apply, and takes them over from other
+// managers. Without a version, the object is created.
+func (p *Publisher) apply(ctx context.Context, c *Change, dryRun []string) error {
+	if c.remove {
+		return client.IgnoreNotFound(p.Client.Delete(ctx, c.object, &client.DeleteOptions{
+			DryRun: dryRun, Preconditions: &metav1.Preconditions{UID: &c.uid, ResourceVersion: &c.version},
+		}))
+	}
+	applied := c.object.DeepCopy()
+	applied.SetResourceVersion(c.version)
+	return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), &client.ApplyOptions{
+		DryRun: dryRun, Force: ptr.To(true), FieldManager: c.manager,
 	})
-	switch {
-	case err != nil:
-		return withGrant(t.String()+" can't be brought up to date", err, t.grant)
-	case dryRun && differs != "":
-		return fmt.Errorf("%s %s", t, differs)
-	}
-	return nil
 }
 
-// difference returns how the stored object differs from t, or an empty text.
-func (t target) difference(stored *unstructured.Unstructured, exists bool) string {
-	switch {
-	case !exists && t.remove, exists && !t.remove && holds(stored.Object, t.object.Object):
-		return ""
-	case !exists:
-		return "does not exist, so it is not up to date"
-	case t.remove:
-		return "is for a removed signer, so it is not up to date"
-	}
-	return "is not up to date"
-}
-
-// change deletes the object as it was stored, or writes our fields with server-side apply, and takes them over from other
-// managers. Without a stored version, the object is created.
-func (p *Publisher) change(ctx context.Context, t target, stored client.Object, manager string, dryRun bool) error {
-	deletes, applies := []client.DeleteOption{}, []client.ApplyOption{client.FieldOwner(manager), client.ForceOwnership}
-	if dryRun {
-		deletes, applies = append(deletes, client.DryRunAll), append(applies, client.DryRunAll)
-	}
-	uid, version := stored.GetUID(), stored.GetResourceVersion()
-	if t.remove {
-		as := client.Preconditions{UID: &uid, ResourceVersion: &version}
-		return client.IgnoreNotFound(p.Client.Delete(ctx, stored, append(deletes, as)...))
-	}
-	applied := t.object.DeepCopy()
-	applied.SetResourceVersion(version)
-	return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), applies...)
-}
-
-// configMaps returns a target for each ConfigMap. An apply removes our keys that it does not hold, so one target has all
+// configMaps returns a change for each ConfigMap. An apply removes our keys that it does not hold, so one change has all
 // keys of a ConfigMap, and each authority is a field manager of its own.
-func configMaps(wanted Wanted) (targets []target) {
+func configMaps(wanted Wanted) (all []*Change) {
 	for _, key := range wanted.ConfigMaps {
-		at := slices.IndexFunc(targets, func(t target) bool {
-			return t.object.GetNamespace() == key.Namespace && t.object.GetName() == key.Name
+		at := slices.IndexFunc(all, func(c *Change) bool {
+			return c.object.GetNamespace() == key.Namespace && c.object.GetName() == key.Name
 		})
 		if at < 0 {
 			grant := fmt.Sprintf("get, create and patch on configmaps %s in namespace %s", key.Name, key.Namespace)
-			one := newTarget(corev1.SchemeGroupVersion.WithKind("ConfigMap"), key.Namespace, key.Name, grant)
+			one := newChange(corev1.SchemeGroupVersion.WithKind("ConfigMap"), key.Namespace, key.Name, grant)
 			one.object.Object["data"] = map[string]any{}
-			targets, at = append(targets, one), len(targets)
+			all, at = append(all, one), len(all)
 		}
-		targets[at].object.Object["data"].(map[string]any)[key.Key] = string(wanted.Bundle)
+		all[at].object.Object["data"].(map[string]any)[key.Key] = string(wanted.Bundle)
 	}
-	return targets
+	return all
 }
 
 // manager returns the field manager of an authority's fields, in the 128 bytes that the API server permits.

@@ -137,7 +137,7 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 // accepts reports whether the operator accepts that certificates of the retiring CA are left. What the first CA issued
 // before the manager kept its ledger counts for a year, so it is accepted when the nodes' own certificates have ended.
 func (s *soak) accepts(obj *v1alpha1.SigningAuthority) bool {
-	since := obj.Status.PreparedAt
+	since := obj.Status.Signing.SignsSince
 	return !s.renew || s.rotations == 0 && since != nil && time.Since(since.Time) > time.Duration(soakLifetime+60)*time.Second
 }
 

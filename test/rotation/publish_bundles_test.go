@@ -63,7 +63,7 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	wanted := trust.Wanted{Bundle: c.CA.CertPEM, Suffix: "csr-signer", Signers: []string{"kubernetes.io/kube-apiserver-client", "example.com/client"}}
 
 	restart("false", "certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
-	wantProblems(t, "not served", p.Publish(t.Context(), wanted))
+	wantProblems(t, "not served", publish(t, p, wanted))
 
 	restart("true", "certificates.k8s.io/v1beta1=true,certificates.k8s.io/v1alpha1=true")
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "publisher"}}
@@ -85,20 +85,20 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 		"ClusterTrustBundle example.com:client:csr-signer can't be brought up to date: grant the manager get, create and patch on clustertrustbundles.certificates.k8s.io example.com:client:csr-signer, and attest on signers.certificates.k8s.io example.com/client")
 	attest.ResourceNames = append(attest.ResourceNames, "example.com/client")
 	grants(t, own, role, all, list, attest)
-	kit.Eventually(t, "all is published", func(ctx context.Context) error {
-		if problems := p.Publish(ctx, wanted); len(problems) > 0 {
+	kit.Eventually(t, "all is published", func(context.Context) error {
+		if problems := publish(t, p, wanted); len(problems) > 0 {
 			return fmt.Errorf("problems are %q", problems)
 		}
 		return nil
 	})
 	foreign := trust.Wanted{Bundle: wanted.Bundle, Suffix: "theirs", Signers: wanted.Signers[:1]}
-	wantProblems(t, "a bundle that no right names", p.Publish(t.Context(), foreign), `ClusterTrustBundle kubernetes.io:kube-apiserver-client:theirs can't be brought up to date: grant`)
+	wantProblems(t, "a bundle that no right names", publish(t, p, foreign), `ClusterTrustBundle kubernetes.io:kube-apiserver-client:theirs can't be brought up to date: grant`)
 	bundles := bundlesOf(t, c.Config, version)
 	first := got(t, bundles, "kubernetes.io:kube-apiserver-client:csr-signer")
 	wantBundle(t, first, "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 	wantBundle(t, got(t, bundles, "example.com:client:csr-signer"), "example.com/client", c.CA.CertPEM)
-	wantProblems(t, "there", p.Check(t.Context(), wanted))
-	wantProblems(t, "again", p.Publish(t.Context(), wanted))
+	wantProblems(t, "there", unpublished(t, p, wanted))
+	wantProblems(t, "again", publish(t, p, wanted))
 	if again := got(t, bundles, first.GetName()); again.GetResourceVersion() != first.GetResourceVersion() {
 		t.Error("it was written again")
 	}
@@ -108,8 +108,8 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	if err := bundles.Delete(t.Context(), "example.com:client:csr-signer", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	wantProblems(t, "spoilt", p.Check(t.Context(), wanted), "is not up to date", "does not exist")
-	wantProblems(t, "put right", p.Publish(t.Context(), wanted))
+	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date", "does not exist")
+	wantProblems(t, "put right", publish(t, p, wanted))
 	wantBundle(t, got(t, bundles, first.GetName()), "kubernetes.io/kube-apiserver-client", c.CA.CertPEM)
 
 	// A signer is removed. Bundles of others stay.
@@ -121,8 +121,8 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 		}
 	}
 	wanted.Signers = wanted.Signers[:1]
-	wantProblems(t, "one has left", p.Check(t.Context(), wanted), "ClusterTrustBundle example.com:client:csr-signer is for a removed signer")
-	wantProblems(t, "and is removed", p.Publish(t.Context(), wanted))
+	wantProblems(t, "one has left", unpublished(t, p, wanted), "ClusterTrustBundle example.com:client:csr-signer is for a removed signer")
+	wantProblems(t, "and is removed", publish(t, p, wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:csr-signer", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
@@ -132,23 +132,23 @@ func TestPublishToClusterTrustBundles(t *testing.T) {
 	// Only an older version is served, then none.
 	last := map[string]string{"v1": "v1beta1", "v1beta1": "v1alpha1"}[version] // v1alpha1 was removed in 1.37
 	restart("true", "certificates.k8s.io/v1=false,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false,certificates.k8s.io/"+last+"=true")
-	wantProblems(t, "by an older version", p.Check(t.Context(), wanted))
+	wantProblems(t, "by an older version", unpublished(t, p, wanted))
 	spoil(t, bundlesOf(t, c.Config, last), first, kit.NewCA(t).CertPEM)
-	wantProblems(t, "spoilt by an older version", p.Check(t.Context(), wanted), "is not up to date")
-	wantProblems(t, "put right by an older version", p.Publish(t.Context(), wanted))
+	wantProblems(t, "spoilt by an older version", unpublished(t, p, wanted), "is not up to date")
+	wantProblems(t, "put right by an older version", publish(t, p, wanted))
 	restart("false", "certificates.k8s.io/v1=true,certificates.k8s.io/v1beta1=false,certificates.k8s.io/v1alpha1=false")
-	wantProblems(t, "served no longer", p.Check(t.Context(), wanted))
+	wantProblems(t, "served no longer", unpublished(t, p, wanted))
 	if err := c.Env.ControlPlane.GetAPIServer().Stop(); err != nil {
 		t.Fatal(err)
 	}
-	wantProblems(t, "nobody answers", p.Check(t.Context(), wanted), "ClusterTrustBundles can't be discovered")
+	wantProblems(t, "nobody answers", unpublished(t, p, wanted), "ClusterTrustBundles can't be discovered")
 }
 
 // settled publishes until the API server's authorizer knows the last granted rights: the problems contain part.
 func settled(t *testing.T, p *trust.Publisher, wanted trust.Wanted, part string) (problems []error) {
 	t.Helper()
-	kit.Eventually(t, "rights are known", func(ctx context.Context) error {
-		if problems = p.Publish(ctx, wanted); !strings.Contains(fmt.Sprint(problems), part) {
+	kit.Eventually(t, "rights are known", func(context.Context) error {
+		if problems = publish(t, p, wanted); !strings.Contains(fmt.Sprint(problems), part) {
 			return fmt.Errorf("problems are %q", problems)
 		}
 		return nil

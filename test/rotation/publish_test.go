@@ -1,13 +1,12 @@
 package rotation
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -39,6 +38,28 @@ func publisher(t *testing.T, cfg *rest.Config) *trust.Publisher {
 	return &trust.Publisher{Client: user, Live: user, Discovery: served}
 }
 
+// unpublished returns what is not published as wanted.
+func unpublished(t *testing.T, p *trust.Publisher, wanted trust.Wanted) []error {
+	t.Helper()
+	_, problems := p.Check(t.Context(), wanted)
+	return problems
+}
+
+// publish publishes once, and returns what is not published as wanted then.
+func publish(t *testing.T, p *trust.Publisher, wanted trust.Wanted) []error {
+	t.Helper()
+	changes, problems := p.Check(t.Context(), wanted)
+	if len(changes) == 0 {
+		return problems
+	}
+	err := p.Publish(t.Context(), changes)
+	problems = unpublished(t, p, wanted)
+	if err != nil && !apierrors.IsConflict(err) && len(problems) == 0 {
+		t.Errorf("published with an error: %v", err)
+	}
+	return problems
+}
+
 // wantProblems checks that there is one problem for each of parts, in that order.
 func wantProblems(t *testing.T, what string, problems []error, parts ...string) {
 	t.Helper()
@@ -61,8 +82,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	bundle := trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)), kit.Certificate(t, kit.NewCA(t)))
 	ours := trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}
 	wanted := trust.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []trust.ConfigMapKey{ours}}
-	wantProblems(t, "before", p.Check(t.Context(), wanted), "ConfigMap "+namespace.Name+"/trusted does not exist")
-	wantProblems(t, "made", p.Publish(t.Context(), wanted))
+	wantProblems(t, "before", unpublished(t, p, wanted), "ConfigMap "+namespace.Name+"/trusted does not exist")
+	wantProblems(t, "made", publish(t, p, wanted))
 	read := func() *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
 		if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj); err != nil {
@@ -74,8 +95,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle)}) {
 		t.Errorf("it holds %q", obj.Data)
 	}
-	wantProblems(t, "again", p.Publish(t.Context(), wanted))
-	wantProblems(t, "there", p.Check(t.Context(), wanted))
+	wantProblems(t, "again", publish(t, p, wanted))
+	wantProblems(t, "there", unpublished(t, p, wanted))
 	if got := read().ResourceVersion; got != obj.ResourceVersion {
 		t.Errorf("it was written again: %s, then %s", obj.ResourceVersion, got)
 	}
@@ -86,8 +107,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if err := kit.Admin(t).Update(t.Context(), obj); err != nil {
 		t.Fatal(err)
 	}
-	wantProblems(t, "spoilt", p.Check(t.Context(), wanted), "is not up to date")
-	wantProblems(t, "put right", p.Publish(t.Context(), wanted))
+	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date")
+	wantProblems(t, "put right", publish(t, p, wanted))
 	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["else"] != "kept" || obj.Labels["team"] != "a" || len(obj.BinaryData["more"]) != 1 {
 		t.Errorf("it is %+v", obj)
 	}
@@ -98,8 +119,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	}
 
 	wanted.ConfigMaps = append(wanted.ConfigMaps, trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "copy.crt"})
-	wantProblems(t, "a second key", p.Publish(t.Context(), wanted))
-	wantProblems(t, "both keys", p.Check(t.Context(), wanted))
+	wantProblems(t, "a second key", publish(t, p, wanted))
+	wantProblems(t, "both keys", unpublished(t, p, wanted))
 	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["copy.crt"] != string(bundle) {
 		t.Errorf("it is %+v", obj.Data)
 	}
@@ -113,19 +134,11 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wanted.Bundle = trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)))
 	second := trust.ConfigMapKey{Namespace: namespace.Name, Name: "second", Key: "bundle.pem"}
 	wanted.ConfigMaps = []trust.ConfigMapKey{ours, {Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
-	wantProblems(t, "two of three", p.Publish(t.Context(), wanted), "immutable", `namespaces "no-such" not found`)
+	wantProblems(t, "two of three", publish(t, p, wanted), "immutable", `namespaces "no-such" not found`)
 	wanted.ConfigMaps = []trust.ConfigMapKey{second}
-	wantProblems(t, "the third", p.Check(t.Context(), wanted))
+	wantProblems(t, "the third", unpublished(t, p, wanted))
 	wanted.Bundle = nil
-	wantProblems(t, "nothing to trust", p.Publish(t.Context(), wanted), "an empty bundle is not published")
-}
-
-// TestPublishNeedsRights checks that each missing right is named.
-func TestPublishNeedsRights(t *testing.T) {
-	kit.Parallel(t)
-	p := publisher(t, kit.WithToken(t, "stranger-token"))
-	wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: "csr-signer", ConfigMaps: []trust.ConfigMapKey{{Namespace: "default", Name: "trusted", Key: "ca.crt"}}}
-	wantProblems(t, "without", p.Publish(t.Context(), wanted), "grant the manager get, create and patch on configmaps trusted in namespace default")
+	wantProblems(t, "nothing to trust", publish(t, p, wanted), "an empty bundle is not published")
 }
 
 // TestPublishAtTheSameTime checks that authorities with different keys of one ConfigMap overwrite nothing of each other.
@@ -134,16 +147,16 @@ func TestPublishAtTheSameTime(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
 	kit.Create(t, kit.Admin(t), namespace)
 	const writers = 3
-	ended := make(chan []error)
+	var writing sync.WaitGroup
 	for i := range writers {
-		p := publisher(t, kit.ControlPlane(t).Config)
-		go func() {
-			ended <- p.Publish(t.Context(), trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: fmt.Sprint("ca-", i), ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: fmt.Sprint("ca-", i)}}})
-		}()
+		p, key := publisher(t, kit.ControlPlane(t).Config), fmt.Sprint("ca-", i)
+		wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: key}}}
+		writing.Go(func() {
+			for len(publish(t, p, wanted)) > 0 && t.Context().Err() == nil { // as the next reconcile does
+			}
+		})
 	}
-	for range writers {
-		wantProblems(t, "one of several", <-ended)
-	}
+	writing.Wait()
 	obj := &corev1.ConfigMap{}
 	if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: namespace.Name, Name: "trusted"}, obj); err != nil || len(obj.Data) != writers {
 		t.Errorf("it holds %d keys, error %v", len(obj.Data), err)
@@ -156,35 +169,25 @@ func TestPublishIsNotLate(t *testing.T) {
 	kit.Parallel(t)
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
 	kit.Create(t, kit.Admin(t), namespace)
-	at := []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}, {Namespace: namespace.Name, Name: "second", Key: "ca.crt"}}
-	outdated := errors.New("somebody has gone on")
-	for name, there := range map[string]string{"made": "", "changed": string(kit.NewCA(t).CertPEM)} {
-		t.Run(name, func(t *testing.T) {
-			p, latest := publisher(t, kit.ControlPlane(t).Config), trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at}
-			if there != "" {
-				wantProblems(t, "before", p.Publish(t.Context(), trust.Wanted{Bundle: []byte(there), ConfigMaps: at}))
-			}
-			asked := 0
-			late := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at[:1], Current: func(context.Context) error {
-				if asked++; asked > 1 {
-					return outdated
-				}
-				wantProblems(t, "meanwhile", p.Publish(t.Context(), latest))
-				return nil
-			}}
-			problems := p.Publish(t.Context(), late)
-			if there == "" {
-				wantProblems(t, "late", problems)
-				wantProblems(t, "after", p.Check(t.Context(), latest), "trusted is not up to date")
-				wantProblems(t, "next", p.Publish(t.Context(), latest))
-				return
-			}
-			wantProblems(t, "late", problems, "somebody has gone on")
-			if !errors.Is(problems[0], outdated) {
-				t.Errorf("it comes from %v", problems[0])
-			}
-			wantProblems(t, "after", p.Check(t.Context(), latest))
-		})
+	p := publisher(t, kit.ControlPlane(t).Config)
+	for name, exists := range map[string]bool{"made": false, "changed": true} {
+		wanted := func() trust.Wanted {
+			return trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: name, Key: "ca.crt"}}}
+		}
+		if exists {
+			wantProblems(t, "before", publish(t, p, wanted()))
+		}
+		late, _ := p.Check(t.Context(), wanted())
+		latest := wanted()
+		wantProblems(t, "meanwhile", publish(t, p, latest))
+		if err := p.Publish(t.Context(), late); apierrors.IsConflict(err) != exists || (err != nil) != exists {
+			t.Errorf("%s: published late: %v", name, err)
+		}
+		if !exists {
+			wantProblems(t, "after", unpublished(t, p, latest), "is not up to date")
+			wantProblems(t, "next", publish(t, p, latest))
+		}
+		wantProblems(t, name, unpublished(t, p, latest))
 	}
 }
 
@@ -212,7 +215,7 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 	kit.Parallel(t)
 	want, p := bundlesByDefault(t, kit.ControlPlane(t).Config), publisher(t, kit.ControlPlane(t).Config)
 	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "by-default", Signers: []string{"kubernetes.io/kubelet-serving", "example.com/client"}}
-	wantProblems(t, "published", p.Publish(t.Context(), wanted))
+	wantProblems(t, "published", publish(t, p, wanted))
 	if want == "" {
 		return
 	}
@@ -221,7 +224,7 @@ func TestClusterTrustBundlesByDefault(t *testing.T) {
 		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
 	}
 	wanted.Signers = nil // all were removed
-	wantProblems(t, "removed", p.Publish(t.Context(), wanted))
+	wantProblems(t, "removed", publish(t, p, wanted))
 	if _, err := bundles.Get(t.Context(), "example.com:client:by-default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
