@@ -64,31 +64,15 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 		}
 		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
 	})
-	root.AddCommand(explainCommand(), rulesCommand(), bootstrapTokenCommand(clock.RealClock{}), writeTrustCommand())
+	now := clock.RealClock{}
+	root.AddCommand(explainCommand(now), rulesCommand(now), bootstrapTokenCommand(now), writeTrustCommand())
 	for _, cmd := range append(root.Commands(), root) {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}
 	root.SetOut(out)
 	root.SetErr(ascii.LinesWriter(os.Stderr))
-	root.SetUsageFunc(usage)
 	root.SetArgs(args)
 	return root.ExecuteContext(ctx)
-}
-
-// usage writes how to call cmd: its commands, and its flags in lines of a terminal.
-func usage(cmd *cobra.Command) error {
-	text := "Usage:\n  " + cmd.UseLine() + "\n"
-	if cmd.HasAvailableSubCommands() {
-		text += "\nCommands, each with a --help of its own:\n"
-		for _, each := range cmd.Commands() {
-			if each.IsAvailableCommand() {
-				text += fmt.Sprintf("  %-*s  %s\n", each.NamePadding(), each.Name(), each.Short)
-			}
-		}
-	}
-	text += "\nFlags:\n" + cmd.LocalFlags().FlagUsagesWrapped(120)
-	_, err := io.WriteString(cmd.OutOrStdout(), text)
-	return err
 }
 
 // maxVerbosity is below the verbosity at which client-go logs the bodies of answers. One of these bodies is the signing

@@ -18,7 +18,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -43,28 +42,13 @@ an API server. The API server reads the file again by itself. write-trust contac
 the bundle holds no certificate, or anything that is not a CA certificate. It does not replace a file that it has not
 created. With --accept, it writes only CAs of --from that an administrator has accepted on this host.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if err := o.check(); err != nil {
-				return err
-			}
-			logger := NewLogger(0, os.Stderr)
-			if o.interval == 0 {
-				return o.once(logger)
-			}
-			o.keep(cmd.Context(), logger)
-			return nil
-		},
 	}
-	o.define(cmd.Flags())
-	return cmd
-}
-
-func (o *trustFileOptions) define(flags *pflag.FlagSet) {
+	flags := cmd.Flags()
 	flags.StringVar(&o.from, "from", "",
 		"`file` with the trust bundle, from a volume of the ConfigMap where the manager publishes it")
 	flags.StringVar(&o.to, "to", "", "`file` to write, in a folder that exists")
-	flags.StringArrayVar(&o.also, "also", nil,
-		"`file` with more CAs to trust; may be given again")
+	_, _ = cmd.MarkFlagRequired("from"), cmd.MarkFlagRequired("to") // the flags exist
+	flags.StringArrayVar(&o.also, "also", nil, "`file` with more CAs to trust; may be given again")
 	flags.Func("accept", "SHA-256 `fingerprint` of a CA certificate, as openssl x509 -fingerprint -sha256 prints it, "+
 		"that --from may hold; may be given again (default: any CA)", func(text string) error {
 		sum256 := strings.ToLower(strings.ReplaceAll(text, ":", ""))
@@ -75,19 +59,20 @@ func (o *trustFileOptions) define(flags *pflag.FlagSet) {
 		return nil
 	})
 	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two checks; 0 checks once and exits")
-}
-
-// check returns the first mistake in the command line.
-func (o *trustFileOptions) check() error {
-	switch {
-	case o.from == "" || o.to == "":
-		return errors.New("--from and --to are required: name the file to read and the file to write")
-	case o.to == o.from || slices.Contains(o.also, o.to):
-		return errors.New("--to: names a file that --from or --also reads: name another file")
-	case o.interval < 0:
-		return fmt.Errorf("--interval: %s is negative: use for example 5s", o.interval)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		logger := NewLogger(0, os.Stderr)
+		switch {
+		case o.to == o.from || slices.Contains(o.also, o.to):
+			return errors.New("--to: names a file that --from or --also reads: name another file")
+		case o.interval < 0:
+			return fmt.Errorf("--interval: %s is negative: use for example 5s", o.interval)
+		case o.interval == 0:
+			return o.once(logger)
+		}
+		o.keep(cmd.Context(), logger)
+		return nil
 	}
-	return nil
+	return cmd
 }
 
 // keep checks the file at each interval until ctx ends. If a check fails, the file stays unchanged, and keep logs the
@@ -173,33 +158,32 @@ func readBundle(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// replaceTrustFile writes data to path, and reports whether it changed the file. A reader of path gets the complete old
-// or new data, even after a power failure. It returns an error if write-trust has not created the file at path.
+// replaceTrustFile writes data to path, and reports whether it changed the file. It returns an error if write-trust has
+// not created the file at path.
 func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	found, err := os.Lstat(path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		err = writeWhole(path, data)
-		return err == nil, err
-	case err != nil:
-		return false, err
-	case !found.Mode().IsRegular():
+	if err == nil && !found.Mode().IsRegular() {
 		return false, fmt.Errorf("%s is not a regular file: choose another --to", path)
 	}
-	held, err := os.ReadFile(path)
-	switch {
-	case err != nil:
+	if err == nil {
+		var held []byte
+		held, err = os.ReadFile(path)
+		if err == nil && !bytes.HasPrefix(held, []byte(trustFileMark)) {
+			return false, fmt.Errorf("%s was not created by write-trust: move it away, or choose another --to", path)
+		}
+		if bytes.Equal(held, data) && found.Mode().Perm() == 0o644 {
+			return false, nil
+		}
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
-	case !bytes.HasPrefix(held, []byte(trustFileMark)):
-		return false, fmt.Errorf("%s was not created by write-trust: move it away, or choose another --to", path)
-	case bytes.Equal(held, data) && found.Mode().Perm() == 0o644:
-		return false, nil
 	}
 	err = writeWhole(path, data)
 	return err == nil, err
 }
 
-// writeWhole writes a temporary file beside path, and renames it to path.
+// writeWhole writes a temporary file beside path, and renames it to path, so that a reader of path gets the complete old
+// or new data, even after a power failure.
 func writeWhole(path string, data []byte) error {
 	temporary := path + ".new" // it replaces a file that a crash left behind
 	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -210,12 +194,11 @@ func writeWhole(path string, data []byte) error {
 		return err
 	}
 	_, err = file.Write(data)
-	err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close())
-	if err == nil {
+	if err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close()); err == nil {
 		err = os.Rename(temporary, path)
 	}
 	if err != nil {
-		return errors.Join(err, os.Remove(temporary))
+		err = errors.Join(err, os.Remove(temporary))
 	}
-	return nil
+	return err
 }

@@ -22,7 +22,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
-	"github.com/spf13/pflag"
 	"k8s.io/client-go/util/cert"
 )
 
@@ -54,14 +53,14 @@ func trustFolder(t *testing.T) trustFileOptions {
 }
 
 // may fails the test if there is an error.
-func may(t *testing.T, err error) {
+func may(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func put(t *testing.T, path string, parts ...[]byte) {
+func put(t testing.TB, path string, parts ...[]byte) {
 	t.Helper()
 	may(t, os.WriteFile(path, slices.Concat(parts...), 0o600))
 }
@@ -192,8 +191,8 @@ func TestWriteTrustKeepsOn(t *testing.T) {
 func TestWriteTrustFlags(t *testing.T) {
 	t.Parallel()
 	for args, want := range map[string]string{
-		"":                               "--from and --to are required",
-		"--from a":                       "--from and --to",
+		"":                               `required flag(s) "from", "to" not set`,
+		"--from a":                       `required flag(s) "to" not set`,
 		"--from a --to a":                "--to: names a file that --from or --also reads",
 		"--from a --to b --also b":       "--to: names a file that --from or --also reads",
 		"--from a --to b --interval -1s": "--interval: -1s is negative",
@@ -229,22 +228,22 @@ func TestWriteTrustAccept(t *testing.T) {
 		block, _ := pem.Decode(bundle)
 		return fmt.Sprintf(format, sha256.Sum256(block.Bytes))
 	}
-	given, flags := &trustFileOptions{}, pflag.NewFlagSet("", pflag.ContinueOnError)
-	given.define(flags)
 	withColons := strings.ReplaceAll(fingerprint(a, "% X"), " ", ":")
-	may(t, flags.Parse([]string{"--from", o.from, "--to", o.to, "--also", also, "--accept", withColons}))
+	write := func(accept ...string) error {
+		args := []string{"write-trust", "--from", o.from, "--to", o.to, "--also", also, "--interval=0", "--accept", withColons}
+		return Execute(t.Context(), append(args, accept...), io.Discard)
+	}
 	put(t, o.from, a)
-	may(t, given.once(logr.Discard()))
+	may(t, write())
 	put(t, o.from, a, b)
 	want := "the CA \"b\" is not accepted: compare its fingerprint, then add --accept " + fingerprint(b, "%x")
-	if err := given.once(logr.Discard()); err == nil || !strings.Contains(err.Error(), want) {
+	if err := write(); err == nil || !strings.Contains(err.Error(), want) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	if got := trusts(t, o.to); !slices.Equal(got, []string{"a", "local"}) {
 		t.Errorf("a CA that nobody accepted is written: %q", got)
 	}
-	given.accept = append(given.accept, fingerprint(b, "%x"))
-	may(t, given.once(logr.Discard()))
+	may(t, write("--accept="+fingerprint(b, "%x")))
 	if got := trusts(t, o.to); !slices.Equal(got, []string{"a", "b", "local"}) {
 		t.Errorf("accepted, but the file has %q", got)
 	}

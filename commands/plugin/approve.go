@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -18,7 +19,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -35,17 +35,11 @@ const (
 
 // outcome is the result for one request.
 type outcome struct {
-	Name      string `json:"name"`
-	Node      string `json:"node,omitempty"`
-	Signer    string `json:"signer"`
-	Requester string `json:"requester"`
-	Approved  bool   `json:"approved"`
+	*Facts
+	Approved bool `json:"approved"`
 	// Problem says why the request was not approved, and NextStep what to do instead.
 	Problem  string `json:"problem,omitempty"`
 	NextStep string `json:"nextStep,omitempty"`
-
-	obj   *certificatesv1.CertificateSigningRequest
-	facts *explain.Facts
 }
 
 // approval approves requests for one run of the command.
@@ -89,17 +83,12 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 		if err := a.decide(cmd.Context(), all, cmd.InOrStdin()); err != nil {
 			return err
 		}
-		if err := writeOutcomes(cmd.OutOrStdout(), *asJSON, all); err != nil {
+		if err := c.write(cmd.OutOrStdout(), *asJSON, all, func(p *page) { p.outcomes(all) }); err != nil {
 			return err
 		}
-		refused := 0
-		for i := range all {
-			if !all[i].Approved {
-				refused++
-			}
-		}
-		if refused > 0 {
-			return fmt.Errorf("%d of %d requests not approved", refused, len(all))
+		refused := slices.DeleteFunc(slices.Clone(all), func(each *outcome) bool { return each.Approved })
+		if len(refused) > 0 {
+			return fmt.Errorf("%d of %d requests not approved", len(refused), len(all))
 		}
 		return nil
 	})
@@ -107,157 +96,132 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 }
 
 // outcomes returns the requests with these names, or the pending ones of a node. Those with a Problem are not approved.
-func (a *approval) outcomes(ctx context.Context, names []string) ([]outcome, error) {
-	var objs []*certificatesv1.CertificateSigningRequest
+func (a *approval) outcomes(ctx context.Context, names []string) (all []*outcome, err error) {
+	add := func(obj *certificatesv1.CertificateSigningRequest) { all = append(all, &outcome{Facts: factsOf(obj)}) }
 	for _, name := range names {
 		obj, err := a.request(ctx, name)
 		if err != nil {
 			return nil, err
 		}
-		objs = append(objs, obj)
+		add(obj)
 	}
 	if a.node != "" {
-		found, err := a.ofNode(ctx, a.node)
-		if err != nil {
-			return nil, err
-		}
-		for _, obj := range found {
-			builtin, _ := csr.BuiltinSigner(obj.Spec.SignerName)
-			if csr.StateOf(obj) == csr.Pending && builtin.Contents.CommonNamePrefix != "" {
-				objs = append(objs, obj)
+		err = a.ofNode(ctx, a.node, func(obj *certificatesv1.CertificateSigningRequest) {
+			if csr.StateOf(obj) == csr.Pending {
+				add(obj)
 			}
-		}
-		if len(objs) == 0 {
-			return nil, fmt.Errorf("node %q has no pending request for a kubelet certificate; \"kubectl csr pending\" lists "+
-				"the requests that wait", a.node)
-		}
-	}
-	blocked := a.readBlockList(ctx)
-	all := make([]outcome, len(objs))
-	for i, obj := range objs {
-		facts, req := explain.Of(obj)
-		problem, nextStep := a.problem(obj, facts, req, blocked)
-		all[i] = outcome{
-			Name: facts.Name, Node: facts.Node, Signer: facts.Signer, Requester: facts.Requester,
-			Problem: problem, NextStep: nextStep, obj: obj, facts: facts,
+		})
+		if err == nil && len(all) == 0 {
+			err = fmt.Errorf("node %q has no pending request for a kubelet certificate; \"kubectl csr pending\" lists the requests "+
+				"that wait", a.node)
 		}
 	}
-	return all, nil
+	blocked, unread := a.readBlockList(ctx)
+	for _, each := range all {
+		each.Problem, each.NextStep = a.problem(each.Facts, blocked, unread)
+	}
+	return all, err
 }
 
 // problem returns why a request must not be approved, and what to do instead.
-func (a *approval) problem(
-	obj *certificatesv1.CertificateSigningRequest, facts *explain.Facts, req *csr.Request, blocked blockList,
-) (problem, nextStep string) {
+func (a *approval) problem(facts *Facts, blocked map[string]string, unread string) (problem, nextStep string) {
 	switch {
 	case facts.State != csr.Pending:
-		return fmt.Sprintf("the request is already %s", strings.ToLower(string(facts.State))), ""
-	case obj.DeletionTimestamp != nil:
+		return "the request is already " + strings.ToLower(string(facts.State)), ""
+	case facts.obj.DeletionTimestamp != nil:
 		return "the request is being deleted", "Make a new request."
 	case facts.Refusal != nil:
 		return fmt.Sprintf("the signer would refuse the request (%s): %s", facts.Refusal.Reason, facts.Refusal.Message),
-			explain.NextStep(csr.Approved, facts.Refusal.Reason)
-	case a.node != "" && !credible(obj, a.node):
+			reasonStep(csr.Approved, facts.Refusal.Reason)
+	case a.node != "" && !credible(facts.obj, a.node):
 		return fmt.Sprintf("%q, who is neither the node nor a bootstrap token, has made the request", facts.Requester),
 			"If you know who that is and why it asks for this node's certificate, approve the request by its name."
-	case blocked.unread != "":
-		return "it is unknown whether the node is blocked: the block list is " + blocked.unread,
+	case unread != "":
+		return "it is unknown whether the node is blocked: the block list is " + unread,
 			"Run the command as a user who may get this ConfigMap, or with --block-list= if nothing is blocked."
 	}
-	if reason := blocked.reason(req); reason != "" {
-		return fmt.Sprintf("%s: the block list, ConfigMap %s, names it", reason, a.blockList), explain.NextStep(csr.Pending, reason)
+	if reason := blocks(blocked, facts.req); reason != "" {
+		return fmt.Sprintf("%s: the block list, ConfigMap %s, names it", reason, a.blockList), reasonStep(csr.Pending, reason)
 	}
 	return "", ""
 }
 
-// blockList holds the lines of the ConfigMap that the manager reads. It only ever refuses a request.
-type blockList struct {
-	nodes, certificates string
-	unread              string // why the list can't be read; empty if it was read, or if there is none
-}
-
-// readBlockList reads the block list. A list that does not exist blocks nothing.
-func (a *approval) readBlockList(ctx context.Context) blockList {
+// readBlockList returns the ConfigMap that the manager reads, or why it can't be read. It only ever refuses a request. A
+// list that does not exist blocks nothing.
+func (a *approval) readBlockList(ctx context.Context) (data map[string]string, unread string) {
 	if a.blockList == "" {
-		return blockList{}
+		return nil, ""
 	}
 	if !strings.Contains(a.blockList, "/") {
 		a.blockList = cmp.Or(a.namespace, defaultNamespace) + "/" + a.blockList
 	}
 	namespace, name, _ := strings.Cut(a.blockList, "/")
 	obj, err := a.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
-	switch {
-	case apierrors.IsNotFound(err):
+	if apierrors.IsNotFound(err) {
 		_, _ = fmt.Fprintf(a.aside, "There is no block list %s.\n", oneLine(a.blockList))
-		return blockList{}
-	case err != nil:
-		return blockList{unread: check.ReadError("get ConfigMap "+a.blockList, err)}
+		return nil, ""
 	}
-	return blockList{nodes: strings.ToLower(obj.Data["nodes"]), certificates: strings.ToLower(obj.Data["certificates"])}
+	if err != nil {
+		return nil, check.ReadError("get ConfigMap "+a.blockList, err)
+	}
+	return obj.Data, ""
 }
 
-// reason returns NodeBlocked or CertificateBlocked if the list names the node that req is for or comes from, or the
+var comment = regexp.MustCompile(`#.*`)
+
+// blocks returns NodeBlocked or CertificateBlocked if the list names the node that req is for or comes from, or the
 // certificate with which it was made.
-func (b blockList) reason(req *csr.Request) string {
-	from := strings.TrimPrefix(req.Requester.Username, csr.NodeUserPrefix)
-	for line := range strings.Lines(b.nodes) {
-		line, _, _ = strings.Cut(line, "#")
-		if line = strings.TrimSpace(line); line != "" &&
-			(strings.EqualFold(line, req.NodeName()) || strings.EqualFold(line, from)) {
+func blocks(list map[string]string, req *csr.Request) string {
+	nodes := strings.Fields(strings.ToLower(comment.ReplaceAllString(list["nodes"], "")))
+	for _, name := range []string{req.NodeName(), strings.TrimPrefix(req.Requester.Username, csr.NodeUserPrefix)} {
+		if slices.Contains(nodes, strings.ToLower(name)) {
 			return "NodeBlocked"
 		}
 	}
-	digits := strings.ReplaceAll(b.certificates, ":", "") // as openssl prints a digest
-	for _, sum := range req.Requester.Certificates() {
-		if strings.Contains(digits, sum) {
-			return "CertificateBlocked"
-		}
+	digits := strings.ReplaceAll(strings.ToLower(list["certificates"]), ":", "") // as openssl prints a digest
+	if slices.ContainsFunc(req.Requester.Certificates(), func(sum string) bool { return strings.Contains(digits, sum) }) {
+		return "CertificateBlocked"
 	}
 	return ""
 }
 
 // decide shows the requests without a problem, asks whether to approve them unless --yes is given, and approves them.
-func (a *approval) decide(ctx context.Context, all []outcome, in io.Reader) error {
-	var open []*outcome
-	for i := range all {
-		if all[i].Problem == "" {
-			open = append(open, &all[i])
-			if err := a.show(ctx, &all[i]); err != nil {
-				return err
+func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) error {
+	open := slices.DeleteFunc(slices.Clone(all), func(each *outcome) bool { return each.Problem != "" })
+	for _, each := range open {
+		said, err := a.said(ctx, each.obj)
+		writeErr := a.write(a.aside, false, nil, func(p *page) {
+			p.line("")
+			p.line(fmt.Sprintf("CertificateSigningRequest %q", each.Name))
+			p.facts(each.Facts)
+			p.said(said)
+			if err != nil {
+				p.row("unknown", err.Error())
 			}
+		})
+		if writeErr != nil {
+			return writeErr
 		}
 	}
 	if len(open) == 0 {
 		return nil
 	}
-	confirmed := a.yes
-	if !confirmed {
+	if !a.yes {
 		_, _ = fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), len(all))
 		answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
-		confirmed = slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
-	}
-	user := a.whoAmI(ctx)
-	for _, each := range open {
-		each.Problem = "you did not confirm it"
-		if confirmed {
-			each.Approved, each.Problem, each.NextStep = a.approve(ctx, each.obj, user)
+		if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+			for _, each := range open {
+				each.Problem = "you did not confirm it"
+			}
+			return nil
 		}
 	}
-	return nil
-}
-
-// show writes what a person must know before the approval.
-func (a *approval) show(ctx context.Context, one *outcome) error {
-	page := explain.NewPage(a.now())
-	page.Title(fmt.Sprintf("CertificateSigningRequest %q", one.Name))
-	page.Facts(one.facts)
-	said, err := a.said(ctx, one.obj)
-	writeSaid(page, said, 1)
-	if err != nil {
-		page.Row("unknown", err.Error())
+	message := ascii.Quote("Approved by hand by " + a.whoAmI(ctx) + " with kubectl csr approve.")
+	for _, each := range open {
+		each.Problem, each.NextStep = a.approve(ctx, each.obj.DeepCopy(), message)
+		each.Approved = each.Problem == ""
 	}
-	_, err = io.WriteString(a.aside, "\n"+page.String())
-	return err
+	return nil
 }
 
 // whoAmI returns the user of the command, in the words of a sentence.
@@ -271,44 +235,34 @@ func (a *approval) whoAmI(ctx context.Context) string {
 
 // approve stores the approval in obj, which is the object that was shown. If it has changed since, the API server
 // refuses the write.
-func (a *approval) approve(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, user string,
-) (approved bool, problem, nextStep string) {
-	obj = obj.DeepCopy()
-	message := ascii.Quote(fmt.Sprintf("Approved by hand by %s with kubectl csr approve.", user))
+func (a *approval) approve(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, message string) (problem, nextStep string) {
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, approvedByHand, message, time.Time{})
 	_, err := a.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, obj.Name, obj,
 		metav1.UpdateOptions{FieldManager: handManager})
 	again := "To see what has happened to it: kubectl csr explain " + check.Argument(obj.Name)
 	switch {
 	case err == nil:
-		return true, "", ""
+		return "", ""
 	case apierrors.IsForbidden(err):
-		return false, "the API server does not permit it: " + err.Error(),
+		return "the API server does not permit it: " + err.Error(),
 			"Run the command as a user who may update certificatesigningrequests/approval and approve for this signer."
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return false, "the request has changed or was deleted since it was read", again
+		return "the request has changed or was deleted since it was read", again
 	default:
-		return false, "the API server did not confirm the approval, which may be stored or not: " + err.Error(), again
+		return "the API server did not confirm the approval, which may be stored or not: " + err.Error(), again
 	}
 }
 
-// writeOutcomes writes all as JSON or as text.
-func writeOutcomes(out io.Writer, asJSON bool, all []outcome) error {
-	if asJSON {
-		return writeJSON(out, all)
-	}
-	var text strings.Builder
+// outcomes writes all.
+func (p *page) outcomes(all []*outcome) {
 	for _, each := range all {
-		outcome := "approved"
-		if !each.Approved {
-			outcome = "not approved: " + each.Problem
+		if each.Approved {
+			p.line(check.Word(each.Name) + "  approved")
+			continue
 		}
-		text.WriteString(oneLine(check.Word(each.Name)+"  "+outcome) + "\n")
+		p.line(check.Word(each.Name) + "  not approved: " + each.Problem)
 		if each.NextStep != "" {
-			text.WriteString("  -> " + oneLine(each.NextStep) + "\n")
+			p.line("  -> " + each.NextStep)
 		}
 	}
-	_, err := io.WriteString(out, text.String())
-	return err
 }

@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"bytes"
 	"context"
 	"crypto/x509"
 	"fmt"
@@ -17,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -30,8 +28,6 @@ type checkReport struct {
 	Failed    int            `json:"failed"`
 	Unknown   int            `json:"unknown"`
 	Results   []check.Result `json:"results"`
-	// Said holds what the manager said about itself. It changes no result: others may write Events too.
-	Said []statement `json:"said"`
 }
 
 // checkCommand returns the command that checks what the manager and the kubelets depend on.
@@ -52,25 +48,16 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, _ []string) error {
 		ctx := cmd.Context()
-		results := slices.Concat(
+		report := &checkReport{APIServer: c.host, Results: slices.Concat(
 			check.Kubelets(ctx, c.AuthorizationV1().SubjectAccessReviews(), bootstrapGroups, check.NodeGroups),
-			c.checkLeaders(ctx), c.checkTrust(ctx), c.checkServing(ctx),
-		)
-		report := &checkReport{APIServer: c.host, Results: results}
+			c.checkLeaders(ctx), c.checkTrust(ctx), []check.Result{c.checkServing(ctx)},
+		)}
 		counts := map[check.Status]*int{check.OK: &report.Passed, check.Failed: &report.Failed, check.Unknown: &report.Unknown}
-		for _, result := range results {
+		for _, result := range report.Results {
 			*counts[result.Status]++
 		}
-		var err error
-		if report.Said, err = c.warnings(ctx); err != nil {
-			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: what the manager said is unknown: %v\n", err)
-		}
-		if *asJSON {
-			err = writeJSON(cmd.OutOrStdout(), report)
-		} else {
-			_, err = cmd.OutOrStdout().Write(report.text(all, c.now()))
-		}
-		if err == nil && report.Passed < len(results) {
+		err := c.write(cmd.OutOrStdout(), *asJSON, report, func(p *page) { p.checks(report, all) })
+		if err == nil && report.Passed < len(report.Results) {
 			err = fmt.Errorf("check: %d failed, %d unknown", report.Failed, report.Unknown)
 		}
 		return err
@@ -78,33 +65,18 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 	return cmd
 }
 
-// text returns the results, without those that passed unless all is set. A next step is not wrapped, because it may be a
-// command to copy.
-func (r *checkReport) text(all bool, now time.Time) []byte {
-	var page bytes.Buffer
-	for _, result := range r.Results {
+// checks writes the results, without those that passed unless all is set.
+func (p *page) checks(report *checkReport, all bool) {
+	for _, result := range report.Results {
 		if result.Status == check.OK && !all {
 			continue
 		}
-		label := fmt.Sprintf("%-15s  %-7s  ", result.Check, result.Status)
-		page.WriteString(ascii.Wrap(label, oneLine(result.Subject+": "+result.Evidence)))
+		p.line(fmt.Sprintf("%-15s  %-7s  %s: %s", result.Check, result.Status, result.Subject, result.Evidence))
 		if result.NextStep != "" {
-			page.WriteString(strings.Repeat(" ", len(label)) + "-> " + oneLine(result.NextStep) + "\n")
+			p.line("  -> " + result.NextStep)
 		}
 	}
-	fmt.Fprintf(&page, "%d checks passed", r.Passed)
-	if !all && r.Passed > 0 {
-		page.WriteString("; -v lists them")
-	}
-	page.WriteString(".\n")
-	if len(r.Said) > 0 {
-		page.WriteString("\nSaid by the manager (anyone who may create Events can write this)\n")
-	}
-	for _, said := range r.Said[:min(len(r.Said), 20)] {
-		label := fmt.Sprintf("%-8s ", duration.HumanDuration(now.Sub(said.At))+" ago")
-		page.WriteString(ascii.Wrap(label, oneLine(said.By+" "+said.Reason+": "+said.Message)))
-	}
-	return page.Bytes()
+	p.line(fmt.Sprintf("%d checks passed; -v lists them.", report.Passed))
 }
 
 // The names of the plugin's own checks.
@@ -114,7 +86,13 @@ const (
 	servingAsked   = "serving-asked"
 )
 
-// unknown returns the result of a check whose object can't be read.
+// resultOf returns a Result that failed if there is a next step.
+func resultOf(name, subject, evidence, nextStep string) check.Result {
+	status := map[bool]check.Status{true: check.OK, false: check.Failed}[nextStep == ""]
+	return check.Result{Check: name, Subject: subject, Status: status, Evidence: evidence, NextStep: nextStep}
+}
+
+// unknown returns the result of a check whose objects can't be read.
 func unknown(name, subject, right string, err error) check.Result {
 	return check.Result{
 		Check: name, Subject: subject, Status: check.Unknown, Evidence: check.ReadError(right, err),
@@ -123,112 +101,109 @@ func unknown(name, subject, right string, err error) check.Result {
 }
 
 // checkLeaders reports whether managers renew their Leases.
-func (c *cluster) checkLeaders(ctx context.Context) []check.Result {
+func (c *cluster) checkLeaders(ctx context.Context) (results []check.Result) {
+	const subject = "the Lease of the manager"
+	const start = "find out why no manager runs: kubectl get deployments,pods in that namespace, and the log of its pods"
 	leaders, err := c.leaders(ctx)
 	if err != nil {
-		return []check.Result{unknown(managerRunning, "the Lease of the manager", "list leases", err)}
+		return []check.Result{unknown(managerRunning, subject, "list leases", err)}
 	}
-	const start = "find out why no manager runs: kubectl get deployments,pods in that namespace, and the log of its pods"
 	if len(leaders) == 0 {
-		return []check.Result{{
-			Check: managerRunning, Subject: "the Lease of the manager", Status: check.Failed,
-			Evidence: "there is no Lease of a manager in the namespaces that were read", NextStep: start +
-				"; if it runs in another namespace, name it with -n",
-		}}
+		return []check.Result{resultOf(managerRunning, subject, "there is no Lease of a manager in the namespaces that were read",
+			start+"; if it runs in another namespace, name it with -n")}
 	}
-	var results []check.Result
 	for _, each := range leaders {
-		result := check.Result{
-			Check: managerRunning, Subject: "Lease " + each.Lease, Status: check.OK,
-			Evidence: fmt.Sprintf("held by %s, renewed %s ago", each.Holder, duration.HumanDuration(c.now().Sub(each.Renewed))),
+		evidence, nextStep := "it has no holder: the last leader has ended", start
+		if each.Holder != "" {
+			evidence = fmt.Sprintf("held by %s, renewed %s ago", each.Holder, duration.HumanDuration(c.now().Sub(each.Renewed)))
 		}
-		if !each.Alive {
-			result.Status, result.NextStep = check.Failed, start
-			if each.Holder == "" {
-				result.Evidence = "it has no holder: the last leader has ended"
-			}
+		if each.Alive {
+			nextStep = ""
 		}
-		results = append(results, result)
+		results = append(results, resultOf(managerRunning, "Lease "+each.Lease, evidence, nextStep))
 	}
 	return results
 }
 
-// published names where API servers publish the CAs that they trust for clients.
-const publishedNamespace, publishedName, publishedKey = "kube-system", "extension-apiserver-authentication", "client-ca-file"
+// trustSource holds CAs that verifiers of the certificates of signer trust.
+type trustSource struct {
+	signer, name string
+	certs        []*x509.Certificate
+	nextStep     string // if the CA is missing
+}
 
 // checkTrust reports whether verifiers trust the CA of the newest certificate of each signer: API servers by the CAs that
 // they publish as trusted for clients, others by the signer's ClusterTrustBundles.
 func (c *cluster) checkTrust(ctx context.Context) []check.Result {
-	const where = publishedKey + " of ConfigMap " + publishedNamespace + "/" + publishedName
-	obj, err := c.CoreV1().ConfigMaps(publishedNamespace).Get(ctx, publishedName, metav1.GetOptions{})
-	if err != nil {
-		return []check.Result{unknown(caTrusted, "the CAs of clients", "get configmaps in "+publishedNamespace, err)}
-	}
-	trusted, err := ca.ParseCertificates([]byte(obj.Data[publishedKey]))
-	if err != nil {
-		return []check.Result{{Check: caTrusted, Subject: where, Status: check.Unknown, Evidence: "it cannot be parsed: " + err.Error(),
-			NextStep: "correct the --client-ca-file of the API servers"}}
-	}
 	newest := map[string]*certificatesv1.CertificateSigningRequest{}
-	err = c.requests(ctx, metav1.ListOptions{}, func(obj *certificatesv1.CertificateSigningRequest) {
+	err := c.requests(ctx, metav1.ListOptions{}, func(obj *certificatesv1.CertificateSigningRequest) {
 		name := obj.Spec.SignerName
 		if csr.StateOf(obj) == csr.Issued && (newest[name] == nil || newest[name].CreationTimestamp.Before(&obj.CreationTimestamp)) {
-			newest[name] = obj.DeepCopy()
+			newest[name] = obj.DeepCopy() // the page itself can be released
 		}
 	})
 	if err != nil {
 		return []check.Result{unknown(caTrusted, "the CAs of clients", "list certificatesigningrequests", err)}
 	}
-	var results []check.Result
-	for _, name := range csr.BuiltinSigners() {
-		if newest[name] != nil && csr.VerifiedByAPIServers(name) {
-			result := trustIn(newest[name], trusted, where, c.now())
-			if result.Status == check.Failed {
-				result.NextStep = "append that CA to the --client-ca-file of every API server, or sign with one that is in it"
-			}
-			results = append(results, result)
+	sources, results := c.clientCAs(ctx)
+	bundles, more := c.trustBundles(ctx)
+	results = append(results, more...)
+	for _, source := range append(sources, bundles...) {
+		if obj := newest[source.signer]; obj != nil {
+			results = append(results, source.check(obj, c.now()))
 		}
-	}
-	return append(results, c.checkBundles(ctx, newest)...)
-}
-
-// checkBundles reports whether the ClusterTrustBundles of a signer, if it has any, hold the CA of its newest certificate.
-func (c *cluster) checkBundles(ctx context.Context, newest map[string]*certificatesv1.CertificateSigningRequest) []check.Result {
-	list, err := c.CertificatesV1().ClusterTrustBundles().List(ctx, metav1.ListOptions{})
-	switch {
-	case apierrors.IsNotFound(err): // before Kubernetes 1.37 they are not served by default
-		return nil
-	case err != nil:
-		return []check.Result{unknown(caTrusted, "ClusterTrustBundles", "list clustertrustbundles", err)}
-	}
-	bundles := map[string][]*x509.Certificate{}
-	for _, bundle := range list.Items {
-		certs, err := ca.ParseCertificates([]byte(bundle.Spec.TrustBundle)) // the API server has parsed it
-		if err == nil && newest[bundle.Spec.SignerName] != nil {
-			bundles[bundle.Spec.SignerName] = append(bundles[bundle.Spec.SignerName], certs...)
-		}
-	}
-	var results []check.Result
-	for _, name := range slices.Sorted(maps.Keys(bundles)) {
-		result := trustIn(newest[name], bundles[name], "the ClusterTrustBundles of "+csr.Shorten(name), c.now())
-		if result.Status == check.Failed {
-			result.NextStep = "publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status"
-		}
-		results = append(results, result)
 	}
 	return results
 }
 
-// trustIn reports whether one of trusted has issued the certificate of obj.
-func trustIn(obj *certificatesv1.CertificateSigningRequest, trusted []*x509.Certificate, where string, now time.Time) check.Result {
-	result := check.Result{Check: caTrusted, Subject: "the CA of " + csr.Shorten(obj.Spec.SignerName), Status: check.OK}
+// clientCAs returns the CAs that API servers publish as trusted for clients, for each signer whose certificates they
+// verify. The results say why they are unknown.
+func (c *cluster) clientCAs(ctx context.Context) (sources []trustSource, results []check.Result) {
+	const namespace, name, key = "kube-system", "extension-apiserver-authentication", "client-ca-file"
+	const where = key + " of ConfigMap " + namespace + "/" + name
+	obj, err := c.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return nil, []check.Result{unknown(caTrusted, "the CAs of clients", "get configmaps in "+namespace, err)}
+	}
+	certs, err := ca.ParseCertificates([]byte(obj.Data[key]))
+	if err != nil {
+		return nil, []check.Result{{Check: caTrusted, Subject: where, Status: check.Unknown, Evidence: "it cannot be parsed: " + err.Error(),
+			NextStep: "correct the --client-ca-file of the API servers"}}
+	}
+	for _, signer := range slices.DeleteFunc(csr.BuiltinSigners(), func(name string) bool { return !csr.VerifiedByAPIServers(name) }) {
+		sources = append(sources, trustSource{signer, where, certs,
+			"append that CA to the --client-ca-file of every API server, or sign with one that is in it"})
+	}
+	return sources, nil
+}
+
+// trustBundles returns the ClusterTrustBundles of each signer that has any. The results say why they are unknown.
+func (c *cluster) trustBundles(ctx context.Context) (sources []trustSource, results []check.Result) {
+	bundles := map[string][]*x509.Certificate{}
+	err := each(ctx, c.CertificatesV1().ClusterTrustBundles().List, metav1.ListOptions{}, func(bundle *certificatesv1.ClusterTrustBundle) {
+		if certs, err := ca.ParseCertificates([]byte(bundle.Spec.TrustBundle)); err == nil { // the API server has parsed it
+			bundles[bundle.Spec.SignerName] = append(bundles[bundle.Spec.SignerName], certs...)
+		}
+	})
+	if err != nil && !apierrors.IsNotFound(err) { // before Kubernetes 1.37 they are not served by default
+		results = []check.Result{unknown(caTrusted, "ClusterTrustBundles", "list clustertrustbundles", err)}
+	}
+	for _, signer := range slices.Sorted(maps.Keys(bundles)) {
+		sources = append(sources, trustSource{signer, "the ClusterTrustBundles of " + csr.Shorten(signer), bundles[signer],
+			"publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status"})
+	}
+	return sources, results
+}
+
+// check reports whether a CA of s has issued the certificate of obj.
+func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now time.Time) check.Result {
+	subject := "the CA of " + csr.Shorten(s.signer)
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)
 	if err != nil || len(certs) == 0 {
-		result.Status, result.Evidence = check.Failed, fmt.Sprintf("request %s has no certificate that can be parsed", obj.Name)
-		return result
+		return resultOf(caTrusted, subject, fmt.Sprintf("request %s has no certificate that can be parsed", obj.Name), s.nextStep)
 	}
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, root := range trusted {
+	for _, root := range s.certs {
 		roots.AddCert(root)
 	}
 	for _, one := range certs[1:] {
@@ -239,12 +214,10 @@ func trustIn(obj *certificatesv1.CertificateSigningRequest, trusted []*x509.Cert
 	})
 	issuer := csr.Shorten(certs[0].Issuer.String())
 	if err != nil {
-		result.Status = check.Failed
-		result.Evidence = fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %s: %v", where, issuer, obj.Name, err)
-		return result
+		return resultOf(caTrusted, subject, fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %s: %v",
+			s.name, issuer, obj.Name, err), s.nextStep)
 	}
-	result.Evidence = fmt.Sprintf("%s trusts issuer %q of the newest certificate", where, issuer)
-	return result
+	return resultOf(caTrusted, subject, fmt.Sprintf("%s trusts issuer %q of the newest certificate", s.name, issuer), "")
 }
 
 const (
@@ -256,31 +229,27 @@ const (
 
 // checkServing reports the new nodes that have made no request for a serving certificate, if other nodes have. Requests
 // are deleted after an hour, so nothing is known of older nodes.
-func (c *cluster) checkServing(ctx context.Context) []check.Result {
+func (c *cluster) checkServing(ctx context.Context) check.Result {
 	const subject = "serving certificates of new nodes"
-	nodes, err := c.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return []check.Result{unknown(servingAsked, subject, "list nodes", err)}
-	}
-	asked := map[string]bool{}
+	asked, silent := map[string]bool{}, []string{}
 	options := metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName}
-	err = c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) { asked[obj.Spec.Username] = true })
+	err := c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) { asked[obj.Spec.Username] = true })
 	if err != nil {
-		return []check.Result{unknown(servingAsked, subject, "list certificatesigningrequests", err)}
+		return unknown(servingAsked, subject, "list certificatesigningrequests", err)
 	}
-	silent := slices.DeleteFunc(nodes.Items, func(node corev1.Node) bool {
+	err = each(ctx, c.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) {
 		age := c.now().Sub(node.CreationTimestamp.Time)
-		return asked[csr.NodeUserPrefix+node.Name] || age < servingSoon || age > servingKept
+		if !asked[csr.NodeUserPrefix+node.Name] && age >= servingSoon && age <= servingKept {
+			silent = append(silent, node.Name)
+		}
 	})
+	if err != nil {
+		return unknown(servingAsked, subject, "list nodes", err)
+	}
 	if len(asked) == 0 || len(silent) == 0 {
-		return []check.Result{{Check: servingAsked, Subject: subject, Status: check.OK,
-			Evidence: fmt.Sprintf("%d requesters have asked lately, and no node that is new has not", len(asked))}}
+		return resultOf(servingAsked, subject, fmt.Sprintf("%d requesters have asked lately, and no node that is new has not", len(asked)), "")
 	}
-	var names []string
-	for _, node := range silent {
-		names = append(names, node.Name)
-	}
-	return []check.Result{{Check: servingAsked, Subject: subject, Status: check.Failed,
-		Evidence: fmt.Sprintf("%d nodes have never asked, while others have: %s", len(names), strings.Join(csr.ShortenAll(names), ", ")),
-		NextStep: "set serverTLSBootstrap: true in the configuration of these kubelets, and restart them"}}
+	return resultOf(servingAsked, subject,
+		fmt.Sprintf("%d nodes have never asked, while others have: %s", len(silent), strings.Join(csr.ShortenAll(silent), ", ")),
+		"set serverTLSBootstrap: true in the configuration of these kubelets, and restart them")
 }

@@ -4,25 +4,19 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // explanation is what is known about one request.
 type explanation struct {
-	*explain.Facts
+	*Facts
 	// Said holds the manager's Events, the newest first.
 	Said    []statement `json:"said"`
 	Leaders []leader    `json:"leaders"`
@@ -47,140 +41,46 @@ signers of kubelets. It changes nothing.`,
 	cmd.Flags().StringVar(&node, "node", "", "explain the newest requests of the node with this `name`")
 	asJSON := jsonFlag(cmd)
 	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, args []string) error {
-		var objs []*certificatesv1.CertificateSigningRequest
-		state := ""
-		if node != "" {
-			var err error
-			if objs, err = c.newestOf(cmd.Context(), node); err != nil {
-				return err
-			}
-			state = c.nodeState(cmd.Context(), node)
-		} else {
+		if node == "" {
 			obj, err := c.request(cmd.Context(), args[0])
 			if err != nil {
 				return err
 			}
-			objs = append(objs, obj)
+			e := c.explain(cmd.Context(), obj)
+			return c.write(cmd.OutOrStdout(), *asJSON, e, func(p *page) { p.explanation(e) })
+		}
+		objs, err := c.newestOf(cmd.Context(), node)
+		if err != nil {
+			return err
 		}
 		all := []*explanation{} // never null
 		for _, obj := range objs {
 			all = append(all, c.explain(cmd.Context(), obj))
 		}
-		switch {
-		case *asJSON && node == "":
-			return writeJSON(cmd.OutOrStdout(), all[0])
-		case *asJSON:
-			return writeJSON(cmd.OutOrStdout(), map[string]any{"node": node, "state": state, "requests": all})
-		}
-		return c.writeExplanations(cmd.OutOrStdout(), all, node, state)
+		return c.write(cmd.OutOrStdout(), *asJSON, map[string]any{"node": node, "requests": all}, func(p *page) {
+			for _, e := range all {
+				p.explanation(e)
+			}
+			if len(all) == 0 {
+				p.title("There is no request for node " + strconv.Quote(csr.Shorten(node)) + ". Requests are deleted after use. If the " +
+					"node has no certificate, find out whether its kubelet runs and reaches the API server (journalctl -u kubelet).")
+			}
+		})
 	})
 	return cmd
 }
 
-// explain collects what is known about obj.
-func (c *cluster) explain(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *explanation {
-	facts, _ := explain.Of(obj)
-	e := &explanation{Facts: facts}
-	var err error
-	if e.Said, err = c.said(ctx, obj); err != nil {
-		e.Unknown = append(e.Unknown, err.Error())
-	}
-	if e.Leaders, err = c.leaders(ctx); err != nil {
-		e.Unknown = append(e.Unknown, err.Error())
-	}
-	alive := err != nil || slices.ContainsFunc(e.Leaders, func(each leader) bool { return each.Alive })
-	e.NextStep, e.Command = e.nextStep(obj, current(e.Said, obj, c.now()), alive)
-	return e
-}
-
-// nextStep returns what to do about obj, and a command that does it, if there is one. It follows from the object, and
-// then from what the manager said last, while that stands. alive says that a manager runs, or that it is not known.
-func (e *explanation) nextStep(
-	obj *certificatesv1.CertificateSigningRequest, said *statement, alive bool,
-) (text, command string) {
-	switch {
-	case inCharge(e.State) == "":
-		return e.afterEnd(), ""
-	case e.Refusal != nil:
-		return fmt.Sprintf("The signer would refuse the request (%s): %s. %s",
-			e.Refusal.Reason, e.Refusal.Message, explain.NextStep(csr.Approved, e.Refusal.Reason)), ""
-	case said != nil && said.Reason == "NotAuthorized":
-		advice := check.BindRequester(obj)
-		if _, command, found := strings.Cut(advice, ": kubectl create"); found {
-			return explain.NextStep(e.State, said.Reason), "kubectl create" + command
-		}
-		return strings.ToUpper(advice[:1]) + advice[1:] + ".", ""
-	case said != nil:
-		return cmp.Or(explain.NextStep(e.State, said.Reason), "Do what the manager's Event says."), ""
-	case !alive:
-		return "No manager renews its Lease in the namespaces that were read: run \"kubectl csr check\". If the manager runs in " +
-			"another namespace, name it with -n.", ""
-	case e.State == csr.Approved:
-		return "Wait a minute. If the request stays without a certificate and without an Event, no manager serves this signer: " +
-			"find out which program signs for it.", ""
-	}
-	return "Wait a minute. If the request stays without an Event, no rule of a manager is for this signer: if you know who made " +
-		"the request and why, approve it by hand.", "kubectl csr approve " + check.Argument(obj.Name)
-}
-
-// afterEnd returns what to do about a request that is issued, denied or failed.
-func (e *explanation) afterEnd() string {
-	if e.State == csr.Issued {
-		return "Nothing to do: the request has its certificate."
-	}
-	for _, condition := range e.Conditions {
-		if text := explain.NextStep(e.State, condition.Reason); text != "" && condition.Type == string(e.State) {
-			return text
-		}
-	}
-	return "Correct what the condition names, then make a new request. A kubelet makes one when it restarts."
-}
-
-// writeExplanations writes all as text. node and state are empty for one request by name.
-func (c *cluster) writeExplanations(out io.Writer, all []*explanation, node, state string) error {
-	page := explain.NewPage(c.now())
-	if node != "" {
-		page.Title("Node " + strconv.Quote(csr.Shorten(node)))
-		page.Text(state)
-		if len(all) == 0 {
-			page.Text("There is no request for it. Requests are deleted after use. If the node has no certificate, find out " +
-				"whether its kubelet runs and reaches the API server (journalctl -u kubelet).")
-		}
-	}
-	for _, e := range all {
-		page.Title(fmt.Sprintf("CertificateSigningRequest %q: %s", e.Name, e.State))
-		page.Title("Next step")
-		page.Text(e.NextStep)
-		page.Command(e.Command)
-		page.Facts(e.Facts)
-		writeSaid(page, e.Said, 5)
-		page.Title("Managers, by their Leases (anyone who may write these Leases can write this)")
-		for _, each := range e.Leaders {
-			page.Row(map[bool]string{true: "alive", false: "not alive"}[each.Alive],
-				fmt.Sprintf("%s, held by %q, renewed %s", each.Lease, each.Holder, page.Age(each.Renewed)))
-		}
-		if len(e.Leaders) == 0 {
-			page.Text("none found")
-		}
-		for _, unknown := range e.Unknown {
-			page.Row("unknown", unknown)
-		}
-	}
-	_, err := io.WriteString(out, page.String())
-	return err
-}
-
-// writeSaid writes the newest statements of all, at most that many.
-func writeSaid(page *explain.Page, all []statement, most int) {
-	page.Title("Said by the manager (anyone who may create Events can write this)")
-	for _, said := range all[:min(len(all), most)] {
-		page.Row(page.Age(said.At), said.By+" "+said.Reason, said.Message)
-	}
-	if len(all) == 0 {
-		page.Text("nothing")
-	} else if len(all) > most {
-		page.Text(fmt.Sprintf("and %d older Events", len(all)-most))
-	}
+// newestOf returns, for each signer of kubelets, the newest credible request of node, or the newest one if none is.
+func (c *cluster) newestOf(ctx context.Context, node string) (all []*certificatesv1.CertificateSigningRequest, err error) {
+	err = c.ofNode(ctx, node, func(obj *certificatesv1.CertificateSigningRequest) { all = append(all, obj) })
+	slices.SortFunc(all, func(a, b *certificatesv1.CertificateSigningRequest) int {
+		rank := map[bool]int{true: 0, false: 1}
+		return cmp.Or(cmp.Compare(a.Spec.SignerName, b.Spec.SignerName),
+			cmp.Compare(rank[credible(a, node)], rank[credible(b, node)]), b.CreationTimestamp.Compare(a.CreationTimestamp.Time))
+	})
+	return slices.CompactFunc(all, func(a, b *certificatesv1.CertificateSigningRequest) bool {
+		return a.Spec.SignerName == b.Spec.SignerName
+	}), err
 }
 
 // credible reports whether the node itself or a bootstrap token has made obj. Other requesters can write the name of
@@ -189,49 +89,95 @@ func credible(obj *certificatesv1.CertificateSigningRequest, node string) bool {
 	return obj.Spec.Username == csr.NodeUserPrefix+node || slices.ContainsFunc(obj.Spec.Groups, check.IsBootstrapGroup)
 }
 
-// ofNode returns all requests for the certificates of node.
-func (c *cluster) ofNode(ctx context.Context, node string) ([]*certificatesv1.CertificateSigningRequest, error) {
-	var found []*certificatesv1.CertificateSigningRequest
-	err := c.requests(ctx, metav1.ListOptions{}, func(obj *certificatesv1.CertificateSigningRequest) {
-		if req, err := csr.Parse(obj); err == nil && req.NodeName() == node {
-			found = append(found, obj.DeepCopy()) // the page itself can be released
-		}
-	})
-	return found, err
-}
-
-// newestOf returns, for each signer of kubelets, the newest credible request of node, or the newest one if none is.
-func (c *cluster) newestOf(ctx context.Context, node string) ([]*certificatesv1.CertificateSigningRequest, error) {
-	all, err := c.ofNode(ctx, node)
-	slices.SortFunc(all, func(a, b *certificatesv1.CertificateSigningRequest) int {
-		if credible(a, node) != credible(b, node) {
-			return map[bool]int{true: -1, false: 1}[credible(a, node)]
-		}
-		return b.CreationTimestamp.Compare(a.CreationTimestamp.Time)
-	})
-	var newest []*certificatesv1.CertificateSigningRequest
-	for _, signer := range []string{certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName} {
-		ofSigner := func(obj *certificatesv1.CertificateSigningRequest) bool { return obj.Spec.SignerName == signer }
-		if i := slices.IndexFunc(all, ofSigner); i >= 0 {
-			newest = append(newest, all[i])
-		}
+// explain collects what is known about obj.
+func (c *cluster) explain(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *explanation {
+	e := &explanation{Facts: factsOf(obj)}
+	var err error
+	if e.Said, err = c.said(ctx, obj); err != nil {
+		e.Unknown = append(e.Unknown, err.Error())
 	}
-	return newest, err
+	if e.Leaders, err = c.leaders(ctx); err != nil {
+		e.Unknown = append(e.Unknown, err.Error())
+	}
+	alive := err != nil || slices.ContainsFunc(e.Leaders, func(each leader) bool { return each.Alive })
+	e.NextStep, e.Command = e.nextStep(current(e.Said, obj, c.now()), alive)
+	return e
 }
 
-// nodeState says whether the Node exists and is Ready.
-func (c *cluster) nodeState(ctx context.Context, name string) string {
-	node, err := c.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+// nextStep returns what to do about a request, and a command that does it, if there is one. It follows from the object,
+// and then from what the manager said last, while that stands. alive says that a manager runs, or that it is not known.
+func (e *explanation) nextStep(said *statement, alive bool) (text, command string) {
 	switch {
-	case apierrors.IsNotFound(err):
-		return "there is no such Node"
-	case err != nil:
-		return check.ReadError("get the node", err)
+	case e.State == csr.Issued:
+		return "Nothing to do: the request has its certificate.", ""
+	case inCharge(e.State) == "":
+		text = "Correct what the condition names, then make a new request. A kubelet makes one when it restarts."
+		for _, each := range e.Conditions {
+			if string(each.Type) == string(e.State) {
+				text = cmp.Or(reasonStep(e.State, each.Reason), text)
+			}
+		}
+		return text, ""
+	case e.Refusal != nil:
+		return fmt.Sprintf("The signer would refuse the request (%s): %s. %s",
+			e.Refusal.Reason, e.Refusal.Message, reasonStep(csr.Approved, e.Refusal.Reason)), ""
+	case said != nil:
+		return e.stepAfter(said.Reason)
+	case !alive:
+		return "No manager renews its Lease in the namespaces that were read: run \"kubectl csr check\". If the manager runs in " +
+			"another namespace, name it with -n.", ""
+	case e.State == csr.Approved:
+		return "Wait a minute. If the request stays without a certificate and without an Event, no manager serves this signer: " +
+			"find out which program signs for it.", ""
 	}
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			return fmt.Sprintf("Ready is %s: %s", condition.Status, csr.Shorten(condition.Message))
+	return "Wait a minute. If the request stays without an Event, no rule of a manager is for this signer: if you know who made " +
+		"the request and why, approve it by hand.", "kubectl csr approve " + check.Argument(e.obj.Name)
+}
+
+// stepAfter returns the next step after a reason of the controller in charge. The page of reasons says what to do about a
+// requester without permission for the kubelets' signer; for the others, the Event names the approval rules.
+func (e *explanation) stepAfter(reason string) (text, command string) {
+	text = reasonStep(e.State, reason)
+	if reason == "NotAuthorized" {
+		if e.Signer != certificatesv1.KubeAPIServerClientKubeletSignerName {
+			text = ""
+		} else if special, bind := check.BindRequester(e.req); special+bind != "" {
+			text, command = cmp.Or(special, text), bind
 		}
 	}
-	return "it has no condition Ready"
+	return cmp.Or(text, "Do what the manager's Event says."), command
+}
+
+// explanation writes e.
+func (p *page) explanation(e *explanation) {
+	p.title(fmt.Sprintf("CertificateSigningRequest %q: %s", e.Name, e.State))
+	p.title("Next step")
+	p.line("  " + e.NextStep)
+	if e.Command != "" {
+		p.line("    " + e.Command)
+	}
+	p.facts(e.Facts)
+	p.said(e.Said)
+	p.title("Managers, by their Leases (anyone who may write these Leases can write this)")
+	for _, each := range e.Leaders {
+		alive := map[bool]string{true: "alive", false: "not alive"}[each.Alive]
+		p.row(alive, fmt.Sprintf("%s, held by %q, renewed %s", each.Lease, each.Holder, p.age(each.Renewed)))
+	}
+	if len(e.Leaders) == 0 {
+		p.line("  none found")
+	}
+	for _, unknown := range e.Unknown {
+		p.row("unknown", unknown)
+	}
+}
+
+// said writes the newest five of all statements.
+func (p *page) said(all []statement) {
+	p.title("Said by the manager (anyone who may create Events can write this)")
+	for _, said := range all[:min(len(all), 5)] {
+		p.row(p.age(said.At), said.By+" "+said.Reason, said.Message)
+	}
+	if len(all) == 0 {
+		p.line("  nothing")
+	}
 }

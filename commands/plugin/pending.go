@@ -4,19 +4,17 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -55,28 +53,21 @@ the manager's last Event about each. It changes nothing.`,
 		if err := c.addEvents(cmd.Context(), rows); err != nil {
 			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: the reasons are unknown: %v\n", err)
 		}
-		switch {
-		case *asJSON:
-			return writeJSON(cmd.OutOrStdout(), rows)
-		case len(rows) == 0:
+		if len(rows) == 0 && !*asJSON {
 			_, err := fmt.Fprintln(cmd.ErrOrStderr(), "No request waits.")
 			return err
 		}
-		table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER"}}
-		for _, row := range rows {
-			said := ""
-			if row.Said != nil {
-				said = fmt.Sprintf("%s %s ago", row.Said.Reason, duration.HumanDuration(c.now().Sub(row.Said.At)))
+		return c.write(cmd.OutOrStdout(), *asJSON, rows, func(p *page) {
+			table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER"}}
+			for _, row := range rows {
+				said, since := "", duration.HumanDuration(p.now.Sub(row.Since))
+				if row.Said != nil {
+					said = row.Said.Reason + " " + p.age(row.Said.At)
+				}
+				table = append(table, []string{check.Word(row.Name), check.Word(row.Node), row.Signer, check.Word(row.Requester), row.WaitsFor, since, said})
 			}
-			table = append(table, []string{
-				word(row.Name), word(row.Node), row.Signer, word(row.Requester), row.WaitsFor,
-				duration.HumanDuration(c.now().Sub(row.Since)), said,
-			})
-		}
-		page := explain.NewPage(c.now())
-		page.Table(table)
-		_, err = io.WriteString(cmd.OutOrStdout(), page.String())
-		return err
+			p.table(table)
+		})
 	})
 	return cmd
 }
@@ -86,25 +77,23 @@ func (c *cluster) pending(ctx context.Context, signer string) ([]waiting, error)
 	rows := []waiting{} // never null
 	options := metav1.ListOptions{}
 	if signer != "" {
-		options.FieldSelector = fields.Set{"spec.signerName": signer}.String()
+		options.FieldSelector = fields.OneTermEqualSelector("spec.signerName", signer).String()
 	}
 	err := c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) {
 		state := csr.StateOf(obj)
-		row := waiting{
-			Name: obj.Name, Signer: obj.Spec.SignerName, Requester: csr.Shorten(obj.Spec.Username), WaitsFor: "approval",
-			Since: obj.CreationTimestamp.UTC(), uid: obj.UID, by: inCharge(state),
-		}
-		switch {
-		case row.by == "":
+		by := inCharge(state)
+		if by == "" {
 			return
-		case state == csr.Approved:
+		}
+		row := waiting{
+			Name: obj.Name, Node: csr.Shorten(csr.Limits{}.NodeOf(obj)), Signer: obj.Spec.SignerName,
+			Requester: csr.Shorten(obj.Spec.Username), WaitsFor: "approval", Since: obj.CreationTimestamp.UTC(), uid: obj.UID, by: by,
+		}
+		if state == csr.Approved {
 			row.WaitsFor = "a certificate"
 			if at := csr.ApprovedAt(obj); !at.IsZero() {
 				row.Since = at.UTC()
 			}
-		}
-		if req, err := csr.Parse(obj); err == nil {
-			row.Node = csr.Shorten(req.NodeName())
 		}
 		rows = append(rows, row)
 	})
@@ -122,10 +111,8 @@ func (c *cluster) addEvents(ctx context.Context, rows []waiting) error {
 	for i := range rows {
 		byUID[rows[i].uid] = &rows[i]
 	}
-	const selector = "involvedObject.kind=CertificateSigningRequest"
-	return c.events(ctx, corev1.NamespaceDefault, selector, func(event *corev1.Event, said statement) {
-		row := byUID[event.InvolvedObject.UID]
-		if row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
+	return c.events(ctx, "involvedObject.kind=CertificateSigningRequest", func(about types.UID, said statement) {
+		if row := byUID[about]; row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
 			row.Said = &said
 		}
 	})

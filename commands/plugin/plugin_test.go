@@ -3,7 +3,6 @@ package plugin
 import (
 	"bytes"
 	"cmp"
-	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -14,7 +13,6 @@ import (
 	"errors"
 	"net/http"
 	"net/http/httptest"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,18 +49,8 @@ func at(after time.Duration) *metav1.Time {
 // clusterOf returns an API server with objs and these SigningAuthorities. It ignores field selectors.
 func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.SigningAuthority) (*cluster, *fake.Clientset) {
 	t.Helper()
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var found any = v1alpha1.SigningAuthorityList{Items: authorities}
-		if name := strings.TrimPrefix(r.URL.Path, "/apis/csr-controller-manager.io/v1alpha1/signingauthorities"); name != "" {
-			i := slices.IndexFunc(authorities, func(obj v1alpha1.SigningAuthority) bool { return "/"+obj.Name == name })
-			if i < 0 {
-				http.Error(w, "no", http.StatusNotFound)
-				return
-			}
-			found = authorities[i]
-		}
-		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(found)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(v1alpha1.SigningAuthorityList{Items: authorities})
 	}))
 	t.Cleanup(server.Close)
 	typed, err := certificatesclient.NewForConfig(&rest.Config{Host: server.URL})
@@ -70,10 +58,7 @@ func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.Sign
 		t.Fatal(err)
 	}
 	api := fake.NewClientset(objs...)
-	return &cluster{
-		Interface: api, authorities: typed.RESTClient(), host: "https://api",
-		clock: clocktesting.NewFakeClock(fixedNow),
-	}, api
+	return &cluster{Interface: api, authorities: typed.RESTClient(), host: "https://api", clock: clocktesting.NewFakeClock(fixedNow)}, api
 }
 
 // execute runs a command on c with an input, and returns what it writes.
@@ -87,6 +72,16 @@ func execute(t testing.TB, c *cluster, input string, args ...string) (out, aside
 	root.SetErr(&rest)
 	err = root.ExecuteContext(t.Context())
 	return result.String(), rest.String(), err
+}
+
+// executeJSON runs a command on c with -o json, and decodes what it writes.
+func executeJSON(t testing.TB, c *cluster, into any, args ...string) error {
+	t.Helper()
+	out, _, err := execute(t, c, "", append(args, "-o", "json")...)
+	if jsonErr := json.Unmarshal([]byte(out), into); jsonErr != nil {
+		t.Errorf("%v: %v:\n%s", args, jsonErr, out)
+	}
+	return err
 }
 
 // requestOf returns a sound request of a bootstrap token for the client certificate of node a. mods change it.
@@ -191,6 +186,7 @@ func TestApprove(t *testing.T) {
 		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
 		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
 		"another signer":    {mod: foreign},
+		"a group of ours":   {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }, want: "(SubjectNotPermitted)"},
 		"unknown usage":     {mod: unknownUsage, want: "(UsagesNotPermitted)"},
 		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
 		"being deleted":     {mod: leaving, want: "the request is being deleted"},
@@ -242,27 +238,10 @@ func TestApproveShowsTheFacts(t *testing.T) {
 	if facts, _, _ := strings.Cut(aside, "\nApprove 1 of 1"); !strings.Contains(silent, facts) {
 		t.Errorf("--yes does not show the facts:\n%s", silent)
 	}
-	for _, part := range []string{`"CN=system:node:a,O=system:nodes"`, `"x\x1b[31m\n"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago", "Approve 1 of 1 requests? [y/N] "} {
-		if !strings.Contains(aside, part) {
-			t.Errorf("%q is not in:\n%s", part, aside)
-		}
-	}
+	contains(t, aside, `"CN=system:node:a,O=system:nodes"`, `"x\x1b[31m\n"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago",
+		"Approve 1 of 1 requests? [y/N] ")
 	if strings.ContainsAny(aside, "\x1b\u202e") {
 		t.Errorf("%q", aside)
-	}
-}
-
-// TestApproveNeedsAQuestion checks that --yes is not given for requests that nobody has named, and is given where nothing is
-// asked.
-func TestApproveNeedsAQuestion(t *testing.T) {
-	t.Parallel()
-	c, _ := clusterOf(t, []runtime.Object{requestOf(t, "r")})
-	for args, want := range map[string]string{
-		"approve r -o json": "-o json asks nothing: add --yes", "approve --node a --yes": "--yes needs the names of the requests",
-	} {
-		if out, _, err := execute(t, c, "y\n", strings.Fields(args)...); err == nil || !strings.Contains(err.Error(), want) || out != "" {
-			t.Errorf("%s: error %v, want %q; printed %q", args, err, want, out)
-		}
 	}
 }
 
@@ -277,10 +256,10 @@ func TestApproveReportsErrors(t *testing.T) {
 	} {
 		c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
 		api.PrependReactor("update", "certificatesigningrequests", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, fault })
-		out, _, err := execute(t, c, "", "approve", "r", "--yes", "-o", "json")
-		var outcomes []outcome
-		if jsonErr := json.Unmarshal([]byte(out), &outcomes); jsonErr != nil || err == nil || len(outcomes) != 1 || !strings.Contains(outcomes[0].Problem, want) {
-			t.Errorf("%s: error %v, %v:\n%s", want, err, jsonErr, out)
+		var outcomes []struct{ Name, Node, Signer, Requester, Problem string }
+		err := executeJSON(t, c, &outcomes, "approve", "r", "--yes")
+		if err == nil || len(outcomes) != 1 || outcomes[0].Name != "r" || !strings.Contains(outcomes[0].Problem, want) {
+			t.Errorf("%s: error %v: %+v", want, err, outcomes)
 		}
 	}
 }
@@ -302,17 +281,16 @@ approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap
 	if err != nil || out != want {
 		t.Errorf("error %v:\n%s", err, out)
 	}
-	out, _, err = execute(t, c, "", "pending", "-o", "json")
 	var rows []waiting
-	if jsonErr := json.Unmarshal([]byte(out), &rows); err != nil || jsonErr != nil || len(rows) != 3 || rows[0].Said.Reason != "NotAuthorized" {
-		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
+	if err := executeJSON(t, c, &rows, "pending"); err != nil || len(rows) != 3 || rows[0].Said.Reason != "NotAuthorized" {
+		t.Errorf("error %v: %+v", err, rows)
 	}
 	none, _ := clusterOf(t, nil)
 	if out, aside, err := execute(t, none, "", "pending"); err != nil || out != "" || aside != "No request waits.\n" {
 		t.Errorf("error %v: %q, %q", err, out, aside)
 	}
-	if out, _, err := execute(t, none, "", "pending", "-o", "json"); err != nil || out != "[]\n" {
-		t.Errorf("error %v: %q", err, out)
+	if err := executeJSON(t, none, &rows, "pending"); err != nil || rows == nil || len(rows) > 0 {
+		t.Errorf("error %v: %+v", err, rows)
 	}
 }
 
@@ -324,6 +302,7 @@ func TestNextStep(t *testing.T) {
 	denied := requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied))
 	issued := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) { obj.Status.Certificate = []byte("x") })
 	refused := requestOf(t, "r", func(obj *request) { obj.Spec.Usages = nil })
+	custom := requestOf(t, "r", func(obj *request) { obj.Spec.SignerName = "example.com/a" })
 	const noManager, noRule, noSigner = "No manager renews its Lease", "no rule of a manager is for this signer", "no manager serves this signer"
 	const bind = "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one " +
 		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"
@@ -345,6 +324,7 @@ func TestNextStep(t *testing.T) {
 		"before":         {approved, objects{alive, said(signerName, "CAMissing", -2*time.Minute)}, noSigner, ""},
 		"dry run":        {obj, objects{alive, said(approverName, "WouldApprove", 0)}, "remove the controller from dryRun", ""},
 		"unknown reason": {obj, objects{alive, said(approverName, "Other", 0)}, "Do what the manager's Event says.", ""},
+		"rule":           {custom, objects{alive, said(approverName, "NotAuthorized", 0)}, "Do what the manager's Event says.", ""},
 		"denied":         {denied, nil, "Correct what the condition names", ""},
 		"issued":         {issued, nil, "Nothing to do", ""},
 		"CA": {
@@ -366,36 +346,50 @@ func TestExplain(t *testing.T) {
 	byAlice := requestOf(t, "alices", func(obj *request) { obj.Spec.Username, obj.Spec.Groups, obj.CreationTimestamp = "alice", nil, *at(0) })
 	c, api := clusterOf(t, []runtime.Object{
 		requestOf(t, "r"), requestOf(t, "older", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), byAlice,
-		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{
-			{Type: corev1.NodeReady, Status: corev1.ConditionUnknown, Message: "kubelet stopped posting node status"},
-		}}},
 		lease(defaultNamespace, "csr-approver", -time.Second),
 	})
-	out, _, err := execute(t, c, "", "explain", "--node", "a")
-	out = strings.Join(strings.Fields(out), " ")
-	if err != nil || !strings.Contains(out, `CertificateSigningRequest "r": Pending`) || strings.Contains(out, `"alices"`) || strings.Contains(out, `"older"`) ||
-		!strings.Contains(out, "Ready is Unknown: kubelet stopped posting node status") || !strings.Contains(out, `csr-approver, held by "pod-1", renewed 1s ago`) {
-		t.Errorf("error %v:\n%s", err, out)
+	var node struct {
+		Requests []struct{ Name, State, Node string }
 	}
-	out, _, err = execute(t, c, "", "explain", "--node", "b")
-	if err != nil || !strings.Contains(out, "There is no request for it.") {
-		t.Errorf("error %v:\n%s", err, out)
+	if err := executeJSON(t, c, &node, "explain", "--node", "a"); err != nil || len(node.Requests) != 1 || node.Requests[0].Name != "r" {
+		t.Errorf("error %v: %+v", err, node)
 	}
-	out, _, err = execute(t, c, "", "explain", "r", "-o", "json")
+	for args, parts := range map[string][]string{
+		"--node a": {`CertificateSigningRequest "r": Pending`, `csr-approver, held by "pod-1", renewed 1s ago`},
+		"--node b": {`There is no request for node "b".`},
+		"r":        {`CertificateSigningRequest "r": Pending`},
+	} {
+		out, _, err := execute(t, c, "", append([]string{"explain"}, strings.Fields(args)...)...)
+		contains(t, out, parts...)
+		if err != nil {
+			t.Errorf("%s: error %v", args, err)
+		}
+	}
 	var e struct {
 		Name, State, Node, NextStep string
 		Leaders                     []leader
 	}
-	if jsonErr := json.Unmarshal([]byte(out), &e); err != nil || jsonErr != nil || e.Name != "r" || e.State != "Pending" || e.Node != "a" || e.NextStep == "" || len(e.Leaders) != 1 {
-		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
+	if err := executeJSON(t, c, &e, "explain", "r"); err != nil || e.Name != "r" || e.State != "Pending" || e.Node != "a" || e.NextStep == "" || len(e.Leaders) != 1 {
+		t.Errorf("error %v: %+v", err, e)
 	}
-	if _, _, err = execute(t, c, "", "explain", "none"); err == nil || !strings.HasPrefix(err.Error(), `there is no CertificateSigningRequest "none": `) {
+	if _, _, err := execute(t, c, "", "explain", "none"); err == nil || !strings.HasPrefix(err.Error(), `there is no CertificateSigningRequest "none": `) {
 		t.Errorf("error %v", err)
 	}
 	forbid(api, "list", "*")
-	out, _, err = execute(t, c, "", "explain", "r")
-	if err != nil || !strings.Contains(out, "unknown       list events") || !strings.Contains(out, "unknown       list leases") {
-		t.Errorf("error %v:\n%s", err, out)
+	out, _, err := execute(t, c, "", "explain", "r")
+	contains(t, out, "unknown       list events", "unknown       list leases")
+	if err != nil {
+		t.Errorf("error %v", err)
+	}
+}
+
+// contains fails unless text contains all parts.
+func contains(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is not in:\n%s", part, text)
+		}
 	}
 }
 
@@ -410,11 +404,7 @@ func TestCheck(t *testing.T) {
 	c, api := clusterOf(t, []runtime.Object{
 		lease(defaultNamespace, "csr-controller-manager", -time.Second), serving,
 		node("asks", 30*time.Minute), node("silent", 30*time.Minute), node("new", time.Minute), node("old", 24*time.Hour),
-		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: publishedNamespace, Name: publishedName}},
-		&corev1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, ReportingController: "csr-self-check", Reason: "RightsMissing", Message: "missing rights: get secrets",
-			InvolvedObject: corev1.ObjectReference{Kind: "Namespace", Name: defaultNamespace}, EventTime: metav1.NewMicroTime(fixedNow),
-		},
+		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}},
 	})
 	api.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, action.(clienttesting.CreateAction).GetObject(), nil // denied
@@ -423,23 +413,16 @@ func TestCheck(t *testing.T) {
 	if err == nil || !strings.HasPrefix(err.Error(), "check: ") {
 		t.Errorf("error %v", err)
 	}
-	for _, part := range []string{
-		"kubelet-rights   failed", "--group=system:bootstrappers:kubeadm:default-node-token", "manager-running  ok",
-		"serving-asked    failed", "1 nodes have never asked", ": silent", "Said by the manager", "csr-self-check RightsMissing",
-	} {
-		if !strings.Contains(strings.Join(strings.Fields(out), " "), strings.Join(strings.Fields(part), " ")) {
-			t.Errorf("%q is not in:\n%s", part, out)
-		}
-	}
+	contains(t, out, "kubelet-rights   failed", "--group=system:bootstrappers:kubeadm:default-node-token", "manager-running  ok",
+		"serving-asked    failed", "1 nodes have never asked", ": silent")
 	if strings.Contains(out, "--group=system:bootstrappers ") {
 		t.Errorf("advice names the group of all tokens:\n%s", out)
 	}
 	checkBundles(t, c)
 	forbid(api, "*", "*")
-	out, _, err = execute(t, c, "", "check", "-o", "json")
 	var report checkReport
-	if jsonErr := json.Unmarshal([]byte(out), &report); jsonErr != nil || err == nil || report.Failed != 0 || report.Passed != 0 || report.Unknown != len(report.Results) {
-		t.Errorf("error %v, %v:\n%s", err, jsonErr, out)
+	if err := executeJSON(t, c, &report, "check"); err == nil || report.Failed != 0 || report.Passed != 0 || report.Unknown != len(report.Results) {
+		t.Errorf("error %v: %+v", err, report)
 	}
 }
 
@@ -502,26 +485,26 @@ func newCA(t *testing.T, name string) *ca.Authority {
 	return made
 }
 
-// A wrong command line is an error before anything is asked.
+// A wrong command line is an error before anything is asked, and so is --yes for requests that nobody has named, and a missing
+// --yes where nothing is asked.
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
+	c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
 	for args, want := range map[string]string{
-		"chek":                `unknown command "chek" for "kubectl csr"`,
-		"check --bogus":       "unknown flag: --bogus",
-		"check -o xml":        "unknown output format; use json",
-		"check surplus":       `unknown command "surplus" for "kubectl csr check"`,
-		"explain":             "give the NAME of a request, or --node NODE",
-		"explain a b":         "accepts at most 1 arg(s), received 2",
-		"approve a --node b":  "give the NAME of a request, or --node NODE",
-		"rotation status a b": "accepts at most 1 arg(s), received 2",
+		"chek":                   `unknown command "chek" for "kubectl csr"`,
+		"check --bogus":          "unknown flag: --bogus",
+		"check -o xml":           "unknown output format; use json",
+		"check surplus":          `unknown command "surplus" for "kubectl csr check"`,
+		"explain":                "give the NAME of a request, or --node NODE",
+		"explain a b":            "accepts at most 1 arg(s), received 2",
+		"approve a --node b":     "give the NAME of a request, or --node NODE",
+		"approve r -o json":      "-o json asks nothing: add --yes",
+		"approve --node a --yes": "--yes needs the names of the requests",
+		"rotation status a b":    "accepts at most 1 arg(s), received 2",
 	} {
-		root := newRoot("v1", func() (*cluster, error) { return nil, errors.New("connected") })
-		var out bytes.Buffer
-		root.SetArgs(strings.Fields(args))
-		root.SetOut(&out)
-		root.SetErr(&out)
-		if err := root.ExecuteContext(context.WithoutCancel(t.Context())); err == nil || !strings.Contains(err.Error(), want) || out.Len() > 0 {
-			t.Errorf("%s: error %v, want %q; printed %q", args, err, want, out.String())
+		out, aside, err := execute(t, c, "y\n", strings.Fields(args)...)
+		if err == nil || !strings.Contains(err.Error(), want) || out+aside != "" || len(api.Actions()) > 0 {
+			t.Errorf("%s: error %v, want %q; printed %q, asked %v", args, err, want, out+aside, api.Actions())
 		}
 	}
 }

@@ -5,26 +5,20 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/commands/explain"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 )
-
-// statusReport is what rotation status prints.
-type statusReport struct {
-	Items []authorityReport `json:"items"`
-}
 
 // authorityReport is the status of one SigningAuthority.
 type authorityReport struct {
@@ -39,105 +33,6 @@ type authorityReport struct {
 	NotMoved *notMoved `json:"notMoved,omitempty"`
 }
 
-// status prints the status of objs.
-func (r *rotation) status(ctx context.Context, objs []v1alpha1.SigningAuthority) error {
-	report := &statusReport{}
-	for i := range objs {
-		obj := &objs[i]
-		item := authorityReport{
-			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj), Status: obj.Status,
-			Allowed: append([]v1alpha1.Operation{}, v1alpha1.Allowed(obj.Status.Phase)...), // never null
-		}
-		if obj.Status.Retiring != nil {
-			item.NotMoved = r.notMoved(ctx, obj)
-		}
-		report.Items = append(report.Items, item)
-	}
-	if *r.asJSON {
-		return writeJSON(r.out, report)
-	}
-	page := statusPage{explain.NewPage(r.now())}
-	for i := range report.Items {
-		page.authority(&report.Items[i])
-	}
-	_, err := io.WriteString(r.out, page.String())
-	return err
-}
-
-// statusPage is the status as text.
-type statusPage struct{ *explain.Page }
-
-func (p statusPage) authority(item *authorityReport) {
-	status := &item.Status
-	p.Title(fmt.Sprintf("SigningAuthority %s: %s, generation %d", item.Name, phase(status), status.Generation))
-	p.Row("signs for", item.Signers...)
-	if item.Requested != "" {
-		p.Row("requested", item.Requested.Command())
-	}
-	if status.Intent != "" {
-		p.Row("step", status.Intent)
-	}
-	if last := status.LastOperation; last != nil {
-		p.Row("last", last.Name.Command()+", "+strings.ToLower(string(last.Result))+" "+p.Age(last.Time.Time))
-		if last.Message != "" {
-			p.Row("", last.Message)
-		}
-	}
-	p.Row("allowed now", v1alpha1.AllowedText(status.Phase))
-	if status.LastCompletedTime != nil {
-		p.Row("completed", p.Age(status.LastCompletedTime.Time))
-	}
-	p.cas(status)
-	if len(status.WaitingFor) > 0 {
-		p.Title("Waiting:")
-	}
-	for _, each := range status.WaitingFor {
-		p.Text("- " + each)
-	}
-	if item.NotMoved != nil {
-		p.nodes(item.NotMoved)
-	}
-}
-
-// cas writes the CAs, with what the administrator has stated about them.
-func (p statusPage) cas(status *v1alpha1.SigningAuthorityStatus) {
-	rows := [][]string{{"CA", "KEY ID", "GEN", "EXPIRES", "SIGNS SINCE", "NOTES"}}
-	for _, each := range []struct {
-		role string
-		ca   *v1alpha1.CAStatus
-	}{{"candidate", status.Candidate}, {"signing", status.Signing}, {"retiring", status.Retiring}} {
-		ca := each.ca
-		if ca == nil {
-			continue
-		}
-		var notes []string
-		for _, statement := range []struct {
-			text string
-			at   *metav1.Time
-		}{
-			{"adopted", ca.AdoptedAt}, {"attested", ca.AttestedAt}, {"trust confirmed", ca.TrustConfirmedAt},
-			{"outstanding accepted", ca.OutstandingAcceptedAt},
-		} {
-			if statement.at != nil {
-				notes = append(notes, statement.text)
-			}
-		}
-		rows = append(rows, []string{
-			each.role, ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.age(&ca.NotAfter), p.age(ca.SignsSince),
-			strings.Join(notes, ", "),
-		})
-	}
-	p.Table(rows)
-}
-
-// age returns the time since at, or until at, or nothing if at is not set.
-func (p statusPage) age(at *metav1.Time) string {
-	if at.IsZero() {
-		return ""
-	}
-	return p.Age(at.Time)
-}
-
 // notMoved holds the nodes that use another CA than the one that signs.
 type notMoved struct {
 	Nodes []nodeReport `json:"nodes"`
@@ -145,10 +40,9 @@ type notMoved struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-// nodeReport is the newest certificate of a node.
+// nodeReport is the newest certificate of a node. Signer, KeyID and Expires are empty if the manager has seen none.
 type nodeReport struct {
-	Node string `json:"node"`
-	// Signer, KeyID and Expires are empty if the manager has seen no certificate of the node.
+	Node    string       `json:"node"`
 	Signer  string       `json:"signer,omitempty"`
 	KeyID   string       `json:"keyID,omitempty"`
 	Expires *metav1.Time `json:"expires,omitempty"`
@@ -156,98 +50,155 @@ type nodeReport struct {
 	Deleted bool `json:"deleted,omitempty"`
 }
 
-// certificates are the newest certificates of a node, by signer, as the manager stores them.
-type certificates map[string]struct {
-	KeyID    string    `json:"keyID"`
-	NotAfter time.Time `json:"notAfter"`
+// status prints the status of objs.
+func (r *rotation) status(ctx context.Context, objs []v1alpha1.SigningAuthority, asJSON bool) error {
+	var items []*authorityReport
+	for i := range objs {
+		obj := &objs[i]
+		item := &authorityReport{
+			Name: obj.Name, Signers: obj.Spec.Signers, Requested: requested(obj), Status: obj.Status,
+			Allowed: append([]v1alpha1.Operation{}, v1alpha1.Allowed(obj.Status.Phase)...), // never null
+		}
+		if obj.Status.Retiring != nil {
+			item.NotMoved = r.notMoved(ctx, obj)
+		}
+		items = append(items, item)
+	}
+	return r.write(r.out, asJSON, map[string]any{"items": items}, func(p *page) {
+		for _, item := range items {
+			p.authority(item)
+		}
+	})
 }
 
-// ofOthers returns the certificates of node that are valid at now and come from another CA than signing.
-func (c certificates) ofOthers(signing *v1alpha1.CAStatus, node string, deleted bool, now time.Time) (found []nodeReport) {
-	for signer, one := range c {
-		if !now.After(one.NotAfter) && (signing == nil || one.KeyID != signing.KeyID) {
-			found = append(found, nodeReport{
-				Node: node, Signer: signer, KeyID: one.KeyID, Expires: &metav1.Time{Time: one.NotAfter}, Deleted: deleted,
-			})
+func (p *page) authority(item *authorityReport) {
+	status := &item.Status
+	p.title(fmt.Sprintf("SigningAuthority %s: %s, generation %d", item.Name, phase(status), status.Generation))
+	p.row("signs for", item.Signers...)
+	if item.Requested != "" {
+		p.row("requested", item.Requested.Command())
+	}
+	if status.Intent != "" {
+		p.row("step", status.Intent)
+	}
+	if last := status.LastOperation; last != nil {
+		p.row("last", last.Name.Command()+", "+strings.ToLower(string(last.Result))+" "+p.age(last.Time.Time))
+		if last.Message != "" {
+			p.row("", last.Message)
 		}
 	}
-	return found
+	p.row("allowed now", v1alpha1.AllowedText(status.Phase))
+	if status.LastCompletedTime != nil {
+		p.row("completed", p.age(status.LastCompletedTime.Time))
+	}
+	p.cas(status)
+	if len(status.WaitingFor) > 0 {
+		p.title("Waiting:")
+	}
+	for _, each := range status.WaitingFor {
+		p.line("  - " + each)
+	}
+	if item.NotMoved != nil {
+		p.nodes(item.NotMoved)
+	}
+}
+
+// cas writes the CAs, with what the administrator has stated about them.
+func (p *page) cas(status *v1alpha1.SigningAuthorityStatus) {
+	rows := [][]string{{"CA", "KEY ID", "GEN", "EXPIRES", "SIGNS SINCE", "NOTES"}}
+	roles := []string{"candidate", "signing", "retiring"}
+	for i, ca := range []*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring} {
+		if ca == nil {
+			continue
+		}
+		var notes []string
+		texts := []string{"adopted", "attested", "trust confirmed", "outstanding accepted"}
+		for j, at := range []*metav1.Time{ca.AdoptedAt, ca.AttestedAt, ca.TrustConfirmedAt, ca.OutstandingAcceptedAt} {
+			if at != nil {
+				notes = append(notes, texts[j])
+			}
+		}
+		rows = append(rows, []string{
+			roles[i], ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.age(ca.NotAfter.Time), p.age(ptr.Deref(ca.SignsSince, metav1.Time{}).Time), strings.Join(notes, ", "),
+		})
+	}
+	p.table(rows)
+}
+
+// nodes writes the nodes that have not moved.
+func (p *page) nodes(found *notMoved) {
+	rows := [][]string{{"NODE NOT MOVED YET", "SIGNER", "KEY ID", "EXPIRES"}}
+	for _, node := range found.Nodes {
+		name := node.Node
+		if node.Deleted {
+			name += " (Node deleted)"
+		}
+		signer, keyID := strings.TrimPrefix(node.Signer, "kubernetes.io/"), cmp.Or(node.KeyID, "none seen by the manager yet")
+		rows = append(rows, []string{name, signer, keyID, p.age(ptr.Deref(node.Expires, metav1.Time{}).Time)})
+	}
+	p.table(rows)
+	if len(rows) == 1 && len(found.Problems) == 0 {
+		p.title("No node is known to use a certificate of the old CA.")
+	}
+	for _, problem := range found.Problems {
+		p.title("The list of nodes that have not moved is incomplete: " + problem)
+	}
 }
 
 // notMoved finds the nodes that have not moved. It leaves out what the user may not read, and notes the problem.
 func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority) *notMoved {
 	found := &notMoved{Nodes: []nodeReport{}}
-	newest, readErr := r.newest(ctx, obj)
-	if readErr != nil {
-		right := fmt.Sprintf("get ConfigMaps %s-nodes-00 to -0f in namespace %s", obj.Spec.Secret.Name, obj.Spec.Secret.Namespace)
-		found.Problems = append(found.Problems, strings.TrimPrefix(check.ReadError(right, readErr), "unknown: "))
-	}
-	nodes, listErr := r.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-	if listErr != nil {
-		nodes = &corev1.NodeList{}
-		found.Problems = append(found.Problems, strings.TrimPrefix(check.ReadError("list nodes", listErr), "unknown: "))
-	}
-	existing := map[string]bool{}
-	signsForNodes := slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName)
-	for _, node := range nodes.Items {
-		existing[node.Name] = true
-		if signsForNodes && readErr == nil && newest[node.Name] == nil {
-			found.Nodes = append(found.Nodes, nodeReport{Node: node.Name})
+	existing, seen := sets.New[string](), sets.New[string]()
+	listErr := each(ctx, r.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) { existing.Insert(node.Name) })
+	readErr := r.eachNoted(ctx, obj.Spec.Secret, func(node string, newest certificates) {
+		seen.Insert(node)
+		for signer, one := range newest {
+			if !r.now().After(one.NotAfter.Time) && (obj.Status.Signing == nil || one.KeyID != obj.Status.Signing.KeyID) {
+				deleted := listErr == nil && !existing.Has(node)
+				found.Nodes = append(found.Nodes, nodeReport{node, signer, one.KeyID, &one.NotAfter, deleted})
+			}
+		}
+	})
+	if readErr == nil && slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
+		for node := range existing.Difference(seen) {
+			found.Nodes = append(found.Nodes, nodeReport{Node: node})
 		}
 	}
-	for node, certificates := range newest {
-		deleted := listErr == nil && !existing[node]
-		found.Nodes = append(found.Nodes, certificates.ofOthers(obj.Status.Signing, node, deleted, r.now())...)
+	right := fmt.Sprintf("get ConfigMaps %s-nodes-00 to -0f in namespace %s", obj.Spec.Secret.Name, obj.Spec.Secret.Namespace)
+	for i, err := range []error{readErr, listErr} {
+		if err != nil {
+			found.Problems = append(found.Problems, strings.TrimPrefix(check.ReadError([]string{right, "list nodes"}[i], err), "unknown: "))
+		}
 	}
 	slices.SortFunc(found.Nodes, func(a, b nodeReport) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Signer, b.Signer)) })
 	return found
 }
 
-// newest returns the certificates of each node that the manager has noted, in the ConfigMaps NAME-nodes-00 to -0f beside
+// certificates are the newest certificates of a node, by signer, as the manager stores them.
+type certificates map[string]struct {
+	KeyID    string      `json:"keyID"`
+	NotAfter metav1.Time `json:"notAfter"`
+}
+
+// eachNoted calls do for each node whose certificates the manager has noted, in the ConfigMaps NAME-nodes-00 to -0f beside
 // the Secret NAME.
-func (r *rotation) newest(ctx context.Context, obj *v1alpha1.SigningAuthority) (map[string]certificates, error) {
-	all := map[string]certificates{}
+func (r *rotation) eachNoted(ctx context.Context, secret v1alpha1.SecretReference, do func(node string, newest certificates)) error {
 	for shard := range 16 {
-		name := fmt.Sprintf("%s-nodes-%02x", obj.Spec.Secret.Name, shard)
-		noted, err := r.CoreV1().ConfigMaps(obj.Spec.Secret.Namespace).Get(ctx, name, metav1.GetOptions{})
+		name := fmt.Sprintf("%s-nodes-%02x", secret.Name, shard)
+		noted, err := r.CoreV1().ConfigMaps(secret.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		for node, text := range noted.Data {
-			var of certificates
-			if err := json.Unmarshal([]byte(text), &of); err != nil {
-				return nil, fmt.Errorf("ConfigMap %s: %w", name, err)
+			var newest certificates
+			if err := json.Unmarshal([]byte(text), &newest); err != nil {
+				return fmt.Errorf("ConfigMap %s: %w", name, err)
 			}
-			all[node] = of
+			do(node, newest)
 		}
 	}
-	return all, nil
-}
-
-// nodes writes the nodes that have not moved.
-func (p statusPage) nodes(found *notMoved) {
-	rows, unknown := [][]string{{"NODE NOT MOVED YET", "SIGNER", "KEY ID", "EXPIRES"}}, false
-	for _, node := range found.Nodes {
-		name, keyID := node.Node, node.KeyID
-		switch {
-		case node.Deleted:
-			name += " (Node deleted)"
-		case keyID == "":
-			keyID, unknown = "unknown", true
-		}
-		rows = append(rows, []string{name, strings.TrimPrefix(node.Signer, "kubernetes.io/"), keyID, p.age(node.Expires)})
-	}
-	p.Table(rows)
-	if len(rows) == 1 && len(found.Problems) == 0 {
-		p.Title("No node is known to use a certificate of the old CA.")
-	}
-	if unknown {
-		p.Text("unknown: the manager has seen no certificate of this node yet.")
-	}
-	for _, problem := range found.Problems {
-		p.Title("The list of nodes that have not moved is incomplete: " + problem)
-	}
+	return nil
 }

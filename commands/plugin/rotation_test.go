@@ -172,7 +172,7 @@ func golden(t *testing.T, path, text string) {
 	}
 }
 
-// TestRotationDone checks, for each accepted operation, which status means done.
+// TestRotationDone checks, for each accepted operation, which status means done, and which that it was undone.
 func TestRotationDone(t *testing.T) {
 	t.Parallel()
 	type status = v1alpha1.SigningAuthorityStatus
@@ -180,40 +180,62 @@ func TestRotationDone(t *testing.T) {
 	preparing := &status{Phase: v1alpha1.Preparing, Generation: 2, Signing: signing(), Candidate: candidate()}
 	prepared := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: candidate(), Retiring: signing()}
 	swapped := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: signing(), Retiring: candidate()}
+	stopped := prepared.DeepCopy()
+	stopped.LastOperation = &v1alpha1.OperationStatus{Name: v1alpha1.OperationComplete, Result: v1alpha1.Refused, Message: "it is stopped"}
 	inUse := &status{Phase: v1alpha1.Prepared, Retiring: signing(), Outstanding: []v1alpha1.Outstanding{{}}}
 	accepted := inUse.DeepCopy()
 	accepted.Retiring.OutstandingAcceptedAt = at(0)
 	for name, test := range map[string]struct {
-		operation   v1alpha1.Operation
 		before, now *status
-		done        bool
+		want        string // no, yes, or an error
 	}{
-		"start, preparing":            {v1alpha1.OperationStart, completed, preparing, false},
-		"start, prepared":             {v1alpha1.OperationStart, completed, prepared, true},
-		"complete, under way":         {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, false},
-		"complete, done":              {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: candidate(), LastRetired: signing()}, true},
-		"complete, and started again": {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Preparing, Signing: candidate(), LastRetired: signing()}, true},
-		"complete, of the other CA":   {v1alpha1.OperationComplete, prepared, &status{Phase: v1alpha1.Completed, Signing: signing(), LastRetired: candidate()}, false},
-		"rollback, preparing":         {v1alpha1.OperationRollback, preparing, preparing, false},
-		"rollback, candidate gone":    {v1alpha1.OperationRollback, preparing, completed, true},
-		"rollback, switched first":    {v1alpha1.OperationRollback, preparing, prepared, false},
-		"rollback, switched and back": {v1alpha1.OperationRollback, preparing, swapped, true},
-		"rollback, under way":         {v1alpha1.OperationRollback, prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, false},
-		"rollback, swapped":           {v1alpha1.OperationRollback, prepared, swapped, true},
-		"confirm":                     {v1alpha1.OperationConfirm, preparing, preparing, true},
-		"accept":                      {v1alpha1.OperationAccept, prepared, prepared, true},
-		"attest":                      {v1alpha1.OperationAttest, prepared, prepared, true},
-		"wait, in use":                {"", inUse, inUse, false},
-		"wait, accepted":              {"", inUse, accepted, true},
-		"wait, not in use":            {"", prepared, prepared, true},
-		"wait, another phase":         {"", inUse, completed, true},
+		"start, preparing":             {completed, preparing, "no"},
+		"start, prepared":              {completed, prepared, "yes"},
+		"start, rolled back":           {completed, completed, "the new CA does not sign: the rotation was rolled back meanwhile"},
+		"complete, under way":          {prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, "no"},
+		"complete, done":               {prepared, &status{Phase: v1alpha1.Completed, Signing: candidate(), LastRetired: signing()}, "yes"},
+		"complete, and started again":  {prepared, &status{Phase: v1alpha1.Preparing, Signing: candidate(), LastRetired: signing()}, "yes"},
+		"complete, of the other CA":    {prepared, &status{Phase: v1alpha1.Completed, Signing: signing(), LastRetired: candidate()}, "no"},
+		"complete, stopped":            {prepared, stopped, "it is stopped"},
+		"rollback, preparing":          {preparing, preparing, "no"},
+		"rollback, candidate gone":     {preparing, completed, "yes"},
+		"rollback, switched first":     {preparing, prepared, "no"},
+		"rollback, switched and back":  {preparing, swapped, "yes"},
+		"rollback, under way":          {prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, "no"},
+		"rollback, swapped":            {prepared, swapped, "yes"},
+		"confirm, as soon as accepted": {preparing, preparing, "yes"},
+		"accept, as soon as accepted":  {prepared, prepared, "yes"},
+		"attest, as soon as accepted":  {prepared, prepared, "yes"},
+		"wait, in use":                 {inUse, inUse, "no"},
+		"wait, accepted":               {inUse, accepted, "yes"},
+		"wait, not in use":             {prepared, prepared, "yes"},
+		"wait, another phase":          {inUse, completed, "yes"},
 	} {
-		obj := v1alpha1.SigningAuthority{Status: *test.before}
-		f := &follower{operation: test.operation, before: &obj}
-		if done := f.done(test.now); done != test.done {
-			t.Errorf("%s: done %t", name, done)
+		now := authority("cluster", *test.now)
+		r := followerOf(t, v1alpha1.Operation(strings.Split(name, ",")[0]), authority("cluster", *test.before), now)
+		r.answered = true
+		done, err := r.observe(t.Context())
+		got := map[bool]string{true: "yes", false: "no"}[done]
+		if err != nil {
+			got = err.Error()
+		}
+		if got != test.want {
+			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 	}
+}
+
+// followerOf returns what waits for an operation that was requested at before. The API server has now.
+func followerOf(t *testing.T, operation v1alpha1.Operation, before v1alpha1.SigningAuthority, now ...v1alpha1.SigningAuthority) *rotation {
+	t.Helper()
+	c, _ := clusterOf(t, nil, now...)
+	r := &rotation{cluster: c, out: io.Discard, aside: io.Discard, before: &before}
+	for _, verb := range rotationVerbs {
+		if verb.name == string(operation) {
+			r.rotationVerb = verb
+		}
+	}
+	return r
 }
 
 // TestRotationAnswer checks when an operation counts as answered: the annotation is gone, and the status has a result that
@@ -241,35 +263,26 @@ func TestRotationAnswer(t *testing.T) {
 		"refused again":                 {refused, result(v1alpha1.OperationStart, v1alpha1.Refused, time.Microsecond), "", false, "because"},
 		"another one followed":          {refused, result(v1alpha1.OperationRollback, v1alpha1.Accepted, 1000), "", false, "and then rotation rollback was requested"},
 	} {
-		obj := authority("cluster", v1alpha1.SigningAuthorityStatus{LastOperation: test.before})
-		c := &cluster{clock: clocktesting.NewFakeClock(fixedNow)}
-		f := &follower{rotation: &rotation{cluster: c, aside: io.Discard}, before: &obj, operation: v1alpha1.OperationStart}
-		now := *obj.DeepCopy()
+		before := authority("cluster", v1alpha1.SigningAuthorityStatus{LastOperation: test.before})
+		r, now := followerOf(t, v1alpha1.OperationStart, before), *before.DeepCopy()
 		now.Status.LastOperation = test.now
 		now.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(test.annotation)}
-		answered, err := f.answer(&now)
+		answered, err := r.answer(&now)
 		if answered != test.answered || (err == nil) != (test.err == "") || err != nil && !strings.Contains(err.Error(), test.err) {
 			t.Errorf("%s: answered %t, error %v", name, answered, err)
 		}
 	}
 }
 
-// TestRotationIsUndone checks that a start that was rolled back meanwhile is no success, and that another object of the same
-// name is not the one that was asked.
-func TestRotationIsUndone(t *testing.T) {
+// TestRotationOfAnotherObject checks that another object of the same name is not the one that was asked.
+func TestRotationOfAnotherObject(t *testing.T) {
 	t.Parallel()
-	last := func(name v1alpha1.Operation) *v1alpha1.OperationStatus {
-		return &v1alpha1.OperationStatus{Name: name, Result: v1alpha1.Accepted, Time: metav1.NewMicroTime(fixedNow)}
-	}
-	now := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Signing: signing(), LastOperation: last(v1alpha1.OperationStart)})
-	now.UID = "1"
-	for uid, want := range map[types.UID]string{"1": "rolled back meanwhile", "2": "was deleted"} {
-		c, _ := clusterOf(t, nil, now)
-		before := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Signing: signing()})
-		before.UID = uid
-		f := &follower{rotation: &rotation{cluster: c, aside: io.Discard}, before: &before, operation: v1alpha1.OperationStart}
-		if done, err := f.observe(t.Context()); done || err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("done %t, error %v, want %q", done, err, want)
+	now := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared})
+	now.UID = "2"
+	for _, objs := range [][]v1alpha1.SigningAuthority{{now}, nil} {
+		r := followerOf(t, v1alpha1.OperationStart, authority("cluster", v1alpha1.SigningAuthorityStatus{}), objs...)
+		if done, err := r.observe(t.Context()); done || err == nil || !strings.Contains(err.Error(), "was deleted") {
+			t.Errorf("done %t, error %v", done, err)
 		}
 	}
 }
@@ -301,7 +314,7 @@ func TestRotationFindsTheAuthority(t *testing.T) {
 		"there is no SigningAuthority: create one":                      {nil, []string{"start"}},
 		"there are 2 SigningAuthorities: add the name of one: a, b":     {two, []string{"start"}},
 		`there is no SigningAuthority "c"`:                              {two, []string{"start", "c"}},
-		"rotation complete is refused: the phase is New; allowed now: ": {two, []string{"complete", "a"}},
+		"rotation complete is refused: the phase is New; allowed now: ": {two, []string{"complete", "a", "--yes"}},
 	} {
 		c, _ := clusterOf(t, nil, test.objs...)
 		if _, _, err := execute(t, c, "", append([]string{"rotation"}, test.args...)...); err == nil || !strings.Contains(err.Error(), want) {

@@ -96,25 +96,3 @@ func (w writer) Write(data []byte) (int, error) {
 	}
 	return len(data), nil
 }
-
-// Width is the number of columns at which Wrap breaks lines.
-const Width = 80
-
-// Wrap returns text in lines of at most Width bytes: the first begins with label, the others with as many spaces. A
-// longer word has a line of its own.
-func Wrap(label, text string) string {
-	var lines strings.Builder
-	line := label
-	for _, word := range strings.Fields(text) {
-		switch {
-		case len(line) == len(label):
-			line += word
-		case len(line)+1+len(word) > Width:
-			lines.WriteString(line + "\n")
-			line = strings.Repeat(" ", len(label)) + word
-		default:
-			line += " " + word
-		}
-	}
-	return lines.String() + line + "\n"
-}

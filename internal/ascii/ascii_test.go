@@ -3,7 +3,6 @@ package ascii_test
 import (
 	"bytes"
 	"encoding/json"
-	"strings"
 	"testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
@@ -59,19 +58,4 @@ func FuzzJSON(f *testing.F) {
 			t.Errorf("read %q, want %q: %v", got, want, err)
 		}
 	})
-}
-
-func TestWrap(t *testing.T) {
-	t.Parallel()
-	long := strings.Repeat("x", 90)
-	for _, test := range []struct{ label, text, want string }{
-		{"- ", "", "- \n"},
-		{"- ", "a  b", "- a b\n"},
-		{"- ", strings.Repeat("a ", 40), "- " + strings.Repeat("a ", 38) + "a\n  a\n"},
-		{"key ", "a " + long + " b", "key a\n    " + long + "\n    b\n"},
-	} {
-		if got := ascii.Wrap(test.label, test.text); got != test.want {
-			t.Errorf("%q: got %q, want %q", test.text, got, test.want)
-		}
-	}
 }

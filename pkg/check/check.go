@@ -110,24 +110,21 @@ func (r Right) attributes() *authorizationv1.ResourceAttributes {
 
 // result returns the Result about r for an answer.
 func (r Right) result(got answer) Result {
-	result := Result{Check: OwnRights, Subject: r.String(), Status: got.status}
+	result := Result{Check: OwnRights, Subject: r.String(), Status: got.status, Evidence: "allowed; needed by " + r.Need}
+	works := ""
 	if r.Optional {
-		result.Check = OptionalRights
+		result.Check, works = OptionalRights, "; the controllers work without it"
 	}
-	switch got.status {
-	case OK:
-		result.Evidence = fmt.Sprintf("allowed; needed by %s", r.Need)
-	case Failed:
-		result.Evidence = got.because(fmt.Sprintf("not allowed, but needed by %s", r.Need))
-		if r.Optional {
-			result.Evidence += "; the controllers work without it"
-		}
-		result.NextStep = fmt.Sprintf("apply the roles and bindings of %s, and check that they name this user", r.Manifest)
-		if r.Manifest == "" {
-			result.NextStep = "grant it to this user by a role of your own: no shipped manifest has it"
-		}
-	default:
+	switch {
+	case got.status == Unknown:
 		result.Evidence, result.NextStep = got.reason, askAgain
+	case got.status == Failed && r.Manifest == "":
+		result.NextStep = "grant it to this user by a role of your own: no shipped manifest has it"
+	case got.status == Failed:
+		result.NextStep = fmt.Sprintf("apply the roles and bindings of %s, and check that they name this user", r.Manifest)
+	}
+	if got.status == Failed {
+		result.Evidence = got.because("not allowed, but needed by "+r.Need) + works
 	}
 	return result
 }

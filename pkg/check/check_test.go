@@ -1,20 +1,12 @@
 package check
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"strings"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
@@ -114,7 +106,7 @@ func TestGroups(t *testing.T) {
 		api := reviewer(func(obj runtime.Object) {
 			got = strings.Join(obj.(*authorizationv1.SubjectAccessReview).Spec.Groups, " ")
 		}).SubjectAccessReviews()
-		if askAny(t.Context(), api, "user", group, []Right{approvalAs("nodeclient")}); got != want {
+		if review(t.Context(), api, "user", group, "create", requests); got != want {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
@@ -123,36 +115,36 @@ func TestGroups(t *testing.T) {
 // The command names the requester by the smallest useful group or user.
 func TestBindRequester(t *testing.T) {
 	t.Parallel()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
+	const kubeadm = "system:bootstrappers:kubeadm:default-node-token"
+	ofA, ofB := csr.TokenGroup("a"), csr.TokenGroup("b")
+	bound := func(role, binding, to string) string {
+		return "kubectl create clusterrolebinding " + binding + " --clusterrole=" + role + " --" + to
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a"}}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	payload := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-	const ifNodes = "if nodes are to renew their certificates: kubectl create clusterrolebinding approve-selfnodeclient-nodes "
+	renews := func(binding, to string) string { return bound(roleRenew, "approve-selfnodeclient-"+binding, to) }
+	joins := func(binding, to string) string { return bound(roleJoin, "approve-nodeclient-"+binding, to) }
 	for name, test := range map[string]struct {
-		user   string
-		groups []string
-		want   string
+		user          string
+		groups        []string
+		text, command string
 	}{
-		"another node":           {"system:node:b", []string{"system:nodes"}, "system:node:b asks for the identity of another node, which no kubelet does: find out who holds its credential, which may be stolen; kubectl certificate deny one"},
-		"node, not in the group": {"system:node:a", nil, "if this user is to renew its certificate: kubectl create clusterrolebinding approve-selfnodeclient-node-a --clusterrole=" + roleRenew + " --user=system:node:a"},
-		"token":                  {"system:bootstrap:abcdef", []string{"system:bootstrappers:kubeadm:default-node-token", "system:authenticated"}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-kubeadm-default-node-token --clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
-		"token of two groups":    {"system:bootstrap:abcdef", []string{"system:bootstrappers", "system:bootstrappers:one"}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one --clusterrole=" + roleJoin + " --group=system:bootstrappers:one"},
-		"token of the node":      {"system:bootstrap:abcdef", []string{"system:bootstrappers", csr.TokenGroup("a")}, "if this group is to join nodes: kubectl create clusterrolebinding approve-nodeclient-bootstrappers-node-" + csr.TokenGroup("a")[len("system:bootstrappers:node:"):] + " --clusterrole=" + roleJoin + " --group=" + csr.TokenGroup("a")},
-		"token of another node":  {"system:bootstrap:abcdef", []string{"system:bootstrappers", csr.TokenGroup("b")}, "the token is for another node: give the machine a token for this node, or find out who holds the token"},
-		"token of no group":      {"system:bootstrap:abcdef", []string{"system:bootstrappers"}, "if this token is to join nodes: add the group system:bootstrappers:kubeadm:default-node-token to auth-extra-groups of its Secret, and kubectl create clusterrolebinding approve-nodeclient-bootstrappers-kubeadm-default-node-token --clusterrole=" + roleJoin + " --group=system:bootstrappers:kubeadm:default-node-token"},
-		"node":                   {"system:node:a", []string{"system:nodes"}, ifNodes + "--clusterrole=" + roleRenew + " --group=system:nodes"},
-		"person":                 {"alice@example.com", []string{"system:authenticated"}, "if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient-alice-example.com --clusterrole=" + roleJoin + " --user=alice@example.com"},
-		"hostile":                {"$(reboot) it's", []string{"system:bootstrappersofmine"}, `if this user is to join nodes: kubectl create clusterrolebinding approve-nodeclient---reboot--it-s --clusterrole=` + roleJoin + ` --user='$(reboot) it'\''s'`},
+		"node":                   {"system:node:a", []string{"system:nodes"}, "", renews("nodes", "group=system:nodes")},
+		"node, not in the group": {"system:node:a", nil, "", renews("node-a", "user=system:node:a")},
+		"another node": {"system:node:b", []string{"system:nodes"}, "system:node:b asks for the identity of another node, which no kubelet does: " +
+			"find out who holds its credential, which may be stolen; kubectl certificate deny one", ""},
+		"token":               {"system:bootstrap:abcdef", []string{kubeadm, "system:authenticated"}, "", joins("bootstrappers-kubeadm-default-node-token", "group="+kubeadm)},
+		"token of two groups": {"system:bootstrap:abcdef", []string{"system:bootstrappers", "system:bootstrappers:one"}, "", joins("bootstrappers-one", "group=system:bootstrappers:one")},
+		"token of the node":   {"system:bootstrap:abcdef", []string{"system:bootstrappers", ofA}, "", joins("bootstrappers-node-"+ofA[len("system:bootstrappers:node:"):], "group="+ofA)},
+		"token of another node": {"system:bootstrap:abcdef", []string{"system:bootstrappers", ofB}, "The token is for another node: give the machine a token for " +
+			"this node, or find out who holds the token.", ""},
+		"token of no group": {"system:bootstrap:abcdef", []string{"system:bootstrappers"}, "If this token is to join nodes, add the group " + kubeadm +
+			" to auth-extra-groups of its Secret, and bind it:", joins("bootstrappers-kubeadm-default-node-token", "group="+kubeadm)},
+		"person":  {"alice@example.com", []string{"system:authenticated"}, "", joins("alice-example.com", "user=alice@example.com")},
+		"hostile": {"$(reboot) it's", []string{"system:bootstrappersofmine"}, "", joins("--reboot--it-s", `user='$(reboot) it'\''s'`)},
 	} {
-		obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "one"}}
-		obj.Spec.Request, obj.Spec.Username, obj.Spec.Groups = payload, test.user, test.groups
-		if got := BindRequester(obj); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
+		req := &csr.Request{Name: "one", Requester: csr.Requester{Username: test.user, Groups: test.groups}}
+		req.Cert.Subject.CommonName = "system:node:a"
+		if text, command := BindRequester(req); text != test.text || command != test.command {
+			t.Errorf("%s: %q, %q", name, text, command)
 		}
 	}
 }

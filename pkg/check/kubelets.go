@@ -3,8 +3,8 @@ package check
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -39,46 +39,49 @@ var (
 // and each of nodeGroups must be able to renew. The users that it asks about do not exist; only their groups count.
 func Kubelets(
 	ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, bootstrapGroups, nodeGroups []string,
-) []Result {
-	var results []Result
+) (results []Result) {
 	if len(bootstrapGroups) > 0 {
 		results = append(results, bootstrap(ctx, reviews, bootstrapGroups))
 	}
 	for _, group := range nodeGroups {
-		results = append(results, renewal(ctx, reviews, group))
+		found := ask(ctx, reviews, csr.NodeUserPrefix+"csr-check", group, roleRenew, "selfnodeclient")
+		if found.status != OK { // the approver takes a node that may not renew for a bootstrapper
+			if other := ask(ctx, reviews, csr.NodeUserPrefix+"csr-check", group, roleRenew, "nodeclient"); other.status != Failed {
+				found = other
+			}
+		}
+		result := found.result("nodes can renew (" + group + ")")
+		if result.Status == Failed {
+			result.Evidence += ": nodes join, but do not renew, and are lost when their certificates expire"
+		}
+		results = append(results, result)
 	}
 	return results
 }
 
-// bootstrap returns OK for the first group whose bootstrap tokens can make requests and have them approved.
+// bootstrap returns OK if the bootstrap tokens of one group can make requests and have them approved.
 func bootstrap(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, groups []string) Result {
-	result := Result{
-		Check: KubeletRights, Subject: "nodes can join (" + strings.Join(groups, " or ") + ")", Status: Failed,
-	}
+	subject := "nodes can join (" + strings.Join(groups, " or ") + ")"
 	var found []gap
 	var seen []string
 	for _, group := range groups {
-		lacks := ask(ctx, reviews, "system:bootstrap:csr-check", group, roleJoin, [][]Right{{approvalAs("nodeclient")}})
-		switch lacks.status {
-		case OK:
-			result.Status = OK
-			result.Evidence = fmt.Sprintf("group %s may create %s and have them approved", group, requests)
-			return result
-		case Unknown:
-			result.Status = Unknown
+		each := ask(ctx, reviews, "system:bootstrap:csr-check", group, roleJoin, "nodeclient")
+		if each.status == OK {
+			return each.result(subject)
 		}
-		found, seen = append(found, lacks), append(seen, "group "+group+" "+lacks.reason)
+		found, seen = append(found, each), append(seen, "group "+group+" "+each.reason)
 	}
-	result.Evidence, result.NextStep = strings.Join(seen, "; "), askAgain
+	result := narrowest(found).result(subject)
+	result.Evidence = strings.Join(seen, "; ")
 	if result.Status == Failed {
-		result.NextStep = narrowest(found).commands() + "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
+		result.NextStep += "; if nodes join by another group, name it in selfCheck.bootstrapGroups"
 	}
 	return result
 }
 
-// narrowest returns the gap of the group that nodes most likely join by: the one that lacks the fewest roles, and of
-// these the one with the longest name. A role for bootstrapGroup would be a role of every token, so kubeadm's group
-// takes its place.
+// narrowest returns the gap of the group that nodes most likely join by: one that could not be asked, else the one that
+// lacks the fewest roles, and of these the one with the longest name. A role for bootstrapGroup would be a role of every
+// token, so kubeadm's group takes its place.
 func narrowest(gaps []gap) gap {
 	least := slices.MinFunc(gaps, func(a, b gap) int {
 		return cmp.Or(cmp.Compare(len(a.roles), len(b.roles)), cmp.Compare(len(b.group), len(a.group)))
@@ -89,53 +92,77 @@ func narrowest(gaps []gap) gap {
 	return least
 }
 
-// renewal asks whether a node in group can make requests and have them approved. As the approver does, it takes a node
-// that may not renew for a bootstrapper.
-func renewal(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, group string) Result {
-	lacks := ask(ctx, reviews, csr.NodeUserPrefix+"csr-check", group, roleRenew,
-		[][]Right{{approvalAs("selfnodeclient"), approvalAs("nodeclient")}})
-	result := Result{
-		Check: KubeletRights, Subject: "nodes can renew (" + group + ")", Status: lacks.status,
-		Evidence: "group " + group + " " + lacks.reason,
-	}
-	switch lacks.status {
-	case OK:
-		result.Evidence = fmt.Sprintf("group %s may create %s and have its own renewed", group, requests)
-	case Failed:
-		result.Evidence += ": nodes join, but do not renew, and are lost when their certificates expire"
-		result.NextStep = lacks.commands()
-	case Unknown:
-		result.NextStep = askAgain
-	}
-	return result
-}
-
-// gap is the answer about a group, with the ClusterRoles that it lacks.
+// gap is the answer about a group. It has the ClusterRoles that the group lacks only if the status is Failed.
 type gap struct {
 	answer
 	group string
 	roles []string
 }
 
-// commands returns the commands that bind the roles.
-func (g gap) commands() string {
-	commands := make([]string, len(g.roles))
-	for i, role := range g.roles {
-		commands[i] = bind(role, "group", g.group)
+// result returns g as a Result.
+func (g gap) result(subject string) Result {
+	result := Result{Check: KubeletRights, Subject: subject, Status: g.status, Evidence: "group " + g.group + " " + g.reason}
+	switch g.status {
+	case Unknown:
+		result.NextStep = askAgain
+	case Failed:
+		var commands []string
+		for _, role := range g.roles {
+			commands = append(commands, bind(role, "group", g.group))
+		}
+		result.NextStep = strings.Join(commands, " && ")
 	}
-	return strings.Join(commands, " && ")
+	return result
 }
+
+// ask asks whether user in group has what a kubelet needs: client-go's util/certificate/csr creates a request, finds its
+// own again, lists and watches. It is approved by the permission for subresource, which belongs to role.
+func ask(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group, role, subresource string) gap {
+	found := gap{group: group, answer: answer{OK, "may create " + requests + " and have them approved"}}
+	var refused []string
+	for _, need := range []struct{ role, verb, resource string }{
+		{roleCreate, "create", requests}, {roleCreate, "get", requests}, {roleCreate, "list", requests}, {roleCreate, "watch", requests},
+		{role, "create", requests + "/" + subresource},
+	} {
+		switch got := review(ctx, reviews, user, group, need.verb, need.resource); got.status {
+		case Unknown:
+			found.answer = got
+		case Failed:
+			refused, found.roles = append(refused, got.reason), slices.Compact(append(found.roles, need.role))
+		}
+	}
+	if len(refused) > 0 {
+		found.answer = answer{Failed, "may not " + strings.Join(refused, ", ")}
+	}
+	return found
+}
+
+// review asks for one right of user in group. If it is refused, the reason names it.
+func review(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group, verb, resource string) answer {
+	groups := []string{group, "system:authenticated"}
+	if strings.HasPrefix(group, bootstrapGroup+":") { // a token of such a group is in the group of all tokens too
+		groups = append(groups, bootstrapGroup)
+	}
+	right := Right{Verb: verb, Group: certificatesv1.GroupName, Resource: resource}
+	asked, err := reviews.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: user, Groups: groups, ResourceAttributes: right.attributes(),
+	}}, metav1.CreateOptions{})
+	got := answerOf(asked.Status, err)
+	if got.status == Failed {
+		got.reason = got.because(verb + " " + resource)
+	}
+	return got
+}
+
+// The parts of a role's name that the name of a binding leaves out, and the characters that it can't have.
+var (
+	shortRole = strings.NewReplacer("system:certificates.k8s.io:certificatesigningrequests:", "approve-", "system:", "")
+	unusual   = regexp.MustCompile(`[^a-z0-9.]`)
+)
 
 // bind returns the command that binds role to the user or group called name.
 func bind(role, kind, name string) string {
-	plain := func(char rune) rune { // for the name of a binding
-		if char >= 'a' && char <= 'z' || char >= '0' && char <= '9' || char == '.' {
-			return char
-		}
-		return '-'
-	}
-	short := strings.NewReplacer("system:certificates.k8s.io:certificatesigningrequests:", "approve-", "system:", "")
-	binding := short.Replace(role) + "-" + strings.Map(plain, strings.TrimPrefix(name, "system:"))
+	binding := shortRole.Replace(role) + "-" + unusual.ReplaceAllString(strings.TrimPrefix(name, "system:"), "-")
 	return fmt.Sprintf("kubectl create clusterrolebinding %s --clusterrole=%s --%s=%s", binding, role, kind, Word(name))
 }
 
@@ -143,7 +170,7 @@ func bind(role, kind, name string) string {
 // name of a request: the API server permits all characters but a slash and a percent sign there.
 func Word(text string) string {
 	const harmless = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789:.-_/@"
-	if text != "" && strings.Trim(text, harmless) == "" {
+	if strings.Trim(text, harmless) == "" {
 		return text
 	}
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
@@ -157,123 +184,32 @@ func Argument(text string) string {
 	return Word(text)
 }
 
-// BindRequester returns the next step for obj, the request of a requester that may not have it approved: the command
-// that binds the missing role to the narrowest group of the requester, or what to do about a requester that must not
-// have it.
-func BindRequester(obj *certificatesv1.CertificateSigningRequest) string {
-	user, groups := csr.Shorten(obj.Spec.Username), obj.Spec.Groups
-	req, err := csr.Parse(obj)
-	isNode := strings.HasPrefix(obj.Spec.Username, csr.NodeUserPrefix)
-	switch {
-	case isNode && (err != nil || req.Cert.Subject.CommonName != obj.Spec.Username):
-		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its "+
-			"credential, which may be stolen; kubectl certificate deny %s", Word(user), Argument(obj.Name))
+// BindRequester returns the command that binds the role which the requester of req lacks to its narrowest group. The text
+// says what to do before that, or instead if there is no command because the requester must not have the role.
+func BindRequester(req *csr.Request) (text, command string) {
+	user, groups := csr.Shorten(req.Requester.Username), req.Requester.Groups
+	tokens := slices.DeleteFunc(slices.Clone(groups), func(group string) bool { return !IsBootstrapGroup(group) })
+	group := slices.MaxFunc(append(tokens, ""), func(a, b string) int { return cmp.Compare(len(a), len(b)) })
+	switch isNode := strings.HasPrefix(user, csr.NodeUserPrefix); {
+	case isNode && req.Cert.Subject.CommonName != req.Requester.Username:
+		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its credential, "+
+			"which may be stolen; kubectl certificate deny %s", Word(user), Argument(req.Name)), ""
 	case isNode && slices.Contains(groups, csr.NodeGroup):
-		return "if nodes are to renew their certificates: " + bind(roleRenew, "group", csr.NodeGroup)
+		return "", bind(roleRenew, "group", csr.NodeGroup)
 	case isNode:
-		return "if this user is to renew its certificate: " + bind(roleRenew, "user", user)
-	}
-	node := ""
-	if err == nil {
-		node = req.NodeName()
-	}
-	return bindToken(user, groups, node)
-}
-
-// bindToken is BindRequester for a requester that is no node, and asks for node.
-func bindToken(user string, groups []string, node string) string {
-	group := ""
-	for _, each := range groups {
-		if IsBootstrapGroup(each) && len(each) > len(group) {
-			group = each
-		}
-	}
-	anyNode := csr.TokenGroup("")
-	forOneNode := strings.HasPrefix(group, anyNode[:len(anyNode)-2*sha256.Size]) // the rest is the digest of the node's name
-	switch {
-	case forOneNode && group != csr.TokenGroup(node):
-		return "the token is for another node: give the machine a token for this node, or find out who holds the token"
+		return "", bind(roleRenew, "user", user)
+	case strings.HasPrefix(group, csr.TokenGroupPrefix) && group != csr.TokenGroup(req.NodeName()):
+		return "The token is for another node: give the machine a token for this node, or find out who holds the token.", ""
 	case group == "":
-		return "if this user is to join nodes: " + bind(roleJoin, "user", user)
+		return "", bind(roleJoin, "user", user)
 	case group == bootstrapGroup:
-		return "if this token is to join nodes: add the group " + kubeadmGroup + " to auth-extra-groups of its Secret, and " +
+		return "If this token is to join nodes, add the group " + kubeadmGroup + " to auth-extra-groups of its Secret, and bind it:",
 			bind(roleJoin, "group", kubeadmGroup)
-	default:
-		return "if this group is to join nodes: " + bind(roleJoin, "group", csr.Shorten(group))
 	}
+	return "", bind(roleJoin, "group", csr.Shorten(group))
 }
 
 // IsBootstrapGroup reports whether group holds bootstrap tokens.
 func IsBootstrapGroup(group string) bool {
 	return group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":")
-}
-
-func approvalAs(subresource string) Right {
-	return Right{Verb: "create", Group: certificatesv1.GroupName, Resource: requests + "/" + subresource}
-}
-
-// creates holds the rights that client-go's util/certificate/csr needs: it creates a request, finds its own again, lists
-// and watches.
-var creates = [][]Right{
-	{{Verb: "create", Group: certificatesv1.GroupName, Resource: requests}},
-	{{Verb: "get", Group: certificatesv1.GroupName, Resource: requests}},
-	{{Verb: "list", Group: certificatesv1.GroupName, Resource: requests}},
-	{{Verb: "watch", Group: certificatesv1.GroupName, Resource: requests}},
-}
-
-// ask asks whether user in group can make requests, and has the rights of role. Of each list of rights one is enough.
-func ask(
-	ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group, role string, rights [][]Right,
-) gap {
-	lacks := gap{group: group, answer: answer{status: OK}}
-	var refused []string
-	for _, need := range []struct {
-		role   string
-		rights [][]Right
-	}{{roleCreate, creates}, {role, rights}} {
-		before := len(refused)
-		for _, wanted := range need.rights {
-			switch got := askAny(ctx, reviews, user, group, wanted); {
-			case got.status == Failed:
-				refused = append(refused, got.reason)
-			case got.status == Unknown && lacks.status == OK:
-				lacks.answer = got
-			}
-		}
-		if len(refused) > before {
-			lacks.roles = append(lacks.roles, need.role)
-		}
-	}
-	if len(refused) > 0 {
-		lacks.answer = answer{Failed, "may not " + strings.Join(refused, ", ")}
-	}
-	return lacks
-}
-
-// askAny returns OK if user in group has one of wanted. Otherwise the reason names them.
-func askAny(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, user, group string, wanted []Right) answer {
-	groups := []string{group, "system:authenticated"}
-	if strings.HasPrefix(group, bootstrapGroup+":") { // a token of such a group is in the group of all tokens too
-		groups = append(groups, bootstrapGroup)
-	}
-	worst := answer{status: Failed}
-	var names []string
-	for _, right := range wanted {
-		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: user, Groups: groups, ResourceAttributes: right.attributes(),
-		}}
-		review, err := reviews.Create(ctx, review, metav1.CreateOptions{})
-		switch got := answerOf(review.Status, err); got.status {
-		case OK:
-			return got
-		case Unknown:
-			worst = got
-		case Failed:
-			names = append(names, got.because(right.Verb+" "+right.Resource))
-		}
-	}
-	if worst.status == Failed {
-		worst.reason = strings.Join(names, " or ")
-	}
-	return worst
 }

@@ -59,10 +59,10 @@ func printToken(t *testing.T, args ...string) (secret *unstructured.Unstructured
 }
 
 // TestBootstrapTokenCommand uses a token as a kubelet does. The API server knows it, in the node's group and in no
-// other group that kubeadm binds. The printed bindings permit its certificate.
+// other group that kubeadm binds. Bindings to that group permit its certificate.
 func TestBootstrapTokenCommand(t *testing.T) {
 	kit.Parallel(t)
-	secret, token := printToken(t, "--node", "token-a", "--rbac")
+	secret, token := printToken(t, "--node", "token-a")
 	c, err := client.New(kit.WithToken(t, token), client.Options{Scheme: clientgoscheme.Scheme})
 	if err != nil {
 		t.Fatal(err)
@@ -80,6 +80,8 @@ func TestBootstrapTokenCommand(t *testing.T) {
 	}
 
 	kit.InstallRBAC(t)
+	kit.GrantGroup(t, csr.TokenGroup("token-a"), kit.MayCreate)
+	kit.GrantGroup(t, csr.TokenGroup("token-a"), kit.MayJoin)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
 	kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false")
 	obj := kit.NodeRequest(t, "token-a")

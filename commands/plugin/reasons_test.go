@@ -1,4 +1,4 @@
-package explain
+package plugin
 
 import (
 	"os"
@@ -12,8 +12,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// TestNextStep wants the next step of each row of the page, and none after a success.
-func TestNextStep(t *testing.T) {
+// TestReasonStep wants the next step of each row of the page, and none after a success.
+func TestReasonStep(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		state        csr.State
@@ -32,30 +32,27 @@ func TestNextStep(t *testing.T) {
 		{csr.Pending, "RightsMissing", ""},
 		{csr.Pending, "", ""},
 	} {
-		if got := NextStep(test.state, test.reason); !strings.HasPrefix(got, test.want) || test.want == "" && got != "" {
+		if got := reasonStep(test.state, test.reason); !strings.HasPrefix(got, test.want) || test.want == "" && got != "" {
 			t.Errorf("%s, %q: %q, want %q", test.state, test.reason, got, test.want)
 		}
 	}
-	rows := 0
-	for section := range strings.SplitSeq(docs.Reasons, "\n## ") {
-		title, _, _ := strings.Cut(section, "\n")
-		if !slices.Contains([]string{"Approver", "Approver and signer", "Signer"}, title) {
+	section, rows := "", 0
+	for line := range strings.Lines(docs.Reasons) {
+		if title, found := strings.CutPrefix(line, "## "); found {
+			section = strings.TrimSpace(title)
+		}
+		if !strings.HasPrefix(line, "| `") || !slices.Contains([]string{"Approver", "Approver and signer", "Signer"}, section) {
 			continue
 		}
-		for line := range strings.Lines(section) {
-			if !strings.HasPrefix(line, "| `") {
-				continue
-			}
-			rows++
-			cells := strings.Split(strings.Trim(line, "| \n"), " | ")
-			if len(cells) != 3 || nextSteps()[title+"/"+strings.Trim(cells[0], "`")] != cells[2] {
-				t.Errorf("this row of section %s has not three cells, or is not found: %s", title, line)
-				continue
-			}
-			for _, text := range cells[1:] {
-				if sentences := strings.Count(text, ". ") + 1; sentences > 2 || !strings.HasSuffix(text, ".") {
-					t.Errorf("%d sentences, and want one or two: %q", sentences, text)
-				}
+		rows++
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		if len(cells) != 3 || nextSteps()[section+"/"+strings.Trim(cells[0], "`")] != cells[2] {
+			t.Errorf("this row of section %s has not three cells, or is not found: %s", section, line)
+			continue
+		}
+		for _, text := range cells[1:] {
+			if strings.Count(text, ". ") > 1 || !strings.HasSuffix(text, ".") {
+				t.Errorf("want one or two sentences: %q", text)
 			}
 		}
 	}

@@ -1,6 +1,8 @@
-package explain
+package plugin
 
 import (
+	"cmp"
+	"regexp"
 	"strings"
 	"sync"
 
@@ -8,25 +10,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
+// reasonRow matches the title of a section, or a row | `Reason` | meaning | next step |.
+var reasonRow = regexp.MustCompile("(?m)^## (.+)$|^\\| `(\\w+)` \\| .* \\| (.*) \\|$")
+
 // nextSteps returns the next steps in the tables of docs/reference/reasons.md, by "section/reason".
 var nextSteps = sync.OnceValue(func() map[string]string {
 	section, steps := "", map[string]string{}
-	for line := range strings.Lines(docs.Reasons) {
-		if title, found := strings.CutPrefix(line, "## "); found {
-			section = strings.TrimSpace(title)
-		}
-		// A row is | `Reason` | meaning | next step |
-		if reason, rest, found := strings.Cut(strings.TrimPrefix(line, "| `"), "` | "); found {
-			if _, step, found := strings.Cut(strings.TrimSuffix(rest, " |\n"), " | "); found {
-				steps[section+"/"+reason] = step
-			}
-		}
+	for _, found := range reasonRow.FindAllStringSubmatch(docs.Reasons, -1) {
+		section = cmp.Or(found[1], section)
+		steps[section+"/"+found[2]] = found[3]
 	}
 	return steps
 })
 
-// NextStep returns what to do about a reason of the manager about a request in that state, or nothing.
-func NextStep(state csr.State, reason string) string {
+// reasonStep returns what to do about a reason of the manager about a request in that state, or nothing.
+func reasonStep(state csr.State, reason string) string {
 	if strings.HasPrefix(reason, "Would") {
 		return "The manager is in a dry run, and only reports what it would do: remove the controller from dryRun."
 	}

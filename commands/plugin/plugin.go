@@ -41,12 +41,11 @@ func (c *cluster) now() time.Time { return c.clock.Now().Add(-c.ahead) }
 // Execute runs the command that args name. It writes the result to out, and all else to aside.
 func Execute(ctx context.Context, version string, args []string, in io.Reader, out, aside io.Writer) error {
 	rules, overrides := clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}
-	connect := func() (*cluster, error) { return connectTo(version, rules, overrides) }
-	root := newRoot(version, connect)
-	root.PersistentFlags().StringVar(&rules.ExplicitPath, "kubeconfig", "", "`file` to reach the API server with")
-	clientcmd.BindOverrideFlags(overrides, root.PersistentFlags(), clientcmd.RecommendedConfigOverrideFlags(""))
-	root.PersistentFlags().Lookup("namespace").Usage = "namespace of the manager (default " + defaultNamespace +
-		", and kube-system)"
+	root := newRoot(version, func() (*cluster, error) { return connectTo(version, rules, overrides) })
+	flags := root.PersistentFlags()
+	flags.StringVar(&rules.ExplicitPath, "kubeconfig", "", "`file` to reach the API server with")
+	clientcmd.BindOverrideFlags(overrides, flags, clientcmd.RecommendedConfigOverrideFlags(""))
+	flags.Lookup("namespace").Usage = "namespace of the manager (default " + defaultNamespace + ", and kube-system)"
 	root.SetArgs(args)
 	root.SetIn(in)
 	root.SetOut(out)
@@ -112,11 +111,10 @@ func (d dated) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if at, err := http.ParseTime(response.Header.Get("Date")); err == nil {
-		ahead := d.cluster.clock.Now().Sub(at)
-		if ahead.Abs() < 2*time.Second { // a Date has whole seconds
-			ahead = 0
+		// A Date has whole seconds.
+		if d.cluster.ahead = d.cluster.clock.Now().Sub(at); d.cluster.ahead.Abs() < 2*time.Second {
+			d.cluster.ahead = 0
 		}
-		d.cluster.ahead = ahead
 	}
 	return response, nil
 }
@@ -134,9 +132,7 @@ func jsonFlag(cmd *cobra.Command) *bool {
 }
 
 // run returns the RunE of a command: it connects and calls do.
-func run(
-	connect connector, do func(cmd *cobra.Command, c *cluster, args []string) error,
-) func(*cobra.Command, []string) error {
+func run(connect connector, do func(cmd *cobra.Command, c *cluster, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		c, err := connect()
 		if err != nil {

@@ -1,0 +1,177 @@
+package plugin
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// Facts is what the object of a request says. Its texts are those of the object, shortened. Other programs and people
+// may have chosen them, so they are not safe for a terminal.
+type Facts struct {
+	Name   string    `json:"name"`
+	State  csr.State `json:"state"`
+	Signer string    `json:"signer"`
+	// Node is the node that the request is for.
+	Node      string    `json:"node,omitempty"`
+	Created   time.Time `json:"created"`
+	Requester string    `json:"requester"`
+	Groups    []string  `json:"groups,omitempty"`
+	// MadeWith holds the SHA-256 of the client certificate with which the request was made.
+	MadeWith []string `json:"madeWith,omitempty"`
+	Subject  string   `json:"subject,omitempty"`
+	// Names are the subject alternative names.
+	Names  []string `json:"names,omitempty"`
+	Usages []string `json:"usages"`
+	Key    string   `json:"key,omitempty"`
+	// Lifetime is what the request asks for, or empty.
+	Lifetime string `json:"lifetime,omitempty"`
+	// Dropped is what the request asks for and no certificate holds.
+	Dropped     []string                                            `json:"dropped,omitempty"`
+	Conditions  []certificatesv1.CertificateSigningRequestCondition `json:"conditions,omitempty"`
+	Certificate *certificate                                        `json:"certificate,omitempty"`
+	// Refusal says why the signer would refuse the request, as far as the object shows it with the default limits.
+	Refusal *refusal `json:"refusal,omitempty"`
+
+	obj *certificatesv1.CertificateSigningRequest
+	req *csr.Request // nil if Refusal says why it can't be parsed
+}
+
+// certificate is the certificate that was issued.
+type certificate struct {
+	SHA256   string    `json:"sha256"`
+	Issuer   string    `json:"issuer"`
+	NotAfter time.Time `json:"notAfter"`
+}
+
+// refusal is a reason of docs/reference/reasons.md and a sentence.
+type refusal struct {
+	Reason  string `json:"reason"`
+	Message string `json:"message"`
+}
+
+// maxMessage bounds a message in bytes, as the note of an Event is bounded.
+const maxMessage = 1024
+
+// factsOf returns the facts of obj.
+func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
+	req, err := csr.Parse(obj)
+	f := &Facts{
+		Name: csr.ShortenTo(obj.Name, 253), State: csr.StateOf(obj), Signer: csr.ShortenTo(obj.Spec.SignerName, 571),
+		Created: obj.CreationTimestamp.UTC(), Requester: csr.Shorten(obj.Spec.Username),
+		Groups: csr.ShortenAll(obj.Spec.Groups), Usages: texts(obj.Spec.Usages), Conditions: obj.Status.Conditions,
+		Refusal: refusalOf(req, err), obj: obj, req: req,
+	}
+	if seconds := obj.Spec.ExpirationSeconds; seconds != nil {
+		f.Lifetime = (time.Duration(*seconds) * time.Second).String()
+	}
+	if req != nil {
+		f.Node, f.Subject = csr.Shorten(req.NodeName()), req.SubjectText()
+		f.MadeWith, f.Dropped = req.Requester.Certificates(), csr.ShortenAll(req.Dropped)
+		f.Key = "SHA-256 " + req.KeyFingerprint()
+		for _, name := range namesIn(req.Cert) { // all of them: whoever approves the request must see each
+			f.Names = append(f.Names, csr.Shorten(name))
+		}
+	}
+	if certs, err := ca.ParseCertificates(obj.Status.Certificate); err == nil && len(certs) > 0 {
+		leaf := certs[0]
+		f.Certificate = &certificate{fmt.Sprintf("%x", sha256.Sum256(leaf.Raw)), csr.Shorten(leaf.Issuer.String()), leaf.NotAfter.UTC()}
+	}
+	return f
+}
+
+func namesIn(cert ca.Request) []string {
+	names := slices.Concat(cert.DNSNames, cert.EmailAddresses)
+	for _, address := range cert.IPAddresses {
+		names = append(names, address.String())
+	}
+	for _, uri := range cert.URIs {
+		names = append(names, uri.String())
+	}
+	return names
+}
+
+func texts(usages []certificatesv1.KeyUsage) []string {
+	texts := make([]string, len(usages))
+	for i, each := range usages {
+		texts[i] = string(each)
+	}
+	return csr.ShortenAll(texts)
+}
+
+// refusalOf returns why a signer with the default profile never signs the request, or nil. err says why req is nil. The
+// rules of a custom signer, and what depends on its CA, only the manager knows.
+func refusalOf(req *csr.Request, err error) *refusal {
+	refused := (*csr.Refused)(nil)
+	switch {
+	case errors.As(err, &refused):
+		return &refusal{refused.Reason, refused.Message}
+	case err != nil:
+		return &refusal{"InternalError", csr.Fault(err)}
+	}
+	if signer, builtin := csr.BuiltinSigner(req.SignerName); builtin {
+		if err := signer.Shape(req); err != nil {
+			return &refusal{"SignerValidationFailure", err.Error()}
+		}
+	}
+	if len(req.UnknownUsages) > 0 {
+		return &refusal{"UsagesNotPermitted", fmt.Sprintf("unrecognized usage values: %+q", texts(req.UnknownUsages))}
+	}
+	forbidden := []string{"O=system:masters"}
+	if req.SignerName == certificatesv1.KubeAPIServerClientSignerName { // as controllers/signer forbids by default
+		forbidden = []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
+	}
+	profile, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: forbidden})
+	if err != nil {
+		return &refusal{"InternalError", err.Error()}
+	}
+	if violations := profile.Check(req.Cert); len(violations) > 0 {
+		return new(refusal(violations[0]))
+	}
+	if err := req.CheckSignature(); err != nil {
+		return &refusal{"Malformed", err.Error()}
+	}
+	return nil
+}
+
+// facts writes f.
+func (p *page) facts(f *Facts) {
+	p.title("Request")
+	p.row("signer", quoted(f.Signer)...)
+	p.row("node", quoted(f.Node)...)
+	p.row("created", p.moment(f.Created))
+	p.row("requester", quoted(f.Requester)...)
+	p.row("groups", quoted(f.Groups...)...)
+	p.row("made with", quoted(f.MadeWith...)...)
+	p.row("subject", quoted(f.Subject)...)
+	p.row("names", quoted(f.Names...)...)
+	p.row("usages", quoted(f.Usages...)...)
+	p.row("key", f.Key)
+	if f.Lifetime != "" {
+		p.row("lifetime", f.Lifetime)
+	}
+	if len(f.Dropped) > 0 {
+		p.row("dropped", append(quoted(f.Dropped...), "(requested, and no certificate will contain it)")...)
+	}
+	if len(f.Conditions) > 0 {
+		p.title("Conditions")
+	}
+	for _, each := range f.Conditions {
+		p.row(csr.Shorten(string(each.Type)), strconv.Quote(csr.Shorten(each.Reason))+", "+p.age(each.LastUpdateTime.Time),
+			strconv.Quote(csr.ShortenTo(each.Message, maxMessage)))
+	}
+	if cert := f.Certificate; cert != nil {
+		p.title("Certificate")
+		p.row("SHA-256", quoted(cert.SHA256)...)
+		p.row("issuer", quoted(cert.Issuer)...)
+		p.row("valid until", p.moment(cert.NotAfter))
+	}
+}

@@ -1,0 +1,109 @@
+package plugin
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+)
+
+// write writes a result: value as JSON, or else the page that text fills. JSON is escaped to ASCII, too.
+func (c *cluster) write(out io.Writer, asJSON bool, value any, text func(*page)) error {
+	p := &page{now: c.now()}
+	if asJSON {
+		data, err := json.MarshalIndent(value, "", "  ")
+		if err != nil {
+			return err
+		}
+		p.text.Write(append(ascii.JSON(data), '\n'))
+	} else {
+		text(p)
+	}
+	_, err := io.WriteString(out, p.text.String())
+	return err
+}
+
+// page collects lines of text. Text from objects cannot look like another line, or control the terminal.
+type page struct {
+	text strings.Builder
+	now  time.Time
+}
+
+// oneLine returns text in one line of printable ASCII.
+func oneLine(text string) string { return ascii.Quote(strings.ReplaceAll(text, "\n", " ")) }
+
+// line writes text. Unlike a title, it does not begin a section.
+func (p *page) line(text string) { p.text.WriteString(oneLine(text) + "\n") }
+
+// title begins a section.
+func (p *page) title(text string) {
+	if p.text.Len() > 0 {
+		p.text.WriteString("\n")
+	}
+	p.line(text)
+}
+
+// row writes values below each other, with label before the first one.
+func (p *page) row(label string, values ...string) {
+	for _, value := range values {
+		p.line(fmt.Sprintf("  %-12s  %s", label, value))
+		label = ""
+	}
+}
+
+// table writes rows in columns, if there is more than the first one, which is the heading. An empty cell is a dash.
+func (p *page) table(rows [][]string) {
+	if len(rows) < 2 {
+		return
+	}
+	if p.text.Len() > 0 {
+		p.text.WriteString("\n")
+	}
+	table := tabwriter.NewWriter(&p.text, 0, 0, 2, ' ', 0)
+	for _, row := range rows {
+		cells := make([]string, len(row))
+		for i, cell := range row {
+			cells[i] = oneLine(cmp.Or(cell, "-"))
+		}
+		_, _ = io.WriteString(table, strings.Join(cells, "\t")+"\n") // a Builder takes all
+	}
+	_ = table.Flush()
+}
+
+// age returns the time since at, or until at. It returns a dash if at is not known.
+func (p *page) age(at time.Time) string {
+	switch {
+	case at.IsZero():
+		return "-"
+	case at.After(p.now):
+		return "in " + duration.HumanDuration(at.Sub(p.now))
+	default:
+		return duration.HumanDuration(p.now.Sub(at)) + " ago"
+	}
+}
+
+func (p *page) moment(at time.Time) string {
+	return at.UTC().Format(time.RFC3339) + " (" + p.age(at) + ")"
+}
+
+// quoted quotes texts, so that the reader sees where each one begins and ends.
+func quoted(texts ...string) []string {
+	var all []string
+	for _, text := range texts {
+		if text != "" {
+			all = append(all, strconv.Quote(text))
+		}
+	}
+	if all == nil {
+		return []string{"none"}
+	}
+	return all
+}
