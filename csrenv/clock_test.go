@@ -31,22 +31,17 @@ func TestStepsOfAFakeClockDriveRetention(t *testing.T) {
 		// before is a step after which the request still exists. after is another step, after which it is gone.
 		before, after time.Duration
 		state         csr.State
-		mod           func(*testing.T, *certificatesv1.CertificateSigningRequest)
+		mod           func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)
 	}{
-		"issued": {before: 58 * time.Minute, after: 3 * time.Minute, state: csr.Issued},
-		"pending": {before: 24*time.Hour - 2*time.Minute, after: 3 * time.Minute, state: csr.Pending,
-			mod: func(_ *testing.T, obj *certificatesv1.CertificateSigningRequest) { unowned(obj, nil) }},
+		"issued":  {before: 58 * time.Minute, after: 3 * time.Minute, state: csr.Issued, mod: owned},
+		"pending": {before: 24*time.Hour - 2*time.Minute, after: 3 * time.Minute, state: csr.Pending, mod: unowned},
 	} {
 		t.Run(name, func(t *testing.T) {
 			steps := testingclock.NewFakeClock(time.Now())
 			start(t, csrenv.Options{Clock: steps, Retention: csr.Retention{
 				Approved: time.Hour, Denied: time.Minute, Failed: time.Hour, Pending: 24 * time.Hour,
 			}})
-			obj := newRequest(t, "retention-"+name)
-			if test.mod != nil {
-				test.mod(t, obj)
-			}
-			create(t, newClient(t, admin), obj)
+			obj := create(t, newClient(t, admin), newRequest(t, "retention-"+name, test.mod))
 			eventually(t, obj, test.state)
 			steps.Step(test.before)
 			markerIsCleaned(t)
@@ -93,7 +88,7 @@ func TestCertificatesFollowAFakeClock(t *testing.T) {
 	})
 	create(t, newClient(t, admin), obj)
 	eventually(t, obj, csr.Issued)
-	cert := certificate(t, obj)
+	cert := parse(t, obj.Status.Certificate)
 	if want := now.Add(time.Hour); !cert.NotAfter.Equal(want) {
 		t.Errorf("valid until %s, want %s", cert.NotAfter, want)
 	}
@@ -103,7 +98,7 @@ func TestCertificatesFollowAFakeClock(t *testing.T) {
 	eventually(t, obj, gone)
 	next := create(t, newClient(t, admin), newRequest(t, "validity"))
 	eventually(t, next, csr.Issued)
-	if got, want := certificate(t, next).NotBefore, later.Add(-5*time.Minute); !got.Equal(want) {
+	if got, want := parse(t, next.Status.Certificate).NotBefore, later.Add(-5*time.Minute); !got.Equal(want) {
 		t.Errorf("valid from %s, want %s", got, want)
 	}
 }

@@ -26,18 +26,11 @@ import (
 // addUser returns a client that authenticates as a user of envtest.
 func addUser(t *testing.T, name string, groups ...string) client.Client {
 	t.Helper()
-	user, err := testEnv.AddUser(envtest.User{Name: name, Groups: groups}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return newClient(t, user.Config())
+	return newClient(t, must(testEnv.AddUser(envtest.User{Name: name, Groups: groups}, nil)).Config())
 }
 
 func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
-	env, err := csrenv.Start(t.Context(), admin, csrenv.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	env := must(csrenv.Start(t.Context(), admin, csrenv.Options{}))
 	t.Cleanup(func() { _ = env.Stop() })
 	asAdmin := newClient(t, admin)
 	for name, test := range map[string]struct {
@@ -45,8 +38,8 @@ func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
 		approve bool
 		mod     func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)
 	}{
-		"bootstrapper":  {as: addUser(t, "system:bootstrap:abcdef", "system:bootstrappers")},
-		"renewing node": {as: addUser(t, "system:node:renewing-node", "system:nodes")},
+		"bootstrapper":  {as: addUser(t, "system:bootstrap:abcdef", "system:bootstrappers"), mod: owned},
+		"renewing node": {as: addUser(t, "system:node:renewing-node", "system:nodes"), mod: owned},
 		"kubelet serving": {as: addUser(t, "system:node:kubelet-serving", "system:nodes"), approve: true,
 			mod: func(obj *certificatesv1.CertificateSigningRequest, payload *x509.CertificateRequest) {
 				obj.Spec.SignerName = "kubernetes.io/kubelet-serving"
@@ -60,16 +53,12 @@ func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
 			}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			obj := newRequest(t, strings.ReplaceAll(strings.ToLower(name), " ", "-"))
-			if test.mod != nil {
-				obj = newRequest(t, strings.ReplaceAll(strings.ToLower(name), " ", "-"), test.mod)
-			}
-			create(t, test.as, obj)
+			obj := create(t, test.as, newRequest(t, strings.ReplaceAll(strings.ToLower(name), " ", "-"), test.mod))
 			if test.approve {
 				approve(t, obj)
 			}
 			eventually(t, obj, csr.Issued)
-			verifies(t, certificate(t, obj), env.CA)
+			verifies(t, parse(t, obj.Status.Certificate), env.CA)
 		})
 	}
 }
@@ -85,10 +74,7 @@ func TestConfigForAuthenticates(t *testing.T) {
 		"node":                {user: "system:node:one", groups: []string{"system:nodes"}, signer: "kubernetes.io/kube-apiserver-client-kubelet"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			cfg, err := env.ConfigFor(t.Context(), test.user, test.groups...)
-			if err != nil {
-				t.Fatal(err)
-			}
+			cfg := must(env.ConfigFor(t.Context(), test.user, test.groups...))
 			who := whoIs(t, cfg)
 			if want := append(slices.Clone(test.groups), "system:authenticated"); who.Username != test.user || !slices.Equal(who.Groups, want) {
 				t.Errorf("the API server takes it for %s %q, want %s %q", who.Username, who.Groups, test.user, want)
@@ -126,10 +112,7 @@ func signerOf(t *testing.T, certificate []byte) string {
 }
 
 func TestPreparedAPIServerKeepsItsOwnUsers(t *testing.T) {
-	user, err := testEnv.AddUser(envtest.User{Name: "carol", Groups: []string{"team"}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	user := must(testEnv.AddUser(envtest.User{Name: "carol", Groups: []string{"team"}}, nil))
 	if who := whoIs(t, user.Config()); who.Username != "carol" {
 		t.Errorf("the API server takes carol for %q", who.Username)
 	}
@@ -139,10 +122,7 @@ func TestPreparedAPIServerKeepsItsOwnUsers(t *testing.T) {
 }
 
 func TestConfigForSaysWhatIsWrong(t *testing.T) {
-	mine, err := csrenv.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	mine := must(csrenv.NewCA())
 	for name, test := range map[string]struct {
 		options csrenv.Options
 		groups  []string

@@ -11,6 +11,7 @@ import (
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -41,20 +42,14 @@ func TestTwoEnvironmentsInOneProcess(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	cfg, err := other.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := csrenv.Start(t.Context(), cfg, csrenv.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	cfg := must(other.Start())
+	second := must(csrenv.Start(t.Context(), cfg, csrenv.Options{}))
 	t.Cleanup(func() { _ = second.Stop() })
 
 	if _, err := first.ConfigFor(t.Context(), "system:node:first", "system:nodes"); err != nil {
 		t.Error(err)
 	}
-	_, err = second.ConfigFor(t.Context(), "system:node:second", "system:nodes")
+	_, err := second.ConfigFor(t.Context(), "system:node:second", "system:nodes")
 	contains(t, err, "call csrenv.Prepare before the environment starts, and pass its CA to Start")
 	requests := &certificatesv1.CertificateSigningRequestList{}
 	if err := newClient(t, cfg).List(t.Context(), requests); err != nil {
@@ -63,7 +58,7 @@ func TestTwoEnvironmentsInOneProcess(t *testing.T) {
 	if len(requests.Items) != 1 {
 		t.Fatalf("the second API server has %d requests, want 1", len(requests.Items))
 	}
-	verifies(t, certificate(t, &requests.Items[0]), second.CA)
+	verifies(t, parse(t, requests.Items[0].Status.Certificate), second.CA)
 }
 
 func TestStartSaysAllThatIsWrong(t *testing.T) {
@@ -86,10 +81,7 @@ func TestStartSaysAllThatIsWrong(t *testing.T) {
 	contains(t, err, "no controller is set")
 	_, err = csrenv.Start(t.Context(), &rest.Config{Host: "https://127.0.0.1:1"}, csrenv.Options{})
 	contains(t, err, "connection refused")
-	user, err := testEnv.AddUser(envtest.User{Name: "frank"}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	user := must(testEnv.AddUser(envtest.User{Name: "frank"}, nil))
 	_, err = csrenv.Start(t.Context(), user.Config(), csrenv.Options{})
 	contains(t, err, "list requests: ")
 }
@@ -109,23 +101,14 @@ func TestAFaultIsNeverAnAnswer(t *testing.T) {
 		})
 	}})
 	obj := create(t, newClient(t, admin), newRequest(t, "faulty"))
-	waitFor(t, func() bool { return asked.Load() >= 3 })
+	if err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		return asked.Load() >= 3, nil
+	}); err != nil {
+		t.Fatalf("%d reviews: %v", asked.Load(), err)
+	}
 	still(t, obj, csr.Pending)
 	broken.Store(false)
 	eventually(t, obj, csr.Issued)
-}
-
-func waitFor(t *testing.T, done func() bool) {
-	t.Helper()
-	deadline, ticker := time.After(patience), time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
-	for !done() {
-		select {
-		case <-ticker.C:
-		case <-deadline:
-			t.Fatal("it never came")
-		}
-	}
 }
 
 // counting is a client that counts writes to subresources.
@@ -153,7 +136,7 @@ func TestACallerMayBringItsOwnParts(t *testing.T) {
 	if writes.Load() != 1 {
 		t.Errorf("%d writes through the given client, want 1", writes.Load())
 	}
-	if got, want := certificate(t, obj).NotBefore, steps.Now().Add(-5*time.Minute); !got.Equal(want) {
+	if got, want := parse(t, obj.Status.Certificate).NotBefore, steps.Now().Add(-5*time.Minute); !got.Equal(want) {
 		t.Errorf("valid from %s, want %s by the given clock", got, want)
 	}
 	create(t, addUser(t, "system:bootstrap:mallory", "system:bootstrappers"), newRequest(t, "odd",

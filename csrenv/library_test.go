@@ -28,25 +28,17 @@ import (
 func runManager(t *testing.T, options controllers.Options) {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	if err := certificatesv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
+	for _, add := range []func(*runtime.Scheme) error{certificatesv1.AddToScheme, corev1.AddToScheme, authorizationv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := corev1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	if err := authorizationv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
-	unnamed := true
-	mgr, err := manager.New(admin, manager.Options{
+	mgr := must(manager.New(admin, manager.Options{
 		Scheme:     scheme,
 		Cache:      cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:    metricsserver.Options{BindAddress: "0"},
-		Controller: config.Controller{SkipNameValidation: &unnamed},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+		Controller: config.Controller{SkipNameValidation: new(true)},
+	}))
 	if err := options.SetupWithManager(mgr); err != nil {
 		t.Fatal(err)
 	}
@@ -63,14 +55,7 @@ func runManager(t *testing.T, options controllers.Options) {
 
 func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	const name = "example.com/mine"
-	profile, err := ca.NewProfile(ca.ProfileConfig{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	mine, err := csrenv.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	profile, mine := must(ca.NewProfile(ca.ProfileConfig{})), must(csrenv.NewCA())
 	runManager(t, controllers.Options{
 		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
 		Cleaner: &cleaner.Reconciler{
@@ -91,7 +76,7 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	custom.Spec.SignerName = name
 	approve(t, create(t, c, custom))
 	eventually(t, custom, csr.Issued)
-	verifies(t, certificate(t, custom), mine)
+	verifies(t, parse(t, custom.Status.Certificate), mine)
 	markerIsCleaned(t)
 	still(t, node, csr.Approved)
 }

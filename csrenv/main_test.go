@@ -48,19 +48,13 @@ func run(m *testing.M) int {
 		return 1
 	}
 	log.SetLogger(logr.Discard())
-	var err error
-	if trustedCA, err = csrenv.Prepare(testEnv); err == nil {
-		admin, err = testEnv.Start()
-	}
 	defer func() {
 		if err := testEnv.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, "stop the control plane:", err)
 		}
 	}()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "start the control plane:", err)
-		return 1
-	}
+	trustedCA = must(csrenv.Prepare(testEnv))
+	admin = must(testEnv.Start())
 	return m.Run()
 }
 
@@ -70,10 +64,7 @@ func start(tb testing.TB, opts csrenv.Options) *csrenv.Env {
 	if opts.CA == nil {
 		opts.CA = trustedCA
 	}
-	env, err := csrenv.Start(tb.Context(), admin, opts)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	env := must(csrenv.Start(tb.Context(), admin, opts))
 	tb.Cleanup(func() {
 		if err := env.Stop(); err != nil {
 			tb.Error("stop:", err)
@@ -84,20 +75,12 @@ func start(tb testing.TB, opts csrenv.Options) *csrenv.Env {
 
 func newClient(tb testing.TB, cfg *rest.Config) client.Client {
 	tb.Helper()
-	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		tb.Fatal(err)
-	}
-	return c
+	return must(client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme}))
 }
 
 // newRequest returns a request for a kubelet client certificate, changed by mods.
 func newRequest(tb testing.TB, node string, mods ...func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)) *certificatesv1.CertificateSigningRequest {
 	tb.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		tb.Fatal(err)
-	}
 	payload := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}}
 	obj := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: node + "-"},
@@ -109,13 +92,13 @@ func newRequest(tb testing.TB, node string, mods ...func(*certificatesv1.Certifi
 	for _, mod := range mods {
 		mod(obj, payload)
 	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, payload, key)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	der := must(x509.CreateCertificateRequest(rand.Reader, payload, must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))))
 	obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	return obj
 }
+
+// owned changes nothing.
+func owned(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest) {}
 
 // unowned changes obj to a signer that is not configured.
 func unowned(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
@@ -167,23 +150,22 @@ func eventually(tb testing.TB, obj *certificatesv1.CertificateSigningRequest, st
 // gone is the state of a request that does not exist.
 const gone csr.State = "Gone"
 
-// certificate returns the first certificate in obj.
-func certificate(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
-	tb.Helper()
-	return parse(tb, obj.Status.Certificate)
-}
-
+// parse returns the first certificate in data, which is PEM.
 func parse(tb testing.TB, data []byte) *x509.Certificate {
 	tb.Helper()
 	block, _ := pem.Decode(data)
 	if block == nil {
 		tb.Fatalf("no PEM block in %q", data)
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	return must(x509.ParseCertificate(block.Bytes))
+}
+
+// must returns value, or panics.
+func must[T any](value T, err error) T {
 	if err != nil {
-		tb.Fatal(err)
+		panic(err)
 	}
-	return cert
+	return value
 }
 
 // verifies fails the test unless authority issued cert.

@@ -49,15 +49,10 @@ func blockedReviews(user string, asked chan<- struct{}) authz.Authorizer {
 // TestStopWaitsAndLeavesNoGoroutine stops a loop during a review.
 func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 	asked := make(chan struct{}, 1)
-	env, err := csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA, Customize: func(o *controllers.Options) {
+	env := must(csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA, Customize: func(o *controllers.Options) {
 		o.Approver.Authorizer = blockedReviews("system:bootstrap:staying", asked)
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := env.ConfigFor(t.Context(), "system:node:leaving", "system:nodes"); err != nil {
-		t.Fatal(err)
-	}
+	}}))
+	_ = must(env.ConfigFor(t.Context(), "system:node:leaving", "system:nodes"))
 	reviewed := create(t, addUser(t, "system:bootstrap:staying", "system:bootstrappers"), newRequest(t, "staying"))
 	select {
 	case <-asked:
@@ -95,15 +90,12 @@ func ended(t *testing.T) context.Context {
 
 func TestTheEndOfTheContextStopsTheLoop(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	env, err := csrenv.Start(ctx, admin, csrenv.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	env := must(csrenv.Start(ctx, admin, csrenv.Options{}))
 	cancel()
 	if err := env.Stop(); err != nil {
 		t.Error(err)
 	}
-	_, err = csrenv.Start(ended(t), admin, csrenv.Options{})
+	_, err := csrenv.Start(ended(t), admin, csrenv.Options{})
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("Start with an ended context: %v", err)
 	}
