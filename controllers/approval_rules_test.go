@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
@@ -13,10 +15,9 @@ import (
 func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approver.Policy {
 	t.Helper()
 	options, err := FromConfiguration(configured(func(c *config.Configuration) {
-		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"}}}
-		c.Approval.Rules = []rules.Rule{
-			{Name: "a1", SignerName: "example.com/a", Preset: rules.ServiceNames}, {Name: "b", SignerName: "example.com/b", Preset: rules.ServiceNames},
-			{Name: "a2", SignerName: "example.com/a", Preset: rules.ServiceNames},
+		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []certificatesv1.KeyUsage{"server auth"}}}
+		for _, each := range [][2]string{{"a1", "example.com/a"}, {"b", "example.com/b"}, {"a2", "example.com/a"}} {
+			c.CompiledRules = append(c.CompiledRules, &rules.Compiled{Rule: rules.Rule{Name: each[0], SignerName: each[1]}})
 		}
 		change(c)
 	}))

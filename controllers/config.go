@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -52,21 +51,17 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), c.RequestLimits
 		options.Approver.Workers = c.Concurrency.Approver
 	}
+	signers, err := signersOf(c)
+	if err != nil {
+		return Options{}, err
+	}
 	if c.Enabled(config.SignerController) {
-		signers, err := signersOf(c)
-		if err != nil {
-			return Options{}, err
-		}
 		options.Signer = &signer.Reconciler{
 			Signers: signers, Retention: retention, RequestLimits: c.RequestLimits, DryRun: c.DryRuns(config.SignerController),
 		}
 	}
 	if options.Approver != nil {
-		policies, err := policiesOf(c, options.Signer)
-		if err != nil {
-			return Options{}, err
-		}
-		options.Approver.Rules = append(options.Approver.Rules, policies...)
+		options.Approver.Rules = append(options.Approver.Rules, policiesOf(c, signers, options.Signer)...)
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
@@ -90,6 +85,29 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	return options, nil
+}
+
+// policiesOf returns a Rule for each signer with approval rules, in the order of the configuration. signing is the signer of this
+// process, or nil if it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are known,
+// but not which CAs API servers trust.
+func policiesOf(c *config.Configuration, signers map[string]signer.Signer, signing *signer.Reconciler) (all []approver.Rule) {
+	policies := map[string]*approver.Policy{}
+	for _, rule := range c.CompiledRules {
+		name := rule.SignerName
+		if policies[name] == nil {
+			policies[name] = &approver.Policy{}
+			all = append(all, approver.Rule{SignerName: name, Policy: policies[name]})
+		}
+		policy := policies[name]
+		policy.Rules = append(policy.Rules, rule)
+		if served, found := signers[name]; found && !c.DryRuns(config.SignerController) {
+			policy.Lifetime = served.Profile.LifetimeOf
+			if signing != nil {
+				policy.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(name, now) }
+			}
+		}
+	}
+	return all
 }
 
 // blockList returns the configured block list, or nil if neither the approver nor the signer runs.
@@ -137,16 +155,12 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		if pairs[one.CA] == nil {
 			pairs[one.CA] = keyPair(one.CA, all.Rotation.Enabled)
 		}
-		usages := make([]certificatesv1.KeyUsage, len(one.Usages))
-		for i, usage := range one.Usages {
-			usages[i] = certificatesv1.KeyUsage(usage)
-		}
 		names, err := ca.NewAllowedNames(one.AllowedNames)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("signer %s: %w", one.Name, err))
 		}
 		signers[one.Name] = signer.Signer{
-			Profile: profile, Usages: usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
+			Profile: profile, Usages: one.Usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
 			OnlyForbidden: one.ForbiddenSubjects != nil, AllowedNames: names, KeyPair: pairs[one.CA],
 		}
 	}
@@ -255,10 +269,10 @@ func reservedOf(c config.KubeletServing) san.Reserved {
 func inventoryOf(c config.Approval) *approver.Inventory {
 	i := &approver.Inventory{}
 	if options := presetMachines(c); options != nil {
-		i.Sources = append(i.Sources, machineSource(*options, c.Inventory))
+		i.Sources = append(i.Sources, sourceOf(config.Source{Machine: options}, c.Inventory.Kubeconfig))
 	}
 	for _, source := range c.Inventory.Sources {
-		i.Sources = append(i.Sources, sourceOf(source, c.Inventory))
+		i.Sources = append(i.Sources, sourceOf(source, c.Inventory.Kubeconfig))
 	}
 	return i
 }
@@ -266,10 +280,8 @@ func inventoryOf(c config.Approval) *approver.Inventory {
 // presetMachines returns the options of the preset's machine source. It returns nil without a preset, or if c
 // configures a machine source.
 func presetMachines(c config.Approval) *machine.Options {
-	for _, source := range c.Inventory.Sources {
-		if source.Machine != nil {
-			return nil
-		}
+	if slices.ContainsFunc(c.Inventory.Sources, func(source config.Source) bool { return source.Machine != nil }) {
+		return nil
 	}
 	var options machine.Options
 	switch c.NodeClient.Inventory {
@@ -285,72 +297,53 @@ func presetMachines(c config.Approval) *machine.Options {
 	return &options
 }
 
-func sourceOf(c config.Source, all config.Inventory) approver.SourceBuilder {
-	switch {
-	case c.Machine != nil:
-		return machineSource(*c.Machine, all)
-	case c.Static != nil && c.Static.ConfigMap != "":
-		namespace, name := c.Static.ConfigMapName()
-		return configMapSource(types.NamespacedName{Namespace: namespace, Name: name})
-	case c.Static != nil:
-		return alone("static", func() (inventory.Source, error) {
+// sourceOf returns a builder of a source. Machines are in the cluster of kubeconfig, or in the manager's cluster if that is
+// empty. A change at the server of a webhook wakes no request: waiting requests are judged again after a pause.
+func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
+	return func(mgr manager.Manager, nodes *node.Source, changed inventory.Changed) (inventory.Source, error) {
+		switch {
+		case c.Machine != nil:
+			return machineSource(mgr, *c.Machine, kubeconfig, changed)
+		case c.Static != nil && c.Static.ConfigMap != "":
+			namespace, name := c.Static.ConfigMapName()
+			key := types.NamespacedName{Namespace: namespace, Name: name}
+			source, err := static.NewConfigMap(mgr.GetConfig(), key, mgr.GetLogger().WithName("inventory"))
+			if err != nil {
+				return nil, err
+			}
+			source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
+			return source, mgr.Add(source)
+		case c.Static != nil:
 			source, mistakes := static.New(field.NewPath("rows"), c.Static.Rows)
 			return source, mistakes.ToAggregate()
-		})
-	case c.Webhook != nil:
-		// A change at that server wakes no request. Waiting requests are judged again after a pause.
-		return alone("webhook", func() (inventory.Source, error) { return webhook.New(c.Webhook.Options()) })
-	case c.Node != nil:
-		return approver.NodeSource
-	default:
-		return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
-			return nil, errors.New("set up inventory: sourceOf does not know this kind of source")
+		case c.Webhook != nil:
+			return webhook.New(c.Webhook.Options())
+		case c.Node != nil:
+			return approver.NodeSource(mgr, nodes, changed)
 		}
+		return nil, errUnknownSource
 	}
 }
 
-// alone returns a builder of a source of that kind, which needs nothing of a manager.
-func alone(kind string, build func() (inventory.Source, error)) approver.SourceBuilder {
-	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
-		source, err := build()
-		if err != nil {
-			return nil, fmt.Errorf("set up %s inventory: %w", kind, err)
-		}
-		return source, nil
-	}
-}
+var errUnknownSource = errors.New("sourceOf does not know this kind of source")
 
-// machineSource returns a builder of a source that reads Machines. They are in the cluster of all.Kubeconfig, or in the
-// manager's cluster if that is empty.
-func machineSource(options machine.Options, all config.Inventory) approver.SourceBuilder {
-	kubeconfig := all.Kubeconfig
-	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
-		cluster := mgr.GetConfig()
-		if kubeconfig != "" {
-			var err error
-			if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-				return nil, fmt.Errorf("load --inventory-kubeconfig: %w", err)
-			}
+// machineSource returns a source that reads Machines.
+func machineSource(
+	mgr manager.Manager, options machine.Options, kubeconfig string, changed inventory.Changed,
+) (inventory.Source, error) {
+	cluster := mgr.GetConfig()
+	if kubeconfig != "" {
+		var err error
+		if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+			return nil, fmt.Errorf("load --inventory-kubeconfig: %w", err)
 		}
-		source, err := machine.New(cluster, options, mgr.GetLogger().WithName("inventory"))
-		if err != nil {
-			return nil, fmt.Errorf("set up machine inventory: %w", err)
-		}
-		source.Changed = changed
-		return source, mgr.Add(source)
 	}
-}
-
-// configMapSource returns a builder of a source that reads the rows of a ConfigMap in the manager's cluster.
-func configMapSource(name types.NamespacedName) approver.SourceBuilder {
-	return func(mgr manager.Manager, _ *node.Source, changed inventory.Changed) (inventory.Source, error) {
-		source, err := static.NewConfigMap(mgr.GetConfig(), name, mgr.GetLogger().WithName("inventory"))
-		if err != nil {
-			return nil, fmt.Errorf("set up static inventory: %w", err)
-		}
-		source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
-		return source, mgr.Add(source)
+	source, err := machine.New(cluster, options, mgr.GetLogger().WithName("inventory"))
+	if err != nil {
+		return nil, err
 	}
+	source.Changed = changed
+	return source, mgr.Add(source)
 }
 
 // openshiftBootstrapper is the ServiceAccount with which OpenShift's machines join: workers by its token, and control-plane

@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // Rights returns the rights that a manager with configuration c needs. The manager's Lease is in leaseNamespace. A
@@ -171,7 +172,18 @@ func (r rights) approver(c *config.Configuration) {
 	if c.Approval.KubeletServing.Enabled || c.Approval.NodeClient.Bound() {
 		r.by("inventory").inventory(c.Approval)
 	}
-	r.approvalRules(c)
+	for _, rule := range c.CompiledRules { // a missing right concerns only the rules that need it
+		if !c.DryRuns(config.ApproverController) {
+			r.from("").optional().onSigner(rule.SignerName, "approve")
+		}
+		facts := r.by("approval rules").from("config/approval-rules")
+		if rule.ReadsAccount {
+			facts.add("", "serviceaccounts", "", "", "get")
+		}
+		if rule.Preset == rules.ServiceNames {
+			facts.add("", "services", "", "", "get")
+		}
+	}
 	r.events(metav1.NamespaceDefault)
 }
 

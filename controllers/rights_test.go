@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
@@ -178,10 +179,11 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 	}
 }
 
-// approvalRule adds an approval rule with a preset.
+// approvalRule adds an approval rule with a preset of ServiceAccounts.
 func approvalRule(preset rules.Preset) func(*config.Configuration) {
 	return func(c *config.Configuration) {
-		c.Approval.Rules = append(c.Approval.Rules, rules.Rule{Name: "a", SignerName: "example.com/a", Preset: preset, TrustDomain: map[rules.Preset]string{rules.SPIFFE: "a"}[preset]})
+		rule := rules.Rule{Name: "a", SignerName: "example.com/a", Preset: preset}
+		c.CompiledRules = append(c.CompiledRules, &rules.Compiled{Rule: rule, ReadsAccount: true})
 	}
 }
 
@@ -203,7 +205,7 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 	const approval = "update certificatesigningrequests/approval.certificates.k8s.io"
 	resources, unasked := map[string]bool{}, []string(nil) // of all rows
 	resourceOf := func(right string) string { return strings.Fields(right)[1] }
-	custom := []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []string{"server auth"}}}
+	custom := []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []certificatesv1.KeyUsage{"server auth"}}}
 	for name, test := range map[string]struct {
 		change     func(*config.Configuration)
 		have, lack []string

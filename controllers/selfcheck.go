@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -72,7 +71,6 @@ type selfCheck struct {
 	tasks    []*checkTask
 	clock    clock.Clock
 	log      logr.Logger
-	approver *approver.Reconciler // nil if it does not run
 
 	mu       sync.Mutex
 	notReady error // names the rights that an API server has denied
@@ -92,7 +90,7 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	}
 	s := &selfCheck{
 		interval: o.SelfCheck.Interval, clock: cmp.Or[clock.Clock](o.Clock, clock.RealClock{}),
-		log: mgr.GetLogger().WithName("self-check"), approver: o.Approver, notReady: errNotChecked,
+		log: mgr.GetLogger().WithName("self-check"), notReady: errNotChecked,
 	}
 	reviews, err := reviewsv1.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
@@ -197,9 +195,6 @@ func (s *selfCheck) ownRights(
 			missing[label] += 0 // a series for each right
 			if status := results[i].Status; status != check.Unknown {
 				denied[i] = status == check.Failed
-			}
-			if s.approver != nil && approves(right) {
-				s.approver.SwitchOff(right.Name, denied[i])
 			}
 			if !denied[i] {
 				continue

@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -32,41 +30,12 @@ type Policy struct {
 	// Trusted returns a clause that says why API servers may accept certificates of the signer as users. It is empty if they
 	// do not. reading means that this is about to be known. Nil means that this manager does not sign for the signer.
 	Trusted func(now time.Time) (clause string, reading bool)
-	// Assume takes for true what only a cluster knows: that ServiceAccounts and Services exist, and that API servers do not
-	// trust a CA of this manager.
-	Assume bool
-
-	off atomic.Bool
-}
-
-// ApprovalRules returns the Rule that judges requests for a signer by the approval rules in policy.
-func ApprovalRules(signerName string, policy *Policy) Rule {
-	return Rule{SignerName: signerName, Policy: policy}
 }
 
 // UsePermission returns the permission that a requester needs for the approval rule of that name.
 func UsePermission(rule string) authorizationv1.ResourceAttributes {
 	return authorizationv1.ResourceAttributes{
 		Verb: "use", Group: "csr-controller-manager.io", Version: "*", Resource: "approvalrules", Name: rule,
-	}
-}
-
-// SwitchOff switches the approval rules for a signer off, or on again. They are off while the manager may not approve
-// for the signer.
-func (r *Reconciler) SwitchOff(signerName string, off bool) {
-	for _, rule := range r.Rules {
-		if rule.SignerName == signerName && rule.Policy != nil {
-			rule.Policy.off.Store(off)
-		}
-	}
-}
-
-// Assume sets Policy.Assume of all rules, for a judgement without an API server.
-func (r *Reconciler) Assume() {
-	for _, rule := range r.Rules {
-		if rule.Policy != nil {
-			rule.Policy.Assume = true
-		}
 	}
 }
 
@@ -78,32 +47,29 @@ const mostTold, mostAsked, mostWhy = 3, 10, 200
 // judgeByRules decides about req by approval rules. A rule approves req if it accepts the content and the requester may use
 // the rule. No rule denies. The message about a refused request names only rules that its requester may use.
 func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy *Policy) (Decision, error) {
-	if policy.off.Load() {
-		return waitForRules(req, "RuleOff", "its approval rules are off, because this manager may not approve for this signer: "+
-			"grant it the verb approve on the resource signers with this name"), nil
-	}
 	subject, reading := r.subjectOf(ctx, req, policy)
 	if reading {
 		return waitForRules(req, reasonPending, "the CAs that API servers trust are not read yet"), nil
 	}
 	var unknown error
-	var refused []refusedRule
+	var refused []Tried
 	for _, rule := range policy.Rules {
 		refusal, err := rule.Judge(ctx, subject)
 		if err == nil && refusal == "" {
-			if refusal, err = r.confirmRule(ctx, rule, subject, policy); err == nil && refusal == "" {
-				ruleTotal.WithLabelValues(rule.Name, verdict.Approve.String()).Inc()
-				return Decision{Rule: rule.Name, Result: verdict.Approve.Because("AutoApproved",
-					"Auto approving by rule %s after SubjectAccessReview.", rule.Name)}, nil
-			}
+			refusal, err = r.confirmRule(ctx, rule.Name, subject)
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			unknown = errors.Join(unknown, err)
 			ruleTotal.WithLabelValues(rule.Name, "Unknown").Inc()
-			continue
+		case refusal != "":
+			ruleTotal.WithLabelValues(rule.Name, verdict.Wait.String()).Inc()
+			refused = append(refused, Tried{rule.Name, refusal})
+		default:
+			ruleTotal.WithLabelValues(rule.Name, verdict.Approve.String()).Inc()
+			return Decision{Rule: rule.Name, Result: verdict.Approve.Because("AutoApproved",
+				"Auto approving by rule %s after SubjectAccessReview.", rule.Name)}, nil
 		}
-		ruleTotal.WithLabelValues(rule.Name, verdict.Wait.String()).Inc()
-		refused = append(refused, refusedRule{rule.Name, refusal})
 	}
 	switch {
 	case apierrors.IsForbidden(unknown): // another attempt does not help until an administrator acts
@@ -119,54 +85,46 @@ const notPermitted = "the requester may not use it"
 
 // confirmRule returns why an accepted request is not approved, or an empty text: its requester may not use the rule, or a
 // Service does not exist now.
-func (r *Reconciler) confirmRule(
-	ctx context.Context, rule *rules.Compiled, subject *rules.Subject, policy *Policy,
-) (refusal string, err error) {
-	allowed, err := r.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule.Name))
+func (r *Reconciler) confirmRule(ctx context.Context, rule string, subject *rules.Subject) (refusal string, err error) {
+	allowed, err := r.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("review the permission to use a rule: %w", err)
 	case !allowed:
 		return notPermitted, nil
-	case policy.Assume:
+	case r.Assume:
 		return "", nil
 	}
-	namespace, names := rule.Services(subject)
-	for _, name := range names {
+	for _, key := range subject.Services {
 		service := &corev1.Service{}
 		getting, cancel := context.WithTimeout(ctx, callTimeout)
-		err := r.Live.Get(getting, client.ObjectKey{Namespace: namespace, Name: name}, service)
+		err := r.Live.Get(getting, key, service)
 		cancel()
 		switch {
 		case apierrors.IsNotFound(err):
-			return fmt.Sprintf("Service %s/%s does not exist", namespace, name), nil
+			return fmt.Sprintf("Service %s does not exist", key), nil
 		case err != nil:
-			return "", fmt.Errorf("get Service %s/%s: %w", namespace, name, err)
+			return "", fmt.Errorf("get Service %s: %w", key, err)
 		case service.Spec.Type == corev1.ServiceTypeExternalName:
-			return fmt.Sprintf("Service %s/%s is of the type ExternalName, which names another host", namespace, name), nil
+			return fmt.Sprintf("Service %s is of the type ExternalName, which names another host", key), nil
 		}
 	}
 	return "", nil
 }
 
-// refusedRule is a rule that did not approve a request, and why.
-type refusedRule struct{ name, why string }
-
 // tell returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
-func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []refusedRule) (Decision, error) {
+func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []Tried) (Decision, error) {
 	var told []string
-	asked := 0
-	for _, rule := range refused {
-		if rule.why == notPermitted || len(told) == mostTold || asked == mostAsked {
+	for _, rule := range refused[:min(len(refused), mostAsked)] {
+		if rule.Refusal == notPermitted || len(told) == mostTold {
 			continue
 		}
-		asked++
-		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.name))
+		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
 		if err != nil {
 			return Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
 		}
 		if allowed {
-			told = append(told, fmt.Sprintf("rule %s: %s", rule.name, csr.ShortenTo(ascii.Quote(rule.why), mostWhy)))
+			told = append(told, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(rule.Refusal), mostWhy)))
 		}
 	}
 	if len(told) == 0 {
@@ -184,41 +142,30 @@ func waitForRules(req *csr.Request, reason, format string, args ...any) Decision
 
 // subjectOf returns req with its facts. reading means that a fact is about to be known.
 func (r *Reconciler) subjectOf(ctx context.Context, req *csr.Request, policy *Policy) (_ *rules.Subject, reading bool) {
-	facts := rules.Facts{Lifetime: req.Cert.Lifetime, Trusted: "this manager does not sign for the signer, so it is unknown " +
-		"whether API servers trust its CA"}
+	subject := &rules.Subject{
+		Request: req, Lifetime: req.Cert.Lifetime,
+		Trusted: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA",
+		Gone:    func() (string, error) { return "", nil },
+		Now:     func() (time.Time, error) { return r.ServerTime.Now(ctx) },
+	}
 	if policy.Lifetime != nil {
-		facts.Lifetime = policy.Lifetime(req.Cert.Lifetime)
+		subject.Lifetime = policy.Lifetime(req.Cert.Lifetime)
+	}
+	if !r.Assume {
+		subject.Gone = sync.OnceValues(func() (string, error) { return nodeidentity.Live{Reader: r.Live}.Gone(ctx, req.Requester) })
 	}
 	switch {
 	case policy.Trusted == nil:
-	case policy.Assume:
-		facts.Trusted = ""
+	case r.Assume:
+		subject.Trusted = ""
 	default:
-		facts.Trusted, reading = policy.Trusted(r.Clock.Now())
+		subject.Trusted, reading = policy.Trusted(r.Clock.Now())
 	}
-	facts.Now = func() (time.Time, error) { return r.ServerTime.Now(ctx) }
-	facts.Account = sync.OnceValues(func() (rules.Account, error) {
-		claimed, err := rules.Claimed(req.Requester)
-		if err != nil || policy.Assume {
-			return claimed, err
-		}
-		switch gone, err := (nodeidentity.Live{Reader: r.Live}).Gone(ctx, req.Requester); {
-		case err != nil:
-			return rules.Account{}, err
-		case gone != "":
-			return rules.Account{}, rules.NoAccount(gone)
-		}
-		return claimed, nil
-	})
-	return &rules.Subject{Request: req, Facts: facts}, reading
+	return subject, reading
 }
 
-// Tried is what one approval rule says of the content of a request.
-type Tried struct {
-	Rule string
-	// Refusal is empty if the rule accepts the content.
-	Refusal string
-}
+// Tried is what one approval rule says of a request. Refusal is empty if the rule accepts it.
+type Tried struct{ Rule, Refusal string }
 
 // TryRules returns what each approval rule for the signer of obj says of its content, in order. It asks nothing about the
 // permissions of the requester, and writes nothing.

@@ -70,7 +70,7 @@ func newRuled() *ruled {
 	}
 	compiler := must(rules.NewCompiler(csr.DefaultLimits))
 	rule := func(name, expression, message string) rules.Rule {
-		return rules.Rule{Name: name, SignerName: ruledSigner, Usages: []string{"server auth"}, Allow: []string{"names"},
+		return rules.Rule{Name: name, SignerName: ruledSigner, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
 			MaxDuration: metav1.Duration{Duration: time.Hour}, Conditions: []rules.Condition{{Expression: expression, Message: message}}}
 	}
 	r.policy = &Policy{
@@ -95,7 +95,7 @@ func newRuled() *ruled {
 func (r *ruled) reconciler() *Reconciler {
 	passive := clocktesting.NewFakePassiveClock(now)
 	return &Reconciler{
-		Rules: []Rule{NodeClient(), ApprovalRules(ruledSigner, r.policy)}, Live: r, Authorizer: authz.Authorizer(r), Clock: passive,
+		Rules: []Rule{NodeClient(), {SignerName: ruledSigner, Policy: r.policy}}, Live: r, Authorizer: authz.Authorizer(r), Clock: passive,
 		ServerTime: servertime.Of(passive), Denial: DenialPermanent,
 	}
 }
@@ -117,7 +117,7 @@ func TestApprovalRules(t *testing.T) {
 	t.Parallel()
 	const before, after = "the request for signer example.com/serving is not approved: ", "; it is checked again within five minutes"
 	const mismatch = "rule any: the condition request.names.all(n, n.endsWith('.example.com')) is not true"
-	const usages3 = `rule services: usages are ["server auth"], but must be digital signature and server auth, with or without key encipherment`
+	const usages3 = `rule services: usages ["server auth"] are too few: a digital signature and a purpose are needed, of ["digital signature" "key encipherment" "server auth"]`
 	const nobody = "no rule that the requester may use: bind a ClusterRole with the verb use on approvalrules (API group " +
 		"csr-controller-manager.io) to user \"system:serviceaccount:shop:web\""
 	signs := usages("digital signature, server auth")
@@ -157,16 +157,9 @@ func TestApprovalRules(t *testing.T) {
 		"another rule needs nothing of it":    {obj: web("a.example.com"), change: func(r *ruled) { r.err = errors.New("down") }, want: "Approve any AutoApproved Auto approving by rule any after SubjectAccessReview.", asked: "any"},
 		"the manager may not read an account": {obj: web("api.shop.svc"), change: func(r *ruled) { r.err = forbidden }, want: "Wait  InventoryUnavailable " + before + "get ServiceAccount shop/web: serviceaccounts \"web\" is forbidden: no role" + after},
 		"no answer about the permission":      {obj: web("api.shop.svc"), change: func(r *ruled) { r.denied = errors.New("slow") }, want: "error: review the permission to use a rule: slow", asked: "own"},
-		"the rules are off": {obj: web("api.shop.svc"), change: func(r *ruled) { r.reconciler().SwitchOff(ruledSigner, true) },
-			want: "Wait  RuleOff " + before + "its approval rules are off, because this manager may not approve for this signer: grant it the verb approve on the resource signers with this name" + after},
-		"the rules are on again": {obj: web("api.shop.svc"), change: func(r *ruled) {
-			r.reconciler().SwitchOff(ruledSigner, true)
-			r.reconciler().SwitchOff(ruledSigner, false)
-		}, want: "Approve own AutoApproved Auto approving by rule own after SubjectAccessReview.", asked: "own"},
-		"other rules are off":       {obj: web("api.shop.svc"), change: func(r *ruled) { r.reconciler().SwitchOff("example.com/other", true) }, want: "Approve own AutoApproved Auto approving by rule own after SubjectAccessReview.", asked: "own"},
-		"the trust is not read yet": {obj: web("api.shop.svc"), change: func(r *ruled) { r.policy.Trusted = func(time.Time) (string, bool) { return "unknown", true } }, want: "Wait  InventoryPending " + before + "the CAs that API servers trust are not read yet" + after},
-		"malformed":                 {obj: web("", malformed), want: "Ignore  Malformed spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed"},
-		"another signer":            {obj: web("api.shop.svc", signer("example.com/serving2")), want: "Ignore   "},
+		"the trust is not read yet":           {obj: web("api.shop.svc"), change: func(r *ruled) { r.policy.Trusted = func(time.Time) (string, bool) { return "unknown", true } }, want: "Wait  InventoryPending " + before + "the CAs that API servers trust are not read yet" + after},
+		"malformed":                           {obj: web("", malformed), want: "Ignore  Malformed spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed"},
+		"another signer":                      {obj: web("api.shop.svc", signer("example.com/serving2")), want: "Ignore   "},
 		"without a duration": {obj: web("api.shop.svc"), change: func(r *ruled) { r.policy.Lifetime, r.policy.Trusted = nil, nil; r.allowed = []string{"own"} },
 			want: "Wait  RuleRefused " + before + "rule own: the request has no duration (spec.expirationSeconds), and this manager does not sign it" + after, asked: "own any services"},
 		"with a duration": {obj: web("api.shop.svc", func(obj *request) { obj.Spec.ExpirationSeconds = new(int32(3600)) }), change: func(r *ruled) { r.policy.Lifetime, r.policy.Trusted = nil, nil },
@@ -212,7 +205,7 @@ func TestLongTextsFitIntoAnEvent(t *testing.T) {
 	signerName := "example.com/" + strings.Repeat("s", 500)
 	for i := range 5 {
 		name := strings.Repeat("r", 62) + string(rune('0'+i))
-		compiled, mistakes := compiler.Compile(rules.Rule{Name: name, SignerName: signerName, Usages: []string{"server auth"}, Allow: []string{"names"},
+		compiled, mistakes := compiler.Compile(rules.Rule{Name: name, SignerName: signerName, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
 			MaxDuration: metav1.Duration{Duration: time.Hour}, Conditions: []rules.Condition{{Expression: "requester.extra['a'] == []", Message: strings.Repeat("ü", 100)}},
 		}, field.NewPath("rule"))
 		if len(mistakes) > 0 {
@@ -221,7 +214,7 @@ func TestLongTextsFitIntoAnEvent(t *testing.T) {
 		world.policy.Rules, world.allowed = append(world.policy.Rules, compiled), append(world.allowed, name)
 	}
 	r := world.reconciler()
-	r.Rules = []Rule{ApprovalRules(signerName, world.policy)}
+	r.Rules = []Rule{{SignerName: signerName, Policy: world.policy}}
 	_, decision, err := r.Decide(t.Context(), web("a", signer(signerName)))
 	if err != nil || len(decision.Message) > 1024 || strings.Count(decision.Message, "rule rrr") != 3 || !strings.HasSuffix(decision.Message, "five minutes") {
 		t.Errorf("%d bytes: %s, %v", len(decision.Message), decision.Message, err)
@@ -273,15 +266,17 @@ func (a asked) strictRules() (accepting []string) {
 }
 
 func addressLike(name string) bool {
-	return regexp.MustCompile(`^[0-9]+\.[0-9]+\.[0-9]+\.[0-9]+$`).MatchString(name)
+	return regexp.MustCompile(`(^|\.)[0-9]+$`).MatchString(name)
 }
 
 // checkRules compares the approval rules with strictRules. No rule denies, and each approval has one rule.
 func (a asked) checkRules(t *testing.T, world *ruled, obj *request) {
 	t.Helper()
-	world.policy.Assume, world.asked = true, nil
+	world.asked = nil
 	obj.Spec.SignerName, obj.Spec.UID = ruledSigner, "uid-1"
-	_, decision, err := world.reconciler().Decide(t.Context(), obj)
+	r := world.reconciler()
+	r.Assume = true
+	_, decision, err := r.Decide(t.Context(), obj)
 	accepting := a.strictRules()
 	approved := decision.Verdict == verdict.Approve
 	if err != nil || approved != (len(accepting) > 0) || approved && decision.Rule != accepting[0] || decision.Verdict == verdict.Deny {

@@ -88,7 +88,7 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, work
 	for _, build := range i.Sources {
 		source, err := build(mgr, cluster, changed)
 		if err != nil {
-			return err
+			return fmt.Errorf("set up source %d: %w", len(i.sources), err)
 		}
 		if _, slow := source.(inventory.Slow); slow {
 			shares++

@@ -3,7 +3,9 @@
 package approver
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -11,9 +13,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
@@ -56,6 +62,10 @@ type Reconciler struct {
 	// DryRun writes to no request. It reports each decision, also about requests that another approver has decided.
 	DryRun bool
 
+	// Assume takes for true what only a cluster knows about approval rules: that ServiceAccounts and Services exist, and that
+	// API servers do not trust a CA of this manager.
+	Assume bool
+
 	// Inventory, if set, runs with the controller. Rules read it.
 	Inventory *Inventory
 	// BlockList, if set, names the nodes and the certificates for which nothing is approved. The caller runs it.
@@ -84,6 +94,97 @@ type Reconciler struct {
 // DefaultWorkers is more than kube-controller-manager's five workers, because most of the time a worker waits for the
 // API server.
 const DefaultWorkers = 50
+
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/approval,verbs=update
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client-kubelet,verbs=approve
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+// +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
+
+// SetupWithManager sets nil fields and registers the controller.
+func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.TypedOptions[fairqueue.Key]) error {
+	r.fill(mgr)
+	if err := r.check(); err != nil {
+		return err
+	}
+	for _, rule := range r.Rules { // a histogram needs to exist before its first event, for its rate
+		createdToApproved.WithLabelValues(rule.SignerName)
+	}
+	options.Reconciler = r
+	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
+	approving, err := controller.NewTyped(Name, mgr, options)
+	if err != nil {
+		return fmt.Errorf("make controller: %w", err)
+	}
+	wake := newWakeUps()
+	errs := []error{
+		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))),
+		approving.Watch(fairqueue.Wake(wake.changed, nil, func() []fairqueue.Key { return wake.woken(&r.waiting) })),
+	}
+	if r.BlockList != nil {
+		// The block list changes rarely, so all undecided requests are judged again.
+		errs = append(errs, approving.Watch(fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All)))
+	}
+	if r.Inventory != nil {
+		errs = append(errs, r.Inventory.setup(mgr, r.Rules, r.Workers, r.Clock, r.ServerTime, r.BlockList.BlocksNode, wake.inventory))
+	}
+	return errors.Join(errs...)
+}
+
+// fill sets nil fields.
+func (r *Reconciler) fill(mgr manager.Manager) {
+	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
+	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
+	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
+	r.Authorizer = cmp.Or[authz.Authorizer](r.Authorizer, &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}})
+	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
+	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, DefaultWorkers)
+	r.limiter = newLimiter(r.Limit, r.Clock)
+}
+
+// check returns all errors in fields without a default.
+func (r *Reconciler) check() error {
+	var errs []error
+	if r.Denial != DenialNever && r.Denial != DenialPermanent {
+		errs = append(errs, fmt.Errorf("denial %q is invalid: set it to %s or %s", r.Denial, DenialNever, DenialPermanent))
+	}
+	for _, rule := range r.Rules {
+		if rule.Shape == nil && rule.Judge == nil && rule.Policy == nil {
+			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape, Judge or Policy", rule.SignerName))
+		}
+		for _, recogniser := range rule.Recognisers {
+			if recogniser.Matches == nil {
+				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches: set it",
+					recogniser.Name, rule.SignerName))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type workQueue = workqueue.TypedRateLimitingInterface[fairqueue.Key]
+
+// observe enqueues obj if Reconcile has something to do.
+func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {
+	rule := r.rule(r.judged(obj))
+	if rule == nil {
+		r.waiting.Remove(obj.Name)
+		return
+	}
+	node, marks := "", []uint64(nil)
+	if req, err := r.RequestLimits.Parse(obj); err == nil {
+		node, marks = req.NodeName(), rule.marksOf(req)
+	}
+	key := fairqueue.KeyOf(obj, node)
+	r.waiting.Put(key, marks...)
+	queue.Add(key)
+}
+
+// forget forgets obj, which was deleted.
+func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
+	r.waiting.Remove(obj.Name)
+	r.Reporter.Forget(obj)
+}
 
 // Reconcile decides about a request and writes at most one condition. An error goes to the work queue, which retries.
 func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {

@@ -105,8 +105,7 @@ func isHostName(name string) bool {
 	if name = san.Parse(strings.TrimPrefix(name, "*.")).Name; name == "" {
 		return true
 	}
-	lastLabel := name[strings.LastIndex(name, ".")+1:]
-	return len(validation.IsDNS1123Subdomain(name)) == 0 && strings.Trim(lastLabel, "0123456789") != ""
+	return len(validation.IsDNS1123Subdomain(name)) == 0 && !san.EndsInNumber(name)
 }
 
 // checkReserved returns the first names that no node can have.

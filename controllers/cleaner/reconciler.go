@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -42,6 +44,27 @@ const (
 	// callTimeout bounds one deletion. Admission webhooks may take up to 30 s.
 	callTimeout = 45 * time.Second
 )
+
+// reasonDue is the reason of every deletion.
+const reasonDue = "Due"
+
+// deletedTotal counts deletions by the state that the request was in.
+var deletedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Name: "csr_cleaner_deleted_total",
+	Help: "Deleted CertificateSigningRequests, by state.",
+}, []string{"state", "reason"})
+
+var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Name: "csr_cleaner_dry_run_total",
+	Help: "CertificateSigningRequests that a dry run would have deleted, each once.",
+}, []string{"state", "reason"})
+
+var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Name: "csr_cleaner_errors_total",
+	Help: "Failed reconciles of the cleaner, which are retried.",
+}, []string{"reason"})
+
+func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTotal) }
 
 // Reconciler deletes requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {

@@ -30,7 +30,7 @@ func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Content
 // Kubernetes or an administrator of kubeadm.
 func forbiddenByDefault(signerName string) []string {
 	if signerName == certificatesv1.KubeAPIServerClientSignerName {
-		return append(slices.Clone(forbiddenOnClientCA), "CN=kubeadm:*")
+		return csr.ComponentSubjects()
 	}
 	return []string{"O=system:masters"}
 }
@@ -104,11 +104,8 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 
 // forbidsProxy returns why req would make a front proxy that API servers accept, or nil.
 func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
-	usages := req.Cert.ExtKeyUsage
-	forClients := len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny) ||
-		slices.Contains(usages, x509.ExtKeyUsageClientAuth)
 	named := len(t.proxyNames) == 0 || slices.Contains(t.proxyNames, req.Cert.Subject.CommonName)
-	if t.proxies == "" || !forClients || !named {
+	if t.proxies == "" || !req.ForClients() || !named {
 		return nil
 	}
 	return &ca.Violation{Reason: "SubjectNotPermitted",
@@ -116,9 +113,6 @@ func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
 			"proxy (--requestheader-client-ca-file); give the signer a CA of its own",
 			req.SubjectText(), fmt.Sprintf(t.proxies, req.SignerName))}
 }
-
-// forbiddenOnClientCA lists the users and groups of Kubernetes and kubeadm.
-var forbiddenOnClientCA = []string{"O=system:*", "O=kubeadm:*", "CN=system:*"}
 
 // serverUsages are the extended key usages of server certificates.
 var serverUsages = []x509.ExtKeyUsage{
@@ -136,7 +130,7 @@ func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
 		return violation("UsagesNotPermitted", "usages %+q include no extended key usage, so the certificate would be valid "+
 			"for clients, but %s; add a usage that this signer permits", req.Usages, because)
 	}
-	for _, pattern := range forbiddenOnClientCA {
+	for _, pattern := range csr.ComponentSubjects() {
 		if !s.OnlyForbidden && ca.MatchesSubject(pattern, req.Cert.Subject) {
 			return violation("SubjectNotPermitted", "subject %+q is not permitted: %s, so it never issues %s",
 				req.SubjectText(), because, pattern)

@@ -150,23 +150,6 @@ func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 // Offline prepares r for Judge without a manager, without an API server and without CAs.
 func (r *Reconciler) Offline() error { return r.fillProfiles() }
 
-// observe queues obj if Reconcile has something to do.
-func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
-	if !r.waits(r.judged(obj)) {
-		r.waiting.Remove(obj.Name)
-		return
-	}
-	key := fairqueue.KeyOf(obj, r.RequestLimits.NodeOf(obj))
-	r.waiting.Put(key, fairqueue.Digest(obj.Spec.SignerName))
-	queue.Add(key)
-}
-
-// forget forgets obj, which was deleted.
-func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
-	r.waiting.Remove(obj.Name)
-	r.Reporter.Forget(obj)
-}
-
 // waitingFor returns the requests that wait for a certificate of pair.
 func (r *Reconciler) waitingFor(pair *keypair.KeyPair) []fairqueue.Key {
 	marks := map[uint64]bool{}

@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -87,6 +87,24 @@ func (r *Reconciler) trustOf(pair *keypair.KeyPair, authority *ca.Authority) caT
 	return unknownTrust(authority, notRead)
 }
 
+// Trusted returns a clause that says why API servers may accept certificates of signerName, one of Signers. The clause is
+// empty if they do not. reading means that it is about to be read.
+func (r *Reconciler) Trusted(signerName string, now time.Time) (clause string, reading bool) {
+	pair := r.Signers[signerName].KeyPair
+	authority, err := pair.Authority(now)
+	if err != nil {
+		return fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %v", signerName, err), false
+	}
+	trust := r.trustOf(pair, authority)
+	switch {
+	case trust.unread != "":
+		return fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %s", signerName, trust.unread), trust.unread == notRead
+	case trust.strict != "":
+		return fmt.Sprintf(trust.strict, signerName), false
+	}
+	return "", false
+}
+
 // published holds the CAs that a cluster has published as trusted.
 type published struct {
 	clients, proxies, servers []*x509.Certificate
@@ -121,19 +139,15 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 	return p, nil
 }
 
-// readConfigMap reads a ConfigMap in kube-system. The manager's scheme need not have ConfigMaps.
+// readConfigMap reads a ConfigMap in kube-system.
 func readConfigMap(ctx context.Context, reader client.Reader, name string) (map[string]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	obj := &unstructured.Unstructured{}
-	obj.SetAPIVersion("v1")
-	obj.SetKind("ConfigMap")
-	err := reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: name}, obj)
-	if err != nil {
+	obj := &corev1.ConfigMap{}
+	if err := reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: name}, obj); err != nil {
 		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", trust.ExtensionNamespace, name, err)
 	}
-	data, _, err := unstructured.NestedStringMap(obj.Object, "data")
-	return data, err
+	return obj.Data, nil
 }
 
 // certificatesIn returns the certificates in a key of the ConfigMap of that name, or none if it has no such key.

@@ -17,8 +17,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -170,7 +170,8 @@ type configMaps map[string]any
 func (m configMaps) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	switch found := m[key.Name].(type) {
 	case map[string]string:
-		return unstructured.SetNestedStringMap(obj.(*unstructured.Unstructured).Object, found, "data")
+		obj.(*corev1.ConfigMap).Data = found
+		return nil
 	case error:
 		return found
 	default:

@@ -176,7 +176,7 @@ func TestProfileChecksNames(t *testing.T) {
 		{false, []string{"a", "*.a", "fd00::1"}, ""},
 		{false, []string{"a", "b, DNS:\u202ec"},
 			`DNS name "b, DNS:\u202ec" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`},
-		{true, []string{"*.a"}, `DNS name "*.a" is a wildcard, which this signer does not permit`},
+		{true, []string{"*.a"}, `DNS name "*.a" is a wildcard, which is not permitted`},
 		{false, []string{strings.Repeat("a", 60_000)}, `DNS name "` + strings.Repeat("a", 253) + `..." is longer than 253 bytes`},
 	} {
 		got := strings.TrimPrefix(checked(ca.ProfileConfig{ForbidWildcards: test.noWildcards}, ca.Request{DNSNames: test.names}), "NameNotPermitted: ")

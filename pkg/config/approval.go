@@ -14,6 +14,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // Approval configures the approver.
@@ -62,6 +63,41 @@ func (a *Approval) validate(m *mistakes, path *field.Path) {
 	}
 }
 
+// RuleTest is a test of the approval rules, which `csr-controller-manager rules test` runs.
+type RuleTest struct {
+	// Request is the name of a request in the files of the command.
+	Request string `json:"request"`
+	// Accepts lists the rules that accept the content of the request. If it is empty, no rule must accept it.
+	Accepts []string `json:"accepts,omitempty"`
+}
+
+// compileRules sets c.CompiledRules.
+func (c *Configuration) compileRules(m *mistakes) {
+	path, seen := field.NewPath("approval", "rules"), map[string]bool{}
+	if len(c.Approval.Rules) == 0 {
+		return
+	}
+	compiler, err := rules.NewCompiler(c.RequestLimits)
+	if err != nil {
+		m.check(err, path, "")
+		return
+	}
+	for _, rule := range c.Approval.Rules {
+		at := path.Key(rule.Name)
+		m.unique(seen, at, rule.Name)
+		m.signerName(at.Child("signerName"), rule.SignerName)
+		compiled, found := compiler.Compile(rule, at)
+		m.all, c.CompiledRules = append(m.all, found...), append(c.CompiledRules, compiled)
+	}
+	for i, test := range c.Approval.Tests {
+		at := field.NewPath("approval", "tests").Index(i)
+		m.require(test.Request != "", at.Child("request"), "name a request in the files of rules test")
+		for j, name := range test.Accepts {
+			m.unless(seen[name], at.Child("accepts").Index(j), name, "is not one of approval.rules")
+		}
+	}
+}
+
 // ApprovalLimit limits how often one requester is approved for one node and one signer. Zeros set no limit.
 type ApprovalLimit struct {
 	// Burst is the number of approvals in a burst for one requester, node and signer.
@@ -89,8 +125,7 @@ type KubeletServing struct {
 func isReservable(text string) bool {
 	_, prefix := netip.ParsePrefix(text)
 	_, address := netip.ParseAddr(text)
-	isNumber := strings.Trim(text[strings.LastIndex(text, ".")+1:], "0123456789") == ""
-	return prefix == nil || address == nil || !isNumber && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
+	return prefix == nil || address == nil || !san.EndsInNumber(text) && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
 }
 
 // Inventory configures what belongs to a node.

@@ -16,6 +16,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // APIVersion and Kind must be in every configuration file.
@@ -75,6 +76,8 @@ type Configuration struct {
 
 	// Retired lists the flags that were given and have no effect.
 	Retired []string `json:"-"`
+	// CompiledRules are those of Approval.Rules. Load and LoadFile set them.
+	CompiledRules []*rules.Compiled `json:"-"`
 }
 
 // Audit configures the [audit log](audit-log.md).
@@ -238,7 +241,10 @@ func (c *Configuration) Enabled(controller Controller) bool {
 // Warnings returns a sentence for each setting that loads but does not do what an operator would expect of it. inPod
 // says whether the manager runs in a Pod.
 func (c *Configuration) Warnings(inPod bool) []string {
-	warnings := c.ruleWarnings()
+	var warnings []string
+	for _, rule := range c.CompiledRules {
+		warnings = append(warnings, rule.Warnings...)
+	}
 	if standard := Default().MetricsBindAddress; inPod && c.MetricsBindAddress == standard {
 		warnings = append(warnings, fmt.Sprintf("metricsBindAddress is %s, the default: nothing outside of this Pod can "+
 			"read the metrics; set metricsBindAddress \":8443\" and metricsSecure true, or metricsBindAddress \"0\" for no metrics",

@@ -129,7 +129,7 @@ func (s *Signing) signer(name string) *Signer {
 
 // source is the code of the fields, whose comments describe them and their flags.
 //
-//go:embed config.go approval.go rules.go signing.go
+//go:embed config.go approval.go signing.go
 var source embed.FS
 
 // comments returns the comments in source.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -108,7 +109,7 @@ cleaning:
 				c.Signing.CreateIfMissing, c.Signing.KeyAlgorithm, c.Signing.CADuration, c.Signing.Chain = true, "ECDSAP384", seconds(48*3600), "None"
 				c.Signing.Signers = []config.Signer{{
 					Name: "example.com/a", CA: config.CA{CertFile: "c", KeyFile: "k"}, Duration: duration(3600), MinDuration: duration(1800), MaxDuration: duration(3 * 3600),
-					Usages: []string{"client auth"}, ForbiddenSubjects: []string{"CN=a*"},
+					Usages: []certificatesv1.KeyUsage{"client auth"}, ForbiddenSubjects: []string{"CN=a*"},
 				}}
 				c.Cleaning = config.Cleaning{
 					DeletesPerSecond: 5, Retention: config.Retention{Pending: duration(-1)},

@@ -42,10 +42,7 @@ func (s *Signing) validate(m *mistakes, path *field.Path, needed bool) {
 	for i := range s.Signers {
 		signer := &s.Signers[i]
 		at := path.Child("signers").Key(signer.Name)
-		if seen[signer.Name] {
-			m.all = append(m.all, field.Duplicate(at, signer.Name))
-		}
-		seen[signer.Name] = true
+		m.unique(seen, at, signer.Name)
 		hasCA = hasCA || !signer.Empty()
 		signer.validate(m, at, s)
 		contradicts := func(before Signer) bool { return signer.sameSource(before.CA) && signer.CA != before.CA }
@@ -155,7 +152,7 @@ type Signer struct {
 	// MaxDuration is the longest lifetime: a request for more gets this. The default is `duration`.
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// Usages lists the permitted usages. Required for a custom signer, forbidden for Kubernetes' signers.
-	Usages []string `json:"usages,omitempty"`
+	Usages []certificatesv1.KeyUsage `json:"usages,omitempty"`
 	// ForbiddenSubjects replaces `signing.forbiddenSubjects` and [what a trusted CA
 	// forbids](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts).
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
@@ -207,8 +204,8 @@ func (s *Signer) validateLifetimes(m *mistakes, path *field.Path) {
 func (s *Signer) validateSubjects(m *mistakes, path *field.Path, signing *Signing) {
 	m.subjects(path, s.ForbiddenSubjects)
 	if s.ForbiddenSubjects == nil && !isBuiltin(s.Name) && !s.Empty() {
-		authenticates := slices.Contains(s.Usages, string(certificatesv1.UsageClientAuth)) ||
-			slices.Contains(s.Usages, string(certificatesv1.UsageAny))
+		authenticates := slices.Contains(s.Usages, certificatesv1.UsageClientAuth) ||
+			slices.Contains(s.Usages, certificatesv1.UsageAny)
 		m.require(!authenticates || !signing.servesKubernetesWith(s.CA), path,
 			"this signer permits client certificates and shares the CA of one of Kubernetes' signers, so whoever may "+
 				"approve for it can make any user: say which subjects it never issues, or give it a CA of its own")
@@ -225,17 +222,13 @@ func (s *Signer) validateUsages(m *mistakes, path *field.Path, kubernetes bool) 
 		return
 	}
 	m.require(len(s.Usages) > 0, path.Child("usages"), "list the usages that this signer permits")
-	issues := len(s.Usages) == 0 || s.AllowNoExtKeyUsage
-	for i, usage := range s.Usages {
-		_, extended, unknown := csr.X509Usages([]certificatesv1.KeyUsage{certificatesv1.KeyUsage(usage)})
-		m.unless(len(unknown) == 0, path.Child("usages").Index(i), usage, "no such usage")
-		issues = issues || len(extended) > 0
-	}
+	_, extended, unknown := csr.X509Usages(s.Usages)
+	m.unless(len(unknown) == 0, path.Child("usages"), unknown, "no such usage")
 	for i, name := range s.AllowedNames {
 		_, err := ca.NewAllowedNames([]string{name})
 		m.check(err, path.Child("allowedNames").Index(i), name)
 	}
-	m.unless(issues, path.Child("usages"), strings.Join(s.Usages, ","), "none is an extended key usage, such as server "+
+	m.unless(len(s.Usages) == 0 || len(extended) > 0 || s.AllowNoExtKeyUsage, path.Child("usages"), s.Usages, "none is an extended key usage, such as server "+
 		"auth, and without one a certificate is refused: add one, or set allowNoExtKeyUsage")
 }
 
@@ -314,10 +307,7 @@ func (c *Cleaning) validate(m *mistakes, path *field.Path) {
 	for _, signer := range c.Signers {
 		at := path.Child("signers").Key(signer.Name)
 		m.signerName(at.Child("name"), signer.Name)
-		if seen[signer.Name] {
-			m.all = append(m.all, field.Duplicate(at, signer.Name))
-		}
-		seen[signer.Name] = true
+		m.unique(seen, at, signer.Name)
 		signer.Retention.validate(m, at.Child("retention"))
 	}
 }

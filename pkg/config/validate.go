@@ -47,6 +47,14 @@ func (m *mistakes) forbid(given bool, path *field.Path, why string) {
 	}
 }
 
+// unique adds a mistake if seen has name, the key of the entry at path, and adds name to seen.
+func (m *mistakes) unique(seen map[string]bool, path *field.Path, name string) {
+	if seen[name] {
+		m.all = append(m.all, field.Duplicate(path, name))
+	}
+	seen[name] = true
+}
+
 // oneOf adds a mistake unless value is one of known.
 func oneOf[T ~string](m *mistakes, path *field.Path, value T, known ...T) {
 	if !slices.Contains(known, value) {

@@ -156,7 +156,7 @@ func TestValidate(t *testing.T) {
 			want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowWildcards: Invalid value: true: has an effect only for custom signers: Kubernetes' signers always permit wildcards"}},
 		"custom signer, no CA":       file("signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [any]}]}\n", "signing.signers[example.com/a]: Required value: needs a CA: secret, or certFile and keyFile"),
 		"custom signer, no usages":   file("signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", "signing.signers[example.com/a].usages: Required value: list the usages that this signer permits"),
-		"custom signer, bad usage":   file("signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", `signing.signers[example.com/a].usages[1]: Invalid value: "magic": no such usage`),
+		"custom signer, bad usage":   file("signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", `signing.signers[example.com/a].usages: Invalid value: ["magic"]: no such usage`),
 		"custom signer, half a pair": file("signing: {signers: [{name: example.com/a, keyFile: k, usages: [any]}]}\n", `signing.signers[example.com/a].keyFile: Invalid value: "k": needs the certificate file that belongs to it`),
 		"signer's lifetime":          file(custom(", duration: 1m"), `signing.signers[example.com/a].duration: Invalid value: "1m0s": 1m0s`+tooShort),
 		"signer's least":             file(custom(", minDuration: 0s"), `signing.signers[example.com/a].minDuration: Invalid value: "0s": 0s`+tooShort),
@@ -244,7 +244,7 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 		"a bad name": {body: one(`usages: [server auth], allowedNames: [a.svc, "*"]`), want: []string{
 			`signing.signers[example.com/a].allowedNames[1]: Invalid value: "*": "*" is not an allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address`}},
 		"nothing that could be issued": {body: one(`usages: [digital signature, key encipherment]`), want: []string{
-			`signing.signers[example.com/a].usages: Invalid value: "digital signature,key encipherment": none is an extended key usage, such as server auth, ` +
+			`signing.signers[example.com/a].usages: Invalid value: ["digital signature","key encipherment"]: none is an extended key usage, such as server auth, ` +
 				"and without one a certificate is refused: add one, or set allowNoExtKeyUsage"}},
 		"names for Kubernetes' signers": {body: kubernetes(`allowedNames: [a]`), want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowedNames: " + rules}},
 		"all usages for Kubernetes' signers": {body: kubernetes(`allowNoExtKeyUsage: true`), want: []string{

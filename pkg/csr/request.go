@@ -216,9 +216,10 @@ func (r *Request) HasServingUsages() bool {
 	return isUsageSet(r.Usages, certificatesv1.UsageServerAuth)
 }
 
-// HasClientUsages reports whether the usages are those of a client, with or without key encipherment.
-func (r *Request) HasClientUsages() bool {
-	return isUsageSet(r.Usages, certificatesv1.UsageClientAuth)
+// ForClients reports whether the certificate is valid for clients: also one without an extended key usage is.
+func (r *Request) ForClients() bool {
+	usages := r.Cert.ExtKeyUsage
+	return len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny) || slices.Contains(usages, x509.ExtKeyUsageClientAuth)
 }
 
 // OtherSubject lists the attributes of the subject other than common name and organization, for example "OU=unit".

@@ -52,6 +52,11 @@ var builtins = []Builtin{
 	},
 }
 
+// ComponentSubjects returns the users and groups of Kubernetes and kubeadm, as entries of ca.ProfileConfig.ForbiddenSubjects.
+func ComponentSubjects() []string {
+	return []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
+}
+
 // BuiltinSigners returns the names of the built-in signers, in order.
 func BuiltinSigners() []string {
 	var names []string

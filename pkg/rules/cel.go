@@ -3,18 +3,22 @@ package rules
 import (
 	"cmp"
 	"context"
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/rsa"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/checker"
 	"github.com/google/cel-go/common"
-	celast "github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/ext"
-	"k8s.io/apimachinery/pkg/util/validation/field"
+	apiservercel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/apiserver/pkg/cel/library"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -46,13 +50,78 @@ func Libraries() []Library {
 	}
 }
 
+// Variable is a field of the variables of conditions. Their names and types do not change.
+type Variable struct {
+	// Path is the name in expressions.
+	Path string
+	// Doc is what it holds.
+	Doc string
+	// MaxBytes is the length that the estimate of the cost assumes. Zero means that requestLimits bound it.
+	MaxBytes uint64
+	declared *apiservercel.DeclType
+}
+
+// Type returns the type in CEL.
+func (v Variable) Type() string { return cel.FormatCELType(v.declared.CelType()) }
+
+var (
+	text    = apiservercel.StringType
+	texts   = apiservercel.NewListType(text, -1)
+	byText  = apiservercel.NewMapType(text, text, -1)
+	listsBy = apiservercel.NewMapType(text, texts, -1)
+)
+
+// Variables returns all fields. A request is what the signer would sign.
+func Variables() []Variable {
+	return []Variable{
+		{"request.commonName", "common name of the subject, or an empty text", 0, text},
+		{"request.organizations", "organizations of the subject", 0, texts},
+		{"request.names", "DNS names, in lower case and without a dot at the end", 0, texts},
+		{"request.addresses", "IP addresses as text, for `ip()`", 0, texts},
+		{"request.emails", "e-mail addresses", 0, texts},
+		{"request.uris", "URIs as the certificate would hold them", 0, texts},
+		{"request.usages", "usages as in `spec.usages`", 0, texts},
+		{"request.duration", "lifetime of the certificate that would be issued: the requested one, or the default of the signer, within its limits", 0, apiservercel.DurationType},
+		{"request.key.algorithm", "`RSA`, `ECDSA` or `Ed25519`", 16, text},
+		{"request.key.bits", "size of the key", 0, apiservercel.IntType},
+		{"requester.username", "user name", 1024, text},
+		{"requester.uid", "UID, or an empty text", 128, text},
+		{"requester.groups", "groups", 0, texts},
+		{"requester.extra", "extra of the authenticator: for each key a list", 0, listsBy},
+		{"requester.serviceAccount.namespace", "namespace of the ServiceAccount that the requester is", 63, text},
+		{"requester.serviceAccount.name", "name of that ServiceAccount", 253, text},
+		{"object.name", "name of the CertificateSigningRequest, which the requester chose", 253, text},
+		{"object.labels", "its labels, which the requester chose and others may change", 0, byText},
+		{"object.annotations", "its annotations, likewise", 0, byText},
+		{"object.created", "its creation, by the API server's clock", 0, apiservercel.TimestampType},
+	}
+}
+
+// objectOf returns the type of the object at path: the fields of Variables below it.
+func objectOf(path string) *apiservercel.DeclType {
+	fields := map[string]*apiservercel.DeclField{}
+	for _, each := range Variables() {
+		below, found := strings.CutPrefix(each.Path, path+".")
+		if !found {
+			continue
+		}
+		name, _, isObject := strings.Cut(below, ".")
+		declared := each.declared
+		if isObject {
+			declared = objectOf(path + "." + name)
+		}
+		fields[name] = apiservercel.NewDeclField(name, declared, true, nil, nil)
+	}
+	return apiservercel.NewObjectType("rules."+path, fields)
+}
+
 // Compiler compiles rules. Make it with NewCompiler.
 type Compiler struct {
 	env   *cel.Env
 	sizes sizes
 }
 
-// NewCompiler returns a Compiler. The limits bound the sizes by which it estimates the cost of conditions.
+// NewCompiler returns a Compiler. The limits of names and of bytes bound the sizes by which it estimates the cost of conditions.
 func NewCompiler(limits csr.Limits) (*Compiler, error) {
 	options := []cel.EnvOption{
 		cel.HomogeneousAggregateLiterals(), cel.DefaultUTCTimeZone(true),
@@ -62,175 +131,118 @@ func NewCompiler(limits csr.Limits) (*Compiler, error) {
 		options = append(options, each.option)
 	}
 	env, err := cel.NewEnv(options...)
+	if err == nil {
+		request, requester, object := objectOf("request"), objectOf("requester"), objectOf("object")
+		options, err = apiservercel.NewDeclTypeProvider(request, requester, object).EnvOptions(env.CELTypeProvider())
+		options = append(options, cel.Variable("request", request.CelType()), cel.Variable("requester", requester.CelType()),
+			cel.Variable("object", object.CelType()))
+	}
+	if err == nil {
+		env, err = env.Extend(options...)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("set up CEL: %w", err)
 	}
-	options, err = declare(env)
-	if err != nil {
-		return nil, fmt.Errorf("set up CEL: %w", err)
-	}
-	if env, err = env.Extend(options...); err != nil {
-		return nil, fmt.Errorf("set up CEL: %w", err)
-	}
-	return &Compiler{env: env, sizes: sizesOf(limits)}, nil
+	names, bytes := cmp.Or(limits.Names, csr.DefaultLimits.Names), cmp.Or(limits.DERBytes, csr.DefaultLimits.DERBytes)
+	return &Compiler{env: env, sizes: sizes{uint64(names), uint64(bytes)}}, nil
 }
 
-// condition is a compiled Condition.
-type condition struct {
-	Condition
-	program                      cel.Program
-	readsRequester, readsAccount bool
-	reads                        []string // the fields of request
-}
-
-// condition compiles an expression. A mistake says the line and the column.
-func (c *Compiler) condition(source Condition, path *field.Path) (condition, field.ErrorList) {
-	compiled := condition{Condition: source}
-	mistake := func(format string, args ...any) (condition, field.ErrorList) {
-		return compiled, field.ErrorList{field.Invalid(path, source.Expression, fmt.Sprintf(format, args...))}
-	}
-	checked, issues := c.env.Compile(source.Expression)
+// compile compiles an expression, or returns every problem. A problem of the compiler says the line and the column.
+func (c *Compiler) compile(expression string) (cel.Program, []string) {
+	checked, issues := c.env.Compile(expression)
 	if issues.Err() != nil {
-		var mistakes field.ErrorList
+		var problems []string
 		for _, each := range issues.Errors() {
-			at := each.Location
-			_, more := mistake("line %d, column %d: %s", at.Line(), at.Column()+1, each.Message)
-			mistakes = append(mistakes, more...)
+			problems = append(problems, fmt.Sprintf("line %d, column %d: %s", each.Location.Line(), each.Location.Column()+1, each.Message))
 		}
-		return compiled, mistakes
+		return nil, problems
 	}
 	if checked.OutputType() != cel.BoolType {
-		return mistake("line 1, column 1: the expression is of type %s, want bool", checked.OutputType())
+		return nil, []string{fmt.Sprintf("line 1, column 1: the expression is of type %s, want bool", checked.OutputType())}
 	}
-	estimate, err := c.env.EstimateCost(checked, estimator{&library.CostEstimator{SizeEstimator: c.sizes}})
+	estimate, err := c.env.EstimateCost(checked, c.sizes)
+	if err == nil && estimate.Max > maxCost {
+		err = fmt.Errorf("the estimated cost is %d, more than %d: simplify the expression, or lower requestLimits", estimate.Max, maxCost)
+	}
 	if err != nil {
-		return mistake("estimate the cost: %v", err)
+		return nil, []string{err.Error()}
 	}
-	if estimate.Max > maxCost {
-		return mistake("the estimated cost is %d, more than %d: simplify the expression, or lower requestLimits",
-			estimate.Max, maxCost)
-	}
-	compiled.program, err = c.env.Program(checked, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost),
+	program, err := c.env.Program(checked, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost),
 		cel.CostTracking(&library.CostEstimator{}), cel.CostLimit(maxCost), cel.InterruptCheckFrequency(100))
 	if err != nil {
-		return mistake("%v", err)
+		return nil, []string{err.Error()}
 	}
-	compiled.read(checked.NativeRep().Expr())
-	return compiled, nil
+	return program, nil
 }
 
-// read notes which variables expr reads.
-func (c *condition) read(expr celast.Expr) {
-	celast.PreOrderVisit(expr, celast.NewExprVisitor(func(e celast.Expr) {
-		switch e.Kind() {
-		case celast.IdentKind:
-			c.readsRequester = c.readsRequester || e.AsIdent() == "requester"
-		case celast.SelectKind:
-			selected := e.AsSelect()
-			c.readsAccount = c.readsAccount || selected.FieldName() == "serviceAccount"
-			if selected.Operand().AsIdent() == "request" {
-				c.reads = append(c.reads, selected.FieldName())
-			}
-		}
-	}))
-}
-
-// check returns why the condition is not true for s, or an empty text.
-func (c condition) check(ctx context.Context, s *Subject) string {
-	result, err := s.eval(ctx, c.program)
+// check returns why the condition, which program has compiled, is not true for s, or an empty text.
+func (c Condition) check(ctx context.Context, program cel.Program, s *Subject) string {
+	result, err := s.eval(ctx, program)
 	if result == types.True {
 		return ""
 	}
-	said := c.Message
-	if said == "" {
-		said = "the condition " + strings.Join(strings.Fields(c.Expression), " ") + " is not true"
-	}
-	const room = maxMessage / 2 // for each half of a sentence with a cause
+	said := cmp.Or(c.Message, "the condition "+strings.Join(strings.Fields(c.Expression), " ")+" is not true")
+	cause := ""
 	switch {
-	case s.slow:
-		return fmt.Sprintf("%s (the conditions take more than %s)", csr.ShortenTo(said, room), maxTime)
 	case s.spent > maxCost:
-		return fmt.Sprintf("%s (the conditions cost more than %d)", csr.ShortenTo(said, room), maxCost)
-	case err != nil && c.readsAccount && s.noAccount != "":
-		return fmt.Sprintf("%s (%s)", csr.ShortenTo(said, room), s.noAccount)
+		cause = fmt.Sprintf("the conditions cost more than %d, or take more than %s", maxCost, maxTime)
+	case err != nil && s.noAccount != "" && strings.Contains(c.Expression, "serviceAccount"):
+		cause = s.noAccount
 	case err != nil:
-		return fmt.Sprintf("%s (error: %s)", csr.ShortenTo(said, room), csr.ShortenTo(err.Error(), room-10))
+		cause = "error: " + csr.ShortenTo(err.Error(), maxMessage/2-10)
+	default:
+		return csr.ShortenTo(said, maxMessage)
 	}
-	return csr.ShortenTo(said, maxMessage)
+	return fmt.Sprintf("%s (%s)", csr.ShortenTo(said, maxMessage/2), cause)
 }
 
-// eval returns the result of a program, and adds its cost. There is no result above a limit, and none after a program that was too
-// slow.
+// eval returns the result of a program, and adds its cost. There is no result above a limit.
 func (s *Subject) eval(ctx context.Context, program cel.Program) (ref.Val, error) {
-	if s.slow {
+	if s.spent > maxCost {
 		return nil, nil
 	}
 	limited, cancel := context.WithTimeout(ctx, maxTime)
 	defer cancel()
 	result, details, err := program.ContextEval(limited, s.variables)
-	s.slow = s.slow || limited.Err() != nil
 	switch {
-	case err != nil && strings.Contains(err.Error(), "actual cost limit exceeded"):
+	case limited.Err() != nil || err != nil && strings.Contains(err.Error(), "actual cost limit exceeded"):
 		s.spent = maxCost + 1
 	case details != nil && details.ActualCost() != nil:
 		s.spent += *details.ActualCost()
 	}
-	if s.spent > maxCost || s.slow {
+	if s.spent > maxCost {
 		return nil, nil
 	}
 	return result, err
 }
 
-// estimator estimates costs as API servers do, and counts the result of replace too, which can be far larger than its input: a text
-// for each letter.
-type estimator struct{ *library.CostEstimator }
+// sizes estimates costs as API servers do, by the sizes of the variables. A list or a map has at most so many entries, and
+// their texts have together so many bytes. It implements checker.CostEstimator.
+type sizes struct{ entries, bytes uint64 }
 
-// EstimateCallCost implements checker.CostEstimator.
-func (e estimator) EstimateCallCost(
+// EstimateSize implements checker.CostEstimator.
+func (s sizes) EstimateSize(element checker.AstNode) *checker.SizeEstimate {
+	path, all := strings.Join(element.Path(), "."), Variables()
+	i := slices.IndexFunc(all, func(known Variable) bool { return known.Path == path })
+	switch kind := element.Type().Kind(); {
+	case i >= 0 && kind == types.StringKind:
+		return &checker.SizeEstimate{Max: cmp.Or(all[i].MaxBytes, s.bytes)}
+	case kind == types.ListKind || kind == types.MapKind:
+		return &checker.SizeEstimate{Max: s.entries}
+	}
+	return &checker.SizeEstimate{Max: max(1, s.bytes/s.entries)}
+}
+
+// EstimateCallCost implements checker.CostEstimator. It counts the result of replace too, which can be far larger than its
+// input: a text for each letter.
+func (s sizes) EstimateCallCost(
 	function, overload string, target *checker.AstNode, args []checker.AstNode,
 ) *checker.CallEstimate {
-	estimate := e.CostEstimator.EstimateCallCost(function, overload, target, args)
+	estimate := (&library.CostEstimator{SizeEstimator: s}).EstimateCallCost(function, overload, target, args)
 	if function == "replace" && estimate != nil && estimate.ResultSize != nil {
 		estimate.CostEstimate = estimate.Add(estimate.ResultSize.MultiplyByCostFactor(common.StringTraversalCostFactor))
 	}
 	return estimate
-}
-
-// sizes estimates the sizes of texts and lists in the variables. It implements checker.CostEstimator.
-type sizes struct {
-	known          map[string]uint64 // of single texts, by path
-	entries, entry uint64            // of each list and map, and the average of their texts
-}
-
-// sizesOf returns the sizes for limits. A list has as many entries as names are permitted, and they have together as many
-// bytes as a request may have in DER.
-func sizesOf(limits csr.Limits) sizes {
-	entries, bytes := max(1, cmp.Or(limits.Names, csr.DefaultLimits.Names)), cmp.Or(limits.DERBytes, csr.DefaultLimits.DERBytes)
-	estimated := sizes{known: map[string]uint64{}, entries: uint64(entries), entry: uint64(max(1, bytes/entries))}
-	for _, each := range Variables() {
-		if kind := each.declared.CelType().Kind(); kind == types.StringKind {
-			estimated.known[each.Path] = cmp.Or(each.MaxBytes, uint64(max(1, bytes)))
-		}
-	}
-	return estimated
-}
-
-// EstimateSize implements checker.CostEstimator.
-func (s sizes) EstimateSize(element checker.AstNode) *checker.SizeEstimate {
-	size, known := s.known[strings.Join(element.Path(), ".")]
-	switch kind := element.Type().Kind(); {
-	case known:
-	case kind == types.ListKind || kind == types.MapKind:
-		size = s.entries
-	default:
-		size = s.entry
-	}
-	return &checker.SizeEstimate{Max: size}
-}
-
-// EstimateCallCost implements checker.CostEstimator. The library has the costs of calls.
-func (sizes) EstimateCallCost(string, string, *checker.AstNode, []checker.AstNode) *checker.CallEstimate {
-	return nil
 }
 
 // fillVariables sets the variables of s. With account, they hold the ServiceAccount of the requester, if it is one. An
@@ -239,16 +251,58 @@ func (s *Subject) fillVariables(account bool) error {
 	if s.variables == nil {
 		s.variables = variablesOf(s)
 	}
-	requester := s.variables["requester"].(map[string]any)
-	if _, known := requester["serviceAccount"]; !account || known || s.noAccount != "" {
+	if !account {
 		return nil
 	}
-	found, refusal, err := s.account()
-	if err != nil {
-		return err
+	namespace, name, refusal := Claimed(s.Requester)
+	if refusal == "" {
+		var err error
+		if refusal, err = s.Gone(); err != nil {
+			return err
+		}
 	}
-	if s.noAccount = NoAccount(refusal); refusal == "" {
-		requester["serviceAccount"] = map[string]any{"namespace": found.Namespace, "name": found.Name}
+	if s.noAccount = refusal; refusal == "" {
+		s.variables["requester"].(map[string]any)["serviceAccount"] = map[string]any{"namespace": namespace, "name": name}
 	}
 	return nil
+}
+
+// variablesOf returns the variables for s, without the ServiceAccount of the requester.
+func variablesOf(s *Subject) map[string]any {
+	algorithm, bits := keyOf(s.Cert.PublicKey)
+	return map[string]any{
+		"request": map[string]any{
+			"commonName": s.Cert.Subject.CommonName, "organizations": s.Cert.Subject.Organization,
+			"names": s.Cert.DNSNames, "addresses": textsOf(s.Cert.IPAddresses), "emails": s.Cert.EmailAddresses,
+			"uris": textsOf(s.Cert.URIs), "usages": s.Usages, "duration": s.Lifetime, "key": map[string]any{"algorithm": algorithm, "bits": bits},
+		},
+		"requester": map[string]any{
+			"username": s.Requester.Username, "uid": s.Requester.UID, "groups": s.Requester.Groups,
+			"extra": s.Requester.Extra,
+		},
+		"object": map[string]any{
+			"name": s.Name, "labels": s.Labels, "annotations": s.Annotations, "created": s.Created,
+		},
+	}
+}
+
+func textsOf[T fmt.Stringer](all []T) []string {
+	texts := make([]string, len(all))
+	for i, each := range all {
+		texts[i] = each.String()
+	}
+	return texts
+}
+
+// keyOf returns the algorithm and the size of a public key. csr.Parse permits no others.
+func keyOf(public crypto.PublicKey) (algorithm string, bits int) {
+	switch key := public.(type) {
+	case *rsa.PublicKey:
+		return "RSA", key.N.BitLen()
+	case *ecdsa.PublicKey:
+		return "ECDSA", key.Curve.Params().BitSize
+	case ed25519.PublicKey:
+		return "Ed25519", 256
+	}
+	return "", 0
 }

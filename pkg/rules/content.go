@@ -1,16 +1,19 @@
 package rules
 
 import (
-	"crypto/x509"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
@@ -18,14 +21,14 @@ import (
 // contents are the values of Rule.Allow.
 var contents = []string{"names", "addresses", "emails", "uris", "commonName", "organizations"}
 
-// checkContent returns why the request contains what allowed does not list, or nothing at all, or an empty text.
-func checkContent(s *Subject, allowed ...string) string {
+// checkContent returns why the request contains what the rule does not allow, or nothing at all, or an empty text.
+func (r Rule) checkContent(s *Subject) string {
 	cert, present := s.Cert, false
 	for i, count := range []int{
 		len(cert.DNSNames), len(cert.IPAddresses), len(cert.EmailAddresses), len(cert.URIs),
 		len(cert.Subject.CommonName), len(cert.Subject.Organization),
 	} {
-		if count > 0 && !slices.Contains(allowed, contents[i]) {
+		if count > 0 && !slices.Contains(r.Allow, contents[i]) {
 			return "the rule does not allow " + contents[i]
 		}
 		present = present || count > 0
@@ -39,44 +42,44 @@ func checkContent(s *Subject, allowed ...string) string {
 	return ""
 }
 
-// checkUsages returns why the usages of the request are not among permitted, or an empty text.
-func checkUsages(s *Subject, permitted []string) string {
-	other := func(usage certificatesv1.KeyUsage) bool { return !slices.Contains(permitted, string(usage)) }
+// checkUsages returns why the usages of the request are not those of the rule, or an empty text. A preset needs a signature
+// and an extended usage.
+func (r Rule) checkUsages(s *Subject) string {
+	other := func(usage certificatesv1.KeyUsage) bool { return !slices.Contains(r.Usages, usage) }
 	if i := slices.IndexFunc(s.Usages, other); i >= 0 {
-		return fmt.Sprintf("usage %+q is not one of %q", csr.Shorten(string(s.Usages[i])), permitted)
+		return fmt.Sprintf("usage %+q is not one of %q", csr.Shorten(string(s.Usages[i])), r.Usages)
 	}
-	if len(s.Usages) == 0 {
-		return fmt.Sprintf("the request has none of the usages %q", permitted)
+	signs := slices.Contains(s.Usages, certificatesv1.UsageDigitalSignature)
+	switch {
+	case len(s.Usages) == 0:
+		return fmt.Sprintf("the request has none of the usages %q", r.Usages)
+	case r.Preset != "" && (!signs || len(s.Cert.ExtKeyUsage) == 0):
+		return fmt.Sprintf("usages %q are too few: a digital signature and a purpose are needed, of %q", s.Usages, r.Usages)
 	}
 	return ""
 }
 
-// checkTrust returns why the certificate could be that of a user of the cluster, or an empty text.
-func checkTrust(s *Subject) string {
-	usages := s.Cert.ExtKeyUsage
-	forClients := len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny) ||
-		slices.Contains(usages, x509.ExtKeyUsageClientAuth)
-	if s.Facts.Trusted == "" || !forClients {
+// checkTrust returns why the certificate could be that of a user of the cluster, or an empty text. Certificates of the preset
+// ownIdentity are those of users.
+func (r Rule) checkTrust(s *Subject) string {
+	if s.Trusted == "" || !s.ForClients() || r.Preset == OwnIdentity {
 		return ""
 	}
-	return fmt.Sprintf("usages %q are valid for clients, but %s", s.Usages, s.Facts.Trusted)
+	return fmt.Sprintf("usages %q are valid for clients, but %s", s.Usages, s.Trusted)
 }
 
 // checkNames returns why a DNS name is not permitted, or an empty text. A condition can then compare texts: programs read no
 // name in another way.
-func checkNames(s *Subject, wildcards bool) string {
-	if name := s.Cert.Subject.CommonName; strings.Contains(name, "*") && !wildcards {
+func (r Rule) checkNames(s *Subject) string {
+	if name := s.Cert.Subject.CommonName; strings.Contains(name, "*") && !r.AllowWildcards {
 		return fmt.Sprintf("common name %+q is a wildcard", csr.Shorten(name))
 	}
 	for _, name := range s.Cert.DNSNames {
 		shown := csr.Shorten(name)
-		if _, err := netip.ParseAddr(name); err == nil {
+		if _, err := netip.ParseAddr(name); err == nil || san.EndsInNumber(name) {
 			return fmt.Sprintf("DNS name %+q is an address", shown)
 		}
-		if strings.Contains(name, "*") && !wildcards {
-			return fmt.Sprintf("DNS name %+q is a wildcard", shown)
-		}
-		if err := san.CheckDNSName(name, wildcards); err != nil {
+		if err := san.CheckDNSName(name, r.AllowWildcards); err != nil {
 			return fmt.Sprintf("DNS name %+q %v", shown, err)
 		}
 		if name != san.CanonicalName(name) {
@@ -87,31 +90,180 @@ func checkNames(s *Subject, wildcards bool) string {
 }
 
 // checkLifetime returns why the certificate would live too long, or an empty text.
-func checkLifetime(s *Subject, longest time.Duration) string {
+func (r Rule) checkLifetime(s *Subject) string {
 	switch {
-	case s.Facts.Lifetime == 0:
+	case s.Lifetime == 0:
 		return "the request has no duration (spec.expirationSeconds), and this manager does not sign it"
-	case s.Facts.Lifetime > longest:
+	case s.Lifetime > r.MaxDuration.Duration:
 		return fmt.Sprintf("the certificate would be valid for %s, longer than %s: request less (spec.expirationSeconds)",
-			s.Facts.Lifetime, longest)
+			s.Lifetime, r.MaxDuration.Duration)
 	}
 	return ""
 }
 
-// Claimed returns the ServiceAccount that the requester's name and groups are those of, or a NoAccount. A user whose
+// Claimed returns the ServiceAccount that the requester's name and groups are those of, or why there is none. A user whose
 // authenticator permits such names is not told apart: the caller must compare the UID with that of the object.
-func Claimed(by csr.Requester) (Account, error) {
-	namespace, name, err := serviceaccount.SplitUsername(by.Username)
+func Claimed(by csr.Requester) (namespace, name, refusal string) {
+	in, called, err := serviceaccount.SplitUsername(by.Username)
 	if err != nil {
-		return Account{}, NoAccount("the requester is not a ServiceAccount")
+		return "", "", "the requester is not a ServiceAccount"
 	}
-	for _, group := range serviceaccount.MakeGroupNames(namespace) {
+	for _, group := range serviceaccount.MakeGroupNames(in) {
 		if !slices.Contains(by.Groups, group) {
-			return Account{}, NoAccount("the requester has the name of a ServiceAccount, but is not in the group " + group)
+			return "", "", "the requester has the name of a ServiceAccount, but is not in the group " + group
 		}
 	}
 	if by.UID == "" {
-		return Account{}, NoAccount("the requester has the name of a ServiceAccount, but no UID")
+		return "", "", "the requester has the name of a ServiceAccount, but no UID"
 	}
-	return Account{namespace, name}, nil
+	return in, called, ""
+}
+
+// Preset names a rule that is written in Go.
+type Preset string
+
+// The presets.
+const (
+	// ServiceNames approves server certificates for Services. The requester is a ServiceAccount. There are 1 to 20 DNS names,
+	// each `SERVICE.NAMESPACE.svc`, or that with `clusterDomain` behind it, of a Service in the namespace of the requester. At
+	// the time of the approval, the Service exists. It is not of the type ExternalName, and not called `kubernetes`. The common name is
+	// empty or one of the names, and nothing else is permitted. The usages are `digital signature` and `server auth`, with or
+	// without `key encipherment`. The certificate is valid for at most 7 days.
+	ServiceNames Preset = "serviceNames"
+	// SPIFFE approves certificates of workloads. The requester is a ServiceAccount. The subject is empty, and the only name is
+	// the URI `spiffe://TRUSTDOMAIN/ns/NAMESPACE/sa/NAME` of the requester. The usages are `digital signature` and `client
+	// auth` or `server auth` or both, with or without `key encipherment`. The certificate is valid for at most 24 hours. `client
+	// auth` is refused while API servers trust the CA of the signer, and while that is unknown.
+	SPIFFE Preset = "spiffe"
+	// OwnIdentity approves client certificates of people and programs, for `kubernetes.io/kube-apiserver-client`. The common name
+	// is the user name of the requester, and the organizations are groups of the requester. None of them begins with `system:`
+	// or `kubeadm:`, and there is no other name. The usages are `digital signature` and `client auth`, with or without `key
+	// encipherment`. The request is at most 10 minutes old. The certificate is valid for at most 1 hour, and not beyond the time in
+	// `expiryExtra`, if that is set. The extra `authentication.kubernetes.io/credential-id` of the requester is exactly one `JTI=ID`: it authenticated with a
+	// token. A certificate, or an impersonation without that extra, gets nothing.
+	OwnIdentity Preset = "ownIdentity"
+)
+
+// preset is a rule whose fields are fixed, with a check in Go in the place of conditions. The check runs after the fields
+// accept the request.
+type preset struct {
+	fixed Rule
+	check func(rule Rule, s *Subject) (refusal string, err error)
+}
+
+var presets = map[Preset]preset{
+	ServiceNames: {Rule{
+		Usages:      []certificatesv1.KeyUsage{"digital signature", "key encipherment", "server auth"},
+		MaxDuration: metav1.Duration{Duration: 7 * 24 * time.Hour}, Allow: []string{"names", "commonName"},
+	}, serviceNames},
+	SPIFFE: {Rule{
+		Usages:      []certificatesv1.KeyUsage{"digital signature", "key encipherment", "client auth", "server auth"},
+		MaxDuration: metav1.Duration{Duration: 24 * time.Hour}, Allow: []string{"uris"},
+	}, spiffe},
+	OwnIdentity: {Rule{
+		Usages:      []certificatesv1.KeyUsage{"digital signature", "key encipherment", "client auth"},
+		MaxDuration: metav1.Duration{Duration: time.Hour}, Allow: []string{"commonName", "organizations"},
+		AllowWildcards: true, // a user name is compared, and is no DNS name
+	}, ownIdentity},
+}
+
+const (
+	// oldestIdentity bounds the age of a request, whose requester may have lost the name or a group since.
+	oldestIdentity = 10 * time.Minute
+	// mostServiceNames bounds the Services that are read for a request.
+	mostServiceNames = 20
+)
+
+// serviceNames accepts a server certificate for Services in the namespace of the requester. The caller reads the Services.
+func serviceNames(rule Rule, s *Subject) (string, error) {
+	namespace, _, refusal := Claimed(s.Requester)
+	names, common := s.Cert.DNSNames, s.Cert.Subject.CommonName
+	switch {
+	case refusal != "":
+		return refusal, nil
+	case len(names) == 0:
+		return "the request has no DNS name", nil
+	case len(names) > mostServiceNames:
+		return fmt.Sprintf("the request has more than %d DNS names", mostServiceNames), nil
+	case common != "" && !slices.Contains(names, common):
+		return fmt.Sprintf("common name %+q is not one of the DNS names", csr.Shorten(common)), nil
+	}
+	for _, name := range names {
+		service, found := strings.CutSuffix(strings.TrimSuffix(name, "."+rule.ClusterDomain), "."+namespace+".svc")
+		if !found || strings.Contains(service, ".") {
+			return fmt.Sprintf("DNS name %+q is not SERVICE.%s.svc or SERVICE.%s.svc.%s: a ServiceAccount gets only names of "+
+				"Services in its own namespace", csr.Shorten(name), namespace, namespace, rule.ClusterDomain), nil
+		}
+		if service == "kubernetes" {
+			return fmt.Sprintf("DNS name %+q is a name of the API server", csr.Shorten(name)), nil
+		}
+		if key := (types.NamespacedName{Namespace: namespace, Name: service}); !slices.Contains(s.Services, key) {
+			s.Services = append(s.Services, key)
+		}
+	}
+	return s.Gone()
+}
+
+// spiffe accepts a certificate whose only identity is the SPIFFE ID of the requester.
+func spiffe(rule Rule, s *Subject) (string, error) {
+	namespace, name, refusal := Claimed(s.Requester)
+	id := fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", rule.TrustDomain, namespace, name)
+	switch {
+	case refusal != "":
+		return refusal, nil
+	case len(s.Cert.URIs) != 1 || s.Cert.URIs[0].String() != id:
+		return "the only URI must be " + id, nil
+	}
+	return s.Gone()
+}
+
+// credentialIDPrefix begins the ID of a token (k8s.io/apiserver/pkg/authentication/serviceaccount, and
+// plugin/pkg/authenticator/token/oidc).
+const credentialIDPrefix = "JTI="
+
+// ownIdentity accepts a client certificate for the requester itself. A certificate does not renew itself.
+func ownIdentity(rule Rule, s *Subject) (string, error) {
+	by, subject := s.Requester, s.Cert.Subject
+	ids := by.Extra[csr.CredentialIDKey]
+	other := func(group string) bool { return !slices.Contains(by.Groups, group) }
+	reserved := func(pattern string) bool { return ca.MatchesSubject(pattern, subject) }
+	switch {
+	case subject.CommonName == "" || subject.CommonName != by.Username:
+		return fmt.Sprintf("common name %+q is not the requester's user name", csr.Shorten(subject.CommonName)), nil
+	case slices.ContainsFunc(subject.Organization, other):
+		return fmt.Sprintf("the requester is not in all of the groups %+q", csr.ShortenAll(subject.Organization)), nil
+	case slices.ContainsFunc(csr.ComponentSubjects(), reserved):
+		return "no user name and no group may begin with system: or kubeadm:", nil
+	case len(ids) != 1 || !strings.HasPrefix(ids[0], credentialIDPrefix) || ids[0] == credentialIDPrefix:
+		return "the requester did not authenticate with a token that has an ID: a certificate cannot renew itself", nil
+	}
+	return checkTimes(rule, s)
+}
+
+// checkTimes returns why the request is too old, or why the certificate would outlive the credential of the requester, or an
+// empty text.
+func checkTimes(rule Rule, s *Subject) (string, error) {
+	now, err := s.Now()
+	switch {
+	case err != nil:
+		return "", err
+	case !s.Created.IsZero() && now.Sub(s.Created) > oldestIdentity: // only a request in a file has no time of creation
+		return fmt.Sprintf("the request is older than %s: make a new one", oldestIdentity), nil
+	case rule.ExpiryExtra != "" && now.Add(s.Lifetime).After(timeIn(s.Requester.Extra[rule.ExpiryExtra])):
+		return fmt.Sprintf("the certificate would outlive the credential of the requester, by %+q of its extra: "+
+			"request less (spec.expirationSeconds)", rule.ExpiryExtra), nil
+	}
+	return "", nil
+}
+
+// timeIn returns the time in the only one of values, a NumericDate (RFC 7519 section 2). It is zero for anything else.
+func timeIn(values []string) time.Time {
+	if len(values) != 1 {
+		return time.Time{}
+	}
+	const most = 1 << 40 // in the year 36812; neither NaN nor an infinity is between zero and this
+	if seconds, err := strconv.ParseFloat(values[0], 64); err == nil && seconds >= 0 && seconds < most {
+		return time.Unix(int64(seconds), 0)
+	}
+	return time.Time{}
 }

@@ -41,7 +41,7 @@ type trial struct {
 	content x509.CertificateRequest
 	obj     certificatesv1.CertificateSigningRequest
 	key     crypto.Signer
-	facts   rules.Facts
+	facts   rules.Subject
 }
 
 var ecdsaKey = sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
@@ -59,9 +59,9 @@ func account() *trial {
 				Groups: []string{"system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated"},
 			},
 		},
-		facts: rules.Facts{
+		facts: rules.Subject{
 			Lifetime: time.Hour,
-			Account:  func() (rules.Account, error) { return rules.Account{Namespace: "shop", Name: "web"}, nil },
+			Gone:     func() (string, error) { return "", nil },
 			Now:      func() (time.Time, error) { return now, nil },
 		},
 	}
@@ -91,9 +91,7 @@ func made(at time.Time) change {
 	return func(r *trial) { r.obj.CreationTimestamp = metav1.NewTime(at) }
 }
 func isNot(why string) change {
-	return func(r *trial) {
-		r.facts.Account = func() (rules.Account, error) { return rules.Account{}, rules.NoAccount(why) }
-	}
+	return func(r *trial) { r.facts.Gone = func() (string, error) { return why, nil } }
 }
 func uris(all ...string) change {
 	return func(r *trial) {
@@ -108,7 +106,7 @@ func email(r *trial)   { r.content.EmailAddresses = []string{"a@example.com"} }
 func unit(r *trial)    { r.content.Subject.OrganizationalUnit = []string{"unit"} }
 func noUID(r *trial)   { r.obj.Spec.UID = "" }
 func unreadable(r *trial) {
-	r.facts.Account = func() (rules.Account, error) { return rules.Account{}, errors.New("down") }
+	r.facts.Gone = func() (string, error) { return "", errors.New("down") }
 }
 func unknownAttribute(r *trial) {
 	r.content.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 2, 3}, Value: "x"}}
@@ -145,7 +143,9 @@ func (r *trial) subject(t testing.TB) *rules.Subject {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &rules.Subject{Request: req, Facts: r.facts}
+	subject := r.facts
+	subject.Request = req
+	return &subject
 }
 
 // compile returns the compiled rule.

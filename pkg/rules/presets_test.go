@@ -2,6 +2,7 @@ package rules_test
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -47,7 +48,7 @@ func TestServiceNames(t *testing.T) {
 		usages("digital signature, server auth")(r)
 		return r
 	}
-	const usual = ", but must be digital signature and server auth, with or without key encipherment"
+	const usual = `["digital signature" "key encipherment" "server auth"]`
 	foreign := func(name string) string {
 		return `DNS name "` + name + `" is not SERVICE.shop.svc or SERVICE.shop.svc.cluster.local: a ServiceAccount gets only names of Services in its own namespace`
 	}
@@ -72,7 +73,7 @@ func TestServiceNames(t *testing.T) {
 		"the API server":            but(`DNS name "kubernetes.shop.svc" is a name of the API server`, names("kubernetes.shop.svc")),
 		"upper case":                but(`DNS name "API.shop.svc" has upper-case letters or a dot at the end`, names("API.shop.svc")),
 		"a dot at the end":          but(`DNS name "api.shop.svc." has upper-case letters or a dot at the end`, names("api.shop.svc.")),
-		"wildcard":                  but(`DNS name "*.shop.svc" is a wildcard`, names("*.shop.svc")),
+		"wildcard":                  but(`DNS name "*.shop.svc" is a wildcard, which is not permitted`, names("*.shop.svc")),
 		"an address as a name":      but(`DNS name "10.0.0.1" is an address`, names("10.0.0.1")),
 		"another common name":       but(`common name "web" is not one of the DNS names`, common("web")),
 		"organization":              but("the rule does not allow organizations", orgs("shop")),
@@ -82,10 +83,10 @@ func TestServiceNames(t *testing.T) {
 		"other attribute":           but(unexpectedUnit, unit),
 		"unknown attribute":         but(unexpectedAttribute, unknownAttribute),
 		"extension":                 but(unexpectedExtension, extension),
-		"client usage too":          but(`usages are ["digital signature" "server auth" "client auth"]`+usual, usages("digital signature, server auth, client auth")),
-		"client usage":              but(`usages are ["digital signature" "client auth"]`+usual, usages("digital signature, client auth")),
-		"any usage":                 but(`usages are ["digital signature" "server auth" "any"]`+usual, usages("digital signature, server auth, any")),
-		"no extended usage":         but(`usages are ["digital signature"]`+usual, usages("digital signature")),
+		"client usage too":          but(`usage "client auth" is not one of `+usual, usages("digital signature, server auth, client auth")),
+		"client usage":              but(`usage "client auth" is not one of `+usual, usages("digital signature, client auth")),
+		"any usage":                 but(`usage "any" is not one of `+usual, usages("digital signature, server auth, any")),
+		"no extended usage":         but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
 		"too long":                  but(tooLong, lives(168*time.Hour+time.Second)),
 		"no duration":               but(noDuration, lives(0)),
 	}))
@@ -94,13 +95,15 @@ func TestServiceNames(t *testing.T) {
 		"its own domain":   but("", names("api.shop.svc.lab.example")),
 		"the usual domain": but(`DNS name "api.shop.svc.cluster.local" is not SERVICE.shop.svc or SERVICE.shop.svc.lab.example: a ServiceAccount gets only names of Services in its own namespace`, names("api.shop.svc.cluster.local")),
 	})
-	namespace, services := compile(t, own).Services(func() *rules.Subject {
-		r := smallest()
-		names("api.shop.svc", "b.shop.svc.lab.example", "api.shop.svc.lab.example")(r)
-		return r.subject(t)
-	}())
-	if namespace != "shop" || !slices.Equal(services, []string{"api", "b"}) {
-		t.Errorf("Services %q in %q", services, namespace)
+	r := smallest()
+	names("api.shop.svc", "b.shop.svc.lab.example", "api.shop.svc.lab.example")(r)
+	subject := r.subject(t)
+	if refusal, err := compile(t, own).Judge(t.Context(), subject); refusal != "" || err != nil ||
+		fmt.Sprint(subject.Services) != "[shop/api shop/b]" {
+		t.Errorf("%q, %v, Services %q", refusal, err, subject.Services)
+	}
+	if _, _ = compile(t, serving("true")).Judge(t.Context(), subject); len(subject.Services) > 0 {
+		t.Errorf("Services %q for a rule without the preset", subject.Services)
 	}
 }
 
@@ -113,7 +116,7 @@ func TestSPIFFE(t *testing.T) {
 		usages("digital signature, client auth")(r)
 		return r
 	}
-	const usual = ", but must be digital signature and client auth or server auth or both, with or without key encipherment"
+	const usual = `["digital signature" "key encipherment" "client auth" "server auth"]`
 	const other = "the only URI must be " + id
 	judge(t, rules.Rule{Name: "a", SignerName: "example.com/spiffe", Preset: rules.SPIFFE, TrustDomain: "example.org"}, smallest, with(notMeantFor(), map[string]row{
 		"smallest":               but(""),
@@ -139,9 +142,9 @@ func TestSPIFFE(t *testing.T) {
 		"other attribute":        but(unexpectedUnit, unit),
 		"unknown attribute":      but(unexpectedAttribute, unknownAttribute),
 		"extension":              but(unexpectedExtension, extension),
-		"any usage":              but(`usages are ["digital signature" "any"]`+usual, usages("digital signature, any")),
-		"no extended usage":      but(`usages are ["digital signature"]`+usual, usages("digital signature")),
-		"no signature":           but(`usages are ["client auth"]`+usual, usages("client auth")),
+		"any usage":              but(`usage "any" is not one of `+usual, usages("digital signature, any")),
+		"no extended usage":      but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
+		"no signature":           but(`usages ["client auth"] are too few: a digital signature and a purpose are needed, of `+usual, usages("client auth")),
 		"too long":               but("the certificate would be valid for 24h0m1s, longer than 24h0m0s: request less (spec.expirationSeconds)", lives(24*time.Hour+time.Second)),
 		"no duration":            but(noDuration, lives(0)),
 	}))
@@ -161,7 +164,7 @@ func TestOwnIdentity(t *testing.T) {
 		}
 		return r
 	}
-	const usual = ", but must be digital signature and client auth, with or without key encipherment"
+	const usual = `["digital signature" "key encipherment" "client auth"]`
 	const reserved = "no user name and no group may begin with system: or kubeadm:"
 	const token = "the requester did not authenticate with a token that has an ID: a certificate cannot renew itself"
 	rule := rules.Rule{Name: "a", SignerName: "kubernetes.io/kube-apiserver-client", Preset: rules.OwnIdentity}
@@ -178,6 +181,7 @@ func TestOwnIdentity(t *testing.T) {
 		"system:masters":             but(reserved, groups("system:masters"), orgs("system:masters")),
 		"a group of kubeadm":         but(reserved, groups("kubeadm:cluster-admins"), orgs("kubeadm:cluster-admins")),
 		"a user of Kubernetes":       but(reserved, user("system:serviceaccount:shop:web"), common("system:serviceaccount:shop:web")),
+		"a star in the user name":    but("", user("a*b"), common("a*b")),
 		"a user of kubeadm":          but(reserved, user("kubeadm:a"), common("kubeadm:a")),
 		"a certificate":              but(token, extra(credential, "X509SHA256=00")),
 		"impersonation":              but(token, extra(credential)),
@@ -191,8 +195,8 @@ func TestOwnIdentity(t *testing.T) {
 		"other attribute":            but(unexpectedUnit, unit),
 		"unknown attribute":          but(unexpectedAttribute, unknownAttribute),
 		"extension":                  but(unexpectedExtension, extension),
-		"server usage":               but(`usages are ["digital signature" "client auth" "server auth"]`+usual, usages("digital signature, client auth, server auth")),
-		"no client usage":            but(`usages are ["digital signature"]`+usual, usages("digital signature")),
+		"server usage":               but(`usage "server auth" is not one of `+usual, usages("digital signature, client auth, server auth")),
+		"no client usage":            but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
 		"too long":                   but("the certificate would be valid for 1h0m1s, longer than 1h0m0s: request less (spec.expirationSeconds)", lives(time.Hour+time.Second)),
 		"no duration":                but(noDuration, lives(0)),
 		"ten minutes old":            but("", made(now.Add(-10*time.Minute))),

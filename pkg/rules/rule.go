@@ -3,13 +3,17 @@
 package rules
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/google/cel-go/cel"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -34,7 +38,7 @@ type Rule struct {
 	// preset `ownIdentity`. The certificate then ends earlier, and without this key nothing is approved.
 	ExpiryExtra string `json:"expiryExtra,omitempty"`
 	// Usages lists the usages that a request may have. It needs at least one of them.
-	Usages []string `json:"usages,omitempty"`
+	Usages []certificatesv1.KeyUsage `json:"usages,omitempty"`
 	// MaxDuration is the longest lifetime of the certificate that would be issued.
 	MaxDuration metav1.Duration `json:"maxDuration,omitzero"`
 	// Allow lists what a request may contain: `names`, `addresses`, `emails`, `uris`, `commonName`, `organizations`. It needs
@@ -56,19 +60,13 @@ type Condition struct {
 
 // Compiled is a checked Rule. Make it with Compiler.Compile.
 type Compiled struct {
-	Name, SignerName string
-	// IgnoresRequester reports that no condition looks at the requester: the permission alone decides who.
-	IgnoresRequester bool
-	// Unread lists what the rule allows and no condition reads, so any value is accepted.
-	Unread []string
+	Rule // with the fields that a preset fixes
+	// Warnings are sentences about what the rule does not look at.
+	Warnings []string
 	// ReadsAccount reports that the rule needs to know which ServiceAccount the requester is.
 	ReadsAccount bool
-	// ReadsServices reports that Services must be read before an approval.
-	ReadsServices bool
 
-	rule       Rule
-	preset     preset // nil for a rule with conditions
-	conditions []condition
+	programs []cel.Program // of Conditions
 }
 
 // maxMessage bounds the message of a condition, in bytes, so that those of three rules fit into an Event.
@@ -76,169 +74,136 @@ const maxMessage = 200
 
 // Compile returns the Compiled rule, or every mistake in it.
 func (c *Compiler) Compile(rule Rule, path *field.Path) (*Compiled, field.ErrorList) {
-	compiled := &Compiled{Name: rule.Name, SignerName: rule.SignerName, rule: rule}
-	var mistakes field.ErrorList
-	for _, problem := range validation.IsDNS1123Label(rule.Name) {
-		mistakes = append(mistakes, field.Invalid(path.Child("name"), rule.Name, problem))
-	}
-	if strings.HasPrefix(rule.SignerName, "kubernetes.io/") && rule.Preset != OwnIdentity {
-		mistakes = append(mistakes, field.Invalid(path.Child("signerName"), rule.SignerName,
-			"a signer of Kubernetes accepts only the preset ownIdentity"))
-	}
-	mistakes = append(mistakes, rule.checkPresetFields(path)...)
+	mistakes := rule.checkPreset(path)
+	rule.ClusterDomain = cmp.Or(rule.ClusterDomain, "cluster.local")
 	if rule.Preset != "" {
-		compiled.preset = presets[rule.Preset]
-		compiled.ReadsAccount = rule.Preset != OwnIdentity
-		compiled.ReadsServices = rule.Preset == ServiceNames
-		return compiled, mistakes
+		fixed := presets[rule.Preset].fixed
+		rule.Usages, rule.MaxDuration, rule.Allow, rule.AllowWildcards = fixed.Usages, fixed.MaxDuration, fixed.Allow, fixed.AllowWildcards
+		return &Compiled{Rule: rule, ReadsAccount: rule.Preset != OwnIdentity}, mistakes
 	}
-	mistakes = append(mistakes, rule.checkFields(path)...)
-	compiled.IgnoresRequester, compiled.Unread = true, slices.Clone(rule.Allow)
+	compiled, text := &Compiled{Rule: rule}, ""
 	for i, each := range rule.Conditions {
 		at := path.Child("conditions").Index(i)
-		if len(each.Message) > maxMessage {
-			mistakes = append(mistakes, field.TooLong(at.Child("message"), each.Message, maxMessage))
+		mistakes = append(mistakes, unless(len(each.Message) <= maxMessage, field.TooLong(at.Child("message"), each.Message, maxMessage))...)
+		program, problems := c.compile(each.Expression)
+		for _, problem := range problems {
+			mistakes = append(mistakes, field.Invalid(at.Child("expression"), each.Expression, problem))
 		}
-		done, problems := c.condition(each, at.Child("expression"))
-		mistakes = append(mistakes, problems...)
-		compiled.conditions = append(compiled.conditions, done)
-		compiled.ReadsAccount = compiled.ReadsAccount || done.readsAccount
-		compiled.IgnoresRequester = compiled.IgnoresRequester && !done.readsRequester
-		compiled.Unread = slices.DeleteFunc(compiled.Unread, func(content string) bool { return slices.Contains(done.reads, content) })
+		compiled.programs = append(compiled.programs, program)
+		text += each.Expression + "\n"
 	}
-	return compiled, mistakes
+	// No expression reads a field whose name is not in its text.
+	compiled.ReadsAccount = strings.Contains(text, "serviceAccount")
+	for _, content := range rule.Allow {
+		if !strings.Contains(text, "request."+content) {
+			compiled.Warnings = append(compiled.Warnings, fmt.Sprintf("approval rule %s allows %s, but no condition reads request.%s: "+
+				"every value is accepted", rule.Name, content, content))
+		}
+	}
+	if !strings.Contains(text, "requester") {
+		compiled.Warnings = append(compiled.Warnings, fmt.Sprintf("approval rule %s never looks at the requester: each user with the "+
+			"verb use on it, such as cluster-admin, gets every certificate that it accepts; compare the request with requester, or "+
+			"keep the rule for users who may have all of them", rule.Name))
+	}
+	return compiled, slices.Concat(mistakes, rule.checkFields(path))
 }
 
-// checkPresetFields returns the mistakes in the fields that only a preset, or only a rule without one, may have.
-func (r Rule) checkPresetFields(path *field.Path) (mistakes field.ErrorList) {
+// unless returns mistake, unless ok.
+func unless(ok bool, mistake *field.Error) field.ErrorList {
+	if ok {
+		return nil
+	}
+	return field.ErrorList{mistake}
+}
+
+// checkPreset returns the mistakes in the name, the signer and the preset.
+func (r Rule) checkPreset(path *field.Path) (mistakes field.ErrorList) {
+	for _, problem := range validation.IsDNS1123Label(r.Name) {
+		mistakes = append(mistakes, field.Invalid(path.Child("name"), r.Name, problem))
+	}
+	signer, own := path.Child("signerName"), r.Preset == OwnIdentity
 	_, known := presets[r.Preset]
-	if r.Preset != "" && !known {
-		return field.ErrorList{field.NotSupported(path.Child("preset"), r.Preset, Presets())}
-	}
-	forbid := func(set bool, name, why string) {
-		if set {
-			mistakes = append(mistakes, field.Forbidden(path.Child(name), why))
-		}
-	}
-	if r.Preset != "" {
-		const why = "a preset fixes this field"
-		forbid(r.Usages != nil, "usages", why)
-		forbid(r.MaxDuration.Duration != 0, "maxDuration", why)
-		forbid(r.Allow != nil, "allow", why)
-		forbid(r.AllowWildcards, "allowWildcards", why)
-		forbid(r.Conditions != nil, "conditions", why)
-	}
-	forbid(r.ClusterDomain != "" && r.Preset != ServiceNames, "clusterDomain", "has an effect only with the preset serviceNames")
-	forbid(r.TrustDomain != "" && r.Preset != SPIFFE, "trustDomain", "has an effect only with the preset spiffe")
-	forbid(r.ExpiryExtra != "" && r.Preset != OwnIdentity, "expiryExtra", "has an effect only with the preset ownIdentity")
-	return append(mistakes, r.checkPresetValues(path)...)
+	return slices.Concat(
+		mistakes,
+		unless(own || !strings.HasPrefix(r.SignerName, "kubernetes.io/"), field.Invalid(signer, r.SignerName,
+			"a signer of Kubernetes accepts only the preset ownIdentity")),
+		unless(!own || r.SignerName == certificatesv1.KubeAPIServerClientSignerName, field.Invalid(signer, r.SignerName,
+			"the preset ownIdentity is for "+certificatesv1.KubeAPIServerClientSignerName)),
+		unless(known || r.Preset == "", field.NotSupported(path.Child("preset"), r.Preset, []Preset{ServiceNames, SPIFFE, OwnIdentity})),
+		unless(r.Preset == "" || len(r.Usages)+len(r.Allow)+len(r.Conditions) == 0 && r.MaxDuration.Duration == 0 && !r.AllowWildcards,
+			field.Forbidden(path.Child("preset"), "fixes usages, maxDuration, allow, allowWildcards and conditions: remove these")),
+		r.checkPresetValues(path),
+	)
 }
 
-// checkPresetValues returns the mistakes in the values of a preset.
-func (r Rule) checkPresetValues(path *field.Path) (mistakes field.ErrorList) {
-	for _, problem := range validation.IsDNS1123Subdomain(r.clusterDomain()) {
-		mistakes = append(mistakes, field.Invalid(path.Child("clusterDomain"), r.ClusterDomain, problem))
-	}
-	isDomain := r.TrustDomain != "" && len(r.TrustDomain) <= 255 && strings.Trim(r.TrustDomain, trustDomainCharacters) == ""
-	if r.Preset == SPIFFE && !isDomain {
-		mistakes = append(mistakes, field.Invalid(path.Child("trustDomain"), r.TrustDomain,
-			"want 1 to 255 lower-case letters, digits, dots, dashes and underscores"))
-	}
-	if r.Preset == OwnIdentity && r.SignerName != certificatesv1.KubeAPIServerClientSignerName {
-		mistakes = append(mistakes, field.Invalid(path.Child("signerName"), r.SignerName,
-			"the preset ownIdentity is for "+certificatesv1.KubeAPIServerClientSignerName))
-	}
-	return mistakes
+// checkPresetValues returns the mistakes in the fields that belong to one preset.
+func (r Rule) checkPresetValues(path *field.Path) field.ErrorList {
+	const trustDomain = "abcdefghijklmnopqrstuvwxyz0123456789.-_" // SPIFFE-ID section 2.1
+	isDomain := r.Preset == ServiceNames && len(validation.IsDNS1123Subdomain(r.ClusterDomain)) == 0
+	isTrust := r.TrustDomain != "" && len(r.TrustDomain) <= 255 && strings.Trim(r.TrustDomain, trustDomain) == ""
+	return slices.Concat(
+		unless(isDomain || r.ClusterDomain == "", field.Invalid(path.Child("clusterDomain"), r.ClusterDomain,
+			"want a DNS name, and the preset serviceNames")),
+		unless(isTrust || r.Preset != SPIFFE, field.Invalid(path.Child("trustDomain"), r.TrustDomain,
+			"want 1 to 255 lower-case letters, digits, dots, dashes and underscores")),
+		unless(r.TrustDomain == "" || r.Preset == SPIFFE, field.Forbidden(path.Child("trustDomain"), "has an effect only with the preset spiffe")),
+		unless(r.ExpiryExtra == "" || r.Preset == OwnIdentity, field.Forbidden(path.Child("expiryExtra"), "has an effect only with the preset ownIdentity")),
+	)
 }
 
-// trustDomainCharacters are those of a SPIFFE trust domain (SPIFFE-ID section 2.1).
-const trustDomainCharacters = "abcdefghijklmnopqrstuvwxyz0123456789.-_"
-
-// checkFields returns the mistakes in the fields of a rule without a preset.
-func (r Rule) checkFields(path *field.Path) (mistakes field.ErrorList) {
-	require := func(set bool, name, why string) {
-		if !set {
-			mistakes = append(mistakes, field.Required(path.Child(name), why))
-		}
-	}
-	require(len(r.Usages) > 0, "usages", "list the usages that a request may have")
-	require(r.MaxDuration.Duration > 0, "maxDuration", "set the longest lifetime of a certificate")
-	require(len(r.Allow) > 0, "allow", "list what a request may contain: "+strings.Join(contents, ", "))
-	require(len(r.Conditions) > 0, "conditions", "write at least one condition")
-	for i, usage := range r.Usages {
-		if _, _, unknown := csr.X509Usages([]certificatesv1.KeyUsage{certificatesv1.KeyUsage(usage)}); len(unknown) > 0 {
-			mistakes = append(mistakes, field.Invalid(path.Child("usages").Index(i), usage, "no such usage"))
-		}
-	}
-	for i, content := range r.Allow {
-		if !slices.Contains(contents, content) {
-			mistakes = append(mistakes, field.NotSupported(path.Child("allow").Index(i), content, contents))
-		}
-	}
-	if r.AllowWildcards && !slices.Contains(r.Allow, "names") {
-		mistakes = append(mistakes, field.Forbidden(path.Child("allowWildcards"), "has an effect only if names are allowed"))
-	}
-	return mistakes
+// checkFields returns the mistakes in the fields that a preset fixes.
+func (r Rule) checkFields(path *field.Path) field.ErrorList {
+	_, _, unknown := csr.X509Usages(r.Usages)
+	other := slices.DeleteFunc(slices.Clone(r.Allow), func(content string) bool { return slices.Contains(contents, content) })
+	return slices.Concat(
+		unless(len(r.Usages) > 0, field.Required(path.Child("usages"), "list the usages that a request may have")),
+		unless(len(unknown) == 0, field.Invalid(path.Child("usages"), unknown, "no such usage")),
+		unless(r.MaxDuration.Duration > 0, field.Required(path.Child("maxDuration"), "set the longest lifetime of a certificate")),
+		unless(len(r.Allow) > 0, field.Required(path.Child("allow"), "list what a request may contain: "+strings.Join(contents, ", "))),
+		unless(len(other) == 0, field.NotSupported(path.Child("allow"), strings.Join(other, ","), contents)),
+		unless(!r.AllowWildcards || slices.Contains(r.Allow, "names"), field.Forbidden(path.Child("allowWildcards"),
+			"has an effect only if names are allowed")),
+		unless(len(r.Conditions) > 0, field.Required(path.Child("conditions"), "write at least one condition")),
+	)
 }
 
-// clusterDomain returns the domain of Services.
-func (r Rule) clusterDomain() string {
-	if r.ClusterDomain == "" {
-		return "cluster.local"
-	}
-	return r.ClusterDomain
-}
-
-// Account is a ServiceAccount.
-type Account struct{ Namespace, Name string }
-
-// NoAccount says why the requester is not a ServiceAccount. It implements error.
-type NoAccount string
-
-// Error implements error.
-func (n NoAccount) Error() string { return string(n) }
-
-// Facts holds what is known about a request, beside its content. An error of a function means that the fact is unknown,
-// and that no rule that needs it decides.
-type Facts struct {
+// Subject is a request that the rules of its signer judge one after the other, with what is known about it beside its
+// content. An error of a function means that the fact is unknown, and that no rule that needs it decides.
+type Subject struct {
+	*csr.Request
 	// Lifetime is that of the certificate that would be issued. Zero means unknown.
 	Lifetime time.Duration
 	// Trusted is a clause that says why certificates of the signer may be those of users: API servers trust its CA, or it is
 	// unknown whether they do. It is empty if they do not.
 	Trusted string
-	// Account returns the ServiceAccount that the requester is, or a NoAccount.
-	Account func() (Account, error)
+	// Gone returns why the ServiceAccount that Claimed returns is not the requester, or an empty text.
+	Gone func() (string, error)
 	// Now returns the time of the API servers.
 	Now func() (time.Time, error)
-}
-
-// Subject is a request that the rules of its signer judge one after the other.
-type Subject struct {
-	*csr.Request
-	Facts Facts
+	// Services are those that must exist for an approval by the rule that judged last, which accepts the request.
+	Services []types.NamespacedName
 
 	variables map[string]any // nil until a condition needs them
-	noAccount NoAccount      // why the variables have no ServiceAccount
-	spent     uint64         // the cost of all conditions so far
-	slow      bool           // a condition took too long
+	noAccount string         // why the variables have no ServiceAccount
+	spent     uint64         // the cost of all conditions so far; above maxCost also after a condition that took too long
 }
 
 // Judge returns why the rule does not accept the content of the request, or an empty text if it does. An error means that
 // a fact is unknown.
 func (c *Compiled) Judge(ctx context.Context, s *Subject) (refusal string, err error) {
-	if c.preset != nil {
-		return c.preset(c.rule, s)
-	}
-	refusal = first(checkUsages(s, c.rule.Usages), checkTrust(s), checkContent(s, c.rule.Allow...),
-		checkNames(s, c.rule.AllowWildcards), checkLifetime(s, c.rule.MaxDuration.Duration))
-	if refusal != "" {
+	s.Services = nil
+	refusal = cmp.Or(c.checkUsages(s), c.checkTrust(s), c.checkContent(s), c.checkNames(s), c.checkLifetime(s))
+	switch {
+	case refusal != "":
 		return refusal, nil
+	case c.Preset != "":
+		return presets[c.Preset].check(c.Rule, s)
 	}
 	if err := s.fillVariables(c.ReadsAccount); err != nil {
 		return "", err
 	}
-	for _, condition := range c.conditions {
-		if refusal := condition.check(ctx, s); refusal != "" {
+	for i, condition := range c.Conditions {
+		if refusal := condition.check(ctx, c.programs[i], s); refusal != "" {
 			return refusal, nil
 		}
 	}

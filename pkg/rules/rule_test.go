@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
@@ -19,7 +20,7 @@ func fmtUnix(at time.Time) string { return fmt.Sprint(at.Unix()) }
 // serving is the rule of the reference, with these conditions.
 func serving(conditions ...string) rules.Rule {
 	rule := rules.Rule{
-		Name: "service-serving", SignerName: "example.com/serving", Usages: []string{"digital signature", "key encipherment", "server auth"},
+		Name: "service-serving", SignerName: "example.com/serving", Usages: []certificatesv1.KeyUsage{"digital signature", "key encipherment", "server auth"},
 		MaxDuration: metav1.Duration{Duration: 168 * time.Hour}, Allow: []string{"names"},
 	}
 	for _, expression := range conditions {
@@ -62,27 +63,31 @@ func TestRule(t *testing.T) {
 		"other attribute":              but(unexpectedUnit, unit),
 		"unknown attribute":            but(unexpectedAttribute, unknownAttribute),
 		"extension":                    but(unexpectedExtension, extension),
-		"wildcard":                     but(`DNS name "*.shop.svc" is a wildcard`, names("*.shop.svc")),
+		"wildcard":                     but(`DNS name "*.shop.svc" is a wildcard, which is not permitted`, names("*.shop.svc")),
 		"upper case":                   but(`DNS name "API.shop.svc" has upper-case letters or a dot at the end`, names("API.shop.svc")),
 		"an address as a name":         but(`DNS name "10.0.0.1" is an address`, names("10.0.0.1")),
+		"half an address":              but(`DNS name "127.1" is an address`, names("127.1")),
+		"a number as a name":           but(`DNS name "2130706433" is an address`, names("2130706433")),
+		"a wildcard common name":       but(`the rule does not allow commonName`, common("*.svc")),
 		"not a name":                   but(`DNS name "a b" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`, names("a b")),
 		"a week":                       but("", lives(168*time.Hour)),
 		"too long":                     but(tooLong, lives(168*time.Hour+time.Second)),
 		"no duration":                  but(noDuration, lives(0)),
 	})
 	clients := rules.Rule{
-		Name: "clients", SignerName: "example.com/clients", Usages: []string{"client auth", "any", "server auth"}, AllowWildcards: true,
+		Name: "clients", SignerName: "example.com/clients", Usages: []certificatesv1.KeyUsage{"client auth", "any", "server auth"}, AllowWildcards: true,
 		MaxDuration: metav1.Duration{Duration: time.Hour}, Allow: []string{"names", "addresses", "emails", "uris", "commonName", "organizations"},
 		Conditions: []rules.Condition{{Expression: "true"}},
 	}
 	const forClients = " are valid for clients, but API servers trust it"
 	judge(t, clients, smallestServing, map[string]row{
-		"everything":        but("", usages("client auth, any"), names("*.a"), address, email, uris("a:b"), common("a"), orgs("b")),
-		"an address alone":  but("", names(), address),
-		"a subject alone":   but("", names(), common("a")),
-		"client, trusted":   but(`usages ["client auth"]`+forClients, usages("client auth"), trusted("API servers trust it")),
-		"any, trusted":      but(`usages ["server auth" "any"]`+forClients, usages("server auth, any"), trusted("API servers trust it")),
-		"a star in between": but(`DNS name "a.*.b" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`, names("a.*.b")),
+		"everything":         but("", usages("client auth, any"), names("*.a"), address, email, uris("a:b"), common("a"), orgs("b")),
+		"a number in a name": but("", names("7.example.com", "1password.example.7up")),
+		"an address alone":   but("", names(), address),
+		"a subject alone":    but("", names(), common("a")),
+		"client, trusted":    but(`usages ["client auth"]`+forClients, usages("client auth"), trusted("API servers trust it")),
+		"any, trusted":       but(`usages ["server auth" "any"]`+forClients, usages("server auth, any"), trusted("API servers trust it")),
+		"a star in between":  but(`DNS name "a.*.b" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`, names("a.*.b")),
 	})
 }
 
@@ -191,14 +196,14 @@ func TestMistakes(t *testing.T) {
 		"a large replacement": {serving("request.commonName.replace('a', request.commonName).size() > 0"), []string{"the estimated cost is"}},
 		"costly": {serving("request.names.all(a, request.names.all(b, request.names.all(c, a == b || b == c)))"),
 			[]string{"the estimated cost is"}},
-		"a long message": {rules.Rule{Name: "a", SignerName: "a.b/c", Usages: []string{"server auth"}, MaxDuration: metav1.Duration{Duration: 1}, Allow: []string{"names"},
+		"a long message": {rules.Rule{Name: "a", SignerName: "a.b/c", Usages: []certificatesv1.KeyUsage{"server auth"}, MaxDuration: metav1.Duration{Duration: 1}, Allow: []string{"names"},
 			Conditions: []rules.Condition{{Expression: "true", Message: strings.Repeat("x", 201)}}}, []string{"conditions[0].message: Too long"}},
 		"empty": {rules.Rule{Name: "a", SignerName: "a.b/c"}, []string{"usages: Required", "maxDuration: Required", "allow: Required", "conditions: Required"}},
 		"unknown values": {func() rules.Rule {
 			rule := serving("true")
-			rule.Name, rule.Usages, rule.Allow, rule.AllowWildcards = "A", []string{"x"}, []string{"name"}, true
+			rule.Name, rule.Usages, rule.Allow, rule.AllowWildcards = "A", []certificatesv1.KeyUsage{"x"}, []string{"name"}, true
 			return rule
-		}(), []string{"rule.name: Invalid", "usages[0]: Invalid value", "allow[0]: Unsupported", "allowWildcards: Forbidden"}},
+		}(), []string{"rule.name: Invalid", "usages: Invalid value: [\"x\"]: no such usage", "allow: Unsupported value: \"name\"", "allowWildcards: Forbidden"}},
 		"a signer of Kubernetes": {func() rules.Rule {
 			rule := serving("true")
 			rule.SignerName = client
@@ -219,7 +224,7 @@ func TestMistakes(t *testing.T) {
 			full.Name, full.SignerName, full.Preset, full.AllowWildcards = "a", "a.b/c", rules.ServiceNames, true
 			full.TrustDomain, full.ExpiryExtra = "a", "b"
 			*r = full
-		}), []string{"usages: Forbidden", "maxDuration: Forbidden", "allow: Forbidden", "allowWildcards: Forbidden", "conditions: Forbidden", "trustDomain: Forbidden", "expiryExtra: Forbidden"}},
+		}), []string{"preset: Forbidden: fixes usages, maxDuration, allow, allowWildcards and conditions: remove these", "trustDomain: Forbidden", "expiryExtra: Forbidden"}},
 	} {
 		_, mistakes := compiler.Compile(test.rule, field.NewPath("rule"))
 		if len(mistakes) != len(test.want) {
@@ -237,15 +242,16 @@ func TestMistakes(t *testing.T) {
 func TestWhatARuleReads(t *testing.T) {
 	t.Parallel()
 	for expression, want := range map[string][2]bool{
-		ownName: {false, true}, "requester.username == 'a'": {false, false}, "true": {true, false}, "object.name == 'requester'": {true, false},
+		ownName: {false, true}, "requester.username == 'a'": {false, false}, "true": {true, false},
 		"[requester].exists(r, r.serviceAccount.name == 'a')": {false, true}, "has(requester.serviceAccount)": {false, true},
 	} {
-		compiled := compile(t, serving(expression))
-		if got := [2]bool{compiled.IgnoresRequester, compiled.ReadsAccount}; got != want {
-			t.Errorf("%s: ignores the requester %t, reads the account %t", expression, got[0], got[1])
+		rule := serving(expression, "request.names.size() == 1")
+		compiled := compile(t, rule)
+		if got := [2]bool{len(compiled.Warnings) == 1, compiled.ReadsAccount}; got != want {
+			t.Errorf("%s: warnings %q, reads the account %t", expression, compiled.Warnings, got[1])
 		}
 	}
-	for preset, want := range map[rules.Preset][2]bool{rules.ServiceNames: {true, true}, rules.SPIFFE: {true, false}, rules.OwnIdentity: {}} {
+	for preset, reads := range map[rules.Preset]bool{rules.ServiceNames: true, rules.SPIFFE: true, rules.OwnIdentity: false} {
 		rule := rules.Rule{Name: "a", SignerName: "a.b/c", Preset: preset}
 		if preset == rules.OwnIdentity {
 			rule.SignerName = "kubernetes.io/kube-apiserver-client"
@@ -253,9 +259,8 @@ func TestWhatARuleReads(t *testing.T) {
 		if preset == rules.SPIFFE {
 			rule.TrustDomain = "a"
 		}
-		compiled := compile(t, rule)
-		if got := [2]bool{compiled.ReadsAccount, compiled.ReadsServices}; got != want || compiled.IgnoresRequester {
-			t.Errorf("%s: %v", preset, got)
+		if compiled := compile(t, rule); compiled.ReadsAccount != reads || len(compiled.Warnings) > 0 {
+			t.Errorf("%s: %+v", preset, compiled)
 		}
 	}
 }

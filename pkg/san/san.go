@@ -102,7 +102,7 @@ func CheckDNSName(name string, wildcards bool) error {
 	}
 	host, wildcard := strings.CutPrefix(name, "*.")
 	if wildcard && !wildcards {
-		return errors.New("is a wildcard, which this signer does not permit")
+		return errors.New("is a wildcard, which is not permitted")
 	}
 	if len(strings.TrimSuffix(name, ".")) > maxDNSName {
 		return errors.New("is longer than 253 bytes")
@@ -113,6 +113,13 @@ func CheckDNSName(name string, wildcards bool) error {
 		}
 	}
 	return nil
+}
+
+// EndsInNumber reports whether the last label of name has digits only. Programs read such a name as an IPv4 address, also
+// in forms like 127.1 (WHATWG URL, ends-in-a-number checker; RFC 3696 section 2).
+func EndsInNumber(name string) bool {
+	labels := strings.Split(strings.TrimSuffix(name, "."), ".")
+	return strings.Trim(labels[len(labels)-1], "0123456789") == ""
 }
 
 // checkAddressForm returns an error unless name is the canonical form of address.

@@ -76,7 +76,7 @@ approval:
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
 	kit.Reaches(t, ask("example.com/one"), csr.Issued)
 	off := ask("example.com/two")
-	kit.HasEvent(t, off, "RuleOff", "this manager may not approve for this signer")
+	kit.HasEvent(t, off, "NotStored", "the API server refuses to store the verdict Approve")
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, `csr_check_missing_rights{resource="signers.certificates.k8s.io",verb="approve"} 1`,
 		`csr_approver_rule_total{rule="one",verdict="Approve"} 1`)
 	found := false
@@ -88,7 +88,7 @@ approval:
 	}
 
 	grantRole(t, account, signers("approve", "example.com/two"))
-	// The self-check asks again within a minute, and the request is judged again after a pause as long as its age.
+	// The request is judged again after a pause as long as its age.
 	kit.Within(t, 4*kit.Patience, "the rules are on again", func(ctx context.Context) error {
 		if err := kit.Admin(t).Get(ctx, client.ObjectKeyFromObject(off), off); err != nil || csr.StateOf(off) == csr.Approved {
 			return err
