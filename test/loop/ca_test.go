@@ -3,17 +3,9 @@ package loop
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"errors"
 	"fmt"
-	"io"
-	"math/big"
-	"net/http"
-	"net/http/httptest"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,37 +15,25 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes"
-	certificates "k8s.io/client-go/util/certificate"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/kit/ledger"
 )
-
-// mayCreateCA binds the role of config/create-ca to holder.
-func mayCreateCA(t *testing.T, holder string) {
-	t.Helper()
-	kit.ApplyAll(t, kit.BoundTo(t, holder, kit.Rendered(t, "create-ca")))
-	for _, obj := range []client.Object{&rbacv1.RoleBinding{}, &rbacv1.Role{}} {
-		obj.SetNamespace(kit.SystemNamespace)
-		obj.SetName("csr-create-ca")
-		t.Cleanup(func() {
-			if err := kit.Admin(t).Delete(context.Background(), obj); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-}
 
 // TestCreateIfMissing runs two managers under the shipped roles that create one CA. At first they may not, and report
 // that. If the Secret is deleted while its CA signs, no new CA is created.
@@ -61,11 +41,7 @@ func TestCreateIfMissing(t *testing.T) {
 	kit.Alone(t)
 	kit.InstallRBAC(t)
 	name := client.ObjectKey{Namespace: kit.SystemNamespace, Name: "csr-signer"}
-	if err := client.IgnoreNotFound(kit.Admin(t).Delete(t.Context(), secretCalled(name))); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = client.IgnoreNotFound(kit.Admin(t).Delete(context.Background(), secretCalled(name))) })
-	t.Cleanup(func() { _ = client.IgnoreNotFound(release(context.Background(), t, name)) })
+	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	creating := func(o *controllers.Options) {
 		signingFrom(keypair.Secret(name))(o)
 		for _, one := range o.Signer.Signers {
@@ -74,11 +50,9 @@ func TestCreateIfMissing(t *testing.T) {
 	}
 	kit.StartLoop(t, csrenv.Options{Customize: creating})
 	waiting := kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "waiting")), csr.Approved)
-	kit.HasEvent(t, secretCalled(name), "CAMissing", "can't be created", "forbidden")
-	mayCreateCA(t, kit.SignerAccount)
+	kit.HasEvent(t, secret, "CAMissing", "can't be created", "forbidden")
+	kit.ApplyAll(t, kit.BoundTo(t, kit.SignerAccount, kit.Rendered(t, "create-ca")))
 	kit.StartLoop(t, csrenv.Options{Customize: creating}) // it creates the CA at once; the other retries later
-
-	secret := secretCalled(name)
 	kit.Reaches(t, waiting, csr.Issued)
 	if err := kit.Admin(t).Get(t.Context(), name, secret); err != nil {
 		t.Fatal(err)
@@ -88,30 +62,26 @@ func TestCreateIfMissing(t *testing.T) {
 	if authority, err := ca.Load(made.CertPEM, made.KeyPEM, secret.Data["ca.crt"]); err != nil || !strings.HasPrefix(authority.Certificate().Subject.CommonName, "csr-controller-manager:csr-signer:") {
 		t.Errorf("made %s, error %v", secret.Data["tls.crt"], err)
 	}
-	kit.Eventually(t, "the CA is told of", func(ctx context.Context) error {
-		for _, event := range kit.EventsOf(ctx, t, secret) {
-			if event.Reason == "CACreated" {
-				return nil
-			}
-		}
-		return errors.New("it is not")
-	})
-	rejected := func() int {
-		return kit.Counted(t, "csr_signer_ca_reloads_total", map[string]string{"result": "rejected"})
+	kit.AnEvent(t, secret, "CACreated", func(*eventsv1.Event) bool { return true })
+
+	// Once deleted, the only copy stays until its finalizer is removed, and signs. An administrator can still save it.
+	before := rejected(t)
+	kit.Remove(t, secret)
+	if err := kit.Admin(t).Get(t.Context(), name, secret); err != nil || secret.DeletionTimestamp == nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) {
+		t.Fatalf("the Secret with the only copy of the CA: %v, deleted %v", err, secret.DeletionTimestamp)
 	}
-	before := rejected()
-	survivesDeletion(t, secret, made)
+	signs(t, made)
 	kubeconfig, saved := saveSecret(t, name)
-	if err := release(t.Context(), t, name); err != nil {
+	if err := kit.Admin(t).Patch(t.Context(), secret, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Fatal(err)
 	}
 	kit.Eventually(t, "both notice the loss", func(context.Context) error {
-		if got := rejected() - before; got < 2 {
+		if got := rejected(t) - before; got < 2 {
 			return fmt.Errorf("%d did", got)
 		}
 		return nil
 	})
-	kit.IssuedBy(t, kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "after")), csr.Issued), made)
+	signs(t, made)
 	if err := kit.Admin(t).Get(t.Context(), name, secret); client.IgnoreNotFound(err) != nil || err == nil {
 		t.Errorf("it is back: error %v", err)
 	}
@@ -150,149 +120,174 @@ func putBack(t *testing.T, kubeconfig, file string) {
 	}
 }
 
-// survivesDeletion deletes secret, which holds the only copy of made. The manager continues to use it, and an
-// administrator can still save it.
-func survivesDeletion(t *testing.T, secret *corev1.Secret, made *csrenv.CA) {
-	t.Helper()
-	if err := kit.Admin(t).Delete(t.Context(), secret); err != nil {
-		t.Fatal(err)
-	}
-	name := client.ObjectKeyFromObject(secret)
-	if err := kit.Admin(t).Get(t.Context(), name, secret); err != nil || secret.DeletionTimestamp == nil || !bytes.Equal(secret.Data["tls.key"], made.KeyPEM) {
-		t.Fatalf("the Secret with the only copy of the CA: %v, deleted %v", err, secret.DeletionTimestamp)
-	}
-	kit.IssuedBy(t, kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "deleted")), csr.Issued), made)
-}
-
-// release removes the finalizer of the Secret with the command of docs/how-to/back-up-the-ca.md.
-func release(ctx context.Context, t *testing.T, name client.ObjectKey) error {
-	return kit.Admin(t).Patch(ctx, secretCalled(name), client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
-}
-
-func secretCalled(name client.ObjectKey) *corev1.Secret {
-	return &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
-}
-
-// chainOf makes a root, a CA below it, and a signing CA below that, each in PEM, and the key of the last.
-func chainOf(t *testing.T) (root, upper, lower, keyPEM []byte) {
-	t.Helper()
-	var certs [][]byte
-	var parent *x509.Certificate
-	var parentKey any
-	for i, name := range []string{"root", "upper", "lower"} {
-		key := kit.NewKey(t)
-		template := &x509.Certificate{
-			SerialNumber: big.NewInt(int64(i + 1)), Subject: pkix.Name{CommonName: name + " of " + t.Name()},
-			NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour),
-			KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
-		}
-		if parent == nil {
-			parent, parentKey = template, key
-		}
-		der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), parentKey)
-		if err != nil {
-			t.Fatal(err)
-		}
-		certs = append(certs, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
-		keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		parent, parentKey, keyPEM = template, key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
-	}
-	return certs[0], certs[1], certs[2], keyPEM
-}
-
-// TestIntermediates gets a serving and a client certificate from an intermediate CA with client-go's certificate
-// manager, which kubelets use. It uses both in a handshake in which each side knows only the root.
+// TestIntermediates gets a serving and a client certificate from an intermediate CA. Who knows only the root can verify both
+// with the certificates that come with them.
 func TestIntermediates(t *testing.T) {
 	kit.Parallel(t)
-	root, upper, lower, keyPEM := chainOf(t)
-	secret := kit.SigningSecret(slices.Concat(lower, upper), keyPEM)
-	secret.Data["ca.crt"] = root
+	root := kit.IssueCA(t, "root", kit.NewKey(t), nil, 24*time.Hour)
+	upper := kit.IssueCA(t, "upper", kit.NewKey(t), root, 24*time.Hour)
+	lower := kit.IssueCA(t, "lower", kit.NewKey(t), upper, 24*time.Hour)
+	secret := kit.SigningSecret(slices.Concat(lower.PEM(), upper.PEM()), lower.KeyPEM(t))
+	secret.Data["ca.crt"] = root.PEM()
 	kit.Create(t, kit.Admin(t), secret)
 	kit.StartLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
-
-	serving := managed(t, certificatesv1.KubeletServingSignerName, certificatesv1.UsageServerAuth, "chained.example.com")
-	inUse := managed(t, certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.UsageClientAuth)
-	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(root)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = fmt.Fprintf(w, "%s by %d", r.TLS.PeerCertificates[0].Subject.CommonName, len(r.TLS.VerifiedChains[0]))
-	}))
-	server.TLS = &tls.Config{Certificates: []tls.Certificate{*serving}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: pool, MinVersion: tls.VersionTLS12}
-	server.StartTLS()
-	defer server.Close()
-	transport := &http.Transport{TLSClientConfig: &tls.Config{Certificates: []tls.Certificate{*inUse}, RootCAs: pool, ServerName: "chained.example.com", MinVersion: tls.VersionTLS12}}
-	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := (&http.Client{Transport: transport}).Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	said, err := io.ReadAll(answer.Body)
-	if err := errors.Join(err, answer.Body.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if want := "system:node:chained by 4"; string(said) != want {
-		t.Errorf("the server saw %q, want %q", said, want)
+	serving := kit.CreateRequest(t, kit.Admin(t), kit.ServingRequest(t, "chained", "chained.example.com"))
+	kit.Approve(t, serving)
+	roots := x509.NewCertPool()
+	roots.AddCert(root.Cert)
+	for obj, usage := range map[*kit.Request]x509.ExtKeyUsage{
+		serving: x509.ExtKeyUsageServerAuth, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "chained")): x509.ExtKeyUsageClientAuth,
+	} {
+		certs, err := ca.ParseCertificates(kit.Reaches(t, obj, csr.Issued).Status.Certificate)
+		if err != nil || len(certs) != 3 {
+			t.Fatalf("%d certificates, error %v; want the leaf and two CAs", len(certs), err)
+		}
+		between := x509.NewCertPool()
+		between.AddCert(certs[1])
+		between.AddCert(certs[2])
+		if _, err := certs[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
-// managed runs client-go's certificate manager until it has a certificate of the node called chained.
-func managed(t *testing.T, signerName string, usage certificatesv1.KeyUsage, dnsNames ...string) *tls.Certificate {
+// TestSecretGoes removes first the Role and then the signing Secret from a loop under the shipped roles. The last
+// good CA continues to sign, and at most one Event reports each loss.
+func TestSecretGoes(t *testing.T) {
+	kit.Parallel(t)
+	kit.InstallRBAC(t)
+	first, second := kit.NewCA(t), kit.NewCA(t)
+	secret := kit.SigningSecret(first.CertPEM, first.KeyPEM)
+	kit.Create(t, kit.Admin(t), secret)
+	account := kit.ServiceAccountConfig(t)
+	w, cfg := &kit.Wire{}, rest.CopyConfig(account)
+	cfg.Dial, cfg.WrapTransport = w.Dial, w.Count
+	kit.StartLoopAs(t, cfg, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
+	signs(t, first)
+
+	loseRole(t, w, account, secret)
+	signs(t, first)
+
+	// The role is back, and the Secret is another one.
+	secret = kit.ReplaceSecret(t, secret, second)
+	kit.InstallRBAC(t)
+	kit.HasLoaded(t, secret)
+	signs(t, second)
+
+	// The Secret is deleted.
+	kit.Remove(t, secret)
+	gone := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secret.Name}}
+	kit.HasEvent(t, gone, "CAMissing", "does not exist", "the last good CA stays in use")
+	signs(t, second)
+	kit.HasLoaded(t, kit.ReplaceSecret(t, secret, first)) // so no Event is pending
+	signs(t, first)
+	checkEventsOf(t, gone)
+}
+
+// loseRole removes the right to read secret from account. It returns once the loop was refused, which happens when it
+// opens a new watch.
+func loseRole(t *testing.T, w *kit.Wire, account *rest.Config, secret *corev1.Secret) {
 	t.Helper()
-	store, err := certificates.NewFileStore("kubelet-"+string(usage[:6]), t.TempDir(), t.TempDir(), "", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	manager, err := certificates.NewManager(&certificates.Config{
-		ClientsetFn: func(*tls.Certificate) (kubernetes.Interface, error) {
-			return kubernetes.NewForConfig(kit.ControlPlane(t).Config)
-		},
-		Template: &x509.CertificateRequest{
-			Subject: pkix.Name{CommonName: csr.NodeUserPrefix + "chained", Organization: []string{csr.NodeGroup}}, DNSNames: dnsNames,
-		},
-		SignerName: signerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}, CertificateStore: store,
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: "csr-signing-secret"}}
+	kit.Remove(t, role)
+	c := kit.ClientOf(t, account)
+	kit.Eventually(t, "the Secret is out of reach", func(ctx context.Context) error {
+		if err := c.Get(ctx, client.ObjectKeyFromObject(secret), &corev1.Secret{}); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("read it: %w", err)
+		}
+		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	manager.Start()
-	defer manager.Stop()
-	approved := map[string]bool{}
-	kit.Eventually(t, "a certificate for "+signerName, func(ctx context.Context) error {
-		if manager.Current() != nil {
-			return nil
+	w.Cut()
+	kit.Eventually(t, "the loop was refused the Secret, twice", func(context.Context) error {
+		w.Mu.Lock()
+		defer w.Mu.Unlock()
+		if w.Refused < 2 {
+			return fmt.Errorf("%d times", w.Refused)
 		}
-		requests := &certificatesv1.CertificateSigningRequestList{}
-		if err := kit.Admin(t).List(ctx, requests); err != nil {
-			return err
-		}
-		for i := range requests.Items {
-			obj := &requests.Items[i]
-			serving := signerName == certificatesv1.KubeletServingSignerName // the loop approves the others
-			if serving && obj.Spec.SignerName == signerName && csr.StateOf(obj) == csr.Pending && !approved[obj.Name] && isFor(obj, "chained") {
-				approved[obj.Name] = true
-				kit.Approve(t, obj)
-			}
-		}
-		return errors.New("none yet")
+		return nil
 	})
-	current, err := store.Current()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if len(current.Certificate) != 3 {
-		t.Errorf("%d certificates in the file, want the leaf and two CAs", len(current.Certificate))
-	}
-	return current
 }
 
-func isFor(obj *kit.Request, node string) bool {
-	req, err := csr.Parse(obj)
-	return err == nil && req.Cert.Subject.CommonName == csr.NodeUserPrefix+node
+// checkEventsOf checks the Events of the Secrets: three CALoaded, each of another Secret, one CAMissing for the
+// missing Secret, at most one for the unreadable Secret, and one CAShared.
+func checkEventsOf(t *testing.T, secret *corev1.Secret) {
+	t.Helper()
+	told := map[string]int{}
+	for _, event := range kit.EventsOf(t.Context(), t, secret) {
+		if event.Series != nil {
+			t.Errorf("told %d times: %s: %s", event.Series.Count, event.Reason, event.Note)
+		}
+		if event.Reason == "CANotTrusted" { // the API server knows none of these CAs
+			continue
+		}
+		told[event.Reason]++
+		if strings.Contains(event.Note, "can't be read") {
+			told["CAMissing"]--
+		}
+	}
+	if want := map[string]int{"CALoaded": 3, "CAMissing": 1, "CAShared": 1}; !maps.Equal(told, want) {
+		t.Errorf("Events are %v, want %v", told, want)
+	}
+}
+
+// TestLedgerSeal checks with a real API server that the ledger of a closed key includes everything that is ever
+// covered.
+func TestLedgerSeal(t *testing.T) {
+	kit.Parallel(t)
+	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "ledger-"}}
+	kit.Create(t, kit.Admin(t), space)
+	secret := types.NamespacedName{Namespace: space.Name, Name: "ca"}
+	ledgertest.Seal(t, "0123456789abcdef", time.Now(), func() *books.Book {
+		return books.NewBook(kit.Admin(t), kit.Admin(t), secret, clock.RealClock{})
+	})
+}
+
+// TestGuardedSigner checks that a plain Secret signs nothing, and neither does a CA without a ledger or with a spoilt one. A
+// Secret that a rotation wrote signs for the permitted signers and lifetimes, and each certificate is in the ledger first.
+func TestGuardedSigner(t *testing.T) {
+	kit.Parallel(t)
+	made := kit.NewCA(t)
+	secret := caSecret(t, "guarded", made)
+	kit.StartLoop(t, csrenv.Options{Customize: signingFrom(keypair.Guarded{Secret: keypair.Secret(client.ObjectKeyFromObject(secret))})})
+	waiting := kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "guarded")), csr.Approved)
+	kit.HasEvent(t, waiting, "CANotProven", "holds no CA yet that its verifiers are proven to trust")
+
+	ring := keypair.Ring{
+		TLS: keypair.Pair{Cert: made.CertPEM, Key: made.KeyPEM}, Signing: keypair.Pair{Cert: made.CertPEM, Key: made.KeyPEM},
+		Permit: keypair.Permit{Authority: "guarded", Signers: []string{waiting.Spec.SignerName}, LifetimeCap: time.Hour},
+	}
+	if err := ring.WriteTo(secret.Data); err != nil {
+		t.Fatal(err)
+	}
+	kit.Update(t, secret)
+	kit.HasEvent(t, waiting, "LedgerUnavailable", "the account does not exist")
+	spoilt := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: secret.Namespace, Name: books.BookName(secret.Name)},
+		Data:       map[string]string{kit.Load(t, made).KeyID(): `{"signers":{},"sealed":"no"}`},
+	}
+	kit.Create(t, kit.Admin(t), spoilt)
+	kit.HasEvent(t, waiting, "LedgerUnavailable", "read the account of key")
+	kit.Remove(t, spoilt)
+	book := books.NewBook(kit.Admin(t), kit.Admin(t), client.ObjectKeyFromObject(secret), clock.RealClock{})
+	if err := book.Open(t.Context(), kit.Load(t, made).KeyID()); err != nil {
+		t.Fatal(err)
+	}
+	issued := kit.Reaches(t, waiting, csr.Issued)
+	kit.IssuedBy(t, issued, made)
+	certificate := kit.Leaf(t, issued)
+	if left := time.Until(certificate.NotAfter); left > time.Hour {
+		t.Errorf("it lives for %s", left)
+	}
+	accounts, err := book.Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, account := range accounts {
+		if end := account.Signers[waiting.Spec.SignerName]; end.Before(certificate.NotAfter) {
+			t.Errorf("the ledger says %s of a certificate until %s", end, certificate.NotAfter)
+		}
+	}
+	if len(accounts) != 1 {
+		t.Errorf("the ledger says %v", accounts)
+	}
 }

@@ -2,11 +2,13 @@ package loop
 
 import (
 	"context"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
+	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
@@ -30,7 +33,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// trustAlso adds a CA to the API server's client CAs during the test, and waits until the API server has published it.
+// trustAlso adds a CA to the API server's client CAs until the end of the test, and waits until the API server has published it.
 func trustAlso(t *testing.T, bundle []byte) {
 	t.Helper()
 	before, err := os.ReadFile(kit.ControlPlane(t).ClientCAFile())
@@ -40,11 +43,6 @@ func trustAlso(t *testing.T, bundle []byte) {
 	if err := kit.ControlPlane(t).TrustClients(slices.Concat(before, bundle)); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := kit.ControlPlane(t).TrustClients(before); err != nil {
-			t.Error(err)
-		}
-	})
 	publishesTrust(t, trust.ExtensionKey, bundle)
 }
 
@@ -94,17 +92,6 @@ func askHook(t *testing.T, subject pkix.Name, dnsName string, usages ...certific
 	}))
 	kit.Approve(t, obj)
 	return obj
-}
-
-// failsAs waits until obj has failed for reason.
-func failsAs(t *testing.T, obj *kit.Request, reason, part string) {
-	t.Helper()
-	kit.Reaches(t, obj, csr.Failed)
-	for _, condition := range obj.Status.Conditions {
-		if condition.Type == certificatesv1.CertificateFailed && (condition.Reason != reason || !strings.Contains(condition.Message, part)) {
-			t.Errorf("%s failed with %s: %s, want %s with %q", obj.Name, condition.Reason, condition.Message, reason, part)
-		}
-	}
 }
 
 func allowedNames(t *testing.T, patterns ...string) ca.AllowedNames {
@@ -160,10 +147,8 @@ func TestServerSignerMakesNoAdministrator(t *testing.T) {
 			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "server auth"), "NameNotPermitted", `"kubernetes" is not in the allowedNames`)
 			failsAs(t, askHook(t, plain, "kubernetes", "digital signature", "any"), "NameNotPermitted", "")
 			issued := kit.Reaches(t, askHook(t, plain, "hook.default.svc", "digital signature", "server auth"), csr.Issued)
-			block, _ := pem.Decode(issued.Status.Certificate)
-			cert, err := x509.ParseCertificate(block.Bytes)
-			if err != nil || !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || len(cert.UnknownExtKeyUsage) > 0 {
-				t.Errorf("extended key usages are %v, error %v", cert.ExtKeyUsage, err)
+			if cert := kit.Leaf(t, issued); !slices.Equal(cert.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || len(cert.UnknownExtKeyUsage) > 0 {
+				t.Errorf("extended key usages are %v", cert.ExtKeyUsage)
 			}
 		})
 	}
@@ -256,9 +241,7 @@ func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	stop := kit.StartLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))}, "signer")
 	kit.HasEvent(t, secret, "CANotTrusted", "client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key "+
 		kit.Load(t, untrusted).KeyID(), "API servers answer 401", "--client-ca-file")
-	if reasons := reasonsOf(t, secret); !slices.Contains(reasons, "CALoaded") {
-		t.Errorf("Events are %q", reasons)
-	}
+	kit.HasLoaded(t, secret)
 	stop()
 
 	trusted := caSecret(t, "trusted", kit.ControlPlane(t).CA)
@@ -271,28 +254,60 @@ func TestCAThatNobodyTrustsIsWarnedOf(t *testing.T) {
 	failsAs(t, askHook(t, kubeadmAdmin, "", "client auth"), "SubjectNotPermitted", "API servers trust the CA")
 	another := kit.NewCA(t)
 	trusted.Data = kit.SigningSecret(another.CertPEM, another.KeyPEM).Data
-	if err := kit.Admin(t).Update(t.Context(), trusted); err != nil {
-		t.Fatal(err)
-	}
+	kit.Update(t, trusted)
 	// The first Event with a reason keeps its text, so this one shows that there was none about the trusted CA.
 	kit.HasEvent(t, trusted, "CANotTrusted", kit.Load(t, another).KeyID())
 }
 
-// caSecret creates a Secret with a CA, and lets the signer read it.
-func caSecret(t *testing.T, name string, holds *csrenv.CA) *corev1.Secret {
-	t.Helper()
-	secret := kit.SigningSecret(holds.CertPEM, holds.KeyPEM)
-	secret.Name = name
-	kit.Create(t, kit.Admin(t), secret)
-	kit.ApplyAll(t, kit.RolesForSecret(t, name, kit.SignerAccount))
-	return secret
+// TestCustomSignerMakesNoFrontProxy has a custom signer on a copy of the CA for front proxies
+// (--requestheader-client-ca-file). The API server answers 401 to its client certificates. But it trusts the headers of a
+// front proxy.
+func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
+	kit.Parallel(t)
+	proxies := kit.IssueCA(t, "front proxies", kit.NewKey(t), nil, 24*time.Hour)
+	kit.WithAPIServer(t, nil, func(dir string, args *envtest.Arguments) {
+		file := filepath.Join(dir, "front-proxy-ca.crt")
+		kit.Write(t, file, proxies.PEM())
+		args.Set("requestheader-client-ca-file", file).Set("requestheader-allowed-names", "front-proxy-client").
+			Set("requestheader-username-headers", "X-Remote-User").Set("requestheader-group-headers", "X-Remote-Group")
+	})
+	// This shows the power of such a certificate.
+	if got := asRemoteUser(t, proxies.Leaf(t, "front-proxy-client")); got != http.StatusOK {
+		t.Fatalf("a front proxy gets %d", got)
+	}
+	if got := asRemoteUser(t, proxies.Leaf(t, plain.CommonName)); got != http.StatusUnauthorized {
+		t.Fatalf("a client that is no front proxy gets %d", got)
+	}
+	publishesTrust(t, "requestheader-client-ca-file", proxies.PEM())
+	kit.MaySign(t, kit.SignerAccount, hookSigner)
+	kit.StartLoop(t, csrenv.Options{Customize: hook(proxies.PEM(), proxies.KeyPEM(t), func(s *signer.Signer) {
+		s.Usages, s.AllowNoExtKeyUsage = append(s.Usages, "client auth"), true
+	})}, "signer")
+	proxy := pkix.Name{CommonName: "front-proxy-client"}
+	for _, wanted := range [][]certificatesv1.KeyUsage{{"digital signature", "client auth"}, {"digital signature", "any"}, {"digital signature"}} {
+		failsAs(t, askHook(t, proxy, "", wanted...), "SubjectNotPermitted", "API servers trust the CA of signer example.com/hook for front proxies")
+	}
+	failsAs(t, askHook(t, plain, "", "digital signature"), "UsagesNotPermitted", "")
+	failsAs(t, askHook(t, kubeadmAdmin, "", "digital signature", "client auth"), "SubjectNotPermitted", "")
+	kit.Reaches(t, askHook(t, plain, "", "digital signature", "client auth"), csr.Issued) // the API server does not trust it
 }
 
-func reasonsOf(t *testing.T, obj client.Object) []string {
+// asRemoteUser reads the Secrets of the cluster with pair, as an administrator in headers, and returns the status.
+func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	t.Helper()
-	var reasons []string
-	for _, event := range kit.EventsOf(t.Context(), t, obj) {
-		reasons = append(reasons, event.Reason)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(kit.ControlPlane(t).Config.CAData)
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}
+	defer transport.CloseIdleConnections()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(kit.ControlPlane(t).Config.Host, "/")+"/api/v1/secrets", nil)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return reasons
+	request.Header = http.Header{"X-Remote-User": {"mallory"}, "X-Remote-Group": {"system:masters"}}
+	response, err := transport.RoundTrip(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	return response.StatusCode
 }

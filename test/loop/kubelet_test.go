@@ -3,46 +3,113 @@ package loop
 import (
 	"context"
 	"crypto"
+	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
-var (
-	ecdsaUsages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
-	rsaUsages   = append(slices.Clip(ecdsaUsages), certificatesv1.UsageKeyEncipherment)
+// kubeletWait bounds the waits of kubelets.
+const kubeletWait = 30 * time.Second
+
+// kubelets permits bootstrappers to create requests. It returns a function that makes a kubelet with their token.
+func kubelets(t *testing.T) func(name string) *kubelet.Node {
+	t.Helper()
+	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayCreate)
+	bootstrap := kit.WithToken(t, kit.BootstrapperToken)
+	c := kit.ClientOf(t, bootstrap)
+	kit.Eventually(t, "the permission to request", func(ctx context.Context) error {
+		return c.Create(ctx, kit.NodeRequest(t, "any"), client.DryRunAll)
+	})
+	return func(name string) *kubelet.Node {
+		return &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: bootstrap}
+	}
+}
+
+// startSuite runs the loop as a test suite of somebody does, whose administrator binds the roles of kubelets.
+func startSuite(t *testing.T, opts csrenv.Options) {
+	t.Helper()
+	opts.CA = kit.ControlPlane(t).CA
+	env, err := csrenv.Start(t.Context(), kit.ControlPlane(t).Config, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := env.Stop(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// hasAsked checks who has made the requests for node, with which usages and seconds, and how they were approved.
+func hasAsked(t *testing.T, node *kubelet.Node, want ...string) {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := kit.Admin(t).List(t.Context(), list); err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, obj := range list.Items {
+		req, err := csr.Parse(&obj)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req.Cert.Subject.CommonName == node.User() {
+			how := csr.Condition(&obj, certificatesv1.CertificateApproved)
+			all = append(all, fmt.Sprintf("%s %v %d %s %s", obj.Spec.Username, obj.Spec.Usages, ptr.Deref(obj.Spec.ExpirationSeconds, 0), how.Reason, how.Message))
+		}
+	}
+	slices.Sort(all)
+	if !slices.Equal(all, want) {
+		t.Errorf("requests\n%q, want\n%q", all, want)
+	}
+}
+
+const (
+	usages       = " [digital signature client auth] "
+	bootstrapped = "AutoApproved " + kit.NodeMessage
 )
 
+// TestKubeletBootstrap joins kubelets with client-go's code, which register with their certificates.
 func TestKubeletBootstrap(t *testing.T) {
 	kit.Parallel(t)
-	k := startKubelets(t)
-	k.startLoop(t, csrenv.Options{})
+	node := kubelets(t)
+	startSuite(t, csrenv.Options{})
+	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, test := range map[string]struct {
 		key      crypto.Signer
 		lifetime time.Duration
-		usages   []certificatesv1.KeyUsage
+		asked    string
 		keyUsage x509.KeyUsage
 		validity time.Duration // the backdating of five minutes is on top of what is under eight hours
 	}{
-		"ecdsa":            {usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 365 * 24 * time.Hour},
-		"rsa":              {key: newRSAKey(t), usages: rsaUsages, keyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, validity: 365 * 24 * time.Hour},
-		"ten-minutes":      {lifetime: 10 * time.Minute, usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 15 * time.Minute},
-		"ten-hours":        {lifetime: 10 * time.Hour, usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 10 * time.Hour},
-		"over-the-longest": {lifetime: 400 * 24 * time.Hour, usages: ecdsaUsages, keyUsage: x509.KeyUsageDigitalSignature, validity: 365 * 24 * time.Hour},
+		"ecdsa": {nil, 0, usages + "0 ", x509.KeyUsageDigitalSignature, 365 * 24 * time.Hour},
+		"rsa": {rsaKey, 0, " [digital signature client auth key encipherment] 0 ", x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment,
+			365 * 24 * time.Hour},
+		"ten-minutes": {nil, 10 * time.Minute, usages + "600 ", x509.KeyUsageDigitalSignature, 15 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			node := k.node(t, name)
+			node := node(name)
 			node.Lifetime = test.lifetime
 			if test.key != nil {
 				if err := node.UseKey(test.key); err != nil {
@@ -50,7 +117,7 @@ func TestKubeletBootstrap(t *testing.T) {
 				}
 			}
 			cert := join(t, node)
-			checkAsked(t, k.requestsFor(t, node), asked{kit.Bootstrapper, test.usages, int32(test.lifetime.Seconds()), "AutoApproved", kit.NodeMessage})
+			hasAsked(t, node, kit.Bootstrapper+test.asked+bootstrapped)
 			if got := cert.Leaf.NotAfter.Sub(cert.Leaf.NotBefore); got != test.validity {
 				t.Errorf("valid for %s, want %s", got, test.validity)
 			}
@@ -62,15 +129,6 @@ func TestKubeletBootstrap(t *testing.T) {
 			}
 		})
 	}
-}
-
-func newRSAKey(t *testing.T) crypto.Signer {
-	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
 }
 
 // join bootstraps node and checks that the API server accepts its certificate.
@@ -89,7 +147,7 @@ func join(t *testing.T, node *kubelet.Node) *tls.Certificate {
 }
 
 // rotate runs client-go's certificate manager until it has a certificate other than old, which may be nil.
-func (k *kubelets) rotate(t *testing.T, node *kubelet.Node, old *tls.Certificate) *tls.Certificate {
+func rotate(t *testing.T, node *kubelet.Node, old *tls.Certificate) *tls.Certificate {
 	t.Helper()
 	rotation, err := node.Rotation(t.Context())
 	if err != nil {
@@ -98,9 +156,11 @@ func (k *kubelets) rotate(t *testing.T, node *kubelet.Node, old *tls.Certificate
 	rotation.Start()
 	defer rotation.Stop()
 	var cert *tls.Certificate
-	k.waitFor(t, "a new certificate", func(context.Context) (bool, error) {
-		cert = rotation.Current()
-		return cert != nil && (old == nil || cert.Leaf.SerialNumber.Cmp(old.Leaf.SerialNumber) != 0), nil
+	kit.Eventually(t, "a new certificate", func(context.Context) error {
+		if cert = rotation.Current(); cert == nil || old != nil && cert.Leaf.SerialNumber.Cmp(old.Leaf.SerialNumber) == 0 {
+			return errors.New("there is none")
+		}
+		return nil
 	})
 	if err := node.CheckIdentity(t.Context(), cert); err != nil {
 		t.Error(err)
@@ -108,28 +168,97 @@ func (k *kubelets) rotate(t *testing.T, node *kubelet.Node, old *tls.Certificate
 	return cert
 }
 
+// TestKubeletRotation has client-go's certificate manager get a first certificate, and renew one.
 func TestKubeletRotation(t *testing.T) {
 	kit.Parallel(t)
-	k := startKubelets(t)
-	clock := clocktesting.NewFakeClock(time.Now())
-	k.startLoop(t, csrenv.Options{Clock: clock})
-	t.Run("first", func(t *testing.T) {
-		node := k.node(t, "first")
-		k.rotate(t, node, nil)
-		checkAsked(t, k.requestsFor(t, node), asked{kit.Bootstrapper, ecdsaUsages, 0, "AutoApproved", kit.NodeMessage})
-	})
-	t.Run("renewal", func(t *testing.T) {
-		node := k.node(t, "renewal")
-		node.Lifetime = 58 * time.Minute
-		clock.SetTime(time.Now().Add(-55 * time.Minute))
-		old := join(t, node)
-		clock.SetTime(time.Now()) // 95 % of the validity are over, and client-go renews after 90 % at the latest
-		renewed := k.rotate(t, node, old)
-		if got := renewed.Leaf.NotAfter.Sub(renewed.Leaf.NotBefore); got != 63*time.Minute {
-			t.Errorf("valid for %s, want 63m0s", got)
+	node, clock := kubelets(t), clocktesting.NewFakeClock(time.Now())
+	startSuite(t, csrenv.Options{Clock: clock})
+	first := node("first")
+	rotate(t, first, nil)
+	hasAsked(t, first, kit.Bootstrapper+usages+"0 "+bootstrapped)
+
+	renews := node("renewal")
+	renews.Lifetime = 58 * time.Minute
+	clock.SetTime(time.Now().Add(-55 * time.Minute))
+	old := join(t, renews)
+	clock.SetTime(time.Now()) // 95 % of the validity are over, and client-go renews after 90 % at the latest
+	renewed := rotate(t, renews, old)
+	if got := renewed.Leaf.NotAfter.Sub(renewed.Leaf.NotBefore); got != 63*time.Minute {
+		t.Errorf("valid for %s, want 63m0s", got)
+	}
+	hasAsked(t, renews, kit.Bootstrapper+usages+"3480 "+bootstrapped, renews.User()+usages+"3480 AutoApproved "+kit.SelfNodeMessage)
+}
+
+// stopped is a kubelet that was stopped while its request was pending.
+type stopped struct {
+	*kubelet.Node
+	request *kit.Request
+	key     crypto.PublicKey
+}
+
+// resumes returns the request of the kubelet as a new process finds it, which knows only the folder of the first one.
+func (s stopped) resumes(t *testing.T) *kubelet.Pending {
+	t.Helper()
+	again := &kubelet.Node{Name: s.Name, Dir: s.Dir, Bootstrap: s.Bootstrap}
+	pending, err := again.Request(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pending.UID != s.request.UID || pending.Name != s.request.Name {
+		t.Errorf("resumed request %s (%s), want %s (%s)", pending.Name, pending.UID, s.request.Name, s.request.UID)
+	}
+	return pending
+}
+
+// gets waits for the certificate, and checks that it belongs to the first request and its key.
+func (s stopped) gets(t *testing.T, resumed *kubelet.Pending) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), kubeletWait)
+	defer cancel()
+	cert, err := resumed.Wait(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if public, ok := cert.Leaf.PublicKey.(*ecdsa.PublicKey); !ok || !public.Equal(s.key) {
+		t.Error("the certificate is for another key")
+	}
+	if !kit.Leaf(t, kit.Reaches(t, s.request, csr.Issued)).Equal(cert.Leaf) {
+		t.Errorf("the certificate is not that of request %s", s.request.Name)
+	}
+	if err := s.CheckIdentity(ctx, cert); err != nil {
+		t.Error(err)
+	}
+	hasAsked(t, s.Node, kit.Bootstrapper+usages+"0 "+bootstrapped)
+}
+
+// TestKubeletRestart tests a promise of KEP-266: a kubelet that restarts while its request is pending finds the same request
+// again, by the same key.
+func TestKubeletRestart(t *testing.T) {
+	kit.Parallel(t)
+	node := kubelets(t)
+	stops := func(name string) stopped {
+		t.Helper()
+		one := stopped{Node: node(name)}
+		pending, err := one.Request(t.Context())
+		if err != nil {
+			t.Fatal(err)
 		}
-		checkAsked(t, k.requestsFor(t, node),
-			asked{kit.Bootstrapper, ecdsaUsages, 3480, "AutoApproved", kit.NodeMessage},
-			asked{node.User(), ecdsaUsages, 3480, "AutoApproved", kit.SelfNodeMessage})
-	})
+		if one.key, err = one.PendingKey(); err != nil {
+			t.Fatal(err)
+		}
+		one.request = &kit.Request{ObjectMeta: metav1.ObjectMeta{Name: pending.Name, UID: pending.UID}}
+		return one
+	}
+	early := stops("before-the-loop-runs")
+	startSuite(t, csrenv.Options{SkipRBAC: true})
+	refused, away := stops("while-the-loop-refuses"), stops("issued-while-away")
+	for _, one := range []stopped{early, refused, away} {
+		kit.HasEvent(t, one.request, "NotAuthorized")
+	}
+	earlyAgain, refusedAgain := early.resumes(t), refused.resumes(t)
+	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayJoin)
+	early.gets(t, earlyAgain)
+	refused.gets(t, refusedAgain)
+	kit.Reaches(t, away.request, csr.Issued)
+	away.gets(t, away.resumes(t))
 }

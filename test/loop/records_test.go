@@ -123,11 +123,44 @@ func TestFailedThatWasNotStoredIsWrittenAgain(t *testing.T) {
 	if applied := proxy.Applied(); applied[0] != lost {
 		t.Errorf("%d writes were lost, want %d", applied[0], lost)
 	}
-	var outcomes []audit.Event
-	for _, record := range kit.ReadAudit(t, records) {
-		outcomes = append(outcomes, record.Event)
-	}
-	if !slices.Equal(outcomes, []audit.Event{audit.NotSigned}) {
+	if outcomes := recordedOf(t, records, obj); !slices.Equal(outcomes, []audit.Event{audit.NotSigned}) {
 		t.Errorf("records are %v, want one of the Failed condition", outcomes)
 	}
+}
+
+// TestWhatEtcdCannotStoreIsFailed makes a request so large, by its labels, that etcd has room for a Failed condition
+// but not for a certificate. The audit log says that the certificate was discarded. A slightly smaller request gets its
+// certificate.
+func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
+	kit.Parallel(t)
+	records := filepath.Join(t.TempDir(), "audit.log")
+	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) { o.Audit = openAudit(t, records) }}, "signer", "cleaner")
+	const limit = 1536 << 10 // etcd's --max-request-bytes
+	obj := storeLarge(t, limit-1200)
+	failsAs(t, obj, "RequestTooLarge", "does not fit into an object")
+	kit.Eventually(t, "the records are complete", func(context.Context) error {
+		said, want := recordedOf(t, records, obj), []audit.Event{audit.Signed, audit.Discarded, audit.NotSigned}
+		if !slices.Equal(said, want) {
+			return fmt.Errorf("records %v, want %v", said, want)
+		}
+		return nil
+	})
+	kit.Reaches(t, storeLarge(t, limit-5<<10), csr.Issued)
+}
+
+// storeLarge stores an approved request of about size bytes, most of them labels, because annotations may not be so
+// long. The API server drops its managed fields, because they do not fit.
+func storeLarge(t *testing.T, size int) *kit.Request {
+	t.Helper()
+	obj := kit.NodeRequest(t, "large")
+	obj.Labels = map[string]string{}
+	prefix := strings.Repeat("a", 60) + "." + strings.Repeat("b", 60) + "." + strings.Repeat("c", 60)
+	for left := size - obj.Size(); left > 0; left = size - obj.Size() {
+		for range 1 + left/300 { // a label takes less than 300 bytes
+			obj.Labels[fmt.Sprintf("%s/a%05d", prefix, len(obj.Labels))] = ""
+		}
+	}
+	kit.Create(t, kit.Admin(t), obj)
+	kit.Approve(t, obj)
+	return obj
 }

@@ -1,0 +1,292 @@
+package loop
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/asn1"
+	"encoding/pem"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+)
+
+// TestStoredBadInput stores objects in etcd that no API server would accept. It expects a reason, and a loop that
+// continues. An object that is decided or issued already stays as it is.
+func TestStoredBadInput(t *testing.T) {
+	kit.Parallel(t)
+	kit.StartLoop(t, csrenv.Options{})
+	weak, err := rsa.GenerateKey(rand.Reader, 1024)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}}, weak)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(der []byte) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	}
+	forged, _ := pem.Decode(kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}}))
+	forged.Bytes[len(forged.Bytes)-1] ^= 1
+	masters := kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a", Organization: []string{"x", "system:masters"}}})
+	decided := func(obj *kit.Request) { decide(obj, certificatesv1.CertificateDenied) } // v1beta1 permitted both conditions
+	for name, test := range map[string]struct {
+		payload         []byte
+		mod             func(*kit.Request)
+		reason, message string
+	}{
+		"no-pem":              {[]byte("hello"), nil, "Malformed", "not a PEM block of type CERTIFICATE REQUEST"},
+		"garbage":             {block([]byte("x")), nil, "Malformed", "not a valid PKCS#10 request"},
+		"forged":              {block(forged.Bytes), nil, "Malformed", "signature"},
+		"weak-key":            {block(der), nil, "KeyTooWeak", "RSA key of 1024 bits is too weak"},
+		"masters":             {masters, nil, "SubjectNotPermitted", "never issues O=system:*"},
+		"approved-and-denied": {masters, decided, "", ""},
+		"issued-nonsense":     {masters, func(obj *kit.Request) { obj.Status.Certificate = []byte("nonsense") }, "", ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			obj := kit.NodeRequest(t, "", func(obj *kit.Request) {
+				obj.Spec.SignerName, obj.Spec.Request = certificatesv1.KubeAPIServerClientSignerName, test.payload
+				decide(obj, certificatesv1.CertificateApproved)
+			})
+			if test.mod != nil {
+				test.mod(obj)
+			}
+			stored(t, "stored-"+name, obj)
+			switch test.reason {
+			case "":
+				before := kit.Reload(t, obj).DeepCopy()
+				kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "later")), csr.Issued)
+				if after := kit.Reload(t, obj); after.ResourceVersion != before.ResourceVersion {
+					t.Errorf("it has become %+v", after.Status)
+				}
+			case "Malformed": // the API server refuses any change of an object that it can't validate
+				kit.HasEvent(t, obj, test.reason, test.message)
+				if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Approved {
+					t.Errorf("request is %s, want Approved", got)
+				}
+			default:
+				kit.HasEvent(t, obj, test.reason, test.message)
+				failsAs(t, obj, test.reason, test.message)
+			}
+		})
+	}
+	hugeRequester(t)
+	kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "good")), csr.Issued)
+}
+
+// decide adds a condition as the API server stores it.
+func decide(obj *kit.Request, kind certificatesv1.RequestConditionType) {
+	csr.AddCondition(obj, kind, "ByHand", "Stored by a test.", time.Now())
+	obj.Status.Conditions[len(obj.Status.Conditions)-1].LastTransitionTime = metav1.Now()
+}
+
+// stored writes obj to etcd unchanged, without the API server's validation and defaults.
+func stored(t *testing.T, name string, obj *kit.Request) {
+	t.Helper()
+	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
+	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.Now()
+	if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hugeRequester has a name and extra fields that no authenticator creates. The API server gets all of them in
+// reviews.
+func hugeRequester(t *testing.T) {
+	t.Helper()
+	obj := kit.NodeRequest(t, "b", func(obj *kit.Request) {
+		obj.Spec.Username, obj.Spec.Extra = strings.Repeat("Ü名", 2000), map[string]certificatesv1.ExtraValue{}
+		for i := range 10_000 {
+			obj.Spec.Extra[fmt.Sprintf("example.com/key-%d", i)] = certificatesv1.ExtraValue{"value"}
+		}
+	})
+	stored(t, "huge-requester", obj)
+	kit.HasEvent(t, obj, "NotAuthorized", `\u00dc\u540d\u00dc`)
+	kit.Grant(t, obj.Spec.Username, kit.MayJoin)
+	kit.Reaches(t, obj, csr.Issued)
+}
+
+// TestNothingBeyondTheRequestIsIssued requests more than a certificate may hold.
+func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
+	kit.Parallel(t)
+	kit.StartLoop(t, csrenv.Options{})
+	isCA, err := asn1.Marshal(struct{ IsCA bool }{true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "", func(obj *kit.Request) {
+		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+		obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{
+			Subject:         pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}, Value: "root"}}},
+			ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}, {Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: []byte{5, 0}}},
+		})
+	}))
+	kit.Approve(t, obj)
+	cert := kit.Leaf(t, kit.Reaches(t, obj, csr.Issued))
+	if cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature || cert.Subject.String() != "CN=a" {
+		t.Errorf("issued CA %t, key usage %d, subject %s", cert.IsCA, cert.KeyUsage, cert.Subject)
+	}
+	for _, extension := range cert.Extensions {
+		if extension.Id.Equal(asn1.ObjectIdentifier{1, 2, 3, 4}) {
+			t.Error("issued an extension that was asked for")
+		}
+	}
+}
+
+// TestOversizeKeyIsNotSigned uses an RSA key of 16,384 bits, which the API server accepts.
+func TestOversizeKeyIsNotSigned(t *testing.T) {
+	kit.Parallel(t)
+	kit.StartLoop(t, csrenv.Options{})
+	huge, err := os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const message = "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+	pending := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "a", func(obj *kit.Request) { obj.Spec.Request = huge }))
+	kit.HasEvent(t, pending, "KeyNotPermitted", message)
+	kit.Approve(t, kit.Reload(t, pending))
+	failsAs(t, pending, "KeyNotPermitted", message)
+	kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "good")), csr.Issued)
+}
+
+// TestWritesKeepTheMetadata checks that approval and certificate erase nothing of a request, although the cache trims requests.
+func TestWritesKeepTheMetadata(t *testing.T) {
+	kit.Parallel(t)
+	together := func() (stop func()) { return kit.StartLoopAs(t, kit.ManagerConfig(t), csrenv.Options{}) }
+	apart := func() (stop func()) { return kit.StartLoop(t, csrenv.Options{}) }
+	for name, test := range map[string]struct {
+		size  int
+		start func() (stop func())
+	}{
+		"kept-together": {10, together}, "kept-large-together": {20 << 10, together},
+		"kept": {10, apart}, "kept-large": {20 << 10, apart},
+	} {
+		obj := kit.CreateMarked(t, name, test.size)
+		before := obj.DeepCopy()
+		stop := test.start()
+		issued := kit.Reaches(t, obj, csr.Issued)
+		issued.ManagedFields, issued.ResourceVersion = before.ManagedFields, before.ResourceVersion
+		if diff := cmp.Diff(before.ObjectMeta, issued.ObjectMeta); diff != "" {
+			t.Errorf("%s: metadata (-created +issued):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(before.Spec, issued.Spec); diff != "" {
+			t.Errorf("%s: spec (-created +issued):\n%s", name, diff)
+		}
+		stop()
+	}
+}
+
+func newApprover(t *testing.T, clock *clocktesting.FakeClock) *approver.Reconciler {
+	return &approver.Reconciler{
+		Rules:      []approver.Rule{approver.NodeClient()},
+		Client:     kit.Admin(t),
+		Authorizer: authz.SubjectAccess{Client: kit.Admin(t)},
+		Reporter:   report.New(events.NewFakeRecorder(10), clock),
+		Clock:      clock,
+		ServerTime: servertime.Of(clock),
+		Live:       kit.Admin(t),
+	}
+}
+
+func reconcileOnce(t *testing.T, r *approver.Reconciler, obj *kit.Request) {
+	t.Helper()
+	if _, err := r.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestApproverForgetsRightsThatGo approves once a requester has the right, and no more when the right is taken back.
+func TestApproverForgetsRightsThatGo(t *testing.T) {
+	kit.Parallel(t)
+	kit.Grant(t, "stranger", kit.MayCreate)
+	r := newApprover(t, clocktesting.NewFakeClock(time.Now()))
+	judged := func(want csr.State) {
+		t.Helper()
+		obj := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "late"))
+		reconcileOnce(t, r, obj)
+		if got := csr.StateOf(kit.Reload(t, obj)); got != want {
+			t.Errorf("the request is %s, want %s", got, want)
+		}
+	}
+	judged(csr.Pending)
+	binding := kit.Grant(t, "stranger", kit.MayJoin)
+	kit.EventuallyAllowed(t, "stranger", true)
+	judged(csr.Approved)
+	kit.Remove(t, binding)
+	kit.EventuallyAllowed(t, "stranger", false)
+	judged(csr.Pending)
+}
+
+func TestApproverWritesOnlyWhatItJudged(t *testing.T) {
+	kit.Parallel(t)
+	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "stale"))
+	r := newApprover(t, clocktesting.NewFakeClock(time.Now()))
+	changing := &changingClient{Client: kit.Admin(t), before: func() { kit.Decide(t, kit.Reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
+	r.Client = changing
+	reconcileOnce(t, r, obj)
+	if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Denied {
+		t.Errorf("request that was denied in between is %s, want Denied", got)
+	}
+}
+
+// changingClient changes the object between the read and the write of a reconciler.
+type changingClient struct {
+	client.Client
+	before func()
+}
+
+func (c *changingClient) SubResource(name string) client.SubResourceClient {
+	c.before()
+	return c.Client.SubResource(name)
+}
+
+// TestApprovalDoesNotPassToARequestOfTheSameName replaces a request that may be approved, or is due for deletion, by a stranger's
+// request of the same name, between the read and the write of the approver and of the cleaner. Neither may reach a request that
+// was not judged.
+func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
+	kit.Parallel(t)
+	kit.Grant(t, "stranger", kit.MayCreate)
+	named := func(obj *kit.Request) { obj.Name, obj.GenerateName = "swapped", "" }
+	judged := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "mine", named))
+	stale := judged.DeepCopy()
+	kit.Remove(t, judged)
+	swapped := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "not-mine", named))
+	r := newApprover(t, clocktesting.NewFakeClock(time.Now()))
+	r.Client = kit.StaleClient{Client: kit.Admin(t), Obj: stale}
+	reconcileOnce(t, r, stale)
+	later := clocktesting.NewFakeClock(stale.CreationTimestamp.Add(25 * time.Hour))
+	cleans := &cleaner.Reconciler{
+		Client: r.Client, Clock: later, ServerTime: servertime.Of(later), Limiter: flowcontrol.NewFakeAlwaysRateLimiter(),
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
+	}
+	if result, err := cleans.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(stale)}); err != nil || result != (reconcile.Result{}) {
+		t.Fatalf("result %+v, error %v", result, err)
+	}
+	if got := kit.Reload(t, swapped); csr.StateOf(got) != csr.Pending || got.UID == stale.UID {
+		t.Errorf("the stranger's request is %s, want Pending", csr.StateOf(got))
+	}
+}
