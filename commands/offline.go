@@ -175,7 +175,7 @@ func newOffline(configFile string, clock clock.PassiveClock) (*offline, error) {
 			func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 				return true, nil
 			})
-		o.Approver.Assume()
+		o.Approver.Assume = true
 	}
 	if o.Signer != nil {
 		o.Signer.Clock, o.Signer.ServerTime = clock, servertime.Of(clock)

@@ -13,12 +13,11 @@ import (
 func TestManagersRunUnderShippedRoles(t *testing.T) {
 	t.Parallel()
 	reasons := map[string]string{
-		"kit/loop.go":                      "StartLoopAs refuses the administrator",
-		"kit/manager.go":                   "NewManager and StartNamed refuse the administrator",
-		"loop/kubelet_test.go":             "it plays a suite that uses csrenv: csrenv binds the roles of kubelets, which only an administrator may do",
-		"manager/takeover_test.go":         "startOurs uses the ServiceAccount; the others are kube-controller-manager",
-		"manager/identity_fixture_test.go": "kube-controller-manager",
-		"rotation/rotation_split_test.go":  "the ServiceAccounts of the Deployments of config/overlays/split",
+		"kit/loop.go":                     "StartLoopAs refuses the administrator",
+		"kit/manager.go":                  "NewManager and StartNamed refuse the administrator",
+		"loop/kubelet_test.go":            "it plays a suite that uses csrenv: csrenv binds the roles of kubelets, which only an administrator may do",
+		"manager/takeover_test.go":        "kube-controller-manager",
+		"rotation/rotation_split_test.go": "the ServiceAccounts of the Deployments of config/overlays/split",
 	}
 	starts, found := regexp.MustCompile(`(\bmanager\.New|\bcsrenv\.Start|\.StartProcess)\(`), map[string]string{}
 	for _, folder := range []string{"kit", "loop", "manager", "rotation"} {

@@ -1,127 +1,195 @@
-//go:build nightly
-
 package manager
 
 import (
 	"context"
 	"fmt"
-	"path/filepath"
+	"net/http"
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/client-go/rest"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
-const (
-	// faultyRequests is the size of a mass join.
-	faultyRequests = 500
-	// usualRequests is the number of joins without faults.
-	usualRequests = 100
-	// servedWithin is how much longer than those 95 % of the requests may take. A call that hangs ends after 45 seconds, and
-	// few requests meet two of them. A watch that was often cut comes back after half a minute.
-	servedWithin = 90 * time.Second
-)
+// TestClockAnHourAhead runs the manager with a clock that is an hour ahead of the API server, by the Date headers.
+// Approvals continue, nothing is signed, and nothing is deleted early. After the clocks agree, the waiting requests
+// are handled.
+func TestClockAnHourAhead(t *testing.T) {
+	kit.Parallel(t)
+	config := kit.Configure(t, "cleaning: {signers: [{name: example.com/short, retention: {denied: 59m}}]}\n")
+	hour := faults.Rule{Do: faults.ShiftDate(-time.Hour)}
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t), hour)
+	p := startAs(t, proxy.Config, config)
 
-// storm returns the faults for the manager. Of all calls, 15 % fail before and 15 % after the API server has executed
-// them. 5 % are refused for a second, 5 % are reset and 1 % hang. Watches are cut every three seconds.
-func storm() []faults.Rule {
-	return []faults.Rule{
-		{Share: 0.15, Do: faults.Answer(500)},
-		{Share: 0.15, Do: faults.Answer(500).Landed()},
-		{Share: 0.05, Do: faults.Answer(429).RetryAfter(time.Second)},
-		{Share: 0.025, Do: faults.Reset()},
-		{Share: 0.025, Do: faults.Reset().Landed()},
-		{Share: 0.005, Do: faults.Hang()},
-		{Share: 0.005, Do: faults.Hang().Landed()},
-		{Verbs: faults.Watch, Do: faults.Cut(3 * time.Second)},
-	}
-}
-
-// TestServesAllUnderFaults joins 500 kubelets while the calls of the manager fail by a seeded schedule.
-func TestServesAllUnderFaults(t *testing.T) {
-	kit.Alone(t)
-	kit.InstallRBAC(t)
-	kit.Create(t, kit.Admin(t), kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM))
-	kit.GrantJoining(t, "joiner")
-	proxy, err := faults.Start(kit.ControlPlane(t).Config, 11)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := proxy.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	cfg := rest.CopyConfig(proxy.Config)
-	cfg.BearerToken = kit.ServiceAccountConfig(t).BearerToken
-	records := filepath.Join(t.TempDir(), "audit.log")
-	kit.StartManager(t, cfg, "--audit-log-path", records)
-	leaderAfter(t, "")
-	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "first")), csr.Issued)
-
-	usual := slices.Max(joinAll(t, "usual", usualRequests))
-	proxy.Use(storm()...)
-	took := joinAll(t, "stormy", faultyRequests)
-	slices.Sort(took)
-	t.Logf("slowest without faults %s; with faults p50 %s, p95 %s, slowest %s; applied %v",
-		usual, percentile(took, 50), percentile(took, 95), took[len(took)-1], proxy.Applied())
-	if most := percentile(took, 95); most > usual+servedWithin {
-		t.Errorf("95 %% of the requests took up to %s, without faults %s", most, usual)
-	}
-	for i, applied := range proxy.Applied() {
-		if applied == 0 {
-			t.Errorf("rule %d never applied", i)
-		}
-	}
-	recorded(t, records)
-}
-
-// recorded checks that each request has the record of its decision. Its certificate must have a record and never be
-// recorded as discarded.
-func recorded(t *testing.T, file string) {
-	t.Helper()
-	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := kit.Admin(t).List(t.Context(), list, client.MatchingLabels{"join": "stormy"}); err != nil {
-		t.Fatal(err)
-	}
-	kit.Eventually(t, "the records of all requests", func(context.Context) error {
-		decided, signed, discarded := map[string]bool{}, map[string]bool{}, map[string]bool{}
-		for _, record := range auditRecords(t, file) {
-			switch record.Event {
-			case audit.Decided:
-				decided[record.Name] = decided[record.Name] || record.Verdict == "Approve"
-			case audit.Signed:
-				signed[record.Serial] = true
-			case audit.Discarded:
-				discarded[record.Serial] = true
-			}
-		}
-		var undecided, unsigned, wrong []string
-		for i := range list.Items {
-			obj := &list.Items[i]
-			serial := kit.Leaf(t, obj).SerialNumber.Text(16)
-			if !decided[obj.Name] {
-				undecided = append(undecided, obj.Name)
-			}
-			if !signed[serial] {
-				unsigned = append(unsigned, obj.Name)
-			}
-			if discarded[serial] {
-				wrong = append(wrong, obj.Name)
-			}
-		}
-		if len(undecided)+len(unsigned)+len(wrong) > 0 || len(list.Items) != faultyRequests {
-			return fmt.Errorf("of %d requests %d have no Decided record %v, %d no Signed record %v, %d are Discarded %v",
-				len(list.Items), len(undecided), undecided, len(unsigned), unsigned, len(wrong), wrong)
+	denied := decided(t, certificatesv1.CertificateDenied, signerName("example.com/short"))
+	obj := joins(t, "fresh")
+	kit.Reaches(t, obj, csr.Approved)
+	kit.HasEvent(t, obj, "ClockSkewed", "the manager's clock is 1h0m", "ahead of the API server's")
+	p.Answers(t, p.Probes, "/readyz/clock", http.StatusInternalServerError)
+	p.Answers(t, p.Probes, "/healthz", http.StatusOK)
+	skewed := regexp.MustCompile(`(?m)^csr_clock_skew_seconds 36\d\d$`)
+	kit.Eventually(t, "metric", func(ctx context.Context) error {
+		if _, body := cluster.Get(ctx, p.Metrics, "/metrics"); !skewed.MatchString(body) {
+			return fmt.Errorf("no match for %s", skewed)
 		}
 		return nil
 	})
+	if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Approved {
+		t.Errorf("the request is %s while the clock is skewed", got)
+	}
+	kit.Reload(t, denied) // by the manager's clock it is due
+
+	proxy.Use()
+	kit.Within(t, 2*time.Minute, "the request is signed once the clocks agree", func(ctx context.Context) error {
+		if err := kit.Admin(t).Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+			return err
+		}
+		if got := csr.StateOf(obj); got != csr.Issued {
+			return fmt.Errorf("it is %s", got)
+		}
+		return nil
+	})
+	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
+	kit.Reload(t, denied)
+}
+
+// TestClockAnHourBehind deletes requests that are due by the API server's time.
+func TestClockAnHourBehind(t *testing.T) {
+	kit.Parallel(t)
+	config := kit.Configure(t, "controllers: [cleaner]\ncleaning: {signers: [{name: example.com/short, retention: {denied: 59m}}]}\n")
+	proxy := kit.ThroughFaults(t, kit.RoleConfig(t, "cleaner"), faults.Rule{Do: faults.ShiftDate(time.Hour)})
+	kit.StartManager(t, proxy.Config, "--leader-elect=false", config)
+	kit.IsDeleted(t, decided(t, certificatesv1.CertificateDenied, signerName("example.com/short")))
+}
+
+// outcomeWrites are the resources with which the manager stores an approval, and a certificate or a Failed condition.
+var outcomeWrites = []string{"certificatesigningrequests/approval", "certificatesigningrequests/status"}
+
+// TestAnswersAfterSixSeconds delays every call longer than clients wait that expect a fast API server.
+func TestAnswersAfterSixSeconds(t *testing.T) {
+	kit.Parallel(t)
+	joinSlowly(t, 20, 6*time.Second, 40*time.Second)
+}
+
+// joinSlowly joins kubelets while each review and each write of approver and signer is delayed, as by a slow authorizer and
+// a slow admission webhook. Each request needs three such calls. A review waits while four identical ones are in progress,
+// and one requester gets half of the signer's 20 workers. So 20 requests take as long as five calls, and 10 as long as
+// four. They would take longer if calls were cancelled, repeated or made one after the other.
+func joinSlowly(t *testing.T, count int, delay, bound time.Duration) {
+	t.Helper()
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t))
+	startJoinable(t, proxy.Config)
+	proxy.Use(
+		faults.Rule{Verbs: []string{"create"}, Resources: []string{"subjectaccessreviews"}, Do: faults.Delay(delay)},
+		faults.Rule{Verbs: []string{"update"}, Resources: outcomeWrites, Do: faults.Delay(delay)},
+	)
+	if slowest := joinAll(t, kit.As(t, "joiner"), count).longest(t); slowest > bound {
+		t.Errorf("the slowest request took %s", slowest)
+	}
+	writes := map[string]int{}
+	for _, call := range proxy.Calls() {
+		if call.Fault == "" || !slices.Contains(outcomeWrites, call.Resource) {
+			continue
+		}
+		writes[call.Name+" "+call.Resource]++
+		if call.Ended && call.Status != http.StatusOK {
+			t.Errorf("the call %s %s ended with status %d", call.Verb, call.Path, call.Status)
+		}
+	}
+	for write, times := range writes {
+		if times != 1 {
+			t.Errorf("%s was written %d times", write, times)
+		}
+	}
+	if len(writes) != 2*count {
+		t.Errorf("%d writes, want %d", len(writes), 2*count)
+	}
+}
+
+// refusals is how often the write for each request is refused, at least. The pauses between these attempts double from a second.
+const refusals = 3
+
+// TestWritesThatAPolicyRefusesAreRepeated has requests that wait for an approval, for a certificate and for a Failed
+// condition while an admission policy refuses every write of the manager (422). Afterwards every request is decided, without
+// a restart. The metrics show the refusals. For writes that a role refuses (403), TestLostRightsAreNamed in test/rotation does so.
+func TestWritesThatAPolicyRefusesAreRepeated(t *testing.T) {
+	kit.Parallel(t)
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t))
+	p := startJoinable(t, proxy.Config)
+	kit.Grant(t, "stranger", kit.MayCreate)
+	permit, before := refuseByPolicy(t), len(proxy.Calls())
+	want := map[*kit.Request]csr.State{}
+	for range 3 {
+		want[joins(t, "pending")] = csr.Issued
+		byHand := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "by-hand")) // the approver does not try to approve it
+		kit.Approve(t, byHand)
+		want[byHand] = csr.Issued
+	}
+	want[decided(t, certificatesv1.CertificateApproved, kit.WrongUsage)] = csr.Failed
+	kit.Eventually(t, "every write is refused", func(context.Context) error {
+		attempts := map[string]int{}
+		for _, call := range proxy.Calls()[before:] {
+			if slices.Contains(outcomeWrites, call.Resource) && call.Status == http.StatusUnprocessableEntity {
+				attempts[call.Name]++
+			}
+		}
+		for obj := range want {
+			if attempts[obj.Name] < refusals {
+				return fmt.Errorf("of %s %d times", obj.Name, attempts[obj.Name])
+			}
+		}
+		return nil
+	})
+	const kubelet = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
+	p.Answers(t, p.Metrics, "/metrics", http.StatusOK,
+		`csr_approver_decisions_total{reason="NotStored",rule="",`+kubelet+`,verdict="Wait"} 3`,
+		`csr_signer_outcomes_total{outcome="Wait",reason="NotStored",`+kubelet+`} 4`)
+	permit()
+	for obj, state := range want {
+		kit.Reaches(t, obj, state)
+	}
+}
+
+// refuseByPolicy refuses the writes of the manager by a ValidatingAdmissionPolicy, until permit is called.
+func refuseByPolicy(t *testing.T) (permit func()) {
+	t.Helper()
+	policy := kit.Object(t, `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: refuse}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: [certificates.k8s.io], apiVersions: [v1], operations: [UPDATE], resources: [`+strings.Join(outcomeWrites, ", ")+`]}
+  matchConditions:
+  - {name: manager, expression: "request.userInfo.username == '`+serviceaccount.MakeUsername(kit.SystemNamespace, kit.ManagerAccount)+`'"}
+  validations: [{expression: "false", message: no request is decided now}]`)
+	binding := kit.Object(t, `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: refuse}
+spec: {policyName: refuse, validationActions: [Deny]}`)
+	kit.Create(t, kit.Admin(t), policy)
+	kit.Create(t, kit.Admin(t), binding)
+	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "undecided", kit.WrongUsage))
+	manager := kit.ClientOf(t, kit.ServiceAccountConfig(t))
+	for _, write := range []string{"approval", "status"} {
+		kit.Eventually(t, "the manager's writes to "+write+" are refused", func(ctx context.Context) error {
+			if err := manager.SubResource(write).Update(ctx, obj.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
+				return fmt.Errorf("error %w", err)
+			}
+			return nil
+		})
+	}
+	return func() { kit.Remove(t, binding) }
 }

@@ -1,43 +1,45 @@
 package manager
 
 import (
-	"bytes"
-	"encoding/base64"
+	"context"
+	"crypto/fips140"
+	"debug/buildinfo"
 	"errors"
 	"net/http"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 // TestManager runs the whole manager with the shipped manifests and roles: without a CA, with a CA, with a bad CA.
 func TestManager(t *testing.T) {
 	kit.Parallel(t)
-	kit.InstallRBAC(t)
 	kit.GrantJoining(t, "joiner")
-	p := kit.StartManager(t, kit.ServiceAccountConfig(t), "--leader-elect=false", "-v", "10")
+	p := kit.StartManager(t, kit.ManagerConfig(t), "--leader-elect=false", "-v", "10")
 
 	// No CA yet: the manager runs, and reports that.
 	p.Answers(t, p.Probes, "/healthz", http.StatusOK)
 	p.Answers(t, p.Probes, "/readyz?verbose", http.StatusInternalServerError, "signing-ca")
-	waiting := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "one"))
+	waiting := joins(t, "one")
 	kit.Reaches(t, waiting, csr.Approved)
 	kit.HasEvent(t, waiting, "CAMissing", "Secret csr-controller-manager-system/csr-signer does not exist")
 
 	// The CA appears: waiting requests are signed at once.
-	secret := kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM)
-	kit.Create(t, kit.Admin(t), secret)
+	secret := signingSecret(t)
 	kit.Reaches(t, waiting, csr.Issued)
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
 	if got := kit.Leaf(t, waiting).Subject.CommonName; got != "system:node:one" {
@@ -46,110 +48,44 @@ func TestManager(t *testing.T) {
 
 	// A bad CA leaves the last good one in use, and is reported.
 	secret.Data[corev1.TLSCertKey] = []byte("garbage")
-	if err := kit.Admin(t).Update(t.Context(), secret); err != nil {
-		t.Fatal(err)
-	}
+	kit.Update(t, secret)
 	kit.HasEvent(t, secret, "CAInvalid", "no PEM block of type CERTIFICATE", "the last good CA stays in use")
-	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "two")), csr.Issued)
+	kit.Reaches(t, joins(t, "two"), csr.Issued)
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
 
-	refuses(t)
-	counts(t, p)
-	checkStop(t, p)
-}
-
-// TestManagerWithNothingToCheckIsReady runs one controller alone, as the split overlay does, without readiness
-// checks.
-func TestManagerWithNothingToCheckIsReady(t *testing.T) {
-	kit.Parallel(t)
-	p := kit.StartManager(t, kit.RoleConfig(t, "cleaner"), "--leader-elect=false", "--controllers=cleaner", "--self-check-interval=0")
-	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
-}
-
-// refuses checks that a forbidden request is not approved, and that the reason is reported.
-func refuses(t *testing.T) {
-	t.Helper()
+	// A forbidden request waits.
 	kit.Grant(t, "stranger", kit.MayCreate)
 	refused := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "three"))
 	kit.HasEvent(t, refused, "NotAuthorized", `user "stranger"`, "create certificatesigningrequests/nodeclient")
-	if got := csr.StateOf(kit.Reload(t, refused)); got != csr.Pending {
-		t.Errorf("refused request is %s, want Pending", got)
-	}
-}
-
-// counts checks that all actions of TestManager are counted.
-func counts(t *testing.T, p *kit.Process) {
-	t.Helper()
+	isPending(t, refused)
+	const kubelet = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK,
-		`csr_approver_decisions_total{reason="AutoApproved",rule="nodeclient",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Approve"} 2`,
-		`csr_approver_decisions_total{reason="NotAuthorized",rule="",signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Wait"} 1`,
-		`csr_signer_outcomes_total{outcome="Issued",reason="",signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
+		`csr_approver_decisions_total{reason="AutoApproved",rule="nodeclient",`+kubelet+`,verdict="Approve"} 2`,
+		`csr_approver_decisions_total{reason="NotAuthorized",rule="",`+kubelet+`,verdict="Wait"} 1`,
+		`csr_signer_outcomes_total{outcome="Issued",reason="",`+kubelet+`} 2`,
 		`csr_signer_ca_reloads_total{result="rejected"} 2`,
 		`csr_signer_ca_expiration_timestamp_seconds{signer="kubernetes.io/kubelet-serving"}`,
 		`csr_signer_lifetime_seconds{signer="kubernetes.io/kubelet-serving"} 3.1536e+07`,
-		`csr_approver_created_to_approved_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
-		`csr_signer_created_to_issued_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
-		`csr_signer_approved_to_issued_seconds_count{signer="kubernetes.io/kube-apiserver-client-kubelet"} 2`,
+		`csr_approver_created_to_approved_seconds_count{`+kubelet+`} 2`,
+		`csr_signer_created_to_issued_seconds_count{`+kubelet+`} 2`,
+		`csr_signer_approved_to_issued_seconds_count{`+kubelet+`} 2`,
 		`csr_approver_review_seconds_count{result="allowed"} 2`,
 		`csr_approver_review_seconds_count{result="refused"}`)
-}
-
-// checkStop stops the manager. It checks that there was no error, and that the log contains nothing of the key.
-func checkStop(t *testing.T, p *kit.Process) {
-	t.Helper()
-	if err := p.Stop(); err != nil {
-		t.Errorf("stopped with %v, want a clean exit", err)
-	}
-	log := p.Output(t)
-	for _, part := range secretParts(kit.ControlPlane(t).CA.KeyPEM) {
-		if strings.Contains(log, part) {
-			t.Error("the log holds the key")
-		}
-	}
-	if strings.Contains(log, "forbidden") {
-		t.Errorf("the shipped roles do not suffice:\n%s", log)
-	}
-}
-
-// secretParts returns parts from the middle of a PKCS#8 P-256 key, in the encodings of a file and of a Secret. All
-// such keys have the same beginning, and end with the public key.
-func secretParts(keyPEM []byte) []string {
-	line := bytes.Split(keyPEM, []byte("\n"))[2][:24]
-	at := (bytes.Index(keyPEM, line) + 2) / 3 * 3
-	return []string{string(line), base64.StdEncoding.EncodeToString(keyPEM[at : at+18])}
+	checkStop(t, p)
 }
 
 // TestManagerCleans deletes requests that are due when the manager starts, and requests that become due while it
 // runs.
 func TestManagerCleans(t *testing.T) {
 	kit.Parallel(t)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(`apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-controllers: [cleaner]
-cleaning:
-  signers:
-  - name: kubernetes.io/kubelet-serving
-    retention: {approved: 2s}
-`), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	old := kit.NodeRequest(t, "old", func(obj *kit.Request) {
-		obj.Name, obj.UID, obj.CreationTimestamp = "stored-a-day-ago", "u-1", metav1.NewTime(time.Now().Add(-25*time.Hour))
-		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
-	})
-	if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+old.Name, old); err != nil {
-		t.Fatal(err)
-	}
+	old := stored(t, "stored-a-day-ago", 25*time.Hour, kit.NodeRequest(t, "old"))
 	fresh := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "fresh"))
-	short := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "short", func(obj *kit.Request) {
-		obj.Spec.SignerName = certificatesv1.KubeletServingSignerName
-	}))
-	kit.Approve(t, short)
-	kit.StartManager(t, kit.RoleConfig(t, "cleaner"), "--leader-elect=false", "--config", file)
-	for _, obj := range []*kit.Request{old, short} {
-		kit.IsDeleted(t, obj)
-	}
+	short := decided(t, certificatesv1.CertificateApproved, signerName(certificatesv1.KubeletServingSignerName))
+	kit.StartManager(t, kit.RoleConfig(t, "cleaner"), "--leader-elect=false", kit.Configure(t, `controllers: [cleaner]
+cleaning: {signers: [{name: kubernetes.io/kubelet-serving, retention: {approved: 2s}}]}
+`))
+	kit.IsDeleted(t, old)
+	kit.IsDeleted(t, short)
 	kit.Reload(t, fresh)
 }
 
@@ -169,4 +105,74 @@ func TestManagerRefusesBadConfiguration(t *testing.T) {
 			t.Errorf("%q is not in:\n%s", part, out)
 		}
 	}
+}
+
+// TestFIPS checks that these tests and the manager that they start use the FIPS 140-3 module that GOFIPS140 selects, as
+// the part test-fips of `make nightly` does, and else none.
+func TestFIPS(t *testing.T) {
+	t.Parallel()
+	module := os.Getenv("GOFIPS140")
+	want := module != "" && module != "off"
+	if fips140.Enabled() != want {
+		t.Errorf("GOFIPS140 is %q, FIPS mode is %t", module, fips140.Enabled())
+	}
+	path, err := cluster.Manager()
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := buildinfo.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got string
+	for _, setting := range info.Settings {
+		if setting.Key == "GOFIPS140" {
+			got = setting.Value
+		}
+	}
+	// The go command records the version with the hash of the module, such as v1.0.0-c2097c7c.
+	if has := got != "" && got != "off"; has != want || want && !strings.HasPrefix(got, module) {
+		t.Errorf("the manager has the module %q, want %q", got, module)
+	}
+}
+
+// TestDiscoveryThatFailsAtTheStartEndsNothing aborts the first discoveries.
+func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
+	kit.Parallel(t)
+	kit.Apply(t, "kubelet-serving")
+	kit.Apply(t, "node-identity")
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t),
+		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
+	p := startAs(t, proxy.Config, kit.Configure(t, "approval: {nodeClient: {requireTokenBinding: true}, kubeletServing: {enabled: true}}\n"))
+	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
+	if applied := proxy.Applied(); applied[0] == 0 {
+		t.Error("no discovery was broken off")
+	}
+	kit.NewNode(t, "starts", "192.0.2.61")
+	kit.Reaches(t, asksFor(t, "starts", "192.0.2.61"), csr.Issued)
+	stops(t, p)
+}
+
+// TestRotationWithoutItsCRDHoldsUpNothingElse enables rotation without its CRD. Until the CRD is installed, the
+// approver works, and the replica reports what it waits for.
+func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
+	kit.Parallel(t)
+	kit.ApplyAll(t, slices.DeleteFunc(kit.Rendered(t, "rotation"), func(obj *unstructured.Unstructured) bool {
+		return !strings.Contains(obj.GetKind(), "Role") // above all not the CRD
+	}))
+	p := start(t, kit.Configure(t, "rotation: {enabled: true}\n"))
+	p.Answers(t, p.Probes, "/readyz/caches", http.StatusInternalServerError)
+	kit.Reaches(t, joins(t, "joins"), csr.Approved)
+	kit.Eventually(t, "the log says what is missing", func(context.Context) error {
+		log := p.Output(t)
+		if !strings.Contains(log, "Waiting for a resource that can't be watched yet") || !strings.Contains(log, "SigningAuthority") {
+			return errors.New("it does not yet")
+		}
+		return nil
+	})
+	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
+	if _, err := envtest.InstallCRDs(kit.ControlPlane(t).Config, options); err != nil {
+		t.Fatal(err)
+	}
+	p.Answers(t, p.Probes, "/readyz/caches", http.StatusOK)
 }

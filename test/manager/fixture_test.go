@@ -1,0 +1,178 @@
+// Package manager tests the manager's program, and the kubectl plugin, on a real control plane.
+package manager
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+)
+
+func TestMain(m *testing.M) { kit.Main(m, 6) }
+
+// signingSecret creates the Secret from which managers sign, with the CA of the control plane.
+func signingSecret(t *testing.T) *corev1.Secret {
+	t.Helper()
+	secret := kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM)
+	kit.Create(t, kit.Admin(t), secret)
+	return secret
+}
+
+// start runs a manager under the shipped roles. It signs with the CA of the control plane, and joiner may join. It takes
+// part in no election, unless args say so.
+func start(t *testing.T, args ...string) *kit.Process {
+	t.Helper()
+	return startAs(t, kit.ManagerConfig(t), args...)
+}
+
+// startAs is start as cfg's user.
+func startAs(t *testing.T, cfg *rest.Config, args ...string) *kit.Process {
+	t.Helper()
+	signingSecret(t)
+	kit.GrantJoining(t, "joiner")
+	return kit.StartManager(t, cfg, append([]string{"--leader-elect=false"}, args...)...)
+}
+
+// startJoinable is startAs. It returns once a kubelet has joined.
+func startJoinable(t *testing.T, cfg *rest.Config, args ...string) *kit.Process {
+	t.Helper()
+	p := startAs(t, cfg, args...)
+	kit.Reaches(t, joins(t, "first"), csr.Issued)
+	return p
+}
+
+// joins creates the first request of a node.
+func joins(t *testing.T, node string) *kit.Request {
+	t.Helper()
+	return kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, node))
+}
+
+// asksFor creates a request of the kubelet of node for a serving certificate.
+func asksFor(t *testing.T, node string, sans ...string) *kit.Request {
+	t.Helper()
+	return kit.CreateRequest(t, kit.KubeletOf(t, node), kit.ServingRequest(t, node, sans...))
+}
+
+// decided gives a request of an administrator a condition.
+func decided(t *testing.T, kind certificatesv1.RequestConditionType, mods ...func(*kit.Request)) *kit.Request {
+	t.Helper()
+	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "decided", mods...))
+	kit.Decide(t, obj, kind)
+	return obj
+}
+
+// signerName makes a request one for another signer.
+func signerName(name string) func(*kit.Request) {
+	return func(obj *kit.Request) { obj.Spec.SignerName = name }
+}
+
+// isPending checks that obj is undecided.
+func isPending(t *testing.T, obj *kit.Request) {
+	t.Helper()
+	if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Pending {
+		t.Errorf("request %s is %s, want Pending: %+v", obj.Name, got, obj.Status.Conditions)
+	}
+}
+
+// issuedSoon calls change, and checks that this wakes obj. Without a wake-up it would be judged again a minute later.
+func issuedSoon(t *testing.T, obj *kit.Request, change func()) {
+	t.Helper()
+	backdate(t, obj)
+	change()
+	kit.Reaches(t, obj, csr.Issued)
+}
+
+// backdate makes waiting requests ninety seconds older. It returns once the manager judges them at most once a minute.
+func backdate(t *testing.T, waiting ...*kit.Request) {
+	t.Helper()
+	var pause time.Duration
+	for _, obj := range waiting {
+		pause = max(pause, csr.Pause(time.Since(obj.CreationTimestamp.Time))) // of a reconcile just before
+		kit.Reload(t, obj)
+		obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-90 * time.Second)
+		obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
+		if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
+			t.Fatal(err)
+		}
+	}
+	time.Sleep(pause) // the retry that was scheduled before can't be observed
+}
+
+// checkStop stops the manager. It checks that there was no error, and that the log contains nothing of the key.
+func checkStop(t *testing.T, p *kit.Process) {
+	t.Helper()
+	if err := p.Stop(); err != nil {
+		t.Errorf("stopped with %v, want a clean exit", err)
+	}
+	log := p.Output(t)
+	for _, part := range secretParts(kit.ControlPlane(t).CA.KeyPEM) {
+		if strings.Contains(log, part) {
+			t.Error("the log holds the key")
+		}
+	}
+	if strings.Contains(log, "forbidden") {
+		t.Errorf("the shipped roles do not suffice:\n%s", log)
+	}
+}
+
+// secretParts returns parts from the middle of a PKCS#8 P-256 key, in the encodings of a file and of a Secret. All
+// such keys have the same beginning, and end with the public key.
+func secretParts(keyPEM []byte) []string {
+	line := bytes.Split(keyPEM, []byte("\n"))[2][:24]
+	at := (bytes.Index(keyPEM, line) + 2) / 3 * 3
+	return []string{string(line), base64.StdEncoding.EncodeToString(keyPEM[at : at+18])}
+}
+
+// stops checks that the manager stops without an error.
+func stops(t *testing.T, p *kit.Process) {
+	t.Helper()
+	if err := p.Stop(); err != nil {
+		t.Error(err)
+	}
+}
+
+// auditRecords reads an audit log. An unknown field is an error.
+func auditRecords(t *testing.T, path string) []audit.Record {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []audit.Record
+	lines := bufio.NewScanner(bytes.NewReader(data))
+	for lines.Scan() {
+		var record audit.Record
+		decoder := json.NewDecoder(bytes.NewReader(lines.Bytes()))
+		decoder.DisallowUnknownFields()
+		if err := decoder.Decode(&record); err != nil || record.Time.IsZero() {
+			t.Fatalf("%v in %s", err, lines.Text())
+		}
+		records = append(records, record)
+	}
+	return records
+}
+
+// stored writes obj to etcd as it was that long ago, unchanged, without the API server's validation and defaults.
+func stored(t *testing.T, name string, ago time.Duration, obj *kit.Request) *kit.Request {
+	t.Helper()
+	obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
+	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.NewTime(time.Now().Add(-ago))
+	if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
+		t.Fatal(err)
+	}
+	return obj
+}
