@@ -54,7 +54,7 @@ parity: ## send the same requests through kube-controller-manager and this manag
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
 
 .PHONY: reliability
-reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; needs root for a memory limit; writes bin/reliability.md
+reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; needs root to fill a disk; writes bin/reliability.md
 	mkdir -p bin; $(CONTROL_PLANE) RELIABILITY=full RELIABILITY_TABLE=$(CURDIR)/bin/reliability.md \
 	  go test -count=1 -timeout 120m -v -run '^TestFaults$$' ./test/reliability
 
@@ -80,7 +80,8 @@ FORM ?= full
 
 .PHONY: bench
 bench: build ## measure the manager beside kube-controller-manager in every scenario, for hours; FORM=quick takes ten minutes, SCENARIO=burst selects one
-	$(CONTROL_PLANE) go run ./test/bench -revision "$(VERSION)" -scenario "$(SCENARIO)" -form "$(FORM)" $(BENCH_ARGS)
+	$(CONTROL_PLANE) go test -tags bench -count=1 -timeout 12h -v -run '^TestBench$$' ./test/bench \
+	  -args -revision "$(VERSION)" -scenario "$(SCENARIO)" -form "$(FORM)" $(BENCH_ARGS)
 
 .PHONY: nightly
 nightly: ## run what takes too long for every change (hack/nightly/parts.yaml); PARTS=soak,fuzz selects parts, NIGHTLY_BUDGET=3h limits the time

@@ -30,6 +30,7 @@ go tool -modfile=hack/tools.mod benchstat "base=$out/base.txt" "this=$out/this.t
 build() { (cd "$1" && CGO_ENABLED=0 go build -trimpath -o "$2" .); }
 build "$tree/base" "$tree/manager-base"
 build . "$tree/manager"
-go run ./test/bench -form quick -rounds "${ROUNDS:-3}" -scenario "${2:-}" -subjects ours,base -out "$out" \
+go test -tags bench -count=1 -timeout 2h -v -run '^TestBench$' ./test/bench -args \
+  -form quick -rounds "${ROUNDS:-3}" -scenario "${2:-}" -subjects ours,base -out "$out" \
   -binary "$tree/manager" -revision "$(git describe --tags --always --dirty)" \
   -base "$tree/manager-base" -base-revision "$(git describe --tags --always "$base")"

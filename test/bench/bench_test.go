@@ -1,27 +1,134 @@
-package main
+//go:build bench
+
+package bench
 
 import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// TestScenarios checks that each scenario has both forms, and that names of experiments and entries are unique.
-func TestScenarios(t *testing.T) {
-	t.Parallel()
-	seen := map[string]bool{}
-	for _, one := range scenarios() {
-		for form, experiments := range map[string][]experiment{quick: one.quick, full: one.full} {
-			if len(experiments) == 0 {
-				t.Errorf("%s has no %s form", one.name, form)
-			}
-			for _, e := range experiments {
-				for _, entry := range e.entries {
-					name := one.name + "/" + form + "/" + e.name + "/" + entry.name
-					if seen[name] || e.rounds < 1 {
-						t.Errorf("%s: duplicate or without rounds", name)
-					}
-					seen[name] = true
-				}
-			}
+var (
+	form         = flag.String("form", "quick", "quick or full")
+	chosen       = flag.String("scenario", "", "comma-separated names of scenarios; empty for all")
+	only         = flag.String("experiment", "", "measure only experiments whose name contains this, such as 500000")
+	subjects     = flag.String("subjects", "", "comma-separated names of programs to measure, such as ours,base; empty for all")
+	rounds       = flag.Int("rounds", 0, "rounds of each experiment; 0 stands for the experiment's own number")
+	binary       = flag.String("binary", "../../csr-controller-manager", "the manager; make build makes it")
+	base         = flag.String("base", "", "the manager of another revision, to compare with")
+	revision     = flag.String("revision", "dev", "version of the manager")
+	baseRevision = flag.String("base-revision", "", "version of -base")
+	out          = flag.String("out", "../../bin/bench", "folder for bench.md")
+)
+
+// TestMain keeps the data of the control planes in memory, unless TMPDIR says otherwise. A disk would dominate what is measured.
+func TestMain(m *testing.M) {
+	if os.Getenv("TMPDIR") == "" {
+		if err := os.Setenv("TMPDIR", "/dev/shm"); err != nil {
+			panic(err)
 		}
 	}
+	kit.Main(m, 1)
+}
+
+// experiment compares entries in turn, on one control plane.
+type experiment struct {
+	name   string
+	rounds int
+	// prepare prepares the control plane for all rounds, and may be nil.
+	prepare func(*testing.T)
+	entries []entry
+}
+
+// entry is a program, or a program under a named condition.
+type entry struct {
+	name    string
+	subject subject
+	measure func(*testing.T, subject) values
+}
+
+// each returns an entry for each subject.
+func each(measure func(*testing.T, subject) values, all ...subject) (entries []entry) {
+	for _, one := range all {
+		entries = append(entries, entry{one.name, one, measure})
+	}
+	return entries
+}
+
+func TestBench(t *testing.T) {
+	if *form != "quick" && *form != "full" {
+		t.Fatalf("-form is %q, want quick or full", *form)
+	}
+	all := scenarios(*form == "full")
+	var names []string
+	for _, one := range all {
+		names = append(names, one.name)
+	}
+	asked := names
+	if *chosen != "" {
+		asked = strings.Split(*chosen, ",")
+	}
+	page := fmt.Sprintf("# Benchmark of %s %s\n\n%s, %s form, %d CPUs, %s. The median of the rounds, the lowest and the highest value.\n",
+		*revision, *baseRevision, time.Now().Format(time.DateOnly), *form, runtime.NumCPU(), runtime.Version())
+	measured := 0
+	for _, name := range asked {
+		index := slices.Index(names, name)
+		if index < 0 {
+			t.Fatalf("no scenario %q, want some of %q", name, names)
+		}
+		for _, e := range all[index].experiments {
+			if !strings.Contains(e.name, *only) {
+				continue
+			}
+			t.Run(name+", "+e.name, func(t *testing.T) {
+				page += fmt.Sprintf("\n## %s, %s\n\n%s", name, e.name, table(e.run(t)))
+				measured++
+			})
+		}
+	}
+	if measured == 0 {
+		t.Fatalf("no experiment of %q is called %q", asked, *only)
+	}
+	fmt.Print("\n", page)
+	if err := os.MkdirAll(*out, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	kit.Write(t, filepath.Join(*out, "bench.md"), []byte(page))
+}
+
+// run measures the entries. Every second round has the reverse order, so that a machine that becomes slower does not favour an entry.
+func (e experiment) run(t *testing.T) (all []round) {
+	prepare(t)
+	if e.prepare != nil {
+		e.prepare(t)
+	}
+	if *rounds > 0 {
+		e.rounds = *rounds
+	}
+	entries := slices.DeleteFunc(e.entries, func(one entry) bool {
+		isChosen := *subjects == "" || slices.Contains(strings.Split(*subjects, ","), one.subject.name)
+		return !isChosen || one.subject.name == "base" && *base == ""
+	})
+	for number := range e.rounds {
+		for _, one := range entries {
+			found := one.measure(t, one.subject)
+			t.Logf("round %d, %s: %v", number+1, one.name, found)
+			for metric, value := range found {
+				if value <= 0 {
+					t.Errorf("%s is %v", metric, value)
+				}
+			}
+			all = append(all, round{number, one.name, found})
+		}
+		slices.Reverse(entries)
+	}
+	return all
 }

@@ -1,0 +1,304 @@
+//go:build bench
+
+package bench
+
+import (
+	"context"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+)
+
+// creators is the number of clients that create requests at a time.
+const creators = 32
+
+// asked is a request, and the client that creates it.
+type asked struct {
+	obj *kit.Request
+	by  client.Client
+}
+
+// made counts requests, so that each has a name of its own.
+var made atomic.Int64
+
+func named(obj *kit.Request) { obj.Name = fmt.Sprintf("bench-%d", made.Add(1)) }
+
+// prepare gives the test a control plane on which kubelets may join and renew.
+func prepare(t *testing.T) {
+	t.Helper()
+	kit.Alone(t)
+	kit.GrantJoining(t, kit.Bootstrapper)
+	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
+}
+
+// joins returns requests of new nodes with one bootstrap token.
+func joins(t *testing.T, count int) (all []asked) {
+	t.Helper()
+	by := kit.ClientOf(t, kit.WithToken(t, kit.BootstrapperToken))
+	for i := range count {
+		all = append(all, asked{kit.NodeRequest(t, fmt.Sprint("node-", i), named), by})
+	}
+	return all
+}
+
+// renewals returns requests of nodes for their next client certificates.
+func renewals(t *testing.T, count int) (all []asked) {
+	t.Helper()
+	for i := range count {
+		node := fmt.Sprint("node-", i)
+		all = append(all, asked{kit.NodeRequest(t, node, named), kit.KubeletOf(t, node)})
+	}
+	return all
+}
+
+const (
+	ruleSigner  = "example.com/bench"
+	ruleName    = "bench"
+	ruleAccount = "bench-rules" // a ServiceAccount in the namespace default
+)
+
+// Conditions of approval rules. The second one makes the manager read the ServiceAccount of each requester.
+const (
+	byUser    = "request.names.all(n, n.endsWith('.svc')) && requester.username.startsWith('system:serviceaccount:default:')"
+	byAccount = "request.names.all(n, n == 'api.' + requester.serviceAccount.namespace + '.svc')"
+)
+
+// ruled returns the configuration of a manager with an approval rule that has one condition. It signs with the CA of the control plane.
+func ruled(t *testing.T, condition string) string {
+	t.Helper()
+	cert, key := signingFiles(t)
+	return fmt.Sprintf(`signing:
+  signers:
+  - {name: %s, certFile: %s, keyFile: %s, usages: [digital signature, server auth], allowedNames: ["*.default.svc"], duration: 24h}
+approval:
+  rules:
+  - {name: %s, signerName: %[1]s, usages: [digital signature, server auth], maxDuration: 24h, allow: [names], conditions: [{expression: %[5]q}]}
+`, ruleSigner, cert, key, ruleName, condition)
+}
+
+// signingFiles writes the CA of the control plane to files.
+func signingFiles(t *testing.T) (cert, key string) {
+	t.Helper()
+	plane := kit.ControlPlane(t)
+	cert, key = filepath.Join(plane.Dir, "ca.crt"), filepath.Join(plane.Dir, "ca.key")
+	kit.Write(t, cert, plane.CA.CertPEM)
+	kit.Write(t, key, plane.CA.KeyPEM)
+	return cert, key
+}
+
+// mayUseRule creates the ServiceAccount that may use the rule.
+func mayUseRule(t *testing.T) {
+	t.Helper()
+	kit.Create(t, kit.Admin(t), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: ruleAccount}})
+	kit.Create(t, kit.Admin(t), &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: ruleAccount},
+		Rules: []rbacv1.PolicyRule{
+			{APIGroups: []string{"csr-controller-manager.io"}, Resources: []string{"approvalrules"}, ResourceNames: []string{ruleName}, Verbs: []string{"use"}},
+			{APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"certificatesigningrequests"}, Verbs: []string{"create"}},
+		},
+	})
+	kit.Grant(t, "system:serviceaccount:default:"+ruleAccount, ruleAccount)
+}
+
+// ofAccount returns requests of the ServiceAccount for a server certificate, which the rule approves.
+func ofAccount(t *testing.T, count int) (all []asked) {
+	t.Helper()
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: ruleAccount}}
+	by := kit.ClientOf(t, kit.TokenOf(t, account))
+	for range count {
+		all = append(all, asked{kit.NodeRequest(t, "", named, func(obj *kit.Request) {
+			obj.Spec.SignerName = ruleSigner
+			obj.Spec.Usages = []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
+			obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{DNSNames: []string{"api.default.svc"}})
+		}), by})
+	}
+	return all
+}
+
+// inParallel calls do for each number below count, with as many workers as creators.
+func inParallel(t *testing.T, count int, do func(context.Context, int) error) {
+	t.Helper()
+	group, ctx := errgroup.WithContext(t.Context())
+	group.SetLimit(creators)
+	for i := range count {
+		group.Go(func() error { return do(ctx, i) })
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// create creates requests as fast as the creators can.
+func create(t *testing.T, requests []asked) {
+	t.Helper()
+	inParallel(t, len(requests), func(ctx context.Context, i int) error { return requests[i].by.Create(ctx, requests[i].obj) })
+}
+
+// createSlowly creates requests at a constant rate, and returns the time just before each creation, by the name of the request.
+func createSlowly(t *testing.T, requests []asked, perSecond int) map[string]time.Time {
+	t.Helper()
+	begun := map[string]time.Time{}
+	group, ctx := errgroup.WithContext(t.Context())
+	ticker := time.NewTicker(time.Second / time.Duration(perSecond))
+	defer ticker.Stop()
+	for _, one := range requests {
+		<-ticker.C
+		begun[one.obj.Name] = time.Now()
+		group.Go(func() error { return one.by.Create(ctx, one.obj) })
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	return begun
+}
+
+// issueOne creates a request, and waits for its certificate.
+func issueOne(t *testing.T) {
+	t.Helper()
+	w, one := watchIssued(t), joins(t, 1)
+	create(t, one)
+	w.wait(t, 1)
+}
+
+// store writes requests directly to etcd, as it is filled in an old cluster.
+func store(t *testing.T, count int, obj func(i int) *kit.Request) {
+	t.Helper()
+	inParallel(t, count, func(ctx context.Context, i int) error {
+		one := obj(i)
+		one.APIVersion, one.Kind = certificatesv1.SchemeGroupVersion.String(), "CertificateSigningRequest"
+		one.UID, one.CreationTimestamp = uuid.NewUUID(), metav1.Now()
+		one.Spec.Username, one.Spec.Groups = kit.Bootstrapper, []string{kit.BootstrapperTeam, "system:authenticated"}
+		return kit.ControlPlane(t).Store(ctx, requestsKey+one.Name, one)
+	})
+}
+
+// requestsKey is the prefix of requests in etcd, below /registry.
+const requestsKey = "certificatesigningrequests/"
+
+// seedPending stores requests as pending ones.
+func seedPending(t *testing.T, requests []asked) {
+	t.Helper()
+	store(t, len(requests), func(i int) *kit.Request { return requests[i].obj })
+}
+
+// seedOld stores requests as in an old cluster: half of them are issued, a quarter are pending for a signer that nobody serves, and the
+// rest are denied or failed. Their retention begins now.
+func seedOld(t *testing.T, count int) {
+	t.Helper()
+	ca := kit.IssueCA(t, "old", kit.NewKey(t), nil, 365*24*time.Hour)
+	template := kit.NodeRequest(t, "old")
+	condition := certificatesv1.CertificateSigningRequestCondition{
+		Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "AutoApproved", Message: kit.NodeMessage,
+		LastUpdateTime: metav1.Now(), LastTransitionTime: metav1.Now(),
+	}
+	t.Cleanup(func() { deleteAll(t) }) // more than the kit would delete in time
+	store(t, count, func(i int) *kit.Request {
+		obj := template.DeepCopy()
+		obj.Name, obj.GenerateName = fmt.Sprintf("old-%d", i), ""
+		obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{condition}
+		switch i % 8 {
+		case 0, 1, 2, 3:
+			obj.Status.Certificate = ca.PEM()
+		case 4, 5:
+			obj.Spec.SignerName, obj.Status.Conditions = "example.com/foreign", nil
+		case 6:
+			obj.Status.Conditions[0].Type = certificatesv1.CertificateDenied
+		default:
+			failed := condition
+			failed.Type = certificatesv1.CertificateFailed
+			obj.Status.Conditions = append(obj.Status.Conditions, failed)
+		}
+		return obj
+	})
+}
+
+// deleteAll deletes all requests, and returns once the API server shows that.
+func deleteAll(t *testing.T) {
+	t.Helper()
+	if err := kit.ControlPlane(t).Erase(context.Background(), requestsKey); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		list := &certificatesv1.CertificateSigningRequestList{}
+		if err := kit.Admin(t).List(context.Background(), list, client.Limit(1)); err != nil {
+			t.Fatal(err)
+		}
+		if len(list.Items) == 0 {
+			return
+		}
+	}
+}
+
+// issuing records when requests get their certificates, as a watch shows it.
+type issuing struct {
+	mu          sync.Mutex
+	at          map[string]time.Time
+	begin, last time.Time
+}
+
+// watchIssued begins a watch. It shows only what happens from now on.
+func watchIssued(t *testing.T) *issuing {
+	t.Helper()
+	list := &certificatesv1.CertificateSigningRequestList{}
+	if err := kit.Admin(t).List(t.Context(), list, client.Limit(1)); err != nil {
+		t.Fatal(err)
+	}
+	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
+	events, err := kit.Admin(t).Watch(t.Context(), list, from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &issuing{at: map[string]time.Time{}}
+	go func() {
+		for event := range events.ResultChan() {
+			if obj, ok := event.Object.(*kit.Request); ok && len(obj.Status.Certificate) > 0 {
+				w.saw(obj.Name)
+			}
+		}
+	}()
+	t.Cleanup(events.Stop)
+	return w
+}
+
+func (w *issuing) saw(name string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.at[name].IsZero() {
+		return
+	}
+	w.last = time.Now()
+	w.at[name] = w.last
+	if w.begin.IsZero() {
+		w.begin = w.last
+	}
+}
+
+// wait waits until count requests have a certificate, and returns when the first and the last one got it.
+func (w *issuing) wait(t *testing.T, count int) (begin, last time.Time) {
+	t.Helper()
+	kit.Within(t, 10*time.Minute, "certificates", func(context.Context) error {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if begin, last = w.begin, w.last; len(w.at) < count {
+			return fmt.Errorf("%d of %d are issued", len(w.at), count)
+		}
+		return nil
+	})
+	return begin, last
+}

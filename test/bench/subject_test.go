@@ -1,0 +1,220 @@
+//go:build bench
+
+package bench
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+)
+
+// subject is a program that approves and signs.
+type subject struct {
+	name   string
+	isKCM  bool
+	args   []string
+	config string // the text of its configuration file, if it has one
+	// ceiling is the largest number of requests in a burst, for a subject that would take minutes. 0 is no limit.
+	ceiling int
+}
+
+var (
+	ours = subject{name: "ours", args: []string{"--leader-elect=false"}}
+	// another is another revision of ours.
+	another = subject{name: "base", args: ours.args}
+	// asShipped is kube-controller-manager with its default limits of 20 requests/s.
+	asShipped = subject{name: "KCM as shipped", isKCM: true, ceiling: 100}
+	unlimited = subject{name: "KCM unlimited", isKCM: true, args: []string{"--kube-api-qps=10000", "--kube-api-burst=10000"}}
+)
+
+// atMost returns count, or the ceiling of s if that is less.
+func (s subject) atMost(count int) int {
+	if s.ceiling > 0 {
+		return min(count, s.ceiling)
+	}
+	return count
+}
+
+// command returns the command line of s. ours has the memory limit of the manifests.
+func (s subject) command(t *testing.T) []string {
+	t.Helper()
+	path := *binary
+	switch {
+	case s.isKCM:
+		return []string{"env", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--controllers=csrapproving,csrsigning,csrcleaner", "--leader-elect=false", "--secure-port=0"}
+	case s.name == another.name:
+		path = *base
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return []string{"env", "GOMEMLIMIT=800MiB", path}
+}
+
+// running is a running subject. Only ours serves metrics and probes.
+type running struct {
+	kit.Process
+	isKCM bool
+}
+
+// launch starts s and does not wait. The output of s goes to a file, as that of a service does, so each subject pays for its log.
+func launch(t *testing.T, s subject) *running {
+	t.Helper()
+	plane := kit.ControlPlane(t)
+	kubeconfig, err := plane.WriteKubeconfig("subject", plane.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, key := signingFiles(t)
+	line := append(s.command(t), "--kubeconfig="+kubeconfig, "--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key)
+	r := &running{isKCM: s.isKCM}
+	if !s.isKCM {
+		r.Probes, r.Metrics = kit.FreeAddress(t), kit.FreeAddress(t)
+		line = append(line, "--metrics-bind-address="+r.Metrics, "--health-probe-bind-address="+r.Probes)
+	}
+	if s.config != "" {
+		line = append(line, kit.Configure(t, s.config))
+	}
+	if r.Process.Process, err = plane.StartProcess("subject", line[0], slices.Concat(line[1:], s.args)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Kill)
+	return r
+}
+
+// end stops r. Nothing else may have ended it.
+func (r *running) end(t *testing.T) {
+	t.Helper()
+	if state := r.Ended(); state != nil {
+		t.Fatalf("it ended by itself: %s\n%s", state, r.Tail(15))
+	}
+	_ = r.Stop() // the exit status after a signal does not matter
+}
+
+// during creates and issues requests by work while s runs, and deletes all of them afterwards. It adds what s needed for each.
+func during(t *testing.T, s subject, requests []asked, work func(*testing.T, *issuing, []asked) values) values {
+	t.Helper()
+	defer deleteAll(t)
+	r := launch(t, s)
+	defer r.end(t)
+	issueOne(t)
+	w, usedBefore, callsBefore := watchIssued(t), r.cpu(t), apiCalls(t)
+	found := work(t, w, requests)
+	found[cpu] = float64((r.cpu(t) - usedBefore).Milliseconds()) / float64(len(requests))
+	found[calls] = (apiCalls(t) - callsBefore) / float64(len(requests))
+	found[peak] = r.status(t, "VmHWM")
+	return found
+}
+
+// settleFor is the pause before the settled memory is measured. That of a full run is longer than two minutes, the longest time that Go
+// takes until the next garbage collection.
+func settleFor() time.Duration {
+	if *form == "full" {
+		return 150 * time.Second
+	}
+	return 5 * time.Second
+}
+
+// memory returns the resident memory: the peak, and the settled one after a pause. For ours it adds the live heap.
+func (r *running) memory(t *testing.T) values {
+	t.Helper()
+	found := values{peak: r.status(t, "VmHWM")}
+	time.Sleep(settleFor())
+	found[settled] = r.status(t, "VmRSS")
+	if !r.isKCM {
+		_, page := cluster.Get(t.Context(), r.Metrics, "/metrics")
+		match := regexp.MustCompile(`(?m)^go_gc_heap_live_bytes (\S+)$`).FindStringSubmatch(page)
+		if match == nil {
+			t.Fatalf("no live heap in %s", page)
+		}
+		used, err := strconv.ParseFloat(match[1], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[live] = used / (1 << 20)
+	}
+	return found
+}
+
+// proc returns a file about r in /proc.
+func (r *running) proc(t *testing.T, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", r.Pid(), name))
+	if err != nil {
+		t.Fatalf("%v: %s", err, r.Tail(15))
+	}
+	return data
+}
+
+// status returns a field of /proc/PID/status in MiB.
+func (r *running) status(t *testing.T, field string) (mebibytes float64) {
+	t.Helper()
+	for line := range strings.Lines(string(r.proc(t, "status"))) {
+		if rest, found := strings.CutPrefix(line, field+":"); found {
+			if _, err := fmt.Sscanf(rest, "%f kB", &mebibytes); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return mebibytes / 1024
+}
+
+// cpu returns the processor time of r since its start, from the fields 14 and 15 of /proc/PID/stat, in hundredths of a second. The name
+// of the program is in parentheses and may have spaces.
+func (r *running) cpu(t *testing.T) time.Duration {
+	t.Helper()
+	stat := r.proc(t, "stat")
+	fields, ticks := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])), 0
+	for _, field := range fields[11:13] {
+		part, err := strconv.Atoi(field)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ticks += part
+	}
+	return time.Duration(ticks) * 10 * time.Millisecond
+}
+
+// apiCalls returns the API calls so far that concern requests, reviews and Events, without those that only the benchmark makes: to
+// create, list and watch requests.
+func apiCalls(t *testing.T) (sum float64) {
+	t.Helper()
+	client := kubernetes.NewForConfigOrDie(kit.ControlPlane(t).Config).Discovery().RESTClient()
+	page, err := client.Get().AbsPath("/metrics").DoRaw(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	counted := regexp.MustCompile(`(?m)^apiserver_request_total\{.*resource="(certificatesigningrequests|subjectaccessreviews|events)",.*` +
+		`subresource="(.*)",verb="(.*?)",.*\} (\S+)$`)
+	for _, found := range counted.FindAllStringSubmatch(string(page), -1) {
+		resource, subresource, verb := found[1], found[2], found[3]
+		if verb == "LIST" || verb == "WATCH" || verb == "POST" && resource+subresource == "certificatesigningrequests" {
+			continue
+		}
+		count, err := strconv.ParseFloat(found[4], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += count
+	}
+	return sum
+}
+
+// share returns the smallest value that so many percent of all do not exceed.
+func share(all []float64, percent int) float64 {
+	slices.Sort(all)
+	return all[(len(all)*percent+99)/100-1]
+}
