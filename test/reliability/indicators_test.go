@@ -35,8 +35,6 @@ const (
 	notStored   indicator = "csr_signer_errors_total"
 	notDeleted  indicator = "csr_cleaner_errors_total"
 
-	// These also fire without a fault: a Node is as young as its first request, a watch is opened while a connection closes, and
-	// processes start and lead. A write that conflicts discards a certificate.
 	discarded   indicator = "csr_signer_discarded_total"
 	unavailable indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
 	notOwned    indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
@@ -47,63 +45,22 @@ const (
 	restarted   indicator = "process_start_time_seconds"
 )
 
-// indicators says for which values an indicator fires. Those that end stop when the fault is over. The others are counters: they fire
-// for what was added since the fault began. A harmless indicator may fire in each scenario.
-var indicators = map[indicator]struct {
-	fires          func(value float64) bool
-	ends, harmless bool
-}{
-	noRight:     {fires: positive, ends: true},
-	skewed:      {fires: func(value float64) bool { return math.Abs(value) > 300 }, ends: true},
-	caRejected:  {fires: positive, ends: true},
-	notAudited:  {fires: positive},
-	foreign:     {fires: positive},
-	mismatch:    {fires: positive},
-	notApproved: {fires: positive},
-	notStored:   {fires: positive},
-	notDeleted:  {fires: positive},
-	discarded:   {fires: positive, harmless: true},
-	unavailable: {fires: positive, harmless: true},
-	notOwned:    {fires: positive, harmless: true},
-	unknownNode: {fires: positive, harmless: true},
-	answered500: {fires: positive, harmless: true},
-	unanswered:  {fires: positive, harmless: true},
-	newLeader:   {fires: positive, harmless: true},
-	restarted:   {fires: positive, harmless: true},
-}
+var (
+	// ending are the indicators that stop when the fault is over. The others are counters: they fire for what was added since the fault
+	// began.
+	ending   = []indicator{noRight, skewed, caRejected}
+	counting = []indicator{notAudited, foreign, mismatch, notApproved, notStored, notDeleted}
+	// harmless are counters that also fire without a fault: a Node is as young as its first request, a watch is opened while a connection
+	// closes, and processes start and lead. A write that conflicts discards a certificate.
+	harmless = []indicator{discarded, unavailable, notOwned, unknownNode, answered500, unanswered, newLeader, restarted}
+)
 
-func positive(value float64) bool { return value > 0 }
-
-// watchIndicators reads the metrics of the replicas of ours all the time. The returned function ends that, and returns the indicators
-// that fired, with what they said first.
-func (w *world) watchIndicators() (stop func() map[indicator]string) {
-	ctx, cancel := context.WithCancel(w.t.Context())
-	fired, done := map[indicator]string{}, make(chan struct{})
-	before := map[int]map[indicator]float64{} // what counters of the first replicas have counted already
-	for _, r := range w.running() {
-		before[r.number] = r.indicators(ctx, nil)
+// fires reports whether an indicator of that name fires for value.
+func (name indicator) fires(value float64) bool {
+	if name == skewed {
+		return math.Abs(value) > 300
 	}
-	go func() {
-		defer close(done)
-		for ctx.Err() == nil {
-			for _, r := range w.running() {
-				for name, value := range r.indicators(ctx, before[r.number]) {
-					if _, known := fired[name]; !known {
-						fired[name] = fmt.Sprintf("replica %d: %s is %v", r.number, name, value)
-					}
-				}
-			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(200 * time.Millisecond):
-			}
-		}
-	}()
-	return func() map[indicator]string {
-		cancel()
-		<-done
-		return fired
-	}
+	return value > 0
 }
 
 // indicators returns the indicators of r that fire, with their values. The value of a counter is what was added to before.
@@ -113,12 +70,12 @@ func (r *replica) indicators(ctx context.Context, before map[indicator]float64) 
 	if status != http.StatusOK {
 		return nil
 	}
-	for name, indicator := range indicators {
+	for _, name := range slices.Concat(ending, counting, harmless) {
 		value, found := sum(page, string(name))
-		if !indicator.ends {
+		if !slices.Contains(ending, name) {
 			value -= before[name]
 		}
-		if found && indicator.fires(value) {
+		if found && name.fires(value) {
 			firing[name] = value
 		}
 	}
@@ -133,7 +90,7 @@ func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) 
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(fired)) {
-		if !indicators[name].harmless && !slices.Contains(s.indicators, name) && !slices.Contains(s.mayFire, name) {
+		if !slices.Contains(harmless, name) && !slices.Contains(s.indicators, name) && !slices.Contains(s.mayFire, name) {
 			wrong = append(wrong, fmt.Errorf("unexpected indicator: %s", fired[name]))
 		}
 	}
@@ -254,8 +211,8 @@ func (w *world) matchesTheAPIServer(ctx context.Context, r *replica) error {
 	if status != http.StatusOK {
 		return fmt.Errorf("metrics: status %d", status)
 	}
-	for name, indicator := range indicators {
-		if value, found := sum(page, string(name)); indicator.ends && found && indicator.fires(value) {
+	for _, name := range ending {
+		if value, found := sum(page, string(name)); found && name.fires(value) {
 			return fmt.Errorf("after the fault %s is %v", name, value)
 		}
 	}

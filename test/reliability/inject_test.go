@@ -2,29 +2,28 @@ package reliability
 
 import (
 	"context"
-	"encoding/json"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"math"
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/clock"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
@@ -72,7 +71,7 @@ func stallWatches(w *world) {
 		}
 		w.proxy.Use()
 	}()
-	w.proxy.Use(faults.Rule{Verbs: faults.Watch, Resources: []string{"nodes", "services"}, Do: faults.Stall(0)})
+	w.proxy.Use(faults.Rule{Verbs: faults.Watch, Resources: []string{"nodes", "services"}, Do: faults.Stall()})
 	w.pause(15 * time.Second)
 }
 
@@ -159,6 +158,24 @@ func killLeaders(w *world) {
 	}
 }
 
+// restart kills the only replica twice, once while it starts. The kernel ends a process in the same way if its memory limit is reached.
+func restart(w *world) {
+	w.pause(2 * time.Second)
+	w.oldest().kill()
+	w.startReplica(false).kill()
+	w.waitReady(w.startReplica(false))
+}
+
+// reachSoftLimit lasts as long as the load. The collector of the program tries to stay within GOMEMLIMIT.
+func reachSoftLimit(w *world) {
+	w.pause(12 * time.Second)
+	r := w.oldest()
+	used := r.metric(w.t.Context(), "go_memstats_sys_bytes") - r.metric(w.t.Context(), "go_memstats_heap_released_bytes")
+	if used < 0.9*(24<<20) {
+		w.t.Errorf("the program uses %.0f bytes, so its limit is not reached", used)
+	}
+}
+
 // pauseLeader pauses the leader for longer than its Lease. When it wakes up, there are two, until it notices; then it
 // ends, and is started again, as a kubelet does.
 func pauseLeader(w *world) {
@@ -203,10 +220,7 @@ func besideTheirs(sameCA bool) func(*world) {
 	return func(w *world) {
 		ca := w.roots[0]
 		if !sameCA {
-			var err error
-			if ca, err = csrenv.NewCA(); err != nil {
-				w.t.Fatal(err)
-			}
+			ca = kit.NewCA(w.t)
 			w.roots = append(w.roots, ca)
 		}
 		if err := w.writeTheirCA(ca.CertPEM, ca.KeyPEM); err != nil {
@@ -335,20 +349,31 @@ type secretState struct {
 }
 
 func (w *world) secretStates() []secretState {
-	good, other := w.roots[0], newCA(w.t)
-	leafCert, leafKey := selfSigned(w.t, false, time.Hour)
-	expiredCert, expiredKey := selfSigned(w.t, true, -time.Minute)
-	w.keys = append(w.keys, other.KeyPEM, leafKey, expiredKey)
+	good, other := w.roots[0], kit.NewCA(w.t)
+	leafCert, leafKey := leaf(w.t)
+	expired := kit.IssueCA(w.t, "expired", kit.NewKey(w.t), nil, -time.Minute)
+	w.keys = append(w.keys, other.KeyPEM, leafKey, expired.KeyPEM(w.t))
 	return []secretState{
 		{"empty", []byte{}, []byte{}},
 		{"half", good.CertPEM, []byte{}},
 		{"mismatched", good.CertPEM, other.KeyPEM},
 		{"a leaf", leafCert, leafKey},
-		{"expired", expiredCert, expiredKey},
+		{"expired", expired.PEM(), expired.KeyPEM(w.t)},
 		{"garbage", []byte("garbage"), []byte("garbage")},
 		{"1 MB", make([]byte, 500_000), make([]byte, 500_000)},
 		{"deleted", nil, nil}, // at last: kube-controller-manager then reads its files once a minute only
 	}
+}
+
+// leaf returns a certificate that is not of a CA, and its key.
+func leaf(t *testing.T) (cert, key []byte) {
+	t.Helper()
+	made := kit.IssueCA(t, "of a leaf", kit.NewKey(t), nil, time.Hour).Leaf(t, "leaf")
+	der, err := x509.MarshalPKCS8PrivateKey(made.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
 // breakSecret breaks the signing Secret in each way, first while the program runs, and then while it starts.
@@ -382,7 +407,7 @@ func (w *world) showsCA(state string, shown func(value float64) bool) {
 // keepsItsCA checks that a running program shows the broken Secret, and signs with the last good CA.
 func (w *world) keepsItsCA(state secretState) {
 	w.t.Helper()
-	w.showsCA(state.name, positive)
+	w.showsCA(state.name, func(value float64) bool { return value > 0 })
 	made := w.newItem(&kinds[0], "join-while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"))
 	w.items = append(w.items, made)
 	if err := w.create(w.t.Context(), made); err != nil {
@@ -434,7 +459,7 @@ func (w *world) putCA(cert, key []byte) {
 	case w.theirs:
 		err = w.writeTheirCA(cert, key)
 	case cert == nil:
-		err = w.admin.CoreV1().Secrets(systemNamespace).Delete(w.t.Context(), signingSecret, metav1.DeleteOptions{})
+		err = w.admin.CoreV1().Secrets(kit.SystemNamespace).Delete(w.t.Context(), signingSecret, metav1.DeleteOptions{})
 	default:
 		w.putSecret(cert, key)
 	}
@@ -443,48 +468,34 @@ func (w *world) putCA(cert, key []byte) {
 	}
 }
 
-// right is a verb for a resource.
-type right struct{ group, resource, verb string }
-
-// groupResource returns the resource as metrics and readiness name it.
-func (r right) groupResource() string { return strings.TrimSuffix(r.resource+"."+r.group, ".") }
-
-// What a manager with insecure metrics and without leader election does not ask for, and what it works without, so it stays
-// ready.
-var (
-	unasked  = regexp.MustCompile(`^(create tokenreviews|\w+ leases|\w+ events$|(get|update) configmaps)`)
-	needless = regexp.MustCompile(`^(\w+ events|(list|watch) configmaps)`)
-)
-
-// removeVerbs removes each right from all roles of the program, and ends the watches that it permitted, until the metrics and
-// readiness name it. The writes come first, while half of the load waits for them, and until one has failed.
-func removeVerbs(w *world) {
-	roles, r := w.roles(), w.oldest()
-	const group, resource = certificatesv1.GroupName, "certificatesigningrequests"
-	rights := []right{{group, resource, "delete"}, {group, resource + "/approval", "update"}, {group, resource + "/status", "update"}}
-	counters := map[right]indicator{rights[0]: notDeleted, rights[1]: notApproved, rights[2]: notStored}
-	for _, role := range roles {
-		for _, rule := range role.rules {
-			for _, one := range rightsOf(rule) {
-				if !slices.Contains(rights, one) {
-					rights = append(rights, one)
-				}
-			}
-		}
+// loseRoles takes the rules of each role away that writes, until the metrics and readiness show it, and until a write has failed.
+// TestLostRightsAreNamed in test/rotation takes each verb of each role alone.
+func loseRoles(w *world) {
+	type loss struct {
+		role    string
+		counter indicator
 	}
-	for _, one := range rights {
-		for _, role := range roles {
-			role.put(without(role.rules, one))
+	r, losses := w.oldest(), []loss{{"csr-cleaner", notDeleted}, {"csr-approver", notApproved}, {"csr-signer", notStored}}
+	if w.theirs {
+		losses = []loss{{theirRole, ""}}
+	}
+	for _, one := range losses {
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: one.role}}
+		if err := kit.Admin(w.t).Get(w.t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
+			w.t.Fatal(err)
 		}
-		w.proxy.Use()
-		w.pause(time.Second)
-		w.showsLoss(r, one)
-		if counter := string(counters[one]); counter != "" && !w.theirs {
-			w.until(time.Minute, counter+" shows the loss", func(ctx context.Context) bool { return r.metric(ctx, counter) > 0 })
+		rules := role.Rules
+		w.setRules(role, nil)
+		w.proxy.Use() // ends the watches that it permitted
+		if w.theirs {
+			w.pause(10 * time.Second)
+		} else {
+			w.until(time.Minute, "the loss of "+one.role+" shows", func(ctx context.Context) bool {
+				status, _ := r.page(ctx, r.probes, "/readyz/own-rights")
+				return status == http.StatusInternalServerError && r.metric(ctx, string(noRight)) > 0 && r.metric(ctx, string(one.counter)) > 0
+			})
 		}
-		for _, role := range roles {
-			role.put(role.rules)
-		}
+		w.setRules(role, rules)
 		w.over()
 	}
 	if w.theirs {
@@ -496,26 +507,12 @@ func removeVerbs(w *world) {
 	w.until(time.Minute, "no right is missing", func(ctx context.Context) bool { return r.metric(ctx, string(noRight)) == 0 })
 }
 
-// showsLoss waits until ours says that it has lost a right, if it asks for it. kube-controller-manager does not show it.
-func (w *world) showsLoss(r *replica, lost right) {
+func (w *world) setRules(role *rbacv1.ClusterRole, rules []rbacv1.PolicyRule) {
 	w.t.Helper()
-	name := lost.verb + " " + lost.groupResource()
-	switch {
-	case w.theirs:
-		w.pause(2 * time.Second)
-	case !unasked.MatchString(name):
-		w.until(time.Minute, "the loss of the right to "+name+" shows", func(ctx context.Context) bool {
-			return r.names(ctx, lost, !needless.MatchString(name))
-		})
+	role.Rules = rules
+	if err := kit.Admin(w.t).Update(w.t.Context(), role); err != nil {
+		w.t.Fatal(err)
 	}
-}
-
-// names reports whether the metrics of r name a missing right, and whether readiness does if r needs it.
-func (r *replica) names(ctx context.Context, missing right, needed bool) bool {
-	status, text := r.page(ctx, r.probes, "/readyz/own-rights")
-	named := status == http.StatusInternalServerError && strings.Contains(text, missing.verb+" "+missing.groupResource())
-	series := fmt.Sprintf("%s{resource=%q,verb=%q}", noRight, missing.groupResource(), missing.verb)
-	return r.metric(ctx, series) > 0 && (named || !needed && status == http.StatusOK)
 }
 
 // until waits until done returns true, and fails the test of ours if it does not.
@@ -526,108 +523,6 @@ func (w *world) until(most time.Duration, what string, done func(context.Context
 	})
 	if err != nil {
 		w.wrong("not within %s: %s", most, what)
-	}
-}
-
-// role is a Role or a ClusterRole of the program with all its rules.
-type role struct {
-	rules []rbacv1.PolicyRule
-	put   func([]rbacv1.PolicyRule)
-}
-
-// roles returns the roles of the program.
-func (w *world) roles() (all []role) {
-	w.t.Helper()
-	add := func(kind, namespace, name string, rules []rbacv1.PolicyRule) {
-		if w.theirs != (name == theirRole) || !w.theirs && !strings.HasPrefix(name, "csr-") {
-			return
-		}
-		all = append(all, role{rules, func(rules []rbacv1.PolicyRule) {
-			patch, err := json.Marshal(map[string]any{"rules": rules})
-			if err == nil {
-				client := w.admin.RbacV1().RESTClient()
-				err = retry(w.t.Context(), func() error {
-					return client.Patch(types.MergePatchType).NamespaceIfScoped(namespace, namespace != "").
-						Resource(kind).Name(name).Body(patch).Do(w.t.Context()).Error()
-				})
-			}
-			if err != nil {
-				w.t.Fatal(err)
-			}
-		}})
-	}
-	clusterRoles, err := w.admin.RbacV1().ClusterRoles().List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, one := range clusterRoles.Items {
-		add("clusterroles", "", one.Name, one.Rules)
-	}
-	roles, err := w.admin.RbacV1().Roles("").List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, one := range roles.Items {
-		add("roles", one.Namespace, one.Name, one.Rules)
-	}
-	return all
-}
-
-// rightsOf returns the rights that rule grants.
-func rightsOf(rule rbacv1.PolicyRule) (all []right) {
-	for _, group := range rule.APIGroups {
-		for _, resource := range rule.Resources {
-			for _, verb := range rule.Verbs {
-				all = append(all, right{group, resource, verb})
-			}
-		}
-	}
-	return all
-}
-
-// without returns rules without one right. A rule with several groups or resources becomes several rules.
-func without(rules []rbacv1.PolicyRule, removed right) []rbacv1.PolicyRule {
-	left := []rbacv1.PolicyRule{}
-	for _, rule := range rules {
-		for _, one := range rightsOf(rule) {
-			if one != removed {
-				left = append(left, rbacv1.PolicyRule{
-					APIGroups: []string{one.group}, Resources: []string{one.resource}, Verbs: []string{one.verb}, ResourceNames: rule.ResourceNames,
-				})
-			}
-		}
-	}
-	return left
-}
-
-// hangingDisk makes the audit log a full pipe, so writes to it hang.
-func hangingDisk(w *world) {
-	path := fmt.Sprint(w.audit, 0)
-	if err := syscall.Mkfifo(path, 0o600); err != nil {
-		w.t.Fatal(err)
-	}
-	pipe, err := os.OpenFile(path, os.O_RDWR|syscall.O_NONBLOCK, 0)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() { _ = pipe.Close() }) // ends the copy of w.disk
-	if err := pipe.SetWriteDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
-		w.t.Fatal(err)
-	}
-	if _, err := pipe.WriteString(strings.Repeat("\n", 2<<20)); !errors.Is(err, os.ErrDeadlineExceeded) {
-		w.t.Fatalf("fill the pipe: %v", err)
-	}
-	w.disk = func() { // what is written to the pipe reaches a file
-		r := w.oldest()
-		r.audit += ".read"
-		file, err := os.Create(r.audit)
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		go func() {
-			_, _ = io.Copy(file, pipe)
-			_ = file.Close()
-		}()
 	}
 }
 
@@ -642,21 +537,20 @@ func fullDisk(w *world) {
 			w.t.Error(err)
 		}
 	})
-	filler := filepath.Join(folder, "filler")
-	if err := os.WriteFile(filler, make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
+	if err := os.WriteFile(w.filler(), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		w.t.Fatalf("fill the disk: %v", err)
 	}
-	w.disk = func() {
-		if err := os.Remove(filler); err != nil {
-			w.t.Fatal(err)
-		}
-	}
 }
+
+// filler is the file that fills the disk of the audit log.
+func (w *world) filler() string { return filepath.Join(filepath.Dir(w.audit), "filler") }
 
 // freeDisk lets the disk of the audit log work again. From then on every record must be written.
 func freeDisk(w *world) {
 	w.pause(12 * time.Second)
-	w.disk()
+	if err := os.Remove(w.filler()); err != nil {
+		w.t.Fatal(err)
+	}
 	w.over()
 	made := 0
 	join := func() *item {
@@ -676,16 +570,4 @@ func freeDisk(w *world) {
 	for range 10 {
 		w.late = append(w.late, join())
 	}
-}
-
-// kubeconfigOf writes a kubeconfig for a webhook of the API server, and returns its path.
-func (w *world) kubeconfigOf(url string) string {
-	w.t.Helper()
-	path := filepath.Join(w.Dir, "webhook.kubeconfig")
-	text := fmt.Sprintf("apiVersion: v1\nkind: Config\nclusters: [{name: w, cluster: {server: %q}}]\n"+
-		"contexts: [{name: w, context: {cluster: w}}]\ncurrent-context: w\n", url)
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
-	return path
 }

@@ -4,19 +4,15 @@ import (
 	"bytes"
 	"context"
 	"crypto"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/asn1"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
-	"net/url"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,11 +21,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -55,15 +53,10 @@ type kind struct {
 
 // order is the content of a request.
 type order struct {
+	x509.CertificateRequest
 	user    rest.ImpersonationConfig
 	signer  string
 	usages  []certificatesv1.KeyUsage
-	subject pkix.Name
-	ips     []net.IP
-	dns     []string
-	uris    []*url.URL
-	emails  []string
-	isCA    bool          // it asks for a CA
 	key     crypto.Signer // nil stands for a new one of P-256
 	seconds *int32        // the lifetime, or nil
 	// node is a Node that must exist, or nil. It is created right before the request.
@@ -77,6 +70,11 @@ var (
 
 func kubeletSubject(node string) pkix.Name {
 	return pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}
+}
+
+// named returns the content of a request for a subject.
+func named(subject pkix.Name) x509.CertificateRequest {
+	return x509.CertificateRequest{Subject: subject}
 }
 
 func joiner() rest.ImpersonationConfig {
@@ -93,7 +91,7 @@ func stranger() rest.ImpersonationConfig {
 }
 
 func kubeletClient(user rest.ImpersonationConfig, node string) order {
-	return order{user: user, signer: certificatesv1.KubeAPIServerClientKubeletSignerName, usages: clientUsages, subject: kubeletSubject(node)}
+	return order{named(kubeletSubject(node)), user, certificatesv1.KubeAPIServerClientKubeletSignerName, clientUsages, nil, nil, nil}
 }
 
 // kinds are all kinds. The shares add up to 500.
@@ -107,17 +105,17 @@ var kinds = []kind{
 	// A kubelet that asks for the address of another node is never approved, also not while the caches are empty.
 	{name: "thief", share: 10, want: csr.Pending, ours: true, make: func(w *world, name string) order {
 		asked := servingOrder(w, name)
-		asked.ips = []net.IP{net.ParseIP(victimAddress).To4()}
+		asked.IPAddresses = []net.IP{net.ParseIP(victimAddress).To4()}
 		return asked
 	}},
 	{name: "stranger", share: 20, want: csr.Pending, make: func(_ *world, node string) order { return kubeletClient(stranger(), node) }},
 	{name: "malformed", share: 20, want: csr.Failed, decide: certificatesv1.CertificateApproved, make: func(_ *world, node string) order {
 		bad := kubeletClient(joiner(), node)
-		bad.subject.CommonName = "admin" // the signer must refuse it even if a person approves
+		bad.Subject.CommonName = "admin" // the signer must refuse it even if a person approves
 		return bad
 	}},
 	{name: "foreign", share: 20, want: csr.Approved, decide: certificatesv1.CertificateApproved, make: func(_ *world, node string) order {
-		return order{user: stranger(), signer: foreignSigner, usages: clientUsages, subject: pkix.Name{CommonName: node}}
+		return order{named(pkix.Name{CommonName: node}), stranger(), foreignSigner, clientUsages, nil, nil, nil}
 	}},
 	{name: "old", share: 10, ours: true, gone: true, want: csr.Denied},
 }
@@ -127,28 +125,24 @@ const victimAddress = "203.0.113.1"
 
 func servingOrder(w *world, name string) order {
 	node := w.newNode(name)
-	return order{
-		user: kubelet(name), signer: certificatesv1.KubeletServingSignerName, usages: servingUsages, subject: kubeletSubject(name),
-		ips: []net.IP{net.ParseIP(node.Status.Addresses[0].Address).To4()}, node: node,
-	}
+	made := order{named(kubeletSubject(name)), kubelet(name), certificatesv1.KubeletServingSignerName, servingUsages, nil, nil, node}
+	made.IPAddresses = []net.IP{net.ParseIP(node.Status.Addresses[0].Address).To4()}
+	return made
 }
 
 func userClient(_ *world, node string) order {
-	return order{user: stranger(), signer: certificatesv1.KubeAPIServerClientSignerName, usages: clientUsages, subject: pkix.Name{CommonName: node}}
+	return order{named(pkix.Name{CommonName: node}), stranger(), certificatesv1.KubeAPIServerClientSignerName, clientUsages, nil, nil, nil}
 }
 
 // item is one request of the load.
 type item struct {
 	kind   *kind
 	order  order
-	key    crypto.Signer
 	object *request
 	client kubernetes.Interface
-	// credential is the credential-id of the certificate with which it is created, or "" if the requester is impersonated.
-	credential string
-	tried      time.Time   // when its requester first tried to create it
-	stored     atomic.Bool // in etcd, if kind.gone
-	began      time.Time   // when it was created for the first time
+	tried  time.Time   // when its requester first tried to create it
+	stored atomic.Bool // in etcd, if kind.gone
+	began  time.Time   // when it was created for the first time
 	// ahead is how far the API server's clock was ahead of the test's when it was created, in hours.
 	ahead time.Duration
 }
@@ -176,8 +170,9 @@ func (w *world) newItem(k *kind, name string) *item {
 		return &item{kind: k, object: w.oldRequest(name)}
 	}
 	made := &item{kind: k, order: k.make(w, name)}
-	if made.key = made.order.key; made.key == nil {
-		made.key = newKey(w.t)
+	key := made.order.key
+	if key == nil {
+		key = kit.NewKey(w.t)
 	}
 	made.client = w.as(made.order.user)
 	made.object = &request{
@@ -185,16 +180,8 @@ func (w *world) newItem(k *kind, name string) *item {
 		ObjectMeta: metav1.ObjectMeta{Name: name, GenerateName: "csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: made.order.signer, Usages: made.order.usages, ExpirationSeconds: made.order.seconds,
-			Request: payload(w.t, made.key, made.order.template()),
+			Request: payload(w.t, key, made.order.CertificateRequest),
 		},
-	}
-	return made
-}
-
-func (o *order) template() x509.CertificateRequest {
-	made := x509.CertificateRequest{Subject: o.subject, IPAddresses: o.ips, DNSNames: o.dns, URIs: o.uris, EmailAddresses: o.emails}
-	if o.isCA {
-		made.ExtraExtensions = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
 	}
 	return made
 }
@@ -205,10 +192,10 @@ func (w *world) oldRequest(name string) *request {
 	before := metav1.NewTime(time.Now().Add(-w.oldAge))
 	return &request{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uid(w.t), CreationTimestamp: before},
+		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uuid.NewUUID(), CreationTimestamp: before},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: foreignSigner, Usages: clientUsages, Username: "stranger",
-			Request: payload(w.t, newKey(w.t), x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}),
+			Request: kit.Payload(w.t, named(pkix.Name{CommonName: name})),
 		},
 		Status: certificatesv1.CertificateSigningRequestStatus{Conditions: []certificatesv1.CertificateSigningRequestCondition{{
 			Type: certificatesv1.CertificateDenied, Status: corev1.ConditionTrue, Reason: "ByHand",
@@ -270,15 +257,6 @@ func retry(ctx context.Context, do func() error) error {
 	return nil
 }
 
-func newKey(t *testing.T) crypto.Signer {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
 func payload(t *testing.T, key crypto.Signer, template x509.CertificateRequest) []byte {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
@@ -286,16 +264,6 @@ func payload(t *testing.T, key crypto.Signer, template x509.CertificateRequest) 
 		t.Fatal(err)
 	}
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-}
-
-// rawSubject returns the subject that was requested, as it was encoded.
-func (i *item) rawSubject() []byte {
-	block, _ := pem.Decode(i.object.Spec.Request)
-	parsed, err := x509.ParseCertificateRequest(block.Bytes)
-	if err != nil {
-		panic(err) // the test encoded it
-	}
-	return parsed.RawSubject
 }
 
 // In both programs a certificate begins five minutes before it is signed, and is valid for a year if no lifetime was requested.
@@ -318,67 +286,49 @@ func (i *item) validity() time.Duration {
 	return lifetime
 }
 
-// usagesOf returns all usages of cert, sorted. One that no request of the load may have is "unknown".
-func usagesOf(cert *x509.Certificate) (all []certificatesv1.KeyUsage) {
-	left := cert.KeyUsage
-	for bit, usage := range map[x509.KeyUsage]certificatesv1.KeyUsage{
-		x509.KeyUsageDigitalSignature: certificatesv1.UsageDigitalSignature,
-		x509.KeyUsageKeyEncipherment:  certificatesv1.UsageKeyEncipherment,
-	} {
-		if left&bit != 0 {
-			all, left = append(all, usage), left&^bit
-		}
-	}
-	if left != 0 || len(cert.UnknownExtKeyUsage) > 0 {
-		all = append(all, "unknown")
-	}
-	for _, usage := range cert.ExtKeyUsage {
+// grants reports whether cert has exactly usages, of those that a request of the load may have.
+func grants(cert *x509.Certificate, usages []certificatesv1.KeyUsage) bool {
+	bits, extended := x509.KeyUsage(0), []x509.ExtKeyUsage(nil)
+	for _, usage := range usages {
 		switch usage {
-		case x509.ExtKeyUsageClientAuth:
-			all = append(all, certificatesv1.UsageClientAuth)
-		case x509.ExtKeyUsageServerAuth:
-			all = append(all, certificatesv1.UsageServerAuth)
-		default:
-			all = append(all, "unknown")
+		case certificatesv1.UsageDigitalSignature:
+			bits |= x509.KeyUsageDigitalSignature
+		case certificatesv1.UsageKeyEncipherment:
+			bits |= x509.KeyUsageKeyEncipherment
+		case certificatesv1.UsageClientAuth:
+			extended = append(extended, x509.ExtKeyUsageClientAuth)
+		case certificatesv1.UsageServerAuth:
+			extended = append(extended, x509.ExtKeyUsageServerAuth)
 		}
 	}
-	slices.Sort(all)
-	return all
-}
-
-// names returns all subject alternative names.
-func names(dns, emails []string, ips []net.IP, uris []*url.URL) string {
-	all := slices.Concat(dns, emails)
-	for _, ip := range ips {
-		all = append(all, ip.String())
-	}
-	for _, uri := range uris {
-		all = append(all, uri.String())
-	}
-	return strings.Join(all, " ")
+	return cert.KeyUsage == bits && slices.Equal(cert.ExtKeyUsage, extended) && len(cert.UnknownExtKeyUsage) == 0
 }
 
 // content returns an error if cert, which ca has issued, differs from what i's requester asked for. stored is when the API server had it,
 // or later.
 func (i *item) content(cert, ca *x509.Certificate, stored time.Time) error {
+	block, _ := pem.Decode(i.object.Spec.Request)
+	asked, err := x509.ParseCertificateRequest(block.Bytes)
+	if err != nil {
+		return err
+	}
 	end := cert.NotBefore.Add(i.validity())
 	if end.After(ca.NotAfter) {
 		end = ca.NotAfter
 	}
-	got := names(cert.DNSNames, cert.EmailAddresses, cert.IPAddresses, cert.URIs)
-	want := names(i.order.dns, i.order.emails, i.order.ips, i.order.uris)
-	type publicKey interface{ Equal(crypto.PublicKey) bool }
+	got := fmt.Sprint(cert.DNSNames, cert.EmailAddresses, cert.IPAddresses, cert.URIs)
+	want := fmt.Sprint(asked.DNSNames, asked.EmailAddresses, asked.IPAddresses, asked.URIs)
 	switch {
-	case !i.key.Public().(publicKey).Equal(cert.PublicKey):
-		return fmt.Errorf("it has another key")
-	case !bytes.Equal(cert.RawSubject, i.rawSubject()):
-		return fmt.Errorf("its subject is %s, want %s", cert.Subject, i.order.subject)
+	case !bytes.Equal(cert.RawSubjectPublicKeyInfo, asked.RawSubjectPublicKeyInfo):
+		return errors.New("it has another key")
+	case !bytes.Equal(cert.RawSubject, asked.RawSubject):
+		return fmt.Errorf("its subject is %s, want %s", cert.Subject, asked.Subject)
 	case got != want:
-		return fmt.Errorf("its names are %q, want %q", got, want)
+		return fmt.Errorf("its names are %s, want %s", got, want)
 	case cert.IsCA || !cert.BasicConstraintsValid:
 		return fmt.Errorf("CA is %t", cert.IsCA)
-	case !slices.Equal(usagesOf(cert), slices.Sorted(slices.Values(i.order.usages))):
-		return fmt.Errorf("its usages are %v, and the request has %v", usagesOf(cert), i.order.usages)
+	case !grants(cert, i.order.usages):
+		return fmt.Errorf("its usages are %b and %v, and the request has %v", cert.KeyUsage, cert.ExtKeyUsage, i.order.usages)
 	case cert.NotBefore.Before(i.began.Add(-backdate-time.Second)) || cert.NotBefore.After(stored.Add(i.ahead-backdate)):
 		return fmt.Errorf("it begins at %s; it was requested at %s and stored at %s", cert.NotBefore, i.began, stored)
 	case !cert.NotAfter.Equal(end):

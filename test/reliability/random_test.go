@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
@@ -13,7 +14,6 @@ import (
 	"os"
 	"strconv"
 	"sync"
-	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -23,6 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
@@ -74,20 +75,11 @@ func (w *world) randomItems(count int) (items []*item) {
 	return items
 }
 
-func newRSAKey(t *testing.T) crypto.Signer {
-	t.Helper()
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return key
-}
-
 // shortCA gives the program a CA that ends before most certificates would.
 func shortCA(w *world) {
-	cert, key := selfSigned(w.t, true, 2*time.Hour)
-	w.putCA(cert, key)
-	w.roots, w.keys = []*csrenv.CA{{CertPEM: cert, KeyPEM: key}}, append(w.keys, key)
+	ca := kit.IssueCA(w.t, "short", kit.NewKey(w.t), nil, 2*time.Hour)
+	w.putCA(ca.PEM(), ca.KeyPEM(w.t))
+	w.roots, w.keys = []*csrenv.CA{{CertPEM: ca.PEM(), KeyPEM: ca.KeyPEM(w.t)}}, append(w.keys, ca.KeyPEM(w.t))
 }
 
 // isRefused reports whether the API server does not store such a request.
@@ -100,6 +92,18 @@ func (w *world) isRefused(i *item) bool {
 	}
 	return err != nil
 }
+
+// asksForCA are the basic constraints of a CA.
+var asksForCA = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
+
+// rsaKey returns a key, which several requests may have.
+var rsaKey = sync.OnceValue(func() crypto.Signer {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		panic(err)
+	}
+	return key
+})
 
 // randomOrder returns a request that is right in about one of three cases.
 func (w *world) randomOrder(random *mathrand.Rand, node string) order {
@@ -127,20 +131,19 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 				append([]certificatesv1.KeyUsage{certificatesv1.UsageKeyEncipherment}, clientUsages...),
 				[]certificatesv1.KeyUsage{certificatesv1.UsageCertSign}, []certificatesv1.KeyUsage{certificatesv1.UsageAny})
 		case 3:
-			made.subject = pick(random, kubeletSubject("other"), pkix.Name{CommonName: node}, pkix.Name{},
-				pkix.Name{CommonName: made.subject.CommonName, Organization: []string{"system:masters"}},
-				pkix.Name{CommonName: made.subject.CommonName, Organization: []string{"system:nodes", "others"}})
+			made.Subject = pick(random, kubeletSubject("other"), pkix.Name{CommonName: node}, pkix.Name{},
+				pkix.Name{CommonName: made.Subject.CommonName, Organization: []string{"system:masters"}},
+				pkix.Name{CommonName: made.Subject.CommonName, Organization: []string{"system:nodes", "others"}})
 		case 4:
-			made.isCA = pick(random, true, false)
-			if !made.isCA {
-				made.key = newRSAKey(w.t)
+			if made.ExtraExtensions = pick(random, asksForCA, nil); made.ExtraExtensions == nil {
+				made.key = rsaKey()
 			}
 		case 5:
-			made.uris, made.emails = pick(random, nil, []*url.URL{{Scheme: "spiffe", Host: node}}), pick(random, nil, []string{node + "@example.com"})
+			made.URIs, made.EmailAddresses = pick(random, nil, []*url.URL{{Scheme: "spiffe", Host: node}}), pick(random, nil, []string{node + "@example.com"})
 		case 6:
-			made.ips = pick(random, nil, []net.IP{net.IPv4(192, 0, 2, 77).To4()}, []net.IP{net.IPv4(127, 0, 0, 1).To4()})
+			made.IPAddresses = pick(random, nil, []net.IP{net.IPv4(192, 0, 2, 77).To4()}, []net.IP{net.IPv4(127, 0, 0, 1).To4()})
 		default:
-			made.dns = pick(random, nil, []string{node}, []string{"kubernetes.default"}, []string{"*.example.com"})
+			made.DNSNames = pick(random, nil, []string{node}, []string{"kubernetes.default"}, []string{"*.example.com"})
 		}
 	}
 	return made
@@ -172,6 +175,6 @@ func randomRule(random *mathrand.Rand) faults.Rule {
 			[]string{"secrets"}, []string{"nodes", "services", "endpointslices"}),
 		Share: pick(random, 0.2, 0.5, 1),
 		Do: pick(random, answer, answer.Landed(), faults.Reset(), faults.Reset().Landed(), faults.ResetConnection(),
-			faults.Hang(), faults.Delay(300*time.Millisecond), faults.Cut(100*time.Millisecond), faults.Stall(0)),
+			faults.Hang(), faults.Delay(300*time.Millisecond), faults.Cut(100*time.Millisecond), faults.Stall()),
 	}
 }

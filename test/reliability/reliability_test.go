@@ -7,16 +7,18 @@ import (
 	"fmt"
 	mathrand "math/rand/v2"
 	"net/http"
-	"regexp"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const (
@@ -40,10 +42,13 @@ func TestFaults(t *testing.T) {
 		}
 		t.Run(strings.ReplaceAll(s.name, " ", "-"), func(t *testing.T) {
 			t.Run("ours", func(t *testing.T) { s.run(t, false) })
-			if full && s.oursOnly == "" {
+			if full && !s.oursOnly {
 				t.Run("kube-controller-manager", func(t *testing.T) { s.run(t, true) })
 			}
 		})
+	}
+	if file := os.Getenv("RELIABILITY_TABLE"); file != "" {
+		kit.Write(t, file, []byte(table))
 	}
 }
 
@@ -60,7 +65,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 		w.waitReady(w.startReplica(true))
 	}
 	w.items = s.load(w)
-	stopProbing, stopWatching := w.probe(), w.watchIndicators()
+	stop := w.observe()
 	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, spread))
 	s.fault(w)
 	if len(w.ends) == 0 {
@@ -75,31 +80,25 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	for _, r := range w.running() {
 		w.waitReady(r)
 	}
-	unready, silent := stopProbing()
-	fired := stopWatching()
-	result := row{scenario: s, theirs: theirs, finished: finished, total: len(items), recovery: w.recovery(items), unready: unready}
-	result.slowest = w.slowest(items)
-	wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
-	result.wrong, result.violations = named(items, wrong), len(wrong)
-	results = append(results, result)
+	saw := stop()
+	count, wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
+	result := row{w.recovery(items), w.slowest(items), saw.unready, finished, len(items), count}
+	table += fmt.Sprintf("| %s | %s | %s |\n", s.name, filepath.Base(w.replicas[0].program), result)
 	t.Log(result)
 	if theirs { // a comparison, not a test
-		for _, err := range wrong {
-			t.Log(err)
-		}
+		t.Log(errors.Join(wrong...))
 		return
 	}
-	for _, err := range wrong {
+	for _, err := range slices.Concat(wrong, s.verifyIndicators(saw.fired), w.verifyMetrics(), w.verifyReports(s, began)) {
 		t.Error(err)
 	}
-	for _, err := range slices.Concat(s.verifyIndicators(fired), w.verifyMetrics(), w.verifyReports(s, began)) {
-		t.Error(err)
-	}
-	if s.ready == stays && (unready > 0 || silent >= moment) || s.ready == falls && unready < moment {
-		t.Errorf("it was not ready for %s, and did not answer for %s", unready, silent)
+	if s.ready == stays && (saw.unready > 0 || saw.silent >= moment) || s.ready == falls && saw.unready < moment {
+		t.Errorf("it was not ready for %s, and did not answer for %s", saw.unready, saw.silent)
 	}
 	if t.Failed() {
-		w.explain(items)
+		for _, r := range w.replicas {
+			t.Logf("the end of the log of replica %d:\n%s", r.number, r.Tail(100))
+		}
 	}
 }
 
@@ -116,34 +115,6 @@ func (s *scenario) load(w *world) []*item {
 		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	}
 	return items
-}
-
-// explain logs what the replicas said of the first requests that are not in their state, calls without an answer, and the end of their
-// logs.
-func (w *world) explain(items []*item) {
-	shown := 0
-	for _, i := range items {
-		if w.isFinished(i) || shown == 3 {
-			continue
-		}
-		shown++
-		for _, r := range w.replicas {
-			log, _ := r.Log() // what can't be read is not shown
-			for line := range strings.Lines(log) {
-				if strings.Contains(line, fmt.Sprintf("%q", i.object.Name)) {
-					w.t.Logf("replica %d: %s", r.number, line)
-				}
-			}
-		}
-	}
-	for _, call := range w.proxy.Calls() {
-		if !call.Ended && call.Verb != "watch" {
-			w.t.Logf("no answer since %s: %s %s (%s)", call.Start.Format(time.TimeOnly), call.Verb, call.Path, call.Fault)
-		}
-	}
-	for _, r := range w.replicas {
-		w.t.Logf("the end of the log of replica %d:\n%s", r.number, r.Tail(10))
-	}
 }
 
 // warmUp waits until the program works, and returns the request that shows it.
@@ -180,17 +151,10 @@ func (w *world) waitReady(r *replica) {
 
 // createAll creates half of items at once, and the others at a constant rate within takes.
 func (w *world) createAll(items []*item, takes time.Duration) <-chan error {
-	queue, done := make(chan *item), make(chan error, 1)
-	errs := make([]error, creators)
-	var group sync.WaitGroup
-	for creator := range creators {
-		group.Go(func() {
-			for i := range queue {
-				errs[creator] = errors.Join(errs[creator], w.create(w.t.Context(), i))
-			}
-		})
-	}
+	done := make(chan error, 1)
 	go func() {
+		var group errgroup.Group
+		group.SetLimit(creators)
 		half := len(items) / 2
 		ticker := time.NewTicker(takes / time.Duration(len(items)-half))
 		defer ticker.Stop()
@@ -198,69 +162,78 @@ func (w *world) createAll(items []*item, takes time.Duration) <-chan error {
 			if n >= half {
 				<-ticker.C
 			}
-			queue <- i
+			group.Go(func() error { return w.create(w.t.Context(), i) })
 		}
-		close(queue)
-		group.Wait()
-		done <- errors.Join(errs...)
+		done <- group.Wait()
 	}()
 	return done
 }
 
-// probe asks the replicas of ours all the time whether they are ready. The returned function waits until one is. It returns for how
-// long those that answered said that they were not, and for how long none answered. A paused or killed replica answers nothing.
-func (w *world) probe() (stop func() (unready, silent time.Duration)) {
+// observed is what the replicas of ours said during a scenario.
+type observed struct {
+	// unready is for how long those that answered said that they were not ready, and silent for how long none answered. A paused or
+	// killed replica answers nothing.
+	unready, silent time.Duration
+	// fired are the indicators that fired, with what they said first.
+	fired map[indicator]string
+}
+
+// observe asks the replicas of ours all the time whether they are ready, and reads their metrics. The returned function waits until one
+// is ready, and returns what was observed.
+func (w *world) observe() (stop func() observed) {
+	saw := observed{fired: map[indicator]string{}}
 	if w.theirs {
-		return func() (unready, silent time.Duration) { return 0, 0 }
+		return func() observed { return saw }
 	}
 	ctx, cancel := context.WithCancel(w.t.Context())
-	var unready, silent time.Duration
 	done := make(chan struct{})
-	anyReady := func() (ready, answered bool, said string) {
-		for _, r := range w.running() {
-			status, body := r.page(ctx, r.probes, "/readyz")
-			ready, answered = ready || status == http.StatusOK, answered || status != 0
-			said += fmt.Sprintf("replica %d: %d %s", r.number, status, body)
-		}
-		return ready, answered, said
+	before := map[int]map[indicator]float64{} // what counters of the first replicas have counted already
+	for _, r := range w.running() {
+		before[r.number] = r.indicators(ctx, nil)
 	}
 	go func() {
 		defer close(done)
-		began := time.Now()
-		last := began
+		last := time.Now()
 		for ctx.Err() == nil {
-			ready, answered, said := anyReady()
+			ready, answered := w.anyReady(ctx)
 			now := time.Now()
 			switch {
 			case ready || ctx.Err() != nil:
 			case !answered:
-				silent += now.Sub(last)
+				saw.silent += now.Sub(last)
 			default:
-				if unready == 0 {
-					w.t.Logf("not ready after %s: %s", now.Sub(began).Round(time.Second), said)
-				}
-				unready += now.Sub(last)
+				saw.unready += now.Sub(last)
 			}
 			last = now
+			for _, r := range w.running() {
+				for name, value := range r.indicators(ctx, before[r.number]) {
+					if _, known := saw.fired[name]; !known {
+						saw.fired[name] = fmt.Sprintf("replica %d: %s is %v", r.number, name, value)
+					}
+				}
+			}
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):
 			}
 		}
 	}()
-	return func() (time.Duration, time.Duration) {
+	return func() observed {
 		w.t.Helper()
-		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-			ready, _, _ := anyReady()
-			return ready, nil
-		})
+		w.until(time.Minute, "a replica is ready again", func(ctx context.Context) bool { ready, _ := w.anyReady(ctx); return ready })
 		cancel()
 		<-done
-		if err != nil {
-			w.t.Error("it is not ready again")
-		}
-		return unready, silent
+		return saw
 	}
+}
+
+// anyReady reports whether a replica of ours says that it is ready, and whether one answers.
+func (w *world) anyReady(ctx context.Context) (ready, answered bool) {
+	for _, r := range w.running() {
+		status, _ := r.page(ctx, r.probes, "/readyz")
+		ready, answered = ready || status == http.StatusOK, answered || status != 0
+	}
+	return ready, answered
 }
 
 // slowest returns the longest time that a request of a joining kubelet took.
@@ -294,87 +267,16 @@ func (w *world) recovery(items []*item) (longest time.Duration) {
 	return longest
 }
 
-// named returns how many of items the errors name.
-func named(items []*item, wrong []error) (count int) {
-	for _, i := range items {
-		name := regexp.MustCompile(`\brequests? (\S+ and )?` + regexp.QuoteMeta(i.object.Name) + `\b`)
-		if slices.ContainsFunc(wrong, func(err error) bool { return name.MatchString(err.Error()) }) {
-			count++
-		}
-	}
-	return count
-}
-
 // row is a row of the table.
 type row struct {
-	scenario          *scenario
-	theirs            bool
-	finished, total   int
-	recovery, slowest time.Duration
-	unready           time.Duration
-	wrong, violations int // requests that are not as they must be, and everything that is wrong
+	recovery, slowest, unready time.Duration
+	finished, total, wrong     int // requests
 }
-
-var results []row
 
 func (r row) String() string {
-	program := "ours"
-	if r.theirs {
-		program = "kube-controller-manager"
-	}
-	return fmt.Sprintf("%s: %d of %d in their state, longest wait %.1f s, recovery %.1f s, not ready %.1f s, %d violations",
-		program, r.finished, r.total, r.slowest.Seconds(), r.recovery.Seconds(), r.unready.Seconds(), r.violations)
+	return fmt.Sprintf("%.1f s | %.1f s | %.1f s | %d of %d | %d of %d",
+		r.slowest.Seconds(), r.recovery.Seconds(), r.unready.Seconds(), r.finished, r.total, r.wrong, r.total)
 }
 
-// table returns the results in Markdown. Where kube-controller-manager goes through a scenario, its value is the second. A list
-// of the other scenarios follows.
-func table() string {
-	text := "| Fault | What users see | Metrics that show it | Longest wait of a joining kubelet | Recovery | Not ready | " +
-		"Requests that are not as they must be |\n|---|---|---|---|---|---|---|\n"
-	for i := range scenarios {
-		var wait, recovery, unready, wrong []string
-		for _, r := range results {
-			if r.scenario != &scenarios[i] {
-				continue
-			}
-			wait = append(wait, fmt.Sprintf("%.1f s", r.slowest.Seconds()))
-			after := fmt.Sprintf("%.1f s", r.recovery.Seconds())
-			if r.finished < r.total {
-				after = "over " + patience.String()
-			}
-			recovery = append(recovery, after)
-			wrong = append(wrong, fmt.Sprintf("%d of %d", r.wrong, r.total))
-			if !r.theirs {
-				unready = append(unready, fmt.Sprintf("%.1f s", r.unready.Seconds()))
-			}
-		}
-		if len(wait) > 0 {
-			text += fmt.Sprintf("| %s | %s | %s | %s | %s | %s | %s |\n", scenarios[i].name, scenarios[i].users, scenarios[i].metrics(),
-				strings.Join(wait, " / "), strings.Join(recovery, " / "), strings.Join(unready, ""), strings.Join(wrong, " / "))
-		}
-	}
-	return text + "\n" + notTheirs()
-}
-
-// metrics returns the names of the metrics that must show the fault, or why there is none.
-func (s *scenario) metrics() string {
-	if len(s.indicators) == 0 {
-		return "none: " + s.silent
-	}
-	var names []string
-	for _, name := range s.indicators {
-		names = append(names, "`"+string(name)+"`")
-	}
-	return strings.Join(names, ", ")
-}
-
-// notTheirs lists the scenarios through which kube-controller-manager does not go.
-func notTheirs() string {
-	text := "kube-controller-manager does not go through these:\n\n"
-	for _, s := range scenarios {
-		if s.oursOnly != "" {
-			text += fmt.Sprintf("- %s: %s.\n", s.name, s.oursOnly)
-		}
-	}
-	return text
-}
+// table has a row for each run of a scenario. It is written to RELIABILITY_TABLE.
+var table = "| Fault | Program | Longest wait of a joining kubelet | Recovery | Not ready | In their state | Wrong |\n|---|---|---|---|---|---|---|\n"

@@ -62,8 +62,8 @@ func (w *world) startReplica(elect bool) *replica {
 		w.t.Fatal(err)
 	}
 	if r.Process, err = w.StartProcess("ours", "env", slices.Concat(w.environment, []string{
-		binary, "--kubeconfig", kubeconfig, "--config", config, "--signing-secret", systemNamespace + "/" + signingSecret,
-		"--leader-elect-resource-namespace", systemNamespace, "--leader-elect=" + strconv.FormatBool(elect),
+		binary, "--kubeconfig", kubeconfig, "--config", config, "--signing-secret", kit.SystemNamespace + "/" + signingSecret,
+		"--leader-elect-resource-namespace", kit.SystemNamespace, "--leader-elect=" + strconv.FormatBool(elect),
 		"--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
 	}, w.leaseFlags(), w.args)...); err != nil {
 		w.t.Fatal(err)

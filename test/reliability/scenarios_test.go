@@ -19,12 +19,10 @@ const (
 // scenario is one fault and what must hold.
 type scenario struct {
 	name string
-	// users describes what users see during the fault.
-	users string
 	// quick reports that "make test" goes through it.
 	quick bool
-	// oursOnly says why kube-controller-manager does not go through it. Empty means that it does.
-	oursOnly string
+	// oursOnly reports that kube-controller-manager does not go through it: it has no inventory, no audit log and no such metrics.
+	oursOnly bool
 	// replicas is the number of processes, with leader election if it is more than one.
 	replicas int
 	// config is the configuration of ours, and args more flags. environment is that of the process.
@@ -34,9 +32,8 @@ type scenario struct {
 	// spread is how long the load takes to be created; zero means ten seconds.
 	spread time.Duration
 	ready  readiness
-	// indicators must fire while it lasts, and mayFire may. silent says why there are none.
+	// indicators must fire while it lasts, and mayFire may.
 	indicators, mayFire []indicator
-	silent              string
 	// events are the reasons of Events that must be written while it lasts, and recorded, if set, an event of the audit log.
 	events   []string
 	recorded audit.Event
@@ -63,130 +60,95 @@ var requestWrites = []string{"certificatesigningrequests", "certificatesigningre
 
 var scenarios = []scenario{
 	{
-		name:  "random faults, and random requests",
-		users: "requests wait while calls fail",
+		name: "random faults, and random requests",
 		// It falls if the new process needs some time to start.
 		quick: true, random: 100, spread: 20 * time.Second, ready: either, prepare: shortCA, fault: randomFaults,
 		indicators: []indicator{notApproved, notStored}, mayFire: []indicator{noRight, notDeleted},
 	},
 	{
 		name:  "30% of the writes conflict",
-		users: "nothing; the audit log says which certificates were not stored",
 		ready: stays, indicators: []indicator{notApproved, notStored}, recorded: audit.Uncertain,
 		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)}),
 	},
 	{
 		name:  "each write is answered 500 after it was stored",
-		users: "nothing; the audit log says that an answer was lost",
 		ready: stays, noneLost: true, indicators: []indicator{answered500, notDeleted}, recorded: audit.Stored,
 		fault: proxied(12*time.Second, faults.Rule{Verbs: faults.Writes, Resources: requestWrites, Do: faults.Answer(500).Landed()}),
 	},
 	{
-		name:  "API server restarts",
-		users: "requests can't be made, and those that wait are served when it is back",
+		name: "API server restarts",
 		// It falls if both replicas lose the election, and start again, because the API server needs more than three seconds.
 		replicas: 2, ready: either, indicators: []indicator{unanswered}, mayFire: whileDown, fault: restartAPIServer,
 	},
 	{
 		name:     "etcd is stopped for 20 s",
-		users:    "requests can't be made",
 		replicas: 2, ready: stays, indicators: []indicator{unanswered}, mayFire: whileDown, fault: stopEtcd,
 	},
 	{
 		name:     "leader is killed every 6 s for two minutes",
-		users:    "requests wait up to a few seconds for the standby",
 		replicas: 2, ready: stays, spread: 125 * time.Second, indicators: []indicator{newLeader}, fault: killLeaders,
 	},
 	{
 		name:  "leader is paused twice and wakes up",
-		users: "as above; the paused replica ends when it wakes up, and is started again",
 		ready: stays, replicas: 2, spread: 20 * time.Second, indicators: []indicator{newLeader}, mayFire: whileDown, fault: pauseLeader,
 	},
 	{
 		name:  "kube-controller-manager works beside it, with the same CA",
-		users: "nothing; each certificate is from one of the two",
 		ready: stays, indicators: []indicator{discarded},
-		oursOnly: "it is the other program", fault: besideTheirs(true),
+		oursOnly: true, fault: besideTheirs(true),
 	},
 	{
 		name:  "kube-controller-manager works beside it, with another CA",
-		users: "certificates of two CAs; Event `SecondSigner`",
 		ready: stays, indicators: []indicator{foreign},
 		events:   []string{"SecondSigner"},
-		oursOnly: "it is the other program", fault: besideTheirs(false),
+		oursOnly: true, fault: besideTheirs(false),
 	},
 	{
 		name:  "its clock is an hour ahead",
-		users: "approved requests wait; readiness and `csr_clock_skew_seconds` name the clock",
 		ready: falls, indicators: []indicator{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(time.Hour),
 	},
 	{
 		name:  "its clock is an hour behind",
-		users: "the same",
 		ready: falls, indicators: []indicator{skewed}, oldAge: 90 * time.Minute, fault: setOwnClock(-time.Hour),
 	},
 	{
 		name:  "API server's clock goes back by a day",
-		users: "the same; nothing is deleted before its time",
 		ready: falls, indicators: []indicator{skewed},
 		spread: 30 * time.Second, prepare: allAhead, fault: setBack,
 	},
 	{
 		name:  "signing Secret is empty, half, mismatched, a leaf, expired, garbage, 1 MB, and deleted",
-		users: "nothing while the manager runs, because it keeps the last good CA; a manager that starts has none, is not ready, and signs nothing",
 		ready: falls, spread: 60 * time.Second, indicators: []indicator{caRejected}, fault: breakSecret,
 	},
 	{
-		name:   "each verb of its roles is removed and given back",
-		users:  "requests wait for the verb; readiness and `csr_check_missing_rights` name it",
+		name:   "each of its roles is taken and given back",
 		args:   []string{"--self-check-interval=1s"},
-		spread: 200 * time.Second, ready: falls, indicators: []indicator{noRight, notApproved, notStored, notDeleted}, fault: removeVerbs,
+		spread: 60 * time.Second, ready: falls, indicators: []indicator{noRight, notApproved, notStored, notDeleted}, fault: loseRoles,
 	},
 	{
 		name:  "authorizer webhook times out",
-		users: "requests wait for the review",
 		ready: stays, prepare: slowAuthorizer, fault: hangAuthorizer,
-		silent: "nothing fails; `csr_approver_review_seconds` shows how long reviews take",
 	},
 	{
 		name:     "inventory is down, slow and lies",
-		users:    "requests for serving certificates wait (`InventoryUnavailable`, `SANNotOwned`)",
-		oursOnly: noInventory, prepare: startInventory, ready: stays, spread: 15 * time.Second,
+		oursOnly: true, prepare: startInventory, ready: stays, spread: 15 * time.Second,
 		indicators: []indicator{unavailable, notOwned}, events: []string{"InventoryUnavailable", "SANNotOwned"}, fault: breakInventory,
 	},
 	{
 		name:     "watches of Nodes and Services stall",
-		users:    "requests for serving certificates of new nodes wait (`NodeNotFound`)",
-		oursOnly: noInventory, ready: stays, indicators: []indicator{unknownNode}, events: []string{"NodeNotFound"}, fault: stallWatches,
+		oursOnly: true, ready: stays, indicators: []indicator{unknownNode}, events: []string{"NodeNotFound"}, fault: stallWatches,
 	},
 	{
 		name:     "disk of the audit log is full",
-		users:    "nothing; the log and `csr_audit_errors_total` say what was not recorded",
-		oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited}, prepare: fullDisk, fault: freeDisk,
+		oursOnly: true, noRecords: true, ready: stays, indicators: []indicator{notAudited}, prepare: fullDisk, fault: freeDisk,
 	},
 	{
-		name:     "disk of the audit log hangs",
-		users:    "the same",
-		oursOnly: noAudit, noRecords: true, ready: stays, indicators: []indicator{notAudited},
-		prepare: hangingDisk, fault: freeDisk,
+		name:     "GOMEMLIMIT is reached",
+		oursOnly: true, ready: stays, environment: []string{"GOMEMLIMIT=24MiB"}, fault: reachSoftLimit,
 	},
 	{
-		name:  "GOMEMLIMIT is reached",
-		users: "nothing",
-		ready: stays, environment: []string{"GOMEMLIMIT=24MiB"}, fault: reachSoftLimit,
-		silent: "nothing fails; `go_memstats_sys_bytes` without `go_memstats_heap_released_bytes` is near the limit",
-	},
-	{
-		name:  "memory limit is reached, and the kernel ends the program, when it starts and while it works",
-		users: "requests wait until the process has enough memory",
+		name: "the only replica is killed, also while it starts",
 		// Nothing answers while the process is down. When it starts, it is ready at once or after some time.
-		ready: either, spread: 30 * time.Second,
-		indicators: []indicator{restarted}, fault: endForMemory,
+		ready: either, indicators: []indicator{restarted}, fault: restart,
 	},
 }
-
-// Why kube-controller-manager does not go through a scenario.
-const (
-	noInventory = "it approves no serving certificates"
-	noAudit     = "it has no audit log"
-)

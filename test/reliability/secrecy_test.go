@@ -13,8 +13,6 @@ import (
 	"os"
 	"regexp"
 	"strings"
-	"testing"
-	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
@@ -123,19 +121,4 @@ func keyTexts(keyPEM []byte) (texts []string) {
 	}
 	return append(texts, fmt.Sprintf("%x", raw), fmt.Sprintf("%X", raw), base64.StdEncoding.EncodeToString(raw),
 		strings.Trim(fmt.Sprintf("%d", raw), "[]"), new(big.Int).SetBytes(raw).String())
-}
-
-// TestCertificateIsNoSecret checks that a certificate has no part of its key that keyTexts returns, wherever it begins in a text
-// in base64.
-func TestCertificateIsNoSecret(t *testing.T) {
-	cert, key := selfSigned(t, true, time.Hour)
-	block, _ := pem.Decode(cert)
-	for offset := range 3 {
-		text := base64.StdEncoding.EncodeToString(append(make([]byte, offset), block.Bytes...))
-		for _, secret := range keyTexts(key) {
-			if strings.Contains(text, secret) {
-				t.Errorf("at offset %d the certificate has %s", offset, secret)
-			}
-		}
-	}
 }

@@ -2,26 +2,20 @@ package reliability
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
-	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // mode says how a service of the test behaves.
@@ -110,10 +104,10 @@ func slowAuthorizer(w *world) {
 			TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"},
 		}
 	})
-	file := filepath.Join(w.Dir, "authorizers.yaml")
-	if err := os.WriteFile(file, fmt.Appendf(nil, authorizers, w.kubeconfigOf(w.service.URL)), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	webhook, file := filepath.Join(w.Dir, "webhook.kubeconfig"), filepath.Join(w.Dir, "authorizers.yaml")
+	kit.Write(w.t, webhook, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: w, cluster: {server: %q}}]\n"+
+		"contexts: [{name: w, context: {cluster: w}}]\ncurrent-context: w\n", w.service.URL))
+	kit.Write(w.t, file, fmt.Appendf(nil, authorizers, webhook))
 	if err := w.KillAPIServer(); err != nil { // it would wait for its watches to end
 		w.t.Fatal(err)
 	}
@@ -148,10 +142,7 @@ func startInventory(w *world) {
 		return answer
 	})
 	ca := filepath.Join(w.Dir, "inventory.crt")
-	data := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.service.Certificate().Raw})
-	if err := os.WriteFile(ca, data, 0o600); err != nil {
-		w.t.Fatal(err)
-	}
+	kit.Write(w.t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.service.Certificate().Raw}))
 	w.config = fmt.Sprintf(`approval:
   kubeletServing: {enabled: true}
   inventory: {sources: [{webhook: {url: %q, caFile: %q, timeout: 2s}}]}
@@ -181,35 +172,4 @@ func breakInventory(w *world) {
 	}
 	w.service.mode.Store(works)
 	w.service.wasAsked(w, down, slow, lies)
-}
-
-func newCA(t *testing.T) *csrenv.CA {
-	t.Helper()
-	made, err := csrenv.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
-}
-
-// selfSigned returns a certificate that ends after lifetime, and its key.
-func selfSigned(t *testing.T, isCA bool, lifetime time.Duration) (cert, key []byte) {
-	t.Helper()
-	signer := newKey(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "reliability"}, IsCA: isCA, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(lifetime), KeyUsage: x509.KeyUsageDigitalSignature,
-	}
-	if isCA {
-		template.KeyUsage |= x509.KeyUsageCertSign
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, signer.Public(), signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(signer)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 }

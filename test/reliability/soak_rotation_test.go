@@ -6,65 +6,32 @@ import (
 	"bytes"
 	"context"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // trustBundle is where the manager publishes the CAs.
-var trustBundle = v1alpha1.ConfigMapKey{Namespace: systemNamespace, Name: "csr-trust", Key: "ca.crt"}
+var trustBundle = v1alpha1.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
 
 // prepareRotation installs config/rotation, and an authority for the signing Secret.
 func (s *soak) prepareRotation() {
 	s.t.Helper()
-	folder := s.t.TempDir()
-	root, err := filepath.Abs(filepath.Join("..", ".."))
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	relative, err := filepath.Rel(folder, root)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	text := fmt.Sprintf("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\nresources: [%s]\ncomponents: [%s]\n",
-		filepath.Join(relative, "config", "rbac"), filepath.Join(relative, "config", "rotation"))
-	if err := os.WriteFile(filepath.Join(folder, "kustomization.yaml"), []byte(text), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	kubeconfig, err := s.WriteKubeconfig("admin", s.Config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
-	out, err := exec.Command(kubectl, "--kubeconfig", kubeconfig, "apply", "--server-side", "--force-conflicts", "-k", folder).CombinedOutput()
-	if err != nil {
-		s.t.Fatalf("install rotation: %v: %s", err, out)
-	}
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		s.t.Fatal(err)
-	}
-	if s.objects, err = client.New(s.Config, client.Options{Scheme: scheme}); err != nil {
-		s.t.Fatal(err)
-	}
+	kit.CreateMissing(s.t, kit.Admin(s.t), kit.Rendered(s.t, "rotation"))
 	authority := &v1alpha1.SigningAuthority{
 		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
 		Spec: v1alpha1.SigningAuthoritySpec{
-			Secret: v1alpha1.SecretReference{Namespace: systemNamespace, Name: signingSecret},
+			Secret: v1alpha1.SecretReference{Namespace: kit.SystemNamespace, Name: signingSecret},
 			Signers: []string{
 				"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
 			},
@@ -74,13 +41,14 @@ func (s *soak) prepareRotation() {
 			},
 		},
 	}
-	if err := retry(s.t.Context(), func() error { return s.objects.Create(s.t.Context(), authority) }); err != nil {
+	if err := retry(s.t.Context(), func() error { return kit.Admin(s.t).Create(s.t.Context(), authority) }); err != nil {
 		s.t.Fatal(err)
 	}
-	if s.users, err = os.ReadFile(s.ClientCAFile()); err != nil {
+	users, err := os.ReadFile(s.ClientCAFile())
+	if err != nil {
 		s.t.Fatal(err)
 	}
-	block, _ := pem.Decode(s.users)
+	block, _ := pem.Decode(users)
 	s.users = pem.EncodeToMemory(block) // the administrator's CA
 }
 
@@ -93,12 +61,12 @@ func (s *soak) rotate(ctx context.Context) {
 			return
 		case err != nil:
 			obj := &v1alpha1.SigningAuthority{}
-			_ = s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // for the message only
+			_ = kit.Admin(s.t).Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // for the message only
 			s.fail(fmt.Errorf("rotation: %w: %+v", err, obj.Status))
 			return
 		}
 		s.rotations++
-		secret, err := s.admin.CoreV1().Secrets(systemNamespace).Get(s.t.Context(), signingSecret, metav1.GetOptions{})
+		secret, err := s.admin.CoreV1().Secrets(kit.SystemNamespace).Get(s.t.Context(), signingSecret, metav1.GetOptions{})
 		if err != nil {
 			s.fail(err)
 			return
@@ -114,7 +82,7 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 	defer s.rolling.Unlock()
 	s.copyTrust(ctx)
 	obj := &v1alpha1.SigningAuthority{}
-	if err := s.objects.Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil || obj.Annotations[v1alpha1.OperationAnnotation] != "" {
+	if err := kit.Admin(s.t).Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil || obj.Annotations[v1alpha1.OperationAnnotation] != "" {
 		return false, nil // a fault, or the manager has not seen the operation yet
 	}
 	switch {
@@ -125,45 +93,32 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 		s.started = s.ask(ctx, v1alpha1.OperationStart)
 	case obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil && obj.Status.Candidate.TrustConfirmedAt == nil:
 		s.ask(ctx, v1alpha1.OperationConfirm)
-	case obj.Status.Phase == v1alpha1.Prepared && s.accepts(obj) && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
+	case obj.Status.Phase == v1alpha1.Prepared && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
 		s.ask(ctx, v1alpha1.OperationAccept)
-	case obj.Status.Phase == v1alpha1.Prepared && (!s.renew || time.Since(s.asked) > 30*time.Second):
-		s.ask(ctx, v1alpha1.OperationComplete) // which is refused while certificates of the retiring CA are left
-		s.asked = time.Now()
+	case obj.Status.Phase == v1alpha1.Prepared:
+		s.ask(ctx, v1alpha1.OperationComplete)
 	}
 	return false, nil
-}
-
-// accepts reports whether the operator accepts that certificates of the retiring CA are left. What the first CA issued
-// before the manager kept its ledger counts for a year, so it is accepted when the nodes' own certificates have ended.
-func (s *soak) accepts(obj *v1alpha1.SigningAuthority) bool {
-	since := obj.Status.Signing.SignsSince
-	return !s.renew || s.rotations == 0 && since != nil && time.Since(since.Time) > time.Duration(soakLifetime+60)*time.Second
 }
 
 func (s *soak) ask(ctx context.Context, operation v1alpha1.Operation) bool {
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.OperationAnnotation, operation)
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}}
-	return s.objects.Patch(ctx, obj, client.RawPatch("application/merge-patch+json", []byte(patch))) == nil
+	return kit.Admin(s.t).Patch(ctx, obj, client.RawPatch("application/merge-patch+json", []byte(patch))) == nil
 }
 
 // copyTrust writes the client CA file of the API server anew if the published CAs have changed.
 func (s *soak) copyTrust(ctx context.Context) {
 	obj := &corev1.ConfigMap{}
-	if err := s.objects.Get(ctx, client.ObjectKey{Namespace: trustBundle.Namespace, Name: trustBundle.Name}, obj); err != nil {
+	if err := kit.Admin(s.t).Get(ctx, client.ObjectKey{Namespace: trustBundle.Namespace, Name: trustBundle.Name}, obj); err != nil {
 		return
 	}
 	s.knowCAs(obj.Data[trustBundle.Key])
 	bundle := append(bytes.Clone(s.users), obj.Data[trustBundle.Key]...)
-	file := s.ClientCAFile()
-	if present, err := os.ReadFile(file); err == nil && bytes.Equal(present, bundle) || obj.Data[trustBundle.Key] == "" {
+	if present, err := os.ReadFile(s.ClientCAFile()); err == nil && bytes.Equal(present, bundle) || obj.Data[trustBundle.Key] == "" {
 		return
 	}
-	if err := os.WriteFile(file+".new", bundle, 0o600); err != nil {
-		s.fail(err)
-		return
-	}
-	if err := os.Rename(file+".new", file); err != nil {
+	if err := s.TrustClients(bundle); err != nil {
 		s.fail(err)
 	}
 }

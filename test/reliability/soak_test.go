@@ -4,11 +4,9 @@ package reliability
 
 import (
 	"context"
-	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -17,11 +15,8 @@ import (
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
@@ -49,118 +44,80 @@ cleaning: {retention: {approved: 30s, denied: 30s, failed: 30s, pending: 1m}}
 rotation: {enabled: true, settleFor: 5s}
 `
 
-// soakForm is one of the forms of the endurance test. A leader that loses its Lease ends, so the process that lives for
-// the whole test leads for all of it in one form, and never leads in the other one.
-type soakForm struct {
-	name string
-	// leaders reports that the leader is killed every six minutes.
-	leaders bool
-	// renew reports that nodes renew with the certificates that they have got. So no operator may accept that certificates of
-	// the retiring CA are left, and a rotation takes as long as they live.
-	renew bool
-}
-
-var soakForms = []soakForm{
-	{name: "one leader, and one rotation after the other"},
-	{name: "leaders that are killed, and nodes that renew with their certificates", leaders: true, renew: true},
-}
-
 // soak is an endurance test: a load, a fault each minute, and a rotation after the other.
 type soak struct {
 	*world
-	soakForm
 	leader, standby *replica
-	measured        *replica // one of the two, which is never killed
 	number          int
-	renewals        int // with certificates
 
-	objects   client.Client
-	users     []byte    // the administrator's CA in the API server's client CA file
-	started   bool      // a rotation
-	asked     time.Time // for its completion
-	rotations int
+	users     []byte     // the administrator's CA in the API server's client CA file
+	started   bool       // a rotation
+	rotations int        // that were completed
 	rolling   sync.Mutex // held while a replica is replaced, or an operator acts
 
-	mu          sync.Mutex
-	items       []*item                      // that were created and are not checked yet
-	stored      map[string]*x509.Certificate // by fingerprint
-	credentials map[string]tls.Certificate   // the last one of each node
-	failed      []error
+	mu     sync.Mutex
+	items  []*item                      // that were created and are not checked yet
+	stored map[string]*x509.Certificate // by fingerprint
+	failed []error
 	// authorities are all CAs that were published.
 	authorities []*x509.Certificate
 }
 
-// TestSoak measures memory, goroutines, latency and stored requests after five minutes, and at the end, which is
-// SOAK later than the start (ten minutes at least; default one hour).
+// TestSoak measures memory, goroutines, latency and stored requests of the leader after five minutes, and at the end, which is
+// SOAK later than the start (ten minutes at least; default half an hour).
 func TestSoak(t *testing.T) {
-	t.Parallel()
-	lasts := time.Hour
+	lasts := 30 * time.Minute
 	if text := os.Getenv("SOAK"); text != "" {
 		var err error
 		if lasts, err = time.ParseDuration(text); err != nil || lasts < 2*settledAfter {
 			t.Fatalf("SOAK is %q, error %v: want ten minutes at least", text, err)
 		}
 	}
-	for _, form := range soakForms {
-		t.Run(strings.ReplaceAll(form.name, " ", "-"), func(t *testing.T) {
-			t.Parallel()
-			form.run(t, lasts)
-		})
-	}
-}
-
-func (form soakForm) run(t *testing.T, lasts time.Duration) {
-	s, end := startSoak(t, "", form)
+	s, end := startSoak(t, "")
 	s.standby = s.startReplica(true)
 	s.waitReady(s.standby)
-	s.measured = s.leader
-	if s.leaders {
-		s.measured = s.standby
-	}
-	begin, changes, kills := time.Now(), s.leaderChanges(), 0
+	begin, changes := time.Now(), s.leaderChanges()
 	var before sample
 	for minute := 0; time.Since(begin) < lasts; minute++ {
 		if minute == int(settledAfter.Minutes()) {
 			before = s.sample()
 		}
-		if s.leaders && minute%6 == 0 {
-			kills++
-		}
 		s.disturb(minute)
 		s.pause(time.Until(begin.Add(time.Duration(minute+1) * time.Minute)))
 	}
 	after := s.sample()
-	changes = s.leaderChanges() - changes
-	end()
-	s.check(true)
-
+	if changed := s.leaderChanges() - changes; changed > 0 {
+		t.Errorf("the Lease has changed its holder %d times", changed)
+	}
 	t.Logf("after %s: %s", settledAfter, before)
 	t.Logf("after %s: %s", lasts, after)
-	t.Logf("%d requests, %d rotations, %d leaders, %d renewals with certificates", s.number, s.rotations, 1+changes, s.renewals)
-	for _, err := range slices.Concat(
-		s.failed, after.above(before), sameSerials(s.stored), s.completeRecords(&scenario{}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore),
-	) {
+	s.finish(end)
+	for _, err := range after.above(before) {
 		t.Error(err)
 	}
-	if changes != kills {
-		t.Errorf("the Lease has changed its holder %d times, want %d", changes, kills)
-	}
-	if s.rotations == 0 && (!s.renew || lasts > 2*time.Duration(soakLifetime)*time.Second) {
+	if s.rotations == 0 {
 		t.Error("no rotation was completed")
 	}
-	if s.renew != (s.renewals > 0) {
-		t.Errorf("%d renewals with certificates", s.renewals)
+}
+
+// finish ends the load, and checks what became of it.
+func (s *soak) finish(end func()) {
+	s.t.Helper()
+	end()
+	s.check(true)
+	s.t.Logf("%d requests, %d rotations", s.number, s.rotations)
+	for _, err := range slices.Concat(
+		s.failed, sameSerials(s.stored), s.completeRecords(&scenario{}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore),
+	) {
+		s.t.Error(err)
 	}
 }
 
 // startSoak starts a replica of binary, or of this version if binary is empty, then the load and the rotations. The
 // returned function ends both.
-func startSoak(t *testing.T, binary string, form soakForm) (s *soak, end func()) {
+func startSoak(t *testing.T, binary string) (s *soak, end func()) {
 	t.Helper()
-	s = &soak{
-		world: newWorld(t, false), soakForm: form,
-		stored: map[string]*x509.Certificate{}, credentials: map[string]tls.Certificate{},
-	}
+	s = &soak{world: newWorld(t, false), stored: map[string]*x509.Certificate{}}
 	s.binary, s.config = binary, soakConfig
 	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
 	s.prepareRotation()
@@ -180,29 +137,25 @@ func startSoak(t *testing.T, binary string, form soakForm) (s *soak, end func())
 func (s *soak) load(ctx context.Context) {
 	ticker := time.NewTicker(perRequest)
 	defer ticker.Stop()
-	queue := make(chan *item)
-	var group sync.WaitGroup
-	for range creators {
-		group.Go(func() {
-			for i := range queue {
-				if err := s.create(s.t.Context(), i); err != nil {
-					s.fail(fmt.Errorf("create %s: %w", i.object.Name, err))
-				}
-				s.mu.Lock()
-				s.items = append(s.items, i)
-				s.mu.Unlock()
-			}
-		})
-	}
+	var group errgroup.Group
+	group.SetLimit(creators)
 	addresses := map[string]order{}
 	for {
 		select {
 		case <-ctx.Done():
-			close(queue)
-			group.Wait()
+			if err := group.Wait(); err != nil {
+				s.fail(err)
+			}
 			return
 		case <-ticker.C:
-			queue <- s.next(addresses)
+			i := s.next(addresses)
+			group.Go(func() error {
+				err := s.create(s.t.Context(), i)
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.items = append(s.items, i)
+				return err
+			})
 			if s.number%100 == 0 {
 				s.check(false)
 			}
@@ -218,10 +171,7 @@ func (s *soak) next(addresses map[string]order) *item {
 	k := kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
 	node := fmt.Sprintf("soak-%03d", s.number/len(turn)%soakNodes)
 	made, known := addresses[node]
-	credential, joined := s.credential(node)
 	switch {
-	case name == "renewal" && s.renew && !joined:
-		made = kubeletClient(joiner(), node)
 	case name != "serving":
 		made = k.make(s.world, node)
 	case !known: // a node reports one address
@@ -231,37 +181,7 @@ func (s *soak) next(addresses map[string]order) *item {
 	seconds := soakLifetime
 	made.seconds = &seconds
 	k.make = func(*world, string) order { return made }
-	i := s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
-	if name == "renewal" && s.renew && joined {
-		i.credential = "X509SHA256=" + fingerprint(credential.Leaf)
-		i.client = s.with(credential)
-		s.renewals++
-	}
-	return i
-}
-
-// credential returns the last certificate of node, if it does not end soon.
-func (s *soak) credential(node string) (tls.Certificate, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	last, found := s.credentials[csr.NodeUserPrefix+node]
-	return last, found && time.Until(last.Leaf.NotAfter) > patience
-}
-
-// with returns a client that authenticates with a certificate, for one request.
-func (s *soak) with(credential tls.Certificate) kubernetes.Interface {
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(s.Config.CAData)
-	transport := &http.Transport{
-		DisableKeepAlives: true, TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{credential}},
-	}
-	cfg := rest.AnonymousClientConfig(s.Config)
-	cfg.QPS = -1
-	made, err := kubernetes.NewForConfigAndClient(cfg, &http.Client{Transport: transport, Timeout: patience})
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	return made
+	return s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
 }
 
 // check judges the requests that were deleted since, and forgets them. It fails for each that should be deleted by now.
@@ -328,12 +248,6 @@ func (s *soak) life(i *item, past *past) (wrong []error) {
 	if err := i.content(cert, s.authorities[issuer], past.settled); err != nil {
 		wrong = append(wrong, err)
 	}
-	if got := past.seen.Spec.Extra[csr.CredentialIDKey]; i.credential != "" && !slices.Equal(got, []string{i.credential}) {
-		wrong = append(wrong, fmt.Errorf("it was created with %v, want %s", got, i.credential))
-	}
-	if i.order.signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
-		s.credentials[cert.Subject.CommonName] = tls.Certificate{Certificate: [][]byte{cert.Raw}, PrivateKey: i.key, Leaf: cert}
-	}
 	return wrong
 }
 
@@ -374,10 +288,6 @@ func (s *soak) disturb(minute int) {
 	}
 	switch minute % 6 {
 	case 0:
-		if s.leaders {
-			s.killLeader()
-			return
-		}
 		s.standby.kill()
 		s.standby = s.startReplica(true)
 	case 1:
@@ -390,22 +300,6 @@ func (s *soak) disturb(minute int) {
 		stop(s.standby, 6*time.Second)
 	default:
 		inject(faults.Rule{Share: 0.1, Do: faults.ResetConnection()})
-	}
-}
-
-// killLeader replaces the leader by a new replica. The standby stays one: it is paused until the new one leads.
-func (s *soak) killLeader() {
-	successor := s.startReplica(true)
-	s.waitReady(successor)
-	if err := s.standby.signal(syscall.SIGSTOP); err != nil {
-		s.t.Fatal(err)
-	}
-	before := s.leaderChanges()
-	s.leader.kill()
-	s.leader = successor
-	s.until(patience, "the new replica leads", func(context.Context) bool { return s.leaderChanges() > before })
-	if err := s.standby.signal(syscall.SIGCONT); err != nil {
-		s.t.Fatal(err)
 	}
 }
 
@@ -446,9 +340,6 @@ func (s sample) above(before sample) (wrong []error) {
 // sample measures for a minute. The medians count.
 func (s *soak) sample() sample {
 	s.t.Helper()
-	if leads := s.measured.metric(s.t.Context(), "leader_election_master_status") == 1; leads == s.leaders {
-		s.t.Fatalf("the replica that is measured leads: %t: %s", leads, s.measured.Tail(20))
-	}
 	began := time.Now()
 	s.pause(50 * time.Second) // nothing else than time passes
 	var memory, goroutines []float64
@@ -480,12 +371,12 @@ func (s *soak) storedObjects() map[string]float64 {
 	return stored
 }
 
-// read returns a metric of the replica that is measured.
+// read returns a metric of the leader.
 func (s *soak) read(name string) float64 {
 	s.t.Helper()
-	value := s.measured.metric(s.t.Context(), name)
+	value := s.leader.metric(s.t.Context(), name)
 	if value <= 0 {
-		s.t.Fatalf("%s of the replica that is measured is %v: %s", name, value, s.measured.Tail(20))
+		s.t.Fatalf("%s of the leader is %v: %s", name, value, s.leader.Tail(20))
 	}
 	return value
 }

@@ -71,43 +71,51 @@ func (w *world) settle(items []*item) (finished int) {
 	return finished
 }
 
-// verify checks what must hold after every fault, and returns what does not.
-func (w *world) verify(s *scenario, items []*item) (wrong []error) {
+// verify checks what must hold after every fault, and returns what does not, and how many requests are not as they must be.
+func (w *world) verify(s *scenario, items []*item) (count int, wrong []error) {
 	w.t.Helper()
 	serials, stored := map[string]string{}, map[string]*x509.Certificate{}
 	for _, i := range items {
-		past := w.history.of(i.object.Name)
-		for _, was := range past.wrong {
-			wrong = append(wrong, fmt.Errorf("request %s: %s", i.object.Name, was))
+		cert, faults := w.verifyRequest(i)
+		if cert != nil {
+			number := serial(cert)
+			if other, twice := serials[number]; twice {
+				faults = append(faults, fmt.Errorf("its serial number %s is also that of %s", number, other))
+			}
+			serials[number], stored[fingerprint(cert)] = i.object.Name, cert
 		}
-		if !w.isFinished(i) {
-			wrong = append(wrong, fmt.Errorf("request %s is %q, want %q, deleted: %t", i.object.Name, past.state, i.kind.want, i.kind.gone))
+		if len(faults) > 0 {
+			count, wrong = count+1, append(wrong, fmt.Errorf("request %s: %w", i.object.Name, errors.Join(faults...)))
 		}
-		if past.deleted && !i.kind.gone {
-			wrong = append(wrong, fmt.Errorf("request %s was deleted although it is young", i.object.Name))
-		}
-		if past.last == nil || len(past.last.Status.Certificate) == 0 {
-			continue
-		}
-		cert, err := w.certificate(i, past.last)
-		if err != nil {
-			wrong = append(wrong, fmt.Errorf("request %s: %w", i.object.Name, err))
-			continue
-		}
-		number := serial(cert)
-		if other, twice := serials[number]; twice {
-			wrong = append(wrong, fmt.Errorf("requests %s and %s have certificates with the serial number %s", i.object.Name, other, number))
-		}
-		serials[number], stored[fingerprint(cert)] = i.object.Name, cert
 	}
 	if w.theirs {
-		return wrong
+		return count, wrong
 	}
 	if !s.noRecords {
 		wrong = append(wrong, w.completeRecords(s, stored)...)
 	}
-	wrong = append(wrong, w.verifySecrecy()...)
-	return append(wrong, w.verifyProcesses(fewMore)...)
+	return count, slices.Concat(wrong, w.verifySecrecy(), w.verifyProcesses(fewMore))
+}
+
+// verifyRequest returns the certificate of a request, or nil, and what is not as it must be.
+func (w *world) verifyRequest(i *item) (cert *x509.Certificate, wrong []error) {
+	past := w.history.of(i.object.Name)
+	for _, was := range past.wrong {
+		wrong = append(wrong, errors.New(was))
+	}
+	if !w.isFinished(i) {
+		wrong = append(wrong, fmt.Errorf("it is %q, want %q, deleted: %t", past.state, i.kind.want, i.kind.gone))
+	}
+	if past.deleted && !i.kind.gone {
+		wrong = append(wrong, errors.New("it was deleted although it is young"))
+	}
+	if past.last != nil && len(past.last.Status.Certificate) > 0 {
+		var err error
+		if cert, err = w.certificate(i, past.last); err != nil {
+			return nil, append(wrong, err)
+		}
+	}
+	return cert, wrong
 }
 
 // certificate returns the certificate of a request, or an error if it is not what its requester asked for.

@@ -3,16 +3,12 @@ package reliability
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -23,7 +19,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/informers"
@@ -32,15 +27,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
-const (
-	systemNamespace  = "csr-controller-manager-system"
-	signingSecret    = "csr-signer"
-	certificatePower = "system:certificates.k8s.io:certificatesigningrequests:"
-)
+const signingSecret = "csr-signer"
 
 // world is a control plane of its own, a program that works on its requests, and the proxy between the two.
 type world struct {
@@ -57,8 +50,7 @@ type world struct {
 	replicas []*replica // also those that have ended
 
 	audit       string  // the path of the audit log of each replica, without its number, in a folder of its own
-	disk        func()  // lets the disk of the audit log work again
-	late        []*item // made after that
+	late        []*item // made after the disk of the audit log works again
 	config      string  // the configuration of ours, in YAML
 	binary      string  // the program of ours, if it is another version
 	args        []string
@@ -78,11 +70,10 @@ type world struct {
 	seed  uint64  // of the order of the load, and of random requests and faults
 }
 
-// The users of the test and of the programs. Their tokens have no times, so they are valid whatever the API server's clock shows.
+// The users of the programs. Their tokens have no times, so they are valid whatever the API server's clock shows.
 var (
-	administrator = cluster.Token{Token: "administrator", User: "administrator", UID: "administrator", Groups: "system:masters"}
-	ourAccount    = accountToken(systemNamespace, "csr-controller-manager")
-	theirAccount  = accountToken(metav1.NamespaceSystem, theirAccountName)
+	ourAccount   = accountToken(kit.SystemNamespace, kit.ManagerAccount)
+	theirAccount = accountToken(metav1.NamespaceSystem, theirAccountName)
 )
 
 // accountToken returns a token of a ServiceAccount.
@@ -91,14 +82,7 @@ func accountToken(namespace, name string) cluster.Token {
 	return cluster.Token{Token: user, User: user, UID: user, Groups: strings.Join(serviceaccount.MakeGroupNames(namespace), ",")}
 }
 
-// with returns a configuration that has token.
-func with(cfg *rest.Config, token cluster.Token) *rest.Config {
-	cfg = rest.AnonymousClientConfig(cfg)
-	cfg.BearerToken = token.Token
-	return cfg
-}
-
-// newWorld starts a control plane and the proxy. No program runs yet.
+// newWorld starts a control plane with the shipped roles, and the proxy. No program runs yet.
 func newWorld(t *testing.T, theirs bool) *world {
 	t.Helper()
 	seed, err := randomSeed()
@@ -106,24 +90,33 @@ func newWorld(t *testing.T, theirs bool) *world {
 		t.Fatalf("RELIABILITY_SEED: %v", err)
 	}
 	t.Logf("repeat it with RELIABILITY_SEED=%d", seed)
-	started, err := cluster.Start(administrator, ourAccount, theirAccount)
+	kit.Alone(t)
+	started, err := cluster.Start(ourAccount, theirAccount)
 	if err != nil {
 		t.Fatal(err)
 	}
-	started.Config = with(started.Config, administrator)
-	started.Config.QPS = -1
-	w := &world{Cluster: started, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
+	plane, err := kit.NewPlane(started)
+	if err != nil {
+		t.Fatal(err)
+	}
 	t.Cleanup(func() {
-		if err := started.Stop(); err != nil {
+		if err := plane.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
-	w.admin = clientOf(t, started.Config)
+	plane.Use(t)
+	w := &world{Cluster: started, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
+	w.admin = clientOf(t, started.Config, callTimeout)
 	w.audit = filepath.Join(started.Dir, "audit", "log")
 	if err := os.Mkdir(filepath.Dir(w.audit), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	w.installRBAC()
+	kit.CreateMissing(t, kit.Admin(t), slices.Concat(kit.Rendered(t, "rbac"), kit.Rendered(t, "kubelet-serving")))
+	for group, role := range map[string]string{"strangers": kit.MayCreate, csr.NodeGroup: kit.MayRenewOwn} {
+		kit.GrantGroup(t, group, role)
+	}
+	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayCreate)
+	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayJoin)
 	w.putCA(started.CA.CertPEM, started.CA.KeyPEM)
 	if w.proxy, err = faults.Start(w.identity(), seed); err != nil {
 		t.Fatal(err)
@@ -142,11 +135,13 @@ func newWorld(t *testing.T, theirs bool) *world {
 	return w
 }
 
-func clientOf(t *testing.T, cfg *rest.Config) kubernetes.Interface {
+// callTimeout ends a call, so that one through a stopped API server does not hang. It would also end a watch.
+const callTimeout = 30 * time.Second
+
+func clientOf(t *testing.T, cfg *rest.Config, timeout time.Duration) kubernetes.Interface {
 	t.Helper()
 	cfg = rest.CopyConfig(cfg)
-	cfg.QPS = -1
-	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper { return bounded{next} })
+	cfg.Timeout = timeout
 	made, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		t.Fatal(err)
@@ -154,113 +149,36 @@ func clientOf(t *testing.T, cfg *rest.Config) kubernetes.Interface {
 	return made
 }
 
-// bounded ends each call but a watch after 30 seconds, so that a call through a stopped API server does not hang.
-type bounded struct{ next http.RoundTripper }
-
-func (b bounded) RoundTrip(req *http.Request) (*http.Response, error) {
-	if req.URL.Query().Get("watch") == "true" {
-		return b.next.RoundTrip(req)
-	}
-	ctx, cancel := context.WithTimeout(req.Context(), 30*time.Second)
-	resp, err := b.next.RoundTrip(req.WithContext(ctx))
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	resp.Body = body{resp.Body, cancel}
-	return resp, nil
-}
-
-// body ends the deadline of a call when it is closed.
-type body struct {
-	io.ReadCloser
-	cancel context.CancelFunc
-}
-
-func (b body) Close() error {
-	defer b.cancel()
-	return b.ReadCloser.Close()
-}
-
 // as returns a client of a user, past the proxy.
 func (w *world) as(user rest.ImpersonationConfig) kubernetes.Interface {
 	w.t.Helper()
 	cfg := rest.CopyConfig(w.Config)
 	cfg.Impersonate = user
-	return clientOf(w.t, cfg)
+	return clientOf(w.t, cfg, callTimeout)
 }
 
-// installRBAC installs the shipped roles, and those that Kubernetes' documentation gives to kubelets.
-func (w *world) installRBAC() {
-	w.t.Helper()
-	kubeconfig, err := w.WriteKubeconfig("admin", w.Config)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	for _, folder := range []string{"rbac", "kubelet-serving"} {
-		out, err := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "--kubeconfig", kubeconfig,
-			"apply", "--server-side", "-k", filepath.Join("..", "..", "config", folder)).CombinedOutput()
-		if err != nil {
-			w.t.Fatalf("install %s: %v: %s", folder, err, out)
-		}
-	}
-	for _, bind := range []struct{ group, role string }{
-		{"system:bootstrappers", "system:node-bootstrapper"},
-		{"system:bootstrappers", certificatePower + "nodeclient"},
-		{"system:nodes", certificatePower + "selfnodeclient"},
-		{"strangers", "system:node-bootstrapper"},
-	} {
-		binding := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: "reliability-"},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: bind.role},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: bind.group}},
-		}
-		if _, err := w.admin.RbacV1().ClusterRoleBindings().Create(w.t.Context(), binding, metav1.CreateOptions{}); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-}
-
-// identity returns the configuration of the program, with a token of its ServiceAccount.
+// identity returns the configuration of the program, with a token of its ServiceAccount. kube-controller-manager runs its three loops with
+// that ServiceAccount if it has --use-service-account-credentials. The API server has bound its ClusterRole. Here the whole process uses
+// it, so it needs the Lease, too.
 func (w *world) identity() *rest.Config {
 	w.t.Helper()
-	if w.theirs {
-		w.permitTheirLease()
-		return with(w.Config, theirAccount)
+	if !w.theirs {
+		return kit.WithToken(w.t, ourAccount.Token)
 	}
-	return with(w.Config, ourAccount)
-}
-
-// permitTheirLease gives the Lease to the ServiceAccount with which kube-controller-manager runs its three loops if it has
-// --use-service-account-credentials. The API server has bound its ClusterRole. Here the whole process uses it.
-func (w *world) permitTheirLease() {
-	w.t.Helper()
-	_, err := w.admin.RbacV1().RoleBindings(metav1.NamespaceSystem).Create(w.t.Context(), &rbacv1.RoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: theirAccountName},
+	kit.Create(w.t, kit.Admin(w.t), &rbacv1.RoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: theirAccountName},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "system::leader-locking-kube-controller-manager"},
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: theirAccountName}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	})
+	return kit.WithToken(w.t, theirAccount.Token)
 }
 
 // putSecret stores the Secret of the signing CA, whatever it held before.
 func (w *world) putSecret(cert, key []byte) {
 	w.t.Helper()
-	w.replaceSecret(map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key})
-}
-
-func (w *world) replaceSecret(data map[string][]byte) {
-	w.t.Helper()
-	for _, key := range []string{corev1.TLSCertKey, corev1.TLSPrivateKeyKey} { // the API server requires both
-		if data[key] == nil {
-			data[key] = []byte{}
-		}
-	}
-	secrets := w.admin.CoreV1().Secrets(systemNamespace)
+	secrets := w.admin.CoreV1().Secrets(kit.SystemNamespace)
 	err := retry(w.t.Context(), func() error {
-		obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: signingSecret}, Type: corev1.SecretTypeTLS, Data: data}
+		obj := kit.SigningSecret(cert, key)
 		if _, err := secrets.Update(w.t.Context(), obj, metav1.UpdateOptions{}); err == nil {
 			return nil
 		}
@@ -298,15 +216,6 @@ func (w *world) addNode(ctx context.Context, node *corev1.Node) error {
 	return err
 }
 
-func uid(t *testing.T) types.UID {
-	t.Helper()
-	bytes := make([]byte, 16)
-	if _, err := rand.Read(bytes); err != nil {
-		t.Fatal(err)
-	}
-	return types.UID(hex.EncodeToString(bytes))
-}
-
 // history holds each request by name, as a watch past the proxy has shown it.
 type history struct {
 	mu       sync.Mutex
@@ -338,7 +247,7 @@ type past struct {
 func (w *world) watch() *history {
 	w.t.Helper()
 	h := &history{requests: map[string]*past{}}
-	factory := informers.NewSharedInformerFactory(w.admin, 0)
+	factory := informers.NewSharedInformerFactory(clientOf(w.t, w.Config, 0), 0)
 	informer := factory.Certificates().V1().CertificateSigningRequests().Informer()
 	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { h.saw(obj.(*request)) },

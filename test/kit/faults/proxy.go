@@ -16,14 +16,13 @@ package faults
 
 import (
 	"context"
-	"crypto/tls"
+	"encoding/pem"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"net"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"time"
@@ -31,9 +30,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/endpoints/request"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/cert"
-
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // Proxy is a running proxy. Its rules can be changed at any time.
@@ -41,19 +37,16 @@ type Proxy struct {
 	// Config reaches the API server through the proxy.
 	Config *rest.Config
 
-	address     string
-	certificate tls.Certificate
-	backend     backend
-	infos       request.RequestInfoFactory
-	seed        uint64
+	server  *httptest.Server
+	end     func() // ends hanging requests
+	backend backend
+	infos   request.RequestInfoFactory
+	seed    uint64
 
 	mu       sync.Mutex
-	server   *http.Server // nil while it is down
-	end      func()       // ends hanging requests
 	rules    []Rule
 	watches  context.Context // ends together with the rules under which the watches began
 	endRules func()
-	matched  []int          // the requests that each rule matched
 	applied  []int          // the times that each rule was applied
 	attempts map[string]int // the requests of each verb and path
 	calls    []*Call
@@ -74,38 +67,36 @@ type Call struct {
 
 // Start starts a proxy in front of the API server of upstream. It presents upstream's client certificate to the API
 // server, unless a request has its own token. Call Stop at the end.
-func Start(upstream *rest.Config, seed uint64, rules ...Rule) (*Proxy, error) {
-	certPEM, keyPEM, err := cert.GenerateSelfSignedCertKey("127.0.0.1", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
-	if err != nil {
-		return nil, fmt.Errorf("make a certificate for the proxy: %w", err)
-	}
-	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		return nil, fmt.Errorf("load the proxy's certificate: %w", err)
-	}
-	address, err := cluster.FreeAddress()
-	if err != nil {
-		return nil, err
-	}
-	p := &Proxy{
-		address:     address,
-		certificate: certificate,
-		seed:        seed,
-		infos: request.RequestInfoFactory{
-			APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api"),
-		},
-	}
+func Start(upstream *rest.Config, seed uint64, rules ...Rule) (p *Proxy, err error) {
+	p = &Proxy{seed: seed, infos: request.RequestInfoFactory{
+		APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api"),
+	}}
 	if p.backend, err = newBackend(upstream); err != nil {
 		return nil, err
 	}
 	p.Use(rules...)
-	if err := p.Up(); err != nil {
-		return nil, err
+	ctx, end := context.WithCancel(context.Background())
+	p.end, p.server = end, httptest.NewUnstartedServer(p)
+	p.server.EnableHTTP2 = true
+	p.server.Config.ErrorLog = quiet
+	p.server.Config.BaseContext = func(net.Listener) context.Context { return ctx }
+	p.server.Config.ConnContext = func(ctx context.Context, conn net.Conn) context.Context {
+		return context.WithValue(ctx, connKey{}, conn)
 	}
+	p.server.StartTLS()
 	p.Config = rest.AnonymousClientConfig(upstream)
-	p.Config.Host, p.Config.BearerToken = "https://"+p.address, upstream.BearerToken
-	p.Config.TLSClientConfig = rest.TLSClientConfig{CAData: certPEM}
+	p.Config.Host, p.Config.BearerToken = p.server.URL, upstream.BearerToken
+	p.Config.TLSClientConfig = rest.TLSClientConfig{CAData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: p.server.Certificate().Raw})}
 	return p, nil
+}
+
+// Stop ends the proxy.
+func (p *Proxy) Stop() error {
+	p.end()
+	p.server.CloseClientConnections()
+	p.server.Close()
+	p.backend.close()
+	return nil
 }
 
 // Use replaces all rules and restarts their schedule. It ends all watches, so that the new rules apply to them too.
@@ -118,7 +109,7 @@ func (p *Proxy) Use(rules ...Rule) {
 	}
 	p.watches, p.endRules = context.WithCancel(context.Background())
 	p.rules = slices.Clone(rules)
-	p.matched, p.applied, p.attempts = make([]int, len(rules)), make([]int, len(rules)), map[string]int{}
+	p.applied, p.attempts = make([]int, len(rules)), map[string]int{}
 }
 
 // Calls returns all requests so far.
@@ -137,52 +128,6 @@ func (p *Proxy) Applied() []int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.applied)
-}
-
-// Up listens on the same address again after Down.
-func (p *Proxy) Up() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.server != nil {
-		return nil
-	}
-	listener, err := net.Listen("tcp", p.address)
-	if err != nil {
-		return fmt.Errorf("listen: %w", err)
-	}
-	ctx, end := context.WithCancel(context.Background())
-	p.end = end
-	p.server = &http.Server{
-		Handler:     p,
-		TLSConfig:   &tls.Config{Certificates: []tls.Certificate{p.certificate}, MinVersion: tls.VersionTLS12},
-		BaseContext: func(net.Listener) context.Context { return ctx },
-		ConnContext: func(ctx context.Context, conn net.Conn) context.Context {
-			return context.WithValue(ctx, connKey{}, conn)
-		},
-		ReadHeaderTimeout: time.Minute,
-		ErrorLog:          quiet,
-	}
-	go func(server *http.Server) { _ = server.ServeTLS(listener, "", "") }(p.server) // ends with Down
-	return nil
-}
-
-// Down closes all connections and refuses new ones, like a stopped API server.
-func (p *Proxy) Down() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.server == nil {
-		return nil
-	}
-	p.end()
-	err := p.server.Close()
-	p.server = nil
-	return err
-}
-
-// Stop ends the proxy.
-func (p *Proxy) Stop() error {
-	p.backend.close()
-	return p.Down()
 }
 
 // ServeHTTP handles one request as the rules say.
@@ -225,7 +170,7 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration, watches 
 	draw := p.draw(fmt.Sprint(key, " ", p.attempts[key]))
 	for i := range p.rules {
 		rule := &p.rules[i]
-		if !rule.matches(call) || !p.due(i) {
+		if !rule.matches(call) || rule.Times > 0 && p.applied[i] >= rule.Times {
 			continue
 		}
 		switch hit := rule.Share == 0 || draw < rule.Share; {
@@ -245,31 +190,9 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration, watches 
 	return action, shift, p.watches
 }
 
-// due counts a request that matches rule i, and reports whether the rule is past its Skip and within its Times.
-func (p *Proxy) due(i int) bool {
-	p.matched[i]++
-	rule := &p.rules[i]
-	return p.matched[i] > rule.Skip && (rule.Times == 0 || p.applied[i] < rule.Times)
-}
-
 // draw returns a number from 0 to 1 that depends only on the seed and key.
 func (p *Proxy) draw(key string) float64 {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
 	return rand.New(rand.NewPCG(p.seed, hash.Sum64())).Float64()
-}
-
-// newForward returns the reverse proxy to target.
-func newForward(target *url.URL, transport http.RoundTripper) *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
-		Transport:     transport,
-		FlushInterval: -1,
-		ErrorLog:      quiet,
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(target)
-			r.Out.Host = target.Host
-		},
-		// If the API server does not answer a request, abort it, as without a proxy.
-		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
-	}
 }

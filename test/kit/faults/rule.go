@@ -10,7 +10,6 @@ import (
 // Verbs for Rule.Verbs, as RBAC names them.
 var (
 	Writes = []string{"create", "update", "patch", "delete", "deletecollection"}
-	Reads  = []string{"get", "list"}
 	Watch  = []string{"watch"}
 )
 
@@ -29,8 +28,6 @@ type Rule struct {
 	// rules that match the same request add up: two rules of 0.15 hit 30 % of the requests, and never the same
 	// request.
 	Share float64
-	// Skip is the number of matching requests that pass first.
-	Skip int
 	// Times is the number of times that Do applies. Zero means no limit.
 	Times int
 
@@ -82,9 +79,8 @@ func ResetConnection() Action { return Action{kind: connectionReset} }
 // Cut forwards the request and aborts the response after some time. It is meant for watches.
 func Cut(after time.Duration) Action { return Action{kind: cut, after: after} }
 
-// Stall forwards the request. After some time it holds back the response, and keeps the connection open. It is meant
-// for watches.
-func Stall(after time.Duration) Action { return Action{kind: stalled, after: after} }
+// Stall forwards the request. It holds back the response, and keeps the connection open. It is meant for watches.
+func Stall() Action { return Action{kind: stalled} }
 
 // Delay forwards the request after some time.
 func Delay(by time.Duration) Action { return Action{kind: delayed, after: by} }

@@ -35,35 +35,40 @@ type backend struct {
 	close      func()
 }
 
-func newBackend(upstream *rest.Config) (backend, error) {
+func newBackend(upstream *rest.Config) (b backend, err error) {
 	target, _, err := rest.DefaultServerUrlFor(upstream)
 	if err != nil {
-		return backend{}, fmt.Errorf("parse the address of the API server: %w", err)
-	}
-	own, err := tlsConfig(upstream)
-	if err != nil {
-		return backend{}, err
-	}
-	token, err := tlsConfig(rest.AnonymousClientConfig(upstream))
-	if err != nil {
-		return backend{}, err
+		return b, fmt.Errorf("parse the address of the API server: %w", err)
 	}
 	// New transports, because client-go's transports are shared with other clients in this process.
-	owns := &http.Transport{TLSClientConfig: own, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
-	tokens := &http.Transport{TLSClientConfig: token, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
+	var transports [2]*http.Transport
+	for i, cfg := range []*rest.Config{upstream, rest.AnonymousClientConfig(upstream)} {
+		settings, err := rest.TLSConfigFor(cfg)
+		if err != nil {
+			return b, fmt.Errorf("read the TLS settings of the API server: %w", err)
+		}
+		transports[i] = &http.Transport{TLSClientConfig: settings, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
+	}
 	at := &url.URL{Scheme: target.Scheme, Host: target.Host}
-	return backend{own: newForward(at, owns), token: newForward(at, tokens), close: func() {
-		owns.CloseIdleConnections()
-		tokens.CloseIdleConnections()
+	return backend{own: newForward(at, transports[0]), token: newForward(at, transports[1]), close: func() {
+		transports[0].CloseIdleConnections()
+		transports[1].CloseIdleConnections()
 	}}, nil
 }
 
-func tlsConfig(cfg *rest.Config) (*tls.Config, error) {
-	found, err := rest.TLSConfigFor(cfg)
-	if err != nil {
-		return nil, fmt.Errorf("read the TLS settings of the API server: %w", err)
+// newForward returns the reverse proxy to target.
+func newForward(target *url.URL, transport http.RoundTripper) *httputil.ReverseProxy {
+	return &httputil.ReverseProxy{
+		Transport:     transport,
+		FlushInterval: -1,
+		ErrorLog:      quiet,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(target)
+			r.Out.Host = target.Host
+		},
+		// If the API server does not answer a request, abort it, as without a proxy.
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
-	return found, nil
 }
 
 // forward forwards r to the API server.
@@ -85,7 +90,6 @@ func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http
 	case answered:
 		answer(action, w, r)
 	case hung:
-		_, _ = io.Copy(io.Discard, r.Body) // only then does net/http notice that an HTTP/1 client has disconnected
 		<-ctx.Done()
 		panic(http.ErrAbortHandler)
 	case reset:
@@ -98,19 +102,15 @@ func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http
 		defer cancel()
 		b.forward(w, r.WithContext(ctx))
 	case stalled:
-		b.forward(&stalling{ResponseWriter: w, ctx: ctx, from: time.Now().Add(action.after)}, r)
-	default:
-		sleep(ctx, action.after)
-		b.forward(w, r)
-	}
-}
-
-func sleep(ctx context.Context, pause time.Duration) {
-	if pause > 0 {
+		b.forward(&stalling{w, ctx}, r)
+	case delayed:
 		select {
-		case <-time.After(pause):
+		case <-time.After(action.after):
 		case <-ctx.Done():
 		}
+		b.forward(w, r)
+	default:
+		b.forward(w, r)
 	}
 }
 
@@ -190,21 +190,18 @@ func (s *shifted) WriteHeader(code int) {
 	s.ResponseWriter.WriteHeader(code)
 }
 
-// stalling is a ResponseWriter that blocks from an instant on, until ctx ends.
+// stalling is a ResponseWriter that blocks until ctx ends.
 type stalling struct {
 	http.ResponseWriter
-	ctx  context.Context
-	from time.Time
+	ctx context.Context
 }
 
 // Unwrap returns the wrapped writer, for http.ResponseController.
 func (s *stalling) Unwrap() http.ResponseWriter { return s.ResponseWriter }
 
-// Write blocks after the instant.
-func (s *stalling) Write(data []byte) (int, error) {
-	if time.Now().Before(s.from) {
-		return s.ResponseWriter.Write(data)
-	}
+// Write blocks after the header.
+func (s *stalling) Write([]byte) (int, error) {
+	_ = http.NewResponseController(s.ResponseWriter).Flush() // fails if the client is gone
 	<-s.ctx.Done()
 	return 0, s.ctx.Err()
 }
