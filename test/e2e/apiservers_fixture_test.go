@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,8 +16,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -33,10 +30,7 @@ import (
 
 // apiServers are several API servers on one etcd, each with its own address and client CA file. The CA that is
 // rotated is the plane's next CA. The administrator's certificate is from the plane's own CA.
-type apiServers struct {
-	*controlPlane
-	admin client.Client
-}
+type apiServers struct{ *cluster }
 
 const (
 	firstAPIServer, secondAPIServer, thirdAPIServer = "10.98.0.1", "10.98.0.2", "10.98.0.3"
@@ -48,44 +42,23 @@ var bundleKey = v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: "
 // startAPIServers starts etcd and two API servers. They are stopped at the end of t.
 func startAPIServers(t *testing.T) *apiServers {
 	t.Helper()
-	a := &apiServers{controlPlane: &controlPlane{dir: os.Getenv(dirVariable), address: firstAPIServer}}
-	t.Cleanup(func() {
-		if err := errors.Join(a.stop(), exec.Command("ip", "link", "delete", "apiservers").Run(), os.RemoveAll(a.path("etcd"))); err != nil {
-			t.Error(err)
-		}
-	})
-	for _, line := range [][]string{
-		{"link", "set", "lo", "up"},
-		{"link", "add", "apiservers", "address", bridgeMAC, "type", "bridge"},
-		{"link", "set", "apiservers", "up"},
-	} {
-		if _, err := run(exec.Command("ip", line...)); err != nil {
-			t.Fatal(err)
-		}
+	plane := &controlPlane{dir: os.Getenv(dirVariable), address: firstAPIServer}
+	if err := errors.Join(plane.addresses(), plane.certificates(), plane.start("etcd", etcdArgs(plane.path("etcd")))); err != nil {
+		t.Fatal(errors.Join(err, plane.stop()))
 	}
-	if err := errors.Join(a.certificates(), a.start("etcd", etcdArgs(a.path("etcd")))); err != nil {
-		t.Fatal(err)
-	}
+	a := &apiServers{newCluster(t, plane)}
 	a.startOne(t, firstAPIServer)
 	if err := waitForAPIServer(t.Context(), a.config); err != nil {
 		t.Fatal(err)
 	}
 	a.startOne(t, secondAPIServer)
-	scheme := runtime.NewScheme()
-	err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if a.admin, err = client.New(a.config, client.Options{Scheme: scheme}); err != nil {
-		t.Fatal(err)
-	}
 	return a
 }
 
 // startOne starts an API server that trusts the signing CA.
 func (a *apiServers) startOne(t *testing.T, address string) {
 	t.Helper()
-	_, err := run(exec.Command("ip", "address", "add", address+"/24", "dev", "apiservers"))
+	_, err := run(exec.Command("ip", "address", "add", address+"/24", "dev", "machines"))
 	if err := errors.Join(err, writePKI(a.pki(address), address, a.ca, a.next)); err != nil {
 		t.Fatal(err)
 	}
@@ -152,49 +125,6 @@ func (a *apiServers) runRotation(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-func (a *apiServers) until(t *testing.T, what string, done func(context.Context) (bool, error)) {
-	t.Helper()
-	if err := until(t.Context(), time.Minute, what, done); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (a *apiServers) get(ctx context.Context, t *testing.T) *v1alpha1.SigningAuthority {
-	t.Helper()
-	obj := &v1alpha1.SigningAuthority{}
-	if err := a.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj); err != nil {
-		t.Fatal(err)
-	}
-	return obj
-}
-
-// ask requests operation, and waits until the manager has accepted it and reconciled again.
-func (a *apiServers) ask(t *testing.T, operation v1alpha1.Operation) {
-	t.Helper()
-	obj := a.get(t.Context(), t)
-	patch := client.MergeFrom(obj.DeepCopy())
-	metav1.SetMetaDataAnnotation(&obj.ObjectMeta, v1alpha1.OperationAnnotation, string(operation))
-	if err := a.admin.Patch(t.Context(), obj, patch); err != nil {
-		t.Fatal(err)
-	}
-	a.until(t, string(operation)+" is taken", func(ctx context.Context) (bool, error) {
-		obj := a.get(ctx, t)
-		return obj.Annotations[v1alpha1.OperationAnnotation] == "" && !obj.Status.Answered(), nil
-	})
-}
-
-func (a *apiServers) reaches(t *testing.T, phase v1alpha1.Phase, also func(*v1alpha1.SigningAuthority) bool) (obj *v1alpha1.SigningAuthority) {
-	t.Helper()
-	a.until(t, fmt.Sprintf("the authority is %s", phase), func(ctx context.Context) (bool, error) {
-		obj = a.get(ctx, t)
-		if obj.Status.Phase != phase || also != nil && !also(obj) {
-			return false, fmt.Errorf("it is %s, waits for %q, and %+v", obj.Status.Phase, obj.Status.WaitingFor, obj.Status.APIServers)
-		}
-		return true, nil
-	})
-	return obj
 }
 
 // published returns the published bundle.

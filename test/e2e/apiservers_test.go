@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
@@ -18,8 +20,8 @@ import (
 func TestAPIServersGetTheBundleLate(t *testing.T) {
 	a := startAPIServers(t)
 	a.runRotation(t)
-	a.reaches(t, v1alpha1.Completed, nil)
-	a.ask(t, v1alpha1.OperationStart)
+	a.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
+	a.ask(t, authorityName, v1alpha1.OperationStart)
 	a.waitsFor(t, firstAPIServer, secondAPIServer)
 	both := a.published(t)
 	a.trusts(t, firstAPIServer, both)
@@ -28,63 +30,64 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 		t.Errorf("the API servers are %v", trust)
 	}
 	a.trusts(t, secondAPIServer, both)
-	a.reaches(t, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
-		trust := trustOf(obj)
+	a.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(status *v1alpha1.SigningAuthorityStatus) bool {
+		trust := trustOf(status)
 		return trust[firstAPIServer] == "Recognised" && trust[secondAPIServer] == "Recognised"
 	})
 
 	a.startOne(t, thirdAPIServer) // with the CA that signed when its host was set up
-	a.reaches(t, v1alpha1.Prepared, func(obj *v1alpha1.SigningAuthority) bool {
-		return trustOf(obj)[thirdAPIServer] == "Refused" && slices.ContainsFunc(obj.Status.Conditions, func(one metav1.Condition) bool {
+	a.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(status *v1alpha1.SigningAuthorityStatus) bool {
+		return trustOf(status)[thirdAPIServer] == "Refused" && slices.ContainsFunc(status.Conditions, func(one metav1.Condition) bool {
 			return one.Type == v1alpha1.ConditionTrusted && one.Status == metav1.ConditionFalse && strings.Contains(one.Message, thirdAPIServer)
 		})
 	})
 	for _, operation := range []v1alpha1.Operation{v1alpha1.OperationAttest, v1alpha1.OperationAccept, v1alpha1.OperationComplete} {
-		a.ask(t, operation)
-		a.reaches(t, v1alpha1.Prepared, nil)
+		a.ask(t, authorityName, operation)
+		a.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil)
 	}
 	a.trusts(t, thirdAPIServer, both)
 	a.completes(t)
 	for _, address := range []string{firstAPIServer, secondAPIServer, thirdAPIServer} {
-		a.reaches(t, v1alpha1.Completing, func(obj *v1alpha1.SigningAuthority) bool {
-			return strings.Contains(strings.Join(obj.Status.WaitingFor, "\n"), thirdAPIServer+":443: ")
+		a.reaches(t, authorityName, time.Minute, v1alpha1.Completing, func(status *v1alpha1.SigningAuthorityStatus) bool {
+			return strings.Contains(strings.Join(status.WaitingFor, "\n"), thirdAPIServer+":443: ")
 		})
 		a.trusts(t, address, a.published(t))
 	}
-	a.reaches(t, v1alpha1.Completed, nil)
+	a.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
 }
 
 // trustOf returns the answers of the API servers, by their addresses.
-func trustOf(obj *v1alpha1.SigningAuthority) map[string]string {
+func trustOf(status *v1alpha1.SigningAuthorityStatus) map[string]string {
 	trust := map[string]string{}
-	for _, one := range obj.Status.APIServers {
+	for _, one := range status.APIServers {
 		trust[strings.TrimSuffix(one.Address, ":443")] = one.Trust
 	}
 	return trust
 }
 
 // waitsFor waits until the authority waits for exactly these API servers.
-func (a *apiServers) waitsFor(t *testing.T, addresses ...string) *v1alpha1.SigningAuthority {
+func (a *apiServers) waitsFor(t *testing.T, addresses ...string) *v1alpha1.SigningAuthorityStatus {
 	t.Helper()
-	return a.reaches(t, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
+	return a.reaches(t, authorityName, time.Minute, v1alpha1.Preparing, func(status *v1alpha1.SigningAuthorityStatus) bool {
 		for _, address := range []string{firstAPIServer, secondAPIServer} {
-			named := slices.ContainsFunc(obj.Status.WaitingFor, func(one string) bool { return strings.HasPrefix(one, address+":443: ") })
+			named := slices.ContainsFunc(status.WaitingFor, func(one string) bool { return strings.HasPrefix(one, address+":443: ") })
 			if named != slices.Contains(addresses, address) {
 				return false
 			}
 		}
-		return len(obj.Status.WaitingFor) == len(addresses)
+		return len(status.WaitingFor) == len(addresses)
 	})
 }
 
 // completes requests the completion until it is accepted.
 func (a *apiServers) completes(t *testing.T) {
 	t.Helper()
-	a.until(t, "it begins to complete", func(ctx context.Context) (bool, error) {
-		if a.get(ctx, t).Status.Phase == v1alpha1.Completing {
-			return true, nil
+	a.until(t, time.Minute, "it begins to complete", func(ctx context.Context) (bool, error) {
+		obj := &v1alpha1.SigningAuthority{}
+		if err := a.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj); err != nil || obj.Status.Phase == v1alpha1.Completing {
+			return true, err
 		}
-		a.ask(t, v1alpha1.OperationComplete)
+		a.ask(t, authorityName, v1alpha1.OperationComplete)
 		return false, nil
 	})
 }

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 )
@@ -84,26 +84,11 @@ func removeCgroups(name string) error {
 	return nil
 }
 
+// removeTree removes the cgroup root and those below. The files in a cgroup go with it.
 func removeTree(root string) error {
-	var dirs []string
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		if entry.IsDir() {
-			dirs = append(dirs, path)
-		}
+	if _, err := os.Stat(root); errors.Is(err, fs.ErrNotExist) {
 		return nil
-	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
 	}
-	slices.Reverse(dirs) // children first
-	var errs []error
-	for _, dir := range dirs {
-		if err := os.Remove(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
+	_, err := run(exec.Command("find", root, "-depth", "-type", "d", "-delete"))
+	return err
 }

@@ -34,7 +34,6 @@ type cluster struct {
 	*controlPlane
 	admin    client.WithWatch
 	machines map[string]*machine
-	stored   *stored
 	// retired is the CA that kubelets' servers have left.
 	retired keypair.Pair
 }
@@ -49,7 +48,6 @@ func startCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c := newCluster(t, plane)
-	c.stored = c.watchStored(t)
 	m := c.machine(t, firstNode)
 	who, err := clientPair(c.ca, "system:node:"+firstNode, "system:nodes")
 	if err != nil {
