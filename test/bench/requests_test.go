@@ -5,7 +5,6 @@ package bench
 import (
 	"context"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
 	"path/filepath"
 	"sync"
