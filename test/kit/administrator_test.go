@@ -27,9 +27,7 @@ func TestManagersRunUnderShippedRoles(t *testing.T) {
 		}
 		for _, file := range files {
 			text, err := os.ReadFile(file)
-			if err != nil {
-				t.Fatal(err)
-			}
+			NoError(t, err)
 			if name := folder + "/" + filepath.Base(file); starts.Match(text) {
 				found[name] = reasons[name]
 			}

@@ -25,9 +25,7 @@ import (
 func NewCA(t *testing.T) *csrenv.CA {
 	t.Helper()
 	made, err := csrenv.NewCA()
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return made
 }
 
@@ -36,55 +34,31 @@ func Certificate(t *testing.T, of *csrenv.CA) *x509.Certificate {
 	t.Helper()
 	block, _ := pem.Decode(of.CertPEM)
 	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return cert
 }
 
 // Write writes a file that only its owner may read.
 func Write(t *testing.T, file string, data []byte) {
 	t.Helper()
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, os.WriteFile(file, data, 0o600))
 }
 
 // Load returns what signs with a CA.
 func Load(t *testing.T, of *csrenv.CA) *ca.Authority {
 	t.Helper()
 	loaded, err := ca.Load(of.CertPEM, of.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return loaded
 }
 
 // IntermediateOf returns a CA that root has signed.
 func IntermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	t.Helper()
-	key := NewKey(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "between " + rand.Text()}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign,
-	}
-	block, _ := pem.Decode(root.KeyPEM)
-	rootKey, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, Certificate(t, root), key.Public(), rootKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &csrenv.CA{
-		CertPEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
-		KeyPEM:  pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
-	}
+	pair, err := tls.X509KeyPair(root.CertPEM, root.KeyPEM)
+	NoError(t, err)
+	made := IssueCA(t, "between "+rand.Text(), NewKey(t), &CA{pair.Leaf, pair.PrivateKey.(crypto.Signer)}, time.Hour)
+	return &csrenv.CA{CertPEM: made.PEM(), KeyPEM: made.KeyPEM(t)}
 }
 
 // CA is a CA that can do more than csrenv's CA.
@@ -106,13 +80,9 @@ func IssueCA(t *testing.T, name string, key crypto.Signer, issuer *CA, life time
 		parent, by = issuer.Cert, issuer.key
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return &CA{cert, key}
 }
 
@@ -125,9 +95,7 @@ func (c *CA) PEM() []byte {
 func (c *CA) KeyPEM(t *testing.T) []byte {
 	t.Helper()
 	der, err := x509.MarshalPKCS8PrivateKey(c.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
@@ -139,9 +107,7 @@ func (c *CA) Leaf(t *testing.T, name string) tls.Certificate {
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: c.Cert.NotBefore, NotAfter: c.Cert.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}, c.Cert, key.Public(), c.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -157,9 +123,7 @@ func SigningSecret(cert, key []byte) *corev1.Secret {
 // ReplaceSecret deletes secret and creates another one of that name.
 func ReplaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1.Secret {
 	t.Helper()
-	if err := client.IgnoreNotFound(Admin(t).Delete(t.Context(), secret)); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, client.IgnoreNotFound(Admin(t).Delete(t.Context(), secret)))
 	another := SigningSecret(with.CertPEM, with.KeyPEM)
 	Create(t, Admin(t), another)
 	return another

@@ -69,9 +69,7 @@ func StartLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) (stop func
 	}
 	opts.SkipRBAC = true
 	env, err := csrenv.Start(t.Context(), cfg, opts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	stop = func() {
 		if err := env.Stop(); err != nil {
 			t.Error(err)
@@ -85,9 +83,7 @@ func StartLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) (stop func
 func Counted(t testing.TB, counter string, labels map[string]string) int {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	sum := 0
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {

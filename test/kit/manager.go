@@ -57,20 +57,14 @@ func StartNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *Pr
 	t.Helper()
 	forbidAdministrator(t, cfg)
 	path, err := cluster.Manager()
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	kubeconfig, err := ControlPlane(t).WriteKubeconfig(name, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	p := &Process{Probes: FreeAddress(t), Metrics: FreeAddress(t)}
 	p.Process, err = ControlPlane(t).StartProcess(name, path, slices.Concat([]string{
 		"--kubeconfig", kubeconfig, "-v", "1", "--health-probe-bind-address", p.Probes, "--metrics-bind-address", p.Metrics,
 	}, StandardArgs, args)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
@@ -104,9 +98,7 @@ func NewManager(t testing.TB, cfg *rest.Config, options manager.Options) manager
 	options.Controller.SkipNameValidation = &unnamed
 	options.Metrics, options.HealthProbeBindAddress = metricsserver.Options{BindAddress: "0"}, "0"
 	mgr, err := manager.New(cfg, options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return mgr
 }
 
@@ -114,9 +106,7 @@ func NewManager(t testing.TB, cfg *rest.Config, options manager.Options) manager
 func FreeAddress(t *testing.T) string {
 	t.Helper()
 	address, err := cluster.FreeAddress()
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return address
 }
 
@@ -179,18 +169,14 @@ func SecureGet(ctx context.Context, address, path, token string) (int, string) {
 func ReadAudit(t *testing.T, file string) []audit.Record {
 	t.Helper()
 	data, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	var records []audit.Record
 	for line := range bytes.Lines(data) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // it is being written
 		}
 		var record audit.Record
-		if err := json.Unmarshal(line, &record); err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, json.Unmarshal(line, &record))
 		records = append(records, record)
 	}
 	return records
@@ -201,13 +187,9 @@ func ReadAudit(t *testing.T, file string) []audit.Record {
 func Plugin(t *testing.T, cfg *rest.Config, args ...string) (out, aside string, exitCode int) {
 	t.Helper()
 	path, err := cluster.Plugin()
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	kubeconfig, err := ControlPlane(t).WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-plugin", cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	command := exec.CommandContext(t.Context(), path, append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
 	var stdout, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &stdout, &stderr
@@ -255,9 +237,7 @@ func Says(t *testing.T, output string, code, want int, parts ...string) {
 func ThroughFaults(t *testing.T, cfg *rest.Config, rules ...faults.Rule) *faults.Proxy {
 	t.Helper()
 	proxy, err := faults.Start(cfg, 1, rules...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	t.Cleanup(func() {
 		if err := proxy.Stop(); err != nil {
 			t.Error(err)

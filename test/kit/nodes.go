@@ -39,9 +39,7 @@ func Publish(t *testing.T, node *corev1.Node, addresses ...string) {
 		}
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: kind, Address: address})
 	}
-	if err := Admin(t).Status().Update(t.Context(), node); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, Admin(t).Status().Update(t.Context(), node))
 }
 
 // BlockListName is the namespace and the name of the block list.
@@ -120,9 +118,7 @@ spec:
   scope: Namespaced
   names: {kind: Machine, plural: machines, singular: machine, listKind: MachineList}
   versions:`+versions.String())
-	if err := c.Create(t.Context(), crd); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, c.Create(t.Context(), crd))
 	t.Cleanup(func() {
 		if err := client.IgnoreNotFound(c.Delete(context.Background(), crd)); err != nil {
 			t.Error(err)
@@ -154,9 +150,7 @@ func (c Installer) Apply(t *testing.T, text string) *unstructured.Unstructured {
 	current := obj.DeepCopy()
 	switch err := c.Get(t.Context(), client.ObjectKeyFromObject(obj), current); {
 	case apierrors.IsNotFound(err):
-		if err := c.Create(t.Context(), obj); err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, c.Create(t.Context(), obj))
 		t.Cleanup(func() { // deleting a CRD deletes its objects
 			_ = c.Delete(context.Background(), obj)
 		})
@@ -164,15 +158,11 @@ func (c Installer) Apply(t *testing.T, text string) *unstructured.Unstructured {
 		t.Fatal(err)
 	default:
 		obj.SetResourceVersion(current.GetResourceVersion())
-		if err := c.Update(t.Context(), obj); err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, c.Update(t.Context(), obj))
 	}
 	if hasStatus {
 		obj.Object["status"] = status
-		if err := c.Status().Update(t.Context(), obj); err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, c.Status().Update(t.Context(), obj))
 	}
 	return obj
 }
@@ -180,17 +170,13 @@ func (c Installer) Apply(t *testing.T, text string) *unstructured.Unstructured {
 // Remove deletes obj.
 func (c Installer) Remove(t *testing.T, obj client.Object) {
 	t.Helper()
-	if err := c.Delete(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, c.Delete(t.Context(), obj))
 }
 
 // Object parses an object in YAML.
 func Object(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
 	obj := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(text), &obj.Object); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, yaml.Unmarshal([]byte(text), &obj.Object))
 	return obj
 }

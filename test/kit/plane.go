@@ -166,9 +166,7 @@ func PlaneOf(t testing.TB) *Plane {
 		}
 	default:
 		started, err := start()
-		if err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, err)
 		mine.has = started
 	}
 	return mine.has
@@ -236,9 +234,7 @@ func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 		first = func(string, *envtest.Arguments) {}
 	}
 	own, err := cluster.StartConfigured(first)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	stop := own.Stop
 	t.Cleanup(func() {
 		if err := stop(); err != nil {
@@ -246,16 +242,12 @@ func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 		}
 	})
 	if caPEM != nil {
-		if err := own.RestartAPIServer(func(args *envtest.Arguments) { configure(own.Dir, args) }); err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, own.RestartAPIServer(func(args *envtest.Arguments) { configure(own.Dir, args) }))
 		own.Config = rest.CopyConfig(own.Config)
 		own.Config.CAData = caPEM
 	}
 	p, err := NewPlane(own)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	stop = p.Stop
 	p.Use(t)
 	Eventually(t, "the API server answers", func(ctx context.Context) error {

@@ -49,9 +49,7 @@ func NodeRequest(t testing.TB, node string, mods ...func(*Request)) *Request {
 func Payload(t testing.TB, template x509.CertificateRequest) []byte {
 	t.Helper()
 	der, err := x509.CreateCertificateRequest(rand.Reader, &template, NewKey(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
@@ -59,18 +57,14 @@ func Payload(t testing.TB, template x509.CertificateRequest) []byte {
 func NewKey(t testing.TB) crypto.Signer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return key
 }
 
 // Create creates obj with a client of t's control plane, and deletes it at the end.
 func Create(t testing.TB, c client.Client, obj client.Object) {
 	t.Helper()
-	if err := c.Create(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, c.Create(t.Context(), obj))
 	t.Cleanup(func() {
 		if err := client.IgnoreNotFound(Admin(t).Delete(context.Background(), obj)); err != nil {
 			t.Error(err)
@@ -95,17 +89,13 @@ func Approve(t testing.TB, obj *Request) {
 func Decide(t testing.TB, obj *Request, kind certificatesv1.RequestConditionType) {
 	t.Helper()
 	csr.AddCondition(obj, kind, "ByHand", "Decided by a test.", time.Time{})
-	if err := Admin(t).SubResource("approval").Update(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, Admin(t).SubResource("approval").Update(t.Context(), obj))
 }
 
 // Reload reads obj again.
 func Reload(t testing.TB, obj *Request) *Request {
 	t.Helper()
-	if err := Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 	return obj
 }
 
@@ -117,9 +107,7 @@ func Leaf(t testing.TB, obj *Request) *x509.Certificate {
 		t.Fatalf("status.certificate of %s is not one PEM block: %q", obj.Name, obj.Status.Certificate)
 	}
 	cert, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return cert
 }
 

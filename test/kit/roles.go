@@ -50,9 +50,7 @@ func Rendered(t testing.TB, folder string) (all []*unstructured.Unstructured) {
 		return render.Output()
 	}))
 	data, err := once.(func() ([]byte, error))()
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
 	for {
 		obj := &unstructured.Unstructured{}
@@ -139,9 +137,7 @@ func Renamed(t testing.TB, all []*unstructured.Unstructured, from, to string) []
 		if err == nil {
 			err = obj.UnmarshalJSON(bytes.ReplaceAll(data, []byte(from), []byte(to)))
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		NoError(t, err)
 	}
 	return all
 }
@@ -150,9 +146,7 @@ func Renamed(t testing.TB, all []*unstructured.Unstructured, from, to string) []
 func BoundTo(t testing.TB, holder string, all []*unstructured.Unstructured) []*unstructured.Unstructured {
 	t.Helper()
 	binding, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&rbacv1.RoleBinding{Subjects: []rbacv1.Subject{AccountCalled(holder)}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	for _, obj := range all {
 		if IsBinding(obj) {
 			obj.Object["subjects"] = runtime.DeepCopyJSONValue(binding["subjects"])
@@ -174,9 +168,7 @@ func AccountCalled(name string) rbacv1.Subject {
 func subjectsOf(t testing.TB, obj *unstructured.Unstructured) []rbacv1.Subject {
 	t.Helper()
 	binding := rbacv1.ClusterRoleBinding{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &binding); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &binding))
 	return binding.Subjects
 }
 
@@ -237,15 +229,11 @@ func RoleConfig(t testing.TB, controller string, more ...string) *rest.Config {
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
 	c, err := config.Load(slices.Concat(StandardArgs, args))
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	c.Rotation.Enabled = rotates
 	rights := controllers.Rights(c, controllers.LeaseNamespace(c))
 	as, err := reviewsv1.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	Eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		for _, result := range check.Rights(ctx, as.SelfSubjectAccessReviews(), rights) {
 			if result.Status != check.OK {

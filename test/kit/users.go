@@ -41,9 +41,7 @@ const (
 func ClientOf(t testing.TB, cfg *rest.Config) client.Client {
 	t.Helper()
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return c
 }
 
@@ -69,9 +67,7 @@ func KubeletOf(t *testing.T, node string) client.Client {
 	cfg := rest.CopyConfig(ControlPlane(t).Config)
 	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: Admin(t).RESTMapper()})
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	return c
 }
 
@@ -93,9 +89,7 @@ func TokenOf(t testing.TB, account *corev1.ServiceAccount) *rest.Config {
 func AccountConfig(t testing.TB, cfg *rest.Config, admin client.Client, account *corev1.ServiceAccount) *rest.Config {
 	t.Helper()
 	token := &authenticationv1.TokenRequest{}
-	if err := admin.SubResource("token").Create(t.Context(), account, token); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, admin.SubResource("token").Create(t.Context(), account, token))
 	return withToken(cfg, token.Status.Token)
 }
 
@@ -166,12 +160,8 @@ func EventuallyAllowed(t testing.TB, user string, want bool) {
 // again.
 func TakeRole(t *testing.T, binding client.Object) (giveBack func()) {
 	t.Helper()
-	if err := Admin(t).Get(t.Context(), client.ObjectKeyFromObject(binding), binding); err != nil {
-		t.Fatal(err)
-	}
-	if err := Admin(t).Delete(t.Context(), binding); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, Admin(t).Get(t.Context(), client.ObjectKeyFromObject(binding), binding))
+	NoError(t, Admin(t).Delete(t.Context(), binding))
 	return func() {
 		binding.SetResourceVersion("")
 		binding.SetUID("")

@@ -24,6 +24,14 @@ import (
 // Patience bounds every wait. Only a failing test needs all of it.
 const Patience = 45 * time.Second
 
+// NoError ends the test unless err is nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Eventually waits until check returns nil, and fails with its last error. To wait for a request or an Event, use
 // Reaches or HasEvent: they follow a watch, and make no calls while they wait.
 func Eventually(t testing.TB, what string, check func(context.Context) error) {
@@ -66,9 +74,7 @@ func (s *seen) start(t testing.TB, p *Plane) {
 		return
 	}
 	clients, err := kubernetes.NewForConfig(p.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, err)
 	factory := informers.NewSharedInformerFactory(clients, 0)
 	requests, events := factory.Certificates().V1().CertificateSigningRequests().Informer(), factory.Events().V1().Events().Informer()
 	s.changed = make(chan struct{})
@@ -218,9 +224,7 @@ func isAbout(event *eventsv1.Event, obj client.Object) bool {
 func EventsOf(ctx context.Context, t testing.TB, obj client.Object) []eventsv1.Event {
 	t.Helper()
 	events := &eventsv1.EventList{}
-	if err := Admin(t).List(ctx, events); err != nil {
-		t.Fatal(err)
-	}
+	NoError(t, Admin(t).List(ctx, events))
 	var found []eventsv1.Event
 	for _, event := range events.Items {
 		if isAbout(&event, obj) {
