@@ -53,13 +53,7 @@ func oneRDN(attributes ...attribute) []byte {
 	return der(pkix.RDNSequence{set})
 }
 
-func der(value any) []byte {
-	encoded, err := asn1.Marshal(value)
-	if err != nil {
-		panic(err) // a mistake in the table
-	}
-	return encoded
-}
+func der(value any) []byte { return must(asn1.Marshal(value)) }
 
 // Encodings of the payload that PEM readers treat differently.
 

@@ -1,17 +1,21 @@
 package parity
 
 import (
-	"crypto"
-	"crypto/ecdsa"
+	"crypto/ed25519"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"math/big"
-	"os"
 	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
 	"time"
+
+	"k8s.io/client-go/util/keyutil"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // start is a way to start both programs.
@@ -41,112 +45,72 @@ type signerCA struct {
 }
 
 // writeCAs writes the CAs and the flags of all starts.
-func (e *env) writeCAs() error {
-	cert, key, err := writePair(e.Dir, "ca", e.CA.CertPEM, e.CA.KeyPEM)
-	if err != nil {
-		return err
-	}
+func (e *env) writeCAs(t *testing.T) {
+	t.Helper()
 	soon := time.Now().Add(50 * time.Minute).Truncate(time.Second)
 	e.ends = []time.Time{soon}
-	e.byStart[oneCA] = []string{"--controllers=csrsigning,csrapproving,csrcleaner", "--cluster-signing-duration=24h",
-		"--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
-	own, err := e.flags(
+	own := e.pair(t, "kube-apiserver-client", e.CA.CertPEM, e.CA.KeyPEM)
+	e.byStart[oneCA] = append(e.filesOf(t, "ca", e.CA.CertPEM, e.CA.KeyPEM), "--controllers=csrsigning,csrapproving,csrcleaner", "--cluster-signing-duration=24h")
+	e.byStart[ownCAs] = slices.Concat(e.flags(t,
 		signerCA{"kubelet-client", "RSA-2048", soon.Add(time.Hour), nil},
 		signerCA{"kubelet-serving", "authority", soon, nil},
 		signerCA{"legacy-unknown", "P-256", soon.Add(time.Hour), nil},
-	)
-	if err != nil {
-		return err
-	}
-	e.byStart[ownCAs] = append(own, "--controllers=csrsigning,csrapproving", "--cluster-signing-duration=1h")
-	unfit, err := e.flags(
+	), []string{"--controllers=csrsigning,csrapproving", "--cluster-signing-duration=1h"})
+	e.byStart[defaults] = slices.Concat(e.flags(t,
 		signerCA{"kubelet-client", "P-256", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.IsCA = false }},
 		signerCA{"kubelet-serving", "P-384", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.NotBefore = soon.Add(time.Hour) }},
-	)
-	if err != nil {
-		return err
-	}
-	e.byStart[defaults] = append(unfit, "--controllers=csrsigning",
-		"--cluster-signing-kube-apiserver-client-cert-file="+cert, "--cluster-signing-kube-apiserver-client-key-file="+key)
-	ended, err := e.flags(
+	), own, []string{"--controllers=csrsigning"})
+	e.byStart[endedCAs] = slices.Concat(e.flags(t,
 		signerCA{"kubelet-client", "Ed25519", soon.Add(-time.Hour), nil},
 		signerCA{"kubelet-serving", "P-521", soon.AddDate(5, 0, 0), func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }},
-	)
-	e.byStart[endedCAs] = append(ended, "--controllers=csrsigning", "--cluster-signing-duration=5m",
-		"--cluster-signing-kube-apiserver-client-cert-file="+cert, "--cluster-signing-kube-apiserver-client-key-file="+key)
-	return err
+	), own, []string{"--controllers=csrsigning", "--cluster-signing-duration=5m"})
 }
 
 // flags writes the CAs and returns the flags that name them.
-func (e *env) flags(cas ...signerCA) ([]string, error) {
-	var flags []string
+func (e *env) flags(t *testing.T, cas ...signerCA) (flags []string) {
+	t.Helper()
 	for _, one := range cas {
-		cert, err := selfSigned(one.kind, one.notAfter, one.change)
-		if err != nil {
-			return nil, err
-		}
-		key, err := privatePEM(one.kind)
-		if err != nil {
-			return nil, err
-		}
-		certFile, keyFile, err := writePair(e.Dir, one.flag+"-"+one.kind, cert, key)
-		if err != nil {
-			return nil, err
-		}
-		flags = append(flags, "--cluster-signing-"+one.flag+"-cert-file="+certFile, "--cluster-signing-"+one.flag+"-key-file="+keyFile)
+		cert, key := selfSigned(one.kind, one.notAfter, one.change), privatePEM(one.kind)
+		flags = append(flags, e.pair(t, one.flag, cert, key)...)
 	}
-	return flags, nil
+	return flags
+}
+
+// pair writes the CA of one signer and returns its flags.
+func (e *env) pair(t *testing.T, signer string, cert, key []byte) (flags []string) {
+	t.Helper()
+	for _, flag := range e.filesOf(t, signer, cert, key) {
+		flags = append(flags, strings.Replace(flag, "--cluster-signing-", "--cluster-signing-"+signer+"-", 1))
+	}
+	return flags
+}
+
+// filesOf writes a CA and returns the flags that name it, for all signers.
+func (e *env) filesOf(t *testing.T, name string, cert, key []byte) []string {
+	t.Helper()
+	file := filepath.Join(e.Dir, name+"-"+rand.Text())
+	kit.Write(t, file+".crt", cert)
+	kit.Write(t, file+".key", key)
+	return []string{"--cluster-signing-cert-file=" + file + ".crt", "--cluster-signing-key-file=" + file + ".key"}
 }
 
 // selfSigned makes a CA certificate with the key of that kind; change may be nil.
-func selfSigned(kind string, notAfter time.Time, change func(*x509.Certificate)) ([]byte, error) {
-	key, err := keyOf(kind)
-	if err != nil {
-		return nil, err
-	}
+func selfSigned(kind string, notAfter time.Time, change func(*x509.Certificate)) []byte {
+	key := keyOf(kind)
 	template := &x509.Certificate{
-		SerialNumber:          big.NewInt(1),
-		Subject:               pkix.Name{CommonName: "parity CA " + kind},
-		NotBefore:             notAfter.AddDate(-6, 0, 0),
-		NotAfter:              notAfter,
-		KeyUsage:              x509.KeyUsageCertSign,
-		BasicConstraintsValid: true,
-		IsCA:                  true,
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "parity CA " + kind}, NotBefore: notAfter.AddDate(-6, 0, 0), NotAfter: notAfter,
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
 	}
 	if change != nil {
 		change(template)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), err
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))})
 }
 
 // privatePEM returns the key of that kind in the encoding of OpenSSL's older commands: PKCS#1, SEC 1 or PKCS#8.
-func privatePEM(kind string) ([]byte, error) {
-	key, err := keyOf(kind)
-	if err != nil {
-		return nil, err
+func privatePEM(kind string) []byte {
+	if key, is := keyOf(kind).(ed25519.PrivateKey); is {
+		return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))})
 	}
-	label, der, err := encode(key)
-	return pem.EncodeToMemory(&pem.Block{Type: label, Bytes: der}), err
-}
-
-func encode(key crypto.Signer) (label string, der []byte, err error) {
-	switch key := key.(type) {
-	case *rsa.PrivateKey:
-		return "RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(key), nil
-	case *ecdsa.PrivateKey:
-		der, err = x509.MarshalECPrivateKey(key)
-		return "EC PRIVATE KEY", der, err
-	default:
-		der, err = x509.MarshalPKCS8PrivateKey(key)
-		return "PRIVATE KEY", der, err
-	}
-}
-
-func writePair(dir, name string, cert, key []byte) (certFile, keyFile string, err error) {
-	certFile, keyFile = filepath.Join(dir, name+".crt"), filepath.Join(dir, name+".key")
-	if err := os.WriteFile(certFile, cert, 0o600); err != nil {
-		return "", "", err
-	}
-	return certFile, keyFile, os.WriteFile(keyFile, key, 0o600)
+	return must(keyutil.MarshalPrivateKeyToPEM(keyOf(kind)))
 }

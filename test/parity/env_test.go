@@ -1,36 +1,26 @@
 package parity
 
 import (
-	"bytes"
-	"context"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/authentication/serviceaccount"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
+	ctrl "sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
+
+func TestMain(m *testing.M) { kit.Main(m, 1) }
 
 // env is the control plane for both programs, which run one after the other.
 type env struct {
 	*cluster.Cluster
-	admin kubernetes.Interface
-	// kubeconfigs are the kubeconfig files of the ServiceAccounts of ours, and "" is the administrator's.
+	// kubeconfigs are the kubeconfig files of the identities of ours by controller, and "" is the administrator's.
 	kubeconfigs map[string]string
-	// common are the flags of every start, and byStart the flags of one start.
-	common  []string
+	// byStart are the flags of each start.
 	byStart [starts][]string
 	// ends are the expiry times of CAs that expire before their certificates would.
 	ends []time.Time
@@ -38,132 +28,63 @@ type env struct {
 
 func startEnv(t *testing.T) *env {
 	t.Helper()
-	for _, name := range []string{"KUBEBUILDER_ASSETS", "KUBE_CONTROLLER_MANAGER"} {
-		if os.Getenv(name) == "" {
-			t.Fatalf("%s is not set: run this with `make parity`, which gets the control plane", name)
-		}
+	if os.Getenv("KUBE_CONTROLLER_MANAGER") == "" {
+		t.Fatal("KUBE_CONTROLLER_MANAGER is not set: run this with `make parity`, which gets the control plane")
 	}
-	c, err := cluster.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := c.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	config := rest.CopyConfig(c.Config)
-	config.ContentType = "application/vnd.kubernetes.protobuf"
-	e := &env{Cluster: c, admin: kubernetes.NewForConfigOrDie(config)}
-	kubeconfig, err := c.WriteKubeconfig("admin", c.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.kubeconfigs, e.common = map[string]string{"": kubeconfig}, []string{"--leader-elect=false"}
-	e.installSplit(t)
-	e.bind(t, "system:node-bootstrapper", rbacv1.GroupKind, "system:authenticated")
-	e.bind(t, nodeClientRole, rbacv1.GroupKind, "parity:bootstrappers")
-	e.bind(t, nodeClientRole, rbacv1.UserKind, "named")
-	e.bind(t, "system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", rbacv1.GroupKind, "parity:renewers")
-	if err := e.writeCAs(); err != nil {
-		t.Fatal(err)
-	}
+	kit.Alone(t)
+	e := &env{Cluster: kit.ControlPlane(t), kubeconfigs: map[string]string{}}
+	e.writeKubeconfig(t, "", e.Config)
+	e.identify(t)
+	kit.GrantGroup(t, "system:authenticated", kit.MayCreate)
+	kit.GrantGroup(t, "parity:bootstrappers", kit.MayJoin)
+	kit.Grant(t, "named", kit.MayJoin)
+	kit.GrantGroup(t, "parity:renewers", kit.MayRenewOwn)
+	e.writeCAs(t)
 	return e
 }
 
-// systemNamespace is the namespace of the shipped manifests.
-const systemNamespace = "csr-controller-manager-system"
-
-// installSplit installs the identities and roles of config/overlays/split, and waits until they are in effect.
-func (e *env) installSplit(t *testing.T) {
+// identify gives each of our controllers its identity of config/overlays/split, for an hour.
+func (e *env) identify(t *testing.T) {
 	t.Helper()
-	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
-	manifests, err := exec.CommandContext(t.Context(), kubectl, "kustomize", "../../config/overlays/split").Output()
-	if err != nil {
-		t.Fatalf("render config/overlays/split: %v", err)
-	}
-	apply := exec.CommandContext(t.Context(), kubectl, "--kubeconfig="+e.kubeconfigs[""], "apply", "--server-side", "-f", "-")
-	apply.Stdin = bytes.NewReader(manifests)
-	if text, err := apply.CombinedOutput(); err != nil {
-		t.Fatalf("install config/overlays/split: %v: %s", err, text)
-	}
-	for account, needs := range map[string]authorizationv1.ResourceAttributes{
-		"csr-approver": {Verb: "update", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Subresource: "approval"},
-		"csr-signer":   {Verb: "update", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests", Subresource: "status"},
-		"csr-cleaner":  {Verb: "delete", Group: certificatesv1.GroupName, Resource: "certificatesigningrequests"},
-	} {
-		token, err := e.admin.CoreV1().ServiceAccounts(systemNamespace).CreateToken(t.Context(), account, &authenticationv1.TokenRequest{
-			Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To[int64](24 * 3600)},
-		}, metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		config := rest.AnonymousClientConfig(e.Config)
-		config.BearerToken = token.Status.Token
-		if e.kubeconfigs[account], err = e.WriteKubeconfig(account, config); err != nil {
-			t.Fatal(err)
-		}
-		review := &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
-			User: serviceaccount.MakeUsername(systemNamespace, account), ResourceAttributes: &needs,
-		}}
-		err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-			answer, err := e.admin.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-			return err == nil && answer.Status.Allowed, nil
-		})
-		if err != nil {
-			t.Fatalf("the role of %s is not in effect: %v", account, err)
-		}
+	for controller, name := range map[string]string{"csrapproving": "approver", "csrsigning": "signer", "csrcleaner": "cleaner"} {
+		e.writeKubeconfig(t, controller, kit.RoleConfig(t, name))
 	}
 }
 
-const nodeClientRole = "system:certificates.k8s.io:certificatesigningrequests:nodeclient"
-
-func (e *env) bind(t *testing.T, role, kind, name string) {
+func (e *env) writeKubeconfig(t *testing.T, name string, cfg *rest.Config) {
 	t.Helper()
-	_, err := e.admin.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "parity-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: kind, Name: name}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// as returns a client for the user.
-func (e *env) as(u user) (kubernetes.Interface, error) {
-	config := rest.CopyConfig(e.Config)
-	config.Impersonate = rest.ImpersonationConfig{UserName: u.name, Groups: u.groups}
-	return kubernetes.NewForConfig(config)
+	file, err := e.WriteKubeconfig("parity-"+name, cfg)
+	kit.NoError(t, err)
+	e.kubeconfigs[name] = file
 }
 
 // create creates the row's request under that name.
-func (e *env) create(ctx context.Context, name string, r row) error {
+func (e *env) create(t *testing.T, name string, r row) error {
+	t.Helper()
 	obj, err := r.object(name)
 	if err != nil {
 		return err
 	}
 	if r.stored {
-		return e.Store(ctx, filepath.Join("certificatesigningrequests", name), obj)
+		return e.Store(t.Context(), "certificatesigningrequests/"+name, obj)
 	}
-	requester, err := e.as(r.user)
+	admin, cfg := kit.Admin(t), rest.CopyConfig(e.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: r.user.name, Groups: r.user.groups}
+	requester, err := ctrl.New(cfg, ctrl.Options{Scheme: kit.Scheme, Mapper: admin.RESTMapper()})
 	if err != nil {
 		return err
 	}
 	wanted := obj.Status.Conditions
-	obj, err = requester.CertificatesV1().CertificateSigningRequests().Create(ctx, obj, metav1.CreateOptions{})
-	if err != nil {
+	if err := requester.Create(t.Context(), obj); err != nil {
 		return err
 	}
-	requests := e.admin.CertificatesV1().CertificateSigningRequests()
 	for _, condition := range wanted {
-		obj.Status.Conditions = append(obj.Status.Conditions, condition)
+		subresource := admin.SubResource("status")
 		if condition.Type == certificatesv1.CertificateApproved || condition.Type == certificatesv1.CertificateDenied {
-			obj, err = requests.UpdateApproval(ctx, name, obj, metav1.UpdateOptions{})
-		} else {
-			obj, err = requests.UpdateStatus(ctx, obj, metav1.UpdateOptions{})
+			subresource = admin.SubResource("approval")
 		}
-		if err != nil {
+		obj.Status.Conditions = append(obj.Status.Conditions, condition)
+		if err := subresource.Update(t.Context(), obj); err != nil {
 			return err
 		}
 	}

@@ -7,37 +7,31 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/rsa"
-	"fmt"
 	"sync"
-	"time"
 )
 
 // madeKeys has one key of each kind, created on first use. The comparison never depends on the value of a key.
 var madeKeys = map[string]func() (crypto.Signer, error){
-	"":          sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }),
-	"P-256":     sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P256(), rand.Reader) }),
-	"P-384":     sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P384(), rand.Reader) }),
-	"P-521":     sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P521(), rand.Reader) }),
-	"P-224":     sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P224(), rand.Reader) }),
+	"": ec(elliptic.P256()), "P-224": ec(elliptic.P224()), "P-256": ec(elliptic.P256()), "P-384": ec(elliptic.P384()), "P-521": ec(elliptic.P521()),
+	"authority": ec(elliptic.P384()),
 	"Ed25519":   sync.OnceValues(func() (crypto.Signer, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err }),
-	"RSA-1024":  sync.OnceValues(func() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, 1024) }),
-	"RSA-2048":  sync.OnceValues(func() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, 2048) }),
-	"RSA-4096":  sync.OnceValues(func() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, 4096) }),
-	"authority": sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(elliptic.P384(), rand.Reader) }),
+	"RSA-1024":  rsaKey(1024), "RSA-2048": rsaKey(2048), "RSA-4096": rsaKey(4096),
 }
 
-func keyOf(kind string) (crypto.Signer, error) {
-	generate, known := madeKeys[kind]
-	if !known {
-		return nil, fmt.Errorf("no key of kind %q", kind)
-	}
-	return generate()
+func ec(curve elliptic.Curve) func() (crypto.Signer, error) {
+	return sync.OnceValues(func() (crypto.Signer, error) { return ecdsa.GenerateKey(curve, rand.Reader) })
 }
 
-// storedCertificate returns the certificate that a row has in its status from the beginning.
-func (r row) storedCertificate() ([]byte, error) {
-	if r.endedAgo == 0 {
-		return r.certificate, nil
+func rsaKey(bits int) func() (crypto.Signer, error) {
+	return sync.OnceValues(func() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, bits) })
+}
+
+func keyOf(kind string) crypto.Signer { return must(madeKeys[kind]()) }
+
+// must returns value. An error is a mistake in the table.
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
 	}
-	return selfSigned("", time.Now().Add(-r.endedAgo), nil)
+	return value
 }

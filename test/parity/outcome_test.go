@@ -6,9 +6,13 @@ import (
 	"encoding/pem"
 	"fmt"
 	"strings"
+	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 // outcome is the result of a request, without values that differ from run to run.
@@ -135,4 +139,26 @@ func sameKey(request []byte, cert *x509.Certificate) bool {
 	}
 	parsed, err := x509.ParseCertificateRequest(block.Bytes)
 	return err == nil && string(parsed.RawSubjectPublicKeyInfo) == string(cert.RawSubjectPublicKeyInfo)
+}
+
+// read returns the outcome of the row.
+func (p *pass) read(t *testing.T, r row, key string, obj *certificatesv1.CertificateSigningRequest) outcome {
+	t.Helper()
+	found := outcomeOf(obj, p.from[key], time.Now(), p.ends)
+	if found.Certificate == nil {
+		return found
+	}
+	if r.endedAgo != 0 || r.certificate != nil {
+		found.Certificate = &certificate{Surplus: "as stored"}
+		if r.certificate != nil && string(r.certificate) != string(obj.Status.Certificate) {
+			found.Certificate.Surplus = "replaced"
+		}
+	}
+	if r.use { // the user that the API server identifies by the certificate
+		cfg := rest.AnonymousClientConfig(p.Config)
+		cfg.CertData, cfg.KeyData = obj.Status.Certificate, privatePEM(r.key)
+		user, err := kubelet.WhoAmI(t.Context(), cfg)
+		found.User = fmt.Sprintf("%s in %v, error %v", user.Username, user.Groups, err)
+	}
+	return found
 }

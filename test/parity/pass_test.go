@@ -10,9 +10,9 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const (
@@ -34,7 +34,7 @@ type pass struct {
 	hasty    bool
 	// awake reports that the program has done something. A program may start slowly.
 	awake   bool
-	running running
+	running *running
 	names   map[string]string // row → object
 	from    map[string]time.Time
 }
@@ -45,10 +45,8 @@ func (e *env) turn(t *testing.T, p program) *pass {
 	turn := &pass{env: e, program: p, patience: patience, names: map[string]string{}, from: map[string]time.Time{}}
 	if set := os.Getenv("PARITY_PATIENCE"); set != "" {
 		short, err := time.ParseDuration(set)
-		if err != nil {
-			t.Fatal(err)
-		}
-		turn.patience, turn.hasty = short, p.ours()
+		kit.NoError(t, err)
+		turn.patience, turn.hasty = short, p.ours
 	}
 	return turn
 }
@@ -87,7 +85,7 @@ func (p *pass) make(t *testing.T, key string, r row) {
 	t.Helper()
 	name := fmt.Sprintf("%s-%s", p.id, strings.Map(plain, key))
 	p.names[key], p.from[key] = name, time.Now()
-	if err := p.create(t.Context(), name, r); err != nil {
+	if err := p.create(t, name, r); err != nil {
 		t.Fatalf("make request %q: %v", key, err)
 	}
 }
@@ -112,9 +110,7 @@ func (p *pass) startCleaning(t *testing.T) {
 	seen := 0
 	for try := range tries {
 		sentinel := fmt.Sprintf("%s-sentinel-%d", p.id, try)
-		if err := p.create(t.Context(), sentinel, old(month, gone)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, p.create(t, sentinel, old(month, gone)))
 		p.run(t, p.byStart[oneCA]...)
 		if p.settle(t, map[string]string{sentinel: gone}) {
 			seen++
@@ -122,10 +118,10 @@ func (p *pass) startCleaning(t *testing.T) {
 		if seen == p.passes {
 			return
 		}
-		if p.ours() { // ours needs no second start, and a mutant may never clean
+		if p.ours { // ours needs no second start, and a mutant may never clean
 			return
 		}
-		p.running.stop()
+		p.running.stop(t)
 	}
 	t.Fatalf("%s: %d of %d starts cleaned, want %d", p.id, seen, tries, p.passes)
 }
@@ -146,7 +142,7 @@ func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcom
 			if state := stateOf(objs[p.names[key]]); state != untouched {
 				t.Errorf("%s: %q is %q before its requester may ask for it", p.id, key, state)
 			}
-			p.bind(t, nodeClientRole, rbacv1.UserKind, r.user.name+"-"+p.id)
+			kit.Grant(t, r.user.name+"-"+p.id, kit.MayJoin)
 		}
 	}
 	p.afterDue(t, rows)
@@ -154,14 +150,14 @@ func (p *pass) collect(t *testing.T, rows map[string]row, into map[string]outcom
 	objs = p.list(t)
 	for key, r := range rows {
 		into[key] = p.read(t, r, key, objs[p.names[key]])
-		if p.ours() && !p.logs(t, r.log) {
+		if p.ours && !p.logs(t, r.log) {
 			t.Errorf("%q is not in our log for %q", r.log, key)
 		}
 	}
 	if t.Failed() {
-		t.Logf("%s", p.running.tail(t))
+		t.Logf("%s", p.running.tail())
 	}
-	p.running.check(t, p.ours())
+	p.running.check(t)
 	p.clear(t)
 }
 
@@ -184,8 +180,10 @@ func (p *pass) afterDue(t *testing.T, rows map[string]row) {
 		if r.deviation != "on-time" {
 			continue
 		}
-		due := p.from[key].Add(dueIn + 2*time.Second)
-		_ = wait.PollUntilContextCancel(t.Context(), pollInterval, true, func(context.Context) (bool, error) { return time.Now().After(due), nil })
+		select {
+		case <-time.After(time.Until(p.from[key].Add(dueIn + 2*time.Second))):
+		case <-t.Context().Done():
+		}
 	}
 }
 
@@ -202,20 +200,18 @@ func (p *pass) wanted(rows map[string]row, which func(row) bool) map[string]stri
 	wanted := map[string]string{}
 	for key, r := range rows {
 		if which(r) {
-			wanted[p.names[key]] = r.expected(p.ours())
+			wanted[p.names[key]] = r.expected(p.ours)
 		}
 	}
 	return wanted
 }
 
 // list returns this turn's objects by name.
-func (p *pass) list(t *testing.T) map[string]*certificatesv1.CertificateSigningRequest {
+func (p *pass) list(t *testing.T) map[string]*kit.Request {
 	t.Helper()
-	list, err := p.admin.CertificatesV1().CertificateSigningRequests().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	objs := map[string]*certificatesv1.CertificateSigningRequest{}
+	list := &certificatesv1.CertificateSigningRequestList{}
+	kit.NoError(t, kit.Admin(t).List(t.Context(), list))
+	objs := map[string]*kit.Request{}
 	for i := range list.Items {
 		objs[list.Items[i].Name] = &list.Items[i]
 	}
@@ -224,7 +220,5 @@ func (p *pass) list(t *testing.T) map[string]*certificatesv1.CertificateSigningR
 
 func (p *pass) clear(t *testing.T) {
 	t.Helper()
-	if err := p.admin.CertificatesV1().CertificateSigningRequests().DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Admin(t).DeleteAllOf(t.Context(), &kit.Request{}))
 }

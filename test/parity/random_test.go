@@ -22,6 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	gocmp "github.com/google/go-cmp/cmp"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const (
@@ -40,16 +42,12 @@ func TestRandomParity(t *testing.T) {
 	seed, duration := rand.Uint64()%1_000_000_000, time.Minute
 	if text := os.Getenv("PARITY_SEED"); text != "" {
 		given, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		seed = given
 	}
 	if text := os.Getenv("PARITY_FUZZ_FOR"); text != "" {
 		given, err := time.ParseDuration(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		duration = given
 	}
 	e := startEnv(t)
@@ -57,6 +55,7 @@ func TestRandomParity(t *testing.T) {
 	tally, began := tally{}, time.Now()
 	for ; (time.Since(began) < duration || tally["rounds"] == 0) && !t.Failed(); seed++ {
 		t.Logf("seed %d", seed)
+		e.identify(t)
 		rows := newRandom(seed).rows(t, requestsInRound)
 		theirs := e.randomTurn(t, kcm, rows, nil)
 		ours := e.randomTurn(t, own, rows, theirs)
@@ -166,7 +165,7 @@ func (e *env) randomTurn(t *testing.T, p program, rows map[string]sample, theirs
 	accepted := map[string]sample{}
 	for _, key := range slices.Sorted(maps.Keys(rows)) {
 		turn.names[key], turn.from[key] = p.id+"-"+key, time.Now()
-		switch err := turn.create(t.Context(), turn.names[key], rows[key].row); {
+		switch err := turn.create(t, turn.names[key], rows[key].row); {
 		case err == nil:
 			accepted[key] = rows[key]
 		case !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !apierrors.IsBadRequest(err):
@@ -182,7 +181,7 @@ func (e *env) randomTurn(t *testing.T, p program, rows map[string]sample, theirs
 	for key, s := range accepted {
 		outcomes[key] = turn.read(t, s.row, key, objs[turn.names[key]])
 	}
-	turn.running.check(t, p.ours())
+	turn.running.check(t)
 	turn.clear(t)
 	return outcomes
 }
@@ -196,7 +195,7 @@ func (p *pass) idle(t *testing.T) {
 			p.make(t, name, node)
 		}
 		if !p.settle(t, map[string]string{p.names[name]: approvedIssued}) {
-			t.Fatalf("%s does not issue the %s:\n%s", p.id, name, p.running.tail(t))
+			t.Fatalf("%s does not issue the %s:\n%s", p.id, name, p.running.tail())
 		}
 	}
 	last, since := "", time.Now()

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -17,6 +17,9 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	ctrl "sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const refusal = "no certificate is stored here"
@@ -62,8 +65,7 @@ func (e *env) refuse(t *testing.T) *refuser {
 	server := httptest.NewTLSServer(r)
 	t.Cleanup(server.Close)
 	fail, none := admissionregistrationv1.Fail, admissionregistrationv1.SideEffectClassNone
-	configurations := e.admin.AdmissionregistrationV1().ValidatingWebhookConfigurations()
-	_, err := configurations.Create(t.Context(), &admissionregistrationv1.ValidatingWebhookConfiguration{
+	kit.Create(t, kit.Admin(t), &admissionregistrationv1.ValidatingWebhookConfiguration{
 		ObjectMeta: metav1.ObjectMeta{Name: "parity-refuse"},
 		Webhooks: []admissionregistrationv1.ValidatingWebhook{{
 			Name: "refuse.parity.example.com", FailurePolicy: &fail, SideEffects: &none, AdmissionReviewVersions: []string{"v1"},
@@ -77,30 +79,17 @@ func (e *env) refuse(t *testing.T) *refuser {
 				},
 			}},
 		}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = configurations.Delete(context.Background(), "parity-refuse", metav1.DeleteOptions{}) })
-	// The API server knows the webhook after a moment.
-	requests := e.admin.CertificatesV1().CertificateSigningRequests()
-	err = wait.PollUntilContextTimeout(t.Context(), pollInterval, patience, true, func(ctx context.Context) (bool, error) {
-		const name = "parity-refused-yet"
-		if err := e.create(ctx, name, client); err != nil {
-			return false, err
-		}
-		obj, err := requests.Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return false, err
-		}
-		obj.Status.Certificate = e.CA.CertPEM
-		_, err = requests.UpdateStatus(ctx, obj, metav1.UpdateOptions{})
-		refused := err != nil && strings.Contains(err.Error(), refusal)
-		return refused, errors.Join(requests.Delete(ctx, name, metav1.DeleteOptions{}))
 	})
-	if err != nil {
-		t.Fatalf("certificates are not refused: %v", err)
-	}
+	// The API server knows the webhook after a moment.
+	obj := kit.ApprovedClient(t, "parity-refused-yet")
+	kit.Eventually(t, "certificates are refused", func(ctx context.Context) error {
+		tried := obj.DeepCopy()
+		tried.Status.Certificate = e.CA.CertPEM
+		if err := kit.Admin(t).Status().Update(ctx, tried, ctrl.DryRunAll); err == nil || !strings.Contains(err.Error(), refusal) {
+			return fmt.Errorf("got %w", err)
+		}
+		return nil
+	})
 	return r
 }
 
@@ -108,26 +97,23 @@ func (e *env) refuse(t *testing.T) *refuser {
 func (e *env) testNotStored(t *testing.T, own program) {
 	t.Helper()
 	refused := e.refuse(t)
-	cert, key, err := writePair(e.Dir, "refused", e.CA.CertPEM, e.CA.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	args := append(e.filesOf(t, "refused", e.CA.CertPEM, e.CA.KeyPEM), "--controllers=csrsigning")
 	const enough = 3
 	for _, p := range []program{kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")), own} {
 		turn := e.turn(t, p)
 		turn.make(t, "refused", client)
-		turn.run(t, "--controllers=csrsigning", "--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key)
+		turn.run(t, args...)
 		name := turn.names["refused"]
 		if err := wait.PollUntilContextTimeout(t.Context(), pollInterval, 2*patience, true, func(context.Context) (bool, error) {
 			writes, _ := refused.of(name)
 			return writes >= enough, nil
 		}); err != nil {
-			t.Fatalf("%s does not try again: %v\n%s", p.id, err, turn.running.tail(t))
+			t.Fatalf("%s does not try again: %v\n%s", p.id, err, turn.running.tail())
 		}
 		if writes, different := refused.of(name); different != writes {
 			t.Errorf("%s wrote %d certificates in %d writes, want a new one each time", p.id, different, writes)
 		}
-		turn.running.check(t, p.ours())
+		turn.running.check(t)
 		turn.clear(t)
 	}
 }

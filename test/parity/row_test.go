@@ -123,9 +123,12 @@ func (r row) object(name string) (*certificatesv1.CertificateSigningRequest, err
 	if r.stored {
 		obj.UID = uuid.NewUUID()
 		obj.CreationTimestamp = metav1.NewTime(time.Now().Add(-r.age))
-		obj.Status.Certificate, err = r.storedCertificate()
+		obj.Status.Certificate = r.certificate
+		if r.endedAgo != 0 {
+			obj.Status.Certificate = selfSigned("", time.Now().Add(-r.endedAgo), nil)
+		}
 	}
-	return obj, err
+	return obj, nil
 }
 
 func (r row) signerName() string {
@@ -142,11 +145,7 @@ func (r row) pem() ([]byte, error) {
 	if r.subject != nil {
 		template.Subject = *r.subject
 	}
-	key, err := keyOf(r.key)
-	if err != nil {
-		return nil, err
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
+	der, err := x509.CreateCertificateRequest(rand.Reader, &template, keyOf(r.key))
 	if err != nil {
 		return nil, err
 	}

@@ -13,10 +13,7 @@ import (
 // certificate that belongs to the key.
 func (e *env) testSeveralCertificates(t *testing.T, own program) {
 	t.Helper()
-	other, err := selfSigned("", time.Now().Add(time.Hour), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	other := selfSigned("", time.Now().Add(time.Hour), nil)
 	e.testRefusedFiles(t, own, "bundle", slices.Concat(e.CA.CertPEM, other), e.CA.KeyPEM, "expected 1 certificate, found 2")
 }
 
@@ -33,18 +30,14 @@ func (e *env) testWrongLabel(t *testing.T, own program) {
 // testRefusedFiles checks that kube-controller-manager exits with these words, and that ours signs.
 func (e *env) testRefusedFiles(t *testing.T, own program, name string, certPEM, keyPEM []byte, words string) {
 	t.Helper()
-	cert, key, err := writePair(e.Dir, name, certPEM, keyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	args := []string{"--controllers=csrsigning", "--cluster-signing-cert-file=" + cert, "--cluster-signing-key-file=" + key}
+	args := append(e.filesOf(t, name, certPEM, keyPEM), "--controllers=csrsigning")
 	theirs := kubeControllerManager(os.Getenv("KUBE_CONTROLLER_MANAGER")).start(t, e, args...)
 	select {
-	case <-theirs[0].Done:
+	case <-theirs.processes[0].Done:
 	case <-time.After(time.Minute):
 		t.Fatal("kube-controller-manager runs with these files")
 	}
-	if tail := theirs.tail(t); !strings.Contains(tail, words) {
+	if tail := theirs.tail(); !strings.Contains(tail, words) {
 		t.Errorf("kube-controller-manager ended, but said:\n%s", tail)
 	}
 	turn := e.turn(t, own)
@@ -55,5 +48,5 @@ func (e *env) testRefusedFiles(t *testing.T, own program, name string, certPEM, 
 	if found.Certificate == nil || found.Certificate.Issuer != "CN=csrenv" {
 		t.Errorf("%+v is not signed by the CA of the key", found)
 	}
-	turn.running.check(t, true)
+	turn.running.check(t)
 }

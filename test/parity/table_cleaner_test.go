@@ -32,13 +32,7 @@ func unparsable(base row) row {
 
 var garbageCertificate = []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 
-func ended() []byte {
-	cert, err := selfSigned("", time.Now().Add(-time.Minute), nil)
-	if err != nil {
-		panic(err) // a mistake in the table
-	}
-	return cert
-}
+func ended() []byte { return selfSigned("", time.Now().Add(-time.Minute), nil) }
 
 // timeless returns a condition as it was before the API server set times.
 func timeless(kind certificatesv1.RequestConditionType) certificatesv1.CertificateSigningRequestCondition {
