@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -88,7 +89,7 @@ func properties(out *strings.Builder, object property, path string, tables map[s
 // rows adds the rows of the fields of o, an object at path, with prefix before their names. A small object has no table:
 // its fields have rows here. later gets each other object. Objects with the same fields share a table.
 func (o property) rows(rows *table, path, prefix string, tables map[string]property, later func(of property, path string)) {
-	for _, name := range sortedKeys(o.Properties) {
+	for _, name := range slices.Sorted(maps.Keys(o.Properties)) {
 		field, at := o.Properties[name], path+"."+name
 		description := prose(bareProperty(field.Description, name))
 		for _, rule := range field.Rules {
@@ -170,14 +171,4 @@ func columns(root string) (string, error) {
 		all = append(all, text)
 	}
 	return strings.Join(all, ", ") + ".", nil
-}
-
-// sortedKeys returns the keys of all in order.
-func sortedKeys[T any](all map[string]T) []string {
-	var keys []string
-	for key := range all {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	return keys
 }

@@ -3,10 +3,13 @@ package reference
 import (
 	"errors"
 	"fmt"
-	"go/ast"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -145,115 +148,66 @@ func describeLabels(used map[string]bool) (*table, error) {
 	return rows, nil
 }
 
+var (
+	// constructor finds the start of a metric. A description is that of a gauge: the code makes no other.
+	constructor = regexp.MustCompile(`prometheus\.New(Counter|Gauge|Histogram|Summary|Desc)(Vec)?\(`)
+	// named finds the name and the help of a metric, and labelled its labels.
+	named    = regexp.MustCompile(`^(?:prometheus\.\w+Opts\{\s*Name: *)?("[a-z_]+"),\s*(?:Help: *)?((?:"(?:[^"\\]|\\.)*"(?:\s\+\s+)?)+),`)
+	labelled = regexp.MustCompile(`\[\]string\{([^}]*)\}`)
+)
+
 // findMetrics returns the metrics that the code makes, by name.
-func findMetrics(root string) ([]metric, error) {
-	dirs, err := packages(root, "controllers", "internal", "pkg")
-	if err != nil {
-		return nil, err
-	}
-	var all []metric
-	for _, dir := range dirs {
-		parsed, err := files(dir)
-		if err != nil {
-			return nil, err
-		}
-		for _, file := range parsed {
-			ast.Inspect(file, func(node ast.Node) bool {
-				if call, is := node.(*ast.CallExpr); is && err == nil {
-					var found *metric
-					if found, err = readMetric(call); found != nil {
-						all = append(all, *found)
-					}
+func findMetrics(root string) (all []metric, err error) {
+	for _, folder := range []string{"controllers", "internal", "pkg"} {
+		err = errors.Join(err, filepath.WalkDir(filepath.Join(root, folder), func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			starts := constructor.FindAllSubmatchIndex(source, -1)
+			for i, at := range starts {
+				end := len(source)
+				if i+1 < len(starts) {
+					end = starts[i+1][0]
 				}
-				return true
-			})
-		}
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", filepath.ToSlash(dir), err)
-		}
+				m, err := readMetric(string(source[at[2]:at[3]]), at[4] >= 0, string(source[at[1]:end]))
+				if err != nil {
+					return fmt.Errorf("%s: %w: %s", path, err, source[at[0]:at[1]])
+				}
+				all = append(all, m)
+			}
+			return nil
+		}))
 	}
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
-	return all, nil
+	return all, err
 }
 
-// readMetric returns the metric that call makes, or nil. A description is that of a gauge: the code makes no other.
-func readMetric(call *ast.CallExpr) (*metric, error) {
-	kind := constructed(call)
-	m := &metric{kind: strings.ToLower(kind)}
-	var labels ast.Expr
-	switch kind {
-	case "Counter", "Gauge", "Histogram", "Summary":
-		m.readOptions(call.Args[0])
-		if len(call.Args) > 1 {
-			labels = call.Args[1]
+// readMetric reads the metric of that kind whose arguments text begins with.
+func readMetric(kind string, vector bool, text string) (m metric, err error) {
+	text, _, _ = strings.Cut(text, "\n\n")
+	found := named.FindStringSubmatch(text)
+	if found == nil {
+		return metric{}, errors.New("want literals for name and help")
+	}
+	m.kind = strings.Replace(strings.ToLower(kind), "desc", "gauge", 1)
+	texts := []string{found[1]}
+	if vector || kind == "Desc" {
+		labels := labelled.FindStringSubmatch(text)
+		if labels == nil {
+			return metric{}, errors.New("want a literal list of labels")
 		}
-	case "Desc":
-		m.kind = "gauge"
-		m.name, _ = text(call.Args[0])
-		m.help, _ = text(call.Args[1])
-		labels = call.Args[2]
-	default:
-		return nil, nil
+		texts = append(texts, strings.Split(labels[1], ", ")...)
 	}
-	if m.name == "" || m.help == "" {
-		return nil, fmt.Errorf("a %s whose name and help are no literals", kind)
-	}
-	var err error
-	m.labels, err = literals(labels)
-	if err != nil {
-		return nil, fmt.Errorf("labels of %s: %w", m.name, err)
-	}
-	return m, nil
-}
-
-// literals returns the strings in a literal list, or nothing if list is absent or nil.
-func literals(list ast.Expr) ([]string, error) {
-	if name, is := list.(*ast.Ident); list == nil || is && name.Name == "nil" {
-		return nil, nil
-	}
-	literal, is := list.(*ast.CompositeLit)
-	if !is {
-		return nil, errors.New("want a literal list")
-	}
-	var all []string
-	for _, element := range literal.Elts {
-		each, is := text(element)
-		if !is {
-			return nil, errors.New("want literals")
-		}
-		all = append(all, each)
-	}
-	return all, nil
-}
-
-// constructed returns what call constructs: X if it calls prometheus.NewX or prometheus.NewXVec, else "".
-func constructed(call *ast.CallExpr) string {
-	function, is := call.Fun.(*ast.SelectorExpr)
-	if !is {
-		return ""
-	}
-	if from, is := function.X.(*ast.Ident); !is || from.Name != "prometheus" || len(call.Args) == 0 {
-		return ""
-	}
-	return strings.TrimSuffix(strings.TrimPrefix(function.Sel.Name, "New"), "Vec")
-}
-
-// readOptions reads the name and the help of m.
-func (m *metric) readOptions(options ast.Expr) {
-	literal, is := options.(*ast.CompositeLit)
-	if !is {
-		return
-	}
-	for _, element := range literal.Elts {
-		pair, is := element.(*ast.KeyValueExpr)
-		if !is {
-			continue
-		}
-		switch key, _ := pair.Key.(*ast.Ident); key.Name {
-		case "Name":
-			m.name, _ = text(pair.Value)
-		case "Help":
-			m.help, _ = text(pair.Value)
+	for i := range texts {
+		if texts[i], err = strconv.Unquote(texts[i]); err != nil {
+			return metric{}, err
 		}
 	}
+	m.name, m.labels = texts[0], texts[1:]
+	m.help, err = strconv.Unquote(regexp.MustCompile(`"\s\+\s+"`).ReplaceAllString(found[2], ""))
+	return m, err
 }

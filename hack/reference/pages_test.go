@@ -14,20 +14,34 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	approval "github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 var update = flag.Bool("update", false, "write the generated parts")
 
 // parts returns the generated parts by name. root is the root of the repository.
 var parts = map[string]func(root string) (string, error){
-	"metrics":        metrics,
-	"api-spec":       func(root string) (string, error) { return schema(root, "spec") },
-	"api-status":     func(root string) (string, error) { return schema(root, "status") },
-	"api-columns":    columns,
-	"roles":          roles,
-	"rule-presets":   rulePresets,
-	"rule-variables": ruleVariables,
-	"rule-libraries": ruleLibraries,
+	"metrics":      metrics,
+	"api-spec":     func(root string) (string, error) { return schema(root, "spec") },
+	"api-status":   func(root string) (string, error) { return schema(root, "status") },
+	"api-columns":  columns,
+	"roles":        roles,
+	"rule-presets": rulePresets,
+	"rule-variables": func(string) (string, error) {
+		rows := newTable("variable", "type", "holds")
+		for _, each := range approval.Variables() {
+			rows.row(quote(each.Path), quote(each.Type()), prose(each.Doc))
+		}
+		return rows.String(), nil
+	},
+	"rule-libraries": func(string) (string, error) {
+		rows := newTable("library", "functions")
+		for _, each := range approval.Libraries() {
+			rows.row(each.Name, prose(each.Functions))
+		}
+		return rows.String(), nil
+	},
 }
 
 // TestPages compares the generated parts of the pages. Each part must be in one page.
@@ -70,6 +84,22 @@ func TestPages(t *testing.T) {
 			t.Errorf("no page has the part %q", name)
 		}
 	}
+}
+
+// preset finds the presets of approval rules and their comments.
+var preset = regexp.MustCompile(`(?m)^((?:\t// .*\n)+)\t(\w+) Preset = ("\w+")$`)
+
+// rulePresets returns the presets, as their comments describe them.
+func rulePresets(root string) (string, error) {
+	source, err := os.ReadFile(filepath.Join(root, "pkg/rules/presets.go"))
+	if err != nil {
+		return "", err
+	}
+	rows := newTable("preset", "what it approves")
+	for _, each := range preset.FindAllStringSubmatch(string(source), -1) {
+		rows.row(strings.ReplaceAll(each[3], `"`, "`"), prose(bare(strings.TrimSpace(strings.ReplaceAll(each[1], "\t// ", "")), each[2])))
+	}
+	return rows.String(), nil
 }
 
 // marked finds a generated part and its marks.
