@@ -1,10 +1,10 @@
 package docs
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -34,62 +34,46 @@ func TestSlug(t *testing.T) {
 	}
 }
 
+// TestBrokenLinks checks a tree with good and broken links.
 func TestBrokenLinks(t *testing.T) {
 	t.Parallel()
-	for name, test := range map[string]struct{ file, text, want string }{
-		"page":                        {text: "[x](b.md)"},
-		"anchor":                      {text: "[x](b.md#the-end)"},
-		"anchor in the page":          {text: "# Own\n\n[x](#own)"},
-		"folder":                      {text: "[x](..)"},
-		"another site":                {text: "[x](https://example.com/none) <https://example.com>"},
-		"link in a code block":        {text: "```\n[x](none.md)\n```\n\nand `[x](none.md)`"},
-		"missing page":                {text: "\nsee\n[x](none.md)", want: `docs/a.md:3: link to "none.md": no such file`},
-		"missing image":               {text: "![x](none.png)", want: "no such file"},
-		"missing page in a table":     {text: "| a |\n|---|\n| [x](none.md) |", want: `docs/a.md:3: link to "none.md"`},
-		"missing page by a reference": {text: "[x][1]\n\n[1]: none.md", want: "no such file"},
-		"missing anchor":              {text: "[x](b.md#none)", want: "docs/b.md has no heading #none"},
-		"missing anchor in the page":  {text: "[x](#none)", want: "docs/a.md has no heading #none"},
-		"anchor of a folder":          {text: "[x](..#none)", want: ". is no page with anchors"},
-		"absolute path":               {text: "[x](/docs/b.md)", want: "is absolute"},
-		"path out of the repository":  {text: "[x](../../b.md)", want: "leads out of the repository"},
-		"missing page in code":        {file: "main.go", text: "// docs/none.md says", want: "main.go:1: docs/none.md: no such page"},
-		"missing anchor in code":      {file: "main.go", text: "// docs/b.md#none", want: "docs/b.md has no heading #none"},
-		"page in code":                {file: "main.go", text: "// docs/b.md#the-end, docs/a.md."},
-		"page without a link to it":   {file: "docs/c.md", text: "# C", want: "docs/c.md: no page links to it"},
+	root := t.TempDir()
+	for file, text := range map[string]string{
+		"README.md": "[a](docs/a.md) [b](docs/b.md) [docs](docs/good.md)",
+		"docs/b.md": "# B\n\n## The end\n",
+		"docs/good.md": "# Own\n[x](b.md) [x](b.md#the-end) [x](#own) [x](..) [x](https://example.com/none) <https://example.com>\n" +
+			"```\n[x](none.md)\n```\n\nand `[x](none.md)`",
+		"docs/a.md": "# A\n\n[x](none.md)\n![x](none.png)\n\n| a |\n|---|\n| [x](table.md) |\n\n[x][1]\n\n" +
+			"[x](b.md#none) [x](#none)\n[x](..#none)\n[x](/docs/b.md)\n[x](../../b.md)\n\n[1]: reference.md\n",
+		"docs/c.md": "# C",
+		"main.go":   "// docs/none.md says\n// docs/b.md#none\n// docs/b.md#the-end, docs/a.md.\n",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			root := t.TempDir()
-			files := map[string]string{
-				"README.md": "[a](docs/a.md) [b](docs/b.md)", "docs/a.md": "# A", "docs/b.md": "# B\n\n## The end\n",
-			}
-			if test.file == "" {
-				test.file = "docs/a.md"
-			}
-			files[test.file] = test.text
-			for file, content := range files {
-				write(t, filepath.Join(root, file), content)
-			}
-			if out, err := exec.Command("git", "init", "-q", root).CombinedOutput(); err != nil {
-				t.Fatalf("%v: %s", err, out)
-			}
-			var problem string
-			if err := links(root); err != nil {
-				problem = err.Error()
-			}
-			if (problem == "") != (test.want == "") || !strings.Contains(problem, test.want) {
-				t.Errorf("problem %q, want %q", problem, test.want)
-			}
-		})
+		write(t, filepath.Join(root, file), text)
+	}
+	if out, err := exec.Command("git", "init", "-q", root).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	want := `12 problems
+docs/a.md:3: link to "none.md": no such file
+docs/a.md:4: link to "none.png": no such file
+docs/a.md:8: link to "table.md": no such file
+docs/a.md:10: link to "reference.md": no such file
+docs/a.md:12: link to "b.md#none": docs/b.md has no heading #none
+docs/a.md:12: link to "#none": docs/a.md has no heading #none
+docs/a.md:13: link to "..#none": . is no page with anchors
+docs/a.md:14: link to "/docs/b.md": is absolute: write a relative path
+docs/a.md:15: link to "../../b.md": leads out of the repository
+main.go:1: docs/none.md: no such page
+main.go:2: docs/b.md#none: docs/b.md has no heading #none
+docs/c.md: no page links to it`
+	if err := links(root); err == nil || err.Error() != want {
+		t.Errorf("got %v\nwant %s", err, want)
 	}
 }
 
 func write(t *testing.T, file, content string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(content), 0o600)); err != nil {
 		t.Fatal(err)
 	}
 }
