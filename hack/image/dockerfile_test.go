@@ -15,9 +15,7 @@ import (
 func read(t *testing.T, name string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(root, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	return string(data)
 }
 
@@ -54,9 +52,7 @@ func TestDockerignore(t *testing.T) {
 	list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if .Main}}{{$.ImportPath}}{{end}}{{end}}", ".")
 	list.Dir = root
 	output, err := list.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	ignored := strings.Fields(regexp.MustCompile(`(?m)^#.*$`).ReplaceAllString(read(t, ".dockerignore"), ""))
 	packages := strings.Fields(string(output))
 	if len(packages) < 8 || len(ignored) < 5 {

@@ -51,6 +51,13 @@ func runTests(m *testing.M) (code int, err error) {
 	return m.Run(), nil
 }
 
+func succeed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func build(from, to string) settings {
 	return settings{root: from, out: to, version: "v1.2.3", revision: "abc", tags: []string{"v1.2.3", "dev"}}
 }
@@ -59,35 +66,23 @@ func build(from, to string) settings {
 func TestReproducible(t *testing.T) {
 	copied, out := t.TempDir(), t.TempDir()
 	sources, err := filepath.Glob(filepath.Join(root, "*.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for _, file := range append(sources, filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum")) {
 		data, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(filepath.Join(copied, filepath.Base(file)), data, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
+		succeed(t, os.WriteFile(filepath.Join(copied, filepath.Base(file)), data, 0o600))
 	}
 	for _, name := range []string{"api", "commands", "controllers", "docs", "internal", "pkg"} {
-		if err := os.CopyFS(filepath.Join(copied, name), os.DirFS(filepath.Join(root, name))); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, os.CopyFS(filepath.Join(copied, name), os.DirFS(filepath.Join(root, name))))
 	}
-	if err := build(copied, out).run(); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, build(copied, out).run())
 	entries, err := os.ReadDir(built)
 	if err != nil || len(entries) != 3 {
 		t.Fatalf("%v, error %v", entries, err)
 	}
 	for _, entry := range entries {
 		first, err := os.ReadFile(filepath.Join(built, entry.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		if second, err := os.ReadFile(filepath.Join(out, entry.Name())); err != nil || !bytes.Equal(first, second) {
 			t.Errorf("%s differs, error %v", entry.Name(), err)
 		}
@@ -99,9 +94,7 @@ func TestReproducible(t *testing.T) {
 func TestDockerArchive(t *testing.T) {
 	t.Parallel()
 	manifest, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(filepath.Join(built, name+".tar")) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for i, want := range [][]string{
 		{"csr-controller-manager:v1.2.3", "csr-controller-manager:dev"},
 		{"csr-controller-manager:v1.2.3-arm64", "csr-controller-manager:dev-arm64"},
@@ -112,13 +105,9 @@ func TestDockerArchive(t *testing.T) {
 	}
 	for tag, arch := range map[string]string{"v1.2.3": "amd64", "dev-arm64": "arm64"} {
 		ref, err := registry.NewTag(name + ":" + tag)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		img, err := tarball.ImageFromPath(filepath.Join(built, name+".tar"), &ref)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		if err := validate.Image(img); err != nil {
 			t.Errorf("%s: %v", tag, err)
 		}
@@ -130,13 +119,9 @@ func TestDockerArchive(t *testing.T) {
 func TestLayout(t *testing.T) {
 	t.Parallel()
 	index, err := layout.ImageIndexFromPath(unpack(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	top, err := index.IndexManifest()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var names []string
 	for i, manifest := range top.Manifests {
 		names = append(names, manifest.Annotations["io.containerd.image.name"])
@@ -147,24 +132,18 @@ func TestLayout(t *testing.T) {
 			continue
 		}
 		both, err := index.ImageIndex(manifest.Digest)
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		if err := validate.Index(both); err != nil {
 			t.Error(err)
 		}
 		platforms, err := both.IndexManifest()
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		for i, arch := range []string{"amd64", "arm64"} {
 			if got := platforms.Manifests[i].Platform.String(); got != "linux/"+arch {
 				t.Errorf("platform %s, want linux/%s", got, arch)
 			}
 			img, err := both.Image(platforms.Manifests[i].Digest)
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeed(t, err)
 			check(t, img, arch)
 		}
 	}
@@ -177,9 +156,7 @@ func TestLayout(t *testing.T) {
 func check(t *testing.T, img v1.Image, arch string) {
 	t.Helper()
 	file, err := img.ConfigFile()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if file.Architecture != arch || file.OS != "linux" || file.Config.User != "65532:65532" || !slices.Equal(file.Config.Entrypoint, []string{"/csr-controller-manager"}) {
 		t.Errorf("%s: %+v", arch, file)
 	}
@@ -194,22 +171,16 @@ func check(t *testing.T, img v1.Image, arch string) {
 		t.Fatalf("%d layers, error %v", len(layers), err)
 	}
 	content, err := layers[0].Uncompressed()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	defer func() { _ = content.Close() }()
 	in := tar.NewReader(content)
 	header, err := in.Next()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if header.Name != "csr-controller-manager" || header.Mode != 0o755 || header.Uid != 0 || header.Gid != 0 || header.Typeflag != tar.TypeReg {
 		t.Errorf("%+v", header)
 	}
 	binary, err := io.ReadAll(in)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if _, err := in.Next(); !errors.Is(err, io.EOF) {
 		t.Errorf("there is more than the binary: %v", err)
 	}
@@ -220,9 +191,7 @@ func check(t *testing.T, img v1.Image, arch string) {
 func checkBinary(t *testing.T, binary []byte, arch string) {
 	t.Helper()
 	file, err := elf.NewFile(bytes.NewReader(binary))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	if want := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[arch]; file.Machine != want {
 		t.Errorf("a binary for %s, want %s", file.Machine, want)
 	}
@@ -235,9 +204,7 @@ func checkBinary(t *testing.T, binary []byte, arch string) {
 		return
 	}
 	path := filepath.Join(t.TempDir(), "binary")
-	if err := os.WriteFile(path, binary, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, os.WriteFile(path, binary, 0o700))
 	if output, err := exec.CommandContext(t.Context(), path, "--version").CombinedOutput(); err != nil || string(output) != "csr-controller-manager v1.2.3\n" {
 		t.Errorf("--version: %s, error %v", output, err)
 	}
@@ -247,9 +214,7 @@ func checkBinary(t *testing.T, binary []byte, arch string) {
 func unpack(t *testing.T) string {
 	t.Helper()
 	file, err := os.Open(filepath.Join(built, name+".tar"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	defer func() { _ = file.Close() }()
 	dir := t.TempDir()
 	for in := tar.NewReader(file); ; {
@@ -257,17 +222,13 @@ func unpack(t *testing.T) string {
 		if errors.Is(err, io.EOF) {
 			return dir
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		if header.Mode != 0o644 || header.Uid != 0 || header.Gid != 0 || header.Uname != "" || header.ModTime.Unix() != 1700000000 {
 			t.Errorf("%+v", header)
 		}
 		path := filepath.Join(dir, filepath.FromSlash(header.Name))
 		data, err := io.ReadAll(in)
-		if err := errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600)); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, errors.Join(err, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, data, 0o600)))
 	}
 }
 
@@ -276,20 +237,14 @@ func TestBill(t *testing.T) {
 	t.Parallel()
 	for _, arch := range platforms {
 		file, err := os.Open(filepath.Join(built, name+"-linux-"+arch+".cdx.json"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		var bill cyclonedx.BOM
-		if err := errors.Join(cyclonedx.NewBOMDecoder(file, cyclonedx.BOMFileFormatJSON).Decode(&bill), file.Close()); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, errors.Join(cyclonedx.NewBOMDecoder(file, cyclonedx.BOMFileFormatJSON).Decode(&bill), file.Close()))
 		list := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{if not .Main}}{{.Path}}@{{.Version}}{{end}}{{end}}", ".")
 		list.Dir = root
 		list.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 		output, err := list.Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
 		want := strings.Fields(string(output))
 		slices.Sort(want)
 		want = slices.Compact(want)
@@ -321,17 +276,11 @@ func TestBill(t *testing.T) {
 func TestBillOfAnotherProgram(t *testing.T) {
 	t.Parallel()
 	root, err := exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	program, out := filepath.Join(strings.TrimSpace(string(root)), "bin", "go"), filepath.Join(t.TempDir(), "go.cdx.json")
-	if err := (settings{version: "v1.2.3", tags: []string{"v1.2.3"}, program: program, out: out}).run(); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, (settings{version: "v1.2.3", tags: []string{"v1.2.3"}, program: program, out: out}).run())
 	text, err := os.ReadFile(out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	for _, want := range []string{`"pkg:golang/cmd/go@v1.2.3"`, `"name": "std"`} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("the bill has no %s: %.500s", want, text)

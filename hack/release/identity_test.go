@@ -90,17 +90,13 @@ func layout(t *testing.T, digest string) string {
 	writer := tar.NewWriter(&archive)
 	header := writer.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o600, Size: int64(len(index))})
 	_, err := writer.Write([]byte(index))
-	if err := errors.Join(header, err, writer.Close()); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, errors.Join(header, err, writer.Close()))
 	return archive.String()
 }
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o700)))
 }
 
 // run runs a command in folder dir with only these variables, and returns the calls of cosign.
@@ -174,9 +170,7 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 	t.Parallel()
 	r := newReleaseFolder(t)
 	calls, err := r.run(t, ".", variables, "./verify.sh", "v1.2.3", registry, r.out)
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var want []string
 	for _, file := range []string{"checksums.txt", "references.txt"} {
 		want = append(want, "verify-blob "+signerFlags+"--bundle "+r.out+"/"+file+".sigstore.json "+r.out+"/"+file)
@@ -246,9 +240,7 @@ func TestUsersVerifyIdentities(t *testing.T) {
 	t.Parallel()
 	r := newReleaseFolder(t)
 	calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	built := r.builtCalls(t, "provenance.sigstore.json", "checksums.txt")
 	want := []string{
 		built[0],

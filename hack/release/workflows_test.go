@@ -42,12 +42,17 @@ type step struct {
 	Env  map[string]string `json:"env"`
 }
 
-func read(t *testing.T, path string) string {
+func succeed(t *testing.T, err error) {
 	t.Helper()
-	text, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	succeed(t, err)
 	return string(text)
 }
 
@@ -360,9 +365,7 @@ func TestNightlyRunsEveryPart(t *testing.T) {
 	command := exec.CommandContext(t.Context(), "go", "run", "./hack/nightly", "-list")
 	command.Dir = "../.."
 	output, err := command.Output()
-	if err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
 	var parts []string
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(string(output), "parts=")), &parts); err != nil || len(parts) == 0 {
 		t.Fatalf("hack/nightly prints %q, error %v", output, err)
