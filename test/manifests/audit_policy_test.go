@@ -15,7 +15,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -48,16 +47,12 @@ func TestAuditPolicy(t *testing.T) {
 		tokens = append(tokens, cluster.Token{Token: user + "-token", User: user, UID: user, Groups: "system:masters"})
 	}
 	policy, err := filepath.Abs(filepath.Join(root, "config/audit-policy/policy.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	logFile := filepath.Join(t.TempDir(), "audit.log")
 	c, err := cluster.StartConfigured(func(_ string, args *envtest.Arguments) {
 		args.Set("audit-policy-file", policy).Set("audit-log-path", logFile)
 	}, tokens...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(func() {
 		if err := c.Stop(); err != nil {
 			t.Error(err)
@@ -84,19 +79,18 @@ func TestAuditPolicy(t *testing.T) {
 	try("read it", as("cleaner").Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 	try("delete", as("cleaner").Delete(t.Context(), obj))
 	try("make the namespace", as("signer").Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}))
-	secret := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: signingSecret}, Data: map[string][]byte{"key": []byte("secret")}}
+	secret := kit.SigningSecret(c.CA.CertPEM, c.CA.KeyPEM)
 	try("make the Secret", as("signer").Create(t.Context(), secret))
 	try("read the Secret", as("cleaner").Get(t.Context(), client.ObjectKeyFromObject(secret), secret))
 
-	var records map[string]auditRecord
-	err = wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 10*time.Second, true, func(context.Context) (bool, error) {
-		records, err = readAudit(logFile)
-		return len(records) >= 6, err
-	})
 	const csrs = "certificatesigningrequests"
-	if err != nil || len(records) != 6 {
-		t.Fatalf("%d records, want 6: %v, error %v", len(records), records, err)
-	}
+	var records map[string]auditRecord
+	kit.Within(t, 10*time.Second, "six records", func(context.Context) error {
+		if records, err = readAudit(logFile); err == nil && len(records) != 6 {
+			err = fmt.Errorf("there are %d: %v", len(records), records)
+		}
+		return err
+	})
 	asked, approved, signed := records["joiner create "+csrs], records["approver update "+csrs+"/approval"], records["signer update "+csrs+"/status"]
 	for what, ok := range map[string]bool{
 		"who asked, from where":      len(asked.SourceIPs) == 1,

@@ -2,11 +2,8 @@ package manifests
 
 import (
 	"encoding/json"
-	"maps"
-	"os"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -16,59 +13,56 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // TestChartRefuses renders the chart with wrong values. Helm reports all violations of the schema at once, so values that violate it at
-// different places share a run. The other values are refused by a template.
+// different places share a run. The values of the last two runs are refused by a template, which runs only with valid values.
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
-	refused := map[string]string{
-		"replica=3":                                     "'replica' not allowed",
-		"image.name=x":                                  "at '/image': additional properties 'name' not allowed",
-		"replicas=two":                                  "at '/replicas': got string, want integer",
-		"replicas=-1":                                   "at '/replicas': minimum: got -1, want 0",
-		"image.pullPolicy=Sometimes":                    "at '/image/pullPolicy'",
-		"image.tag=a/b":                                 "at '/image/tag': 'a/b' does not match pattern",
-		"image.digest=sha256:1":                         "at '/image/digest'",
-		"split=yes":                                     "at '/split': got string, want boolean",
-		"split=true,controlPlane.enabled=true":          "split and controlPlane.enabled: the three Deployments would want the same ports",
-		"controlPlane.maxUnavailable=0":                 "at '/controlPlane/maxUnavailable': minimum: got 0, want 1",
-		"controlPlane.maxUnavailable=all":               "at '/controlPlane/maxUnavailable': 'all' does not match pattern",
-		"ports.metrics=70000":                           "at '/ports/metrics': maximum: got 70,000, want 65,535",
-		"networkPolicy.apiServerPorts=[]":               "at '/networkPolicy/apiServerPorts'",
-		`extraArgs={run}`:                               "at '/extraArgs/0'",
-		"config.verbose=1":                              "at '/config': additional properties 'verbose' not allowed",
-		"config.metricsBindAddress=:1":                  "at '/config': additional properties 'metricsBindAddress' not allowed",
-		"config.metricsSecure=false":                    "at '/config': additional properties 'metricsSecure' not allowed",
-		"config.leaderElection.resourceName=x":          "at '/config/leaderElection': additional properties 'resourceName' not allowed",
-		"config.signing.duration=1d":                    "at '/config/signing/duration': '1d' does not match pattern",
-		"config.approval.denial=Always":                 "at '/config/approval/denial'",
-		"config.approval.nodeClient.inventory=machines": "at '/config/approval/nodeClient/inventory'",
-		"config.approval.inventory.sources[0].static.configMap=a/b,config.approval.inventory.sources[0].machine.kind=M": "at '/config/approval/inventory/sources/0': maxProperties: got 2, want 1",
-		"config.approval.inventory.sources[0].dns.zone=a":                                                               "additional properties 'dns' not allowed",
-		"config.approval.inventory.sources[0].webhook.url=http://a":                                                     "at '/config/approval/inventory/sources/0/webhook/url'",
-		"config.approval.limit.burst=-1":                                                                                "at '/config/approval/limit/burst': minimum: got -1, want 0",
-		"config.signing.secret=ca":                                                                                      "at '/config/signing/secret'",
-		"config.signing.signers[0].name=web":                                                                            "at '/config/signing/signers/0/name'",
-		"config.signing.secret=kube-system/ca":                                                                          "Secret kube-system/ca: the chart gives no rights outside of its namespace, csr-controller-manager-system",
-	}
-	var runs []map[string]string
-	for _, set := range slices.Sorted(maps.Keys(refused)) {
-		want := refused[set]
-		i := slices.IndexFunc(runs, func(run map[string]string) bool { return !sharesPlace(run, set, want) })
-		if i < 0 {
-			i, runs = len(runs), append(runs, map[string]string{})
-		}
-		runs[i][set] = want
-	}
-	for _, violations := range runs {
+	for _, violations := range []map[string]string{
+		{
+			"replica=3":                                     "'replica' not allowed",
+			"image.name=x":                                  "at '/image': additional properties 'name' not allowed",
+			"replicas=two":                                  "at '/replicas': got string, want integer",
+			"image.pullPolicy=Sometimes":                    "at '/image/pullPolicy'",
+			"image.tag=a/b":                                 "at '/image/tag': 'a/b' does not match pattern",
+			"image.digest=sha256:1":                         "at '/image/digest'",
+			"split=yes":                                     "at '/split': got string, want boolean",
+			"controlPlane.maxUnavailable=0":                 "at '/controlPlane/maxUnavailable': minimum: got 0, want 1",
+			"ports.metrics=70000":                           "at '/ports/metrics': maximum: got 70,000, want 65,535",
+			"networkPolicy.apiServerPorts=[]":               "at '/networkPolicy/apiServerPorts'",
+			"extraArgs={run}":                               "at '/extraArgs/0'",
+			"config.verbose=1":                              "at '/config': additional properties 'verbose' not allowed",
+			"config.leaderElection.resourceName=x":          "at '/config/leaderElection': additional properties 'resourceName' not allowed",
+			"config.signing.duration=1d":                    "at '/config/signing/duration': '1d' does not match pattern",
+			"config.approval.denial=Always":                 "at '/config/approval/denial'",
+			"config.approval.nodeClient.inventory=machines": "at '/config/approval/nodeClient/inventory'",
+			"config.approval.inventory.sources[0].static.configMap=a/b,config.approval.inventory.sources[0].machine.kind=M": "at '/config/approval/inventory/sources/0': maxProperties: got 2, want 1",
+			"config.approval.limit.burst=-1":     "at '/config/approval/limit/burst': minimum: got -1, want 0",
+			"config.signing.secret=ca":           "at '/config/signing/secret'",
+			"config.signing.signers[0].name=web": "at '/config/signing/signers/0/name'",
+		},
+		{
+			"replicas=-1":                                     "at '/replicas': minimum: got -1, want 0",
+			"controlPlane.maxUnavailable=all":                 "at '/controlPlane/maxUnavailable': 'all' does not match pattern",
+			"config.metricsBindAddress=:1":                    "at '/config': additional properties 'metricsBindAddress' not allowed",
+			"config.approval.inventory.sources[0].dns.zone=a": "additional properties 'dns' not allowed",
+		},
+		{
+			"config.metricsSecure=false":                                "at '/config': additional properties 'metricsSecure' not allowed",
+			"config.approval.inventory.sources[0].webhook.url=http://a": "at '/config/approval/inventory/sources/0/webhook/url'",
+		},
+		{"split=true,controlPlane.enabled=true": "split and controlPlane.enabled: the three Deployments would want the same ports"},
+		{"config.signing.secret=kube-system/ca": "Secret kube-system/ca: the chart gives no rights outside of its namespace, csr-controller-manager-system"},
+	} {
 		var flags []string
 		for set := range violations {
-			flag := "--set="
 			if strings.HasSuffix(set, "=[]") {
-				flag = "--set-json="
+				flags = append(flags, "--set-json="+set)
+			} else {
+				flags = append(flags, "--set="+set)
 			}
-			flags = append(flags, flag+set)
 		}
 		text, err := output(helmCommand(t, flags...)...)
 		if err == nil {
@@ -83,19 +77,6 @@ func TestChartRefuses(t *testing.T) {
 	}
 }
 
-// sharesPlace reports whether a run reports another violation at the place of want, sets a value that set also sets, or whether either is
-// refused by a template, which runs only with valid values.
-func sharesPlace(run map[string]string, set, want string) bool {
-	place := func(want string) string { return strings.Join(strings.SplitN(want, "'", 3)[:2], "'") }
-	value := func(set string) string { return regexp.MustCompile(`[=\[].*`).ReplaceAllString(set, "") }
-	for other, violation := range run {
-		if place(violation) == place(want) || value(other) == value(set) || !strings.Contains(violation, "'") || !strings.Contains(want, "'") {
-			return true
-		}
-	}
-	return false
-}
-
 // ofTheChart are the fields of the configuration that the chart sets itself.
 var ofTheChart = []string{
 	"apiVersion", "kind", "kubeconfig", "metricsBindAddress", "metricsSecure", "healthProbeBindAddress",
@@ -105,14 +86,8 @@ var ofTheChart = []string{
 // TestSchemaKnowsTheConfiguration compares the schema with the Go type, field by field.
 func TestSchemaKnowsTheConfiguration(t *testing.T) {
 	t.Parallel()
-	data, err := os.ReadFile(filepath.Join(root, chart, "values.schema.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var schema struct{ Definitions map[string]any }
-	if err := json.Unmarshal(data, &schema); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, json.Unmarshal(read(t, filepath.Join(root, chart, "values.schema.json")), &schema))
 	var want, got []string
 	fields(reflect.TypeFor[config.Configuration](), "", &want)
 	properties(schema.Definitions, schema.Definitions["config"], "", &got)
@@ -191,9 +166,7 @@ config:
     signers:
     - {name: example.com/web, secret: csr-controller-manager-system/web-ca, usages: [server auth]}
 `
-	if err := os.WriteFile(values, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Write(t, values, []byte(text))
 	all := helm(t, "--values", values)
 	pod := typed[appsv1.Deployment](t, all, "Deployment")["csr-controller-manager"].Spec.Template
 	container := pod.Spec.Containers[0]

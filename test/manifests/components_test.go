@@ -1,24 +1,22 @@
 package manifests
 
 import (
-	"context"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// The components that grant more rights, and the configuration for which the chart grants the same rights.
+// The components that grant more rights.
 const (
 	serving    = "kubelet-serving"
 	identity   = "node-identity"
@@ -29,53 +27,85 @@ const (
 	createCA   = "create-ca"
 )
 
-var components = []string{serving, identity, ruled, clusterAPI, openshift, blocked, createCA}
-
-// componentValues maps values of the chart to the components with the same roles.
-var componentValues = map[string][]string{
-	`{}`:                                                             nil,
-	`{"kubeletServing":{"enabled":false}}`:                           nil,
-	`{"kubeletServing":{"enabled":true}}`:                            {serving},
-	`{"nodeClient":{"inventory":""}}`:                                nil,
-	`{"nodeClient":{"inventory":"static"}}`:                          {identity},
-	`{"nodeClient":{"requireTokenBinding":true}}`:                    {identity},
-	`{"nodeClient":{"inventory":"cluster-api","clusterName":"lab"}}`: {identity, clusterAPI},
-	`{"nodeClient":{"inventory":"openshift"},"kubeletServing":{"enabled":true}}`:                         {serving, identity, openshift},
-	`{"nodeClient":{"inventory":"cluster-api","clusterName":"lab"},"inventory":{"kubeconfig":"/other"}}`: {identity},
-	`{"nodeClient":{"inventory":"openshift"},"inventory":{"sources":[{"machine":{"kind":"M"}}]}}`:        {identity},
-	`{"rules":[]}`: nil,
-	`{"rules":[{"name":"a","signerName":"example.com/a","preset":"serviceNames"}]}`: {ruled},
-	`{"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:          nil,
+// splitOwners are the identities of a split install that have the rights of each component.
+var splitOwners = map[string][]string{
+	serving: {approver}, identity: {approver}, ruled: {approver}, clusterAPI: {approver}, openshift: {approver}, blocked: {approver, signer}, createCA: {signer},
 }
 
-// TestChartComponents compares the chart's roles for a configuration with those of the components. A split install has the same roles with
-// other subjects, which two configurations show.
+// componentValues maps fields of the configuration to the components with the roles that the chart then adds.
+var componentValues = map[string][]string{
+	`approval={}`: nil,
+	`approval={"kubeletServing":{"enabled":false}}`:                                                               nil,
+	`approval={"kubeletServing":{"enabled":true}}`:                                                                {serving},
+	`approval={"nodeClient":{"inventory":""}}`:                                                                    nil,
+	`approval={"nodeClient":{"inventory":"static"}}`:                                                              {identity},
+	`approval={"nodeClient":{"requireTokenBinding":true}}`:                                                        {identity},
+	`approval={"nodeClient":{"inventory":"cluster-api","clusterName":"lab"}}`:                                     {identity, clusterAPI},
+	`approval={"nodeClient":{"inventory":"openshift"},"kubeletServing":{"enabled":true}}`:                         {serving, identity, openshift},
+	`approval={"nodeClient":{"inventory":"cluster-api","clusterName":"lab"},"inventory":{"kubeconfig":"/other"}}`: {identity},
+	`approval={"nodeClient":{"inventory":"openshift"},"inventory":{"sources":[{"machine":{"kind":"M"}}]}}`:        {identity},
+	`approval={"rules":[]}`: nil,
+	`approval={"rules":[{"name":"a","signerName":"example.com/a","preset":"serviceNames"}]}`: {ruled},
+	`approval={"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:          nil,
+	`nodeBlockList="` + systemNamespace + `/csr-node-block-list"`:                            {blocked},
+	`signing.createIfMissing=true`: {createCA},
+	`signing.signers=[{"name":"example.com/a","secret":"` + systemNamespace + `/a","createIfMissing":true,"usages":["server auth"]}]`: {createCA},
+}
+
+// namedInConfiguration are the roles of the chart whose names or subjects come from the configuration. They have tests of their own.
+var namedInConfiguration = []string{ruleSigners, "csr-custom-signers"}
+
+// TestChartComponents compares the roles that the chart adds for a configuration with those of the components, and whom they are bound to.
 func TestChartComponents(t *testing.T) {
 	t.Parallel()
-	for _, options := range []string{"--set=split=false", "--set=split=true"} {
-		without := helm(t, options)
+	for options, split := range map[string]bool{"--set=split=false": false, "--set=split=true": true} {
+		bare := helm(t, options)
 		for values, names := range componentValues {
-			if options == "--set=split=true" && len(names) < 2 {
+			if split && len(names) == 0 {
 				continue
 			}
-			want := objects{}
+			want, wantBound := map[string][]rbacv1.PolicyRule{}, map[string][]string{}
 			for _, name := range names {
-				for key, obj := range kustomize(t, name) {
-					want[key] = obj
+				rules, bound := rights(t, kustomize(t, name))
+				maps.Copy(want, rules)
+				for role, to := range bound {
+					if wantBound[role] = to; !cmp.Equal(to, []string{"csr-controller-manager"}) {
+						t.Errorf("%s: %s is bound to %v", name, role, to)
+					}
+					if split {
+						wantBound[role] = splitOwners[name]
+					}
 				}
 			}
-			got := added(without, helm(t, options, "--set-json=config.approval="+values))
-			maps.DeleteFunc(got, func(key string, _ *unstructured.Unstructured) bool { return strings.HasSuffix(key, "/"+ruleSigners) })
-			if options == "--set=split=true" {
-				common, own := subjects(t, want), subjects(t, got)
-				if !cmp.Equal(common, []string{"csr-controller-manager"}) || !cmp.Equal(own, []string{approver}) {
-					t.Errorf("%s: bound to %v, by the components to %v", values, own, common)
-				}
-				unbind(want)
-				unbind(got)
-			}
-			if diff := cmp.Diff(unlabelled(want), unlabelled(got)); diff != "" {
+			all := added(bare, helm(t, options, "--set-json=config."+values))
+			maps.DeleteFunc(all, func(name string, _ *unstructured.Unstructured) bool {
+				return slices.ContainsFunc(namedInConfiguration, func(role string) bool { return strings.HasSuffix(name, "/"+role) })
+			})
+			got, gotBound := rights(t, all)
+			if diff := cmp.Diff(want, got) + cmp.Diff(wantBound, gotBound); diff != "" {
 				t.Errorf("%s %s (-components +chart):\n%s", options, values, diff)
+			}
+		}
+	}
+}
+
+// TestSplitComponents compares each component for config/overlays/split with the one for config/default. Only the
+// subjects may differ.
+func TestSplitComponents(t *testing.T) {
+	t.Parallel()
+	for name, want := range splitOwners {
+		own := filepath.Join("overlays/split", name)
+		if _, err := os.Stat(filepath.Join(root, "config", own)); err != nil {
+			continue
+		}
+		rules, bound := rights(t, kustomize(t, own))
+		common, _ := rights(t, kustomize(t, name))
+		if diff := cmp.Diff(common, rules); diff != "" {
+			t.Errorf("%s (-default +split):\n%s", name, diff)
+		}
+		for role, to := range bound {
+			if !cmp.Equal(want, to) {
+				t.Errorf("%s: %s is bound to %v, want %v", name, role, to, want)
 			}
 		}
 	}
@@ -84,26 +114,23 @@ func TestChartComponents(t *testing.T) {
 // ruleSigners is the role of the chart to approve for the signers of approval rules.
 const ruleSigners = "csr-approval-rules-signers"
 
+// grants checks the rules of a role in all, and that an identity has it.
+func grants(t *testing.T, all objects, role, to string, want ...rbacv1.PolicyRule) {
+	t.Helper()
+	rules, bound := rights(t, all)
+	if diff := cmp.Diff(want, rules[role]); diff != "" || !cmp.Equal(bound[role], []string{to}) {
+		t.Errorf("%s is bound to %v, want %s (-want +got):\n%s", role, bound[role], to, diff)
+	}
+}
+
 // TestChartApprovalRules checks the right to approve for signers that have approval rules.
 func TestChartApprovalRules(t *testing.T) {
 	t.Parallel()
 	const rules = `--set-json=config.approval.rules=[{"name":"a","signerName":"example.com/a","preset":"serviceNames"},` +
 		`{"name":"b","signerName":"example.com/b","preset":"serviceNames"},{"name":"c","signerName":"example.com/a","preset":"serviceNames"}]`
-	all := helm(t, "--set=split=true", rules)
-	role, binding := all["ClusterRole /"+ruleSigners], all["ClusterRoleBinding /"+ruleSigners]
-	if role == nil || binding == nil {
-		t.Fatalf("role %v, binding %v", role, binding)
-	}
-	want := []any{map[string]any{
-		"apiGroups": []any{"certificates.k8s.io"}, "resources": []any{"signers"},
-		"resourceNames": []any{"example.com/a", "example.com/b"}, "verbs": []any{"approve"},
-	}}
-	if diff := cmp.Diff(want, role.Object["rules"]); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
-	if bound := subjects(t, objects{key(binding): binding}); !cmp.Equal(bound, []string{approver}) {
-		t.Errorf("bound to %v", bound)
-	}
+	grants(t, helm(t, "--set=split=true", rules), "ClusterRole /"+ruleSigners, approver, rbacv1.PolicyRule{
+		APIGroups: []string{"certificates.k8s.io"}, Resources: []string{"signers"}, ResourceNames: []string{"example.com/a", "example.com/b"}, Verbs: []string{"approve"},
+	})
 	if dry := helm(t, rules, `--set-json=config.dryRun=["approver"]`); dry["ClusterRole /"+ruleSigners] != nil {
 		t.Error("a dry run may approve")
 	}
@@ -115,21 +142,9 @@ func TestChartStaticSources(t *testing.T) {
 	const sources = `"inventory":{"sources":[{"static":{"configMap":"example/a"}},{"static":{"configMap":"other/c"}},{"static":{"configMap":"example/b"}},{"static":{"rows":[{"name":"n"}]}},{"node":{}}]}`
 	all := helm(t, `--set-json=config.approval={"kubeletServing":{"enabled":true},`+sources+`}`)
 	for namespace, names := range map[string][]string{"example": {"a", "b"}, "other": {"c"}} {
-		want := []any{
-			map[string]any{"apiGroups": []any{""}, "resources": []any{"configmaps"}, "resourceNames": anys(names), "verbs": []any{"list", "watch"}},
-			map[string]any{"apiGroups": []any{"events.k8s.io"}, "resources": []any{"events"}, "verbs": []any{"create", "patch"}},
-		}
-		role := all["Role "+namespace+"/csr-inventory-static"]
-		binding := all["RoleBinding "+namespace+"/csr-inventory-static"]
-		if role == nil || binding == nil {
-			t.Fatalf("%s: role %v, binding %v", namespace, role, binding)
-		}
-		if diff := cmp.Diff(want, role.Object["rules"]); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", namespace, diff)
-		}
-		if bound := subjects(t, objects{key(binding): binding}); !cmp.Equal(bound, []string{"csr-controller-manager"}) {
-			t.Errorf("%s: bound to %v", namespace, bound)
-		}
+		grants(t, all, "Role "+namespace+"/csr-inventory-static", "csr-controller-manager",
+			rbacv1.PolicyRule{APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: names, Verbs: []string{"list", "watch"}},
+			rbacv1.PolicyRule{APIGroups: []string{"events.k8s.io"}, Resources: []string{"events"}, Verbs: []string{"create", "patch"}})
 	}
 }
 
@@ -181,14 +196,14 @@ func TestComponentRights(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	const account = "system:serviceaccount:" + systemNamespace + ":"
-	ask(t, componentQuestions, map[string][]string{account + "csr-controller-manager": nil, account + approver: nil})
-	for _, name := range components {
+	const common = account + "csr-controller-manager"
+	ask(t, componentQuestions, map[string][]string{common: nil, account + approver: nil})
+	for name := range splitOwners {
 		t.Run(name, func(t *testing.T) {
 			all := kustomize(t, name)
 			apply(t, all)
-			defer revoke(t, all, name, account+"csr-controller-manager")
-			ask(t, componentQuestions, map[string][]string{account + "csr-controller-manager": {name}, account + approver: nil, account + signer: nil})
+			defer revoke(t, all, name, common)
+			ask(t, componentQuestions, map[string][]string{common: {name}, account + approver: nil, account + signer: nil})
 		})
 	}
 	t.Run("chart, split", func(t *testing.T) {
@@ -209,72 +224,8 @@ func revoke(t *testing.T, all objects, component, user string) {
 		}
 	}
 	for _, q := range componentQuestions {
-		if !slices.Contains(q.may, component) {
-			continue
-		}
-		revoked(t, q.of(user))
-	}
-}
-
-// revoked waits until the request in spec is no longer allowed.
-func revoked(t *testing.T, spec authorizationv1.SubjectAccessReviewSpec) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
-		return !allowed(ctx, t, spec), nil
-	})
-	if err != nil {
-		t.Errorf("%s still may %v", spec.User, spec.ResourceAttributes)
-	}
-}
-
-// added returns the roles and bindings in with that are not in without.
-func added(without, with objects) objects {
-	more := objects{}
-	for name, obj := range with {
-		if without[name] == nil && strings.Contains(obj.GetAPIVersion(), rbacv1.GroupName) {
-			more[name] = obj
+		if slices.Contains(q.may, component) {
+			becomes(t, q.of(user), false)
 		}
 	}
-	return more
-}
-
-// subjects returns the names of the bound subjects.
-func subjects(t *testing.T, all objects) []string {
-	t.Helper()
-	var names []string
-	for _, obj := range all {
-		list, _ := obj.Object["subjects"].([]any)
-		for _, each := range list {
-			subject := each.(map[string]any)
-			if subject["kind"] != "ServiceAccount" || subject["namespace"] != systemNamespace {
-				t.Errorf("%s binds %v", key(obj), subject)
-			}
-			names = append(names, subject["name"].(string))
-		}
-	}
-	slices.Sort(names)
-	return slices.Compact(names)
-}
-
-func unbind(all objects) {
-	for _, obj := range all {
-		delete(obj.Object, "subjects")
-	}
-}
-
-func unlabelled(all objects) map[string]any {
-	found := map[string]any{}
-	for name, obj := range all {
-		obj.SetLabels(nil)
-		found[name] = obj.Object
-	}
-	return found
-}
-
-func anys(texts []string) []any {
-	var list []any
-	for _, text := range texts {
-		list = append(list, text)
-	}
-	return list
 }

@@ -101,9 +101,7 @@ func TestDistributions(t *testing.T) {
 func sectionOf(t *testing.T, name string) string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/distributions.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	_, section, found := strings.Cut(string(page), "\n## "+name+"\n")
 	if !found {
 		t.Fatalf("the page has no section %s", name)
@@ -121,9 +119,7 @@ type distributionNode struct {
 func (n *distributionNode) write(t *testing.T, name string, data []byte) {
 	t.Helper()
 	file := filepath.Join(n.folder, name)
-	if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o700)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), os.WriteFile(file, data, 0o700)))
 }
 
 // codeBlock matches the shell commands and the YAML of a page.
@@ -137,13 +133,9 @@ func (n *distributionNode) install(t *testing.T, section, place string) {
 	helm, helmErr := helmPath()
 	kubeconfig, configErr := n.WriteKubeconfig("distribution", n.Config)
 	clone, cloneErr := filepath.Abs(root)
-	if err := errors.Join(err, helmErr, configErr, cloneErr); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, errors.Join(err, helmErr, configErr, cloneErr))
 	for name, target := range map[string]string{"config": "config", "charts": "charts", "../csr-controller-manager": ""} {
-		if err := os.Symlink(filepath.Join(clone, target), filepath.Join(n.folder, name)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.Symlink(filepath.Join(clone, target), filepath.Join(n.folder, name)))
 	}
 	for name, script := range map[string]string{
 		"kubectl": "exec " + kubectl + ` "$@"`, "helm": "exec " + helm + ` "$@"`,

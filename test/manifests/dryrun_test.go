@@ -18,11 +18,15 @@ const dryRun = "dry-run"
 // overlay renders a kustomization as a user would write it.
 func overlay(t *testing.T, resource string, components ...string) objects {
 	t.Helper()
-	text := "resources:\n- ../" + resource + "\ncomponents:\n"
-	for _, name := range components {
-		text += "- ../" + name + "\n"
-	}
+	text := "resources:\n- ../" + resource + "\ncomponents:\n- ../" + strings.Join(components, "\n- ../") + "\n"
 	return inFolder(t, root, map[string]string{"kustomization.yaml": text})
+}
+
+// rulesOf returns the rules of each role.
+func rulesOf(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
+	t.Helper()
+	rules, _ := rights(t, all)
+	return rules
 }
 
 // withoutWrites returns the rules of each role without those to write requests.
@@ -40,21 +44,6 @@ func withoutWrites(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 			}
 		}
 		rules[name] = kept
-	}
-	return rules
-}
-
-func rulesOf(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
-	t.Helper()
-	rules := map[string][]rbacv1.PolicyRule{}
-	for _, key := range slices.Sorted(maps.Keys(all)) { // Roles in several namespaces may have the same name
-		kind := all[key].GetKind()
-		if kind != "ClusterRole" && kind != "Role" {
-			continue
-		}
-		for name, role := range typed[rbacv1.ClusterRole](t, objects{key: all[key]}, kind) {
-			rules[kind+" "+name] = append(rules[kind+" "+name], role.Rules...)
-		}
 	}
 	return rules
 }
@@ -88,11 +77,28 @@ func TestDryRunHasNoRightToWrite(t *testing.T) {
 	}
 	some := rulesOf(t, helm(t, `--set-json=config.dryRun=["csrsigning"]`, `--set-json=config.signing.signers=[{"name":"example.com/web","secret":"`+systemNamespace+`/web","usages":["server auth"]}]`))
 	usual := rulesOf(t, helm(t))
-	usual["ClusterRole csr-signer"] = withoutWrites(t, helm(t))["ClusterRole csr-signer"]
-	delete(usual, "Role csr-signing-secret")
-	delete(some, "Role csr-signing-secret")
+	const signing, secret = "ClusterRole /csr-signer", "Role " + systemNamespace + "/csr-signing-secret"
+	usual[signing] = withoutWrites(t, helm(t))[signing]
+	delete(usual, secret)
+	delete(some, secret)
 	if diff := cmp.Diff(usual, some); diff != "" {
 		t.Errorf("a signer alone (-want +chart):\n%s", diff)
+	}
+}
+
+// TestSplitDryRun checks that Events of the cleaner are for its own identity, and that rotation, which a dry run has not, has no Deployment.
+func TestSplitDryRun(t *testing.T) {
+	t.Parallel()
+	all := overlay(t, "overlays/split", "overlays/split/"+dryRun)
+	if got := subjects(t, objects{"": all["RoleBinding default/csr-cleaner"]}); !cmp.Equal([]string{cleaner}, got) {
+		t.Errorf("Events of the cleaner are for %v", got)
+	}
+	all = overlay(t, "overlays/split", "overlays/split/rotation", dryRun)
+	if loaded := load(t, all); len(loaded) != 3 || loaded[rotator] != nil {
+		t.Errorf("%d Deployments: %v", len(loaded), slices.Collect(maps.Keys(loaded)))
+	}
+	if all["PodDisruptionBudget "+systemNamespace+"/"+rotator] != nil {
+		t.Error("a disruption budget is left")
 	}
 }
 
@@ -107,8 +113,8 @@ func TestDryRunRights(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	const account = "system:serviceaccount:" + systemNamespace + ":csr-controller-manager"
-	asked := slices.DeleteFunc(slices.Clone(questions), func(q question) bool { return q.resource == "events" })
+	const user = account + "csr-controller-manager"
+	asked := without(questions, "events")
 	for i, q := range asked {
 		if q.resource == "signers" || strings.HasPrefix(q.resource, "certificatesigningrequests") && q.verb != "watch" {
 			asked[i].may = nil
@@ -116,10 +122,10 @@ func TestDryRunRights(t *testing.T) {
 	}
 	for _, q := range asked {
 		if q.may == nil { // the authorizer sees the change after a moment
-			revoked(t, q.of(account))
+			becomes(t, q.of(user), false)
 		}
 	}
-	ask(t, asked, map[string][]string{account: everyone})
+	ask(t, asked, map[string][]string{user: three})
 }
 
 // TestMoreEgress adds rules to the chart's NetworkPolicy.

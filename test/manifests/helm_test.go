@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
@@ -48,7 +49,7 @@ func TestHelmRelease(t *testing.T) {
 		deployments + "csr-signer": true, deployments + "csr-rotation": true, signingAuthorities: true,
 		"roles.rbac.authorization.k8s.io " + systemNamespace + "/csr-rotation": true,
 	})
-	h.make(t, h.authority()) // with rotation, no CA signs that is not proven to be trusted
+	h.make(t, h.authority(t)) // with rotation, no CA signs that is not proven to be trusted
 	h.signsFor(t, "the upgrade", 2*time.Hour)
 
 	h.helm(t, "rollback", helmRelease, "1")
@@ -85,14 +86,10 @@ type helmed struct {
 func startHelm(t *testing.T) *helmed {
 	t.Helper()
 	path, err := helmPath()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	h := &helmed{upgrade: startUpgrade(t, 1, "garbage-collector-controller"), path: path}
 	kubeconfig, err := h.WriteKubeconfig("helm", h.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	own := t.TempDir()
 	h.env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "HELM_CACHE_HOME="+own, "HELM_CONFIG_HOME="+own, "HELM_DATA_HOME="+own)
 	return h
@@ -184,9 +181,7 @@ func (h *helmed) refused(t *testing.T) {
 func (h *helmed) generations(t *testing.T) string {
 	t.Helper()
 	list := &appsv1.DeploymentList{}
-	if err := h.admin.List(t.Context(), list, client.InNamespace(systemNamespace)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, h.admin.List(t.Context(), list, client.InNamespace(systemNamespace)))
 	var all []string
 	for _, obj := range list.Items {
 		all = append(all, fmt.Sprintf("%s: %d", obj.Name, obj.Generation))
@@ -197,9 +192,7 @@ func (h *helmed) generations(t *testing.T) string {
 func (h *helmed) objects(t *testing.T) sets.Set[string] {
 	t.Helper()
 	found, err := cluster.Objects(t.Context(), h.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return found
 }
 

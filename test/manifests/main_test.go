@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
@@ -51,4 +52,32 @@ func runTests(m *testing.M) (code int, err error) {
 	}
 	admin = client.WithFieldValidation(lenient, "Strict")
 	return m.Run(), nil
+}
+
+// applyAll applies objects on the shared API server.
+func applyAll(t *testing.T, all objects) {
+	t.Helper()
+	for name, obj := range all {
+		if err := admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("test"), client.ForceOwnership); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	kit.NoError(t, err)
+	return data
+}
+
+// objectsOf returns the objects of one kind.
+func objectsOf(all objects, kind string) objects {
+	some := objects{}
+	for name, obj := range all {
+		if obj.GetKind() == kind {
+			some[name] = obj
+		}
+	}
+	return some
 }

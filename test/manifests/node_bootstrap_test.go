@@ -2,12 +2,6 @@ package manifests
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"errors"
-	"os"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -18,11 +12,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/keyutil"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 const nodeBootstrap = "node-bootstrap"
@@ -30,18 +23,18 @@ const nodeBootstrap = "node-bootstrap"
 // testNodesJoin installs config/default with the component on a cluster that kubeadm did not make. A
 // bootstrap token of the component's group joins a node, which then renews. A token of another group may not even ask.
 func (u *upgrade) testNodesJoin(t *testing.T) {
-	u.roll(t, "nodes that join", install{components: []string{nodeBootstrap}})
+	u.roll(t, install{name: "nodes that join", components: []string{nodeBootstrap}})
 	joiner := u.token(t, "joiner", "system:bootstrappers:kubeadm:default-node-token")
 	other := u.token(t, "others", "system:bootstrappers:others")
 	node := u.certified(t, "the node joins", joiner)
 	u.certified(t, "the node renews", node)
-	if err := other.Create(t.Context(), kit.NodeRequest(t, "a")); !apierrors.IsForbidden(err) {
+	if err := kit.ClientOf(t, other).Create(t.Context(), kit.NodeRequest(t, "a")); !apierrors.IsForbidden(err) {
 		t.Errorf("a token of another group asks: %v", err)
 	}
 }
 
-// token returns a client with a new bootstrap token of that group. It waits until the API server knows the token.
-func (u *upgrade) token(t *testing.T, id, group string) client.Client {
+// token returns the configuration of a new bootstrap token of that group. It waits until the API server knows the token.
+func (u *upgrade) token(t *testing.T, id, group string) *rest.Config {
 	t.Helper()
 	const secret = "0123456789abcdef"
 	u.make(t, &corev1.Secret{
@@ -50,46 +43,25 @@ func (u *upgrade) token(t *testing.T, id, group string) client.Client {
 	})
 	cfg := rest.AnonymousClientConfig(u.Config)
 	cfg.BearerToken = id + "." + secret
-	c := kit.ClientOf(t, cfg)
 	u.within(t, "the API server knows the token", func(ctx context.Context) error {
-		if err := c.Create(ctx, kit.NodeRequest(t, "a"), client.DryRunAll); err != nil && !apierrors.IsForbidden(err) {
-			return err
-		}
-		return nil
+		_, err := kubelet.WhoAmI(ctx, cfg)
+		return err
 	})
-	return c
+	return cfg
 }
 
-// certified asks for a certificate of node a with by, and returns a client with the certificate.
-func (u *upgrade) certified(t *testing.T, what string, by client.Client) client.Client {
+// certified asks for a certificate of node a with by, and returns a configuration with the certificate.
+func (u *upgrade) certified(t *testing.T, what string, by *rest.Config) (cfg *rest.Config) {
 	t.Helper()
-	key, obj := kit.NewKey(t), kit.NodeRequest(t, "a")
-	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	node := &kubelet.Node{Name: "a", Dir: t.TempDir(), Bootstrap: by}
 	u.within(t, what, func(ctx context.Context) error { // a new right takes a moment
-		if obj.UID == "" {
-			if err := by.Create(ctx, obj); err != nil {
-				return err
-			}
+		cert, err := node.Join(ctx)
+		if err == nil {
+			cfg, err = node.ConfigFor(cert)
 		}
-		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
-			return err
-		}
-		if len(obj.Status.Certificate) == 0 {
-			return errors.New("no certificate yet")
-		}
-		return nil
+		return err
 	})
-	cfg := rest.AnonymousClientConfig(u.Config)
-	cfg.CertData = obj.Status.Certificate
-	if cfg.KeyData, err = keyutil.MarshalPrivateKeyToPEM(key); err != nil {
-		t.Fatal(err)
-	}
-	return kit.ClientOf(t, cfg)
+	return cfg
 }
 
 // TestChartNodeBootstrap compares the bindings of the chart with the component: with its group, and with another group
@@ -106,14 +78,14 @@ func TestChartNodeBootstrap(t *testing.T) {
 		"another":     {chosen, ",nodeBootstrap.group=system:bootstrappers:workers", "system:bootstrappers:workers"},
 	} {
 		all := helm(t, "--set=nodeBootstrap.enabled=true"+test.value)
-		want := myCluster(t, test.text)
-		if diff := cmp.Diff(unlabelled(want), unlabelled(added(without, all))); diff != "" || len(want) != 3 {
-			t.Errorf("%s (-kustomize +chart):\n%s", name, diff)
-		}
+		accept(t, all)
 		if got := load(t, all)["csr-controller-manager"].SelfCheck.BootstrapGroups; !cmp.Equal(got, []string{test.group}) {
 			t.Errorf("%s: the self-check asks about %q", name, got)
 		}
-		accept(t, all)
+		if want := myCluster(t, test.text); len(want) != 3 {
+			t.Errorf("%s: %d bindings", name, len(want))
+		}
+		same(t, myCluster(t, test.text), added(without, all))
 	}
 	mine := helm(t, "--set=nodeBootstrap.enabled=true", `--set-json=config.selfCheck.bootstrapGroups=["system:bootstrappers:mine"]`)
 	if got := load(t, mine)["csr-controller-manager"].SelfCheck.BootstrapGroups; !cmp.Equal(got, []string{"system:bootstrappers:mine"}) {
@@ -141,9 +113,7 @@ func TestConfigurePage(t *testing.T) {
 	}
 	accept(t, all)
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(blocks[1][1]), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Write(t, file, []byte(blocks[1][1]))
 	loaded, err := config.Load([]string{"--config=" + file})
 	if err != nil || !loaded.Approval.KubeletServing.Enabled || loaded.NodeBlockList != systemNamespace+"/csr-node-block-list" {
 		t.Errorf("error %v, loaded %+v", err, loaded)

@@ -2,7 +2,6 @@ package manifests
 
 import (
 	"bytes"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // fragment matches lines that a page tells its reader to add to a file of config/my-cluster, and a file that it writes there.
@@ -25,9 +26,7 @@ type folder map[string]any
 func TestPagesChangeOneFolder(t *testing.T) {
 	t.Parallel()
 	pages, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	all, found := example(t), 0
 	checkFolder(t, "config/example", all)
 	for _, page := range pages {
@@ -119,9 +118,7 @@ func checkFolder(t *testing.T, page string, files folder) objects {
 		text, isText := content.(string)
 		if !isText {
 			encoded, err := yaml.Marshal(content)
-			if err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, err)
 			text = string(encoded)
 		}
 		texts[name] = text
@@ -132,57 +129,11 @@ func checkFolder(t *testing.T, page string, files folder) objects {
 			t.Errorf("%s: %s has lost what the shipped configuration says", page, name)
 		}
 	}
-	if bound := subjects(t, objectsOf(all, "RoleBinding", "ClusterRoleBinding")); slices.Contains(bound, "csr-controller-manager") {
+	if bound := subjects(t, all); slices.Contains(bound, "csr-controller-manager") {
 		t.Errorf("%s: a role is bound to %v", page, bound)
 	}
 	accept(t, all)
 	return all
-}
-
-func read(t *testing.T, path string) []byte {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
-// objectsOf returns the objects of some kinds.
-func objectsOf(all objects, kinds ...string) objects {
-	some := objects{}
-	for name, obj := range all {
-		if slices.Contains(kinds, obj.GetKind()) {
-			some[name] = obj
-		}
-	}
-	return some
-}
-
-// splitComponents are the ServiceAccounts of config/overlays/split to which each component binds its roles.
-var splitComponents = map[string][]string{
-	serving: {approver}, identity: {approver}, blocked: {approver, signer},
-}
-
-// TestSplitComponents compares each component for config/overlays/split with the one for config/default. Only the
-// subjects may differ.
-func TestSplitComponents(t *testing.T) {
-	t.Parallel()
-	for name, want := range splitComponents {
-		common, own := kustomize(t, name), kustomize(t, "overlays/split/"+name)
-		if got := subjects(t, own); !cmp.Equal(want, got) {
-			t.Errorf("%s: bound to %v, want %v", name, got, want)
-		}
-		unbind(common)
-		unbind(own)
-		if diff := cmp.Diff(unlabelled(common), unlabelled(own)); diff != "" {
-			t.Errorf("%s (-default +split):\n%s", name, diff)
-		}
-	}
-	all := overlay(t, "overlays/split", "overlays/split/"+dryRun)
-	if got := subjects(t, objects{"": all["RoleBinding default/csr-cleaner"]}); !cmp.Equal([]string{cleaner}, got) {
-		t.Errorf("%s: Events of the cleaner are for %v", dryRun, got)
-	}
 }
 
 // TestApproverOnlyPage compares the configuration that the page shows with the file.

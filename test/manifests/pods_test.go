@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // installs are the manifests that a user applies, with their Deployments and the controllers that each runs.
@@ -67,7 +68,7 @@ func accept(t *testing.T, all objects) {
 
 func TestAccepted(t *testing.T) {
 	t.Parallel()
-	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", approverOnly, "overlays/dry-run", "overlays/static-pod", "overlays/static-pod/pod", splitRotation} {
+	for _, folder := range []string{"default", "overlays/control-plane", "overlays/split", approverOnly, "overlays/dry-run", "overlays/static-pod", "overlays/static-pod/pod", splitRotation, "rotation", "rotation/admission"} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
 			accept(t, kustomize(t, folder))
@@ -87,9 +88,7 @@ func TestPodSecurity(t *testing.T) {
 			if got := space.Labels["pod-security.kubernetes.io/enforce"]; got != level {
 				t.Errorf("the namespace enforces %q, want %q", got, level)
 			}
-			if err := admin.Create(t.Context(), space); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, admin.Create(t.Context(), space))
 			for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
 				if err := admin.Create(t.Context(), podOf(deployment, space.Name), client.DryRunAll); err != nil {
 					t.Errorf("%s: %v", name, err)
@@ -143,9 +142,7 @@ func TestConfigurationIsTaken(t *testing.T) {
 	var pod *corev1.Pod
 	for _, pod = range typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod") {
 		got, err := config.Load(pod.Spec.Containers[0].Args)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		if got.LeaderElection.ResourceNamespace != pod.Namespace || got.Kubeconfig == "" || got.Signing.KeyFile == "" {
 			t.Errorf("static pod: %+v", got)
 		}
@@ -220,9 +217,7 @@ func TestPods(t *testing.T) {
 func selects(t *testing.T, selector *metav1.LabelSelector, set labels.Set) bool {
 	t.Helper()
 	parsed, err := metav1.LabelSelectorAsSelector(selector)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return !parsed.Empty() && parsed.Matches(set)
 }
 

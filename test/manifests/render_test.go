@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const chart = "charts/csr-controller-manager"
@@ -33,52 +34,41 @@ func key(obj *unstructured.Unstructured) string {
 // kustomize renders a folder below config.
 func kustomize(t *testing.T, folder string) objects {
 	t.Helper()
-	return parse(t, rendered(t, filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("config", folder)))
+	return rendered(t, folder, func() ([]byte, error) { return kubectlKustomize(filepath.Join("config", folder)) })
 }
 
 // helm renders the chart.
 func helm(t *testing.T, args ...string) objects {
 	t.Helper()
-	return parse(t, rendered(t, helmCommand(t, args...)...))
+	return rendered(t, "helm "+strings.Join(args, " "), func() ([]byte, error) { return output(helmCommand(t, args...)...) })
 }
 
 // renders holds what each command has rendered.
 var renders sync.Map
 
-// rendered returns the output of a command, which runs once.
-func rendered(t *testing.T, args ...string) []byte {
+// rendered returns the objects that render prints. It calls render once for each name.
+func rendered(t *testing.T, name string, render func() ([]byte, error)) objects {
 	t.Helper()
-	once, _ := renders.LoadOrStore(strings.Join(args, "\x00"), sync.OnceValues(func() ([]byte, error) { return output(args...) }))
+	once, _ := renders.LoadOrStore(name, sync.OnceValues(render))
 	data, err := once.(func() ([]byte, error))()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	kit.NoError(t, err)
+	return parse(t, data)
 }
 
-// helmPath returns the path where the go command keeps the Helm that hack/helm.mod pins. It builds Helm first.
+// helmPath returns the path where the go command keeps the Helm that hack/helm.mod pins. It builds Helm first: "go tool -n" alone does not.
 var helmPath = sync.OnceValues(func() (string, error) {
-	for _, args := range [][]string{{"helm", "version"}, {"-n", "helm"}} { // -n alone does not build
-		command := exec.Command("go", append([]string{"tool", "-modfile=hack/helm.mod"}, args...)...)
-		command.Dir = root
-		output, err := command.Output()
-		if err != nil {
-			return "", fmt.Errorf("build helm: %w", err)
-		}
-		if args[0] == "-n" {
-			return strings.TrimSpace(string(output)), nil
-		}
+	if _, err := output("go", "tool", "-modfile=hack/helm.mod", "helm", "version"); err != nil {
+		return "", err
 	}
-	return "", errors.New("unreachable")
+	path, err := output("go", "tool", "-modfile=hack/helm.mod", "-n", "helm")
+	return strings.TrimSpace(string(path)), err
 })
 
 // helmCommand returns the command that renders the chart with the values of the command line.
 func helmCommand(t *testing.T, args ...string) []string {
 	t.Helper()
 	path, err := helmPath()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return append([]string{path, "template", "csr-controller-manager", chart, "--namespace", systemNamespace}, args...)
 }
 
@@ -118,7 +108,7 @@ func parse(t *testing.T, data []byte) objects {
 // config/NAME.
 func inFolder(t *testing.T, root string, files map[string]string) objects {
 	t.Helper()
-	once, _ := renders.LoadOrStore(fmt.Sprint(root, files), sync.OnceValues(func() ([]byte, error) {
+	return rendered(t, fmt.Sprint(root, files), func() ([]byte, error) {
 		dir := t.TempDir()
 		config, err := filepath.Abs(filepath.Join(root, "config"))
 		if err != nil {
@@ -129,18 +119,14 @@ func inFolder(t *testing.T, root string, files map[string]string) objects {
 			return nil, err
 		}
 		for name, text := range files {
-			text = strings.ReplaceAll(text, "- ../", "- "+above+"/")
-			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-				return nil, err
-			}
+			kit.Write(t, filepath.Join(dir, name), []byte(strings.ReplaceAll(text, "- ../", "- "+above+"/")))
 		}
-		return output(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir)
-	}))
-	data, err := once.(func() ([]byte, error))()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return parse(t, data)
+		return kubectlKustomize(dir)
+	})
+}
+
+func kubectlKustomize(folder string) ([]byte, error) {
+	return output(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", folder)
 }
 
 // shippedConfig returns the configuration that config/default ships in the source tree at root.
@@ -153,17 +139,21 @@ func shippedConfig(t *testing.T, root string) string {
 func typed[T any](t *testing.T, all objects, kind string) map[string]*T {
 	t.Helper()
 	found := map[string]*T{}
-	for name, obj := range all {
-		if obj.GetKind() != kind {
-			continue
+	for _, obj := range all {
+		if obj.GetKind() == kind {
+			found[obj.GetName()] = as[T](t, obj)
 		}
-		into := new(T)
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(obj.Object, into, true); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-		found[obj.GetName()] = into
 	}
 	return found
+}
+
+func as[T any](t *testing.T, obj *unstructured.Unstructured) *T {
+	t.Helper()
+	into := new(T)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(obj.Object, into, true); err != nil {
+		t.Fatalf("%s: %v", key(obj), err)
+	}
+	return into
 }
 
 // load returns the configuration of each Deployment.
@@ -179,9 +169,7 @@ func load(t *testing.T, all objects) map[string]*config.Configuration {
 			t.Fatalf("%s mounts %q, and there is %v", name, pod.Volumes[0].ConfigMap.Name, configs)
 		}
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.Write(t, filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]))
 		var args []string
 		for _, arg := range container.Args {
 			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))

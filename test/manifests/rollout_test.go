@@ -4,9 +4,9 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -14,9 +14,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
@@ -37,25 +37,19 @@ func TestRollout(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "rollout-", Labels: map[string]string{"pod-security.kubernetes.io/enforce": "privileged"}}}
-			if err := admin.Create(t.Context(), space); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, admin.Create(t.Context(), space))
 			deployment := typed[appsv1.Deployment](t, kustomize(t, "overlays/control-plane"), "Deployment")["csr-controller-manager"]
 			deployment.Namespace = space.Name
 			if test.maxUnavailable != nil {
 				deployment.Spec.Strategy.RollingUpdate.MaxUnavailable = test.maxUnavailable
 			}
 			p := &plane{namespace: space.Name, nodes: test.nodes}
-			if err := admin.Create(t.Context(), deployment); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, admin.Create(t.Context(), deployment))
 			p.awaitAll(t, "")
 			p.fewest = test.nodes
 			before := deployment.DeepCopy()
 			deployment.Spec.Template.Annotations[release] = "2"
-			if err := admin.Patch(t.Context(), deployment, client.MergeFrom(before)); err != nil {
-				t.Fatal(err)
-			}
+			kit.NoError(t, admin.Patch(t.Context(), deployment, client.MergeFrom(before)))
 			p.awaitAll(t, "2")
 			if test.maxUnavailable != nil && p.fewest < 1 {
 				t.Error("one by one, and yet there was a moment without a pod")
@@ -72,14 +66,10 @@ func startDeploymentController(t *testing.T, c *cluster.Cluster, more ...string)
 	t.Helper()
 	controllers := append([]string{"deployment-controller", "replicaset-controller"}, more...)
 	kubeconfig, err := c.WriteKubeconfig("rollout", c.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	p, err := c.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
 		"--controllers="+strings.Join(controllers, ","), "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the end of the log of kube-controller-manager:\n%s", p.Tail(30))
@@ -99,23 +89,17 @@ type plane struct {
 // awaitAll waits until every node has a pod of the release, and no other.
 func (p *plane) awaitAll(t *testing.T, wanted string) {
 	t.Helper()
-	var running []string
-	err := wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
-		now, err := p.work(ctx)
+	kit.Eventually(t, "the pods of release "+wanted, func(ctx context.Context) error {
+		running, err := p.work(ctx)
 		if err != nil {
-			return false, err
+			return err
 		}
-		running = now
 		p.fewest = min(p.fewest, len(running))
-		all := len(running) == p.nodes
-		for _, each := range running {
-			all = all && each == wanted
+		if want := slices.Repeat([]string{wanted}, p.nodes); !slices.Equal(running, want) {
+			return fmt.Errorf("the pods that run are of %q, want %q", running, want)
 		}
-		return all, nil
+		return nil
 	})
-	if err != nil {
-		t.Fatalf("%v: the pods that run are of %q, want %d of %q", err, running, p.nodes, wanted)
-	}
 }
 
 // work ends pods that are being deleted, starts others where there is room, and returns the releases of the running

@@ -3,25 +3,21 @@ package manifests
 import (
 	"context"
 	"maps"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // pageBlock matches a block of code in a page, with its indentation and text.
@@ -120,18 +116,12 @@ func TestRotationPagesSigners(t *testing.T) {
 	t.Parallel()
 	content := withBlocks(t)["config.yaml"].(map[string]any)
 	var signing map[string]any
-	if err := yaml.UnmarshalStrict([]byte(withText(t, "signing:\n  signers:")), &signing); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, yaml.UnmarshalStrict([]byte(withText(t, "signing:\n  signers:")), &signing))
 	maps.Copy(content, signing)
 	data, err := yaml.Marshal(content)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	kit.Write(t, file, data)
 	loaded, err := config.Load([]string{"--config=" + file})
 	if err != nil || !loaded.Rotation.Enabled || len(loaded.Signing.Signers) != 3 {
 		t.Errorf("error %v, loaded %+v", err, loaded)
@@ -140,28 +130,13 @@ func TestRotationPagesSigners(t *testing.T) {
 
 // TestRotationPagesAuthorities checks that an API server accepts both authorities of the pages, and the change of the first one.
 func TestRotationPagesAuthorities(t *testing.T) {
-	for name, obj := range kustomize(t, "crd") {
-		if err := admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("test"), client.ForceOwnership); err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-	}
+	applyAll(t, kustomize(t, "crd"))
 	first, second := authorityOf(t, "name: cluster\n"), authorityOf(t, "metadata: {name: kubelet-serving}")
 	for _, obj := range []*unstructured.Unstructured{first, second} {
-		err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
-			err := admin.Create(ctx, obj)
-			if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) { // it is not served yet
-				return false, nil
-			}
-			return true, err
-		})
-		if err != nil {
-			t.Fatalf("%s: %v", obj.GetName(), err)
-		}
+		kit.Eventually(t, obj.GetName(), func(ctx context.Context) error { return admin.Create(ctx, obj) }) // once it is served
 	}
 	_, patch, _ := strings.Cut(withText(t, "kubectl patch signingauthority cluster"), "-p '")
-	if err := admin.Patch(t.Context(), first, client.RawPatch(types.MergePatchType, []byte(strings.TrimSuffix(patch, "'\n")))); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, admin.Patch(t.Context(), first, client.RawPatch(types.MergePatchType, []byte(strings.TrimSuffix(patch, "'\n")))))
 	signers, _, err := unstructured.NestedStringSlice(first.Object, "spec", "signers")
 	if slices.Contains(signers, "kubernetes.io/kubelet-serving") || len(signers) != 2 || err != nil {
 		t.Errorf("signers %v, error %v", signers, err)

@@ -1,6 +1,7 @@
 package manifests
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -8,8 +9,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 const trustFiles = "csr-trust-files"
@@ -49,14 +48,10 @@ func TestTrustFiles(t *testing.T) {
 	if hosts != 1 {
 		t.Errorf("%d paths of the host", hosts)
 	}
-	for name, binding := range typed[rbacv1.RoleBinding](t, all, "RoleBinding") {
-		for _, subject := range binding.Subjects {
-			if subject.Name == trustFiles {
-				t.Errorf("%s: the pods get rights", name)
-			}
-		}
+	if slices.Contains(subjects(t, all), trustFiles) {
+		t.Error("the pods get rights")
 	}
-	if len(typed[rbacv1.ClusterRoleBinding](t, all, "ClusterRoleBinding")) > 0 {
+	if len(objectsOf(all, "ClusterRoleBinding")) > 0 {
 		t.Error("there is a right in the whole cluster")
 	}
 }
@@ -89,118 +84,20 @@ func TestSecondAuthority(t *testing.T) {
 	t.Parallel()
 	other := kustomize(t, "rotation/kubelet-serving")
 	accept(t, other)
-	roles, first := typed[rbacv1.Role](t, other, "Role"), typed[rbacv1.Role](t, overlay(t, "default", "rotation"), "Role")
-	bindings := typed[rbacv1.RoleBinding](t, other, "RoleBinding")
+	rules, bound := rights(t, other)
+	first := rulesOf(t, overlay(t, "default", "rotation"))
+	const role, its = "Role " + systemNamespace + "/", "csr-kubelet-serving-ca"
 	for name, want := range map[string][]rbacv1.PolicyRule{
-		"csr-kubelet-serving-ca":          append(first["csr-signing-secret"].Rules, first["csr-ledger"].Rules...),
-		"csr-kubelet-serving-ca-rotation": rulesOfRotation(t),
+		its:               append(first[role+"csr-signing-secret"], first[role+"csr-ledger"]...),
+		its + "-rotation": slices.DeleteFunc(first[role+"csr-rotation"], func(rule rbacv1.PolicyRule) bool { return len(rule.ResourceNames) == 0 }),
 	} {
-		rules := roles[name].Rules
-		for i := range rules {
-			for j, each := range rules[i].ResourceNames {
-				rules[i].ResourceNames[j] = strings.Replace(each, "csr-kubelet-serving-ca", "csr-signer", 1)
+		for _, rule := range rules[role+name] {
+			for i, each := range rule.ResourceNames {
+				rule.ResourceNames[i] = strings.Replace(each, its, "csr-signer", 1)
 			}
 		}
-		if diff := cmp.Diff(want, rules); diff != "" {
-			t.Errorf("%s (-csr-signer's +its):\n%s", name, diff)
-		}
-		if one := bindings[name]; one.RoleRef.Name != name || len(one.Subjects) != 1 || one.Subjects[0].Name != "csr-controller-manager" {
-			t.Errorf("%s: %+v", name, one)
+		if diff := cmp.Diff(want, rules[role+name]); diff != "" || !cmp.Equal(bound[role+name], []string{"csr-controller-manager"}) {
+			t.Errorf("%s: bound to %v (-csr-signer's +its):\n%s", name, bound[role+name], diff)
 		}
 	}
-}
-
-// rulesOfRotation returns the rules in the manager's namespace that name objects.
-func rulesOfRotation(t *testing.T) (named []rbacv1.PolicyRule) {
-	t.Helper()
-	for _, obj := range kustomize(t, "rotation") {
-		if obj.GetKind() != "Role" || obj.GetName() != "csr-rotation" || obj.GetNamespace() != systemNamespace {
-			continue
-		}
-		for _, rule := range typed[rbacv1.Role](t, objects{"": obj}, "Role")["csr-rotation"].Rules {
-			if len(rule.ResourceNames) > 0 {
-				named = append(named, rule)
-			}
-		}
-	}
-	return named
-}
-
-// TestRotationAccepted checks that the API server accepts the objects for rotation.
-func TestRotationAccepted(t *testing.T) {
-	t.Parallel()
-	for _, folder := range []string{"rotation", "rotation/admission"} {
-		accept(t, kustomize(t, folder))
-	}
-}
-
-// rotationQuestions name the permitted identities: the controller, an operator, and the users of roles that are
-// aggregated into admin or view.
-var rotationQuestions = []question{
-	{"watch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin", "view"}},
-	{"patch", "csr-controller-manager.io", "signingauthorities", "", "", []string{"controller", "operator", "admin"}},
-	{"update", "csr-controller-manager.io", "signingauthorities/status", "", "", []string{"controller"}},
-	{"patch", "csr-controller-manager.io", "signingauthorities/status", "", "", nil},
-	{"create", "csr-controller-manager.io", "signingauthorities", "", "", nil},
-	{"delete", "csr-controller-manager.io", "signingauthorities", "", "", nil},
-	{"update", "csr-controller-manager.io", "signingauthorities", "", "", nil},
-	{"update", "", "secrets", systemNamespace, "csr-signer", []string{"controller"}},
-	{"delete", "", "secrets", systemNamespace, "csr-signer", nil},
-	{"get", "", "secrets", systemNamespace, "other", nil},
-	{"get", "", "secrets", "kube-system", "csr-signer", nil},
-	{"get", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller", "operator"}},
-	{"update", "", "configmaps", systemNamespace, "csr-signer-nodes-0f", []string{"controller"}},
-	{"update", "", "configmaps", systemNamespace, "csr-signer-ledger", []string{"controller"}},
-	{"patch", "", "configmaps", systemNamespace, "csr-trust", []string{"controller"}},
-	{"update", "", "configmaps", systemNamespace, "csr-trust", nil},
-	{"update", "", "configmaps", systemNamespace, "other", nil},
-	{"update", "", "configmaps", "kube-system", "extension-apiserver-authentication", []string{"controller"}},
-	{"update", "", "configmaps", "kube-system", "kubeadm-config", nil},
-	{"patch", "certificates.k8s.io", "clustertrustbundles", "", "kubernetes.io:kubelet-serving:csr-signer", []string{"controller"}},
-	{"create", "certificates.k8s.io", "clustertrustbundles", "", "kubernetes.io:kubelet-serving:csr-signer", []string{"controller"}},
-	{"patch", "certificates.k8s.io", "clustertrustbundles", "", "kubernetes.io:kubelet-serving:other", nil},
-	{"create", "certificates.k8s.io", "clustertrustbundles", "", "", nil},
-	{"attest", "certificates.k8s.io", "signers", "", kubelet, []string{"controller"}},
-	{"attest", "certificates.k8s.io", "signers", "", "example.com/web", nil},
-	{"list", "", "nodes", "", "", []string{"operator"}},
-	{"list", "apiregistration.k8s.io", "apiservices", "", "", nil},
-	{"list", "", "events", "default", "", nil},
-	{"*", "*", "*", "", "", nil},
-}
-
-// TestRotationRights installs the component for its own identity, and checks the rights that it grants.
-func TestRotationRights(t *testing.T) {
-	all := kustomize(t, "rotation")
-	const account = "csr-rotation"
-	for _, obj := range all {
-		if subjects, found := obj.Object["subjects"].([]any); found {
-			subjects[0].(map[string]any)["name"] = account
-		}
-	}
-	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}
-	if err := admin.Create(t.Context(), space); client.IgnoreAlreadyExists(err) != nil {
-		t.Fatal(err)
-	}
-	apply(t, all)
-	for user, role := range map[string]string{"operator": "csr-rotation-operator", "admin": "csr-signing-authorities-operate", "view": "csr-signing-authorities-view"} {
-		binding := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: "rotation-" + user},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "rotation-" + user}},
-		}
-		if err := admin.Create(t.Context(), binding); err != nil {
-			t.Fatal(err)
-		}
-	}
-	// kube-controller-manager, which does not run here, aggregates these roles.
-	for name, label := range map[string]string{"csr-signing-authorities-operate": "admin", "csr-signing-authorities-view": "view"} {
-		want := map[string]string{"rbac.authorization.k8s.io/aggregate-to-" + label: "true"}
-		if diff := cmp.Diff(want, all["ClusterRole /"+name].GetLabels()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
-	}
-	ask(t, rotationQuestions, map[string][]string{
-		"system:serviceaccount:" + systemNamespace + ":" + account: {"controller"},
-		"rotation-operator": {"operator"}, "rotation-admin": {"admin"}, "rotation-view": {"view"},
-	})
 }

@@ -18,9 +18,9 @@ func TestUpgradeFromTheReleaseBefore(t *testing.T) {
 	}
 	for _, replicas := range []int32{1, 2} {
 		u := startUpgrade(t, replicas)
-		for _, name := range order {
-			u.roll(t, "the release before", install{source: before})
-			u.roll(t, name, features()[name])
+		for _, feature := range features {
+			u.roll(t, install{name: "the release before", source: before})
+			u.roll(t, feature)
 		}
 	}
 }

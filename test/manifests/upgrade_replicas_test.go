@@ -7,6 +7,6 @@ import "testing"
 func TestUpgradeOfTwoReplicas(t *testing.T) {
 	t.Parallel()
 	u := startUpgrade(t, 2)
-	u.roll(t, "as shipped", install{})
+	u.roll(t, install{name: "as shipped"})
 	u.throughEachFeature(t)
 }

@@ -4,8 +4,8 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,14 +15,11 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -34,6 +31,7 @@ type source struct{ root, binary string }
 
 // install is one configuration of config/default.
 type install struct {
+	name       string
 	source     source
 	components []string
 	config     string // added to the shipped configuration
@@ -43,58 +41,52 @@ type install struct {
 
 const signingSecret = "csr-signer"
 
-// features are the features that an upgrade can switch on, each with all steps of its page.
-func features() map[string]install {
-	return map[string]install{
-		"rotation": {
-			components: []string{"rotation"}, config: "rotation: {enabled: true}\n",
-			prepare: func(t *testing.T, u *upgrade) { u.make(t, u.authority()) },
+// features are the features that an upgrade can switch on, each with all steps of its page. The CA that the API server trusts does not exist
+// any more after the last one.
+var features = []install{
+	{
+		name: "rotation", components: []string{"rotation"}, config: "rotation: {enabled: true}\n",
+		prepare: func(t *testing.T, u *upgrade) { u.make(t, u.authority(t)) },
+	},
+	{
+		name: "node block list", components: []string{"node-block-list"}, config: "nodeBlockList: " + systemNamespace + "/csr-node-block-list\n",
+		prepare: func(t *testing.T, u *upgrade) {
+			u.make(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-node-block-list"}, Data: map[string]string{"nodes": ""}})
 		},
-		"node block list": {
-			components: []string{"node-block-list"}, config: "nodeBlockList: " + systemNamespace + "/csr-node-block-list\n",
-			prepare: func(t *testing.T, u *upgrade) {
-				u.make(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-node-block-list"}, Data: map[string]string{"nodes": ""}})
-			},
+	},
+	{
+		name: "kubelet serving", components: []string{"kubelet-serving", "node-identity"},
+		config: "approval:\n  kubeletServing: {enabled: true, apiServerNodes: [control-plane]}\n  nodeClient: {requireTokenBinding: true}\n",
+	},
+	{
+		name: "machine inventory", components: []string{"node-identity", "inventory-openshift"}, config: "approval: {nodeClient: {inventory: openshift}}\n",
+		prepare: func(t *testing.T, u *upgrade) {
+			u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "openshift-machine-api"}})
 		},
-		"kubelet serving": {
-			components: []string{"kubelet-serving", "node-identity"},
-			config:     "approval:\n  kubeletServing: {enabled: true, apiServerNodes: [control-plane]}\n  nodeClient: {requireTokenBinding: true}\n",
+	},
+	{name: "dry run", components: []string{"dry-run"}},
+	{
+		name: "CA that is created", components: []string{"create-ca"}, config: "  createIfMissing: true\n", // under signing, the last section
+		prepare: func(t *testing.T, u *upgrade) {
+			kit.NoError(t, u.admin.Delete(t.Context(), kit.SigningSecret(nil, nil)))
 		},
-		"machine inventory": {
-			components: []string{"node-identity", "inventory-openshift"}, config: "approval: {nodeClient: {inventory: openshift}}\n",
-			prepare: func(t *testing.T, u *upgrade) {
-				u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "openshift-machine-api"}})
-			},
-		},
-		"dry run": {components: []string{"dry-run"}},
-		"CA that is created": {
-			components: []string{"create-ca"}, config: "  createIfMissing: true\n", // under signing, the last section
-			prepare: func(t *testing.T, u *upgrade) {
-				if err := u.admin.Delete(t.Context(), u.secret()); err != nil {
-					t.Fatal(err)
-				}
-			},
-		},
-	}
+	},
 }
-
-// order has each feature once. The CA that the API server trusts does not exist any more after the last one.
-var order = []string{"rotation", "node block list", "kubelet serving", "machine inventory", "dry run", "CA that is created"}
 
 // TestUpgradeThroughEachFeature rolls the Deployment out to each feature, and from it to the next one, which switches
 // it off. TestUpgradeOfTwoReplicas does so with two replicas.
 func TestUpgradeThroughEachFeature(t *testing.T) {
 	t.Parallel()
 	u := startUpgrade(t, 1)
-	u.roll(t, "as shipped", install{})
+	u.roll(t, install{name: "as shipped"})
 	u.testNodesJoin(t)
 	u.throughEachFeature(t)
 }
 
 func (u *upgrade) throughEachFeature(t *testing.T) {
 	t.Helper()
-	for _, name := range order {
-		u.roll(t, name, features()[name])
+	for _, feature := range features {
+		u.roll(t, feature)
 	}
 }
 
@@ -103,6 +95,7 @@ func (u *upgrade) throughEachFeature(t *testing.T) {
 // succeeds.
 type upgrade struct {
 	*cluster.Cluster
+	t        *testing.T
 	admin    client.Client
 	replicas int32
 	current  source
@@ -120,7 +113,7 @@ func startUpgrade(t *testing.T, replicas int32, more ...string) *upgrade {
 	t.Helper()
 	u := startPods(t, replicas, more...)
 	u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
-	u.make(t, u.secret())
+	u.make(t, kit.SigningSecret(u.CA.CertPEM, u.CA.KeyPEM))
 	return u
 }
 
@@ -128,10 +121,8 @@ func startUpgrade(t *testing.T, replicas int32, more ...string) *upgrade {
 func startPods(t *testing.T, replicas int32, more ...string) *upgrade {
 	t.Helper()
 	c, err := cluster.Start()
-	if err != nil {
-		t.Fatal(err)
-	}
-	u := &upgrade{Cluster: c, replicas: replicas, pods: map[string]*pod{}}
+	kit.NoError(t, err)
+	u := &upgrade{Cluster: c, t: t, replicas: replicas, pods: map[string]*pod{}}
 	t.Cleanup(func() {
 		for name, each := range u.pods {
 			each.Kill()
@@ -147,34 +138,24 @@ func startPods(t *testing.T, replicas int32, more ...string) *upgrade {
 		t.Fatal(err)
 	}
 	binary, err := cluster.Manager()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	u.current = source{root: root, binary: binary}
 	startDeploymentController(t, c, more...)
 	return u
 }
 
-// secret returns a Secret with a CA that the API server trusts.
-func (u *upgrade) secret() *corev1.Secret {
-	return &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: signingSecret}, Type: corev1.SecretTypeTLS,
-		Data: map[string][]byte{corev1.TLSCertKey: u.CA.CertPEM, corev1.TLSPrivateKeyKey: u.CA.KeyPEM},
-	}
-}
-
-func (u *upgrade) authority() *unstructured.Unstructured {
-	return &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": "csr-controller-manager.io/v1alpha1", "kind": "SigningAuthority", "metadata": map[string]any{"name": "cluster"},
-		"spec": map[string]any{
-			"secret":  map[string]any{"namespace": systemNamespace, "name": signingSecret},
-			"signers": []any{certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeAPIServerClientSignerName},
-			"trust":   map[string]any{"configMaps": []any{map[string]any{"namespace": systemNamespace, "name": "csr-trust"}}},
-			"verification": map[string]any{
-				"apiServers": []any{strings.Trim(strings.TrimPrefix(u.Config.Host, "https://"), "/")}, "serverName": "localhost", "settleFor": "1s",
-			},
-		},
-	}}
+func (u *upgrade) authority(t *testing.T) *unstructured.Unstructured {
+	t.Helper()
+	return kit.Object(t, fmt.Sprintf(`
+apiVersion: csr-controller-manager.io/v1alpha1
+kind: SigningAuthority
+metadata: {name: cluster}
+spec:
+  secret: {namespace: %[1]s, name: %[2]s}
+  signers: [kubernetes.io/kube-apiserver-client-kubelet, kubernetes.io/kube-apiserver-client]
+  trust: {configMaps: [{namespace: %[1]s, name: csr-trust}]}
+  verification: {apiServers: [%[3]q], serverName: localhost, settleFor: 1s}
+`, systemNamespace, signingSecret, strings.Trim(strings.TrimPrefix(u.Config.Host, "https://"), "/")))
 }
 
 // make creates obj, once its kind is served.
@@ -198,18 +179,14 @@ func (u *upgrade) render(t *testing.T, next install) objects {
 
 // roll applies next, as kubectl apply does, and waits until all replicas are updated and ready, and one of them
 // signs.
-func (u *upgrade) roll(t *testing.T, what string, next install) {
+func (u *upgrade) roll(t *testing.T, next install) {
 	t.Helper()
 	if next.source == (source{}) {
 		next.source = u.current
 	}
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
 	all := u.render(t, next)
-	names := make([]string, 0, len(all))
-	for name := range all {
-		names = append(names, name)
-	}
-	slices.SortFunc(names, func(a, b string) int { return applyOrder(all[a]) - applyOrder(all[b]) })
+	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return applyOrder(all[a]) - applyOrder(all[b]) })
 	prepared := next.prepare == nil
 	for _, name := range names {
 		obj := all[name]
@@ -218,16 +195,14 @@ func (u *upgrade) roll(t *testing.T, what string, next install) {
 			prepared = true
 		}
 		if obj.GetKind() == "Deployment" {
-			annotations := map[string]string{"binary": next.source.binary, "rolled-to": what} // like another image
-			if err := unstructured.SetNestedStringMap(obj.Object, annotations, "spec", "template", "metadata", "annotations"); err != nil {
-				t.Fatal(err)
-			}
+			annotations := map[string]string{"binary": next.source.binary, "rolled-to": next.name} // like another image
+			kit.NoError(t, unstructured.SetNestedStringMap(obj.Object, annotations, "spec", "template", "metadata", "annotations"))
 		}
 		if err := u.admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("kubectl"), client.ForceOwnership); err != nil {
-			t.Fatalf("%s: %s: %v", what, name, err)
+			t.Fatalf("%s: %s: %v", next.name, name, err)
 		}
 	}
-	u.within(t, "the rollout of "+what, func(ctx context.Context) error {
+	u.within(t, "the rollout of "+next.name, func(ctx context.Context) error {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(deployment), deployment); err != nil {
 			return err
 		}
@@ -238,7 +213,7 @@ func (u *upgrade) roll(t *testing.T, what string, next install) {
 		return nil
 	})
 	if !slices.Contains(next.components, "dry-run") {
-		u.signs(t, what)
+		u.signs(t, next.name)
 	}
 }
 
@@ -257,13 +232,7 @@ func applyOrder(obj *unstructured.Unstructured) int {
 // signs waits until an approved request has its certificate, and returns that.
 func (u *upgrade) signs(t *testing.T, what string) *x509.Certificate {
 	t.Helper()
-	obj := &kit.Request{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "upgrade-"},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: certificatesv1.KubeAPIServerClientSignerName, Usages: []certificatesv1.KeyUsage{certificatesv1.UsageClientAuth},
-			Request: kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "upgrade"}}),
-		},
-	}
+	obj := kit.ClientRequest(t, "upgrade")
 	u.approved(t, what, obj)
 	return kit.Leaf(t, obj)
 }
@@ -271,13 +240,9 @@ func (u *upgrade) signs(t *testing.T, what string) *x509.Certificate {
 // approved creates and approves obj, and waits until it has its certificate.
 func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
 	t.Helper()
-	if err := u.admin.Create(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, u.admin.Create(t.Context(), obj))
 	obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "ByHand"}}
-	if err := u.admin.SubResource("approval").Update(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, u.admin.SubResource("approval").Update(t.Context(), obj))
 	u.within(t, "a certificate after the rollout of "+what, func(ctx context.Context) error {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
@@ -292,20 +257,12 @@ func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
 // within runs the pods until check returns nil.
 func (u *upgrade) within(t *testing.T, what string, check func(context.Context) error) {
 	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		if err := u.work(ctx); err != nil {
-			return false, err
+	kit.Within(t, time.Minute, what, func(ctx context.Context) error {
+		if err := u.work(ctx); err != nil && ctx.Err() == nil {
+			t.Fatal(err)
 		}
-		err := check(ctx)
-		if ctx.Err() == nil { // otherwise it only says that the time is over
-			last = err
-		}
-		return err == nil, nil
+		return check(ctx)
 	})
-	if err != nil {
-		t.Fatalf("%s: %v (%v)", what, last, err)
-	}
 }
 
 // work starts, probes and ends pods.
@@ -363,7 +320,8 @@ func (u *upgrade) start(ctx context.Context, obj *corev1.Pod) error {
 	if err := os.WriteFile(file, []byte(mounted.Data["config.yaml"]), 0o600); err != nil {
 		return err
 	}
-	kubeconfig, err := u.kubeconfig(ctx, obj)
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: obj.Spec.ServiceAccountName}}
+	kubeconfig, err := u.WriteKubeconfig(obj.Name, kit.AccountConfig(u.t, u.Config, u.admin, account))
 	if err != nil {
 		return err
 	}
@@ -386,18 +344,6 @@ func (u *upgrade) start(ctx context.Context, obj *corev1.Pod) error {
 	return nil
 }
 
-// kubeconfig returns the path of a kubeconfig for the pod's ServiceAccount.
-func (u *upgrade) kubeconfig(ctx context.Context, obj *corev1.Pod) (string, error) {
-	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: obj.Spec.ServiceAccountName}}
-	token := &authenticationv1.TokenRequest{}
-	if err := u.admin.SubResource("token").Create(ctx, account, token); err != nil {
-		return "", err
-	}
-	config := rest.AnonymousClientConfig(u.Config)
-	config.BearerToken = token.Status.Token
-	return u.WriteKubeconfig(obj.Name, config)
-}
-
 // probe writes the result of the pod's readiness probe.
 func (u *upgrade) probe(ctx context.Context, obj *corev1.Pod, running *pod) error {
 	state, _ := running.ready(ctx, obj.Spec.Containers[0].ReadinessProbe.HTTPGet.Path)
@@ -413,19 +359,9 @@ func (u *upgrade) probe(ctx context.Context, obj *corev1.Pod, running *pod) erro
 func (p *pod) ready(ctx context.Context, path string) (corev1.ConditionStatus, string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.probes+path, nil)
-	if err != nil {
-		return corev1.ConditionFalse, err.Error()
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return corev1.ConditionFalse, err.Error()
-	}
-	defer func() { _ = response.Body.Close() }()
-	text := make([]byte, 1024)
-	n, _ := response.Body.Read(text)
-	if response.StatusCode != http.StatusOK {
-		return corev1.ConditionFalse, string(text[:n])
+	status, text := cluster.Get(ctx, p.probes, path)
+	if status != http.StatusOK {
+		return corev1.ConditionFalse, text
 	}
 	return corev1.ConditionTrue, ""
 }
