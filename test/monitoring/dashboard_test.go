@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const dashboardFile = "../../config/grafana/csr-controller-manager.json"
@@ -40,9 +42,7 @@ type panel struct {
 func readDashboard(t *testing.T) dashboard {
 	t.Helper()
 	var d dashboard
-	if err := json.Unmarshal(read(t, dashboardFile), &d); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, json.Unmarshal(read(t, dashboardFile), &d))
 	return d
 }
 

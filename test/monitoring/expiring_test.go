@@ -53,10 +53,10 @@ func TestKubeletAlertsDuringRotation(t *testing.T) {
 		}
 	}
 	kubelets.joins("stuck", clientCertificate(t, "stuck", time.Hour), servingCertificate(t, "stuck", time.Hour))
-	eventually(t, "samples of all kubelets", func(ctx context.Context) error {
+	kit.Within(t, patience, "samples of all kubelets", func(ctx context.Context) error {
 		return p.data(ctx, `kubelet_certificate_manager_client_ttl_seconds{node="new"} and on (node) kubelet_certificate_manager_server_ttl_seconds`)
 	})
-	eventually(t, "alerts for the kubelet stuck alone", func(ctx context.Context) error {
+	kit.Within(t, patience, "alerts for the kubelet stuck alone", func(ctx context.Context) error {
 		rules, err := p.rules(ctx)
 		if err != nil {
 			return err

@@ -4,8 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -15,14 +15,12 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
-// kubeletsOnly reports whether query needs the metrics of kubelets. No kubelet runs here, so the query must run, but
-// finds nothing. TestKubeletMetrics checks its names.
-func kubeletsOnly(query string) bool { return strings.Contains(query, "kubelet_") }
-
-// dryRunOnly reports whether a query needs the metrics of a dry run. None runs here: csrenv/surface looks up the names.
-func dryRunOnly(query string) bool { return strings.Contains(query, "_dry_run_total") }
+// absent finds what no query of the lab can find: no kubelet runs here (TestKubeletMetrics checks the names of its metrics), no dry run
+// (csrenv/surface looks up the names), and no rotation.
+var absent = regexp.MustCompile(`kubelet_|_dry_run_total|csr_rotation_`)
 
 // nothingFound are selectors of the dashboard that find nothing in a healthy cluster. Their queries show 0 then.
 var nothingFound = []string{`code="429"`}
@@ -60,7 +58,7 @@ func (l *lab) failForWantOfRights(t *testing.T, p *prometheus) {
 	node := l.round()
 	l.store("due", 25)
 	for _, controller := range []string{"approver", "signer", "cleaner"} {
-		eventually(t, controller, func(ctx context.Context) error {
+		kit.Within(t, patience, controller, func(ctx context.Context) error {
 			return p.data(ctx, fmt.Sprintf(`csr_%s_errors_total{reason="Forbidden"} > 0`, controller))
 		})
 	}
@@ -75,7 +73,7 @@ func (l *lab) showsData(t *testing.T, p *prometheus) {
 	l.breakShortCA()
 	waiting := readDashboard(t).queries()
 	number := 0
-	eventually(t, "queries", func(ctx context.Context) error {
+	kit.Within(t, patience, "queries", func(ctx context.Context) error {
 		number++
 		kit.Reaches(t, l.round(), csr.Issued)
 		l.store(fmt.Sprint("due-", number), 25)
@@ -83,7 +81,7 @@ func (l *lab) showsData(t *testing.T, p *prometheus) {
 		for name, query := range waiting {
 			err := p.data(ctx, query)
 			switch {
-			case kubeletsOnly(query), dryRunOnly(query), rotationOnly(query):
+			case absent.MatchString(query):
 				if samples, err := p.query(ctx, query); err != nil || len(samples) > 0 {
 					t.Errorf("%s: %v, error %v", name, samples, err)
 				}
@@ -109,10 +107,10 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 			t.Errorf("%s selects %v, error %v", r.Alert, selectors, err)
 		}
 		for _, s := range selectors {
-			if kubeletsOnly(s.name) || dryRunOnly(s.name) || rotationOnly(s.name) {
+			if absent.MatchString(s.name) {
 				continue
 			}
-			eventually(t, r.Alert, func(ctx context.Context) error { return p.data(ctx, s.String()) })
+			kit.Within(t, patience, r.Alert, func(ctx context.Context) error { return p.data(ctx, s.String()) })
 		}
 	}
 	p.reach(t, map[string]string{
@@ -148,7 +146,7 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 // reach waits until rules, by name, severity and controller, are in a state.
 func (p *prometheus) reach(t *testing.T, want map[string]string) {
 	t.Helper()
-	eventually(t, "alerts", func(ctx context.Context) error {
+	kit.Within(t, patience, "alerts", func(ctx context.Context) error {
 		rules, err := p.rules(ctx)
 		if err != nil {
 			return err
@@ -174,7 +172,7 @@ func namesExist(t *testing.T, p *prometheus) {
 			t.Errorf("%s selects %v, error %v", name, selectors, err)
 		}
 		for _, s := range selectors {
-			if kubeletsOnly(s.name) || dryRunOnly(s.name) || rotationOnly(s.name) || s.name == "ALERTS" {
+			if absent.MatchString(s.name) || s.name == "ALERTS" {
 				continue
 			}
 			if err := p.data(t.Context(), fmt.Sprintf(`{__name__=%q,job="csr-controller-manager"}`, s.name)); err != nil {
@@ -192,21 +190,10 @@ func namesExist(t *testing.T, p *prometheus) {
 
 // lintMetrics checks that the manager's metrics follow Prometheus' conventions.
 func lintMetrics(t *testing.T, address string) {
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+"/metrics", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = response.Body.Close() }()
+	status, text := cluster.Get(t.Context(), address, "/metrics")
 	lint := exec.CommandContext(t.Context(), tool(t, "PROMTOOL"), "check", "metrics")
-	lint.Stdin = response.Body
+	lint.Stdin = strings.NewReader(text)
 	if output, err := lint.CombinedOutput(); err != nil {
-		t.Errorf("%v\n%s", err, output)
+		t.Errorf("status %d: %v\n%s", status, err, output)
 	}
 }
-
-// rotationOnly reports whether a query needs a manager that rotates its CA. The manager of the lab does not.
-func rotationOnly(query string) bool { return strings.Contains(query, "csr_rotation_") }

@@ -119,9 +119,7 @@ func survivors(t *testing.T, file ruleFile, alerts []string) []string {
 		file.Groups[i].Rules = slices.DeleteFunc(file.Groups[i].Rules, func(r *rule) bool { return !slices.Contains(alerts, r.Alert) })
 	}
 	data, err := yaml.Marshal(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	kit.Write(t, filepath.Join(dir, "alerts.yaml"), data)
 	args := []string{"test", "rules"}
 	for _, path := range ruleTests(t) {

@@ -5,15 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
-	"net/http"
 	"net/url"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
-
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
@@ -32,9 +29,7 @@ type prometheus struct {
 func startPrometheus(t *testing.T, kubelets []string, managers ...string) *prometheus {
 	t.Helper()
 	rules, err := filepath.Abs(plainFile)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	config := filepath.Join(t.TempDir(), "prometheus.yaml")
 	kit.Write(t, config, fmt.Appendf(nil, `
 global: {scrape_interval: 1s, evaluation_interval: 1s}
@@ -49,9 +44,7 @@ scrape_configs:
 	p := &prometheus{address: kit.FreeAddress(t)}
 	p.Process, err = kit.ControlPlane(t).StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
 		"--storage.tsdb.path", t.TempDir(), "--web.listen-address", p.address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
@@ -63,23 +56,15 @@ scrape_configs:
 
 // ask calls Prometheus' API.
 func (p *prometheus) ask(ctx context.Context, path string, query url.Values, answer any) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.address+"/api/v1/"+path+"?"+query.Encode(), nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = response.Body.Close() }()
+	status, text := cluster.Get(ctx, p.address, "/api/v1/"+path+"?"+query.Encode())
 	var body struct {
 		Status, Error string
 		Data          json.RawMessage
 		Warnings      []string
 		Infos         []string
 	}
-	if err := json.NewDecoder(response.Body).Decode(&body); err != nil {
-		return err
+	if err := json.Unmarshal([]byte(text), &body); err != nil {
+		return fmt.Errorf("status %d, %w: %s", status, err, text)
 	}
 	if body.Status != "success" || len(body.Warnings) > 0 || len(body.Infos) > 0 {
 		return fmt.Errorf("%s: %s %v %v", body.Status, body.Error, body.Warnings, body.Infos)
@@ -194,17 +179,4 @@ func (p *prometheus) rules(ctx context.Context) ([]alertRule, error) {
 		all = append(all, group.Rules...)
 	}
 	return all, err
-}
-
-// eventually waits until check returns nil, and fails with its last error.
-func eventually(t *testing.T, what string, check func(context.Context) error) {
-	t.Helper()
-	var last error
-	err := wait.PollUntilContextTimeout(t.Context(), 200*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		last = check(ctx)
-		return last == nil, nil
-	})
-	if err != nil {
-		t.Fatalf("%s: %v (%v)", what, last, err)
-	}
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const (
@@ -50,18 +54,14 @@ func (f ruleFile) rules() []*rule {
 func read(t *testing.T, path string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return data
 }
 
 func readRules(t *testing.T) ruleFile {
 	t.Helper()
 	var file ruleFile
-	if err := yaml.UnmarshalStrict(read(t, plainFile), &file); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, yaml.UnmarshalStrict(read(t, plainFile), &file))
 	return file
 }
 
@@ -73,9 +73,7 @@ func TestPlainRules(t *testing.T) {
 	}
 	want := regexp.MustCompile(`(?m)^  `).ReplaceAll(spec, nil)
 	if os.Getenv("UPDATE") != "" {
-		if err := os.WriteFile(plainFile, want, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, os.WriteFile(plainFile, want, 0o600))
 	}
 	if diff := cmp.Diff(string(want), string(read(t, plainFile))); diff != "" {
 		t.Errorf("UPDATE=1 go test -run TestPlainRules ./test/monitoring makes it right (-want +got):\n%s", diff)
@@ -117,4 +115,29 @@ func TestRunbooks(t *testing.T) {
 	if diff := cmp.Diff(slices.Sorted(maps.Keys(alerts)), slices.Sorted(maps.Keys(sections))); diff != "" {
 		t.Errorf("sections of %s (-alerts +got):\n%s", runbook, diff)
 	}
+}
+
+// promtool runs promtool and returns its whole output.
+func promtool(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	output, err := exec.CommandContext(t.Context(), tool(t, "PROMTOOL"), args...).CombinedOutput()
+	return string(output), err
+}
+
+func TestRules(t *testing.T) {
+	if output, err := promtool(t, "check", "rules", "--lint=all", "--lint-fatal", plainFile); err != nil {
+		t.Errorf("%v\n%s", err, output)
+	}
+	if output, err := promtool(t, append([]string{"test", "rules"}, ruleTests(t)...)...); err != nil {
+		t.Errorf("%v\n%s", err, output)
+	}
+}
+
+func ruleTests(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("rules/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%d files, error %v", len(files), err)
+	}
+	return files
 }
