@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	_ "embed" // the objects
+	"encoding/base64"
 	"errors"
 	"flag"
 	"fmt"
@@ -110,17 +111,9 @@ The manager's log: %s
 
 // createObjects stores the CA of the cluster and objects.yaml.
 func (p *plane) createObjects(ctx context.Context) error {
-	files := map[string][]byte{"tls.crt": p.cluster.CA.CertPEM, "tls.key": p.cluster.CA.KeyPEM}
-	for name, data := range files {
-		if err := os.WriteFile(filepath.Join(p.cluster.Dir, name), data, 0o600); err != nil {
-			return err
-		}
-	}
-	secret, err := p.until(ctx, "", "create", "secret", "tls", "csr-signer", "--namespace", "kube-system", "--dry-run=client", "--output", "yaml",
-		"--cert", filepath.Join(p.cluster.Dir, "tls.crt"), "--key", filepath.Join(p.cluster.Dir, "tls.key"))
-	if err != nil {
-		return err
-	}
+	text := base64.StdEncoding.EncodeToString
+	secret := fmt.Sprintf("apiVersion: v1\nkind: Secret\ntype: kubernetes.io/tls\nmetadata: {name: csr-signer, namespace: kube-system}\n"+
+		"data: {tls.crt: %s, tls.key: %s}\n", text(p.cluster.CA.CertPEM), text(p.cluster.CA.KeyPEM))
 	created, err := p.until(ctx, secret+"---\n"+objects, "apply", "--filename", "-") // until namespace kube-system exists
 	for line := range strings.Lines(created) {
 		p.say("%s", strings.TrimSpace(line))
