@@ -69,7 +69,7 @@ image-test: ## build the image twice and check its content
 	cd hack/image && go test -timeout 20m ./...
 
 .PHONY: e2e
-e2e: ## as root: test that real kubelets join, renew and resume through the Deployment (docs/how-to/run-end-to-end-tests.md)
+e2e: ## as root: test that real kubelets join, renew and resume through the Deployment (test/README.md)
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
 	$(MAKE) --no-print-directory image
 	place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a; \

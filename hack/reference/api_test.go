@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -56,24 +55,23 @@ func readVersion(root string) (*version, error) {
 	return &definition.Spec.Versions[0], nil
 }
 
-// schema returns the fields of the spec or the status of a SigningAuthority: a table for each object in it.
-func schema(root, part string) (string, error) {
+// spec returns the fields of the spec of a SigningAuthority: a table for each object in it.
+func spec(root string) (string, error) {
 	found, err := readVersion(root)
 	if err != nil {
 		return "", err
 	}
 	var out strings.Builder
-	properties(&out, found.Schema.Root.Properties[part], part, map[string]property{})
+	properties(&out, found.Schema.Root.Properties["spec"], "spec")
 	return out.String(), nil
 }
 
-// properties writes the table of an object, and those of the objects in it. tables holds what has one, by path.
-func properties(out *strings.Builder, object property, path string, tables map[string]property) {
-	tables[path] = object
+// properties writes the table of an object at path, and those of the objects in it.
+func properties(out *strings.Builder, object property, path string) {
 	fmt.Fprintf(out, "### %s\n\n", path)
 	rows, inner := newTable("field", "type", "description"), []func(){}
-	object.rows(rows, path, "", tables, func(of property, path string) {
-		inner = append(inner, func() { properties(out, of, path, tables) })
+	object.rows(rows, path, "", func(of property, path string) {
+		inner = append(inner, func() { properties(out, of, path) })
 	})
 	out.WriteString(rows.String() + "\n")
 	if strings.HasSuffix(path, "[]") { // the rules of other objects stand in the rows of their fields
@@ -87,8 +85,8 @@ func properties(out *strings.Builder, object property, path string, tables map[s
 }
 
 // rows adds the rows of the fields of o, an object at path, with prefix before their names. A small object has no table:
-// its fields have rows here. later gets each other object. Objects with the same fields share a table.
-func (o property) rows(rows *table, path, prefix string, tables map[string]property, later func(of property, path string)) {
+// its fields have rows here. later gets each other object.
+func (o property) rows(rows *table, path, prefix string, later func(of property, path string)) {
 	for _, name := range slices.Sorted(maps.Keys(o.Properties)) {
 		field, at := o.Properties[name], path+"."+name
 		description := prose(bareProperty(field.Description, name))
@@ -105,23 +103,15 @@ func (o property) rows(rows *table, path, prefix string, tables map[string]prope
 			required = ", required"
 		}
 		kind, small := typeOf(field), field.Items == nil && len(field.Properties) <= 3
-		if len(object.Properties) > 0 && name != "conditions" && !small {
-			for path, other := range tables {
-				if reflect.DeepEqual(other.Properties, object.Properties) {
-					at = path
-				}
-			}
-			if _, written := tables[at]; !written {
-				tables[at] = object
-				later(object, at)
-			}
+		if len(object.Properties) > 0 && !small {
+			later(object, at)
 			kind = fmt.Sprintf("[%s](#%s)", kind, strings.NewReplacer(".", "", "[]", "").Replace(strings.ToLower(at)))
 		}
 		if !small || len(field.Properties) == 0 || required != "" {
 			rows.row(quote(prefix+name), kind+most(field)+required, strings.TrimSpace(description))
 		}
 		if small {
-			field.rows(rows, at, prefix+name+".", tables, later)
+			field.rows(rows, at, prefix+name+".", later)
 		}
 	}
 }

@@ -23,8 +23,7 @@ var update = flag.Bool("update", false, "write the generated parts")
 // parts returns the generated parts by name. root is the root of the repository.
 var parts = map[string]func(root string) (string, error){
 	"metrics":      metrics,
-	"api-spec":     func(root string) (string, error) { return schema(root, "spec") },
-	"api-status":   func(root string) (string, error) { return schema(root, "status") },
+	"api-spec":     spec,
 	"api-columns":  columns,
 	"roles":        roles,
 	"rule-presets": rulePresets,

@@ -65,7 +65,7 @@ type Configuration struct {
 	RequestLimits csr.Limits `json:"requestLimits"`
 	// Approval configures the approver.
 	Approval Approval `json:"approval"`
-	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](node-block-list.md).
+	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](../how-to/block-a-node.md).
 	NodeBlockList string `json:"nodeBlockList,omitempty" flag:"node-block-list" form:"namespace/name"`
 	// Signing configures the signer.
 	Signing Signing `json:"signing"`
@@ -80,7 +80,7 @@ type Configuration struct {
 	CompiledRules []*rules.Compiled `json:"-"`
 }
 
-// Audit configures the [audit log](audit-log.md).
+// Audit configures the [audit log](metrics.md#audit-log).
 type Audit struct {
 	// Path is a file, or `-` for standard output. If empty, there is no audit log.
 	Path string `json:"path" flag:"audit-log-path" form:"file"`

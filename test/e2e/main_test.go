@@ -1,7 +1,7 @@
 //go:build e2e
 
 // Package e2e runs the manager as users do: as a Deployment on real nodes, with real kubelets that join through it.
-// It needs root and the programs that docs/how-to/run-end-to-end-tests.md lists. It pulls nothing from a registry.
+// It needs root and the programs that test/README.md lists. It pulls nothing from a registry.
 //
 // The test binary runs three times. The outer process is the one that go test starts. It starts a guard, which cleans
 // up whatever happens to the others. Then it starts itself again in its own namespaces (processes, mounts, network),
