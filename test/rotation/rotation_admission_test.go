@@ -61,20 +61,16 @@ func TestRotationAdmission(t *testing.T) {
 		t.Fatal(err)
 	}
 	setStatus(t, api, obj, v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Preparing})
-	patch := client.MergeFrom(obj.DeepCopy())
-	obj.Labels = map[string]string{"a": "b"}
-	if err := api.Patch(t.Context(), obj, patch); err != nil {
-		t.Error(err)
-	}
-	patch = client.MergeFrom(obj.DeepCopy())
-	obj.Annotations[v1alpha1.OperationAnnotation] = ""
-	if err := api.Patch(t.Context(), obj, patch); err != nil {
-		t.Error(err)
-	}
-	patch = client.MergeFrom(obj.DeepCopy())
-	delete(obj.Annotations, v1alpha1.OperationAnnotation)
-	if err := api.Patch(t.Context(), obj, patch); err != nil {
-		t.Error(err)
+	for _, change := range []func(){
+		func() { obj.Labels = map[string]string{"a": "b"} },
+		func() { obj.Annotations[v1alpha1.OperationAnnotation] = "" },
+		func() { delete(obj.Annotations, v1alpha1.OperationAnnotation) },
+	} {
+		patch := client.MergeFrom(obj.DeepCopy())
+		change()
+		if err := api.Patch(t.Context(), obj, patch); err != nil {
+			t.Error(err)
+		}
 	}
 
 	// A new object has no operation, whatever status it has.

@@ -148,7 +148,7 @@ func (r *rotating) completes(t *testing.T, name string) {
 				r.does(t, name, v1alpha1.OperationComplete)
 				asked = true
 			}
-			return fmt.Errorf("it waits for %q; Events %q", obj.Status.WaitingFor, r.told(t, name, "RotationRefused"))
+			return fmt.Errorf("it waits for %q, and the last operation is %+v", obj.Status.WaitingFor, obj.Status.LastOperation)
 		}
 		return nil
 	})

@@ -202,6 +202,15 @@ func (r *rotating) reaches(t *testing.T, name string, phase v1alpha1.Phase, also
 	return obj
 }
 
+// waitsFor checks that the authority in phase waits for all parts.
+func (r *rotating) waitsFor(t *testing.T, name string, phase v1alpha1.Phase, parts ...string) *v1alpha1.SigningAuthority {
+	t.Helper()
+	return r.reaches(t, name, phase, func(obj *v1alpha1.SigningAuthority) bool {
+		waiting := strings.Join(obj.Status.WaitingFor, "\n")
+		return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(waiting, part) })
+	})
+}
+
 // bundle returns the published bundle of the authority.
 func (r *rotating) bundle(t *testing.T, name string) []byte {
 	t.Helper()
@@ -210,21 +219,6 @@ func (r *rotating) bundle(t *testing.T, name string) []byte {
 		t.Fatal(err)
 	}
 	return []byte(obj.Data[at.Key])
-}
-
-// told returns the notes of Events about the authority.
-func (r *rotating) told(t *testing.T, name, reason string) (notes []string) {
-	t.Helper()
-	events := &eventsv1.EventList{}
-	if err := r.admin.List(t.Context(), events); err != nil {
-		t.Fatal(err)
-	}
-	for _, event := range events.Items {
-		if event.Regarding.Kind == "SigningAuthority" && event.Regarding.Name == name && event.Reason == reason {
-			notes = append(notes, event.Note)
-		}
-	}
-	return notes
 }
 
 // tells waits for an Event about the authority.

@@ -2,12 +2,12 @@ package rotation
 
 import (
 	"context"
+	"crypto"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"fmt"
 	"net/http"
 	"testing"
 	"time"
@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/keyutil"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -69,14 +68,10 @@ var usages = map[string]certificatesv1.KeyUsage{
 }
 
 // approved returns an approved request and its key.
-func (r *rotating) approved(t *testing.T, signer string, template x509.CertificateRequest) (*kit.Request, []byte) {
+func (r *rotating) approved(t *testing.T, signer string, template x509.CertificateRequest) (*kit.Request, crypto.Signer) {
 	t.Helper()
 	key := kit.NewKey(t)
 	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +89,7 @@ func (r *rotating) approved(t *testing.T, signer string, template x509.Certifica
 			csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
 		}
 	})
-	return obj, keyPEM
+	return obj, key
 }
 
 // change changes obj, and retries after conflicts.
@@ -115,17 +110,8 @@ func (r *rotating) change(t *testing.T, obj *kit.Request, subresource string, ch
 // issued requests a certificate and returns it once it is signed.
 func (r *rotating) issued(t *testing.T, signer string, template x509.CertificateRequest) tls.Certificate {
 	t.Helper()
-	obj, keyPEM := r.approved(t, signer, template)
-	kit.Eventually(t, "a certificate for "+template.Subject.CommonName, func(ctx context.Context) error {
-		if err := r.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
-			return err
-		}
-		if len(obj.Status.Certificate) == 0 {
-			return fmt.Errorf("it is %s: %+v", csr.StateOf(obj), obj.Status.Conditions)
-		}
-		return nil
-	})
-	return pairOf(t, obj.Status.Certificate, keyPEM)
+	obj, key := r.approved(t, signer, template)
+	return pairOf(t, kit.Reaches(t, obj, csr.Issued).Status.Certificate, key)
 }
 
 // issuedBy is issued by the CA one, once the signer uses it.
@@ -173,18 +159,18 @@ func signedBy(t *testing.T, authority *ca.Authority, subject pkix.Name, lifetime
 	if err != nil {
 		t.Fatal(err)
 	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return pairOf(t, made.PEM, key)
+}
+
+func pairOf(t *testing.T, certPEM []byte, key crypto.Signer) tls.Certificate {
+	t.Helper()
+	certs, err := ca.ParseCertificates(certPEM)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return pairOf(t, made.PEM, keyPEM)
-}
-
-func pairOf(t *testing.T, certPEM, keyPEM []byte) tls.Certificate {
-	t.Helper()
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		t.Fatal(err)
+	pair := tls.Certificate{PrivateKey: key, Leaf: certs[0]}
+	for _, cert := range certs {
+		pair.Certificate = append(pair.Certificate, cert.Raw)
 	}
 	return pair
 }

@@ -5,6 +5,7 @@ package rotation
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -13,17 +14,19 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // TestMoreAuthorities goes through the lives that TestAuthorities leaves out.
 func TestMoreAuthorities(t *testing.T) {
 	t.Parallel()
 	liveThrough(t, map[string]func(*testing.T, *rotating){
-		"lost": testLost, "no-backup": testNoBackup, "serving": testServing, "printed": testPrinted, "moved-out": testMovedOut,
+		"serving": testServing, "moved-out": testMovedOut,
 	})
 }
 
-// testServing rotates a CA whose certificates API servers don't verify. Only its owner knows its verifiers.
+// testServing rotates a CA whose certificates API servers don't verify. Only its owner knows its verifiers. kubectl prints
+// the authority while it waits for a person, and while it does not.
 func testServing(t *testing.T, r *rotating) {
 	const name = "serving"
 	r.run(t, r.everything(t, time.Hour, map[string]string{certificatesv1.KubeletServingSignerName: name}))
@@ -32,6 +35,7 @@ func testServing(t *testing.T, r *rotating) {
 	})
 	first := r.get(t, name).Status.Signing
 	r.serves(t, "served", first)
+	r.prints(t, name)
 	r.ask(t, name, v1alpha1.OperationStart)
 	r.reaches(t, name, v1alpha1.Preparing, func(obj *v1alpha1.SigningAuthority) bool {
 		return strings.Contains(strings.Join(obj.Status.WaitingFor, " "), "rotation confirm ")
@@ -40,12 +44,39 @@ func testServing(t *testing.T, r *rotating) {
 		t.Error("what is to be trusted is not the new CA and then the old one")
 	}
 	r.serves(t, "served", first)
+	r.prints(t, name)
 	r.does(t, name, v1alpha1.OperationConfirm)
 	second := r.reaches(t, name, v1alpha1.Prepared, nil).Status.Signing
 	r.serves(t, "served", second)
 	r.leaves(t, name)
 	if string(r.bundle(t, name)) != second.Certificate {
 		t.Error("the old CA is published still")
+	}
+}
+
+// prints checks the row of the authority in kubectl's output. Only the wide output has what it waits for.
+func (r *rotating) prints(t *testing.T, name string) {
+	t.Helper()
+	kubeconfig, err := r.WriteKubeconfig("printed", r.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status := r.get(t, name).Status
+	want := []string{name, string(status.Phase), "True", status.Signing.KeyID, status.Signing.NotAfter.UTC().Format(time.RFC3339)}
+	for _, wide := range []bool{false, true} {
+		args := []string{"get", "signingauthorities", name}
+		if wide {
+			args = append(args, "-o", "wide")
+		}
+		out := kit.Kubectl(t, kubeconfig, args...)
+		header, row, _ := strings.Cut(strings.TrimSpace(out), "\n")
+		if got := strings.Fields(row); len(got) < len(want) || !slices.Equal(got[:len(want)], want) || strings.Contains(out, "<invalid>") {
+			t.Errorf("want %q in:\n%s", want, out)
+		}
+		waits := len(status.WaitingFor) > 0 && strings.HasSuffix(row, "   "+status.WaitingFor[0])
+		if strings.Contains(header, "WAITING FOR") != wide || waits != (wide && len(status.WaitingFor) > 0) {
+			t.Errorf("it waits for %q:\n%s", status.WaitingFor, out)
+		}
 	}
 }
 
