@@ -121,7 +121,7 @@ const refusals = 3
 
 // TestWritesThatAPolicyRefusesAreRepeated has requests that wait for an approval, for a certificate and for a Failed
 // condition while an admission policy refuses every write of the manager (422). Afterwards every request is decided, without
-// a restart. The metrics show the refusals. For writes that a role refuses (403), TestLostRightsAreNamed in test/rotation does so.
+// a restart. The metrics show the refusals. TestApprovalRulesWithoutARight has a write that a role refuses (403).
 func TestWritesThatAPolicyRefusesAreRepeated(t *testing.T) {
 	kit.Parallel(t)
 	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t))
@@ -154,6 +154,9 @@ func TestWritesThatAPolicyRefusesAreRepeated(t *testing.T) {
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK,
 		`csr_approver_decisions_total{reason="NotStored",rule="",`+kubelet+`,verdict="Wait"} 3`,
 		`csr_signer_outcomes_total{outcome="Wait",reason="NotStored",`+kubelet+`} 4`)
+	for obj := range want {
+		kit.HasEvent(t, obj, "NotStored", "refuses to store")
+	}
 	permit()
 	for obj, state := range want {
 		kit.Reaches(t, obj, state)
