@@ -27,7 +27,7 @@ func (p *planner) planCompleting() {
 	case p.restoreTLS():
 	case s.UnpublishedAt == nil:
 		p.planUnpublish()
-	case !p.facts.lost(s.Retiring) && !p.facts.sealed(s.Retiring): // a late leader has opened it
+	case p.facts.open(s.Retiring): // a late leader has opened it
 		p.act(Seal)
 	case !p.publishFirst():
 	default:

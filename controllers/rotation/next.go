@@ -110,6 +110,11 @@ func (f *Facts) lost(authority *v1alpha1.CAStatus) bool {
 	return !found
 }
 
+// open reports whether the ledger has an account of authority that is not closed.
+func (f *Facts) open(authority *v1alpha1.CAStatus) bool {
+	return !f.lost(authority) && !f.sealed(authority)
+}
+
 // SecretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
 // from their certificates.
 type SecretFacts struct {

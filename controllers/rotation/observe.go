@@ -37,7 +37,7 @@ func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority
 		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
-		r.readSecret, r.readLedger, r.askAPIServers, r.readClientCAs, r.readPublished,
+		r.readSecret, r.readLedger, r.askAPIServers, r.readPublished,
 	} {
 		if err := read(ctx, obj, o); err != nil {
 			return nil, err

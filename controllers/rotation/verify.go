@@ -21,8 +21,8 @@ type questionKey struct {
 	every time.Duration
 }
 
-// askAPIServers probes every API server for the answers that the phase needs. It drops the answers to all other questions,
-// so that an old answer never counts as a new one.
+// askAPIServers probes every API server for the answers that the phase needs, and reads what they publish. It drops the
+// answers to all other questions, so that an old answer never counts as a new one.
 func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	known, _ := r.trackers.Load(obj.Name)
 	before, _ := known.(map[questionKey]*probe.Tracker)
@@ -55,7 +55,7 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	case obj.Status.UnpublishedAt != nil && secret.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts):
 		o.RetiringRefused, o.APIServers = ask(probe.Refused, secret.retiring, secret.signing)
 	}
-	return nil
+	return r.readClientCAs(ctx, obj, o)
 }
 
 // apiServers returns all API servers, or an error if there are none.
