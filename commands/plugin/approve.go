@@ -194,7 +194,7 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 			p.line("")
 			p.line(fmt.Sprintf("CertificateSigningRequest %q", each.Name))
 			p.facts(each.Facts)
-			p.said(said)
+			p.said(said, 5)
 			if err != nil {
 				p.row("unknown", err.Error())
 			}

@@ -28,6 +28,8 @@ type checkReport struct {
 	Failed    int            `json:"failed"`
 	Unknown   int            `json:"unknown"`
 	Results   []check.Result `json:"results"`
+	// Said holds the manager's warnings about itself, which decide nothing: other users may write Events, too.
+	Said []statement `json:"said"`
 }
 
 // checkCommand returns the command that checks what the manager and the kubelets depend on.
@@ -56,7 +58,11 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 		for _, result := range report.Results {
 			*counts[result.Status]++
 		}
-		err := c.write(cmd.OutOrStdout(), *asJSON, report, func(p *page) { p.checks(report, all) })
+		var err error
+		if report.Said, err = c.warnings(ctx); err != nil {
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: what the manager said is unknown: %v\n", err)
+		}
+		err = c.write(cmd.OutOrStdout(), *asJSON, report, func(p *page) { p.checks(report, all) })
 		if err == nil && report.Passed < len(report.Results) {
 			err = fmt.Errorf("check: %d failed, %d unknown", report.Failed, report.Unknown)
 		}
@@ -77,6 +83,9 @@ func (p *page) checks(report *checkReport, all bool) {
 		}
 	}
 	p.line(fmt.Sprintf("%d checks passed; -v lists them.", report.Passed))
+	if len(report.Said) > 0 {
+		p.said(report.Said, 20)
+	}
 }
 
 // The names of the plugin's own checks.

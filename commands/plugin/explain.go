@@ -157,7 +157,7 @@ func (p *page) explanation(e *explanation) {
 		p.line("    " + e.Command)
 	}
 	p.facts(e.Facts)
-	p.said(e.Said)
+	p.said(e.Said, 5)
 	p.title("Managers, by their Leases (anyone who may write these Leases can write this)")
 	for _, each := range e.Leaders {
 		alive := map[bool]string{true: "alive", false: "not alive"}[each.Alive]
@@ -171,10 +171,10 @@ func (p *page) explanation(e *explanation) {
 	}
 }
 
-// said writes the newest five of all statements.
-func (p *page) said(all []statement) {
+// said writes at most limit of all statements, the newest ones.
+func (p *page) said(all []statement, limit int) {
 	p.title("Said by the manager (anyone who may create Events can write this)")
-	for _, said := range all[:min(len(all), 5)] {
+	for _, said := range all[:min(len(all), limit)] {
 		p.row(p.age(said.At), said.By+" "+said.Reason, said.Message)
 	}
 	if len(all) == 0 {

@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
@@ -111,8 +112,8 @@ func (c *cluster) addEvents(ctx context.Context, rows []waiting) error {
 	for i := range rows {
 		byUID[rows[i].uid] = &rows[i]
 	}
-	return c.events(ctx, "involvedObject.kind=CertificateSigningRequest", func(about types.UID, said statement) {
-		if row := byUID[about]; row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
+	return c.events(ctx, metav1.NamespaceDefault, "involvedObject.kind=CertificateSigningRequest", func(about corev1.ObjectReference, said statement) {
+		if row := byUID[about.UID]; row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
 			row.Said = &said
 		}
 	})

@@ -405,6 +405,11 @@ func TestCheck(t *testing.T) {
 		lease(defaultNamespace, "csr-controller-manager", -time.Second), serving,
 		node("asks", 30*time.Minute), node("silent", 30*time.Minute), node("new", time.Minute), node("old", 24*time.Hour),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}},
+		&corev1.Event{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, ReportingController: "csr-self-check", Reason: "RightsMissing",
+			Message: "missing rights: get secrets", InvolvedObject: corev1.ObjectReference{Kind: "Namespace", Name: defaultNamespace},
+			EventTime: metav1.NewMicroTime(fixedNow),
+		},
 	})
 	api.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, action.(clienttesting.CreateAction).GetObject(), nil // denied
@@ -414,7 +419,8 @@ func TestCheck(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	contains(t, out, "kubelet-rights   failed", "--group=system:bootstrappers:kubeadm:default-node-token", "manager-running  ok",
-		"serving-asked    failed", "1 nodes have never asked", ": silent")
+		"serving-asked    failed", "1 nodes have never asked", ": silent",
+		"Said by the manager", "csr-self-check RightsMissing", "missing rights: get secrets")
 	if strings.Contains(out, "--group=system:bootstrappers ") {
 		t.Errorf("advice names the group of all tokens:\n%s", out)
 	}

@@ -14,7 +14,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/utils/ptr"
 
@@ -82,10 +81,15 @@ type statement struct {
 	At      time.Time `json:"at"`
 }
 
-// events calls do for each statement about a request in the Events that match selector, with the request's UID.
-func (c *cluster) events(ctx context.Context, selector string, do func(about types.UID, said statement)) error {
-	// The API server stores Events about objects without a namespace in this namespace.
-	list := c.CoreV1().Events(metav1.NamespaceDefault).List
+// controllers are the parts of the manager that write Events.
+var controllers = []string{
+	approverName, signerName, "csr-cleaner", "csr-rotation", "csr-self-check", "csr-block-list", "csr-static-inventory",
+}
+
+// events calls do for each statement in the Events in namespace that match selector, with the object that it is about. An
+// empty namespace stands for all.
+func (c *cluster) events(ctx context.Context, namespace, selector string, do func(about corev1.ObjectReference, said statement)) error {
+	list := c.CoreV1().Events(namespace).List
 	err := each(ctx, list, metav1.ListOptions{FieldSelector: selector}, func(event *corev1.Event) {
 		said := statement{
 			By: cmp.Or(event.ReportingController, event.Source.Component), Reason: csr.Shorten(event.Reason),
@@ -94,8 +98,8 @@ func (c *cluster) events(ctx context.Context, selector string, do func(about typ
 		if event.Series != nil {
 			said.At = event.Series.LastObservedTime.UTC()
 		}
-		if slices.Contains([]string{approverName, signerName, "csr-cleaner"}, said.By) {
-			do(event.InvolvedObject.UID, said)
+		if slices.Contains(controllers, said.By) {
+			do(event.InvolvedObject, said)
 		}
 	})
 	if err != nil {
@@ -107,10 +111,34 @@ func (c *cluster) events(ctx context.Context, selector string, do func(about typ
 // said returns what the manager said about obj, the newest first.
 func (c *cluster) said(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) ([]statement, error) {
 	var all []statement
-	err := c.events(ctx, "involvedObject.uid="+string(obj.UID), func(_ types.UID, said statement) { all = append(all, said) })
-	slices.SortStableFunc(all, func(a, b statement) int { return b.At.Compare(a.At) })
+	// The API server stores Events about objects without a namespace in this namespace.
+	err := c.events(ctx, metav1.NamespaceDefault, "involvedObject.uid="+string(obj.UID), func(_ corev1.ObjectReference, said statement) {
+		all = append(all, said)
+	})
+	slices.SortStableFunc(all, newestFirst)
 	return all, err
 }
+
+// warnings returns what the manager said lately about its own rights, its CAs and its lists, the newest first.
+func (c *cluster) warnings(ctx context.Context) ([]statement, error) {
+	all := []statement{}             // never null in JSON
+	for _, by := range controllers { // the API server selects, because a cluster has many other Events
+		selector := "type=Warning,involvedObject.kind!=CertificateSigningRequest,reportingComponent=" + by
+		err := c.events(ctx, "", selector, func(about corev1.ObjectReference, said statement) {
+			if c.now().Sub(said.At) <= saidAge {
+				said.Message = csr.Shorten(about.Kind+" "+strings.TrimPrefix(about.Namespace+"/"+about.Name, "/")) + ": " + said.Message
+				all = append(all, said)
+			}
+		})
+		if err != nil {
+			return all, err
+		}
+	}
+	slices.SortStableFunc(all, newestFirst)
+	return all, nil
+}
+
+func newestFirst(a, b statement) int { return b.At.Compare(a.At) }
 
 // saidAge is how long a statement stands. The manager repeats a statement after 50 minutes while it still holds.
 const saidAge = time.Hour
