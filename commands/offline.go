@@ -253,23 +253,9 @@ func (o *offline) test(ctx context.Context, objs []*certificatesv1.CertificateSi
 		if _, twice := accepted[obj.Name]; twice || obj.Name == "" {
 			return fmt.Errorf("each request needs a name of its own: %q is empty or given twice", obj.Name)
 		}
-		tried, err := o.Approver.TryRules(ctx, obj)
-		var lines []string
-		names := []string{}
-		for _, each := range tried {
-			lines = append(lines, fmt.Sprintf("rule %s: %s", each.Rule, cmp.Or(each.Refusal, "accept")))
-			if each.Refusal == "" {
-				names = append(names, each.Rule)
-			}
-		}
-		if len(tried) > 0 { // otherwise every test of this request fails
-			accepted[obj.Name] = names
-		}
-		switch {
-		case err != nil:
-			lines = append(lines, err.Error())
-		case len(tried) == 0:
-			lines = append(lines, "no approval rule is for signer "+obj.Spec.SignerName)
+		rules, lines := o.tryRules(ctx, obj)
+		if rules != nil { // otherwise every test of this request fails
+			accepted[obj.Name] = rules
 		}
 		if err := write(out, obj, lines); err != nil {
 			return err
@@ -284,4 +270,25 @@ func (o *offline) test(ctx context.Context, objs []*certificatesv1.CertificateSi
 		}
 	}
 	return errors.Join(failures...)
+}
+
+// tryRules returns the rules that accept obj, or nil if none was tried, and what each rule says.
+func (o *offline) tryRules(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) (accepting, lines []string) {
+	tried, err := o.Approver.TryRules(ctx, obj)
+	if len(tried) > 0 {
+		accepting = []string{}
+	}
+	for _, each := range tried {
+		lines = append(lines, fmt.Sprintf("rule %s: %s", each.Rule, cmp.Or(each.Refusal, "accept")))
+		if each.Refusal == "" {
+			accepting = append(accepting, each.Rule)
+		}
+	}
+	switch {
+	case err != nil:
+		lines = append(lines, err.Error())
+	case len(tried) == 0:
+		lines = append(lines, "no approval rule is for signer "+obj.Spec.SignerName)
+	}
+	return accepting, lines
 }

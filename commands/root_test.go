@@ -15,7 +15,7 @@ import (
 func TestHelpListsEveryFlagAndCommand(t *testing.T) {
 	t.Parallel()
 	parts := []string{"bootstrap-token ", "completion ", "explain ", "rules ", "write-trust ", "--version"}
-	config.NewFlags(config.Default()).FlagSet.VisitAll(func(flag *pflag.Flag) { parts = append(parts, "--"+flag.Name+" ") })
+	config.NewFlags(config.Default()).VisitAll(func(flag *pflag.Flag) { parts = append(parts, "--"+flag.Name+" ") })
 	for _, args := range [][]string{{"--help"}, {"-h"}, {"help"}} {
 		var out bytes.Buffer
 		may(t, Execute(t.Context(), args, &out))

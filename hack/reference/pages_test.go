@@ -90,7 +90,7 @@ var preset = regexp.MustCompile(`(?m)^((?:\t// .*\n)+)\t(\w+) Preset = ("\w+")$`
 
 // rulePresets returns the presets, as their comments describe them.
 func rulePresets(root string) (string, error) {
-	source, err := os.ReadFile(filepath.Join(root, "pkg/rules/presets.go"))
+	source, err := os.ReadFile(filepath.Join(root, "pkg/rules/content.go"))
 	if err != nil {
 		return "", err
 	}

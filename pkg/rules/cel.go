@@ -144,7 +144,7 @@ func NewCompiler(limits csr.Limits) (*Compiler, error) {
 		return nil, fmt.Errorf("set up CEL: %w", err)
 	}
 	names, bytes := cmp.Or(limits.Names, csr.DefaultLimits.Names), cmp.Or(limits.DERBytes, csr.DefaultLimits.DERBytes)
-	return &Compiler{env: env, sizes: sizes{uint64(names), uint64(bytes)}}, nil
+	return &Compiler{env: env, sizes: sizes{uint64(max(1, names)), uint64(max(1, bytes))}}, nil
 }
 
 // compile compiles an expression, or returns every problem. A problem of the compiler says the line and the column.
@@ -182,7 +182,7 @@ func (c Condition) check(ctx context.Context, program cel.Program, s *Subject) s
 		return ""
 	}
 	said := cmp.Or(c.Message, "the condition "+strings.Join(strings.Fields(c.Expression), " ")+" is not true")
-	cause := ""
+	var cause string
 	switch {
 	case s.spent > maxCost:
 		cause = fmt.Sprintf("the conditions cost more than %d, or take more than %s", maxCost, maxTime)

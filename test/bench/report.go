@@ -54,19 +54,7 @@ func table(rounds []round) string {
 	row := func(name string, of, by map[int]values) {
 		text += "| " + name
 		for _, metric := range header {
-			var all []float64
-			for number, one := range of {
-				value := one[metric]
-				if by != nil && by[number][metric] > 0 {
-					value /= by[number][metric]
-				} else if by != nil {
-					value = 0
-				}
-				if value > 0 {
-					all = append(all, value)
-				}
-			}
-			text += " | " + spread(all)
+			text += " | " + spread(known(of, by, metric))
 		}
 		text += " |\n"
 	}
@@ -77,6 +65,20 @@ func table(rounds []round) string {
 		row(entries[0]+" ÷ "+other, measured[entries[0]], measured[other])
 	}
 	return text
+}
+
+// known returns what was measured of metric in each round of one entry, divided by that of the entry by in the same round unless by is nil.
+func known(of, by map[int]values, metric string) []float64 {
+	var all []float64
+	for number, one := range of {
+		switch value, divisor := one[metric], by[number][metric]; {
+		case value > 0 && by == nil:
+			all = append(all, value)
+		case value > 0 && divisor > 0:
+			all = append(all, value/divisor)
+		}
+	}
+	return all
 }
 
 // spread returns the median of all, and the lowest and the highest value if there are several.

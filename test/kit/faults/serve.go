@@ -104,13 +104,17 @@ func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http
 	case stalled:
 		b.forward(&stalling{w, ctx}, r)
 	case delayed:
-		select {
-		case <-time.After(action.after):
-		case <-ctx.Done():
-		}
+		pause(ctx, action.after)
 		b.forward(w, r)
 	default:
 		b.forward(w, r)
+	}
+}
+
+func pause(ctx context.Context, delay time.Duration) {
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
 	}
 }
 
