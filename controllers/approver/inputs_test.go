@@ -22,7 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
-// TestInputs has bad or surprising content from practice. The signer's TestInputs and a test in test/integration, with
+// TestInputs has bad or surprising content from practice. The signer's TestInputs and TestStoredBadInput in test/loop, with
 // a real API server, use the same numbers.
 func TestInputs(t *testing.T) {
 	t.Parallel()

@@ -22,7 +22,7 @@ import (
 const usualLives, workers = 120, 2
 
 // lives can be raised for a longer search: go test ./controllers/rotation -run TestRandomLives -lives 2000. The race
-// detector makes the lives five times slower and finds nothing in them. test/integration tests concurrency.
+// detector makes the lives five times slower and finds nothing in them. test/rotation tests concurrency.
 var lives = flag.Int("lives", usualLives/slower, "random lives of TestRandomLives")
 
 // TestRandomLives runs random sequences of events, in which the manager may die at any write. Each issued certificate
