@@ -134,7 +134,7 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 	// RBAC refuses the calls that the policy does not cover.
 	made := patches{&v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "rotation-patch-new"}}, p.as}
 	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"phase":"Prepared"}}`))
-	forbidden(t, "made by server-side apply", made.patch(t.Context(), apply, `{"spec":{"secret":{"namespace":"default","name":"new"},"signers":["example.com/new"]}}`), false)
+	forbidden(t, "made by server-side apply", made.patch(t.Context(), apply, `{"metadata":{"name":"rotation-patch-new"},"spec":{"secret":{"namespace":"default","name":"new"},"signers":["example.com/new"]}}`), false)
 	forbidden(t, "the status", p.as.Status().Patch(t.Context(), obj.DeepCopy(), status), false)
 	forbidden(t, "replaced", p.as.Update(t.Context(), obj.DeepCopy()), false)
 	forbidden(t, "deleted", p.as.Delete(t.Context(), obj.DeepCopy()), false)
