@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -116,7 +117,9 @@ func every(t *testing.T, interval time.Duration, do func(i int) error) (stop fun
 			case <-ticker.C:
 			}
 			if err := do(i); err != nil {
-				t.Error(err)
+				if t.Context().Err() == nil { // the context ends before the cleanups of t
+					t.Error(err)
+				}
 				return
 			}
 		}
@@ -322,7 +325,11 @@ func leaseOf(t *testing.T, holder string) *coordinationv1.Lease {
 	renewed := lease.DeepCopy()
 	every(t, time.Second, func(int) error {
 		hold(renewed, holder)
-		return client.IgnoreNotFound(kit.Admin(t).Update(t.Context(), renewed))
+		err := kit.Admin(t).Update(t.Context(), renewed)
+		if apierrors.IsConflict(err) { // it was deleted, and the manager has made another one
+			return nil
+		}
+		return client.IgnoreNotFound(err)
 	})
 	return lease
 }

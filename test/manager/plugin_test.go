@@ -289,10 +289,10 @@ func printToken(t *testing.T, args ...string) (token string) {
 }
 
 // TestBootstrapTokenCommand uses a token as a kubelet does. The API server knows it, in the node's group and in no
-// other group that kubeadm binds. The printed bindings permit its certificate.
+// other group that kubeadm binds. Bindings to the group of the node permit its certificate.
 func TestBootstrapTokenCommand(t *testing.T) {
 	kit.Parallel(t)
-	token := printToken(t, "--node", "token-a", "--rbac")
+	token := printToken(t, "--node", "token-a")
 	user, err := kubelet.WhoAmI(t.Context(), kit.WithToken(t, token))
 	if err != nil {
 		t.Fatal(err)
@@ -305,6 +305,8 @@ func TestBootstrapTokenCommand(t *testing.T) {
 	}
 
 	start(t)
+	kit.GrantGroup(t, csr.TokenGroup("token-a"), kit.MayCreate)
+	kit.GrantGroup(t, csr.TokenGroup("token-a"), kit.MayJoin)
 	c, obj := kit.ClientOf(t, kit.WithToken(t, token)), kit.NodeRequest(t, "token-a")
 	kit.Eventually(t, "the authorizer knows of the bindings", func(ctx context.Context) error { return c.Create(ctx, obj) })
 	if got := kit.Leaf(t, kit.Reaches(t, obj, csr.Issued)).Subject.CommonName; got != "system:node:token-a" {
