@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"sync"
@@ -18,6 +19,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -233,15 +237,14 @@ func deleteAll(t *testing.T) {
 	if err := kit.ControlPlane(t).Erase(context.Background(), requestsKey); err != nil {
 		t.Fatal(err)
 	}
-	for {
+	kit.Eventually(t, "no request is left", func(ctx context.Context) error {
 		list := &certificatesv1.CertificateSigningRequestList{}
-		if err := kit.Admin(t).List(context.Background(), list, client.Limit(1)); err != nil {
-			t.Fatal(err)
+		err := kit.Admin(t).List(ctx, list, client.Limit(1))
+		if err == nil && len(list.Items) > 0 {
+			err = errors.New("some are left")
 		}
-		if len(list.Items) == 0 {
-			return
-		}
-	}
+		return err
+	})
 }
 
 // issuing records when requests get their certificates, as a watch shows it.
@@ -258,8 +261,12 @@ func watchIssued(t *testing.T) *issuing {
 	if err := kit.Admin(t).List(t.Context(), list, client.Limit(1)); err != nil {
 		t.Fatal(err)
 	}
-	from := &client.ListOptions{Raw: &metav1.ListOptions{ResourceVersion: list.ResourceVersion}}
-	events, err := kit.Admin(t).Watch(t.Context(), list, from)
+	// The API server ends the watch of a client that is too slow for a burst, so the watch must continue where it ended.
+	events, err := watchtools.NewRetryWatcherWithContext(t.Context(), list.ResourceVersion, cache.ToWatcherWithContext(&cache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			return kit.Admin(t).Watch(ctx, &certificatesv1.CertificateSigningRequestList{}, &client.ListOptions{Raw: &options})
+		},
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}
