@@ -63,7 +63,7 @@ ServiceAccount and the Services exist, and that no API server trusts the CA of a
 }
 
 // judges has cmd call do with the requests in files and in the files that its arguments name. do judges by the
-// configuration in the file of --config. What cannot be read is an error, and the rest is judged.
+// configuration in the file of --config. A file or an object that cannot be read is an error, and do gets the others.
 func judges(
 	cmd *cobra.Command, clock clock.PassiveClock, files *[]string,
 	do func(*offline, context.Context, []*certificatesv1.CertificateSigningRequest, io.Writer) error,

@@ -383,7 +383,7 @@ func TestConfirm(t *testing.T) {
 func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 	t.Parallel()
 	policy, req, facts := joining()
-	measured, set := servertimetest.Measured(t)
+	measured, set := servertimetest.Measured(t, 0)
 	b := Bootstrap{Policy: *policy, Inventory: &Inventory{serverTime: measured}}
 	latest := measured.Latest()
 	for name, test := range map[string]struct {

@@ -10,8 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -28,7 +26,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
@@ -44,6 +41,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/servertimetest"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -265,23 +263,6 @@ func TestErrorsAreCounted(t *testing.T) {
 	}
 }
 
-// newServerTime returns the time of an API server whose clock is ahead of this machine's, and a function that sets that
-// clock.
-func newServerTime(t *testing.T, ahead time.Duration) (*servertime.Clock, func(ahead time.Duration)) {
-	t.Helper()
-	var by atomic.Int64
-	by.Store(int64(ahead))
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Date", time.Now().Add(time.Duration(by.Load())).UTC().Format(http.TimeFormat))
-	}))
-	t.Cleanup(server.Close)
-	measured, err := servertime.New(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return measured, func(ahead time.Duration) { by.Store(int64(ahead)) }
-}
-
 // TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong deletes
 // nothing early.
 func TestReconcileCountsAgesInServerTime(t *testing.T) {
@@ -305,11 +286,8 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 			t.Parallel()
 			w := newWorld(object(created(time.Now().Add(-test.age))), now)
 			var set func(time.Duration)
-			w.ServerTime, set = newServerTime(t, test.ahead)
+			w.ServerTime, set = servertimetest.Measured(t, test.ahead)
 			if test.step != 0 {
-				if _, err := w.ServerTime.Now(t.Context()); err != nil {
-					t.Fatal(err)
-				}
 				set(test.step)
 			}
 			if test.want != "" { // another call notes it

@@ -220,7 +220,7 @@ func TestReconcileInTime(t *testing.T) {
 // seems to be a day old. It waits, because the clocks differ.
 func TestReconcileMeasuresBeforeARequestIsTooOld(t *testing.T) {
 	t.Parallel()
-	server, set := servertimetest.Measured(t)
+	server, set := servertimetest.Measured(t, 0)
 	set(-day)
 	made := time.Now().Add(-day)
 	w := newWorld(t, createdAt(made), approvedAt(metav1.NewTime(made)))

@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -201,11 +200,7 @@ func Plugin(t *testing.T, cfg *rest.Config, args ...string) (out, aside string, 
 	if exit != nil {
 		exitCode = exit.ExitCode()
 	}
-	out = stdout.String()
-	if args[0] == "check" {
-		out = unwrapped(out)
-	}
-	return out, stderr.String(), exitCode
+	return stdout.String(), stderr.String(), exitCode
 }
 
 // RunPlugin runs the plugin, and returns all that it wrote and its exit code.
@@ -213,11 +208,6 @@ func RunPlugin(t *testing.T, cfg *rest.Config, args ...string) (output string, e
 	t.Helper()
 	out, aside, exitCode := Plugin(t, cfg, args...)
 	return out + aside, exitCode
-}
-
-// unwrapped returns the output of check with each result in one line.
-func unwrapped(output string) string {
-	return regexp.MustCompile(`\n {8,}`).ReplaceAllString(output, " ")
 }
 
 // Says fails unless output contains all parts and the exit code is want.

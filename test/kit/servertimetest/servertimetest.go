@@ -14,13 +14,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// Measured returns a Clock that knows the time of an API server. It asks again after a minute, and when its Fresh is called. set sets
-// that API server's clock ahead of the machine's.
-func Measured(t *testing.T) (measured *servertime.Clock, set func(ahead time.Duration)) {
+// Measured returns a Clock that knows the time of an API server, whose clock is so far ahead of the machine's. It asks again after a
+// minute, and when its Fresh is called. set sets the API server's clock.
+func Measured(t *testing.T, ahead time.Duration) (measured *servertime.Clock, set func(ahead time.Duration)) {
 	t.Helper()
-	var ahead atomic.Int64
+	var by atomic.Int64
+	by.Store(int64(ahead))
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Date", clock.RealClock{}.Now().Add(time.Duration(ahead.Load())).UTC().Format(http.TimeFormat))
+		w.Header().Set("Date", clock.RealClock{}.Now().Add(time.Duration(by.Load())).UTC().Format(http.TimeFormat))
 	}))
 	t.Cleanup(server.Close)
 	measured, err := servertime.New(&rest.Config{Host: server.URL})
@@ -30,5 +31,5 @@ func Measured(t *testing.T) (measured *servertime.Clock, set func(ahead time.Dur
 	if _, err := measured.Now(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	return measured, func(by time.Duration) { ahead.Store(int64(by)) }
+	return measured, func(ahead time.Duration) { by.Store(int64(ahead)) }
 }
