@@ -63,7 +63,8 @@ ServiceAccount and the Services exist, and that no API server trusts the CA of a
 }
 
 // judges has cmd call do with the requests in files and in the files that its arguments name. do judges by the
-// configuration in the file of --config. A file or an object that cannot be read is an error, and do gets the others.
+// configuration in the file of --config. It gets none of them if a file cannot be opened. If an object cannot be read, do gets
+// the others, and the command fails.
 func judges(
 	cmd *cobra.Command, clock clock.PassiveClock, files *[]string,
 	do func(*offline, context.Context, []*certificatesv1.CertificateSigningRequest, io.Writer) error,

@@ -59,8 +59,8 @@ func Kubelets(
 	return results
 }
 
-// bootstrap returns OK if nodes can join with the bootstrap tokens of one of groups: the group may create requests, and the approver
-// approves them.
+// bootstrap returns OK if nodes can join with the bootstrap tokens of one of groups: the group may create requests, and the
+// approver approves them.
 func bootstrap(ctx context.Context, reviews reviewsv1.SubjectAccessReviewInterface, groups []string) Result {
 	subject := "nodes can join (" + strings.Join(groups, " or ") + ")"
 	var found []gap
