@@ -11,7 +11,9 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -38,7 +40,9 @@ func restConfig(c *config.Configuration) (*rest.Config, error) {
 
 // manage runs the manager until ctx is done or the manager fails.
 func manage(ctx context.Context, configuration *config.Configuration) error {
-	logger := NewLogger(configuration.Verbosity, os.Stderr)
+	logger := newLogger(configuration.Verbosity, os.Stderr)
+	log.SetLogger(logger)
+	klog.SetLogger(logger)
 	logger.Info("Starting", "version", VersionOrBuild())
 	if err := forbidCoreDumps(); err != nil { // a sandbox may not permit it
 		logger.Error(err, "The memory of this process, with the keys of CAs, may be written to disk if it crashes")

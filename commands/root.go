@@ -13,9 +13,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -79,17 +77,10 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 // Secret. The bound holds for our logger, which client-go takes from the context of a call.
 const maxVerbosity = 7
 
-// NewLogger returns a logger that writes JSON lines in ASCII to out. controller-runtime and klog use it from then on.
-func NewLogger(verbosity int, out io.Writer) logr.Logger {
-	logger := jsonLogger(min(verbosity, maxVerbosity), out)
-	log.SetLogger(logger)
-	klog.SetLogger(logger)
-	return logger
-}
-
-func jsonLogger(verbosity int, out io.Writer) logr.Logger {
+// newLogger returns a logger that writes JSON lines in ASCII to out.
+func newLogger(verbosity int, out io.Writer) logr.Logger {
 	return logr.FromSlogHandler(slog.NewJSONHandler(ascii.JSONWriter(out), &slog.HandlerOptions{
-		Level: slog.Level(-verbosity),
+		Level: slog.Level(-min(verbosity, maxVerbosity)),
 		ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
 			// slog calls verbosity 1 "DEBUG+3": say V1.
 			if level, ok := attr.Value.Any().(slog.Level); ok && attr.Key == slog.LevelKey && level < slog.LevelInfo {

@@ -74,7 +74,7 @@ func TestCompletion(t *testing.T) {
 func TestLogIsASCII(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
-	logger := jsonLogger(0, &out)
+	logger := newLogger(0, &out)
 	logger.Info("Decided", "subject", "CN=\u009b31m\u202e\u0435")
 	logger.Error(errors.New("no \u202e"), "Failed")
 	if at := strings.IndexFunc(out.String(), func(char rune) bool { return char != '\n' && (char < ' ' || char > '~') }); at >= 0 {

@@ -60,7 +60,7 @@ created. With --accept, it writes only CAs of --from that an administrator has a
 	})
 	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two checks; 0 checks once and exits")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		logger := NewLogger(0, os.Stderr)
+		logger := newLogger(0, os.Stderr)
 		switch {
 		case o.to == o.from || slices.Contains(o.also, o.to):
 			return errors.New("--to: names a file that --from or --also reads: name another file")
