@@ -58,7 +58,7 @@ func (c *cluster) request(ctx context.Context, name string) (*certificatesv1.Cer
 func (c *cluster) ofNode(ctx context.Context, node string, do func(*certificatesv1.CertificateSigningRequest)) error {
 	return c.requests(ctx, metav1.ListOptions{}, func(obj *certificatesv1.CertificateSigningRequest) {
 		builtin, _ := csr.BuiltinSigner(obj.Spec.SignerName)
-		if builtin.Contents.CommonNamePrefix != "" && (csr.Limits{}).NodeOf(obj) == node {
+		if builtin.OfKubelets && (csr.Limits{}).NodeOf(obj) == node {
 			do(obj.DeepCopy()) // the page itself can be released
 		}
 	})

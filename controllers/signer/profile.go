@@ -12,18 +12,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// contentsOf returns what a certificate of signerName may contain. A custom signer may issue the usages that it
-// permits, and any names.
-func contentsOf(signerName string, usages []certificatesv1.KeyUsage) *ca.Contents {
-	builtin, found := csr.BuiltinSigner(signerName)
-	if found {
-		return &builtin.Contents
-	}
-	of := ca.Contents{DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true}
-	of.KeyUsage, of.ExtKeyUsage, _ = csr.X509Usages(usages)
-	return &of
-}
-
 // forbiddenByDefault returns the subjects that a signer never issues unless it is configured otherwise. A member of
 // system:masters bypasses every authorizer. Admission (CertificateSubjectRestriction) guards only one signer. Users of
 // kubernetes.io/kube-apiserver-client are people and programs: whoever approves, none of them becomes a component of

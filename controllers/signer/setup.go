@@ -115,11 +115,11 @@ func (r *Reconciler) fillProfiles() error {
 		if signer.KeyPair == nil {
 			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
 		}
-		profile, err := signer.Profile.OrForbidding(forbiddenByDefault(name))
+		var err error
+		signer.Profile, err = signer.Profile.OrForbidding(forbiddenByDefault(name))
 		errs = append(errs, err)
-		signer.Profile = profile.Containing(contentsOf(name, signer.Usages))
 		filled[name] = signer
-		lifetimeSeconds.WithLabelValues(name).Set(profile.Lifetime().Seconds())
+		lifetimeSeconds.WithLabelValues(name).Set(signer.Profile.Lifetime().Seconds())
 		// A counter needs a value before its first event, so that its rate includes that event.
 		for _, counter := range []*prometheus.CounterVec{lifetimeCutTotal, discardedTotal, mismatchesTotal, foreignTotal} {
 			counter.WithLabelValues(name)

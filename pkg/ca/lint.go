@@ -11,20 +11,6 @@ import (
 	"time"
 )
 
-// Contents limits what the certificates of one profile may contain, whatever the judged Request contains.
-type Contents struct {
-	// CommonNamePrefix is the start of each common name.
-	CommonNamePrefix string
-	// Organizations are the exact values of the organization. Nil permits any.
-	Organizations []string
-	// DNSNames, EmailAddresses, IPAddresses and URIs permit subjectAltNames of that kind.
-	DNSNames, EmailAddresses, IPAddresses, URIs bool
-	// KeyUsage has a bit for each permitted key usage.
-	KeyUsage x509.KeyUsage
-	// ExtKeyUsage lists the permitted extended key usages.
-	ExtKeyUsage []x509.ExtKeyUsage
-}
-
 // extensions lists the extensions that a leaf certificate may have, and whether they are critical. A subjectAltName
 // is critical if the subject is empty (RFC 5280 section 4.2.1.6).
 var extensions = map[string]bool{
@@ -48,8 +34,8 @@ func (e *LintError) Error() string {
 	return "the issued certificate differs from the judged request: " + strings.Join(e.Differences, "; ")
 }
 
-// lint parses the finished certificate and compares each field with req, with issued and with the Contents of p. It
-// returns all differences.
+// lint parses the finished certificate and compares each field with req and with issued. It returns all
+// differences.
 func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []string {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
@@ -91,9 +77,6 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	longest := p.config.MaxLifetime + Backdate
 	differ(cert.NotAfter.Sub(cert.NotBefore) <= longest,
 		"lifetime", cert.NotAfter.Sub(cert.NotBefore), fmt.Sprintf("at most %s", longest))
-	if p.config.Contents != nil {
-		found = append(found, p.config.Contents.exceeded(cert)...)
-	}
 	return found
 }
 
@@ -109,29 +92,6 @@ func foreignExtensions(cert *x509.Certificate) []string {
 		if !known || got.Critical != critical {
 			found = append(found, fmt.Sprintf("extension %s, critical %t, is not permitted", id, got.Critical))
 		}
-	}
-	return found
-}
-
-// exceeded lists the content of cert that c does not permit.
-func (c *Contents) exceeded(cert *x509.Certificate) []string {
-	var found []string
-	permit := func(permitted bool, what string) {
-		if !permitted {
-			found = append(found, what+" is not permitted in this profile")
-		}
-	}
-	permit(strings.HasPrefix(cert.Subject.CommonName, c.CommonNamePrefix),
-		fmt.Sprintf("common name %.64q", cert.Subject.CommonName))
-	permit(c.Organizations == nil || slices.Equal(cert.Subject.Organization, c.Organizations),
-		"organization "+Shorten(fmt.Sprintf("%+q", cert.Subject.Organization), maxSubjectText))
-	permit(c.DNSNames || len(cert.DNSNames) == 0, "a DNS name")
-	permit(c.EmailAddresses || len(cert.EmailAddresses) == 0, "an email address")
-	permit(c.IPAddresses || len(cert.IPAddresses) == 0, "an IP address")
-	permit(c.URIs || len(cert.URIs) == 0, "a URI")
-	permit(cert.KeyUsage&^c.KeyUsage == 0, fmt.Sprintf("key usage %b", cert.KeyUsage&^c.KeyUsage))
-	for _, usage := range cert.ExtKeyUsage {
-		permit(slices.Contains(c.ExtKeyUsage, usage), fmt.Sprintf("extended key usage %d", usage))
 	}
 	return found
 }

@@ -55,8 +55,6 @@ type ProfileConfig struct {
 	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any
 	// suffix. Nil means not set, see OrForbidding. An empty list forbids nothing.
 	ForbiddenSubjects []string
-	// Contents, if set, limits what a finished certificate may contain, see LintError.
-	Contents *Contents
 	// ForbidWildcards refuses DNS names that begin with "*.".
 	ForbidWildcards bool
 }
@@ -73,12 +71,6 @@ func (p Profile) OrForbidding(patterns []string) (Profile, error) {
 		config.ForbiddenSubjects = patterns
 	}
 	return NewProfile(config)
-}
-
-// Containing returns p with other Contents.
-func (p Profile) Containing(contents *Contents) Profile {
-	p.config.Contents = contents
-	return p
 }
 
 // NewProfile fills in the defaults of config and checks it.

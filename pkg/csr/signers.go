@@ -1,12 +1,6 @@
 package csr
 
-import (
-	"crypto/x509"
-
-	certificatesv1 "k8s.io/api/certificates/v1"
-
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
-)
+import certificatesv1 "k8s.io/api/certificates/v1"
 
 // Builtin is a signer whose rules are code. All other signers are custom signers, whose rules are in the
 // configuration.
@@ -15,41 +9,19 @@ type Builtin struct {
 	Name string
 	// Shape returns why a request can't be signed, or nil.
 	Shape func(*Request) error
-	// Contents bounds the finished certificates. Shape applies first. Contents catches what a defective Shape lets
-	// through.
-	Contents ca.Contents
 	// VerifiedByAPIServers reports that clients authenticate to API servers with its certificates. So API servers must
 	// trust its CA, and the manager can ask them whether they do.
 	VerifiedByAPIServers bool
+	// OfKubelets reports that its certificates are those of kubelets.
+	OfKubelets bool
 }
-
-const tlsKeyUsages = x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
 
 // builtins lists the signers of kube-controller-manager. It omits kubernetes.io/legacy-unknown, which no request in
 // certificates/v1 can name.
 var builtins = []Builtin{
-	{
-		Name: certificatesv1.KubeAPIServerClientSignerName, Shape: APIServerClientShape, VerifiedByAPIServers: true,
-		Contents: ca.Contents{
-			DNSNames: true, EmailAddresses: true, IPAddresses: true, URIs: true,
-			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		},
-	},
-	{
-		Name: certificatesv1.KubeAPIServerClientKubeletSignerName, Shape: KubeletClientShape, VerifiedByAPIServers: true,
-		Contents: ca.Contents{
-			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup},
-			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-		},
-	},
-	{
-		Name: certificatesv1.KubeletServingSignerName, Shape: KubeletServingShape,
-		Contents: ca.Contents{
-			CommonNamePrefix: NodeUserPrefix, Organizations: []string{NodeGroup},
-			DNSNames: true, IPAddresses: true,
-			KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		},
-	},
+	{Name: certificatesv1.KubeAPIServerClientSignerName, Shape: APIServerClientShape, VerifiedByAPIServers: true},
+	{Name: certificatesv1.KubeAPIServerClientKubeletSignerName, Shape: KubeletClientShape, VerifiedByAPIServers: true, OfKubelets: true},
+	{Name: certificatesv1.KubeletServingSignerName, Shape: KubeletServingShape, OfKubelets: true},
 }
 
 // ComponentSubjects returns the users and groups of Kubernetes and kubeadm, as entries of ca.ProfileConfig.ForbiddenSubjects.

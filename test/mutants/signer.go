@@ -47,7 +47,7 @@ var signerMutations = []mutation{
 	{"kubelet: digital signature needed", "pkg/csr/shape.go", "return slices.Contains(usages, certificatesv1.UsageDigitalSignature) && slices", "return slices", ""},
 	{"kubelet: purpose needed", "pkg/csr/shape.go", " && slices.Contains(usages, purpose)", "", ""},
 	{"signer: reason of a failure", "controllers/signer/profile.go", "Reason: \"SignerValidationFailure\"", "Reason: \"ValidationFailure\"", ""},
-	{"deviation: legacy-unknown is not served", "pkg/csr/signers.go", "var builtins = []Builtin{\n", "var builtins = []Builtin{\n\t{Name: \"kubernetes.io/legacy-unknown\", Shape: APIServerClientShape, Contents: ca.Contents{KeyUsage: tlsKeyUsages, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}},\n", ""},
+	{"deviation: legacy-unknown is not served", "pkg/csr/signers.go", "var builtins = []Builtin{\n", "var builtins = []Builtin{\n\t{Name: \"kubernetes.io/legacy-unknown\", Shape: APIServerClientShape},\n", ""},
 	{"deviation: weak RSA keys", "pkg/ca/profile.go", "key.N.BitLen() >= p.config.MinRSABits", "key.N.BitLen() >= 1024", ""},
 	{"deviation: DNS names", "pkg/ca/profile.go", "for _, name := range req.DNSNames {", "for _, name := range req.DNSNames[:0] {", ""},
 	{"deviation: DNS names, addresses", "pkg/san/san.go", "if address.Zone() != \"\" || address.Is4In6() || address.String() != name {", "if false {", ""},
