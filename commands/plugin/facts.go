@@ -127,7 +127,7 @@ func refusalOf(req *csr.Request, err error) *refusal {
 	}
 	forbidden := []string{"O=system:masters"}
 	if req.SignerName == certificatesv1.KubeAPIServerClientSignerName { // as controllers/signer forbids by default
-		forbidden = []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
+		forbidden = csr.ComponentSubjects()
 	}
 	profile, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: forbidden})
 	if err != nil {

@@ -19,9 +19,6 @@ const (
 	placesPerQuestion = 2
 	// slow is the time after which a review gives its place back.
 	slow = time.Second
-	// askAgain is the time after which callers without an answer ask again. Most authorizers answer earlier, so a review that
-	// hangs costs its callers five seconds, and a slow authorizer gets few reviews more.
-	askAgain = 5 * time.Second
 )
 
 // Shared is an Authorizer in which identical reviews that are not sent yet share one. A review that is sent is never
@@ -33,34 +30,17 @@ type Shared struct {
 	places sync.Map // of each question with a review in progress: a channel that holds a value for each
 }
 
-// Allowed implements Authorizer. While there is no answer, it asks again after five seconds, and then after twice as
-// long each time, and returns the first answer. ctx bounds only the wait of its caller, because others may share the review.
+// Allowed implements Authorizer. ctx bounds only the wait of its caller, because others may share the review.
 func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 	// %#v quotes every string and sorts every map: texts of different questions differ.
 	question := fmt.Sprintf("%#v %#v", who, what)
-	detached := context.WithoutCancel(ctx)
-	send := func() (any, error) { return s.send(detached, question, who, what) }
-	done, answers := make(chan struct{}), make(chan singleflight.Result)
-	defer close(done)
-	for pause := askAgain; ; pause *= 2 {
-		go func() {
-			select {
-			case answer := <-s.unsent.DoChan(question, send):
-				select {
-				case answers <- answer:
-				case <-done:
-				}
-			case <-done:
-			}
-		}()
-		select {
-		case <-ctx.Done():
-			return false, context.Cause(ctx)
-		case answer := <-answers:
-			allowed, _ := answer.Val.(bool)
-			return allowed, answer.Err
-		case <-time.After(pause):
-		}
+	answered := s.unsent.DoChan(question, func() (any, error) { return s.send(context.WithoutCancel(ctx), question, who, what) })
+	select {
+	case <-ctx.Done():
+		return false, context.Cause(ctx)
+	case answer := <-answered:
+		allowed, _ := answer.Val.(bool)
+		return allowed, answer.Err
 	}
 }
 
