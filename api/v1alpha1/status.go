@@ -114,8 +114,6 @@ type SigningAuthorityStatus struct {
 	OutstandingUntil *metav1.Time `json:"outstandingUntil,omitempty"`
 	// Outstanding lists the certificates of the retiring CA that may be valid, by signer.
 	Outstanding []Outstanding `json:"outstanding,omitempty"`
-	// APIServers are the API servers that were probed last, with their answers.
-	APIServers []APIServerStatus `json:"apiServers,omitempty"`
 	// Conditions are the conditions of the authority.
 	// +listType=map
 	// +listMapKey=type
@@ -182,18 +180,6 @@ type Outstanding struct {
 	Signer string `json:"signer,omitempty"`
 	// Until is when the last of them expires, at the latest.
 	Until metav1.Time `json:"until"`
-}
-
-// APIServerStatus is the last answer of an API server.
-type APIServerStatus struct {
-	// Address is its host:port.
-	Address string `json:"address"`
-	// Trust is Recognised, Refused or Unknown.
-	Trust string `json:"trust"`
-	// Since is when it began to give this answer.
-	Since *metav1.Time `json:"since,omitempty"`
-	// Evidence is what the probe saw.
-	Evidence string `json:"evidence,omitempty"`
 }
 
 // Allowed returns the operations that an administrator can request in phase. The ValidatingAdmissionPolicy in

@@ -61,10 +61,6 @@ func authorityPreparing() v1alpha1.SigningAuthority {
 		Phase: v1alpha1.Preparing, Generation: 2, Signing: caStatus("1111111111111111", 1, brought), Candidate: candidate(),
 		InitiatedAt: at(-2 * time.Minute), LastCompletedTime: at(-100 * day),
 		WaitingFor: []string{"10.0.0.2:6443: it answers 401\x1b[31m", "check that the verifiers of kubernetes.io/kubelet-serving trust the candidate 2222222222222222, because they cannot be probed; then run \"rotation confirm cluster\""},
-		APIServers: []v1alpha1.APIServerStatus{
-			{Address: "10.0.0.1:6443", Trust: "Recognised", Since: at(-90 * time.Second)},
-			{Address: "10.0.0.2:6443", Trust: "Refused", Evidence: "it answers 401"},
-		},
 		Conditions: []metav1.Condition{
 			{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Signing", Message: "signing with 1111111111111111"},
 			{Type: "Trusted", Status: metav1.ConditionFalse, Reason: "NotProven", Message: "10.0.0.2:6443 answers 401"},

@@ -88,8 +88,6 @@ type Facts struct {
 	SettleFor time.Duration
 	// Candidate, Signing and RetiringTrusted prove that API servers trust that CA, RetiringRefused that they refuse it.
 	Candidate, Signing, RetiringTrusted, RetiringRefused probe.Proof
-	// APIServers are the last answers about the CA that the phase depends on.
-	APIServers []v1alpha1.APIServerStatus
 	// Above are CAs that make API servers accept the retiring CA, although they do not trust it directly.
 	Above []string
 	// Kept reports whether extension-apiserver-authentication holds the retiring CA.

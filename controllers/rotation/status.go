@@ -121,7 +121,6 @@ func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
-	status.APIServers = f.APIServers[:min(len(f.APIServers), maxListed)]
 	if more := len(status.WaitingFor) - maxListed; more > 0 {
 		status.WaitingFor = append(status.WaitingFor[:maxListed:maxListed], fmt.Sprintf("and %d more", more))
 	}

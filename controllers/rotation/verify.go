@@ -29,9 +29,9 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	kept := map[questionKey]*probe.Tracker{}
 	defer r.trackers.Store(obj.Name, kept)
 	targets := sync.OnceValues(func() ([]probe.Target, error) { return r.apiServers(ctx, obj) })
-	ask := func(want probe.Trust, authority, control *ca.Authority) (probe.Proof, []v1alpha1.APIServerStatus) {
+	ask := func(want probe.Trust, authority, control *ca.Authority) probe.Proof {
 		if authority == nil {
-			return probe.Proof{}, nil
+			return probe.Proof{}
 		}
 		key := questionKey{want, string(authority.Certificate().Raw), r.interval(obj)}
 		if kept[key] = before[key]; kept[key] == nil {
@@ -39,21 +39,21 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 		}
 		all, err := targets()
 		if err != nil {
-			return probe.Proof{Missing: []string{err.Error()}}, nil
+			return probe.Proof{Missing: []string{err.Error()}}
 		}
 		kept[key].Add(r.prober.Ask(ctx, authority, control, all))
-		return kept[key].Proof(r.settleFor(obj), r.Clock.Now()), kept[key].Statuses()
+		return kept[key].Proof(r.settleFor(obj), r.Clock.Now())
 	}
 	phase, asked, secret := obj.Status.Phase, AsksAPIServers(obj.Spec.Signers), o.secret
 	switch {
 	case phase == v1alpha1.Preparing && asked:
-		o.Candidate, o.APIServers = ask(probe.Recognised, secret.candidate, nil)
-		o.Signing, _ = ask(probe.Recognised, secret.signing, nil) // for a rollback
+		o.Candidate = ask(probe.Recognised, secret.candidate, nil)
+		o.Signing = ask(probe.Recognised, secret.signing, nil) // for a rollback
 	case phase == v1alpha1.Prepared && asked:
-		o.Signing, o.APIServers = ask(probe.Recognised, secret.signing, nil)
-		o.RetiringTrusted, _ = ask(probe.Recognised, secret.retiring, nil)
+		o.Signing = ask(probe.Recognised, secret.signing, nil)
+		o.RetiringTrusted = ask(probe.Recognised, secret.retiring, nil)
 	case obj.Status.UnpublishedAt != nil && secret.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts):
-		o.RetiringRefused, o.APIServers = ask(probe.Refused, secret.retiring, secret.signing)
+		o.RetiringRefused = ask(probe.Refused, secret.retiring, secret.signing)
 	}
 	return r.readClientCAs(ctx, obj, o)
 }

@@ -5,10 +5,6 @@ import (
 	"maps"
 	"slices"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 // Round holds the answers of all servers at about the same time.
@@ -38,8 +34,7 @@ type Tracker struct {
 
 // streak is an unbroken series of wanted answers from one server.
 type streak struct {
-	answer  Answer // the last answer
-	since   time.Time
+	answer  Answer    // the last answer
 	last    time.Time // when it last gave the wanted answer
 	answers int
 	// lasted is the length of the streak. Between two answers at most the interval counts: a clock that is set, or a
@@ -77,7 +72,7 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 	case answer.Trust != t.want || answer.Trust == Unknown:
 		*one = streak{answer: answer}
 	case one.answers == 0 || gap > patience*t.every:
-		*one = streak{answer: answer, since: at, last: at, answers: 1}
+		*one = streak{answer: answer, last: at, answers: 1}
 	default:
 		one.answers++
 		one.lasted += min(gap, t.every)
@@ -132,19 +127,4 @@ func (t *Tracker) Proof(settleFor time.Duration, now time.Time) Proof {
 	proof.Proven = len(proof.Missing) == 0
 	proof.Settling = proof.Settling && !proof.Proven
 	return proof
-}
-
-// Statuses returns the last answer of every server, sorted by name. It leaves out what changes with each answer.
-func (t *Tracker) Statuses() (all []v1alpha1.APIServerStatus) {
-	for _, name := range slices.Sorted(maps.Keys(t.streaks)) {
-		one := t.streaks[name]
-		status := v1alpha1.APIServerStatus{Address: name, Trust: one.answer.Trust.String()}
-		if one.since.IsZero() {
-			status.Evidence = one.answer.Evidence
-		} else {
-			status.Since = &metav1.Time{Time: one.since.Truncate(time.Second)}
-		}
-		all = append(all, status)
-	}
-	return all
 }

@@ -5,11 +5,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	gocmp "github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
 var start = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
@@ -105,20 +100,9 @@ func TestTracker(t *testing.T) {
 	}
 }
 
-// TestStatuses checks the last answer of each server. Settling needs only the wanted answers, while Proven also needs time.
-func TestStatuses(t *testing.T) {
+// TestSettling checks that settling needs only the wanted answers, while Proven also needs time.
+func TestSettling(t *testing.T) {
 	t.Parallel()
-	tracker := NewTracker(Recognised, every)
-	tracker.Add(Round{At: start, Answers: answers("+--")})
-	tracker.Add(Round{At: start.Add(every), Answers: answers("?+-")})
-	want := []v1alpha1.APIServerStatus{
-		{Address: "a", Trust: "Unknown", Since: &metav1.Time{Time: start}},
-		{Address: "b", Trust: "Recognised", Since: &metav1.Time{Time: start.Add(every)}},
-		{Address: "c", Trust: "Refused", Evidence: "says 401"},
-	}
-	if diff := gocmp.Diff(want, tracker.Statuses()); diff != "" {
-		t.Error(diff)
-	}
 	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {
 		tracker := NewTracker(Recognised, every)
 		tracker.Add(Round{start, answers(letters)})
