@@ -50,7 +50,7 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 	root.Flags().SortFlags = false
 	root.Flags().AddFlagSet(config.NewFlags(config.Default()).FlagSet)
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
-		configuration, err := config.Load(args) // cobra stops at the first mistake; this reports all of them
+		configuration, err := config.Load(args) // cobra stops at the first bad value; this reports all of them
 		if err != nil {
 			return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 		}

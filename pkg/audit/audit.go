@@ -11,7 +11,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -32,9 +31,8 @@ const maxMessage = 1024
 // maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
 const maxSubject = 2 * 64 << 10
 
-// patience is how long Write waits for its turn, and for the audit log's disk. While a write to it hangs, others wait only
-// for haste.
-const patience, haste = 2 * time.Second, time.Millisecond
+// patience is how long Write waits for its turn, and for the audit log's disk.
+const patience = 2 * time.Second
 
 // errorsTotal counts records that could not be written to the audit log.
 var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
@@ -149,8 +147,6 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 type Log struct {
 	out  io.Writer
 	busy chan struct{} // full during a write
-	// hangs reports that a write took longer than patience, and that none has been faster since.
-	hangs atomic.Bool
 }
 
 func newLog(out io.Writer) *Log { return &Log{out: out, busy: make(chan struct{}, 1)} }
@@ -206,13 +202,9 @@ func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Reco
 // write writes line. It waits at most patience for its turn, and at most patience for the disk. The write may then be
 // complete later.
 func (l *Log) write(line []byte) error {
-	turn := patience
-	if l.hangs.Load() {
-		turn = haste
-	}
 	select {
 	case l.busy <- struct{}{}:
-	case <-time.After(turn):
+	case <-time.After(patience):
 		return errors.New("an earlier write to it hangs")
 	}
 	done := make(chan error, 1)
@@ -223,10 +215,8 @@ func (l *Log) write(line []byte) error {
 	}()
 	select {
 	case err := <-done:
-		l.hangs.Store(false)
 		return err
 	case <-time.After(patience):
-		l.hangs.Store(true)
 		return fmt.Errorf("the write takes longer than %s", patience)
 	}
 }

@@ -4,8 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
-	"strings"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -13,19 +11,21 @@ import (
 )
 
 // Load returns the configuration of a manager: the defaults, overridden by the file that --config names, overridden by
-// the other flags in args. An error holds every mistake, each with its flag or field path.
+// the other flags in args. An error holds every mistake, each with its flag or field path, unless a flag is unknown.
 func Load(args []string) (*Configuration, error) {
 	c := Default()
 	flags := NewFlags(c)
-	given, errs := parse(flags.FlagSet, args)
-	file := ""
-	for _, one := range given {
-		if one.name == configFlag {
-			file = one.text
+	file, given := "", []givenFlag{}
+	if err := flags.ParseAll(args, func(flag *pflag.Flag, text string) error {
+		if given = append(given, givenFlag{flag.Name, text}); flag.Name == configFlag {
+			file = text
 		}
+		return nil
+	}); err != nil {
+		return nil, err
 	}
 	unreadable := c.read(file)
-	errs = append(errs, apply(flags.FlagSet, given)...)
+	errs := apply(flags.FlagSet, given)
 	if unreadable != nil {
 		return nil, errors.Join(append(errs, unreadable)...)
 	}
@@ -46,36 +46,6 @@ func LoadFile(file string) (*Configuration, error) {
 
 // givenFlag is a flag of the command line.
 type givenFlag struct{ name, text string }
-
-// parse returns the flags in args, and every mistake: pflag itself stops at the first unknown flag. It sets none of them.
-func parse(set *pflag.FlagSet, args []string) (given []givenFlag, mistakes []error) {
-	for {
-		given = nil
-		err := set.ParseAll(args, func(flag *pflag.Flag, text string) error {
-			given = append(given, givenFlag{flag.Name, text})
-			return nil
-		})
-		var unknown *pflag.NotExistError
-		if !errors.As(err, &unknown) {
-			if err != nil {
-				mistakes = append(mistakes, err)
-			}
-			return given, mistakes
-		}
-		mistakes = append(mistakes, unknown)
-		name := "--" + unknown.GetSpecifiedName()
-		if letters := unknown.GetSpecifiedShortnames(); letters != "" {
-			name = "-" + letters
-		}
-		before := len(args)
-		args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool {
-			return arg == name || strings.HasPrefix(arg, name+"=")
-		})
-		if len(args) == before {
-			return given, mistakes
-		}
-	}
-}
 
 // apply sets the flags. It returns every mistake in them, and in the other arguments.
 func apply(set *pflag.FlagSet, given []givenFlag) (mistakes []error) {
