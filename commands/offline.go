@@ -1,8 +1,6 @@
 package commands
 
 import (
-	"bufio"
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -14,12 +12,10 @@ import (
 	"github.com/spf13/cobra"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
@@ -96,57 +92,45 @@ func judges(
 	return cmd
 }
 
-// readRequests reads requests in YAML or JSON, one a document or in lists. The error joins one for each document of the
-// file from that cannot be read, or says that there is no request.
+var requestKind = certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest")
+
+// readRequests reads requests in YAML or JSON, one a document or in lists, from a file of that name. The error joins one for
+// each document that holds anything else.
 func readRequests(from string, in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
-	documents := utilyaml.NewYAMLReader(bufio.NewReader(in))
-	for count := 1; ; count++ {
-		document, err := documents.Read()
-		if errors.Is(err, io.EOF) {
-			if len(objs) == 0 && problem == nil {
-				problem = fmt.Errorf("%s: the file holds no CertificateSigningRequest", from)
-			}
-			return objs, problem
-		}
-		if err != nil {
-			return objs, errors.Join(problem, fmt.Errorf("%s: %w", from, err))
-		}
-		data, err := yaml.YAMLToJSON(document)
-		if err == nil && bytes.Equal(data, []byte("null")) { // comments only
-			continue
-		}
-		if err == nil {
-			objs, err = appendRequests(objs, data)
+	count := 0
+	add := func(item runtime.Object) error {
+		obj, err := &certificatesv1.CertificateSigningRequest{}, error(nil)
+		if found := item.GetObjectKind().GroupVersionKind(); found != requestKind {
+			err = fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s", found)
+		} else {
+			err = runtime.DefaultUnstructuredConverter.FromUnstructured(item.(*unstructured.Unstructured).Object, obj)
 		}
 		if err != nil {
 			problem = errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err))
+			return nil
+		}
+		objs = append(objs, obj)
+		return nil
+	}
+	documents := utilyaml.NewYAMLToJSONDecoder(in)
+	for {
+		count++
+		document := &unstructured.Unstructured{}
+		err := documents.Decode(&document.Object)
+		switch {
+		case errors.Is(err, io.EOF) && len(objs) == 0 && problem == nil:
+			return nil, fmt.Errorf("%s: the file holds no CertificateSigningRequest", from)
+		case errors.Is(err, io.EOF):
+			return objs, problem
+		case err == nil && document.IsList():
+			err = document.EachListItem(add)
+		case err == nil && len(document.Object) > 0: // it does not hold comments only
+			err = add(document)
+		}
+		if err != nil { // what follows cannot be read
+			return objs, errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err))
 		}
 	}
-}
-
-// appendRequests appends the requests in a document in JSON: one, or those of a list.
-func appendRequests(objs []*certificatesv1.CertificateSigningRequest, data []byte) ([]*certificatesv1.CertificateSigningRequest, error) {
-	decoder := clientgoscheme.Codecs.UniversalDeserializer()
-	decoded, err := runtime.Decode(decoder, data)
-	if err != nil {
-		return objs, err
-	}
-	items, problem := []runtime.Object{decoded}, error(nil)
-	if meta.IsListType(decoded) {
-		if items, err = meta.ExtractList(decoded); err != nil {
-			return objs, err
-		}
-		problem = errors.Join(runtime.DecodeList(items, decoder)...)
-	}
-	for _, item := range items {
-		if obj, ok := item.(*certificatesv1.CertificateSigningRequest); ok {
-			objs = append(objs, obj)
-			continue
-		}
-		problem = errors.Join(problem, fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s",
-			item.GetObjectKind().GroupVersionKind()))
-	}
-	return objs, problem
 }
 
 // offline judges requests by a configuration without an API server.
