@@ -23,7 +23,7 @@ var (
 	// ruleTotal counts judgements of approval rules. rule is a configured rule.
 	ruleTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_rule_total",
-		Help: "Judgements of requests by each approval rule, repeated ones too: Approve, Wait, or Unknown if a fact could not be read.",
+		Help: "Judgements by each approval rule, repeated ones too: Approve, Wait, or Unknown if a fact could not be read.",
 	}, []string{"rule", "verdict"})
 
 	dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{

@@ -67,7 +67,7 @@ func (a *Approval) validate(m *mistakes, path *field.Path) {
 type RuleTest struct {
 	// Request is the name of a request in the files of the command.
 	Request string `json:"request"`
-	// Accepts lists the rules that accept the content of the request. If it is empty, no rule must accept it.
+	// Accepts lists the rules that accept the content of the request; if empty, none must.
 	Accepts []string `json:"accepts,omitempty"`
 }
 
@@ -102,7 +102,7 @@ func (c *Configuration) compileRules(m *mistakes) {
 type ApprovalLimit struct {
 	// Burst is the number of approvals in a burst for one requester, node and signer.
 	Burst int `json:"burst"`
-	// PerHour is the number per hour after that. Zeros set no limit.
+	// PerHour is the number per hour after that. Zeros: no limit.
 	PerHour int `json:"perHour"`
 }
 
@@ -112,8 +112,8 @@ type KubeletServing struct {
 	Enabled bool `json:"enabled"`
 	// ClusterDomain is the domain of Services. No node gets a name in it.
 	ClusterDomain string `json:"clusterDomain"`
-	// Reserved lists names, addresses and CIDRs that no node gets, and that the manager can't know: virtual addresses
-	// and load balancers of API servers, and the Service CIDR.
+	// Reserved lists names, addresses and CIDRs that no node gets: virtual addresses and load balancers of API servers,
+	// and the Service CIDR.
 	Reserved []string `json:"reserved,omitempty"`
 	// APIServerNodes lists nodes with an API server whose endpoint has the node's address. It needs
 	// `nodeClient.inventory` or `requireTokenBinding`.
@@ -136,8 +136,8 @@ type Inventory struct {
 	Kubeconfig string `json:"kubeconfig,omitempty" flag:"inventory-kubeconfig" form:"file"`
 }
 
-// Source configures one source, the strongest first: the first source that knows a node decides alone. Set exactly one
-// field. The default is `node`.
+// Source configures one source. The first one that knows a node decides alone. Set exactly one field. The default is
+// `node`.
 type Source struct {
 	// Machine reads objects that describe machines, such as Machines of Cluster API.
 	Machine *machine.Options `json:"machine,omitempty"`
@@ -186,8 +186,8 @@ const (
 )
 
 // NodeClient configures which nodes get a [first certificate](../explanation/node-identity.md). By default, the
-// requester's permission decides. Renewals do not depend on it. `joinWindow` needs `inventory`; `maxRequestAge`,
-// `rejoin` and `bootstrapUsers` need `inventory` or `requireTokenBinding`.
+// requester's permission decides. `joinWindow` needs `inventory`; `maxRequestAge`, `rejoin` and `bootstrapUsers` need
+// `inventory` or `requireTokenBinding`.
 type NodeClient struct {
 	// Inventory selects what must expect a node: `sources` (`approval.inventory`, not only `node`), `static` (the same,
 	// with a static one), `cluster-api` or `openshift`. If empty, nothing must.

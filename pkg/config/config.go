@@ -29,8 +29,8 @@ const (
 type Configuration struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// Controllers lists the controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's names
-	// for them. `*` means all; a leading `-` excludes a controller.
+	// Controllers lists the controllers to run: approver, signer, cleaner, rotation, or kube-controller-manager's
+	// names. `*` means all; a leading `-` excludes one.
 	Controllers []string `json:"controllers" flag:"controllers" form:"list"`
 	// DryRun lists the controllers that only report [what they would do](reasons.md#dry-run).
 	DryRun []string `json:"dryRun,omitempty" flag:"dry-run" form:"list"`
@@ -45,8 +45,7 @@ type Configuration struct {
 	Concurrency Concurrency `json:"concurrency"`
 	// LeaderElection configures the Lease.
 	LeaderElection LeaderElection `json:"leaderElection"`
-	// MetricsBindAddress is the `host:port` of `/metrics`; `0` switches it off. For other hosts, set `metricsSecure`
-	// too.
+	// MetricsBindAddress is the `host:port` of `/metrics`; `0` switches it off.
 	MetricsBindAddress string `json:"metricsBindAddress" flag:"metrics-bind-address" form:"host:port"`
 	// HealthProbeBindAddress is the `host:port` of `/healthz` and `/readyz`; `0` switches them off.
 	HealthProbeBindAddress string `json:"healthProbeBindAddress" flag:"health-probe-bind-address" form:"host:port"`
@@ -55,7 +54,7 @@ type Configuration struct {
 	// MetricsCertDir is the directory with `tls.crt` and `tls.key` for `metricsSecure`. If empty, the certificate is
 	// self-signed.
 	MetricsCertDir string `json:"metricsCertDir" flag:"metrics-cert-dir" form:"directory"`
-	// Verbosity is the verbosity of the log: 0 logs every decision and certificate, more is for debugging.
+	// Verbosity is the verbosity of the log: 0 logs every decision and certificate.
 	Verbosity int `json:"verbosity" flag:"v" min:"0"`
 	// Audit configures the audit log.
 	Audit Audit `json:"audit"`
@@ -96,10 +95,9 @@ type Audit struct {
 type SelfCheck struct {
 	// Interval is the time between two checks; 0 switches all checks off.
 	Interval metav1.Duration `json:"interval" flag:"self-check-interval"`
-	// BootstrapGroups lists groups of users. At least one must be able to join nodes, except with the inventory
-	// `openshift`.
+	// BootstrapGroups lists groups, of which one must be able to join nodes, except with the inventory `openshift`.
 	BootstrapGroups []string `json:"bootstrapGroups"`
-	// NodeGroups lists groups of nodes. Each must be able to renew certificates.
+	// NodeGroups lists groups that must be able to renew certificates.
 	NodeGroups []string `json:"nodeGroups"`
 }
 
@@ -121,8 +119,7 @@ type LeaderElection struct {
 	LeaseDuration metav1.Duration `json:"leaseDuration" flag:"leader-elect-lease-duration"`
 	// RenewDeadline is how long the leader tries to renew before it gives up; less than `leaseDuration`.
 	RenewDeadline metav1.Duration `json:"renewDeadline" flag:"leader-elect-renew-deadline"`
-	// RetryPeriod is the pause between two attempts to renew or take the Lease. After a leader that stops, a standby
-	// takes over within two.
+	// RetryPeriod is the pause between two attempts to renew or take the Lease.
 	RetryPeriod metav1.Duration `json:"retryPeriod" flag:"leader-elect-retry-period"`
 	// ResourceName is the name of the Lease.
 	ResourceName string `json:"resourceName" flag:"leader-elect-resource-name" form:"name"`

@@ -18,14 +18,13 @@ import (
 // Signing configures the signer. It needs one CA for all of Kubernetes' signers, or one for each signer to serve.
 type Signing struct {
 	CA `json:",inline"`
-	// Duration is the longest lifetime of a certificate, and the lifetime if the request asks for none. It must be more
-	// than 2m9s.
+	// Duration is the longest lifetime of a certificate, and the lifetime if the request asks for none. More than 2m9s.
 	Duration metav1.Duration `json:"duration" flag:"cluster-signing-duration"`
-	// MinRSABits is the smallest RSA key, at least 1024. RSA keys above 8192 bits are never permitted.
+	// MinRSABits is the smallest RSA key, at least 1024.
 	MinRSABits int `json:"minRSABits" min:"1024"`
 	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
-	// `CN=value`, with at most one `*`, at the end. If it is not set, it is `O=system:masters`, and for
-	// `kubernetes.io/kube-apiserver-client` it is `O=system:*`, `O=kubeadm:*`, `CN=system:*` and `CN=kubeadm:*`.
+	// `CN=value`, with at most one `*`, at the end. The default is `O=system:masters`, and for
+	// `kubernetes.io/kube-apiserver-client` `O=system:*`, `O=kubeadm:*`, `CN=system:*` and `CN=kubeadm:*`.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// Signers lists signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`
@@ -147,17 +146,16 @@ type Signer struct {
 	CA   `json:",inline"`
 	// Duration is the lifetime if the request asks for none. The default is `signing.duration`.
 	Duration *metav1.Duration `json:"duration,omitempty"`
-	// MinDuration is the shortest lifetime: a request for less gets this. The default is ten minutes.
+	// MinDuration is what a request for less gets. The default is ten minutes.
 	MinDuration *metav1.Duration `json:"minDuration,omitempty"`
-	// MaxDuration is the longest lifetime: a request for more gets this. The default is `duration`.
+	// MaxDuration is what a request for more gets. The default is `duration`.
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// Usages lists the permitted usages. Required for a custom signer, forbidden for Kubernetes' signers.
 	Usages []certificatesv1.KeyUsage `json:"usages,omitempty"`
 	// ForbiddenSubjects replaces `signing.forbiddenSubjects` and [what a trusted CA
 	// forbids](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts).
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
-	// AllowWildcards permits DNS names that begin with `*.` for a custom signer. Kubernetes' signers always permit
-	// them.
+	// AllowWildcards permits DNS names that begin with `*.` for a custom signer.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
 	// AllowedNames lists the names that a custom signer [on a trusted
 	// CA](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts) may issue to servers.

@@ -124,23 +124,23 @@ type Preset string
 
 // The presets.
 const (
-	// ServiceNames approves server certificates for Services. The requester is a ServiceAccount. There are 1 to 20 DNS names,
-	// each `SERVICE.NAMESPACE.svc`, or that with `clusterDomain` behind it, of a Service in the namespace of the requester. At
-	// the time of the approval, the Service exists. It is not of the type ExternalName, and not called `kubernetes`. The common name is
-	// empty or one of the names, and nothing else is permitted. The usages are `digital signature` and `server auth`, with or
-	// without `key encipherment`. The certificate is valid for at most 7 days.
+	// ServiceNames approves server certificates for Services. The requester is a ServiceAccount. There are 1 to 20 DNS
+	// names, each `SERVICE.NAMESPACE.svc`, or that with `clusterDomain` behind it, of a Service that exists in the
+	// namespace of the requester, is not of the type ExternalName, and not called `kubernetes`. The common name is
+	// empty or one of the names. The usages are `digital signature` and `server auth`, with or without `key
+	// encipherment`. The certificate is valid for at most 7 days.
 	ServiceNames Preset = "serviceNames"
 	// SPIFFE approves certificates of workloads. The requester is a ServiceAccount. The subject is empty, and the only name is
 	// the URI `spiffe://TRUSTDOMAIN/ns/NAMESPACE/sa/NAME` of the requester. The usages are `digital signature` and `client
 	// auth` or `server auth` or both, with or without `key encipherment`. The certificate is valid for at most 24 hours. `client
 	// auth` is refused while API servers trust the CA of the signer, and while that is unknown.
 	SPIFFE Preset = "spiffe"
-	// OwnIdentity approves client certificates of people and programs, for `kubernetes.io/kube-apiserver-client`. The common name
-	// is the user name of the requester, and the organizations are groups of the requester. None of them begins with `system:`
-	// or `kubeadm:`, and there is no other name. The usages are `digital signature` and `client auth`, with or without `key
-	// encipherment`. The request is at most 10 minutes old. The certificate is valid for at most 1 hour, and not beyond the time in
-	// `expiryExtra`, if that is set. The extra `authentication.kubernetes.io/credential-id` of the requester is exactly one `JTI=ID`: it authenticated with a
-	// token. A certificate, or an impersonation without that extra, gets nothing.
+	// OwnIdentity approves client certificates of people and programs, for `kubernetes.io/kube-apiserver-client`. The
+	// common name is the user name of the requester, and the organizations are groups of the requester. None of them
+	// begins with `system:` or `kubeadm:`, and there is no other name. The usages are `digital signature` and `client
+	// auth`, with or without `key encipherment`. The request is at most 10 minutes old. The certificate is valid for at
+	// most 1 hour, and not beyond the time in `expiryExtra`. The extra `authentication.kubernetes.io/credential-id` of
+	// the requester is exactly one `JTI=ID`: it authenticated with a token, not with a certificate.
 	OwnIdentity Preset = "ownIdentity"
 )
 

@@ -34,8 +34,8 @@ type Rule struct {
 	ClusterDomain string `json:"clusterDomain,omitempty"`
 	// TrustDomain is the trust domain of SPIFFE IDs. The preset `spiffe` requires it.
 	TrustDomain string `json:"trustDomain,omitempty"`
-	// ExpiryExtra is the key in the requester's extra that holds the end of its credential, in seconds since 1970, for the
-	// preset `ownIdentity`. The certificate then ends earlier, and without this key nothing is approved.
+	// ExpiryExtra is the key in the requester's extra that holds the end of its credential, in seconds since 1970, for
+	// the preset `ownIdentity`. Without this key in a request nothing is approved.
 	ExpiryExtra string `json:"expiryExtra,omitempty"`
 	// Usages lists the usages that a request may have. It needs at least one of them.
 	Usages []certificatesv1.KeyUsage `json:"usages,omitempty"`
@@ -54,7 +54,7 @@ type Rule struct {
 type Condition struct {
 	// Expression must be true. An error is not true.
 	Expression string `json:"expression"`
-	// Message is what the Event says if the condition is not true. If it is empty, the Event has the expression.
+	// Message is what the Event says if the condition is not true. The default is the expression.
 	Message string `json:"message,omitempty"`
 }
 

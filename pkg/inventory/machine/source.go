@@ -32,12 +32,12 @@ import (
 type Options struct {
 	// Group is the API group.
 	Group string `json:"group"`
-	// Version is the API version. The default is the version that the API server prefers.
+	// Version is the API version. The default is the preferred one.
 	Version string `json:"version,omitempty"`
 	// Kind is the kind of the objects.
 	Kind string `json:"kind"`
-	// Namespace is the namespace of the objects. If empty, all namespaces count. In a management cluster, select this
-	// cluster's machines by namespace or selector.
+	// Namespace is the namespace of the objects. If empty, all count. In a management cluster, select this cluster's
+	// machines by it or by `selector`.
 	Namespace string `json:"namespace,omitempty"`
 	// Selector is a label selector for the objects.
 	Selector string `json:"selector,omitempty"`
