@@ -45,7 +45,7 @@ var (
 
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_errors_total",
-		Help: "Failed reconciles of the approver, which are retried.",
+		Help: "Failed reconciles of the approver.",
 	}, []string{"reason"})
 )
 

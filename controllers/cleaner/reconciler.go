@@ -61,7 +61,7 @@ var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 
 var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Name: "csr_cleaner_errors_total",
-	Help: "Failed reconciles of the cleaner, which are retried.",
+	Help: "Failed reconciles of the cleaner.",
 }, []string{"reason"})
 
 func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTotal) }

@@ -63,7 +63,7 @@ var (
 
 	errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_errors_total",
-		Help: "Failed reconciles of the signer, which are retried.",
+		Help: "Failed reconciles of the signer.",
 	}, []string{"reason"})
 
 	lifetimeSeconds = prometheus.NewGaugeVec(prometheus.GaugeOpts{

@@ -144,7 +144,7 @@ type Signer struct {
 	// Name is the signerName, such as `example.com/client`.
 	Name string `json:"name"`
 	CA   `json:",inline"`
-	// Duration is the lifetime if the request asks for none. The default is `signing.duration`.
+	// Duration is the lifetime if the request asks for none. The default is `signing.duration`, at most `maxDuration`.
 	Duration *metav1.Duration `json:"duration,omitempty"`
 	// MinDuration is what a request for less gets. The default is ten minutes.
 	MinDuration *metav1.Duration `json:"minDuration,omitempty"`
