@@ -46,7 +46,7 @@ TEMPLATE
 <!-- Written by hack/licenses.sh. Do not edit. -->
 
 csr-controller-manager has the [Apache License 2.0](../../LICENSE). The programs link these modules. Each archive of a release has the texts.
-[hack/licenses.sh](../../hack/licenses.sh), which `make generate` runs, reads them, and fails if it does not permit a licence.
+[hack/licenses.sh](../../hack/licenses.sh) fails if it does not permit a licence.
 HEAD
   {
     echo 'BSD-3-Clause Go'
