@@ -62,7 +62,7 @@ func NewFlags(c *Configuration) *Flags {
 	}
 	f.define("", "leader-elect-resource-lock", "kind", onlyLeases, "The kind of lock: only leases, the default.")
 	for _, one := range perSignerFlags {
-		usage := "The CA of " + one.signer + "."
+		usage := "The CA of " + one.signer + ". Signers without files are then not served."
 		setCert := func(file string) error { c.Signing.signer(one.signer).CertFile = file; return nil }
 		setKey := func(file string) error { c.Signing.signer(one.signer).KeyFile = file; return nil }
 		flag, field := "cluster-signing-"+one.middle, fmt.Sprintf("signing.signers[%s]", one.signer)

@@ -35,7 +35,7 @@ type Rule struct {
 	// TrustDomain is the trust domain of SPIFFE IDs. The preset `spiffe` requires it.
 	TrustDomain string `json:"trustDomain,omitempty"`
 	// ExpiryExtra is the key in the requester's extra that holds the end of its credential, in seconds since 1970, for
-	// the preset `ownIdentity`. Without this key in a request nothing is approved.
+	// the preset `ownIdentity`. The certificate ends no later. Without this key in a request nothing is approved.
 	ExpiryExtra string `json:"expiryExtra,omitempty"`
 	// Usages lists the usages that a request may have. It needs at least one of them.
 	Usages []certificatesv1.KeyUsage `json:"usages,omitempty"`
