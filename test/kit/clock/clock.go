@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -34,37 +35,22 @@ var shiftedClock = []byte{
 
 const shiftedSeconds = 13
 
-// jump returns the instruction at from that continues at to.
-func jump(from, to int64) []byte {
-	code := []byte{0xe9, 0, 0, 0, 0}
-	binary.LittleEndian.PutUint32(code[1:], uint32(int32(to-from-int64(len(code)))))
-	return code
-}
-
 // Shift shifts the wall clock of a running Go program by whole seconds, and leaves its monotonic clock. Another call replaces the
 // shift. It works on amd64 only, and needs the permission to trace the process, which the parent of a process has.
 //
 // Programs in C may read the clock with another function.
-func Shift(pid int, by time.Duration) error {
+func Shift(pid int, by time.Duration) (err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("shift the clock of process %d: %w", pid, err)
+		}
+	}()
 	if runtime.GOARCH != "amd64" {
-		return fmt.Errorf("shift the clock of process %d: there is no machine code for %s, only for amd64", pid, runtime.GOARCH)
+		return fmt.Errorf("there is no machine code for %s, only for amd64", runtime.GOARCH)
 	}
 	if by%time.Second != 0 {
-		return fmt.Errorf("shift the clock of process %d: %s is not a number of whole seconds", pid, by)
+		return fmt.Errorf("%s is not a number of whole seconds", by)
 	}
-	if err := shift(pid, by); err != nil {
-		return fmt.Errorf("shift the clock of process %d: %w", pid, err)
-	}
-	return nil
-}
-
-// patch is code for an address.
-type patch struct {
-	at   int64
-	code []byte
-}
-
-func shift(pid int, by time.Duration) error {
 	memory, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0)
 	if err != nil {
 		return err
@@ -81,32 +67,42 @@ func shift(pid int, by time.Duration) error {
 	if size < int64(len(shiftedClock)) {
 		return fmt.Errorf("%s has %d bytes, and %d are needed", clockGetres, size, len(shiftedClock))
 	}
-	code := bytes.Clone(shiftedClock)
+	code, jump := bytes.Clone(shiftedClock), []byte{0xe9, 0, 0, 0, 0}
 	binary.LittleEndian.PutUint64(code[shiftedSeconds:], uint64(by/time.Second))
-	return write(pid, memory, []patch{{unused, code}, {entry, jump(entry, unused)}})
+	binary.LittleEndian.PutUint32(jump[1:], uint32(int32(unused-entry-int64(len(jump)))))
+	return write(pid, memory, []patch{{unused, code}, {entry, jump}})
+}
+
+// patch is code for an address.
+type patch struct {
+	at   int64
+	code []byte
 }
 
 // write writes the patches while the process is stopped, and no thread executes the code that they replace.
-func write(pid int, memory *os.File, patches []patch) error {
+func write(pid int, memory *os.File, patches []patch) (err error) {
 	for range 100 {
-		free, err := stopped(pid, func() (bool, error) {
-			for _, one := range patches {
-				if inside, err := executes(pid, one.at, one.at+int64(len(one.code))); inside || err != nil {
-					return false, err
-				}
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			return err
+		}
+		var runs, inside bool
+		for range 1000 {
+			if runs, inside, err = executes(pid, patches); !runs || err != nil {
+				break
 			}
-			for _, one := range patches {
-				if _, err := memory.WriteAt(one.code, one.at); err != nil {
-					return false, err
-				}
+			time.Sleep(time.Millisecond)
+		}
+		free := !runs && !inside && err == nil
+		for _, one := range patches {
+			if free && err == nil {
+				_, err = memory.WriteAt(one.code, one.at)
 			}
-			return true, nil
-		})
-		if free || err != nil {
+		}
+		if err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)); free || err != nil {
 			return err
 		}
 	}
-	return errors.New("a thread always reads the clock")
+	return errors.New("the process does not stop, or a thread always reads the clock")
 }
 
 // functionOf returns the address and the size of a function in the vDSO of a process with that memory.
@@ -120,11 +116,7 @@ func functionOf(pid int, memory *os.File, name string) (at, size int64, err erro
 		if _, err := fmt.Sscanf(line, "%x-%x", &start, &end); err != nil || !strings.HasSuffix(line, "[vdso]\n") {
 			continue
 		}
-		image := make([]byte, end-start)
-		if _, err := memory.ReadAt(image, start); err != nil {
-			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
-		}
-		library, err := elf.NewFile(bytes.NewReader(image))
+		library, err := elf.NewFile(io.NewSectionReader(memory, start, end-start))
 		if err != nil {
 			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
 		}
@@ -141,64 +133,29 @@ func functionOf(pid int, memory *os.File, name string) (at, size int64, err erro
 	return 0, 0, fmt.Errorf("the vDSO has no function %s", name)
 }
 
-// stopped stops a process, calls do, and lets the process continue.
-func stopped(pid int, do func() (bool, error)) (done bool, err error) {
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, syscall.Kill(pid, syscall.SIGCONT)) }()
-	for range 1000 {
-		all, err := states(pid)
-		if err != nil {
-			return false, err
-		}
-		if strings.Trim(all, "T") == "" {
-			return do()
-		}
-		time.Sleep(time.Millisecond)
-	}
-	return false, errors.New("the process does not stop")
-}
-
-// states returns the state of each thread of a process, a letter each. T is stopped. See proc_pid_stat(5).
-func states(pid int) (all string, err error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+// executes reports whether a thread of a process still runs, and whether one has its program counter inside the patches. A thread that
+// does not run and gets SIGSTOP executes nothing before SIGCONT. See proc_pid_syscall(5).
+func executes(pid int, patches []patch) (runs, inside bool, err error) {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
 	if err != nil || len(files) == 0 {
-		return "", errors.Join(err, errors.New("the process has ended"))
+		return false, false, errors.Join(err, errors.New("the process has ended"))
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
 			continue // the thread has ended
 		}
-		if err != nil {
-			return "", err
-		}
-		_, rest, _ := strings.Cut(string(text), ") ") // after the name
-		all += rest[:1]
-	}
-	return all, nil
-}
-
-// executes reports whether a thread of a stopped process has its program counter between two addresses. See proc_pid_syscall(5).
-func executes(pid int, from, to int64) (bool, error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
-	if err != nil || len(files) == 0 {
-		return false, errors.Join(err, errors.New("the process has ended"))
-	}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return false, err
+		if err != nil || strings.TrimSpace(string(text)) == "running" {
+			return true, false, err
 		}
 		fields := strings.Fields(string(text))
 		counter, err := strconv.ParseInt(strings.TrimPrefix(fields[len(fields)-1], "0x"), 16, 64)
 		if err != nil {
-			return false, fmt.Errorf("%s: %q: %w", file, text, err)
+			return false, false, fmt.Errorf("%s: %q: %w", file, text, err)
 		}
-		if counter >= from && counter < to {
-			return true, nil
+		for _, one := range patches {
+			inside = inside || counter >= one.at && counter < one.at+int64(len(one.code))
 		}
 	}
-	return false, nil
+	return false, inside, nil
 }
