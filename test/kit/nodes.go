@@ -49,9 +49,8 @@ const BlockListName = SystemNamespace + "/csr-node-block-list"
 func BlockList(t *testing.T, text string) *corev1.ConfigMap {
 	t.Helper()
 	InstallRBAC(t)
-	obj := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: "csr-node-block-list"}, Data: map[string]string{"nodes": text},
-	}
+	name := metav1.ObjectMeta{Namespace: SystemNamespace, Name: "csr-node-block-list"}
+	obj := &corev1.ConfigMap{ObjectMeta: name, Data: map[string]string{"nodes": text}}
 	Create(t, Admin(t), obj)
 	return obj
 }
@@ -65,11 +64,11 @@ func NewNamespace(t *testing.T, name string) {
 	}
 }
 
-// ClusterAPI is the API group of Cluster API.
-const ClusterAPI = "cluster.x-k8s.io"
-
-// Openshift is the API group of OpenShift's Machines.
-const Openshift = "machine.openshift.io"
+// The API groups of the Machines of Cluster API and of OpenShift.
+const (
+	ClusterAPI = "cluster.x-k8s.io"
+	Openshift  = "machine.openshift.io"
+)
 
 // Installer is a client of a cluster's administrator.
 type Installer struct{ client.Client }
@@ -77,8 +76,7 @@ type Installer struct{ client.Client }
 // Administrator returns the administrator of the control plane of cfg.
 func Administrator(t *testing.T, cfg *rest.Config) Installer {
 	t.Helper()
-	c := ClientOf(t, cfg)
-	return Installer{c}
+	return Installer{ClientOf(t, cfg)}
 }
 
 // InstallKind is InstallMachines after the kind of an earlier test is removed.
@@ -124,22 +122,10 @@ spec:
 			t.Error(err)
 		}
 	})
-	c.Serves(t, group, served[0], true)
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: served[0], Kind: "MachineList"})
+	Eventually(t, group+" is served", func(ctx context.Context) error { return c.List(ctx, list) })
 	return crd
-}
-
-// Serves waits until machines of group and version are served, or no longer are.
-func (c Installer) Serves(t *testing.T, group, version string, want bool) {
-	t.Helper()
-	Eventually(t, group+"/"+version, func(ctx context.Context) error {
-		list := &unstructured.UnstructuredList{}
-		list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: version, Kind: "MachineList"})
-		err := c.List(ctx, list)
-		if want == (err == nil) {
-			return nil
-		}
-		return fmt.Errorf("list: %w", err)
-	})
 }
 
 // Apply creates or replaces obj, with its status.

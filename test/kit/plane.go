@@ -47,8 +47,6 @@ const (
 type Plane struct {
 	*cluster.Cluster
 	Admin client.WithWatch
-	// seen is what the watches of the control plane have shown.
-	seen *seen
 	// clean says what the control plane held before its first test.
 	clean *state
 	// last is the test that used it last.
@@ -222,7 +220,7 @@ func NewPlane(c *cluster.Cluster) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{Cluster: c, Admin: admin, seen: &seen{}}, nil
+	return &Plane{Cluster: c, Admin: admin}, nil
 }
 
 // WithAPIServer runs a test on a separate control plane. configure changes the flags of its API server, with files in
@@ -235,9 +233,8 @@ func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 	}
 	own, err := cluster.StartConfigured(first)
 	NoError(t, err)
-	stop := own.Stop
 	t.Cleanup(func() {
-		if err := stop(); err != nil {
+		if err := own.Stop(); err != nil {
 			t.Error(err)
 		}
 	})
@@ -248,17 +245,10 @@ func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 	}
 	p, err := NewPlane(own)
 	NoError(t, err)
-	stop = p.Stop
 	p.Use(t)
 	Eventually(t, "the API server answers", func(ctx context.Context) error {
 		return Admin(t).Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
 	})
-}
-
-// Stop ends the watches and the control plane.
-func (p *Plane) Stop() error {
-	p.seen.stop()
-	return p.Cluster.Stop()
 }
 
 // ControlPlane returns the control plane of the test.

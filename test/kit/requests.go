@@ -34,15 +34,17 @@ func NodeRequest(t testing.TB, node string, mods ...func(*Request)) *Request {
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-			Request: Payload(t, x509.CertificateRequest{
-				Subject: pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}},
-			}),
+			Request:    Payload(t, x509.CertificateRequest{Subject: nodeSubject(node)}),
 		},
 	}
 	for _, mod := range mods {
 		mod(obj)
 	}
 	return obj
+}
+
+func nodeSubject(node string) pkix.Name {
+	return pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}
 }
 
 // Payload returns a PKCS #10 request in PEM, with a new key.
@@ -70,6 +72,18 @@ func Create(t testing.TB, c client.Client, obj client.Object) {
 			t.Error(err)
 		}
 	})
+}
+
+// Remove deletes obj as the administrator.
+func Remove(t testing.TB, obj client.Object) {
+	t.Helper()
+	NoError(t, Admin(t).Delete(t.Context(), obj))
+}
+
+// Update writes obj as the administrator.
+func Update(t testing.TB, obj client.Object) {
+	t.Helper()
+	NoError(t, Admin(t).Update(t.Context(), obj))
 }
 
 // CreateRequest creates obj as Create does, and returns it.
@@ -123,7 +137,7 @@ func IssuedBy(t *testing.T, obj *Request, by *csrenv.CA) {
 // others names.
 func ServingRequest(t *testing.T, node string, sans ...string) *Request {
 	t.Helper()
-	template := x509.CertificateRequest{Subject: pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}}
+	template := x509.CertificateRequest{Subject: nodeSubject(node)}
 	for _, san := range sans {
 		if ip := net.ParseIP(san); ip != nil {
 			template.IPAddresses = append(template.IPAddresses, ip)

@@ -37,7 +37,8 @@ type place struct {
 	namespace string
 }
 
-func placeOf(o cluster.Object) place { return place{o.Kind, o.Namespace} }
+// many are the kinds of which a test may leave many, and a clean control plane has none.
+var many = sets.New("certificatesigningrequests", "events", "leases", "nodes")
 
 // isCRD reports whether o defines a kind.
 func isCRD(o cluster.Object) bool { return o.Kind.Resource == "customresourcedefinitions" }
@@ -111,7 +112,6 @@ func (p *Plane) left(ctx context.Context) (left []cluster.Object, err error) {
 func (p *Plane) reset(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	p.seen.stop()
 	deleter, err := metadata.NewForConfig(p.Config)
 	if err != nil {
 		return err
@@ -143,22 +143,19 @@ func (p *Plane) remove(ctx context.Context, deleter metadata.Interface, left []c
 	if others := slices.DeleteFunc(slices.Clone(left), isCRD); len(others) > 0 {
 		left = others
 	}
-	shared, emptied := sets.New[place](), sets.New[place]()
-	for _, stays := range p.clean.objects {
-		shared.Insert(placeOf(stays))
-	}
+	emptied := sets.New[place]()
 	for _, obj := range left {
-		objects := deleter.Resource(obj.Kind).Namespace(obj.Namespace)
+		objects, at := deleter.Resource(obj.Kind).Namespace(obj.Namespace), place{obj.Kind, obj.Namespace}
 		var err error
 		switch {
 		case obj.Kind.Resource == "namespaces":
 			err = p.removeNamespace(ctx, obj.Name)
 		case len(obj.Finalizers) > 0 && !isCRD(obj): // the finalizer of a CustomResourceDefinition is the API server's
 			_, err = objects.Patch(ctx, obj.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
-		case shared.Has(placeOf(obj)):
+		case !many.Has(obj.Kind.Resource):
 			err = objects.Delete(ctx, obj.Name, metav1.DeleteOptions{})
-		case !emptied.Has(placeOf(obj)):
-			emptied.Insert(placeOf(obj))
+		case !emptied.Has(at):
+			emptied.Insert(at)
 			err = objects.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
 		}
 		if err != nil && !apierrors.IsNotFound(err) {

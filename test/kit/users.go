@@ -46,9 +46,7 @@ func ClientOf(t testing.TB, cfg *rest.Config) client.Client {
 }
 
 // TokenConfig returns the configuration of a user in the control plane's token file.
-func TokenConfig(t *testing.T, user string) *rest.Config {
-	return WithToken(t, user+"-token")
-}
+func TokenConfig(t *testing.T, user string) *rest.Config { return WithToken(t, user+"-token") }
 
 // WithToken returns the configuration of the user who has a token.
 func WithToken(t *testing.T, token string) *rest.Config {
@@ -64,8 +62,13 @@ func withToken(cfg *rest.Config, token string) *rest.Config {
 // KubeletOf returns a client of the kubelet of node.
 func KubeletOf(t *testing.T, node string) client.Client {
 	t.Helper()
+	return impersonate(t, csr.NodeUserPrefix+node, csr.NodeGroup, "system:authenticated")
+}
+
+func impersonate(t *testing.T, user string, groups ...string) client.Client {
+	t.Helper()
 	cfg := rest.CopyConfig(ControlPlane(t).Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: groups}
 	c, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme, Mapper: Admin(t).RESTMapper()})
 	NoError(t, err)
 	return c
@@ -74,9 +77,7 @@ func KubeletOf(t *testing.T, node string) client.Client {
 // Impersonate returns a client of a user in group flooders.
 func Impersonate(t *testing.T, user string) client.Client {
 	t.Helper()
-	cfg := rest.CopyConfig(ControlPlane(t).Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"flooders"}}
-	return ClientOf(t, cfg)
+	return impersonate(t, user, "flooders")
 }
 
 // TokenOf returns a configuration with a token of account.
@@ -121,11 +122,8 @@ func GrantGroup(t testing.TB, group, clusterRole string) {
 
 func bind(t testing.TB, clusterRole string, subject rbacv1.Subject) *rbacv1.ClusterRoleBinding {
 	t.Helper()
-	binding := &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
-		Subjects:   []rbacv1.Subject{subject},
-	}
+	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole}
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, RoleRef: role, Subjects: []rbacv1.Subject{subject}}
 	Create(t, Admin(t), binding)
 	return binding
 }
@@ -133,14 +131,16 @@ func bind(t testing.TB, clusterRole string, subject rbacv1.Subject) *rbacv1.Clus
 // MaySign grants holder the right to sign for custom signers, as docs/how-to/serve-a-custom-signer.md does.
 func MaySign(t testing.TB, holder string, signers ...string) {
 	t.Helper()
-	role := &rbacv1.ClusterRole{
-		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
-		Rules: []rbacv1.PolicyRule{{
-			APIGroups: []string{certificatesv1.GroupName}, Resources: []string{"signers"}, ResourceNames: signers, Verbs: []string{"sign"},
-		}},
-	}
+	GrantRule(t, serviceaccount.MakeUsername(SystemNamespace, holder), certificatesv1.GroupName, "signers", "sign", signers...)
+}
+
+// GrantRule binds a new ClusterRole with one rule to a user for the duration of the test.
+func GrantRule(t testing.TB, user, group, resource, verb string, names ...string) {
+	t.Helper()
+	rule := rbacv1.PolicyRule{APIGroups: []string{group}, Resources: []string{resource}, ResourceNames: names, Verbs: []string{verb}}
+	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, Rules: []rbacv1.PolicyRule{rule}}
 	Create(t, Admin(t), role)
-	Grant(t, serviceaccount.MakeUsername(SystemNamespace, holder), role.Name)
+	Grant(t, user, role.Name)
 }
 
 // EventuallyAllowed waits until the API server's authorizer knows a binding, or no longer does.

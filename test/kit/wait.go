@@ -5,17 +5,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
+	"k8s.io/apimachinery/pkg/watch"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -52,105 +50,42 @@ func Within(t testing.TB, bound time.Duration, what string, check func(context.C
 	}
 }
 
-// seen is what one watch of requests and one of Events have shown. They begin with the first wait of a test.
-type seen struct {
-	mu       sync.Mutex
-	end      func() // nil while there are no watches
-	requests cache.Indexer
-	events   cache.Indexer
-	// changed is closed, and replaced, at each change.
-	changed chan struct{}
-}
-
-// about is the index of Events by the name of their object.
-const about = "about"
-
-// start begins to watch.
-func (s *seen) start(t testing.TB, p *Plane) {
+// sees watches the objects whose field has value, and waits until check says yes for one of them. It fails with what check found last.
+func sees(t testing.TB, what string, list client.ObjectList, field, value string, check func(client.Object) (yes bool, found any)) {
 	t.Helper()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.end != nil {
-		return
-	}
-	clients, err := kubernetes.NewForConfig(p.Config)
-	NoError(t, err)
-	factory := informers.NewSharedInformerFactory(clients, 0)
-	requests, events := factory.Certificates().V1().CertificateSigningRequests().Informer(), factory.Events().V1().Events().Informer()
-	s.changed = make(chan struct{})
-	tell := cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { s.tell() }, UpdateFunc: func(any, any) { s.tell() }, DeleteFunc: func(any) { s.tell() },
-	}
-	for _, informer := range []cache.SharedIndexInformer{requests, events} {
-		if _, err := informer.AddEventHandler(tell); err != nil {
-			t.Fatal(err)
+	admin, last := Admin(t), []any(nil)
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, Patience, true, func(ctx context.Context) (bool, error) {
+		watching, err := admin.Watch(ctx, list, client.MatchingFields{field: value}) // begins with the objects that exist
+		if err != nil {
+			last = []any{err.Error()}
+			return false, nil
 		}
-	}
-	if err := events.AddIndexers(cache.Indexers{about: func(obj any) ([]string, error) {
-		return []string{obj.(*eventsv1.Event).Regarding.Name}, nil
-	}}); err != nil {
-		t.Fatal(err)
-	}
-	s.requests, s.events = requests.GetIndexer(), events.GetIndexer()
-	stop := make(chan struct{})
-	factory.Start(stop)
-	s.end = func() { close(stop); factory.Shutdown() }
-}
-
-func (s *seen) tell() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	close(s.changed)
-	s.changed = make(chan struct{})
-}
-
-// next returns a channel that is closed at the next change.
-func (s *seen) next() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.changed
-}
-
-func (s *seen) stop() {
-	s.mu.Lock()
-	end := s.end
-	s.end = nil
-	s.mu.Unlock()
-	if end != nil {
-		end() // without the lock, which its handlers take
-	}
-}
-
-// sees waits until check, which looks at what the watches have shown, says yes. It fails with what check found last.
-func sees(t testing.TB, what string, check func(*seen) (yes bool, found any)) {
-	t.Helper()
-	p := PlaneOf(t)
-	p.seen.start(t, p)
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
-	defer cancel()
-	for {
-		next := p.seen.next() // before the check, so that no change is missed
-		yes, found := check(p.seen)
-		if yes {
-			return
+		defer watching.Stop()
+		last = nil
+		for event := range watching.ResultChan() { // until ctx ends, or the API server ends the watch
+			obj, is := event.Object.(client.Object)
+			if !is || event.Type == watch.Deleted {
+				continue
+			}
+			yes, found := check(obj)
+			if yes {
+				return true, nil
+			}
+			last = append(last, found)
 		}
-		select {
-		case <-next:
-		case <-ctx.Done():
-			text, err := json.MarshalIndent(found, "", " ")
-			t.Fatalf("%s: %v %v: found %s", what, ctx.Err(), err, text)
-		}
+		return false, nil
+	})
+	if err != nil {
+		text, _ := json.MarshalIndent(last, "", " ")
+		t.Fatalf("%s: %v: found %s", what, err, text)
 	}
 }
 
 // Reaches waits until obj is in state, and returns it so. It does not look at what was before the obj that it is given.
 func Reaches(t testing.TB, obj *Request, state csr.State) *Request {
 	t.Helper()
-	sees(t, fmt.Sprintf("request %s becomes %s", obj.Name, state), func(s *seen) (bool, any) {
-		found, exists, err := s.requests.GetByKey(obj.Name)
-		if err != nil || !exists {
-			return false, err
-		}
+	what := fmt.Sprintf("request %s becomes %s", obj.Name, state)
+	sees(t, what, &certificatesv1.CertificateSigningRequestList{}, "metadata.name", obj.Name, func(found client.Object) (bool, any) {
 		now := found.(*Request)
 		if obj.UID != "" && obj.UID != now.UID || isOlder(now, obj) || csr.StateOf(now) != state {
 			return false, now.Status.Conditions
@@ -202,17 +137,10 @@ func HasEventBy(t *testing.T, obj *Request, controller, reason string) {
 // AnEvent waits for an Event about obj with reason, for which fits returns true.
 func AnEvent(t testing.TB, obj client.Object, reason string, fits func(*eventsv1.Event) bool) {
 	t.Helper()
-	sees(t, fmt.Sprintf("Event %s about %s", reason, obj.GetName()), func(s *seen) (bool, any) {
-		all, err := s.events.ByIndex(about, obj.GetName())
-		if err != nil {
-			return false, err
-		}
-		for _, each := range all {
-			if event := each.(*eventsv1.Event); isAbout(event, obj) && event.Reason == reason && fits(event) {
-				return true, nil
-			}
-		}
-		return false, all
+	what := fmt.Sprintf("Event %s about %s", reason, obj.GetName())
+	sees(t, what, &eventsv1.EventList{}, "regarding.name", obj.GetName(), func(found client.Object) (bool, any) {
+		event := found.(*eventsv1.Event)
+		return isAbout(event, obj) && event.Reason == reason && fits(event), event.Reason + ": " + event.Note
 	})
 }
 

@@ -81,15 +81,11 @@ func Objects(ctx context.Context, config *rest.Config) (sets.Set[string], error)
 	}
 	found := sets.New[string]()
 	for _, obj := range all {
-		found.Insert(obj.String() + " " + labelOf(obj.PartialObjectMetadata))
+		text := obj.String() + " "
+		if name := obj.Labels["app.kubernetes.io/name"]; name != "" {
+			text += "app.kubernetes.io/name=" + name
+		}
+		found.Insert(text)
 	}
 	return found, nil
-}
-
-// labelOf returns obj's label app.kubernetes.io/name.
-func labelOf(obj metav1.PartialObjectMetadata) string {
-	if name := obj.Labels["app.kubernetes.io/name"]; name != "" {
-		return "app.kubernetes.io/name=" + name
-	}
-	return ""
 }

@@ -13,22 +13,17 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// etcdClient keeps a connection for each of the concurrent callers of StoreValue.
+// etcdClient keeps a connection for each of the concurrent callers of Store.
 var etcdClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 2 * time.Minute}
 
 // Store writes obj directly to etcd, as an older version of the API server could have stored it: with any creation
-// time, and without validation. key is the path below /registry, such as certificatesigningrequests/NAME.
+// time, and without validation. key is the path below /registry, such as certificatesigningrequests/NAME. Several goroutines may
+// call it.
 func (c *Cluster) Store(ctx context.Context, key string, obj runtime.Object) error {
 	value, err := json.Marshal(obj)
 	if err != nil {
 		return err
 	}
-	return c.StoreValue(ctx, key, value)
-}
-
-// StoreValue writes value directly to etcd. value is an object in an encoding that the API server reads: JSON or
-// protobuf. key is as in Store. Several goroutines may call it.
-func (c *Cluster) StoreValue(ctx context.Context, key string, value []byte) error {
 	return c.etcd(ctx, "put", map[string]string{"key": etcdKey(key), "value": base64.StdEncoding.EncodeToString(value)})
 }
 

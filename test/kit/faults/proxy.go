@@ -39,7 +39,7 @@ type Proxy struct {
 
 	server  *httptest.Server
 	end     func() // ends hanging requests
-	backend backend
+	backend *backend
 	infos   request.RequestInfoFactory
 	seed    uint64
 
@@ -95,7 +95,8 @@ func (p *Proxy) Stop() error {
 	p.end()
 	p.server.CloseClientConnections()
 	p.server.Close()
-	p.backend.close()
+	p.backend.own.CloseIdleConnections()
+	p.backend.token.CloseIdleConnections()
 	return nil
 }
 
@@ -146,16 +147,13 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		defer context.AfterFunc(watches, end)()
 		r = r.WithContext(ctx)
 	}
-	if shift != 0 {
-		w = &shifted{ResponseWriter: w, by: shift}
-	}
 	status := 0
 	defer func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		call.Status, call.Ended = status, true
 	}()
-	answer := &statusWriter{ResponseWriter: w}
+	answer := &writer{ResponseWriter: w, shift: shift}
 	p.backend.serve(action, call.Verb == "watch", answer, r) // panics if it gives no whole answer
 	status = answer.status
 }

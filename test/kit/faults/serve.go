@@ -31,57 +31,49 @@ type connKey struct{}
 
 // backend is the API server, for requests with and without a token.
 type backend struct {
-	own, token *httputil.ReverseProxy
-	close      func()
+	own, token *http.Transport
+	proxy      *httputil.ReverseProxy
 }
 
-func newBackend(upstream *rest.Config) (b backend, err error) {
+func newBackend(upstream *rest.Config) (*backend, error) {
 	target, _, err := rest.DefaultServerUrlFor(upstream)
 	if err != nil {
-		return b, fmt.Errorf("parse the address of the API server: %w", err)
+		return nil, fmt.Errorf("parse the address of the API server: %w", err)
 	}
 	// New transports, because client-go's transports are shared with other clients in this process.
 	var transports [2]*http.Transport
 	for i, cfg := range []*rest.Config{upstream, rest.AnonymousClientConfig(upstream)} {
 		settings, err := rest.TLSConfigFor(cfg)
 		if err != nil {
-			return b, fmt.Errorf("read the TLS settings of the API server: %w", err)
+			return nil, fmt.Errorf("read the TLS settings of the API server: %w", err)
 		}
 		transports[i] = &http.Transport{TLSClientConfig: settings, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
 	}
-	at := &url.URL{Scheme: target.Scheme, Host: target.Host}
-	return backend{own: newForward(at, transports[0]), token: newForward(at, transports[1]), close: func() {
-		transports[0].CloseIdleConnections()
-		transports[1].CloseIdleConnections()
-	}}, nil
-}
-
-// newForward returns the reverse proxy to target.
-func newForward(target *url.URL, transport http.RoundTripper) *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
-		Transport:     transport,
+	b := &backend{own: transports[0], token: transports[1]}
+	b.proxy = &httputil.ReverseProxy{
+		Transport:     b,
 		FlushInterval: -1,
 		ErrorLog:      quiet,
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(target)
+			r.SetURL(&url.URL{Scheme: target.Scheme, Host: target.Host})
 			r.Out.Host = target.Host
 		},
 		// If the API server does not answer a request, abort it, as without a proxy.
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	}
+	return b, nil
 }
 
-// forward forwards r to the API server.
-func (b backend) forward(w http.ResponseWriter, r *http.Request) {
+// RoundTrip sends r to the API server.
+func (b *backend) RoundTrip(r *http.Request) (*http.Response, error) {
 	if r.Header.Get("Authorization") != "" {
-		b.token.ServeHTTP(w, r)
-	} else {
-		b.own.ServeHTTP(w, r)
+		return b.token.RoundTrip(r)
 	}
+	return b.own.RoundTrip(r)
 }
 
 // serve applies action to r.
-func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http.Request) {
+func (b *backend) serve(action Action, watch bool, w http.ResponseWriter, r *http.Request) {
 	if action.landed && !watch { // a watch changes nothing and does not end
 		b.land(r)
 	}
@@ -100,30 +92,26 @@ func (b backend) serve(action Action, watch bool, w http.ResponseWriter, r *http
 	case cut:
 		ctx, cancel := context.WithTimeout(ctx, action.after)
 		defer cancel()
-		b.forward(w, r.WithContext(ctx))
+		b.proxy.ServeHTTP(w, r.WithContext(ctx))
 	case stalled:
-		b.forward(&stalling{w, ctx}, r)
+		b.proxy.ServeHTTP(&stalling{w, ctx}, r)
 	case delayed:
-		pause(ctx, action.after)
-		b.forward(w, r)
+		select {
+		case <-time.After(action.after):
+		case <-ctx.Done():
+		}
+		b.proxy.ServeHTTP(w, r)
 	default:
-		b.forward(w, r)
-	}
-}
-
-func pause(ctx context.Context, delay time.Duration) {
-	select {
-	case <-time.After(delay):
-	case <-ctx.Done():
+		b.proxy.ServeHTTP(w, r)
 	}
 }
 
 // land sends r to the API server, and drops the response. The client can't stop it half-way.
-func (b backend) land(r *http.Request) {
+func (b *backend) land(r *http.Request) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), landTimeout)
 	defer cancel()
 	defer func() { _ = recover() }() // if the API server aborts the response, the fault is the same
-	b.forward(httptest.NewRecorder(), r.WithContext(ctx))
+	b.proxy.ServeHTTP(httptest.NewRecorder(), r.WithContext(ctx))
 }
 
 // answer writes a Status object like an API server.
@@ -156,42 +144,27 @@ func resetConnection(ctx context.Context) {
 	}
 }
 
-// statusWriter is a ResponseWriter that remembers the status.
-type statusWriter struct {
+// writer is a ResponseWriter that remembers the status, and shifts the Date header.
+type writer struct {
 	http.ResponseWriter
+	shift  time.Duration
 	status int
 }
 
 // Unwrap returns the wrapped writer, for http.ResponseController.
-func (s *statusWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// WriteHeader remembers code.
-func (s *statusWriter) WriteHeader(code int) {
-	s.status = code
-	s.ResponseWriter.WriteHeader(code)
-}
-
-// shifted is a ResponseWriter that shifts the Date header.
-type shifted struct {
-	http.ResponseWriter
-	by   time.Duration
-	done bool
-}
-
-// Unwrap returns the wrapped writer, for http.ResponseController.
-func (s *shifted) Unwrap() http.ResponseWriter { return s.ResponseWriter }
-
-// WriteHeader shifts the API server's Date, or this machine's time if there is none.
-func (s *shifted) WriteHeader(code int) {
-	if !s.done {
-		date, err := http.ParseTime(s.Header().Get("Date"))
+// WriteHeader remembers code. It shifts the API server's Date, or this machine's time if there is none.
+func (w *writer) WriteHeader(code int) {
+	if w.shift != 0 && w.status == 0 {
+		date, err := http.ParseTime(w.Header().Get("Date"))
 		if err != nil {
 			date = time.Now()
 		}
-		s.Header().Set("Date", date.Add(s.by).UTC().Format(http.TimeFormat))
-		s.done = true
+		w.Header().Set("Date", date.Add(w.shift).UTC().Format(http.TimeFormat))
 	}
-	s.ResponseWriter.WriteHeader(code)
+	w.status = code
+	w.ResponseWriter.WriteHeader(code)
 }
 
 // stalling is a ResponseWriter that blocks until ctx ends.

@@ -4,18 +4,27 @@
 package kubelet
 
 import (
+	"context"
 	"crypto"
+	"crypto/rsa"
+	"crypto/sha512"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/base64"
 	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate"
+	csrutil "k8s.io/client-go/util/certificate/csr"
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -47,11 +56,6 @@ func (n *Node) lifetime() *time.Duration {
 		return nil
 	}
 	return &n.Lifetime
-}
-
-// Store returns the store of the client certificate and its key.
-func (n *Node) Store() (certificate.FileStore, error) {
-	return certificate.NewFileStore("kubelet-client", n.Dir, n.Dir, "", "")
 }
 
 // pendingKeyFile returns the file with the key of a pending request, so that a restart finds the same request again.
@@ -109,7 +113,71 @@ func (n *Node) ConfigFor(cert *tls.Certificate) (*rest.Config, error) {
 	return cfg, nil
 }
 
-// template returns the content of the node's request, with the names for a serving certificate.
-func (n *Node) template(addresses Addresses) *x509.CertificateRequest {
-	return &x509.CertificateRequest{Subject: n.subject(), DNSNames: addresses.DNS, IPAddresses: addresses.IP}
+// Pending is a bootstrap request that has no certificate yet.
+type Pending struct {
+	Name string
+	UID  types.UID
+
+	node   *Node
+	client kubernetes.Interface
+	key    []byte
+}
+
+// Join requests the first client certificate and waits for it until ctx ends.
+func (n *Node) Join(ctx context.Context) (*tls.Certificate, error) {
+	pending, err := n.Request(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return pending.Wait(ctx)
+}
+
+// Request creates the request for the first client certificate. Its name depends on the key, so that a restarted node finds the same
+// request again.
+func (n *Node) Request(ctx context.Context) (*Pending, error) {
+	key, encoded, err := n.key()
+	if err != nil {
+		return nil, err
+	}
+	subject := n.subject()
+	payload, err := certutil.MakeCSR(key, &subject, nil, nil)
+	if err != nil {
+		return nil, fmt.Errorf("make request: %w", err)
+	}
+	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+	if _, ok := key.(*rsa.PrivateKey); ok { // only an RSA key can encipher keys
+		usages = append(usages, certificatesv1.UsageKeyEncipherment)
+	}
+	der, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, fmt.Errorf("encode public key: %w", err)
+	}
+	sum := sha512.Sum512_256(der)
+	client, err := kubernetes.NewForConfig(n.Bootstrap)
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
+	}
+	name, uid, err := csrutil.RequestCertificateWithContext(ctx, client, payload, "node-csr-"+base64.RawURLEncoding.EncodeToString(sum[:]),
+		certificatesv1.KubeAPIServerClientKubeletSignerName, n.lifetime(), usages, key)
+	if err != nil {
+		return nil, fmt.Errorf("request certificate: %w", err)
+	}
+	return &Pending{Name: name, UID: uid, node: n, client: client, key: encoded}, nil
+}
+
+// Wait waits for the certificate until ctx ends, stores it, and removes the pending key.
+func (p *Pending) Wait(ctx context.Context) (*tls.Certificate, error) {
+	issued, err := csrutil.WaitForCertificate(ctx, p.client, p.Name, p.UID)
+	if err != nil {
+		return nil, fmt.Errorf("wait for request %s: %w", p.Name, err)
+	}
+	store, err := certificate.NewFileStore("kubelet-client", p.node.Dir, p.node.Dir, "", "")
+	if err != nil {
+		return nil, fmt.Errorf("open store: %w", err)
+	}
+	cert, err := store.Update(issued, p.key)
+	if err != nil {
+		return nil, fmt.Errorf("store certificate: %w", err)
+	}
+	return cert, os.Remove(p.node.pendingKeyFile())
 }

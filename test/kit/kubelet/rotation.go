@@ -21,36 +21,31 @@ type Addresses struct {
 // Rotation returns client-go's certificate manager for the client certificate. It requests a first certificate if the
 // store is empty, and a new one before the current one expires. Start starts it, and it stops when ctx ends.
 func (n *Node) Rotation(ctx context.Context) (certificate.Manager, error) {
-	store, err := n.Store()
-	if err != nil {
-		return nil, fmt.Errorf("open store: %w", err)
-	}
-	return certificate.NewManager(&certificate.Config{
-		Ctx:                          &ctx,
-		ClientsetFn:                  n.clientset,
-		GetTemplate:                  func() *x509.CertificateRequest { return n.template(Addresses{}) },
-		SignerName:                   certificatesv1.KubeAPIServerClientKubeletSignerName,
-		GetUsages:                    certificate.DefaultKubeletClientGetUsages,
-		RequestedCertificateLifetime: n.lifetime(),
-		CertificateStore:             store,
+	return n.manager(ctx, "kubelet-client", Addresses{}, certificate.Config{
+		ClientsetFn: n.clientset, SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
+		GetUsages: certificate.DefaultKubeletClientGetUsages, RequestedCertificateLifetime: n.lifetime(),
 	})
 }
 
 // Serving returns client-go's certificate manager for the serving certificate, which the node requests with its
 // client certificate.
 func (n *Node) Serving(ctx context.Context, client *tls.Certificate, addresses Addresses) (certificate.Manager, error) {
-	store, err := certificate.NewFileStore("kubelet-server", n.Dir, n.Dir, "", "")
+	return n.manager(ctx, "kubelet-server", addresses, certificate.Config{
+		ClientsetFn: func(*tls.Certificate) (kubernetes.Interface, error) { return n.clientset(client) },
+		SignerName:  certificatesv1.KubeletServingSignerName, GetUsages: certificate.DefaultKubeletServingGetUsages,
+	})
+}
+
+func (n *Node) manager(ctx context.Context, name string, addresses Addresses, config certificate.Config) (certificate.Manager, error) {
+	store, err := certificate.NewFileStore(name, n.Dir, n.Dir, "", "")
 	if err != nil {
 		return nil, fmt.Errorf("open store: %w", err)
 	}
-	return certificate.NewManager(&certificate.Config{
-		Ctx:              &ctx,
-		ClientsetFn:      func(*tls.Certificate) (kubernetes.Interface, error) { return n.clientset(client) },
-		GetTemplate:      func() *x509.CertificateRequest { return n.template(addresses) },
-		SignerName:       certificatesv1.KubeletServingSignerName,
-		GetUsages:        certificate.DefaultKubeletServingGetUsages,
-		CertificateStore: store,
-	})
+	config.Ctx, config.CertificateStore = &ctx, store
+	config.GetTemplate = func() *x509.CertificateRequest {
+		return &x509.CertificateRequest{Subject: n.subject(), DNSNames: addresses.DNS, IPAddresses: addresses.IP}
+	}
+	return certificate.NewManager(&config)
 }
 
 // clientset returns a client with the current certificate. It uses the bootstrap credentials only if there is no

@@ -44,8 +44,7 @@ func (n *Node) CheckIdentity(ctx context.Context, cert *tls.Certificate) error {
 	return nil
 }
 
-// Register creates the node's own Node, as a kubelet does, and reads it back. The Node authorizer permits no other
-// Node.
+// Register creates the node's own Node, as a kubelet does. The Node authorizer permits no other Node.
 func (n *Node) Register(ctx context.Context, cert *tls.Certificate) (*corev1.Node, error) {
 	cfg, err := n.ConfigFor(cert)
 	if err != nil {
@@ -55,13 +54,5 @@ func (n *Node) Register(ctx context.Context, cert *tls.Certificate) (*corev1.Nod
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
 	}
-	obj := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
-	if _, err := client.CoreV1().Nodes().Create(ctx, obj, metav1.CreateOptions{}); err != nil {
-		return nil, fmt.Errorf("register: %w", err)
-	}
-	obj, err = client.CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("read own Node: %w", err)
-	}
-	return obj, nil
+	return client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name}}, metav1.CreateOptions{})
 }
