@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -18,27 +17,29 @@ import (
 )
 
 const (
-	// shortPatience is how long a turn waits for something that a mutant may never do. fullPatience is the test's own
-	// value.
-	shortPatience, fullPatience = "4s", "15s"
-	// limit bounds one run of the test.
+	// patience is how long a turn of the parity test waits for something that a mutant may never do.
+	patience = "15s"
+	// limit bounds one run of a test.
 	limit = 4 * time.Minute
 )
 
 var (
-	// failure finds the row that noticed: it can't reach its wanted state, or reached it in another way.
-	failure = regexp.MustCompile(`(?m)this can't become right: own-([^;\n]*)|^    --- FAIL: TestParity/(.*) \(|(ours exceeds the shipped roles): `)
-	// quiet finds a row that has not reached its wanted state.
-	quiet = regexp.MustCompile(`nothing happens any more: own-([^;\n]*)`)
+	// parityFailure finds the row that noticed: it can't reach its wanted state, or reached it in another way.
+	parityFailure = regexp.MustCompile(`(?m)(?:this can't become right|nothing happens any more): own-([^;\n]*)|` +
+		`^    --- FAIL: TestParity/(.*) \(|(ours exceeds the shipped roles): `)
 	// unitFailure finds a unit test that has noticed.
 	unitFailure = regexp.MustCompile(`(?m)^ *--- FAIL: (\S+)`)
 	// abnormal finds an end that is not the end of a turn.
 	abnormal = regexp.MustCompile(`the program has ended by itself|(?m)^panic: `)
 )
 
-// lab is a folder with a copy of the tree, the compiled parity test, and the recorded results of
-// kube-controller-manager. Mutants are overlays of the copy (go help build, -overlay), so that go rebuilds only what
-// a mutation changes.
+// noticed is the error of a mutation that a test has noticed.
+type noticed struct{ by string }
+
+func (n noticed) Error() string { return "noticed by " + n.by }
+
+// lab is a folder with a copy of the tree for each worker, the compiled parity test, and the recorded results of
+// kube-controller-manager.
 type lab struct {
 	dir   string
 	guard *guard.Guard
@@ -58,193 +59,11 @@ func newLab() (*lab, error) {
 
 func (l *lab) close() error { return errors.Join(l.guard.Stop(true), os.RemoveAll(l.dir)) }
 
-func (l *lab) tree() string     { return filepath.Join(l.dir, "tree") }
-func (l *lab) test() string     { return filepath.Join(l.dir, "parity.test") }
-func (l *lab) recorded() string { return filepath.Join(l.dir, "kube-controller-manager.json") }
+func (l *lab) tree(worker int) string { return filepath.Join(l.dir, fmt.Sprint("tree-", worker)) }
 
-// prepare copies the tree and runs the tests on the copy without a mutation. They must pass, and the parity test
+// prepare copies the files that git tracks or would add, and runs the tests without a mutation. They must pass, and the parity test
 // records kube-controller-manager. Every mutation must apply.
-func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
-	if err := l.copy(ctx); err != nil {
-		return err
-	}
-	var errs []error
-	for _, one := range chosen {
-		if _, err := one.applied(l.tree()); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", one.rule, err))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return err
-	}
-	seen := map[string]bool{}
-	for _, one := range chosen {
-		if seen[one.tests] {
-			continue
-		}
-		seen[one.tests] = true
-		if err := l.passes(ctx, one.tests); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// passes builds tests, which may take long the first time, and runs them on the tree without a mutation.
-func (l *lab) passes(ctx context.Context, tests string) error {
-	unchanged, err := l.overlay("unchanged", nil)
-	if err != nil {
-		return err
-	}
-	name, build := "parity", []string{"test", "-c", "-o", l.test(), "./test/parity"}
-	run := func() (string, error) { return l.parity(ctx, unchanged, fullPatience) }
-	if tests != "" {
-		name, build = tests, []string{"vet", strings.Fields(tests)[0]}
-		run = func() (string, error) { return l.unit(ctx, unchanged, tests) }
-	}
-	if out, err := l.command(ctx, l.tree(), "go", build...); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", name, err, out)
-	}
-	start := time.Now()
-	if out, err := run(); err != nil {
-		return fmt.Errorf("%s fails without a mutation: %w\n%s", name, err, out)
-	}
-	fmt.Printf("ok        the tree as it is: %s (%s)\n", name, time.Since(start).Round(time.Second))
-	return nil
-}
-
-// overlay writes an overlay of the tree that replaces files by contents, and returns its path.
-func (l *lab) overlay(name string, files map[string][]byte) (string, error) {
-	dir, err := os.MkdirTemp(l.dir, "overlay-"+strings.Map(plain, name)+"-")
-	if err != nil {
-		return "", err
-	}
-	replace := map[string]string{}
-	for file, content := range files {
-		mutant := filepath.Join(dir, filepath.Base(file))
-		replace[filepath.Join(l.tree(), file)] = mutant
-		if err := os.WriteFile(mutant, content, 0o600); err != nil {
-			return "", err
-		}
-	}
-	data, err := json.Marshal(map[string]any{"Replace": replace})
-	path := filepath.Join(dir, "overlay.json")
-	return path, errors.Join(err, os.WriteFile(path, data, 0o600))
-}
-
-// plain replaces characters that a file name can't contain.
-func plain(r rune) rune {
-	if r >= 'a' && r <= 'z' {
-		return r
-	}
-	return '-'
-}
-
-// judge runs a test with one mutation, and returns whether the test notices it.
-func (l *lab) judge(ctx context.Context, one mutation, patience string) verdict {
-	start := time.Now()
-	kind, detail := l.try(ctx, one, patience)
-	if ctx.Err() != nil {
-		kind = skipped
-	}
-	return verdict{one, kind, detail, time.Since(start)}
-}
-
-func (l *lab) try(ctx context.Context, one mutation, patience string) (kind, detail string) {
-	if ctx.Err() != nil {
-		return skipped, ""
-	}
-	mutated, err := one.applied(l.tree())
-	if err != nil {
-		return broken, err.Error()
-	}
-	if !strings.HasSuffix(one.file, ".go") { // an overlay replaces only what is compiled
-		return l.tryFile(ctx, one, mutated)
-	}
-	overlay, err := l.overlay(one.rule, map[string][]byte{one.file: mutated})
-	if err != nil {
-		return broken, err.Error()
-	}
-	if one.tests == "" {
-		out, err := l.parity(ctx, overlay, patience)
-		return parityVerdict(out, err, patience)
-	}
-	return unitVerdict(l.unit(ctx, overlay, one.tests))
-}
-
-// parityVerdict interprets the output of the parity test.
-func parityVerdict(out string, err error, patience string) (kind, detail string) {
-	failed, waited := failure.FindStringSubmatch(out), quiet.FindStringSubmatch(out)
-	switch {
-	case err == nil:
-		return survived, "parity passes"
-	case abnormal.MatchString(out) || failed == nil && waited == nil:
-		return broken, fmt.Sprintf("%v\n%s", err, out)
-	case failed != nil:
-		return caught, fmt.Sprintf("%.80s", strings.Join(failed[1:], ""))
-	case patience == shortPatience:
-		return slow, fmt.Sprintf("%.80s", waited[1])
-	}
-	return caught, fmt.Sprintf("%.80s, and stays so", waited[1])
-}
-
-// tryFile changes a file of the tree for one run. No other mutation may be tried meanwhile: the defects run one by one.
-func (l *lab) tryFile(ctx context.Context, one mutation, mutated []byte) (kind, detail string) {
-	path := filepath.Join(l.tree(), one.file)
-	original, err := os.ReadFile(path)
-	if err == nil {
-		err = os.WriteFile(path, mutated, 0o600)
-	}
-	if err != nil {
-		return broken, err.Error()
-	}
-	overlay, err := l.overlay(one.rule, nil)
-	if err == nil {
-		kind, detail = unitVerdict(l.unit(ctx, overlay, one.tests))
-	}
-	if err := errors.Join(err, os.WriteFile(path, original, 0o600)); err != nil {
-		return broken, err.Error()
-	}
-	return kind, detail
-}
-
-// unit runs go test on the tree with overlay.
-func (l *lab) unit(ctx context.Context, overlay, tests string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	args := append([]string{"test", "-overlay", overlay, "-count=1", "-failfast", "-timeout=3m"}, strings.Fields(tests)...)
-	return l.command(ctx, l.tree(), "go", args...)
-}
-
-// unitVerdict interprets the output of go test.
-func unitVerdict(out string, err error) (kind, detail string) {
-	failed := unitFailure.FindStringSubmatch(out)
-	switch {
-	case err == nil:
-		return survived, "the tests pass"
-	case failed == nil:
-		return broken, fmt.Sprintf("%v\n%s", err, out)
-	}
-	return caught, failed[1]
-}
-
-// parity builds the program from the tree with overlay, and runs the test with it.
-func (l *lab) parity(ctx context.Context, overlay, patience string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	binary := filepath.Join(filepath.Dir(overlay), "csr-controller-manager")
-	build := []string{"CGO_ENABLED=0", "go", "build", "-overlay", overlay, "-ldflags=-s -w", "-o", binary, "."}
-	if out, err := l.command(ctx, l.tree(), "env", build...); err != nil {
-		return out, fmt.Errorf("build: %w", err)
-	}
-	defer func() { _ = os.Remove(binary) }() // it is large
-	return l.command(ctx, filepath.Join(l.tree(), "test", "parity"), "env", "PARITY_BINARY="+binary,
-		"PARITY_RECORDED="+l.recorded(), "PARITY_PATIENCE="+patience,
-		l.test(), "-test.v", "-test.run=^TestParity$", "-test.timeout=3m")
-}
-
-// copy copies the files that git tracks or would add.
-func (l *lab) copy(ctx context.Context) error {
+func (l *lab) prepare(ctx context.Context, chosen []mutation, workers int) error {
 	list, err := l.command(ctx, ".", "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	if err != nil {
 		return fmt.Errorf("list files: %w", err)
@@ -254,12 +73,79 @@ func (l *lab) copy(ctx context.Context) error {
 		if errors.Is(err, os.ErrNotExist) {
 			continue // deleted, but not yet committed
 		}
-		target := filepath.Join(l.tree(), file)
-		if err := errors.Join(err, os.MkdirAll(filepath.Dir(target), 0o750), os.WriteFile(target, content, 0o600)); err != nil {
-			return err
+		for worker := range workers {
+			target := filepath.Join(l.tree(worker), file)
+			if err := errors.Join(err, os.MkdirAll(filepath.Dir(target), 0o750), os.WriteFile(target, content, 0o600)); err != nil {
+				return err
+			}
+		}
+	}
+	seen := map[string]bool{}
+	for _, one := range chosen {
+		if _, err := one.applied(l.tree(0)); err != nil {
+			return fmt.Errorf("%s: %w", one.rule, err)
+		}
+		if seen[one.tests] {
+			continue
+		}
+		seen[one.tests] = true
+		if one.tests == "" {
+			if out, err := l.command(ctx, l.tree(0), "go", "test", "-c", "-o", l.parity(), "./test/parity"); err != nil {
+				return fmt.Errorf("build parity: %w\n%s", err, out)
+			}
+		}
+		if out, err := l.test(ctx, l.tree(0), one.tests); err != nil {
+			return fmt.Errorf("%s fails without a mutation: %w\n%s", one.tests, err, out)
 		}
 	}
 	return nil
+}
+
+func (l *lab) parity() string { return filepath.Join(l.dir, "parity.test") }
+
+// try runs a test with one mutation. It returns noticed if the test notices the mutation.
+func (l *lab) try(ctx context.Context, tree string, one mutation) error {
+	path := filepath.Join(tree, one.file)
+	original, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	mutated, err := one.applied(tree)
+	if err := errors.Join(err, os.WriteFile(path, mutated, 0o600)); err != nil {
+		return err
+	}
+	out, failed := l.test(ctx, tree, one.tests)
+	if err := errors.Join(ctx.Err(), os.WriteFile(path, original, 0o600)); err != nil {
+		return err
+	}
+	failure := unitFailure
+	if one.tests == "" {
+		failure = parityFailure
+	}
+	found := failure.FindStringSubmatch(out)
+	switch {
+	case failed == nil:
+		return errors.New("SURVIVED: the tests pass")
+	case found == nil || one.tests == "" && abnormal.MatchString(out):
+		return fmt.Errorf("BROKEN, it proves nothing: %w\n%s", failed, out)
+	}
+	return noticed{strings.Join(found[1:], "")}
+}
+
+// test runs go test on the tree, or builds the manager and runs the parity test with it.
+func (l *lab) test(ctx context.Context, tree, tests string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if tests != "" {
+		return l.command(ctx, tree, "go", append([]string{"test", "-count=1", "-failfast", "-timeout=3m"}, strings.Fields(tests)...)...)
+	}
+	binary := tree + ".manager"
+	if out, err := l.command(ctx, tree, "env", "CGO_ENABLED=0", "go", "build", "-ldflags=-s -w", "-o", binary, "."); err != nil {
+		return out, fmt.Errorf("build: %w", err)
+	}
+	return l.command(ctx, filepath.Join(tree, "test", "parity"), "env", "PARITY_BINARY="+binary, "PARITY_PATIENCE="+patience,
+		"PARITY_RECORDED="+filepath.Join(l.dir, "kube-controller-manager.json"),
+		l.parity(), "-test.v", "-test.run=^TestParity$", "-test.timeout=3m")
 }
 
 // applied returns the file of the mutation in tree, with the rule replaced.
