@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 
@@ -105,7 +106,7 @@ func (c Installer) InstallMachines(t *testing.T, group string, served ...string)
     served: %t
     storage: %t
     subresources: {status: {}}
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}`, version, strings.Contains(strings.Join(served, " "), version), i == 0)
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}`, version, slices.Contains(served, version), i == 0)
 	}
 	crd := Object(t, `
 apiVersion: apiextensions.k8s.io/v1

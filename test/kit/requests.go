@@ -197,7 +197,7 @@ func CreateMarked(t *testing.T, node string, size int, change ...func(*Request))
 	return obj
 }
 
-// NodeMessage and SelfNodeMessage are the messages with which kube-controller-manager approves kubelets (pkg/controller/certificates/approver/sarapprove.go).
+// NodeMessage and SelfNodeMessage are the messages with which kube-controller-manager approves kubelets (its sarapprove.go).
 const (
 	NodeMessage     = "Auto approving kubelet client certificate after SubjectAccessReview."
 	SelfNodeMessage = "Auto approving self kubelet client certificate after SubjectAccessReview."

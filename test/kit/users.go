@@ -172,8 +172,8 @@ func TakeRole(t *testing.T, binding client.Object) (giveBack func()) {
 // Kubectl runs the real kubectl and returns its output.
 func Kubectl(t *testing.T, kubeconfig string, args ...string) string {
 	t.Helper()
-	command := exec.CommandContext(t.Context(), filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), append([]string{"--kubeconfig", kubeconfig}, args...)...)
-	out, err := command.CombinedOutput()
+	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl")
+	out, err := exec.CommandContext(t.Context(), kubectl, append([]string{"--kubeconfig", kubeconfig}, args...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("kubectl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}

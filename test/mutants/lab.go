@@ -61,9 +61,8 @@ func (l *lab) close() error { return errors.Join(l.guard.Stop(true), os.RemoveAl
 
 func (l *lab) tree(worker int) string { return filepath.Join(l.dir, fmt.Sprint("tree-", worker)) }
 
-// prepare copies the files that git tracks or would add, and runs the tests without a mutation. They must pass, and the parity test
-// records kube-controller-manager. Every mutation must apply.
-func (l *lab) prepare(ctx context.Context, chosen []mutation, workers int) error {
+// copy copies the files that git tracks or would add.
+func (l *lab) copy(ctx context.Context, workers int) error {
 	list, err := l.command(ctx, ".", "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	if err != nil {
 		return fmt.Errorf("list files: %w", err)
@@ -80,6 +79,12 @@ func (l *lab) prepare(ctx context.Context, chosen []mutation, workers int) error
 			}
 		}
 	}
+	return nil
+}
+
+// prepare runs the tests without a mutation. They must pass, and the parity test records kube-controller-manager. Every mutation must
+// apply.
+func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
 	seen := map[string]bool{}
 	for _, one := range chosen {
 		if _, err := one.applied(l.tree(0)); err != nil {

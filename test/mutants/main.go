@@ -51,9 +51,17 @@ func run(ctx context.Context, only, kind string, parallel int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, lab.close()) }()
-	if err := lab.prepare(ctx, chosen, parallel); err != nil {
+	if err := lab.copy(ctx, parallel); err != nil {
 		return err
 	}
+	if err := lab.prepare(ctx, chosen); err != nil {
+		return err
+	}
+	return lab.tryAll(ctx, chosen, parallel)
+}
+
+// tryAll tries the mutations, several at a time, and returns an error for each one that no test notices.
+func (l *lab) tryAll(ctx context.Context, chosen []mutation, parallel int) error {
 	var mu sync.Mutex
 	var workers sync.WaitGroup
 	var missed []error
@@ -62,7 +70,7 @@ func run(ctx context.Context, only, kind string, parallel int) (err error) {
 		workers.Go(func() {
 			for one := range queue {
 				start := time.Now()
-				err := lab.try(ctx, lab.tree(worker), one)
+				err := l.try(ctx, l.tree(worker), one)
 				fmt.Printf("%s: %v (%s)\n", one.rule, err, time.Since(start).Round(time.Second))
 				if notice := (noticed{}); !errors.As(err, &notice) {
 					mu.Lock()

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -80,19 +81,12 @@ type patch struct {
 }
 
 // write writes the patches while the process is stopped, and no thread executes the code that they replace.
-func write(pid int, memory *os.File, patches []patch) (err error) {
+func write(pid int, memory *os.File, patches []patch) error {
 	for range 100 {
 		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
 			return err
 		}
-		var runs, inside bool
-		for range 1000 {
-			if runs, inside, err = executes(pid, patches); !runs || err != nil {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
-		free := !runs && !inside && err == nil
+		free, err := isFree(pid, patches)
 		for _, one := range patches {
 			if free && err == nil {
 				_, err = memory.WriteAt(one.code, one.at)
@@ -133,12 +127,23 @@ func functionOf(pid int, memory *os.File, name string) (at, size int64, err erro
 	return 0, 0, fmt.Errorf("the vDSO has no function %s", name)
 }
 
+// isFree waits until the process has stopped, and reports whether no thread is inside the patches.
+func isFree(pid int, patches []patch) (bool, error) {
+	for range 1000 {
+		if runs, inside, err := executes(pid, patches); !runs || err != nil {
+			return !inside && err == nil, err
+		}
+		time.Sleep(time.Millisecond)
+	}
+	return false, nil
+}
+
 // executes reports whether a thread of a process still runs, and whether one has its program counter inside the patches. A thread that
 // does not run and gets SIGSTOP executes nothing before SIGCONT. See proc_pid_syscall(5).
 func executes(pid int, patches []patch) (runs, inside bool, err error) {
-	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
-	if err != nil || len(files) == 0 {
-		return false, false, errors.Join(err, errors.New("the process has ended"))
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/syscall", pid))
+	if len(files) == 0 {
+		return false, false, errors.New("the process has ended")
 	}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -153,9 +158,7 @@ func executes(pid int, patches []patch) (runs, inside bool, err error) {
 		if err != nil {
 			return false, false, fmt.Errorf("%s: %q: %w", file, text, err)
 		}
-		for _, one := range patches {
-			inside = inside || counter >= one.at && counter < one.at+int64(len(one.code))
-		}
+		inside = inside || slices.ContainsFunc(patches, func(one patch) bool { return counter >= one.at && counter < one.at+int64(len(one.code)) })
 	}
 	return false, inside, nil
 }

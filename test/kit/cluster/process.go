@@ -126,23 +126,16 @@ func GetWith(ctx context.Context, client *http.Client, url, token string) (int, 
 }
 
 // Manager builds the manager once, and returns the path of the program. It has no race detector, which finds in it what it
-// finds in csrenv, and costs much processor time. All test packages share the program, so the second package finds it up to date. The working directory must be that of a
-// package two levels below the module's root, as go test sets it.
-var Manager = sync.OnceValues(func() (string, error) {
-	return buildManager(context.Background(), filepath.Join("..", ".."))
-})
+// finds in csrenv, and costs much processor time. All test packages share the program. The working directory must be that of
+// a package two levels below the module's root, as go test sets it.
+var Manager = sync.OnceValues(func() (string, error) { return build("csr-controller-manager", ".") })
 
 // Plugin builds the kubectl plugin as Manager builds the manager.
-var Plugin = sync.OnceValues(func() (string, error) {
-	return buildProgram(context.Background(), filepath.Join("..", ".."), "kubectl-csr", "./cmd/kubectl-csr")
-})
+var Plugin = sync.OnceValues(func() (string, error) { return build("kubectl-csr", "./cmd/kubectl-csr") })
 
-func buildManager(ctx context.Context, root string) (path string, err error) {
-	return buildProgram(ctx, root, "csr-controller-manager", ".")
-}
-
-// buildProgram builds a package of the module at root, and returns the path of the program called name.
-func buildProgram(ctx context.Context, root, name, folder string) (path string, err error) {
+// build builds a package of the module, and returns the path of the program called name.
+func build(name, folder string) (path string, err error) {
+	root := filepath.Join("..", "..")
 	path, err = filepath.Abs(filepath.Join(root, "bin", "test", name))
 	if err != nil {
 		return "", err
@@ -158,9 +151,9 @@ func buildProgram(ctx context.Context, root, name, folder string) (path string, 
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
 		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
 	}
-	build := exec.CommandContext(ctx, "go", "build", "-o", path, folder)
-	build.Dir = root
-	if output, err := build.CombinedOutput(); err != nil {
+	command := exec.Command("go", "build", "-o", path, folder)
+	command.Dir = root
+	if output, err := command.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("build %s: %w\n%s", name, err, output)
 	}
 	return path, nil

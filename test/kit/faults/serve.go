@@ -96,13 +96,17 @@ func (b *backend) serve(action Action, watch bool, w http.ResponseWriter, r *htt
 	case stalled:
 		b.proxy.ServeHTTP(&stalling{w, ctx}, r)
 	case delayed:
-		select {
-		case <-time.After(action.after):
-		case <-ctx.Done():
-		}
+		pause(ctx, action.after)
 		b.proxy.ServeHTTP(w, r)
 	default:
 		b.proxy.ServeHTTP(w, r)
+	}
+}
+
+func pause(ctx context.Context, delay time.Duration) {
+	select {
+	case <-time.After(delay):
+	case <-ctx.Done():
 	}
 }
 

@@ -11,7 +11,8 @@ import (
 )
 
 // script reads processes to end, as arguments of kill, until its input ends. If the last line is not "done", it ends
-// the remaining processes, and the processes whose IDs are in *.pid in the folder $1. It then unmounts what is mounted in that folder, and removes it.
+// the remaining processes, and the processes whose IDs are in *.pid in the folder $1. It then unmounts what is mounted in
+// that folder, and removes it.
 const script = `targets=
 while read -r verb target; do
   case $verb in

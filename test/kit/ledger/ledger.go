@@ -21,55 +21,62 @@ func Seal(t testing.TB, keyID string, now time.Time, newBook func() *ledger.Book
 	if err := newBook().Open(t.Context(), keyID); err != nil {
 		t.Fatal(err)
 	}
-	var mu sync.Mutex
-	covered := map[string]time.Time{} // the latest end by signer name
+	all := &covers{until: map[string]time.Time{}, half: make(chan struct{})}
 	var workers sync.WaitGroup
-	half := make(chan struct{}) // closed when enough is covered for the seal to come in the middle
-	var once sync.Once
-	enough := func() { once.Do(func() { close(half) }) }
-	issue := func(book *ledger.Book, signerName string) {
-		defer enough()
-		for began, n := time.Now(), 0; time.Since(began) < 3*ledger.QuietAfter; n++ {
-			notAfter := now.Add(time.Duration(n) * time.Minute)
-			switch err := book.Cover(context.WithoutCancel(t.Context()), keyID, signerName, notAfter); {
-			case errors.Is(err, ledger.ErrSealed):
-				return
-			case err == nil: // after another error nothing is covered
-				mu.Lock()
-				if notAfter.After(covered[signerName]) {
-					covered[signerName] = notAfter
-				}
-				mu.Unlock()
-			}
-			if n == 100 {
-				enough()
-			}
-		}
-		t.Error("it was never sealed")
-	}
 	for range 3 {
 		book := newBook()
 		for worker := range 6 {
-			workers.Go(func() { issue(book, fmt.Sprintf("example.com/%d", worker%2)) })
+			workers.Go(func() { all.add(t, book, keyID, fmt.Sprintf("example.com/%d", worker%2), now) })
 		}
 	}
-	<-half
+	<-all.half
 	sealer := newBook()
 	err := sealer.Seal(t.Context(), keyID)
 	for try := 0; err != nil && try < 20; try++ { // the others write too
 		err = sealer.Seal(t.Context(), keyID)
 	}
 	accounts, readErr := sealer.Read(t.Context())
-	if err := errors.Join(err, readErr); err != nil || !accounts[keyID].Sealed {
-		t.Errorf("sealed: %t, error %v", accounts[keyID].Sealed, err)
+	account := accounts[keyID]
+	if err := errors.Join(err, readErr); err != nil || !account.Sealed {
+		t.Errorf("sealed: %t, error %v", account.Sealed, err)
 	}
 	workers.Wait()
-	for signerName, end := range covered {
-		if stored := accounts[keyID].Signers[signerName]; end.After(stored) {
+	for signerName, end := range all.until {
+		if stored := account.Signers[signerName]; end.After(stored) {
 			t.Errorf("signer %s was covered until %s, and the ledger says %s", signerName, end, stored)
 		}
 	}
 	if err := newBook().Cover(t.Context(), keyID, "example.com/0", now); !errors.Is(err, ledger.ErrSealed) {
 		t.Errorf("a new Book covers: %v", err)
 	}
+}
+
+// covers are the latest ends that were covered, by signer name.
+type covers struct {
+	mu     sync.Mutex
+	until  map[string]time.Time
+	half   chan struct{} // closed when enough is covered for the seal to come in the middle
+	enough sync.Once
+}
+
+// add covers until the key is sealed.
+func (c *covers) add(t testing.TB, book *ledger.Book, keyID, signerName string, now time.Time) {
+	enough := func() { c.enough.Do(func() { close(c.half) }) }
+	defer enough()
+	for began, n := time.Now(), 0; time.Since(began) < 3*ledger.QuietAfter; n++ {
+		notAfter := now.Add(time.Duration(n) * time.Minute)
+		err := book.Cover(context.WithoutCancel(t.Context()), keyID, signerName, notAfter)
+		if errors.Is(err, ledger.ErrSealed) {
+			return
+		}
+		c.mu.Lock()
+		if err == nil && notAfter.After(c.until[signerName]) { // after another error nothing is covered
+			c.until[signerName] = notAfter
+		}
+		c.mu.Unlock()
+		if n == 100 {
+			enough()
+		}
+	}
+	t.Error("it was never sealed")
 }
