@@ -24,18 +24,14 @@ type attributes = authorizationv1.ResourceAttributes
 // creator is a client that answers SubjectAccessReviews. Every other call panics.
 type creator struct {
 	client.Client
-	sent   []authorizationv1.SubjectAccessReviewSpec
+	sent   authorizationv1.SubjectAccessReviewSpec
 	status authorizationv1.SubjectAccessReviewStatus
 	err    error
 }
 
-func (c *creator) Create(_ context.Context, obj client.Object, options ...client.CreateOption) error {
+func (c *creator) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
 	review := obj.(*authorizationv1.SubjectAccessReview)
-	c.sent = append(c.sent, *review.Spec.DeepCopy())
-	review.Status = c.status
-	if len(options) > 0 {
-		return errors.New("options were given")
-	}
+	c.sent, review.Status = *review.Spec.DeepCopy(), c.status
 	return c.err
 }
 
@@ -48,17 +44,15 @@ func TestSubjectAccess(t *testing.T) {
 		Extra: map[string]certificatesv1.ExtraValue{"example.com/key": {"x", "y"}, "empty": {}},
 	}
 	what := attributes{Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Verb: "create", Subresource: "nodeclient", Version: "*"}
-	sent := []authorizationv1.SubjectAccessReviewSpec{{
+	sent := authorizationv1.SubjectAccessReviewSpec{
 		User: "ü", UID: "uid", Groups: []string{"b", "a", "b"}, ResourceAttributes: &what,
 		Extra: map[string]authorizationv1.ExtraValue{"example.com/key": {"x", "y"}, "empty": {}},
-	}}
+	}
 	for name, test := range map[string]struct {
 		status status
 		err    error
 		want   string
 	}{
-		"no":                             {want: "false <nil>"},
-		"yes":                            {status: status{Allowed: true}, want: "true <nil>"},
 		"denied":                         {status: status{Denied: true, Reason: "because"}, want: "false <nil>"},
 		"yes, though evaluation stopped": {status: status{Allowed: true, EvaluationError: "x"}, want: "true <nil>"},
 		"no, and evaluation stopped":     {status: status{EvaluationError: "x"}, want: "false <nil>"},
@@ -70,7 +64,7 @@ func TestSubjectAccess(t *testing.T) {
 			t.Errorf("%s: %s, want %s", name, got, test.want)
 		}
 		if diff := cmp.Diff(sent, asker.sent); diff != "" {
-			t.Errorf("%s: reviews (-want +got):\n%s", name, diff)
+			t.Errorf("%s: review (-want +got):\n%s", name, diff)
 		}
 	}
 }
@@ -81,26 +75,26 @@ type shared struct {
 	sent atomic.Int32
 }
 
-// share calls test in a bubble, with reviews that take as long as takes returns for their number.
-func share(t *testing.T, takes func(number int32) time.Duration, test func(*testing.T, *shared)) {
+// share calls test in a bubble, with a first review that takes as long as first, and others that take as long as next.
+func share(t *testing.T, first, next time.Duration, test func(*testing.T, *shared)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &shared{}
 		s.Authorizer = authz.Func(func(ctx context.Context, _ csr.Requester, _ attributes) (bool, error) {
+			takes := next
+			if s.sent.Add(1) == 1 {
+				takes = first
+			}
 			select {
 			case <-ctx.Done():
 				return false, ctx.Err()
-			case <-time.After(takes(s.sent.Add(1))):
+			case <-time.After(takes):
 				return true, nil
 			}
 		})
 		test(t, s)
 		time.Sleep(time.Minute) // the reviews end that have no caller any more
 	})
-}
-
-func always(took time.Duration) func(int32) time.Duration {
-	return func(int32) time.Duration { return took }
 }
 
 // ask asks n times at once. It returns how long that took, and the number of reviews that were sent.
@@ -132,19 +126,11 @@ func (s *shared) fill(t *testing.T, who csr.Requester) {
 
 var alice = csr.Requester{Username: "alice"}
 
-// TestIdenticalReviewsShare has reviews that wait for a place. All of them share one.
-func TestIdenticalReviewsShare(t *testing.T) {
-	t.Parallel()
-	share(t, always(400*time.Millisecond), func(t *testing.T, s *shared) {
-		s.fill(t, alice)
-		if took, sent := s.ask(t, 21, alice); sent != 3 || took != 800*time.Millisecond {
-			t.Errorf("%d reviews in %s, want that 21 share one after the first two", sent, took)
-		}
-	})
-}
+const short = 400 * time.Millisecond
 
-// TestReviewsOfDifferentRequestersDoNotShare has requesters that differ in one thing.
-func TestReviewsOfDifferentRequestersDoNotShare(t *testing.T) {
+// TestIdenticalReviewsShare has reviews that wait for a place. All of them share one, unless their requesters differ in one
+// thing.
+func TestIdenticalReviewsShare(t *testing.T) {
 	t.Parallel()
 	extra := func(value string) map[string]certificatesv1.ExtraValue {
 		return map[string]certificatesv1.ExtraValue{"key": {value}}
@@ -154,22 +140,41 @@ func TestReviewsOfDifferentRequestersDoNotShare(t *testing.T) {
 		{Username: "alice", Groups: []string{"a b"}}, {Username: "alice", Groups: []string{`a", "b`}},
 		{Username: "alice", Extra: extra("value")}, {Username: "alice", Extra: extra("other")},
 	}
-	share(t, always(400*time.Millisecond), func(t *testing.T, s *shared) {
+	share(t, short, short, func(t *testing.T, s *shared) {
 		for _, who := range different {
 			s.fill(t, who)
 		}
-		if _, sent := s.ask(t, 4, different...); sent != 3*len(different) {
-			t.Errorf("%d reviews for %d questions, want two and then one that is shared for each", sent, len(different))
+		if took, sent := s.ask(t, 21, different...); sent != 3*len(different) || took != 2*short {
+			t.Errorf("%d reviews in %s for %d questions, want two, and then one for each that is shared", sent, took, len(different))
 		}
 	})
+}
+
+// TestSlowReviewsAreRepeatedSeldom has 25 callers. If a review hangs, that costs five seconds: callers share the answer of the
+// next one, or of the one after that. If all reviews are slow, each caller gets the answer of its first one.
+func TestSlowReviewsAreRepeatedSeldom(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		first, next, took time.Duration
+		sent              int
+	}{
+		{time.Hour, short, 5800 * time.Millisecond, 6},            // three each after 0 and 5 seconds
+		{25 * time.Second, 25 * time.Second, 27 * time.Second, 9}, // and after 15
+	} {
+		share(t, test.first, test.next, func(t *testing.T, s *shared) {
+			if took, sent := s.ask(t, 25, alice); took > test.took || sent > test.sent {
+				t.Errorf("%d reviews in %s, want at most %d in %s", sent, took, test.sent, test.took)
+			}
+		})
+	}
 }
 
 // TestReviewThatIsSentIsNotShared checks that no answer is older than its question.
 func TestReviewThatIsSentIsNotShared(t *testing.T) {
 	t.Parallel()
-	share(t, always(800*time.Millisecond), func(t *testing.T, s *shared) {
+	share(t, 2*short, 2*short, func(t *testing.T, s *shared) {
 		go s.ask(t, 1, alice)
-		time.Sleep(400 * time.Millisecond)
+		time.Sleep(short)
 		if _, sent := s.ask(t, 1, alice); sent != 2 {
 			t.Errorf("%d reviews, want 2", sent)
 		}
@@ -179,9 +184,9 @@ func TestReviewThatIsSentIsNotShared(t *testing.T) {
 // TestCallerThatLeavesStopsNoOther has a caller that leaves before the review that it would share is sent.
 func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 	t.Parallel()
-	share(t, always(400*time.Millisecond), func(t *testing.T, s *shared) {
+	share(t, short, short, func(t *testing.T, s *shared) {
 		s.fill(t, alice)
-		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), short/4)
 		defer cancel()
 		left := make(chan error, 1)
 		go func() {
@@ -198,7 +203,7 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 // TestReviewsThatFail checks that a review that panics frees its place, and that a review that hangs ends after 45 seconds.
 func TestReviewsThatFail(t *testing.T) {
 	t.Parallel()
-	share(t, nil, func(t *testing.T, s *shared) {
+	share(t, 0, 0, func(t *testing.T, s *shared) {
 		s.Authorizer = authz.Func(func(context.Context, csr.Requester, attributes) (bool, error) { panic("defect") })
 		for range 10 {
 			if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || err == nil || err.Error() != "review: panic: defect" {
@@ -206,7 +211,7 @@ func TestReviewsThatFail(t *testing.T) {
 			}
 		}
 	})
-	share(t, always(time.Hour), func(t *testing.T, s *shared) {
+	share(t, time.Hour, time.Hour, func(t *testing.T, s *shared) {
 		start := time.Now()
 		if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || !errors.Is(err, context.DeadlineExceeded) ||
 			time.Since(start) != 45*time.Second || s.sent.Load() != 1 {
