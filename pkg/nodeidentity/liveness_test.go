@@ -16,8 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
-
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 )
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -50,8 +48,7 @@ func leaseOf(node string, renewed time.Time, lasts time.Duration) *coordinationv
 	if !renewed.IsZero() {
 		lease.Spec.RenewTime = &metav1.MicroTime{Time: renewed}
 	}
-	seconds := int32(lasts / time.Second)
-	lease.Spec.LeaseDurationSeconds = &seconds
+	lease.Spec.LeaseDurationSeconds = new(int32(lasts / time.Second))
 	return lease
 }
 
@@ -160,16 +157,15 @@ func TestLeases(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	is := func(node string, want Life, known bool) {
+	is := func(node, want string) { // its life, or why that is not known
 		t.Helper()
-		if got, at, err := l.Of(node); err != nil || got != want || at.IsZero() == known {
-			t.Errorf("%s: %s, renewed at %s, error %v", node, got, at, err)
+		life, renewed, err := l.Of(node)
+		got := fmt.Sprintf("%s, has a Lease: %t", life, !renewed.IsZero())
+		if err != nil {
+			got = err.Error()
 		}
-	}
-	fails := func(want error) {
-		t.Helper()
-		if _, _, err := l.Of("a"); !errors.Is(err, want) || err.Error() != "leases: "+want.Error() {
-			t.Errorf("error %v, want %v", err, want)
+		if got != want {
+			t.Errorf("%s is %s, want %s", node, got, want)
 		}
 	}
 	read := func(nodes string, kept ...*observed) {
@@ -185,23 +181,20 @@ func TestLeases(t *testing.T) {
 			read("bc", a)
 		}
 	}
-	fails(informer.ErrNotRead)
-	read("abcd")
-	is("a", Unknown, true)
-	is("e", Unknown, false)
-	read("abc") // d was deleted during a gap in the watch
-	is("d", Unknown, false)
+	is("a", "leases: not read yet")
+	read("abc")
+	is("a", "unknown, has a Lease: true")
+	is("e", "unknown, has a Lease: false")
 	pass()
-	is("a", Dead, true)
-	is("b", Alive, true)
+	is("a", "dead, has a Lease: true")
+	is("b", "alive, has a Lease: true")
 
-	down := errors.New("down")
-	l.leases.Fake(down)
-	fails(down)
+	l.leases.Fake(errors.New("down"))
+	is("a", "leases: down")
 	read("bc", l.leases.Convert(leaseOf("a", filmed, 0)))
-	is("a", Unknown, true) // every minute begins again after a failure
+	is("a", "unknown, has a Lease: true") // every minute begins again after a failure
 	pass()
-	is("a", Dead, true)
+	is("a", "dead, has a Lease: true")
 	gone, _, _ := l.leases.Get("kube-node-lease", "b")
 	l.leases.OnSync()
 	l.leases.OnChange(gone, nil)
@@ -218,7 +211,7 @@ func TestLeases(t *testing.T) {
 func TestWhoRenewsIsNeverDead(t *testing.T) {
 	t.Parallel()
 	deaths := 0
-	for seed := range uint64(300) {
+	for seed := range uint64(100) {
 		s := newStory(seed)
 		for range 3000 {
 			s.second()
@@ -230,7 +223,13 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 				if quiet := s.now - s.renewed[node]; quiet < 60 {
 					t.Fatalf("seed %d: after %d s %s is dead, which renewed %d s ago", seed, s.now, node, quiet)
 				}
-				if s.othersLive(node) < min(2, len(s.renewed)-1) {
+				others := 0 // which renew: two renewals may be in flight
+				for other, last := range s.renewed {
+					if other != node && s.now-last <= 30 {
+						others++
+					}
+				}
+				if others < min(2, len(s.renewed)-1) {
 					t.Fatalf("seed %d: after %d s %s is dead, and not two others were alive: %v", seed, s.now, node, s.renewed)
 				}
 			}
@@ -293,17 +292,6 @@ func (s *story) second() {
 		}
 		s.queue = nil
 	}
-}
-
-// othersLive counts the nodes other than node that renew. Two renewals may be in flight.
-func (s *story) othersLive(node string) int {
-	others := 0
-	for other, last := range s.renewed {
-		if other != node && s.now-last <= 30 {
-			others++
-		}
-	}
-	return others
 }
 
 // happens starts or ends a random failure.
