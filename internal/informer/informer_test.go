@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -59,11 +58,6 @@ func (s *staged) change(change func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change()
-}
-
-// become sets the nodes that lists return, or the error of lists and watches.
-func (s *staged) become(refused error, nodes ...corev1.Node) {
-	s.change(func() { s.refused, s.nodes = refused, nodes })
 }
 
 // wait waits for the end of ctx if hangs is set.
@@ -119,6 +113,15 @@ func (o *observed) note(format string, args ...any) {
 	o.events = append(o.events, fmt.Sprintf(format, args...))
 }
 
+// take returns the calls since the last time.
+func (o *observed) take() []string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	taken := o.events
+	o.events = nil
+	return taken
+}
+
 // observe starts an Informer of source, which ends with the test.
 func observe(t *testing.T, source *staged) *observed {
 	t.Helper()
@@ -172,12 +175,9 @@ func (o *observed) expect(t *testing.T, known string, want ...string) {
 	if got != known {
 		t.Errorf("it knows %q, want %q", got, known)
 	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if diff := cmp.Diff(want, o.events); diff != "" {
+	if diff := cmp.Diff(want, o.take()); diff != "" {
 		t.Errorf("calls (-want +got):\n%s", diff)
 	}
-	o.events = nil
 }
 
 // inform calls test in a bubble, with an Informer of a source that has read Node a with the address 1.
@@ -228,51 +228,55 @@ func TestInformerFollowsChanges(t *testing.T) {
 	})
 }
 
+const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
+
 // TestInformerDropsACopyThatMayBeWrong checks how long the copy stays in use while nothing can be listed or watched, and
-// that the reason is reported once.
+// that the reason is reported once. A missing right to watch counts too, although every list succeeds.
 func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 	t.Parallel()
 	nodes := corev1.Resource("nodes")
+	noRight := apierrors.NewForbidden(nodes, "", errors.New("no"))
 	for name, test := range map[string]struct {
-		err   error
-		stays bool // for up to 20 seconds
-		want  string
+		refused, unwatched error
+		stays              bool // for up to 20 seconds
+		want               string
 	}{
-		"the API server is unreachable":    {errors.New("connection refused"), true, "list nodes: connection refused"},
-		"the API server is overloaded":     {apierrors.NewTooManyRequests("later", 1), true, "list nodes: later"},
-		"an expired version":               {apierrors.NewResourceExpired("too old"), true, "list nodes: too old"},
-		"the right was withdrawn":          {apierrors.NewForbidden(nodes, "", errors.New("no")), false, forbidden},
-		"the credentials are not accepted": {apierrors.NewUnauthorized("who"), false, "list nodes: who"},
-		"the kind was removed":             {apierrors.NewNotFound(nodes, ""), false, `nodes in version v1 is not installed yet: nodes "" not found`},
-		"the kind can't be watched": {apierrors.NewMethodNotSupported(nodes, "list"), false,
-			`list nodes: list is not supported on resources of kind "nodes"`},
+		"the API server is unreachable":    {errors.New("connection refused"), nil, true, "list nodes: connection refused"},
+		"the API server is overloaded":     {apierrors.NewTooManyRequests("later", 1), nil, true, "list nodes: later"},
+		"an expired version":               {apierrors.NewResourceExpired("too old"), nil, true, "list nodes: too old"},
+		"the right was withdrawn":          {noRight, nil, false, forbidden},
+		"the right to watch was withdrawn": {nil, noRight, false, forbidden},
+		"the credentials are not accepted": {apierrors.NewUnauthorized("who"), nil, false, "list nodes: who"},
+		"the kind was removed": {
+			apierrors.NewNotFound(nodes, ""), nil, false, `nodes in version v1 is not installed yet: nodes "" not found`},
+		"the kind can't be watched": {
+			apierrors.NewMethodNotSupported(nodes, "list"), nil, false, `list nodes: list is not supported on resources of kind "nodes"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inform(t, func(t *testing.T, source *staged, o *observed) {
-				source.become(test.err)
+				source.change(func() { source.refused, source.unwatched = test.refused, test.unwatched })
 				(<-source.watchers).Stop()
 				time.Sleep(15 * time.Second)
 				if test.stays {
 					o.expect(t, "a=1 ")
 					time.Sleep(20 * time.Second)
 				}
-				o.mu.Lock()
-				if o.events = o.events[max(0, len(o.events)-1):]; !slices.Equal(o.events, []string{"failed: " + test.want}) {
-					t.Errorf("last call %q, want a failure: %s", o.events, test.want)
-				}
-				o.events = nil
-				o.mu.Unlock()
 				time.Sleep(time.Hour) // without another report
-				o.expect(t, test.want)
+				synctest.Wait()
+				calls := slices.DeleteFunc(o.take(), func(call string) bool { return call == "sync" && test.unwatched != nil })
+				if len(calls) == 0 || calls[len(calls)-1] != "failed: "+test.want || len(calls) > 2 {
+					t.Errorf("calls %q, want one failure at the end: %s", calls, test.want)
+				}
 				_, _, getErr := o.Get("", "a")
+				_, listErr := o.List()
 				_, indexErr := o.ByIndex("address", "1")
-				for _, err := range []error{o.Err(), getErr, indexErr} {
+				for _, err := range []error{o.Err(), getErr, listErr, indexErr} {
 					if err == nil || err.Error() != test.want {
 						t.Errorf("error %v, want %s", err, test.want)
 					}
 				}
-				source.become(nil, *node("b", "2"))
+				source.change(func() { source.refused, source.unwatched, source.nodes = nil, nil, []corev1.Node{*node("b", "2")} })
 				time.Sleep(10 * time.Second)
 				o.expect(t, "b=2 ", "sync")
 			})
@@ -285,56 +289,35 @@ func TestInformerAfterAShortFailure(t *testing.T) {
 	t.Parallel()
 	inform(t, func(t *testing.T, source *staged, o *observed) {
 		for range 5 {
-			source.become(errors.New("connection refused"))
+			source.change(func() { source.refused = errors.New("connection refused") })
 			(<-source.watchers).Stop()
 			time.Sleep(15 * time.Second)
 			o.expect(t, "a=1 ")
-			source.become(nil, *node("a", "1"))
+			source.change(func() { source.refused = nil })
 			time.Sleep(10 * time.Second)
 			o.expect(t, "a=1 ", "sync")
 		}
 	})
 }
 
-const forbidden = "grant list and watch on nodes (config/x): nodes is forbidden: no"
-
-// TestInformerThatMayOnlyList checks that a missing right to watch is reported once, although every list succeeds.
-func TestInformerThatMayOnlyList(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		source := newStaged(*node("a", "1"))
-		source.unwatched = apierrors.NewForbidden(corev1.Resource("nodes"), "", errors.New("no"))
-		o := observe(t, source)
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		o.mu.Lock()
-		o.events = slices.DeleteFunc(o.events, func(event string) bool { return event == "sync" })
-		o.mu.Unlock()
-		o.expect(t, forbidden, "failed: "+forbidden)
-	})
-}
-
-// TestInformerFindsItsResource checks that Find is called before each attempt.
+// TestInformerFindsItsResource checks that Find is called before each attempt: after 0, 1, 3 and 7 seconds.
 func TestInformerFindsItsResource(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var attempts atomic.Int32
+		var attempts []time.Duration
+		start := time.Now()
 		i := &Informer[*corev1.Node]{Log: logr.Discard(), Find: func() (Resource, error) {
-			if attempts.Add(1) < 4 {
+			if attempts = append(attempts, time.Since(start)/time.Second); len(attempts) < 4 {
 				return Resource{}, errors.New("not installed")
 			}
 			return newStaged().resource(), nil
 		}}
-		ctx, stop := context.WithCancel(t.Context())
+		ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 		defer stop()
-		go func() { _ = i.Start(ctx) }()
-		for _, want := range []int32{1, 2, 2, 3, 3, 3, 3, 4, 4} { // after 0, 1, 3 and 7 seconds
-			time.Sleep(500 * time.Millisecond)
-			synctest.Wait()
-			if err := i.Err(); attempts.Load() != want || (err == nil) != (want == 4) {
-				t.Errorf("%d attempts, want %d: error %v", attempts.Load(), want, err)
-			}
-			time.Sleep(500 * time.Millisecond)
+		i.OnSync = stop
+		_ = i.Start(ctx)
+		if !slices.Equal(attempts, []time.Duration{0, 1, 3, 7}) {
+			t.Errorf("attempts after %d seconds", attempts)
 		}
 	})
 }
