@@ -2,14 +2,8 @@ package cleaner
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,7 +19,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/kubernetes/scheme"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
@@ -34,10 +27,9 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
-	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -65,20 +57,19 @@ func with(kind certificatesv1.RequestConditionType) func(*request) {
 	return func(obj *request) { csr.AddCondition(obj, kind, "", "", now) }
 }
 
-// issued adds a certificate that expires after lifetime.
-func issued(t *testing.T, lifetime time.Duration) func(*request) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+func created(at time.Time) func(*request) {
+	return func(obj *request) { obj.CreationTimestamp = metav1.NewTime(at) }
+}
+
+// issued makes an approved request with a certificate that expires after lifetime.
+func issued(lifetime time.Duration) func(*request) {
+	authority, _, err := ca.New(ca.NewOptions{CommonName: "a", Lifetime: lifetime}, now)
 	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now, NotAfter: now.Add(lifetime)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
+		panic(err)
 	}
 	return func(obj *request) {
-		obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+		with("Approved")(obj)
+		obj.Status.Certificate = authority.CertificatePEM()
 	}
 }
 
@@ -92,38 +83,39 @@ func trimmed(t *testing.T, obj *request) *request {
 	return held.(*request)
 }
 
-// world is a Reconciler, its cache, its API server and its limiter.
+// world is a Reconciler, its cache, its API server and its limiter. Any other call panics.
 type world struct {
 	*Reconciler
+	client.Client
 	flowcontrol.RateLimiter
-	deleted               []client.DeleteOptions
+	served                *request
+	deleted               []*client.Preconditions
 	waits                 int
 	get, stop, deleteWith error // the errors of calls
 }
 
-// Wait counts the calls. It is the method of the limiter that the cleaner uses.
+// Wait is the method of the limiter that the cleaner uses.
 func (w *world) Wait(context.Context) error {
 	w.waits++
 	return w.stop
 }
 
+func (w *world) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	*obj.(*request) = *w.served
+	return w.get
+}
+
+func (w *world) Delete(_ context.Context, _ client.Object, options ...client.DeleteOption) error {
+	called := (&client.DeleteOptions{}).ApplyOptions(options)
+	w.deleted = append(w.deleted, (*client.Preconditions)(called.Preconditions))
+	return w.deleteWith
+}
+
 // newWorld returns a Reconciler at the instant at with served in its cache.
 func newWorld(served *request, at time.Time) *world {
-	w := &world{}
-	calls := interceptor.Funcs{
-		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-			*obj.(*request) = *served
-			return w.get
-		},
-		Delete: func(_ context.Context, _ client.WithWatch, obj client.Object, options ...client.DeleteOption) error {
-			called := client.DeleteOptions{}
-			w.deleted = append(w.deleted, *called.ApplyOptions(options))
-			return w.deleteWith
-		},
-	}
+	w := &world{served: served}
 	w.Reconciler = &Reconciler{
-		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Limiter: w,
-		Client:     fake.NewClientBuilder().WithScheme(scheme.Scheme).WithInterceptorFuncs(calls).Build(),
+		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Limiter: w, Client: w,
 		ServerTime: servertime.Of(clocktesting.NewFakePassiveClock(at)),
 	}
 	return w
@@ -135,7 +127,7 @@ func (w *world) once(t *testing.T, want string, deleted, waits int) {
 	t.Helper()
 	w.deleted, w.waits = nil, 0
 	got := ""
-	result, err := w.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
+	result, err := w.Reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
 	if err != nil {
 		got = err.Error()
 	}
@@ -149,12 +141,9 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 	t.Parallel()
 	const hour, day = time.Hour, 24 * time.Hour
 	leaving := func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }
-	approved, ten := []func(*request){with("Approved")}, 10*time.Minute
-	hasCert := func(lifetime time.Duration) []func(*request) {
-		return []func(*request){with("Approved"), issued(t, lifetime)}
-	}
+	const ten = 10 * time.Minute
 	for name, test := range map[string]struct {
-		change []func(*request)
+		change func(*request)
 		keep   csr.Retention
 		age    time.Duration
 		gone   bool
@@ -164,22 +153,25 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 		"pending, exactly due":          {age: day}, // "older" is strict, as in kube-controller-manager
 		"pending, a nanosecond overdue": {age: day + 1, gone: true},
 		"pending, long ago":             {age: 1000 * day, gone: true},
-		"approved":                      {change: approved, age: 55 * time.Minute},
-		"approved, due":                 {change: approved, age: hour + 1, gone: true},
-		"denied, due":                   {change: []func(*request){with("Denied")}, age: hour + 1, gone: true},
-		"failed, due":                   {change: []func(*request){with("Failed")}, age: hour + 1, gone: true},
-		"unknown condition":             {change: []func(*request){with("Vetted")}, age: hour + 1},
+		"approved":                      {change: with("Approved"), age: 55 * time.Minute},
+		"approved, due":                 {change: with("Approved"), age: hour + 1, gone: true},
+		"denied, due":                   {change: with("Denied"), age: hour + 1, gone: true},
+		"failed, due":                   {change: with("Failed"), age: hour + 1, gone: true},
+		"unknown condition":             {change: with("Vetted"), age: hour + 1},
 		"kept for ever":                 {keep: csr.Retention{Pending: -1}, age: 1000 * day},
-		"being deleted":                 {change: []func(*request){leaving}, age: 1000 * day},
+		"being deleted":                 {change: leaving, age: 1000 * day},
 		"created in the future":         {age: -hour},
-		"issued":                        {change: hasCert(2 * hour), age: 55 * time.Minute},
-		"certificate expires":           {change: hasCert(ten), age: ten - time.Second},
-		"certificate has expired":       {change: hasCert(ten), age: ten + 1, gone: true},
+		"issued":                        {change: issued(2 * hour), age: 55 * time.Minute},
+		"certificate expires":           {change: issued(ten), age: ten - time.Second},
+		"certificate has expired":       {change: issued(ten), age: ten + 1, gone: true},
 	} {
 		for _, form := range []string{"whole", "trimmed"} {
 			t.Run(name+", "+form, func(t *testing.T) {
 				t.Parallel()
-				served := object(test.change...)
+				served := object()
+				if test.change != nil {
+					test.change(served)
+				}
 				if form == "trimmed" {
 					served = trimmed(t, served)
 				}
@@ -192,8 +184,8 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 					deletions = 1
 				}
 				w.once(t, "", deletions, 1)
-				for _, options := range w.deleted {
-					if must := options.Preconditions; must == nil || *must.UID != "uid-1" || *must.ResourceVersion != "7" {
+				for _, must := range w.deleted {
+					if must == nil || *must.UID != "uid-1" || *must.ResourceVersion != "7" {
 						t.Errorf("deleted with %+v", must)
 					}
 				}
@@ -205,18 +197,28 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 	}
 }
 
-// TestReconcileNeedsEverything checks the errors of calls. The rate of deletions bounds the attempts. Nothing is deleted
-// while no API server tells the time.
+// TestReconcileNeedsEverything checks the errors of calls, which are counted. The rate of deletions bounds the attempts. Nothing
+// is deleted while no API server tells the time.
 func TestReconcileNeedsEverything(t *testing.T) {
 	t.Parallel()
 	down, gone := errors.New("down"), apierrors.NewNotFound(requests, "csr-1")
+	counted := func() float64 {
+		value := &dto.Metric{}
+		if err := errorsTotal.WithLabelValues("Timeout").Write(value); err != nil {
+			t.Fatal(err)
+		}
+		return value.GetCounter().GetValue()
+	}
+	before := counted()
 	for name, test := range map[string]struct {
 		change           func(*world)
 		want             string
 		deletions, waits int
 	}{
-		"not found":         {change: func(w *world) { w.get = gone }},
-		"cannot be read":    {change: func(w *world) { w.get = down }, want: "read request: down"},
+		"not found":      {change: func(w *world) { w.get = gone }},
+		"cannot be read": {change: func(w *world) { w.get = down }, want: "read request: down"},
+		"times out": {
+			change: func(w *world) { w.get = apierrors.NewTimeoutError("slow", 1) }, want: "read request: Timeout: slow"},
 		"stopping":          {change: func(w *world) { w.stop = context.Canceled }, waits: 1},
 		"deleted meanwhile": {change: func(w *world) { w.deleteWith = gone }, deletions: 1, waits: 1},
 		"changed meanwhile": {change: func(w *world) { w.deleteWith = apierrors.NewConflict(requests, "csr-1", down) }, deletions: 1, waits: 1},
@@ -236,30 +238,13 @@ func TestReconcileNeedsEverything(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			w := newWorld(object(), now.Add(25*time.Hour))
 			test.change(w)
 			w.once(t, test.want, test.deletions, test.waits)
 		})
 	}
-}
-
-// TestErrorsAreCounted checks that a Reconcile that fails is counted with its reason, and no other.
-func TestErrorsAreCounted(t *testing.T) {
-	t.Parallel()
-	counted := func() float64 {
-		value := &dto.Metric{}
-		if err := errorsTotal.WithLabelValues("Timeout").Write(value); err != nil {
-			t.Fatal(err)
-		}
-		return value.GetCounter().GetValue()
-	}
-	w, before := newWorld(object(), now), counted()
-	w.once(t, "", 0, 1)
-	w.get = apierrors.NewTimeoutError("slow", 1)
-	w.once(t, "read request: Timeout: slow", 0, 0)
 	if after := counted(); after != before+1 {
-		t.Errorf("%v errors are counted, want 1", after-before)
+		t.Errorf("%v errors are counted as Timeout, want 1", after-before)
 	}
 }
 
@@ -314,22 +299,19 @@ func TestDryRunDeletesNothing(t *testing.T) {
 	}
 }
 
-// filled is a cache with one informer. It cannot be read before the kind is installed.
+// filled is a cache with one informer, whose requests are in store.
 type filled struct {
 	cache.Informers
 	toolscache.SharedIndexInformer
-	store             toolscache.Store
-	installed, synced atomic.Bool
+	store   toolscache.Store
+	unready atomic.Bool
 }
 
 func (f *filled) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
-	if !f.installed.Load() {
-		return nil, errors.New("no matches for kind")
-	}
 	return f, nil
 }
 func (f *filled) AddIndexers(toolscache.Indexers) error { return nil }
-func (f *filled) HasSynced() bool                       { return f.synced.Load() }
+func (f *filled) HasSynced() bool                       { return !f.unready.Load() }
 func (f *filled) GetStore() toolscache.Store            { return f.store }
 
 // shifted is a clock that differs from the machine's.
@@ -348,13 +330,14 @@ type passing struct {
 	clean  *Reconciler
 }
 
-// passes tests a cleaner whose cache has requests of those ages. Their names are csr-0, csr-1 and so on.
-func passes(t *testing.T, test func(t *testing.T, p *passing), ages ...time.Duration) {
+// passes calls before, starts a cleaner whose cache has requests of those ages, and calls test. The names of the requests are
+// csr-0, csr-1 and so on.
+func passes(t *testing.T, before func(*passing), test func(*testing.T, *passing), ages ...time.Duration) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[reconcile.Request](time.Hour, time.Hour)
 		p := &passing{queue: workqueue.NewTypedRateLimitingQueue(limiter)}
-		t.Cleanup(p.queue.ShutDown)
+		defer p.queue.ShutDown()
 		p.clean = &Reconciler{
 			Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, ServerTime: servertime.Apart(clock.RealClock{}, &p.server),
 		}
@@ -365,21 +348,12 @@ func passes(t *testing.T, test func(t *testing.T, p *passing), ages ...time.Dura
 				t.Fatal(err)
 			}
 		}
-		p.installed.Store(true)
-		p.synced.Store(true)
+		before(p)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go p.clean.enqueueDue(ctx, p, logr.Discard(), p.queue)
 		test(t, p)
 	})
-}
-
-func created(at time.Time) func(*request) {
-	return func(obj *request) { obj.CreationTimestamp = metav1.NewTime(at) }
-}
-
-// start starts the passes. They end with the test.
-func (p *passing) start(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	t.Cleanup(cancel)
-	go p.clean.enqueueDue(ctx, p, logr.Discard(), p.queue)
 }
 
 // after takes the names in the queue after a time.
@@ -399,48 +373,39 @@ func (p *passing) after(t *testing.T, pause time.Duration, want ...string) {
 	}
 }
 
-// TestPassFindsDueRequests checks that requests enter the queue when they are due, and not earlier.
+func nothing(*passing) {}
+
+// TestPassFindsDueRequests checks that requests enter the queue when they are due, and not earlier. A pass does not shorten the
+// back-off of a deletion that fails.
 func TestPassFindsDueRequests(t *testing.T) {
 	t.Parallel()
-	passes(t, func(t *testing.T, p *passing) {
-		p.start(t)
+	passes(t, nothing, func(t *testing.T, p *passing) {
 		p.after(t, 0, "csr-3")
 		p.after(t, 10*time.Second, "csr-2", "csr-3")
 		if err := p.store.Delete(trimmed(t, object(func(obj *request) { obj.Name = "csr-3" }))); err != nil {
 			t.Fatal(err)
 		}
 		p.after(t, 10*time.Second, "csr-2")
-		p.after(t, 4*time.Hour, "csr-1", "csr-2")
-		p.after(t, 20*time.Hour, "csr-0", "csr-1", "csr-2")
-	}, 0, 20*time.Hour, 24*time.Hour-time.Second, 30*time.Hour)
-}
-
-// TestPassLeavesRetriesToTheQueue checks that a pass does not shorten the back-off of a deletion that fails.
-func TestPassLeavesRetriesToTheQueue(t *testing.T) {
-	t.Parallel()
-	passes(t, func(t *testing.T, p *passing) {
-		p.start(t)
-		p.after(t, 0, "csr-0")
-		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-0"}}
+		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-2"}}
 		p.queue.AddRateLimited(key)
 		p.after(t, 59*time.Minute)
-		p.after(t, time.Minute, "csr-0")
+		p.after(t, time.Minute, "csr-2")
 		p.queue.Forget(key)
-		p.after(t, 10*time.Second, "csr-0")
-	}, 30*time.Hour)
+		p.after(t, 3*time.Hour, "csr-1", "csr-2")
+		p.after(t, 20*time.Hour, "csr-0", "csr-1", "csr-2")
+	}, 0, 20*time.Hour, 24*time.Hour-time.Second, 30*time.Hour)
 }
 
 // TestPassFollowsTheAPIServersTime sets the API server's clock, which was a day behind. Requests that are due now must
 // not wait for long.
 func TestPassFollowsTheAPIServersTime(t *testing.T) {
 	t.Parallel()
-	passes(t, func(t *testing.T, p *passing) {
-		p.server.by.Store(int64(-24 * time.Hour))
-		p.start(t)
+	behind := func(p *passing) { p.server.by.Store(int64(-24 * time.Hour)) }
+	passes(t, behind, func(t *testing.T, p *passing) {
 		p.after(t, time.Minute)
 		p.server.by.Store(0)
 		p.after(t, 10*time.Second, "csr-0")
-		p.server.by.Store(int64(-24 * time.Hour))
+		behind(p)
 		p.after(t, 10*time.Second)
 	}, 30*time.Hour)
 }
@@ -448,23 +413,12 @@ func TestPassFollowsTheAPIServersTime(t *testing.T) {
 // TestPassNeedsTheTimeAndTheCache checks that nothing is enqueued before the time is known and the cache is complete.
 func TestPassNeedsTheTimeAndTheCache(t *testing.T) {
 	t.Parallel()
-	for name, spoil := range map[string]func(*passing){
-		"unknown time":  func(p *passing) { p.clean.ServerTime = &servertime.Clock{} },
-		"no such kind":  func(p *passing) { p.installed.Store(false) },
-		"cache unready": func(p *passing) { p.synced.Store(false) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			passes(t, func(t *testing.T, p *passing) {
-				spoil(p)
-				p.start(t)
-				p.after(t, time.Minute)
-				p.installed.Store(true)
-				p.synced.Store(true)
-				if name != "unknown time" {
-					p.after(t, time.Minute, "csr-0")
-				}
-			}, 30*time.Hour)
-		})
-	}
+	passes(t, func(p *passing) { p.clean.ServerTime = &servertime.Clock{} }, func(t *testing.T, p *passing) {
+		p.after(t, time.Minute)
+	}, 30*time.Hour)
+	passes(t, func(p *passing) { p.unready.Store(true) }, func(t *testing.T, p *passing) {
+		p.after(t, time.Minute)
+		p.unready.Store(false)
+		p.after(t, time.Minute, "csr-0")
+	}, 30*time.Hour)
 }
