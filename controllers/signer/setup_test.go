@@ -4,17 +4,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
@@ -38,7 +33,8 @@ func named(name string) edit {
 	return func(obj *request) { obj.Name, obj.UID = name, types.UID("uid-of-"+name) }
 }
 
-// TestOnlyWhatWaitsIsQueued checks which requests an event queues, and that a finished or deleted one is forgotten.
+// TestOnlyWhatWaitsIsQueued checks which requests an event queues, and that a finished or deleted one is forgotten, with what was
+// reported about it.
 func TestOnlyWhatWaitsIsQueued(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -68,23 +64,22 @@ func TestOnlyWhatWaitsIsQueued(t *testing.T) {
 	waiting(keyOf(again))
 	w.event("delete", again)
 	waiting()
-}
 
-// TestADeletionForgetsTheReport checks that the outcome of a request that was made anew is reported again.
-func TestADeletionForgetsTheReport(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
 	withoutCA(w)
-	for range 2 {
+	for range 2 { // the outcome of a request that was made anew is reported again
 		is(t, w.reconcile(), "again 1s\nWarning CAMissing …", w.pair)
 		w.event("delete", w.served)
 	}
 }
 
-// TestWaitingForAKeyPair checks that a pair wakes the requests of its own signers, and no others.
+// TestWaitingForAKeyPair checks that signers share a pair, which wakes the requests of its own signers, and no others.
 func TestWaitingForAKeyPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
+	pairs := w.keyPairs()
+	if want := len(csr.BuiltinSigners()) + 1; len(pairs) != 1 || len(pairs[0].Signers()) != want { // and a custom signer
+		t.Errorf("%d key pairs, of signers %q, want one of %d signers", len(pairs), pairs[0].Signers(), want)
+	}
 	other, _, _ := newPair()
 	w.signer(kubeletServing, func(s *Signer) { s.KeyPair = other })
 	for _, name := range []string{kubeletClient, customSigner, kubeletServing} {
@@ -98,47 +93,6 @@ func TestWaitingForAKeyPair(t *testing.T) {
 		slices.Sort(names)
 		if got := strings.Join(names, " "); got != want {
 			t.Errorf("%q wait, want %q", got, want)
-		}
-	}
-}
-
-// TestSignersThatShareAKeyPairShareItsSource checks that a pair is there once, and knows its signers.
-func TestSignersThatShareAKeyPairShareItsSource(t *testing.T) {
-	t.Parallel()
-	pairs := newWorld(t).keyPairs()
-	if want := len(csr.BuiltinSigners()) + 1; len(pairs) != 1 || len(pairs[0].Signers()) != want { // and a custom signer
-		t.Errorf("%d key pairs, of signers %q, want one of %d signers", len(pairs), pairs[0].Signers(), want)
-	}
-}
-
-// TestSetupRefusesASignerWithoutCA checks that the error names each signer without a KeyPair.
-func TestSetupRefusesASignerWithoutCA(t *testing.T) {
-	t.Parallel()
-	r := &Reconciler{Signers: map[string]Signer{"example.com/b": {}, "example.com/a": {}}}
-	const want = "signer example.com/a has no KeyPair\nsigner example.com/b has no KeyPair"
-	if err := r.SetupWithManager(nil, controller.TypedOptions[fairqueue.Key]{}); err == nil || err.Error() != want {
-		t.Errorf("error %v", err)
-	}
-}
-
-// TestFillMakesProfilesSafe checks that a signer without a list of forbidden subjects gets the safe default.
-func TestFillMakesProfilesSafe(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ given, want ca.Profile }{
-		"zero": {ca.Profile{}, profile(ca.ProfileConfig{ForbiddenSubjects: []string{"O=system:masters"}})},
-		"unset": {
-			profile(ca.ProfileConfig{Lifetime: time.Hour}),
-			profile(ca.ProfileConfig{Lifetime: time.Hour, ForbiddenSubjects: []string{"O=system:masters"}})},
-		"forbids nothing": {
-			profile(ca.ProfileConfig{ForbiddenSubjects: []string{}}), profile(ca.ProfileConfig{ForbiddenSubjects: []string{}})},
-	} {
-		r := &Reconciler{Signers: map[string]Signer{customSigner: {KeyPair: keypair.New(keypair.Static{}), Profile: test.given}}}
-		if err := r.fillProfiles(); err != nil {
-			t.Fatal(err)
-		}
-		compare := cmp.AllowUnexported(ca.Profile{})
-		if diff := cmp.Diff(test.want, r.Signers[customSigner].Profile, compare, cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
 }

@@ -7,8 +7,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +15,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -65,12 +62,6 @@ func (w *world) shows(what string) {
 	}
 }
 
-// certificateSHA256 returns the digest of the certificate in obj.
-func (w *world) certificateSHA256(obj *request) string {
-	sum := sha256.Sum256(w.leaf(obj).Raw)
-	return hex.EncodeToString(sum[:])
-}
-
 const doesNotFit = "RequestTooLarge: the request does not fit into an object with its certificate: the API server refused it as too large; " +
 	"make a request with fewer names, labels or annotations"
 
@@ -88,7 +79,7 @@ func TestEndOfACertificate(t *testing.T) {
 	etcd := apierrors.NewInternalError(errors.New("etcdserver: request is too large"))
 	client := apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = " +
 		"trying to send message larger than max (2099474 vs. 2097152)"))
-	busy, unauthorized := apierrors.NewTooManyRequests("later", 1), apierrors.NewUnauthorized("no")
+	unauthorized := apierrors.NewUnauthorized("no")
 	for name, test := range map[string]struct {
 		write error
 		shows string // empty means that no read is expected
@@ -104,18 +95,12 @@ func TestEndOfACertificate(t *testing.T) {
 		"conflict, another request":               {errConflict, "remade", "Uncertain", isConflict},
 		"not found":                               {errGone, "gone", "Uncertain", ""},
 		"not found, though it is there":           {errGone, "unchanged", "Uncertain", isGone},
-		"not found, though it is stored":          {errGone, "stored", "Stored", ""},
 		"unauthorized":                            {unauthorized, "unchanged", "Uncertain", "error: update status: no"},
-		"too many requests":                       {busy, "unchanged", "Uncertain", "error: update status: later"},
 		"forbidden":                               {errForbidden, "unchanged", "Discarded, NotSigned NotStored", isRefused},
 		"forbidden, stored by an earlier attempt": {errForbidden, "stored", "Stored", ""},
-		"forbidden, no answer":                    {errForbidden, "no answer", "Uncertain, NotSigned NotStored", isRefused},
-		"invalid":                                 {errInvalid, "unchanged", "Discarded, NotSigned NotStored", isRefused},
-		"invalid, stored by an earlier attempt":   {errInvalid, "stored", "Stored", ""},
 		"no answer, stored":                       {errDown, "stored", "Stored", ""},
 		"no answer, stored by another signer":     {errDown, "another's certificate", "Discarded", isDown + "\nWarning SecondSigner …"},
 		"no answer, changed":                      {errDown, "changed", "Discarded", isDown},
-		"no answer, another request":              {errDown, "remade", "Uncertain", isDown},
 		"no answer, deleted":                      {errDown, "gone", "Uncertain", ""},
 		"no answer, no change":                    {errDown, "unchanged", "Uncertain", isDown},
 		"no answer at all":                        {errDown, "no answer", "Uncertain", isDown},
@@ -137,9 +122,9 @@ func TestEndOfACertificate(t *testing.T) {
 			}
 			is(t, w.reconcile(), strings.TrimSuffix("certificate\n"+test.want, "\n"), w.pair)
 			is(t, w.recorded(), strings.TrimSuffix("Signed, "+test.end, ", "), w.pair)
-			records := w.records(audit.Signed, audit.Stored, audit.Discarded, audit.Uncertain)
-			for i, record := range records {
-				if record.CertificateSHA256 != w.certificateSHA256(w.written[0]) || i > 0 && record.Message != test.write.Error() {
+			sum := sha256.Sum256(w.leaf(w.written[0]).Raw)
+			for i, record := range w.records(audit.Signed, audit.Stored, audit.Discarded, audit.Uncertain) {
+				if record.CertificateSHA256 != hex.EncodeToString(sum[:]) || i > 0 && record.Message != test.write.Error() {
 					t.Errorf("record %+v", record)
 				}
 			}
@@ -213,30 +198,6 @@ func TestEndOfAFailure(t *testing.T) {
 	})
 }
 
-// TestARefusedWriteIsTriedForEver checks that a request is never given up, however often an admission policy refuses the
-// write, and that its certificate or Failed condition is stored once the policy permits it.
-func TestARefusedWriteIsTriedForEver(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		change edit
-		want   string
-	}{{all(), "certificate"}, {usages("magic"), badClientUsages}} {
-		w := newWorld(t, test.change)
-		w.writeFault = errInvalid
-		const tries = 100
-		for try := range tries {
-			age := time.Duration(try) * 30 * time.Second
-			w.clock.SetTime(now.Add(age))
-			if result, err := w.Reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != csr.Pause(age) {
-				t.Fatalf("%s, at the age of %s: %+v, error %v", test.want, age, result, err)
-			}
-		}
-		taken(w.recorder)
-		w.writeFault = nil
-		is(t, w.reconcile(), test.want, w.pair)
-	}
-}
-
 // TestWritesOutliveTheManager checks that a recorded certificate is stored even if the manager stops meanwhile. The
 // world checks that the write and the read after it have enough time.
 func TestWritesOutliveTheManager(t *testing.T) {
@@ -270,118 +231,6 @@ func TestEachAttemptIssuesACertificate(t *testing.T) {
 	const want = "Signed, Uncertain, Signed, Uncertain, Signed, Discarded, NotSigned NotStored, Signed"
 	if got := w.recorded(); len(different) != 4 || got != want {
 		t.Errorf("%d certificates: %s", len(different), got)
-	}
-}
-
-// server is an API server that holds one request and answers wrongly. A cache shows its versions late.
-type server struct {
-	*world
-	random  *rand.Rand
-	obj     *request
-	version int
-	sent    map[string]bool // digests of the certificates that were sent, and whether they were stored
-}
-
-func (s *server) chance(percent int) bool { return s.random.IntN(100) < percent }
-
-// change stores a change by somebody else.
-func (s *server) change(change edit) {
-	s.version++
-	changed := s.obj.DeepCopy()
-	changed.ResourceVersion = fmt.Sprint(s.version)
-	change(changed)
-	s.obj = changed
-}
-
-// update answers a write of the signer.
-func (s *server) update(sent *request) error {
-	digest := s.certificateSHA256(sent)
-	s.sent[digest] = false
-	if !slices.ContainsFunc(s.records(audit.Signed), func(r audit.Record) bool { return r.CertificateSHA256 == digest }) {
-		s.t.Errorf("certificate %s is written before its record", digest)
-	}
-	if s.chance(15) {
-		s.change(func(obj *request) { obj.Labels = map[string]string{"at": obj.ResourceVersion} })
-	}
-	if s.chance(5) {
-		s.change(func(obj *request) { obj.UID = types.UID("uid-" + obj.ResourceVersion) })
-	}
-	for try := 0; ; try++ {
-		switch { // before the write
-		case s.chance(10):
-			return errForbidden
-		case s.chance(10):
-			return errInvalid
-		case s.chance(10):
-			return errDown
-		case sent.UID != s.obj.UID || sent.ResourceVersion != s.obj.ResourceVersion:
-			return errConflict
-		}
-		s.change(func(obj *request) { obj.Status = sent.DeepCopy().Status })
-		s.sent[digest] = true
-		switch { // after the write
-		case s.chance(20) && try == 0:
-			continue // client-go repeats the write after a 503 with Retry-After
-		case s.chance(30):
-			return errDown
-		default:
-			return nil
-		}
-	}
-}
-
-func (s *server) read(obj *request) error {
-	switch {
-	case s.chance(15):
-		return errDown
-	case s.chance(5):
-		return errGone
-	}
-	*obj = *s.obj.DeepCopy()
-	return nil
-}
-
-// TestNoFaultFalsifiesTheRecords signs requests while API servers answer wrongly, in many orders. Every certificate has a
-// record before its write. None that was stored is recorded as discarded, and none that was not is recorded as stored.
-func TestNoFaultFalsifiesTheRecords(t *testing.T) {
-	t.Parallel()
-	events := map[audit.Event]int{}
-	for seed := range uint64(150) {
-		w := newWorld(t)
-		s := &server{world: w, random: rand.New(rand.NewPCG(seed, seed)), obj: w.served, version: 7, sent: map[string]bool{}}
-		w.update, w.read = s.update, s.read
-		for try := 0; csr.StateOf(w.served) == csr.Approved && try < 100; try++ {
-			_, _ = w.Reconcile(t.Context(), keyOf(w.served))
-			if s.chance(70) {
-				w.served = s.obj
-			}
-		}
-		if csr.StateOf(w.served) != csr.Issued {
-			t.Errorf("seed %d: the request is %s", seed, csr.StateOf(w.served))
-		}
-		ends := map[string]audit.Event{}
-		for _, record := range w.records(audit.Stored, audit.Discarded, audit.Uncertain) {
-			events[record.Event]++
-			if before, twice := ends[record.CertificateSHA256]; twice {
-				t.Errorf("seed %d: %s and %s are recorded of one certificate", seed, before, record.Event)
-			}
-			ends[record.CertificateSHA256] = record.Event
-			stored := s.sent[record.CertificateSHA256]
-			if record.Event == audit.Discarded && stored || record.Event == audit.Stored && !stored {
-				t.Errorf("seed %d: recorded as %s, stored: %t", seed, record.Event, stored)
-			}
-		}
-		for digest, stored := range s.sent {
-			if !stored && ends[digest] == "" {
-				t.Errorf("seed %d: no record says that certificate %s was not stored", seed, digest)
-			}
-		}
-		if told := strings.Join(taken(w.recorder), "\n"); strings.Contains(told, "SecondSigner") {
-			t.Errorf("seed %d: the signer takes itself for another one: %s", seed, told)
-		}
-	}
-	if events[audit.Stored] == 0 || events[audit.Discarded] == 0 || events[audit.Uncertain] == 0 {
-		t.Errorf("the test is too weak: %v", events)
 	}
 }
 
@@ -447,61 +296,74 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	}
 }
 
-// TestACutLifetimeIsReportedOnceItIsStored checks that it is reported and counted if the CA ends before the certificate should,
-// and that a certificate that was not stored counts neither as cut nor as issued.
-func TestACutLifetimeIsReportedOnceItIsStored(t *testing.T) {
-	t.Parallel()
-	w, signer := newCounted(t)
-	w.load(day)
-	w.writeFault = errDown
-	for stored, want := range []string{
-		"certificate\nerror: update status: down",
-		"certificate\nWarning LifetimeCut the certificate expires 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA",
-	} {
-		is(t, w.reconcile(), want, w.pair)
-		issued, cut := valueOf(outcomesTotal.WithLabelValues(signer, "Issued", "")), valueOf(lifetimeCutTotal.WithLabelValues(signer))
-		if issued != float64(stored) || cut != float64(stored) {
-			t.Errorf("counted %v as issued, %v as cut, want %d", issued, cut, stored)
-		}
-		w.writeFault = nil
-	}
-}
-
 // TestErrorsAreCounted checks that an attempt with an error is counted once, and so is a refusal of the API server. It is not
 // parallel, because all tests share the counters.
 func TestErrorsAreCounted(t *testing.T) {
 	w := newWorld(t)
 	for _, test := range []struct {
-		get, write    error
-		other, denied float64
-	}{{nil, nil, 0, 0}, {errDown, nil, 1, 0}, {nil, errForbidden, 0, 1}} {
+		get, write error
+		want       string
+	}{{nil, nil, "0 0"}, {errDown, nil, "1 0"}, {nil, errForbidden, "0 1"}} {
 		other, denied := errorsTotal.WithLabelValues("Other"), errorsTotal.WithLabelValues("Forbidden")
-		before := []float64{valueOf(other), valueOf(denied)}
+		before, deniedBefore := valueOf(other), valueOf(denied)
 		w.getFault, w.writeFault = test.get, test.write
 		_ = w.reconcile()
-		if valueOf(other) != before[0]+test.other || valueOf(denied) != before[1]+test.denied {
-			t.Errorf("%+v: counted %v and %v, before %v", test, valueOf(other), valueOf(denied), before)
+		is(t, fmt.Sprint(valueOf(other)-before, valueOf(denied)-deniedBefore), test.want, w.pair)
+	}
+}
+
+// TestEachSignerHasContents checks that certificates may contain exactly what each signer may be asked for.
+func TestEachSignerHasContents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if err := w.fillProfiles(); err != nil {
+		t.Fatal(err)
+	}
+	email := with(func(r *asks) { r.EmailAddresses = []string{"a@b.ch"} })
+	for name, test := range map[string]struct {
+		change edit
+		want   string // part of the error
+	}{
+		clientSigner:   {all(common("admin"), email, usages("client auth", "key encipherment")), ""},
+		kubeletClient:  {usages("client auth", "server auth"), "extended key usage 1"},
+		kubeletServing: {all(dns("a"), usages("server auth", "cert sign")), "key usage 100000"},
+		customSigner:   {all(common("x"), usages("any")), "extended key usage 0"},
+	} {
+		_, err := w.authority().Issue(w.Signers[name].Profile, must(csr.Parse(object(signerName(name), test.change))).Cert, now)
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
 	}
 }
 
-// TestIssuedLifetimeIsWhatOthersGetToo checks the gauge that alerts use. A CA that ends soon shortens it; a
-// requester's own lifetime does not.
-func TestIssuedLifetimeIsWhatOthersGetToo(t *testing.T) {
+// TestLifetimesAreReported checks the gauge that alerts use. A CA that ends soon shortens it; a requester's own lifetime does
+// not. A lifetime that is cut is reported and counted once the certificate is stored.
+func TestLifetimesAreReported(t *testing.T) {
 	t.Parallel()
 	w, signer := newCounted(t)
-	tenMinutes := int32(600)
+	const cut = "\nWarning LifetimeCut the certificate expires 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA"
 	for _, test := range []struct {
-		ca   time.Duration
-		wish *int32
-		want time.Duration
-	}{{10 * year, nil, year}, {10 * year, &tenMinutes, year}, {day, nil, day + 5*time.Minute}} {
+		ca     time.Duration
+		wish   *int32
+		fault  error
+		want   string
+		gauge  time.Duration
+		counts string // issued and cut
+	}{
+		{10 * year, nil, nil, "certificate", year, "1 0"},
+		{10 * year, new(int32(600)), nil, "certificate", year, "2 0"},
+		{day, nil, errDown, "certificate\nerror: update status: down", year, "2 0"},
+		{day, nil, nil, "certificate" + cut, day + 5*time.Minute, "3 1"},
+	} {
 		w.load(test.ca)
+		w.writeFault = test.fault
 		w.served = object(signerName(signer), func(obj *request) { obj.Spec.ExpirationSeconds = test.wish })
-		is(t, w.reconcile(), "certificate…", w.pair)
-		if got := valueOf(issuedLifetimeSeconds.WithLabelValues(signer)); got != test.want.Seconds() {
-			t.Errorf("%v seconds, want %s", got, test.want)
+		is(t, w.reconcile(), test.want, w.pair)
+		if got := valueOf(issuedLifetimeSeconds.WithLabelValues(signer)); got != test.gauge.Seconds() {
+			t.Errorf("%v seconds, want %s", got, test.gauge)
 		}
+		issued, cut := valueOf(outcomesTotal.WithLabelValues(signer, "Issued", "")), valueOf(lifetimeCutTotal.WithLabelValues(signer))
+		is(t, fmt.Sprint(issued, cut), test.counts, w.pair)
 	}
 }
 
@@ -565,7 +427,8 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 	}
 }
 
-// TestNothingIsSignedThatIsNotCovered checks that a failed ledger write is retried and reported once.
+// TestNothingIsSignedThatIsNotCovered checks that a failed ledger write is retried and reported once. If the permit does not name
+// its signer, a request waits, and the ledger is not asked.
 func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 	t.Parallel()
 	const lost = "; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
@@ -581,11 +444,6 @@ func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
 			fault.Error()+todo, w.pair)
 		is(t, w.reconcile(), again, w.pair)
 	}
-}
-
-// TestNotProven checks that a request waits if the permit does not name its signer. The ledger is not asked.
-func TestNotProven(t *testing.T) {
-	t.Parallel()
 	w := guarded(t, day, keypair.Permit{Signers: []string{kubeletServing}}, nil)
 	is(t, w.reconcile(), "again 1s\nWarning CANotProven the CA in Secret ns/ca is not proven…", w.pair)
 }
