@@ -2,7 +2,6 @@ package approver
 
 import (
 	"bytes"
-	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -11,14 +10,8 @@ import (
 	"net"
 	"net/url"
 	"slices"
-	"strings"
 	"testing"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
-	certificatesv1 "k8s.io/api/certificates/v1"
-
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 )
 
@@ -26,46 +19,41 @@ import (
 // a real API server, use the same numbers.
 func TestInputs(t *testing.T) {
 	t.Parallel()
-	for _, test := range slices.Concat(requesterInputs(), nameInputs(), formInputs(), contentInputs(), stateInputs(), encodingInputs()) {
+	for _, test := range slices.Concat(requesterInputs(), nameInputs(), formInputs(), contentInputs(), encodingInputs()) {
 		t.Run(test.name, test.run)
 	}
 }
 
 func requesterInputs() []trial {
+	const account = "system:serviceaccount:kube-system:x"
 	all := []trial{
 		{name: "01 serving for a node by another", obj: asks("a", "10.0.0.1", user("system:node:b")),
 			want: `Denied CommonNameMismatch: common name "system:node:a" is not the requester's user name "system:node:b"`},
-		{name: "14 a webhook with a node's common name", obj: asks("svc.ns.svc", "svc.ns.svc", user("system:serviceaccount:ns:svc")),
-			grants: rights, want: "Denied RequesterNotNode"},
+		{name: "02 serving by an account", obj: asks("a", "10.0.0.1", user(account)), want: fmt.Sprintf("Denied RequesterNotNode: user %q", account)},
+		{name: "02 for itself", obj: asks("a", "", subject("O=system:nodes,CN=test", "10.0.0.1"), user("test")),
+			want: `Denied RequesterNotNode: user "test"`},
 		{name: "22 a node for another node", obj: object(user("system:node:b")), grants: "selfnodeclient", asked: "nodeclient",
 			want: "Waits NotAuthorized"},
 	}
-	for _, name := range []string{"system:serviceaccount:kube-system:x", "test", "arn:aws:sts::1:assumed-role/node/i-0"} {
-		all = append(all,
-			trial{name: "02 serving by " + name, obj: asks("a", "10.0.0.1", user(name)), want: fmt.Sprintf("Denied RequesterNotNode: user %q", name)},
-			trial{name: "02 for itself: " + name, obj: asks("a", "", subject("O=system:nodes,CN="+name, "10.0.0.1"), user(name)),
-				want: fmt.Sprintf("Denied RequesterNotNode: user %q", name)})
+	for _, name := range []string{"kubernetes.io/legacy-unknown", "interlink.example.com/node-a", "kubernetes.io/Kubelet-Serving", ""} {
+		all = append(all, trial{name: "15 serving for signer " + name, obj: asks("a", "10.0.0.1", signer(name)), grants: rights, want: "Untouched"})
 	}
-	for _, name := range []string{
-		"kubernetes.io/unknown", "kubernetes.io/legacy-unknown", "beta.eks.amazonaws.com/app-serving", "interlink.example.com/node-a",
-		"kubernetes.io/kube-apiserver-client", "kubernetes.io/Kubelet-Serving", "example.com/kubelet-serving", "",
+	for name, state := range map[string]func(*request){
+		"Approved": with("Approved"), "Denied": with("Denied"), "Approved and Failed": with("Approved", "Failed"), "24 issued by another": issued,
 	} {
-		all = append(all,
-			trial{name: "15 serving for signer " + name, obj: asks("a", "10.0.0.1", signer(name)), grants: rights, want: "Untouched"},
-			trial{name: "15 client for signer " + name, obj: object(signer(name)), grants: rights, want: "Untouched"})
+		all = append(all, trial{name: "20 " + name, obj: asks("a", "10.0.0.1", state), want: "Untouched"})
 	}
-	return all
+	return append(all, trial{name: "20 unknown conditions only", obj: asks("a", "10.0.0.1", with("Vetted")), want: "Approved"})
 }
 
 func nameInputs() []trial {
-	const many = "10.0.0.1 10.0.0.11 10.0.0.12 10.0.0.13 10.0.0.14 2001:db8::1 a.example.com ip-10-0-0-1.ec2.internal"
+	const many = "10.0.0.1 10.0.0.11 2001:db8::1 a.example.com ip-10-0-0-1.ec2.internal"
 	called := func(k *known) {
 		k.nodes["10.0.0.1"] = &inventory.Entry{Source: "Node 10.0.0.1", SANs: sans("10.0.0.1")}
 	}
 	all := []trial{
 		{name: "03 a Service's address, though reported", obj: asks("a", "10.0.0.1 10.97.0.1"), known: has("10.0.0.1 10.97.0.1"),
 			want: "Waits SANReserved: 10.97.0.1 is a name or an address of Service default/x"}, // it may be deleted
-		{name: "04 another node's address", obj: asks("a", "10.0.0.2"), want: "Waits SANNotOwned"},
 		{name: "04 another node's name", obj: asks("a", "10.0.0.1 b.example.com"), want: `Waits SANNotOwned: ["b.example.com"] do not belong to node "a"`},
 		{name: "05 no such node", obj: asks("gone", "10.0.0.1"), looked: "node", want: `Waits NodeNotFound: no source knows node "gone"`},
 		{name: "06 no name", obj: asks("a", ""), want: "Denied SANMissing"},
@@ -73,7 +61,7 @@ func nameInputs() []trial {
 		{name: "06 address only", looked: "node 10.0.0.1",
 			want: "Approved: Auto approving kubelet serving certificate: according to Node a, every name belongs to the node."},
 		{name: "06 the node's name is its address", obj: asks("10.0.0.1", "10.0.0.1"), known: called, want: "Approved"},
-		{name: "07 many names, all owned", obj: asks("a", many+" x.example.com"), known: has(many + " x.example.com"), want: "Approved"},
+		{name: "07 many names, all owned", obj: asks("a", many), known: has(many + " x.example.com"), want: "Approved"},
 		{name: "07 many names, one of them not", obj: asks("a", many+" x.example.com"), known: has(many), want: "Waits SANNotOwned"},
 	}
 	for _, name := range []string{"kubernetes.default.svc", "kubernetes", "10.96.0.1", "192.0.2.100", "API.example.com."} {
@@ -88,21 +76,18 @@ func formInputs() []trial {
 	all := []trial{
 		{name: "09 short name that the source lacks", obj: asks("a", "a"), want: "Waits SANNotOwned"},
 		{name: "09 short name that the source has", obj: asks("a", "a"), known: func(k *known) { k.nodes["a"].ShortNames = true }, want: "Approved"},
-		{name: "09 upper case", obj: asks("a", "A.Example.COM"), want: "Approved"},
-		{name: "09 trailing dot", obj: asks("a", "a.example.com."), want: "Approved"},
+		{name: "09 upper case and trailing dot", obj: asks("a", "A.Example.COM."), want: "Approved"},
 		{name: "09 IPv4-mapped address", obj: asks("a", "", content(extension([]int{2, 5, 29, 17}, address...))), want: "Approved"},
 		{name: "09 IPv6 in full against compressed", obj: asks("a", "2001:0db8:0000::0001"), known: has("2001:db8::1"), want: "Approved"},
 		{name: "09 the source has an address with a zone", obj: asks("a", "2001:db8::1"), known: has("2001:db8::1%eth0"), want: "Waits SANNotOwned"},
 		{name: "09 an address as a name", obj: asks("a", "", dns("10.0.0.1", "2001:db8::1")), known: has("10.0.0.1 2001:db8::1"), want: "Approved"},
 		{name: "10 with key encipherment, in another order", obj: asks("a", "10.0.0.1", usages("server auth, key encipherment, digital signature")),
 			want: "Approved"},
-		{name: "10 without key encipherment", obj: asks("a", "10.0.0.1", usages("server auth, digital signature")), want: "Approved"},
 		{name: "10 client, with key encipherment", obj: object(usages("client auth, key encipherment, digital signature")), grants: rights,
 			asked: "nodeclient", want: bootstraps},
 	}
 	for _, name := range []string{
-		"2001:db8::1%eth0", "::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "victim.corp\x00.nodes.example.com", "::ffff:10.0.0.1",
-		"kubernetes..", "a b",
+		"2001:db8::1%eth0", "::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "victim.corp\x00.nodes.example.com", "kubernetes..", "a b",
 	} {
 		all = append(all, trial{name: "09 as a name: " + name, obj: asks("a", "", dns(name)),
 			want: fmt.Sprintf("Denied NameNotPermitted: [%+q] are neither DNS names nor canonical IP addresses", name)})
@@ -111,8 +96,7 @@ func formInputs() []trial {
 		all = append(all, trial{name: "09 no host name: " + name, obj: asks("a", "", dns(name)), want: "Denied UnexpectedContent"})
 	}
 	for _, list := range []string{
-		"digital signature", "server auth", "", "digital signature, key encipherment", "server auth, key encipherment", "digital signature, client auth",
-		"digital signature, server auth, client auth", "digital signature, server auth, code signing",
+		"digital signature", "server auth, key encipherment", "", "digital signature, client auth", "digital signature, server auth, client auth",
 	} {
 		all = append(all, trial{name: "11 usages for serving: " + list, obj: asks("a", "10.0.0.1", usages(list)), want: "Denied UsagesNotPermitted"})
 	}
@@ -152,25 +136,6 @@ func contentInputs() []trial {
 	return all
 }
 
-func stateInputs() []trial {
-	vague := func(kind certificatesv1.RequestConditionType) func(*request) {
-		return func(obj *request) { obj.Status.Conditions = append(obj.Status.Conditions, condition{Type: kind}) }
-	}
-	all := []trial{
-		{name: "19 a matching object name, another requester", obj: object(func(obj *request) { obj.Name = "csr-node-a" }), asked: "nodeclient",
-			want: "Waits NotAuthorized"},
-		{name: "20 unknown conditions only", obj: asks("a", "10.0.0.1", with("Vetted"), vague("Seen")), want: "Approved"},
-		{name: "24 a certificate of another signer", obj: asks("a", "10.0.0.1", issued), want: "Untouched"},
-	}
-	for name, state := range map[string]func(*request){
-		"Approved": with("Approved"), "Denied": with("Denied"), "Approved and Denied": with("Approved", "Denied"),
-		"Approved and Failed": with("Approved", "Failed"), "Denied without a status": vague("Denied"), "Approved without a status": vague("Approved"),
-	} {
-		all = append(all, trial{name: "20 " + name, obj: asks("a", "10.0.0.1", state), want: "Untouched"})
-	}
-	return all
-}
-
 func encodingInputs() []trial {
 	good, second := asks("a", "10.0.0.1").Spec.Request, asks("b", "10.0.0.2").Spec.Request
 	of := func(parts ...[]byte) *request {
@@ -186,7 +151,6 @@ func encodingInputs() []trial {
 	}
 	return []trial{
 		{name: "23 text before", obj: of([]byte("Certificate Request:\n    Data:\n"), good), want: "Approved"},
-		{name: "23 two blocks, of which the first counts", obj: of(good, second), want: "Approved"},
 		{name: "23 two blocks, the first another node's", obj: of(second, good), want: "Denied CommonNameMismatch"},
 		{name: "23 CRLF", obj: of(bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))), want: "Approved"},
 		{name: "23 garbage after", obj: of(good, []byte("\x00\xffgarbage")), want: "Approved"},
@@ -195,7 +159,6 @@ func encodingInputs() []trial {
 		{name: "23 nothing", obj: of(), want: "Denied Malformed"},
 		{name: "23 a thousand names", obj: asks("a", names(1000)), want: "Waits SANNotOwned"},
 		{name: "23 more than a thousand names", obj: asks("a", names(1001)), want: "Denied RequestTooLarge"},
-		{name: "23 thousands of names", obj: asks("a", names(5000)), want: "Denied RequestTooLarge"},
 	}
 }
 
@@ -208,27 +171,5 @@ func TestInput08AnEgressAddressThatGoes(t *testing.T) {
 	} {
 		has(step[0])(p.known)
 		p.expect(t, step[1])
-	}
-}
-
-// Input 25: a review contains everything about the requester, and the Event is short and readable.
-func TestInput25ARequesterThatIsHuge(t *testing.T) {
-	t.Parallel()
-	name := strings.Repeat("Ü\u202e名", 20_000)
-	extra := map[string]certificatesv1.ExtraValue{}
-	for i := range 10_000 {
-		extra[fmt.Sprintf("example.com/key-%d", i)] = certificatesv1.ExtraValue{strings.Repeat("v", 10)}
-	}
-	for granted, want := range map[bool]string{true: bootstraps, false: "Waits NotAuthorized"} {
-		p := newParts(object(user(name), func(obj *request) { obj.Spec.Extra = extra }))
-		var asked []csr.Requester
-		p.reconciler.Authorizer = authz.Func(func(_ context.Context, who csr.Requester, _ authorizationv1.ResourceAttributes) (bool, error) {
-			asked = append(asked, who)
-			return granted, nil
-		})
-		p.expect(t, want) // the reporter bounds the Event
-		if len(asked) != 1 || asked[0].Username != name || len(asked[0].Extra) != len(extra) {
-			t.Errorf("asked about %d requesters, the first with %d keys", len(asked), len(asked[0].Extra))
-		}
 	}
 }

@@ -32,11 +32,11 @@ var (
 	forbidden = apierrors.NewForbidden(requests, "csr-1", errDown)
 )
 
-// counted returns the value of a counter, or the number of observations of a histogram.
-func counted(metric any) float64 {
+// counted returns the value of a counter.
+func counted(metric prometheus.Metric) float64 {
 	var value dto.Metric
-	_ = metric.(prometheus.Metric).Write(&value)
-	return value.GetCounter().GetValue() + float64(value.GetHistogram().GetSampleCount())
+	_ = metric.Write(&value)
+	return value.GetCounter().GetValue()
 }
 
 // TestLostAnswerAboutADecision checks what is recorded, reported and counted after a write that failed, and that the next
@@ -140,25 +140,18 @@ func TestLimit(t *testing.T) {
 	p.expect(t, "Approved", "Waits")
 }
 
-// TestPauseDoubles checks that a waiting request is requeued after its age, so the pause doubles from a second to
-// five minutes. It is told once, and approved when RBAC is granted late.
-func TestPauseDoubles(t *testing.T) {
+// TestPauseIsTheAge checks that a waiting request is requeued after its age. It is told once, and approved when RBAC is granted late.
+func TestPauseIsTheAge(t *testing.T) {
 	t.Parallel()
 	p := newParts(object())
-	told := []string{}
-	for age, want := range map[time.Duration]time.Duration{
-		-10 * time.Minute: time.Second, 0: time.Second, time.Second: time.Second, 3 * time.Second: 3 * time.Second,
-		59 * time.Second: 59 * time.Second, 10 * time.Minute: 5 * time.Minute,
-	} {
+	for _, age := range []time.Duration{-10 * time.Minute, 3 * time.Second, 10 * time.Minute} {
 		p.clock.SetTime(now.Add(age))
-		result, err := p.reconcile(t)
-		if err != nil || result.RequeueAfter != want {
-			t.Errorf("at the age of %s: %+v, error %v, want %s", age, result, err, want)
+		if result := must(p.reconcile(t)); result.RequeueAfter != csr.Pause(age) {
+			t.Errorf("at the age of %s: %+v", age, result)
 		}
-		told = append(told, p.events()...)
 	}
-	if len(told) != 1 || len(p.reviews) != 6 {
-		t.Errorf("Events %q for %d reviews", told, len(p.reviews))
+	if told := p.events(); len(told) != 1 {
+		t.Errorf("Events %q", told)
 	}
 	p.grants = []string{"nodeclient"}
 	p.expect(t, bootstraps)
@@ -168,51 +161,36 @@ func TestPauseDoubles(t *testing.T) {
 func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 	t.Parallel()
 	p := newParts(object())
-	p.grants = []string{"nodeclient"}
 	key := fairqueue.KeyOf(p.served, "a")
-	p.served.UID = "another"
+	p.grants, p.served.UID = []string{"nodeclient"}, "another"
 	if result, err := p.reconciler.Reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.reviews) > 0 {
 		t.Errorf("%+v, error %v, %d reviews", result, err, len(p.reviews))
 	}
-	p.expect(t, bootstraps)
 }
 
 // TestReconcileObeysTheBlockList checks that the request of a blocked node or made with a blocked certificate waits, and
-// that no review is sent for it.
+// that no review is sent for it. It has a node that is put on the list while its review is under way, too.
 func TestReconcileObeysTheBlockList(t *testing.T) {
 	t.Parallel()
-	const stolen = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-	made := func(sha256Hex string) func(*request) {
-		return func(obj *request) {
-			obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + sha256Hex}}
-		}
+	stolen := strings.Repeat("0123456789abcdef", 4)
+	made := func(obj *request) {
+		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + stolen}}
 	}
 	const ofA = `Waits NodeBlocked: node "a" is on the block list, ConfigMap ns/blocked`
 	for _, test := range []trial{
 		{name: "a bootstrap", obj: object(), list: blockList(blocked("a")), grants: rights, want: ofA},
-		{name: "a renewal", obj: object(user("system:node:a")), list: blockList(blocked("A")), grants: rights, want: ofA},
-		{name: "a serving certificate", obj: asks("a", "10.0.0.1"), list: blockList(blocked("a")), want: ofA},
+		{name: "a serving certificate", obj: asks("a", "10.0.0.1"), list: blockList(blocked("A")), want: ofA},
 		{name: "by a blocked node", obj: object(user("system:node:b")), list: blockList(blocked("b")), want: `Waits NodeBlocked: node "b" is`},
 		{name: "shape mismatch", obj: object(usages("")), list: blockList(blocked("a")), grants: rights, want: ofA},
-		{name: "another node", obj: object(), list: blockList(blocked("b")), grants: rights, asked: "nodeclient", want: bootstraps},
-		{name: "made with a blocked certificate", obj: object(made(stolen)), list: blockList(blocked("", stolen)), grants: rights,
+		{name: "another node", obj: object(made), list: blockList(blocked("b", stolen[1:]+"0")), grants: rights, asked: "nodeclient", want: bootstraps},
+		{name: "made with a blocked certificate", obj: object(made), list: blockList(blocked("", stolen)), grants: rights,
 			want: "Waits CertificateBlocked: client certificate " + stolen + " is on the block list, ConfigMap ns/blocked"},
-		{name: "made with another certificate", obj: object(made(stolen[1:] + "0")), list: blockList(blocked("b", stolen)), grants: rights,
-			asked: "nodeclient", want: bootstraps},
-		{name: "empty list", obj: object(), list: blockList(blocked("")), grants: rights, asked: "nodeclient", want: bootstraps},
 		{name: "not read yet", obj: object(), list: blockList(), grants: rights,
 			want: "Waits InventoryUnavailable: the request waits because it is unknown whether it is blocked: block list ConfigMap ns/blocked: not read yet"},
 	} {
 		t.Run(test.name, test.run)
 	}
-}
-
-// TestBlockedDuringTheReview checks that a node that is put on the block list while its review is under way is not
-// approved.
-func TestBlockedDuringTheReview(t *testing.T) {
-	t.Parallel()
-	p := newParts(object())
-	list := blockList(blocked(""))
+	p, list := newParts(object()), blockList(blocked(""))
 	p.reconciler.BlockList = list
 	p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 		list.Offer(blocked("a"))
@@ -234,8 +212,7 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 		told      int
 	}{
 		{-time.Hour, 1100 * time.Millisecond, 0}, // the clock of the API server was set back
-		{0, 1100 * time.Millisecond, 0}, {8 * time.Second, 2100 * time.Millisecond, 0}, {10 * time.Second, 2350 * time.Millisecond, 1},
-		{80 * time.Second, 11100 * time.Millisecond, 0}, {30 * time.Minute, 30100 * time.Millisecond, 0},
+		{8 * time.Second, 2100 * time.Millisecond, 0}, {10 * time.Second, 2350 * time.Millisecond, 1}, {30 * time.Minute, 30100 * time.Millisecond, 0},
 	} {
 		p.clock.SetTime(now.Add(test.age))
 		shortest, longest := time.Hour, time.Duration(0)
@@ -257,44 +234,27 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 func TestFailedReconcilesAreCounted(t *testing.T) {
 	t.Parallel()
 	internal := errorsTotal.WithLabelValues("InternalError") // no other test causes it
-	p := newParts(object())
 	for i, test := range []struct {
-		get, write     error
-		fails, counted bool
+		get, write error
+		fails      bool
+		counts     float64
 	}{
-		{get: apierrors.NewInternalError(errDown), fails: true, counted: true},
+		{get: apierrors.NewInternalError(errDown), fails: true, counts: 1},
 		{get: apierrors.NewNotFound(requests, "csr-1")},
 		{write: apierrors.NewInternalError(errDown)}, // the request was changed meanwhile
 		{},
 	} {
+		p := newParts(object())
 		p.grants, p.getFault, p.writeFault = []string{"nodeclient"}, test.get, test.write
 		before := counted(internal)
-		if _, err := p.reconcile(t); (err != nil) != test.fails || (counted(internal) == before+1) != test.counted {
+		if _, err := p.reconcile(t); (err != nil) != test.fails || counted(internal) != before+test.counts {
 			t.Errorf("%d: error %v, %g reconciles are counted after %g", i, err, counted(internal), before)
 		}
 	}
-	before := counted(errorsTotal.WithLabelValues("Forbidden"))
-	p.writeFault = forbidden
+	p, before := newParts(object()), counted(errorsTotal.WithLabelValues("Forbidden"))
+	p.grants, p.writeFault = []string{"nodeclient"}, forbidden
 	if _, err := p.reconcile(t); err != nil || counted(errorsTotal.WithLabelValues("Forbidden")) <= before { // other tests cause it too
 		t.Errorf("error %v, a refused write is not counted", err)
-	}
-}
-
-// TestReviewsAreMeasuredByResult checks the label of each result in the metric of reviews.
-func TestReviewsAreMeasuredByResult(t *testing.T) {
-	t.Parallel()
-	for want, test := range map[string]struct {
-		allowed bool
-		err     error
-	}{"allowed": {allowed: true}, "refused": {}, "error": {allowed: true, err: errDown}} {
-		before := counted(reviewSeconds.WithLabelValues(want))
-		review := measured{authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-			return test.allowed, test.err
-		})}
-		allowed, err := review.Allowed(t.Context(), csr.Requester{}, authorizationv1.ResourceAttributes{})
-		if got := counted(reviewSeconds.WithLabelValues(want)); allowed != test.allowed || !errors.Is(err, test.err) || got != before+1 {
-			t.Errorf("%s: %t, error %v, %g reviews, want one more than %g", want, allowed, err, got, before)
-		}
 	}
 }
 
@@ -346,17 +306,18 @@ func TestDryRunReports(t *testing.T) {
 		want   string // type and reason
 		again  time.Duration
 	}{
-		"would approve":                    {obj: object(), grants: rights, want: "Normal WouldApprove", again: report.Again},
-		"would approve serving":            {obj: asks("a", "10.0.0.1"), want: "Normal WouldApprove", again: report.Again},
-		"would wait":                       {obj: object(), want: "Warning WouldWait", again: time.Second},
-		"would ignore":                     {obj: object(wrong), want: "Warning WouldIgnore", again: report.Again},
-		"would deny":                       {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: report.Again},
-		"cannot be read":                   {obj: object(malformed), want: "Warning WouldIgnore", again: report.Again},
-		"approved by another a moment ago": {obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: report.Again},
-		"signed by another a moment ago":   {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: report.Again},
-		"signed by another, and trimmed":   {obj: must(csr.Trim{}.Transform(object(issued))).(*request), grants: rights},
-		"approved by another long ago":     {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
-		"another signer":                   {obj: object(signer("example.com/other")), grants: rights},
+		"would approve":         {obj: object(), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"would approve serving": {obj: asks("a", "10.0.0.1"), want: "Normal WouldApprove", again: report.Again},
+		"would wait":            {obj: object(), want: "Warning WouldWait", again: time.Second},
+		"would ignore":          {obj: object(wrong), want: "Warning WouldIgnore", again: report.Again},
+		"would deny":            {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: report.Again},
+		"cannot be read":        {obj: object(malformed), want: "Warning WouldIgnore", again: report.Again},
+		"approved by another a moment ago": {
+			obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: report.Again},
+		"signed by another a moment ago": {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: report.Again},
+		"signed by another, and trimmed": {obj: must(csr.Trim{}.Transform(object(issued))).(*request), grants: rights},
+		"approved by another long ago":   {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
+		"another signer":                 {obj: object(signer("example.com/other")), grants: rights},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -382,24 +343,6 @@ func TestDryRunReports(t *testing.T) {
 				t.Errorf("records %q, want %s", records, would)
 			}
 		})
-	}
-}
-
-// TestDryRunIsCounted checks the labels of the metric, and that a review that fails is no verdict.
-func TestDryRunIsCounted(t *testing.T) {
-	t.Parallel()
-	const name = "example.com/dry-run"
-	p := newParts(object(signer(name)))
-	p.reconciler.Rules[0].SignerName, p.reconciler.DryRun, p.grants = name, true, []string{"nodeclient"}
-	metric := dryRunTotal.WithLabelValues(name, "Approve", "AutoApproved")
-	before := counted(metric)
-	_, _ = must(p.reconcile(t)), must(p.reconcile(t))
-	if got := counted(metric); got != before+1 || len(p.events()) != 1 {
-		t.Errorf("counted %g after %g", got, before)
-	}
-	p.fault = errDown
-	if _, err := p.reconcile(t); err == nil || len(p.events()) > 0 {
-		t.Errorf("error %v", err)
 	}
 }
 

@@ -8,9 +8,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/hex"
 	"encoding/pem"
-	"errors"
 	"net"
-	"net/url"
 	"slices"
 	"strings"
 	"testing"
@@ -46,7 +44,6 @@ func TestNodeClient(t *testing.T) {
 	)
 	node := user("system:node:a")
 	bound := func(node string) *request { return object(says(kubelet(node, "")), groups("x", csr.TokenGroup("a"))) }
-	spiffe := content(func(r *x509.CertificateRequest) { r.URIs = []*url.URL{{Scheme: "spiffe", Host: "a"}} })
 	renewals := NodeClient() // a rule of a user of the library
 	renewals.Recognisers = renewals.Recognisers[:1]
 	trimmed := must(csr.Trim{}.Transform(object(issued))).(*request)
@@ -58,24 +55,17 @@ func TestNodeClient(t *testing.T) {
 		{name: "the node itself may only bootstrap", obj: object(node), grants: "nodeclient", asked: rights, want: bootstraps},
 		{name: "the node itself without permission", obj: object(node), asked: rights, want: notRenew},
 		{name: "upper case", obj: object(user("system:node:A")), grants: "selfnodeclient", asked: "nodeclient", want: "Waits NotAuthorized"},
-		{name: "empty user name", obj: object(user("")), asked: "nodeclient", want: "Waits NotAuthorized"},
-		{name: "failed, yet undecided", obj: object(with("Failed")), grants: rights, asked: "nodeclient", want: bootstraps},
 		{name: "no recogniser", obj: object(), rule: &renewals, grants: rights, want: "Untouched"},
-		{name: "no rule", obj: object(), rule: &Rule{}, grants: rights, want: "Untouched"},
-		{name: "no rule for serving certificates", obj: asks("a", "10.0.0.1"), rule: &renewals, grants: rights, want: "Untouched"},
 		{name: "issued and trimmed", obj: trimmed, grants: rights, want: "Untouched"},
 		{name: "another signer, malformed", obj: object(malformed, signer("example.com/a")), want: "Untouched"},
 
 		{name: "a token for this node", obj: bound("a"), grants: rights, asked: "nodeclient", want: bootstraps},
 		{name: "a token for another node", obj: bound("b"), grants: rights, want: elsewhere + `"b"`},
 		{name: "a bound token, no node name", obj: bound(""), grants: rights, want: elsewhere + `""`},
-		{name: "a bound token, upper case", obj: bound("A"), grants: rights, want: elsewhere + `"A"`},
 
 		{name: "malformed", obj: object(malformed), want: "Denied Malformed: spec.request is not a PEM block of type CERTIFICATE REQUEST"},
 		{name: "server auth", obj: object(usages("digital signature, client auth, server auth")), grants: rights, want: badUsages},
-		{name: "an unknown usage", obj: object(usages("magic")), grants: rights, want: badUsages},
 		{name: "a DNS name", obj: object(dns("a")), grants: rights, want: mismatch + "DNS subjectAltNames are not allowed"},
-		{name: "a URI", obj: object(spiffe), grants: rights, want: mismatch},
 		{name: "another organization", obj: object(subject("O=system:masters,CN=system:node:a", "")), grants: rights,
 			want: mismatch + "subject organization is not system:nodes"},
 		{name: "another common name", obj: object(subject("O=system:nodes,CN=a", "")), grants: rights,
@@ -86,58 +76,50 @@ func TestNodeClient(t *testing.T) {
 	}
 }
 
-// TestUnreadNamesABug checks the Decision about a request that is not parsed because of a bug.
-func TestUnreadNamesABug(t *testing.T) {
-	t.Parallel()
-	want := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "InternalError",
-		Message: "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
-			"The request is parsed again within five minutes"}}
-	if got := unread(errors.New("index out of range")); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
-}
-
 // TestGateAndConfirmSurroundTheReview checks the order of Gate, review and Confirm, and that each of them ends the
 // judgement if it refuses or fails.
 func TestGateAndConfirmSurroundTheReview(t *testing.T) {
 	t.Parallel()
-	down := errors.New("down")
-	refused := Decision{Result: verdict.Wait.Because("Refused", "no")}
-	for name, test := range map[string]struct {
-		gate, confirm       Decision
-		gateErr, confirmErr error
-		denied              bool
-		want, steps         string
-	}{
-		"all permit":               {want: "AutoApproved", steps: "gate review confirm"},
-		"Gate refuses":             {gate: refused, want: "Refused", steps: "gate"},
-		"Gate fails":               {gateErr: down, want: "down", steps: "gate"},
-		"the requester may not":    {denied: true, want: "NotAuthorized", steps: "gate review"},
-		"Confirm refuses":          {confirm: refused, want: "Refused", steps: "gate review confirm"},
-		"Confirm fails":            {confirmErr: down, want: "down", steps: "gate review confirm"},
-		"Confirm fails in refusal": {confirm: refused, confirmErr: down, want: "down", steps: "gate review confirm"},
+	for answers, want := range map[string]string{ // of Gate, of the review and of Confirm; an error counts more than a refusal
+		"pass pass pass":    "AutoApproved after gate review confirm",
+		"refuses":           "Refused after gate",
+		"fails":             "down after gate",
+		"pass refuses":      "NotAuthorized after gate review",
+		"pass pass refuses": "Refused after gate review confirm",
+		"pass pass fails":   "down after gate review confirm",
 	} {
 		var steps []string
-		step := func(name string, decision Decision, err error) Judge {
-			return func(context.Context, *csr.Request) (Decision, error) {
-				steps = append(steps, name)
+		step := func(name string) (refuses bool, err error) {
+			answer := strings.Fields(answers)[len(steps)]
+			steps = append(steps, name)
+			if answer == "fails" {
+				err = errDown
+			}
+			return answer != "pass", err
+		}
+		judge := func(name string) Judge {
+			return func(context.Context, *csr.Request) (decision Decision, err error) {
+				refuses, err := step(name)
+				if refuses {
+					decision.Result = verdict.Wait.Because("Refused", "no")
+				}
 				return decision, err
 			}
 		}
 		p := newParts(object())
 		bootstrapper := &p.reconciler.Rules[0].Recognisers[1]
-		bootstrapper.Gate, bootstrapper.Confirm = step("gate", test.gate, test.gateErr), step("confirm", test.confirm, test.confirmErr)
+		bootstrapper.Gate, bootstrapper.Confirm = judge("gate"), judge("confirm")
 		p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-			steps = append(steps, "review")
-			return !test.denied, nil
+			refuses, err := step("review")
+			return !refuses, err
 		})
 		_, decision, err := p.reconciler.Decide(t.Context(), p.served)
 		got := decision.Reason
 		if err != nil {
 			got = err.Error()
 		}
-		if got != test.want || strings.Join(steps, " ") != test.steps {
-			t.Errorf("%s: %s after %q, want %s after %q", name, got, steps, test.want, test.steps)
+		if got += " after " + strings.Join(steps, " "); got != want {
+			t.Errorf("%s: %s, want %s", answers, got, want)
 		}
 	}
 }
@@ -194,12 +176,6 @@ func FuzzRules(f *testing.F) {
 	f.Add(a, nodes, "ou", "b.example.com", []byte{10, 0, 0, 2}, "a@b", "system:node:b", "", serving)
 	f.Add("system:node:", "system:nodes,system:masters", "", "kubernetes.default.svc", []byte{10, 96, 0, 1}, "", "system:node:", nodes, serving)
 	f.Add(a, nodes, "", "::ffff:10.0.0.1,*.example.com,a\u3002b", []byte{127, 0, 0, 1}, "", a, nodes, uint8(15))
-	const web, accounts = "system:serviceaccount:shop:web", "system:serviceaccounts,system:serviceaccounts:shop"
-	f.Add("", "", "", "api.shop.svc", []byte{}, "", web, accounts, uint8(2))
-	f.Add("", "", "", "a.example.com", []byte{}, "", "jane", "", uint8(2))
-	f.Add("api.shop.svc", "", "", "api.shop.svc,db.shop.svc.cluster.local", []byte{}, "", web, accounts, serving)
-	f.Add("", "", "", "api.kitchen.svc,kubernetes.shop.svc", []byte{}, "", web, accounts, serving|8)
-	world := newRuled()
 	f.Fuzz(func(t *testing.T, commonName, organizations, unit, dns string, ips []byte, email, user, groups string, usages uint8) {
 		content := asked{
 			commonName: commonName, unit: unit, email: email, user: user,
@@ -221,7 +197,6 @@ func FuzzRules(f *testing.F) {
 		if err != nil {
 			return
 		}
-		content.checkRules(t, world, obj)
 		approver := newKnown()
 		decision, _ := approver.judge(t.Context(), req)
 		if again, _ := approver.judge(t.Context(), req); again != decision {

@@ -38,8 +38,6 @@ func TestServingRefuses(t *testing.T) {
 	busy := fmt.Errorf("ask webhook: %w", inventory.ErrBusy)
 	tests := []trial{
 		{name: "without the group system:nodes", obj: asks("a", "10.0.0.1", groups("system:authenticated")), want: "Denied RequesterNotNode"},
-		{name: "a similar group", obj: asks("a", "10.0.0.1", groups("system:nodes ")), want: "Denied RequesterNotNode"},
-		{name: "upper case", obj: asks("a", "10.0.0.1", user("system:node:A")), want: "Denied CommonNameMismatch"},
 		{name: "a reserved address", obj: asks("a", "127.0.0.1"), want: "Denied SANReserved: 127.0.0.1 is a loopback address"},
 		{name: "a reserved name that is not owned", obj: asks("a", "*.example.com"), want: "Denied SANReserved: *.example.com is a wildcard"},
 		{name: "all violations are told", obj: asks("a", "", violations, usages("")),
@@ -55,7 +53,6 @@ func TestServingRefuses(t *testing.T) {
 		{name: "a name that many Nodes report", obj: asks("a", "lb.test"), known: loadBalancer,
 			want: `Waits SANContested: {namePattern: ".*", dnsNames: ["${node}", "lb.test"], addresses: [CIDR of the nodes]}`},
 
-		{name: "a Service's address", known: of(nameFacts{service: "Service a/b"}), want: "Waits SANReserved: name or an address of Service a/b"},
 		{name: "a Service's address that is not owned", known: both, want: "Waits SANReserved: Service default/x"},
 		{name: "an address of the API server", known: of(nameFacts{apiServer: "in the kubeconfig"}),
 			want: "Waits SANReserved: 10.0.0.1 is a name or an address of the API server (in the kubeconfig), which no node can have: " +
@@ -69,8 +66,6 @@ func TestServingRefuses(t *testing.T) {
 		{name: "Services are only being read", known: fails(nil, informer.ErrNotRead), looked: "node 10.0.0.1", want: "Waits InventoryPending"},
 		{name: "no addresses yet", known: has(""), want: "Waits AddressNotPublished: Node a has no names and no addresses yet"},
 		{name: "a name, but no addresses yet", known: has("a.example.com"), want: "Waits SANNotOwned"},
-		{name: "another node's address", known: has("10.0.0.2"),
-			want: `Waits SANNotOwned: ["10.0.0.1"] do not belong to node "a": Node a has ["10.0.0.2"]`},
 		{name: "its machine has become another node", known: entry(&inventory.Entry{Source: "Machine default/m", Bound: "b"}),
 			want: `Waits SANNotOwned: Machine default/m is node "b"`},
 		{name: "a stronger entry gives it to another node", known: claimed(inventory.Claim{Owner: "Machine default/b"}),
@@ -83,15 +78,12 @@ func TestServingRefuses(t *testing.T) {
 		{name: "many Nodes report it", known: claimed(inventory.Claim{Other: "b", Nodes: 3}),
 			want: `Waits SANContested: 10.0.0.1 is reported by 3 Nodes, for example "a" and b, so none of them gets it: if they share it, ` +
 				`add the row {namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`},
-		{name: "ten Nodes report it", known: claimed(inventory.Claim{Other: "b", Nodes: mostCounted}), want: "Waits SANContested: reported by 10 Nodes"},
 		{name: "all Nodes report it", known: claimed(inventory.Claim{Other: "b", Nodes: mostCounted + 1}),
 			want: "Waits SANContested: reported by more than 10 Nodes"},
 		{name: "shared by several nodes, not reported", known: claimed(inventory.Claim{NotReported: true}),
 			want: `Waits AddressNotPublished: 10.0.0.1 may belong to several nodes, according to Node a, but Node "a" does not report it`},
 	}
-	for _, name := range []string{
-		"evil-node1.example.org.attacker", "node1.example.org.attacker", "evil-node1.example.org", "node1xexample.org", "eviLa.pool.example.org",
-	} {
+	for _, name := range []string{"evil-node1.example.org", "node1.example.org.attacker", "node1xexample.org", "eviLa.pool.example.org"} {
 		tests = append(tests, trial{name: "similar to its own: " + name, obj: asks("a", name), want: "Waits SANNotOwned", known: func(k *known) {
 			k.nodes["a"].SANs, k.nodes["a"].Suffixes = sans("node1.example.org"), []string{"a.pool.example.org"}
 		}})
@@ -105,19 +97,18 @@ func TestServingRefuses(t *testing.T) {
 // up.
 func TestServingListsTheFirstNames(t *testing.T) {
 	t.Parallel()
-	for _, count := range []int{mostRefused, mostRefused + 1, 900} {
-		var foreign, reserved []string
-		for i := range count {
-			foreign = append(foreign, fmt.Sprintf("10.1.%d.%d", i>>8, i&255))
-			reserved = append(reserved, fmt.Sprintf("%d.cluster.local", i))
+	for part, format := range map[string]string{`"10.1.2.`: "10.1.2.%d", ".cluster.local is ": "%d.cluster.local"} {
+		var names []string
+		for i := range 200 {
+			names = append(names, fmt.Sprintf(format, i))
 		}
-		for part, names := range map[string][]string{`"10.1.`: foreign, ".cluster.local is ": reserved} {
-			k := newKnown()
-			want := map[string]int{`"10.1.`: mostRefused + 1, ".cluster.local is ": 0}[part]
-			got, _ := k.judge(t.Context(), parse(asks("a", strings.Join(names, " "))))
-			if strings.Count(got.Message, part) != mostRefused || len(k.asked) != want {
-				t.Errorf("of %d names, %d lookups: %+v", count, len(k.asked), got)
-			}
+		k, lookups := newKnown(), 0 // for reserved names
+		if part[0] == '"' {
+			lookups = mostRefused + 1
+		}
+		got, _ := k.judge(t.Context(), parse(asks("a", strings.Join(names, " "))))
+		if strings.Count(got.Message, part) != mostRefused || len(k.asked) != lookups {
+			t.Errorf("%d lookups: %+v", len(k.asked), got)
 		}
 	}
 }

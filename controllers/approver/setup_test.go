@@ -24,7 +24,6 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -72,69 +71,43 @@ func TestSetupFollowsFromTheRules(t *testing.T) {
 	incomplete := func(*Inventory) Rule { return Rule{SignerName: "x", Recognisers: []Recogniser{{Name: "all"}}} }
 	all := func(sources ...SourceBuilder) []SourceBuilder { return sources }
 	other := builds(&askedOf{}, nil)
+	const watched = "*node.APIServers *node.Source"
 	for name, test := range map[string]struct {
 		rule    func(*Inventory) Rule
 		sources []SourceBuilder
 		denial  Denial
-		runs    string // beside the controller itself
-		warns   bool
-		fails   string
+		want    string // what the manager runs beside the controller itself, with "warns" before; or a part of the error
 	}{
-		"client certificates":                   {rule: client, runs: "*node.Source"},
-		"first certificates by the inventory":   {rule: first, sources: all(other), runs: "*node.Source *nodeidentity.Leases"},
-		"serving certificates":                  {rule: serving, sources: all(other), runs: "*node.APIServers *node.Source"},
-		"serving, by what nodes report":         {rule: serving, sources: all(NodeSource), runs: "*node.APIServers *node.Source", warns: true},
-		"serving, by another source before":     {rule: serving, sources: all(other, NodeSource), runs: "*node.APIServers *node.Source"},
-		"serving, by another source after":      {rule: serving, sources: all(NodeSource, other), runs: "*node.APIServers *node.Source"},
-		"a source that can't be built":          {rule: serving, sources: all(builds(nil, errors.New("no such kind"))), fails: "no such kind"},
-		"rules that are incomplete":             {rule: incomplete, fails: "the rule for signer \"x\" has no Shape"},
-		"a recogniser that is incomplete":       {rule: incomplete, fails: "recogniser \"all\" of the rule for signer \"x\" has no Matches"},
-		"denials are permitted":                 {rule: client, denial: DenialPermanent, runs: "*node.Source"},
-		"a value of denial that does not exist": {rule: client, denial: "Sometimes", fails: `denial "Sometimes" is invalid: set it to Never or Permanent`},
+		"client certificates":                   {client, nil, DenialPermanent, "*node.Source"},
+		"first certificates by the inventory":   {first, all(other), "", "*node.Source *nodeidentity.Leases"},
+		"serving, by what nodes report":         {serving, all(NodeSource), "", "warns " + watched},
+		"serving, by another source before":     {serving, all(other, NodeSource), "", watched},
+		"serving, by another source after":      {serving, all(NodeSource, other), "", watched},
+		"a source that can't be built":          {serving, all(builds(nil, errors.New("no such kind"))), "", "no such kind"},
+		"rules that are incomplete":             {incomplete, nil, "", "the rule for signer \"x\" has no Shape"},
+		"a recogniser that is incomplete":       {incomplete, nil, "", "recogniser \"all\" of the rule for signer \"x\" has no Matches"},
+		"a value of denial that does not exist": {client, nil, "Sometimes", `denial "Sometimes" is invalid: set it to Never or Permanent`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			i := &Inventory{Sources: test.sources}
 			r := &Reconciler{Inventory: i, Rules: []Rule{test.rule(i)}, Denial: test.denial}
 			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
-			err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{})
-			if (err == nil) != (test.fails == "") || err != nil && !strings.Contains(err.Error(), test.fails) {
-				t.Errorf("error %v, want %q", err, test.fails)
+			if err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{}); err != nil {
+				if !strings.Contains(err.Error(), test.want) {
+					t.Errorf("error %v, want %q", err, test.want)
+				}
+				return
 			}
-			runs := slices.DeleteFunc(mgr.runs, func(name string) bool { return strings.HasPrefix(name, "*controller.") })
-			slices.Sort(runs)
-			if got := strings.Join(runs, " "); test.fails == "" && got != test.runs {
-				t.Errorf("the manager runs %s, want %s", got, test.runs)
+			slices.Sort(mgr.runs)
+			got := strings.Join(slices.DeleteFunc(mgr.runs, func(name string) bool { return strings.HasPrefix(name, "*controller.") }), " ")
+			if strings.Contains(strings.Join(mgr.logs, ""), "depend only on what nodes report about themselves") {
+				got = "warns " + got
 			}
-			if warns := strings.Contains(strings.Join(mgr.logs, ""), "depend only on what nodes report about themselves"); warns != test.warns {
-				t.Errorf("warned %t, want %t: %q", warns, test.warns, mgr.logs)
+			if got != test.want {
+				t.Errorf("%s, want %s", got, test.want)
 			}
 		})
-	}
-}
-
-// TestSetupKeepsWhatIsSet checks that SetupWithManager sets the fields that are nil, and no other.
-func TestSetupKeepsWhatIsSet(t *testing.T) {
-	t.Parallel()
-	mgr := managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})
-	fields := func(r *Reconciler) []any {
-		return []any{r.Client, r.Live, r.Clock, r.ServerTime, r.Authorizer, r.Reporter, r.Denial, r.Workers}
-	}
-	unset := &Reconciler{}
-	zero := fields(unset)
-	unset.fill(mgr)
-	for i, field := range fields(unset) {
-		if field == zero[i] {
-			t.Errorf("field %d is not set", i)
-		}
-	}
-	p := newParts(nil)
-	set := p.reconciler
-	set.Live, set.Authorizer, set.Denial, set.Workers = p, &authz.Shared{}, DenialPermanent, 3
-	want := fields(set)
-	set.fill(mgr)
-	if got := fields(set); !slices.Equal(got, want) {
-		t.Errorf("a field is replaced: %+v, want %+v", got, want)
 	}
 }
 
@@ -171,21 +144,18 @@ func TestEventsQueueWhatIsUndecided(t *testing.T) {
 			t.Errorf("%s: %q is queued, and %q waits", what, got, waiting)
 		}
 	}
-	events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
-	expect("new", "csr-1")
 	for name, changed := range map[string]*request{
-		"approved": object(with("Approved")), "denied": object(with("Denied")), "issued": object(issued),
-		"another signer": object(signer("example.com/other")),
+		"approved": object(with("Approved")), "issued": object(issued), "another signer": object(signer("example.com/other")), "deleted": nil,
 	} {
-		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: obj}, queue)
+		events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
 		expect("before it is "+name, "csr-1")
-		events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: changed}, queue)
+		if changed == nil {
+			events.Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: obj}, queue)
+		} else {
+			events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: changed}, queue)
+		}
 		expect(name, "")
 	}
-	events.Update(t.Context(), event.TypedUpdateEvent[*request]{ObjectOld: obj, ObjectNew: obj}, queue)
-	expect("again", "csr-1")
-	events.Delete(t.Context(), event.TypedDeleteEvent[*request]{Object: obj}, queue)
-	expect("deleted", "")
 }
 
 // TestChangesWakeThoseThatWait checks which requests a change of the inventory wakes, that changes are gathered, and that
@@ -216,16 +186,14 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 			change func()
 			want   string
 		}{
-			"a node":                      {func() { wake.inventory("b") }, "b1"},
-			"two nodes":                   {func() { wake.inventory("b"); wake.inventory("c"); wake.inventory("b") }, "b1 c1"},
-			"a node with many requests":   {func() { wake.inventory("a") }, "a2 a3 a4"},
-			"all nodes":                   {func() { wake.inventory("") }, "a2 a3 a4 b1 c1"},
-			"an address":                  {func() { wake.inventory("z", sans("10.0.0.1")...) }, "a1 a2 b1"},
-			"an address that none asks":   {func() { wake.inventory("z", sans("10.9.9.9")...) }, ""},
-			"more than can be gathered":   {func() { wake.inventory("z", append(many(mostMarks), sans("10.0.0.1")...)...) }, ""},
-			"a node beside too many":      {func() { wake.inventory("z", many(mostMarks+1)...); wake.inventory("b") }, "b1"},
-			"all nodes beside too many":   {func() { wake.inventory("z", many(mostMarks+1)...); wake.inventory("") }, "a2 a3 a4 b1 c1"},
-			"a node that nobody asks for": {func() { wake.inventory("z") }, ""},
+			"a node":                    {func() { wake.inventory("b") }, "b1"},
+			"two nodes":                 {func() { wake.inventory("b"); wake.inventory("c"); wake.inventory("b") }, "b1 c1"},
+			"a node with many requests": {func() { wake.inventory("a") }, "a2 a3 a4"},
+			"all nodes":                 {func() { wake.inventory("") }, "a2 a3 a4 b1 c1"},
+			"an address":                {func() { wake.inventory("z", sans("10.0.0.1")...) }, "a1 a2 b1"},
+			"an address that none asks": {func() { wake.inventory("z", sans("10.9.9.9")...) }, ""},
+			"more than can be gathered": {func() { wake.inventory("z", append(many(mostMarks), sans("10.0.0.1")...)...) }, ""},
+			"all nodes beside too many": {func() { wake.inventory("z", many(mostMarks+1)...); wake.inventory("") }, "a2 a3 a4 b1 c1"},
 		} {
 			test.change()
 			synctest.Wait()
