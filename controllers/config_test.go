@@ -66,14 +66,12 @@ func TestSignersHaveTheirCA(t *testing.T) {
 		want    map[string]string
 		pairs   int
 	}{
-		"one Secret for all signers": {config.Signing{CA: shared}, map[string]string{clients: secretCA, kubelet: secretCA, serving: secretCA}, 1},
-		"files for all signers":      {config.Signing{CA: files}, map[string]string{clients: filesCA, kubelet: filesCA, serving: filesCA}, 1},
+		"files for all signers": {config.Signing{CA: files}, map[string]string{clients: filesCA, kubelet: filesCA, serving: filesCA}, 1},
 		"one CA each": {
 			config.Signing{Signers: []config.Signer{of(files, clients), of(config.CA{CertFile: "b", KeyFile: "c"}, kubelet), of(shared, serving)}},
 			map[string]string{clients: filesCA, kubelet: "files b and c has not been read yet", serving: secretCA}, 3,
 		},
-		"only some signers": {config.Signing{Signers: []config.Signer{of(files, serving)}}, map[string]string{serving: filesCA}, 1},
-		"one Secret named twice": {
+		"one Secret named twice, and a signer without a CA": {
 			config.Signing{Signers: []config.Signer{of(shared, clients), of(shared, serving)}},
 			map[string]string{clients: secretCA, serving: secretCA}, 1,
 		},
@@ -98,35 +96,31 @@ func TestSignersHaveTheirCA(t *testing.T) {
 func TestProfiles(t *testing.T) {
 	t.Parallel()
 	const hour, year = time.Hour, 365 * 24 * time.Hour
-	usages := []certificatesv1.KeyUsage{"client auth", "any"}
+	usages, a, b := []certificatesv1.KeyUsage{"client auth", "any"}, []string{"O=a"}, []string{"O=b"}
 	type (
-		profileConfig = ca.ProfileConfig
-		forAll        = config.Signing
-		settings      = config.Signer
+		want = ca.ProfileConfig
+		all  = config.Signing
+		one  = config.Signer
 	)
 	for name, test := range map[string]struct {
-		all  config.Signing
-		one  config.Signer // serving, unless it has a name
-		want profileConfig
+		all  all
+		one  one // serving, unless it has a name
+		want want
 	}{
 		"nothing set":    {},
-		"a duration":     {all: forAll{Duration: *span(hour)}, want: profileConfig{Lifetime: hour}},
-		"stronger keys":  {all: forAll{MinRSABits: 4096}, want: profileConfig{MinRSABits: 4096}},
-		"other subjects": {all: forAll{ForbiddenSubjects: []string{"O=a"}}, want: profileConfig{ForbiddenSubjects: []string{"O=a"}}},
+		"a duration":     {all{Duration: *span(hour)}, one{}, want{Lifetime: hour}},
+		"stronger keys":  {all{MinRSABits: 4096}, one{}, want{MinRSABits: 4096}},
+		"other subjects": {all{ForbiddenSubjects: a}, one{}, want{ForbiddenSubjects: a}},
 		"own durations": {
-			one:  settings{Duration: span(2 * hour), MinDuration: span(hour), MaxDuration: span(3 * hour)},
-			want: profileConfig{Lifetime: 2 * hour, MinLifetime: hour, MaxLifetime: 3 * hour},
+			all{}, one{Duration: span(2 * hour), MinDuration: span(hour), MaxDuration: span(3 * hour)},
+			want{Lifetime: 2 * hour, MinLifetime: hour, MaxLifetime: 3 * hour},
 		},
-		"a maximum below the default": {one: settings{MaxDuration: span(hour)}, want: profileConfig{Lifetime: hour, MaxLifetime: hour}},
-		"a maximum above the default": {one: settings{MaxDuration: span(2 * year)}, want: profileConfig{MaxLifetime: 2 * year}},
-		"own subjects":                {one: settings{ForbiddenSubjects: []string{"O=a*"}}, want: profileConfig{ForbiddenSubjects: []string{"O=a*"}}},
-		"own subjects in place of all signers'": {
-			all: forAll{ForbiddenSubjects: []string{"O=a"}}, one: settings{ForbiddenSubjects: []string{"O=b"}},
-			want: profileConfig{ForbiddenSubjects: []string{"O=b"}},
-		},
-		"no subject is forbidden":                {one: settings{ForbiddenSubjects: []string{}}, want: profileConfig{ForbiddenSubjects: []string{}}},
-		"a custom signer":                        {one: settings{Name: "example.com/a", Usages: usages}, want: profileConfig{ForbidWildcards: true}},
-		"a custom signer that permits wildcards": {one: settings{Name: "example.com/a", Usages: usages, AllowWildcards: true}},
+		"a maximum below the default":            {all{}, one{MaxDuration: span(hour)}, want{Lifetime: hour, MaxLifetime: hour}},
+		"a maximum above the default":            {all{}, one{MaxDuration: span(2 * year)}, want{MaxLifetime: 2 * year}},
+		"own subjects in place of all signers'":  {all{ForbiddenSubjects: a}, one{ForbiddenSubjects: b}, want{ForbiddenSubjects: b}},
+		"no subject is forbidden":                {all{}, one{ForbiddenSubjects: []string{}}, want{ForbiddenSubjects: []string{}}},
+		"a custom signer":                        {all{}, one{Name: "example.com/a", Usages: usages}, want{ForbidWildcards: true}},
+		"a custom signer that permits wildcards": {all{}, one{Name: "example.com/a", Usages: usages, AllowWildcards: true}, want{}},
 	} {
 		others := ca.ProfileConfig{Lifetime: cmp.Or(test.all.Duration.Duration, year), MinRSABits: test.all.MinRSABits}
 		others.ForbiddenSubjects = test.all.ForbiddenSubjects
@@ -160,41 +154,24 @@ func TestAProfileThatIsNoneNamesItsSigner(t *testing.T) {
 // the cleaner deletes.
 func TestRetention(t *testing.T) {
 	t.Parallel()
-	const hour, day = time.Hour, 24 * time.Hour
-	keep := func(approved, denied, pending time.Duration) csr.Retention {
-		return csr.Retention{Approved: approved, Denied: denied, Failed: hour, Pending: pending}
+	const hour = time.Hour
+	options := optionsOf(t, func(c *config.Configuration) {
+		c.Cleaning = config.Cleaning{DeletesPerSecond: 7, Retention: config.Retention{Pending: span(2 * hour), Failed: span(3), Denied: span(0)}}
+		c.Cleaning.Signers = []config.SignerRetention{
+			{Name: "example.com/a", Retention: config.Retention{Approved: span(-1), Expired: span(4)}}, {Name: "example.com/b"},
+		}
+	})
+	all := csr.Retention{Approved: hour, Failed: 3, Pending: 2 * hour} // a zero is a value
+	a := all
+	a.Approved, a.Expired = -1, 4
+	want := csr.RetentionPolicy{Default: all, Signers: map[string]csr.Retention{"example.com/a": a, "example.com/b": all}}
+	for _, got := range []csr.RetentionPolicy{options.Cleaner.Retention, options.Signer.Retention} {
+		if diff := gocmp.Diff(want, got); diff != "" {
+			t.Errorf("retention (-want +got):\n%s", diff)
+		}
 	}
-	for name, test := range map[string]struct {
-		all     config.Retention
-		signers []config.SignerRetention
-		want    csr.RetentionPolicy
-	}{
-		"nothing set": {want: csr.RetentionPolicy{Default: keep(hour, hour, day)}},
-		"all set": {
-			all:  config.Retention{Approved: span(1), Denied: span(2), Failed: span(3), Pending: span(4), Expired: span(-1)},
-			want: csr.RetentionPolicy{Default: csr.Retention{Approved: 1, Denied: 2, Failed: 3, Pending: 4, Expired: -1}},
-		},
-		"a zero is a value": {all: config.Retention{Denied: span(0)}, want: csr.RetentionPolicy{Default: keep(hour, 0, day)}},
-		"a signer's own retention, with defaults": {
-			all:     config.Retention{Pending: span(2 * hour)},
-			signers: []config.SignerRetention{{Name: "example.com/a", Retention: config.Retention{Approved: span(-1)}}, {Name: "example.com/b"}},
-			want: csr.RetentionPolicy{
-				Default: keep(hour, hour, 2*hour),
-				Signers: map[string]csr.Retention{"example.com/a": keep(-1, hour, 2*hour), "example.com/b": keep(hour, hour, 2*hour)},
-			},
-		},
-	} {
-		options := optionsOf(t, func(c *config.Configuration) {
-			c.Cleaning = config.Cleaning{Retention: test.all, Signers: test.signers, DeletesPerSecond: 7}
-		})
-		for _, got := range []csr.RetentionPolicy{options.Cleaner.Retention, options.Signer.Retention} {
-			if diff := gocmp.Diff(test.want, got, cmpopts.EquateEmpty()); diff != "" {
-				t.Errorf("%s: retention (-want +got):\n%s", name, diff)
-			}
-		}
-		if rate := options.Cleaner.Limiter.QPS(); rate != 7 {
-			t.Errorf("%s: %v deletions a second", name, rate)
-		}
+	if rate := options.Cleaner.Limiter.QPS(); rate != 7 {
+		t.Errorf("%v deletions a second", rate)
 	}
 }
 

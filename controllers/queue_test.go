@@ -33,40 +33,8 @@ func TestRetriesAndWorkers(t *testing.T) {
 	}
 }
 
-// newQueue returns the queue of a controller with one worker.
-func newQueue[item comparable](
-	t *testing.T, clock *clocktesting.FakeClock, items func(string) workqueue.TypedInterface[item],
-) workqueue.TypedRateLimitingInterface[item] {
-	t.Helper()
-	options := controllerOptions(clock, 1, items)
-	queue := options.NewQueue("test", options.RateLimiter)
-	t.Cleanup(queue.ShutDown)
-	return queue
-}
-
-// takes fails the test unless the queue returns want next.
-func takes[item comparable](t *testing.T, queue workqueue.TypedInterface[item], want item) {
-	t.Helper()
-	if taken, shutdown := queue.Get(); taken != want || shutdown {
-		t.Errorf("%v, shut down %t, want %v", taken, shutdown, want)
-	}
-}
-
-// TestFairQueueServesRequestersInTurn checks that a controller's queue gives a second requester its turn before the first
-// one's second node.
-func TestFairQueueServesRequestersInTurn(t *testing.T) {
-	t.Parallel()
-	queue := newQueue(t, clocktesting.NewFakeClock(noon), fairly(4))
-	keys := []fairqueue.Key{{Name: "a", Requester: 1, Lane: 1}, {Name: "b", Requester: 1, Lane: 2}, {Name: "c", Requester: 2, Lane: 3}}
-	for _, key := range keys {
-		queue.Add(key)
-	}
-	for _, i := range []int{0, 2, 1} {
-		takes(t, queue, keys[i])
-	}
-}
-
-// TestQueueFollowsTheClock checks that an item returns when the clock is stepped to the end of its delay.
+// TestQueueFollowsTheClock checks the queues of controllers with a clock that is stepped: an item returns at the end of its
+// delay, which counts from when the worker received the item, also after an error.
 func TestQueueFollowsTheClock(t *testing.T) {
 	t.Parallel()
 	followsTheClock(t, fairqueue.Key{Name: "a"}, fairly(1))
@@ -76,30 +44,24 @@ func TestQueueFollowsTheClock(t *testing.T) {
 func followsTheClock[item comparable](t *testing.T, key item, items func(string) workqueue.TypedInterface[item]) {
 	t.Helper()
 	clock := clocktesting.NewFakeClock(noon)
-	queue := newQueue(t, clock, items)
+	options := controllerOptions(clock, 1, items)
+	queue := options.NewQueue("test", options.RateLimiter)
+	defer queue.ShutDown()
 	queue.AddAfter(key, time.Hour)
 	if length := queue.Len(); length != 0 {
 		t.Errorf("%d items are queued before their time", length)
 	}
 	clock.Step(time.Hour)
-	takes(t, queue, key)
-}
-
-// TestStepDuringAReconcileIsNotLost checks that a delay counts from when the worker received the item, also after an error.
-func TestStepDuringAReconcileIsNotLost(t *testing.T) {
-	t.Parallel()
-	clock, key := clocktesting.NewFakeClock(noon), fairqueue.Key{Name: "a"}
-	queue := newQueue(t, clock, fairly(1))
-	queue.Add(key)
 	for _, again := range []func(){
-		func() { queue.AddAfter(key, time.Hour) }, func() { queue.AddRateLimited(key) },
+		func() { queue.AddAfter(key, time.Hour) }, func() { queue.AddRateLimited(key) }, func() {},
 	} {
-		takes(t, queue, key)
+		if taken, shutdown := queue.Get(); taken != key || shutdown {
+			t.Errorf("%v, shut down %t, want %v", taken, shutdown, key)
+		}
 		clock.Step(time.Hour) // during the reconcile
 		again()
 		queue.Done(key)
 	}
-	takes(t, queue, key)
 }
 
 // steppingQueue steps the clock while it adds an item.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,113 +22,57 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
-// scripted is a check whose result the test sets.
-type scripted struct {
-	status atomic.Value
-	runs   atomic.Int32
-}
-
-func (s *scripted) task(name string) *checkTask {
-	s.status.Store(check.OK)
-	return &checkTask{ask: func(context.Context) []check.Result {
-		s.runs.Add(1)
-		return []check.Result{{Check: name, Subject: "it", Status: s.status.Load().(check.Status), Evidence: "seen"}}
-	}}
-}
-
-// runSelfCheck runs a selfCheck until the test ends, and returns the lines of its log. It must be called in a synctest
-// bubble.
-func runSelfCheck(t *testing.T, interval time.Duration, tasks ...*checkTask) <-chan string {
-	t.Helper()
-	lines := make(chan string, 100)
-	s := &selfCheck{interval: interval, clock: clock.RealClock{}, tasks: tasks,
-		log: funcr.New(func(_, args string) { lines <- args }, funcr.Options{})}
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan error, 1)
-	go func() { done <- s.Start(ctx) }()
-	t.Cleanup(func() {
+// TestSelfCheckRepeats checks when a check runs again: an hour after a success, and a minute after a failure or an unknown
+// result. Each change is logged once, and is in the metrics.
+func TestSelfCheckRepeats(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		status, runs, logged := check.Failed, 0, []string(nil)
+		task := &checkTask{ask: func(context.Context) []check.Result {
+			runs++
+			return []check.Result{{Check: "test-repeats", Subject: "it", Status: status, Evidence: "seen"}}
+		}}
+		s := &selfCheck{interval: time.Hour, clock: clock.RealClock{}, tasks: []*checkTask{task},
+			log: funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Start(ctx) }()
+		for i, step := range []struct {
+			pause time.Duration
+			next  check.Status // the result of the next run
+			runs  int          // by then
+			now   check.Status
+			want  []string // is logged
+		}{
+			{0, check.Failed, 1, check.Failed, []string{
+				`"Self-check completed" "check"="test-repeats" "result"="failed" "questions"=1`,
+				`"Self-check failed" "error"=null "check"="test-repeats" "subject"="it" "result"="failed" "evidence"="seen" "nextStep"=""`,
+			}},
+			{59 * time.Second, check.Failed, 1, check.Failed, nil},
+			{time.Second, check.Unknown, 2, check.Failed, nil},
+			{time.Minute, check.OK, 3, check.Unknown, []string{"Self-check could not complete"}},
+			{time.Minute, check.OK, 4, check.OK, []string{"Self-check passes again"}},
+			{59 * time.Minute, check.OK, 4, check.OK, nil},
+			{time.Minute, check.OK, 5, check.OK, nil},
+		} {
+			time.Sleep(step.pause)
+			synctest.Wait()
+			if runs != step.runs || !slices.EqualFunc(logged, step.want, strings.Contains) {
+				t.Errorf("step %d: it has run %d times, and logged %q, want %+v", i, runs, logged, step)
+			}
+			for _, status := range check.Statuses() {
+				if got := gauge(t, "csr_check_result", "test-repeats", string(status)) == 1; got != (status == step.now) {
+					t.Errorf("step %d: %s is current: %t", i, status, got)
+				}
+			}
+			status, logged = step.next, nil
+		}
+		if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-repeats"); at != float64(time.Now().Unix()) {
+			t.Errorf("last run at %v", at)
+		}
 		cancel()
 		if err := <-done; err != nil {
 			t.Error(err)
-		}
-	})
-	synctest.Wait()
-	return lines
-}
-
-// after lets the time pass, and fails the test unless the check has run want times by then.
-func (s *scripted) after(t *testing.T, pass time.Duration, want int32) {
-	t.Helper()
-	time.Sleep(pass)
-	synctest.Wait()
-	if runs := s.runs.Load(); runs != want {
-		t.Errorf("it has run %d times, want %d", runs, want)
-	}
-}
-
-// TestSelfCheckTimes checks when a check runs again. After success that is an hour later. After a failure or an
-// unknown result it is a minute later, or earlier if the interval is shorter.
-func TestSelfCheckTimes(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		one := &scripted{}
-		runSelfCheck(t, time.Hour, one.task("test-times"))
-		one.after(t, 0, 1)
-		one.after(t, 59*time.Minute, 1)
-		one.status.Store(check.Unknown)
-		one.after(t, time.Minute, 2)
-		one.status.Store(check.Failed)
-		one.after(t, time.Minute, 3)
-		one.status.Store(check.OK)
-		one.after(t, time.Minute, 4)
-		one.after(t, 59*time.Minute, 4)
-		one.after(t, time.Minute, 5)
-
-		ill := &scripted{}
-		task := ill.task("test-ill")
-		ill.status.Store(check.Failed)
-		runSelfCheck(t, 30*time.Second, task)
-		ill.after(t, 30*time.Second, 2)
-	})
-}
-
-// TestSelfCheckTells checks that each change is logged once, and is in the metrics.
-func TestSelfCheckTells(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		one := &scripted{}
-		task := one.task("test-tells")
-		one.status.Store(check.Failed)
-		lines := runSelfCheck(t, time.Second, task)
-		now := func(result check.Status, want ...string) {
-			t.Helper()
-			var logged []string
-			for len(lines) > 0 {
-				logged = append(logged, <-lines)
-			}
-			if !slices.EqualFunc(logged, want, strings.Contains) {
-				t.Errorf("logged %q, want %q", logged, want)
-			}
-			for _, status := range check.Statuses() {
-				if got := gauge(t, "csr_check_result", "test-tells", string(status)) == 1; got != (status == result) {
-					t.Errorf("%s is current: %t", status, got)
-				}
-			}
-		}
-		now(check.Failed, `"Self-check completed" "check"="test-tells" "result"="failed" "questions"=1`,
-			`"Self-check failed" "error"=null "check"="test-tells" "subject"="it" "result"="failed" "evidence"="seen" "nextStep"=""`)
-		one.after(t, time.Second, 2)
-		now(check.Failed)
-		one.status.Store(check.Unknown)
-		one.after(t, time.Second, 3)
-		now(check.Unknown, "Self-check could not complete")
-		one.status.Store(check.OK)
-		one.after(t, time.Second, 4)
-		now(check.OK, "Self-check passes again")
-		one.after(t, time.Second, 5)
-		now(check.OK)
-		if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-tells"); at != float64(time.Now().Unix()) {
-			t.Errorf("last run at %v", at)
 		}
 	})
 }
