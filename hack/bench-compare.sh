@@ -12,7 +12,7 @@ set -a && eval "$place" && set +a
 base=$(git rev-parse --verify "$1^{commit}") || { echo "bench-compare: no revision $1" >&2; exit 2; }
 export GOFLAGS=-trimpath # both trees share the build cache
 out=$PWD/bin/bench/compare
-packages=(./pkg/csr ./pkg/ca ./controllers/approver ./internal/ledger)
+packages=(./pkg/csr ./pkg/ca ./internal/ledger)
 
 tree=$(mktemp -d)
 trap 'git worktree remove --force "$tree/base" 2>/dev/null || true; rm -rf "$tree"' EXIT

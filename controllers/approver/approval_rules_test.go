@@ -153,10 +153,9 @@ func TestApprovalRules(t *testing.T) {
 		want   string // verdict, rule, reason and message, or the error
 		asked  string // the rules whose use is reviewed
 	}{
-		"the first rule":            {api, nil, by("own"), "own"},
-		"the second rule":           {web("a.example.com"), nil, by("any"), "any"},
-		"a user by the second rule": {web("a.example.com", user("jane")), nil, by("any"), "any"},
-		"the preset":                {web("api.shop.svc.cluster.local", signs), nil, by("services"), "services"},
+		"the first rule":  {api, nil, by("own"), "own"},
+		"the second rule": {web("a.example.com"), nil, by("any"), "any"},
+		"the preset":      {web("api.shop.svc.cluster.local", signs), nil, by("services"), "services"},
 		"no Service": {web("api.shop.svc.cluster.local", signs), func(r *ruled) { r.services = nil },
 			waits("RuleRefused", "rule own: "+badUsage+"rule any: "+badUsage+"rule services: Service shop/api does not exist"), "services own any services"},
 		"an external name": {web("api.shop.svc", signs), external,
@@ -169,10 +168,6 @@ func TestApprovalRules(t *testing.T) {
 			waits("RuleRefused", ownRefuses), "any own services"},
 		"the account is deleted": {api, alone(func(r *ruled) { r.accounts = nil }),
 			waits("RuleRefused", ownRefuses+" (ServiceAccount shop/web is deleted)"), everyone},
-		"the account is another": {web("api.shop.svc", func(obj *request) { obj.Spec.UID = "uid-0" }), may("own"),
-			waits("RuleRefused", ownRefuses+" ("+another+")"), everyone},
-		"a user who calls himself one": {web("api.shop.svc", groups("system:authenticated")), may("own"),
-			waits("RuleRefused", ownRefuses+" ("+notInGroup+")"), everyone},
 		"the API server is down":           {api, fails(errDown), "error: get ServiceAccount shop/web: down", ""},
 		"another rule needs nothing of it": {web("a.example.com"), fails(errDown), by("any"), "any"},
 		"the manager may not read an account": {api, fails(forbidden),
@@ -186,7 +181,6 @@ func TestApprovalRules(t *testing.T) {
 		"another signer": {web("api.shop.svc", signer("example.com/serving2")), nil, "Ignore   ", ""},
 		"without a duration": {api, alone(unsigned), waits("RuleRefused",
 			"rule own: the request has no duration (spec.expirationSeconds), and this manager does not sign it"), everyone},
-		"with a duration": {web("api.shop.svc", func(obj *request) { obj.Spec.ExpirationSeconds = new(int32(3600)) }), unsigned, by("own"), "own"},
 	} {
 		world := newRuled()
 		if test.change != nil {
@@ -210,38 +204,5 @@ func TestApprovalRules(t *testing.T) {
 		if asked != test.asked {
 			t.Errorf("%s: asked about %q, want %s", name, asked, test.asked)
 		}
-	}
-}
-
-// TestLongTextsFitIntoAnEvent has rules whose messages are as long as possible, and a requester with long names.
-func TestLongTextsFitIntoAnEvent(t *testing.T) {
-	t.Parallel()
-	world := newRuled()
-	compiler := must(rules.NewCompiler(csr.DefaultLimits))
-	world.policy.Rules, world.allowed = nil, nil
-	signerName := "example.com/" + strings.Repeat("s", 500)
-	for i := range 5 {
-		name := strings.Repeat("r", 62) + string(rune('0'+i))
-		compiled, mistakes := compiler.Compile(rules.Rule{
-			Name: name, SignerName: signerName, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
-			MaxDuration: metav1.Duration{Duration: time.Hour},
-			Conditions:  []rules.Condition{{Expression: "requester.extra['a'] == []", Message: strings.Repeat("ü", 100)}},
-		}, field.NewPath("rule"))
-		if len(mistakes) > 0 {
-			t.Fatal(mistakes)
-		}
-		world.policy.Rules, world.allowed = append(world.policy.Rules, compiled), append(world.allowed, name)
-	}
-	r := world.reconciler()
-	r.Rules = []Rule{{SignerName: signerName, Policy: world.policy}}
-	_, decision, err := r.Decide(t.Context(), web("a", signer(signerName)))
-	if err != nil || len(decision.Message) > 1024 || strings.Count(decision.Message, "rule rrr") != 3 ||
-		!strings.HasSuffix(decision.Message, "five minutes") {
-		t.Errorf("%d bytes: %s, %v", len(decision.Message), decision.Message, err)
-	}
-	world.allowed = nil
-	_, decision, err = r.Decide(t.Context(), web("a", signer(signerName), user(strings.Repeat("ü", 5000))))
-	if err != nil || len(decision.Message) > 1024 || decision.Reason != "NotAuthorized" {
-		t.Errorf("%d bytes: %s, %v", len(decision.Message), decision.Message, err)
 	}
 }

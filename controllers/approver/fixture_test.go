@@ -11,7 +11,6 @@ import (
 	"encoding/asn1"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -247,9 +246,8 @@ type parts struct {
 	known         *known
 	clock         *clocktesting.FakePassiveClock
 	recorder      *events.FakeRecorder
-	// grants are the subresources that a review allows. If fault is set, reviews fail with it.
+	// grants are the subresources that a review allows.
 	grants []string
-	fault  error
 	// reviews are the permissions that were reviewed.
 	reviews []authorizationv1.ResourceAttributes
 	// served is the object in the cache.
@@ -267,11 +265,11 @@ func newParts(obj *request) *parts {
 		ServerTime: servertime.Of(p.clock),
 		Rules:      []Rule{NodeClient(), {SignerName: servingSigner, Judge: p.known.judge}},
 		Client:     p,
-		Live: liveFunc(func(now *request) error { // it was changed meanwhile
+		Live: live{get: func(now *request) error { // it was changed meanwhile
 			*now = *p.served.DeepCopy()
 			now.ResourceVersion += "1"
 			return nil
-		}),
+		}},
 		Authorizer: authz.Func(p.review),
 		Reporter:   report.New(p.recorder, p.clock),
 		Clock:      p.clock,
@@ -302,7 +300,7 @@ func (a approval) Update(_ context.Context, obj client.Object, _ ...client.SubRe
 
 func (p *parts) review(_ context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 	p.reviews = append(p.reviews, what)
-	return slices.Contains(p.grants, what.Subresource) && who.Username == p.served.Spec.Username && p.fault == nil, p.fault
+	return slices.Contains(p.grants, what.Subresource) && who.Username == p.served.Spec.Username, nil
 }
 
 // asked returns the subresources that were reviewed.
@@ -390,15 +388,14 @@ func (p *parts) expect(t testing.TB, outcomes ...string) {
 	}
 }
 
-// liveFunc answers the API server's read of a request.
-type liveFunc func(*request) error
-
-func (f liveFunc) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-	return cmp.Or(ctx.Err(), f(obj.(*request)))
+// live answers the API server's read of a request.
+type live struct {
+	client.Reader
+	get func(*request) error
 }
 
-func (liveFunc) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("list")
+func (l live) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+	return cmp.Or(ctx.Err(), l.get(obj.(*request)))
 }
 
 // audited makes p write an audit log. The result returns its records as "EVENT VERDICT RULE".

@@ -124,33 +124,6 @@ func TestGateAndConfirmSurroundTheReview(t *testing.T) {
 	}
 }
 
-// BenchmarkRules judges the smallest request that each rule accepts, without any lookup.
-func BenchmarkRules(b *testing.B) {
-	allow := authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-		return true, nil
-	})
-	rule, world, client, serving := NodeClient(), newKnown(), parse(object()), parse(asks("a", "10.0.0.1"))
-	policy, first, facts := joining()
-	for _, each := range []struct {
-		name  string
-		judge func() (Decision, error)
-		want  string
-	}{
-		{"nodeclient", func() (Decision, error) { return rule.decide(b.Context(), client, allow) }, "AutoApproved"},
-		{"bootstrap", func() (Decision, error) { return policy.judge(first, facts), nil }, ""},
-		{"kubelet-serving", func() (Decision, error) { return world.judge(b.Context(), serving) }, "AutoApproved"},
-	} {
-		b.Run(each.name, func(b *testing.B) {
-			for b.Loop() {
-				world.asked = nil
-				if decision := must(each.judge()); decision.Reason != each.want {
-					b.Fatal(decision)
-				}
-			}
-		})
-	}
-}
-
 // asked is the content of a fuzzed request, as strings.
 type asked struct {
 	commonName, unit, email, user string

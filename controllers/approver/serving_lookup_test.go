@@ -5,10 +5,8 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
-	"fmt"
 	"io"
 	"log"
-	"maps"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -23,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -34,7 +31,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -58,10 +54,8 @@ type world struct {
 	inventory *Inventory
 	rows      []static.Row    // of a source before that of Nodes
 	blocked   map[string]bool // nodes on the block list
-	woken     *wakeUps
 
 	objects map[string][]client.Object // by the last part of the path
-	changes chan watch.Event           // of Nodes
 	fails   string                     // the resource that can't be listed
 	status  int                        // of its lists
 }
@@ -69,10 +63,7 @@ type world struct {
 // newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
 func newWorld(parts ...any) *world {
 	i := &Inventory{}
-	w := &world{
-		serving: Serving{Inventory: i}, inventory: i, blocked: map[string]bool{}, woken: newWakeUps(),
-		objects: map[string][]client.Object{}, changes: make(chan watch.Event),
-	}
+	w := &world{serving: Serving{Inventory: i}, inventory: i, blocked: map[string]bool{}, objects: map[string][]client.Object{}}
 	for _, part := range parts {
 		switch part := part.(type) {
 		case *corev1.Node:
@@ -90,40 +81,23 @@ func newWorld(parts ...any) *world {
 	return w
 }
 
-// ServeHTTP lists and watches objects.
+// ServeHTTP lists objects. Its watches send nothing.
 func (w *world) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 	resource := request.URL.Path[strings.LastIndex(request.URL.Path, "/")+1:]
 	kind := map[string][2]string{
 		"nodes": {"v1", "Node"}, "services": {"v1", "Service"}, "endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
 	}[resource]
 	answer.Header().Set("Content-Type", "application/json")
-	if resource == w.fails {
+	switch {
+	case resource == w.fails:
 		answer.WriteHeader(w.status)
-		return
-	}
-	send := func(obj any) {
-		_ = json.NewEncoder(answer).Encode(obj)
+	case request.URL.Query().Has("watch"):
 		answer.(http.Flusher).Flush()
-	}
-	if !request.URL.Query().Has("watch") {
-		send(map[string]any{
+		<-request.Context().Done()
+	default:
+		_ = json.NewEncoder(answer).Encode(map[string]any{
 			"apiVersion": kind[0], "kind": kind[1] + "List", "metadata": metav1.ListMeta{ResourceVersion: "1"}, "items": w.objects[resource],
 		})
-		return
-	}
-	changes := w.changes
-	if resource != "nodes" {
-		changes = nil
-	}
-	answer.(http.Flusher).Flush()
-	for {
-		select {
-		case <-request.Context().Done():
-			return
-		case event := <-changes:
-			event.Object.GetObjectKind().SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-			send(map[string]any{"type": event.Type, "object": event.Object})
-		}
 	}
 }
 
@@ -145,7 +119,7 @@ func (w *world) run(t testing.TB) *world {
 	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
 	clock := clocktesting.NewFakePassiveClock(now)
 	blocks := func(node string) bool { return w.blocked[node] }
-	if err := w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), blocks, w.woken.inventory); err != nil {
+	if err := w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), blocks, newWakeUps().inventory); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -157,7 +131,11 @@ func (w *world) run(t testing.TB) *world {
 			t.Error(err)
 		}
 	})
-	w.until(t, "everything was read or has failed", func() bool { return w.inventory.tried(t.Context()) })
+	for deadline := time.Now().Add(10 * time.Second); !w.inventory.tried(t.Context()); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("ten seconds passed before everything was read or has failed")
+		}
+	}
 	return w
 }
 
@@ -171,17 +149,6 @@ func (i *Inventory) tried(ctx context.Context) bool {
 		}
 	}
 	return !errors.Is(err, informer.ErrNotRead)
-}
-
-func (*world) until(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for range 1000 {
-		if done() {
-			return
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	t.Fatalf("ten seconds passed before %s", what)
 }
 
 func nodeObject(name string, addresses ...string) *corev1.Node {
@@ -388,42 +355,23 @@ func TestServingWaitsForWhatIsNotRead(t *testing.T) {
 // does not wait.
 func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test", "example.com"), nodeObject("api.test", "api.test")).run(t)
+	const wait = "InventoryPending"
+	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test"), nodeObject("api.test", "api.test")).run(t)
 	other := must(node.New(&rest.Config{}, nil, true, logr.Discard()))
 	synctest.Test(t, func(t *testing.T) {
 		apiServers := node.NewAPIServers(&rest.Config{Host: "https://api.test"}, other, logr.Discard())
 		w.inventory.apiServers = apiServers
-		w.expect(t, map[string]string{
-			"a asks for a": "InventoryPending", "a asks for a.test": "InventoryPending", "api.test asks for api.test": "InventoryPending",
-		})
-		ctx, cancel := context.WithCancel(t.Context())
-		var running sync.WaitGroup
-		running.Go(func() { _ = apiServers.Start(ctx) }) // it never reads an endpoint
+		w.expect(t, map[string]string{"a asks for a": wait, "a asks for a.test": wait, "api.test asks for api.test": wait})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		go func() { _ = apiServers.Start(ctx) }() // it never reads an endpoint
 		time.Sleep(time.Minute)
 		w.expect(t, map[string]string{
-			"a asks for a": "AutoApproved", "a asks for a.test": "InventoryPending", "a asks for 10.0.0.1": "InventoryPending",
-			"a asks for a 10.0.0.1": "InventoryPending", "api.test asks for api.test": "SANReserved in the kubeconfig",
+			"a asks for a": "AutoApproved", "a asks for a.test": wait, "a asks for 10.0.0.1": wait, "a asks for a 10.0.0.1": wait,
+			"api.test asks for api.test": "SANReserved in the kubeconfig",
 		})
-		cancel()
-		running.Wait()
+		time.Sleep(2 * time.Hour) // it ends
 	})
-}
-
-// TestChangesWakeRequests changes a Node, and checks that this wakes the requests for it and for the address that it had.
-func TestChangesWakeRequests(t *testing.T) {
-	t.Parallel()
-	w := newWorld(nodeObject("a", "10.0.0.1"), nodeObject("b", "10.0.0.1")).run(t)
-	w.changes <- watch.Event{Type: watch.Modified, Object: nodeObject("b", "10.0.0.2")}
-	got, want := map[uint64]bool{}, map[uint64]bool{markNode("b"): true, markSAN(san.Parse("10.0.0.1")): true}
-	w.until(t, "the change woke requests", func() bool {
-		maps.Copy(got, w.woken.take())
-		delete(got, markInventory) // after all objects of a kind were read
-		return len(got) >= len(want)
-	})
-	if !maps.Equal(got, want) {
-		t.Errorf("marks %v, want %v", got, want)
-	}
-	w.expect(t, map[string]string{"a asks for 10.0.0.1": "AutoApproved", "b asks for 10.0.0.2": "AutoApproved"})
 }
 
 // TestSlowSourcesShareTheWorkers checks how many lookups each slow source gets, and that the others wait without a worker.
@@ -459,18 +407,4 @@ func (h *hanging) Lookup(ctx context.Context, node string, _ *csr.Request) (*inv
 	h.entered <- node
 	<-ctx.Done()
 	return nil, ctx.Err()
-}
-
-// BenchmarkLargeNode judges a request for 900 of the 25,000 addresses of its Node.
-func BenchmarkLargeNode(b *testing.B) {
-	var addresses []string
-	for i := range 25_000 {
-		addresses = append(addresses, fmt.Sprintf("10.1.%d.%d", i/256, i%256))
-	}
-	w, req := newWorld(nodeObject("large", addresses...)).run(b), parse(asks("large", strings.Join(addresses[:900], " ")))
-	for b.Loop() {
-		if decision := must(w.serving.judge(b.Context(), req)); decision.Reason != "AutoApproved" {
-			b.Fatal(decision)
-		}
-	}
 }
