@@ -68,10 +68,12 @@ func TestCheck(t *testing.T) {
 			change: all(serving, usages("digital signature", "key encipherment", "server auth"), address), want: "certificate"},
 		"kubelet serving without names": {
 			change: serving, want: "Failed SignerValidationFailure: DNS or IP subjectAltName is required"},
-		"client with names":             {change: all(person, dns("a")), want: "certificate"},
-		"client, masters":               {change: all(person, orgs("system:masters")), want: neverUser("CN=a,O=system:masters", "O=system:*")},
-		"client of Kubernetes":          {change: all(person, common("system:kube-scheduler")), want: neverUser("CN=system:kube-scheduler,O=team", "CN=system:*")},
-		"client of kubeadm":             {change: all(person, orgs("team", "kubeadm:cluster-admins")), want: neverUser("CN=a,O=team+O=kubeadm:cluster-admins", "O=kubeadm:*")},
+		"client with names": {change: all(person, dns("a")), want: "certificate"},
+		"client, masters":   {change: all(person, orgs("system:masters")), want: neverUser("CN=a,O=system:masters", "O=system:*")},
+		"client of Kubernetes": {
+			change: all(person, common("system:kube-scheduler")), want: neverUser("CN=system:kube-scheduler,O=team", "CN=system:*")},
+		"client of kubeadm": {change: all(person, orgs("team", "kubeadm:cluster-admins")),
+			want: neverUser("CN=a,O=team+O=kubeadm:cluster-admins", "O=kubeadm:*")},
 		"client, name of kubeadm":       {change: all(person, common("kubeadm:a")), want: neverUser("CN=kubeadm:a,O=team", "CN=kubeadm:*")},
 		"custom with names":             {change: all(custom, dns("a")), want: "certificate"},
 		"custom, system:masters":        {change: all(custom, orgs("system:masters")), world: forbidMasters, want: neverMasters},

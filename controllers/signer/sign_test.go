@@ -18,7 +18,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
@@ -46,6 +45,9 @@ func (w *world) shows(what string) {
 			obj.Status = w.written[0].DeepCopy().Status
 		case "another's certificate":
 			all(version("8"), certificate("another"))(obj)
+		case "a former leader's certificate":
+			issued := must(w.authority().Issue(w.Signers[obj.Spec.SignerName].Profile, must(csr.Parse(w.served)).Cert, now))
+			all(version("8"), certificate(string(issued.PEM)))(obj)
 		case "another's failure":
 			condition("Failed", "True")(obj)
 		case "gone":
@@ -90,6 +92,7 @@ func TestEndOfACertificate(t *testing.T) {
 		"conflict, changed":                       {errConflict, "changed", "Discarded", ""},
 		"conflict, stored by an earlier attempt":  {errConflict, "stored", "Stored", ""},
 		"conflict with another signer":            {errConflict, "another's certificate", "Discarded", "Warning SecondSigner …"},
+		"conflict with a former leader":           {errConflict, "a former leader's certificate", "Discarded", ""},
 		"conflict, no change":                     {errConflict, "unchanged", "Uncertain", isConflict},
 		"conflict, no answer":                     {errConflict, "no answer", "Uncertain", isConflict},
 		"conflict, another request":               {errConflict, "remade", "Uncertain", isConflict},
@@ -234,43 +237,7 @@ func TestEachAttemptIssuesACertificate(t *testing.T) {
 	}
 }
 
-// TestSecondSigner checks that a certificate of another CA is reported when it makes the signer's own write fail, and
-// that a certificate of the signer's CA is not: a stale cache and a former leader are no second signer.
-func TestSecondSigner(t *testing.T) {
-	t.Parallel()
-	signedBy := func(w *world, by *ca.Authority) []byte {
-		return must(by.Issue(w.Signers[w.served.Spec.SignerName].Profile, must(csr.Parse(w.served)).Cert, now)).PEM
-	}
-	for name, test := range map[string]struct {
-		certificate func(w *world) []byte
-		issuer      string // empty means that it is not reported
-	}{
-		"no certificate": {func(*world) []byte { return nil }, ""},
-		"another CA":     {func(w *world) []byte { return signedBy(w, newWorld(t).authority()) }, `the CA "CN=CA"`},
-		"not readable":   {func(*world) []byte { return []byte("theirs") }, "an unknown CA"},
-		"the own CA":     {func(w *world) []byte { return signedBy(w, w.authority()) }, ""},
-	} {
-		w, signer := newCounted(t)
-		stored := test.certificate(w)
-		w.writeFault = errConflict
-		w.read = func(obj *request) error {
-			all(version("8"), certificate(string(stored)))(obj)
-			return nil
-		}
-		want, count := "certificate", 0.0
-		if test.issuer != "" {
-			want, count = want+"\nWarning SecondSigner another program has stored the certificate of this request, issued by "+test.issuer+
-				", but this manager signs for "+signer+" too: disable that signer in one of the two, and check the issuer of this certificate", 2
-		}
-		is(t, w.reconcile(), want, w.pair)
-		is(t, w.reconcile(), "certificate", w.pair)
-		if got := valueOf(foreignTotal.WithLabelValues(signer)); got != count {
-			t.Errorf("%s: %v counted", name, got)
-		}
-	}
-}
-
-// TestAMismatchIsNeverStored judges one subject and signs another, like a defect in the signer. The finished certificate
+// TestAMismatchIsNeverStored removes a signer's rules for requests, like a defect in them. The finished certificate
 // must be discarded, counted, recorded and reported at each attempt, and nothing may be written.
 func TestAMismatchIsNeverStored(t *testing.T) {
 	t.Parallel()
@@ -293,46 +260,6 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	is(t, w.recorded(), "Discarded CertificateMismatch, NotSigned CertificateMismatch, Discarded CertificateMismatch", w.pair)
 	if first := w.records()[0]; first.Serial == "" || first.IssuerKeyID != w.authority().KeyID() {
 		t.Errorf("%+v", first)
-	}
-}
-
-// TestErrorsAreCounted checks that an attempt with an error is counted once, and so is a refusal of the API server. It is not
-// parallel, because all tests share the counters.
-func TestErrorsAreCounted(t *testing.T) {
-	w := newWorld(t)
-	for _, test := range []struct {
-		get, write error
-		want       string
-	}{{nil, nil, "0 0"}, {errDown, nil, "1 0"}, {nil, errForbidden, "0 1"}} {
-		other, denied := errorsTotal.WithLabelValues("Other"), errorsTotal.WithLabelValues("Forbidden")
-		before, deniedBefore := valueOf(other), valueOf(denied)
-		w.getFault, w.writeFault = test.get, test.write
-		_ = w.reconcile()
-		is(t, fmt.Sprint(valueOf(other)-before, valueOf(denied)-deniedBefore), test.want, w.pair)
-	}
-}
-
-// TestEachSignerHasContents checks that certificates may contain exactly what each signer may be asked for.
-func TestEachSignerHasContents(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	if err := w.fillProfiles(); err != nil {
-		t.Fatal(err)
-	}
-	email := with(func(r *asks) { r.EmailAddresses = []string{"a@b.ch"} })
-	for name, test := range map[string]struct {
-		change edit
-		want   string // part of the error
-	}{
-		clientSigner:   {all(common("admin"), email, usages("client auth", "key encipherment")), ""},
-		kubeletClient:  {usages("client auth", "server auth"), "extended key usage 1"},
-		kubeletServing: {all(dns("a"), usages("server auth", "cert sign")), "key usage 100000"},
-		customSigner:   {all(common("x"), usages("any")), "extended key usage 0"},
-	} {
-		_, err := w.authority().Issue(w.Signers[name].Profile, must(csr.Parse(object(signerName(name), test.change))).Cert, now)
-		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: error %v, want %q", name, err, test.want)
-		}
 	}
 }
 

@@ -89,39 +89,6 @@ func TestCheckTrust(t *testing.T) {
 	}
 }
 
-// TestRefusalsByTrust checks the messages, which name the value, the rule and the remedy.
-func TestRefusalsByTrust(t *testing.T) {
-	t.Parallel()
-	incomplete := caTrust{strict: mayBeTrusted, proxies: mayBeTrusted, proxyNames: []string{"proxy"}}
-	a, nodes := pkix.Name{CommonName: "a"}, pkix.Name{CommonName: "a", Organization: []string{"system:nodes"}}
-	const trusted = "API servers trust the CA of signer example.com/custom for clients"
-	const maybe = "API servers may trust the CA of signer example.com/custom, because its chain is incomplete " +
-		"(append the certificates of its issuers, up to the root, to its ca.crt)"
-	for _, test := range []struct {
-		trust caTrust
-		req   *csr.Request
-		want  string
-	}{
-		{caTrust{strict: trustedForClients}, asked(nodes, usages("client auth")),
-			`subject "CN=a,O=system:nodes" is not permitted: ` + trusted + ", so it never issues O=system:*"},
-		{incomplete, asked(nodes, usages("client auth")),
-			`subject "CN=a,O=system:nodes" is not permitted: ` + maybe + ", so it never issues O=system:*"},
-		{caTrust{strict: trustedForServers}, asked(a, usages("server auth")),
-			`usages ["server auth"] are for servers, but clients trust the CA of signer example.com/custom for API servers: ` +
-				"list the permitted names in the signer's allowedNames"},
-		{caTrust{strict: trustedForClients}, asked(a, usages("digital signature")),
-			`usages ["digital signature"] include no extended key usage, so the certificate would be valid for clients, but ` +
-				trusted + "; add a usage that this signer permits"},
-		{incomplete, asked(pkix.Name{CommonName: "proxy"}, usages("client auth")),
-			`subject "CN=proxy" is not permitted: ` + maybe + ", so a client with this name could act as any user as a front proxy " +
-				"(--requestheader-client-ca-file); give the signer a CA of its own"},
-	} {
-		if violation := (Signer{}).checkTrust(test.req, test.trust); violation == nil || violation.Message != test.want {
-			t.Errorf("%+v, want %s", violation, test.want)
-		}
-	}
-}
-
 // link is a CA of a chain.
 type link struct {
 	cert *x509.Certificate
