@@ -1,6 +1,7 @@
 package approver
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509/pkix"
 	"strings"
@@ -230,21 +231,17 @@ func TestConfirm(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			builder := fake.NewClientBuilder()
+			builder := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+					if test.down {
+						return errDown
+					}
+					return cmp.Or(ctx.Err(), c.Get(ctx, key, obj))
+				},
+			})
 			for _, obj := range test.objects {
 				builder.WithObjects(obj.DeepCopyObject().(client.Object)) // the builder sets resourceVersions
 			}
-			reader := builder.WithInterceptorFuncs(interceptor.Funcs{
-				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
-					switch {
-					case test.down:
-						return errDown
-					case ctx.Err() != nil:
-						return ctx.Err()
-					}
-					return c.Get(ctx, key, obj, options...)
-				},
-			}).Build()
 			policy, req, facts := joining()
 			policy.Users, policy.Trusted, policy.Rejoin, facts.renewed = nil, test.trusted, true, now
 			if req.Requester.Username = token; test.who != "" {
@@ -256,7 +253,7 @@ func TestConfirm(t *testing.T) {
 			if test.unseen {
 				facts.renewed = time.Time{}
 			}
-			live := nodeidentity.Live{Reader: reader}
+			live := nodeidentity.Live{Reader: builder.Build()}
 			b := Bootstrap{Policy: *policy, Inventory: &Inventory{live: live, serverTime: serverTime(now.Add(test.passed))}}
 			got := b.judge(req, facts, b.readLive(t.Context(), req, facts))
 			reason, text, _ := strings.Cut(test.want, " ")

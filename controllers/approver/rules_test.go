@@ -44,8 +44,6 @@ func TestNodeClient(t *testing.T) {
 	)
 	node := user("system:node:a")
 	bound := func(node string) *request { return object(says(kubelet(node, "")), groups("x", csr.TokenGroup("a"))) }
-	renewals := NodeClient() // a rule of a user of the library
-	renewals.Recognisers = renewals.Recognisers[:1]
 	trimmed := must(csr.Trim{}.Transform(object(issued))).(*request)
 	for _, test := range []trial{
 		{name: "a bootstrapper", obj: object(), grants: "nodeclient", asked: "nodeclient", want: bootstraps},
@@ -55,7 +53,6 @@ func TestNodeClient(t *testing.T) {
 		{name: "the node itself may only bootstrap", obj: object(node), grants: "nodeclient", asked: rights, want: bootstraps},
 		{name: "the node itself without permission", obj: object(node), asked: rights, want: notRenew},
 		{name: "upper case", obj: object(user("system:node:A")), grants: "selfnodeclient", asked: "nodeclient", want: "Waits NotAuthorized"},
-		{name: "no recogniser", obj: object(), rule: &renewals, grants: rights, want: "Untouched"},
 		{name: "issued and trimmed", obj: trimmed, grants: rights, want: "Untouched"},
 		{name: "another signer, malformed", obj: object(malformed, signer("example.com/a")), want: "Untouched"},
 

@@ -11,7 +11,6 @@ import (
 	"errors"
 	"math/big"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -253,137 +252,127 @@ func TestUnknownTrustWaits(t *testing.T) {
 	is(t, w.reconcile(), "certificate", w.pair)
 }
 
-// countedWakes counts the requests that are queued.
-type countedWakes struct {
+// wakes counts the requests that are queued.
+type wakes struct {
 	requestQueue
-	adds atomic.Int64
+	count int
 }
 
-func (c *countedWakes) Add(fairqueue.Key) { c.adds.Add(1) }
+func (w *wakes) Add(fairqueue.Key) { w.count++ }
 
-// countedReads counts the reads of ConfigMaps.
-type countedReads struct {
-	mu sync.Mutex
-	configMaps
-	reads atomic.Int64
-}
-
-// set replaces the answer about a ConfigMap. Without an answer it does not exist.
-func (c *countedReads) set(name string, answer any) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.configMaps[name] = answer
-}
-
-func (c *countedReads) Get(ctx context.Context, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.reads.Add(1)
-	return c.configMaps.Get(ctx, key, obj, options...)
-}
-
-// TestFollowTrust checks when the trust is read, and what wakes the waiting requests.
-func TestFollowTrust(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		pair, _, recorder := newPair()
-		pair.Lifetimes = map[string]time.Duration{customSigner: time.Hour}
-		found, woken := &countedReads{configMaps: configMaps{rootCAs: map[string]string{}}}, &countedWakes{}
-		found.set(authentication, errDown)
-		r := &Reconciler{Signers: map[string]Signer{customSigner: {KeyPair: pair}}}
-		r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest(customSigner))
-		ctx, cancel := context.WithCancel(t.Context())
-		if err := r.followTrust(found, pair).Start(ctx, woken); err != nil {
-			t.Fatal(err)
-		}
-		var loaded root
-		load := func() {
-			loaded = newRoot(day)
-			pair.Load(loaded.cert, loaded.key)
-		}
-		publish := func(answer any) func() { return func() { found.set(authentication, answer) } }
-		trusts := func() { found.set(authentication, map[string]string{"client-ca-file": string(loaded.cert)}) }
-		forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
-		for _, step := range []struct {
-			name         string
-			change       func()
-			pause        time.Duration
-			reads, woken int64 // in all
-			want         string
-		}{
-			{"no CA", func() {}, 0, 0, 0, "no CA"},
-			{"a CA, a failed read", load, 0, 1, 1, "down"},
-			{"before the pause ends", func() {}, trustRetry - 1, 1, 1, "down"},
-			{"after five seconds", func() {}, 1, 2, 1, "down"},
-			{"the read succeeds", publish(map[string]string{}), trustRetry, 4, 2, "strict: "},
-			{"for ten minutes", func() {}, trustEvery - 1, 4, 2, "strict: "},
-			{"the cluster trusts the CA", trusts, 1, 6, 3, "strict: " + trustedForClients},
-			{"a failed read after ten minutes", publish(forbidden), trustEvery, 7, 4, "forbidden"},
-			{"and a read five seconds later", trusts, trustRetry, 9, 5, "strict: " + trustedForClients},
-			{"another CA", load, 0, 11, 6, "strict: "},
-			{"a failed read", publish(errDown), 0, 11, 6, "strict: "},
-			{"of another CA", load, 0, 12, 7, "down"},
-			{"no answer about roots", func() { found.set(rootCAs, nil) }, 0, 12, 7, "down"},
-			{"nothing publishes kube-root-ca.crt", publish(map[string]string{}), trustRetry, 14, 8, "strict: "},
-			{"which is read again soon", func() {}, rootsRetry, 16, 8, "strict: "},
-		} {
-			step.change()
-			time.Sleep(step.pause)
-			synctest.Wait()
-			got := "no CA"
-			if authority, err := pair.Authority(now); err == nil {
-				trust := r.trustOf(pair, authority)
-				if got = trust.unread; got == "" {
-					got = "strict: " + trust.strict
-				}
-			}
-			if reads, adds := found.reads.Load(), woken.adds.Load(); reads != step.reads || adds != step.woken || !strings.Contains(got, step.want) {
-				t.Errorf("%d reads, woken %d times, %s; want %+v", reads, adds, got, step)
-			}
-		}
-		cancel()
-		synctest.Wait()
-		if told := strings.Join(taken(recorder), "\n"); strings.Contains(told, "CANotTrusted") {
-			t.Errorf("a CA for no client is warned of: %s", told)
-		}
-	})
-}
-
-// TestCAThatAPIServersDoNotTrust checks that a CA of a built-in client signer is warned of if client-ca-file does not
-// hold it: once, and again after 50 minutes. It is not parallel, because the gauge is the signer's.
-func TestCAThatAPIServersDoNotTrust(t *testing.T) {
+// TestReadTrust checks what a read of the trust changes, when it is repeated, and that it wakes the waiting requests if the trust
+// has changed. A CA of a built-in client signer is warned of if client-ca-file does not hold it: once, and again after 50 minutes.
+// It is not parallel, because the gauge is the signer's.
+func TestReadTrust(t *testing.T) {
 	pair, passing, recorder := newPair()
-	pair.Lifetimes = map[string]time.Duration{kubeletClient: time.Hour}
-	made := newRoot(day)
-	pair.Load(made.cert, made.key)
-	taken(recorder)
-	r := &Reconciler{}
-	warning := "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
-		must(pair.Authority(now)).KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
-		"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it"
+	pair.Lifetimes = map[string]time.Duration{customSigner: time.Hour, kubeletClient: time.Hour}
+	queue := &wakes{}
+	r := &Reconciler{Signers: map[string]Signer{customSigner: {KeyPair: pair}}}
+	r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest(customSigner))
+	if pause := r.readTrust(t.Context(), configMaps{}, pair, queue); pause != trustRetry {
+		t.Errorf("without a CA: read again after %s", pause)
+	}
+	var own string
+	load := func() {
+		made := newRoot(day)
+		own = string(made.cert)
+		pair.Load(made.cert, made.key)
+		taken(recorder)
+	}
+	load()
 	file := func(text string) any { return map[string]string{"client-ca-file": text} }
-	foreign := file(newLink("other").pem)
+	foreign, roots := file(newLink("other").pem), map[string]string{}
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
 	for n, step := range []struct {
 		file  any
+		roots any
 		later time.Duration
-		want  string  // Event
+		want  string // why the trust is unknown, or why rules are strict
+		pause time.Duration
+		wakes bool
+		warns bool
 		gauge float64 // it stays after a failed read
 	}{
-		{foreign, 0, warning, 1},
-		{foreign, 0, "", 1},
-		{foreign, report.Again, warning, 1},
-		{errDown, 0, "", 1},
-		{foreign, 0, "", 1},
-		{file(newLink("other").pem + string(made.cert)), 0, "", 0},
-		{file(""), 0, warning, 1},
+		{errDown, roots, 0, "unread", trustRetry, true, false, 0},
+		{forbidden, roots, 0, "unread", trustRetry, false, false, 0},
+		{foreign, roots, 0, "strict: ", trustEvery, true, true, 1},
+		{foreign, roots, 0, "strict: ", trustEvery, false, false, 1},
+		{foreign, roots, report.Again, "strict: ", trustEvery, false, true, 1},
+		{errDown, roots, 0, "unread", trustRetry, true, false, 1},
+		{foreign, roots, 0, "strict: ", trustEvery, true, false, 1},
+		{file(newLink("other").pem + own), roots, 0, "strict: " + trustedForClients, trustEvery, true, false, 0},
+		{file(""), nil, 0, "strict: ", rootsRetry, true, true, 1}, // nothing publishes kube-root-ca.crt yet: it is read again soon
+		{file(""), roots, 0, "strict: ", trustEvery, false, false, 1},
 	} {
 		passing.SetTime(passing.Now().Add(step.later))
-		r.readTrust(t.Context(), configMaps{authentication: step.file}, pair, nil)
-		if told := strings.Join(taken(recorder), "\n"); told != step.want {
-			t.Errorf("step %d: Events %q, want %q", n, told, step.want)
+		queue.count = 0
+		pause := r.readTrust(t.Context(), configMaps{authentication: step.file, rootCAs: step.roots}, pair, queue)
+		authority := must(pair.Authority(now))
+		trust := r.trustOf(pair, authority)
+		got := "strict: " + trust.strict
+		if trust.unread != "" {
+			got = "unread"
+		}
+		if got != step.want || pause != step.pause || queue.count > 0 != step.wakes {
+			t.Errorf("step %d: %s, read again after %s, %d woken; want %+v", n, got, pause, queue.count, step)
+		}
+		warning := ""
+		if step.warns {
+			warning = "Warning CANotTrusted client-ca-file of ConfigMap kube-system/extension-apiserver-authentication does not hold the CA with key " +
+				authority.KeyID() + ", so API servers answer 401 to its certificates for kubernetes.io/kube-apiserver-client-kubelet: " +
+				"append this CA to the --client-ca-file of every API server, or sign with a CA that is in it"
+		}
+		if told := strings.Join(taken(recorder), "\n"); told != warning {
+			t.Errorf("step %d: Events %q, want %q", n, told, warning)
 		}
 		if got := valueOf(caNotTrusted.WithLabelValues(kubeletClient)); got != step.gauge {
 			t.Errorf("step %d: csr_signer_ca_not_trusted is %v, want %v", n, got, step.gauge)
 		}
 	}
+	load()
+	if trust := r.trustOf(pair, must(pair.Authority(now))); trust.unread != notRead {
+		t.Errorf("of another CA: %+v", trust)
+	}
+}
+
+// TestFollowTrust checks that the trust is read at the start, after each pause, and at each change of the CA.
+func TestFollowTrust(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pair, _, _ := newPair()
+		load := func() {
+			made := newRoot(day)
+			pair.Load(made.cert, made.key)
+		}
+		load()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		reads := &atomic.Int32{}
+		if err := (&Reconciler{}).followTrust(failing{reads: reads}, pair).Start(ctx, nil); err != nil {
+			t.Fatal(err)
+		}
+		for _, step := range []struct {
+			change func()
+			pause  time.Duration
+			want   int32
+		}{{func() {}, 0, 1}, {func() {}, trustRetry - 1, 1}, {func() {}, 1, 2}, {load, 0, 3}} {
+			step.change()
+			time.Sleep(step.pause)
+			synctest.Wait()
+			if got := reads.Load(); got != step.want {
+				t.Errorf("%d reads, want %d", got, step.want)
+			}
+		}
+	})
+}
+
+// failing counts reads, which fail.
+type failing struct {
+	client.Reader
+	reads *atomic.Int32
+}
+
+func (f failing) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
+	f.reads.Add(1)
+	return errDown
 }
