@@ -56,8 +56,6 @@ type world struct {
 	blocked   map[string]bool // nodes on the block list
 
 	objects map[string][]client.Object // by the last part of the path
-	fails   string                     // the resource that can't be listed
-	status  int                        // of its lists
 }
 
 // newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
@@ -88,13 +86,10 @@ func (w *world) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 		"nodes": {"v1", "Node"}, "services": {"v1", "Service"}, "endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
 	}[resource]
 	answer.Header().Set("Content-Type", "application/json")
-	switch {
-	case resource == w.fails:
-		answer.WriteHeader(w.status)
-	case request.URL.Query().Has("watch"):
+	if request.URL.Query().Has("watch") {
 		answer.(http.Flusher).Flush()
 		<-request.Context().Done()
-	default:
+	} else {
 		_ = json.NewEncoder(answer).Encode(map[string]any{
 			"apiVersion": kind[0], "kind": kind[1] + "List", "metadata": metav1.ListMeta{ResourceVersion: "1"}, "items": w.objects[resource],
 		})
@@ -335,22 +330,6 @@ func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
 	w.expect(t, map[string]string{"a asks for 10.0.0.1": "SANContested Node liar"})
 }
 
-// TestServingWaitsForWhatIsNotRead has an API server that refuses or breaks the list of one resource. Every request
-// waits that needs it.
-func TestServingWaitsForWhatIsNotRead(t *testing.T) {
-	t.Parallel()
-	for resource, status := range map[string]int{"nodes": 403, "services": 403, "endpointslices": 500} {
-		t.Run(resource, func(t *testing.T) {
-			t.Parallel()
-			w := newWorld(nodeObject("a", "10.0.0.1"), static.Row{Name: "known", Addresses: []string{"10.0.0.2"}})
-			w.fails, w.status = resource, status
-			want := "InventoryUnavailable " + resource
-			w.run(t).expect(t, map[string]string{"a asks for 10.0.0.1": want, "known asks for 10.0.0.2": want})
-		})
-	}
-	newWorld().expect(t, map[string]string{"a asks for 10.0.0.1": "InventoryUnavailable the inventory is not running"})
-}
-
 // TestServingWaitsForTheAPIServersCertificate has names of API servers that are not read yet. Later only the node's own name
 // does not wait.
 func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
@@ -358,6 +337,7 @@ func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 	const wait = "InventoryPending"
 	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test"), nodeObject("api.test", "api.test")).run(t)
 	other := must(node.New(&rest.Config{}, nil, true, logr.Discard()))
+	newWorld().expect(t, map[string]string{"a asks for 10.0.0.1": "InventoryUnavailable the inventory is not running"})
 	synctest.Test(t, func(t *testing.T) {
 		apiServers := node.NewAPIServers(&rest.Config{Host: "https://api.test"}, other, logr.Discard())
 		w.inventory.apiServers = apiServers
