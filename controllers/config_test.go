@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 const (
@@ -175,42 +176,28 @@ func TestRetention(t *testing.T) {
 	}
 }
 
-func TestControllersThatAreOff(t *testing.T) {
+// TestControllersThatAreOn checks what a list of controllers switches on, and what only an inventory does: the rule for client
+// certificates is kube-controller-manager's.
+func TestControllersThatAreOn(t *testing.T) {
 	t.Parallel()
 	for list, want := range map[string][3]bool{
 		"*": {true, true, true}, "approver": {true, false, false}, "signer": {false, true, false}, "cleaner": {false, false, true},
 	} {
-		options := optionsOf(t, func(c *config.Configuration) { c.Controllers = []string{list} })
-		if got := [3]bool{options.Approver != nil, options.Signer != nil, options.Cleaner != nil}; got != want {
-			t.Errorf("%s: %v", list, got)
+		options := optionsOf(t, func(c *config.Configuration) {
+			c.Controllers, c.Approval.Denial = []string{list}, "Permanent"
+			c.Concurrency = config.Concurrency{Approver: 1, Signer: 2, Cleaner: 3}
+			if list == "signer" {
+				c.SelfCheck.Interval.Duration = 0
+			}
+		})
+		got := [3]bool{options.Approver != nil, options.Signer != nil, options.Cleaner != nil}
+		if got != want || options.Concurrency != (Concurrency{1, 2, 3}) || (options.SelfCheck == nil) != (list == "signer") {
+			t.Errorf("%s: %v, concurrency %+v, self-check %+v", list, got, options.Concurrency, options.SelfCheck)
 		}
-	}
-	for interval, want := range map[time.Duration]bool{0: false, time.Hour: true} {
-		options := optionsOf(t, func(c *config.Configuration) { c.SelfCheck.Interval.Duration = interval })
-		if (options.SelfCheck != nil) != want {
-			t.Errorf("self-check every %s: %+v", interval, options.SelfCheck)
-		}
-	}
-}
-
-// TestNothingConfiguredAsksNothing checks the approver without an inventory. Its rule for client certificates is
-// kube-controller-manager's.
-func TestNothingConfiguredAsksNothing(t *testing.T) {
-	t.Parallel()
-	options := optionsOf(t, func(c *config.Configuration) {
-		c.Approval.Denial = "Permanent"
-		c.Concurrency = config.Concurrency{Approver: 1, Signer: 2, Cleaner: 3}
-	})
-	r := options.Approver
-	if options.Concurrency != (Concurrency{Approver: 1, Signer: 2, Cleaner: 3}) || r.Denial != "Permanent" {
-		t.Errorf("concurrency %+v, denial %s", options.Concurrency, r.Denial)
-	}
-	if r.Inventory != nil || len(r.Rules) != 1 || r.Rules[0].SignerName != kubelet || r.Rules[0].Judge != nil {
-		t.Fatalf("%+v", r)
-	}
-	for _, recogniser := range r.Rules[0].Recognisers {
-		if recogniser.Gate != nil {
-			t.Errorf("%s is gated", recogniser.Name)
+		r := options.Approver
+		if r != nil && (r.Denial != "Permanent" || r.Inventory != nil || len(r.Rules) != 1 || r.Rules[0].SignerName != kubelet ||
+			r.Rules[0].Judge != nil || r.Rules[0].Recognisers[0].Gate != nil || r.Rules[0].Recognisers[1].Gate != nil) {
+			t.Errorf("%s: %+v", list, r)
 		}
 	}
 }
@@ -223,7 +210,9 @@ func TestBootstrapPolicies(t *testing.T) {
 	}{
 		"openshift": {
 			func(c *config.NodeClient) { c.Inventory = "openshift" },
-			approver.BootstrapPolicy{Expected: true, Trusted: true, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"}},
+			approver.BootstrapPolicy{
+				Expected: true, Trusted: true, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"},
+			},
 		},
 		"cluster-api": {
 			func(c *config.NodeClient) {
@@ -289,5 +278,48 @@ func TestSourceOfKnowsEveryKind(t *testing.T) {
 		if errors.Is(err, errUnknownSource) {
 			t.Errorf("%s: add it to sourceOf", kinds.Field(i).Name)
 		}
+	}
+}
+
+// ruled returns the policies of a configuration with approval rules for three signers, one of which it signs for.
+func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approver.Policy {
+	t.Helper()
+	options := optionsOf(t, func(c *config.Configuration) {
+		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []certificatesv1.KeyUsage{"server auth"}}}
+		for _, each := range [][2]string{{"a1", "example.com/a"}, {"b", "example.com/b"}, {"a2", "example.com/a"}} {
+			c.CompiledRules = append(c.CompiledRules, &rules.Compiled{Rule: rules.Rule{Name: each[0], SignerName: each[1]}})
+		}
+		change(c)
+	})
+	policies := map[string]*approver.Policy{}
+	for _, rule := range options.Approver.Rules {
+		if rule.Policy != nil {
+			policies[rule.SignerName] = rule.Policy
+		}
+	}
+	return policies
+}
+
+// TestPoliciesOfRules checks that the rules of each signer keep their order, and that they know only a lifetime that this manager issues.
+func TestPoliciesOfRules(t *testing.T) {
+	t.Parallel()
+	policies := ruled(t, func(*config.Configuration) {})
+	a, b := policies["example.com/a"], policies["example.com/b"]
+	if len(policies) != 2 || len(a.Rules) != 2 || a.Rules[0].Name != "a1" || a.Rules[1].Name != "a2" || len(b.Rules) != 1 {
+		t.Fatalf("policies %+v", policies)
+	}
+	if got := a.Lifetime(time.Minute); got != 10*time.Minute || a.Lifetime(0) != 365*24*time.Hour || b.Lifetime != nil || b.Trusted != nil {
+		t.Errorf("lifetime %s, and %t for another signer", got, b.Lifetime != nil)
+	}
+	if clause, reading := a.Trusted(time.Now()); clause == "" || reading {
+		t.Errorf("before the CA is read: %q, %t", clause, reading)
+	}
+	apart := ruled(t, func(c *config.Configuration) { c.Controllers = []string{"approver"} })["example.com/a"]
+	if got := apart.Lifetime(time.Minute); got != 10*time.Minute || apart.Trusted != nil {
+		t.Errorf("another Deployment signs: lifetime %s, and the trust is known: %t", got, apart.Trusted != nil)
+	}
+	dry := ruled(t, func(c *config.Configuration) { c.DryRun = []string{"signer"} })["example.com/a"]
+	if dry.Lifetime != nil || dry.Trusted != nil {
+		t.Error("a dry run signs nothing, but the lifetime or the trust are known")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -15,14 +16,17 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -76,28 +80,30 @@ func TestClocks(t *testing.T) {
 // TestCacheOptionsTrimFinishedAndForeignRequests checks what the manager's cache holds of a request.
 func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
 	t.Parallel()
-	all := func() *Options {
+	all := func(dry string) *Options {
 		return &Options{
-			Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
-			Signer:   &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/custom": {}}},
-			Cleaner:  &cleaner.Reconciler{},
+			Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}, DryRun: dry == "approver"},
+			Signer:   &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/custom": {}}, DryRun: dry == "signer"},
+			Cleaner:  &cleaner.Reconciler{DryRun: dry == "cleaner"},
 		}
 	}
-	approves, signs, cleans := all(), all(), all()
-	approves.Approver.DryRun, signs.Signer.DryRun, cleans.Cleaner.DryRun = true, true, true
+	pending := func(signerName string) *certificatesv1.CertificateSigningRequest {
+		return newRequest("a", signerName, noon)
+	}
+	denied := func() *certificatesv1.CertificateSigningRequest { return newRequest("a", kubelet, noon, "Denied") }
 	for name, test := range map[string]struct {
 		options *Options
 		request *certificatesv1.CertificateSigningRequest
 		trimmed bool
 	}{
-		"pending":                              {all(), newRequest("a", kubelet, noon), false},
-		"pending, for another signer":          {all(), newRequest("a", "example.com/foreign", noon), true},
-		"pending, for the signer":              {all(), newRequest("a", "example.com/custom", noon), false},
-		"denied":                               {all(), newRequest("a", kubelet, noon, "Denied"), true},
-		"denied, the approver is in a dry run": {approves, newRequest("a", kubelet, noon, "Denied"), false},
-		"denied, the signer is in a dry run":   {signs, newRequest("a", kubelet, noon, "Denied"), false},
-		"denied, the cleaner is in a dry run":  {cleans, newRequest("a", kubelet, noon, "Denied"), false},
-		"pending, only the cleaner runs":       {&Options{Cleaner: all().Cleaner}, newRequest("a", kubelet, noon), true},
+		"pending":                              {all(""), pending(kubelet), false},
+		"pending, for another signer":          {all(""), pending("example.com/foreign"), true},
+		"pending, for the signer":              {all(""), pending("example.com/custom"), false},
+		"denied":                               {all(""), denied(), true},
+		"denied, the approver is in a dry run": {all("approver"), denied(), false},
+		"denied, the signer is in a dry run":   {all("signer"), denied(), false},
+		"denied, the cleaner is in a dry run":  {all("cleaner"), denied(), false},
+		"pending, only the cleaner runs":       {&Options{Cleaner: &cleaner.Reconciler{}}, pending(kubelet), true},
 	} {
 		if transform := test.options.CacheOptions().DefaultTransform; transform != nil {
 			if _, err := transform(test.request); err != nil {
@@ -217,5 +223,80 @@ func TestRequestsAreCounted(t *testing.T) {
 		if got[labels] != want {
 			t.Errorf("%s: %v, want %v", labels, got[labels], want)
 		}
+	}
+}
+
+var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+// TestRetriesAndWorkers checks the options of a controller. Errors are retried after 200 ms. Each pause is twice as long as
+// the last, up to 10 s.
+func TestRetriesAndWorkers(t *testing.T) {
+	t.Parallel()
+	options := controllerOptions(nil, 7, fairly(7))
+	for run, want := range []int{200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
+		if pause := options.RateLimiter.When(fairqueue.Key{Name: "a"}).Milliseconds(); pause != int64(want) {
+			t.Errorf("pause %d: %d ms, want %d", run, pause, want)
+		}
+	}
+	if options.MaxConcurrentReconciles != 7 || options.EnableWarmup == nil || *options.EnableWarmup {
+		t.Errorf("%+v", options)
+	}
+	if options.CacheSyncTimeout < 10*365*24*time.Hour || options.ReconciliationTimeout != 3*time.Minute {
+		t.Errorf("the process ends when no cache has been filled for %s; a reconcile may take %s",
+			options.CacheSyncTimeout, options.ReconciliationTimeout)
+	}
+}
+
+// TestQueueFollowsTheClock checks the queues of controllers with a clock that is stepped: an item returns at the end of its
+// delay, which counts from when the worker received the item, also after an error.
+func TestQueueFollowsTheClock(t *testing.T) {
+	t.Parallel()
+	followsTheClock(t, fairqueue.Key{Name: "a"}, fairly(1))
+	followsTheClock(t, reconcile.Request{}, nil)
+}
+
+func followsTheClock[item comparable](t *testing.T, key item, items func(string) workqueue.TypedInterface[item]) {
+	t.Helper()
+	clock := clocktesting.NewFakeClock(noon)
+	options := controllerOptions(clock, 1, items)
+	queue := options.NewQueue("test", options.RateLimiter)
+	defer queue.ShutDown()
+	queue.AddAfter(key, time.Hour)
+	if length := queue.Len(); length != 0 {
+		t.Errorf("%d items are queued before their time", length)
+	}
+	clock.Step(time.Hour)
+	for _, again := range []func(){
+		func() { queue.AddAfter(key, time.Hour) }, func() { queue.AddRateLimited(key) }, func() {},
+	} {
+		if taken, shutdown := queue.Get(); taken != key || shutdown {
+			t.Errorf("%v, shut down %t, want %v", taken, shutdown, key)
+		}
+		clock.Step(time.Hour) // during the reconcile
+		again()
+		queue.Done(key)
+	}
+}
+
+// steppingQueue steps the clock while it adds an item.
+type steppingQueue struct {
+	workqueue.TypedRateLimitingInterface[string]
+	clock  *clocktesting.FakeClock
+	delays []time.Duration
+}
+
+func (q *steppingQueue) AddAfter(_ string, delay time.Duration) {
+	q.delays = append(q.delays, delay)
+	q.clock.Step(time.Hour)
+}
+
+// TestStepDuringTheAddIsNotLost checks that a step between the computation of a delay and its use delays nothing.
+func TestStepDuringTheAddIsNotLost(t *testing.T) {
+	t.Parallel()
+	inner := &steppingQueue{clock: clocktesting.NewFakeClock(noon)}
+	queue := &steppedQueue[string]{TypedRateLimitingInterface: inner, clock: inner.clock}
+	queue.AddAfter("a", 90*time.Minute)
+	if want := []time.Duration{90 * time.Minute, 30 * time.Minute}; !slices.Equal(inner.delays, want) {
+		t.Errorf("added after %v, want %v", inner.delays, want)
 	}
 }

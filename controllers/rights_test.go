@@ -132,7 +132,8 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 		"node-block-list": {without, func(c *config.Configuration) { c.NodeBlockList = ours + "/csr-node-block-list" }, []string{"node-block-list"}},
 		"node-identity":   {without, func(c *config.Configuration) { c.Approval.NodeClient.RequireTokenBinding = true }, []string{"node-identity"}},
 		"kubelet-serving": {without, func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true }, []string{"kubelet-serving"}},
-		"approval-rules":  {func(c *config.Configuration) { c.DryRun = []string{"approver"} }, approvalRule(rules.ServiceNames), []string{"approval-rules"}},
+		"approval-rules": {
+			func(c *config.Configuration) { c.DryRun = []string{"approver"} }, approvalRule(rules.ServiceNames), []string{"approval-rules"}},
 		"create-ca":       {inSecret, func(c *config.Configuration) { c.Signing.CreateIfMissing = true }, []string{"create-ca"}},
 		"cluster-api":     {without, preset(config.InventoryClusterAPI), []string{"node-identity", "inventory-cluster-api"}},
 		"openshift":       {without, preset(config.InventoryOpenShift), []string{"node-identity", "inventory-openshift"}},
@@ -204,17 +205,13 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 		change     change
 		have, lack []string
 	}{
-		"cleaner": {
-			of("cleaner", func(c *config.Configuration) { c.LeaderElection.Enabled = false }),
-			[]string{deletes}, []string{"list secrets a in b", "create leases.coordination.k8s.io in n", askReview},
-		},
 		"a custom signer": {
 			of("signer", func(c *config.Configuration) { c.Signing.Signers = custom }),
 			[]string{
 				"sign signers.certificates.k8s.io example.com/a", "list secrets a in b", "create events.events.k8s.io in b",
 				"update leases.coordination.k8s.io csr-controller-manager in n",
 			},
-			[]string{signServing, askReview},
+			[]string{signServing, askReview, deletes},
 		},
 		"a dry run of all controllers": {
 			of("*", func(c *config.Configuration) {
@@ -222,9 +219,6 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			}),
 			[]string{"get certificatesigningrequests.certificates.k8s.io", askReview, "create events.events.k8s.io in default", "list secrets a in b"},
 			[]string{approval, "update certificatesigningrequests/status.certificates.k8s.io", deletes, signServing, approveNodes, "create secrets in b"},
-		},
-		"a dry run of the approver": {
-			of("*", func(c *config.Configuration) { c.DryRun = []string{"approver"} }), []string{deletes}, []string{approval, approveNodes},
 		},
 		"approval rules without Services": {
 			approvalRule(rules.SPIFFE),
@@ -245,10 +239,10 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			},
 			[]string{"list configmaps b in a", "watch configmaps b in a", "create events.events.k8s.io in a"}, []string{"get configmaps b in a"},
 		},
-		"approver and secure metrics": {
-			of("approver", func(c *config.Configuration) { c.MetricsSecure = true }),
-			[]string{approveNodes, "create tokenreviews.authentication.k8s.io", askReview},
-			[]string{"get configmaps extension-apiserver-authentication in kube-system"},
+		"approver and secure metrics, without leader election": {
+			of("approver", func(c *config.Configuration) { c.MetricsSecure, c.LeaderElection.Enabled = true, false }),
+			[]string{approveNodes, approval, "create tokenreviews.authentication.k8s.io", askReview},
+			[]string{"get configmaps extension-apiserver-authentication in kube-system", "create leases.coordination.k8s.io in n"},
 		},
 		"rotation of a custom signer, and approval rules with Services": { // no shipped role can name the signer
 			func(c *config.Configuration) {
