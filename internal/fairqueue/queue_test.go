@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -97,23 +96,6 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// work runs workers that call work with each key, until q is shut down.
-func work(q *Queue, workers int, work func(worker int, key Key)) {
-	for worker := range workers {
-		go func() {
-			for {
-				key, shutdown := q.Get()
-				if shutdown {
-					work(worker, Key{Name: "shut down"})
-					return
-				}
-				work(worker, key)
-				q.Done(key)
-			}
-		}()
-	}
-}
-
 // TestGetWaitsForWork checks that a waiting worker gets a key as soon as one may be worked on, and that a queue which is
 // shut down returns no further key, even if keys are queued.
 func TestGetWaitsForWork(t *testing.T) {
@@ -121,61 +103,49 @@ func TestGetWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := New("test", 4)
 		got := make(chan string, 9)
-		work(q, 3, func(_ int, key Key) {
-			got <- key.Name
-			time.Sleep(time.Minute)
-		})
-		all := func(want string) {
-			t.Helper()
+		for range 3 { // workers that take a minute for each key
+			go func() {
+				for {
+					key, shutdown := q.Get()
+					if shutdown {
+						got <- "shut down"
+						return
+					}
+					got <- key.Name
+					time.Sleep(time.Minute)
+					q.Done(key)
+				}
+			}()
+		}
+		for i, step := range []struct {
+			pause time.Duration
+			add   string
+			want  string
+		}{
+			{0, "", ""},
+			{0, "a/1/a1@2", "a1"},
+			{0, "a/1/a2@1 b/1/b1@2", "b1"}, // the lane of a2 is busy
+			{time.Minute, "", "a2"},
+			{0, "a/1/a3@1 stop c/1/late@1", "shut down, shut down"},
+			{time.Minute, "", "shut down"},
+		} {
+			time.Sleep(step.pause)
+			for add := range strings.FieldsSeq(step.add) {
+				if add == "stop" {
+					q.ShutDown()
+				} else {
+					q.Add(keyOf(add))
+				}
+			}
 			synctest.Wait()
 			var names []string
 			for len(got) > 0 {
 				names = append(names, <-got)
 			}
-			if all := strings.Join(names, ", "); all != want {
-				t.Errorf("got %q, want %q", all, want)
+			if all := strings.Join(names, ", "); all != step.want {
+				t.Errorf("step %d: got %q, want %q", i, all, step.want)
 			}
 		}
-		all("")
-		q.Add(keyOf("a/1/a1@2"))
-		all("a1")
-		q.Add(keyOf("a/1/a2@1")) // its lane is busy
-		q.Add(keyOf("b/1/b1@2"))
-		all("b1")
-		time.Sleep(time.Minute)
-		all("a2")
-		q.Add(keyOf("a/1/a3@1"))
-		q.ShutDown()
-		q.Add(keyOf("c/1/late@1"))
-		all("shut down, shut down")
-		time.Sleep(time.Minute)
-		all("shut down")
-		time.Sleep(time.Minute) // the workers end
-	})
-}
-
-// TestNoWorkerWaitsWhileAKeyIsFree runs many workers and keys, and checks that every key gets a worker.
-func TestNoWorkerWaitsWhileAKeyIsFree(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		q := New("test", 8)
-		var done atomic.Int32
-		work(q, 8, func(worker int, key Key) {
-			time.Sleep(time.Duration(1+(int(key.Created)+worker)%5) * time.Second)
-			done.Add(1)
-		})
-		for n := range 600 {
-			q.Add(keyOf(fmt.Sprintf("r%d/n%d/k%d@%d", n%3, n%7, n, n%11)))
-			if n%50 == 0 {
-				time.Sleep(3 * time.Second)
-			}
-		}
-		time.Sleep(time.Hour)
-		if got := done.Load(); got != 600 {
-			t.Errorf("%d of 600 keys got a worker", got)
-		}
-		q.ShutDown()
-		time.Sleep(time.Minute) // the workers end
 	})
 }
 
@@ -280,13 +250,12 @@ func TestKeyOf(t *testing.T) {
 		a, b            Key
 		requester, lane bool
 	}{
-		"the same node":              {first, of("csr-2", "alice", "a"), true, true},
-		"another node":               {first, of("csr-2", "alice", "b"), true, false},
-		"another requester":          {first, of("csr-2", "bob", "a"), false, false},
-		"no node":                    {first, of("csr-2", "alice", ""), true, false},
-		"no node, the same requests": {nameless, of("csr-1", "alice", ""), true, true},
-		"no node, two requests":      {nameless, of("csr-2", "alice", ""), true, false},
-		"a user name of 1 MiB":       {first, of("csr-2", strings.Repeat("u", 1<<20), "a"), false, false},
+		"the same node":         {first, of("csr-2", "alice", "a"), true, true},
+		"another node":          {first, of("csr-2", "alice", "b"), true, false},
+		"another requester":     {first, of("csr-2", "bob", "a"), false, false},
+		"no node":               {first, of("csr-2", "alice", ""), true, false},
+		"no node, two requests": {nameless, of("csr-2", "alice", ""), true, false},
+		"a user name of 1 MiB":  {first, of("csr-2", strings.Repeat("u", 1<<20), "a"), false, false},
 	} {
 		if requester, lane := test.a.Requester == test.b.Requester, test.a.Lane == test.b.Lane; requester != test.requester || lane != test.lane {
 			t.Errorf("%s: the same requester %t, the same lane %t", name, requester, lane)

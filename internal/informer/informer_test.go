@@ -18,9 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
-	toolscache "k8s.io/client-go/tools/cache"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
 func node(name, address string) *corev1.Node {
@@ -40,57 +37,56 @@ func show(obj *corev1.Node) string {
 
 // staged is an API server of Nodes that the test controls. Call change to set fields while an Informer runs.
 type staged struct {
-	mu        sync.Mutex
-	watchers  chan *watch.FakeWatcher
-	nodes     []corev1.Node
-	refused   error // of lists and watches
-	unwatched error // of watches
-	lists     int
-	hangs     bool // lists
-	opening   bool // watches that never open
+	mu       sync.Mutex
+	watchers chan *watch.FakeWatcher
+	nodes    []corev1.Node
+	fault    map[string]error // of lists and watches
+	lists    int
 }
+
+// errHangs is the fault of a call that never returns.
+var errHangs = errors.New("hangs")
 
 func newStaged(nodes ...corev1.Node) *staged {
 	return &staged{watchers: make(chan *watch.FakeWatcher, 100), nodes: nodes}
 }
 
-func (s *staged) change(change func()) {
+func (s *staged) change(list, watch error, nodes ...corev1.Node) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	change()
+	s.fault = map[string]error{"list": list, "watch": watch}
+	if len(nodes) > 0 {
+		s.nodes = nodes
+	}
 }
 
-// wait waits for the end of ctx if hangs is set.
-func (s *staged) wait(ctx context.Context, hangs *bool) error {
-	hang := false
-	if s.change(func() { hang = *hangs }); hang {
+// answer returns the error of a call.
+func (s *staged) answer(ctx context.Context, verb string) error {
+	s.mu.Lock()
+	err := s.fault[verb]
+	s.mu.Unlock()
+	if errors.Is(err, errHangs) {
 		<-ctx.Done()
+		return ctx.Err()
 	}
-	return ctx.Err()
+	return err
 }
 
 func (s *staged) resource() Resource {
 	return Resource{
 		GroupVersionResource: corev1.SchemeGroupVersion.WithResource("nodes"),
 		list: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			if err := s.wait(ctx, &s.hangs); err != nil {
-				return nil, err
-			}
 			if options.ResourceVersion != "" {
 				return nil, fmt.Errorf("list at version %q, want the newest", options.ResourceVersion)
 			}
+			err := s.answer(ctx, "list")
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			s.lists++
-			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, s.refused
+			return &corev1.NodeList{Items: slices.Clone(s.nodes)}, err
 		},
 		watch: func(ctx context.Context, _ metav1.ListOptions) (watch.Interface, error) {
-			if err := s.wait(ctx, &s.opening); err != nil {
-				return nil, err
-			}
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			if err := errors.Join(s.refused, s.unwatched); err != nil {
+			if err := s.answer(ctx, "watch"); err != nil {
 				return nil, err
 			}
 			watcher := watch.NewFake()
@@ -122,43 +118,6 @@ func (o *observed) take() []string {
 	return taken
 }
 
-// observe starts an Informer of source, which ends with the test.
-func observe(t *testing.T, source *staged) *observed {
-	t.Helper()
-	o := &observed{}
-	o.Informer = &Informer[*corev1.Node]{
-		Resource: source.resource(), GrantedBy: "config/x", Log: logr.Discard(),
-		Convert: func(obj runtime.Object) *corev1.Node {
-			obj.(*corev1.Node).Labels = nil
-			return obj.(*corev1.Node)
-		},
-		Indexers: map[string]func(*corev1.Node) []string{
-			"address": func(obj *corev1.Node) []string { return []string{obj.Status.Addresses[0].Address} },
-		},
-		OnSync:    func() { o.note("sync") },
-		OnChange:  func(before, after *corev1.Node) { o.note("%s -> %s", show(before), show(after)) },
-		OnFailure: func(err error) { o.note("failed: %v", err) },
-	}
-	if err := o.Err(); !errors.Is(err, ErrNotRead) {
-		t.Errorf("before Start: %v", err)
-	}
-	ctx, stop := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() {
-		if err := o.Start(ctx); err != nil {
-			t.Errorf("it ended with %v", err)
-		}
-	})
-	t.Cleanup(func() {
-		stop()
-		running.Wait()
-		if o.Err() == nil {
-			t.Error("answers after its end")
-		}
-	})
-	return o
-}
-
 // expect checks what o knows, or its error, and its calls since the last check.
 func (o *observed) expect(t *testing.T, known string, want ...string) {
 	t.Helper()
@@ -180,14 +139,34 @@ func (o *observed) expect(t *testing.T, known string, want ...string) {
 	}
 }
 
-// inform calls test in a bubble, with an Informer of a source that has read Node a with the address 1.
+// inform calls test in a bubble, with a running Informer of a source that has read Node a with the address 1.
 func inform(t *testing.T, test func(*testing.T, *staged, *observed)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		source := newStaged(*node("a", "1"))
-		o := observe(t, source)
+		source, o := newStaged(*node("a", "1")), &observed{}
+		o.Informer = &Informer[*corev1.Node]{
+			Resource: source.resource(), GrantedBy: "config/x", Log: logr.Discard(),
+			Convert: func(obj runtime.Object) *corev1.Node {
+				obj.(*corev1.Node).Labels = nil
+				return obj.(*corev1.Node)
+			},
+			Indexers: map[string]func(*corev1.Node) []string{
+				"address": func(obj *corev1.Node) []string { return []string{obj.Status.Addresses[0].Address} },
+			},
+			OnSync:    func() { o.note("sync") },
+			OnChange:  func(before, after *corev1.Node) { o.note("%s -> %s", show(before), show(after)) },
+			OnFailure: func(err error) { o.note("failed: %v", err) },
+		}
+		o.expect(t, "not read yet")
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- o.Start(ctx) }()
 		o.expect(t, "a=1 ", "sync")
 		test(t, source, o)
+		stop()
+		if err := <-ended; err != nil || o.Err() == nil {
+			t.Errorf("it ended with %v; answers after its end: %t", err, o.Err() == nil)
+		}
 	})
 }
 
@@ -237,25 +216,30 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 	nodes := corev1.Resource("nodes")
 	noRight := apierrors.NewForbidden(nodes, "", errors.New("no"))
 	for name, test := range map[string]struct {
-		refused, unwatched error
-		stays              bool // for up to 20 seconds
-		want               string
+		err   error
+		lists bool // all the same
+		stays bool // for up to 20 seconds
+		want  string
 	}{
-		"the API server is unreachable":    {errors.New("connection refused"), nil, true, "list nodes: connection refused"},
-		"the API server is overloaded":     {apierrors.NewTooManyRequests("later", 1), nil, true, "list nodes: later"},
-		"an expired version":               {apierrors.NewResourceExpired("too old"), nil, true, "list nodes: too old"},
-		"the right was withdrawn":          {noRight, nil, false, forbidden},
-		"the right to watch was withdrawn": {nil, noRight, false, forbidden},
-		"the credentials are not accepted": {apierrors.NewUnauthorized("who"), nil, false, "list nodes: who"},
+		"the API server is unreachable":    {errors.New("connection refused"), false, true, "list nodes: connection refused"},
+		"the API server is overloaded":     {apierrors.NewTooManyRequests("later", 1), false, true, "list nodes: later"},
+		"an expired version":               {apierrors.NewResourceExpired("too old"), false, true, "list nodes: too old"},
+		"the right was withdrawn":          {noRight, false, false, forbidden},
+		"the right to watch was withdrawn": {noRight, true, false, forbidden},
+		"the credentials are not accepted": {apierrors.NewUnauthorized("who"), false, false, "list nodes: who"},
 		"the kind was removed": {
-			apierrors.NewNotFound(nodes, ""), nil, false, `nodes in version v1 is not installed yet: nodes "" not found`},
+			apierrors.NewNotFound(nodes, ""), false, false, `nodes in version v1 is not installed yet: nodes "" not found`},
 		"the kind can't be watched": {
-			apierrors.NewMethodNotSupported(nodes, "list"), nil, false, `list nodes: list is not supported on resources of kind "nodes"`},
+			apierrors.NewMethodNotSupported(nodes, "list"), false, false, `list nodes: list is not supported on resources of kind "nodes"`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			inform(t, func(t *testing.T, source *staged, o *observed) {
-				source.change(func() { source.refused, source.unwatched = test.refused, test.unwatched })
+				list := test.err
+				if test.lists {
+					list = nil
+				}
+				source.change(list, test.err)
 				(<-source.watchers).Stop()
 				time.Sleep(15 * time.Second)
 				if test.stays {
@@ -264,7 +248,7 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 				}
 				time.Sleep(time.Hour) // without another report
 				synctest.Wait()
-				calls := slices.DeleteFunc(o.take(), func(call string) bool { return call == "sync" && test.unwatched != nil })
+				calls := slices.DeleteFunc(o.take(), func(call string) bool { return call == "sync" && test.lists })
 				if len(calls) == 0 || calls[len(calls)-1] != "failed: "+test.want || len(calls) > 2 {
 					t.Errorf("calls %q, want one failure at the end: %s", calls, test.want)
 				}
@@ -276,7 +260,7 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 						t.Errorf("error %v, want %s", err, test.want)
 					}
 				}
-				source.change(func() { source.refused, source.unwatched, source.nodes = nil, nil, []corev1.Node{*node("b", "2")} })
+				source.change(nil, nil, *node("b", "2"))
 				time.Sleep(10 * time.Second)
 				o.expect(t, "b=2 ", "sync")
 			})
@@ -289,11 +273,11 @@ func TestInformerAfterAShortFailure(t *testing.T) {
 	t.Parallel()
 	inform(t, func(t *testing.T, source *staged, o *observed) {
 		for range 5 {
-			source.change(func() { source.refused = errors.New("connection refused") })
+			source.change(errors.New("connection refused"), errors.New("connection refused"))
 			(<-source.watchers).Stop()
 			time.Sleep(15 * time.Second)
 			o.expect(t, "a=1 ")
-			source.change(func() { source.refused = nil })
+			source.change(nil, nil)
 			time.Sleep(10 * time.Second)
 			o.expect(t, "a=1 ", "sync")
 		}
@@ -326,12 +310,9 @@ func TestInformerFindsItsResource(t *testing.T) {
 // because a list hangs, or because a watch does not open: client-go repeats a call that is answered 429.
 func TestCopyEndsWhileACallHangs(t *testing.T) {
 	t.Parallel()
-	for name, hangs := range map[string]func(*staged, error, bool){
-		"list":  func(s *staged, err error, hangs bool) { s.unwatched, s.hangs = err, hangs },
-		"watch": func(s *staged, _ error, hangs bool) { s.opening = hangs },
-	} {
+	for name, faults := range map[string][2]error{"list": {errHangs, errors.New("connection reset")}, "watch": {nil, errHangs}} {
 		inform(t, func(t *testing.T, source *staged, o *observed) {
-			source.change(func() { hangs(source, errors.New("connection reset"), true) })
+			source.change(faults[0], faults[1])
 			(<-source.watchers).Stop()
 			time.Sleep(longestGap - time.Second)
 			synctest.Wait()
@@ -342,52 +323,11 @@ func TestCopyEndsWhileACallHangs(t *testing.T) {
 			if err := o.Err(); !errors.Is(err, errGap) {
 				t.Errorf("%s: after %s: %v, want that the copy is too old", name, longestGap+time.Second, err)
 			}
-			source.change(func() { hangs(source, nil, false) })
+			source.change(nil, nil)
 			time.Sleep(listTimeout + 2*lastRetry)
 			if err := o.Err(); err != nil && name == "list" { // nothing bounds a watch that does not open
 				t.Errorf("%s: when the API server answers again: %v", name, err)
 			}
 		})
 	}
-}
-
-// resetting is a cache whose first discoveries fail.
-type resetting struct {
-	cache.Informers
-	failures int
-}
-
-func (r *resetting) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
-	if r.failures--; r.failures >= 0 {
-		return nil, errors.New("connection reset by peer")
-	}
-	return filled{}, nil
-}
-
-// filled is an informer that has read everything.
-type filled struct{ toolscache.SharedIndexInformer }
-
-func (filled) AddIndexers(toolscache.Indexers) error { return nil }
-func (filled) HasSynced() bool                       { return true }
-func (filled) GetStore() toolscache.Store {
-	return toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
-}
-
-// TestFromCache checks that FromCache retries while discovery fails, and ends with its context.
-func TestFromCache(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		start, failures := time.Now(), 0
-		store, err := FromCache(t.Context(), &resetting{failures: 5}, &corev1.Secret{}, logr.Discard(), func(error) { failures++ })
-		took := time.Since(start).Truncate(time.Second)
-		if err != nil || store == nil || took != (1+2+4+8+10)*time.Second || failures != 6 { // and that nothing was read yet
-			t.Errorf("after %s: store %v, error %v, %d failures", took, store, err, failures)
-		}
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		_, err = FromCache(ctx, &resetting{failures: 1000}, &corev1.Secret{}, logr.Discard(), nil)
-		if !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
-		}
-	})
 }

@@ -193,8 +193,6 @@ func TestLeases(t *testing.T) {
 	is("a", "leases: down")
 	read("bc", l.leases.Convert(leaseOf("a", filmed, 0)))
 	is("a", "unknown, has a Lease: true") // every minute begins again after a failure
-	pass()
-	is("a", "dead, has a Lease: true")
 	gone, _, _ := l.leases.Get("kube-node-lease", "b")
 	l.leases.OnSync()
 	l.leases.OnChange(gone, nil)
@@ -212,103 +210,71 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 	t.Parallel()
 	deaths := 0
 	for seed := range uint64(100) {
-		s := newStory(seed)
-		for range 3000 {
-			s.second()
-			for node := range s.renewed {
-				if s.leases.of(node, s.clock()) != Dead || !s.leases[node].renewed.Equal(truly(s.renewed[node])) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		now, offset := 0, 0               // true seconds, and how far our clock is ahead
+		away, hangs := 0, 0               // until when the API server is unreachable, and the watch hangs
+		stopped := map[string]int{}       // until when a node is stopped
+		renewed := map[string]int{}       // true renewals, by node
+		seen := leases{}                  // what was seen
+		events := []func(now time.Time){} // what will be seen
+		truly := func(second int) time.Time { return filmed.Add(time.Duration(second) * time.Second) }
+		start := func() { // a process: its first observation is the state of all Leases
+			seen, events = leases{}, nil
+			for node, last := range renewed {
+				seen.see(node, truly(last), 40*time.Second, truly(now+offset))
+			}
+		}
+		for i := range random.IntN(5) + 1 {
+			renewed[fmt.Sprintf("n%d", i)] = -i
+		}
+		start()
+		for now = 1; now <= 3000; now++ {
+			until := now + random.IntN(200)
+			switch random.IntN(600) {
+			case 0:
+				away = until
+			case 1, 2:
+				hangs = until
+			case 3, 4, 5, 6, 7, 8:
+				stopped[fmt.Sprintf("n%d", random.IntN(5))] = until
+			case 9:
+				start()
+			case 10:
+				seen.reset(truly(now + offset))
+			case 11:
+				offset += (25 + random.IntN(4000)) * (2*random.IntN(2) - 1)
+			}
+			for node, last := range renewed {
+				if now >= away && now >= stopped[node] && now-last >= 10 {
+					renewed[node] = now
+					at := truly(now)
+					events = append(events, func(now time.Time) { seen.see(node, at, 40*time.Second, now) })
+				}
+			}
+			if now >= hangs && now >= away {
+				for _, event := range events {
+					event(truly(now + offset))
+				}
+				events = nil
+			}
+			living := 0 // two renewals may be in flight
+			for _, last := range renewed {
+				if now-last <= 30 {
+					living++
+				}
+			}
+			for node, last := range renewed {
+				if seen.of(node, truly(now+offset)) != Dead || !seen[node].renewed.Equal(truly(last)) {
 					continue // it lives, or has returned unseen: before an approval the Lease is read directly
 				}
 				deaths++
-				if quiet := s.now - s.renewed[node]; quiet < 60 {
-					t.Fatalf("seed %d: after %d s %s is dead, which renewed %d s ago", seed, s.now, node, quiet)
-				}
-				others := 0 // which renew: two renewals may be in flight
-				for other, last := range s.renewed {
-					if other != node && s.now-last <= 30 {
-						others++
-					}
-				}
-				if others < min(2, len(s.renewed)-1) {
-					t.Fatalf("seed %d: after %d s %s is dead, and not two others were alive: %v", seed, s.now, node, s.renewed)
+				if now-last < 60 || living < min(2, len(renewed)-1) {
+					t.Fatalf("seed %d: after %d s %s is dead; renewals: %v", seed, now, node, renewed)
 				}
 			}
 		}
 	}
 	if deaths == 0 {
 		t.Error("nobody ever died: the property proves nothing")
-	}
-}
-
-// story is the true state of a cluster, and what was seen of its Leases.
-type story struct {
-	*rand.Rand
-	leases  leases
-	now     int            // true seconds
-	offset  int            // of our clock
-	renewed map[string]int // true renewals, by node
-	stopped map[string]int // the time until which a node is stopped
-	away    int            // the time until which the API server is unreachable
-	hangs   int            // the time until which the watch hangs
-	queue   []func()
-}
-
-func newStory(seed uint64) *story {
-	s := &story{Rand: rand.New(rand.NewPCG(seed, 1)), renewed: map[string]int{}, stopped: map[string]int{}}
-	for i := range s.IntN(5) + 1 {
-		s.renewed[fmt.Sprintf("n%d", i)] = -i
-	}
-	s.start()
-	return s
-}
-
-// start starts a process: its first observation is the state of all Leases.
-func (s *story) start() {
-	s.leases, s.queue = leases{}, nil
-	for node, last := range s.renewed {
-		s.leases.see(node, truly(last), 40*time.Second, s.clock())
-	}
-}
-
-// truly returns the instant of a renewal.
-func truly(renewed int) time.Time { return filmed.Add(time.Duration(renewed) * time.Second) }
-
-func (s *story) clock() time.Time { return filmed.Add(time.Duration(s.now+s.offset) * time.Second) }
-
-func (s *story) second() {
-	s.now++
-	s.happens()
-	for node, last := range s.renewed {
-		if s.now < s.away || s.now < s.stopped[node] || s.now-last < 10 {
-			continue
-		}
-		s.renewed[node] = s.now
-		renewed := truly(s.now)
-		s.queue = append(s.queue, func() { s.leases.see(node, renewed, 40*time.Second, s.clock()) })
-	}
-	if s.now >= s.hangs && s.now >= s.away {
-		for _, event := range s.queue {
-			event()
-		}
-		s.queue = nil
-	}
-}
-
-// happens starts or ends a random failure.
-func (s *story) happens() {
-	long := func() int { return s.now + s.IntN(200) }
-	switch s.IntN(600) {
-	case 0:
-		s.away = long()
-	case 1, 2:
-		s.hangs = long()
-	case 3, 4, 5, 6, 7, 8:
-		s.stopped[fmt.Sprintf("n%d", s.IntN(5))] = long()
-	case 9:
-		s.start()
-	case 10:
-		s.leases.reset(s.clock())
-	case 11:
-		s.offset += (25 + s.IntN(4000)) * (2*s.IntN(2) - 1)
 	}
 }
