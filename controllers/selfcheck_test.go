@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -28,13 +29,20 @@ import (
 func TestSelfCheckRepeats(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		status, runs, logged := check.Failed, 0, []string(nil)
 		task := &checkTask{ask: func(context.Context) []check.Result {
+			mu.Lock()
+			defer mu.Unlock()
 			runs++
 			return []check.Result{{Check: "test-repeats", Subject: "it", Status: status, Evidence: "seen"}}
 		}}
 		s := &selfCheck{interval: time.Hour, clock: clock.RealClock{}, tasks: []*checkTask{task},
-			log: funcr.New(func(_, args string) { logged = append(logged, args) }, funcr.Options{})}
+			log: funcr.New(func(_, args string) {
+				mu.Lock()
+				defer mu.Unlock()
+				logged = append(logged, args)
+			}, funcr.Options{})}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- s.Start(ctx) }()
@@ -58,6 +66,7 @@ func TestSelfCheckRepeats(t *testing.T) {
 		} {
 			time.Sleep(step.pause)
 			synctest.Wait()
+			mu.Lock()
 			if runs != step.runs || !slices.EqualFunc(logged, step.want, strings.Contains) {
 				t.Errorf("step %d: it has run %d times, and logged %q, want %+v", i, runs, logged, step)
 			}
@@ -67,6 +76,7 @@ func TestSelfCheckRepeats(t *testing.T) {
 				}
 			}
 			status, logged = step.next, nil
+			mu.Unlock()
 		}
 		if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-repeats"); at != float64(time.Now().Unix()) {
 			t.Errorf("last run at %v", at)
