@@ -127,7 +127,7 @@ func (w *world) once(t *testing.T, want string, deleted, waits int) {
 	t.Helper()
 	w.deleted, w.waits = nil, 0
 	got := ""
-	result, err := w.Reconciler.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
+	result, err := w.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
 	if err != nil {
 		got = err.Error()
 	}
