@@ -98,64 +98,6 @@ func (w *world) unknown(text string, skew time.Duration) {
 	}
 }
 
-func TestClockFollowsTheAPIServer(t *testing.T) {
-	t.Parallel()
-	for _, ahead := range []time.Duration{0, time.Hour, -time.Hour, 25 * time.Hour} {
-		w := newWorld(t, ahead)
-		if latest := w.Latest(); !latest.Equal(noon.Add(ahead)) {
-			t.Errorf("before the first answer, the latest time is %s", latest)
-		}
-		w.shows(1, noon, ahead)
-		w.pass(time.Minute)
-		w.shows(0, noon.Add(time.Minute), ahead)
-		w.pass(time.Second)
-		w.shows(1, noon.Add(time.Minute+time.Second), ahead)
-		w.pass(40 * time.Second)
-		w.answer(0) // to a request of the controllers
-		w.pass(40 * time.Second)
-		w.shows(0, noon.Add(time.Minute+81*time.Second), ahead)
-	}
-}
-
-func TestAStepOfTheMachinesClockIsNotATime(t *testing.T) {
-	t.Parallel()
-	for _, step := range []time.Duration{5 * time.Second, -5 * time.Second, time.Hour, -time.Hour, 25 * time.Hour} {
-		w := newWorld(t, 0)
-		w.shows(1, noon, 0)
-		w.setMachine(step)
-		w.shows(1, noon, step)
-		w.shows(0, noon, step)
-	}
-	w := newWorld(t, 0)
-	w.shows(1, noon, 0)
-	w.setMachine(5*time.Second - 1)
-	w.shows(0, noon, 5*time.Second-1)
-}
-
-func TestAfterASuspensionAnAPIServerIsAsked(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t, 0)
-	w.shows(1, noon, 0)
-	w.suspend(25 * time.Hour)
-	w.shows(1, noon.Add(25*time.Hour), 0)
-
-	w.answerAcross(func() { w.suspend(8 * time.Hour) })
-	w.shows(1, noon.Add(33*time.Hour), 0)
-
-	// A paused virtual machine has a wall clock that is late, too. It does not know which clock is wrong.
-	w.answersSet(8 * time.Hour)
-	w.unknown("set forward by 8h0m0s", -8*time.Hour)
-	w.setMachine(8 * time.Hour)
-	w.shows(1, noon.Add(41*time.Hour), 0)
-}
-
-// answerAcross sends a request. The step is between its answer and the end of RoundTrip.
-func (w *world) answerAcross(step func()) {
-	sent, date := w.at, w.server
-	step()
-	w.note(date, sent)
-}
-
 // An API server's clock that is set back is believed with its next answer. Fresh waits for that answer, so a new object never
 // seems to be old.
 func TestClockFollowsAnAPIServerThatIsSetBack(t *testing.T) {
@@ -215,7 +157,6 @@ func TestTimeIsUnknownAfterAnAPIServerIsSetForward(t *testing.T) {
 func TestLateAnswers(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 0)
-	w.shows(1, noon, 0)
 	w.answer(25 * time.Second)
 	w.shows(0, noon, 25*time.Second)
 	w.answer(0)
@@ -249,21 +190,81 @@ func TestClockIsNeverAhead(t *testing.T) {
 		}
 	}
 }
-
-func TestAFailureIsExplained(t *testing.T) {
+func TestClockFollowsTheAPIServer(t *testing.T) {
 	t.Parallel()
+	const limit = 5 * time.Minute
+	const fix = " the API server's clock, and nothing is signed above 5m0s: " +
+		"synchronize the clock of the manager's node, or that of the API server"
+	for ahead, notReady := range map[time.Duration]string{
+		0: "", limit: "", -limit: "", 25 * time.Hour: "the manager's clock is 25h0m0s ahead of" + fix,
+		limit + time.Second: "the manager's clock is 5m1s ahead of" + fix, -limit - time.Second: "the manager's clock is 5m1s behind" + fix,
+	} {
+		w := newWorld(t, ahead)
+		if latest := w.Latest(); !latest.Equal(noon.Add(ahead)) {
+			t.Errorf("before the first answer, the latest time is %s", latest)
+		}
+		w.shows(1, noon, ahead)
+		w.pass(time.Minute)
+		w.shows(0, noon.Add(time.Minute), ahead)
+		w.pass(time.Second)
+		w.shows(1, noon.Add(61*time.Second), ahead)
+		w.pass(40 * time.Second)
+		w.answer(0) // to a request of the controllers
+		w.pass(40 * time.Second)
+		w.shows(0, noon.Add(141*time.Second), ahead)
+		err := w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		if (err != nil) != (notReady != "") || err != nil && err.Error() != notReady {
+			t.Errorf("%s ahead: %v", ahead, err)
+		}
+	}
+}
+
+// TestMachinesClock sets the machine's clock, suspends the machine, and has it pause: then its wall clock is late, too, and it does
+// not know which clock is wrong.
+func TestMachinesClock(t *testing.T) {
+	t.Parallel()
+	for step, asks := range map[time.Duration]int{5*time.Second - 1: 0, 5 * time.Second: 1, -5 * time.Second: 1, 25 * time.Hour: 1, -time.Hour: 1} {
+		w := newWorld(t, 0)
+		w.shows(1, noon, 0)
+		w.setMachine(step)
+		w.shows(asks, noon, step)
+		w.shows(0, noon, step)
+	}
 	w := newWorld(t, 0)
-	w.down = errors.New("connection refused")
+	w.shows(1, noon, 0)
+	w.suspend(25 * time.Hour)
+	w.shows(1, noon.Add(25*time.Hour), 0)
+	sent, date := w.at, w.server
+	w.suspend(8 * time.Hour) // between an answer and the end of RoundTrip
+	w.note(date, sent)
+	w.shows(1, noon.Add(33*time.Hour), 0)
+	w.answersSet(8 * time.Hour)
+	w.unknown("set forward by 8h0m0s", -8*time.Hour)
+	w.setMachine(8 * time.Hour)
+	w.shows(1, noon.Add(41*time.Hour), 0)
+}
+
+// TestAFailureIsExplained runs alone, because all Clocks of a process share the metrics.
+func TestAFailureIsExplained(t *testing.T) {
+	w := newWorld(t, time.Hour)
+	gauges := func(want ...float64) {
+		t.Helper()
+		for i, gauge := range []prometheus.Gauge{skewKnown, skewSeconds} {
+			var got dto.Metric
+			if err := gauge.Write(&got); err != nil || got.GetGauge().GetValue() != want[i] {
+				t.Errorf("%v, error %v, want %v", got.GetGauge().GetValue(), err, want[i])
+			}
+		}
+	}
 	fails := func() {
 		t.Helper()
-		const text = "the time of the API servers is not known: connection refused"
 		before := w.asked
+		w.down = errors.New("connection refused")
 		_, err := w.Now(t.Context())
 		_, skewErr := w.Skew(t.Context())
 		_, freshErr := w.Fresh(t.Context())
-		readyErr := w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
-		for _, err := range []error{err, skewErr, freshErr, readyErr} {
-			if err == nil || err.Error() != text {
+		for _, err := range []error{err, skewErr, freshErr, w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))} {
+			if err == nil || err.Error() != "the time of the API servers is not known: connection refused" {
 				t.Errorf("error %v", err)
 			}
 		}
@@ -274,148 +275,84 @@ func TestAFailureIsExplained(t *testing.T) {
 	fails()
 	w.pass(time.Second)
 	w.answer(0) // to a request of the controllers
-	w.shows(0, noon.Add(time.Second), 0)
+	w.shows(0, noon.Add(time.Second), time.Hour)
+	gauges(1, 3600)
 	w.pass(2 * time.Minute)
 	fails()
+	gauges(0, 3600)
 	if latest := w.Latest(); !latest.Equal(noon.Add(2*time.Minute + time.Second)) {
 		t.Errorf("the latest time is %s", latest)
 	}
 	w.down = nil
 	w.pass(askAgain)
-	w.shows(1, noon.Add(2*time.Minute+time.Second+askAgain), 0)
-}
-
-func TestReadyNamesTheSkew(t *testing.T) {
-	t.Parallel()
-	const fix = " the API server's clock, and nothing is signed above 5m0s: " +
-		"synchronize the clock of the manager's node, or that of the API server"
-	for ahead, want := range map[time.Duration]string{
-		5 * time.Minute: "", -5 * time.Minute: "",
-		5*time.Minute + time.Second:  "the manager's clock is 5m1s ahead of" + fix,
-		-5*time.Minute - time.Second: "the manager's clock is 5m1s behind" + fix,
-	} {
-		err := newWorld(t, ahead).Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
-		if (err != nil) != (want != "") || err != nil && err.Error() != want {
-			t.Errorf("%s ahead: %v", ahead, err)
-		}
-	}
-}
-
-// TestMetrics runs alone, because all Clocks of a process share the metrics.
-func TestMetrics(t *testing.T) {
-	w := newWorld(t, time.Hour)
-	shows := func(want ...float64) {
-		t.Helper()
-		for i, gauge := range []prometheus.Gauge{skewKnown, skewSeconds} {
-			var got dto.Metric
-			if err := gauge.Write(&got); err != nil || got.GetGauge().GetValue() != want[i] {
-				t.Errorf("%v, error %v, want %v", got.GetGauge().GetValue(), err, want[i])
-			}
-		}
-	}
-	w.answer(400 * time.Millisecond)
-	shows(1, 3600)
-	w.down = errors.New("connection refused")
-	_, _ = w.Fresh(t.Context())
-	shows(0, 3600)
 	w.setMachine(-2 * time.Hour)
-	w.answer(0)
-	shows(1, -3600)
+	w.shows(1, noon.Add(2*time.Minute+time.Second+askAgain), -time.Hour)
+	gauges(1, -3600)
 }
 
-// asking returns a Clock whose question takes so long, and the number of questions.
-func asking(took time.Duration) (c *Clock, asked *int) {
-	c, asked = &Clock{}, new(int)
-	c.ask = func() error {
-		*asked++
-		sent, date := c.now(), c.now().wall
-		time.Sleep(took)
-		c.note(date, sent)
-		return nil
-	}
-	return c, asked
-}
-
-// together calls get from 50 goroutines.
-func together(t *testing.T, get func(context.Context) (time.Time, error)) *sync.WaitGroup {
-	var all sync.WaitGroup
-	for range 50 {
-		all.Go(func() {
-			if _, err := get(t.Context()); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	return &all
-}
-
+// TestConcurrentCallersShareAQuestion asks a server that answers after three seconds. A caller that gives up ends neither the
+// question nor the wait of the others.
 func TestConcurrentCallersShareAQuestion(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		c, asked := asking(3 * time.Second)
-		together(t, c.Now).Wait()
-		if *asked != 1 {
-			t.Errorf("%d questions", *asked)
+		c, asked := &Clock{}, 0
+		c.ask = func() error {
+			asked++
+			sent, date := c.now(), c.now().wall
+			time.Sleep(3 * time.Second)
+			c.note(date, sent)
+			return nil
 		}
-		first := together(t, c.Fresh)
-		synctest.Wait()
+		together := func(get func(context.Context) (time.Time, error)) *sync.WaitGroup {
+			var all sync.WaitGroup
+			for range 50 {
+				all.Go(func() {
+					if _, err := get(t.Context()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			synctest.Wait()
+			return &all
+		}
+		first := together(c.Now)
+		hasty, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := c.Now(hasty); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v", err)
+		}
+		first.Wait()
+		if asked != 1 {
+			t.Errorf("%d questions", asked)
+		}
+		first = together(c.Fresh)
 		time.Sleep(time.Second)
-		second := together(t, c.Fresh) // a question that was sent before does not answer them
+		second := together(c.Fresh) // a question that was sent before does not answer them
 		first.Wait()
 		second.Wait()
-		if *asked != 3 {
-			t.Errorf("%d questions", *asked)
-		}
-	})
-}
-
-// A caller that gives up ends neither the question nor the wait of the other callers.
-func TestACallerGivesUp(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		c, asked := asking(3 * time.Second)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		start := time.Now()
-		patient := make(chan error, 1)
-		_, err := c.Now(ctx)
-		go func() {
-			_, err := c.Now(t.Context())
-			patient <- err
-		}()
-		if took := time.Since(start); !errors.Is(err, context.DeadlineExceeded) || took != time.Second {
-			t.Errorf("error %v after %s", err, took)
-		}
-		if err := <-patient; err != nil || *asked != 1 {
-			t.Errorf("error %v, %d questions", err, *asked)
+		if asked != 3 {
+			t.Errorf("%d questions", asked)
 		}
 	})
 }
 
 func TestOfShowsTheClockOfItsCaller(t *testing.T) {
 	t.Parallel()
-	own := clocktesting.NewFakePassiveClock(noon)
-	c := Of(own)
-	own.SetTime(noon.Add(25 * time.Hour))
-	now, err := c.Now(t.Context())
-	fresh, freshErr := c.Fresh(t.Context())
-	skew, skewErr := c.Skew(t.Context())
-	for _, got := range []time.Time{now, fresh, c.Latest()} {
-		if !got.Equal(noon.Add(25 * time.Hour)) {
-			t.Errorf("it is %s", got)
+	own, none := clocktesting.NewFakePassiveClock(noon.Add(25*time.Hour)), &Clock{}
+	for skew, c := range map[time.Duration]*Clock{0: Of(own), 25 * time.Hour: Apart(own, clocktesting.NewFakePassiveClock(noon))} {
+		want := noon.Add(25*time.Hour - skew)
+		now, err := c.Now(t.Context())
+		fresh, freshErr := c.Fresh(t.Context())
+		got, skewErr := c.Skew(t.Context())
+		ready := c.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil)) == nil
+		if err := errors.Join(err, freshErr, skewErr); err != nil || !now.Equal(want) || !fresh.Equal(want) || got != skew || ready != (skew == 0) {
+			t.Errorf("it is %s, fresh %s, want %s, skew %s, ready %t, error %v", now, fresh, want, got, ready, err)
 		}
 	}
-	if err := errors.Join(err, freshErr, skewErr, c.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))); err != nil || skew != 0 {
-		t.Errorf("skew %s, error %v", skew, err)
+	if latest := Of(own).Latest(); !latest.Equal(noon.Add(25 * time.Hour)) {
+		t.Errorf("the latest time is %s", latest)
 	}
-	none := &Clock{}
 	if _, err := none.Skew(t.Context()); err == nil || time.Since(none.Latest()).Abs() > time.Minute {
 		t.Errorf("the zero Clock: error %v, the latest time is %s", err, none.Latest())
-	}
-	apart := Apart(own, clocktesting.NewFakePassiveClock(noon))
-	now, err = apart.Now(t.Context())
-	skew, skewErr = apart.Skew(t.Context())
-	if err != nil || skewErr != nil || !now.Equal(noon) || skew != 25*time.Hour {
-		t.Errorf("it is %s, skew %s, errors %v and %v", now, skew, err, skewErr)
 	}
 }
