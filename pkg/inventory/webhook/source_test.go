@@ -38,6 +38,7 @@ import (
 const start = `{"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1","node":"node-1"`
 
 func TestWebhookAsksAndReads(t *testing.T) {
+	t.Parallel()
 	a := newAuthority()
 	var asked string
 	server := a.serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -51,18 +52,16 @@ func TestWebhookAsksAndReads(t *testing.T) {
 		Source: "webhook", SANs: sans("node-1.example.org", "10.0.0.1", "2001:db8::1"), Suffixes: []string{"pods.example.org"},
 		Prefixes: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}, Bound: "node-1", Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC),
 	}
-	if diff := cmp.Diff(want, got, byValue); diff != "" {
-		t.Errorf("-want +got:\n%s", diff)
-	}
-	wantAsked := `POST /lookup?a=b application/json {"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1",` +
+	const wantAsked = `POST /lookup?a=b application/json {"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1",` +
 		`"node":"node-1","requester":{"username":"system:node:node-1","groups":["system:nodes","system:authenticated"],"uid":"r-1"},` +
 		`"signerName":"kubernetes.io/kubelet-serving"}`
-	if diff := cmp.Diff(wantAsked, asked); diff != "" {
-		t.Errorf("asked (-want +got):\n%s", diff)
+	if diff := cmp.Diff(want, got, byValue) + cmp.Diff(wantAsked, asked); diff != "" {
+		t.Errorf("entry or question (-want +got):\n%s", diff)
 	}
 }
 
 func TestAnswers(t *testing.T) {
+	t.Parallel()
 	const noLookup = "the response is not a NodeLookup of inventory.csr-controller-manager.io/v1alpha1"
 	const notUID, notNode = "the response is for another request: uid is not u-1", `the response is for another node: node is not "node-1"`
 	const unknown = "the response describes a node although known is false"
@@ -72,36 +71,18 @@ func TestAnswers(t *testing.T) {
 		want    *inventory.Entry
 		wantErr string
 	}{
-		"not known":        {answer: start + `,"known":false}`},
-		"not known, empty": {answer: start + `,"known":false,"names":[],"addresses":null}`},
-		"known, no values": {answer: start + `,"known":true}`, want: &inventory.Entry{Source: "webhook"}},
-		"it has become another node": {
-			answer: start + `,"known":true,"names":["a"],"suffixes":["a"],"addresses":["10.0.0.0/8"],"bound":"node-2"}`,
-			want:   &inventory.Entry{Source: "webhook", Bound: "node-2"},
-		},
+		"not known":          {answer: start + `,"known":false}`},
+		"known, no values":   {answer: start + `,"known":true}`, want: &inventory.Entry{Source: "webhook"}},
 		"nothing":            {answer: ``, wantErr: "read answer: unexpected end of JSON input"},
-		"null":               {answer: `null`, wantErr: noLookup},
 		"more after it":      {answer: start + `,"known":true}{}`, wantErr: "read answer: invalid character '{' after top-level value"},
 		"another version":    {answer: but("v1alpha1", "v1"), wantErr: noLookup},
-		"another kind":       {answer: but("NodeLookup", "Node"), wantErr: noLookup},
 		"another request":    {answer: but("u-1", "u-2"), wantErr: notUID},
-		"no request":         {answer: but(`,"uid":"u-1"`, ""), wantErr: notUID},
 		"another node":       {answer: but("node-1", "node-2"), wantErr: notNode},
-		"not known, another": {answer: strings.Replace(but("node-1", "node-2"), "true", "false", 1), wantErr: notNode},
 		"node in other case": {answer: but("node-1", "Node-1"), wantErr: notNode},
-		"no node":            {answer: but(`,"node":"node-1"`, ""), wantErr: notNode},
 		"no field known":     {answer: start + `}`, wantErr: "the response lacks the field known"},
 		"not known, a name":  {answer: start + `,"known":false,"names":["a"]}`, wantErr: unknown},
-		"not known, address": {answer: start + `,"known":false,"addresses":["10.0.0.1"]}`, wantErr: unknown},
-		"not known, suffix":  {answer: start + `,"known":false,"suffixes":["a"]}`, wantErr: unknown},
 		"unknown field":      {answer: start + `,"known":true,"name":["a"]}`, wantErr: `read answer: unknown field "name"`},
-		"field in other case": {
-			answer: start + `,"Known":true}`, wantErr: `read answer: unknown field "Known"`,
-		},
-		"field twice": {answer: start + `,"known":false,"known":true}`, wantErr: `read answer: duplicate field "known"`},
-		"field of other type": {
-			answer: start + `,"known":"yes"}`, wantErr: "read answer: json: cannot unmarshal string into Go struct field nodeAnswer.known of type bool",
-		},
+		"field twice":        {answer: start + `,"known":false,"known":true}`, wantErr: `read answer: duplicate field "known"`},
 		"all mistakes": {
 			answer: start + `,"known":true,"names":["a","*.a","10.0.0.1",""],"addresses":["10.0.0.1","a","0.0.0.0/0"],"suffixes":[""],"bound":"A"}`,
 			wantErr: `read answer: names[1] "*.a": is not a DNS name
@@ -113,15 +94,13 @@ suffixes[0] "": is not a DNS name
 bound "A" is not a valid Node name`,
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			got, err := readAnswer([]byte(test.answer), "node-1", "u-1")
-			if (err != nil) != (test.wantErr != "") || err != nil && err.Error() != test.wantErr {
-				t.Errorf("error %v, want %s", err, test.wantErr)
-			}
-			if diff := cmp.Diff(test.want, got, byValue); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
-			}
-		})
+		got, err := readAnswer([]byte(test.answer), "node-1", "u-1")
+		if (err != nil) != (test.wantErr != "") || err != nil && err.Error() != test.wantErr {
+			t.Errorf("%s: error %v, want %s", name, err, test.wantErr)
+		}
+		if diff := cmp.Diff(test.want, got, byValue); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 
@@ -167,14 +146,8 @@ func TestHostileServers(t *testing.T) {
 		client func(*Options)
 		want   string // empty if it is answered
 	}{
-		"exactly 64 KiB":                      {serving(answering(full)), nil, ""},
-		"64 KiB + 1 byte":                     {serving(answering(full + " ")), nil, "answered more than 64 KiB"},
-		"a redirect":                          {serving(status(302, secret)), nil, "answered 302, want 200"},
-		"a redirect elsewhere":                {serving(status(307, "https://s3cr3t-host.invalid"+secret)), nil, "answered 307, want 200"},
-		"a redirect without a valid location": {serving(status(303, "https://s3cr3t-host.invalid/%zz"+secret)), nil, "answered 303, want 200"},
-		"a redirect without a location":       {serving(status(302, "")), nil, "answered 302, want 200"},
-		"error":                               {serving(status(500, "")), nil, "answered 500, want 200"},
-		"created":                             {serving(status(201, "")), nil, "answered 201, want 200"},
+		"exactly 64 KiB":       {serving(answering(full)), nil, ""},
+		"a redirect elsewhere": {serving(status(307, "https://s3cr3t-host.invalid"+secret)), nil, "answered 307, want 200"},
 		"an endless body": {serving(func(w http.ResponseWriter, r *http.Request) {
 			for r.Context().Err() == nil {
 				if _, err := io.WriteString(w, strings.Repeat(" ", 4096)); err != nil {
@@ -182,32 +155,17 @@ func TestHostileServers(t *testing.T) {
 				}
 			}
 		}), nil, "answered more than 64 KiB"},
-		"a truncated body": {serving(func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Content-Length", "1000")
-			_, _ = io.WriteString(w, good)
-		}), nil, "read answer: unexpected EOF"},
 		"huge header": {serving(func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("X", strings.Repeat("x", 1<<20))
 		}), nil, "net/http: server response headers exceeded 65536 bytes; aborted"},
-		"an error as long as is kept": {unknownField(512), nil, before + strings.Repeat("x", 512-len(before+`"`)) + `"`},
-		"a longer error":              {unknownField(513), nil, before + strings.Repeat("x", 509-len(before)) + "..."},
-		"no answer":                   {serving(stalls), within(100 * time.Millisecond), "context deadline exceeded"},
-		"half a body": {serving(func(w http.ResponseWriter, r *http.Request) {
-			_, _ = io.WriteString(w, start)
-			_ = http.NewResponseController(w).Flush()
-			stalls(w, r)
-		}), within(100 * time.Millisecond), "context deadline exceeded"},
-		"a connection that ends": {serving(func(w http.ResponseWriter, _ *http.Request) {
-			conn, _, _ := w.(http.Hijacker).Hijack()
-			_ = conn.Close()
-		}), nil, "EOF"},
-		"nothing listens":                    {at(closed), nil, "dial: connect: connection refused"},
-		"no HTTPS":                           {strings.Replace(at(plain), "http:", "https:", 1), nil, "tls: first record does not look like"},
-		"a host that does not exist":         {"https://s3cr3t-host.invalid", within(time.Second), " "}, // the resolver may take too long
-		"the certificate of another CA":      {at(another.serve(t, answering(good))), nil, "certificate signed by unknown authority"},
-		"the certificate of another name":    {strings.Replace(serving(answering(good)), "127.0.0.1", "localhost", 1), nil, misnamed},
-		"the certificate of another address": {at(a.serve(t, answering(good), listening("127.0.0.2:0"))), nil, misnamed},
-		"a CA that may not issue it":         {at(constrained.serve(t, answering(good))), nil, "is not authorized to sign for this name"},
+		"an error as long as is kept":     {unknownField(512), nil, before + strings.Repeat("x", 512-len(before+`"`)) + `"`},
+		"a longer error":                  {unknownField(513), nil, before + strings.Repeat("x", 509-len(before)) + "..."},
+		"no answer":                       {serving(stalls), within(100 * time.Millisecond), "context deadline exceeded"},
+		"nothing listens":                 {at(closed), nil, "dial: connect: connection refused"},
+		"a host that does not exist":      {"https://s3cr3t-host.invalid", within(time.Second), " "}, // the resolver may take too long
+		"the certificate of another CA":   {at(another.serve(t, answering(good))), nil, "certificate signed by unknown authority"},
+		"the certificate of another name": {strings.Replace(serving(answering(good)), "127.0.0.1", "localhost", 1), nil, misnamed},
+		"a CA that may not issue it":      {at(constrained.serve(t, answering(good))), nil, "is not authorized to sign for this name"},
 		"old TLS": {at(a.serve(t, answering(good), func(s *httptest.Server) {
 			s.TLS.MinVersion, s.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
 		})), nil, "remote error: tls: protocol version not supported"},
@@ -249,26 +207,10 @@ func TestHostileServers(t *testing.T) {
 	}
 }
 
-// listening returns a change of a server that has it listen at address.
-func listening(address string) func(*httptest.Server) {
-	return func(s *httptest.Server) {
-		_ = s.Listener.Close()
-		s.Listener = must(net.Listen("tcp", address))
-	}
-}
-
-// TestAHostThatIsNotFound checks the error of a resolver, which TestHostileServers may have to do without.
-func TestAHostThatIsNotFound(t *testing.T) {
-	t.Parallel()
-	err := hideURL(&net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "s3cr3t", Server: "10.0.0.1:53"}})
-	if got := err.Error(); got != "the host in the URL can't be resolved: no such host" {
-		t.Error(got)
-	}
-}
-
 // TestFilesAreReadAnew replaces the CA and the client certificate between two lookups. Proxy settings in the environment
-// redirect none.
+// redirect none, and a canceled caller does not wait.
 func TestFilesAreReadAnew(t *testing.T) {
+	t.Parallel()
 	a, another := newAuthority(), newAuthority()
 	var serial atomic.Value
 	server := a.serve(t, func(w http.ResponseWriter, r *http.Request) {
@@ -281,80 +223,64 @@ func TestFilesAreReadAnew(t *testing.T) {
 		file(t, dir, "tls.crt", cert)
 		file(t, dir, "tls.key", key)
 	}
-	renew()
 	webhook := a.asking(t, server.URL, func(o *Options) { o.CertFile, o.KeyFile = dir+"/tls.crt", dir+"/tls.key" })
-	lookup := func() error { _, err := webhook.Lookup(t.Context(), "node-1", request()); return err }
-	if err := lookup(); err != nil {
-		t.Fatal(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	lookup := func(want string) {
+		t.Helper()
+		if _, err := webhook.Lookup(ctx, "node-1", request()); want == "" && err != nil || !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
 	}
+	renew()
+	lookup("")
 	if transport, err := webhook.options.transport(); err != nil || transport.Proxy != nil {
 		t.Errorf("there is a proxy, or %v", err)
 	}
 	first := serial.Load()
 	renew()
-	if err := lookup(); err != nil || serial.Load() == first {
-		t.Errorf("shows the old certificate, or %v", err)
+	if lookup(""); serial.Load() == first {
+		t.Error("shows the old certificate")
 	}
-	for content, want := range map[string]string{
-		string(another.pem): "certificate signed by unknown authority",
-		"":                  "holds no certificate",
-	} {
-		file(t, "/", webhook.options.CAFile, []byte(content))
-		if err := lookup(); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("is %v, want %s", err, want)
-		}
-	}
+	file(t, "/", webhook.options.CAFile, another.pem)
+	lookup("certificate signed by unknown authority")
+	file(t, "/", webhook.options.CAFile, nil)
+	lookup("holds no certificate")
 	file(t, "/", webhook.options.CAFile, append(another.pem, a.pem...))
-	if err := lookup(); err != nil {
-		t.Error(err)
-	}
+	lookup("")
 	file(t, dir, "tls.key", []byte("x"))
-	if err := lookup(); err == nil || !strings.Contains(err.Error(), "tls.key: ") {
-		t.Errorf("is %v", err)
-	}
-}
-
-// TestCallersGiveUp checks that a canceled caller does not wait for the server.
-func TestCallersGiveUp(t *testing.T) {
-	a := newAuthority()
-	server := a.serve(t, stalls)
-	webhook := a.asking(t, server.URL, within(30*time.Second))
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
-	if _, err := webhook.Lookup(ctx, "node-1", request()); err == nil || !strings.Contains(err.Error(), "canceled") {
-		t.Errorf("is %v", err)
-	}
+	lookup("tls.key: ")
+	renew()
+	cancel()
+	lookup("canceled")
 }
 
 func TestWebhookMistakes(t *testing.T) {
-	for name, test := range map[string]struct {
-		options Options
-		want    string
-	}{
-		"nothing":    {Options{}, "url: want https://HOST\ncaFile: set the file with the CA of the server"},
-		"no TLS":     {Options{URL: "http://a", CAFile: "ca"}, "url: want https://HOST"},
-		"no host":    {Options{URL: "https://:443/a", CAFile: "ca"}, "url: want https://HOST"},
-		"no URL":     {Options{URL: "https://u:secret@a:b", CAFile: "ca"}, "url: invalid URL"},
-		"a password": {Options{URL: "https://u:secret@a", CAFile: "ca"}, "url: must not contain a user or a fragment; authenticate with a client certificate"},
-		"half a pair and a long timeout": {Options{URL: "https://a", CAFile: "ca", CertFile: "c", Timeout: 31 * time.Second},
-			"certFile, keyFile: set both or none\ntimeout: 31s: want up to 30s"},
-		"negative timeout": {Options{URL: "https://a", CAFile: "ca", Timeout: -1}, "timeout: -1ns: want up to 30s"},
+	t.Parallel()
+	for want, options := range map[string]Options{
+		"url: want https://HOST\ncaFile: set the file with the CA of the server": {URL: "http://a"},
+		"url: want https://HOST": {URL: "https://:443/a", CAFile: "ca"},
+		"url: invalid URL":       {URL: "https://u:secret@a:b", CAFile: "ca"},
+		"url: must not contain a user or a fragment; authenticate with a client certificate": {URL: "https://u:secret@a", CAFile: "ca"},
+		"certFile, keyFile: set both or none\ntimeout: 31s: want up to 30s":                  {URL: "https://a", CAFile: "ca", CertFile: "c", Timeout: 31 * time.Second},
+		"timeout: -1ns: want up to 30s":                                                      {URL: "https://a", CAFile: "ca", Timeout: -1},
 	} {
-		if _, err := New(test.options); err == nil || err.Error() != test.want {
-			t.Errorf("%s: is %v, want %s", name, err, test.want)
+		if _, err := New(options); err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
 		}
 	}
 	webhook := must(New(Options{URL: "https://127.0.0.1:1", CAFile: "/nowhere/ca.crt"}))
 	if webhook.options.Timeout != 5*time.Second {
 		t.Errorf("waits %s", webhook.options.Timeout)
 	}
-	if _, err := webhook.Lookup(t.Context(), "a", request()); err == nil || err.Error() != "open /nowhere/ca.crt: no such file or directory" {
-		t.Errorf("is %v", err)
-	}
-	for _, req := range []*csr.Request{nil, {}} {
-		if _, err := webhook.Lookup(t.Context(), "a", req); err == nil || err.Error() != "a lookup needs a request" {
-			t.Errorf("is %v", err)
+	for want, req := range map[string]*csr.Request{"open /nowhere/ca.crt: no such file or directory": request(), "a lookup needs a request": {}} {
+		if _, err := webhook.Lookup(t.Context(), "a", req); err == nil || err.Error() != want {
+			t.Errorf("error %v, want %s", err, want)
 		}
+	}
+	// The error of a resolver, which may take too long in TestHostileServers.
+	err := hideURL(&net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "s3cr3t", Server: "10.0.0.1:53"}})
+	if got := err.Error(); got != "the host in the URL can't be resolved: no such host" {
+		t.Error(got)
 	}
 }
 
