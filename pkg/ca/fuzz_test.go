@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"net"
 	"net/url"
 	"slices"
@@ -15,41 +16,31 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
-// said is the content of a request or of a certificate, in comparable form.
-type said struct {
-	Subject  pkix.Name
-	DNS      []string
-	Emails   []string
-	IPs      []string
-	URIs     []string
-	KeyUsage x509.KeyUsage
-	Extended []x509.ExtKeyUsage
-}
-
-// sorted sorts the values of a subject, which are sets in DER.
-func sorted(name pkix.Name) pkix.Name {
-	name.Names, name.ExtraNames = nil, nil
-	for _, values := range []*[]string{
-		&name.Country, &name.Organization, &name.OrganizationalUnit, &name.Locality, &name.Province, &name.StreetAddress, &name.PostalCode,
+// said returns the content of a request or of a certificate in comparable form. The values of a subject are sets in DER.
+func said(name pkix.Name, dns, emails []string, ips []net.IP, uris []*url.URL, usage x509.KeyUsage, extended []x509.ExtKeyUsage) []string {
+	all := []string{"CN=" + name.CommonName, "number=" + name.SerialNumber, fmt.Sprintf("%q %q %v %v %b %v", dns, emails, ips, uris, usage, extended)}
+	for kind, values := range [][]string{
+		name.Country, name.Organization, name.OrganizationalUnit, name.Locality, name.Province, name.StreetAddress, name.PostalCode,
 	} {
-		*values = slices.Sorted(slices.Values(*values))
+		for _, value := range values {
+			all = append(all, fmt.Sprint(kind, "=", value))
+		}
 	}
-	return name
+	slices.Sort(all)
+	return all
 }
 
-func addresses(ips []net.IP, uris []*url.URL) (ip, uri []string) {
-	for _, one := range ips {
-		ip = append(ip, one.String())
+func checkSaid(t *testing.T, req ca.Request, cert *x509.Certificate) {
+	t.Helper()
+	asked := said(req.Subject, req.DNSNames, req.EmailAddresses, req.IPAddresses, req.URIs, req.KeyUsage, req.ExtKeyUsage)
+	got := said(cert.Subject, cert.DNSNames, cert.EmailAddresses, cert.IPAddresses, cert.URIs, cert.KeyUsage, cert.ExtKeyUsage)
+	if diff := cmp.Diff(asked, got); diff != "" {
+		t.Errorf("request and certificate differ (-request +certificate):\n%s", diff)
 	}
-	for _, one := range uris {
-		uri = append(uri, one.String())
-	}
-	return ip, uri
 }
 
 // FuzzIssue checks that a certificate has the content of its request, and nothing else.
@@ -98,17 +89,6 @@ func FuzzIssue(f *testing.F) {
 		checkSaid(t, req, cert)
 		checkInvariants(t, cert, leaf, signingEnd)
 	})
-}
-
-func checkSaid(t *testing.T, req ca.Request, cert *x509.Certificate) {
-	t.Helper()
-	asked := said{Subject: sorted(req.Subject), DNS: req.DNSNames, Emails: req.EmailAddresses, KeyUsage: req.KeyUsage, Extended: req.ExtKeyUsage}
-	asked.IPs, asked.URIs = addresses(req.IPAddresses, req.URIs)
-	got := said{Subject: sorted(cert.Subject), DNS: cert.DNSNames, Emails: cert.EmailAddresses, KeyUsage: cert.KeyUsage, Extended: cert.ExtKeyUsage}
-	got.IPs, got.URIs = addresses(cert.IPAddresses, cert.URIs)
-	if diff := cmp.Diff(asked, got, cmpopts.EquateEmpty()); diff != "" {
-		t.Errorf("request and certificate differ (-request +certificate):\n%s", diff)
-	}
 }
 
 func checkInvariants(t *testing.T, cert *x509.Certificate, leaf crypto.PublicKey, signingEnd time.Time) {
@@ -227,66 +207,51 @@ func FuzzLoad(f *testing.F) {
 			return // a flipped bit of its validity
 		}
 		checkLoaded(t, loaded, certPEM, caPEM)
-		if given, err := ca.ParseCertificates(caPEM); err == nil && len(given) > 0 {
-			checkAnchored(t, loaded, given)
-		}
 	})
 }
 
-// checkLoaded checks that one of given holds the signing certificate and each appended certificate, that a verifier with the
-// last certificate of the chain accepts a leaf, and that no self-signed certificate is appended.
-func checkLoaded(t *testing.T, loaded *ca.Authority, given ...[]byte) {
+// checkLoaded checks that one of certPEM and caPEM holds the signing certificate and each appended certificate, and that no
+// self-signed certificate is appended. A verifier accepts a leaf with its chain, if it trusts the CA, and if it trusts only caPEM. An
+// anchor is a name and a key (RFC 5280 section 6.1.1), so a certificate with the name and the key of an anchor is trusted too.
+func checkLoaded(t *testing.T, loaded *ca.Authority, certPEM, caPEM []byte) {
 	t.Helper()
-	cert := loaded.Certificate()
-	if !cert.IsCA || cert.KeyUsage != 0 && cert.KeyUsage&x509.KeyUsageCertSign == 0 {
-		t.Errorf("%q may not sign certificates", cert.Subject)
+	signing := loaded.Certificate()
+	if !signing.IsCA || signing.KeyUsage != 0 && signing.KeyUsage&x509.KeyUsageCertSign == 0 {
+		t.Errorf("%q may not sign certificates", signing.Subject)
 	}
 	known := map[string]bool{}
-	for _, data := range given { // each on its own: the end of one may spoil the beginning of the next
+	for _, data := range [][]byte{certPEM, caPEM} { // each on its own: the end of one may spoil the beginning of the next
 		for first, rest := pem.Decode(data); first != nil; first, rest = pem.Decode(rest) {
 			known[string(first.Bytes)] = true
 		}
 	}
+	anchors, err := ca.ParseCertificates(caPEM)
+	if err != nil {
+		anchors = nil
+	}
 	chain := must(ca.ParseCertificates(issue(loaded).PEM))
-	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, appended := range chain[1:] {
+	signed, anchored, between := x509.NewCertPool(), x509.NewCertPool(), x509.NewCertPool()
+	for _, cert := range append(chain[1:len(chain):len(chain)], signing) {
 		// One with its own name as the issuer may be signed by an older key of that name (RFC 4210 section 4.4).
-		own := appended.CheckSignature(appended.SignatureAlgorithm, appended.RawTBSCertificate, appended.Signature) == nil
-		if own && bytes.Equal(appended.RawSubject, appended.RawIssuer) {
-			t.Errorf("the chain holds the self-signed %q", appended.Subject)
+		own := cert.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) == nil
+		if cert != signing && own && bytes.Equal(cert.RawSubject, cert.RawIssuer) || !known[string(cert.Raw)] {
+			t.Errorf("the chain holds %q, which is self-signed or was not given", cert.Subject)
 		}
-		if !known[string(appended.Raw)] {
-			t.Errorf("the chain holds %q, which was not given", appended.Subject)
-		}
-		between.AddCert(appended)
-	}
-	if !known[string(cert.Raw)] {
-		t.Errorf("signs with %q, which was not given", cert.Subject)
-	}
-	roots.AddCert(cert)
-	if err := verify(chain[0], roots, between); err != nil {
-		t.Errorf("the leaf is not accepted: %v", err)
-	}
-}
-
-// checkAnchored checks that a verifier that trusts only the anchors accepts a leaf with its chain. An anchor is a name and
-// a key (RFC 5280 section 6.1.1), so a certificate of the chain with the name and the key of an anchor is trusted too.
-func checkAnchored(t *testing.T, loaded *ca.Authority, anchors []*x509.Certificate) {
-	t.Helper()
-	chain := must(ca.ParseCertificates(issue(loaded).PEM))
-	roots, between := x509.NewCertPool(), x509.NewCertPool()
-	for _, anchor := range anchors {
-		roots.AddCert(anchor)
-	}
-	for _, cert := range append(chain[1:], loaded.Certificate()) {
 		between.AddCert(cert)
 		if slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
 			return bytes.Equal(anchor.RawSubject, cert.RawSubject) && bytes.Equal(anchor.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo)
 		}) {
-			roots.AddCert(cert)
+			anchored.AddCert(cert)
 		}
 	}
-	if err := verify(chain[0], roots, between); err != nil {
+	signed.AddCert(signing)
+	for _, anchor := range anchors {
+		anchored.AddCert(anchor)
+	}
+	if err := verify(chain[0], signed, between); err != nil {
+		t.Errorf("the leaf is not accepted: %v", err)
+	}
+	if err := verify(chain[0], anchored, between); err != nil && len(anchors) > 0 {
 		t.Errorf("the chain does not end in ca.crt: %v", err)
 	}
 }

@@ -32,15 +32,12 @@ func TestNewProfile(t *testing.T) {
 		err                        string
 	}{
 		"empty":                          {0, 0, 0, ""},
-		"the shortest":                   {limit + 1, 0, 0, ""},
 		"the default equals the maximum": {time.Hour, 0, time.Hour, ""},
 		"minimum over the maximum":       {time.Hour, 2 * time.Hour, 0, ""},
 		"too short":                      {limit, 0, 0, limit.String() + tooShort},
 		"negative":                       {-time.Hour, 0, 0, "-1h0m0s" + tooShort},
 		"minimum too short":              {0, time.Minute, 0, "1m0s" + tooShort},
-		"maximum too short":              {time.Hour, 0, time.Second, "1s" + tooShort},
 		"default over the maximum":       {2 * time.Hour, 0, time.Hour, "the default lifetime 2h0m0s exceeds the maximum lifetime 1h0m0s"},
-		"one year over the maximum":      {0, 0, time.Hour, "the default lifetime 8760h0m0s exceeds the maximum lifetime 1h0m0s"},
 	} {
 		_, err := ca.NewProfile(ca.ProfileConfig{Lifetime: test.lifetime, MinLifetime: test.minimum, MaxLifetime: test.maximum})
 		if diff := cmp.Diff(test.err, errorText(err)); diff != "" {
@@ -94,22 +91,15 @@ func TestProfileChecksKeys(t *testing.T) {
 	}{
 		"P-256":                       {0, of("P-256"), "", ""},
 		"P-224":                       {0, of("P-224"), "", "ECDSA keys on the curve P-224"},
-		"P-521":                       {0, of("P-521"), "", ""},
-		"Ed25519":                     {0, of("Ed25519"), "", ""},
 		"RSA of 2048 bits":            {0, of("RSA-2048"), "", ""},
 		"RSA of 2047 bits":            {0, rsaOf(2047, 65537), "RSA key of 2047 bits" + more, ""},
-		"RSA of 1024 bits, permitted": {1024, of("RSA-1024"), "", ""},
 		"RSA of 2048 bits, too short": {3072, of("RSA-2048"), "RSA key of 2048 bits is too weak: at least 3072 bits are needed", ""},
 		"X25519":                      {0, x25519, "", "public keys of type *ecdh.PublicKey"},
 		"unknown to Go":               {0, struct{}{}, "", "public keys of type struct {}"},
-		"RSA of 8192 bits":            {0, rsaOf(8192, 65537), "", ""},
 		"RSA of 8193 bits":            {0, rsaOf(8193, 65537), "", "RSA keys of 8193 bits"},
 		"RSA exponent of 1":           {0, rsaOf(2048, 1), "", "RSA keys with the public exponent 1"},
-		"RSA exponent of 3":           {0, rsaOf(2048, 3), "", ""},
 		"RSA exponent is even":        {0, rsaOf(2048, 65536), "", "RSA keys with the public exponent 65536"},
-		"RSA exponent of 31 bits":     {0, rsaOf(2048, 1<<31-1), "", ""},
 		"RSA exponent of 32 bits":     {0, rsaOf(2048, 1<<31+1), "", "RSA keys with the public exponent 2147483649"},
-		"RSA short, exponent of 1":    {0, rsaOf(512, 1), "", "RSA keys with the public exponent 1"},
 	} {
 		want := ""
 		switch {
@@ -135,18 +125,13 @@ func TestProfileChecksSubjects(t *testing.T) {
 		subject pkix.Name
 		refused string // the subject in the message
 	}{
-		"another organization":           {masters, orgs("system:nodes"), ""},
-		"only a prefix of it":            {masters, orgs("system:masters2", "system:master"), ""},
-		"as common name":                 {masters, common("system:masters"), ""},
-		"as organizational unit":         {masters, pkix.Name{OrganizationalUnit: []string{"system:masters"}}, ""},
-		"the organization":               {masters, orgs("system:masters"), "O=system:masters"},
-		"one of its organizations":       {masters, orgs("x", "system:masters"), "O=x+O=system:masters"},
-		"the common name":                {"CN=admin", common("admin"), "CN=admin"},
-		"another case":                   {"CN=admin", common("Admin"), ""},
-		"a prefix":                       {"CN=system:*", common("system:node:a"), "CN=system:node:a"},
-		"the prefix itself":              {"CN=system:*", common("system:"), "CN=system:"},
-		"not the prefix":                 {"CN=system:*", common("system"), ""},
-		"any organization, but none set": {"O=*", common("a"), ""},
+		"only a prefix of it":      {masters, orgs("system:masters2", "system:master"), ""},
+		"as common name":           {masters, common("system:masters"), ""},
+		"the organization":         {masters, orgs("system:masters"), "O=system:masters"},
+		"one of its organizations": {masters, orgs("x", "system:masters"), "O=x+O=system:masters"},
+		"the common name":          {"CN=admin", common("admin"), "CN=admin"},
+		"a prefix":                 {"CN=system:*", common("system:node:a"), "CN=system:node:a"},
+		"not the prefix":           {"CN=system:*", common("system"), ""},
 	} {
 		want := ""
 		if test.refused != "" {
@@ -211,10 +196,8 @@ func TestSubjectText(t *testing.T) {
 	}{
 		"empty":                     {pkix.Name{}, 100, ""},
 		"as pkix.Name.String":       {everything, 1000, everything.String()},
-		"exactly as long":           {pkix.Name{CommonName: "abcdef"}, 9, "CN=abcdef"},
 		"one byte too long":         {pkix.Name{CommonName: "abcdefg"}, 9, "CN=abc..."},
 		"cut in a letter":           {pkix.Name{CommonName: "abc\u20ac\u20ac"}, 11, "CN=abc..."},
-		"cut in a later value":      {pkix.Name{CommonName: "abc", Organization: []string{"defghi"}}, 12, "CN=abc,O=..."},
 		"cut after the first value": {pkix.Name{CommonName: "abc", Organization: []string{"x"}}, 6, "CN=..."},
 		"reads only what is needed": {pkix.Name{CommonName: strings.Repeat("x", 1<<20)}, 10, "CN=xxxx..."},
 	} {
@@ -258,17 +241,12 @@ func TestAllowedNames(t *testing.T) {
 		"in other case, with a dot":          {dns("HOOK.default.svc."), ""},
 		"below a suffix":                     {dns("a.lab.example", "a.b.lab.example", "*.lab.example"), ""},
 		"the suffix itself":                  {dns("lab.example"), "lab.example"},
-		"nothing below the suffix":           {dns(".lab.example"), ".lab.example"},
 		"another name with that end":         {dns("evillab.example"), "evillab.example"},
-		"one of several":                     {dns("hook.default.svc", "kubernetes"), "kubernetes"},
 		"listed addresses":                   {ip("192.0.2.7", "10.9.3.4", "2001:db8::5"), ""},
-		"a listed address of four bytes":     {ca.Request{IPAddresses: []net.IP{{192, 0, 2, 7}}}, ""},
 		"another address":                    {ip("10.9.3.4", "192.0.2.8"), "192.0.2.8"},
 		"an address of wrong length":         {ca.Request{IPAddresses: []net.IP{{1, 2}}}, "?0102"},
 		"an address as a DNS name":           {dns("10.9.0.1"), ""},
-		"another address as a DNS name":      {dns("10.8.0.1"), "10.8.0.1"},
 		"a zone in an address as a DNS name": {dns("2001:db8::1%eth0"), "2001:db8::1%eth0"},
-		"a listed URI":                       {uri("spiffe://lab/ns/a"), ""},
 		"another URI":                        {uri("spiffe://other/ns/a"), "spiffe://other/ns/a"},
 		"e-mail addresses":                   {ca.Request{EmailAddresses: []string{"ops@lab.example", "me@lab.example"}}, "me@lab.example"},
 		"a common name instead of a name":    {ca.Request{Subject: pkix.Name{CommonName: "kubernetes.default.svc"}}, "kubernetes.default.svc"},
