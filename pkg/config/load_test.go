@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -71,10 +72,6 @@ func TestLoad(t *testing.T) {
 				c.Audit = config.Audit{Path: "-", MaxSize: 1, MaxBackups: 2, MaxAge: 3}
 			},
 		},
-		"a value apart": {
-			args: []string{"--kube-api-burst", "9", "--leader-elect"},
-			want: func(c *config.Configuration) { c.KubeAPIBurst = 9 },
-		},
 		"a file": {
 			body: `
 controllers: [signer, csrcleaner]
@@ -124,13 +121,6 @@ cleaning:
 				c.Controllers, c.KubeAPIBurst, c.Verbosity = []string{"approver", "cleaner"}, 2, 3
 			},
 		},
-		"dry run and block list of flags override the file's": {
-			body: "dryRun: [cleaner]\nnodeBlockList: a/b\n",
-			args: []string{"--dry-run=approver,signer", "--dry-run=cleaner", "--node-block-list=c/d"},
-			want: func(c *config.Configuration) {
-				c.DryRun, c.NodeBlockList = []string{"approver", "signer", "cleaner"}, "c/d"
-			},
-		},
 		"a flag that equals the default overrides too": {
 			body: "kubeAPIBurst: 1\nleaderElection: {enabled: false}\n",
 			args: []string{"--kube-api-burst=30", "--leader-elect"},
@@ -162,53 +152,72 @@ cleaning:
 	}
 }
 
-// TestExamplesOfThePage loads each example of the configuration page.
-func TestExamplesOfThePage(t *testing.T) {
-	t.Parallel()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "configuration.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1)
-	if len(examples) != 1 {
-		t.Fatalf("%d examples, want 1", len(examples))
-	}
-	for _, example := range examples {
-		if _, err := config.Load([]string{"--config", write(t, example[1])}); err != nil {
-			t.Errorf("%v in\n%s", err, example[1])
-		}
-	}
-}
-
 // TestAPairForEach checks that each pair of flags is for the signer in its name, alone and beside the other pairs.
 // kube-controller-manager shifts two of these labels in its errors.
 func TestAPairForEach(t *testing.T) {
 	t.Parallel()
 	var all []string
 	var want []config.Signer
-	for _, one := range []struct{ middle, signer string }{
-		{"kubelet-serving", "kubernetes.io/kubelet-serving"},
-		{"kubelet-client", "kubernetes.io/kube-apiserver-client-kubelet"},
-		{"kube-apiserver-client", "kubernetes.io/kube-apiserver-client"},
+	for middle, signer := range map[string]string{
+		"kubelet-serving": "kubernetes.io/kubelet-serving", "kubelet-client": "kubernetes.io/kube-apiserver-client-kubelet",
+		"kube-apiserver-client": "kubernetes.io/kube-apiserver-client",
 	} {
-		file, both := one.middle, "signing.signers["+one.signer+`]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a `+
-			"CA of its own while there is one for all, Secret ns/ca: remove one of them"
-		cert, key := "--cluster-signing-"+one.middle+"-cert-file", "--cluster-signing-"+one.middle+"-key-file"
-		all, want = append(all, key+"="+file+".key", cert+"="+file+".crt"), append(want, pairFor(one.signer, file+".crt", file+".key"))
+		cert, key := "--cluster-signing-"+middle+"-cert-file", "--cluster-signing-"+middle+"-key-file"
+		all, want = append(all, key+"="+middle+".key", cert+"="+middle+".crt"), append(want, pairFor(signer, middle+".crt", middle+".key"))
 		check(t, map[string]loaded{
-			one.middle + ", alone": {args: []string{cert + "=c", key + "=k"}},
-			one.middle + ", no key": {
-				args: []string{cert + "=c"}, want: []string{cert + `: Invalid value: "c": needs the key file that belongs to it`},
-			},
-			one.middle + ", no certificate": {
-				args: []string{key + "=k"}, want: []string{key + `: Invalid value: "k": needs the certificate file that belongs to it`},
-			},
-			one.middle + ", one for all": {args: []string{cert + "=c", key + "=k", "--signing-secret=ns/ca"}, want: []string{both}},
+			middle + ", alone":          {args: []string{cert + "=c", key + "=k"}},
+			middle + ", no key":         {args: []string{cert + "=c"}, want: []string{cert + `: Invalid value: "c": needs the key file that belongs to it`}},
+			middle + ", no certificate": {args: []string{key + "=k"}, want: []string{key + `: Invalid value: "k": needs the certificate file that belongs to it`}},
+			middle + ", one for all": {args: []string{cert + "=c", key + "=k", "--signing-secret=ns/ca"}, want: []string{
+				"signing.signers[" + signer + `]: Invalid value: "files \"c\" and \"k\"": one of Kubernetes' signers can't have a ` +
+					"CA of its own while there is one for all, Secret ns/ca: remove one of them"}},
 		})
 	}
 	loaded, problem := load(t, "", all...)
-	if diff := cmp.Diff(want, loaded.Signing.Signers); diff != "" || problem != "" {
+	if diff := cmp.Diff(want, loaded.Signing.Signers, cmpopts.SortSlices(func(a, b config.Signer) bool { return a.Name < b.Name })); diff != "" || problem != "" {
 		t.Errorf("signers (-want +got):\n%serror %s", diff, problem)
+	}
+}
+
+// TestWarnings checks flags that do nothing, alone or in pairs, because the API refuses kubernetes.io/legacy-unknown (test/parity
+// shows it), and metrics on loopback in a Pod.
+func TestWarnings(t *testing.T) {
+	t.Parallel()
+	const cert, key, loopback = "--cluster-signing-legacy-unknown-cert-file", "--cluster-signing-legacy-unknown-key-file", "metrics"
+	plain, _ := load(t, "", "--signing-secret=ns/ca")
+	for _, test := range []struct {
+		args  []string
+		inPod bool
+		want  []string // parts of the warnings
+	}{
+		{nil, false, nil},
+		{[]string{cert + "=c", key + "=k"}, false, []string{cert + " does nothing", key + " does nothing"}},
+		{[]string{key + "=k"}, false, []string{key + " does nothing"}},
+		{nil, true, []string{loopback}},
+		{[]string{"--metrics-bind-address=:8443"}, true, nil},
+		{[]string{"--metrics-bind-address=0"}, true, nil},
+	} {
+		loaded, problem := load(t, "", append(test.args, "--signing-secret=ns/ca")...)
+		got := loaded.Warnings(test.inPod)
+		if len(got) != len(test.want) || problem != "" || !strings.Contains(strings.Join(got, "\n"), strings.Join(test.want[:min(1, len(test.want))], "")) {
+			t.Errorf("%q: warnings %q, error %s", test.args, got, problem)
+		}
+		loaded.Retired = nil
+		if diff := cmp.Diff(plain, loaded); diff != "" && !test.inPod {
+			t.Errorf("%q do something:\n%s", test.args, diff)
+		}
+	}
+	ignores, _ := load(t, "signing: {secret: ns/ca}\napproval: {rules: [{name: a, signerName: example.com/a, usages: [server auth], maxDuration: 1h, "+
+		"allow: [names], conditions: [{expression: 'requester.username == object.name'}]}]}\n")
+	if got := ignores.Warnings(false); len(got) != 1 || got[0] != "approval rule a allows names, but no condition reads request.names: every value is accepted" {
+		t.Errorf("warnings %q", got)
+	}
+	if _, problem := load(t, "", cert+"=c", key+"=k"); !strings.Contains(problem, "no signing CA") {
+		t.Errorf("they are a CA to sign with: %s", problem)
+	}
+	_, problem := load(t, "signing: {signers: [{name: kubernetes.io/legacy-unknown, secret: ns/ca}]}\n")
+	if !strings.Contains(problem, "unknown signer of Kubernetes, or one that cannot be served") {
+		t.Errorf("in a file: %s", problem)
 	}
 }
 
@@ -216,55 +225,16 @@ func pairFor(signer, cert, key string) config.Signer {
 	return config.Signer{Name: signer, CA: config.CA{CertFile: cert, KeyFile: key}}
 }
 
-// The API refuses kubernetes.io/legacy-unknown (test/parity shows it), so the flags for it do nothing, alone or in
-// pairs.
-func TestLegacyUnknownFlagsDoNothingAndWarn(t *testing.T) {
+// TestExampleOfThePage loads the example of the configuration page.
+func TestExampleOfThePage(t *testing.T) {
 	t.Parallel()
-	const cert, key = "--cluster-signing-legacy-unknown-cert-file", "--cluster-signing-legacy-unknown-key-file"
-	plain, _ := load(t, "", "--signing-secret=ns/ca")
-	loaded, problem := load(t, "", "--signing-secret=ns/ca", cert+"=c", key+"=k")
-	if problem != "" {
-		t.Fatal(problem)
+	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "configuration.md"))
+	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1)
+	if err != nil || len(examples) != 1 {
+		t.Fatalf("%d examples, want 1, error %v", len(examples), err)
 	}
-	want := []string{cert, key}
-	if diff := cmp.Diff(want, loaded.Retired); diff != "" {
-		t.Errorf("retired flags (-want +got):\n%s", diff)
-	}
-	if warnings := loaded.Warnings(false); len(warnings) != 2 || !strings.HasPrefix(warnings[0], cert+" does nothing") {
-		t.Errorf("warnings %q", warnings)
-	}
-	loaded.Retired = nil
-	if diff := cmp.Diff(plain, loaded); diff != "" || len(loaded.Warnings(false)) != 0 {
-		t.Errorf("they do something, or there are warnings without them %q:\n%s", loaded.Warnings(false), diff)
-	}
-	if _, problem := load(t, "", "--signing-secret=ns/ca", key+"=k"); problem != "" {
-		t.Errorf("half a pair: %s", problem)
-	}
-	if _, problem := load(t, "", cert+"=c", key+"=k"); !strings.Contains(problem, "no signing CA") {
-		t.Errorf("they are a CA to sign with: %s", problem)
-	}
-	_, problem = load(t, "signing: {signers: [{name: kubernetes.io/legacy-unknown, secret: ns/ca}]}\n")
-	if !strings.Contains(problem, "unknown signer of Kubernetes, or one that cannot be served") {
-		t.Errorf("in a file: %s", problem)
-	}
-}
-
-func TestMetricsOnLoopbackInAPodWarn(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct {
-		args  []string
-		inPod bool
-		want  int
-	}{
-		"left out, in a Pod":     {nil, true, 1},
-		"left out, elsewhere":    {nil, false, 0},
-		"given, in a Pod":        {[]string{"--metrics-bind-address=:8443"}, true, 0},
-		"switched off, in a Pod": {[]string{"--metrics-bind-address=0"}, true, 0},
-	} {
-		loaded, problem := load(t, "", append(test.args, "--signing-secret=ns/ca")...)
-		if got := loaded.Warnings(test.inPod); len(got) != test.want || problem != "" {
-			t.Errorf("%s: %q, %s", name, got, problem)
-		}
+	if _, err := config.Load([]string{"--config", write(t, examples[0][1])}); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -272,13 +242,8 @@ func TestBadFlagsAndFiles(t *testing.T) {
 	t.Parallel()
 	const ca = "--signing-secret=ns/ca"
 	check(t, map[string]loaded{
-		"not a number":      {args: []string{ca, "--kube-api-qps=zz"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
-		"unknown":           {args: []string{ca, "--nonsense", "--kube-api-burst=0"}, want: []string{"unknown flag: --nonsense"}},
-		"without its value": {args: []string{ca, "--kubeconfig"}, want: []string{"flag needs an argument: --kubeconfig"}},
+		"not a number":                    {args: []string{ca, "--kube-api-qps=zz"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
 		"a value that begins with a dash": {args: []string{ca, "--kube-api-burst", "-1"}, want: []string{"--kube-api-burst: Invalid value: -1: must be 1 or more"}},
-		"stray argument":                  {args: []string{ca, "run", "--kube-api-burst=0"}, want: []string{`unexpected argument "run"`, "--kube-api-burst: Invalid value: 0: must be 1 or more"}},
-		"boolean, value apart":            {args: []string{ca, "--leader-elect", "false"}, want: []string{`unexpected argument "false"`}},
-		"unparsable, then good":           {args: []string{ca, "--kube-api-qps=zz", "--kube-api-qps=5"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
 		"many at once": {
 			args: []string{"--kube-api-qps=zz", "--concurrent-cleaner-syncs=0", "--leader-elect-retry-period=x", "--kube-api-qps=0"},
 			want: []string{
@@ -290,14 +255,10 @@ func TestBadFlagsAndFiles(t *testing.T) {
 			`invalid argument "x" for "--kube-api-burst" flag: strconv.ParseInt: parsing "x": invalid syntax`, "kubeAPIBurst: Invalid value: 0: must be 1 or more",
 		}},
 
-		"no such file":      {args: []string{"--config=testdata/none.yaml"}, want: []string{"--config: open testdata/none.yaml: no such file or directory"}},
-		"empty file":        {file: "\n", want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "" and ""`}},
-		"wrong version":     {file: strings.Replace(header, "v1alpha1", "v1", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1" and "ControllerManagerConfiguration"`}},
-		"wrong kind":        {file: strings.Replace(header, "ControllerManager", "", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1alpha1" and "Configuration"`}},
-		"unknown field":     {body: "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
-		"field twice":       {body: "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
-		"text, not a map":   {file: "hello\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go value of type config.Configuration"}},
-		"a folder":          {args: []string{"--config=."}, want: []string{"--config: read .: is a directory"}},
-		"mistake in a file": {body: "signing: {secret: ca}\n", want: []string{`signing.secret: Invalid value: "ca": want namespace/name`}},
+		"empty file":    {file: "\n", want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "" and ""`}},
+		"wrong version": {file: strings.Replace(header, "v1alpha1", "v1", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1" and "ControllerManagerConfiguration"`}},
+		"unknown field": {body: "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
+		"field twice":   {body: "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
+		"a folder":      {args: []string{"--config=."}, want: []string{"--config: read .: is a directory"}},
 	})
 }

@@ -63,41 +63,28 @@ func TestValidate(t *testing.T) {
 		return "signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [client auth]" + more + "}]}\n"
 	}
 	check(t, map[string]loaded{
-		"a Secret":                file(secret),
-		"files":                   {args: []string{"--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}},
-		"no signer, no CA":        {args: []string{"--controllers=*,-signer"}},
-		"no address at all":       {body: secret, args: []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"}},
-		"a custom signer alone":   file(custom("")),
-		"the shortest lifetime":   flag("--cluster-signing-duration=130s"),
-		"settings without own CA": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, duration: 1h}]}\n"},
+		"a Secret":          file(secret),
+		"files":             {args: []string{"--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}},
+		"no address at all": {body: secret, args: []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"}},
 		"leader election is off, whatever its times": {body: secret, args: []string{"--leader-elect=false", "--leader-elect-lease-duration=0", "--leader-elect-resource-name="}},
 
-		"no CA":                   {want: []string{noCA}},
-		"unknown controller":      flag("--controllers=*,nonsense", `--controllers: Invalid value: "nonsense": unknown controller: want approver, signer, cleaner or rotation`),
-		"no star to leave out":    flag("--controllers=-*", `--controllers: Invalid value: "-*": unknown controller: want approver, signer, cleaner or rotation`),
-		"spaces count":            flag("--controllers=approver, signer", `--controllers: Invalid value: " signer": unknown controller: want approver, signer, cleaner or rotation`),
-		"two unknown":             file("controllers: [a, -b]\n"+secret, `controllers: Invalid value: "a": unknown controller: want approver, signer, cleaner or rotation`, `controllers: Invalid value: "-b": unknown controller: want approver, signer, cleaner or rotation`),
-		"no controller at all":    flag("--controllers=-signer", `--controllers: Invalid value: "-signer": no controller is left to run`),
-		"rotation alone":          {body: "rotation: {enabled: true}\n" + secret, args: []string{"--controllers=rotation"}},
-		"rotation alone, and off": flag("--controllers=rotation", `--controllers: Invalid value: "rotation": no controller is left to run`),
-		"an empty list":           file("controllers: []\n", `controllers: Invalid value: "": no controller is left to run`),
-		"dry run of all":          flag("--dry-run=*"),
-		"dry run by KCM's name":   {body: "dryRun: [csrapproving, csrcleaner]\n" + secret},
-		"dry run of what is not":  flag("--dry-run=signer,-cleaner", `--dry-run: Invalid value: "-cleaner": unknown controller: want approver, signer or cleaner`),
-		"block list":              flag("--node-block-list=kube-system/blocked.nodes"),
-		"block list of no name":   file("nodeBlockList: blocked\n"+secret, `nodeBlockList: Invalid value: "blocked": want namespace/name`),
-		"QPS of zero":             file("kubeAPIQPS: 0\n"+secret, "kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"),
-		"burst":                   flag("--kube-api-burst=0", "--kube-api-burst: Invalid value: 0: must be 1 or more"),
-		"metrics address":         flag("--metrics-bind-address=8080", `--metrics-bind-address: Invalid value: "8080": want host:port, or 0 to switch it off`),
-		"health address":          flag("--health-probe-bind-address=", `--health-probe-bind-address: Invalid value: "": want host:port, or 0 to switch it off`),
-		"certificate, no TLS":     flag("--metrics-cert-dir=x", `--metrics-cert-dir: Invalid value: "x": has no effect without --metrics-secure`),
-		"audit log":               file(secret+"audit: {maxSize: 0, maxBackups: -1, maxAge: -1}\n", "audit.maxSize: Invalid value: 0: must be 1 or more", "audit.maxBackups: Invalid value: -1: must be 0 or more", "audit.maxAge: Invalid value: -1: must be 0 or more"),
-		"self-check":              file(secret+"selfCheck: {interval: -1s, bootstrapGroups: [], nodeGroups: []}\n", `selfCheck.interval: Invalid value: "-1s": must be positive, or 0 to switch the check off`, "selfCheck.bootstrapGroups: Required value: list the groups of the users that join nodes", "selfCheck.nodeGroups: Required value: list the groups of the nodes"),
-		"retry period":            flag("--leader-elect-retry-period=0", `--leader-elect-retry-period: Invalid value: "0s": must be positive`),
-		"renew deadline":          flag("--leader-elect-renew-deadline=600ms", `--leader-elect-renew-deadline: Invalid value: "600ms": must be more than 1.2 times the retry period`),
-		"lease duration":          flag("--leader-elect-lease-duration=10s", `--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`),
-		"lease without name":      flag("--leader-elect-resource-name=", "--leader-elect-resource-name: Required value: the Lease needs a name"),
-		"denial":                  file("approval: {denial: Always}\n"+secret, `approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`),
+		"no CA":                  {want: []string{noCA}},
+		"unknown controller":     flag("--controllers=*,nonsense", `--controllers: Invalid value: "nonsense": unknown controller: want approver, signer, cleaner or rotation`),
+		"no controller at all":   flag("--controllers=-signer", `--controllers: Invalid value: "-signer": no controller is left to run`),
+		"rotation alone":         {body: "rotation: {enabled: true}\n" + secret, args: []string{"--controllers=rotation"}},
+		"dry run of what is not": flag("--dry-run=signer,-cleaner", `--dry-run: Invalid value: "-cleaner": unknown controller: want approver, signer or cleaner`),
+		"block list of no name":  file("nodeBlockList: blocked\n"+secret, `nodeBlockList: Invalid value: "blocked": want namespace/name`),
+		"QPS of zero":            file("kubeAPIQPS: 0\n"+secret, "kubeAPIQPS: Invalid value: 0: must be positive, or negative for no limit"),
+		"burst":                  flag("--kube-api-burst=0", "--kube-api-burst: Invalid value: 0: must be 1 or more"),
+		"metrics address":        flag("--metrics-bind-address=8080", `--metrics-bind-address: Invalid value: "8080": want host:port, or 0 to switch it off`),
+		"certificate, no TLS":    flag("--metrics-cert-dir=x", `--metrics-cert-dir: Invalid value: "x": has no effect without --metrics-secure`),
+		"audit log":              file(secret+"audit: {maxSize: 0, maxBackups: -1, maxAge: -1}\n", "audit.maxSize: Invalid value: 0: must be 1 or more", "audit.maxBackups: Invalid value: -1: must be 0 or more", "audit.maxAge: Invalid value: -1: must be 0 or more"),
+		"self-check":             file(secret+"selfCheck: {interval: -1s, bootstrapGroups: [], nodeGroups: []}\n", `selfCheck.interval: Invalid value: "-1s": must be positive, or 0 to switch the check off`, "selfCheck.bootstrapGroups: Required value: list the groups of the users that join nodes", "selfCheck.nodeGroups: Required value: list the groups of the nodes"),
+		"retry period":           flag("--leader-elect-retry-period=0", `--leader-elect-retry-period: Invalid value: "0s": must be positive`),
+		"renew deadline":         flag("--leader-elect-renew-deadline=600ms", `--leader-elect-renew-deadline: Invalid value: "600ms": must be more than 1.2 times the retry period`),
+		"lease duration":         flag("--leader-elect-lease-duration=10s", `--leader-elect-lease-duration: Invalid value: "10s": must be more than the renew deadline`),
+		"lease without name":     flag("--leader-elect-resource-name=", "--leader-elect-resource-name: Required value: the Lease needs a name"),
+		"denial":                 file("approval: {denial: Always}\n"+secret, `approval.denial: Unsupported value: "Always": supported values: "Never", "Permanent"`),
 		"shortest over longest": {body: "signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, minDuration: 2h, maxDuration: 1h}]}\n", want: []string{
 			`signing.signers[kubernetes.io/kubelet-serving].minDuration: Invalid value: "2h0m0s": must not be more than maxDuration`,
 		}},
@@ -113,23 +100,10 @@ func TestValidate(t *testing.T) {
 			`cleaning.retention.approved: Invalid value: "0s": must be 1s or more, or negative to keep requests forever: shorter times delete them unseen`,
 			`cleaning.signers[example.com/a].retention.pending: Invalid value: "1ms": must be 1s or more, or negative to keep requests forever: shorter times delete them unseen`,
 		}},
-		"signer to be cleaned":  file("cleaning: {signers: [{name: nonsense}]}\n"+secret, `cleaning.signers[nonsense].name: Invalid value: "nonsense": want domain/name, such as example.com/client`),
-		"to be cleaned twice":   file("cleaning: {signers: [{name: example.com/a}, {name: example.com/a}]}\n"+secret, `cleaning.signers[example.com/a]: Duplicate value: "example.com/a"`),
-		"Secret of no name":     {args: []string{"--signing-secret=ns/"}, want: []string{`--signing-secret: Invalid value: "ns/": want namespace/name`}},
-		"Secret of two slashes": {args: []string{"--signing-secret=a/b/c"}, want: []string{`--signing-secret: Invalid value: "a/b/c": want namespace/name`}},
-		"Secret and files":      {args: []string{"--signing-secret=ns/ca", "--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}, want: []string{`--signing-secret: Invalid value: "ns/ca": excludes the files: remove one of them`}},
-		"certificate only":      {args: []string{"--cluster-signing-cert-file=c"}, want: []string{`--cluster-signing-cert-file: Invalid value: "c": needs the key file that belongs to it`}},
-		"key only":              {args: []string{"--cluster-signing-key-file=k"}, want: []string{`--cluster-signing-key-file: Invalid value: "k": needs the certificate file that belongs to it`}},
-		"certificate only, in the file": {
-			body: "signing: {certFile: c}\n", want: []string{`signing.certFile: Invalid value: "c": needs the key file that belongs to it`},
-		},
-		"half a pair beside the Secret": {
-			body: secret, args: []string{"--cluster-signing-kubelet-client-cert-file=c"},
-			want: []string{
-				`--cluster-signing-kubelet-client-cert-file: Invalid value: "c": needs the key file that belongs to it`,
-				`signing.signers[kubernetes.io/kube-apiserver-client-kubelet]: Invalid value: "files \"c\" and \"\"": one of Kubernetes' signers can't have a CA of its own while there is one for all, Secret ns/ca: remove one of them`,
-			},
-		},
+		"to be cleaned twice": file("cleaning: {signers: [{name: example.com/a}, {name: example.com/a}]}\n"+secret, `cleaning.signers[example.com/a]: Duplicate value: "example.com/a"`),
+		"Secret of no name":   {args: []string{"--signing-secret=ns/"}, want: []string{`--signing-secret: Invalid value: "ns/": want namespace/name`}},
+		"Secret and files":    {args: []string{"--signing-secret=ns/ca", "--cluster-signing-cert-file=c", "--cluster-signing-key-file=k"}, want: []string{`--signing-secret: Invalid value: "ns/ca": excludes the files: remove one of them`}},
+		"certificate only":    {args: []string{"--cluster-signing-cert-file=c"}, want: []string{`--cluster-signing-cert-file: Invalid value: "c": needs the key file that belongs to it`}},
 		"rotation": {body: "rotation: {oldLifetimeCap: 2m, settleFor: 0s}\n" + secret, want: []string{
 			`rotation.oldLifetimeCap: Invalid value: "2m0s": 2m0s` + tooShort, `rotation.settleFor: Invalid value: "0s": must be positive`,
 		}},
@@ -142,12 +116,8 @@ func TestValidate(t *testing.T) {
 		},
 		"lifetime":        flag("--cluster-signing-duration=2m", `--cluster-signing-duration: Invalid value: "2m0s": 2m0s`+tooShort),
 		"RSA bits, most":  file("signing: {secret: ns/ca, minRSABits: 8193}\n", "signing.minRSABits: Invalid value: 8193: longer RSA keys than 8192 bits are never permitted"),
-		"RSA bits":        file("signing: {secret: ns/ca, minRSABits: 1023}\n", "signing.minRSABits: Invalid value: 1023: must be 1024 or more"),
 		"signer twice":    file("signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", `signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`),
 		"signer, no name": file("signing: {secret: ns/ca, signers: [{secret: ns/b, usages: [any]}]}\n", `signing.signers[].name: Invalid value: "": want domain/name, such as example.com/client`),
-		"signer, one label": {
-			body: "signing: {signers: [{name: example/a, secret: ns/ca, usages: [any]}]}\n", want: []string{`signing.signers[example/a].name: Invalid value: "example/a": want domain/name, such as example.com/client`},
-		},
 		"signer of Kubernetes that nobody serves": {
 			body: "signing: {signers: [{name: kubernetes.io/kube-apiserver-serving, secret: ns/ca, usages: [server auth]}]}\n",
 			want: []string{`signing.signers[kubernetes.io/kube-apiserver-serving].name: Invalid value: "kubernetes.io/kube-apiserver-serving": unknown signer of Kubernetes, or one that cannot be served`},
@@ -157,72 +127,33 @@ func TestValidate(t *testing.T) {
 		"custom signer, no CA":       file("signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [any]}]}\n", "signing.signers[example.com/a]: Required value: needs a CA: secret, or certFile and keyFile"),
 		"custom signer, no usages":   file("signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", "signing.signers[example.com/a].usages: Required value: list the usages that this signer permits"),
 		"custom signer, bad usage":   file("signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", `signing.signers[example.com/a].usages: Invalid value: ["magic"]: no such usage`),
-		"custom signer, half a pair": file("signing: {signers: [{name: example.com/a, keyFile: k, usages: [any]}]}\n", `signing.signers[example.com/a].keyFile: Invalid value: "k": needs the certificate file that belongs to it`),
 		"signer's lifetime":          file(custom(", duration: 1m"), `signing.signers[example.com/a].duration: Invalid value: "1m0s": 1m0s`+tooShort),
-		"signer's least":             file(custom(", minDuration: 0s"), `signing.signers[example.com/a].minDuration: Invalid value: "0s": 0s`+tooShort),
-		"signer's longest":           file(custom(", maxDuration: -1h"), `signing.signers[example.com/a].maxDuration: Invalid value: "-1h0m0s": -1h0m0s`+tooShort),
 		"longest under the lifetime": file(custom(", duration: 2h, maxDuration: 1h"), `signing.signers[example.com/a].maxDuration: Invalid value: "1h0m0s": must not be less than the duration`),
 		"bad subject":                file(custom(", forbiddenSubjects: [CN=a, OU=b]"), `signing.signers[example.com/a].forbiddenSubjects[1]: Invalid value: "OU=b": "OU=b" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`),
 		"Kubernetes' signer, usages": file("signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, usages: [any]}]}\n", "signing.signers[kubernetes.io/kubelet-serving].usages: Forbidden: Kubernetes' signers have fixed rules"),
 		"Kubernetes' signer, no CA":  file("signing: {signers: [{name: kubernetes.io/kubelet-serving}]}\n", "signing.signers[kubernetes.io/kubelet-serving]: Required value: needs a CA: secret, or certFile and keyFile", noCA),
-		"everything at once": {
-			body: "kubeAPIBurst: 0\napproval: {denial: x}\nsigning: {minRSABits: 1}\ncleaning: {deletesPerSecond: 0}\n",
-			args: []string{"--controllers=x", "--leader-elect-resource-name="},
-			want: []string{
-				`--controllers: Invalid value: "x": unknown controller: want approver, signer, cleaner or rotation`,
-				"kubeAPIBurst: Invalid value: 0: must be 1 or more",
-				"signing.minRSABits: Invalid value: 1: must be 1024 or more",
-				"cleaning.deletesPerSecond: Invalid value: 0: must be 1 or more",
-				"--leader-elect-resource-name: Required value: the Lease needs a name",
-				`approval.denial: Unsupported value: "x": supported values: "Never", "Permanent"`,
-			},
-		},
 	})
 }
 
 func TestControllers(t *testing.T) {
 	t.Parallel()
-	type running struct{ Approver, Signer, Cleaner bool }
-	all := running{true, true, true}
-	for _, test := range []struct {
-		list            string
-		enabled, dryRun running // dryRun is for the same list, where a dash has no meaning
-	}{
-		{"", running{}, running{}},
-		{"*", all, all},
-		{"*,-signer", running{Approver: true, Cleaner: true}, all},
-		{"-signer,*", running{Approver: true, Cleaner: true}, all},
-		{"signer,-signer", running{Signer: true}, running{Signer: true}}, // the first one decides
-		{"-signer,signer", running{}, running{Signer: true}},
-		{"signer,-signer,*", all, all},
-		{"-approver,cleaner", running{Cleaner: true}, running{Cleaner: true}},
-		{"csrapproving", running{Approver: true}, running{Approver: true}},
-		{"*,-csrcleaner", running{Approver: true, Signer: true}, all},
-		{"csrsigning,-certificatesigningrequest-signing-controller", running{Signer: true}, running{Signer: true}},
-		{"certificatesigningrequest-approving-controller,certificatesigningrequest-cleaner-controller",
-			running{Approver: true, Cleaner: true}, running{Approver: true, Cleaner: true}},
-		{"*,-certificatesigningrequest-approving-controller", running{Signer: true, Cleaner: true}, all},
-		{"Signer", running{}, running{}},
-	} {
-		c := &config.Configuration{Controllers: strings.Split(test.list, ","), DryRun: strings.Split(test.list, ",")}
-		if got := (running{c.Enabled("approver"), c.Enabled("signer"), c.Enabled("cleaner")}); got != test.enabled {
-			t.Errorf("%q enables %+v", test.list, got)
+	running := func(on func(config.Controller) bool) (all string) {
+		for _, name := range []config.Controller{"approver", "signer", "cleaner"} {
+			if on(name) {
+				all += string(name[:1])
+			}
 		}
-		if got := (running{c.DryRuns("approver"), c.DryRuns("signer"), c.DryRuns("cleaner")}); got != test.dryRun {
-			t.Errorf("%q is a dry run of %+v", test.list, got)
-		}
+		return all
 	}
-}
-
-func TestSecretName(t *testing.T) {
-	t.Parallel()
-	for secret, want := range map[string][2]string{
-		"ns/name": {"ns", "name"}, "kube-system/csr.signer": {"kube-system", "csr.signer"},
-		"": {}, "name": {}, "/name": {}, "ns/": {}, "a/b/c": {}, "NS/name": {}, "n.s/name": {}, "ns/Name": {}, "ns/na me": {},
+	for list, want := range map[string][2]string{ // those that run, and those in a dry run, where a dash has no meaning
+		"": {}, "*": {"asc", "asc"}, "*,-signer": {"ac", "asc"}, "-signer,*": {"ac", "asc"}, "-signer,signer": {"", "s"}, "Signer": {},
+		"signer,-signer": {"s", "s"}, "signer,-signer,*": {"asc", "asc"}, "-approver,cleaner": {"c", "c"}, // the first one decides
+		"csrapproving": {"a", "a"}, "*,-csrcleaner": {"as", "asc"}, "csrsigning,-certificatesigningrequest-signing-controller": {"s", "s"},
+		"certificatesigningrequest-approving-controller,certificatesigningrequest-cleaner-controller": {"ac", "ac"},
 	} {
-		namespace, name := config.CA{Secret: secret}.SecretName()
-		if got := [2]string{namespace, name}; got != want {
-			t.Errorf("%q: %q", secret, got)
+		c := &config.Configuration{Controllers: strings.Split(list, ","), DryRun: strings.Split(list, ",")}
+		if got := [2]string{running(c.Enabled), running(c.DryRuns)}; got != want {
+			t.Errorf("%q: %q, want %q", list, got, want)
 		}
 	}
 }
@@ -240,15 +171,12 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 	const rules = "Forbidden: Kubernetes' signers have fixed rules"
 	check(t, map[string]loaded{
 		"names of every kind": {body: one(`usages: [server auth], allowedNames: [a.svc, "*.b.svc", 10.0.0.1, 10.9.0.0/16, "spiffe://a/*"]`)},
-		"no extended usage":   {body: one(`usages: [digital signature], allowNoExtKeyUsage: true`)},
 		"a bad name": {body: one(`usages: [server auth], allowedNames: [a.svc, "*"]`), want: []string{
 			`signing.signers[example.com/a].allowedNames[1]: Invalid value: "*": "*" is not an allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address`}},
 		"nothing that could be issued": {body: one(`usages: [digital signature, key encipherment]`), want: []string{
 			`signing.signers[example.com/a].usages: Invalid value: ["digital signature","key encipherment"]: none is an extended key usage, such as server auth, ` +
 				"and without one a certificate is refused: add one, or set allowNoExtKeyUsage"}},
 		"names for Kubernetes' signers": {body: kubernetes(`allowedNames: [a]`), want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowedNames: " + rules}},
-		"all usages for Kubernetes' signers": {body: kubernetes(`allowNoExtKeyUsage: true`), want: []string{
-			"signing.signers[kubernetes.io/kubelet-serving].allowNoExtKeyUsage: " + rules}},
 	})
 }
 
@@ -264,23 +192,16 @@ func TestValidateCA(t *testing.T) {
 		return "signing: {signers: [{name: example.com/a, usages: [server auth], " + settings + "}]}\n"
 	}
 	check(t, map[string]loaded{
-		"made":                     {body: "signing: {secret: ns/ca, createIfMissing: true}\n"},
-		"made, the Secret by flag": {body: "signing: {createIfMissing: true}\n", args: []string{"--signing-secret=ns/ca"}},
-		"everything":               {body: "signing: {secret: ns/ca, createIfMissing: true, keyAlgorithm: ED25519, caDuration: 48h, chain: WithRoot}\n"},
-		"for one signer":           {body: one("secret: ns/a, createIfMissing: true, keyAlgorithm: RSA4096, chain: None")},
-		"chain of files":           {body: one("certFile: c, keyFile: k, chain: Intermediates")},
-		"one CA named twice":       {body: "signing: {secret: ns/ca, chain: None, signers: [{name: example.com/a, usages: [server auth], secret: ns/ca, chain: None}]}\n"},
+		"everything":         {body: "signing: {secret: ns/ca, createIfMissing: true, keyAlgorithm: ED25519, caDuration: 48h, chain: WithRoot}\n"},
+		"one CA named twice": {body: "signing: {secret: ns/ca, chain: None, signers: [{name: example.com/a, usages: [server auth], secret: ns/ca, chain: None}]}\n"},
 
 		"files are not made":    file(one("certFile: c, keyFile: k, createIfMissing: true"), "signing.signers[example.com/a].createIfMissing: Forbidden: the manager creates only Secrets, not files"),
-		"algorithm, not made":   file("signing: {secret: ns/ca, keyAlgorithm: RSA3072}\n", "signing.keyAlgorithm: "+created),
 		"duration, not made":    file("signing: {secret: ns/ca, caDuration: 1h}\n", "signing.caDuration: "+created),
 		"unknown algorithm":     file(one("secret: ns/a, createIfMissing: true, keyAlgorithm: DSA"), `signing.signers[example.com/a].keyAlgorithm: Unsupported value: "DSA": supported values: "ECDSAP256", "ECDSAP384", "RSA3072", "RSA4096", "ED25519"`),
 		"unknown chain":         file("signing: {secret: ns/ca, chain: none}\n", `signing.chain: Unsupported value: "none": supported values: "Intermediates", "None", "WithRoot"`),
 		"too short":             file("signing: {secret: ns/ca, createIfMissing: true, caDuration: -1h}\n", `signing.caDuration: Invalid value: "-1h0m0s": -1h0m0s`+tooShort),
 		"settings without a CA": file("signing: {chain: None, createIfMissing: true, signers: [{name: example.com/a, usages: [server auth], secret: ns/a}]}\n", "signing.chain: "+here, "signing.createIfMissing: "+here),
-		"of the CA for all":     file("signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, chain: None}]}\n", "signing.signers[kubernetes.io/kubelet-serving].chain: "+here),
 		"one CA in two ways":    file("signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [server auth], secret: ns/ca, chain: None}]}\n", `signing.signers[example.com/a]: Invalid value: "Secret ns/ca": `+same),
-		"a CA of two is made":   file("signing: {signers: [{name: example.com/a, usages: [any], secret: ns/a, createIfMissing: true}, {name: example.com/b, usages: [any], secret: ns/a}]}\n", `signing.signers[example.com/b]: Invalid value: "Secret ns/a": `+same),
 		"still the cluster's CA": {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [client auth], secret: ns/ca, chain: None}]}\n", want: []string{
 			`signing.signers[example.com/a].forbiddenSubjects: Required value: this signer permits client certificates and shares the CA of one of Kubernetes' signers, ` +
 				"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own",
@@ -298,12 +219,80 @@ func TestRemovedFieldsSayWhatToDoInstead(t *testing.T) {
 			"extension-apiserver-authentication and kube-root-ca.crt in kube-system; delete this field"
 	)
 	check(t, map[string]loaded{
-		"superseded requests":         file("cleaning: {supersededAfter: 30m}\n"+secret, "--config: FILE: "+superseded),
-		"also a zero":                 file("cleaning:\n  supersededAfter: 0s\n"+secret, "--config: FILE: "+superseded),
-		"also without a value":        file("signing: {secret: ns/ca, apiServers: }\n", "--config: FILE: "+apiServers),
-		"several at once":             file("signing: {secret: ns/ca, apiServers: [a]}\ncleaning: {supersededAfter: 30m}\n", "--config: FILE: "+superseded+"\n"+apiServers),
 		"the same name at the top":    file("supersededAfter: 30m\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "supersededAfter"`),
-		"a section of another type":   file("cleaning: [supersededAfter]\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal array into Go struct field Configuration.cleaning of type config.Cleaning`),
 		"a section without any value": file("cleaning:\nunknown: 1\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "unknown"`),
+	})
+}
+
+const rows = "inventory: {sources: [{static: {rows: [{name: a}]}}, {node: {}}]}"
+
+func TestNodeClientMistakes(t *testing.T) {
+	t.Parallel()
+	const own = "the inventory openshift has fixed rules: set cluster-api or sources to use this field"
+	const useless = "has no effect without inventory or requireTokenBinding"
+	of := func(approval string, want ...string) loaded {
+		for i := range want {
+			want[i] = "approval." + want[i]
+		}
+		return loaded{body: secret + "approval: {" + approval + "}\n", want: want}
+	}
+	check(t, map[string]loaded{
+		"every field": of(`
+  nodeClient: {inventory: sources, joinWindow: {before: 0s, after: 1h}, maxRequestAge: 5m, rejoin: true, certificateLifetime: 24h,
+    requireTokenBinding: true, bootstrapUsers: [a]},
+  inventory: {sources: [{static: {configMap: ns/nodes}}, {static: {rows: [{namePattern: "worker-[0-9]+"}]}}, {node: {}}, {machine: {
+    group: example.com, version: v1, kind: Host, namespace: ns, selector: a=b, nodeRefPath: .a, addressesPath: .b, namePath: .c,
+    nameTypes: [Hostname], createdPath: .d}}]}`),
+		"cluster-api":                of("nodeClient: {inventory: cluster-api, clusterName: lab, rejoin: true}"),
+		"cluster-api of any cluster": of("nodeClient: {inventory: cluster-api}", `nodeClient.clusterName: Required value: name the Cluster whose Machines are this cluster's nodes, as name or namespace/name: the Machines of other clusters are none of them`),
+		"a cluster for openshift":    of("nodeClient: {inventory: openshift, clusterName: lab}", `nodeClient.clusterName: Invalid value: "lab": has an effect only with the inventory cluster-api, and without a machine source`),
+		"sources":                    of("nodeClient: {inventory: sources}, " + rows),
+		"an age for nothing":         of("nodeClient: {maxRequestAge: 5m}", `nodeClient.maxRequestAge: Invalid value: "5m0s": `+useless),
+		"a window for nothing":       of("nodeClient: {joinWindow: {after: 1h}}", `nodeClient.joinWindow: Invalid value: "before 10s, after 1h0m0s": has no effect without inventory: the creation of a machine is not known then`),
+		"unknown inventory":          of("nodeClient: {inventory: nodes}", `nodeClient.inventory: Unsupported value: "nodes": supported values: "", "sources", "static", "cluster-api", "openshift"`),
+		"sources that know nothing":  of("nodeClient: {inventory: sources}", `nodeClient.inventory: Invalid value: "sources": approval.inventory.sources has no source other than node`),
+		"window before":              of("nodeClient: {inventory: cluster-api, clusterName: lab, joinWindow: {before: -1s}}", `nodeClient.joinWindow.before: Invalid value: "-1s": must not be negative`),
+		"age":                        of("nodeClient: {inventory: cluster-api, clusterName: lab, maxRequestAge: 0s}", `nodeClient.maxRequestAge: Invalid value: "0s": must be positive`),
+		"lifetime for nothing":       of("nodeClient: {certificateLifetime: 1h}", `nodeClient.certificateLifetime: Invalid value: "1h0m0s": has no effect without rejoin`),
+		"nothing that could rejoin":  of("nodeClient: {rejoin: true}", `nodeClient.rejoin: Invalid value: true: `+useless),
+		"openshift with other rules": of("nodeClient: {inventory: openshift, rejoin: true, requireTokenBinding: true, bootstrapUsers: [a]}",
+			`nodeClient.requireTokenBinding: Invalid value: true: `+own, `nodeClient.rejoin: Invalid value: true: `+own, `nodeClient.bootstrapUsers: Invalid value: ["a"]: `+own,
+		),
+		"not an address": of("kubeletServing: {reserved: [010.0.0.1, 10.0.0.300]}",
+			`kubeletServing.reserved[0]: Invalid value: "010.0.0.1": want a name, an address or a CIDR`,
+			`kubeletServing.reserved[1]: Invalid value: "10.0.0.300": want a name, an address or a CIDR`,
+		),
+		"two kinds in one":                             of("inventory: {sources: [{node: {}, static: {rows: []}}]}", `inventory.sources[0]: Required value: want exactly one kind of source`),
+		"machines of no kind":                          of("inventory: {sources: [{machine: {group: a}}]}", `inventory.sources[0].machine.kind: Required value: name the kind of the machine objects`),
+		"rows and a map":                               of("inventory: {sources: [{static: {rows: [], configMap: a/b}}]}", `inventory.sources[0].static: Required value: want configMap or rows`),
+		"a webhook without TLS, and of no CA":          of("inventory: {sources: [{webhook: {url: 'http://a'}}]}", "inventory.sources[0].webhook: Invalid value: url: want https://HOST\ncaFile: set the file with the CA of the server"),
+		"an API server's node that anybody can become": of("kubeletServing: {enabled: true, apiServerNodes: [a]}", "kubeletServing.apiServerNodes: Invalid value: \"a\": every holder of a bootstrap token could become such a node: set nodeClient.inventory or nodeClient.requireTokenBinding too"),
+		"openshift with other sources":                 of("nodeClient: {inventory: openshift}, "+rows, `nodeClient.inventory: Invalid value: "openshift": excludes sources other than OpenShift's Machines: leave approval.inventory.sources at node, or set sources`),
+		"half a limit":                                 of("limit: {burst: 1}", `limit: Invalid value: "burst 1, perHour 0": both must be positive, or both 0 for no limit`),
+		"a bad row":                                    of("inventory: {sources: [{static: {rows: [{}]}}]}", `inventory.sources[0].static.rows[0]: Required value: set either name or namePattern`),
+	})
+}
+
+func TestApprovalRuleMistakes(t *testing.T) {
+	t.Parallel()
+	of := func(approval string, want ...string) loaded {
+		return loaded{body: secret + "approval: {" + approval + "}\n", want: want}
+	}
+	const full = "usages: [server auth], maxDuration: 1h, allow: [names]"
+	check(t, map[string]loaded{
+		"presets": of(`rules: [{name: a, signerName: example.com/a, preset: serviceNames, clusterDomain: lab},
+    {name: b, signerName: example.com/a, preset: spiffe, trustDomain: a.b}, {name: c, signerName: kubernetes.io/kube-apiserver-client, preset: ownIdentity, expiryExtra: a/b}],
+  tests: [{request: x, accepts: [a]}, {request: y}]`),
+		"conditions": of("rules: [{name: a, signerName: example.com/a, " + full + ", allowWildcards: true, conditions: [{expression: 'true', message: m}]}]"),
+		"every mistake": of("rules: [{name: a, signerName: a, "+full+", conditions: [{expression: 'request.nmes == []'}]}, {name: a, signerName: example.com/a, preset: x}], tests: [{accepts: [b]}]",
+			`approval.rules[a].signerName: Invalid value: "a": want domain/name, such as example.com/client`,
+			`approval.rules[a].conditions[0].expression: Invalid value: "request.nmes == []": line 1, column 8: undefined field 'nmes'`,
+			`approval.rules[a]: Duplicate value: "a"`,
+			`approval.rules[a].preset: Unsupported value: "x": supported values: "serviceNames", "spiffe", "ownIdentity"`,
+			`approval.tests[0].request: Required value: name a request in the files of rules test`,
+			`approval.tests[0].accepts[0]: Invalid value: "b": is not one of approval.rules`,
+		),
+		"a signer of kubelets": of("rules: [{name: a, signerName: kubernetes.io/kubelet-serving, preset: serviceNames}]",
+			`approval.rules[a].signerName: Invalid value: "kubernetes.io/kubelet-serving": a signer of Kubernetes accepts only the preset ownIdentity`),
 	})
 }
