@@ -118,17 +118,8 @@ func TestRotation(t *testing.T) {
 	}
 }
 
-// TestWhatTheFileDoesNotTakeIsLogged checks that a full disk is logged, and that the decision stands.
-func TestWhatTheFileDoesNotTakeIsLogged(t *testing.T) {
-	t.Parallel()
-	w := open(t, Options{MaxSize: 1})
-	w.Write(w.ctx, now, Signed, Record{Subject: strings.Repeat("m", 2<<20)})
-	if !strings.Contains(w.logged.String(), `"msg"="Can't write this record to the audit log"`) {
-		t.Errorf("log: %.300s", w.logged.String())
-	}
-}
-
-// TestOpen checks that a log without a file writes to the logger only, and that a folder is no file.
+// TestOpen checks that a log without a file writes to the logger only, that a folder is no file, and that a full disk is logged, and
+// the decision stands.
 func TestOpen(t *testing.T) {
 	t.Parallel()
 	none, err := Open(Options{})
@@ -138,6 +129,11 @@ func TestOpen(t *testing.T) {
 	none.Write(t.Context(), now, Signed, Record{})
 	if _, err := Open(Options{Path: t.TempDir(), MaxSize: 1}); err == nil || !strings.HasPrefix(err.Error(), "open audit log: ") {
 		t.Errorf("a folder: error %v", err)
+	}
+	full := open(t, Options{MaxSize: 1})
+	full.Write(full.ctx, now, Signed, Record{Subject: strings.Repeat("m", 2<<20)})
+	if !strings.Contains(full.logged.String(), `"msg"="Can't write this record to the audit log"`) {
+		t.Errorf("log: %.300s", full.logged.String())
 	}
 }
 
