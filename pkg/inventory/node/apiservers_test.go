@@ -116,7 +116,7 @@ func reservedOf(a *APIServers) string {
 	return strings.Join(slices.Sorted(slices.Values(inventory.Keys(slices.Collect(maps.Keys(a.names))))), " ")
 }
 
-// TestAPIServersReserve checks every name in the certificates and in the kubeconfig.
+// TestAPIServersReserve checks every name in the certificates, and in the kubeconfig, also if it has no host.
 func TestAPIServersReserve(t *testing.T) {
 	t.Parallel()
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "[fd00::2]:6443"}, shown: map[string]probe.Shown{
@@ -124,31 +124,35 @@ func TestAPIServersReserve(t *testing.T) {
 		"10.0.0.1:6443":      shows(true, "control-plane-1", "10.0.0.1", "api.lab.example."),
 		"[fd00::2]:6443":     shows(false, "control-plane-2"),
 	}}
-	a := apiServersOf(t, f)
-	if got := a.round(t.Context()); got != retryOther || a.Ready() != nil {
-		t.Errorf("again in %s, %v", got, a.Ready())
-	}
-	want := "10.0.0.1 api.lab.example control-plane-1 control-plane-2 lb.example.com tls.example.com"
-	if got := reservedOf(a); got != want {
-		t.Errorf("reserved %s\nwant     %s", got, want)
-	}
-	for text, want := range map[string]string{
-		"API.LAB.EXAMPLE": "in the serving certificate of 10.0.0.1:6443", "tls.example.com": "in the kubeconfig", "node-1.example.com": "",
+	const all = "10.0.0.1 api.lab.example control-plane-1 control-plane-2 "
+	for host, want := range map[string]string{
+		"https://lb.example.com:443": all + "lb.example.com ", "https://:443": all, "https://%": all, "https://192.000.2.1": all + "192.0.2.1 ",
 	} {
-		if got := a.Has(san.Parse(text)); got != want {
-			t.Errorf("%s is %q, want %q", text, got, want)
+		a := apiServersOf(t, f)
+		a.config.Host = host
+		got := a.round(t.Context())
+		wanted := strings.Join(slices.Sorted(strings.FieldsSeq(want+"tls.example.com")), " ")
+		if reserved := reservedOf(a); got != retryOther || a.Ready() != nil || reserved != wanted {
+			t.Errorf("%s: again in %s, %v, reserved %s\nwant %s", host, got, a.Ready(), reserved, wanted)
+		}
+		for text, want := range map[string]string{
+			"API.LAB.EXAMPLE": "in the serving certificate of 10.0.0.1:6443", "tls.example.com": "in the kubeconfig", "node-1.example.com": "",
+		} {
+			if got := a.Has(san.Parse(text)); got != want {
+				t.Errorf("%s is %q, want %q", text, got, want)
+			}
 		}
 	}
 }
 
 // TestAPIServersAreReadBeforeApprovals checks that approvals wait until a certificate of the cluster's CA was read, and
-// that later failures stop no approvals.
+// that later failures stop no approvals. It reads a metric of the whole process, so it does not run in parallel.
 func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
-	t.Parallel()
 	f := &fakeServers{listFails: informer.ErrNotRead, shown: map[string]probe.Shown{}}
 	a := apiServersOf(t, f)
-	told := 0
+	told, lines := 0, 0
 	a.Changed = func() { told++ }
+	a.log = funcr.New(func(string, string) { lines++ }, funcr.Options{})
 	expect := func(when string, ready, read bool, again time.Duration) {
 		t.Helper()
 		got := a.round(t.Context())
@@ -176,44 +180,18 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	expect("one is verified, and the kubeconfig's can't be read", true, true, retryOther)
 	f.shown = map[string]probe.Shown{}
 	expect("none answers any more", true, true, retryOther)
-	if a.Has(san.Parse("control-plane-2")) == "" || told != 1 {
-		t.Errorf("what was read is forgotten, or told %d times", told)
+	logged := lines
+	expect("and still none", true, true, retryOther)
+	if a.Has(san.Parse("control-plane-2")) == "" || told != 1 || logged == 0 || lines != logged {
+		t.Errorf("what was read is forgotten, or told %d times, or logged %d times and then again", told, logged)
+	}
+	unread := &dto.Metric{}
+	if err := unreadAPIServers.Write(unread); err != nil || unread.GetGauge().GetValue() != 1 { // the other two were read once
+		t.Errorf("%v API servers count as unread, error %v, want 1", unread.GetGauge().GetValue(), err)
 	}
 	if err := (*APIServers)(nil).Ready(); err != nil {
 		t.Errorf("without Services: %v", err)
 	}
-}
-
-// TestOwnNamesWaitTenSeconds checks that the kubeconfig's names are reserved before the first handshake, and that the own
-// names of nodes wait for a verified certificate, but not for longer than ten seconds.
-func TestOwnNamesWaitTenSeconds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		for _, verified := range []bool{false, true} {
-			f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{}}
-			a := apiServersOf(t, f)
-			told := 0
-			a.Changed = func() { told++ }
-			if got, want := reservedOf(a), "lb.example.com tls.example.com"; got != want || a.ReadyForOwnNames() == nil {
-				t.Errorf("before the start: reserved %s, own names %v", got, a.ReadyForOwnNames())
-			}
-			end := start(t, a)
-			if a.Ready() == nil || a.ReadyForOwnNames() == nil {
-				t.Error("ready before a certificate was read")
-			}
-			pause, want := ownNamesWait, 0
-			if verified {
-				f.change(func() { f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1") })
-				pause, want = retryFirst, 1
-			}
-			time.Sleep(pause + time.Millisecond)
-			synctest.Wait()
-			if (a.Ready() == nil) != verified || a.ReadyForOwnNames() != nil || told != want {
-				t.Errorf("after %s: %v, own names %v, told %d times", pause, a.Ready(), a.ReadyForOwnNames(), told)
-			}
-			end()
-		}
-	})
 }
 
 // TestAPIServersAreReadHourly runs APIServers for hours, and counts the handshakes.
@@ -258,28 +236,43 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 		time.Sleep(time.Hour + 30*time.Second) // between two rounds
 		f.handshakes()
 		after(2*time.Minute, "10.0.0.1:6443 10.0.0.1:6443", "lb.example.com new.example.com")
+
+		// The endpoints can't be listed, and then there are none, as in envtest.
+		f.change(func() { f.listFails = errors.New("forbidden") })
+		time.Sleep(3 * time.Hour)
+		f.handshakes()
+		after(0, "", "lb.example.com new.example.com")
+		f.wakes(a, func() { f.endpoints, f.listFails = nil, nil })
+		after(0, "lb.example.com:443", "lb.example.com")
 	})
 }
 
-// TestAPIServersStayWhileEndpointsAreUnknown checks that no API server is dropped while endpoints can't be listed.
-func TestAPIServersStayWhileEndpointsAreUnknown(t *testing.T) {
+// TestOwnNamesWaitTenSeconds checks that the kubeconfig's names are reserved before the first handshake, and that the own
+// names of nodes wait for a verified certificate, but not for longer than ten seconds.
+func TestOwnNamesWaitTenSeconds(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{
-			"lb.example.com:443": shows(true, "lb.example.com"), "10.0.0.1:6443": shows(true, "first.example.com"),
-		}}
-		a := apiServersOf(t, f)
-		for _, f.listFails = range []error{nil, errors.New("forbidden"), errors.New("forbidden")} {
-			a.round(t.Context())
-			time.Sleep(readEvery)
-		}
-		if a.Has(san.Parse("first.example.com")) == "" {
-			t.Errorf("reserved %s", reservedOf(a))
-		}
-		f.endpoints, f.listFails = nil, nil // as in envtest
-		a.round(t.Context())
-		if a.Has(san.Parse("first.example.com")) != "" {
-			t.Errorf("reserved %s", reservedOf(a))
+		for pause, told := range map[time.Duration]int{ownNamesWait: 0, retryFirst: 1} { // told of a verified certificate
+			f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{}}
+			a := apiServersOf(t, f)
+			got := 0
+			a.Changed = func() { got++ }
+			if reserved := reservedOf(a); reserved != "lb.example.com tls.example.com" || a.ReadyForOwnNames() == nil {
+				t.Errorf("before the start: reserved %s, own names %v", reserved, a.ReadyForOwnNames())
+			}
+			end := start(t, a)
+			if a.Ready() == nil || a.ReadyForOwnNames() == nil {
+				t.Error("ready before a certificate was read")
+			}
+			if told == 1 {
+				f.change(func() { f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1") })
+			}
+			time.Sleep(pause + time.Millisecond)
+			synctest.Wait()
+			if (a.Ready() == nil) != (told == 1) || a.ReadyForOwnNames() != nil || got != told {
+				t.Errorf("after %s: %v, own names %v, told %d times", pause, a.Ready(), a.ReadyForOwnNames(), got)
+			}
+			end()
 		}
 	})
 }
@@ -308,61 +301,20 @@ func TestAPIServersAreBounded(t *testing.T) {
 	}
 }
 
-// TestKnownWithoutAnAnswer checks the names of the kubeconfig, also of one without a host.
-func TestKnownWithoutAnAnswer(t *testing.T) {
-	t.Parallel()
-	for host, want := range map[string]string{
-		"https://lb.example.com:443": "lb.example.com tls.example.com", "https://:443": "tls.example.com", "https://%": "tls.example.com",
-		"https://010.0.0.1": "10.0.0.1 tls.example.com",
-	} {
-		a := apiServersOf(t, &fakeServers{})
-		a.config.Host = host
-		a.round(t.Context())
-		if got := reservedOf(a); got != want {
-			t.Errorf("%s: %q, want %q", host, got, want)
-		}
-	}
-}
-
-// TestUnreadAPIServersAreLoggedOnce reads a metric of the whole process, so it does not run in parallel.
-func TestUnreadAPIServersAreLoggedOnce(t *testing.T) {
-	f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{"lb.example.com:443": shows(true, "lb.example.com")}}
-	a := apiServersOf(t, f)
-	lines := 0
-	a.log = funcr.New(func(string, string) { lines++ }, funcr.Options{})
-	for range 2 {
-		a.round(t.Context())
-	}
-	unread := &dto.Metric{}
-	if err := unreadAPIServers.Write(unread); err != nil || unread.GetGauge().GetValue() != 1 {
-		t.Errorf("%v API servers count as unread, error %v, want 1", unread.GetGauge().GetValue(), err)
-	}
-	if lines != 1 {
-		t.Errorf("logged %d times that an API server can't be read", lines)
-	}
-}
-
 // TestAPIServersReadARealCertificate makes a TLS handshake with a server on loopback.
 func TestAPIServersReadARealCertificate(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	defer server.Close()
 	caPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	for name, test := range map[string]struct {
-		caPEM []byte
-		ready bool
-	}{
-		"the cluster's CA": {caPEM, true},
-		"another CA":       {nil, false},
-	} {
-		source := sourceOf(t)
-		a := NewAPIServers(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: test.caPEM}}, source, logr.Discard())
+	for _, trusted := range [][]byte{caPEM, nil} {
+		a := NewAPIServers(&rest.Config{Host: server.URL, TLSClientConfig: rest.TLSClientConfig{CAData: trusted}}, sourceOf(t), logr.Discard())
 		a.round(t.Context())
-		if err := a.Ready(); (err == nil) != test.ready {
-			t.Errorf("%s: %v", name, err)
+		if err := a.Ready(); (err == nil) != (trusted != nil) {
+			t.Errorf("trusted %q: %v", trusted, err)
 		}
 		if got := a.Has(san.Parse("example.com")); got != "in the serving certificate of "+kubeconfigHost { // of httptest's certificate
-			t.Errorf("%s: example.com is %q", name, got)
+			t.Errorf("example.com is %q", got)
 		}
 	}
 }

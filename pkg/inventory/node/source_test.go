@@ -188,13 +188,11 @@ func TestChanged(t *testing.T) {
 		before, after *object
 		want          string
 	}{
-		"it comes":                  {nil, nodeWith("a", "10.0.0.1"), "node a []"},
-		"it goes":                   {nodeWith("a", "10.0.0.1", "A.example.com"), nil, "node a [10.0.0.1 a.example.com a]"},
-		"without addresses it goes": {nodeWith("a"), nil, "node a [a]"},
-		"an added address":          {nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1", "10.0.0.2"), "node a []"},
-		"a removed address":         {nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"), "node a [10.0.0.1]"},
-		"a heartbeat":               {nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1"), ""},
-		"an address is no name":     {nodeWith("10.0.0.9", "10.0.0.1"), nil, "node 10.0.0.9 [10.0.0.1]"},
+		"it comes":          {nil, nodeWith("a", "10.0.0.1"), "node a []"},
+		"it goes":           {nodeWith("a", "10.0.0.1", "A.example.com"), nil, "node a [10.0.0.1 a.example.com a]"},
+		"an added address":  {nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1", "10.0.0.2"), "node a []"},
+		"a removed address": {nodeWith("a", "10.0.0.1", "10.0.0.2"), nodeWith("a", "10.0.0.2"), "node a [10.0.0.1]"},
+		"a heartbeat":       {nodeWith("a", "10.0.0.1"), nodeWith("a", "10.0.0.1"), ""},
 	} {
 		told := ""
 		s := newSource(t)
@@ -206,32 +204,18 @@ func TestChanged(t *testing.T) {
 	}
 }
 
-// TestEndpointsChange checks that a changed endpoint requests a read of its certificate.
+// TestEndpointsChange checks that changed endpoints request a read of their certificates, and that only a removed one is told.
 func TestEndpointsChange(t *testing.T) {
 	t.Parallel()
-	s := newSource(t)
-	told := 0
+	s, told := newSource(t), 0
 	s.Changed = func(string, ...san.SAN) { told++ }
 	a := NewAPIServers(&rest.Config{}, s, logr.Discard())
-	read := func() bool {
-		select {
-		case <-a.wake:
-			return true
-		default:
-			return false
-		}
-	}
 	s.endpoints.OnSync()
-	if !read() {
-		t.Error("no read after the endpoints were listed")
-	}
+	<-a.wake
 	s.endpoints.OnChange(sliceWith("10.0.0.1", "10.0.0.2"), sliceWith("10.0.0.2"))
 	s.endpoints.OnChange(sliceWith("10.0.0.2"), nil)
-	if !read() || read() {
-		t.Error("no read after two changes, or two")
-	}
-	if told != 1 {
-		t.Errorf("told %d times", told)
+	if len(a.wake) != 1 || told != 1 {
+		t.Errorf("%d reads after two changes, told %d times", len(a.wake), told)
 	}
 }
 

@@ -1,15 +1,28 @@
 package static
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/go-logr/logr/funcr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	dto "github.com/prometheus/client_model/go"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -30,6 +43,9 @@ const someNodes = `# who is who
   dnsNames: [never.example.org]
 - namePattern: "^(?P<x>.*)-odd$"
   dnsNames: ["${x}.example.org"]
+- {name: node-2, dnsNames: [node-2.example.org], addresses: [10.0.0.3, 10.0.0.3]}
+- {name: 1.10, dnsNames: [10, no, 2001-01-01]} # a text keeps its spelling, even if YAML reads it as another type
+- {namePattern: "(?P<a>x?)(?P<b>[0-9.]*)", dnsNames: ["${a}.example.org", "${b}", "x${b}"], suffixes: ["${a}"]}
 `
 
 func TestSource(t *testing.T) {
@@ -49,7 +65,9 @@ func TestSource(t *testing.T) {
 			Suffixes: []string{"worker-12.pods.example.org", "w12.example.org"},
 		},
 		"a-odd":            {Source: "row 5 of configuration", SANs: sans("a.example.org")},
-		"a..b-odd":         nil, // not a valid Node name
+		"1.10":             {Source: "row 7 of configuration", SANs: sans("10", "no", "2001-01-01")},
+		"1.2.3.4":          {Source: "row 8 of configuration", SANs: sans("x1.2.3.4")}, // an expansion that is no name is left out
+		"a..b-odd":         nil,                                                        // not a valid Node name
 		"A-odd":            nil,
 		"node-11":          nil,
 		"evil-worker-12":   nil, // a pattern must match the whole name
@@ -65,8 +83,8 @@ func TestSource(t *testing.T) {
 			t.Errorf("%q: %v", node, err)
 		}
 		if want != nil {
-			want.AnyTime = true                                                  // a row has no time
-			want.Shared = !slices.Contains([]string{"node-1", "worker-9"}, node) // a pattern is for several nodes
+			want.AnyTime = true                                                          // a row has no time
+			want.Shared = !slices.Contains([]string{"node-1", "worker-9", "1.10"}, node) // a pattern is for several nodes
 		}
 		if diff := cmp.Diff(want, got, byValue); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", node, diff)
@@ -82,17 +100,13 @@ func TestSource(t *testing.T) {
 }
 
 func TestOwner(t *testing.T) {
-	source, err := Parse([]byte(someNodes + "- {name: node-2, dnsNames: [node-2.example.org], addresses: [10.0.0.3, 10.0.0.3]}\n"))
+	source, err := Parse([]byte(someNodes))
 	if err != nil {
 		t.Fatal(err)
 	}
+	const one, six = "row 1 of configuration (node node-1)", "row 6 of configuration (node node-2)"
 	for value, want := range map[string]string{
-		"10.0.0.1":             "row 1 of configuration (node node-1)",
-		"10.0.0.3":             "row 6 of configuration (node node-2)",
-		"::ffff:10.0.0.2":      "row 1 of configuration (node node-1)",
-		"NODE-1.example.org":   "row 1 of configuration (node node-1)",
-		"node-1":               "row 1 of configuration (node node-1)",
-		"node-2.example.org":   "row 6 of configuration (node node-2)",
+		"10.0.0.1": one, "10.0.0.3": six, "::ffff:10.0.0.2": one, "NODE-1.example.org": one, "node-1": one, "node-2.example.org": six,
 		"node-2":               "", // that row has no short names
 		"10.1.0.1":             "", // in a CIDR
 		"w12.rack.example.org": "", // of a pattern
@@ -103,52 +117,14 @@ func TestOwner(t *testing.T) {
 	}
 }
 
-// TestEntries checks the entry of a list of rows for a node.
-func TestEntries(t *testing.T) {
-	for name, test := range map[string]struct {
-		rows, node string
-		want       *inventory.Entry
-	}{
-		"no rows": {rows: "[]", node: "a"},
-		"a text keeps its spelling": { // even if YAML reads it as another type
-			"- {name: 1.10, dnsNames: [10, no, 2001-01-01]}", "1.10", &inventory.Entry{SANs: sans("10", "no", "2001-01-01")},
-		},
-		"an expansion is no name": {
-			`- {namePattern: "(?P<a>[a-z]*)-?(?P<b>.*)", dnsNames: ["${a}.example.org", "${b}", "x${b}"], suffixes: ["${a}"]}`, "1.2.3.4",
-			&inventory.Entry{SANs: sans("x1.2.3.4"), Shared: true},
-		},
-	} {
-		source, err := Parse([]byte(test.rows))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if test.want != nil {
-			test.want.Source, test.want.AnyTime = "row 1 of configuration", true
-		}
-		entry, err := source.Lookup(t.Context(), test.node, nil)
-		if diff := cmp.Diff(test.want, entry, byValue); diff != "" || err != nil {
-			t.Errorf("%s: error %v (-want +got):\n%s", name, err, diff)
-		}
-	}
-}
-
 func TestMistakes(t *testing.T) {
 	const empty = "nodes.yaml: is empty: write [] for no rows"
 	for name, test := range map[string]struct{ text, want string }{
-		"nothing":             {"", empty},
-		"only a comment":      {"# none yet\n", empty},
-		"null":                {"---\n", empty},
-		"a map":               {"nodes: []\n", "nodes.yaml: line 1: cannot unmarshal !!map into []static.Row"},
-		"two documents":       {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
-		"a null row":          {"- name: a\n  addresses: [10.0.0.1]\n-\n", "nodes.yaml: line 3: is empty: remove it, or give it a value"},
-		"only a null row":     {"- null\n", "nodes.yaml: line 1: is empty: remove it, or give it a value"},
-		"a null address":      {"- name: a\n  addresses: [10.0.0.1, ~]\n", "nodes.yaml: line 2: is empty: remove it, or give it a value"},
-		"no YAML":             {"- name: a\n  - b: [\n", "nodes.yaml: yaml: line 1: did not find expected key"},
-		"a broken second one": {"[]\n---\n{", "nodes.yaml: want one YAML document"},
-		"rows of other types": {
-			"- node-1\n- [a]\n- {}\n",
-			"[nodes.yaml: line 1: cannot unmarshal !!str `node-1` into static.Row, nodes.yaml: line 2: cannot unmarshal !!seq into static.Row]",
-		},
+		"nothing":       {"", empty},
+		"a map":         {"nodes: []\n", "nodes.yaml: line 1: cannot unmarshal !!map into []static.Row"},
+		"two documents": {"[]\n---\n[]\n", "nodes.yaml: want one YAML document"},
+		"a null row":    {"- name: a\n  addresses: [10.0.0.1]\n-\n", "nodes.yaml: line 3: is empty: remove it, or give it a value"},
+		"no YAML":       {"- name: a\n  - b: [\n", "nodes.yaml: yaml: line 1: did not find expected key"},
 		"several mistakes": {`
 - name: node-1
   addresses:
@@ -170,11 +146,6 @@ func TestMistakes(t *testing.T) {
 			`nodes.yaml[1].suffixes[1]: Invalid value: ".": is not a DNS name`,
 			`nodes.yaml[1].name: Duplicate value: "node-1"`,
 		}, ", ") + "]"},
-		"several fields": {
-			"- name: a\n  dnsname: [a]\n  shortNames: [x]\n- name: b\n  name: c\n",
-			"[nodes.yaml: line 2: field dnsname not found in type static.Row, nodes.yaml: line 3: cannot unmarshal !!seq into bool, " +
-				`nodes.yaml: line 5: mapping key "name" already defined at line 4]`,
-		},
 		"an address in two rows, in another notation": {
 			"- {name: a, addresses: [10.0.0.1, 10.0.0.1]}\n- {name: b, addresses: ['::ffff:10.0.0.1', 10.0.0.2]}\n",
 			`nodes.yaml[1]: Invalid value: "10.0.0.1": row 1 lists it too: only rows with namePattern may share names and addresses`,
@@ -185,37 +156,131 @@ func TestMistakes(t *testing.T) {
 				`nodes.yaml[1]: Invalid value: "b.test": row 1 lists it too: only rows with namePattern may share names and addresses]`,
 		},
 		"both names": {"- {name: a, namePattern: b}\n", "nodes.yaml[0]: Required value: set either name or namePattern"},
-		"no name":    {"- dnsNames: [a]\n", "nodes.yaml[0]: Required value: set either name or namePattern"},
 		"upper case": {"- name: Node-1\n", `nodes.yaml[0].name: Invalid value: "Node-1": is not a valid Node name`},
-		"twice":      {"- name: a\n  name: b\n", `nodes.yaml: line 2: mapping key "name" already defined at line 1`},
 		"the second group is unknown": {
 			"- namePattern: 'a(?P<n>.)'\n  dnsNames: ['${n}-${x}']\n",
 			`nodes.yaml[0].dnsNames[0]: Invalid value: "${n}-${x}": use $ only in ${node}, and in ${group} for a group of the pattern`,
 		},
-		"no list": {"- name: a\n  dnsNames: b\n", "nodes.yaml: line 2: cannot unmarshal !!str `b` into []string"},
 		"bad pattern": {"- namePattern: 'a('\n  dnsNames: ['${x}']\n",
 			"nodes.yaml[0].namePattern: Invalid value: \"a(\": error parsing regexp: missing closing ): `a(`"},
-		"pattern that breaks anchors": {"- namePattern: 'a)|(?:b'\n",
-			"nodes.yaml[0].namePattern: Invalid value: \"a)|(?:b\": error parsing regexp: unexpected ): `a)|(?:b`"},
 		"group named node": {"- namePattern: '(?P<node>a)b'\n",
 			`nodes.yaml[0].namePattern: Invalid value: "(?P<node>a)b": ${node} stands for the whole name: use another name for the group`},
 		"pattern twice":    {"- namePattern: a+\n- namePattern: a+\n", `nodes.yaml[1].namePattern: Duplicate value: "a+"`},
-		"IPv6 all":         {"- {name: a, addresses: ['::/0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::/0": is too wide: /8 is the widest`},
-		"half of IPv4":     {"- {name: a, addresses: [0.0.0.0/1]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "0.0.0.0/1": is too wide: /8 is the widest`},
 		"all IPv4, mapped": {"- {name: a, addresses: ['::ffff:0:0/96']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/96": is too wide: /8 is the widest`},
-		"more, mapped":     {"- {name: a, addresses: ['::ffff:0:0/64']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "::ffff:0:0/64": has bits beyond the prefix: want ::/64`},
 		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
 		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "fd00::1%eth0": is not an IP address`},
-		"no CIDR":          {"- {name: a, addresses: [10.0.0.0/33]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.0/33": is not a CIDR`},
 	} {
-		t.Run(name, func(t *testing.T) {
-			source, err := Parse([]byte(test.text))
-			if err == nil || source != nil {
-				t.Fatalf("is %+v, %v", source, err)
+		source, err := Parse([]byte(test.text))
+		if diff := cmp.Diff(test.want, fmt.Sprint(err)); diff != "" || source != nil {
+			t.Errorf("%s: %+v (-want +got):\n%s", name, source, diff)
+		}
+	}
+}
+
+// step is a change of a ConfigMap, and what follows from it.
+type step struct {
+	what     string
+	do       func(*ConfigMap)
+	lookup   string // the prefix of a lookup's error; empty if the row answers
+	event    string // the prefix of the Event; empty if there is none
+	mistakes float64
+}
+
+// version has the source read a version of the ConfigMap. Without a UID there is no ConfigMap.
+func version(uid types.UID, text string) func(*ConfigMap) {
+	return func(source *ConfigMap) {
+		var objs []*corev1.ConfigMap
+		if uid != "" {
+			meta := metav1.ObjectMeta{Namespace: "ns", Name: "nodes", UID: uid}
+			objs = append(objs, &corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{nodesKey: text}})
+		}
+		source.configMap.Fake(nil, objs...)
+		if uid == "" {
+			source.configMap.OnSync()
+		} else {
+			source.configMap.OnChange(nil, nil)
+		}
+	}
+}
+
+// fails has the source fail to read the ConfigMap.
+func fails(err error) func(*ConfigMap) {
+	return func(source *ConfigMap) { source.configMap.Fake(err) }
+}
+
+// TestLastGoodListStaysInUse checks when the last good version answers, and when no version does. Mistakes are reported
+// once: in an Event of bounded length about the ConfigMap, in the log, and as a number. A good list is no news.
+func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it reads a metric of the whole process
+	const (
+		good    = "[{name: a}]"
+		oops    = "ConfigMap ns/nodes: nodes.yaml: line 1: cannot unmarshal !!str `oops` into []static.Row"
+		missing = "ConfigMap ns/nodes does not exist: create it with a list of rows under nodes.yaml"
+		invalid = "Warning StaticListInvalid the list is rejected, and "
+		gone    = "Warning StaticListMissing the list is rejected, and no row is in use: "
+		none    = invalid + "no row is in use: nodes.yaml"
+		kept    = invalid + "the last good version stays in use: nodes.yaml"
+		fine    = "Normal StaticListRead all rows are in use"
+	)
+	two := `[0].name: Invalid value: "A": is not a valid Node name; nodes.yaml[1].addresses[0]: Invalid value: "x": is not an IP address`
+	many := ""
+	for i := range 300 {
+		many += fmt.Sprintf("- name: %s%d\n", strings.Repeat("X", 300), i)
+	}
+	forbidden := apierrors.NewForbidden(corev1.Resource("configmaps"), "nodes", errors.New("no"))
+	for _, steps := range [][]step{{
+		{"not read", func(*ConfigMap) {}, "ConfigMap ns/nodes: not read yet", "", 0},
+		{"good", version("1", good), "", "", 0},
+		{"bad", version("1", "oops"), "", kept + ": line 1: ", 1},
+		{"good again", version("1", good), "", fine, 0},
+		{"unreachable", fails(errors.New("down")), "ConfigMap ns/nodes: down", "", 0},
+		{"forbidden", fails(forbidden), `ConfigMap ns/nodes: configmaps "nodes" is forbidden: no`, gone + "it can't be read: ", 1},
+		{"bad when it can be read again", version("1", "oops"), "", kept, 1},
+		{"another ConfigMap, which is bad", version("2", "oops"), oops, none, 1},
+		{"good once more", version("2", good), "", fine, 0},
+		{"deleted", version("", ""), missing, gone + missing, 1},
+	}, {
+		{"bad", version("1", "oops"), oops, none + ": line 1: cannot unmarshal !!str `oops` into []static.Row", 1},
+		{"the same mistake", version("1", "oops # again"), oops, "", 1},
+		{"two mistakes", version("1", "- name: A\n- name: b\n  addresses: [x]\n"), "ConfigMap ns/nodes: [nodes.yaml[0].name: ", none + two, 2},
+		{"good", version("1", good), "", fine, 0},
+		{"another good one", version("1", good+" # again"), "", "", 0},
+		{"many mistakes", version("1", many), "", kept + "[0].name: Invalid value: ", 300},
+		{"no rows", version("1", "[]"), "-", fine, 0},
+	}} {
+		logged, told, recorder := 0, 0, events.NewFakeRecorder(10)
+		log := funcr.New(func(_, line string) { logged += strings.Count(line, "Refused static inventory") }, funcr.Options{})
+		source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, log)
+		if err != nil {
+			t.Fatal(err)
+		}
+		source.Changed = func(string, ...san.SAN) { told++ }
+		source.Reporter = report.New(recorder, clock.RealClock{})
+		for _, step := range steps {
+			told, logged = 0, 0
+			step.do(source)
+			entry, err := source.Lookup(t.Context(), "a", nil)
+			if (entry == nil) != (step.lookup != "") || err != nil && !strings.HasPrefix(err.Error(), step.lookup) {
+				t.Errorf("%s: entry %v, error %v, want %q", step.what, entry, err, step.lookup)
 			}
-			if diff := cmp.Diff(test.want, err.Error()); diff != "" {
-				t.Errorf("-want +got:\n%s", diff)
+			event, problem := "", strings.HasPrefix(step.event, "Warning")
+			if len(recorder.Events) > 0 {
+				event = <-recorder.Events
 			}
-		})
+			if !strings.HasPrefix(event, step.event) || step.event == "" && event != "" || len(event) > 1100 || (logged == 1) != problem {
+				t.Errorf("%s: logged %d times, Event of %d bytes %q, want %q", step.what, logged, len(event), event, step.event)
+			}
+			if read := source.configMap.Err() == nil; (told == 1) != read {
+				t.Errorf("%s: told %d times of a change", step.what, told)
+			}
+			number := &dto.Metric{}
+			if err := refusedRows.Write(number); err != nil || number.GetGauge().GetValue() != step.mistakes {
+				t.Errorf("%s: %v mistakes, error %v, want %v", step.what, number.GetGauge().GetValue(), err, step.mistakes)
+			}
+		}
+		ended, end := context.WithCancel(t.Context())
+		end()
+		if err := source.Start(ended); err != nil {
+			t.Error(err)
+		}
 	}
 }
