@@ -3,16 +3,15 @@ package plugin
 import (
 	"bytes"
 	"cmp"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -33,8 +32,9 @@ import (
 	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/docs"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // fixedNow is when commands run in tests.
@@ -84,26 +84,15 @@ func executeJSON(t testing.TB, c *cluster, into any, args ...string) error {
 	return err
 }
 
+type request = certificatesv1.CertificateSigningRequest
+
 // requestOf returns a sound request of a bootstrap token for the client certificate of node a. mods change it.
-func requestOf(t testing.TB, name string, mods ...func(*certificatesv1.CertificateSigningRequest)) *certificatesv1.CertificateSigningRequest {
+func requestOf(t testing.TB, name string, mods ...func(*request)) *request {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
-	der, err := x509.CreateCertificateRequest(rand.Reader, template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), CreationTimestamp: *at(-5 * time.Minute)},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}), Username: "system:bootstrap:abcdef",
-			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName, Groups: []string{"system:bootstrappers:one", "system:authenticated"},
-			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
-	}
+	obj := kit.NodeRequest(t, "a", func(obj *request) {
+		obj.ObjectMeta = metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name), CreationTimestamp: *at(-5 * time.Minute)}
+		obj.Spec.Username, obj.Spec.Groups = "system:bootstrap:abcdef", []string{"system:bootstrappers:one", "system:authenticated"}
+	})
 	for _, mod := range mods {
 		if mod != nil {
 			mod(obj)
@@ -112,7 +101,15 @@ func requestOf(t testing.TB, name string, mods ...func(*certificatesv1.Certifica
 	return obj
 }
 
-type request = certificatesv1.CertificateSigningRequest
+// contains fails unless text contains all parts.
+func contains(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("%q is not in:\n%s", part, text)
+		}
+	}
+}
 
 // event returns an Event about obj that says that by has written it.
 func event(obj *request, by, reason, message string, after time.Duration) *corev1.Event {
@@ -158,10 +155,8 @@ func TestApprove(t *testing.T) {
 	}
 	byAlice := func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil }
 	onlySigns := func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }
-	foreign := func(obj *request) { obj.Spec.SignerName = "example.com/a" }
 	unknownUsage := func(obj *request) {
-		foreign(obj)
-		obj.Spec.Usages = []certificatesv1.KeyUsage{"x"}
+		obj.Spec.SignerName, obj.Spec.Usages = "example.com/a", []certificatesv1.KeyUsage{"x"}
 	}
 	leaving := func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} }
 	for name, test := range map[string]struct {
@@ -173,30 +168,24 @@ func TestApprove(t *testing.T) {
 		// noRight forbids to read the block list.
 		noRight bool
 	}{
-		"yes":               {args: "r", input: "y\n"},
-		"--yes":             {},
-		"no":                {args: "r", input: "n\n", want: "you did not confirm it"},
-		"no answer":         {args: "r", want: "you did not confirm it"},
-		"node":              {args: "--node a", input: "y\n"},
-		"node, a stranger":  {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
-		"name, a stranger":  {mod: byAlice},
-		"blocked":           {more: blockList, want: "NodeBlocked: the block list"},
-		"no list":           {more: blockList, args: "r --yes --block-list="},
-		"another list":      {more: blockList, args: "r --yes --block-list=a/b"},
-		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
-		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
-		"another signer":    {mod: foreign},
-		"a group of ours":   {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }, want: "(SubjectNotPermitted)"},
-		"unknown usage":     {mod: unknownUsage, want: "(UsagesNotPermitted)"},
-		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
-		"being deleted":     {mod: leaving, want: "the request is being deleted"},
-		"denied":            {mod: decidedAs(certificatesv1.CertificateDenied), want: "the request is already denied"},
-		"approved":          {mod: decidedAs(certificatesv1.CertificateApproved), want: "the request is already approved"},
-		"an Event approves": {mod: onlySigns, more: event(requestOf(t, "r"), approverName, "AutoApproved", "", 0), want: "the signer would refuse"},
+		"no":               {args: "r", input: "n\n", want: "you did not confirm it"},
+		"node":             {args: "--node a", input: "y\n"},
+		"node, a stranger": {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
+		"blocked":          {more: blockList, want: "NodeBlocked: the block list"},
+		"no list":          {more: blockList, args: "r --yes --block-list="},
+		"an unknown list":  {noRight: true, want: "it is unknown whether the node is blocked"},
+		"wrong usages":     {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
+		"a group of ours":  {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }, want: "(SubjectNotPermitted)"},
+		"unknown usage":    {mod: unknownUsage, want: "(UsagesNotPermitted)"},
+		"no payload":       {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
+		"being deleted":    {mod: leaving, want: "the request is being deleted"},
+		"denied":           {mod: decidedAs(certificatesv1.CertificateDenied), want: "the request is already denied"},
+		"approved":         {mod: decidedAs(certificatesv1.CertificateApproved), want: "the request is already approved"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			objs := []runtime.Object{requestOf(t, "r", test.mod)}
+			obj := requestOf(t, "r", test.mod)
+			objs := []runtime.Object{obj, event(obj, approverName, "NotAuthorized", "m\x1b\u202e", -time.Minute)}
 			if test.more != nil {
 				objs = append(objs, test.more)
 			}
@@ -207,6 +196,12 @@ func TestApprove(t *testing.T) {
 			before := storedApproval(t, api)
 			out, aside, err := execute(t, c, test.input, append([]string{"approve"}, strings.Fields(cmp.Or(test.args, "r --yes"))...)...)
 			stored := storedApproval(t, api)
+			if strings.ContainsAny(out+aside, "\x1b\u202e") {
+				t.Errorf("text of others controls the terminal: %q", out+aside)
+			}
+			if !test.noRight && test.want != "(Malformed)" { // also with --yes
+				contains(t, aside, `"CN=system:node:a,O=system:nodes"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago")
+			}
 			if test.want == "" {
 				if err != nil || stored == nil || stored.Reason != approvedByHand || out != "r  approved\n" {
 					t.Errorf("error %v, stored %+v:\n%s%s", err, stored, out, aside)
@@ -225,23 +220,6 @@ func TestApprove(t *testing.T) {
 func decidedAs(kind certificatesv1.RequestConditionType) func(*request) {
 	return func(obj *request) {
 		csr.AddCondition(obj, kind, "AutoApproved", "m", fixedNow.Add(-time.Minute))
-	}
-}
-
-// Who approves sees every name, and text of others cannot control the terminal.
-func TestApproveShowsTheFacts(t *testing.T) {
-	t.Parallel()
-	obj := requestOf(t, "r", func(obj *request) { obj.Spec.Username = "x\x1b[31m\n" })
-	c, _ := clusterOf(t, []runtime.Object{obj, event(obj, approverName, "NotAuthorized", "m\x1b\u202e", -time.Minute)})
-	_, aside, _ := execute(t, c, "", "approve", "r")
-	_, silent, _ := execute(t, c, "", "approve", "r", "--yes")
-	if facts, _, _ := strings.Cut(aside, "\nApprove 1 of 1"); !strings.Contains(silent, facts) {
-		t.Errorf("--yes does not show the facts:\n%s", silent)
-	}
-	contains(t, aside, `"CN=system:node:a,O=system:nodes"`, `"x\x1b[31m\n"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago",
-		"Approve 1 of 1 requests? [y/N] ")
-	if strings.ContainsAny(aside, "\x1b\u202e") {
-		t.Errorf("%q", aside)
 	}
 }
 
@@ -300,9 +278,7 @@ func TestNextStep(t *testing.T) {
 	alive := lease(defaultNamespace, "csr-controller-manager", -2*time.Second)
 	obj, approved := requestOf(t, "r"), requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
 	denied := requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied))
-	issued := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) { obj.Status.Certificate = []byte("x") })
 	refused := requestOf(t, "r", func(obj *request) { obj.Spec.Usages = nil })
-	custom := requestOf(t, "r", func(obj *request) { obj.Spec.SignerName = "example.com/a" })
 	const noManager, noRule, noSigner = "No manager renews its Lease", "no rule of a manager is for this signer", "no manager serves this signer"
 	const bind = "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one " +
 		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"
@@ -314,22 +290,12 @@ func TestNextStep(t *testing.T) {
 		want    string
 		command string
 	}{
-		"no manager":     {obj, nil, noManager, ""},
-		"ended manager":  {obj, objects{lease("kube-system", "csr-controller-manager", -time.Hour)}, noManager, ""},
-		"foreign Lease":  {obj, objects{lease("kube-system", "kube-scheduler", 0)}, noManager, ""},
-		"nothing said":   {obj, objects{alive}, noRule, "kubectl csr approve r"},
-		"not signed":     {approved, objects{alive}, noSigner, ""},
-		"NotAuthorized":  {obj, objects{alive, said(approverName, "NotAuthorized", 0)}, "If the requester should join nodes", bind},
-		"an old Event":   {obj, objects{alive, said(approverName, "NotAuthorized", -2*time.Hour)}, noRule, "kubectl csr approve r"},
-		"before":         {approved, objects{alive, said(signerName, "CAMissing", -2*time.Minute)}, noSigner, ""},
-		"dry run":        {obj, objects{alive, said(approverName, "WouldApprove", 0)}, "remove the controller from dryRun", ""},
-		"unknown reason": {obj, objects{alive, said(approverName, "Other", 0)}, "Do what the manager's Event says.", ""},
-		"rule":           {custom, objects{alive, said(approverName, "NotAuthorized", 0)}, "Do what the manager's Event says.", ""},
-		"denied":         {denied, nil, "Correct what the condition names", ""},
-		"issued":         {issued, nil, "Nothing to do", ""},
-		"CA": {
-			approved, objects{alive, said(signerName, "CAMissing", 0), said(approverName, "NotAuthorized", 0)}, "Create the Secret or the files", "",
-		},
+		"ended manager": {obj, objects{lease("kube-system", "csr-controller-manager", -time.Hour)}, noManager, ""},
+		"nothing said":  {obj, objects{alive}, noRule, "kubectl csr approve r"},
+		"NotAuthorized": {obj, objects{alive, said(approverName, "NotAuthorized", 0)}, "If the requester should join nodes", bind},
+		"before":        {approved, objects{alive, said(signerName, "CAMissing", -2*time.Minute)}, noSigner, ""},
+		"dry run":       {obj, objects{alive, said(approverName, "WouldApprove", 0)}, "remove the controller from dryRun", ""},
+		"denied":        {denied, nil, "Correct what the condition names", ""},
 		"refused": {
 			refused, objects{alive, said(approverName, "NotAuthorized", 0)}, "The signer would refuse the request (SignerValidationFailure)", "",
 		},
@@ -341,6 +307,7 @@ func TestNextStep(t *testing.T) {
 	}
 }
 
+// TestExplain adds to what test/manager shows: the newest request of a node, one that does not exist, JSON, and missing rights.
 func TestExplain(t *testing.T) {
 	t.Parallel()
 	byAlice := requestOf(t, "alices", func(obj *request) { obj.Spec.Username, obj.Spec.Groups, obj.CreationTimestamp = "alice", nil, *at(0) })
@@ -348,47 +315,56 @@ func TestExplain(t *testing.T) {
 		requestOf(t, "r"), requestOf(t, "older", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), byAlice,
 		lease(defaultNamespace, "csr-approver", -time.Second),
 	})
-	var node struct {
-		Requests []struct{ Name, State, Node string }
-	}
-	if err := executeJSON(t, c, &node, "explain", "--node", "a"); err != nil || len(node.Requests) != 1 || node.Requests[0].Name != "r" {
-		t.Errorf("error %v: %+v", err, node)
-	}
-	for args, parts := range map[string][]string{
-		"--node a": {`CertificateSigningRequest "r": Pending`, `csr-approver, held by "pod-1", renewed 1s ago`},
-		"--node b": {`There is no request for node "b".`},
-		"r":        {`CertificateSigningRequest "r": Pending`},
-	} {
-		out, _, err := execute(t, c, "", append([]string{"explain"}, strings.Fields(args)...)...)
-		contains(t, out, parts...)
-		if err != nil {
-			t.Errorf("%s: error %v", args, err)
-		}
-	}
-	var e struct {
+	type explained struct {
 		Name, State, Node, NextStep string
 		Leaders                     []leader
 	}
-	if err := executeJSON(t, c, &e, "explain", "r"); err != nil || e.Name != "r" || e.State != "Pending" || e.Node != "a" || e.NextStep == "" || len(e.Leaders) != 1 {
+	var node struct{ Requests []explained }
+	if err := executeJSON(t, c, &node, "explain", "--node", "a"); err != nil || len(node.Requests) != 1 || node.Requests[0].Name != "r" {
+		t.Errorf("error %v: %+v", err, node)
+	}
+	var e explained
+	if err := executeJSON(t, c, &e, "explain", "r"); err != nil || e.State != "Pending" || e.Node != "a" || e.NextStep == "" || len(e.Leaders) != 1 {
 		t.Errorf("error %v: %+v", err, e)
+	}
+	if out, _, err := execute(t, c, "", "explain", "--node", "b"); err != nil || !strings.Contains(out, `There is no request for node "b".`) {
+		t.Errorf("error %v:\n%s", err, out)
 	}
 	if _, _, err := execute(t, c, "", "explain", "none"); err == nil || !strings.HasPrefix(err.Error(), `there is no CertificateSigningRequest "none": `) {
 		t.Errorf("error %v", err)
 	}
 	forbid(api, "list", "*")
 	out, _, err := execute(t, c, "", "explain", "r")
-	contains(t, out, "unknown       list events", "unknown       list leases")
+	contains(t, out, `CertificateSigningRequest "r": Pending`, "unknown       list events", "unknown       list leases")
 	if err != nil {
 		t.Errorf("error %v", err)
 	}
 }
 
-// contains fails unless text contains all parts.
-func contains(t *testing.T, text string, parts ...string) {
+// checkBundles checks the verdict about the ClusterTrustBundles of a signer: none, one without the CA, and one more with it.
+func checkBundles(t *testing.T, c *cluster) {
 	t.Helper()
-	for _, part := range parts {
-		if !strings.Contains(text, part) {
-			t.Errorf("%q is not in:\n%s", part, text)
+	const signer = "example.com/web"
+	made := kit.IssueCA(t, "web", kit.NewKey(t), nil, time.Hour)
+	obj := requestOf(t, "web", decidedAs(certificatesv1.CertificateApproved), func(obj *request) {
+		leaf := pem.Block{Type: "CERTIFICATE", Bytes: made.Leaf(t, "leaf").Certificate[0]}
+		obj.Spec.SignerName, obj.Status.Certificate = signer, pem.EncodeToMemory(&leaf)
+	})
+	if _, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if out, _, _ := execute(t, c, "", "check", "-v"); strings.Contains(out, signer) {
+		t.Errorf("without a bundle:\n%s", out)
+	}
+	for _, bundled := range []*kit.CA{kit.IssueCA(t, "other", kit.NewKey(t), nil, time.Hour), made} {
+		want := map[bool]string{true: "ok", false: "failed"}[bundled == made]
+		bundle := &certificatesv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:web:" + want}}
+		bundle.Spec.SignerName, bundle.Spec.TrustBundle = signer, string(bundled.PEM())
+		if _, err := c.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + want + ` .*` + signer).MatchString(out) {
+			t.Errorf("not %s:\n%s", want, out)
 		}
 	}
 }
@@ -432,85 +408,115 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// checkBundles checks the verdict about the ClusterTrustBundles of a signer: none, one without the CA, and one more with it.
-func checkBundles(t *testing.T, c *cluster) {
-	t.Helper()
-	const signer = "example.com/web"
-	made, other := newCA(t, "web CA"), newCA(t, "other CA")
-	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	leaf, err := made.Issue(profile, ca.Request{PublicKey: key.Public(), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}, fixedNow)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj := requestOf(t, "web", func(obj *request) { obj.Spec.SignerName, obj.Status.Certificate = signer, leaf.PEM })
-	obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue}}
-	if _, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	for _, step := range []struct {
-		bundle *ca.Authority
-		want   string
-	}{
-		{nil, ""},
-		{other, "failed"},
-		{made, "ok"},
-	} {
-		if step.bundle != nil {
-			bundle := &certificatesv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:web:" + step.want}}
-			bundle.Spec.SignerName, bundle.Spec.TrustBundle = signer, string(step.bundle.CertificatePEM())
-			if _, err := c.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
-		out, _, _ := execute(t, c, "", "check", "-v")
-		got := ""
-		for line := range strings.Lines(out) {
-			if fields := strings.Fields(line); len(fields) > 1 && fields[0] == "ca-trusted" && strings.Contains(line, signer) {
-				got = fields[1]
-			}
-		}
-		if got != step.want {
-			t.Errorf("%q, want %q:\n%s", got, step.want, out)
-		}
-	}
-}
-
-func newCA(t *testing.T, name string) *ca.Authority {
-	t.Helper()
-	made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: 24 * time.Hour}, fixedNow)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
-}
-
 // A wrong command line is an error before anything is asked, and so is --yes for requests that nobody has named, and a missing
 // --yes where nothing is asked.
 func TestCommandLines(t *testing.T) {
 	t.Parallel()
 	c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
 	for args, want := range map[string]string{
-		"chek":                   `unknown command "chek" for "kubectl csr"`,
-		"check --bogus":          "unknown flag: --bogus",
 		"check -o xml":           "unknown output format; use json",
-		"check surplus":          `unknown command "surplus" for "kubectl csr check"`,
 		"explain":                "give the NAME of a request, or --node NODE",
-		"explain a b":            "accepts at most 1 arg(s), received 2",
 		"approve a --node b":     "give the NAME of a request, or --node NODE",
 		"approve r -o json":      "-o json asks nothing: add --yes",
 		"approve --node a --yes": "--yes needs the names of the requests",
-		"rotation status a b":    "accepts at most 1 arg(s), received 2",
 	} {
 		out, aside, err := execute(t, c, "y\n", strings.Fields(args)...)
 		if err == nil || !strings.Contains(err.Error(), want) || out+aside != "" || len(api.Actions()) > 0 {
 			t.Errorf("%s: error %v, want %q; printed %q, asked %v", args, err, want, out+aside, api.Actions())
 		}
+	}
+}
+
+// TestReasonStep wants the next step of each row of the page, and none after a success.
+func TestReasonStep(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		state        csr.State
+		reason, want string
+	}{
+		{csr.Pending, "ShapeMismatch", "Correct the client."},
+		{csr.Denied, "UsagesNotPermitted", "Request digital signature and server auth, with or without key encipherment."},
+		{csr.Approved, "UsagesNotPermitted", "Request other usages, or extend `signing.signers[].usages`."},
+		{csr.Failed, "KeyTooWeak", "Make a new request with an ECDSA P-256 key, or a longer RSA key."},
+		{csr.Pending, "Malformed", "Delete the request."},
+		{csr.Approved, "Malformed", "Delete the request."},
+		{csr.Pending, "KeyTooWeak", ""},
+		{csr.Approved, "ShapeMismatch", ""},
+		{csr.Approved, "CALoaded", ""},
+		{csr.Pending, "WouldDeny", "The manager is in a dry run"},
+		{csr.Pending, "RightsMissing", ""},
+		{csr.Pending, "", ""},
+	} {
+		if got := reasonStep(test.state, test.reason); !strings.HasPrefix(got, test.want) || test.want == "" && got != "" {
+			t.Errorf("%s, %q: %q, want %q", test.state, test.reason, got, test.want)
+		}
+	}
+	section, rows := "", 0
+	for line := range strings.Lines(docs.Reasons) {
+		if title, found := strings.CutPrefix(line, "## "); found {
+			section = strings.TrimSpace(title)
+		}
+		if !strings.HasPrefix(line, "| `") || !slices.Contains([]string{"Approver", "Approver and signer", "Signer"}, section) {
+			continue
+		}
+		rows++
+		cells := strings.Split(strings.Trim(line, "| \n"), " | ")
+		if len(cells) != 3 || nextSteps()[section+"/"+strings.Trim(cells[0], "`")] != cells[2] {
+			t.Errorf("this row of section %s has not three cells, or is not found: %s", section, line)
+			continue
+		}
+		for _, text := range cells[1:] {
+			if strings.Count(text, ". ") > 1 || !strings.HasSuffix(text, ".") {
+				t.Errorf("want one or two sentences: %q", text)
+			}
+		}
+	}
+	if rows < 40 {
+		t.Errorf("only %d rows", rows)
+	}
+}
+
+// camelCase matches a string literal that looks like a reason of two or more words.
+var camelCase = regexp.MustCompile(`"((?:[A-Z]+[a-z]+){2,}|[A-Z]{2,}[a-z]+\w*)"`)
+
+// noReasons lists literals in the code that look like a reason and are not one.
+var noReasons = []string{
+	"ControllerManagerConfiguration", "ServiceAccount", "ConfigMap", "NodeLookup", "WithRoot", "CheckRights",
+	"NotSigned", "TrustProbe", // records of the audit log
+	"DestroyRetiring", "DropCandidate", "MakeCandidate", "RestoreSigning", "SwapBack", "TakeCandidate", // steps of a rotation
+	"NotAsked", "NotConfirmed", "NotProven", "NotPublished", // conditions of a SigningAuthority
+}
+
+// TestEveryReasonInTheCodeHasARow finds a reason in the controllers and public packages that docs/reference/reasons.md
+// does not explain.
+func TestEveryReasonInTheCodeHasARow(t *testing.T) {
+	found := 0
+	for _, folder := range []string{"controllers", "pkg"} {
+		err := filepath.WalkDir(filepath.Join("..", "..", folder), func(path string, _ os.DirEntry, err error) error {
+			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(path)
+			for line := range strings.Lines(string(source)) {
+				if strings.HasPrefix(strings.TrimSpace(line), "//") {
+					continue
+				}
+				for _, match := range camelCase.FindAllStringSubmatch(line, -1) {
+					if slices.Contains(noReasons, match[1]) {
+						continue
+					}
+					if found++; !strings.Contains(docs.Reasons, "| `"+match[1]+"` |") {
+						t.Errorf("%s: docs/reference/reasons.md has no row for %q; add one, or add it to noReasons if it is no reason", path, match[1])
+					}
+				}
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found < 40 {
+		t.Errorf("only %d reasons found in the code", found)
 	}
 }

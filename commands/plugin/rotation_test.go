@@ -3,6 +3,7 @@ package plugin
 import (
 	"errors"
 	"flag"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -185,27 +186,17 @@ func TestRotationDone(t *testing.T) {
 		before, now *status
 		want        string // no, yes, or an error
 	}{
-		"start, preparing":             {completed, preparing, "no"},
 		"start, prepared":              {completed, prepared, "yes"},
-		"start, rolled back":           {completed, completed, "the new CA does not sign: the rotation was rolled back meanwhile"},
 		"complete, under way":          {prepared, &status{Phase: v1alpha1.Completing, Signing: candidate(), Retiring: signing()}, "no"},
 		"complete, done":               {prepared, &status{Phase: v1alpha1.Completed, Signing: candidate(), LastRetired: signing()}, "yes"},
-		"complete, and started again":  {prepared, &status{Phase: v1alpha1.Preparing, Signing: candidate(), LastRetired: signing()}, "yes"},
-		"complete, of the other CA":    {prepared, &status{Phase: v1alpha1.Completed, Signing: signing(), LastRetired: candidate()}, "no"},
 		"complete, stopped":            {prepared, stopped, "it is stopped"},
 		"rollback, preparing":          {preparing, preparing, "no"},
 		"rollback, candidate gone":     {preparing, completed, "yes"},
-		"rollback, switched first":     {preparing, prepared, "no"},
 		"rollback, switched and back":  {preparing, swapped, "yes"},
-		"rollback, under way":          {prepared, &status{Phase: v1alpha1.Prepared, Intent: "SwapBack", Signing: candidate(), Retiring: signing()}, "no"},
 		"rollback, swapped":            {prepared, swapped, "yes"},
 		"confirm, as soon as accepted": {preparing, preparing, "yes"},
-		"accept, as soon as accepted":  {prepared, prepared, "yes"},
-		"attest, as soon as accepted":  {prepared, prepared, "yes"},
 		"wait, in use":                 {inUse, inUse, "no"},
 		"wait, accepted":               {inUse, accepted, "yes"},
-		"wait, not in use":             {prepared, prepared, "yes"},
-		"wait, another phase":          {inUse, completed, "yes"},
 	} {
 		now := authority("cluster", *test.now)
 		r := followerOf(t, v1alpha1.Operation(strings.Split(name, ",")[0]), authority("cluster", *test.before), now)
@@ -250,14 +241,10 @@ func TestRotationAnswer(t *testing.T) {
 		answered    bool
 		err         string
 	}{
-		"the status is gone":            {refused, nil, "", false, ""},
 		"not picked up":                 {nil, nil, v1alpha1.OperationStart, false, ""},
 		"the annotation is there":       {nil, refused, v1alpha1.OperationStart, false, ""},
 		"nothing but an earlier result": {refused, refused, "", false, ""},
 		"accepted":                      {refused, result(v1alpha1.OperationStart, v1alpha1.Accepted, 1000), "", true, ""},
-		"refused":                       {nil, refused, "", false, "because"},
-		"refused again":                 {refused, result(v1alpha1.OperationStart, v1alpha1.Refused, time.Microsecond), "", false, "because"},
-		"another one followed":          {refused, result(v1alpha1.OperationRollback, v1alpha1.Accepted, 1000), "", false, "and then rotation rollback was requested"},
 	} {
 		before := authority("cluster", v1alpha1.SigningAuthorityStatus{LastOperation: test.before})
 		r, now := followerOf(t, v1alpha1.OperationStart, before), *before.DeepCopy()
@@ -270,14 +257,30 @@ func TestRotationAnswer(t *testing.T) {
 	}
 }
 
-// TestRotationOfAnotherObject checks that another object of the same name is not the one that was asked.
-func TestRotationOfAnotherObject(t *testing.T) {
+// TestRotationFindsTheAuthority checks the names on the command line, and that another object of the same name is not the one that
+// was asked.
+func TestRotationFindsTheAuthority(t *testing.T) {
 	t.Parallel()
-	now := authority("cluster", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Prepared})
-	now.UID = "2"
-	for _, objs := range [][]v1alpha1.SigningAuthority{{now}, nil} {
-		r := followerOf(t, v1alpha1.OperationStart, authority("cluster", v1alpha1.SigningAuthorityStatus{}), objs...)
-		if done, err := r.observe(t.Context()); done || err == nil || !strings.Contains(err.Error(), "was deleted") {
+	a, b := authority("a", v1alpha1.SigningAuthorityStatus{}), authority("b", v1alpha1.SigningAuthorityStatus{})
+	for args, test := range map[string]struct {
+		objs []v1alpha1.SigningAuthority
+		want string
+	}{
+		"start":            {nil, "there is no SigningAuthority: create one"},
+		"start ":           {[]v1alpha1.SigningAuthority{a, b}, "there are 2 SigningAuthorities: add the name of one: a, b"},
+		"start c":          {[]v1alpha1.SigningAuthority{a, b}, `there is no SigningAuthority "c"`},
+		"complete a --yes": {[]v1alpha1.SigningAuthority{a, b}, "rotation complete is refused: the phase is New; allowed now: "},
+	} {
+		c, _ := clusterOf(t, nil, test.objs...)
+		_, _, err := execute(t, c, "", append([]string{"rotation"}, strings.Fields(args)...)...)
+		if err == nil || !strings.Contains(err.Error(), test.want) {
+			t.Errorf("%s: error %v, want %q", args, err, test.want)
+		}
+	}
+	again := a
+	again.UID = "2"
+	for _, objs := range [][]v1alpha1.SigningAuthority{{again}, nil} {
+		if done, err := followerOf(t, v1alpha1.OperationStart, a, objs...).observe(t.Context()); done || !strings.Contains(fmt.Sprint(err), "was deleted") {
 			t.Errorf("done %t, error %v", done, err)
 		}
 	}
@@ -297,24 +300,4 @@ func TestRotationMeaning(t *testing.T) {
 		text += aside + "\n"
 	}
 	golden(t, filepath.Join("testdata", "rotation", "meaning.txt"), text)
-}
-
-// TestRotationFindsTheAuthority checks the names on the command line.
-func TestRotationFindsTheAuthority(t *testing.T) {
-	t.Parallel()
-	two := []v1alpha1.SigningAuthority{authority("a", v1alpha1.SigningAuthorityStatus{}), authority("b", v1alpha1.SigningAuthorityStatus{})}
-	for want, test := range map[string]struct {
-		objs []v1alpha1.SigningAuthority
-		args []string
-	}{
-		"there is no SigningAuthority: create one":                      {nil, []string{"start"}},
-		"there are 2 SigningAuthorities: add the name of one: a, b":     {two, []string{"start"}},
-		`there is no SigningAuthority "c"`:                              {two, []string{"start", "c"}},
-		"rotation complete is refused: the phase is New; allowed now: ": {two, []string{"complete", "a", "--yes"}},
-	} {
-		c, _ := clusterOf(t, nil, test.objs...)
-		if _, _, err := execute(t, c, "", append([]string{"rotation"}, test.args...)...); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%v: error %v, want %q", test.args, err, want)
-		}
-	}
 }
