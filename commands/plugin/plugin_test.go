@@ -435,10 +435,8 @@ func TestReasonStep(t *testing.T) {
 		reason, want string
 	}{
 		{csr.Pending, "ShapeMismatch", "Correct the client."},
-		{csr.Denied, "UsagesNotPermitted", "Request digital signature and server auth, with or without key encipherment."},
 		{csr.Approved, "UsagesNotPermitted", "Request other usages, or extend `signing.signers[].usages`."},
 		{csr.Failed, "KeyTooWeak", "Make a new request with an ECDSA P-256 key, or a longer RSA key."},
-		{csr.Pending, "Malformed", "Delete the request."},
 		{csr.Approved, "Malformed", "Delete the request."},
 		{csr.Pending, "KeyTooWeak", ""},
 		{csr.Approved, "ShapeMismatch", ""},

@@ -304,7 +304,6 @@ var (
 	oidUserID           = asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}
 	oidSAN              = asn1.ObjectIdentifier{2, 5, 29, 17}
 	oidBasicConstraints = asn1.ObjectIdentifier{2, 5, 29, 19}
-	oidKeyUsage         = asn1.ObjectIdentifier{2, 5, 29, 15}
 	oidExtensionRequest = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 14}
 	oidChallenge        = asn1.ObjectIdentifier{1, 2, 840, 113549, 1, 9, 7}
 )

@@ -94,7 +94,10 @@ func TestTrim(t *testing.T) {
 		if got := csr.Trimmed(transformed(csr.Trim{}, test.obj)); got != test.trimmed {
 			t.Errorf("%s: trimmed: %t, want %t", name, got, test.trimmed)
 		}
-		t.Run(name, func(t *testing.T) { checkTrimmed(t, test.obj) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkTrimmed(t, test.obj)
+		})
 	}
 }
 

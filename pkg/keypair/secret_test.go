@@ -2,7 +2,6 @@ package keypair
 
 import (
 	"bytes"
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -12,7 +11,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"math/big"
 	"reflect"
@@ -201,8 +199,7 @@ func TestRoundTrip(t *testing.T) {
 	}
 }
 
-// link is a CA for a key, in PEM. The key is computed from its name, so that the inputs of fuzz targets mean the same in each
-// run. It protects nothing.
+// link is a CA for a key, in PEM. The key is computed from its name, so that two CAs can share it. It protects nothing.
 type link struct {
 	key    *ecdsa.PrivateKey
 	cert   *x509.Certificate
@@ -222,18 +219,11 @@ func newLink(name string, parent *link) *link {
 		parent = &link{key: key, cert: template}
 		template.NotAfter = template.NotAfter.Add(time.Hour)
 	}
-	der := must(x509.CreateCertificate(rand.Reader, template, parent.cert, key.Public(), repeatable{parent.key}))
+	der := must(x509.CreateCertificate(rand.Reader, template, parent.cert, key.Public(), parent.key))
 	return &link{
 		key: key, cert: must(x509.ParseCertificate(der)), pem: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
 		keyPEM: pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}),
 	}
-}
-
-// repeatable signs without random bytes, as RFC 6979 does, so that a certificate is the same in each run.
-type repeatable struct{ *ecdsa.PrivateKey }
-
-func (r repeatable) Sign(_ io.Reader, digest []byte, opts crypto.SignerOpts) ([]byte, error) {
-	return r.PrivateKey.Sign(nil, digest, opts)
 }
 
 // TestRootsComeAlong checks that an intermediate CA is adopted with the root from ca.crt, and that no reader refuses

@@ -37,13 +37,15 @@ func notMeantFor() map[string]row {
 // with returns rows, and a row for each kind of content that is not allowed.
 func with(rows map[string]row, allowed ...string) map[string]row {
 	for kind, ask := range map[string]change{
-		"names": names("api.shop.svc"), "addresses": address, "emails": email, "uris": uris("spiffe://a/b"), "commonName": common("web"), "organizations": orgs("shop"),
+		"names": names("api.shop.svc"), "addresses": address, "emails": email, "uris": uris("spiffe://a/b"),
+		"commonName": common("web"), "organizations": orgs("shop"),
 	} {
 		if !slices.Contains(allowed, kind) {
 			rows[kind] = but("the rule does not allow "+kind, ask)
 		}
 	}
-	rows["other attribute"], rows["unknown attribute"], rows["extension"] = but(unexpectedUnit, unit), but(unexpectedAttribute, unknownAttribute), but(unexpectedExtension, extension)
+	rows["other attribute"], rows["unknown attribute"] = but(unexpectedUnit, unit), but(unexpectedAttribute, unknownAttribute)
+	rows["extension"] = but(unexpectedExtension, extension)
 	return rows
 }
 
