@@ -16,9 +16,6 @@ import (
 
 	gocmp "github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -33,19 +30,11 @@ func certificateOf(node, signerName, keyID string, notBefore time.Duration, life
 	return ledger.Certificate{Node: node, Signer: signerName, KeyID: keyID, NotBefore: now.Add(notBefore), NotAfter: now.Add(notBefore + lifetime)}
 }
 
-// shard returns a ConfigMap with certificates of nodes.
-func (w *world) shard(name string) *corev1.ConfigMap {
-	w.t.Helper()
-	obj := &corev1.ConfigMap{}
-	w.succeed(client.IgnoreNotFound(w.Get(w.t.Context(), types.NamespacedName{Namespace: "ns", Name: name}, obj)))
-	return obj
-}
-
 // read returns the stored certificates of nodes, without those that can't be read.
 func (w *world) read() (all []ledger.Certificate) {
 	w.t.Helper()
 	for _, name := range ledger.NodesNames("ca") {
-		for node, text := range w.shard(name).Data {
+		for node, text := range w.configMap(name).Data {
 			var bySigner map[string]ledger.Certificate
 			_ = json.Unmarshal([]byte(text), &bySigner)
 			for signerName, one := range bySigner {
@@ -98,31 +87,31 @@ func TestNodes(t *testing.T) {
 // overwritten.
 func TestABrokenShardHidesNoOther(t *testing.T) {
 	t.Parallel()
-	w, ctx := newWorld(t), t.Context()
+	w := newWorld(t)
 	flush := func(keyID string, notBefore time.Duration) error {
 		recorder := w.recorder()
 		for i := range 200 { // enough for each shard
-			recorder.Note(certificateOf(fmt.Sprintf("node-%03d", i), node, keyID, notBefore, time.Hour))
+			recorder.Note(certificateOf(fmt.Sprint("node-", i), node, keyID, notBefore, time.Hour))
 		}
-		return recorder.FlushNodes(ctx)
+		return recorder.FlushNodes(t.Context())
 	}
 	w.succeed(flush(key, 0))
-	first := w.shard(ledger.NodesNames("ca")[0])
-	before := maps.Clone(first.Data)
-	first.Data["broken"] = "broken"
-	w.succeed(w.Update(ctx, first))
-	if err := flush(other, time.Minute); err == nil || !strings.Contains(err.Error(), first.Name+": read the certificates of node broken") {
+	broken := w.configMap(ledger.NodesNames("ca")[0])
+	inBroken := len(broken.Data)
+	broken.Data["broken"] = "broken"
+	w.succeed(w.Update(t.Context(), broken))
+	if err := flush(other, time.Minute); err == nil || !strings.Contains(err.Error(), broken.Name+": read the certificates of node broken") {
 		t.Errorf("flush: %v", err)
 	}
 	stored := map[string]int{}
 	for _, one := range w.read() {
 		stored[one.KeyID]++
 	}
-	if stored[key] != len(before) || stored[other] != 200-len(before) || len(before) == 0 {
-		t.Errorf("stored %v, of which %d are in the broken ConfigMap", stored, len(before))
+	if stored[key] != inBroken || stored[other] != 200-inBroken || inBroken == 0 {
+		t.Errorf("stored %v, of which %d are in the broken ConfigMap", stored, inBroken)
 	}
-	if got := w.shard(first.Name).Data; got["broken"] != "broken" || len(got) != len(before)+1 {
-		t.Errorf("overwritten with %q", got)
+	if diff := gocmp.Diff(broken.Data, w.configMap(broken.Name).Data); diff != "" {
+		t.Errorf("overwritten: %s", diff)
 	}
 }
 
@@ -131,12 +120,11 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 func TestManyNodes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	recorder, first := w.recorder(), ledger.NodesNames("ca")[0]
-	long := strings.TrimSuffix(strings.Repeat(strings.Repeat("n", 62)+".", 4), ".")
+	recorder, long := w.recorder(), strings.Repeat(strings.Repeat("n", 61)+".", 4)
+	name := func(n int) string { return fmt.Sprintf("%05d%s", n, long) }
 	note := func(n int) {
-		name := fmt.Sprintf("%05d%s", n, long[:248])
 		for _, signerName := range []string{node, kubelet} {
-			recorder.Note(certificateOf(name, signerName, key, 0, 8760*time.Hour+time.Duration(n)*time.Second))
+			recorder.Note(certificateOf(name(n), signerName, key, 0, 8760*time.Hour+time.Duration(n)*time.Second))
 		}
 	}
 	for n := range 5000 {
@@ -146,25 +134,21 @@ func TestManyNodes(t *testing.T) {
 	if writes, got := w.writes.Load(), len(w.read()); writes != 16 || got != 10_000 {
 		t.Errorf("%d writes, read %d", writes, got)
 	}
-	inFirst := func(name string) bool { // as Note chooses the ConfigMap
-		sum := fnv.New32a()
-		_, _ = sum.Write([]byte(name))
-		return sum.Sum32()%16 == 0
-	}
 	recorder = w.recorder()
 	for n, more := 5000, 0; more < 1500; n++ {
-		if inFirst(fmt.Sprintf("%05d%s", n, long[:248])) {
+		sum := fnv.New32a() // as Note chooses the ConfigMap
+		if _, _ = sum.Write([]byte(name(n))); sum.Sum32()%16 == 0 {
 			note(n)
 			more++
 		}
 	}
 	w.succeed(recorder.FlushNodes(t.Context()))
-	stored := w.shard(first)
+	stored := w.configMap(ledger.NodesNames("ca")[0])
 	if size, err := stored.Marshal(); err != nil || len(size) > 1<<20 || len(stored.Data) != 1500 {
 		t.Errorf("%d nodes in %d bytes, error %v", len(stored.Data), len(size), err)
 	}
-	if name := slices.Min(slices.Collect(maps.Keys(stored.Data))); name < "05000" {
-		t.Errorf("%.5s is among those that end first, and was kept", name)
+	if first := slices.Min(slices.Collect(maps.Keys(stored.Data))); first < "05000" {
+		t.Errorf("%.5s is among those that end first, and was kept", first)
 	}
 }
 

@@ -60,9 +60,9 @@ func checkBundle(t *testing.T, at time.Time, given []*x509.Certificate) {
 	}
 }
 
-// FuzzReadBundle reads any bytes as a trust bundle, as the manager reads them from a ConfigMap. der becomes one more
-// block, so that the fuzzer changes a certificate and not only its base64. The result must agree with the readers of
-// crypto/x509 and of API servers. A bundle that is written from it must be read as the same certificates.
+// FuzzReadBundle reads any bytes as a trust bundle. der becomes one more block, so that the fuzzer changes a certificate and
+// not only its base64. The result must agree with the readers of crypto/x509 and of API servers, and a bundle that is written
+// from it must be read as the same certificates.
 func FuzzReadBundle(f *testing.F) {
 	cert, text := newCert(f, "CA", time.Hour)
 	other, otherText := newCert(f, "other", time.Hour)
