@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/discovery"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -29,12 +30,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// modelScheme has the kinds of the model.
 var modelScheme = func() *runtime.Scheme {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		panic(err)
-	}
+	utilruntime.Must(errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
 	return scheme
 }()
 
@@ -53,9 +51,7 @@ type objectKey struct {
 
 func keyOf(obj runtime.Object, key client.ObjectKey) objectKey {
 	gvk, err := apiutil.GVKForObject(obj, modelScheme)
-	if err != nil {
-		panic(err)
-	}
+	utilruntime.Must(err)
 	return objectKey{gvk.Kind, key}
 }
 
@@ -81,17 +77,14 @@ func (s *apiServer) list(list client.ObjectList, opts ...client.ListOption) erro
 	if err != nil {
 		return err
 	}
-	kind := strings.TrimSuffix(gvk.Kind, "List")
 	var found []runtime.Object
-	for key, obj := range s.objects {
+	for _, key := range slices.SortedFunc(maps.Keys(s.objects), func(a, b objectKey) int { return cmp.Compare(a.Name, b.Name) }) {
+		obj := s.objects[key]
 		wanted := options.LabelSelector == nil || options.LabelSelector.Matches(labels.Set(obj.GetLabels()))
-		if wanted && key.kind == kind && (options.Namespace == "" || options.Namespace == key.Namespace) {
+		if wanted && key.kind+"List" == gvk.Kind && (options.Namespace == "" || options.Namespace == key.Namespace) {
 			found = append(found, obj.DeepCopyObject())
 		}
 	}
-	slices.SortFunc(found, func(a, b runtime.Object) int {
-		return cmp.Compare(a.(client.Object).GetName(), b.(client.Object).GetName())
-	})
 	return meta.SetList(list, found)
 }
 
@@ -117,7 +110,6 @@ func (s *apiServer) put(obj client.Object, creates bool) error {
 	return nil
 }
 
-// errDied is the answer to each request of a process that has died.
 var errDied = errors.New("the process has died")
 
 // process is a client of the API server that dies before one of its writes.
@@ -144,20 +136,6 @@ func (p *process) List(_ context.Context, list client.ObjectList, opts ...client
 	return p.list(list, opts...)
 }
 
-func (p *process) write(obj client.Object, creates bool) error {
-	if p.died = p.died || p.dies != nil && p.dies(obj); p.died {
-		return errDied
-	}
-	before := p.objects[keyOf(obj, client.ObjectKeyFromObject(obj))]
-	if err := p.put(obj, creates); err != nil {
-		return err
-	}
-	if p.wrote != nil {
-		p.wrote(before, obj)
-	}
-	return nil
-}
-
 func (p *process) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
 	return p.write(obj, true)
 }
@@ -166,21 +144,21 @@ func (p *process) Update(_ context.Context, obj client.Object, _ ...client.Updat
 	return p.write(obj, false)
 }
 
-// Patch removes annotations of the version that the patch names.
-func (p *process) Patch(_ context.Context, obj client.Object, patch client.Patch, _ ...client.PatchOption) error {
-	data, err := patch.Data(obj)
-	if err != nil {
-		return err
+func (p *process) write(obj client.Object, creates bool) error {
+	if p.died = p.died || p.dies != nil && p.dies(obj); p.died {
+		return errDied
 	}
-	var change struct{ Metadata metav1.ObjectMeta }
-	if err := json.Unmarshal(data, &change); err != nil {
-		return err
+	before := p.objects[keyOf(obj, client.ObjectKeyFromObject(obj))]
+	err := p.put(obj, creates)
+	if err == nil && p.wrote != nil {
+		p.wrote(before, obj)
 	}
-	patched := obj.DeepCopyObject().(client.Object)
-	patched.SetResourceVersion(change.Metadata.ResourceVersion)
-	err = p.write(patched, false)
-	obj.SetResourceVersion(patched.GetResourceVersion())
 	return err
+}
+
+// Patch stores obj, from which an annotation was removed.
+func (p *process) Patch(_ context.Context, obj client.Object, _ client.Patch, _ ...client.PatchOption) error {
+	return p.write(obj, false)
 }
 
 func (p *process) Status() client.SubResourceWriter { return statusWriter{process: p} }

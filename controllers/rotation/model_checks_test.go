@@ -10,20 +10,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// These constants are true for known weaknesses. If a weakness is corrected, remove its constant and the code that
-// reads it.
-const (
-	// acceptedGrows: the owner's acceptance also covers certificates that a late signer issues after it, before the
-	// account is closed.
-	acceptedGrows = true
-	// endedWhileCompleting: the signing CA expires before the API servers are proven to refuse the old CA. Then the
-	// proof must wait until the old CA has expired too.
-	endedWhileCompleting = true
-	// sameOperationDropped: if the owner requests an operation again before the manager has recorded that the last
-	// annotation is removed, the second request is lost.
-	sameOperationDropped = true
-)
-
 // anySigner stands for the signer of outstanding certificates whose ledger is lost.
 const anySigner = "any signer (the ledger of this CA is lost)"
 
@@ -46,9 +32,8 @@ func newPromises() promises {
 
 func (a *authority) excuse(cert string) { a.excused[cert] = true }
 
-// fail records a violation, unless it is a known weakness.
-func (a *authority) fail(known bool, format string, args ...any) {
-	if !known && a.wrong == "" {
+func (a *authority) fail(format string, args ...any) {
+	if a.wrong == "" {
 		a.wrong = fmt.Sprintf(format, args...) + ": " + a.String()
 	}
 }
@@ -58,7 +43,8 @@ func (a *authority) excuses(cert certificate) bool {
 	if a.excused[cert.ca] {
 		return true
 	}
-	if at, accepted := a.acceptedAt[cert.ca]; acceptedGrows && accepted && !cert.at.Before(at) {
+	// A known weakness: the acceptance also covers certificates that a late signer issues after it, before the account is closed.
+	if at, accepted := a.acceptedAt[cert.ca]; accepted && !cert.at.Before(at) {
 		return true
 	}
 	return slices.ContainsFunc(a.named[cert.ca], func(part v1alpha1.Outstanding) bool {
@@ -88,8 +74,8 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 		}
 	}
 	isNew := is.Candidate != nil && !v1alpha1.SameCA(was.Candidate, is.Candidate)
-	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil {
-		a.also = append(a.also, is.Candidate.Certificate) // the owner supplied a trusted CA
+	if isNew && is.Candidate.TrustConfirmedAt != nil && is.Signing == nil { // the owner supplied a trusted CA
+		a.also = append(a.also, is.Candidate.Certificate)
 		for i := range a.verifiers {
 			a.verifiers[i] = append(a.verifiers[i], is.Candidate.Certificate)
 		}
@@ -102,30 +88,29 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 // excuseUnknown excuses CAs that the manager cannot know any more, because they are neither in the Secret nor in the
 // status.
 func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
-	known := func(cert string) bool {
-		return slices.ContainsFunc([]*v1alpha1.CAStatus{s.Signing, s.Retiring}, func(authority *v1alpha1.CAStatus) bool {
-			return authority != nil && authority.Certificate == cert
-		})
-	}
+	var lost []string
 	for _, cert := range a.issued {
-		if !known(cert.ca) && !cert.foreign {
-			a.excuse(cert.ca)
+		if !cert.foreign {
+			lost = append(lost, cert.ca)
 		}
 	}
 	for _, signer := range a.signers { // signers keep the CA that they have loaded
-		if cert := string(signer.view.Signing.Cert); cert != "" && !known(cert) {
+		lost = append(lost, string(signer.view.Signing.Cert))
+	}
+	for _, cert := range lost {
+		known := func(authority *v1alpha1.CAStatus) bool { return authority != nil && authority.Certificate == cert }
+		if cert != "" && !known(s.Signing) && !known(s.Retiring) {
 			a.excuse(cert)
 		}
 	}
 }
 
-// checkStatus checks a stored status.
 func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 	for _, authority := range Trusted(is) {
 		cert := authority.Certificate
 		before := slices.ContainsFunc(Trusted(was), func(other *v1alpha1.CAStatus) bool { return other.Certificate == cert })
 		if a.left[cert] && was.Phase != v1alpha1.New && !before {
-			a.fail(false, "%s, which has retired here, is to be trusted again", cert)
+			a.fail("%s, which has retired here, is to be trusted again", cert)
 		}
 	}
 	if was.UnpublishedAt != nil || is.UnpublishedAt == nil {
@@ -134,7 +119,7 @@ func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 	a.saw("a CA is unpublished")
 	for _, cert := range a.issued {
 		if cert.ca == is.Retiring.Certificate && cert.notAfter.After(a.now()) && !a.excuses(cert) {
-			a.fail(false, "completed with a certificate of %s that lives until %s", cert.ca, cert.notAfter)
+			a.fail("completed with a certificate of %s that lives until %s", cert.ca, cert.notAfter)
 		}
 	}
 	for _, signer := range a.signers {
@@ -155,7 +140,7 @@ func (a *authority) checkReserve(s *signer, retiring *v1alpha1.CAStatus) {
 			continue
 		}
 		if err := s.book.Cover(context.Background(), retiring.KeyID, name, mark); err == nil {
-			a.fail(false, "a signer may issue by %s until %s", retiring.Certificate, mark)
+			a.fail("a signer may issue by %s until %s", retiring.Certificate, mark)
 		}
 	}
 }
@@ -181,14 +166,14 @@ func (a *authority) checkTrusted(cert string, action Action) {
 	excused := slices.ContainsFunc(a.authorities, func(other *authority) bool { return other.excused[cert] })
 	switch {
 	case AsksAPIServers(a.spec().Signers) && a.accepted(a.servers, cert) != len(a.servers):
-		a.fail(false, "%s to %s, which not every API server trusts", action, cert)
+		a.fail("%s to %s, which not every API server trusts", action, cert)
 	case a.sealed(cert):
-		a.fail(false, "%s to %s, for which the ledger is closed", action, cert)
+		a.fail("%s to %s, for which the ledger is closed", action, cert)
 	case a.left[cert]:
-		a.fail(false, "%s to %s, which has retired here", action, cert)
+		a.fail("%s to %s, which has retired here", action, cert)
 	case len(signersToConfirm(a.spec().Signers)) == 0 || excused:
 	case a.accepted(a.verifiers, cert) != len(a.verifiers):
-		a.fail(false, "%s to %s, which not every verifier of serving certificates trusts", action, cert)
+		a.fail("%s to %s, which not every verifier of serving certificates trusts", action, cert)
 	}
 }
 
@@ -203,7 +188,7 @@ func (a *authority) checkRefused(cert string) {
 	}
 	for _, other := range a.authorities {
 		if other != a && slices.Contains(other.published(), cert) {
-			a.fail(false, "%s goes, which %s publishes", cert, other.name)
+			a.fail("%s goes, which %s publishes", cert, other.name)
 		}
 	}
 	if AsksAPIServers(a.spec().Signers) || AsksAPIServers(account.SignerNames()) {
@@ -211,14 +196,13 @@ func (a *authority) checkRefused(cert string) {
 	}
 }
 
-// checkTurn checks the content of the Secret after action.
 func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	has := func(ring keypair.Ring, pair keypair.Pair) bool {
 		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, pair.Equal)
 	}
 	s := a.status()
 	if lost := before.TLS; !lost.Empty() && !has(after, lost) && len(a.refused) == a.refusedBefore {
-		a.fail(false, "%s drops what its owner has brought, %s, without a word", action, lost.Cert)
+		a.fail("%s drops what its owner has brought, %s, without a word", action, lost.Cert)
 	}
 	for _, pair := range []keypair.Pair{before.Signing, before.Candidate, before.Retiring} {
 		if pair.Empty() || has(after, pair) {
@@ -226,19 +210,19 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 		}
 		signing := s.Signing != nil && string(pair.Cert) == s.Signing.Certificate
 		if signing || s.Retiring != nil && string(pair.Cert) == s.Retiring.Certificate && s.UnpublishedAt == nil {
-			a.fail(false, "%s loses the key of %s", action, pair.Cert)
+			a.fail("%s loses the key of %s", action, pair.Cert)
 		}
 	}
 	switch permit := after.Permit; {
 	case after.Signing.Empty():
 	case len(after.Signing.Cert) == 0 || len(after.Signing.Key) == 0:
-		a.fail(false, "%s leaves half a pair", action)
+		a.fail("%s leaves half a pair", action)
 	case permit.Authority != a.name || !a.mayPermit(string(after.Signing.Cert), permit.Signers):
-		a.fail(false, "%s leaves the permit %v", action, permit)
+		a.fail("%s leaves the permit %v", action, permit)
 	case !after.Candidate.Empty() && permit.LifetimeCap != oldCap:
-		a.fail(false, "%s leaves no cap while a candidate waits", action)
+		a.fail("%s leaves no cap while a candidate waits", action)
 	case after.Candidate.Empty() && permit.LifetimeCap != 0:
-		a.fail(false, "%s leaves a cap", action)
+		a.fail("%s leaves a cap", action)
 	}
 }
 

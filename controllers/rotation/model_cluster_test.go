@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/rest"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -78,7 +79,6 @@ type cluster struct {
 	told []string
 }
 
-// modelCA is one CA.
 type modelCA struct {
 	name      string
 	pair      keypair.Pair
@@ -94,7 +94,10 @@ func newCluster(random *rand.Rand) *cluster {
 	}
 	c.api = &apiServer{now: c.clock.Now, objects: map[objectKey]client.Object{}}
 	c.owner = &process{apiServer: c.api}
-	c.create(newConfigMap(trust.ExtensionNamespace, trust.ExtensionName, trust.ExtensionKey, frontCA))
+	c.create(&corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName},
+		Data:       map[string]string{trust.ExtensionKey: frontCA},
+	})
 	c.create(endpointSlice(len(c.servers)))
 	c.startManager()
 	return c
@@ -103,17 +106,9 @@ func newCluster(random *rand.Rand) *cluster {
 // frontCA is a CA of the API servers that does not belong to the model.
 var frontCA = func() string {
 	made, _, err := ca.New(ca.NewOptions{CommonName: "kubernetes", Lifetime: 200 * 365 * day}, noon)
-	if err != nil {
-		panic(err)
-	}
+	utilruntime.Must(err)
 	return string(made.CertificatePEM())
 }()
-
-func newConfigMap(namespace, name, key, value string) *corev1.ConfigMap {
-	return &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{key: value},
-	}
-}
 
 // endpointSlice has the endpoints of API servers. The last byte of an address is the server's index.
 func endpointSlice(servers int) *discoveryv1.EndpointSlice {
@@ -130,15 +125,11 @@ func endpointSlice(servers int) *discoveryv1.EndpointSlice {
 
 // create and update write as a client whose writes do not fail.
 func (c *cluster) create(obj client.Object) {
-	if err := c.api.put(obj, true); err != nil {
-		panic(err)
-	}
+	utilruntime.Must(c.api.put(obj, true))
 }
 
 func (c *cluster) update(obj client.Object) {
-	if err := c.api.put(obj, false); err != nil {
-		panic(err)
-	}
+	utilruntime.Must(c.api.put(obj, false))
 }
 
 // startManager starts a manager without any state in memory. Its watch delivers each request again.
@@ -155,7 +146,6 @@ func (c *cluster) startManager() {
 	}
 }
 
-// quietly is a context without a log.
 var quietly = log.IntoContext(context.Background(), logr.Discard())
 
 // reconcile reconciles a once, and reports whether the next reconcile is due at once. If all authorities take turns,
@@ -163,8 +153,7 @@ var quietly = log.IntoContext(context.Background(), logr.Discard())
 func (c *cluster) reconcile(a *authority) (busy bool) {
 	c.clock.SetTime(c.now().Add(c.span(time.Second/2, 3*time.Second/time.Duration(len(c.authorities)))))
 	a.refusedBefore = len(a.refused)
-	key := reconcile.Request{NamespacedName: types.NamespacedName{Name: a.name}}
-	result, err := c.reconciler.Reconcile(quietly, key)
+	result, err := c.reconciler.Reconcile(quietly, reconcile.Request{NamespacedName: types.NamespacedName{Name: a.name}})
 	if c.startsAgain() {
 		return true
 	}
@@ -176,53 +165,47 @@ func (c *cluster) reconcile(a *authority) (busy bool) {
 
 // startsAgain starts another manager if the current one has died.
 func (c *cluster) startsAgain() bool {
-	if !c.manager.died {
-		return false
+	died := c.manager.died
+	if died {
+		c.tell("the manager dies")
+		c.startManager()
 	}
-	c.tell("the manager dies")
-	c.startManager()
-	return true
+	return died
 }
 
-// recorder records the manager's Events.
 type recorder struct{ *cluster }
 
 func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
 	if reason != "RotationRefused" {
 		return
 	}
-	if strings.Contains(fmt.Sprintf(note, args...), "it is a CA of SigningAuthority") {
+	why, name := fmt.Sprintf(note, args...), regarding.(*v1alpha1.SigningAuthority).Name
+	if strings.Contains(why, "it is a CA of SigningAuthority") {
 		r.seen["a CA of another authority is refused"]++
 	}
-	name := regarding.(*v1alpha1.SigningAuthority).Name
 	at := slices.IndexFunc(r.authorities, func(a *authority) bool { return a.name == name })
-	r.authorities[at].refused = append(r.authorities[at].refused, fmt.Sprintf(note, args...))
-	r.tell("%s refuses: %s", name, fmt.Sprintf(note, args...))
+	r.authorities[at].refused = append(r.authorities[at].refused, why)
+	r.tell("%s refuses: %s", name, why)
 }
 
-// modelProber asks the servers of the model.
 type modelProber struct{ *cluster }
 
 func (m modelProber) Ask(_ context.Context, authority, control *ca.Authority, targets []probe.Target) probe.Round {
-	answer := func(trusted []string) probe.Trust {
-		switch {
-		case m.accepts(trusted, string(authority.CertificatePEM())):
-			return probe.Recognised
-		case control == nil || m.accepts(trusted, string(control.CertificatePEM())):
-			return probe.Refused
-		default:
-			return probe.Unknown
-		}
-	}
 	round := probe.Round{At: m.now(), Answers: map[string]probe.Answer{}}
 	for _, target := range targets {
-		address, _, _ := strings.Cut(target.Name[strings.LastIndex(target.Name, "10.0.0.")+len("10.0.0."):], ":")
-		i, err := strconv.Atoi(address)
-		if err != nil {
+		var i int
+		if _, err := fmt.Sscanf(target.Name, "10.0.0.%d:6443", &i); err != nil {
 			panic(err)
 		}
-		trusts := answer(m.servers[i])
-		round.Answers[target.Name] = probe.Answer{Trust: trusts, Evidence: trusts.String()}
+		answer := probe.Answer{}
+		switch trusted := m.servers[i]; {
+		case m.accepts(trusted, string(authority.CertificatePEM())):
+			answer.Trust = probe.Recognised
+		case control == nil || m.accepts(trusted, string(control.CertificatePEM())):
+			answer.Trust = probe.Refused
+		}
+		answer.Evidence = answer.Trust.String()
+		round.Answers[target.Name] = answer
 	}
 	return round
 }
@@ -261,12 +244,9 @@ func (c *cluster) short(text string) string {
 	return text
 }
 
-// newCA creates a CA outside of the manager, and returns its certificate.
 func (c *cluster) newCA(lifetime time.Duration) string {
 	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime}, c.now())
-	if err != nil {
-		panic(err)
-	}
+	utilruntime.Must(err)
 	return c.know(keypair.Pair{Cert: made.CertificatePEM(), Key: key})
 }
 
@@ -275,16 +255,13 @@ func (c *cluster) know(pair keypair.Pair) string {
 	cert := string(pair.Cert)
 	if c.cas[cert] == nil {
 		authority, err := pair.Load()
-		if err != nil {
-			panic(err)
-		}
+		utilruntime.Must(err)
 		c.names = append(c.names, cert)
 		c.cas[cert] = &modelCA{"ca" + strconv.Itoa(len(c.names)), pair, authority}
 	}
 	return cert
 }
 
-// garbage is an invalid pair.
 var garbage = keypair.Pair{Cert: []byte("garbage"), Key: []byte("garbage")}
 
 // load implements keypair.Pair.Load. It parses each pair once, because parsing takes most of the time of a reconcile.
@@ -304,8 +281,7 @@ func (c *cluster) alive(cert string) bool {
 	return known != nil && known.authority.NotAfter().After(c.now())
 }
 
-// bundles returns the certificates that all authorities publish for signers of one kind, like a file that holds all of
-// their bundles.
+// bundles returns the certificates that all authorities publish for signers of one kind.
 func (c *cluster) bundles(kind func(signer string) bool) []string {
 	var all []string
 	for _, a := range c.authorities {
@@ -319,8 +295,7 @@ func (c *cluster) bundles(kind func(signer string) bool) []string {
 func forServers(signer string) bool { return signer == servingSigner }
 func forClients(signer string) bool { return signer != servingSigner }
 
-// follow makes one API server read its file of client CAs. The file has no bundle that is only for serving
-// certificates.
+// follow makes one API server read its file of client CAs, which has no bundle that is only for serving certificates.
 func (c *cluster) follow(server int) { c.servers[server] = c.bundles(forClients) }
 
 // feed makes one API server add its trusted CAs to extension-apiserver-authentication. It removes none.
@@ -334,7 +309,6 @@ func (c *cluster) feed(server int) {
 	c.update(obj)
 }
 
-// kept returns the CAs in extension-apiserver-authentication.
 func (c *cluster) kept() []string {
 	return certificatesIn(c.configMap(trust.ExtensionNamespace, trust.ExtensionName).Data[trust.ExtensionKey])
 }
@@ -363,8 +337,7 @@ func (c *cluster) accepts(trusted []string, cert string) bool {
 }
 
 // accepted returns how many of verifiers accept a certificate of the CA.
-func (c *cluster) accepted(verifiers [][]string, cert string) int {
-	n := 0
+func (c *cluster) accepted(verifiers [][]string, cert string) (n int) {
 	for _, trusted := range verifiers {
 		if c.accepts(trusted, cert) {
 			n++
@@ -373,7 +346,6 @@ func (c *cluster) accepted(verifiers [][]string, cert string) int {
 	return n
 }
 
-// allFollow makes all verifiers read the current bundles.
 func (c *cluster) allFollow() {
 	for i := range c.servers {
 		c.follow(i)
@@ -408,9 +380,7 @@ func (c *cluster) someoneFollows() {
 // pass advances the clock by span. Before that, the ledger records all issued certificates.
 func (c *cluster) pass(span time.Duration) {
 	for _, a := range c.authorities {
-		for a.recorded < len(a.issued) {
-			a.recordNext()
-		}
+		a.recordRest()
 		_ = c.reconciler.recorder(a.object()).Flush(quietly)
 		c.startsAgain()
 	}

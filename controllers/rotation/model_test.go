@@ -126,6 +126,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 	t.Parallel()
 	late := 1
 	for delivered := true; delivered; late++ {
+		delivered = false
 		c := newCluster(nil)
 		c.quiet = true
 		a := c.authority("cluster", kubeletSigner)
@@ -134,11 +135,11 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 		}
 		var stalled client.Object
 		c.manager.dies = func(obj client.Object) bool {
-			if _, isSecret := obj.(*corev1.Secret); !isSecret {
-				return false
+			_, isSecret := obj.(*corev1.Secret)
+			if isSecret {
+				stalled = obj.DeepCopyObject().(client.Object)
 			}
-			stalled = obj.DeepCopyObject().(client.Object)
-			return true
+			return isSecret
 		}
 		a.want(v1alpha1.OperationRollback)
 		for range 10 {
@@ -151,23 +152,19 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 			t.Fatalf("no rollback was begun: %s", a)
 		}
 		writes, lateWriter := 0, &process{apiServer: c.api, wrote: c.wrote}
-		deliver := func() {
-			delivered = true
-			if err := lateWriter.Update(t.Context(), stalled); err != nil && !apierrors.IsConflict(err) {
-				t.Error(err)
-			}
-		}
-		delivered = false
 		c.dies = func() bool {
 			if writes++; writes == late {
-				deliver()
+				delivered = true
+				if err := lateWriter.Update(t.Context(), stalled); err != nil && !apierrors.IsConflict(err) {
+					t.Error(err)
+				}
 			}
 			return false
 		}
 		a.want(v1alpha1.OperationComplete)
 		err := c.rest()
 		signing := string(a.ring().Signing.Cert)
-		helpless := slices.ContainsFunc(a.refused, func(why string) bool { return strings.Contains(why, "not as the rotation left it") })
+		helpless := slices.ContainsFunc(a.refused, func(why string) bool { return strings.Contains(why, asItLeftIt) })
 		if err != nil || helpless || signing != a.status().Signing.Certificate || !slices.Contains(a.published(), signing) {
 			t.Errorf("late by %d writes: %s", late, c.short(fmt.Sprintf("%v: %s\n%s", err, a, strings.Join(c.told, "\n"))))
 		}
@@ -197,7 +194,6 @@ func (c *cluster) live() error {
 	return c.end()
 }
 
-// step makes one random event happen.
 func (c *cluster) step(a *authority) {
 	signers := a.spec().Signers
 	switch c.random.IntN(20) {
@@ -222,7 +218,6 @@ func (c *cluster) step(a *authority) {
 	}
 }
 
-// accident makes one rare event happen.
 func (c *cluster) accident(a *authority) {
 	switch c.random.IntN(12) {
 	case 0, 1:
@@ -280,9 +275,7 @@ func (c *cluster) settle() error {
 			for _, signer := range a.signers {
 				signer.read(a)
 			}
-			for a.recorded < len(a.issued) {
-				a.recordNext()
-			}
+			a.recordRest()
 			if c.reconcile(a) || a.waitsFor("every signer must learn") {
 				calm = 0
 			}
