@@ -162,7 +162,6 @@ func authority(t *testing.T) *ca.Authority {
 	return made
 }
 
-// issued returns a certificate.
 func issued(t *testing.T, by *ca.Authority, commonName string) []byte {
 	t.Helper()
 	profile, profileErr := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})

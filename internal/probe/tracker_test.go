@@ -49,7 +49,6 @@ func TestTracker(t *testing.T) {
 		later   time.Duration // the time from the last round to now
 		missing string        // empty if proven
 	}{
-		"no server was asked":     {settle: every, missing: "no API server has been asked"},
 		"there is no server":      {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
 		"once":                    {rounds: each("+"), missing: "a: the wanted answer was seen 1 time(s), for 0s of 0s"},
 		"twice, without settling": {rounds: each("+", "+")},
