@@ -126,7 +126,7 @@ func (a *authority) misfortune() {
 	if candidate := a.status().Candidate; candidate != nil && string(a.ring().Signing.Cert) == candidate.Certificate {
 		return // between the switch and its record, nobody could say later which CA has signed
 	}
-	event := ""
+	var event string
 	switch a.random.IntN(9) {
 	case 0, 1:
 		event = "the ledger is lost"
