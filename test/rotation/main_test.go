@@ -7,4 +7,4 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-func TestMain(m *testing.M) { kit.Main(m, 5, "../../config/crd") }
+func TestMain(m *testing.M) { kit.Main(m, 3, "../../config/crd") }

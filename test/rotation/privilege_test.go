@@ -2,25 +2,24 @@ package rotation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
-	"os"
-	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
+	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/rest"
+	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -31,17 +30,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
-// afterLoss is how long after its loss a right is reported, if the manager checks its rights every checkInterval. By default
+// afterLoss is how long after its loss a right is reported, if the manager checks its rights every two seconds. By default
 // it checks them every hour: TestSelfCheckTimes in controllers.
-const (
-	afterLoss     = time.Minute
-	checkInterval = "--self-check-interval=2s"
-)
+const afterLoss = time.Minute
 
-// privilegeConfig switches on every controller and every source that a shipped role is for.
-const privilegeConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-signing: {createIfMissing: true}
+// splitConfig switches on each controller and source that a role in testdata/every-role is for.
+const splitConfig = `signing: {createIfMissing: true}
 approval:
   kubeletServing: {enabled: true, clusterDomain: cluster.test}
   nodeClient: {inventory: cluster-api, clusterName: lab}
@@ -49,346 +43,189 @@ nodeBlockList: ` + kit.BlockListName + `
 rotation: {enabled: true}
 `
 
-// unasked are the rights that the self-check does not ask for. Only a SigningAuthority names the ConfigMap of the
-// trust, and its condition Published reports what is missing: losesTrust. The shipped role names the bundle of kubelet-serving
-// also where another Secret signs for it. The others are for secure metrics: losesSecureMetrics.
-var unasked = regexp.MustCompile(`^(get|create|patch) configmaps csr-trust in |kubernetes.io:kubelet-serving:csr-signer$|^create tokenreviews|^create subjectaccessreviews`)
-
-// ofAllAccounts returns the rights that Kubernetes grants to every ServiceAccount: those of
-// system:cluster-trust-bundle-discovery, if it serves ClusterTrustBundles.
-func ofAllAccounts(t *testing.T) []check.Right {
-	t.Helper()
-	if bundlesByDefault(t, kit.ControlPlane(t).Config) == "" {
-		return nil
-	}
-	return []check.Right{
-		{Verb: "get", Group: certificatesv1.GroupName, Resource: "clustertrustbundles"},
-		{Verb: "list", Group: certificatesv1.GroupName, Resource: "clustertrustbundles"},
-	}
-}
-
-// TestLostRightsAreNamed runs the four managers of config/overlays/split with every role that they can have. It takes
-// each verb of each rule from the running manager: every second one at a time, and then the others, or one after the other
-// if EVERY_VERB is set. Metrics, readiness and an Event must name exactly what is missing.
+// TestLostRightsAreNamed runs the four managers of config/overlays/split, each with the flags of its Deployment, a token of
+// its ServiceAccount, and every role that it can have. The rights must be enough for a rotation. Then the managers lose
+// their rights in the cluster, and those in namespaces next. Metrics, readiness and an Event must name exactly what is
+// missing. TestRightsAreWhatIsGranted in controllers checks that the roles grant what the self-check asks for.
 func TestLostRightsAreNamed(t *testing.T) {
 	kit.Parallel(t)
 	r := startRotating(t)
-	holders := giveRoles(t, "../test/rotation/testdata/every-role", "csr-approver", "csr-signer", "csr-cleaner", "csr-rotation")
+	shipped := kit.CreateMissing(t, r.admin, kit.Rendered(t, "../test/rotation/testdata/every-role"))
 	r.bring(t, "csr-signer", r.CA)
 	kit.BlockList(t, "")
 	kit.NewNamespace(t, "kube-node-lease")
 	kit.InstallKind(t, kit.ClusterAPI)
-	file := filepath.Join(t.TempDir(), "config.yaml")
-	kit.Write(t, file, []byte(privilegeConfig))
-	for _, h := range holders {
-		h.cfg = kit.TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: h.subject.Name}})
-		h.start(t, checkInterval, "--config", file, "--controllers", strings.TrimPrefix(h.subject.Name, "csr-"), "--leader-elect-resource-name", h.subject.Name)
+	file := kit.Configure(t, splitConfig)
+	var bindings []*unstructured.Unstructured
+	var managers []*deployed
+	for _, obj := range shipped {
+		switch {
+		case kit.IsBinding(obj):
+			bindings = append(bindings, obj)
+		case obj.GetKind() == "Deployment":
+			managers = append(managers, deploy(t, obj, file))
+		}
 	}
-	r.authority(t, "cluster", "csr-signer", func(spec *v1alpha1.SigningAuthoritySpec) {
-		spec.Trust.ConfigMaps = []v1alpha1.ConfigMapKey{{Namespace: kit.SystemNamespace, Name: "csr-trust"}}
-	})
-	r.reaches(t, "cluster", v1alpha1.Completed, nil)
-	for _, h := range holders {
-		h.Answers(t, h.Probes, "/readyz", http.StatusOK)
+	if len(managers) != 4 {
+		t.Fatalf("there are %d Deployments", len(managers))
 	}
-	for _, h := range holders {
-		t.Run(h.subject.Name, func(t *testing.T) {
-			t.Parallel()
-			h.loses(t)
-			if h.subject.Name == "csr-rotation" {
-				h.losesTrust(t, r)
+	r.rotates(t)
+	all := func(missing bool) {
+		for _, m := range managers {
+			m.shows(t, missing)
+		}
+	}
+	all(false)
+	for _, m := range managers {
+		if strings.Contains(m.Output(t), " is forbidden: ") {
+			t.Errorf("%s: calls were refused with all roles", m.name)
+		}
+	}
+	for _, kind := range []string{"ClusterRoleBinding", "RoleBinding"} {
+		var giveBack []func()
+		for _, binding := range bindings {
+			if binding.GetKind() == kind {
+				giveBack = append(giveBack, kit.TakeRole(t, binding))
 			}
+		}
+		all(true)
+		for _, give := range giveBack {
+			give()
+		}
+		all(false)
+	}
+	kit.HasEvent(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kit.SystemNamespace}}, "RightsMissing", "missing rights: ")
+	r.losesTrust(t)
+}
+
+var splitTrust = v1alpha1.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
+
+// rotates adopts the CA of the control plane, and goes through a rotation.
+func (r *rotating) rotates(t *testing.T) {
+	t.Helper()
+	const name = "cluster"
+	r.authority(t, name, "csr-signer", splitTrust)
+	old := r.reaches(t, name, v1alpha1.Completed, nil).Signing
+	r.user(t, "before", old)
+	r.does(t, name, v1alpha1.OperationAttest)
+	r.ask(t, name, v1alpha1.OperationStart)
+	trustPublished := func(count int) {
+		kit.Eventually(t, "the bundle is published", func(context.Context) error {
+			bundle := r.bundle(t, splitTrust)
+			if strings.Count(bundle, "BEGIN CERTIFICATE") != count {
+				return errors.New(bundle)
+			}
+			return r.trust(bundle)
 		})
 	}
+	trustPublished(2)
+	after := r.user(t, "after", r.reaches(t, name, v1alpha1.Prepared, nil).Signing)
+	r.does(t, name, v1alpha1.OperationComplete)
+	r.tells(t, name, "RotationRefused", "certificates of kubernetes.io/kube-apiserver-client from the CA "+old.KeyID+" are valid until") // by the ledger
+	r.does(t, name, v1alpha1.OperationAccept)
+	r.completes(t, name)
+	trustPublished(1)
+	r.reaches(t, name, v1alpha1.Completed, nil)
+	r.isTakenFor(t, after, "after")
+	if strings.Contains(string(r.secret(t, "csr-signer").Data["tls.key"]), string(r.CA.KeyPEM)) {
+		t.Error("the Secret still holds the old key")
+	}
 }
 
-// roleHolder is an identity that shipped roles are bound to, and its running manager.
-type roleHolder struct {
+// deployed is the running manager of a Deployment.
+type deployed struct {
 	*kit.Process
-	subject rbacv1.Subject
-	// given are the rights that the shipped roles grant, one for each verb, resource and name of each rule.
-	given []check.Right
-	// asked are the rights that the self-check asks for.
-	asked []check.Right
-	// namespace is the manager's namespace, which Events about missing rights name.
-	namespace string
-	cfg       *rest.Config
-	args      []string
-	// scraper is the token of somebody who may read secure metrics. It is empty if the metrics are not secure.
-	scraper string
+	name string
+	// asked are the rights that its self-check asks for, and reviews asks the API server for them as its ServiceAccount.
+	asked   []check.Right
+	reviews reviewsv1.SelfSubjectAccessReviewInterface
 }
 
-// giveRoles installs the roles in a folder of config, and returns the identities. Each gets roles of its own with the same
-// rules, so that the test can take a right from one identity alone.
-func giveRoles(t *testing.T, folder string, names ...string) []*roleHolder {
+// deploy runs the manager of a Deployment, with another configuration.
+func deploy(t *testing.T, obj *unstructured.Unstructured, file string) *deployed {
 	t.Helper()
-	var holders []*roleHolder
-	all := kit.Rendered(t, folder)
-	given := shippedRights(t, all)
-	for _, obj := range all {
-		switch obj.GetKind() {
-		case "Namespace", "ConfigMap", "ServiceAccount":
-			if err := kit.Admin(t).Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
-				t.Fatal(err)
-			}
+	deployment := &appsv1.Deployment{}
+	kit.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, deployment))
+	pod := deployment.Spec.Template.Spec
+	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
+	args := append(pod.Containers[0].Args, file, "--self-check-interval=2s", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
+	c, err := config.Load(slices.Concat(kit.StandardArgs, args))
+	kit.NoError(t, err)
+	cfg := kit.TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: pod.ServiceAccountName}})
+	as, err := reviewsv1.NewForConfig(cfg)
+	kit.NoError(t, err)
+	d := &deployed{name: obj.GetName(), asked: controllers.Rights(c, kit.SystemNamespace), reviews: as.SelfSubjectAccessReviews()}
+	kit.Eventually(t, "the roles are in effect", func(ctx context.Context) error {
+		if results := check.Rights(ctx, d.reviews, d.asked); check.Worst(results) != check.OK {
+			return fmt.Errorf("%+v", results)
 		}
-	}
-	for _, name := range names {
-		h := &roleHolder{subject: rbacv1.Subject{Kind: rbacv1.ServiceAccountKind, Namespace: kit.SystemNamespace, Name: name}, given: given[name]}
-		if strings.HasPrefix(name, "system:") {
-			h.subject = rbacv1.Subject{Kind: rbacv1.UserKind, APIGroup: rbacv1.GroupName, Name: name}
-		}
-		if len(h.given) < 10 {
-			t.Fatalf("%s has only %v", name, h.given)
-		}
-		for namespace, rules := range h.without(nil) {
-			role, binding := roleOf(name, namespace, rules)
-			kit.Create(t, kit.Admin(t), role)
-			switch binding := binding.(type) {
-			case *rbacv1.RoleBinding:
-				binding.Subjects = []rbacv1.Subject{h.subject}
-			case *rbacv1.ClusterRoleBinding:
-				binding.Subjects = []rbacv1.Subject{h.subject}
-			}
-			kit.Create(t, kit.Admin(t), binding)
-		}
-		holders = append(holders, h)
-	}
-	return holders
+		return nil
+	})
+	d.Process = kit.StartNamed(t, d.name, cfg, args...)
+	return d
 }
 
-// roleOf returns a role in namespace, or a ClusterRole if namespace is empty, and its binding.
-func roleOf(name, namespace string, rules []rbacv1.PolicyRule) (role, binding client.Object) {
-	meta := metav1.ObjectMeta{Name: "every-role-" + name, Namespace: namespace}
-	ref := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: meta.Name}
-	if namespace != "" {
-		return &rbacv1.Role{ObjectMeta: meta, Rules: rules}, &rbacv1.RoleBinding{ObjectMeta: meta, RoleRef: ref}
-	}
-	ref.Kind = "ClusterRole"
-	return &rbacv1.ClusterRole{ObjectMeta: meta, Rules: rules}, &rbacv1.ClusterRoleBinding{ObjectMeta: meta, RoleRef: ref}
-}
-
-// shippedRights returns the rights that the roles in all grant, by ServiceAccount.
-func shippedRights(t *testing.T, all []*unstructured.Unstructured) map[string][]check.Right {
+// shows waits until metrics and readiness name exactly the rights that the API server denies.
+func (d *deployed) shows(t *testing.T, missing bool) {
 	t.Helper()
-	key := func(kind, namespace, name string) string { return kind + "/" + namespace + "/" + name }
-	rules := map[string][]rbacv1.PolicyRule{
-		// A Role of Kubernetes. The manager needs only this of it.
-		key("Role", metav1.NamespaceSystem, "extension-apiserver-authentication-reader"): {{
-			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{"extension-apiserver-authentication"}, Verbs: []string{"get"},
-		}},
-	}
-	for _, obj := range all {
-		if role := (rbacv1.ClusterRole{}); strings.HasSuffix(obj.GetKind(), "Role") {
-			if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &role); err != nil {
-				t.Fatal(err)
-			}
-			rules[key(obj.GetKind(), obj.GetNamespace(), obj.GetName())] = role.Rules
+	kit.Within(t, afterLoss, d.name+" names what it lacks", func(ctx context.Context) error {
+		status, text := cluster.Get(ctx, d.Probes, "/readyz/own-rights")
+		if (status == http.StatusOK) == missing { // first, as it costs less than what follows
+			return fmt.Errorf("readiness: %d %s", status, text)
 		}
-	}
-	rights := map[string][]check.Right{}
-	for _, obj := range all {
-		binding := rbacv1.ClusterRoleBinding{}
-		if !kit.IsBinding(obj) {
-			continue
-		}
-		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, &binding); err != nil {
-			t.Fatal(err)
-		}
-		granted, found := rules[key(binding.RoleRef.Kind, obj.GetNamespace(), binding.RoleRef.Name)]
-		if !found {
-			t.Errorf("%s %s is bound and not shipped", binding.RoleRef.Kind, binding.RoleRef.Name)
-		}
-		for _, subject := range binding.Subjects {
-			rights[subject.Name] = append(rights[subject.Name], single(granted, obj.GetNamespace())...)
-		}
-	}
-	return rights
-}
-
-// single returns a right for each verb, resource and name of rules.
-func single(rules []rbacv1.PolicyRule, namespace string) (rights []check.Right) {
-	for _, rule := range rules {
-		names := rule.ResourceNames
-		if len(names) == 0 {
-			names = []string{""}
-		}
-		for _, group := range rule.APIGroups {
-			for _, resource := range rule.Resources {
-				for _, name := range names {
-					for _, verb := range rule.Verbs {
-						rights = append(rights, check.Right{Verb: verb, Group: group, Resource: resource, Namespace: namespace, Name: name})
-					}
+		denied, shown := map[string]int{}, map[string]int{}
+		for i, result := range check.Rights(ctx, d.reviews, d.asked) {
+			if right := d.asked[i]; result.Status != check.OK {
+				denied[fmt.Sprintf("csr_check_missing_rights{resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
+				if !right.Optional && !strings.Contains(text, right.String()) && len(text) < 500 { // a longer text is cut
+					return fmt.Errorf("%q is not in: %s", right, text)
 				}
 			}
 		}
-	}
-	return rights
-}
-
-// without returns the rules of h without the rights in taken, by namespace.
-func (h *roleHolder) without(taken []check.Right) map[string][]rbacv1.PolicyRule {
-	rules := map[string][]rbacv1.PolicyRule{}
-	for _, right := range h.given {
-		rule := rbacv1.PolicyRule{Verbs: []string{right.Verb}, APIGroups: []string{right.Group}, Resources: []string{right.Resource}}
-		if right.Name != "" {
-			rule.ResourceNames = []string{right.Name}
-		}
-		rules[right.Namespace] = append(rules[right.Namespace], rule)
-		if slices.Contains(taken, right) {
-			rules[right.Namespace] = slices.Delete(rules[right.Namespace], len(rules[right.Namespace])-1, len(rules[right.Namespace]))
-		}
-	}
-	return rules
-}
-
-// missing returns the rights that the manager asks for and that h lacks without the rights in taken.
-func (h *roleHolder) missing(t *testing.T, taken []check.Right) (lost []check.Right) {
-	t.Helper()
-	granted := ofAllAccounts(t)
-	for _, right := range h.given {
-		if !slices.Contains(taken, right) {
-			granted = append(granted, right)
-		}
-	}
-	for _, asked := range h.asked {
-		if !slices.ContainsFunc(granted, func(right check.Right) bool { return covers(right, asked) }) {
-			lost = append(lost, asked)
-		}
-	}
-	return lost
-}
-
-// covers reports whether a rule for right grants asked.
-func covers(right, asked check.Right) bool {
-	return right.Verb == asked.Verb && right.Group == asked.Group && right.Resource == asked.Resource &&
-		(right.Namespace == "" || right.Namespace == asked.Namespace) && (right.Name == "" || right.Name == asked.Name)
-}
-
-// start runs the manager as h.cfg's user.
-func (h *roleHolder) start(t *testing.T, args ...string) {
-	t.Helper()
-	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
-	h.args = append(args, "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
-	c, err := config.Load(append(slices.Clone(kit.StandardArgs), h.args...))
-	if err == nil {
-		h.namespace = controllers.LeaseNamespace(c)
-		h.asked = controllers.Rights(c, h.namespace)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, right := range h.given {
-		if !slices.ContainsFunc(h.asked, func(asked check.Right) bool { return covers(right, asked) }) && !unasked.MatchString(right.String()) {
-			t.Errorf("%s has the right to %s, which it never asks for", h.subject.Name, right)
-		}
-	}
-	h.Process = kit.StartNamed(t, "every-role-"+h.subject.Name, h.cfg, h.args...)
-}
-
-// loses takes each right from the manager.
-func (h *roleHolder) loses(t *testing.T) {
-	t.Helper()
-	h.names(t, "everything is there", nil)
-	if strings.Contains(h.Output(t), " is forbidden: ") {
-		t.Error("calls were refused with all roles")
-	}
-	required := h.find(func(right string) bool {
-		return strings.HasPrefix(right, "list certificatesigningrequests") || strings.HasPrefix(right, "get secrets")
-	})
-	h.names(t, "one right", required[:1])
-	kit.HasEvent(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: h.namespace}}, "RightsMissing", "missing rights: "+required[0].String()+": ")
-
-	all := map[string][]check.Right{}
-	lists := regexp.MustCompile(`-nodes-0[0-9a-f]`) // the sixteen lists of nodes
-	for i, right := range h.find(func(right string) bool { return !unasked.MatchString(right) }) {
-		name := fmt.Sprintf("every second right from number %d", i%2)
-		if os.Getenv("EVERY_VERB") != "" {
-			name = lists.ReplaceAllString(right.String(), "-nodes-*")
-		}
-		all[name] = append(all[name], right)
-	}
-	for name, taken := range all {
-		h.names(t, name, taken)
-	}
-	h.names(t, "everything is back", nil)
-}
-
-func (h *roleHolder) find(is func(right string) bool) (found []check.Right) {
-	for _, right := range h.given {
-		if is(right.String()) {
-			found = append(found, right)
-		}
-	}
-	return found
-}
-
-// take takes rights, and gives all others back.
-func (h *roleHolder) take(t *testing.T, rights []check.Right) {
-	t.Helper()
-	for namespace, rules := range h.without(rights) {
-		role, _ := roleOf(h.subject.Name, namespace, rules)
-		if err := kit.Admin(t).Update(t.Context(), role); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// names takes rights, gives all others back, and waits until the manager names exactly what it lacks.
-func (h *roleHolder) names(t *testing.T, what string, taken []check.Right) {
-	t.Helper()
-	h.take(t, taken)
-	loss, lost := time.Now(), h.missing(t, taken)
-	kit.Within(t, afterLoss, fmt.Sprintf("%s, without %v", what, taken), func(ctx context.Context) error { return h.shows(ctx, lost) })
-	t.Logf("%s: shown after %s", what, time.Since(loss).Round(10*time.Millisecond))
-}
-
-// scrape returns the manager's metrics.
-func (h *roleHolder) scrape(ctx context.Context) string {
-	get := cluster.Get
-	if h.scraper != "" {
-		get = func(ctx context.Context, address, path string) (int, string) {
-			return kit.SecureGet(ctx, address, path, h.scraper)
-		}
-	}
-	_, page := get(ctx, h.Metrics, "/metrics")
-	return page
-}
-
-// shows returns an error unless metrics and readiness name exactly the lost rights.
-func (h *roleHolder) shows(ctx context.Context, lost []check.Right) error {
-	want, needed, failed := map[string]int{}, []string(nil), map[string]bool{"own-rights": false, "optional-rights": false}
-	for _, right := range lost {
-		want[fmt.Sprintf("csr_check_missing_rights{resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
-		if failed["optional-rights"] = failed["optional-rights"] || right.Optional; !right.Optional {
-			failed["own-rights"], needed = true, append(needed, right.String())
-		}
-	}
-	// The page of metrics costs more, so readiness comes first.
-	status, text := cluster.Get(ctx, h.Probes, "/readyz/own-rights")
-	switch names := "missing rights: " + strings.Join(needed, ", "); {
-	case len(needed) == 0 && status != http.StatusOK:
-		return fmt.Errorf("not ready: %s", text)
-	case len(needed) > 0 && !strings.Contains(text, names[:min(len(names), 512)]): // a probe's reason is at most that long
-		return fmt.Errorf("%q is not in: %s", names, text)
-	}
-	page := h.scrape(ctx)
-	for line := range strings.Lines(page) {
-		name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
-		if strings.HasPrefix(name, "csr_check_missing_rights{") {
-			if strconv.Itoa(want[name]) != value {
-				return fmt.Errorf("%s is %s, want %d", name, value, want[name])
+		_, page := cluster.Get(ctx, d.Metrics, "/metrics")
+		for line := range strings.Lines(page) {
+			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if n, err := strconv.Atoi(value); err == nil && n > 0 && strings.HasPrefix(name, "csr_check_missing_rights{") {
+				shown[name] = n
 			}
-			delete(want, name)
 		}
-	}
-	if len(want) > 0 {
-		return fmt.Errorf("not in the metrics: %v", want)
-	}
-	for name, want := range failed {
-		if is := strings.Contains(page, fmt.Sprintf("csr_check_result{check=%q,result=\"failed\"} 1", name)); is != want {
-			return fmt.Errorf("%s failed: %t, want %t", name, is, want)
+		if diff := cmp.Diff(denied, shown); diff != "" {
+			return errors.New(diff)
 		}
+		return nil
+	})
+}
+
+// losesTrust takes the rights on the ConfigMap of the trust bundle. The self-check doesn't ask for them, because only a
+// SigningAuthority names the ConfigMap. The condition Published must name the verb, the ConfigMap and what to grant.
+func (r *rotating) losesTrust(t *testing.T) {
+	t.Helper()
+	role := &rbacv1.Role{}
+	kit.NoError(t, r.admin.Get(t.Context(), client.ObjectKey{Namespace: splitTrust.Namespace, Name: "csr-trust"}, role))
+	all := role.Rules[0].Verbs
+	for _, verb := range []string{"get", "patch"} {
+		role.Rules[0].Verbs = slices.DeleteFunc(slices.Clone(all), func(each string) bool { return each == verb })
+		kit.Update(t, role)
+		if verb == "patch" { // each reconcile reads the ConfigMap, and writes it only if it differs
+			obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: splitTrust.Namespace, Name: splitTrust.Name}}
+			kit.NoError(t, r.admin.Patch(t.Context(), obj, client.RawPatch("application/merge-patch+json", []byte(`{"data":{"ca.crt":""}}`))))
+		}
+		r.publishes(t, metav1.ConditionFalse, fmt.Sprintf("cannot %s resource \"configmaps\"", verb),
+			"ConfigMap "+kit.SystemNamespace+"/csr-trust can't be brought up to date: grant the manager get, create and patch on configmaps csr-trust")
+		role.Rules[0].Verbs = all
+		kit.Update(t, role)
+		r.publishes(t, metav1.ConditionTrue)
 	}
-	return nil
+}
+
+// publishes waits until the condition Published has status and contains each of parts.
+func (r *rotating) publishes(t *testing.T, status metav1.ConditionStatus, parts ...string) {
+	t.Helper()
+	kit.Within(t, afterLoss, "Published is "+string(status), func(context.Context) error {
+		found := meta.FindStatusCondition(r.get(t, "cluster").Status.Conditions, v1alpha1.ConditionPublished)
+		if found == nil || found.Status != status || slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(found.Message, part) }) {
+			return fmt.Errorf("it is %+v, want %q", found, parts)
+		}
+		return nil
+	})
 }

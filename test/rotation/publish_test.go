@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,9 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -28,13 +27,9 @@ import (
 func publisher(t *testing.T, cfg *rest.Config) *trust.Publisher {
 	t.Helper()
 	user, err := client.New(cfg, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	served, err := discovery.NewDiscoveryClientForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return &trust.Publisher{Client: user, Live: user, Discovery: served}
 }
 
@@ -77,18 +72,14 @@ func wantProblems(t *testing.T, what string, problems []error, parts ...string) 
 func TestPublishToConfigMaps(t *testing.T) {
 	kit.Parallel(t)
 	p := publisher(t, kit.ControlPlane(t).Config)
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
-	kit.Create(t, kit.Admin(t), namespace)
 	bundle := trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)), kit.Certificate(t, kit.NewCA(t)))
-	ours := trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "ca.crt"}
+	ours := trust.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "trusted", Key: "ca.crt"}
 	wanted := trust.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []trust.ConfigMapKey{ours}}
-	wantProblems(t, "before", unpublished(t, p, wanted), "ConfigMap "+namespace.Name+"/trusted does not exist")
+	wantProblems(t, "before", unpublished(t, p, wanted), "ConfigMap "+kit.SystemNamespace+"/trusted does not exist")
 	wantProblems(t, "made", publish(t, p, wanted))
 	read := func() *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
-		if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj))
 		return obj
 	}
 	obj := read()
@@ -96,7 +87,6 @@ func TestPublishToConfigMaps(t *testing.T) {
 		t.Errorf("it holds %q", obj.Data)
 	}
 	wantProblems(t, "again", publish(t, p, wanted))
-	wantProblems(t, "there", unpublished(t, p, wanted))
 	if got := read().ResourceVersion; got != obj.ResourceVersion {
 		t.Errorf("it was written again: %s, then %s", obj.ResourceVersion, got)
 	}
@@ -104,35 +94,27 @@ func TestPublishToConfigMaps(t *testing.T) {
 	// Another client changes our key, and adds its own content.
 	obj.Data["ca.crt"], obj.Data["else"], obj.Labels = "spoilt", "kept", map[string]string{"team": "a"}
 	obj.BinaryData = map[string][]byte{"more": {0xff}}
-	if err := kit.Admin(t).Update(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	kit.Update(t, obj)
 	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date")
-	wantProblems(t, "put right", publish(t, p, wanted))
-	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["else"] != "kept" || obj.Labels["team"] != "a" || len(obj.BinaryData["more"]) != 1 {
+	wanted.ConfigMaps = append(wanted.ConfigMaps, trust.ConfigMapKey{Namespace: ours.Namespace, Name: ours.Name, Key: "copy.crt"})
+	wantProblems(t, "put right, and a second key", publish(t, p, wanted))
+	obj = read()
+	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle), "copy.crt": string(bundle), "else": "kept"}) ||
+		obj.Labels["team"] != "a" || len(obj.BinaryData["more"]) != 1 {
 		t.Errorf("it is %+v", obj)
 	}
 	if owner := obj.ManagedFields; !slices.ContainsFunc(owner, func(one metav1.ManagedFieldsEntry) bool {
-		return one.Manager == "csr-controller-manager/csr-signer" && one.Operation == metav1.ManagedFieldsOperationApply && !strings.Contains(one.FieldsV1.GetRawString(), "else")
+		return one.Manager == "csr-controller-manager/csr-signer" && one.Operation == metav1.ManagedFieldsOperationApply &&
+			!strings.Contains(one.FieldsV1.GetRawString(), "else")
 	}) {
 		t.Errorf("managed by %v", owner)
 	}
 
-	wanted.ConfigMaps = append(wanted.ConfigMaps, trust.ConfigMapKey{Namespace: namespace.Name, Name: "trusted", Key: "copy.crt"})
-	wantProblems(t, "a second key", publish(t, p, wanted))
-	wantProblems(t, "both keys", unpublished(t, p, wanted))
-	if obj = read(); obj.Data["ca.crt"] != string(bundle) || obj.Data["copy.crt"] != string(bundle) {
-		t.Errorf("it is %+v", obj.Data)
-	}
-
 	// A ConfigMap that can't be written does not affect the others.
-	obj = read()
 	obj.Immutable = ptr.To(true)
-	if err := kit.Admin(t).Update(t.Context(), obj); err != nil {
-		t.Fatal(err)
-	}
+	kit.Update(t, obj)
 	wanted.Bundle = trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)))
-	second := trust.ConfigMapKey{Namespace: namespace.Name, Name: "second", Key: "bundle.pem"}
+	second := trust.ConfigMapKey{Namespace: ours.Namespace, Name: "second", Key: "bundle.pem"}
 	wanted.ConfigMaps = []trust.ConfigMapKey{ours, {Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
 	wantProblems(t, "two of three", publish(t, p, wanted), "immutable", `namespaces "no-such" not found`)
 	wanted.ConfigMaps = []trust.ConfigMapKey{second}
@@ -141,16 +123,19 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wantProblems(t, "nothing to trust", publish(t, p, wanted), "an empty bundle is not published")
 }
 
-// TestPublishAtTheSameTime checks that authorities with different keys of one ConfigMap overwrite nothing of each other.
-func TestPublishAtTheSameTime(t *testing.T) {
+// TestPublishConcurrently checks that authorities with different keys of one ConfigMap overwrite nothing of each other, and
+// that a writer with an outdated bundle overwrites no newer content, except what was created since, which the next
+// publication corrects.
+func TestPublishConcurrently(t *testing.T) {
 	kit.Parallel(t)
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
-	kit.Create(t, kit.Admin(t), namespace)
+	at := func(name, key string) []trust.ConfigMapKey {
+		return []trust.ConfigMapKey{{Namespace: kit.SystemNamespace, Name: name, Key: key}}
+	}
 	const writers = 3
 	var writing sync.WaitGroup
 	for i := range writers {
 		p, key := publisher(t, kit.ControlPlane(t).Config), fmt.Sprint("ca-", i)
-		wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: "trusted", Key: key}}}
+		wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, ConfigMaps: at("trusted", key)}
 		writing.Go(func() {
 			for len(publish(t, p, wanted)) > 0 && t.Context().Err() == nil { // as the next reconcile does
 			}
@@ -158,21 +143,14 @@ func TestPublishAtTheSameTime(t *testing.T) {
 	}
 	writing.Wait()
 	obj := &corev1.ConfigMap{}
-	if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: namespace.Name, Name: "trusted"}, obj); err != nil || len(obj.Data) != writers {
-		t.Errorf("it holds %d keys, error %v", len(obj.Data), err)
+	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: "trusted"}, obj))
+	if len(obj.Data) != writers {
+		t.Errorf("it holds %d keys", len(obj.Data))
 	}
-}
-
-// TestPublishIsNotLate checks that a writer with an outdated bundle overwrites no newer content, except what was created
-// since, which the next publication corrects.
-func TestPublishIsNotLate(t *testing.T) {
-	kit.Parallel(t)
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-"}}
-	kit.Create(t, kit.Admin(t), namespace)
 	p := publisher(t, kit.ControlPlane(t).Config)
 	for name, exists := range map[string]bool{"made": false, "changed": true} {
 		wanted := func() trust.Wanted {
-			return trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: []trust.ConfigMapKey{{Namespace: namespace.Name, Name: name, Key: "ca.crt"}}}
+			return trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at(name, "ca.crt")}
 		}
 		if exists {
 			wantProblems(t, "before", publish(t, p, wanted()))
@@ -193,65 +171,111 @@ func TestPublishIsNotLate(t *testing.T) {
 
 // bundlesByDefault returns the version of ClusterTrustBundle that the API server serves by default: v1 since
 // Kubernetes 1.37.
-func bundlesByDefault(t *testing.T, cfg *rest.Config) string {
+func bundlesByDefault(t *testing.T) string {
 	t.Helper()
-	client, err := discovery.NewDiscoveryClientForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	client, err := discovery.NewDiscoveryClientForConfig(kit.ControlPlane(t).Config)
+	kit.NoError(t, err)
 	server, err := client.ServerVersion()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	if minor, err := strconv.Atoi(strings.TrimRight(server.Minor, "+")); err != nil || minor < 37 {
 		return ""
 	}
 	return "v1"
 }
 
-// TestClusterTrustBundlesByDefault publishes on an API server with its default configuration, for Kubernetes' signers
-// and for a custom signer.
-func TestClusterTrustBundlesByDefault(t *testing.T) {
+// TestClusterTrustBundles publishes on an API server with its default configuration, for one of Kubernetes' signers and for
+// a custom signer. The problems name the rights that are missing.
+func TestClusterTrustBundles(t *testing.T) {
 	kit.Parallel(t)
-	want, p := bundlesByDefault(t, kit.ControlPlane(t).Config), publisher(t, kit.ControlPlane(t).Config)
-	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "by-default", Signers: []string{"kubernetes.io/kubelet-serving", "example.com/client"}}
-	wantProblems(t, "published", publish(t, p, wanted))
-	if want == "" {
+	p, version := publisher(t, kit.TokenConfig(t, "stranger")), bundlesByDefault(t)
+	const first, second = "kubernetes.io:kube-apiserver-client:csr-signer", "example.com:client:csr-signer"
+	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "csr-signer", Signers: []string{userSigner, "example.com/client"}}
+	if version == "" {
+		wantProblems(t, "not served", publish(t, p, wanted))
 		return
 	}
-	bundles := bundlesOf(t, kit.ControlPlane(t).Config, want)
-	for _, signer := range wanted.Signers {
-		wantBundle(t, got(t, bundles, trust.BundleName(signer, "by-default")), signer, wanted.Bundle)
+	grant := func(resource, verb string, names ...string) {
+		kit.GrantRule(t, "stranger", "certificates.k8s.io", resource, verb, names...)
 	}
-	wanted.Signers = nil // all were removed
-	wantProblems(t, "removed", publish(t, p, wanted))
-	if _, err := bundles.Get(t.Context(), "example.com:client:by-default", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+	// settled publishes until the API server's authorizer knows the last granted rights: the problems contain part.
+	settled := func(part string) (problems []error) {
+		t.Helper()
+		kit.Eventually(t, "rights are known", func(context.Context) error {
+			if problems = publish(t, p, wanted); !strings.Contains(fmt.Sprint(problems), part) {
+				return fmt.Errorf("problems are %q", problems)
+			}
+			return nil
+		})
+		return problems
+	}
+	for _, verb := range []string{"get", "patch", "delete"} {
+		grant("clustertrustbundles", verb, first, second)
+	}
+	wantProblems(t, "without list and create", settled("create"),
+		"ClusterTrustBundles of removed signers can't be found: grant the manager list",
+		"ClusterTrustBundle "+first+" can't be brought up to date: grant the manager get, create and patch on clustertrustbundles.certificates.k8s.io "+
+			first+", and attest on signers.certificates.k8s.io "+userSigner,
+		"ClusterTrustBundle "+second)
+	grant("signers", "attest", userSigner)
+	grant("clustertrustbundles", "list")
+	grant("clustertrustbundles", "create", first, second) // by name, as all of them
+	wantProblems(t, "without one attest", settled("not permitted to attest"), "ClusterTrustBundle "+second+" can't be brought up to date: grant")
+	grant("signers", "attest", "example.com/client")
+	settled("[]")
+	foreign := trust.Wanted{Bundle: wanted.Bundle, Suffix: "theirs", Signers: wanted.Signers[:1]}
+	wantProblems(t, "a bundle that no right names", publish(t, p, foreign),
+		"ClusterTrustBundle kubernetes.io:kube-apiserver-client:theirs can't be brought up to date: grant")
+	wantBundle(t, version, second, "example.com/client", wanted.Bundle)
+	before := wantBundle(t, version, first, userSigner, wanted.Bundle)
+	wantProblems(t, "again", publish(t, p, wanted))
+	if again := wantBundle(t, version, first, userSigner, wanted.Bundle); again.GetResourceVersion() != before.GetResourceVersion() {
+		t.Error("it was written again")
+	}
+
+	// Another client spoils one bundle and removes the other.
+	spoil(t, before)
+	kit.Remove(t, newBundle(version, second, "", nil, ""))
+	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date", "does not exist")
+	wantProblems(t, "put right", publish(t, p, wanted))
+	wantBundle(t, version, first, userSigner, wanted.Bundle)
+
+	// A signer is removed. Bundles of others stay.
+	others := newBundle(version, "example.com:client:theirs", "example.com/client", wanted.Bundle, "csr-controller-manager")
+	byHand := newBundle(version, "example.com:other:csr-signer", "example.com/other", wanted.Bundle, "somebody")
+	kit.Create(t, kit.Admin(t), others)
+	kit.Create(t, kit.Admin(t), byHand)
+	wanted.Signers = wanted.Signers[:1]
+	wantProblems(t, "one has left", unpublished(t, p, wanted), "ClusterTrustBundle "+second+" is for a removed signer")
+	wantProblems(t, "and is removed", publish(t, p, wanted))
+	left := newBundle(version, second, "", nil, "")
+	if err := kit.Admin(t).Get(t.Context(), client.ObjectKeyFromObject(left), left); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)
 	}
+	wantBundle(t, version, others.GetName(), "example.com/client", wanted.Bundle)
+	wantBundle(t, version, byHand.GetName(), "example.com/other", wanted.Bundle)
 }
 
-func bundlesOf(t *testing.T, cfg *rest.Config, version string) dynamic.ResourceInterface {
-	t.Helper()
-	objects, err := dynamic.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return objects.Resource(schema.GroupVersionResource{Group: "certificates.k8s.io", Version: version, Resource: "clustertrustbundles"})
+func newBundle(version, name, signer string, certs []byte, managedBy string) *unstructured.Unstructured {
+	return &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "certificates.k8s.io/" + version, "kind": "ClusterTrustBundle",
+		"metadata": map[string]any{"name": name, "labels": map[string]any{"app.kubernetes.io/managed-by": managedBy}},
+		"spec":     map[string]any{"signerName": signer, "trustBundle": string(certs)},
+	}}
 }
 
-func got(t *testing.T, bundles dynamic.ResourceInterface, name string) *unstructured.Unstructured {
+func spoil(t *testing.T, obj *unstructured.Unstructured) {
 	t.Helper()
-	obj, err := bundles.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return obj
+	kit.NoError(t, unstructured.SetNestedField(obj.Object, string(kit.NewCA(t).CertPEM), "spec", "trustBundle"))
+	kit.Update(t, obj)
 }
 
-func wantBundle(t *testing.T, obj *unstructured.Unstructured, signer string, certs []byte) {
+func wantBundle(t *testing.T, version, name, signer string, certs []byte) *unstructured.Unstructured {
 	t.Helper()
+	obj := newBundle(version, name, "", nil, "")
+	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 	spec, _, err := unstructured.NestedStringMap(obj.Object, "spec")
 	if err != nil || spec["signerName"] != signer || spec["trustBundle"] != string(certs) {
-		t.Errorf("%s is %v, error %v", obj.GetName(), spec, err)
+		t.Errorf("%s is %v, error %v", name, spec, err)
 	}
+	return obj
 }

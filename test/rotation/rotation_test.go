@@ -3,74 +3,53 @@ package rotation
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"crypto/x509/pkix"
+	"encoding/pem"
 	"errors"
+	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// run runs options under the shipped roles, until stop is called or the test ends.
-func (r *rotating) run(t *testing.T, options controllers.Options) (stop func()) {
-	t.Helper()
-	mgr := kit.NewManager(t, r.managerConfig(t), manager.Options{Scheme: r.admin.Scheme()})
-	if err := options.SetupWithManager(mgr); err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
-	var stopped bool
-	stop = func() {
-		if stopped {
-			return
-		}
-		stopped = true
-		cancel()
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(stop)
-	return stop
-}
-
-func (r *rotating) secret(t *testing.T, name string) *corev1.Secret {
-	t.Helper()
-	obj := &corev1.Secret{}
-	if err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: name}, obj); err != nil {
-		t.Fatal(err)
-	}
-	return obj
-}
-
 // TestRotation goes through all phases with a real API server whose client CA file follows the published bundle. A user
 // with only the shipped role for operators requests the operations, with the real plugin. An Event, which others may
-// write, decides nothing.
+// write, decides nothing. Another authority delays nothing, although its API servers accept connections and never answer, so
+// that each of its rounds takes ten seconds.
 func TestRotation(t *testing.T) {
 	kit.Parallel(t)
 	r := startRotating(t)
+	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0") // the kernel accepts connections, and no process reads
+	kit.NoError(t, err)
+	defer func() { _ = silent.Close() }()
 	r.run(t, controllers.Options{Rotation: &rotation.Reconciler{}})
-	r.authority(t, "cluster", "signing-ca", nil)
+	r.authority(t, "silent", "silent-ca", published("silent"), silent.Addr().String())
+	r.reaches(t, "silent", v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.APIServers) == 1 })
+	r.bring(t, "signing-ca", r.CA)
+	at, old := published("cluster"), string(r.CA.CertPEM)
+	r.authority(t, "cluster", "signing-ca", at)
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
-	if adopted.Status.Signing.AdoptedAt == nil || !bytes.Equal(r.bundle(t, "cluster"), r.CA.CertPEM) {
-		t.Errorf("the CA was not adopted: %+v", adopted.Status)
+	if adopted.Signing.AdoptedAt == nil || r.bundle(t, at) != old {
+		t.Errorf("the CA was not adopted: %+v", adopted)
 	}
 	kit.Grant(t, "stranger", "csr-rotation-operator")
 	operate := func(want int, operation string, parts ...string) {
 		t.Helper()
-		output, code := runRotation(t, kit.TokenConfig(t, "stranger"), strings.Fields(operation)...)
+		output, code := runRotation(t, "stranger", strings.Fields(operation)...)
 		kit.Says(t, output, code, want, parts...)
 	}
 	forged := &eventsv1.Event{
@@ -79,27 +58,29 @@ func TestRotation(t *testing.T) {
 		Type: "Warning", Reason: "RotationRefused", Action: "Rotate", Note: "rotation start is refused: no",
 	}
 	forged.Regarding.APIVersion, forged.Regarding.Kind = v1alpha1.GroupVersion.String(), "SigningAuthority"
-	forged.Regarding.Name, forged.Regarding.UID = "cluster", adopted.UID
+	forged.Regarding.Name, forged.Regarding.UID = "cluster", r.get(t, "cluster").UID
 	kit.Create(t, r.admin, forged)
 
 	operate(1, "complete cluster --yes", "rotation complete is refused: the phase is Completed; allowed now: rotation start, rotation attest")
 	operate(1, "start cluster --timeout=8s", "not done within 8s: Preparing", "answers 401", "the manager continues")
 	operate(1, "wait cluster --timeout=2s", "waiting at most 2s (--timeout) until the new CA is trusted and signs", "not done within 2s: Preparing")
-	waiting := r.get(t, "cluster")
-	if got := strings.Join(waiting.Status.WaitingFor, " "); !strings.Contains(got, strings.TrimPrefix(r.Config.Host, "https://")+": ") {
-		t.Errorf("the API server that does not trust the candidate is not named: %+v", waiting.Status)
+	waiting := r.get(t, "cluster").Status
+	if got := waiting.APIServers; len(got) != 1 || got[0].Trust != "Refused" ||
+		!strings.Contains(strings.Join(waiting.WaitingFor, " "), got[0].Address) {
+		t.Errorf("the API server that does not trust the candidate is not named: %+v", waiting)
 	}
-	if !bytes.HasSuffix(r.bundle(t, "cluster"), r.CA.CertPEM) || len(r.bundle(t, "cluster")) <= len(r.CA.CertPEM) {
+	if bundle := r.bundle(t, at); !strings.HasSuffix(bundle, old) || len(bundle) <= len(old) {
 		t.Errorf("published is not the new one and then the old one")
 	}
 	unfeed := r.feed(t)
 	operate(0, "wait cluster --timeout=60s", "cluster: done: Prepared, generation 2")
-	prepared := r.get(t, "cluster")
-	if prepared.Status.Retiring.KeyID != adopted.Status.Signing.KeyID || prepared.Status.Generation != 2 {
-		t.Errorf("what retires is not what signed: %+v", prepared.Status)
+	prepared := r.get(t, "cluster").Status
+	if prepared.Retiring.KeyID != adopted.Signing.KeyID || prepared.Generation != 2 {
+		t.Errorf("what retires is not what signed: %+v", prepared)
 	}
 
-	operate(1, "complete cluster", "destroys its key. You cannot go back", "rotation complete: not requested: to do it, run kubectl csr rotation complete cluster --yes")
+	operate(1, "complete cluster", "destroys its key. You cannot go back",
+		"rotation complete: not requested: to do it, run kubectl csr rotation complete cluster --yes")
 	for range 2 { // the earlier result is not taken for the answer, and does not hide it
 		operate(1, "complete cluster --yes", "rotation complete is refused: certificates that others have issued")
 	}
@@ -116,12 +97,12 @@ func TestRotation(t *testing.T) {
 	r.feed(t)
 	operate(0, "wait cluster --timeout=60s", "cluster: done: Completed, generation 2")
 	r.isTakenFor(t, stolen, "")
-	if err := holds(t.Context(), publisher(t, r.Config), false, r.CA); err != nil {
-		t.Error(err)
+	_, held, err := publisher(t, r.Config).ClientCAs(t.Context())
+	if err != nil || len(held) == 0 || slices.ContainsFunc(held, kit.Certificate(t, r.CA).Equal) {
+		t.Errorf("extension-apiserver-authentication has %d CAs, or the old one, error %v", len(held), err)
 	}
-	completed := r.get(t, "cluster")
-	if completed.Status.Signing.KeyID != prepared.Status.Signing.KeyID || completed.Status.Retiring != nil {
-		t.Errorf("completed with %+v", completed.Status)
+	if now := r.get(t, "cluster").Status; now.Signing.KeyID != prepared.Signing.KeyID || now.Retiring != nil {
+		t.Errorf("completed with %+v", now)
 	}
 	data := r.secret(t, "signing-ca").Data
 	for key, value := range data {
@@ -129,7 +110,102 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%s still holds the old key", key)
 		}
 	}
-	if !bytes.Equal(data["tls.crt"], data["signing.crt"]) || bytes.Contains(r.bundle(t, "cluster"), r.CA.CertPEM) {
+	if !bytes.Equal(data["tls.crt"], data["signing.crt"]) || strings.Contains(r.bundle(t, at), old) {
 		t.Error("the Secret or the bundle still has the old CA")
 	}
+	r.reaches(t, "silent", v1alpha1.Preparing, nil)
+}
+
+// TestAuthority goes through the life of an authority that begins with an empty Secret. Its owner brings an invalid CA and a
+// valid one, can't complete while certificates are outstanding, goes back, and accepts to break what is left.
+func TestAuthority(t *testing.T) {
+	kit.Parallel(t)
+	r := startRotating(t)
+	r.feed(t)
+	const name = "life"
+	// No signer for kubelets runs here: that is kube-controller-manager, which has the CA too.
+	r.run(t, r.signing(t, name, time.Hour))
+	r.authority(t, name, name, published(name))
+	status := r.reaches(t, name, v1alpha1.Completed, nil)
+	first := status.Signing
+	if first.AdoptedAt != nil || status.Generation != 1 {
+		t.Errorf("it is not the first of its own: %+v", status)
+	}
+	maria := r.user(t, "maria", first)
+	made := r.secret(t, name)
+	if !slices.Contains(made.Finalizers, keypair.Finalizer) || !bytes.Equal(made.Data["tls.crt"], made.Data["signing.crt"]) ||
+		len(made.Data["candidate.key"]) > 0 {
+		t.Errorf("the Secret is not that of a CA that signs, or has no finalizer: %q", made.Finalizers)
+	}
+
+	r.edit(t, name, []byte("nonsense"), made.Data["tls.key"])
+	r.tells(t, name, "RotationRefused", "no PEM block of type CERTIFICATE")
+	kit.Eventually(t, "what signs is put back", func(context.Context) error {
+		if !bytes.Equal(r.secret(t, name).Data["tls.crt"], made.Data["tls.crt"]) {
+			return errors.New("it is not there")
+		}
+		return nil
+	})
+	own := kit.NewCA(t)
+	r.edit(t, name, own.CertPEM, own.KeyPEM)
+	second := r.reaches(t, name, v1alpha1.Prepared, nil).Signing
+	if second.KeyID != kit.Load(t, own).KeyID() || second.AdoptedAt == nil || second.Generation != 2 {
+		t.Errorf("what signs is not the CA that was brought: %+v", second)
+	}
+	bruno := r.user(t, "bruno", second)
+
+	old, err := ca.Load(made.Data["tls.crt"], made.Data["tls.key"])
+	kit.NoError(t, err)
+	foreign := signedBy(t, old, pkix.Name{CommonName: csr.NodeUserPrefix + "foreign", Organization: []string{csr.NodeGroup}}, 3*time.Hour)
+	refused := func(signer string, pair tls.Certificate) {
+		t.Helper()
+		left := r.leftOf(t, name, signer, pair.Leaf.NotAfter)
+		if ahead := left.Sub(pair.Leaf.NotAfter); ahead > 5*time.Minute {
+			t.Errorf("the ledger is %s ahead of the only certificate", ahead)
+		}
+		r.does(t, name, v1alpha1.OperationComplete)
+		text := fmt.Sprintf("certificates of %s from the CA %s are valid until %s", signer, first.KeyID, left.UTC().Format(time.RFC3339))
+		r.tells(t, name, "RotationRefused", text)
+		r.reaches(t, name, v1alpha1.Prepared, nil)
+	}
+	refused(userSigner, maria)
+	obj := kit.CreateRequest(t, r.admin, kit.NodeRequest(t, "foreign"))
+	kit.Approve(t, obj)
+	obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: foreign.Leaf.Raw}) // another signer stores it
+	kit.NoError(t, r.admin.Status().Update(t.Context(), obj))
+	refused(kubeletSigner, foreign)
+
+	kit.Eventually(t, "the old CA signs again", func(context.Context) error {
+		r.does(t, name, v1alpha1.OperationRollback) // refused until it is proven that every verifier trusts the old CA
+		status := r.reaches(t, name, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return !s.Answered() && s.Intent == "" })
+		if status.Signing.KeyID != first.KeyID {
+			return fmt.Errorf("it is %s", status.Signing.KeyID)
+		}
+		return nil
+	})
+	after, node := r.user(t, "after", first), csr.NodeUserPrefix+"foreign"
+	for user, pair := range map[string]tls.Certificate{"maria": maria, "bruno": bruno, "after": after, node: foreign} {
+		r.isTakenFor(t, pair, user)
+	}
+	r.does(t, name, v1alpha1.OperationAccept)
+	r.completes(t, name)
+	r.reaches(t, name, v1alpha1.Completed, nil)
+	for user, pair := range map[string]tls.Certificate{"maria": maria, "": bruno, "after": after, node: foreign} {
+		r.isTakenFor(t, pair, user)
+	}
+}
+
+// leftOf waits until the status says that certificates of signer by the retiring CA are valid until then or longer.
+func (r *rotating) leftOf(t *testing.T, name, signer string, until time.Time) (left time.Time) {
+	t.Helper()
+	kit.Eventually(t, "what is left of "+signer, func(context.Context) error {
+		outstanding := r.get(t, name).Status.Outstanding
+		for _, one := range outstanding {
+			if left = one.Until.Time; one.Signer == signer && !left.Before(until) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%+v", outstanding)
+	})
+	return left
 }
