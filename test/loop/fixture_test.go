@@ -7,6 +7,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
@@ -29,46 +30,33 @@ func signingFrom(source keypair.Source) func(*controllers.Options) {
 	}
 }
 
-// caSecret creates a Secret with a CA, and lets the signer read it.
-func caSecret(t *testing.T, name string, holds *csrenv.CA) *corev1.Secret {
+// signingSecret creates the Secret with a CA, and returns options to sign with it.
+func signingSecret(t *testing.T, holds *csrenv.CA) (*corev1.Secret, csrenv.Options) {
 	t.Helper()
 	secret := kit.SigningSecret(holds.CertPEM, holds.KeyPEM)
-	secret.Name = name
 	kit.Create(t, kit.Admin(t), secret)
-	kit.ApplyAll(t, kit.RolesForSecret(t, name, kit.SignerAccount))
-	return secret
-}
-
-// reject is how often the loops of this process have rejected a CA.
-func rejected(t *testing.T) int {
-	t.Helper()
-	return kit.Counted(t, "csr_signer_ca_reloads_total", map[string]string{"result": "rejected"})
+	return secret, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))}
 }
 
 func openAudit(t *testing.T, file string) *audit.Log {
 	t.Helper()
 	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 100})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return opened
-}
-
-// recordedOf returns the events in the records about obj.
-func recordedOf(t *testing.T, file string, obj *kit.Request) (all []audit.Event) {
-	t.Helper()
-	for _, record := range kit.ReadAudit(t, file) {
-		if record.UID == obj.UID {
-			all = append(all, record.Event)
-		}
-	}
-	return all
 }
 
 // signs checks that a new request of a node gets a certificate of a CA.
 func signs(t *testing.T, by *csrenv.CA) {
 	t.Helper()
 	kit.IssuedBy(t, kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "any")), csr.Issued), by)
+}
+
+// isIn checks that obj is in state now.
+func isIn(t *testing.T, obj *kit.Request, state csr.State) {
+	t.Helper()
+	if got := csr.StateOf(kit.Reload(t, obj)); got != state {
+		t.Errorf("request %s is %s, want %s", obj.Name, got, state)
+	}
 }
 
 // failsAs waits until obj has failed for reason.

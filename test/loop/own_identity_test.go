@@ -5,8 +5,6 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
-	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -33,13 +31,9 @@ type issuer struct {
 func startIssuer(t *testing.T) *issuer {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	point, err := key.PublicKey.Bytes()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	i := &issuer{key: key}
 	pages := http.NewServeMux()
 	pages.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
@@ -65,16 +59,12 @@ func (i *issuer) token(t *testing.T, end time.Time, claims map[string]any) strin
 	var parts []string
 	for _, part := range []any{map[string]string{"alg": "ES256", "kid": "1", "typ": "JWT"}, all} {
 		text, err := json.Marshal(part)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		parts = append(parts, encoded(text))
 	}
 	sum := sha256.Sum256([]byte(strings.Join(parts, ".")))
 	r, s, err := ecdsa.Sign(rand.Reader, i.key, sum[:])
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return strings.Join(append(parts, encoded(append(r.FillBytes(make([]byte, 32)), s.FillBytes(make([]byte, 32))...))), ".")
 }
 
@@ -99,22 +89,21 @@ jwt:
 		args.Set("authentication-config", file)
 	})
 	mayUse(t, "jane", "people")
-	r := ruleApprover(t, shopRules)
-	template := x509.CertificateRequest{Subject: pkix.Name{CommonName: "jane", Organization: []string{"developers"}}}
-	jti := map[string]any{"jti": "4f1c"}
-	for name, test := range map[string]struct{ token, want string }{
-		"a token":                    {issuer.token(t, time.Now().Add(2*time.Hour), jti), "approved"},
-		"a token that ends before":   {issuer.token(t, time.Now().Add(30*time.Minute), jti), "would outlive the credential"},
-		"a token without an ID":      {issuer.token(t, time.Now().Add(2*time.Hour), nil), "a certificate cannot renew itself"},
-		"a token of a smaller group": {issuer.token(t, time.Now().Add(2*time.Hour), map[string]any{"jti": "4f1c", "groups": []string{"guests"}}), "is not in all of the groups"},
+	r, jti, guests := ruleApprover(t), map[string]any{"jti": "4f1c"}, map[string]any{"jti": "4f1c", "groups": []string{"guests"}}
+	for name, test := range map[string]struct {
+		ends   time.Duration
+		claims map[string]any
+		want   string
+	}{
+		"a token":                    {2 * time.Hour, jti, "approved"},
+		"a token that ends before":   {30 * time.Minute, jti, "would outlive the credential"},
+		"a token without an ID":      {2 * time.Hour, nil, "a certificate cannot renew itself"},
+		"a token of a smaller group": {2 * time.Hour, guests, "is not in all of the groups"},
 	} {
-		obj := kit.CreateRequest(t, kit.ClientOf(t, kit.WithToken(t, test.token)), asking(t, ownSigner, template, clientUsages...))
-		decides(t, r, name, obj, test.want)
+		jane := kit.ClientOf(t, kit.WithToken(t, issuer.token(t, time.Now().Add(test.ends), test.claims)))
+		decides(t, r, name, jane, asksIdentity(t, "jane", "developers"), test.want)
 	}
 	user, err := kit.ControlPlane(t).Env.AddUser(envtest.User{Name: "jane", Groups: []string{"developers"}}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj := kit.CreateRequest(t, kit.ClientOf(t, user.Config()), asking(t, ownSigner, template, clientUsages...))
-	decides(t, r, "a certificate", obj, "a certificate cannot renew itself")
+	kit.NoError(t, err)
+	decides(t, r, "a certificate", kit.ClientOf(t, user.Config()), asksIdentity(t, "jane", "developers"), "a certificate cannot renew itself")
 }

@@ -1,8 +1,6 @@
 package loop
 
 import (
-	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -34,72 +32,67 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// TestStoredBadInput stores objects in etcd that no API server would accept. It expects a reason, and a loop that
-// continues. An object that is decided or issued already stays as it is.
+// TestStoredBadInput stores objects in etcd that no API server would accept, and an RSA key of 16,384 bits, which the API server
+// accepts. It expects a reason, and a loop that continues. An object that is decided or issued already stays as it is.
 func TestStoredBadInput(t *testing.T) {
 	kit.Parallel(t)
 	kit.StartLoop(t, csrenv.Options{})
-	weak, err := rsa.GenerateKey(rand.Reader, 1024)
-	if err != nil {
-		t.Fatal(err)
-	}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}}, weak)
-	if err != nil {
-		t.Fatal(err)
-	}
-	block := func(der []byte) []byte {
-		return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-	}
+	huge, err := os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem")
+	kit.NoError(t, err)
 	forged, _ := pem.Decode(kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}}))
 	forged.Bytes[len(forged.Bytes)-1] ^= 1
 	masters := kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a", Organization: []string{"x", "system:masters"}}})
-	decided := func(obj *kit.Request) { decide(obj, certificatesv1.CertificateDenied) } // v1beta1 permitted both conditions
 	for name, test := range map[string]struct {
 		payload         []byte
 		mod             func(*kit.Request)
 		reason, message string
 	}{
-		"no-pem":              {[]byte("hello"), nil, "Malformed", "not a PEM block of type CERTIFICATE REQUEST"},
-		"garbage":             {block([]byte("x")), nil, "Malformed", "not a valid PKCS#10 request"},
-		"forged":              {block(forged.Bytes), nil, "Malformed", "signature"},
-		"weak-key":            {block(der), nil, "KeyTooWeak", "RSA key of 1024 bits is too weak"},
-		"masters":             {masters, nil, "SubjectNotPermitted", "never issues O=system:*"},
-		"approved-and-denied": {masters, decided, "", ""},
-		"issued-nonsense":     {masters, func(obj *kit.Request) { obj.Status.Certificate = []byte("nonsense") }, "", ""},
+		"no-pem":  {[]byte("hello"), nil, "Malformed", "not a PEM block of type CERTIFICATE REQUEST"},
+		"forged":  {pem.EncodeToMemory(forged), nil, "Malformed", "signature"},
+		"huge":    {huge, nil, "KeyNotPermitted", "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"},
+		"masters": {masters, nil, "SubjectNotPermitted", "never issues O=system:*"},
+		"approved-and-denied": { // v1beta1 permitted both conditions
+			masters, func(obj *kit.Request) { addCondition(obj, certificatesv1.CertificateDenied) }, "", ""},
+		"issued-nonsense": {masters, func(obj *kit.Request) { obj.Status.Certificate = []byte("nonsense") }, "", ""},
 	} {
-		t.Run(name, func(t *testing.T) {
-			obj := kit.NodeRequest(t, "", func(obj *kit.Request) {
-				obj.Spec.SignerName, obj.Spec.Request = certificatesv1.KubeAPIServerClientSignerName, test.payload
-				decide(obj, certificatesv1.CertificateApproved)
-			})
-			if test.mod != nil {
-				test.mod(obj)
+		obj := kit.ClientRequest(t, "")
+		obj.Spec.Request = test.payload
+		addCondition(obj, certificatesv1.CertificateApproved)
+		if test.mod != nil {
+			test.mod(obj)
+		}
+		stored(t, "stored-"+name, obj)
+		switch test.reason {
+		case "":
+			before := kit.Reload(t, obj).DeepCopy()
+			kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "later")), csr.Issued)
+			if after := kit.Reload(t, obj); after.ResourceVersion != before.ResourceVersion {
+				t.Errorf("it has become %+v", after.Status)
 			}
-			stored(t, "stored-"+name, obj)
-			switch test.reason {
-			case "":
-				before := kit.Reload(t, obj).DeepCopy()
-				kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "later")), csr.Issued)
-				if after := kit.Reload(t, obj); after.ResourceVersion != before.ResourceVersion {
-					t.Errorf("it has become %+v", after.Status)
-				}
-			case "Malformed": // the API server refuses any change of an object that it can't validate
-				kit.HasEvent(t, obj, test.reason, test.message)
-				if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Approved {
-					t.Errorf("request is %s, want Approved", got)
-				}
-			default:
-				kit.HasEvent(t, obj, test.reason, test.message)
-				failsAs(t, obj, test.reason, test.message)
-			}
-		})
+		case "Malformed": // the API server refuses any change of an object that it can't validate
+			kit.HasEvent(t, obj, test.reason, test.message)
+			isIn(t, obj, csr.Approved)
+		default:
+			kit.HasEvent(t, obj, test.reason, test.message)
+			failsAs(t, obj, test.reason, test.message)
+		}
 	}
-	hugeRequester(t)
+
+	// A requester with a name and extra fields that no authenticator creates. The API server gets all of them in reviews.
+	obj := kit.NodeRequest(t, "b")
+	obj.Spec.Username, obj.Spec.Extra = strings.Repeat("Ü名", 2000), map[string]certificatesv1.ExtraValue{}
+	for i := range 10_000 {
+		obj.Spec.Extra[fmt.Sprintf("example.com/key-%d", i)] = certificatesv1.ExtraValue{"value"}
+	}
+	stored(t, "huge-requester", obj)
+	kit.HasEvent(t, obj, "NotAuthorized", `\u00dc\u540d\u00dc`)
+	kit.Grant(t, obj.Spec.Username, kit.MayJoin)
+	kit.Reaches(t, obj, csr.Issued)
 	kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "good")), csr.Issued)
 }
 
-// decide adds a condition as the API server stores it.
-func decide(obj *kit.Request, kind certificatesv1.RequestConditionType) {
+// addCondition adds a condition as the API server stores it.
+func addCondition(obj *kit.Request, kind certificatesv1.RequestConditionType) {
 	csr.AddCondition(obj, kind, "ByHand", "Stored by a test.", time.Now())
 	obj.Status.Conditions[len(obj.Status.Conditions)-1].LastTransitionTime = metav1.Now()
 }
@@ -109,43 +102,24 @@ func stored(t *testing.T, name string, obj *kit.Request) {
 	t.Helper()
 	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.Now()
-	if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj))
 }
 
-// hugeRequester has a name and extra fields that no authenticator creates. The API server gets all of them in
-// reviews.
-func hugeRequester(t *testing.T) {
-	t.Helper()
-	obj := kit.NodeRequest(t, "b", func(obj *kit.Request) {
-		obj.Spec.Username, obj.Spec.Extra = strings.Repeat("Ü名", 2000), map[string]certificatesv1.ExtraValue{}
-		for i := range 10_000 {
-			obj.Spec.Extra[fmt.Sprintf("example.com/key-%d", i)] = certificatesv1.ExtraValue{"value"}
-		}
-	})
-	stored(t, "huge-requester", obj)
-	kit.HasEvent(t, obj, "NotAuthorized", `\u00dc\u540d\u00dc`)
-	kit.Grant(t, obj.Spec.Username, kit.MayJoin)
-	kit.Reaches(t, obj, csr.Issued)
-}
-
-// TestNothingBeyondTheRequestIsIssued requests more than a certificate may hold.
+// TestNothingBeyondTheRequestIsIssued requests more than a certificate may hold. Approval and certificate erase nothing of a request,
+// although the cache trims it.
 func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 	kit.Parallel(t)
-	kit.StartLoop(t, csrenv.Options{})
 	isCA, err := asn1.Marshal(struct{ IsCA bool }{true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "", func(obj *kit.Request) {
-		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
-		obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{
-			Subject:         pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}, Value: "root"}}},
-			ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}, {Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: []byte{5, 0}}},
-		})
-	}))
+	kit.NoError(t, err)
+	obj := kit.ClientRequest(t, "")
+	obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{
+		Subject:         pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}, Value: "root"}}},
+		ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}, {Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: []byte{5, 0}}},
+	})
+	kit.Create(t, kit.Admin(t), obj)
 	kit.Approve(t, obj)
+	marked := []*kit.Request{kit.CreateMarked(t, "kept", 10), kit.CreateMarked(t, "kept-large", 20<<10)}
+	kit.StartLoopAs(t, kit.ManagerConfig(t), csrenv.Options{})
 	cert := kit.Leaf(t, kit.Reaches(t, obj, csr.Issued))
 	if cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature || cert.Subject.String() != "CN=a" {
 		t.Errorf("issued CA %t, key usage %d, subject %s", cert.IsCA, cert.KeyUsage, cert.Subject)
@@ -155,52 +129,18 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 			t.Error("issued an extension that was asked for")
 		}
 	}
-}
-
-// TestOversizeKeyIsNotSigned uses an RSA key of 16,384 bits, which the API server accepts.
-func TestOversizeKeyIsNotSigned(t *testing.T) {
-	kit.Parallel(t)
-	kit.StartLoop(t, csrenv.Options{})
-	huge, err := os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem")
-	if err != nil {
-		t.Fatal(err)
-	}
-	const message = "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
-	pending := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "a", func(obj *kit.Request) { obj.Spec.Request = huge }))
-	kit.HasEvent(t, pending, "KeyNotPermitted", message)
-	kit.Approve(t, kit.Reload(t, pending))
-	failsAs(t, pending, "KeyNotPermitted", message)
-	kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "good")), csr.Issued)
-}
-
-// TestWritesKeepTheMetadata checks that approval and certificate erase nothing of a request, although the cache trims requests.
-func TestWritesKeepTheMetadata(t *testing.T) {
-	kit.Parallel(t)
-	together := func() (stop func()) { return kit.StartLoopAs(t, kit.ManagerConfig(t), csrenv.Options{}) }
-	apart := func() (stop func()) { return kit.StartLoop(t, csrenv.Options{}) }
-	for name, test := range map[string]struct {
-		size  int
-		start func() (stop func())
-	}{
-		"kept-together": {10, together}, "kept-large-together": {20 << 10, together},
-		"kept": {10, apart}, "kept-large": {20 << 10, apart},
-	} {
-		obj := kit.CreateMarked(t, name, test.size)
+	for _, obj := range marked {
 		before := obj.DeepCopy()
-		stop := test.start()
-		issued := kit.Reaches(t, obj, csr.Issued)
-		issued.ManagedFields, issued.ResourceVersion = before.ManagedFields, before.ResourceVersion
-		if diff := cmp.Diff(before.ObjectMeta, issued.ObjectMeta); diff != "" {
-			t.Errorf("%s: metadata (-created +issued):\n%s", name, diff)
+		kit.Reaches(t, obj, csr.Issued)
+		obj.ManagedFields, obj.ResourceVersion = before.ManagedFields, before.ResourceVersion
+		if diff := cmp.Diff([]any{before.ObjectMeta, before.Spec}, []any{obj.ObjectMeta, obj.Spec}); diff != "" {
+			t.Errorf("(-created +issued):\n%s", diff)
 		}
-		if diff := cmp.Diff(before.Spec, issued.Spec); diff != "" {
-			t.Errorf("%s: spec (-created +issued):\n%s", name, diff)
-		}
-		stop()
 	}
 }
 
-func newApprover(t *testing.T, clock *clocktesting.FakeClock) *approver.Reconciler {
+func newApprover(t *testing.T) *approver.Reconciler {
+	clock := clocktesting.NewFakeClock(time.Now())
 	return &approver.Reconciler{
 		Rules:      []approver.Rule{approver.NodeClient()},
 		Client:     kit.Admin(t),
@@ -214,23 +154,20 @@ func newApprover(t *testing.T, clock *clocktesting.FakeClock) *approver.Reconcil
 
 func reconcileOnce(t *testing.T, r *approver.Reconciler, obj *kit.Request) {
 	t.Helper()
-	if _, err := r.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := r.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID})
+	kit.NoError(t, err)
 }
 
 // TestApproverForgetsRightsThatGo approves once a requester has the right, and no more when the right is taken back.
 func TestApproverForgetsRightsThatGo(t *testing.T) {
 	kit.Parallel(t)
 	kit.Grant(t, "stranger", kit.MayCreate)
-	r := newApprover(t, clocktesting.NewFakeClock(time.Now()))
+	r := newApprover(t)
 	judged := func(want csr.State) {
 		t.Helper()
 		obj := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "late"))
 		reconcileOnce(t, r, obj)
-		if got := csr.StateOf(kit.Reload(t, obj)); got != want {
-			t.Errorf("the request is %s, want %s", got, want)
-		}
+		isIn(t, obj, want)
 	}
 	judged(csr.Pending)
 	binding := kit.Grant(t, "stranger", kit.MayJoin)
@@ -244,13 +181,10 @@ func TestApproverForgetsRightsThatGo(t *testing.T) {
 func TestApproverWritesOnlyWhatItJudged(t *testing.T) {
 	kit.Parallel(t)
 	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "stale"))
-	r := newApprover(t, clocktesting.NewFakeClock(time.Now()))
-	changing := &changingClient{Client: kit.Admin(t), before: func() { kit.Decide(t, kit.Reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
-	r.Client = changing
+	r := newApprover(t)
+	r.Client = &changingClient{Client: kit.Admin(t), before: func() { kit.Decide(t, kit.Reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
 	reconcileOnce(t, r, obj)
-	if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Denied {
-		t.Errorf("request that was denied in between is %s, want Denied", got)
-	}
+	isIn(t, obj, csr.Denied)
 }
 
 // changingClient changes the object between the read and the write of a reconciler.
@@ -275,7 +209,7 @@ func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
 	stale := judged.DeepCopy()
 	kit.Remove(t, judged)
 	swapped := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "not-mine", named))
-	r := newApprover(t, clocktesting.NewFakeClock(time.Now()))
+	r := newApprover(t)
 	r.Client = kit.StaleClient{Client: kit.Admin(t), Obj: stale}
 	reconcileOnce(t, r, stale)
 	later := clocktesting.NewFakeClock(stale.CreationTimestamp.Add(25 * time.Hour))
