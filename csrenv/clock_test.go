@@ -1,8 +1,6 @@
 package csrenv_test
 
 import (
-	"crypto/x509"
-	"strconv"
 	"testing"
 	"time"
 
@@ -26,30 +24,36 @@ func still(t *testing.T, obj *certificatesv1.CertificateSigningRequest, state cs
 	}
 }
 
-func TestStepsOfAFakeClockDriveRetention(t *testing.T) {
-	for name, test := range map[string]struct {
-		// before is a step after which the request still exists. after is another step, after which it is gone.
-		before, after time.Duration
-		state         csr.State
-		mod           func(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest)
-	}{
-		"issued":  {before: 58 * time.Minute, after: 3 * time.Minute, state: csr.Issued, mod: owned},
-		"pending": {before: 24*time.Hour - 2*time.Minute, after: 3 * time.Minute, state: csr.Pending, mod: unowned},
-	} {
-		t.Run(name, func(t *testing.T) {
-			steps := testingclock.NewFakeClock(time.Now())
-			start(t, csrenv.Options{Clock: steps, Retention: csr.Retention{
-				Approved: time.Hour, Denied: time.Minute, Failed: time.Hour, Pending: 24 * time.Hour,
-			}})
-			obj := create(t, newClient(t, admin), newRequest(t, "retention-"+name, test.mod))
-			eventually(t, obj, test.state)
-			steps.Step(test.before)
-			markerIsCleaned(t)
-			still(t, obj, test.state)
-			steps.Step(test.after)
-			eventually(t, obj, gone)
-		})
+// TestAFakeClockDrivesCertificatesAndRetention steps the clock to just before and just after requests are due.
+func TestAFakeClockDrivesCertificatesAndRetention(t *testing.T) {
+	now := time.Now().Truncate(time.Second)
+	steps, c := testingclock.NewFakeClock(now), newClient(t, admin)
+	start(t, csrenv.Options{Clock: steps, Retention: csr.Retention{
+		Approved: time.Hour, Denied: time.Minute, Failed: time.Hour, Pending: 24 * time.Hour,
+	}})
+	issued := newRequest(t, "validity")
+	issued.Spec.ExpirationSeconds = new(int32(30 * 3600))
+	create(t, c, issued)
+	eventually(t, issued, csr.Issued)
+	if got, want := parse(t, issued.Status.Certificate).NotAfter, now.Add(30*time.Hour-5*time.Minute); !got.Equal(want) {
+		t.Errorf("valid until %s, want %s", got, want)
 	}
+	pending := create(t, c, newRequest(t, "pending", unowned))
+	steps.Step(58 * time.Minute)
+	markerIsCleaned(t)
+	still(t, issued, csr.Issued)
+	next := create(t, c, newRequest(t, "validity"))
+	eventually(t, next, csr.Issued)
+	if got, want := parse(t, next.Status.Certificate).NotBefore, steps.Now().Add(-5*time.Minute); !got.Equal(want) {
+		t.Errorf("valid from %s, want %s", got, want)
+	}
+	steps.Step(3 * time.Minute)
+	eventually(t, issued, gone)
+	steps.Step(23*time.Hour - 3*time.Minute)
+	markerIsCleaned(t)
+	still(t, pending, csr.Pending)
+	steps.Step(3 * time.Minute)
+	eventually(t, pending, gone)
 }
 
 // markerIsCleaned waits until the cleaner has deleted two denied requests, one after the other, which are due by the
@@ -59,46 +63,7 @@ func markerIsCleaned(t *testing.T) {
 	for range 2 {
 		marker := create(t, newClient(t, admin), newRequest(t, "marker", unowned))
 		csr.AddCondition(marker, certificatesv1.CertificateDenied, "Test", "Denied by the test.", time.Time{})
-		if err := newClient(t, admin).SubResource("approval").Update(t.Context(), marker); err != nil {
-			t.Fatal(err)
-		}
+		_ = must(marker, newClient(t, admin).SubResource("approval").Update(t.Context(), marker))
 		eventually(t, marker, gone)
-	}
-}
-
-func TestAStepWhileTheRequestIsOnItsWayIsNotLost(t *testing.T) {
-	for i := range 4 {
-		t.Run(strconv.Itoa(i), func(t *testing.T) {
-			steps := testingclock.NewFakeClock(time.Now())
-			start(t, csrenv.Options{Clock: steps})
-			obj := create(t, newClient(t, admin), newRequest(t, "racing", unowned))
-			steps.Step(25 * time.Hour) // before, during or after the cleaner's reconcile
-			eventually(t, obj, gone)
-		})
-	}
-}
-
-func TestCertificatesFollowAFakeClock(t *testing.T) {
-	now := time.Now().Truncate(time.Second)
-	steps := testingclock.NewFakeClock(now)
-	start(t, csrenv.Options{Clock: steps, Retention: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}})
-	seconds := int32(3600)
-	obj := newRequest(t, "validity", func(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
-		obj.Spec.ExpirationSeconds = &seconds
-	})
-	create(t, newClient(t, admin), obj)
-	eventually(t, obj, csr.Issued)
-	cert := parse(t, obj.Status.Certificate)
-	if want := now.Add(time.Hour); !cert.NotAfter.Equal(want) {
-		t.Errorf("valid until %s, want %s", cert.NotAfter, want)
-	}
-
-	later := now.Add(48 * time.Hour)
-	steps.SetTime(later) // the first certificate has expired, so its request is deleted
-	eventually(t, obj, gone)
-	next := create(t, newClient(t, admin), newRequest(t, "validity"))
-	eventually(t, next, csr.Issued)
-	if got, want := parse(t, next.Status.Certificate).NotBefore, later.Add(-5*time.Minute); !got.Equal(want) {
-		t.Errorf("valid from %s, want %s", got, want)
 	}
 }

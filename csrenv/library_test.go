@@ -29,9 +29,7 @@ func runManager(t *testing.T, options controllers.Options) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{certificatesv1.AddToScheme, corev1.AddToScheme, authorizationv1.AddToScheme} {
-		if err := add(scheme); err != nil {
-			t.Fatal(err)
-		}
+		_ = must(scheme, add(scheme))
 	}
 	mgr := must(manager.New(admin, manager.Options{
 		Scheme:     scheme,
@@ -39,9 +37,7 @@ func runManager(t *testing.T, options controllers.Options) {
 		Metrics:    metricsserver.Options{BindAddress: "0"},
 		Controller: config.Controller{SkipNameValidation: new(true)},
 	}))
-	if err := options.SetupWithManager(mgr); err != nil {
-		t.Fatal(err)
-	}
+	_ = must(mgr, options.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(t.Context())
 	stopped := make(chan error, 1)
 	go func() { stopped <- mgr.Start(ctx) }()

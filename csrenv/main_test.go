@@ -97,9 +97,6 @@ func newRequest(tb testing.TB, node string, mods ...func(*certificatesv1.Certifi
 	return obj
 }
 
-// owned changes nothing.
-func owned(*certificatesv1.CertificateSigningRequest, *x509.CertificateRequest) {}
-
 // unowned changes obj to a signer that is not configured.
 func unowned(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateRequest) {
 	obj.Spec.SignerName = "example.com/foreign"
@@ -108,9 +105,7 @@ func unowned(obj *certificatesv1.CertificateSigningRequest, _ *x509.CertificateR
 // create creates obj, and deletes it when the test ends.
 func create(tb testing.TB, c client.Client, obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	tb.Helper()
-	if err := c.Create(tb.Context(), obj); err != nil {
-		tb.Fatal(err)
-	}
+	_ = must(obj, c.Create(tb.Context(), obj))
 	tb.Cleanup(func() {
 		// The test's own context has ended.
 		if err := client.IgnoreNotFound(newClient(tb, admin).Delete(context.Background(), obj)); err != nil {
@@ -124,9 +119,7 @@ func create(tb testing.TB, c client.Client, obj *certificatesv1.CertificateSigni
 func approve(tb testing.TB, obj *certificatesv1.CertificateSigningRequest) {
 	tb.Helper()
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, "Test", "Approved by the test.", time.Time{})
-	if err := newClient(tb, admin).SubResource("approval").Update(tb.Context(), obj); err != nil {
-		tb.Fatal(err)
-	}
+	_ = must(obj, newClient(tb, admin).SubResource("approval").Update(tb.Context(), obj))
 }
 
 // eventually waits until obj is in state, which may be Gone.
