@@ -9,10 +9,10 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -25,108 +25,78 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// startBlockListManager runs a manager with a block list. It approves serving certificates, and renewals.
-func startBlockListManager(t *testing.T, args ...string) *kit.Process {
+// startWithBlockList runs a manager that reads a block list. It approves serving certificates, and renewals.
+func startWithBlockList(t *testing.T, args ...string) *kit.Process {
 	t.Helper()
 	kit.Apply(t, "kubelet-serving")
-	kit.Apply(t, "node-block-list")
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	config := kit.Configure(t, "nodeBlockList: "+kit.BlockListName+"\napproval: {kubeletServing: {enabled: true}}\n")
 	return start(t, append([]string{config}, args...)...)
 }
 
 // block changes the ConfigMap.
-func block(t *testing.T, obj *corev1.ConfigMap, text string) {
+func block(t *testing.T, obj *corev1.ConfigMap, nodes, certificates string) {
 	t.Helper()
-	obj.Data["nodes"] = text
+	obj.Data = map[string]string{"nodes": nodes, "certificates": certificates}
 	kit.Update(t, obj)
 }
 
-// TestBlockList blocks a node and unblocks it. Meanwhile neither the approver nor the signer serves it, whatever the
-// signer and whoever approved. After that, waiting requests continue within a second.
+// TestBlockList starts without the right to read the list, blocks a node and unblocks it. Meanwhile neither the approver nor the
+// signer serves it, whatever the signer and whoever approved. Changes of the list and of Nodes wake the requests that wait for
+// them. After the list is deleted, its last version stays in use. TestChanges in pkg/blocklist has more versions of the list.
 func TestBlockList(t *testing.T) {
 	kit.Parallel(t)
-	list := kit.BlockList(t, "# nobody yet\n")
-	p := startBlockListManager(t)
-	const node = "block-a"
-	kit.NewNode(t, node, "192.0.2.60")
-	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
-	kit.Reaches(t, joins(t, node), csr.Issued)
-
-	block(t, list, "Block-A # taken over\nnot a name\n")
-	kit.HasEvent(t, list, "BlockListInvalid", `line 2: "not a name" is not a node name`)
-	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1", "csr_block_list_problems 1")
-	waiting := map[string]*kit.Request{
-		"bootstrap": joins(t, node),
-		"renewal":   kit.CreateRequest(t, kit.KubeletOf(t, node), kit.NodeRequest(t, node)),
-		"serving":   asksFor(t, node, "192.0.2.60"),
-	}
-	byHand := joins(t, node)
+	p := startWithBlockList(t)
+	const a, b = "block-a", "block-b"
+	held, byHand := joins(t, a), joins(t, b)
 	kit.Approve(t, byHand)
-	waiting["approved by hand"] = byHand
-	for what, obj := range waiting {
-		kit.HasEvent(t, obj, "NodeBlocked", `node "`+node+`" is on the block list, ConfigMap `+kit.BlockListName)
-		if state := csr.StateOf(kit.Reload(t, obj)); state != csr.Pending && !strings.Contains(what, "by hand") || len(obj.Status.Certificate) > 0 || state == csr.Failed {
-			t.Errorf("%s: it is %s", what, state)
-		}
-	}
-	// All other nodes are served.
-	kit.NewNode(t, "block-b", "192.0.2.61")
-	kit.Reaches(t, joins(t, "block-b"), csr.Issued)
-	kit.Reaches(t, asksFor(t, "block-b", "192.0.2.61"), csr.Issued)
-	kit.Reaches(t, kit.ApprovedClient(t, node), csr.Issued)
-
-	for _, obj := range waiting {
-		if csr.StateOf(obj) == csr.Pending {
-			backdate(t, obj)
-		}
-	}
-	block(t, list, "")
-	for _, obj := range waiting {
-		kit.Reaches(t, obj, csr.Issued)
-	}
-	checkStop(t, p)
-}
-
-// TestBlockListIsMissing starts without a list: requests of nodes wait until there is a list. After the list is
-// deleted, its last version stays in use.
-func TestBlockListIsMissing(t *testing.T) {
-	kit.Parallel(t)
-	p := startBlockListManager(t)
-	p.Answers(t, p.Probes, "/readyz?verbose", http.StatusInternalServerError, "[-]block-list failed")
-	held := joins(t, "missing-a")
-	byHand := joins(t, "missing-b")
-	kit.Approve(t, byHand)
-	byCertificate := kit.ApprovedClient(t, "missing-user") // the administrator has a client certificate
+	byCertificate := kit.ApprovedClient(t, "a-user") // the administrator has a client certificate
 	for _, obj := range []*kit.Request{held, byHand, byCertificate} {
-		kit.HasEvent(t, obj, "InventoryUnavailable", "ConfigMap "+kit.BlockListName+": it does not exist")
+		kit.HasEvent(t, obj, "InventoryUnavailable", "ConfigMap "+kit.BlockListName+": it can't be read", "is forbidden")
 	}
-	kit.Reaches(t, kit.ApprovedClientOf(t, kit.As(t, "joiner"), "missing-user"), csr.Issued) // by a token, and not for a node
-
-	list := kit.BlockList(t, "missing-a")
+	kit.Reaches(t, kit.ApprovedClientOf(t, kit.As(t, "joiner"), "a-user"), csr.Issued) // by a token, and not for a node
+	p.Answers(t, p.Probes, "/readyz?verbose", http.StatusInternalServerError, "[-]block-list failed", "[-]own-rights failed")
+	list := kit.BlockList(t, "Block-A # taken over\nnot a name\n")
+	kit.Apply(t, "node-block-list")
 	kit.Reaches(t, byHand, csr.Issued)
 	kit.Reaches(t, byCertificate, csr.Issued)
-	kit.HasEvent(t, held, "NodeBlocked", `node "missing-a"`)
-	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
+	kit.HasEvent(t, list, "BlockListInvalid", `line 2: "not a name" is not a node name`)
+	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1", "csr_block_list_problems 1")
+	p.Answers(t, p.Probes, "/readyz/block-list", http.StatusOK)
 
+	node := kit.NewNode(t, a, "192.0.2.60", "192.0.2.61")
+	pending := []*kit.Request{held, kit.CreateRequest(t, kit.KubeletOf(t, a), kit.NodeRequest(t, a)), asksFor(t, a, "192.0.2.60")}
+	approved := joins(t, a)
+	kit.Approve(t, approved)
+	for _, obj := range append(pending, approved) {
+		kit.HasEvent(t, obj, "NodeBlocked", `node "`+a+`" is on the block list, ConfigMap `+kit.BlockListName)
+		if state := csr.StateOf(kit.Reload(t, obj)); state != csr.Pending && obj != approved || state == csr.Issued || state == csr.Failed {
+			t.Errorf("it is %s", state)
+		}
+	}
+	// All other nodes are served, although the blocked one reports their addresses.
+	other := asksFor(t, b, "192.0.2.61")
+	kit.HasEvent(t, other, "NodeNotFound", b)
+	issuedSoon(t, other, func() { kit.NewNode(t, b, "192.0.2.61") })
+	kit.Reaches(t, kit.ApprovedClient(t, a), csr.Issued)
+
+	backdate(t, pending...)
+	block(t, list, "", "")
+	for _, obj := range append(pending, approved) {
+		kit.Reaches(t, obj, csr.Issued)
+	}
+	other = asksFor(t, b, "192.0.2.61")
+	isRefused(t, other, "SANContested", `192.0.2.61 is claimed by node "`+b+`" and by Node `+a)
+	issuedSoon(t, other, func() { kit.Publish(t, node, "192.0.2.60") })
+
+	block(t, list, a, "")
+	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1", "csr_block_list_problems 0")
 	kit.Remove(t, list)
-	kit.HasEvent(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}, "BlockListMissing", "the last version stays in use: blocked nodes: missing-a")
-	again := joins(t, "missing-a")
-	kit.HasEvent(t, again, "NodeBlocked")
-	kit.Reaches(t, joins(t, "missing-c"), csr.Issued)
-	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
-	checkStop(t, p)
-}
-
-// TestBlockListMayNotBeRead runs without the component's role.
-func TestBlockListMayNotBeRead(t *testing.T) {
-	kit.Parallel(t)
-	kit.BlockList(t, "")
-	p := startBlockListManager(t, "--node-block-list=default/another")
-	held := joins(t, "forbidden-a")
-	kit.HasEvent(t, held, "InventoryUnavailable", "ConfigMap default/another: it can't be read", "is forbidden")
-	p.Answers(t, p.Probes, "/readyz?verbose", http.StatusInternalServerError, "[-]block-list failed", "[-]own-rights failed")
-	isPending(t, held)
+	gone := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: list.Name}}
+	kit.HasEvent(t, gone, "BlockListMissing", "the last version stays in use: blocked nodes: "+a)
+	kit.HasEvent(t, joins(t, a), "NodeBlocked")
+	kit.Reaches(t, joins(t, "block-c"), csr.Issued)
+	stops(t, p)
 }
 
 // credentialID is the key under which the API server records the credential of a requester.
@@ -145,49 +115,34 @@ func renewedBy(t *testing.T, c client.Client) holder {
 	key := kit.NewKey(t)
 	subject := pkix.Name{CommonName: "system:node:a", Organization: []string{csr.NodeGroup}}
 	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	obj := kit.CreateRequest(t, c, kit.NodeRequest(t, "a", func(obj *kit.Request) {
 		obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialID: {"X509SHA256=0a"}}
 	}))
 	kit.Reaches(t, obj, csr.Issued)
 	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	cfg := rest.AnonymousClientConfig(kit.ControlPlane(t).Config)
 	cfg.CertData, cfg.KeyData, cfg.QPS = obj.Status.Certificate, keyPEM, -1
 	return holder{kit.ClientOf(t, cfg), obj, fmt.Sprintf("%x", sha256.Sum256(kit.Leaf(t, obj).Raw))}
 }
-
-// id returns the credential ID of h.
-func (h holder) id() string { return "X509SHA256=" + h.sha256 }
 
 // TestRenewalsAreBoundToTheirCertificates renews a certificate twice. The API server records in each request the
 // certificate with which it was made. The audit log names it, explain shows it, and the block list blocks it,
 // but not the certificates before and after it.
 func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 	kit.Parallel(t)
-	list, records := kit.BlockList(t, ""), filepath.Join(t.TempDir(), "audit.log")
-	p := startBlockListManager(t, "--audit-log-path", records)
+	kit.Apply(t, "node-block-list")
+	list, file := kit.BlockList(t, ""), filepath.Join(t.TempDir(), "audit.log")
+	p := startWithBlockList(t, "--audit-log-path", file)
 	first := renewedBy(t, kit.As(t, "joiner"))
 	second := renewedBy(t, first)
 	third := renewedBy(t, second)
-	for name, test := range map[string]struct {
-		obj  *kit.Request
-		want certificatesv1.ExtraValue
-	}{"first": {first.obj, nil}, "second": {second.obj, certificatesv1.ExtraValue{first.id()}}, "third": {third.obj, certificatesv1.ExtraValue{second.id()}}} {
-		if diff := cmp.Diff(test.want, test.obj.Spec.Extra[credentialID]); diff != "" {
-			t.Errorf("credential of the %s request (-want +got):\n%s", name, diff)
-		}
-	}
 	out, code := kit.RunPlugin(t, kit.ControlPlane(t).Config, "explain", second.obj.Name)
 	kit.Says(t, out, code, 0, fmt.Sprintf("made with     %q", first.sha256), fmt.Sprintf("SHA-256       %q", second.sha256))
 
-	list.Data["certificates"] = second.sha256 + " # stolen\n"
-	block(t, list, "")
+	block(t, list, "", second.sha256+" # stolen\n")
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, "csr_block_list_certificates 1", "csr_block_list_nodes 0", "csr_block_list_problems 0")
 	pending, byHand := kit.CreateRequest(t, second, kit.NodeRequest(t, "a")), kit.CreateRequest(t, second, kit.NodeRequest(t, "a"))
 	kit.Approve(t, byHand)
@@ -199,47 +154,38 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 	kit.Says(t, out, code, 0, "csr-approver CertificateBlocked", "Nothing, or remove its SHA-256 from the list.")
 	out, code = kit.RunPlugin(t, kit.ControlPlane(t).Config, "approve", pending.Name, "--yes")
 	kit.Says(t, out, code, 1, "not approved: CertificateBlocked: the block list")
-	renewedBy(t, first)
-	renewedBy(t, third)
-	renewedBy(t, kit.As(t, "joiner"))
+	for _, by := range []client.Client{first, third, kit.As(t, "joiner")} {
+		renewedBy(t, by)
+	}
 	if states := csr.StateOf(kit.Reload(t, pending)) + csr.StateOf(kit.Reload(t, byHand)); states != csr.Pending+csr.Approved {
 		t.Errorf("the blocked requests are %s", states)
 	}
-
-	backdate(t, pending)
-	list.Data["certificates"] = ""
-	block(t, list, "")
-	kit.Reaches(t, pending, csr.Issued)
+	issuedSoon(t, pending, func() { block(t, list, "", "") })
 	kit.Reaches(t, byHand, csr.Issued)
-	checkStop(t, p)
-	checkCredentials(t, auditRecords(t, records), []holder{first, second, third})
-}
+	stops(t, p)
 
-// checkCredentials checks that the records of each request name the certificate before it, by the SHA-256 that the
-// record of that certificate has.
-func checkCredentials(t *testing.T, records []audit.Record, chain []holder) {
-	t.Helper()
-	issued := ""
-	for i, each := range chain {
-		var want []string
-		if i > 0 {
-			want = []string{"X509SHA256=" + issued}
+	// The records of each request name the certificate before it, by the SHA-256 that the record of that certificate has.
+	var want []string
+	for i, each := range []holder{first, second, third} {
+		if got := each.obj.Spec.Extra[credentialID]; !slices.Equal(got, want) {
+			t.Errorf("credential of certificate %d: %q, want %q", i, got, want)
 		}
-		found := map[audit.Event]int{}
-		for _, record := range records {
+		events, issued := "", ""
+		for _, record := range kit.ReadAudit(t, file) {
 			if record.UID != each.obj.UID {
 				continue
 			}
-			found[record.Event]++
-			if diff := cmp.Diff(want, record.Requester.CredentialIDs); diff != "" {
-				t.Errorf("record %s of certificate %d (-want +got):\n%s", record.Event, i, diff)
+			events += string(record.Event) + " "
+			if got := record.Requester.CredentialIDs; !slices.Equal(got, want) {
+				t.Errorf("record %s of certificate %d: %q, want %q", record.Event, i, got, want)
 			}
 			if record.Event == audit.Signed {
 				issued = record.CertificateSHA256
 			}
 		}
-		if found[audit.Decided] == 0 || found[audit.Signed] != 1 {
-			t.Errorf("records of certificate %d: %v", i, found)
+		if !strings.Contains(events, string(audit.Decided)) || issued != each.sha256 {
+			t.Errorf("records %sof certificate %d: %s", events, i, issued)
 		}
+		want = []string{"X509SHA256=" + issued}
 	}
 }

@@ -5,10 +5,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -19,7 +17,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -30,7 +27,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 const (
@@ -46,34 +42,36 @@ const (
 	backlogCosts = 10 * time.Second
 )
 
-// pair is a leader and a standby.
-type pair struct {
-	leader, standby *kit.Process
-	holder          string // of the Lease at the start
-	audits          []string
-	first           *kit.Request // which showed that the leader works
+// replicas are managers that take part in one election.
+type replicas struct {
+	all    []*kit.Process
+	audits []string
+	holder string       // of the Lease at the start
+	first  *kit.Request // which showed that the leader works
 }
 
-// startPair starts two replicas with args, and waits until the first one leads and the other one is ready.
-func startPair(t *testing.T, args ...string) *pair {
+// startPair starts a leader and a standby with args, and waits until the first one leads and the other one is ready.
+func startPair(t *testing.T, args ...string) *replicas {
 	t.Helper()
 	signingSecret(t)
 	kit.GrantJoining(t, "joiner")
-	p := &pair{}
-	p.leader = p.start(t, args)
+	p := &replicas{}
+	p.start(t, args...)
 	p.holder = *leaderAfter(t, "").Spec.HolderIdentity
 	p.first = kit.Reaches(t, joins(t, "first"), csr.Issued)
-	p.standby = p.start(t, args)
-	p.standby.Answers(t, p.standby.Probes, "/readyz", http.StatusOK)
+	p.start(t, args...)
 	return p
 }
 
-func (p *pair) start(t *testing.T, args []string) *kit.Process {
+// start starts one more, and waits until it is ready.
+func (p *replicas) start(t *testing.T, args ...string) *kit.Process {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "audit.log")
 	kit.Write(t, file, nil)
-	p.audits = append(p.audits, file)
-	return kit.StartManager(t, kit.ManagerConfig(t), append([]string{"--audit-log-path", file, "--self-check-interval=0"}, args...)...)
+	next := kit.StartManager(t, kit.ManagerConfig(t), append([]string{"--audit-log-path", file, "--self-check-interval=0"}, args...)...)
+	next.Answers(t, next.Probes, "/readyz", http.StatusOK)
+	p.all, p.audits = append(p.all, next), append(p.audits, file)
+	return next
 }
 
 // leaderAfter waits for a holder of the Lease other than before, and returns the Lease.
@@ -91,14 +89,6 @@ func leaderAfter(t *testing.T, before string) *coordinationv1.Lease {
 		return nil
 	})
 	return lease
-}
-
-// startLoad has kubelets join until stop is called.
-func startLoad(t *testing.T) (l *load, stop func()) {
-	t.Helper()
-	l = newLoad(t, client.MatchingLabels{"joins": "during-failover"})
-	joiner := kit.As(t, "joiner")
-	return l, every(t, arrivals, func(i int) error { return l.add(t.Context(), joiner, kit.NodeRequest(t, fmt.Sprint("load-", i))) })
 }
 
 // every calls do with 0, 1 and so on at that interval, until the returned function is called, the test ends or do
@@ -152,25 +142,26 @@ func (l *load) gets(t *testing.T, n int) (longest time.Duration) {
 	return longest
 }
 
-// checkRecords checks both audit logs: each stored certificate was signed by one process, and each other certificate
-// is recorded as discarded. No request of the load was denied or failed, and no process took the other for a second
-// signer. It returns the number of stored and of discarded certificates of each process.
-func (p *pair) checkRecords(t *testing.T, l *load) (stored, discarded []int) {
+// checkRecords checks the audit logs: each stored certificate was signed by one process, and each other certificate is recorded
+// as discarded. No request of the load was denied or failed, and no process took another for a second signer. It returns the
+// number of stored and of discarded certificates of each process.
+func (p *replicas) checkRecords(t *testing.T, l *load) (stored, discarded []int) {
 	t.Helper()
 	names := p.storedCertificates(t, l)
 	kit.Eventually(t, "the records are complete", func(context.Context) error {
-		stored, discarded = make([]int, len(p.audits)), make([]int, len(p.audits))
-		decided, holders := map[types.UID]bool{}, map[string]int{}
+		stored, discarded = make([]int, len(p.all)), make([]int, len(p.all))
+		decided, holders, running := map[types.UID]bool{}, map[string]int{}, true
 		for i, file := range p.audits {
+			ended := p.all[i].Ended() != nil // one that is killed completes no record
+			running = running && !ended
 			for sum, last := range l.read(t, file, p.first.UID, decided) {
-				killed := i == 0 && p.leader.Ended() != nil // a leader that is killed completes no record
 				switch _, is := names[sum]; {
 				case is && (last == audit.Signed || last == audit.Stored):
 					stored[i]++
 					holders[sum]++
 				case !is && last == audit.Discarded:
 					discarded[i]++
-				case is || !killed:
+				case is || !ended:
 					return fmt.Errorf("the last record of %s about certificate %s (stored: %t) is %s", file, sum, is, last)
 				}
 			}
@@ -181,49 +172,43 @@ func (p *pair) checkRecords(t *testing.T, l *load) (stored, discarded []int) {
 			}
 		}
 		for uid := range l.made {
-			if !decided[uid] && p.leader.Ended() == nil {
+			if !decided[uid] && running {
 				return fmt.Errorf("request %s has no decision", l.all[uid].Name)
 			}
 		}
 		return nil
 	})
-	for _, each := range []*kit.Process{p.leader, p.standby} {
-		if log := each.Output(t); strings.Contains(log, "Another signer has stored a certificate") {
-			t.Error("a replica takes the other for a second signer")
+	for _, each := range p.all {
+		if strings.Contains(each.Output(t), "Another signer has stored a certificate") {
+			t.Error("a replica takes another for a second signer")
 		}
 	}
-	t.Logf("leader and standby stored %v certificates and discarded %v", stored, discarded)
+	t.Logf("the replicas stored %v certificates and discarded %v", stored, discarded)
 	return stored, discarded
 }
 
-// storedCertificates returns the name of each request of l and of earlier loads, by the SHA-256 of its certificate. The
+// storedCertificates returns the name of each request of l and of the first one, by the SHA-256 of its certificate. The
 // certificate must be for the request's own key and subject. It must be the first one that the request had.
-func (p *pair) storedCertificates(t *testing.T, l *load) map[string]string {
+func (p *replicas) storedCertificates(t *testing.T, l *load) map[string]string {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := kit.Admin(t).List(t.Context(), list, l.label); err != nil {
-		t.Fatal(err)
-	}
-	names, missing := map[string]string{}, maps.Clone(l.made)
+	kit.NoError(t, kit.Admin(t).List(t.Context(), list, l.label))
+	names := map[string]string{}
 	for _, obj := range append(list.Items, *p.first) {
 		if one := l.all[obj.UID]; one != nil && !bytes.Equal(one.Status.Certificate, obj.Status.Certificate) {
 			t.Errorf("the certificate of %s has changed", obj.Name)
 		}
 		certificate := kit.Leaf(t, &obj)
 		asked, err := csr.Parse(&obj)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		key, err := x509.MarshalPKIXPublicKey(asked.Cert.PublicKey)
 		if err != nil || !bytes.Equal(certificate.RawSubjectPublicKeyInfo, key) || certificate.Subject.String() != asked.Cert.Subject.String() {
 			t.Errorf("the certificate of %s is for %s", obj.Name, certificate.Subject)
 		}
-		sum := sha256.Sum256(certificate.Raw)
-		names[hex.EncodeToString(sum[:])] = obj.Name
-		delete(missing, obj.UID)
+		names[fmt.Sprintf("%x", sha256.Sum256(certificate.Raw))] = obj.Name
 	}
-	if len(missing) > 0 {
-		t.Errorf("%d requests have no certificate", len(missing))
+	if len(names) != len(l.made)+1 {
+		t.Errorf("%d of %d requests have a certificate", len(names), len(l.made)+1)
 	}
 	return names
 }
@@ -255,83 +240,38 @@ func (l *load) read(t *testing.T, file string, first types.UID, decided map[type
 	return last
 }
 
-func TestFailoverWhenTheLeaderIsKilled(t *testing.T) {
+// TestFailover stops the leader while kubelets join, and then kills the next one.
+func TestFailover(t *testing.T) {
 	kit.Alone(t)
 	p := startPair(t)
-	l, stop := startLoad(t)
-	usual, killed := l.gets(t, 10), time.Now()
-	p.leader.Kill()
-	took := leaderAfter(t, p.holder).Spec.AcquireTime.Sub(killed)
-	t.Logf("the standby leads after %s", took)
+	l := newLoad(t, client.MatchingLabels{"joins": "during-failover"})
+	stop := l.start(t)
+	usual := l.gets(t, 10)
+	stops(t, p.all[0])
+	second := *leaderAfter(t, p.holder).Spec.HolderIdentity
+	l.gets(t, 10)
+	stop()
+	if longest := l.longest(t); longest > usual+stopCosts {
+		t.Errorf("the leader stopped: a request waited %s, before %s at most", longest, usual)
+	}
+
+	p.start(t)
+	stop = l.start(t)
+	usual = max(usual, l.gets(t, 10))
+	killed := time.Now()
+	p.all[1].Kill()
+	took := leaderAfter(t, second).Spec.AcquireTime.Sub(killed)
+	t.Logf("the next one leads after %s", took)
 	// On a busy machine the calls take longer: those that read and take the Lease, and those for a certificate.
 	if took > leaseCosts+2*usual {
-		t.Errorf("the standby leads after %s, want at most %s and two calls; a request took %s", took, leaseCosts, usual)
+		t.Errorf("the next one leads after %s, want at most %s and two calls; a request took %s", took, leaseCosts, usual)
 	}
 	l.gets(t, 10)
 	stop()
 	if longest := l.longest(t); longest > usual+took+backlogCosts {
-		t.Errorf("a request waited %s, before %s at most", longest, usual)
+		t.Errorf("the leader was killed: a request waited %s, before %s at most", longest, usual)
 	}
 	p.checkRecords(t, l)
-}
-
-func TestFailoverWhenTheLeaderIsStopped(t *testing.T) {
-	kit.Alone(t)
-	p := startPair(t)
-	l, stop := startLoad(t)
-	usual := l.gets(t, 10)
-	stops(t, p.leader)
-	leaderAfter(t, p.holder)
-	l.gets(t, 10)
-	stop()
-	if longest := l.longest(t); longest > usual+stopCosts {
-		t.Errorf("a request waited %s, before %s at most", longest, usual)
-	}
-	p.checkRecords(t, l)
-}
-
-// TestStandbyQueuesNothing creates and deletes requests while another replica leads. The queues of the standby stay
-// empty. When it becomes the leader, it finds the waiting request in its cache.
-func TestStandbyQueuesNothing(t *testing.T) {
-	kit.Parallel(t)
-	lease := leaseOf(t, "another")
-	p := start(t, "--leader-elect=true")
-	waiting := joins(t, "waits")
-	for i := range 20 {
-		kit.Remove(t, joins(t, fmt.Sprint("gone-", i)))
-	}
-	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, // the cache of the standby is filled
-		`csr_requests{signer="kubernetes.io/kube-apiserver-client-kubelet",state="Pending"} 1`)
-	status, metrics := cluster.Get(t.Context(), p.Metrics, "/metrics")
-	if status != http.StatusOK {
-		t.Errorf("status %d: %s", status, metrics)
-	}
-	for line := range strings.Lines(metrics) {
-		if strings.HasPrefix(line, `workqueue_adds_total{controller="csr-`) && !strings.HasSuffix(strings.TrimSpace(line), " 0") {
-			t.Errorf("the standby queues requests: %s", line)
-		}
-	}
-	kit.Remove(t, lease)
-	kit.Reaches(t, waiting, csr.Issued)
-	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, `workqueue_queue_duration_seconds_count{controller="csr-approver",name="csr-approver"} 1`)
-}
-
-// leaseOf creates the Lease of the managers, held by a replica that does not exist. It is renewed until it is deleted.
-func leaseOf(t *testing.T, holder string) *coordinationv1.Lease {
-	t.Helper()
-	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: "csr-controller-manager"}}
-	hold(lease, holder)
-	kit.Create(t, kit.Admin(t), lease)
-	renewed := lease.DeepCopy()
-	every(t, time.Second, func(int) error {
-		hold(renewed, holder)
-		err := kit.Admin(t).Update(t.Context(), renewed)
-		if apierrors.IsConflict(err) { // it was deleted, and the manager has made another one
-			return nil
-		}
-		return client.IgnoreNotFound(err)
-	})
-	return lease
 }
 
 // load is requests of kubelets, and how long each waits for its certificate.
@@ -351,9 +291,7 @@ func newLoad(t *testing.T, label client.MatchingLabels) *load {
 	}
 	t.Cleanup(func() { deleteRequests(t, label) })
 	clientset, err := kubernetes.NewForConfig(kit.ControlPlane(t).Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
 		ListerWatcher: toolscache.NewFilteredListWatchFromClient(clientset.CertificatesV1().RESTClient(), "certificatesigningrequests", "",
 			func(options *metav1.ListOptions) { options.LabelSelector = labels.FormatLabels(label) }),
@@ -375,6 +313,13 @@ func (l *load) see(obj any) {
 	if _, known := l.waits[found.UID]; !known && csr.StateOf(found) == csr.Issued {
 		l.waits[found.UID], l.all[found.UID] = time.Since(l.made[found.UID]), found
 	}
+}
+
+// start has kubelets join until stop is called.
+func (l *load) start(t *testing.T) (stop func()) {
+	t.Helper()
+	joiner := kit.As(t, "joiner")
+	return every(t, arrivals, func(i int) error { return l.add(t.Context(), joiner, kit.NodeRequest(t, fmt.Sprint("load-", i))) })
 }
 
 // add creates obj as c's user.
@@ -403,9 +348,7 @@ func joinAll(t *testing.T, joiner client.Client, count int) *load {
 		obj := kit.NodeRequest(t, fmt.Sprint("joins-", i))
 		creators.Go(func() error { return l.add(t.Context(), joiner, obj) })
 	}
-	if err := creators.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, creators.Wait())
 	return l
 }
 

@@ -2,11 +2,8 @@
 package manager
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -14,10 +11,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
@@ -96,18 +91,22 @@ func issuedSoon(t *testing.T, obj *kit.Request, change func()) {
 	kit.Reaches(t, obj, csr.Issued)
 }
 
+// age makes obj older in etcd.
+func age(t *testing.T, obj *kit.Request, by time.Duration) {
+	t.Helper()
+	kit.Reload(t, obj)
+	obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-by)
+	obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
+	kit.NoError(t, kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj))
+}
+
 // backdate makes waiting requests ninety seconds older. It returns once the manager judges them at most once a minute.
 func backdate(t *testing.T, waiting ...*kit.Request) {
 	t.Helper()
 	var pause time.Duration
 	for _, obj := range waiting {
 		pause = max(pause, csr.Pause(time.Since(obj.CreationTimestamp.Time))) // of a reconcile just before
-		kit.Reload(t, obj)
-		obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-90 * time.Second)
-		obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
-		if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj); err != nil {
-			t.Fatal(err)
-		}
+		age(t, obj, 90*time.Second)
 	}
 	time.Sleep(pause) // the retry that was scheduled before can't be observed
 }
@@ -143,36 +142,4 @@ func stops(t *testing.T, p *kit.Process) {
 	if err := p.Stop(); err != nil {
 		t.Error(err)
 	}
-}
-
-// auditRecords reads an audit log. An unknown field is an error.
-func auditRecords(t *testing.T, path string) []audit.Record {
-	t.Helper()
-	data, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var records []audit.Record
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Scan() {
-		var record audit.Record
-		decoder := json.NewDecoder(bytes.NewReader(lines.Bytes()))
-		decoder.DisallowUnknownFields()
-		if err := decoder.Decode(&record); err != nil || record.Time.IsZero() {
-			t.Fatalf("%v in %s", err, lines.Text())
-		}
-		records = append(records, record)
-	}
-	return records
-}
-
-// stored writes obj to etcd as it was that long ago, unchanged, without the API server's validation and defaults.
-func stored(t *testing.T, name string, ago time.Duration, obj *kit.Request) *kit.Request {
-	t.Helper()
-	obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
-	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.NewTime(time.Now().Add(-ago))
-	if err := kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj); err != nil {
-		t.Fatal(err)
-	}
-	return obj
 }

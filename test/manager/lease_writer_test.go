@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"net/http"
 	"regexp"
 	"testing"
 	"time"
@@ -15,8 +14,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -32,13 +29,30 @@ import (
 func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	kit.Parallel(t)
 	kit.Grant(t, "stranger", kit.MayCreate)
-	args := append(leadsFor(5*time.Minute), kit.Configure(t, "approval: {denial: Permanent}\n"))
+	// The Lease does not end within the test, and the leader does not give up.
+	args := []string{"--leader-elect-renew-deadline=5m", "--leader-elect-lease-duration=10m", kit.Configure(t, "approval: {denial: Permanent}\n")}
 	p := startPair(t, args...)
-	w := &leaseWriter{Client: kit.ClientOf(t, leaseWriterConfig(t)), replica: p.holder}
-	l, stop := startLoad(t)
-	endAttack := every(t, time.Second/10, func(i int) error { return w.attack(t.Context(), i) })
+	w := startLeaseWriter(t)
+	l := newLoad(t, client.MatchingLabels{"joins": "during-attack"})
+	stop := l.start(t)
+	endAttack := every(t, time.Second/10, func(i int) error {
+		_, err := w.change(t.Context(), func(lease *coordinationv1.Lease) error {
+			switch i % 5 {
+			case 0:
+				hold(lease, "intruder")
+			case 1:
+				hold(lease, p.holder)
+			case 2:
+				return w.Delete(t.Context(), lease)
+			default: // twice, so that the standby has time to take the Lease
+				hold(lease, "")
+			}
+			return w.Update(t.Context(), lease)
+		})
+		return err
+	})
 	kit.Eventually(t, "the standby leads", func(context.Context) error {
-		if !p.standby.HasLed(t) {
+		if !p.all[1].HasLed(t) {
 			return errors.New("it does not")
 		}
 		return nil
@@ -51,7 +65,16 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 		wrong[decided(t, certificatesv1.CertificateApproved, signerName(certificatesv1.KubeAPIServerClientSignerName), kit.WrongUsage)] = csr.Failed
 	}
 	endAttack()
-	w.keep(t)
+	kit.Eventually(t, "the user holds the Lease", func(ctx context.Context) error {
+		changed, err := w.change(ctx, func(lease *coordinationv1.Lease) error {
+			hold(lease, "intruder")
+			return w.Update(ctx, lease)
+		})
+		if err == nil && !changed {
+			err = errors.New("it has changed, or there is none")
+		}
+		return err
+	})
 	stop()
 	l.longest(t)
 	stored, discarded := p.checkRecords(t, l)
@@ -64,10 +87,9 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 		}
 	}
 
-	p.leader.Kill()
-	p.standby.Kill()
-	next := p.start(t, args)
-	next.Answers(t, next.Probes, "/readyz", http.StatusOK)
+	p.all[0].Kill()
+	p.all[1].Kill()
+	next := p.start(t, args...)
 	after := joins(t, "after")
 	out, _, _ := kit.Plugin(t, kit.ControlPlane(t).Config, "check", "-v")
 	if !regexp.MustCompile(`(?m)^manager-running.*held by intruder`).MatchString(out) {
@@ -82,12 +104,10 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 }
 
 // leaseWriter is a client of the user who may write ConfigMaps and Leases.
-type leaseWriter struct {
-	client.Client
-	replica string // a holder of the Lease
-}
+type leaseWriter struct{ client.Client }
 
-func leaseWriterConfig(t *testing.T) *rest.Config {
+// startLeaseWriter creates the user, and waits until the role is in effect.
+func startLeaseWriter(t *testing.T) leaseWriter {
 	t.Helper()
 	meta := metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: "intruder"}
 	verbs := []string{"get", "create", "update", "delete"}
@@ -101,67 +121,29 @@ func leaseWriterConfig(t *testing.T) *rest.Config {
 	})
 	account := &corev1.ServiceAccount{ObjectMeta: *meta.DeepCopy()}
 	kit.Create(t, kit.Admin(t), account)
-	cfg := kit.TokenOf(t, account)
+	w := leaseWriter{kit.ClientOf(t, kit.TokenOf(t, account))}
 	kit.Eventually(t, "the role is in effect", func(ctx context.Context) error {
-		return kit.ClientOf(t, cfg).Get(ctx, client.ObjectKey{Namespace: kit.SystemNamespace, Name: "csr-controller-manager"}, &coordinationv1.Lease{})
+		_, err := w.change(ctx, func(*coordinationv1.Lease) error { return nil })
+		return err
 	})
-	return cfg
-}
-
-// attack changes or deletes the Lease in one of four ways.
-func (w *leaseWriter) attack(ctx context.Context, i int) error {
-	return w.changeLease(ctx, func(lease *coordinationv1.Lease) error {
-		switch i % 5 {
-		case 0:
-			hold(lease, "intruder")
-		case 1:
-			hold(lease, w.replica)
-		case 2:
-			return w.Delete(ctx, lease)
-		default: // twice, so that the standby has time to take the Lease
-			hold(lease, "")
-		}
-		return w.Update(ctx, lease)
-	})
+	return w
 }
 
 // hold makes holder the holder of lease for 68 years. An empty holder releases it.
 func hold(lease *coordinationv1.Lease, holder string) {
-	lease.Spec.HolderIdentity, lease.Spec.RenewTime = &holder, ptr.To(metav1.NowMicro())
-	lease.Spec.LeaseDurationSeconds = ptr.To[int32](math.MaxInt32)
+	lease.Spec.HolderIdentity, lease.Spec.RenewTime = &holder, new(metav1.NowMicro())
+	lease.Spec.LeaseDurationSeconds = new(int32(math.MaxInt32))
 }
 
-// changeLease calls change with the Lease, if there is one. A replica may write at the same time.
-func (w *leaseWriter) changeLease(ctx context.Context, change func(*coordinationv1.Lease) error) error {
+// change calls do with the Lease, and reports whether do succeeded. There may be no Lease, and a replica may write at the same time.
+func (w leaseWriter) change(ctx context.Context, do func(*coordinationv1.Lease) error) (bool, error) {
 	lease := &coordinationv1.Lease{}
 	err := w.Get(ctx, client.ObjectKey{Namespace: kit.SystemNamespace, Name: "csr-controller-manager"}, lease)
 	if err == nil {
-		err = change(lease)
+		err = do(lease)
 	}
-	if apierrors.IsConflict(err) {
-		return nil
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return false, nil
 	}
-	return client.IgnoreNotFound(err)
-}
-
-// keep makes the user the holder of the Lease, until it is deleted.
-func (w *leaseWriter) keep(t *testing.T) {
-	t.Helper()
-	kit.Eventually(t, "the Lease is taken", func(ctx context.Context) error {
-		held := errors.New("it has changed, or there is none")
-		err := w.changeLease(ctx, func(lease *coordinationv1.Lease) error {
-			hold(lease, "intruder")
-			err := w.Update(ctx, lease)
-			if err == nil {
-				held = nil
-			}
-			return err
-		})
-		return errors.Join(err, held)
-	})
-}
-
-// leadsFor returns flags for a Lease that does not end within that time. Neither does the leader give up.
-func leadsFor(long time.Duration) []string {
-	return []string{"--leader-elect-renew-deadline", long.String(), "--leader-elect-lease-duration", (2 * long).String()}
+	return err == nil, err
 }

@@ -7,8 +7,6 @@ import (
 	"errors"
 	"net/http"
 	"os"
-	"os/exec"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -22,7 +20,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 // TestManager runs the whole manager with the shipped manifests and roles: without a CA, with a CA, with a bad CA.
@@ -78,8 +75,8 @@ func TestManager(t *testing.T) {
 // runs.
 func TestManagerCleans(t *testing.T) {
 	kit.Parallel(t)
-	old := stored(t, "stored-a-day-ago", 25*time.Hour, kit.NodeRequest(t, "old"))
-	fresh := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "fresh"))
+	old, fresh := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "old")), kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "fresh"))
+	age(t, old, 25*time.Hour)
 	short := decided(t, certificatesv1.CertificateApproved, signerName(certificatesv1.KubeletServingSignerName))
 	kit.StartManager(t, kit.RoleConfig(t, "cleaner"), "--leader-elect=false", kit.Configure(t, `controllers: [cleaner]
 cleaning: {signers: [{name: kubernetes.io/kubelet-serving, retention: {approved: 2s}}]}
@@ -87,24 +84,6 @@ cleaning: {signers: [{name: kubernetes.io/kubelet-serving, retention: {approved:
 	kit.IsDeleted(t, old)
 	kit.IsDeleted(t, short)
 	kit.Reload(t, fresh)
-}
-
-func TestManagerRefusesBadConfiguration(t *testing.T) {
-	kit.Parallel(t)
-	path, err := cluster.Manager()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(path, "--cluster-signing-kubelet-client-cert-file=x", "--controllers=foo", "--bogus").CombinedOutput()
-	var exit *exec.ExitError
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 {
-		t.Errorf("exit is %v, want 1", err)
-	}
-	for _, part := range []string{"-bogus", "--controllers: ", "--cluster-signing-kubelet-client-cert-file: "} {
-		if !strings.Contains(string(out), part) {
-			t.Errorf("%q is not in:\n%s", part, out)
-		}
-	}
 }
 
 // TestFIPS checks that these tests and the manager that they start use the FIPS 140-3 module that GOFIPS140 selects, as
@@ -117,13 +96,9 @@ func TestFIPS(t *testing.T) {
 		t.Errorf("GOFIPS140 is %q, FIPS mode is %t", module, fips140.Enabled())
 	}
 	path, err := cluster.Manager()
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	info, err := buildinfo.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	var got string
 	for _, setting := range info.Settings {
 		if setting.Key == "GOFIPS140" {
@@ -134,23 +109,6 @@ func TestFIPS(t *testing.T) {
 	if has := got != "" && got != "off"; has != want || want && !strings.HasPrefix(got, module) {
 		t.Errorf("the manager has the module %q, want %q", got, module)
 	}
-}
-
-// TestDiscoveryThatFailsAtTheStartEndsNothing aborts the first discoveries.
-func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
-	kit.Parallel(t)
-	kit.Apply(t, "kubelet-serving")
-	kit.Apply(t, "node-identity")
-	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t),
-		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
-	p := startAs(t, proxy.Config, kit.Configure(t, "approval: {nodeClient: {requireTokenBinding: true}, kubeletServing: {enabled: true}}\n"))
-	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
-	if applied := proxy.Applied(); applied[0] == 0 {
-		t.Error("no discovery was broken off")
-	}
-	kit.NewNode(t, "starts", "192.0.2.61")
-	kit.Reaches(t, asksFor(t, "starts", "192.0.2.61"), csr.Issued)
-	stops(t, p)
 }
 
 // TestRotationWithoutItsCRDHoldsUpNothingElse enables rotation without its CRD. Until the CRD is installed, the
@@ -171,8 +129,7 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 		return nil
 	})
 	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
-	if _, err := envtest.InstallCRDs(kit.ControlPlane(t).Config, options); err != nil {
-		t.Fatal(err)
-	}
+	_, err := envtest.InstallCRDs(kit.ControlPlane(t).Config, options)
+	kit.NoError(t, err)
 	p.Answers(t, p.Probes, "/readyz/caches", http.StatusOK)
 }

@@ -5,13 +5,11 @@ package manager
 import (
 	"context"
 	"fmt"
-	"net/http"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
@@ -20,47 +18,6 @@ import (
 func TestAnswersAfter25Seconds(t *testing.T) {
 	kit.Parallel(t)
 	joinSlowly(t, 10, 25*time.Second, 115*time.Second)
-}
-
-// TestIdentityOutlivesTheLeader revokes one of two tokens and replaces the leader before the machines appear.
-func TestIdentityOutlivesTheLeader(t *testing.T) {
-	kit.Parallel(t)
-	prepareIdentity(t)
-	kit.InstallKind(t, kit.ClusterAPI)
-	first := startIdentityManager(t, patient, "--leader-elect=true")
-	leader := *leaderAfter(t, "").Spec.HolderIdentity
-	good, bad := newToken(t, "stays1"), newToken(t, "leaves")
-	waits, revoked := good.asks(t, "outlives-a"), bad.asks(t, "outlives-b")
-	kit.HasEvent(t, waits, "NotExpected")
-	kit.HasEvent(t, revoked, "NotExpected")
-	second := startIdentityManager(t, patient, "--leader-elect=true")
-	second.Answers(t, second.Probes, "/readyz", http.StatusOK)
-	bad.revoke(t)
-	stops(t, first)
-	leaderAfter(t, leader)
-	bad.signed(t, false)
-	expect(t, "outlives-b")
-	issuedSoon(t, waits, func() { expect(t, "outlives-a") })
-	isRefused(t, revoked, "NotAuthorized", "leaves")
-}
-
-// TestBlockListOnAStandby checks that a standby knows the list when it takes over.
-func TestBlockListOnAStandby(t *testing.T) {
-	kit.Parallel(t)
-	list := kit.BlockList(t, "standby-a")
-	first := startBlockListManager(t, "--leader-elect=true")
-	leader := *leaderAfter(t, "").Spec.HolderIdentity
-	kit.HasEvent(t, joins(t, "standby-a"), "NodeBlocked")
-	second := kit.StartManager(t, kit.ServiceAccountConfig(t), "--node-block-list="+kit.BlockListName)
-	second.Answers(t, second.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1")
-	block(t, list, "standby-a\nstandby-b")
-	second.Answers(t, second.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 2")
-	stops(t, first)
-	leaderAfter(t, leader)
-	blocked := joins(t, "standby-b")
-	kit.Reaches(t, joins(t, "standby-c"), csr.Issued)
-	kit.HasEvent(t, blocked, "NodeBlocked")
-	checkStop(t, second)
 }
 
 // TestHungDeleteHoldsUpNoOther has one hanging delete of the cleaner: the others continue, and it is retried.

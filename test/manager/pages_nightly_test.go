@@ -40,9 +40,7 @@ func blockOf(t *testing.T, page, start string) string {
 func shell(t *testing.T, dir, commands string) (string, error) {
 	t.Helper()
 	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig("shell", kit.ControlPlane(t).Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	script := exec.CommandContext(t.Context(), "bash", "-ec", commands)
 	script.Dir = dir
 	script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+os.Getenv("KUBEBUILDER_ASSETS")+":"+os.Getenv("PATH"))
@@ -60,18 +58,8 @@ var clone = filepath.Join("..", "..")
 func run(t *testing.T, dir, commands string) string {
 	t.Helper()
 	out, err := shell(t, dir, commands)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return out
-}
-
-// bootstrapping returns a client of a bootstrap token without rights.
-func bootstrapping(t *testing.T) client.Client {
-	t.Helper()
-	cfg := rest.CopyConfig(kit.ControlPlane(t).Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
-	return kit.ClientOf(t, cfg)
 }
 
 // TestNodeDoesNotJoin follows docs/symptoms.md for a bootstrap token without rights: its kubelet may not create a request, and
@@ -90,7 +78,9 @@ func TestNodeDoesNotJoin(t *testing.T) {
 		t.Fatalf("commands of the page: %q, %q, %q", find, describe, repair)
 	}
 
-	kubelet, obj := bootstrapping(t), kit.NodeRequest(t, "worker-1")
+	cfg := rest.CopyConfig(kit.ControlPlane(t).Config) // of a bootstrap token without rights
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
+	kubelet, obj := kit.ClientOf(t, cfg), kit.NodeRequest(t, "worker-1")
 	err := kubelet.Create(t.Context(), obj)
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `is forbidden: User "system:bootstrap:abcdef" cannot create resource`) {
 		t.Fatalf("%v: not the text of the page", err)
@@ -134,9 +124,7 @@ func TestApproverOnly(t *testing.T) {
 	kit.Create(t, kit.Admin(t), node)
 	created := node.DeepCopy() // kube-controller-manager writes to the Node, too
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}}
-	if err := kit.Admin(t).Status().Patch(t.Context(), node, client.MergeFrom(created)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Admin(t).Status().Patch(t.Context(), node, client.MergeFrom(created)))
 	foreign, asked := asksFor(t, "worker-1", "worker-1", "192.0.2.2"), asksFor(t, "worker-1", "worker-1", "192.0.2.1")
 	issuedBy(t, kit.Reaches(t, asked, csr.Issued), ours, theirs)
 	isPending(t, foreign)
@@ -151,9 +139,7 @@ func startInstalled(t *testing.T) *kit.Process {
 		t.Fatalf("%d Deployments, error %v", len(all.Items), err)
 	}
 	pod := all.Items[0].Spec.Template.Spec
-	if err := kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: pod.Volumes[0].ConfigMap.Name}, configuration); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: pod.Volumes[0].ConfigMap.Name}, configuration))
 	dir := t.TempDir()
 	kit.Write(t, filepath.Join(dir, "config.yaml"), []byte(configuration.Data["config.yaml"]))
 	args := []string{"--signing-secret="} // which every test gives
@@ -217,9 +203,7 @@ func TestLeakedCA(t *testing.T) {
 	follow("cat /etc/kubernetes/pki/ca.crt")
 	follow("kubectl -n csr-controller-manager-system create secret")
 	made, err := os.ReadFile(filepath.Join(dir, "new-ca", "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	kit.Eventually(t, "the new CA signs", func(context.Context) error {
 		return kit.Leaf(t, issues(t, "after")).CheckSignatureFrom(kit.Certificate(t, &csrenv.CA{CertPEM: made}))
 	})
@@ -256,10 +240,9 @@ func leakedHost(t *testing.T) (dir string) {
 	plane := kit.ControlPlane(t)
 	dir = t.TempDir()
 	kubeconfig, err := plane.WriteKubeconfig("host", plane.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	run(t, dir, "mkdir -p kubernetes/pki; for name in admin super-admin controller-manager scheduler; do cp "+kubeconfig+" kubernetes/$name.conf; done; "+
+	kit.NoError(t, err)
+	run(t, dir, "mkdir -p kubernetes/pki; "+
+		"for name in admin super-admin controller-manager scheduler; do cp "+kubeconfig+" kubernetes/$name.conf; done; "+
 		"cp "+plane.ClientCAFile()+" kubernetes/pki/ca.crt")
 	kit.Write(t, filepath.Join(dir, "old.crt"), plane.Config.CertData)
 	kit.Write(t, filepath.Join(dir, "old.key"), plane.Config.KeyData)

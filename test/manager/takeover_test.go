@@ -32,9 +32,7 @@ const migrationPage = "migrate-from-kcm.md"
 func howTo(t *testing.T, name string) string {
 	t.Helper()
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return string(page)
 }
 
@@ -43,15 +41,11 @@ func startKCM(t *testing.T, controllers string, flags ...string) *cluster.Proces
 	t.Helper()
 	name := strings.ReplaceAll(t.Name(), "/", "-") + "-kcm"
 	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig(name, kit.ControlPlane(t).Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	p, err := kit.ControlPlane(t).StartProcess(name, os.Getenv("KUBE_CONTROLLER_MANAGER"), append([]string{
 		"--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false", controllers,
 	}, flags...)...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	t.Cleanup(func() {
 		if p.Ended() == nil {
 			p.Kill()
@@ -81,9 +75,7 @@ func startTheirs(t *testing.T, controllers string, flags ...string) *cluster.Pro
 func controllersWork(t *testing.T) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "sign-of-life-"}}
-	if err := kit.Admin(t).Create(t.Context(), namespace); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Admin(t).Create(t.Context(), namespace))
 	kit.Eventually(t, "the default ServiceAccount of a new namespace", func(ctx context.Context) error {
 		return kit.Admin(t).Get(ctx, client.ObjectKey{Namespace: namespace.Name, Name: "default"}, &corev1.ServiceAccount{})
 	})
@@ -170,13 +162,9 @@ func TestTakeover(t *testing.T) {
 func patchedFlags(t *testing.T, folder string) (flags []string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("..", "..", "config", "kubeadm", folder, "kube-controller-manager0+json.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	var patch []struct{ Op, Path, Value string }
-	if err := yaml.UnmarshalStrict(data, &patch); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, yaml.UnmarshalStrict(data, &patch))
 	for _, each := range patch {
 		if each.Op != "add" || each.Path != "/spec/containers/0/command/-" {
 			t.Fatalf("patch: %+v", patch)
