@@ -46,7 +46,8 @@ const shopConfig = `
 selfCheck: {interval: 0s}
 signing:
   signers:
-  - {name: example.com/serving, certFile: DIR/own.crt, keyFile: DIR/own.key, usages: [digital signature, key encipherment, server auth], duration: 24h}
+  - {name: example.com/serving, certFile: DIR/own.crt, keyFile: DIR/own.key, duration: 24h,
+     usages: [digital signature, key encipherment, server auth]}
   - {name: example.com/spiffe, certFile: DIR/own.crt, keyFile: DIR/own.key, usages: [digital signature, server auth, client auth], duration: 24h}
   - {name: kubernetes.io/kube-apiserver-client, certFile: DIR/cluster.crt, keyFile: DIR/cluster.key, duration: 1h}
 approval:
@@ -146,7 +147,8 @@ func asksIdentity(t *testing.T, user string, groups ...string) *kit.Request {
 func person(t *testing.T, user, uid string, groups []string, credential string, ends time.Duration) client.Client {
 	t.Helper()
 	cfg := rest.CopyConfig(kit.ControlPlane(t).Config)
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, UID: uid, Groups: append(slices.Clone(groups), "system:authenticated"), Extra: map[string][]string{}}
+	groups = append(slices.Clone(groups), "system:authenticated")
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, UID: uid, Groups: groups, Extra: map[string][]string{}}
 	if credential != "" {
 		cfg.Impersonate.Extra[csr.CredentialIDKey] = []string{credential}
 	}
@@ -245,8 +247,10 @@ func TestAttacksOnRules(t *testing.T) {
 	mallory := person(t, "mallory", "", []string{"interns"}, "JTI=1", time.Hour+time.Minute)
 	const account = "system:serviceaccount:kitchen:web"
 	kitchen := serviceaccount.MakeGroupNames("kitchen")
+	another, outside := person(t, account, "1", kitchen, "", 0), person(t, account, "1", kitchen[:1], "", 0)
 	byCertificate, err := kit.ControlPlane(t).Env.AddUser(envtest.User{Name: account, Groups: kitchen}, nil)
 	kit.NoError(t, err)
+	unsuited := asking(t, shopSigner, x509.CertificateRequest{DNSNames: []string{"api.shop.svc"}}, "server auth")
 	long := asksURI(t, "spiffe://example.org/ns/garden/sa/web")
 	long.Spec.ExpirationSeconds = new(int32(8 * 24 * 3600))
 	r := ruleApprover(t)
@@ -258,11 +262,11 @@ func TestAttacksOnRules(t *testing.T) {
 		"the name of another namespace":          {as, asksNames(t, "api.kitchen.svc"), "is not SERVICE.shop.svc"},
 		"its own name and another":               {as, asksNames(t, "api.shop.svc", "api.kitchen.svc"), "is not SERVICE.shop.svc"},
 		"a Service that names another host":      {as, asksNames(t, "outside.shop.svc"), "of the type ExternalName"},
-		"another rule, which it may not use":     {as, asking(t, shopSigner, x509.CertificateRequest{DNSNames: []string{"api.shop.svc"}}, "server auth"), "are too few"},
+		"another rule, which it may not use":     {as, unsuited, "are too few"},
 		"a rule for another signer":              {as, asksURI(t, spiffeID), "no rule that the requester may use"},
 		"a user with a ServiceAccount's name":    {kit.ClientOf(t, byCertificate.Config()), asksNames(t, "api.kitchen.svc"), "but no UID"},
-		"that user, with another account's UID":  {person(t, account, "1", kitchen, "", 0), asksNames(t, "api.kitchen.svc"), "was deleted and created again"},
-		"that user, without the namespace":       {person(t, account, "1", kitchen[:1], "", 0), asksNames(t, "api.kitchen.svc"), "is not in the group " + kitchen[1]},
+		"that user, with another account's UID":  {another, asksNames(t, "api.kitchen.svc"), "was deleted and created again"},
+		"that user, without the namespace":       {outside, asksNames(t, "api.kitchen.svc"), "is not in the group " + kitchen[1]},
 		"another workload":                       {spiffe, asksURI(t, spiffeID), "the only URI must be spiffe://example.org/ns/garden/sa/web"},
 		"a workload for longer than a day":       {spiffe, long, "approved"}, // the signer lowers it to 24h
 		"another user":                           {mallory, asksIdentity(t, "root"), "is not the requester's user name"},

@@ -3,7 +3,6 @@ package loop
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,11 +15,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -110,93 +107,6 @@ func savedByPage(t *testing.T) (restore func()) {
 		if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil || line == "" {
 			t.Fatalf("%q: %v\n%s", script, err, out)
 		}
-	}
-}
-
-// TestIntermediates gets a serving and a client certificate from an intermediate CA. Who knows only the root can verify both
-// with the certificates that come with them.
-func TestIntermediates(t *testing.T) {
-	kit.Parallel(t)
-	root := kit.IssueCA(t, "root", kit.NewKey(t), nil, 24*time.Hour)
-	upper := kit.IssueCA(t, "upper", kit.NewKey(t), root, 24*time.Hour)
-	lower := kit.IssueCA(t, "lower", kit.NewKey(t), upper, 24*time.Hour)
-	secret := kit.SigningSecret(slices.Concat(lower.PEM(), upper.PEM()), lower.KeyPEM(t))
-	secret.Data["ca.crt"] = root.PEM()
-	kit.Create(t, kit.Admin(t), secret)
-	kit.StartLoop(t, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))})
-	serving := kit.CreateRequest(t, kit.Admin(t), kit.ServingRequest(t, "chained", "chained.example.com"))
-	kit.Approve(t, serving)
-	roots := x509.NewCertPool()
-	roots.AddCert(root.Cert)
-	for obj, usage := range map[*kit.Request]x509.ExtKeyUsage{
-		serving: x509.ExtKeyUsageServerAuth, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "chained")): x509.ExtKeyUsageClientAuth,
-	} {
-		certs, err := ca.ParseCertificates(kit.Reaches(t, obj, csr.Issued).Status.Certificate)
-		if err != nil || len(certs) != 3 {
-			t.Fatalf("%d certificates, error %v; want the leaf and two CAs", len(certs), err)
-		}
-		between := x509.NewCertPool()
-		between.AddCert(certs[1])
-		between.AddCert(certs[2])
-		if _, err := certs[0].Verify(x509.VerifyOptions{Roots: roots, Intermediates: between, KeyUsages: []x509.ExtKeyUsage{usage}}); err != nil {
-			t.Error(err)
-		}
-	}
-}
-
-// TestSecretGoes removes first the Role and then the signing Secret from a loop under the shipped roles. The last good CA
-// continues to sign. At most one Event reports each loss.
-func TestSecretGoes(t *testing.T) {
-	kit.Parallel(t)
-	first, second := kit.NewCA(t), kit.NewCA(t)
-	secret, options := signingSecret(t, first)
-	account := kit.ManagerConfig(t)
-	w, cfg := &kit.Wire{}, rest.CopyConfig(account)
-	cfg.Dial, cfg.WrapTransport = w.Dial, w.Count
-	kit.StartLoopAs(t, cfg, options)
-	signs(t, first)
-
-	kit.Remove(t, &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: "csr-signing-secret"}})
-	kit.Eventually(t, "the Secret is out of reach", func(ctx context.Context) error {
-		if err := kit.ClientOf(t, account).Get(ctx, client.ObjectKeyFromObject(secret), &corev1.Secret{}); !apierrors.IsForbidden(err) {
-			return fmt.Errorf("read it: %w", err)
-		}
-		return nil
-	})
-	w.Cut() // only a new watch is refused
-	kit.Eventually(t, "the loop was refused the Secret, twice", func(context.Context) error {
-		w.Mu.Lock()
-		defer w.Mu.Unlock()
-		if w.Refused < 2 {
-			return fmt.Errorf("%d times", w.Refused)
-		}
-		return nil
-	})
-	signs(t, first)
-
-	secret = kit.ReplaceSecret(t, secret, second)
-	kit.InstallRBAC(t)
-	kit.HasLoaded(t, secret)
-	signs(t, second)
-	kit.Remove(t, secret)
-	gone := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: secret.Name}}
-	kit.HasEvent(t, gone, "CAMissing", "does not exist", "the last good CA stays in use")
-	signs(t, second)
-	kit.HasLoaded(t, kit.ReplaceSecret(t, secret, first)) // so no Event is pending
-	signs(t, first)
-	told := map[string]int{}
-	for _, event := range kit.EventsOf(t.Context(), t, gone) {
-		switch {
-		case event.Series != nil:
-			t.Errorf("told %d times: %s: %s", event.Series.Count, event.Reason, event.Note)
-		case strings.Contains(event.Note, "can't be read"):
-			told["unreadable"]++
-		default:
-			told[event.Reason]++
-		}
-	}
-	if told["CALoaded"] != 3 || told["CAMissing"] != 1 || told["CAShared"] != 1 || told["unreadable"] > 1 {
-		t.Errorf("Events %v", told)
 	}
 }
 

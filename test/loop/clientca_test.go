@@ -204,7 +204,8 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	kit.StartLoop(t, withHooks(map[string]signer.Signer{hookSigner: hook(t, proxies.PEM(), proxies.KeyPEM(t))}), "signer")
 	proxy := pkix.Name{CommonName: "front-proxy-client"}
 	for _, wanted := range [][]certificatesv1.KeyUsage{{"client auth"}, {"any"}, nil} {
-		failsAs(t, askHook(t, hookSigner, proxy, "", wanted...), "SubjectNotPermitted", "API servers trust the CA of signer example.com/hook for front proxies")
+		obj := askHook(t, hookSigner, proxy, "", wanted...)
+		failsAs(t, obj, "SubjectNotPermitted", "API servers trust the CA of signer example.com/hook for front proxies")
 	}
 	failsAs(t, askHook(t, hookSigner, plain, ""), "UsagesNotPermitted", "")
 	failsAs(t, askHook(t, hookSigner, kubeadmAdmin, "", "client auth"), "SubjectNotPermitted", "")
@@ -218,7 +219,8 @@ func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	roots.AppendCertsFromPEM(kit.ControlPlane(t).Config.CAData)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, strings.TrimSuffix(kit.ControlPlane(t).Config.Host, "/")+"/api/v1/secrets", nil)
+	secrets := strings.TrimSuffix(kit.ControlPlane(t).Config.Host, "/") + "/api/v1/secrets"
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, secrets, nil)
 	kit.NoError(t, err)
 	request.Header = http.Header{"X-Remote-User": {"mallory"}, "X-Remote-Group": {"system:masters"}}
 	response, err := transport.RoundTrip(request)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"sync"
 	"testing"
@@ -25,7 +24,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 // atOnce is how many Events a requester may cause at once. One a minute is added.
@@ -207,29 +205,4 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 			t.Errorf("%s is the %dth that is signed", name, at+1)
 		}
 	}
-}
-
-// TestOneThatFailsHoldsUpNoOther checks with one worker that requests whose every write is answered 500 are retried, and that
-// others are served between the retries.
-func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
-	kit.Parallel(t)
-	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t), faults.Rule{Path: regexp.MustCompile(`/fails-[^/]+/approval$`), Do: faults.Answer(500)},
-		faults.Rule{Path: regexp.MustCompile(`/fails-[^/]+/status$`), Do: faults.Answer(500)})
-	kit.StartLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Concurrency.Approver, o.Concurrency.Signer = 1, 1 }})
-	kit.GrantJoining(t, "joiner")
-	fails := func(obj *kit.Request) { obj.GenerateName = "fails-" }
-	unapproved := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", fails))
-	unsigned := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", kit.WrongUsage, fails))
-	kit.Approve(t, unsigned)
-	kit.Eventually(t, "both are tried twice", func(context.Context) error {
-		if applied := proxy.Applied(); slices.Min(applied) < 2 {
-			return fmt.Errorf("%d attempts", applied)
-		}
-		return nil
-	})
-	for range 3 {
-		kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "good")), csr.Issued)
-	}
-	isIn(t, unapproved, csr.Pending)
-	isIn(t, unsigned, csr.Approved)
 }

@@ -6,8 +6,6 @@ import (
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	corev1 "k8s.io/api/core/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
@@ -28,14 +26,6 @@ func signingFrom(source keypair.Source) func(*controllers.Options) {
 			o.Signer.Signers[name] = one
 		}
 	}
-}
-
-// signingSecret creates the Secret with a CA, and returns options to sign with it.
-func signingSecret(t *testing.T, holds *csrenv.CA) (*corev1.Secret, csrenv.Options) {
-	t.Helper()
-	secret := kit.SigningSecret(holds.CertPEM, holds.KeyPEM)
-	kit.Create(t, kit.Admin(t), secret)
-	return secret, csrenv.Options{Customize: signingFrom(keypair.Secret(client.ObjectKeyFromObject(secret)))}
 }
 
 func openAudit(t *testing.T, file string) *audit.Log {

@@ -3,7 +3,6 @@ package loop
 import (
 	"context"
 	"crypto"
-	"crypto/ecdsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/tls"
@@ -15,7 +14,6 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -67,7 +65,8 @@ func hasAsked(t *testing.T, node *kubelet.Node, want ...string) {
 		kit.NoError(t, err)
 		if req.Cert.Subject.CommonName == node.User() {
 			how := csr.Condition(&obj, certificatesv1.CertificateApproved)
-			all = append(all, fmt.Sprintf("%s %v %d %s %s", obj.Spec.Username, obj.Spec.Usages, ptr.Deref(obj.Spec.ExpirationSeconds, 0), how.Reason, how.Message))
+			seconds := ptr.Deref(obj.Spec.ExpirationSeconds, 0)
+			all = append(all, fmt.Sprintf("%s %v %d %s %s", obj.Spec.Username, obj.Spec.Usages, seconds, how.Reason, how.Message))
 		}
 	}
 	slices.Sort(all)
@@ -89,7 +88,7 @@ func TestKubelets(t *testing.T) {
 	startSuite(t, csrenv.Options{Clock: clock})
 	rsaKey, err := rsa.GenerateKey(rand.Reader, 2048)
 	kit.NoError(t, err)
-	const year = 365 * 24 * time.Hour
+	const year, ofRSA = 365 * 24 * time.Hour, x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment
 	for name, test := range map[string]struct {
 		key      crypto.Signer
 		lifetime time.Duration
@@ -98,7 +97,7 @@ func TestKubelets(t *testing.T) {
 		validity time.Duration // the backdating of five minutes is on top of what is under eight hours
 	}{
 		"ecdsa":       {nil, 0, usages + "0 ", x509.KeyUsageDigitalSignature, year},
-		"rsa":         {rsaKey, 0, " [digital signature client auth key encipherment] 0 ", x509.KeyUsageDigitalSignature | x509.KeyUsageKeyEncipherment, year},
+		"rsa":         {rsaKey, 0, " [digital signature client auth key encipherment] 0 ", ofRSA, year},
 		"ten-minutes": {nil, 10 * time.Minute, usages + "600 ", x509.KeyUsageDigitalSignature, 15 * time.Minute},
 	} {
 		node := node(name)
@@ -163,64 +162,4 @@ func rotate(t *testing.T, node *kubelet.Node, old *tls.Certificate) *tls.Certifi
 		t.Error(err)
 	}
 	return cert
-}
-
-// stopped is a kubelet that was stopped while its request was pending.
-type stopped struct {
-	*kubelet.Node
-	request *kit.Request
-	key     crypto.PublicKey
-}
-
-// gets has a new process, which knows only the folder of the first one, wait for the certificate. It checks that the certificate
-// belongs to the first request and its key.
-func (s stopped) gets(t *testing.T) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), kubeletWait)
-	defer cancel()
-	again := &kubelet.Node{Name: s.Name, Dir: s.Dir, Bootstrap: s.Bootstrap}
-	resumed, err := again.Request(ctx)
-	kit.NoError(t, err)
-	if resumed.UID != s.request.UID || resumed.Name != s.request.Name {
-		t.Errorf("resumed request %s (%s), want %s (%s)", resumed.Name, resumed.UID, s.request.Name, s.request.UID)
-	}
-	cert, err := resumed.Wait(ctx)
-	kit.NoError(t, err)
-	if public, ok := cert.Leaf.PublicKey.(*ecdsa.PublicKey); !ok || !public.Equal(s.key) {
-		t.Error("the certificate is for another key")
-	}
-	if !kit.Leaf(t, kit.Reaches(t, s.request, csr.Issued)).Equal(cert.Leaf) {
-		t.Errorf("the certificate is not that of request %s", s.request.Name)
-	}
-	if err := s.CheckIdentity(ctx, cert); err != nil {
-		t.Error(err)
-	}
-	hasAsked(t, s.Node, kit.Bootstrapper+usages+"0 "+bootstrapped)
-}
-
-// TestKubeletRestart tests a promise of KEP-266: a kubelet that restarts while its request is pending finds the same request
-// again, by the same key.
-func TestKubeletRestart(t *testing.T) {
-	kit.Parallel(t)
-	node := kubelets(t)
-	stops := func(name string) stopped {
-		t.Helper()
-		one := stopped{Node: node(name)}
-		pending, err := one.Request(t.Context())
-		kit.NoError(t, err)
-		one.key, err = one.PendingKey()
-		kit.NoError(t, err)
-		one.request = &kit.Request{ObjectMeta: metav1.ObjectMeta{Name: pending.Name, UID: pending.UID}}
-		return one
-	}
-	early := stops("before-the-loop-runs")
-	startSuite(t, csrenv.Options{SkipRBAC: true})
-	away := stops("issued-while-away")
-	for _, one := range []stopped{early, away} {
-		kit.HasEvent(t, one.request, "NotAuthorized")
-	}
-	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayJoin)
-	early.gets(t)
-	kit.Reaches(t, away.request, csr.Issued)
-	away.gets(t)
 }

@@ -37,7 +37,9 @@ func startIssuer(t *testing.T) *issuer {
 	i := &issuer{key: key}
 	pages := http.NewServeMux()
 	pages.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(map[string]any{"issuer": i.URL, "jwks_uri": i.URL + "/keys", "id_token_signing_alg_values_supported": []string{"ES256"}})
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"issuer": i.URL, "jwks_uri": i.URL + "/keys", "id_token_signing_alg_values_supported": []string{"ES256"},
+		})
 	})
 	pages.HandleFunc("/keys", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"keys": []map[string]string{{

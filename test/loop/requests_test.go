@@ -49,7 +49,7 @@ func TestStoredBadInput(t *testing.T) {
 	}{
 		"no-pem":  {[]byte("hello"), nil, "Malformed", "not a PEM block of type CERTIFICATE REQUEST"},
 		"forged":  {pem.EncodeToMemory(forged), nil, "Malformed", "signature"},
-		"huge":    {huge, nil, "KeyNotPermitted", "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"},
+		"huge":    {huge, nil, "KeyNotPermitted", "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits"},
 		"masters": {masters, nil, "SubjectNotPermitted", "never issues O=system:*"},
 		"approved-and-denied": { // v1beta1 permitted both conditions
 			masters, func(obj *kit.Request) { addCondition(obj, certificatesv1.CertificateDenied) }, "", ""},
@@ -113,8 +113,12 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 	kit.NoError(t, err)
 	obj := kit.ClientRequest(t, "")
 	obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{
-		Subject:         pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}, Value: "root"}}},
-		ExtraExtensions: []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}, {Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: []byte{5, 0}}},
+		Subject: pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{
+			{Type: asn1.ObjectIdentifier{0, 9, 2342, 19200300, 100, 1, 1}, Value: "root"},
+		}},
+		ExtraExtensions: []pkix.Extension{
+			{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}, {Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: []byte{5, 0}},
+		},
 	})
 	kit.Create(t, kit.Admin(t), obj)
 	kit.Approve(t, obj)
@@ -217,7 +221,8 @@ func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
 		Client: r.Client, Clock: later, ServerTime: servertime.Of(later), Limiter: flowcontrol.NewFakeAlwaysRateLimiter(),
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 	}
-	if result, err := cleans.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(stale)}); err != nil || result != (reconcile.Result{}) {
+	result, err := cleans.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(stale)})
+	if err != nil || result != (reconcile.Result{}) {
 		t.Fatalf("result %+v, error %v", result, err)
 	}
 	if got := kit.Reload(t, swapped); csr.StateOf(got) != csr.Pending || got.UID == stale.UID {
