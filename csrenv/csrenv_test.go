@@ -40,8 +40,9 @@ func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
 		obj.Spec.SignerName, payload.Subject = "kubernetes.io/kube-apiserver-client", pkix.Name{CommonName: "alice"}
 	})
 	for obj, as := range map[*certificatesv1.CertificateSigningRequest]client.Client{
-		newRequest(t, "joins"): addUser(t, "system:bootstrap:abcdef", "system:bootstrappers"), newRequest(t, "renews"): addUser(t, "system:node:renews", "system:nodes"),
-		serving: addUser(t, "system:node:serving", "system:nodes"), alice: newClient(t, admin),
+		newRequest(t, "joins"):  addUser(t, "system:bootstrap:abcdef", "system:bootstrappers"),
+		newRequest(t, "renews"): addUser(t, "system:node:renews", "system:nodes"),
+		serving:                 addUser(t, "system:node:serving", "system:nodes"), alice: newClient(t, admin),
 	} {
 		create(t, as, obj)
 		if obj == serving || obj == alice {

@@ -42,7 +42,8 @@ func TestStopWaitsAndLeavesNoGoroutine(t *testing.T) {
 		<-ctx.Done()
 		return false, context.Cause(ctx)
 	})
-	env := must(csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA, Customize: func(o *controllers.Options) { o.Approver.Authorizer = blocks }}))
+	customize := func(o *controllers.Options) { o.Approver.Authorizer = blocks }
+	env := must(csrenv.Start(t.Context(), admin, csrenv.Options{CA: trustedCA, Customize: customize}))
 	_ = must(env.ConfigFor(t.Context(), "system:node:leaving", "system:nodes"))
 	reviewed := create(t, addUser(t, "system:bootstrap:staying", "system:bootstrappers"), newRequest(t, "staying"))
 	select {
