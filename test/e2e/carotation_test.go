@@ -3,6 +3,10 @@
 package e2e
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -10,40 +14,49 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// The authority cluster, of manifests/trust-files, is only for clients after manifests/moved-trust. The authority of
-// manifests/own-trust is for kubelets' serving certificates.
-const servingAuthority, servingSecret = "kubelet-serving", "csr-kubelet-serving-ca"
+const (
+	// The authority cluster, of manifests/trust-files, is only for clients after manifests/moved-trust. The authority of
+	// manifests/own-trust is for kubelets' serving certificates.
+	authorityName, servingAuthority = "cluster", "kubelet-serving"
+	servingSecret                   = "csr-kubelet-serving-ca"
+	// The mount paths of config/overlays/trust-files and the files in them. The second is from its component
+	// kubelet-serving.
+	trustDir, clientFile, servingFile = "/etc/kubernetes/pki/csr-trust", "client-ca.crt", "kubelet-serving-ca.crt"
+)
 
 // bothAuthorities maps the authorities to their Secrets.
 var bothAuthorities = map[string]string{authorityName: signingSecret, servingAuthority: servingSecret}
 
-// TestCARotation is step 11: kubelets' serving certificates get a CA of their own, and then both CAs are replaced. The
-// API server is restarted so that it reads the file of --kubelet-certificate-authority, as required before version
-// 1.36.
+type status = v1alpha1.SigningAuthorityStatus
+
+// TestCARotation gives kubelets' serving certificates a CA of their own, and then replaces both CAs. The API server is
+// restarted so that it reads the file of --kubelet-certificate-authority, as required before version 1.36.
 func TestCARotation(t *testing.T) {
-	c := rotateCAs(t, func(c *cluster) { c.restarted(t) }, func(c *cluster, name string) {
+	c := rotateCAs(t, func(c *cluster) { c.restartAPIServer(t) }, func(c *cluster, name string) {
 		c.ask(t, name, v1alpha1.OperationAccept) // the nodes are seen to have moved
 	})
 	clients, servers := c.ring(t, signingSecret).Signing.Cert, c.ring(t, servingSecret).Signing.Cert
-	c.trustsFile(t, servingFile, func(file string) bool {
-		return hasCA(file, string(servers)) && !hasCA(file, string(clients)) && !hasCA(file, string(c.next.CertPEM)) && !hasCA(file, string(c.retired.Cert))
-	})
-	c.restarted(t)
-	step(t, "11 kubelets' servers are known by their own CA alone", func(t *testing.T) { c.wantReachable(t, c.machines["worker"]) })
+	c.trustsFile(t, servingFile, []string{string(servers)}, []string{string(clients), string(c.next.CertPEM), string(c.retired.Cert)})
+	c.restartAPIServer(t)
+	step(t, "kubelets' servers are known by their own CA alone", func(t *testing.T) { c.wantReachable(t, c.machines["worker"]) })
 }
 
-// TestCARotationUntouched is step 11 without a restart of the API server once it has both files. It waits until every
+// TestCARotationUntouched is TestCARotation without a restart of the API server once it has both files. It waits until every
 // old certificate has expired.
 func TestCARotationUntouched(t *testing.T) {
 	rotateCAs(t, func(c *cluster) { c.reloaded(t) }, func(c *cluster, name string) {
-		c.reaches(t, name, 2*lifetime, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.Outstanding) == 0 })
+		c.reaches(t, name, 2*lifetime, v1alpha1.Prepared, func(s *status) bool { return len(s.Outstanding) == 0 })
 	})
 }
 
@@ -51,35 +64,32 @@ func TestCARotationUntouched(t *testing.T) {
 // server has read the CAs by which it verifies kubelets. settle ensures that no certificate of the old CA is needed.
 func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)) *cluster {
 	c := startCluster(t)
-	step(t, "11 rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
-	c.createServingAuthority(t) // before the worker joins with the first CA
+	step(t, "rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
+	// An authority for kubelets' serving certificates makes its CA, which does not sign yet, before the worker joins.
+	c.kubectl(t, "apply", "-k", "../../config/rotation/kubelet-serving")
+	c.kubectl(t, "apply", "-k", "manifests/own-trust")
 	worker := c.join(t, "worker", kubeletOptions{})
 	c.wantJoined(t, worker)
 	since, starts := c.readySince(t), worker.kubeletID(t)
-	stolen, err := clientPair(c.next, "system:node:stolen", "system:nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
-	step(t, "11 the servers' own CA is trusted", func(t *testing.T) { c.testServingTrusted(t, worker) })
-	step(t, "11 the servers' own CA signs, and the kubelets move", func(t *testing.T) { c.testMovingOut(t, worker) })
-	step(t, "11 the API server knows the new CA's clients, and its owner is asked about the servers' one", func(t *testing.T) {
+	stolen := clientPair(t, c.next, "system:node:stolen", "system:nodes").file()
+	step(t, "the servers' own CA is trusted", func(t *testing.T) { c.testServingTrusted(t, worker) })
+	step(t, "the servers' own CA signs, and the kubelets move", func(t *testing.T) { c.testMovingOut(t, worker) })
+	step(t, "the API server knows the new CA's clients, and its owner is asked about the servers' one", func(t *testing.T) {
 		c.testPreparing(t)
 		c.wantReachable(t, worker)
 	})
 	trust(c)
 	c.wantReachable(t, worker)
 	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
-	step(t, "11 the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
-	if _, err := c.whoAmI(t.Context(), slices.Concat(stolen.cert, stolen.key)); err != nil {
+	step(t, "the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
+	if _, err := c.whoAmI(t.Context(), stolen); err != nil {
 		t.Errorf("a certificate of the old CA is not good any more, before it leaves: %v", err)
 	}
 	settle(c, authorityName)
-	step(t, "11 the old CA leaves for clients", func(t *testing.T) { c.testLeaving(t, authorityName, worker) })
-	if who, err := c.whoAmI(t.Context(), slices.Concat(stolen.cert, stolen.key)); !apierrors.IsUnauthorized(err) {
-		t.Errorf("with a certificate of the old CA the API server takes one for %q: %v, want Unauthorized", who.Username, err)
-	}
+	step(t, "the old CA leaves for clients", func(t *testing.T) { c.testLeaving(t, authorityName, worker) })
+	c.wantUnauthorized(t, "a certificate of the old CA", stolen)
 	settle(c, servingAuthority)
-	step(t, "11 the old CA leaves for servers", func(t *testing.T) { c.testLeaving(t, servingAuthority, worker) })
+	step(t, "the old CA leaves for servers", func(t *testing.T) { c.testLeaving(t, servingAuthority, worker) })
 	if now := c.readySince(t); now != since {
 		t.Errorf("nodes were not ready in between: they are since\n%s, and were since\n%s", now, since)
 	}
@@ -89,82 +99,95 @@ func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)
 	return c
 }
 
-// restarted restarts the API server.
-func (c *cluster) restarted(t *testing.T) {
-	t.Helper()
-	if err := c.restartAPIServer(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // testAdoption installs the manager, an authority for the CA in its Secret, and the DaemonSet that writes the API
 // server's trust from then on.
 func (c *cluster) testAdoption(t *testing.T) {
-	if err := c.machines[firstNode].write(trustDir+"/others.crt", c.ca.CertPEM); err != nil {
-		t.Fatal(err)
-	}
+	c.machines[firstNode].write(t, trustDir+"/others.crt", c.ca.CertPEM)
 	c.kubectl(t, "label", "node", firstNode, "node-role.kubernetes.io/control-plane=")
 	c.install(t, "manifests/rotation", c.next)
 	c.kubectl(t, "wait", "--for=condition=Established", "--timeout=30s", "crd/signingauthorities.csr-controller-manager.io")
 	c.kubectl(t, "apply", "-k", "manifests/trust-files")
 	adopted := c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
-	if certOf(t, adopted.Signing); adopted.Signing.Certificate != string(c.next.CertPEM) {
+	if adopted.Signing.Certificate != string(c.next.CertPEM) {
 		t.Errorf("what signs is not the CA that was in the Secret:\n%s", adopted.Signing.Certificate)
 	}
 	c.deploymentsAvailable(t, "csr-controller-manager")
-	c.trustsFile(t, clientFile, func(file string) bool { return hasCA(file, adopted.Signing.Certificate) })
+	c.trustsFile(t, clientFile, []string{adopted.Signing.Certificate}, nil)
 	c.follows(t, clientFile)
 	// All certificates that the CA issued before are from this test, and the known ones are in the ledger.
 	c.ask(t, authorityName, v1alpha1.OperationAttest)
-	c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *v1alpha1.SigningAuthorityStatus) bool { return s.Signing.AttestedAt != nil })
+	c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *status) bool { return s.Signing.AttestedAt != nil })
+}
+
+// testServingTrusted gives the API server a file with both CAs, and confirms the new one. Until then, the old CA signs
+// and no API server is asked.
+func (c *cluster) testServingTrusted(t *testing.T, worker *machine) {
+	candidate := c.waitsForConfirmation(t).Candidate
+	c.trustsFile(t, servingFile, []string{candidate.Certificate, string(c.next.CertPEM)}, nil)
+	c.kubeletCA = c.follows(t, servingFile)
+	c.restartAPIServer(t)
+	c.wantReachable(t, worker) // with a certificate of the old CA
+	c.wantNoClients(t, 1)
+	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
+	if signing := c.reaches(t, servingAuthority, 30*time.Second, v1alpha1.Completed, nil).Signing; signing.Certificate != candidate.Certificate {
+		t.Errorf("the CA that signs is not the one that was confirmed:\n%s", signing.Certificate)
+	}
+	for _, m := range c.machines {
+		if !signedBy(t, c.served(t, m), c.next) {
+			t.Errorf("%s serves with a certificate of another CA than the configuration names", m.name)
+		}
+	}
+	c.wantReachable(t, worker)
+}
+
+// testMovingOut makes the new CA sign. When all kubelets have a certificate of it, the old CA is no longer for kubelets'
+// servers.
+func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
+	c.kubectl(t, "apply", "-k", "manifests/own-ca")
+	c.deploymentsAvailable(t, "csr-controller-manager")
+	own := c.ring(t, servingSecret).Signing
+	c.kubeletsMove(t, worker, &csrenv.CA{CertPEM: own.Cert}, nil)
+	c.wantOurs(t, worker)
+	c.kubectl(t, "apply", "-k", "manifests/moved-trust")
+	c.wantNoClients(t, 1)
+	c.wantReachable(t, worker)
 }
 
 // testPreparing requests both rotations. The clients' CA is proven, and signs. The servers' CA waits for its owner.
 func (c *cluster) testPreparing(t *testing.T) {
 	c.ask(t, authorityName, v1alpha1.OperationStart)
-	if status := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); status.Signing.Certificate != string(c.next.CertPEM) {
+	if found := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); found.Signing.Certificate != string(c.next.CertPEM) {
 		t.Error("the old CA does not sign any more, before the new one is proven")
 	}
 	serving := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Completed, nil).Signing
 	c.ask(t, servingAuthority, v1alpha1.OperationStart)
-	asked := c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool {
+	asked := c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *status) bool {
 		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted) && len(s.APIServers) > 0
 	}).APIServers
 	if len(asked) != 1 || asked[0].Address != controlPlaneAddress+":443" || asked[0].Trust != "Recognised" {
 		t.Errorf("API servers that were asked: %+v, want the one endpoint of the Service kubernetes", asked)
 	}
-	c.ask(t, authorityName, v1alpha1.OperationComplete) // while certificates of the old CA are valid
-	c.toldRefused(t, authorityName, "are valid until")
-	status := c.waitsForConfirmation(t)
-	if status.Signing.Certificate != serving.Certificate {
+	c.wantRefused(t, authorityName)
+	found := c.waitsForConfirmation(t)
+	if found.Signing.Certificate != serving.Certificate {
 		t.Error("the old CA does not sign servers' certificates any more, before the new one is confirmed")
 	}
-	c.trustsFile(t, servingFile, func(file string) bool {
-		return hasCA(file, status.Candidate.Certificate) && hasCA(file, status.Signing.Certificate) && !hasCA(file, string(c.next.CertPEM))
-	})
+	c.trustsFile(t, servingFile, []string{found.Candidate.Certificate, found.Signing.Certificate}, []string{string(c.next.CertPEM)})
 	c.wantNoClients(t, 2)
 }
 
-// testMoving waits until both kubelets use the new CAs, and follows a log all the time.
+// testMoving waits until both kubelets use the new CAs.
 func (c *cluster) testMoving(t *testing.T, worker *machine) {
-	clients := certOf(t, c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing)
-	servers := certOf(t, c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing)
-	c.ask(t, servingAuthority, v1alpha1.OperationComplete)
-	c.toldRefused(t, servingAuthority, "are valid until")
+	clients := c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing
+	servers := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing
+	c.wantRefused(t, servingAuthority)
 	c.wantNoClients(t, 2)
-	c.kubeletsMove(t, worker, func() (bool, error) {
-		cert, err := worker.certificate()
-		if err != nil || cert.CheckSignatureFrom(clients) != nil {
-			return false, err
-		}
-		return c.servedOf(servers)
-	})
+	c.kubeletsMove(t, worker, &csrenv.CA{CertPEM: []byte(servers.Certificate)}, &csrenv.CA{CertPEM: []byte(clients.Certificate)})
 	file, cert := worker.current(t)
 	c.wantIdentity(t, worker, file, cert)
-	c.wantOurs(t, worker, c.served(t, worker))
+	c.wantOurs(t, worker)
 	c.wantReachable(t, worker)
-	status := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Prepared, nil)
-	for _, left := range status.Outstanding {
+	for _, left := range c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Prepared, nil).Outstanding {
 		if left.Signer != certificatesv1.KubeletServingSignerName {
 			t.Errorf("the old CA of servers must wait for certificates of %s", left.Signer)
 		}
@@ -174,34 +197,191 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 // testLeaving completes one rotation. Clients' certificates of the old CA are refused, while servers' certificates
 // are still valid.
 func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
-	retiring := c.ring(t, bothAuthorities[name]).Retiring
+	retiring, cas := c.ring(t, bothAuthorities[name]).Retiring, 2 // the servers' rotation is not completed yet
 	if name == servingAuthority {
-		c.retired = retiring
+		c.retired, cas = retiring, 1
 	} else if string(retiring.Key) != string(c.next.KeyPEM) {
 		t.Error("the CA that clients leave is not the old one")
 	}
 	c.ask(t, name, v1alpha1.OperationComplete)
-	status := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
-	if status.Retiring != nil || status.Generation != 2 {
-		t.Errorf("%s is completed, with %+v", name, status)
+	found := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
+	if found.Retiring != nil || found.Generation != 2 {
+		t.Errorf("%s is completed, with %+v", name, found)
 	}
-	if name == authorityName && !meta.IsStatusConditionTrue(status.Conditions, v1alpha1.ConditionRefused) {
-		t.Errorf("nobody was asked whether clients of the old CA are refused: %+v", status.Conditions)
+	if name == authorityName && !meta.IsStatusConditionTrue(found.Conditions, v1alpha1.ConditionRefused) {
+		t.Errorf("nobody was asked whether clients of the old CA are refused: %+v", found.Conditions)
 	}
-	secret := &corev1.Secret{}
-	if err := c.admin.Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: bothAuthorities[name]}, secret); err != nil {
-		t.Fatal(err)
-	}
-	for key, data := range secret.Data {
+	for key, data := range c.secret(t, bothAuthorities[name]) {
 		if strings.Contains(string(data), strings.TrimSpace(string(retiring.Key))) || strings.HasPrefix(key, "retiring") {
-			t.Errorf("the old CA's key is still in the Secret %s, in %s", secret.Name, key)
+			t.Errorf("the old CA's key is still in the Secret of %s, in %s", name, key)
 		}
-	}
-	cas := 1
-	if name == authorityName {
-		cas = 2 // the servers' rotation is not completed yet
 	}
 	c.wantNoClients(t, cas)
 	c.wantReachable(t, worker)
 	c.nodeReady(t, worker.name)
+}
+
+func (c *cluster) secret(t *testing.T, name string) map[string][]byte {
+	t.Helper()
+	obj := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+	c.get(t, obj)
+	return obj.Data
+}
+
+// ring returns the CAs in a Secret.
+func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
+	t.Helper()
+	ring, err := keypair.ParseRing(c.secret(t, name))
+	kit.NoError(t, err)
+	return ring
+}
+
+// wantNoClients checks that a kubelet's serving certificate, or any certificate that a CA of servers could issue, is no
+// client certificate for the API server. cas is the number of CAs in the Secret for servers.
+func (c *cluster) wantNoClients(t *testing.T, cas int) {
+	t.Helper()
+	for _, m := range c.machines {
+		c.wantUnauthorized(t, "what "+m.name+" serves with", []byte(m.must(t, "cat", "/var/lib/kubelet/pki/kubelet-server-current.pem")))
+	}
+	servers, minted := c.ring(t, servingSecret), 0
+	for _, one := range []keypair.Pair{servers.Signing, servers.Candidate, servers.Retiring} {
+		if !one.Empty() {
+			minted++
+			intruder := clientPair(t, &csrenv.CA{CertPEM: one.Cert, KeyPEM: one.Key}, "intruder", "system:masters")
+			c.wantUnauthorized(t, "a certificate of a CA for servers", intruder.file())
+		}
+	}
+	if minted != cas {
+		t.Errorf("%d CAs are for servers, want %d", minted, cas)
+	}
+}
+
+// kubeletsMove waits until every kubelet serves with a certificate of servers, and the worker's client certificate is of clients unless
+// that is nil. It reads a log through the worker's kubelet all the time.
+func (c *cluster) kubeletsMove(t *testing.T, worker *machine, servers, clients *csrenv.CA) {
+	t.Helper()
+	until(t, lifetime, "the kubelets' certificates are of the new CA", func(context.Context) (bool, error) {
+		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
+			t.Errorf("the log can't be read while kubelets move: %v", err)
+		}
+		if clients != nil {
+			if _, cert, err := worker.certificate(); err != nil || !signedBy(t, cert, clients) {
+				return false, err
+			}
+		}
+		for _, m := range c.machines {
+			if cert, err := c.servedBy(m); err != nil || !signedBy(t, cert, servers) {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+}
+
+// trustsFile waits until the DaemonSet has written a file with some certificates, and without others, to the control plane's node.
+func (c *cluster) trustsFile(t *testing.T, name string, with, without []string) {
+	t.Helper()
+	until(t, 2*time.Minute, name+" on the node is as it should be", func(context.Context) (bool, error) {
+		data, err := os.ReadFile(c.machines[firstNode].file(trustDir + "/" + name))
+		has := func(cert string) bool { return strings.Contains(string(data), strings.TrimSpace(cert)) }
+		hasNot := func(cert string) bool { return !has(cert) }
+		return !slices.ContainsFunc(with, hasNot) && !slices.ContainsFunc(without, has), err
+	})
+}
+
+// follows links the API server's file of that name to the file on the control plane's node, and returns its path.
+func (c *cluster) follows(t *testing.T, name string) string {
+	t.Helper()
+	file, link := c.path("pki/"+name), c.path("pki/follow")
+	kit.NoError(t, errors.Join(os.Symlink(c.machines[firstNode].file(trustDir+"/"+name), link), os.Rename(link, file)))
+	return file
+}
+
+// ask writes the annotation, as kubectl annotate does, and waits until the manager has accepted it.
+func (c *cluster) ask(t *testing.T, name string, operation v1alpha1.Operation) {
+	t.Helper()
+	c.kubectl(t, "annotate", "signingauthority", name, v1alpha1.OperationAnnotation+"="+string(operation))
+	until(t, 30*time.Second, string(operation)+" is taken", func(ctx context.Context) (bool, error) {
+		obj := &v1alpha1.SigningAuthority{}
+		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, obj)
+		return obj.Annotations[v1alpha1.OperationAnnotation] == "", err
+	})
+}
+
+// reaches waits until the authority is in phase and also reports success.
+func (c *cluster) reaches(t *testing.T, name string, timeout time.Duration, phase v1alpha1.Phase, also func(*status) bool) *status {
+	t.Helper()
+	obj := &v1alpha1.SigningAuthority{}
+	kit.Within(t, timeout, fmt.Sprintf("the authority %s is %s", name, phase), func(ctx context.Context) error {
+		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, obj)
+		if err == nil && (obj.Status.Phase != phase || also != nil && !also(&obj.Status)) {
+			err = fmt.Errorf("it is %q, and waits for %q: %+v", obj.Status.Phase, obj.Status.WaitingFor, obj.Status.Conditions)
+		}
+		return err
+	})
+	return &obj.Status
+}
+
+// waitsForConfirmation waits until the administrator must confirm the next CA of kubelets' servers, and checks that the
+// authority waits for nothing else.
+func (c *cluster) waitsForConfirmation(t *testing.T) *status {
+	t.Helper()
+	found := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *status) bool {
+		return s.Candidate != nil && len(s.WaitingFor) > 0 && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionPublished)
+	})
+	if len(found.APIServers) > 0 || len(found.WaitingFor) != 1 || !strings.Contains(found.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
+		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", found.WaitingFor, found.APIServers)
+	}
+	return found
+}
+
+// wantRefused asks for the completion while certificates of the old CA are valid. The status and an Event must refuse it.
+func (c *cluster) wantRefused(t *testing.T, name string) {
+	t.Helper()
+	const part = "are valid until"
+	c.ask(t, name, v1alpha1.OperationComplete)
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	c.get(t, obj)
+	if last := obj.Status.LastOperation; last == nil || last.Result != v1alpha1.Refused || !strings.Contains(last.Message, part) {
+		t.Errorf("the last operation is %+v, want it refused with %q", last, part)
+	}
+	until(t, 30*time.Second, "an Event refuses the operation", func(ctx context.Context) (bool, error) {
+		events := &eventsv1.EventList{}
+		err := c.admin.List(ctx, events, client.InNamespace(corev1.NamespaceDefault))
+		return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
+			return event.Regarding.Name == name && event.Reason == "RotationRefused" && strings.Contains(event.Note, part)
+		}), err
+	})
+}
+
+// reloaded waits until the API server has read the current file of --kubelet-certificate-authority. It does so when
+// it connects to a kubelet, at most every five minutes.
+func (c *cluster) reloaded(t *testing.T) {
+	t.Helper()
+	reloads := func() (found string) {
+		for line := range strings.Lines(c.kubectl(t, "get", "--raw", "/metrics")) {
+			if strings.HasPrefix(line, "rest_client_transport_ca_reload_total{") {
+				found += line
+			}
+		}
+		return found
+	}
+	before := reloads()
+	until(t, 6*time.Minute, "the API server has read the kubelets' CAs again", func(context.Context) (bool, error) {
+		_, err := c.tryKubectl("logs", "on-worker")
+		return reloads() != before, err
+	})
+}
+
+// readySince returns since when each Node has been Ready without a break, from the time of the last change.
+func (c *cluster) readySince(t *testing.T) (all string) {
+	t.Helper()
+	list := &corev1.NodeList{}
+	kit.NoError(t, c.admin.List(t.Context(), list))
+	for _, node := range list.Items {
+		if one := ready(&node); c.machines[node.Name] != nil {
+			all += fmt.Sprintln(node.Name, one.Status, one.LastTransitionTime)
+		}
+	}
+	return all
 }

@@ -5,138 +5,125 @@ package e2e
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 const (
 	// firstNode is the control plane's own node, on which everything runs before another node joins.
 	firstNode = "control-plane"
-	// bootstrapToken is the token of manifests/bootstrap.
-	bootstrapToken = "07401b.f395accd246ae52d"
+	// bootstrapToken is the token of manifests/bootstrap, and bootstrapUser its user.
+	bootstrapToken, bootstrapUser = "07401b.f395accd246ae52d", "system:bootstrap:07401b"
+	// signingSecret is the name of the signing Secret in namespace.
+	namespace, signingSecret = kit.SystemNamespace, "csr-signer"
 )
 
-// cluster is a control plane with the nodes that joined it.
+// cluster is a control plane with the nodes that joined it: etcd, kube-apiserver, kube-controller-manager without its CSR
+// loops, and kube-scheduler.
 type cluster struct {
-	*controlPlane
-	admin    client.WithWatch
-	machines map[string]*machine
-	// retired is the CA that kubelets' servers have left.
-	retired keypair.Pair
+	dir     string
+	address string // of the API server
+	// ca is the cluster's CA, which also signs the API server's certificate. next is another CA that the API server
+	// trusts for clients. retired is the CA that kubelets' servers have left.
+	ca, next  *csrenv.CA
+	retired   keypair.Pair
+	kubeletCA string       // the file with which the API server verifies kubelets
+	config    *rest.Config // of an administrator
+	admin     client.WithWatch
+	processes []*process
+	machines  map[string]*machine
 }
 
-// startCluster starts a control plane and its own node. The node joins as with kubeadm: with a certificate that the
-// CA's key signed directly. Everything is removed at the end of t.
-func startCluster(t *testing.T) *cluster {
+// newCluster adds the control plane's addresses to these namespaces, and a bridge for the machines' veth pairs. Everything
+// is removed at the end of t. If t has failed, its state is logged first.
+func newCluster(t *testing.T, address string) *cluster {
 	t.Helper()
-	begin := time.Now()
-	plane, err := startControlPlane(t.Context(), os.Getenv(dirVariable))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := newCluster(t, plane)
-	m := c.machine(t, firstNode)
-	who, err := clientPair(c.ca, "system:node:"+firstNode, "system:nodes")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = errors.Join(m.configureKubelet(clientConfig(c.server(), c.ca, who)), m.startKubelet(kubeletOptions{KeepCertificate: true}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
-	c.nodeReady(t, firstNode)
-	t.Logf("the control plane and its own node run after %s", time.Since(begin).Round(time.Second))
-	return c
-}
-
-// newCluster returns a cluster with plane, which is stopped at the end of t. If t has failed, its state is logged
-// first.
-func newCluster(t *testing.T, plane *controlPlane) *cluster {
-	t.Helper()
-	c := &cluster{controlPlane: plane, machines: map[string]*machine{}}
+	dir := os.Getenv(dirVariable)
+	c := &cluster{dir: dir, address: address, kubeletCA: filepath.Join(dir, "pki/client-ca.crt"), machines: map[string]*machine{}}
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.describe(t)
 		}
-		if err := c.stopAll(); err != nil {
+		var errs []error
+		for _, m := range c.machines {
+			errs = append(errs, m.stop())
+		}
+		for _, p := range slices.Backward(c.processes) {
+			errs = append(errs, p.end(syscall.SIGKILL))
+		}
+		_, err := run(exec.Command("sh", "-c", `ip link delete machines && cd "$1" && rm -rf etcd pki pki-* audit.log`, "sh", dir))
+		if err := errors.Join(append(errs, err)...); err != nil {
 			t.Error(err)
 		}
 	})
-	var err error
-	if c.admin, err = newAdmin(plane.config); err != nil {
-		t.Fatal(err)
+	for _, line := range []string{
+		"link set lo up", "address replace " + serviceAddress + "/32 dev lo", "link add machines address " + bridgeMAC + " type bridge",
+		"address add " + controlPlaneAddress + "/24 dev machines", "link set machines up",
+	} {
+		mustRun(t, exec.Command("ip", strings.Fields(line)...))
 	}
 	return c
 }
 
+// startCluster starts a control plane and its own node. The node joins as with kubeadm: with a certificate that the
+// CA's key signed directly.
+func startCluster(t *testing.T) *cluster {
+	t.Helper()
+	c := newCluster(t, controlPlaneAddress)
+	c.certificates(t)
+	c.start(t, "etcd", "etcd", etcdArgs(c.path("etcd"))...)
+	c.startAPIServer(t)
+	c.start(t, "kube-controller-manager", "kube-controller-manager",
+		"--controllers=*,-csrapproving,-csrsigning,-csrcleaner", "--kubeconfig="+c.path("kube-controller-manager.kubeconfig"),
+		"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials",
+		"--service-account-private-key-file="+c.path("pki/sa.key"), "--root-ca-file="+c.path("pki/ca.crt"))
+	c.start(t, "kube-scheduler", "kube-scheduler",
+		"--kubeconfig="+c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0")
+	who := clientPair(t, c.ca, "system:node:"+firstNode, "system:nodes")
+	c.machine(t, firstNode).firstKubelet(t, clientConfig(c.server(), c.ca, who), kubeletOptions{KeepCertificate: true})
+	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
+	c.nodeReady(t, firstNode)
+	return c
+}
+
 // newAdmin returns a client for all kinds that the tests use.
-func newAdmin(config *rest.Config) (client.WithWatch, error) {
-	scheme := runtime.NewScheme()
-	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		return nil, err
-	}
-	return client.NewWithWatch(config, client.Options{Scheme: scheme})
-}
-
-func (c *cluster) stopAll() error {
-	var errs []error
-	for _, m := range c.machines {
-		errs = append(errs, m.stop())
-	}
-	// The next test has its own control plane.
-	return errors.Join(append(errs, c.stop(), exec.Command("ip", "link", "delete", "machines").Run(), os.RemoveAll(c.path("etcd")), os.RemoveAll(c.path("pki")))...)
-}
-
-// machine starts one more machine.
-func (c *cluster) machine(t *testing.T, name string, archives ...string) *machine {
+func newAdmin(t *testing.T, config *rest.Config) client.WithWatch {
 	t.Helper()
-	m, err := startMachine(t.Context(), c.dir, name, len(c.machines)+1, append(archives, pauseArchive(c.dir), managerImage())...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.machines[name] = m
-	return m
+	c, err := client.NewWithWatch(config, client.Options{Scheme: kit.Scheme})
+	kit.NoError(t, err)
+	return c
 }
 
-// bootstrapConfig returns a client configuration with a bootstrap token.
-func (c *cluster) bootstrapConfig(token string) *rest.Config {
-	config := rest.AnonymousClientConfig(c.config)
-	config.BearerToken = token
-	config.QPS = -1
-	return config
-}
-
-// join starts a kubelet on its own machine, with only the bootstrap token.
-func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
+// get reads an object, of which the name and the namespace are set.
+func (c *cluster) get(t *testing.T, obj client.Object) {
 	t.Helper()
-	m := c.machine(t, name)
-	if err := errors.Join(m.configureKubelet(c.bootstrapConfig(bootstrapToken)), m.startKubelet(options)); err != nil {
-		t.Fatal(err)
-	}
-	return m
+	kit.NoError(t, c.admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 }
 
 // kubectl runs kubectl as an administrator and returns its output.
 func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	output, err := c.tryKubectl(args...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return output
 }
 
@@ -157,11 +144,26 @@ func (c *cluster) describe(t *testing.T) {
 	}
 }
 
-// until fails the test unless done reports success in time.
-func (c *cluster) until(t *testing.T, timeout time.Duration, what string, done func(context.Context) (bool, error)) {
+// install applies an overlay and then creates the signing Secret, as in README.
+func (c *cluster) install(t *testing.T, overlay string, ca *csrenv.CA, deployments ...string) {
 	t.Helper()
-	if err := until(t.Context(), timeout, what, done); err != nil {
-		t.Fatal(err)
+	c.kubectl(t, "apply", "-k", overlay)
+	kit.NoError(t, c.admin.Create(t.Context(), kit.SigningSecret(ca.CertPEM, ca.KeyPEM)))
+	c.deploymentsAvailable(t, deployments...)
+}
+
+func (c *cluster) deploymentsAvailable(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		kit.Within(t, time.Minute, "Deployment "+name+" is available", func(ctx context.Context) error {
+			obj := &appsv1.Deployment{}
+			err := c.admin.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj)
+			if err == nil && (obj.Status.ObservedGeneration != obj.Generation || obj.Status.AvailableReplicas != *obj.Spec.Replicas ||
+				obj.Status.Replicas != *obj.Spec.Replicas) {
+				err = fmt.Errorf("%d of %d replicas are available", obj.Status.AvailableReplicas, *obj.Spec.Replicas)
+			}
+			return err
+		})
 	}
 }
 
@@ -172,15 +174,89 @@ func (c *cluster) nodeReady(t *testing.T, name string) {
 
 func (c *cluster) nodeWithin(t *testing.T, name string, timeout time.Duration) {
 	t.Helper()
-	c.until(t, timeout, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
+	until(t, timeout, "Node "+name+" is Ready", func(ctx context.Context) (bool, error) {
 		node := &corev1.Node{}
 		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, node)
-		return ready(node), err
+		return ready(node).Status == corev1.ConditionTrue, err
 	})
 }
 
-func ready(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
-		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
+// ready returns the condition Ready of a node.
+func ready(node *corev1.Node) corev1.NodeCondition {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
+// runPod creates a pod for the node, and waits until it is ready. Its name is on- and that of the node.
+func (c *cluster) runPod(t *testing.T, node string) {
+	t.Helper()
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "on-" + node},
+		Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{corev1.LabelHostname: node},
+			Containers:   []corev1.Container{{Name: "pause", Image: pauseImage, ImagePullPolicy: corev1.PullNever}},
+		},
+	}
+	kit.NoError(t, c.admin.Create(t.Context(), pod))
+	c.podReady(t, pod.Namespace, pod.Name)
+}
+
+// podReady waits until a pod is ready.
+func (c *cluster) podReady(t *testing.T, in, name string) {
+	t.Helper()
+	kit.Within(t, time.Minute, "pod "+name+" is ready", func(ctx context.Context) error {
+		pod := &corev1.Pod{}
+		if err := c.admin.Get(ctx, client.ObjectKey{Namespace: in, Name: name}, pod); err != nil {
+			return err
+		}
+		for _, condition := range pod.Status.Conditions {
+			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
+				return nil
+			}
+		}
+		return fmt.Errorf("it is %s: %v", pod.Status.Phase, pod.Status.ContainerStatuses)
 	})
+}
+
+// wantLog reads the log of the pod of runPod through the API server.
+func (c *cluster) wantLog(t *testing.T, node string) {
+	t.Helper()
+	until(t, 20*time.Second, "the log of the pod on "+node+" can be read", func(context.Context) (bool, error) {
+		log, err := c.tryKubectl("logs", "on-"+node)
+		return log == "running\n", err
+	})
+}
+
+// objects returns all objects of all kinds in the API server.
+func (c *cluster) objects(t *testing.T) sets.Set[string] {
+	t.Helper()
+	found, err := testcluster.Objects(t.Context(), c.config)
+	kit.NoError(t, err)
+	return found
+}
+
+// others are kinds of which nodes, tests and the control plane also create objects. Names show which objects are
+// ours. Events about requests last for an hour.
+var others = []string{
+	"certificatesigningrequests.", "events.", "nodes.", "csinodes.", "leases.", "pods.", "serviceaccounts.", "configmaps.", "clustertrustbundles.",
+}
+
+// ours are parts of the names of our objects.
+var ours = []string{"csr-controller-manager", "csr-approver", "csr-signer", "csr-cleaner", "csr-metrics", "csr-leader", "csr-ca"}
+
+// uninstall wants only objects that existed before the install after kubectl delete.
+func (c *cluster) uninstall(t *testing.T, overlay string, before sets.Set[string]) {
+	c.kubectl(t, "delete", "-k", overlay, "--timeout=60s")
+	for one := range c.objects(t).Difference(before) {
+		name := one[strings.Index(one, " "):]
+		mine := slices.ContainsFunc(ours, func(part string) bool { return strings.Contains(name, part) })
+		other := slices.ContainsFunc(others, func(kind string) bool { return strings.HasPrefix(one, kind) })
+		if mine || !other {
+			t.Errorf("left behind: %s", one)
+		}
+	}
 }

@@ -4,18 +4,20 @@ package e2e
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
+	"crypto"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
+	"encoding/pem"
+	"math/big"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -25,112 +27,51 @@ import (
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const (
 	controlPlaneAddress = "10.99.0.1"
 	serviceAddress      = "10.0.0.1" // of the Service kubernetes, the first of serviceRange
 	serviceRange        = "10.0.0.0/16"
+	// bridgeMAC is the address of the bridge. A bridge without one takes the lowest of its ports, so its address changes when
+	// a machine is added, and the others lose the control plane until their ARP entries expire.
+	bridgeMAC = "02:00:00:00:00:01"
 )
 
-// controlPlane is etcd, kube-apiserver, kube-controller-manager without its CSR loops, and kube-scheduler.
-type controlPlane struct {
-	dir     string
-	address string // of the API server
-	// ca is the cluster's CA, which also signs the API server's certificate. next is another CA that the API server
-	// trusts for clients.
-	ca, next  *csrenv.CA
-	config    *rest.Config // of an administrator
-	kubeletCA string       // the file with which the API server verifies kubelets
+// server returns the API server's URL.
+func (c *cluster) server() string { return "https://" + c.address + ":443" }
 
-	processes []*process
+func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
+
+func (c *cluster) start(t *testing.T, name, program string, args ...string) {
+	t.Helper()
+	c.processes = append(c.processes, startProcess(t, c.dir, name, exec.Command(binary(program), args...)))
 }
 
-// startControlPlane starts a control plane in these namespaces, which have no addresses yet.
-func startControlPlane(ctx context.Context, dir string) (*controlPlane, error) {
-	c := &controlPlane{dir: dir, address: controlPlaneAddress, kubeletCA: filepath.Join(dir, "pki/client-ca.crt")} // both CAs
-	if err := errors.Join(c.addresses(), c.certificates()); err != nil {
-		return nil, err
-	}
-	if err := c.start("etcd", etcdArgs(c.path("etcd"))); err != nil {
-		return nil, err
-	}
-	if err := c.startAPIServer(ctx); err != nil {
-		return nil, err
-	}
-	return c, errors.Join(
-		c.start("kube-controller-manager", []string{
-			"--controllers=*,-csrapproving,-csrsigning,-csrcleaner",
-			"--kubeconfig=" + c.path("kube-controller-manager.kubeconfig"),
-			"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials",
-			"--service-account-private-key-file=" + c.path("pki/sa.key"), "--root-ca-file=" + c.path("pki/ca.crt"),
-		}),
-		c.start("kube-scheduler", []string{
-			"--kubeconfig=" + c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0",
-		}))
+// startAPIServer starts the API server, and waits until it has created the default objects of a cluster.
+func (c *cluster) startAPIServer(t *testing.T) {
+	t.Helper()
+	c.start(t, "kube-apiserver", "kube-apiserver", append(apiServerArgs(c.path("pki"), c.address), "--kubelet-certificate-authority="+c.kubeletCA,
+		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log"))...)
+	c.waitForAPIServer(t)
 }
 
-// startAPIServer starts the API server, and waits until it is ready.
-func (c *controlPlane) startAPIServer(ctx context.Context) error {
-	err := c.start("kube-apiserver", append(apiServerArgs(c.path("pki"), c.address),
-		"--kubelet-certificate-authority="+c.kubeletCA,
-		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log")))
-	if err != nil {
-		return err
-	}
-	return waitForAPIServer(ctx, c.config)
+func (c *cluster) waitForAPIServer(t *testing.T) {
+	t.Helper()
+	client := kubernetes.NewForConfigOrDie(c.config).Discovery().RESTClient()
+	kit.Within(t, time.Minute, "the API server is ready", func(ctx context.Context) error {
+		return client.Get().AbsPath("/readyz").Do(ctx).Error()
+	})
 }
 
 // restartAPIServer kills the API server and starts it again.
-func (c *controlPlane) restartAPIServer(ctx context.Context) error {
+func (c *cluster) restartAPIServer(t *testing.T) {
+	t.Helper()
 	i := slices.IndexFunc(c.processes, func(p *process) bool { return p.name == "kube-apiserver" })
-	if err := c.processes[i].kill(); err != nil {
-		return err
-	}
+	c.processes[i].kill(t)
 	c.processes = slices.Delete(c.processes, i, i+1)
-	return c.startAPIServer(ctx)
-}
-
-// server returns the API server's URL.
-func (c *controlPlane) server() string { return "https://" + c.address + ":443" }
-
-func (c *controlPlane) path(name string) string { return filepath.Join(c.dir, name) }
-
-func (c *controlPlane) start(name string, args []string) error {
-	p, err := startProcess(c.dir, name, exec.Command(binary(name), args...))
-	if err == nil {
-		c.processes = append(c.processes, p)
-	}
-	return err
-}
-
-// stop stops the whole control plane.
-func (c *controlPlane) stop() error {
-	var errs []error
-	for _, p := range slices.Backward(c.processes) {
-		errs = append(errs, p.kill())
-	}
-	return errors.Join(errs...)
-}
-
-// bridgeMAC is the address of a bridge. A bridge without one takes the lowest of its ports, so its address changes when a
-// machine is added, and the others lose the control plane until their ARP entries expire.
-const bridgeMAC = "02:00:00:00:00:01"
-
-// addresses adds the control plane's addresses to these namespaces, and a bridge for the machines' veth pairs.
-func (c *controlPlane) addresses() error {
-	for _, line := range [][]string{
-		{"link", "set", "lo", "up"},
-		{"address", "replace", serviceAddress + "/32", "dev", "lo"},
-		{"link", "add", "machines", "address", bridgeMAC, "type", "bridge"},
-		{"address", "add", controlPlaneAddress + "/24", "dev", "machines"},
-		{"link", "set", "machines", "up"},
-	} {
-		if _, err := run(exec.Command("ip", line...)); err != nil {
-			return err
-		}
-	}
-	return nil
+	c.startAPIServer(t)
 }
 
 func etcdArgs(dataDir string) []string {
@@ -152,72 +93,80 @@ func apiServerArgs(pki, address string) []string {
 	}
 }
 
-// certificates makes the keys and certificates that kubeadm init makes, and the client configurations.
-func (c *controlPlane) certificates() (err error) {
-	if c.ca, err = csrenv.NewCA(); err != nil {
-		return err
-	}
-	if c.next, err = csrenv.NewCA(); err != nil {
-		return err
-	}
-	if err := writePKI(c.path("pki"), c.address, c.ca, c.next); err != nil {
-		return err
-	}
+// certificates makes the keys and certificates that kubeadm init makes, the client configurations, and the clients.
+func (c *cluster) certificates(t *testing.T) {
+	c.ca, c.next = kit.NewCA(t), kit.NewCA(t)
+	writePKI(t, c.path("pki"), c.address, c.ca, c.next)
 	for user, groups := range map[string][]string{
 		"admin":                          {"system:masters"},
 		"system:kube-controller-manager": nil,
 		"system:kube-scheduler":          nil,
 	} {
-		who, err := clientPair(c.ca, user, groups...)
-		if err != nil {
-			return err
-		}
-		config := clientConfig(c.server(), c.ca, who)
+		config := clientConfig(c.server(), c.ca, clientPair(t, c.ca, user, groups...))
 		if user == "admin" {
 			c.config = config
 		}
-		if err := os.WriteFile(c.path(strings.TrimPrefix(user, "system:")+".kubeconfig"), kubeconfig(config), 0o600); err != nil {
-			return err
-		}
+		kit.Write(t, c.path(strings.TrimPrefix(user, "system:")+".kubeconfig"), kubeconfig(config))
 	}
-	return nil
+	c.admin = newAdmin(t, c.config)
 }
 
 // writePKI writes the files that an API server at address needs. The API server also trusts clients of the CAs in
 // more.
-func writePKI(dir, address string, ca *csrenv.CA, more ...*csrenv.CA) error {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return err
-	}
-	serving, err := issue(ca, &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "kube-apiserver"},
-		DNSNames:    []string{"localhost", "kubernetes.default.svc"},
-		IPAddresses: []net.IP{net.ParseIP(address), net.ParseIP(serviceAddress), net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	})
-	if err != nil {
-		return err
-	}
-	kubelet, err := clientPair(ca, "kube-apiserver-kubelet-client", "system:masters")
-	if err != nil {
-		return err
-	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return err
-	}
-	serviceAccounts, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		return err
-	}
+func writePKI(t *testing.T, dir, address string, ca *csrenv.CA, more ...*csrenv.CA) {
+	t.Helper()
+	kit.NoError(t, os.MkdirAll(dir, 0o700))
+	serviceAccounts, err := keyutil.MarshalPrivateKeyToPEM(kit.NewKey(t))
+	kit.NoError(t, err)
 	trusted := slices.Clone(ca.CertPEM)
 	for _, one := range more {
 		trusted = append(trusted, one.CertPEM...)
 	}
-	in := func(name string) string { return filepath.Join(dir, name) }
-	return errors.Join(
-		serving.write(in("apiserver")), kubelet.write(in("kubelet-client")), pair{ca.CertPEM, ca.KeyPEM}.write(in("ca")),
-		os.WriteFile(in("client-ca.crt"), trusted, 0o600), os.WriteFile(in("sa.key"), serviceAccounts, 0o600))
+	kit.Write(t, filepath.Join(dir, "client-ca.crt"), trusted)
+	kit.Write(t, filepath.Join(dir, "sa.key"), serviceAccounts)
+	for name, one := range map[string]pair{
+		"ca":             {ca.CertPEM, ca.KeyPEM},
+		"kubelet-client": clientPair(t, ca, "kube-apiserver-kubelet-client", "system:masters"),
+		"apiserver": issue(t, ca, &x509.Certificate{
+			Subject:     pkix.Name{CommonName: "kube-apiserver"},
+			DNSNames:    []string{"localhost", "kubernetes.default.svc"},
+			IPAddresses: []net.IP{net.ParseIP(address), net.ParseIP(serviceAddress), net.IPv4(127, 0, 0, 1)},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
+		}),
+	} {
+		kit.Write(t, filepath.Join(dir, name+".crt"), one.cert)
+		kit.Write(t, filepath.Join(dir, name+".key"), one.key)
+	}
+}
+
+// pair is a certificate and its key, in PEM.
+type pair struct{ cert, key []byte }
+
+// file returns both in one file, as a kubelet has them.
+func (p pair) file() []byte { return slices.Concat(p.cert, p.key) }
+
+// issue signs a certificate directly with the CA's key, as kubeadm init does for the control plane.
+func issue(t *testing.T, ca *csrenv.CA, template *x509.Certificate) pair {
+	t.Helper()
+	parent, err := tls.X509KeyPair(ca.CertPEM, ca.KeyPEM)
+	kit.NoError(t, err)
+	key := kit.NewKey(t)
+	template.SerialNumber, template.KeyUsage = big.NewInt(time.Now().UnixNano()), x509.KeyUsageDigitalSignature
+	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
+	der, err := x509.CreateCertificate(rand.Reader, template, parent.Leaf, key.Public(), parent.PrivateKey.(crypto.Signer))
+	kit.NoError(t, err)
+	encoded, err := keyutil.MarshalPrivateKeyToPEM(key)
+	kit.NoError(t, err)
+	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), encoded}
+}
+
+// clientPair returns a certificate for user.
+func clientPair(t *testing.T, ca *csrenv.CA, user string, groups ...string) pair {
+	t.Helper()
+	return issue(t, ca, &x509.Certificate{
+		Subject:     pkix.Name{CommonName: user, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
 }
 
 func clientConfig(server string, ca *csrenv.CA, who pair) *rest.Config {
@@ -240,16 +189,4 @@ func kubeconfig(config *rest.Config) []byte {
 		panic(err) // it holds nothing that can't be encoded
 	}
 	return data
-}
-
-// waitForAPIServer waits until the API server has created the default objects of a cluster.
-func waitForAPIServer(ctx context.Context, config *rest.Config) error {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	return until(ctx, time.Minute, "the API server is ready", func(ctx context.Context) (bool, error) {
-		_, err := client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
-		return err == nil, err
-	})
 }

@@ -49,16 +49,13 @@ func managerImage() string {
 
 func pauseArchive(dir string) string { return filepath.Join(dir, "images", "pause.tar") }
 
-// buildImages builds our own images while there is still a network to download from.
-func buildImages(dir string) error {
-	if err := os.MkdirAll(filepath.Join(dir, "images"), 0o700); err != nil {
-		return err
-	}
+// buildPause builds the image of the pods.
+func buildPause(dir string) error {
 	program := filepath.Join(dir, "images", "pause")
 	build := exec.Command("go", "build", "-trimpath", "-o", program, "./pause")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := build.CombinedOutput(); err != nil {
-		return fmt.Errorf("build pause: %w\n%s", err, output)
+	if _, err := run(build); err != nil {
+		return err
 	}
 	return writeArchive(pauseArchive(dir), pauseImage, program)
 }
@@ -69,45 +66,34 @@ func writeArchive(path, name, program string) error {
 	if err != nil {
 		return err
 	}
-	layer, err := tarOf(file{filepath.Base(program), data})
-	if err != nil {
-		return err
-	}
-	config, err := json.Marshal(map[string]any{
-		"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": []string{"/" + filepath.Base(program)}, "Env": []string{"PATH=/"}},
-		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
-	})
-	if err != nil {
-		return err
-	}
-	manifest, err := json.Marshal([]map[string]any{{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}}})
-	if err != nil {
-		return err
-	}
-	archive, err := tarOf(file{"layer.tar", layer}, file{"config.json", config}, file{"manifest.json", manifest})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(path, archive, 0o600)
+	base := filepath.Base(program)
+	layer := tarOf(map[string][]byte{base: data})
+	return os.WriteFile(path, tarOf(map[string][]byte{
+		"layer.tar": layer,
+		"config.json": encode(map[string]any{
+			"architecture": runtime.GOARCH, "os": "linux",
+			"config": map[string]any{"Entrypoint": []string{"/" + base}, "Env": []string{"PATH=/"}},
+			"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
+		}),
+		"manifest.json": encode([]map[string]any{{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}}}),
+	}), 0o600)
 }
 
-type file struct {
-	name string
-	data []byte
+func encode(value any) []byte {
+	data, err := json.Marshal(value)
+	if err != nil {
+		panic(err) // it holds nothing that can't be encoded
+	}
+	return data
 }
 
-func tarOf(files ...file) ([]byte, error) {
+func tarOf(files map[string][]byte) []byte {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
-	for _, one := range files {
-		if err := w.WriteHeader(&tar.Header{Name: one.name, Mode: 0o755, Size: int64(len(one.data))}); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(one.data); err != nil {
-			return nil, err
-		}
+	for name, data := range files {
+		_ = w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(data))}) // a buffer takes everything
+		_, _ = w.Write(data)
 	}
-	err := w.Close()
-	return out.Bytes(), err
+	_ = w.Close()
+	return out.Bytes()
 }

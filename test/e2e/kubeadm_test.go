@@ -6,9 +6,6 @@ import (
 	"context"
 	"crypto/rsa"
 	"crypto/sha256"
-	"crypto/tls"
-	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -20,15 +17,14 @@ import (
 	"testing"
 	"time"
 
-	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // TestKubeadm makes a cluster with kubeadm init, moves it to the manager by the steps of docs/how-to/migrate-from-kcm.md,
@@ -41,14 +37,8 @@ func TestKubeadm(t *testing.T) {
 	if _, err := os.Stat(binary("kubeadm")); err != nil {
 		t.Fatalf("%v: make nightly PARTS=e2e-nightly builds it", err)
 	}
-	ctrllog.SetLogger(logr.Discard())
-	plane := &controlPlane{dir: os.Getenv(dirVariable), address: "10.99.0.2"} // the address of the first machine
-	if err := plane.addresses(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = os.Remove(plane.path("audit.log")) }) // a link
-	plane.config = &rest.Config{Host: "https://" + plane.address + ":6443"}
-	c := newCluster(t, plane)
+	c := newCluster(t, firstMachine)
+	c.config = &rest.Config{Host: "https://" + c.address + ":6443"}
 	var m, worker *machine
 	step(t, "kubeadm init", func(t *testing.T) { m = c.kubeadmInit(t) })
 	step(t, "kube-controller-manager without its certificate controllers", func(t *testing.T) { c.switchOff(t, m) })
@@ -56,18 +46,18 @@ func TestKubeadm(t *testing.T) {
 	step(t, "kubeadm join, while no program approves", func(t *testing.T) { worker, join = c.kubeadmJoin(t) })
 	step(t, "the manager is installed", func(t *testing.T) {
 		c.kubectl(t, "apply", "-f", filepath.Join(root, "config/rbac/namespace.yaml"))
-		c.untouched(t, worker.name)
+		c.wantUntouched(t, worker.name)
 		c.kubectl(t, "-n", namespace, "create", "secret", "tls", signingSecret, "--cert", m.file(pkiDir+"/ca.crt"), "--key", m.file(pkiDir+"/ca.key"))
 		c.kubectl(t, "apply", "-k", "manifests/kubeadm")
 		c.deploymentsAvailable(t, "csr-controller-manager")
 	})
 	step(t, "the node has joined", func(t *testing.T) {
-		c.ended(t, join, "This node has joined the cluster")
+		ended(t, join, "This node has joined the cluster")
 		c.wantJoined(t, worker)
 		file, cert := worker.current(t)
 		c.wantIdentity(t, worker, file, cert)
-		if ok, err := signedBy(cert, c.ca); err != nil || !ok {
-			t.Errorf("the certificate of %s is not from kubeadm's CA: %v", worker.name, err)
+		if !signedBy(t, cert, c.ca) {
+			t.Errorf("the certificate of %s is not from kubeadm's CA", worker.name)
 		}
 	})
 }
@@ -117,42 +107,36 @@ skipPhases: [preflight]
 // a control plane that is made by hand.
 func (c *cluster) kubeadmInit(t *testing.T) *machine {
 	t.Helper()
-	version := strings.TrimSpace(c.mustOutput(t, exec.Command(binary("kubeadm"), "version", "-o", "short")))
+	version := strings.TrimSpace(mustRun(t, exec.Command(binary("kubeadm"), "version", "-o", "short")))
 	m := c.machine(t, "first", c.kubeadmImages(t, version)...)
-	policy, err := os.ReadFile("manifests/audit-policy.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	config := fmt.Appendf(nil, kubeadmConfig, bootstrapToken, m.address, version,
-		fmt.Sprintf(kubeletConfig, true, false, m.cgroup()), fmt.Sprintf(nodeRegistration, m.address, m.cgroup()))
-	if err := errors.Join(m.write("/etc/kubernetes/audit/policy.yaml", policy), m.write("/run/init.yaml", config)); err != nil {
-		t.Fatal(err)
-	}
+	m.write(t, "/etc/kubernetes/audit/policy.yaml", read(t, "manifests/audit-policy.yaml"))
+	m.write(t, "/run/init.yaml", fmt.Appendf(nil, kubeadmConfig, bootstrapToken, m.address, version,
+		fmt.Sprintf(kubeletConfig, true, false, m.cgroup()), fmt.Sprintf(nodeRegistration, m.address, m.cgroup())))
 	for _, phase := range []string{"certs", "kubeconfig"} {
-		c.mustOutput(t, m.kubeadm("init", "phase", phase, "all", "--config=/run/init.yaml"))
+		m.must(t, binary("kubeadm"), "init", "phase", phase, "all", "--config=/run/init.yaml")
 	}
-	c.readKubeadmCA(t, m)
-	initialize := c.startKubeadm(t, m, "init", "--config=/run/init.yaml")
-	c.ended(t, initialize, "Your Kubernetes control-plane has initialized successfully!")
+	c.ca = &csrenv.CA{CertPEM: read(t, m.file(pkiDir+"/ca.crt")), KeyPEM: read(t, m.file(pkiDir+"/ca.key"))}
+	public := kit.Certificate(t, c.ca).PublicKey
+	if key, ok := public.(*rsa.PublicKey); !ok || key.N.BitLen() != 2048 {
+		t.Errorf("the key of kubeadm's CA is a %T, want RSA with 2048 bits as by default", public)
+	}
+	ended(t, startKubeadm(t, m, "init", "--config=/run/init.yaml"), "Your Kubernetes control-plane has initialized successfully!")
 	c.connect(t, m)
 	c.nodeReady(t, m.name)
 	return m
 }
 
 // kubeadmImages writes the programs of the control plane as the images that kubeadm names, and returns the archives.
-func (c *cluster) kubeadmImages(t *testing.T, version string) []string {
+func (c *cluster) kubeadmImages(t *testing.T, version string) (archives []string) {
 	t.Helper()
-	var archives []string
-	images := c.mustOutput(t, exec.Command(binary("kubeadm"), "config", "images", "list", "--kubernetes-version="+version))
+	images := mustRun(t, exec.Command(binary("kubeadm"), "config", "images", "list", "--kubernetes-version="+version))
 	for image := range strings.FieldsSeq(images) {
 		name, _, _ := strings.Cut(path.Base(image), ":")
 		if !slices.Contains([]string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler"}, name) {
 			continue // of an add-on, or the sandbox image, which containerd has by another name
 		}
 		archive := c.path(filepath.Join("images", "kubeadm-"+name+".tar"))
-		if err := writeArchive(archive, image, binary(name)); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, writeArchive(archive, image, binary(name)))
 		archives = append(archives, archive)
 	}
 	if len(archives) != 4 {
@@ -161,142 +145,71 @@ func (c *cluster) kubeadmImages(t *testing.T, version string) []string {
 	return archives
 }
 
-// readKubeadmCA reads the CA that kubeadm has made, and checks that it is what kubeadm makes by default.
-func (c *cluster) readKubeadmCA(t *testing.T, m *machine) {
-	t.Helper()
-	certificate, err := os.ReadFile(m.file(pkiDir + "/ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	key, err := os.ReadFile(m.file(pkiDir + "/ca.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.ca = &csrenv.CA{CertPEM: certificate, KeyPEM: key}
-	if public, ok := c.caCertificate(t).PublicKey.(*rsa.PublicKey); !ok || public.N.BitLen() != 2048 {
-		t.Errorf("the key of kubeadm's CA is a %T, want RSA with 2048 bits", c.caCertificate(t).PublicKey)
-	}
-}
-
-func (c *cluster) caCertificate(t *testing.T) *x509.Certificate {
-	t.Helper()
-	pair, err := tls.X509KeyPair(c.ca.CertPEM, c.ca.KeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pair.Leaf
-}
-
 // connect makes the clients from kubeadm's kubeconfig for administrators, and the audit log readable.
 func (c *cluster) connect(t *testing.T, m *machine) {
 	t.Helper()
-	data, err := os.ReadFile(m.file("/etc/kubernetes/admin.conf"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	log := c.path("audit.log")
-	_ = os.Remove(log) // of another test's control plane
-	if err := errors.Join(os.WriteFile(c.path("admin.kubeconfig"), data, 0o600), os.Symlink(m.file("/etc/kubernetes/audit/audit.log"), log)); err != nil {
-		t.Fatal(err)
-	}
-	if c.config, err = clientcmd.RESTConfigFromKubeConfig(data); err != nil {
-		t.Fatal(err)
-	}
-	c.config.QPS, c.config.WarningHandler = -1, rest.NoWarnings{}
-	if c.admin, err = newAdmin(c.config); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// kubeadm returns a command that runs kubeadm on the machine.
-func (m *machine) kubeadm(args ...string) *exec.Cmd {
-	return m.command(append([]string{binary("kubeadm")}, args...)...)
+	data := read(t, m.file("/etc/kubernetes/admin.conf"))
+	kit.Write(t, c.path("admin.kubeconfig"), data)
+	kit.NoError(t, os.Symlink(m.file("/etc/kubernetes/audit/audit.log"), c.path("audit.log")))
+	config, err := clientcmd.RESTConfigFromKubeConfig(data)
+	kit.NoError(t, err)
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
+	c.config, c.admin = config, newAdmin(t, config)
 }
 
 // startKubeadm starts kubeadm, and the kubelet at the moment at which kubeadm expects it to start.
-func (c *cluster) startKubeadm(t *testing.T, m *machine, args ...string) *process {
+func startKubeadm(t *testing.T, m *machine, args ...string) *process {
 	t.Helper()
-	p, err := startProcess(c.dir, m.name+"-kubeadm", m.kubeadm(args...))
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.until(t, time.Minute, "kubeadm starts the kubelet", func(context.Context) (bool, error) {
-		output, err := c.output(p)
-		if err == nil && p.ended() != nil {
+	p := startProcess(t, m.dir, m.name+"-kubeadm", m.command(append([]string{binary("kubeadm")}, args...)...))
+	until(t, time.Minute, "kubeadm starts the kubelet", func(context.Context) (bool, error) {
+		output := string(read(t, p.log))
+		if p.ended() != nil {
 			t.Fatalf("kubeadm has ended:\n%s", output)
 		}
-		return strings.Contains(output, "Starting the kubelet"), err
+		return strings.Contains(output, "Starting the kubelet"), nil
 	})
 	// As in kubeadm's 10-kubeadm.conf.
 	const unit = `. /var/lib/kubelet/kubeadm-flags.env; exec "$@" $KUBELET_KUBEADM_ARGS`
-	m.kubelet, err = startProcess(m.dir, m.name+"-kubelet", m.command("sh", "-ec", unit, "kubelet", binary("kubelet"),
+	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command("sh", "-ec", unit, "kubelet", binary("kubelet"),
 		"--bootstrap-kubeconfig="+bootstrapPath, "--kubeconfig="+kubeconfigPath, "--config=/var/lib/kubelet/config.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	return p
 }
 
-// output returns what a process has printed.
-func (c *cluster) output(p *process) (string, error) {
-	data, err := os.ReadFile(filepath.Join(logDir(c.dir), p.name+".log"))
-	return string(data), err
-}
-
 // ended waits until kubeadm ends without an error and has printed want.
-func (c *cluster) ended(t *testing.T, p *process, want string) {
+func ended(t *testing.T, p *process, want string) {
 	t.Helper()
-	c.until(t, 3*time.Minute, "kubeadm ends", func(context.Context) (bool, error) { return p.ended() != nil, nil })
-	output, err := c.output(p)
-	if err != nil || !p.ended().Success() || !strings.Contains(output, want) {
-		t.Fatalf("%s: %v %v\n%s", p.name, p.ended(), err, output)
+	until(t, 3*time.Minute, "kubeadm ends", func(context.Context) (bool, error) { return p.ended() != nil, nil })
+	if output := string(read(t, p.log)); !p.ended().Success() || !strings.Contains(output, want) {
+		t.Fatalf("%s: %v\n%s", p.name, p.ended(), output)
 	}
-}
-
-func (c *cluster) mustOutput(t *testing.T, command *exec.Cmd) string {
-	t.Helper()
-	output, err := command.Output()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", command.Args, err, output)
-	}
-	return string(output)
 }
 
 // switchOff runs the commands of the page that switch the certificate controllers of kube-controller-manager off, on
 // the node of the control plane, in a folder like a clone of the repository.
 func (c *cluster) switchOff(t *testing.T, m *machine) {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join(root, "docs/how-to/migrate-from-kcm.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	page := read(t, filepath.Join(root, "docs/how-to/migrate-from-kcm.md"))
 	block := regexp.MustCompile("(?s)```sh\n(   install -D .*?)```").FindStringSubmatch(string(page))
 	if block == nil {
 		t.Fatal("the page has no commands that install the patch")
 	}
 	clone, err := filepath.Abs(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	script := fmt.Sprintf("export KUBECONFIG=/etc/kubernetes/admin.conf PATH=%s:%s:$PATH\n", filepath.Dir(binary("kubeadm")), filepath.Dir(binary("kubectl"))) +
 		"mkdir /run/clone && cd /run/clone && ln -s " + clone + "/config config\n" + regexp.MustCompile("(?m)^   ").ReplaceAllString(block[1], "")
-	if _, err := run(m.command("bash", "-ec", script)); err != nil {
-		t.Fatal(err)
-	}
+	m.must(t, "bash", "-ec", script)
 	name := "kube-controller-manager-" + m.name
-	c.until(t, time.Minute, "kube-controller-manager has the flags of the patch", func(ctx context.Context) (bool, error) {
+	kit.Within(t, time.Minute, "kube-controller-manager has the flags of the patch", func(ctx context.Context) error {
 		pod := &corev1.Pod{}
-		err := c.admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: name}, pod)
-		if err != nil {
-			return false, err
+		if err := c.admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: name}, pod); err != nil {
+			return err
 		}
-		command := pod.Spec.Containers[0].Command
 		for _, flag := range []string{"--controllers=*,bootstrapsigner,tokencleaner", "--controllers=-csrapproving,-csrsigning,-csrcleaner"} {
-			if !slices.Contains(command, flag) {
-				return false, fmt.Errorf("no %s in %q", flag, command)
+			if command := pod.Spec.Containers[0].Command; !slices.Contains(command, flag) {
+				return fmt.Errorf("no %s in %q", flag, command)
 			}
 		}
-		return true, nil
+		return nil
 	})
 	c.podReady(t, metav1.NamespaceSystem, name)
 }
@@ -306,33 +219,27 @@ func (c *cluster) switchOff(t *testing.T, m *machine) {
 func (c *cluster) kubeadmJoin(t *testing.T) (*machine, *process) {
 	t.Helper()
 	m := c.machine(t, "joined")
-	hash := sha256.Sum256(c.caCertificate(t).RawSubjectPublicKeyInfo)
-	config := fmt.Appendf(nil, joinConfig, bootstrapToken, strings.TrimPrefix(c.config.Host, "https://"), hash, fmt.Sprintf(nodeRegistration, m.address, m.cgroup()))
-	if err := m.write("/run/join.yaml", config); err != nil {
-		t.Fatal(err)
-	}
-	join := c.startKubeadm(t, m, "join", "--config=/run/join.yaml")
-	c.until(t, time.Minute, "the node has requested its certificate", func(ctx context.Context) (bool, error) {
+	m.write(t, "/run/join.yaml", fmt.Appendf(nil, joinConfig, bootstrapToken, strings.TrimPrefix(c.config.Host, "https://"),
+		sha256.Sum256(kit.Certificate(t, c.ca).RawSubjectPublicKeyInfo), fmt.Sprintf(nodeRegistration, m.address, m.cgroup())))
+	join := startKubeadm(t, m, "join", "--config=/run/join.yaml")
+	until(t, time.Minute, "the node has requested its certificate", func(ctx context.Context) (bool, error) {
 		requests, err := c.requestsOf(ctx, m.name)
 		return len(requests) > 0, err
 	})
 	return m, join
 }
 
-// untouched checks that kube-controller-manager works, and that no program has approved or signed the requests of node.
-func (c *cluster) untouched(t *testing.T, node string) {
+// wantUntouched checks that kube-controller-manager works, and that no program has approved or signed the requests of node.
+func (c *cluster) wantUntouched(t *testing.T, node string) {
 	t.Helper()
-	c.until(t, time.Minute, "the namespace has its default ServiceAccount", func(ctx context.Context) (bool, error) {
-		err := c.admin.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "default"}, &corev1.ServiceAccount{})
-		return err == nil, err
+	kit.Within(t, time.Minute, "the namespace has its default ServiceAccount", func(ctx context.Context) error {
+		return c.admin.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "default"}, &corev1.ServiceAccount{})
 	})
 	requests, err := c.requestsOf(t.Context(), node)
 	if err != nil || len(requests) == 0 {
 		t.Fatalf("no request of %s: %v", node, err)
 	}
-	for _, obj := range requests {
-		if len(obj.Status.Conditions)+len(obj.Status.Certificate) > 0 {
-			t.Errorf("request %s was handled before the manager was installed: %v", obj.Name, obj.Status.Conditions)
-		}
+	for i := range requests {
+		c.wantPending(t, &requests[i])
 	}
 }

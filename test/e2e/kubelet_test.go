@@ -6,18 +6,19 @@ import (
 	"cmp"
 	"crypto/tls"
 	"crypto/x509"
-	"errors"
 	"fmt"
+	"syscall"
 	"testing"
 
 	"k8s.io/client-go/rest"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const (
 	kubeconfigPath = "/etc/kubernetes/kubelet.conf"
 	bootstrapPath  = "/etc/kubernetes/bootstrap-kubelet.conf"
 	staticPodDir   = "/etc/kubernetes/manifests"
-	currentPath    = "/var/lib/kubelet/pki/kubelet-client-current.pem"
 )
 
 // kubeletConfig leaves out what a machine in namespaces can't do. %[1]v is whether the client certificate is rotated,
@@ -57,56 +58,76 @@ type kubeletOptions struct {
 	StaticPods bool
 }
 
-// configureKubelet writes the CA and a kubeconfig. The kubeconfig is for the bootstrap if its user has a token.
-func (m *machine) configureKubelet(config *rest.Config) error {
+// bootstrapConfig returns a client configuration with a bootstrap token.
+func (c *cluster) bootstrapConfig(token string) *rest.Config {
+	config := rest.AnonymousClientConfig(c.config)
+	config.BearerToken, config.QPS = token, -1
+	return config
+}
+
+// join starts a kubelet on its own machine, with only the bootstrap token.
+func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
+	t.Helper()
+	m := c.machine(t, name)
+	m.firstKubelet(t, c.bootstrapConfig(bootstrapToken), options)
+	return m
+}
+
+// firstKubelet writes the CA and a kubeconfig, and starts a kubelet. The kubeconfig is for the bootstrap if its user has a token.
+func (m *machine) firstKubelet(t *testing.T, config *rest.Config, options kubeletOptions) {
+	t.Helper()
 	path := kubeconfigPath
 	if config.BearerToken != "" {
 		path = bootstrapPath
 	}
-	return errors.Join(m.write("/etc/kubernetes/pki/ca.crt", config.CAData), m.write(path, kubeconfig(config)))
+	m.write(t, "/etc/kubernetes/pki/ca.crt", config.CAData)
+	m.write(t, path, kubeconfig(config))
+	m.startKubelet(t, options)
 }
 
-// startKubelet starts the kubelet, or restarts it.
-func (m *machine) startKubelet(options kubeletOptions) (err error) {
-	if options.Binary == "" {
-		options.Binary = binary("kubelet")
-	}
+func (m *machine) startKubelet(t *testing.T, options kubeletOptions) {
+	t.Helper()
 	config := fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, !options.SelfSigned, m.cgroup())
 	if options.StaticPods {
 		config = fmt.Appendf(config, "staticPodPath: %s\n", staticPodDir)
 	}
-	if err := m.write("/var/lib/kubelet/config.yaml", config); err != nil {
-		return err
-	}
-	m.kubelet, err = startProcess(m.dir, m.name+"-kubelet", m.command(options.Binary,
+	m.write(t, "/var/lib/kubelet/config.yaml", config)
+	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command(cmp.Or(options.Binary, binary("kubelet")),
 		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig="+kubeconfigPath, "--bootstrap-kubeconfig="+bootstrapPath,
 		"--hostname-override="+m.name, "--node-ip="+cmp.Or(options.Address, m.address)))
-	return err
 }
 
-// certificateFile returns the file that the kubelet's kubeconfig names: the client certificate in use, and its key.
-func (m *machine) certificateFile() ([]byte, error) {
-	data, err := run(m.command("cat", currentPath))
-	return []byte(data), err
+// restartKubelet restarts the kubelet as systemctl restart does.
+func (m *machine) restartKubelet(t *testing.T, options kubeletOptions) {
+	t.Helper()
+	kit.NoError(t, m.kubelet.end(syscall.SIGTERM))
+	m.startKubelet(t, options)
 }
 
-// certificate returns the client certificate that the kubelet uses.
-func (m *machine) certificate() (*x509.Certificate, error) {
-	data, err := m.certificateFile()
+// certificate returns the file that the kubelet's kubeconfig names, and the client certificate in it.
+func (m *machine) certificate() (file []byte, cert *x509.Certificate, err error) {
+	text, err := run(m.command("cat", "/var/lib/kubelet/pki/kubelet-client-current.pem"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	both, err := tls.X509KeyPair(data, data)
-	return both.Leaf, err
+	both, err := tls.X509KeyPair([]byte(text), []byte(text))
+	return []byte(text), both.Leaf, err
+}
+
+// current is certificate for a kubelet that must have one.
+func (m *machine) current(t *testing.T) ([]byte, *x509.Certificate) {
+	t.Helper()
+	file, cert, err := m.certificate()
+	kit.NoError(t, err)
+	return file, cert
 }
 
 // kubeletID returns the process ID of the kubelet on the machine.
 func (m *machine) kubeletID(t *testing.T) string {
 	t.Helper()
-	const script = `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != kubelet ] || echo ${one#/proc/}; done`
-	id, err := run(m.command("sh", "-c", script))
-	if err != nil || id == "" {
-		t.Fatalf("no kubelet runs on %s: %v", m.name, err)
+	id := m.must(t, "sh", "-c", `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != kubelet ] || echo ${one#/proc/}; done`)
+	if id == "" {
+		t.Fatalf("no kubelet runs on %s", m.name)
 	}
 	return id
 }

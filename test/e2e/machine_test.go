@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,8 +13,24 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"testing"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
+
+// makeCgroup creates the cgroup for a kubelet's pods: in version 1 one for each controller, in version 2 one with all
+// controllers.
+const makeCgroup = `set -eu
+roots=/sys/fs/cgroup
+[ -e $roots/cgroup.controllers ] || roots=$(find $roots -mindepth 1 -maxdepth 1 -type d)
+for dir in $roots; do
+  for part in $(echo "$1" | tr / ' '); do
+    for controller in $(cat "$dir/cgroup.controllers" 2>/dev/null); do echo "+$controller" > "$dir/cgroup.subtree_control"; done
+    dir=$dir/$part
+    mkdir -p "$dir"
+  done
+done`
 
 // machineInit is the first process of a machine. It makes files written to /etc, /var and /run stay in memory,
 // visible only to the machine. Then it reaps orphans until it is killed.
@@ -44,51 +59,36 @@ type machine struct {
 	name    string
 	dir     string
 	address string
-	cable   string // the veth interface, once it is connected
-
-	// enter is the prefix of a command line that runs on the machine.
-	enter []string
-
-	first      *exec.Cmd
-	containerd *process
-	kubelet    *process
+	cable   string   // the veth interface, once it is connected
+	enter   []string // the prefix of a command line that runs on the machine
+	first   *exec.Cmd
+	kubelet *process
 }
 
-// startMachine starts the machine with that number, counted from 1, and its containerd. It loads the images in the
-// archives.
-func startMachine(ctx context.Context, dir, name string, number int, archives ...string) (*machine, error) {
-	m := &machine{name: name, dir: dir, address: fmt.Sprintf("10.99.0.%d", number+1)}
-	if err := errors.Join(os.MkdirAll(podLogDir(dir, name), 0o700), makeCgroup(m.cgroup())); err != nil {
-		return nil, err
-	}
-	m.first = exec.Command("sh", "-c", machineInit, "machine", name, filepath.Join(dir, "files-"+name), podLogDir(dir, name))
+// machine starts one more machine and its containerd, and loads the images in the archives.
+func (c *cluster) machine(t *testing.T, name string, archives ...string) *machine {
+	number := len(c.machines) + 1
+	m := &machine{name: name, dir: c.dir, address: fmt.Sprintf("10.99.0.%d", number+1)}
+	kit.NoError(t, os.MkdirAll(podLogDir(c.dir, name), 0o700))
+	mustRun(t, exec.Command("sh", "-c", makeCgroup, "sh", m.cgroup()))
+	m.first = exec.Command("sh", "-c", machineInit, "machine", name, filepath.Join(c.dir, "files-"+name), podLogDir(c.dir, name))
 	m.first.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 	}
 	m.first.Stderr = os.Stderr
-	if err := m.first.Start(); err != nil {
-		return nil, fmt.Errorf("start machine %s: %w", name, err)
-	}
+	kit.NoError(t, m.first.Start())
+	c.machines[name] = m
 	m.enter = []string{"nsenter", "--target", strconv.Itoa(m.first.Process.Pid), "--mount", "--pid", "--net", "--ipc", "--uts", "--"}
-	err := until(ctx, 10*time.Second, "machine "+name+" is up", func(context.Context) (bool, error) {
+	until(t, 10*time.Second, "machine "+name+" is up", func(context.Context) (bool, error) {
 		_, err := os.Stat(m.file("/run/up"))
 		return err == nil, err
 	})
-	if err == nil {
-		err = m.plugIn(number)
+	m.plugIn(t, number)
+	m.startContainerd(t, number)
+	for _, archive := range append(archives, pauseArchive(c.dir), managerImage()) {
+		m.must(t, "ctr", "-n", "k8s.io", "images", "import", archive)
 	}
-	if err == nil {
-		err = m.startContainerd(ctx, number)
-	}
-	for _, archive := range archives {
-		if err == nil {
-			err = m.load(archive)
-		}
-	}
-	if err != nil {
-		return nil, errors.Join(err, m.stop())
-	}
-	return m, nil
+	return m
 }
 
 // cgroup returns the cgroup of the processes of its pods.
@@ -99,11 +99,10 @@ func (m *machine) file(path string) string {
 	return filepath.Join(fmt.Sprintf("/proc/%d/root", m.first.Process.Pid), path)
 }
 
-func (m *machine) write(path string, data []byte) error {
-	if err := os.MkdirAll(filepath.Dir(m.file(path)), 0o755); err != nil {
-		return err
-	}
-	return os.WriteFile(m.file(path), data, 0o600)
+func (m *machine) write(t *testing.T, path string, data []byte) {
+	t.Helper()
+	kit.NoError(t, os.MkdirAll(filepath.Dir(m.file(path)), 0o755))
+	kit.Write(t, m.file(path), data)
 }
 
 // command returns a command that runs a program on the machine.
@@ -112,28 +111,25 @@ func (m *machine) command(args ...string) *exec.Cmd {
 	return exec.Command(line[0], line[1:]...)
 }
 
+// must runs a program on the machine to its end and returns its output.
+func (m *machine) must(t *testing.T, args ...string) string {
+	t.Helper()
+	return mustRun(t, m.command(args...))
+}
+
 // plugIn connects the machine with the control plane and, through it, with the other machines' pods.
-func (m *machine) plugIn(number int) error {
-	cable, pods := fmt.Sprintf("machine%d", number), podRange(number)
-	if _, err := run(exec.Command("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(m.first.Process.Pid))); err != nil {
-		return err
-	}
+func (m *machine) plugIn(t *testing.T, number int) {
+	cable, forward := fmt.Sprintf("machine%d", number), []string{"sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"}
+	mustRun(t, exec.Command("ip", "link", "add", cable, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprint(m.first.Process.Pid)))
 	m.cable = cable
-	for _, command := range []*exec.Cmd{
-		exec.Command("ip", "link", "set", cable, "master", "machines", "up"),
-		exec.Command("ip", "route", "replace", pods, "via", m.address),
-		m.command("ip", "link", "set", "lo", "up"),
-		m.command("ip", "address", "add", m.address+"/24", "dev", "eth0"),
-		m.command("ip", "link", "set", "eth0", "up"),
-		m.command("ip", "route", "add", "default", "via", controlPlaneAddress),
-		m.command("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
-		exec.Command("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"),
-	} {
-		if _, err := run(command); err != nil {
-			return err
-		}
-	}
-	return nil
+	mustRun(t, exec.Command("ip", "link", "set", cable, "master", "machines", "up"))
+	mustRun(t, exec.Command("ip", "route", "replace", podRange(number), "via", m.address))
+	m.must(t, "ip", "link", "set", "lo", "up")
+	m.must(t, "ip", "address", "add", m.address+"/24", "dev", "eth0")
+	m.must(t, "ip", "link", "set", "eth0", "up")
+	m.must(t, "ip", "route", "add", "default", "via", controlPlaneAddress)
+	m.must(t, forward...)
+	mustRun(t, exec.Command(forward[0], forward[1:]...))
 }
 
 func podRange(number int) string { return fmt.Sprintf("10.98.%d.0/24", number) }
@@ -163,59 +159,42 @@ const cniConfig = `{"cniVersion": "0.4.0", "name": "pods", "plugins": [{"type": 
   "ipam": {"type": "host-local", "ranges": [[{"subnet": %q}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}
 `
 
-func (m *machine) startContainerd(ctx context.Context, number int) (err error) {
-	err = errors.Join(
-		m.write("/etc/containerd/config.toml", fmt.Appendf(nil, containerdConfig, cniDir())),
-		m.write("/etc/cni/net.d/pods.conflist", fmt.Appendf(nil, cniConfig, podRange(number))))
-	if err != nil {
-		return err
-	}
-	if m.containerd, err = startProcess(m.dir, m.name+"-containerd", m.command("containerd", "--log-level=warn")); err != nil {
-		return err
-	}
-	return until(ctx, 20*time.Second, "containerd of "+m.name+" answers", func(context.Context) (bool, error) {
+func (m *machine) startContainerd(t *testing.T, number int) {
+	m.write(t, "/etc/containerd/config.toml", fmt.Appendf(nil, containerdConfig, cniDir()))
+	m.write(t, "/etc/cni/net.d/pods.conflist", fmt.Appendf(nil, cniConfig, podRange(number)))
+	startProcess(t, m.dir, m.name+"-containerd", m.command("containerd", "--log-level=warn"))
+	until(t, 20*time.Second, "containerd of "+m.name+" answers", func(context.Context) (bool, error) {
 		_, err := run(m.command("ctr", "version"))
 		return err == nil, err
 	})
 }
 
-// load loads the images in an archive.
-func (m *machine) load(archive string) error {
-	_, err := run(m.command("ctr", "-n", "k8s.io", "images", "import", archive))
-	return err
-}
-
 // stop ends the machine like a power failure: the kernel ends all its processes with the first one.
 func (m *machine) stop() error {
-	var unplugged error
+	var errs []error
 	if m.cable != "" { // the kernel takes its time to do so for a network that is gone, and the next machine has the same
-		unplugged = exec.Command("ip", "link", "delete", m.cable).Run()
+		errs = append(errs, exec.Command("ip", "link", "delete", m.cable).Run())
 	}
-	killed := m.first.Process.Kill()
+	errs = append(errs, m.first.Process.Kill())
 	_ = m.first.Wait() // an error, because it was killed
-	return errors.Join(unplugged, killed, exec.Command("ip", "route", "flush", "via", m.address).Run(), removeCgroups(m.cgroup()))
+	return errors.Join(append(errs,
+		exec.Command("ip", "route", "flush", "via", m.address).Run(),
+		exec.Command("sh", "-c", removeCgroups+`removeCgroups "$1"`, "sh", m.cgroup()).Run())...)
 }
 
-// processOf returns the machine's process ID of a container. It checks that the process belongs to the pod.
-func (m *machine) processOf(containerID, podUID string) (string, error) {
-	tasks, err := run(m.command("ctr", "-n", "k8s.io", "tasks", "ls"))
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(tasks) {
+// kill ends the only process of a container. It checks that the process belongs to the pod.
+func (m *machine) kill(t *testing.T, containerID, podUID string) {
+	for line := range strings.Lines(m.must(t, "ctr", "-n", "k8s.io", "tasks", "ls")) {
 		fields := strings.Fields(line)
 		if len(fields) < 2 || fields[0] != containerID {
 			continue
 		}
-		cgroups, err := run(m.command("cat", "/proc/"+fields[1]+"/cgroup"))
-		if err != nil {
-			return "", err
-		}
-		cgroups = strings.ReplaceAll(cgroups, "_", "-") // systemd's names have no dashes
+		cgroups := strings.ReplaceAll(m.must(t, "cat", "/proc/"+fields[1]+"/cgroup"), "_", "-") // systemd's names have no dashes
 		if !strings.Contains(cgroups, "pod"+podUID) || !strings.Contains(cgroups, containerID) {
-			return "", fmt.Errorf("process %s is not of container %s of pod %s:\n%s", fields[1], containerID, podUID, cgroups)
+			t.Fatalf("process %s is not of container %s of pod %s:\n%s", fields[1], containerID, podUID, cgroups)
 		}
-		return fields[1], nil
+		m.must(t, "kill", "-KILL", fields[1])
+		return
 	}
-	return "", fmt.Errorf("no task of container %s: %w:\n%s", containerID, fs.ErrNotExist, tasks)
+	t.Fatalf("no task of container %s", containerID)
 }

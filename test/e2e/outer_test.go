@@ -1,9 +1,16 @@
 //go:build e2e
 
+// Package e2e runs the manager as users do: as a Deployment on real nodes, with real kubelets that join through it.
+// It needs root and the programs that test/README.md lists. It pulls nothing from a registry.
+//
+// The test binary runs twice. The outer process is the one that go test starts. It starts a guard, which cleans up even
+// if the outer process is killed. Then it starts itself again in its own namespaces (processes, mounts, network), where
+// the tests run. When the first process there ends, the kernel ends all others, with their mounts and addresses.
 package e2e
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,38 +21,114 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"testing"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 )
 
-// firstProcess is the shell that is process 1 of the namespaces. It reaps orphans while it waits for the tests.
-const firstProcess = `set -eu
-mount --make-rprivate /
-mount -t proc proc /proc
-mount -t tmpfs tmpfs /run
-"$0" "$@" &
-wait $!`
+// roleVariable names which of the two a process is, and dirVariable the folder that they share.
+const roleVariable, dirVariable = "CSR_E2E_ROLE", "CSR_E2E_DIR"
 
-// outer runs the tests in their own namespaces. It returns their exit code, or 1 if they left something behind.
-func outer() int {
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVariable) == "inner" {
+		log.SetLogger(logr.Discard())
+		os.Exit(m.Run())
+	}
+	code, err := outer()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "e2e:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// removeCgroups removes a cgroup and those below. The kernel releases a cgroup a moment after its last process has ended.
+const removeCgroups = `removeCgroups() {
+  for try in $(seq 100); do
+    find /sys/fs/cgroup -depth -type d \( -path "*/$1" -o -path "*/$1/*" \) -delete 2>/dev/null && return
+    sleep 0.1
+  done
+  return 1
+}
+`
+
+// guardScript reads the first process of the namespaces, or an empty line when that has ended. When the outer process
+// is done or was killed, it ends that process, restores the kernel settings that a kubelet changes for the whole machine,
+// and removes the cgroups and the folder.
+const guardScript = removeCgroups + `dir=$1 first=
+cd /proc/sys
+before=$(grep -sH . vm/overcommit_memory vm/panic_on_oom kernel/panic kernel/panic_on_oops kernel/keys/root_maxkeys kernel/keys/root_maxbytes)
+while read -r pid; do first=$pid; done
+[ -z "$first" ] || kill -9 "$first"
+for try in $(seq 300); do
+  grep -qs '^State:.[^ZX]' "/proc/${first:-none}/status" || break
+  sleep 0.1
+done
+echo "$before" | while IFS=: read -r setting value; do
+  [ "$(cat "$setting")" = "$value" ] || echo "$value" > "$setting"
+done
+removeCgroups "${dir##*/}"
+rm -rf "$dir"`
+
+// tracesScript prints the paths where a node keeps its files, for which our machines have folders that only they see,
+// and all that refers to the folder $1 of a run: mounts, cgroups and processes.
+const tracesScript = `exec 2>/dev/null
+ls -d /etc/kubernetes /etc/cni /etc/containerd /var/lib/kubelet /var/lib/cni /var/lib/containerd /var/lib/etcd /var/log/pods \
+  /var/log/containers /opt/cni /opt/containerd /run/containerd /run/netns/* /sys/class/net/* "$1"
+grep -F "${1##*/}" /proc/self/mounts
+find /sys/fs/cgroup -name "${1##*/}"
+grep -lF "` + dirVariable + `=$1" /proc/[0-9]*/environ
+true`
+
+// noRun is the folder of no run.
+const noRun = "/no-run-of-e2e"
+
+// traces returns what shows on this machine that nodes have run, and what the run with the folder dir has left.
+func traces(dir string) (sets.Set[string], error) {
+	output, err := run(exec.Command("sh", "-c", tracesScript, "traces", dir))
+	return sets.New(strings.Split(strings.TrimSpace(output), "\n")...), err
+}
+
+// leftBehind returns an error if the run with the folder dir has left something.
+func leftBehind(before sets.Set[string], dir string) error {
+	now, err := traces(dir)
+	if left := now.Difference(before); err == nil && left.Len() > 0 {
+		err = fmt.Errorf("left behind: %q", sets.List(left))
+	}
+	return err
+}
+
+// outer runs the tests in their own namespaces. It returns their exit code, and an error if they left something behind.
+func outer() (code int, err error) {
 	if err := checkMachine(); err != nil {
-		return exitCode(err)
+		return 1, err
+	}
+	before, err := traces(noRun)
+	if err != nil {
+		return 1, err
 	}
 	// Not in $TMPDIR: the machines have their own /var and /run. A run within a run uses the folder of the outer run.
 	dir, err := os.MkdirTemp(cmp.Or(os.Getenv(dirVariable), "/tmp"), "csr-e2e-")
 	if err != nil {
-		return exitCode(err)
+		return 1, err
 	}
-	before := lookAround()
-	g, err := startGuard(dir)
-	if err != nil {
-		return exitCode(errors.Join(err, os.RemoveAll(dir)))
+	guard := exec.Command("sh", "-c", guardScript, "guard", dir)
+	guard.Stderr, guard.SysProcAttr = os.Stderr, &syscall.SysProcAttr{Setsid: true} // Ctrl-C must not end it first
+	input, err := guard.StdinPipe()
+	if err := errors.Join(err, guard.Start()); err != nil {
+		return 1, errors.Join(err, os.RemoveAll(dir))
 	}
-	code, err := inner(dir, g)
+	code, err = inner(dir, input)
 	if err != nil || code != 0 {
-		printTails(os.Stdout, dir)
+		printTails(dir)
 	}
-	err = errors.Join(err, keepLogs(dir), g.stop())
-	err = errors.Join(err, before.check(dir))
-	return max(code, exitCode(err))
+	if to := os.Getenv("E2E_LOGS"); to != "" {
+		_, copied := run(exec.Command("cp", "-rT", logDir(dir), to))
+		err = errors.Join(err, copied)
+	}
+	return code, errors.Join(err, input.Close(), guard.Wait(), leftBehind(before, dir))
 }
 
 // checkMachine returns an error that lists everything that is missing on this machine.
@@ -73,43 +156,40 @@ func checkMachine() error {
 	return errors.Join(errs...)
 }
 
-// inner runs the tests and returns their exit code.
-func inner(dir string, g *guardProcess) (int, error) {
+// firstProcess is the shell that is process 1 of the namespaces. It reaps orphans while it waits for the tests.
+const firstProcess = `set -eu
+mount --make-rprivate /
+mount -t proc proc /proc
+mount -t tmpfs tmpfs /run
+"$0" "$@" &
+wait $!`
+
+// inner runs the tests and returns their exit code. It tells the guard which process to end.
+func inner(dir string, guard io.Writer) (int, error) {
 	self, err := os.Executable()
+	if err == nil {
+		err = buildPause(dir) // while there is still a network to download from
+	}
 	if err != nil {
 		return 1, err
 	}
-	if err := buildImages(dir); err != nil {
-		return 1, err
-	}
-	command := exec.Command("sh", append([]string{"-c", firstProcess, self}, os.Args[1:]...)...)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	command := exec.CommandContext(ctx, "sh", append([]string{"-c", firstProcess, self}, os.Args[1:]...)...)
 	command.Env = append(os.Environ(), roleVariable+"=inner", dirVariable+"="+dir)
 	command.Stdout, command.Stderr = os.Stdout, os.Stderr
 	command.SysProcAttr = &syscall.SysProcAttr{
 		Setpgid:    true, // Ctrl-C is for this process
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 	}
-	signals := make(chan os.Signal, 1)
-	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
 	if err := command.Start(); err != nil {
 		return 1, fmt.Errorf("start the tests in namespaces of their own: %w", err)
 	}
-	g.add(command.Process.Pid)
-	ended := make(chan struct{})
-	defer close(ended)
-	go func() {
-		select {
-		case one := <-signals:
-			fmt.Printf("e2e: %s: ending the tests\n", one)
-			_ = command.Process.Kill()
-		case <-ended:
-		}
-	}()
+	_, _ = fmt.Fprintln(guard, command.Process.Pid)
 	err = command.Wait()
-	g.drop(command.Process.Pid)
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Exited() {
-		return exit.ExitCode(), nil
+	_, _ = fmt.Fprintln(guard)
+	if code := command.ProcessState.ExitCode(); code > 0 {
+		return code, nil
 	}
 	return 0, err
 }
@@ -119,20 +199,15 @@ func inner(dir string, g *guardProcess) (int, error) {
 func logDir(dir string) string             { return filepath.Join(dir, "logs") }
 func podLogDir(dir, machine string) string { return filepath.Join(logDir(dir), "pods-"+machine) }
 
-const tailLines = 25
-
 // printTails prints the end of every log.
-func printTails(to io.Writer, dir string) {
+func printTails(dir string) {
 	_ = filepath.WalkDir(logDir(dir), func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
 			return nil
 		}
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return nil
+		if data, err := os.ReadFile(path); err == nil {
+			fmt.Printf("---- the end of %s\n%s\n", path, tail(string(data), 25))
 		}
-		name, _ := filepath.Rel(logDir(dir), path)
-		_, _ = fmt.Fprintf(to, "---- the end of %s\n%s\n", name, tail(string(data), tailLines))
 		return nil
 	})
 }
@@ -146,16 +221,4 @@ func tail(text string, count int) string {
 		return slices.ContainsFunc(noise, func(part string) bool { return strings.Contains(line, part) })
 	})
 	return strings.Join(lines[max(0, len(lines)-count):], "\n")
-}
-
-// keepLogs copies the logs to the folder E2E_LOGS, if that is set.
-func keepLogs(dir string) error {
-	to := os.Getenv("E2E_LOGS")
-	if to == "" {
-		return nil
-	}
-	if output, err := exec.Command("cp", "-rT", logDir(dir), to).CombinedOutput(); err != nil {
-		return fmt.Errorf("copy the logs: %w: %s", err, output)
-	}
-	return nil
 }

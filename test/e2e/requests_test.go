@@ -3,83 +3,64 @@
 package e2e
 
 import (
-	"bufio"
+	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
+	"crypto/sha256"
+	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
-	certutil "k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
-// requestFor returns a kubelet's request for node.
-func requestFor(t *testing.T, name, node string) *certificatesv1.CertificateSigningRequest {
+// requestFor returns a kubelet's request of that name for the node of that name.
+func requestFor(t *testing.T, name string) *kit.Request {
 	t.Helper()
-	return &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: payload(t, node), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
-	}
-}
-
-// payload returns the PKCS#10 request for node, with these addresses.
-func payload(t *testing.T, node string, addresses ...net.IP) []byte {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	data, err := certutil.MakeCSR(key, &pkix.Name{CommonName: "system:node:" + node, Organization: []string{"system:nodes"}}, nil, addresses)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
+	return kit.NodeRequest(t, name, func(obj *kit.Request) { obj.Name = name })
 }
 
 // requestsOf returns the existing requests for client certificates of node.
-func (c *cluster) requestsOf(ctx context.Context, node string) ([]certificatesv1.CertificateSigningRequest, error) {
+func (c *cluster) requestsOf(ctx context.Context, node string) ([]kit.Request, error) {
 	return c.requestsTo(ctx, certificatesv1.KubeAPIServerClientKubeletSignerName, node)
 }
 
 // requestsTo returns the existing requests of node for that signer.
-func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]certificatesv1.CertificateSigningRequest, error) {
+func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]kit.Request, error) {
 	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := c.admin.List(ctx, list); err != nil {
-		return nil, err
-	}
-	var found []certificatesv1.CertificateSigningRequest
+	err := c.admin.List(ctx, list)
+	var found []kit.Request
 	for _, obj := range list.Items {
-		req, err := csr.Parse(&obj)
-		if err != nil {
-			return nil, err
+		req, parsed := csr.Parse(&obj)
+		if parsed != nil {
+			return nil, parsed
 		}
 		if req.SignerName == signer && req.Cert.Subject.CommonName == "system:node:"+node {
 			found = append(found, obj)
 		}
 	}
-	return found, nil
+	return found, err
 }
 
 // issued returns the certificate of obj, or nil.
-func issued(obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
+func issued(obj *kit.Request) *x509.Certificate {
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {
 		return nil
@@ -91,6 +72,18 @@ func issued(obj *certificatesv1.CertificateSigningRequest) *x509.Certificate {
 	return cert
 }
 
+// noteOn returns the note of an Event with that reason about a request, or an empty text.
+func (c *cluster) noteOn(ctx context.Context, request *kit.Request, reason string) (string, error) {
+	events := &eventsv1.EventList{}
+	err := c.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault))
+	for _, event := range events.Items {
+		if event.Regarding.UID == request.UID && event.Reason == reason {
+			return event.Note, nil
+		}
+	}
+	return "", err
+}
+
 // whoAmI returns the user that the API server identifies by the certificate and key.
 func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authenticationv1.UserInfo, error) {
 	config := rest.AnonymousClientConfig(c.config)
@@ -98,48 +91,113 @@ func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authentication
 	return kubelet.WhoAmI(ctx, config)
 }
 
+// wantUnauthorized checks that the API server does not accept a certificate and key.
+func (c *cluster) wantUnauthorized(t *testing.T, what string, certAndKey []byte) {
+	t.Helper()
+	if who, err := c.whoAmI(t.Context(), certAndKey); !apierrors.IsUnauthorized(err) {
+		t.Errorf("with %s the API server takes one for %q: %v, want Unauthorized", what, who.Username, err)
+	}
+}
+
+// wantIdentity checks that the API server identifies the holder of cert as the node, by exactly that certificate.
+func (c *cluster) wantIdentity(t *testing.T, m *machine, file []byte, cert *x509.Certificate) {
+	t.Helper()
+	who, err := c.whoAmI(t.Context(), file)
+	kit.NoError(t, err)
+	found, id := who.Extra["authentication.kubernetes.io/credential-id"], fmt.Sprintf("X509SHA256=%x", sha256.Sum256(cert.Raw))
+	if who.Username != "system:node:"+m.name || !slices.Contains(found, id) {
+		t.Errorf("the API server takes the certificate of %s for %q by %s, want %s", m.name, who.Username, found, id)
+	}
+}
+
 // writer returns the user who last did verb to the request name, or to its subresource, by the API server's audit
 // log.
-func (c *cluster) writer(verb, name, subresource string) (string, error) {
-	log, err := os.Open(c.path("audit.log"))
-	if err != nil {
-		return "", err
-	}
-	defer func() { _ = log.Close() }()
-	user := ""
-	lines := bufio.NewScanner(log)
-	for lines.Scan() {
+func (c *cluster) writer(verb, name, subresource string) (user string, err error) {
+	log, err := os.ReadFile(c.path("audit.log"))
+	for line := range bytes.Lines(log) {
 		var event struct {
 			Verb           string
 			User           struct{ Username string }
 			ObjectRef      struct{ Resource, Name, Subresource string }
 			ResponseStatus struct{ Code int }
 		}
-		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
-			return "", err
-		}
+		err = errors.Join(err, json.Unmarshal(line, &event))
 		if ref := event.ObjectRef; event.Verb == verb && ref.Name == name && ref.Subresource == subresource && event.ResponseStatus.Code == 200 {
 			user = event.User.Username
 		}
 	}
-	return user, lines.Err()
+	return user, err
 }
 
-// wantWriter checks that one of the manager's ServiceAccounts wrote.
+// wantWriter checks that one of the manager's ServiceAccounts wrote. The audit log is written in batches.
 func (c *cluster) wantWriter(t *testing.T, verb, name, subresource, serviceAccount string) {
 	t.Helper()
 	want := fmt.Sprintf("system:serviceaccount:%s:%s", namespace, serviceAccount)
-	c.until(t, auditPatience, fmt.Sprintf("the audit log says that %s did %s %s %s", want, verb, name, subresource), func(context.Context) (bool, error) {
+	kit.Within(t, 10*time.Second, fmt.Sprintf("the audit log says that %s did %s %s %s", want, verb, name, subresource), func(context.Context) error {
 		got, err := c.writer(verb, name, subresource)
 		if err == nil && got != want {
 			err = fmt.Errorf("it was %q", got)
 		}
-		return err == nil, err
+		return err
 	})
 }
 
-// get reads a request.
-func (c *cluster) get(ctx context.Context, name string) (*certificatesv1.CertificateSigningRequest, error) {
-	obj := &certificatesv1.CertificateSigningRequest{}
-	return obj, c.admin.Get(ctx, client.ObjectKey{Name: name}, obj)
+// served returns the certificate that the kubelet presents at its address.
+func (c *cluster) served(t *testing.T, m *machine) *x509.Certificate {
+	t.Helper()
+	cert, err := c.servedBy(m)
+	kit.NoError(t, err)
+	return cert
+}
+
+// servedBy connects as the API server does, with the CAs in its file.
+func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
+	file, err := os.ReadFile(c.kubeletCA)
+	if err != nil {
+		return nil, err
+	}
+	trusted := x509.NewCertPool()
+	trusted.AppendCertsFromPEM(file)
+	dialer := &net.Dialer{Timeout: 5 * time.Second}
+	conn, err := tls.DialWithDialer(dialer, "tcp", net.JoinHostPort(m.address, "10250"), &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12})
+	if err != nil {
+		return nil, fmt.Errorf("connect to the kubelet of %s: %w", m.name, err)
+	}
+	defer func() { _ = conn.Close() }()
+	return conn.ConnectionState().PeerCertificates[0], nil
+}
+
+// wantOurs checks that the kubelet requested the certificate with which it serves, and that the Deployment signed it.
+func (c *cluster) wantOurs(t *testing.T, m *machine) {
+	t.Helper()
+	cert := c.served(t, m)
+	requests, err := c.requestsTo(t.Context(), certificatesv1.KubeletServingSignerName, m.name)
+	kit.NoError(t, err)
+	for i := range requests {
+		if one := issued(&requests[i]); one == nil || !one.Equal(cert) {
+			continue
+		}
+		if who := requests[i].Spec.Username; who != "system:node:"+m.name {
+			t.Errorf("request %s was made by %q, not by the kubelet", requests[i].Name, who)
+		}
+		for _, subresource := range []string{"approval", "status"} {
+			c.wantWriter(t, "update", requests[i].Name, subresource, kit.ManagerAccount)
+		}
+		return
+	}
+	t.Errorf("the certificate that %s serves is in none of its %d requests", m.name, len(requests))
+}
+
+// wantReachable checks that the API server can connect to the kubelet: kubectl exec always opens a new connection.
+func (c *cluster) wantReachable(t *testing.T, m *machine) {
+	t.Helper()
+	c.wantLog(t, m.name)
+	if output := c.kubectl(t, "exec", "on-"+m.name, "--", "/pause", "reached"); output != "reached\n" {
+		t.Errorf("kubectl exec says %q", output)
+	}
+}
+
+// health returns the kubelet's health, read through the API server.
+func (c *cluster) health(m *machine) (string, error) {
+	return c.tryKubectl("get", "--raw", "/api/v1/nodes/"+m.name+"/proxy/healthz")
 }
