@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"net/http"
 	"regexp"
 	"slices"
 	"strconv"
@@ -14,7 +13,6 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -35,7 +33,8 @@ const (
 	notStored   indicator = "csr_signer_errors_total"
 	notDeleted  indicator = "csr_cleaner_errors_total"
 
-	discarded   indicator = "csr_signer_discarded_total"
+	discardedCertificates indicator = "csr_signer_discarded_total"
+
 	unavailable indicator = `csr_approver_decisions_total{reason="InventoryUnavailable"}`
 	notOwned    indicator = `csr_approver_decisions_total{reason="SANNotOwned"}`
 	unknownNode indicator = `csr_approver_decisions_total{reason="NodeNotFound"}`
@@ -52,30 +51,19 @@ var (
 	counting = []indicator{notAudited, foreign, mismatch, notApproved, notStored, notDeleted}
 	// harmless are counters that also fire without a fault: a Node is as young as its first request, a watch is opened while a connection
 	// closes, and processes start and lead. A write that conflicts discards a certificate.
-	harmless = []indicator{discarded, unavailable, notOwned, unknownNode, answered500, unanswered, newLeader, restarted}
+	harmless = []indicator{discardedCertificates, unavailable, notOwned, unknownNode, answered500, unanswered, newLeader, restarted}
 )
-
-// fires reports whether an indicator of that name fires for value.
-func (name indicator) fires(value float64) bool {
-	if name == skewed {
-		return math.Abs(value) > 300
-	}
-	return value > 0
-}
 
 // indicators returns the indicators of r that fire, with their values. The value of a counter is what was added to before.
 func (r *replica) indicators(ctx context.Context, before map[indicator]float64) map[indicator]float64 {
 	firing := map[indicator]float64{}
 	status, page := r.page(ctx, r.metrics, "/metrics")
-	if status != http.StatusOK {
-		return nil
-	}
 	for _, name := range slices.Concat(ending, counting, harmless) {
 		value, found := sum(page, string(name))
 		if !slices.Contains(ending, name) {
 			value -= before[name]
 		}
-		if found && name.fires(value) {
+		if status == 200 && found && (value > 0 && name != skewed || math.Abs(value) > 300) {
 			firing[name] = value
 		}
 	}
@@ -89,9 +77,9 @@ func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) 
 			wrong = append(wrong, fmt.Errorf("%s did not show the fault", name))
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(fired)) {
-		if !slices.Contains(harmless, name) && !slices.Contains(s.indicators, name) && !slices.Contains(s.mayFire, name) {
-			wrong = append(wrong, fmt.Errorf("unexpected indicator: %s", fired[name]))
+	for name, said := range fired {
+		if !slices.Contains(slices.Concat(harmless, s.indicators, s.mayFire), name) {
+			wrong = append(wrong, fmt.Errorf("unexpected indicator: %s", said))
 		}
 	}
 	return wrong
@@ -115,26 +103,25 @@ func (w *world) verifyReports(s *scenario, began time.Time) (wrong []error) {
 			wrong = append(wrong, fmt.Errorf("no Event %s while the fault lasted, only %v", reason, slices.Sorted(maps.Keys(told))))
 		}
 	}
-	if s.recorded != "" {
-		last, err := lastRecords(w.oldest().audit)
-		if err != nil {
-			wrong = append(wrong, err)
-		}
-		if !slices.ContainsFunc(slices.Collect(maps.Values(last)), func(r audit.Record) bool { return r.Event == s.recorded }) {
-			wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", s.recorded))
-		}
+	last, _, err := w.records()
+	if err != nil {
+		return append(wrong, err)
+	}
+	isRecorded := func(r lastRecord) bool { return r.Event == s.recorded }
+	if s.recorded != "" && !slices.ContainsFunc(slices.Collect(maps.Values(last)), isRecorded) {
+		wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", s.recorded))
 	}
 	if s.noRecords {
-		wrong = append(wrong, w.verifyRecordedOrLogged()...)
+		wrong = append(wrong, w.verifyRecordedOrLogged(last)...)
 	}
 	return wrong
 }
 
 // verifyRecordedOrLogged returns which stored certificates neither the audit log has, nor the log with the line that the record could
 // not be written. Those that were made after the fault must be in the audit log.
-func (w *world) verifyRecordedOrLogged() (wrong []error) {
+func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []error) {
 	w.t.Helper()
-	signed, lost, recorded := map[string]string{}, map[string]bool{}, map[string]bool{} // signed has reconcileIDs, lost those without a record
+	signed, lost := map[string]string{}, map[string]bool{} // signed has reconcileIDs, lost those without a record
 	for _, r := range w.replicas {
 		log, err := r.Log()
 		if err != nil {
@@ -150,28 +137,11 @@ func (w *world) verifyRecordedOrLogged() (wrong []error) {
 				lost[said.ReconcileID] = true
 			}
 		}
-		last, err := lastRecords(r.audit)
-		if err != nil {
-			return []error{err}
-		}
-		for sum := range last {
-			recorded[sum] = true
-		}
 	}
-	w.history.mu.Lock()
-	defer w.history.mu.Unlock()
-	for name, past := range w.history.requests {
-		if past.last == nil || len(past.last.Status.Certificate) == 0 {
-			continue
-		}
-		cert, err := parseCertificate(past.last.Status.Certificate)
-		if err != nil {
-			wrong = append(wrong, err)
-			continue
-		}
-		sum := fingerprint(cert)
+	for name := range w.history.present() {
+		sum := w.storedFor(name)
 		isLate := slices.ContainsFunc(w.late, func(i *item) bool { return i.object.Name == name })
-		if id := signed[sum]; !recorded[sum] && (isLate || id == "" || !lost[id]) {
+		if id := signed[sum]; sum != "" && recorded[sum].by == nil && (isLate || id == "" || !lost[id]) {
 			wrong = append(wrong, fmt.Errorf("request %s: the audit log does not have its certificate, late: %t", name, isLate))
 		}
 	}
@@ -187,19 +157,20 @@ func (w *world) verifyMetrics() (wrong []error) {
 	w.t.Helper()
 	for _, r := range w.running() {
 		var last error
-		err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		if !w.poll(time.Minute, func(ctx context.Context) bool {
 			last = w.matchesTheAPIServer(ctx, r)
-			return last == nil, nil
-		})
-		if err != nil {
+			return last == nil
+		}) {
 			wrong = append(wrong, fmt.Errorf("replica %d: %w", r.number, last))
 		}
 	}
 	return wrong
 }
 
+var shownRequests = regexp.MustCompile(`(?m)^csr_requests\{.*state="(\w+)".*\} ([1-9]\S*)$`)
+
 func (w *world) matchesTheAPIServer(ctx context.Context, r *replica) error {
-	stored := map[string]float64{}
+	stored, shown := map[string]float64{}, map[string]float64{}
 	list, err := w.admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
@@ -207,24 +178,19 @@ func (w *world) matchesTheAPIServer(ctx context.Context, r *replica) error {
 	for i := range list.Items {
 		stored[string(csr.StateOf(&list.Items[i]))]++
 	}
-	status, page := r.page(ctx, r.metrics, "/metrics")
-	if status != http.StatusOK {
-		return fmt.Errorf("metrics: status %d", status)
-	}
+	firing := r.indicators(ctx, nil)
 	for _, name := range ending {
-		if value, found := sum(page, string(name)); found && name.fires(value) {
+		if value, fires := firing[name]; fires {
 			return fmt.Errorf("after the fault %s is %v", name, value)
 		}
 	}
-	shown := map[string]float64{}
-	for _, found := range regexp.MustCompile(`(?m)^csr_requests\{.*state="(\w+)".*\} (\S+)$`).FindAllStringSubmatch(page, -1) {
+	_, page := r.page(ctx, r.metrics, "/metrics")
+	for _, found := range shownRequests.FindAllStringSubmatch(page, -1) {
 		value, err := strconv.ParseFloat(found[2], 64)
 		if err != nil {
 			return err
 		}
-		if value > 0 {
-			shown[found[1]] += value
-		}
+		shown[found[1]] += value
 	}
 	if !maps.Equal(shown, stored) {
 		return fmt.Errorf("csr_requests is %v, and the API server has %v", shown, stored)

@@ -13,12 +13,10 @@ import (
 	"slices"
 	"strings"
 	"syscall"
-	"testing"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -35,58 +33,60 @@ func proxied(lasts time.Duration, rules ...faults.Rule) func(*world) {
 		w.pause(lasts)
 		applied := w.proxy.Applied()
 		w.proxy.Use()
-		for i, times := range applied {
-			if times == 0 {
-				w.wrong("rule %d never applied", i)
-			}
+		if slices.Contains(applied, 0) {
+			w.wrong("the rules applied %v times", applied)
 		}
 	}
 }
 
 // stallWatches lets the watches of Nodes and Services bring nothing, so the manager can't know new nodes.
 func stallWatches(w *world) {
-	defer func() {
-		events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		told := map[string]bool{}
-		for i := range events.Items {
-			if events.Items[i].Reason == "NodeNotFound" {
-				told[events.Items[i].InvolvedObject.Name] = true
-			}
-		}
-		waiting := 0
-		for _, i := range w.items {
-			if i.kind.name != "serving" || w.history.of(i.object.Name).state != string(csr.Pending) {
-				continue
-			}
-			waiting++
-			if !told[i.object.Name] {
-				w.wrong("request %s waits without an Event NodeNotFound", i.object.Name)
-			}
-		}
-		if waiting == 0 {
-			w.wrong("no request for a serving certificate waits")
-		}
-		w.proxy.Use()
-	}()
 	w.proxy.Use(faults.Rule{Verbs: faults.Watch, Resources: []string{"nodes", "services"}, Do: faults.Stall()})
 	w.pause(15 * time.Second)
+	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
+	kit.NoError(w.t, err)
+	told := map[string]bool{}
+	for i := range events.Items {
+		if events.Items[i].Reason == "NodeNotFound" {
+			told[events.Items[i].InvolvedObject.Name] = true
+		}
+	}
+	waiting := 0
+	for _, i := range w.items {
+		if i.kind.name != "serving" || w.history.of(i.object.Name).state() != csr.Pending {
+			continue
+		}
+		waiting++
+		if !told[i.object.Name] {
+			w.wrong("request %s waits without an Event NodeNotFound", i.object.Name)
+		}
+	}
+	if waiting == 0 {
+		w.wrong("no request for a serving certificate waits")
+	}
+	w.proxy.Use()
 }
 
 // restartAPIServer kills the API server, because it would wait for its watches to end, and starts it again.
 func restartAPIServer(w *world) {
 	w.pause(3 * time.Second)
-	if err := w.KillAPIServer(); err != nil {
-		w.t.Fatal(err)
-	}
+	kit.NoError(w.t, w.KillAPIServer())
 	w.pause(time.Second) // two renewals of the Lease, so that at least one fails
-	over := w.overWhenAnswered()
-	if err := w.RestartAPIServer(func(*envtest.Arguments) {}); err != nil {
-		w.t.Fatal(err)
+	answered := make(chan time.Time, 1)
+	go func() {
+		defer close(answered)
+		if w.poll(patience, func(ctx context.Context) bool {
+			return w.admin.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error() == nil
+		}) {
+			answered <- time.Now()
+		}
+	}()
+	kit.NoError(w.t, w.RestartAPIServer(func(*envtest.Arguments) {}))
+	end, ok := <-answered
+	if !ok {
+		w.t.Error("the API server does not answer again")
 	}
-	<-over
+	w.ends = append(w.ends, end)
 }
 
 // lostElection reports whether log says that the process ended because it could not renew its Lease, in the words of
@@ -98,11 +98,8 @@ func lostElection(log string) bool {
 // restartEnded starts replicas again that ended because they could not renew their Lease, as a kubelet does.
 func (w *world) restartEnded() {
 	for _, r := range w.replicas {
-		if r.Ended() == nil || r.killed {
-			continue
-		}
-		if lostElection(r.Tail(20)) {
-			r.killed = true // its end is no fault
+		if r.Ended() != nil && !r.killed && lostElection(r.Tail(20)) {
+			r.killed = true
 			w.startReplica(true)
 		}
 	}
@@ -111,28 +108,13 @@ func (w *world) restartEnded() {
 func stopEtcd(w *world) {
 	w.pause(3 * time.Second)
 	etcd := w.Env.ControlPlane.Etcd
-	if err := etcd.Stop(); err != nil {
-		w.t.Fatal(err)
-	}
+	kit.NoError(w.t, etcd.Stop())
 	for range 20 {
 		w.pause(time.Second)
 		w.restartEnded()
 	}
-	if err := etcd.Start(); err != nil { // returns when etcd answers
-		w.t.Fatal(err)
-	}
+	kit.NoError(w.t, etcd.Start()) // returns when etcd answers
 	w.over()
-}
-
-// oldest returns the replica that has run longest. It leads, unless it is paused.
-func (w *world) oldest() *replica {
-	for _, r := range w.replicas {
-		if r.Ended() == nil {
-			return r
-		}
-	}
-	w.t.Fatal("no replica runs")
-	return nil
 }
 
 // killLeaders kills the leader every six seconds, twenty times. Each has exactly one successor, the standby. Then another standby is
@@ -182,32 +164,21 @@ func pauseLeader(w *world) {
 	for range 2 {
 		w.pause(2 * time.Second)
 		leader := w.oldest()
-		if err := leader.signal(syscall.SIGSTOP); err != nil {
-			w.t.Fatal(err)
-		}
+		w.signal(leader, syscall.SIGSTOP)
 		w.pause(7 * time.Second)
-		leader.killed = true // its end is no fault
-		if err := leader.signal(syscall.SIGCONT); err != nil {
-			w.t.Fatal(err)
-		}
+		leader.killed = true
+		w.signal(leader, syscall.SIGCONT)
 		w.over()
-		select {
-		case <-leader.Done:
-		case <-time.After(30 * time.Second):
-			w.wrong("the paused leader did not notice that another one leads")
-		}
+		w.until(30*time.Second, "the paused leader notices that another one leads", func(context.Context) bool { return leader.Ended() != nil })
 		w.waitReady(w.startReplica(true))
 	}
 }
 
 // leaderChanges returns how often the Lease has changed its holder.
-func (w *world) leaderChanges() int {
+func (w *world) leaderChanges() (changes int) {
 	w.t.Helper()
 	leases, err := w.admin.CoordinationV1().Leases("").List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	changes := 0
+	kit.NoError(w.t, err)
 	for _, lease := range leases.Items {
 		if lease.Spec.LeaseTransitions != nil {
 			changes += int(*lease.Spec.LeaseTransitions)
@@ -223,9 +194,7 @@ func besideTheirs(sameCA bool) func(*world) {
 			ca = kit.NewCA(w.t)
 			w.roots = append(w.roots, ca)
 		}
-		if err := w.writeTheirCA(ca.CertPEM, ca.KeyPEM); err != nil {
-			w.t.Fatal(err)
-		}
+		kit.NoError(w.t, w.writeTheirCA(ca.CertPEM, ca.KeyPEM))
 		theirs := w.startTheirs(false, w.Config)
 		w.pause(15 * time.Second)
 		theirs.killed = true
@@ -235,35 +204,11 @@ func besideTheirs(sameCA bool) func(*world) {
 	}
 }
 
-// shiftClock shifts the clock of r. The kernel gives a process a new clock when it executes another program, so shiftClock waits until
-// env has executed the program.
-func (w *world) shiftClock(r *replica, by time.Duration) {
-	w.t.Helper()
-	for range 100 {
-		name, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.Pid()))
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		if filepath.Base(name) == filepath.Base(r.program) {
-			if err := clock.Shift(r.Pid(), by); err != nil {
-				w.t.Fatal(err)
-			}
-			return
-		}
-		w.pause(10 * time.Millisecond)
-	}
-	w.t.Fatalf("%s does not start", r.program)
-}
-
 func (w *world) shiftAPIServersClock(by time.Duration) {
 	w.t.Helper()
 	pid, err := w.APIServerPid()
-	if err == nil {
-		err = clock.Shift(pid, by)
-	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	kit.NoError(w.t, err)
+	kit.NoError(w.t, clock.Shift(pid, by))
 }
 
 // setOwnClock sets the clock of the program while it runs, and sets it right again.
@@ -307,8 +252,7 @@ func (w *world) whileSkewed(by time.Duration) {
 	w.pause(time.Second) // the last writes
 	issued := w.issued()
 	w.until(patience, "old requests are deleted, because they are due by the API server's time", func(context.Context) bool {
-		all, gone := w.old()
-		return gone == all
+		return !slices.ContainsFunc(w.items, func(i *item) bool { return i.kind.gone && !w.history.of(i.object.Name).deleted })
 	})
 	w.pause(5 * time.Second)
 	if after := w.issued(); after != issued {
@@ -316,26 +260,10 @@ func (w *world) whileSkewed(by time.Duration) {
 	}
 }
 
-// old returns how many old requests the load has, and how many of them were deleted.
-func (w *world) old() (all, gone int) {
-	for _, i := range w.items {
-		if !i.kind.gone {
-			continue
-		}
-		all++
-		if w.history.of(i.object.Name).deleted {
-			gone++
-		}
-	}
-	return all, gone
-}
-
 // issued returns how many requests have a certificate.
 func (w *world) issued() (issued int) {
-	w.history.mu.Lock()
-	defer w.history.mu.Unlock()
-	for _, past := range w.history.requests {
-		if !past.deleted && len(past.last.Status.Certificate) > 0 {
+	for _, obj := range w.history.present() {
+		if len(obj.Status.Certificate) > 0 {
 			issued++
 		}
 	}
@@ -350,30 +278,22 @@ type secretState struct {
 
 func (w *world) secretStates() []secretState {
 	good, other := w.roots[0], kit.NewCA(w.t)
-	leafCert, leafKey := leaf(w.t)
 	expired := kit.IssueCA(w.t, "expired", kit.NewKey(w.t), nil, -time.Minute)
+	leaf := kit.IssueCA(w.t, "of a leaf", kit.NewKey(w.t), nil, time.Hour).Leaf(w.t, "leaf")
+	der, err := x509.MarshalPKCS8PrivateKey(leaf.PrivateKey)
+	kit.NoError(w.t, err)
+	leafKey := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 	w.keys = append(w.keys, other.KeyPEM, leafKey, expired.KeyPEM(w.t))
 	return []secretState{
 		{"empty", []byte{}, []byte{}},
 		{"half", good.CertPEM, []byte{}},
 		{"mismatched", good.CertPEM, other.KeyPEM},
-		{"a leaf", leafCert, leafKey},
+		{"a leaf", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]}), leafKey},
 		{"expired", expired.PEM(), expired.KeyPEM(w.t)},
 		{"garbage", []byte("garbage"), []byte("garbage")},
 		{"1 MB", make([]byte, 500_000), make([]byte, 500_000)},
 		{"deleted", nil, nil}, // at last: kube-controller-manager then reads its files once a minute only
 	}
-}
-
-// leaf returns a certificate that is not of a CA, and its key.
-func leaf(t *testing.T) (cert, key []byte) {
-	t.Helper()
-	made := kit.IssueCA(t, "of a leaf", kit.NewKey(t), nil, time.Hour).Leaf(t, "leaf")
-	der, err := x509.MarshalPKCS8PrivateKey(made.PrivateKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Certificate[0]}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
 // breakSecret breaks the signing Secret in each way, first while the program runs, and then while it starts.
@@ -404,18 +324,22 @@ func (w *world) showsCA(state string, shown func(value float64) bool) {
 	})
 }
 
+// join makes one more request of a joining kubelet, which must be issued soon.
+func (w *world) join(name, what string) *item {
+	w.t.Helper()
+	made := w.newItem(&kinds[0], "join-"+name)
+	w.items = append(w.items, made)
+	kit.NoError(w.t, w.create(w.t.Context(), made))
+	w.until(10*time.Second, what, func(context.Context) bool { return w.isFinished(made) })
+	return made
+}
+
 // keepsItsCA checks that a running program shows the broken Secret, and signs with the last good CA.
 func (w *world) keepsItsCA(state secretState) {
 	w.t.Helper()
 	w.showsCA(state.name, func(value float64) bool { return value > 0 })
-	made := w.newItem(&kinds[0], "join-while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"))
-	w.items = append(w.items, made)
-	if err := w.create(w.t.Context(), made); err != nil {
-		w.t.Fatal(err)
-	}
-	w.until(10*time.Second, "a manager that runs keeps the last good CA while the Secret is "+state.name, func(context.Context) bool {
-		return w.isFinished(made)
-	})
+	w.join("while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"),
+		"a manager that runs keeps the last good CA while the Secret is "+state.name)
 	if !w.theirs && !w.oldest().ready(w.t.Context()) {
 		w.wrong("the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
 	}
@@ -432,7 +356,7 @@ func (w *world) startsWithoutCA(state secretState) {
 		w.pause(3 * time.Second)
 		w.putCA(good.CertPEM, good.KeyPEM)
 		if r.Ended() != nil {
-			r.killed = true // its end is no fault
+			r.killed = true
 			w.startReplica(false)
 		}
 		return
@@ -449,94 +373,71 @@ func (w *world) startsWithoutCA(state secretState) {
 	w.waitReady(r)
 }
 
-// putCA gives the program another CA: ours in the Secret, and kube-controller-manager in its files. Nil deletes them.
+// putCA gives the program another CA, whatever it had before: ours in the Secret, and kube-controller-manager in its files. Nil deletes them.
 func (w *world) putCA(cert, key []byte) {
 	w.t.Helper()
-	var err error
-	switch {
-	case w.theirs && cert == nil:
-		err = errors.Join(os.Remove(filepath.Join(w.Dir, theirCert)), os.Remove(filepath.Join(w.Dir, theirKey)))
-	case w.theirs:
-		err = w.writeTheirCA(cert, key)
-	case cert == nil:
-		err = w.admin.CoreV1().Secrets(kit.SystemNamespace).Delete(w.t.Context(), signingSecret, metav1.DeleteOptions{})
-	default:
-		w.putSecret(cert, key)
+	if w.theirs {
+		err := w.writeTheirCA(cert, key)
+		if cert == nil {
+			err = errors.Join(os.Remove(filepath.Join(w.Dir, theirCert)), os.Remove(filepath.Join(w.Dir, theirKey)))
+		}
+		kit.NoError(w.t, err)
+		return
 	}
-	if err != nil {
-		w.t.Fatal(err)
+	ctx, obj := w.t.Context(), kit.SigningSecret(cert, key)
+	secrets := w.admin.CoreV1().Secrets(obj.Namespace)
+	if cert == nil {
+		kit.NoError(w.t, secrets.Delete(ctx, obj.Name, metav1.DeleteOptions{}))
+		return
 	}
+	kit.NoError(w.t, retry(ctx, func() error {
+		if _, err := secrets.Update(ctx, obj, metav1.UpdateOptions{}); err == nil {
+			return nil
+		}
+		_, err := secrets.Create(ctx, obj, metav1.CreateOptions{})
+		return err
+	}))
 }
 
 // loseRoles takes the rules of each role away that writes, until the metrics and readiness show it, and until a write has failed.
 // TestLostRightsAreNamed in test/rotation takes each verb of each role alone.
 func loseRoles(w *world) {
-	type loss struct {
-		role    string
-		counter indicator
-	}
-	r, losses := w.oldest(), []loss{{"csr-cleaner", notDeleted}, {"csr-approver", notApproved}, {"csr-signer", notStored}}
+	r, roles := w.oldest(), []string{"csr-cleaner", "csr-approver", "csr-signer"}
+	counters := map[string]indicator{roles[0]: notDeleted, roles[1]: notApproved, roles[2]: notStored}
 	if w.theirs {
-		losses = []loss{{theirRole, ""}}
+		roles = []string{theirRole}
 	}
-	for _, one := range losses {
-		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: one.role}}
-		if err := kit.Admin(w.t).Get(w.t.Context(), client.ObjectKeyFromObject(role), role); err != nil {
-			w.t.Fatal(err)
-		}
+	for _, name := range roles {
+		role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		kit.NoError(w.t, kit.Admin(w.t).Get(w.t.Context(), client.ObjectKeyFromObject(role), role))
 		rules := role.Rules
-		w.setRules(role, nil)
+		role.Rules = nil
+		kit.Update(w.t, role)
 		w.proxy.Use() // ends the watches that it permitted
 		if w.theirs {
 			w.pause(10 * time.Second)
 		} else {
-			w.until(time.Minute, "the loss of "+one.role+" shows", func(ctx context.Context) bool {
+			w.until(time.Minute, "the loss of "+name+" shows", func(ctx context.Context) bool {
 				status, _ := r.page(ctx, r.probes, "/readyz/own-rights")
-				return status == http.StatusInternalServerError && r.metric(ctx, string(noRight)) > 0 && r.metric(ctx, string(one.counter)) > 0
+				return status == http.StatusInternalServerError && r.metric(ctx, string(noRight)) > 0 && r.metric(ctx, string(counters[name])) > 0
 			})
 		}
-		w.setRules(role, rules)
+		role.Rules = rules
+		kit.Update(w.t, role)
 		w.over()
 	}
-	if w.theirs {
-		if !slices.ContainsFunc(w.proxy.Calls(), func(call faults.Call) bool { return call.Status == http.StatusForbidden }) {
-			w.t.Error("kube-controller-manager has lost no right")
-		}
-		return
-	}
-	w.until(time.Minute, "no right is missing", func(ctx context.Context) bool { return r.metric(ctx, string(noRight)) == 0 })
-}
-
-func (w *world) setRules(role *rbacv1.ClusterRole, rules []rbacv1.PolicyRule) {
-	w.t.Helper()
-	role.Rules = rules
-	if err := kit.Admin(w.t).Update(w.t.Context(), role); err != nil {
-		w.t.Fatal(err)
-	}
-}
-
-// until waits until done returns true, and fails the test of ours if it does not.
-func (w *world) until(most time.Duration, what string, done func(context.Context) bool) {
-	w.t.Helper()
-	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, most, true, func(ctx context.Context) (bool, error) {
-		return done(ctx), nil
-	})
-	if err != nil {
-		w.wrong("not within %s: %s", most, what)
+	if !w.theirs {
+		w.until(time.Minute, "no right is missing", func(ctx context.Context) bool { return r.metric(ctx, string(noRight)) == 0 })
+	} else if !slices.ContainsFunc(w.proxy.Calls(), func(call faults.Call) bool { return call.Status == http.StatusForbidden }) {
+		w.t.Error("kube-controller-manager has lost no right")
 	}
 }
 
 // fullDisk makes the audit log a file in a full file system, which needs root.
 func fullDisk(w *world) {
 	folder := filepath.Dir(w.audit)
-	if err := syscall.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"); err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(func() {
-		if err := syscall.Unmount(folder, syscall.MNT_DETACH); err != nil {
-			w.t.Error(err)
-		}
-	})
+	kit.NoError(w.t, syscall.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"))
+	w.atEnd(func() error { return syscall.Unmount(folder, syscall.MNT_DETACH) })
 	if err := os.WriteFile(w.filler(), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		w.t.Fatalf("fill the disk: %v", err)
 	}
@@ -548,19 +449,12 @@ func (w *world) filler() string { return filepath.Join(filepath.Dir(w.audit), "f
 // freeDisk lets the disk of the audit log work again. From then on every record must be written.
 func freeDisk(w *world) {
 	w.pause(12 * time.Second)
-	if err := os.Remove(w.filler()); err != nil {
-		w.t.Fatal(err)
-	}
+	kit.NoError(w.t, os.Remove(w.filler()))
 	w.over()
 	made := 0
 	join := func() *item {
-		late := w.newItem(&kinds[0], fmt.Sprint("join-late-", made))
-		made, w.items = made+1, append(w.items, late)
-		if err := w.create(w.t.Context(), late); err != nil {
-			w.t.Fatal(err)
-		}
-		w.until(10*time.Second, "a request is issued after the fault", func(context.Context) bool { return w.isFinished(late) })
-		return late
+		made++
+		return w.join(fmt.Sprint("late-", made), "a request is issued after the fault")
 	}
 	w.until(10*time.Second, "no record is lost any more", func(ctx context.Context) bool {
 		lost := w.oldest().metric(ctx, string(notAudited))

@@ -1,20 +1,15 @@
 package reliability
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 	"net"
-	"slices"
 	"sync/atomic"
-	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -77,17 +72,14 @@ func named(subject pkix.Name) x509.CertificateRequest {
 	return x509.CertificateRequest{Subject: subject}
 }
 
-func joiner() rest.ImpersonationConfig {
-	return rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
-}
+var (
+	joiner = rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
+	// stranger may create requests and nothing else.
+	stranger = rest.ImpersonationConfig{UserName: "stranger", Groups: []string{"strangers", "system:authenticated"}}
+)
 
 func kubelet(node string) rest.ImpersonationConfig {
 	return rest.ImpersonationConfig{UserName: csr.NodeUserPrefix + node, Groups: []string{csr.NodeGroup, "system:authenticated"}}
-}
-
-// stranger may create requests and nothing else.
-func stranger() rest.ImpersonationConfig {
-	return rest.ImpersonationConfig{UserName: "stranger", Groups: []string{"strangers", "system:authenticated"}}
 }
 
 func kubeletClient(user rest.ImpersonationConfig, node string) order {
@@ -96,7 +88,7 @@ func kubeletClient(user rest.ImpersonationConfig, node string) order {
 
 // kinds are all kinds. The shares add up to 500.
 var kinds = []kind{
-	{name: "join", share: 200, want: csr.Issued, make: func(_ *world, node string) order { return kubeletClient(joiner(), node) }},
+	{name: "join", share: 200, want: csr.Issued, make: func(_ *world, node string) order { return kubeletClient(joiner, node) }},
 	{name: "renewal", share: 80, want: csr.Issued, make: func(_ *world, node string) order { return kubeletClient(kubelet(node), node) }},
 	{name: "serving", share: 60, want: csr.Issued, ours: true, make: servingOrder},
 	{name: "approved", share: 40, want: csr.Issued, decide: certificatesv1.CertificateApproved, make: userClient},
@@ -108,14 +100,14 @@ var kinds = []kind{
 		asked.IPAddresses = []net.IP{net.ParseIP(victimAddress).To4()}
 		return asked
 	}},
-	{name: "stranger", share: 20, want: csr.Pending, make: func(_ *world, node string) order { return kubeletClient(stranger(), node) }},
+	{name: "stranger", share: 20, want: csr.Pending, make: func(_ *world, node string) order { return kubeletClient(stranger, node) }},
 	{name: "malformed", share: 20, want: csr.Failed, decide: certificatesv1.CertificateApproved, make: func(_ *world, node string) order {
-		bad := kubeletClient(joiner(), node)
+		bad := kubeletClient(joiner, node)
 		bad.Subject.CommonName = "admin" // the signer must refuse it even if a person approves
 		return bad
 	}},
 	{name: "foreign", share: 20, want: csr.Approved, decide: certificatesv1.CertificateApproved, make: func(_ *world, node string) order {
-		return order{named(pkix.Name{CommonName: node}), stranger(), foreignSigner, clientUsages, nil, nil, nil}
+		return order{named(pkix.Name{CommonName: node}), stranger, foreignSigner, clientUsages, nil, nil, nil}
 	}},
 	{name: "old", share: 10, ours: true, gone: true, want: csr.Denied},
 }
@@ -131,7 +123,7 @@ func servingOrder(w *world, name string) order {
 }
 
 func userClient(_ *world, node string) order {
-	return order{named(pkix.Name{CommonName: node}), stranger(), certificatesv1.KubeAPIServerClientSignerName, clientUsages, nil, nil, nil}
+	return order{named(pkix.Name{CommonName: node}), stranger, certificatesv1.KubeAPIServerClientSignerName, clientUsages, nil, nil, nil}
 }
 
 // item is one request of the load.
@@ -147,10 +139,9 @@ type item struct {
 	ahead time.Duration
 }
 
-// newLoad returns the requests of the load, in an order that follows from the seed.
-func (w *world) newLoad(total int) []*item {
+// newLoad returns the requests of the load.
+func (w *world) newLoad(total int) (items []*item) {
 	w.t.Helper()
-	var items []*item
 	for i := range kinds {
 		k := &kinds[i]
 		if k.ours && w.theirs {
@@ -160,7 +151,6 @@ func (w *world) newLoad(total int) []*item {
 			items = append(items, w.newItem(k, fmt.Sprintf("%s-%03d", k.name, n)))
 		}
 	}
-	mathrand.New(mathrand.NewPCG(w.seed, 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	return items
 }
 
@@ -170,9 +160,11 @@ func (w *world) newItem(k *kind, name string) *item {
 		return &item{kind: k, object: w.oldRequest(name)}
 	}
 	made := &item{kind: k, order: k.make(w, name)}
-	key := made.order.key
-	if key == nil {
-		key = kit.NewKey(w.t)
+	payload := kit.Payload(w.t, made.order.CertificateRequest)
+	if made.order.key != nil {
+		der, err := x509.CreateCertificateRequest(rand.Reader, &made.order.CertificateRequest, made.order.key)
+		kit.NoError(w.t, err)
+		payload = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	}
 	made.client = w.as(made.order.user)
 	made.object = &request{
@@ -180,7 +172,7 @@ func (w *world) newItem(k *kind, name string) *item {
 		ObjectMeta: metav1.ObjectMeta{Name: name, GenerateName: "csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			SignerName: made.order.signer, Usages: made.order.usages, ExpirationSeconds: made.order.seconds,
-			Request: payload(w.t, key, made.order.CertificateRequest),
+			Request: payload,
 		},
 	}
 	return made
@@ -247,23 +239,13 @@ func (w *world) create(ctx context.Context, i *item) error {
 // retry calls do until it succeeds, for two minutes at most.
 func retry(ctx context.Context, do func() error) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
+	if wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
 		last = do()
 		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("%w: %w", err, last)
+	}) != nil {
+		return last
 	}
 	return nil
-}
-
-func payload(t *testing.T, key crypto.Signer, template x509.CertificateRequest) []byte {
-	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &template, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
 // In both programs a certificate begins five minutes before it is signed, and is valid for a year if no lifetime was requested.
@@ -286,53 +268,56 @@ func (i *item) validity() time.Duration {
 	return lifetime
 }
 
-// grants reports whether cert has exactly usages, of those that a request of the load may have.
-func grants(cert *x509.Certificate, usages []certificatesv1.KeyUsage) bool {
-	bits, extended := x509.KeyUsage(0), []x509.ExtKeyUsage(nil)
-	for _, usage := range usages {
-		switch usage {
-		case certificatesv1.UsageDigitalSignature:
-			bits |= x509.KeyUsageDigitalSignature
-		case certificatesv1.UsageKeyEncipherment:
-			bits |= x509.KeyUsageKeyEncipherment
-		case certificatesv1.UsageClientAuth:
-			extended = append(extended, x509.ExtKeyUsageClientAuth)
-		case certificatesv1.UsageServerAuth:
-			extended = append(extended, x509.ExtKeyUsageServerAuth)
-		}
+// The usages that a request of the load may have.
+var (
+	keyUsages = map[certificatesv1.KeyUsage]x509.KeyUsage{
+		certificatesv1.UsageDigitalSignature: x509.KeyUsageDigitalSignature, certificatesv1.UsageKeyEncipherment: x509.KeyUsageKeyEncipherment,
 	}
-	return cert.KeyUsage == bits && slices.Equal(cert.ExtKeyUsage, extended) && len(cert.UnknownExtKeyUsage) == 0
-}
+	extendedUsages = map[certificatesv1.KeyUsage]x509.ExtKeyUsage{
+		certificatesv1.UsageClientAuth: x509.ExtKeyUsageClientAuth, certificatesv1.UsageServerAuth: x509.ExtKeyUsageServerAuth,
+	}
+)
 
-// content returns an error if cert, which ca has issued, differs from what i's requester asked for. stored is when the API server had it,
-// or later.
-func (i *item) content(cert, ca *x509.Certificate, stored time.Time) error {
+// expected returns the certificate that i's requester asked for, if ca issues it from notBefore on.
+func (i *item) expected(ca *x509.Certificate, notBefore time.Time) (*x509.Certificate, error) {
 	block, _ := pem.Decode(i.object.Spec.Request)
 	asked, err := x509.ParseCertificateRequest(block.Bytes)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	end := cert.NotBefore.Add(i.validity())
-	if end.After(ca.NotAfter) {
-		end = ca.NotAfter
+	cert := &x509.Certificate{
+		RawSubjectPublicKeyInfo: asked.RawSubjectPublicKeyInfo, RawSubject: asked.RawSubject, BasicConstraintsValid: true,
+		DNSNames: asked.DNSNames, EmailAddresses: asked.EmailAddresses, IPAddresses: asked.IPAddresses, URIs: asked.URIs,
 	}
-	got := fmt.Sprint(cert.DNSNames, cert.EmailAddresses, cert.IPAddresses, cert.URIs)
-	want := fmt.Sprint(asked.DNSNames, asked.EmailAddresses, asked.IPAddresses, asked.URIs)
+	if cert.NotAfter = notBefore.Add(i.validity()); cert.NotAfter.After(ca.NotAfter) {
+		cert.NotAfter = ca.NotAfter
+	}
+	for _, usage := range i.order.usages {
+		cert.KeyUsage |= keyUsages[usage]
+		if extended, ok := extendedUsages[usage]; ok {
+			cert.ExtKeyUsage = append(cert.ExtKeyUsage, extended)
+		}
+	}
+	return cert, nil
+}
+
+// content describes what must be equal in the certificate that was asked for and the one that was issued.
+func content(c *x509.Certificate) string {
+	return fmt.Sprintf("key %x, subject %x, names %q %q %q %q, CA %t %t, usages %b %v %v, end %s", c.RawSubjectPublicKeyInfo, c.RawSubject, c.DNSNames,
+		c.EmailAddresses, c.IPAddresses, c.URIs, c.IsCA, c.BasicConstraintsValid, c.KeyUsage, c.ExtKeyUsage, c.UnknownExtKeyUsage, c.NotAfter.UTC())
+}
+
+// check returns an error if cert, which ca has issued, differs from what i's requester asked for. stored is when the API server had it,
+// or later.
+func (i *item) check(cert, ca *x509.Certificate, stored time.Time) error {
+	want, err := i.expected(ca, cert.NotBefore)
 	switch {
-	case !bytes.Equal(cert.RawSubjectPublicKeyInfo, asked.RawSubjectPublicKeyInfo):
-		return errors.New("it has another key")
-	case !bytes.Equal(cert.RawSubject, asked.RawSubject):
-		return fmt.Errorf("its subject is %s, want %s", cert.Subject, asked.Subject)
-	case got != want:
-		return fmt.Errorf("its names are %s, want %s", got, want)
-	case cert.IsCA || !cert.BasicConstraintsValid:
-		return fmt.Errorf("CA is %t", cert.IsCA)
-	case !grants(cert, i.order.usages):
-		return fmt.Errorf("its usages are %b and %v, and the request has %v", cert.KeyUsage, cert.ExtKeyUsage, i.order.usages)
+	case err != nil:
+		return err
+	case content(cert) != content(want):
+		return fmt.Errorf("its certificate has\n%s, want\n%s", content(cert), content(want))
 	case cert.NotBefore.Before(i.began.Add(-backdate-time.Second)) || cert.NotBefore.After(stored.Add(i.ahead-backdate)):
 		return fmt.Errorf("it begins at %s; it was requested at %s and stored at %s", cert.NotBefore, i.began, stored)
-	case !cert.NotAfter.Equal(end):
-		return fmt.Errorf("it is valid from %s to %s, want %s", cert.NotBefore, cert.NotAfter, end)
 	case cert.SerialNumber.BitLen() < 64: // of 128 random bits or more
 		return fmt.Errorf("its serial number %s is too small to be random", cert.SerialNumber.Text(16))
 	}

@@ -19,10 +19,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
@@ -46,6 +44,9 @@ func pick[T any](random *mathrand.Rand, values ...T) T { return values[random.In
 // content before the fault: no fault becomes a verdict.
 func (w *world) randomItems(count int) (items []*item) {
 	w.t.Helper()
+	if count == 0 {
+		return nil
+	}
 	random := mathrand.New(mathrand.NewPCG(w.seed, 0))
 	for n := range count {
 		made := w.randomOrder(random, fmt.Sprintf("random-%03d", n))
@@ -58,28 +59,24 @@ func (w *world) randomItems(count int) (items []*item) {
 		if w.isRefused(twin) {
 			continue
 		}
-		if err := w.create(w.t.Context(), twin); err != nil {
-			w.t.Fatal(err)
-		}
+		kit.NoError(w.t, w.create(w.t.Context(), twin))
 		w.twins, items = append(w.twins, twin), append(items, w.newItem(k, fmt.Sprintf("random-%03d", n)))
 	}
-	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, patience, true, func(context.Context) (bool, error) {
-		return w.history.quietFor() > 5*time.Second, nil
-	})
-	if err != nil {
+	if !w.poll(patience, func(context.Context) bool { return w.history.quietFor() > 5*time.Second }) {
 		w.t.Fatal("the random requests do not come to rest without faults")
 	}
 	for n, twin := range w.twins {
-		items[n].kind.want = csr.State(w.history.of(twin.object.Name).state)
+		items[n].kind.want = w.history.of(twin.object.Name).state()
 	}
 	return items
 }
 
 // shortCA gives the program a CA that ends before most certificates would.
 func shortCA(w *world) {
-	ca := kit.IssueCA(w.t, "short", kit.NewKey(w.t), nil, 2*time.Hour)
-	w.putCA(ca.PEM(), ca.KeyPEM(w.t))
-	w.roots, w.keys = []*csrenv.CA{{CertPEM: ca.PEM(), KeyPEM: ca.KeyPEM(w.t)}}, append(w.keys, ca.KeyPEM(w.t))
+	made := kit.IssueCA(w.t, "short", kit.NewKey(w.t), nil, 2*time.Hour)
+	ca := &csrenv.CA{CertPEM: made.PEM(), KeyPEM: made.KeyPEM(w.t)}
+	w.putCA(ca.CertPEM, ca.KeyPEM)
+	w.roots, w.keys = []*csrenv.CA{ca}, append(w.keys, ca.KeyPEM)
 }
 
 // isRefused reports whether the API server does not store such a request.
@@ -111,7 +108,7 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 	var made order
 	switch random.IntN(3) {
 	case 0:
-		made = kubeletClient(joiner(), node)
+		made = kubeletClient(joiner, node)
 	case 1:
 		made = kubeletClient(kubelet(node), node)
 	default:
@@ -122,7 +119,7 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 	for range random.IntN(3) { // changes
 		switch random.IntN(8) {
 		case 0:
-			made.user = pick(random, joiner(), kubelet(node), kubelet("other"), stranger())
+			made.user = pick(random, joiner, kubelet(node), kubelet("other"), stranger)
 		case 1:
 			made.signer = pick(random, foreignSigner, certificatesv1.KubeAPIServerClientSignerName,
 				certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName)

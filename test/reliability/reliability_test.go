@@ -1,3 +1,7 @@
+// Package reliability injects faults from outside while requests of all kinds are in flight: into the API server, etcd,
+// the permissions, the CA, the clock, the disk and the processes themselves. kube-controller-manager goes through the same
+// schedules. Afterwards each request must be as it would be without the fault. docs/explanation/reliability.md has the
+// results.
 package reliability
 
 import (
@@ -6,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	mathrand "math/rand/v2"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,17 +18,20 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
+// full reports whether all scenarios run, with kube-controller-manager beside ours, and with the whole load. Otherwise
+// one runs, in two minutes.
+var full = os.Getenv("RELIABILITY") == "full"
+
+func TestMain(m *testing.M) { kit.Main(m, 4) }
+
 const (
 	// requests is the size of the load, and fewRequests that of the subset.
 	requests, fewRequests = 500, 150
-	// spread is how long a load takes to be created, unless a scenario says otherwise.
-	spread = 10 * time.Second
 	// moment is how long readiness must be away if it falls, because a replica that starts is not ready at once. If it stays, answers
 	// may be missing for as long, because a page may be late on a busy machine.
 	moment = 2 * time.Second
@@ -35,15 +41,16 @@ const (
 
 // TestFaults runs the scenarios: all of them with ours and with kube-controller-manager, or a subset with ours.
 func TestFaults(t *testing.T) {
+	table := "| Fault | Program | Longest wait of a joining kubelet | Recovery | Not ready | In their state | Wrong |\n|---|---|---|---|---|---|---|\n"
 	for i := range scenarios {
 		s := &scenarios[i]
 		if !s.quick && !full {
 			continue
 		}
 		t.Run(strings.ReplaceAll(s.name, " ", "-"), func(t *testing.T) {
-			t.Run("ours", func(t *testing.T) { s.run(t, false) })
+			t.Run("ours", func(t *testing.T) { table += s.run(t, false) })
 			if full && !s.oursOnly {
-				t.Run("kube-controller-manager", func(t *testing.T) { s.run(t, true) })
+				t.Run("kube-controller-manager", func(t *testing.T) { table += s.run(t, true) })
 			}
 		})
 	}
@@ -52,7 +59,9 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-func (s *scenario) run(t *testing.T, theirs bool) {
+// run starts the programs and the load, injects the fault, waits until all requests are in their state, and verifies what must hold. It
+// returns a row of the table.
+func (s *scenario) run(t *testing.T, theirs bool) string {
 	w := newWorld(t, theirs)
 	w.config, w.args, w.environment = s.config, s.args, s.environment
 	if s.prepare != nil {
@@ -66,14 +75,12 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	}
 	w.items = s.load(w)
 	stop := w.observe()
-	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, spread))
+	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, 10*time.Second))
 	s.fault(w)
 	if len(w.ends) == 0 {
 		w.over()
 	}
-	if err := <-created; err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, <-created)
 	items := w.items
 	finished := w.settle(items)
 	w.pause(3 * time.Second) // what comes too late would come now
@@ -82,12 +89,12 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 	}
 	saw := stop()
 	count, wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
-	result := row{w.recovery(items), w.slowest(items), saw.unready, finished, len(items), count}
-	table += fmt.Sprintf("| %s | %s | %s |\n", s.name, filepath.Base(w.replicas[0].program), result)
-	t.Log(result)
+	row := fmt.Sprintf("| %s | %s | %.1f s | %.1f s | %.1f s | %d of %d | %d of %[7]d |\n", s.name, filepath.Base(w.replicas[0].program),
+		w.slowest(items).Seconds(), w.recovery(items).Seconds(), saw.unready.Seconds(), finished, len(items), count)
+	t.Log(row)
 	if theirs { // a comparison, not a test
 		t.Log(errors.Join(wrong...))
-		return
+		return row
 	}
 	for _, err := range slices.Concat(wrong, s.verifyIndicators(saw.fired), w.verifyMetrics(), w.verifyReports(s, began)) {
 		t.Error(err)
@@ -100,6 +107,7 @@ func (s *scenario) run(t *testing.T, theirs bool) {
 			t.Logf("the end of the log of replica %d:\n%s", r.number, r.Tail(100))
 		}
 	}
+	return row
 }
 
 // load returns the requests that are made during the scenario.
@@ -109,11 +117,8 @@ func (s *scenario) load(w *world) []*item {
 		total = fewRequests
 	}
 	w.oldAge = cmp.Or(s.oldAge, 4*time.Hour)
-	items := w.newLoad(total)
-	if s.random > 0 {
-		items = append(items, w.randomItems(s.random)...)
-		mathrand.New(mathrand.NewPCG(w.seed, 2)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
-	}
+	items := append(w.newLoad(total), w.randomItems(s.random)...)
+	mathrand.New(mathrand.NewPCG(w.seed, 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	return items
 }
 
@@ -121,13 +126,11 @@ func (s *scenario) load(w *world) []*item {
 func (w *world) warmUp() *item {
 	w.t.Helper()
 	first := w.newItem(&kinds[0], "first")
-	if err := w.create(w.t.Context(), first); err != nil {
-		w.t.Fatal(err)
-	}
-	if w.settle([]*item{first}) == 0 {
-		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state, w.replicas[0].Tail(40))
-	}
+	kit.NoError(w.t, w.create(w.t.Context(), first))
 	leader := w.replicas[0]
+	if w.settle([]*item{first}) == 0 {
+		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state(), leader.Tail(40))
+	}
 	w.waitReady(leader)
 	if leader.metrics == "" {
 		return first
@@ -141,10 +144,7 @@ func (w *world) warmUp() *item {
 // waitReady waits until r says that it is ready, if it can say so.
 func (w *world) waitReady(r *replica) {
 	w.t.Helper()
-	err := wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		return r.probes == "" || r.ready(ctx), nil
-	})
-	if err != nil {
+	if !w.poll(patience, func(ctx context.Context) bool { return r.probes == "" || r.ready(ctx) }) {
 		w.t.Fatalf("replica %d is not ready: %s", r.number, r.Tail(40))
 	}
 }
@@ -231,7 +231,7 @@ func (w *world) observe() (stop func() observed) {
 func (w *world) anyReady(ctx context.Context) (ready, answered bool) {
 	for _, r := range w.running() {
 		status, _ := r.page(ctx, r.probes, "/readyz")
-		ready, answered = ready || status == http.StatusOK, answered || status != 0
+		ready, answered = ready || status == 200, answered || status != 0
 	}
 	return ready, answered
 }
@@ -266,17 +266,3 @@ func (w *world) recovery(items []*item) (longest time.Duration) {
 	}
 	return longest
 }
-
-// row is a row of the table.
-type row struct {
-	recovery, slowest, unready time.Duration
-	finished, total, wrong     int // requests
-}
-
-func (r row) String() string {
-	return fmt.Sprintf("%.1f s | %.1f s | %.1f s | %d of %d | %d of %d",
-		r.slowest.Seconds(), r.recovery.Seconds(), r.unready.Seconds(), r.finished, r.total, r.wrong, r.total)
-}
-
-// table has a row for each run of a scenario. It is written to RELIABILITY_TABLE.
-var table = "| Fault | Program | Longest wait of a joining kubelet | Recovery | Not ready | In their state | Wrong |\n|---|---|---|---|---|---|---|\n"

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/clock"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
@@ -23,16 +23,11 @@ type replica struct {
 	*cluster.Process
 	program string // its path
 	number  int
-	probes  string
-	metrics string
-	audit   string
-	idle    float64 // its goroutines before the fault
-	killed  bool
+	// The addresses and the audit log are those of ours only.
+	probes, metrics, audit string
+	idle                   float64 // its goroutines before the fault
+	killed                 bool    // its end is no fault
 }
-
-const commonConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-`
 
 // startReplica starts a process of the program, through the proxy.
 func (w *world) startReplica(elect bool) *replica {
@@ -40,79 +35,20 @@ func (w *world) startReplica(elect bool) *replica {
 	if w.theirs {
 		return w.startTheirs(elect, w.proxy.Config)
 	}
-	binary, err := w.binary, error(nil)
-	if binary == "" {
-		binary, err = cluster.Manager()
+	r := &replica{program: w.binary, probes: kit.FreeAddress(w.t), metrics: kit.FreeAddress(w.t), audit: fmt.Sprint(w.audit, len(w.replicas))}
+	if r.program == "" {
+		var err error
+		r.program, err = cluster.Manager()
+		kit.NoError(w.t, err)
 	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	r := &replica{program: binary, number: w.started(), probes: w.freeAddress(), metrics: w.freeAddress()}
-	r.audit = fmt.Sprint(w.audit, r.number)
-	config := filepath.Join(w.Dir, "config.yaml")
 	if w.config == "" {
 		w.config = "approval: {kubeletServing: {enabled: true}}\n"
 	}
-	if err := os.WriteFile(config, []byte(commonConfig+w.config), 0o600); err != nil {
-		w.t.Fatal(err)
-	}
 	cfg := rest.CopyConfig(w.proxy.Config)
 	cfg.CAData = slices.Concat(cfg.CAData, w.Config.CAData) // a rotation also asks the API server itself
-	kubeconfig, err := w.WriteKubeconfig("manager", cfg)
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	if r.Process, err = w.StartProcess("ours", "env", slices.Concat(w.environment, []string{
-		binary, "--kubeconfig", kubeconfig, "--config", config, "--signing-secret", kit.SystemNamespace + "/" + signingSecret,
-		"--leader-elect-resource-namespace", kit.SystemNamespace, "--leader-elect=" + strconv.FormatBool(elect),
-		"--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
-	}, w.leaseFlags(), w.args)...); err != nil {
-		w.t.Fatal(err)
-	}
-	w.add(r)
-	return r
-}
-
-// leaseFlags make the Lease end within four seconds in the scenarios with several replicas: there a leader is killed or
-// paused every few seconds, and must have a successor. Both programs have these flags.
-func (w *world) leaseFlags() []string {
-	if !w.shortLease {
-		return nil
-	}
-	return []string{"--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=500ms"}
-}
-
-func (w *world) started() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.replicas)
-}
-
-// add makes r a replica of w, and ends it with the test.
-func (w *world) add(r *replica) {
-	w.t.Cleanup(func() {
-		if r.Ended() == nil {
-			r.Kill()
-		}
-	})
-	w.mu.Lock()
-	w.replicas = append(w.replicas, r)
-	w.mu.Unlock()
-	if w.ahead != 0 {
-		w.shiftClock(r, w.ahead)
-	}
-}
-
-// running returns the replicas of ours that have not ended.
-func (w *world) running() (all []*replica) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for _, r := range w.replicas {
-		if r.Ended() == nil && r.probes != "" {
-			all = append(all, r)
-		}
-	}
-	return all
+	return w.start(r, "ours", cfg, elect, slices.Concat(kit.StandardArgs, []string{
+		kit.Configure(w.t, w.config), "--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
+	}, w.args)...)
 }
 
 // theirAccountName is the ServiceAccount of kube-controller-manager's three loops, and theirRole has its rights. theirCert and theirKey are the
@@ -130,29 +66,67 @@ func (w *world) writeTheirCA(cert, key []byte) error {
 // startTheirs starts kube-controller-manager with the CA of writeTheirCA.
 func (w *world) startTheirs(elect bool, cfg *rest.Config) *replica {
 	w.t.Helper()
-	r := &replica{program: os.Getenv("KUBE_CONTROLLER_MANAGER"), number: w.started()}
-	kubeconfig, err := w.WriteKubeconfig("theirs", cfg)
-	if err != nil {
-		w.t.Fatal(err)
+	return w.start(&replica{program: os.Getenv("KUBE_CONTROLLER_MANAGER")}, "theirs", cfg, elect,
+		"--controllers=csrapproving,csrsigning,csrcleaner", "--secure-port=0", "--kube-api-qps=10000", "--kube-api-burst=10000",
+		"--cluster-signing-cert-file="+filepath.Join(w.Dir, theirCert), "--cluster-signing-key-file="+filepath.Join(w.Dir, theirKey))
+}
+
+// start starts r, adds it to w, and ends it with the test. In scenarios with several replicas a leader is killed or paused every few
+// seconds, and must have a successor, so its Lease ends within four seconds. Both programs have these flags.
+func (w *world) start(r *replica, name string, cfg *rest.Config, elect bool, args ...string) *replica {
+	w.t.Helper()
+	kubeconfig, err := w.WriteKubeconfig(name, cfg)
+	kit.NoError(w.t, err)
+	line := slices.Concat(w.environment, []string{r.program, "--kubeconfig", kubeconfig, "--leader-elect=" + strconv.FormatBool(elect)}, args)
+	if w.shortLease {
+		line = append(line, "--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=500ms")
 	}
-	if r.Process, err = w.StartProcess("theirs", "env", slices.Concat(w.environment, []string{
-		r.program, "--kubeconfig", kubeconfig, "--controllers=csrapproving,csrsigning,csrcleaner",
-		"--secure-port=0", "--leader-elect=" + strconv.FormatBool(elect), "--kube-api-qps=10000", "--kube-api-burst=10000",
-		"--cluster-signing-cert-file=" + filepath.Join(w.Dir, theirCert), "--cluster-signing-key-file=" + filepath.Join(w.Dir, theirKey),
-	}, w.leaseFlags())...); err != nil {
-		w.t.Fatal(err)
+	r.Process, err = w.StartProcess(name, "env", line...)
+	kit.NoError(w.t, err)
+	w.t.Cleanup(r.Kill)
+	w.mu.Lock()
+	r.number, w.replicas = len(w.replicas), append(w.replicas, r)
+	w.mu.Unlock()
+	if w.ahead != 0 {
+		w.shiftClock(r, w.ahead)
 	}
-	w.add(r)
 	return r
 }
 
-func (w *world) freeAddress() string {
+// shiftClock shifts the clock of r. The kernel gives a process a new clock when it executes another program, so shiftClock waits until
+// env has executed the program.
+func (w *world) shiftClock(r *replica, by time.Duration) {
 	w.t.Helper()
-	address, err := cluster.FreeAddress()
-	if err != nil {
-		w.t.Fatal(err)
+	if !w.poll(5*time.Second, func(context.Context) bool {
+		name, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.Pid()))
+		return err == nil && filepath.Base(name) == filepath.Base(r.program)
+	}) {
+		w.t.Fatalf("%s does not start", r.program)
 	}
-	return address
+	kit.NoError(w.t, clock.Shift(r.Pid(), by))
+}
+
+// running returns the replicas of ours that have not ended.
+func (w *world) running() (all []*replica) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.replicas {
+		if r.Ended() == nil && r.probes != "" {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// oldest returns the replica that has run longest. It leads, unless it is paused.
+func (w *world) oldest() *replica {
+	for _, r := range w.replicas {
+		if r.Ended() == nil {
+			return r
+		}
+	}
+	w.t.Fatal("no replica runs")
+	return nil
 }
 
 // kill ends r without warning, as the kernel does when memory is short.
@@ -162,7 +136,12 @@ func (r *replica) kill() {
 }
 
 // signal sends SIGSTOP or SIGCONT.
-func (r *replica) signal(s syscall.Signal) error { return syscall.Kill(r.Pid(), s) }
+func (w *world) signal(r *replica, s syscall.Signal) {
+	w.t.Helper()
+	if err := syscall.Kill(r.Pid(), s); err != nil {
+		w.t.Fatalf("%s to replica %d: %v: %s", s, r.number, err, r.Tail(20))
+	}
+}
 
 // page returns the status and the text of a page of r, or 0 if it does not answer.
 func (r *replica) page(ctx context.Context, address, path string) (int, string) {
@@ -174,16 +153,13 @@ func (r *replica) page(ctx context.Context, address, path string) (int, string) 
 // ready reports whether r says that it is ready.
 func (r *replica) ready(ctx context.Context) bool {
 	status, _ := r.page(ctx, r.probes, "/readyz")
-	return status == http.StatusOK
+	return status == 200
 }
 
 // metric returns the sum of all series of a metric whose text begins with name, or -1 if it can't be read.
 func (r *replica) metric(ctx context.Context, name string) float64 {
 	status, page := r.page(ctx, r.metrics, "/metrics")
-	if status != http.StatusOK {
-		return -1
-	}
-	if value, found := sum(page, name); found {
+	if value, found := sum(page, name); found && status == 200 {
 		return value
 	}
 	return -1

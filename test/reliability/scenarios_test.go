@@ -94,7 +94,7 @@ var scenarios = []scenario{
 	},
 	{
 		name:  "kube-controller-manager works beside it, with the same CA",
-		ready: stays, indicators: []indicator{discarded},
+		ready: stays, indicators: []indicator{discardedCertificates},
 		oursOnly: true, fault: besideTheirs(true),
 	},
 	{

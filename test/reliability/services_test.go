@@ -35,21 +35,22 @@ type service struct {
 	calls [lies + 1]atomic.Int32 // in each mode
 }
 
-// wasAsked fails unless the service got a request in each of modes.
-func (s *service) wasAsked(w *world, modes ...mode) {
+// breakService puts the service into mode for a while. It must get a request meanwhile.
+func (w *world) breakService(to mode, lasts time.Duration) {
 	w.t.Helper()
-	for _, one := range modes {
-		if s.calls[one].Load() == 0 {
-			w.wrong("no call reached the service in mode %d", one)
-		}
+	w.service.mode.Store(to)
+	w.pause(lasts)
+	if w.service.calls[to].Load() == 0 {
+		w.wrong("no call reached the service in mode %d", to)
 	}
+	w.service.mode.Store(works)
 }
 
 // startService starts a server that answers with answer, which reads the mode.
-func (w *world) startService(secure bool, answer func(mode, *http.Request) any) *service {
+func (w *world) startService(start func(http.Handler) *httptest.Server, answer func(mode, *http.Request) any) {
 	w.t.Helper()
 	s := &service{}
-	handler := http.HandlerFunc(func(writer http.ResponseWriter, r *http.Request) {
+	s.Server = start(http.HandlerFunc(func(writer http.ResponseWriter, r *http.Request) {
 		now := s.mode.Load()
 		s.calls[now].Add(1)
 		switch now {
@@ -65,14 +66,9 @@ func (w *world) startService(secure bool, answer func(mode, *http.Request) any) 
 		}
 		writer.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(writer).Encode(answer(now, r)) // the client may have given up
-	})
-	if secure {
-		s.Server = httptest.NewTLSServer(handler)
-	} else {
-		s.Server = httptest.NewServer(handler)
-	}
+	}))
 	w.t.Cleanup(s.Close)
-	return s
+	w.service = s
 }
 
 // authorizers configures an authorizer that is asked first, about the permissions to be approved only.
@@ -99,7 +95,7 @@ authorizers:
 
 // slowAuthorizer adds a webhook to the API server's authorizers. It has no opinion of its own.
 func slowAuthorizer(w *world) {
-	w.service = w.startService(false, func(mode, *http.Request) any {
+	w.startService(httptest.NewServer, func(mode, *http.Request) any {
 		return authorizationv1.SubjectAccessReview{
 			TypeMeta: metav1.TypeMeta{APIVersion: authorizationv1.SchemeGroupVersion.String(), Kind: "SubjectAccessReview"},
 		}
@@ -108,38 +104,27 @@ func slowAuthorizer(w *world) {
 	kit.Write(w.t, webhook, fmt.Appendf(nil, "apiVersion: v1\nkind: Config\nclusters: [{name: w, cluster: {server: %q}}]\n"+
 		"contexts: [{name: w, context: {cluster: w}}]\ncurrent-context: w\n", w.service.URL))
 	kit.Write(w.t, file, fmt.Appendf(nil, authorizers, webhook))
-	if err := w.KillAPIServer(); err != nil { // it would wait for its watches to end
-		w.t.Fatal(err)
-	}
-	if err := w.RestartAPIServer(func(args *envtest.Arguments) {
+	kit.NoError(w.t, w.KillAPIServer()) // it would wait for its watches to end
+	kit.NoError(w.t, w.RestartAPIServer(func(args *envtest.Arguments) {
 		args.Disable("authorization-mode").Set("authorization-config", file)
-	}); err != nil {
-		w.t.Fatal(err)
-	}
+	}))
 }
 
-func hangAuthorizer(w *world) {
-	w.service.mode.Store(slow)
-	w.pause(15 * time.Second)
-	w.service.mode.Store(works)
-	w.service.wasAsked(w, slow)
-}
+func hangAuthorizer(w *world) { w.breakService(slow, 15*time.Second) }
 
 // startInventory has a server that knows the addresses of all nodes, in place of what the Nodes report.
 func startInventory(w *world) {
-	w.service = w.startService(true, func(now mode, r *http.Request) any {
+	w.startService(httptest.NewTLSServer, func(now mode, r *http.Request) any {
 		var question struct{ UID, Node string }
 		_ = json.NewDecoder(r.Body).Decode(&question) // an empty question gets an answer that is refused
-		answer := map[string]any{
+		addresses := []string{"203.0.113.99"}         // a lie is believed, so it is not the address that thieves ask for
+		if now != lies {
+			addresses = []string{w.addressOf(r.Context(), question.Node)}
+		}
+		return map[string]any{
 			"apiVersion": "inventory.csr-controller-manager.io/v1alpha1", "kind": "NodeLookup",
-			"uid": question.UID, "node": question.Node, "known": true,
+			"uid": question.UID, "node": question.Node, "known": true, "addresses": addresses,
 		}
-		if address := w.addressOf(r.Context(), question.Node); now == lies {
-			answer["addresses"] = []string{"203.0.113.99"} // what it says is believed, so it is not the address that thieves ask for
-		} else {
-			answer["addresses"] = []string{address}
-		}
-		return answer
 	})
 	ca := filepath.Join(w.Dir, "inventory.crt")
 	kit.Write(w.t, ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: w.service.Certificate().Raw}))
@@ -164,12 +149,9 @@ func breakInventory(w *world) {
 		shown indicator
 	}{{down, unavailable}, {slow, unavailable}, {lies, notOwned}} {
 		before := w.oldest().indicators(w.t.Context(), nil)
-		w.service.mode.Store(state.mode)
-		w.pause(5 * time.Second)
+		w.breakService(state.mode, 5*time.Second)
 		if w.oldest().indicators(w.t.Context(), before)[state.shown] == 0 {
 			w.wrong("the inventory is in mode %d, and %s does not fire", state.mode, state.shown)
 		}
 	}
-	w.service.mode.Store(works)
-	w.service.wasAsked(w, down, slow, lies)
 }

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -31,7 +32,7 @@ func (s *soak) prepareRotation() {
 	authority := &v1alpha1.SigningAuthority{
 		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
 		Spec: v1alpha1.SigningAuthoritySpec{
-			Secret: v1alpha1.SecretReference{Namespace: kit.SystemNamespace, Name: signingSecret},
+			Secret: v1alpha1.SecretReference{Namespace: kit.SystemNamespace, Name: "csr-signer"},
 			Signers: []string{
 				"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
 			},
@@ -41,38 +42,35 @@ func (s *soak) prepareRotation() {
 			},
 		},
 	}
-	if err := retry(s.t.Context(), func() error { return kit.Admin(s.t).Create(s.t.Context(), authority) }); err != nil {
-		s.t.Fatal(err)
-	}
+	kit.NoError(s.t, retry(s.t.Context(), func() error { return kit.Admin(s.t).Create(s.t.Context(), authority) }))
 	users, err := os.ReadFile(s.ClientCAFile())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	kit.NoError(s.t, err)
 	block, _ := pem.Decode(users)
 	s.users = pem.EncodeToMemory(block) // the administrator's CA
 }
 
 // rotate replaces the CA again and again until ctx ends. A rotation that takes 20 minutes is an error.
 func (s *soak) rotate(ctx context.Context) {
-	for ctx.Err() == nil {
+	for {
 		err := wait.PollUntilContextTimeout(ctx, time.Second, 20*time.Minute, true, s.step)
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case err != nil:
-			obj := &v1alpha1.SigningAuthority{}
-			_ = kit.Admin(s.t).Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // for the message only
-			s.fail(fmt.Errorf("rotation: %w: %+v", err, obj.Status))
+		}
+		secret, read := s.admin.CoreV1().Secrets(kit.SystemNamespace).Get(s.t.Context(), "csr-signer", metav1.GetOptions{})
+		if err := errors.Join(err, read); err != nil {
+			s.fail("rotation: %w: %+v", err, s.authority(ctx).Status)
 			return
 		}
 		s.rotations++
-		secret, err := s.admin.CoreV1().Secrets(kit.SystemNamespace).Get(s.t.Context(), signingSecret, metav1.GetOptions{})
-		if err != nil {
-			s.fail(err)
-			return
-		}
 		s.keys = append(s.keys, secret.Data[corev1.TLSPrivateKeyKey])
 	}
+}
+
+// authority returns the SigningAuthority, or an empty one if it can't be read.
+func (s *soak) authority(ctx context.Context) *v1alpha1.SigningAuthority {
+	obj := &v1alpha1.SigningAuthority{}
+	_ = kit.Admin(s.t).Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // the next attempt may succeed
+	return obj
 }
 
 // step does what an operator does, and reports whether a rotation was completed. It also copies the published CAs to the
@@ -81,11 +79,9 @@ func (s *soak) step(ctx context.Context) (done bool, err error) {
 	s.rolling.Lock()
 	defer s.rolling.Unlock()
 	s.copyTrust(ctx)
-	obj := &v1alpha1.SigningAuthority{}
-	if err := kit.Admin(s.t).Get(ctx, client.ObjectKey{Name: "cluster"}, obj); err != nil || obj.Annotations[v1alpha1.OperationAnnotation] != "" {
-		return false, nil // a fault, or the manager has not seen the operation yet
-	}
+	obj := s.authority(ctx)
 	switch {
+	case obj.Annotations[v1alpha1.OperationAnnotation] != "": // the manager has not seen the operation yet
 	case obj.Status.Phase == v1alpha1.Completed && s.started:
 		s.started = false
 		return true, nil
@@ -113,27 +109,19 @@ func (s *soak) copyTrust(ctx context.Context) {
 	if err := kit.Admin(s.t).Get(ctx, client.ObjectKey{Namespace: trustBundle.Namespace, Name: trustBundle.Name}, obj); err != nil {
 		return
 	}
-	s.knowCAs(obj.Data[trustBundle.Key])
+	cas, _ := cert.ParseCertsPEM([]byte(obj.Data[trustBundle.Key])) // it is empty at first
+	s.mu.Lock()
+	for _, ca := range cas {
+		if !slices.ContainsFunc(s.authorities, ca.Equal) {
+			s.authorities = append(s.authorities, ca)
+		}
+	}
+	s.mu.Unlock()
 	bundle := append(bytes.Clone(s.users), obj.Data[trustBundle.Key]...)
 	if present, err := os.ReadFile(s.ClientCAFile()); err == nil && bytes.Equal(present, bundle) || obj.Data[trustBundle.Key] == "" {
 		return
 	}
 	if err := s.TrustClients(bundle); err != nil {
-		s.fail(err)
-	}
-}
-
-// knowCAs remembers the CAs in a trust bundle.
-func (s *soak) knowCAs(bundle string) {
-	cas, err := cert.ParseCertsPEM([]byte(bundle))
-	if err != nil {
-		return // it is empty at first
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, ca := range cas {
-		if !slices.ContainsFunc(s.authorities, ca.Equal) {
-			s.authorities = append(s.authorities, ca)
-		}
+		s.fail("%w", err)
 	}
 }

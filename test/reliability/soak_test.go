@@ -16,9 +16,9 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
@@ -89,8 +89,8 @@ func TestSoak(t *testing.T) {
 	if changed := s.leaderChanges() - changes; changed > 0 {
 		t.Errorf("the Lease has changed its holder %d times", changed)
 	}
-	t.Logf("after %s: %s", settledAfter, before)
-	t.Logf("after %s: %s", lasts, after)
+	t.Logf("after %s: %v", settledAfter, before)
+	t.Logf("after %s: %v", lasts, after)
 	s.finish(end)
 	for _, err := range after.above(before) {
 		t.Error(err)
@@ -104,11 +104,18 @@ func TestSoak(t *testing.T) {
 func (s *soak) finish(end func()) {
 	s.t.Helper()
 	end()
-	s.check(true)
+	if !s.poll(keptFor+2*patience, func(context.Context) bool { s.check(); return len(s.items) == 0 }) {
+		s.fail("%d requests are left at the end", len(s.items))
+	}
 	s.t.Logf("%d requests, %d rotations", s.number, s.rotations)
-	for _, err := range slices.Concat(
-		s.failed, sameSerials(s.stored), s.completeRecords(&scenario{}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore),
-	) {
+	serials := map[string]bool{}
+	for _, cert := range s.stored {
+		if serials[serial(cert)] {
+			s.fail("two certificates have the serial number %s", serial(cert))
+		}
+		serials[serial(cert)] = true
+	}
+	for _, err := range slices.Concat(s.failed, s.completeRecords(&scenario{}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore)) {
 		s.t.Error(err)
 	}
 }
@@ -144,7 +151,7 @@ func (s *soak) load(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			if err := group.Wait(); err != nil {
-				s.fail(err)
+				s.fail("%w", err)
 			}
 			return
 		case <-ticker.C:
@@ -157,7 +164,7 @@ func (s *soak) load(ctx context.Context) {
 				return err
 			})
 			if s.number%100 == 0 {
-				s.check(false)
+				s.check()
 			}
 		}
 	}
@@ -185,89 +192,59 @@ func (s *soak) next(addresses map[string]order) *item {
 }
 
 // check judges the requests that were deleted since, and forgets them. It fails for each that should be deleted by now.
-// At last it waits for all.
-func (s *soak) check(last bool) {
-	if last {
-		err := wait.PollUntilContextTimeout(s.t.Context(), time.Second, keptFor+2*patience, true, func(context.Context) (bool, error) {
-			s.check(false)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return len(s.items) == 0, nil
-		})
-		if err != nil {
-			s.fail(fmt.Errorf("%d requests are left at the end", len(s.items)))
-		}
-		return
-	}
+func (s *soak) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.items = slices.DeleteFunc(s.items, func(i *item) bool {
 		past := s.history.of(i.object.Name)
+		bad := func(err error) { s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, err)) }
+		late := !past.created.IsZero() && time.Since(past.created) > keptFor+patience
 		switch {
 		case past.deleted:
-			for _, was := range s.life(i, &past) {
-				s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, was))
-			}
-			return true
-		case !past.created.IsZero() && time.Since(past.created) > keptFor+patience:
-			s.failed = append(s.failed, fmt.Errorf("request %s is %q and not deleted after %s, want %q and deleted",
-				i.object.Name, past.state, keptFor+patience, i.kind.want))
-			return true
+			s.judge(i, past, bad)
+		case late:
+			bad(fmt.Errorf("it is %q and not deleted after %s, want %q and deleted", past.state(), keptFor+patience, i.kind.want))
 		}
-		return false
+		return past.deleted || late
 	})
 }
 
-// life returns what was wrong in the life of a request that was deleted.
-func (s *soak) life(i *item, past *past) (wrong []error) {
+// judge reports what was wrong in the life of a request that was deleted.
+func (s *soak) judge(i *item, past past, bad func(error)) {
 	for _, was := range past.wrong {
-		wrong = append(wrong, errors.New(was))
+		bad(errors.New(was))
 	}
-	if past.before != string(i.kind.want) {
-		wrong = append(wrong, fmt.Errorf("it was %q, want %q", past.before, i.kind.want))
+	if past.state() != i.kind.want {
+		bad(fmt.Errorf("it was %q, want %q", past.state(), i.kind.want))
 	}
 	least := decidedKeptFor
 	if i.kind.want == csr.Pending {
 		least = keptFor
 	}
 	if lived := past.settled.Sub(past.created); lived < least-5*time.Second {
-		wrong = append(wrong, fmt.Errorf("it was deleted after %s, and must live for %s", lived, least))
+		bad(fmt.Errorf("it was deleted after %s, and must live for %s", lived, least))
 	}
-	if i.kind.want != csr.Issued || past.before != string(csr.Issued) {
-		return wrong
+	if i.kind.want != csr.Issued || past.state() != csr.Issued {
+		return
 	}
-	cert, err := parseCertificate(past.seen.Status.Certificate)
+	cert, err := parseCertificate(past.last.Status.Certificate)
 	if err != nil {
-		return append(wrong, err)
+		bad(err)
+		return
 	}
 	s.stored[fingerprint(cert)] = cert
 	issuer := slices.IndexFunc(s.authorities, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil })
 	if issuer < 0 {
-		return append(wrong, fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
+		bad(fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
+	} else if err := i.check(cert, s.authorities[issuer], past.settled); err != nil {
+		bad(err)
 	}
-	if err := i.content(cert, s.authorities[issuer], past.settled); err != nil {
-		wrong = append(wrong, err)
-	}
-	return wrong
 }
 
-// sameSerials returns which serial numbers of an issuer two certificates have.
-func sameSerials(certs map[string]*x509.Certificate) (wrong []error) {
-	seen := map[string]bool{}
-	for _, cert := range certs {
-		number := serial(cert)
-		if seen[number] {
-			wrong = append(wrong, fmt.Errorf("two certificates have the serial number %s", number))
-		}
-		seen[number] = true
-	}
-	return wrong
-}
-
-func (s *soak) fail(err error) {
+func (s *soak) fail(format string, values ...any) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.failed = append(s.failed, err)
+	s.failed = append(s.failed, fmt.Errorf(format, values...))
 }
 
 // disturb causes the fault of a minute.
@@ -277,128 +254,85 @@ func (s *soak) disturb(minute int) {
 		s.pause(10 * time.Second)
 		s.proxy.Use()
 	}
-	stop := func(r *replica, lasts time.Duration) {
-		if err := r.signal(syscall.SIGSTOP); err != nil {
-			s.t.Fatalf("stop a replica: %v: %s", err, r.Tail(20))
-		}
-		s.pause(lasts)
-		if err := r.signal(syscall.SIGCONT); err != nil {
-			s.t.Fatalf("continue a replica: %v: %s", err, r.Tail(20))
-		}
+	stop := func(r *replica) {
+		s.signal(r, syscall.SIGSTOP)
+		s.pause(6 * time.Second) // less than its Lease, so a leader still leads
+		s.signal(r, syscall.SIGCONT)
 	}
 	switch minute % 6 {
 	case 0:
 		s.standby.kill()
 		s.standby = s.startReplica(true)
 	case 1:
-		stop(s.leader, 6*time.Second) // less than its Lease, so it still leads
+		stop(s.leader)
 	case 2:
 		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(409)})
 	case 3:
 		inject(faults.Rule{Resources: requestWrites, Share: 0.3, Do: faults.Answer(500).Landed()})
 	case 4:
-		stop(s.standby, 6*time.Second)
+		stop(s.standby)
 	default:
 		inject(faults.Rule{Share: 0.1, Do: faults.ResetConnection()})
 	}
 }
 
-// sample holds the measurements of one process while there is no fault.
-type sample struct {
-	memory, goroutines, latency float64            // bytes, number, seconds
-	stored                      map[string]float64 // number by kind
-}
+// sample holds the measurements of one process while there is no fault, by what was measured. The numbers of stored objects have the names
+// of their kinds.
+type sample map[string]float64
 
-func (s sample) String() string {
-	return fmt.Sprintf("%.0f MiB resident, %.0f goroutines, %.1f ms from the creation of a request to its certificate, %.0f stored requests",
-		s.memory/(1<<20), s.goroutines, s.latency*1000, s.stored["certificatesigningrequests.certificates.k8s.io"])
-}
+const memory, goroutines, latency = "bytes of resident memory", "goroutines", "ms from the creation of a request to its certificate"
 
 // above returns what has grown by more than the tolerance. The negligible differences are there at any time.
 func (s sample) above(before sample) (wrong []error) {
-	for _, one := range []struct {
-		what       string
-		was, is    float64
-		negligible float64
-	}{
-		{"resident memory", before.memory, s.memory, 0},
-		{"goroutines", before.goroutines, s.goroutines, 10},
-		{"latency", before.latency, s.latency, 0.002},
-	} {
-		if one.is > one.was*tolerance+one.negligible {
-			wrong = append(wrong, fmt.Errorf("%s: %v, and %v after %s", one.what, one.is, one.was, settledAfter))
+	for what, is := range s {
+		negligible := map[string]float64{memory: 0, latency: 2}
+		most, known := negligible[what]
+		if !known {
+			most = 10
 		}
-	}
-	for kind, is := range s.stored {
-		if was := before.stored[kind]; is > was*tolerance+10 {
-			wrong = append(wrong, fmt.Errorf("%s: %v are stored, and %v after %s", kind, is, was, settledAfter))
+		if is > before[what]*tolerance+most {
+			wrong = append(wrong, fmt.Errorf("%s: %v, and %v after %s", what, is, before[what], settledAfter))
 		}
 	}
 	return wrong
 }
 
-// sample measures for a minute. The medians count.
+// sample measures for a minute. The medians count. Events are not counted: the API server keeps each for an hour.
 func (s *soak) sample() sample {
 	s.t.Helper()
 	began := time.Now()
 	s.pause(50 * time.Second) // nothing else than time passes
-	var memory, goroutines []float64
+	var bytes, routines, took []float64
 	for range 10 {
-		memory = append(memory, s.read("process_resident_memory_bytes"))
-		goroutines = append(goroutines, s.read("go_goroutines"))
+		bytes = append(bytes, s.leader.metric(s.t.Context(), "process_resident_memory_bytes"))
+		routines = append(routines, s.leader.metric(s.t.Context(), "go_goroutines"))
 		s.pause(time.Second)
 	}
-	latency := s.latencySince(began)
-	if latency == 0 {
-		s.t.Fatal("no request got a certificate while it was measured")
+	s.history.mu.Lock()
+	for name, past := range s.history.requests {
+		kubelets := strings.HasPrefix(name, "soak-join-") || strings.HasPrefix(name, "soak-renewal-")
+		if kubelets && past.created.After(began) && !past.deleted && past.state() == csr.Issued {
+			took = append(took, float64(past.settled.Sub(past.created).Microseconds())/1000)
+		}
 	}
-	return sample{median(memory), median(goroutines), latency, s.storedObjects()}
-}
-
-// storedObjects returns how many objects of each kind are stored. Events are not counted: the API server keeps each for an hour.
-func (s *soak) storedObjects() map[string]float64 {
-	s.t.Helper()
+	s.history.mu.Unlock()
+	found := sample{memory: s.median(bytes), goroutines: s.median(routines), latency: s.median(took)}
 	all, err := cluster.Objects(s.t.Context(), s.Config)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	stored := map[string]float64{}
+	kit.NoError(s.t, err)
 	for object := range all {
 		if kind, _, _ := strings.Cut(object, " "); !strings.HasPrefix(kind, "events.") {
-			stored[kind]++
+			found[kind]++
 		}
 	}
-	return stored
+	return found
 }
 
-// read returns a metric of the leader.
-func (s *soak) read(name string) float64 {
+// median returns the median of values, which must be known and above zero.
+func (s *soak) median(values []float64) float64 {
 	s.t.Helper()
-	value := s.leader.metric(s.t.Context(), name)
-	if value <= 0 {
-		s.t.Fatalf("%s of the leader is %v: %s", name, value, s.leader.Tail(20))
-	}
-	return value
-}
-
-// latencySince returns the median of the time from the creation of a kubelet's request to its certificate.
-func (s *soak) latencySince(began time.Time) float64 {
-	s.history.mu.Lock()
-	defer s.history.mu.Unlock()
-	var all []float64
-	for name, past := range s.history.requests {
-		join, renewal := strings.HasPrefix(name, "soak-join-"), strings.HasPrefix(name, "soak-renewal-")
-		if (join || renewal) && past.created.After(began) && past.state == string(csr.Issued) {
-			all = append(all, past.settled.Sub(past.created).Seconds())
-		}
-	}
-	return median(all)
-}
-
-func median(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
 	slices.Sort(values)
+	if len(values) == 0 || values[0] < 0 || values[len(values)/2] == 0 {
+		s.t.Fatalf("measured %v: %s", values, s.leader.Tail(20))
+	}
 	return values[len(values)/2]
 }

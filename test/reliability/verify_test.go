@@ -1,7 +1,6 @@
 package reliability
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/sha256"
@@ -21,39 +20,25 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-func stateOf(obj *request) string { return string(csr.StateOf(obj)) }
-
 // patience is how long after a fault every request must have reached its state. A call that hangs costs 45 seconds, and the pause
 // before it is tried again up to 30.
 const patience = 90 * time.Second
 
-// finished reports how many of items have reached their state.
-func (w *world) finished(items []*item) int {
-	count := 0
-	for _, i := range items {
-		if w.isFinished(i) {
-			count++
-		}
-	}
-	return count
-}
-
+// isFinished reports whether i has reached its state.
 func (w *world) isFinished(i *item) bool {
 	past := w.history.of(i.object.Name)
-	if i.kind.gone {
-		return past.deleted || i.stored.Load() && w.isGone(i)
+	if !i.kind.gone {
+		return !past.deleted && past.state() == i.kind.want
 	}
-	return past.state == string(i.kind.want)
-}
-
-// isGone reports whether a request that was stored does not exist. Nobody may have seen it, if the API server was down.
-func (w *world) isGone(i *item) bool {
+	if past.deleted || !i.stored.Load() {
+		return past.deleted
+	}
+	// The watch may have missed it, if the API server was down.
 	_, err := w.admin.CertificatesV1().CertificateSigningRequests().Get(w.t.Context(), i.object.Name, metav1.GetOptions{})
 	return apierrors.IsNotFound(err)
 }
@@ -61,12 +46,17 @@ func (w *world) isGone(i *item) bool {
 // settle waits until all items have reached their state, and returns how many have.
 func (w *world) settle(items []*item) (finished int) {
 	w.t.Helper()
-	_ = wait.PollUntilContextTimeout(w.t.Context(), 50*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+	w.poll(patience, func(context.Context) bool {
 		if w.restarts {
 			w.restartEnded()
 		}
-		finished = w.finished(items)
-		return finished == len(items), nil
+		finished = 0
+		for _, i := range items {
+			if w.isFinished(i) {
+				finished++
+			}
+		}
+		return finished == len(items)
 	})
 	return finished
 }
@@ -104,42 +94,38 @@ func (w *world) verifyRequest(i *item) (cert *x509.Certificate, wrong []error) {
 		wrong = append(wrong, errors.New(was))
 	}
 	if !w.isFinished(i) {
-		wrong = append(wrong, fmt.Errorf("it is %q, want %q, deleted: %t", past.state, i.kind.want, i.kind.gone))
+		wrong = append(wrong, fmt.Errorf("it is %q, want %q, deleted: %t", past.state(), i.kind.want, i.kind.gone))
 	}
 	if past.deleted && !i.kind.gone {
 		wrong = append(wrong, errors.New("it was deleted although it is young"))
 	}
-	if past.last != nil && len(past.last.Status.Certificate) > 0 {
-		var err error
-		if cert, err = w.certificate(i, past.last); err != nil {
-			return nil, append(wrong, err)
-		}
+	if past.last == nil || len(past.last.Status.Certificate) == 0 {
+		return nil, wrong
 	}
-	return cert, wrong
-}
-
-// certificate returns the certificate of a request, or an error if it is not what its requester asked for.
-func (w *world) certificate(i *item, obj *request) (*x509.Certificate, error) {
-	cert, err := parseCertificate(obj.Status.Certificate)
-	if err != nil {
-		return nil, err
-	}
-	if i.kind.want != csr.Issued {
-		return nil, errors.New("it has a certificate")
+	cert, err := parseCertificate(past.last.Status.Certificate)
+	switch {
+	case err != nil:
+		return nil, append(wrong, err)
+	case i.kind.want != csr.Issued:
+		return nil, append(wrong, errors.New("it has a certificate"))
 	}
 	for _, root := range w.roots {
 		ca, err := parseCertificate(root.CertPEM)
 		if err != nil {
-			return nil, err
+			return nil, append(wrong, err)
 		}
-		if cert.CheckSignatureFrom(ca) == nil {
-			if cert.NotAfter.After(ca.NotAfter) || time.Now().After(cert.NotAfter) {
-				return nil, fmt.Errorf("it ends at %s, and its CA at %s", cert.NotAfter, ca.NotAfter)
-			}
-			return cert, i.content(cert, ca, w.history.of(i.object.Name).settled)
+		if cert.CheckSignatureFrom(ca) != nil {
+			continue
 		}
+		if cert.NotAfter.After(ca.NotAfter) || time.Now().After(cert.NotAfter) {
+			wrong = append(wrong, fmt.Errorf("it ends at %s, and its CA at %s", cert.NotAfter, ca.NotAfter))
+		}
+		if err := i.check(cert, ca, past.settled); err != nil {
+			wrong = append(wrong, err)
+		}
+		return cert, wrong
 	}
-	return nil, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer)
+	return nil, append(wrong, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer))
 }
 
 // parseCertificate returns the certificate in data, which must be exactly one PEM block.
@@ -166,9 +152,9 @@ func fingerprint(cert *x509.Certificate) string {
 func (w *world) completeRecords(s *scenario, stored map[string]*x509.Certificate) (wrong []error) {
 	w.t.Helper()
 	var found string
-	_ = wait.PollUntilContextTimeout(w.t.Context(), time.Second, 95*time.Second, true, func(context.Context) (bool, error) {
+	w.poll(95*time.Second, func(context.Context) bool {
 		found, wrong = w.verifyRecords(s, stored)
-		return len(wrong) == 0, nil
+		return len(wrong) == 0
 	})
 	w.t.Log(found)
 	return wrong
@@ -179,123 +165,88 @@ func (w *world) completeRecords(s *scenario, stored map[string]*x509.Certificate
 // worker without an outcome.
 const signerWorkers = 20
 
-// verifyRecords checks the audit logs of all replicas: each approval is recorded, each stored certificate was signed by one of them, and
-// the last record about each other one says that it was discarded, or that its outcome is unknown. Only a replica that was killed completes
-// no record.
-// At most as many as writes failed were not stored, besides those of requests that another process signed first: a leader that was paused
-// works until it has failed to renew its Lease. found is what it counted.
+// verifyRecords checks the audit logs of all replicas: each approval is recorded, each stored certificate was signed by one of them, or by
+// kube-controller-manager beside them, and the last record about each other one says that it was discarded, or that its outcome is unknown.
+// Only a replica that was killed completes no record. At most as many as writes failed were lost, besides those of requests that another
+// process signed first: a leader that was paused works until it has failed to renew its Lease. found is what it counted.
 func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) (found string, wrong []error) {
-	signers, all := map[string]*replica{}, outcomes{}
-	logs, err := w.lastRecords()
+	last, approved, err := w.records()
 	if err != nil {
 		return "", []error{err}
 	}
-	for r, last := range logs {
-		for sum := range last {
-			if stored[sum] != nil {
-				signers[sum] = r
+	bad := func(format string, values ...any) { wrong = append(wrong, fmt.Errorf(format, values...)) }
+	discarded, open := map[*replica]int{}, map[*replica]int{}
+	ours, lost, second := 0, 0, 0
+	for sum, record := range last {
+		event := record.Event
+		switch {
+		case stored[sum] != nil:
+			ours++
+			if event != audit.Signed && event != audit.Stored && event != audit.Uncertain {
+				bad("certificate %s is stored, and its last record is %s", sum, event)
 			}
+		case event == audit.Discarded:
+			discarded[record.by]++
+			if present := w.storedFor(record.Name); present != "" && last[present].by != record.by {
+				second++
+			} else {
+				lost++
+			}
+		case event == audit.Uncertain:
+			lost++
+		case event == audit.Signed && record.by.killed:
+			open[record.by]++
+		default:
+			bad("certificate %s is not stored, and its last record is %s", sum, event)
 		}
 	}
-	for r, last := range logs {
-		of, faults := w.outcomes(r, last, signers)
-		wrong = append(wrong, faults...)
-		all.add(of)
-		if of.open > signerWorkers {
-			wrong = append(wrong, fmt.Errorf("replica %d was killed during %d writes, and has %d workers", r.number, of.open, signerWorkers))
+	beside := false
+	for _, r := range w.replicas {
+		beside = beside || r.audit == ""
+		if open[r] > signerWorkers {
+			bad("replica %d was killed during %d writes, and has %d workers", r.number, open[r], signerWorkers)
 		}
-		counted := r.metric(w.t.Context(), "csr_signer_discarded_total")
-		if r.Ended() == nil && counted != float64(of.discarded) {
-			wrong = append(wrong, fmt.Errorf("replica %d counts %v discarded certificates, and has recorded %d", r.number, counted, of.discarded))
+		counted := r.metric(w.t.Context(), string(discardedCertificates))
+		if r.Ended() == nil && r.audit != "" && counted != float64(discarded[r]) {
+			bad("replica %d counts %v discarded certificates, and has recorded %d", r.number, counted, discarded[r])
 		}
 	}
 	most := 0
 	if !s.noneLost {
 		most = w.failedWrites()
 	}
-	if all.lost > most {
-		wrong = append(wrong, fmt.Errorf("%d certificates were lost, and at most %d may be, one for each write that failed", all.lost, most))
+	if lost > most {
+		bad("%d certificates were lost, and at most %d may be, one for each write that failed", lost, most)
 	}
-	found = fmt.Sprintf("%d certificates stored, others: %+v, at most %d may be lost", len(stored), all, most)
-	return found, slices.Concat(wrong, w.verifySigners(stored, signers), w.verifyApprovals())
-}
-
-// outcomes counts the certificates of a replica that are not stored.
-type outcomes struct {
-	discarded int // as recorded
-	lost      int // discarded, or with an unknown outcome, after a write that failed
-	second    int // discarded, because another process had signed the request
-	open      int // without an outcome, because the replica was killed
-}
-
-func (o *outcomes) add(more outcomes) {
-	o.discarded += more.discarded
-	o.lost += more.lost
-	o.second += more.second
-	o.open += more.open
-}
-
-// outcomes counts what became of the certificates of r that are not stored, and returns what must not be.
-func (w *world) outcomes(r *replica, last map[string]audit.Record, signers map[string]*replica) (of outcomes, wrong []error) {
-	for sum, record := range last {
-		event := record.Event
-		switch {
-		case signers[sum] != nil:
-			if event != audit.Signed && event != audit.Stored && event != audit.Uncertain {
-				wrong = append(wrong, fmt.Errorf("certificate %s is stored, and its last record is %s", sum, event))
-			}
-		case event == audit.Discarded:
-			of.discarded++
-			if present := w.storedFor(record.Name); present != "" && signers[present] != r {
-				of.second++
-			} else {
-				of.lost++
-			}
-		case event == audit.Uncertain:
-			of.lost++
-		case event == audit.Signed && r.killed:
-			of.open++
-		default:
-			wrong = append(wrong, fmt.Errorf("certificate %s is not stored, and its last record is %s", sum, event))
+	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, this can't be told
+	if err != nil {
+		return "", []error{err}
+	}
+	for sum, cert := range stored {
+		if last[sum].by == nil && (!beside || cert.CheckSignatureFrom(theirs) != nil) {
+			bad("no record of certificate %s", sum)
 		}
 	}
-	return of, wrong
+	if beside && (ours == 0 || ours == len(stored)) {
+		bad("%d of %d certificates are from this manager, so one program did nothing", ours, len(stored))
+	}
+	for name, obj := range w.history.present() {
+		condition := csr.Condition(obj, certificatesv1.CertificateApproved)
+		if condition != nil && condition.Reason == "AutoApproved" && !approved[obj.UID] && !beside {
+			bad("no record of the approval of request %s", name)
+		}
+	}
+	return fmt.Sprintf("%d certificates stored, others: %d lost of at most %d, %d second, %v open", len(stored), lost, most, second, open), wrong
 }
 
 // storedFor returns the fingerprint of the certificate of a request, or "" if it has none.
 func (w *world) storedFor(name string) string {
-	past := w.history.of(name)
-	obj := past.last
-	if obj == nil {
-		obj = past.seen
-	}
-	if obj == nil {
-		return ""
-	}
-	cert, err := parseCertificate(obj.Status.Certificate)
-	if err != nil {
-		return ""
-	}
-	return fingerprint(cert)
-}
-
-// verifySigners checks that a record of ours names each stored certificate, or that kube-controller-manager beside ours
-// has issued it. In that case both must have issued some.
-func (w *world) verifySigners(stored map[string]*x509.Certificate, signers map[string]*replica) (wrong []error) {
-	beside := slices.ContainsFunc(w.replicas, func(r *replica) bool { return r.audit == "" })
-	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, this can't be told
-	if err != nil {
-		return []error{err}
-	}
-	for sum, cert := range stored {
-		if signers[sum] == nil && (!beside || cert.CheckSignatureFrom(theirs) != nil) {
-			wrong = append(wrong, fmt.Errorf("no record of certificate %s", sum))
+	if past := w.history.of(name); past.last != nil {
+		if cert, err := parseCertificate(past.last.Status.Certificate); err == nil {
+			return fingerprint(cert)
 		}
 	}
-	if beside && (len(signers) == 0 || len(signers) == len(stored)) {
-		wrong = append(wrong, fmt.Errorf("%d of %d certificates are from this manager, so one program did nothing", len(signers), len(stored)))
-	}
-	return wrong
+	return ""
 }
 
 // failedWrites returns how many writes of certificates or Failed conditions met a fault, besides a delay, or failed at the API server.
@@ -309,83 +260,38 @@ func (w *world) failedWrites() (count int) {
 	return count
 }
 
-// lastRecords returns the last record about each certificate, by its fingerprint, of each replica of ours.
-func (w *world) lastRecords() (map[*replica]map[string]audit.Record, error) {
-	logs := map[*replica]map[string]audit.Record{}
+// lastRecord is the last record about a certificate, and the replica that has written it.
+type lastRecord struct {
+	audit.Record
+	by *replica
+}
+
+// records returns the last record about each certificate, by its fingerprint, and the requests that were approved, from the audit logs of
+// all replicas of ours.
+func (w *world) records() (last map[string]lastRecord, approved map[types.UID]bool, err error) {
+	last, approved = map[string]lastRecord{}, map[types.UID]bool{}
 	for _, r := range w.replicas {
 		if r.audit == "" { // kube-controller-manager beside ours
 			continue
 		}
-		last, err := lastRecords(r.audit)
-		if err != nil {
-			return nil, err
+		data, err := os.ReadFile(r.audit)
+		if err != nil && !errors.Is(err, os.ErrNotExist) { // then nothing happened
+			return nil, nil, err
 		}
-		logs[r] = last
-	}
-	return logs, nil
-}
-
-// lastRecords returns the last record about each certificate in an audit log.
-func lastRecords(file string) (map[string]audit.Record, error) {
-	all, err := records(file)
-	last := map[string]audit.Record{}
-	for _, record := range all {
-		if record.CertificateSHA256 != "" && record.Event != audit.TrustProbe {
-			last[record.CertificateSHA256] = record
-		}
-	}
-	return last, err
-}
-
-// records returns the records in an audit log.
-func records(file string) (all []audit.Record, err error) {
-	data, err := os.ReadFile(file)
-	if errors.Is(err, os.ErrNotExist) { // nothing happened
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		var record audit.Record
-		if err := json.Unmarshal(lines.Bytes(), &record); err != nil {
-			continue // the last line of a process that was killed
-		}
-		all = append(all, record)
-	}
-	return all, lines.Err()
-}
-
-// verifyApprovals checks that a replica of ours has recorded each approval, unless kube-controller-manager approves too.
-func (w *world) verifyApprovals() (wrong []error) {
-	recorded := map[types.UID]bool{}
-	for _, r := range w.replicas {
-		if r.audit == "" {
-			return nil
-		}
-		all, err := records(r.audit)
-		if err != nil {
-			return []error{err}
-		}
-		for _, record := range all {
+		for line := range bytes.Lines(data) {
+			var record audit.Record
+			if json.Unmarshal(line, &record) != nil {
+				continue // the last line of a process that was killed
+			}
+			if record.CertificateSHA256 != "" && record.Event != audit.TrustProbe {
+				last[record.CertificateSHA256] = lastRecord{record, r}
+			}
 			if record.Event == audit.Decided && record.Verdict == "Approve" {
-				recorded[record.UID] = true
+				approved[record.UID] = true
 			}
 		}
 	}
-	w.history.mu.Lock()
-	defer w.history.mu.Unlock()
-	for name, past := range w.history.requests {
-		if past.last == nil || recorded[past.last.UID] {
-			continue
-		}
-		if approved := csr.Condition(past.last, certificatesv1.CertificateApproved); approved != nil && approved.Reason == "AutoApproved" {
-			wrong = append(wrong, fmt.Errorf("no record of the approval of request %s", name))
-		}
-	}
-	return wrong
+	return last, approved, nil
 }
 
 // verifyProcesses checks that no replica has crashed, and that those that run have at most so many more goroutines than before.
@@ -403,11 +309,8 @@ func (w *world) verifyProcesses(more float64) (wrong []error) {
 		if state := r.Ended(); state != nil && !r.killed {
 			wrong = append(wrong, fmt.Errorf("replica %d ended by itself: %s", r.number, state))
 		}
-		if r.Ended() != nil || r.metrics == "" {
-			continue
-		}
-		if err := w.fewGoroutines(r, more); err != nil {
-			wrong = append(wrong, err)
+		if r.Ended() == nil && r.metrics != "" {
+			wrong = append(wrong, w.fewGoroutines(r, more)...)
 		}
 	}
 	return wrong
@@ -419,17 +322,16 @@ func (w *world) verifyProcesses(more float64) (wrong []error) {
 const fewMore, manyMore = 6, 20
 
 // fewGoroutines waits until r has about as many goroutines as the first replica had before the fault.
-func (w *world) fewGoroutines(r *replica, more float64) error {
+func (w *world) fewGoroutines(r *replica, more float64) []error {
 	if w.service != nil {
 		w.service.CloseClientConnections() // idle ones, each with two goroutines
 	}
 	now, before := 0.0, w.replicas[0].idle // a replica that was started during the fault has not been idle
-	err := wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, 30*time.Second, true, func(ctx context.Context) (bool, error) {
+	if !w.poll(30*time.Second, func(ctx context.Context) bool {
 		now = r.metric(ctx, "go_goroutines")
-		return now > 0 && now <= before+more, nil
-	})
-	if err != nil {
-		return fmt.Errorf("replica %d has %.0f goroutines, before the fault %.0f", r.number, now, before)
+		return now > 0 && now <= before+more
+	}) {
+		return []error{fmt.Errorf("replica %d has %.0f goroutines, before the fault %.0f", r.number, now, before)}
 	}
 	return nil
 }

@@ -3,7 +3,6 @@ package reliability
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -32,8 +31,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
-
-const signingSecret = "csr-signer"
 
 // world is a control plane of its own, a program that works on its requests, and the proxy between the two.
 type world struct {
@@ -82,86 +79,61 @@ func accountToken(namespace, name string) cluster.Token {
 	return cluster.Token{Token: user, User: user, UID: user, Groups: strings.Join(serviceaccount.MakeGroupNames(namespace), ",")}
 }
 
+// callTimeout ends a call, so that one through a stopped API server does not hang. It would also end a watch.
+const callTimeout = 30 * time.Second
+
 // newWorld starts a control plane with the shipped roles, and the proxy. No program runs yet.
 func newWorld(t *testing.T, theirs bool) *world {
 	t.Helper()
 	seed, err := randomSeed()
-	if err != nil {
-		t.Fatalf("RELIABILITY_SEED: %v", err)
-	}
+	kit.NoError(t, err)
 	t.Logf("repeat it with RELIABILITY_SEED=%d", seed)
 	kit.Alone(t)
 	started, err := cluster.Start(ourAccount, theirAccount)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	plane, err := kit.NewPlane(started)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := plane.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
-	plane.Use(t)
+	kit.NoError(t, err)
 	w := &world{Cluster: started, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
-	w.admin = clientOf(t, started.Config, callTimeout)
+	w.atEnd(plane.Stop)
+	plane.Use(t)
+	w.admin = w.as(rest.ImpersonationConfig{})
 	w.audit = filepath.Join(started.Dir, "audit", "log")
-	if err := os.Mkdir(filepath.Dir(w.audit), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.Mkdir(filepath.Dir(w.audit), 0o700))
 	kit.CreateMissing(t, kit.Admin(t), slices.Concat(kit.Rendered(t, "rbac"), kit.Rendered(t, "kubelet-serving")))
-	for group, role := range map[string]string{"strangers": kit.MayCreate, csr.NodeGroup: kit.MayRenewOwn} {
-		kit.GrantGroup(t, group, role)
-	}
+	kit.GrantGroup(t, "strangers", kit.MayCreate)
+	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayCreate)
 	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayJoin)
 	w.putCA(started.CA.CertPEM, started.CA.KeyPEM)
-	if w.proxy, err = faults.Start(w.identity(), seed); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := w.proxy.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	w.proxy, err = faults.Start(w.identity(), seed)
+	kit.NoError(t, err)
+	w.atEnd(w.proxy.Stop)
 	w.history = w.watch()
 	victim := w.newNode("victim")
 	victim.Status.Addresses[0].Address = victimAddress
-	if err := w.addNode(t.Context(), victim); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, w.addNode(t.Context(), victim))
 	return w
 }
 
-// callTimeout ends a call, so that one through a stopped API server does not hang. It would also end a watch.
-const callTimeout = 30 * time.Second
-
-func clientOf(t *testing.T, cfg *rest.Config, timeout time.Duration) kubernetes.Interface {
-	t.Helper()
-	cfg = rest.CopyConfig(cfg)
-	cfg.Timeout = timeout
-	made, err := kubernetes.NewForConfig(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
+func (w *world) atEnd(stop func() error) {
+	w.t.Cleanup(func() {
+		if err := stop(); err != nil {
+			w.t.Error(err)
+		}
+	})
 }
 
 // as returns a client of a user, past the proxy.
 func (w *world) as(user rest.ImpersonationConfig) kubernetes.Interface {
-	w.t.Helper()
 	cfg := rest.CopyConfig(w.Config)
-	cfg.Impersonate = user
-	return clientOf(w.t, cfg, callTimeout)
+	cfg.Impersonate, cfg.Timeout = user, callTimeout
+	return kubernetes.NewForConfigOrDie(cfg)
 }
 
 // identity returns the configuration of the program, with a token of its ServiceAccount. kube-controller-manager runs its three loops with
 // that ServiceAccount if it has --use-service-account-credentials. The API server has bound its ClusterRole. Here the whole process uses
 // it, so it needs the Lease, too.
 func (w *world) identity() *rest.Config {
-	w.t.Helper()
 	if !w.theirs {
 		return kit.WithToken(w.t, ourAccount.Token)
 	}
@@ -171,23 +143,6 @@ func (w *world) identity() *rest.Config {
 		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: metav1.NamespaceSystem, Name: theirAccountName}},
 	})
 	return kit.WithToken(w.t, theirAccount.Token)
-}
-
-// putSecret stores the Secret of the signing CA, whatever it held before.
-func (w *world) putSecret(cert, key []byte) {
-	w.t.Helper()
-	secrets := w.admin.CoreV1().Secrets(kit.SystemNamespace)
-	err := retry(w.t.Context(), func() error {
-		obj := kit.SigningSecret(cert, key)
-		if _, err := secrets.Update(w.t.Context(), obj, metav1.UpdateOptions{}); err == nil {
-			return nil
-		}
-		_, err := secrets.Create(w.t.Context(), obj, metav1.CreateOptions{})
-		return err
-	})
-	if err != nil {
-		w.t.Fatal(err)
-	}
 }
 
 // newNode returns a Node that reports an address of its own.
@@ -223,33 +178,29 @@ type history struct {
 	changed  time.Time // when the last event came
 }
 
-// quietFor returns how long nothing has changed.
-func (h *history) quietFor() time.Duration {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return time.Since(h.changed)
-}
-
 // past is the history of one request.
 type past struct {
-	last    *request // nil after its deletion
-	seen    *request // as it was before its deletion
-	created time.Time
-	// settled is when it reached the state that it has now.
-	settled time.Time
-	state   string
+	last    *request // also after its deletion
 	deleted bool
-	before  string // the state before the deletion
-	// wrong are states in which it must never have been.
-	wrong []string
+	created time.Time
+	settled time.Time // when it reached the state that it has now
+	wrong   []string  // states in which it must never have been
+}
+
+// state returns its state, or the last one before its deletion.
+func (p past) state() csr.State {
+	if p.last == nil {
+		return ""
+	}
+	return csr.StateOf(p.last)
 }
 
 func (w *world) watch() *history {
 	w.t.Helper()
 	h := &history{requests: map[string]*past{}}
-	factory := informers.NewSharedInformerFactory(clientOf(w.t, w.Config, 0), 0)
+	factory := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(w.Config), 0)
 	informer := factory.Certificates().V1().CertificateSigningRequests().Informer()
-	if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { h.saw(obj.(*request)) },
 		UpdateFunc: func(_, obj any) { h.saw(obj.(*request)) },
 		DeleteFunc: func(obj any) {
@@ -257,9 +208,8 @@ func (w *world) watch() *history {
 				h.gone(name)
 			}
 		},
-	}); err != nil {
-		w.t.Fatal(err)
-	}
+	})
+	kit.NoError(w.t, err)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.t.Cleanup(func() { cancel(); factory.Shutdown() })
 	factory.StartWithContext(ctx)
@@ -275,7 +225,7 @@ func (h *history) saw(obj *request) {
 	h.changed = time.Now()
 	known := h.requests[obj.Name]
 	if known == nil {
-		known = &past{created: time.Now()}
+		known = &past{created: h.changed}
 		h.requests[obj.Name] = known
 	}
 	if known.last != nil && known.last.UID == obj.UID {
@@ -283,28 +233,30 @@ func (h *history) saw(obj *request) {
 			known.wrong = append(known.wrong, "its certificate was replaced")
 		}
 	}
-	approved, refused := false, false
-	for _, condition := range obj.Status.Conditions {
-		approved = approved || condition.Type == certificatesv1.CertificateApproved
-		refused = refused || condition.Type != certificatesv1.CertificateApproved
-	}
-	if len(obj.Status.Certificate) > 0 && (!approved || refused || obj.Spec.SignerName == foreignSigner) {
+	approved := csr.Condition(obj, certificatesv1.CertificateApproved) != nil
+	if len(obj.Status.Certificate) > 0 && (!approved || len(obj.Status.Conditions) > 1 || obj.Spec.SignerName == foreignSigner) {
 		known.wrong = append(known.wrong, fmt.Sprintf("it has a certificate, the signer %s and the conditions %v",
 			obj.Spec.SignerName, obj.Status.Conditions))
 	}
-	known.last = obj
-	if now := stateOf(obj); now != known.state {
-		known.state, known.settled = now, time.Now()
+	if now := csr.StateOf(obj); now != known.state() {
+		known.settled = h.changed
 	}
+	known.last = obj
 }
 
 func (h *history) gone(name string) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if known := h.requests[name]; known != nil {
-		known.last, known.seen = nil, known.last
-		known.deleted, known.before, known.state, known.settled = true, known.state, "gone", time.Now()
+		known.deleted, known.settled = true, time.Now()
 	}
+}
+
+// quietFor returns how long nothing has changed.
+func (h *history) quietFor() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Since(h.changed)
 }
 
 // of returns a copy of the history of a request.
@@ -317,6 +269,19 @@ func (h *history) of(name string) past {
 	return past{}
 }
 
+// present returns the requests that exist, by their names.
+func (h *history) present() map[string]*request {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	found := map[string]*request{}
+	for name, past := range h.requests {
+		if !past.deleted {
+			found[name] = past.last
+		}
+	}
+	return found
+}
+
 // wrong fails the test of ours. For kube-controller-manager the scenarios are a comparison, so it only logs.
 func (w *world) wrong(format string, values ...any) {
 	w.t.Helper()
@@ -327,24 +292,19 @@ func (w *world) wrong(format string, values ...any) {
 	}
 }
 
-// over records that a fault has ended.
-func (w *world) over() { w.ends = append(w.ends, time.Now()) }
+// poll calls done until it returns true, and reports whether it did so in time.
+func (w *world) poll(most time.Duration, done func(context.Context) bool) bool {
+	return wait.PollUntilContextTimeout(w.t.Context(), 100*time.Millisecond, most, true, func(ctx context.Context) (bool, error) {
+		return done(ctx), nil
+	}) == nil
+}
 
-// overWhenAnswered calls over when the API server answers again, and closes the channel.
-func (w *world) overWhenAnswered() <-chan struct{} {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		err := wait.PollUntilContextTimeout(w.t.Context(), 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-			return w.admin.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error() == nil, nil
-		})
-		if err != nil {
-			w.t.Errorf("the API server does not answer again: %v", err)
-			return
-		}
-		w.over()
-	}()
-	return done
+// until is poll, and fails the test of ours if done does not return true.
+func (w *world) until(most time.Duration, what string, done func(context.Context) bool) {
+	w.t.Helper()
+	if !w.poll(most, done) {
+		w.wrong("not within %s: %s", most, what)
+	}
 }
 
 // pause waits, or fails the test when it ends.
@@ -353,6 +313,9 @@ func (w *world) pause(d time.Duration) {
 	select {
 	case <-time.After(d):
 	case <-w.t.Context().Done():
-		w.t.Fatal(errors.New("the test has ended"))
+		w.t.Fatal("the test has ended")
 	}
 }
+
+// over records that a fault has ended.
+func (w *world) over() { w.ends = append(w.ends, time.Now()) }
