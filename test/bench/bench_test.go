@@ -55,7 +55,6 @@ type entry struct {
 	measure func(*testing.T, subject) values
 }
 
-// each returns an entry for each subject.
 func each(measure func(*testing.T, subject) values, all ...subject) (entries []entry) {
 	for _, one := range all {
 		entries = append(entries, entry{one.name, one, measure})
@@ -98,9 +97,7 @@ func TestBench(t *testing.T) {
 		t.Fatalf("no experiment of %q is called %q", asked, *only)
 	}
 	fmt.Print("\n", page)
-	if err := os.MkdirAll(*out, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, os.MkdirAll(*out, 0o755))
 	kit.Write(t, filepath.Join(*out, "bench.md"), []byte(page))
 }
 

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -60,7 +61,6 @@ func joins(t *testing.T, count int) (all []asked) {
 	return all
 }
 
-// renewals returns requests of nodes for their next client certificates.
 func renewals(t *testing.T, count int) (all []asked) {
 	t.Helper()
 	for i := range count {
@@ -134,7 +134,6 @@ func ofAccount(t *testing.T, count int) (all []asked) {
 	return all
 }
 
-// inParallel calls do for each number below count, with as many workers as creators.
 func inParallel(t *testing.T, count int, do func(context.Context, int) error) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
@@ -142,12 +141,9 @@ func inParallel(t *testing.T, count int, do func(context.Context, int) error) {
 	for i := range count {
 		group.Go(func() error { return do(ctx, i) })
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, group.Wait())
 }
 
-// create creates requests as fast as the creators can.
 func create(t *testing.T, requests []asked) {
 	t.Helper()
 	inParallel(t, len(requests), func(ctx context.Context, i int) error { return requests[i].by.Create(ctx, requests[i].obj) })
@@ -165,13 +161,10 @@ func createSlowly(t *testing.T, requests []asked, perSecond int) map[string]time
 		begun[one.obj.Name] = time.Now()
 		group.Go(func() error { return one.by.Create(ctx, one.obj) })
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, group.Wait())
 	return begun
 }
 
-// issueOne creates a request, and waits for its certificate.
 func issueOne(t *testing.T) {
 	t.Helper()
 	w, one := watchIssued(t), joins(t, 1)
@@ -194,7 +187,6 @@ func store(t *testing.T, count int, obj func(i int) *kit.Request) {
 // requestsKey is the prefix of requests in etcd, below /registry.
 const requestsKey = "certificatesigningrequests/"
 
-// seedPending stores requests as pending ones.
 func seedPending(t *testing.T, requests []asked) {
 	t.Helper()
 	store(t, len(requests), func(i int) *kit.Request { return requests[i].obj })
@@ -234,9 +226,7 @@ func seedOld(t *testing.T, count int) {
 // deleteAll deletes all requests, and returns once the API server shows that.
 func deleteAll(t *testing.T) {
 	t.Helper()
-	if err := kit.ControlPlane(t).Erase(context.Background(), requestsKey); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.ControlPlane(t).Erase(context.Background(), requestsKey))
 	kit.Eventually(t, "no request is left", func(ctx context.Context) error {
 		list := &certificatesv1.CertificateSigningRequestList{}
 		err := kit.Admin(t).List(ctx, list, client.Limit(1))
@@ -258,18 +248,14 @@ type issuing struct {
 func watchIssued(t *testing.T) *issuing {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
-	if err := kit.Admin(t).List(t.Context(), list, client.Limit(1)); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, kit.Admin(t).List(t.Context(), list, client.Limit(1)))
 	// The API server ends the watch of a client that is too slow for a burst, so the watch must continue where it ended.
 	events, err := watchtools.NewRetryWatcherWithContext(t.Context(), list.ResourceVersion, cache.ToWatcherWithContext(&cache.ListWatch{
 		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 			return kit.Admin(t).Watch(ctx, &certificatesv1.CertificateSigningRequestList{}, &client.ListOptions{Raw: &options})
 		},
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	w := &issuing{at: map[string]time.Time{}}
 	go func() {
 		for event := range events.ResultChan() {
@@ -285,13 +271,9 @@ func watchIssued(t *testing.T) *issuing {
 func (w *issuing) saw(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.at[name].IsZero() {
-		return
-	}
-	w.last = time.Now()
-	w.at[name] = w.last
-	if w.begin.IsZero() {
-		w.begin = w.last
+	if w.at[name].IsZero() {
+		w.last = time.Now()
+		w.at[name], w.begin = w.last, cmp.Or(w.begin, w.last)
 	}
 }
 

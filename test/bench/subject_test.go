@@ -26,8 +26,7 @@ type subject struct {
 	isKCM  bool
 	args   []string
 	config string // the text of its configuration file, if it has one
-	// ceiling is the largest number of requests in a burst, for a subject that would take minutes. 0 is no limit.
-	ceiling int
+	few    bool   // its bursts have at most 100 requests, because more would take minutes
 }
 
 var (
@@ -35,19 +34,10 @@ var (
 	// another is another revision of ours.
 	another = subject{name: "base", args: ours.args}
 	// asShipped is kube-controller-manager with its default limits of 20 requests/s.
-	asShipped = subject{name: "KCM as shipped", isKCM: true, ceiling: 100}
+	asShipped = subject{name: "KCM as shipped", isKCM: true, few: true}
 	unlimited = subject{name: "KCM unlimited", isKCM: true, args: []string{"--kube-api-qps=10000", "--kube-api-burst=10000"}}
 )
 
-// atMost returns count, or the ceiling of s if that is less.
-func (s subject) atMost(count int) int {
-	if s.ceiling > 0 {
-		return min(count, s.ceiling)
-	}
-	return count
-}
-
-// command returns the command line of s. ours has the memory limit of the manifests.
 func (s subject) command(t *testing.T) []string {
 	t.Helper()
 	path := *binary
@@ -58,10 +48,8 @@ func (s subject) command(t *testing.T) []string {
 		path = *base
 	}
 	path, err := filepath.Abs(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return []string{"env", "GOMEMLIMIT=800MiB", path}
+	kit.NoError(t, err)
+	return []string{"env", "GOMEMLIMIT=800MiB", path} // the memory limit of the manifests
 }
 
 // running is a running subject. Only ours serves metrics and probes.
@@ -75,9 +63,7 @@ func launch(t *testing.T, s subject) *running {
 	t.Helper()
 	plane := kit.ControlPlane(t)
 	kubeconfig, err := plane.WriteKubeconfig("subject", plane.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	cert, key := signingFiles(t)
 	line := append(s.command(t), "--kubeconfig="+kubeconfig, "--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key)
 	r := &running{isKCM: s.isKCM}
@@ -88,14 +74,12 @@ func launch(t *testing.T, s subject) *running {
 	if s.config != "" {
 		line = append(line, kit.Configure(t, s.config))
 	}
-	if r.Process.Process, err = plane.StartProcess("subject", line[0], slices.Concat(line[1:], s.args)...); err != nil {
-		t.Fatal(err)
-	}
+	r.Process.Process, err = plane.StartProcess("subject", line[0], slices.Concat(line[1:], s.args)...)
+	kit.NoError(t, err)
 	t.Cleanup(r.Kill)
 	return r
 }
 
-// end stops r. Nothing else may have ended it.
 func (r *running) end(t *testing.T) {
 	t.Helper()
 	if state := r.Ended(); state != nil {
@@ -119,20 +103,15 @@ func during(t *testing.T, s subject, requests []asked, work func(*testing.T, *is
 	return found
 }
 
-// settleFor is the pause before the settled memory is measured. That of a full run is longer than two minutes, the longest time that Go
-// takes until the next garbage collection.
-func settleFor() time.Duration {
-	if *form == "full" {
-		return 150 * time.Second
-	}
-	return 5 * time.Second
-}
-
-// memory returns the resident memory: the peak, and the settled one after a pause. For ours it adds the live heap.
+// memory returns the resident memory: the peak, and the settled one after a pause. That of a full run is longer than two minutes, the
+// longest time that Go takes until the next garbage collection. For ours it adds the live heap.
 func (r *running) memory(t *testing.T) values {
 	t.Helper()
-	found := values{peak: r.status(t, "VmHWM")}
-	time.Sleep(settleFor())
+	found, pause := values{peak: r.status(t, "VmHWM")}, 5*time.Second
+	if *form == "full" {
+		pause = 150 * time.Second
+	}
+	time.Sleep(pause)
 	found[settled] = r.status(t, "VmRSS")
 	if !r.isKCM {
 		_, page := cluster.Get(t.Context(), r.Metrics, "/metrics")
@@ -141,15 +120,12 @@ func (r *running) memory(t *testing.T) values {
 			t.Fatalf("no live heap in %s", page)
 		}
 		used, err := strconv.ParseFloat(match[1], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		found[live] = used / (1 << 20)
 	}
 	return found
 }
 
-// proc returns a file about r in /proc.
 func (r *running) proc(t *testing.T, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", r.Pid(), name))
@@ -164,9 +140,8 @@ func (r *running) status(t *testing.T, field string) (mebibytes float64) {
 	t.Helper()
 	for line := range strings.Lines(string(r.proc(t, "status"))) {
 		if rest, found := strings.CutPrefix(line, field+":"); found {
-			if _, err := fmt.Sscanf(rest, "%f kB", &mebibytes); err != nil {
-				t.Fatal(err)
-			}
+			_, err := fmt.Sscanf(rest, "%f kB", &mebibytes)
+			kit.NoError(t, err)
 		}
 	}
 	return mebibytes / 1024
@@ -180,9 +155,7 @@ func (r *running) cpu(t *testing.T) time.Duration {
 	fields, ticks := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])), 0
 	for _, field := range fields[11:13] {
 		part, err := strconv.Atoi(field)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		ticks += part
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond
@@ -194,9 +167,7 @@ func apiCalls(t *testing.T) (sum float64) {
 	t.Helper()
 	client := kubernetes.NewForConfigOrDie(kit.ControlPlane(t).Config).Discovery().RESTClient()
 	page, err := client.Get().AbsPath("/metrics").DoRaw(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	counted := regexp.MustCompile(`(?m)^apiserver_request_total\{.*resource="(certificatesigningrequests|subjectaccessreviews|events)",.*` +
 		`subresource="(.*)",verb="(.*?)",.*\} (\S+)$`)
 	for _, found := range counted.FindAllStringSubmatch(string(page), -1) {
@@ -205,9 +176,7 @@ func apiCalls(t *testing.T) (sum float64) {
 			continue
 		}
 		count, err := strconv.ParseFloat(found[4], 64)
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 		sum += count
 	}
 	return sum

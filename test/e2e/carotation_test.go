@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -18,8 +20,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/config"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -43,7 +51,7 @@ type status = v1alpha1.SigningAuthorityStatus
 // TestCARotation gives kubelets' serving certificates a CA of their own, and then replaces both CAs. The API server is
 // restarted so that it reads the file of --kubelet-certificate-authority, as required before version 1.36.
 func TestCARotation(t *testing.T) {
-	c := rotateCAs(t, func(c *cluster) { c.restartAPIServer(t) }, func(c *cluster, name string) {
+	c := rotateCAs(t, (*cluster).restartAPIServer, func(c *cluster, name string) {
 		c.ask(t, name, v1alpha1.OperationAccept) // the nodes are seen to have moved
 	})
 	clients, servers := c.ring(t, signingSecret).Signing.Cert, c.ring(t, servingSecret).Signing.Cert
@@ -55,14 +63,14 @@ func TestCARotation(t *testing.T) {
 // TestCARotationUntouched is TestCARotation without a restart of the API server once it has both files. It waits until every
 // old certificate has expired.
 func TestCARotationUntouched(t *testing.T) {
-	rotateCAs(t, func(c *cluster) { c.reloaded(t) }, func(c *cluster, name string) {
+	rotateCAs(t, (*cluster).reloaded, func(c *cluster, name string) {
 		c.reaches(t, name, 2*lifetime, v1alpha1.Prepared, func(s *status) bool { return len(s.Outstanding) == 0 })
 	})
 }
 
 // rotateCAs moves kubelets' serving certificates to a CA of their own, and runs both rotations. trust ensures that the API
 // server has read the CAs by which it verifies kubelets. settle ensures that no certificate of the old CA is needed.
-func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)) *cluster {
+func rotateCAs(t *testing.T, trust func(*cluster, *testing.T), settle func(*cluster, string)) *cluster {
 	c := startCluster(t)
 	step(t, "rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
 	// An authority for kubelets' serving certificates makes its CA, which does not sign yet, before the worker joins.
@@ -78,7 +86,7 @@ func rotateCAs(t *testing.T, trust func(*cluster), settle func(*cluster, string)
 		c.testPreparing(t)
 		c.wantReachable(t, worker)
 	})
-	trust(c)
+	trust(c, t)
 	c.wantReachable(t, worker)
 	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
 	step(t, "the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
@@ -239,7 +247,6 @@ func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
 // wantNoClients checks that a kubelet's serving certificate, or any certificate that a CA of servers could issue, is no
 // client certificate for the API server. cas is the number of CAs in the Secret for servers.
 func (c *cluster) wantNoClients(t *testing.T, cas int) {
-	t.Helper()
 	for _, m := range c.machines {
 		c.wantUnauthorized(t, "what "+m.name+" serves with", []byte(m.must(t, "cat", "/var/lib/kubelet/pki/kubelet-server-current.pem")))
 	}
@@ -259,7 +266,6 @@ func (c *cluster) wantNoClients(t *testing.T, cas int) {
 // kubeletsMove waits until every kubelet serves with a certificate of servers, and the worker's client certificate is of clients unless
 // that is nil. It reads a log through the worker's kubelet all the time.
 func (c *cluster) kubeletsMove(t *testing.T, worker *machine, servers, clients *csrenv.CA) {
-	t.Helper()
 	until(t, lifetime, "the kubelets' certificates are of the new CA", func(context.Context) (bool, error) {
 		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
 			t.Errorf("the log can't be read while kubelets move: %v", err)
@@ -325,7 +331,6 @@ func (c *cluster) reaches(t *testing.T, name string, timeout time.Duration, phas
 // waitsForConfirmation waits until the administrator must confirm the next CA of kubelets' servers, and checks that the
 // authority waits for nothing else.
 func (c *cluster) waitsForConfirmation(t *testing.T) *status {
-	t.Helper()
 	found := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *status) bool {
 		return s.Candidate != nil && len(s.WaitingFor) > 0 && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionPublished)
 	})
@@ -337,7 +342,6 @@ func (c *cluster) waitsForConfirmation(t *testing.T) *status {
 
 // wantRefused asks for the completion while certificates of the old CA are valid. The status and an Event must refuse it.
 func (c *cluster) wantRefused(t *testing.T, name string) {
-	t.Helper()
 	const part = "are valid until"
 	c.ask(t, name, v1alpha1.OperationComplete)
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
@@ -357,7 +361,6 @@ func (c *cluster) wantRefused(t *testing.T, name string) {
 // reloaded waits until the API server has read the current file of --kubelet-certificate-authority. It does so when
 // it connects to a kubelet, at most every five minutes.
 func (c *cluster) reloaded(t *testing.T) {
-	t.Helper()
 	reloads := func() (found string) {
 		for line := range strings.Lines(c.kubectl(t, "get", "--raw", "/metrics")) {
 			if strings.HasPrefix(line, "rest_client_transport_ca_reload_total{") {
@@ -384,4 +387,137 @@ func (c *cluster) readySince(t *testing.T) (all string) {
 		}
 	}
 	return all
+}
+
+// Several API servers on one etcd, each with its own address and client CA file. The CA that is rotated is the cluster's
+// next CA. The administrator's certificate is from the cluster's own CA.
+const firstAPIServer, secondAPIServer, thirdAPIServer = "10.98.0.1", "10.98.0.2", "10.98.0.3"
+
+var bundleKey = v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: "client-ca", Key: "ca.crt"}
+
+// TestAPIServersGetTheBundleLate runs a rotation that waits for API servers that it finds by the endpoints of the
+// Service kubernetes. One of two gets the bundle late, and a third is added when all seemed to trust it.
+func TestAPIServersGetTheBundleLate(t *testing.T) {
+	c := newCluster(t, firstAPIServer)
+	c.certificates(t)
+	c.start(t, "etcd", "etcd", etcdArgs(c.path("etcd"))...)
+	c.startOne(t, firstAPIServer)
+	c.waitForAPIServer(t)
+	c.startOne(t, secondAPIServer)
+	c.runRotation(t)
+	c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
+	c.ask(t, authorityName, v1alpha1.OperationStart)
+	c.waitsFor(t, firstAPIServer, secondAPIServer)
+	both := c.published(t)
+	c.trusts(t, firstAPIServer, both)
+	if trust := trustOf(c.waitsFor(t, secondAPIServer)); trust[firstAPIServer] != "Recognised" || trust[secondAPIServer] != "Refused" {
+		t.Errorf("the API servers are %v", trust)
+	}
+	c.trusts(t, secondAPIServer, both)
+	c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(s *status) bool {
+		trust := trustOf(s)
+		return trust[firstAPIServer] == "Recognised" && trust[secondAPIServer] == "Recognised"
+	})
+
+	c.startOne(t, thirdAPIServer) // with the CA that signed when its host was set up
+	c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(s *status) bool {
+		return trustOf(s)[thirdAPIServer] == "Refused" && slices.ContainsFunc(s.Conditions, func(one metav1.Condition) bool {
+			return one.Type == v1alpha1.ConditionTrusted && one.Status == metav1.ConditionFalse && strings.Contains(one.Message, thirdAPIServer)
+		})
+	})
+	for _, operation := range []v1alpha1.Operation{v1alpha1.OperationAttest, v1alpha1.OperationAccept, v1alpha1.OperationComplete} {
+		c.ask(t, authorityName, operation)
+		c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil)
+	}
+	c.trusts(t, thirdAPIServer, both)
+	until(t, time.Minute, "it begins to complete", func(ctx context.Context) (bool, error) {
+		obj := &v1alpha1.SigningAuthority{}
+		if err := c.admin.Get(ctx, client.ObjectKey{Name: authorityName}, obj); err != nil || obj.Status.Phase == v1alpha1.Completing {
+			return true, err
+		}
+		c.ask(t, authorityName, v1alpha1.OperationComplete)
+		return false, nil
+	})
+	for _, address := range []string{firstAPIServer, secondAPIServer, thirdAPIServer} {
+		c.reaches(t, authorityName, time.Minute, v1alpha1.Completing, func(s *status) bool {
+			return strings.Contains(strings.Join(s.WaitingFor, "\n"), thirdAPIServer+":443: ")
+		})
+		c.trusts(t, address, c.published(t))
+	}
+	c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
+}
+
+// trustOf returns the answers of the API servers, by their addresses.
+func trustOf(s *status) map[string]string {
+	trust := map[string]string{}
+	for _, one := range s.APIServers {
+		trust[strings.TrimSuffix(one.Address, ":443")] = one.Trust
+	}
+	return trust
+}
+
+// waitsFor waits until the authority waits for exactly these API servers.
+func (c *cluster) waitsFor(t *testing.T, addresses ...string) *status {
+	return c.reaches(t, authorityName, time.Minute, v1alpha1.Preparing, func(s *status) bool {
+		return len(s.WaitingFor) == len(addresses) && !slices.ContainsFunc(addresses, func(address string) bool {
+			return !slices.ContainsFunc(s.WaitingFor, func(one string) bool { return strings.HasPrefix(one, address+":443: ") })
+		})
+	})
+}
+
+// startOne starts an API server that trusts the signing CA.
+func (c *cluster) startOne(t *testing.T, address string) {
+	mustRun(t, exec.Command("ip", "address", "add", address+"/24", "dev", "machines"))
+	pki := c.path("pki-" + address)
+	writePKI(t, pki, address, c.ca, c.next)
+	c.start(t, "kube-apiserver-"+address, "kube-apiserver", append(apiServerArgs(pki, address), "--bind-address="+address)...)
+}
+
+// trusts sets the client CA file of the API server at address to bundle and its administrator's CA.
+func (c *cluster) trusts(t *testing.T, address string, bundle []byte) {
+	t.Helper()
+	file := filepath.Join(c.path("pki-"+address), "client-ca.crt")
+	kit.Write(t, file+".part", slices.Concat(c.ca.CertPEM, bundle))
+	kit.NoError(t, os.Rename(file+".part", file))
+}
+
+func (c *cluster) published(t *testing.T) []byte {
+	obj := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: bundleKey.Namespace, Name: bundleKey.Name}}
+	c.get(t, obj)
+	return []byte(obj.Data[bundleKey.Key])
+}
+
+// runRotation creates an authority whose API servers are the endpoints of the Service kubernetes, and runs its
+// controller.
+func (c *cluster) runRotation(t *testing.T) {
+	crds := envtest.CRDInstallOptions{Paths: []string{"../../config/crd/csr-controller-manager.io_signingauthorities.yaml"}, ErrorIfPathMissing: true}
+	_, err := envtest.InstallCRDs(c.config, crds)
+	kit.NoError(t, err)
+	secret := kit.SigningSecret(c.next.CertPEM, c.next.KeyPEM)
+	secret.Namespace = metav1.NamespaceSystem
+	kit.NoError(t, c.admin.Create(t.Context(), secret))
+	kit.NoError(t, c.admin.Create(t.Context(), &v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: authorityName},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret:       v1alpha1.SecretReference{Namespace: secret.Namespace, Name: secret.Name},
+			Signers:      []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName},
+			Trust:        v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{bundleKey}},
+			Verification: v1alpha1.Verification{SettleFor: &metav1.Duration{Duration: 2 * time.Second}},
+		},
+	}))
+	unnamed := true
+	mgr, err := manager.New(c.config, manager.Options{
+		Scheme: kit.Scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &unnamed},
+	})
+	kit.NoError(t, err)
+	kit.NoError(t, controllers.Options{Rotation: &rotation.Reconciler{}}.SetupWithManager(mgr))
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
 }

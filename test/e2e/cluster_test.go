@@ -56,7 +56,6 @@ type cluster struct {
 // newCluster adds the control plane's addresses to these namespaces, and a bridge for the machines' veth pairs. Everything
 // is removed at the end of t. If t has failed, its state is logged first.
 func newCluster(t *testing.T, address string) *cluster {
-	t.Helper()
 	dir := os.Getenv(dirVariable)
 	c := &cluster{dir: dir, address: address, kubeletCA: filepath.Join(dir, "pki/client-ca.crt"), machines: map[string]*machine{}}
 	t.Cleanup(func() {
@@ -87,7 +86,6 @@ func newCluster(t *testing.T, address string) *cluster {
 // startCluster starts a control plane and its own node. The node joins as with kubeadm: with a certificate that the
 // CA's key signed directly.
 func startCluster(t *testing.T) *cluster {
-	t.Helper()
 	c := newCluster(t, controlPlaneAddress)
 	c.certificates(t)
 	c.start(t, "etcd", "etcd", etcdArgs(c.path("etcd"))...)
@@ -105,7 +103,6 @@ func startCluster(t *testing.T) *cluster {
 	return c
 }
 
-// newAdmin returns a client for all kinds that the tests use.
 func newAdmin(t *testing.T, config *rest.Config) client.WithWatch {
 	t.Helper()
 	c, err := client.NewWithWatch(config, client.Options{Scheme: kit.Scheme})
@@ -119,7 +116,6 @@ func (c *cluster) get(t *testing.T, obj client.Object) {
 	kit.NoError(t, c.admin.Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 }
 
-// kubectl runs kubectl as an administrator and returns its output.
 func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
 	output, err := c.tryKubectl(args...)
@@ -131,10 +127,10 @@ func (c *cluster) tryKubectl(args ...string) (string, error) {
 	return run(exec.Command(binary("kubectl"), append([]string{"--kubeconfig", c.path("admin.kubeconfig")}, args...)...))
 }
 
-// describe logs the state in the API server.
 func (c *cluster) describe(t *testing.T) {
 	for _, line := range []string{
-		"get nodes -o wide", "get pods -A -o wide", "get csr", "get signingauthorities -o yaml", "get leases -A", "get events -A --sort-by=.metadata.creationTimestamp",
+		"get nodes -o wide", "get pods -A -o wide", "get csr", "get signingauthorities -o yaml", "get leases -A",
+		"get events -A --sort-by=.metadata.creationTimestamp",
 	} {
 		output, err := c.tryKubectl(strings.Fields(line)...)
 		t.Logf("kubectl %s\n%s", line, tail(output, 60))
@@ -146,7 +142,6 @@ func (c *cluster) describe(t *testing.T) {
 
 // install applies an overlay and then creates the signing Secret, as in README.
 func (c *cluster) install(t *testing.T, overlay string, ca *csrenv.CA, deployments ...string) {
-	t.Helper()
 	c.kubectl(t, "apply", "-k", overlay)
 	kit.NoError(t, c.admin.Create(t.Context(), kit.SigningSecret(ca.CertPEM, ca.KeyPEM)))
 	c.deploymentsAvailable(t, deployments...)
@@ -193,7 +188,6 @@ func ready(node *corev1.Node) corev1.NodeCondition {
 
 // runPod creates a pod for the node, and waits until it is ready. Its name is on- and that of the node.
 func (c *cluster) runPod(t *testing.T, node string) {
-	t.Helper()
 	pod := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "on-" + node},
 		Spec: corev1.PodSpec{
@@ -205,7 +199,6 @@ func (c *cluster) runPod(t *testing.T, node string) {
 	c.podReady(t, pod.Namespace, pod.Name)
 }
 
-// podReady waits until a pod is ready.
 func (c *cluster) podReady(t *testing.T, in, name string) {
 	t.Helper()
 	kit.Within(t, time.Minute, "pod "+name+" is ready", func(ctx context.Context) error {
@@ -231,7 +224,6 @@ func (c *cluster) wantLog(t *testing.T, node string) {
 	})
 }
 
-// objects returns all objects of all kinds in the API server.
 func (c *cluster) objects(t *testing.T) sets.Set[string] {
 	t.Helper()
 	found, err := testcluster.Objects(t.Context(), c.config)

@@ -39,7 +39,6 @@ const (
 	bridgeMAC = "02:00:00:00:00:01"
 )
 
-// server returns the API server's URL.
 func (c *cluster) server() string { return "https://" + c.address + ":443" }
 
 func (c *cluster) path(name string) string { return filepath.Join(c.dir, name) }
@@ -51,7 +50,6 @@ func (c *cluster) start(t *testing.T, name, program string, args ...string) {
 
 // startAPIServer starts the API server, and waits until it has created the default objects of a cluster.
 func (c *cluster) startAPIServer(t *testing.T) {
-	t.Helper()
 	c.start(t, "kube-apiserver", "kube-apiserver", append(apiServerArgs(c.path("pki"), c.address), "--kubelet-certificate-authority="+c.kubeletCA,
 		"--audit-policy-file=manifests/audit-policy.yaml", "--audit-log-path="+c.path("audit.log"))...)
 	c.waitForAPIServer(t)
@@ -67,7 +65,6 @@ func (c *cluster) waitForAPIServer(t *testing.T) {
 
 // restartAPIServer kills the API server and starts it again.
 func (c *cluster) restartAPIServer(t *testing.T) {
-	t.Helper()
 	i := slices.IndexFunc(c.processes, func(p *process) bool { return p.name == "kube-apiserver" })
 	c.processes[i].kill(t)
 	c.processes = slices.Delete(c.processes, i, i+1)
@@ -114,7 +111,6 @@ func (c *cluster) certificates(t *testing.T) {
 // writePKI writes the files that an API server at address needs. The API server also trusts clients of the CAs in
 // more.
 func writePKI(t *testing.T, dir, address string, ca *csrenv.CA, more ...*csrenv.CA) {
-	t.Helper()
 	kit.NoError(t, os.MkdirAll(dir, 0o700))
 	serviceAccounts, err := keyutil.MarshalPrivateKeyToPEM(kit.NewKey(t))
 	kit.NoError(t, err)
@@ -147,7 +143,6 @@ func (p pair) file() []byte { return slices.Concat(p.cert, p.key) }
 
 // issue signs a certificate directly with the CA's key, as kubeadm init does for the control plane.
 func issue(t *testing.T, ca *csrenv.CA, template *x509.Certificate) pair {
-	t.Helper()
 	parent, err := tls.X509KeyPair(ca.CertPEM, ca.KeyPEM)
 	kit.NoError(t, err)
 	key := kit.NewKey(t)
@@ -160,7 +155,6 @@ func issue(t *testing.T, ca *csrenv.CA, template *x509.Certificate) pair {
 	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), encoded}
 }
 
-// clientPair returns a certificate for user.
 func clientPair(t *testing.T, ca *csrenv.CA, user string, groups ...string) pair {
 	t.Helper()
 	return issue(t, ca, &x509.Certificate{

@@ -88,7 +88,6 @@ func parallel(t *testing.T, name string, test func(*testing.T)) {
 
 // wantJoined checks that the node got its certificate from the Deployment with a bootstrap token, and runs pods.
 func (c *cluster) wantJoined(t *testing.T, m *machine) {
-	t.Helper()
 	c.nodeReady(t, m.name)
 	requests, err := c.requestsOf(t.Context(), m.name)
 	if err != nil || len(requests) == 0 || requests[0].Spec.Username != bootstrapUser {
@@ -135,7 +134,6 @@ func (c *cluster) testRotation(t *testing.T, m *machine) {
 
 // renewed waits until the kubelet has another certificate than old.
 func (c *cluster) renewed(t *testing.T, m *machine, old *x509.Certificate) ([]byte, *x509.Certificate) {
-	t.Helper()
 	until(t, lifetime, m.name+" has a new client certificate", func(context.Context) (bool, error) {
 		_, now, err := m.certificate()
 		return err == nil && !now.Equal(old), err
@@ -153,7 +151,8 @@ func expires(t *testing.T, cert *x509.Certificate) {
 // watchOutages watches the Node. The returned function fails the test if the Node was not ready in between.
 func (c *cluster) watchOutages(t *testing.T, name string) func() {
 	t.Helper()
-	events, err := c.admin.Watch(t.Context(), &corev1.NodeList{}, client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
+	events, err := c.admin.Watch(t.Context(), &corev1.NodeList{},
+		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
 	kit.NoError(t, err)
 	var watching sync.WaitGroup
 	watching.Go(func() {
@@ -213,7 +212,6 @@ func (c *cluster) testResume(t *testing.T) {
 
 // refused waits until an Event says that the request of node is not approved, and returns it.
 func (c *cluster) refused(t *testing.T, node string) (request *kit.Request) {
-	t.Helper()
 	until(t, time.Minute, "the request of "+node+" is refused for now", func(ctx context.Context) (bool, error) {
 		requests, err := c.requestsOf(ctx, node)
 		if err != nil || len(requests) == 0 {
@@ -265,7 +263,6 @@ func (c *cluster) testImpostor(t *testing.T, m, victim *machine) {
 // claim configures the kubelet to report the victim's address as its own, as root on a node can. It returns the
 // request that the kubelet then creates.
 func (c *cluster) claim(t *testing.T, m, victim *machine) (claimed *kit.Request) {
-	t.Helper()
 	// The kubelet needs the address on the machine. No traffic must go there, so that only the request is tested.
 	m.must(t, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/conf/all/arp_ignore")
 	m.must(t, "ip", "address", "add", victim.address+"/32", "dev", "lo")
@@ -308,13 +305,11 @@ func (c *cluster) testNewCA(t *testing.T) {
 	}
 }
 
-// signedBy reports whether ca signed cert.
 func signedBy(t *testing.T, cert *x509.Certificate, ca *csrenv.CA) bool {
 	t.Helper()
 	return cert.CheckSignatureFrom(kit.Certificate(t, ca)) == nil
 }
 
-// pods returns the manager's pods.
 func (c *cluster) pods(t *testing.T) []corev1.Pod {
 	t.Helper()
 	list := &corev1.PodList{}
@@ -324,7 +319,6 @@ func (c *cluster) pods(t *testing.T) []corev1.Pod {
 
 // starts returns the restarts of each pod's container, by the pod's UID.
 func (c *cluster) starts(t *testing.T) map[string]int32 {
-	t.Helper()
 	starts := map[string]int32{}
 	for _, pod := range c.pods(t) {
 		for _, status := range pod.Status.ContainerStatuses {
@@ -337,7 +331,6 @@ func (c *cluster) starts(t *testing.T) map[string]int32 {
 // joinLight gets a client certificate like a bootstrapping kubelet, without running pods. It checks that the API
 // server identifies the holder as that node.
 func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
-	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	node := &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig(bootstrapToken)}
@@ -403,7 +396,6 @@ func (c *cluster) testLeaderKilled(t *testing.T) {
 
 // burst creates 200 requests, calls disturb in the middle, and waits until all of them have a certificate.
 func (c *cluster) burst(t *testing.T, name string, disturb func()) {
-	t.Helper()
 	bootstrap, created := kit.ClientOf(t, c.bootstrapConfig(bootstrapToken)), make(chan error, 1)
 	var all []*kit.Request
 	for i := range requestCount {
@@ -447,7 +439,6 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) {
 
 // leader returns the pod that holds the Lease.
 func (c *cluster) leader(t *testing.T) corev1.Pod {
-	t.Helper()
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "csr-controller-manager"}}
 	c.get(t, lease)
 	holder, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")

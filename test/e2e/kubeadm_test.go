@@ -88,7 +88,8 @@ apiServer:
 %[4]s`
 
 // nodeRegistration is the configuration of one kubelet. %[1]s is the address, and %[2]s the cgroup.
-const nodeRegistration = `{criSocket: "unix:///run/containerd/containerd.sock", kubeletExtraArgs: [{name: node-ip, value: %[1]s}, {name: cgroup-root, value: /%[2]s}]}`
+const nodeRegistration = `{criSocket: "unix:///run/containerd/containerd.sock",
+  kubeletExtraArgs: [{name: node-ip, value: %[1]s}, {name: cgroup-root, value: /%[2]s}]}`
 
 // joinConfig is for join. %[1]s is the token, %[2]s the API server, %[3]x the hash of the CA's public key, and %[4]s the
 // configuration of the kubelet.
@@ -106,7 +107,6 @@ skipPhases: [preflight]
 // kubeadmInit makes a cluster on the first machine. The phases for certificates and kubeconfigs run alone before, as for
 // a control plane that is made by hand.
 func (c *cluster) kubeadmInit(t *testing.T) *machine {
-	t.Helper()
 	version := strings.TrimSpace(mustRun(t, exec.Command(binary("kubeadm"), "version", "-o", "short")))
 	m := c.machine(t, "first", c.kubeadmImages(t, version)...)
 	m.write(t, "/etc/kubernetes/audit/policy.yaml", read(t, "manifests/audit-policy.yaml"))
@@ -121,14 +121,19 @@ func (c *cluster) kubeadmInit(t *testing.T) *machine {
 		t.Errorf("the key of kubeadm's CA is a %T, want RSA with 2048 bits as by default", public)
 	}
 	ended(t, startKubeadm(t, m, "init", "--config=/run/init.yaml"), "Your Kubernetes control-plane has initialized successfully!")
-	c.connect(t, m)
+	data := read(t, m.file("/etc/kubernetes/admin.conf"))
+	kit.Write(t, c.path("admin.kubeconfig"), data)
+	kit.NoError(t, os.Symlink(m.file("/etc/kubernetes/audit/audit.log"), c.path("audit.log")))
+	config, err := clientcmd.RESTConfigFromKubeConfig(data)
+	kit.NoError(t, err)
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
+	c.config, c.admin = config, newAdmin(t, config)
 	c.nodeReady(t, m.name)
 	return m
 }
 
 // kubeadmImages writes the programs of the control plane as the images that kubeadm names, and returns the archives.
 func (c *cluster) kubeadmImages(t *testing.T, version string) (archives []string) {
-	t.Helper()
 	images := mustRun(t, exec.Command(binary("kubeadm"), "config", "images", "list", "--kubernetes-version="+version))
 	for image := range strings.FieldsSeq(images) {
 		name, _, _ := strings.Cut(path.Base(image), ":")
@@ -145,21 +150,8 @@ func (c *cluster) kubeadmImages(t *testing.T, version string) (archives []string
 	return archives
 }
 
-// connect makes the clients from kubeadm's kubeconfig for administrators, and the audit log readable.
-func (c *cluster) connect(t *testing.T, m *machine) {
-	t.Helper()
-	data := read(t, m.file("/etc/kubernetes/admin.conf"))
-	kit.Write(t, c.path("admin.kubeconfig"), data)
-	kit.NoError(t, os.Symlink(m.file("/etc/kubernetes/audit/audit.log"), c.path("audit.log")))
-	config, err := clientcmd.RESTConfigFromKubeConfig(data)
-	kit.NoError(t, err)
-	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
-	c.config, c.admin = config, newAdmin(t, config)
-}
-
 // startKubeadm starts kubeadm, and the kubelet at the moment at which kubeadm expects it to start.
 func startKubeadm(t *testing.T, m *machine, args ...string) *process {
-	t.Helper()
 	p := startProcess(t, m.dir, m.name+"-kubeadm", m.command(append([]string{binary("kubeadm")}, args...)...))
 	until(t, time.Minute, "kubeadm starts the kubelet", func(context.Context) (bool, error) {
 		output := string(read(t, p.log))
@@ -175,7 +167,6 @@ func startKubeadm(t *testing.T, m *machine, args ...string) *process {
 	return p
 }
 
-// ended waits until kubeadm ends without an error and has printed want.
 func ended(t *testing.T, p *process, want string) {
 	t.Helper()
 	until(t, 3*time.Minute, "kubeadm ends", func(context.Context) (bool, error) { return p.ended() != nil, nil })
@@ -187,7 +178,6 @@ func ended(t *testing.T, p *process, want string) {
 // switchOff runs the commands of the page that switch the certificate controllers of kube-controller-manager off, on
 // the node of the control plane, in a folder like a clone of the repository.
 func (c *cluster) switchOff(t *testing.T, m *machine) {
-	t.Helper()
 	page := read(t, filepath.Join(root, "docs/how-to/migrate-from-kcm.md"))
 	block := regexp.MustCompile("(?s)```sh\n(   install -D .*?)```").FindStringSubmatch(string(page))
 	if block == nil {
@@ -195,7 +185,7 @@ func (c *cluster) switchOff(t *testing.T, m *machine) {
 	}
 	clone, err := filepath.Abs(root)
 	kit.NoError(t, err)
-	script := fmt.Sprintf("export KUBECONFIG=/etc/kubernetes/admin.conf PATH=%s:%s:$PATH\n", filepath.Dir(binary("kubeadm")), filepath.Dir(binary("kubectl"))) +
+	script := "export KUBECONFIG=/etc/kubernetes/admin.conf PATH=" + filepath.Dir(binary("kubeadm")) + ":" + filepath.Dir(binary("kubectl")) + ":$PATH\n" +
 		"mkdir /run/clone && cd /run/clone && ln -s " + clone + "/config config\n" + regexp.MustCompile("(?m)^   ").ReplaceAllString(block[1], "")
 	m.must(t, "bash", "-ec", script)
 	name := "kube-controller-manager-" + m.name
@@ -217,7 +207,6 @@ func (c *cluster) switchOff(t *testing.T, m *machine) {
 // kubeadmJoin starts kubeadm join and a kubelet on another machine, and returns once the node has requested its
 // certificate. kubeadm verifies the cluster by the signature of the bootstrapsigner and by the hash of the CA.
 func (c *cluster) kubeadmJoin(t *testing.T) (*machine, *process) {
-	t.Helper()
 	m := c.machine(t, "joined")
 	m.write(t, "/run/join.yaml", fmt.Appendf(nil, joinConfig, bootstrapToken, strings.TrimPrefix(c.config.Host, "https://"),
 		sha256.Sum256(kit.Certificate(t, c.ca).RawSubjectPublicKeyInfo), fmt.Sprintf(nodeRegistration, m.address, m.cgroup())))
@@ -231,7 +220,6 @@ func (c *cluster) kubeadmJoin(t *testing.T) (*machine, *process) {
 
 // wantUntouched checks that kube-controller-manager works, and that no program has approved or signed the requests of node.
 func (c *cluster) wantUntouched(t *testing.T, node string) {
-	t.Helper()
 	kit.Within(t, time.Minute, "the namespace has its default ServiceAccount", func(ctx context.Context) error {
 		return c.admin.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "default"}, &corev1.ServiceAccount{})
 	})

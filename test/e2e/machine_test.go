@@ -3,7 +3,10 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +18,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
@@ -91,7 +96,6 @@ func (c *cluster) machine(t *testing.T, name string, archives ...string) *machin
 	return m
 }
 
-// cgroup returns the cgroup of the processes of its pods.
 func (m *machine) cgroup() string { return filepath.Base(m.dir) + "/" + m.name }
 
 // file returns the path of one of the machine's files, as seen from the outside.
@@ -105,13 +109,11 @@ func (m *machine) write(t *testing.T, path string, data []byte) {
 	kit.Write(t, m.file(path), data)
 }
 
-// command returns a command that runs a program on the machine.
 func (m *machine) command(args ...string) *exec.Cmd {
 	line := slices.Concat(m.enter, args)
 	return exec.Command(line[0], line[1:]...)
 }
 
-// must runs a program on the machine to its end and returns its output.
 func (m *machine) must(t *testing.T, args ...string) string {
 	t.Helper()
 	return mustRun(t, m.command(args...))
@@ -182,7 +184,6 @@ func (m *machine) stop() error {
 		exec.Command("sh", "-c", removeCgroups+`removeCgroups "$1"`, "sh", m.cgroup()).Run())...)
 }
 
-// kill ends the only process of a container. It checks that the process belongs to the pod.
 func (m *machine) kill(t *testing.T, containerID, podUID string) {
 	for line := range strings.Lines(m.must(t, "ctr", "-n", "k8s.io", "tasks", "ls")) {
 		fields := strings.Fields(line)
@@ -197,4 +198,204 @@ func (m *machine) kill(t *testing.T, containerID, podUID string) {
 		return
 	}
 	t.Fatalf("no task of container %s", containerID)
+}
+
+// process is a program that runs until end or kill. If neither is called, it ends with the namespaces.
+type process struct {
+	name    string
+	log     string // the file with its output
+	command *exec.Cmd
+	done    chan struct{}
+}
+
+// startProcess runs command. Its output is appended to the log of that name.
+func startProcess(t *testing.T, dir, name string, command *exec.Cmd) *process {
+	p := &process{name: name, log: filepath.Join(logDir(dir), name+".log"), command: command, done: make(chan struct{})}
+	kit.NoError(t, os.MkdirAll(logDir(dir), 0o700))
+	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	kit.NoError(t, err)
+	command.Stdout, command.Stderr = log, log
+	kit.NoError(t, command.Start())
+	go func() {
+		_ = command.Wait() // ProcessState holds the result
+		_ = log.Close()
+		close(p.done)
+	}()
+	return p
+}
+
+func (p *process) ended() *os.ProcessState {
+	select {
+	case <-p.done:
+		return p.command.ProcessState
+	default:
+		return nil
+	}
+}
+
+// end sends a signal and waits for the end of the process. If nsenter runs the program, the signal is for nsenter's child.
+func (p *process) end(signal syscall.Signal) error {
+	pid := p.command.Process.Pid
+	if filepath.Base(p.command.Path) == "nsenter" {
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+		if err == nil {
+			pid, err = strconv.Atoi(strings.TrimSpace(string(children)))
+		}
+		if err != nil {
+			return fmt.Errorf("find the process of %s: %w", p.name, err)
+		}
+	}
+	if err := syscall.Kill(pid, signal); err != nil {
+		return fmt.Errorf("end %s: %w", p.name, err)
+	}
+	select {
+	case <-p.done:
+		return nil
+	case <-time.After(30 * time.Second):
+		return fmt.Errorf("%s does not end within 30 s of %s", p.name, signal)
+	}
+}
+
+func (p *process) kill(t *testing.T) {
+	t.Helper()
+	kit.NoError(t, p.end(syscall.SIGKILL))
+}
+
+func run(command *exec.Cmd) (string, error) {
+	output, err := command.CombinedOutput()
+	if err != nil {
+		return string(output), fmt.Errorf("%s: %w\n%s", strings.Join(command.Args, " "), err, output)
+	}
+	return string(output), nil
+}
+
+func mustRun(t *testing.T, command *exec.Cmd) string {
+	t.Helper()
+	output, err := run(command)
+	kit.NoError(t, err)
+	return output
+}
+
+func read(t *testing.T, path string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	kit.NoError(t, err)
+	return data
+}
+
+// until fails the test unless done reports success in time. After an error it tries again.
+func until(t *testing.T, timeout time.Duration, what string, done func(context.Context) (bool, error)) {
+	t.Helper()
+	kit.Within(t, timeout, what, func(ctx context.Context) error {
+		ok, err := done(ctx)
+		if err == nil && !ok {
+			err = errors.New("not yet")
+		}
+		return err
+	})
+}
+
+const (
+	kubeconfigPath = "/etc/kubernetes/kubelet.conf"
+	bootstrapPath  = "/etc/kubernetes/bootstrap-kubelet.conf"
+	staticPodDir   = "/etc/kubernetes/manifests"
+)
+
+// kubeletConfig leaves out what a machine in namespaces can't do. %[1]v is whether the client certificate is rotated,
+// %[2]v whether the serving certificate is requested, and %[3]s the cgroup.
+const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+authentication:
+  anonymous: {enabled: false}
+  x509: {clientCAFile: /etc/kubernetes/pki/ca.crt}
+rotateCertificates: %[1]v
+serverTLSBootstrap: %[2]v
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+cgroupDriver: cgroupfs
+cgroupRoot: /%[3]s
+failCgroupV1: false
+failSwapOn: false
+enforceNodeAllocatable: []
+makeIPTablesUtilChains: false
+localStorageCapacityIsolation: false
+resolvConf: ""
+syncFrequency: 10s
+evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, nodefs.inodesFree: 1%%, imagefs.available: 1%%}
+`
+
+// kubeletOptions configure a kubelet.
+type kubeletOptions struct {
+	Binary string // its path; empty means the control plane's version
+	// KeepCertificate disables the rotation of the client certificate. The kubelet then also uses the bootstrap that
+	// finds its request again after a restart.
+	KeepCertificate bool
+	SelfSigned      bool   // it signs its serving certificate itself, as it does by default
+	Address         string // that its Node reports, if it is not the machine's
+	StaticPods      bool   // it runs the pods in the folder for static pods
+}
+
+func (c *cluster) bootstrapConfig(token string) *rest.Config {
+	config := rest.AnonymousClientConfig(c.config)
+	config.BearerToken, config.QPS = token, -1
+	return config
+}
+
+func (c *cluster) join(t *testing.T, name string, options kubeletOptions) *machine {
+	m := c.machine(t, name)
+	m.firstKubelet(t, c.bootstrapConfig(bootstrapToken), options)
+	return m
+}
+
+// firstKubelet writes the CA and a kubeconfig, and starts a kubelet. The kubeconfig is for the bootstrap if its user has a token.
+func (m *machine) firstKubelet(t *testing.T, config *rest.Config, options kubeletOptions) {
+	path := kubeconfigPath
+	if config.BearerToken != "" {
+		path = bootstrapPath
+	}
+	m.write(t, "/etc/kubernetes/pki/ca.crt", config.CAData)
+	m.write(t, path, kubeconfig(config))
+	m.startKubelet(t, options)
+}
+
+func (m *machine) startKubelet(t *testing.T, options kubeletOptions) {
+	config := fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, !options.SelfSigned, m.cgroup())
+	if options.StaticPods {
+		config = fmt.Appendf(config, "staticPodPath: %s\n", staticPodDir)
+	}
+	m.write(t, "/var/lib/kubelet/config.yaml", config)
+	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command(cmp.Or(options.Binary, binary("kubelet")),
+		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig="+kubeconfigPath, "--bootstrap-kubeconfig="+bootstrapPath,
+		"--hostname-override="+m.name, "--node-ip="+cmp.Or(options.Address, m.address)))
+}
+
+func (m *machine) restartKubelet(t *testing.T, options kubeletOptions) {
+	t.Helper()
+	kit.NoError(t, m.kubelet.end(syscall.SIGTERM))
+	m.startKubelet(t, options)
+}
+
+// certificate returns the file that the kubelet's kubeconfig names, and the client certificate in it.
+func (m *machine) certificate() (file []byte, cert *x509.Certificate, err error) {
+	text, err := run(m.command("cat", "/var/lib/kubelet/pki/kubelet-client-current.pem"))
+	if err != nil {
+		return nil, nil, err
+	}
+	both, err := tls.X509KeyPair([]byte(text), []byte(text))
+	return []byte(text), both.Leaf, err
+}
+
+// current is certificate for a kubelet that must have one.
+func (m *machine) current(t *testing.T) ([]byte, *x509.Certificate) {
+	file, cert, err := m.certificate()
+	kit.NoError(t, err)
+	return file, cert
+}
+
+func (m *machine) kubeletID(t *testing.T) string {
+	t.Helper()
+	id := m.must(t, "sh", "-c", `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != kubelet ] || echo ${one#/proc/}; done`)
+	if id == "" {
+		t.Fatalf("no kubelet runs on %s", m.name)
+	}
+	return id
 }

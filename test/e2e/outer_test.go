@@ -22,10 +22,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"sigs.k8s.io/controller-runtime/pkg/log"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // roleVariable names which of the two a process is, and dirVariable the folder that they share.
@@ -131,7 +134,6 @@ func outer() (code int, err error) {
 	return code, errors.Join(err, input.Close(), guard.Wait(), leftBehind(before, dir))
 }
 
-// checkMachine returns an error that lists everything that is missing on this machine.
 func checkMachine() error {
 	var errs []error
 	if os.Geteuid() != 0 {
@@ -199,7 +201,6 @@ func inner(dir string, guard io.Writer) (int, error) {
 func logDir(dir string) string             { return filepath.Join(dir, "logs") }
 func podLogDir(dir, machine string) string { return filepath.Join(logDir(dir), "pods-"+machine) }
 
-// printTails prints the end of every log.
 func printTails(dir string) {
 	_ = filepath.WalkDir(logDir(dir), func(path string, entry os.DirEntry, err error) error {
 		if err != nil || !entry.Type().IsRegular() {
@@ -221,4 +222,29 @@ func tail(text string, count int) string {
 		return slices.ContainsFunc(noise, func(part string) bool { return strings.Contains(line, part) })
 	})
 	return strings.Join(lines[max(0, len(lines)-count):], "\n")
+}
+
+// TestKilledRunLeavesNothing starts a run within this run, and kills it once its first kubelet has started a pod.
+func TestKilledRunLeavesNothing(t *testing.T) {
+	dir := os.Getenv(dirVariable)
+	self, err := os.Executable()
+	kit.NoError(t, err)
+	before, err := traces(noRun)
+	kit.NoError(t, err)
+	outer := exec.Command(self, "-test.run", "^TestDeployment$")
+	outer.Env = append(os.Environ(), roleVariable+"=outer")
+	kit.NoError(t, outer.Start())
+	t.Cleanup(func() { _ = outer.Process.Kill() })
+	var logs []string
+	until(t, time.Minute, "the run has started a pod", func(context.Context) (bool, error) {
+		logs, err = filepath.Glob(filepath.Join(podLogDir(filepath.Join(dir, "csr-e2e-*"), "*"), "*", "*", "0.log"))
+		return len(logs) > 0, err
+	})
+	kit.NoError(t, outer.Process.Kill())
+	_ = outer.Wait() // an error, because it was killed
+	killed := logs[0]
+	for filepath.Dir(killed) != dir {
+		killed = filepath.Dir(killed)
+	}
+	kit.Within(t, 30*time.Second, "nothing is left of it", func(context.Context) error { return leftBehind(before, killed) })
 }

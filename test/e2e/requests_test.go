@@ -37,12 +37,10 @@ func requestFor(t *testing.T, name string) *kit.Request {
 	return kit.NodeRequest(t, name, func(obj *kit.Request) { obj.Name = name })
 }
 
-// requestsOf returns the existing requests for client certificates of node.
 func (c *cluster) requestsOf(ctx context.Context, node string) ([]kit.Request, error) {
 	return c.requestsTo(ctx, certificatesv1.KubeAPIServerClientKubeletSignerName, node)
 }
 
-// requestsTo returns the existing requests of node for that signer.
 func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]kit.Request, error) {
 	list := &certificatesv1.CertificateSigningRequestList{}
 	err := c.admin.List(ctx, list)
@@ -59,7 +57,6 @@ func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]kit.Re
 	return found, err
 }
 
-// issued returns the certificate of obj, or nil.
 func issued(obj *kit.Request) *x509.Certificate {
 	block, _ := pem.Decode(obj.Status.Certificate)
 	if block == nil {
@@ -84,7 +81,6 @@ func (c *cluster) noteOn(ctx context.Context, request *kit.Request, reason strin
 	return "", err
 }
 
-// whoAmI returns the user that the API server identifies by the certificate and key.
 func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authenticationv1.UserInfo, error) {
 	config := rest.AnonymousClientConfig(c.config)
 	config.CertData, config.KeyData = certAndKey, certAndKey
@@ -110,31 +106,26 @@ func (c *cluster) wantIdentity(t *testing.T, m *machine, file []byte, cert *x509
 	}
 }
 
-// writer returns the user who last did verb to the request name, or to its subresource, by the API server's audit
-// log.
-func (c *cluster) writer(verb, name, subresource string) (user string, err error) {
-	log, err := os.ReadFile(c.path("audit.log"))
-	for line := range bytes.Lines(log) {
-		var event struct {
-			Verb           string
-			User           struct{ Username string }
-			ObjectRef      struct{ Resource, Name, Subresource string }
-			ResponseStatus struct{ Code int }
-		}
-		err = errors.Join(err, json.Unmarshal(line, &event))
-		if ref := event.ObjectRef; event.Verb == verb && ref.Name == name && ref.Subresource == subresource && event.ResponseStatus.Code == 200 {
-			user = event.User.Username
-		}
-	}
-	return user, err
-}
-
-// wantWriter checks that one of the manager's ServiceAccounts wrote. The audit log is written in batches.
+// wantWriter checks by the API server's audit log that one of the manager's ServiceAccounts was the last to do verb to the request name, or to
+// its subresource. The log is written in batches.
 func (c *cluster) wantWriter(t *testing.T, verb, name, subresource, serviceAccount string) {
 	t.Helper()
 	want := fmt.Sprintf("system:serviceaccount:%s:%s", namespace, serviceAccount)
-	kit.Within(t, 10*time.Second, fmt.Sprintf("the audit log says that %s did %s %s %s", want, verb, name, subresource), func(context.Context) error {
-		got, err := c.writer(verb, name, subresource)
+	kit.Within(t, 10*time.Second, fmt.Sprintf("%s did %s %s %s", want, verb, name, subresource), func(context.Context) error {
+		log, err := os.ReadFile(c.path("audit.log"))
+		got := ""
+		for line := range bytes.Lines(log) {
+			var event struct {
+				Verb           string
+				User           struct{ Username string }
+				ObjectRef      struct{ Resource, Name, Subresource string }
+				ResponseStatus struct{ Code int }
+			}
+			err = errors.Join(err, json.Unmarshal(line, &event))
+			if ref := event.ObjectRef; event.Verb == verb && ref.Name == name && ref.Subresource == subresource && event.ResponseStatus.Code == 200 {
+				got = event.User.Username
+			}
+		}
 		if err == nil && got != want {
 			err = fmt.Errorf("it was %q", got)
 		}
@@ -142,7 +133,6 @@ func (c *cluster) wantWriter(t *testing.T, verb, name, subresource, serviceAccou
 	})
 }
 
-// served returns the certificate that the kubelet presents at its address.
 func (c *cluster) served(t *testing.T, m *machine) *x509.Certificate {
 	t.Helper()
 	cert, err := c.servedBy(m)
@@ -169,7 +159,6 @@ func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
 
 // wantOurs checks that the kubelet requested the certificate with which it serves, and that the Deployment signed it.
 func (c *cluster) wantOurs(t *testing.T, m *machine) {
-	t.Helper()
 	cert := c.served(t, m)
 	requests, err := c.requestsTo(t.Context(), certificatesv1.KubeletServingSignerName, m.name)
 	kit.NoError(t, err)
@@ -190,14 +179,12 @@ func (c *cluster) wantOurs(t *testing.T, m *machine) {
 
 // wantReachable checks that the API server can connect to the kubelet: kubectl exec always opens a new connection.
 func (c *cluster) wantReachable(t *testing.T, m *machine) {
-	t.Helper()
 	c.wantLog(t, m.name)
 	if output := c.kubectl(t, "exec", "on-"+m.name, "--", "/pause", "reached"); output != "reached\n" {
 		t.Errorf("kubectl exec says %q", output)
 	}
 }
 
-// health returns the kubelet's health, read through the API server.
 func (c *cluster) health(m *machine) (string, error) {
 	return c.tryKubectl("get", "--raw", "/api/v1/nodes/"+m.name+"/proxy/healthz")
 }

@@ -53,7 +53,6 @@ func TestStaticPods(t *testing.T) {
 // writeStaticPods writes the files that kubeadm init would write to a control-plane node, with the manager from its
 // overlay.
 func (c *cluster) writeStaticPods(t *testing.T, m *machine) {
-	t.Helper()
 	writePKI(t, m.file(pkiDir), c.address, c.ca)
 	m.write(t, staticPodDir+"/etcd.yaml", staticPod("etcd", etcdImage, etcdArgs("/data")))
 	m.write(t, staticPodDir+"/kube-apiserver.yaml", staticPod("kube-apiserver", apiServerImage, apiServerArgs(pkiDir, c.address)))
@@ -66,7 +65,6 @@ func (c *cluster) writeStaticPods(t *testing.T, m *machine) {
 	}
 }
 
-// staticPod returns the manifest of a static pod of the control plane.
 func staticPod(name, image string, args []string) []byte {
 	data, err := yaml.Marshal(&corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
