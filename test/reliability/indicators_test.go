@@ -70,7 +70,6 @@ func (r *replica) indicators(ctx context.Context, before map[indicator]float64) 
 	return firing
 }
 
-// verifyIndicators returns which indicators were missing or false.
 func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) {
 	for _, name := range s.indicators {
 		if fired[name] == "" {
@@ -86,8 +85,7 @@ func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) 
 }
 
 // verifyReports returns which Events and which lines of the log were missing. The Events must be from the time of the fault.
-func (w *world) verifyReports(s *scenario, began time.Time) (wrong []error) {
-	w.t.Helper()
+func (w *world) verifyReports(began time.Time) (wrong []error) {
 	told, ended := map[string]bool{}, w.ends[len(w.ends)-1]
 	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -98,7 +96,7 @@ func (w *world) verifyReports(s *scenario, began time.Time) (wrong []error) {
 			told[events.Items[i].Reason] = true
 		}
 	}
-	for _, reason := range s.events {
+	for _, reason := range w.events {
 		if !told[reason] {
 			wrong = append(wrong, fmt.Errorf("no Event %s while the fault lasted, only %v", reason, slices.Sorted(maps.Keys(told))))
 		}
@@ -107,11 +105,11 @@ func (w *world) verifyReports(s *scenario, began time.Time) (wrong []error) {
 	if err != nil {
 		return append(wrong, err)
 	}
-	isRecorded := func(r lastRecord) bool { return r.Event == s.recorded }
-	if s.recorded != "" && !slices.ContainsFunc(slices.Collect(maps.Values(last)), isRecorded) {
-		wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", s.recorded))
+	isRecorded := func(r lastRecord) bool { return r.Event == w.recorded }
+	if w.recorded != "" && !slices.ContainsFunc(slices.Collect(maps.Values(last)), isRecorded) {
+		wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", w.recorded))
 	}
-	if s.noRecords {
+	if w.noRecords {
 		wrong = append(wrong, w.verifyRecordedOrLogged(last)...)
 	}
 	return wrong
@@ -120,7 +118,6 @@ func (w *world) verifyReports(s *scenario, began time.Time) (wrong []error) {
 // verifyRecordedOrLogged returns which stored certificates neither the audit log has, nor the log with the line that the record could
 // not be written. Those that were made after the fault must be in the audit log.
 func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []error) {
-	w.t.Helper()
 	signed, lost := map[string]string{}, map[string]bool{} // signed has reconcileIDs, lost those without a record
 	for _, r := range w.replicas {
 		log, err := r.Log()
@@ -154,7 +151,6 @@ func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []
 // verifyMetrics waits until the metrics of every replica of ours say what is true after the fault: no indicator that ends
 // fires, and csr_requests has as many requests in each state as the API server.
 func (w *world) verifyMetrics() (wrong []error) {
-	w.t.Helper()
 	for _, r := range w.running() {
 		var last error
 		if !w.poll(time.Minute, func(ctx context.Context) bool {

@@ -26,7 +26,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
-// proxied returns a fault of the API server's answers.
 func proxied(lasts time.Duration, rules ...faults.Rule) func(*world) {
 	return func(w *world) {
 		w.proxy.Use(rules...)
@@ -174,9 +173,7 @@ func pauseLeader(w *world) {
 	}
 }
 
-// leaderChanges returns how often the Lease has changed its holder.
 func (w *world) leaderChanges() (changes int) {
-	w.t.Helper()
 	leases, err := w.admin.CoordinationV1().Leases("").List(w.t.Context(), metav1.ListOptions{})
 	kit.NoError(w.t, err)
 	for _, lease := range leases.Items {
@@ -205,13 +202,11 @@ func besideTheirs(sameCA bool) func(*world) {
 }
 
 func (w *world) shiftAPIServersClock(by time.Duration) {
-	w.t.Helper()
 	pid, err := w.APIServerPid()
 	kit.NoError(w.t, err)
 	kit.NoError(w.t, clock.Shift(pid, by))
 }
 
-// setOwnClock sets the clock of the program while it runs, and sets it right again.
 func setOwnClock(by time.Duration) func(*world) {
 	return func(w *world) {
 		w.pause(2 * time.Second)
@@ -260,7 +255,6 @@ func (w *world) whileSkewed(by time.Duration) {
 	}
 }
 
-// issued returns how many requests have a certificate.
 func (w *world) issued() (issued int) {
 	for _, obj := range w.history.present() {
 		if len(obj.Status.Certificate) > 0 {
@@ -336,7 +330,6 @@ func (w *world) join(name, what string) *item {
 
 // keepsItsCA checks that a running program shows the broken Secret, and signs with the last good CA.
 func (w *world) keepsItsCA(state secretState) {
-	w.t.Helper()
 	w.showsCA(state.name, func(value float64) bool { return value > 0 })
 	w.join("while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"),
 		"a manager that runs keeps the last good CA while the Secret is "+state.name)
@@ -347,7 +340,6 @@ func (w *world) keepsItsCA(state secretState) {
 
 // startsWithoutCA starts the program anew with the broken Secret, and then restores it. Ours must not be ready, and must sign nothing.
 func (w *world) startsWithoutCA(state secretState) {
-	w.t.Helper()
 	good := w.roots[0]
 	w.oldest().kill()
 	w.pause(time.Second) // its last writes
@@ -375,7 +367,6 @@ func (w *world) startsWithoutCA(state secretState) {
 
 // putCA gives the program another CA, whatever it had before: ours in the Secret, and kube-controller-manager in its files. Nil deletes them.
 func (w *world) putCA(cert, key []byte) {
-	w.t.Helper()
 	if w.theirs {
 		err := w.writeTheirCA(cert, key)
 		if cert == nil {
@@ -443,7 +434,6 @@ func fullDisk(w *world) {
 	}
 }
 
-// filler is the file that fills the disk of the audit log.
 func (w *world) filler() string { return filepath.Join(filepath.Dir(w.audit), "filler") }
 
 // freeDisk lets the disk of the audit log work again. From then on every record must be written.

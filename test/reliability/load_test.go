@@ -1,14 +1,22 @@
 package reliability
 
 import (
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/rand"
+	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"fmt"
+	mathrand "math/rand/v2"
 	"net"
+	"net/url"
+	"os"
+	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -21,8 +29,10 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
 
 type request = certificatesv1.CertificateSigningRequest
@@ -32,17 +42,12 @@ const foreignSigner = "example.com/foreign"
 
 // kind is a kind of requests of the load.
 type kind struct {
-	name string
-	// share is how many of 500 requests are of this kind.
-	share int
-	// ours reports that kube-controller-manager does something else with it.
-	ours bool
-	// want is the state in which such a request ends.
-	want csr.State
-	// gone reports that the cleaner deletes it.
-	gone bool
-	// decide is the decision that a person makes right after the creation, or "".
-	decide certificatesv1.RequestConditionType
+	name   string
+	share  int                                 // how many of 500 requests are of this kind
+	ours   bool                                // kube-controller-manager does something else with it
+	want   csr.State                           // in which such a request ends
+	gone   bool                                // the cleaner deletes it
+	decide certificatesv1.RequestConditionType // what a person decides right after the creation, or ""
 	make   func(w *world, node string) order
 }
 
@@ -54,8 +59,7 @@ type order struct {
 	usages  []certificatesv1.KeyUsage
 	key     crypto.Signer // nil stands for a new one of P-256
 	seconds *int32        // the lifetime, or nil
-	// node is a Node that must exist, or nil. It is created right before the request.
-	node *corev1.Node
+	node    *corev1.Node  // a Node that is created right before the request, or nil
 }
 
 var (
@@ -67,7 +71,6 @@ func kubeletSubject(node string) pkix.Name {
 	return pkix.Name{CommonName: csr.NodeUserPrefix + node, Organization: []string{csr.NodeGroup}}
 }
 
-// named returns the content of a request for a subject.
 func named(subject pkix.Name) x509.CertificateRequest {
 	return x509.CertificateRequest{Subject: subject}
 }
@@ -132,16 +135,18 @@ type item struct {
 	order  order
 	object *request
 	client kubernetes.Interface
-	tried  time.Time   // when its requester first tried to create it
-	stored atomic.Bool // in etcd, if kind.gone
-	began  time.Time   // when it was created for the first time
-	// ahead is how far the API server's clock was ahead of the test's when it was created, in hours.
-	ahead time.Duration
+	tried  time.Time     // when its requester first tried to create it
+	stored atomic.Bool   // in etcd, if kind.gone
+	began  time.Time     // when it was created for the first time
+	ahead  time.Duration // how far the API server's clock was ahead of the test's then, in hours
 }
 
-// newLoad returns the requests of the load.
-func (w *world) newLoad(total int) (items []*item) {
-	w.t.Helper()
+// newLoad returns the requests of the scenario, in an order that follows from the seed.
+func (w *world) newLoad() []*item {
+	total, items := requests, w.randomItems(w.random)
+	if !full {
+		total = fewRequests
+	}
 	for i := range kinds {
 		k := &kinds[i]
 		if k.ours && w.theirs {
@@ -151,11 +156,11 @@ func (w *world) newLoad(total int) (items []*item) {
 			items = append(items, w.newItem(k, fmt.Sprintf("%s-%03d", k.name, n)))
 		}
 	}
+	mathrand.New(mathrand.NewPCG(w.seed, 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
 	return items
 }
 
 func (w *world) newItem(k *kind, name string) *item {
-	w.t.Helper()
 	if k.gone {
 		return &item{kind: k, object: w.oldRequest(name)}
 	}
@@ -178,10 +183,8 @@ func (w *world) newItem(k *kind, name string) *item {
 	return made
 }
 
-// oldRequest returns a request that was denied before w.oldAge.
 func (w *world) oldRequest(name string) *request {
-	w.t.Helper()
-	before := metav1.NewTime(time.Now().Add(-w.oldAge))
+	before := metav1.NewTime(time.Now().Add(-cmp.Or(w.oldAge, 4*time.Hour)))
 	return &request{
 		TypeMeta:   metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, UID: uuid.NewUUID(), CreationTimestamp: before},
@@ -256,7 +259,6 @@ const (
 	shortLifetime   = 8 * time.Hour
 )
 
-// validity returns how long the certificate must be valid.
 func (i *item) validity() time.Duration {
 	if i.order.seconds == nil {
 		return defaultLifetime
@@ -322,4 +324,143 @@ func (i *item) check(cert, ca *x509.Certificate, stored time.Time) error {
 		return fmt.Errorf("its serial number %s is too small to be random", cert.SerialNumber.Text(16))
 	}
 	return nil
+}
+
+// randomSeed returns the seed of the load, of random requests and of faults, which is the same for both programs: RELIABILITY_SEED,
+// or 1 in the subset, or the time.
+var randomSeed = sync.OnceValues(func() (uint64, error) {
+	switch text := os.Getenv("RELIABILITY_SEED"); {
+	case text != "":
+		return strconv.ParseUint(text, 10, 64)
+	case full:
+		return uint64(time.Now().UnixNano()), nil
+	}
+	return 1, nil
+})
+
+func pick[T any](random *mathrand.Rand, values ...T) T { return values[random.IntN(len(values))] }
+
+// randomItems returns count random requests. What must become of each is what becomes of another request with the same
+// content before the fault: no fault becomes a verdict.
+func (w *world) randomItems(count int) (items []*item) {
+	if count == 0 {
+		return nil
+	}
+	random := mathrand.New(mathrand.NewPCG(w.seed, 0))
+	for n := range count {
+		made := w.randomOrder(random, fmt.Sprintf("random-%03d", n))
+		decide := pick(random, "", "", certificatesv1.CertificateApproved, certificatesv1.CertificateDenied)
+		if decide == certificatesv1.CertificateDenied && made.signer != certificatesv1.KubeAPIServerClientSignerName {
+			decide = "" // the approver may be faster than a person
+		}
+		k := &kind{name: "random", make: func(*world, string) order { return made }, decide: decide}
+		twin := w.newItem(k, fmt.Sprintf("twin-%03d", n))
+		_, err := twin.client.CertificatesV1().CertificateSigningRequests().Create(
+			w.t.Context(), twin.object, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if apierrors.IsForbidden(err) || apierrors.IsInvalid(err) {
+			continue // the API server does not store such a request
+		}
+		kit.NoError(w.t, err)
+		kit.NoError(w.t, w.create(w.t.Context(), twin))
+		w.twins, items = append(w.twins, twin), append(items, w.newItem(k, fmt.Sprintf("random-%03d", n)))
+	}
+	if !w.poll(patience, func(context.Context) bool { return w.history.quietFor() > 5*time.Second }) {
+		w.t.Fatal("the random requests do not come to rest without faults")
+	}
+	for n, twin := range w.twins {
+		items[n].kind.want = w.history.of(twin.object.Name).state()
+	}
+	return items
+}
+
+// shortCA gives the program a CA that ends before most certificates would.
+func shortCA(w *world) {
+	made := kit.IssueCA(w.t, "short", kit.NewKey(w.t), nil, 2*time.Hour)
+	ca := &csrenv.CA{CertPEM: made.PEM(), KeyPEM: made.KeyPEM(w.t)}
+	w.putCA(ca.CertPEM, ca.KeyPEM)
+	w.roots, w.keys = []*csrenv.CA{ca}, append(w.keys, ca.KeyPEM)
+}
+
+// asksForCA are the basic constraints of a CA.
+var asksForCA = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
+
+// rsaKey returns a key, which several requests may have.
+var rsaKey = sync.OnceValue(func() crypto.Signer {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		panic(err)
+	}
+	return key
+})
+
+// randomOrder returns a request that is right in about one of three cases.
+func (w *world) randomOrder(random *mathrand.Rand, node string) order {
+	var made order
+	switch random.IntN(3) {
+	case 0:
+		made = kubeletClient(joiner, node)
+	case 1:
+		made = kubeletClient(kubelet(node), node)
+	default:
+		made = servingOrder(w, node)
+	}
+	seconds := int32(pick(random, 600, 3600, 86_400))
+	made.seconds = pick(random, nil, &seconds)
+	for range random.IntN(3) { // changes
+		switch random.IntN(8) {
+		case 0:
+			made.user = pick(random, joiner, kubelet(node), kubelet("other"), stranger)
+		case 1:
+			made.signer = pick(random, foreignSigner, certificatesv1.KubeAPIServerClientSignerName,
+				certificatesv1.KubeAPIServerClientKubeletSignerName, certificatesv1.KubeletServingSignerName)
+		case 2:
+			made.usages = pick(random, clientUsages, servingUsages,
+				append([]certificatesv1.KeyUsage{certificatesv1.UsageKeyEncipherment}, clientUsages...),
+				[]certificatesv1.KeyUsage{certificatesv1.UsageCertSign}, []certificatesv1.KeyUsage{certificatesv1.UsageAny})
+		case 3:
+			made.Subject = pick(random, kubeletSubject("other"), pkix.Name{CommonName: node}, pkix.Name{},
+				pkix.Name{CommonName: made.Subject.CommonName, Organization: []string{"system:masters"}},
+				pkix.Name{CommonName: made.Subject.CommonName, Organization: []string{"system:nodes", "others"}})
+		case 4:
+			if made.ExtraExtensions = pick(random, asksForCA, nil); made.ExtraExtensions == nil {
+				made.key = rsaKey()
+			}
+		case 5:
+			made.URIs, made.EmailAddresses = pick(random, nil, []*url.URL{{Scheme: "spiffe", Host: node}}), pick(random, nil, []string{node + "@example.com"})
+		case 6:
+			made.IPAddresses = pick(random, nil, []net.IP{net.IPv4(192, 0, 2, 77).To4()}, []net.IP{net.IPv4(127, 0, 0, 1).To4()})
+		default:
+			made.DNSNames = pick(random, nil, []string{node}, []string{"kubernetes.default"}, []string{"*.example.com"})
+		}
+	}
+	return made
+}
+
+// randomFaults changes the faults of the proxy twice a second, as a seed says, and starts the program anew in between.
+func randomFaults(w *world) {
+	random := mathrand.New(mathrand.NewPCG(w.seed, 1))
+	for n := range 40 {
+		rules := make([]faults.Rule, 1+random.IntN(4))
+		for i := range rules {
+			rules[i] = randomRule(random)
+		}
+		w.proxy.Use(rules...)
+		if n == 20 {
+			w.oldest().kill()
+			w.startReplica(false)
+		}
+		w.pause(500 * time.Millisecond)
+	}
+	w.proxy.Use()
+}
+
+func randomRule(random *mathrand.Rand) faults.Rule {
+	answer := faults.Answer(pick(random, 401, 403, 404, 409, 429, 500, 503, 504))
+	return faults.Rule{
+		Resources: pick(random, nil, requestWrites, []string{"certificatesigningrequests"}, []string{"subjectaccessreviews"},
+			[]string{"secrets"}, []string{"nodes", "services", "endpointslices"}),
+		Share: pick(random, 0.2, 0.5, 1),
+		Do: pick(random, answer, answer.Landed(), faults.Reset(), faults.Reset().Landed(), faults.ResetConnection(),
+			faults.Hang(), faults.Delay(300*time.Millisecond), faults.Cut(100*time.Millisecond), faults.Stall()),
+	}
 }

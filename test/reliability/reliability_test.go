@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	mathrand "math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -62,18 +61,16 @@ func TestFaults(t *testing.T) {
 // run starts the programs and the load, injects the fault, waits until all requests are in their state, and verifies what must hold. It
 // returns a row of the table.
 func (s *scenario) run(t *testing.T, theirs bool) string {
-	w := newWorld(t, theirs)
-	w.config, w.args, w.environment = s.config, s.args, s.environment
+	w := newWorld(t, *s, theirs)
 	if s.prepare != nil {
 		s.prepare(w)
 	}
-	w.shortLease, w.restarts = s.replicas > 1, s.replicas > 1
 	w.startReplica(s.replicas > 1)
 	first := w.warmUp()
 	for range s.replicas - 1 { // the first one leads
 		w.waitReady(w.startReplica(true))
 	}
-	w.items = s.load(w)
+	w.items = w.newLoad()
 	stop := w.observe()
 	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, 10*time.Second))
 	s.fault(w)
@@ -88,15 +85,16 @@ func (s *scenario) run(t *testing.T, theirs bool) string {
 		w.waitReady(r)
 	}
 	saw := stop()
-	count, wrong := w.verify(s, slices.Concat(items, w.twins, []*item{first}))
+	count, wrong := w.verify(slices.Concat(items, w.twins, []*item{first}))
+	slowest, recovery := w.times(items)
 	row := fmt.Sprintf("| %s | %s | %.1f s | %.1f s | %.1f s | %d of %d | %d of %[7]d |\n", s.name, filepath.Base(w.replicas[0].program),
-		w.slowest(items).Seconds(), w.recovery(items).Seconds(), saw.unready.Seconds(), finished, len(items), count)
+		slowest.Seconds(), recovery.Seconds(), saw.unready.Seconds(), finished, len(items), count)
 	t.Log(row)
 	if theirs { // a comparison, not a test
 		t.Log(errors.Join(wrong...))
 		return row
 	}
-	for _, err := range slices.Concat(wrong, s.verifyIndicators(saw.fired), w.verifyMetrics(), w.verifyReports(s, began)) {
+	for _, err := range slices.Concat(wrong, s.verifyIndicators(saw.fired), w.verifyMetrics(), w.verifyReports(began)) {
 		t.Error(err)
 	}
 	if s.ready == stays && (saw.unready > 0 || saw.silent >= moment) || s.ready == falls && saw.unready < moment {
@@ -110,21 +108,8 @@ func (s *scenario) run(t *testing.T, theirs bool) string {
 	return row
 }
 
-// load returns the requests that are made during the scenario.
-func (s *scenario) load(w *world) []*item {
-	total := requests
-	if !full {
-		total = fewRequests
-	}
-	w.oldAge = cmp.Or(s.oldAge, 4*time.Hour)
-	items := append(w.newLoad(total), w.randomItems(s.random)...)
-	mathrand.New(mathrand.NewPCG(w.seed, 0)).Shuffle(len(items), func(i, j int) { items[i], items[j] = items[j], items[i] })
-	return items
-}
-
 // warmUp waits until the program works, and returns the request that shows it.
 func (w *world) warmUp() *item {
-	w.t.Helper()
 	first := w.newItem(&kinds[0], "first")
 	kit.NoError(w.t, w.create(w.t.Context(), first))
 	leader := w.replicas[0]
@@ -141,7 +126,6 @@ func (w *world) warmUp() *item {
 	return first
 }
 
-// waitReady waits until r says that it is ready, if it can say so.
 func (w *world) waitReady(r *replica) {
 	w.t.Helper()
 	if !w.poll(patience, func(ctx context.Context) bool { return r.probes == "" || r.ready(ctx) }) {
@@ -196,15 +180,14 @@ func (w *world) observe() (stop func() observed) {
 		last := time.Now()
 		for ctx.Err() == nil {
 			ready, answered := w.anyReady(ctx)
-			now := time.Now()
-			switch {
+			took := time.Since(last)
+			switch last = last.Add(took); {
 			case ready || ctx.Err() != nil:
 			case !answered:
-				saw.silent += now.Sub(last)
+				saw.silent += took
 			default:
-				saw.unready += now.Sub(last)
+				saw.unready += took
 			}
-			last = now
 			for _, r := range w.running() {
 				for name, value := range r.indicators(ctx, before[r.number]) {
 					if _, known := saw.fired[name]; !known {
@@ -227,7 +210,6 @@ func (w *world) observe() (stop func() observed) {
 	}
 }
 
-// anyReady reports whether a replica of ours says that it is ready, and whether one answers.
 func (w *world) anyReady(ctx context.Context) (ready, answered bool) {
 	for _, r := range w.running() {
 		status, _ := r.page(ctx, r.probes, "/readyz")
@@ -236,33 +218,26 @@ func (w *world) anyReady(ctx context.Context) (ready, answered bool) {
 	return ready, answered
 }
 
-// slowest returns the longest time that a request of a joining kubelet took.
-func (w *world) slowest(items []*item) (longest time.Duration) {
-	for _, i := range items {
-		if past := w.history.of(i.object.Name); i.kind == &kinds[0] && w.isFinished(i) {
-			longest = max(longest, past.settled.Sub(past.created))
-		}
-	}
-	return longest
-}
-
-// recovery returns the longest time from the end of a fault to the final state of a request. Only requests that were tried before that
-// end count. If a request has met several faults, the last one counts.
-func (w *world) recovery(items []*item) (longest time.Duration) {
+// times returns the longest time that a request of a joining kubelet took, and the longest time from the end of a fault to the final state of
+// a request. Only requests that were tried before that end count. If a request has met several faults, the last one counts.
+func (w *world) times(items []*item) (slowest, recovery time.Duration) {
 	for _, i := range items {
 		if i.kind.want == csr.Pending || !w.isFinished(i) {
 			continue
 		}
-		settled := w.history.of(i.object.Name).settled
+		past := w.history.of(i.object.Name)
+		if i.kind == &kinds[0] {
+			slowest = max(slowest, past.settled.Sub(past.created))
+		}
 		for _, end := range slices.Backward(w.ends) {
-			if end.After(settled) {
+			if end.After(past.settled) {
 				continue
 			}
 			if i.tried.Before(end) {
-				longest = max(longest, settled.Sub(end))
+				recovery = max(recovery, past.settled.Sub(end))
 			}
 			break
 		}
 	}
-	return longest
+	return slowest, recovery
 }

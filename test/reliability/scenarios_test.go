@@ -18,37 +18,26 @@ const (
 
 // scenario is one fault and what must hold.
 type scenario struct {
-	name string
-	// quick reports that "make test" goes through it.
-	quick bool
-	// oursOnly reports that kube-controller-manager does not go through it: it has no inventory, no audit log and no such metrics.
-	oursOnly bool
-	// replicas is the number of processes, with leader election if it is more than one.
-	replicas int
-	// config is the configuration of ours, and args more flags. environment is that of the process.
-	config      string
-	args        []string
-	environment []string
-	// spread is how long the load takes to be created; zero means ten seconds.
-	spread time.Duration
-	ready  readiness
-	// indicators must fire while it lasts, and mayFire may.
-	indicators, mayFire []indicator
-	// events are the reasons of Events that must be written while it lasts, and recorded, if set, an event of the audit log.
-	events   []string
-	recorded audit.Event
-	// oldAge is how long ago old requests were denied; zero means four hours.
-	oldAge time.Duration
-	// random is the number of requests with random content beside the load.
-	random int
-	// noneLost reports that each certificate is stored, whatever the answer was.
-	noneLost bool
-	// noRecords reports that the fault takes the audit log away for a while. Then a certificate may be without a record.
-	noRecords bool
-	// prepare is called before the program starts.
-	prepare func(w *world)
+	name        string
+	quick       bool          // "make test" goes through it
+	oursOnly    bool          // kube-controller-manager does not: it has no inventory, no audit log and no such metrics
+	replicas    int           // processes, with leader election if there is more than one
+	config      string        // the configuration of ours, in YAML
+	args        []string      // more flags of ours
+	environment []string      // of the process
+	spread      time.Duration // how long the load takes to be created; zero means ten seconds
+	oldAge      time.Duration // how long ago old requests were denied; zero means four hours
+	random      int           // requests with random content beside the load
+	ready       readiness
+	indicators  []indicator // must fire while it lasts
+	mayFire     []indicator
+	events      []string     // reasons of Events that must be written while it lasts
+	recorded    audit.Event  // that the audit log must have, if set
+	noneLost    bool         // each certificate is stored, whatever the answer was
+	noRecords   bool         // the audit log is away for a while, so a certificate may be without a record
+	prepare     func(*world) // is called before the program starts
 	// fault causes the fault and returns when it is over, unless it calls over. The load begins at the same time.
-	fault func(w *world)
+	fault func(*world)
 }
 
 // whileDown are indicators of a replica whose calls fail. An API server that has just started may refuse calls, because it does not

@@ -13,20 +13,19 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // verifySecrecy checks that no key that the signing Secret held is in a log, an audit log or a page of a replica, or in an
 // object that others can read. It also checks that the kernel would write no core dump, and that nothing serves profiles.
 func (w *world) verifySecrecy() (wrong []error) {
-	w.t.Helper()
 	texts := map[string]string{} // what others than the manager can read, by where it is
 	for _, r := range w.replicas {
 		for where, file := range map[string]string{"log": r.LogFile, "audit log": r.audit} {
 			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
 				data, err := os.ReadFile(file)
-				if err != nil {
-					return []error{err}
-				}
+				kit.NoError(w.t, err)
 				texts[fmt.Sprintf("the %s of replica %d", where, r.number)] = string(data)
 			}
 		}
@@ -43,8 +42,9 @@ func (w *world) verifySecrecy() (wrong []error) {
 			texts[fmt.Sprintf("%s of replica %d", page.path, r.number)] = body
 		}
 		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", r.Pid()))
-		if err != nil || !regexp.MustCompile(`(?m)^Max core file size +0 +0 `).Match(limits) {
-			wrong = append(wrong, fmt.Errorf("replica %d may dump its memory: %w %s", r.number, err, limits))
+		kit.NoError(w.t, err)
+		if !regexp.MustCompile(`(?m)^Max core file size +0 +0 `).Match(limits) {
+			wrong = append(wrong, fmt.Errorf("replica %d may dump its memory: %s", r.number, limits))
 		}
 	}
 	for where, path := range map[string]string{

@@ -37,7 +37,6 @@ type service struct {
 
 // breakService puts the service into mode for a while. It must get a request meanwhile.
 func (w *world) breakService(to mode, lasts time.Duration) {
-	w.t.Helper()
 	w.service.mode.Store(to)
 	w.pause(lasts)
 	if w.service.calls[to].Load() == 0 {
@@ -46,9 +45,7 @@ func (w *world) breakService(to mode, lasts time.Duration) {
 	w.service.mode.Store(works)
 }
 
-// startService starts a server that answers with answer, which reads the mode.
 func (w *world) startService(start func(http.Handler) *httptest.Server, answer func(mode, *http.Request) any) {
-	w.t.Helper()
 	s := &service{}
 	s.Server = start(http.HandlerFunc(func(writer http.ResponseWriter, r *http.Request) {
 		now := s.mode.Load()
@@ -134,7 +131,6 @@ func startInventory(w *world) {
 `, w.service.URL, ca)
 }
 
-// addressOf returns the address that a Node reports, past the proxy.
 func (w *world) addressOf(ctx context.Context, name string) string {
 	node, err := w.admin.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil || len(node.Status.Addresses) == 0 {

@@ -3,8 +3,10 @@
 package reliability
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -16,7 +18,13 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
@@ -100,9 +108,7 @@ func TestSoak(t *testing.T) {
 	}
 }
 
-// finish ends the load, and checks what became of it.
 func (s *soak) finish(end func()) {
-	s.t.Helper()
 	end()
 	if !s.poll(keptFor+2*patience, func(context.Context) bool { s.check(); return len(s.items) == 0 }) {
 		s.fail("%d requests are left at the end", len(s.items))
@@ -115,7 +121,7 @@ func (s *soak) finish(end func()) {
 		}
 		serials[serial(cert)] = true
 	}
-	for _, err := range slices.Concat(s.failed, s.completeRecords(&scenario{}, s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore)) {
+	for _, err := range slices.Concat(s.failed, s.completeRecords(s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore)) {
 		s.t.Error(err)
 	}
 }
@@ -123,10 +129,9 @@ func (s *soak) finish(end func()) {
 // startSoak starts a replica of binary, or of this version if binary is empty, then the load and the rotations. The
 // returned function ends both.
 func startSoak(t *testing.T, binary string) (s *soak, end func()) {
-	t.Helper()
-	s = &soak{world: newWorld(t, false), stored: map[string]*x509.Certificate{}}
-	s.binary, s.config = binary, soakConfig
-	s.args = []string{"--audit-log-maxsize=4000"} // one file has all records
+	records := []string{"--audit-log-maxsize=4000"} // one file has all records
+	s = &soak{world: newWorld(t, scenario{config: soakConfig, args: records}, false), stored: map[string]*x509.Certificate{}}
+	s.binary = binary
 	s.prepareRotation()
 	s.leader = s.startReplica(true)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -140,7 +145,6 @@ func startSoak(t *testing.T, binary string) (s *soak, end func()) {
 	return s, end
 }
 
-// load creates requests until ctx ends, and checks what became of them.
 func (s *soak) load(ctx context.Context) {
 	ticker := time.NewTicker(perRequest)
 	defer ticker.Stop()
@@ -191,7 +195,6 @@ func (s *soak) next(addresses map[string]order) *item {
 	return s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
 }
 
-// check judges the requests that were deleted since, and forgets them. It fails for each that should be deleted by now.
 func (s *soak) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -209,7 +212,6 @@ func (s *soak) check() {
 	})
 }
 
-// judge reports what was wrong in the life of a request that was deleted.
 func (s *soak) judge(i *item, past past, bad func(error)) {
 	for _, was := range past.wrong {
 		bad(errors.New(was))
@@ -247,7 +249,6 @@ func (s *soak) fail(format string, values ...any) {
 	s.failed = append(s.failed, fmt.Errorf(format, values...))
 }
 
-// disturb causes the fault of a minute.
 func (s *soak) disturb(minute int) {
 	inject := func(rules ...faults.Rule) {
 		s.proxy.Use(rules...)
@@ -299,7 +300,6 @@ func (s sample) above(before sample) (wrong []error) {
 
 // sample measures for a minute. The medians count. Events are not counted: the API server keeps each for an hour.
 func (s *soak) sample() sample {
-	s.t.Helper()
 	began := time.Now()
 	s.pause(50 * time.Second) // nothing else than time passes
 	var bytes, routines, took []float64
@@ -329,10 +329,170 @@ func (s *soak) sample() sample {
 
 // median returns the median of values, which must be known and above zero.
 func (s *soak) median(values []float64) float64 {
-	s.t.Helper()
 	slices.Sort(values)
 	if len(values) == 0 || values[0] < 0 || values[len(values)/2] == 0 {
 		s.t.Fatalf("measured %v: %s", values, s.leader.Tail(20))
 	}
 	return values[len(values)/2]
+}
+
+// trustBundle is where the manager publishes the CAs.
+var trustBundle = v1alpha1.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
+
+func (s *soak) prepareRotation() {
+	kit.CreateMissing(s.t, kit.Admin(s.t), kit.Rendered(s.t, "rotation"))
+	authority := &v1alpha1.SigningAuthority{
+		ObjectMeta: metav1.ObjectMeta{Name: "cluster"},
+		Spec: v1alpha1.SigningAuthoritySpec{
+			Secret: v1alpha1.SecretReference{Namespace: kit.SystemNamespace, Name: "csr-signer"},
+			Signers: []string{
+				"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
+			},
+			Trust: v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{trustBundle}},
+			Verification: v1alpha1.Verification{
+				APIServers: []string{s.Env.ControlPlane.GetAPIServer().HostPort()}, ServerName: "localhost",
+			},
+		},
+	}
+	kit.NoError(s.t, retry(s.t.Context(), func() error { return kit.Admin(s.t).Create(s.t.Context(), authority) }))
+	users, err := os.ReadFile(s.ClientCAFile())
+	kit.NoError(s.t, err)
+	block, _ := pem.Decode(users)
+	s.users = pem.EncodeToMemory(block) // the administrator's CA
+}
+
+// rotate replaces the CA again and again until ctx ends. A rotation that takes 20 minutes is an error.
+func (s *soak) rotate(ctx context.Context) {
+	for {
+		err := wait.PollUntilContextTimeout(ctx, time.Second, 20*time.Minute, true, s.step)
+		if ctx.Err() != nil {
+			return
+		}
+		secret, read := s.admin.CoreV1().Secrets(kit.SystemNamespace).Get(s.t.Context(), "csr-signer", metav1.GetOptions{})
+		if err := errors.Join(err, read); err != nil {
+			s.fail("rotation: %w: %+v", err, s.authority(ctx).Status)
+			return
+		}
+		s.rotations++
+		s.keys = append(s.keys, secret.Data[corev1.TLSPrivateKeyKey])
+	}
+}
+
+// authority returns the SigningAuthority, or an empty one if it can't be read.
+func (s *soak) authority(ctx context.Context) *v1alpha1.SigningAuthority {
+	obj := &v1alpha1.SigningAuthority{}
+	_ = kit.Admin(s.t).Get(ctx, client.ObjectKey{Name: "cluster"}, obj) // the next attempt may succeed
+	return obj
+}
+
+// step does what an operator does, and reports whether a rotation was completed. It also copies the published CAs to the
+// API server's client CA file, as a trust file does.
+func (s *soak) step(ctx context.Context) (done bool, err error) {
+	s.rolling.Lock()
+	defer s.rolling.Unlock()
+	s.copyTrust(ctx)
+	obj := s.authority(ctx)
+	switch {
+	case obj.Annotations[v1alpha1.OperationAnnotation] != "": // the manager has not seen the operation yet
+	case obj.Status.Phase == v1alpha1.Completed && s.started:
+		s.started = false
+		return true, nil
+	case obj.Status.Phase == v1alpha1.Completed:
+		s.started = s.ask(ctx, v1alpha1.OperationStart)
+	case obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil && obj.Status.Candidate.TrustConfirmedAt == nil:
+		s.ask(ctx, v1alpha1.OperationConfirm)
+	case obj.Status.Phase == v1alpha1.Prepared && obj.Status.Retiring != nil && obj.Status.Retiring.OutstandingAcceptedAt == nil:
+		s.ask(ctx, v1alpha1.OperationAccept)
+	case obj.Status.Phase == v1alpha1.Prepared:
+		s.ask(ctx, v1alpha1.OperationComplete)
+	}
+	return false, nil
+}
+
+func (s *soak) ask(ctx context.Context, operation v1alpha1.Operation) bool {
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1alpha1.OperationAnnotation, operation)
+	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "cluster"}}
+	return kit.Admin(s.t).Patch(ctx, obj, client.RawPatch("application/merge-patch+json", []byte(patch))) == nil
+}
+
+// copyTrust writes the client CA file of the API server anew if the published CAs have changed.
+func (s *soak) copyTrust(ctx context.Context) {
+	obj := &corev1.ConfigMap{}
+	if err := kit.Admin(s.t).Get(ctx, client.ObjectKey{Namespace: trustBundle.Namespace, Name: trustBundle.Name}, obj); err != nil {
+		return
+	}
+	cas, _ := cert.ParseCertsPEM([]byte(obj.Data[trustBundle.Key])) // it is empty at first
+	s.mu.Lock()
+	for _, ca := range cas {
+		if !slices.ContainsFunc(s.authorities, ca.Equal) {
+			s.authorities = append(s.authorities, ca)
+		}
+	}
+	s.mu.Unlock()
+	bundle := append(bytes.Clone(s.users), obj.Data[trustBundle.Key]...)
+	if present, err := os.ReadFile(s.ClientCAFile()); err == nil && bytes.Equal(present, bundle) || obj.Data[trustBundle.Key] == "" {
+		return
+	}
+	if err := s.TrustClients(bundle); err != nil {
+		s.fail("%w", err)
+	}
+}
+
+// TestUpgradeUnderLoad replaces the manager of the release before by this one, and this one by the one before, in each
+// phase of a rotation and while requests arrive. RELEASE_BEFORE is the source of that release with its built manager:
+// make nightly PARTS=test-upgrade.
+func TestUpgradeUnderLoad(t *testing.T) {
+	now, err := cluster.Manager()
+	kit.NoError(t, err)
+	versions := []string{os.Getenv("RELEASE_BEFORE") + "/csr-controller-manager", now}
+	s, end := startSoak(t, versions[0])
+	rolls := 0
+	roll := func(phase v1alpha1.Phase) {
+		s.hold(phase)
+		defer s.rolling.Unlock()
+		rolls++
+		s.binary = versions[rolls%2]
+		t.Logf("%s: version %d takes over", phase, rolls%2)
+		changes, before := s.leaderChanges(), s.leader
+		s.leader = s.startReplica(true) // a Deployment stops the present one when the new one is ready
+		s.waitReady(s.leader)
+		before.killed = true
+		if err := before.Stop(); err != nil {
+			t.Errorf("stop: %v", err)
+		}
+		s.until(patience, "the other version leads", func(context.Context) bool { return s.leaderChanges() > changes })
+		time.Sleep(6 * time.Second) // more than settleFor, after which it may wrongly go on
+		if now := s.authority(t.Context()).Status.Phase; now != phase {
+			t.Errorf("the rotation is %s after the roll, want %s", now, phase)
+		}
+	}
+	s.hold(v1alpha1.Completed) // at first the authority adopts its CA
+	s.rolling.Unlock()
+	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
+	for range 2 { // each phase in both directions
+		for _, phase := range phases {
+			roll(phase)
+		}
+		roll(v1alpha1.Completed) // again, so that the other version meets Preparing next
+	}
+	s.finish(end)
+}
+
+// hold waits until the rotation is in phase and no operation is left to do, and locks s.rolling, so that no operator acts. Without one
+// no phase ends: trust in a CA begins and ends when an operator copies the trust bundle.
+func (s *soak) hold(phase v1alpha1.Phase) {
+	last := v1alpha1.Phase("")
+	if !s.poll(10*time.Minute, func(ctx context.Context) bool {
+		s.rolling.Lock()
+		obj := s.authority(ctx)
+		candidate := obj.Status.Candidate
+		confirmed := phase == v1alpha1.Preparing && (candidate == nil || candidate.TrustConfirmedAt != nil)
+		if last = obj.Status.Phase; last == phase && !confirmed && obj.Annotations[v1alpha1.OperationAnnotation] == "" {
+			return true
+		}
+		s.rolling.Unlock()
+		return false
+	}) {
+		s.t.Fatalf("the rotation does not reach %s: it is %s", phase, last)
+	}
 }

@@ -29,7 +29,6 @@ import (
 // before it is tried again up to 30.
 const patience = 90 * time.Second
 
-// isFinished reports whether i has reached its state.
 func (w *world) isFinished(i *item) bool {
 	past := w.history.of(i.object.Name)
 	if !i.kind.gone {
@@ -45,9 +44,8 @@ func (w *world) isFinished(i *item) bool {
 
 // settle waits until all items have reached their state, and returns how many have.
 func (w *world) settle(items []*item) (finished int) {
-	w.t.Helper()
 	w.poll(patience, func(context.Context) bool {
-		if w.restarts {
+		if w.scenario.replicas > 1 {
 			w.restartEnded()
 		}
 		finished = 0
@@ -62,8 +60,7 @@ func (w *world) settle(items []*item) (finished int) {
 }
 
 // verify checks what must hold after every fault, and returns what does not, and how many requests are not as they must be.
-func (w *world) verify(s *scenario, items []*item) (count int, wrong []error) {
-	w.t.Helper()
+func (w *world) verify(items []*item) (count int, wrong []error) {
 	serials, stored := map[string]string{}, map[string]*x509.Certificate{}
 	for _, i := range items {
 		cert, faults := w.verifyRequest(i)
@@ -81,8 +78,8 @@ func (w *world) verify(s *scenario, items []*item) (count int, wrong []error) {
 	if w.theirs {
 		return count, wrong
 	}
-	if !s.noRecords {
-		wrong = append(wrong, w.completeRecords(s, stored)...)
+	if !w.noRecords {
+		wrong = append(wrong, w.completeRecords(stored)...)
 	}
 	return count, slices.Concat(wrong, w.verifySecrecy(), w.verifyProcesses(fewMore))
 }
@@ -149,11 +146,10 @@ func fingerprint(cert *x509.Certificate) string {
 
 // completeRecords waits until verifyRecords finds nothing. The outcome of a write without an answer is recorded after a read. Each may take
 // 45 seconds.
-func (w *world) completeRecords(s *scenario, stored map[string]*x509.Certificate) (wrong []error) {
-	w.t.Helper()
+func (w *world) completeRecords(stored map[string]*x509.Certificate) (wrong []error) {
 	var found string
 	w.poll(95*time.Second, func(context.Context) bool {
-		found, wrong = w.verifyRecords(s, stored)
+		found, wrong = w.verifyRecords(stored)
 		return len(wrong) == 0
 	})
 	w.t.Log(found)
@@ -169,7 +165,7 @@ const signerWorkers = 20
 // kube-controller-manager beside them, and the last record about each other one says that it was discarded, or that its outcome is unknown.
 // Only a replica that was killed completes no record. At most as many as writes failed were lost, besides those of requests that another
 // process signed first: a leader that was paused works until it has failed to renew its Lease. found is what it counted.
-func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) (found string, wrong []error) {
+func (w *world) verifyRecords(stored map[string]*x509.Certificate) (found string, wrong []error) {
 	last, approved, err := w.records()
 	if err != nil {
 		return "", []error{err}
@@ -212,7 +208,7 @@ func (w *world) verifyRecords(s *scenario, stored map[string]*x509.Certificate) 
 		}
 	}
 	most := 0
-	if !s.noneLost {
+	if !w.noneLost {
 		most = w.failedWrites()
 	}
 	if lost > most {
@@ -309,8 +305,18 @@ func (w *world) verifyProcesses(more float64) (wrong []error) {
 		if state := r.Ended(); state != nil && !r.killed {
 			wrong = append(wrong, fmt.Errorf("replica %d ended by itself: %s", r.number, state))
 		}
-		if r.Ended() == nil && r.metrics != "" {
-			wrong = append(wrong, w.fewGoroutines(r, more)...)
+		if r.Ended() != nil || r.metrics == "" {
+			continue
+		}
+		if w.service != nil {
+			w.service.CloseClientConnections() // idle ones, each with two goroutines
+		}
+		now, before := 0.0, w.replicas[0].idle // a replica that was started during the fault has not been idle
+		if !w.poll(30*time.Second, func(ctx context.Context) bool {
+			now = r.metric(ctx, "go_goroutines")
+			return now > 0 && now <= before+more
+		}) {
+			wrong = append(wrong, fmt.Errorf("replica %d has %.0f goroutines, before the fault %.0f", r.number, now, before))
 		}
 	}
 	return wrong
@@ -320,18 +326,3 @@ func (w *world) verifyProcesses(more float64) (wrong []error) {
 // connections to the API server come and go. After each scenario they were between three more and four fewer. manyMore is that of
 // tests that go on much longer, or with another version.
 const fewMore, manyMore = 6, 20
-
-// fewGoroutines waits until r has about as many goroutines as the first replica had before the fault.
-func (w *world) fewGoroutines(r *replica, more float64) []error {
-	if w.service != nil {
-		w.service.CloseClientConnections() // idle ones, each with two goroutines
-	}
-	now, before := 0.0, w.replicas[0].idle // a replica that was started during the fault has not been idle
-	if !w.poll(30*time.Second, func(ctx context.Context) bool {
-		now = r.metric(ctx, "go_goroutines")
-		return now > 0 && now <= before+more
-	}) {
-		return []error{fmt.Errorf("replica %d has %.0f goroutines, before the fault %.0f", r.number, now, before)}
-	}
-	return nil
-}

@@ -3,13 +3,16 @@ package reliability
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -28,6 +31,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/clock"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
 )
@@ -35,6 +39,7 @@ import (
 // world is a control plane of its own, a program that works on its requests, and the proxy between the two.
 type world struct {
 	*cluster.Cluster
+	scenario
 	t      *testing.T
 	theirs bool // the program is kube-controller-manager
 
@@ -46,21 +51,15 @@ type world struct {
 	mu       sync.Mutex
 	replicas []*replica // also those that have ended
 
-	audit       string  // the path of the audit log of each replica, without its number, in a folder of its own
-	late        []*item // made after the disk of the audit log works again
-	config      string  // the configuration of ours, in YAML
-	binary      string  // the program of ours, if it is another version
-	args        []string
-	environment []string
-	shortLease  bool     // leaders change every few seconds
-	restarts    bool     // replicas that end by themselves are started again
-	service     *service // that the program or the API server asks, if the scenario has one
-	keys        [][]byte // that the signing Secret held besides the first CA's, in PEM
+	audit   string   // the path of the audit log of each replica, without its number, in a folder of its own
+	late    []*item  // made after the disk of the audit log works again
+	binary  string   // the program of ours, if it is another version
+	service *service // that the program or the API server asks, if the scenario has one
+	keys    [][]byte // that the signing Secret held besides the first CA's, in PEM
 
-	items  []*item       // the load
-	oldAge time.Duration // how long ago old requests were denied
-	ahead  time.Duration // how far the clocks of the API server and of the program are ahead of the test's at the start
-	ends   []time.Time   // when each fault ended
+	items []*item       // the load
+	ahead time.Duration // how far the clocks of the API server and of the program are ahead of the test's at the start
+	ends  []time.Time   // when each fault ended
 
 	nodes int
 	twins []*item // of the random requests
@@ -73,7 +72,6 @@ var (
 	theirAccount = accountToken(metav1.NamespaceSystem, theirAccountName)
 )
 
-// accountToken returns a token of a ServiceAccount.
 func accountToken(namespace, name string) cluster.Token {
 	user := serviceaccount.MakeUsername(namespace, name)
 	return cluster.Token{Token: user, User: user, UID: user, Groups: strings.Join(serviceaccount.MakeGroupNames(namespace), ",")}
@@ -83,8 +81,7 @@ func accountToken(namespace, name string) cluster.Token {
 const callTimeout = 30 * time.Second
 
 // newWorld starts a control plane with the shipped roles, and the proxy. No program runs yet.
-func newWorld(t *testing.T, theirs bool) *world {
-	t.Helper()
+func newWorld(t *testing.T, s scenario, theirs bool) *world {
 	seed, err := randomSeed()
 	kit.NoError(t, err)
 	t.Logf("repeat it with RELIABILITY_SEED=%d", seed)
@@ -93,7 +90,7 @@ func newWorld(t *testing.T, theirs bool) *world {
 	kit.NoError(t, err)
 	plane, err := kit.NewPlane(started)
 	kit.NoError(t, err)
-	w := &world{Cluster: started, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
+	w := &world{Cluster: started, scenario: s, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
 	w.atEnd(plane.Stop)
 	plane.Use(t)
 	w.admin = w.as(rest.ImpersonationConfig{})
@@ -123,7 +120,6 @@ func (w *world) atEnd(stop func() error) {
 	})
 }
 
-// as returns a client of a user, past the proxy.
 func (w *world) as(user rest.ImpersonationConfig) kubernetes.Interface {
 	cfg := rest.CopyConfig(w.Config)
 	cfg.Impersonate, cfg.Timeout = user, callTimeout
@@ -145,7 +141,6 @@ func (w *world) identity() *rest.Config {
 	return kit.WithToken(w.t, theirAccount.Token)
 }
 
-// newNode returns a Node that reports an address of its own.
 func (w *world) newNode(name string) *corev1.Node {
 	w.nodes++
 	return &corev1.Node{
@@ -196,7 +191,6 @@ func (p past) state() csr.State {
 }
 
 func (w *world) watch() *history {
-	w.t.Helper()
 	h := &history{requests: map[string]*past{}}
 	factory := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(w.Config), 0)
 	informer := factory.Certificates().V1().CertificateSigningRequests().Informer()
@@ -252,7 +246,6 @@ func (h *history) gone(name string) {
 	}
 }
 
-// quietFor returns how long nothing has changed.
 func (h *history) quietFor() time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -317,5 +310,142 @@ func (w *world) pause(d time.Duration) {
 	}
 }
 
-// over records that a fault has ended.
 func (w *world) over() { w.ends = append(w.ends, time.Now()) }
+
+// replica is a running process of the program. When it is killed, a successor takes its place in the world.
+type replica struct {
+	*cluster.Process
+	program string // its path
+	number  int
+	// The addresses and the audit log are those of ours only.
+	probes, metrics, audit string
+	idle                   float64 // its goroutines before the fault
+	killed                 bool    // its end is no fault
+}
+
+func (w *world) startReplica(elect bool) *replica {
+	if w.theirs {
+		return w.startTheirs(elect, w.proxy.Config)
+	}
+	r := &replica{program: w.binary, probes: kit.FreeAddress(w.t), metrics: kit.FreeAddress(w.t), audit: fmt.Sprint(w.audit, len(w.replicas))}
+	if r.program == "" {
+		var err error
+		r.program, err = cluster.Manager()
+		kit.NoError(w.t, err)
+	}
+	if w.config == "" {
+		w.config = "approval: {kubeletServing: {enabled: true}}\n"
+	}
+	cfg := rest.CopyConfig(w.proxy.Config)
+	cfg.CAData = slices.Concat(cfg.CAData, w.Config.CAData) // a rotation also asks the API server itself
+	return w.start(r, "ours", cfg, elect, slices.Concat(kit.StandardArgs, []string{
+		kit.Configure(w.t, w.config), "--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
+	}, w.args)...)
+}
+
+// theirAccountName is the ServiceAccount of kube-controller-manager's three loops, and theirRole has its rights. theirCert and theirKey are the
+// files of the CA.
+const (
+	theirAccountName    = "certificate-controller"
+	theirRole           = "system:controller:certificate-controller"
+	theirCert, theirKey = "theirs.crt", "theirs.key"
+)
+
+func (w *world) writeTheirCA(cert, key []byte) error {
+	return errors.Join(os.WriteFile(filepath.Join(w.Dir, theirCert), cert, 0o600), os.WriteFile(filepath.Join(w.Dir, theirKey), key, 0o600))
+}
+
+func (w *world) startTheirs(elect bool, cfg *rest.Config) *replica {
+	return w.start(&replica{program: os.Getenv("KUBE_CONTROLLER_MANAGER")}, "theirs", cfg, elect,
+		"--controllers=csrapproving,csrsigning,csrcleaner", "--secure-port=0", "--kube-api-qps=10000", "--kube-api-burst=10000",
+		"--cluster-signing-cert-file="+filepath.Join(w.Dir, theirCert), "--cluster-signing-key-file="+filepath.Join(w.Dir, theirKey))
+}
+
+// start starts r, adds it to w, and ends it with the test. In scenarios with several replicas a leader is killed or paused every few
+// seconds, and must have a successor, so its Lease ends within four seconds. Both programs have these flags.
+func (w *world) start(r *replica, name string, cfg *rest.Config, elect bool, args ...string) *replica {
+	kubeconfig, err := w.WriteKubeconfig(name, cfg)
+	kit.NoError(w.t, err)
+	line := slices.Concat(w.environment, []string{r.program, "--kubeconfig", kubeconfig, "--leader-elect=" + strconv.FormatBool(elect)}, args)
+	if w.scenario.replicas > 1 {
+		line = append(line, "--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=500ms")
+	}
+	r.Process, err = w.StartProcess(name, "env", line...)
+	kit.NoError(w.t, err)
+	w.t.Cleanup(r.Kill)
+	w.mu.Lock()
+	r.number, w.replicas = len(w.replicas), append(w.replicas, r)
+	w.mu.Unlock()
+	if w.ahead != 0 {
+		w.shiftClock(r, w.ahead)
+	}
+	return r
+}
+
+// shiftClock shifts the clock of r. The kernel gives a process a new clock when it executes another program, so shiftClock waits until
+// env has executed the program.
+func (w *world) shiftClock(r *replica, by time.Duration) {
+	w.t.Helper()
+	if !w.poll(5*time.Second, func(context.Context) bool {
+		name, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", r.Pid()))
+		return err == nil && filepath.Base(name) == filepath.Base(r.program)
+	}) {
+		w.t.Fatalf("%s does not start", r.program)
+	}
+	kit.NoError(w.t, clock.Shift(r.Pid(), by))
+}
+
+func (w *world) running() (all []*replica) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, r := range w.replicas {
+		if r.Ended() == nil && r.probes != "" {
+			all = append(all, r)
+		}
+	}
+	return all
+}
+
+// oldest returns the replica that has run longest. It leads, unless it is paused.
+func (w *world) oldest() *replica {
+	for _, r := range w.replicas {
+		if r.Ended() == nil {
+			return r
+		}
+	}
+	w.t.Fatal("no replica runs")
+	return nil
+}
+
+func (r *replica) kill() {
+	r.killed = true
+	r.Kill()
+}
+
+func (w *world) signal(r *replica, s syscall.Signal) {
+	w.t.Helper()
+	if err := syscall.Kill(r.Pid(), s); err != nil {
+		w.t.Fatalf("%s to replica %d: %v: %s", s, r.number, err, r.Tail(20))
+	}
+}
+
+// page returns the status and the text of a page of r, or 0 if it does not answer.
+func (r *replica) page(ctx context.Context, address, path string) (int, string) {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	return cluster.Get(ctx, address, path)
+}
+
+func (r *replica) ready(ctx context.Context) bool {
+	status, _ := r.page(ctx, r.probes, "/readyz")
+	return status == 200
+}
+
+// metric returns the sum of all series of a metric whose text begins with name, or -1 if it can't be read.
+func (r *replica) metric(ctx context.Context, name string) float64 {
+	status, page := r.page(ctx, r.metrics, "/metrics")
+	if value, found := sum(page, name); found && status == 200 {
+		return value
+	}
+	return -1
+}
