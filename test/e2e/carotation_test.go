@@ -169,12 +169,10 @@ func (c *cluster) testPreparing(t *testing.T) {
 	}
 	serving := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Completed, nil).Signing
 	c.ask(t, servingAuthority, v1alpha1.OperationStart)
-	asked := c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *status) bool {
-		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted) && len(s.APIServers) > 0
-	}).APIServers
-	if len(asked) != 1 || asked[0].Address != controlPlaneAddress+":443" || asked[0].Trust != "Recognised" {
-		t.Errorf("API servers that were asked: %+v, want the one endpoint of the Service kubernetes", asked)
-	}
+	c.waitsFor(t, controlPlaneAddress) // the one endpoint of the Service kubernetes
+	c.reaches(t, authorityName, 2*time.Minute, v1alpha1.Prepared, func(s *status) bool {
+		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted)
+	})
 	c.wantRefused(t, authorityName)
 	found := c.waitsForConfirmation(t)
 	if found.Signing.Certificate != serving.Certificate {
@@ -334,8 +332,8 @@ func (c *cluster) waitsForConfirmation(t *testing.T) *status {
 	found := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *status) bool {
 		return s.Candidate != nil && len(s.WaitingFor) > 0 && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionPublished)
 	})
-	if len(found.APIServers) > 0 || len(found.WaitingFor) != 1 || !strings.Contains(found.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
-		t.Errorf("it waits for %q, and asks %+v, want for its owner alone", found.WaitingFor, found.APIServers)
+	if len(found.WaitingFor) != 1 || !strings.Contains(found.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
+		t.Errorf("it waits for %q, want for its owner alone", found.WaitingFor)
 	}
 	return found
 }
@@ -410,20 +408,18 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 	c.waitsFor(t, firstAPIServer, secondAPIServer)
 	both := c.published(t)
 	c.trusts(t, firstAPIServer, both)
-	if trust := trustOf(c.waitsFor(t, secondAPIServer)); trust[firstAPIServer] != "Recognised" || trust[secondAPIServer] != "Refused" {
-		t.Errorf("the API servers are %v", trust)
+	if waiting := c.waitsFor(t, secondAPIServer).WaitingFor[0]; !strings.Contains(waiting, "401") {
+		t.Errorf("it waits because %s, want that it answers 401", waiting)
 	}
 	c.trusts(t, secondAPIServer, both)
 	c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(s *status) bool {
-		trust := trustOf(s)
-		return trust[firstAPIServer] == "Recognised" && trust[secondAPIServer] == "Recognised"
+		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted)
 	})
 
 	c.startOne(t, thirdAPIServer) // with the CA that signed when its host was set up
 	c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(s *status) bool {
-		return trustOf(s)[thirdAPIServer] == "Refused" && slices.ContainsFunc(s.Conditions, func(one metav1.Condition) bool {
-			return one.Type == v1alpha1.ConditionTrusted && one.Status == metav1.ConditionFalse && strings.Contains(one.Message, thirdAPIServer)
-		})
+		trusted := meta.FindStatusCondition(s.Conditions, v1alpha1.ConditionTrusted)
+		return trusted.Status == metav1.ConditionFalse && strings.Contains(trusted.Message, thirdAPIServer)
 	})
 	for _, operation := range []v1alpha1.Operation{v1alpha1.OperationAttest, v1alpha1.OperationAccept, v1alpha1.OperationComplete} {
 		c.ask(t, authorityName, operation)
@@ -445,15 +441,6 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 		c.trusts(t, address, c.published(t))
 	}
 	c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
-}
-
-// trustOf returns the answers of the API servers, by their addresses.
-func trustOf(s *status) map[string]string {
-	trust := map[string]string{}
-	for _, one := range s.APIServers {
-		trust[strings.TrimSuffix(one.Address, ":443")] = one.Trust
-	}
-	return trust
 }
 
 // waitsFor waits until the authority waits for exactly these API servers.

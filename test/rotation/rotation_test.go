@@ -38,7 +38,9 @@ func TestRotation(t *testing.T) {
 	defer func() { _ = silent.Close() }()
 	r.run(t, controllers.Options{Rotation: &rotation.Reconciler{}})
 	r.authority(t, "silent", "silent-ca", published("silent"), silent.Addr().String())
-	r.reaches(t, "silent", v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool { return len(s.APIServers) == 1 })
+	r.reaches(t, "silent", v1alpha1.Preparing, func(s *v1alpha1.SigningAuthorityStatus) bool {
+		return strings.Contains(strings.Join(s.WaitingFor, " "), silent.Addr().String())
+	})
 	r.bring(t, "signing-ca", r.CA)
 	at, old := published("cluster"), string(r.CA.CertPEM)
 	r.authority(t, "cluster", "signing-ca", at)
@@ -64,10 +66,8 @@ func TestRotation(t *testing.T) {
 	operate(1, "complete cluster --yes", "rotation complete is refused: the phase is Completed; allowed now: rotation start, rotation attest")
 	operate(1, "start cluster --timeout=8s", "not done within 8s: Preparing", "answers 401", "the manager continues")
 	operate(1, "wait cluster --timeout=2s", "waiting at most 2s (--timeout) until the new CA is trusted and signs", "not done within 2s: Preparing")
-	waiting := r.get(t, "cluster").Status
-	if got := waiting.APIServers; len(got) != 1 || got[0].Trust != "Refused" ||
-		!strings.Contains(strings.Join(waiting.WaitingFor, " "), got[0].Address) {
-		t.Errorf("the API server that does not trust the candidate is not named: %+v", waiting)
+	if waiting := strings.Join(r.get(t, "cluster").Status.WaitingFor, " "); !strings.Contains(waiting, strings.TrimPrefix(r.Config.Host, "https://")) {
+		t.Errorf("the API server that does not trust the candidate is not named: %s", waiting)
 	}
 	if bundle := r.bundle(t, at); !strings.HasSuffix(bundle, old) || len(bundle) <= len(old) {
 		t.Errorf("published is not the new one and then the old one")
