@@ -1,7 +1,10 @@
 package manifests
 
 import (
+	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -9,31 +12,123 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
+const rotated = "--set=config.rotation.enabled=true"
+
+// TestSame compares the chart with kustomize, object by object. Three differences are needed. Helm creates the
+// Namespace without a manifest. Helm has its own labels. A changed configuration rolls out by the name of the
+// ConfigMap or by an annotation.
+func TestSame(t *testing.T) {
+	t.Parallel()
+	for folder, values := range map[string]string{
+		"default": "split=false", "overlays/split": "split=true", "overlays/control-plane": "controlPlane.enabled=true",
+		splitRotation: "split=true,config.rotation.enabled=true",
+	} {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			want := kustomize(t, folder)
+			if want["Namespace /"+systemNamespace] == nil {
+				t.Error("kustomize has no Namespace")
+			}
+			delete(want, "Namespace /"+systemNamespace)
+			same(t, want, helm(t, "--set="+values))
+		})
+	}
+	for folder, value := range map[string]string{ // what an option of the chart adds
+		"prometheus/servicemonitor": "serviceMonitor.enabled=true", "request-limits": "requestLimitsPolicy.enabled=true", "rotation": "config.rotation.enabled=true",
+	} {
+		t.Run(folder, func(t *testing.T) {
+			t.Parallel()
+			same(t, kustomize(t, folder), added(helm(t), helm(t, "--set="+value)))
+		})
+	}
+}
+
+// same compares objects of kustomize with those of the chart. The chart alone labels the objects of components.
+func same(t *testing.T, want, got objects) {
+	t.Helper()
+	for name, obj := range got {
+		ofComponent := want[name] != nil && want[name].GetLabels()["app.kubernetes.io/name"] == ""
+		labels := obj.GetLabels()
+		maps.DeleteFunc(labels, func(label, _ string) bool {
+			return label == "app.kubernetes.io/managed-by" || label == "helm.sh/chart" || ofComponent && strings.HasPrefix(label, "app.kubernetes.io/")
+		})
+		if len(labels) == 0 {
+			labels = nil
+		}
+		obj.SetLabels(labels)
+	}
+	if diff := cmp.Diff(plain(t, want), plain(t, got)); diff != "" {
+		t.Errorf("(-kustomize +helm):\n%s", diff)
+	}
+}
+
+// added returns the objects in with that are not in without.
+func added(without, with objects) objects {
+	maps.DeleteFunc(with, func(name string, _ *unstructured.Unstructured) bool { return without[name] != nil })
+	return with
+}
+
+// plain returns the parts that must be the same.
+func plain(t *testing.T, all objects) map[string]any {
+	t.Helper()
+	unhash := func(name string) string { // kustomize appends a hash
+		base, _, _ := strings.Cut(name, "-config-")
+		return strings.TrimSuffix(base, "-config") + "-config"
+	}
+	found := map[string]any{}
+	for name, obj := range all {
+		switch obj.GetKind() {
+		case "ConfigMap":
+			name = "ConfigMap"
+			obj.SetName(unhash(obj.GetName()))
+			text, _, _ := unstructured.NestedString(obj.Object, "data", "config.yaml")
+			var content map[string]any
+			if err := yaml.Unmarshal([]byte(text), &content); err != nil || len(content) == 0 {
+				t.Fatalf("config.yaml: %v: %q", err, text)
+			}
+			obj.Object["data"] = content
+		case "Deployment":
+			volumes, _, _ := unstructured.NestedFieldNoCopy(obj.Object, "spec", "template", "spec", "volumes")
+			config, ok := volumes.([]any)[0].(map[string]any)["configMap"].(map[string]any)
+			if !ok {
+				t.Fatalf("%s mounts no ConfigMap first", name)
+			}
+			config["name"] = unhash(config["name"].(string))
+			unstructured.RemoveNestedField(obj.Object, "spec", "template", "metadata", "annotations", "checksum/config")
+		case "CustomResourceDefinition": // TestHelmRelease checks that an uninstall keeps it
+			unstructured.RemoveNestedField(obj.Object, "metadata", "annotations", "helm.sh/resource-policy")
+		}
+		found[name] = obj.Object
+	}
+	return found
+}
+
 // TestChartRefuses renders the chart with wrong values. Helm reports all violations of the schema at once, so values that violate it at
-// different places share a run. The values of the last two runs are refused by a template, which runs only with valid values.
+// different places share a run. The values of the other runs are refused by a template, which runs only with valid values.
 func TestChartRefuses(t *testing.T) {
 	t.Parallel()
 	for _, violations := range []map[string]string{
 		{
 			"replica=3":                                     "'replica' not allowed",
-			"image.name=x":                                  "at '/image': additional properties 'name' not allowed",
 			"replicas=two":                                  "at '/replicas': got string, want integer",
-			"image.pullPolicy=Sometimes":                    "at '/image/pullPolicy'",
 			"image.tag=a/b":                                 "at '/image/tag': 'a/b' does not match pattern",
 			"image.digest=sha256:1":                         "at '/image/digest'",
-			"split=yes":                                     "at '/split': got string, want boolean",
-			"controlPlane.maxUnavailable=0":                 "at '/controlPlane/maxUnavailable': minimum: got 0, want 1",
+			"controlPlane.maxUnavailable=all":               "at '/controlPlane/maxUnavailable': 'all' does not match pattern",
 			"ports.metrics=70000":                           "at '/ports/metrics': maximum: got 70,000, want 65,535",
 			"networkPolicy.apiServerPorts=[]":               "at '/networkPolicy/apiServerPorts'",
 			"extraArgs={run}":                               "at '/extraArgs/0'",
-			"config.verbose=1":                              "at '/config': additional properties 'verbose' not allowed",
+			"config.metricsSecure=false":                    "at '/config': additional properties 'metricsSecure' not allowed",
 			"config.leaderElection.resourceName=x":          "at '/config/leaderElection': additional properties 'resourceName' not allowed",
 			"config.signing.duration=1d":                    "at '/config/signing/duration': '1d' does not match pattern",
 			"config.approval.denial=Always":                 "at '/config/approval/denial'",
@@ -42,16 +137,6 @@ func TestChartRefuses(t *testing.T) {
 			"config.approval.limit.burst=-1":     "at '/config/approval/limit/burst': minimum: got -1, want 0",
 			"config.signing.secret=ca":           "at '/config/signing/secret'",
 			"config.signing.signers[0].name=web": "at '/config/signing/signers/0/name'",
-		},
-		{
-			"replicas=-1":                                     "at '/replicas': minimum: got -1, want 0",
-			"controlPlane.maxUnavailable=all":                 "at '/controlPlane/maxUnavailable': 'all' does not match pattern",
-			"config.metricsBindAddress=:1":                    "at '/config': additional properties 'metricsBindAddress' not allowed",
-			"config.approval.inventory.sources[0].dns.zone=a": "additional properties 'dns' not allowed",
-		},
-		{
-			"config.metricsSecure=false":                                "at '/config': additional properties 'metricsSecure' not allowed",
-			"config.approval.inventory.sources[0].webhook.url=http://a": "at '/config/approval/inventory/sources/0/webhook/url'",
 		},
 		{"split=true,controlPlane.enabled=true": "split and controlPlane.enabled: the three Deployments would want the same ports"},
 		{"config.signing.secret=kube-system/ca": "Secret kube-system/ca: the chart gives no rights outside of its namespace, csr-controller-manager-system"},
@@ -64,15 +149,22 @@ func TestChartRefuses(t *testing.T) {
 				flags = append(flags, "--set="+set)
 			}
 		}
-		text, err := output(helmCommand(t, flags...)...)
-		if err == nil {
-			t.Errorf("%q: accepted:\n%s", flags, text)
-			continue
-		}
-		for set, want := range violations {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: want %q in:\n%v", set, want, err)
-			}
+		refused(t, slices.Collect(maps.Values(violations)), flags...)
+	}
+	// Below 1.30, no policy can protect the spec of a rotation from users who may patch.
+	refused(t, []string{"config.rotation.enabled: needs Kubernetes 1.30 or later"}, rotated, "--kube-version=1.29.9")
+	helm(t, "--kube-version=1.29.9")
+	if helm(t, rotated, "--kube-version=1.30.0")["ValidatingAdmissionPolicyBinding /csr-rotation-spec"] == nil {
+		t.Error("no policy with Kubernetes 1.30")
+	}
+}
+
+func refused(t *testing.T, want []string, flags ...string) {
+	t.Helper()
+	_, err := output(helmCommand(t, flags...)...)
+	for _, part := range want {
+		if err == nil || !strings.Contains(err.Error(), part) {
+			t.Errorf("%q: want %q in:\n%v", flags, part, err)
 		}
 	}
 }
@@ -88,10 +180,8 @@ func TestSchemaKnowsTheConfiguration(t *testing.T) {
 	t.Parallel()
 	var schema struct{ Definitions map[string]any }
 	kit.NoError(t, json.Unmarshal(read(t, filepath.Join(root, chart, "values.schema.json")), &schema))
-	var want, got []string
-	fields(reflect.TypeFor[config.Configuration](), "", &want)
-	properties(schema.Definitions, schema.Definitions["config"], "", &got)
-	want = slices.DeleteFunc(want, func(field string) bool { return slices.Contains(ofTheChart, field) })
+	want := slices.DeleteFunc(fields(reflect.TypeFor[config.Configuration](), ""), func(field string) bool { return slices.Contains(ofTheChart, field) })
+	got := properties(schema.Definitions, schema.Definitions["config"], "")
 	slices.Sort(want)
 	slices.Sort(got)
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -99,51 +189,49 @@ func TestSchemaKnowsTheConfiguration(t *testing.T) {
 	}
 }
 
-// fields collects the paths of the JSON fields below kind that hold no struct of this module.
-func fields(kind reflect.Type, path string, into *[]string) {
+// fields returns the paths of the JSON fields below kind that hold no struct of this module.
+func fields(kind reflect.Type, path string) (all []string) {
 	for kind.Kind() == reflect.Pointer || kind.Kind() == reflect.Slice {
 		kind = kind.Elem()
 	}
 	if kind.Kind() != reflect.Struct || kind.Name() == "Duration" {
-		*into = append(*into, strings.TrimPrefix(path, "."))
-		return
+		return []string{strings.TrimPrefix(path, ".")}
 	}
 	for field := range kind.Fields() {
-		name, options, _ := strings.Cut(field.Tag.Get("json"), ",")
-		if name == "-" {
-			continue
-		}
-		if options == "inline" {
-			fields(field.Type, path, into)
-		} else {
-			fields(field.Type, path+"."+name, into)
+		switch name, options, _ := strings.Cut(field.Tag.Get("json"), ","); {
+		case name == "-":
+		case options == "inline":
+			all = append(all, fields(field.Type, path)...)
+		default:
+			all = append(all, fields(field.Type, path+"."+name)...)
 		}
 	}
+	return all
 }
 
-// properties collects the same paths in a schema.
-func properties(definitions map[string]any, schema any, path string, into *[]string) {
+// properties returns the same paths in a schema.
+func properties(definitions map[string]any, schema any, path string) (all []string) {
 	node := schema.(map[string]any)
 	if ref, ok := node["$ref"].(string); ok {
 		node = definitions[strings.TrimPrefix(ref, "#/definitions/")].(map[string]any)
 	}
 	if items, ok := node["items"]; ok {
-		properties(definitions, items, path, into)
-		return
+		return properties(definitions, items, path)
 	}
 	below, ok := node["properties"].(map[string]any)
 	if !ok {
-		*into = append(*into, strings.TrimPrefix(path, "."))
-		return
+		return []string{strings.TrimPrefix(path, ".")}
 	}
 	for name, each := range below {
-		properties(definitions, each, path+"."+name, into)
+		all = append(all, properties(definitions, each, path+"."+name)...)
 	}
+	return all
 }
 
 // TestChartOptions checks values without an overlay.
 func TestChartOptions(t *testing.T) {
 	t.Parallel()
+	const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	values := filepath.Join(t.TempDir(), "values.yaml")
 	const text = `
 image: {repository: example.com/csr, digest: "sha256:` + digest + `", pullPolicy: Always}
@@ -155,49 +243,92 @@ tolerations: [{key: mine, operator: Exists}]
 podAnnotations: {a: b}
 ports: {metrics: 9443, probes: 9081}
 podDisruptionBudget: {enabled: false}
-networkPolicy: {enabled: false}
+networkPolicy: {egress: [{to: [{ipBlock: {cidr: 192.0.2.1/32}}], ports: [{protocol: TCP, port: 8443}]}]}
+serviceMonitor: {enabled: true, tokenSecret: scraper}
 extraArgs: [-v=1]
 extraVolumes: [{name: audit, hostPath: {path: /var/log/csr}}]
 extraVolumeMounts: [{name: audit, mountPath: /var/log/csr}]
 config:
   verbosity: 1
   audit: {path: /var/log/csr/audit.log}
-  signing:
-    signers:
-    - {name: example.com/web, secret: csr-controller-manager-system/web-ca, usages: [server auth]}
 `
 	kit.Write(t, values, []byte(text))
 	all := helm(t, "--values", values)
-	pod := typed[appsv1.Deployment](t, all, "Deployment")["csr-controller-manager"].Spec.Template
+	pod := typed[appsv1.Deployment](t, all, "Deployment")[common].Spec.Template
 	container := pod.Spec.Containers[0]
-	secret := typed[rbacv1.Role](t, all, "Role")["csr-signing-secret"]
-	custom := typed[rbacv1.ClusterRole](t, all, "ClusterRole")["csr-custom-signers"]
+	loaded := load(t, all)[common]
+	policy := typed[networkingv1.NetworkPolicy](t, all, "NetworkPolicy")[common].Spec.Egress
+	usual := typed[networkingv1.NetworkPolicy](t, helm(t), "NetworkPolicy")[common].Spec.Egress
+	monitor := all["ServiceMonitor "+systemNamespace+"/"+common]
+	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "endpoints")
+	kit.NoError(t, err)
+	endpoint := endpoints[0].(map[string]any)
+	options := helm(t, "--set=networkPolicy.enabled=false,controlPlane.enabled=true,controlPlane.maxUnavailable=1")
+	rollout := typed[appsv1.Deployment](t, options, "Deployment")[common].Spec.Strategy.RollingUpdate
 	for what, pair := range map[string][2]any{
-		"image":                {container.Image, "example.com/csr@sha256:" + digest},
-		"pull secret":          {pod.Spec.ImagePullSecrets[0].Name, "pull"},
-		"priority class":       {pod.Spec.PriorityClassName, "mine"},
-		"node selector":        {pod.Spec.NodeSelector, map[string]string{"disk": "fast"}},
-		"toleration":           {pod.Spec.Tolerations[len(pod.Spec.Tolerations)-1].Key, "mine"},
-		"annotation":           {pod.Annotations["a"], "b"},
-		"flag":                 {container.Args[len(container.Args)-1], "-v=1"},
-		"mount":                {container.VolumeMounts[len(container.VolumeMounts)-1].MountPath, "/var/log/csr"},
-		"budget":               {all["PodDisruptionBudget "+systemNamespace+"/csr-controller-manager"] == nil, true},
-		"policy":               {all["NetworkPolicy "+systemNamespace+"/csr-controller-manager"] == nil, true},
-		"signing Secrets":      {secret.Rules[0].ResourceNames, []string{"csr-signer", "web-ca"}},
-		"custom signers' role": {custom.Rules[0].ResourceNames, []string{"example.com/web"}},
+		"image":          {container.Image, "example.com/csr@sha256:" + digest},
+		"pull secret":    {pod.Spec.ImagePullSecrets[0].Name, "pull"},
+		"priority class": {pod.Spec.PriorityClassName, "mine"},
+		"node selector":  {pod.Spec.NodeSelector, map[string]string{"disk": "fast"}},
+		"toleration":     {pod.Spec.Tolerations[len(pod.Spec.Tolerations)-1].Key, "mine"},
+		"annotation":     {pod.Annotations["a"], "b"},
+		"flag":           {container.Args[len(container.Args)-1], "-v=1"},
+		"mount":          {container.VolumeMounts[len(container.VolumeMounts)-1].MountPath, "/var/log/csr"},
+		"audit log":      {loaded.Audit.Path, "/var/log/csr/audit.log"},
+		"port":           {loaded.MetricsBindAddress, ":9443"},
+		"budget":         {all["PodDisruptionBudget "+systemNamespace+"/"+common] == nil, true},
+		"policy":         {options["NetworkPolicy "+systemNamespace+"/"+common] == nil, true},
+		"egress":         {policy[1].To[0].IPBlock.CIDR, "192.0.2.1/32"},
+		"API server":     {policy[:1], usual},
+		"token":          {endpoint["authorization"], map[string]any{"credentials": map[string]any{"name": "scraper", "key": "token"}}},
+		"no token file":  {endpoint["bearerTokenFile"], nil},
+		"rollout":        {rollout.MaxUnavailable.String(), "1"},
 	} {
 		if diff := cmp.Diff(pair[1], pair[0]); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}
-	plane := typed[appsv1.Deployment](t, helm(t, "--set=controlPlane.enabled=true,controlPlane.maxUnavailable=1"), "Deployment")["csr-controller-manager"]
-	if got := plane.Spec.Strategy.RollingUpdate.MaxUnavailable.String(); got != "1" {
-		t.Errorf("rollout: %s unavailable, want 1", got)
-	}
+	delete(all, "ServiceMonitor "+systemNamespace+"/"+common) // an API server without the prometheus-operator does not know it
 	accept(t, all)
-	if loaded := load(t, all)["csr-controller-manager"]; loaded.MetricsBindAddress != ":9443" || loaded.Audit.Path != "/var/log/csr/audit.log" {
-		t.Errorf("configuration %+v", loaded)
+}
+
+// TestRequestLimitsFollowTheConfiguration checks that the policy refuses exactly what the manager's own limit refuses, to the byte.
+func TestRequestLimitsFollowTheConfiguration(t *testing.T) {
+	t.Parallel()
+	for _, limit := range []int{65_535, 65_536, 65_537} {
+		all := helm(t, fmt.Sprintf("--set=requestLimitsPolicy.enabled=true,config.requestLimits.maxRequestBytes=%d", limit))
+		policy := typed[admissionregistrationv1.ValidatingAdmissionPolicy](t, all, "ValidatingAdmissionPolicy")["csr-request-limits"].Spec
+		fits := len(strings.TrimRight(base64.StdEncoding.EncodeToString(make([]byte, limit)), "="))
+		rule := policy.Validations[0]
+		if !strings.HasSuffix(rule.Expression, fmt.Sprintf(" <= %d", fits)) || !strings.HasSuffix(rule.Message, fmt.Sprintf(" %d bytes", limit)) {
+			t.Errorf("a limit of %d bytes: %s, %q; want %d characters", limit, rule.Expression, rule.Message, fits)
+		}
 	}
 }
 
-const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+// TestShareInChart compares the chart's objects with those of config/priority-and-fairness, which name all identities.
+func TestShareInChart(t *testing.T) {
+	t.Parallel()
+	want := kustomize(t, "priority-and-fairness")
+	accounts := func(all objects) (names []string) {
+		rules := typed[flowcontrolv1.FlowSchema](t, all, "FlowSchema")[common].Spec.Rules
+		for _, subject := range rules[0].Subjects {
+			names = append(names, subject.ServiceAccount.Name)
+		}
+		return names
+	}
+	var byCharts []string
+	for _, values := range []string{"--set=split=false", "--set=split=true,config.rotation.enabled=true"} {
+		got := added(helm(t, values), helm(t, values, "--set=priorityAndFairness.enabled=true"))
+		byCharts = append(byCharts, accounts(got)...)
+		// The chart names its own identities.
+		flow := "FlowSchema /" + common
+		got[flow].Object["spec"].(map[string]any)["rules"].([]any)[0].(map[string]any)["subjects"] =
+			want[flow].Object["spec"].(map[string]any)["rules"].([]any)[0].(map[string]any)["subjects"]
+		same(t, want, got)
+	}
+	slices.Sort(byCharts)
+	if diff := cmp.Diff(slices.Sorted(slices.Values(accounts(want))), byCharts); diff != "" {
+		t.Errorf("identities (-config +charts):\n%s", diff)
+	}
+}

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/go-logr/logr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -22,10 +24,11 @@ const root = "../.."
 
 const systemNamespace = "csr-controller-manager-system"
 
-// shared is a real API server for all tests. admin is its administrator, whose client refuses unknown fields.
+// shared is a real API server for all tests, with the shipped audit policy. admin is its administrator, whose client refuses unknown fields.
 var (
-	shared *cluster.Cluster
-	admin  client.Client
+	shared   *cluster.Cluster
+	auditLog string
+	admin    client.Client
 )
 
 func TestMain(m *testing.M) {
@@ -42,7 +45,14 @@ func runTests(m *testing.M) (code int, err error) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	if shared, err = cluster.Start(); err != nil {
+	policy, err := filepath.Abs(filepath.Join(root, "config/audit-policy/policy.yaml"))
+	if err != nil {
+		return 1, err
+	}
+	if shared, err = cluster.StartConfigured(func(dir string, args *envtest.Arguments) {
+		auditLog = filepath.Join(dir, "audit.log")
+		args.Set("audit-policy-file", policy).Set("audit-log-path", auditLog)
+	}, auditTokens()...); err != nil {
 		return 1, err
 	}
 	defer func() { err = errors.Join(err, shared.Stop()) }()

@@ -2,6 +2,7 @@ package manifests
 
 import (
 	"bytes"
+	"context"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -9,8 +10,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
@@ -143,5 +149,143 @@ func TestApproverOnlyPage(t *testing.T) {
 	shown := regexp.MustCompile(`(?m)^#.*\n`).ReplaceAll(file, nil)
 	if !bytes.Contains(read(t, filepath.Join(root, "docs/how-to/approver-only.md")), slices.Concat([]byte("```yaml\n"), shown, []byte("```\n"))) {
 		t.Errorf("the page does not show\n%s", shown)
+	}
+}
+
+// TestConfigurePage renders the kustomization of docs/how-to/configure.md beside the shipped configuration, and loads the configuration
+// of the page.
+func TestConfigurePage(t *testing.T) {
+	t.Parallel()
+	page := string(read(t, filepath.Join(root, "docs/how-to/configure.md")))
+	blocks := regexp.MustCompile("(?s)```yaml\n(apiVersion: .*?)```").FindAllStringSubmatch(page, -1)
+	if len(blocks) != 2 {
+		t.Fatalf("the page has %d whole files", len(blocks))
+	}
+	all := myCluster(t, blocks[0][1])
+	accept(t, all)
+	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
+		if got := deployment.Spec.Template.Spec.Containers[0].Image; got != "registry.example.com/csr-controller-manager:dev" {
+			t.Errorf("%s has the image %s", name, got)
+		}
+	}
+	if loaded := load(t, all); len(loaded) != 3 || loaded[signer].Signing.Secret != systemNamespace+"/"+signingSecret {
+		t.Errorf("%+v", loaded)
+	}
+	loaded := loadText(t, []byte(blocks[1][1]))
+	if !loaded.Approval.KubeletServing.Enabled || loaded.NodeBlockList != systemNamespace+"/csr-node-block-list" {
+		t.Errorf("loaded %+v", loaded)
+	}
+}
+
+// myCluster renders a kustomization in a folder like config/my-cluster, with a copy of the shipped configuration.
+func myCluster(t *testing.T, text string) objects {
+	t.Helper()
+	return inFolder(t, root, map[string]string{"kustomization.yaml": text, "config.yaml": shippedConfig(t, root)})
+}
+
+func loadText(t *testing.T, text []byte) *config.Configuration {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	kit.Write(t, file, text)
+	loaded, err := config.Load([]string{"--config=" + file})
+	kit.NoError(t, err)
+	return loaded
+}
+
+// pageBlock matches a block of code in a page, with its indentation and text.
+var pageBlock = regexp.MustCompile("(?ms)^( *)```(?:sh|yaml)\n(.*?)^ *```$")
+
+// withText returns the only block in the pages about rotation that holds marker, without its indentation.
+func withText(t *testing.T, marker string) string {
+	t.Helper()
+	var found []string
+	for _, page := range []string{"rotate-a-ca.md", "separate-ca.md"} {
+		for _, match := range pageBlock.FindAllStringSubmatch(string(read(t, filepath.Join(root, "docs/how-to", page))), -1) {
+			if block := strings.ReplaceAll("\n"+match[2], "\n"+match[1], "\n")[1:]; strings.Contains(block, marker) {
+				found = append(found, block)
+			}
+		}
+	}
+	if len(found) != 1 {
+		t.Fatalf("%d blocks with %q", len(found), marker)
+	}
+	return found[0]
+}
+
+// TestRotationPages checks what the DaemonSet writes, and who may do what, after each step that changes config/my-cluster.
+func TestRotationPages(t *testing.T) {
+	t.Parallel()
+	const clients, serving = "--from=/published/ca.crt --to=/kept/client-ca.crt", "--from=/published/kubelet-serving.crt --to=/kept/kubelet-serving-ca.crt"
+	const ofServing, file, moved = "- ../rotation/kubelet-serving", "- ../overlays/trust-files/kubelet-serving", "op: remove"
+	roles := map[string][]string{
+		"Role " + trustFiles + "/csr-trust":                            {rotator},
+		"Role " + systemNamespace + "/csr-kubelet-serving-ca":          {signer},
+		"Role " + systemNamespace + "/csr-kubelet-serving-ca-rotation": {rotator},
+		"ClusterRole /csr-kubelet-serving-ca-rotation":                 {rotator},
+	}
+	for name, test := range map[string]struct{ markers, args, keys []string }{
+		"set up":        {nil, []string{clients}, []string{"ca.crt"}},
+		"serving moves": {[]string{ofServing, file}, []string{clients, serving + " --also=/published/ca.crt"}, []string{"ca.crt", "kubelet-serving.crt"}},
+		"serving moved": {[]string{ofServing, file, moved}, []string{clients, serving}, []string{"ca.crt", "kubelet-serving.crt"}},
+		"clients":       {[]string{"kubelet-client.crt"}, []string{clients + " --also=/published/kubelet-client.crt"}, []string{"ca.crt", "kubelet-client.crt"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			files := folder{}
+			files.parse(t, "config.yaml", []byte(withText(t, "settleFor: 90s")))
+			for _, marker := range append([]string{"- ../overlays/split/rotation"}, test.markers...) {
+				files.parse(t, "kustomization.yaml", []byte(withText(t, marker)))
+			}
+			all := checkFolder(t, name, files)
+			pod := typed[appsv1.DaemonSet](t, all, "DaemonSet")[trustFiles].Spec.Template.Spec
+			var args, keys []string
+			for _, container := range pod.Containers {
+				args = append(args, strings.Join(container.Args[1:], " "))
+			}
+			for _, item := range pod.Volumes[0].ConfigMap.Items {
+				keys = append(keys, item.Key)
+			}
+			if !cmp.Equal(test.args, args) || !cmp.Equal(test.keys, keys) {
+				t.Errorf("keys %v, arguments %v", keys, args)
+			}
+			_, bound := rights(t, all)
+			for role, want := range roles {
+				if got := bound[role]; !cmp.Equal(want, got) && (got != nil || len(test.args) > 1) {
+					t.Errorf("%s: bound to %v, want %s", role, got, want)
+				}
+			}
+		})
+	}
+}
+
+// TestRotationPagesSigners loads the configuration that gives kubelet-serving a CA of its own.
+func TestRotationPagesSigners(t *testing.T) {
+	t.Parallel()
+	files := folder{}
+	files.parse(t, "config.yaml", []byte(withText(t, "settleFor: 90s")))
+	delete(files["config.yaml"].(map[string]any), "signing") // the page replaces it
+	files.parse(t, "config.yaml", []byte(withText(t, "signing:\n  signers:")))
+	data, err := yaml.Marshal(files["config.yaml"])
+	kit.NoError(t, err)
+	if loaded := loadText(t, data); !loaded.Rotation.Enabled || len(loaded.Signing.Signers) != 3 {
+		t.Errorf("loaded %+v", loaded)
+	}
+}
+
+// TestRotationPagesAuthorities checks that an API server accepts both authorities of the pages, and the change of the first one.
+func TestRotationPagesAuthorities(t *testing.T) {
+	applyAll(t, kustomize(t, "crd"))
+	var first *unstructured.Unstructured
+	for _, marker := range []string{"metadata: {name: kubelet-serving}", "name: cluster\n"} {
+		_, after, _ := strings.Cut(withText(t, marker), "<<EOF\n")
+		document, _, _ := strings.Cut(after, "\nEOF\n")
+		first = kit.Object(t, document)
+		kit.Eventually(t, first.GetName(), func(ctx context.Context) error { return admin.Create(ctx, first) }) // once it is served
+	}
+	_, patch, _ := strings.Cut(withText(t, "kubectl patch signingauthority cluster"), "-p '")
+	kit.NoError(t, admin.Patch(t.Context(), first, client.RawPatch(types.MergePatchType, []byte(strings.TrimSuffix(patch, "'\n")))))
+	signers, _, err := unstructured.NestedStringSlice(first.Object, "spec", "signers")
+	if slices.Contains(signers, "kubernetes.io/kubelet-serving") || len(signers) != 2 || err != nil {
+		t.Errorf("signers %v, error %v", signers, err)
 	}
 }

@@ -4,9 +4,7 @@ package manifests
 
 import "testing"
 
-func TestUpgradeOfTwoReplicas(t *testing.T) {
+func TestRolloutsOfTwoReplicas(t *testing.T) {
 	t.Parallel()
-	u := startUpgrade(t, 2)
-	u.roll(t, install{name: "as shipped"})
-	u.throughEachFeature(t)
+	testRollouts(t, 2)
 }

@@ -20,10 +20,12 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 // source is a source tree with the manager that was built from it.
@@ -73,21 +75,66 @@ var features = []install{
 	},
 }
 
-// TestUpgradeThroughEachFeature rolls the Deployment out to each feature, and from it to the next one, which switches
-// it off. TestUpgradeOfTwoReplicas does so with two replicas.
-func TestUpgradeThroughEachFeature(t *testing.T) {
+// TestRollouts takes a release of the chart through its life with helm, and then rolls out config/default, to it each feature, and from each
+// to the next one, which switches it off.
+func TestRollouts(t *testing.T) {
 	t.Parallel()
-	u := startUpgrade(t, 1)
-	u.roll(t, install{name: "as shipped"})
-	u.testNodesJoin(t)
-	u.throughEachFeature(t)
+	testRollouts(t, 1)
 }
 
-func (u *upgrade) throughEachFeature(t *testing.T) {
+func testRollouts(t *testing.T, replicas int32) {
 	t.Helper()
+	u := startUpgrade(t, replicas, "garbage-collector-controller")
+	u.testHelmRelease(t)
+	u.roll(t, install{name: "as shipped"})
+	u.testNodesJoin(t)
 	for _, feature := range features {
 		u.roll(t, feature)
 	}
+}
+
+// testNodesJoin installs config/default with the component on a cluster that kubeadm did not make. A bootstrap token of the component's
+// group joins a node, which then renews. A token of another group may not even ask.
+func (u *upgrade) testNodesJoin(t *testing.T) {
+	t.Helper()
+	u.roll(t, install{name: "nodes that join", components: []string{"node-bootstrap"}})
+	node := u.certified(t, "the node joins", u.token(t, "joiner", "system:bootstrappers:kubeadm:default-node-token"))
+	u.certified(t, "the node renews", node)
+	other := u.token(t, "others", "system:bootstrappers:others")
+	if err := kit.ClientOf(t, other).Create(t.Context(), kit.NodeRequest(t, "a")); !apierrors.IsForbidden(err) {
+		t.Errorf("a token of another group asks: %v", err)
+	}
+}
+
+// token returns the configuration of a new bootstrap token of that group. It waits until the API server knows the token.
+func (u *upgrade) token(t *testing.T, id, group string) *rest.Config {
+	t.Helper()
+	const secret = "0123456789abcdef"
+	u.make(t, &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-" + id}, Type: "bootstrap.kubernetes.io/token",
+		StringData: map[string]string{"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true", "auth-extra-groups": group},
+	})
+	cfg := rest.AnonymousClientConfig(u.Config)
+	cfg.BearerToken = id + "." + secret
+	u.within(t, "the API server knows the token", func(ctx context.Context) error {
+		_, err := kubelet.WhoAmI(ctx, cfg)
+		return err
+	})
+	return cfg
+}
+
+// certified asks for a certificate of node a with by, and returns a configuration with the certificate.
+func (u *upgrade) certified(t *testing.T, what string, by *rest.Config) (cfg *rest.Config) {
+	t.Helper()
+	node := &kubelet.Node{Name: "a", Dir: t.TempDir(), Bootstrap: by}
+	u.within(t, what, func(ctx context.Context) error { // a new right takes a moment
+		cert, err := node.Join(ctx)
+		if err == nil {
+			cfg, err = node.ConfigFor(cert)
+		}
+		return err
+	})
+	return cfg
 }
 
 // upgrade is a cluster with the real Deployment controller. The test acts as its scheduler and its kubelets. A pod is
@@ -140,8 +187,25 @@ func startPods(t *testing.T, replicas int32, more ...string) *upgrade {
 	binary, err := cluster.Manager()
 	kit.NoError(t, err)
 	u.current = source{root: root, binary: binary}
-	startDeploymentController(t, c, more...)
+	u.startDeploymentController(t, more...)
 	return u
+}
+
+// startDeploymentController starts kube-controller-manager with its controllers of Deployments, and with more.
+func (u *upgrade) startDeploymentController(t *testing.T, more ...string) {
+	t.Helper()
+	controllers := append([]string{"deployment-controller", "replicaset-controller"}, more...)
+	kubeconfig, err := u.WriteKubeconfig("rollout", u.Config)
+	kit.NoError(t, err)
+	p, err := u.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
+		"--controllers="+strings.Join(controllers, ","), "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
+	kit.NoError(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("the end of the log of kube-controller-manager:\n%s", p.Tail(30))
+		}
+		p.Kill()
+	})
 }
 
 func (u *upgrade) authority(t *testing.T) *unstructured.Unstructured {
