@@ -1,5 +1,5 @@
 // Package docs tests the documentation: every relative link, every anchor, every page that code mentions, and every Mermaid diagram. It is
-// a module of its own, so that the manager's module needs no Markdown parser.
+// a module of its own, so that the other tests need no browser.
 package docs
 
 import (
@@ -40,11 +40,7 @@ func links(root string) error {
 			}
 		}
 	}
-	more, err := mentioned(root, pages)
-	if err != nil {
-		return err
-	}
-	problems = append(problems, more...)
+	problems = append(problems, mentioned(root, pages)...)
 	for _, name := range unlinked(pages) {
 		problems = append(problems, fmt.Errorf("%s: no page links to it", name))
 	}
@@ -85,11 +81,10 @@ func anchor(pages map[string]*page, name, fragment string) error {
 	if fragment == "" {
 		return nil
 	}
-	p, known := pages[name]
-	if !known {
+	switch p := pages[name]; {
+	case p == nil:
 		return fmt.Errorf("%s is no page with anchors", name)
-	}
-	if !p.anchors[fragment] {
+	case !p.anchors[fragment]:
 		return fmt.Errorf("%s has no heading #%s", name, fragment)
 	}
 	return nil
@@ -99,38 +94,34 @@ func anchor(pages map[string]*page, name, fragment string) error {
 var mention = regexp.MustCompile(`\bdocs/[A-Za-z0-9/_-]+\.md(?:#[A-Za-z0-9_-]+)?`)
 
 // mentioned checks the paths of pages in all other files: in messages, comments and alerts.
-func mentioned(root string, pages map[string]*page) (problems []error, err error) {
+func mentioned(root string, pages map[string]*page) (problems []error) {
 	list := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	list.Dir = root
 	names, err := list.Output()
 	if err != nil {
-		return nil, fmt.Errorf("git ls-files: %w", err)
+		return []error{fmt.Errorf("git ls-files: %w", err)}
 	}
 	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
-		if _, isPage := pages[name]; isPage || strings.HasPrefix(name, "hack/docs/") {
+		if pages[name] != nil || strings.HasPrefix(name, "hack/docs/") {
 			continue
 		}
 		source, err := os.ReadFile(filepath.Join(root, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // deleted, and not yet committed
-		}
-		if err != nil {
-			return nil, err
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // deleted, and not yet committed
+			problems = append(problems, err)
 		}
 		for _, at := range mention.FindAllIndex(source, -1) {
 			target := string(source[at[0]:at[1]])
 			file, fragment, _ := strings.Cut(target, "#")
 			err := anchor(pages, file, fragment)
-			if _, known := pages[file]; !known {
+			if pages[file] == nil {
 				err = errors.New("no such page")
 			}
 			if err != nil {
-				line := 1 + strings.Count(string(source[:at[0]]), "\n")
-				problems = append(problems, fmt.Errorf("%s:%d: %s: %w", name, line, target, err))
+				problems = append(problems, fmt.Errorf("%s:%d: %s: %w", name, 1+strings.Count(string(source[:at[0]]), "\n"), target, err))
 			}
 		}
 	}
-	return problems, nil
+	return problems
 }
 
 // unlinked returns the pages of docs that no other page links to.

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -17,11 +18,10 @@ const module = "../.."
 
 // testRun is a command that runs "go test".
 type testRun struct {
-	tags map[string]bool
-	// run is -run. Without it, every test runs.
-	run *regexp.Regexp
-	// runs reports whether the command tests a package.
-	runs func(folder string) bool
+	tags     map[string]bool
+	run      *regexp.Regexp // of -run, or nil
+	but      *regexp.Regexp // with it, the command tests all packages but these
+	packages []string
 }
 
 var (
@@ -34,35 +34,39 @@ var (
 
 // testRuns returns the commands in text.
 func testRuns(text string) (found []testRun) {
-	text = strings.ReplaceAll(text, "\\\n", " ")
-	for _, line := range goTest.FindAllStringSubmatch(text, -1) {
-		r := testRun{tags: map[string]bool{}}
-		if tags := ofTags.FindStringSubmatch(line[0]); tags != nil {
+	pattern := func(of *regexp.Regexp, line string) *regexp.Regexp {
+		if argument := of.FindStringSubmatch(line); argument != nil {
+			return regexp.MustCompile(argument[1])
+		}
+		return nil
+	}
+	for _, line := range goTest.FindAllString(strings.ReplaceAll(text, "\\\n", " "), -1) {
+		r := testRun{tags: map[string]bool{}, run: pattern(ofRun, line), but: pattern(others, line)}
+		for _, tags := range ofTags.FindAllStringSubmatch(line, -1) {
 			for tag := range strings.SplitSeq(tags[1], ",") {
 				r.tags[tag] = true
 			}
 		}
-		if run := ofRun.FindStringSubmatch(line[0]); run != nil {
-			r.run = regexp.MustCompile(run[1])
-		}
-		if but := others.FindStringSubmatch(line[0]); but != nil {
-			heavy := regexp.MustCompile(but[1])
-			r.runs = func(folder string) bool { return !heavy.MatchString("/" + folder) }
-		} else {
-			named := packages.FindAllStringSubmatch(line[0], -1)
-			r.runs = func(folder string) bool {
-				for _, one := range named {
-					above, all := strings.CutSuffix(one[1], "/...")
-					if folder == above || all && strings.HasPrefix(folder, above+"/") {
-						return true
-					}
-				}
-				return false
-			}
+		for _, each := range packages.FindAllStringSubmatch(line, -1) {
+			r.packages = append(r.packages, each[1])
 		}
 		found = append(found, r)
 	}
 	return found
+}
+
+// tests reports whether the command runs a test of a package, whose file needs build tags.
+func (r testRun) tests(folder string, needs constraint.Expr, name string) bool {
+	if needs != nil && !needs.Eval(func(tag string) bool { return r.tags[tag] }) || r.run != nil && !r.run.MatchString(name) {
+		return false
+	}
+	if r.but != nil {
+		return !r.but.MatchString("/" + folder)
+	}
+	return slices.ContainsFunc(r.packages, func(one string) bool {
+		above, all := strings.CutSuffix(one, "/...")
+		return folder == above || all && strings.HasPrefix(folder, above+"/")
+	})
 }
 
 // TestEveryTestRuns checks that "make test" runs each test of the module, or another target of make or a part if its file has a build tag.
@@ -108,7 +112,7 @@ func TestEveryTestRuns(t *testing.T) {
 			if needs != nil {
 				runs = tagged
 			}
-			if !someRuns(runs, folder, needs, name) {
+			if !slices.ContainsFunc(runs, func(r testRun) bool { return r.tests(folder, needs, name) }) {
 				t.Errorf("%s in %s (%v): neither \"make test\" nor a part of %s runs it", name, path, needs, list)
 			}
 		}
@@ -140,13 +144,4 @@ func testsOf(path string) (needs constraint.Expr, names []string, err error) {
 		}
 	}
 	return needs, names, nil
-}
-
-func someRuns(runs []testRun, folder string, needs constraint.Expr, name string) bool {
-	for _, r := range runs {
-		if r.runs(folder) && (needs == nil || needs.Eval(func(tag string) bool { return r.tags[tag] })) && (r.run == nil || r.run.MatchString(name)) {
-			return true
-		}
-	}
-	return false
 }

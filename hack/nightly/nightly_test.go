@@ -71,7 +71,8 @@ func TestPartsPassFailAndRunOutOfTime(t *testing.T) {
 		`lying +FAILED +0\.0 +0 +1 +0`, `empty +FAILED +0\.0 +0 +1 +0`)
 }
 
-// TestAPartThatPassedRunsAgainOnlyForAnotherCommit checks that a part that fails, and a tree with changes, run again.
+// TestAPartThatPassedRunsAgainOnlyForAnotherCommit checks that a part that fails, and a tree with changes, run again. A record names no commit
+// if the commit has changed during the run.
 func TestAPartThatPassedRunsAgainOnlyForAnotherCommit(t *testing.T) {
 	t.Parallel()
 	r, out := newRunner(t)
@@ -87,18 +88,10 @@ func TestAPartThatPassedRunsAgainOnlyForAnotherCommit(t *testing.T) {
 		t.Errorf("the parts ran as %s", got)
 	}
 	shows(t, out, `a +passed .*`, `b +FAILED .*`)
-}
-
-// TestAPartThatTestedTwoCommitsHasNoStamp checks that a record names no commit if the commit has changed during the
-// run.
-func TestAPartThatTestedTwoCommitsHasNoStamp(t *testing.T) {
-	t.Parallel()
-	r, _ := newRunner(t)
 	calls := 0
 	r.commit = func() (string, error) { calls++; return strings.Repeat("c", calls), nil }
-	p := fake("a", "true")
-	succeed(t, r.all(t.Context(), []part{p}))
-	if last, err := r.read(p); err != nil || last.Result != passed || last.Commit != "" {
+	succeed(t, r.all(t.Context(), parts[:1]))
+	if last, err := r.read(parts[0]); err != nil || last.Result != passed || last.Commit != "" {
 		t.Errorf("record %+v, error %v", last, err)
 	}
 }
@@ -133,9 +126,7 @@ func TestInterruptedRunResumes(t *testing.T) {
 	}
 	shows(t, out, `first +passed .*`, `second +interrupted .*`, `third +not run: interrupted +- .*`)
 
-	if err := r.all(t.Context(), slices.Clone(parts)); err != nil {
-		t.Error(err)
-	}
+	succeed(t, r.all(t.Context(), slices.Clone(parts)))
 	shows(t, out, `second +passed .*`, `third +passed .*`, `first +passed before .*`)
 }
 
@@ -158,9 +149,7 @@ func TestBudgetGoesToThePartThatWaitedLongest(t *testing.T) {
 		parts = append(parts, fake(name, "true"))
 	}
 	parts[4].Limit.Duration = 3 * time.Hour // of new
-	if err := r.all(t.Context(), parts); err != nil {
-		t.Error(err)
-	}
+	succeed(t, r.all(t.Context(), parts))
 	shows(t, out, `new +not run: needs 180\.0 min of 60\.0 min .*`, `short +passed .*`, `before +passed before +120\.0 .*`,
 		`long +not run: needs 120\.0 min of .*`, `older +passed .*`, `recent +passed .*`)
 }
@@ -235,12 +224,9 @@ func TestParts(t *testing.T) {
 			t.Errorf("%s: the command runs nothing of this repository", p.Name)
 		}
 		for _, one := range found {
-			if target := one[1]; target != "" && !strings.Contains(string(makefile), "\n"+target+":") {
-				t.Errorf("%s: the Makefile has no target %s", p.Name, target)
-			}
-			if path := one[2] + one[3] + one[4]; path != "" {
-				_, err := os.Stat(filepath.Join("../..", path))
-				succeed(t, err)
+			_, err := os.Stat(filepath.Join("../..", one[2]+one[3]+one[4]))
+			if err != nil || one[1] != "" && !strings.Contains(string(makefile), "\n"+one[1]+":") {
+				t.Errorf("%s: there is no %q: %v", p.Name, one[0], err)
 			}
 		}
 	}

@@ -2,13 +2,11 @@ package reference
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 
 	"sigs.k8s.io/yaml"
 )
@@ -37,33 +35,25 @@ type property struct {
 // rule is what the API server checks.
 type rule struct{ Message string }
 
-// readVersion returns the version of the CustomResourceDefinition.
-func readVersion(root string) (*version, error) {
-	source, err := os.ReadFile(filepath.Join(root, "config", "crd", "csr-controller-manager.io_signingauthorities.yaml"))
-	if err != nil {
-		return nil, err
-	}
+// readVersion returns the only version of the CustomResourceDefinition.
+func readVersion(t *testing.T) version {
+	t.Helper()
 	var definition struct {
 		Spec struct{ Versions []version }
 	}
-	if err := yaml.Unmarshal(source, &definition); err != nil {
-		return nil, err
+	err := yaml.Unmarshal([]byte(read(t, "config/crd/csr-controller-manager.io_signingauthorities.yaml")), &definition)
+	if err != nil || len(definition.Spec.Versions) != 1 {
+		t.Fatalf("%d versions of the API, error %v", len(definition.Spec.Versions), err)
 	}
-	if len(definition.Spec.Versions) != 1 {
-		return nil, errors.New("want one version of the API")
-	}
-	return &definition.Spec.Versions[0], nil
+	return definition.Spec.Versions[0]
 }
 
 // spec returns the fields of the spec of a SigningAuthority: a table for each object in it.
-func spec(root string) (string, error) {
-	found, err := readVersion(root)
-	if err != nil {
-		return "", err
-	}
+func spec(t *testing.T) string {
+	t.Helper()
 	var out strings.Builder
-	properties(&out, found.Schema.Root.Properties["spec"], "spec")
-	return out.String(), nil
+	properties(&out, readVersion(t).Schema.Root.Properties["spec"], "spec")
+	return out.String()
 }
 
 // properties writes the table of an object at path, and those of the objects in it.
@@ -89,40 +79,39 @@ func properties(out *strings.Builder, object property, path string) {
 func (o property) rows(rows *table, path, prefix string, later func(of property, path string)) {
 	for _, name := range slices.Sorted(maps.Keys(o.Properties)) {
 		field, at := o.Properties[name], path+"."+name
-		description := prose(bareProperty(field.Description, name))
+		description := field.Description
+		if first, _, _ := strings.Cut(description, " "); strings.EqualFold(first, name) { // Go's name of the field
+			description = bare(description, first)
+		}
+		description = prose(description)
 		for _, rule := range field.Rules {
 			if rule.Message != "" {
 				description += " Rule: " + prose(rule.Message) + "."
 			}
 		}
-		object, required := field, ""
+		object, suffix := field, ""
 		if field.Items != nil {
 			object, at = *field.Items, at+"[]"
 		}
-		if slices.Contains(o.Required, name) {
-			required = ", required"
+		if bound := cmp.Or(field.MaxItems, field.MaxLength); bound != nil {
+			suffix = fmt.Sprintf(" ≤ %d", *bound)
+		}
+		required := slices.Contains(o.Required, name)
+		if required {
+			suffix += ", required"
 		}
 		kind, small := typeOf(field), field.Items == nil && len(field.Properties) <= 3
 		if len(object.Properties) > 0 && !small {
 			later(object, at)
 			kind = fmt.Sprintf("[%s](#%s)", kind, strings.NewReplacer(".", "", "[]", "").Replace(strings.ToLower(at)))
 		}
-		if !small || len(field.Properties) == 0 || required != "" {
-			rows.row(quote(prefix+name), kind+most(field)+required, strings.TrimSpace(description))
+		if !small || len(field.Properties) == 0 || required {
+			rows.row(quote(prefix+name), kind+suffix, strings.TrimSpace(description))
 		}
 		if small {
 			field.rows(rows, at, prefix+name+".", later)
 		}
 	}
-}
-
-// bareProperty returns the description of a property for a place where its name stands already. Go's name of a field
-// differs from the property's only in upper case.
-func bareProperty(description, name string) string {
-	if first, _, _ := strings.Cut(description, " "); strings.EqualFold(first, name) {
-		return bare(description, first)
-	}
-	return description
 }
 
 // typeOf returns the type of a property for readers.
@@ -138,27 +127,16 @@ func typeOf(of property) string {
 	return of.Type
 }
 
-// most returns the bound of a property for readers, or nothing if there is none.
-func most(of property) string {
-	if bound := cmp.Or(of.MaxItems, of.MaxLength); bound != nil {
-		return fmt.Sprintf(" ≤ %d", *bound)
-	}
-	return ""
-}
-
 // columns returns the columns of kubectl get signingauthorities.
-func columns(root string) (string, error) {
-	found, err := readVersion(root)
-	if err != nil {
-		return "", err
-	}
+func columns(t *testing.T) string {
+	t.Helper()
 	var all []string
-	for _, column := range found.Columns {
+	for _, column := range readVersion(t).Columns {
 		text := fmt.Sprintf("%s (`%s`)", column.Name, column.JSONPath)
 		if column.Priority > 0 {
 			text += " with `-o wide`"
 		}
 		all = append(all, text)
 	}
-	return strings.Join(all, ", ") + ".", nil
+	return strings.Join(all, ", ") + "."
 }

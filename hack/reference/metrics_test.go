@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -24,28 +27,35 @@ type metric struct {
 	labels           []string
 }
 
-// metrics returns a table of the manager's metrics, and of their labels.
-func metrics(root string) (string, error) {
-	all, err := findMetrics(root)
-	if err != nil {
-		return "", err
-	}
-	rows, used := newTable("metric", "meaning"), map[string]bool{}
-	for _, m := range all {
-		if err := m.findLabels(used); err != nil {
-			return "", err
+// metrics returns a table of the manager's metrics, and of their labels. The type of a metric shows in its row or in its name: counters end
+// in _total.
+func metrics(t *testing.T) string {
+	t.Helper()
+	rows, known, used := newTable("metric", "meaning"), labelValues(), map[string]bool{}
+	for _, m := range findMetrics(t) {
+		if (m.kind == "counter") != strings.HasSuffix(m.name, "_total") {
+			t.Errorf("%s is a %s: the names of counters end in _total, and no others", m.name, m.kind)
 		}
-		row, err := m.row()
-		if err != nil {
-			return "", err
+		name, help := m.name, prose(m.help)
+		if len(m.labels) > 0 {
+			name += "{" + strings.Join(m.labels, ",") + "}"
 		}
-		rows.row(row...)
+		if m.kind == "histogram" {
+			help = "Histogram: " + strings.ToLower(help[:1]) + help[1:]
+		}
+		rows.row(quote(name), help)
+		for _, label := range m.labels {
+			key := m.name + " " + label
+			if known[key] == "" {
+				key = label
+			}
+			used[key] = true
+		}
 	}
-	labels, err := describeLabels(used)
-	if err != nil {
-		return "", err
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(known)), slices.Sorted(maps.Keys(used))); diff != "" {
+		t.Errorf("labels (-labelValues +metrics):\n%s", diff)
 	}
-	return fmt.Sprintf("%s\n## Labels\n\n%s", rows, labels), nil
+	return fmt.Sprintf("%s\n## Labels\n\n%s", rows, describeLabels(known))
 }
 
 // labelValues returns the values of labels, by "metric label" or by "label".
@@ -91,45 +101,10 @@ func values[T any](all []T) string {
 	return quoted(texts)
 }
 
-// findLabels marks the values of the labels of m as used.
-func (m metric) findLabels(used map[string]bool) error {
-	known := labelValues()
-	for _, label := range m.labels {
-		key := m.name + " " + label
-		if known[key] == "" {
-			key = label
-		}
-		if known[key] == "" {
-			return fmt.Errorf("%s: the values of the label %q are unknown: add them to labelValues", m.name, label)
-		}
-		used[key] = true
-	}
-	return nil
-}
-
-// row returns the cells of m. The type of a metric shows in its row or in its name: counters end in _total.
-func (m metric) row() ([]string, error) {
-	if (m.kind == "counter") != strings.HasSuffix(m.name, "_total") {
-		return nil, fmt.Errorf("%s is a %s: the names of counters end in _total, and no others", m.name, m.kind)
-	}
-	name, help := m.name, prose(m.help)
-	if len(m.labels) > 0 {
-		name += "{" + strings.Join(m.labels, ",") + "}"
-	}
-	if m.kind == "histogram" {
-		help = "Histogram: " + strings.ToLower(help[:1]) + help[1:]
-	}
-	return []string{quote(name), help}, nil
-}
-
-// describeLabels returns a table of the labels with their values, which must all be used.
-func describeLabels(used map[string]bool) (*table, error) {
-	known := labelValues()
+// describeLabels returns a table of the labels with their values.
+func describeLabels(known map[string]string) *table {
 	of := map[[2]string][]string{} // metrics by label and values
 	for key, values := range known {
-		if !used[key] {
-			return nil, fmt.Errorf("no metric has the label %q", key)
-		}
 		if metric, label, special := strings.Cut(key, " "); special {
 			of[[2]string{label, values}] = append(of[[2]string{label, values}], metric)
 		} else {
@@ -145,7 +120,7 @@ func describeLabels(used map[string]bool) (*table, error) {
 		}
 		rows.row(label, key[1])
 	}
-	return rows, nil
+	return rows
 }
 
 var (
@@ -157,57 +132,44 @@ var (
 )
 
 // findMetrics returns the metrics that the code makes, by name.
-func findMetrics(root string) (all []metric, err error) {
+func findMetrics(t *testing.T) (all []metric) {
+	t.Helper()
 	for _, folder := range []string{"controllers", "internal", "pkg"} {
-		err = errors.Join(err, filepath.WalkDir(filepath.Join(root, folder), func(path string, _ fs.DirEntry, err error) error {
+		if err := fs.WalkDir(os.DirFS(root), folder, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
-			source, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			starts := constructor.FindAllSubmatchIndex(source, -1)
-			for i, at := range starts {
-				end := len(source)
-				if i+1 < len(starts) {
-					end = starts[i+1][0]
-				}
-				m, err := readMetric(string(source[at[2]:at[3]]), at[4] >= 0, string(source[at[1]:end]))
+			source := read(t, path)
+			for _, at := range constructor.FindAllStringSubmatchIndex(source, -1) {
+				m, err := readMetric(source[at[2]:at[3]], at[4] >= 0, source[at[1]:])
 				if err != nil {
-					return fmt.Errorf("%s: %w: %s", path, err, source[at[0]:at[1]])
+					t.Errorf("%s: %v: %s", path, err, source[at[0]:at[1]])
 				}
 				all = append(all, m)
 			}
 			return nil
-		}))
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
-	return all, err
+	return all
 }
 
 // readMetric reads the metric of that kind whose arguments text begins with.
 func readMetric(kind string, vector bool, text string) (m metric, err error) {
+	if next := constructor.FindStringIndex(text); next != nil {
+		text = text[:next[0]]
+	}
 	text, _, _ = strings.Cut(text, "\n\n")
-	found := named.FindStringSubmatch(text)
-	if found == nil {
-		return metric{}, errors.New("want literals for name and help")
+	found, labels := named.FindStringSubmatch(text), labelled.FindStringSubmatch(text)
+	if found == nil || labels == nil && (vector || kind == "Desc") {
+		return metric{}, errors.New("want literals for name and help, and for the list of labels")
 	}
-	m.kind = strings.Replace(strings.ToLower(kind), "desc", "gauge", 1)
-	texts := []string{found[1]}
+	m.kind, m.name = strings.Replace(strings.ToLower(kind), "desc", "gauge", 1), strings.Trim(found[1], `"`)
 	if vector || kind == "Desc" {
-		labels := labelled.FindStringSubmatch(text)
-		if labels == nil {
-			return metric{}, errors.New("want a literal list of labels")
-		}
-		texts = append(texts, strings.Split(labels[1], ", ")...)
+		m.labels = strings.Split(strings.ReplaceAll(labels[1], `"`, ""), ", ")
 	}
-	for i := range texts {
-		if texts[i], err = strconv.Unquote(texts[i]); err != nil {
-			return metric{}, err
-		}
-	}
-	m.name, m.labels = texts[0], texts[1:]
 	m.help, err = strconv.Unquote(regexp.MustCompile(`"\s\+\s+"`).ReplaceAllString(found[2], ""))
 	return m, err
 }

@@ -1,10 +1,8 @@
-// Package reference tests the generated parts of docs/reference against the code: the metrics, the API,
-// the roles and the approval rules. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. With
-// -update, as "make docs" runs it, the test writes the parts. The configuration has a test of its own, TestReferencePage in pkg/config.
+// Package reference tests the generated parts of docs/reference against the code: the metrics, the API, the roles and the approval
+// rules. A part stands between "<!-- generated: NAME -->" and "<!-- end: NAME -->"; all else in a page is written by hand. With -update, as "make docs" runs it, the test writes the parts. The configuration has a test of its own, TestReferencePage in pkg/config.
 package reference
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -20,62 +18,67 @@ import (
 
 var update = flag.Bool("update", false, "write the generated parts")
 
-// parts returns the generated parts by name. root is the root of the repository.
-var parts = map[string]func(root string) (string, error){
+const root = "../.."
+
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(root, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// parts returns the generated parts by name.
+var parts = map[string]func(t *testing.T) string{
 	"metrics":      metrics,
 	"api-spec":     spec,
 	"api-columns":  columns,
 	"roles":        roles,
 	"rule-presets": rulePresets,
-	"rule-variables": func(string) (string, error) {
+	"rule-variables": func(*testing.T) string {
 		rows := newTable("variable", "type", "holds")
 		for _, each := range approval.Variables() {
 			rows.row(quote(each.Path), quote(each.Type()), prose(each.Doc))
 		}
-		return rows.String(), nil
+		return rows.String()
 	},
-	"rule-libraries": func(string) (string, error) {
+	"rule-libraries": func(*testing.T) string {
 		rows := newTable("library", "functions")
 		for _, each := range approval.Libraries() {
 			rows.row(each.Name, prose(each.Functions))
 		}
-		return rows.String(), nil
+		return rows.String()
 	},
 }
+
+// marked finds a generated part and its marks.
+var marked = regexp.MustCompile(`(?s)<!-- generated: ([a-z-]+) -->\n.*?<!-- end: ([a-z-]+) -->`)
 
 // TestPages compares the generated parts of the pages. Each part must be in one page.
 func TestPages(t *testing.T) {
 	t.Parallel()
-	const root = "../.."
 	written := map[string]bool{}
 	for _, page := range []string{"metrics.md", "api.md", "rbac.md", "approval-rules.md"} {
-		file := filepath.Join(root, "docs", "reference", page)
-		before, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		after, err := fill(string(before), func(name string) (string, error) {
-			part, known := parts[name]
-			switch {
-			case !known:
-				return "", errors.New("unknown: add it to parts, or correct the mark")
-			case written[name]:
-				return "", errors.New("another place has it already: remove one of them")
+		path := filepath.Join("docs", "reference", page)
+		before := read(t, path)
+		after := marked.ReplaceAllStringFunc(before, func(old string) string {
+			names := marked.FindStringSubmatch(old)
+			part := parts[names[1]]
+			if part == nil || written[names[1]] || names[1] != names[2] {
+				t.Errorf("%s: part %q is unknown, stands elsewhere too, or ends as %q: add it to parts, or correct the mark", page, names[1], names[2])
+				return old
 			}
-			written[name] = true
-			return part(root)
+			written[names[1]] = true
+			return fmt.Sprintf("<!-- generated: %s -->\n\n%s\n\n<!-- end: %[1]s -->", names[1], strings.TrimSpace(part(t)))
 		})
-		if err != nil {
-			t.Errorf("%s: %v", page, err)
-			continue
+		if diff := cmp.Diff(before, after); diff != "" && !*update {
+			t.Errorf("%s: run make docs (-page +code):\n%s", page, diff)
 		}
-		if *update {
-			err = os.WriteFile(file, []byte(after), 0o644)
-		} else if diff := cmp.Diff(string(before), after); diff != "" {
-			err = errors.New("run make docs (-page +code):\n" + diff)
-		}
-		if err != nil {
-			t.Errorf("%s: %v", page, err)
+		if *update && !t.Failed() {
+			if err := os.WriteFile(filepath.Join(root, path), []byte(after), 0o644); err != nil {
+				t.Error(err)
+			}
 		}
 	}
 	for name := range parts {
@@ -89,37 +92,13 @@ func TestPages(t *testing.T) {
 var preset = regexp.MustCompile(`(?m)^((?:\t// .*\n)+)\t(\w+) Preset = ("\w+")$`)
 
 // rulePresets returns the presets, as their comments describe them.
-func rulePresets(root string) (string, error) {
-	source, err := os.ReadFile(filepath.Join(root, "pkg/rules/content.go"))
-	if err != nil {
-		return "", err
-	}
+func rulePresets(t *testing.T) string {
+	t.Helper()
 	rows := newTable("preset", "what it approves")
-	for _, each := range preset.FindAllStringSubmatch(string(source), -1) {
+	for _, each := range preset.FindAllStringSubmatch(read(t, "pkg/rules/content.go"), -1) {
 		rows.row(strings.ReplaceAll(each[3], `"`, "`"), prose(bare(strings.TrimSpace(strings.ReplaceAll(each[1], "\t// ", "")), each[2])))
 	}
-	return rows.String(), nil
-}
-
-// marked finds a generated part and its marks.
-var marked = regexp.MustCompile(`(?s)<!-- generated: ([a-z-]+) -->\n.*?<!-- end: ([a-z-]+) -->`)
-
-// fill returns page with each part written anew by part.
-func fill(page string, part func(name string) (string, error)) (string, error) {
-	var problems []error
-	page = marked.ReplaceAllStringFunc(page, func(old string) string {
-		names := marked.FindStringSubmatch(old)
-		text, err := part(names[1])
-		if names[1] != names[2] {
-			err = fmt.Errorf("ends as %q", names[2])
-		}
-		if err != nil {
-			problems = append(problems, fmt.Errorf("part %q: %w", names[1], err))
-			return old
-		}
-		return fmt.Sprintf("<!-- generated: %s -->\n\n%s\n\n<!-- end: %[1]s -->", names[1], strings.TrimSpace(text))
-	})
-	return page, errors.Join(problems...)
+	return rows.String()
 }
 
 // table collects the rows of a Markdown table.

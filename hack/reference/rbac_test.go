@@ -1,15 +1,14 @@
 package reference
 
 import (
-	"cmp"
 	_ "embed" // why.yaml
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"testing"
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
@@ -58,89 +57,61 @@ var roleSections = []struct {
 // roleFolder is a folder with roles, and what needs it.
 type roleFolder struct{ name, need string }
 
+// rolesPage writes the tables of roles. It marks the reasons that it has used, and keeps the role that first had some rights.
+type rolesPage struct {
+	reasons map[string]string
+	used    map[string]bool
+	seen    map[string]string
+}
+
 // roles returns the roles of the manifests: for each rule what it permits, and why.
-func roles(root string) (string, error) {
-	reasons := map[string]string{}
-	if err := yaml.UnmarshalStrict(whyFile, &reasons); err != nil {
-		return "", fmt.Errorf("why.yaml: %w", err)
+func roles(t *testing.T) string {
+	t.Helper()
+	p := rolesPage{map[string]string{}, map[string]bool{}, map[string]string{}}
+	if err := yaml.UnmarshalStrict(whyFile, &p.reasons); err != nil {
+		t.Fatalf("why.yaml: %v", err)
 	}
 	var out strings.Builder
-	used, seen := map[string]bool{}, map[string]string{}
+	var listed []string
 	for _, section := range roleSections {
 		rows, needs := newTable("role", "rights"), []string{}
 		for _, folder := range section.folders {
-			objects, err := readObjects(filepath.Join(root, "config", filepath.FromSlash(folder.name)))
-			if err != nil {
-				return "", err
+			objects := readObjects(t, "config/"+folder.name)
+			found := slices.DeleteFunc(slices.Clone(objects), func(o object) bool { return !o.isRole() })
+			for _, role := range found {
+				p.add(t, rows, role, strings.TrimSpace(role.name()+" "+role.bound(objects)))
+				listed = append(listed, role.name())
 			}
-			if err := addRoles(rows, objects, reasons, used, seen); err != nil {
-				return "", fmt.Errorf("config/%s: %w", folder.name, err)
+			if len(found) == 0 {
+				t.Errorf("config/%s has no roles", folder.name)
 			}
 			needs = append(needs, fmt.Sprintf("`config/%s`: %s.", folder.name, folder.need))
 		}
 		fmt.Fprintf(&out, "### %s\n\n%s\n\n%s\n", section.title, strings.Join(needs, " "), rows)
 	}
-	for key := range reasons {
-		if !used[key] {
-			return "", fmt.Errorf("no role has the rule %q", key)
+	for key := range p.reasons {
+		if !p.used[key] {
+			t.Errorf("no role has the rule %q", key)
 		}
 	}
-	return out.String(), unlisted(root)
+	for _, o := range readObjects(t, "config") {
+		if o.isRole() && !slices.Contains(listed, o.name()) {
+			t.Errorf("%s: add its folder to roleSections", o.name())
+		}
+	}
+	return out.String()
 }
 
-// addRoles adds the roles among objects to rows. It marks the reasons that they have, and adds them to seen.
-func addRoles(rows *table, objects []object, reasons map[string]string, used map[string]bool, seen map[string]string) error {
-	found := false
-	for _, role := range objects {
-		if role.Kind != "Role" && role.Kind != "ClusterRole" {
-			continue
-		}
-		found = true
-		if err := role.addTo(rows, strings.TrimSpace(role.name()+" "+role.bound(objects)), reasons, used, seen); err != nil {
-			return err
-		}
-	}
-	if !found {
-		return errors.New("has no roles")
-	}
-	return nil
-}
-
-// unlisted returns an error if a role is in none of roleSections.
-func unlisted(root string) error {
-	return filepath.WalkDir(filepath.Join(root, "config"), func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".yaml" {
-			return err
-		}
-		source, err := os.ReadFile(path)
-		if err != nil || !strings.Contains("\n"+string(source), "\nkind: Role\n") &&
-			!strings.Contains("\n"+string(source), "\nkind: ClusterRole\n") {
-			return err
-		}
-		inside, err := filepath.Rel(filepath.Join(root, "config"), path)
-		for _, section := range roleSections {
-			for _, folder := range section.folders {
-				if strings.HasPrefix(filepath.ToSlash(inside), folder.name+"/") {
-					return err
-				}
-			}
-		}
-		return cmp.Or(err, fmt.Errorf("%s: add its folder to roleSections", path))
-	})
-}
+func (o object) isRole() bool { return o.Kind == "Role" || o.Kind == "ClusterRole" }
 
 // readObjects returns the objects of RBAC in the manifests below dir.
-func readObjects(dir string) ([]object, error) {
-	var all []object
-	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+func readObjects(t *testing.T, dir string) (all []object) {
+	t.Helper()
+	if err := fs.WalkDir(os.DirFS(root), dir, func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || filepath.Ext(path) != ".yaml" || entry.Name() == "kustomization.yaml" {
 			return err
 		}
-		source, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		for document := range strings.SplitSeq("\n"+string(source), "\n---\n") {
+		for document := range strings.SplitSeq("\n"+read(t, path), "\n---\n") {
 			var found object
 			if err := yaml.Unmarshal([]byte(document), &found); err != nil {
 				return fmt.Errorf("%s: %w", path, err)
@@ -150,8 +121,10 @@ func readObjects(dir string) ([]object, error) {
 			}
 		}
 		return nil
-	})
-	return all, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return all
 }
 
 // name names a role: a Role as namespace/name, and a ClusterRole by its name.
@@ -189,12 +162,12 @@ func (o object) bound(objects []object) string {
 	return "(not bound)"
 }
 
-// addTo adds the row of a role, titled name, to rows, and marks the reasons that its rules have. Its rights are those of a
-// role in seen, if they differ in names alone.
-func (o object) addTo(rows *table, name string, reasons map[string]string, used map[string]bool, seen map[string]string) error {
+// add adds the row of a role, titled name, to rows. If a role before it differs in names alone, the row refers to that one.
+func (p rolesPage) add(t *testing.T, rows *table, role object, name string) {
+	t.Helper()
 	var rights, names []string
 	like := ""
-	for _, rule := range o.Rules {
+	for _, rule := range role.Rules {
 		resources := slices.Concat(rule.Resources, rule.NonResourceURLs)
 		for i, resource := range resources {
 			if group := strings.Join(rule.APIGroups, ""); group != "" {
@@ -202,36 +175,28 @@ func (o object) addTo(rows *table, name string, reasons map[string]string, used 
 			}
 		}
 		permits := strings.Join(rule.Verbs, ",") + " " + strings.Join(resources, ",")
-		key := o.reason(reasons, permits)
-		if key == "" {
-			return errors.New("say in why.yaml why " + o.Metadata.Name + " has " + permits)
+		keys := []string{role.Metadata.Name + "/" + role.Metadata.Namespace + ": ", role.Metadata.Name + ": ", ""} // the most specific one first
+		at := slices.IndexFunc(keys, func(key string) bool { return p.reasons[key+permits] != "" })
+		if at < 0 {
+			t.Errorf("say in why.yaml why %s has %s", role.Metadata.Name, permits)
+			continue
 		}
-		used[key] = true
+		reason := p.reasons[keys[at]+permits]
+		p.used[keys[at]+permits] = true
 		right := strings.Join(rule.Verbs, ", ") + " " + quoted(resources)
 		if short := shortNames(rule.ResourceNames); short != "" {
 			right += " " + short
 			names = append(names, short)
 		}
-		rights = append(rights, right+": "+reasons[key]+".")
-		like += permits + ": " + reasons[key] + "\n"
+		rights = append(rights, right+": "+reason+".")
+		like += permits + ": " + reason + "\n"
 	}
-	if first := seen[like]; first != "" && len(rights) > 1 {
+	if first := p.seen[like]; first != "" && len(rights) > 1 {
 		rights = []string{"As " + first + ", for " + strings.Join(names, ", ") + "."}
 	} else {
-		seen[like] = o.name()
+		p.seen[like] = role.name()
 	}
 	rows.row(name, strings.Join(rights, "<br>"))
-	return nil
-}
-
-// reason returns the key of reasons for what a role permits, or "": the most specific one.
-func (o object) reason(reasons map[string]string, permits string) string {
-	for _, key := range []string{o.Metadata.Name + "/" + o.Metadata.Namespace + ": ", o.Metadata.Name + ": ", ""} {
-		if reasons[key+permits] != "" {
-			return key + permits
-		}
-	}
-	return ""
 }
 
 // shortNames returns names as code, with one pattern for those of the ConfigMaps of nodes. It is empty for all names.

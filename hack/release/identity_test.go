@@ -51,35 +51,31 @@ esac`
 )
 
 // releaseFolder is a folder with the files of a release that the scripts read, and with stubs of cosign and crane beside it.
-type releaseFolder struct {
-	out, tools, calls, manifest string
-	image, fips                 string // digests
-}
+type releaseFolder struct{ out, tools, calls, manifest string }
+
+// image and fips are the digests of the images.
+var image, fips = strings.Repeat("1", 64), strings.Repeat("2", 64)
+
+// references are those of the images and the chart.
+var references = []string{registry + "/csr-controller-manager@sha256:" + image, registry + "/csr-controller-manager@sha256:" + fips, chart}
 
 func newReleaseFolder(t *testing.T) releaseFolder {
 	t.Helper()
 	dir := t.TempDir()
-	r := releaseFolder{
-		out: dir + "/out", tools: dir + "/tools", calls: dir + "/calls", manifest: dir + "/manifest",
-		image: strings.Repeat("1", 64), fips: strings.Repeat("2", 64),
-	}
-	write(t, filepath.Join(r.tools, "cosign"), cosignStub)
-	write(t, filepath.Join(r.tools, "crane"), craneStub)
-	write(t, r.calls, "")
-	write(t, r.manifest, fmt.Sprintf(`{"layers":[{"digest":"sha256:%x"}]}`, sha256.Sum256([]byte("chart"))))
-	var checksums string
-	for i, content := range []string{"chart", layout(t, r.fips), layout(t, r.image)} {
+	r := releaseFolder{dir + "/out", dir + "/tools", dir + "/calls", dir + "/manifest"}
+	checksums := ""
+	for i, content := range []string{"chart", layout(t, fips), layout(t, image)} {
 		write(t, filepath.Join(r.out, artifacts[i]), content)
 		checksums += fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte(content)), artifacts[i])
 	}
-	write(t, filepath.Join(r.out, "checksums.txt"), checksums)
-	write(t, filepath.Join(r.out, "references.txt"), strings.Join(r.references(), "\n")+"\n")
+	for path, content := range map[string]string{
+		r.tools + "/cosign": cosignStub, r.tools + "/crane": craneStub, r.calls: "",
+		r.manifest:               fmt.Sprintf(`{"layers":[{"digest":"sha256:%x"}]}`, sha256.Sum256([]byte("chart"))),
+		r.out + "/checksums.txt": checksums, r.out + "/references.txt": strings.Join(references, "\n") + "\n",
+	} {
+		write(t, path, content)
+	}
 	return r
-}
-
-func (r releaseFolder) references() []string {
-	const name = registry + "/csr-controller-manager"
-	return []string{name + "@sha256:" + r.image, name + "@sha256:" + r.fips, chart}
 }
 
 // layout returns the archive of an image with that digest.
@@ -150,7 +146,7 @@ const (
 )
 
 // builtCalls returns the calls of cosign that verify the provenance of the files and of the two images.
-func (r releaseFolder) builtCalls(t *testing.T, bundle string, files ...string) []string {
+func builtCalls(t *testing.T, bundle string, files ...string) []string {
 	t.Helper()
 	provenance := "verify-blob-attestation " + identityFlag + "build.yml@" + builtBy(t) + " " + callerFlags +
 		"--type slsaprovenance1 --bundle " + bundle + " "
@@ -158,7 +154,7 @@ func (r releaseFolder) builtCalls(t *testing.T, bundle string, files ...string) 
 	for _, file := range files {
 		calls = append(calls, provenance+file)
 	}
-	for _, digest := range []string{r.image, r.fips} {
+	for _, digest := range []string{image, fips} {
 		calls = append(calls, provenance+"--digestAlg sha256 --digest "+digest)
 	}
 	return calls
@@ -175,14 +171,12 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 	for _, file := range []string{"checksums.txt", "references.txt"} {
 		want = append(want, "verify-blob "+signerFlags+"--bundle "+r.out+"/"+file+".sigstore.json "+r.out+"/"+file)
 	}
-	files := func() (all []string) {
-		for _, name := range append([]string{"checksums.txt"}, artifacts...) {
-			all = append(all, r.out+"/"+name)
-		}
-		return all
+	files := []string{r.out + "/checksums.txt"}
+	for _, name := range artifacts {
+		files = append(files, r.out+"/"+name)
 	}
-	want = append(want, r.builtCalls(t, r.out+"/provenance.sigstore.json", files()...)...)
-	for _, reference := range r.references() {
+	want = append(want, builtCalls(t, r.out+"/provenance.sigstore.json", files...)...)
+	for _, reference := range references {
 		want = append(want, "verify "+signerFlags+reference)
 	}
 	for range 2 {
@@ -195,12 +189,10 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 		t.Errorf("verify.sh (-want +got):\n%s", diff)
 	}
 
-	r = newReleaseFolder(t)
-	if calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out); err != nil {
-		t.Fatal(err)
-	}
-	want = r.builtCalls(t, r.out+"/provenance.sigstore.json", files()...)
-	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
+	write(t, r.calls, "")
+	calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out)
+	succeed(t, err)
+	if diff := cmp.Diff(sorted(builtCalls(t, r.out+"/provenance.sigstore.json", files...)), sorted(calls)); diff != "" {
 		t.Errorf("verify-build.sh (-want +got):\n%s", diff)
 	}
 }
@@ -235,36 +227,31 @@ func pasted(t *testing.T) string {
 	return regexp.MustCompile(`(?m)^commit=.*$`).ReplaceAllString(set, "commit="+tagged)
 }
 
-// TestUsersVerifyIdentities checks every argument with which the commands in SECURITY.md call cosign.
+// TestUsersVerifyIdentities checks every argument with which the commands in SECURITY.md call cosign, and that they stop at the first failure,
+// without options of the shell.
 func TestUsersVerifyIdentities(t *testing.T) {
 	t.Parallel()
 	r := newReleaseFolder(t)
 	calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t))
 	succeed(t, err)
-	built := r.builtCalls(t, "provenance.sigstore.json", "checksums.txt")
+	built := builtCalls(t, "provenance.sigstore.json", "checksums.txt")
 	want := []string{
 		built[0],
 		"verify-blob " + signerFlags + "--bundle references.txt.sigstore.json references.txt",
-		built[1], "verify " + signerFlags + r.references()[0],
-		built[2], "verify " + signerFlags + r.references()[1],
+		built[1], "verify " + signerFlags + references[0],
+		built[2], "verify " + signerFlags + references[1],
 	}
 	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
 		t.Errorf("SECURITY.md (-want +got):\n%s", diff)
 	}
-}
-
-// TestUsersSeeAFailure checks that the commands in SECURITY.md stop at the first failure, without options of the
-// shell.
-func TestUsersSeeAFailure(t *testing.T) {
-	t.Parallel()
-	for at := 1; at <= 6; at++ {
-		r := newReleaseFolder(t)
+	for at := 1; at <= len(want); at++ {
+		write(t, r.calls, "")
 		calls, err := r.run(t, r.out, map[string]string{"FAIL_AT": strconv.Itoa(at)}, "bash", "-c", pasted(t))
 		if err == nil || len(calls) != at || strings.Contains(err.Error(), "verified") {
 			t.Errorf("call %d fails: error %v, calls %q", at, err, calls)
 		}
 	}
-	r := newReleaseFolder(t)
+	write(t, r.calls, "")
 	write(t, filepath.Join(r.out, artifacts[0]), "another chart")
 	if calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t)); err == nil || len(calls) != 1 {
 		t.Errorf("a changed file: error %v, calls %q", err, calls)

@@ -3,8 +3,6 @@ package release
 
 import (
 	"crypto/fips140"
-	"encoding/json"
-	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -20,26 +18,23 @@ import (
 const workflows = "../../.github/workflows"
 
 type workflow struct {
-	Permissions map[string]string `json:"permissions"`
-	Jobs        map[string]job    `json:"jobs"`
+	Permissions map[string]string
+	Jobs        map[string]job
 }
 
 type job struct {
-	Permissions map[string]string `json:"permissions"`
-	Uses        string            `json:"uses"`
-	Timeout     int               `json:"timeout-minutes"`
-	Outputs     map[string]string `json:"outputs"`
-	Strategy    struct {
-		Matrix map[string]any `json:"matrix"`
-	} `json:"strategy"`
-	Steps []step `json:"steps"`
+	Permissions map[string]string
+	Uses        string
+	Timeout     int `json:"timeout-minutes"`
+	Outputs     map[string]string
+	Strategy    struct{ Matrix map[string]any }
+	Steps       []step
 }
 
 type step struct {
-	Uses string            `json:"uses"`
-	Run  string            `json:"run"`
-	With map[string]any    `json:"with"`
-	Env  map[string]string `json:"env"`
+	Uses, Run string
+	With      map[string]any
+	Env       map[string]string
 }
 
 func succeed(t *testing.T, err error) {
@@ -75,21 +70,6 @@ func load(t *testing.T) (map[string]workflow, map[string]string) {
 	return parsed, texts
 }
 
-// steps returns every step of every job, with a name of the job.
-func steps(parsed map[string]workflow) iter.Seq2[string, step] {
-	return func(yield func(string, step) bool) {
-		for name, one := range parsed {
-			for id, each := range one.Jobs {
-				for _, action := range each.Steps {
-					if !yield(name+": job "+id, action) {
-						return
-					}
-				}
-			}
-		}
-	}
-}
-
 // TestActionsArePinned wants the digest of a commit for each action, and its version beside it.
 func TestActionsArePinned(t *testing.T) {
 	t.Parallel()
@@ -113,7 +93,8 @@ func TestActionsArePinned(t *testing.T) {
 
 // TestSteps wants one version of Go in the workflows and in the Dockerfile, because another version builds other
 // bytes. It wants no token in a checkout, and no expression in a script: a script gets each value from the
-// environment, where a shell does not run it. No workflow runs code of a pull request with rights.
+// environment, where a shell does not run it. No workflow runs code of a pull request with rights. A target of make that runs as root needs
+// .ci/packages before: without gcc, tests run without the race detector. .ci/run installs the packages itself.
 func TestSteps(t *testing.T) {
 	t.Parallel()
 	version := regexp.MustCompile(`golang:(\d+\.\d+\.\d+)-`).FindStringSubmatch(read(t, "../../Dockerfile"))
@@ -121,18 +102,25 @@ func TestSteps(t *testing.T) {
 		t.Fatal("the Dockerfile has no version of Go")
 	}
 	parsed, texts := load(t)
-	for where, one := range steps(parsed) {
-		if got := one.With["go-version"]; strings.HasPrefix(one.Uses, "actions/setup-go@") && got != version[1] {
-			t.Errorf("%s has Go %v, the Dockerfile %s", where, got, version[1])
-		}
-		if strings.HasPrefix(one.Uses, "actions/checkout@") && one.With["persist-credentials"] != false {
-			t.Errorf("%s leaves its token in the checkout: set persist-credentials: false", where)
-		}
-		if strings.Contains(one.Run, "${{") {
-			t.Errorf("%s has an expression in a script: %s", where, one.Run)
-		}
-	}
 	for name, text := range texts {
+		for id, each := range parsed[name].Jobs {
+			installed := false
+			for _, one := range each.Steps {
+				if got := one.With["go-version"]; strings.HasPrefix(one.Uses, "actions/setup-go@") && got != version[1] {
+					t.Errorf("%s: job %s has Go %v, the Dockerfile %s", name, id, got, version[1])
+				}
+				if strings.HasPrefix(one.Uses, "actions/checkout@") && one.With["persist-credentials"] != false {
+					t.Errorf("%s: job %s leaves its token in the checkout: set persist-credentials: false", name, id)
+				}
+				if strings.Contains(one.Run, "${{") {
+					t.Errorf("%s: job %s has an expression in a script: %s", name, id, one.Run)
+				}
+				installed = installed || strings.HasSuffix(one.Run, " .ci/packages")
+				if strings.HasPrefix(one.Run, "sudo env ") && strings.Contains(one.Run, " make ") && !installed {
+					t.Errorf("%s: job %s does not run .ci/packages before %q", name, id, one.Run)
+				}
+			}
+		}
 		if strings.Contains(text, "pull_request_target") || strings.Contains(text, "workflow_run") {
 			t.Errorf("%s runs code of a pull request with rights", name)
 		}
@@ -279,52 +267,38 @@ func runs(each job, script string) bool {
 	return slices.ContainsFunc(each.Steps, func(one step) bool { return strings.Contains(one.Run, script) })
 }
 
-// script runs a script of this folder, with changelog as the text of CHANGELOG.md.
-func script(t *testing.T, changelog, name string, args ...string) (string, error) {
-	t.Helper()
-	path := filepath.Join(t.TempDir(), "CHANGELOG.md")
-	write(t, path, changelog)
-	command := exec.CommandContext(t.Context(), "./"+name, args...)
-	command.Env = append(os.Environ(), "CHANGELOG="+path)
-	output, err := command.CombinedOutput()
-	return string(output), err
-}
-
-// TestVersions checks that a release has a semantic version, which is not the tag of an image with the FIPS 140-3
-// module.
-func TestVersions(t *testing.T) {
-	t.Parallel()
-	for _, version := range []string{
-		"", "1.2.3", "v1.2", "v01.2.3", "v1.2.3+build", "v1.2.3-", "v1.2.3-a..b", "v1.2.3 ", "v1.2.3\n", "dev", "v1.2.3;id",
-		"v1.2.3-fips", "v1.2.3-rc.1-fips",
-	} {
-		if output, err := script(t, "", "notes.sh", version); err == nil || !strings.Contains(output, "is not a semantic version") {
-			t.Errorf("%q: %s, error %v", version, output, err)
-		}
-	}
-}
-
-// TestNotes checks that a release gets its section of the changelog, and must have one. A pre-release needs none.
+// TestNotes checks that a release has a semantic version, which is not the tag of an image with the FIPS 140-3 module, and gets its section of
+// the changelog, which it must have. A pre-release needs none.
 func TestNotes(t *testing.T) {
 	t.Parallel()
 	const changelog = "# Changelog\n\n## v1.10.0 (2026-11-23)\n\n- ten\n\n## v1.2.0-rc.1\n\n- candidate\n\n## v1.1.0\n\n- one\n\n## v1.0.0\n"
-	for _, row := range []struct{ name, changelog, version, want string }{
-		{"release with a date", changelog, "v1.10.0", "\n- ten\n"},
-		{"older release with a name that begins like a newer one", changelog, "v1.1.0", "\n- one\n"},
-		{"release without a section", changelog, "v99.0.0", `no section "## v99.0.0"`},
-		{"release with an empty section", changelog, "v1.0.0", `no section "## v1.0.0"`},
-		{"first release, without a section", "# Changelog: none\n", "v0.1.0", `no section "## v0.1.0"`},
-		{"pre-release with a section", changelog, "v1.2.0-rc.1", "\n- candidate\n"},
-		{"pre-release without a section", changelog, "v0.0.0-dry.run", "\n"},
+	path := filepath.Join(t.TempDir(), "CHANGELOG.md")
+	write(t, path, changelog)
+	notes := func(args ...string) (string, error) {
+		command := exec.CommandContext(t.Context(), "./notes.sh", args...)
+		command.Env = append(os.Environ(), "CHANGELOG="+path)
+		output, err := command.CombinedOutput()
+		return string(output), err
+	}
+	for _, version := range []string{
+		"", "1.2.3", "v1.2", "v01.2.3", "v1.2.3+build", "v1.2.3-", "v1.2.3-a..b", "v1.2.3 ", "v1.2.3\n", "v1.2.3;id", "v1.2.3-fips", "v1.2.3-rc.1-fips",
 	} {
-		output, err := script(t, row.changelog, "notes.sh", row.version)
-		withCommit, _ := script(t, row.changelog, "notes.sh", row.version, tagged)
-		if err == nil && withCommit != output+"\nCommit: `"+tagged+"`\n" {
-			t.Errorf("%s: with a commit, %q", row.name, withCommit)
+		if output, err := notes(version); err == nil || !strings.Contains(output, "is not a semantic version") {
+			t.Errorf("%q: %s, error %v", version, output, err)
 		}
-		if refused := strings.HasPrefix(row.want, "no section"); refused != (err != nil) ||
-			refused && !strings.Contains(output, row.want) || !refused && output != row.want {
-			t.Errorf("%s: %q, error %v", row.name, output, err)
+	}
+	for version, want := range map[string]string{
+		"v1.10.0": "\n- ten\n", // with a date
+		"v1.1.0":  "\n- one\n", // a newer name begins like this one
+		"v99.0.0": `no section "## v99.0.0"`, "v1.0.0": `no section "## v1.0.0"`,
+		"v1.2.0-rc.1": "\n- candidate\n", "v0.0.0-dry.run": "\n",
+	} {
+		output, err := notes(version)
+		if withCommit, _ := notes(version, tagged); err == nil && withCommit != output+"\nCommit: `"+tagged+"`\n" {
+			t.Errorf("%s: with a commit, %q", version, withCommit)
+		}
+		if refused := strings.HasPrefix(want, "no section"); refused != (err != nil) || refused && !strings.Contains(output, want) || !refused && output != want {
+			t.Errorf("%s: %q, error %v", version, output, err)
 		}
 	}
 }
@@ -359,47 +333,19 @@ func TestOnlyAMissingTagIsFree(t *testing.T) {
 	}
 }
 
-// TestNightlyRunsEveryPart wants one job of nightly.yml that runs on one machine for each part of make nightly.
+// TestNightlyRunsEveryPart wants one job of nightly.yml that runs on one machine for each part that hack/nightly lists.
 func TestNightlyRunsEveryPart(t *testing.T) {
 	t.Parallel()
-	command := exec.CommandContext(t.Context(), "go", "run", "./hack/nightly", "-list")
-	command.Dir = "../.."
-	output, err := command.Output()
-	succeed(t, err)
-	var parts []string
-	if err := json.Unmarshal([]byte(strings.TrimPrefix(string(output), "parts=")), &parts); err != nil || len(parts) == 0 {
-		t.Fatalf("hack/nightly prints %q, error %v", output, err)
-	}
 	parsed, _ := load(t)
 	jobs := parsed["nightly.yml"].Jobs
-	if got := jobs["list"].Outputs["parts"]; got != "${{ steps.list.outputs.parts }}" {
-		t.Errorf("the output parts is %q", got)
-	}
-	if got := jobs["part"].Strategy.Matrix["part"]; got != "${{ fromJSON(needs.list.outputs.parts) }}" {
-		t.Errorf("the matrix of the job part is %q", got)
+	listed, matrix := jobs["list"].Outputs["parts"], jobs["part"].Strategy.Matrix["part"]
+	if listed != "${{ steps.list.outputs.parts }}" || matrix != "${{ fromJSON(needs.list.outputs.parts) }}" || !runs(jobs["list"], "./hack/nightly -list") {
+		t.Errorf("the output parts is %q, the matrix of the job part %q", listed, matrix)
 	}
 	if !slices.ContainsFunc(jobs["part"].Steps, func(one step) bool {
 		return one.Env["PART"] == "${{ matrix.part }}" && strings.HasSuffix(one.Run, ` make nightly "PARTS=$PART"`)
 	}) {
 		t.Error("no step of the job part runs make nightly with the part")
-	}
-}
-
-// TestPackagesAreInstalled wants .ci/packages before each target of the Makefile that runs as root. Without gcc, tests
-// run without the race detector. .ci/run installs the packages itself.
-func TestPackagesAreInstalled(t *testing.T) {
-	t.Parallel()
-	parsed, _ := load(t)
-	for name, one := range parsed {
-		for id, each := range one.Jobs {
-			var installed bool
-			for _, command := range each.Steps {
-				installed = installed || strings.HasSuffix(command.Run, " .ci/packages")
-				if strings.HasPrefix(command.Run, "sudo env ") && strings.Contains(command.Run, " make ") && !installed {
-					t.Errorf("%s: job %s does not run .ci/packages before %q", name, id, command.Run)
-				}
-			}
-		}
 	}
 }
 

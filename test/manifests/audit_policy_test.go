@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
@@ -59,9 +60,7 @@ func TestAuditPolicy(t *testing.T) {
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}}
 	kit.NoError(t, client.IgnoreAlreadyExists(admin.Create(ctx, namespace)))
 	kit.NoError(t, as("joiner").Create(ctx, obj))
-	obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{
-		{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "ByHand"},
-	}
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
 	kit.NoError(t, as("approver").SubResource("approval").Update(ctx, obj))
 	obj.Status.Certificate = shared.CA.CertPEM
 	kit.NoError(t, as("signer").Status().Update(ctx, obj))

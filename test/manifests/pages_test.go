@@ -215,7 +215,8 @@ func withText(t *testing.T, marker string) string {
 // TestRotationPages checks what the DaemonSet writes, and who may do what, after each step that changes config/my-cluster.
 func TestRotationPages(t *testing.T) {
 	t.Parallel()
-	const clients, serving = "--from=/published/ca.crt --to=/kept/client-ca.crt", "--from=/published/kubelet-serving.crt --to=/kept/kubelet-serving-ca.crt"
+	const clients = "--from=/published/ca.crt --to=/kept/client-ca.crt"
+	const serving = "--from=/published/kubelet-serving.crt --to=/kept/kubelet-serving-ca.crt"
 	const ofServing, file, moved = "- ../rotation/kubelet-serving", "- ../overlays/trust-files/kubelet-serving", "op: remove"
 	roles := map[string][]string{
 		"Role " + trustFiles + "/csr-trust":                            {rotator},
@@ -223,11 +224,12 @@ func TestRotationPages(t *testing.T) {
 		"Role " + systemNamespace + "/csr-kubelet-serving-ca-rotation": {rotator},
 		"ClusterRole /csr-kubelet-serving-ca-rotation":                 {rotator},
 	}
+	one, two := []string{"ca.crt"}, []string{"ca.crt", "kubelet-serving.crt"}
 	for name, test := range map[string]struct{ markers, args, keys []string }{
-		"set up":        {nil, []string{clients}, []string{"ca.crt"}},
-		"serving moves": {[]string{ofServing, file}, []string{clients, serving + " --also=/published/ca.crt"}, []string{"ca.crt", "kubelet-serving.crt"}},
-		"serving moved": {[]string{ofServing, file, moved}, []string{clients, serving}, []string{"ca.crt", "kubelet-serving.crt"}},
-		"clients":       {[]string{"kubelet-client.crt"}, []string{clients + " --also=/published/kubelet-client.crt"}, []string{"ca.crt", "kubelet-client.crt"}},
+		"set up":        {nil, []string{clients}, one},
+		"serving moves": {[]string{ofServing, file}, []string{clients, serving + " --also=/published/ca.crt"}, two},
+		"serving moved": {[]string{ofServing, file, moved}, []string{clients, serving}, two},
+		"clients":       {[]string{"kubelet-client.crt"}, []string{clients + " --also=/published/kubelet-client.crt"}, append(one, "kubelet-client.crt")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

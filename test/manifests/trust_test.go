@@ -142,7 +142,8 @@ func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 			return call.Param("container", "write-trust").Param("command", "x").Do(ctx).Error()
 		}
 	}
-	const files, pods = "only csr-controller-manager writes ConfigMap csr-trust", "only people who may update the ValidatingAdmissionPolicy csr-trust-pods"
+	const files, pods = "only csr-controller-manager writes ConfigMap", "only people who may update the ValidatingAdmissionPolicy csr-trust-pods"
+	const image = `[{"op":"replace","path":"%s/containers/0/image","value":"his"}]`
 	// The API server knows a new policy or role only after a moment. So the first attempts are dry runs, which admission treats alike.
 	for _, step := range []struct {
 		what, refused string // the reason, or "" if try must succeed
@@ -156,10 +157,10 @@ func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 		{"an editor creates a pod", pods, created(editor, pod, client.DryRunAll)},
 		{"an editor creates a DaemonSet", pods, created(editor, mine, client.DryRunAll)},
 		{"an administrator creates the DaemonSet", "", created(admin, set)},
-		{"an editor changes the DaemonSet", pods, patched(set, types.JSONPatchType, `[{"op":"replace","path":"/spec/template/spec/containers/0/image","value":"his"}]`)},
+		{"an editor changes the DaemonSet", pods, patched(set, types.JSONPatchType, fmt.Sprintf(image, "/spec/template/spec"))},
 		{"an editor labels the DaemonSet", "", patched(set, types.MergePatchType, `{"metadata":{"labels":{"a":"b"}}}`)},
 		{"the DaemonSet's controller creates its pod", "", created(controller, pod)},
-		{"an editor changes a pod's image", pods, patched(pod, types.JSONPatchType, `[{"op":"replace","path":"/spec/containers/0/image","value":"his"}]`)},
+		{"an editor changes a pod's image", pods, patched(pod, types.JSONPatchType, fmt.Sprintf(image, "/spec"))},
 		{"an editor adds a container to a pod", pods, func() error {
 			return editor.SubResource("ephemeralcontainers").Patch(ctx, pod.DeepCopy(), client.RawPatch("application/strategic-merge-patch+json",
 				[]byte(`{"spec":{"ephemeralContainers":[{"name":"e","image":"his"}]}}`)))

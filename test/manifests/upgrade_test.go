@@ -20,12 +20,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 // source is a source tree with the manager that was built from it.
@@ -51,14 +50,14 @@ var features = []install{
 		prepare: func(t *testing.T, u *upgrade) { u.make(t, u.authority(t)) },
 	},
 	{
-		name: "node block list", components: []string{"node-block-list"}, config: "nodeBlockList: " + systemNamespace + "/csr-node-block-list\n",
+		name: "kubelet serving", components: []string{"kubelet-serving", "node-identity", "node-block-list", "node-bootstrap"},
+		config: "nodeBlockList: " + systemNamespace + "/csr-node-block-list\n" +
+			"approval:\n  kubeletServing: {enabled: true, apiServerNodes: [control-plane]}\n  nodeClient: {requireTokenBinding: true}\n",
 		prepare: func(t *testing.T, u *upgrade) {
-			u.make(t, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-node-block-list"}, Data: map[string]string{"nodes": ""}})
+			list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-node-block-list"}}
+			list.Data = map[string]string{"nodes": ""}
+			u.make(t, list)
 		},
-	},
-	{
-		name: "kubelet serving", components: []string{"kubelet-serving", "node-identity"},
-		config: "approval:\n  kubeletServing: {enabled: true, apiServerNodes: [control-plane]}\n  nodeClient: {requireTokenBinding: true}\n",
 	},
 	{
 		name: "machine inventory", components: []string{"node-identity", "inventory-openshift"}, config: "approval: {nodeClient: {inventory: openshift}}\n",
@@ -84,57 +83,12 @@ func TestRollouts(t *testing.T) {
 
 func testRollouts(t *testing.T, replicas int32) {
 	t.Helper()
-	u := startUpgrade(t, replicas, "garbage-collector-controller")
+	u := startUpgrade(t, replicas)
 	u.testHelmRelease(t)
 	u.roll(t, install{name: "as shipped"})
-	u.testNodesJoin(t)
 	for _, feature := range features {
 		u.roll(t, feature)
 	}
-}
-
-// testNodesJoin installs config/default with the component on a cluster that kubeadm did not make. A bootstrap token of the component's
-// group joins a node, which then renews. A token of another group may not even ask.
-func (u *upgrade) testNodesJoin(t *testing.T) {
-	t.Helper()
-	u.roll(t, install{name: "nodes that join", components: []string{"node-bootstrap"}})
-	node := u.certified(t, "the node joins", u.token(t, "joiner", "system:bootstrappers:kubeadm:default-node-token"))
-	u.certified(t, "the node renews", node)
-	other := u.token(t, "others", "system:bootstrappers:others")
-	if err := kit.ClientOf(t, other).Create(t.Context(), kit.NodeRequest(t, "a")); !apierrors.IsForbidden(err) {
-		t.Errorf("a token of another group asks: %v", err)
-	}
-}
-
-// token returns the configuration of a new bootstrap token of that group. It waits until the API server knows the token.
-func (u *upgrade) token(t *testing.T, id, group string) *rest.Config {
-	t.Helper()
-	const secret = "0123456789abcdef"
-	u.make(t, &corev1.Secret{
-		ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-" + id}, Type: "bootstrap.kubernetes.io/token",
-		StringData: map[string]string{"token-id": id, "token-secret": secret, "usage-bootstrap-authentication": "true", "auth-extra-groups": group},
-	})
-	cfg := rest.AnonymousClientConfig(u.Config)
-	cfg.BearerToken = id + "." + secret
-	u.within(t, "the API server knows the token", func(ctx context.Context) error {
-		_, err := kubelet.WhoAmI(ctx, cfg)
-		return err
-	})
-	return cfg
-}
-
-// certified asks for a certificate of node a with by, and returns a configuration with the certificate.
-func (u *upgrade) certified(t *testing.T, what string, by *rest.Config) (cfg *rest.Config) {
-	t.Helper()
-	node := &kubelet.Node{Name: "a", Dir: t.TempDir(), Bootstrap: by}
-	u.within(t, what, func(ctx context.Context) error { // a new right takes a moment
-		cert, err := node.Join(ctx)
-		if err == nil {
-			cfg, err = node.ConfigFor(cert)
-		}
-		return err
-	})
-	return cfg
 }
 
 // upgrade is a cluster with the real Deployment controller. The test acts as its scheduler and its kubelets. A pod is
@@ -156,22 +110,26 @@ type pod struct {
 }
 
 // startUpgrade is startPods with the namespace and the Secret with the CA.
-func startUpgrade(t *testing.T, replicas int32, more ...string) *upgrade {
+func startUpgrade(t *testing.T, replicas int32) *upgrade {
 	t.Helper()
-	u := startPods(t, replicas, more...)
+	u := startPods(t, replicas)
 	u.make(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: systemNamespace}})
 	u.make(t, kit.SigningSecret(u.CA.CertPEM, u.CA.KeyPEM))
 	return u
 }
 
-// startPods starts a cluster with the Deployment controller, and more controllers of kube-controller-manager.
-func startPods(t *testing.T, replicas int32, more ...string) *upgrade {
+// startPods starts a cluster with those controllers of kube-controller-manager that make and delete pods.
+func startPods(t *testing.T, replicas int32) *upgrade {
 	t.Helper()
 	c, err := cluster.Start()
 	kit.NoError(t, err)
-	u := &upgrade{Cluster: c, t: t, replicas: replicas, pods: map[string]*pod{}}
+	u := &upgrade{Cluster: c, t: t, admin: kit.ClientOf(t, c.Config), replicas: replicas, pods: map[string]*pod{}}
+	logs := map[string]*cluster.Process{}
 	t.Cleanup(func() {
 		for name, each := range u.pods {
+			logs[name] = each.Process
+		}
+		for name, each := range logs {
 			each.Kill()
 			if t.Failed() {
 				t.Logf("the end of the log of %s:\n%s", name, each.Tail(15))
@@ -181,31 +139,16 @@ func startPods(t *testing.T, replicas int32, more ...string) *upgrade {
 			t.Error(err)
 		}
 	})
-	if u.admin, err = client.New(c.Config, client.Options{}); err != nil {
-		t.Fatal(err)
-	}
 	binary, err := cluster.Manager()
 	kit.NoError(t, err)
 	u.current = source{root: root, binary: binary}
-	u.startDeploymentController(t, more...)
-	return u
-}
-
-// startDeploymentController starts kube-controller-manager with its controllers of Deployments, and with more.
-func (u *upgrade) startDeploymentController(t *testing.T, more ...string) {
-	t.Helper()
-	controllers := append([]string{"deployment-controller", "replicaset-controller"}, more...)
 	kubeconfig, err := u.WriteKubeconfig("rollout", u.Config)
 	kit.NoError(t, err)
-	p, err := u.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
-		"--controllers="+strings.Join(controllers, ","), "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
+	logs["kube-controller-manager"], err = u.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
+		"--controllers=deployment-controller,replicaset-controller,garbage-collector-controller",
+		"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
 	kit.NoError(t, err)
-	t.Cleanup(func() {
-		if t.Failed() {
-			t.Logf("the end of the log of kube-controller-manager:\n%s", p.Tail(30))
-		}
-		p.Kill()
-	})
+	return u
 }
 
 func (u *upgrade) authority(t *testing.T) *unstructured.Unstructured {
@@ -271,8 +214,9 @@ func (u *upgrade) roll(t *testing.T, next install) {
 			return err
 		}
 		status, want := deployment.Status, u.replicas
-		if status.ObservedGeneration < deployment.Generation || status.UpdatedReplicas != want || status.Replicas != want || status.AvailableReplicas != want || int32(len(u.pods)) != want {
-			return fmt.Errorf("%d of %d pods are new, %d available, %d wanted: %s", status.UpdatedReplicas, status.Replicas, status.AvailableReplicas, want, u.notReady(ctx))
+		got := []int32{status.UpdatedReplicas, status.Replicas, status.AvailableReplicas, int32(len(u.pods))}
+		if status.ObservedGeneration < deployment.Generation || !slices.Equal(got, slices.Repeat([]int32{want}, len(got))) {
+			return fmt.Errorf("%d new, all, available and running pods, %d wanted: %s", got, want, u.notReady(ctx))
 		}
 		return nil
 	})
@@ -305,7 +249,7 @@ func (u *upgrade) signs(t *testing.T, what string) *x509.Certificate {
 func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
 	t.Helper()
 	kit.NoError(t, u.admin.Create(t.Context(), obj))
-	obj.Status.Conditions = []certificatesv1.CertificateSigningRequestCondition{{Type: certificatesv1.CertificateApproved, Status: corev1.ConditionTrue, Reason: "ByHand"}}
+	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
 	kit.NoError(t, u.admin.SubResource("approval").Update(t.Context(), obj))
 	u.within(t, "a certificate after the rollout of "+what, func(ctx context.Context) error {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
@@ -410,7 +354,10 @@ func (u *upgrade) start(ctx context.Context, obj *corev1.Pod) error {
 
 // probe writes the result of the pod's readiness probe.
 func (u *upgrade) probe(ctx context.Context, obj *corev1.Pod, running *pod) error {
-	state, _ := running.ready(ctx, obj.Spec.Containers[0].ReadinessProbe.HTTPGet.Path)
+	state := corev1.ConditionTrue
+	if running.notReady(ctx) != "" {
+		state = corev1.ConditionFalse
+	}
 	if slices.ContainsFunc(obj.Status.Conditions, func(one corev1.PodCondition) bool { return one.Type == corev1.PodReady && one.Status == state }) {
 		return nil
 	}
@@ -420,20 +367,21 @@ func (u *upgrade) probe(ctx context.Context, obj *corev1.Pod, running *pod) erro
 	return u.admin.Status().Patch(ctx, obj, before)
 }
 
-func (p *pod) ready(ctx context.Context, path string) (corev1.ConditionStatus, string) {
+// notReady returns why the pod is not ready, or "".
+func (p *pod) notReady(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	status, text := cluster.Get(ctx, p.probes, path)
+	status, text := cluster.Get(ctx, p.probes, "/readyz")
 	if status != http.StatusOK {
-		return corev1.ConditionFalse, text
+		return fmt.Sprint(status, " ", text)
 	}
-	return corev1.ConditionTrue, ""
+	return ""
 }
 
 // notReady returns the reasons why pods are not ready.
 func (u *upgrade) notReady(ctx context.Context) (all []string) {
 	for name, each := range u.pods {
-		if state, why := each.ready(ctx, "/readyz"); state != corev1.ConditionTrue {
+		if why := each.notReady(ctx); why != "" {
 			all = append(all, name+": "+why)
 		}
 	}

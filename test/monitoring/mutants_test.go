@@ -4,7 +4,6 @@ package monitoring
 
 import (
 	"fmt"
-	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -78,12 +77,18 @@ func shift(r *rule, by int) bool {
 // TestRulesAreTested changes one rule of each name at a time, and checks that promtool fails on each of them.
 func TestRulesAreTested(t *testing.T) {
 	t.Parallel()
-	for _, name := range slices.Sorted(maps.Keys(mutants)) {
+	for name, mutant := range mutants {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for nth := 0; ; nth++ {
-				file := readRules(t)
-				changed := mutate(file, nth, mutants[name])
+				file, seen := readRules(t), map[string]int{}
+				var changed []string
+				for _, r := range file.rules() { // change the nth rule of each name
+					if seen[r.Alert] == nth && mutant(r) {
+						changed = append(changed, r.Alert)
+					}
+					seen[r.Alert]++
+				}
 				if len(changed) == 0 {
 					if nth == 0 {
 						t.Error("no rule to change")
@@ -96,19 +101,6 @@ func TestRulesAreTested(t *testing.T) {
 			}
 		})
 	}
-}
-
-// mutate changes the nth rule of each name that mutant can change, and returns the names.
-func mutate(file ruleFile, nth int, mutant func(*rule) bool) []string {
-	seen := map[string]int{}
-	var changed []string
-	for _, r := range file.rules() {
-		if seen[r.Alert] == nth && mutant(r) {
-			changed = append(changed, r.Alert)
-		}
-		seen[r.Alert]++
-	}
-	return changed
 }
 
 // survivors returns the alerts for which no rule test fails. It leaves out the other rules, which is faster.

@@ -25,8 +25,8 @@ type prometheus struct {
 	address string
 }
 
-// startPrometheus starts a Prometheus that scrapes kubelets and managers.
-func startPrometheus(t *testing.T, kubelets []string, managers ...string) *prometheus {
+// startPrometheus starts a Prometheus that scrapes managers.
+func startPrometheus(t *testing.T, managers ...string) *prometheus {
 	t.Helper()
 	rules, err := filepath.Abs(plainFile)
 	kit.NoError(t, err)
@@ -37,10 +37,7 @@ rule_files: [%q]
 scrape_configs:
 - job_name: csr-controller-manager
   static_configs: [{targets: [%s]}]
-- job_name: kubelet
-  fallback_scrape_protocol: PrometheusText0.0.4
-  static_configs: [{targets: [%s]}]
-`, rules, strings.Join(managers, ", "), strings.Join(kubelets, ", ")))
+`, rules, strings.Join(managers, ", ")))
 	p := &prometheus{address: kit.FreeAddress(t)}
 	p.Process, err = kit.ControlPlane(t).StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
 		"--storage.tsdb.path", t.TempDir(), "--web.listen-address", p.address)
@@ -78,26 +75,11 @@ type sample struct {
 	Value  [2]any
 }
 
-func (s sample) number() float64 {
-	text, _ := s.Value[1].(string)
-	number, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return math.NaN()
-	}
-	return number
-}
-
 // query runs an instant query.
 func (p *prometheus) query(ctx context.Context, query string) ([]sample, error) {
-	var answer struct {
-		ResultType string
-		Result     []sample
-	}
+	var answer struct{ Result []sample }
 	if err := p.ask(ctx, "query", url.Values{"query": {query}}, &answer); err != nil {
 		return nil, fmt.Errorf("%s: %w", query, err)
-	}
-	if answer.ResultType != "vector" {
-		return nil, fmt.Errorf("%s: a %s", query, answer.ResultType)
 	}
 	return answer.Result, nil
 }
@@ -109,53 +91,12 @@ func (p *prometheus) data(ctx context.Context, query string) error {
 		return err
 	}
 	for _, sample := range samples {
-		if !math.IsNaN(sample.number()) {
+		text, _ := sample.Value[1].(string)
+		if number, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(number) {
 			return nil
 		}
 	}
 	return fmt.Errorf("%s: no data in %v", query, samples)
-}
-
-// selectors returns the vector selectors of query as Prometheus' own parser reads them, without ranges and offsets.
-func (p *prometheus) selectors(ctx context.Context, query string) ([]selector, error) {
-	var tree any
-	if err := p.ask(ctx, "parse_query", url.Values{"query": {query}}, &tree); err != nil {
-		return nil, fmt.Errorf("%s: %w", query, err)
-	}
-	return collect(tree), nil
-}
-
-// selector is the name of a metric with label matchers.
-type selector struct {
-	name     string
-	matchers []string
-}
-
-func (s selector) String() string { return "{" + strings.Join(s.matchers, ",") + "}" }
-
-func collect(node any) []selector {
-	var found []selector
-	switch node := node.(type) {
-	case []any:
-		for _, child := range node {
-			found = append(found, collect(child)...)
-		}
-	case map[string]any:
-		if node["type"] == "vectorSelector" || node["type"] == "matrixSelector" {
-			s := selector{}
-			s.name, _ = node["name"].(string)
-			matchers, _ := node["matchers"].([]any)
-			for _, matcher := range matchers {
-				m := matcher.(map[string]any)
-				s.matchers = append(s.matchers, fmt.Sprintf("%s%s%q", m["name"], m["type"], m["value"]))
-			}
-			return append(found, s)
-		}
-		for _, child := range node {
-			found = append(found, collect(child)...)
-		}
-	}
-	return found
 }
 
 // alertRule is a rule as Prometheus reports it.
@@ -169,12 +110,11 @@ type alertRule struct {
 	}
 }
 
-func (p *prometheus) rules(ctx context.Context) ([]alertRule, error) {
+func (p *prometheus) rules(ctx context.Context) (all []alertRule, err error) {
 	var answer struct {
 		Groups []struct{ Rules []alertRule }
 	}
-	err := p.ask(ctx, "rules", nil, &answer)
-	var all []alertRule
+	err = p.ask(ctx, "rules", nil, &answer)
 	for _, group := range answer.Groups {
 		all = append(all, group.Rules...)
 	}

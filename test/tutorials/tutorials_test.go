@@ -4,6 +4,7 @@ package tutorials
 import (
 	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,34 +18,35 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
+func succeed(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestTutorials runs the tutorials that use make run. They share its control plane, so they run one after the other.
 func TestTutorials(t *testing.T) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		t.Fatal("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	repository := t.TempDir() // stands for the repository's folder, with the programs that make build puts there
+	repository := t.TempDir() // stands for the repository's folder, with the programs that make build and the reader put there
 	for name, build := range map[string]func() (string, error){
 		"csr-controller-manager": cluster.Manager, "kubectl-csr": cluster.Plugin,
 	} {
 		program, err := build()
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Symlink(program, filepath.Join(repository, name)); err != nil {
-			t.Fatal(err)
-		}
+		succeed(t, err)
+		succeed(t, os.Symlink(program, filepath.Join(repository, name)))
 	}
-	build := exec.Command("go", "build", "-o", filepath.Join(repository, "webhook"), "../../docs/tutorials/webhook")
+	build := exec.Command("go", "build", "-o", repository, "../../docs/tutorials/webhook", "../../hack/run")
 	if output, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, output)
 	}
-	exports := makeRun(t, filepath.Join(repository, "csr-controller-manager"))
+	exports := makeRun(t, repository)
 	for _, name := range []string{"first-certificate.md", "join-a-node.md", "webhook-certificate.md"} {
 		t.Run(name, func(t *testing.T) {
 			page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			succeed(t, err)
 			follow(t, repository, exports, page)
 		})
 	}
@@ -90,27 +92,15 @@ func follow(t *testing.T, repository, exports string, page []byte) {
 }
 
 // makeRun does what make run does, until the test ends. It returns the lines for another shell that make run prints.
-func makeRun(t *testing.T, manager string) (exports string) {
+func makeRun(t *testing.T, repository string) (exports string) {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "run")
-	build := exec.Command("go", "build", "-o", program, "../../hack/run")
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, output)
-	}
-	command := exec.Command(program, "-manager", manager)
+	command := exec.Command(filepath.Join(repository, "run"), "-manager", filepath.Join(repository, "csr-controller-manager"))
 	command.Stderr = os.Stderr
 	output, err := command.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := command.Start(); err != nil {
-		t.Fatal(err)
-	}
+	succeed(t, err)
+	succeed(t, command.Start())
 	t.Cleanup(func() {
-		if err := command.Process.Signal(syscall.SIGTERM); err != nil {
-			t.Error(err)
-		}
-		if err := command.Wait(); err != nil {
+		if err := errors.Join(command.Process.Signal(syscall.SIGTERM), command.Wait()); err != nil {
 			t.Error(err)
 		}
 	})
