@@ -26,15 +26,12 @@ type job struct {
 	Permissions map[string]string
 	Uses        string
 	Timeout     int `json:"timeout-minutes"`
-	Outputs     map[string]string
-	Strategy    struct{ Matrix map[string]any }
 	Steps       []step
 }
 
 type step struct {
 	Uses, Run string
 	With      map[string]any
-	Env       map[string]string
 }
 
 func succeed(t *testing.T, err error) {
@@ -330,22 +327,6 @@ func TestOnlyAMissingTagIsFree(t *testing.T) {
 		if err := command.Run(); (err == nil) != slices.Contains(free, text) {
 			t.Errorf("%q: error %v", text, err)
 		}
-	}
-}
-
-// TestNightlyRunsEveryPart wants one job of nightly.yml that runs on one machine for each part that hack/nightly lists.
-func TestNightlyRunsEveryPart(t *testing.T) {
-	t.Parallel()
-	parsed, _ := load(t)
-	jobs := parsed["nightly.yml"].Jobs
-	listed, matrix := jobs["list"].Outputs["parts"], jobs["part"].Strategy.Matrix["part"]
-	if listed != "${{ steps.list.outputs.parts }}" || matrix != "${{ fromJSON(needs.list.outputs.parts) }}" || !runs(jobs["list"], "./hack/nightly -list") {
-		t.Errorf("the output parts is %q, the matrix of the job part %q", listed, matrix)
-	}
-	if !slices.ContainsFunc(jobs["part"].Steps, func(one step) bool {
-		return one.Env["PART"] == "${{ matrix.part }}" && strings.HasSuffix(one.Run, ` make nightly "PARTS=$PART"`)
-	}) {
-		t.Error("no step of the job part runs make nightly with the part")
 	}
 }
 

@@ -107,7 +107,7 @@ func plain(t *testing.T, all objects) map[string]any {
 			}
 			config["name"] = unhash(config["name"].(string))
 			unstructured.RemoveNestedField(obj.Object, "spec", "template", "metadata", "annotations", "checksum/config")
-		case "CustomResourceDefinition": // TestHelmRelease checks that an uninstall keeps it
+		case "CustomResourceDefinition": // TestRollouts checks that an uninstall keeps it
 			unstructured.RemoveNestedField(obj.Object, "metadata", "annotations", "helm.sh/resource-policy")
 		}
 		found[name] = obj.Object
