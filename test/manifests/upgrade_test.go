@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -191,24 +190,26 @@ func (u *upgrade) roll(t *testing.T, next install) {
 	if next.source == (source{}) {
 		next.source = u.current
 	}
-	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: "csr-controller-manager"}}
 	all := u.render(t, next)
-	names := slices.SortedFunc(maps.Keys(all), func(a, b string) int { return applyOrder(all[a]) - applyOrder(all[b]) })
-	prepared := next.prepare == nil
-	for _, name := range names {
-		obj := all[name]
-		if !prepared && applyOrder(obj) > 0 {
+	for step := range 3 {
+		for name, obj := range all {
+			if applyOrder(obj) != step {
+				continue
+			}
+			if obj.GetKind() == "Deployment" {
+				annotations := map[string]string{"binary": next.source.binary, "rolled-to": next.name} // like another image
+				kit.NoError(t, unstructured.SetNestedStringMap(obj.Object, annotations, "spec", "template", "metadata", "annotations"))
+			}
+			apply := client.ApplyConfigurationFromUnstructured(obj)
+			if err := u.admin.Apply(t.Context(), apply, client.FieldOwner("kubectl"), client.ForceOwnership); err != nil {
+				t.Fatalf("%s: %s: %v", next.name, name, err)
+			}
+		}
+		if step == 0 && next.prepare != nil {
 			next.prepare(t, u)
-			prepared = true
-		}
-		if obj.GetKind() == "Deployment" {
-			annotations := map[string]string{"binary": next.source.binary, "rolled-to": next.name} // like another image
-			kit.NoError(t, unstructured.SetNestedStringMap(obj.Object, annotations, "spec", "template", "metadata", "annotations"))
-		}
-		if err := u.admin.Apply(t.Context(), client.ApplyConfigurationFromUnstructured(obj), client.FieldOwner("kubectl"), client.ForceOwnership); err != nil {
-			t.Fatalf("%s: %s: %v", next.name, name, err)
 		}
 	}
+	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: common}}
 	u.within(t, "the rollout of "+next.name, func(ctx context.Context) error {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(deployment), deployment); err != nil {
 			return err

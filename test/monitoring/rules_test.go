@@ -1,3 +1,5 @@
+// Package monitoring tests the monitoring of the manager: alert rules, their runbooks and the dashboard. It uses
+// promtool and a real Prometheus that scrapes real managers.
 package monitoring
 
 import (
@@ -24,6 +26,9 @@ const (
 	runbook      = "../../docs/runbooks/README.md"
 	runbookURL   = "https://github.com/csr-controller-manager/csr-controller-manager/blob/main/docs/runbooks/README.md"
 )
+
+// The live tests share a control plane.
+func TestMain(m *testing.M) { kit.Main(m, 1) }
 
 // rule is one rule of a rule file.
 type rule struct {
@@ -117,6 +122,16 @@ func TestRunbooks(t *testing.T) {
 	}
 }
 
+// tool returns the path of a program of hack/monitoring/get.sh.
+func tool(t *testing.T, variable string) string {
+	t.Helper()
+	path := os.Getenv(variable)
+	if path == "" {
+		t.Fatalf("%s is not set: run the tests with make test", variable)
+	}
+	return path
+}
+
 // promtool runs promtool and returns its whole output.
 func promtool(t *testing.T, args ...string) (string, error) {
 	t.Helper()
@@ -140,4 +155,39 @@ func ruleTests(t *testing.T) []string {
 		t.Fatalf("%d files, error %v", len(files), err)
 	}
 	return files
+}
+
+// options finds the options of a metric from the start to its name, and word the parts of the name: namespace, subsystem and name. The first
+// two may be missing.
+var (
+	options = regexp.MustCompile(`Opts\{\s*(?:(?:Namespace|Subsystem): +[\w."]+,\s*)*Name: +"\w+"`)
+	word    = regexp.MustCompile(`"\w+"`)
+)
+
+// TestKubeletMetrics finds the kubelet's metrics that rules and dashboard use in the source of the Kubernetes version
+// that hack/controlplane pins.
+func TestKubeletMetrics(t *testing.T) {
+	list := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", "k8s.io/kubernetes")
+	list.Dir = "../../hack/controlplane"
+	output, err := list.Output()
+	dir := regexp.MustCompile(`"Dir": "(.*)"`).FindSubmatch(output)
+	if err != nil || dir == nil {
+		t.Fatalf("no Dir in %s, error %v", output, err)
+	}
+	var defined []string
+	for _, file := range []string{"cmd/kubelet/app/server.go", "pkg/kubelet/certificate/kubelet.go"} {
+		source := strings.ReplaceAll(string(read(t, filepath.Join(string(dir[1]), file))), "metrics.KubeletSubsystem", `"kubelet"`)
+		for _, found := range options.FindAllString(source, -1) {
+			defined = append(defined, strings.ReplaceAll(strings.Join(word.FindAllString(found, -1), "_"), `"`, ""))
+		}
+	}
+	used := regexp.MustCompile(`\bkubelet_\w+`).FindAllString(string(read(t, plainFile))+string(read(t, dashboardFile)), -1)
+	if len(used) == 0 {
+		t.Error("none is used")
+	}
+	for _, name := range used {
+		if !slices.Contains(defined, name) {
+			t.Errorf("no kubelet has %s; it has %v", name, defined)
+		}
+	}
 }
