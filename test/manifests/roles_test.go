@@ -293,8 +293,8 @@ func withoutWrites(t *testing.T, all objects) map[string][]rbacv1.PolicyRule {
 		kept := []rbacv1.PolicyRule{}
 		for _, rule := range rules[name] {
 			rule.Verbs = slices.DeleteFunc(rule.Verbs, func(verb string) bool {
-				ofRequests := strings.HasPrefix(rule.Resources[0], "certificatesigningrequests/")
-				return slices.Contains([]string{"approve", "sign", "delete"}, verb) || verb == "update" && ofRequests
+				return slices.Contains([]string{"approve", "sign", "delete"}, verb) ||
+					verb == "update" && strings.HasPrefix(rule.Resources[0], "certificatesigningrequests/")
 			})
 			if len(rule.Verbs) > 0 {
 				kept = append(kept, rule)
