@@ -75,16 +75,13 @@ type shared struct {
 	sent atomic.Int32
 }
 
-// share calls test in a bubble, with a first review that takes as long as first, and others that take as long as next.
-func share(t *testing.T, first, next time.Duration, test func(*testing.T, *shared)) {
+// share calls test in a bubble, with reviews that take as long as takes.
+func share(t *testing.T, takes time.Duration, test func(*testing.T, *shared)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &shared{}
 		s.Authorizer = authz.Func(func(ctx context.Context, _ csr.Requester, _ attributes) (bool, error) {
-			takes := next
-			if s.sent.Add(1) == 1 {
-				takes = first
-			}
+			s.sent.Add(1)
 			select {
 			case <-ctx.Done():
 				return false, ctx.Err()
@@ -140,7 +137,7 @@ func TestIdenticalReviewsShare(t *testing.T) {
 		{Username: "alice", Groups: []string{"a b"}}, {Username: "alice", Groups: []string{`a", "b`}},
 		{Username: "alice", Extra: extra("value")}, {Username: "alice", Extra: extra("other")},
 	}
-	share(t, short, short, func(t *testing.T, s *shared) {
+	share(t, short, func(t *testing.T, s *shared) {
 		for _, who := range different {
 			s.fill(t, who)
 		}
@@ -150,29 +147,10 @@ func TestIdenticalReviewsShare(t *testing.T) {
 	})
 }
 
-// TestSlowReviewsAreRepeatedSeldom has 25 callers. If a review hangs, that costs five seconds: callers share the answer of the
-// next one, or of the one after that. If all reviews are slow, each caller gets the answer of its first one.
-func TestSlowReviewsAreRepeatedSeldom(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		first, next, took time.Duration
-		sent              int
-	}{
-		{time.Hour, short, 5800 * time.Millisecond, 6},            // three each after 0 and 5 seconds
-		{25 * time.Second, 25 * time.Second, 27 * time.Second, 9}, // and after 15
-	} {
-		share(t, test.first, test.next, func(t *testing.T, s *shared) {
-			if took, sent := s.ask(t, 25, alice); took > test.took || sent > test.sent {
-				t.Errorf("%d reviews in %s, want at most %d in %s", sent, took, test.sent, test.took)
-			}
-		})
-	}
-}
-
 // TestReviewThatIsSentIsNotShared checks that no answer is older than its question.
 func TestReviewThatIsSentIsNotShared(t *testing.T) {
 	t.Parallel()
-	share(t, 2*short, 2*short, func(t *testing.T, s *shared) {
+	share(t, 2*short, func(t *testing.T, s *shared) {
 		go s.ask(t, 1, alice)
 		time.Sleep(short)
 		if _, sent := s.ask(t, 1, alice); sent != 2 {
@@ -184,7 +162,7 @@ func TestReviewThatIsSentIsNotShared(t *testing.T) {
 // TestCallerThatLeavesStopsNoOther has a caller that leaves before the review that it would share is sent.
 func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 	t.Parallel()
-	share(t, short, short, func(t *testing.T, s *shared) {
+	share(t, short, func(t *testing.T, s *shared) {
 		s.fill(t, alice)
 		ctx, cancel := context.WithTimeout(t.Context(), short/4)
 		defer cancel()
@@ -203,7 +181,7 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 // TestReviewsThatFail checks that a review that panics frees its place, and that a review that hangs ends after 45 seconds.
 func TestReviewsThatFail(t *testing.T) {
 	t.Parallel()
-	share(t, 0, 0, func(t *testing.T, s *shared) {
+	share(t, 0, func(t *testing.T, s *shared) {
 		s.Authorizer = authz.Func(func(context.Context, csr.Requester, attributes) (bool, error) { panic("defect") })
 		for range 10 {
 			if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || err == nil || err.Error() != "review: panic: defect" {
@@ -211,7 +189,7 @@ func TestReviewsThatFail(t *testing.T) {
 			}
 		}
 	})
-	share(t, time.Hour, time.Hour, func(t *testing.T, s *shared) {
+	share(t, time.Hour, func(t *testing.T, s *shared) {
 		start := time.Now()
 		if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || !errors.Is(err, context.DeadlineExceeded) ||
 			time.Since(start) != 45*time.Second || s.sent.Load() != 1 {

@@ -90,6 +90,8 @@ func apiServersOf(t *testing.T, f *fakeServers) *APIServers {
 	a := NewAPIServers(config, newSource(t), logr.Discard())
 	a.read = f.read
 	a.endpoints = func() ([]string, error) {
+		f.mu.Lock()
+		defer f.mu.Unlock()
 		if f.listFails == nil && len(f.endpoints) == 0 {
 			return nil, probe.ErrNoEndpoints
 		}

@@ -247,6 +247,7 @@ func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it r
 		{"many mistakes", version("1", many), "", kept + "[0].name: Invalid value: ", 300},
 		{"no rows", version("1", "[]"), "-", fine, 0},
 	}} {
+		refusedRows.Set(0)
 		logged, told, recorder := 0, 0, events.NewFakeRecorder(10)
 		log := funcr.New(func(_, line string) { logged += strings.Count(line, "Refused static inventory") }, funcr.Options{})
 		source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, log)
