@@ -119,7 +119,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	wake := newWakeUps()
 	errs := []error{
 		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))),
-		approving.Watch(fairqueue.Wake(wake.changed, nil, func() []fairqueue.Key { return wake.woken(&r.waiting) })),
+		approving.Watch(fairqueue.Wake(wake.changed, nil, func() []fairqueue.Key { return r.waiting.Marked(mostWoken, wake.take()) })),
 	}
 	if r.BlockList != nil {
 		// The block list changes rarely, so all undecided requests are judged again.

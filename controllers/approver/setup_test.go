@@ -178,7 +178,7 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 		}
 		queued(queue)
 		ctx, cancel := context.WithCancel(t.Context())
-		woken := func() []fairqueue.Key { return wake.woken(&r.waiting) }
+		woken := func() []fairqueue.Key { return r.waiting.Marked(mostWoken, wake.take()) }
 		if err := fairqueue.Wake(wake.changed, nil, woken).Start(ctx, queue); err != nil {
 			t.Fatal(err)
 		}

@@ -4,19 +4,15 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/utils/clock"
-
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 const (
-	// gatherFor is how long changes are gathered. When a thousand nodes join, their requests are looked up once.
-	gatherFor = 100 * time.Millisecond
-	// restShare bounds the time for which waiting requests are searched, as a part of all time. A node may change what
-	// it reports as often as it likes.
-	restShare = 20
+	// gatherFor is how long changes are gathered. When a thousand nodes join, their requests are looked up once, and a node
+	// that changes what it reports all the time has them looked up twice a second.
+	gatherFor = 500 * time.Millisecond
 	// mostWoken is how many requests of a lane a change wakes, the newest first. A kubelet waits only for its last
 	// request. The others are judged again after their pause.
 	mostWoken = 3
@@ -51,11 +47,10 @@ type wakeUps struct {
 
 	mu    sync.Mutex
 	marks map[uint64]bool
-	pause time.Duration // from the first mark to the signal
 }
 
 func newWakeUps() *wakeUps {
-	return &wakeUps{changed: make(chan struct{}, 1), marks: map[uint64]bool{}, pause: gatherFor}
+	return &wakeUps{changed: make(chan struct{}, 1), marks: map[uint64]bool{}}
 }
 
 // inventory wakes the requests for a node, or all that use the inventory if node is empty. It also wakes the requests that
@@ -76,7 +71,7 @@ func (w *wakeUps) inventory(node string, had ...san.SAN) {
 // add adds mark. The first mark starts the pause. The caller holds mu.
 func (w *wakeUps) add(mark uint64) {
 	if len(w.marks) == 0 {
-		time.AfterFunc(w.pause, func() {
+		time.AfterFunc(gatherFor, func() {
 			select {
 			case w.changed <- struct{}{}:
 			default: // already signalled
@@ -93,15 +88,4 @@ func (w *wakeUps) take() map[uint64]bool {
 	taken := w.marks
 	w.marks = map[uint64]bool{}
 	return taken
-}
-
-// woken returns the requests that what was gathered concerns.
-func (w *wakeUps) woken(waiting *fairqueue.Index) []fairqueue.Key {
-	timer := clock.RealClock{}
-	start := timer.Now()
-	keys := waiting.Marked(mostWoken, w.take())
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.pause = max(gatherFor, restShare*timer.Since(start))
-	return keys
 }
