@@ -92,45 +92,49 @@ func judges(
 	return cmd
 }
 
-var requestKind = certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest")
-
 // readRequests reads requests in YAML or JSON, one a document or in lists, from a file of that name. The error joins one for
-// each document that holds anything else.
+// each object that is no request.
 func readRequests(from string, in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
-	count := 0
-	add := func(item runtime.Object) error {
-		obj, err := &certificatesv1.CertificateSigningRequest{}, error(nil)
-		if found := item.GetObjectKind().GroupVersionKind(); found != requestKind {
-			err = fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s", found)
-		} else {
-			err = runtime.DefaultUnstructuredConverter.FromUnstructured(item.(*unstructured.Unstructured).Object, obj)
-		}
-		if err != nil {
-			problem = errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err))
+	documents := utilyaml.NewYAMLToJSONDecoder(in)
+	for count := 1; ; count++ {
+		wrong := func(err error) { problem = errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err)) }
+		add := func(item runtime.Object) error {
+			obj, err := asRequest(item.(*unstructured.Unstructured))
+			if err != nil {
+				wrong(err)
+			} else {
+				objs = append(objs, obj)
+			}
 			return nil
 		}
-		objs = append(objs, obj)
-		return nil
-	}
-	documents := utilyaml.NewYAMLToJSONDecoder(in)
-	for {
-		count++
 		document := &unstructured.Unstructured{}
 		err := documents.Decode(&document.Object)
-		switch {
-		case errors.Is(err, io.EOF) && len(objs) == 0 && problem == nil:
-			return nil, fmt.Errorf("%s: the file holds no CertificateSigningRequest", from)
-		case errors.Is(err, io.EOF):
+		if errors.Is(err, io.EOF) {
+			if len(objs) == 0 && problem == nil {
+				problem = fmt.Errorf("%s: the file holds no CertificateSigningRequest", from)
+			}
 			return objs, problem
-		case err == nil && document.IsList():
+		}
+		switch {
+		case err != nil:
+		case document.IsList():
 			err = document.EachListItem(add)
-		case err == nil && len(document.Object) > 0: // it does not hold comments only
+		case len(document.Object) > 0: // it does not hold comments only
 			err = add(document)
 		}
 		if err != nil { // what follows cannot be read
-			return objs, errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err))
+			wrong(err)
+			return objs, problem
 		}
 	}
+}
+
+func asRequest(item *unstructured.Unstructured) (*certificatesv1.CertificateSigningRequest, error) {
+	obj := &certificatesv1.CertificateSigningRequest{}
+	if found := item.GroupVersionKind(); found != certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest") {
+		return nil, fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s", found)
+	}
+	return obj, runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, obj)
 }
 
 // offline judges requests by a configuration without an API server.

@@ -9,12 +9,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 const configHead = "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind: ControllerManagerConfiguration\n"

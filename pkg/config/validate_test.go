@@ -219,8 +219,9 @@ func TestRemovedFieldsSayWhatToDoInstead(t *testing.T) {
 			"extension-apiserver-authentication and kube-root-ca.crt in kube-system; delete this field"
 	)
 	check(t, map[string]loaded{
-		"the same name at the top":    file("supersededAfter: 30m\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "supersededAfter"`),
-		"a section without any value": file("cleaning:\nunknown: 1\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "unknown"`),
+		"several, one without a value": file("signing: {secret: ns/ca, apiServers: }\ncleaning: {supersededAfter: 30m}\n", "--config: FILE: "+superseded+"\n"+apiServers),
+		"the same name at the top":     file("supersededAfter: 30m\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "supersededAfter"`),
+		"a section without any value":  file("cleaning:\nunknown: 1\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "unknown"`),
 	})
 }
 
