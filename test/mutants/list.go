@@ -56,7 +56,7 @@ var approverMutations = []mutation{
 	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet", ""},
 	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
 	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked := r.blocked(req); blocked.Reason != \"\" {", "blocked := r.blocked(req); blocked.Reason != \"\" && false {", approverTests},
-	{"approver: a stored verdict counts, whatever the answer", "controllers/approver/reconciler.go", "\tif stored {\n", "\tif err == nil {\n", approverTests},
+	{"approver: a stored verdict counts, whatever the answer", "controllers/approver/reconciler.go", "\tif stored {\n", "\tif stored && err == nil {\n", approverTests},
 }
 
 // Rules of the cleaner. Left out: whether a request is deleted at the instant when it is due or right after, and the
