@@ -33,7 +33,7 @@ var servingMutations = []mutation{
 	{"serving: another Node", "controllers/approver/serving.go", "case facts.claim.Other != \"\":", "case false:", approverTests},
 	{"serving: what several nodes may have", "controllers/approver/serving.go", "case facts.claim.NotReported:", "case false:", approverTests},
 	{"serving: reports of blocked Nodes", "controllers/approver/serving_lookup.go", "s.Inventory.blocked(holder) && ", "false && ", approverTests},
-	{"serving: what is unknown waits", "controllers/approver/serving.go", "case err != nil:", "case err != nil && false:", approverTests},
+	{"serving: what is unknown waits", "controllers/approver/serving.go", "{verdict.Wait.Because(unknown(err),", "{verdict.Deny.Because(unknown(err),", approverTests},
 	{"serving: the stronger source decides", "pkg/inventory/claims.go", "return Claim{Owner: owner}, err", "return Claim{}, err", sourceTests},
 	{"serving: what two Nodes report goes to neither", "pkg/inventory/claims.go", "return contest(node, value, holders), nil", "return Claim{}, nil", sourceTests},
 	{"serving: what the node itself reports", "pkg/inventory/claims.go", "case !slices.Contains(holders, node):", "case !slices.Contains(holders, node) && false:", sourceTests},
@@ -46,7 +46,7 @@ var servingMutations = []mutation{
 
 // Rules for a node's first certificate.
 var identityMutations = []mutation{
-	{"identity: a token for another node", "controllers/approver/bootstrap.go", "return strings.HasPrefix(group, csr.TokenGroupPrefix)", "return false", approverTests},
+	{"identity: a token for another node", "controllers/approver/bootstrap.go", "return strings.HasPrefix(group, csr.TokenGroupPrefix)", "return false && strings.HasPrefix(group, csr.TokenGroupPrefix)", approverTests},
 	{"identity: one group of several is enough", "controllers/approver/bootstrap.go", "return !boundHere(req) && slices", "return slices", approverTests},
 	{"identity: bound tokens only", "controllers/approver/bootstrap.go", "case p.TokenBinding && !boundHere(req):", "case false:", approverTests},
 	{"identity: users", "controllers/approver/bootstrap.go", "len(p.Users) > 0 && !slices.Contains", "len(p.Users) > 99 && !slices.Contains", approverTests},
