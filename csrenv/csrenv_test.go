@@ -62,6 +62,14 @@ func TestConfigForAuthenticates(t *testing.T) {
 			t.Errorf("the API server takes it for %s %q, want %s %q", who.Username, who.Groups, user, want)
 		}
 		verifies(t, parse(t, cfg.CertData), env.CA)
+		signer := map[bool]string{true: "kubernetes.io/kube-apiserver-client-kubelet", false: "kubernetes.io/kube-apiserver-client"}
+		requests := &certificatesv1.CertificateSigningRequestList{}
+		_ = must(requests, newClient(t, admin).List(t.Context(), requests))
+		if !slices.ContainsFunc(requests.Items, func(obj certificatesv1.CertificateSigningRequest) bool {
+			return slices.Equal(obj.Status.Certificate, cfg.CertData) && obj.Spec.SignerName == signer[user == "system:node:one"]
+		}) {
+			t.Errorf("no request of signer %s has the certificate of %s", signer[user == "system:node:one"], user)
+		}
 	}
 	carol := must(testEnv.AddUser(envtest.User{Name: "carol", Groups: []string{"team"}}, nil)) // Prepare leaves envtest's users alone
 	if who := whoIs(t, carol.Config()); who.Username != "carol" {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"testing"
@@ -84,6 +85,17 @@ cleaning: {signers: [{name: kubernetes.io/kubelet-serving, retention: {approved:
 	kit.IsDeleted(t, old)
 	kit.IsDeleted(t, short)
 	kit.Reload(t, fresh)
+}
+
+func TestManagerRefusesBadConfiguration(t *testing.T) {
+	t.Parallel()
+	path, err := cluster.Manager()
+	kit.NoError(t, err)
+	out, err := exec.CommandContext(t.Context(), path, "--controllers=foo").CombinedOutput()
+	exit := (*exec.ExitError)(nil)
+	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "--controllers: ") {
+		t.Errorf("error %v, want exit code 1:\n%s", err, out)
+	}
 }
 
 // TestFIPS checks that these tests and the manager that they start use the FIPS 140-3 module that GOFIPS140 selects, as

@@ -66,7 +66,7 @@ func TestRotation(t *testing.T) {
 	operate(1, "complete cluster --yes", "rotation complete is refused: the phase is Completed; allowed now: rotation start, rotation attest")
 	operate(1, "start cluster --timeout=8s", "not done within 8s: Preparing", "answers 401", "the manager continues")
 	operate(1, "wait cluster --timeout=2s", "waiting at most 2s (--timeout) until the new CA is trusted and signs", "not done within 2s: Preparing")
-	if waiting := strings.Join(r.get(t, "cluster").Status.WaitingFor, " "); !strings.Contains(waiting, strings.TrimPrefix(r.Config.Host, "https://")) {
+	if waiting := strings.Join(r.get(t, "cluster").Status.WaitingFor, " "); !strings.Contains(waiting, strings.Trim(r.Config.Host, "/")+" answers 401") {
 		t.Errorf("the API server that does not trust the candidate is not named: %s", waiting)
 	}
 	if bundle := r.bundle(t, at); !strings.HasSuffix(bundle, old) || len(bundle) <= len(old) {
