@@ -259,6 +259,9 @@ func TestBadFlagsAndFiles(t *testing.T) {
 		"wrong version": {file: strings.Replace(header, "v1alpha1", "v1", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1" and "ControllerManagerConfiguration"`}},
 		"unknown field": {body: "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
 		"field twice":   {body: "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
+		"unknown flag":  {args: []string{ca, "--nonsense", "--kube-api-burst=0"}, want: []string{"unknown flag: --nonsense"}},
+		"a text":        {file: "hello\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go value of type config.Configuration"}},
+		"no such file":  {args: []string{"--config=testdata/none.yaml"}, want: []string{"--config: open testdata/none.yaml: no such file or directory"}},
 		"a folder":      {args: []string{"--config=."}, want: []string{"--config: read .: is a directory"}},
 	})
 }

@@ -379,6 +379,8 @@ func TestDropped(t *testing.T) {
 		"otherName":              {names(dns, generalName(0, true, text)), "subjectAltName otherName"},
 		"registeredID":           {names(generalName(8, false, []byte{42})), "subjectAltName registeredID"},
 		"an unknown kind":        {names(generalName(9, false, text)), "subjectAltName tag 9"},
+		"a DNS name in pieces":   {names(generalName(2, true, text)), "subjectAltName tag 2"},
+		"bytes after the names":  {extensions(pkix.Extension{Id: oidSAN, Value: []byte{0x30, 0, 5, 0}}), "subjectAltName trailing data"},
 		"a string without a tag": {names(raw("a.example.com")), "subjectAltName tag 19"},
 
 		"an invalid attribute before another": {both(invalid, challenge), "attribute 1.2.840.113549.1.9.7, malformed attribute"},
