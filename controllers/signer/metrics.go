@@ -41,7 +41,7 @@ var (
 	// mismatchesTotal counts wrong certificates. It must stay zero.
 	mismatchesTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_certificate_mismatches_total",
-		Help: "Finished certificates that differ from the judged request or exceed the profile. None was stored.",
+		Help: "Finished certificates that differ from the judged request. None was stored.",
 	}, []string{"signer"})
 
 	caNotTrusted = prometheus.NewGaugeVec(prometheus.GaugeOpts{

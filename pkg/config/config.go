@@ -1,5 +1,5 @@
 // Package config is the versioned configuration: a file, and flags that override it. It reads the file, reports every
-// mistake at once by flag name or field path, and knows nothing of controllers.
+// mistake in a value at once by flag name or field path, and knows nothing of controllers.
 //
 // A field is described by its comment, which --help and docs/reference/configuration.md show, and by its tags: flag names
 // the flag that sets it, form is the form of its value, and min its least value. All other checks stand beside the types.

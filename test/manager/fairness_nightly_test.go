@@ -134,6 +134,42 @@ func keepWaiting(t *testing.T, c client.Client, count int, objs ...*kit.Request)
 	}
 }
 
+// TestAHostileNodeDelaysNobody has a node that keeps five hundred requests pending. Twenty times a second it reports the
+// addresses that they name, and no longer reports them. A second node, which is on the block list, does the same with the
+// addresses of all other nodes, which get serving certificates meanwhile.
+func TestAHostileNodeDelaysNobody(t *testing.T) {
+	kit.Parallel(t)
+	kit.BlockList(t, "x-liar\n")
+	kit.Apply(t, "node-block-list")
+	startWithBlockList(t)
+	const nodes = 50
+	var theirs, own []string
+	for i := range nodes {
+		theirs, own = append(theirs, fmt.Sprintf("198.51.100.%d", i)), append(own, fmt.Sprintf("198.51.100.%d", nodes+i))
+		kit.NewNode(t, fmt.Sprintf("honest-%d", i), theirs[i])
+	}
+	hostile, liar := kit.NewNode(t, "x-hostile"), kit.NewNode(t, "x-liar")
+	keepWaiting(t, kit.KubeletOf(t, hostile.Name), 500, kit.ServingRequest(t, hostile.Name, own[0], own[1], theirs[0])) // for the last one
+	flips := atomic.Int32{}
+	defer every(t, 50*time.Millisecond, func(i int) error { // a faster rate would measure the API server, which limits it
+		kit.Publish(t, hostile, [][]string{own, {"198.51.100.250"}}[i%2]...)
+		kit.Publish(t, liar, [][]string{theirs, {"198.51.100.251"}}[i%2]...)
+		flips.Add(1)
+		return nil
+	})()
+	l := newLoad(t, client.MatchingLabels{"timed": "yes"})
+	for i := 0; i < 10*nodes && (i < nodes || flips.Load() < 20); i++ { // a fast machine needs several rounds
+		node := fmt.Sprintf("honest-%d", i%nodes)
+		kit.NoError(t, l.add(t.Context(), kit.KubeletOf(t, node), kit.ServingRequest(t, node, theirs[i%nodes])))
+		if longest := l.longest(t); longest > 5*time.Second {
+			t.Fatalf("a request took %s", longest)
+		}
+	}
+	if flips.Load() < 20 {
+		t.Errorf("%d flips prove nothing", flips.Load())
+	}
+}
+
 // TestOneNodesKeyCostsLittle has a node whose key is stolen. Its requests wait, because another Node reports the last
 // address of each. They cost little processor time, although the Node's status changes each second, and delay no other
 // node. The flood is as large as the limits of requests and of API objects permit.

@@ -6,10 +6,14 @@ import (
 	"net/http"
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -107,4 +111,85 @@ func joinSlowly(t *testing.T, count int, delay, bound time.Duration) {
 	if len(writes) != 2*count {
 		t.Errorf("%d writes, want %d", len(writes), 2*count)
 	}
+}
+
+// refusals is how often the write for each request is refused, at least. The pauses between these attempts double from a second.
+const refusals = 3
+
+// TestWritesThatAPolicyRefusesAreRepeated has requests that wait for an approval, for a certificate and for a Failed
+// condition while an admission policy refuses every write of the manager (422). Afterwards every request is decided, without
+// a restart. The metrics show the refusals. TestApprovalRulesWithoutARight has a write that a role refuses (403).
+func TestWritesThatAPolicyRefusesAreRepeated(t *testing.T) {
+	kit.Parallel(t)
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t))
+	p := startJoinable(t, proxy.Config)
+	kit.Grant(t, "stranger", kit.MayCreate)
+	permit, before := refuseByPolicy(t), len(proxy.Calls())
+	want := map[*kit.Request]csr.State{}
+	for range 3 {
+		want[joins(t, "pending")] = csr.Issued
+		byHand := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "by-hand")) // the approver does not try to approve it
+		kit.Approve(t, byHand)
+		want[byHand] = csr.Issued
+	}
+	want[decided(t, certificatesv1.CertificateApproved, kit.WrongUsage)] = csr.Failed
+	kit.Eventually(t, "every write is refused", func(context.Context) error {
+		attempts := map[string]int{}
+		for _, call := range proxy.Calls()[before:] {
+			if slices.Contains(outcomeWrites, call.Resource) && call.Status == http.StatusUnprocessableEntity {
+				attempts[call.Name]++
+			}
+		}
+		for obj := range want {
+			if attempts[obj.Name] < refusals {
+				return fmt.Errorf("of %s %d times", obj.Name, attempts[obj.Name])
+			}
+		}
+		return nil
+	})
+	const kubelet = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
+	p.Answers(t, p.Metrics, "/metrics", http.StatusOK,
+		`csr_approver_decisions_total{reason="NotStored",rule="",`+kubelet+`,verdict="Wait"} 3`,
+		`csr_signer_outcomes_total{outcome="Wait",reason="NotStored",`+kubelet+`} 4`)
+	for obj := range want {
+		kit.HasEvent(t, obj, "NotStored", "refuses to store")
+	}
+	permit()
+	for obj, state := range want {
+		kit.Reaches(t, obj, state)
+	}
+}
+
+// refuseByPolicy refuses the writes of the manager by a ValidatingAdmissionPolicy, until permit is called.
+func refuseByPolicy(t *testing.T) (permit func()) {
+	t.Helper()
+	policy := kit.Object(t, `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: refuse}
+spec:
+  matchConstraints:
+    resourceRules:
+    - {apiGroups: [certificates.k8s.io], apiVersions: [v1], operations: [UPDATE], resources: [`+strings.Join(outcomeWrites, ", ")+`]}
+  matchConditions:
+  - {name: manager, expression: "request.userInfo.username == '`+serviceaccount.MakeUsername(kit.SystemNamespace, kit.ManagerAccount)+`'"}
+  validations: [{expression: "false", message: no request is decided now}]`)
+	binding := kit.Object(t, `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: refuse}
+spec: {policyName: refuse, validationActions: [Deny]}`)
+	kit.Create(t, kit.Admin(t), policy)
+	kit.Create(t, kit.Admin(t), binding)
+	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "undecided", kit.WrongUsage))
+	manager := kit.ClientOf(t, kit.ServiceAccountConfig(t))
+	for _, write := range []string{"approval", "status"} {
+		kit.Eventually(t, "the manager's writes to "+write+" are refused", func(ctx context.Context) error {
+			if err := manager.SubResource(write).Update(ctx, obj.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
+				return fmt.Errorf("error %w", err)
+			}
+			return nil
+		})
+	}
+	return func() { kit.Remove(t, binding) }
 }
