@@ -193,3 +193,20 @@ spec: {policyName: refuse, validationActions: [Deny]}`)
 	}
 	return func() { kit.Remove(t, binding) }
 }
+
+// TestDiscoveryThatFailsAtTheStartEndsNothing aborts the first discoveries.
+func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
+	kit.Parallel(t)
+	kit.Apply(t, "kubelet-serving")
+	kit.Apply(t, "node-identity")
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t),
+		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
+	p := startAs(t, proxy.Config, kit.Configure(t, "approval: {nodeClient: {requireTokenBinding: true}, kubeletServing: {enabled: true}}\n"))
+	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
+	if applied := proxy.Applied(); applied[0] == 0 {
+		t.Error("no discovery was broken off")
+	}
+	kit.NewNode(t, "starts", "192.0.2.61")
+	kit.Reaches(t, asksFor(t, "starts", "192.0.2.61"), csr.Issued)
+	stops(t, p)
+}
