@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -177,5 +178,41 @@ func TestFinishedRequestsAreNotTouched(t *testing.T) {
 		if names[call.Name] {
 			t.Errorf("the manager called %s %s", call.Verb, call.Path)
 		}
+	}
+}
+
+// TestCustomSigner serves a custom signer, with its own CA and usages, beside Kubernetes' signers.
+func TestCustomSigner(t *testing.T) {
+	kit.Parallel(t)
+	own := kit.NewCA(t)
+	kit.MaySign(t, kit.ManagerAccount, "example.com/webhook")
+	start(t, kit.Configure(t, `controllers: ["*", -approver]
+signing:
+  signers:
+  - {name: example.com/webhook, `+filesOf(t, own)+`, usages: [digital signature, server auth], duration: 1h, maxDuration: 2h}
+`))
+	ask := func(signer string, usage certificatesv1.KeyUsage) *kit.Request {
+		obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "", func(obj *kit.Request) {
+			obj.Spec.SignerName, obj.Spec.Usages = signer, []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}
+			obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "hook"}, DNSNames: []string{"hook.default.svc"}})
+		}))
+		kit.Approve(t, obj)
+		return obj
+	}
+	issued := kit.Reaches(t, ask("example.com/webhook", certificatesv1.UsageServerAuth), csr.Issued)
+	kit.IssuedBy(t, issued, own)
+	if cert := kit.Leaf(t, issued); cert.NotAfter.Sub(cert.NotBefore) != time.Hour+5*time.Minute || cert.DNSNames[0] != "hook.default.svc" {
+		t.Errorf("certificate lives for %s, names %q", cert.NotAfter.Sub(cert.NotBefore), cert.DNSNames)
+	}
+	failed := kit.Reaches(t, ask("example.com/webhook", certificatesv1.UsageClientAuth), csr.Failed).Status.Conditions[1]
+	const message = `usage "client auth" is not permitted: signer example.com/webhook permits ["digital signature" "server auth"]`
+	if failed.Reason != "UsagesNotPermitted" || failed.Message != message {
+		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
+	}
+	kit.IssuedBy(t, kit.Reaches(t, ask(certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageClientAuth), csr.Issued), kit.ControlPlane(t).CA)
+	foreign := ask("example.com/somebody-elses", certificatesv1.UsageServerAuth)
+	kit.Reaches(t, ask("example.com/webhook", certificatesv1.UsageServerAuth), csr.Issued)
+	if got := csr.StateOf(kit.Reload(t, foreign)); got != csr.Approved {
+		t.Errorf("another signer's request is %s, want Approved", got)
 	}
 }
