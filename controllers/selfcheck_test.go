@@ -119,14 +119,15 @@ func TestMissingRightsAreNamed(t *testing.T) {
 	for _, test := range []struct {
 		denied string
 		fault  error
+		failed string // the check with this result
 		want   string // how many rights of b and c are missing, the readiness and the Event
 	}{
-		{"", errors.New("timeout"), "0 0 <nil>"},
-		{"b", nil, "2 0 " + missing + " Warning RightsMissing " + missing +
+		{"", errors.New("timeout"), "", "0 0 <nil>"},
+		{"b", nil, "own-rights", "2 0 " + missing + " Warning RightsMissing " + missing +
 			": apply the roles and bindings of the manager's manifests; its log says which manifest has which right"},
-		{"", errors.New("timeout"), "2 0 " + missing},
-		{"c", nil, "0 1 <nil>"},
-		{"", nil, "0 0 <nil>"},
+		{"", errors.New("timeout"), "", "2 0 " + missing},
+		{"c", nil, "optional-rights", "0 1 <nil>"},
+		{"", nil, "", "0 0 <nil>"},
 	} {
 		denied, fault = test.denied, test.fault
 		s.run(t.Context(), task)
@@ -134,6 +135,11 @@ func TestMissingRightsAreNamed(t *testing.T) {
 			" " + fmt.Sprint(s.ready(nil))
 		for len(recorder.Events) > 0 {
 			got += " " + <-recorder.Events
+		}
+		for _, name := range []string{"own-rights", "optional-rights"} {
+			if failed := gauge(t, "csr_check_result", name, "failed") == 1; failed != (name == test.failed) {
+				t.Errorf("without %q, error %v: %s has failed: %t", test.denied, test.fault, name, failed)
+			}
 		}
 		if got != test.want {
 			t.Errorf("without %q, error %v: %s, want %s", test.denied, test.fault, got, test.want)

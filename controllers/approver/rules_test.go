@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"net"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -86,6 +87,17 @@ func TestNodeClient(t *testing.T) {
 	}
 }
 
+// TestUnreadNamesABug checks that a request that is not parsed because of a bug waits. It is never denied.
+func TestUnreadNamesABug(t *testing.T) {
+	t.Parallel()
+	want := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "InternalError",
+		Message: "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
+			"The request is parsed again within five minutes"}}
+	if got := unread(errors.New("index out of range")); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
+
 // TestGateAndConfirmSurroundTheReview checks the order of Gate, review and Confirm, and that each of them ends the
 // judgement if it refuses or fails.
 func TestGateAndConfirmSurroundTheReview(t *testing.T) {
@@ -143,8 +155,8 @@ type asked struct {
 }
 
 // FuzzRules compares the rules with their statement in the TLS bootstrapping document, which strictServing and
-// strictClient repeat in other words. A rule approves nothing that they refuse, and they refuse nothing that a rule
-// approves.
+// strictClient repeat in other words, and the approval rules with strictRules. A rule approves nothing that they refuse,
+// and they refuse nothing that a rule approves.
 func FuzzRules(f *testing.F) {
 	const forClient, forServing = uint8(5), uint8(3)
 	const a, nodes, bound = "system:node:a", "system:nodes", "system:bootstrappers:node:ca978112ca1bbdca"
@@ -159,6 +171,12 @@ func FuzzRules(f *testing.F) {
 	f.Add(a, nodes, "ou", "b.example.com", []byte{10, 0, 0, 2}, "a@b", "system:node:b", "", forServing)
 	f.Add("system:node:", "system:nodes,system:masters", "", "kubernetes.default.svc", []byte{10, 96, 0, 1}, "", "system:node:", nodes, forServing)
 	f.Add(a, nodes, "", "::ffff:10.0.0.1,*.example.com,a\u3002b", []byte{127, 0, 0, 1}, "", a, nodes, uint8(15))
+	const account, accounts = "system:serviceaccount:shop:web", "system:serviceaccounts,system:serviceaccounts:shop"
+	f.Add("", "", "", "api.shop.svc", []byte{}, "", account, accounts, uint8(2))
+	f.Add("", "", "", "a.example.com", []byte{}, "", "jane", "", uint8(2))
+	f.Add("api.shop.svc", "", "", "api.shop.svc,db.shop.svc.cluster.local", []byte{}, "", account, accounts, forServing)
+	f.Add("", "", "", "api.kitchen.svc,kubernetes.shop.svc", []byte{}, "", account, accounts, forServing|8)
+	world := newRuled()
 	f.Fuzz(func(t *testing.T, commonName, organizations, unit, dns string, ips []byte, email, user, groups string, usages uint8) {
 		content := asked{
 			commonName: commonName, unit: unit, email: email, user: user,
@@ -180,6 +198,7 @@ func FuzzRules(f *testing.F) {
 		if err != nil {
 			return
 		}
+		content.checkRules(t, world, obj)
 		approver := newKnown()
 		decision, _ := approver.judge(t.Context(), req)
 		if again, _ := approver.judge(t.Context(), req); again != decision {
@@ -362,6 +381,63 @@ func web(name string, modify ...func(*request)) *request {
 		signer(ruledSigner), usages("server auth"), says(template), user("system:serviceaccount:shop:web"),
 		groups("system:serviceaccounts", "system:serviceaccounts:shop"), func(obj *request) { obj.Spec.UID = "uid-1" },
 	}, modify...)...)
+}
+
+var (
+	// accountName matches the user names of ServiceAccounts.
+	accountName = regexp.MustCompile(`^system:serviceaccount:([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?):` +
+		`([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)$`)
+	plainName   = regexp.MustCompile(`^[a-z0-9_][a-z0-9_-]*(\.[a-z0-9_][a-z0-9_-]*)*$`)
+	addressLike = regexp.MustCompile(`(^|\.)[0-9]+$`)
+)
+
+// strictRules returns the approval rules of newRuled that accept the content, in other words than theirs. All accounts and
+// Services exist.
+func (a asked) strictRules() (accepting []string) {
+	all := func(is func(string) bool) bool {
+		return !slices.ContainsFunc(a.dns, func(name string) bool { return !is(name) })
+	}
+	if len(a.organizations) > 0 || a.unit != "" || a.email != "" || len(a.addresses) > 0 || len(a.dns) == 0 ||
+		!all(func(name string) bool {
+			return plainName.MatchString(name) && len(name) <= 253 && !addressLike.MatchString(name)
+		}) {
+		return nil
+	}
+	parts := accountName.FindStringSubmatch(a.user)
+	isAccount := parts != nil && len(parts[3]) <= 253 && slices.Contains(a.groups, "system:serviceaccounts") &&
+		slices.Contains(a.groups, "system:serviceaccounts:"+parts[1])
+	onlyNames := a.commonName == "" && slices.Equal(a.usages, []certificatesv1.KeyUsage{"server auth"})
+	if onlyNames && isAccount && all(func(name string) bool { return name == "api."+parts[1]+".svc" }) {
+		accepting = append(accepting, "own")
+	}
+	if onlyNames && all(func(name string) bool { return strings.HasSuffix(name, ".example.com") }) {
+		accepting = append(accepting, "any")
+	}
+	named := a.commonName == "" || slices.Contains(a.dns, a.commonName)
+	if isAccount && named && a.onlyUsages("server auth") && len(a.dns) <= 20 && all(func(name string) bool {
+		service, rest, found := strings.Cut(name, ".")
+		return found && service != "kubernetes" && (rest == parts[1]+".svc" || rest == parts[1]+".svc.cluster.local")
+	}) {
+		accepting = append(accepting, "services")
+	}
+	return accepting
+}
+
+// checkRules compares the approval rules with strictRules. No rule denies, and each approval has one rule.
+func (a asked) checkRules(t *testing.T, world *ruled, obj *request) {
+	t.Helper()
+	world.asked = nil
+	obj.Spec.SignerName, obj.Spec.UID = ruledSigner, "uid-1"
+	r := world.reconciler()
+	r.Assume = true
+	_, decision, err := r.Decide(t.Context(), obj)
+	accepting, approved := a.strictRules(), decision.Verdict == verdict.Approve
+	if err != nil || approved != (len(accepting) > 0) || approved && decision.Rule != accepting[0] || decision.Verdict == verdict.Deny {
+		t.Errorf("approval rules: %+v, error %v, want that %q accept %+v", decision, err, accepting, a)
+	}
+	if len(decision.Message) > 4096 || decision.Message == "" {
+		t.Errorf("a message of %d bytes", len(decision.Message))
+	}
 }
 
 // by returns the outcome of a request that rule approves.

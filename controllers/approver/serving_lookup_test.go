@@ -56,6 +56,7 @@ type world struct {
 	blocked   map[string]bool // nodes on the block list
 
 	objects map[string][]client.Object // by the last part of the path
+	fails   map[string]int             // the status of lists that fail
 }
 
 // newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
@@ -86,10 +87,13 @@ func (w *world) ServeHTTP(answer http.ResponseWriter, request *http.Request) {
 		"nodes": {"v1", "Node"}, "services": {"v1", "Service"}, "endpointslices": {"discovery.k8s.io/v1", "EndpointSlice"},
 	}[resource]
 	answer.Header().Set("Content-Type", "application/json")
-	if request.URL.Query().Has("watch") {
+	switch status := w.fails[resource]; {
+	case status != 0:
+		answer.WriteHeader(status)
+	case request.URL.Query().Has("watch"):
 		answer.(http.Flusher).Flush()
 		<-request.Context().Done()
-	} else {
+	default:
 		_ = json.NewEncoder(answer).Encode(map[string]any{
 			"apiVersion": kind[0], "kind": kind[1] + "List", "metadata": metav1.ListMeta{ResourceVersion: "1"}, "items": w.objects[resource],
 		})
@@ -328,6 +332,17 @@ func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
 	})
 	delete(w.blocked, "liar")
 	w.expect(t, map[string]string{"a asks for 10.0.0.1": "SANContested Node liar"})
+}
+
+// TestServingWaitsForWhatIsNotRead checks that nothing is approved without a list of each kind, even from another source.
+func TestServingWaitsForWhatIsNotRead(t *testing.T) {
+	t.Parallel()
+	for resource, status := range map[string]int{"nodes": 403, "services": 403, "endpointslices": 500} {
+		w := newWorld(nodeObject("a", "10.0.0.1"), static.Row{Name: "known", Addresses: []string{"10.0.0.2"}})
+		w.fails = map[string]int{resource: status}
+		want := "InventoryUnavailable " + resource
+		w.run(t).expect(t, map[string]string{"a asks for 10.0.0.1": want, "known asks for 10.0.0.2": want})
+	}
 }
 
 // TestServingWaitsForTheAPIServersCertificate has names of API servers that are not read yet. Later only the node's own name

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"testing"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -161,8 +163,12 @@ func requesterInputs() []trial {
 	for _, name := range []string{"kubernetes.io/legacy-unknown", "interlink.example.com/node-a", "kubernetes.io/Kubelet-Serving", ""} {
 		all = append(all, trial{name: "15 serving for signer " + name, obj: asks("a", "10.0.0.1", signer(name)), grants: rights, want: "Untouched"})
 	}
+	vague := func(kind certificatesv1.RequestConditionType) func(*request) {
+		return func(obj *request) { obj.Status.Conditions = append(obj.Status.Conditions, condition{Type: kind}) }
+	}
 	for name, state := range map[string]func(*request){
 		"Approved": with("Approved"), "Denied": with("Denied"), "Approved and Failed": with("Approved", "Failed"), "24 issued by another": issued,
+		"Approved without a status": vague("Approved"), "Denied without a status": vague("Denied"),
 	} {
 		all = append(all, trial{name: "20 " + name, obj: asks("a", "10.0.0.1", state), want: "Untouched"})
 	}

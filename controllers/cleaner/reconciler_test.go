@@ -221,6 +221,7 @@ func TestReconcileNeedsEverything(t *testing.T) {
 		"stopping":          {change: func(w *world) { w.stop = context.Canceled }, waits: 1},
 		"deleted meanwhile": {change: func(w *world) { w.deleteWith = gone }, deletions: 1, waits: 1},
 		"changed meanwhile": {change: func(w *world) { w.deleteWith = apierrors.NewConflict(requests, "csr-1", down) }, deletions: 1, waits: 1},
+		"cannot be deleted": {change: func(w *world) { w.deleteWith = down }, want: "delete request: down", deletions: 1, waits: 1},
 		"may not be deleted": {
 			change: func(w *world) { w.deleteWith = apierrors.NewForbidden(requests, "csr-1", down) }, deletions: 1, waits: 1,
 			want: `delete request: certificatesigningrequests.certificates.k8s.io "csr-1" is forbidden: down`,

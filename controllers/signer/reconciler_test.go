@@ -27,6 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/servertimetest"
 )
 
@@ -161,6 +162,17 @@ func TestInputs(t *testing.T) {
 			change: func(obj *request) { obj.Spec.Request = append(obj.Spec.Request, obj.Spec.Request...) }, want: "certificate"},
 		"24 a certificate that cannot be parsed": {change: certificate("nonsense")},
 	})
+}
+
+// TestJudgeNamesABug checks that a request that is not parsed, because of a bug and not of its content, waits. It never fails.
+func TestJudgeNamesABug(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, trimmed(func(string) bool { return false })) // which Reconcile passes over
+	const want = "spec.request is not in the cache; this is a bug in csr-controller-manager: report it with this request. " +
+		"The request is parsed again within five minutes"
+	if got := w.Judge(w.ctx, w.served).Result; got != (verdict.Result{Verdict: verdict.Wait, Reason: "InternalError", Message: want}) {
+		t.Errorf("%+v, want that it waits: %s", got, want)
+	}
 }
 
 // TestReconcileInTime checks that a request that is due for deletion is not signed, and that nothing is signed or marked as Failed

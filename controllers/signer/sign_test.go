@@ -18,6 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
@@ -45,6 +46,11 @@ func (w *world) shows(what string) {
 			obj.Status = w.written[0].DeepCopy().Status
 		case "another's certificate":
 			all(version("8"), certificate("another"))(obj)
+		case "another CA's certificate":
+			made := newRoot(day)
+			other := must(ca.Load(made.cert, made.key, nil))
+			issued := must(other.Issue(w.Signers[obj.Spec.SignerName].Profile, must(csr.Parse(w.served)).Cert, now))
+			all(version("8"), certificate(string(issued.PEM)))(obj)
 		case "a former leader's certificate":
 			issued := must(w.authority().Issue(w.Signers[obj.Spec.SignerName].Profile, must(csr.Parse(w.served)).Cert, now))
 			all(version("8"), certificate(string(issued.PEM)))(obj)
@@ -77,6 +83,8 @@ func TestEndOfACertificate(t *testing.T) {
 		isDown     = "error: update status: down"
 		isRefused  = "again 1s\nWarning NotStored the API server refuses to store the certificate of this request: …"
 		isTooLarge = "Failed " + doesNotFit
+		second     = "Warning SecondSigner another program has stored the certificate of this request, issued by "
+		disable    = ", but this manager signs for SIGNER too: disable that signer in one of the two, and check the issuer of this certificate"
 	)
 	etcd := apierrors.NewInternalError(errors.New("etcdserver: request is too large"))
 	client := apierrors.NewInternalError(errors.New("rpc error: code = ResourceExhausted desc = " +
@@ -91,19 +99,25 @@ func TestEndOfACertificate(t *testing.T) {
 		"stored":                                  {nil, "", "", ""},
 		"conflict, changed":                       {errConflict, "changed", "Discarded", ""},
 		"conflict, stored by an earlier attempt":  {errConflict, "stored", "Stored", ""},
-		"conflict with another signer":            {errConflict, "another's certificate", "Discarded", "Warning SecondSigner …"},
+		"conflict with another signer":            {errConflict, "another's certificate", "Discarded", second + "an unknown CA" + disable},
+		"conflict with another CA":                {errConflict, "another CA's certificate", "Discarded", second + `the CA "CN=CA"` + disable},
 		"conflict with a former leader":           {errConflict, "a former leader's certificate", "Discarded", ""},
 		"conflict, no change":                     {errConflict, "unchanged", "Uncertain", isConflict},
 		"conflict, no answer":                     {errConflict, "no answer", "Uncertain", isConflict},
 		"conflict, another request":               {errConflict, "remade", "Uncertain", isConflict},
 		"not found":                               {errGone, "gone", "Uncertain", ""},
 		"not found, though it is there":           {errGone, "unchanged", "Uncertain", isGone},
+		"not found, though it is stored":          {errGone, "stored", "Stored", ""},
 		"unauthorized":                            {unauthorized, "unchanged", "Uncertain", "error: update status: no"},
 		"forbidden":                               {errForbidden, "unchanged", "Discarded, NotSigned NotStored", isRefused},
 		"forbidden, stored by an earlier attempt": {errForbidden, "stored", "Stored", ""},
+		"forbidden, no answer":                    {errForbidden, "no answer", "Uncertain, NotSigned NotStored", isRefused},
+		"invalid":                                 {errInvalid, "unchanged", "Discarded, NotSigned NotStored", isRefused},
+		"invalid, stored by an earlier attempt":   {errInvalid, "stored", "Stored", ""},
 		"no answer, stored":                       {errDown, "stored", "Stored", ""},
-		"no answer, stored by another signer":     {errDown, "another's certificate", "Discarded", isDown + "\nWarning SecondSigner …"},
+		"no answer, stored by another signer":     {errDown, "another's certificate", "Discarded", isDown + "\n" + second + "…"},
 		"no answer, changed":                      {errDown, "changed", "Discarded", isDown},
+		"no answer, another request":              {errDown, "remade", "Uncertain", isDown},
 		"no answer, deleted":                      {errDown, "gone", "Uncertain", ""},
 		"no answer, no change":                    {errDown, "unchanged", "Uncertain", isDown},
 		"no answer at all":                        {errDown, "no answer", "Uncertain", isDown},
@@ -123,7 +137,7 @@ func TestEndOfACertificate(t *testing.T) {
 				}
 				return test.write
 			}
-			is(t, w.reconcile(), strings.TrimSuffix("certificate\n"+test.want, "\n"), w.pair)
+			is(t, w.reconcile(), strings.TrimSuffix("certificate\n"+strings.ReplaceAll(test.want, "SIGNER", signer), "\n"), w.pair)
 			is(t, w.recorded(), strings.TrimSuffix("Signed, "+test.end, ", "), w.pair)
 			sum := sha256.Sum256(w.leaf(w.written[0]).Raw)
 			for i, record := range w.records(audit.Signed, audit.Stored, audit.Discarded, audit.Uncertain) {
@@ -137,6 +151,9 @@ func TestEndOfACertificate(t *testing.T) {
 			}
 			if got := valueOf(outcomesTotal.WithLabelValues(signer, "Issued", "")); (got == 1) != issued || got > 1 {
 				t.Errorf("%v are counted as issued", got)
+			}
+			if got := valueOf(foreignTotal.WithLabelValues(signer)); (got == 1) != strings.Contains(test.want, second) || got > 1 {
+				t.Errorf("%v are counted as another signer's", got)
 			}
 		})
 	}
@@ -199,6 +216,26 @@ func TestEndOfAFailure(t *testing.T) {
 			change: content(nil), world: func(w *world) { w.writeFault = errForbidden },
 			want: "tried " + noPEM + "\nagain 1s\nWarning NotStored the API server refuses to store the Failed condition (Malformed: …"},
 	})
+}
+
+// TestARefusedWriteIsTriedForEver checks the pauses while an admission policy refuses the write, and that the certificate or the
+// Failed condition is stored once it permits it.
+func TestARefusedWriteIsTriedForEver(t *testing.T) {
+	t.Parallel()
+	for want, change := range map[string]edit{"certificate": all(), badClientUsages: usages("magic")} {
+		w := newWorld(t, change)
+		for _, w.writeFault = range []error{errForbidden, errInvalid} {
+			for _, age := range []time.Duration{0, 2 * time.Minute, time.Hour} {
+				w.clock.SetTime(now.Add(age))
+				if result, err := w.Reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != csr.Pause(age) {
+					t.Errorf("%s, %v, at the age of %s: %+v, error %v", want, w.writeFault, age, result, err)
+				}
+			}
+		}
+		taken(w.recorder)
+		w.writeFault = nil
+		is(t, w.reconcile(), want, w.pair)
+	}
 }
 
 // TestWritesOutliveTheManager checks that a recorded certificate is stored even if the manager stops meanwhile. The
