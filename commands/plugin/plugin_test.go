@@ -158,6 +158,7 @@ func TestApprove(t *testing.T) {
 	unknownUsage := func(obj *request) {
 		obj.Spec.SignerName, obj.Spec.Usages = "example.com/a", []certificatesv1.KeyUsage{"x"}
 	}
+	hostile := func(obj *request) { obj.Spec.Username = "x\x1b[31m\n" }
 	leaving := func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} }
 	for name, test := range map[string]struct {
 		mod   func(*request)
@@ -169,7 +170,9 @@ func TestApprove(t *testing.T) {
 		noRight bool
 	}{
 		"no":               {args: "r", input: "n\n", want: "you did not confirm it"},
+		"no answer":        {args: "r", want: "you did not confirm it"},
 		"node":             {args: "--node a", input: "y\n"},
+		"a hostile name":   {mod: hostile},
 		"node, a stranger": {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
 		"blocked":          {more: blockList, want: "NodeBlocked: the block list"},
 		"no list":          {more: blockList, args: "r --yes --block-list="},
@@ -181,6 +184,9 @@ func TestApprove(t *testing.T) {
 		"being deleted":    {mod: leaving, want: "the request is being deleted"},
 		"denied":           {mod: decidedAs(certificatesv1.CertificateDenied), want: "the request is already denied"},
 		"approved":         {mod: decidedAs(certificatesv1.CertificateApproved), want: "the request is already approved"},
+		"an Event approves": {
+			mod: onlySigns, more: event(requestOf(t, "r"), approverName, "AutoApproved", "", 0), want: "the signer would refuse",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -201,6 +207,9 @@ func TestApprove(t *testing.T) {
 			}
 			if test.want == "" || name == "no" { // also with --yes
 				contains(t, aside, `"CN=system:node:a,O=system:nodes"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago")
+			}
+			if name == "a hostile name" {
+				contains(t, aside, `"x\x1b[31m\n"`)
 			}
 			if test.want == "" {
 				if err != nil || stored == nil || stored.Reason != approvedByHand || out != "r  approved\n" {

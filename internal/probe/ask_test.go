@@ -84,6 +84,9 @@ func TestMint(t *testing.T) {
 	if !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) || leaf.KeyUsage != x509.KeyUsageDigitalSignature || leaf.IsCA {
 		t.Errorf("usages are %v and %v, CA is %t", leaf.ExtKeyUsage, leaf.KeyUsage, leaf.IsCA)
 	}
+	if names := len(leaf.DNSNames) + len(leaf.IPAddresses) + len(leaf.EmailAddresses) + len(leaf.URIs); names != 0 {
+		t.Errorf("%d alternative names", names)
+	}
 	if span := leaf.NotAfter.Sub(leaf.NotBefore); span > 10*time.Minute || leaf.NotAfter.Before(now.Add(time.Minute)) {
 		t.Errorf("valid for %s, want ten minutes at most, and some time from now on", span)
 	}
@@ -222,6 +225,7 @@ func TestAsk(t *testing.T) {
 	}{
 		"recognised":               {201, known, Recognised, probe.ID, nil},
 		"every other credential":   {201, known, Recognised, probe.ID, func(s *server, c *rest.Config) { withCredentials(s.t, c) }},
+		"another credential":       {201, reviewFor(probe.Subject, "X509SHA256="+strings.Repeat("0", 64)), Unknown, "by another credential", nil},
 		"two credentials":          {201, reviewFor(probe.Subject, probe.ID, "JTI=1"), Unknown, "by another credential", nil},
 		"no credential":            {201, reviewFor(probe.Subject), Unknown, "does not say by which", nil},
 		"anonymous":                {201, reviewFor("system:anonymous"), Unknown, "as anonymous", nil},

@@ -108,13 +108,14 @@ func TestIssueValidity(t *testing.T) {
 		"under the minimum":  {oneDay, minute, before, years, 15 * minute, 0},
 		"nothing configured": {ca.ProfileConfig{}, 0, before, years, 365 * day, 0},
 
-		"the maximum precedes the minimum":   {short, minute, before, years, 10 * minute, 0},
-		"a short default is not raised":      {short, 0, before, years, 10 * minute, 0},
-		"a maximum over the default, set":    {longer, 2 * day, before, years, 2 * day, 0},
-		"a configured minimum":               {ca.ProfileConfig{Lifetime: day, MinLifetime: time.Hour}, minute, before, years, 65 * minute, 0},
-		"the CA ends with it":                {oneDay, 0, before, day - 5*minute, day, 0},
-		"the CA ends a second before":        {oneDay, 0, before, day - 5*minute - second, day - second, second},
-		"the CA begins now and ends shortly": {oneDay, 0, 0, second, 5*minute + second, day - 5*minute - second},
+		"the maximum precedes the minimum":    {short, minute, before, years, 10 * minute, 0},
+		"a short default is not raised":       {short, 0, before, years, 10 * minute, 0},
+		"a maximum over the default, set":     {longer, 2 * day, before, years, 2 * day, 0},
+		"a maximum over the default, not set": {longer, 0, before, years, day, 0},
+		"a configured minimum":                {ca.ProfileConfig{Lifetime: day, MinLifetime: time.Hour}, minute, before, years, 65 * minute, 0},
+		"the CA ends with it":                 {oneDay, 0, before, day - 5*minute, day, 0},
+		"the CA ends a second before":         {oneDay, 0, before, day - 5*minute - second, day - second, second},
+		"the CA begins now and ends shortly":  {oneDay, 0, 0, second, 5*minute + second, day - 5*minute - second},
 	} {
 		signing := authority("P-256", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(test.start), now.Add(test.end) })
 		req := request()

@@ -116,6 +116,7 @@ func TestValidate(t *testing.T) {
 		},
 		"lifetime":        flag("--cluster-signing-duration=2m", `--cluster-signing-duration: Invalid value: "2m0s": 2m0s`+tooShort),
 		"RSA bits, most":  file("signing: {secret: ns/ca, minRSABits: 8193}\n", "signing.minRSABits: Invalid value: 8193: longer RSA keys than 8192 bits are never permitted"),
+		"RSA bits":        file("signing: {secret: ns/ca, minRSABits: 1023}\n", "signing.minRSABits: Invalid value: 1023: must be 1024 or more"),
 		"signer twice":    file("signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving}, {name: kubernetes.io/kubelet-serving}]}\n", `signing.signers[kubernetes.io/kubelet-serving]: Duplicate value: "kubernetes.io/kubelet-serving"`),
 		"signer, no name": file("signing: {secret: ns/ca, signers: [{secret: ns/b, usages: [any]}]}\n", `signing.signers[].name: Invalid value: "": want domain/name, such as example.com/client`),
 		"signer of Kubernetes that nobody serves": {
@@ -128,10 +129,13 @@ func TestValidate(t *testing.T) {
 		"custom signer, no usages":   file("signing: {signers: [{name: example.com/a, secret: ns/ca}]}\n", "signing.signers[example.com/a].usages: Required value: list the usages that this signer permits"),
 		"custom signer, bad usage":   file("signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [any, magic]}]}\n", `signing.signers[example.com/a].usages: Invalid value: ["magic"]: no such usage`),
 		"signer's lifetime":          file(custom(", duration: 1m"), `signing.signers[example.com/a].duration: Invalid value: "1m0s": 1m0s`+tooShort),
+		"signer's least":             file(custom(", minDuration: 0s"), `signing.signers[example.com/a].minDuration: Invalid value: "0s": 0s`+tooShort),
 		"longest under the lifetime": file(custom(", duration: 2h, maxDuration: 1h"), `signing.signers[example.com/a].maxDuration: Invalid value: "1h0m0s": must not be less than the duration`),
 		"bad subject":                file(custom(", forbiddenSubjects: [CN=a, OU=b]"), `signing.signers[example.com/a].forbiddenSubjects[1]: Invalid value: "OU=b": "OU=b" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`),
 		"Kubernetes' signer, usages": file("signing: {secret: ns/ca, signers: [{name: kubernetes.io/kubelet-serving, usages: [any]}]}\n", "signing.signers[kubernetes.io/kubelet-serving].usages: Forbidden: Kubernetes' signers have fixed rules"),
 		"Kubernetes' signer, no CA":  file("signing: {signers: [{name: kubernetes.io/kubelet-serving}]}\n", "signing.signers[kubernetes.io/kubelet-serving]: Required value: needs a CA: secret, or certFile and keyFile", noCA),
+		"signer's longest": file(custom(", maxDuration: -1h"),
+			`signing.signers[example.com/a].maxDuration: Invalid value: "-1h0m0s": -1h0m0s`+tooShort),
 	})
 }
 
@@ -176,6 +180,8 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 		"nothing that could be issued": {body: one(`usages: [digital signature, key encipherment]`), want: []string{
 			`signing.signers[example.com/a].usages: Invalid value: ["digital signature","key encipherment"]: none is an extended key usage, such as server auth, ` +
 				"and without one a certificate is refused: add one, or set allowNoExtKeyUsage"}},
+		"all usages for Kubernetes' signers": {body: kubernetes(`allowNoExtKeyUsage: true`), want: []string{
+			"signing.signers[kubernetes.io/kubelet-serving].allowNoExtKeyUsage: " + rules}},
 		"names for Kubernetes' signers": {body: kubernetes(`allowedNames: [a]`), want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowedNames: " + rules}},
 	})
 }
@@ -202,6 +208,8 @@ func TestValidateCA(t *testing.T) {
 		"too short":             file("signing: {secret: ns/ca, createIfMissing: true, caDuration: -1h}\n", `signing.caDuration: Invalid value: "-1h0m0s": -1h0m0s`+tooShort),
 		"settings without a CA": file("signing: {chain: None, createIfMissing: true, signers: [{name: example.com/a, usages: [server auth], secret: ns/a}]}\n", "signing.chain: "+here, "signing.createIfMissing: "+here),
 		"one CA in two ways":    file("signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [server auth], secret: ns/ca, chain: None}]}\n", `signing.signers[example.com/a]: Invalid value: "Secret ns/ca": `+same),
+		"a CA of two is made": file("signing: {signers: [{name: example.com/a, usages: [any], secret: ns/a, createIfMissing: true}, "+
+			"{name: example.com/b, usages: [any], secret: ns/a}]}\n", `signing.signers[example.com/b]: Invalid value: "Secret ns/a": `+same),
 		"still the cluster's CA": {body: "signing: {secret: ns/ca, signers: [{name: example.com/a, usages: [client auth], secret: ns/ca, chain: None}]}\n", want: []string{
 			`signing.signers[example.com/a].forbiddenSubjects: Required value: this signer permits client certificates and shares the CA of one of Kubernetes' signers, ` +
 				"so whoever may approve for it can make any user: say which subjects it never issues, or give it a CA of its own",

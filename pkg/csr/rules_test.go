@@ -2,6 +2,7 @@ package csr_test
 
 import (
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"fmt"
 	"net"
 	"net/url"
@@ -13,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -149,6 +151,21 @@ func TestIsNode(t *testing.T) {
 	}
 	if (csr.Requester{Username: "system:node:a", Groups: []string{"system:node"}}).IsNode() {
 		t.Error("a node that is not in the group")
+	}
+}
+
+// TestOtherSubject checks that each attribute is listed but common name and organization.
+func TestOtherSubject(t *testing.T) {
+	t.Parallel()
+	value := []string{"x"}
+	for want, subject := range map[string]pkix.Name{
+		"": {CommonName: "a", Organization: value}, "C=x": {Country: value}, "OU=x": {OrganizationalUnit: value},
+		"L=x": {Locality: value}, "ST=x": {Province: value}, "STREET=x": {StreetAddress: value}, "POSTALCODE=x": {PostalCode: value},
+		"SERIALNUMBER=x": {SerialNumber: "x"}, "C=x SERIALNUMBER=x": {SerialNumber: "x", Country: value},
+	} {
+		if got := (&csr.Request{Cert: ca.Request{Subject: subject}}).OtherSubject(); strings.Join(got, " ") != want {
+			t.Errorf("%q, want %q", got, want)
+		}
 	}
 }
 

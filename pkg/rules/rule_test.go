@@ -200,6 +200,7 @@ func TestMistakes(t *testing.T) {
 		"a bad cluster domain":           {preset("a.b/c", rules.ServiceNames, func(r *rules.Rule) { r.ClusterDomain = "a_b" }), []string{"clusterDomain: Invalid"}},
 		"unknown preset":                 {preset("a.b/c", "x", nil), []string{"preset: Unsupported"}},
 		"ownIdentity for another signer": {preset("a.b/c", rules.OwnIdentity, nil), []string{"signerName: Invalid"}},
+		"ownIdentity for a kubelet":      {preset(client+"-kubelet", rules.OwnIdentity, nil), []string{"signerName: Invalid"}},
 		"fixed fields": {preset("a.b/c", rules.ServiceNames, func(r *rules.Rule) {
 			full := serving("true")
 			full.Name, full.SignerName, full.Preset, full.AllowWildcards = "a", "a.b/c", rules.ServiceNames, true

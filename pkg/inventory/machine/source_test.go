@@ -96,11 +96,21 @@ func TestLookup(t *testing.T) {
 			objects: all{"a": `{status: {addresses: [{type: Hostname, address: NODE-1.}]}}`},
 			want:    is("a", "", "node-1"),
 		},
+		"a request in upper case is for no Node": {
+			objects: all{"a": `{status: {addresses: [{type: Hostname, address: NODE-1}]}}`}, node: "NODE-1",
+		},
+		"not by external name": {
+			objects: all{"a": `{status: {addresses: [{type: ExternalDNS, address: node-1}]}}`},
+		},
 		"not by the machine's own name": {objects: all{"node-1": `{}`}},
 		"OpenShift: by internal name": {
 			options: OpenShift(), node: "ip-10-0-0-1.ec2.internal",
 			objects: all{"a": `{status: {addresses: [{type: InternalDNS, address: Ip-10-0-0-1.EC2.internal.}]}}`},
 			want:    is("a", "", "ip-10-0-0-1.ec2.internal"),
+		},
+		"OpenShift: not by host name": {
+			options: OpenShift(),
+			objects: all{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {addresses: [{type: Hostname, address: node-1}]}}`},
 		},
 		"it has become another node":                   {objects: all{"b": other}, want: is("b", "node-2")},
 		"is being deleted":                             {objects: all{"a": leaving}, want: leaves("a", "10.0.0.9")},
