@@ -5,7 +5,6 @@ import (
 	"maps"
 	"net"
 	"net/http"
-	"strings"
 	"sync"
 	"testing"
 
@@ -126,19 +125,18 @@ func (c StaleClient) Get(_ context.Context, _ client.ObjectKey, obj client.Objec
 	return nil
 }
 
-// Wire is the connection of a loop to the API server. It can be cut, and counts the refused reads of the Secret.
+// Wire is the connection of a loop to the API server. It can be cut.
 type Wire struct {
-	Mu      sync.Mutex
-	open    []net.Conn
-	Refused int
+	mu   sync.Mutex
+	open []net.Conn
 }
 
 // Dial is a rest.Config's Dial.
 func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, network, address)
 	if err == nil {
-		w.Mu.Lock()
-		defer w.Mu.Unlock()
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		w.open = append(w.open, conn)
 	}
 	return conn, err
@@ -146,25 +144,12 @@ func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, err
 
 // Cut closes all connections, and so all watches.
 func (w *Wire) Cut() {
-	w.Mu.Lock()
-	defer w.Mu.Unlock()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	for _, conn := range w.open {
 		_ = conn.Close()
 	}
 	w.open = nil
-}
-
-// Count is a rest.Config's WrapTransport that counts.
-func (w *Wire) Count(next http.RoundTripper) http.RoundTripper {
-	return RoundTrip(func(request *http.Request) (*http.Response, error) {
-		response, err := next.RoundTrip(request)
-		if err == nil && response.StatusCode == http.StatusForbidden && strings.Contains(request.URL.Path, "/secrets") {
-			w.Mu.Lock()
-			defer w.Mu.Unlock()
-			w.Refused++
-		}
-		return response, err
-	})
 }
 
 // RoundTrip is a http.RoundTripper.

@@ -147,17 +147,3 @@ func AnEvent(t testing.TB, obj client.Object, reason string, fits func(*eventsv1
 func isAbout(event *eventsv1.Event, obj client.Object) bool {
 	return event.Regarding.Name == obj.GetName() && (obj.GetUID() == "" || event.Regarding.UID == obj.GetUID())
 }
-
-// EventsOf returns the Events about obj that the API server has now.
-func EventsOf(ctx context.Context, t testing.TB, obj client.Object) []eventsv1.Event {
-	t.Helper()
-	events := &eventsv1.EventList{}
-	NoError(t, Admin(t).List(ctx, events))
-	var found []eventsv1.Event
-	for _, event := range events.Items {
-		if isAbout(&event, obj) {
-			found = append(found, event)
-		}
-	}
-	return found
-}
