@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// gatherFor is how long changes are gathered. When a thousand nodes join, their requests are looked up once, and a node
-	// that changes what it reports all the time has them looked up twice a second.
+	// gatherFor is how long changes are gathered. When a thousand nodes join, their requests are looked up once. A node
+	// that changes what it reports all the time causes two searches a second.
 	gatherFor = 500 * time.Millisecond
 	// mostWoken is how many requests of a lane a change wakes, the newest first. A kubelet waits only for its last
 	// request. The others are judged again after their pause.

@@ -35,7 +35,7 @@ var (
 	// foreignTotal rises if another signer with another CA is active, or if a person sets certificates by hand.
 	foreignTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_signer_foreign_certificates_total",
-		Help: "Certificates of another CA that another program or person stored just before this manager.",
+		Help: "Certificates of another CA that another program or person stored before this manager could store its own.",
 	}, []string{"signer"})
 
 	// mismatchesTotal counts wrong certificates. It must stay zero.
