@@ -168,7 +168,7 @@ func newOffline(configFile string, clock clock.PassiveClock) (*offline, error) {
 	}
 	if o.Signer != nil {
 		o.Signer.Clock, o.Signer.ServerTime = clock, servertime.Of(clock)
-		err = o.Signer.Offline()
+		err = o.Signer.FillProfiles()
 	}
 	return o, err
 }

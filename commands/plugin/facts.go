@@ -77,7 +77,8 @@ func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 		f.Node, f.Subject = csr.Shorten(req.NodeName()), req.SubjectText()
 		f.MadeWith, f.Dropped = req.Requester.Certificates(), csr.ShortenAll(req.Dropped)
 		f.Key = "SHA-256 " + req.KeyFingerprint()
-		for _, name := range namesIn(req.Cert) { // all of them: whoever approves the request must see each
+		cert := req.Cert // whoever approves the request must see each of its names
+		for _, name := range slices.Concat(cert.DNSNames, cert.EmailAddresses, ca.Texts(cert.IPAddresses), ca.Texts(cert.URIs)) {
 			f.Names = append(f.Names, csr.Shorten(name))
 		}
 	}
@@ -86,17 +87,6 @@ func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 		f.Certificate = &certificate{fmt.Sprintf("%x", sha256.Sum256(leaf.Raw)), csr.Shorten(leaf.Issuer.String()), leaf.NotAfter.UTC()}
 	}
 	return f
-}
-
-func namesIn(cert ca.Request) []string {
-	names := slices.Concat(cert.DNSNames, cert.EmailAddresses)
-	for _, address := range cert.IPAddresses {
-		names = append(names, address.String())
-	}
-	for _, uri := range cert.URIs {
-		names = append(names, uri.String())
-	}
-	return names
 }
 
 func texts(usages []certificatesv1.KeyUsage) []string {
@@ -117,27 +107,12 @@ func refusalOf(req *csr.Request, err error) *refusal {
 	case err != nil:
 		return &refusal{"InternalError", csr.Fault(err)}
 	}
-	if signer, builtin := csr.BuiltinSigner(req.SignerName); builtin {
-		if err := signer.Shape(req); err != nil {
-			return &refusal{"SignerValidationFailure", err.Error()}
-		}
-	}
-	if len(req.UnknownUsages) > 0 {
-		return &refusal{"UsagesNotPermitted", fmt.Sprintf("unrecognized usage values: %+q", texts(req.UnknownUsages))}
-	}
-	forbidden := []string{"O=system:masters"}
-	if req.SignerName == certificatesv1.KubeAPIServerClientSignerName { // as controllers/signer forbids by default
-		forbidden = csr.ComponentSubjects()
-	}
-	profile, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: forbidden})
+	profile, err := ca.Profile{}.OrForbidding(csr.ForbiddenSubjects(req.SignerName))
 	if err != nil {
 		return &refusal{"InternalError", err.Error()}
 	}
-	if violations := profile.Check(req.Cert); len(violations) > 0 {
-		return new(refusal(violations[0]))
-	}
-	if err := req.CheckSignature(); err != nil {
-		return &refusal{"Malformed", err.Error()}
+	if violation := req.Check(profile); violation != nil {
+		return &refusal{violation.Reason, csr.ShortenTo(violation.Message, maxMessage)}
 	}
 	return nil
 }

@@ -63,12 +63,8 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 		}
 	}
 	r.Client, r.Live, r.cluster = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
-	if r.Clock == nil {
-		r.Clock = clock.RealClock{}
-	}
-	if r.Reporter == nil {
-		r.Reporter = report.New(mgr.GetEventRecorder(Name), r.Clock)
-	}
+	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
+	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
 	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, DefaultOldLifetimeCap)
 	r.SettleFor = cmp.Or(r.SettleFor, DefaultSettleFor)
 	served, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())

@@ -12,17 +12,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// forbiddenByDefault returns the subjects that a signer never issues unless it is configured otherwise. A member of
-// system:masters bypasses every authorizer. Admission (CertificateSubjectRestriction) guards only one signer. Users of
-// kubernetes.io/kube-apiserver-client are people and programs: whoever approves, none of them becomes a component of
-// Kubernetes or an administrator of kubeadm.
-func forbiddenByDefault(signerName string) []string {
-	if signerName == certificatesv1.KubeAPIServerClientSignerName {
-		return csr.ComponentSubjects()
-	}
-	return []string{"O=system:masters"}
-}
-
 // Signer says how to sign requests for one signer name.
 type Signer struct {
 	// Profile bounds the certificates; the zero value is the default profile. Nil ForbiddenSubjects mean
@@ -42,32 +31,17 @@ type Signer struct {
 	KeyPair *keypair.KeyPair
 }
 
-// check returns why req can never be signed, or nil. The violation becomes the reason and message of a Failed
-// condition. The rules of kube-controller-manager come first and keep its reason and texts.
+// check returns why req can never be signed, or nil.
 func (s Signer) check(req *csr.Request) *ca.Violation {
-	builtin, isBuiltin := csr.BuiltinSigner(req.SignerName)
-	if isBuiltin {
-		if err := builtin.Shape(req); err != nil {
-			return &ca.Violation{Reason: "SignerValidationFailure", Message: err.Error()}
+	if _, builtin := csr.BuiltinSigner(req.SignerName); !builtin && len(req.UnknownUsages) == 0 {
+		for _, usage := range req.Usages {
+			if !slices.Contains(s.Usages, usage) {
+				return &ca.Violation{Reason: "UsagesNotPermitted",
+					Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages)}
+			}
 		}
 	}
-	if len(req.UnknownUsages) > 0 {
-		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("unrecognized usage values: %+q", req.UnknownUsages)}
-	}
-	for _, usage := range req.Usages {
-		if !isBuiltin && !slices.Contains(s.Usages, usage) {
-			return &ca.Violation{Reason: "UsagesNotPermitted",
-				Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages)}
-		}
-	}
-	if violations := s.Profile.Check(req.Cert); len(violations) > 0 {
-		return &violations[0]
-	}
-	if err := req.CheckSignature(); err != nil {
-		return &ca.Violation{Reason: "Malformed", Message: err.Error()}
-	}
-	return nil
+	return req.Check(s.Profile)
 }
 
 // checkTrust returns why a custom signer must not issue req because of the trust in its CA, or nil. The rules of

@@ -282,7 +282,7 @@ func (r *Reconciler) sign(
 	record := audit.Of(obj, judged.Request)
 	record.IssuerKeyID, record.Serial = keyID, issued.Serial.Text(16)
 	record.CertificateSHA256 = hex.EncodeToString(issued.SHA256[:])
-	record.NotBefore, record.NotAfter = &issued.NotBefore, &issued.NotAfter
+	record.NotBefore, record.NotAfter = issued.NotBefore, issued.NotAfter
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Signed, record)
 
 	signed := obj.DeepCopy()

@@ -109,7 +109,7 @@ func neverUser(subject, pattern string) string {
 
 // forbidMasters completes the profiles, like SetupWithManager. The default is safe.
 func forbidMasters(w *world) {
-	if err := w.fillProfiles(); err != nil {
+	if err := w.FillProfiles(); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -385,8 +385,8 @@ func TestWaitingForAKeyPair(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	pairs := w.keyPairs()
-	if want := len(csr.BuiltinSigners()) + 1; len(pairs) != 1 || len(pairs[0].Signers()) != want { // and a custom signer
-		t.Errorf("%d key pairs, of signers %q, want one of %d signers", len(pairs), pairs[0].Signers(), want)
+	if want := len(csr.BuiltinSigners()) + 1; len(pairs) != 1 || len(pairs[0].Signers) != want { // and a custom signer
+		t.Errorf("%d key pairs, of signers %q, want one of %d signers", len(pairs), pairs[0].Signers, want)
 	}
 	other, _, _ := newPair()
 	w.signer(kubeletServing, func(s *Signer) { s.KeyPair = other })

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -40,7 +41,7 @@ type (
 // SetupWithManager sets nil fields and registers the controller, the sources of its key pairs, and a readiness check.
 // The check fails while a signer has no CA to sign with, unless a leader provides it.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.TypedOptions[fairqueue.Key]) error {
-	if err := r.fillProfiles(); err != nil {
+	if err := r.FillProfiles(); err != nil {
 		return err
 	}
 	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
@@ -60,7 +61,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
 		sources = append(sources, fairqueue.Wake(pair.Subscribe(), nil, waiting))
 		// Only certificates of kubelets' servers depend on no trust that the cluster publishes.
-		if slices.ContainsFunc(pair.Signers(), func(name string) bool { return name != certificatesv1.KubeletServingSignerName }) {
+		if slices.ContainsFunc(pair.Signers, func(name string) bool { return name != certificatesv1.KubeletServingSignerName }) {
 			sources = append(sources, r.followTrust(mgr.GetAPIReader(), pair))
 		}
 	}
@@ -106,8 +107,9 @@ func (r *Reconciler) checkClock(ctx context.Context) error {
 	return err
 }
 
-// fillProfiles completes the profile of each signer. It returns an error that names the signers without a KeyPair.
-func (r *Reconciler) fillProfiles() error {
+// FillProfiles completes the profile of each signer, as SetupWithManager does. Then Judge works without a manager, an API
+// server and CAs. FillProfiles returns an error that names the signers without a KeyPair.
+func (r *Reconciler) FillProfiles() error {
 	var errs []error
 	filled := make(map[string]Signer, len(r.Signers))
 	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
@@ -116,7 +118,7 @@ func (r *Reconciler) fillProfiles() error {
 			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
 		}
 		var err error
-		signer.Profile, err = signer.Profile.OrForbidding(forbiddenByDefault(name))
+		signer.Profile, err = signer.Profile.OrForbidding(csr.ForbiddenSubjects(name))
 		errs = append(errs, err)
 		filled[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(signer.Profile.Lifetime().Seconds())
@@ -132,23 +134,18 @@ func (r *Reconciler) fillProfiles() error {
 	return errors.Join(errs...)
 }
 
-// keyPairs returns the key pairs of Signers, each once. It sets the signers and lifetimes of each pair.
+// keyPairs returns the key pairs of Signers, each once. It sets the signers of each pair.
 func (r *Reconciler) keyPairs() []*keypair.KeyPair {
 	var pairs []*keypair.KeyPair
-	for name, signer := range r.Signers {
-		if !slices.Contains(pairs, signer.KeyPair) {
-			pairs = append(pairs, signer.KeyPair)
+	for _, name := range slices.Sorted(maps.Keys(r.Signers)) {
+		pair := r.Signers[name].KeyPair
+		if !slices.Contains(pairs, pair) {
+			pairs, pair.Signers = append(pairs, pair), nil
 		}
-		if signer.KeyPair.Lifetimes == nil {
-			signer.KeyPair.Lifetimes = map[string]time.Duration{}
-		}
-		signer.KeyPair.Lifetimes[name] = signer.Profile.Lifetime()
+		pair.Signers = append(pair.Signers, name)
 	}
 	return pairs
 }
-
-// Offline prepares r for Judge without a manager, without an API server and without CAs.
-func (r *Reconciler) Offline() error { return r.fillProfiles() }
 
 // waitingFor returns the requests that wait for a certificate of pair.
 func (r *Reconciler) waitingFor(pair *keypair.KeyPair) []fairqueue.Key {

@@ -268,7 +268,7 @@ func (w *wakes) Add(fairqueue.Key) { w.count++ }
 // It is not parallel, because the gauge is the signer's.
 func TestReadTrust(t *testing.T) {
 	pair, passing, recorder := newPair()
-	pair.Lifetimes = map[string]time.Duration{customSigner: time.Hour, kubeletClient: time.Hour}
+	pair.Signers = []string{customSigner, kubeletClient}
 	queue := &wakes{}
 	r := &Reconciler{Signers: map[string]Signer{customSigner: {KeyPair: pair}}}
 	r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest(customSigner))

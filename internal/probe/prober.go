@@ -196,8 +196,8 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 		KeySHA256:   hex.EncodeToString(keySum[:]),
 		Serial:      issued.Serial.Text(16),
 		IssuerKeyID: authority.KeyID(),
-		NotBefore:   &issued.NotBefore,
-		NotAfter:    &issued.NotAfter,
+		NotBefore:   issued.NotBefore,
+		NotAfter:    issued.NotAfter,
 	})
 	return &Certificate{
 		Subject:   leaf.Subject.CommonName,

@@ -102,9 +102,9 @@ type Record struct {
 	Serial      string `json:"serial,omitempty"`
 	IssuerKeyID string `json:"issuerKeyID,omitempty"`
 	// CertificateSHA256 is the hex SHA-256 of the leaf certificate, in DER.
-	CertificateSHA256 string     `json:"certificateSHA256,omitempty"`
-	NotBefore         *time.Time `json:"notBefore,omitempty"`
-	NotAfter          *time.Time `json:"notAfter,omitempty"`
+	CertificateSHA256 string    `json:"certificateSHA256,omitempty"`
+	NotBefore         time.Time `json:"notBefore,omitzero"`
+	NotAfter          time.Time `json:"notAfter,omitzero"`
 }
 
 // Requester is the user that created the request.
@@ -133,13 +133,8 @@ func Of(obj *certificatesv1.CertificateSigningRequest, req *csr.Request) Record 
 		return record
 	}
 	record.Subject, record.KeySHA256 = ca.SubjectText(req.Cert.Subject, maxSubject), req.KeyFingerprint()
-	record.DNSNames, record.Emails = req.Cert.DNSNames, req.Cert.EmailAddresses
-	for _, address := range req.Cert.IPAddresses {
-		record.Addresses = append(record.Addresses, address.String())
-	}
-	for _, uri := range req.Cert.URIs {
-		record.URIs = append(record.URIs, uri.String())
-	}
+	record.DNSNames, record.Addresses = req.Cert.DNSNames, ca.Texts(req.Cert.IPAddresses)
+	record.Emails, record.URIs = req.Cert.EmailAddresses, ca.Texts(req.Cert.URIs)
 	return record
 }
 
@@ -183,7 +178,7 @@ func Open(options Options) (*Log, error) {
 // one that hangs must not leave nodes without certificates.
 func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
 	record.Time, record.Event = now.UTC(), event
-	record.NotBefore, record.NotAfter = utc(record.NotBefore), utc(record.NotAfter)
+	record.NotBefore, record.NotAfter = record.NotBefore.UTC(), record.NotAfter.UTC()
 	logger := log.FromContext(ctx)
 	logger.Info(string(event), record.keysAndValues()...)
 	if l == nil {
@@ -253,14 +248,6 @@ func few(all []string) []string {
 	return kept
 }
 
-func utc(at *time.Time) *time.Time {
-	if at == nil {
-		return nil
-	}
-	universal := at.UTC()
-	return &universal
-}
-
 // keysAndValues returns the record for the log. It shortens the texts that a requester chose, and leaves out other
 // fields.
 func (r Record) keysAndValues() []any {
@@ -288,7 +275,7 @@ func (r Record) keysAndValues() []any {
 	add("serial", r.Serial)
 	add("issuerKeyID", r.IssuerKeyID)
 	add("certificateSHA256", r.CertificateSHA256)
-	if r.NotBefore != nil && r.NotAfter != nil {
+	if !r.NotAfter.IsZero() {
 		all = append(all, "notBefore", r.NotBefore, "notAfter", r.NotAfter)
 	}
 	return all

@@ -70,7 +70,7 @@ func TestWrite(t *testing.T) {
 	record.Verdict, record.Reason, record.Message = "Wait", "NotAuthorized", strings.Repeat("m", 3000)
 	record.DNSNames = []string{"a.example", "line\nbreak"}
 	w.Write(w.ctx, now, Decided, record)
-	w.Write(w.ctx, now, Signed, Record{Serial: "1f", NotBefore: &now, NotAfter: &now})
+	w.Write(w.ctx, now, Signed, Record{Serial: "1f", NotBefore: now, NotAfter: now})
 	want := []string{
 		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a",` +
 			`"requester":{"username":"user","groups":["g"],"credentialIDs":["X509SHA256=0a"]},` +

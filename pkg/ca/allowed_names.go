@@ -61,11 +61,7 @@ func (n AllowedNames) Refused(req Request) string {
 			return ip.String()
 		}
 	}
-	others := slices.Clone(req.EmailAddresses)
-	for _, uri := range req.URIs {
-		others = append(others, uri.String())
-	}
-	for _, name := range others {
+	for _, name := range slices.Concat(req.EmailAddresses, Texts(req.URIs)) {
 		if !slices.ContainsFunc(n.others, func(pattern string) bool { return matches(pattern, name) }) {
 			return name
 		}

@@ -263,6 +263,14 @@ func SubjectText(name pkix.Name, room int) string {
 	return Shorten(text.String(), room)
 }
 
+// Texts returns the text of each of all.
+func Texts[T fmt.Stringer](all []T) (texts []string) {
+	for _, each := range all {
+		texts = append(texts, each.String())
+	}
+	return texts
+}
+
 // Shorten cuts text to at most room bytes. A shortened text ends in "...".
 func Shorten(text string, room int) string {
 	if len(text) <= room {

@@ -1,6 +1,12 @@
 package csr
 
-import certificatesv1 "k8s.io/api/certificates/v1"
+import (
+	"fmt"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+)
 
 // Builtin is a signer whose rules are code. All other signers are custom signers, whose rules are in the
 // configuration.
@@ -27,6 +33,38 @@ var builtins = []Builtin{
 // ComponentSubjects returns the users and groups of Kubernetes and kubeadm, as entries of ca.ProfileConfig.ForbiddenSubjects.
 func ComponentSubjects() []string {
 	return []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
+}
+
+// ForbiddenSubjects returns the subjects that a signer never issues unless it is configured otherwise, as entries of
+// ca.ProfileConfig.ForbiddenSubjects. A member of system:masters bypasses every authorizer. Admission
+// (CertificateSubjectRestriction) guards only one signer. Users of kubernetes.io/kube-apiserver-client are people and
+// programs: whoever approves, none of them becomes a component of Kubernetes or an administrator of kubeadm.
+func ForbiddenSubjects(signerName string) []string {
+	if signerName == certificatesv1.KubeAPIServerClientSignerName {
+		return ComponentSubjects()
+	}
+	return []string{"O=system:masters"}
+}
+
+// Check returns why a signer with profile never signs r, whatever its CA, or nil. It does not know which usages a custom
+// signer permits. The violation becomes the reason and message of a Failed condition. The rules of kube-controller-manager
+// come first and keep its reason and texts.
+func (r *Request) Check(profile ca.Profile) *ca.Violation {
+	if builtin, found := BuiltinSigner(r.SignerName); found {
+		if err := builtin.Shape(r); err != nil {
+			return &ca.Violation{Reason: "SignerValidationFailure", Message: err.Error()}
+		}
+	}
+	if len(r.UnknownUsages) > 0 {
+		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %+q", r.UnknownUsages)}
+	}
+	if violations := profile.Check(r.Cert); len(violations) > 0 {
+		return &violations[0]
+	}
+	if err := r.CheckSignature(); err != nil {
+		return &ca.Violation{Reason: ReasonMalformed, Message: err.Error()}
+	}
+	return nil
 }
 
 // BuiltinSigners returns the names of the built-in signers, in order.

@@ -84,15 +84,6 @@ func (s Sources) owner(value san.SAN, stronger int) (string, error) {
 	return "", nil
 }
 
-// Keys returns the keys of names and addresses in an index.
-func Keys(sans []san.SAN) []string {
-	all := make([]string, len(sans))
-	for i, each := range sans {
-		all[i] = each.String()
-	}
-	return all
-}
-
 // Slow is a Source that waits for another server. It bounds the time of a Lookup itself.
 type Slow interface {
 	Source
@@ -121,10 +112,7 @@ type limited struct {
 
 // Lookup implements Source.
 func (l *limited) Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error) {
-	requester := ""
-	if req != nil {
-		requester = req.Requester.Username
-	}
+	requester := req.Requester.Username
 	if !l.enter(requester) {
 		return nil, ErrBusy
 	}

@@ -95,7 +95,7 @@ func recordOf(secret Secret, authority *ca.Authority, message string) audit.Reco
 	return audit.Record{
 		Name: secret.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
 		Serial: cert.SerialNumber.Text(16), IssuerKeyID: authority.KeyID(),
-		NotBefore: &cert.NotBefore, NotAfter: &cert.NotAfter, Message: message,
+		NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Message: message,
 	}
 }
 

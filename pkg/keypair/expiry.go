@@ -8,8 +8,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 const day = 24 * time.Hour
@@ -24,7 +22,7 @@ func (k *KeyPair) warnAhead() {
 	if authority == nil || !k.leads() {
 		return
 	}
-	if _, serving := k.Lifetimes[certificatesv1.KubeletServingSignerName]; serving && len(k.ClientSigners()) > 0 {
+	if slices.Contains(k.Signers, certificatesv1.KubeletServingSignerName) && len(k.ClientSigners()) > 0 {
 		k.warnOnce("CAShared", "kubelet serving certificates share this CA with those of %s: a verifier that trusts this CA "+
 			"accepts both, and distinguishes them only by their usages; "+
 			"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(k.ClientSigners(), " and "))
@@ -38,15 +36,6 @@ func (k *KeyPair) warnAhead() {
 		k.warnOnce("CAExpiring", "the signing CA with key %s expires in less than %d days, at %s, "+
 			"together with all certificates that it has signed: replace it",
 			authority.KeyID(), expirySteps[step]/day, end.Format(time.RFC3339))
-	}
-	// Short certificates end later than computed here, by the backdating.
-	cut := slices.DeleteFunc(k.Signers(), func(name string) bool {
-		return !now.Add(k.Lifetimes[name] - ca.Backdate).After(end)
-	})
-	if len(cut) > 0 {
-		k.warnOnce("LifetimeCut", "certificates for %s have a shorter lifetime than configured, "+
-			"because the CA with key %s expires earlier, at %s: replace it",
-			strings.Join(cut, ", "), authority.KeyID(), end.Format(time.RFC3339))
 	}
 }
 

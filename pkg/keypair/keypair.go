@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -91,8 +90,8 @@ type KeyPair struct {
 	Chain ca.Chain
 	// Create, if set, describes the CA that the leader creates if the source is a Secret that does not exist.
 	Create *Creation
-	// Lifetimes maps each signer that uses the CA to its default certificate lifetime.
-	Lifetimes map[string]time.Duration
+	// Signers are the names of the signers that use the CA, in order.
+	Signers []string
 	// Clock is the clock that the CA's validity is compared with.
 	Clock clock.PassiveClock
 	// CheckClock, if set, returns an error while Clock may be wrong. No CA is created then: it would not be valid yet, or
@@ -159,12 +158,9 @@ func (k *KeyPair) leads() bool {
 // Name returns the name of the source, for messages.
 func (k *KeyPair) Name() string { return k.name }
 
-// Signers returns the names of the signers that k signs for, in order.
-func (k *KeyPair) Signers() []string { return slices.Sorted(maps.Keys(k.Lifetimes)) }
-
 // ClientSigners returns the signers of k whose certificates API servers must accept, in order.
 func (k *KeyPair) ClientSigners() []string {
-	return slices.DeleteFunc(k.Signers(), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
+	return slices.DeleteFunc(slices.Clone(k.Signers), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
 }
 
 // Authority returns the CA to sign with at now. An error is always an *Unavailable.
@@ -304,7 +300,7 @@ func (k *KeyPair) reportProblem(problem *Unavailable, state lastgood.State[inUse
 }
 
 func (k *KeyPair) measure(gauge *prometheus.GaugeVec, value float64) {
-	for name := range k.Lifetimes {
+	for _, name := range k.Signers {
 		gauge.WithLabelValues(name).Set(value)
 	}
 }

@@ -21,6 +21,7 @@ import (
 	apiservercel "k8s.io/apiserver/pkg/cel"
 	"k8s.io/apiserver/pkg/cel/library"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -273,8 +274,8 @@ func variablesOf(s *Subject) map[string]any {
 	return map[string]any{
 		"request": map[string]any{
 			"commonName": s.Cert.Subject.CommonName, "organizations": s.Cert.Subject.Organization,
-			"names": s.Cert.DNSNames, "addresses": textsOf(s.Cert.IPAddresses), "emails": s.Cert.EmailAddresses,
-			"uris": textsOf(s.Cert.URIs), "usages": s.Usages, "duration": s.Lifetime, "key": map[string]any{"algorithm": algorithm, "bits": bits},
+			"names": s.Cert.DNSNames, "addresses": ca.Texts(s.Cert.IPAddresses), "emails": s.Cert.EmailAddresses,
+			"uris": ca.Texts(s.Cert.URIs), "usages": s.Usages, "duration": s.Lifetime, "key": map[string]any{"algorithm": algorithm, "bits": bits},
 		},
 		"requester": map[string]any{
 			"username": s.Requester.Username, "uid": s.Requester.UID, "groups": s.Requester.Groups,
@@ -284,14 +285,6 @@ func variablesOf(s *Subject) map[string]any {
 			"name": s.Name, "labels": s.Labels, "annotations": s.Annotations, "created": s.Created,
 		},
 	}
-}
-
-func textsOf[T fmt.Stringer](all []T) []string {
-	texts := make([]string, len(all))
-	for i, each := range all {
-		texts[i] = each.String()
-	}
-	return texts
 }
 
 // keyOf returns the algorithm and the size of a public key. csr.Parse permits no others.

@@ -51,7 +51,7 @@ func TestAuditLog(t *testing.T) {
 	decided, signed, waits, fails := about(issued), about(issued), about(refused), about(broken)
 	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
 	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), kit.Load(t, kit.ControlPlane(t).CA).KeyID()
-	signed.NotBefore, signed.NotAfter = &cert.NotBefore, &cert.NotAfter
+	signed.NotBefore, signed.NotAfter = cert.NotBefore, cert.NotAfter
 	signed.CertificateSHA256 = fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
 	fails.Event, fails.Verdict, fails.Reason = audit.NotSigned, "Failed", "SignerValidationFailure"
@@ -64,9 +64,7 @@ func TestAuditLog(t *testing.T) {
 		if record.Message == "" && record.Event != audit.Signed {
 			t.Errorf("no message: %+v", record)
 		}
-		if record.NotBefore != nil { // X.509 has whole seconds
-			*record.NotBefore, *record.NotAfter = record.NotBefore.Truncate(1e9), record.NotAfter.Truncate(1e9)
-		}
+		record.NotBefore, record.NotAfter = record.NotBefore.Truncate(time.Second), record.NotAfter.Truncate(time.Second) // as X.509
 		got[record.Name] = append(got[record.Name], record)
 	}
 	for _, records := range got { // a signer may be faster than the approver's record of its own write

@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -135,7 +136,7 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 				return []string{m.node}
 			},
 			byName: func(m *machine) []string { return m.names },
-			bySAN:  func(m *machine) []string { return inventory.Keys(m.sans) },
+			bySAN:  func(m *machine) []string { return ca.Texts(m.sans) },
 		},
 		OnSync: func() { s.Changed("") }, OnChange: s.observe,
 		GrantedBy: map[string]string{

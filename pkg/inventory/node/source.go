@@ -23,6 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -73,7 +74,7 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("nodes"), api.Nodes()),
 		Convert:  nodeObject, OnSync: everything, OnChange: s.nodeChanged,
 		Indexers: map[string]func(*object) []string{
-			bySAN: func(obj *object) []string { return inventory.Keys(obj.has()) },
+			bySAN: func(obj *object) []string { return ca.Texts(obj.has()) },
 		},
 		GrantedBy: "config/kubelet-serving or config/node-identity", Log: log.WithValues("resource", "nodes"),
 	}
@@ -81,8 +82,8 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("services"), api.Services("")),
 		Convert:  serviceObject, OnSync: everything,
 		Indexers: map[string]func(*object) []string{
-			bySAN:       func(obj *object) []string { return inventory.Keys(obj.sans) },
-			byPublished: func(obj *object) []string { return inventory.Keys(obj.published) },
+			bySAN:       func(obj *object) []string { return ca.Texts(obj.sans) },
+			byPublished: func(obj *object) []string { return ca.Texts(obj.published) },
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "services"),
 	}
@@ -92,7 +93,7 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		OnSync:   func() { s.endpointsChanged(); everything() },
 		OnChange: func(_, _ *discoveryv1.EndpointSlice) { s.endpointsChanged() },
 		Indexers: map[string]func(*discoveryv1.EndpointSlice) []string{
-			bySAN: func(slice *discoveryv1.EndpointSlice) []string { return inventory.Keys(sliceSANs(slice)) },
+			bySAN: func(slice *discoveryv1.EndpointSlice) []string { return ca.Texts(sliceSANs(slice)) },
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
 	}
