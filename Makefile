@@ -51,7 +51,7 @@ test-unit: ## run the tests that need no control plane, with the race detector
 
 .PHONY: parity
 parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
-	$(CONTROL_PLANE) go test $(RACE) -count=1 -v ./test/parity
+	$(CONTROL_PLANE) go test -count=1 -v ./test/parity
 
 .PHONY: reliability
 reliability: ## inject every fault into this manager and kube-controller-manager, for an hour; needs root to fill a disk; writes bin/reliability.md
@@ -73,7 +73,7 @@ e2e: ## as root: test that real kubelets join, renew and resume through the Depl
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
 	$(MAKE) --no-print-directory image
 	place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a; \
-	  go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
+	  go test -tags e2e -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 # FORM is full or quick. SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
 FORM ?= full
