@@ -331,13 +331,7 @@ func (c *cluster) starts(t *testing.T) map[string]int32 {
 // joinLight gets a client certificate like a bootstrapping kubelet, without running pods. It checks that the API
 // server identifies the holder as that node.
 func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-	defer cancel()
-	node := &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig(bootstrapToken)}
-	cert, err := node.Join(ctx)
-	kit.NoError(t, err)
-	kit.NoError(t, node.CheckIdentity(ctx, cert))
-	return cert.Leaf
+	return (&kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig(bootstrapToken)}).Join(t).Leaf
 }
 
 // testNewCAReachesKubelet waits until the real kubelet has a certificate of the new CA.

@@ -13,9 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -24,18 +22,14 @@ import (
 // NewCA returns a new CA.
 func NewCA(t *testing.T) *csrenv.CA {
 	t.Helper()
-	made, err := csrenv.NewCA()
-	NoError(t, err)
-	return made
+	return Must(csrenv.NewCA())(t)
 }
 
 // Certificate returns the certificate of a CA.
 func Certificate(t *testing.T, of *csrenv.CA) *x509.Certificate {
 	t.Helper()
 	block, _ := pem.Decode(of.CertPEM)
-	cert, err := x509.ParseCertificate(block.Bytes)
-	NoError(t, err)
-	return cert
+	return Must(x509.ParseCertificate(block.Bytes))(t)
 }
 
 // Write writes a file that only its owner may read.
@@ -47,16 +41,13 @@ func Write(t *testing.T, file string, data []byte) {
 // Load returns what signs with a CA.
 func Load(t *testing.T, of *csrenv.CA) *ca.Authority {
 	t.Helper()
-	loaded, err := ca.Load(of.CertPEM, of.KeyPEM)
-	NoError(t, err)
-	return loaded
+	return Must(ca.Load(of.CertPEM, of.KeyPEM))(t)
 }
 
 // IntermediateOf returns a CA that root has signed.
 func IntermediateOf(t *testing.T, root *csrenv.CA) *csrenv.CA {
 	t.Helper()
-	pair, err := tls.X509KeyPair(root.CertPEM, root.KeyPEM)
-	NoError(t, err)
+	pair := Must(tls.X509KeyPair(root.CertPEM, root.KeyPEM))(t)
 	made := IssueCA(t, "between "+rand.Text(), NewKey(t), &CA{pair.Leaf, pair.PrivateKey.(crypto.Signer)}, time.Hour)
 	return &csrenv.CA{CertPEM: made.PEM(), KeyPEM: made.KeyPEM(t)}
 }
@@ -79,11 +70,8 @@ func IssueCA(t *testing.T, name string, key crypto.Signer, issuer *CA, life time
 	if issuer != nil {
 		parent, by = issuer.Cert, issuer.key
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by)
-	NoError(t, err)
-	cert, err := x509.ParseCertificate(der)
-	NoError(t, err)
-	return &CA{cert, key}
+	der := Must(x509.CreateCertificate(rand.Reader, template, parent, key.Public(), by))(t)
+	return &CA{Must(x509.ParseCertificate(der))(t), key}
 }
 
 // PEM returns the certificate of c in PEM.
@@ -94,8 +82,7 @@ func (c *CA) PEM() []byte {
 // KeyPEM returns the private key of c in PEM.
 func (c *CA) KeyPEM(t *testing.T) []byte {
 	t.Helper()
-	der, err := x509.MarshalPKCS8PrivateKey(c.key)
-	NoError(t, err)
+	der := Must(x509.MarshalPKCS8PrivateKey(c.key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
 }
 
@@ -103,11 +90,10 @@ func (c *CA) KeyPEM(t *testing.T) []byte {
 func (c *CA) Leaf(t *testing.T, name string) tls.Certificate {
 	t.Helper()
 	key := NewKey(t)
-	der, err := x509.CreateCertificate(rand.Reader, &x509.Certificate{
+	der := Must(x509.CreateCertificate(rand.Reader, &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: name}, NotBefore: c.Cert.NotBefore, NotAfter: c.Cert.NotAfter,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
-	}, c.Cert, key.Public(), c.key)
-	NoError(t, err)
+	}, c.Cert, key.Public(), c.key))(t)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -118,19 +104,4 @@ func SigningSecret(cert, key []byte) *corev1.Secret {
 		Type:       corev1.SecretTypeTLS,
 		Data:       map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key},
 	}
-}
-
-// ReplaceSecret deletes secret and creates another one of that name.
-func ReplaceSecret(t *testing.T, secret *corev1.Secret, with *csrenv.CA) *corev1.Secret {
-	t.Helper()
-	NoError(t, client.IgnoreNotFound(Admin(t).Delete(t.Context(), secret)))
-	another := SigningSecret(with.CertPEM, with.KeyPEM)
-	Create(t, Admin(t), another)
-	return another
-}
-
-// HasLoaded waits for the Event that the CA in secret signs.
-func HasLoaded(t *testing.T, secret *corev1.Secret) {
-	t.Helper()
-	AnEvent(t, secret, "CALoaded", func(*eventsv1.Event) bool { return true })
 }

@@ -7,8 +7,8 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -20,8 +20,11 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
@@ -55,15 +58,10 @@ func StartManager(t *testing.T, cfg *rest.Config, args ...string) *Process {
 func StartNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *Process {
 	t.Helper()
 	forbidAdministrator(t, cfg)
-	path, err := cluster.Manager()
-	NoError(t, err)
-	kubeconfig, err := ControlPlane(t).WriteKubeconfig(name, cfg)
-	NoError(t, err)
 	p := &Process{Probes: FreeAddress(t), Metrics: FreeAddress(t)}
-	p.Process, err = ControlPlane(t).StartProcess(name, path, slices.Concat([]string{
-		"--kubeconfig", kubeconfig, "-v", "1", "--health-probe-bind-address", p.Probes, "--metrics-bind-address", p.Metrics,
-	}, StandardArgs, args)...)
-	NoError(t, err)
+	p.Process = Must(ControlPlane(t).StartProcess(name, Must(cluster.Manager())(t), slices.Concat([]string{
+		"--kubeconfig", Kubeconfig(t, name, cfg), "-v", "1", "--health-probe-bind-address", p.Probes, "--metrics-bind-address", p.Metrics,
+	}, StandardArgs, args)...))(t)
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
@@ -71,6 +69,12 @@ func StartNamed(t *testing.T, name string, cfg *rest.Config, args ...string) *Pr
 		}
 	})
 	return p
+}
+
+// Kubeconfig writes the configuration of a user to a file, and returns its path.
+func Kubeconfig(t testing.TB, name string, cfg *rest.Config) string {
+	t.Helper()
+	return Must(ControlPlane(t).WriteKubeconfig(name, cfg))(t)
 }
 
 // forbidAdministrator fails the test if a manager with cfg would run as the administrator: with the administrator's
@@ -96,27 +100,19 @@ func NewManager(t testing.TB, cfg *rest.Config, options manager.Options) manager
 	unnamed := true // several managers run in one process
 	options.Controller.SkipNameValidation = &unnamed
 	options.Metrics, options.HealthProbeBindAddress = metricsserver.Options{BindAddress: "0"}, "0"
-	mgr, err := manager.New(cfg, options)
-	NoError(t, err)
-	return mgr
+	return Must(manager.New(cfg, options))(t)
 }
 
 // FreeAddress returns a loopback address that no program uses.
 func FreeAddress(t *testing.T) string {
 	t.Helper()
-	address, err := cluster.FreeAddress()
-	NoError(t, err)
-	return address
+	return Must(cluster.FreeAddress())(t)
 }
 
 // Output returns the output of the manager.
 func (p *Process) Output(t *testing.T) string {
 	t.Helper()
-	text, err := p.Log()
-	if err != nil {
-		t.Error(err)
-	}
-	return text
+	return Must(p.Log())(t)
 }
 
 // Answers waits until a page has status and contains each of parts.
@@ -124,22 +120,9 @@ func (p *Process) Answers(t *testing.T, address, path string, status int, parts 
 	t.Helper()
 	Eventually(t, path, func(ctx context.Context) error {
 		got, body := cluster.Get(ctx, address, path)
-		if got != status {
-			return fmt.Errorf("status %d, want %d: %s", got, status, body)
-		}
-		for _, part := range parts {
-			if !strings.Contains(body, part) {
-				return fmt.Errorf("%q is not in: %s", part, body)
-			}
-		}
-		return nil
+		missing := slices.DeleteFunc(slices.Clone(parts), func(part string) bool { return strings.Contains(body, part) })
+		return OrError(got == status && len(missing) == 0, "status %d, want %d; %q is not in: %s", got, status, missing, body)
 	})
-}
-
-// HasLed reports whether p has been elected. The text is from client-go.
-func (p *Process) HasLed(t *testing.T) bool {
-	t.Helper()
-	return strings.Contains(p.Output(t), "Successfully acquired lease")
 }
 
 // CPUSeconds returns the CPU time that the manager has used.
@@ -147,13 +130,9 @@ func (p *Process) CPUSeconds(t *testing.T) (seconds float64) {
 	t.Helper()
 	Eventually(t, "/metrics", func(ctx context.Context) error {
 		_, body := cluster.Get(ctx, p.Metrics, "/metrics")
-		for line := range strings.Lines(body) {
-			if rest, found := strings.CutPrefix(line, "process_cpu_seconds_total "); found {
-				_, err := fmt.Sscan(rest, &seconds)
-				return err
-			}
-		}
-		return fmt.Errorf("no CPU time in: %s", body)
+		_, value, _ := strings.Cut(body, "\nprocess_cpu_seconds_total ")
+		_, err := fmt.Sscan(value, &seconds)
+		return err
 	})
 	return seconds
 }
@@ -167,10 +146,8 @@ func SecureGet(ctx context.Context, address, path, token string) (int, string) {
 // ReadAudit returns the complete records of an audit log.
 func ReadAudit(t *testing.T, file string) []audit.Record {
 	t.Helper()
-	data, err := os.ReadFile(file)
-	NoError(t, err)
 	var records []audit.Record
-	for line := range bytes.Lines(data) {
+	for line := range bytes.Lines(Must(os.ReadFile(file))(t)) {
 		if !bytes.HasSuffix(line, []byte("\n")) {
 			break // it is being written
 		}
@@ -185,22 +162,14 @@ func ReadAudit(t *testing.T, file string) []audit.Record {
 // and its exit code.
 func Plugin(t *testing.T, cfg *rest.Config, args ...string) (out, aside string, exitCode int) {
 	t.Helper()
-	path, err := cluster.Plugin()
-	NoError(t, err)
-	kubeconfig, err := ControlPlane(t).WriteKubeconfig(strings.ReplaceAll(t.Name(), "/", "-")+"-plugin", cfg)
-	NoError(t, err)
-	command := exec.CommandContext(t.Context(), path, append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
+	kubeconfig := Kubeconfig(t, strings.ReplaceAll(t.Name(), "/", "-")+"-plugin", cfg)
+	command := exec.CommandContext(t.Context(), Must(cluster.Plugin())(t), append(args[:len(args):len(args)], "--kubeconfig", kubeconfig)...)
 	var stdout, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &stdout, &stderr
-	err = command.Run()
-	var exit *exec.ExitError
-	if err != nil && !errors.As(err, &exit) {
+	if err := command.Run(); command.ProcessState == nil { // it did not start
 		t.Fatal(err)
 	}
-	if exit != nil {
-		exitCode = exit.ExitCode()
-	}
-	return stdout.String(), stderr.String(), exitCode
+	return stdout.String(), stderr.String(), command.ProcessState.ExitCode()
 }
 
 // RunPlugin runs the plugin, and returns all that it wrote and its exit code.
@@ -226,12 +195,64 @@ func Says(t *testing.T, output string, code, want int, parts ...string) {
 // ThroughFaults starts a proxy with rules between the manager's identity and the API server.
 func ThroughFaults(t *testing.T, cfg *rest.Config, rules ...faults.Rule) *faults.Proxy {
 	t.Helper()
-	proxy, err := faults.Start(cfg, 1, rules...)
-	NoError(t, err)
-	t.Cleanup(func() {
-		if err := proxy.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	proxy := Must(faults.Start(cfg, 1, rules...))(t)
+	AtEnd(t, proxy.Stop)
 	return proxy
 }
+
+// StartLoop runs the named controllers in process, or approver, signer and cleaner. Each has a manager of its own, with only the
+// roles that are shipped for it.
+func StartLoop(t testing.TB, opts csrenv.Options, names ...string) {
+	t.Helper()
+	if len(names) == 0 {
+		names = []string{"approver", "signer", "cleaner"}
+	}
+	customize := opts.Customize
+	for _, name := range names {
+		opts.Customize = func(o *controllers.Options) {
+			if customize != nil {
+				customize(o)
+			}
+			only := map[string]controllers.Options{"approver": {Approver: o.Approver}, "signer": {Signer: o.Signer}, "cleaner": {Cleaner: o.Cleaner}}[name]
+			o.Approver, o.Signer, o.Cleaner = only.Approver, only.Signer, only.Cleaner
+		}
+		StartLoopAs(t, RoleConfig(t, name), opts)
+	}
+}
+
+// StartLoopAs runs the controllers of opts in one manager, as cfg's user, until the test ends.
+func StartLoopAs(t testing.TB, cfg *rest.Config, opts csrenv.Options) {
+	t.Helper()
+	forbidAdministrator(t, cfg)
+	if opts.CA == nil {
+		opts.CA = ControlPlane(t).CA
+	}
+	opts.SkipRBAC = true
+	AtEnd(t, Must(csrenv.Start(t.Context(), cfg, opts))(t).Stop)
+}
+
+// Counted returns the sum of a counter of the loops in this process over all series with labels.
+func Counted(t testing.TB, counter string, labels map[string]string) int {
+	t.Helper()
+	sum := 0
+	for _, family := range Must(metrics.Registry.Gather())(t) {
+		for _, metric := range family.GetMetric() {
+			found := map[string]string{}
+			for _, label := range metric.GetLabel() {
+				if _, wanted := labels[label.GetName()]; wanted {
+					found[label.GetName()] = label.GetValue()
+				}
+			}
+			if family.GetName() == counter && maps.Equal(found, labels) {
+				sum += int(metric.GetCounter().GetValue())
+			}
+		}
+	}
+	return sum
+}
+
+// RoundTrip is a http.RoundTripper.
+type RoundTrip func(*http.Request) (*http.Response, error)
+
+// RoundTrip calls r.
+func (r RoundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }

@@ -2,18 +2,13 @@ package kit
 
 import (
 	"context"
-	"fmt"
 	"net"
-	"slices"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 )
@@ -60,9 +55,7 @@ func BlockList(t *testing.T, text string) *corev1.ConfigMap {
 func NewNamespace(t *testing.T, name string) {
 	t.Helper()
 	obj := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if err := Admin(t).Create(t.Context(), obj); err != nil && !apierrors.IsAlreadyExists(err) {
-		t.Fatal(err)
-	}
+	NoError(t, client.IgnoreAlreadyExists(Admin(t).Create(t.Context(), obj)))
 }
 
 // The API groups of the Machines of Cluster API and of OpenShift.
@@ -71,43 +64,9 @@ const (
 	Openshift  = "machine.openshift.io"
 )
 
-// Installer is a client of a cluster's administrator.
-type Installer struct{ client.Client }
-
-// Administrator returns the administrator of the control plane of cfg.
-func Administrator(t *testing.T, cfg *rest.Config) Installer {
+// InstallKind installs a kind Machine in group, and returns once it is served.
+func InstallKind(t *testing.T, group string) *unstructured.Unstructured {
 	t.Helper()
-	return Installer{ClientOf(t, cfg)}
-}
-
-// InstallKind is InstallMachines after the kind of an earlier test is removed.
-func InstallKind(t *testing.T, group string) Installer {
-	t.Helper()
-	c := Administrator(t, ControlPlane(t).Config)
-	crd := Object(t, "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: machines."+group+"}")
-	Eventually(t, "no machines of "+group, func(ctx context.Context) error {
-		err := c.Get(ctx, client.ObjectKeyFromObject(crd), crd)
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return fmt.Errorf("they are there: %w", err)
-	})
-	c.InstallMachines(t, group, "v1beta1")
-	return c
-}
-
-// InstallMachines installs a kind Machine in group, and returns once it is served.
-func (c Installer) InstallMachines(t *testing.T, group string, served ...string) *unstructured.Unstructured {
-	t.Helper()
-	var versions strings.Builder
-	for i, version := range []string{"v1beta1", "v1beta2"} {
-		fmt.Fprintf(&versions, `
-  - name: %s
-    served: %t
-    storage: %t
-    subresources: {status: {}}
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}`, version, slices.Contains(served, version), i == 0)
-	}
 	crd := Object(t, `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
@@ -116,48 +75,36 @@ spec:
   group: `+group+`
   scope: Namespaced
   names: {kind: Machine, plural: machines, singular: machine, listKind: MachineList}
-  versions:`+versions.String())
-	NoError(t, c.Create(t.Context(), crd))
-	t.Cleanup(func() {
-		if err := client.IgnoreNotFound(c.Delete(context.Background(), crd)); err != nil {
-			t.Error(err)
-		}
-	})
+  versions:
+  - name: v1beta1
+    served: true
+    storage: true
+    subresources: {status: {}}
+    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}`)
+	Create(t, Admin(t), crd)
 	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: served[0], Kind: "MachineList"})
-	Eventually(t, group+" is served", func(ctx context.Context) error { return c.List(ctx, list) })
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: "v1beta1", Kind: "MachineList"})
+	Eventually(t, group+" is served", func(ctx context.Context) error { return Admin(t).List(ctx, list) })
 	return crd
 }
 
-// Apply creates or replaces obj, with its status.
-func (c Installer) Apply(t *testing.T, text string) *unstructured.Unstructured {
+// Put creates or replaces an object in YAML, with its status.
+func Put(t *testing.T, text string) *unstructured.Unstructured {
 	t.Helper()
 	obj := Object(t, text)
 	status, hasStatus := obj.Object["status"]
 	current := obj.DeepCopy()
-	switch err := c.Get(t.Context(), client.ObjectKeyFromObject(obj), current); {
-	case apierrors.IsNotFound(err):
-		NoError(t, c.Create(t.Context(), obj))
-		t.Cleanup(func() { // deleting a CRD deletes its objects
-			_ = c.Delete(context.Background(), obj)
-		})
-	case err != nil:
-		t.Fatal(err)
-	default:
+	if err := Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), current); err == nil {
 		obj.SetResourceVersion(current.GetResourceVersion())
-		NoError(t, c.Update(t.Context(), obj))
+		Update(t, obj)
+	} else {
+		NoError(t, Admin(t).Create(t.Context(), obj))
 	}
 	if hasStatus {
 		obj.Object["status"] = status
-		NoError(t, c.Status().Update(t.Context(), obj))
+		NoError(t, Admin(t).Status().Update(t.Context(), obj))
 	}
 	return obj
-}
-
-// Remove deletes obj.
-func (c Installer) Remove(t *testing.T, obj client.Object) {
-	t.Helper()
-	NoError(t, c.Delete(t.Context(), obj))
 }
 
 // Object parses an object in YAML.

@@ -3,23 +3,32 @@
 package kit
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -47,8 +56,10 @@ const (
 type Plane struct {
 	*cluster.Cluster
 	Admin client.WithWatch
-	// clean says what the control plane held before its first test.
-	clean *state
+	// clean holds the objects of the control plane before its first test, and clientCAs the API server's client CA file. They
+	// may not change between two tests.
+	clean     map[types.UID]cluster.Object
+	clientCAs []byte
 	// last is the test that used it last.
 	last string
 }
@@ -163,9 +174,7 @@ func PlaneOf(t testing.TB) *Plane {
 			t.Fatalf("%s left %q, error %v", mine.has.last, left, err)
 		}
 	default:
-		started, err := start()
-		NoError(t, err)
-		mine.has = started
+		mine.has = Must(start())(t)
 	}
 	return mine.has
 }
@@ -231,21 +240,14 @@ func WithAPIServer(t *testing.T, caPEM []byte, configure func(dir string, args *
 	if caPEM != nil { // the start waits for a certificate of its own CA
 		first = func(string, *envtest.Arguments) {}
 	}
-	own, err := cluster.StartConfigured(first)
-	NoError(t, err)
-	t.Cleanup(func() {
-		if err := own.Stop(); err != nil {
-			t.Error(err)
-		}
-	})
+	own := Must(cluster.StartConfigured(first))(t)
+	AtEnd(t, own.Stop)
 	if caPEM != nil {
 		NoError(t, own.RestartAPIServer(func(args *envtest.Arguments) { configure(own.Dir, args) }))
 		own.Config = rest.CopyConfig(own.Config)
 		own.Config.CAData = caPEM
 	}
-	p, err := NewPlane(own)
-	NoError(t, err)
-	p.Use(t)
+	Must(NewPlane(own))(t).Use(t)
 	Eventually(t, "the API server answers", func(ctx context.Context) error {
 		return Admin(t).Get(ctx, client.ObjectKey{Name: "default"}, &corev1.Namespace{})
 	})
@@ -269,16 +271,149 @@ func rightVersion(config *rest.Config) error {
 	if want == "" {
 		return nil
 	}
-	server, err := discovery.NewDiscoveryClientForConfig(config)
+	version, err := kubernetes.NewForConfigOrDie(config).ServerVersion()
 	if err != nil {
 		return err
 	}
-	version, err := server.ServerVersion()
+	return OrError(version.GitVersion == "v"+want, "the control plane is %s, want v%s", version.GitVersion, want)
+}
+
+// many are the kinds of which a test may leave many, and a clean control plane has none.
+var many = sets.New("certificatesigningrequests", "events", "leases", "nodes")
+
+// isCRD reports whether o defines a kind.
+func isCRD(o cluster.Object) bool { return o.Kind.Resource == "customresourcedefinitions" }
+
+// ofTheAPIServer reports whether the API server may write o at any time, on its own, or shows it only. Events are those of
+// events.k8s.io.
+func ofTheAPIServer(o cluster.Object) bool {
+	switch o.Kind.Resource {
+	case "namespaces":
+		return strings.HasPrefix(o.Name, "kube-")
+	case "leases":
+		return o.Namespace == metav1.NamespaceSystem
+	case "services", "endpoints", "endpointslices":
+		return o.Name == "kubernetes"
+	case "configmaps":
+		return o.Name == "kube-root-ca.crt" || o.Name == "extension-apiserver-authentication"
+	case "apiservices":
+		return o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""
+	case "events":
+		return o.Kind.Group == ""
+	case "servicecidrs", "ipaddresses", "flowschemas", "prioritylevelconfigurations", "componentstatuses":
+		return true
+	}
+	return false
+}
+
+// objects returns all objects, except those of the API server.
+func (p *Plane) objects(ctx context.Context) (map[types.UID]cluster.Object, error) {
+	all, err := cluster.List(ctx, p.Config, func(err error) bool { // what serves the kind has ended, or is being deleted
+		return discovery.IsGroupDiscoveryFailedError(err) || apierrors.IsNotFound(err) || apierrors.IsServiceUnavailable(err)
+	})
+	found := map[types.UID]cluster.Object{}
+	for _, obj := range all {
+		if !ofTheAPIServer(obj) {
+			found[obj.UID] = obj
+		}
+	}
+	return found, err
+}
+
+// remember makes what the control plane holds now its clean state.
+func (p *Plane) remember(ctx context.Context) (err error) {
+	if p.clean, err = p.objects(ctx); err != nil {
+		return err
+	}
+	p.clientCAs, err = os.ReadFile(p.ClientCAFile())
+	return err
+}
+
+// left returns what the control plane holds and does not hold when it is clean. It returns an error if something is missing.
+func (p *Plane) left(ctx context.Context) (left []cluster.Object, err error) {
+	now, err := p.objects(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for uid, obj := range p.clean {
+		if _, there := now[uid]; !there {
+			return nil, fmt.Errorf("%s is missing", obj)
+		}
+	}
+	for uid, obj := range now {
+		if _, stays := p.clean[uid]; !stays {
+			left = append(left, obj)
+		}
+	}
+	return left, nil
+}
+
+// reset deletes what a test has left, and takes back what it has changed in the API server's client CA file.
+func (p *Plane) reset(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, Patience)
+	defer cancel()
+	deleter, err := metadata.NewForConfig(p.Config)
 	if err != nil {
 		return err
 	}
-	if version.GitVersion != "v"+want {
-		return fmt.Errorf("the control plane is %s, want v%s", version.GitVersion, want)
+	now, err := os.ReadFile(p.ClientCAFile())
+	if err != nil {
+		return err
+	}
+	if !bytes.Equal(now, p.clientCAs) {
+		if err := p.TrustClients(p.clientCAs); err != nil {
+			return err
+		}
+	}
+	var left []cluster.Object
+	err = wait.PollUntilContextCancel(ctx, 300*time.Millisecond, true, func(ctx context.Context) (bool, error) {
+		left, err = p.left(ctx)
+		return len(left) == 0, errors.Join(err, p.remove(ctx, deleter, left))
+	})
+	if err != nil {
+		return fmt.Errorf("%w; left: %v", err, left)
 	}
 	return nil
+}
+
+// remove deletes objects, and takes away their finalizers, which no controller here serves. It deletes a
+// CustomResourceDefinition only if nothing else is left: the API server may keep an object of a kind that goes, and show
+// it when the kind comes back.
+func (p *Plane) remove(ctx context.Context, deleter metadata.Interface, left []cluster.Object) error {
+	if others := slices.DeleteFunc(slices.Clone(left), isCRD); len(others) > 0 {
+		left = others
+	}
+	emptied := sets.New[string]()
+	for _, obj := range left {
+		objects, at := deleter.Resource(obj.Kind).Namespace(obj.Namespace), obj.Kind.String()+" "+obj.Namespace
+		var err error
+		switch {
+		case obj.Kind.Resource == "namespaces":
+			err = p.removeNamespace(ctx, obj.Name)
+		case len(obj.Finalizers) > 0 && !isCRD(obj): // the finalizer of a CustomResourceDefinition is the API server's
+			_, err = objects.Patch(ctx, obj.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`), metav1.PatchOptions{})
+		case !many.Has(obj.Kind.Resource):
+			err = objects.Delete(ctx, obj.Name, metav1.DeleteOptions{})
+		case !emptied.Has(at):
+			emptied.Insert(at)
+			err = objects.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{})
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete %s: %w", obj, err)
+		}
+	}
+	return nil
+}
+
+// removeNamespace does what the namespace controller does once a namespace is empty.
+func (p *Plane) removeNamespace(ctx context.Context, name string) error {
+	namespaces := kubernetes.NewForConfigOrDie(p.Config).CoreV1().Namespaces()
+	err := namespaces.Delete(ctx, name, metav1.DeleteOptions{})
+	if err == nil {
+		_, err = namespaces.Finalize(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.UpdateOptions{})
+	}
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // on a conflict the next round tries again
+		return nil
+	}
+	return err
 }

@@ -50,28 +50,21 @@ func nodeSubject(node string) pkix.Name {
 // Payload returns a PKCS #10 request in PEM, with a new key.
 func Payload(t testing.TB, template x509.CertificateRequest) []byte {
 	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &template, NewKey(t))
-	NoError(t, err)
+	der := Must(x509.CreateCertificateRequest(rand.Reader, &template, NewKey(t)))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
 // NewKey returns a new ECDSA key.
 func NewKey(t testing.TB) crypto.Signer {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	NoError(t, err)
-	return key
+	return Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
 // Create creates obj with a client of t's control plane, and deletes it at the end.
 func Create(t testing.TB, c client.Client, obj client.Object) {
 	t.Helper()
 	NoError(t, c.Create(t.Context(), obj))
-	t.Cleanup(func() {
-		if err := client.IgnoreNotFound(Admin(t).Delete(context.Background(), obj)); err != nil {
-			t.Error(err)
-		}
-	})
+	AtEnd(t, func() error { return client.IgnoreNotFound(Admin(t).Delete(context.Background(), obj)) })
 }
 
 // Remove deletes obj as the administrator.
@@ -93,17 +86,18 @@ func CreateRequest(t testing.TB, c client.Client, obj *Request) *Request {
 	return obj
 }
 
-// Approve approves obj as kubectl certificate approve does.
-func Approve(t testing.TB, obj *Request) {
+// Approve approves obj as kubectl certificate approve does, and returns it.
+func Approve(t testing.TB, obj *Request) *Request {
 	t.Helper()
-	Decide(t, obj, certificatesv1.CertificateApproved)
+	return Decide(t, obj, certificatesv1.CertificateApproved)
 }
 
-// Decide approves or denies obj as an administrator.
-func Decide(t testing.TB, obj *Request, kind certificatesv1.RequestConditionType) {
+// Decide approves or denies obj as an administrator, and returns it.
+func Decide(t testing.TB, obj *Request, kind certificatesv1.RequestConditionType) *Request {
 	t.Helper()
 	csr.AddCondition(obj, kind, "ByHand", "Decided by a test.", time.Time{})
 	NoError(t, Admin(t).SubResource("approval").Update(t.Context(), obj))
+	return obj
 }
 
 // Reload reads obj again.
@@ -120,9 +114,7 @@ func Leaf(t testing.TB, obj *Request) *x509.Certificate {
 	if block == nil || len(rest) > 0 {
 		t.Fatalf("status.certificate of %s is not one PEM block: %q", obj.Name, obj.Status.Certificate)
 	}
-	cert, err := x509.ParseCertificate(block.Bytes)
-	NoError(t, err)
-	return cert
+	return Must(x509.ParseCertificate(block.Bytes))(t)
 }
 
 // IssuedBy fails unless a CA has issued the certificate of obj.
@@ -151,20 +143,6 @@ func ServingRequest(t *testing.T, node string, sans ...string) *Request {
 	})
 }
 
-// ApprovedClient returns a request for a client certificate of user. The administrator has made and approved it.
-func ApprovedClient(t *testing.T, user string) *Request {
-	t.Helper()
-	return ApprovedClientOf(t, Admin(t), user)
-}
-
-// ApprovedClientOf is ApprovedClient, but c makes the request.
-func ApprovedClientOf(t *testing.T, c client.Client, user string) *Request {
-	t.Helper()
-	obj := CreateRequest(t, c, ClientRequest(t, user))
-	Approve(t, obj)
-	return obj
-}
-
 // ClientRequest returns a request for a client certificate of user.
 func ClientRequest(t *testing.T, user string) *Request {
 	t.Helper()
@@ -179,6 +157,9 @@ func WrongUsage(obj *Request) {
 	obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.UsageServerAuth)
 }
 
+// NoFinalizers is a patch that removes the finalizers of an object.
+var NoFinalizers = client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+
 // CreateMarked creates a request with labels, a finalizer, an owner and an annotation of size bytes.
 func CreateMarked(t *testing.T, node string, size int, change ...func(*Request)) *Request {
 	t.Helper()
@@ -188,12 +169,7 @@ func CreateMarked(t *testing.T, node string, size int, change ...func(*Request))
 		obj.Finalizers = []string{"example.com/finalizer"}
 		obj.OwnerReferences = []metav1.OwnerReference{{APIVersion: "v1", Kind: "ConfigMap", Name: "owner", UID: "u"}}
 	})...))
-	t.Cleanup(func() {
-		free := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
-		if err := Admin(t).Patch(context.Background(), obj, free); err != nil {
-			t.Error(err)
-		}
-	})
+	AtEnd(t, func() error { return Admin(t).Patch(context.Background(), obj, NoFinalizers) })
 	return obj
 }
 

@@ -4,13 +4,16 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
@@ -28,6 +31,41 @@ func NoError(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// Must returns a function that returns value, or ends the test if err is not nil: kit.Must(csrenv.NewCA())(t).
+func Must[T any](value T, err error) func(testing.TB) T {
+	return func(t testing.TB) T {
+		t.Helper()
+		NoError(t, err)
+		return value
+	}
+}
+
+// Equal reports an error unless got equals want.
+func Equal[T any](t testing.TB, what string, got, want T, options ...cmp.Option) {
+	t.Helper()
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s: %v, want %v (-want +got):\n%s", what, got, want, diff)
+	}
+}
+
+// OrError returns nil if ok, and otherwise an error.
+func OrError(ok bool, format string, args ...any) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf(format, args...)
+}
+
+// AtEnd calls do at the end of the test, which fails if do does.
+func AtEnd(t testing.TB, do func() error) {
+	t.Helper()
+	t.Cleanup(func() {
+		if err := do(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 // Eventually waits until check returns nil, and fails with its last error. To wait for a request or an Event, use
@@ -87,7 +125,9 @@ func Reaches(t testing.TB, obj *Request, state csr.State) *Request {
 	what := fmt.Sprintf("request %s becomes %s", obj.Name, state)
 	sees(t, what, &certificatesv1.CertificateSigningRequestList{}, "metadata.name", obj.Name, func(found client.Object) (bool, any) {
 		now := found.(*Request)
-		if obj.UID != "" && obj.UID != now.UID || isOlder(now, obj) || csr.StateOf(now) != state {
+		order, err := resourceversion.CompareResourceVersion(now.ResourceVersion, obj.ResourceVersion)
+		older := err == nil && order < 0 // the watch has not yet shown what led to obj
+		if obj.UID != "" && obj.UID != now.UID || older || csr.StateOf(now) != state {
 			return false, now.Status.Conditions
 		}
 		now.DeepCopyInto(obj)
@@ -96,20 +136,20 @@ func Reaches(t testing.TB, obj *Request, state csr.State) *Request {
 	return obj
 }
 
-// isOlder reports whether the watch has shown one, and not yet what led to other.
-func isOlder(one, other *Request) bool {
-	order, err := resourceversion.CompareResourceVersion(one.ResourceVersion, other.ResourceVersion)
-	return err == nil && order < 0
+// IsIn checks that obj is in state now.
+func IsIn(t testing.TB, obj *Request, state csr.State) {
+	t.Helper()
+	if got := csr.StateOf(Reload(t, obj)); got != state {
+		t.Errorf("request %s is %s, want %s: %+v", obj.Name, got, state, obj.Status.Conditions)
+	}
 }
 
 // IsDeleted waits until obj, which was there, is deleted.
 func IsDeleted(t *testing.T, obj *Request) {
 	t.Helper()
 	Eventually(t, obj.Name+" is deleted", func(ctx context.Context) error {
-		if err := Admin(t).Get(ctx, client.ObjectKeyFromObject(obj), &Request{}); client.IgnoreNotFound(err) != nil || err == nil {
-			return fmt.Errorf("it exists, or %w", err)
-		}
-		return nil
+		err := Admin(t).Get(ctx, client.ObjectKeyFromObject(obj), &Request{})
+		return OrError(apierrors.IsNotFound(err), "it exists, or %w", err)
 	})
 }
 
@@ -117,13 +157,13 @@ func IsDeleted(t *testing.T, obj *Request) {
 func HasEvent(t testing.TB, obj client.Object, reason string, parts ...string) {
 	t.Helper()
 	AnEvent(t, obj, reason, func(event *eventsv1.Event) bool {
-		for _, part := range parts {
-			if !strings.Contains(event.Note, part) {
-				return false
-			}
-		}
-		return event.Type == corev1.EventTypeWarning
+		return event.Type == corev1.EventTypeWarning && Notes(event, parts...)
 	})
+}
+
+// Notes reports whether the note of event contains every part.
+func Notes(event *eventsv1.Event, parts ...string) bool {
+	return !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(event.Note, part) })
 }
 
 // HasEventBy waits for a Warning Event of a controller about obj.
@@ -140,10 +180,7 @@ func AnEvent(t testing.TB, obj client.Object, reason string, fits func(*eventsv1
 	what := fmt.Sprintf("Event %s about %s", reason, obj.GetName())
 	sees(t, what, &eventsv1.EventList{}, "regarding.name", obj.GetName(), func(found client.Object) (bool, any) {
 		event := found.(*eventsv1.Event)
-		return isAbout(event, obj) && event.Reason == reason && fits(event), event.Reason + ": " + event.Note
+		about := obj.GetUID() == "" || event.Regarding.UID == obj.GetUID()
+		return about && event.Reason == reason && fits(event), event.Reason + ": " + event.Note
 	})
-}
-
-func isAbout(event *eventsv1.Event, obj client.Object) bool {
-	return event.Regarding.Name == obj.GetName() && (obj.GetUID() == "" || event.Regarding.UID == obj.GetUID())
 }

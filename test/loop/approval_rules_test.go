@@ -21,7 +21,6 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -74,11 +73,8 @@ func shopOptions(t *testing.T) controllers.Options {
 	} {
 		kit.Write(t, filepath.Join(dir, name), data)
 	}
-	c, err := config.Load([]string{kit.Configure(t, strings.ReplaceAll(shopConfig, "DIR", dir))})
-	kit.NoError(t, err)
-	options, err := controllers.FromConfiguration(c)
-	kit.NoError(t, err)
-	return options
+	c := kit.Must(config.Load([]string{kit.Configure(t, strings.ReplaceAll(shopConfig, "DIR", dir))}))(t)
+	return kit.Must(controllers.FromConfiguration(c))(t)
 }
 
 // mayUse grants a user the right to create requests, and to use approval rules.
@@ -88,10 +84,7 @@ func mayUse(t *testing.T, user string, rules ...string) {
 	kit.GrantRule(t, user, "csr-controller-manager.io", "approvalrules", "use", rules...)
 	kit.Eventually(t, "the right to use "+rules[0], func(ctx context.Context) error {
 		allowed, err := authz.SubjectAccess{Client: kit.Admin(t)}.Allowed(ctx, csr.Requester{Username: user}, approver.UsePermission(rules[0]))
-		if err == nil && !allowed {
-			err = errors.New("not yet")
-		}
-		return err
+		return errors.Join(err, kit.OrError(allowed, "not yet"))
 	})
 }
 
@@ -132,9 +125,8 @@ func asksNames(t *testing.T, names ...string) *kit.Request {
 }
 
 func asksURI(t *testing.T, id string) *kit.Request {
-	uri, err := url.Parse(id)
-	kit.NoError(t, err)
-	return asking(t, spiffeSigner, x509.CertificateRequest{URIs: []*url.URL{uri}}, "digital signature", "client auth")
+	uris := []*url.URL{kit.Must(url.Parse(id))(t)}
+	return asking(t, spiffeSigner, x509.CertificateRequest{URIs: uris}, "digital signature", "client auth")
 }
 
 func asksIdentity(t *testing.T, user string, groups ...string) *kit.Request {
@@ -146,16 +138,15 @@ func asksIdentity(t *testing.T, user string, groups ...string) *kit.Request {
 // credential ends in that time, unless it is 0.
 func person(t *testing.T, user, uid string, groups []string, credential string, ends time.Duration) client.Client {
 	t.Helper()
-	cfg := rest.CopyConfig(kit.ControlPlane(t).Config)
-	groups = append(slices.Clone(groups), "system:authenticated")
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: user, UID: uid, Groups: groups, Extra: map[string][]string{}}
+	extra := map[string][]string{}
 	if credential != "" {
-		cfg.Impersonate.Extra[csr.CredentialIDKey] = []string{credential}
+		extra[csr.CredentialIDKey] = []string{credential}
 	}
 	if ends != 0 {
-		cfg.Impersonate.Extra["example.com/exp"] = []string{fmt.Sprint(time.Now().Add(ends).Unix())}
+		extra["example.com/exp"] = []string{fmt.Sprint(time.Now().Add(ends).Unix())}
 	}
-	return kit.ClientOf(t, cfg)
+	groups = append(slices.Clone(groups), "system:authenticated")
+	return kit.ActAs(t, rest.ImpersonationConfig{UserName: user, UID: uid, Groups: groups, Extra: extra})
 }
 
 // TestRulesIssue runs the approver and the signer with the roles that ship. Each preset, and a rule with conditions, gets a
@@ -196,12 +187,10 @@ func TestRulesIssue(t *testing.T) {
 	kit.Remove(t, shopService(t, "shop", "gone", ""))
 	waits := kit.CreateRequest(t, web, asksNames(t, "gone.shop.svc"))
 	kit.HasEvent(t, waits, "RuleRefused", "rule services: Service shop/gone does not exist", "rule conditions: a ServiceAccount may ask only")
-	isIn(t, waits, csr.Pending)
+	kit.IsIn(t, waits, csr.Pending)
 	shopService(t, "shop", "gone", "")
 	kit.Reaches(t, waits, csr.Issued)
-	if condition := waits.Status.Conditions[0]; condition.Message != "Auto approving by rule services after SubjectAccessReview." {
-		t.Errorf("condition %+v", condition)
-	}
+	kit.Equal(t, "message", waits.Status.Conditions[0].Message, "Auto approving by rule services after SubjectAccessReview.")
 	stranger := shopAccount(t, "kitchen", "workloads")
 	kit.HasEvent(t, kit.CreateRequest(t, stranger, asksNames(t, "api.kitchen.svc")), "NotAuthorized", "no rule that the requester may use")
 }
@@ -248,8 +237,7 @@ func TestAttacksOnRules(t *testing.T) {
 	const account = "system:serviceaccount:kitchen:web"
 	kitchen := serviceaccount.MakeGroupNames("kitchen")
 	another, outside := person(t, account, "1", kitchen, "", 0), person(t, account, "1", kitchen[:1], "", 0)
-	byCertificate, err := kit.ControlPlane(t).Env.AddUser(envtest.User{Name: account, Groups: kitchen}, nil)
-	kit.NoError(t, err)
+	byCertificate := kit.CertificateClient(t, account, kitchen...)
 	unsuited := asking(t, shopSigner, x509.CertificateRequest{DNSNames: []string{"api.shop.svc"}}, "server auth")
 	long := asksURI(t, "spiffe://example.org/ns/garden/sa/web")
 	long.Spec.ExpirationSeconds = new(int32(8 * 24 * 3600))
@@ -264,7 +252,7 @@ func TestAttacksOnRules(t *testing.T) {
 		"a Service that names another host":      {as, asksNames(t, "outside.shop.svc"), "of the type ExternalName"},
 		"another rule, which it may not use":     {as, unsuited, "are too few"},
 		"a rule for another signer":              {as, asksURI(t, spiffeID), "no rule that the requester may use"},
-		"a user with a ServiceAccount's name":    {kit.ClientOf(t, byCertificate.Config()), asksNames(t, "api.kitchen.svc"), "but no UID"},
+		"a user with a ServiceAccount's name":    {byCertificate, asksNames(t, "api.kitchen.svc"), "but no UID"},
 		"that user, with another account's UID":  {another, asksNames(t, "api.kitchen.svc"), "was deleted and created again"},
 		"that user, without the namespace":       {outside, asksNames(t, "api.kitchen.svc"), "is not in the group " + kitchen[1]},
 		"another workload":                       {spiffe, asksURI(t, spiffeID), "the only URI must be spiffe://example.org/ns/garden/sa/web"},

@@ -3,7 +3,6 @@ package loop
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -60,11 +59,11 @@ func TestCreateIfMissing(t *testing.T) {
 	// Once deleted, the only copy stays until its finalizer is removed, and signs. An administrator can still save it.
 	holds := func() error {
 		secret = &corev1.Secret{}
-		err := kit.Admin(t).Get(t.Context(), name, secret)
-		if err == nil && (!bytes.Equal(secret.Data["tls.key"], made.KeyPEM) || !slices.Contains(secret.Finalizers, keypair.Finalizer)) {
-			err = fmt.Errorf("another key, or finalizers %q", secret.Finalizers)
+		if err := kit.Admin(t).Get(t.Context(), name, secret); err != nil {
+			return err
 		}
-		return err
+		keeps := bytes.Equal(secret.Data["tls.key"], made.KeyPEM) && slices.Contains(secret.Finalizers, keypair.Finalizer)
+		return kit.OrError(keeps, "another key, or finalizers %q", secret.Finalizers)
 	}
 	rejected := func() int {
 		return kit.Counted(t, "csr_signer_ca_reloads_total", map[string]string{"result": "rejected"})
@@ -74,12 +73,10 @@ func TestCreateIfMissing(t *testing.T) {
 	kit.NoError(t, holds())
 	signs(t, made)
 	restore := savedByPage(t)
-	kit.NoError(t, kit.Admin(t).Patch(t.Context(), secret, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))))
+	kit.NoError(t, kit.Admin(t).Patch(t.Context(), secret, kit.NoFinalizers))
 	kit.Eventually(t, "both notice the loss", func(context.Context) error {
-		if got := rejected() - before; got < 2 {
-			return fmt.Errorf("%d did", got)
-		}
-		return nil
+		got := rejected() - before
+		return kit.OrError(got >= 2, "%d did", got)
 	})
 	signs(t, made)
 	if err := holds(); !apierrors.IsNotFound(err) {
@@ -93,8 +90,7 @@ func TestCreateIfMissing(t *testing.T) {
 // command that restores it.
 func savedByPage(t *testing.T) (restore func()) {
 	t.Helper()
-	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig("saves", kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
+	kubeconfig := kit.Kubeconfig(t, "saves", kit.ControlPlane(t).Config)
 	file := filepath.Join(t.TempDir(), "csr-signer.yaml")
 	kit.Write(t, file, []byte(kit.Kubectl(t, kubeconfig, "-n", kit.SystemNamespace, "get", "secret", "csr-signer", "-o", "yaml")))
 	page, err := os.ReadFile("../../docs/how-to/back-up-the-ca.md")

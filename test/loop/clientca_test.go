@@ -5,7 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"fmt"
+	"errors"
 	"maps"
 	"net/http"
 	"os"
@@ -33,16 +33,15 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
+var extension = client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}
+
 // trusts waits until a key of ConfigMap extension-apiserver-authentication, which the API server publishes, holds a certificate.
 func trusts(t *testing.T, key string, cert []byte) {
 	t.Helper()
 	kit.Eventually(t, "the API server publishes the CA", func(ctx context.Context) error {
 		obj := &corev1.ConfigMap{}
-		err := kit.Admin(t).Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, obj)
-		if err == nil && !strings.Contains(obj.Data[key], string(cert)) {
-			err = fmt.Errorf("%s is %s", key, obj.Data[key])
-		}
-		return err
+		err := kit.Admin(t).Get(ctx, extension, obj)
+		return errors.Join(err, kit.OrError(strings.Contains(obj.Data[key], string(cert)), "%s is %s", key, obj.Data[key]))
 	})
 }
 
@@ -51,37 +50,29 @@ const hookSigner = "example.com/hook"
 // hook returns a custom signer for servers of *.default.svc, whose configuration permits more usages than its CA may.
 func hook(t *testing.T, cert, key []byte) signer.Signer {
 	t.Helper()
-	profile, err := ca.NewProfile(ca.ProfileConfig{})
-	kit.NoError(t, err)
-	names, err := ca.NewAllowedNames([]string{"*.default.svc"})
-	kit.NoError(t, err)
 	return signer.Signer{
-		Profile: profile, Usages: []certificatesv1.KeyUsage{"digital signature", "server auth", "client auth", "any"},
-		AllowNoExtKeyUsage: true, AllowedNames: names, KeyPair: keypair.New(keypair.Static{Cert: cert, Key: key}),
+		Profile: kit.Must(ca.NewProfile(ca.ProfileConfig{}))(t), AllowedNames: kit.Must(ca.NewAllowedNames([]string{"*.default.svc"}))(t),
+		Usages:             []certificatesv1.KeyUsage{"digital signature", "server auth", "client auth", "any"},
+		AllowNoExtKeyUsage: true, KeyPair: keypair.New(keypair.Static{Cert: cert, Key: key}),
 	}
 }
 
-// withHooks returns options of a signer that has custom signers too.
+// withHooks returns options of a signer alone that has custom signers too.
 func withHooks(hooks map[string]signer.Signer) csrenv.Options {
 	return csrenv.Options{Customize: func(o *controllers.Options) {
 		maps.Copy(o.Signer.Signers, hooks)
-		*o = kit.PartOf(*o, "signer")
+		o.Approver, o.Cleaner = nil, nil
 	}}
 }
 
 // askHook creates an approved request for a custom signer, with a digital signature and perhaps another usage.
 func askHook(t *testing.T, signer string, subject pkix.Name, dnsName string, usage ...certificatesv1.KeyUsage) *kit.Request {
 	t.Helper()
-	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "", func(obj *kit.Request) {
-		obj.Spec.SignerName, obj.Spec.Usages = signer, append([]certificatesv1.KeyUsage{"digital signature"}, usage...)
-		template := x509.CertificateRequest{Subject: subject}
-		if dnsName != "" {
-			template.DNSNames = []string{dnsName}
-		}
-		obj.Spec.Request = kit.Payload(t, template)
-	}))
-	kit.Approve(t, obj)
-	return obj
+	template := x509.CertificateRequest{Subject: subject}
+	if dnsName != "" {
+		template.DNSNames = []string{dnsName}
+	}
+	return kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), asking(t, signer, template, append(usage, "digital signature")...)))
 }
 
 var (
@@ -95,8 +86,7 @@ var (
 func TestServerSignerMakesNoAdministrator(t *testing.T) {
 	kit.Parallel(t)
 	root := kit.IssueCA(t, "root", kit.NewKey(t), nil, 48*time.Hour)
-	before, err := os.ReadFile(kit.ControlPlane(t).ClientCAFile())
-	kit.NoError(t, err)
+	before := kit.Must(os.ReadFile(kit.ControlPlane(t).ClientCAFile()))(t)
 	kit.NoError(t, kit.ControlPlane(t).TrustClients(slices.Concat(before, root.PEM())))
 	trusts(t, trust.ExtensionKey, root.PEM())
 	below := kit.IssueCA(t, "below", kit.NewKey(t), root, 24*time.Hour)
@@ -130,11 +120,9 @@ func TestServerSignerMakesNoAdministrator(t *testing.T) {
 			failsAs(t, askHook(t, name, plain, "kubernetes", "server auth"), "NameNotPermitted", `"kubernetes" is not in the allowedNames`)
 			failsAs(t, askHook(t, name, plain, "kubernetes", "any"), "NameNotPermitted", "")
 			issued := kit.Reaches(t, askHook(t, name, plain, "hook.default.svc", "server auth"), csr.Issued)
-			chain, err := ca.ParseCertificates(issued.Status.Certificate)
-			kit.NoError(t, err)
-			if leaf := chain[0]; !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}) || len(leaf.UnknownExtKeyUsage) > 0 {
-				t.Errorf("extended key usages are %v", leaf.ExtKeyUsage)
-			}
+			leaf := kit.Must(ca.ParseCertificates(issued.Status.Certificate))(t)[0]
+			kit.Equal(t, "extended key usages", leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth})
+			kit.Equal(t, "unknown extended key usages", len(leaf.UnknownExtKeyUsage), 0)
 		})
 	}
 	for _, obj := range []*kit.Request{
@@ -156,11 +144,8 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 		Namespace: trust.ExtensionNamespace, Name: "csr-ca-trust-for-" + kit.SignerAccount,
 	}})
 	kit.Eventually(t, "the trust is out of reach", func(ctx context.Context) error {
-		key := client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}
-		if err := kit.ClientOf(t, cfg).Get(ctx, key, &corev1.ConfigMap{}); !apierrors.IsForbidden(err) {
-			return fmt.Errorf("read it: %w", err)
-		}
-		return nil
+		err := kit.ClientOf(t, cfg).Get(ctx, extension, &corev1.ConfigMap{})
+		return kit.OrError(apierrors.IsForbidden(err), "read it: %w", err)
 	})
 	kit.StartLoopAs(t, cfg, withHooks(map[string]signer.Signer{hookSigner: hook(t, own.CertPEM, own.KeyPEM)}))
 	waiting := []*kit.Request{
@@ -172,7 +157,7 @@ func TestCustomSignerWaitsWhileTrustIsUnknown(t *testing.T) {
 	}
 	kit.IssuedBy(t, kit.Reaches(t, askHook(t, hookSigner, plain, "hook.default.svc", "server auth"), csr.Issued), own)
 	for _, obj := range waiting {
-		isIn(t, obj, csr.Approved)
+		kit.IsIn(t, obj, csr.Approved)
 	}
 	giveBack()
 	for _, obj := range waiting {
@@ -193,12 +178,8 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 			Set("requestheader-username-headers", "X-Remote-User").Set("requestheader-group-headers", "X-Remote-Group")
 	})
 	// This shows the power of such a certificate.
-	if got := asRemoteUser(t, proxies.Leaf(t, "front-proxy-client")); got != http.StatusOK {
-		t.Fatalf("a front proxy gets %d", got)
-	}
-	if got := asRemoteUser(t, proxies.Leaf(t, plain.CommonName)); got != http.StatusUnauthorized {
-		t.Fatalf("a client that is no front proxy gets %d", got)
-	}
+	kit.Equal(t, "status for a front proxy", asRemoteUser(t, proxies.Leaf(t, "front-proxy-client")), http.StatusOK)
+	kit.Equal(t, "status for another client", asRemoteUser(t, proxies.Leaf(t, plain.CommonName)), http.StatusUnauthorized)
 	trusts(t, "requestheader-client-ca-file", proxies.PEM())
 	kit.MaySign(t, kit.SignerAccount, hookSigner)
 	kit.StartLoop(t, withHooks(map[string]signer.Signer{hookSigner: hook(t, proxies.PEM(), proxies.KeyPEM(t))}), "signer")
@@ -220,8 +201,7 @@ func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: []tls.Certificate{pair}}}
 	defer transport.CloseIdleConnections()
 	secrets := strings.TrimSuffix(kit.ControlPlane(t).Config.Host, "/") + "/api/v1/secrets"
-	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, secrets, nil)
-	kit.NoError(t, err)
+	request := kit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, secrets, nil))(t)
 	request.Header = http.Header{"X-Remote-User": {"mallory"}, "X-Remote-Group": {"system:masters"}}
 	response, err := transport.RoundTrip(request)
 	kit.NoError(t, err)

@@ -60,19 +60,15 @@ func flood(t *testing.T, users, each int, then func(*kit.Request)) {
 			obj.GenerateName, obj.Labels, obj.Spec.Request = "aaa-flood-", map[string]string{"flood": "yes"}, body
 		})
 	}
-	t.Cleanup(func() {
-		if err := kit.Admin(t).DeleteAllOf(context.Background(), &kit.Request{}, client.MatchingLabels{"flood": "yes"}); err != nil {
-			t.Error(err)
-		}
+	kit.AtEnd(t, func() error {
+		return kit.Admin(t).DeleteAllOf(context.Background(), &kit.Request{}, client.MatchingLabels{"flood": "yes"})
 	})
 	kit.GrantGroup(t, "flooders", kit.MayCreate)
-	kit.Eventually(t, "flooders may create requests", func(ctx context.Context) error {
-		return kit.Impersonate(t, "flooder-0").Create(ctx, request(), client.DryRunAll)
-	})
+	kit.EventuallyAsks(t, kit.Impersonate(t, "flooder-0", "flooders"), "victim")
 	var creators errgroup.Group
 	creators.SetLimit(10)
 	for user := range users {
-		c := kit.Impersonate(t, fmt.Sprintf("flooder-%d", user))
+		c := kit.Impersonate(t, fmt.Sprintf("flooder-%d", user), "flooders")
 		for range each {
 			creators.Go(func() error {
 				obj := request()
@@ -126,7 +122,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 		t.Fatalf("%d requests are pending, want %d", len(requesters), users*each)
 	}
 	// Events are written in the order of recording, apart from concurrent writes.
-	marker := kit.CreateRequest(t, kit.Impersonate(t, "marker"), kit.NodeRequest(t, "victim"))
+	marker := kit.CreateRequest(t, kit.Impersonate(t, "marker", "flooders"), kit.NodeRequest(t, "victim"))
 	kit.HasEvent(t, marker, "NotAuthorized", `user "marker"`)
 	most := atOnce + 1 + int(time.Since(start).Minutes())
 	kit.Eventually(t, "each requester is told", func(ctx context.Context) error {
@@ -143,10 +139,8 @@ func TestFloodDelaysNobody(t *testing.T) {
 				t.Fatalf("%d Events about requests of %s, want at most %d", got, name, most)
 			}
 		}
-		if len(told) < users || slices.Min(slices.Collect(maps.Values(told))) < atOnce {
-			return fmt.Errorf("%v Events, want %d for each requester", told, atOnce)
-		}
-		return nil
+		all := len(told) >= users && slices.Min(slices.Collect(maps.Values(told))) >= atOnce
+		return kit.OrError(all, "%v Events, want %d for each requester", told, atOnce)
 	})
 }
 
@@ -154,10 +148,8 @@ func TestFloodDelaysNobody(t *testing.T) {
 func counted(t *testing.T, counter string, labels map[string]string, want int) {
 	t.Helper()
 	kit.Eventually(t, counter, func(context.Context) error {
-		if got := kit.Counted(t, counter, labels); got < want {
-			return fmt.Errorf("%d, want %d", got, want)
-		}
-		return nil
+		got := kit.Counted(t, counter, labels)
+		return kit.OrError(got >= want, "%d, want %d", got, want)
 	})
 }
 
@@ -176,8 +168,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 	honest := map[string]bool{}
 	var last *kit.Request
 	for _, user := range []string{"flooder-a", "flooder-b", "flooder-c"} {
-		last = kit.CreateRequest(t, kit.Impersonate(t, user), kit.NodeRequest(t, "honest"))
-		kit.Approve(t, last)
+		last = kit.Approve(t, kit.CreateRequest(t, kit.Impersonate(t, user, "flooders"), kit.NodeRequest(t, "honest")))
 		honest[last.Name] = true
 	}
 	kit.HasEvent(t, last, "CAMissing", "no such file")
@@ -193,10 +184,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 				signed = append(signed, record.Name)
 			}
 		}
-		if len(signed) < many+len(honest) {
-			return fmt.Errorf("%d are", len(signed))
-		}
-		return nil
+		return kit.OrError(len(signed) >= many+len(honest), "%d are", len(signed))
 	})
 	// Requests that the worker takes out of the queue before the other requesters are in it go first. On a busy machine
 	// these are some dozens. In the order of creation, the other requesters would be the last.

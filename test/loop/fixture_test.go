@@ -30,9 +30,7 @@ func signingFrom(source keypair.Source) func(*controllers.Options) {
 
 func openAudit(t *testing.T, file string) *audit.Log {
 	t.Helper()
-	opened, err := audit.Open(audit.Options{Path: file, MaxSize: 100})
-	kit.NoError(t, err)
-	return opened
+	return kit.Must(audit.Open(audit.Options{Path: file, MaxSize: 100}))(t)
 }
 
 // signs checks that a new request of a node gets a certificate of a CA.
@@ -41,21 +39,11 @@ func signs(t *testing.T, by *csrenv.CA) {
 	kit.IssuedBy(t, kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "any")), csr.Issued), by)
 }
 
-// isIn checks that obj is in state now.
-func isIn(t *testing.T, obj *kit.Request, state csr.State) {
-	t.Helper()
-	if got := csr.StateOf(kit.Reload(t, obj)); got != state {
-		t.Errorf("request %s is %s, want %s", obj.Name, got, state)
-	}
-}
-
 // failsAs waits until obj has failed for reason.
 func failsAs(t *testing.T, obj *kit.Request, reason, part string) {
 	t.Helper()
-	kit.Reaches(t, obj, csr.Failed)
-	for _, condition := range obj.Status.Conditions {
-		if condition.Type == certificatesv1.CertificateFailed && (condition.Reason != reason || !strings.Contains(condition.Message, part)) {
-			t.Errorf("%s failed with %s: %s, want %s with %q", obj.Name, condition.Reason, condition.Message, reason, part)
-		}
+	failed := csr.Condition(kit.Reaches(t, obj, csr.Failed), certificatesv1.CertificateFailed)
+	if failed.Reason != reason || !strings.Contains(failed.Message, part) {
+		t.Errorf("%s failed with %s: %s, want %s with %q", obj.Name, failed.Reason, failed.Message, reason, part)
 	}
 }

@@ -30,11 +30,8 @@ type issuer struct {
 
 func startIssuer(t *testing.T) *issuer {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	kit.NoError(t, err)
-	point, err := key.PublicKey.Bytes()
-	kit.NoError(t, err)
-	i := &issuer{key: key}
+	i := &issuer{key: kit.Must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)}
+	point := kit.Must(i.key.PublicKey.Bytes())(t)
 	pages := http.NewServeMux()
 	pages.HandleFunc("/.well-known/openid-configuration", func(w http.ResponseWriter, _ *http.Request) {
 		_ = json.NewEncoder(w).Encode(map[string]any{
@@ -60,9 +57,7 @@ func (i *issuer) token(t *testing.T, end time.Time, claims map[string]any) strin
 	maps.Copy(all, claims)
 	var parts []string
 	for _, part := range []any{map[string]string{"alg": "ES256", "kid": "1", "typ": "JWT"}, all} {
-		text, err := json.Marshal(part)
-		kit.NoError(t, err)
-		parts = append(parts, encoded(text))
+		parts = append(parts, encoded(kit.Must(json.Marshal(part))(t)))
 	}
 	sum := sha256.Sum256([]byte(strings.Join(parts, ".")))
 	r, s, err := ecdsa.Sign(rand.Reader, i.key, sum[:])
@@ -105,7 +100,6 @@ jwt:
 		jane := kit.ClientOf(t, kit.WithToken(t, issuer.token(t, time.Now().Add(test.ends), test.claims)))
 		decides(t, r, name, jane, asksIdentity(t, "jane", "developers"), test.want)
 	}
-	user, err := kit.ControlPlane(t).Env.AddUser(envtest.User{Name: "jane", Groups: []string{"developers"}}, nil)
-	kit.NoError(t, err)
-	decides(t, r, "a certificate", kit.ClientOf(t, user.Config()), asksIdentity(t, "jane", "developers"), "a certificate cannot renew itself")
+	byCertificate := kit.CertificateClient(t, "jane", "developers")
+	decides(t, r, "a certificate", byCertificate, asksIdentity(t, "jane", "developers"), "a certificate cannot renew itself")
 }

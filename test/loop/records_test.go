@@ -3,7 +3,6 @@ package loop
 import (
 	"context"
 	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -29,8 +28,8 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 		"no-fault":                     {},
 		"500":                          faults.Answer(500),
 		"500-landed":                   faults.Answer(500).Landed(),
-		"503-landed-client-go-repeats": faults.Answer(503).RetryAfter(time.Second).Landed(),
-		"429-client-go-repeats":        faults.Answer(429).RetryAfter(time.Second),
+		"503-landed-client-go-repeats": faults.AnswerRetryAfter(503, time.Second).Landed(),
+		"429-client-go-repeats":        faults.AnswerRetryAfter(429, time.Second),
 		"429":                          faults.Answer(429),
 		"409":                          faults.Answer(409),
 		"reset":                        faults.Reset(),
@@ -59,7 +58,7 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 				})), csr.Issued)
 				landed := do.String() == "" || strings.HasSuffix(do.String(), "landed")
 				certificates := 1
-				if write == "status" && !landed || write == "approval" && do == faults.ResetConnection().Landed() {
+				if write == "status" && !landed || write == "approval" && name == "connection-reset-landed" {
 					certificates = 2
 				}
 				kit.Eventually(t, "the records are complete", func(context.Context) error {
@@ -79,8 +78,7 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 // more certificates than most. Each certificate that obj does not have is uncertain or discarded.
 func rightRecords(t *testing.T, records []audit.Record, obj *kit.Request, most int) error {
 	t.Helper()
-	sum := sha256.Sum256(kit.Leaf(t, obj).Raw)
-	decided, stored, last := 0, hex.EncodeToString(sum[:]), map[string]audit.Event{} // by certificate
+	decided, stored, last := 0, fmt.Sprintf("%x", sha256.Sum256(kit.Leaf(t, obj).Raw)), map[string]audit.Event{} // by certificate
 	for _, record := range records {
 		switch {
 		case record.UID != obj.UID:
@@ -121,10 +119,7 @@ func TestWhatEtcdCannotStoreIsFailed(t *testing.T) {
 			}
 		}
 		want := []audit.Event{audit.Signed, audit.Discarded, audit.NotSigned}
-		if !slices.Equal(said, want) {
-			return fmt.Errorf("records %v, want %v", said, want)
-		}
-		return nil
+		return kit.OrError(slices.Equal(said, want), "records %v, want %v", said, want)
 	})
 	kit.Reaches(t, storeLarge(t, limit-5<<10), csr.Issued)
 }
@@ -141,7 +136,5 @@ func storeLarge(t *testing.T, size int) *kit.Request {
 			obj.Labels[fmt.Sprintf("%s/a%05d", prefix, len(obj.Labels))] = ""
 		}
 	}
-	kit.Create(t, kit.Admin(t), obj)
-	kit.Approve(t, obj)
-	return obj
+	return kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), obj))
 }

@@ -1,6 +1,7 @@
 package loop
 
 import (
+	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -11,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -37,8 +38,7 @@ import (
 func TestStoredBadInput(t *testing.T) {
 	kit.Parallel(t)
 	kit.StartLoop(t, csrenv.Options{})
-	huge, err := os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem")
-	kit.NoError(t, err)
+	huge := kit.Must(os.ReadFile("../../controllers/signer/testdata/rsa-16384.pem"))(t)
 	forged, _ := pem.Decode(kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a"}}))
 	forged.Bytes[len(forged.Bytes)-1] ^= 1
 	masters := kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "a", Organization: []string{"x", "system:masters"}}})
@@ -66,12 +66,10 @@ func TestStoredBadInput(t *testing.T) {
 		case "":
 			before := kit.Reload(t, obj).DeepCopy()
 			kit.Reaches(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "later")), csr.Issued)
-			if after := kit.Reload(t, obj); after.ResourceVersion != before.ResourceVersion {
-				t.Errorf("it has become %+v", after.Status)
-			}
+			kit.Equal(t, name, kit.Reload(t, obj), before)
 		case "Malformed": // the API server refuses any change of an object that it can't validate
 			kit.HasEvent(t, obj, test.reason, test.message)
-			isIn(t, obj, csr.Approved)
+			kit.IsIn(t, obj, csr.Approved)
 		default:
 			kit.HasEvent(t, obj, test.reason, test.message)
 			failsAs(t, obj, test.reason, test.message)
@@ -109,8 +107,7 @@ func stored(t *testing.T, name string, obj *kit.Request) {
 // although the cache trims it.
 func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 	kit.Parallel(t)
-	isCA, err := asn1.Marshal(struct{ IsCA bool }{true})
-	kit.NoError(t, err)
+	isCA := kit.Must(asn1.Marshal(struct{ IsCA bool }{true}))(t)
 	obj := kit.ClientRequest(t, "")
 	obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{
 		Subject: pkix.Name{CommonName: "a", ExtraNames: []pkix.AttributeTypeAndValue{
@@ -120,8 +117,7 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 			{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: isCA}, {Id: asn1.ObjectIdentifier{1, 2, 3, 4}, Value: []byte{5, 0}},
 		},
 	})
-	kit.Create(t, kit.Admin(t), obj)
-	kit.Approve(t, obj)
+	kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), obj))
 	marked := []*kit.Request{kit.CreateMarked(t, "kept", 10), kit.CreateMarked(t, "kept-large", 20<<10)}
 	kit.StartLoopAs(t, kit.ManagerConfig(t), csrenv.Options{})
 	cert := kit.Leaf(t, kit.Reaches(t, obj, csr.Issued))
@@ -137,9 +133,8 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 		before := obj.DeepCopy()
 		kit.Reaches(t, obj, csr.Issued)
 		obj.ManagedFields, obj.ResourceVersion = before.ManagedFields, before.ResourceVersion
-		if diff := cmp.Diff([]any{before.ObjectMeta, before.Spec}, []any{obj.ObjectMeta, obj.Spec}); diff != "" {
-			t.Errorf("(-created +issued):\n%s", diff)
-		}
+		kit.Equal(t, "metadata", obj.ObjectMeta, before.ObjectMeta)
+		kit.Equal(t, "spec", obj.Spec, before.Spec)
 	}
 }
 
@@ -171,7 +166,7 @@ func TestApproverForgetsRightsThatGo(t *testing.T) {
 		t.Helper()
 		obj := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "late"))
 		reconcileOnce(t, r, obj)
-		isIn(t, obj, want)
+		kit.IsIn(t, obj, want)
 	}
 	judged(csr.Pending)
 	binding := kit.Grant(t, "stranger", kit.MayJoin)
@@ -186,20 +181,14 @@ func TestApproverWritesOnlyWhatItJudged(t *testing.T) {
 	kit.Parallel(t)
 	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "stale"))
 	r := newApprover(t)
-	r.Client = &changingClient{Client: kit.Admin(t), before: func() { kit.Decide(t, kit.Reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied) }}
+	r.Client = interceptor.NewClient(kit.Admin(t), interceptor.Funcs{ // changes the object between the read and the write
+		SubResource: func(c client.WithWatch, name string) client.SubResourceClient {
+			kit.Decide(t, kit.Reload(t, obj.DeepCopy()), certificatesv1.CertificateDenied)
+			return c.SubResource(name)
+		},
+	})
 	reconcileOnce(t, r, obj)
-	isIn(t, obj, csr.Denied)
-}
-
-// changingClient changes the object between the read and the write of a reconciler.
-type changingClient struct {
-	client.Client
-	before func()
-}
-
-func (c *changingClient) SubResource(name string) client.SubResourceClient {
-	c.before()
-	return c.Client.SubResource(name)
+	kit.IsIn(t, obj, csr.Denied)
 }
 
 // TestApprovalDoesNotPassToARequestOfTheSameName replaces a request that may be approved, or is due for deletion, by a stranger's
@@ -214,7 +203,12 @@ func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
 	kit.Remove(t, judged)
 	swapped := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "not-mine", named))
 	r := newApprover(t)
-	r.Client = kit.StaleClient{Client: kit.Admin(t), Obj: stale}
+	r.Client = interceptor.NewClient(kit.Admin(t), interceptor.Funcs{ // reads it as a cache that lags behind
+		Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+			stale.DeepCopyInto(obj.(*kit.Request))
+			return nil
+		},
+	})
 	reconcileOnce(t, r, stale)
 	later := clocktesting.NewFakeClock(stale.CreationTimestamp.Add(25 * time.Hour))
 	cleans := &cleaner.Reconciler{

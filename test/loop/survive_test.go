@@ -3,7 +3,6 @@ package loop
 import (
 	"context"
 	"crypto/x509"
-	"fmt"
 	"regexp"
 	"slices"
 	"sync/atomic"
@@ -11,6 +10,7 @@ import (
 	_ "unsafe" // for go:linkname
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -27,22 +27,16 @@ func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
 	kit.GrantJoining(t, "joiner")
 	fails := func(obj *kit.Request) { obj.GenerateName = "fails-" }
 	unapproved := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", fails))
-	unsigned := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", kit.WrongUsage, fails))
-	kit.Approve(t, unsigned)
+	unsigned := kit.Approve(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", kit.WrongUsage, fails)))
 	kit.Eventually(t, "both are tried twice", func(context.Context) error {
-		if applied := proxy.Applied(); slices.Min(applied) < 2 {
-			return fmt.Errorf("%d attempts", applied)
-		}
-		return nil
+		applied := proxy.Applied()
+		return kit.OrError(slices.Min(applied) >= 2, "%d attempts", applied)
 	})
 	for range 3 {
 		kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "good")), csr.Issued)
 	}
-	for obj, want := range map[*kit.Request]csr.State{unapproved: csr.Pending, unsigned: csr.Approved} {
-		if got := csr.StateOf(kit.Reload(t, obj)); got != want {
-			t.Errorf("request %s is %s, want %s", obj.Name, got, want)
-		}
-	}
+	kit.IsIn(t, unapproved, csr.Pending)
+	kit.IsIn(t, unsigned, csr.Approved)
 }
 
 // parsePKCS10 is the parser of package csr. No request is known that makes it panic, so a test must replace it.
@@ -66,11 +60,10 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 	}
 	t.Cleanup(func() { parsePKCS10 = original }) // after the loop has stopped
 	bad := func() *kit.Request { return kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "panics")) }
-	first, approved := bad(), bad()
-	kit.Approve(t, approved)
+	first, approved := bad(), kit.Approve(t, bad())
 	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		serving := kit.ServingApprover()
-		o.Approver.Rules, o.Approver.Inventory = serving.Rules, serving.Inventory
+		o.Approver.Inventory = &approver.Inventory{Sources: []approver.SourceBuilder{approver.NodeSource}}
+		o.Approver.Rules = append(o.Approver.Rules, approver.KubeletServing(approver.Serving{Inventory: o.Approver.Inventory}))
 	}})
 	kit.GrantJoining(t, "joiner")
 	serves := func() {

@@ -1,15 +1,11 @@
 package manager
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
-	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"net/http"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -17,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -48,13 +45,13 @@ func TestBlockList(t *testing.T) {
 	kit.Parallel(t)
 	p := startWithBlockList(t)
 	const a, b = "block-a", "block-b"
-	held, byHand := joins(t, a), joins(t, b)
-	kit.Approve(t, byHand)
-	byCertificate := kit.ApprovedClient(t, "a-user") // the administrator has a client certificate
+	held, byHand := joins(t, a), kit.Approve(t, joins(t, b))
+	byCertificate := kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), kit.ClientRequest(t, "a-user"))) // the administrator has a client certificate
 	for _, obj := range []*kit.Request{held, byHand, byCertificate} {
 		kit.HasEvent(t, obj, "InventoryUnavailable", "ConfigMap "+kit.BlockListName+": it can't be read", "is forbidden")
 	}
-	kit.Reaches(t, kit.ApprovedClientOf(t, kit.As(t, "joiner"), "a-user"), csr.Issued) // by a token, and not for a node
+	byToken := kit.Approve(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.ClientRequest(t, "a-user"))) // and not for a node
+	kit.Reaches(t, byToken, csr.Issued)
 	p.Answers(t, p.Probes, "/readyz?verbose", http.StatusInternalServerError, "[-]block-list failed", "[-]own-rights failed")
 	list := kit.BlockList(t, "Block-A # taken over\nnot a name\n")
 	kit.Apply(t, "node-block-list")
@@ -66,8 +63,7 @@ func TestBlockList(t *testing.T) {
 
 	node := kit.NewNode(t, a, "192.0.2.60", "192.0.2.61")
 	pending := []*kit.Request{held, kit.CreateRequest(t, kit.KubeletOf(t, a), kit.NodeRequest(t, a)), asksFor(t, a, "192.0.2.60")}
-	approved := joins(t, a)
-	kit.Approve(t, approved)
+	approved := kit.Approve(t, joins(t, a))
 	for _, obj := range append(pending, approved) {
 		kit.HasEvent(t, obj, "NodeBlocked", `node "`+a+`" is on the block list, ConfigMap `+kit.BlockListName)
 		if state := csr.StateOf(kit.Reload(t, obj)); state != csr.Pending && obj != approved || state == csr.Issued || state == csr.Failed {
@@ -78,7 +74,7 @@ func TestBlockList(t *testing.T) {
 	other := asksFor(t, b, "192.0.2.61")
 	kit.HasEvent(t, other, "NodeNotFound", b)
 	issuedSoon(t, other, func() { kit.NewNode(t, b, "192.0.2.61") })
-	kit.Reaches(t, kit.ApprovedClient(t, a), csr.Issued)
+	kit.Reaches(t, kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), kit.ClientRequest(t, a))), csr.Issued)
 
 	backdate(t, pending...)
 	block(t, list, "", "")
@@ -96,7 +92,7 @@ func TestBlockList(t *testing.T) {
 	kit.HasEvent(t, gone, "BlockListMissing", "the last version stays in use: blocked nodes: "+a)
 	kit.HasEvent(t, joins(t, a), "NodeBlocked")
 	kit.Reaches(t, joins(t, "block-c"), csr.Issued)
-	stops(t, p)
+	kit.NoError(t, p.Stop())
 }
 
 // credentialID is the key under which the API server records the credential of a requester.
@@ -113,18 +109,14 @@ type holder struct {
 func renewedBy(t *testing.T, c client.Client) holder {
 	t.Helper()
 	key := kit.NewKey(t)
-	subject := pkix.Name{CommonName: "system:node:a", Organization: []string{csr.NodeGroup}}
-	der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
-	kit.NoError(t, err)
 	obj := kit.CreateRequest(t, c, kit.NodeRequest(t, "a", func(obj *kit.Request) {
-		obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+		subject := pkix.Name{CommonName: "system:node:a", Organization: []string{csr.NodeGroup}}
+		obj.Spec.Request = kit.Must(certutil.MakeCSR(key, &subject, nil, nil))(t)
 		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{credentialID: {"X509SHA256=0a"}}
 	}))
 	kit.Reaches(t, obj, csr.Issued)
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	kit.NoError(t, err)
 	cfg := rest.AnonymousClientConfig(kit.ControlPlane(t).Config)
-	cfg.CertData, cfg.KeyData, cfg.QPS = obj.Status.Certificate, keyPEM, -1
+	cfg.CertData, cfg.KeyData, cfg.QPS = obj.Status.Certificate, kit.Must(keyutil.MarshalPrivateKeyToPEM(key))(t), -1
 	return holder{kit.ClientOf(t, cfg), obj, fmt.Sprintf("%x", sha256.Sum256(kit.Leaf(t, obj).Raw))}
 }
 
@@ -139,46 +131,38 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 	first := renewedBy(t, kit.As(t, "joiner"))
 	second := renewedBy(t, first)
 	third := renewedBy(t, second)
-	out, code := kit.RunPlugin(t, kit.ControlPlane(t).Config, "explain", second.obj.Name)
-	kit.Says(t, out, code, 0, fmt.Sprintf("made with     %q", first.sha256), fmt.Sprintf("SHA-256       %q", second.sha256))
+	plugin(t, 0, "explain "+second.obj.Name, fmt.Sprintf("made with     %q", first.sha256), fmt.Sprintf("SHA-256       %q", second.sha256))
 
 	block(t, list, "", second.sha256+" # stolen\n")
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, "csr_block_list_certificates 1", "csr_block_list_nodes 0", "csr_block_list_problems 0")
-	pending, byHand := kit.CreateRequest(t, second, kit.NodeRequest(t, "a")), kit.CreateRequest(t, second, kit.NodeRequest(t, "a"))
-	kit.Approve(t, byHand)
+	pending := kit.CreateRequest(t, second, kit.NodeRequest(t, "a"))
+	byHand := kit.Approve(t, kit.CreateRequest(t, second, kit.NodeRequest(t, "a")))
 	for controller, obj := range map[string]*kit.Request{"csr-approver": pending, "csr-signer": byHand} {
 		kit.HasEventBy(t, obj, controller, "CertificateBlocked")
 		kit.HasEvent(t, obj, "CertificateBlocked", "client certificate "+second.sha256+" is on the block list, ConfigMap "+kit.BlockListName)
 	}
-	out, code = kit.RunPlugin(t, kit.ControlPlane(t).Config, "explain", pending.Name)
-	kit.Says(t, out, code, 0, "csr-approver CertificateBlocked", "Nothing, or remove its SHA-256 from the list.")
-	out, code = kit.RunPlugin(t, kit.ControlPlane(t).Config, "approve", pending.Name, "--yes")
-	kit.Says(t, out, code, 1, "not approved: CertificateBlocked: the block list")
+	plugin(t, 0, "explain "+pending.Name, "csr-approver CertificateBlocked", "Nothing, or remove its SHA-256 from the list.")
+	plugin(t, 1, "approve "+pending.Name+" --yes", "not approved: CertificateBlocked: the block list")
 	for _, by := range []client.Client{first, third, kit.As(t, "joiner")} {
 		renewedBy(t, by)
 	}
-	if states := csr.StateOf(kit.Reload(t, pending)) + csr.StateOf(kit.Reload(t, byHand)); states != csr.Pending+csr.Approved {
-		t.Errorf("the blocked requests are %s", states)
-	}
+	kit.IsIn(t, pending, csr.Pending)
+	kit.IsIn(t, byHand, csr.Approved)
 	issuedSoon(t, pending, func() { block(t, list, "", "") })
 	kit.Reaches(t, byHand, csr.Issued)
-	stops(t, p)
+	kit.NoError(t, p.Stop())
 
 	// The records of each request name the certificate before it, by the SHA-256 that the record of that certificate has.
 	var want []string
 	for i, each := range []holder{first, second, third} {
-		if got := each.obj.Spec.Extra[credentialID]; !slices.Equal(got, want) {
-			t.Errorf("credential of certificate %d: %q, want %q", i, got, want)
-		}
+		kit.Equal(t, fmt.Sprint("credential of certificate ", i), each.obj.Spec.Extra[credentialID], want)
 		events, issued := "", ""
 		for _, record := range kit.ReadAudit(t, file) {
 			if record.UID != each.obj.UID {
 				continue
 			}
 			events += string(record.Event) + " "
-			if got := record.Requester.CredentialIDs; !slices.Equal(got, want) {
-				t.Errorf("record %s of certificate %d: %q, want %q", record.Event, i, got, want)
-			}
+			kit.Equal(t, fmt.Sprintf("record %s of certificate %d", record.Event, i), record.Requester.CredentialIDs, want)
 			if record.Event == audit.Signed {
 				issued = record.CertificateSHA256
 			}

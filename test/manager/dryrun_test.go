@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"slices"
-	"strings"
 	"testing"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -32,9 +31,7 @@ func TestDryRun(t *testing.T) {
 	// tells waits for an Event about obj.
 	tells := func(obj *kit.Request, kind, reason string, parts ...string) {
 		t.Helper()
-		kit.AnEvent(t, obj, reason, func(event *eventsv1.Event) bool {
-			return event.Type == kind && !slices.ContainsFunc(parts, func(part string) bool { return !strings.Contains(event.Note, part) })
-		})
+		kit.AnEvent(t, obj, reason, func(event *eventsv1.Event) bool { return event.Type == kind && kit.Notes(event, parts...) })
 	}
 
 	agreed := joins(t, "dry-a")

@@ -20,8 +20,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -80,13 +82,8 @@ func leaderAfter(t *testing.T, before string) *coordinationv1.Lease {
 	lease := &coordinationv1.Lease{}
 	kit.Eventually(t, "a new leader", func(ctx context.Context) error {
 		err := kit.Admin(t).Get(ctx, client.ObjectKey{Namespace: kit.SystemNamespace, Name: "csr-controller-manager"}, lease)
-		if err != nil {
-			return err
-		}
-		if holder := lease.Spec.HolderIdentity; holder == nil || *holder == "" || *holder == before {
-			return errors.New("there is none")
-		}
-		return nil
+		holder := ptr.Deref(lease.Spec.HolderIdentity, "")
+		return errors.Join(err, kit.OrError(holder != "" && holder != before, "there is none"))
 	})
 	return lease
 }
@@ -95,26 +92,24 @@ func leaderAfter(t *testing.T, before string) *coordinationv1.Lease {
 // fails. The returned function waits for the last call.
 func every(t *testing.T, interval time.Duration, do func(i int) error) (stop func()) {
 	t.Helper()
-	ended, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		ticker := time.NewTicker(interval)
-		defer ticker.Stop()
-		for i := 0; ; i++ {
-			select {
-			case <-ended:
-				return
-			case <-ticker.C:
-			}
+	ctx, cancel := context.WithCancel(t.Context())
+	var calls sync.WaitGroup
+	i := 0
+	calls.Go(func() {
+		wait.NonSlidingUntilWithContext(ctx, func(context.Context) {
 			if err := do(i); err != nil {
 				if t.Context().Err() == nil { // the context ends before the cleanups of t
 					t.Error(err)
 				}
-				return
+				cancel()
 			}
-		}
-	}()
-	stop = sync.OnceFunc(func() { close(ended); <-done })
+			i++
+		}, interval)
+	})
+	stop = func() {
+		cancel()
+		calls.Wait()
+	}
 	t.Cleanup(stop)
 	return stop
 }
@@ -128,12 +123,7 @@ func (l *load) gets(t *testing.T, n int) (longest time.Duration) {
 		return len(l.waits)
 	}
 	want := issued() + n
-	kit.Eventually(t, "the load runs", func(context.Context) error {
-		if got := issued(); got < want {
-			return fmt.Errorf("%d requests are issued, want %d", got, want)
-		}
-		return nil
-	})
+	kit.Eventually(t, "the load runs", func(context.Context) error { return kit.OrError(issued() >= want, "%d requests are issued", issued()) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for uid := range l.made { // the watch may be faster than the answer to the creation
@@ -199,17 +189,14 @@ func (p *replicas) storedCertificates(t *testing.T, l *load) map[string]string {
 			t.Errorf("the certificate of %s has changed", obj.Name)
 		}
 		certificate := kit.Leaf(t, &obj)
-		asked, err := csr.Parse(&obj)
-		kit.NoError(t, err)
+		asked := kit.Must(csr.Parse(&obj))(t)
 		key, err := x509.MarshalPKIXPublicKey(asked.Cert.PublicKey)
 		if err != nil || !bytes.Equal(certificate.RawSubjectPublicKeyInfo, key) || certificate.Subject.String() != asked.Cert.Subject.String() {
 			t.Errorf("the certificate of %s is for %s", obj.Name, certificate.Subject)
 		}
 		names[fmt.Sprintf("%x", sha256.Sum256(certificate.Raw))] = obj.Name
 	}
-	if len(names) != len(l.made)+1 {
-		t.Errorf("%d of %d requests have a certificate", len(names), len(l.made)+1)
-	}
+	kit.Equal(t, "number of requests with a certificate", len(names), len(l.made)+1)
 	return names
 }
 
@@ -247,7 +234,7 @@ func TestFailover(t *testing.T) {
 	l := newLoad(t, client.MatchingLabels{"joins": "during-failover"})
 	stop := l.start(t)
 	usual := l.gets(t, 10)
-	stops(t, p.all[0])
+	kit.NoError(t, p.all[0].Stop())
 	second := *leaderAfter(t, p.holder).Spec.HolderIdentity
 	l.gets(t, 10)
 	stop()
@@ -289,11 +276,10 @@ func newLoad(t *testing.T, label client.MatchingLabels) *load {
 	l := &load{
 		label: label, made: map[types.UID]time.Time{}, waits: map[types.UID]time.Duration{}, all: map[types.UID]*kit.Request{},
 	}
-	t.Cleanup(func() { deleteRequests(t, label) })
-	clientset, err := kubernetes.NewForConfig(kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
+	deletesRequests(t, label)
+	certificates := kubernetes.NewForConfigOrDie(kit.ControlPlane(t).Config).CertificatesV1()
 	_, informer := toolscache.NewInformerWithOptions(toolscache.InformerOptions{
-		ListerWatcher: toolscache.NewFilteredListWatchFromClient(clientset.CertificatesV1().RESTClient(), "certificatesigningrequests", "",
+		ListerWatcher: toolscache.NewFilteredListWatchFromClient(certificates.RESTClient(), "certificatesigningrequests", "",
 			func(options *metav1.ListOptions) { options.LabelSelector = labels.FormatLabels(label) }),
 		ObjectType: &kit.Request{},
 		Handler:    toolscache.ResourceEventHandlerFuncs{AddFunc: l.see, UpdateFunc: func(_, obj any) { l.see(obj) }},
@@ -371,9 +357,8 @@ func (l *load) longest(t *testing.T) (longest time.Duration) {
 	return longest
 }
 
-func deleteRequests(t *testing.T, label client.MatchingLabels) {
+// deletesRequests deletes the requests with a label at the end of the test.
+func deletesRequests(t *testing.T, label client.MatchingLabels) {
 	t.Helper()
-	if err := kit.Admin(t).DeleteAllOf(context.Background(), &kit.Request{}, label); err != nil {
-		t.Error(err)
-	}
+	kit.AtEnd(t, func() error { return kit.Admin(t).DeleteAllOf(context.Background(), &kit.Request{}, label) })
 }

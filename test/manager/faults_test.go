@@ -39,22 +39,16 @@ func TestClockAnHourAhead(t *testing.T) {
 	p.Answers(t, p.Probes, "/healthz", http.StatusOK)
 	skewed := regexp.MustCompile(`(?m)^csr_clock_skew_seconds 36\d\d$`)
 	kit.Eventually(t, "metric", func(ctx context.Context) error {
-		if _, body := cluster.Get(ctx, p.Metrics, "/metrics"); !skewed.MatchString(body) {
-			return fmt.Errorf("no match for %s", skewed)
-		}
-		return nil
+		_, body := cluster.Get(ctx, p.Metrics, "/metrics")
+		return kit.OrError(skewed.MatchString(body), "no match for %s", skewed)
 	})
-	if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Approved {
-		t.Errorf("the request is %s while the clock is skewed", got)
-	}
+	kit.IsIn(t, obj, csr.Approved)
 	kit.Reload(t, denied) // by the manager's clock it is due
 
 	proxy.Use()
 	kit.Within(t, 2*time.Minute, "the request is signed once the clocks agree", func(context.Context) error {
-		if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Issued {
-			return fmt.Errorf("it is %s", got)
-		}
-		return nil
+		got := csr.StateOf(kit.Reload(t, obj))
+		return kit.OrError(got == csr.Issued, "it is %s", got)
 	})
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
 	kit.Reload(t, denied)
@@ -104,13 +98,9 @@ func joinSlowly(t *testing.T, count int, delay, bound time.Duration) {
 		}
 	}
 	for write, times := range writes {
-		if times != 1 {
-			t.Errorf("%s was written %d times", write, times)
-		}
+		kit.Equal(t, "number of writes of "+write, times, 1)
 	}
-	if len(writes) != 2*count {
-		t.Errorf("%d writes, want %d", len(writes), 2*count)
-	}
+	kit.Equal(t, "number of writes", len(writes), 2*count)
 }
 
 // refusals is how often the write for each request is refused, at least. The pauses between these attempts double from a second.
@@ -128,9 +118,8 @@ func TestWritesThatAPolicyRefusesAreRepeated(t *testing.T) {
 	want := map[*kit.Request]csr.State{}
 	for range 3 {
 		want[joins(t, "pending")] = csr.Issued
-		byHand := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "by-hand")) // the approver does not try to approve it
-		kit.Approve(t, byHand)
-		want[byHand] = csr.Issued
+		// The approver does not try to approve it.
+		want[kit.Approve(t, kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "by-hand")))] = csr.Issued
 	}
 	want[decided(t, certificatesv1.CertificateApproved, kit.WrongUsage)] = csr.Failed
 	kit.Eventually(t, "every write is refused", func(context.Context) error {
@@ -185,10 +174,8 @@ spec: {policyName: refuse, validationActions: [Deny]}`)
 	manager := kit.ClientOf(t, kit.ServiceAccountConfig(t))
 	for _, write := range []string{"approval", "status"} {
 		kit.Eventually(t, "the manager's writes to "+write+" are refused", func(ctx context.Context) error {
-			if err := manager.SubResource(write).Update(ctx, obj.DeepCopy(), client.DryRunAll); !apierrors.IsInvalid(err) {
-				return fmt.Errorf("error %w", err)
-			}
-			return nil
+			err := manager.SubResource(write).Update(ctx, obj.DeepCopy(), client.DryRunAll)
+			return kit.OrError(apierrors.IsInvalid(err), "error %w", err)
 		})
 	}
 	return func() { kit.Remove(t, binding) }
@@ -208,5 +195,5 @@ func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
 	}
 	kit.NewNode(t, "starts", "192.0.2.61")
 	kit.Reaches(t, asksFor(t, "starts", "192.0.2.61"), csr.Issued)
-	stops(t, p)
+	kit.NoError(t, p.Stop())
 }

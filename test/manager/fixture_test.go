@@ -65,22 +65,12 @@ func asksFor(t *testing.T, node string, sans ...string) *kit.Request {
 // decided gives a request of an administrator a condition.
 func decided(t *testing.T, kind certificatesv1.RequestConditionType, mods ...func(*kit.Request)) *kit.Request {
 	t.Helper()
-	obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "decided", mods...))
-	kit.Decide(t, obj, kind)
-	return obj
+	return kit.Decide(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "decided", mods...)), kind)
 }
 
 // signerName makes a request one for another signer.
 func signerName(name string) func(*kit.Request) {
 	return func(obj *kit.Request) { obj.Spec.SignerName = name }
-}
-
-// isPending checks that obj is undecided.
-func isPending(t *testing.T, obj *kit.Request) {
-	t.Helper()
-	if got := csr.StateOf(kit.Reload(t, obj)); got != csr.Pending {
-		t.Errorf("request %s is %s, want Pending: %+v", obj.Name, got, obj.Status.Conditions)
-	}
 }
 
 // issuedSoon calls change, and checks that this wakes obj. Without a wake-up it would be judged again a minute later.
@@ -114,9 +104,7 @@ func backdate(t *testing.T, waiting ...*kit.Request) {
 // checkStop stops the manager. It checks that there was no error, and that the log contains nothing of the key.
 func checkStop(t *testing.T, p *kit.Process) {
 	t.Helper()
-	if err := p.Stop(); err != nil {
-		t.Errorf("stopped with %v, want a clean exit", err)
-	}
+	kit.NoError(t, p.Stop())
 	log := p.Output(t)
 	for _, part := range secretParts(kit.ControlPlane(t).CA.KeyPEM) {
 		if strings.Contains(log, part) {
@@ -134,12 +122,4 @@ func secretParts(keyPEM []byte) []string {
 	line := bytes.Split(keyPEM, []byte("\n"))[2][:24]
 	at := (bytes.Index(keyPEM, line) + 2) / 3 * 3
 	return []string{string(line), base64.StdEncoding.EncodeToString(keyPEM[at : at+18])}
-}
-
-// stops checks that the manager stops without an error.
-func stops(t *testing.T, p *kit.Process) {
-	t.Helper()
-	if err := p.Stop(); err != nil {
-		t.Error(err)
-	}
 }

@@ -2,22 +2,29 @@ package manager
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/rest"
+	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
@@ -39,36 +46,30 @@ func TestIdentity(t *testing.T) {
 	kit.HasEvent(t, refused, "NotAuthorized", "certificatesigningrequests/selfnodeclient")
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
 	renewal := kit.Reaches(t, kit.CreateRequest(t, kit.KubeletOf(t, "renews-c"), kit.NodeRequest(t, "renews-c")), csr.Issued)
-	got := renewal.Status.Conditions[0]
-	if got.Type != certificatesv1.CertificateApproved || got.Reason != "AutoApproved" || got.Message != kit.SelfNodeMessage {
-		t.Errorf("condition %+v", got)
-	}
-	isPending(t, waiting)
+	got := csr.Condition(renewal, certificatesv1.CertificateApproved)
+	kit.Equal(t, "approval", got.Reason+": "+got.Message, "AutoApproved: "+kit.SelfNodeMessage)
+	kit.IsIn(t, waiting, csr.Pending)
 
-	machines := kit.InstallKind(t, kit.ClusterAPI)
+	kit.InstallKind(t, kit.ClusterAPI)
 	kit.HasEvent(t, waiting, "NotExpected", `node "later"`)
 	kit.Reaches(t, refused, csr.Issued) // as soon as it has the permission
 	issuedSoon(t, waiting, func() { expect(t, "later") })
 
 	expect(t, "expected")
 	node := &kubelet.Node{Name: "expected", Dir: t.TempDir(), Bootstrap: token.cfg}
-	cert, err := node.Join(t.Context())
-	kit.NoError(t, err)
-	kit.NoError(t, node.CheckIdentity(t.Context(), cert))
-	_, err = node.Register(t.Context(), cert)
-	kit.NoError(t, err)
+	node.Register(t, node.Join(t))
 	// Now that the node exists, the same token can't become it again, until the Node goes.
 	waiting = token.asks(t, "expected")
 	isRefused(t, waiting, "NodeAlive", `node "expected" may be alive, because its Node or its Lease exists`)
 	issuedSoon(t, waiting, func() {
-		machines.Remove(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "expected"}})
+		kit.Remove(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "expected"}})
 	})
 
 	// One requester causes ten Events at once, so the refusals are of another token.
 	other := newToken(t, "refuse")
-	machines.Apply(t, machineIn(kit.ClusterAPI, "m-bound", "spec: {infrastructureRef: {name: bound}}\nstatus: {nodeRef: {name: another}}"))
+	kit.Put(t, machineIn(kit.ClusterAPI, "m-bound", "spec: {infrastructureRef: {name: bound}}\nstatus: {nodeRef: {name: another}}"))
 	createdBefore(t, 3*time.Hour, machineIn(kit.ClusterAPI, "m-old", "spec: {infrastructureRef: {name: old}}"))
-	machines.Apply(t, machineOf("other", kit.ClusterAPI, "m-foreign", "spec: {infrastructureRef: {name: foreign}}"))
+	kit.Put(t, machineOf("other", kit.ClusterAPI, "m-foreign", "spec: {infrastructureRef: {name: foreign}}"))
 	isRefused(t, other.asks(t, "foreign"), "NotExpected", `expects node "foreign"`) // a management cluster also holds Machines of others
 	isRefused(t, other.asks(t, "bound"), "MachineBound", `Machine default/m-bound is already node "another"`)
 	isRefused(t, other.asks(t, "old"), "OutsideJoinWindow", "after Machine default/m-old was created")
@@ -80,15 +81,15 @@ func TestIdentity(t *testing.T) {
 	kit.Reaches(t, waiting, csr.Issued) // after its pause
 
 	revokedIdentities(t)
-	machineAddresses(t, machines)
+	machineAddresses(t)
 	checkStop(t, p)
 }
 
 // machineAddresses has machines with addresses and without Nodes, and Nodes without machines that report these addresses.
-func machineAddresses(t *testing.T, machines kit.Installer) {
+func machineAddresses(t *testing.T) {
 	t.Helper()
 	having := func(name, address, more string) client.Object {
-		return machines.Apply(t, machineIn(kit.ClusterAPI, name, "status: {addresses: [{type: InternalIP, address: "+address+"}]"+more+"}"))
+		return kit.Put(t, machineIn(kit.ClusterAPI, name, "status: {addresses: [{type: InternalIP, address: "+address+"}]"+more+"}"))
 	}
 	gone := having("m-gone", "192.0.2.81", "")
 	having("m-own", "192.0.2.83", "")
@@ -100,7 +101,7 @@ func machineAddresses(t *testing.T, machines kit.Installer) {
 		waiting = append(waiting, obj)
 	}
 	backdate(t, waiting...)
-	machines.Remove(t, gone)
+	kit.Remove(t, gone)
 	having("m-own", "192.0.2.83", ", nodeRef: {name: of-m-own}") // it is the machine's own Node
 	for _, obj := range waiting {
 		kit.Reaches(t, obj, csr.Issued)
@@ -175,19 +176,16 @@ func TestOpenShiftsSevenRules(t *testing.T) {
 	kit.Parallel(t)
 	prepareIdentity(t)
 	kit.NewNamespace(t, "openshift-machine-api")
-	machines := kit.InstallKind(t, kit.Openshift)
+	kit.InstallKind(t, kit.Openshift)
 	kit.Apply(t, "inventory-openshift")
 	startIdentityManager(t, "nodeClient: {inventory: openshift}")
 	_, joiner := accountThatAsks(t, bootstrapperNamespace, "node-bootstrapper") // OpenShift does not bind nodeclient to it
 	_, other := account(t, bootstrapperNamespace, "other")
 	// A control-plane node has a client certificate for that account, and no UID.
-	user, err := kit.ControlPlane(t).Env.AddUser(envtest.User{
-		Name: serviceaccount.MakeUsername(bootstrapperNamespace, "node-bootstrapper"), Groups: serviceaccount.MakeGroupNames(bootstrapperNamespace),
-	}, nil)
-	kit.NoError(t, err)
-	master := kit.ClientOf(t, user.Config())
+	bootstrapper, groups := serviceaccount.MakeUsername(bootstrapperNamespace, "node-bootstrapper"), serviceaccount.MakeGroupNames(bootstrapperNamespace)
+	master := kit.CertificateClient(t, bootstrapper, groups...)
 	for _, node := range []string{"rule-2", "rule-3", "rule-4", "rule-7", "rule-7-certificate"} {
-		machines.Apply(t, openshiftMachine(node))
+		kit.Put(t, openshiftMachine(node))
 	}
 	kit.NewNode(t, "rule-4")
 	createdBefore(t, 3*time.Hour, openshiftMachine("rule-6"))
@@ -267,9 +265,7 @@ func newToken(t *testing.T, id string, nodes ...string) *heldToken {
 	token.cfg = kit.WithToken(t, id+"."+secret)
 	token.cfg.QPS = -1
 	token.Client = kit.ClientOf(t, token.cfg)
-	kit.Eventually(t, "bootstrap token "+id, func(ctx context.Context) error {
-		return token.Create(ctx, kit.NodeRequest(t, "x"), client.DryRunAll)
-	})
+	kit.EventuallyAsks(t, token.Client, "x")
 	token.signed(t, true)
 	return token
 }
@@ -280,13 +276,9 @@ func (b *heldToken) signed(t *testing.T, want bool) {
 	id := strings.TrimPrefix(b.Name, "bootstrap-token-")
 	kit.Eventually(t, "signature of "+id, func(ctx context.Context) error {
 		info := &corev1.ConfigMap{}
-		if err := kit.Admin(t).Get(ctx, client.ObjectKey{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, info); err != nil {
-			return err
-		}
-		if _, found := info.Data["jws-kubeconfig-"+id]; found != want {
-			return fmt.Errorf("there is one: %t", found)
-		}
-		return nil
+		err := kit.Admin(t).Get(ctx, client.ObjectKey{Namespace: metav1.NamespacePublic, Name: "cluster-info"}, info)
+		_, found := info.Data["jws-kubeconfig-"+id]
+		return errors.Join(err, kit.OrError(found == want, "there is one: %t", found))
 	})
 }
 
@@ -318,9 +310,8 @@ func accountThatAsks(t *testing.T, namespace, name string) (*corev1.ServiceAccou
 	obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	kit.Create(t, kit.Admin(t), obj)
 	c := kit.ClientOf(t, kit.TokenOf(t, obj))
-	user := serviceaccount.MakeUsername(namespace, name)
-	kit.Grant(t, user, kit.MayCreate)
-	kit.Eventually(t, user, func(ctx context.Context) error { return c.Create(ctx, kit.NodeRequest(t, "x"), client.DryRunAll) })
+	kit.Grant(t, serviceaccount.MakeUsername(namespace, name), kit.MayCreate)
+	kit.EventuallyAsks(t, c, "x")
 	return obj, c
 }
 
@@ -330,7 +321,7 @@ func asNewNode(t *testing.T, node string) client.Client {
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayCreate)
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayJoin)
 	c := kit.KubeletOf(t, node)
-	kit.Eventually(t, "permission to ask", func(ctx context.Context) error { return c.Create(ctx, kit.NodeRequest(t, node), client.DryRunAll) })
+	kit.EventuallyAsks(t, c, node)
 	return c
 }
 
@@ -338,13 +329,13 @@ func asNewNode(t *testing.T, node string) client.Client {
 func isRefused(t *testing.T, obj *kit.Request, reason string, parts ...string) {
 	t.Helper()
 	kit.HasEvent(t, obj, reason, parts...)
-	isPending(t, obj)
+	kit.IsIn(t, obj, csr.Pending)
 }
 
 // expect creates the machine that will become node.
 func expect(t *testing.T, node string) {
 	t.Helper()
-	kit.Administrator(t, kit.ControlPlane(t).Config).Apply(t, machineIn(kit.ClusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
+	kit.Put(t, machineIn(kit.ClusterAPI, "m-"+node, "spec: {infrastructureRef: {name: "+node+"}}"))
 }
 
 // createdBefore stores a machine that was created that long ago.
@@ -355,4 +346,84 @@ func createdBefore(t *testing.T, ago time.Duration, text string) {
 	old.SetUID(types.UID(old.GetName()))
 	group := old.GroupVersionKind().Group
 	kit.NoError(t, kit.ControlPlane(t).Store(t.Context(), group+"/machines/"+old.GetNamespace()+"/"+old.GetName(), old))
+}
+
+// startRejoin runs only an approver, in this process and with a clock of the test. Dead nodes may join again.
+func startRejoin(t *testing.T, steps *clocktesting.FakeClock) {
+	t.Helper()
+	mgr := kit.NewManager(t, kit.RoleConfig(t, "approver", "node-identity"), manager.Options{})
+	listed := func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) {
+		source, mistakes := static.New(nil, []static.Row{{NamePattern: "rejoin-.*"}})
+		return source, mistakes.ToAggregate()
+	}
+	known := &approver.Inventory{Sources: []approver.SourceBuilder{listed}}
+	policy := approver.BootstrapPolicy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute}
+	options := controllers.Options{
+		Approver: &approver.Reconciler{
+			Rules:     []approver.Rule{approver.BoundNodeClient(approver.Bootstrap{Inventory: known, Policy: policy})},
+			Inventory: known,
+		},
+		Clock: steps,
+	}
+	kit.NoError(t, options.SetupWithManager(mgr))
+	follow(t, mgr.Start)
+}
+
+// newLease creates the Lease of node, renewed now.
+func newLease(t *testing.T, node string) *coordinationv1.Lease {
+	t.Helper()
+	kit.NewNamespace(t, corev1.NamespaceNodeLease)
+	lease := &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: node},
+		Spec:       coordinationv1.LeaseSpec{HolderIdentity: &node, LeaseDurationSeconds: new(int32(40)), RenewTime: &metav1.MicroTime{Time: time.Now()}},
+	}
+	kit.Create(t, kit.Admin(t), lease)
+	return lease
+}
+
+// TestRejoin reuses the name of a dead node, and of no other node. TestLife in pkg/nodeidentity has more of the nodes' lives.
+func TestRejoin(t *testing.T) {
+	kit.Parallel(t)
+	prepareIdentity(t)
+	token := newToken(t, "rejoin")
+	for _, name := range []string{"rejoin-dead", "rejoin-alive", "rejoin-other", "rejoin-mute"} {
+		kit.NewNode(t, name)
+	}
+	newLease(t, "rejoin-dead")
+	alive, other, deleted := newLease(t, "rejoin-alive"), newLease(t, "rejoin-other"), newLease(t, "rejoin-deleted")
+	steps := clocktesting.NewFakeClock(time.Now())
+	startRejoin(t, steps)
+	// pass steps the clock by ten seconds n times, at which living nodes renew their Leases. The pauses give the watch more time
+	// than it needs. Without them less time would seem to pass, never more.
+	pass := func(n int, living ...*coordinationv1.Lease) {
+		for range n {
+			steps.Step(10 * time.Second)
+			for _, lease := range living {
+				lease.Spec.RenewTime = &metav1.MicroTime{Time: lease.Spec.RenewTime.Add(time.Second)}
+				kit.Update(t, lease)
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+	}
+	notYet := func(node string) *kit.Request {
+		t.Helper()
+		fresh := token.asks(t, node) // it is judged now, and older requests after their pause
+		isRefused(t, fresh, "NodeAlive", "may be alive")
+		return fresh
+	}
+	onDead, onAlive := notYet("rejoin-dead"), notYet("rejoin-alive")
+	// A Lease without a Node may be renewed too. After it is deleted as well, no node is alive.
+	onDeleted := notYet("rejoin-deleted")
+	kit.Remove(t, deleted)
+	kit.Reaches(t, onDeleted, csr.Approved)
+
+	pass(8, alive) // one other node is not enough
+	notYet("rejoin-dead")
+	pass(5, alive, other)
+	notYet("rejoin-dead")
+	kit.IsIn(t, onDead, csr.Pending)
+	pass(3, alive, other)
+	kit.Reaches(t, token.asks(t, "rejoin-dead"), csr.Approved)
+	kit.IsIn(t, onAlive, csr.Pending)
+	notYet("rejoin-mute") // without a Lease nothing is ever proven
 }

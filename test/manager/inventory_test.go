@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"io"
 	"log"
@@ -97,18 +96,14 @@ func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
 // tells checks that change makes the source report node within less than the ten seconds after which failed sources retry.
 func (f *following) tells(t *testing.T, node string, change func()) {
 	t.Helper()
-	f.mu.Lock()
-	before := f.told[node]
-	f.mu.Unlock()
-	change()
-	kit.Within(t, 8*time.Second, fmt.Sprintf("told of %q", node), func(context.Context) error {
+	told := func() int {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if f.told[node] == before {
-			return errors.New("not")
-		}
-		return nil
-	})
+		return f.told[node]
+	}
+	before := told()
+	change()
+	kit.Within(t, 8*time.Second, fmt.Sprintf("told of %q", node), func(context.Context) error { return kit.OrError(told() > before, "not") })
 }
 
 // grantStranger grants the rights to list and watch a resource in namespace default to stranger. The returned function changes the verbs.
@@ -144,12 +139,9 @@ func machineOf(cluster, group, name, more string) string {
 func TestMachinesComeAndGo(t *testing.T) {
 	kit.Parallel(t)
 	const group = "comes.example.org"
-	c, wire, options := kit.Administrator(t, kit.ControlPlane(t).Config), &kit.Wire{}, machine.ClusterAPI()
+	options, proxy := machine.ClusterAPI(), kit.ThroughFaults(t, kit.TokenConfig(t, "stranger"))
 	options.Group, options.Namespace = group, "default"
-	cfg := kit.TokenConfig(t, "stranger")
-	cfg.Dial = wire.Dial
-	source, err := machine.New(cfg, options, logr.Discard())
-	kit.NoError(t, err)
+	source := kit.Must(machine.New(proxy.Config, options, logr.Discard()))(t)
 	f := &following{Source: source, told: map[string]int{}}
 	source.Changed = f.changed
 	if _, err := source.Lookup(t.Context(), "a", nil); err == nil {
@@ -158,35 +150,35 @@ func TestMachinesComeAndGo(t *testing.T) {
 	follow(t, source.Start)
 	const missing, spec = "Machine." + group + " is not installed yet", "spec: {infrastructureRef: {name: node-1}}\n"
 	f.finds(t, "node-1", missing)
-	crd := c.InstallMachines(t, group, "v1beta1")
+	crd := kit.InstallKind(t, group)
 	f.finds(t, "node-1", "grant list and watch on machines."+group+`: machines.`+group+` is forbidden: User "stranger" cannot list`)
 	change := grantStranger(t, group, "machines")
 	f.finds(t, "node-1", "")
 
-	f.tells(t, "node-1", func() { c.Apply(t, machineIn(group, "m", spec)) })
+	f.tells(t, "node-1", func() { kit.Put(t, machineIn(group, "m", spec)) })
 	if age := time.Since(f.finds(t, "node-1", `=Machine default/m bound "" leaving false []`).Created); age.Abs() > time.Minute {
 		t.Errorf("created %s ago", age)
 	}
 	var obj client.Object
 	f.tells(t, "node-1", func() {
-		obj = c.Apply(t, machineIn(group, "m", spec+"status: {nodeRef: {name: node-1}, addresses: [{type: InternalIP, address: 10.0.0.1}]}"))
+		obj = kit.Put(t, machineIn(group, "m", spec+"status: {nodeRef: {name: node-1}, addresses: [{type: InternalIP, address: 10.0.0.1}]}"))
 	})
 	f.finds(t, "node-1", `=Machine default/m bound "node-1" leaving false [10.0.0.1]`)
-	f.tells(t, "node-1", func() { c.Remove(t, obj) })
+	f.tells(t, "node-1", func() { kit.Remove(t, obj) })
 	f.finds(t, "node-1", "")
 
-	c.Apply(t, machineIn(group, "m-2", spec))
+	kit.Put(t, machineIn(group, "m-2", spec))
 	change("list")
 	f.finds(t, "node-1", "=Machine default/m-2") // an open watch continues
-	wire.Cut()
+	proxy.Use()                                  // ends all watches
 	f.finds(t, "node-1", `cannot watch resource "machines"`)
 	change("list", "watch")
 	f.finds(t, "node-1", "=Machine default/m-2")
-	c.Remove(t, crd) // with a machine in it
+	kit.Remove(t, crd) // with a machine in it
 	f.finds(t, "node-1", missing)
-	c.InstallMachines(t, group, "v1beta1")
+	kit.InstallKind(t, group)
 	f.finds(t, "node-1", "")
-	f.tells(t, "node-1", func() { c.Apply(t, machineIn(group, "m-3", spec)) })
+	f.tells(t, "node-1", func() { kit.Put(t, machineIn(group, "m-3", spec)) })
 }
 
 // TestStaticConfigMap has a role for only the ConfigMap with the list, which comes, changes and goes. TestLastGoodListStaysInUse
@@ -206,8 +198,8 @@ func TestStaticConfigMap(t *testing.T) {
 		}
 	}
 	grantStranger(t, "", "configmaps", "csr-nodes")
-	source, err := static.NewConfigMap(kit.TokenConfig(t, "stranger"), types.NamespacedName{Namespace: "default", Name: "csr-nodes"}, logr.Discard())
-	kit.NoError(t, err)
+	name := types.NamespacedName{Namespace: "default", Name: "csr-nodes"}
+	source := kit.Must(static.NewConfigMap(kit.TokenConfig(t, "stranger"), name, logr.Discard()))(t)
 	f := &following{Source: source, told: map[string]int{}}
 	source.Changed, source.Reporter = f.changed, report.New(recorder, clock.RealClock{})
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: not read yet")
@@ -258,8 +250,7 @@ func TestWebhookURLIsSecret(t *testing.T) {
 	var answer atomic.Pointer[http.HandlerFunc]
 	answers := func(with http.HandlerFunc) { answer.Store(&with) }
 	server, ca := inventoryServer(t, func(w http.ResponseWriter, r *http.Request) { (*answer.Load())(w, r) })
-	authority, err := os.ReadFile(ca)
-	kit.NoError(t, err)
+	authority := kit.Must(os.ReadFile(ca))(t)
 	kit.Apply(t, "kubelet-serving")
 	records := filepath.Join(t.TempDir(), "audit.log")
 	url := server.URL + "/s3cr3t-path?token=s3cr3t"
@@ -287,9 +278,7 @@ func TestWebhookURLIsSecret(t *testing.T) {
 
 	_, metrics := cluster.Get(t.Context(), p.Metrics, "/metrics")
 	checkStop(t, p)
-	audited, err := os.ReadFile(records)
-	kit.NoError(t, err)
-	shown := p.Output(t) + metrics + string(audited)
+	shown := p.Output(t) + metrics + string(kit.Must(os.ReadFile(records))(t))
 	if !strings.Contains(shown, "has-another-ca") {
 		t.Error("the texts are not complete")
 	}
@@ -297,9 +286,7 @@ func TestWebhookURLIsSecret(t *testing.T) {
 		&corev1.ConfigMapList{}, &eventsv1.EventList{}, &coordinationv1.LeaseList{}, &certificatesv1.CertificateSigningRequestList{},
 	} {
 		kit.NoError(t, kit.Admin(t).List(t.Context(), list))
-		text, err := json.Marshal(list)
-		kit.NoError(t, err)
-		shown += string(text)
+		shown += string(kit.Must(json.Marshal(list))(t))
 	}
 	for _, secret := range []string{"s3cr3t", server.Listener.Addr().String()} {
 		if at := strings.Index(shown, secret); at >= 0 {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,12 +52,10 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 		})
 		return err
 	})
-	kit.Eventually(t, "the standby leads", func(context.Context) error {
-		if !p.all[1].HasLed(t) {
-			return errors.New("it does not")
-		}
-		return nil
-	})
+	hasLed := func(replica *kit.Process) bool {
+		return strings.Contains(replica.Output(t), "Successfully acquired lease")
+	} // client-go's text
+	kit.Eventually(t, "the standby leads", func(context.Context) error { return kit.OrError(hasLed(p.all[1]), "it does not") })
 	wrong := map[*kit.Request]csr.State{}
 	for range 5 { // both lead while requests arrive
 		l.gets(t, 4)
@@ -70,10 +69,7 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 			hold(lease, "intruder")
 			return w.Update(ctx, lease)
 		})
-		if err == nil && !changed {
-			err = errors.New("it has changed, or there is none")
-		}
-		return err
+		return errors.Join(err, kit.OrError(changed, "it has changed, or there is none"))
 	})
 	stop()
 	l.longest(t)
@@ -95,7 +91,7 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	if !regexp.MustCompile(`(?m)^manager-running.*held by intruder`).MatchString(out) {
 		t.Errorf("check does not say who holds the Lease:\n%s", out)
 	}
-	if isPending(t, after); next.HasLed(t) {
+	if kit.IsIn(t, after, csr.Pending); hasLed(next) {
 		t.Error("a replica leads that does not hold the Lease")
 	}
 	kit.Remove(t, leaderAfter(t, ""))

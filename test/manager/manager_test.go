@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/fips140"
 	"debug/buildinfo"
-	"errors"
 	"net/http"
 	"os"
 	"os/exec"
@@ -40,9 +39,7 @@ func TestManager(t *testing.T) {
 	secret := signingSecret(t)
 	kit.Reaches(t, waiting, csr.Issued)
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
-	if got := kit.Leaf(t, waiting).Subject.CommonName; got != "system:node:one" {
-		t.Errorf("common name is %q", got)
-	}
+	kit.Equal(t, "common name", kit.Leaf(t, waiting).Subject.CommonName, "system:node:one")
 
 	// A bad CA leaves the last good one in use, and is reported.
 	secret.Data[corev1.TLSCertKey] = []byte("garbage")
@@ -55,7 +52,7 @@ func TestManager(t *testing.T) {
 	kit.Grant(t, "stranger", kit.MayCreate)
 	refused := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "three"))
 	kit.HasEvent(t, refused, "NotAuthorized", `user "stranger"`, "create certificatesigningrequests/nodeclient")
-	isPending(t, refused)
+	kit.IsIn(t, refused, csr.Pending)
 	const kubelet = `signer="kubernetes.io/kube-apiserver-client-kubelet"`
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK,
 		`csr_approver_decisions_total{reason="AutoApproved",rule="nodeclient",`+kubelet+`,verdict="Approve"} 2`,
@@ -89,13 +86,9 @@ cleaning: {signers: [{name: kubernetes.io/kubelet-serving, retention: {approved:
 
 func TestManagerRefusesBadConfiguration(t *testing.T) {
 	t.Parallel()
-	path, err := cluster.Manager()
-	kit.NoError(t, err)
-	out, err := exec.CommandContext(t.Context(), path, "--controllers=foo").CombinedOutput()
-	exit := (*exec.ExitError)(nil)
-	if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "--controllers: ") {
-		t.Errorf("error %v, want exit code 1:\n%s", err, out)
-	}
+	command := exec.CommandContext(t.Context(), kit.Must(cluster.Manager())(t), "--controllers=foo")
+	out, _ := command.CombinedOutput()
+	kit.Says(t, string(out), command.ProcessState.ExitCode(), 1, "--controllers: ")
 }
 
 // TestFIPS checks that these tests and the manager that they start use the FIPS 140-3 module that GOFIPS140 selects, as
@@ -104,15 +97,9 @@ func TestFIPS(t *testing.T) {
 	t.Parallel()
 	module := os.Getenv("GOFIPS140")
 	want := module != "" && module != "off"
-	if fips140.Enabled() != want {
-		t.Errorf("GOFIPS140 is %q, FIPS mode is %t", module, fips140.Enabled())
-	}
-	path, err := cluster.Manager()
-	kit.NoError(t, err)
-	info, err := buildinfo.ReadFile(path)
-	kit.NoError(t, err)
+	kit.Equal(t, "FIPS mode with GOFIPS140="+module, fips140.Enabled(), want)
 	var got string
-	for _, setting := range info.Settings {
+	for _, setting := range kit.Must(buildinfo.ReadFile(kit.Must(cluster.Manager())(t)))(t).Settings {
 		if setting.Key == "GOFIPS140" {
 			got = setting.Value
 		}
@@ -135,10 +122,8 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 	kit.Reaches(t, joins(t, "joins"), csr.Approved)
 	kit.Eventually(t, "the log says what is missing", func(context.Context) error {
 		log := p.Output(t)
-		if !strings.Contains(log, "Waiting for a resource that can't be watched yet") || !strings.Contains(log, "SigningAuthority") {
-			return errors.New("it does not yet")
-		}
-		return nil
+		says := strings.Contains(log, "Waiting for a resource that can't be watched yet") && strings.Contains(log, "SigningAuthority")
+		return kit.OrError(says, "it does not yet")
 	})
 	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
 	_, err := envtest.InstallCRDs(kit.ControlPlane(t).Config, options)

@@ -1,13 +1,13 @@
 package manager
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/tls"
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -40,13 +39,11 @@ func TestAuditLog(t *testing.T) {
 	kit.HasEvent(t, refused, "NotAuthorized")
 	broken := decided(t, certificatesv1.CertificateApproved, signerName(certificatesv1.KubeAPIServerClientSignerName), kit.WrongUsage)
 	kit.Reaches(t, broken, csr.Failed)
-	stops(t, p)
+	kit.NoError(t, p.Stop())
 
 	cert := kit.Leaf(t, issued)
 	about := func(obj *kit.Request) audit.Record {
-		req, err := csr.Parse(obj)
-		kit.NoError(t, err)
-		return audit.Of(obj, req)
+		return audit.Of(obj, kit.Must(csr.Parse(obj))(t))
 	}
 	decided, signed, waits, fails := about(issued), about(issued), about(refused), about(broken)
 	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
@@ -55,9 +52,7 @@ func TestAuditLog(t *testing.T) {
 	signed.CertificateSHA256 = fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
 	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
 	fails.Event, fails.Verdict, fails.Reason = audit.NotSigned, "Failed", "SignerValidationFailure"
-	if want := fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)); signed.KeySHA256 != want {
-		t.Errorf("fingerprint %s, the certificate's is %s", signed.KeySHA256, want)
-	}
+	kit.Equal(t, "fingerprint", signed.KeySHA256, fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)))
 	want := map[string][]audit.Record{issued.Name: {decided, signed}, refused.Name: {waits}, broken.Name: {fails}}
 	got := map[string][]audit.Record{}
 	for _, record := range kit.ReadAudit(t, path) {
@@ -70,9 +65,7 @@ func TestAuditLog(t *testing.T) {
 	for _, records := range got { // a signer may be faster than the approver's record of its own write
 		slices.SortFunc(records, func(a, b audit.Record) int { return strings.Compare(string(a.Event), string(b.Event)) })
 	}
-	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(audit.Record{}, "Time", "Message")); diff != "" {
-		t.Errorf("records (-want +got):\n%s", diff)
-	}
+	kit.Equal(t, "records", got, want, cmpopts.IgnoreFields(audit.Record{}, "Time", "Message"))
 }
 
 // TestSecureMetrics serves metrics only to clients that may read them. A client of the metrics port causes at most a few
@@ -95,10 +88,8 @@ func TestSecureMetrics(t *testing.T) {
 	} {
 		kit.Eventually(t, "/metrics with token "+strconv.Quote(token), func(ctx context.Context) error {
 			got, body := kit.SecureGet(ctx, p.Metrics, "/metrics", token)
-			if shown := strings.Contains(body, "csr_requests"); got != status || shown != (status == http.StatusOK) {
-				return fmt.Errorf("status %d, metrics shown: %t", got, shown)
-			}
-			return nil
+			shown := strings.Contains(body, "csr_requests")
+			return kit.OrError(got == status && shown == (status == http.StatusOK), "status %d, metrics shown: %t", got, shown)
 		})
 	}
 	if status, _ := cluster.Get(t.Context(), p.Metrics, "/metrics"); status == http.StatusOK {
@@ -107,10 +98,8 @@ func TestSecureMetrics(t *testing.T) {
 
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 10}}
 	scrape := func(ctx context.Context, token string) error {
-		if status, _ := cluster.GetWith(ctx, client, "https://"+p.Metrics+"/metrics", token); status != http.StatusOK {
-			return fmt.Errorf("status %d", status)
-		}
-		return nil
+		status, _ := cluster.GetWith(ctx, client, "https://"+p.Metrics+"/metrics", token)
+		return kit.OrError(status == http.StatusOK, "status %d", status)
 	}
 	const seconds, clients = 2, 10
 	before, begun := tokenReviews(t), time.Now()
@@ -152,17 +141,10 @@ func TestSecureMetrics(t *testing.T) {
 // tokenReviews returns how many TokenReviews the API server has answered.
 func tokenReviews(t *testing.T) (total float64) {
 	t.Helper()
-	set, err := kubernetes.NewForConfig(kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
-	text, err := set.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context())
-	kit.NoError(t, err)
-	for line := range bytes.Lines(text) {
-		if bytes.HasPrefix(line, []byte("apiserver_request_total{")) && bytes.Contains(line, []byte(`resource="tokenreviews"`)) {
-			fields := strings.Fields(string(line))
-			value, err := strconv.ParseFloat(fields[len(fields)-1], 64)
-			kit.NoError(t, err)
-			total += value
-		}
+	set := kubernetes.NewForConfigOrDie(kit.ControlPlane(t).Config)
+	text := kit.Must(set.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
+	for _, match := range regexp.MustCompile(`(?m)^apiserver_request_total{.*resource="tokenreviews".* (\S+)$`).FindAllSubmatch(text, -1) {
+		total += kit.Must(strconv.ParseFloat(string(match[1]), 64))(t)
 	}
 	return total
 }

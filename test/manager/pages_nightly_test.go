@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
@@ -39,8 +38,7 @@ func blockOf(t *testing.T, page, start string) string {
 // shell runs commands in a folder with a kubectl, as an administrator, and returns their output.
 func shell(t *testing.T, dir, commands string) (string, error) {
 	t.Helper()
-	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig("shell", kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
+	kubeconfig := kit.Kubeconfig(t, "shell", kit.ControlPlane(t).Config)
 	script := exec.CommandContext(t.Context(), "bash", "-ec", commands)
 	script.Dir = dir
 	script.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "PATH="+os.Getenv("KUBEBUILDER_ASSETS")+":"+os.Getenv("PATH"))
@@ -57,9 +55,7 @@ var clone = filepath.Join("..", "..")
 // run is shell for commands that succeed.
 func run(t *testing.T, dir, commands string) string {
 	t.Helper()
-	out, err := shell(t, dir, commands)
-	kit.NoError(t, err)
-	return out
+	return kit.Must(shell(t, dir, commands))(t)
 }
 
 // TestNodeDoesNotJoin follows docs/symptoms.md for a bootstrap token without rights: its kubelet may not create a request, and
@@ -78,9 +74,9 @@ func TestNodeDoesNotJoin(t *testing.T) {
 		t.Fatalf("commands of the page: %q, %q, %q", find, describe, repair)
 	}
 
-	cfg := rest.CopyConfig(kit.ControlPlane(t).Config) // of a bootstrap token without rights
-	cfg.Impersonate = rest.ImpersonationConfig{UserName: "system:bootstrap:abcdef", Groups: []string{"system:bootstrappers", "system:authenticated"}}
-	kubelet, obj := kit.ClientOf(t, cfg), kit.NodeRequest(t, "worker-1")
+	// A bootstrap token without rights.
+	kubelet := kit.Impersonate(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:authenticated")
+	obj := kit.NodeRequest(t, "worker-1")
 	err := kubelet.Create(t.Context(), obj)
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `is forbidden: User "system:bootstrap:abcdef" cannot create resource`) {
 		t.Fatalf("%v: not the text of the page", err)
@@ -93,10 +89,8 @@ func TestNodeDoesNotJoin(t *testing.T) {
 		t.Fatalf("%s finds %q, want %s", find, found, obj.Name)
 	}
 	kit.Eventually(t, "the reason", func(context.Context) error {
-		if out := run(t, clone, strings.Replace(describe, "NAME", found[1], 1)); !strings.Contains(out, "NotAuthorized") {
-			return errors.New(out)
-		}
-		return nil
+		out := run(t, clone, strings.Replace(describe, "NAME", found[1], 1))
+		return kit.OrError(strings.Contains(out, "NotAuthorized"), "%s", out)
 	})
 	run(t, clone, repair["csr-join"])
 	kit.Reaches(t, obj, csr.Issued)
@@ -115,9 +109,7 @@ func TestApproverOnly(t *testing.T) {
 	file := filepath.Join(dir, "kubelet.yaml")
 	kit.Write(t, file, []byte("serverTLSBootstrap: false\nkind: KubeletConfiguration\n"))
 	run(t, dir, strings.ReplaceAll(edits, "/var/lib/kubelet/config.yaml", file))
-	if data, err := os.ReadFile(file); err != nil || string(data) != "kind: KubeletConfiguration\nserverTLSBootstrap: true\n" {
-		t.Errorf("%q writes %q: %v", edits, data, err)
-	}
+	kit.Equal(t, edits, string(kit.Must(os.ReadFile(file))(t)), "kind: KubeletConfiguration\nserverTLSBootstrap: true\n")
 	approver := startInstalled(t)
 
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "worker-1"}}
@@ -127,7 +119,7 @@ func TestApproverOnly(t *testing.T) {
 	kit.NoError(t, kit.Admin(t).Status().Patch(t.Context(), node, client.MergeFrom(created)))
 	foreign, asked := asksFor(t, "worker-1", "worker-1", "192.0.2.2"), asksFor(t, "worker-1", "worker-1", "192.0.2.1")
 	issuedBy(t, kit.Reaches(t, asked, csr.Issued), ours, theirs)
-	isPending(t, foreign)
+	kit.IsIn(t, foreign, csr.Pending)
 	approver.Answers(t, approver.Probes, "/readyz", http.StatusOK)
 }
 
@@ -166,15 +158,13 @@ func TestTakeoverBackWithAnotherCA(t *testing.T) {
 	onHost := func(text string) string {
 		return strings.ReplaceAll(text, "/etc/kubernetes/pki/csr-signer", filepath.Join(dir, "csr-signer"))
 	}
-	if out := run(t, dir, onHost(blockOf(t, migrationPage, "install -d"))); out != "1\n" {
-		t.Fatalf("it prints %q", out)
-	}
+	kit.Equal(t, "output", run(t, dir, onHost(blockOf(t, migrationPage, "install -d"))), "1\n")
 	flags := patchedFlags(t, "other-ca")
 	for i := range flags {
 		flags[i] = onHost(flags[i])
 	}
 	startTheirs(t, kubeadmControllers, flags...)
-	stops(t, beside)
+	kit.NoError(t, beside.Stop())
 	back := issues(t, "back")
 	issuedBy(t, back, theirs, theirs)
 	kit.IssuedBy(t, back, rotated)
@@ -202,8 +192,7 @@ func TestLeakedCA(t *testing.T) {
 	follow("umask 077; mkdir -p new-ca")
 	follow("cat /etc/kubernetes/pki/ca.crt")
 	follow("kubectl -n csr-controller-manager-system create secret")
-	made, err := os.ReadFile(filepath.Join(dir, "new-ca", "ca.crt"))
-	kit.NoError(t, err)
+	made := kit.Must(os.ReadFile(filepath.Join(dir, "new-ca", "ca.crt")))(t)
 	kit.Eventually(t, "the new CA signs", func(context.Context) error {
 		return kit.Leaf(t, issues(t, "after")).CheckSignatureFrom(kit.Certificate(t, &csrenv.CA{CertPEM: made}))
 	})
@@ -214,10 +203,7 @@ func TestLeakedCA(t *testing.T) {
 	} {
 		kit.Eventually(t, user+" is known", func(context.Context) error {
 			out, err := shell(t, dir, "kubectl --kubeconfig kubernetes/"+file+" --user "+user+" auth whoami")
-			if err == nil && !strings.Contains(out, user) {
-				err = fmt.Errorf("it is %s", out)
-			}
-			return err
+			return errors.Join(err, kit.OrError(strings.Contains(out, user), "it is %s", out))
 		})
 	}
 
@@ -225,10 +211,9 @@ func TestLeakedCA(t *testing.T) {
 	run(t, dir, old)
 	follow("cp new-ca/ca.crt")
 	kit.Eventually(t, "the API server refuses the old CA", func(context.Context) error {
-		if _, err := shell(t, dir, old); err == nil || !strings.Contains(err.Error(), "(Unauthorized)") {
-			return fmt.Errorf("it accepts a certificate of the old CA, or %w", err)
-		}
-		return nil
+		_, err := shell(t, dir, old)
+		refused := err != nil && strings.Contains(err.Error(), "(Unauthorized)")
+		return kit.OrError(refused, "it accepts a certificate of the old CA, or %w", err)
 	})
 	run(t, dir, "kubectl --kubeconfig kubernetes/super-admin.conf --user kubernetes-super-admin get nodes")
 }
@@ -239,10 +224,8 @@ func leakedHost(t *testing.T) (dir string) {
 	t.Helper()
 	plane := kit.ControlPlane(t)
 	dir = t.TempDir()
-	kubeconfig, err := plane.WriteKubeconfig("host", plane.Config)
-	kit.NoError(t, err)
 	run(t, dir, "mkdir -p kubernetes/pki; "+
-		"for name in admin super-admin controller-manager scheduler; do cp "+kubeconfig+" kubernetes/$name.conf; done; "+
+		"for name in admin super-admin controller-manager scheduler; do cp "+kit.Kubeconfig(t, "host", plane.Config)+" kubernetes/$name.conf; done; "+
 		"cp "+plane.ClientCAFile()+" kubernetes/pki/ca.crt")
 	kit.Write(t, filepath.Join(dir, "old.crt"), plane.Config.CertData)
 	kit.Write(t, filepath.Join(dir, "old.key"), plane.Config.KeyData)

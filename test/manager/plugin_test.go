@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"fmt"
 	"net/http"
 	"os/exec"
 	"regexp"
@@ -74,7 +73,7 @@ func TestPluginShowsAndApproves(t *testing.T) {
 	plugin(t, 0, "explain --node shown", obj.Name, "csr-approver NotAuthorized", "Next step")
 	// Standard input is empty.
 	plugin(t, 1, "approve "+obj.Name, "Approve 1 of 1 requests?", subject, "csr-approver NotAuthorized", "you did not confirm it")
-	isPending(t, obj)
+	kit.IsIn(t, obj, csr.Pending)
 	plugin(t, 1, "approve --node shown", "who is neither the node nor a bootstrap token")
 	out, _, code := kit.Plugin(t, kit.ControlPlane(t).Config, "approve", obj.Name, "--yes", "-o", "json")
 	kit.Says(t, out, code, 0, `"approved": true`)
@@ -94,12 +93,11 @@ func TestPluginShowsAndApproves(t *testing.T) {
 	})
 	kit.Eventually(t, "the roles for users suffice", func(context.Context) error {
 		out, aside, _ := kit.Plugin(t, kit.TokenConfig(t, "stranger"), "check", "-v")
+		suffice := true
 		for _, line := range []string{"ca-trusted       ok", "manager-running  ok", "serving-asked    ok"} {
-			if !strings.Contains(out, line) {
-				return fmt.Errorf("%q is not in:\n%s%s", line, out, aside)
-			}
+			suffice = suffice && strings.Contains(out, line)
 		}
-		return nil
+		return kit.OrError(suffice, "%s%s", out, aside)
 	})
 }
 
@@ -143,39 +141,22 @@ func TestForgedObjectsChangeNothing(t *testing.T) {
 			Action: "Approve", Type: "Normal", EventTime: metav1.NowMicro(),
 		})
 	}
-	if after := approves(); !slices.Equal(before, after) {
-		t.Errorf("before\n%s\nafter\n%s", before, after)
-	}
+	kit.Equal(t, "what the plugin says afterwards", approves(), before)
 	for _, obj := range []*kit.Request{refused, sound} {
-		isPending(t, obj)
-		out, code := kit.RunPlugin(t, kit.ControlPlane(t).Config, "explain", obj.Name)
-		kit.Says(t, out, code, 0, "Said by the manager (anyone", `approve it\x1b[31m`, `held by "an intruder"`)
+		kit.IsIn(t, obj, csr.Pending)
+		plugin(t, 0, "explain "+obj.Name, "Said by the manager (anyone", `approve it\x1b[31m`, `held by "an intruder"`)
 	}
-}
-
-// reviewsAs returns a client for reviews that acts as user, or as the administrator if user is empty.
-func reviewsAs(t *testing.T, user string) reviewsv1.AuthorizationV1Interface {
-	t.Helper()
-	cfg := rest.CopyConfig(kit.ControlPlane(t).Config)
-	if user != "" {
-		cfg.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:authenticated"}}
-	}
-	api, err := reviewsv1.NewForConfig(cfg)
-	kit.NoError(t, err)
-	return api
 }
 
 // TestCheckKubeletRights checks groups that can't join or renew, and that the suggested commands help.
 func TestCheckKubeletRights(t *testing.T) {
 	kit.Parallel(t)
 	bootstrappers := []string{"system:bootstrappers:check-one", "system:bootstrappers:check-two"}
-	nodes := []string{"check-nodes"}
-	look := func(ctx context.Context) []check.Result {
-		return check.Kubelets(ctx, reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, nodes)
+	look := func(ctx context.Context, cfg *rest.Config, nodes string) []check.Result {
+		return check.Kubelets(ctx, reviewsv1.NewForConfigOrDie(cfg).SubjectAccessReviews(), bootstrappers, []string{nodes})
 	}
-	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig("check-admin", kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
-	results := look(t.Context())
+	admin := kit.ControlPlane(t).Config
+	kubeconfig, results := kit.Kubeconfig(t, "check-admin", admin), look(t.Context(), admin, "check-nodes")
 	if len(results) != 2 {
 		t.Fatalf("%+v", results)
 	}
@@ -192,20 +173,18 @@ func TestCheckKubeletRights(t *testing.T) {
 		t.Errorf("the outage to come is not named: %s", results[1].Evidence)
 	}
 	kit.Eventually(t, "the commands help", func(ctx context.Context) error {
-		if results := look(ctx); check.Worst(results) != check.OK {
-			return fmt.Errorf("%+v", results)
-		}
-		return nil
+		results := look(ctx, admin, "check-nodes")
+		return kit.OrError(check.Worst(results) == check.OK, "%+v", results)
 	})
 
 	// Rights that the Node authorizer grants to system:nodes are not missing.
-	for _, result := range check.Kubelets(t.Context(), reviewsAs(t, "").SubjectAccessReviews(), bootstrappers, []string{"system:nodes"}) {
+	for _, result := range look(t.Context(), admin, "system:nodes") {
 		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
 			t.Errorf("%+v", result)
 		}
 	}
 	// A user without the right to ask gets unknown results.
-	for _, result := range check.Kubelets(t.Context(), reviewsAs(t, "check-nobody").SubjectAccessReviews(), bootstrappers, nodes) {
+	for _, result := range look(t.Context(), kit.TokenConfig(t, "stranger"), "check-nodes") {
 		if result.Status != check.Unknown || !strings.Contains(result.Evidence, "could not ask") {
 			t.Errorf("%+v", result)
 		}
@@ -216,10 +195,8 @@ func TestCheckKubeletRights(t *testing.T) {
 // knows it, in the node's group and in no other group that kubeadm binds. Bindings to the group of the node permit its certificate.
 func TestBootstrapTokenCommand(t *testing.T) {
 	kit.Parallel(t)
-	path, err := cluster.Manager()
-	kit.NoError(t, err)
 	var stdout, stderr bytes.Buffer
-	command := exec.CommandContext(t.Context(), path, "bootstrap-token", "--node", "token-a")
+	command := exec.CommandContext(t.Context(), kit.Must(cluster.Manager())(t), "bootstrap-token", "--node", "token-a")
 	// The command calls no server, so it needs no cluster.
 	command.Env, command.Stdout, command.Stderr = []string{"KUBECONFIG=/nonexistent"}, &stdout, &stderr
 	kit.NoError(t, command.Run())
@@ -228,20 +205,15 @@ func TestBootstrapTokenCommand(t *testing.T) {
 		t.Fatalf("aside: %s", stderr.String())
 	}
 	kit.Create(t, kit.Admin(t), kit.Object(t, stdout.String()))
-	user, err := kubelet.WhoAmI(t.Context(), kit.WithToken(t, found[1]))
-	kit.NoError(t, err)
+	user := kit.Must(kubelet.WhoAmI(t.Context(), kit.WithToken(t, found[1])))(t)
 	slices.Sort(user.Groups)
-	want := []string{"system:authenticated", "system:bootstrappers", csr.TokenGroup("token-a")}
-	if user.Username != "system:bootstrap:"+found[2] || !slices.Equal(user.Groups, want) {
-		t.Errorf("the token is user %s in groups %q, want %q", user.Username, user.Groups, want)
-	}
+	kit.Equal(t, "user of the token", user.Username, "system:bootstrap:"+found[2])
+	kit.Equal(t, "groups of the token", user.Groups, []string{"system:authenticated", "system:bootstrappers", csr.TokenGroup("token-a")})
 
 	start(t)
 	kit.GrantGroup(t, csr.TokenGroup("token-a"), kit.MayCreate)
 	kit.GrantGroup(t, csr.TokenGroup("token-a"), kit.MayJoin)
 	c, obj := kit.ClientOf(t, kit.WithToken(t, found[1])), kit.NodeRequest(t, "token-a")
 	kit.Eventually(t, "the authorizer knows of the bindings", func(ctx context.Context) error { return c.Create(ctx, obj) })
-	if got := kit.Leaf(t, kit.Reaches(t, obj, csr.Issued)).Subject.CommonName; got != "system:node:token-a" {
-		t.Errorf("common name %s", got)
-	}
+	kit.Equal(t, "common name", kit.Leaf(t, kit.Reaches(t, obj, csr.Issued)).Subject.CommonName, "system:node:token-a")
 }

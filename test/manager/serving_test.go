@@ -52,25 +52,18 @@ var kubeadmNames = []string{
 func issueServer(t *testing.T, authority *csrenv.CA, names []string, ips ...net.IP) (certPEM, keyPEM []byte) {
 	t.Helper()
 	key := kit.NewKey(t)
-	profile, err := ca.NewProfile(ca.ProfileConfig{})
-	kit.NoError(t, err)
-	issued, err := kit.Load(t, authority).Issue(profile, ca.Request{
+	issued := kit.Must(kit.Load(t, authority).Issue(kit.Must(ca.NewProfile(ca.ProfileConfig{}))(t), ca.Request{
 		PublicKey: key.Public(), DNSNames: names, IPAddresses: ips,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-	}, time.Now())
-	kit.NoError(t, err)
-	keyPEM, err = keyutil.MarshalPrivateKeyToPEM(key)
-	kit.NoError(t, err)
-	return issued.PEM, keyPEM
+	}, time.Now()))(t)
+	return issued.PEM, kit.Must(keyutil.MarshalPrivateKeyToPEM(key))(t)
 }
 
 // anotherAPIServer listens on host, with a certificate of authority for names, and returns its port.
 func anotherAPIServer(t *testing.T, authority *csrenv.CA, host string, names []string, ips ...net.IP) int32 {
 	t.Helper()
-	pair, err := tls.X509KeyPair(issueServer(t, authority, names, ips...))
-	kit.NoError(t, err)
-	listener, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
-	kit.NoError(t, err)
+	pair := kit.Must(tls.X509KeyPair(issueServer(t, authority, names, ips...)))(t)
+	listener := kit.Must(net.Listen("tcp", net.JoinHostPort(host, "0")))(t)
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	_ = server.Listener.Close()
 	server.Listener, server.TLS = listener, &tls.Config{Certificates: []tls.Certificate{pair}}

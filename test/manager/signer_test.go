@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"errors"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -12,9 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -104,9 +103,7 @@ func TestRequestLimitsPolicy(t *testing.T) {
 	}
 	kit.Reaches(t, joins(t, "good"), csr.Issued)
 	kit.Approve(t, all[0])
-	if failed := kit.Reaches(t, all[0], csr.Failed).Status.Conditions[1]; failed.Reason != "RequestTooLarge" {
-		t.Errorf("once approved it is Failed with %s, want RequestTooLarge", failed.Reason)
-	}
+	kit.Equal(t, "reason once approved", kit.Reaches(t, all[0], csr.Failed).Status.Conditions[1].Reason, "RequestTooLarge")
 	if used := manager.CPUSeconds(t) - before; used > 5 {
 		t.Errorf("four requests took %.1f CPU-seconds", used)
 	}
@@ -122,12 +119,7 @@ func TestRequestLimitsPolicy(t *testing.T) {
 		}
 		return ""
 	}
-	kit.Eventually(t, "the policy holds", func(context.Context) error {
-		if ask(200_000) == "" {
-			return errors.New("nothing is refused")
-		}
-		return nil
-	})
+	kit.Eventually(t, "the policy holds", func(context.Context) error { return kit.OrError(ask(200_000) != "", "nothing is refused") })
 	const tooLarge = "RequestTooLarge: spec.request has more than 131072 bytes"
 	for size, want := range map[int]string{0: "", 131_070: "", 131_071: "", 131_072: "", 131_073: tooLarge, 1 << 20: tooLarge} {
 		if got := ask(size); !strings.Contains(got, want) || (want == "") != (got == "") {
@@ -155,7 +147,7 @@ func TestFinishedRequestsAreNotTouched(t *testing.T) {
 	for i, want := range []csr.State{csr.Issued, csr.Failed, csr.Denied, csr.Approved} {
 		kit.Reaches(t, finished[i], want)
 	}
-	stops(t, p)
+	kit.NoError(t, p.Stop())
 
 	calls := len(proxy.Calls())
 	kit.StartManager(t, proxy.Config, "--leader-elect=false")
@@ -165,14 +157,16 @@ func TestFinishedRequestsAreNotTouched(t *testing.T) {
 		kit.Update(t, obj)
 	}
 	kit.Reaches(t, joins(t, "changed"), csr.Issued)
-	kit.HasLoaded(t, kit.ReplaceSecret(t, kit.SigningSecret(nil, nil), kit.NewCA(t)))
+	kit.Remove(t, kit.SigningSecret(nil, nil))
+	next := kit.NewCA(t)
+	another := kit.SigningSecret(next.CertPEM, next.KeyPEM)
+	kit.Create(t, kit.Admin(t), another)
+	kit.AnEvent(t, another, "CALoaded", func(*eventsv1.Event) bool { return true })
 	kit.Reaches(t, joins(t, "another-ca"), csr.Issued)
 	names := map[string]bool{}
 	for _, before := range finished {
 		names[before.Name] = true
-		if diff := cmp.Diff(before, kit.Reload(t, before.DeepCopy())); diff != "" {
-			t.Errorf("%s (-before +after):\n%s", before.Name, diff)
-		}
+		kit.Equal(t, before.Name, kit.Reload(t, before.DeepCopy()), before)
 	}
 	for _, call := range proxy.Calls()[calls:] {
 		if names[call.Name] {
@@ -192,12 +186,10 @@ signing:
   - {name: example.com/webhook, `+filesOf(t, own)+`, usages: [digital signature, server auth], duration: 1h, maxDuration: 2h}
 `))
 	ask := func(signer string, usage certificatesv1.KeyUsage) *kit.Request {
-		obj := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "", func(obj *kit.Request) {
+		return kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "", func(obj *kit.Request) {
 			obj.Spec.SignerName, obj.Spec.Usages = signer, []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, usage}
 			obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{Subject: pkix.Name{CommonName: "hook"}, DNSNames: []string{"hook.default.svc"}})
-		}))
-		kit.Approve(t, obj)
-		return obj
+		})))
 	}
 	issued := kit.Reaches(t, ask("example.com/webhook", certificatesv1.UsageServerAuth), csr.Issued)
 	kit.IssuedBy(t, issued, own)
@@ -206,13 +198,10 @@ signing:
 	}
 	failed := kit.Reaches(t, ask("example.com/webhook", certificatesv1.UsageClientAuth), csr.Failed).Status.Conditions[1]
 	const message = `usage "client auth" is not permitted: signer example.com/webhook permits ["digital signature" "server auth"]`
-	if failed.Reason != "UsagesNotPermitted" || failed.Message != message {
-		t.Errorf("Failed with %s: %s", failed.Reason, failed.Message)
-	}
-	kit.IssuedBy(t, kit.Reaches(t, ask(certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageClientAuth), csr.Issued), kit.ControlPlane(t).CA)
+	kit.Equal(t, "failure", failed.Reason+": "+failed.Message, "UsagesNotPermitted: "+message)
+	kubernetes := ask(certificatesv1.KubeAPIServerClientSignerName, certificatesv1.UsageClientAuth)
+	kit.IssuedBy(t, kit.Reaches(t, kubernetes, csr.Issued), kit.ControlPlane(t).CA)
 	foreign := ask("example.com/somebody-elses", certificatesv1.UsageServerAuth)
 	kit.Reaches(t, ask("example.com/webhook", certificatesv1.UsageServerAuth), csr.Issued)
-	if got := csr.StateOf(kit.Reload(t, foreign)); got != csr.Approved {
-		t.Errorf("another signer's request is %s, want Approved", got)
-	}
+	kit.IsIn(t, foreign, csr.Approved)
 }

@@ -31,25 +31,19 @@ const migrationPage = "migrate-from-kcm.md"
 // howTo returns the text of a page.
 func howTo(t *testing.T, name string) string {
 	t.Helper()
-	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "how-to", name))
-	kit.NoError(t, err)
-	return string(page)
+	return string(kit.Must(os.ReadFile(filepath.Join("..", "..", "docs", "how-to", name)))(t))
 }
 
 // startKCM runs the real kube-controller-manager, with its flag --controllers.
 func startKCM(t *testing.T, controllers string, flags ...string) *cluster.Process {
 	t.Helper()
 	name := strings.ReplaceAll(t.Name(), "/", "-") + "-kcm"
-	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig(name, kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
-	p, err := kit.ControlPlane(t).StartProcess(name, os.Getenv("KUBE_CONTROLLER_MANAGER"), append([]string{
+	kubeconfig := kit.Kubeconfig(t, name, kit.ControlPlane(t).Config)
+	p := kit.Must(kit.ControlPlane(t).StartProcess(name, os.Getenv("KUBE_CONTROLLER_MANAGER"), append([]string{
 		"--kubeconfig", kubeconfig, "--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false", controllers,
-	}, flags...)...)
-	kit.NoError(t, err)
+	}, flags...)...))(t)
 	t.Cleanup(func() {
-		if p.Ended() == nil {
-			p.Kill()
-		}
+		p.Kill()
 		if t.Failed() {
 			t.Logf("the end of the log of kube-controller-manager:\n%s", p.Tail(30))
 		}
@@ -110,9 +104,8 @@ func issuedBy(t *testing.T, obj *kit.Request, approver, signer string) {
 	for _, entry := range obj.ManagedFields {
 		got[entry.Subresource] = entry.Manager
 	}
-	if got["approval"] != approver || got["status"] != signer {
-		t.Errorf("approved and signed by %v, want %s and %s", got, approver, signer)
-	}
+	kit.Equal(t, "who approved", got["approval"], approver)
+	kit.Equal(t, "who signed", got["status"], signer)
 }
 
 // TestTakeover follows docs/how-to/migrate-from-kcm.md with the real kube-controller-manager and all of its controllers: dry run,
@@ -131,7 +124,7 @@ func TestTakeover(t *testing.T) {
 	issuedBy(t, issues(t, "dry-run"), theirs, theirs)
 	dry.Answers(t, dry.Metrics, "/metrics", http.StatusOK, `csr_approver_dry_run_total{reason="AutoApproved",`+
 		`signer="kubernetes.io/kube-apiserver-client-kubelet",verdict="Approve"} `)
-	stops(t, dry)
+	kit.NoError(t, dry.Stop())
 
 	// With the same CA either one may approve and sign, and neither stumbles.
 	beside := startOurs(t, caFlags(t)...)
@@ -149,10 +142,10 @@ func TestTakeover(t *testing.T) {
 	issuedBy(t, issues(t, "by-hand"), ours, ours)
 
 	// Back with the same CA. Between the two, requests wait.
-	stops(t, beside)
+	kit.NoError(t, beside.Stop())
 	pending := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "nobody"))
 	controllersWork(t)
-	isPending(t, pending)
+	kit.IsIn(t, pending, csr.Pending)
 	end(t, after)
 	startTheirs(t, kubeadmControllers)
 	kit.Reaches(t, pending, csr.Issued)
@@ -161,8 +154,7 @@ func TestTakeover(t *testing.T) {
 // patchedFlags returns the flags that a patch in config/kubeadm adds.
 func patchedFlags(t *testing.T, folder string) (flags []string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "..", "config", "kubeadm", folder, "kube-controller-manager0+json.yaml"))
-	kit.NoError(t, err)
+	data := kit.Must(os.ReadFile(filepath.Join("..", "..", "config", "kubeadm", folder, "kube-controller-manager0+json.yaml")))(t)
 	var patch []struct{ Op, Path, Value string }
 	kit.NoError(t, yaml.UnmarshalStrict(data, &patch))
 	for _, each := range patch {

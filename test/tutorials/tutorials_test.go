@@ -15,15 +15,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
-
-func succeed(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // TestTutorials runs the tutorials that use make run. They share its control plane, so they run one after the other.
 func TestTutorials(t *testing.T) {
@@ -34,9 +28,7 @@ func TestTutorials(t *testing.T) {
 	for name, build := range map[string]func() (string, error){
 		"csr-controller-manager": cluster.Manager, "kubectl-csr": cluster.Plugin,
 	} {
-		program, err := build()
-		succeed(t, err)
-		succeed(t, os.Symlink(program, filepath.Join(repository, name)))
+		kit.NoError(t, os.Symlink(kit.Must(build())(t), filepath.Join(repository, name)))
 	}
 	build := exec.Command("go", "build", "-o", repository, "../../docs/tutorials/webhook", "../../hack/run")
 	if output, err := build.CombinedOutput(); err != nil {
@@ -45,9 +37,7 @@ func TestTutorials(t *testing.T) {
 	exports := makeRun(t, repository)
 	for _, name := range []string{"first-certificate.md", "join-a-node.md", "webhook-certificate.md"} {
 		t.Run(name, func(t *testing.T) {
-			page, err := os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name))
-			succeed(t, err)
-			follow(t, repository, exports, page)
+			follow(t, repository, exports, kit.Must(os.ReadFile(filepath.Join("..", "..", "docs", "tutorials", name)))(t))
 		})
 	}
 }
@@ -96,14 +86,9 @@ func makeRun(t *testing.T, repository string) (exports string) {
 	t.Helper()
 	command := exec.Command(filepath.Join(repository, "run"), "-manager", filepath.Join(repository, "csr-controller-manager"))
 	command.Stderr = os.Stderr
-	output, err := command.StdoutPipe()
-	succeed(t, err)
-	succeed(t, command.Start())
-	t.Cleanup(func() {
-		if err := errors.Join(command.Process.Signal(syscall.SIGTERM), command.Wait()); err != nil {
-			t.Error(err)
-		}
-	})
+	output := kit.Must(command.StdoutPipe())(t)
+	kit.NoError(t, command.Start())
+	kit.AtEnd(t, func() error { return errors.Join(command.Process.Signal(syscall.SIGTERM), command.Wait()) })
 	for lines := bufio.NewScanner(output); lines.Scan() && !strings.HasPrefix(lines.Text(), "The manager's log: "); {
 		if line := strings.TrimSpace(lines.Text()); strings.HasPrefix(line, "export ") {
 			exports += line + "\n"

@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strconv"
@@ -57,16 +58,13 @@ func Shift(pid int, by time.Duration) (err error) {
 		return err
 	}
 	defer func() { _ = memory.Close() }()
-	entry, _, err := functionOf(pid, memory, clockGettime)
+	functions, err := functionsOf(pid, memory)
 	if err != nil {
 		return err
 	}
-	unused, size, err := functionOf(pid, memory, clockGetres)
-	if err != nil {
-		return err
-	}
-	if size < int64(len(shiftedClock)) {
-		return fmt.Errorf("%s has %d bytes, and %d are needed", clockGetres, size, len(shiftedClock))
+	entry, unused := int64(functions[clockGettime].Value), int64(functions[clockGetres].Value)
+	if size := functions[clockGetres].Size; entry == 0 || size < uint64(len(shiftedClock)) {
+		return fmt.Errorf("%s is at %x, and %s has %d bytes, of which %d are needed", clockGettime, entry, clockGetres, size, len(shiftedClock))
 	}
 	code, jump := bytes.Clone(shiftedClock), []byte{0xe9, 0, 0, 0, 0}
 	binary.LittleEndian.PutUint64(code[shiftedSeconds:], uint64(by/time.Second))
@@ -99,32 +97,28 @@ func write(pid int, memory *os.File, patches []patch) error {
 	return errors.New("the process does not stop, or a thread always reads the clock")
 }
 
-// functionOf returns the address and the size of a function in the vDSO of a process with that memory.
-func functionOf(pid int, memory *os.File, name string) (at, size int64, err error) {
+// functionsOf returns the functions in the vDSO of a process with that memory. Their values are addresses in that memory.
+func functionsOf(pid int, memory *os.File) (map[string]elf.Symbol, error) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
-	for line := range strings.Lines(string(maps)) {
-		var start, end int64
-		if _, err := fmt.Sscanf(line, "%x-%x", &start, &end); err != nil || !strings.HasSuffix(line, "[vdso]\n") {
-			continue
-		}
-		library, err := elf.NewFile(io.NewSectionReader(memory, start, end-start))
-		if err != nil {
-			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
-		}
-		symbols, err := library.DynamicSymbols()
-		if err != nil {
-			return 0, 0, fmt.Errorf("read the vDSO: %w", err)
-		}
-		for _, symbol := range symbols {
-			if symbol.Name == name {
-				return start + int64(symbol.Value), int64(symbol.Size), nil
-			}
-		}
+	var start, end int64
+	line := regexp.MustCompile(`(?m)^.* \[vdso\]$`).Find(maps)
+	if _, err := fmt.Sscanf(string(line), "%x-%x", &start, &end); err != nil {
+		return nil, fmt.Errorf("no vDSO in %q: %w", maps, err)
 	}
-	return 0, 0, fmt.Errorf("the vDSO has no function %s", name)
+	library, err := elf.NewFile(io.NewSectionReader(memory, start, end-start))
+	if err != nil {
+		return nil, fmt.Errorf("read the vDSO: %w", err)
+	}
+	symbols, err := library.DynamicSymbols()
+	functions := map[string]elf.Symbol{}
+	for _, symbol := range symbols {
+		symbol.Value += uint64(start)
+		functions[symbol.Name] = symbol
+	}
+	return functions, err
 }
 
 // isFree waits until the process has stopped, and reports whether no thread is inside the patches.

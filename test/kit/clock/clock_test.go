@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"testing"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // programMark is set in the environment of the program of TestShift.
@@ -28,11 +30,8 @@ func TestShift(t *testing.T) {
 	t.Parallel()
 	program := exec.CommandContext(t.Context(), os.Args[0])
 	program.Env = append(os.Environ(), programMark+"=1")
-	in, inErr := program.StdinPipe()
-	out, outErr := program.StdoutPipe()
-	if err := errors.Join(inErr, outErr, program.Start()); err != nil {
-		t.Fatal(err)
-	}
+	in, out := kit.Must(program.StdinPipe())(t), kit.Must(program.StdoutPipe())(t)
+	kit.NoError(t, program.Start())
 	began, lines := time.Now(), bufio.NewScanner(out)
 	read := func() (wall, mono time.Duration) {
 		t.Helper()
@@ -40,23 +39,17 @@ func TestShift(t *testing.T) {
 		if _, err := fmt.Fprintln(in); err != nil || !lines.Scan() {
 			t.Fatalf("the program ended: %v", errors.Join(err, lines.Err()))
 		}
-		if _, err := fmt.Sscan(lines.Text(), &seconds, &nanoseconds); err != nil {
-			t.Fatal(err)
-		}
+		kit.Must(fmt.Sscan(lines.Text(), &seconds, &nanoseconds))(t)
 		return time.Until(time.Unix(seconds, 0)), time.Duration(nanoseconds)
 	}
 	read() // it has started
 	for _, by := range []time.Duration{time.Hour, -24 * time.Hour, 0} {
-		if err := Shift(program.Process.Pid, by); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, Shift(program.Process.Pid, by))
 		if wall, mono := read(); wall > by || wall < by-10*time.Second || mono < 0 || mono > time.Since(began) {
 			t.Errorf("the clock is shifted by %s, want %s; the monotonic clock shows %s", wall, by, mono)
 		}
 	}
-	if err := errors.Join(in.Close(), program.Wait()); err != nil {
-		t.Error(err)
-	}
+	kit.NoError(t, errors.Join(in.Close(), program.Wait()))
 	if err := Shift(1<<30, time.Hour); err == nil { // above the largest process ID
 		t.Error("the clock of no process was shifted")
 	}

@@ -4,10 +4,15 @@ package cluster
 
 import (
 	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -16,6 +21,7 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -28,12 +34,9 @@ import (
 // Token is a line of the API server's token file.
 type Token struct{ Token, User, UID, Groups string }
 
-// startTimeout bounds the start of etcd and of kube-apiserver, each. On two idle cores a start takes two seconds. With the
-// default of 20 seconds, tests fail on a machine that compiles beside them.
-const startTimeout = time.Minute
-
-// stopTimeout bounds their ends likewise. etcd writes its data before it ends.
-const stopTimeout = time.Minute
+// patience bounds the starts and the ends of etcd and of kube-apiserver, each. On two idle cores a start takes two seconds.
+// With the default of 20 seconds, tests fail on a machine that compiles beside them.
+const patience = time.Minute
 
 // etcdQuota is 8 GiB, the largest quota that etcd recommends. A benchmark stores 500,000 requests.
 const etcdQuota = "8589934592"
@@ -64,7 +67,7 @@ func StartConfigured(configure func(dir string, args *envtest.Arguments), tokens
 	if err != nil {
 		return nil, err
 	}
-	c := &Cluster{Env: &envtest.Environment{ControlPlaneStartTimeout: startTimeout, ControlPlaneStopTimeout: stopTimeout}, Dir: dir}
+	c := &Cluster{Env: &envtest.Environment{ControlPlaneStartTimeout: patience, ControlPlaneStopTimeout: patience}, Dir: dir}
 	if err := c.prepare(tokens); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
@@ -201,4 +204,101 @@ func firstOfConnections() (int, error) {
 		return 0, fmt.Errorf("%s is %q: %w", file, text, err)
 	}
 	return first, nil
+}
+
+// RestartAPIServer restarts the API server on the same etcd and address. configure changes its flags.
+func (c *Cluster) RestartAPIServer(configure func(*envtest.Arguments)) error {
+	apiServer := c.Env.ControlPlane.GetAPIServer()
+	if err := apiServer.Stop(); err != nil && !errors.Is(err, syscall.ESRCH) { // KillAPIServer has ended it
+		return fmt.Errorf("stop the API server: %w", err)
+	}
+	configure(apiServer.Configure())
+	if err := apiServer.Start(); err != nil {
+		return fmt.Errorf("start the API server again: %w", err)
+	}
+	return nil
+}
+
+// APIServerPid returns the process ID of the API server.
+func (c *Cluster) APIServerPid() (int, error) {
+	text, err := os.ReadFile(c.Env.ControlPlane.GetAPIServer().Path + ".pid")
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(strings.TrimSpace(string(text)))
+}
+
+// KillAPIServer ends the API server without warning, and returns when it has ended. RestartAPIServer starts it again.
+func (c *Cluster) KillAPIServer() error {
+	pid, err := c.APIServerPid()
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		return fmt.Errorf("kill the API server: %w", err)
+	}
+	for range 100 {
+		if syscall.Kill(pid, 0) != nil { // it was waited for
+			return nil
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	return errors.New("the API server does not end")
+}
+
+// ClientCAFile returns the path of the API server's client CA file. The API server reads the file again after a
+// change.
+func (c *Cluster) ClientCAFile() string {
+	return filepath.Join(c.Dir, "apiserver", "csrenv-client-ca.crt")
+}
+
+// TrustClients writes bundle to the API server's client CA file, atomically.
+func (c *Cluster) TrustClients(bundle []byte) error {
+	part := c.ClientCAFile() + ".part"
+	return errors.Join(os.WriteFile(part, bundle, 0o600), os.Rename(part, c.ClientCAFile()))
+}
+
+// etcdClient keeps a connection for each of the concurrent callers of Store.
+var etcdClient = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}, Timeout: 2 * time.Minute}
+
+// Store writes obj directly to etcd, as an older version of the API server could have stored it: with any creation
+// time, and without validation. key is the path below /registry, such as certificatesigningrequests/NAME. Several goroutines may
+// call it.
+func (c *Cluster) Store(ctx context.Context, key string, obj runtime.Object) error {
+	value, err := json.Marshal(obj)
+	if err != nil {
+		return err
+	}
+	return c.etcd(ctx, "put", map[string]string{"key": etcdKey(key), "value": base64.StdEncoding.EncodeToString(value)})
+}
+
+// Erase deletes all objects below prefix directly in etcd. prefix ends with a slash.
+func (c *Cluster) Erase(ctx context.Context, prefix string) error {
+	end := prefix[:len(prefix)-1] + "0" // the byte after the slash
+	return c.etcd(ctx, "deleterange", map[string]string{"key": etcdKey(prefix), "range_end": etcdKey(end)})
+}
+
+func etcdKey(key string) string { return base64.StdEncoding.EncodeToString([]byte("/registry/" + key)) }
+
+// etcd calls a method of etcd's JSON gateway for keys.
+func (c *Cluster) etcd(ctx context.Context, method string, arguments map[string]string) error {
+	body, err := json.Marshal(arguments)
+	if err != nil {
+		return err
+	}
+	to := c.Env.ControlPlane.Etcd.URL.JoinPath("v3/kv", method)
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, to.String(), bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	response, err := etcdClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	text, err := io.ReadAll(io.LimitReader(response.Body, 4096))
+	if err != nil || response.StatusCode != http.StatusOK {
+		return fmt.Errorf("etcd answered %s: %s", response.Status, text)
+	}
+	return nil
 }

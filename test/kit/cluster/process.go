@@ -66,12 +66,10 @@ func (p *Process) Ended() *os.ProcessState {
 // Stop asks the process to end. It returns an error unless the process ends in time and without an error.
 func (p *Process) Stop() error {
 	_ = p.command.Process.Signal(syscall.SIGTERM) // the process may have ended already
-	timeout := time.NewTimer(stopGrace)
-	defer timeout.Stop()
 	select {
 	case <-p.Done:
 		return p.err
-	case <-timeout.C:
+	case <-time.After(stopGrace):
 		p.Kill()
 		return fmt.Errorf("%s did not stop within %s", p.command.Path, stopGrace)
 	}

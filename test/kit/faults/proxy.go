@@ -3,7 +3,7 @@
 //	proxy, err := faults.Start(cluster.Config, 1,
 //		faults.Rule{Verbs: faults.Writes, Share: 0.15, Do: faults.Answer(500)},
 //		faults.Rule{Verbs: faults.Writes, Share: 0.15, Do: faults.Answer(500).Landed()},
-//		faults.Rule{Share: 0.05, Do: faults.Answer(429).RetryAfter(time.Second)},
+//		faults.Rule{Share: 0.05, Do: faults.AnswerRetryAfter(429, time.Second)},
 //		faults.Rule{Verbs: faults.Watch, Do: faults.Cut(3 * time.Second)},
 //	)
 //	defer proxy.Stop()
@@ -17,12 +17,17 @@ package faults
 import (
 	"context"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
+	"log"
 	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +37,12 @@ import (
 	"k8s.io/client-go/rest"
 )
 
+// landTimeout bounds the duration of a request whose response is dropped.
+const landTimeout = 30 * time.Second
+
+// quiet discards net/http's log messages about faults.
+var quiet = log.New(io.Discard, "", 0)
+
 // Proxy is a running proxy. Its rules can be changed at any time.
 type Proxy struct {
 	// Config reaches the API server through the proxy.
@@ -39,9 +50,11 @@ type Proxy struct {
 
 	server  *httptest.Server
 	end     func() // ends hanging requests
-	backend *backend
-	infos   request.RequestInfoFactory
-	seed    uint64
+	forward *httputil.ReverseProxy
+	// own sends the requests without a token to the API server, and token the others.
+	own, token *http.Transport
+	infos      request.RequestInfoFactory
+	seed       uint64
 
 	mu       sync.Mutex
 	rules    []Rule
@@ -71,7 +84,7 @@ func Start(upstream *rest.Config, seed uint64, rules ...Rule) (p *Proxy, err err
 	p = &Proxy{seed: seed, infos: request.RequestInfoFactory{
 		APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api"),
 	}}
-	if p.backend, err = newBackend(upstream); err != nil {
+	if err := p.connect(upstream); err != nil {
 		return nil, err
 	}
 	p.Use(rules...)
@@ -90,13 +103,43 @@ func Start(upstream *rest.Config, seed uint64, rules ...Rule) (p *Proxy, err err
 	return p, nil
 }
 
+// connect prepares the connections to the API server. They are not those of client-go, which other clients in this process share.
+func (p *Proxy) connect(upstream *rest.Config) error {
+	target, _, err := rest.DefaultServerUrlFor(upstream)
+	own, ownErr := rest.TLSConfigFor(upstream)
+	token, tokenErr := rest.TLSConfigFor(rest.AnonymousClientConfig(upstream))
+	if err := errors.Join(err, ownErr, tokenErr); err != nil {
+		return fmt.Errorf("read the configuration of the API server: %w", err)
+	}
+	p.own = &http.Transport{TLSClientConfig: own, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
+	p.token = &http.Transport{TLSClientConfig: token, ForceAttemptHTTP2: true, MaxIdleConnsPerHost: 100}
+	p.forward = &httputil.ReverseProxy{
+		Transport: p, FlushInterval: -1, ErrorLog: quiet,
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.SetURL(&url.URL{Scheme: target.Scheme, Host: target.Host})
+			r.Out.Host = target.Host
+		},
+		// If the API server does not answer a request, abort it, as without a proxy.
+		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
+	}
+	return nil
+}
+
+// RoundTrip sends r to the API server.
+func (p *Proxy) RoundTrip(r *http.Request) (*http.Response, error) {
+	if r.Header.Get("Authorization") != "" {
+		return p.token.RoundTrip(r)
+	}
+	return p.own.RoundTrip(r)
+}
+
 // Stop ends the proxy.
 func (p *Proxy) Stop() error {
 	p.end()
 	p.server.CloseClientConnections()
 	p.server.Close()
-	p.backend.own.CloseIdleConnections()
-	p.backend.token.CloseIdleConnections()
+	p.own.CloseIdleConnections()
+	p.token.CloseIdleConnections()
 	return nil
 }
 
@@ -154,8 +197,23 @@ func (p *Proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		call.Status, call.Ended = status, true
 	}()
 	answer := &writer{ResponseWriter: w, shift: shift}
-	p.backend.serve(action, call.Verb == "watch", answer, r) // panics if it gives no whole answer
+	if action.landed && call.Verb != "watch" {
+		p.land(r)
+	}
+	if action.do == nil {
+		p.forward.ServeHTTP(answer, r)
+	} else {
+		action.do(p.forward, answer, r) // panics if it gives no whole answer
+	}
 	status = answer.status
+}
+
+// land sends r to the API server, and drops the response. The client can't stop it half-way.
+func (p *Proxy) land(r *http.Request) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), landTimeout)
+	defer cancel()
+	defer func() { _ = recover() }() // if the API server aborts the response, the fault is the same
+	p.forward.ServeHTTP(httptest.NewRecorder(), r.WithContext(ctx))
 }
 
 // decide records call, and returns what happens to it and how far the Date of its response is shifted. It also
@@ -172,10 +230,10 @@ func (p *Proxy) decide(call *Call) (action Action, shift time.Duration, watches 
 			continue
 		}
 		switch hit := rule.Share == 0 || draw < rule.Share; {
-		case rule.Do.kind == dated && hit:
-			shift += rule.Do.after
+		case rule.Do.shift != 0 && hit:
+			shift += rule.Do.shift
 			p.applied[i]++
-		case rule.Do.kind == dated || action.kind != forwarded:
+		case rule.Do.shift != 0 || action.do != nil:
 		case hit:
 			action = rule.Do
 			p.applied[i]++
@@ -193,4 +251,27 @@ func (p *Proxy) draw(key string) float64 {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(key))
 	return rand.New(rand.NewPCG(p.seed, hash.Sum64())).Float64()
+}
+
+// writer is a ResponseWriter that remembers the status, and shifts the Date header.
+type writer struct {
+	http.ResponseWriter
+	shift  time.Duration
+	status int
+}
+
+// Unwrap returns the wrapped writer, for http.ResponseController.
+func (w *writer) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+// WriteHeader remembers code. It shifts the API server's Date, or this machine's time if there is none.
+func (w *writer) WriteHeader(code int) {
+	if w.shift != 0 && w.status == 0 {
+		date, err := http.ParseTime(w.Header().Get("Date"))
+		if err != nil {
+			date = time.Now()
+		}
+		w.Header().Set("Date", date.Add(w.shift).UTC().Format(http.TimeFormat))
+	}
+	w.status = code
+	w.ResponseWriter.WriteHeader(code)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,10 +68,8 @@ func TestFaultsOfAWrite(t *testing.T) {
 			if client.IgnoreNotFound(err) != nil || (err == nil) != test.stored {
 				t.Errorf("stored: %v, want %t", err, test.stored)
 			}
-			if calls := proxy.Calls(); len(calls) != 1 || calls[0].Verb != "create" || calls[0].Resource != "configmaps" ||
-				calls[0].Fault != test.do.String() {
-				t.Errorf("calls are %+v", calls)
-			}
+			want := []faults.Call{{Verb: "create", Resource: "configmaps", Fault: test.do.String()}}
+			kit.Equal(t, "calls", proxy.Calls(), want, cmpopts.IgnoreFields(faults.Call{}, "Name", "Path", "Start", "Status", "Ended"))
 		})
 	}
 }
@@ -89,8 +88,7 @@ func TestWatchIsCutOrStalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			proxy, through := setup(t, test.rule)
 			only := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
-			watcher, err := through.CoreV1().ConfigMaps(kit.SystemNamespace).Watch(t.Context(), only)
-			kit.NoError(t, err)
+			watcher := kit.Must(through.CoreV1().ConfigMaps(kit.SystemNamespace).Watch(t.Context(), only))(t)
 			defer watcher.Stop()
 			kit.NoError(t, create(t.Context(), through, name)) // other requests continue
 			if event, _ := next(watcher); (event.Type == watch.Added) != test.shows {
@@ -119,11 +117,9 @@ func next(watcher watch.Interface) (event watch.Event, timedOut bool) {
 func TestDateIsShifted(t *testing.T) {
 	kit.Alone(t)
 	proxy, _ := setup(t, faults.Rule{Do: faults.ShiftDate(time.Hour)}, faults.Rule{Times: 1, Do: faults.Answer(503)})
-	transport, err := rest.TransportFor(proxy.Config)
-	kit.NoError(t, err)
+	transport := kit.Must(rest.TransportFor(proxy.Config))(t)
 	for _, status := range []int{503, 200} { // a response of the proxy, and a response of the API server
-		response, err := (&http.Client{Transport: transport}).Get(proxy.Config.Host + "/version")
-		kit.NoError(t, err)
+		response := kit.Must((&http.Client{Transport: transport}).Get(proxy.Config.Host + "/version"))(t)
 		_ = response.Body.Close()
 		date, err := http.ParseTime(response.Header.Get("Date"))
 		if off := time.Until(date) - time.Hour; err != nil || off.Abs() > 10*time.Second || response.StatusCode != status {
@@ -139,8 +135,6 @@ func TestTokenOfTheClientIsKept(t *testing.T) {
 	cfg := rest.CopyConfig(proxy.Config)
 	cfg.BearerToken = kit.BootstrapperToken
 	for want, through := range map[string]*rest.Config{kit.Bootstrapper: cfg, "admin": proxy.Config} {
-		if user, err := kubelet.WhoAmI(t.Context(), through); err != nil || user.Username != want {
-			t.Errorf("user %q, want %q: %v", user.Username, want, err)
-		}
+		kit.Equal(t, "user", kit.Must(kubelet.WhoAmI(t.Context(), through))(t).Username, want)
 	}
 }
