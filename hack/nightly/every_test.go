@@ -1,10 +1,6 @@
 package main
 
 import (
-	"go/ast"
-	"go/build/constraint"
-	"go/parser"
-	"go/token"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,132 +12,77 @@ import (
 
 const module = "../.."
 
-// testRun is a command that runs "go test".
-type testRun struct {
-	tags     map[string]bool
-	run      *regexp.Regexp // of -run, or nil
-	but      *regexp.Regexp // with it, the command tests all packages but these
-	packages []string
+// printed returns what a command prints in the folder of the module.
+func printed(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), name, args...)
+	command.Dir = module
+	output, err := command.Output()
+	if err != nil {
+		t.Fatalf("%s %q: %v", name, args, err)
+	}
+	return string(output)
 }
 
-var (
-	goTest   = regexp.MustCompile(`go test (.*)`)
-	ofTags   = regexp.MustCompile(` -tags (\S+)`)
-	ofRun    = regexp.MustCompile(` -run '([^']*)'`)
-	others   = regexp.MustCompile(`go list \./\.\.\. \| grep -vE '([^']+)'`)
-	packages = regexp.MustCompile(`\./(\S+)`)
-)
-
-// testRuns returns the commands in text.
-func testRuns(text string) (found []testRun) {
-	pattern := func(of *regexp.Regexp, line string) *regexp.Regexp {
-		if argument := of.FindStringSubmatch(line); argument != nil {
-			return regexp.MustCompile(argument[1])
-		}
-		return nil
-	}
-	for _, line := range goTest.FindAllString(strings.ReplaceAll(text, "\\\n", " "), -1) {
-		r := testRun{tags: map[string]bool{}, run: pattern(ofRun, line), but: pattern(others, line)}
-		for _, tags := range ofTags.FindAllStringSubmatch(line, -1) {
-			for tag := range strings.SplitSeq(tags[1], ",") {
-				r.tags[tag] = true
+// patterns returns the patterns of the tests that the commands in text select, by the path of the file.
+func patterns(t *testing.T, commands, text string) map[string][]*regexp.Regexp {
+	t.Helper()
+	const files = "{{$dir := .Dir}}{{range .TestGoFiles}}{{$dir}}/{{.}}\n{{end}}{{range .XTestGoFiles}}{{$dir}}/{{.}}\n{{end}}"
+	selected := map[string][]*regexp.Regexp{}
+	for _, command := range regexp.MustCompile(commands).FindAllStringSubmatch(strings.ReplaceAll(text, "\\\n", " "), -1) {
+		arguments, pattern := []string{"list", "-f", files}, ""
+		words := strings.Fields(printed(t, "bash", "-c", "echo "+command[1]))
+		for i, word := range words {
+			switch {
+			case word == "-tags":
+				arguments = append(arguments, word, words[i+1])
+			case word == "-run":
+				pattern = words[i+1]
+			case strings.HasPrefix(word, "./"), strings.HasPrefix(word, "github.com/"):
+				arguments = append(arguments, word)
 			}
 		}
-		for _, each := range packages.FindAllStringSubmatch(line, -1) {
-			r.packages = append(r.packages, each[1])
+		for file := range strings.FieldsSeq(printed(t, "go", arguments...)) {
+			selected[file] = append(selected[file], regexp.MustCompile(pattern))
 		}
-		found = append(found, r)
 	}
-	return found
-}
-
-// tests reports whether the command runs a test of a package, whose file needs build tags.
-func (r testRun) tests(folder string, needs constraint.Expr, name string) bool {
-	if needs != nil && !needs.Eval(func(tag string) bool { return r.tags[tag] }) || r.run != nil && !r.run.MatchString(name) {
-		return false
-	}
-	if r.but != nil {
-		return !r.but.MatchString("/" + folder)
-	}
-	return slices.ContainsFunc(r.packages, func(one string) bool {
-		above, all := strings.CutSuffix(one, "/...")
-		return folder == above || all && strings.HasPrefix(folder, above+"/")
-	})
+	return selected
 }
 
 // TestEveryTestRuns checks that "make test" runs each test of the module, or another target of make or a part if its file has a build tag.
 // No command may select tests of "make test" by their names, so that a new test runs.
 func TestEveryTestRuns(t *testing.T) {
 	t.Parallel()
-	command := exec.CommandContext(t.Context(), "make", "--dry-run", "--no-print-directory", "test")
-	command.Dir = module
-	made, err := command.Output()
-	succeed(t, err)
-	perChange := testRuns(string(made))
-	makefile, err := os.ReadFile(filepath.Join(module, "Makefile"))
-	succeed(t, err)
-	tagged := testRuns(string(makefile))
 	parts, err := readParts("parts.yaml")
 	succeed(t, err)
+	more := printed(t, "make", "--dry-run", "--no-print-directory", "e2e", "bench", "reliability")
 	for _, p := range parts {
-		tagged = append(tagged, testRuns(p.Command)...)
+		more += p.Command + "\n"
 	}
+	perChange := patterns(t, `go test (.*)`, printed(t, "make", "--dry-run", "--no-print-directory", "test"))
+	tagged := patterns(t, `go test (-tags .*)`, more)
+	root, err := filepath.Abs(module)
+	succeed(t, err)
 	seen := 0
-	succeed(t, filepath.WalkDir(module, func(path string, entry os.DirEntry, err error) error {
-		if err != nil {
-			return err
+	for file := range strings.Lines(printed(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*_test.go")) {
+		path := filepath.Join(root, strings.TrimSpace(file))
+		source, err := os.ReadFile(path)
+		succeed(t, err)
+		if _, err := os.Stat(filepath.Join(filepath.Dir(path), "go.mod")); err == nil { // another module
+			continue
 		}
-		if entry.IsDir() {
-			_, err := os.Stat(filepath.Join(path, "go.mod"))
-			if name := entry.Name(); path != module && (err == nil || name == "testdata" || name == "bin" || name != ".." && strings.HasPrefix(name, ".")) {
-				return filepath.SkipDir
-			}
-			return nil
+		selected := perChange[path]
+		if strings.HasPrefix(string(source), "//go:build ") {
+			selected = tagged[path]
 		}
-		if !strings.HasSuffix(path, "_test.go") {
-			return nil
-		}
-		folder, err := filepath.Rel(module, filepath.Dir(path))
-		if err != nil {
-			return err
-		}
-		needs, names, err := testsOf(path)
-		for _, name := range names {
+		for _, name := range regexp.MustCompile(`(?m)^func (Test\w+)\(\w+ \*testing\.T\)`).FindAllStringSubmatch(string(source), -1) {
 			seen++
-			runs := perChange
-			if needs != nil {
-				runs = tagged
-			}
-			if !slices.ContainsFunc(runs, func(r testRun) bool { return r.tests(folder, needs, name) }) {
-				t.Errorf("%s in %s (%v): neither \"make test\" nor a part of %s runs it", name, path, needs, list)
+			if !slices.ContainsFunc(selected, func(pattern *regexp.Regexp) bool { return pattern.MatchString(name[1]) }) {
+				t.Errorf("%s in %s: neither \"make test\" nor a part of %s runs it", name[1], file, list)
 			}
 		}
-		return err
-	}))
+	}
 	if seen < 400 {
 		t.Errorf("only %d tests", seen)
 	}
-}
-
-// testsOf returns the build constraint of a file, unless it is only about the race detector, and the names of its tests.
-func testsOf(path string) (needs constraint.Expr, names []string, err error) {
-	file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ParseComments|parser.SkipObjectResolution)
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, group := range file.Comments {
-		for _, comment := range group.List {
-			if constraint.IsGoBuild(comment.Text) && comment.Pos() < file.Package && !strings.Contains(comment.Text, "race") {
-				if needs, err = constraint.Parse(comment.Text); err != nil {
-					return nil, nil, err
-				}
-			}
-		}
-	}
-	for _, declared := range file.Decls {
-		if function, ok := declared.(*ast.FuncDecl); ok && function.Recv == nil && strings.HasPrefix(function.Name.Name, "Test") && function.Name.Name != "TestMain" {
-			names = append(names, function.Name.Name)
-		}
-	}
-	return needs, names, nil
 }
