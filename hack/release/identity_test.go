@@ -1,10 +1,6 @@
 package release
 
 import (
-	"archive/tar"
-	"bytes"
-	"crypto/sha256"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -36,68 +32,56 @@ var variables = map[string]string{
 // artifacts are the files of a release besides the signed lists.
 var artifacts = []string{"csr-controller-manager-1.2.3.tgz", "csr-controller-manager-fips_v1.2.3.tar", "csr-controller-manager_v1.2.3.tar"}
 
-// The stubs of the programs that verify a release. cosign appends its arguments to the file CALLS, and accepts everything but call number
-// FAIL_AT. crane prints the manifest of the chart, and a digest that names the platform.
-const (
-	cosignStub = `#!/bin/sh
-echo "$*" >>"$CALLS"
-[ "$(wc -l <"$CALLS")" != "${FAIL_AT:-0}" ]`
-	craneStub = `#!/bin/sh
-case "$1 $3" in
-manifest*) cat "$MANIFEST" ;;
-"digest linux/amd64") echo sha256:a64 ;;
-"digest linux/arm64") echo sha256:r64 ;;
-esac`
-)
-
-// releaseFolder is a folder with the files of a release that the scripts read, and with stubs of cosign and crane beside it.
-type releaseFolder struct{ out, tools, calls, manifest string }
-
 // image and fips are the digests of the images.
 var image, fips = strings.Repeat("1", 64), strings.Repeat("2", 64)
 
 // references are those of the images and the chart.
 var references = []string{registry + "/csr-controller-manager@sha256:" + image, registry + "/csr-controller-manager@sha256:" + fips, chart}
 
+// makeRelease makes the folder "out" with the files of a release that the scripts read, and "tools" with stubs of the programs that verify it.
+// cosign appends its arguments to the file CALLS, and accepts everything but call number FAIL_AT. crane prints the manifest of the chart,
+// and a digest that names the platform.
+const makeRelease = `set -eu
+mkdir out tools
+echo '#!/bin/sh
+echo "$*" >>"$CALLS"
+[ "$(wc -l <"$CALLS")" != "${FAIL_AT:-0}" ]' >tools/cosign
+echo '#!/bin/sh
+case "$1 $3" in
+manifest*) cat "$MANIFEST" ;;
+"digest linux/amd64") echo sha256:a64 ;;
+"digest linux/arm64") echo sha256:r64 ;;
+esac' >tools/crane
+chmod +x tools/*
+cd out
+printf chart >"$1"
+printf '{"layers":[{"digest":"sha256:%s"}]}' "$(sha256sum <"$1" | cut -d' ' -f1)" >../manifest
+image() { printf '{"manifests":[{"digest":"sha256:%s"}]}' "$2" >index.json; tar -cf "$1" index.json; rm index.json; }
+image "$2" "$4"
+image "$3" "$5"
+sha256sum "$1" "$2" "$3" >checksums.txt
+printf '%s\n' "$6" "$7" "$8" >references.txt
+`
+
+// releaseFolder is a folder of makeRelease.
+type releaseFolder struct{ out, tools, calls, manifest string }
+
 func newReleaseFolder(t *testing.T) releaseFolder {
 	t.Helper()
 	dir := t.TempDir()
-	r := releaseFolder{dir + "/out", dir + "/tools", dir + "/calls", dir + "/manifest"}
-	checksums := ""
-	for i, content := range []string{"chart", layout(t, fips), layout(t, image)} {
-		write(t, filepath.Join(r.out, artifacts[i]), content)
-		checksums += fmt.Sprintf("%x  %s\n", sha256.Sum256([]byte(content)), artifacts[i])
+	command := exec.CommandContext(t.Context(), "bash", slices.Concat([]string{"-c", makeRelease, "bash"}, artifacts, []string{fips, image}, references)...)
+	command.Dir = dir
+	output, err := command.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, output)
 	}
-	for path, content := range map[string]string{
-		r.tools + "/cosign": cosignStub, r.tools + "/crane": craneStub, r.calls: "",
-		r.manifest:               fmt.Sprintf(`{"layers":[{"digest":"sha256:%x"}]}`, sha256.Sum256([]byte("chart"))),
-		r.out + "/checksums.txt": checksums, r.out + "/references.txt": strings.Join(references, "\n") + "\n",
-	} {
-		write(t, path, content)
-	}
-	return r
-}
-
-// layout returns the archive of an image with that digest.
-func layout(t *testing.T, digest string) string {
-	t.Helper()
-	index := `{"manifests":[{"digest":"sha256:` + digest + `"}]}`
-	var archive bytes.Buffer
-	writer := tar.NewWriter(&archive)
-	header := writer.WriteHeader(&tar.Header{Name: "index.json", Mode: 0o600, Size: int64(len(index))})
-	_, err := writer.Write([]byte(index))
-	succeed(t, errors.Join(header, err, writer.Close()))
-	return archive.String()
-}
-
-func write(t *testing.T, path, content string) {
-	t.Helper()
-	succeed(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(content), 0o700)))
+	return releaseFolder{dir + "/out", dir + "/tools", dir + "/calls", dir + "/manifest"}
 }
 
 // run runs a command in folder dir with only these variables, and returns the calls of cosign.
 func (r releaseFolder) run(t *testing.T, dir string, environment map[string]string, name string, args ...string) ([]string, error) {
 	t.Helper()
+	write(t, r.calls, "")
 	command := exec.CommandContext(t.Context(), name, args...)
 	command.Dir = dir
 	command.Env = []string{"PATH=" + r.tools + ":" + os.Getenv("PATH"), "RELEASE_TOOLS=" + r.tools, "CALLS=" + r.calls, "MANIFEST=" + r.manifest}
@@ -111,6 +95,11 @@ func (r releaseFolder) run(t *testing.T, dir string, environment map[string]stri
 	return strings.FieldsFunc(read(t, r.calls), func(r rune) bool { return r == '\n' }), err
 }
 
+func write(t *testing.T, path, content string) {
+	t.Helper()
+	succeed(t, os.WriteFile(path, []byte(content), 0o700))
+}
+
 // builtBy returns the commit of build.yml that release.yml calls.
 func builtBy(t *testing.T) string {
 	t.Helper()
@@ -122,33 +111,20 @@ func builtBy(t *testing.T) string {
 	return commit
 }
 
-// sorted returns the calls with their flags sorted, because the order of flags has no effect. Each flag here has a
-// value.
-func sorted(calls []string) []string {
-	var all []string
-	for _, call := range calls {
-		words := strings.Fields(regexp.MustCompile(`(--\S+) `).ReplaceAllString(call, "$1="))
-		slices.Sort(words[1:])
-		all = append(all, strings.Join(words, " "))
-	}
-	return all
-}
-
 const (
-	issuerFlag   = "--certificate-oidc-issuer https://token.actions.githubusercontent.com "
-	commitFlag   = "--certificate-github-workflow-sha " + tagged + " "
+	signedFlags  = "--certificate-oidc-issuer https://token.actions.githubusercontent.com --certificate-github-workflow-sha " + tagged + " "
 	identityFlag = "--certificate-identity https://github.com/csr-controller-manager/csr-controller-manager/.github/workflows/"
 	// signerFlags require the workflow that publishes, at the tag and its commit.
-	signerFlags = identityFlag + "release.yml@refs/tags/v1.2.3 " + issuerFlag + commitFlag
+	signerFlags = signedFlags + identityFlag + "release.yml@refs/tags/v1.2.3 "
 	// callerFlags require that this repository called the builder, for the tag and its commit. Other repositories can call it, too.
-	callerFlags = issuerFlag + "--certificate-github-workflow-repository csr-controller-manager/csr-controller-manager " +
-		"--certificate-github-workflow-ref refs/tags/v1.2.3 " + commitFlag
+	callerFlags = signedFlags + "--certificate-github-workflow-repository csr-controller-manager/csr-controller-manager " +
+		"--certificate-github-workflow-ref refs/tags/v1.2.3 "
 )
 
 // builtCalls returns the calls of cosign that verify the provenance of the files and of the two images.
 func builtCalls(t *testing.T, bundle string, files ...string) []string {
 	t.Helper()
-	provenance := "verify-blob-attestation " + identityFlag + "build.yml@" + builtBy(t) + " " + callerFlags +
+	provenance := "verify-blob-attestation " + callerFlags + identityFlag + "build.yml@" + builtBy(t) + " " +
 		"--type slsaprovenance1 --bundle " + bundle + " "
 	var calls []string
 	for _, file := range files {
@@ -185,14 +161,13 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 				"verify-attestation "+signerFlags+"--type cyclonedx "+registry+"/csr-controller-manager@"+digest)
 		}
 	}
-	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
+	if diff := cmp.Diff(want, calls); diff != "" {
 		t.Errorf("verify.sh (-want +got):\n%s", diff)
 	}
 
-	write(t, r.calls, "")
 	calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out)
 	succeed(t, err)
-	if diff := cmp.Diff(sorted(builtCalls(t, r.out+"/provenance.sigstore.json", files...)), sorted(calls)); diff != "" {
+	if diff := cmp.Diff(builtCalls(t, r.out+"/provenance.sigstore.json", files...), calls); diff != "" {
 		t.Errorf("verify-build.sh (-want +got):\n%s", diff)
 	}
 }
@@ -241,17 +216,15 @@ func TestUsersVerifyIdentities(t *testing.T) {
 		built[1], "verify " + signerFlags + references[0],
 		built[2], "verify " + signerFlags + references[1],
 	}
-	if diff := cmp.Diff(sorted(want), sorted(calls)); diff != "" {
+	if diff := cmp.Diff(want, calls); diff != "" {
 		t.Errorf("SECURITY.md (-want +got):\n%s", diff)
 	}
 	for at := 1; at <= len(want); at++ {
-		write(t, r.calls, "")
 		calls, err := r.run(t, r.out, map[string]string{"FAIL_AT": strconv.Itoa(at)}, "bash", "-c", pasted(t))
 		if err == nil || len(calls) != at || strings.Contains(err.Error(), "verified") {
 			t.Errorf("call %d fails: error %v, calls %q", at, err, calls)
 		}
 	}
-	write(t, r.calls, "")
 	write(t, filepath.Join(r.out, artifacts[0]), "another chart")
 	if calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t)); err == nil || len(calls) != 1 {
 		t.Errorf("a changed file: error %v, calls %q", err, calls)

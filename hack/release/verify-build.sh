@@ -15,9 +15,9 @@ buildTools
 if [ -n "${BUILDER_PUBLIC_KEY:-}" ]; then
   signer=(--key "$BUILDER_PUBLIC_KEY" --insecure-ignore-tlog)
 else
-  signer=(--certificate-identity "$(builder)" --certificate-oidc-issuer "$issuer"
+  signer=(--certificate-oidc-issuer "$issuer" --certificate-github-workflow-sha "${GITHUB_SHA:?}"
     --certificate-github-workflow-repository "${GITHUB_REPOSITORY:?}" --certificate-github-workflow-ref "${GITHUB_REF:?}"
-    --certificate-github-workflow-sha "${GITHUB_SHA:?}")
+    --certificate-identity "$(builder)")
 fi
 
 how=(verify-blob-attestation "${signer[@]}" --type slsaprovenance1 --bundle "$out/provenance.sigstore.json")

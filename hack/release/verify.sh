@@ -17,8 +17,8 @@ trap 'rm -rf "$work"' EXIT
 if [ -n "${COSIGN_PUBLIC_KEY:-}" ]; then
   signer=(--key "$COSIGN_PUBLIC_KEY" --insecure-ignore-tlog)
 else
-  signer=(--certificate-identity "$(identity)" --certificate-oidc-issuer "$issuer"
-    --certificate-github-workflow-sha "${GITHUB_SHA:?}")
+  signer=(--certificate-oidc-issuer "$issuer" --certificate-github-workflow-sha "${GITHUB_SHA:?}"
+    --certificate-identity "$(identity)")
 fi
 
 for file in checksums.txt references.txt; do

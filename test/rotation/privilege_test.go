@@ -20,6 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -43,32 +44,12 @@ nodeBlockList: ` + kit.BlockListName + `
 rotation: {enabled: true}
 `
 
-// TestLostRightsAreNamed runs the four managers of config/overlays/split, each with the flags of its Deployment, a token of
-// its ServiceAccount, and every role that it can have. The rights must be enough for a rotation. Then the managers lose
+// TestLostRightsAreNamed runs the managers of startSplit. The rights must be enough for a rotation. Then the managers lose
 // their rights in the cluster, and those in namespaces next. Metrics, readiness and an Event must name exactly what is
 // missing. TestRightsAreWhatIsGranted in controllers checks that the roles grant what the self-check asks for.
 func TestLostRightsAreNamed(t *testing.T) {
 	kit.Parallel(t)
-	r := startRotating(t)
-	shipped := kit.CreateMissing(t, r.admin, kit.Rendered(t, "../test/rotation/testdata/every-role"))
-	r.bring(t, "csr-signer", r.CA)
-	kit.BlockList(t, "")
-	kit.NewNamespace(t, "kube-node-lease")
-	kit.InstallKind(t, kit.ClusterAPI)
-	file := kit.Configure(t, splitConfig)
-	var bindings []*unstructured.Unstructured
-	var managers []*deployed
-	for _, obj := range shipped {
-		switch {
-		case kit.IsBinding(obj):
-			bindings = append(bindings, obj)
-		case obj.GetKind() == "Deployment":
-			managers = append(managers, deploy(t, obj, file))
-		}
-	}
-	if len(managers) != 4 {
-		t.Fatalf("there are %d Deployments", len(managers))
-	}
+	r, shipped, managers := startSplit(t)
 	r.rotates(t)
 	all := func(missing bool) {
 		for _, m := range managers {
@@ -76,14 +57,10 @@ func TestLostRightsAreNamed(t *testing.T) {
 		}
 	}
 	all(false)
-	for _, m := range managers {
-		if strings.Contains(m.Output(t), " is forbidden: ") {
-			t.Errorf("%s: calls were refused with all roles", m.name)
-		}
-	}
+	wereAllowed(t, managers...)
 	for _, kind := range []string{"ClusterRoleBinding", "RoleBinding"} {
 		var giveBack []func()
-		for _, binding := range bindings {
+		for _, binding := range shipped {
 			if binding.GetKind() == kind {
 				giveBack = append(giveBack, kit.TakeRole(t, binding))
 			}
@@ -96,6 +73,32 @@ func TestLostRightsAreNamed(t *testing.T) {
 	}
 	kit.HasEvent(t, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: kit.SystemNamespace}}, "RightsMissing", "missing rights: ")
 	r.losesTrust(t)
+}
+
+// startSplit runs the four managers of config/overlays/split, each with the flags of its Deployment, a token of its
+// ServiceAccount, and every role that it can have. It returns the objects that were made.
+func startSplit(t *testing.T) (r *rotating, shipped []*unstructured.Unstructured, managers []*deployed) {
+	t.Helper()
+	r = startRotating(t)
+	shipped = kit.CreateMissing(t, r.admin, kit.Rendered(t, "../test/rotation/testdata/every-role"))
+	r.bring(t, "csr-signer", r.CA)
+	kit.BlockList(t, "")
+	kit.NewNamespace(t, "kube-node-lease")
+	kit.InstallKind(t, kit.ClusterAPI)
+	file := kit.Configure(t, splitConfig)
+	for _, obj := range shipped {
+		if obj.GetKind() == "Deployment" {
+			deployment := &appsv1.Deployment{}
+			kit.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, deployment))
+			pod := deployment.Spec.Template.Spec
+			cfg := kit.TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: pod.ServiceAccountName}})
+			managers = append(managers, deploy(t, obj.GetName(), cfg, append(pod.Containers[0].Args, file)...))
+		}
+	}
+	if len(managers) != 4 {
+		t.Fatalf("there are %d Deployments", len(managers))
+	}
+	return r, shipped, managers
 }
 
 var splitTrust = v1alpha1.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
@@ -132,61 +135,88 @@ func (r *rotating) rotates(t *testing.T) {
 	}
 }
 
-// deployed is the running manager of a Deployment.
+// deployed is a running manager.
 type deployed struct {
 	*kit.Process
 	name string
-	// asked are the rights that its self-check asks for, and reviews asks the API server for them as its ServiceAccount.
+	// asked are the rights that its self-check asks for, and reviews asks the API server for them as its user.
 	asked   []check.Right
 	reviews reviewsv1.SelfSubjectAccessReviewInterface
+	// get reads the page with its metrics.
+	get func(ctx context.Context, address, path string) (int, string)
 }
 
-// deploy runs the manager of a Deployment, with another configuration.
-func deploy(t *testing.T, obj *unstructured.Unstructured, file string) *deployed {
+// deploy runs a manager as cfg's user, once its roles are in effect.
+func deploy(t *testing.T, name string, cfg *rest.Config, args ...string) *deployed {
 	t.Helper()
-	deployment := &appsv1.Deployment{}
-	kit.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(obj.Object, deployment))
-	pod := deployment.Spec.Template.Spec
 	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
-	args := append(pod.Containers[0].Args, file, "--self-check-interval=2s", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
+	args = append(args, "--self-check-interval=2s", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
 	c, err := config.Load(slices.Concat(kit.StandardArgs, args))
 	kit.NoError(t, err)
-	cfg := kit.TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: pod.ServiceAccountName}})
 	as, err := reviewsv1.NewForConfig(cfg)
 	kit.NoError(t, err)
-	d := &deployed{name: obj.GetName(), asked: controllers.Rights(c, kit.SystemNamespace), reviews: as.SelfSubjectAccessReviews()}
+	d := &deployed{name: name, asked: controllers.Rights(c, controllers.LeaseNamespace(c)), reviews: as.SelfSubjectAccessReviews(), get: cluster.Get}
 	kit.Eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		if results := check.Rights(ctx, d.reviews, d.asked); check.Worst(results) != check.OK {
 			return fmt.Errorf("%+v", results)
 		}
 		return nil
 	})
-	d.Process = kit.StartNamed(t, d.name, cfg, args...)
+	d.Process = kit.StartNamed(t, name, cfg, args...)
 	return d
 }
 
-// shows waits until metrics and readiness name exactly the rights that the API server denies.
-func (d *deployed) shows(t *testing.T, missing bool) {
+// wereAllowed checks that the API server has refused no call of managers.
+func wereAllowed(t *testing.T, managers ...*deployed) {
 	t.Helper()
-	kit.Within(t, afterLoss, d.name+" names what it lacks", func(ctx context.Context) error {
-		status, text := cluster.Get(ctx, d.Probes, "/readyz/own-rights")
-		if (status == http.StatusOK) == missing { // first, as it costs less than what follows
-			return fmt.Errorf("readiness: %d %s", status, text)
+	for _, m := range managers {
+		if strings.Contains(m.Output(t), " is forbidden: ") {
+			t.Errorf("%s: calls were refused with all roles", m.name)
 		}
-		denied, shown := map[string]int{}, map[string]int{}
-		for i, result := range check.Rights(ctx, d.reviews, d.asked) {
-			if right := d.asked[i]; result.Status != check.OK {
-				denied[fmt.Sprintf("csr_check_missing_rights{resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
-				if !right.Optional && !strings.Contains(text, right.String()) && len(text) < 500 { // a longer text is cut
-					return fmt.Errorf("%q is not in: %s", right, text)
-				}
+	}
+}
+
+// shows waits until the API server denies rights or none, among them those in taken, and until metrics and readiness name
+// exactly what it denies.
+func (d *deployed) shows(t *testing.T, missing bool, taken ...string) {
+	t.Helper()
+	kit.Within(t, afterLoss, fmt.Sprintf("%s names what it lacks without %q", d.name, taken), func(ctx context.Context) error {
+		// First what costs less: each review is a call. A probe's text is cut after 512 bytes.
+		status, text := cluster.Get(ctx, d.Probes, "/readyz/own-rights")
+		named := func(right check.Right) bool {
+			return right.Optional || strings.Contains(text, right.String()) || len(text) > 500
+		}
+		for _, right := range d.asked {
+			if slices.Contains(taken, right.String()) && !named(right) || !missing && status != http.StatusOK {
+				return fmt.Errorf("want %s: %d %s", right, status, text)
 			}
 		}
-		_, page := cluster.Get(ctx, d.Metrics, "/metrics")
+		denied, shown, failed := map[string]int{}, map[string]int{}, map[string]bool{}
+		for i, result := range check.Rights(ctx, d.reviews, d.asked) {
+			right := d.asked[i]
+			switch {
+			case result.Status == check.OK && slices.Contains(taken, right.String()):
+				return fmt.Errorf("the API server still allows %s", right)
+			case result.Status != check.OK && !named(right):
+				return fmt.Errorf("%q is not in: %s", right, text)
+			case result.Status != check.OK:
+				denied[fmt.Sprintf("csr_check_missing_rights{resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
+				failed[result.Check] = true
+			}
+		}
+		if (len(denied) > 0) != missing || (status == http.StatusOK) == failed[check.OwnRights] {
+			return fmt.Errorf("denied are %v, readiness: %d %s", denied, status, text)
+		}
+		_, page := d.get(ctx, d.Metrics, "/metrics")
 		for line := range strings.Lines(page) {
 			name, value, _ := strings.Cut(strings.TrimSpace(line), " ")
 			if n, err := strconv.Atoi(value); err == nil && n > 0 && strings.HasPrefix(name, "csr_check_missing_rights{") {
 				shown[name] = n
+			}
+		}
+		for _, name := range []string{check.OwnRights, check.OptionalRights} {
+			if is := strings.Contains(page, fmt.Sprintf("csr_check_result{check=%q,result=\"failed\"} 1", name)); is != failed[name] {
+				return fmt.Errorf("%s failed: %t, want %t", name, is, failed[name])
 			}
 		}
 		if diff := cmp.Diff(denied, shown); diff != "" {
