@@ -29,7 +29,7 @@ const patience = 5 * time.Minute
 // TestDiagrams renders every Mermaid diagram of the pages in Chromium, and one that must not render.
 func TestDiagrams(t *testing.T) {
 	t.Parallel()
-	pages, err := readPages(root)
+	pages, _, err := readPages(root)
 	succeed(t, err)
 	all := []diagram{{path: "a wrong diagram", text: "flowchart LR\n  a -->|\n"}}
 	for _, p := range sorted(pages) {

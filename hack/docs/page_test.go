@@ -3,22 +3,22 @@ package docs
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
-	"path"
+	"os/exec"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"unicode"
 )
 
-// page is a Markdown file: its anchors, its links, and its Mermaid diagrams.
+// page is a file. Of a Markdown file it has the anchors, the links, and the Mermaid diagrams.
 type page struct {
-	path     string
-	anchors  map[string]bool
-	links    []link
-	diagrams []diagram
+	path, source string
+	anchors      map[string]bool
+	links        []link
+	diagrams     []diagram
 }
 
 // link is a link or an image, with its line in the file.
@@ -34,24 +34,26 @@ type diagram struct {
 	text string
 }
 
-// readPages returns all pages, by path: those in root, in docs and beside the charts.
-func readPages(root string) (map[string]*page, error) {
-	tree, pages := os.DirFS(root), map[string]*page{}
-	tops, err := fs.Glob(tree, "*.md")
-	charts, chartsErr := fs.Glob(tree, "charts/*/README.md")
-	names := append(tops, charts...)
-	err = errors.Join(err, chartsErr, fs.WalkDir(tree, "docs", func(name string, _ fs.DirEntry, err error) error {
-		if path.Ext(name) == ".md" {
-			names = append(names, name)
+// isPage matches the paths of the pages: those in root, in docs and beside the charts.
+var isPage = regexp.MustCompile(`^([^/]+|docs/.+|charts/[^/]+/README)\.md$`)
+
+// readPages returns all pages, and all other files, by path. It leaves out this package, whose tests have paths of pages.
+func readPages(root string) (pages, others map[string]*page, err error) {
+	pages, others = map[string]*page{}, map[string]*page{}
+	names, err := exec.Command("git", "-C", root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").Output()
+	for name := range strings.SplitSeq(strings.TrimRight(string(names), "\x00"), "\x00") {
+		source, problem := os.ReadFile(filepath.Join(root, name))
+		switch {
+		case errors.Is(problem, os.ErrNotExist): // deleted, and not yet committed
+		case problem != nil:
+			err = errors.Join(err, problem)
+		case isPage.MatchString(name):
+			pages[name] = parse(name, string(source))
+		case !strings.HasPrefix(name, "hack/docs/"):
+			others[name] = &page{path: name, source: string(source)}
 		}
-		return err
-	}))
-	for _, name := range names {
-		source, problem := fs.ReadFile(tree, name)
-		err = errors.Join(err, problem)
-		pages[name] = parse(name, string(source))
 	}
-	return pages, err
+	return pages, others, err
 }
 
 var (
