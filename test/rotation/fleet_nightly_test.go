@@ -4,8 +4,6 @@ package rotation
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
@@ -17,8 +15,6 @@ import (
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	certificates "k8s.io/client-go/util/certificate"
 	"k8s.io/utils/clock"
 
@@ -27,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
 
 const (
@@ -129,55 +126,23 @@ func (r *rotating) startFleet(t *testing.T) *fleet {
 	ctx, stop := context.WithCancel(t.Context())
 	var talking sync.WaitGroup
 	t.Cleanup(func() {
-		for _, m := range f.members {
-			m.manager.Stop()
-		}
 		stop()
 		talking.Wait()
 	})
 	for i := range fleetSize {
-		m := &member{name: fmt.Sprintf("%sfleet-%03d", csr.NodeUserPrefix, i)}
-		m.manager = r.certificateManager(t, m.name)
-		m.manager.Start()
-		f.members = append(f.members, m)
+		name := fmt.Sprintf("fleet-%03d", i)
+		dir := filepath.Join(r.Dir, name) // not the test's own, as a manager does not say when it has stopped
+		kit.NoError(t, os.Mkdir(dir, 0o700))
+		node := kubelet.Node{Name: name, Dir: dir, Bootstrap: kit.TokenConfig(t, "joiner")}
+		manager, err := node.Rotation(ctx)
+		kit.NoError(t, err)
+		manager.Start()
+		f.members = append(f.members, &member{name: node.User(), manager: manager})
 	}
 	for _, m := range f.members {
 		talking.Go(func() { f.talk(ctx, t, m) })
 	}
 	return f
-}
-
-// certificateManager returns a real certificate manager, configured like a kubelet's.
-func (r *rotating) certificateManager(t *testing.T, user string) certificates.Manager {
-	t.Helper()
-	dir := filepath.Join(r.Dir, "fleet", user) // not the test's own, as a manager does not say when it has stopped
-	kit.NoError(t, os.MkdirAll(dir, 0o700))
-	store, err := certificates.NewFileStore("fleet", dir, dir, "", "")
-	kit.NoError(t, err)
-	manager, err := certificates.NewManager(&certificates.Config{
-		ClientsetFn:      r.clientset,
-		Template:         &x509.CertificateRequest{Subject: pkix.Name{CommonName: user, Organization: []string{csr.NodeGroup}}},
-		SignerName:       kubeletSigner,
-		GetUsages:        certificates.DefaultKubeletClientGetUsages,
-		CertificateStore: store,
-	})
-	kit.NoError(t, err)
-	return manager
-}
-
-// clientset returns a client to request certificates: with the current certificate, or the token for joining.
-func (r *rotating) clientset(current *tls.Certificate) (kubernetes.Interface, error) {
-	config := rest.AnonymousClientConfig(r.Config)
-	config.QPS = -1
-	if current == nil {
-		config.BearerToken = "joiner-token"
-		return kubernetes.NewForConfig(config)
-	}
-	one, err := showing(config, current)
-	if err != nil {
-		return nil, err
-	}
-	return kubernetes.NewForConfigAndClient(config, one)
 }
 
 // talk calls WhoAmI as m repeatedly, each time over a new connection.

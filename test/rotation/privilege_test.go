@@ -153,7 +153,9 @@ func deploy(t *testing.T, name string, cfg *rest.Config, args ...string) *deploy
 	args = append(args, "--self-check-interval=2s", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
 	c, err := config.Load(slices.Concat(kit.StandardArgs, args))
 	kit.NoError(t, err)
-	as, err := reviewsv1.NewForConfig(cfg)
+	asking := rest.CopyConfig(cfg)
+	asking.QPS = -1
+	as, err := reviewsv1.NewForConfig(asking)
 	kit.NoError(t, err)
 	d := &deployed{name: name, asked: controllers.Rights(c, controllers.LeaseNamespace(c)), reviews: as.SelfSubjectAccessReviews(), get: cluster.Get}
 	kit.Eventually(t, "the roles are in effect", func(ctx context.Context) error {
