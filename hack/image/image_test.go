@@ -29,26 +29,21 @@ const root = "../.."
 var built string
 
 func TestMain(m *testing.M) {
-	code, err := runTests(m)
-	if err != nil {
+	code, err := 1, os.Setenv("SOURCE_DATE_EPOCH", "1700000000")
+	if err == nil {
+		built, err = os.MkdirTemp("", "image-test-")
+	}
+	if err == nil {
+		err = build(root, built).run()
+	}
+	if err == nil {
+		code = m.Run()
+	}
+	if err = errors.Join(err, os.RemoveAll(built)); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
 	}
 	os.Exit(code)
-}
-
-func runTests(m *testing.M) (code int, err error) {
-	if built, err = os.MkdirTemp("", "image-test-"); err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(built)) }()
-	if err := os.Setenv("SOURCE_DATE_EPOCH", "1700000000"); err != nil {
-		return 1, err
-	}
-	if err := build(root, built).run(); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
 }
 
 func succeed(t *testing.T, err error) {
@@ -65,15 +60,8 @@ func build(from, to string) settings {
 // TestReproducible builds a copy of the sources in another folder and at another time.
 func TestReproducible(t *testing.T) {
 	copied, out := t.TempDir(), t.TempDir()
-	sources, err := filepath.Glob(filepath.Join(root, "*.go"))
-	succeed(t, err)
-	for _, file := range append(sources, filepath.Join(root, "go.mod"), filepath.Join(root, "go.sum")) {
-		data, err := os.ReadFile(file)
-		succeed(t, err)
-		succeed(t, os.WriteFile(filepath.Join(copied, filepath.Base(file)), data, 0o600))
-	}
-	for _, name := range []string{"api", "commands", "controllers", "docs", "internal", "pkg"} {
-		succeed(t, os.CopyFS(filepath.Join(copied, name), os.DirFS(filepath.Join(root, name))))
+	if output, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack/copy.sh"), copied).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, output)
 	}
 	succeed(t, build(copied, out).run())
 	entries, err := os.ReadDir(built)

@@ -8,39 +8,14 @@ import (
 	"strings"
 	"testing"
 
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"sigs.k8s.io/yaml"
 )
 
-// version is a version of a CustomResourceDefinition, as far as the page needs it.
-type version struct {
-	Columns []struct {
-		Name, JSONPath, Description string
-		Priority                    int
-	} `json:"additionalPrinterColumns"`
-	Schema struct {
-		Root property `json:"openAPIV3Schema"`
-	}
-}
-
-// property is a part of a schema.
-type property struct {
-	Type, Description, Format string
-	Enum, Required            []string
-	MaxItems, MaxLength       *int64
-	Properties                map[string]property
-	Items                     *property
-	Rules                     []rule `json:"x-kubernetes-validations"`
-}
-
-// rule is what the API server checks.
-type rule struct{ Message string }
-
 // readVersion returns the only version of the CustomResourceDefinition.
-func readVersion(t *testing.T) version {
+func readVersion(t *testing.T) apiextensionsv1.CustomResourceDefinitionVersion {
 	t.Helper()
-	var definition struct {
-		Spec struct{ Versions []version }
-	}
+	var definition apiextensionsv1.CustomResourceDefinition
 	err := yaml.Unmarshal([]byte(read(t, "config/crd/csr-controller-manager.io_signingauthorities.yaml")), &definition)
 	if err != nil || len(definition.Spec.Versions) != 1 {
 		t.Fatalf("%d versions of the API, error %v", len(definition.Spec.Versions), err)
@@ -52,20 +27,20 @@ func readVersion(t *testing.T) version {
 func spec(t *testing.T) string {
 	t.Helper()
 	var out strings.Builder
-	properties(&out, readVersion(t).Schema.Root.Properties["spec"], "spec")
+	properties(&out, readVersion(t).Schema.OpenAPIV3Schema.Properties["spec"], "spec")
 	return out.String()
 }
 
 // properties writes the table of an object at path, and those of the objects in it.
-func properties(out *strings.Builder, object property, path string) {
+func properties(out *strings.Builder, object apiextensionsv1.JSONSchemaProps, path string) {
 	fmt.Fprintf(out, "### %s\n\n", path)
 	rows, inner := newTable("field", "type", "description"), []func(){}
-	object.rows(rows, path, "", func(of property, path string) {
+	addRows(rows, object, path, "", func(of apiextensionsv1.JSONSchemaProps, path string) {
 		inner = append(inner, func() { properties(out, of, path) })
 	})
 	out.WriteString(rows.String() + "\n")
 	if strings.HasSuffix(path, "[]") { // the rules of other objects stand in the rows of their fields
-		for _, rule := range object.Rules {
+		for _, rule := range object.XValidations {
 			fmt.Fprintf(out, "Rule: %s.\n\n", prose(rule.Message))
 		}
 	}
@@ -74,9 +49,11 @@ func properties(out *strings.Builder, object property, path string) {
 	}
 }
 
-// rows adds the rows of the fields of o, an object at path, with prefix before their names. A small object has no table:
+// addRows adds the rows of the fields of o, an object at path, with prefix before their names. A small object has no table:
 // its fields have rows here. later gets each other object.
-func (o property) rows(rows *table, path, prefix string, later func(of property, path string)) {
+func addRows(
+	rows *table, o apiextensionsv1.JSONSchemaProps, path, prefix string, later func(of apiextensionsv1.JSONSchemaProps, path string),
+) {
 	for _, name := range slices.Sorted(maps.Keys(o.Properties)) {
 		field, at := o.Properties[name], path+"."+name
 		description := field.Description
@@ -84,14 +61,14 @@ func (o property) rows(rows *table, path, prefix string, later func(of property,
 			description = bare(description, first)
 		}
 		description = prose(description)
-		for _, rule := range field.Rules {
+		for _, rule := range field.XValidations {
 			if rule.Message != "" {
 				description += " Rule: " + prose(rule.Message) + "."
 			}
 		}
 		object, suffix := field, ""
 		if field.Items != nil {
-			object, at = *field.Items, at+"[]"
+			object, at = *field.Items.Schema, at+"[]"
 		}
 		if bound := cmp.Or(field.MaxItems, field.MaxLength); bound != nil {
 			suffix = fmt.Sprintf(" ≤ %d", *bound)
@@ -109,20 +86,26 @@ func (o property) rows(rows *table, path, prefix string, later func(of property,
 			rows.row(quote(prefix+name), kind+suffix, strings.TrimSpace(description))
 		}
 		if small {
-			field.rows(rows, at, prefix+name+".", later)
+			addRows(rows, field, at, prefix+name+".", later)
 		}
 	}
 }
 
 // typeOf returns the type of a property for readers.
-func typeOf(of property) string {
+func typeOf(of apiextensionsv1.JSONSchemaProps) string {
 	switch {
 	case of.Items != nil:
-		return of.Items.Type + "s"
+		return of.Items.Schema.Type + "s"
 	case of.Format == "date-time":
 		return "time"
 	case len(of.Enum) > 0:
-		return quoted(slices.DeleteFunc(slices.Clone(of.Enum), func(value string) bool { return value == "" }))
+		var values []string
+		for _, value := range of.Enum {
+			if text := strings.Trim(string(value.Raw), `"`); text != "" {
+				values = append(values, text)
+			}
+		}
+		return quoted(values)
 	}
 	return of.Type
 }
@@ -131,7 +114,7 @@ func typeOf(of property) string {
 func columns(t *testing.T) string {
 	t.Helper()
 	var all []string
-	for _, column := range readVersion(t).Columns {
+	for _, column := range readVersion(t).AdditionalPrinterColumns {
 		text := fmt.Sprintf("%s (`%s`)", column.Name, column.JSONPath)
 		if column.Priority > 0 {
 			text += " with `-o wide`"

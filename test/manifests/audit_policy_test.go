@@ -1,7 +1,6 @@
 package manifests
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -98,16 +97,16 @@ func TestAuditPolicy(t *testing.T) {
 
 // readAudit returns the records of auditUsers, by user, verb and resource.
 func readAudit() (map[string]auditRecord, error) {
-	data, err := os.ReadFile(auditLog)
+	file, err := os.Open(auditLog)
 	if err != nil {
 		return nil, err
 	}
+	defer func() { _ = file.Close() }()
 	records := map[string]auditRecord{}
-	lines := bufio.NewScanner(bytes.NewReader(data))
-	for lines.Buffer(nil, 1<<20); lines.Scan(); {
+	for lines := json.NewDecoder(file); lines.More(); {
 		var record auditRecord
-		if err := json.Unmarshal(lines.Bytes(), &record); err != nil {
-			return nil, fmt.Errorf("%w in %q", err, lines.Bytes())
+		if err := lines.Decode(&record); err != nil {
+			return nil, err
 		}
 		if !slices.Contains(auditUsers, record.User.Username) {
 			continue
@@ -118,5 +117,5 @@ func readAudit() (map[string]auditRecord, error) {
 		}
 		records[record.User.Username[len("audited-"):]+" "+record.Verb+" "+resource] = record
 	}
-	return records, lines.Err()
+	return records, nil
 }

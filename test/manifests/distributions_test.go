@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -143,7 +144,7 @@ func (n *distributionNode) install(t *testing.T, section, place string) {
 			n.write(t, "kustomization.yaml", []byte(block[2]))
 			continue
 		}
-		command := exec.Command("bash", "-euo", "pipefail", "-c", here.Replace(block[2]))
+		command := exec.CommandContext(t.Context(), "bash", "-euo", "pipefail", "-c", here.Replace(block[2]))
 		command.Dir = n.folder
 		command.Env = append(os.Environ(), "PATH="+filepath.Join(n.folder, "programs")+":"+os.Getenv("PATH"), "KUBECONFIG="+kubeconfig, "HOME="+n.folder)
 		if output, err := n.during(t, command); err != nil {
@@ -159,7 +160,7 @@ func (n *distributionNode) install(t *testing.T, section, place string) {
 // available waits until all replicas of a Deployment are ready.
 func (u *upgrade) available(t *testing.T, name string) {
 	t.Helper()
-	u.within(t, name+" is available", func(ctx context.Context) error {
+	u.within(t, time.Minute, name+" is available", func(ctx context.Context) error {
 		deployment := &appsv1.Deployment{}
 		if err := u.admin.Get(ctx, client.ObjectKey{Namespace: systemNamespace, Name: name}, deployment); err != nil {
 			return err

@@ -77,7 +77,7 @@ func (h *helmed) helm(t *testing.T, args ...string) {
 	if slices.Contains([]string{"install", "upgrade"}, args[0]) { // the annotation stands for the image
 		args = append(args, fmt.Sprintf("--set=replicas=%d,podAnnotations.binary=%s", h.replicas, h.current.binary))
 	}
-	command := exec.Command(h.path, append(args, "--wait", "--timeout=60s", "--namespace="+systemNamespace)...)
+	command := exec.CommandContext(t.Context(), h.path, append(args, "--wait", "--timeout=60s", "--namespace="+systemNamespace)...)
 	command.Dir, command.Env = root, h.env
 	if output, err := h.during(t, command); err != nil {
 		t.Fatalf("helm %s: %v\n%s\nnot ready: %v", args, err, output, h.notReady(t.Context()))
@@ -87,30 +87,21 @@ func (h *helmed) helm(t *testing.T, args ...string) {
 // during runs a command, and the pods until it ends. It returns the output.
 func (u *upgrade) during(t *testing.T, command *exec.Cmd) (string, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	defer cancel()
 	var output bytes.Buffer
 	command.Stdout, command.Stderr = &output, &output
-	if err := command.Start(); err != nil {
-		return "", err
-	}
+	kit.NoError(t, command.Start())
 	ended := make(chan error, 1)
 	go func() { ended <- command.Wait() }()
-	stop := context.AfterFunc(ctx, func() { _ = command.Process.Kill() })
-	defer stop()
-	pods := time.NewTicker(50 * time.Millisecond)
-	defer pods.Stop()
-	for {
+	var err error
+	u.within(t, 90*time.Second, command.String()+" ends", func(context.Context) error {
 		select {
-		case err := <-ended:
-			return output.String(), err
-		case <-pods.C:
-			if err := u.work(ctx); err != nil {
-				cancel()
-				return output.String(), errors.Join(err, <-ended)
-			}
+		case err = <-ended:
+			return nil
+		default:
+			return errors.New("it runs")
 		}
-	}
+	})
+	return output.String(), err
 }
 
 func (h *helmed) objects(t *testing.T) sets.Set[string] {
@@ -152,7 +143,7 @@ var remain = []string{
 func (h *helmed) uninstall(t *testing.T, before sets.Set[string]) {
 	t.Helper()
 	h.helm(t, "uninstall", helmRelease)
-	h.within(t, "nothing is left", func(ctx context.Context) error {
+	h.within(t, time.Minute, "nothing is left", func(ctx context.Context) error {
 		now, err := cluster.Objects(ctx, h.Config)
 		if err != nil {
 			return err

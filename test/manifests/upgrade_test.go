@@ -167,7 +167,7 @@ spec:
 // make creates obj, once its kind is served.
 func (u *upgrade) make(t *testing.T, obj client.Object) {
 	t.Helper()
-	u.within(t, "create "+obj.GetName(), func(ctx context.Context) error {
+	u.within(t, time.Minute, "create "+obj.GetName(), func(ctx context.Context) error {
 		return client.IgnoreAlreadyExists(u.admin.Create(ctx, obj))
 	})
 }
@@ -210,7 +210,7 @@ func (u *upgrade) roll(t *testing.T, next install) {
 		}
 	}
 	deployment := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{Namespace: systemNamespace, Name: common}}
-	u.within(t, "the rollout of "+next.name, func(ctx context.Context) error {
+	u.within(t, time.Minute, "the rollout of "+next.name, func(ctx context.Context) error {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(deployment), deployment); err != nil {
 			return err
 		}
@@ -252,7 +252,7 @@ func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
 	kit.NoError(t, u.admin.Create(t.Context(), obj))
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Decided by a test.", time.Time{})
 	kit.NoError(t, u.admin.SubResource("approval").Update(t.Context(), obj))
-	u.within(t, "a certificate after the rollout of "+what, func(ctx context.Context) error {
+	u.within(t, time.Minute, "a certificate after the rollout of "+what, func(ctx context.Context) error {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
@@ -264,9 +264,9 @@ func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
 }
 
 // within runs the pods until check returns nil.
-func (u *upgrade) within(t *testing.T, what string, check func(context.Context) error) {
+func (u *upgrade) within(t *testing.T, bound time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
-	kit.Within(t, time.Minute, what, func(ctx context.Context) error {
+	kit.Within(t, bound, what, func(ctx context.Context) error {
 		if err := u.work(ctx); err != nil && ctx.Err() == nil {
 			t.Fatal(err)
 		}

@@ -3,7 +3,6 @@ package rotation
 import (
 	"context"
 	"crypto"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -27,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -143,11 +143,9 @@ func (r *rotating) run(t *testing.T, options controllers.Options) {
 	t.Helper()
 	mgr := kit.NewManager(t, kit.ManagerConfigOn(t, r.Config, r.admin, true), manager.Options{Scheme: r.admin.Scheme()})
 	kit.NoError(t, options.SetupWithManager(mgr))
-	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(ctx) }()
+	go func() { ended <- mgr.Start(t.Context()) }()
 	t.Cleanup(func() {
-		cancel()
 		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
 			t.Error(err)
 		}
@@ -186,7 +184,7 @@ func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 	t.Helper()
 	obj := r.secret(t, name)
 	obj.Data["tls.crt"], obj.Data["tls.key"] = cert, key
-	kit.NoError(t, r.admin.Update(t.Context(), obj))
+	kit.Update(t, obj)
 }
 
 func (r *rotating) bundle(t *testing.T, at v1alpha1.ConfigMapKey) string {
@@ -266,9 +264,8 @@ func (r *rotating) user(t *testing.T, name string, one *v1alpha1.CAStatus) (pair
 	kit.NoError(t, err)
 	kit.Eventually(t, "a certificate by "+one.KeyID, func(context.Context) error {
 		obj, key := kit.ClientRequest(t, name), kit.NewKey(t)
-		der, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: pkix.Name{CommonName: name}}, key)
+		obj.Spec.Request, err = certutil.MakeCSR(key, &pkix.Name{CommonName: name}, nil, nil)
 		kit.NoError(t, err)
-		obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 		kit.NoError(t, r.admin.Create(t.Context(), obj))
 		kit.Approve(t, obj)
 		pair = pairOf(t, kit.Reaches(t, obj, csr.Issued).Status.Certificate, key)
@@ -314,29 +311,21 @@ func (r *rotating) isTakenFor(t *testing.T, pair tls.Certificate, user string) {
 	}
 }
 
-// whoIs returns the user that server identifies by pair, over a connection of its own.
+// whoIs returns the user that server identifies by pair, over a connection of its own. It presents pair whatever CAs the server names:
+// crypto/tls by default would present nothing then, and client-go would keep a transport for each pair.
 func whoIs(ctx context.Context, server *rest.Config, pair *tls.Certificate) (string, error) {
 	config := rest.AnonymousClientConfig(server)
 	config.QPS = -1
-	one, err := showing(config, pair)
+	tlsConfig, err := rest.TLSConfigFor(config)
 	if err != nil {
 		return "", err
 	}
-	asking, err := authenticationclient.NewForConfigAndClient(config, one)
+	tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
+	transport := &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}
+	asking, err := authenticationclient.NewForConfigAndClient(config, &http.Client{Transport: transport, Timeout: kit.Patience})
 	if err != nil {
 		return "", err
 	}
 	review, err := asking.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	return review.Status.UserInfo.Username, err
-}
-
-// showing returns a client that presents pair, with a new connection for each request, whatever CAs the server names:
-// crypto/tls by default would present nothing then, and client-go would keep a transport for each pair.
-func showing(config *rest.Config, pair *tls.Certificate) (*http.Client, error) {
-	tlsConfig, err := rest.TLSConfigFor(config)
-	if err != nil {
-		return nil, err
-	}
-	tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
-	return &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}, Timeout: kit.Patience}, nil
 }
