@@ -6,10 +6,12 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
+	"go/version"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -46,6 +48,13 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
+func read(t *testing.T, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	succeed(t, err)
+	return string(data)
+}
+
 func succeed(t *testing.T, err error) {
 	t.Helper()
 	if err != nil {
@@ -69,10 +78,8 @@ func TestReproducible(t *testing.T) {
 		t.Fatalf("%v, error %v", entries, err)
 	}
 	for _, entry := range entries {
-		first, err := os.ReadFile(filepath.Join(built, entry.Name()))
-		succeed(t, err)
-		if second, err := os.ReadFile(filepath.Join(out, entry.Name())); err != nil || !bytes.Equal(first, second) {
-			t.Errorf("%s differs, error %v", entry.Name(), err)
+		if read(t, filepath.Join(built, entry.Name())) != read(t, filepath.Join(out, entry.Name())) {
+			t.Errorf("%s differs", entry.Name())
 		}
 	}
 }
@@ -249,10 +256,9 @@ func TestBillOfAnotherProgram(t *testing.T) {
 	succeed(t, err)
 	program, out := filepath.Join(strings.TrimSpace(string(root)), "bin", "go"), filepath.Join(t.TempDir(), "go.cdx.json")
 	succeed(t, (settings{version: "v1.2.3", tags: []string{"v1.2.3"}, program: program, out: out}).run())
-	text, err := os.ReadFile(out)
-	succeed(t, err)
+	text := read(t, out)
 	for _, want := range []string{`"pkg:golang/cmd/go@v1.2.3"`, `"name": "std"`} {
-		if !strings.Contains(string(text), want) {
+		if !strings.Contains(text, want) {
 			t.Errorf("the bill has no %s: %.500s", want, text)
 		}
 	}
@@ -269,5 +275,32 @@ func TestWrongValues(t *testing.T) {
 	}
 	if got, err := sourceDate(""); err != nil || got.Unix() != 0 {
 		t.Errorf("%s, error %v", got, err)
+	}
+}
+
+// TestDockerfile checks, since no container engine is available to build it, that the builder is pinned and new enough, and that the image is the image of make image.
+func TestDockerfile(t *testing.T) {
+	t.Parallel()
+	text := read(t, filepath.Join(root, "Dockerfile"))
+	builder := regexp.MustCompile(`(?m)^FROM --platform=\$BUILDPLATFORM docker\.io/library/golang:([0-9.]+)\S*@sha256:[0-9a-f]{64} AS build$`).FindStringSubmatch(text)
+	module := regexp.MustCompile(`(?m)^go ([0-9.]+)$`).FindStringSubmatch(read(t, filepath.Join(root, "go.mod")))
+	if builder == nil || module == nil {
+		t.Fatalf("builder %q, go.mod %q", builder, module)
+	}
+	if version.Compare("go"+builder[1], "go"+module[1]) < 0 {
+		t.Errorf("the builder has Go %s, go.mod wants %s", builder[1], module[1])
+	}
+	if strings.Count(text, "\nFROM ") != 2 || !strings.Contains(text, "\nFROM scratch\n") {
+		t.Error("there is a stage beside the builder and the empty image")
+	}
+	for _, line := range []string{"USER " + user, `ENTRYPOINT ["/` + name + `"]`} {
+		if !strings.Contains(text, "\n"+line+"\n") {
+			t.Errorf("no line %s", line)
+		}
+	}
+	for key, value := range (settings{}).labels() {
+		if fixed := key + `="` + value + `"`; value != "" && !strings.HasSuffix(key, ".created") && !strings.Contains(text, fixed) {
+			t.Errorf("no label %s", fixed)
+		}
 	}
 }
