@@ -49,19 +49,19 @@ func runTests(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	if shared, err = cluster.StartConfigured(func(dir string, args *envtest.Arguments) {
+	shared, err = cluster.StartConfigured(func(dir string, args *envtest.Arguments) {
 		auditLog = filepath.Join(dir, "audit.log")
 		args.Set("audit-policy-file", policy).Set("audit-log-path", auditLog)
-	}, auditTokens()...); err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, shared.Stop()) }()
-	lenient, err := client.New(shared.Config, client.Options{Scheme: clientgoscheme.Scheme})
+	}, auditTokens()...)
 	if err != nil {
 		return 1, err
 	}
-	admin = client.WithFieldValidation(lenient, "Strict")
-	return m.Run(), nil
+	lenient, err := client.New(shared.Config, client.Options{Scheme: clientgoscheme.Scheme})
+	if err == nil {
+		admin = client.WithFieldValidation(lenient, "Strict")
+		code = m.Run()
+	}
+	return code, errors.Join(err, shared.Stop())
 }
 
 // applyAll applies objects on the shared API server.

@@ -112,21 +112,21 @@ const (
 	publishMine  = `{"spec":{"trust":{"configMaps":[{"namespace":"default","name":"mine"}]}}}`
 )
 
-// patches are attempts of one user on one authority, in a dry run.
-type patches struct {
-	obj *v1alpha1.SigningAuthority
-	as  client.Client
+// attempt is a patch of an authority, in a dry run.
+type attempt struct {
+	kind  types.PatchType
+	patch string
 }
 
-// patch patches the authority. Server-side apply gets the fields without the type of the object.
-func (p patches) patch(ctx context.Context, kind types.PatchType, patch string) error {
-	obj, options := p.obj.DeepCopy(), []client.PatchOption{client.DryRunAll}
-	if kind == types.ApplyPatchType {
-		patch = fmt.Sprintf(`{"apiVersion":%q,"kind":"SigningAuthority",%s`, v1alpha1.GroupVersion, strings.TrimPrefix(patch, "{"))
+// by makes the attempt as a user. Server-side apply gets the fields without the type of the object.
+func (a attempt) by(ctx context.Context, as client.Client, obj *v1alpha1.SigningAuthority) error {
+	obj, options := obj.DeepCopy(), []client.PatchOption{client.DryRunAll}
+	if a.kind == types.ApplyPatchType {
+		a.patch = fmt.Sprintf(`{"apiVersion":%q,"kind":"SigningAuthority",%s`, v1alpha1.GroupVersion, strings.TrimPrefix(a.patch, "{"))
 		obj = &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: obj.Name}}
 		options = append(options, client.ForceOwnership, client.FieldOwner("test"))
 	}
-	return p.as.Patch(ctx, obj, client.RawPatch(kind, []byte(patch)), options...)
+	return as.Patch(ctx, obj, client.RawPatch(a.kind, []byte(a.patch)), options...)
 }
 
 // TestRotationAdmissionOfPatches checks that an operator, and the manager, can't change more than the annotation, with
@@ -145,28 +145,26 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 	obj.Finalizers = []string{"example.com/kept"}
 	obj.Annotations = map[string]string{"kept": "a", v1alpha1.OperationAnnotation: "confirm"}
 	kit.Update(t, obj)
-	as := func(config *rest.Config, user string) patches {
+	as := func(config *rest.Config, user string) client.Client {
 		config = rest.CopyConfig(config)
 		config.Impersonate = rest.ImpersonationConfig{UserName: user}
 		c, err := client.New(config, client.Options{Scheme: kit.Scheme})
 		kit.NoError(t, err)
-		return patches{obj, c}
+		return c
 	}
 	admin := kit.ControlPlane(t).Config
-	p, manager, updates := as(admin, operator), as(kit.ServiceAccountConfig(t), ""), as(admin, owner)
+	operates, manager, updates := as(admin, operator), as(kit.ServiceAccountConfig(t), ""), as(admin, owner)
+	const merge, jsonPatch, apply = types.MergePatchType, types.JSONPatchType, types.ApplyPatchType
+	mine := attempt{merge, publishMine}
 	kit.Eventually(t, "the policy holds, and the roles", func(ctx context.Context) error {
-		for _, one := range []patches{p, manager} {
-			if err := one.patch(ctx, types.MergePatchType, publishMine); err == nil || !strings.Contains(err.Error(), refusedPatch) {
+		for _, user := range []client.Client{operates, manager} {
+			if err := mine.by(ctx, user, obj); err == nil || !strings.Contains(err.Error(), refusedPatch) {
 				return errors.Join(errors.New("want it refused by the policy"), err)
 			}
 		}
-		return updates.patch(ctx, types.MergePatchType, publishMine)
+		return mine.by(ctx, updates, obj)
 	})
-	const merge, jsonPatch, apply = types.MergePatchType, types.JSONPatchType, types.ApplyPatchType
-	for _, test := range []struct {
-		kind  types.PatchType
-		patch string
-	}{
+	for _, test := range []attempt{
 		{merge, `{"spec":{"verification":{"apiServers":["192.0.2.1:443"]}}}`},
 		{merge, strings.TrimSuffix(setOperation, "}") + "," + strings.TrimPrefix(publishMine, "{")}, // with an operation
 		{merge, `{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"Namespace","name":"gone","uid":"1"}]}}`},
@@ -180,35 +178,33 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 		{jsonPatch, `[{"op":"add","path":"/spec/verification","value":{"apiServers":["192.0.2.1:443"]}}]`},
 		{apply, publishMine},
 	} {
-		forbidden(t, test.patch, p.patch(t.Context(), test.kind, test.patch), true)
-		forbidden(t, test.patch+" by the manager", manager.patch(t.Context(), test.kind, test.patch), true)
-		if err := updates.patch(t.Context(), test.kind, test.patch); err != nil {
+		forbidden(t, test.patch, test.by(t.Context(), operates, obj), true)
+		forbidden(t, test.patch+" by the manager", test.by(t.Context(), manager, obj), true)
+		if err := test.by(t.Context(), updates, obj); err != nil {
 			t.Errorf("%s by an owner: %v", test.patch, err)
 		}
 	}
 	// The annotation can be added, changed and removed.
-	for _, test := range []struct {
-		kind  types.PatchType
-		patch string
-	}{
+	for _, test := range []attempt{
 		{merge, setOperation},
 		{merge, `{"metadata":{"annotations":{"` + v1alpha1.OperationAnnotation + `":null}}}`},
 		{jsonPatch, `[{"op":"remove","path":"/metadata/annotations/` + strings.ReplaceAll(v1alpha1.OperationAnnotation, "/", "~1") + `"}]`},
 		{apply, setOperation},
 		{merge, `{"metadata":{"annotations":{"kept":"a"},"finalizers":["example.com/kept"]}}`}, // as it is
 	} {
-		if err := p.patch(t.Context(), test.kind, test.patch); err != nil {
+		if err := test.by(t.Context(), operates, obj); err != nil {
 			t.Errorf("%s: %v", test.patch, err)
 		}
 	}
 	// RBAC refuses the calls that the policy does not cover.
-	made := patches{&v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "rotation-patch-new"}}, p.as}
-	status := client.RawPatch(types.MergePatchType, []byte(`{"status":{"phase":"Prepared"}}`))
-	forbidden(t, "made by server-side apply", made.patch(t.Context(), apply,
-		`{"metadata":{"name":"rotation-patch-new"},"spec":{"secret":{"namespace":"default","name":"new"},"signers":["example.com/new"]}}`), false)
-	forbidden(t, "the status", p.as.Status().Patch(t.Context(), obj.DeepCopy(), status), false)
-	forbidden(t, "replaced", p.as.Update(t.Context(), obj.DeepCopy()), false)
-	forbidden(t, "deleted", p.as.Delete(t.Context(), obj.DeepCopy()), false)
+	made := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "rotation-patch-new"}}
+	const newSpec = `"spec":{"secret":{"namespace":"default","name":"new"},"signers":["example.com/new"]}`
+	create := attempt{apply, `{"metadata":{"name":"rotation-patch-new"},` + newSpec + `}`}
+	status := client.RawPatch(merge, []byte(`{"status":{"phase":"Prepared"}}`))
+	forbidden(t, "made by server-side apply", create.by(t.Context(), operates, made), false)
+	forbidden(t, "the status", operates.Status().Patch(t.Context(), obj.DeepCopy(), status), false)
+	forbidden(t, "replaced", operates.Update(t.Context(), obj.DeepCopy()), false)
+	forbidden(t, "deleted", operates.Delete(t.Context(), obj.DeepCopy()), false)
 }
 
 // forbidden checks that an attempt was refused, by the policy or by RBAC.
