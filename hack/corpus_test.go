@@ -14,6 +14,6 @@ targets=$(git grep --untracked -E '^func Fuzz\w*\(' -- '*_test.go' | sed -E 's|/
 [ -n "$targets" ]
 diff -U0 <(echo "$targets") <(git ls-files --cached --others --exclude-standard -- '*/testdata/fuzz/*' | sed 's|/[^/]*$||' | sort -u)`
 	if output, err := exec.CommandContext(t.Context(), "bash", "-c", compare).CombinedOutput(); err != nil {
-		t.Errorf("fuzz targets, and folders with inputs (-want +got); hack/fuzz.sh 1m TARGET and hack/fuzz-corpus.sh TARGET add inputs: %v\n%s", err, output)
+		t.Errorf("fuzz targets, and folders with inputs (-want +got): %v\n%s\nhack/fuzz.sh and hack/fuzz-corpus.sh add inputs", err, output)
 	}
 }

@@ -2,6 +2,7 @@ package reference
 
 import (
 	_ "embed" // why.yaml
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -107,25 +108,22 @@ func (o object) isRole() bool { return o.Kind == "Role" || o.Kind == "ClusterRol
 // readObjects returns the objects of RBAC in the manifests below dir.
 func readObjects(t *testing.T, dir string) (all []object) {
 	t.Helper()
-	if err := fs.WalkDir(os.DirFS(root), dir, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".yaml" || entry.Name() == "kustomization.yaml" {
+	if err := fs.WalkDir(os.DirFS(root), dir, func(path string, _ fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(path) != ".yaml" {
 			return err
 		}
 		for document := range strings.SplitSeq("\n"+read(t, path), "\n---\n") {
-			if !strings.Contains("\n"+document, "\napiVersion: "+rbacv1.SchemeGroupVersion.String()+"\n") {
-				continue
-			}
 			var found object
-			if err := yaml.Unmarshal([]byte(document), &found); err != nil {
-				return fmt.Errorf("%s: %w", path, err)
+			if strings.Contains("\n"+document, "\napiVersion: "+rbacv1.SchemeGroupVersion.String()+"\n") {
+				err = errors.Join(err, yaml.Unmarshal([]byte(document), &found))
 			}
 			if len(found.Rules)+len(found.Subjects) > 0 {
 				all = append(all, found)
 			}
 		}
-		return nil
+		return err
 	}); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s: %v", dir, err)
 	}
 	return all
 }

@@ -69,7 +69,8 @@ type releaseFolder struct{ out, tools, calls, manifest string }
 func newReleaseFolder(t *testing.T) releaseFolder {
 	t.Helper()
 	dir := t.TempDir()
-	command := exec.CommandContext(t.Context(), "bash", slices.Concat([]string{"-c", makeRelease, "bash"}, artifacts, []string{fips, image}, references)...)
+	names := slices.Concat(artifacts, []string{fips, image}, references)
+	command := exec.CommandContext(t.Context(), "bash", append([]string{"-c", makeRelease, "bash"}, names...)...)
 	command.Dir = dir
 	output, err := command.CombinedOutput()
 	if err != nil {

@@ -191,9 +191,10 @@ func (u *upgrade) roll(t *testing.T, next install) {
 		next.source = u.current
 	}
 	all := u.render(t, next)
-	for step := range 3 {
+	order := map[string]int{"Namespace": -1, "CustomResourceDefinition": -1, "Deployment": 1} // kubectl's: others need the first
+	for _, step := range []int{-1, 0, 1} {
 		for name, obj := range all {
-			if applyOrder(obj) != step {
+			if order[obj.GetKind()] != step {
 				continue
 			}
 			if obj.GetKind() == "Deployment" {
@@ -205,7 +206,7 @@ func (u *upgrade) roll(t *testing.T, next install) {
 				t.Fatalf("%s: %s: %v", next.name, name, err)
 			}
 		}
-		if step == 0 && next.prepare != nil {
+		if step == -1 && next.prepare != nil {
 			next.prepare(t, u)
 		}
 	}
@@ -223,18 +224,6 @@ func (u *upgrade) roll(t *testing.T, next install) {
 	})
 	if !slices.Contains(next.components, "dry-run") {
 		u.signs(t, next.name)
-	}
-}
-
-// applyOrder returns kubectl's order: objects that others need come first.
-func applyOrder(obj *unstructured.Unstructured) int {
-	switch obj.GetKind() {
-	case "Namespace", "CustomResourceDefinition":
-		return 0
-	case "Deployment":
-		return 2
-	default:
-		return 1
 	}
 }
 

@@ -441,21 +441,3 @@ func isGoodName(name string) bool {
 }
 
 var dnsName = regexp.MustCompile(`^(\*\.)?[A-Za-z0-9_][A-Za-z0-9_-]*(\.[A-Za-z0-9_][A-Za-z0-9_-]*)*\.?$`)
-
-// TestTraitsAreListed checks that each trait is a deviation of the table.
-func TestTraitsAreListed(t *testing.T) {
-	t.Parallel()
-	for _, r := range []row{
-		{signer: legacyUnknown}, {key: "RSA-1024"}, {key: "P-224"}, {names: sans("a..b")}, {user: boundUser("x")},
-		{subject: &pkix.Name{Organization: []string{"system:masters"}}}, {names: sans(slices.Repeat([]string{"a"}, 1001)...)},
-	} {
-		found := traits(r)
-		isListed := func(each row) bool { return each.deviation == found[0] }
-		if len(found) != 1 || !slices.ContainsFunc(slices.Collect(maps.Values(table)), isListed) {
-			t.Errorf("traits %q, want one deviation of the table", found)
-		}
-	}
-	if found := traits(client); len(found) > 0 {
-		t.Errorf("a usual request has the traits %q", found)
-	}
-}
