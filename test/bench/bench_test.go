@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"os"
@@ -31,10 +32,8 @@ var (
 
 // TestMain keeps the data of the control planes in memory, unless TMPDIR says otherwise. A disk would dominate what is measured.
 func TestMain(m *testing.M) {
-	if os.Getenv("TMPDIR") == "" {
-		if err := os.Setenv("TMPDIR", "/dev/shm"); err != nil {
-			panic(err)
-		}
+	if err := os.Setenv("TMPDIR", cmp.Or(os.Getenv("TMPDIR"), "/dev/shm")); err != nil {
+		panic(err)
 	}
 	kit.Main(m, 1)
 }
@@ -66,35 +65,28 @@ func TestBench(t *testing.T) {
 	if *form != "quick" && *form != "full" {
 		t.Fatalf("-form is %q, want quick or full", *form)
 	}
-	all := scenarios(*form == "full")
-	var names []string
-	for _, one := range all {
-		names = append(names, one.name)
-	}
-	asked := names
+	all, asked := scenarios(*form == "full"), strings.Split(*chosen, ",")
 	if *chosen != "" {
-		asked = strings.Split(*chosen, ",")
+		all = slices.DeleteFunc(all, func(one scenario) bool { return !slices.Contains(asked, one.name) })
+	}
+	if *chosen != "" && len(all) != len(asked) {
+		t.Fatalf("-scenario is %q, which names only %v", *chosen, all)
 	}
 	page := fmt.Sprintf("# Benchmark of %s %s\n\n%s, %s form, %d CPUs, %s. The median of the rounds, the lowest and the highest value.\n",
 		*revision, *baseRevision, time.Now().Format(time.DateOnly), *form, runtime.NumCPU(), runtime.Version())
 	measured := 0
-	for _, name := range asked {
-		index := slices.Index(names, name)
-		if index < 0 {
-			t.Fatalf("no scenario %q, want some of %q", name, names)
-		}
-		for _, e := range all[index].experiments {
-			if !strings.Contains(e.name, *only) {
-				continue
+	for _, one := range all {
+		for _, e := range one.experiments {
+			if strings.Contains(e.name, *only) {
+				t.Run(one.name+", "+e.name, func(t *testing.T) {
+					page += fmt.Sprintf("\n## %s, %s\n\n%s", one.name, e.name, table(e.run(t)))
+					measured++
+				})
 			}
-			t.Run(name+", "+e.name, func(t *testing.T) {
-				page += fmt.Sprintf("\n## %s, %s\n\n%s", name, e.name, table(e.run(t)))
-				measured++
-			})
 		}
 	}
 	if measured == 0 {
-		t.Fatalf("no experiment of %q is called %q", asked, *only)
+		t.Fatalf("no experiment of %q is called %q", *chosen, *only)
 	}
 	fmt.Print("\n", page)
 	kit.NoError(t, os.MkdirAll(*out, 0o755))

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"sync"
@@ -187,11 +186,6 @@ func store(t *testing.T, count int, obj func(i int) *kit.Request) {
 // requestsKey is the prefix of requests in etcd, below /registry.
 const requestsKey = "certificatesigningrequests/"
 
-func seedPending(t *testing.T, requests []asked) {
-	t.Helper()
-	store(t, len(requests), func(i int) *kit.Request { return requests[i].obj })
-}
-
 // seedOld stores requests as in an old cluster: half of them are issued, a quarter are pending for a signer that nobody serves, and the
 // rest are denied or failed. Their retention begins now.
 func seedOld(t *testing.T, count int) {
@@ -230,10 +224,7 @@ func deleteAll(t *testing.T) {
 	kit.Eventually(t, "no request is left", func(ctx context.Context) error {
 		list := &certificatesv1.CertificateSigningRequestList{}
 		err := kit.Admin(t).List(ctx, list, client.Limit(1))
-		if err == nil && len(list.Items) > 0 {
-			err = errors.New("some are left")
-		}
-		return err
+		return kit.OrError(err == nil && len(list.Items) == 0, "%d of them: %w", len(list.Items), err)
 	})
 }
 
@@ -283,10 +274,8 @@ func (w *issuing) wait(t *testing.T, count int) (begin, last time.Time) {
 	kit.Within(t, 10*time.Minute, "certificates", func(context.Context) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		if begin, last = w.begin, w.last; len(w.at) < count {
-			return fmt.Errorf("%d of %d are issued", len(w.at), count)
-		}
-		return nil
+		begin, last = w.begin, w.last
+		return kit.OrError(len(w.at) >= count, "%d of %d are issued", len(w.at), count)
 	})
 	return begin, last
 }

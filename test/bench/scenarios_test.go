@@ -3,9 +3,12 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"testing"
 	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // scenario is a situation that a manager meets in a cluster.
@@ -67,10 +70,7 @@ func scenarios(full bool) []scenario {
 // burst creates all requests at once. The rate is from the first creation to the last certificate.
 func burst(count int, ask func(*testing.T, int) []asked) func(*testing.T, subject) values {
 	return func(t *testing.T, s subject) values {
-		if s.few {
-			return during(t, s, ask(t, min(count, 100)), atOnce)
-		}
-		return during(t, s, ask(t, count), atOnce)
+		return during(t, s, ask(t, min(count, cmp.Or(s.most, count))), atOnce)
 	}
 }
 
@@ -110,7 +110,8 @@ func trickle(perSecond int, lasts time.Duration) func(*testing.T, subject) value
 // contain the start.
 func backlog(count int) func(*testing.T, subject) values {
 	return func(t *testing.T, s subject) values {
-		seedPending(t, joins(t, count))
+		requests := joins(t, count)
+		store(t, count, func(i int) *kit.Request { return requests[i].obj })
 		defer deleteAll(t)
 		w, start := watchIssued(t), time.Now()
 		r := launch(t, s)
@@ -131,9 +132,9 @@ func startAmongOld(t *testing.T, s subject) values {
 	r := launch(t, s)
 	defer r.end(t)
 	issueOne(t)
-	took := time.Since(start)
+	took := time.Since(start).Seconds()
 	found := r.memory(t)
-	found[first] = took.Seconds()
+	found[first] = took
 	return found
 }
 

@@ -26,7 +26,7 @@ type subject struct {
 	isKCM  bool
 	args   []string
 	config string // the text of its configuration file, if it has one
-	few    bool   // its bursts have at most 100 requests, because more would take minutes
+	most   int    // how many requests a burst has at most, because more would take minutes; 0 means no limit
 }
 
 var (
@@ -34,23 +34,9 @@ var (
 	// another is another revision of ours.
 	another = subject{name: "base", args: ours.args}
 	// asShipped is kube-controller-manager with its default limits of 20 requests/s.
-	asShipped = subject{name: "KCM as shipped", isKCM: true, few: true}
+	asShipped = subject{name: "KCM as shipped", isKCM: true, most: 100}
 	unlimited = subject{name: "KCM unlimited", isKCM: true, args: []string{"--kube-api-qps=10000", "--kube-api-burst=10000"}}
 )
-
-func (s subject) command(t *testing.T) []string {
-	t.Helper()
-	path := *binary
-	switch {
-	case s.isKCM:
-		return []string{"env", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--controllers=csrapproving,csrsigning,csrcleaner", "--leader-elect=false", "--secure-port=0"}
-	case s.name == another.name:
-		path = *base
-	}
-	path, err := filepath.Abs(path)
-	kit.NoError(t, err)
-	return []string{"env", "GOMEMLIMIT=800MiB", path} // the memory limit of the manifests
-}
 
 // running is a running subject. Only ours serves metrics and probes.
 type running struct {
@@ -62,20 +48,26 @@ type running struct {
 func launch(t *testing.T, s subject) *running {
 	t.Helper()
 	plane := kit.ControlPlane(t)
-	kubeconfig, err := plane.WriteKubeconfig("subject", plane.Config)
-	kit.NoError(t, err)
 	cert, key := signingFiles(t)
-	line := append(s.command(t), "--kubeconfig="+kubeconfig, "--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key)
 	r := &running{isKCM: s.isKCM}
+	line := []string{os.Getenv("KUBE_CONTROLLER_MANAGER"), "--controllers=csrapproving,csrsigning,csrcleaner", "--leader-elect=false", "--secure-port=0"}
 	if !s.isKCM {
+		path := *binary
+		if s.name == another.name {
+			path = *base
+		}
 		r.Probes, r.Metrics = kit.FreeAddress(t), kit.FreeAddress(t)
-		line = append(line, "--metrics-bind-address="+r.Metrics, "--health-probe-bind-address="+r.Probes)
+		line = []string{
+			"GOMEMLIMIT=800MiB", kit.Must(filepath.Abs(path))(t), // the memory limit of the manifests
+			"--metrics-bind-address=" + r.Metrics, "--health-probe-bind-address=" + r.Probes,
+		}
 	}
 	if s.config != "" {
 		line = append(line, kit.Configure(t, s.config))
 	}
-	r.Process.Process, err = plane.StartProcess("subject", line[0], slices.Concat(line[1:], s.args)...)
-	kit.NoError(t, err)
+	line = append(line, "--kubeconfig="+kit.Must(plane.WriteKubeconfig("subject", plane.Config))(t),
+		"--cluster-signing-cert-file="+cert, "--cluster-signing-key-file="+key)
+	r.Process.Process = kit.Must(plane.StartProcess("subject", "env", append(line, s.args...)...))(t)
 	t.Cleanup(r.Kill)
 	return r
 }
@@ -119,9 +111,7 @@ func (r *running) memory(t *testing.T) values {
 		if match == nil {
 			t.Fatalf("no live heap in %s", page)
 		}
-		used, err := strconv.ParseFloat(match[1], 64)
-		kit.NoError(t, err)
-		found[live] = used / (1 << 20)
+		found[live] = kit.Must(strconv.ParseFloat(match[1], 64))(t) / (1 << 20)
 	}
 	return found
 }
@@ -140,11 +130,11 @@ func (r *running) status(t *testing.T, field string) (mebibytes float64) {
 	t.Helper()
 	for line := range strings.Lines(string(r.proc(t, "status"))) {
 		if rest, found := strings.CutPrefix(line, field+":"); found {
-			_, err := fmt.Sscanf(rest, "%f kB", &mebibytes)
-			kit.NoError(t, err)
+			kit.Must(fmt.Sscanf(rest, "%f kB", &mebibytes))(t)
+			mebibytes /= 1024
 		}
 	}
-	return mebibytes / 1024
+	return mebibytes
 }
 
 // cpu returns the processor time of r since its start, from the fields 14 and 15 of /proc/PID/stat, in hundredths of a second. The name
@@ -154,9 +144,7 @@ func (r *running) cpu(t *testing.T) time.Duration {
 	stat := r.proc(t, "stat")
 	fields, ticks := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])), 0
 	for _, field := range fields[11:13] {
-		part, err := strconv.Atoi(field)
-		kit.NoError(t, err)
-		ticks += part
+		ticks += kit.Must(strconv.Atoi(field))(t)
 	}
 	return time.Duration(ticks) * 10 * time.Millisecond
 }
@@ -166,18 +154,14 @@ func (r *running) cpu(t *testing.T) time.Duration {
 func apiCalls(t *testing.T) (sum float64) {
 	t.Helper()
 	client := kubernetes.NewForConfigOrDie(kit.ControlPlane(t).Config).Discovery().RESTClient()
-	page, err := client.Get().AbsPath("/metrics").DoRaw(t.Context())
-	kit.NoError(t, err)
+	page := string(kit.Must(client.Get().AbsPath("/metrics").DoRaw(t.Context()))(t))
 	counted := regexp.MustCompile(`(?m)^apiserver_request_total\{.*resource="(certificatesigningrequests|subjectaccessreviews|events)",.*` +
 		`subresource="(.*)",verb="(.*?)",.*\} (\S+)$`)
-	for _, found := range counted.FindAllStringSubmatch(string(page), -1) {
+	for _, found := range counted.FindAllStringSubmatch(page, -1) {
 		resource, subresource, verb := found[1], found[2], found[3]
-		if verb == "LIST" || verb == "WATCH" || verb == "POST" && resource+subresource == "certificatesigningrequests" {
-			continue
+		if verb != "LIST" && verb != "WATCH" && (verb != "POST" || resource+subresource != "certificatesigningrequests") {
+			sum += kit.Must(strconv.ParseFloat(found[4], 64))(t)
 		}
-		count, err := strconv.ParseFloat(found[4], 64)
-		kit.NoError(t, err)
-		sum += count
 	}
 	return sum
 }

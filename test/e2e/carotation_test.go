@@ -16,7 +16,6 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -237,9 +236,7 @@ func (c *cluster) secret(t *testing.T, name string) map[string][]byte {
 // ring returns the CAs in a Secret.
 func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
 	t.Helper()
-	ring, err := keypair.ParseRing(c.secret(t, name))
-	kit.NoError(t, err)
-	return ring
+	return kit.Must(keypair.ParseRing(c.secret(t, name)))(t)
 }
 
 // wantNoClients checks that a kubelet's serving certificate, or any certificate that a CA of servers could issue, is no
@@ -318,10 +315,8 @@ func (c *cluster) reaches(t *testing.T, name string, timeout time.Duration, phas
 	obj := &v1alpha1.SigningAuthority{}
 	kit.Within(t, timeout, fmt.Sprintf("the authority %s is %s", name, phase), func(ctx context.Context) error {
 		err := c.admin.Get(ctx, client.ObjectKey{Name: name}, obj)
-		if err == nil && (obj.Status.Phase != phase || also != nil && !also(&obj.Status)) {
-			err = fmt.Errorf("it is %q, and waits for %q: %+v", obj.Status.Phase, obj.Status.WaitingFor, obj.Status.Conditions)
-		}
-		return err
+		return kit.OrError(err == nil && obj.Status.Phase == phase && (also == nil || also(&obj.Status)), "it is %q, and waits for %q: %+v, error %w",
+			obj.Status.Phase, obj.Status.WaitingFor, obj.Status.Conditions, err)
 	})
 	return &obj.Status
 }
@@ -348,11 +343,7 @@ func (c *cluster) wantRefused(t *testing.T, name string) {
 		t.Errorf("the last operation is %+v, want it refused with %q", last, part)
 	}
 	until(t, 30*time.Second, "an Event refuses the operation", func(ctx context.Context) (bool, error) {
-		events := &eventsv1.EventList{}
-		err := c.admin.List(ctx, events, client.InNamespace(corev1.NamespaceDefault))
-		return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
-			return event.Regarding.Name == name && event.Reason == "RotationRefused" && strings.Contains(event.Note, part)
-		}), err
+		return c.hasEvent(ctx, obj, "RotationRefused", part)
 	})
 }
 
@@ -478,8 +469,7 @@ func (c *cluster) published(t *testing.T) []byte {
 // controller.
 func (c *cluster) runRotation(t *testing.T) {
 	crds := envtest.CRDInstallOptions{Paths: []string{"../../config/crd/csr-controller-manager.io_signingauthorities.yaml"}, ErrorIfPathMissing: true}
-	_, err := envtest.InstallCRDs(c.config, crds)
-	kit.NoError(t, err)
+	kit.Must(envtest.InstallCRDs(c.config, crds))(t)
 	secret := kit.SigningSecret(c.next.CertPEM, c.next.KeyPEM)
 	secret.Namespace = metav1.NamespaceSystem
 	kit.NoError(t, c.admin.Create(t.Context(), secret))
@@ -492,19 +482,15 @@ func (c *cluster) runRotation(t *testing.T) {
 			Verification: v1alpha1.Verification{SettleFor: &metav1.Duration{Duration: 2 * time.Second}},
 		},
 	}))
-	unnamed := true
-	mgr, err := manager.New(c.config, manager.Options{
-		Scheme: kit.Scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: &unnamed},
-	})
-	kit.NoError(t, err)
+	mgr := kit.Must(manager.New(c.config, manager.Options{
+		Scheme: kit.Scheme, Metrics: metricsserver.Options{BindAddress: "0"}, Controller: config.Controller{SkipNameValidation: new(true)},
+	}))(t)
 	kit.NoError(t, controllers.Options{Rotation: &rotation.Reconciler{}}.SetupWithManager(mgr))
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- mgr.Start(ctx) }()
-	t.Cleanup(func() {
+	kit.AtEnd(t, func() error {
 		cancel()
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
+		return <-ended
 	})
 }

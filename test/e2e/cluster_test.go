@@ -5,7 +5,6 @@ package e2e
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -105,9 +103,7 @@ func startCluster(t *testing.T) *cluster {
 
 func newAdmin(t *testing.T, config *rest.Config) client.WithWatch {
 	t.Helper()
-	c, err := client.NewWithWatch(config, client.Options{Scheme: kit.Scheme})
-	kit.NoError(t, err)
-	return c
+	return kit.Must(client.NewWithWatch(config, client.Options{Scheme: kit.Scheme}))(t)
 }
 
 // get reads an object, of which the name and the namespace are set.
@@ -118,9 +114,7 @@ func (c *cluster) get(t *testing.T, obj client.Object) {
 
 func (c *cluster) kubectl(t *testing.T, args ...string) string {
 	t.Helper()
-	output, err := c.tryKubectl(args...)
-	kit.NoError(t, err)
-	return output
+	return kit.Must(c.tryKubectl(args...))(t)
 }
 
 func (c *cluster) tryKubectl(args ...string) (string, error) {
@@ -133,7 +127,7 @@ func (c *cluster) describe(t *testing.T) {
 		"get events -A --sort-by=.metadata.creationTimestamp",
 	} {
 		output, err := c.tryKubectl(strings.Fields(line)...)
-		t.Logf("kubectl %s\n%s", line, tail(output, 60))
+		t.Logf("kubectl %s\n%s", line, output)
 		if err != nil { // the other commands would fail too
 			return
 		}
@@ -150,15 +144,7 @@ func (c *cluster) install(t *testing.T, overlay string, ca *csrenv.CA, deploymen
 func (c *cluster) deploymentsAvailable(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
-		kit.Within(t, time.Minute, "Deployment "+name+" is available", func(ctx context.Context) error {
-			obj := &appsv1.Deployment{}
-			err := c.admin.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj)
-			if err == nil && (obj.Status.ObservedGeneration != obj.Generation || obj.Status.AvailableReplicas != *obj.Spec.Replicas ||
-				obj.Status.Replicas != *obj.Spec.Replicas) {
-				err = fmt.Errorf("%d of %d replicas are available", obj.Status.AvailableReplicas, *obj.Spec.Replicas)
-			}
-			return err
-		})
+		c.kubectl(t, "-n", namespace, "rollout", "status", "deployment/"+name, "--timeout=60s")
 	}
 }
 
@@ -201,17 +187,9 @@ func (c *cluster) runPod(t *testing.T, node string) {
 
 func (c *cluster) podReady(t *testing.T, in, name string) {
 	t.Helper()
-	kit.Within(t, time.Minute, "pod "+name+" is ready", func(ctx context.Context) error {
-		pod := &corev1.Pod{}
-		if err := c.admin.Get(ctx, client.ObjectKey{Namespace: in, Name: name}, pod); err != nil {
-			return err
-		}
-		for _, condition := range pod.Status.Conditions {
-			if condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue {
-				return nil
-			}
-		}
-		return fmt.Errorf("it is %s: %v", pod.Status.Phase, pod.Status.ContainerStatuses)
+	until(t, time.Minute, "pod "+name+" is ready", func(context.Context) (bool, error) { // kubectl does not wait for a pod that does not exist yet
+		_, err := c.tryKubectl("-n", in, "wait", "--for=condition=Ready", "pod/"+name, "--timeout=10s")
+		return err == nil, err
 	})
 }
 
@@ -226,9 +204,7 @@ func (c *cluster) wantLog(t *testing.T, node string) {
 
 func (c *cluster) objects(t *testing.T) sets.Set[string] {
 	t.Helper()
-	found, err := testcluster.Objects(t.Context(), c.config)
-	kit.NoError(t, err)
-	return found
+	return kit.Must(testcluster.Objects(t.Context(), c.config))(t)
 }
 
 // others are kinds of which nodes, tests and the control plane also create objects. Names show which objects are

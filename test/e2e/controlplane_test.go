@@ -22,12 +22,11 @@ import (
 
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/keyutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 const (
@@ -103,7 +102,7 @@ func (c *cluster) certificates(t *testing.T) {
 		if user == "admin" {
 			c.config = config
 		}
-		kit.Write(t, c.path(strings.TrimPrefix(user, "system:")+".kubeconfig"), kubeconfig(config))
+		kit.Write(t, c.path(strings.TrimPrefix(user, "system:")+".kubeconfig"), kit.Must(testcluster.Kubeconfig(config))(t))
 	}
 	c.admin = newAdmin(t, c.config)
 }
@@ -112,14 +111,12 @@ func (c *cluster) certificates(t *testing.T) {
 // more.
 func writePKI(t *testing.T, dir, address string, ca *csrenv.CA, more ...*csrenv.CA) {
 	kit.NoError(t, os.MkdirAll(dir, 0o700))
-	serviceAccounts, err := keyutil.MarshalPrivateKeyToPEM(kit.NewKey(t))
-	kit.NoError(t, err)
 	trusted := slices.Clone(ca.CertPEM)
 	for _, one := range more {
 		trusted = append(trusted, one.CertPEM...)
 	}
 	kit.Write(t, filepath.Join(dir, "client-ca.crt"), trusted)
-	kit.Write(t, filepath.Join(dir, "sa.key"), serviceAccounts)
+	kit.Write(t, filepath.Join(dir, "sa.key"), kit.Must(keyutil.MarshalPrivateKeyToPEM(kit.NewKey(t)))(t))
 	for name, one := range map[string]pair{
 		"ca":             {ca.CertPEM, ca.KeyPEM},
 		"kubelet-client": clientPair(t, ca, "kube-apiserver-kubelet-client", "system:masters"),
@@ -143,16 +140,12 @@ func (p pair) file() []byte { return slices.Concat(p.cert, p.key) }
 
 // issue signs a certificate directly with the CA's key, as kubeadm init does for the control plane.
 func issue(t *testing.T, ca *csrenv.CA, template *x509.Certificate) pair {
-	parent, err := tls.X509KeyPair(ca.CertPEM, ca.KeyPEM)
-	kit.NoError(t, err)
+	parent := kit.Must(tls.X509KeyPair(ca.CertPEM, ca.KeyPEM))(t)
 	key := kit.NewKey(t)
 	template.SerialNumber, template.KeyUsage = big.NewInt(time.Now().UnixNano()), x509.KeyUsageDigitalSignature
 	template.NotBefore, template.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(24*time.Hour)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent.Leaf, key.Public(), parent.PrivateKey.(crypto.Signer))
-	kit.NoError(t, err)
-	encoded, err := keyutil.MarshalPrivateKeyToPEM(key)
-	kit.NoError(t, err)
-	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), encoded}
+	der := kit.Must(x509.CreateCertificate(rand.Reader, template, parent.Leaf, key.Public(), parent.PrivateKey.(crypto.Signer)))(t)
+	return pair{pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), kit.Must(keyutil.MarshalPrivateKeyToPEM(key))(t)}
 }
 
 func clientPair(t *testing.T, ca *csrenv.CA, user string, groups ...string) pair {
@@ -168,19 +161,4 @@ func clientConfig(server string, ca *csrenv.CA, who pair) *rest.Config {
 		Host: server, QPS: -1, WarningHandler: rest.NoWarnings{},
 		TLSClientConfig: rest.TLSClientConfig{CAData: ca.CertPEM, CertData: who.cert, KeyData: who.key},
 	}
-}
-
-// kubeconfig returns config as the content of a kubeconfig.
-func kubeconfig(config *rest.Config) []byte {
-	const self = "e2e"
-	file := clientcmdapi.NewConfig()
-	file.Clusters[self] = &clientcmdapi.Cluster{Server: config.Host, CertificateAuthorityData: config.CAData}
-	file.AuthInfos[self] = &clientcmdapi.AuthInfo{ClientCertificateData: config.CertData, ClientKeyData: config.KeyData, Token: config.BearerToken}
-	file.Contexts[self] = &clientcmdapi.Context{Cluster: self, AuthInfo: self}
-	file.CurrentContext = self
-	data, err := clientcmd.Write(*file)
-	if err != nil {
-		panic(err) // it holds nothing that can't be encoded
-	}
-	return data
 }

@@ -17,7 +17,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -71,11 +70,9 @@ func TestDeployment(t *testing.T) {
 // step runs a subtest on which the following subtests depend.
 func step(t *testing.T, name string, test func(*testing.T)) {
 	t.Helper()
-	begin := time.Now()
 	if !t.Run(name, test) {
 		t.FailNow()
 	}
-	t.Logf("%s: %s", name, time.Since(begin).Round(time.Second))
 }
 
 func parallel(t *testing.T, name string, test func(*testing.T)) {
@@ -218,8 +215,7 @@ func (c *cluster) refused(t *testing.T, node string) (request *kit.Request) {
 			return false, err
 		}
 		request = &requests[0]
-		note, err := c.noteOn(ctx, request, "NotAuthorized")
-		return note != "", err
+		return c.hasEvent(ctx, request, "NotAuthorized", "")
 	})
 	c.wantPending(t, request)
 	return request
@@ -242,12 +238,8 @@ func (c *cluster) testImpostor(t *testing.T, m, victim *machine) {
 	})
 	c.wantOurs(t, m)
 	claimed := c.claim(t, m, victim)
-	kit.Within(t, 20*time.Second, "an Event names the victim", func(ctx context.Context) error {
-		note, err := c.noteOn(ctx, claimed, "SANContested")
-		if err == nil && !strings.Contains(note, "Node "+victim.name) {
-			err = fmt.Errorf("it is %q", note)
-		}
-		return err
+	until(t, 20*time.Second, "an Event names the victim", func(ctx context.Context) (bool, error) {
+		return c.hasEvent(ctx, claimed, "SANContested", "Node "+victim.name)
 	})
 	c.wantPending(t, claimed)
 	time.Sleep(30 * time.Second) // the manager looks again, several times
@@ -310,17 +302,11 @@ func signedBy(t *testing.T, cert *x509.Certificate, ca *csrenv.CA) bool {
 	return cert.CheckSignatureFrom(kit.Certificate(t, ca)) == nil
 }
 
-func (c *cluster) pods(t *testing.T) []corev1.Pod {
-	t.Helper()
-	list := &corev1.PodList{}
-	kit.NoError(t, c.admin.List(t.Context(), list, client.InNamespace(namespace)))
-	return list.Items
-}
-
 // starts returns the restarts of each pod's container, by the pod's UID.
 func (c *cluster) starts(t *testing.T) map[string]int32 {
-	starts := map[string]int32{}
-	for _, pod := range c.pods(t) {
+	pods, starts := &corev1.PodList{}, map[string]int32{}
+	kit.NoError(t, c.admin.List(t.Context(), pods, client.InNamespace(namespace)))
+	for _, pod := range pods.Items {
 		for _, status := range pod.Status.ContainerStatuses {
 			starts[string(pod.UID)+" "+status.ContainerID] = status.RestartCount
 		}
@@ -331,7 +317,12 @@ func (c *cluster) starts(t *testing.T) map[string]int32 {
 // joinLight gets a client certificate like a bootstrapping kubelet, without running pods. It checks that the API
 // server identifies the holder as that node.
 func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
-	return (&kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig(bootstrapToken)}).Join(t).Leaf
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	node := &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: c.bootstrapConfig(bootstrapToken)}
+	cert := kit.Must(node.Join(ctx))(t)
+	kit.NoError(t, node.CheckIdentity(ctx, cert))
+	return cert.Leaf
 }
 
 // testNewCAReachesKubelet waits until the real kubelet has a certificate of the new CA.
@@ -366,10 +357,7 @@ func (c *cluster) testLeaderDeleted(t *testing.T) {
 		leader = c.leader(t)
 		kit.NoError(t, c.admin.Delete(t.Context(), &leader))
 	})
-	until(t, time.Minute, "the deleted pod is gone", func(ctx context.Context) (bool, error) {
-		err := c.admin.Get(ctx, client.ObjectKeyFromObject(&leader), &corev1.Pod{})
-		return err != nil, client.IgnoreNotFound(err)
-	})
+	c.kubectl(t, "-n", namespace, "wait", "--for=delete", "pod/"+leader.Name, "--timeout=60s")
 	c.deploymentsAvailable(t, "csr-controller-manager")
 }
 
@@ -379,7 +367,7 @@ func (c *cluster) testLeaderKilled(t *testing.T) {
 	c.burst(t, "killed", func() {
 		leader = c.leader(t)
 		container := strings.TrimPrefix(leader.Status.ContainerStatuses[0].ContainerID, "containerd://")
-		c.machines[leader.Spec.NodeName].kill(t, container, string(leader.UID))
+		c.machines[leader.Spec.NodeName].must(t, "ctr", "-n", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", container)
 	})
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.get(t, &leader)
@@ -398,16 +386,14 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) {
 	disturbed, goOn := context.WithCancel(t.Context())
 	defer goOn()
 	go func() {
-		for i, obj := range all {
+		var err error
+		for i := 0; i < requestCount && err == nil; i++ {
 			if i == lastRequests {
 				<-disturbed.Done()
 			}
-			if err := bootstrap.Create(t.Context(), obj); err != nil {
-				created <- fmt.Errorf("create request %s: %w", obj.Name, err)
-				return
-			}
+			err = bootstrap.Create(t.Context(), all[i])
 		}
-		created <- nil
+		created <- err
 	}()
 	reach := func(within time.Duration, count int) {
 		kit.Within(t, within, "certificates", func(ctx context.Context) error {
@@ -418,10 +404,7 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) {
 					done++
 				}
 			}
-			if err == nil && done < count {
-				err = fmt.Errorf("%d of %d", done, count)
-			}
-			return err
+			return kit.OrError(err == nil && done >= count, "%d of %d, error %w", done, count, err)
 		})
 	}
 	reach(20*time.Second, disturbAt)
@@ -436,13 +419,9 @@ func (c *cluster) leader(t *testing.T) corev1.Pod {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "csr-controller-manager"}}
 	c.get(t, lease)
 	holder, _, _ := strings.Cut(*lease.Spec.HolderIdentity, "_")
-	for _, pod := range c.pods(t) {
-		if pod.Name == holder {
-			return pod
-		}
-	}
-	t.Fatalf("no pod for the Lease's holder %s", *lease.Spec.HolderIdentity)
-	return corev1.Pod{}
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: holder}}
+	c.get(t, &pod)
+	return pod
 }
 
 // testSplit follows requests through all three Deployments. One is approved and signed, and one that is denied is deleted,
@@ -462,9 +441,6 @@ func (c *cluster) testSplit(t *testing.T) {
 	kit.NoError(t, c.admin.Create(t.Context(), denied))
 	csr.AddCondition(denied, certificatesv1.CertificateDenied, "ForTheTest", "so that it is deleted soon", time.Now())
 	kit.NoError(t, c.admin.SubResource("approval").Update(t.Context(), denied))
-	until(t, 30*time.Second, "the denied request is deleted", func(ctx context.Context) (bool, error) {
-		err := c.admin.Get(ctx, client.ObjectKeyFromObject(denied), &kit.Request{})
-		return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
-	})
+	c.kubectl(t, "wait", "--for=delete", "csr/"+denied.Name, "--timeout=30s")
 	c.wantWriter(t, "delete", denied.Name, "", "csr-cleaner")
 }

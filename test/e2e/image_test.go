@@ -6,7 +6,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"os"
 	"os/exec"
@@ -70,21 +69,10 @@ func writeArchive(path, name, program string) error {
 	layer := tarOf(map[string][]byte{base: data})
 	return os.WriteFile(path, tarOf(map[string][]byte{
 		"layer.tar": layer,
-		"config.json": encode(map[string]any{
-			"architecture": runtime.GOARCH, "os": "linux",
-			"config": map[string]any{"Entrypoint": []string{"/" + base}, "Env": []string{"PATH=/"}},
-			"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}},
-		}),
-		"manifest.json": encode([]map[string]any{{"Config": "config.json", "RepoTags": []string{name}, "Layers": []string{"layer.tar"}}}),
+		"config.json": fmt.Appendf(nil, `{"architecture": %q, "os": "linux", "config": {"Entrypoint": ["/%s"], "Env": ["PATH=/"]},
+  "rootfs": {"type": "layers", "diff_ids": ["sha256:%x"]}}`, runtime.GOARCH, base, sha256.Sum256(layer)),
+		"manifest.json": fmt.Appendf(nil, `[{"Config": "config.json", "RepoTags": [%q], "Layers": ["layer.tar"]}]`, name),
 	}), 0o600)
-}
-
-func encode(value any) []byte {
-	data, err := json.Marshal(value)
-	if err != nil {
-		panic(err) // it holds nothing that can't be encoded
-	}
-	return data
 }
 
 func tarOf(files map[string][]byte) []byte {

@@ -17,11 +17,9 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -124,8 +122,7 @@ func (c *cluster) kubeadmInit(t *testing.T) *machine {
 	data := read(t, m.file("/etc/kubernetes/admin.conf"))
 	kit.Write(t, c.path("admin.kubeconfig"), data)
 	kit.NoError(t, os.Symlink(m.file("/etc/kubernetes/audit/audit.log"), c.path("audit.log")))
-	config, err := clientcmd.RESTConfigFromKubeConfig(data)
-	kit.NoError(t, err)
+	config := kit.Must(clientcmd.RESTConfigFromKubeConfig(data))(t)
 	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
 	c.config, c.admin = config, newAdmin(t, config)
 	c.nodeReady(t, m.name)
@@ -183,23 +180,15 @@ func (c *cluster) switchOff(t *testing.T, m *machine) {
 	if block == nil {
 		t.Fatal("the page has no commands that install the patch")
 	}
-	clone, err := filepath.Abs(root)
-	kit.NoError(t, err)
 	script := "export KUBECONFIG=/etc/kubernetes/admin.conf PATH=" + filepath.Dir(binary("kubeadm")) + ":" + filepath.Dir(binary("kubectl")) + ":$PATH\n" +
-		"mkdir /run/clone && cd /run/clone && ln -s " + clone + "/config config\n" + regexp.MustCompile("(?m)^   ").ReplaceAllString(block[1], "")
+		"mkdir /run/clone && cd /run/clone && ln -s " + kit.Must(filepath.Abs(root))(t) + "/config config\n" +
+		regexp.MustCompile("(?m)^   ").ReplaceAllString(block[1], "")
 	m.must(t, "bash", "-ec", script)
 	name := "kube-controller-manager-" + m.name
-	kit.Within(t, time.Minute, "kube-controller-manager has the flags of the patch", func(ctx context.Context) error {
-		pod := &corev1.Pod{}
-		if err := c.admin.Get(ctx, client.ObjectKey{Namespace: metav1.NamespaceSystem, Name: name}, pod); err != nil {
-			return err
-		}
-		for _, flag := range []string{"--controllers=*,bootstrapsigner,tokencleaner", "--controllers=-csrapproving,-csrsigning,-csrcleaner"} {
-			if command := pod.Spec.Containers[0].Command; !slices.Contains(command, flag) {
-				return fmt.Errorf("no %s in %q", flag, command)
-			}
-		}
-		return nil
+	until(t, time.Minute, "kube-controller-manager has the flags of the patch", func(context.Context) (bool, error) {
+		command, err := c.tryKubectl("-n", metav1.NamespaceSystem, "get", "pod", name, "-o", "jsonpath={.spec.containers[0].command}")
+		return strings.Contains(command, `"--controllers=*,bootstrapsigner,tokencleaner"`) &&
+			strings.Contains(command, `"--controllers=-csrapproving,-csrsigning,-csrcleaner"`), err
 	})
 	c.podReady(t, metav1.NamespaceSystem, name)
 }
@@ -220,9 +209,7 @@ func (c *cluster) kubeadmJoin(t *testing.T) (*machine, *process) {
 
 // wantUntouched checks that kube-controller-manager works, and that no program has approved or signed the requests of node.
 func (c *cluster) wantUntouched(t *testing.T, node string) {
-	kit.Within(t, time.Minute, "the namespace has its default ServiceAccount", func(ctx context.Context) error {
-		return c.admin.Get(ctx, client.ObjectKey{Namespace: namespace, Name: "default"}, &corev1.ServiceAccount{})
-	})
+	c.kubectl(t, "-n", namespace, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 	requests, err := c.requestsOf(t.Context(), node)
 	if err != nil || len(requests) == 0 {
 		t.Fatalf("no request of %s: %v", node, err)

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 // makeCgroup creates the cgroup for a kubelet's pods: in version 1 one for each controller, in version 2 one with all
@@ -184,22 +185,6 @@ func (m *machine) stop() error {
 		exec.Command("sh", "-c", removeCgroups+`removeCgroups "$1"`, "sh", m.cgroup()).Run())...)
 }
 
-func (m *machine) kill(t *testing.T, containerID, podUID string) {
-	for line := range strings.Lines(m.must(t, "ctr", "-n", "k8s.io", "tasks", "ls")) {
-		fields := strings.Fields(line)
-		if len(fields) < 2 || fields[0] != containerID {
-			continue
-		}
-		cgroups := strings.ReplaceAll(m.must(t, "cat", "/proc/"+fields[1]+"/cgroup"), "_", "-") // systemd's names have no dashes
-		if !strings.Contains(cgroups, "pod"+podUID) || !strings.Contains(cgroups, containerID) {
-			t.Fatalf("process %s is not of container %s of pod %s:\n%s", fields[1], containerID, podUID, cgroups)
-		}
-		m.must(t, "kill", "-KILL", fields[1])
-		return
-	}
-	t.Fatalf("no task of container %s", containerID)
-}
-
 // process is a program that runs until end or kill. If neither is called, it ends with the namespaces.
 type process struct {
 	name    string
@@ -212,8 +197,7 @@ type process struct {
 func startProcess(t *testing.T, dir, name string, command *exec.Cmd) *process {
 	p := &process{name: name, log: filepath.Join(logDir(dir), name+".log"), command: command, done: make(chan struct{})}
 	kit.NoError(t, os.MkdirAll(logDir(dir), 0o700))
-	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	kit.NoError(t, err)
+	log := kit.Must(os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600))(t)
 	command.Stdout, command.Stderr = log, log
 	kit.NoError(t, command.Start())
 	go func() {
@@ -271,16 +255,12 @@ func run(command *exec.Cmd) (string, error) {
 
 func mustRun(t *testing.T, command *exec.Cmd) string {
 	t.Helper()
-	output, err := run(command)
-	kit.NoError(t, err)
-	return output
+	return kit.Must(run(command))(t)
 }
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	kit.NoError(t, err)
-	return data
+	return kit.Must(os.ReadFile(path))(t)
 }
 
 // until fails the test unless done reports success in time. After an error it tries again.
@@ -288,10 +268,7 @@ func until(t *testing.T, timeout time.Duration, what string, done func(context.C
 	t.Helper()
 	kit.Within(t, timeout, what, func(ctx context.Context) error {
 		ok, err := done(ctx)
-		if err == nil && !ok {
-			err = errors.New("not yet")
-		}
-		return err
+		return kit.OrError(err == nil && ok, "not yet, error %w", err)
 	})
 }
 
@@ -353,7 +330,7 @@ func (m *machine) firstKubelet(t *testing.T, config *rest.Config, options kubele
 		path = bootstrapPath
 	}
 	m.write(t, "/etc/kubernetes/pki/ca.crt", config.CAData)
-	m.write(t, path, kubeconfig(config))
+	m.write(t, path, kit.Must(testcluster.Kubeconfig(config))(t))
 	m.startKubelet(t, options)
 }
 

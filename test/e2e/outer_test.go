@@ -125,7 +125,8 @@ func outer() (code int, err error) {
 	}
 	code, err = inner(dir, input)
 	if err != nil || code != 0 {
-		printTails(dir)
+		tails, _ := run(exec.Command("sh", "-c", tailsScript, "tails", logDir(dir)))
+		fmt.Println(tails)
 	}
 	if to := os.Getenv("E2E_LOGS"); to != "" {
 		_, copied := run(exec.Command("cp", "-rT", logDir(dir), to))
@@ -147,13 +148,14 @@ func checkMachine() error {
 	if cniDir() == "" {
 		errs = append(errs, errors.New("the CNI plugins bridge and host-local are missing: Debian has them in containernetworking-plugins"))
 	}
+	files := []string{managerImage()}
 	for _, name := range []string{"etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl"} {
-		if _, err := os.Stat(binary(name)); err != nil {
-			errs = append(errs, fmt.Errorf("%w: CONTROLPLANE names the folder with the control plane's programs; make e2e sets it", err))
-		}
+		files = append(files, binary(name))
 	}
-	if _, err := os.Stat(managerImage()); err != nil {
-		errs = append(errs, fmt.Errorf("%w: make image builds it", err))
+	for _, file := range files {
+		if _, err := os.Stat(file); err != nil {
+			errs = append(errs, fmt.Errorf("%w: make e2e builds the image, and sets CONTROLPLANE to the folder with the control plane's programs", err))
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -201,42 +203,23 @@ func inner(dir string, guard io.Writer) (int, error) {
 func logDir(dir string) string             { return filepath.Join(dir, "logs") }
 func podLogDir(dir, machine string) string { return filepath.Join(logDir(dir), "pods-"+machine) }
 
-func printTails(dir string) {
-	_ = filepath.WalkDir(logDir(dir), func(path string, entry os.DirEntry, err error) error {
-		if err != nil || !entry.Type().IsRegular() {
-			return nil
-		}
-		if data, err := os.ReadFile(path); err == nil {
-			fmt.Printf("---- the end of %s\n%s\n", path, tail(string(data), 25))
-		}
-		return nil
-	})
-}
-
-// noise lists messages that a kubelet on such a machine repeats.
-var noise = []string{"Unable to register mirror pod", "cannot find filesystem info for device"}
-
-// tail returns the last lines of text that are not noise.
-func tail(text string, count int) string {
-	lines := slices.DeleteFunc(strings.Split(strings.TrimSpace(text), "\n"), func(line string) bool {
-		return slices.ContainsFunc(noise, func(part string) bool { return strings.Contains(line, part) })
-	})
-	return strings.Join(lines[max(0, len(lines)-count):], "\n")
-}
+// tailsScript prints the ends of the logs in $1, without messages that a kubelet on such a machine repeats.
+const tailsScript = `find "$1" -type f | while read -r log; do
+  echo "---- the end of $log"
+  grep -v -e 'Unable to register mirror pod' -e 'cannot find filesystem info for device' "$log" | tail -n 25
+done`
 
 // TestKilledRunLeavesNothing starts a run within this run, and kills it once its first kubelet has started a pod.
 func TestKilledRunLeavesNothing(t *testing.T) {
 	dir := os.Getenv(dirVariable)
-	self, err := os.Executable()
-	kit.NoError(t, err)
-	before, err := traces(noRun)
-	kit.NoError(t, err)
+	self := kit.Must(os.Executable())(t)
+	before := kit.Must(traces(noRun))(t)
 	outer := exec.Command(self, "-test.run", "^TestDeployment$")
 	outer.Env = append(os.Environ(), roleVariable+"=outer")
 	kit.NoError(t, outer.Start())
 	t.Cleanup(func() { _ = outer.Process.Kill() })
 	var logs []string
-	until(t, time.Minute, "the run has started a pod", func(context.Context) (bool, error) {
+	until(t, time.Minute, "the run has started a pod", func(context.Context) (started bool, err error) {
 		logs, err = filepath.Glob(filepath.Join(podLogDir(filepath.Join(dir, "csr-e2e-*"), "*"), "*", "*", "0.log"))
 		return len(logs) > 0, err
 	})

@@ -9,12 +9,12 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -24,6 +24,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -58,27 +59,20 @@ func (c *cluster) requestsTo(ctx context.Context, signer, node string) ([]kit.Re
 }
 
 func issued(obj *kit.Request) *x509.Certificate {
-	block, _ := pem.Decode(obj.Status.Certificate)
-	if block == nil {
-		return nil
-	}
-	cert, err := x509.ParseCertificate(block.Bytes)
+	certs, err := cert.ParseCertsPEM(obj.Status.Certificate)
 	if err != nil {
-		return nil // the API server accepts no such certificate
+		return nil // it has none: the API server accepts no other one
 	}
-	return cert
+	return certs[0]
 }
 
-// noteOn returns the note of an Event with that reason about a request, or an empty text.
-func (c *cluster) noteOn(ctx context.Context, request *kit.Request, reason string) (string, error) {
+// hasEvent reports whether there is an Event with that reason about an object, with part in its note.
+func (c *cluster) hasEvent(ctx context.Context, obj client.Object, reason, part string) (bool, error) {
 	events := &eventsv1.EventList{}
 	err := c.admin.List(ctx, events, client.InNamespace(metav1.NamespaceDefault))
-	for _, event := range events.Items {
-		if event.Regarding.UID == request.UID && event.Reason == reason {
-			return event.Note, nil
-		}
-	}
-	return "", err
+	return slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
+		return event.Regarding.UID == obj.GetUID() && event.Reason == reason && strings.Contains(event.Note, part)
+	}), err
 }
 
 func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authenticationv1.UserInfo, error) {
@@ -98,8 +92,7 @@ func (c *cluster) wantUnauthorized(t *testing.T, what string, certAndKey []byte)
 // wantIdentity checks that the API server identifies the holder of cert as the node, by exactly that certificate.
 func (c *cluster) wantIdentity(t *testing.T, m *machine, file []byte, cert *x509.Certificate) {
 	t.Helper()
-	who, err := c.whoAmI(t.Context(), file)
-	kit.NoError(t, err)
+	who := kit.Must(c.whoAmI(t.Context(), file))(t)
 	found, id := who.Extra["authentication.kubernetes.io/credential-id"], fmt.Sprintf("X509SHA256=%x", sha256.Sum256(cert.Raw))
 	if who.Username != "system:node:"+m.name || !slices.Contains(found, id) {
 		t.Errorf("the API server takes the certificate of %s for %q by %s, want %s", m.name, who.Username, found, id)
@@ -126,28 +119,21 @@ func (c *cluster) wantWriter(t *testing.T, verb, name, subresource, serviceAccou
 				got = event.User.Username
 			}
 		}
-		if err == nil && got != want {
-			err = fmt.Errorf("it was %q", got)
-		}
-		return err
+		return kit.OrError(err == nil && got == want, "it was %q, error %w", got, err)
 	})
 }
 
 func (c *cluster) served(t *testing.T, m *machine) *x509.Certificate {
 	t.Helper()
-	cert, err := c.servedBy(m)
-	kit.NoError(t, err)
-	return cert
+	return kit.Must(c.servedBy(m))(t)
 }
 
 // servedBy connects as the API server does, with the CAs in its file.
 func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
-	file, err := os.ReadFile(c.kubeletCA)
+	trusted, err := cert.NewPool(c.kubeletCA)
 	if err != nil {
 		return nil, err
 	}
-	trusted := x509.NewCertPool()
-	trusted.AppendCertsFromPEM(file)
 	dialer := &net.Dialer{Timeout: 5 * time.Second}
 	conn, err := tls.DialWithDialer(dialer, "tcp", net.JoinHostPort(m.address, "10250"), &tls.Config{RootCAs: trusted, MinVersion: tls.VersionTLS12})
 	if err != nil {
@@ -160,21 +146,14 @@ func (c *cluster) servedBy(m *machine) (*x509.Certificate, error) {
 // wantOurs checks that the kubelet requested the certificate with which it serves, and that the Deployment signed it.
 func (c *cluster) wantOurs(t *testing.T, m *machine) {
 	cert := c.served(t, m)
-	requests, err := c.requestsTo(t.Context(), certificatesv1.KubeletServingSignerName, m.name)
-	kit.NoError(t, err)
-	for i := range requests {
-		if one := issued(&requests[i]); one == nil || !one.Equal(cert) {
-			continue
-		}
-		if who := requests[i].Spec.Username; who != "system:node:"+m.name {
-			t.Errorf("request %s was made by %q, not by the kubelet", requests[i].Name, who)
-		}
-		for _, subresource := range []string{"approval", "status"} {
-			c.wantWriter(t, "update", requests[i].Name, subresource, kit.ManagerAccount)
-		}
-		return
+	requests := kit.Must(c.requestsTo(t.Context(), certificatesv1.KubeletServingSignerName, m.name))(t)
+	i := slices.IndexFunc(requests, func(obj kit.Request) bool { return cert.Equal(issued(&obj)) })
+	if i < 0 || requests[i].Spec.Username != "system:node:"+m.name {
+		t.Fatalf("the certificate that %s serves is not of a request that the kubelet made: number %d of %+v", m.name, i, requests)
 	}
-	t.Errorf("the certificate that %s serves is in none of its %d requests", m.name, len(requests))
+	for _, subresource := range []string{"approval", "status"} {
+		c.wantWriter(t, "update", requests[i].Name, subresource, kit.ManagerAccount)
+	}
 }
 
 // wantReachable checks that the API server can connect to the kubelet: kubectl exec always opens a new connection.

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	testcluster "github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
 
 const (
@@ -54,19 +55,22 @@ func TestStaticPods(t *testing.T) {
 // overlay.
 func (c *cluster) writeStaticPods(t *testing.T, m *machine) {
 	writePKI(t, m.file(pkiDir), c.address, c.ca)
-	m.write(t, staticPodDir+"/etcd.yaml", staticPod("etcd", etcdImage, etcdArgs("/data")))
-	m.write(t, staticPodDir+"/kube-apiserver.yaml", staticPod("kube-apiserver", apiServerImage, apiServerArgs(pkiDir, c.address)))
+	m.write(t, staticPodDir+"/etcd.yaml", staticPod(t, "etcd", etcdImage, etcdArgs("/data")))
+	m.write(t, staticPodDir+"/kube-apiserver.yaml", staticPod(t, "kube-apiserver", apiServerImage, apiServerArgs(pkiDir, c.address)))
 	m.write(t, staticPodDir+"/manager.yaml", []byte(c.kubectl(t, "kustomize", filepath.Join(root, "config/overlays/static-pod/pod"))))
 	for name, data := range map[string][]byte{
-		"kubeconfig": kubeconfig(clientConfig(c.server(), c.ca, clientPair(t, c.ca, staticUser))), "ca.crt": c.ca.CertPEM, "ca.key": c.ca.KeyPEM,
+		"kubeconfig": kit.Must(testcluster.Kubeconfig(clientConfig(c.server(), c.ca, clientPair(t, c.ca, staticUser))))(t),
+		"ca.crt":     c.ca.CertPEM,
+		"ca.key":     c.ca.KeyPEM,
 	} {
 		m.write(t, filepath.Join(staticFiles, name), data)
 		kit.NoError(t, os.Chown(m.file(filepath.Join(staticFiles, name)), 65532, 65532))
 	}
 }
 
-func staticPod(name, image string, args []string) []byte {
-	data, err := yaml.Marshal(&corev1.Pod{
+func staticPod(t *testing.T, name, image string, args []string) []byte {
+	t.Helper()
+	return kit.Must(yaml.Marshal(&corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceSystem},
 		Spec: corev1.PodSpec{
@@ -80,9 +84,5 @@ func staticPod(name, image string, args []string) []byte {
 				{Name: "data", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
 			},
 		},
-	})
-	if err != nil {
-		panic(err) // it holds nothing that can't be encoded
-	}
-	return data
+	}))(t)
 }

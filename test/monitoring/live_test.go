@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
@@ -32,9 +31,7 @@ var absent = regexp.MustCompile(`kubelet_|_dry_run_total|csr_rotation_`)
 var selector = regexp.MustCompile(`\b(?:csr|kubelet|leader_election|rest_client|workqueue|process|controller_runtime)_\w+(?:\{[^}]*\})?`)
 
 // labConfig has one signer whose CA expires soon, one for which the manager may not sign, and one without a CA.
-const labConfig = `apiVersion: config.csr-controller-manager.io/v1alpha1
-kind: ControllerManagerConfiguration
-signing:
+const labConfig = `signing:
   secret: csr-controller-manager-system/csr-signer
   signers:
   - {name: example.com/short, certFile: %[1]q, keyFile: %[2]q, usages: [digital signature, server auth]}
@@ -52,13 +49,11 @@ func TestLive(t *testing.T) {
 	kit.Alone(t)
 	l, plane := &lab{t}, kit.ControlPlane(t)
 	l.applyOperatorObjects(plane)
-	config, shortCert := filepath.Join(t.TempDir(), "config.yaml"), filepath.Join(t.TempDir(), "short.crt")
-	shortKey := filepath.Join(t.TempDir(), "short.key")
-	short, key, err := ca.New(ca.NewOptions{CommonName: "short", Lifetime: 20 * 24 * time.Hour}, time.Now())
-	kit.NoError(t, err)
-	kit.Write(t, shortCert, short.CertificatePEM())
-	kit.Write(t, shortKey, key)
-	kit.Write(t, config, fmt.Appendf(nil, labConfig, shortCert, shortKey))
+	shortCert, shortKey := filepath.Join(t.TempDir(), "short.crt"), filepath.Join(t.TempDir(), "short.key")
+	short := kit.IssueCA(t, "short", kit.NewKey(t), nil, 20*24*time.Hour)
+	kit.Write(t, shortCert, short.PEM())
+	kit.Write(t, shortKey, short.KeyPEM(t))
+	config := kit.Configure(t, fmt.Sprintf(labConfig, shortCert, shortKey))
 	account := kit.ManagerConfig(t)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(plane.CA.CertPEM, plane.CA.KeyPEM))
 	kit.MaySign(t, kit.ManagerAccount, "example.com/short", "example.com/missing")
@@ -73,9 +68,9 @@ func TestLive(t *testing.T) {
 
 	first, second := kit.FreeAddress(t), kit.FreeAddress(t)
 	p := startPrometheus(t, first, second)
-	leader := kit.StartNamed(t, "leader", account, "--config", config, "--metrics-bind-address", first)
+	leader := kit.StartNamed(t, "leader", account, config, "--metrics-bind-address", first)
 	t.Run("errors", func(t *testing.T) { l.failForWantOfRights(t, p) })
-	standby := kit.StartNamed(t, "standby", account, "--config", config, "--metrics-bind-address", second)
+	standby := kit.StartNamed(t, "standby", account, config, "--metrics-bind-address", second)
 	kit.Write(t, shortCert, []byte("not PEM\n")) // the manager continues with the old CA
 	t.Run("dashboard", func(t *testing.T) { l.showsData(t, p) })
 	t.Run("rules", func(t *testing.T) { l.rulesWork(t, p) })
@@ -97,13 +92,8 @@ func TestLive(t *testing.T) {
 // CustomResourceDefinitions.
 func (l *lab) applyOperatorObjects(plane *cluster.Cluster) {
 	l.Helper()
-	kubeconfig, err := plane.WriteKubeconfig("admin", plane.Config)
-	kit.NoError(l, err)
-	dir := l.TempDir()
-	component, err := filepath.Abs("../../config/prometheus")
-	kit.NoError(l, err)
-	component, err = filepath.Rel(dir, component)
-	kit.NoError(l, err)
+	kubeconfig, dir := kit.Must(plane.WriteKubeconfig("admin", plane.Config))(l), l.TempDir()
+	component := kit.Must(filepath.Rel(dir, kit.Must(filepath.Abs("../../config/prometheus"))(l)))(l)
 	kit.Write(l.T, filepath.Join(dir, "kustomization.yaml"),
 		fmt.Appendf(nil, "kind: Kustomization\napiVersion: kustomize.config.k8s.io/v1beta1\ncomponents: [%q]\n", component))
 	for _, args := range [][]string{
@@ -181,9 +171,7 @@ func (l *lab) showsData(t *testing.T, p *prometheus) {
 				return true
 			}
 			err := p.data(ctx, query)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", name, err))
-			}
+			errs = append(errs, err)
 			return err == nil
 		})
 		return errors.Join(errs...)

@@ -4,10 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 	"net/url"
 	"path/filepath"
-	"strconv"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -28,8 +27,6 @@ type prometheus struct {
 // startPrometheus starts a Prometheus that scrapes managers.
 func startPrometheus(t *testing.T, managers ...string) *prometheus {
 	t.Helper()
-	rules, err := filepath.Abs(plainFile)
-	kit.NoError(t, err)
 	config := filepath.Join(t.TempDir(), "prometheus.yaml")
 	kit.Write(t, config, fmt.Appendf(nil, `
 global: {scrape_interval: 1s, evaluation_interval: 1s}
@@ -37,11 +34,10 @@ rule_files: [%q]
 scrape_configs:
 - job_name: csr-controller-manager
   static_configs: [{targets: [%s]}]
-`, rules, strings.Join(managers, ", ")))
+`, kit.Must(filepath.Abs(plainFile))(t), strings.Join(managers, ", ")))
 	p := &prometheus{address: kit.FreeAddress(t)}
-	p.Process, err = kit.ControlPlane(t).StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
-		"--storage.tsdb.path", t.TempDir(), "--web.listen-address", p.address)
-	kit.NoError(t, err)
+	p.Process = kit.Must(kit.ControlPlane(t).StartProcess("prometheus", tool(t, "PROMETHEUS"), "--config.file", config,
+		"--storage.tsdb.path", t.TempDir(), "--web.listen-address", p.address))(t)
 	t.Cleanup(func() {
 		p.Kill()
 		if t.Failed() {
@@ -55,10 +51,9 @@ scrape_configs:
 func (p *prometheus) ask(ctx context.Context, path string, query url.Values, answer any) error {
 	status, text := cluster.Get(ctx, p.address, "/api/v1/"+path+"?"+query.Encode())
 	var body struct {
-		Status, Error string
-		Data          json.RawMessage
-		Warnings      []string
-		Infos         []string
+		Status, Error   string
+		Data            json.RawMessage
+		Warnings, Infos []string
 	}
 	if err := json.Unmarshal([]byte(text), &body); err != nil {
 		return fmt.Errorf("status %d, %w: %s", status, err, text)
@@ -69,7 +64,7 @@ func (p *prometheus) ask(ctx context.Context, path string, query url.Values, ans
 	return json.Unmarshal(body.Data, answer)
 }
 
-// sample is one series in the result of a query.
+// sample is one series in the result of a query. Its value is a time and a number.
 type sample struct {
 	Metric map[string]string
 	Value  [2]any
@@ -78,25 +73,15 @@ type sample struct {
 // query runs an instant query.
 func (p *prometheus) query(ctx context.Context, query string) ([]sample, error) {
 	var answer struct{ Result []sample }
-	if err := p.ask(ctx, "query", url.Values{"query": {query}}, &answer); err != nil {
-		return nil, fmt.Errorf("%s: %w", query, err)
-	}
-	return answer.Result, nil
+	err := p.ask(ctx, "query", url.Values{"query": {query}}, &answer)
+	return answer.Result, err
 }
 
 // data returns why query has no number to show, or nil.
 func (p *prometheus) data(ctx context.Context, query string) error {
 	samples, err := p.query(ctx, query)
-	if err != nil {
-		return err
-	}
-	for _, sample := range samples {
-		text, _ := sample.Value[1].(string)
-		if number, err := strconv.ParseFloat(text, 64); err == nil && !math.IsNaN(number) {
-			return nil
-		}
-	}
-	return fmt.Errorf("%s: no data in %v", query, samples)
+	isNumber := func(s sample) bool { return s.Value[1] != "NaN" }
+	return kit.OrError(slices.ContainsFunc(samples, isNumber), "%s: no data in %v, error %w", query, samples, err)
 }
 
 // alertRule is a rule as Prometheus reports it.
@@ -104,10 +89,7 @@ type alertRule struct {
 	Name, State, Health, LastError string
 	Labels                         map[string]string
 	LastEvaluation                 time.Time
-	Alerts                         []struct {
-		State  string
-		Labels map[string]string
-	}
+	Alerts                         []any
 }
 
 func (p *prometheus) rules(ctx context.Context) (all []alertRule, err error) {

@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -58,9 +57,7 @@ func (f ruleFile) rules() []*rule {
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	kit.NoError(t, err)
-	return data
+	return kit.Must(os.ReadFile(path))(t)
 }
 
 func readRules(t *testing.T) ruleFile {
@@ -80,9 +77,7 @@ func TestPlainRules(t *testing.T) {
 	if os.Getenv("UPDATE") != "" {
 		kit.NoError(t, os.WriteFile(plainFile, want, 0o600))
 	}
-	if diff := cmp.Diff(string(want), string(read(t, plainFile))); diff != "" {
-		t.Errorf("UPDATE=1 go test -run TestPlainRules ./test/monitoring makes it right (-want +got):\n%s", diff)
-	}
+	kit.Equal(t, "UPDATE=1 go test -run TestPlainRules ./test/monitoring makes it right", string(read(t, plainFile)), string(want))
 }
 
 // TestRunbooks checks that each alert has the annotations that its reader needs, and a section in the runbook, and that there
@@ -97,19 +92,14 @@ func TestRunbooks(t *testing.T) {
 	alerts := map[string]bool{}
 	for _, r := range readRules(t).rules() {
 		alerts[r.Alert] = true
-		if !slices.Contains([]string{"info", "warning", "critical"}, r.Labels["severity"]) {
-			t.Errorf("%s has severity %q", r.Alert, r.Labels["severity"])
+		severity, anchor, annotations := r.Labels["severity"], "#"+strings.ToLower(r.Alert), r.Annotations
+		if !slices.Contains([]string{"info", "warning", "critical"}, severity) || annotations["runbook_url"] != runbookURL+anchor ||
+			annotations["summary"] == "" || annotations["description"] == "" {
+			t.Errorf("%s has severity %q and annotations %v", r.Alert, severity, annotations)
 		}
-		anchor := "#" + strings.ToLower(r.Alert)
-		if r.Annotations["runbook_url"] != runbookURL+anchor {
-			t.Errorf("%s has runbook_url %s", r.Alert, r.Annotations["runbook_url"])
-		}
-		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" {
-			t.Errorf("%s has annotations %v", r.Alert, r.Annotations)
-		}
-		row := regexp.MustCompile(fmt.Sprintf(`(?m)^- \[%s\]\(%s\):.*\b%s\b`, r.Alert, anchor, r.Labels["severity"]))
+		row := regexp.MustCompile(fmt.Sprintf(`(?m)^- \[%s\]\(%s\):.*\b%s\b`, r.Alert, anchor, severity))
 		if !row.MatchString(intro) {
-			t.Errorf("%s does not list %s with severity %s", runbook, r.Alert, r.Labels["severity"])
+			t.Errorf("%s does not list %s with severity %s", runbook, r.Alert, severity)
 		}
 		for _, part := range []string{"\n**Meaning:** ", "\n```sh\n", "\n**Do:**", "\n**Over** "} {
 			if !strings.Contains(sections[r.Alert], part) {
@@ -117,9 +107,7 @@ func TestRunbooks(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(alerts)), slices.Sorted(maps.Keys(sections))); diff != "" {
-		t.Errorf("sections of %s (-alerts +got):\n%s", runbook, diff)
-	}
+	kit.Equal(t, "sections of "+runbook, slices.Sorted(maps.Keys(sections)), slices.Sorted(maps.Keys(alerts)))
 }
 
 // tool returns the path of a program of hack/monitoring/get.sh.
@@ -140,11 +128,10 @@ func promtool(t *testing.T, args ...string) (string, error) {
 }
 
 func TestRules(t *testing.T) {
-	if output, err := promtool(t, "check", "rules", "--lint=all", "--lint-fatal", plainFile); err != nil {
-		t.Errorf("%v\n%s", err, output)
-	}
-	if output, err := promtool(t, append([]string{"test", "rules"}, ruleTests(t)...)...); err != nil {
-		t.Errorf("%v\n%s", err, output)
+	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", plainFile}, append([]string{"test", "rules"}, ruleTests(t)...)} {
+		if output, err := promtool(t, args...); err != nil {
+			t.Errorf("%v\n%s", err, output)
+		}
 	}
 }
 

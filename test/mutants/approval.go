@@ -3,7 +3,7 @@ package main
 // ruleTests are the tests of pkg/rules.
 const ruleTests = "./pkg/rules"
 
-// Approval rules.
+// Approval rules, and rules of the approver and the signer that only unit tests show.
 var approvalMutations = []mutation{
 	{"rules: the requester may use the rule", "controllers/approver/approval_rules.go", "case !allowed:", "case !allowed && false:", approverTests},
 	{"rules: others' rules are not told", "controllers/approver/approval_rules.go", "\t\tif allowed {\n", "\t\tif allowed || true {\n", approverTests},
@@ -38,5 +38,10 @@ var approvalMutations = []mutation{
 	{"ownIdentity: one token", "pkg/rules/content.go", "len(ids) != 1 ||", "len(ids) == 0 ||", ruleTests},
 	{"ownIdentity: no certificate", "pkg/rules/content.go", "!strings.HasPrefix(ids[0], credentialIDPrefix) ||", "", ruleTests},
 	{"ownIdentity: not beyond the credential", "pkg/rules/content.go", "now.Add(s.Lifetime).After(timeIn(s.Requester.Extra[rule.ExpiryExtra]))", "false", ruleTests},
-	{"signer: no user of Kubernetes", "pkg/csr/signers.go", "[]string{\"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\", \"CN=kubeadm:*\"}", "[]string{\"O=system:masters\"}", ""},
+	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked := r.blocked(req); blocked.Reason != \"\" {", "blocked := r.blocked(req); blocked.Reason != \"\" && false {", approverTests},
+	{"approver: a stored verdict counts, whatever the answer", "controllers/approver/reconciler.go", "\tif stored {\n", "\tif stored && err == nil {\n", approverTests},
+	{"signer: a wrong clock", "controllers/signer/reconciler.go", "case skew.Abs() > servertime.MaxSkew:", "case skew.Abs() > 1000*servertime.MaxSkew:", signerTests},
+	{"signer: a failed condition that was not stored", "controllers/signer/reconciler.go", "csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message)", "true", signerTests},
+	{"signer: a stored certificate is not discarded", "controllers/signer/reconciler.go", "bytes.Equal(stored.Status.Certificate, issued.PEM)", "bytes.Equal(stored.Status.Certificate, nil)", signerTests},
+	{"signer: only another version discards", "controllers/signer/reconciler.go", "case report.Refused(err) || stored.ResourceVersion != obj.ResourceVersion:", "case report.Refused(err) || stored.ResourceVersion != \"\":", signerTests},
 }

@@ -33,11 +33,6 @@ var (
 	abnormal = regexp.MustCompile(`the program has ended by itself|(?m)^panic: `)
 )
 
-// noticed is the error of a mutation that a test has noticed.
-type noticed struct{ by string }
-
-func (n noticed) Error() string { return "noticed by " + n.by }
-
 // lab is a folder with a copy of the tree for each worker, the compiled parity test, and the recorded results of
 // kube-controller-manager.
 type lab struct {
@@ -108,20 +103,17 @@ func (l *lab) prepare(ctx context.Context, chosen []mutation) error {
 
 func (l *lab) parity() string { return filepath.Join(l.dir, "parity.test") }
 
-// try runs a test with one mutation. It returns noticed if the test notices the mutation.
-func (l *lab) try(ctx context.Context, tree string, one mutation) error {
+// try runs a test with one mutation. It returns which test notices the mutation, or an error.
+func (l *lab) try(ctx context.Context, tree string, one mutation) (by string, err error) {
 	path := filepath.Join(tree, one.file)
-	original, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
+	original, unread := os.ReadFile(path)
 	mutated, err := one.applied(tree)
-	if err := errors.Join(err, os.WriteFile(path, mutated, 0o600)); err != nil {
-		return err
+	if err := errors.Join(unread, err, os.WriteFile(path, mutated, 0o600)); err != nil {
+		return "", err
 	}
 	out, failed := l.test(ctx, tree, one.tests)
 	if err := errors.Join(ctx.Err(), os.WriteFile(path, original, 0o600)); err != nil {
-		return err
+		return "", err
 	}
 	failure := unitFailure
 	if one.tests == "" {
@@ -130,11 +122,11 @@ func (l *lab) try(ctx context.Context, tree string, one mutation) error {
 	found := failure.FindStringSubmatch(out)
 	switch {
 	case failed == nil:
-		return errors.New("SURVIVED: the tests pass")
+		return "", errors.New("SURVIVED: the tests pass")
 	case found == nil || one.tests == "" && abnormal.MatchString(out):
-		return fmt.Errorf("BROKEN, it proves nothing: %w\n%s", failed, out)
+		return "", fmt.Errorf("BROKEN, it proves nothing: %w\n%s", failed, out)
 	}
-	return noticed{strings.Join(found[1:], "")}
+	return strings.Join(found[1:], ""), nil
 }
 
 // test runs go test on the tree, or builds the manager and runs the parity test with it.

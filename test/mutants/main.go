@@ -37,9 +37,7 @@ func run(ctx context.Context, only, kind string, parallel int) (err error) {
 	if err != nil {
 		return err
 	}
-	chosen := slices.DeleteFunc(slices.Clone(mutations), func(one mutation) bool {
-		return !expression.MatchString(one.rule) || kind != one.kind()
-	})
+	chosen := slices.DeleteFunc(slices.Clone(mutations[kind]), func(one mutation) bool { return !expression.MatchString(one.rule) })
 	if len(chosen) == 0 {
 		return fmt.Errorf("no mutation of %s has a name that matches %q", kind, only)
 	}
@@ -62,31 +60,28 @@ func run(ctx context.Context, only, kind string, parallel int) (err error) {
 
 // tryAll tries the mutations, several at a time, and returns an error for each one that no test notices.
 func (l *lab) tryAll(ctx context.Context, chosen []mutation, parallel int) error {
-	var mu sync.Mutex
-	var workers sync.WaitGroup
-	var missed []error
-	queue := make(chan mutation)
+	trees, missed := make(chan string, parallel), make([]error, len(chosen))
 	for worker := range parallel {
-		workers.Go(func() {
-			for one := range queue {
-				start := time.Now()
-				err := l.try(ctx, l.tree(worker), one)
-				fmt.Printf("%s: %v (%s)\n", one.rule, err, time.Since(start).Round(time.Second))
-				if notice := (noticed{}); !errors.As(err, &notice) {
-					mu.Lock()
-					missed = append(missed, fmt.Errorf("%s: %w", one.rule, err))
-					mu.Unlock()
-				}
+		trees <- l.tree(worker)
+	}
+	var trials sync.WaitGroup
+	for i, one := range chosen {
+		tree := <-trees
+		if ctx.Err() != nil {
+			break
+		}
+		trials.Go(func() {
+			defer func() { trees <- tree }()
+			start := time.Now()
+			by, err := l.try(ctx, tree, one)
+			if err != nil {
+				missed[i] = fmt.Errorf("%s: %w", one.rule, err)
 			}
+			fmt.Printf("%s: noticed by %q, error %v (%s)\n", one.rule, by, err, time.Since(start).Round(time.Second))
 		})
 	}
-	for _, one := range chosen {
-		if ctx.Err() == nil {
-			queue <- one
-		}
-	}
-	close(queue)
-	workers.Wait()
+	trials.Wait()
+	missed = slices.DeleteFunc(missed, func(err error) bool { return err == nil })
 	fmt.Printf("%d mutations, %d not noticed\n", len(chosen), len(missed))
 	return errors.Join(ctx.Err(), errors.Join(missed...))
 }

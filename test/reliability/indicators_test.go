@@ -16,6 +16,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // An indicator is a metric that shows a fault. A scenario names the indicators that must fire while it lasts, and those that may.
@@ -87,13 +88,9 @@ func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) 
 // verifyReports returns which Events and which lines of the log were missing. The Events must be from the time of the fault.
 func (w *world) verifyReports(began time.Time) (wrong []error) {
 	told, ended := map[string]bool{}, w.ends[len(w.ends)-1]
-	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		return []error{err}
-	}
-	for i := range events.Items {
-		if at := events.Items[i].CreationTimestamp.Time; !at.Before(began.Truncate(time.Second)) && !at.After(ended) {
-			told[events.Items[i].Reason] = true
+	for _, event := range kit.Must(w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{}))(w.t).Items {
+		if at := event.CreationTimestamp.Time; !at.Before(began.Truncate(time.Second)) && !at.After(ended) {
+			told[event.Reason] = true
 		}
 	}
 	for _, reason := range w.events {
@@ -101,10 +98,7 @@ func (w *world) verifyReports(began time.Time) (wrong []error) {
 			wrong = append(wrong, fmt.Errorf("no Event %s while the fault lasted, only %v", reason, slices.Sorted(maps.Keys(told))))
 		}
 	}
-	last, _, err := w.records()
-	if err != nil {
-		return append(wrong, err)
-	}
+	last, _ := w.records()
 	isRecorded := func(r lastRecord) bool { return r.Event == w.recorded }
 	if w.recorded != "" && !slices.ContainsFunc(slices.Collect(maps.Values(last)), isRecorded) {
 		wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", w.recorded))
@@ -120,11 +114,7 @@ func (w *world) verifyReports(began time.Time) (wrong []error) {
 func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []error) {
 	signed, lost := map[string]string{}, map[string]bool{} // signed has reconcileIDs, lost those without a record
 	for _, r := range w.replicas {
-		log, err := r.Log()
-		if err != nil {
-			return []error{err}
-		}
-		for line := range strings.Lines(log) {
+		for line := range strings.Lines(kit.Must(r.Log())(w.t)) {
 			var said struct{ Msg, Controller, ReconcileID, CertificateSHA256 string }
 			switch err := json.Unmarshal([]byte(line), &said); {
 			case err != nil || said.Controller != "csr-signer":
@@ -135,11 +125,11 @@ func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []
 			}
 		}
 	}
-	for name := range w.history.present() {
-		sum := w.storedFor(name)
-		isLate := slices.ContainsFunc(w.late, func(i *item) bool { return i.object.Name == name })
+	for _, obj := range w.history.present() {
+		sum := w.storedFor(obj.Name)
+		isLate := slices.ContainsFunc(w.late, func(i *item) bool { return i.object.Name == obj.Name })
 		if id := signed[sum]; sum != "" && recorded[sum].by == nil && (isLate || id == "" || !lost[id]) {
-			wrong = append(wrong, fmt.Errorf("request %s: the audit log does not have its certificate, late: %t", name, isLate))
+			wrong = append(wrong, fmt.Errorf("request %s: the audit log does not have its certificate, late: %t", obj.Name, isLate))
 		}
 	}
 	if len(recorded) == len(signed) || len(recorded) < len(w.late) {
@@ -182,16 +172,9 @@ func (w *world) matchesTheAPIServer(ctx context.Context, r *replica) error {
 	}
 	_, page := r.page(ctx, r.metrics, "/metrics")
 	for _, found := range shownRequests.FindAllStringSubmatch(page, -1) {
-		value, err := strconv.ParseFloat(found[2], 64)
-		if err != nil {
-			return err
-		}
-		shown[found[1]] += value
+		shown[found[1]] += kit.Must(strconv.ParseFloat(found[2], 64))(w.t)
 	}
-	if !maps.Equal(shown, stored) {
-		return fmt.Errorf("csr_requests is %v, and the API server has %v", shown, stored)
-	}
-	return nil
+	return kit.OrError(maps.Equal(shown, stored), "csr_requests is %v, and the API server has %v", shown, stored)
 }
 
 // sum returns the sum of all series of page whose name, and first labels if name has some, are those of name, and whether there is one.

@@ -1,8 +1,8 @@
 package reliability
 
 import (
+	"cmp"
 	"context"
-	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -17,6 +17,7 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/keyutil"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
@@ -42,13 +43,9 @@ func proxied(lasts time.Duration, rules ...faults.Rule) func(*world) {
 func stallWatches(w *world) {
 	w.proxy.Use(faults.Rule{Verbs: faults.Watch, Resources: []string{"nodes", "services"}, Do: faults.Stall()})
 	w.pause(15 * time.Second)
-	events, err := w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{})
-	kit.NoError(w.t, err)
 	told := map[string]bool{}
-	for i := range events.Items {
-		if events.Items[i].Reason == "NodeNotFound" {
-			told[events.Items[i].InvolvedObject.Name] = true
-		}
+	for _, event := range kit.Must(w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{}))(w.t).Items {
+		told[event.InvolvedObject.Name+" "+event.Reason] = true
 	}
 	waiting := 0
 	for _, i := range w.items {
@@ -56,7 +53,7 @@ func stallWatches(w *world) {
 			continue
 		}
 		waiting++
-		if !told[i.object.Name] {
+		if !told[i.object.Name+" NodeNotFound"] {
 			w.wrong("request %s waits without an Event NodeNotFound", i.object.Name)
 		}
 	}
@@ -71,21 +68,16 @@ func restartAPIServer(w *world) {
 	w.pause(3 * time.Second)
 	kit.NoError(w.t, w.KillAPIServer())
 	w.pause(time.Second) // two renewals of the Lease, so that at least one fails
-	answered := make(chan time.Time, 1)
+	answered := make(chan struct{})
 	go func() {
 		defer close(answered)
-		if w.poll(patience, func(ctx context.Context) bool {
+		w.until(patience, "the API server answers again", func(ctx context.Context) bool {
 			return w.admin.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Error() == nil
-		}) {
-			answered <- time.Now()
-		}
+		})
+		w.over()
 	}()
 	kit.NoError(w.t, w.RestartAPIServer(func(*envtest.Arguments) {}))
-	end, ok := <-answered
-	if !ok {
-		w.t.Error("the API server does not answer again")
-	}
-	w.ends = append(w.ends, end)
+	<-answered
 }
 
 // lostElection reports whether log says that the process ended because it could not renew its Lease, in the words of
@@ -174,22 +166,18 @@ func pauseLeader(w *world) {
 }
 
 func (w *world) leaderChanges() (changes int) {
-	leases, err := w.admin.CoordinationV1().Leases("").List(w.t.Context(), metav1.ListOptions{})
-	kit.NoError(w.t, err)
-	for _, lease := range leases.Items {
-		if lease.Spec.LeaseTransitions != nil {
-			changes += int(*lease.Spec.LeaseTransitions)
-		}
+	for _, lease := range kit.Must(w.admin.CoordinationV1().Leases("").List(w.t.Context(), metav1.ListOptions{}))(w.t).Items {
+		changes += int(*cmp.Or(lease.Spec.LeaseTransitions, new(int32)))
 	}
 	return changes
 }
 
 func besideTheirs(sameCA bool) func(*world) {
 	return func(w *world) {
-		ca := w.roots[0]
+		ca := w.CA
 		if !sameCA {
 			ca = kit.NewCA(w.t)
-			w.roots = append(w.roots, ca)
+			w.roots = append(w.roots, kit.Certificate(w.t, ca))
 		}
 		kit.NoError(w.t, w.writeTheirCA(ca.CertPEM, ca.KeyPEM))
 		theirs := w.startTheirs(false, w.Config)
@@ -202,9 +190,7 @@ func besideTheirs(sameCA bool) func(*world) {
 }
 
 func (w *world) shiftAPIServersClock(by time.Duration) {
-	pid, err := w.APIServerPid()
-	kit.NoError(w.t, err)
-	kit.NoError(w.t, clock.Shift(pid, by))
+	kit.NoError(w.t, clock.Shift(kit.Must(w.APIServerPid())(w.t), by))
 }
 
 func setOwnClock(by time.Duration) func(*world) {
@@ -255,13 +241,8 @@ func (w *world) whileSkewed(by time.Duration) {
 	}
 }
 
-func (w *world) issued() (issued int) {
-	for _, obj := range w.history.present() {
-		if len(obj.Status.Certificate) > 0 {
-			issued++
-		}
-	}
-	return issued
+func (w *world) issued() int {
+	return len(slices.DeleteFunc(w.history.present(), func(obj *request) bool { return len(obj.Status.Certificate) == 0 }))
 }
 
 // secretState is a content of the signing Secret with which nothing can be signed.
@@ -271,17 +252,15 @@ type secretState struct {
 }
 
 func (w *world) secretStates() []secretState {
-	good, other := w.roots[0], kit.NewCA(w.t)
+	other := kit.NewCA(w.t)
 	expired := kit.IssueCA(w.t, "expired", kit.NewKey(w.t), nil, -time.Minute)
 	leaf := kit.IssueCA(w.t, "of a leaf", kit.NewKey(w.t), nil, time.Hour).Leaf(w.t, "leaf")
-	der, err := x509.MarshalPKCS8PrivateKey(leaf.PrivateKey)
-	kit.NoError(w.t, err)
-	leafKey := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})
+	leafKey := kit.Must(keyutil.MarshalPrivateKeyToPEM(leaf.PrivateKey))(w.t)
 	w.keys = append(w.keys, other.KeyPEM, leafKey, expired.KeyPEM(w.t))
 	return []secretState{
 		{"empty", []byte{}, []byte{}},
-		{"half", good.CertPEM, []byte{}},
-		{"mismatched", good.CertPEM, other.KeyPEM},
+		{"half", w.CA.CertPEM, []byte{}},
+		{"mismatched", w.CA.CertPEM, other.KeyPEM},
 		{"a leaf", pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]}), leafKey},
 		{"expired", expired.PEM(), expired.KeyPEM(w.t)},
 		{"garbage", []byte("garbage"), []byte("garbage")},
@@ -292,11 +271,11 @@ func (w *world) secretStates() []secretState {
 
 // breakSecret breaks the signing Secret in each way, first while the program runs, and then while it starts.
 func breakSecret(w *world) {
-	good, states := w.roots[0], w.secretStates()
+	states := w.secretStates()
 	for _, state := range states {
 		w.putCA(state.cert, state.key)
 		w.keepsItsCA(state)
-		w.putCA(good.CertPEM, good.KeyPEM)
+		w.putCA(w.CA.CertPEM, w.CA.KeyPEM)
 		w.showsCA("good again", func(value float64) bool { return value == 0 })
 	}
 	for _, state := range states {
@@ -340,13 +319,12 @@ func (w *world) keepsItsCA(state secretState) {
 
 // startsWithoutCA starts the program anew with the broken Secret, and then restores it. Ours must not be ready, and must sign nothing.
 func (w *world) startsWithoutCA(state secretState) {
-	good := w.roots[0]
 	w.oldest().kill()
 	w.pause(time.Second) // its last writes
 	before, r := w.issued(), w.startReplica(false)
 	if w.theirs {
 		w.pause(3 * time.Second)
-		w.putCA(good.CertPEM, good.KeyPEM)
+		w.putCA(w.CA.CertPEM, w.CA.KeyPEM)
 		if r.Ended() != nil {
 			r.killed = true
 			w.startReplica(false)
@@ -361,33 +339,28 @@ func (w *world) startsWithoutCA(state secretState) {
 	if after := w.issued(); after != before {
 		w.wrong("%d certificates were signed while the Secret is %s", after-before, state.name)
 	}
-	w.putCA(good.CertPEM, good.KeyPEM)
+	w.putCA(w.CA.CertPEM, w.CA.KeyPEM)
 	w.waitReady(r)
 }
 
 // putCA gives the program another CA, whatever it had before: ours in the Secret, and kube-controller-manager in its files. Nil deletes them.
 func (w *world) putCA(cert, key []byte) {
-	if w.theirs {
-		err := w.writeTheirCA(cert, key)
-		if cert == nil {
-			err = errors.Join(os.Remove(filepath.Join(w.Dir, theirCert)), os.Remove(filepath.Join(w.Dir, theirKey)))
-		}
-		kit.NoError(w.t, err)
-		return
-	}
 	ctx, obj := w.t.Context(), kit.SigningSecret(cert, key)
-	secrets := w.admin.CoreV1().Secrets(obj.Namespace)
-	if cert == nil {
-		kit.NoError(w.t, secrets.Delete(ctx, obj.Name, metav1.DeleteOptions{}))
-		return
+	switch admin := kit.Admin(w.t); {
+	case w.theirs && cert == nil:
+		kit.NoError(w.t, errors.Join(os.Remove(filepath.Join(w.Dir, theirCert)), os.Remove(filepath.Join(w.Dir, theirKey))))
+	case w.theirs:
+		kit.NoError(w.t, w.writeTheirCA(cert, key))
+	case cert == nil:
+		kit.NoError(w.t, admin.Delete(ctx, obj))
+	default:
+		kit.NoError(w.t, retry(ctx, func() error {
+			if admin.Update(ctx, obj) == nil {
+				return nil
+			}
+			return admin.Create(ctx, obj)
+		}))
 	}
-	kit.NoError(w.t, retry(ctx, func() error {
-		if _, err := secrets.Update(ctx, obj, metav1.UpdateOptions{}); err == nil {
-			return nil
-		}
-		_, err := secrets.Create(ctx, obj, metav1.CreateOptions{})
-		return err
-	}))
 }
 
 // loseRoles takes the rules of each role away that writes, until the metrics and readiness show it, and until a write has failed.
@@ -428,7 +401,7 @@ func loseRoles(w *world) {
 func fullDisk(w *world) {
 	folder := filepath.Dir(w.audit)
 	kit.NoError(w.t, syscall.Mount("tmpfs", folder, "tmpfs", 0, "size=1m"))
-	w.atEnd(func() error { return syscall.Unmount(folder, syscall.MNT_DETACH) })
+	kit.AtEnd(w.t, func() error { return syscall.Unmount(folder, syscall.MNT_DETACH) })
 	if err := os.WriteFile(w.filler(), make([]byte, 2<<20), 0o600); !errors.Is(err, syscall.ENOSPC) {
 		w.t.Fatalf("fill the disk: %v", err)
 	}

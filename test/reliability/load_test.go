@@ -29,7 +29,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
@@ -119,7 +118,7 @@ var kinds = []kind{
 const victimAddress = "203.0.113.1"
 
 func servingOrder(w *world, name string) order {
-	node := w.newNode(name)
+	node := w.node(name)
 	made := order{named(kubeletSubject(name)), kubelet(name), certificatesv1.KubeletServingSignerName, servingUsages, nil, nil, node}
 	made.IPAddresses = []net.IP{net.ParseIP(node.Status.Addresses[0].Address).To4()}
 	return made
@@ -164,23 +163,16 @@ func (w *world) newItem(k *kind, name string) *item {
 	if k.gone {
 		return &item{kind: k, object: w.oldRequest(name)}
 	}
-	made := &item{kind: k, order: k.make(w, name)}
-	payload := kit.Payload(w.t, made.order.CertificateRequest)
-	if made.order.key != nil {
-		der, err := x509.CreateCertificateRequest(rand.Reader, &made.order.CertificateRequest, made.order.key)
-		kit.NoError(w.t, err)
-		payload = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-	}
-	made.client = w.as(made.order.user)
-	made.object = &request{
+	asked := k.make(w, name)
+	der := kit.Must(x509.CreateCertificateRequest(rand.Reader, &asked.CertificateRequest, cmp.Or(asked.key, kit.NewKey(w.t))))(w.t)
+	return &item{kind: k, order: asked, client: w.as(asked.user), object: &request{
 		// Like a kubelet's. The API server records field managers only for a request with labels or a generateName.
 		ObjectMeta: metav1.ObjectMeta{Name: name, GenerateName: "csr-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			SignerName: made.order.signer, Usages: made.order.usages, ExpirationSeconds: made.order.seconds,
-			Request: payload,
+			SignerName: asked.signer, Usages: asked.usages, ExpirationSeconds: asked.seconds,
+			Request: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
 		},
-	}
-	return made
+	}}
 }
 
 func (w *world) oldRequest(name string) *request {
@@ -240,15 +232,12 @@ func (w *world) create(ctx context.Context, i *item) error {
 }
 
 // retry calls do until it succeeds, for two minutes at most.
-func retry(ctx context.Context, do func() error) error {
-	var last error
-	if wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
+func retry(ctx context.Context, do func() error) (last error) {
+	_ = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, 2*time.Minute, true, func(context.Context) (bool, error) {
 		last = do()
 		return last == nil, nil
-	}) != nil {
-		return last
-	}
-	return nil
+	})
+	return last
 }
 
 // In both programs a certificate begins five minutes before it is signed, and is valid for a year if no lifetime was requested.
@@ -376,9 +365,8 @@ func (w *world) randomItems(count int) (items []*item) {
 // shortCA gives the program a CA that ends before most certificates would.
 func shortCA(w *world) {
 	made := kit.IssueCA(w.t, "short", kit.NewKey(w.t), nil, 2*time.Hour)
-	ca := &csrenv.CA{CertPEM: made.PEM(), KeyPEM: made.KeyPEM(w.t)}
-	w.putCA(ca.CertPEM, ca.KeyPEM)
-	w.roots, w.keys = []*csrenv.CA{ca}, append(w.keys, ca.KeyPEM)
+	w.putCA(made.PEM(), made.KeyPEM(w.t))
+	w.roots, w.keys = []*x509.Certificate{made.Cert}, append(w.keys, made.KeyPEM(w.t))
 }
 
 // asksForCA are the basic constraints of a CA.
@@ -404,8 +392,7 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 	default:
 		made = servingOrder(w, node)
 	}
-	seconds := int32(pick(random, 600, 3600, 86_400))
-	made.seconds = pick(random, nil, &seconds)
+	made.seconds = pick(random, nil, new(int32(pick(random, 600, 3600, 86_400))))
 	for range random.IntN(3) { // changes
 		switch random.IntN(8) {
 		case 0:

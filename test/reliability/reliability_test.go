@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -72,7 +73,8 @@ func (s *scenario) run(t *testing.T, theirs bool) string {
 	}
 	w.items = w.newLoad()
 	stop := w.observe()
-	began, created := time.Now(), w.createAll(w.items, cmp.Or(s.spread, 10*time.Second))
+	half := len(w.items) / 2
+	began, created := time.Now(), w.createAll(slices.Values(w.items), half, cmp.Or(s.spread, 10*time.Second)/time.Duration(len(w.items)-half))
 	s.fault(w)
 	if len(w.ends) == 0 {
 		w.over()
@@ -133,17 +135,16 @@ func (w *world) waitReady(r *replica) {
 	}
 }
 
-// createAll creates half of items at once, and the others at a constant rate within takes.
-func (w *world) createAll(items []*item, takes time.Duration) <-chan error {
+// createAll creates the first items at once, and the others at a constant rate.
+func (w *world) createAll(items iter.Seq[*item], first int, every time.Duration) <-chan error {
 	done := make(chan error, 1)
 	go func() {
 		var group errgroup.Group
 		group.SetLimit(creators)
-		half := len(items) / 2
-		ticker := time.NewTicker(takes / time.Duration(len(items)-half))
+		ticker := time.NewTicker(every)
 		defer ticker.Stop()
-		for n, i := range items {
-			if n >= half {
+		for i := range items {
+			if first--; first < 0 {
 				<-ticker.C
 			}
 			group.Go(func() error { return w.create(w.t.Context(), i) })

@@ -24,8 +24,7 @@ func (w *world) verifySecrecy() (wrong []error) {
 	for _, r := range w.replicas {
 		for where, file := range map[string]string{"log": r.LogFile, "audit log": r.audit} {
 			if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
-				data, err := os.ReadFile(file)
-				kit.NoError(w.t, err)
+				data := kit.Must(os.ReadFile(file))(w.t)
 				texts[fmt.Sprintf("the %s of replica %d", where, r.number)] = string(data)
 			}
 		}
@@ -41,8 +40,7 @@ func (w *world) verifySecrecy() (wrong []error) {
 			}
 			texts[fmt.Sprintf("%s of replica %d", page.path, r.number)] = body
 		}
-		limits, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", r.Pid()))
-		kit.NoError(w.t, err)
+		limits := kit.Must(os.ReadFile(fmt.Sprintf("/proc/%d/limits", r.Pid())))(w.t)
 		if !regexp.MustCompile(`(?m)^Max core file size +0 +0 `).Match(limits) {
 			wrong = append(wrong, fmt.Errorf("replica %d may dump its memory: %s", r.number, limits))
 		}
@@ -58,7 +56,7 @@ func (w *world) verifySecrecy() (wrong []error) {
 		}
 		texts[where] = string(list)
 	}
-	for _, key := range append(w.keys, w.roots[0].KeyPEM) {
+	for _, key := range append(w.keys, w.CA.KeyPEM) {
 		for _, secret := range keyTexts(key) {
 			for where, text := range texts {
 				if strings.Contains(text, secret) {

@@ -5,10 +5,10 @@ package reliability
 import (
 	"bytes"
 	"context"
-	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -63,12 +62,9 @@ type soak struct {
 	rotations int        // that were completed
 	rolling   sync.Mutex // held while a replica is replaced, or an operator acts
 
-	mu     sync.Mutex
-	items  []*item                      // that were created and are not checked yet
-	stored map[string]*x509.Certificate // by fingerprint
+	mu     sync.Mutex // also for the CAs that may have issued a certificate
+	items  []*item    // that are not checked yet
 	failed []error
-	// authorities are all CAs that were published.
-	authorities []*x509.Certificate
 }
 
 // TestSoak measures memory, goroutines, latency and stored requests of the leader after five minutes, and at the end, which is
@@ -114,14 +110,7 @@ func (s *soak) finish(end func()) {
 		s.fail("%d requests are left at the end", len(s.items))
 	}
 	s.t.Logf("%d requests, %d rotations", s.number, s.rotations)
-	serials := map[string]bool{}
-	for _, cert := range s.stored {
-		if serials[serial(cert)] {
-			s.fail("two certificates have the serial number %s", serial(cert))
-		}
-		serials[serial(cert)] = true
-	}
-	for _, err := range slices.Concat(s.failed, s.completeRecords(s.stored), s.verifySecrecy(), s.verifyProcesses(manyMore)) {
+	for _, err := range slices.Concat(s.failed, s.completeRecords(), s.verifySecrecy(), s.verifyProcesses(manyMore)) {
 		s.t.Error(err)
 	}
 }
@@ -130,7 +119,7 @@ func (s *soak) finish(end func()) {
 // returned function ends both.
 func startSoak(t *testing.T, binary string) (s *soak, end func()) {
 	records := []string{"--audit-log-maxsize=4000"} // one file has all records
-	s = &soak{world: newWorld(t, scenario{config: soakConfig, args: records}, false), stored: map[string]*x509.Certificate{}}
+	s = &soak{world: newWorld(t, scenario{config: soakConfig, args: records}, false)}
 	s.binary = binary
 	s.prepareRotation()
 	s.leader = s.startReplica(true)
@@ -141,32 +130,30 @@ func startSoak(t *testing.T, binary string) (s *soak, end func()) {
 	background.Go(func() { s.rotate(ctx) })
 	s.waitReady(s.leader) // the first CA must be proven to be trusted
 	s.items = append(s.items, s.warmUp())
-	background.Go(func() { s.load(ctx) })
+	background.Go(func() {
+		if err := <-s.createAll(s.requests(ctx), 0, perRequest); err != nil {
+			s.fail("%w", err)
+		}
+	})
 	return s, end
 }
 
-func (s *soak) load(ctx context.Context) {
-	ticker := time.NewTicker(perRequest)
-	defer ticker.Stop()
-	var group errgroup.Group
-	group.SetLimit(creators)
-	addresses := map[string]order{}
-	for {
-		select {
-		case <-ctx.Done():
-			if err := group.Wait(); err != nil {
-				s.fail("%w", err)
-			}
-			return
-		case <-ticker.C:
-			i := s.next(addresses)
-			group.Go(func() error {
-				err := s.create(s.t.Context(), i)
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				s.items = append(s.items, i)
-				return err
-			})
+// requests returns requests until ctx ends. Each kind of the usual load comes in turn, but nothing that is never decided for long.
+func (s *soak) requests(ctx context.Context) iter.Seq[*item] {
+	turn := []string{"join", "renewal", "serving", "approved", "join", "denied", "renewal", "stranger", "join", "malformed"}
+	return func(yield func(*item) bool) {
+		for ctx.Err() == nil {
+			s.number++
+			name := turn[s.number%len(turn)]
+			k := kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
+			made := k.make(s.world, fmt.Sprintf("soak-%03d", s.number/len(turn)%soakNodes))
+			made.seconds = new(soakLifetime)
+			k.make = func(*world, string) order { return made }
+			i := s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
+			s.mu.Lock()
+			s.items = append(s.items, i)
+			s.mu.Unlock()
+			yield(i)
 			if s.number%100 == 0 {
 				s.check()
 			}
@@ -174,73 +161,27 @@ func (s *soak) load(ctx context.Context) {
 	}
 }
 
-// next makes the next request. Each kind of the usual load comes in turn, but nothing that is never decided for long.
-func (s *soak) next(addresses map[string]order) *item {
-	s.number++
-	turn := []string{"join", "renewal", "serving", "approved", "join", "denied", "renewal", "stranger", "join", "malformed"}
-	name := turn[s.number%len(turn)]
-	k := kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
-	node := fmt.Sprintf("soak-%03d", s.number/len(turn)%soakNodes)
-	made, known := addresses[node]
-	switch {
-	case name != "serving":
-		made = k.make(s.world, node)
-	case !known: // a node reports one address
-		made = k.make(s.world, node)
-		addresses[node] = made
-	}
-	seconds := soakLifetime
-	made.seconds = &seconds
-	k.make = func(*world, string) order { return made }
-	return s.newItem(&k, fmt.Sprintf("soak-%s-%07d", name, s.number))
-}
-
 func (s *soak) check() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.items = slices.DeleteFunc(s.items, func(i *item) bool {
 		past := s.history.of(i.object.Name)
-		bad := func(err error) { s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, err)) }
 		late := !past.created.IsZero() && time.Since(past.created) > keptFor+patience
-		switch {
-		case past.deleted:
-			s.judge(i, past, bad)
-		case late:
-			bad(fmt.Errorf("it is %q and not deleted after %s, want %q and deleted", past.state(), keptFor+patience, i.kind.want))
+		if !past.deleted && !late {
+			return false
 		}
-		return past.deleted || late
+		wrong, lived, least := s.verifyCertificate(i, past), past.settled.Sub(past.created), decidedKeptFor
+		if i.kind.want == csr.Pending {
+			least = keptFor
+		}
+		if !past.deleted || past.state() != i.kind.want || lived < least-5*time.Second {
+			wrong = append(wrong, fmt.Errorf("it is %q, want %q; deleted: %t, after %s, want %s", past.state(), i.kind.want, past.deleted, lived, least))
+		}
+		if len(wrong) > 0 {
+			s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, errors.Join(wrong...)))
+		}
+		return true
 	})
-}
-
-func (s *soak) judge(i *item, past past, bad func(error)) {
-	for _, was := range past.wrong {
-		bad(errors.New(was))
-	}
-	if past.state() != i.kind.want {
-		bad(fmt.Errorf("it was %q, want %q", past.state(), i.kind.want))
-	}
-	least := decidedKeptFor
-	if i.kind.want == csr.Pending {
-		least = keptFor
-	}
-	if lived := past.settled.Sub(past.created); lived < least-5*time.Second {
-		bad(fmt.Errorf("it was deleted after %s, and must live for %s", lived, least))
-	}
-	if i.kind.want != csr.Issued || past.state() != csr.Issued {
-		return
-	}
-	cert, err := parseCertificate(past.last.Status.Certificate)
-	if err != nil {
-		bad(err)
-		return
-	}
-	s.stored[fingerprint(cert)] = cert
-	issuer := slices.IndexFunc(s.authorities, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil })
-	if issuer < 0 {
-		bad(fmt.Errorf("no published CA has issued its certificate, but %s", cert.Issuer))
-	} else if err := i.check(cert, s.authorities[issuer], past.settled); err != nil {
-		bad(err)
-	}
 }
 
 func (s *soak) fail(format string, values ...any) {
@@ -250,11 +191,7 @@ func (s *soak) fail(format string, values ...any) {
 }
 
 func (s *soak) disturb(minute int) {
-	inject := func(rules ...faults.Rule) {
-		s.proxy.Use(rules...)
-		s.pause(10 * time.Second)
-		s.proxy.Use()
-	}
+	inject := func(rule faults.Rule) { proxied(10*time.Second, rule)(s.world) }
 	stop := func(r *replica) {
 		s.signal(r, syscall.SIGSTOP)
 		s.pause(6 * time.Second) // less than its Lease, so a leader still leads
@@ -285,8 +222,8 @@ const memory, goroutines, latency = "bytes of resident memory", "goroutines", "m
 
 // above returns what has grown by more than the tolerance. The negligible differences are there at any time.
 func (s sample) above(before sample) (wrong []error) {
+	negligible := map[string]float64{memory: 0, latency: 2}
 	for what, is := range s {
-		negligible := map[string]float64{memory: 0, latency: 2}
 		most, known := negligible[what]
 		if !known {
 			most = 10
@@ -317,8 +254,7 @@ func (s *soak) sample() sample {
 	}
 	s.history.mu.Unlock()
 	found := sample{memory: s.median(bytes), goroutines: s.median(routines), latency: s.median(took)}
-	all, err := cluster.Objects(s.t.Context(), s.Config)
-	kit.NoError(s.t, err)
+	all := kit.Must(cluster.Objects(s.t.Context(), s.Config))(s.t)
 	for object := range all {
 		if kind, _, _ := strings.Cut(object, " "); !strings.HasPrefix(kind, "events.") {
 			found[kind]++
@@ -355,8 +291,7 @@ func (s *soak) prepareRotation() {
 		},
 	}
 	kit.NoError(s.t, retry(s.t.Context(), func() error { return kit.Admin(s.t).Create(s.t.Context(), authority) }))
-	users, err := os.ReadFile(s.ClientCAFile())
-	kit.NoError(s.t, err)
+	users := kit.Must(os.ReadFile(s.ClientCAFile()))(s.t)
 	block, _ := pem.Decode(users)
 	s.users = pem.EncodeToMemory(block) // the administrator's CA
 }
@@ -424,8 +359,8 @@ func (s *soak) copyTrust(ctx context.Context) {
 	cas, _ := cert.ParseCertsPEM([]byte(obj.Data[trustBundle.Key])) // it is empty at first
 	s.mu.Lock()
 	for _, ca := range cas {
-		if !slices.ContainsFunc(s.authorities, ca.Equal) {
-			s.authorities = append(s.authorities, ca)
+		if !slices.ContainsFunc(s.roots, ca.Equal) {
+			s.roots = append(s.roots, ca)
 		}
 	}
 	s.mu.Unlock()
@@ -442,8 +377,7 @@ func (s *soak) copyTrust(ctx context.Context) {
 // phase of a rotation and while requests arrive. RELEASE_BEFORE is the source of that release with its built manager:
 // make nightly PARTS=test-upgrade.
 func TestUpgradeUnderLoad(t *testing.T) {
-	now, err := cluster.Manager()
-	kit.NoError(t, err)
+	now := kit.Must(cluster.Manager())(t)
 	versions := []string{os.Getenv("RELEASE_BEFORE") + "/csr-controller-manager", now}
 	s, end := startSoak(t, versions[0])
 	rolls := 0

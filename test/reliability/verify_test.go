@@ -23,6 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // patience is how long after a fault every request must have reached its state. A call that hangs costs 45 seconds, and the pause
@@ -48,12 +49,7 @@ func (w *world) settle(items []*item) (finished int) {
 		if w.scenario.replicas > 1 {
 			w.restartEnded()
 		}
-		finished = 0
-		for _, i := range items {
-			if w.isFinished(i) {
-				finished++
-			}
-		}
+		finished = len(items) - len(slices.DeleteFunc(slices.Clone(items), w.isFinished))
 		return finished == len(items)
 	})
 	return finished
@@ -61,15 +57,14 @@ func (w *world) settle(items []*item) (finished int) {
 
 // verify checks what must hold after every fault, and returns what does not, and how many requests are not as they must be.
 func (w *world) verify(items []*item) (count int, wrong []error) {
-	serials, stored := map[string]string{}, map[string]*x509.Certificate{}
 	for _, i := range items {
-		cert, faults := w.verifyRequest(i)
-		if cert != nil {
-			number := serial(cert)
-			if other, twice := serials[number]; twice {
-				faults = append(faults, fmt.Errorf("its serial number %s is also that of %s", number, other))
-			}
-			serials[number], stored[fingerprint(cert)] = i.object.Name, cert
+		past := w.history.of(i.object.Name)
+		faults := w.verifyCertificate(i, past)
+		if !w.isFinished(i) {
+			faults = append(faults, fmt.Errorf("it is %q, want %q, deleted: %t", past.state(), i.kind.want, i.kind.gone))
+		}
+		if past.deleted && !i.kind.gone {
+			faults = append(faults, errors.New("it was deleted although it is young"))
 		}
 		if len(faults) > 0 {
 			count, wrong = count+1, append(wrong, fmt.Errorf("request %s: %w", i.object.Name, errors.Join(faults...)))
@@ -79,50 +74,41 @@ func (w *world) verify(items []*item) (count int, wrong []error) {
 		return count, wrong
 	}
 	if !w.noRecords {
-		wrong = append(wrong, w.completeRecords(stored)...)
+		wrong = append(wrong, w.completeRecords()...)
 	}
 	return count, slices.Concat(wrong, w.verifySecrecy(), w.verifyProcesses(fewMore))
 }
 
-// verifyRequest returns the certificate of a request, or nil, and what is not as it must be.
-func (w *world) verifyRequest(i *item) (cert *x509.Certificate, wrong []error) {
-	past := w.history.of(i.object.Name)
-	for _, was := range past.wrong {
-		wrong = append(wrong, errors.New(was))
-	}
-	if !w.isFinished(i) {
-		wrong = append(wrong, fmt.Errorf("it is %q, want %q, deleted: %t", past.state(), i.kind.want, i.kind.gone))
-	}
-	if past.deleted && !i.kind.gone {
-		wrong = append(wrong, errors.New("it was deleted although it is young"))
-	}
+// verifyCertificate returns what was never right with i, and what is wrong with its certificate, which it adds to w.stored. Certificates of
+// one issuer must have different serial numbers.
+func (w *world) verifyCertificate(i *item, past past) (wrong []error) {
+	wrong = slices.Clone(past.wrong)
 	if past.last == nil || len(past.last.Status.Certificate) == 0 {
-		return nil, wrong
+		return wrong
 	}
 	cert, err := parseCertificate(past.last.Status.Certificate)
 	switch {
 	case err != nil:
-		return nil, append(wrong, err)
+		return append(wrong, err)
 	case i.kind.want != csr.Issued:
-		return nil, append(wrong, errors.New("it has a certificate"))
+		return append(wrong, errors.New("it has a certificate"))
 	}
-	for _, root := range w.roots {
-		ca, err := parseCertificate(root.CertPEM)
-		if err != nil {
-			return nil, append(wrong, err)
-		}
-		if cert.CheckSignatureFrom(ca) != nil {
-			continue
-		}
-		if cert.NotAfter.After(ca.NotAfter) || time.Now().After(cert.NotAfter) {
-			wrong = append(wrong, fmt.Errorf("it ends at %s, and its CA at %s", cert.NotAfter, ca.NotAfter))
-		}
-		if err := i.check(cert, ca, past.settled); err != nil {
-			wrong = append(wrong, err)
-		}
-		return cert, wrong
+	serial := cert.Issuer.String() + " " + cert.SerialNumber.Text(16)
+	if other, twice := w.serials[serial]; twice {
+		wrong = append(wrong, fmt.Errorf("its serial number %s is also that of %s", serial, other))
 	}
-	return nil, append(wrong, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer))
+	w.serials[serial], w.stored[fingerprint(cert)] = i.object.Name, cert
+	issuer := slices.IndexFunc(w.roots, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil })
+	if issuer < 0 {
+		return append(wrong, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer))
+	}
+	if ca := w.roots[issuer]; cert.NotAfter.After(ca.NotAfter) || time.Now().After(cert.NotAfter) {
+		wrong = append(wrong, fmt.Errorf("it ends at %s, and its CA at %s", cert.NotAfter, ca.NotAfter))
+	}
+	if err := i.check(cert, w.roots[issuer], past.settled); err != nil {
+		wrong = append(wrong, err)
+	}
+	return wrong
 }
 
 // parseCertificate returns the certificate in data, which must be exactly one PEM block.
@@ -134,11 +120,6 @@ func parseCertificate(data []byte) (*x509.Certificate, error) {
 	return x509.ParseCertificate(block.Bytes)
 }
 
-// serial returns the serial number of cert with its issuer: together they must occur once.
-func serial(cert *x509.Certificate) string {
-	return cert.Issuer.String() + " " + cert.SerialNumber.Text(16)
-}
-
 func fingerprint(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.Raw)
 	return hex.EncodeToString(sum[:])
@@ -146,10 +127,10 @@ func fingerprint(cert *x509.Certificate) string {
 
 // completeRecords waits until verifyRecords finds nothing. The outcome of a write without an answer is recorded after a read. Each may take
 // 45 seconds.
-func (w *world) completeRecords(stored map[string]*x509.Certificate) (wrong []error) {
+func (w *world) completeRecords() (wrong []error) {
 	var found string
 	w.poll(95*time.Second, func(context.Context) bool {
-		found, wrong = w.verifyRecords(stored)
+		found, wrong = w.verifyRecords()
 		return len(wrong) == 0
 	})
 	w.t.Log(found)
@@ -165,18 +146,15 @@ const signerWorkers = 20
 // kube-controller-manager beside them, and the last record about each other one says that it was discarded, or that its outcome is unknown.
 // Only a replica that was killed completes no record. At most as many as writes failed were lost, besides those of requests that another
 // process signed first: a leader that was paused works until it has failed to renew its Lease. found is what it counted.
-func (w *world) verifyRecords(stored map[string]*x509.Certificate) (found string, wrong []error) {
-	last, approved, err := w.records()
-	if err != nil {
-		return "", []error{err}
-	}
+func (w *world) verifyRecords() (found string, wrong []error) {
+	last, approved := w.records()
 	bad := func(format string, values ...any) { wrong = append(wrong, fmt.Errorf(format, values...)) }
 	discarded, open := map[*replica]int{}, map[*replica]int{}
 	ours, lost, second := 0, 0, 0
 	for sum, record := range last {
 		event := record.Event
 		switch {
-		case stored[sum] != nil:
+		case w.stored[sum] != nil:
 			ours++
 			if event != audit.Signed && event != audit.Stored && event != audit.Uncertain {
 				bad("certificate %s is stored, and its last record is %s", sum, event)
@@ -214,25 +192,22 @@ func (w *world) verifyRecords(stored map[string]*x509.Certificate) (found string
 	if lost > most {
 		bad("%d certificates were lost, and at most %d may be, one for each write that failed", lost, most)
 	}
-	theirs, err := parseCertificate(w.roots[len(w.roots)-1].CertPEM) // if both programs have one CA, this can't be told
-	if err != nil {
-		return "", []error{err}
-	}
-	for sum, cert := range stored {
+	theirs := w.roots[len(w.roots)-1] // if both programs have one CA, this can't be told
+	for sum, cert := range w.stored {
 		if last[sum].by == nil && (!beside || cert.CheckSignatureFrom(theirs) != nil) {
 			bad("no record of certificate %s", sum)
 		}
 	}
-	if beside && (ours == 0 || ours == len(stored)) {
-		bad("%d of %d certificates are from this manager, so one program did nothing", ours, len(stored))
+	if beside && (ours == 0 || ours == len(w.stored)) {
+		bad("%d of %d certificates are from this manager, so one program did nothing", ours, len(w.stored))
 	}
-	for name, obj := range w.history.present() {
+	for _, obj := range w.history.present() {
 		condition := csr.Condition(obj, certificatesv1.CertificateApproved)
 		if condition != nil && condition.Reason == "AutoApproved" && !approved[obj.UID] && !beside {
-			bad("no record of the approval of request %s", name)
+			bad("no record of the approval of request %s", obj.Name)
 		}
 	}
-	return fmt.Sprintf("%d certificates stored, others: %d lost of at most %d, %d second, %v open", len(stored), lost, most, second, open), wrong
+	return fmt.Sprintf("%d certificates stored, others: %d lost of at most %d, %d second, %v open", len(w.stored), lost, most, second, open), wrong
 }
 
 // storedFor returns the fingerprint of the certificate of a request, or "" if it has none.
@@ -264,15 +239,15 @@ type lastRecord struct {
 
 // records returns the last record about each certificate, by its fingerprint, and the requests that were approved, from the audit logs of
 // all replicas of ours.
-func (w *world) records() (last map[string]lastRecord, approved map[types.UID]bool, err error) {
+func (w *world) records() (last map[string]lastRecord, approved map[types.UID]bool) {
 	last, approved = map[string]lastRecord{}, map[types.UID]bool{}
 	for _, r := range w.replicas {
 		if r.audit == "" { // kube-controller-manager beside ours
 			continue
 		}
 		data, err := os.ReadFile(r.audit)
-		if err != nil && !errors.Is(err, os.ErrNotExist) { // then nothing happened
-			return nil, nil, err
+		if !errors.Is(err, os.ErrNotExist) { // then nothing happened
+			kit.NoError(w.t, err)
 		}
 		for line := range bytes.Lines(data) {
 			var record audit.Record
@@ -287,16 +262,13 @@ func (w *world) records() (last map[string]lastRecord, approved map[types.UID]bo
 			}
 		}
 	}
-	return last, approved, nil
+	return last, approved
 }
 
 // verifyProcesses checks that no replica has crashed, and that those that run have at most so many more goroutines than before.
 func (w *world) verifyProcesses(more float64) (wrong []error) {
 	for _, r := range w.replicas {
-		log, err := r.Log()
-		if err != nil {
-			wrong = append(wrong, err)
-		}
+		log := kit.Must(r.Log())(w.t)
 		for _, bad := range []string{"panic:", "\ngoroutine ", "Observed a panic"} {
 			if strings.Contains(log, bad) {
 				wrong = append(wrong, fmt.Errorf("the log of replica %d has %q: %s", r.number, bad, r.Tail(60)))

@@ -2,14 +2,15 @@ package reliability
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -28,7 +29,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/cache"
 
-	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/clock"
@@ -46,7 +46,7 @@ type world struct {
 	admin   kubernetes.Interface // past the proxy
 	proxy   *faults.Proxy
 	history *history
-	roots   []*csrenv.CA // the CAs that may have issued a certificate
+	roots   []*x509.Certificate // the CAs that may have issued a certificate
 
 	mu       sync.Mutex
 	replicas []*replica // also those that have ended
@@ -57,11 +57,13 @@ type world struct {
 	service *service // that the program or the API server asks, if the scenario has one
 	keys    [][]byte // that the signing Secret held besides the first CA's, in PEM
 
-	items []*item       // the load
-	ahead time.Duration // how far the clocks of the API server and of the program are ahead of the test's at the start
-	ends  []time.Time   // when each fault ended
+	items   []*item                      // the load
+	serials map[string]string            // the requests by the issuer and serial number of their certificates
+	stored  map[string]*x509.Certificate // by fingerprint
+	ahead   time.Duration                // how far the clocks of the API server and of the program are ahead of the test's at the start
+	ends    []time.Time                  // when each fault ended
 
-	nodes int
+	nodes map[string]*corev1.Node
 	twins []*item // of the random requests
 	seed  uint64  // of the order of the load, and of random requests and faults
 }
@@ -82,17 +84,17 @@ const callTimeout = 30 * time.Second
 
 // newWorld starts a control plane with the shipped roles, and the proxy. No program runs yet.
 func newWorld(t *testing.T, s scenario, theirs bool) *world {
-	seed, err := randomSeed()
-	kit.NoError(t, err)
+	seed := kit.Must(randomSeed())(t)
 	t.Logf("repeat it with RELIABILITY_SEED=%d", seed)
 	kit.Alone(t)
-	started, err := cluster.Start(ourAccount, theirAccount)
-	kit.NoError(t, err)
-	plane, err := kit.NewPlane(started)
-	kit.NoError(t, err)
-	w := &world{Cluster: started, scenario: s, t: t, theirs: theirs, seed: seed, roots: []*csrenv.CA{started.CA}}
-	w.atEnd(plane.Stop)
+	started := kit.Must(cluster.Start(ourAccount, theirAccount))(t)
+	plane := kit.Must(kit.NewPlane(started))(t)
+	kit.AtEnd(t, plane.Stop)
 	plane.Use(t)
+	w := &world{
+		Cluster: started, scenario: s, t: t, theirs: theirs, seed: seed, roots: []*x509.Certificate{kit.Certificate(t, started.CA)},
+		serials: map[string]string{}, stored: map[string]*x509.Certificate{}, nodes: map[string]*corev1.Node{},
+	}
 	w.admin = w.as(rest.ImpersonationConfig{})
 	w.audit = filepath.Join(started.Dir, "audit", "log")
 	kit.NoError(t, os.Mkdir(filepath.Dir(w.audit), 0o700))
@@ -102,22 +104,11 @@ func newWorld(t *testing.T, s scenario, theirs bool) *world {
 	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayCreate)
 	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayJoin)
 	w.putCA(started.CA.CertPEM, started.CA.KeyPEM)
-	w.proxy, err = faults.Start(w.identity(), seed)
-	kit.NoError(t, err)
-	w.atEnd(w.proxy.Stop)
+	w.proxy = kit.Must(faults.Start(w.identity(), seed))(t)
+	kit.AtEnd(t, w.proxy.Stop)
 	w.history = w.watch()
-	victim := w.newNode("victim")
-	victim.Status.Addresses[0].Address = victimAddress
-	kit.NoError(t, w.addNode(t.Context(), victim))
+	kit.NewNode(t, "victim", victimAddress)
 	return w
-}
-
-func (w *world) atEnd(stop func() error) {
-	w.t.Cleanup(func() {
-		if err := stop(); err != nil {
-			w.t.Error(err)
-		}
-	})
 }
 
 func (w *world) as(user rest.ImpersonationConfig) kubernetes.Interface {
@@ -141,14 +132,15 @@ func (w *world) identity() *rest.Config {
 	return kit.WithToken(w.t, theirAccount.Token)
 }
 
-func (w *world) newNode(name string) *corev1.Node {
-	w.nodes++
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{{
-			Type: corev1.NodeInternalIP, Address: net.IPv4(198, 51, 100, byte(w.nodes)).String(),
-		}}},
+// node returns the Node of that name. It always reports the same address.
+func (w *world) node(name string) *corev1.Node {
+	if w.nodes[name] == nil {
+		address := corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: net.IPv4(198, 51, 100, byte(len(w.nodes)+1)).String()}
+		w.nodes[name] = &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{address}},
+		}
 	}
+	return w.nodes[name]
 }
 
 // addNode creates a Node with its status, unless it exists.
@@ -179,7 +171,7 @@ type past struct {
 	deleted bool
 	created time.Time
 	settled time.Time // when it reached the state that it has now
-	wrong   []string  // states in which it must never have been
+	wrong   []error   // states in which it must never have been
 }
 
 // state returns its state, or the last one before its deletion.
@@ -222,14 +214,13 @@ func (h *history) saw(obj *request) {
 		known = &past{created: h.changed}
 		h.requests[obj.Name] = known
 	}
-	if known.last != nil && known.last.UID == obj.UID {
-		if before := known.last.Status.Certificate; len(before) > 0 && !bytes.Equal(before, obj.Status.Certificate) {
-			known.wrong = append(known.wrong, "its certificate was replaced")
-		}
+	if before := known.last; before != nil && before.UID == obj.UID && len(before.Status.Certificate) > 0 &&
+		!bytes.Equal(before.Status.Certificate, obj.Status.Certificate) {
+		known.wrong = append(known.wrong, errors.New("its certificate was replaced"))
 	}
 	approved := csr.Condition(obj, certificatesv1.CertificateApproved) != nil
 	if len(obj.Status.Certificate) > 0 && (!approved || len(obj.Status.Conditions) > 1 || obj.Spec.SignerName == foreignSigner) {
-		known.wrong = append(known.wrong, fmt.Sprintf("it has a certificate, the signer %s and the conditions %v",
+		known.wrong = append(known.wrong, fmt.Errorf("it has a certificate, the signer %s and the conditions %v",
 			obj.Spec.SignerName, obj.Status.Conditions))
 	}
 	if now := csr.StateOf(obj); now != known.state() {
@@ -256,20 +247,16 @@ func (h *history) quietFor() time.Duration {
 func (h *history) of(name string) past {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if known := h.requests[name]; known != nil {
-		return *known
-	}
-	return past{}
+	return *cmp.Or(h.requests[name], &past{})
 }
 
-// present returns the requests that exist, by their names.
-func (h *history) present() map[string]*request {
+// present returns the requests that exist.
+func (h *history) present() (found []*request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	found := map[string]*request{}
-	for name, past := range h.requests {
+	for _, past := range h.requests {
 		if !past.deleted {
-			found[name] = past.last
+			found = append(found, past.last)
 		}
 	}
 	return found
@@ -327,19 +314,13 @@ func (w *world) startReplica(elect bool) *replica {
 	if w.theirs {
 		return w.startTheirs(elect, w.proxy.Config)
 	}
-	r := &replica{program: w.binary, probes: kit.FreeAddress(w.t), metrics: kit.FreeAddress(w.t), audit: fmt.Sprint(w.audit, len(w.replicas))}
-	if r.program == "" {
-		var err error
-		r.program, err = cluster.Manager()
-		kit.NoError(w.t, err)
-	}
-	if w.config == "" {
-		w.config = "approval: {kubeletServing: {enabled: true}}\n"
-	}
+	r := &replica{probes: kit.FreeAddress(w.t), metrics: kit.FreeAddress(w.t), audit: fmt.Sprint(w.audit, len(w.replicas))}
+	r.program = cmp.Or(w.binary, kit.Must(cluster.Manager())(w.t))
 	cfg := rest.CopyConfig(w.proxy.Config)
 	cfg.CAData = slices.Concat(cfg.CAData, w.Config.CAData) // a rotation also asks the API server itself
 	return w.start(r, "ours", cfg, elect, slices.Concat(kit.StandardArgs, []string{
-		kit.Configure(w.t, w.config), "--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
+		kit.Configure(w.t, cmp.Or(w.config, "approval: {kubeletServing: {enabled: true}}\n")),
+		"--audit-log-path", r.audit, "--health-probe-bind-address", r.probes, "--metrics-bind-address", r.metrics,
 	}, w.args)...)
 }
 
@@ -364,14 +345,12 @@ func (w *world) startTheirs(elect bool, cfg *rest.Config) *replica {
 // start starts r, adds it to w, and ends it with the test. In scenarios with several replicas a leader is killed or paused every few
 // seconds, and must have a successor, so its Lease ends within four seconds. Both programs have these flags.
 func (w *world) start(r *replica, name string, cfg *rest.Config, elect bool, args ...string) *replica {
-	kubeconfig, err := w.WriteKubeconfig(name, cfg)
-	kit.NoError(w.t, err)
-	line := slices.Concat(w.environment, []string{r.program, "--kubeconfig", kubeconfig, "--leader-elect=" + strconv.FormatBool(elect)}, args)
+	kubeconfig := kit.Must(w.WriteKubeconfig(name, cfg))(w.t)
+	line := slices.Concat(w.environment, []string{r.program, "--kubeconfig", kubeconfig, fmt.Sprint("--leader-elect=", elect)}, args)
 	if w.scenario.replicas > 1 {
 		line = append(line, "--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=500ms")
 	}
-	r.Process, err = w.StartProcess(name, "env", line...)
-	kit.NoError(w.t, err)
+	r.Process = kit.Must(w.StartProcess(name, "env", line...))(w.t)
 	w.t.Cleanup(r.Kill)
 	w.mu.Lock()
 	r.number, w.replicas = len(w.replicas), append(w.replicas, r)

@@ -132,14 +132,20 @@ func (c *Cluster) Stop() error {
 
 // WriteKubeconfig writes cfg to its own file and returns its path.
 func (c *Cluster) WriteKubeconfig(name string, cfg *rest.Config) (string, error) {
+	path := filepath.Join(c.Dir, name+".kubeconfig")
+	data, err := Kubeconfig(cfg)
+	return path, errors.Join(err, os.WriteFile(path, data, 0o600))
+}
+
+// Kubeconfig returns the content of a kubeconfig for cfg.
+func Kubeconfig(cfg *rest.Config) ([]byte, error) {
 	const self = "cluster"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[self] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
 	config.AuthInfos[self] = &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken}
 	config.Contexts[self] = &clientcmdapi.Context{Cluster: self, AuthInfo: self}
 	config.CurrentContext = self
-	path := filepath.Join(c.Dir, name+".kubeconfig")
-	return path, clientcmd.WriteToFile(*config, path)
+	return clientcmd.Write(*config)
 }
 
 // Guard tells the guard to end the process if this process can't, because it was killed or timed out. Call release
