@@ -3,6 +3,7 @@
 package e2e
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -89,20 +90,14 @@ func rotateCAs(t *testing.T, trust func(*cluster, *testing.T), settle func(*clus
 	c.wantReachable(t, worker)
 	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
 	step(t, "the new CAs sign, and the kubelets move", func(t *testing.T) { c.testMoving(t, worker) })
-	if _, err := c.whoAmI(t.Context(), stolen); err != nil {
-		t.Errorf("a certificate of the old CA is not good any more, before it leaves: %v", err)
-	}
+	kit.Must(c.whoAmI(t.Context(), stolen))(t) // the old CA has not left yet
 	settle(c, authorityName)
 	step(t, "the old CA leaves for clients", func(t *testing.T) { c.testLeaving(t, authorityName, worker) })
 	c.wantUnauthorized(t, "a certificate of the old CA", stolen)
 	settle(c, servingAuthority)
 	step(t, "the old CA leaves for servers", func(t *testing.T) { c.testLeaving(t, servingAuthority, worker) })
-	if now := c.readySince(t); now != since {
-		t.Errorf("nodes were not ready in between: they are since\n%s, and were since\n%s", now, since)
-	}
-	if starts != worker.kubeletID(t) {
-		t.Error("the kubelet is not the same process as before")
-	}
+	kit.Equal(t, "since when nodes are ready", c.readySince(t), since)
+	kit.Equal(t, "the process of the kubelet", worker.kubeletID(t), starts)
 	return c
 }
 
@@ -115,9 +110,7 @@ func (c *cluster) testAdoption(t *testing.T) {
 	c.kubectl(t, "wait", "--for=condition=Established", "--timeout=30s", "crd/signingauthorities.csr-controller-manager.io")
 	c.kubectl(t, "apply", "-k", "manifests/trust-files")
 	adopted := c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
-	if adopted.Signing.Certificate != string(c.next.CertPEM) {
-		t.Errorf("what signs is not the CA that was in the Secret:\n%s", adopted.Signing.Certificate)
-	}
+	kit.Equal(t, "the CA that signs, which was in the Secret", adopted.Signing.Certificate, string(c.next.CertPEM))
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.trustsFile(t, clientFile, []string{adopted.Signing.Certificate}, nil)
 	c.follows(t, clientFile)
@@ -136,13 +129,10 @@ func (c *cluster) testServingTrusted(t *testing.T, worker *machine) {
 	c.wantReachable(t, worker) // with a certificate of the old CA
 	c.wantNoClients(t, 1)
 	c.ask(t, servingAuthority, v1alpha1.OperationConfirm)
-	if signing := c.reaches(t, servingAuthority, 30*time.Second, v1alpha1.Completed, nil).Signing; signing.Certificate != candidate.Certificate {
-		t.Errorf("the CA that signs is not the one that was confirmed:\n%s", signing.Certificate)
-	}
+	signing := c.reaches(t, servingAuthority, 30*time.Second, v1alpha1.Completed, nil).Signing
+	kit.Equal(t, "the CA that signs, which was confirmed", signing.Certificate, candidate.Certificate)
 	for _, m := range c.machines {
-		if !signedBy(t, c.served(t, m), c.next) {
-			t.Errorf("%s serves with a certificate of another CA than the configuration names", m.name)
-		}
+		kit.Check(t, signedBy(t, c.served(t, m), c.next), "%s serves with a certificate of another CA than the configuration names", m.name)
 	}
 	c.wantReachable(t, worker)
 }
@@ -163,9 +153,8 @@ func (c *cluster) testMovingOut(t *testing.T, worker *machine) {
 // testPreparing requests both rotations. The clients' CA is proven, and signs. The servers' CA waits for its owner.
 func (c *cluster) testPreparing(t *testing.T) {
 	c.ask(t, authorityName, v1alpha1.OperationStart)
-	if found := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil); found.Signing.Certificate != string(c.next.CertPEM) {
-		t.Error("the old CA does not sign any more, before the new one is proven")
-	}
+	clients := c.reaches(t, authorityName, 10*time.Second, v1alpha1.Preparing, nil).Signing
+	kit.Equal(t, "the CA that signs before the new one is proven", clients.Certificate, string(c.next.CertPEM))
 	serving := c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Completed, nil).Signing
 	c.ask(t, servingAuthority, v1alpha1.OperationStart)
 	c.waitsFor(t, controlPlaneAddress) // the one endpoint of the Service kubernetes
@@ -174,9 +163,7 @@ func (c *cluster) testPreparing(t *testing.T) {
 	})
 	c.wantRefused(t, authorityName)
 	found := c.waitsForConfirmation(t)
-	if found.Signing.Certificate != serving.Certificate {
-		t.Error("the old CA does not sign servers' certificates any more, before the new one is confirmed")
-	}
+	kit.Equal(t, "the servers' CA that signs before the new one is confirmed", found.Signing.Certificate, serving.Certificate)
 	c.trustsFile(t, servingFile, []string{found.Candidate.Certificate, found.Signing.Certificate}, []string{string(c.next.CertPEM)})
 	c.wantNoClients(t, 2)
 }
@@ -193,9 +180,7 @@ func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	c.wantOurs(t, worker)
 	c.wantReachable(t, worker)
 	for _, left := range c.reaches(t, servingAuthority, 10*time.Second, v1alpha1.Prepared, nil).Outstanding {
-		if left.Signer != certificatesv1.KubeletServingSignerName {
-			t.Errorf("the old CA of servers must wait for certificates of %s", left.Signer)
-		}
+		kit.Equal(t, "the signer of certificates for which the old CA of servers waits", left.Signer, certificatesv1.KubeletServingSignerName)
 	}
 }
 
@@ -210,16 +195,12 @@ func (c *cluster) testLeaving(t *testing.T, name string, worker *machine) {
 	}
 	c.ask(t, name, v1alpha1.OperationComplete)
 	found := c.reaches(t, name, 3*time.Minute, v1alpha1.Completed, nil)
-	if found.Retiring != nil || found.Generation != 2 {
-		t.Errorf("%s is completed, with %+v", name, found)
-	}
-	if name == authorityName && !meta.IsStatusConditionTrue(found.Conditions, v1alpha1.ConditionRefused) {
-		t.Errorf("nobody was asked whether clients of the old CA are refused: %+v", found.Conditions)
-	}
+	kit.Check(t, found.Retiring == nil && found.Generation == 2, "%s is completed, with %+v", name, found)
+	kit.Check(t, name != authorityName || meta.IsStatusConditionTrue(found.Conditions, v1alpha1.ConditionRefused),
+		"no API server was asked whether it refuses clients of the old CA: %+v", found.Conditions)
 	for key, data := range c.secret(t, bothAuthorities[name]) {
-		if strings.Contains(string(data), strings.TrimSpace(string(retiring.Key))) || strings.HasPrefix(key, "retiring") {
-			t.Errorf("the old CA's key is still in the Secret of %s, in %s", name, key)
-		}
+		kit.Check(t, !bytes.Contains(data, bytes.TrimSpace(retiring.Key)) && !strings.HasPrefix(key, "retiring"),
+			"the old CA's key is still in the Secret of %s, in %s", name, key)
 	}
 	c.wantNoClients(t, cas)
 	c.wantReachable(t, worker)
@@ -253,18 +234,15 @@ func (c *cluster) wantNoClients(t *testing.T, cas int) {
 			c.wantUnauthorized(t, "a certificate of a CA for servers", intruder.file())
 		}
 	}
-	if minted != cas {
-		t.Errorf("%d CAs are for servers, want %d", minted, cas)
-	}
+	kit.Equal(t, "CAs for servers", minted, cas)
 }
 
 // kubeletsMove waits until every kubelet serves with a certificate of servers, and the worker's client certificate is of clients unless
 // that is nil. It reads a log through the worker's kubelet all the time.
 func (c *cluster) kubeletsMove(t *testing.T, worker *machine, servers, clients *csrenv.CA) {
 	until(t, lifetime, "the kubelets' certificates are of the new CA", func(context.Context) (bool, error) {
-		if _, err := c.tryKubectl("logs", "on-"+worker.name); err != nil {
-			t.Errorf("the log can't be read while kubelets move: %v", err)
-		}
+		_, err := c.tryKubectl("logs", "on-"+worker.name)
+		kit.Check(t, err == nil, "the log can't be read while kubelets move: %v", err)
 		if clients != nil {
 			if _, cert, err := worker.certificate(); err != nil || !signedBy(t, cert, clients) {
 				return false, err
@@ -327,9 +305,8 @@ func (c *cluster) waitsForConfirmation(t *testing.T) *status {
 	found := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Preparing, func(s *status) bool {
 		return s.Candidate != nil && len(s.WaitingFor) > 0 && meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionPublished)
 	})
-	if len(found.WaitingFor) != 1 || !strings.Contains(found.WaitingFor[0], v1alpha1.OperationConfirm.Command()) {
-		t.Errorf("it waits for %q, want for its owner alone", found.WaitingFor)
-	}
+	kit.Check(t, len(found.WaitingFor) == 1 && strings.Contains(found.WaitingFor[0], v1alpha1.OperationConfirm.Command()),
+		"it waits for %q, want for its owner alone", found.WaitingFor)
 	return found
 }
 
@@ -339,9 +316,9 @@ func (c *cluster) wantRefused(t *testing.T, name string) {
 	c.ask(t, name, v1alpha1.OperationComplete)
 	obj := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	c.get(t, obj)
-	if last := obj.Status.LastOperation; last == nil || last.Result != v1alpha1.Refused || !strings.Contains(last.Message, part) {
-		t.Errorf("the last operation is %+v, want it refused with %q", last, part)
-	}
+	last := obj.Status.LastOperation
+	kit.Check(t, last != nil && last.Result == v1alpha1.Refused && strings.Contains(last.Message, part),
+		"the last operation is %+v, want it refused with %q", last, part)
 	until(t, 30*time.Second, "an Event refuses the operation", func(ctx context.Context) (bool, error) {
 		return c.hasEvent(ctx, obj, "RotationRefused", part)
 	})
@@ -399,9 +376,8 @@ func TestAPIServersGetTheBundleLate(t *testing.T) {
 	c.waitsFor(t, firstAPIServer, secondAPIServer)
 	both := c.published(t)
 	c.trusts(t, firstAPIServer, both)
-	if waiting := c.waitsFor(t, secondAPIServer).WaitingFor[0]; !strings.Contains(waiting, "401") {
-		t.Errorf("it waits because %s, want that it answers 401", waiting)
-	}
+	waiting := c.waitsFor(t, secondAPIServer).WaitingFor[0]
+	kit.Check(t, strings.Contains(waiting, "401"), "it waits because %s, want that it answers 401", waiting)
 	c.trusts(t, secondAPIServer, both)
 	c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, func(s *status) bool {
 		return meta.IsStatusConditionTrue(s.Conditions, v1alpha1.ConditionTrusted)

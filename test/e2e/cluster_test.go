@@ -56,7 +56,7 @@ type cluster struct {
 func newCluster(t *testing.T, address string) *cluster {
 	dir := os.Getenv(dirVariable)
 	c := &cluster{dir: dir, address: address, kubeletCA: filepath.Join(dir, "pki/client-ca.crt"), machines: map[string]*machine{}}
-	t.Cleanup(func() {
+	kit.AtEnd(t, func() error {
 		if t.Failed() {
 			c.describe(t)
 		}
@@ -68,9 +68,7 @@ func newCluster(t *testing.T, address string) *cluster {
 			errs = append(errs, p.end(syscall.SIGKILL))
 		}
 		_, err := run(exec.Command("sh", "-c", `ip link delete machines && cd "$1" && rm -rf etcd pki pki-* audit.log`, "sh", dir))
-		if err := errors.Join(append(errs, err)...); err != nil {
-			t.Error(err)
-		}
+		return errors.Join(append(errs, err)...)
 	})
 	for _, line := range []string{
 		"link set lo up", "address replace " + serviceAddress + "/32 dev lo", "link add machines address " + bridgeMAC + " type bridge",
@@ -223,8 +221,6 @@ func (c *cluster) uninstall(t *testing.T, overlay string, before sets.Set[string
 		name := one[strings.Index(one, " "):]
 		mine := slices.ContainsFunc(ours, func(part string) bool { return strings.Contains(name, part) })
 		other := slices.ContainsFunc(others, func(kind string) bool { return strings.HasPrefix(one, kind) })
-		if mine || !other {
-			t.Errorf("left behind: %s", one)
-		}
+		kit.Check(t, other && !mine, "left behind: %s", one)
 	}
 }

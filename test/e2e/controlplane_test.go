@@ -16,7 +16,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -93,17 +92,14 @@ func apiServerArgs(pki, address string) []string {
 func (c *cluster) certificates(t *testing.T) {
 	c.ca, c.next = kit.NewCA(t), kit.NewCA(t)
 	writePKI(t, c.path("pki"), c.address, c.ca, c.next)
-	for user, groups := range map[string][]string{
-		"admin":                          {"system:masters"},
-		"system:kube-controller-manager": nil,
-		"system:kube-scheduler":          nil,
-	} {
+	kubeconfig := func(file, user string, groups ...string) *rest.Config {
 		config := clientConfig(c.server(), c.ca, clientPair(t, c.ca, user, groups...))
-		if user == "admin" {
-			c.config = config
-		}
-		kit.Write(t, c.path(strings.TrimPrefix(user, "system:")+".kubeconfig"), kit.Must(testcluster.Kubeconfig(config))(t))
+		kit.Write(t, c.path(file), kit.Must(testcluster.Kubeconfig(config))(t))
+		return config
 	}
+	kubeconfig("kube-controller-manager.kubeconfig", "system:kube-controller-manager")
+	kubeconfig("kube-scheduler.kubeconfig", "system:kube-scheduler")
+	c.config = kubeconfig("admin.kubeconfig", "admin", "system:masters")
 	c.admin = newAdmin(t, c.config)
 }
 

@@ -6,7 +6,6 @@ import (
 	"context"
 	"crypto/x509"
 	"fmt"
-	"maps"
 	"net"
 	"slices"
 	"strings"
@@ -104,9 +103,7 @@ func (c *cluster) testServing(t *testing.T, m, selfSigned *machine) {
 	c.wantReachable(t, m)
 	c.nodeReady(t, selfSigned.name)
 	answer, err := c.health(selfSigned)
-	if err == nil || !strings.Contains(answer, "x509: ") {
-		t.Errorf("the API server talks to %s, which made its certificate itself, want that it can't be verified: %v\n%s", selfSigned.name, err, answer)
-	}
+	kit.Check(t, err != nil && strings.Contains(answer, "x509: "), "the API server talks to %s, which signed its certificate: %v", selfSigned.name, err)
 }
 
 // testRotation waits until the kubelet renews its client certificate, and works on after the old one has expired.
@@ -123,9 +120,7 @@ func (c *cluster) testRotation(t *testing.T, m *machine) {
 		err := c.admin.Get(ctx, client.ObjectKey{Namespace: corev1.NamespaceNodeLease, Name: m.name}, lease)
 		return err == nil && lease.Spec.RenewTime.After(old.NotAfter), err
 	})
-	if before != m.kubeletID(t) {
-		t.Error("the kubelet is not the same process as before")
-	}
+	kit.Equal(t, "the process of the kubelet", m.kubeletID(t), before)
 	outages()
 }
 
@@ -179,9 +174,7 @@ func (c *cluster) testServingRotation(t *testing.T, m *machine) {
 	c.wantReachable(t, m)
 	expires(t, old)
 	c.wantReachable(t, m)
-	if before != m.kubeletID(t) {
-		t.Error("the kubelet is not the same process as before")
-	}
+	kit.Equal(t, "the process of the kubelet", m.kubeletID(t), before)
 }
 
 // testResume kills a kubelet while its request waits. It must find the same request again.
@@ -190,9 +183,7 @@ func (c *cluster) testResume(t *testing.T) {
 	options := kubeletOptions{KeepCertificate: true}
 	m := c.join(t, "resumed", options)
 	request := c.refused(t, m.name)
-	if !strings.HasPrefix(request.Name, "node-csr-") {
-		t.Errorf("request %s has not the name that comes from its key", request.Name)
-	}
+	kit.Check(t, strings.HasPrefix(request.Name, "node-csr-"), "request %s has not the name that comes from its key", request.Name)
 	m.kubelet.kill(t)
 	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
 	m.startKubelet(t, options)
@@ -201,9 +192,8 @@ func (c *cluster) testResume(t *testing.T) {
 	if err != nil || len(all) != 1 || all[0].UID != request.UID {
 		t.Fatalf("requests of the resumed kubelet: %d, want only %s (%s): %v", len(all), request.Name, request.UID, err)
 	}
-	if _, used := m.current(t); !used.Equal(issued(&all[0])) {
-		t.Error("the kubelet uses another certificate than its request's")
-	}
+	_, used := m.current(t)
+	kit.Check(t, used.Equal(issued(&all[0])), "the kubelet uses another certificate than its request's")
 	m.kubelet.kill(t) // it is not needed any more, and without rotation its certificate soon expires
 }
 
@@ -224,9 +214,8 @@ func (c *cluster) refused(t *testing.T, node string) (request *kit.Request) {
 func (c *cluster) wantPending(t *testing.T, request *kit.Request) {
 	t.Helper()
 	now := request.DeepCopy()
-	if c.get(t, now); len(now.Status.Conditions) > 0 || issued(now) != nil {
-		t.Errorf("request %s is not pending: %v", now.Name, now.Status.Conditions)
-	}
+	c.get(t, now)
+	kit.Check(t, len(now.Status.Conditions) == 0 && issued(now) == nil, "request %s is not pending: %v", now.Name, now.Status.Conditions)
 }
 
 // testImpostor checks that a node gets a certificate for its own address, and none for the victim's, which it reports as its own.
@@ -244,9 +233,7 @@ func (c *cluster) testImpostor(t *testing.T, m, victim *machine) {
 	c.wantPending(t, claimed)
 	time.Sleep(30 * time.Second) // the manager looks again, several times
 	c.wantPending(t, claimed)
-	if err := c.served(t, m).VerifyHostname(victim.address); err == nil {
-		t.Errorf("%s has a certificate for %s", m.name, victim.address)
-	}
+	kit.Check(t, c.served(t, m).VerifyHostname(victim.address) != nil, "%s has a certificate for %s", m.name, victim.address)
 	c.wantReachable(t, victim)
 	m.kubelet.kill(t) // no pod must be scheduled here
 	c.kubectl(t, "delete", "node", m.name)
@@ -280,21 +267,15 @@ func (c *cluster) claim(t *testing.T, m, victim *machine) (claimed *kit.Request)
 // testNewCA checks that the Secret's new CA signs, in the same processes as before.
 func (c *cluster) testNewCA(t *testing.T) {
 	before := c.starts(t)
-	if !signedBy(t, c.joinLight(t, "before-the-new-ca"), c.ca) {
-		t.Fatal("the certificate is not of the first CA")
-	}
+	kit.Check(t, signedBy(t, c.joinLight(t, "before-the-new-ca"), c.ca), "the certificate is not of the first CA")
 	kit.NoError(t, c.admin.Update(t.Context(), kit.SigningSecret(c.next.CertPEM, c.next.KeyPEM)))
 	tries := 0
 	until(t, 10*time.Second, "the next certificate is of the new CA", func(context.Context) (bool, error) {
 		tries++
 		return signedBy(t, c.joinLight(t, fmt.Sprintf("after-the-new-ca-%d", tries)), c.next), nil
 	})
-	if tries > 2 { // the first may have been faster than the Secret
-		t.Errorf("the new CA signed only the request number %d", tries)
-	}
-	if after := c.starts(t); !maps.Equal(before, after) {
-		t.Errorf("starts of the manager's containers were %v, now %v", before, after)
-	}
+	kit.Check(t, tries <= 2, "the new CA signed only the request number %d", tries) // the first may have been faster than the Secret
+	kit.Equal(t, "starts of the manager's containers", c.starts(t), before)
 }
 
 func signedBy(t *testing.T, cert *x509.Certificate, ca *csrenv.CA) bool {
@@ -335,9 +316,7 @@ func (c *cluster) testNewCAReachesKubelet(t *testing.T, m *machine) {
 		}
 		file, cert = c.renewed(t, m, cert)
 	}
-	if !signedBy(t, cert, c.next) {
-		t.Error("the kubelet's certificate is not of the new CA")
-	}
+	kit.Check(t, signedBy(t, cert, c.next), "the kubelet's certificate is not of the new CA")
 	c.wantIdentity(t, m, file, cert)
 	outages()
 }
@@ -371,9 +350,8 @@ func (c *cluster) testLeaderKilled(t *testing.T) {
 	})
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.get(t, &leader)
-	if ended := leader.Status.ContainerStatuses[0].LastTerminationState.Terminated; ended == nil || ended.ExitCode != 137 {
-		t.Errorf("the leader's container was not killed: %+v", leader.Status.ContainerStatuses)
-	}
+	ended := leader.Status.ContainerStatuses[0].LastTerminationState.Terminated
+	kit.Check(t, ended != nil && ended.ExitCode == 137, "the leader's container was not killed: %+v", ended)
 }
 
 // burst creates 200 requests, calls disturb in the middle, and waits until all of them have a certificate.

@@ -54,9 +54,7 @@ func TestKubeadm(t *testing.T) {
 		c.wantJoined(t, worker)
 		file, cert := worker.current(t)
 		c.wantIdentity(t, worker, file, cert)
-		if !signedBy(t, cert, c.ca) {
-			t.Errorf("the certificate of %s is not from kubeadm's CA", worker.name)
-		}
+		kit.Check(t, signedBy(t, cert, c.ca), "the certificate of %s is not from kubeadm's CA", worker.name)
 	})
 }
 
@@ -115,9 +113,8 @@ func (c *cluster) kubeadmInit(t *testing.T) *machine {
 	}
 	c.ca = &csrenv.CA{CertPEM: read(t, m.file(pkiDir+"/ca.crt")), KeyPEM: read(t, m.file(pkiDir+"/ca.key"))}
 	public := kit.Certificate(t, c.ca).PublicKey
-	if key, ok := public.(*rsa.PublicKey); !ok || key.N.BitLen() != 2048 {
-		t.Errorf("the key of kubeadm's CA is a %T, want RSA with 2048 bits as by default", public)
-	}
+	key, ok := public.(*rsa.PublicKey)
+	kit.Check(t, ok && key.N.BitLen() == 2048, "the key of kubeadm's CA is a %T, want RSA with 2048 bits as by default", public)
 	ended(t, startKubeadm(t, m, "init", "--config=/run/init.yaml"), "Your Kubernetes control-plane has initialized successfully!")
 	data := read(t, m.file("/etc/kubernetes/admin.conf"))
 	kit.Write(t, c.path("admin.kubeconfig"), data)

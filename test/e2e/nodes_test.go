@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // TestNodes lets kubelets of several versions join and renew, and one wait for six minutes. That takes too long for every change.
@@ -34,9 +36,7 @@ func TestNodes(t *testing.T) {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		c.get(t, node)
 		version := node.Status.NodeInfo.KubeletVersion
-		if other, ok := seen[version]; ok {
-			t.Errorf("%s and %s both have version %s", name, other, version)
-		}
+		kit.Check(t, seen[version] == "", "%s and %s both have version %s", name, seen[version], version)
 		seen[version] = name
 	}
 	t.Run("at the same time", func(t *testing.T) {
@@ -59,7 +59,6 @@ func (c *cluster) testPatience(t *testing.T, m *machine) {
 		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient")
 	c.nodeWithin(t, m.name, 2*time.Minute)
 	c.get(t, request)
-	if _, cert := m.current(t); !cert.Equal(issued(request)) {
-		t.Errorf("the kubelet does not use the certificate of request %s, for which it has waited", request.Name)
-	}
+	_, cert := m.current(t)
+	kit.Check(t, cert.Equal(issued(request)), "the kubelet does not use the certificate of request %s, for which it has waited", request.Name)
 }

@@ -84,9 +84,8 @@ func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authentication
 // wantUnauthorized checks that the API server does not accept a certificate and key.
 func (c *cluster) wantUnauthorized(t *testing.T, what string, certAndKey []byte) {
 	t.Helper()
-	if who, err := c.whoAmI(t.Context(), certAndKey); !apierrors.IsUnauthorized(err) {
-		t.Errorf("with %s the API server takes one for %q: %v, want Unauthorized", what, who.Username, err)
-	}
+	who, err := c.whoAmI(t.Context(), certAndKey)
+	kit.Check(t, apierrors.IsUnauthorized(err), "with %s the API server takes one for %q: %v, want Unauthorized", what, who.Username, err)
 }
 
 // wantIdentity checks that the API server identifies the holder of cert as the node, by exactly that certificate.
@@ -94,9 +93,8 @@ func (c *cluster) wantIdentity(t *testing.T, m *machine, file []byte, cert *x509
 	t.Helper()
 	who := kit.Must(c.whoAmI(t.Context(), file))(t)
 	found, id := who.Extra["authentication.kubernetes.io/credential-id"], fmt.Sprintf("X509SHA256=%x", sha256.Sum256(cert.Raw))
-	if who.Username != "system:node:"+m.name || !slices.Contains(found, id) {
-		t.Errorf("the API server takes the certificate of %s for %q by %s, want %s", m.name, who.Username, found, id)
-	}
+	kit.Check(t, who.Username == "system:node:"+m.name && slices.Contains(found, id),
+		"the API server takes the certificate of %s for %q by %s, want %s", m.name, who.Username, found, id)
 }
 
 // wantWriter checks by the API server's audit log that one of the manager's ServiceAccounts was the last to do verb to the request name, or to
@@ -159,9 +157,7 @@ func (c *cluster) wantOurs(t *testing.T, m *machine) {
 // wantReachable checks that the API server can connect to the kubelet: kubectl exec always opens a new connection.
 func (c *cluster) wantReachable(t *testing.T, m *machine) {
 	c.wantLog(t, m.name)
-	if output := c.kubectl(t, "exec", "on-"+m.name, "--", "/pause", "reached"); output != "reached\n" {
-		t.Errorf("kubectl exec says %q", output)
-	}
+	kit.Equal(t, "output of kubectl exec", c.kubectl(t, "exec", "on-"+m.name, "--", "/pause", "reached"), "reached\n")
 }
 
 func (c *cluster) health(m *machine) (string, error) {

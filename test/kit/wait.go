@@ -42,6 +42,14 @@ func Must[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
+// Check reports an error unless ok.
+func Check(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Errorf(format, args...)
+	}
+}
+
 // Equal reports an error unless got equals want.
 func Equal[T any](t testing.TB, what string, got, want T, options ...cmp.Option) {
 	t.Helper()

@@ -64,48 +64,37 @@ func TestDashboard(t *testing.T) {
 	for _, v := range d.Templating.List {
 		all, known := variables[v.Name]
 		isSource := v.Type == "datasource" && v.Query == "prometheus"
-		if !known || v.AllValue != all || v.IncludeAll != (all != "") || isSource != (v.Name == "datasource") {
-			t.Errorf("variable %s: %+v", v.Name, v)
-		}
+		isRight := known && v.AllValue == all && v.IncludeAll == (all != "") && isSource == (v.Name == "datasource")
+		kit.Check(t, isRight, "variable %s: %+v", v.Name, v)
 		delete(variables, v.Name)
 	}
-	if len(variables) > 0 {
-		t.Errorf("no variables %v", variables)
-	}
+	kit.Check(t, len(variables) == 0, "no variables %v", variables)
 	chosen := datasource{"prometheus", "${datasource}"}
 	cells, ids, targets := map[[2]int]string{}, map[int]bool{}, 0
 	for _, p := range d.Panels {
-		if ids[p.ID] {
-			t.Errorf("two panels have the id %d", p.ID)
-		}
+		kit.Check(t, !ids[p.ID], "two panels have the id %d", p.ID)
 		ids[p.ID] = true
 		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
 			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
-				if other := cells[[2]int{x, y}]; other != "" || x >= 24 {
-					t.Errorf("panel %s is over %s, or beyond the edge", p.Title, other)
-				}
-				cells[[2]int{x, y}] = p.Title
+				cell := [2]int{x, y}
+				kit.Check(t, cells[cell] == "" && x < 24, "panel %s is over %s, or beyond the edge", p.Title, cells[cell])
+				cells[cell] = p.Title
 			}
 		}
 		if p.Type == "row" {
 			continue
 		}
-		if p.Description == "" || p.Datasource != chosen || len(p.Targets) == 0 {
-			t.Errorf("panel %s has description %q, data source %v, %d queries", p.Title, p.Description, p.Datasource, len(p.Targets))
-		}
+		kit.Check(t, p.Description != "" && p.Datasource == chosen && len(p.Targets) > 0,
+			"panel %s has description %q, data source %v, %d queries", p.Title, p.Description, p.Datasource, len(p.Targets))
 		for _, target := range p.Targets {
 			targets++
-			if target.Datasource != chosen || target.LegendFormat == "" || !strings.Contains(target.Expr, `cluster=~"$cluster"`) {
-				t.Errorf("panel %s, query %s: %+v", p.Title, target.RefID, target)
-			}
+			isRight := target.Datasource == chosen && target.LegendFormat != "" && strings.Contains(target.Expr, `cluster=~"$cluster"`)
+			kit.Check(t, isRight, "panel %s, query %s: %+v", p.Title, target.RefID, target)
 		}
 	}
-	if got := len(d.queries()); got != targets || targets == 0 {
-		t.Errorf("%d queries have %d names", targets, got)
-	}
-	for name, query := range d.queries() { // TestLive runs them
-		if strings.Contains(query, "$") {
-			t.Errorf("%s has an unknown variable: %s", name, query)
-		}
+	queries := d.queries()
+	kit.Check(t, len(queries) == targets && targets > 0, "%d queries have %d names", targets, len(queries))
+	for name, query := range queries { // TestLive runs them
+		kit.Check(t, !strings.Contains(query, "$"), "%s has an unknown variable: %s", name, query)
 	}
 }

@@ -78,9 +78,8 @@ func TestLive(t *testing.T) {
 		status, text := cluster.Get(t.Context(), first, "/metrics")
 		lint := exec.CommandContext(t.Context(), tool(t, "PROMTOOL"), "check", "metrics")
 		lint.Stdin = strings.NewReader(text)
-		if output, err := lint.CombinedOutput(); err != nil {
-			t.Errorf("status %d: %v\n%s", status, err, output)
-		}
+		output, err := lint.CombinedOutput()
+		kit.Check(t, err == nil, "status %d: %v\n%s", status, err, output)
 	})
 	t.Run("no manager", func(t *testing.T) {
 		kit.NoError(t, errors.Join(leader.Stop(), standby.Stop()))
@@ -165,9 +164,7 @@ func (l *lab) showsData(t *testing.T, p *prometheus) {
 		maps.DeleteFunc(waiting, func(name, query string) bool {
 			if absent.MatchString(query) {
 				samples, err := p.query(ctx, query)
-				if err != nil || len(samples) > 0 {
-					t.Errorf("%s: %v, error %v", name, samples, err)
-				}
+				kit.Check(t, err == nil && len(samples) == 0, "%s: %v, error %v", name, samples, err)
 				return true
 			}
 			err := p.data(ctx, query)
@@ -188,9 +185,7 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 	}
 	for name, query := range queries {
 		selectors := selector.FindAllString(query, -1)
-		if len(selectors) == 0 && !strings.Contains(query, "ALERTS") {
-			t.Errorf("%s selects nothing: %s", name, query)
-		}
+		kit.Check(t, len(selectors) > 0 || strings.Contains(query, "ALERTS"), "%s selects nothing: %s", name, query)
 		for _, wanted := range selectors {
 			if absent.MatchString(wanted) {
 				continue
@@ -222,9 +217,8 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 		"CSRCertificateMismatch",
 	}
 	for _, r := range rules {
-		if r.Health != "ok" || r.LastError != "" || r.LastEvaluation.IsZero() || slices.Contains(inactive, r.Name) && r.State != "inactive" {
-			t.Errorf("%s is %s and %s: %s %v", r.Name, r.Health, r.State, r.LastError, r.Alerts)
-		}
+		isRight := r.Health == "ok" && r.LastError == "" && !r.LastEvaluation.IsZero() && (r.State == "inactive" || !slices.Contains(inactive, r.Name))
+		kit.Check(t, isRight, "%s is %s and %s: %s %v", r.Name, r.Health, r.State, r.LastError, r.Alerts)
 	}
 }
 
@@ -240,11 +234,8 @@ func (p *prometheus) reach(t *testing.T, want map[string]string) {
 		for _, r := range rules {
 			got[strings.TrimSpace(r.Name+" "+r.Labels["severity"]+" "+r.Labels["controller"])] = r.State
 		}
-		for name, state := range want {
-			if got[name] != state {
-				return fmt.Errorf("%s is %q, want %s; all: %v", name, got[name], state, got)
-			}
-		}
-		return nil
+		wrong := maps.Clone(want)
+		maps.DeleteFunc(wrong, func(name, state string) bool { return got[name] == state })
+		return kit.OrError(len(wrong) == 0, "want %v; all: %v", wrong, got)
 	})
 }

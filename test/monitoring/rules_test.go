@@ -93,18 +93,13 @@ func TestRunbooks(t *testing.T) {
 	for _, r := range readRules(t).rules() {
 		alerts[r.Alert] = true
 		severity, anchor, annotations := r.Labels["severity"], "#"+strings.ToLower(r.Alert), r.Annotations
-		if !slices.Contains([]string{"info", "warning", "critical"}, severity) || annotations["runbook_url"] != runbookURL+anchor ||
-			annotations["summary"] == "" || annotations["description"] == "" {
-			t.Errorf("%s has severity %q and annotations %v", r.Alert, severity, annotations)
-		}
+		kit.Check(t, slices.Contains([]string{"info", "warning", "critical"}, severity), "%s has severity %q", r.Alert, severity)
+		kit.Check(t, annotations["runbook_url"] == runbookURL+anchor, "%s has runbook_url %s", r.Alert, annotations["runbook_url"])
+		kit.Check(t, annotations["summary"] != "" && annotations["description"] != "", "%s has annotations %v", r.Alert, annotations)
 		row := regexp.MustCompile(fmt.Sprintf(`(?m)^- \[%s\]\(%s\):.*\b%s\b`, r.Alert, anchor, severity))
-		if !row.MatchString(intro) {
-			t.Errorf("%s does not list %s with severity %s", runbook, r.Alert, severity)
-		}
+		kit.Check(t, row.MatchString(intro), "%s does not list %s with severity %s", runbook, r.Alert, severity)
 		for _, part := range []string{"\n**Meaning:** ", "\n```sh\n", "\n**Do:**", "\n**Over** "} {
-			if !strings.Contains(sections[r.Alert], part) {
-				t.Errorf("section %s of %s has no %q", r.Alert, runbook, part)
-			}
+			kit.Check(t, strings.Contains(sections[r.Alert], part), "section %s of %s has no %q", r.Alert, runbook, part)
 		}
 	}
 	kit.Equal(t, "sections of "+runbook, slices.Sorted(maps.Keys(sections)), slices.Sorted(maps.Keys(alerts)))
@@ -129,9 +124,8 @@ func promtool(t *testing.T, args ...string) (string, error) {
 
 func TestRules(t *testing.T) {
 	for _, args := range [][]string{{"check", "rules", "--lint=all", "--lint-fatal", plainFile}, append([]string{"test", "rules"}, ruleTests(t)...)} {
-		if output, err := promtool(t, args...); err != nil {
-			t.Errorf("%v\n%s", err, output)
-		}
+		output, err := promtool(t, args...)
+		kit.Check(t, err == nil, "%v\n%s", err, output)
 	}
 }
 
@@ -169,12 +163,8 @@ func TestKubeletMetrics(t *testing.T) {
 		}
 	}
 	used := regexp.MustCompile(`\bkubelet_\w+`).FindAllString(string(read(t, plainFile))+string(read(t, dashboardFile)), -1)
-	if len(used) == 0 {
-		t.Error("none is used")
-	}
+	kit.Check(t, len(used) > 0, "none is used")
 	for _, name := range used {
-		if !slices.Contains(defined, name) {
-			t.Errorf("no kubelet has %s; it has %v", name, defined)
-		}
+		kit.Check(t, slices.Contains(defined, name), "no kubelet has %s; it has %v", name, defined)
 	}
 }

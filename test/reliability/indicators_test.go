@@ -71,22 +71,17 @@ func (r *replica) indicators(ctx context.Context, before map[indicator]float64) 
 	return firing
 }
 
-func (s *scenario) verifyIndicators(fired map[indicator]string) (wrong []error) {
-	for _, name := range s.indicators {
-		if fired[name] == "" {
-			wrong = append(wrong, fmt.Errorf("%s did not show the fault", name))
-		}
+func (w *world) verifyIndicators(fired map[indicator]string) {
+	for _, name := range w.indicators {
+		kit.Check(w.t, fired[name] != "", "%s did not show the fault", name)
 	}
 	for name, said := range fired {
-		if !slices.Contains(slices.Concat(harmless, s.indicators, s.mayFire), name) {
-			wrong = append(wrong, fmt.Errorf("unexpected indicator: %s", said))
-		}
+		kit.Check(w.t, slices.Contains(slices.Concat(harmless, w.indicators, w.mayFire), name), "unexpected indicator: %s", said)
 	}
-	return wrong
 }
 
-// verifyReports returns which Events and which lines of the log were missing. The Events must be from the time of the fault.
-func (w *world) verifyReports(began time.Time) (wrong []error) {
+// verifyReports checks the Events, and which records and lines of the log there are. The Events must be from the time of the fault.
+func (w *world) verifyReports(began time.Time) {
 	told, ended := map[string]bool{}, w.ends[len(w.ends)-1]
 	for _, event := range kit.Must(w.admin.CoreV1().Events("").List(w.t.Context(), metav1.ListOptions{}))(w.t).Items {
 		if at := event.CreationTimestamp.Time; !at.Before(began.Truncate(time.Second)) && !at.After(ended) {
@@ -94,24 +89,20 @@ func (w *world) verifyReports(began time.Time) (wrong []error) {
 		}
 	}
 	for _, reason := range w.events {
-		if !told[reason] {
-			wrong = append(wrong, fmt.Errorf("no Event %s while the fault lasted, only %v", reason, slices.Sorted(maps.Keys(told))))
-		}
+		kit.Check(w.t, told[reason], "no Event %s while the fault lasted, only %v", reason, told)
 	}
 	last, _ := w.records()
 	isRecorded := func(r lastRecord) bool { return r.Event == w.recorded }
-	if w.recorded != "" && !slices.ContainsFunc(slices.Collect(maps.Values(last)), isRecorded) {
-		wrong = append(wrong, fmt.Errorf("the audit log has no certificate that is %s", w.recorded))
-	}
+	kit.Check(w.t, w.recorded == "" || slices.ContainsFunc(slices.Collect(maps.Values(last)), isRecorded),
+		"the audit log has no certificate that is %s", w.recorded)
 	if w.noRecords {
-		wrong = append(wrong, w.verifyRecordedOrLogged(last)...)
+		w.verifyRecordedOrLogged(last)
 	}
-	return wrong
 }
 
-// verifyRecordedOrLogged returns which stored certificates neither the audit log has, nor the log with the line that the record could
-// not be written. Those that were made after the fault must be in the audit log.
-func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []error) {
+// verifyRecordedOrLogged checks that each stored certificate is in the audit log, or the log says that its record could not be written. Those
+// that were made after the fault must be in the audit log.
+func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) {
 	signed, lost := map[string]string{}, map[string]bool{} // signed has reconcileIDs, lost those without a record
 	for _, r := range w.replicas {
 		for line := range strings.Lines(kit.Must(r.Log())(w.t)) {
@@ -128,29 +119,20 @@ func (w *world) verifyRecordedOrLogged(recorded map[string]lastRecord) (wrong []
 	for _, obj := range w.history.present() {
 		sum := w.storedFor(obj.Name)
 		isLate := slices.ContainsFunc(w.late, func(i *item) bool { return i.object.Name == obj.Name })
-		if id := signed[sum]; sum != "" && recorded[sum].by == nil && (isLate || id == "" || !lost[id]) {
-			wrong = append(wrong, fmt.Errorf("request %s: the audit log does not have its certificate, late: %t", obj.Name, isLate))
-		}
+		isLogged := !isLate && signed[sum] != "" && lost[signed[sum]]
+		kit.Check(w.t, sum == "" || recorded[sum].by != nil || isLogged,
+			"request %s: the audit log does not have its certificate, late: %t", obj.Name, isLate)
 	}
-	if len(recorded) == len(signed) || len(recorded) < len(w.late) {
-		wrong = append(wrong, fmt.Errorf("%d of %d certificates are recorded: the fault took none away, or all", len(recorded), len(signed)))
-	}
-	return wrong
+	kit.Check(w.t, len(recorded) != len(signed) && len(recorded) >= len(w.late),
+		"%d of %d certificates are recorded: the fault took none away, or all", len(recorded), len(signed))
 }
 
 // verifyMetrics waits until the metrics of every replica of ours say what is true after the fault: no indicator that ends
 // fires, and csr_requests has as many requests in each state as the API server.
-func (w *world) verifyMetrics() (wrong []error) {
+func (w *world) verifyMetrics() {
 	for _, r := range w.running() {
-		var last error
-		if !w.poll(time.Minute, func(ctx context.Context) bool {
-			last = w.matchesTheAPIServer(ctx, r)
-			return last == nil
-		}) {
-			wrong = append(wrong, fmt.Errorf("replica %d: %w", r.number, last))
-		}
+		kit.Within(w.t, time.Minute, fmt.Sprint("replica ", r.number), func(ctx context.Context) error { return w.matchesTheAPIServer(ctx, r) })
 	}
-	return wrong
 }
 
 var shownRequests = regexp.MustCompile(`(?m)^csr_requests\{.*state="(\w+)".*\} ([1-9]\S*)$`)

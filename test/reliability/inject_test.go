@@ -33,9 +33,7 @@ func proxied(lasts time.Duration, rules ...faults.Rule) func(*world) {
 		w.pause(lasts)
 		applied := w.proxy.Applied()
 		w.proxy.Use()
-		if slices.Contains(applied, 0) {
-			w.wrong("the rules applied %v times", applied)
-		}
+		w.check(!slices.Contains(applied, 0), "the rules applied %v times", applied)
 	}
 }
 
@@ -53,13 +51,9 @@ func stallWatches(w *world) {
 			continue
 		}
 		waiting++
-		if !told[i.object.Name+" NodeNotFound"] {
-			w.wrong("request %s waits without an Event NodeNotFound", i.object.Name)
-		}
+		w.check(told[i.object.Name+" NodeNotFound"], "request %s waits without an Event NodeNotFound", i.object.Name)
 	}
-	if waiting == 0 {
-		w.wrong("no request for a serving certificate waits")
-	}
+	w.check(waiting > 0, "no request for a serving certificate waits")
 	w.proxy.Use()
 }
 
@@ -126,9 +120,8 @@ func killLeaders(w *world) {
 			most++
 		}
 	}
-	if changes := w.leaderChanges() - before; changes < 20 || changes > most {
-		w.wrong("20 leaders were killed, and the Lease changed its holder %d times", changes)
-	}
+	changes := w.leaderChanges() - before
+	w.check(changes >= 20 && changes <= most, "20 leaders were killed, and the Lease changed its holder %d times", changes)
 }
 
 // restart kills the only replica twice, once while it starts. The kernel ends a process in the same way if its memory limit is reached.
@@ -144,9 +137,7 @@ func reachSoftLimit(w *world) {
 	w.pause(12 * time.Second)
 	r := w.oldest()
 	used := r.metric(w.t.Context(), "go_memstats_sys_bytes") - r.metric(w.t.Context(), "go_memstats_heap_released_bytes")
-	if used < 0.9*(24<<20) {
-		w.t.Errorf("the program uses %.0f bytes, so its limit is not reached", used)
-	}
+	w.check(used >= 0.9*(24<<20), "the program uses %.0f bytes, so its limit is not reached", used)
 }
 
 // pauseLeader pauses the leader for longer than its Lease. When it wakes up, there are two, until it notices; then it
@@ -155,10 +146,10 @@ func pauseLeader(w *world) {
 	for range 2 {
 		w.pause(2 * time.Second)
 		leader := w.oldest()
-		w.signal(leader, syscall.SIGSTOP)
+		kit.NoError(w.t, syscall.Kill(leader.Pid(), syscall.SIGSTOP))
 		w.pause(7 * time.Second)
 		leader.killed = true
-		w.signal(leader, syscall.SIGCONT)
+		kit.NoError(w.t, syscall.Kill(leader.Pid(), syscall.SIGCONT))
 		w.over()
 		w.until(30*time.Second, "the paused leader notices that another one leads", func(context.Context) bool { return leader.Ended() != nil })
 		w.waitReady(w.startReplica(true))
@@ -227,18 +218,15 @@ func (w *world) whileSkewed(by time.Duration) {
 	w.until(patience, "the skew is known", func(ctx context.Context) bool {
 		return math.Abs(r.metric(ctx, "csr_clock_skew_seconds")-by.Seconds()) < 60
 	})
-	if status, body := r.page(w.t.Context(), r.probes, "/readyz/clock"); status != http.StatusInternalServerError {
-		w.wrong("/readyz/clock answers %d: %s", status, body)
-	}
+	status, body := r.page(w.t.Context(), r.probes, "/readyz/clock")
+	kit.Equal(w.t, "/readyz/clock: "+body, status, http.StatusInternalServerError)
 	w.pause(time.Second) // the last writes
 	issued := w.issued()
 	w.until(patience, "old requests are deleted, because they are due by the API server's time", func(context.Context) bool {
 		return !slices.ContainsFunc(w.items, func(i *item) bool { return i.kind.gone && !w.history.of(i.object.Name).deleted })
 	})
 	w.pause(5 * time.Second)
-	if after := w.issued(); after != issued {
-		w.wrong("%d certificates were signed while the clock was ahead by %s", after-issued, by)
-	}
+	kit.Equal(w.t, fmt.Sprint("certificates after the clock was ahead by ", by), w.issued(), issued)
 }
 
 func (w *world) issued() int {
@@ -312,9 +300,7 @@ func (w *world) keepsItsCA(state secretState) {
 	w.showsCA(state.name, func(value float64) bool { return value > 0 })
 	w.join("while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"),
 		"a manager that runs keeps the last good CA while the Secret is "+state.name)
-	if !w.theirs && !w.oldest().ready(w.t.Context()) {
-		w.wrong("the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
-	}
+	w.check(w.theirs || w.oldest().ready(w.t.Context()), "the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
 }
 
 // startsWithoutCA starts the program anew with the broken Secret, and then restores it. Ours must not be ready, and must sign nothing.
@@ -336,9 +322,7 @@ func (w *world) startsWithoutCA(state secretState) {
 		return status == http.StatusInternalServerError && strings.Contains(text, "signing-ca")
 	})
 	w.pause(2 * time.Second)
-	if after := w.issued(); after != before {
-		w.wrong("%d certificates were signed while the Secret is %s", after-before, state.name)
-	}
+	kit.Equal(w.t, "certificates after the Secret was "+state.name, w.issued(), before)
 	w.putCA(w.CA.CertPEM, w.CA.KeyPEM)
 	w.waitReady(r)
 }
@@ -392,9 +376,10 @@ func loseRoles(w *world) {
 	}
 	if !w.theirs {
 		w.until(time.Minute, "no right is missing", func(ctx context.Context) bool { return r.metric(ctx, string(noRight)) == 0 })
-	} else if !slices.ContainsFunc(w.proxy.Calls(), func(call faults.Call) bool { return call.Status == http.StatusForbidden }) {
-		w.t.Error("kube-controller-manager has lost no right")
+		return
 	}
+	wasForbidden := func(call faults.Call) bool { return call.Status == http.StatusForbidden }
+	kit.Check(w.t, slices.ContainsFunc(w.proxy.Calls(), wasForbidden), "kube-controller-manager has lost no right")
 }
 
 // fullDisk makes the audit log a file in a full file system, which needs root.

@@ -372,15 +372,6 @@ func shortCA(w *world) {
 // asksForCA are the basic constraints of a CA.
 var asksForCA = []pkix.Extension{{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}}}
 
-// rsaKey returns a key, which several requests may have.
-var rsaKey = sync.OnceValue(func() crypto.Signer {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		panic(err)
-	}
-	return key
-})
-
 // randomOrder returns a request that is right in about one of three cases.
 func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 	var made order
@@ -410,7 +401,7 @@ func (w *world) randomOrder(random *mathrand.Rand, node string) order {
 				pkix.Name{CommonName: made.Subject.CommonName, Organization: []string{"system:nodes", "others"}})
 		case 4:
 			if made.ExtraExtensions = pick(random, asksForCA, nil); made.ExtraExtensions == nil {
-				made.key = rsaKey()
+				made.key = kit.Must(rsa.GenerateKey(rand.Reader, 2048))(w.t)
 			}
 		case 5:
 			made.URIs, made.EmailAddresses = pick(random, nil, []*url.URL{{Scheme: "spiffe", Host: node}}), pick(random, nil, []string{node + "@example.com"})

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -96,17 +97,17 @@ func (s *scenario) run(t *testing.T, theirs bool) string {
 		t.Log(errors.Join(wrong...))
 		return row
 	}
-	for _, err := range slices.Concat(wrong, s.verifyIndicators(saw.fired), w.verifyMetrics(), w.verifyReports(began)) {
-		t.Error(err)
+	kit.Check(t, count == 0, "%v", errors.Join(wrong...))
+	w.verifySecrecy()
+	w.verifyIndicators(saw.fired)
+	w.verifyReports(began)
+	kit.Check(t, s.ready != stays || saw.unready == 0 && saw.silent < moment, "not ready for %s, and without an answer for %s", saw.unready, saw.silent)
+	kit.Check(t, s.ready != falls || saw.unready >= moment, "readiness fell for %s only", saw.unready)
+	if !w.noRecords {
+		w.completeRecords()
 	}
-	if s.ready == stays && (saw.unready > 0 || saw.silent >= moment) || s.ready == falls && saw.unready < moment {
-		t.Errorf("it was not ready for %s, and did not answer for %s", saw.unready, saw.silent)
-	}
-	if t.Failed() {
-		for _, r := range w.replicas {
-			t.Logf("the end of the log of replica %d:\n%s", r.number, r.Tail(100))
-		}
-	}
+	w.verifyProcesses(fewMore)
+	w.verifyMetrics()
 	return row
 }
 
@@ -116,23 +117,21 @@ func (w *world) warmUp() *item {
 	kit.NoError(w.t, w.create(w.t.Context(), first))
 	leader := w.replicas[0]
 	if w.settle([]*item{first}) == 0 {
-		w.t.Fatalf("the first request is %q: %s", w.history.of("first").state(), leader.Tail(40))
+		w.t.Fatalf("the first request is %q", w.history.of("first").state())
 	}
 	w.waitReady(leader)
-	if leader.metrics == "" {
-		return first
-	}
-	if leader.idle = leader.metric(w.t.Context(), "go_goroutines"); leader.idle <= 0 {
-		w.t.Fatalf("no metrics: %s", leader.Tail(40))
+	if leader.metrics != "" {
+		leader.idle = leader.metric(w.t.Context(), "go_goroutines")
+		kit.Check(w.t, leader.idle > 0, "no metrics")
 	}
 	return first
 }
 
 func (w *world) waitReady(r *replica) {
 	w.t.Helper()
-	if !w.poll(patience, func(ctx context.Context) bool { return r.probes == "" || r.ready(ctx) }) {
-		w.t.Fatalf("replica %d is not ready: %s", r.number, r.Tail(40))
-	}
+	kit.Within(w.t, patience, fmt.Sprint("replica ", r.number), func(ctx context.Context) error {
+		return kit.OrError(r.probes == "" || r.ready(ctx), "it is not ready")
+	})
 }
 
 // createAll creates the first items at once, and the others at a constant rate.
@@ -179,7 +178,7 @@ func (w *world) observe() (stop func() observed) {
 	go func() {
 		defer close(done)
 		last := time.Now()
-		for ctx.Err() == nil {
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 			ready, answered := w.anyReady(ctx)
 			took := time.Since(last)
 			switch last = last.Add(took); {
@@ -196,11 +195,8 @@ func (w *world) observe() (stop func() observed) {
 					}
 				}
 			}
-			select {
-			case <-ctx.Done():
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
+			return false, nil
+		})
 	}()
 	return func() observed {
 		w.t.Helper()

@@ -39,9 +39,7 @@ type service struct {
 func (w *world) breakService(to mode, lasts time.Duration) {
 	w.service.mode.Store(to)
 	w.pause(lasts)
-	if w.service.calls[to].Load() == 0 {
-		w.wrong("no call reached the service in mode %d", to)
-	}
+	w.check(w.service.calls[to].Load() > 0, "no call reached the service in mode %d", to)
 	w.service.mode.Store(works)
 }
 
@@ -146,8 +144,7 @@ func breakInventory(w *world) {
 	}{{down, unavailable}, {slow, unavailable}, {lies, notOwned}} {
 		before := w.oldest().indicators(w.t.Context(), nil)
 		w.breakService(state.mode, 5*time.Second)
-		if w.oldest().indicators(w.t.Context(), before)[state.shown] == 0 {
-			w.wrong("the inventory is in mode %d, and %s does not fire", state.mode, state.shown)
-		}
+		fired := w.oldest().indicators(w.t.Context(), before)[state.shown]
+		w.check(fired > 0, "the inventory is in mode %d, and %s does not fire", state.mode, state.shown)
 	}
 }

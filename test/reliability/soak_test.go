@@ -90,18 +90,12 @@ func TestSoak(t *testing.T) {
 		s.pause(time.Until(begin.Add(time.Duration(minute+1) * time.Minute)))
 	}
 	after := s.sample()
-	if changed := s.leaderChanges() - changes; changed > 0 {
-		t.Errorf("the Lease has changed its holder %d times", changed)
-	}
+	kit.Equal(t, "changes of the Lease's holder", s.leaderChanges(), changes)
 	t.Logf("after %s: %v", settledAfter, before)
 	t.Logf("after %s: %v", lasts, after)
+	s.compare(before, after)
 	s.finish(end)
-	for _, err := range after.above(before) {
-		t.Error(err)
-	}
-	if s.rotations == 0 {
-		t.Error("no rotation was completed")
-	}
+	kit.Check(t, s.rotations > 0, "no rotation was completed")
 }
 
 func (s *soak) finish(end func()) {
@@ -110,9 +104,12 @@ func (s *soak) finish(end func()) {
 		s.fail("%d requests are left at the end", len(s.items))
 	}
 	s.t.Logf("%d requests, %d rotations", s.number, s.rotations)
-	for _, err := range slices.Concat(s.failed, s.completeRecords(), s.verifySecrecy(), s.verifyProcesses(manyMore)) {
+	for _, err := range s.failed {
 		s.t.Error(err)
 	}
+	s.verifySecrecy()
+	s.verifyProcesses(manyMore)
+	s.completeRecords()
 }
 
 // startSoak starts a replica of binary, or of this version if binary is empty, then the load and the rotations. The
@@ -170,15 +167,14 @@ func (s *soak) check() {
 		if !past.deleted && !late {
 			return false
 		}
-		wrong, lived, least := s.verifyCertificate(i, past), past.settled.Sub(past.created), decidedKeptFor
+		lived, least := past.settled.Sub(past.created), decidedKeptFor
 		if i.kind.want == csr.Pending {
 			least = keptFor
 		}
-		if !past.deleted || past.state() != i.kind.want || lived < least-5*time.Second {
-			wrong = append(wrong, fmt.Errorf("it is %q, want %q; deleted: %t, after %s, want %s", past.state(), i.kind.want, past.deleted, lived, least))
-		}
-		if len(wrong) > 0 {
-			s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, errors.Join(wrong...)))
+		err := errors.Join(s.verifyCertificate(i, past), kit.OrError(past.deleted && past.state() == i.kind.want && lived >= least-5*time.Second,
+			"it is %q, want %q; deleted: %t, after %s, want %s", past.state(), i.kind.want, past.deleted, lived, least))
+		if err != nil {
+			s.failed = append(s.failed, fmt.Errorf("request %s: %w", i.object.Name, err))
 		}
 		return true
 	})
@@ -193,9 +189,9 @@ func (s *soak) fail(format string, values ...any) {
 func (s *soak) disturb(minute int) {
 	inject := func(rule faults.Rule) { proxied(10*time.Second, rule)(s.world) }
 	stop := func(r *replica) {
-		s.signal(r, syscall.SIGSTOP)
+		kit.NoError(s.t, syscall.Kill(r.Pid(), syscall.SIGSTOP))
 		s.pause(6 * time.Second) // less than its Lease, so a leader still leads
-		s.signal(r, syscall.SIGCONT)
+		kit.NoError(s.t, syscall.Kill(r.Pid(), syscall.SIGCONT))
 	}
 	switch minute % 6 {
 	case 0:
@@ -220,19 +216,18 @@ type sample map[string]float64
 
 const memory, goroutines, latency = "bytes of resident memory", "goroutines", "ms from the creation of a request to its certificate"
 
-// above returns what has grown by more than the tolerance. The negligible differences are there at any time.
-func (s sample) above(before sample) (wrong []error) {
-	negligible := map[string]float64{memory: 0, latency: 2}
-	for what, is := range s {
-		most, known := negligible[what]
-		if !known {
-			most = 10
+// compare checks what has grown by more than the tolerance. The negligible differences are there at any time.
+func (s *soak) compare(before, after sample) {
+	for what, is := range after {
+		negligible := 10.0
+		switch what {
+		case memory:
+			negligible = 0
+		case latency:
+			negligible = 2
 		}
-		if is > before[what]*tolerance+most {
-			wrong = append(wrong, fmt.Errorf("%s: %v, and %v after %s", what, is, before[what], settledAfter))
-		}
+		kit.Check(s.t, is <= before[what]*tolerance+negligible, "%s: %v, and %v after %s", what, is, before[what], settledAfter)
 	}
-	return wrong
 }
 
 // sample measures for a minute. The medians count. Events are not counted: the API server keeps each for an hour.
@@ -391,14 +386,10 @@ func TestUpgradeUnderLoad(t *testing.T) {
 		s.leader = s.startReplica(true) // a Deployment stops the present one when the new one is ready
 		s.waitReady(s.leader)
 		before.killed = true
-		if err := before.Stop(); err != nil {
-			t.Errorf("stop: %v", err)
-		}
+		kit.NoError(t, before.Stop())
 		s.until(patience, "the other version leads", func(context.Context) bool { return s.leaderChanges() > changes })
 		time.Sleep(6 * time.Second) // more than settleFor, after which it may wrongly go on
-		if now := s.authority(t.Context()).Status.Phase; now != phase {
-			t.Errorf("the rotation is %s after the roll, want %s", now, phase)
-		}
+		kit.Equal(t, "the phase after the roll", s.authority(t.Context()).Status.Phase, phase)
 	}
 	s.hold(v1alpha1.Completed) // at first the authority adopts its CA
 	s.rolling.Unlock()

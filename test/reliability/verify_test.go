@@ -55,60 +55,43 @@ func (w *world) settle(items []*item) (finished int) {
 	return finished
 }
 
-// verify checks what must hold after every fault, and returns what does not, and how many requests are not as they must be.
+// verify checks each request after a fault, and returns how many are not as they must be, and why.
 func (w *world) verify(items []*item) (count int, wrong []error) {
 	for _, i := range items {
 		past := w.history.of(i.object.Name)
-		faults := w.verifyCertificate(i, past)
-		if !w.isFinished(i) {
-			faults = append(faults, fmt.Errorf("it is %q, want %q, deleted: %t", past.state(), i.kind.want, i.kind.gone))
-		}
-		if past.deleted && !i.kind.gone {
-			faults = append(faults, errors.New("it was deleted although it is young"))
-		}
-		if len(faults) > 0 {
-			count, wrong = count+1, append(wrong, fmt.Errorf("request %s: %w", i.object.Name, errors.Join(faults...)))
+		err := errors.Join(
+			w.verifyCertificate(i, past),
+			kit.OrError(w.isFinished(i), "it is %q, want %q, deleted: %t", past.state(), i.kind.want, i.kind.gone),
+			kit.OrError(!past.deleted || i.kind.gone, "it was deleted although it is young"))
+		if err != nil {
+			count, wrong = count+1, append(wrong, fmt.Errorf("request %s: %w", i.object.Name, err))
 		}
 	}
-	if w.theirs {
-		return count, wrong
-	}
-	if !w.noRecords {
-		wrong = append(wrong, w.completeRecords()...)
-	}
-	return count, slices.Concat(wrong, w.verifySecrecy(), w.verifyProcesses(fewMore))
+	return count, wrong
 }
 
 // verifyCertificate returns what was never right with i, and what is wrong with its certificate, which it adds to w.stored. Certificates of
 // one issuer must have different serial numbers.
-func (w *world) verifyCertificate(i *item, past past) (wrong []error) {
-	wrong = slices.Clone(past.wrong)
+func (w *world) verifyCertificate(i *item, past past) error {
+	wrong := errors.Join(past.wrong...)
 	if past.last == nil || len(past.last.Status.Certificate) == 0 {
 		return wrong
 	}
 	cert, err := parseCertificate(past.last.Status.Certificate)
-	switch {
-	case err != nil:
-		return append(wrong, err)
-	case i.kind.want != csr.Issued:
-		return append(wrong, errors.New("it has a certificate"))
+	if err != nil || i.kind.want != csr.Issued {
+		return errors.Join(wrong, err, kit.OrError(i.kind.want == csr.Issued, "it has a certificate"))
 	}
 	serial := cert.Issuer.String() + " " + cert.SerialNumber.Text(16)
-	if other, twice := w.serials[serial]; twice {
-		wrong = append(wrong, fmt.Errorf("its serial number %s is also that of %s", serial, other))
-	}
+	other := w.serials[serial]
 	w.serials[serial], w.stored[fingerprint(cert)] = i.object.Name, cert
+	wrong = errors.Join(wrong, kit.OrError(other == "", "its serial number %s is also that of %s", serial, other))
 	issuer := slices.IndexFunc(w.roots, func(ca *x509.Certificate) bool { return cert.CheckSignatureFrom(ca) == nil })
 	if issuer < 0 {
-		return append(wrong, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer))
+		return errors.Join(wrong, fmt.Errorf("no known CA has issued its certificate, but %s", cert.Issuer))
 	}
-	if ca := w.roots[issuer]; cert.NotAfter.After(ca.NotAfter) || time.Now().After(cert.NotAfter) {
-		wrong = append(wrong, fmt.Errorf("it ends at %s, and its CA at %s", cert.NotAfter, ca.NotAfter))
-	}
-	if err := i.check(cert, w.roots[issuer], past.settled); err != nil {
-		wrong = append(wrong, err)
-	}
-	return wrong
+	ca := w.roots[issuer]
+	isValid := !cert.NotAfter.After(ca.NotAfter) && !time.Now().After(cert.NotAfter)
+	return errors.Join(wrong, i.check(cert, ca, past.settled), kit.OrError(isValid, "it ends at %s, and its CA at %s", cert.NotAfter, ca.NotAfter))
 }
 
 // parseCertificate returns the certificate in data, which must be exactly one PEM block.
@@ -127,14 +110,8 @@ func fingerprint(cert *x509.Certificate) string {
 
 // completeRecords waits until verifyRecords finds nothing. The outcome of a write without an answer is recorded after a read. Each may take
 // 45 seconds.
-func (w *world) completeRecords() (wrong []error) {
-	var found string
-	w.poll(95*time.Second, func(context.Context) bool {
-		found, wrong = w.verifyRecords()
-		return len(wrong) == 0
-	})
-	w.t.Log(found)
-	return wrong
+func (w *world) completeRecords() {
+	kit.Within(w.t, 95*time.Second, "the audit logs", func(context.Context) error { return w.verifyRecords() })
 }
 
 // signerWorkers is the number of requests on which a signer works at a time, by default. A worker records a certificate,
@@ -145,10 +122,11 @@ const signerWorkers = 20
 // verifyRecords checks the audit logs of all replicas: each approval is recorded, each stored certificate was signed by one of them, or by
 // kube-controller-manager beside them, and the last record about each other one says that it was discarded, or that its outcome is unknown.
 // Only a replica that was killed completes no record. At most as many as writes failed were lost, besides those of requests that another
-// process signed first: a leader that was paused works until it has failed to renew its Lease. found is what it counted.
-func (w *world) verifyRecords() (found string, wrong []error) {
+// process signed first: a leader that was paused works until it has failed to renew its Lease. It logs what it counted.
+func (w *world) verifyRecords() error {
+	var wrong []error
+	check := func(ok bool, format string, values ...any) { wrong = append(wrong, kit.OrError(ok, format, values...)) }
 	last, approved := w.records()
-	bad := func(format string, values ...any) { wrong = append(wrong, fmt.Errorf(format, values...)) }
 	discarded, open := map[*replica]int{}, map[*replica]int{}
 	ours, lost, second := 0, 0, 0
 	for sum, record := range last {
@@ -156,9 +134,7 @@ func (w *world) verifyRecords() (found string, wrong []error) {
 		switch {
 		case w.stored[sum] != nil:
 			ours++
-			if event != audit.Signed && event != audit.Stored && event != audit.Uncertain {
-				bad("certificate %s is stored, and its last record is %s", sum, event)
-			}
+			check(event == audit.Signed || event == audit.Stored || event == audit.Uncertain, "certificate %s is stored, and its last record is %s", sum, event)
 		case event == audit.Discarded:
 			discarded[record.by]++
 			if present := w.storedFor(record.Name); present != "" && last[present].by != record.by {
@@ -168,46 +144,38 @@ func (w *world) verifyRecords() (found string, wrong []error) {
 			}
 		case event == audit.Uncertain:
 			lost++
-		case event == audit.Signed && record.by.killed:
-			open[record.by]++
 		default:
-			bad("certificate %s is not stored, and its last record is %s", sum, event)
+			check(event == audit.Signed && record.by.killed, "certificate %s is not stored, and its last record is %s", sum, event)
+			open[record.by]++
 		}
 	}
 	beside := false
 	for _, r := range w.replicas {
 		beside = beside || r.audit == ""
-		if open[r] > signerWorkers {
-			bad("replica %d was killed during %d writes, and has %d workers", r.number, open[r], signerWorkers)
-		}
+		check(open[r] <= signerWorkers, "replica %d was killed during %d writes, and has %d workers", r.number, open[r], signerWorkers)
 		counted := r.metric(w.t.Context(), string(discardedCertificates))
-		if r.Ended() == nil && r.audit != "" && counted != float64(discarded[r]) {
-			bad("replica %d counts %v discarded certificates, and has recorded %d", r.number, counted, discarded[r])
-		}
+		check(r.Ended() != nil || r.audit == "" || counted == float64(discarded[r]),
+			"replica %d counts %v discarded certificates, and has recorded %d", r.number, counted, discarded[r])
 	}
 	most := 0
 	if !w.noneLost {
 		most = w.failedWrites()
 	}
-	if lost > most {
-		bad("%d certificates were lost, and at most %d may be, one for each write that failed", lost, most)
-	}
+	check(lost <= most, "%d certificates were lost, and at most %d may be, one for each write that failed", lost, most)
 	theirs := w.roots[len(w.roots)-1] // if both programs have one CA, this can't be told
 	for sum, cert := range w.stored {
-		if last[sum].by == nil && (!beside || cert.CheckSignatureFrom(theirs) != nil) {
-			bad("no record of certificate %s", sum)
-		}
+		check(last[sum].by != nil || beside && cert.CheckSignatureFrom(theirs) == nil, "no record of certificate %s", sum)
 	}
-	if beside && (ours == 0 || ours == len(w.stored)) {
-		bad("%d of %d certificates are from this manager, so one program did nothing", ours, len(w.stored))
-	}
+	check(!beside || ours > 0 && ours < len(w.stored), "%d of %d certificates are from this manager, so one program did nothing", ours, len(w.stored))
 	for _, obj := range w.history.present() {
 		condition := csr.Condition(obj, certificatesv1.CertificateApproved)
-		if condition != nil && condition.Reason == "AutoApproved" && !approved[obj.UID] && !beside {
-			bad("no record of the approval of request %s", obj.Name)
-		}
+		check(condition == nil || condition.Reason != "AutoApproved" || approved[obj.UID] || beside, "no record of the approval of request %s", obj.Name)
 	}
-	return fmt.Sprintf("%d certificates stored, others: %d lost of at most %d, %d second, %v open", len(w.stored), lost, most, second, open), wrong
+	err := errors.Join(wrong...)
+	if err == nil {
+		w.t.Logf("%d certificates stored, others: %d lost of at most %d, %d second, %v open", len(w.stored), lost, most, second, open)
+	}
+	return err
 }
 
 // storedFor returns the fingerprint of the certificate of a request, or "" if it has none.
@@ -266,32 +234,25 @@ func (w *world) records() (last map[string]lastRecord, approved map[types.UID]bo
 }
 
 // verifyProcesses checks that no replica has crashed, and that those that run have at most so many more goroutines than before.
-func (w *world) verifyProcesses(more float64) (wrong []error) {
+func (w *world) verifyProcesses(more float64) {
 	for _, r := range w.replicas {
 		log := kit.Must(r.Log())(w.t)
 		for _, bad := range []string{"panic:", "\ngoroutine ", "Observed a panic"} {
-			if strings.Contains(log, bad) {
-				wrong = append(wrong, fmt.Errorf("the log of replica %d has %q: %s", r.number, bad, r.Tail(60)))
-			}
+			kit.Check(w.t, !strings.Contains(log, bad), "the log of replica %d has %q: %s", r.number, bad, r.Tail(60))
 		}
-		if state := r.Ended(); state != nil && !r.killed {
-			wrong = append(wrong, fmt.Errorf("replica %d ended by itself: %s", r.number, state))
-		}
+		kit.Check(w.t, r.Ended() == nil || r.killed, "replica %d ended by itself: %s", r.number, r.Ended())
 		if r.Ended() != nil || r.metrics == "" {
 			continue
 		}
 		if w.service != nil {
 			w.service.CloseClientConnections() // idle ones, each with two goroutines
 		}
-		now, before := 0.0, w.replicas[0].idle // a replica that was started during the fault has not been idle
-		if !w.poll(30*time.Second, func(ctx context.Context) bool {
-			now = r.metric(ctx, "go_goroutines")
-			return now > 0 && now <= before+more
-		}) {
-			wrong = append(wrong, fmt.Errorf("replica %d has %.0f goroutines, before the fault %.0f", r.number, now, before))
-		}
+		before := w.replicas[0].idle // a replica that was started during the fault has not been idle
+		kit.Within(w.t, 30*time.Second, fmt.Sprint("goroutines of replica ", r.number), func(ctx context.Context) error {
+			now := r.metric(ctx, "go_goroutines")
+			return kit.OrError(now > 0 && now <= before+more, "%.0f, before the fault %.0f", now, before)
+		})
 	}
-	return wrong
 }
 
 // fewMore is the number of goroutines by which a replica may exceed those before the fault, because requests for metrics and

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -262,12 +261,14 @@ func (h *history) present() (found []*request) {
 	return found
 }
 
-// wrong fails the test of ours. For kube-controller-manager the scenarios are a comparison, so it only logs.
-func (w *world) wrong(format string, values ...any) {
+// check fails the test of ours unless ok. For kube-controller-manager the scenarios are a comparison, so it only logs.
+func (w *world) check(ok bool, format string, values ...any) {
 	w.t.Helper()
-	if w.theirs {
+	switch {
+	case ok:
+	case w.theirs:
 		w.t.Logf(format, values...)
-	} else {
+	default:
 		w.t.Errorf(format, values...)
 	}
 }
@@ -282,9 +283,7 @@ func (w *world) poll(most time.Duration, done func(context.Context) bool) bool {
 // until is poll, and fails the test of ours if done does not return true.
 func (w *world) until(most time.Duration, what string, done func(context.Context) bool) {
 	w.t.Helper()
-	if !w.poll(most, done) {
-		w.wrong("not within %s: %s", most, what)
-	}
+	w.check(w.poll(most, done), "not within %s: %s", most, what)
 }
 
 // pause waits, or fails the test when it ends.
@@ -351,7 +350,12 @@ func (w *world) start(r *replica, name string, cfg *rest.Config, elect bool, arg
 		line = append(line, "--leader-elect-lease-duration=4s", "--leader-elect-renew-deadline=3s", "--leader-elect-retry-period=500ms")
 	}
 	r.Process = kit.Must(w.StartProcess(name, "env", line...))(w.t)
-	w.t.Cleanup(r.Kill)
+	w.t.Cleanup(func() {
+		r.Kill()
+		if w.t.Failed() {
+			w.t.Logf("the end of the log of replica %d:\n%s", r.number, r.Tail(100))
+		}
+	})
 	w.mu.Lock()
 	r.number, w.replicas = len(w.replicas), append(w.replicas, r)
 	w.mu.Unlock()
@@ -399,13 +403,6 @@ func (w *world) oldest() *replica {
 func (r *replica) kill() {
 	r.killed = true
 	r.Kill()
-}
-
-func (w *world) signal(r *replica, s syscall.Signal) {
-	w.t.Helper()
-	if err := syscall.Kill(r.Pid(), s); err != nil {
-		w.t.Fatalf("%s to replica %d: %v: %s", s, r.number, err, r.Tail(20))
-	}
 }
 
 // page returns the status and the text of a page of r, or 0 if it does not answer.
