@@ -111,9 +111,7 @@ func (e experiment) run(t *testing.T) (all []round) {
 			found := one.measure(t, one.subject)
 			t.Logf("round %d, %s: %v", number+1, one.name, found)
 			for metric, value := range found {
-				if value <= 0 {
-					t.Errorf("%s is %v", metric, value)
-				}
+				kit.Check(t, value > 0, "%s is %v", metric, value)
 			}
 			all = append(all, round{number, one.name, found})
 		}

@@ -8,7 +8,6 @@ import (
 	"strings"
 )
 
-// The metrics.
 const (
 	rate    = "certificates/s"
 	p50     = "p50 ms"

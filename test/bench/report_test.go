@@ -3,7 +3,7 @@ package bench
 import (
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // TestTableDividesValuesOfTheSameRound has a second round in which everything is slower, in the reverse order.
@@ -19,7 +19,5 @@ func TestTableDividesValuesOfTheSameRound(t *testing.T) {
 		{1, "ours", values{rate: 300, cpu: 1}}, {1, "KCM", values{rate: 200}},
 		{2, "KCM", values{rate: 100}}, {2, "ours", values{rate: 100, cpu: 3}},
 	})
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	kit.Equal(t, "table", got, want)
 }

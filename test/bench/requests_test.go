@@ -94,7 +94,6 @@ approval:
 `, ruleSigner, cert, key, ruleName, condition)
 }
 
-// signingFiles writes the CA of the control plane to files.
 func signingFiles(t *testing.T) (cert, key string) {
 	t.Helper()
 	plane := kit.ControlPlane(t)
@@ -104,7 +103,6 @@ func signingFiles(t *testing.T) (cert, key string) {
 	return cert, key
 }
 
-// mayUseRule creates the ServiceAccount that may use the rule.
 func mayUseRule(t *testing.T) {
 	t.Helper()
 	kit.Create(t, kit.Admin(t), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: ruleAccount}})

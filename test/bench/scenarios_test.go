@@ -11,7 +11,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// scenario is a situation that a manager meets in a cluster.
 type scenario struct {
 	name        string
 	experiments []experiment

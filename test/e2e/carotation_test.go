@@ -168,7 +168,6 @@ func (c *cluster) testPreparing(t *testing.T) {
 	c.wantNoClients(t, 2)
 }
 
-// testMoving waits until both kubelets use the new CAs.
 func (c *cluster) testMoving(t *testing.T, worker *machine) {
 	clients := c.reaches(t, authorityName, time.Minute, v1alpha1.Prepared, nil).Signing
 	servers := c.reaches(t, servingAuthority, time.Minute, v1alpha1.Prepared, nil).Signing
@@ -214,7 +213,6 @@ func (c *cluster) secret(t *testing.T, name string) map[string][]byte {
 	return obj.Data
 }
 
-// ring returns the CAs in a Secret.
 func (c *cluster) ring(t *testing.T, name string) keypair.Ring {
 	t.Helper()
 	return kit.Must(keypair.ParseRing(c.secret(t, name)))(t)

@@ -160,7 +160,6 @@ func (c *cluster) nodeWithin(t *testing.T, name string, timeout time.Duration) {
 	})
 }
 
-// ready returns the condition Ready of a node.
 func ready(node *corev1.Node) corev1.NodeCondition {
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {

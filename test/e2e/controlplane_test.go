@@ -61,7 +61,6 @@ func (c *cluster) waitForAPIServer(t *testing.T) {
 	})
 }
 
-// restartAPIServer kills the API server and starts it again.
 func (c *cluster) restartAPIServer(t *testing.T) {
 	i := slices.IndexFunc(c.processes, func(p *process) bool { return p.name == "kube-apiserver" })
 	c.processes[i].kill(t)

@@ -17,7 +17,6 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
@@ -124,7 +123,6 @@ func (c *cluster) testRotation(t *testing.T, m *machine) {
 	outages()
 }
 
-// renewed waits until the kubelet has another certificate than old.
 func (c *cluster) renewed(t *testing.T, m *machine, old *x509.Certificate) ([]byte, *x509.Certificate) {
 	until(t, lifetime, m.name+" has a new client certificate", func(context.Context) (bool, error) {
 		_, now, err := m.certificate()
@@ -143,9 +141,7 @@ func expires(t *testing.T, cert *x509.Certificate) {
 // watchOutages watches the Node. The returned function fails the test if the Node was not ready in between.
 func (c *cluster) watchOutages(t *testing.T, name string) func() {
 	t.Helper()
-	events, err := c.admin.Watch(t.Context(), &corev1.NodeList{},
-		client.MatchingFieldsSelector{Selector: fields.OneTermEqualSelector("metadata.name", name)})
-	kit.NoError(t, err)
+	events := kit.Must(c.admin.Watch(t.Context(), &corev1.NodeList{}, client.MatchingFields{"metadata.name": name}))(t)
 	var watching sync.WaitGroup
 	watching.Go(func() {
 		for event := range events.ResultChan() {
@@ -306,7 +302,6 @@ func (c *cluster) joinLight(t *testing.T, name string) *x509.Certificate {
 	return cert.Leaf
 }
 
-// testNewCAReachesKubelet waits until the real kubelet has a certificate of the new CA.
 func (c *cluster) testNewCAReachesKubelet(t *testing.T, m *machine) {
 	outages := c.watchOutages(t, m.name)
 	file, cert := m.current(t)
@@ -329,7 +324,6 @@ const (
 	lastRequests = 150
 )
 
-// testLeaderDeleted asks the leader to stop during a burst.
 func (c *cluster) testLeaderDeleted(t *testing.T) {
 	var leader corev1.Pod
 	c.burst(t, "deleted", func() {
@@ -392,7 +386,6 @@ func (c *cluster) burst(t *testing.T, name string, disturb func()) {
 	reach(time.Minute, requestCount)
 }
 
-// leader returns the pod that holds the Lease.
 func (c *cluster) leader(t *testing.T) corev1.Pod {
 	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "csr-controller-manager"}}
 	c.get(t, lease)

@@ -23,7 +23,6 @@ const (
 // root is the module's root. Tests run in the folder of their package.
 const root = "../.."
 
-// binary returns the path of a program of the control plane.
 func binary(name string) string {
 	switch name {
 	case "etcd", "kube-apiserver", "kubectl":
@@ -48,7 +47,6 @@ func managerImage() string {
 
 func pauseArchive(dir string) string { return filepath.Join(dir, "images", "pause.tar") }
 
-// buildPause builds the image of the pods.
 func buildPause(dir string) error {
 	program := filepath.Join(dir, "images", "pause")
 	build := exec.Command("go", "build", "-trimpath", "-o", program, "./pause")

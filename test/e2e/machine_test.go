@@ -300,7 +300,6 @@ syncFrequency: 10s
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, nodefs.inodesFree: 1%%, imagefs.available: 1%%}
 `
 
-// kubeletOptions configure a kubelet.
 type kubeletOptions struct {
 	Binary string // its path; empty means the control plane's version
 	// KeepCertificate disables the rotation of the client certificate. The kubelet then also uses the bootstrap that

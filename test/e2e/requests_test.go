@@ -81,7 +81,6 @@ func (c *cluster) whoAmI(ctx context.Context, certAndKey []byte) (authentication
 	return kubelet.WhoAmI(ctx, config)
 }
 
-// wantUnauthorized checks that the API server does not accept a certificate and key.
 func (c *cluster) wantUnauthorized(t *testing.T, what string, certAndKey []byte) {
 	t.Helper()
 	who, err := c.whoAmI(t.Context(), certAndKey)

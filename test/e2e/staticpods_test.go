@@ -45,10 +45,9 @@ func TestStaticPods(t *testing.T) {
 	}
 	file, cert := m.current(t)
 	c.wantIdentity(t, m, file, cert)
-	requests, err := c.requestsOf(t.Context(), m.name)
-	if err != nil || len(requests) != 1 || issued(&requests[0]) == nil || requests[0].Spec.Username != bootstrapUser {
-		t.Errorf("%d requests of the node, want one of %s with a certificate: %v", len(requests), bootstrapUser, err)
-	}
+	requests := kit.Must(c.requestsOf(t.Context(), m.name))(t)
+	kit.Check(t, len(requests) == 1 && issued(&requests[0]) != nil && requests[0].Spec.Username == bootstrapUser,
+		"requests of the node: %+v, want one of %s with a certificate", requests, bootstrapUser)
 }
 
 // writeStaticPods writes the files that kubeadm init would write to a control-plane node, with the manager from its

@@ -24,7 +24,6 @@ type prometheus struct {
 	address string
 }
 
-// startPrometheus starts a Prometheus that scrapes managers.
 func startPrometheus(t *testing.T, managers ...string) *prometheus {
 	t.Helper()
 	config := filepath.Join(t.TempDir(), "prometheus.yaml")
@@ -47,7 +46,6 @@ scrape_configs:
 	return p
 }
 
-// ask calls Prometheus' API.
 func (p *prometheus) ask(ctx context.Context, path string, query url.Values, answer any) error {
 	status, text := cluster.Get(ctx, p.address, "/api/v1/"+path+"?"+query.Encode())
 	var body struct {
@@ -70,7 +68,6 @@ type sample struct {
 	Value  [2]any
 }
 
-// query runs an instant query.
 func (p *prometheus) query(ctx context.Context, query string) ([]sample, error) {
 	var answer struct{ Result []sample }
 	err := p.ask(ctx, "query", url.Values{"query": {query}}, &answer)

@@ -29,7 +29,6 @@ const (
 // The live tests share a control plane.
 func TestMain(m *testing.M) { kit.Main(m, 1) }
 
-// rule is one rule of a rule file.
 type rule struct {
 	Alert         string            `json:"alert"`
 	Expr          string            `json:"expr"`
@@ -115,7 +114,6 @@ func tool(t *testing.T, variable string) string {
 	return path
 }
 
-// promtool runs promtool and returns its whole output.
 func promtool(t *testing.T, args ...string) (string, error) {
 	t.Helper()
 	output, err := exec.CommandContext(t.Context(), tool(t, "PROMTOOL"), args...).CombinedOutput()

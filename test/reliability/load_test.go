@@ -39,7 +39,6 @@ type request = certificatesv1.CertificateSigningRequest
 // foreignSigner is a signer that no program in these tests serves.
 const foreignSigner = "example.com/foreign"
 
-// kind is a kind of requests of the load.
 type kind struct {
 	name   string
 	share  int                                 // how many of 500 requests are of this kind
@@ -50,7 +49,6 @@ type kind struct {
 	make   func(w *world, node string) order
 }
 
-// order is the content of a request.
 type order struct {
 	x509.CertificateRequest
 	user    rest.ImpersonationConfig
@@ -128,7 +126,6 @@ func userClient(_ *world, node string) order {
 	return order{named(pkix.Name{CommonName: node}), stranger, certificatesv1.KubeAPIServerClientSignerName, clientUsages, nil, nil, nil}
 }
 
-// item is one request of the load.
 type item struct {
 	kind   *kind
 	order  order

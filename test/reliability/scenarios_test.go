@@ -16,7 +16,6 @@ const (
 	falls                   // it falls during the fault and comes back
 )
 
-// scenario is one fault and what must hold.
 type scenario struct {
 	name        string
 	quick       bool          // "make test" goes through it

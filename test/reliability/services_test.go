@@ -18,7 +18,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// mode says how a service of the test behaves.
 type mode = int32
 
 const (
@@ -28,7 +27,6 @@ const (
 	lies       // says what is not true
 )
 
-// service is an HTTP server whose mode can change.
 type service struct {
 	*httptest.Server
 	mode  atomic.Int32

@@ -164,7 +164,6 @@ type history struct {
 	changed  time.Time // when the last event came
 }
 
-// past is the history of one request.
 type past struct {
 	last    *request // also after its deletion
 	deleted bool
@@ -185,7 +184,7 @@ func (w *world) watch() *history {
 	h := &history{requests: map[string]*past{}}
 	factory := informers.NewSharedInformerFactory(kubernetes.NewForConfigOrDie(w.Config), 0)
 	informer := factory.Certificates().V1().CertificateSigningRequests().Informer()
-	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	kit.Must(informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { h.saw(obj.(*request)) },
 		UpdateFunc: func(_, obj any) { h.saw(obj.(*request)) },
 		DeleteFunc: func(obj any) {
@@ -193,8 +192,7 @@ func (w *world) watch() *history {
 				h.gone(name)
 			}
 		},
-	})
-	kit.NoError(w.t, err)
+	}))(w.t)
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.t.Cleanup(func() { cancel(); factory.Shutdown() })
 	factory.StartWithContext(ctx)
@@ -249,7 +247,6 @@ func (h *history) of(name string) past {
 	return *cmp.Or(h.requests[name], &past{})
 }
 
-// present returns the requests that exist.
 func (h *history) present() (found []*request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
