@@ -318,8 +318,8 @@ func (w *world) startsWithoutCA(state secretState) {
 		return
 	}
 	w.until(10*time.Second, "a manager that starts is not ready while the Secret is "+state.name, func(ctx context.Context) bool {
-		status, text := r.page(ctx, r.probes, "/readyz/signing-ca")
-		return status == http.StatusInternalServerError && strings.Contains(text, "signing-ca")
+		status, text := r.page(ctx, r.probes, "/readyz")
+		return status == http.StatusInternalServerError && strings.Contains(text, "[-]signing-ca failed")
 	})
 	w.pause(2 * time.Second)
 	kit.Equal(w.t, "certificates after the Secret was "+state.name, w.issued(), before)
