@@ -300,7 +300,7 @@ func (w *world) keepsItsCA(state secretState) {
 	w.showsCA(state.name, func(value float64) bool { return value > 0 })
 	w.join("while-"+strings.ReplaceAll(strings.ToLower(state.name), " ", "-"),
 		"a manager that runs keeps the last good CA while the Secret is "+state.name)
-	w.check(w.theirs || w.oldest().ready(w.t.Context()), "the Secret is %s: a manager that runs is not ready, although it has the last good CA", state.name)
+	w.check(w.theirs || w.oldest().ready(w.t.Context()), "the Secret is %s: a manager that runs and has the last good CA is not ready", state.name)
 }
 
 // startsWithoutCA starts the program anew with the broken Secret, and then restores it. Ours must not be ready, and must sign nothing.

@@ -134,7 +134,8 @@ func (w *world) verifyRecords() error {
 		switch {
 		case w.stored[sum] != nil:
 			ours++
-			check(event == audit.Signed || event == audit.Stored || event == audit.Uncertain, "certificate %s is stored, and its last record is %s", sum, event)
+			fits := event == audit.Signed || event == audit.Stored || event == audit.Uncertain
+			check(fits, "certificate %s is stored, and its last record is %s", sum, event)
 		case event == audit.Discarded:
 			discarded[record.by]++
 			if present := w.storedFor(record.Name); present != "" && last[present].by != record.by {
