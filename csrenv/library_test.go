@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // runManager runs options on a manager of the test, with a minimal scheme.
@@ -31,7 +32,7 @@ func runManager(t *testing.T, options controllers.Options) {
 	for _, add := range []func(*runtime.Scheme) error{certificatesv1.AddToScheme, corev1.AddToScheme, authorizationv1.AddToScheme} {
 		_ = must(scheme, add(scheme))
 	}
-	mgr := must(manager.New(admin, manager.Options{
+	mgr := must(manager.New(admin(t), manager.Options{
 		Scheme:     scheme,
 		Cache:      cache.Options{DefaultTransform: cache.TransformStripManagedFields()},
 		Metrics:    metricsserver.Options{BindAddress: "0"},
@@ -50,6 +51,7 @@ func runManager(t *testing.T, options controllers.Options) {
 }
 
 func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
+	kit.Alone(t)
 	const name = "example.com/mine"
 	profile, mine := must(ca.NewProfile(ca.ProfileConfig{})), must(csrenv.NewCA())
 	runManager(t, controllers.Options{
@@ -65,14 +67,11 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 			KeyPair: keypair.New(keypair.Static{Cert: mine.CertPEM, Key: mine.KeyPEM}),
 		}}},
 	})
-	c := newClient(t, admin)
-	node := create(t, c, newRequest(t, "managed"))
-	eventually(t, node, csr.Approved) // pending, because the second manager serves another signer
-	custom := newRequest(t, "custom")
-	custom.Spec.SignerName = name
-	approve(t, create(t, c, custom))
-	eventually(t, custom, csr.Issued)
-	verifies(t, parse(t, custom.Status.Certificate), mine)
+	node := create(t, "managed")
+	kit.Reaches(t, node, csr.Approved) // pending, because the second manager serves another signer
+	custom := create(t, "custom", func(obj *kit.Request) { obj.Spec.SignerName = name })
+	kit.Approve(t, custom)
+	verifies(t, kit.Leaf(t, kit.Reaches(t, custom, csr.Issued)), mine)
 	markerIsCleaned(t)
 	still(t, node, csr.Approved)
 }
