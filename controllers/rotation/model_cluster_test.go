@@ -1,29 +1,40 @@
 package rotation
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-
-	"github.com/go-logr/logr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
@@ -72,11 +83,9 @@ type cluster struct {
 	proven    map[string][]string
 	destroyed map[string]bool
 
-	// quiet means that faults and random actions have ended. Owners do only what the manager asks them to do.
-	quiet bool
-	// seen counts the events by kind. told holds the last events, for the message of a failure.
-	seen map[string]int
-	told []string
+	quiet bool           // faults and random actions have ended, owners do only what the manager asks them to do
+	seen  map[string]int // the number of events by kind
+	told  []string       // the events, for the message of a failure
 }
 
 type modelCA struct {
@@ -124,13 +133,8 @@ func endpointSlice(servers int) *discoveryv1.EndpointSlice {
 }
 
 // create and update write as a client whose writes do not fail.
-func (c *cluster) create(obj client.Object) {
-	utilruntime.Must(c.api.put(obj, true))
-}
-
-func (c *cluster) update(obj client.Object) {
-	utilruntime.Must(c.api.put(obj, false))
-}
+func (c *cluster) create(obj client.Object) { utilruntime.Must(c.owner.write(obj, true)) }
+func (c *cluster) update(obj client.Object) { utilruntime.Must(c.owner.write(obj, false)) }
 
 // startManager starts a manager without any state in memory. Its watch delivers each request again.
 func (c *cluster) startManager() {
@@ -138,13 +142,16 @@ func (c *cluster) startManager() {
 	c.reconciler = &Reconciler{
 		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, cluster: &rest.Config{},
 		Reporter:  report.New(recorder{c}, c.clock),
-		publisher: &trust.Publisher{Client: c.manager, Live: c.manager, Discovery: noClusterTrustBundles{}},
+		publisher: &trust.Publisher{Client: c.manager, Live: c.manager, Discovery: unserved},
 		prober:    modelProber{c}, loadPair: c.load,
 	}
 	for _, a := range c.authorities {
-		a.recordAll()
+		a.showAll(true)
 	}
 }
+
+// unserved is the discovery of an API server that does not serve ClusterTrustBundles.
+var unserved = fake.NewClientset().Discovery()
 
 var quietly = log.IntoContext(context.Background(), logr.Discard())
 
@@ -165,12 +172,12 @@ func (c *cluster) reconcile(a *authority) (busy bool) {
 
 // startsAgain starts another manager if the current one has died.
 func (c *cluster) startsAgain() bool {
-	died := c.manager.died
-	if died {
-		c.tell("the manager dies")
-		c.startManager()
+	if !c.manager.died {
+		return false
 	}
-	return died
+	c.tell("the manager dies")
+	c.startManager()
+	return true
 }
 
 type recorder struct{ *cluster }
@@ -194,14 +201,13 @@ func (m modelProber) Ask(_ context.Context, authority, control *ca.Authority, ta
 	round := probe.Round{At: m.now(), Answers: map[string]probe.Answer{}}
 	for _, target := range targets {
 		var i int
-		if _, err := fmt.Sscanf(target.Name, "10.0.0.%d:6443", &i); err != nil {
-			panic(err)
-		}
-		answer := probe.Answer{}
-		switch trusted := m.servers[i]; {
-		case m.accepts(trusted, string(authority.CertificatePEM())):
+		_, err := fmt.Sscanf(target.Name, "10.0.0.%d:6443", &i)
+		utilruntime.Must(err)
+		answer, accepts := probe.Answer{}, func(ca *ca.Authority) bool { return m.accepted(string(ca.CertificatePEM()), m.servers[i]) == 1 }
+		switch {
+		case accepts(authority):
 			answer.Trust = probe.Recognised
-		case control == nil || m.accepts(trusted, string(control.CertificatePEM())):
+		case control == nil || accepts(control):
 			answer.Trust = probe.Refused
 		}
 		answer.Evidence = answer.Trust.String()
@@ -227,16 +233,14 @@ func (c *cluster) saw(event string) {
 	c.tell("%s", event)
 }
 
-// tell records an event, and keeps only the last ones.
+// tell records an event for the message of a failure.
 func (c *cluster) tell(format string, args ...any) {
-	if len(c.told) > 300 {
-		c.told = slices.Clone(c.told[200:])
-	}
 	c.told = append(c.told, c.now().Format("060102 15:04:05.0 ")+fmt.Sprintf(format, args...))
 }
 
-// short replaces certificates and key IDs in text by the names of their CAs.
-func (c *cluster) short(text string) string {
+// failure returns err with the state of the authorities and the last events. It names CAs instead of certificates and key IDs.
+func (c *cluster) failure(err error) string {
+	text := fmt.Sprintf("%v: %v\n%s", err, c.authorities, strings.Join(c.told[max(0, len(c.told)-300):], "\n"))
 	for _, cert := range c.names {
 		text = strings.ReplaceAll(text, cert, c.cas[cert].name)
 		text = strings.ReplaceAll(text, c.cas[cert].authority.KeyID(), c.cas[cert].name)
@@ -313,13 +317,8 @@ func (c *cluster) kept() []string {
 	return certificatesIn(c.configMap(trust.ExtensionNamespace, trust.ExtensionName).Data[trust.ExtensionKey])
 }
 
-// configMap returns the stored ConfigMap, or an empty one. The caller must not change it.
 func (c *cluster) configMap(namespace, name string) *corev1.ConfigMap {
-	obj := &corev1.ConfigMap{}
-	if stored := c.api.objects[keyOf(obj, client.ObjectKey{Namespace: namespace, Name: name})]; stored != nil {
-		return stored.(*corev1.ConfigMap)
-	}
-	return obj
+	return storedAs[corev1.ConfigMap](c.api, namespace, name)
 }
 
 // certificatesIn returns the certificates of a bundle without text between them.
@@ -331,15 +330,10 @@ func certificatesIn(bundle string) []string {
 // verifier makes one verifier of serving certificates read its bundle.
 func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(forServers), c.also) }
 
-// accepts reports whether a verifier that trusts trusted accepts a certificate of the CA.
-func (c *cluster) accepts(trusted []string, cert string) bool {
-	return slices.Contains(trusted, cert) && c.alive(cert)
-}
-
 // accepted returns how many of verifiers accept a certificate of the CA.
-func (c *cluster) accepted(verifiers [][]string, cert string) (n int) {
+func (c *cluster) accepted(cert string, verifiers ...[]string) (n int) {
 	for _, trusted := range verifiers {
-		if c.accepts(trusted, cert) {
+		if slices.Contains(trusted, cert) && c.alive(cert) {
 			n++
 		}
 	}
@@ -363,7 +357,7 @@ func (c *cluster) someoneFollows() {
 		if len(c.servers) < 4 {
 			c.servers = append(c.servers, nil)
 			slice := endpointSlice(len(c.servers))
-			slice.ResourceVersion = c.api.objects[keyOf(slice, client.ObjectKeyFromObject(slice))].GetResourceVersion()
+			slice.ResourceVersion = storedAs[discoveryv1.EndpointSlice](c.api, slice.Namespace, slice.Name).ResourceVersion
 			c.update(slice)
 		}
 	case 1, 2, 3, 4, 5, 6, 7:
@@ -380,7 +374,7 @@ func (c *cluster) someoneFollows() {
 // pass advances the clock by span. Before that, the ledger records all issued certificates.
 func (c *cluster) pass(span time.Duration) {
 	for _, a := range c.authorities {
-		a.recordRest()
+		a.showAll(false)
 		_ = c.reconciler.recorder(a.object()).Flush(quietly)
 		c.startsAgain()
 	}
@@ -388,4 +382,170 @@ func (c *cluster) pass(span time.Duration) {
 	for _, a := range c.authorities {
 		a.forgetEnded()
 	}
+}
+
+var modelScheme = func() *runtime.Scheme {
+	scheme := runtime.NewScheme()
+	utilruntime.Must(errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)))
+	return scheme
+}()
+
+// apiServer stores objects in memory. A write of an object that is not the stored version is a conflict. The fake
+// client of controller-runtime does the same, a hundred times slower.
+type apiServer struct {
+	now     func() time.Time
+	objects map[objectKey]client.Object
+	version int
+}
+
+type objectKey struct {
+	kind string
+	client.ObjectKey
+}
+
+func keyOf(obj runtime.Object, key client.ObjectKey) objectKey {
+	gvk, err := apiutil.GVKForObject(obj, modelScheme)
+	utilruntime.Must(err)
+	return objectKey{gvk.Kind, key}
+}
+
+// storedAs returns the stored object of the kind of P, or an empty one. The caller must not change it.
+func storedAs[T any, P interface {
+	*T
+	client.Object
+}](s *apiServer, namespace, name string) P {
+	obj := P(new(T))
+	if found := s.objects[keyOf(obj, client.ObjectKey{Namespace: namespace, Name: name})]; found != nil {
+		return found.(P)
+	}
+	return obj
+}
+
+var errDied = errors.New("the process has died")
+
+// process is a client of the API server that dies before one of its writes.
+type process struct {
+	client.Client // for the methods that nothing calls
+	*apiServer
+	died bool
+	// dies, if not nil, reports whether the process dies before it writes obj. wrote is called after a write.
+	dies  func(obj client.Object) bool
+	wrote func(before, after client.Object)
+}
+
+func (p *process) Get(_ context.Context, key client.ObjectKey, into client.Object, _ ...client.GetOption) error {
+	stored := p.objects[keyOf(into, key)]
+	switch {
+	case p.died:
+		return errDied
+	case stored == nil:
+		return apierrors.NewNotFound(schema.GroupResource{Resource: keyOf(into, key).kind}, key.Name)
+	}
+	if into, ok := into.(*unstructured.Unstructured); ok {
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(stored)
+		kind := into.GroupVersionKind()
+		into.Object = content
+		into.SetGroupVersionKind(kind)
+		return err
+	}
+	reflect.ValueOf(into).Elem().Set(reflect.ValueOf(stored.DeepCopyObject()).Elem())
+	return nil
+}
+
+func (p *process) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	if p.died {
+		return errDied
+	}
+	options := (&client.ListOptions{}).ApplyOptions(opts)
+	gvk, err := apiutil.GVKForObject(list, modelScheme)
+	if err != nil {
+		return err
+	}
+	var found []runtime.Object
+	for _, key := range slices.SortedFunc(maps.Keys(p.objects), func(a, b objectKey) int { return cmp.Compare(a.Name, b.Name) }) {
+		obj := p.objects[key]
+		wanted := options.LabelSelector == nil || options.LabelSelector.Matches(labels.Set(obj.GetLabels()))
+		if wanted && key.kind+"List" == gvk.Kind && (options.Namespace == "" || options.Namespace == key.Namespace) {
+			found = append(found, obj.DeepCopyObject())
+		}
+	}
+	return meta.SetList(list, found)
+}
+
+func (p *process) Create(_ context.Context, obj client.Object, _ ...client.CreateOption) error {
+	return p.write(obj, true)
+}
+
+func (p *process) Update(_ context.Context, obj client.Object, _ ...client.UpdateOption) error {
+	return p.write(obj, false)
+}
+
+// write stores obj. It returns a conflict if the stored version is not the version that obj was read from.
+func (p *process) write(obj client.Object, creates bool) error {
+	key := keyOf(obj, client.ObjectKeyFromObject(obj))
+	before, resource := p.objects[key], schema.GroupResource{Resource: key.kind}
+	p.died = p.died || p.dies != nil && p.dies(obj)
+	switch {
+	case p.died:
+		return errDied
+	case creates && before != nil:
+		return apierrors.NewAlreadyExists(resource, obj.GetName())
+	case !creates && before == nil:
+		return apierrors.NewNotFound(resource, obj.GetName())
+	case !creates && obj.GetResourceVersion() != before.GetResourceVersion():
+		return apierrors.NewConflict(resource, obj.GetName(), errors.New("it has changed"))
+	}
+	p.version++
+	obj.SetResourceVersion(strconv.Itoa(p.version))
+	if creates {
+		obj.SetUID(types.UID(obj.GetResourceVersion()))
+		obj.SetCreationTimestamp(metav1.NewTime(p.now()))
+	}
+	p.objects[key] = obj.DeepCopyObject().(client.Object)
+	if p.wrote != nil {
+		p.wrote(before, obj)
+	}
+	return nil
+}
+
+// Patch stores obj, from which an annotation was removed.
+func (p *process) Patch(_ context.Context, obj client.Object, _ client.Patch, _ ...client.PatchOption) error {
+	return p.write(obj, false)
+}
+
+func (p *process) Status() client.SubResourceWriter { return statusWriter{process: p} }
+
+// statusWriter stores statuses. Specs and annotations stay as they are stored.
+type statusWriter struct {
+	client.SubResourceWriter // for the methods that nothing calls
+	process                  *process
+}
+
+func (w statusWriter) Update(_ context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+	authority := obj.(*v1alpha1.SigningAuthority)
+	stored := storedAs[v1alpha1.SigningAuthority](w.process.apiServer, "", obj.GetName()).DeepCopy()
+	stored.ResourceVersion = obj.GetResourceVersion()
+	stored.Status = *authority.Status.DeepCopy()
+	err := w.process.write(stored, false)
+	authority.ResourceVersion = stored.ResourceVersion
+	return err
+}
+
+// Apply merges the data of a ConfigMap into the stored one, or creates it.
+func (p *process) Apply(ctx context.Context, obj runtime.ApplyConfiguration, opts ...client.ApplyOption) error {
+	applied := &corev1.ConfigMap{}
+	data, err := json.Marshal(obj)
+	if err := errors.Join(err, json.Unmarshal(data, applied)); err != nil {
+		return err
+	}
+	if options := (&client.ApplyOptions{}).ApplyOptions(opts); len(options.DryRun) > 0 {
+		return nil
+	}
+	stored := storedAs[corev1.ConfigMap](p.apiServer, applied.Namespace, applied.Name).DeepCopy()
+	if stored.UID == "" {
+		return p.Create(ctx, applied)
+	}
+	stored.ResourceVersion = cmp.Or(applied.ResourceVersion, stored.ResourceVersion)
+	maps.Copy(stored.Data, applied.Data)
+	return p.Update(ctx, stored)
 }

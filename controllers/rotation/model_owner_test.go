@@ -41,7 +41,7 @@ func (a *authority) asks() {
 		if operation == v1alpha1.OperationRollback {
 			authority = a.status().Retiring
 		}
-		if authority == nil || a.accepted(a.verifiers, authority.Certificate) == len(a.verifiers) {
+		if authority == nil || a.accepted(authority.Certificate, a.verifiers...) == len(a.verifiers) {
 			break
 		}
 		if !lies {
@@ -67,7 +67,7 @@ func (a *authority) adoptedAndLeft() []string {
 	var certs []string
 	s := a.status()
 	for _, cert := range a.issued {
-		if cert.foreign { // its CA may be recorded as adopted before the manager sees the operation
+		if cert.request == nil { // its CA may be recorded as adopted before the manager sees the operation
 			certs = append(certs, cert.ca)
 		}
 		for _, authority := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring} {
@@ -88,8 +88,7 @@ func (a *authority) brings() {
 		cert := a.newCA(a.span(20*day, 2000*day))
 		what, pair = "a new CA", a.cas[cert].pair
 		if a.chance(2) {
-			foreign := certificate{ca: cert, at: a.now(), notAfter: a.now().Add(a.span(day, adoptedFor)), foreign: true}
-			a.issued = append(a.issued, foreign)
+			a.issued = append(a.issued, &certificate{ca: cert, at: a.now(), notAfter: a.now().Add(a.span(day, adoptedFor))})
 		}
 	case 2, 3:
 		if left := slices.Sorted(maps.Keys(a.left)); len(left) > 0 {
@@ -126,44 +125,48 @@ func (a *authority) misfortune() {
 	if candidate := a.status().Candidate; candidate != nil && string(a.ring().Signing.Cert) == candidate.Certificate {
 		return // between the switch and its record, nobody could say later which CA has signed
 	}
-	var event string
+	remove := func(obj client.Object, name string) {
+		delete(a.api.objects, keyOf(obj, client.ObjectKey{Namespace: modelNamespace, Name: name}))
+	}
 	switch a.random.IntN(9) {
 	case 0, 1:
-		event = "the ledger is lost"
-		name := client.ObjectKey{Namespace: modelNamespace, Name: ledger.BookName(a.name)}
-		delete(a.api.objects, keyOf(&corev1.ConfigMap{}, name))
+		a.saw("the ledger is lost")
+		remove(&corev1.ConfigMap{}, ledger.BookName(a.name))
 		clear(a.left) // the ledger records which CAs have retired
 	case 2:
-		event = "the status is lost"
+		a.saw("the status is lost")
 		a.change(func(obj *v1alpha1.SigningAuthority) { obj.Status = v1alpha1.SigningAuthorityStatus{} })
 	case 3:
-		event = "the Secret is lost"
-		delete(a.api.objects, keyOf(&corev1.Secret{}, a.secret()))
+		a.saw("the Secret is lost")
+		remove(&corev1.Secret{}, a.name)
 	case 4, 5:
 		if len(a.backups) == 0 {
 			return
 		}
-		event = "the Secret is put back from a backup"
+		a.saw("the Secret is put back from a backup")
 		backup := a.backups[a.random.IntN(len(a.backups))]
 		a.edit(func(ring *keypair.Ring) { *ring = backup })
 		a.comesBack(backup.TLS, backup.Signing, backup.Candidate, backup.Retiring)
 	case 6:
-		event = "the candidate is taken out"
-		a.edit(func(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} })
+		a.saw("the candidate is taken out")
+		a.edit(noCandidate)
 	case 7:
-		event = "the retiring CA is taken out"
-		a.edit(func(ring *keypair.Ring) { ring.Retiring = keypair.Pair{} })
+		a.saw("the retiring CA is taken out")
+		a.edit(noRetiring)
 	default:
 		i := a.random.IntN(len(a.signers))
 		if a.signers[i].covered != nil {
 			return
 		}
-		event = "a signer starts again"
+		a.saw("a signer starts again")
 		a.signers[i] = newSigner(a)
 		a.signers[i].read(a)
 	}
-	a.saw(event)
 }
+
+func noCandidate(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} }
+func noRetiring(ring *keypair.Ring)  { ring.Retiring = keypair.Pair{} }
+func noSigning(ring *keypair.Ring)   { ring.Signing = keypair.Pair{} }
 
 // help makes the owner do what the authority waits for. It reports whether the owner did anything.
 func (a *authority) help() bool { return a.repairs() || a.helps() }
@@ -175,43 +178,38 @@ func (a *authority) waitsFor(reason string) bool {
 
 // repairs makes the owner repair the Secret as the authority asks.
 func (a *authority) repairs() bool {
-	s, ring := a.status(), a.ring()
-	bring := func(event, cert string) {
+	mend := func(event string, edit func(*keypair.Ring)) bool {
 		a.saw(event)
-		a.edit(func(ring *keypair.Ring) { ring.TLS = a.cas[cert].pair })
+		a.edit(edit)
+		return true
 	}
-	missing := s.Signing != nil && string(ring.Signing.Cert) != s.Signing.Certificate &&
-		string(ring.TLS.Cert) != s.Signing.Certificate
+	bring := func(event, cert string) bool {
+		return mend(event, func(ring *keypair.Ring) { ring.TLS = a.cas[cert].pair })
+	}
+	s, ring := a.status(), a.ring()
 	switch {
 	case a.waitsFor("move signing.crt and signing.key of the Secret to retiring.crt and retiring.key"):
-		a.saw("what retires is moved")
-		a.edit(func(ring *keypair.Ring) { ring.Retiring, ring.Signing = ring.Signing, keypair.Pair{} })
+		return mend("what retires is moved", func(ring *keypair.Ring) { ring.Retiring, ring.Signing = ring.Signing, keypair.Pair{} })
 	case a.waitsFor("remove candidate.crt and candidate.key"):
-		a.saw("a candidate is removed")
-		a.edit(func(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} })
+		return mend("a candidate is removed", noCandidate)
 	case a.waitsFor("remove retiring.crt and retiring.key"):
-		a.saw("what no rotation has left is taken out")
-		a.edit(func(ring *keypair.Ring) { ring.Retiring = keypair.Pair{} })
+		return mend("what no rotation has left is taken out", noRetiring)
 	case s.Phase == v1alpha1.New && a.waitsFor("replace the CA in signing.crt"):
-		a.saw("what has retired is taken out of the place of what signs")
-		a.edit(func(ring *keypair.Ring) { ring.Signing = keypair.Pair{} })
-	case missing:
-		bring("what signs is put back", s.Signing.Certificate)
+		return mend("what has retired is taken out of the place of what signs", noSigning)
+	case s.Signing != nil && !slices.Contains([]string{string(ring.Signing.Cert), string(ring.TLS.Cert)}, s.Signing.Certificate):
+		return bring("what signs is put back", s.Signing.Certificate)
 	case s.Candidate != nil && a.alive(s.Candidate.Certificate) && a.waitsFor("tls.key of the Secret, or another CA"):
 		a.seen["a candidate that its owner brought is missing"]++
-		bring("a candidate is put back", s.Candidate.Certificate)
+		return bring("a candidate is put back", s.Candidate.Certificate)
 	case a.waitsFor("from the Secret: it is a CA of SigningAuthority"): // the status was lost, and another authority took it
-		a.saw("a CA of another authority is removed")
-		for _, pair := range []keypair.Pair{ring.Signing, ring.Candidate} {
-			a.excuse(string(pair.Cert))
-		}
-		a.edit(func(ring *keypair.Ring) { ring.Signing, ring.Candidate = keypair.Pair{}, keypair.Pair{} })
+		a.excuse(string(ring.Signing.Cert))
+		a.excuse(string(ring.Candidate.Cert))
+		a.edit(noSigning)
+		return mend("a CA of another authority is removed", noCandidate)
 	case a.waitsFor("put another CA into tls.crt"), a.waitsFor("put a usable CA into"):
-		bring("another first CA is brought", a.newCA(3650*day))
-	default:
-		return false
+		return bring("another first CA is brought", a.newCA(3650*day))
 	}
-	return true
+	return false
 }
 
 // helps makes the owner do the steps that a rotation needs an administrator for.

@@ -44,7 +44,7 @@ func TestRandomLives(t *testing.T) {
 				}
 				failed := t.Failed()
 				if err != nil && !failed {
-					t.Errorf("seed %d: %s", seed, c.short(fmt.Sprintf("%v\n%s", err, strings.Join(c.told, "\n"))))
+					t.Errorf("seed %d: %s", seed, c.failure(err))
 				}
 				mu.Unlock()
 				if err != nil || failed {
@@ -95,7 +95,7 @@ func TestDeathAtEveryWrite(t *testing.T) {
 		ask := func(operation v1alpha1.Operation, want v1alpha1.Phase) {
 			t.Helper()
 			if err := errors.Join(c.settle(), a.obeys(operation, want)); err != nil {
-				t.Fatalf("death at write %d: %s", dies, c.short(fmt.Sprintf("%v: %s\n%s", err, a, strings.Join(c.told, "\n"))))
+				t.Fatalf("death at write %d: %s", dies, c.failure(err))
 			}
 		}
 		ask(v1alpha1.OperationAttest, v1alpha1.Completed)
@@ -108,7 +108,7 @@ func TestDeathAtEveryWrite(t *testing.T) {
 		ask(v1alpha1.OperationComplete, v1alpha1.Completed)
 		ring, clean := a.ring(), len(a.refused) == 0 && len(a.published()) == 1
 		if a.status().Generation != 3 || !clean || !ring.TLS.Equal(ring.Signing) {
-			t.Errorf("death at write %d: %s", dies, c.short(a.String()))
+			t.Errorf("death at write %d: %s", dies, c.failure(nil))
 		}
 		if dies == 0 {
 			writes = n
@@ -166,7 +166,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 		signing := string(a.ring().Signing.Cert)
 		helpless := slices.ContainsFunc(a.refused, func(why string) bool { return strings.Contains(why, asItLeftIt) })
 		if err != nil || helpless || signing != a.status().Signing.Certificate || !slices.Contains(a.published(), signing) {
-			t.Errorf("late by %d writes: %s", late, c.short(fmt.Sprintf("%v: %s\n%s", err, a, strings.Join(c.told, "\n"))))
+			t.Errorf("late by %d writes: %s", late, c.failure(err))
 		}
 	}
 	if late < 5 {
@@ -210,8 +210,9 @@ func (c *cluster) step(a *authority) {
 	case 9:
 		c.accident(a)
 	default:
-		if a.recorded < len(a.issued) && c.chance(2) {
-			a.recordNext()
+		next := slices.IndexFunc(a.issued, func(cert *certificate) bool { return !cert.recorded })
+		if next >= 0 && c.chance(2) {
+			a.show(a.issued[next])
 		}
 		c.reconcile(a)
 		c.seen["phase "+string(a.status().Phase)]++
@@ -275,7 +276,7 @@ func (c *cluster) settle() error {
 			for _, signer := range a.signers {
 				signer.read(a)
 			}
-			a.recordRest()
+			a.showAll(false)
 			if c.reconcile(a) || a.waitsFor("every signer must learn") {
 				calm = 0
 			}
