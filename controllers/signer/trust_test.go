@@ -223,25 +223,17 @@ func TestTrustIn(t *testing.T) {
 	}
 }
 
-// untold gives w a CA of which the trust is not known.
-func (w *world) untold() *ca.Authority {
-	made := newRoot(10 * year)
-	w.pair.Load(made.cert, made.key)
-	taken(w.recorder)
-	return w.authority()
-}
-
 // TestUnknownTrustWaits judges a request before the trust in the CA is known, after a failed read, and afterwards. A fault
 // never makes it fail, nor does an answer about another CA. Only what strict rules refuse waits.
 func TestUnknownTrustWaits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, signerName(customSigner), usages("client auth"), common("a"), orgs("system:masters-of-ours"))
 	before := w.authority()
-	authority := w.untold()
+	w.untold(10 * year)
 	is(t, w.reconcile(), "again 1s", w.pair)           // the first read takes a moment
 	w.trusts.Store(w.pair, caTrust{authority: before}) // a late answer
 	is(t, w.reconcile(), "again 1s", w.pair)
-	w.trust(unknownTrust(authority, "down"))
+	w.trust(unknownTrust(w.authority(), "down"))
 	is(t, w.reconcile(), "again 1s\nWarning CATrustUnknown it is unknown whether API servers trust this CA: down; "+
 		"if they do, the request is refused (SubjectNotPermitted: …", w.pair)
 	w.trust(caTrust{strict: trustedForClients})
@@ -251,7 +243,7 @@ func TestUnknownTrustWaits(t *testing.T) {
 
 	w = newWorld(t, signerName(customSigner), usages("code signing"), common("a"), orgs()) // which strict rules permit
 	w.signer(customSigner, func(s *Signer) { s.Usages = []usage{"code signing"} })
-	w.untold()
+	w.untold(10 * year)
 	is(t, w.reconcile(), "certificate", w.pair)
 }
 
