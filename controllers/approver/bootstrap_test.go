@@ -174,7 +174,6 @@ func TestNodeStates(t *testing.T) {
 	}
 }
 
-// serverTime returns the time of API servers whose clock shows at.
 func serverTime(at time.Time) *servertime.Clock {
 	return servertime.Of(clocktesting.NewFakePassiveClock(at))
 }
@@ -202,12 +201,12 @@ func TestConfirm(t *testing.T) {
 	a := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	account := all(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "joiner", UID: "u-1"}})
 	for name, test := range map[string]struct {
-		dead    bool   // the Lease in the cache
-		unseen  bool   // the Lease was never observed
-		who     string // user name and UID; empty means the token
+		node    nodeState // by the Lease in the cache
+		unseen  bool      // the Lease was never observed
+		who     string    // user name and UID; empty means the token
 		trusted bool
 		objects []client.Object
-		down    bool
+		down    error
 		passed  time.Duration
 		want    string // reason and part of the message; empty means that it passes
 	}{
@@ -216,9 +215,9 @@ func TestConfirm(t *testing.T) {
 		"a dead lease without a Node":                {objects: all(good, lease(now))},
 		"a dead Lease without a Node, renewed since": {objects: all(good, later), want: "NodeAlive may be alive"},
 		"a Lease that the cache lacks":               {unseen: true, objects: all(good, lease(now)), want: "NodeAlive may be alive"},
-		"a dead Lease":                               {dead: true, objects: all(good, lease(now))},
-		"a dead Lease, renewed since":                {dead: true, objects: all(good, later), want: "NodeAlive may be alive"},
-		"a deleted Lease":                            {dead: true, objects: all(good), want: "InventoryUnavailable Lease of node a"},
+		"a dead Lease":                               {node: nodeDead, objects: all(good, lease(now))},
+		"a dead Lease, renewed since":                {node: nodeDead, objects: all(good, later), want: "NodeAlive may be alive"},
+		"a deleted Lease":                            {node: nodeDead, objects: all(good), want: "InventoryUnavailable Lease of node a"},
 		"a deleted token":                            {objects: all(other), want: "NotAuthorized revoked"},
 		"a token without a name":                     {who: "system:bootstrap:", objects: all(other), want: "NotAuthorized revoked"},
 		"no cluster-info":                            {want: "InventoryUnavailable kube-public/cluster-info"},
@@ -232,17 +231,14 @@ func TestConfirm(t *testing.T) {
 			who: sa + " u-0", objects: account, trusted: true, want: "NotAuthorized deleted and created again"},
 		"any other user":                                 {who: "arn:aws:iam::1:role/node"},
 		"too old by then":                                {who: "x", passed: time.Hour, want: "RequestTooOld older than"},
-		"the API server does not answer":                 {down: true, want: "InventoryUnavailable down"},
-		"the API server does not answer, ServiceAccount": {who: sa + " u-1", down: true, want: "InventoryUnavailable down"},
+		"the API server does not answer":                 {down: errDown, want: "InventoryUnavailable down"},
+		"the API server does not answer, ServiceAccount": {who: sa + " u-1", down: errDown, want: "InventoryUnavailable down"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			builder := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-					if test.down {
-						return errDown
-					}
-					return cmp.Or(ctx.Err(), c.Get(ctx, key, obj))
+					return cmp.Or(ctx.Err(), test.down, c.Get(ctx, key, obj))
 				},
 			})
 			for _, obj := range test.objects {
@@ -253,9 +249,7 @@ func TestConfirm(t *testing.T) {
 			if req.Requester.Username = token; test.who != "" {
 				req.Requester.Username, req.Requester.UID, _ = strings.Cut(test.who, " ")
 			}
-			if test.dead {
-				facts.node = nodeDead
-			}
+			facts.node = cmp.Or(test.node, facts.node)
 			if test.unseen {
 				facts.renewed = time.Time{}
 			}

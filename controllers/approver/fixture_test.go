@@ -31,6 +31,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
@@ -197,15 +198,12 @@ func blockList(objs ...*corev1.ConfigMap) *blocklist.List {
 type known struct {
 	nodes    map[string]*inventory.Entry
 	reserved san.Reserved
-	// names holds the facts about names and addresses, beside whether the node owns them.
-	names map[string]nameFacts
+	names    map[string]nameFacts // about names and addresses, beside whether the node owns them
 	// fault is the error of the lookup of a node, and nameFault that of a name.
 	fault, nameFault error
-	// asked are the lookups.
-	asked []string
+	asked            []string // the lookups
 }
 
-// newKnown returns what is known about the nodes a and b.
 func newKnown() *known {
 	return &known{
 		nodes: map[string]*inventory.Entry{
@@ -220,7 +218,6 @@ func newKnown() *known {
 	}
 }
 
-// judge is Serving.judge with facts from k.
 func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
 	return judgeServing(req, k.reserved, func() (servingFacts, error) {
 		k.asked = append(k.asked, "node")
@@ -239,22 +236,17 @@ func has(texts string) func(*known) {
 	return func(k *known) { k.nodes["a"].SANs = sans(strings.Fields(texts)...) }
 }
 
-// parts holds a Reconciler and everything that it uses. It also implements the cache, which holds one request.
+// parts holds a Reconciler and everything that it uses. Other calls of its client panic.
 type parts struct {
-	client.Client // nil: an approver may do nothing but what parts implements
-	reconciler    *Reconciler
-	known         *known
-	clock         *clocktesting.FakePassiveClock
-	recorder      *events.FakeRecorder
-	// grants are the subresources that a review allows.
-	grants []string
-	// reviews are the permissions that were reviewed.
-	reviews []authorizationv1.ResourceAttributes
-	// served is the object in the cache.
-	served   *request
-	getFault error
-	// written are the objects that were written to /approval. The writes fail with writeFault.
-	written    []*request
+	reconciler *Reconciler
+	known      *known
+	clock      *clocktesting.FakePassiveClock
+	recorder   *events.FakeRecorder
+	grants     []string                             // the subresources that a review allows
+	reviews    []authorizationv1.ResourceAttributes // the permissions that were reviewed
+	served     *request                             // the object in the cache
+	getFault   error
+	written    []*request // to /approval
 	writeFault error
 }
 
@@ -264,12 +256,12 @@ func newParts(obj *request) *parts {
 	p.reconciler = &Reconciler{
 		ServerTime: servertime.Of(p.clock),
 		Rules:      []Rule{NodeClient(), {SignerName: servingSigner, Judge: p.known.judge}},
-		Client:     p,
-		Live: live{get: func(now *request) error { // it was changed meanwhile
+		Client:     interceptor.NewClient(nil, interceptor.Funcs{Get: p.get, SubResourceUpdate: p.approve}),
+		Live: live(func(now *request) error { // it was changed meanwhile
 			*now = *p.served.DeepCopy()
 			now.ResourceVersion += "1"
 			return nil
-		}},
+		}),
 		Authorizer: authz.Func(p.review),
 		Reporter:   report.New(p.recorder, p.clock),
 		Clock:      p.clock,
@@ -277,25 +269,28 @@ func newParts(obj *request) *parts {
 	return p
 }
 
-func (p *parts) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+func (p *parts) get(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	if p.getFault == nil {
 		*obj.(*request) = *p.served // shared, like a cache read without a deep copy
 	}
 	return p.getFault
 }
 
-func (p *parts) SubResource(name string) client.SubResourceClient {
-	return map[string]client.SubResourceClient{"approval": approval{parts: p}}[name]
+func (p *parts) approve(_ context.Context, _ client.Client, name string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+	if name != "approval" {
+		panic(name)
+	}
+	p.written = append(p.written, obj.(*request).DeepCopy())
+	return p.writeFault
 }
 
-type approval struct {
-	client.SubResourceClient
-	parts *parts
-}
-
-func (a approval) Update(_ context.Context, obj client.Object, _ ...client.SubResourceUpdateOption) error {
-	a.parts.written = append(a.parts.written, obj.(*request).DeepCopy())
-	return a.parts.writeFault
+// live answers the API server's read of a request.
+func live(get func(*request) error) client.Reader {
+	return interceptor.NewClient(nil, interceptor.Funcs{
+		Get: func(ctx context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+			return cmp.Or(ctx.Err(), get(obj.(*request)))
+		},
+	})
 }
 
 func (p *parts) review(_ context.Context, who csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
@@ -323,9 +318,7 @@ func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	return p.reconciler.Reconcile(t.Context(), fairqueue.KeyOf(p.served, p.reconciler.RequestLimits.NodeOf(p.served)))
 }
 
-// events returns the Events so far.
-func (p *parts) events() []string {
-	var taken []string
+func (p *parts) events() (taken []string) {
 	for len(p.recorder.Events) > 0 {
 		taken = append(taken, <-p.recorder.Events)
 	}
@@ -379,16 +372,6 @@ func (p *parts) expect(t testing.TB, outcomes ...string) {
 	}
 }
 
-// live answers the API server's read of a request.
-type live struct {
-	client.Reader
-	get func(*request) error
-}
-
-func (l live) Get(ctx context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
-	return cmp.Or(ctx.Err(), l.get(obj.(*request)))
-}
-
 // audited makes p write an audit log. The result returns its records as "EVENT VERDICT RULE".
 func (p *parts) audited(t *testing.T) func() string {
 	t.Helper()
@@ -413,12 +396,9 @@ type trial struct {
 	obj   *request     // nil: the kubelet of node a asks for 10.0.0.1
 	known func(*known) // changes what is known
 	list  *blocklist.List
-	// grants are the permissions of the requester, and asked those that were reviewed.
-	grants, asked string
-	// looked is what was looked up for a serving certificate, if it matters.
-	looked string
-	// want is the outcome and a part of its message, for an approver that may deny.
-	want string
+	// The permissions of the requester, those that were reviewed, and what was looked up for a serving certificate, if it matters.
+	grants, asked, looked string
+	want                  string // the outcome and a part of its message, for an approver that may deny
 }
 
 func (test trial) run(t *testing.T) {

@@ -96,12 +96,12 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			recorded, reads, errText := p.audited(t), 0, ""
 			p.grants, p.writeFault = []string{"nodeclient"}, test.write
 			p.reconciler.limiter = newLimiter(Limit{Burst: 1, PerHour: 1}, p.clock)
-			p.reconciler.Live = live{get: func(obj *request) error {
+			p.reconciler.Live = live(func(obj *request) error {
 				reads++
 				read, err := test.live(p)
 				*obj = *read
 				return err
-			}}
+			})
 			result, err := p.reconcile(t)
 			if err != nil {
 				errText = err.Error()

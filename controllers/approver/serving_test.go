@@ -28,6 +28,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -165,14 +166,9 @@ func TestNamesOfTheNode(t *testing.T) {
 // a real API server, use the same numbers.
 func TestInputs(t *testing.T) {
 	t.Parallel()
-	for _, test := range slices.Concat(requesterInputs(), nameInputs(), formInputs(), contentInputs(), encodingInputs()) {
-		t.Run(test.name, test.run)
-	}
-}
-
-func requesterInputs() []trial {
 	const account = "system:serviceaccount:kube-system:x"
 	all := []trial{
+		{name: "20 unknown conditions only", obj: asks("a", "10.0.0.1", with("Vetted")), want: "Approved"},
 		{name: "01 serving for a node by another", obj: asks("a", "10.0.0.1", user("system:node:b")),
 			want: `Denied CommonNameMismatch: common name "system:node:a" is not the requester's user name "system:node:b"`},
 		{name: "02 serving by an account", obj: asks("a", "10.0.0.1", user(account)), want: fmt.Sprintf("Denied RequesterNotNode: user %q", account)},
@@ -193,15 +189,12 @@ func requesterInputs() []trial {
 	} {
 		all = append(all, trial{name: "20 " + name, obj: asks("a", "10.0.0.1", state), want: "Untouched"})
 	}
-	return append(all, trial{name: "20 unknown conditions only", obj: asks("a", "10.0.0.1", with("Vetted")), want: "Approved"})
-}
 
-func nameInputs() []trial {
 	const many = "10.0.0.1 10.0.0.11 2001:db8::1 a.example.com ip-10-0-0-1.ec2.internal"
 	called := func(k *known) {
 		k.nodes["10.0.0.1"] = &inventory.Entry{Source: "Node 10.0.0.1", SANs: sans("10.0.0.1")}
 	}
-	all := []trial{
+	all = append(all, []trial{
 		{name: "03 a Service's address, though reported", obj: asks("a", "10.0.0.1 10.97.0.1"), known: has("10.0.0.1 10.97.0.1"),
 			want: "Waits SANReserved: 10.97.0.1 is a name or an address of Service default/x"}, // it may be deleted
 		{name: "04 another node's name", obj: asks("a", "10.0.0.1 b.example.com"), want: `Waits SANNotOwned: ["b.example.com"] do not belong to node "a"`},
@@ -213,17 +206,14 @@ func nameInputs() []trial {
 		{name: "06 the node's name is its address", obj: asks("10.0.0.1", "10.0.0.1"), known: called, want: "Approved"},
 		{name: "07 many names, all owned", obj: asks("a", many), known: has(many + " x.example.com"), want: "Approved"},
 		{name: "07 many names, one of them not", obj: asks("a", many+" x.example.com"), known: has(many), want: "Waits SANNotOwned"},
-	}
+	}...)
 	for _, name := range []string{"kubernetes.default.svc", "kubernetes", "10.96.0.1", "192.0.2.100", "API.example.com."} {
 		all = append(all, trial{name: "03 reserved, though reported: " + name, obj: asks("a", "10.0.0.1 "+name),
 			known: has("10.0.0.1 " + name), want: "Denied SANReserved"})
 	}
-	return all
-}
 
-func formInputs() []trial {
 	address := must(asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: 7, Bytes: net.ParseIP("10.0.0.1").To16()}}))
-	all := []trial{
+	all = append(all, []trial{
 		{name: "09 short name that the source lacks", obj: asks("a", "a"), want: "Waits SANNotOwned"},
 		{name: "09 short name that the source has", obj: asks("a", "a"), known: func(k *known) { k.nodes["a"].ShortNames = true }, want: "Approved"},
 		{name: "09 upper case and trailing dot", obj: asks("a", "A.Example.COM."), want: "Approved"},
@@ -235,7 +225,7 @@ func formInputs() []trial {
 			want: "Approved"},
 		{name: "10 client, with key encipherment", obj: object(usages("client auth, key encipherment, digital signature")), grants: rights,
 			asked: "nodeclient", want: bootstraps},
-	}
+	}...)
 	for _, name := range []string{
 		"2001:db8::1%eth0", "::ffff:10.0.0.1%, DNS:kubernetes.default.svc", "victim.corp\x00.nodes.example.com", "kubernetes..", "a b",
 	} {
@@ -250,23 +240,11 @@ func formInputs() []trial {
 	} {
 		all = append(all, trial{name: "11 usages for serving: " + list, obj: asks("a", "10.0.0.1", usages(list)), want: "Denied UsagesNotPermitted"})
 	}
-	return all
-}
 
-// extension returns a change that adds an extension.
-func extension(id asn1.ObjectIdentifier, value ...byte) func(*x509.CertificateRequest) {
-	return func(r *x509.CertificateRequest) {
-		r.ExtraExtensions = []pkix.Extension{{Id: id, Critical: id[0] == 2 && id[3] == 19, Value: value}}
-	}
-}
-
-var isCA = extension([]int{2, 5, 29, 19}, 0x30, 3, 1, 1, 0xff)
-
-func contentInputs() []trial {
 	const node, nodes, masters = ",CN=system:node:a", "O=system:nodes", "O=system:masters"
 	uri := func(r *x509.CertificateRequest) { r.URIs = []*url.URL{{Scheme: "spiffe", Host: "a"}} }
 	email := func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@example.com"} }
-	all := []trial{
+	all = append(all, []trial{
 		{name: "12 CA:TRUE", obj: asks("a", "", content(isCA)), want: "Denied UnexpectedContent: 2.5.29.19"},
 		{name: "12 an extension of its own", obj: asks("a", "", content(extension([]int{1, 2, 3}, 5, 0))), want: "Denied UnexpectedContent: 1.2.3"},
 		{name: "12 a URI", obj: asks("a", "", content(uri)), want: "Denied SANTypeNotPermitted"},
@@ -274,7 +252,7 @@ func contentInputs() []trial {
 		{name: "13 a node without a name", obj: asks("", "10.0.0.1"), want: "Denied RequesterNotNode: common name"},
 		{name: "13 client with system:masters", obj: object(subject(nodes+","+masters+node, "")), grants: rights, want: mismatch},
 		{name: "13 client without a common name", obj: object(subject(nodes, "")), grants: rights, want: mismatch},
-	}
+	}...)
 	for attributes, want := range map[string]string{
 		masters + node: "ShapeMismatch", nodes + "," + masters + node: "ShapeMismatch: system:masters", nodes + "," + nodes + node: "ShapeMismatch",
 		node[1:]: "ShapeMismatch", nodes + ",CN=": "CommonNameMismatch", nodes: "CommonNameMismatch",
@@ -283,10 +261,7 @@ func contentInputs() []trial {
 	} {
 		all = append(all, trial{name: "13 subject " + attributes, obj: asks("a", "", subject(attributes, "10.0.0.1")), want: "Denied " + want})
 	}
-	return all
-}
 
-func encodingInputs() []trial {
 	good, second := asks("a", "10.0.0.1").Spec.Request, asks("b", "10.0.0.2").Spec.Request
 	of := func(parts ...[]byte) *request {
 		return asks("a", "", func(obj *request) { obj.Spec.Request = bytes.Join(parts, nil) })
@@ -299,7 +274,7 @@ func encodingInputs() []trial {
 		}
 		return all
 	}
-	return []trial{
+	all = append(all, []trial{
 		{name: "23 text before", obj: of([]byte("Certificate Request:\n    Data:\n"), good), want: "Approved"},
 		{name: "23 two blocks, the first another node's", obj: of(second, good), want: "Denied CommonNameMismatch"},
 		{name: "23 CRLF", obj: of(bytes.ReplaceAll(good, []byte("\n"), []byte("\r\n"))), want: "Approved"},
@@ -309,8 +284,20 @@ func encodingInputs() []trial {
 		{name: "23 nothing", obj: of(), want: "Denied Malformed"},
 		{name: "23 a thousand names", obj: asks("a", names(1000)), want: "Waits SANNotOwned"},
 		{name: "23 more than a thousand names", obj: asks("a", names(1001)), want: "Denied RequestTooLarge"},
+	}...)
+	for _, test := range all {
+		t.Run(test.name, test.run)
 	}
 }
+
+// extension returns a change that adds an extension.
+func extension(id asn1.ObjectIdentifier, value ...byte) func(*x509.CertificateRequest) {
+	return func(r *x509.CertificateRequest) {
+		r.ExtraExtensions = []pkix.Extension{{Id: id, Critical: id[0] == 2 && id[3] == 19, Value: value}}
+	}
+}
+
+var isCA = extension([]int{2, 5, 29, 19}, 0x30, 3, 1, 1, 0xff)
 
 // askedOf is a source that records which nodes it is asked about.
 type askedOf struct {
@@ -408,16 +395,14 @@ func (w *world) run(t testing.TB) *world {
 			t.Error(err)
 		}
 	})
-	for deadline := time.Now().Add(10 * time.Second); !w.inventory.tried(t.Context()); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatal("ten seconds passed before everything was read or has failed")
-		}
+	if err := wait.PollUntilContextTimeout(ctx, 10*time.Millisecond, 10*time.Second, true, w.inventory.tried); err != nil {
+		t.Fatalf("before everything was read or has failed: %v", err)
 	}
 	return w
 }
 
 // tried reports whether each running source has been read or has failed.
-func (i *Inventory) tried(ctx context.Context) bool {
+func (i *Inventory) tried(ctx context.Context) (bool, error) {
 	err := errors.Join(i.cluster.Err(), i.apiServers.Ready())
 	for _, source := range i.sources {
 		if _, runs := source.(manager.Runnable); runs { // other sources have nothing to read in advance
@@ -425,7 +410,7 @@ func (i *Inventory) tried(ctx context.Context) bool {
 			err = errors.Join(err, sourceErr)
 		}
 	}
-	return !errors.Is(err, informer.ErrNotRead)
+	return !errors.Is(err, informer.ErrNotRead), nil
 }
 
 func nodeObject(name string, addresses ...string) *corev1.Node {
