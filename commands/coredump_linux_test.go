@@ -4,13 +4,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // TestForbidCoreDumps makes this process one of which the kernel writes no core dump.
 func TestForbidCoreDumps(t *testing.T) { //nolint:paralleltest // it changes the process
-	if err := forbidCoreDumps(); err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, forbidCoreDumps())
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &limit); err != nil || limit != (unix.Rlimit{}) {
 		t.Errorf("the limit is %+v, error %v", limit, err)

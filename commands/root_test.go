@@ -61,8 +61,8 @@ func TestLogIsASCII(t *testing.T) {
 func TestHelpListsEveryFlagAndCommand(t *testing.T) {
 	t.Parallel()
 	var help, version bytes.Buffer
-	may(t, Execute(t.Context(), []string{"--help"}, &help))
-	may(t, Execute(t.Context(), []string{"--version"}, &version))
+	kit.NoError(t, Execute(t.Context(), []string{"--help"}, &help))
+	kit.NoError(t, Execute(t.Context(), []string{"--version"}, &version))
 	parts := []string{"bootstrap-token ", "completion ", "explain ", "rules ", "write-trust ", "--version"}
 	config.NewFlags(config.Default()).VisitAll(func(flag *pflag.Flag) { parts = append(parts, "--"+flag.Name+" ") })
 	for _, part := range parts {
@@ -124,7 +124,7 @@ func TestBounded(t *testing.T) {
 			for _, headers := range []bool{false, true} {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 				request, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://localhost/api/v1/nodes?"+query, nil)
-				may(t, err)
+				kit.NoError(t, err)
 				server, start := &hanging{headers: headers}, time.Now()
 				response, err := newBounded(server).RoundTrip(request)
 				if err == nil {
@@ -139,10 +139,10 @@ func TestBounded(t *testing.T) {
 		})
 	}
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://localhost/version", nil)
-	may(t, err)
+	kit.NoError(t, err)
 	server := &hanging{headers: true}
 	response, err := newBounded(server).RoundTrip(request)
-	may(t, err)
+	kit.NoError(t, err)
 	if during := server.asked.Err(); during != nil || response.Body.Close() != nil || !errors.Is(server.asked.Err(), context.Canceled) {
 		t.Errorf("context %v, and %v after the answer", during, server.asked.Err())
 	}
@@ -170,13 +170,9 @@ func TestBootstrapToken(t *testing.T) {
 		{"--kubeadm --node=worker-1 --ttl=90s", "2026-03-01T12:01:30Z", group + ",system:bootstrappers:kubeadm:default-node-token", "1m30s"},
 	} {
 		var out, aside bytes.Buffer
-		if err := runBootstrapToken(&out, &aside, strings.Fields(test.args)...); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, runBootstrapToken(&out, &aside, strings.Fields(test.args)...))
 		var secret corev1.Secret
-		if err := yaml.UnmarshalStrict(out.Bytes(), &secret); err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, yaml.UnmarshalStrict(out.Bytes(), &secret))
 		id, text := secret.StringData["token-id"], secret.StringData["token-secret"]
 		token := id + "." + text
 		if !regexp.MustCompile(`^[a-z0-9]{6}\.[a-z0-9]{16}$`).MatchString(token) || tokens[token] {
@@ -254,7 +250,7 @@ func document(t testing.TB, template *x509.CertificateRequest, mods ...func(*req
 		mod(obj)
 	}
 	data, err := yaml.Marshal(obj)
-	may(t, err)
+	kit.NoError(t, err)
 	return string(data) + "---\n"
 }
 
@@ -304,7 +300,7 @@ func TestExplainJudgesAFile(t *testing.T) {
 			put(t, configFile, []byte(configHead+test.config))
 			put(t, file, []byte(test.request))
 			var out bytes.Buffer
-			may(t, Execute(t.Context(), []string{"explain", "--config", configFile, "-f", file}, &out))
+			kit.NoError(t, Execute(t.Context(), []string{"explain", "--config", configFile, "-f", file}, &out))
 			text := strings.Join(strings.Fields(out.String()), " ")
 			for _, part := range test.want {
 				if !strings.Contains(text, part) {
@@ -419,11 +415,11 @@ func FuzzExplainFile(f *testing.F) {
 	configFile := filepath.Join(f.TempDir(), "config.yaml")
 	put(f, configFile, []byte(configHead))
 	o, err := newOffline(configFile, clocktesting.NewFakePassiveClock(fixedNow))
-	may(f, err)
+	kit.NoError(f, err)
 	f.Fuzz(func(t *testing.T, text string) {
 		var out bytes.Buffer
 		objs, _ := readRequests("-f", strings.NewReader(text))
-		may(t, o.explain(t.Context(), objs, &out))
+		kit.NoError(t, o.explain(t.Context(), objs, &out))
 		if at := strings.IndexFunc(out.String(), func(char rune) bool { return char != '\n' && (char < ' ' || char > '~') }); at >= 0 {
 			t.Errorf("%q can fool a terminal", out.String()[at:at+1])
 		}

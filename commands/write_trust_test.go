@@ -29,7 +29,7 @@ var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 func bundled(t *testing.T, name string) []byte {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: time.Hour}, fixedNow)
-	may(t, err)
+	kit.NoError(t, err)
 	return made.CertificatePEM()
 }
 
@@ -39,24 +39,16 @@ func trustFolder(t *testing.T) trustFileOptions {
 	return trustFileOptions{from: filepath.Join(t.TempDir(), "ca.crt"), to: filepath.Join(t.TempDir(), "client-ca.crt")}
 }
 
-// may fails the test if there is an error.
-func may(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 func put(t testing.TB, path string, parts ...[]byte) {
 	t.Helper()
-	may(t, os.WriteFile(path, slices.Concat(parts...), 0o600))
+	kit.NoError(t, os.WriteFile(path, slices.Concat(parts...), 0o600))
 }
 
 // trusts checks the common names in a file, as an API server reads them.
 func trusts(t *testing.T, path string, want ...string) {
 	t.Helper()
 	certs, err := cert.CertsFromFile(path)
-	may(t, err)
+	kit.NoError(t, err)
 	var names []string
 	for _, each := range certs {
 		names = append(names, each.Subject.CommonName)
@@ -76,7 +68,7 @@ func TestWriteTrust(t *testing.T) {
 	var last os.FileInfo
 	once := func(replaced bool, want ...string) {
 		t.Helper()
-		may(t, o.once(logr.Discard()))
+		kit.NoError(t, o.once(logr.Discard()))
 		trusts(t, o.to, want...)
 		info, err := os.Stat(o.to)
 		if err != nil || info.Mode().Perm() != 0o644 || last != nil && os.SameFile(last, info) == replaced {
@@ -89,7 +81,7 @@ func TestWriteTrust(t *testing.T) {
 	// Another program writes a part of the bundle to the file, with the same first line.
 	put(t, o.to, []byte(trustFileMark), a)
 	once(true, "b", "a")
-	may(t, os.Chmod(o.to, 0o600))
+	kit.NoError(t, os.Chmod(o.to, 0o600))
 	once(true, "b", "a")
 	// The old CA is removed, and other CAs stay.
 	put(t, o.from, b)
@@ -125,10 +117,10 @@ func TestWriteTrustRefuses(t *testing.T) {
 		}, "certificate 2, CN=client, is not a CA certificate"},
 		"gone":               {func(t *testing.T, o *trustFileOptions) { o.from += "-not" }, "no such file"},
 		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not created by write-trust"},
-		"a link":             {func(t *testing.T, o *trustFileOptions) { may(t, os.Symlink(o.from, o.to)) }, "is not a regular file"},
+		"a link":             {func(t *testing.T, o *trustFileOptions) { kit.NoError(t, os.Symlink(o.from, o.to)) }, "is not a regular file"},
 		"no folder":          {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
 		"a folder in the way of the temporary file": {func(t *testing.T, o *trustFileOptions) {
-			may(t, os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700))
+			kit.NoError(t, os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700))
 		}, "directory not empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -160,7 +152,7 @@ func TestWriteTrustKeepsOn(t *testing.T) {
 		t.Error(line)
 	}
 	put(t, o.from+"-staged", bundled(t, "a"))
-	may(t, os.Rename(o.from+"-staged", o.from))
+	kit.NoError(t, os.Rename(o.from+"-staged", o.from))
 	if line := <-lines; !strings.Contains(line, "Wrote the CAs to trust") || !strings.Contains(line, `"certificates"=1`) {
 		t.Error(line)
 	}
@@ -197,7 +189,7 @@ func TestWriteTrustCommand(t *testing.T) {
 	put(t, o.from, a)
 	put(t, o.from+"-others", bundled(t, "others"))
 	put(t, o.from+"-second", bundled(t, "second"))
-	may(t, run(args...))
+	kit.NoError(t, run(args...))
 	trusts(t, o.to, "a", "others", "second")
 	put(t, o.from, a, b)
 	want := "the CA \"b\" is not accepted: compare its fingerprint, then add --accept " + fingerprint(b, "%x")
@@ -205,6 +197,6 @@ func TestWriteTrustCommand(t *testing.T) {
 		t.Errorf("error %v, want %s", err, want)
 	}
 	trusts(t, o.to, "a", "others", "second")
-	may(t, run(append(args, "--accept="+fingerprint(b, "%x"))...))
+	kit.NoError(t, run(append(args, "--accept="+fingerprint(b, "%x"))...))
 	trusts(t, o.to, "a", "b", "others", "second")
 }

@@ -29,7 +29,6 @@ import (
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	clocktesting "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/docs"
@@ -40,11 +39,7 @@ import (
 // fixedNow is when commands run in tests.
 var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// at is an instant so long after fixedNow.
-func at(after time.Duration) *metav1.Time {
-	instant := metav1.NewTime(fixedNow.Add(after))
-	return &instant
-}
+func at(after time.Duration) *metav1.Time { return new(metav1.NewTime(fixedNow.Add(after))) }
 
 // clusterOf returns an API server with objs and these SigningAuthorities. It ignores field selectors.
 func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.SigningAuthority) (*cluster, *fake.Clientset) {
@@ -54,9 +49,7 @@ func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.Sign
 	}))
 	t.Cleanup(server.Close)
 	typed, err := certificatesclient.NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	api := fake.NewClientset(objs...)
 	return &cluster{Interface: api, authorities: typed.RESTClient(), host: "https://api", clock: clocktesting.NewFakeClock(fixedNow)}, api
 }
@@ -94,9 +87,7 @@ func requestOf(t testing.TB, name string, mods ...func(*request)) *request {
 		obj.Spec.Username, obj.Spec.Groups = "system:bootstrap:abcdef", []string{"system:bootstrappers:one", "system:authenticated"}
 	})
 	for _, mod := range mods {
-		if mod != nil {
-			mod(obj)
-		}
+		mod(obj)
 	}
 	return obj
 }
@@ -124,8 +115,8 @@ func lease(namespace, name string, renewed time.Duration) *coordinationv1.Lease 
 	return &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
 		Spec: coordinationv1.LeaseSpec{
-			HolderIdentity: ptr.To("pod-1"), RenewTime: &metav1.MicroTime{Time: fixedNow.Add(renewed)},
-			LeaseDurationSeconds: ptr.To[int32](1 << 30), // whoever may write the Lease chooses it
+			HolderIdentity: new("pod-1"), RenewTime: &metav1.MicroTime{Time: fixedNow.Add(renewed)},
+			LeaseDurationSeconds: new(int32(1 << 30)), // whoever may write the Lease chooses it
 		},
 	}
 }
@@ -134,9 +125,7 @@ func lease(namespace, name string, renewed time.Duration) *coordinationv1.Lease 
 func storedApproval(t *testing.T, api *fake.Clientset) *certificatesv1.CertificateSigningRequestCondition {
 	t.Helper()
 	obj, err := api.CertificatesV1().CertificateSigningRequests().Get(t.Context(), "r", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	kit.NoError(t, err)
 	return csr.Condition(obj, certificatesv1.CertificateApproved)
 }
 
@@ -155,42 +144,40 @@ func TestApprove(t *testing.T) {
 	}
 	byAlice := func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil }
 	onlySigns := func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }
-	unknownUsage := func(obj *request) {
-		obj.Spec.SignerName, obj.Spec.Usages = "example.com/a", []certificatesv1.KeyUsage{"x"}
-	}
+	unknownUsage := func(obj *request) { obj.Spec.SignerName, obj.Spec.Usages[0] = "example.com/a", "x" }
 	hostile := func(obj *request) { obj.Spec.Username = "x\x1b[31m\n" }
 	leaving := func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} }
 	for name, test := range map[string]struct {
-		mod   func(*request)
-		more  runtime.Object
-		args  string // empty stands for r --yes
-		input string
-		want  string // why it is not approved; empty if it is
-		// noRight forbids to read the block list.
-		noRight bool
+		mod     func(*request)
+		more    runtime.Object
+		args    string // empty stands for r --yes
+		input   string
+		want    string // why it is not approved; empty if it is
+		noRight bool   // to read the block list
 	}{
-		"no":               {args: "r", input: "n\n", want: "you did not confirm it"},
-		"no answer":        {args: "r", want: "you did not confirm it"},
-		"node":             {args: "--node a", input: "y\n"},
-		"a hostile name":   {mod: hostile},
-		"node, a stranger": {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
-		"blocked":          {more: blockList, want: "NodeBlocked: the block list"},
-		"no list":          {more: blockList, args: "r --yes --block-list="},
-		"an unknown list":  {noRight: true, want: "it is unknown whether the node is blocked"},
-		"wrong usages":     {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
-		"a group of ours":  {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }, want: "(SubjectNotPermitted)"},
-		"unknown usage":    {mod: unknownUsage, want: "(UsagesNotPermitted)"},
-		"no payload":       {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
-		"being deleted":    {mod: leaving, want: "the request is being deleted"},
-		"denied":           {mod: decidedAs(certificatesv1.CertificateDenied), want: "the request is already denied"},
-		"approved":         {mod: decidedAs(certificatesv1.CertificateApproved), want: "the request is already approved"},
-		"an Event approves": {
-			mod: onlySigns, more: event(requestOf(t, "r"), approverName, "AutoApproved", "", 0), want: "the signer would refuse",
-		},
+		"no":                {args: "r", input: "n\n", want: "you did not confirm it"},
+		"no answer":         {args: "r", want: "you did not confirm it"},
+		"node":              {args: "--node a", input: "y\n"},
+		"a hostile name":    {mod: hostile},
+		"node, a stranger":  {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
+		"blocked":           {more: blockList, want: "NodeBlocked: the block list"},
+		"no list":           {more: blockList, args: "r --yes --block-list="},
+		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
+		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
+		"a group of ours":   {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }, want: "(SubjectNotPermitted)"},
+		"unknown usage":     {mod: unknownUsage, want: "(UsagesNotPermitted)"},
+		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
+		"being deleted":     {mod: leaving, want: "the request is being deleted"},
+		"denied":            {mod: decidedAs(certificatesv1.CertificateDenied), want: "the request is already denied"},
+		"approved":          {mod: decidedAs(certificatesv1.CertificateApproved), want: "the request is already approved"},
+		"an Event approves": {mod: onlySigns, more: event(requestOf(t, "r"), approverName, "AutoApproved", "", 0), want: "the signer would refuse"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			obj := requestOf(t, "r", test.mod)
+			obj := requestOf(t, "r")
+			if test.mod != nil {
+				test.mod(obj)
+			}
 			objs := []runtime.Object{obj, event(obj, approverName, "NotAuthorized", "m\x1b\u202e", -time.Minute)}
 			if test.more != nil {
 				objs = append(objs, test.more)
@@ -225,7 +212,6 @@ func TestApprove(t *testing.T) {
 	}
 }
 
-// decidedAs adds a condition.
 func decidedAs(kind certificatesv1.RequestConditionType) func(*request) {
 	return func(obj *request) {
 		csr.AddCondition(obj, kind, "AutoApproved", "m", fixedNow.Add(-time.Minute))
@@ -360,9 +346,8 @@ func checkBundles(t *testing.T, c *cluster) {
 		leaf := pem.Block{Type: "CERTIFICATE", Bytes: made.Leaf(t, "leaf").Certificate[0]}
 		obj.Spec.SignerName, obj.Status.Certificate = signer, pem.EncodeToMemory(&leaf)
 	})
-	if _, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), obj, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.CertificatesV1().CertificateSigningRequests().Create(t.Context(), obj, metav1.CreateOptions{})
+	kit.NoError(t, err)
 	if out, _, _ := execute(t, c, "", "check", "-v"); strings.Contains(out, signer) {
 		t.Errorf("without a bundle:\n%s", out)
 	}
@@ -370,9 +355,8 @@ func checkBundles(t *testing.T, c *cluster) {
 		want := map[bool]string{true: "ok", false: "failed"}[bundled == made]
 		bundle := &certificatesv1.ClusterTrustBundle{ObjectMeta: metav1.ObjectMeta{Name: "example.com:web:" + want}}
 		bundle.Spec.SignerName, bundle.Spec.TrustBundle = signer, string(bundled.PEM())
-		if _, err := c.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := c.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{})
+		kit.NoError(t, err)
 		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + want + ` .*` + signer).MatchString(out) {
 			t.Errorf("not %s:\n%s", want, out)
 		}
@@ -520,9 +504,7 @@ func TestEveryReasonInTheCodeHasARow(t *testing.T) {
 			}
 			return err
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		kit.NoError(t, err)
 	}
 	if found < 40 {
 		t.Errorf("only %d reasons found in the code", found)
