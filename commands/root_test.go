@@ -215,7 +215,6 @@ func TestBootstrapTokenMistakes(t *testing.T) {
 	}
 }
 
-// broken is a file whose writes fail.
 type broken struct{}
 
 var errFull = errors.New("disk full")
@@ -254,7 +253,6 @@ func document(t testing.TB, template *x509.CertificateRequest, mods ...func(*req
 	return string(data) + "---\n"
 }
 
-// serving returns a request for a serving certificate of node a.
 func serving(t testing.TB) string {
 	t.Helper()
 	template := &x509.CertificateRequest{
@@ -266,7 +264,6 @@ func serving(t testing.TB) string {
 	})
 }
 
-// ruleRequest returns a request of ServiceAccount shop/web for a DNS name.
 func ruleRequest(t testing.TB, object, signer, name string) string {
 	t.Helper()
 	return document(t, &x509.CertificateRequest{DNSNames: []string{name}}, func(obj *request) {
@@ -356,7 +353,6 @@ approval:
     conditions: [{expression: "request.names == ['api.' + requester.serviceAccount.namespace + '.svc']", message: only api}]
 `
 
-// TestRulesTest tries rules on requests in files, with tests that pass and tests that fail.
 func TestRulesTest(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

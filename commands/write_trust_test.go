@@ -22,10 +22,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// fixedNow is when commands run in tests.
 var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// bundled returns the certificate of a new CA.
 func bundled(t *testing.T, name string) []byte {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: time.Hour}, fixedNow)

@@ -34,7 +34,6 @@ func configured(change func(*config.Configuration)) *config.Configuration {
 	return c
 }
 
-// optionsOf returns the Options that the changed default configuration describes.
 func optionsOf(t *testing.T, change func(*config.Configuration)) Options {
 	t.Helper()
 	options, err := FromConfiguration(configured(change))

@@ -15,6 +15,7 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -96,40 +97,37 @@ func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
 			Cleaner:  &cleaner.Reconciler{DryRun: dry == "cleaner"},
 		}
 	}
-	pending := func(signerName string) *certificatesv1.CertificateSigningRequest {
-		return newRequest("a", signerName, noon)
-	}
-	denied := func() *certificatesv1.CertificateSigningRequest { return newRequest("a", kubelet, noon, "Denied") }
+	type kinds = []certificatesv1.RequestConditionType
 	for name, test := range map[string]struct {
-		options *Options
-		request *certificatesv1.CertificateSigningRequest
-		trimmed bool
+		options    *Options
+		signerName string
+		conditions kinds
+		trimmed    bool
 	}{
-		"pending":                              {all(""), pending(kubelet), false},
-		"pending, for another signer":          {all(""), pending("example.com/foreign"), true},
-		"pending, for the signer":              {all(""), pending("example.com/custom"), false},
-		"denied":                               {all(""), denied(), true},
-		"denied, the approver is in a dry run": {all("approver"), denied(), false},
-		"denied, the signer is in a dry run":   {all("signer"), denied(), false},
-		"denied, the cleaner is in a dry run":  {all("cleaner"), denied(), false},
-		"pending, only the cleaner runs":       {&Options{Cleaner: &cleaner.Reconciler{}}, pending(kubelet), true},
+		"pending":                              {all(""), kubelet, nil, false},
+		"pending, for another signer":          {all(""), "example.com/foreign", nil, true},
+		"pending, for the signer":              {all(""), "example.com/custom", nil, false},
+		"denied":                               {all(""), kubelet, kinds{"Denied"}, true},
+		"denied, the approver is in a dry run": {all("approver"), kubelet, kinds{"Denied"}, false},
+		"denied, the signer is in a dry run":   {all("signer"), kubelet, kinds{"Denied"}, false},
+		"denied, the cleaner is in a dry run":  {all("cleaner"), kubelet, kinds{"Denied"}, false},
+		"pending, only the cleaner runs":       {&Options{Cleaner: &cleaner.Reconciler{}}, kubelet, nil, true},
 	} {
+		obj, err := newRequest("a", test.signerName, noon, test.conditions...), error(nil)
 		if transform := test.options.CacheOptions().DefaultTransform; transform != nil {
-			if _, err := transform(test.request); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			_, err = transform(obj)
 		}
-		if got := csr.Trimmed(test.request); got != test.trimmed {
-			t.Errorf("%s: trimmed %t, want %t", name, got, test.trimmed)
+		if got := csr.Trimmed(obj); got != test.trimmed || err != nil {
+			t.Errorf("%s: trimmed %t, want %t, error %v", name, got, test.trimmed, err)
 		}
 	}
 }
 
+type request = certificatesv1.CertificateSigningRequest
+
 // newRequest returns a request with a payload and conditions.
-func newRequest(
-	name, signerName string, created time.Time, conditions ...certificatesv1.RequestConditionType,
-) *certificatesv1.CertificateSigningRequest {
-	obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(created)}}
+func newRequest(name, signerName string, created time.Time, conditions ...certificatesv1.RequestConditionType) *request {
+	obj := &request{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: metav1.NewTime(created)}}
 	obj.Spec.SignerName, obj.Spec.Request = signerName, []byte("payload")
 	for _, condition := range conditions {
 		csr.AddCondition(obj, condition, "Test", "Decided by the test.", noon)
@@ -195,28 +193,24 @@ func TestRequestsAreCounted(t *testing.T) {
 	c := &requestsCollector{
 		now: func() time.Time { return noon.Add(time.Minute) }, signers: map[string]bool{"example.com/ours": true}, store: store,
 	}
-	counts := func() map[string][2]float64 { // of csr_requests and csr_requests_oldest_seconds, by signer and state
-		registry := prometheus.NewPedanticRegistry()
-		registry.MustRegister(c)
-		families, err := registry.Gather()
-		if err != nil || len(families) != 2 {
-			t.Fatalf("%d metrics, error %v", len(families), err)
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(c)
+	check := func(labels string, requests, oldest float64) {
+		t.Helper()
+		signer, state, _ := strings.Cut(labels, " ")
+		got := [2]float64{gauge(t, registry, "csr_requests", signer, state), gauge(t, registry, "csr_requests_oldest_seconds", signer, state)}
+		if got != [2]float64{requests, oldest} {
+			t.Errorf("%s: %v, want %v and %v", labels, got, requests, oldest)
 		}
-		found := map[string][2]float64{}
-		for i, family := range families { // by name
-			for _, metric := range family.GetMetric() {
-				labels := metric.GetLabel()
-				values := found[labels[0].GetValue()+" "+labels[1].GetValue()]
-				values[i] = metric.GetGauge().GetValue()
-				found[labels[0].GetValue()+" "+labels[1].GetValue()] = values
-			}
-		}
-		return found
 	}
-	if got := counts(); len(got) != 2*len(csr.States()) || got["example.com/ours Pending"] != [2]float64{} {
-		t.Errorf("without requests: %v", got)
+	if families, err := registry.Gather(); err != nil || len(families) != 2 || len(families[0].GetMetric()) != 2*len(csr.States()) {
+		t.Errorf("%v, error %v", families, err)
 	}
-	for _, obj := range []*certificatesv1.CertificateSigningRequest{
+	for _, state := range csr.States() {
+		check("example.com/ours "+string(state), 0, 0)
+		check("other "+string(state), 0, 0)
+	}
+	for _, obj := range []*request{
 		newRequest("older", "example.com/ours", noon.Add(-time.Hour)), newRequest("newer", "example.com/ours", noon),
 		newRequest("foreign", "example.com/foreign", noon), newRequest("denied", "example.com/ours", noon.Add(-2*time.Hour), "Denied"),
 	} {
@@ -225,14 +219,10 @@ func TestRequestsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got := counts()
-	for labels, want := range map[string][2]float64{
-		"example.com/ours Pending": {2, 3660}, "other Pending": {1, 60}, "example.com/ours Denied": {1, 7260}, "other Denied": {0, 0},
-	} {
-		if got[labels] != want {
-			t.Errorf("%s: %v, want %v", labels, got[labels], want)
-		}
-	}
+	check("example.com/ours Pending", 2, 3660)
+	check("other Pending", 1, 60)
+	check("example.com/ours Denied", 1, 7260)
+	check("other Denied", 0, 0)
 }
 
 var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -287,7 +277,6 @@ func followsTheClock[item comparable](t *testing.T, key item, items func(string)
 	}
 }
 
-// steppingQueue steps the clock while it adds an item.
 type steppingQueue struct {
 	workqueue.TypedRateLimitingInterface[string]
 	clock  *clocktesting.FakeClock
@@ -357,14 +346,14 @@ func TestSelfCheckRepeats(t *testing.T) {
 				t.Errorf("step %d: it has run %d times, and logged %q, want %+v", i, runs, logged, step)
 			}
 			for _, status := range check.Statuses() {
-				if got := gauge(t, "csr_check_result", "test-repeats", string(status)) == 1; got != (status == step.now) {
+				if got := gauge(t, metrics.Registry, "csr_check_result", "test-repeats", string(status)) == 1; got != (status == step.now) {
 					t.Errorf("step %d: %s is current: %t", i, status, got)
 				}
 			}
 			status, logged = step.next, nil
 			mu.Unlock()
 		}
-		if at := gauge(t, "csr_check_last_run_timestamp_seconds", "test-repeats"); at != float64(time.Now().Unix()) {
+		if at := gauge(t, metrics.Registry, "csr_check_last_run_timestamp_seconds", "test-repeats"); at != float64(time.Now().Unix()) {
 			t.Errorf("last run at %v", at)
 		}
 		cancel()
@@ -374,15 +363,14 @@ func TestSelfCheckRepeats(t *testing.T) {
 	})
 }
 
-// reviewer answers SelfSubjectAccessReviews by resource.
 type reviewer struct {
 	reviewsv1.SelfSubjectAccessReviewInterface
 	answer func(resource string) (allowed bool, err error)
 }
 
-func (r reviewer) Create(
-	_ context.Context, review *authorizationv1.SelfSubjectAccessReview, _ metav1.CreateOptions,
-) (_ *authorizationv1.SelfSubjectAccessReview, err error) {
+type review = authorizationv1.SelfSubjectAccessReview
+
+func (r reviewer) Create(_ context.Context, review *review, _ metav1.CreateOptions) (_ *review, err error) {
 	review.Status.Allowed, err = r.answer(review.Spec.ResourceAttributes.Resource)
 	return review, err
 }
@@ -417,13 +405,13 @@ func TestMissingRightsAreNamed(t *testing.T) {
 	} {
 		denied, fault = test.denied, test.fault
 		s.run(t.Context(), task)
-		got := fmt.Sprint(gauge(t, "csr_check_missing_rights", "b", "test"), gauge(t, "csr_check_missing_rights", "c", "test")) +
+		got := fmt.Sprint(gauge(t, metrics.Registry, "csr_check_missing_rights", "b", "test"), gauge(t, metrics.Registry, "csr_check_missing_rights", "c", "test")) +
 			" " + fmt.Sprint(s.ready(nil))
 		for len(recorder.Events) > 0 {
 			got += " " + <-recorder.Events
 		}
 		for _, name := range []string{"own-rights", "optional-rights"} {
-			if failed := gauge(t, "csr_check_result", name, "failed") == 1; failed != (name == test.failed) {
+			if failed := gauge(t, metrics.Registry, "csr_check_result", name, "failed") == 1; failed != (name == test.failed) {
 				t.Errorf("without %q, error %v: %s has failed: %t", test.denied, test.fault, name, failed)
 			}
 		}
@@ -434,19 +422,16 @@ func TestMissingRightsAreNamed(t *testing.T) {
 }
 
 // gauge returns the value of a gauge with labels, which are sorted.
-func gauge(t *testing.T, name string, labels ...string) float64 {
+func gauge(t *testing.T, registry prometheus.Gatherer, name string, labels ...string) float64 {
 	t.Helper()
-	families, err := metrics.Registry.Gather()
+	families, err := registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, family := range families {
 		for _, metric := range family.GetMetric() {
-			var values []string
-			for _, label := range metric.GetLabel() {
-				values = append(values, label.GetValue())
-			}
-			if family.GetName() == name && slices.Equal(values, labels) {
+			same := func(label *dto.LabelPair, value string) bool { return label.GetValue() == value }
+			if family.GetName() == name && slices.EqualFunc(metric.GetLabel(), labels, same) {
 				return metric.GetGauge().GetValue()
 			}
 		}

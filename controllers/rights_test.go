@@ -21,7 +21,6 @@ import (
 
 const ours = "csr-controller-manager-system"
 
-// object is a Role, a ClusterRole or a binding.
 type object struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata"`
@@ -30,7 +29,6 @@ type object struct {
 	Subjects          []rbacv1.Subject    `json:"subjects"`
 }
 
-// shipped returns all objects in a folder of config/.
 func shipped(t *testing.T, folder string) (all []object) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "config", folder, "*.yaml"))
@@ -169,7 +167,6 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 	}
 }
 
-// approvalRule adds an approval rule with a preset of ServiceAccounts.
 func approvalRule(preset rules.Preset) func(*config.Configuration) {
 	return func(c *config.Configuration) {
 		rule := rules.Rule{Name: "a", SignerName: "example.com/a", Preset: preset}

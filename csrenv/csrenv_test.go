@@ -35,7 +35,6 @@ func TestMain(m *testing.M) { kit.Main(m, 1) }
 
 func admin(t *testing.T) *rest.Config { return kit.ControlPlane(t).Config }
 
-// must returns value, or panics.
 func must[T any](value T, err error) T {
 	if err != nil {
 		panic(err)
@@ -63,7 +62,6 @@ func create(t *testing.T, node string, mods ...func(*kit.Request)) *kit.Request 
 // unowned changes obj to a signer that is not configured.
 func unowned(obj *kit.Request) { obj.Spec.SignerName = "example.com/foreign" }
 
-// verifies fails the test unless authority issued cert.
 func verifies(t *testing.T, cert *x509.Certificate, authority *csrenv.CA) {
 	t.Helper()
 	roots := x509.NewCertPool()
@@ -262,7 +260,6 @@ func TestAFaultIsNeverAnAnswer(t *testing.T) {
 	kit.Reaches(t, obj, csr.Issued)
 }
 
-// counting is a client that counts writes to subresources.
 type counting struct {
 	client.Client
 	writes *atomic.Int32

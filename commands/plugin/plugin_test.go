@@ -36,7 +36,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// fixedNow is when commands run in tests.
 var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
 func at(after time.Duration) *metav1.Time { return new(metav1.NewTime(fixedNow.Add(after))) }
@@ -92,7 +91,6 @@ func requestOf(t testing.TB, name string, mods ...func(*request)) *request {
 	return obj
 }
 
-// contains fails unless text contains all parts.
 func contains(t *testing.T, text string, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
@@ -129,7 +127,6 @@ func storedApproval(t *testing.T, api *fake.Clientset) *certificatesv1.Certifica
 	return csr.Condition(obj, certificatesv1.CertificateApproved)
 }
 
-// forbid has api refuse calls.
 func forbid(api *fake.Clientset, verb, resource string) {
 	api.PrependReactor(verb, resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(action.GetResource().GroupResource(), "", errors.New("no"))

@@ -43,7 +43,6 @@ func candidate() *v1alpha1.CAStatus {
 }
 func brought(one *v1alpha1.CAStatus) { one.AdoptedAt = at(-400 * day) }
 
-// authority is a SigningAuthority at that status.
 func authority(name string, status v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthority {
 	return v1alpha1.SigningAuthority{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -148,7 +147,6 @@ func TestRotationStatus(t *testing.T) {
 	}
 }
 
-// golden compares text with a file.
 func golden(t *testing.T, path, text string) {
 	t.Helper()
 	if *updateRotation {

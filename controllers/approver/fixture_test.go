@@ -63,7 +63,6 @@ func must[T any](value T, err error) T {
 
 var leafKey = sync.OnceValue(func() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
 
-// payload returns template as PKCS#10 in PEM.
 func payload(template *x509.CertificateRequest) []byte {
 	der := must(x509.CreateCertificateRequest(rand.Reader, template, leafKey()))
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
@@ -177,7 +176,6 @@ func dns(texts ...string) func(*request) {
 	return content(func(template *x509.CertificateRequest) { template.DNSNames = texts })
 }
 
-// blocked returns the ConfigMap of a block list.
 func blocked(nodes string, certificates ...string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "blocked"},
@@ -185,7 +183,6 @@ func blocked(nodes string, certificates ...string) *corev1.ConfigMap {
 	}
 }
 
-// blockList returns a block list that has read objs.
 func blockList(objs ...*corev1.ConfigMap) *blocklist.List {
 	list := blocklist.New(types.NamespacedName{Namespace: "ns", Name: "blocked"})
 	for _, obj := range objs {
@@ -298,7 +295,6 @@ func (p *parts) review(_ context.Context, who csr.Requester, what authorizationv
 	return slices.Contains(p.grants, what.Subresource) && who.Username == p.served.Spec.Username, nil
 }
 
-// asked returns the subresources that were reviewed.
 func (p *parts) asked(t testing.TB) string {
 	t.Helper()
 	want := authorizationv1.ResourceAttributes{
@@ -362,7 +358,6 @@ func (p *parts) outcome(t testing.TB) string {
 	return "Untouched" + event
 }
 
-// expect checks how the outcome begins.
 func (p *parts) expect(t testing.TB, outcomes ...string) {
 	t.Helper()
 	for step, want := range outcomes {

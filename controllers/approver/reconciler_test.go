@@ -93,7 +93,7 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := newParts(object())
-			recorded, reads, errText := p.audited(t), 0, ""
+			recorded, reads := p.audited(t), 0
 			p.grants, p.writeFault = []string{"nodeclient"}, test.write
 			p.reconciler.limiter = newLimiter(Limit{Burst: 1, PerHour: 1}, p.clock)
 			p.reconciler.Live = live(func(obj *request) error {
@@ -103,10 +103,7 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 				return err
 			})
 			result, err := p.reconcile(t)
-			if err != nil {
-				errText = err.Error()
-			}
-			told := strings.Join(p.events(), "\n")
+			told, errText := strings.Join(p.events(), "\n"), strings.TrimPrefix(fmt.Sprint(err), "<nil>")
 			if errText != test.fails || told != test.told || (result.RequeueAfter == time.Second) != (told != "") || reads != 1 {
 				t.Errorf("error %q, told %q, again after %s, %d reads", errText, told, result.RequeueAfter, reads)
 			}
@@ -351,7 +348,6 @@ func TestConditionsAreASCII(t *testing.T) {
 	}
 }
 
-// managerOf returns a manager that is not started.
 func managerOf(t testing.TB, api *rest.Config) manager.Manager {
 	t.Helper()
 	unnamed := true
@@ -376,7 +372,6 @@ func (r *recorded) GetLogger() logr.Logger {
 	return funcr.New(func(_, args string) { r.logs = append(r.logs, args) }, funcr.Options{})
 }
 
-// builds returns a SourceBuilder of source.
 func builds(source inventory.Source, err error) SourceBuilder {
 	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) { return source, err }
 }
@@ -433,7 +428,6 @@ func TestSetupFollowsFromTheRules(t *testing.T) {
 	}
 }
 
-// queueOf returns an empty work queue.
 func queueOf(t *testing.T) workQueue {
 	t.Helper()
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[fairqueue.Key]())
@@ -532,7 +526,6 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 	})
 }
 
-// many returns n addresses.
 func many(n int) []san.SAN {
 	all := make([]san.SAN, n)
 	for i := range all {

@@ -90,10 +90,10 @@ func TestNodeClient(t *testing.T) {
 // TestUnreadNamesABug checks that a request that is not parsed because of a bug waits. It is never denied.
 func TestUnreadNamesABug(t *testing.T) {
 	t.Parallel()
-	want := Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: "InternalError",
-		Message: "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
-			"The request is parsed again within five minutes"}}
-	if got := unread(errors.New("index out of range")); got != want {
+	const message = "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
+		"The request is parsed again within five minutes"
+	want := verdict.Result{Verdict: verdict.Wait, Reason: "InternalError", Message: message}
+	if got := unread(errors.New("index out of range")); got != (Decision{Result: want}) {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
@@ -111,29 +111,23 @@ func TestGateAndConfirmSurroundTheReview(t *testing.T) {
 		"pass pass fails":   "down after gate review confirm",
 	} {
 		var steps []string
-		step := func(name string) (refuses bool, err error) {
+		step := func(name string) (Decision, error) {
 			answer := strings.Fields(answers)[len(steps)]
 			steps = append(steps, name)
-			if answer == "fails" {
-				err = errDown
+			if answer == "pass" {
+				return Decision{}, nil
 			}
-			return answer != "pass", err
+			return Decision{Result: verdict.Wait.Because("Refused", "no")}, map[string]error{"fails": errDown}[answer]
 		}
 		judge := func(name string) Judge {
-			return func(context.Context, *csr.Request) (decision Decision, err error) {
-				refuses, err := step(name)
-				if refuses {
-					decision.Result = verdict.Wait.Because("Refused", "no")
-				}
-				return decision, err
-			}
+			return func(context.Context, *csr.Request) (Decision, error) { return step(name) }
 		}
 		p := newParts(object())
 		bootstrapper := &p.reconciler.Rules[0].Recognisers[1]
 		bootstrapper.Gate, bootstrapper.Confirm = judge("gate"), judge("confirm")
 		p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-			refuses, err := step("review")
-			return !refuses, err
+			decision, err := step("review")
+			return decision == Decision{}, err
 		})
 		_, decision, err := p.reconciler.Decide(t.Context(), p.served)
 		got := decision.Reason
@@ -233,10 +227,8 @@ func fields(text string) []string {
 
 // object returns the request as the API server stores it, or nil if PKCS#10 has no form for its content.
 func (a asked) object() *request {
-	template := &x509.CertificateRequest{
-		Subject:  pkix.Name{CommonName: a.commonName, Organization: a.organizations, OrganizationalUnit: fields(a.unit)},
-		DNSNames: a.dns, IPAddresses: a.addresses, EmailAddresses: fields(a.email),
-	}
+	template := &x509.CertificateRequest{DNSNames: a.dns, IPAddresses: a.addresses, EmailAddresses: fields(a.email)}
+	template.Subject = pkix.Name{CommonName: a.commonName, Organization: a.organizations, OrganizationalUnit: fields(a.unit)}
 	der, err := x509.CreateCertificateRequest(rand.Reader, template, leafKey())
 	if err != nil {
 		return nil
@@ -362,7 +354,6 @@ func newRuled() *ruled {
 	return r
 }
 
-// reconciler returns the approver.
 func (r *ruled) reconciler() *Reconciler {
 	passive := clocktesting.NewFakePassiveClock(now)
 	return &Reconciler{
@@ -373,12 +364,8 @@ func (r *ruled) reconciler() *Reconciler {
 
 // web returns a request of ServiceAccount web in namespace shop.
 func web(name string, modify ...func(*request)) *request {
-	template := &x509.CertificateRequest{}
-	if name != "" {
-		template.DNSNames = strings.Split(name, ",")
-	}
 	return object(append([]func(*request){
-		signer(ruledSigner), usages("server auth"), says(template), user("system:serviceaccount:shop:web"),
+		signer(ruledSigner), usages("server auth"), says(&x509.CertificateRequest{DNSNames: fields(name)}), user("system:serviceaccount:shop:web"),
 		groups("system:serviceaccounts", "system:serviceaccounts:shop"), func(obj *request) { obj.Spec.UID = "uid-1" },
 	}, modify...)...)
 }
@@ -440,12 +427,10 @@ func (a asked) checkRules(t *testing.T, world *ruled, obj *request) {
 	}
 }
 
-// by returns the outcome of a request that rule approves.
 func by(rule string) string {
 	return "Approve " + rule + " AutoApproved Auto approving by rule " + rule + " after SubjectAccessReview."
 }
 
-// waits returns the outcome of a request that is not approved.
 func waits(reason, message string) string {
 	const before, after = "the request for signer example.com/serving is not approved: ", "; it is checked again within five minutes"
 	return "Wait  " + reason + " " + before + message + after

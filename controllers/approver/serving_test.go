@@ -290,7 +290,6 @@ func TestInputs(t *testing.T) {
 	}
 }
 
-// extension returns a change that adds an extension.
 func extension(id asn1.ObjectIdentifier, value ...byte) func(*x509.CertificateRequest) {
 	return func(r *x509.CertificateRequest) {
 		r.ExtraExtensions = []pkix.Extension{{Id: id, Critical: id[0] == 2 && id[3] == 19, Value: value}}

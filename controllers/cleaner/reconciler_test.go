@@ -1,6 +1,7 @@
 package cleaner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +13,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 	dto "github.com/prometheus/client_model/go"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -61,26 +62,25 @@ func created(at time.Time) func(*request) {
 	return func(obj *request) { obj.CreationTimestamp = metav1.NewTime(at) }
 }
 
-// issued makes an approved request with a certificate that expires after lifetime.
-func issued(lifetime time.Duration) func(*request) {
-	authority, _, err := ca.New(ca.NewOptions{CommonName: "a", Lifetime: lifetime}, now)
+func must[T any](value T, err error) T {
 	if err != nil {
 		panic(err)
 	}
+	return value
+}
+
+// issued makes an approved request with a certificate that expires after lifetime.
+func issued(lifetime time.Duration) func(*request) {
+	authority, _, err := ca.New(ca.NewOptions{CommonName: "a", Lifetime: lifetime}, now)
 	return func(obj *request) {
 		with("Approved")(obj)
-		obj.Status.Certificate = authority.CertificatePEM()
+		obj.Status.Certificate = must(authority, err).CertificatePEM()
 	}
 }
 
 // trimmed returns obj as the manager's cache holds it.
-func trimmed(t *testing.T, obj *request) *request {
-	t.Helper()
-	held, err := csr.Trim{Ours: func(string) bool { return false }}.Transform(obj)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return held.(*request)
+func trimmed(obj *request) *request {
+	return must(csr.Trim{Ours: func(string) bool { return false }}.Transform(obj)).(*request)
 }
 
 // world is a Reconciler, its cache, its API server and its limiter. Any other call panics.
@@ -94,7 +94,6 @@ type world struct {
 	get, stop, deleteWith error // the errors of calls
 }
 
-// Wait is the method of the limiter that the cleaner uses.
 func (w *world) Wait(context.Context) error {
 	w.waits++
 	return w.stop
@@ -126,11 +125,8 @@ func newWorld(served *request, at time.Time) *world {
 func (w *world) once(t *testing.T, want string, deleted, waits int) {
 	t.Helper()
 	w.deleted, w.waits = nil, 0
-	got := ""
 	result, err := w.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
-	if err != nil {
-		got = err.Error()
-	}
+	got := strings.TrimPrefix(fmt.Sprint(err), "<nil>")
 	if result != (reconcile.Result{}) || !strings.HasPrefix(got, want) || want == "" && got != "" || len(w.deleted) != deleted || w.waits != waits {
 		t.Errorf("%+v, error %q, want %q; %d deletions, want %d; %d waits, want %d", result, got, want, len(w.deleted), deleted, w.waits, waits)
 	}
@@ -172,23 +168,17 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 					test.change(served)
 				}
 				if form == "trimmed" {
-					served = trimmed(t, served)
+					served = trimmed(served)
 				}
-				before, deletions := served.DeepCopy(), 0
-				w := newWorld(served, now.Add(test.age))
-				if test.keep != (csr.Retention{}) {
-					w.Retention.Default = test.keep
-				}
-				if test.gone {
-					deletions = 1
-				}
-				w.once(t, "", deletions, 1)
+				before, w := served.DeepCopy(), newWorld(served, now.Add(test.age))
+				w.Retention.Default = cmp.Or(test.keep, w.Retention.Default)
+				w.once(t, "", map[bool]int{true: 1}[test.gone], 1)
 				for _, must := range w.deleted {
 					if must == nil || *must.UID != "uid-1" || *must.ResourceVersion != "7" {
 						t.Errorf("deleted with %+v", must)
 					}
 				}
-				if diff := cmp.Diff(before, served); diff != "" {
+				if diff := gocmp.Diff(before, served); diff != "" {
 					t.Errorf("the cache's object was changed (-before +after):\n%s", diff)
 				}
 			})
@@ -203,10 +193,7 @@ func TestReconcileNeedsEverything(t *testing.T) {
 	down, gone := errors.New("down"), apierrors.NewNotFound(requests, "csr-1")
 	counted := func() float64 {
 		value := &dto.Metric{}
-		if err := errorsTotal.WithLabelValues("Timeout").Write(value); err != nil {
-			t.Fatal(err)
-		}
-		return value.GetCounter().GetValue()
+		return must(value, errorsTotal.WithLabelValues("Timeout").Write(value)).GetCounter().GetValue()
 	}
 	before := counted()
 	for name, test := range map[string]struct {
@@ -214,10 +201,9 @@ func TestReconcileNeedsEverything(t *testing.T) {
 		want             string
 		deletions, waits int
 	}{
-		"not found":      {change: func(w *world) { w.get = gone }},
-		"cannot be read": {change: func(w *world) { w.get = down }, want: "read request: down"},
-		"times out": {
-			change: func(w *world) { w.get = apierrors.NewTimeoutError("slow", 1) }, want: "read request: Timeout: slow"},
+		"not found":         {change: func(w *world) { w.get = gone }},
+		"cannot be read":    {change: func(w *world) { w.get = down }, want: "read request: down"},
+		"times out":         {change: func(w *world) { w.get = apierrors.NewTimeoutError("slow", 1) }, want: "read request: Timeout: slow"},
 		"stopping":          {change: func(w *world) { w.stop = context.Canceled }, waits: 1},
 		"deleted meanwhile": {change: func(w *world) { w.deleteWith = gone }, deletions: 1, waits: 1},
 		"changed meanwhile": {change: func(w *world) { w.deleteWith = apierrors.NewConflict(requests, "csr-1", down) }, deletions: 1, waits: 1},
@@ -290,34 +276,27 @@ func TestDryRunDeletesNothing(t *testing.T) {
 		w.once(t, "", 0, 0)
 	}
 	const want = "Normal WouldDelete Due: the request is Denied and due for deletion since 2026-03-01T13:00:00Z"
-	if told := len(recorder.Events); told != 1 {
-		t.Errorf("%d Events", told)
-	} else if got := <-recorder.Events; got != want {
-		t.Errorf("%q, want %q", got, want)
+	if told := len(recorder.Events); told != 1 || <-recorder.Events != want {
+		t.Errorf("%d Events, want one: %s", told, want)
 	}
 }
 
-// filled is a cache with one informer, whose requests are in store.
-type filled struct {
+// passing is a cleaner that passes, in a synctest bubble, over a cache with one informer, whose requests are in store.
+type passing struct {
 	cache.Informers
 	toolscache.SharedIndexInformer
 	store   toolscache.Store
 	unready atomic.Bool
+	queue   queue
+	clean   *Reconciler
 }
 
-func (f *filled) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
-	return f, nil
+func (p *passing) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return p, nil
 }
-func (f *filled) AddIndexers(toolscache.Indexers) error { return nil }
-func (f *filled) HasSynced() bool                       { return !f.unready.Load() }
-func (f *filled) GetStore() toolscache.Store            { return f.store }
-
-// passing is a cleaner that passes over a cache in a synctest bubble.
-type passing struct {
-	filled
-	queue queue
-	clean *Reconciler
-}
+func (p *passing) AddIndexers(toolscache.Indexers) error { return nil }
+func (p *passing) HasSynced() bool                       { return !p.unready.Load() }
+func (p *passing) GetStore() toolscache.Store            { return p.store }
 
 // passes calls before, starts a cleaner whose cache has requests of those ages, and calls test. The names of the requests are
 // csr-0, csr-1 and so on.
@@ -331,9 +310,7 @@ func passes(t *testing.T, before func(*passing), test func(*testing.T, *passing)
 		p.store = toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
 		for i, age := range ages {
 			obj := object(created(time.Now().Add(-age)), func(obj *request) { obj.Name = fmt.Sprint("csr-", i) })
-			if err := p.store.Add(trimmed(t, obj)); err != nil {
-				t.Fatal(err)
-			}
+			_ = must(obj, p.store.Add(trimmed(obj)))
 		}
 		before(p)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -360,18 +337,15 @@ func (p *passing) after(t *testing.T, pause time.Duration, want ...string) {
 	}
 }
 
-func nothing(*passing) {}
-
 // TestPassFindsDueRequests checks that requests enter the queue when they are due, and not earlier. A pass does not shorten the
 // back-off of a deletion that fails.
 func TestPassFindsDueRequests(t *testing.T) {
 	t.Parallel()
-	passes(t, nothing, func(t *testing.T, p *passing) {
+	passes(t, func(*passing) {}, func(t *testing.T, p *passing) {
 		p.after(t, 0, "csr-3")
 		p.after(t, 10*time.Second, "csr-2", "csr-3")
-		if err := p.store.Delete(trimmed(t, object(func(obj *request) { obj.Name = "csr-3" }))); err != nil {
-			t.Fatal(err)
-		}
+		gone := object(func(obj *request) { obj.Name = "csr-3" })
+		_ = must(gone, p.store.Delete(gone))
 		p.after(t, 10*time.Second, "csr-2")
 		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-2"}}
 		p.queue.AddRateLimited(key)

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -12,7 +13,6 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
-	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -47,7 +47,7 @@ type authority struct {
 	refused       []string
 	refusedBefore int
 	promises
-	wrong string
+	wrong error // the first violation
 }
 
 // certificate is an issued certificate. recorded means that the manager has seen its request. Without a request, another
@@ -75,7 +75,6 @@ func (c *cluster) authority(name string, signers ...string) *authority {
 	return a
 }
 
-// object returns the stored object. The caller must not change it.
 func (a *authority) object() *v1alpha1.SigningAuthority {
 	return storedAs[v1alpha1.SigningAuthority](a.api, "", a.name)
 }
@@ -105,13 +104,10 @@ func (a *authority) want(operation v1alpha1.Operation) {
 	}
 }
 
-func (a *authority) ring() keypair.Ring { return ringOf(a.secretObject()) }
-
-func (a *authority) secretObject() *corev1.Secret {
-	return storedAs[corev1.Secret](a.api, modelNamespace, a.name)
+func (a *authority) ring() keypair.Ring {
+	return ringOf(storedAs[corev1.Secret](a.api, modelNamespace, a.name))
 }
 
-// ringOf returns the content of a Secret, or nothing if there is none.
 func ringOf(secret client.Object) keypair.Ring {
 	if secret == nil {
 		return keypair.Ring{}
@@ -127,7 +123,7 @@ func (a *authority) secret() client.ObjectKey {
 
 // edit changes the Secret as another client than the manager.
 func (a *authority) edit(change func(ring *keypair.Ring)) {
-	obj, ring := a.secretObject().DeepCopy(), a.ring()
+	obj, ring := storedAs[corev1.Secret](a.api, modelNamespace, a.name).DeepCopy(), a.ring()
 	creates := obj.UID == ""
 	obj.Namespace, obj.Name, obj.Type = modelNamespace, a.name, corev1.SecretTypeTLS
 	if creates {
@@ -141,13 +137,16 @@ func (a *authority) published() []string {
 	return certificatesIn(a.configMap(trustNamespace, a.name).Data["ca.crt"])
 }
 
-func (a *authority) account(cert string) (ledger.Account, bool) {
-	accounts, err := ledger.NewBook(a.owner, a.owner, a.secret(), a.clock).Read(context.Background())
+func (a *authority) accounts() (map[string]ledger.Account, error) {
+	return ledger.NewBook(a.owner, a.owner, a.secret(), a.clock).Read(context.Background())
+}
+
+func (a *authority) account(cert string) (account ledger.Account, found bool) {
+	accounts, err := a.accounts()
 	utilruntime.Must(err)
-	if a.cas[cert] == nil {
-		return ledger.Account{}, false
+	if known := a.cas[cert]; known != nil {
+		account, found = accounts[known.authority.KeyID()]
 	}
-	account, found := accounts[a.cas[cert].authority.KeyID()]
 	return account, found
 }
 
@@ -277,23 +276,17 @@ func (a *authority) turned(before, after keypair.Ring) {
 }
 
 func (a *authority) String() string {
-	show := func(authority *v1alpha1.CAStatus) string {
-		if authority == nil {
-			return "-"
+	s, ring := *a.status(), a.ring()
+	cas := func(all ...*v1alpha1.CAStatus) (certs []string) {
+		for _, authority := range all {
+			certs = append(certs, cmp.Or(authority, &v1alpha1.CAStatus{Certificate: "-"}).Certificate)
 		}
-		return authority.Certificate
+		return certs
 	}
-	s, ring := a.status(), a.ring()
-	var accounts strings.Builder
-	for _, cert := range a.names {
-		account, found := a.account(cert)
-		fmt.Fprintf(&accounts, "%s %v %t;", cert, account, found)
-	}
-	return fmt.Sprintf("%s %q gen %d intent %q op %q noted %s %s %s; tls %s signing %s candidate %s retiring %s; "+
-		"published %v servers %v verifiers %v kept %v ledger %s waits for %q",
-		a.name, s.Phase, s.Generation, s.Intent, a.operation(), show(s.Signing), show(s.Candidate), show(s.Retiring),
-		ring.TLS.Cert, ring.Signing.Cert, ring.Candidate.Cert, ring.Retiring.Cert,
-		a.published(), a.servers, a.verifiers, a.kept(), accounts.String(), s.WaitingFor)
+	ledgers, err := a.accounts()
+	return fmt.Sprintf("%s %q gen %d intent %q op %q noted %s; tls %s signing %s candidate %s retiring %s; published %v servers %v verifiers %v "+
+		"kept %v ledger %v %v waits for %q", a.name, s.Phase, s.Generation, s.Intent, a.operation(), cas(s.Signing, s.Candidate, s.Retiring),
+		ring.TLS.Cert, ring.Signing.Cert, ring.Candidate.Cert, ring.Retiring.Cert, a.published(), a.servers, a.verifiers, a.kept(), ledgers, err, s.WaitingFor)
 }
 
 var leafKey = func() *ecdsa.PublicKey {
@@ -370,12 +363,8 @@ type promises struct {
 	left       map[string]bool                   // it has retired here, according to the ledger
 }
 
-func (a *authority) excuse(cert string) { a.excused[cert] = true }
-
 func (a *authority) fail(format string, args ...any) {
-	if a.wrong == "" {
-		a.wrong = fmt.Sprintf(format, args...) + ": " + a.String()
-	}
+	a.wrong = cmp.Or(a.wrong, fmt.Errorf(format+": %s", append(args, a)...))
 }
 
 // excuses reports whether the owner has allowed the certificate to break.
@@ -437,11 +426,11 @@ func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
 	for _, signer := range a.signers { // signers keep the CA that they have loaded
 		lost = append(lost, string(signer.view.Signing.Cert))
 	}
+	known := func(authority *v1alpha1.CAStatus, cert string) bool {
+		return authority != nil && authority.Certificate == cert
+	}
 	for _, cert := range lost {
-		known := func(authority *v1alpha1.CAStatus) bool { return authority != nil && authority.Certificate == cert }
-		if cert != "" && !known(s.Signing) && !known(s.Retiring) {
-			a.excuse(cert)
-		}
+		a.excused[cert] = a.excused[cert] || cert != "" && !known(s.Signing, cert) && !known(s.Retiring, cert)
 	}
 }
 
@@ -578,25 +567,25 @@ func (a *authority) mayPermit(cert string, signers []string) bool {
 	})
 }
 
-// broken returns a violation of an invariant, or an empty text.
-func (c *cluster) broken() string {
+// broken returns a violation of an invariant.
+func (c *cluster) broken() error {
 	for _, a := range c.authorities {
-		if a.wrong != "" {
+		if a.wrong != nil {
 			return a.wrong
 		}
 		published := a.published()
 		for _, cert := range a.issued {
 			lives := cert.notAfter.After(c.now()) && c.alive(cert.ca)
 			if lives && !slices.Contains(published, cert.ca) && !a.excuses(cert) && !a.early(cert) {
-				return fmt.Sprintf("a certificate of %s for %q lives until %s, and is not published: %s",
+				return fmt.Errorf("a certificate of %s for %q lives until %s, and is not published: %s",
 					cert.ca, cert.signer, cert.notAfter.Format(time.RFC3339), a)
 			}
 		}
 	}
 	for cert := range c.destroyed {
 		if n := c.accepted(cert, c.servers...); n > 0 {
-			return fmt.Sprintf("the key of %s is destroyed, and %d accept it: %v", cert, n, c.authorities)
+			return fmt.Errorf("the key of %s is destroyed, and %d accept it: %v", cert, n, c.authorities)
 		}
 	}
-	return ""
+	return nil
 }

@@ -352,19 +352,19 @@ func (c *cluster) allFollow() {
 
 // someoneFollows makes a random verifier read its bundle, or lets another API server join.
 func (c *cluster) someoneFollows() {
-	switch c.random.IntN(21) {
-	case 0:
+	switch n := c.random.IntN(21); {
+	case n == 0:
 		if len(c.servers) < 4 {
 			c.servers = append(c.servers, nil)
 			slice := endpointSlice(len(c.servers))
 			slice.ResourceVersion = storedAs[discoveryv1.EndpointSlice](c.api, slice.Namespace, slice.Name).ResourceVersion
 			c.update(slice)
 		}
-	case 1, 2, 3, 4, 5, 6, 7:
+	case n < 8:
 		c.allFollow()
-	case 8, 9, 10, 11, 12:
+	case n < 13:
 		c.follow(c.random.IntN(len(c.servers)))
-	case 13, 14, 15:
+	case n < 16:
 		c.feed(c.random.IntN(len(c.servers)))
 	default:
 		c.verifier(c.random.IntN(len(c.verifiers)))

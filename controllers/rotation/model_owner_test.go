@@ -48,7 +48,7 @@ func (a *authority) asks() {
 			return
 		}
 		a.saw("its owner lies of those who can't be asked")
-		a.excuse(authority.Certificate)
+		a.excused[authority.Certificate] = true
 	case v1alpha1.OperationAttest:
 		left := a.adoptedAndLeft()
 		if len(left) > 0 && !lies {
@@ -56,7 +56,7 @@ func (a *authority) asks() {
 		}
 		for _, cert := range left {
 			a.saw("its owner lies of what others have issued")
-			a.excuse(cert)
+			a.excused[cert] = true
 		}
 	}
 	a.want(operation)
@@ -202,8 +202,8 @@ func (a *authority) repairs() bool {
 		a.seen["a candidate that its owner brought is missing"]++
 		return bring("a candidate is put back", s.Candidate.Certificate)
 	case a.waitsFor("from the Secret: it is a CA of SigningAuthority"): // the status was lost, and another authority took it
-		a.excuse(string(ring.Signing.Cert))
-		a.excuse(string(ring.Candidate.Cert))
+		a.excused[string(ring.Signing.Cert)] = true
+		a.excused[string(ring.Candidate.Cert)] = true
 		a.edit(noSigning)
 		return mend("a CA of another authority is removed", noCandidate)
 	case a.waitsFor("put another CA into tls.crt"), a.waitsFor("put a usable CA into"):

@@ -187,8 +187,8 @@ func (c *cluster) live() error {
 	}
 	for range 240 {
 		c.step(c.authorities[c.random.IntN(len(c.authorities))])
-		if broken := c.broken(); broken != "" {
-			return errors.New(broken)
+		if err := c.broken(); err != nil {
+			return err
 		}
 	}
 	return c.end()
@@ -281,8 +281,8 @@ func (c *cluster) settle() error {
 				calm = 0
 			}
 		}
-		if broken := c.broken(); broken != "" {
-			return errors.New(broken)
+		if err := c.broken(); err != nil {
+			return err
 		}
 	}
 	return fmt.Errorf("never at rest: %v", c.authorities)

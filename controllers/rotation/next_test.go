@@ -225,11 +225,7 @@ func rotates(after time.Duration) func(r *row) {
 func summary(s *saStatus) (all []string) {
 	say := func(what string, value any) { all = append(all, fmt.Sprint(what, " ", value)) }
 	noted := func(event string, at *metav1.Time) {
-		if at == nil {
-			say(event, "never")
-		} else {
-			say(event, at.UTC().Format("15:04"))
-		}
+		say(event, map[bool]string{true: "never", false: cmp.Or(at, &metav1.Time{}).UTC().Format("15:04")}[at == nil])
 	}
 	for role, ca := range map[string]*v1alpha1.CAStatus{
 		"signing": s.Signing, "candidate": s.Candidate, "retiring": s.Retiring, "last retired": s.LastRetired,

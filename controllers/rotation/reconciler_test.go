@@ -24,7 +24,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// newCA returns a CA that is valid from noon on.
 func newCA(t *testing.T, lifetime time.Duration) *ca.Authority {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, noon)

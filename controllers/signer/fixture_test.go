@@ -101,7 +101,6 @@ func all(edits ...edit) edit {
 	}
 }
 
-// payload signs template with key.
 func payload(template *asks, key crypto.Signer) edit {
 	der := must(x509.CreateCertificateRequest(rand.Reader, template, key))
 	return content(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
@@ -164,7 +163,6 @@ func trimmed(ours func(signerName string) bool) edit {
 	}
 }
 
-// root is a CA in PEM.
 type root struct{ cert, key []byte }
 
 // newRoot returns a CA that is valid from an hour before now to lifetime after now.
@@ -230,14 +228,12 @@ func newWorld(t testing.TB, edits ...edit) *world {
 
 func profile(config ca.ProfileConfig) ca.Profile { return must(ca.NewProfile(config)) }
 
-// signer changes how requests for a signer name are signed.
 func (w *world) signer(name string, change func(*Signer)) {
 	signer := w.Signers[name]
 	change(&signer)
 	w.Signers[name] = signer
 }
 
-// use makes pair the CA of every signer.
 func (w *world) use(pair *keypair.KeyPair) {
 	w.pair, pair.Clock, pair.Reporter = pair, w.clock, w.Reporter
 	for name := range w.Signers {
@@ -440,7 +436,6 @@ func newCounted(t testing.TB, edits ...edit) (*world, string) {
 	return w, name
 }
 
-// valueOf returns the value of a counter or a gauge.
 func valueOf(metric prometheus.Metric) float64 {
 	value := &dto.Metric{}
 	_ = must(value, metric.Write(value))

@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -20,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -89,7 +91,6 @@ func TestCheckTrust(t *testing.T) {
 	}
 }
 
-// link is a CA of a chain.
 type link struct {
 	cert *x509.Certificate
 	key  *ecdsa.PrivateKey
@@ -112,19 +113,16 @@ func (l *link) sign(name string, key *ecdsa.PrivateKey, from time.Time) *link {
 
 // below returns a CA below l that is valid now, with another's key or a new one.
 func (l *link) below(name string, another *link) *link {
-	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
-	if another != nil {
-		key = another.key
-	}
-	return l.sign(name, key, now.Add(-time.Hour))
+	another = cmp.Or(another, &link{key: must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))})
+	return l.sign(name, another.key, now.Add(-time.Hour))
 }
 
 func newLink(name string) *link { return (*link)(nil).below(name, nil) }
 
-// load returns the CA with the key of l, from tls.crt and ca.crt.
-func (l *link) load(certs string, anchors ...string) *ca.Authority {
+// load returns the CA with the key of l, from tls.crt.
+func (l *link) load(certs string) *ca.Authority {
 	key := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(l.key))})
-	return must(ca.Load([]byte(certs), key, []byte(strings.Join(anchors, ""))))
+	return must(ca.Load([]byte(certs), key, nil))
 }
 
 // configMaps answers reads of the ConfigMaps in kube-system. An error in their place fails the read.
@@ -247,7 +245,6 @@ func TestUnknownTrustWaits(t *testing.T) {
 	is(t, w.reconcile(), "certificate", w.pair)
 }
 
-// wakes counts the requests that are queued.
 type wakes struct {
 	requestQueue
 	count int
@@ -343,8 +340,14 @@ func TestFollowTrust(t *testing.T) {
 		load()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		reads := &atomic.Int32{}
-		if err := (&Reconciler{}).followTrust(failing{reads: reads}, pair).Start(ctx, nil); err != nil {
+		var reads atomic.Int32
+		failing := interceptor.NewClient(nil, interceptor.Funcs{
+			Get: func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error {
+				reads.Add(1)
+				return errDown
+			},
+		})
+		if err := (&Reconciler{}).followTrust(failing, pair).Start(ctx, nil); err != nil {
 			t.Fatal(err)
 		}
 		for _, step := range []struct {
@@ -360,15 +363,4 @@ func TestFollowTrust(t *testing.T) {
 			}
 		}
 	})
-}
-
-// failing counts reads, which fail.
-type failing struct {
-	client.Reader
-	reads *atomic.Int32
-}
-
-func (f failing) Get(context.Context, client.ObjectKey, client.Object, ...client.GetOption) error {
-	f.reads.Add(1)
-	return errDown
 }
