@@ -4,10 +4,9 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -215,17 +214,14 @@ func TestBootstrapTokenMistakes(t *testing.T) {
 	}
 }
 
-type broken struct{}
-
-var errFull = errors.New("disk full")
-
-func (broken) Write([]byte) (int, error) { return 0, errFull }
-
 // TestBootstrapTokenReportsFailedWrites checks the error if the output cannot be written completely.
 func TestBootstrapTokenReportsFailedWrites(t *testing.T) {
 	t.Parallel()
-	for _, err := range []error{runBootstrapToken(broken{}, io.Discard, "--node=a"), runBootstrapToken(io.Discard, broken{}, "--node=a")} {
-		if !errors.Is(err, errFull) {
+	full := errors.New("disk full")
+	reader, file := io.Pipe()
+	kit.NoError(t, reader.CloseWithError(full))
+	for _, err := range []error{runBootstrapToken(file, io.Discard, "--node=a"), runBootstrapToken(io.Discard, file, "--node=a")} {
+		if !errors.Is(err, full) {
 			t.Errorf("error %v", err)
 		}
 	}
@@ -235,15 +231,12 @@ const configHead = "apiVersion: config.csr-controller-manager.io/v1alpha1\nkind:
 
 type request = certificatesv1.CertificateSigningRequest
 
-// document returns a request of node a in YAML, with a payload by the template if there is one. mods change it.
-func document(t testing.TB, template *x509.CertificateRequest, mods ...func(*request)) string {
+// document returns a request of node a in YAML, changed by mods.
+func document(t testing.TB, mods ...func(*request)) string {
 	t.Helper()
 	obj := kit.NodeRequest(t, "a", func(obj *request) {
 		obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
 		obj.ObjectMeta, obj.Spec.Username = metav1.ObjectMeta{Name: "r"}, "system:bootstrap:abcdef"
-		if template != nil {
-			obj.Spec.Request = kit.Payload(t, *template)
-		}
 	})
 	for _, mod := range mods {
 		mod(obj)
@@ -255,19 +248,17 @@ func document(t testing.TB, template *x509.CertificateRequest, mods ...func(*req
 
 func serving(t testing.TB) string {
 	t.Helper()
-	template := &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)},
-	}
-	return document(t, template, func(obj *request) {
-		obj.Spec.SignerName, obj.Spec.Username, obj.Spec.Groups = certificatesv1.KubeletServingSignerName, "system:node:a", []string{"system:nodes"}
-		obj.Spec.Usages[1] = certificatesv1.UsageServerAuth
+	return document(t, func(obj *request) {
+		obj.Spec = kit.ServingRequest(t, "a", "10.0.0.1").Spec
+		obj.Spec.Username, obj.Spec.Groups = "system:node:a", []string{"system:nodes"}
 	})
 }
 
 func ruleRequest(t testing.TB, object, signer, name string) string {
 	t.Helper()
-	return document(t, &x509.CertificateRequest{DNSNames: []string{name}}, func(obj *request) {
+	return document(t, func(obj *request) {
 		obj.Name, obj.Spec.SignerName, obj.Spec.Usages[1] = object, signer, certificatesv1.UsageServerAuth
+		obj.Spec.Request = kit.Payload(t, x509.CertificateRequest{DNSNames: []string{name}})
 		obj.Spec.Username, obj.Spec.UID = "system:serviceaccount:shop:web", "1"
 		obj.Spec.Groups = []string{"system:serviceaccounts", "system:serviceaccounts:shop"}
 	})
@@ -277,18 +268,17 @@ func ruleRequest(t testing.TB, object, signer, name string) string {
 func TestExplainJudgesAFile(t *testing.T) {
 	t.Parallel()
 	const on = "approval: {kubeletServing: {enabled: true}, inventory: {sources: [{static: {rows: [{name: a, addresses: [10.0.0.1]}]}}, {node: {}}]}}\n"
-	with := func(change func(*request)) string { return document(t, nil, change) }
-	foreign := with(func(obj *request) { obj.Spec.SignerName = "example.com/a" })
+	foreign := document(t, func(obj *request) { obj.Spec.SignerName = "example.com/a" })
 	for name, test := range map[string]struct {
 		config, request string
 		want            []string
 	}{
-		"sound": {"", document(t, nil), []string{
+		"sound": {"", document(t), []string{
 			"r: approver: Approve, AutoApproved:", "if the requester has every permission", "r: signer, once it is approved: Sign, if the CA permits it",
 		}},
 		"no rule":    {"", foreign, []string{"approver: no rule of this configuration", "this signer is not configured"}},
 		"serving":    {on, serving(t), []string{"only the manager knows what belongs to the node"}},
-		"signer off": {"controllers: [approver]\n", document(t, nil), []string{"signer, once it is approved: it is switched off"}},
+		"signer off": {"controllers: [approver]\n", document(t), []string{"signer, once it is approved: it is switched off"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -311,7 +301,7 @@ func TestExplainJudgesAFile(t *testing.T) {
 // TestExplainReadsFiles checks the number of requests that are read from a file, and that each mistake is reported.
 func TestExplainReadsFiles(t *testing.T) {
 	t.Parallel()
-	one := document(t, nil)
+	one := document(t)
 	list := func(kind, version string, items ...string) string {
 		text := "apiVersion: " + version + "\nkind: " + kind + "\nitems:\n"
 		for _, item := range items {
@@ -390,11 +380,7 @@ bad: rule own: only api
 		}
 		var out bytes.Buffer
 		err := Execute(t.Context(), args, &out)
-		said := ""
-		if err != nil {
-			said = err.Error()
-		}
-		if said != test.want {
+		if said := strings.TrimPrefix(fmt.Sprint(err), "<nil>"); said != test.want {
 			t.Errorf("%s: error %q, want %q", name, said, test.want)
 		}
 		if diff := cmp.Diff(output, out.String()); diff != "" && !strings.Contains(test.want, "requires") && !strings.Contains(test.want, "bad configuration") {
@@ -405,7 +391,7 @@ bad: rule own: only api
 
 // FuzzExplainFile reads anything as a file. Nothing may panic, or print text that can control a terminal.
 func FuzzExplainFile(f *testing.F) {
-	for _, text := range []string{document(f, nil), serving(f), "{}", "[]", "kind: List\nitems: [7, null, {}]", "---\n---", "a: &a [*a]", "{\"kind\":\"CertificateSigningRequestList\",\"items\":[{}]}"} {
+	for _, text := range []string{document(f), serving(f), "{}", "[]", "kind: List\nitems: [7, null, {}]", "---\n---", "a: &a [*a]", "{\"kind\":\"CertificateSigningRequestList\",\"items\":[{}]}"} {
 		f.Add(text)
 	}
 	configFile := filepath.Join(f.TempDir(), "config.yaml")

@@ -127,7 +127,7 @@ func IssuedBy(t *testing.T, obj *Request, by *csrenv.CA) {
 
 // ServingRequest returns the request of the kubelet of node: SANs that parse as addresses become addresses, and
 // others names.
-func ServingRequest(t *testing.T, node string, sans ...string) *Request {
+func ServingRequest(t testing.TB, node string, sans ...string) *Request {
 	t.Helper()
 	template := x509.CertificateRequest{Subject: nodeSubject(node)}
 	for _, san := range sans {
