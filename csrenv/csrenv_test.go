@@ -104,7 +104,10 @@ func TestConfigForAuthenticates(t *testing.T) {
 		if want := append(groups, "system:authenticated"); who.Username != user || !slices.Equal(who.Groups, want) {
 			t.Errorf("the API server takes it for %s %q, want %s %q", who.Username, who.Groups, user, want)
 		}
-		signer := map[bool]string{true: "kubernetes.io/kube-apiserver-client-kubelet", false: "kubernetes.io/kube-apiserver-client"}[user == "system:node:one"]
+		signer := "kubernetes.io/kube-apiserver-client"
+		if user == "system:node:one" {
+			signer += "-kubelet"
+		}
 		requests := &certificatesv1.CertificateSigningRequestList{}
 		kit.NoError(t, kit.Admin(t).List(t.Context(), requests))
 		at := slices.IndexFunc(requests.Items, func(obj kit.Request) bool { return slices.Equal(obj.Status.Certificate, cfg.CertData) })

@@ -286,7 +286,8 @@ func (a *authority) String() string {
 	ledgers, err := a.accounts()
 	return fmt.Sprintf("%s %q gen %d intent %q op %q noted %s; tls %s signing %s candidate %s retiring %s; published %v servers %v verifiers %v "+
 		"kept %v ledger %v %v waits for %q", a.name, s.Phase, s.Generation, s.Intent, a.operation(), cas(s.Signing, s.Candidate, s.Retiring),
-		ring.TLS.Cert, ring.Signing.Cert, ring.Candidate.Cert, ring.Retiring.Cert, a.published(), a.servers, a.verifiers, a.kept(), ledgers, err, s.WaitingFor)
+		ring.TLS.Cert, ring.Signing.Cert, ring.Candidate.Cert, ring.Retiring.Cert, a.published(),
+		a.servers, a.verifiers, a.kept(), ledgers, err, s.WaitingFor)
 }
 
 var leafKey = func() *ecdsa.PublicKey {

@@ -213,9 +213,10 @@ func newWorld(t testing.TB, edits ...edit) *world {
 	}
 	w.key = keyOf(w.served)
 	w.Reconciler = &Reconciler{
-		Signers: map[string]Signer{customSigner: {Profile: profile(ca.ProfileConfig{}), Usages: []usage{"client auth"}}},
-		Client:  interceptor.NewClient(nil, interceptor.Funcs{Get: w.cached, SubResourceUpdate: w.store}),
-		Live:    interceptor.NewClient(nil, interceptor.Funcs{Get: w.live}), Reporter: report.New(recorder, clock), Clock: clock, ServerTime: servertime.Of(clock),
+		Signers:  map[string]Signer{customSigner: {Profile: profile(ca.ProfileConfig{}), Usages: []usage{"client auth"}}},
+		Client:   interceptor.NewClient(nil, interceptor.Funcs{Get: w.cached, SubResourceUpdate: w.store}),
+		Live:     interceptor.NewClient(nil, interceptor.Funcs{Get: w.live}),
+		Reporter: report.New(recorder, clock), Clock: clock, ServerTime: servertime.Of(clock),
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Audit: must(audit.Open(audit.Options{Path: w.log, MaxSize: 100})),
 	}
 	for _, name := range csr.BuiltinSigners() {
