@@ -12,13 +12,13 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestLoadChoosesTheSigningCertificate checks which certificate of a file signs, and why none can.
@@ -103,9 +103,8 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 		"another type, OpenSSH's": {"P-256", block("OPENSSH PRIVATE KEY", []byte("secret")), "PEM block of type OPENSSH PRIVATE KEY" + holdsNone},
 		"a key that cannot sign":  {"P-256", x25519, "a private key of type *ecdh.PrivateKey cannot sign"},
 	} {
-		if _, err := ca.Load(root("CA", test.kind).pem, test.key); errorText(err) != test.err {
-			t.Errorf("%s: error %v, want %q", name, err, test.err)
-		}
+		_, err := ca.Load(root("CA", test.kind).pem, test.key)
+		expect.Error(t, name, err, test.err)
 	}
 }
 
@@ -213,25 +212,23 @@ func TestChain(t *testing.T) {
 		got := errorText(err)
 		if err == nil {
 			var names []string
-			issued, roots, between := issue(loaded), x509.NewCertPool(), x509.NewCertPool()
+			issued := issue(loaded)
 			certs := parse(t, issued.PEM)
 			for _, cert := range certs[1:] {
 				names = append(names, cert.Subject.CommonName)
-				between.AddCert(cert)
 			}
-			if !roots.AppendCertsFromPEM(pems(test.anchors)) {
-				roots.AddCert(loaded.Certificate())
+			roots := must(ca.ParseCertificates(pems(test.anchors)))
+			if len(roots) == 0 {
+				roots = append(roots, loaded.Certificate())
 			}
-			if err := verify(certs[0], roots, between); err != nil {
+			if err := verify(certs[0], roots, certs[1:]); err != nil {
 				t.Errorf("%s: a verifier does not accept the leaf with its chain: %v", name, err)
 			}
 			if got = strings.Join(names, " "); !bytes.HasSuffix(issued.PEM, loaded.AppendedPEM()) {
 				t.Errorf("%s: AppendedPEM is not what is appended", name)
 			}
 		}
-		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("%s: the chain after the leaf, or error (-want +got):\n%s", name, diff)
-		}
+		expect.Equal(t, name+": the chain after the leaf, or error", got, test.want)
 	}
 }
 
@@ -264,5 +261,139 @@ func TestChainEnds(t *testing.T) {
 		if err == nil && (issued.Cut != test.cut || issued.NotAfter.After(loaded.NotAfter())) {
 			t.Errorf("%s: cut by %s, want %s", name, issued.Cut, test.cut)
 		}
+	}
+}
+
+// pieces are parts of Secrets and CA files. A recipe selects and changes them, so that no corpus holds a key.
+type pieces struct {
+	parts   [][]byte
+	secrets []string // base64 lines of the keys
+}
+
+func newPieces() *pieces {
+	top := root("root", "P-384")
+	middle := top.below("middle", "Ed25519")
+	signing := middle.below("signing", "P-256")
+	leaf := top.below("leaf", "leaf", func(c *x509.Certificate) { c.IsCA = false })
+	later := top.below("signing", "P-256", func(c *x509.Certificate) { c.NotAfter = c.NotAfter.Add(time.Hour) })
+	impostor := root("middle", "P-521")
+	sec1 := must(x509.MarshalECPrivateKey(keys["P-256"]().(*ecdsa.PrivateKey)))
+	p := &pieces{parts: [][]byte{
+		signing.pem, pkcs8(keys["P-256"]()), middle.pem, top.pem, leaf.pem, later.pem, impostor.pem,
+		block("EC PRIVATE KEY", sec1), pkcs8(keys["leaf"]()), pkcs8(keys["P-384"]()),
+		block("CERTIFICATE", []byte("garbage")), block("EC PARAMETERS", []byte{6, 1, 1}), []byte("# text\n"), nil,
+	}}
+	for _, part := range p.parts {
+		if bytes.Contains(part, []byte("PRIVATE KEY")) {
+			for line := range strings.Lines(string(part)) {
+				if !strings.HasPrefix(line, "-----") && len(line) > 32 {
+					p.secrets = append(p.secrets, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
+	return p
+}
+
+// cook returns the concatenation of the pieces that recipe selects, two bytes for each: a piece, and a change.
+func (p *pieces) cook(recipe []byte) []byte {
+	var all []byte
+	for ; len(recipe) > 1; recipe = recipe[2:] {
+		part := slices.Clone(p.parts[int(recipe[0])%len(p.parts)])
+		change := int(recipe[1])
+		switch at := change / 8 * len(part) / 32; change % 8 {
+		case 1: // cut
+			part = part[:at]
+		case 2: // flip
+			if len(part) > 0 {
+				part[at] ^= 1
+			}
+		case 3:
+			part = bytes.ReplaceAll(part, []byte("\n"), []byte("\r\n"))
+		case 4:
+			part = bytes.ReplaceAll(part, []byte("EC PRIVATE KEY"), []byte("RSA PRIVATE KEY"))
+		case 5:
+			part = bytes.Replace(part, []byte("-----\n"), []byte("-----\nDEK-Info: a\n\n"), 1)
+		case 6:
+			part = bytes.ReplaceAll(part, []byte("CERTIFICATE"), []byte("TRUSTED CERTIFICATE"))
+		}
+		all = append(all, part...)
+	}
+	return all
+}
+
+// FuzzLoad checks that a loaded CA is one with which a strict verifier accepts what it issues, and that no error shows
+// a line of the key.
+func FuzzLoad(f *testing.F) {
+	for _, seed := range [][3][]byte{
+		{{0, 0}, {1, 0}, nil}, {{0, 0, 2, 0, 3, 0}, {1, 0}, {3, 0}}, {{2, 0, 0, 0}, {11, 0, 7, 0}, {3, 0, 6, 0}}, {{3, 0}, {9, 0}, {3, 0}},
+		{{5, 0, 0, 0}, {7, 4}, nil}, {{4, 0}, {8, 0}, nil}, {{0, 0, 6, 0}, {1, 0}, nil}, {{0, 0}, {1, 0}, {6, 0}}, {{0, 3, 12, 0}, {12, 0, 1, 3}, {10, 0}},
+		{{0, 6}, {1, 5}, nil}, {{0, 65}, {1, 66}, nil},
+	} {
+		f.Add(seed[0], seed[1], seed[2])
+	}
+	p := newPieces()
+	f.Fuzz(func(t *testing.T, certs, key, anchors []byte) {
+		if len(certs)+len(key)+len(anchors) > 64 {
+			return // a chain of more certificates says nothing new, and takes long
+		}
+		certPEM, keyPEM, caPEM := p.cook(certs), p.cook(key), p.cook(anchors)
+		loaded, err := ca.Load(certPEM, keyPEM, caPEM)
+		if (loaded == nil) == (err == nil) {
+			t.Fatalf("loaded %v, error %v", loaded, err)
+		}
+		if err != nil {
+			for _, secret := range p.secrets {
+				if strings.Contains(err.Error(), secret[:16]) {
+					t.Error("the error shows the key")
+				}
+			}
+			return
+		}
+		if loaded.Usable(now) != nil {
+			return // a flipped bit of its validity
+		}
+		checkLoaded(t, loaded, certPEM, caPEM)
+	})
+}
+
+// checkLoaded checks that one of certPEM and caPEM holds the signing certificate and each appended certificate, and that no
+// self-signed certificate is appended. A verifier accepts a leaf with its chain, if it trusts the CA, and if it trusts only caPEM. An
+// anchor is a name and a key (RFC 5280 section 6.1.1), so a certificate with the name and the key of an anchor is trusted too.
+func checkLoaded(t *testing.T, loaded *ca.Authority, certPEM, caPEM []byte) {
+	t.Helper()
+	signing := loaded.Certificate()
+	if !signing.IsCA || signing.KeyUsage != 0 && signing.KeyUsage&x509.KeyUsageCertSign == 0 {
+		t.Errorf("%q may not sign certificates", signing.Subject)
+	}
+	known := map[string]bool{}
+	for _, data := range [][]byte{certPEM, caPEM} { // each on its own: the end of one may spoil the beginning of the next
+		for first, rest := pem.Decode(data); first != nil; first, rest = pem.Decode(rest) {
+			known[string(first.Bytes)] = true
+		}
+	}
+	anchors, err := ca.ParseCertificates(caPEM)
+	if err != nil {
+		anchors = nil
+	}
+	chain := must(ca.ParseCertificates(issue(loaded).PEM))
+	between, anchored := append(chain[1:len(chain):len(chain)], signing), anchors
+	for _, cert := range between {
+		// One with its own name as the issuer may be signed by an older key of that name (RFC 4210 section 4.4).
+		own := cert.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) == nil
+		if cert != signing && own && bytes.Equal(cert.RawSubject, cert.RawIssuer) || !known[string(cert.Raw)] {
+			t.Errorf("the chain holds %q, which is self-signed or was not given", cert.Subject)
+		}
+		if slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
+			return bytes.Equal(anchor.RawSubject, cert.RawSubject) && bytes.Equal(anchor.RawSubjectPublicKeyInfo, cert.RawSubjectPublicKeyInfo)
+		}) {
+			anchored = append(anchored, cert)
+		}
+	}
+	if err := verify(chain[0], []*x509.Certificate{signing}, between); err != nil {
+		t.Errorf("the leaf is not accepted: %v", err)
+	}
+	if err := verify(chain[0], anchored, between); err != nil && len(anchors) > 0 {
+		t.Errorf("the chain does not end in ca.crt: %v", err)
 	}
 }

@@ -15,9 +15,8 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestNewProfile checks the lifetimes. If 70 % of (lifetime + 5 min) is 5 min or less, a client renews at once. The limit is 15/7 min =
@@ -40,9 +39,7 @@ func TestNewProfile(t *testing.T) {
 		"default over the maximum":       {2 * time.Hour, 0, time.Hour, "the default lifetime 2h0m0s exceeds the maximum lifetime 1h0m0s"},
 	} {
 		_, err := ca.NewProfile(ca.ProfileConfig{Lifetime: test.lifetime, MinLifetime: test.minimum, MaxLifetime: test.maximum})
-		if diff := cmp.Diff(test.err, errorText(err)); diff != "" {
-			t.Errorf("%s: error (-want +got):\n%s", name, diff)
-		}
+		expect.Error(t, name, err, test.err)
 	}
 }
 
@@ -56,9 +53,7 @@ func TestSubjectPatterns(t *testing.T) {
 	}
 	for _, pattern := range []string{"", "O", "O=", "o=x", "OU=x", "=x", "CN=a*b", "CN=a**", "CN=*a"} {
 		_, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: []string{"CN=a", pattern}})
-		if want := `"` + pattern + `" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`; errorText(err) != want {
-			t.Errorf("error %v, want %s", err, want)
-		}
+		expect.Error(t, pattern, err, `"`+pattern+`" is not a subject pattern: want O=value or CN=value, with at most one *, at the end`)
 	}
 }
 
@@ -108,9 +103,7 @@ func TestProfileChecksKeys(t *testing.T) {
 		case test.never != "":
 			want = "KeyNotPermitted: " + test.never + " are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
 		}
-		if got := checked(ca.ProfileConfig{MinRSABits: test.minimum}, ca.Request{PublicKey: test.key}); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
+		expect.Equal(t, name, checked(ca.ProfileConfig{MinRSABits: test.minimum}, ca.Request{PublicKey: test.key}), want)
 	}
 }
 
@@ -137,17 +130,13 @@ func TestProfileChecksSubjects(t *testing.T) {
 		if test.refused != "" {
 			want = `SubjectNotPermitted: subject "` + test.refused + `" is not permitted: this signer never issues ` + test.pattern
 		}
-		if got := checked(ca.ProfileConfig{ForbiddenSubjects: []string{test.pattern}}, ca.Request{Subject: test.subject}); got != want {
-			t.Errorf("%s: %q, want %q", name, got, want)
-		}
+		expect.Equal(t, name, checked(ca.ProfileConfig{ForbiddenSubjects: []string{test.pattern}}, ca.Request{Subject: test.subject}), want)
 	}
 	both := ca.Request{PublicKey: keys["RSA-1024"]().Public(), Subject: pkix.Name{CommonName: "b", Organization: []string{"a"}}}
 	const want = "KeyTooWeak: RSA key of 1024 bits is too weak: at least 2048 bits are needed\n" +
 		"SubjectNotPermitted: subject \"CN=b,O=a\" is not permitted: this signer never issues O=a\n" +
 		"SubjectNotPermitted: subject \"CN=b,O=a\" is not permitted: this signer never issues CN=b"
-	if diff := cmp.Diff(want, checked(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a", "CN=b"}}, both)); diff != "" {
-		t.Errorf("all violations (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "all violations", checked(ca.ProfileConfig{ForbiddenSubjects: []string{"O=a", "CN=b"}}, both), want)
 }
 
 // TestProfileChecksNames checks the messages about DNS names. pkg/san tests the names.
@@ -165,9 +154,7 @@ func TestProfileChecksNames(t *testing.T) {
 		{false, []string{strings.Repeat("a", 60_000)}, `DNS name "` + strings.Repeat("a", 253) + `..." is longer than 253 bytes`},
 	} {
 		got := strings.TrimPrefix(checked(ca.ProfileConfig{ForbidWildcards: test.noWildcards}, ca.Request{DNSNames: test.names}), "NameNotPermitted: ")
-		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("(-want +got):\n%s", diff)
-		}
+		expect.Equal(t, "names", got, test.want)
 	}
 }
 
@@ -254,13 +241,9 @@ func TestAllowedNames(t *testing.T) {
 		"a common name instead of a name":    {ca.Request{Subject: pkix.Name{CommonName: "kubernetes.default.svc"}}, "kubernetes.default.svc"},
 		"a common name beside a name":        {ca.Request{Subject: pkix.Name{CommonName: "x"}, DNSNames: []string{"hook.default.svc"}}, ""},
 	} {
-		if got := names.Refused(test.req); got != test.want {
-			t.Errorf("%s: %q is refused, want %q", name, got, test.want)
-		}
+		expect.Equal(t, name, names.Refused(test.req), test.want)
 	}
-	if got := (ca.AllowedNames{}).Refused(dns("a")); got != "a" {
-		t.Errorf("without a list %q is refused, want all", got)
-	}
+	expect.Equal(t, "without a list", (ca.AllowedNames{}).Refused(dns("a")), "a")
 }
 
 // TestNewAllowedNames checks the entries of a list. A list with entries of any kind is not empty.

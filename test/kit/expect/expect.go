@@ -1,0 +1,30 @@
+// Package expect compares in one line what a test got with what it wants.
+package expect
+
+import (
+	"reflect"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// Equal reports the differences between want and got. If they are equal it always runs the same code, as a fuzz target needs.
+func Equal[T any](t testing.TB, what string, got, want T, options ...cmp.Option) {
+	t.Helper()
+	if reflect.DeepEqual(want, got) {
+		return
+	}
+	if diff := cmp.Diff(want, got, options...); diff != "" {
+		t.Errorf("%s (-want +got):\n%s", what, diff)
+	}
+}
+
+// Error compares the text of err. Without a text there must be no error.
+func Error(t testing.TB, what string, err error, want string) {
+	t.Helper()
+	got := ""
+	if err != nil {
+		got = err.Error()
+	}
+	Equal(t, what+": error", got, want)
+}
