@@ -6,27 +6,183 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	_ "crypto/sha1" // crypto.SHA1
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
 	"net"
 	"net/url"
+	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
+
+// now is the time of every test.
+var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+var leafKey = sync.OnceValue(func() *ecdsa.PrivateKey { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+type (
+	request = certificatesv1.CertificateSigningRequest
+	usage   = certificatesv1.KeyUsage
+	// edit is a change of a request, and change one of its payload.
+	edit   = func(*request)
+	change = func(*content)
+)
+
+// content is the content of a PKCS#10 request (RFC 2986 section 4.1). It permits changes that an encoder refuses to
+// make.
+type content struct {
+	Version    int
+	Subject    asn1.RawValue
+	PublicKey  asn1.RawValue
+	Attributes []asn1.RawValue `asn1:"tag:0"`
+}
+
+// nodeRequest returns the template of a kubelet's request for a client certificate.
+func nodeRequest() *x509.CertificateRequest {
+	return &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}}
+}
+
+// der returns the request of template as crypto/x509, and therefore a kubelet, writes it.
+func der(template *x509.CertificateRequest) []byte {
+	return must(x509.CreateCertificateRequest(rand.Reader, template, leafKey()))
+}
+
+// derOf returns a kubelet's request after changes, signed again.
+func derOf(changes ...change) []byte { return signedWith(crypto.SHA256, changes...) }
+
+// signedWith returns a kubelet's request after changes, signed again over a digest of that kind.
+func signedWith(hash crypto.Hash, changes ...change) []byte {
+	var request struct {
+		TBS       asn1.RawValue
+		Algorithm pkix.AlgorithmIdentifier
+		Signature asn1.BitString
+	}
+	must(asn1.Unmarshal(der(nodeRequest()), &request))
+	var said content
+	must(asn1.Unmarshal(request.TBS.FullBytes, &said))
+	both(changes...)(&said)
+	request.TBS = raw(said)
+	if hash == crypto.SHA1 {
+		request.Algorithm.Algorithm = asn1.ObjectIdentifier{1, 2, 840, 10045, 4, 1}
+	}
+	digest := hash.New()
+	digest.Write(request.TBS.FullBytes)
+	signature := must(ecdsa.SignASN1(rand.Reader, leafKey(), digest.Sum(nil)))
+	request.Signature = asn1.BitString{Bytes: signature, BitLength: 8 * len(signature)}
+	return must(asn1.Marshal(request))
+}
+
+// both makes all changes.
+func both(changes ...change) change {
+	return func(said *content) {
+		for _, each := range changes {
+			each(said)
+		}
+	}
+}
+
+func raw(value any, params ...string) asn1.RawValue {
+	return asn1.RawValue{FullBytes: must(asn1.MarshalWithParams(value, strings.Join(params, ",")))}
+}
+
+func block(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+// object returns a bootstrapping kubelet's request with edits.
+func object(edits ...edit) *request {
+	obj := &request{
+		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "uid-1", CreationTimestamp: metav1.NewTime(now)},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request:    block("CERTIFICATE REQUEST", der(nodeRequest())),
+			SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
+			Usages:     []usage{"digital signature", "client auth"},
+			Username:   "system:bootstrap:abcdef",
+			UID:        "user-uid",
+			Groups:     []string{"system:bootstrappers", "system:authenticated"},
+			Extra:      map[string]certificatesv1.ExtraValue{"key": {"a", "b"}},
+		},
+	}
+	for _, each := range edits {
+		each(obj)
+	}
+	return obj
+}
+
+func payload(data []byte) edit     { return func(obj *request) { obj.Spec.Request = data } }
+func withRequest(der []byte) edit  { return payload(block("CERTIFICATE REQUEST", der)) }
+func certificate(data []byte) edit { return func(obj *request) { obj.Status.Certificate = data } }
+
+func parse(edits ...edit) *csr.Request { return must(csr.Parse(object(edits...))) }
+
+// conditions adds conditions from words of the form KIND, KIND=STATUS and KIND=STATUS@DURATION. The status is True unless it is
+// there, and the time is the duration after now. "KIND@" has no time.
+func conditions(text string) edit {
+	return func(obj *request) {
+		for word := range strings.FieldsSeq(text) {
+			word, at, timed := strings.Cut(word, "@")
+			kind, status, found := strings.Cut(word, "=")
+			added := certificatesv1.CertificateSigningRequestCondition{
+				Type: certificatesv1.RequestConditionType(kind), Status: corev1.ConditionStatus(status),
+			}
+			if !found {
+				added.Status = "True"
+			}
+			if !timed {
+				at = "0"
+			}
+			if at != "" {
+				added.LastUpdateTime = metav1.NewTime(now.Add(must(time.ParseDuration(at))))
+			}
+			obj.Status.Conditions = append(obj.Status.Conditions, added)
+		}
+	}
+}
+
+// certificateUntil returns a certificate in PEM that expires at end.
+func certificateUntil(end time.Time) []byte {
+	return certificateOf(&x509.Certificate{NotBefore: end.Add(-time.Hour), NotAfter: end})
+}
+
+// certificateOf returns a self-signed certificate in PEM.
+func certificateOf(template *x509.Certificate) []byte {
+	template.SerialNumber = big.NewInt(1)
+	return block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, template, template, leafKey().Public(), leafKey())))
+}
 
 // TestParse compares the whole request. Nothing of it is dropped.
 func TestParse(t *testing.T) {
@@ -47,39 +203,25 @@ func TestParse(t *testing.T) {
 			Username: "system:bootstrap:abcdef", UID: "user-uid", Groups: []string{"system:bootstrappers", "system:authenticated"},
 			Extra: map[string]certificatesv1.ExtraValue{"key": {"a", "b"}},
 		},
-		Usages:        asked,
-		UnknownUsages: []usage{"nonsense"},
+		Usages: asked, UnknownUsages: []usage{"nonsense"},
 		Cert: ca.Request{
 			PublicKey: leafKey().Public(), Subject: subject, DNSNames: []string{"a.example.com"}, EmailAddresses: []string{"a@example.com"},
-			IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1).To4()}, URIs: []*url.URL{uri},
-			KeyUsage:    x509.KeyUsageKeyEncipherment,
-			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-			Lifetime:    time.Hour,
+			IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1).To4()}, URIs: []*url.URL{uri}, Lifetime: time.Hour,
+			KeyUsage: x509.KeyUsageKeyEncipherment, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
 		},
 	}
-	same := cmp.Options{
-		cmpopts.IgnoreUnexported(csr.Request{}),
-		cmp.Comparer(func(a, b *ecdsa.PublicKey) bool { return a.Equal(b) }),
-	}
-	if diff := cmp.Diff(want, got, same); diff != "" {
-		t.Errorf("request (-want +got):\n%s", diff)
-	}
-	if want := fmt.Sprintf("%x", sha256.Sum256(must(x509.MarshalPKIXPublicKey(leafKey().Public())))); got.KeyFingerprint() != want {
-		t.Errorf("key fingerprint %s, want %s", got.KeyFingerprint(), want)
-	}
+	expect.Equal(t, "request", got, want, cmpopts.IgnoreUnexported(csr.Request{}))
+	sum := sha256.Sum256(must(x509.MarshalPKIXPublicKey(leafKey().Public())))
+	expect.Equal(t, "key fingerprint", got.KeyFingerprint(), hex.EncodeToString(sum[:]))
 }
 
 // TestParseLifetime checks the requested lifetime. Without one it is zero.
 func TestParseLifetime(t *testing.T) {
 	t.Parallel()
 	for seconds, want := range map[int32]time.Duration{600: 10 * time.Minute, 0: 1, -1: -time.Second, 1e9: 1e9 * time.Second} {
-		if got := parse(func(obj *request) { obj.Spec.ExpirationSeconds = &seconds }).Cert.Lifetime; got != want {
-			t.Errorf("%d seconds became %s", seconds, got)
-		}
+		expect.Equal(t, fmt.Sprint(seconds, " seconds"), parse(func(obj *request) { obj.Spec.ExpirationSeconds = &seconds }).Cert.Lifetime, want)
 	}
-	if got := parse().Cert.Lifetime; got != 0 {
-		t.Errorf("no wish became %s", got)
-	}
+	expect.Equal(t, "no wish", parse().Cert.Lifetime, 0)
 }
 
 // TestMalformed checks why spec.request can't be read. FuzzPayload compares which payloads can be read.
@@ -120,9 +262,7 @@ func TestNodeOf(t *testing.T) {
 			t.Errorf("%q: node %q, in the certificate %q, readable: %t", common, got, record.Node, readable)
 		}
 	}
-	if got := (csr.Limits{RequestBytes: 100}).NodeOf(object()); got != "" {
-		t.Errorf("above the limit: %q", got)
-	}
+	expect.Equal(t, "above the limit", (csr.Limits{RequestBytes: 100}).NodeOf(object()), "")
 }
 
 // TestProof checks whether a certificate is for the key of a request, and whether its signature proves possession of that key. A
@@ -131,18 +271,12 @@ func TestProof(t *testing.T) {
 	t.Parallel()
 	other := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)).Public()
 	for key, want := range map[any]bool{leafKey().Public(): true, other: false, nil: false} {
-		if got := parse().KeyIn(&x509.Certificate{PublicKey: key}); got != want {
-			t.Errorf("%t, want %t", got, want)
-		}
+		expect.Equal(t, "is for the key", parse().KeyIn(&x509.Certificate{PublicKey: key}), want)
 	}
 	renamed := bytes.Replace(der(nodeRequest()), []byte("system:node:a"), []byte("system:node:b"), 1)
-	const want = "the signature in spec.request does not match its public key: x509: ECDSA verification failure"
-	if err := parse(withRequest(renamed)).CheckSignature(); errorText(err) != want {
-		t.Errorf("changed after it was signed: error %v", err)
-	}
-	if err := parse(withRequest(signedWith(crypto.SHA1))).CheckSignature(); err != nil {
-		t.Errorf("SHA-1: %v", err)
-	}
+	expect.Error(t, "changed after it was signed", parse(withRequest(renamed)).CheckSignature(),
+		"the signature in spec.request does not match its public key: x509: ECDSA verification failure")
+	expect.Error(t, "SHA-1", parse(withRequest(signedWith(crypto.SHA1))).CheckSignature(), "")
 }
 
 // TestPanicOfTheParserIsAnError checks that the error is not final. Informers call the parser in goroutines that do not
@@ -236,9 +370,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		"secp256k1":        {usual, secp256k1, badKey("the public key can't be read: x509: unsupported elliptic curve")},
 		"ML-DSA-65":        {usual, mlDSA, badKey("the public key can't be read: x509: unknown public key algorithm")},
 	} {
-		if got := refusal(test.limits, derOf(test.change)); got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
+		expect.Equal(t, name, refusal(test.limits, derOf(test.change)), test.want)
 	}
 
 	// A request that is exactly as large as a limit is read. Trailing data is found before anything is counted.
@@ -257,9 +389,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		{csr.Limits{SubjectAttributes: 1}, append(bytes.Clone(request), 0),
 			"Malformed: spec.request is not a valid PKCS#10 request: asn1: syntax error: trailing data"},
 	} {
-		if got := refusal(test.limits, test.data); got != test.want {
-			t.Errorf("%+v: %q, want %q", test.limits, got, test.want)
-		}
+		expect.Equal(t, fmt.Sprintf("%+v", test.limits), refusal(test.limits, test.data), test.want)
 	}
 }
 
@@ -390,11 +520,167 @@ func TestDropped(t *testing.T) {
 			"attribute 1.2.840.113549.1.9.14"},
 	} {
 		req := parse(withRequest(derOf(test.change)))
-		if diff := cmp.Diff(test.want, strings.Join(req.Dropped, ", ")); diff != "" {
-			t.Errorf("%s: dropped (-want +got):\n%s", name, diff)
+		expect.Equal(t, name+": dropped", strings.Join(req.Dropped, ", "), test.want)
+		expect.Error(t, name, req.CheckSignature(), "")
+	}
+}
+
+// FuzzParse checks that no payload makes the parser panic. It also checks that a payload that parses and passes the
+// profile can be issued. The certificate then has all requested content except that in Dropped.
+func FuzzParse(f *testing.F) {
+	serving := nodeRequest()
+	serving.DNSNames, serving.IPAddresses = []string{"a"}, []net.IP{net.IPv4(10, 0, 0, 1), net.ParseIP("fd00::1")}
+	serving.EmailAddresses, serving.URIs = []string{"a@example.com"}, []*url.URL{{Scheme: "urn", Opaque: "a"}}
+	f.Add(der(nodeRequest()))
+	f.Add(der(serving))
+	f.Add(der(&x509.CertificateRequest{}))
+	f.Add(derOf(node(attr(oidUserID, "a"), attr(oidCommonName, "b"))))
+	f.Add(derOf(node(attr(oidOrganization, asn1.RawValue{Tag: asn1.TagT61String, Bytes: []byte{0xfc}}))))
+	f.Add(derOf(extensions(pkix.Extension{Id: oidBasicConstraints, Value: []byte{0x30, 3, 1, 1, 0xff}})))
+	f.Add(derOf(names(generalName(8, false, []byte{42}), generalName(6, false, []byte("HTTP://A.example.com/%41?#")))))
+	f.Add(derOf(asking(oidChallenge, raw([]string{"secret"}, "set"))))
+	made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, now)
+	authority, profile := must(made, err), must(ca.NewProfile(ca.ProfileConfig{}))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		_, _ = csr.Parse(object(payload(data)))
+		req, err := csr.Parse(object(withRequest(data)))
+		if err != nil {
+			return
 		}
-		if err := req.CheckSignature(); err != nil {
-			t.Errorf("%s: %v", name, err)
+		for _, shape := range []func(*csr.Request) error{csr.KubeletClientShape, csr.KubeletServingShape, csr.APIServerClientShape} {
+			_ = shape(req)
 		}
+		_ = req.CheckSignature()
+		if len(profile.Check(req.Cert)) > 0 {
+			return
+		}
+		issued, err := authority.Issue(profile, req.Cert, now)
+		if err != nil {
+			t.Fatalf("what was parsed cannot be issued: %v", err)
+		}
+		first, _ := pem.Decode(issued.PEM)
+		cert, err := x509.ParseCertificate(first.Bytes)
+		if err != nil {
+			t.Fatalf("what was issued does not parse: %v", err)
+		}
+		checkNothingIsLost(t, data, req, cert)
+	})
+}
+
+func checkNothingIsLost(t *testing.T, data []byte, req *csr.Request, cert *x509.Certificate) {
+	t.Helper()
+	payload := must(x509.ParseCertificateRequest(data))
+	if !payload.PublicKey.(interface{ Equal(crypto.PublicKey) bool }).Equal(cert.PublicKey) {
+		t.Error("another public key")
+	}
+	told := func(prefix string) bool {
+		return slices.ContainsFunc(req.Dropped, func(entry string) bool { return strings.HasPrefix(entry, prefix) })
+	}
+	for _, asked := range payload.Subject.Names {
+		kept := slices.ContainsFunc(cert.Subject.Names, func(have pkix.AttributeTypeAndValue) bool {
+			return have.Type.Equal(asked.Type) && reflect.DeepEqual(have.Value, asked.Value)
+		})
+		if !kept && asked.Value != "" && !told("subject attribute "+asked.Type.String()) {
+			t.Errorf("subject attribute %s=%v is lost and not in %q", asked.Type, asked.Value, req.Dropped)
+		}
+	}
+	if len(cert.Subject.Names) > len(payload.Subject.Names) {
+		t.Errorf("subject %s, asked for %s", cert.Subject, payload.Subject)
+	}
+	asked, carried := 0, len(cert.DNSNames)+len(cert.EmailAddresses)+len(cert.IPAddresses)+len(cert.URIs)
+	for _, extension := range payload.Extensions {
+		if !extension.Id.Equal(oidSAN) {
+			if !told("extension " + extension.Id.String()) {
+				t.Errorf("extension %s is lost and not in %q", extension.Id, req.Dropped)
+			}
+			continue
+		}
+		var names []asn1.RawValue
+		_, _ = asn1.Unmarshal(extension.Value, &names)
+		asked = len(names)
+	}
+	if carried > asked || carried < asked && !told("subjectAltName ") {
+		t.Errorf("%d of %d subjectAltNames are carried, dropped %q", carried, asked, req.Dropped)
+	}
+	got := fmt.Sprint(cert.DNSNames, cert.EmailAddresses, cert.IPAddresses, cert.URIs)
+	if want := fmt.Sprint(payload.DNSNames, payload.EmailAddresses, payload.IPAddresses, payload.URIs); got != want {
+		t.Errorf("names %s, asked for %s", got, want)
+	}
+}
+
+// FuzzPayload checks that Parse agrees with the reader of kube-controller-manager, which is encoding/pem and
+// crypto/x509. Parse accepts no payload that this reader refuses. It refuses any other payload only for its size or its
+// key. What it accepts is within the limits.
+func FuzzPayload(f *testing.F) {
+	good := block("CERTIFICATE REQUEST", der(nodeRequest()))
+	names := block("CERTIFICATE REQUEST", der(&x509.CertificateRequest{
+		DNSNames: []string{"a", "b.example.com"}, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}, EmailAddresses: []string{"a@b"},
+	}))
+	for _, seed := range [][]byte{
+		good, names, nil, []byte("no PEM"), block("NEW CERTIFICATE REQUEST", der(nodeRequest())), block("CERTIFICATE REQUEST", []byte("x")),
+		append([]byte("Subject: a\r\n\r\n"), good...), append(slices.Clone(good), names...), append(slices.Clone(good), "garbage"...),
+		append(slices.Clone(good), block("CERTIFICATE REQUEST", []byte("broken"))...), append(slices.Clone(good), block("PRIVATE KEY", nil)...),
+		[]byte(strings.TrimSpace(string(good))),
+		[]byte(strings.ReplaceAll(string(good), "\n", "\r\n")), []byte(strings.Replace(string(good), "\n", "\nComment: a\n\n", 1)),
+		append(block("OTHER", []byte{1}), good...), block("CERTIFICATE REQUEST", append(der(nodeRequest()), 0)),
+	} {
+		f.Add(seed)
+	}
+	small := csr.Limits{RequestBytes: 4096, DERBytes: 2048, SubjectAttributes: 3, Names: 4, Extensions: 3}
+	large := csr.Limits{RequestBytes: 1 << 30, DERBytes: 1 << 30, SubjectAttributes: 1 << 30, Names: 1 << 30, Extensions: 1 << 30}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		obj := &certificatesv1.CertificateSigningRequest{Spec: certificatesv1.CertificateSigningRequestSpec{Request: data}}
+		var want *x509.CertificateRequest
+		if first, _ := pem.Decode(data); first != nil && first.Type == "CERTIFICATE REQUEST" {
+			want, _ = x509.ParseCertificateRequest(first.Bytes)
+		}
+		req, err := large.Parse(obj)
+		switch {
+		case err == nil && want == nil:
+			t.Fatal("accepted, but kube-controller-manager's reader refuses it")
+		case err != nil && want != nil && ca.CheckKey(want.PublicKey) == nil:
+			t.Fatalf("refused without a limit: %v", err)
+		case err == nil && ca.CheckKey(want.PublicKey) != nil:
+			t.Fatal("accepted with a key that is never permitted")
+		}
+		checkRefusal(t, err)
+		bounded, err := small.Parse(obj)
+		checkRefusal(t, err)
+		if err == nil {
+			checkWithin(t, small, data, want, bounded)
+		}
+		if err == nil && bounded.SubjectText() != req.SubjectText() {
+			t.Errorf("the subject is %s, and with other limits %s", bounded.SubjectText(), req.SubjectText())
+		}
+	})
+}
+
+// checkRefusal checks that err is a verdict about the payload and not a fault, and that its message is bounded.
+func checkRefusal(t *testing.T, err error) {
+	t.Helper()
+	refused := (*csr.Refused)(nil)
+	if err == nil {
+		return
+	}
+	if !errors.As(err, &refused) {
+		t.Fatalf("a fault: %v", err)
+	}
+	if !slices.Contains([]string{"Malformed", "RequestTooLarge", "KeyNotPermitted"}, refused.Reason) || len(refused.Message) > 1024 {
+		t.Errorf("reason %s, message of %d bytes", refused.Reason, len(refused.Message))
+	}
+}
+
+func checkWithin(t *testing.T, limits csr.Limits, data []byte, payload *x509.CertificateRequest, req *csr.Request) {
+	t.Helper()
+	names := len(payload.DNSNames) + len(payload.EmailAddresses) + len(payload.IPAddresses) + len(payload.URIs)
+	first, _ := pem.Decode(data)
+	if len(data) > limits.RequestBytes || len(first.Bytes) > limits.DERBytes || names > limits.Names ||
+		len(payload.Subject.Names) > limits.SubjectAttributes || len(payload.Extensions) > limits.Extensions-1 {
+		t.Errorf("accepted over the limits: %d bytes, %d of DER, %d names, %d subject attributes, %d extensions",
+			len(data), len(first.Bytes), names, len(payload.Subject.Names), len(payload.Extensions))
+	}
+	if req.Cert.Subject.CommonName != payload.Subject.CommonName || !slices.Equal(req.Cert.Subject.Organization, payload.Subject.Organization) ||
+		!slices.Equal(req.Cert.DNSNames, payload.DNSNames) || len(req.Cert.Subject.ExtraNames) > 0 {
+		t.Errorf("judged as %+v, but the payload is %+v", req.Cert, payload.Subject)
 	}
 }

@@ -14,8 +14,11 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // ask is a change of a parsed request.
@@ -92,9 +95,7 @@ func TestShapes(t *testing.T) {
 			for _, change := range slices.Concat(test.smallest, changes) {
 				change(req)
 			}
-			if got := errorText(test.shape(req)); got != want {
-				t.Errorf("%s: error %q, want %q", name, got, want)
-			}
+			expect.Error(t, name, test.shape(req), want)
 		}
 		check("")
 		for _, change := range test.accepted {
@@ -145,9 +146,7 @@ func TestUsages(t *testing.T) {
 func TestIsNode(t *testing.T) {
 	t.Parallel()
 	for user, want := range map[string]bool{"system:node:a": true, "system:node:": false, "system:nodea": false} {
-		if got := (csr.Requester{Username: user, Groups: []string{"b", "system:nodes"}}).IsNode(); got != want {
-			t.Errorf("%s: %t, want %t", user, got, want)
-		}
+		expect.Equal(t, user, (csr.Requester{Username: user, Groups: []string{"b", "system:nodes"}}).IsNode(), want)
 	}
 	if (csr.Requester{Username: "system:node:a", Groups: []string{"system:node"}}).IsNode() {
 		t.Error("a node that is not in the group")
@@ -163,9 +162,7 @@ func TestOtherSubject(t *testing.T) {
 		"L=x": {Locality: value}, "ST=x": {Province: value}, "STREET=x": {StreetAddress: value}, "POSTALCODE=x": {PostalCode: value},
 		"SERIALNUMBER=x": {SerialNumber: "x"}, "C=x SERIALNUMBER=x": {SerialNumber: "x", Country: value},
 	} {
-		if got := (&csr.Request{Cert: ca.Request{Subject: subject}}).OtherSubject(); strings.Join(got, " ") != want {
-			t.Errorf("%q, want %q", got, want)
-		}
+		expect.Equal(t, "other subject", strings.Join((&csr.Request{Cert: ca.Request{Subject: subject}}).OtherSubject(), " "), want)
 	}
 }
 
@@ -174,9 +171,7 @@ func TestShortenAll(t *testing.T) {
 	t.Parallel()
 	all := slices.Repeat([]string{"text"}, 11)
 	for count, more := range map[int][]string{0: nil, 8: nil, 9: {"and 1 more"}, 11: {"and 3 more"}} {
-		if got, want := csr.ShortenAll(all[:count]), slices.Concat(all[:min(count, 8)], more); !slices.Equal(got, want) {
-			t.Errorf("%d texts: %q, want %q", count, got, want)
-		}
+		expect.Equal(t, fmt.Sprint(count, " texts"), csr.ShortenAll(all[:count]), slices.Concat(all[:min(count, 8)], more), cmpopts.EquateEmpty())
 	}
 	if got := csr.ShortenAll([]string{strings.Repeat("a", 257)}); len(got) != 1 || len(got[0]) > 256 || !strings.HasSuffix(got[0], "...") {
 		t.Errorf("a text of 257 bytes is shortened to %q", got)
@@ -192,14 +187,10 @@ func TestCertificates(t *testing.T) {
 		prefix + a: {a}, prefix + strings.ToUpper(a): {a}, a: nil, "x509sha256=" + a: nil, "JTI=" + a: nil, prefix: nil, prefix + a + " ": nil,
 		prefix + a[2:]: nil, prefix + a + "00": nil, prefix + strings.Repeat("0g", 32): nil, prefix + a + "," + b: nil,
 	} {
-		if got := (csr.Requester{Extra: map[string]certificatesv1.ExtraValue{key: {id}}}).Certificates(); !slices.Equal(got, want) {
-			t.Errorf("%s: %q, want %q", id, got, want)
-		}
+		expect.Equal(t, id, (csr.Requester{Extra: map[string]certificatesv1.ExtraValue{key: {id}}}).Certificates(), want, cmpopts.EquateEmpty())
 	}
 	several := csr.Requester{Extra: map[string]certificatesv1.ExtraValue{key: {prefix + a, "JTI=1", prefix + b}, strings.ToUpper(key): {prefix + a}}}
-	if got := several.Certificates(); fmt.Sprint(got) != fmt.Sprint([]string{a, b}) {
-		t.Errorf("several: %q", got)
-	}
+	expect.Equal(t, "several", several.Certificates(), []string{a, b})
 }
 
 // TestStates checks the state by conditions, as the fixture writes them, and by the certificate.
@@ -282,9 +273,7 @@ func TestDeadline(t *testing.T) {
 			if at, ok := policy.Deadline(obj); ok {
 				got = at.Sub(now).String()
 			}
-			if got != test.want {
-				t.Errorf("%s: due after %s, want %s", name, got, test.want)
-			}
+			expect.Equal(t, name+": due after", got, test.want)
 		}
 	}
 	obj := object(func(obj *request) { obj.CreationTimestamp = metav1.Time{} })
@@ -300,9 +289,7 @@ func TestPause(t *testing.T) {
 		-time.Hour: time.Second, 0: time.Second, time.Second: time.Second, 90 * time.Second: 90 * time.Second,
 		5 * time.Minute: 5 * time.Minute, 24 * time.Hour: 5 * time.Minute,
 	} {
-		if got := csr.Pause(age); got != want {
-			t.Errorf("a request of %s waits %s, want %s", age, got, want)
-		}
+		expect.Equal(t, "the pause of a request of "+age.String(), csr.Pause(age), want)
 	}
 }
 
@@ -310,9 +297,7 @@ func TestPause(t *testing.T) {
 func TestBuiltinSigners(t *testing.T) {
 	t.Parallel()
 	want := []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}
-	if got := csr.BuiltinSigners(); !slices.Equal(got, want) {
-		t.Errorf("names %q, want %q", got, want)
-	}
+	expect.Equal(t, "names", csr.BuiltinSigners(), want)
 	for i, name := range append(want, "example.com/custom") {
 		signer, found := csr.BuiltinSigner(name)
 		if found != (i < 3) || found && signer.Name != name || csr.VerifiedByAPIServers(name) != (i < 2) {

@@ -11,9 +11,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"math/big"
-	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -27,6 +27,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // whole returns a request of a kubelet with everything that an API server stores, with edits.
@@ -91,20 +92,23 @@ func TestTrim(t *testing.T) {
 		"a record before the PEM text": {of("Approved", slices.Concat(recordOf(hour), []byte("\n"), other)), true},
 		"a record in place of the PEM": {of("Approved", recordOf(hour)), true},
 	} {
-		if got := csr.Trimmed(transformed(csr.Trim{}, test.obj)); got != test.trimmed {
-			t.Errorf("%s: trimmed: %t, want %t", name, got, test.trimmed)
-		}
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			checkTrimmed(t, test.obj)
-		})
+		expect.Equal(t, name+": trimmed", csr.Trimmed(transformed(csr.Trim{}, test.obj)), test.trimmed)
+		t.Run(name, func(t *testing.T) { checkTrimmed(t, test.obj) })
 	}
 }
 
-var (
-	sameBytes   = cmp.Comparer(bytes.Equal)
-	onlyExpired = csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}}
-)
+var onlyExpired = csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: -1, Failed: -1, Pending: -1}}
+
+// answers returns what each reader says about obj.
+func answers(obj *request) []any {
+	record, readable := csr.Certificate(obj)
+	all := []any{csr.StateOf(obj), csr.Undecided(obj), csr.ApprovedAt(obj), obj.Status.Conditions, record, readable}
+	for _, policy := range []csr.RetentionPolicy{{}, onlyExpired} {
+		at, due := policy.Deadline(obj)
+		all = append(all, at, due)
+	}
+	return all
+}
 
 // checkTrimmed trims obj, as a request of ours and as one of others, and compares what the readers say. A trimmed object can't be
 // parsed, which is not a verdict about the request.
@@ -112,51 +116,22 @@ func checkTrimmed(t *testing.T, obj *request) {
 	t.Helper()
 	for _, trim := range []csr.Trim{{}, {Ours: func(string) bool { return false }}} {
 		small := transformed(trim, obj)
-		if csr.StateOf(small) != csr.StateOf(obj) || csr.Undecided(small) != csr.Undecided(obj) ||
-			!csr.ApprovedAt(small).Equal(csr.ApprovedAt(obj)) {
-			t.Errorf("state %s, approved at %s; want %s, %s", csr.StateOf(small), csr.ApprovedAt(small), csr.StateOf(obj), csr.ApprovedAt(obj))
-		}
-		for _, policy := range []csr.RetentionPolicy{{}, onlyExpired} {
-			got, gotOK := policy.Deadline(small)
-			if want, wantOK := policy.Deadline(obj); gotOK != wantOK || !got.Equal(want) {
-				t.Errorf("policy %+v: deadline %s %t, want %s %t", policy, got, gotOK, want, wantOK)
-			}
-		}
-		got, gotOK := csr.Certificate(small)
-		want, wantOK := csr.Certificate(obj)
-		if gotOK != wantOK {
-			t.Errorf("certificate: %t, want %t", gotOK, wantOK)
-		}
-		compare(t, "certificate", want, got, cmp.AllowUnexported(csr.CertificateRecord{}), sameBytes)
+		expect.Equal(t, "answers", answers(small), answers(obj), cmp.AllowUnexported(csr.CertificateRecord{}), cmp.Comparer(bytes.Equal))
 		metadata := obj.ObjectMeta.DeepCopy()
 		metadata.ManagedFields = nil
-		compare(t, "metadata", *metadata, small.ObjectMeta)
-		compare(t, "conditions", obj.Status.Conditions, small.Status.Conditions)
-		compare(t, "trimmed again", small, transformed(csr.Trim{}, small))
+		expect.Equal(t, "metadata", small.ObjectMeta, *metadata)
+		expect.Equal(t, "trimmed again", transformed(csr.Trim{}, small), small)
 		spec := obj.Spec
 		if csr.Trimmed(small) {
 			spec = certificatesv1.CertificateSigningRequestSpec{
 				Request: []byte("trimmed by csr-controller-manager"), SignerName: spec.SignerName, Username: csr.Shorten(spec.Username),
 			}
-			if _, err := csr.Parse(small); errorText(err) != "spec.request is not in the cache" {
-				t.Errorf("parsed: %v", err)
-			}
+			_, err := csr.Parse(small)
+			expect.Error(t, "parsed", err, "spec.request is not in the cache")
 		}
 		if !csr.Trimmed(obj) {
-			compare(t, "spec", spec, small.Spec)
+			expect.Equal(t, "spec", small.Spec, spec)
 		}
-	}
-}
-
-// compare reports the differences between want and got. The code that it runs for equal values is always the same, as a
-// fuzz target needs.
-func compare(t *testing.T, what string, want, got any, options ...cmp.Option) {
-	t.Helper()
-	if reflect.DeepEqual(want, got) {
-		return
-	}
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
 }
 
@@ -191,7 +166,7 @@ func TestTrimTooLarge(t *testing.T) {
 			t.Errorf("%s: trimmed again, it differs", name)
 		}
 		obj.ManagedFields, obj.Spec.Request, got.Spec.Request = nil, nil, nil
-		compare(t, name+": the rest", obj, got)
+		expect.Equal(t, name+": the rest", got, obj)
 	}
 }
 
@@ -245,9 +220,7 @@ func TestSignedBy(t *testing.T) {
 					t.Errorf("%s: %+v, %t", form, record, readable)
 				}
 				for name, authority := range authorities {
-					if got := record.SignedBy(authority); got != (name == signer) {
-						t.Errorf("%s, %s by %s: signed by %s: %t", form, algorithm, signer, name, got)
-					}
+					expect.Equal(t, fmt.Sprintf("%s, %s by %s: signed by %s", form, algorithm, signer, name), record.SignedBy(authority), name == signer)
 				}
 			}
 			made[len(made)-1] ^= 1
@@ -266,48 +239,34 @@ func TestSignedBy(t *testing.T) {
 //
 //nolint:paralleltest // it measures the heap
 func TestFinishedRequestsAreSmall(t *testing.T) {
-	for key, most := range map[crypto.Signer]int{leafKey(): 1000, must(rsa.GenerateKey(rand.Reader, 2048)): 1250} { // as kubeadm makes CAs
-		size := heapOfFinished(t, key)
-		t.Logf("a CA with a %T: %d bytes for each request", key, size)
-		if size > most {
-			t.Errorf("want at most %d", most)
-		}
-	}
-}
-
-// heapOfFinished returns the bytes of heap that each finished request in a store takes.
-func heapOfFinished(t *testing.T, key crypto.Signer) int {
-	t.Helper()
 	const requests, nodes = 20_000, 2000
 	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true}
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-0000", Organization: []string{"system:nodes"}},
 		NotBefore: now, NotAfter: now.AddDate(1, 0, 0), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}
-	certificate := block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, leaf, ca, leafKey().Public(), key)))
-	obj := whole()
-	obj.Status.Conditions, obj.DeletionTimestamp, obj.Annotations, obj.Labels, obj.Finalizers, obj.OwnerReferences = nil, nil, nil, nil, nil, nil
+	obj := object(func(obj *request) { obj.ManagedFields = whole().ManagedFields })
+	obj.GenerateName, obj.UID = "csr-", "4b3e3b7d-5f2e-4f0e-9a5e-0123456789ab"
 	obj.Spec.Groups = []string{"system:nodes", "system:authenticated"}
 	obj.Spec.Extra = map[string]certificatesv1.ExtraValue{csr.CredentialIDKey: {csr.CertificateIDPrefix + strings.Repeat("0a", 32)}}
 	csr.AddCondition(obj, "Approved", "AutoApproved", "Auto approving kubelet client certificate after SubjectAccessReview.", now)
-	obj.Status.Certificate = certificate
-
-	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
-	before := heap()
-	for i := range requests {
-		obj.Name, obj.UID = fmt.Sprintf("csr-%05d", i), "4b3e3b7d-5f2e-4f0e-9a5e-0123456789ab"
-		obj.Spec.Username, obj.ResourceVersion = fmt.Sprintf("system:node:worker-%04d", i%nodes), fmt.Sprint(10_000_000+i)
-		decoded := &request{}
-		if err := decoded.Unmarshal(must(obj.Marshal())); err != nil {
-			t.Fatal(err)
+	for key, most := range map[crypto.Signer]uint64{leafKey(): 1000, must(rsa.GenerateKey(rand.Reader, 2048)): 1250} { // as kubeadm makes CAs
+		obj.Status.Certificate = block("CERTIFICATE", must(x509.CreateCertificate(rand.Reader, leaf, ca, leafKey().Public(), key)))
+		store, before := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc), heap()
+		for i := range requests {
+			obj.Name, obj.ResourceVersion = fmt.Sprintf("csr-%05d", i), fmt.Sprint(10_000_000+i)
+			obj.Spec.Username = fmt.Sprintf("system:node:worker-%04d", i%nodes)
+			decoded := &request{}
+			if err := errors.Join(decoded.Unmarshal(must(obj.Marshal())), store.Add(must(csr.Trim{}.Transform(decoded)))); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if err := store.Add(must(csr.Trim{}.Transform(decoded))); err != nil {
-			t.Fatal(err)
+		size := (heap() - before) / requests
+		runtime.KeepAlive(store)
+		if t.Logf("a CA with a %T: %d bytes for each request", key, size); size > most {
+			t.Errorf("want at most %d", most)
 		}
 	}
-	size := (heap() - before) / requests
-	runtime.KeepAlive(store)
-	return int(size)
 }
 
 func heap() uint64 {
@@ -316,4 +275,56 @@ func heap() uint64 {
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return stats.HeapAlloc
+}
+
+// FuzzTrim checks that every reader gives the same answer about a whole and about a trimmed object, that a trimmed object
+// stays as it is, and that the end of a certificate is the one that crypto/x509 reads.
+func FuzzTrim(f *testing.F) {
+	node := block("CERTIFICATE REQUEST", der(nodeRequest()))
+	valid := certificateUntil(now.Add(time.Hour))
+	f.Add(node, valid, "user", "kubernetes.io/kubelet-serving", "True", uint8(1), int64(0), int64(60))
+	f.Add(node, []byte(nil), strings.Repeat("ü", 300), "kubernetes.io/kube-apiserver-client-kubelet", "", uint8(0), int64(5), int64(0))
+	f.Add([]byte("x"), append(block("OTHER", []byte{1}), valid...), "", "example.com/a", "False", uint8(6), int64(-1), int64(1)<<33)
+	f.Add(node, append(slices.Clone(valid), valid...), "", "", "True", uint8(9), int64(0), int64(0))
+	f.Add([]byte("trimmed by csr-controller-manager"), valid, "", "", "", uint8(2), int64(0), int64(0))
+	f.Fuzz(func(t *testing.T, payload, certificate []byte, user, signer, status string, kinds uint8, created, updated int64) {
+		const years = 1 << 35 // metav1.Time has no JSON form after the year 9999
+		obj := &certificatesv1.CertificateSigningRequest{
+			ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "u", ResourceVersion: "7", CreationTimestamp: metav1.Unix(created%years, 0)},
+			Spec:       certificatesv1.CertificateSigningRequestSpec{Request: payload, SignerName: signer, Username: user},
+			Status:     certificatesv1.CertificateSigningRequestStatus{Certificate: certificate},
+		}
+		for i, kind := range []certificatesv1.RequestConditionType{"Approved", "Denied", "Failed", "Example"} {
+			if kinds&(1<<i) == 0 {
+				continue
+			}
+			obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{Type: kind, Message: user})
+			at := &obj.Status.Conditions[len(obj.Status.Conditions)-1]
+			if kinds&(16<<i) == 0 {
+				at.LastUpdateTime, at.Status = metav1.Unix(updated%years, 0), "True"
+			}
+		}
+		checkTrimmed(t, obj)
+		if !csr.Trimmed(obj) {
+			checkEnd(t, obj)
+		}
+	})
+}
+
+// checkEnd compares the end of the certificate with that of crypto/x509.
+func checkEnd(t *testing.T, obj *request) {
+	t.Helper()
+	first, _ := pem.Decode(obj.Status.Certificate)
+	if first == nil {
+		return
+	}
+	cert, err := x509.ParseCertificate(first.Bytes)
+	if err != nil || cert.NotAfter.IsZero() {
+		return
+	}
+	approved := obj.DeepCopy()
+	csr.AddCondition(approved, certificatesv1.CertificateApproved, "", "", now)
+	if at, ok := onlyExpired.Deadline(approved); !ok || !at.Equal(cert.NotAfter) {
+		t.Errorf("the certificate ends at %s %t, crypto/x509 reads %s", at, ok, cert.NotAfter)
+	}
 }
