@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func TestQuote(t *testing.T) {
@@ -22,13 +23,9 @@ func TestQuote(t *testing.T) {
 		"\U0001f511":              `\U0001f511`,
 		"\xff\xc3 \ufffd":         `\xff\xc3 \ufffd`,
 	} {
-		if got := ascii.Quote(text); got != want {
-			t.Errorf("%q: %s, want %s", text, got, want)
-		}
+		expect.Equal(t, text, ascii.Quote(text), want)
 	}
-	if got := ascii.Lines("a\n\tb\u202e\r\n"); got != "a\n\tb\\u202e\\r\n" {
-		t.Errorf("%q", got)
-	}
+	expect.Equal(t, "Lines", ascii.Lines("a\n\tb\u202e\r\n"), "a\n\tb\\u202e\\r\n")
 }
 
 // FuzzJSON checks that a reader gets the text that was written, and that only ASCII is written.

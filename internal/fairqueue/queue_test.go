@@ -11,6 +11,8 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // keyOf reads "alice/node-1/name@7": requester, lane, name and creation time.
@@ -49,9 +51,7 @@ func taken(q *Queue) string {
 // checkEmpty checks that q holds nothing of keys that are done.
 func checkEmpty(t *testing.T, q *Queue) {
 	t.Helper()
-	if len(q.order.requesters)+len(q.order.lanes)+len(q.order.turns) != 0 {
-		t.Errorf("the empty queue holds %d requesters and %d lanes", len(q.order.requesters), len(q.order.lanes))
-	}
+	expect.Equal(t, "requesters, lanes and turns in the empty queue", len(q.order.requesters)+len(q.order.lanes)+len(q.order.turns), 0)
 }
 
 // TestOrder checks which keys free workers get, in which order, and again after some of them are done. A key that is added
@@ -86,9 +86,7 @@ func TestOrder(t *testing.T) {
 			default:
 				want = step
 			}
-			if got := taken(q); got != want {
-				t.Errorf("%s, step %d: took %s, want %s", name, i, got, want)
-			}
+			expect.Equal(t, fmt.Sprintf("%s, step %d: took", name, i), taken(q), want)
 		}
 		if len(test.steps) > 1 {
 			checkEmpty(t, q)
@@ -142,9 +140,7 @@ func TestGetWaitsForWork(t *testing.T) {
 			for len(got) > 0 {
 				names = append(names, <-got)
 			}
-			if all := strings.Join(names, ", "); all != step.want {
-				t.Errorf("step %d: got %q, want %q", i, all, step.want)
-			}
+			expect.Equal(t, fmt.Sprintf("step %d: got", i), strings.Join(names, ", "), step.want)
 		}
 	})
 }
@@ -213,24 +209,22 @@ func TestIndex(t *testing.T) {
 		i.Put(keyOf(text), Digest("node", "x"), uint64(n))
 	}
 	i.Put(keyOf("c/1/c1@1"), Digest("node", "y"))
-	expect := func(keys []Key, want string) {
+	holds := func(keys []Key, want string) {
 		t.Helper()
 		var names []string
 		for _, key := range keys {
 			names = append(names, key.Name)
 		}
 		slices.Sort(names)
-		if got := strings.Join(names, " "); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		expect.Equal(t, "keys", strings.Join(names, " "), want)
 	}
-	expect(i.All(), "a1 a2 a3 b1 c1")
-	expect(i.Marked(2, map[uint64]bool{Digest("node", "x"): true}), "a2 a3 b1")
-	expect(i.Marked(2, map[uint64]bool{Digest("node", "y"): true, 0: true}), "a1 c1")
-	expect(i.Marked(2, nil), "")
+	holds(i.All(), "a1 a2 a3 b1 c1")
+	holds(i.Marked(2, map[uint64]bool{Digest("node", "x"): true}), "a2 a3 b1")
+	holds(i.Marked(2, map[uint64]bool{Digest("node", "y"): true, 0: true}), "a1 c1")
+	holds(i.Marked(2, nil), "")
 	i.Remove("a3")
 	i.Remove("absent")
-	expect(i.All(), "a1 a2 b1 c1")
+	holds(i.All(), "a1 a2 b1 c1")
 }
 
 // TestKeyOf checks which requests have the same requester and the same lane.
@@ -243,9 +237,7 @@ func TestKeyOf(t *testing.T) {
 		}, node)
 	}
 	first, nameless := of("csr-1", "alice", "a"), of("csr-1", "alice", "")
-	if first.Name != "csr-1" || first.UID != "uid-of-csr-1" || first.Created != 7 {
-		t.Errorf("key %+v", first)
-	}
+	expect.Equal(t, "key", first, Key{Name: "csr-1", UID: "uid-of-csr-1", Created: 7, Requester: first.Requester, Lane: first.Lane})
 	for name, test := range map[string]struct {
 		a, b            Key
 		requester, lane bool
@@ -257,9 +249,8 @@ func TestKeyOf(t *testing.T) {
 		"no node, two requests": {nameless, of("csr-2", "alice", ""), true, false},
 		"a user name of 1 MiB":  {first, of("csr-2", strings.Repeat("u", 1<<20), "a"), false, false},
 	} {
-		if requester, lane := test.a.Requester == test.b.Requester, test.a.Lane == test.b.Lane; requester != test.requester || lane != test.lane {
-			t.Errorf("%s: the same requester %t, the same lane %t", name, requester, lane)
-		}
+		requester, lane := test.a.Requester == test.b.Requester, test.a.Lane == test.b.Lane
+		expect.Equal(t, name+": the same requester, the same lane", []any{requester, lane}, []any{test.requester, test.lane})
 	}
 	if Digest("a", "bc") == Digest("ab", "c") || Digest("a") == Digest("a", "") {
 		t.Error("digests of different parts are equal")

@@ -12,12 +12,13 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func node(name, address string) *corev1.Node {
@@ -131,12 +132,8 @@ func (o *observed) expect(t *testing.T, known string, want ...string) {
 	if err != nil {
 		got = err.Error()
 	}
-	if got != known {
-		t.Errorf("it knows %q, want %q", got, known)
-	}
-	if diff := cmp.Diff(want, o.take()); diff != "" {
-		t.Errorf("calls (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "it knows", got, known)
+	expect.Equal(t, "calls", o.take(), want)
 }
 
 // inform calls test in a bubble, with a running Informer of a source that has read Node a with the address 1.
@@ -198,9 +195,7 @@ func TestInformerFollowsChanges(t *testing.T) {
 		watcher = <-source.watchers
 		watcher.Add(node("a", "5")) // some API servers repeat objects
 		o.expect(t, "a=5 c=4 ", "a=3 -> a=5")
-		if source.lists != 1 {
-			t.Errorf("%d lists, want 1", source.lists)
-		}
+		expect.Equal(t, "lists", source.lists, 1)
 		watcher.Error(&metav1.Status{Status: metav1.StatusFailure, Code: 410, Reason: metav1.StatusReasonExpired})
 		time.Sleep(time.Second)
 		o.expect(t, "a=1 ", "sync")
@@ -300,9 +295,7 @@ func TestInformerFindsItsResource(t *testing.T) {
 		defer stop()
 		i.OnSync = stop
 		_ = i.Start(ctx)
-		if !slices.Equal(attempts, []time.Duration{0, 1, 3, 7}) {
-			t.Errorf("attempts after %d seconds", attempts)
-		}
+		expect.Equal(t, "the attempts, in seconds", attempts, []time.Duration{0, 1, 3, 7})
 	})
 }
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // show describes a state, for comparison.
@@ -47,15 +47,9 @@ func TestValue(t *testing.T) {
 	} {
 		reports = nil
 		step.do()
-		if diff := cmp.Diff(step.report, strings.Join(reports, ", ")); diff != "" {
-			t.Errorf("%s: reports (-want +got):\n%s", step.what, diff)
-		}
-		if got := show(v.State()); got != step.want {
-			t.Errorf("%s: %s, want %s", step.what, got, step.want)
-		}
-		if len(woken) == 1 != step.wakes || len(second) != len(woken) {
-			t.Errorf("%s: wakes %d and %d", step.what, len(woken), len(second))
-		}
+		expect.Equal(t, step.what+": reports", strings.Join(reports, ", "), step.report)
+		expect.Equal(t, step.what, show(v.State()), step.want)
+		expect.Equal(t, step.what+": wakes both", []bool{len(woken) == 1, len(second) == 1}, []bool{step.wakes, step.wakes})
 		for len(woken) > 0 {
 			<-woken
 			<-second

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -21,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/kit/ledger"
 )
 
@@ -147,9 +147,7 @@ func TestCover(t *testing.T) {
 	} {
 		before := w.writes.Load()
 		w.succeed(w.cover(step.signer, step.after))
-		if got := w.writes.Load() - before; got != step.writes {
-			t.Errorf("%s: %d writes, want %d", step.what, got, step.writes)
-		}
+		expect.Equal(t, step.what+": writes", w.writes.Load()-before, step.writes)
 		w.has(step.what, step.signer, step.wantAhead)
 	}
 }
@@ -215,9 +213,7 @@ func TestSealed(t *testing.T) {
 	}
 	w.succeed(w.another().Unseal(ctx, key), w.cover(web, 48*time.Hour))
 	want := ledger.Account{Signers: map[string]time.Time{web: now.Add(72 * time.Hour)}}
-	if diff := cmp.Diff(want, w.stored()[key]); diff != "" {
-		t.Error(diff)
-	}
+	expect.Equal(t, "account", w.stored()[key], want)
 }
 
 // TestBrokenIsNeverOverwritten checks that an invalid account is not overwritten, and neither is one whose content
@@ -239,9 +235,7 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 			}
 		}
 		w.succeed(w.Cover(ctx, other, web, now)) // the account of another key is not affected
-		if got := w.configMap("ca-ledger").Data[key]; got != text {
-			t.Errorf("%q was overwritten with %q", text, got)
-		}
+		expect.Equal(t, "overwritten", w.configMap("ca-ledger").Data[key], text)
 	}
 }
 
@@ -298,9 +292,7 @@ func TestALostAccountIsNotMadeUp(t *testing.T) {
 	}
 	w.ahead(6 * time.Second)
 	w.fails("what it has stored, seconds later", w.cover(node, time.Hour), ledger.ErrNoAccount)
-	if diff := cmp.Diff(map[string]ledger.Account{}, w.stored()); diff != "" {
-		t.Errorf("written: %s", diff)
-	}
+	expect.Equal(t, "written", w.stored(), map[string]ledger.Account{})
 	w.open()
 	w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour-time.Millisecond)), w.cover(node, 16*time.Hour)) // rounded up
 	writes := w.writes.Load()
@@ -331,12 +323,8 @@ func TestReadAgain(t *testing.T) {
 		w.ahead(time.Duration(i+1) * time.Minute / 2)
 		w.succeed(w.cover(web, time.Hour))
 	}
-	if writes := w.writes.Load(); writes != 0 {
-		t.Errorf("%d writes", writes)
-	}
+	expect.Equal(t, "writes", w.writes.Load(), 0)
 	w.before = func() error { w.ahead(time.Hour / 2); return nil }
 	w.succeed(w.cover(web, 2*time.Hour))
-	if writes := w.writes.Load(); writes != 1 {
-		t.Errorf("a slow answer: %d writes", writes)
-	}
+	expect.Equal(t, "writes with a slow answer", w.writes.Load(), 1)
 }

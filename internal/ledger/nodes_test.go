@@ -3,6 +3,7 @@ package ledger_test
 import (
 	"cmp"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -20,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
@@ -66,9 +68,7 @@ func TestNodes(t *testing.T) {
 	recorder.Note(certificateOf("b", kubelet, key, 0, time.Hour))
 	w.succeed(recorder.FlushNodes(ctx))
 	want := []ledger.Certificate{certificateOf("a", kubelet, key, 0, 24*time.Hour), newer, certificateOf("b", kubelet, key, 0, time.Hour)}
-	if diff := gocmp.Diff(want, w.read()); diff != "" {
-		t.Error(diff)
-	}
+	expect.Equal(t, "certificates", w.read(), want)
 	writes, again := w.writes.Load(), w.recorder()
 	again.Note(certificateOf("a", node, key, 0, 48*time.Hour)) // seen again after a restart
 	if w.succeed(again.FlushNodes(ctx), again.FlushNodes(ctx)); w.writes.Load() > writes {
@@ -110,9 +110,7 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 	if stored[key] != inBroken || stored[other] != 200-inBroken || inBroken == 0 {
 		t.Errorf("stored %v, of which %d are in the broken ConfigMap", stored, inBroken)
 	}
-	if diff := gocmp.Diff(broken.Data, w.configMap(broken.Name).Data); diff != "" {
-		t.Errorf("overwritten: %s", diff)
-	}
+	expect.Equal(t, "overwritten", w.configMap(broken.Name).Data, broken.Data)
 }
 
 // TestManyNodes checks that 5,000 nodes cost 16 writes, and that any number of nodes makes no object larger than 1 MiB,
@@ -131,9 +129,8 @@ func TestManyNodes(t *testing.T) {
 		note(n)
 	}
 	w.succeed(recorder.FlushNodes(t.Context()))
-	if writes, got := w.writes.Load(), len(w.read()); writes != 16 || got != 10_000 {
-		t.Errorf("%d writes, read %d", writes, got)
-	}
+	expect.Equal(t, "writes", w.writes.Load(), 16)
+	expect.Equal(t, "certificates", len(w.read()), 10_000)
 	recorder = w.recorder()
 	for n, more := 5000, 0; more < 1500; n++ {
 		sum := fnv.New32a() // as Note chooses the ConfigMap
@@ -153,25 +150,21 @@ func TestManyNodes(t *testing.T) {
 }
 
 // authority makes a CA. All CAs have the same name.
-func authority(t *testing.T) *ca.Authority {
-	t.Helper()
+func authority() *ca.Authority {
 	made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: 24 * time.Hour}, now)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made
+	return must(made, err)
 }
 
-func issued(t *testing.T, by *ca.Authority, commonName string) []byte {
-	t.Helper()
-	profile, profileErr := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
-	req := ca.Request{PublicKey: authority(t).Certificate().PublicKey}
-	req.Subject.CommonName = commonName
-	made, err := by.Issue(profile, req, now)
-	if err := errors.Join(profileErr, err); err != nil {
-		t.Fatal(err)
+func issued(by *ca.Authority, commonName string) []byte {
+	req := ca.Request{PublicKey: authority().Certificate().PublicKey, Subject: pkix.Name{CommonName: commonName}}
+	return must(by.Issue(must(ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})), req, now)).PEM
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
 	}
-	return made.PEM
+	return value
 }
 
 // forged returns certificate with another signature. Its issuer and all its key identifiers are the same.
@@ -184,7 +177,7 @@ func forged(certificate []byte) []byte {
 // TestRecognize checks that the signature decides, for a request as the API server sends it and for a trimmed one.
 func TestRecognize(t *testing.T) {
 	t.Parallel()
-	old, next, stranger := authority(t), authority(t), authority(t)
+	old, next, stranger := authority(), authority(), authority()
 	nodeName := csr.NodeUserPrefix + "a"
 	want := func(node string, by *ca.Authority) ledger.Certificate {
 		return certificateOf(node, kubelet, by.KeyID(), -5*time.Minute, time.Hour+5*time.Minute)
@@ -193,27 +186,23 @@ func TestRecognize(t *testing.T) {
 		certificate []byte
 		want        ledger.Certificate
 	}{
-		"a node's certificate, old CA": {issued(t, old, nodeName), want("a", old)},
-		"a node's certificate, new CA": {issued(t, next, nodeName), want("a", next)},
-		"a user's certificate":         {issued(t, old, "alice"), want("", old)},
-		"a name that is no node name":  {issued(t, old, csr.NodeUserPrefix+"A/b"), want("", old)},
-		"with its chain":               {append(issued(t, next, nodeName), next.CertificatePEM()...), want("a", next)},
-		"another CA of the same name":  {issued(t, stranger, nodeName), ledger.Certificate{}},
+		"a node's certificate, old CA": {issued(old, nodeName), want("a", old)},
+		"a node's certificate, new CA": {issued(next, nodeName), want("a", next)},
+		"a user's certificate":         {issued(old, "alice"), want("", old)},
+		"a name that is no node name":  {issued(old, csr.NodeUserPrefix+"A/b"), want("", old)},
+		"with its chain":               {append(issued(next, nodeName), next.CertificatePEM()...), want("a", next)},
+		"another CA of the same name":  {issued(stranger, nodeName), ledger.Certificate{}},
 		"no certificate yet":           {nil, ledger.Certificate{}},
-		"a signature that was changed": {forged(issued(t, old, nodeName)), ledger.Certificate{}},
+		"a signature that was changed": {forged(issued(old, nodeName)), ledger.Certificate{}},
 		"a broken certificate":         {[]byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"), ledger.Certificate{}},
 	} {
 		obj := &certificatesv1.CertificateSigningRequest{}
 		obj.Spec.SignerName, obj.Status.Certificate = kubelet, test.certificate
-		trimmed, err := csr.Trim{}.Transform(obj.DeepCopy())
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, obj := range []*certificatesv1.CertificateSigningRequest{obj, trimmed.(*certificatesv1.CertificateSigningRequest)} {
+		trimmed := must(csr.Trim{}.Transform(obj.DeepCopy())).(*certificatesv1.CertificateSigningRequest)
+		for _, obj := range []*certificatesv1.CertificateSigningRequest{obj, trimmed} {
 			got, found := ledger.Recognize(obj, []*x509.Certificate{old.Certificate(), next.Certificate()})
-			if diff := gocmp.Diff(test.want, got); diff != "" || found != (test.want.KeyID != "") {
-				t.Errorf("%s: trimmed: %t, found: %t (-want +got):\n%s", name, csr.Trimmed(obj), found, diff)
-			}
+			expect.Equal(t, fmt.Sprintf("%s, trimmed: %t", name, csr.Trimmed(obj)), got, test.want)
+			expect.Equal(t, name+": found", found, test.want.KeyID != "")
 		}
 	}
 }
@@ -234,17 +223,11 @@ func TestRecorder(t *testing.T) {
 	w.before = nil
 	writes := w.writes.Load()
 	w.succeed(recorder.Flush(ctx), recorder.Flush(ctx))
-	if got := w.writes.Load() - writes; got != 1 {
-		t.Errorf("%d writes, want one for the end", got)
-	}
+	expect.Equal(t, "writes", w.writes.Load()-writes, 1)
 	want := map[string]ledger.Account{other: {Signers: map[string]time.Time{kubelet: now.Add(99 * time.Hour)}}}
-	if diff := gocmp.Diff(want, w.stored()); diff != "" {
-		t.Errorf("without an account: %s", diff)
-	}
+	expect.Equal(t, "without an account", w.stored(), want)
 	w.open()
 	w.succeed(recorder.Flush(ctx))
 	want[key] = ledger.Account{Signers: map[string]time.Time{web: now.Add(time.Hour)}}
-	if diff := gocmp.Diff(want, w.stored()); diff != "" {
-		t.Errorf("with one: %s", diff)
-	}
+	expect.Equal(t, "with one", w.stored(), want)
 }

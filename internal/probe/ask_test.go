@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -21,79 +20,66 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
-func succeed(t *testing.T, errs ...error) {
-	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
 	}
+	return value
 }
 
-func authority(t *testing.T, lifetime time.Duration) *ca.Authority {
-	t.Helper()
+func authority(lifetime time.Duration) *ca.Authority {
 	made, _, err := ca.New(ca.NewOptions{CommonName: "probe-test", Lifetime: lifetime}, time.Now())
-	succeed(t, err)
-	return made
+	return must(made, err)
 }
 
 func mint(t *testing.T) *Certificate {
-	t.Helper()
-	made, err := Mint(t.Context(), authority(t, time.Hour), nil, time.Now())
-	succeed(t, err)
-	return made
+	return must(Mint(t.Context(), authority(time.Hour), nil, time.Now()))
 }
 
-func leafOf(t *testing.T, c *Certificate) *x509.Certificate {
-	t.Helper()
+func leafOf(c *Certificate) *x509.Certificate {
 	block, _ := pem.Decode(c.certPEM)
-	leaf, err := x509.ParseCertificate(block.Bytes)
-	succeed(t, err)
-	return leaf
+	return must(x509.ParseCertificate(block.Bytes))
 }
 
 // auditLog returns a log, and a function that reads its file.
 func auditLog(t *testing.T) (*audit.Log, func() []byte) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "audit.log")
-	log, err := audit.Open(audit.Options{Path: file, MaxSize: 1})
-	succeed(t, err)
-	return log, func() []byte {
-		data, err := os.ReadFile(file)
-		succeed(t, err)
-		return data
-	}
+	return must(audit.Open(audit.Options{Path: file, MaxSize: 1})), func() []byte { return must(os.ReadFile(file)) }
 }
 
 func TestMint(t *testing.T) {
 	t.Parallel()
 	log, records := auditLog(t)
-	by, now := authority(t, time.Hour), time.Now()
-	one, err := Mint(t.Context(), by, log, now)
-	succeed(t, err)
-	leaf := leafOf(t, one)
+	by, now := authority(time.Hour), time.Now()
+	one := must(Mint(t.Context(), by, log, now))
+	leaf := leafOf(one)
 	if leaf.Subject.CommonName != one.Subject || !strings.HasPrefix(one.Subject, SubjectPrefix) || len(leaf.Subject.Names) != 1 {
 		t.Errorf("subject is %q, want a common name of ours and nothing else", leaf.Subject)
 	}
 	if !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) || leaf.KeyUsage != x509.KeyUsageDigitalSignature || leaf.IsCA {
 		t.Errorf("usages are %v and %v, CA is %t", leaf.ExtKeyUsage, leaf.KeyUsage, leaf.IsCA)
 	}
-	if names := len(leaf.DNSNames) + len(leaf.IPAddresses) + len(leaf.EmailAddresses) + len(leaf.URIs); names != 0 {
-		t.Errorf("%d alternative names", names)
-	}
+	expect.Equal(t, "alternative names", len(leaf.DNSNames)+len(leaf.IPAddresses)+len(leaf.EmailAddresses)+len(leaf.URIs), 0)
 	if span := leaf.NotAfter.Sub(leaf.NotBefore); span > 10*time.Minute || leaf.NotAfter.Before(now.Add(time.Minute)) {
 		t.Errorf("valid for %s, want ten minutes at most, and some time from now on", span)
 	}
 	var record audit.Record
-	succeed(t, json.Unmarshal(records(), &record))
-	if record.Event != audit.TrustProbe || record.Subject != "CN="+one.Subject || record.Serial != leaf.SerialNumber.Text(16) ||
-		record.IssuerKeyID != by.KeyID() || !record.NotAfter.Equal(leaf.NotAfter) || len(record.KeySHA256) != 64 {
+	if err := json.Unmarshal(records(), &record); err != nil || record.Event != audit.TrustProbe || record.Subject != "CN="+one.Subject || record.Serial != leaf.SerialNumber.Text(16) ||
+		record.IssuerKeyID != by.KeyID() || record.NotAfter == nil || !record.NotAfter.Equal(leaf.NotAfter) || len(record.KeySHA256) != 64 {
 		t.Errorf("the record is %+v", record)
 	}
 	if another, err := Mint(t.Context(), by, nil, now); err != nil || another.Subject == one.Subject || another.ID == one.ID {
@@ -136,7 +122,7 @@ func serve(t *testing.T, answer func(shown []*x509.Certificate) (status int, bod
 	}))
 	// The list of acceptable CAs from the API server must not prevent the client from presenting its certificate.
 	pool := x509.NewCertPool()
-	pool.AddCert(authority(t, time.Hour).Certificate())
+	pool.AddCert(authority(time.Hour).Certificate())
 	s.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, ClientCAs: pool, MinVersion: tls.VersionTLS12}
 	s.StartTLS()
 	t.Cleanup(s.Close)
@@ -195,9 +181,7 @@ func (s *server) sawOnly(t *testing.T, probe *Certificate) {
 			t.Errorf("header %s is sent", name)
 		}
 	}
-	if len(s.shown) != 1 || !s.shown[0].Equal(leafOf(t, probe)) {
-		t.Errorf("%d certificates are shown, want the probe alone", len(s.shown))
-	}
+	expect.Equal(t, "certificates that are shown", s.shown, []*x509.Certificate{leafOf(probe)})
 }
 
 func wants(t *testing.T, what string, got Answer, trust Trust, evidence string) {
@@ -290,21 +274,14 @@ func TestAskFollowsNobodyElsewhere(t *testing.T) {
 func TestAskShowsTheChain(t *testing.T) {
 	t.Parallel()
 	root, key, err := ca.New(ca.NewOptions{CommonName: "root", Lifetime: time.Hour}, time.Now())
-	succeed(t, err)
-	rootPair, err := tls.X509KeyPair(root.CertificatePEM(), key)
-	succeed(t, err)
-	template := authority(t, time.Hour).Certificate()
-	der, err := x509.CreateCertificate(rand.Reader, template, root.Certificate(), root.Certificate().PublicKey, rootPair.PrivateKey)
-	succeed(t, err)
-	between, err := ca.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key)
-	succeed(t, err)
-	probe, err := Mint(t.Context(), between, nil, time.Now())
-	succeed(t, err)
+	rootKey := must(tls.X509KeyPair(must(root, err).CertificatePEM(), key)).PrivateKey
+	template := authority(time.Hour).Certificate()
+	der := must(x509.CreateCertificate(rand.Reader, template, root.Certificate(), root.Certificate().PublicKey, rootKey))
+	between := must(ca.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key))
+	probe := must(Mint(t.Context(), between, nil, time.Now()))
 	s, cluster := serve(t, knows(probe))
 	wants(t, "chain", probe.Ask(t.Context(), cluster), Recognised, "")
-	if len(s.shown) != 2 || s.shown[1].Subject.CommonName != template.Subject.CommonName {
-		t.Errorf("shown %d certificates, want the leaf and its CA", len(s.shown))
-	}
+	expect.Equal(t, "certificates that are shown", s.shown, []*x509.Certificate{leafOf(probe), between.Certificate()})
 }
 
 // TestServingCertificate checks that a certificate is read even if it can't be trusted, that Verified says so, and that
@@ -346,12 +323,77 @@ func TestServingCertificate(t *testing.T) {
 		cancel()
 	}
 	// A server that accepts a connection and sends nothing costs only the deadline.
-	silent, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	succeed(t, err)
+	silent := must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))
 	defer func() { _ = silent.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 	defer cancel()
 	if shown, err := ServingCertificate(ctx, &rest.Config{Host: "https://" + silent.Addr().String()}); err == nil {
 		t.Errorf("%+v", shown)
+	}
+}
+
+// slice returns an EndpointSlice with two ports: other, and the given one.
+func slice(namespace, name, service, port string, number int32, ready bool, addresses ...string) *discoveryv1.EndpointSlice {
+	made := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{discoveryv1.LabelServiceName: service}},
+		Ports:      []discoveryv1.EndpointPort{{Name: ptr.To("other"), Port: ptr.To(int32(1))}, {Name: &port, Port: &number}},
+	}
+	for _, address := range addresses {
+		conditions := discoveryv1.EndpointConditions{Ready: &ready}
+		made.Endpoints = append(made.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: conditions})
+	}
+	return made
+}
+
+// TestEndpoints checks that the API servers are all endpoints of the Service default/kubernetes, and that it is an
+// error if one may be missing.
+func TestEndpoints(t *testing.T) {
+	t.Parallel()
+	one := slice("default", "a", "kubernetes", "https", 6443, true, "192.0.2.2", "192.0.2.1")
+	for name, test := range map[string]struct {
+		objects []client.Object
+		want    []string
+		err     string
+	}{
+		"an empty one": {
+			objects: []client.Object{slice("default", "a", "kubernetes", "https", 6443, true)}, err: "the Service default/kubernetes has no endpoints",
+		},
+		"of others": {objects: []client.Object{
+			slice("default", "a", "other", "https", 6443, true, "192.0.2.1"), slice("elsewhere", "a", "kubernetes", "https", 6443, true, "192.0.2.1"),
+		}, err: "has no endpoints"},
+		"ready or not, of both families, each once": {objects: []client.Object{
+			one, slice("default", "b", "kubernetes", "https", 6443, false, "192.0.2.3", "192.0.2.1"),
+			slice("default", "c", "kubernetes", "https", 443, true, "2001:db8::1"),
+		}, want: []string{"192.0.2.1:6443", "192.0.2.2:6443", "192.0.2.3:6443", "[2001:db8::1]:443"}},
+		"a slice without the port is an error": {
+			objects: []client.Object{one, slice("default", "b", "kubernetes", "http", 6443, true, "192.0.2.2")},
+			err:     `EndpointSlice default/b has no port "https"`,
+		},
+	} {
+		got, err := Endpoints(t.Context(), fake.NewClientBuilder().WithObjects(test.objects...).Build())
+		if (test.err == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), test.err) || !slices.Equal(got, test.want) {
+			t.Errorf("%s: got %q, %v; want %q, %q", name, got, err, test.want, test.err)
+		}
+	}
+}
+
+// TestDirectTakesNothingElse checks that Direct takes no credential and no proxy from the manager's configuration.
+func TestDirectTakesNothingElse(t *testing.T) {
+	t.Parallel()
+	probe := mint(t)
+	s, own := serve(t, knows(probe))
+	address := s.Listener.Addr().String()
+	withCredentials(t, own)
+	own.Host, own.ServerName, own.Timeout = "https://elsewhere.test/path", "elsewhere.test", 1
+	target := Direct(own, "example.com", []string{address})[0] // the name is in httptest's certificate
+	wants(t, target.Name, probe.Ask(t.Context(), target.Cluster), Recognised, "")
+	s.sawOnly(t, probe)
+	insecure := &rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	for name, target := range map[string]Target{
+		"by the usual name, which this one does not have": Direct(own, "", []string{address})[0],
+		"unverified":    Direct(insecure, "", []string{address})[0],
+		"not host:port": Direct(own, "", []string{"https://user:secret@" + address})[0],
+	} {
+		wants(t, name, probe.Ask(t.Context(), target.Cluster), Unknown, "")
 	}
 }

@@ -1,6 +1,7 @@
 package probe
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"crypto/x509"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // verifier is an API server that trusts some CAs, by its own clock. The header Date of its answers does not show its clock.
@@ -60,7 +62,7 @@ type rig struct {
 func newRig(t *testing.T) *rig {
 	t.Helper()
 	clock := clocktesting.NewFakeClock(time.Now().Truncate(time.Second))
-	r := &rig{Prober: &Prober{Clock: clock}, clock: clock, old: authority(t, time.Hour), new: authority(t, time.Hour)}
+	r := &rig{Prober: &Prober{Clock: clock}, clock: clock, old: authority(time.Hour), new: authority(time.Hour)}
 	r.first, r.second = newVerifier(t, clock, r.new), newVerifier(t, clock, r.new)
 	r.targets = []Target{r.first.target, r.second.target}
 	return r
@@ -72,9 +74,7 @@ func (r *rig) refuse(t *testing.T) Round { return r.Ask(t.Context(), r.old, r.ne
 
 func (r *rig) want(t *testing.T, round Round, first, second Trust, evidence string) {
 	t.Helper()
-	if !round.At.Equal(r.clock.Now()) || len(round.Answers) != 2 {
-		t.Errorf("the round is %+v", round)
-	}
+	expect.Equal(t, "time and number of answers", []any{round.At, len(round.Answers)}, []any{r.clock.Now(), 2})
 	one, two := round.Answers[r.targets[0].Name], round.Answers[r.targets[1].Name]
 	if one.Trust != first || two.Trust != second || !strings.Contains(two.Evidence, evidence) {
 		t.Errorf("got %+v, want %s, and %s with %q", round.Answers, first, second, evidence)
@@ -158,4 +158,107 @@ func TestALateAnswerDoesNotCount(t *testing.T) {
 		r.second.now = func() time.Time { return start }
 		wants(t, name, ask(t).Answers[r.targets[0].Name], Unknown, "but the answer came at")
 	}
+}
+
+var start = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
+
+const every = 10 * time.Second
+
+var said = map[rune]Answer{'+': {Recognised, "knows it"}, '-': {Refused, "says 401"}, '?': {Unknown, "times out"}}
+
+// answers returns the answers of a round: one letter for each server, and a space for a server that is not present.
+func answers(letters string) map[string]Answer {
+	round := map[string]Answer{}
+	for i, letter := range letters {
+		name := string(rune('a' + i))
+		if letter != ' ' {
+			round[name] = said[letter]
+		}
+	}
+	return round
+}
+
+// TestTracker checks when each server has given the wanted answer for long enough, and what is missing otherwise.
+func TestTracker(t *testing.T) {
+	t.Parallel()
+	// each returns one round per interval.
+	each := func(letters ...string) (rounds []Round) {
+		for i, one := range letters {
+			rounds = append(rounds, Round{start.Add(time.Duration(i) * every), answers(one)})
+		}
+		return rounds
+	}
+	// at returns rounds of one server, that long after the start.
+	at := func(times ...time.Duration) (rounds []Round) {
+		for _, after := range times {
+			rounds = append(rounds, Round{start.Add(after), answers("+")})
+		}
+		return rounds
+	}
+	for name, test := range map[string]struct {
+		want    Trust
+		settle  time.Duration
+		rounds  []Round
+		later   time.Duration // the time from the last round to now
+		missing string        // empty if proven
+	}{
+		"there is no server":      {settle: every, rounds: each("+", "+", "", "", ""), missing: "no API server has been asked"},
+		"once":                    {rounds: each("+"), missing: "a: the wanted answer was seen 1 time(s), for 0s of 0s"},
+		"twice, without settling": {rounds: each("+", "+")},
+		"long enough":             {settle: 3 * every, rounds: each("++", "++", "++", "++")},
+		"not long enough": {settle: 3*every + 1, rounds: each("++", "++", "++", "++"),
+			missing: "a: the wanted answer was seen 4 time(s), for 30s of 30.000000001s|b: the wanted answer"},
+		"waiting is no answer":         {settle: 4 * every, rounds: each("+", "+", "+"), later: 2 * every, missing: "for 20s of 40s"},
+		"one lags":                     {settle: every, rounds: each("+-", "+-", "+-"), missing: "b: says 401"},
+		"one changed its answer":       {settle: 2 * every, rounds: each("+", "+", "-", "+", "+"), missing: "for 10s of 20s"},
+		"one that was added":           {settle: 3 * every, rounds: each("+", "+", "+", "++", "++"), missing: "b: the wanted answer was seen 2"},
+		"one that was removed":         {settle: 3 * every, rounds: each("+-", "+-", "+", "+")},
+		"one that returns":             {settle: 3 * every, rounds: each("++", "++", "+", "++", "++"), missing: "b: the wanted answer was seen 2"},
+		"no answer at the end":         {settle: every, rounds: each("+", "+", "+", "?"), missing: "a: times out"},
+		"a short silence":              {settle: 3 * every, rounds: each("+", "+", "?", "?", "+", "+")},
+		"a silence proves an interval": {settle: 3*every + 1, rounds: each("+", "+", "?", "?", "+", "+"), missing: "for 30s of"},
+		"a long silence":               {settle: 2 * every, rounds: each("+", "+", "?", "?", "?", "?", "+", "+"), missing: "for 10s of"},
+		"silence only":                 {rounds: each("?", "?", "?"), missing: "a: times out"},
+		"a gap of three intervals":     {settle: 2 * every, rounds: at(0, every, 4*every)},
+		"a longer gap":                 {settle: every, rounds: at(0, every, 4*every+1), missing: "seen 1 time(s)"},
+		"the clock jumps ahead":        {settle: every, rounds: at(0, time.Hour), missing: "seen 1 time(s), for 0s"},
+		"by less than three intervals": {settle: 2 * every, rounds: at(0, 2*every), missing: "for 10s of 20s"},
+		"the clock jumps back":         {settle: every, rounds: at(time.Hour, time.Hour+every, 0), missing: "seen 1 time(s)"},
+		"now is long after":            {settle: every, rounds: each("+", "+", "+"), later: 4 * every, missing: "were last asked 40s ago"},
+		"now is before":                {settle: every, rounds: each("+", "+", "+"), later: -1, missing: "the clock has been set back"},
+		"faster than the interval":     {settle: every, rounds: at(0, 1, 2), missing: "a: the wanted answer was seen 3 time(s), for 0s of 10s"},
+		"refused by all":               {want: Refused, settle: every, rounds: each("--", "--")},
+		"still recognised by one":      {want: Refused, settle: every, rounds: each("--", "-+", "-+"), missing: "b: knows it"},
+		"silence refuses nothing":      {want: Refused, rounds: each("-?", "-?", "-?"), missing: "b: times out"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tracker := NewTracker(cmp.Or(test.want, Recognised), every)
+			now := start
+			for _, round := range test.rounds {
+				now = round.At.Add(test.later)
+				tracker.Add(round)
+			}
+			proof := tracker.Proof(test.settle, now)
+			if proof.Proven != (test.missing == "") || proof.Proven != (len(proof.Lacks()) == 0) || proof.Proven && proof.Settling {
+				t.Errorf("got %+v", proof)
+			}
+			for i, part := range strings.Split(test.missing, "|") {
+				if part != "" && (i >= len(proof.Missing) || !strings.Contains(proof.Missing[i], part)) {
+					t.Errorf("missing %q, want %q", proof.Missing, test.missing)
+				}
+			}
+		})
+	}
+}
+
+// TestSettling checks that settling needs only the wanted answers, while Proven also needs time.
+func TestSettling(t *testing.T) {
+	t.Parallel()
+	for letters, want := range map[string]bool{"": false, "+": true, "++": true, "+-": false, "+?": false, "-": false} {
+		tracker := NewTracker(Recognised, every)
+		tracker.Add(Round{start, answers(letters)})
+		expect.Equal(t, letters+": settling", tracker.Proof(every, start).Settling, want)
+	}
+	expect.Equal(t, "what it lacks if nothing was asked", (Proof{}).Lacks(), []string{"not every API server was probed yet"})
 }
