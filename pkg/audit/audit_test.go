@@ -14,11 +14,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var now = time.Date(2026, 11, 21, 12, 0, 0, 0, time.FixedZone("CET", 3600))
@@ -78,9 +78,7 @@ func TestWrite(t *testing.T) {
 			`"message":"` + strings.Repeat("m", 1024-len("...")) + `..."}`,
 		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
 	}
-	if diff := cmp.Diff(want, w.lines(t)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "file", w.lines(t), want)
 	first, second, _ := strings.Cut(w.logged.String(), "\n")
 	if !strings.HasPrefix(first, `"level"=0 "msg"="Decided" "requester"="user" "credentialIDs"="X509SHA256=0a" "uid"="uid-1" `+
 		`"signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(first) > 1500 {
@@ -229,9 +227,7 @@ func TestAFileThatHangsStopsNothing(t *testing.T) {
 			writing.Go(func() { log.Write(t.Context(), start, Signed, Record{Serial: "1f"}) })
 		}
 		writing.Wait()
-		if took := time.Since(start); took != patience {
-			t.Errorf("100 records at once took %s, want %s", took, patience)
-		}
+		expect.Equal(t, "100 records at once took", time.Since(start), patience)
 		close(file.resume)
 		synctest.Wait()
 		log.Write(t.Context(), start, Signed, Record{Serial: "2f"})

@@ -10,13 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 type attributes = authorizationv1.ResourceAttributes
@@ -60,12 +60,8 @@ func TestSubjectAccess(t *testing.T) {
 	} {
 		asker := &creator{status: test.status, err: test.err}
 		allowed, err := authz.SubjectAccess{Client: asker}.Allowed(t.Context(), who, what)
-		if got := fmt.Sprint(allowed, err); got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
-		if diff := cmp.Diff(sent, asker.sent); diff != "" {
-			t.Errorf("%s: review (-want +got):\n%s", name, diff)
-		}
+		expect.Equal(t, name, fmt.Sprint(allowed, err), test.want)
+		expect.Equal(t, name+": review", asker.sent, sent)
 	}
 }
 
@@ -141,9 +137,9 @@ func TestIdenticalReviewsShare(t *testing.T) {
 		for _, who := range different {
 			s.fill(t, who)
 		}
-		if took, sent := s.ask(t, 21, different...); sent != 3*len(different) || took != 2*short {
-			t.Errorf("%d reviews in %s for %d questions, want two, and then one for each that is shared", sent, took, len(different))
-		}
+		took, sent := s.ask(t, 21, different...)
+		expect.Equal(t, "reviews: two, and then one for each that is shared", sent, 3*len(different))
+		expect.Equal(t, "the time that they took", took, 2*short)
 	})
 }
 
@@ -153,9 +149,8 @@ func TestReviewThatIsSentIsNotShared(t *testing.T) {
 	share(t, 2*short, func(t *testing.T, s *shared) {
 		go s.ask(t, 1, alice)
 		time.Sleep(short)
-		if _, sent := s.ask(t, 1, alice); sent != 2 {
-			t.Errorf("%d reviews, want 2", sent)
-		}
+		_, sent := s.ask(t, 1, alice)
+		expect.Equal(t, "reviews", sent, 2)
 	})
 }
 

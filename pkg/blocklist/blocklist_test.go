@@ -10,7 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // stolen and another are the SHA-256 of certificates.
@@ -69,13 +69,8 @@ func TestParse(t *testing.T) {
 		data := map[string]string{"nodes": test.nodes, "certificates": test.certificates}
 		maps.Copy(data, test.others)
 		read, problems := parse(data)
-		got := strings.Join(sets.List(read.nodes), " ") + "; " + strings.Join(sets.List(read.certificates), " ")
-		if got != test.want {
-			t.Errorf("%s: %s, want %s", name, got, test.want)
-		}
-		if diff := cmp.Diff(test.problems, problems); diff != "" {
-			t.Errorf("%s: problems (-want +got):\n%s", name, diff)
-		}
+		expect.Equal(t, name, strings.Join(sets.List(read.nodes), " ")+"; "+strings.Join(sets.List(read.certificates), " "), test.want)
+		expect.Equal(t, name+": problems", problems, test.problems)
 	}
 }
 
@@ -140,16 +135,14 @@ func TestCheck(t *testing.T) {
 		case stolen:
 			want = "CertificateBlocked client certificate " + stolen + listedIn + "a request that was made with it until its SHA-256 is removed from the list"
 		}
-		if reason, message := list.Check(test.req); reason+" "+message != want {
-			t.Errorf("%s: %s %q", name, reason, message)
-		}
+		reason, message := list.Check(test.req)
+		expect.Equal(t, name, reason+" "+message, want)
 		if reason, message := unread.Check(test.req); (reason == "") != test.passes ||
 			!test.passes && (reason != "InventoryUnavailable" || !strings.Contains(message, "ns/blocked: not read yet")) {
 			t.Errorf("%s, while nothing is read: %s %q", name, reason, message)
 		}
-		if reason, _ := (*List)(nil).Check(test.req); reason != "" {
-			t.Errorf("%s, without a list: %s", name, reason)
-		}
+		reason, _ = (*List)(nil).Check(test.req)
+		expect.Equal(t, name+", without a list", reason, "")
 	}
 }
 
@@ -209,17 +202,14 @@ func TestChanges(t *testing.T) {
 		step.what()
 		for node, want := range map[string]string{"a": step.a, "b": step.b} {
 			reason, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:"+node))
-			if blocks := list.BlocksNode(strings.ToUpper(node)); reason != want || blocks != (want == "NodeBlocked") {
-				t.Errorf("step %d: %s waits because of %q, want %q; blocked %t", i, node, reason, want, blocks)
-			}
+			expect.Equal(t, fmt.Sprintf("step %d: %s waits because of", i, node), reason, want)
+			expect.Equal(t, fmt.Sprintf("step %d: blocks %s", i, node), list.BlocksNode(strings.ToUpper(node)), want == "NodeBlocked")
 		}
 		reason, problem, _ := strings.Cut(step.problem, " ")
 		if got := list.value.State().Problem; (got != nil) != (problem != "") || got != nil && got.Error() != problem {
 			t.Errorf("step %d: problem %v, want %q", i, got, problem)
 		}
-		if ready := list.ready(nil) == nil; ready != (step.a != waits) {
-			t.Errorf("step %d: ready: %t", i, ready)
-		}
+		expect.Equal(t, fmt.Sprintf("step %d: ready", i), list.ready(nil) == nil, step.a != waits)
 		var want, told []string
 		if step.told {
 			want = append(want, "Warning BlockList"+reason+" "+problem)
@@ -230,12 +220,8 @@ func TestChanges(t *testing.T) {
 		for len(recorder.Events) > 0 {
 			told = append(told, <-recorder.Events)
 		}
-		if diff := cmp.Diff(want, told); diff != "" {
-			t.Errorf("step %d: Events (-want +got):\n%s", i, diff)
-		}
-		if len(woken) == 1 != (step.read != "") {
-			t.Errorf("step %d: wakes %t", i, len(woken) == 1)
-		}
+		expect.Equal(t, fmt.Sprintf("step %d: Events", i), told, want)
+		expect.Equal(t, fmt.Sprintf("step %d: wakes", i), len(woken) == 1, step.read != "")
 		for len(woken) > 0 {
 			<-woken
 		}

@@ -206,8 +206,7 @@ func TestIssueTemplate(t *testing.T) {
 	checkSaid(t, req, cert)
 	checkInvariants(t, cert, req.PublicKey, now.Add(time.Hour))
 	got := []any{cert.Version, cert.SignatureAlgorithm, cert.Issuer.String(), cert.NotAfter, cert.MaxPathLen, cert.AuthorityKeyId}
-	want := []any{3, x509.ECDSAWithSHA256, "CN=CA", now.Add(time.Hour), -1, signing.Certificate().SubjectKeyId}
-	expect.Equal(t, "certificate", got, want)
+	expect.Equal(t, "certificate", got, []any{3, x509.ECDSAWithSHA256, "CN=CA", now.Add(time.Hour), -1, signing.Certificate().SubjectKeyId})
 	// key usage, extended key usage, basic constraints, authority key identifier, subjectAltName
 	wantCritical := map[string]bool{"2.5.29.15": true, "2.5.29.37": false, "2.5.29.19": true, "2.5.29.35": false, "2.5.29.17": false}
 	expect.Equal(t, "extensions and whether they are critical", critical(cert), wantCritical)
@@ -280,9 +279,9 @@ func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
 	} {
 		issued, err := signing.Issue(profile(ca.ProfileConfig{}), request(), now.Add(at))
 		usable := signing.Usable(now.Add(at))
-		if errorText(err) != want || errorText(usable) != want || (issued == nil) != (want != "") {
-			t.Errorf("after %s: issued %v, error %v, usable: %v", at, issued, err, usable)
-		}
+		expect.Error(t, fmt.Sprint("issue after ", at), err, want)
+		expect.Error(t, fmt.Sprint("usable after ", at), usable, want)
+		expect.Equal(t, fmt.Sprint("no certificate after ", at), issued == nil, want != "")
 		if errors.Is(err, ca.ErrExpired) != (at == time.Hour) || errors.Is(usable, ca.ErrExpired) != (at == time.Hour) {
 			t.Errorf("after %s: errors.Is(err, ErrExpired) is wrong for %v", at, err)
 		}

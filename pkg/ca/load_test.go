@@ -221,9 +221,7 @@ func TestChain(t *testing.T) {
 			if len(roots) == 0 {
 				roots = append(roots, loaded.Certificate())
 			}
-			if err := verify(certs[0], roots, certs[1:]); err != nil {
-				t.Errorf("%s: a verifier does not accept the leaf with its chain: %v", name, err)
-			}
+			expect.Error(t, name+": a verifier of the leaf with its chain", verify(certs[0], roots, certs[1:]), "")
 			if got = strings.Join(names, " "); !bytes.HasSuffix(issued.PEM, loaded.AppendedPEM()) {
 				t.Errorf("%s: AppendedPEM is not what is appended", name)
 			}
@@ -390,9 +388,7 @@ func checkLoaded(t *testing.T, loaded *ca.Authority, certPEM, caPEM []byte) {
 			anchored = append(anchored, cert)
 		}
 	}
-	if err := verify(chain[0], []*x509.Certificate{signing}, between); err != nil {
-		t.Errorf("the leaf is not accepted: %v", err)
-	}
+	expect.Error(t, "a verifier of the leaf", verify(chain[0], []*x509.Certificate{signing}, between), "")
 	if err := verify(chain[0], anchored, between); err != nil && len(anchors) > 0 {
 		t.Errorf("the chain does not end in ca.crt: %v", err)
 	}

@@ -12,6 +12,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // If the call fails or an authorizer has an evaluation error, the answer is Unknown.
@@ -39,9 +40,7 @@ func TestAnswers(t *testing.T) {
 
 func TestRightsByName(t *testing.T) {
 	t.Parallel()
-	if got := (Right{Verb: "get", Resource: "secrets", Name: "a", Namespace: "b"}).String(); got != "get secrets a in b" {
-		t.Error(got)
-	}
+	expect.Equal(t, "text", (Right{Verb: "get", Resource: "secrets", Name: "a", Namespace: "b"}).String(), "get secrets a in b")
 	var asked authorizationv1.ResourceAttributes
 	api := reviewer(func(obj runtime.Object) {
 		asked = *obj.(*authorizationv1.SelfSubjectAccessReview).Spec.ResourceAttributes
@@ -51,9 +50,7 @@ func TestRightsByName(t *testing.T) {
 	want := authorizationv1.ResourceAttributes{
 		Verb: "update", Group: "certificates.k8s.io", Resource: "certificatesigningrequests", Subresource: "status", Name: "a",
 	}
-	if asked != want {
-		t.Errorf("asked for %+v", asked)
-	}
+	expect.Equal(t, "asked for", asked, want)
 }
 
 // reviewer is an API server that shows note each review.
@@ -114,9 +111,8 @@ func TestBindRequester(t *testing.T) {
 	} {
 		req := &csr.Request{Name: "one", Requester: csr.Requester{Username: test.user, Groups: test.groups}}
 		req.Cert.Subject.CommonName = "system:node:a"
-		if text, command := BindRequester(req); text != test.text || command != test.command {
-			t.Errorf("%s: %q, %q", name, text, command)
-		}
+		text, command := BindRequester(req)
+		expect.Equal(t, name, []string{text, command}, []string{test.text, test.command})
 	}
 }
 
@@ -132,8 +128,6 @@ func TestNarrowest(t *testing.T) {
 		"all have more": {[]gap{lacks(bootstrapGroup, roleJoin), kubeadm}, kubeadmGroup},
 		"in use":        {[]gap{all, lacks("system:bootstrappers:mine", roleJoin), kubeadm}, "system:bootstrappers:mine"},
 	} {
-		if got := narrowest(test.gaps).group; got != test.want {
-			t.Errorf("%s: %q, want %q", name, got, test.want)
-		}
+		expect.Equal(t, name, narrowest(test.gaps).group, test.want)
 	}
 }

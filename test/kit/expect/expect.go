@@ -2,10 +2,12 @@
 package expect
 
 import (
+	"net/netip"
 	"reflect"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // Equal reports the differences between want and got. If they are equal it always runs the same code, as a fuzz target needs.
@@ -14,6 +16,7 @@ func Equal[T any](t testing.TB, what string, got, want T, options ...cmp.Option)
 	if reflect.DeepEqual(want, got) {
 		return
 	}
+	options = append(options, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}))
 	if diff := cmp.Diff(want, got, options...); diff != "" {
 		t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
