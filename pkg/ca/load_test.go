@@ -12,6 +12,7 @@ import (
 	"encoding/base64"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -67,7 +68,7 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 		}
 		loaded, err := ca.Load(data, parts["key"])
 		signs, wanted := parts[want]
-		if wanted != (err == nil) || !wanted && errorText(err) != want || wanted && !bytes.Equal(loaded.CertificatePEM(), signs) {
+		if wanted != (err == nil) || !wanted && fmt.Sprint(err) != want || wanted && !bytes.Equal(loaded.CertificatePEM(), signs) {
 			t.Errorf("%s: error %v, want %s", file, err, want)
 		}
 	}
@@ -209,7 +210,7 @@ func TestChain(t *testing.T) {
 		if err == nil {
 			loaded, err = loaded.WithChain(test.mode)
 		}
-		got := errorText(err)
+		got := fmt.Sprint(err)
 		if err == nil {
 			var names []string
 			issued := issue(loaded)
@@ -253,9 +254,8 @@ func TestChainEnds(t *testing.T) {
 		upper := top.below("upper", "P-384", from(test.upper))
 		loaded := must(upper.below("lower", "P-521", from(test.lower)).load(upper.pem, top.pem))
 		issued, err := loaded.Issue(profile(ca.ProfileConfig{Lifetime: day}), request(), now)
-		if errorText(err) != test.err || errors.Is(err, ca.ErrExpired) != strings.HasPrefix(test.err, expired) {
-			t.Errorf("%s: error %v, want %q", name, err, test.err)
-		}
+		expect.Error(t, name, err, test.err)
+		expect.Equal(t, name+": has expired", errors.Is(err, ca.ErrExpired), strings.HasPrefix(test.err, expired))
 		if err == nil && (issued.Cut != test.cut || issued.NotAfter.After(loaded.NotAfter())) {
 			t.Errorf("%s: cut by %s, want %s", name, issued.Cut, test.cut)
 		}

@@ -121,9 +121,7 @@ func TestUsages(t *testing.T) {
 	check := func(key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []usage, usages ...usage) {
 		t.Helper()
 		gotKey, gotExt, gotUnknown := csr.X509Usages(usages)
-		if gotKey != key || !slices.Equal(gotExt, ext) || !slices.Equal(gotUnknown, unknown) {
-			t.Errorf("%q: %b, %v and unknown %q, want %b, %v and unknown %q", usages, gotKey, gotExt, gotUnknown, key, ext, unknown)
-		}
+		expect.Equal(t, fmt.Sprint(usages), []any{gotKey, gotExt, gotUnknown}, []any{key, ext, unknown}, cmpopts.EquateEmpty())
 	}
 	for bit, usage := range []usage{
 		"digital signature", "content commitment", "key encipherment", "data encipherment", "key agreement",
@@ -217,9 +215,8 @@ func TestStates(t *testing.T) {
 		{"Approved Failed", "x", "Issued", false},
 	} {
 		obj := object(conditions(test.conditions), certificate([]byte(test.certificate)))
-		if state, undecided := csr.StateOf(obj), csr.Undecided(obj); state != test.want || undecided != test.undecided {
-			t.Errorf("%q, certificate %q: state %s, undecided: %t", test.conditions, test.certificate, state, undecided)
-		}
+		what := fmt.Sprintf("%q, certificate %q", test.conditions, test.certificate)
+		expect.Equal(t, what, []any{csr.StateOf(obj), csr.Undecided(obj)}, []any{test.want, test.undecided})
 	}
 }
 
