@@ -13,6 +13,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/url"
 	"slices"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func fmtUnix(at time.Time) string { return fmt.Sprint(at.Unix()) }
@@ -45,12 +47,7 @@ func serving(conditions ...string) rules.Rule {
 
 const ownName = "request.names.all(n, n == 'api.' + requester.serviceAccount.namespace + '.svc')"
 
-func smallestServing() *trial {
-	r := account()
-	names("api.shop.svc")(r)
-	usages("server auth")(r)
-	return r
-}
+func smallestServing() *trial { return account(names("api.shop.svc"), usages("server auth")) }
 
 func TestRule(t *testing.T) {
 	t.Parallel()
@@ -88,11 +85,8 @@ func TestRule(t *testing.T) {
 func TestConditions(t *testing.T) {
 	t.Parallel()
 	full := func() *trial {
-		r := smallestServing()
-		for _, change := range []change{address, email, uris("spiffe://example.org/a%20b"), common("cn"), orgs("o1", "o2"), extra("example.com/key", "x")} {
-			change(r)
-		}
-		return r
+		return account(names("api.shop.svc"), usages("server auth"), address, email, uris("spiffe://example.org/a%20b"),
+			common("cn"), orgs("o1", "o2"), extra("example.com/key", "x"))
 	}
 	for expression, want := range map[string]string{
 		"request.commonName == 'cn' && request.organizations == ['o1', 'o2']":                           "",
@@ -129,22 +123,18 @@ func TestConditions(t *testing.T) {
 // TestCostIsForTheWholeRequest checks that all rules share one budget.
 func TestCostIsForTheWholeRequest(t *testing.T) {
 	t.Parallel()
-	many := func() *trial {
-		r := smallestServing()
-		all := make([]string, 900)
-		for i := range all {
-			all[i] = fmt.Sprintf("n%d.shop.svc", i)
-		}
-		names(all...)(r)
-		return r
+	all := make([]string, 900)
+	for i := range all {
+		all[i] = fmt.Sprintf("n%d.shop.svc", i)
 	}
+	many := func() *trial { return account(names(all...), usages("server auth")) }
 	const costly = "request.names.all(n, request.names.exists(m, m == n))"
 	compiler := must(rules.NewCompiler(csr.Limits{Names: 300, DERBytes: 4096}))
 	compiled, mistakes := compiler.Compile(serving(costly), field.NewPath("rule"))
 	if len(mistakes) > 0 {
 		t.Fatal(mistakes)
 	}
-	subject := many().subject(t)
+	subject := many().subject()
 	refusal, err := compiled.Judge(t.Context(), subject)
 	if want := "the condition " + costly + " is not true (the conditions "; !strings.HasPrefix(refusal, want) || err != nil { // cost or take more
 		t.Errorf("%q, %v, want %q", refusal, err, want)
@@ -153,20 +143,19 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 	if refusal, _ := cheap.Judge(t.Context(), subject); !strings.HasPrefix(refusal, "the condition true is not true (the conditions ") {
 		t.Errorf("after that, another rule says %q", refusal)
 	}
-	if refusal, _ := cheap.Judge(t.Context(), many().subject(t)); refusal != "" {
-		t.Errorf("the next request: %q", refusal)
-	}
+	refusal, _ = cheap.Judge(t.Context(), many().subject())
+	expect.Equal(t, "the next request", refusal, "")
 }
 
 func TestMistakes(t *testing.T) {
 	t.Parallel()
 	compiler := must(rules.NewCompiler(csr.DefaultLimits))
-	preset := func(signer string, preset rules.Preset, change func(*rules.Rule)) rules.Rule {
-		rule := rules.Rule{Name: "a", SignerName: signer, Preset: preset}
-		if change != nil {
-			change(&rule)
-		}
+	changed := func(rule rules.Rule, change func(*rules.Rule)) rules.Rule {
+		change(&rule)
 		return rule
+	}
+	preset := func(signer string, preset rules.Preset) rules.Rule {
+		return rules.Rule{Name: "a", SignerName: signer, Preset: preset}
 	}
 	const client = "kubernetes.io/kube-apiserver-client"
 	for name, test := range map[string]struct {
@@ -186,32 +175,24 @@ func TestMistakes(t *testing.T) {
 		"a long message": {rules.Rule{Name: "a", SignerName: "a.b/c", Usages: []certificatesv1.KeyUsage{"server auth"}, MaxDuration: metav1.Duration{Duration: 1}, Allow: []string{"names"},
 			Conditions: []rules.Condition{{Expression: "true", Message: strings.Repeat("x", 201)}}}, []string{"conditions[0].message: Too long"}},
 		"empty": {rules.Rule{Name: "a", SignerName: "a.b/c"}, []string{"usages: Required", "maxDuration: Required", "allow: Required", "conditions: Required"}},
-		"unknown values": {func() rules.Rule {
-			rule := serving("true")
-			rule.Name, rule.Usages, rule.Allow, rule.AllowWildcards = "A", []certificatesv1.KeyUsage{"x"}, []string{"name"}, true
-			return rule
-		}(), []string{"rule.name: Invalid", "usages: Invalid value: [\"x\"]: no such usage", "allow: Unsupported value: \"name\"", "allowWildcards: Forbidden"}},
-		"a signer of Kubernetes": {func() rules.Rule {
-			rule := serving("true")
-			rule.SignerName = client
-			return rule
-		}(), []string{"signerName: Invalid value: \"" + client + "\": a signer of Kubernetes accepts only the preset ownIdentity"}},
-		"no trust domain":                {preset("a.b/c", rules.SPIFFE, nil), []string{"trustDomain: Invalid"}},
-		"a bad cluster domain":           {preset("a.b/c", rules.ServiceNames, func(r *rules.Rule) { r.ClusterDomain = "a_b" }), []string{"clusterDomain: Invalid"}},
-		"unknown preset":                 {preset("a.b/c", "x", nil), []string{"preset: Unsupported"}},
-		"ownIdentity for another signer": {preset("a.b/c", rules.OwnIdentity, nil), []string{"signerName: Invalid"}},
-		"ownIdentity for a kubelet":      {preset(client+"-kubelet", rules.OwnIdentity, nil), []string{"signerName: Invalid"}},
-		"fixed fields": {preset("a.b/c", rules.ServiceNames, func(r *rules.Rule) {
-			full := serving("true")
-			full.Name, full.SignerName, full.Preset, full.AllowWildcards = "a", "a.b/c", rules.ServiceNames, true
-			full.TrustDomain, full.ExpiryExtra = "a", "b"
-			*r = full
+		"unknown values": {changed(serving("true"), func(r *rules.Rule) {
+			r.Name, r.Usages, r.Allow, r.AllowWildcards = "A", []certificatesv1.KeyUsage{"x"}, []string{"name"}, true
+		}), []string{"rule.name: Invalid", "usages: Invalid value: [\"x\"]: no such usage", "allow: Unsupported value: \"name\"", "allowWildcards: Forbidden"}},
+		"a signer of Kubernetes": {changed(serving("true"), func(r *rules.Rule) { r.SignerName = client }),
+			[]string{"signerName: Invalid value: \"" + client + "\": a signer of Kubernetes accepts only the preset ownIdentity"}},
+		"no trust domain": {preset("a.b/c", rules.SPIFFE), []string{"trustDomain: Invalid"}},
+		"a bad cluster domain": {changed(preset("a.b/c", rules.ServiceNames), func(r *rules.Rule) { r.ClusterDomain = "a_b" }),
+			[]string{"clusterDomain: Invalid"}},
+		"unknown preset":                 {preset("a.b/c", "x"), []string{"preset: Unsupported"}},
+		"ownIdentity for another signer": {preset("a.b/c", rules.OwnIdentity), []string{"signerName: Invalid"}},
+		"ownIdentity for a kubelet":      {preset(client+"-kubelet", rules.OwnIdentity), []string{"signerName: Invalid"}},
+		"fixed fields": {changed(serving("true"), func(r *rules.Rule) {
+			r.Name, r.SignerName, r.Preset, r.AllowWildcards = "a", "a.b/c", rules.ServiceNames, true
+			r.TrustDomain, r.ExpiryExtra = "a", "b"
 		}), []string{"preset: Forbidden: fixes usages, maxDuration, allow, allowWildcards and conditions: remove these", "trustDomain: Forbidden", "expiryExtra: Forbidden"}},
 	} {
 		_, mistakes := compiler.Compile(test.rule, field.NewPath("rule"))
-		if len(mistakes) != len(test.want) {
-			t.Errorf("%s: %v, want %d mistakes", name, mistakes, len(test.want))
-		}
+		expect.Equal(t, fmt.Sprintf("%s: mistakes in %v", name, mistakes), len(mistakes), len(test.want))
 		for _, want := range test.want {
 			if !slices.ContainsFunc(mistakes, func(m *field.Error) bool { return strings.Contains(m.Error(), want) }) {
 				t.Errorf("%s: %v, want %q", name, mistakes, want)
@@ -229,9 +210,8 @@ func TestWhatARuleReads(t *testing.T) {
 	} {
 		rule := serving(expression, "request.names.size() == 1")
 		compiled := compile(t, rule)
-		if got := [2]bool{len(compiled.Warnings) == 1, compiled.ReadsAccount}; got != want {
-			t.Errorf("%s: warnings %q, reads the account %t", expression, compiled.Warnings, got[1])
-		}
+		got := [2]bool{len(compiled.Warnings) == 1, compiled.ReadsAccount}
+		expect.Equal(t, fmt.Sprintf("%s: warnings %q, and whether it reads the account", expression, compiled.Warnings), got, want)
 	}
 	for preset, reads := range map[rules.Preset]bool{rules.ServiceNames: true, rules.SPIFFE: true, rules.OwnIdentity: false} {
 		rule := rules.Rule{Name: "a", SignerName: "a.b/c", Preset: preset}
@@ -266,10 +246,10 @@ type trial struct {
 
 var ecdsaKey = sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
 
-// account is the requester of the trials: ServiceAccount web of namespace shop.
-func account() *trial {
+// account is the requester of the trials, ServiceAccount web of namespace shop, with changes.
+func account(changes ...change) *trial {
 	lifetime := int32(3600)
-	return &trial{
+	r := &trial{
 		key: ecdsaKey(),
 		obj: certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: "web-1", CreationTimestamp: metav1.NewTime(now), Labels: map[string]string{"app": "web"}},
@@ -285,6 +265,10 @@ func account() *trial {
 			Now:      func() (time.Time, error) { return now, nil },
 		},
 	}
+	for _, change := range changes {
+		change(r)
+	}
+	return r
 }
 
 // change changes a trial.
@@ -352,19 +336,11 @@ func edKey() crypto.Signer {
 }
 
 // subject returns the trial as rules judge it.
-func (r *trial) subject(t testing.TB) *rules.Subject {
-	t.Helper()
-	der, err := x509.CreateCertificateRequest(rand.Reader, &r.content, r.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+func (r *trial) subject() *rules.Subject {
+	der := must(x509.CreateCertificateRequest(rand.Reader, &r.content, r.key))
 	r.obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
-	req, err := csr.Parse(&r.obj)
-	if err != nil {
-		t.Fatal(err)
-	}
 	subject := r.facts
-	subject.Request = req
+	subject.Request = must(csr.Parse(&r.obj))
 	return &subject
 }
 
@@ -395,12 +371,171 @@ func judge(t *testing.T, rule rules.Rule, smallest func() *trial, rows map[strin
 		for _, change := range row.changes {
 			change(trial)
 		}
-		refusal, err := compiled.Judge(t.Context(), trial.subject(t))
+		refusal, err := compiled.Judge(t.Context(), trial.subject())
 		if err != nil {
 			refusal = "error: " + err.Error()
 		}
-		if refusal != row.want {
-			t.Errorf("%s: %q, want %q", name, refusal, row.want)
+		expect.Equal(t, name, refusal, row.want)
+	}
+}
+
+const (
+	unexpectedAttribute = `no rule permits ["subject attribute 1.2.3"]`
+	unexpectedUnit      = `no rule permits ["OU=unit"]`
+	unexpectedExtension = `no rule permits ["extension 2.5.29.19"]`
+	notAccount          = "the requester is not a ServiceAccount"
+	tooLong             = "the certificate would be valid for 168h0m1s, longer than 168h0m0s: request less (spec.expirationSeconds)"
+	noDuration          = "the request has no duration (spec.expirationSeconds), and this manager does not sign it"
+)
+
+// ofAccounts returns rows, and rows about a requester that is not ServiceAccount web of namespace shop.
+func ofAccounts(rows map[string]row) map[string]row {
+	maps.Copy(rows, map[string]row{
+		"a user":                             but(notAccount, user("web")),
+		"a user with half a name":            but(notAccount, user("system:serviceaccount:shop")),
+		"a name with more parts":             but(notAccount, user("system:serviceaccount:shop:web:x")),
+		"a user who calls himself one":       but("the requester has the name of a ServiceAccount, but is not in the group system:serviceaccounts", groups("system:authenticated")),
+		"groups of another namespace":        but("the requester has the name of a ServiceAccount, but is not in the group system:serviceaccounts:shop", groups("system:serviceaccounts", "system:serviceaccounts:kitchen")),
+		"no UID, as of a client certificate": but("the requester has the name of a ServiceAccount, but no UID", noUID),
+		"the account is deleted":             but("it is deleted", isNot("it is deleted")),
+		"the account cannot be read":         but("error: down", unreadable),
+	})
+	return rows
+}
+
+// with returns rows, and a row for each kind of content that is not allowed.
+func with(rows map[string]row, allowed ...string) map[string]row {
+	for kind, ask := range map[string]change{
+		"names": names("api.shop.svc"), "addresses": address, "emails": email, "uris": uris("spiffe://a/b"),
+		"commonName": common("web"), "organizations": orgs("shop"),
+	} {
+		if !slices.Contains(allowed, kind) {
+			rows[kind] = but("the rule does not allow "+kind, ask)
 		}
 	}
+	rows["other attribute"], rows["unknown attribute"] = but(unexpectedUnit, unit), but(unexpectedAttribute, unknownAttribute)
+	rows["extension"] = but(unexpectedExtension, extension)
+	return rows
+}
+
+func TestServiceNames(t *testing.T) {
+	t.Parallel()
+	smallest := func() *trial { return account(names("api.shop.svc"), usages("digital signature, server auth")) }
+	const usual = `["digital signature" "key encipherment" "server auth"]`
+	foreign := func(name string) string {
+		return `DNS name "` + name + `" is not SERVICE.shop.svc or SERVICE.shop.svc.cluster.local: a ServiceAccount gets only names of Services in its own namespace`
+	}
+	judge(t, rules.Rule{Name: "a", SignerName: "example.com/serving", Preset: rules.ServiceNames}, smallest, with(ofAccounts(map[string]row{
+		"smallest":                  but(""),
+		"common name":               but("", common("api.shop.svc")),
+		"CA that API servers trust": but("", trusted("API servers trust it")),
+		"no names at all":           but("the request asks for no name, no address and no subject", names()),
+		"a common name alone":       but("the request has no DNS name", names(), common("api.shop.svc")),
+		"too many names":            but("the request has more than 20 DNS names", names(slices.Repeat([]string{"api.shop.svc"}, 21)...)),
+		"another namespace":         but(foreign("api.kitchen.svc"), names("api.kitchen.svc")),
+		"one more of another":       but(foreign("api.kitchen.svc"), names("api.shop.svc", "api.kitchen.svc")),
+		"a short name":              but(foreign("api.shop"), names("api.shop")),
+		"another domain":            but(foreign("api.shop.svc.example.com"), names("api.shop.svc.example.com")),
+		"the domain twice":          but(foreign("api.shop.svc.cluster.local.cluster.local"), names("api.shop.svc.cluster.local.cluster.local")),
+		"no Service":                but(foreign("shop.svc"), names("shop.svc")),
+		"a Pod of a Service":        but(foreign("a.api.shop.svc"), names("a.api.shop.svc")),
+		"the API server":            but(`DNS name "kubernetes.shop.svc" is a name of the API server`, names("kubernetes.shop.svc")),
+		"a dot at the end":          but(`DNS name "api.shop.svc." has upper-case letters or a dot at the end`, names("api.shop.svc.")),
+		"wildcard":                  but(`DNS name "*.shop.svc" is a wildcard, which is not permitted`, names("*.shop.svc")),
+		"an address as a name":      but(`DNS name "10.0.0.1" is an address`, names("10.0.0.1")),
+		"another common name":       but(`common name "web" is not one of the DNS names`, common("web")),
+		"client usage too":          but(`usage "client auth" is not one of `+usual, usages("digital signature, server auth, client auth")),
+		"any usage":                 but(`usage "any" is not one of `+usual, usages("digital signature, server auth, any")),
+		"no extended usage":         but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
+		"too long":                  but(tooLong, lives(168*time.Hour+time.Second)),
+		"no duration":               but(noDuration, lives(0)),
+	}), "names", "commonName"))
+	own := rules.Rule{Name: "a", SignerName: "example.com/serving", Preset: rules.ServiceNames, ClusterDomain: "lab.example"}
+	judge(t, own, smallest, map[string]row{
+		"its own domain":   but("", names("api.shop.svc.lab.example")),
+		"the usual domain": but(`DNS name "api.shop.svc.cluster.local" is not SERVICE.shop.svc or SERVICE.shop.svc.lab.example: a ServiceAccount gets only names of Services in its own namespace`, names("api.shop.svc.cluster.local")),
+	})
+	subject := account(names("api.shop.svc", "b.shop.svc.lab.example", "api.shop.svc.lab.example"), usages("digital signature, server auth")).subject()
+	if refusal, err := compile(t, own).Judge(t.Context(), subject); refusal != "" || err != nil ||
+		fmt.Sprint(subject.Services) != "[shop/api shop/b]" {
+		t.Errorf("%q, %v, Services %q", refusal, err, subject.Services)
+	}
+	if _, _ = compile(t, serving("true")).Judge(t.Context(), subject); len(subject.Services) > 0 {
+		t.Errorf("Services %q for a rule without the preset", subject.Services)
+	}
+}
+
+func TestSPIFFE(t *testing.T) {
+	t.Parallel()
+	const id = "spiffe://example.org/ns/shop/sa/web"
+	smallest := func() *trial { return account(uris(id), usages("digital signature, client auth")) }
+	const usual = `["digital signature" "key encipherment" "client auth" "server auth"]`
+	const other = "the only URI must be " + id
+	judge(t, rules.Rule{Name: "a", SignerName: "example.com/spiffe", Preset: rules.SPIFFE, TrustDomain: "example.org"}, smallest, with(ofAccounts(map[string]row{
+		"smallest":               but(""),
+		"both usages":            but("", usages("digital signature, key encipherment, client auth, server auth")),
+		"server on a trusted CA": but("", usages("digital signature, server auth"), trusted("API servers trust it")),
+		"client on a trusted CA": but(`usages ["digital signature" "client auth"] are valid for clients, but API servers trust it`, trusted("API servers trust it")),
+		"no URI":                 but("the request asks for no name, no address and no subject", uris()),
+		"two URIs":               but(other, uris(id, id)),
+		"another trust domain":   but(other, uris("spiffe://example.com/ns/shop/sa/web")),
+		"another account":        but(other, uris("spiffe://example.org/ns/shop/sa/root")),
+		"a query":                but(other, uris(id+"?")),
+		"an escaped letter":      but(other, uris("spiffe://example.org/ns/shop/sa/%77eb")),
+		"upper case":             but(other, uris("spiffe://EXAMPLE.org/ns/shop/sa/web")),
+		"no extended usage":      but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
+		"too long":               but("the certificate would be valid for 24h0m1s, longer than 24h0m0s: request less (spec.expirationSeconds)", lives(24*time.Hour+time.Second)),
+		"no duration":            but(noDuration, lives(0)),
+	}), "uris"))
+}
+
+func TestOwnIdentity(t *testing.T) {
+	t.Parallel()
+	const credential, end = "authentication.kubernetes.io/credential-id", "example.com/exp"
+	smallest := func() *trial {
+		return account(func(r *trial) { r.obj.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, user("jane"), common("jane"), isNot("none"),
+			groups("developers", "system:authenticated"), usages("digital signature, client auth"), extra(credential, "JTI=4f1c"),
+			trusted("API servers trust it"))
+	}
+	const usual = `["digital signature" "key encipherment" "client auth"]`
+	const reserved = "no user name and no group may begin with system: or kubeadm:"
+	const token = "the requester did not authenticate with a token that has an ID: a certificate cannot renew itself"
+	rule := rules.Rule{Name: "a", SignerName: "kubernetes.io/kube-apiserver-client", Preset: rules.OwnIdentity}
+	rows := map[string]row{
+		"smallest":                   but(""),
+		"a group":                    but("", orgs("developers")),
+		"another user":               but(`common name "root" is not the requester's user name`, common("root")),
+		"nobody":                     but("the request asks for no name, no address and no subject", common(""), user("")),
+		"a foreign group":            but(`the requester is not in all of the groups ["admins" "developers"]`, orgs("developers", "admins")),
+		"system:masters":             but(reserved, groups("system:masters"), orgs("system:masters")),
+		"a group of kubeadm":         but(reserved, groups("kubeadm:cluster-admins"), orgs("kubeadm:cluster-admins")),
+		"a user of Kubernetes":       but(reserved, user("system:serviceaccount:shop:web"), common("system:serviceaccount:shop:web")),
+		"a user of kubeadm":          but(reserved, user("kubeadm:a"), common("kubeadm:a")),
+		"a star in the user name":    but("", user("a*b"), common("a*b")),
+		"a certificate":              but(token, extra(credential, "X509SHA256=00")),
+		"impersonation":              but(token, extra(credential)),
+		"two credentials":            but(token, extra(credential, "JTI=4f1c", "JTI=4f1c")),
+		"an empty ID":                but(token, extra(credential, "JTI=")),
+		"server usage":               but(`usage "server auth" is not one of `+usual, usages("digital signature, client auth, server auth")),
+		"no client usage":            but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
+		"too long":                   but("the certificate would be valid for 1h0m1s, longer than 1h0m0s: request less (spec.expirationSeconds)", lives(time.Hour+time.Second)),
+		"no duration":                but(noDuration, lives(0)),
+		"ten minutes old":            but("", made(now.Add(-10*time.Minute))),
+		"older":                      but("the request is older than 10m0s: make a new one", made(now.Add(-601*time.Second))),
+		"its credential ends sooner": but("", extra(end, "1")),
+	}
+	judge(t, rule, smallest, with(rows, "commonName", "organizations"))
+	const outlives = `the certificate would outlive the credential of the requester, by "example.com/exp" of its extra: request less (spec.expirationSeconds)`
+	until := func(at time.Time) change { return extra(end, fmtUnix(at)) }
+	rule.ExpiryExtra = end
+	judge(t, rule, smallest, map[string]row{
+		"until the end":         but("", until(now.Add(time.Hour))),
+		"in exponent notation":  but("", extra(end, "1.8e9")),
+		"beyond the end":        but(outlives, until(now.Add(time.Hour-time.Second))),
+		"no end":                but(outlives),
+		"two ends":              but(outlives, extra(end, fmtUnix(now.Add(time.Hour)), fmtUnix(now.Add(time.Hour)))),
+		"not a number":          but(outlives, extra(end, "tomorrow")),
+		"never":                 but(outlives, extra(end, "+Inf")),
+		"the time is not known": but("error: no time", until(now.Add(time.Hour)), func(r *trial) { r.facts.Now = func() (time.Time, error) { return time.Time{}, errors.New("no time") } }),
+	})
 }
