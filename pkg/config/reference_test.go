@@ -14,10 +14,11 @@ import (
 	"strings"
 	"testing"
 
-	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var update = flag.Bool("update", false, "write the fields and flags into docs/reference/configuration.md")
@@ -51,9 +52,7 @@ func TestReferencePage(t *testing.T) {
 		}
 		return
 	}
-	if diff := gocmp.Diff(want, string(page)); diff != "" {
-		t.Errorf("run this test with -update (-want +page):\n%s", diff)
-	}
+	expect.Equal(t, "docs/reference/configuration.md (run this test with -update)", string(page), want)
 }
 
 // reference writes the tables of the page.
