@@ -3,13 +3,115 @@ package keypair
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
+
+const kubeletClient, kubeletServing = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"
+
+var (
+	now           = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+	secret        = Secret{Namespace: "ns", Name: "ca"}
+	guardedSecret = Guarded{Secret: secret}
+)
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// root is a CA in PEM, with the ID of its key.
+type root struct {
+	cert, key []byte
+	id        string
+}
+
+// newRoot makes a CA that is valid from an hour before now to lifetime after now.
+func newRoot(lifetime time.Duration) root {
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "CA", Lifetime: lifetime}, now)
+	return root{must(authority, err).CertificatePEM(), key, authority.KeyID()}
+}
+
+func (r root) pair() Pair { return Pair{Cert: r.cert, Key: r.key} }
+
+// tlsSecret returns a Secret with a key pair, as anybody makes it.
+func tlsSecret(of root) *corev1.Secret {
+	return &corev1.Secret{Type: corev1.SecretTypeTLS, Data: map[string][]byte{"tls.crt": of.cert, "tls.key": of.key}}
+}
+
+// world is a KeyPair in the state after its manager's setup, with its environment.
+type world struct {
+	*KeyPair
+	clock    *clocktesting.FakePassiveClock
+	recorder *events.FakeRecorder
+	woken    <-chan struct{}
+}
+
+func newWorld(source Source) *world {
+	w := &world{KeyPair: New(source), clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
+	w.Clock, w.Reporter, w.woken = w.clock, report.New(w.recorder, w.clock), w.Subscribe()
+	return w
+}
+
+// load offers a CA, and refuse says that there is none.
+func (w *world) load(of root) { w.Load(of.cert, of.key) }
+
+func (w *world) refuse(message string) { w.Refuse(&Unavailable{Reason: "CAMissing", Message: message}) }
+
+// state returns the ID of the key in use, or the reason and message why there is none.
+func (w *world) state(now time.Time) string {
+	authority, err := w.Authority(now)
+	var unavailable *Unavailable
+	switch {
+	case err == nil:
+		return authority.KeyID()
+	case errors.As(err, &unavailable):
+		return unavailable.Reason + ": " + unavailable.Message
+	}
+	return "not an *Unavailable: " + err.Error()
+}
+
+// told returns the Events since the last call, without those that have one of the reasons.
+func (w *world) told(without ...string) string {
+	var told []string
+	for len(w.recorder.Events) > 0 {
+		if event := <-w.recorder.Events; !slices.Contains(without, strings.Fields(event)[1]) {
+			told = append(told, event)
+		}
+	}
+	return strings.Join(told, "\n")
+}
+
+// check checks what a step has changed: the state, the Events, and whether the subscriber was woken.
+func (w *world) check(t *testing.T, step, state, want, told string, wakes bool) {
+	t.Helper()
+	expect.Equal(t, step, state, want)
+	expect.Equal(t, step+": Events", w.told(), told)
+	if expect.Equal(t, step+": wakes", len(w.woken) > 0, wakes); len(w.woken) > 0 {
+		<-w.woken
+	}
+}
 
 // TestKeyPair offers one candidate after the other.
 func TestKeyPair(t *testing.T) {
@@ -92,9 +194,7 @@ func TestFiles(t *testing.T) {
 	} {
 		step.do()
 		files.load(w.KeyPair)
-		if got := w.state(now); got != step.want {
-			t.Errorf("%s, want %s", got, step.want)
-		}
+		expect.Equal(t, "state", w.state(now), step.want)
 	}
 	unreadable := newWorld(Files{Cert: folder, Key: files.Cert})
 	Files{Cert: folder, Key: files.Cert}.load(unreadable.KeyPair)
@@ -109,13 +209,9 @@ func TestFiles(t *testing.T) {
 	replace(files.Cert, next.cert)
 	replace(files.Key, next.key)
 	<-w.woken
-	if got := w.state(now); got != next.id {
-		t.Errorf("changed: %s", got)
-	}
+	expect.Equal(t, "changed", w.state(now), next.id)
 	cancel()
-	if err := <-stopped; err != nil {
-		t.Errorf("stopped with %v", err)
-	}
+	expect.Error(t, "stopped", <-stopped, "")
 }
 
 // leading returns a world of the leader, for those signers. elect makes it the leader.
@@ -157,24 +253,18 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 		w.clock.SetTime(now.Add(100*day - step.left))
 		w.load(step.offered)
 		w.load(step.offered)
-		if got := w.told("CALoaded"); got != step.want {
-			t.Errorf("%s before the end: %q, want %q", step.left, got, step.want)
-		}
+		expect.Equal(t, fmt.Sprintf("%s before the end", step.left), w.told("CALoaded"), step.want)
 	}
 
 	w, elect = leading()
 	w.clock.SetTime(now.Add(80 * day)) // 20 days before the end
 	w.load(old)
-	if got := w.told("CALoaded"); got != "" {
-		t.Errorf("a standby tells %q", got)
-	}
+	expect.Equal(t, "told by a standby", w.told("CALoaded"), "")
 	elect()
 	for i, want := range []string{ends("30"), ""} {
 		w.load([]root{old, next}[i])
 		w.load([]root{old, next}[i])
-		if got := w.told("CALoaded"); got != want {
-			t.Errorf("after a restart: %q, want %q", got, want)
-		}
+		expect.Equal(t, "after a restart", w.told("CALoaded"), want)
 	}
 }
 
@@ -195,10 +285,192 @@ func TestSharingIsReported(t *testing.T) {
 		}
 		for range 2 {
 			w.load(newRoot(1000 * day))
-			if told := w.told("CALoaded"); told != want {
-				t.Errorf("%s: %q, want %q", shared, told, want)
-			}
+			expect.Equal(t, shared, w.told("CALoaded"), want)
 			want = ""
 		}
+	}
+}
+
+// maker is the leader's KeyPair, with an API server that holds one Secret, an audit log and an EventRecorder. Other calls than
+// Create panic.
+type maker struct {
+	client.Client
+	*world
+	t      *testing.T
+	secret Secret
+	stored *corev1.Secret
+	fault  error // of the next Create
+	late   bool  // that Create has stored the Secret all the same
+	events []string
+	log    string // the file of the audit log
+}
+
+func newMaker(t *testing.T, name string) *maker {
+	elected, source := make(chan struct{}), Secret{Namespace: "ns", Name: name}
+	close(elected)
+	m := &maker{world: newWorld(source), t: t, secret: source, log: filepath.Join(t.TempDir(), "audit.log")}
+	m.KeyPair.Create, m.elected, m.client = &Creation{Lifetime: day}, elected, m
+	m.Audit, m.Reporter = must(audit.Open(audit.Options{Path: m.log, MaxSize: 1})), report.New(m, m.clock)
+	return m
+}
+
+// Eventf implements EventRecorder. Events with the same action and reason count as one.
+func (m *maker) Eventf(_, _ runtime.Object, _, reason, action, note string, args ...any) {
+	m.events = append(m.events, action+" "+reason+": "+fmt.Sprintf(note, args...))
+}
+
+// Create stores the Secret.
+func (m *maker) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
+	if deadline, found := ctx.Deadline(); found && time.Until(deadline) < 40*time.Second || ctx.Err() != nil {
+		m.t.Errorf("the Secret is created until %s, error %v: a slow webhook would prevent it", deadline, ctx.Err())
+	}
+	fault := m.fault
+	m.fault = nil
+	switch {
+	case fault != nil && !m.late:
+		return fault
+	case m.stored != nil:
+		return apierrors.NewAlreadyExists(corev1.Resource("secrets"), "ca")
+	}
+	m.stored = obj.(*corev1.Secret)
+	return fault
+}
+
+// look reads the Secret twice, as the source does, and creates it if that is needed. A manager that stops completes what it
+// has begun.
+func (m *maker) look() {
+	stopping, stop := context.WithCancel(m.t.Context())
+	stop()
+	for range 2 {
+		m.Offer(m.stored)
+		if m.stored == nil {
+			m.create(stopping, m.secret, m.clock.Now())
+		}
+	}
+}
+
+// expect checks the actions and reasons of the Events since the last call, and everything in the audit log.
+func (m *maker) expect(events, records string) {
+	m.t.Helper()
+	var told, written []string
+	for _, event := range m.events {
+		if action, _, _ := strings.Cut(event, ":"); action != "Load CAExpiring" { // each CA here ends soon
+			told = append(told, action)
+		}
+	}
+	m.events = nil
+	data, _ := os.ReadFile(m.log) // without a record there is no file
+	for line := range strings.Lines(string(data)) {
+		var record audit.Record
+		_ = must(record, json.Unmarshal([]byte(line), &record))
+		if record.Name != m.secret.String() || record.IssuerKeyID == "" || record.NotAfter == nil || len(record.KeySHA256) != 64 {
+			m.t.Errorf("record %s", line)
+		}
+		written = append(written, string(record.Event))
+	}
+	expect.Equal(m.t, "Events", strings.Join(told, ", "), events)
+	expect.Equal(m.t, "audit log", strings.Join(written, ", "), records)
+}
+
+// TestCreateWhatIsMissing checks the Secret that is created, and that the CA is loaded from it. Another generation has another
+// common name.
+func TestCreateWhatIsMissing(t *testing.T) {
+	t.Parallel()
+	names := map[string]bool{}
+	for range 2 {
+		m := newMaker(t, "a-name-that-is-rather-long-for-a-common-name.example.com")
+		m.look()
+		data := m.stored.Data
+		expect.Equal(t, "type, number of keys and ca.crt", []any{m.stored.Type, len(data), string(data["ca.crt"])},
+			[]any{corev1.SecretTypeTLS, 3, string(data["tls.crt"])})
+		expect.Equal(t, "finalizers", m.stored.Finalizers, []string{Finalizer})
+		loaded := must(ca.Load(data["tls.crt"], data["tls.key"], data["ca.crt"]))
+		name := loaded.Certificate().Subject.CommonName
+		if want := "csr-controller-manager:a-name-that-is-rather-long-for-a"; !strings.HasPrefix(name, want+":") || len(name) != len(want)+9 {
+			t.Errorf("common name %s", name)
+		}
+		names[name] = true
+		expect.Equal(t, "in use", m.state(now), loaded.KeyID())
+		m.expect("Load CAMissing, Create CACreated, Load CALoaded", "CACreated")
+	}
+	expect.Equal(t, "different names", len(names), 2)
+}
+
+// TestCreateNothing checks that neither a standby nor the signer of a CA that is rotated creates a Secret, and that a Secret that
+// can't be used stays unchanged, because it may belong to another owner.
+func TestCreateNothing(t *testing.T) {
+	t.Parallel()
+	standby, rotated, m := newMaker(t, "ca"), newMaker(t, "ca"), newMaker(t, "ca")
+	standby.elected, rotated.guarded = nil, true
+	standby.look()
+	rotated.look()
+	expect.Equal(t, "a standby creates a CA", standby.stored != nil, false)
+	expect.Equal(t, "the signer of a CA that is rotated creates a CA", rotated.stored != nil, false)
+	m.stored = tlsSecret(root{})
+	m.look()
+	if len(m.stored.Data["tls.crt"]) > 0 {
+		t.Error("it was overwritten")
+	}
+	m.expect("Load CAInvalid", "")
+}
+
+// TestCreateNothingWhileInUse checks that a deleted Secret is not replaced by another CA while its CA signs. A Secret
+// whose CA has expired is replaced.
+func TestCreateNothingWhileInUse(t *testing.T) {
+	t.Parallel()
+	m := newMaker(t, "ca")
+	m.look()
+	first := m.state(now)
+	m.events, m.stored = nil, nil
+	m.look()
+	const want = "Load CAMissing: Secret ns/ca does not exist: its CA is still in use, so no new CA is created; restore the Secret; " +
+		"the last good CA stays in use"
+	expect.Equal(t, "told", strings.Join(m.events, "\n"), want)
+	m.create(t.Context(), m.secret, now)
+	if m.stored != nil {
+		t.Error("made another one")
+	}
+	m.clock.SetTime(now.Add(25 * time.Hour))
+	m.look()
+	if again := m.state(m.clock.Now()); m.stored == nil || again == first {
+		t.Errorf("after the end: %s", again)
+	}
+}
+
+// TestCreateFaults checks what is told and recorded if the Secret can't be created, and that the CA in the Secret signs in the end.
+// A wrong clock creates none.
+func TestCreateFaults(t *testing.T) {
+	t.Parallel()
+	failed := func(fault error) func(*maker) { return func(m *maker) { m.fault = fault } }
+	forbidden := apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right"))
+	const again = "Load CAMissing, Create CAMissing, Create CACreated, Load CALoaded"
+	for name, test := range map[string]struct {
+		first           func(m *maker) // before the first attempt
+		cause           string         // in the Event of the failed attempt
+		events, records string
+	}{
+		"a fault": {failed(errors.New("down")), "down", again, "CACreated, Uncertain, CACreated"},
+		"refused": {failed(forbidden), `secrets "ca" is forbidden: no right`, again, "CACreated, Discarded, CACreated"},
+		"stored, but without a response": {func(m *maker) { m.fault, m.late = errors.New("no answer"), true }, "no answer",
+			"Load CAMissing, Create CAMissing, Load CALoaded", "CACreated, Uncertain"},
+		"another writer is faster": {func(m *maker) { m.stored = tlsSecret(newRoot(time.Hour)) }, "",
+			"Load CAMissing, Load CALoaded", "CACreated, Uncertain"},
+		"a wrong clock": {func(m *maker) { m.CheckClock = func(context.Context) error { return errors.New("a day ahead") } }, "a day ahead",
+			again, "CACreated"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMaker(t, "ca")
+			m.Offer(nil)
+			test.first(m)
+			m.create(t.Context(), m.secret, now)
+			told, want := strings.Join(m.events, "\n"), "Create CAMissing: Secret ns/ca does not exist and can't be created: "+test.cause
+			expect.Equal(t, fmt.Sprintf("told %q, with %q", told, want), test.cause != "", strings.HasSuffix(told, want))
+			m.CheckClock = nil
+			m.look()
+			m.Offer(m.stored)
+			m.expect(test.events, test.records)
+			expect.Equal(t, "in use", m.state(now), must(ca.Load(m.stored.Data["tls.crt"], m.stored.Data["tls.key"])).KeyID())
+		})
 	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // ringSecret returns a Secret as a rotation writes it: signing signs for kubeletClient, unless change says otherwise.
@@ -93,9 +94,7 @@ func TestGuarded(t *testing.T) {
 		if told != "" {
 			told = strings.Fields(told)[1]
 		}
-		if told != step.told {
-			t.Errorf("%s: told %s, want %s", step.what, told, step.told)
-		}
+		expect.Equal(t, step.what+": told", told, step.told)
 		w.check(t, step.what, w.allowed(kubeletClient)+w.allowed(kubeletServing), step.client+step.serving, "", step.wakes)
 	}
 }
@@ -167,9 +166,7 @@ func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 		if state := w.value.State(); state.Problem != nil {
 			problem = state.Problem.Error()
 		}
-		if got := w.state(now); got != step.want || problem != step.problem {
-			t.Errorf("%s: %s, problem %q, want %s", step.what, got, problem, step.want)
-		}
+		expect.Equal(t, step.what, []string{w.state(now), problem}, []string{step.want, step.problem})
 		if object := w.object.(*corev1.Secret); (object.UID == "1") != (problem == "" && step.want == good.id) || len(object.Data) > 0 {
 			t.Errorf("%s: Events are about %v", step.what, object)
 		}
@@ -254,22 +251,18 @@ func TestRootsComeAlong(t *testing.T) {
 			data[rootsKey] = test.roots
 		}
 		ring := must(ParseRing(data))
-		if !bytes.Equal(ring.TLS.Cert, test.want) {
-			t.Errorf("%s: read:\n%s", name, ring.TLS.Cert)
-		}
+		expect.Equal(t, name+": read", string(ring.TLS.Cert), string(test.want))
 		ring.Signing = ring.TLS
 		err := ring.WriteTo(data)
 		if again := must(ParseRing(data)); err != nil || !again.TLS.Equal(again.Signing) {
 			t.Errorf("%s: what is written looks like an edit: %+v, error %v", name, again, err)
 		}
-		if _, kept := data[rootsKey]; kept != test.kept {
-			t.Errorf("%s: ca.crt is kept: %t", name, kept)
-		}
+		_, kept := data[rootsKey]
+		expect.Equal(t, name+": ca.crt is kept", kept, test.kept)
 		unguarded := must(ca.Load(data["tls.crt"], data["tls.key"], data[rootsKey]))
 		guarded := must(ring.Signing.Load())
-		if !unguarded.Certificate().Equal(test.signs.cert) || !guarded.Certificate().Equal(test.signs.cert) {
-			t.Errorf("%s: %s signs without a guard, %s with a guard", name, unguarded.KeyID(), guarded.KeyID())
-		}
+		expect.Equal(t, name+": signs without a guard", unguarded.Certificate(), test.signs.cert)
+		expect.Equal(t, name+": signs with a guard", guarded.Certificate(), test.signs.cert)
 		if _, err := guarded.WithChain(ca.WithRoot); (err == nil) != test.complete {
 			t.Errorf("%s: its chain to the root: error %v", name, err)
 		}
