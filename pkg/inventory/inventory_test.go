@@ -17,6 +17,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func TestEntryOwns(t *testing.T) {
@@ -43,9 +44,7 @@ func TestEntryOwns(t *testing.T) {
 		"xnodes.example.org":         {},
 	} {
 		value := san.Parse(text)
-		if entry.Owns(value) != want.entry || short.Owns(value) != want.short {
-			t.Errorf("%s: %t, with short names %t", text, entry.Owns(value), short.Owns(value))
-		}
+		expect.Equal(t, text, []bool{entry.Owns(value), short.Owns(value)}, []bool{want.entry, want.short})
 	}
 	if entry.Owns(san.SAN{}) || (&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(san.SAN{}) {
 		t.Error("somebody owns nothing")
@@ -115,9 +114,7 @@ func TestEntryInMessages(t *testing.T) { // not in parallel, because it counts a
 		`[]`: {}, `["a.example.com" "10.1.0.0/16" "*.example.org"]`: &few, twelve + ` "and 24990 more"]`: &many, twelve + `]`: {SANs: many.SANs[:12]},
 		strings.Replace(twelve, "10.1.0.11", "10.1.0.0/16", 1) + ` "and 1 more"]`: &exact,
 	} {
-		if got := entry.String(); got != want {
-			t.Errorf("%s, want %s", got, want)
-		}
+		expect.Equal(t, "text", entry.String(), want)
 	}
 	if allocations := testing.AllocsPerRun(10, func() { _ = many.String() }); allocations > 100 {
 		t.Errorf("%v allocations for a Node with 25,000 addresses", allocations)
@@ -148,10 +145,10 @@ func requestOf(user string) *csr.Request {
 // half of the places, and that a place is free again after its lookup.
 func TestLimitedNeverWaitsForAPlace(t *testing.T) {
 	t.Parallel()
-	for _, test := range []struct{ places, all, each int }{{8, 8, 4}, {5, 5, 2}, {1, 1, 1}, {0, 1, 1}, {100, 32, 16}} {
+	for _, test := range []struct{ places, all, each int32 }{{8, 8, 4}, {5, 5, 2}, {1, 1, 1}, {0, 1, 1}, {100, 32, 16}} {
 		synctest.Test(t, func(t *testing.T) {
 			asked := &slow{source: source{entry: &inventory.Entry{}}, end: make(chan struct{})}
-			limited := inventory.Limited(asked, test.places)
+			limited := inventory.Limited(asked, int(test.places))
 			var busy atomic.Int32
 			start := func(user string, count int) {
 				t.Helper()
@@ -167,22 +164,17 @@ func TestLimitedNeverWaitsForAPlace(t *testing.T) {
 				synctest.Wait()
 			}
 			start("hostile", 100)
-			if got := int(asked.running.Load()); got != test.each || int(busy.Load()) != 100-test.each {
-				t.Errorf("of %d places one requester has %d, and %d lookups are refused", test.places, got, busy.Load())
-			}
+			both := []int32{asked.running.Load(), busy.Load()}
+			expect.Equal(t, fmt.Sprintf("one requester: lookups for %d places, and refused", test.places), both, []int32{test.each, 100 - test.each})
 			for i := range 100 {
 				start(fmt.Sprint("other-", i), 1)
 			}
-			if got := int(asked.running.Load()); got != test.all {
-				t.Errorf("of %d places %d are taken, want %d", test.places, got, test.all)
-			}
+			expect.Equal(t, fmt.Sprintf("taken of %d places", test.places), asked.running.Load(), test.all)
 			close(asked.end)
 			synctest.Wait()
 			busy.Store(0)
 			start("hostile", 1)
-			if asked.running.Load() != 0 || busy.Load() != 0 {
-				t.Errorf("%d lookups run, %d are refused after all have ended", asked.running.Load(), busy.Load())
-			}
+			expect.Equal(t, "lookups that run or are refused after all have ended", asked.running.Load()+busy.Load(), 0)
 		})
 	}
 }
@@ -307,9 +299,7 @@ func TestClaim(t *testing.T) {
 		"its own name by a template, not reported":      {behind, forAll, "c", "c", free},
 		"no row knows the node, and another reports it": {both, rows{{Name: "z", Addresses: []string{"10.0.0.9"}}}, "a", "10.0.0.1", contested("b", 2)},
 	} {
-		if got := test.claim(t, rowsOf(t, test.rows...), test.node, test.value); got != test.want {
-			t.Errorf("%s: %+v, want %+v", name, got, test.want)
-		}
+		expect.Equal(t, name, test.claim(t, rowsOf(t, test.rows...), test.node, test.value), test.want)
 	}
 }
 
@@ -346,9 +336,7 @@ func TestClaimAsksOnlyStrongerSources(t *testing.T) {
 			t.Errorf("%s: %+v, error %v", name, got, err)
 		}
 	}
-	if asked != 0 {
-		t.Errorf("%d lookups of nodes", asked)
-	}
+	expect.Equal(t, "lookups of nodes", asked, 0)
 }
 
 // TestNodesTakeNothingFromEachOther has Nodes that report any values of each other. Exactly the Node that alone reports

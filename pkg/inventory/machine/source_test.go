@@ -4,14 +4,12 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/go-logr/logr"
-	gocmp "github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
@@ -19,6 +17,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // machineObject returns a machine called name in namespace default, with more fields.
@@ -51,8 +50,6 @@ func sourceOf(t testing.TB, options Options, objects map[string]string) *Source 
 	return source
 }
 
-var byValue = gocmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
-
 func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
 const (
@@ -62,17 +59,20 @@ const (
 	other   = `{status: {nodeRef: {name: node-2}, addresses: [{type: Hostname, address: Node-1.}, {type: InternalIP, address: 10.0.0.2}]}}`
 )
 
+// reporting returns a machine that reports an address and nothing else.
+func reporting(kind, address string) string {
+	return "{status: {addresses: [{type: " + kind + ", address: " + address + "}]}}"
+}
+
 func TestLookup(t *testing.T) {
 	const claimed = "node node-1 is claimed by Machine default/a and by Machine default/b: delete or rename all but one"
 	type all = map[string]string
 	is := func(name, bound string, names ...string) *inventory.Entry {
 		return &inventory.Entry{Source: "Machine default/" + name, Bound: bound, SANs: sans(names...)}
 	}
+	leaves := &inventory.Entry{Source: "Machine default/a", Leaving: true, SANs: sans("10.0.0.9")}
 	made := func(name string) *inventory.Entry {
 		return &inventory.Entry{Source: "Machine default/" + name, Created: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)}
-	}
-	leaves := func(name string, names ...string) *inventory.Entry {
-		return &inventory.Entry{Source: "Machine default/" + name, Leaving: true, SANs: sans(names...)}
 	}
 	for name, test := range map[string]struct {
 		options Options
@@ -91,29 +91,21 @@ func TestLookup(t *testing.T) {
 				{type: InternalIP, address: node-2}, {type: ExternalIP, address: ""}, {type: Hostname, address: ""}, {type: Serial, address: x-1}]}}`},
 			want: is("a", "node-1", "10.0.0.1", "2001:db8::1", "node-1.internal", "node-1.example.org", "192.0.2.7"),
 		},
-		"by the infrastructure's name": {objects: all{"a": waiting}, want: made("a")},
-		"by host name, whatever its case": {
-			objects: all{"a": `{status: {addresses: [{type: Hostname, address: NODE-1.}]}}`},
-			want:    is("a", "", "node-1"),
-		},
-		"a request in upper case is for no Node": {
-			objects: all{"a": `{status: {addresses: [{type: Hostname, address: NODE-1}]}}`}, node: "NODE-1",
-		},
-		"not by external name": {
-			objects: all{"a": `{status: {addresses: [{type: ExternalDNS, address: node-1}]}}`},
-		},
-		"not by the machine's own name": {objects: all{"node-1": `{}`}},
+		"by the infrastructure's name":           {objects: all{"a": waiting}, want: made("a")},
+		"by host name, whatever its case":        {objects: all{"a": reporting("Hostname", "NODE-1.")}, want: is("a", "", "node-1")},
+		"a request in upper case is for no Node": {objects: all{"a": reporting("Hostname", "NODE-1")}, node: "NODE-1"},
+		"not by external name":                   {objects: all{"a": reporting("ExternalDNS", "node-1")}},
+		"not by the machine's own name":          {objects: all{"node-1": `{}`}},
 		"OpenShift: by internal name": {
 			options: OpenShift(), node: "ip-10-0-0-1.ec2.internal",
-			objects: all{"a": `{status: {addresses: [{type: InternalDNS, address: Ip-10-0-0-1.EC2.internal.}]}}`},
-			want:    is("a", "", "ip-10-0-0-1.ec2.internal"),
+			objects: all{"a": reporting("InternalDNS", "Ip-10-0-0-1.EC2.internal.")}, want: is("a", "", "ip-10-0-0-1.ec2.internal"),
 		},
 		"OpenShift: not by host name": {
 			options: OpenShift(),
 			objects: all{"a": `{spec: {infrastructureRef: {name: node-1}}, status: {addresses: [{type: Hostname, address: node-1}]}}`},
 		},
 		"it has become another node":                   {objects: all{"b": other}, want: is("b", "node-2")},
-		"is being deleted":                             {objects: all{"a": leaving}, want: leaves("a", "10.0.0.9")},
+		"is being deleted":                             {objects: all{"a": leaving}, want: leaves},
 		"is being deleted, and its successor is there": {objects: all{"a": leaving, "b": waiting}, want: made("b")},
 		"another machine lists it twice, and all else": {
 			objects: all{"a": bound, "b": `{status: {addresses: ["10.0.0.1", "::ffff:10.0.0.1", HOST-1.]}}`},
@@ -156,12 +148,8 @@ func TestLookup(t *testing.T) {
 			test.options = ClusterAPI()
 		}
 		got, err := sourceOf(t, test.options, test.objects).Lookup(t.Context(), cmp.Or(test.node, "node-1"), nil)
-		if (err != nil) != (test.wantErr != "") || err != nil && err.Error() != test.wantErr {
-			t.Errorf("%s: error %v, want %s", name, err, test.wantErr)
-		}
-		if diff := gocmp.Diff(test.want, got, byValue); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		expect.Error(t, name, err, test.wantErr)
+		expect.Equal(t, name, got, test.want, cmpopts.EquateEmpty())
 	}
 }
 
@@ -199,7 +187,7 @@ func TestChanged(t *testing.T) {
 		"lost an address":  {bound, changed("10.0.0.1", "10.0.0.2"), both},
 		"an unused field":  {bound, changed("{", "{spec: {x: y}, "), ""},
 		"is being deleted": {bound, changed("{", leaving), both},
-		"without a node":   {"{status: {addresses: [{type: InternalIP, address: 10.0.0.1}]}}", "", "a [10.0.0.1]"},
+		"without a node":   {reporting("InternalIP", "10.0.0.1"), "", "a [10.0.0.1]"},
 	} {
 		var told []string
 		source := sourceOf(t, ClusterAPI(), nil)
@@ -212,13 +200,10 @@ func TestChanged(t *testing.T) {
 		}
 		source.machines.OnChange(read(test.before), read(test.after))
 		slices.Sort(told)
-		if got := strings.Join(slices.Compact(told), ", "); got != test.want {
-			t.Errorf("%s: told %q, want %q", name, got, test.want)
-		}
+		expect.Equal(t, name+": told", strings.Join(slices.Compact(told), ", "), test.want)
 		told = nil
-		if source.machines.OnSync(); !slices.Equal(told, []string{" []"}) {
-			t.Errorf("told %q after all were read", told)
-		}
+		source.machines.OnSync()
+		expect.Equal(t, name+": told after all were read", told, []string{" []"})
 	}
 }
 
@@ -232,9 +217,7 @@ func TestPathMistakes(t *testing.T) {
 	}
 	_, err := parsePaths(Options{NodeRefPath: "a", CreatedPath: "b"})
 	want := "nodeRefPath: \"a\": want one path such as .status.addresses\ncreatedPath: \"b\": want one path such as .status.addresses"
-	if err == nil || err.Error() != want {
-		t.Errorf("is %v, want both", err)
-	}
+	expect.Error(t, "error", err, want)
 }
 
 // TestUnreadMachines checks that the source returns an error, and no answer, while its copy is not current.
@@ -244,8 +227,6 @@ func TestUnreadMachines(t *testing.T) {
 	_, lookupErr := source.Lookup(t.Context(), "node-1", nil)
 	_, ownerErr := source.Owner(san.Parse("10.0.0.1"))
 	for _, err := range []error{lookupErr, ownerErr} {
-		if err == nil || err.Error() != "Machine.cluster.x-k8s.io: down" {
-			t.Errorf("error %v", err)
-		}
+		expect.Error(t, "error", err, "Machine.cluster.x-k8s.io: down")
 	}
 }

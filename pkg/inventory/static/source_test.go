@@ -10,7 +10,6 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
@@ -24,9 +23,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
-
-var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
@@ -79,22 +77,16 @@ func TestSource(t *testing.T) {
 		"system:node:node": nil,
 	} {
 		got, err := source.Lookup(t.Context(), node, nil)
-		if err != nil {
-			t.Errorf("%q: %v", node, err)
-		}
+		expect.Error(t, node, err, "")
 		if want != nil {
 			want.AnyTime = true                                                          // a row has no time
 			want.Shared = !slices.Contains([]string{"node-1", "worker-9", "1.10"}, node) // a pattern is for several nodes
 		}
-		if diff := cmp.Diff(want, got, byValue); diff != "" {
-			t.Errorf("%q (-want +got):\n%s", node, diff)
-		}
+		expect.Equal(t, node, got, want, cmpopts.EquateEmpty())
 		if node == "node-1" { // a changed answer must not change the next one
 			got.SANs[0], got.Prefixes[0] = san.Parse("evil"), netip.MustParsePrefix("0.0.0.0/0")
 			again, _ := source.Lookup(t.Context(), node, nil)
-			if diff := cmp.Diff(want, again, byValue); diff != "" {
-				t.Errorf("%q, asked again (-want +got):\n%s", node, diff)
-			}
+			expect.Equal(t, node+", asked again", again, want, cmpopts.EquateEmpty())
 		}
 	}
 }
@@ -177,9 +169,8 @@ func TestMistakes(t *testing.T) {
 		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "fd00::1%eth0": is not an IP address`},
 	} {
 		source, err := Parse([]byte(test.text))
-		if diff := cmp.Diff(test.want, fmt.Sprint(err)); diff != "" || source != nil {
-			t.Errorf("%s: %+v (-want +got):\n%s", name, source, diff)
-		}
+		expect.Error(t, name, err, test.want)
+		expect.Equal(t, name+": no source", source == nil, true)
 	}
 }
 
@@ -276,9 +267,7 @@ func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it r
 			if !strings.HasPrefix(event, step.event) || step.event == "" && event != "" || len(event) > 1100 || (logged == 1) != problem {
 				t.Errorf("%s: logged %d times, Event of %d bytes %q, want %q", step.what, logged, len(event), event, step.event)
 			}
-			if read := source.configMap.Err() == nil; (told == 1) != read {
-				t.Errorf("%s: told %d times of a change", step.what, told)
-			}
+			expect.Equal(t, step.what+": told of a change", told == 1, source.configMap.Err() == nil)
 			number := &dto.Metric{}
 			if err := refusedRows.Write(number); err != nil || number.GetGauge().GetValue() != step.mistakes {
 				t.Errorf("%s: %v mistakes, error %v, want %v", step.what, number.GetGauge().GetValue(), err, step.mistakes)

@@ -26,13 +26,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const start = `{"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1","node":"node-1"`
@@ -55,9 +55,8 @@ func TestWebhookAsksAndReads(t *testing.T) {
 	const wantAsked = `POST /lookup?a=b application/json {"apiVersion":"inventory.csr-controller-manager.io/v1alpha1","kind":"NodeLookup","uid":"u-1",` +
 		`"node":"node-1","requester":{"username":"system:node:node-1","groups":["system:nodes","system:authenticated"],"uid":"r-1"},` +
 		`"signerName":"kubernetes.io/kubelet-serving"}`
-	if diff := cmp.Diff(want, got, byValue) + cmp.Diff(wantAsked, asked); diff != "" {
-		t.Errorf("entry or question (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "entry", got, want, cmpopts.EquateEmpty())
+	expect.Equal(t, "question", asked, wantAsked)
 }
 
 func TestAnswers(t *testing.T) {
@@ -95,12 +94,8 @@ bound "A" is not a valid Node name`,
 		},
 	} {
 		got, err := readAnswer([]byte(test.answer), "node-1", "u-1")
-		if (err != nil) != (test.wantErr != "") || err != nil && err.Error() != test.wantErr {
-			t.Errorf("%s: error %v, want %s", name, err, test.wantErr)
-		}
-		if diff := cmp.Diff(test.want, got, byValue); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		expect.Error(t, name, err, test.wantErr)
+		expect.Equal(t, name, got, test.want, cmpopts.EquateEmpty())
 	}
 }
 
@@ -119,12 +114,9 @@ func TestHostileServers(t *testing.T) {
 			_, _ = io.WriteString(w, good)
 		}
 	}
-	at := func(server *httptest.Server) string { return server.URL }
-	serving := func(handler http.HandlerFunc) string { return at(a.serve(t, handler)) }
+	serving := func(handler http.HandlerFunc) string { return a.serve(t, handler).URL }
 	closed := a.serve(t, answering(""))
 	closed.Close()
-	plain := httptest.NewServer(answering("hello"))
-	t.Cleanup(plain.Close)
 	verifying := a.serve(t, answering(good), func(s *httptest.Server) {
 		s.TLS.ClientCAs, s.TLS.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 		s.TLS.ClientCAs.AddCert(a.Certificate())
@@ -161,17 +153,17 @@ func TestHostileServers(t *testing.T) {
 		"an error as long as is kept":     {unknownField(512), nil, before + strings.Repeat("x", 512-len(before+`"`)) + `"`},
 		"a longer error":                  {unknownField(513), nil, before + strings.Repeat("x", 509-len(before)) + "..."},
 		"no answer":                       {serving(stalls), within(100 * time.Millisecond), "context deadline exceeded"},
-		"nothing listens":                 {at(closed), nil, "dial: connect: connection refused"},
+		"nothing listens":                 {closed.URL, nil, "dial: connect: connection refused"},
 		"a host that does not exist":      {"https://s3cr3t-host.invalid", within(time.Second), " "}, // the resolver may take too long
-		"the certificate of another CA":   {at(another.serve(t, answering(good))), nil, "certificate signed by unknown authority"},
+		"the certificate of another CA":   {another.serve(t, answering(good)).URL, nil, "certificate signed by unknown authority"},
 		"the certificate of another name": {strings.Replace(serving(answering(good)), "127.0.0.1", "localhost", 1), nil, misnamed},
-		"a CA that may not issue it":      {at(constrained.serve(t, answering(good))), nil, "is not authorized to sign for this name"},
-		"old TLS": {at(a.serve(t, answering(good), func(s *httptest.Server) {
+		"a CA that may not issue it":      {constrained.serve(t, answering(good)).URL, nil, "is not authorized to sign for this name"},
+		"old TLS": {a.serve(t, answering(good), func(s *httptest.Server) {
 			s.TLS.MinVersion, s.TLS.MaxVersion = tls.VersionTLS10, tls.VersionTLS11
-		})), nil, "remote error: tls: protocol version not supported"},
-		"a valid client certificate": {at(verifying), showing(a), ""},
-		"wrong client certificate":   {at(verifying), showing(another), "tls: "},
-		"no client certificate":      {at(verifying), nil, "certificate required"},
+		}).URL, nil, "remote error: tls: protocol version not supported"},
+		"a valid client certificate": {verifying.URL, showing(a), ""},
+		"wrong client certificate":   {verifying.URL, showing(another), "tls: "},
+		"no client certificate":      {verifying.URL, nil, "certificate required"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -264,27 +256,19 @@ func TestWebhookMistakes(t *testing.T) {
 		"certFile, keyFile: set both or none\ntimeout: 31s: want up to 30s":                  {URL: "https://a", CAFile: "ca", CertFile: "c", Timeout: 31 * time.Second},
 		"timeout: -1ns: want up to 30s":                                                      {URL: "https://a", CAFile: "ca", Timeout: -1},
 	} {
-		if _, err := New(options); err == nil || err.Error() != want {
-			t.Errorf("error %v, want %s", err, want)
-		}
+		_, err := New(options)
+		expect.Error(t, "error", err, want)
 	}
 	webhook := must(New(Options{URL: "https://127.0.0.1:1", CAFile: "/nowhere/ca.crt"}))
-	if webhook.options.Timeout != 5*time.Second {
-		t.Errorf("waits %s", webhook.options.Timeout)
-	}
+	expect.Equal(t, "the default timeout", webhook.options.Timeout, 5*time.Second)
 	for want, req := range map[string]*csr.Request{"open /nowhere/ca.crt: no such file or directory": request(), "a lookup needs a request": {}} {
-		if _, err := webhook.Lookup(t.Context(), "a", req); err == nil || err.Error() != want {
-			t.Errorf("error %v, want %s", err, want)
-		}
+		_, err := webhook.Lookup(t.Context(), "a", req)
+		expect.Error(t, "error", err, want)
 	}
 	// The error of a resolver, which may take too long in TestHostileServers.
 	err := hideURL(&net.OpError{Op: "dial", Net: "tcp", Err: &net.DNSError{Err: "no such host", Name: "s3cr3t", Server: "10.0.0.1:53"}})
-	if got := err.Error(); got != "the host in the URL can't be resolved: no such host" {
-		t.Error(got)
-	}
+	expect.Error(t, "resolver", err, "the host in the URL can't be resolved: no such host")
 }
-
-var byValue = cmp.Options{cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{}), cmpopts.EquateEmpty()}
 
 func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
