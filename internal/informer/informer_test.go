@@ -251,9 +251,7 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 				_, listErr := o.List()
 				_, indexErr := o.ByIndex("address", "1")
 				for _, err := range []error{o.Err(), getErr, listErr, indexErr} {
-					if err == nil || err.Error() != test.want {
-						t.Errorf("error %v, want %s", err, test.want)
-					}
+					expect.Error(t, name, err, test.want)
 				}
 				source.change(nil, nil, *node("b", "2"))
 				time.Sleep(10 * time.Second)
@@ -309,9 +307,7 @@ func TestCopyEndsWhileACallHangs(t *testing.T) {
 			(<-source.watchers).Stop()
 			time.Sleep(longestGap - time.Second)
 			synctest.Wait()
-			if err := o.Err(); err != nil {
-				t.Errorf("%s: after %s: %v", name, longestGap-time.Second, err)
-			}
+			expect.Error(t, fmt.Sprintf("%s: after %s", name, longestGap-time.Second), o.Err(), "")
 			time.Sleep(2 * time.Second)
 			if err := o.Err(); !errors.Is(err, errGap) {
 				t.Errorf("%s: after %s: %v, want that the copy is too old", name, longestGap+time.Second, err)

@@ -78,9 +78,10 @@ func TestMint(t *testing.T) {
 		t.Errorf("valid for %s, want ten minutes at most, and some time from now on", span)
 	}
 	var record audit.Record
-	if err := json.Unmarshal(records(), &record); err != nil || record.Event != audit.TrustProbe || record.Subject != "CN="+one.Subject || record.Serial != leaf.SerialNumber.Text(16) ||
+	err := json.Unmarshal(records(), &record)
+	if err != nil || record.Event != audit.TrustProbe || record.Subject != "CN="+one.Subject || record.Serial != leaf.SerialNumber.Text(16) ||
 		record.IssuerKeyID != by.KeyID() || record.NotAfter == nil || !record.NotAfter.Equal(leaf.NotAfter) || len(record.KeySHA256) != 64 {
-		t.Errorf("the record is %+v", record)
+		t.Errorf("the record is %+v, error %v", record, err)
 	}
 	if another, err := Mint(t.Context(), by, nil, now); err != nil || another.Subject == one.Subject || another.ID == one.ID {
 		t.Errorf("another one has the same subject or id: %v", err)

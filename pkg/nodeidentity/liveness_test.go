@@ -16,6 +16,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -72,9 +74,7 @@ func play(t *testing.T, steps string) {
 	}
 	length := func(text string) time.Duration {
 		passed, err := time.ParseDuration(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.Error(t, text, err, "")
 		return passed
 	}
 	for step := range strings.FieldsSeq(steps) {
@@ -82,9 +82,7 @@ func play(t *testing.T, steps string) {
 		long, nodes, passes := strings.Cut(step, ":")
 		switch {
 		case asks:
-			if got := seen.of(node, now); got.String() != want {
-				t.Errorf("after %s %s is %s, want %s", now.Sub(filmed), node, got, want)
-			}
+			expect.Equal(t, fmt.Sprintf("after %s %s is", now.Sub(filmed), node), seen.of(node, now).String(), want)
 		case passes:
 			long, pause, _ := strings.Cut(long, "/")
 			for end := now.Add(length(long)); now.Before(end); renew(nodes) {
@@ -141,10 +139,7 @@ func TestLife(t *testing.T) {
 		"a renewal with an earlier time counts":    "ab 90s:b a=earlier a?alive",
 		"an update without a renewal is none":      "ab" + strings.Repeat(" 10s:b =a", 9) + " a?dead",
 	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			play(t, steps)
-		})
+		t.Run(name, func(t *testing.T) { play(t, steps) })
 	}
 }
 
@@ -164,9 +159,7 @@ func TestLeases(t *testing.T) {
 		if err != nil {
 			got = err.Error()
 		}
-		if got != want {
-			t.Errorf("%s is %s, want %s", node, got, want)
-		}
+		expect.Equal(t, node, got, want)
 	}
 	read := func(nodes string, kept ...*observed) {
 		for _, node := range nodes {
@@ -197,9 +190,7 @@ func TestLeases(t *testing.T) {
 	l.leases.OnSync()
 	l.leases.OnChange(gone, nil)
 	l.leases.OnChange(nil, gone)
-	if !slices.Equal(told, []string{"", "b"}) {
-		t.Errorf("told of %q", told)
-	}
+	expect.Equal(t, "told", told, []string{"", "b"})
 }
 
 // TestWhoRenewsIsNeverDead plays random stories. Nodes renew every ten seconds, stop or return. API servers are

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // event is one written Event.
@@ -69,16 +71,12 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 		{49 * minute, "1", "NotAuthorized", "100% no", false},
 	} {
 		r.pass(step.pause)
-		if got := r.Request(request(step.uid), "user", "Approve", step.reason, step.message); got != step.want {
-			t.Errorf("step %d: new %t, want %t", i, got, step.want)
-		}
+		expect.Equal(t, fmt.Sprintf("step %d: new", i), r.Request(request(step.uid), "user", "Approve", step.reason, step.message), step.want)
 		var want []event
 		if step.want {
 			want = []event{{"name-" + step.uid, "Warning", step.reason, "Approve", step.message}}
 		}
-		if diff := cmp.Diff(want, r.take()); diff != "" {
-			t.Errorf("step %d: Events (-want +got):\n%s", i, diff)
-		}
+		expect.Equal(t, fmt.Sprintf("step %d: Events", i), r.take(), want)
 	}
 }
 
@@ -113,9 +111,7 @@ func TestEventsOfOneRequester(t *testing.T) {
 				}
 			}
 		}
-		if told := len(r.take()); fresh != step.fresh || told != step.told {
-			t.Errorf("%s: %d are new and %d told, want %d and %d", step.what, fresh, told, step.fresh, step.told)
-		}
+		expect.Equal(t, step.what+": new and told", []int{fresh, len(r.take())}, []int{step.fresh, step.told})
 	}
 	if !r.Request(request(fmt.Sprint(next)), "node", "Approve", "NodeBlocked", "blocked") {
 		t.Error("another reason is not new")
@@ -138,9 +134,7 @@ func TestOnceHoweverManyWait(t *testing.T) {
 	for i := range waiting {
 		r.Forget(request(fmt.Sprint(i)))
 	}
-	if kept := r.outcomes.Len(); kept != 0 {
-		t.Errorf("%d outcomes outlive their requests", kept)
-	}
+	expect.Equal(t, "outcomes that outlive their requests", r.outcomes.Len(), 0)
 }
 
 // TestSuccessesOfADryRunAreBounded checks that the Events of all requesters together are bounded in a dry run, which may report
@@ -165,9 +159,7 @@ func TestSuccessesOfADryRunAreBounded(t *testing.T) {
 				fresh++
 			}
 		}
-		if told := len(r.take()); fresh != step.fresh || told != step.told {
-			t.Errorf("%+v: %d are new and %d told", step, fresh, told)
-		}
+		expect.Equal(t, fmt.Sprintf("%+v: new and told", step), []int{fresh, len(r.take())}, []int{step.fresh, step.told})
 		r.Request(request("refused"), fmt.Sprint("stranger", step.pause), "Approve", "WouldWait", fmt.Sprint(step))
 		if events := r.take(); len(events) != 1 || events[0].Type != "Warning" {
 			t.Errorf("%+v: a refusal waits for no success: %v", step, events)

@@ -17,6 +17,8 @@ import (
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const day = 24 * time.Hour
@@ -82,9 +84,7 @@ func (w *world) shows(questions int, want time.Time, skew time.Duration) {
 		w.t.Errorf("%s, skew %s, errors %v and %v, %d questions; want %s, skew %s, %d questions",
 			now, got, err, skewErr, w.asked-before, want, skew, questions)
 	}
-	if latest := w.Latest(); !latest.Equal(want) {
-		w.t.Errorf("the latest time is %s, want %s", latest, want)
-	}
+	expect.Equal(w.t, "the latest time", w.Latest(), want)
 }
 
 // unknown checks that Now and Fresh return an error with that text, and that Skew returns that skew.
@@ -192,6 +192,7 @@ func TestClockIsNeverAhead(t *testing.T) {
 		}
 	}
 }
+
 func TestClockFollowsTheAPIServer(t *testing.T) {
 	t.Parallel()
 	const limit = 5 * time.Minute
@@ -202,9 +203,7 @@ func TestClockFollowsTheAPIServer(t *testing.T) {
 		limit + time.Second: "the manager's clock is 5m1s ahead of" + fix, -limit - time.Second: "the manager's clock is 5m1s behind" + fix,
 	} {
 		w := newWorld(t, ahead)
-		if latest := w.Latest(); !latest.Equal(noon.Add(ahead)) {
-			t.Errorf("before the first answer, the latest time is %s", latest)
-		}
+		expect.Equal(t, "before the first answer, the latest time", w.Latest(), noon.Add(ahead))
 		w.shows(1, noon, ahead)
 		w.pass(time.Minute)
 		w.shows(0, noon.Add(time.Minute), ahead)
@@ -215,9 +214,7 @@ func TestClockFollowsTheAPIServer(t *testing.T) {
 		w.pass(40 * time.Second)
 		w.shows(0, noon.Add(141*time.Second), ahead)
 		err := w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
-		if (err != nil) != (notReady != "") || err != nil && err.Error() != notReady {
-			t.Errorf("%s ahead: %v", ahead, err)
-		}
+		expect.Error(t, ahead.String()+" ahead", err, notReady)
 	}
 }
 
@@ -266,13 +263,9 @@ func TestAFailureIsExplained(t *testing.T) {
 		_, skewErr := w.Skew(t.Context())
 		_, freshErr := w.Fresh(t.Context())
 		for _, err := range []error{err, skewErr, freshErr, w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))} {
-			if err == nil || err.Error() != "the time of the API servers is not known: connection refused" {
-				t.Errorf("error %v", err)
-			}
+			expect.Error(t, "error", err, "the time of the API servers is not known: connection refused")
 		}
-		if asked := w.asked - before; asked != 1 {
-			t.Errorf("%d questions at one moment, want 1", asked)
-		}
+		expect.Equal(t, "questions at one moment", w.asked-before, 1)
 	}
 	fails()
 	w.pass(time.Second)
@@ -282,9 +275,7 @@ func TestAFailureIsExplained(t *testing.T) {
 	w.pass(2 * time.Minute)
 	fails()
 	gauges(0, 3600)
-	if latest := w.Latest(); !latest.Equal(noon.Add(2*time.Minute + time.Second)) {
-		t.Errorf("the latest time is %s", latest)
-	}
+	expect.Equal(t, "the latest time", w.Latest(), noon.Add(2*time.Minute+time.Second))
 	w.down = nil
 	w.pass(askAgain)
 	w.setMachine(-2 * time.Hour)
@@ -324,17 +315,13 @@ func TestConcurrentCallersShareAQuestion(t *testing.T) {
 			t.Errorf("error %v", err)
 		}
 		first.Wait()
-		if asked != 1 {
-			t.Errorf("%d questions", asked)
-		}
+		expect.Equal(t, "questions", asked, 1)
 		first = together(c.Fresh)
 		time.Sleep(time.Second)
 		second := together(c.Fresh) // a question that was sent before does not answer them
 		first.Wait()
 		second.Wait()
-		if asked != 3 {
-			t.Errorf("%d questions", asked)
-		}
+		expect.Equal(t, "questions", asked, 3)
 	})
 }
 
@@ -351,9 +338,7 @@ func TestOfShowsTheClockOfItsCaller(t *testing.T) {
 			t.Errorf("it is %s, fresh %s, want %s, skew %s, ready %t, error %v", now, fresh, want, got, ready, err)
 		}
 	}
-	if latest := Of(own).Latest(); !latest.Equal(noon.Add(25 * time.Hour)) {
-		t.Errorf("the latest time is %s", latest)
-	}
+	expect.Equal(t, "the latest time", Of(own).Latest(), noon.Add(25*time.Hour))
 	if _, err := none.Skew(t.Context()); err == nil || time.Since(none.Latest()).Abs() > time.Minute {
 		t.Errorf("the zero Clock: error %v, the latest time is %s", err, none.Latest())
 	}
@@ -429,9 +414,7 @@ func TestAnswers(t *testing.T) {
 			t.Errorf("%s: the answer to a question tells %s, error %v", answer.name, now, err)
 		}
 	}
-	if len(ports) != 2 || asked() != "/prefix/version" {
-		t.Errorf("%d connections, the last question is for %s", len(ports), asked())
-	}
+	expect.Equal(t, "number of connections, and the last question", []any{len(ports), asked()}, []any{2, "/prefix/version"})
 	server.Close()
 	if _, err := controllers.Get(server.URL); err == nil {
 		t.Error("a request to a closed server has an answer")
