@@ -93,7 +93,10 @@ func TestTrim(t *testing.T) {
 		"a record in place of the PEM": {of("Approved", recordOf(hour)), true},
 	} {
 		expect.Equal(t, name+": trimmed", csr.Trimmed(transformed(csr.Trim{}, test.obj)), test.trimmed)
-		t.Run(name, func(t *testing.T) { checkTrimmed(t, test.obj) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			checkTrimmed(t, test.obj)
+		})
 	}
 }
 

@@ -139,7 +139,10 @@ func TestLife(t *testing.T) {
 		"a renewal with an earlier time counts":    "ab 90s:b a=earlier a?alive",
 		"an update without a renewal is none":      "ab" + strings.Repeat(" 10s:b =a", 9) + " a?dead",
 	} {
-		t.Run(name, func(t *testing.T) { play(t, steps) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			play(t, steps)
+		})
 	}
 }
 
