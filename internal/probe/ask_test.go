@@ -80,7 +80,7 @@ func TestMint(t *testing.T) {
 	var record audit.Record
 	err := json.Unmarshal(records(), &record)
 	if err != nil || record.Event != audit.TrustProbe || record.Subject != "CN="+one.Subject || record.Serial != leaf.SerialNumber.Text(16) ||
-		record.IssuerKeyID != by.KeyID() || record.NotAfter == nil || !record.NotAfter.Equal(leaf.NotAfter) || len(record.KeySHA256) != 64 {
+		record.IssuerKeyID != by.KeyID() || record.NotAfter.IsZero() || !record.NotAfter.Equal(leaf.NotAfter) || len(record.KeySHA256) != 64 {
 		t.Errorf("the record is %+v, error %v", record, err)
 	}
 	if another, err := Mint(t.Context(), by, nil, now); err != nil || another.Subject == one.Subject || another.ID == one.ID {

@@ -134,8 +134,7 @@ func (r *rotating) startFleet(t *testing.T) *fleet {
 		dir := filepath.Join(r.Dir, name) // not the test's own, as a manager does not say when it has stopped
 		kit.NoError(t, os.Mkdir(dir, 0o700))
 		node := kubelet.Node{Name: name, Dir: dir, Bootstrap: kit.TokenConfig(t, "joiner")}
-		manager, err := node.Rotation(ctx)
-		kit.NoError(t, err)
+		manager := node.Rotation(ctx, t)
 		manager.Start()
 		f.members = append(f.members, &member{name: node.User(), manager: manager})
 	}

@@ -28,6 +28,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
@@ -368,7 +369,7 @@ func start(t *testing.T, a *APIServers) (end func()) {
 func reservedOf(a *APIServers) string {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return strings.Join(slices.Sorted(slices.Values(inventory.Keys(slices.Collect(maps.Keys(a.names))))), " ")
+	return strings.Join(slices.Sorted(slices.Values(ca.Texts(slices.Collect(maps.Keys(a.names))))), " ")
 }
 
 // TestAPIServersReserve checks every name in the certificates, and in the kubeconfig, also if it has no host.

@@ -97,12 +97,11 @@ func (n *Node) Join(t *testing.T) *tls.Certificate {
 	return cert
 }
 
-// Rotate runs client-go's certificate manager until it has a client certificate other than old, which may be nil. The manager
-// requests a first certificate if the store is empty, and a new one before the current one expires.
-func (n *Node) Rotate(t *testing.T, old *tls.Certificate) (cert *tls.Certificate) {
+// Rotation returns client-go's certificate manager for the client certificate. It requests a first certificate if the store
+// is empty, and a new one before the current one expires. Start starts it, and it stops when ctx ends.
+func (n *Node) Rotation(ctx context.Context, t *testing.T) certificate.Manager {
 	t.Helper()
-	ctx := t.Context()
-	manager := kit.Must(certificate.NewManager(&certificate.Config{
+	return kit.Must(certificate.NewManager(&certificate.Config{
 		Ctx: &ctx, CertificateStore: n.store(t), SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 		GetUsages: certificate.DefaultKubeletClientGetUsages, RequestedCertificateLifetime: n.Lifetime,
 		GetTemplate: func() *x509.CertificateRequest { return &x509.CertificateRequest{Subject: n.subject()} },
@@ -117,6 +116,12 @@ func (n *Node) Rotate(t *testing.T, old *tls.Certificate) (cert *tls.Certificate
 			return kubernetes.NewForConfig(cfg)
 		},
 	}))(t)
+}
+
+// Rotate runs the certificate manager until it has a client certificate other than old, which may be nil.
+func (n *Node) Rotate(t *testing.T, old *tls.Certificate) (cert *tls.Certificate) {
+	t.Helper()
+	manager := n.Rotation(t.Context(), t)
 	manager.Start()
 	defer manager.Stop()
 	kit.Eventually(t, "a new certificate", func(context.Context) error {
