@@ -9,7 +9,7 @@ import (
 )
 
 // TestForbidCoreDumps makes this process one of which the kernel writes no core dump.
-func TestForbidCoreDumps(t *testing.T) { //nolint:paralleltest // it changes the process
+func TestForbidCoreDumps(t *testing.T) {
 	kit.NoError(t, forbidCoreDumps())
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_CORE, &limit); err != nil || limit != (unix.Rlimit{}) {

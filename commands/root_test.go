@@ -29,7 +29,6 @@ import (
 )
 
 func TestEveryMistakeAtOnce(t *testing.T) {
-	t.Parallel()
 	var out bytes.Buffer
 	err := Execute(t.Context(), []string{"chek", "--kube-api-qps=zz", "--kube-api-burst=0"}, &out)
 	want := `bad configuration (--help lists the flags):
@@ -44,7 +43,6 @@ signing: Required value: no signing CA: `
 
 // Every text in the log is ASCII, even an error with a requester's text.
 func TestLogIsASCII(t *testing.T) {
-	t.Parallel()
 	var out bytes.Buffer
 	logger := newLogger(0, &out)
 	logger.Info("Decided", "subject", "CN=\u009b31m\u202e\u0435")
@@ -58,7 +56,6 @@ func TestLogIsASCII(t *testing.T) {
 }
 
 func TestHelpListsEveryFlagAndCommand(t *testing.T) {
-	t.Parallel()
 	var help, version bytes.Buffer
 	kit.NoError(t, Execute(t.Context(), []string{"--help"}, &help))
 	kit.NoError(t, Execute(t.Context(), []string{"--version"}, &version))
@@ -76,7 +73,6 @@ func TestHelpListsEveryFlagAndCommand(t *testing.T) {
 
 // TestCompletion checks that main prints a completion script unchanged, and that a script completes commands and flags.
 func TestCompletion(t *testing.T) {
-	t.Parallel()
 	for args, want := range map[string]string{
 		"__completeNoDesc ex": "explain\n:4\n", "__completeNoDesc --node-b": "--node-block-list\n:4\n", "completion bash": "# bash completion",
 		"completion zsh": "#compdef", "completion fish": "# fish", "completion powershell": "# powershell",
@@ -115,7 +111,6 @@ func (*hanging) Close() error { return nil }
 // TestBounded checks when a call without a timeout of its own ends, and that it leaves no timer when its answer has been read. The
 // test ends its watches after an hour.
 func TestBounded(t *testing.T) {
-	t.Parallel()
 	for query, want := range map[string]time.Duration{
 		"": time.Minute, "watch=false": time.Minute, "limit=500": time.Minute, "watch=true": time.Hour, "watch=true&allowWatchBookmarks=true": time.Hour,
 	} {
@@ -161,7 +156,6 @@ func runBootstrapToken(out, aside io.Writer, args ...string) error {
 
 // TestBootstrapToken checks the Secret, and the line with the token. No token is printed twice.
 func TestBootstrapToken(t *testing.T) {
-	t.Parallel()
 	const group = "system:bootstrappers:node:13029f9e83d15b3d437c2a7568fc1ca7990ecf3ff79bef6da08f13ff5ae12af8"
 	tokens := map[string]bool{}
 	for _, test := range []struct{ args, expires, groups, ttl string }{
@@ -198,7 +192,6 @@ func TestBootstrapToken(t *testing.T) {
 }
 
 func TestBootstrapTokenMistakes(t *testing.T) {
-	t.Parallel()
 	for args, want := range map[string]string{
 		"":                     `required flag(s) "node" not set`,
 		"--node=system:node:a": `--node: "system:node:a" is not a valid node name`,
@@ -216,7 +209,6 @@ func TestBootstrapTokenMistakes(t *testing.T) {
 
 // TestBootstrapTokenReportsFailedWrites checks the error if the output cannot be written completely.
 func TestBootstrapTokenReportsFailedWrites(t *testing.T) {
-	t.Parallel()
 	full := errors.New("disk full")
 	reader, file := io.Pipe()
 	kit.NoError(t, reader.CloseWithError(full))
@@ -266,7 +258,6 @@ func ruleRequest(t testing.TB, object, signer, name string) string {
 
 // The command judges by the rules of the approver and of the signer.
 func TestExplainJudgesAFile(t *testing.T) {
-	t.Parallel()
 	const on = "approval: {kubeletServing: {enabled: true}, inventory: {sources: [{static: {rows: [{name: a, addresses: [10.0.0.1]}]}}, {node: {}}]}}\n"
 	foreign := document(t, func(obj *request) { obj.Spec.SignerName = "example.com/a" })
 	for name, test := range map[string]struct {
@@ -281,7 +272,6 @@ func TestExplainJudgesAFile(t *testing.T) {
 		"signer off": {"controllers: [approver]\n", document(t), []string{"signer, once it is approved: it is switched off"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			dir := t.TempDir()
 			configFile, file := filepath.Join(dir, "config.yaml"), filepath.Join(dir, "request.yaml")
 			put(t, configFile, []byte(configHead+test.config))
@@ -300,7 +290,6 @@ func TestExplainJudgesAFile(t *testing.T) {
 
 // TestExplainReadsFiles checks the number of requests that are read from a file, and that each mistake is reported.
 func TestExplainReadsFiles(t *testing.T) {
-	t.Parallel()
 	one := document(t)
 	list := func(kind, version string, items ...string) string {
 		text := "apiVersion: " + version + "\nkind: " + kind + "\nitems:\n"
@@ -344,7 +333,6 @@ approval:
 `
 
 func TestRulesTest(t *testing.T) {
-	t.Parallel()
 	dir := t.TempDir()
 	write := func(name, text string) string {
 		file := filepath.Join(dir, name)

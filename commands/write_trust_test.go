@@ -58,7 +58,6 @@ func trusts(t *testing.T, path string, want ...string) {
 
 // TestWriteTrust checks what is written, and when. Each change makes another file, so that a reader never sees half of one.
 func TestWriteTrust(t *testing.T) {
-	t.Parallel()
 	o := trustFolder(t)
 	a, b, c := bundled(t, "a"), bundled(t, "b"), bundled(t, "c")
 	put(t, o.from, b, []byte("a text between\n"), a, b)
@@ -93,7 +92,6 @@ func TestWriteTrust(t *testing.T) {
 
 // TestWriteTrustRefuses checks that the file stays as it is if the input or the target is invalid.
 func TestWriteTrustRefuses(t *testing.T) {
-	t.Parallel()
 	good := bundled(t, "a")
 	other := bundled(t, "b")
 
@@ -122,7 +120,6 @@ func TestWriteTrustRefuses(t *testing.T) {
 		}, "directory not empty"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			o := trustFolder(t)
 			put(t, o.from, good)
 			test.change(t, &o)
@@ -139,7 +136,6 @@ func TestWriteTrustRefuses(t *testing.T) {
 
 // TestWriteTrustKeepsOn checks that the command waits for a bundle that comes late, and ends with its context.
 func TestWriteTrustKeepsOn(t *testing.T) {
-	t.Parallel()
 	o := trustFolder(t)
 	o.interval = time.Millisecond
 	ctx, cancel := context.WithCancel(t.Context())
@@ -161,7 +157,6 @@ func TestWriteTrustKeepsOn(t *testing.T) {
 // TestWriteTrustCommand checks the flags. With --accept, a CA of the bundle that is not listed keeps the file as it is. Files of
 // --also are not compared: without their CAs, an API server would refuse the clients of these CAs.
 func TestWriteTrustCommand(t *testing.T) {
-	t.Parallel()
 	run := func(args ...string) error {
 		return Execute(t.Context(), append([]string{"write-trust"}, args...), io.Discard)
 	}

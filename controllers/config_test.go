@@ -57,7 +57,6 @@ func span(d time.Duration) *metav1.Duration { return &metav1.Duration{Duration: 
 // TestSignersHaveTheirCA checks which signers are served, and from which source each has its key pair. Signers with the
 // same source share a key pair.
 func TestSignersHaveTheirCA(t *testing.T) {
-	t.Parallel()
 	shared, files := config.CA{Secret: "ns/ca"}, config.CA{CertFile: "a.crt", KeyFile: "a.key"}
 	const secretCA, filesCA = "Secret ns/ca has not been read yet", "files a.crt and a.key has not been read yet"
 	of := func(ca config.CA, name string) config.Signer { return config.Signer{Name: name, CA: ca} }
@@ -94,7 +93,6 @@ func TestSignersHaveTheirCA(t *testing.T) {
 // TestProfiles checks the profile and the usages of a signer with settings of its own, and that the other signers have
 // the profile of all signers.
 func TestProfiles(t *testing.T) {
-	t.Parallel()
 	const hour, year = time.Hour, 365 * 24 * time.Hour
 	usages, a, b := []certificatesv1.KeyUsage{"client auth", "any"}, []string{"O=a"}, []string{"O=b"}
 	type (
@@ -140,7 +138,6 @@ func TestProfiles(t *testing.T) {
 }
 
 func TestAProfileThatIsNoneNamesItsSigner(t *testing.T) {
-	t.Parallel()
 	_, err := FromConfiguration(configured(func(c *config.Configuration) {
 		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "ns/ca"}, ForbiddenSubjects: []string{"x"}}}
 	}))
@@ -153,7 +150,6 @@ func TestAProfileThatIsNoneNamesItsSigner(t *testing.T) {
 // TestRetention checks the retention of the cleaner. The signer has the same one, so that it does not sign a request that
 // the cleaner deletes.
 func TestRetention(t *testing.T) {
-	t.Parallel()
 	const hour = time.Hour
 	options := optionsOf(t, func(c *config.Configuration) {
 		c.Cleaning = config.Cleaning{DeletesPerSecond: 7, Retention: config.Retention{Pending: span(2 * hour), Failed: span(3), Denied: span(0)}}
@@ -178,7 +174,6 @@ func TestRetention(t *testing.T) {
 // TestControllersThatAreOn checks what a list of controllers switches on, and what only an inventory does: the rule for client
 // certificates is kube-controller-manager's.
 func TestControllersThatAreOn(t *testing.T) {
-	t.Parallel()
 	for list, want := range map[string][3]bool{
 		"*": {true, true, true}, "approver": {true, false, false}, "signer": {false, true, false}, "cleaner": {false, false, true},
 	} {
@@ -202,7 +197,6 @@ func TestControllersThatAreOn(t *testing.T) {
 }
 
 func TestBootstrapPolicies(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct {
 		change func(*config.NodeClient)
 		want   approver.BootstrapPolicy
@@ -243,7 +237,6 @@ func TestBootstrapPolicies(t *testing.T) {
 
 // TestPresetsChooseMachines checks that a preset reads its own Machines unless the configuration has a machine source.
 func TestPresetsChooseMachines(t *testing.T) {
-	t.Parallel()
 	clusterAPI, openShift := machine.ClusterAPI(), machine.OpenShift()
 	clusterAPI.Namespace, clusterAPI.Selector = "fleet", "cluster.x-k8s.io/cluster-name=lab"
 	for preset, want := range map[string]*machine.Options{"": nil, "sources": nil, "static": nil, "cluster-api": &clusterAPI, "openshift": &openShift} {
@@ -264,7 +257,6 @@ func TestPresetsChooseMachines(t *testing.T) {
 
 // TestSourceOfKnowsEveryKind checks that each kind of source has a builder: a source must not become a weaker one.
 func TestSourceOfKnowsEveryKind(t *testing.T) {
-	t.Parallel()
 	kinds := reflect.TypeFor[config.Source]()
 	for i := range kinds.NumField() {
 		var source config.Source
@@ -301,7 +293,6 @@ func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approve
 
 // TestPoliciesOfRules checks that the rules of each signer keep their order, and that they know only a lifetime that this manager issues.
 func TestPoliciesOfRules(t *testing.T) {
-	t.Parallel()
 	policies := ruled(t, func(*config.Configuration) {})
 	a, b := policies["example.com/a"], policies["example.com/b"]
 	if len(policies) != 2 || len(a.Rules) != 2 || a.Rules[0].Name != "a1" || a.Rules[1].Name != "a2" || len(b.Rules) != 1 {

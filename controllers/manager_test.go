@@ -43,7 +43,6 @@ import (
 )
 
 func TestSetupErrors(t *testing.T) {
-	t.Parallel()
 	fake := clocktesting.NewFakeClock(noon)
 	for want, options := range map[string]Options{
 		"no controller is set in Options: set at least one": {},
@@ -59,7 +58,6 @@ func TestSetupErrors(t *testing.T) {
 
 // TestClocks checks which clocks a controller gets.
 func TestClocks(t *testing.T) {
-	t.Parallel()
 	own, shared := clocktesting.NewFakePassiveClock(noon), clocktesting.NewFakeClock(noon.Add(time.Hour))
 	given, mine := servertime.Of(own), servertime.Of(shared)
 	for name, test := range map[string]struct {
@@ -89,7 +87,6 @@ func TestClocks(t *testing.T) {
 
 // TestCacheOptionsTrimFinishedAndForeignRequests checks what the manager's cache holds of a request.
 func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
-	t.Parallel()
 	all := func(dry string) *Options {
 		return &Options{
 			Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}, DryRun: dry == "approver"},
@@ -153,7 +150,6 @@ func (f *filling) GetStore() toolscache.Store { return nil }
 
 // TestReadyWaitsForCaches checks that a missing kind keeps a replica unready, and ends nothing.
 func TestReadyWaitsForCaches(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		informers := &filling{}
 		c := &caches{cache: informers, log: logr.Discard()}
@@ -188,7 +184,6 @@ func TestReadyWaitsForCaches(t *testing.T) {
 
 // TestRequestsAreCounted checks the counts of a manager's requests, whole and trimmed.
 func TestRequestsAreCounted(t *testing.T) {
-	t.Parallel()
 	store := toolscache.NewStore(toolscache.MetaNamespaceKeyFunc)
 	c := &requestsCollector{
 		now: func() time.Time { return noon.Add(time.Minute) }, signers: map[string]bool{"example.com/ours": true}, store: store,
@@ -230,7 +225,6 @@ var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 // TestRetriesAndWorkers checks the options of a controller. Errors are retried after 200 ms. Each pause is twice as long as
 // the last, up to 10 s.
 func TestRetriesAndWorkers(t *testing.T) {
-	t.Parallel()
 	options := controllerOptions(nil, 7, fairly(7))
 	for run, want := range []int{200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
 		if pause := options.RateLimiter.When(fairqueue.Key{Name: "a"}).Milliseconds(); pause != int64(want) {
@@ -249,7 +243,6 @@ func TestRetriesAndWorkers(t *testing.T) {
 // TestQueueFollowsTheClock checks the queues of controllers with a clock that is stepped: an item returns at the end of its
 // delay, which counts from when the worker received the item, also after an error.
 func TestQueueFollowsTheClock(t *testing.T) {
-	t.Parallel()
 	followsTheClock(t, fairqueue.Key{Name: "a"}, fairly(1))
 	followsTheClock(t, reconcile.Request{}, nil)
 }
@@ -290,7 +283,6 @@ func (q *steppingQueue) AddAfter(_ string, delay time.Duration) {
 
 // TestStepDuringTheAddIsNotLost checks that a step between the computation of a delay and its use delays nothing.
 func TestStepDuringTheAddIsNotLost(t *testing.T) {
-	t.Parallel()
 	inner := &steppingQueue{clock: clocktesting.NewFakeClock(noon)}
 	queue := &steppedQueue[string]{TypedRateLimitingInterface: inner, clock: inner.clock}
 	queue.AddAfter("a", 90*time.Minute)
@@ -302,7 +294,6 @@ func TestStepDuringTheAddIsNotLost(t *testing.T) {
 // TestSelfCheckRepeats checks when a check runs again: an hour after a success, and a minute after a failure or an unknown
 // result. Each change is logged once, and is in the metrics.
 func TestSelfCheckRepeats(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		status, runs, logged := check.Failed, 0, []string(nil)

@@ -112,7 +112,6 @@ func asked(changes ...func(*config.Configuration)) (rights []string, manifests m
 // TestRightsAreWhatIsGranted checks that the shipped roles, and the roles of each component, grant exactly the rights
 // that their part of the configuration adds, each once.
 func TestRightsAreWhatIsGranted(t *testing.T) {
-	t.Parallel()
 	type change = func(*config.Configuration)
 	inSecret := func(c *config.Configuration) { c.Signing.Secret = ours + "/csr-signer" }
 	without := func(*config.Configuration) {}
@@ -145,7 +144,6 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 		}, []string{"rbac"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			base, _ := asked(test.base)
 			all, manifests := asked(test.base, test.more)
 			more := slices.DeleteFunc(slices.Clone(all), func(right string) bool { return slices.Contains(base, right) })
@@ -180,7 +178,6 @@ func preset(name string) func(*config.Configuration) {
 
 // TestRightsFollowTheConfiguration checks rights that the shipped roles don't show, for each configuration.
 func TestRightsFollowTheConfiguration(t *testing.T) {
-	t.Parallel()
 	const (
 		deletes      = "delete certificatesigningrequests.certificates.k8s.io"
 		approval     = "update certificatesigningrequests/approval.certificates.k8s.io"

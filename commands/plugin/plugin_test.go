@@ -134,7 +134,6 @@ func forbid(api *fake.Clientset, verb, resource string) {
 }
 
 func TestApprove(t *testing.T) {
-	t.Parallel()
 	blockList := &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: blockListName},
 		Data:       map[string]string{"nodes": "other\nA # stolen\n", "certificates": "01:ab"},
@@ -170,7 +169,6 @@ func TestApprove(t *testing.T) {
 		"an Event approves": {mod: onlySigns, more: event(requestOf(t, "r"), approverName, "AutoApproved", "", 0), want: "the signer would refuse"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			obj := requestOf(t, "r")
 			if test.mod != nil {
 				test.mod(obj)
@@ -217,7 +215,6 @@ func decidedAs(kind certificatesv1.RequestConditionType) func(*request) {
 
 // An error of the API server is a problem of that request, and the exit code shows it.
 func TestApproveReportsErrors(t *testing.T) {
-	t.Parallel()
 	resource := schema.GroupResource{Group: "certificates.k8s.io", Resource: "certificatesigningrequests"}
 	for want, fault := range map[string]error{
 		"the API server does not permit it":      apierrors.NewForbidden(resource, "r", errors.New("no")),
@@ -235,7 +232,6 @@ func TestApproveReportsErrors(t *testing.T) {
 }
 
 func TestPending(t *testing.T) {
-	t.Parallel()
 	first, second := requestOf(t, "first", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), requestOf(t, "x; reboot")
 	approved, done := requestOf(t, "approved", decidedAs(certificatesv1.CertificateApproved)), requestOf(t, "done", decidedAs(certificatesv1.CertificateDenied))
 	c, _ := clusterOf(t, []runtime.Object{
@@ -266,7 +262,6 @@ approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap
 
 // The next step follows from the object, and then from what the controller in charge said last, while that stands.
 func TestNextStep(t *testing.T) {
-	t.Parallel()
 	alive := lease(defaultNamespace, "csr-controller-manager", -2*time.Second)
 	obj, approved := requestOf(t, "r"), requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
 	denied := requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied))
@@ -301,7 +296,6 @@ func TestNextStep(t *testing.T) {
 
 // TestExplain adds to what test/manager shows: the newest request of a node, one that does not exist, JSON, and missing rights.
 func TestExplain(t *testing.T) {
-	t.Parallel()
 	byAlice := requestOf(t, "alices", func(obj *request) { obj.Spec.Username, obj.Spec.Groups, obj.CreationTimestamp = "alice", nil, *at(0) })
 	c, api := clusterOf(t, []runtime.Object{
 		requestOf(t, "r"), requestOf(t, "older", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), byAlice,
@@ -361,7 +355,6 @@ func checkBundles(t *testing.T, c *cluster) {
 }
 
 func TestCheck(t *testing.T) {
-	t.Parallel()
 	node := func(name string, age time.Duration) *corev1.Node {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *at(-age)}}
 	}
@@ -402,7 +395,6 @@ func TestCheck(t *testing.T) {
 // A wrong command line is an error before anything is asked, and so is --yes for requests that nobody has named, and a missing
 // --yes where nothing is asked.
 func TestCommandLines(t *testing.T) {
-	t.Parallel()
 	c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
 	for args, want := range map[string]string{
 		"check -o xml":           "unknown output format; use json",
@@ -420,7 +412,6 @@ func TestCommandLines(t *testing.T) {
 
 // TestReasonStep wants the next step of each row of the page, and none after a success.
 func TestReasonStep(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct {
 		state        csr.State
 		reason, want string

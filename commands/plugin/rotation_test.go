@@ -110,7 +110,6 @@ func moved(t *testing.T) (objs []runtime.Object) {
 }
 
 func TestRotationStatus(t *testing.T) {
-	t.Parallel()
 	completing, ended := authorityPrepared(), caStatus("1111111111111111", 1, func(one *v1alpha1.CAStatus) { one.NotAfter = *at(-time.Hour) })
 	completing.Status.Phase, completing.Status.Intent, completing.Status.Outstanding = v1alpha1.Completing, "DestroyRetiring", nil
 	for name, test := range map[string]struct {
@@ -128,7 +127,6 @@ func TestRotationStatus(t *testing.T) {
 		"two":        {objs: []v1alpha1.SigningAuthority{authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: ended}), authority("b", v1alpha1.SigningAuthorityStatus{})}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			var objs []runtime.Object
 			for _, node := range []string{"new", "old", "silent"} {
 				objs = append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
@@ -161,7 +159,6 @@ func golden(t *testing.T, path, text string) {
 
 // TestRotationDone checks, for each accepted operation, which status means done, and which that it was undone.
 func TestRotationDone(t *testing.T) {
-	t.Parallel()
 	type status = v1alpha1.SigningAuthorityStatus
 	completed := &status{Phase: v1alpha1.Completed, Generation: 1, Signing: signing()}
 	preparing := &status{Phase: v1alpha1.Preparing, Generation: 2, Signing: signing(), Candidate: candidate()}
@@ -218,7 +215,6 @@ func followerOf(t *testing.T, operation v1alpha1.Operation, before v1alpha1.Sign
 // TestRotationAnswer checks when an operation counts as answered: the annotation is gone, and the status has a result that
 // it did not have before.
 func TestRotationAnswer(t *testing.T) {
-	t.Parallel()
 	result := func(result v1alpha1.OperationResult, after time.Duration) *v1alpha1.OperationStatus {
 		return &v1alpha1.OperationStatus{Name: v1alpha1.OperationStart, Result: result, Time: metav1.NewMicroTime(fixedNow.Add(after))}
 	}
@@ -246,7 +242,6 @@ func TestRotationAnswer(t *testing.T) {
 // TestRotationFindsTheAuthority checks the names on the command line, and that another object of the same name is not the one that
 // was asked.
 func TestRotationFindsTheAuthority(t *testing.T) {
-	t.Parallel()
 	a, b := authority("a", v1alpha1.SigningAuthorityStatus{}), authority("b", v1alpha1.SigningAuthorityStatus{})
 	for args, test := range map[string]struct {
 		objs []v1alpha1.SigningAuthority
@@ -275,7 +270,6 @@ func TestRotationFindsTheAuthority(t *testing.T) {
 // TestRotationMeaning checks that an operation that cannot be undone is explained first, and not requested without
 // --yes.
 func TestRotationMeaning(t *testing.T) {
-	t.Parallel()
 	text := ""
 	for _, verb := range []string{"complete", "accept", "attest"} {
 		c, _ := clusterOf(t, nil, authorityPrepared())

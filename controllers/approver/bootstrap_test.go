@@ -46,7 +46,6 @@ func joining() (*BootstrapPolicy, *csr.Request, *bootstrapFacts) {
 // TestBootstrap has a row for each difference from the smallest request, and for each change that makes up for one. If a fact is
 // missing too, that leads to Wait, unless the request itself is refused: a fault decides nothing.
 func TestBootstrap(t *testing.T) {
-	t.Parallel()
 	type (
 		policy = *BootstrapPolicy
 		req    = *csr.Request
@@ -143,7 +142,6 @@ func TestBootstrap(t *testing.T) {
 
 // TestNodeStates checks what a Node and a Lease prove.
 func TestNodeStates(t *testing.T) {
-	t.Parallel()
 	const day = 24 * time.Hour
 	seen := func(ago time.Duration) time.Time { return now.Add(-ago) }
 	for name, test := range map[string]struct {
@@ -180,7 +178,6 @@ func serverTime(at time.Time) *servertime.Clock {
 
 // TestConfirm checks the reads before an approval, for facts that a lagging cache has wrong.
 func TestConfirm(t *testing.T) {
-	t.Parallel()
 	const token, sa = "system:bootstrap:abcdef", "system:serviceaccount:ns:joiner"
 	lease := func(renewed time.Time) client.Object {
 		return &coordinationv1.Lease{
@@ -235,7 +232,6 @@ func TestConfirm(t *testing.T) {
 		"the API server does not answer, ServiceAccount": {who: sa + " u-1", down: errDown, want: "InventoryUnavailable down"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			builder := fake.NewClientBuilder().WithInterceptorFuncs(interceptor.Funcs{
 				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 					return cmp.Or(ctx.Err(), test.down, c.Get(ctx, key, obj))
@@ -267,7 +263,6 @@ func TestConfirm(t *testing.T) {
 // TestAgeIsReadAgainBeforeItRefuses has an API server whose clock is set back. A new request then looks old by the time that
 // was noted before. While the time is unknown, nothing passes.
 func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
-	t.Parallel()
 	policy, req, facts := joining()
 	measured, set := servertimetest.Measured(t, 0)
 	b := Bootstrap{Policy: *policy, Inventory: &Inventory{serverTime: measured}}
@@ -300,7 +295,6 @@ func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 // without the permission, or with a request that can never be approved, causes no question. A node that may not renew is
 // not treated as a new node. Without a manager every first certificate waits.
 func TestBoundNodeClient(t *testing.T) {
-	t.Parallel()
 	clock := clocktesting.NewFakePassiveClock(now)
 	cluster := must(node.New(&rest.Config{}, nil, false, logr.Discard()))
 	leases := must(nodeidentity.NewLeases(&rest.Config{}, nil, clock, logr.Discard(), nil)) // it does not run

@@ -397,7 +397,6 @@ type trial struct {
 }
 
 func (test trial) run(t *testing.T) {
-	t.Parallel()
 	want, part, _ := strings.Cut(test.want, ": ")
 	verb, reason, _ := strings.Cut(want, " ")
 	for _, denial := range []Denial{DenialNever, DenialPermanent} {

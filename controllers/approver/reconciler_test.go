@@ -51,7 +51,6 @@ var (
 // TestLostAnswerAboutADecision checks what is recorded, reported and counted after a write that failed, and that the next
 // attempt decides what is not decided.
 func TestLostAnswerAboutADecision(t *testing.T) {
-	t.Parallel()
 	invalid := apierrors.NewInvalid(schema.GroupKind{Group: requests.Group, Kind: "CertificateSigningRequest"}, "csr-1", nil)
 	gone := apierrors.NewNotFound(requests, "csr-1")
 	type answer = func(p *parts) (*request, error)
@@ -91,7 +90,6 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 		"invalid":                          {write: invalid, live: changed, told: refuses + invalid.Error() + correct},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			p := newParts(object())
 			recorded, reads := p.audited(t), 0
 			p.grants, p.writeFault = []string{"nodeclient"}, test.write
@@ -130,7 +128,6 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 
 // TestLimit checks that only approvals that are stored count, and that they are permitted again with time.
 func TestLimit(t *testing.T) {
-	t.Parallel()
 	p := newParts(object())
 	p.reconciler.limiter = newLimiter(Limit{Burst: 2, PerHour: 1}, p.clock)
 	p.expect(t, "Waits NotAuthorized", "Waits", "Waits")
@@ -148,7 +145,6 @@ func TestLimit(t *testing.T) {
 
 // TestPauseIsTheAge checks that a waiting request is requeued after its age. It is told once, and approved when RBAC is granted late.
 func TestPauseIsTheAge(t *testing.T) {
-	t.Parallel()
 	p := newParts(object())
 	for _, age := range []time.Duration{-10 * time.Minute, 3 * time.Second, 10 * time.Minute} {
 		p.clock.SetTime(now.Add(age))
@@ -165,7 +161,6 @@ func TestPauseIsTheAge(t *testing.T) {
 
 // TestAnotherUIDEndsTheAttempt checks that a key of a deleted request does not act on a new request of its name, nor on none.
 func TestAnotherUIDEndsTheAttempt(t *testing.T) {
-	t.Parallel()
 	p := newParts(object())
 	key := fairqueue.KeyOf(p.served, "a")
 	p.grants, p.served.UID = []string{"nodeclient"}, "another"
@@ -180,7 +175,6 @@ func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 // TestReconcileObeysTheBlockList checks that the request of a blocked node or made with a blocked certificate waits, and
 // that no review is sent for it. It has a node that is put on the list while its review is under way, too.
 func TestReconcileObeysTheBlockList(t *testing.T) {
-	t.Parallel()
 	stolen := strings.Repeat("0123456789abcdef", 4)
 	made := func(obj *request) {
 		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + stolen}}
@@ -211,7 +205,6 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 // TestInventoryPendingIsReportedLate checks that a request that waits for a source asks again soon, and reports that when
 // it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
-	t.Parallel()
 	p := newParts(object())
 	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
 		return Decision{Result: verdict.Wait.Because("InventoryPending", "the source has no answer yet")}, nil
@@ -240,7 +233,6 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 
 // TestEndOfAttemptIsNoDecision checks that a rule whose lookups end with their context decides nothing.
 func TestEndOfAttemptIsNoDecision(t *testing.T) {
-	t.Parallel()
 	ended := errors.New("the manager stops")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p := newParts(object())
@@ -255,7 +247,6 @@ func TestEndOfAttemptIsNoDecision(t *testing.T) {
 
 // Defect 19: a failed review approves nothing, even if another review would be allowed.
 func TestDefect19AFaultApproves(t *testing.T) {
-	t.Parallel()
 	for failing, asked := range map[string]int{"selfnodeclient": 1, "nodeclient": 2} {
 		p := newParts(object(user("system:node:a")))
 		reviews := 0
@@ -276,7 +267,6 @@ func TestDefect19AFaultApproves(t *testing.T) {
 // TestDryRunReports checks the Event, the record and the next attempt of each verdict, that it is reported once, and that
 // nothing is written.
 func TestDryRunReports(t *testing.T) {
-	t.Parallel()
 	wrong := usages("server auth")
 	for name, test := range map[string]struct {
 		obj    *request
@@ -300,7 +290,6 @@ func TestDryRunReports(t *testing.T) {
 		"another signer":                 {obj: object(signer("example.com/other")), grants: rights},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			p := newParts(test.obj)
 			recorded := p.audited(t)
 			p.reconciler.DryRun, p.reconciler.Denial, p.grants = true, test.denial, strings.Fields(test.grants)
@@ -326,7 +315,6 @@ func TestDryRunReports(t *testing.T) {
 // TestConditionsAreASCII checks that text that a requester chose is ASCII in the condition and in the Event. kubectl
 // prints both.
 func TestConditionsAreASCII(t *testing.T) {
-	t.Parallel()
 	const chosen = "a\u009b31m\u202e\u0435\u3164\U0001f511"
 	p := newParts(asks("a", "", user(chosen), groups(chosen), content(func(r *x509.CertificateRequest) {
 		r.Subject = pkix.Name{CommonName: chosen, Organization: []string{chosen}, OrganizationalUnit: []string{chosen}}
@@ -379,7 +367,6 @@ func builds(source inventory.Source, err error) SourceBuilder {
 // TestSetupFollowsFromTheRules checks which watches are added to the manager, which mistakes are reported, and that the
 // approver warns if serving certificates depend only on what nodes report about themselves.
 func TestSetupFollowsFromTheRules(t *testing.T) {
-	t.Parallel()
 	serving := func(i *Inventory) Rule { return KubeletServing(Serving{Inventory: i}) }
 	client := func(*Inventory) Rule { return NodeClient() }
 	first := func(i *Inventory) Rule {
@@ -406,7 +393,6 @@ func TestSetupFollowsFromTheRules(t *testing.T) {
 		"a value of denial that does not exist": {client, nil, "Sometimes", `denial "Sometimes" is invalid: set it to Never or Permanent`},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			i := &Inventory{Sources: test.sources}
 			r := &Reconciler{Inventory: i, Rules: []Rule{test.rule(i)}, Denial: test.denial}
 			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
@@ -449,7 +435,6 @@ func queued(queue workQueue) string {
 
 // TestEventsQueueWhatIsUndecided checks which events of requests queue them, and that decided requests leave the index.
 func TestEventsQueueWhatIsUndecided(t *testing.T) {
-	t.Parallel()
 	r := newParts(nil).reconciler
 	r.Rules = r.Rules[:1]
 	events, queue, obj := fairqueue.Events(r.observe, r.forget), queueOf(t), object()
@@ -477,7 +462,6 @@ func TestEventsQueueWhatIsUndecided(t *testing.T) {
 // TestChangesWakeThoseThatWait checks which requests a change of the inventory wakes, that changes are gathered, and that
 // of one lane only the newest requests are woken.
 func TestChangesWakeThoseThatWait(t *testing.T) {
-	t.Parallel()
 	named := func(name, addresses string) *request { // the digit counts the seconds
 		age := created(now.Add(time.Duration(name[1]-'0') * time.Second))
 		return asks(name[:1], addresses, age, func(obj *request) { obj.Name, obj.UID = name, types.UID(name) })

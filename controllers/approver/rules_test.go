@@ -46,7 +46,6 @@ const (
 // TestNodeClient checks which permissions a request for a client certificate needs, and the outcome. Messages of
 // approvals are those of kube-controller-manager.
 func TestNodeClient(t *testing.T) {
-	t.Parallel()
 	const (
 		from         = ` with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" but may not `
 		group        = " (API group certificates.k8s.io)"
@@ -89,7 +88,6 @@ func TestNodeClient(t *testing.T) {
 
 // TestUnreadNamesABug checks that a request that is not parsed because of a bug waits. It is never denied.
 func TestUnreadNamesABug(t *testing.T) {
-	t.Parallel()
 	const message = "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
 	want := verdict.Result{Verdict: verdict.Wait, Reason: "InternalError", Message: message}
@@ -101,7 +99,6 @@ func TestUnreadNamesABug(t *testing.T) {
 // TestGateAndConfirmSurroundTheReview checks the order of Gate, review and Confirm, and that each of them ends the
 // judgement if it refuses or fails.
 func TestGateAndConfirmSurroundTheReview(t *testing.T) {
-	t.Parallel()
 	for answers, want := range map[string]string{ // of Gate, of the review and of Confirm; an error counts more than a refusal
 		"pass pass pass":    "AutoApproved after gate review confirm",
 		"refuses":           "Refused after gate",
@@ -438,7 +435,6 @@ func waits(reason, message string) string {
 
 // TestApprovalRules has the decisions about requests by three rules.
 func TestApprovalRules(t *testing.T) {
-	t.Parallel()
 	const (
 		everyone   = "own any services"
 		ownRefuses = "rule own: only the name api of its own namespace"

@@ -46,7 +46,6 @@ import (
 // TestServingRefuses has a row for each difference from a request that is approved, or from what is known about it.
 // TestInputs has more of them. Lookups stop at the first step with a violation.
 func TestServingRefuses(t *testing.T) {
-	t.Parallel()
 	of := func(facts nameFacts) func(*known) { return func(k *known) { k.names["10.0.0.1"] = facts } }
 	claimed := func(claim inventory.Claim) func(*known) { return of(nameFacts{claim: claim}) }
 	entry := func(entry *inventory.Entry) func(*known) { return func(k *known) { k.nodes["a"] = entry } }
@@ -126,7 +125,6 @@ func TestServingRefuses(t *testing.T) {
 // TestServingListsTheFirstNames checks that a refusal lists a bounded number of names, and that the others are not looked
 // up.
 func TestServingListsTheFirstNames(t *testing.T) {
-	t.Parallel()
 	for part, format := range map[string]string{`"10.1.2.`: "10.1.2.%d", ".cluster.local is ": "%d.cluster.local"} {
 		var names []string
 		for i := range 200 {
@@ -145,7 +143,6 @@ func TestServingListsTheFirstNames(t *testing.T) {
 
 // TestNamesOfTheNode checks which names no Service takes from a node.
 func TestNamesOfTheNode(t *testing.T) {
-	t.Parallel()
 	own := []string{"ip-10-0-0-1", "ip-10-0-0-1.ec2.internal", "IP-10-0-0-1.ec2.internal.", "ip-10-0-0-1.ec2.internal.example.com"}
 	for _, name := range append([]string{
 		"ip-10-0-0-1.ec2", "ip-10-0-0-10.ec2.internal", "xip-10-0-0-1.ec2.internal", "ec2.internal", "ec2", "ip-10-0-0-1.ec2.internalx", "10.0.0.1",
@@ -165,7 +162,6 @@ func TestNamesOfTheNode(t *testing.T) {
 // TestInputs has bad or surprising content from practice. The signer's TestInputs and TestStoredBadInput in test/loop, with
 // a real API server, use the same numbers.
 func TestInputs(t *testing.T) {
-	t.Parallel()
 	const account = "system:serviceaccount:kube-system:x"
 	all := []trial{
 		{name: "20 unknown conditions only", obj: asks("a", "10.0.0.1", with("Vetted")), want: "Approved"},
@@ -455,7 +451,6 @@ func (w *world) expect(t testing.TB, want map[string]string) {
 
 // TestWhoseAddress judges requests with the real watches of Nodes, Services and API servers. Each row is a cluster.
 func TestWhoseAddress(t *testing.T) {
-	t.Parallel()
 	const fleet, host = "ip-10-0-0-1.ec2.internal", "ip-10-0-0-1"
 	lb := serviceObject("kube-system", "traefik", "10.43.0.9")
 	lb.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "10.0.0.1"}, {IP: "10.0.0.9"}, {Hostname: "lb.test"}}
@@ -570,7 +565,6 @@ func TestWhoseAddress(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			test.run(t).expect(t, test.want)
 		})
 	}
@@ -579,7 +573,6 @@ func TestWhoseAddress(t *testing.T) {
 // TestReportsOfBlockedNodesCountForNobody checks that a Node on the block list takes nothing by its report, and that it
 // keeps its own name.
 func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
-	t.Parallel()
 	w := newWorld(nodeObject("a", "10.0.0.1", "a.test", "10.0.0.9", "liar"), nodeObject("liar", "10.0.0.1", "a.test", "10.0.0.2"),
 		nodeObject("b", "10.0.0.2"), nodeObject("c", "10.0.0.2"), nodeObject("10.0.0.3", "10.0.0.3"), nodeObject("d", "10.0.0.3")).run(t)
 	w.expect(t, map[string]string{
@@ -598,7 +591,6 @@ func TestReportsOfBlockedNodesCountForNobody(t *testing.T) {
 
 // TestServingWaitsForWhatIsNotRead checks that nothing is approved without a list of each kind, even from another source.
 func TestServingWaitsForWhatIsNotRead(t *testing.T) {
-	t.Parallel()
 	for resource, status := range map[string]int{"nodes": 403, "services": 403, "endpointslices": 500} {
 		w := newWorld(nodeObject("a", "10.0.0.1"), static.Row{Name: "known", Addresses: []string{"10.0.0.2"}})
 		w.fails = map[string]int{resource: status}
@@ -610,7 +602,6 @@ func TestServingWaitsForWhatIsNotRead(t *testing.T) {
 // TestServingWaitsForTheAPIServersCertificate has names of API servers that are not read yet. Later only the node's own name
 // does not wait.
 func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
-	t.Parallel()
 	const wait = "InventoryPending"
 	w := newWorld(nodeObject("a", "10.0.0.1", "a", "a.test"), nodeObject("api.test", "api.test")).run(t)
 	other := must(node.New(&rest.Config{}, nil, true, logr.Discard()))
@@ -633,7 +624,6 @@ func TestServingWaitsForTheAPIServersCertificate(t *testing.T) {
 
 // TestSlowSourcesShareTheWorkers checks how many lookups each slow source gets, and that the others wait without a worker.
 func TestSlowSourcesShareTheWorkers(t *testing.T) {
-	t.Parallel()
 	w := newWorld()
 	hangs := &hanging{entered: make(chan string, 100)}
 	w.inventory.Sources = []SourceBuilder{builds(hangs, nil), builds(&hanging{}, nil)}

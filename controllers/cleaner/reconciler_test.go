@@ -134,7 +134,6 @@ func (w *world) once(t *testing.T, want string, deleted, waits int) {
 
 // TestReconcileDeletesWhenDue checks which requests are deleted, and that a changed request is spared.
 func TestReconcileDeletesWhenDue(t *testing.T) {
-	t.Parallel()
 	const hour, day = time.Hour, 24 * time.Hour
 	leaving := func(obj *request) { obj.DeletionTimestamp = &metav1.Time{Time: now} }
 	const ten = 10 * time.Minute
@@ -162,7 +161,6 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 	} {
 		for _, form := range []string{"whole", "trimmed"} {
 			t.Run(name+", "+form, func(t *testing.T) {
-				t.Parallel()
 				served := object()
 				if test.change != nil {
 					test.change(served)
@@ -189,7 +187,6 @@ func TestReconcileDeletesWhenDue(t *testing.T) {
 // TestReconcileNeedsEverything checks the errors of calls, which are counted. The rate of deletions bounds the attempts. Nothing
 // is deleted while no API server tells the time.
 func TestReconcileNeedsEverything(t *testing.T) {
-	t.Parallel()
 	down, gone := errors.New("down"), apierrors.NewNotFound(requests, "csr-1")
 	counted := func() float64 {
 		value := &dto.Metric{}
@@ -235,7 +232,6 @@ func TestReconcileNeedsEverything(t *testing.T) {
 // TestReconcileCountsAgesInServerTime checks that ages count by the API servers' time. A clock that is wrong deletes
 // nothing early.
 func TestReconcileCountsAgesInServerTime(t *testing.T) {
-	t.Parallel()
 	const day, hour = 24 * time.Hour, time.Hour
 	for name, test := range map[string]struct {
 		ahead, step time.Duration // the API server's clock, and how far it is ahead after it was noted
@@ -252,7 +248,6 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 		"it is set back, and the request is due still":  {step: -2 * day, age: 4 * day, deletions: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			w := newWorld(object(created(time.Now().Add(-test.age))), now)
 			var set func(time.Duration)
 			w.ServerTime, set = servertimetest.Measured(t, test.ahead)
@@ -269,7 +264,6 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 
 // TestDryRunDeletesNothing checks that a dry run tells once what it would delete.
 func TestDryRunDeletesNothing(t *testing.T) {
-	t.Parallel()
 	w, recorder := newWorld(object(with("Denied")), now.Add(2*time.Hour)), events.NewFakeRecorder(10)
 	w.DryRun, w.Reporter = true, report.New(recorder, clocktesting.NewFakePassiveClock(now.Add(2*time.Hour)))
 	for range 3 {
@@ -340,7 +334,6 @@ func (p *passing) after(t *testing.T, pause time.Duration, want ...string) {
 // TestPassFindsDueRequests checks that requests enter the queue when they are due, and not earlier. A pass does not shorten the
 // back-off of a deletion that fails.
 func TestPassFindsDueRequests(t *testing.T) {
-	t.Parallel()
 	passes(t, func(*passing) {}, func(t *testing.T, p *passing) {
 		p.after(t, 0, "csr-3")
 		p.after(t, 10*time.Second, "csr-2", "csr-3")
@@ -359,7 +352,6 @@ func TestPassFindsDueRequests(t *testing.T) {
 
 // TestPassNeedsTheTimeAndTheCache checks that nothing is enqueued before the time is known and the cache is complete.
 func TestPassNeedsTheTimeAndTheCache(t *testing.T) {
-	t.Parallel()
 	passes(t, func(p *passing) { p.clean.ServerTime = &servertime.Clock{} }, func(t *testing.T, p *passing) {
 		p.after(t, time.Minute)
 	}, 30*time.Hour)

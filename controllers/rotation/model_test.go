@@ -29,7 +29,6 @@ var lives = flag.Int("lives", usualLives/slower, "random lives of TestRandomLive
 // must be trusted, no CA may be removed while its certificates are valid, and no key may be lost. After the events end,
 // each authority must come to rest, and a rotation must succeed.
 func TestRandomLives(t *testing.T) {
-	t.Parallel()
 	var mu sync.Mutex
 	var all sync.WaitGroup
 	seen := map[string]int{}
@@ -82,7 +81,6 @@ var often = map[string]int{
 // TestDeathAtEveryWrite checks that a rotation, a rollback and a second rotation have the same result if the manager
 // dies once, at any write.
 func TestDeathAtEveryWrite(t *testing.T) {
-	t.Parallel()
 	writes := 0
 	for dies := 0; dies <= writes; dies += slower {
 		c := newCluster(nil)
@@ -123,7 +121,6 @@ func TestDeathAtEveryWrite(t *testing.T) {
 // takes over, and the owner requests a completion from it instead. Wherever the late write arrives, the signing CA must
 // be trusted, and nobody must have to repair the Secret.
 func TestLateWriteOfAReplacedLeader(t *testing.T) {
-	t.Parallel()
 	late := 1
 	for delivered := true; delivered; late++ {
 		delivered = false

@@ -57,7 +57,6 @@ func reconciler(objects ...client.Object) *Reconciler {
 
 // TestIssuedLater checks which requests with a certificate the ledger controller handles, as the manager's cache holds them.
 func TestIssuedLater(t *testing.T) {
-	t.Parallel()
 	obj := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "uid", ResourceVersion: "2"}}
 	without := obj.DeepCopy()
 	earlier := without.DeepCopy()
@@ -82,7 +81,6 @@ func TestIssuedLater(t *testing.T) {
 // TestSealOfALostAccount checks that a lost account is replaced by a closed, empty one only if nothing depends on its
 // content.
 func TestSealOfALostAccount(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct {
 		retiring *v1alpha1.CAStatus
 		sealed   bool
@@ -106,7 +104,6 @@ func TestSealOfALostAccount(t *testing.T) {
 // TestAChangeInterrupts checks that a change of the authority stops the step under way, except a change of annotations
 // only: these may change at any time.
 func TestAChangeInterrupts(t *testing.T) {
-	t.Parallel()
 	seen := signingWith("cluster", nil)
 	for name, test := range map[string]struct {
 		change     func(*v1alpha1.SigningAuthority)
@@ -132,7 +129,6 @@ func TestAChangeInterrupts(t *testing.T) {
 // TestWhatHasEndedIsPublishedAlone checks that an expired CA is published only if there is no other. An empty bundle is
 // not possible, and the removed CA would stay published.
 func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
-	t.Parallel()
 	obj := &v1alpha1.SigningAuthority{}
 	for _, want := range []*ca.Authority{newCA(t, day), newCA(t, 1000*time.Hour)} {
 		obj.Status.Candidate, obj.Status.Signing = obj.Status.Signing, factsOf(want)
@@ -147,7 +143,6 @@ func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 // unknown while the owner has not confirmed the verifiers that can't be asked. Refused is unknown if no verifier can be
 // asked.
 func TestConditions(t *testing.T) {
-	t.Parallel()
 	const trusted, refused = v1alpha1.ConditionTrusted, v1alpha1.ConditionRefused
 	const both = kubeletSigner + " " + servingSigner
 	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
@@ -185,7 +180,6 @@ func TestConditions(t *testing.T) {
 // TestSigningKeyIsLostWhileCompleting checks that no server is asked without the signing pair, and that the status says
 // which CA extension-apiserver-authentication holds.
 func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
-	t.Parallel()
 	obj := signingWith("cluster", nil, clientSigner)
 	obj.Status.Retiring, obj.Status.UnpublishedAt = &v1alpha1.CAStatus{Certificate: frontCA}, at(0)
 	o := &observation{secret: &caSecret{retiring: newCA(t, day)}}
@@ -197,7 +191,6 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 // TestOthers checks that an authority knows the CAs of others, also one that retires there and is not published any more,
 // and that a Secret's name belongs to the oldest.
 func TestOthers(t *testing.T) {
-	t.Parallel()
 	made, gone := newCA(t, day), newCA(t, day)
 	other, here := signingWith("other", made, kubeletSigner), signingWith("here", nil, clientSigner)
 	other.Status.Retiring, other.Status.UnpublishedAt = factsOf(gone), at(0)
@@ -217,7 +210,6 @@ func TestOthers(t *testing.T) {
 
 // TestLongOperation checks that the annotation can't make the status too large, and is the same operation each time.
 func TestLongOperation(t *testing.T) {
-	t.Parallel()
 	obj := signingWith("here", nil)
 	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: strings.Repeat("<\x01", 100_000)}
 	if got := operationOf(obj); len(got) > v1alpha1.LongestOperation || got == "" || got != operationOf(obj) {

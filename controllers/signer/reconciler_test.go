@@ -42,7 +42,6 @@ import (
 
 // TestReconcileSigns checks what is signed. Every other table checks the written object and the chain of the certificate, too.
 func TestReconcileSigns(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	is(t, w.reconcile(), "certificate", w.pair)
 	cert := w.last()
@@ -67,7 +66,6 @@ const (
 
 // TestCheck checks the rules of each signer, and which one comes first. TestAnEndedCABlocksEveryRequest has what is permitted.
 func TestCheck(t *testing.T) {
-	t.Parallel()
 	address := with(func(r *asks) { r.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} })
 	custom := all(signerName(customSigner), usages("client auth"))
 	huge := content([]byte(strings.Repeat("x", 200<<10)))
@@ -131,7 +129,6 @@ func forbidNothing(w *world) {
 // numbers are those of the approver's TestInputs. Shapes, keys and lifetimes that pkg/csr and pkg/ca refuse or change are tested
 // there.
 func TestInputs(t *testing.T) {
-	t.Parallel()
 	extended := with(func(r *asks) {
 		r.ExtraExtensions = []pkix.Extension{
 			{Id: asn1.ObjectIdentifier{2, 5, 29, 19}, Critical: true, Value: []byte{0x30, 3, 1, 1, 0xff}},
@@ -168,7 +165,6 @@ func TestInputs(t *testing.T) {
 
 // TestJudgeNamesABug checks that a request that is not parsed, because of a bug and not of its content, waits. It never fails.
 func TestJudgeNamesABug(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t, trimmed(func(string) bool { return false })) // which Reconcile passes over
 	const want = "spec.request is not in the cache; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
@@ -180,7 +176,6 @@ func TestJudgeNamesABug(t *testing.T) {
 // TestReconcileInTime checks that a request that is due for deletion is not signed, and that nothing is signed or marked as Failed
 // while the clock is wrong or the time is unknown. A wrong clock does not make a fresh approval too old.
 func TestReconcileInTime(t *testing.T) {
-	t.Parallel()
 	const tooOld = "again 50m0s\nWarning RequestTooOld the request is approved, but due for deletion since 2026-03-01T13:00:00Z " +
 		"and no longer signed; a new request is needed"
 	const unknown = "again 1s\nWarning ClockSkewed the time of the API servers is unknown…"
@@ -217,7 +212,6 @@ func TestReconcileInTime(t *testing.T) {
 // TestReconcileWaitsForACA checks the pauses of a request while its CA is missing. They count from the approval, if its
 // time is known.
 func TestReconcileWaitsForACA(t *testing.T) {
-	t.Parallel()
 	const missing = "\nWarning CAMissing Secret ns/ca does not exist"
 	w := newWorld(t)
 	withoutCA(w)
@@ -241,7 +235,6 @@ func TestReconcileWaitsForACA(t *testing.T) {
 // TestAnEndedCABlocksEveryRequest checks for each signer that an acceptable request is signed, and that it waits and says
 // so once the CA has expired.
 func TestAnEndedCABlocksEveryRequest(t *testing.T) {
-	t.Parallel()
 	acceptable := map[string]edit{
 		clientSigner: all(person, usages("client auth")), kubeletClient: usages("digital signature", "client auth"),
 		kubeletServing: all(usages("digital signature", "server auth"), dns("a")), customSigner: usages("client auth"),
@@ -262,7 +255,6 @@ func TestAnEndedCABlocksEveryRequest(t *testing.T) {
 // TestReconcileObeysTheBlockList checks that no signer signs for a blocked node or for a request that was made with a blocked
 // certificate, even if the request is approved. The request waits. pkg/blocklist tests what the list blocks.
 func TestReconcileObeysTheBlockList(t *testing.T) {
-	t.Parallel()
 	stolen := strings.Repeat("0123456789abcdef", 4)
 	listed := func(w *world) {
 		obj := &corev1.ConfigMap{Data: map[string]string{"nodes": "a\nb", "certificates": stolen}}
@@ -287,7 +279,6 @@ Warning NodeBlocked node "a" is on the block list, ConfigMap ns/blocked: ` +
 // TestDryRunSignsNothing checks each outcome. Of the requests that another signer has signed or failed, a dry run judges
 // those that were approved less than a minute ago.
 func TestDryRunSignsNothing(t *testing.T) {
-	t.Parallel()
 	const (
 		wouldIssue = "again 1s\nNormal WouldIssue key KEY would sign the request"
 		lateIssue  = "again 1m0s\nNormal WouldIssue key KEY would sign the request"
@@ -344,7 +335,6 @@ func named(name string) edit {
 // TestOnlyWhatWaitsIsQueued checks which requests an event queues, and that a finished or deleted one is forgotten, with what was
 // reported about it.
 func TestOnlyWhatWaitsIsQueued(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	for name, change := range map[string]edit{
 		"waits":   all(),
@@ -382,7 +372,6 @@ func TestOnlyWhatWaitsIsQueued(t *testing.T) {
 
 // TestWaitingForAKeyPair checks that signers share a pair, which wakes the requests of its own signers, and no others.
 func TestWaitingForAKeyPair(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	pairs := w.keyPairs()
 	if want := len(csr.BuiltinSigners()) + 1; len(pairs) != 1 || len(pairs[0].Signers) != want { // and a custom signer
@@ -458,7 +447,6 @@ const doesNotFit = "RequestTooLarge: the request does not fit into an object wit
 // TestEndOfACertificate checks that the audit log has the outcome of every certificate, whatever the write and the read
 // after it answered. Only an outcome that cannot be known is recorded as uncertain.
 func TestEndOfACertificate(t *testing.T) {
-	t.Parallel()
 	const (
 		isConflict = "error: update status: Operation cannot be fulfilled on …"
 		isGone     = "error: update status: certificatesigningrequests.certificates.k8s.io \"csr-1\" not found"
@@ -510,7 +498,6 @@ func TestEndOfACertificate(t *testing.T) {
 		"etcd's client refuses the size":  {client, "unchanged", "Discarded, NotSigned RequestTooLarge", isTooLarge},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			w, signer := newCounted(t)
 			w.shows(test.shows)
 			w.update = func(sent *request) error {
@@ -543,7 +530,6 @@ func TestEndOfACertificate(t *testing.T) {
 // TestEndOfAFailure checks each fault of the write of a Failed condition, and of the cache. The outcome is reported once it is
 // stored, and never before. What was not stored is written again.
 func TestEndOfAFailure(t *testing.T) {
-	t.Parallel()
 	const (
 		stored     = badClientUsages
 		tried      = "tried " + badClientUsages
@@ -572,7 +558,6 @@ func TestEndOfAFailure(t *testing.T) {
 		"another Failed condition of a person": {errDown, "another's failure", tried + isDown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			w := newWorld(t, usages("magic"))
 			w.shows(test.shows)
 			w.writeFault = test.write
@@ -601,7 +586,6 @@ func TestEndOfAFailure(t *testing.T) {
 // TestARefusedWriteIsTriedForEver checks the pauses while an admission policy refuses the write, and that the certificate or the
 // Failed condition is stored once it permits it.
 func TestARefusedWriteIsTriedForEver(t *testing.T) {
-	t.Parallel()
 	for want, change := range map[string]edit{"certificate": all(), badClientUsages: usages("magic")} {
 		w := newWorld(t, change)
 		for _, w.writeFault = range []error{errForbidden, errInvalid} {
@@ -621,7 +605,6 @@ func TestARefusedWriteIsTriedForEver(t *testing.T) {
 // TestWritesOutliveTheManager checks that a recorded certificate is stored even if the manager stops meanwhile. The
 // world checks that the write and the read after it have enough time.
 func TestWritesOutliveTheManager(t *testing.T) {
-	t.Parallel()
 	for _, change := range []edit{all(), usages("magic")} {
 		w := newWorld(t, change)
 		reads := 0
@@ -640,7 +623,6 @@ func TestWritesOutliveTheManager(t *testing.T) {
 
 // TestEachAttemptIssuesACertificate checks that nothing of a failed attempt is kept.
 func TestEachAttemptIssuesACertificate(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
 	different := map[string]bool{}
 	for _, fault := range []error{apierrors.NewInternalError(errDown), errDown, errForbidden, nil} {
@@ -657,7 +639,6 @@ func TestEachAttemptIssuesACertificate(t *testing.T) {
 // TestAMismatchIsNeverStored removes a signer's rules for requests, like a defect in them. The finished certificate
 // must be discarded, counted, recorded and reported at each attempt, and nothing may be written.
 func TestAMismatchIsNeverStored(t *testing.T) {
-	t.Parallel()
 	w, name := newCounted(t, usages("client auth"))
 	judged := w.Judge(w.ctx, w.served)
 	judged.Request.Cert.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 10}, Value: "system:masters"}}
@@ -683,7 +664,6 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 // TestLifetimesAreReported checks the gauge that alerts use. A CA that ends soon shortens it; a requester's own lifetime does
 // not. A lifetime that is cut is reported and counted once the certificate is stored.
 func TestLifetimesAreReported(t *testing.T) {
-	t.Parallel()
 	w, signer := newCounted(t)
 	const cut = "\nWarning LifetimeCut the certificate expires 8735h55m0s early, at 2026-03-02T12:00:00Z, because its CA expires then: replace the CA"
 	for _, test := range []struct {
@@ -737,7 +717,6 @@ func guarded(t *testing.T, lifetime time.Duration, permit keypair.Permit, cover 
 
 // TestCoveredBeforeItIsSigned checks that the ledger records the same end as the certificate, and records it first.
 func TestCoveredBeforeItIsSigned(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct {
 		lifetime, longest time.Duration // of the CA, and by the permit
 		want              time.Duration // of the certificate
@@ -749,7 +728,6 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 		"cut by the end of the CA": {time.Hour, day, time.Hour, "certificate\nWarning LifetimeCut …"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			var covered []string
 			permit := keypair.Permit{Signers: []string{kubeletClient}, LifetimeCap: test.longest}
 			w := guarded(t, test.lifetime, permit, func(keyID, signerName string, notAfter time.Time) error {
@@ -773,7 +751,6 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 // TestNothingIsSignedThatIsNotCovered checks that a failed ledger write is retried and reported once. If the permit does not name
 // its signer, a request waits, and the ledger is not asked.
 func TestNothingIsSignedThatIsNotCovered(t *testing.T) {
-	t.Parallel()
 	const lost = "; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
 		"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"
 	for fault, todo := range map[error]string{

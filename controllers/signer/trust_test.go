@@ -38,7 +38,6 @@ func asked(subject pkix.Name, edits ...edit) *csr.Request {
 // TestCheckTrust checks the rules of a custom signer on CAs that a cluster trusts in different ways. In want, s means signed,
 // and another letter is the reason of a failure.
 func TestCheckTrust(t *testing.T) {
-	t.Parallel()
 	front := []string{"front-proxy-client"}
 	trusts := []caTrust{
 		{proxyNames: front}, // not trusted
@@ -151,7 +150,6 @@ const (
 
 // TestTrustIn checks what is read from the ConfigMaps about CAs that the cluster trusts in different ways.
 func TestTrustIn(t *testing.T) {
-	t.Parallel()
 	trusted, other, middle, stranger := newLink("trusted"), newLink("other"), newLink("middle"), newLink("else")
 	below, renamed := trusted.below("below", other), trusted.below("another name", trusted)
 	crossed := other.load(other.pem + trusted.below("other", other).pem)
@@ -224,7 +222,6 @@ func TestTrustIn(t *testing.T) {
 // TestUnknownTrustWaits judges a request before the trust in the CA is known, after a failed read, and afterwards. A fault
 // never makes it fail, nor does an answer about another CA. Only what strict rules refuse waits.
 func TestUnknownTrustWaits(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t, signerName(customSigner), usages("client auth"), common("a"), orgs("system:masters-of-ours"))
 	before := w.authority()
 	w.untold(10 * year)
@@ -330,7 +327,6 @@ func TestReadTrust(t *testing.T) {
 
 // TestFollowTrust checks that the trust is read at the start, after each pause, and at each change of the CA.
 func TestFollowTrust(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		pair, _, _ := newPair()
 		load := func() {

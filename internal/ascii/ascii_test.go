@@ -10,7 +10,6 @@ import (
 )
 
 func TestQuote(t *testing.T) {
-	t.Parallel()
 	for text, want := range map[string]string{
 		"":                        "",
 		`plain "text" \ with %q`:  `plain "text" \ with %q`,

@@ -57,7 +57,6 @@ func checkEmpty(t *testing.T, q *Queue) {
 // TestOrder checks which keys free workers get, in which order, and again after some of them are done. A key that is added
 // while it is in progress comes once more, after it is done.
 func TestOrder(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct {
 		workers int
 		add     string
@@ -97,7 +96,6 @@ func TestOrder(t *testing.T) {
 // TestGetWaitsForWork checks that a waiting worker gets a key as soon as one may be worked on, and that a queue which is
 // shut down returns no further key, even if keys are queued.
 func TestGetWaitsForWork(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		q := New("test", 4)
 		got := make(chan string, 9)
@@ -203,7 +201,6 @@ func FuzzQueue(f *testing.F) {
 
 // TestIndex checks which keys a mark finds: of each lane the newest ones.
 func TestIndex(t *testing.T) {
-	t.Parallel()
 	var i Index
 	for n, text := range []string{"a/1/a1@1", "a/1/a2@2", "a/1/a3@3", "b/1/b1@1", "c/1/c1@1"} {
 		i.Put(keyOf(text), Digest("node", "x"), uint64(n))
@@ -229,7 +226,6 @@ func TestIndex(t *testing.T) {
 
 // TestKeyOf checks which requests have the same requester and the same lane.
 func TestKeyOf(t *testing.T) {
-	t.Parallel()
 	of := func(name, user, node string) Key {
 		return KeyOf(&certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-of-" + name), CreationTimestamp: metav1.Unix(7, 0)},

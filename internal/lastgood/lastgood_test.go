@@ -13,7 +13,6 @@ import (
 func show(s State[int]) string { return fmt.Sprintf("%d %t %v", s.Good, s.Known, s.Problem) }
 
 func TestValue(t *testing.T) {
-	t.Parallel()
 	var reports []string
 	v := Value[int]{
 		Same:   func(a, b int) bool { return a == b },

@@ -64,7 +64,6 @@ func (w *written) lines(t *testing.T) []string {
 
 // TestWrite compares the file and the log, and checks that nobody else reads the file.
 func TestWrite(t *testing.T) {
-	t.Parallel()
 	w := open(t, Options{MaxSize: 1})
 	record := Of(object("user", "g", "X509SHA256=0a"), nil)
 	record.Verdict, record.Reason, record.Message = "Wait", "NotAuthorized", strings.Repeat("m", 3000)
@@ -94,7 +93,6 @@ func TestWrite(t *testing.T) {
 
 // TestRotation checks that a full file is renamed between two records, and that only MaxBackups of them stay.
 func TestRotation(t *testing.T) {
-	t.Parallel()
 	w := open(t, Options{MaxSize: 1, MaxBackups: 2})
 	for range 20 {
 		w.Write(w.ctx, now, Signed, Record{Subject: strings.Repeat("m", 300<<10)})
@@ -119,7 +117,6 @@ func TestRotation(t *testing.T) {
 // TestOpen checks that a log without a file writes to the logger only, that a folder is no file, and that a full disk is logged, and
 // the decision stands.
 func TestOpen(t *testing.T) {
-	t.Parallel()
 	none, err := Open(Options{})
 	if none != nil || err != nil {
 		t.Errorf("%v, error %v", none, err)
@@ -138,7 +135,6 @@ func TestOpen(t *testing.T) {
 // TestChosenTextIsASCII checks that text from a requester can neither control a terminal nor imitate other text. A
 // reader of the JSON gets the original text.
 func TestChosenTextIsASCII(t *testing.T) {
-	t.Parallel()
 	const chosen = "a\u009b31m\u202e\u0435\x7f\U0001f511"
 	w := open(t, Options{MaxSize: 1})
 	record := Of(object(chosen, chosen, chosen), nil)
@@ -161,7 +157,6 @@ func TestChosenTextIsASCII(t *testing.T) {
 // TestRecordsOfRequestsAreSmall checks that a request without a certificate never makes a record long, that the record of a
 // certificate keeps all names, and that the requester, the message and the log are bounded in each.
 func TestRecordsOfRequestsAreSmall(t *testing.T) {
-	t.Parallel()
 	many := func(text string) (all []string) {
 		for i := range 1000 {
 			all = append(all, fmt.Sprint(i, text))
@@ -217,7 +212,6 @@ func (h *hanging) Write(line []byte) (int, error) {
 
 // TestAFileThatHangsStopsNothing has a disk that hangs and then works again. Each writer waits two seconds at most.
 func TestAFileThatHangsStopsNothing(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		file := &hanging{resume: make(chan struct{})}
 		log := newLog(file)

@@ -37,7 +37,6 @@ func (c *creator) Create(_ context.Context, obj client.Object, _ ...client.Creat
 
 // TestSubjectAccess checks the review that is sent, and that only its field allowed counts.
 func TestSubjectAccess(t *testing.T) {
-	t.Parallel()
 	type status = authorizationv1.SubjectAccessReviewStatus
 	who := csr.Requester{
 		Username: "ü", UID: "uid", Groups: []string{"b", "a", "b"},
@@ -124,7 +123,6 @@ const short = 400 * time.Millisecond
 // TestIdenticalReviewsShare has reviews that wait for a place. All of them share one, unless their requesters differ in one
 // thing.
 func TestIdenticalReviewsShare(t *testing.T) {
-	t.Parallel()
 	extra := func(value string) map[string]certificatesv1.ExtraValue {
 		return map[string]certificatesv1.ExtraValue{"key": {value}}
 	}
@@ -145,7 +143,6 @@ func TestIdenticalReviewsShare(t *testing.T) {
 
 // TestReviewThatIsSentIsNotShared checks that no answer is older than its question.
 func TestReviewThatIsSentIsNotShared(t *testing.T) {
-	t.Parallel()
 	share(t, 2*short, func(t *testing.T, s *shared) {
 		go s.ask(t, 1, alice)
 		time.Sleep(short)
@@ -156,7 +153,6 @@ func TestReviewThatIsSentIsNotShared(t *testing.T) {
 
 // TestCallerThatLeavesStopsNoOther has a caller that leaves before the review that it would share is sent.
 func TestCallerThatLeavesStopsNoOther(t *testing.T) {
-	t.Parallel()
 	share(t, short, func(t *testing.T, s *shared) {
 		s.fill(t, alice)
 		ctx, cancel := context.WithTimeout(t.Context(), short/4)
@@ -175,7 +171,6 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 
 // TestReviewsThatFail checks that a review that panics frees its place, and that a review that hangs ends after 45 seconds.
 func TestReviewsThatFail(t *testing.T) {
-	t.Parallel()
 	share(t, 0, func(t *testing.T, s *shared) {
 		s.Authorizer = authz.Func(func(context.Context, csr.Requester, attributes) (bool, error) { panic("defect") })
 		for range 10 {

@@ -30,7 +30,6 @@ var stolen, another = strings.Repeat("0a", 32), strings.Repeat("f9", 32)
 
 // TestParse checks what is read of the two keys, and which lines are reported.
 func TestParse(t *testing.T) {
-	t.Parallel()
 	notSum := func(line int, text string) string {
 		return fmt.Sprintf("certificates, line %d: %q is not the SHA-256 of a certificate: write its 64 hex digits", line, text)
 	}
@@ -96,7 +95,6 @@ func newList() (*List, *events.FakeRecorder) {
 
 // TestCheck checks which requests are blocked, and which wait while no list was read.
 func TestCheck(t *testing.T) {
-	t.Parallel()
 	const (
 		kubelet, serving, client = "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client"
 		own, token               = "example.com/own", "system:bootstrap:abcdef"
@@ -148,7 +146,6 @@ func TestCheck(t *testing.T) {
 
 // TestChanges goes through the possible changes of the ConfigMap.
 func TestChanges(t *testing.T) {
-	t.Parallel()
 	const (
 		waits, blocks = "InventoryUnavailable", "NodeBlocked"
 		gone          = "Missing it does not exist: create it with the names of the blocked nodes under the key nodes, or with an empty value"
@@ -230,7 +227,6 @@ func TestChanges(t *testing.T) {
 
 // TestWaitForFirst checks that controllers start once the list was read or can't be read, and after a while anyway.
 func TestWaitForFirst(t *testing.T) {
-	t.Parallel()
 	for want, first := range map[time.Duration]func(*List){
 		1 * time.Second:  func(l *List) { l.Offer(listed("a", "")) },
 		2 * time.Second:  func(l *List) { l.Offer(nil) },

@@ -173,7 +173,6 @@ func fullRequest() ca.Request {
 
 // TestIssueWithEveryKindOfKey checks that each kind of CA issues for each kind of key.
 func TestIssueWithEveryKindOfKey(t *testing.T) {
-	t.Parallel()
 	kinds := []string{"RSA-2048", "P-256", "P-384", "P-521", "Ed25519"}
 	for _, caKind := range kinds {
 		signing := authority(caKind)
@@ -192,7 +191,6 @@ func TestIssueWithEveryKindOfKey(t *testing.T) {
 
 // TestIssueTemplate checks a certificate that has everything, so that no unexpected content gets in.
 func TestIssueTemplate(t *testing.T) {
-	t.Parallel()
 	signing := authority("P-256")
 	req := fullRequest()
 	cert := parse(t, must(signing.Issue(profile(ca.ProfileConfig{}), req, now)).PEM)[0]
@@ -220,7 +218,6 @@ func critical(cert *x509.Certificate) map[string]bool {
 
 // TestIssueValidity checks the validity by lifetimes of the profile, of the request and of the CA.
 func TestIssueValidity(t *testing.T) {
-	t.Parallel()
 	const minute, second = time.Minute, time.Second
 	oneDay, short := ca.ProfileConfig{Lifetime: day}, ca.ProfileConfig{Lifetime: 5 * minute}
 	longer := ca.ProfileConfig{Lifetime: day, MaxLifetime: 3 * day}
@@ -262,7 +259,6 @@ func TestIssueValidity(t *testing.T) {
 
 // TestIssueOnlyWhileTheAuthorityIsValid checks the bounds of the validity, and the error beyond them.
 func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
-	t.Parallel()
 	signing := authority("P-256", func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now, now.Add(time.Hour) })
 	for at, want := range map[time.Duration]string{
 		0:             "",
@@ -284,7 +280,6 @@ func TestIssueOnlyWhileTheAuthorityIsValid(t *testing.T) {
 // TestIssueMakesRandomSerials wants distinct serial numbers of 120 to 128 bits. Each of the lowest 64 bits must be set in
 // one and not in another: with random bits that fails once in 2^93 runs.
 func TestIssueMakesRandomSerials(t *testing.T) {
-	t.Parallel()
 	signing, seen, bits := authority("P-256"), map[string]bool{}, 0
 	var ones, zeros uint64
 	for range 100 {
@@ -304,7 +299,6 @@ func TestIssueMakesRandomSerials(t *testing.T) {
 
 // TestNew compares a new CA, and the certificates that it issues, with RFC 5280.
 func TestNew(t *testing.T) {
-	t.Parallel()
 	for algorithm, size := range map[ca.Algorithm]int{ // bytes of the public key in the certificate
 		"": 91, "ECDSAP256": 91, "ECDSAP384": 120, "RSA3072": 422, "RSA4096": 550, "ED25519": 44,
 	} {
@@ -329,7 +323,6 @@ func TestNew(t *testing.T) {
 
 // TestNewRefuses checks the bounds of the name, and the algorithm.
 func TestNewRefuses(t *testing.T) {
-	t.Parallel()
 	longest, longer := strings.Repeat("ü", 64), strings.Repeat("a", 65)
 	for want, options := range map[string]ca.NewOptions{
 		"": {CommonName: longest, Lifetime: ca.DefaultAuthorityLifetime},
@@ -442,7 +435,6 @@ func list(text string) []string {
 
 // TestLintFindsEachDifference changes one field after the request was judged, as a fault in the signer would.
 func TestLintFindsEachDifference(t *testing.T) {
-	t.Parallel()
 	signing, rules, req := root("CA", "P-256"), profile(ca.ProfileConfig{}), fullRequest()
 	by := must(signing.load())
 	extension := func(critical bool, value []byte, id ...int) func(*x509.Certificate) {
@@ -500,7 +492,6 @@ func TestLintFindsEachDifference(t *testing.T) {
 
 // TestIssueRefusesWhatDiffersFromTheRequest passes a subject to Issue that crypto/x509 does not write as it was read.
 func TestIssueRefusesWhatDiffersFromTheRequest(t *testing.T) {
-	t.Parallel()
 	signing, rules, req := authority("P-256"), profile(ca.ProfileConfig{}), fullRequest()
 	must(signing.Issue(rules, req, now))
 	req.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 10}, Value: "system:masters"}}

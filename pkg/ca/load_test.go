@@ -24,7 +24,6 @@ import (
 
 // TestLoadChoosesTheSigningCertificate checks which certificate of a file signs, and why none can.
 func TestLoadChoosesTheSigningCertificate(t *testing.T) {
-	t.Parallel()
 	good := root("good", "P-256").pem
 	with := func(change func(*x509.Certificate)) []byte { return root("changed", "P-256", change).pem }
 	parts := map[string][]byte{
@@ -76,7 +75,6 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 
 // TestLoadReadsEveryKindOfKey checks the encodings of keys. TestIssueWithEveryKindOfKey reads every kind from PKCS#8.
 func TestLoadReadsEveryKindOfKey(t *testing.T) {
-	t.Parallel()
 	pkcs1 := block("RSA PRIVATE KEY", x509.MarshalPKCS1PrivateKey(keys["RSA-2048"]().(*rsa.PrivateKey)))
 	sec1 := block("EC PRIVATE KEY", must(x509.MarshalECPrivateKey(keys["P-256"]().(*ecdsa.PrivateKey))))
 	parameters := block("EC PARAMETERS", []byte{6, 8, 0x2a, 0x86, 0x48, 0xce, 0x3d, 3, 1, 7})
@@ -111,7 +109,6 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 
 // TestLoadNeverTellsTheKey checks that no error about a key file contains a part of its bytes, encoded or not.
 func TestLoadNeverTellsTheKey(t *testing.T) {
-	t.Parallel()
 	der := must(x509.MarshalPKCS8PrivateKey(keys["P-256"]()))
 	good := root("CA", "P-384").pem
 	for length := 1; length <= len(der); length++ {
@@ -133,7 +130,6 @@ func TestLoadNeverTellsTheKey(t *testing.T) {
 // TestIdentityIsTheKey checks that the key decides which CA has signed, whatever the name, and that the certificate does not change
 // the key ID.
 func TestIdentityIsTheKey(t *testing.T) {
-	t.Parallel()
 	one, renewed, other := authority("P-256"), must(root("renewed", "P-256").load()), authority("P-384")
 	if one.KeyID() != renewed.KeyID() || one.KeyID() == other.KeyID() || len(one.KeyID()) != 16 {
 		t.Errorf("key IDs %s, renewed %s, of another key %s", one.KeyID(), renewed.KeyID(), other.KeyID())
@@ -145,7 +141,6 @@ func TestIdentityIsTheKey(t *testing.T) {
 
 // TestChain checks which certificates follow a leaf, and that a verifier accepts them. It trusts ca.crt, or else the CA.
 func TestChain(t *testing.T) {
-	t.Parallel()
 	pathLen := func(limit int) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.MaxPathLen, c.MaxPathLenZero = limit, limit == 0 }
 	}
@@ -233,7 +228,6 @@ func TestChain(t *testing.T) {
 
 // TestChainEnds checks that no certificate outlives any certificate of its chain, and that the expired one is named.
 func TestChainEnds(t *testing.T) {
-	t.Parallel()
 	type period struct{ start, end time.Duration }
 	from := func(p period) func(*x509.Certificate) {
 		return func(c *x509.Certificate) { c.NotBefore, c.NotAfter = now.Add(p.start), now.Add(p.end) }

@@ -22,7 +22,6 @@ import (
 // TestNewProfile checks the lifetimes. If 70 % of (lifetime + 5 min) is 5 min or less, a client renews at once. The limit is 15/7 min =
 // 128.57 s.
 func TestNewProfile(t *testing.T) {
-	t.Parallel()
 	const limit = 5 * time.Minute * 3 / 7
 	const tooShort = " is too short: certificates are backdated by 5m0s and clients renew after as little as 70% of the validity, " +
 		"so a certificate of 2m9s or less is due for renewal as soon as it is issued"
@@ -45,7 +44,6 @@ func TestNewProfile(t *testing.T) {
 
 // TestSubjectPatterns checks which patterns are permitted in a profile.
 func TestSubjectPatterns(t *testing.T) {
-	t.Parallel()
 	for _, pattern := range []string{"O=system:masters", "CN=admin", "CN=system:*", "O=*", "CN=a=b"} {
 		if _, err := ca.NewProfile(ca.ProfileConfig{ForbiddenSubjects: []string{pattern}}); err != nil {
 			t.Error(err)
@@ -71,7 +69,6 @@ func checked(config ca.ProfileConfig, req ca.Request) string {
 
 // TestProfileChecksKeys checks each kind of key.
 func TestProfileChecksKeys(t *testing.T) {
-	t.Parallel()
 	rsaOf := func(bits uint, exponent int) *rsa.PublicKey {
 		return &rsa.PublicKey{N: new(big.Int).SetBit(big.NewInt(1), int(bits-1), 1), E: exponent}
 	}
@@ -109,7 +106,6 @@ func TestProfileChecksKeys(t *testing.T) {
 
 // TestProfileChecksSubjects checks which subjects a pattern matches.
 func TestProfileChecksSubjects(t *testing.T) {
-	t.Parallel()
 	const masters = "O=system:masters"
 	orgs := func(names ...string) pkix.Name { return pkix.Name{Organization: names} }
 	common := func(name string) pkix.Name { return pkix.Name{CommonName: name} }
@@ -141,7 +137,6 @@ func TestProfileChecksSubjects(t *testing.T) {
 
 // TestProfileChecksNames checks the messages about DNS names. pkg/san tests the names.
 func TestProfileChecksNames(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct {
 		noWildcards bool
 		names       []string
@@ -160,7 +155,6 @@ func TestProfileChecksNames(t *testing.T) {
 
 // TestProfileKeepsItsOwnPatterns checks that a caller can't change the patterns of a profile.
 func TestProfileKeepsItsOwnPatterns(t *testing.T) {
-	t.Parallel()
 	patterns := []string{"CN=a"}
 	checked := profile(ca.ProfileConfig{ForbiddenSubjects: patterns})
 	patterns[0] = "CN=b"
@@ -170,7 +164,6 @@ func TestProfileKeepsItsOwnPatterns(t *testing.T) {
 
 // TestSubjectText checks that a text fits its room, and that "..." shows that more follows.
 func TestSubjectText(t *testing.T) {
-	t.Parallel()
 	everything := pkix.Name{
 		Country: []string{"DE"}, Province: []string{"BE"}, Locality: []string{"Berlin"}, StreetAddress: []string{"Weg 1"}, PostalCode: []string{"1"},
 		Organization: []string{"b, c", "a+\\", "#x", " y "}, OrganizationalUnit: []string{"u"}, CommonName: "Zo\u00eb \u202e", SerialNumber: "7",
@@ -196,7 +189,6 @@ func TestSubjectText(t *testing.T) {
 
 // TestSubjectTextIsLinear checks that the time is proportional to the size. pkix.Name.String takes minutes for this subject.
 func TestSubjectTextIsLinear(t *testing.T) {
-	t.Parallel()
 	name := pkix.Name{OrganizationalUnit: slices.Repeat([]string{"unit"}, 100_000)}
 	began := time.Now()
 	ca.SubjectText(name, 1<<20)
@@ -207,7 +199,6 @@ func TestSubjectTextIsLinear(t *testing.T) {
 
 // TestAllowedNames checks which names of a request a list refuses.
 func TestAllowedNames(t *testing.T) {
-	t.Parallel()
 	names := must(ca.NewAllowedNames([]string{
 		"hook.default.svc", "*.Lab.example.", "192.0.2.7", "10.9.0.0/16", "2001:db8::/64", "spiffe://lab/ns/*", "ops@lab.example",
 	}))
@@ -247,7 +238,6 @@ func TestAllowedNames(t *testing.T) {
 
 // TestNewAllowedNames checks the entries of a list. A list with entries of any kind is not empty.
 func TestNewAllowedNames(t *testing.T) {
-	t.Parallel()
 	label := strings.Repeat("a", 63)
 	longest := strings.Repeat(label+".", 3) + strings.Repeat("a", 61)
 	for _, entries := range [][]string{{}, {"a", "10.0.0.1"}, {"10.0.0.1", "a@b"}, {"a", "a@b"}, {label}, {longest}} {

@@ -17,7 +17,6 @@ import (
 
 // If the call fails or an authorizer has an evaluation error, the answer is Unknown.
 func TestAnswers(t *testing.T) {
-	t.Parallel()
 	type status = authorizationv1.SubjectAccessReviewStatus
 	for name, test := range map[string]struct {
 		status status
@@ -39,7 +38,6 @@ func TestAnswers(t *testing.T) {
 }
 
 func TestRightsByName(t *testing.T) {
-	t.Parallel()
 	expect.Equal(t, "text", (Right{Verb: "get", Resource: "secrets", Name: "a", Namespace: "b"}).String(), "get secrets a in b")
 	var asked authorizationv1.ResourceAttributes
 	api := reviewer(func(obj runtime.Object) {
@@ -66,7 +64,6 @@ func reviewer(note func(runtime.Object)) reviewsv1.AuthorizationV1Interface {
 
 // Each bootstrap token is also in the group of all bootstrap tokens. Each user in a group is also authenticated.
 func TestGroups(t *testing.T) {
-	t.Parallel()
 	for group, want := range map[string]string{
 		"system:bootstrappers":          "system:bootstrappers system:authenticated",
 		"system:bootstrappers:one":      "system:bootstrappers:one system:authenticated system:bootstrappers",
@@ -83,7 +80,6 @@ func TestGroups(t *testing.T) {
 
 // The command names the requester by the smallest useful group or user.
 func TestBindRequester(t *testing.T) {
-	t.Parallel()
 	const kubeadm = "system:bootstrappers:kubeadm:default-node-token"
 	ofA, ofB := csr.TokenGroup("a"), csr.TokenGroup("b")
 	bound := func(role, binding, to string) string {
@@ -117,7 +113,6 @@ func TestBindRequester(t *testing.T) {
 
 // The advice never names the group of all tokens, also if that group lacks fewer roles.
 func TestNarrowest(t *testing.T) {
-	t.Parallel()
 	lacks := func(group string, roles ...string) gap { return gap{group: group, roles: roles} }
 	all, kubeadm := lacks(bootstrapGroup, roleCreate, roleJoin), lacks(kubeadmGroup, roleCreate, roleJoin)
 	for name, test := range map[string]struct {

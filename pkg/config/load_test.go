@@ -45,7 +45,6 @@ func write(t *testing.T, text string) string {
 func seconds(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
 
 func TestLoad(t *testing.T) {
-	t.Parallel()
 	duration := func(n int) *metav1.Duration { value := seconds(n); return &value }
 	for name, test := range map[string]struct {
 		body string
@@ -149,7 +148,6 @@ cleaning:
 // TestAPairForEach checks that each pair of flags is for the signer in its name, alone and beside the other pairs.
 // kube-controller-manager shifts two of these labels in its errors.
 func TestAPairForEach(t *testing.T) {
-	t.Parallel()
 	var all []string
 	var want []config.Signer
 	for middle, signer := range map[string]string{
@@ -175,7 +173,6 @@ func TestAPairForEach(t *testing.T) {
 // TestWarnings checks flags that do nothing, alone or in pairs, because the API refuses kubernetes.io/legacy-unknown (test/parity
 // shows it), and metrics on loopback in a Pod.
 func TestWarnings(t *testing.T) {
-	t.Parallel()
 	const cert, key, loopback = "--cluster-signing-legacy-unknown-cert-file", "--cluster-signing-legacy-unknown-key-file", "metrics"
 	plain, _ := load(t, "", "--signing-secret=ns/ca")
 	for _, test := range []struct {
@@ -220,7 +217,6 @@ func pairFor(signer, cert, key string) config.Signer {
 
 // TestExampleOfThePage loads the example of the configuration page.
 func TestExampleOfThePage(t *testing.T) {
-	t.Parallel()
 	page, err := os.ReadFile(filepath.Join("..", "..", "docs", "reference", "configuration.md"))
 	examples := regexp.MustCompile("(?s)```yaml\n(.*?)```").FindAllStringSubmatch(string(page), -1)
 	if err != nil || len(examples) != 1 {
@@ -232,7 +228,6 @@ func TestExampleOfThePage(t *testing.T) {
 }
 
 func TestBadFlagsAndFiles(t *testing.T) {
-	t.Parallel()
 	const ca = "--signing-secret=ns/ca"
 	check(t, map[string]loaded{
 		"not a number":                    {args: []string{ca, "--kube-api-qps=zz"}, want: []string{`invalid argument "zz" for "--kube-api-qps" flag: strconv.ParseFloat: parsing "zz": invalid syntax`}},
@@ -300,7 +295,6 @@ func flag(arg string, want ...string) loaded {
 }
 
 func TestValidate(t *testing.T) {
-	t.Parallel()
 	custom := func(more string) string {
 		return "signing: {signers: [{name: example.com/a, secret: ns/ca, usages: [client auth]" + more + "}]}\n"
 	}
@@ -371,7 +365,6 @@ func TestValidate(t *testing.T) {
 }
 
 func TestControllers(t *testing.T) {
-	t.Parallel()
 	running := func(on func(config.Controller) bool) (all string) {
 		for _, name := range []config.Controller{"approver", "signer", "cleaner"} {
 			if on(name) {
@@ -394,7 +387,6 @@ func TestControllers(t *testing.T) {
 // TestValidateWhatCustomSignersMayIssue checks the fields that limit what a custom signer issues, in addition to its
 // usages.
 func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
-	t.Parallel()
 	one := func(settings string) string {
 		return "signing: {signers: [{name: example.com/a, secret: ns/a, " + settings + "}]}\n"
 	}
@@ -417,7 +409,6 @@ func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
 
 // TestValidateCA checks the fields that describe a CA, in addition to its location.
 func TestValidateCA(t *testing.T) {
-	t.Parallel()
 	const (
 		here    = "Forbidden: needs a secret or files of the same entry"
 		created = "Forbidden: has an effect only with createIfMissing"
@@ -448,7 +439,6 @@ func TestValidateCA(t *testing.T) {
 
 // TestRemovedFieldsSayWhatToDoInstead checks the errors about fields that earlier versions had.
 func TestRemovedFieldsSayWhatToDoInstead(t *testing.T) {
-	t.Parallel()
 	const (
 		superseded = "cleaning.supersededAfter was removed: requests are deleted after cleaning.retention.pending; delete this field"
 		apiServers = "signing.apiServers was removed: the signer reads which CAs the API servers trust from the ConfigMaps " +
@@ -464,7 +454,6 @@ func TestRemovedFieldsSayWhatToDoInstead(t *testing.T) {
 const rows = "inventory: {sources: [{static: {rows: [{name: a}]}}, {node: {}}]}"
 
 func TestNodeClientMistakes(t *testing.T) {
-	t.Parallel()
 	const own = "the inventory openshift has fixed rules: set cluster-api or sources to use this field"
 	const useless = "has no effect without inventory or requireTokenBinding"
 	of := func(approval string, want ...string) loaded {
@@ -514,7 +503,6 @@ func TestNodeClientMistakes(t *testing.T) {
 }
 
 func TestApprovalRuleMistakes(t *testing.T) {
-	t.Parallel()
 	of := func(approval string, want ...string) loaded {
 		return loaded{body: secret + "approval: {" + approval + "}\n", want: want}
 	}

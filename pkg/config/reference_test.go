@@ -26,7 +26,6 @@ var update = flag.Bool("update", false, "write the fields and flags into docs/re
 // TestReferencePage compares the fields and flags in docs/reference/configuration.md with the code. After a change of a
 // field, "go test ./pkg/config -run TestReferencePage -update" writes them.
 func TestReferencePage(t *testing.T) {
-	t.Parallel()
 	file := filepath.FromSlash("../../docs/reference/configuration.md")
 	page, err := os.ReadFile(file)
 	if err != nil {
@@ -289,7 +288,6 @@ func FuzzParse(f *testing.F) {
 
 // TestEveryFlagIsDescribed checks that each flag has a description: that of the field with its tag, or one of its own.
 func TestEveryFlagIsDescribed(t *testing.T) {
-	t.Parallel()
 	NewFlags(Default()).VisitAll(func(flag *pflag.Flag) {
 		if !strings.HasSuffix(flag.Usage, ".") || strings.ContainsAny(flag.Usage, "`[") {
 			t.Errorf("--%s is described as %q", flag.Name, flag.Usage)

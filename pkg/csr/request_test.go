@@ -179,7 +179,6 @@ func certificateOf(template *x509.Certificate) []byte {
 
 // TestParse compares the whole request. Nothing of it is dropped.
 func TestParse(t *testing.T) {
-	t.Parallel()
 	uri := must(url.Parse("spiffe://example.com/a"))
 	subject := pkix.Name{
 		Country: []string{"DE"}, Province: []string{"BE"}, Locality: []string{"Berlin"}, StreetAddress: []string{"Weg 1"}, PostalCode: []string{"1"},
@@ -210,7 +209,6 @@ func TestParse(t *testing.T) {
 
 // TestParseLifetime checks the requested lifetime. Without one it is zero.
 func TestParseLifetime(t *testing.T) {
-	t.Parallel()
 	for seconds, want := range map[int32]time.Duration{600: 10 * time.Minute, 0: 1, -1: -time.Second, 1e9: 1e9 * time.Second} {
 		expect.Equal(t, fmt.Sprint(seconds, " seconds"), parse(func(obj *request) { obj.Spec.ExpirationSeconds = &seconds }).Cert.Lifetime, want)
 	}
@@ -219,7 +217,6 @@ func TestParseLifetime(t *testing.T) {
 
 // TestMalformed checks why spec.request can't be read. FuzzPayload compares which payloads can be read.
 func TestMalformed(t *testing.T) {
-	t.Parallel()
 	badSAN := nodeRequest()
 	badSAN.ExtraExtensions = []pkix.Extension{{Id: oidSAN, Value: []byte{4, 1, 0}}}
 	const noPEM = "spec.request is not a PEM block of type CERTIFICATE REQUEST"
@@ -238,7 +235,6 @@ func TestMalformed(t *testing.T) {
 // TestNodeOf checks the node in the subject of a request and of a certificate. The record of a certificate holds no name that is
 // too long for a Node.
 func TestNodeOf(t *testing.T) {
-	t.Parallel()
 	longest := strings.Repeat("n", 253)
 	for common, want := range map[string][2]string{
 		"system:node:b": {"b", "b"}, "alice": {}, "system:node:": {}, "system:node:" + longest: {longest, longest},
@@ -257,7 +253,6 @@ func TestNodeOf(t *testing.T) {
 // TestProof checks whether a certificate is for the key of a request, and whether its signature proves possession of that key. A
 // signature with SHA-1 counts too.
 func TestProof(t *testing.T) {
-	t.Parallel()
 	other := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)).Public()
 	for key, want := range map[any]bool{leafKey().Public(): true, other: false, nil: false} {
 		expect.Equal(t, "is for the key", parse().KeyIn(&x509.Certificate{PublicKey: key}), want)
@@ -271,7 +266,6 @@ func TestProof(t *testing.T) {
 // TestPanicOfTheParserIsAnError checks that the error is not final. Informers call the parser in goroutines that do not
 // recover, where a panic would end the process.
 //
-//nolint:paralleltest // it replaces the parser of the whole package
 func TestPanicOfTheParserIsAnError(t *testing.T) {
 	defer csr.ReplaceParser(func([]byte) (*x509.CertificateRequest, error) { panic("index out of range") })()
 	req, err := csr.Parse(object())
@@ -316,7 +310,6 @@ func rsaKey(bits int, exponent int64) change {
 
 // TestParseRefusesBeforeItReads checks each limit, from both sides, and each kind of key.
 func TestParseRefusesBeforeItReads(t *testing.T) {
-	t.Parallel()
 	tooLarge := func(message, setting string) string {
 		return "RequestTooLarge: " + message + " (requestLimits." + setting + ")"
 	}
@@ -398,7 +391,6 @@ func refusal(limits csr.Limits, data edit) string {
 // TestParserRunsOnlyWithinTheLimits checks that crypto/x509 never gets a refused request, so its behaviour for oversize
 // input does not matter.
 //
-//nolint:paralleltest // it replaces the parser of the whole package
 func TestParserRunsOnlyWithinTheLimits(t *testing.T) {
 	ran := 0
 	defer csr.ReplaceParser(func(der []byte) (*x509.CertificateRequest, error) {
@@ -472,7 +464,6 @@ func generalName(tag int, compound bool, value []byte) asn1.RawValue {
 
 // TestDropped checks which requested content no certificate will hold.
 func TestDropped(t *testing.T) {
-	t.Parallel()
 	dns, text := generalName(2, false, []byte("a.example.com")), must(asn1.Marshal("text"))
 	email, uri, ip := generalName(1, false, []byte("a@b")), generalName(6, false, []byte("urn:a")), generalName(7, false, []byte{10, 0, 0, 1})
 	utf8 := subject(attr(oidOrganization, raw("system:nodes", "utf8")), attr(oidCommonName, raw("system:node:a", "utf8")))

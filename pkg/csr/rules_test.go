@@ -54,7 +54,6 @@ var (
 // TestShapes changes the smallest request that each shape accepts. Of two rules that are broken, the first one is named: the rules
 // are in kube-controller-manager's order.
 func TestShapes(t *testing.T) {
-	t.Parallel()
 	const signing, encipherment, client, server = "digital signature", "key encipherment", "client auth", "server auth"
 	const invalid = "invalid usage for client certificate: "
 	for name, test := range map[string]struct {
@@ -117,7 +116,6 @@ func TestShapes(t *testing.T) {
 // TestUsages checks the X.509 form of each usage. The usages are in the order of crypto/x509, and of the bits of RFC 5280
 // section 4.2.1.3.
 func TestUsages(t *testing.T) {
-	t.Parallel()
 	check := func(key x509.KeyUsage, ext []x509.ExtKeyUsage, unknown []usage, usages ...usage) {
 		t.Helper()
 		gotKey, gotExt, gotUnknown := csr.X509Usages(usages)
@@ -142,7 +140,6 @@ func TestUsages(t *testing.T) {
 
 // TestIsNode checks the rule of the node authorizer: a user name with a node's name, and the group of nodes.
 func TestIsNode(t *testing.T) {
-	t.Parallel()
 	for user, want := range map[string]bool{"system:node:a": true, "system:node:": false, "system:nodea": false} {
 		expect.Equal(t, user, (csr.Requester{Username: user, Groups: []string{"b", "system:nodes"}}).IsNode(), want)
 	}
@@ -153,7 +150,6 @@ func TestIsNode(t *testing.T) {
 
 // TestOtherSubject checks that each attribute is listed but common name and organization.
 func TestOtherSubject(t *testing.T) {
-	t.Parallel()
 	value := []string{"x"}
 	for want, subject := range map[string]pkix.Name{
 		"": {CommonName: "a", Organization: value}, "C=x": {Country: value}, "OU=x": {OrganizationalUnit: value},
@@ -166,7 +162,6 @@ func TestOtherSubject(t *testing.T) {
 
 // TestShortenAll checks that a message holds at most eight texts of at most 256 bytes, and the number of the others.
 func TestShortenAll(t *testing.T) {
-	t.Parallel()
 	all := slices.Repeat([]string{"text"}, 11)
 	for count, more := range map[int][]string{0: nil, 8: nil, 9: {"and 1 more"}, 11: {"and 3 more"}} {
 		expect.Equal(t, fmt.Sprint(count, " texts"), csr.ShortenAll(all[:count]), slices.Concat(all[:min(count, 8)], more), cmpopts.EquateEmpty())
@@ -178,7 +173,6 @@ func TestShortenAll(t *testing.T) {
 
 // TestCertificates checks which credential IDs stand for a certificate.
 func TestCertificates(t *testing.T) {
-	t.Parallel()
 	a, b := strings.Repeat("0a", 32), strings.Repeat("f9", 32)
 	const prefix, key = "X509SHA256=", "authentication.kubernetes.io/credential-id"
 	for id, want := range map[string][]string{
@@ -193,7 +187,6 @@ func TestCertificates(t *testing.T) {
 
 // TestStates checks the state by conditions, as the fixture writes them, and by the certificate.
 func TestStates(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct {
 		conditions, certificate string
 		want                    csr.State
@@ -222,7 +215,6 @@ func TestStates(t *testing.T) {
 
 // TestDeadline checks when a request is due, from now. It was created now. Conditions are added later, too.
 func TestDeadline(t *testing.T) {
-	t.Parallel()
 	const minute = time.Minute
 	until := func(ends ...time.Duration) edit {
 		return func(obj *request) {
@@ -281,7 +273,6 @@ func TestDeadline(t *testing.T) {
 
 // TestPause checks that the pause equals the age, but is at least a second and at most five minutes.
 func TestPause(t *testing.T) {
-	t.Parallel()
 	for age, want := range map[time.Duration]time.Duration{
 		-time.Hour: time.Second, 0: time.Second, time.Second: time.Second, 90 * time.Second: 90 * time.Second,
 		5 * time.Minute: 5 * time.Minute, 24 * time.Hour: 5 * time.Minute,
@@ -292,7 +283,6 @@ func TestPause(t *testing.T) {
 
 // TestBuiltinSigners checks the names of the built-in signers, and which of them need a CA that API servers trust.
 func TestBuiltinSigners(t *testing.T) {
-	t.Parallel()
 	want := []string{"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving"}
 	expect.Equal(t, "names", csr.BuiltinSigners(), want)
 	for i, name := range append(want, "example.com/custom") {

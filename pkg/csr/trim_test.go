@@ -61,7 +61,6 @@ func recordOf(data []byte) []byte { return transformed(csr.Trim{}, issued(data))
 
 // TestTrim trims requests for our signers.
 func TestTrim(t *testing.T) {
-	t.Parallel()
 	hour, other := certificateUntil(now.Add(time.Hour)), certificateUntil(now)
 	first, _ := pem.Decode(hour)
 	second, _ := pem.Decode(other)
@@ -94,7 +93,6 @@ func TestTrim(t *testing.T) {
 	} {
 		expect.Equal(t, name+": trimmed", csr.Trimmed(transformed(csr.Trim{}, test.obj)), test.trimmed)
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			checkTrimmed(t, test.obj)
 		})
 	}
@@ -141,7 +139,6 @@ func checkTrimmed(t *testing.T, obj *request) {
 // TestTrimTooLarge checks that only spec.request of a pending request above the limit is replaced, that the limit itself
 // is permitted, and that the request is refused with the same message. Objects of other kinds stay as they are.
 func TestTrimTooLarge(t *testing.T) {
-	t.Parallel()
 	for _, obj := range []any{&corev1.Node{}, toolscache.DeletedFinalStateUnknown{Key: "csr-a"}} {
 		if got, err := (csr.Trim{}).Transform(obj); err != nil || got != obj {
 			t.Errorf("%v, %v", got, err)
@@ -172,7 +169,6 @@ func TestTrimTooLarge(t *testing.T) {
 
 // TestBrokenRecords checks that no bytes in place of a record make a reader fail.
 func TestBrokenRecords(t *testing.T) {
-	t.Parallel()
 	good := transformed(csr.Trim{}, issued(certificateUntil(now)))
 	for at := range good.Status.Certificate {
 		obj := good.DeepCopy()
@@ -190,7 +186,6 @@ func TestBrokenRecords(t *testing.T) {
 // TestSignedBy checks that only the CA whose key has signed a certificate is recognized, whatever names and key
 // identifiers it shares with others, in whole and in trimmed objects.
 func TestSignedBy(t *testing.T) {
-	t.Parallel()
 	_, edKey, err := ed25519.GenerateKey(rand.Reader)
 	keys := map[string]crypto.Signer{
 		"P-256": must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)), "another P-256": must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)),
@@ -237,7 +232,6 @@ func TestSignedBy(t *testing.T) {
 // TestFinishedRequestsAreSmall decodes finished requests of kubelets as an informer does, trims them and keeps them in
 // its store.
 //
-//nolint:paralleltest // it measures the heap
 func TestFinishedRequestsAreSmall(t *testing.T) {
 	const requests, nodes = 20_000, 2000
 	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true}

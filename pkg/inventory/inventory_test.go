@@ -21,7 +21,6 @@ import (
 )
 
 func TestEntryOwns(t *testing.T) {
-	t.Parallel()
 	entry := inventory.Entry{
 		SANs:     []san.SAN{san.Parse("node-1.example.com"), san.Parse("10.0.0.1")},
 		Suffixes: []string{"nodes.example.org"},
@@ -73,7 +72,6 @@ func (s source) Lookup(context.Context, string, *csr.Request) (*inventory.Entry,
 }
 
 func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
-	t.Parallel()
 	down := errors.New("down")
 	strong, weak := &inventory.Entry{Source: "strong"}, &inventory.Entry{Source: "weak"}
 	for name, test := range map[string]struct {
@@ -144,7 +142,6 @@ func requestOf(user string) *csr.Request {
 // TestLimitedNeverWaitsForAPlace checks that lookups beyond the places fail at once, that one requester gets at most
 // half of the places, and that a place is free again after its lookup.
 func TestLimitedNeverWaitsForAPlace(t *testing.T) {
-	t.Parallel()
 	for _, test := range []struct{ places, all, each int32 }{{8, 8, 4}, {5, 5, 2}, {1, 1, 1}, {0, 1, 1}, {100, 32, 16}} {
 		synctest.Test(t, func(t *testing.T) {
 			asked := &slow{source: source{entry: &inventory.Entry{}}, end: make(chan struct{})}
@@ -237,7 +234,6 @@ var free = inventory.Claim{}
 // TestClaim has a row for each rule about Nodes that only report about themselves, and for each way in which an
 // administrator's rows decide.
 func TestClaim(t *testing.T) {
-	t.Parallel()
 	notReported, notOwned := inventory.Claim{NotReported: true}, inventory.Claim{NotOwned: true}
 	contested := func(other string, nodes int) inventory.Claim { return inventory.Claim{Other: other, Nodes: nodes} }
 	named := func(other string, nodes int) inventory.Claim {
@@ -306,7 +302,6 @@ func TestClaim(t *testing.T) {
 // TestClaimAsksOnlyStrongerSources checks which sources are asked for the owner of a value. A source that can't answer
 // matters only if it could know a better owner.
 func TestClaimAsksOnlyStrongerSources(t *testing.T) {
-	t.Parallel()
 	down := errors.New("down")
 	value := san.Parse("10.0.0.1")
 	alone := inventory.Entry{SANs: []san.SAN{value}}
@@ -343,7 +338,6 @@ func TestClaimAsksOnlyStrongerSources(t *testing.T) {
 // a value gets it. Each Node gets its own name, and no other Node gets that name. So what a Node reports beside a value
 // never decides about it.
 func TestNodesTakeNothingFromEachOther(t *testing.T) {
-	t.Parallel()
 	r := rand.New(rand.NewPCG(13, 13))
 	rows, got := rowsOf(t), 0
 	for round := range 300 {

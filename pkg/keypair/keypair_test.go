@@ -115,7 +115,6 @@ func (w *world) check(t *testing.T, step, state, want, told string, wakes bool) 
 
 // TestKeyPair offers one candidate after the other.
 func TestKeyPair(t *testing.T) {
-	t.Parallel()
 	w := newWorld(secret)
 	one, two, future := newRoot(day), newRoot(2*day), newRoot(2*day)
 	const (
@@ -170,7 +169,6 @@ func TestKeyPair(t *testing.T) {
 
 // TestFiles changes the files one by one. The running source finds a change, and ends with its manager.
 func TestFiles(t *testing.T) {
-	t.Parallel()
 	root, next, folder := newRoot(time.Hour), newRoot(time.Hour), t.TempDir()
 	files := Files{Cert: filepath.Join(folder, "tls.crt"), Key: filepath.Join(folder, "tls.key")}
 	const noFile, noKey = ": no such file or directory", "no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"
@@ -225,7 +223,6 @@ func leading(signers ...string) (w *world, elect func()) {
 // TestTheEndOfACAIsForetold follows a CA to its end. Every candidate is offered twice, and each warning is told once, by the
 // leader only. After a restart, only the current step is told. Another CA has its own steps.
 func TestTheEndOfACAIsForetold(t *testing.T) {
-	t.Parallel()
 	w, elect := leading("example.com/signer")
 	elect()
 	old, next := newRoot(100*day), newRoot(200*day)
@@ -270,7 +267,6 @@ func TestTheEndOfACAIsForetold(t *testing.T) {
 
 // TestSharingIsReported checks that a CA that serving certificates share is reported once per process.
 func TestSharingIsReported(t *testing.T) {
-	t.Parallel()
 	const client, custom = "kubernetes.io/kube-apiserver-client", "example.com/custom"
 	for shared, signers := range map[string][]string{
 		client + " and " + kubeletClient: {custom, client, kubeletClient, kubeletServing}, kubeletClient: {kubeletClient, kubeletServing},
@@ -375,7 +371,6 @@ func (m *maker) expect(events, records string) {
 // TestCreateWhatIsMissing checks the Secret that is created, and that the CA is loaded from it. Another generation has another
 // common name.
 func TestCreateWhatIsMissing(t *testing.T) {
-	t.Parallel()
 	names := map[string]bool{}
 	for range 2 {
 		m := newMaker(t, "a-name-that-is-rather-long-for-a-common-name.example.com")
@@ -399,7 +394,6 @@ func TestCreateWhatIsMissing(t *testing.T) {
 // TestCreateNothing checks that neither a standby nor the signer of a CA that is rotated creates a Secret, and that a Secret that
 // can't be used stays unchanged, because it may belong to another owner.
 func TestCreateNothing(t *testing.T) {
-	t.Parallel()
 	standby, rotated, m := newMaker(t, "ca"), newMaker(t, "ca"), newMaker(t, "ca")
 	standby.elected, rotated.guarded = nil, true
 	standby.look()
@@ -417,7 +411,6 @@ func TestCreateNothing(t *testing.T) {
 // TestCreateNothingWhileInUse checks that a deleted Secret is not replaced by another CA while its CA signs. A Secret
 // whose CA has expired is replaced.
 func TestCreateNothingWhileInUse(t *testing.T) {
-	t.Parallel()
 	m := newMaker(t, "ca")
 	m.look()
 	first := m.state(now)
@@ -440,7 +433,6 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 // TestCreateFaults checks what is told and recorded if the Secret can't be created, and that the CA in the Secret signs in the end.
 // A wrong clock creates none.
 func TestCreateFaults(t *testing.T) {
-	t.Parallel()
 	failed := func(fault error) func(*maker) { return func(m *maker) { m.fault = fault } }
 	forbidden := apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right"))
 	const again = "Load CAMissing, Create CAMissing, Create CACreated, Load CALoaded"
@@ -459,7 +451,6 @@ func TestCreateFaults(t *testing.T) {
 			again, "CACreated"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			m := newMaker(t, "ca")
 			m.Offer(nil)
 			test.first(m)

@@ -60,7 +60,6 @@ func (w *world) allowed(signerName string) string {
 
 // TestGuarded checks which pair of a Secret that is rotated signs, and for whom.
 func TestGuarded(t *testing.T) {
-	t.Parallel()
 	w := newWorld(guardedSecret)
 	one, two := newRoot(day), newRoot(2*day)
 	const unproven = "CANotProven: the CA in Secret ns/ca is not proven to be trusted by the verifiers of certificates of signer " +
@@ -102,7 +101,6 @@ func TestGuarded(t *testing.T) {
 // TestReplicaIsReadyWhileALeaderProvidesTheCA checks that a replica does not wait for a step that only a leader of
 // its own version takes. A Deployment keeps the old leader until the new replica is ready.
 func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
-	t.Parallel()
 	good := newRoot(day)
 	unchanged := func(*KeyPair) {}
 	made := func(k *KeyPair) { k.Create = &Creation{} }
@@ -136,7 +134,6 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 // TestSecretCountsWhileItCannotBeRead checks that signing continues if the API server is unreachable, or if the right
 // is withdrawn. A right that has been missing since the start is reported.
 func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
-	t.Parallel()
 	w, good := newWorld(secret), newRoot(day)
 	watch := &secretWatch{name: secret, pair: w.KeyPair}
 	watch.secret = &informer.Informer[*corev1.Secret]{OnFailure: watch.fail}
@@ -176,7 +173,6 @@ func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 // TestRoundTrip checks that a written ring is read again and keeps foreign keys, and that an empty ring leaves nothing but
 // them and an empty tls.crt and tls.key.
 func TestRoundTrip(t *testing.T) {
-	t.Parallel()
 	full := Ring{
 		TLS:       Pair{[]byte("tc"), []byte("tk")},
 		Signing:   Pair{[]byte("sc"), []byte("sk")},
@@ -226,7 +222,6 @@ func newLink(name string, parent *link) *link {
 // TestRootsComeAlong checks that an intermediate CA is adopted with the root from ca.crt, and that no reader refuses
 // the written Secret.
 func TestRootsComeAlong(t *testing.T) {
-	t.Parallel()
 	root, other := newLink("root", nil), newLink("other", nil)
 	below, self := newLink("below", root), newLink("below", nil) // the same key and name, and expires later
 	both := append(bytes.Clone(below.pem), root.pem...)

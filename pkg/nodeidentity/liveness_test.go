@@ -110,7 +110,6 @@ func play(t *testing.T, steps string) {
 
 // TestLife checks what is known about a node after each story.
 func TestLife(t *testing.T) {
-	t.Parallel()
 	for name, steps := range map[string]string{
 		"no Lease":                                 "100s:b a?unknown",
 		"a fresh start proves nothing":             "ab a?unknown b?unknown",
@@ -140,7 +139,6 @@ func TestLife(t *testing.T) {
 		"an update without a renewal is none":      "ab" + strings.Repeat(" 10s:b =a", 9) + " a?dead",
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
 			play(t, steps)
 		})
 	}
@@ -148,7 +146,6 @@ func TestLife(t *testing.T) {
 
 // TestLeases follows Leases through the informer, with a failure of the watch.
 func TestLeases(t *testing.T) {
-	t.Parallel()
 	var told []string
 	clock := clocktesting.NewFakePassiveClock(filmed)
 	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard(), func(node string) { told = append(told, node) })
@@ -201,7 +198,6 @@ func TestLeases(t *testing.T) {
 // Events arrive late, but in order. A node that has renewed within the last minute is not dead, if the Lease is also
 // read directly. No node is dead while fewer than two other nodes live, if there are so many.
 func TestWhoRenewsIsNeverDead(t *testing.T) {
-	t.Parallel()
 	deaths := 0
 	for seed := range uint64(100) {
 		random := rand.New(rand.NewPCG(seed, 1))

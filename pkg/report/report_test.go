@@ -52,7 +52,6 @@ func request(uid string) *certificatesv1.CertificateSigningRequest {
 
 // TestOncePerDistinctOutcome checks that an outcome is reported once, and again after its Event ends.
 func TestOncePerDistinctOutcome(t *testing.T) {
-	t.Parallel()
 	r := newRecorder()
 	const minute = time.Minute
 	for i, step := range []struct {
@@ -83,7 +82,6 @@ func TestOncePerDistinctOutcome(t *testing.T) {
 // TestEventsOfOneRequester checks that the Events of a requester are bounded: ten, then one a minute. The first outcome of a
 // request is new nevertheless, and so is another reason. Another text is not: a node may change it as often as it likes.
 func TestEventsOfOneRequester(t *testing.T) {
-	t.Parallel()
 	r := newRecorder()
 	next := 0
 	for _, step := range []struct {
@@ -121,7 +119,6 @@ func TestEventsOfOneRequester(t *testing.T) {
 // TestOnceHoweverManyWait checks that each outcome is reported once until its request is gone, however many requests
 // wait.
 func TestOnceHoweverManyWait(t *testing.T) {
-	t.Parallel()
 	r := newRecorder()
 	const waiting = 50_000
 	for _, want := range []bool{true, false} {
@@ -140,7 +137,6 @@ func TestOnceHoweverManyWait(t *testing.T) {
 // TestSuccessesOfADryRunAreBounded checks that the Events of all requesters together are bounded in a dry run, which may report
 // about every request. A refusal does not count.
 func TestSuccessesOfADryRunAreBounded(t *testing.T) {
-	t.Parallel()
 	r := newRecorder()
 	for _, step := range []struct {
 		pause       time.Duration
@@ -170,7 +166,6 @@ func TestSuccessesOfADryRunAreBounded(t *testing.T) {
 // TestNotes checks that a note fits into an Event, and that text from a requester or a node can neither control a terminal
 // nor imitate other text.
 func TestNotes(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct{ message, want string }{
 		"as long as fits":       {strings.Repeat("a", 1024), strings.Repeat("a", 1024)},
 		"a byte too long":       {strings.Repeat("a", 1025), strings.Repeat("a", 1021) + "..."},

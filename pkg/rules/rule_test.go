@@ -50,7 +50,6 @@ const ownName = "request.names.all(n, n == 'api.' + requester.serviceAccount.nam
 func smallestServing() *trial { return account(names("api.shop.svc"), usages("server auth")) }
 
 func TestRule(t *testing.T) {
-	t.Parallel()
 	rule := serving(ownName)
 	rule.Conditions[0].Message = "a ServiceAccount may ask only for the name api of its own namespace"
 	const failed = "a ServiceAccount may ask only for the name api of its own namespace"
@@ -83,7 +82,6 @@ func TestRule(t *testing.T) {
 
 // TestConditions has the results of expressions. Only true accepts.
 func TestConditions(t *testing.T) {
-	t.Parallel()
 	full := func() *trial {
 		return account(names("api.shop.svc"), usages("server auth"), address, email, uris("spiffe://example.org/a%20b"),
 			common("cn"), orgs("o1", "o2"), extra("example.com/key", "x"))
@@ -122,7 +120,6 @@ func TestConditions(t *testing.T) {
 
 // TestCostIsForTheWholeRequest checks that all rules share one budget.
 func TestCostIsForTheWholeRequest(t *testing.T) {
-	t.Parallel()
 	all := make([]string, 900)
 	for i := range all {
 		all[i] = fmt.Sprintf("n%d.shop.svc", i)
@@ -148,7 +145,6 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 }
 
 func TestMistakes(t *testing.T) {
-	t.Parallel()
 	compiler := must(rules.NewCompiler(csr.DefaultLimits))
 	changed := func(rule rules.Rule, change func(*rules.Rule)) rules.Rule {
 		change(&rule)
@@ -203,7 +199,6 @@ func TestMistakes(t *testing.T) {
 
 // TestWhatARuleReads checks what a rule says of itself.
 func TestWhatARuleReads(t *testing.T) {
-	t.Parallel()
 	for expression, want := range map[string][2]bool{
 		ownName: {false, true}, "requester.username == 'a'": {false, false}, "true": {true, false},
 		"[requester].exists(r, r.serviceAccount.name == 'a')": {false, true}, "has(requester.serviceAccount)": {false, true},
@@ -419,7 +414,6 @@ func with(rows map[string]row, allowed ...string) map[string]row {
 }
 
 func TestServiceNames(t *testing.T) {
-	t.Parallel()
 	smallest := func() *trial { return account(names("api.shop.svc"), usages("digital signature, server auth")) }
 	const usual = `["digital signature" "key encipherment" "server auth"]`
 	foreign := func(name string) string {
@@ -466,7 +460,6 @@ func TestServiceNames(t *testing.T) {
 }
 
 func TestSPIFFE(t *testing.T) {
-	t.Parallel()
 	const id = "spiffe://example.org/ns/shop/sa/web"
 	smallest := func() *trial { return account(uris(id), usages("digital signature, client auth")) }
 	const usual = `["digital signature" "key encipherment" "client auth" "server auth"]`
@@ -490,7 +483,6 @@ func TestSPIFFE(t *testing.T) {
 }
 
 func TestOwnIdentity(t *testing.T) {
-	t.Parallel()
 	const credential, end = "authentication.kubernetes.io/credential-id", "example.com/exp"
 	smallest := func() *trial {
 		return account(func(r *trial) { r.obj.Spec.SignerName = "kubernetes.io/kube-apiserver-client" }, user("jane"), common("jane"), isNot("none"),

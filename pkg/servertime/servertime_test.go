@@ -103,7 +103,6 @@ func (w *world) unknown(text string, skew time.Duration) {
 // An API server's clock that is set back is believed with its next answer. Fresh waits for that answer, so a new object never
 // seems to be old.
 func TestClockFollowsAnAPIServerThatIsSetBack(t *testing.T) {
-	t.Parallel()
 	for _, back := range []time.Duration{2 * time.Second, 10 * time.Second, time.Hour, day} {
 		w := newWorld(t, 0)
 		w.shows(1, noon, 0)
@@ -122,7 +121,6 @@ func TestClockFollowsAnAPIServerThatIsSetBack(t *testing.T) {
 
 // An API server's clock that is set forward makes every object old. It is believed only if the machine's clock agrees.
 func TestTimeIsUnknownAfterAnAPIServerIsSetForward(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t, 0)
 	w.shows(1, noon, 0)
 	w.answersSet(25 * time.Hour)
@@ -157,7 +155,6 @@ func TestTimeIsUnknownAfterAnAPIServerIsSetForward(t *testing.T) {
 // TestLateAnswers checks an answer that took long, and one that was overtaken: its Date may be from before the API server's
 // clock was set.
 func TestLateAnswers(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t, 0)
 	w.answer(25 * time.Second)
 	w.shows(0, noon, 25*time.Second)
@@ -173,7 +170,6 @@ func TestLateAnswers(t *testing.T) {
 // TestClockIsNeverAhead compares the time with that of an API server whose answers take up to half a second, and some half a
 // minute.
 func TestClockIsNeverAhead(t *testing.T) {
-	t.Parallel()
 	seed := rand.Uint64()
 	random := rand.New(rand.NewPCG(seed, 0))
 	w := newWorld(t, 0)
@@ -194,7 +190,6 @@ func TestClockIsNeverAhead(t *testing.T) {
 }
 
 func TestClockFollowsTheAPIServer(t *testing.T) {
-	t.Parallel()
 	const limit = 5 * time.Minute
 	const fix = " the API server's clock, and nothing is signed above 5m0s: " +
 		"synchronize the clock of the manager's node, or that of the API server"
@@ -221,7 +216,6 @@ func TestClockFollowsTheAPIServer(t *testing.T) {
 // TestMachinesClock sets the machine's clock, suspends the machine, and has it pause: then its wall clock is late, too, and it does
 // not know which clock is wrong.
 func TestMachinesClock(t *testing.T) {
-	t.Parallel()
 	for step, asks := range map[time.Duration]int{5*time.Second - 1: 0, 5 * time.Second: 1, -5 * time.Second: 1, 25 * time.Hour: 1, -time.Hour: 1} {
 		w := newWorld(t, 0)
 		w.shows(1, noon, 0)
@@ -286,7 +280,6 @@ func TestAFailureIsExplained(t *testing.T) {
 // TestConcurrentCallersShareAQuestion asks a server that answers after three seconds. A caller that gives up ends neither the
 // question nor the wait of the others.
 func TestConcurrentCallersShareAQuestion(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c, asked := &Clock{}, 0
 		c.ask = func() error {
@@ -326,7 +319,6 @@ func TestConcurrentCallersShareAQuestion(t *testing.T) {
 }
 
 func TestOfShowsTheClockOfItsCaller(t *testing.T) {
-	t.Parallel()
 	own, none := clocktesting.NewFakePassiveClock(noon.Add(25*time.Hour)), &Clock{}
 	for skew, c := range map[time.Duration]*Clock{0: Of(own), 25 * time.Hour: Apart(own, clocktesting.NewFakePassiveClock(noon))} {
 		want := noon.Add(25*time.Hour - skew)
@@ -347,7 +339,6 @@ func TestOfShowsTheClockOfItsCaller(t *testing.T) {
 // TestAnswers sends requests through a transport as the controllers do, and questions. It checks which answers tell the time, and
 // that all questions share one connection, which is not that of the controllers.
 func TestAnswers(t *testing.T) {
-	t.Parallel()
 	var mu sync.Mutex
 	var path, date string
 	status, ports := 0, map[string]bool{}
@@ -423,7 +414,6 @@ func TestAnswers(t *testing.T) {
 
 // TestQuestionEnds asks a server that does not answer.
 func TestQuestionEnds(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		c, err := New(&rest.Config{Host: "http://api.example", Transport: roundTrip(func(request *http.Request) (*http.Response, error) {
 			<-request.Context().Done()
@@ -445,7 +435,6 @@ func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { re
 
 // client-go looks for the transport inside.
 func TestWrapCanBeUnwrapped(t *testing.T) {
-	t.Parallel()
 	next := &http.Transport{}
 	if wrapper, ok := new(Clock).Wrap(next).(utilnet.RoundTripperWrapper); !ok || wrapper.WrappedRoundTripper() != next {
 		t.Error("the transport inside is hidden")

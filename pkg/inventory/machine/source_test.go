@@ -176,7 +176,6 @@ func TestOwner(t *testing.T) {
 // TestChanged checks which nodes a change of a machine names, and what the machine had: requests of other nodes may wait
 // for that.
 func TestChanged(t *testing.T) {
-	t.Parallel()
 	const both, leaving = "host-1 [10.0.0.1 host-1], node-1 [10.0.0.1 host-1]", "{metadata: {deletionTimestamp: '2026-01-02T03:04:05Z'}, "
 	changed := func(old, text string) string { return strings.Replace(bound, old, text, 1) }
 	for name, test := range map[string]struct{ before, after, want string }{

@@ -74,7 +74,6 @@ func serviceWith(name string, addresses ...string) *object {
 
 // TestLookup checks that a Node's own report is its entry, and that there is none without a Node.
 func TestLookup(t *testing.T) {
-	t.Parallel()
 	node := nodeWith("a", "10.0.0.1", "A.example.com")
 	node.CreationTimestamp = metav1.Unix(1_000_000, 0)
 	s := sourceOf(t, node)
@@ -96,7 +95,6 @@ func TestLookup(t *testing.T) {
 
 // TestHolders checks that a Node holds what it reports, in every notation, and its own name. An address is no name.
 func TestHolders(t *testing.T) {
-	t.Parallel()
 	s := sourceOf(t, nodeWith("a", "10.0.0.1", "Shared.example.com."), nodeWith("b", "010.0.0.1", "shared.example.com", "b"), nodeWith("10.0.0.7"), nodeWith("10.0.0.8", "10.0.0.8"))
 	for text, want := range map[string][]string{
 		"10.0.0.1": {"a", "b"}, "::ffff:10.0.0.1": {"a", "b"}, "SHARED.example.com": {"a", "b"}, "a": {"a"}, "b": {"b"}, "10.0.0.8": {"10.0.0.8"},
@@ -151,7 +149,6 @@ func questions(s *Source, value san.SAN) []error {
 
 // TestErr checks that a resource that can't be read fails the lookups that need it, and no others.
 func TestErr(t *testing.T) {
-	t.Parallel()
 	down, unread := errors.New("grant list and watch on services (config/kubelet-serving): forbidden"), informer.ErrNotRead
 	bare, err := New(&rest.Config{}, nil, false, logr.Discard())
 	if err != nil {
@@ -187,7 +184,6 @@ func TestErr(t *testing.T) {
 // TestChanged checks that Changed is called after a Node was created, deleted or changed, with what it no longer has. A
 // heartbeat is no change.
 func TestChanged(t *testing.T) {
-	t.Parallel()
 	for name, test := range map[string]struct {
 		before, after *object
 		want          string
@@ -208,7 +204,6 @@ func TestChanged(t *testing.T) {
 
 // TestEndpointsChange checks that changed endpoints request a read of their certificates, and that only a removed one is told.
 func TestEndpointsChange(t *testing.T) {
-	t.Parallel()
 	s, told := newSource(t), 0
 	s.Changed = func(string, ...san.SAN) { told++ }
 	a := NewAPIServers(&rest.Config{}, s, logr.Discard())
@@ -228,7 +223,6 @@ func sliceWith(addresses ...string) *discoveryv1.EndpointSlice {
 
 // TestServices checks which names and addresses a Service or an endpoint has, and which a Service only publishes.
 func TestServices(t *testing.T) {
-	t.Parallel()
 	s := sourceOf(t)
 	s.services.Fake(nil, serviceWith("zone", "10.0.0.1"), serviceWith("web", "10.0.0.1", "10.0.0.4"),
 		serviceObject(&corev1.Service{
@@ -259,7 +253,6 @@ func TestServices(t *testing.T) {
 
 // TestWhatObjectsHave checks that addresses are parsed as the API server parses them, in every notation.
 func TestWhatObjectsHave(t *testing.T) {
-	t.Parallel()
 	service := serviceObject(&corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "metrics-server"},
 		Spec: corev1.ServiceSpec{
@@ -374,7 +367,6 @@ func reservedOf(a *APIServers) string {
 
 // TestAPIServersReserve checks every name in the certificates, and in the kubeconfig, also if it has no host.
 func TestAPIServersReserve(t *testing.T) {
-	t.Parallel()
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "[fd00::2]:6443"}, shown: map[string]probe.Shown{
 		"lb.example.com:443": shows(true, "LB.example.com", "*.example.com"),
 		"10.0.0.1:6443":      shows(true, "control-plane-1", "10.0.0.1", "api.lab.example."),
@@ -446,7 +438,6 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 
 // TestAPIServersAreReadHourly runs APIServers for hours, and counts the handshakes.
 func TestAPIServersAreReadHourly(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "10.0.0.2:6443"}, shown: map[string]probe.Shown{
 			"lb.example.com:443": shows(true, "lb.example.com"), "10.0.0.1:6443": shows(true, "old.example.com"), "10.0.0.2:6443": shows(true, "second.example.com"),
@@ -496,7 +487,6 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 // TestOwnNamesWaitTenSeconds checks that the kubeconfig's names are reserved before the first handshake, and that the own
 // names of nodes wait for a verified certificate, but not for longer than ten seconds.
 func TestOwnNamesWaitTenSeconds(t *testing.T) {
-	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		for pause, told := range map[time.Duration]int{ownNamesWait: 0, retryFirst: 1} { // told of a verified certificate
 			f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{}}
@@ -525,7 +515,6 @@ func TestOwnNamesWaitTenSeconds(t *testing.T) {
 
 // TestAPIServersAreBounded checks each bound with as much as it permits, and with one more.
 func TestAPIServersAreBounded(t *testing.T) {
-	t.Parallel()
 	for more := range 2 {
 		f := &fakeServers{shown: map[string]probe.Shown{}}
 		for i := range maxAPIServers + more {
@@ -545,7 +534,6 @@ func TestAPIServersAreBounded(t *testing.T) {
 
 // TestAPIServersReadARealCertificate makes a TLS handshake with a server on loopback.
 func TestAPIServersReadARealCertificate(t *testing.T) {
-	t.Parallel()
 	server := httptest.NewTLSServer(http.NotFoundHandler())
 	defer server.Close()
 	caPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
