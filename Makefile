@@ -41,7 +41,7 @@ test: test-unit ## run all tests, on a real control plane and against the real k
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -p 2 ./csrenv/... ./test/loop
 	$(CONTROL_PLANE) $(MONITORING) go test -count=1 -p 2 $(TOGETHER)
-	$(CONTROL_PLANE) go test -count=1 -p 1 ./test/manager ./test/reliability
+	$(CONTROL_PLANE) go test -count=1 -p 2 ./test/manager ./test/reliability
 
 # With the race detector the model of a rotation tries far fewer steps, so it also runs without.
 .PHONY: test-unit

@@ -1,24 +1,40 @@
+// Package manager tests the manager's program, and the kubectl plugin, on a real control plane.
 package manager
 
 import (
+	"bytes"
 	"context"
 	"crypto/fips140"
+	"crypto/sha256"
+	"crypto/tls"
 	"debug/buildinfo"
+	"encoding/base64"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
@@ -199,4 +215,232 @@ func TestDryRun(t *testing.T) {
 	if writes["create events"] < 6 || writes["create subjectaccessreviews"] == 0 {
 		t.Errorf("the proxy has only seen %v", writes)
 	}
+}
+
+func TestMain(m *testing.M) { kit.Main(m, 6) }
+
+// signingSecret creates the Secret from which managers sign, with the CA of the control plane.
+func signingSecret(t *testing.T) *corev1.Secret {
+	t.Helper()
+	secret := kit.SigningSecret(kit.ControlPlane(t).CA.CertPEM, kit.ControlPlane(t).CA.KeyPEM)
+	kit.Create(t, kit.Admin(t), secret)
+	return secret
+}
+
+// start runs a manager under the shipped roles. It signs with the CA of the control plane, and joiner may join. It takes
+// part in no election, unless args say so.
+func start(t *testing.T, args ...string) *kit.Process {
+	t.Helper()
+	return startAs(t, kit.ManagerConfig(t), args...)
+}
+
+// startAs is start as cfg's user.
+func startAs(t *testing.T, cfg *rest.Config, args ...string) *kit.Process {
+	t.Helper()
+	signingSecret(t)
+	kit.GrantJoining(t, "joiner")
+	return kit.StartManager(t, cfg, append([]string{"--leader-elect=false"}, args...)...)
+}
+
+// startJoinable is startAs. It returns once a kubelet has joined.
+func startJoinable(t *testing.T, cfg *rest.Config, args ...string) *kit.Process {
+	t.Helper()
+	p := startAs(t, cfg, args...)
+	kit.Reaches(t, joins(t, "first"), csr.Issued)
+	return p
+}
+
+// joins creates the first request of a node.
+func joins(t *testing.T, node string) *kit.Request {
+	t.Helper()
+	return kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, node))
+}
+
+// asksFor creates a request of the kubelet of node for a serving certificate.
+func asksFor(t *testing.T, node string, sans ...string) *kit.Request {
+	t.Helper()
+	return kit.CreateRequest(t, kit.KubeletOf(t, node), kit.ServingRequest(t, node, sans...))
+}
+
+// decided gives a request of an administrator a condition.
+func decided(t *testing.T, kind certificatesv1.RequestConditionType, mods ...func(*kit.Request)) *kit.Request {
+	t.Helper()
+	return kit.Decide(t, kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "decided", mods...)), kind)
+}
+
+// signerName makes a request one for another signer.
+func signerName(name string) func(*kit.Request) {
+	return func(obj *kit.Request) { obj.Spec.SignerName = name }
+}
+
+// issuedSoon calls change, and checks that this wakes obj. Without a wake-up it would be judged again a minute later.
+func issuedSoon(t *testing.T, obj *kit.Request, change func()) {
+	t.Helper()
+	backdate(t, obj)
+	change()
+	kit.Reaches(t, obj, csr.Issued)
+}
+
+// age makes obj older in etcd.
+func age(t *testing.T, obj *kit.Request, by time.Duration) {
+	t.Helper()
+	kit.Reload(t, obj)
+	obj.CreationTimestamp.Time = obj.CreationTimestamp.Add(-by)
+	obj.TypeMeta = metav1.TypeMeta{APIVersion: certificatesv1.SchemeGroupVersion.String(), Kind: "CertificateSigningRequest"}
+	kit.NoError(t, kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+obj.Name, obj))
+}
+
+// backdate makes waiting requests ninety seconds older. It returns once the manager judges them at most once a minute.
+func backdate(t *testing.T, waiting ...*kit.Request) {
+	t.Helper()
+	var pause time.Duration
+	for _, obj := range waiting {
+		pause = max(pause, csr.Pause(time.Since(obj.CreationTimestamp.Time))) // of a reconcile just before
+		age(t, obj, 90*time.Second)
+	}
+	time.Sleep(pause) // the retry that was scheduled before can't be observed
+}
+
+// checkStop stops the manager. It checks that there was no error, and that the log contains nothing of the key.
+func checkStop(t *testing.T, p *kit.Process) {
+	t.Helper()
+	kit.NoError(t, p.Stop())
+	log := p.Output(t)
+	for _, part := range secretParts(kit.ControlPlane(t).CA.KeyPEM) {
+		if strings.Contains(log, part) {
+			t.Error("the log holds the key")
+		}
+	}
+	if strings.Contains(log, "forbidden") {
+		t.Errorf("the shipped roles do not suffice:\n%s", log)
+	}
+}
+
+// secretParts returns parts from the middle of a PKCS#8 P-256 key, in the encodings of a file and of a Secret. All
+// such keys have the same beginning, and end with the public key.
+func secretParts(keyPEM []byte) []string {
+	line := bytes.Split(keyPEM, []byte("\n"))[2][:24]
+	at := (bytes.Index(keyPEM, line) + 2) / 3 * 3
+	return []string{string(line), base64.StdEncoding.EncodeToString(keyPEM[at : at+18])}
+}
+
+// TestAuditLog compares the records of issued, refused and failed requests with the objects in the API server.
+func TestAuditLog(t *testing.T) {
+	kit.Parallel(t)
+	kit.Grant(t, "stranger", kit.MayCreate)
+	path := filepath.Join(t.TempDir(), "audit.log")
+	p := start(t, "--audit-log-path", path, "--self-check-interval=0")
+	issued := kit.Reaches(t, joins(t, "a"), csr.Issued)
+	refused := kit.CreateRequest(t, kit.As(t, "stranger"), kit.NodeRequest(t, "b"))
+	kit.HasEvent(t, refused, "NotAuthorized")
+	broken := decided(t, certificatesv1.CertificateApproved, signerName(certificatesv1.KubeAPIServerClientSignerName), kit.WrongUsage)
+	kit.Reaches(t, broken, csr.Failed)
+	kit.NoError(t, p.Stop())
+
+	cert := kit.Leaf(t, issued)
+	about := func(obj *kit.Request) audit.Record {
+		return audit.Of(obj, kit.Must(csr.Parse(obj))(t))
+	}
+	decided, signed, waits, fails := about(issued), about(issued), about(refused), about(broken)
+	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
+	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), kit.Load(t, kit.ControlPlane(t).CA).KeyID()
+	signed.NotBefore, signed.NotAfter = cert.NotBefore, cert.NotAfter
+	signed.CertificateSHA256 = fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
+	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
+	fails.Event, fails.Verdict, fails.Reason = audit.NotSigned, "Failed", "SignerValidationFailure"
+	kit.Equal(t, "fingerprint", signed.KeySHA256, fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)))
+	want := map[string][]audit.Record{issued.Name: {decided, signed}, refused.Name: {waits}, broken.Name: {fails}}
+	got := map[string][]audit.Record{}
+	for _, record := range kit.ReadAudit(t, path) {
+		if record.Message == "" && record.Event != audit.Signed {
+			t.Errorf("no message: %+v", record)
+		}
+		record.NotBefore, record.NotAfter = record.NotBefore.Truncate(time.Second), record.NotAfter.Truncate(time.Second) // as X.509
+		got[record.Name] = append(got[record.Name], record)
+	}
+	for _, records := range got { // a signer may be faster than the approver's record of its own write
+		slices.SortFunc(records, func(a, b audit.Record) int { return strings.Compare(string(a.Event), string(b.Event)) })
+	}
+	kit.Equal(t, "records", got, want, cmpopts.IgnoreFields(audit.Record{}, "Time", "Message"))
+}
+
+// TestSecureMetrics serves metrics only to clients that may read them. A client of the metrics port causes at most a few
+// TokenReviews a second, and a scraper whose token was reviewed before is still served. The manager runs one controller alone, as
+// the split overlay does, and without readiness checks, and is ready.
+func TestSecureMetrics(t *testing.T) {
+	kit.Parallel(t)
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "test-metrics-reader"},
+		Rules:      []rbacv1.PolicyRule{{NonResourceURLs: []string{"/metrics"}, Verbs: []string{"get"}}},
+	}
+	kit.Create(t, kit.Admin(t), role)
+	kit.Grant(t, "joiner", role.Name)
+	cfg := kit.RoleConfig(t, "cleaner")
+	p := kit.StartManager(t, cfg, "--leader-elect=false", "--controllers=cleaner", "--metrics-secure", "--self-check-interval=0")
+	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
+	for token, status := range map[string]int{
+		"": http.StatusUnauthorized, "nonsense": http.StatusInternalServerError, // controller-runtime's answer
+		"stranger-token": http.StatusForbidden, "joiner-token": http.StatusOK,
+	} {
+		kit.Eventually(t, "/metrics with token "+strconv.Quote(token), func(ctx context.Context) error {
+			got, body := kit.SecureGet(ctx, p.Metrics, "/metrics", token)
+			shown := strings.Contains(body, "csr_requests")
+			return kit.OrError(got == status && shown == (status == http.StatusOK), "status %d, metrics shown: %t", got, shown)
+		})
+	}
+	if status, _ := cluster.Get(t.Context(), p.Metrics, "/metrics"); status == http.StatusOK {
+		t.Error("metrics are served without TLS too")
+	}
+
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, MaxIdleConnsPerHost: 10}}
+	scrape := func(ctx context.Context, token string) error {
+		status, _ := cluster.GetWith(ctx, client, "https://"+p.Metrics+"/metrics", token)
+		return kit.OrError(status == http.StatusOK, "status %d", status)
+	}
+	const seconds, clients = 2, 10
+	before, begun := tokenReviews(t), time.Now()
+	flood, stop := context.WithTimeout(t.Context(), seconds*time.Second)
+	defer stop()
+	var sent atomic.Int64
+	var attackers sync.WaitGroup
+	for attacker := range clients {
+		attackers.Go(func() {
+			for n := 0; flood.Err() == nil; n++ {
+				short, done := context.WithTimeout(flood, 100*time.Millisecond)
+				if err := scrape(short, fmt.Sprintf("random-%d-%d", attacker, n)); err == nil {
+					t.Error("metrics for a random token")
+				}
+				done()
+				sent.Add(1)
+				time.Sleep(20 * time.Millisecond) // more costs processor time, and shows nothing else
+			}
+		})
+	}
+	for flood.Err() == nil {
+		if err := scrape(t.Context(), "joiner-token"); err != nil {
+			t.Errorf("the scraper: %v", err)
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	attackers.Wait()
+	// The limit is 5 a second, and 10 at once. Requests that were queued at the end of the flood are ignored.
+	took := time.Since(begun).Seconds()
+	if got, most := tokenReviews(t)-before, 10+5*took+5; got < 1 || got > most || sent.Load() < int64(1.5*most) { // fewer tokens prove nothing
+		t.Errorf("%d random tokens in %.1fs cost %.0f reviews, want 1 to %.0f", sent.Load(), took, got, most)
+	}
+	if lines := strings.Count(p.Output(t), "Authentication failed"); lines > 3 {
+		t.Errorf("%d lines of log", lines)
+	}
+	checkStop(t, p)
+}
+
+// tokenReviews returns how many TokenReviews the API server has answered.
+func tokenReviews(t *testing.T) (total float64) {
+	t.Helper()
+	set := kubernetes.NewForConfigOrDie(kit.ControlPlane(t).Config)
+	text := kit.Must(set.RESTClient().Get().AbsPath("/metrics").DoRaw(t.Context()))(t)
+	for _, match := range regexp.MustCompile(`(?m)^apiserver_request_total{.*resource="tokenreviews".* (\S+)$`).FindAllSubmatch(text, -1) {
+		total += kit.Must(strconv.ParseFloat(string(match[1]), 64))(t)
+	}
+	return total
 }

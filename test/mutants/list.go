@@ -174,3 +174,173 @@ var certificateMutations = []mutation{
 	{"configuration: CA of a signer", "controllers/config.go", "\t\tif pairs[one.CA] == nil {\n", "\t\tone.CA = servedSigners(all.Signing)[0].CA\n\t\tif pairs[one.CA] == nil {\n", ""},
 	{"configuration: signers without a CA are left out", "controllers/config.go", "\tif !c.Empty() {\n", "\tif len(c.Signers) > 0 && c.Empty() {\n\t\tc.CA = c.Signers[0].CA\n\t}\n\tif !c.Empty() {\n", ""},
 }
+
+// ruleTests are the tests of pkg/rules.
+const ruleTests = "./pkg/rules"
+
+// Approval rules, and rules of the approver and the signer that only unit tests show.
+var approvalMutations = []mutation{
+	{"rules: the requester may use the rule", "controllers/approver/approval_rules.go", "case !allowed:", "case !allowed && false:", approverTests},
+	{"rules: others' rules are not told", "controllers/approver/approval_rules.go", "\t\tif allowed {\n", "\t\tif allowed || true {\n", approverTests},
+	{"rules: the Service exists", "controllers/approver/approval_rules.go", "case apierrors.IsNotFound(err):", "case false:", approverTests},
+	{"rules: no ExternalName", "controllers/approver/approval_rules.go", "case service.Spec.Type == corev1.ServiceTypeExternalName:", "case false:", approverTests},
+	{"rules: the live account", "controllers/approver/approval_rules.go", "if !r.Assume {", "if false {", approverTests},
+	{"rules: nothing is denied", "controllers/approver/reconciler.go", "rule.Policy != nil && decision.Verdict == verdict.Deny", "false", approverTests},
+	{"rules: both groups of an account", "pkg/rules/content.go", "if !slices.Contains(by.Groups, group) {", "if false {", ruleTests},
+	{"rules: the UID of an account", "pkg/rules/content.go", "if by.UID == \"\" {", "if false {", ruleTests},
+	{"rules: what is not listed is absent", "pkg/rules/content.go", "count > 0 && !slices.Contains(r.Allow, contents[i])", "false", ruleTests},
+	{"rules: something is asked for", "pkg/rules/content.go", "if !present {", "if false {", ruleTests},
+	{"rules: no unexpected content", "pkg/rules/content.go", "len(found) > 0", "len(found) > 9", ruleTests},
+	{"rules: no client on a trusted CA", "pkg/rules/content.go", "s.Trusted == \"\" || !s.ForClients() ||", "true ||", ruleTests},
+	{"rules: no certificate for every purpose on a trusted CA", "pkg/csr/request.go", "len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny)", "slices.Contains(usages, x509.ExtKeyUsageAny)", ruleTests},
+	{"rules: no wildcard", "pkg/rules/content.go", "san.CheckDNSName(name, r.AllowWildcards)", "san.CheckDNSName(name, true)", ruleTests},
+	{"rules: names in one form", "pkg/rules/content.go", "if name != san.CanonicalName(name) {", "if false {", ruleTests},
+	{"rules: no address as a name", "pkg/rules/content.go", "netip.ParseAddr(name); err == nil || san.EndsInNumber(name)", "netip.ParseAddr(name); err == nil", ruleTests},
+	{"rules: a lifetime that is known", "pkg/rules/content.go", "case s.Lifetime == 0:", "case false:", ruleTests},
+	{"rules: the longest lifetime", "pkg/rules/content.go", "case s.Lifetime > r.MaxDuration.Duration:", "case false:", ruleTests},
+	{"rules: an error is not true", "pkg/rules/cel.go", "if result == types.True {", "if result == types.True || err != nil {", ruleTests},
+	{"rules: the cost of the whole request", "pkg/rules/cel.go", "s.spent += *details.ActualCost()", "s.spent = *details.ActualCost()", ruleTests},
+	{"rules: the estimated cost", "pkg/rules/cel.go", "if err == nil && estimate.Max > maxCost {", "if false {", ruleTests},
+	{"rules: a boolean", "pkg/rules/cel.go", "if checked.OutputType() != cel.BoolType {", "if false {", ruleTests},
+	{"serviceNames: its own namespace", "pkg/rules/content.go", "\".\"+namespace+\".svc\")\n", "\".svc\")\n", ruleTests},
+	{"serviceNames: not the API server", "pkg/rules/content.go", "if service == \"kubernetes\" {", "if service == \"kubernetes.\" {", ruleTests},
+	{"serviceNames: a name at least", "pkg/rules/content.go", "case len(names) == 0:", "case false:", ruleTests},
+	{"spiffe: its own ID", "pkg/rules/content.go", "s.Cert.URIs[0].String() != id", "false", ruleTests},
+	{"spiffe: one ID", "pkg/rules/content.go", "len(s.Cert.URIs) != 1 ||", "len(s.Cert.URIs) == 0 ||", ruleTests},
+	{"ownIdentity: its own name", "pkg/rules/content.go", "subject.CommonName != by.Username", "false", ruleTests},
+	{"ownIdentity: its own groups", "pkg/rules/content.go", "slices.ContainsFunc(subject.Organization, other)", "false", ruleTests},
+	{"ownIdentity: no group of Kubernetes", "pkg/rules/content.go", "slices.ContainsFunc(csr.ComponentSubjects(), reserved)", "false", ruleTests},
+	{"ownIdentity: one token", "pkg/rules/content.go", "len(ids) != 1 ||", "len(ids) == 0 ||", ruleTests},
+	{"ownIdentity: no certificate", "pkg/rules/content.go", "!strings.HasPrefix(ids[0], credentialIDPrefix) ||", "", ruleTests},
+	{"ownIdentity: not beyond the credential", "pkg/rules/content.go", "now.Add(s.Lifetime).After(timeIn(s.Requester.Extra[rule.ExpiryExtra]))", "false", ruleTests},
+	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked := r.blocked(req); blocked.Reason != \"\" {", "blocked := r.blocked(req); blocked.Reason != \"\" && false {", approverTests},
+	{"approver: a stored verdict counts, whatever the answer", "controllers/approver/reconciler.go", "\tif stored {\n", "\tif stored && err == nil {\n", approverTests},
+	{"signer: a wrong clock", "controllers/signer/reconciler.go", "case skew.Abs() > servertime.MaxSkew:", "case skew.Abs() > 1000*servertime.MaxSkew:", signerTests},
+	{"signer: a failed condition that was not stored", "controllers/signer/reconciler.go", "csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message)", "true", signerTests},
+	{"signer: a stored certificate is not discarded", "controllers/signer/reconciler.go", "bytes.Equal(stored.Status.Certificate, issued.PEM)", "bytes.Equal(stored.Status.Certificate, nil)", signerTests},
+	{"signer: only another version discards", "controllers/signer/reconciler.go", "case report.Refused(err) || stored.ResourceVersion != obj.ResourceVersion:", "case report.Refused(err) || stored.ResourceVersion != \"\":", signerTests},
+}
+
+// The tests of each part. The model of a rotation runs a third of its usual random lives. The table of Next comes
+// first.
+const (
+	approverTests = "./controllers/approver"
+	signerTests   = "./controllers/signer"
+	rotationTests = "./controllers/rotation -lives 40"
+	sanTests      = "./pkg/san"
+	sourceTests   = "./pkg/inventory"
+	identityTests = "./pkg/nodeidentity"
+	blockTests    = "./pkg/blocklist"
+)
+
+// Rules for kubelet serving certificates.
+var servingMutations = []mutation{
+	{"serving: the requester is a node", "controllers/approver/serving.go", "deny(!req.Requester.IsNode(), ", "deny(false, ", approverTests},
+	{"serving: the common name is the requester's", "controllers/approver/serving.go", "subject.CommonName != req.Requester.Username || ", "", approverTests},
+	{"serving: the organization", "controllers/approver/serving.go", "!slices.Equal(subject.Organization, []string{csr.NodeGroup})", "len(subject.Organization) == 0", approverTests},
+	{"serving: the usages", "controllers/approver/serving.go", "deny(!req.HasServingUsages(), ", "deny(false, ", approverTests},
+	{"serving: no e-mail addresses", "controllers/approver/serving.go", "len(req.Cert.EmailAddresses) > 0", "len(req.Cert.EmailAddresses) > 9", approverTests},
+	{"serving: no URIs", "controllers/approver/serving.go", "len(req.Cert.URIs) > 0", "len(req.Cert.URIs) > 9", approverTests},
+	{"serving: nothing unexpected", "controllers/approver/serving.go", "deny(len(unexpected) > 0, ", "deny(false, ", approverTests},
+	{"serving: names that crypto/x509 can match", "controllers/approver/serving.go", "return san.CheckDNSName(name, true) == nil", "return san.CheckDNSName(name, true) == nil || true", approverTests},
+	{"serving: a name at least", "controllers/approver/serving.go", "len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0", "false", approverTests},
+	{"serving: reserved for good", "controllers/approver/serving.go", "why := reserved.Why(name); why != \"\" &&", "why := reserved.Why(name); why != \"\" && false &&", approverTests},
+	{"serving: names of Services", "controllers/approver/serving.go", "case facts.service != \"\":", "case false:", approverTests},
+	{"serving: no Service takes the name of a node", "controllers/approver/serving_lookup.go", "if !ofNode(node, value) {", "if true {", approverTests},
+	{"serving: names of API servers", "controllers/approver/serving.go", "case facts.apiServer != \"\":", "case false:", approverTests},
+	{"serving: names belong to the node", "controllers/approver/serving.go", "if facts.claim.NotOwned && facts.service", "if false && facts.service", approverTests},
+	{"serving: the machine is this node's", "controllers/approver/serving.go", "case f.Bound != \"\" && f.Bound != node:", "case false:", approverTests},
+	{"serving: a stronger entry", "controllers/approver/serving.go", "case facts.claim.Owner != \"\":", "case false:", approverTests},
+	{"serving: another Node", "controllers/approver/serving.go", "case facts.claim.Other != \"\":", "case false:", approverTests},
+	{"serving: what several nodes may have", "controllers/approver/serving.go", "case facts.claim.NotReported:", "case false:", approverTests},
+	{"serving: reports of blocked Nodes", "controllers/approver/serving_lookup.go", "s.Inventory.blocked(holder) && ", "false && ", approverTests},
+	{"serving: what is unknown waits", "controllers/approver/serving.go", "{verdict.Wait.Because(unknown(err),", "{verdict.Deny.Because(unknown(err),", approverTests},
+	{"serving: the stronger source decides", "pkg/inventory/claims.go", "return Claim{Owner: owner}, err", "return Claim{}, err", sourceTests},
+	{"serving: what two Nodes report goes to neither", "pkg/inventory/claims.go", "return contest(node, value, holders), nil", "return Claim{}, nil", sourceTests},
+	{"serving: what the node itself reports", "pkg/inventory/claims.go", "case !slices.Contains(holders, node):", "case !slices.Contains(holders, node) && false:", sourceTests},
+	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "case IsName(node, value):", "case false:", sourceTests},
+	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},
+	{"serving: case of names", "pkg/san/san.go", "lower[i] += 'a' - 'A'", "lower[i] += 0", sanTests},
+	{"serving: the trailing dot", "pkg/san/san.go", "name = strings.TrimSuffix(name, \".\")", "name += \"\"", sanTests},
+	{"serving: zones", "pkg/san/san.go", " && address.Zone() == \"\"", "", sanTests},
+}
+
+// Rules for a node's first certificate.
+var identityMutations = []mutation{
+	{"identity: a token for another node", "controllers/approver/bootstrap.go", "return strings.HasPrefix(group, csr.TokenGroupPrefix)", "return false && strings.HasPrefix(group, csr.TokenGroupPrefix)", approverTests},
+	{"identity: one group of several is enough", "controllers/approver/bootstrap.go", "return !boundHere(req) && slices", "return slices", approverTests},
+	{"identity: bound tokens only", "controllers/approver/bootstrap.go", "case p.TokenBinding && !boundHere(req):", "case false:", approverTests},
+	{"identity: users", "controllers/approver/bootstrap.go", "len(p.Users) > 0 && !slices.Contains", "len(p.Users) > 99 && !slices.Contains", approverTests},
+	{"identity: the age of a request", "controllers/approver/bootstrap.go", "case p.MaxRequestAge > 0 && age > p.MaxRequestAge:", "case false:", approverTests},
+	{"identity: a subject that names a node", "controllers/approver/bootstrap.go", "case req.NodeName() == \"\":", "case false:", approverTests},
+	{"identity: what is unknown waits", "controllers/approver/bootstrap.go", "case facts.unavailable != \"\":", "case false:", approverTests},
+	{"identity: a node that is alive", "controllers/approver/bootstrap.go", "case facts.node == nodeAlive:", "case false:", approverTests},
+	{"identity: a node that may be alive", "controllers/approver/bootstrap.go", "case facts.node == nodeUnknown:", "case false:", approverTests},
+	{"identity: expected by a source", "controllers/approver/bootstrap.go", "\tcase entry == nil:\n", "\tcase false:\n", approverTests},
+	{"identity: a machine that leaves", "controllers/approver/bootstrap.go", "case entry.Leaving:", "case false:", approverTests},
+	{"identity: a machine that is another node", "controllers/approver/bootstrap.go", "case entry.Bound != \"\" && entry.Bound != req.NodeName():", "case false:", approverTests},
+	{"identity: a dead node joins once", "controllers/approver/bootstrap.go", "case facts.node == nodeDead && !p.Rejoin:", "case false:", approverTests},
+	{"identity: a machine joins once", "controllers/approver/bootstrap.go", "case comesBack && !p.Rejoin:", "case false:", approverTests},
+	{"identity: a machine without a time", "controllers/approver/bootstrap.go", "case machine.Created.IsZero():", "case false:", approverTests},
+	{"identity: too early", "controllers/approver/bootstrap.go", "case early > w.Before:", "case false:", approverTests},
+	{"identity: too late", "controllers/approver/bootstrap.go", "case late > w.After:", "case false:", approverTests},
+	{"identity: a requester that is gone", "controllers/approver/bootstrap.go", "if facts.gone != \"\" {", "if false {", approverTests},
+	{"identity: a lease that moves", "controllers/approver/bootstrap.go", "case life == nodeidentity.Alive:", "case false:", approverTests},
+	{"identity: a certificate that has ended", "controllers/approver/bootstrap.go", "req.Created.Sub(renewed) > p.CertificateLifetime+skew", "req.Created.Sub(renewed) > p.CertificateLifetime-skew", approverTests},
+	{"identity: dead after a minute", "pkg/nodeidentity/liveness.go", "max(standstill, lease.lasts)", "leastQuiet", identityTests},
+	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "witnesses > 0 && witnesses >= min(others, 2)", "witnesses > 0", identityTests},
+	{"identity: a blocked node", "pkg/blocklist/blocklist.go", "if blocked.nodes.Has(name) {", "if false {", blockTests},
+	{"identity: a blocked certificate", "pkg/blocklist/blocklist.go", "if blocked.certificates.Has(sum) {", "if false {", blockTests},
+	{"identity: a certificate while no list was read", "pkg/blocklist/blocklist.go", "len(nodes)+len(certificates) == 0 && !kubelet", "len(nodes) == 0 && !kubelet", blockTests},
+	{"identity: a digest in the API server's form", "pkg/csr/credential.go", "len(sum) == sha256.Size", "len(sum) <= sha256.Size", "./pkg/csr"},
+	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "o.steady.IsZero() || !within(o.quiet(), o.since, at)", "o.steady.IsZero()", identityTests},
+}
+
+// Rules of a rotation.
+var rotationMutations = []mutation{
+	{"rotation: a candidate signs when API servers trust it", "controllers/rotation/preparing.go", "p.status.WaitingFor = append(p.status.WaitingFor, p.missingTrust(p.facts.Candidate)...)\n", "", rotationTests},
+	{"rotation: a candidate signs when its owner confirms", "controllers/rotation/preparing.go", "len(unconfirmed) > 0", "len(unconfirmed) > 9", rotationTests},
+	{"rotation: a candidate is published first", "controllers/rotation/preparing.go", "\tcase !p.publishFirst():\n\t\treturn\n", "", rotationTests},
+	{"rotation: a candidate that has ended", "controllers/rotation/preparing.go", "case !secret.Candidate.NotAfter.After(p.facts.Now):", "case secret.Candidate == nil:", rotationTests},
+	{"rotation: a CA that retired here never signs again", "controllers/rotation/secret.go", "case p.facts.sealed(secret.TLS) || last != nil && last.KeyID == secret.TLS.KeyID:", "case last != nil && last.KeyID == \"\":", rotationTests},
+	{"rotation: rollback to what is trusted", "controllers/rotation/prepared.go", "\tcase len(missing) > 0:\n\t\tp.refuseOperation(", "\tcase false:\n\t\tp.refuseOperation(", rotationTests},
+	{"rotation: rollback to what has not ended", "controllers/rotation/prepared.go", "case !retiring.NotAfter.After(p.facts.Now):\n\t\tp.refuseOperation", "case false:\n\t\tp.refuseOperation", rotationTests},
+	{"rotation: a noted rollback comes before a completion", "controllers/rotation/prepared.go", "if p.rollbackNoted() {", "if false {", rotationTests},
+	{"rotation: nothing outstanding is left", "controllers/rotation/prepared.go", "left = append(left, p.outstandingTexts()...)", "", rotationTests},
+	{"rotation: what signs is trusted before a completion", "controllers/rotation/prepared.go", "blockers = append(blockers, p.missingTrust(p.facts.Signing)...)", "", rotationTests},
+	{"rotation: the ledger closes before the bundle shrinks", "controllers/rotation/completing.go", "if !p.facts.sealed(s.Retiring) {", "if false {", rotationTests},
+	{"rotation: outstanding is counted again", "controllers/rotation/completing.go", "len(outstanding) > 0 && s.Retiring.OutstandingAcceptedAt == nil", "false", rotationTests},
+	{"rotation: late signers have seen the end", "controllers/rotation/completing.go", "quiet.After(p.facts.Now) {", "quiet.IsZero() {", rotationTests},
+	{"rotation: API servers refuse before the key goes", "controllers/rotation/completing.go", "p.status.WaitingFor = append(p.status.WaitingFor, p.facts.RetiringRefused.Lacks()...)\n", "", rotationTests},
+	{"rotation: a CA has one authority", "controllers/rotation/secret.go", "case p.facts.Others[secret.TLS.KeyID] != \"\":", "case false:", rotationTests},
+	{"rotation: what the administrator brought is not replaced", "controllers/rotation/preparing.go", "case !p.broughtCandidateMissing(): // it has issued nothing", "case true:", rotationTests},
+	{"rotation: a confirmation is part of trust", "controllers/rotation/status.go", "case len(unconfirmed) > 0:", "case false:", rotationTests},
+	{"rotation: an edited Secret is refused", "controllers/rotation/secret.go", "case len(repairs) == 0:", "case true:", rotationTests},
+	{"rotation: signers without proof", "controllers/rotation/next.go", "return slices.Contains(untrusted, name) }", "return slices.Contains(untrusted, name) && false }", rotationTests},
+	{"rotation: no step on what has changed", "controllers/rotation/act.go", "latest.UID == obj.UID && latest.Generation == obj.Generation && sameStatus", "latest.UID == obj.UID || sameStatus", rotationTests},
+}
+
+// Defects that were made by hand, without looking at the tests: of rules, signer, cleaner, rotation and manifests. "make test"
+// must notice each. Tests that need a control plane find it in the environment.
+var defectMutations = []mutation{
+	{"defect: a dry run of the approver judges what is old", "controllers/approver/reconciler.go", "r.age(obj) > decidedFor {", "false {", "./controllers/approver"},
+	{"defect: a decision about another request of the same name", "controllers/approver/reconciler.go", "if obj.UID != key.UID { // another", "if obj.UID != key.UID && false { // another", "./controllers/approver"},
+	{"defect: the approver decides about a trimmed request", "controllers/approver/reconciler.go", "if csr.Trimmed(obj) || !csr.Undecided(obj) {", "if !csr.Undecided(obj) {", "./controllers/approver"},
+	{"defect: a node with an old Lease is alive for ever", "pkg/nodeidentity/liveness.go", "case !lease.steady.IsZero() && within(standstill, lease.since, at):", "case !lease.steady.IsZero():", "./pkg/nodeidentity"},
+	{"defect: the signer ignores the block list", "controllers/signer/reconciler.go", "r.BlockList.Check(req); reason != \"\" {", "r.BlockList.Check(req); reason != \"\" && false {", "./controllers/signer"},
+	{"defect: the signer signs what is due for deletion", "controllers/signer/reconciler.go", "\tcase due && now.After(at):\n", "\tcase false:\n", "./controllers/signer"},
+	{"defect: the signer does not notice a clock that is behind", "controllers/signer/reconciler.go", "skew.Abs() > servertime.MaxSkew", "skew > servertime.MaxSkew", "./controllers/signer"},
+	{"defect: a certificate without a record", "controllers/signer/reconciler.go", "\tr.Audit.Write(ctx, r.Clock.Now(), audit.Signed, record)\n", "", "./controllers/signer"},
+	{"defect: somebody's certificate counts as stored", "controllers/signer/reconciler.go", "case bytes.Equal(stored.Status.Certificate, issued.PEM):", "case len(stored.Status.Certificate) > 0 || bytes.Equal(nil, issued.PEM):", "./controllers/signer"},
+	{"defect: a certificate that the ledger does not have", "controllers/signer/reconciler.go", "obj.Spec.SignerName, notAfter); err != nil {", "obj.Spec.SignerName, notAfter); err != nil && false {", "./controllers/signer"},
+	{"defect: the cleaner deletes a request that has changed", "controllers/cleaner/reconciler.go", "client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}", "client.Preconditions{UID: &obj.UID}", "./controllers/cleaner"},
+	{"defect: the cleaner does not ask for the time before it deletes", "controllers/cleaner/reconciler.go", "tell = r.ServerTime.Fresh", "tell = r.ServerTime.Now", "./controllers/cleaner"},
+	{"defect: the cleaner deletes at any rate", "controllers/cleaner/reconciler.go", "if r.Limiter.Wait(ctx) != nil {", "if false {", "./controllers/cleaner"},
+	{"defect: a dry run of the cleaner deletes", "controllers/cleaner/reconciler.go", "\tcase r.DryRun:\n\t\tr.reportDue(ctx, obj)\n", "\tcase false:\n\t\tr.reportDue(ctx, obj)\n", "./controllers/cleaner"},
+	{"defect: a key is destroyed before API servers refuse its CA", "controllers/rotation/completing.go", "p.status.WaitingFor = append(p.status.WaitingFor, p.facts.RetiringRefused.Lacks()...)", "_ = p.facts.RetiringRefused.Lacks()", "./controllers/rotation -lives 40"},
+	{"defect: a rollback to a CA that API servers do not trust", "controllers/rotation/prepared.go", "\tcase len(missing) > 0:\n\t\tp.status.WaitingFor = append(p.status.WaitingFor, missing...)\n\tdefault:\n\t\tp.actOnSecret(SwapBack)\n", "\tdefault:\n\t\tp.actOnSecret(SwapBack)\n", "./controllers/rotation -lives 40"},
+	{"defect: a late signer is not waited for", "controllers/rotation/completing.go", "s.LedgerClosedAt.Add(ledger.QuietAfter)", "s.LedgerClosedAt.Add(0 * ledger.QuietAfter)", "./controllers/rotation -lives 40"},
+	{"defect: the signer may sign for every name", "config/rbac/signer.yaml", "  - kubernetes.io/kubelet-serving\n", "  - kubernetes.io/kubelet-serving\n  - kubernetes.io/*\n", "./controllers -run ^TestRightsAreWhatIsGranted$"},
+	{"defect: a person who may patch an authority may change its spec", "config/rotation/spec_policy.yaml", "object.spec != oldObject.spec || variables.others", "variables.others", "./test/rotation -run ^TestRotationAdmission"},
+	{"defect: a Pod is ready before it is", "config/manager/base/deployment.yaml", "path: /readyz", "path: /healthz", "./test/manifests"},
+}

@@ -3,21 +3,230 @@
 package parity
 
 import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
+	"math/big"
 	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
+	ctrl "sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
+
+func TestMain(m *testing.M) { kit.Main(m, 1) }
+
+// start is a way to start both programs.
+type start int
+
+const (
+	// oneCA has one CA for all signers, and certificates for a day. The cleaner runs only in this start.
+	oneCA start = iota
+	// ownCAs has a CA for each signer but kubernetes.io/kube-apiserver-client, and certificates for an hour. The
+	// CA for kubernetes.io/kubelet-serving is an intermediate and expires before its certificates would. The flags for
+	// kubernetes.io/legacy-unknown have no effect here. Ours has chain: None, and files that kube-controller-manager refuses.
+	ownCAs
+	// defaults has no --cluster-signing-duration. Only kubernetes.io/kube-apiserver-client has a usable CA.
+	defaults
+	// endedCAs has an expired CA for kubernetes.io/kube-apiserver-client-kubelet, and a CA for
+	// kubernetes.io/kubelet-serving that may not sign. Its certificates live for five minutes, which is less than the
+	// least lifetime that a request may ask for. The CA of kubernetes.io/kube-apiserver-client is an intermediate.
+	endedCAs
+	starts
+)
+
+// env is the control plane for both programs, which run one after the other.
+type env struct {
+	*cluster.Cluster
+	// kubeconfigs are the kubeconfig files of the identities of ours by controller, and "" is the administrator's.
+	kubeconfigs map[string]string
+	// flags are those of each start. ourFlags are added for ours in ownCAs.
+	flags    [starts][]string
+	ourFlags []string
+	// refused are flags with which kube-controller-manager exits with a text. ourFlags have both.
+	refused map[string][]string
+	// ends are the expiry times of CAs that expire before their certificates would.
+	ends []time.Time
+}
+
+func startEnv(t *testing.T) *env {
+	t.Helper()
+	if os.Getenv("KUBE_CONTROLLER_MANAGER") == "" {
+		t.Fatal("KUBE_CONTROLLER_MANAGER is not set: run this with `make parity`, which gets the control plane")
+	}
+	kit.Alone(t)
+	e := &env{Cluster: kit.ControlPlane(t), kubeconfigs: map[string]string{}}
+	e.identify(t)
+	kit.GrantGroup(t, "system:authenticated", kit.MayCreate)
+	kit.GrantGroup(t, "parity:bootstrappers", kit.MayJoin)
+	kit.Grant(t, "named", kit.MayJoin)
+	kit.GrantGroup(t, "parity:renewers", kit.MayRenewOwn)
+	e.writeCAs(t)
+	return e
+}
+
+// identify gives each of our controllers its identity of config/overlays/split, for an hour.
+func (e *env) identify(t *testing.T) {
+	t.Helper()
+	configs := map[string]*rest.Config{
+		"": e.Config, "csrapproving": kit.RoleConfig(t, "approver"), "csrsigning": kit.RoleConfig(t, "signer"), "csrcleaner": kit.RoleConfig(t, "cleaner"),
+	}
+	for name, cfg := range configs {
+		file, err := e.WriteKubeconfig("parity-"+name, cfg)
+		kit.NoError(t, err)
+		e.kubeconfigs[name] = file
+	}
+}
+
+// writeCAs writes the CAs and the flags of all starts.
+func (e *env) writeCAs(t *testing.T) {
+	t.Helper()
+	later := time.Now().AddDate(5, 0, 0)
+	between, chained := kit.IntermediateOf(t, e.CA), kit.IntermediateOf(t, e.CA)
+	e.ends = []time.Time{kit.Certificate(t, between).NotAfter}
+	e.flags[oneCA] = append(e.files(t, "", e.CA.CertPEM, e.CA.KeyPEM),
+		"--controllers=csrsigning,csrapproving,csrcleaner", "--cluster-signing-duration=24h")
+	e.flags[ownCAs] = slices.Concat(
+		e.selfSigned(t, "kubelet-client-", "RSA-2048", later, nil),
+		e.files(t, "kubelet-serving-", between.CertPEM, between.KeyPEM),
+		e.selfSigned(t, "legacy-unknown-", "P-256", later, nil),
+		[]string{"--controllers=csrsigning,csrapproving", "--cluster-signing-duration=1h"})
+	e.flags[defaults] = slices.Concat(
+		e.selfSigned(t, "kubelet-client-", "P-256", later, func(c *x509.Certificate) { c.IsCA = false }),
+		e.selfSigned(t, "kubelet-serving-", "P-256", later, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }),
+		e.selfSigned(t, "kube-apiserver-client-", "P-384", later, nil),
+		[]string{"--controllers=csrsigning"})
+	e.flags[endedCAs] = slices.Concat(
+		e.selfSigned(t, "kubelet-client-", "Ed25519", time.Now().Add(-time.Hour), nil),
+		e.selfSigned(t, "kubelet-serving-", "P-521", later, func(c *x509.Certificate) { c.KeyUsage = x509.KeyUsageDigitalSignature }),
+		e.files(t, "kube-apiserver-client-", chained.CertPEM, chained.KeyPEM),
+		[]string{"--controllers=csrsigning", "--cluster-signing-duration=5m"})
+
+	bundle := slices.Concat(between.CertPEM, expires(later))
+	mislabelled := []byte(strings.ReplaceAll(string(between.KeyPEM), " PRIVATE KEY", " RSA PRIVATE KEY"))
+	e.ourFlags = e.files(t, "kubelet-serving-", bundle, mislabelled)
+	cert, key := strings.SplitAfter(e.ourFlags[0], "=")[1], strings.SplitAfter(e.ourFlags[1], "=")[1]
+	e.ourFlags = append(e.ourFlags, kit.Configure(t, fmt.Sprintf(
+		"signing: {signers: [{name: %s, certFile: %s, keyFile: %s, chain: None}]}\n", kubeletServing, cert, key)))
+	e.refused = map[string][]string{
+		"expected 1 certificate, found 2":                   e.files(t, "", bundle, between.KeyPEM),
+		"does not contain a valid RSA or ECDSA private key": e.files(t, "", between.CertPEM, mislabelled),
+	}
+}
+
+// selfSigned writes a CA with the key of that kind, in the encoding of OpenSSL's older commands: PKCS#1, SEC 1 or PKCS#8.
+func (e *env) selfSigned(t *testing.T, signer, kind string, notAfter time.Time, change func(*x509.Certificate)) []string {
+	t.Helper()
+	key, is := keyOf(kind).(ed25519.PrivateKey)
+	if !is {
+		return e.files(t, signer, caOf(kind, notAfter, change), must(keyutil.MarshalPrivateKeyToPEM(keyOf(kind))))
+	}
+	block := &pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}
+	return e.files(t, signer, caOf(kind, notAfter, change), pem.EncodeToMemory(block))
+}
+
+// files writes a CA and returns the flags that name it, for one signer or for all.
+func (e *env) files(t *testing.T, signer string, cert, key []byte) []string {
+	t.Helper()
+	file := filepath.Join(e.Dir, signer+rand.Text())
+	kit.Write(t, file+".crt", cert)
+	kit.Write(t, file+".key", key)
+	return []string{"--cluster-signing-" + signer + "cert-file=" + file + ".crt", "--cluster-signing-" + signer + "key-file=" + file + ".key"}
+}
+
+// caOf returns a CA certificate with the key of that kind; change may be nil.
+func caOf(kind string, notAfter time.Time, change func(*x509.Certificate)) []byte {
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "parity CA " + kind}, NotBefore: notAfter.AddDate(-6, 0, 0), NotAfter: notAfter,
+		KeyUsage: x509.KeyUsageCertSign, BasicConstraintsValid: true, IsCA: true,
+	}
+	if change != nil {
+		change(template)
+	}
+	key := keyOf(kind)
+	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))})
+}
+
+// expires returns a certificate that expires at that time.
+func expires(at time.Time) []byte { return caOf("", at, nil) }
+
+// makeKey makes a key of each kind.
+var makeKey = map[string]func() (crypto.Signer, error){
+	"": ec(elliptic.P256()), "P-224": ec(elliptic.P224()), "P-256": ec(elliptic.P256()), "P-384": ec(elliptic.P384()), "P-521": ec(elliptic.P521()),
+	"Ed25519":  func() (crypto.Signer, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err },
+	"RSA-1024": rsaKey(1024), "RSA-2048": rsaKey(2048), "RSA-4096": rsaKey(4096),
+}
+
+func ec(curve elliptic.Curve) func() (crypto.Signer, error) {
+	return func() (crypto.Signer, error) { return ecdsa.GenerateKey(curve, rand.Reader) }
+}
+
+func rsaKey(bits int) func() (crypto.Signer, error) {
+	return func() (crypto.Signer, error) { return rsa.GenerateKey(rand.Reader, bits) }
+}
+
+var madeKeys sync.Map
+
+// keyOf returns the one key of a kind. The comparison never depends on the value of a key.
+func keyOf(kind string) crypto.Signer {
+	key, found := madeKeys.Load(kind)
+	if !found {
+		key, _ = madeKeys.LoadOrStore(kind, must(makeKey[kind]()))
+	}
+	return key.(crypto.Signer)
+}
+
+// create creates the row's request under that name.
+func (e *env) create(t *testing.T, name string, r row) error {
+	t.Helper()
+	obj, err := r.object(name)
+	if err != nil {
+		return err
+	}
+	if r.stored {
+		return e.Store(t.Context(), "certificatesigningrequests/"+name, obj)
+	}
+	admin, cfg := kit.Admin(t), rest.CopyConfig(e.Config)
+	cfg.Impersonate = rest.ImpersonationConfig{UserName: r.user.name, Groups: r.user.groups}
+	requester, err := ctrl.New(cfg, ctrl.Options{Scheme: kit.Scheme, Mapper: admin.RESTMapper()})
+	if err == nil {
+		err = requester.Create(t.Context(), obj)
+	}
+	for _, condition := range r.conditions {
+		subresource := admin.SubResource("status")
+		if condition.Type == certificatesv1.CertificateApproved || condition.Type == certificatesv1.CertificateDenied {
+			subresource = admin.SubResource("approval")
+		}
+		if err == nil {
+			obj.Status.Conditions = append(obj.Status.Conditions, condition)
+			err = subresource.Update(t.Context(), obj)
+		}
+	}
+	return err
+}
 
 // table is every row.
 var table = func() map[string]row {

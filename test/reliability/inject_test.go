@@ -348,7 +348,7 @@ func (w *world) putCA(cert, key []byte) {
 }
 
 // loseRoles takes the rules of each role away that writes, until the metrics and readiness show it, and until a write has failed.
-// TestLostRightsAreNamed in test/rotation takes each verb of each role alone.
+// TestEachLostRightIsNamed in test/rotation takes each verb of each role alone.
 func loseRoles(w *world) {
 	r, roles := w.oldest(), []string{"csr-cleaner", "csr-approver", "csr-signer"}
 	counters := map[string]indicator{roles[0]: notDeleted, roles[1]: notApproved, roles[2]: notStored}

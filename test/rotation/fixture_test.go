@@ -1,3 +1,4 @@
+// Package rotation tests the rotation of signing CAs, on a real control plane.
 package rotation
 
 import (
@@ -42,6 +43,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
+
+func TestMain(m *testing.M) { kit.Main(m, 3, "../../config/crd") }
 
 const (
 	userSigner    = "kubernetes.io/kube-apiserver-client"
