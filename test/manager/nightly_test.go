@@ -446,14 +446,14 @@ func TestSharedBootstrapToken(t *testing.T) {
 	kit.Alone(t)
 	prepareIdentity(t)
 	server, ca := inventoryServer(t, func(w http.ResponseWriter, r *http.Request) {
-		var lookup struct{ APIVersion, Kind, Node string }
+		var lookup struct{ APIVersion, Kind, UID, Node string }
 		if err := json.NewDecoder(r.Body).Decode(&lookup); err != nil {
 			t.Error(err)
 		}
 		time.Sleep(200 * time.Millisecond)
 		_ = json.NewEncoder(w).Encode(map[string]any{
-			"apiVersion": lookup.APIVersion, "kind": lookup.Kind, "node": lookup.Node, "known": lookup.Node != "flooded",
-			"created": time.Now().UTC().Format(time.RFC3339),
+			"apiVersion": lookup.APIVersion, "kind": lookup.Kind, "uid": lookup.UID, "node": lookup.Node,
+			"known": lookup.Node != "flooded", "created": time.Now().UTC().Format(time.RFC3339),
 		})
 	})
 	startIdentityManager(t, fmt.Sprintf("nodeClient: {inventory: sources}, inventory: {sources: [{webhook: {url: %q, caFile: %q}}]}", server.URL, ca))
