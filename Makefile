@@ -32,9 +32,10 @@ demo: ## follow the tutorials on a real control plane: a user, a node and a webh
 run: build ## run a control plane with the manager until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/run
 
-# The packages that start control planes. TOGETHER holds those that measure no time, so two of them run at a time.
+# The packages that start control planes. TOGETHER holds those that measure no time, so two of them run at a time, the longest
+# first.
 HEAVY := '/(test|csrenv)(/|$$)'
-TOGETHER := ./test/bench/... ./test/kit/... ./test/manifests ./test/monitoring ./test/mutants ./test/parity ./test/rotation ./test/tutorials
+TOGETHER := ./test/tutorials ./test/rotation ./test/manifests ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 
 .PHONY: test
 test: test-unit ## run all tests, on a real control plane and against the real kube-controller-manager; what runs in the process of a test has the race detector

@@ -299,7 +299,7 @@ func ofTheAPIServer(o cluster.Object) bool {
 	case "apiservices":
 		return o.Labels["kube-aggregator.kubernetes.io/automanaged"] != ""
 	case "events":
-		return o.Kind.Group == ""
+		return o.Kind.Group == "" || strings.HasPrefix(o.Name, "kubernetes.") // about the Service kubernetes, on a slow machine
 	case "servicecidrs", "ipaddresses", "flowschemas", "prioritylevelconfigurations", "componentstatuses":
 		return true
 	}

@@ -451,10 +451,14 @@ func TestSharedBootstrapToken(t *testing.T) {
 			t.Error(err)
 		}
 		time.Sleep(200 * time.Millisecond)
-		_ = json.NewEncoder(w).Encode(map[string]any{
-			"apiVersion": lookup.APIVersion, "kind": lookup.Kind, "uid": lookup.UID, "node": lookup.Node,
-			"known": lookup.Node != "flooded", "created": time.Now().UTC().Format(time.RFC3339),
-		})
+		known := lookup.Node != "flooded"
+		answer := map[string]any{
+			"apiVersion": lookup.APIVersion, "kind": lookup.Kind, "uid": lookup.UID, "node": lookup.Node, "known": known,
+		}
+		if known {
+			answer["created"] = time.Now().UTC().Format(time.RFC3339)
+		}
+		_ = json.NewEncoder(w).Encode(answer)
 	})
 	startIdentityManager(t, fmt.Sprintf("nodeClient: {inventory: sources}, inventory: {sources: [{webhook: {url: %q, caFile: %q}}]}", server.URL, ca))
 	token := newToken(t, "shared")
