@@ -265,7 +265,6 @@ func TestProof(t *testing.T) {
 
 // TestPanicOfTheParserIsAnError checks that the error is not final. Informers call the parser in goroutines that do not
 // recover, where a panic would end the process.
-//
 func TestPanicOfTheParserIsAnError(t *testing.T) {
 	defer csr.ReplaceParser(func([]byte) (*x509.CertificateRequest, error) { panic("index out of range") })()
 	req, err := csr.Parse(object())
@@ -390,7 +389,6 @@ func refusal(limits csr.Limits, data edit) string {
 
 // TestParserRunsOnlyWithinTheLimits checks that crypto/x509 never gets a refused request, so its behaviour for oversize
 // input does not matter.
-//
 func TestParserRunsOnlyWithinTheLimits(t *testing.T) {
 	ran := 0
 	defer csr.ReplaceParser(func(der []byte) (*x509.CertificateRequest, error) {
