@@ -32,8 +32,8 @@ demo: ## follow the tutorials on a real control plane: a user, a node and a webh
 run: build ## run a control plane with the manager until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/run
 
-# The packages that start control planes. TOGETHER holds those that measure no time, so two of them run at a time, the longest
-# first.
+# The packages that start control planes. TOGETHER holds those that measure no time, the longest first.
+# Those that measure time run last, at most two at a time.
 HEAVY := '/(test|csrenv)(/|$$)'
 TOGETHER := ./test/tutorials ./test/rotation ./test/manifests ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 
@@ -74,7 +74,7 @@ e2e: ## as root: test that real kubelets join, renew and resume through the Depl
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
 	$(MAKE) --no-print-directory image
 	place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a; \
-	  go test -tags e2e -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
+	  go test -tags e2e $(RACE) -count=1 -parallel 8 -timeout 20m -v -run '^Test(Deployment|CARotation|APIServersGetTheBundleLate|KilledRunLeavesNothing)$$' ./test/e2e
 
 # FORM is full or quick. SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
 FORM ?= full

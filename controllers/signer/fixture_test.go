@@ -114,6 +114,7 @@ func asking(key crypto.Signer, change func(*asks)) edit {
 		block, _ := pem.Decode(obj.Spec.Request)
 		asked := must(x509.ParseCertificateRequest(block.Bytes))
 		asked.RawSubject, asked.SignatureAlgorithm = nil, 0 // they would prevail over the rest
+		asked.Attributes = nil                              //nolint:staticcheck // it is deprecated, and would prevail, too
 		change(asked)
 		payload(asked, key)(obj)
 	}

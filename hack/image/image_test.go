@@ -66,11 +66,19 @@ func build(from, to string) settings {
 	return settings{root: from, out: to, version: "v1.2.3", revision: "abc", tags: []string{"v1.2.3", "dev"}}
 }
 
-// TestReproducible builds a copy of the sources in another folder and at another time.
+// TestReproducible builds a copy of the sources in another folder and at another time, without what .dockerignore takes out of the
+// context of the Dockerfile.
 func TestReproducible(t *testing.T) {
 	copied, out := t.TempDir(), t.TempDir()
 	if output, err := exec.CommandContext(t.Context(), filepath.Join(root, "hack/copy.sh"), copied).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, output)
+	}
+	ignored := regexp.MustCompile(`(?m)^[^#*\n]+$`).FindAllString(read(t, filepath.Join(root, ".dockerignore")), -1)
+	if len(ignored) < 5 {
+		t.Fatalf("ignored: %q", ignored)
+	}
+	for _, entry := range ignored {
+		succeed(t, os.RemoveAll(filepath.Join(copied, entry)))
 	}
 	succeed(t, build(copied, out).run())
 	entries, err := os.ReadDir(built)

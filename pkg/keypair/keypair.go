@@ -90,7 +90,7 @@ type KeyPair struct {
 	Chain ca.Chain
 	// Create, if set, describes the CA that the leader creates if the source is a Secret that does not exist.
 	Create *Creation
-	// Signers are the names of the signers that use the CA, in order.
+	// Signers are the names of the signers that use the CA, in order. The signer's SetupWithManager sets them.
 	Signers []string
 	// Clock is the clock that the CA's validity is compared with.
 	Clock clock.PassiveClock

@@ -346,20 +346,20 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 	var want []string
 	for i, each := range []holder{first, second, third} {
 		kit.Equal(t, fmt.Sprint("credential of certificate ", i), each.obj.Spec.Extra[credentialID], want)
-		events, issued := "", ""
+		events, issued := "", false
 		for _, record := range kit.ReadAudit(t, file) {
 			if record.UID != each.obj.UID {
 				continue
 			}
 			events += string(record.Event) + " "
 			kit.Equal(t, fmt.Sprintf("record %s of certificate %d", record.Event, i), record.Requester.CredentialIDs, want)
-			if record.Event == audit.Signed {
-				issued = record.CertificateSHA256
+			if record.Event == audit.Signed && record.CertificateSHA256 == each.sha256 { // a stale cache may cause another, Discarded
+				issued = true
 			}
 		}
-		if !strings.Contains(events, string(audit.Decided)) || issued != each.sha256 {
-			t.Errorf("records %sof certificate %d: %s", events, i, issued)
+		if !strings.Contains(events, string(audit.Decided)) || !issued {
+			t.Errorf("records %sof certificate %d: issued %t", events, i, issued)
 		}
-		want = []string{"X509SHA256=" + issued}
+		want = []string{"X509SHA256=" + each.sha256}
 	}
 }

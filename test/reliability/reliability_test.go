@@ -100,14 +100,14 @@ func (s *scenario) run(t *testing.T, theirs bool) string {
 		return row
 	}
 	kit.Check(t, count == 0, "%v", errors.Join(wrong...))
+	if !w.noRecords {
+		w.completeRecords()
+	}
 	w.verifySecrecy()
 	w.verifyIndicators(saw.fired)
 	w.verifyReports(began)
 	kit.Check(t, s.ready != stays || saw.unready == 0 && saw.silent < moment, "not ready for %s, and without an answer for %s", saw.unready, saw.silent)
 	kit.Check(t, s.ready != falls || saw.unready >= moment, "readiness fell for %s only", saw.unready)
-	if !w.noRecords {
-		w.completeRecords()
-	}
 	w.verifyProcesses(fewMore)
 	w.verifyMetrics()
 	return row

@@ -107,9 +107,9 @@ func (s *soak) finish(end func()) {
 	for _, err := range s.failed {
 		s.t.Error(err)
 	}
+	s.completeRecords()
 	s.verifySecrecy()
 	s.verifyProcesses(manyMore)
-	s.completeRecords()
 }
 
 // startSoak starts a replica of binary, or of this version if binary is empty, then the load and the rotations. The

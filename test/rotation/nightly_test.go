@@ -237,6 +237,9 @@ func loseEach(t *testing.T, roles map[*unstructured.Unstructured]map[string]rbac
 		})
 	}
 	loses("nothing")
+	for _, m := range managers { // only then each has made all of its calls
+		m.Answers(t, m.Probes, "/readyz", 200)
+	}
 	wereAllowed(t, managers...)
 	const first = "list certificatesigningrequests.certificates.k8s.io"
 	loses("one right", first)

@@ -32,7 +32,7 @@ import (
 )
 
 // afterLoss is how long after its loss a right is reported, if the manager checks its rights every two seconds. By default
-// it checks them every hour: TestSelfCheckTimes in controllers.
+// it checks them every hour: TestSelfCheckRepeats in controllers.
 const afterLoss = time.Minute
 
 // splitConfig switches on each controller and source that a role in testdata/every-role is for.
