@@ -32,8 +32,8 @@ demo: ## follow the tutorials on a real control plane: a user, a node and a webh
 run: build ## run a control plane with the manager until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/run
 
-# The packages that start control planes. TOGETHER holds those that measure no time, the longest first.
-# Those that measure time run last, at most two at a time.
+# The packages that start control planes. TOGETHER holds those that measure no time, so two of them run at a
+# time, the longest first.
 HEAVY := '/(test|csrenv)(/|$$)'
 TOGETHER := ./test/tutorials ./test/rotation ./test/manifests ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 
@@ -42,7 +42,7 @@ test: test-unit ## run all tests, on a real control plane and against the real k
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
 	$(CONTROL_PLANE) go test $(RACE) -count=1 -p 2 ./csrenv/... ./test/loop
 	$(CONTROL_PLANE) $(MONITORING) go test -count=1 -p 2 $(TOGETHER)
-	$(CONTROL_PLANE) go test -count=1 -p 2 ./test/manager ./test/reliability
+	$(CONTROL_PLANE) go test -count=1 -p 1 ./test/manager ./test/reliability
 
 # With the race detector the model of a rotation tries far fewer steps, so it also runs without.
 .PHONY: test-unit
