@@ -336,7 +336,7 @@ func Grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
 	return bind(t, clusterRole, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user})
 }
 
-// GrantJoining permits user to request first certificates of nodes, and to have them approved. It waits until the authorizer knows that.
+// GrantJoining lets user request first certificates of nodes and have them approved. It waits until the authorizer knows these rights.
 func GrantJoining(t testing.TB, user string) {
 	t.Helper()
 	Grant(t, user, MayCreate)

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // Patience bounds every wait. Only a failing test needs all of it.
@@ -53,9 +54,7 @@ func Check(t testing.TB, ok bool, format string, args ...any) {
 // Equal reports an error unless got equals want.
 func Equal[T any](t testing.TB, what string, got, want T, options ...cmp.Option) {
 	t.Helper()
-	if diff := cmp.Diff(want, got, options...); diff != "" {
-		t.Errorf("%s: %v, want %v (-want +got):\n%s", what, got, want, diff)
-	}
+	expect.Equal(t, what, got, want, options...)
 }
 
 // OrError returns nil if ok, and otherwise an error.
