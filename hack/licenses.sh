@@ -14,6 +14,7 @@ permitted=Apache-2.0,BSD-2-Clause,BSD-3-Clause,ISC,MIT # licences that permit to
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 (cd hack && go build -modfile=tools.mod -o "$work/go-licenses" github.com/google/go-licenses/v2)
+go mod download # also the modules of other platforms: licenses has no proxy to download them through
 
 # licenses runs go-licenses for platform $1 and prints its log only if it fails: it warns about each file that is not Go. It must not
 # ask the Internet for the address of each licence, which nothing here uses.
