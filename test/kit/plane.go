@@ -81,8 +81,8 @@ func init() {
 	utilruntime.Must(v1alpha1.AddToScheme(Scheme))
 }
 
-// Main runs the tests of a package, at most parallel at a time, and ends the control planes. Call it from TestMain. Most
-// tests wait most of the time, so parallel may exceed the number of processors. Each control plane has the
+// Main runs the tests of a package in random order, at most parallel at a time, and ends the control planes. Call it from
+// TestMain. Most tests wait most of the time, so parallel may exceed the number of processors. Each control plane has the
 // CustomResourceDefinitions in the folders crds.
 func Main(m *testing.M, parallel int, crds ...string) {
 	definitions = crds
@@ -100,10 +100,11 @@ func run(m *testing.M, parallel int) (code int, err error) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(parallel)); err != nil {
+	// The command line goes before. A run that fails prints the seed of its order.
+	if err := errors.Join(flag.Set("test.parallel", strconv.Itoa(parallel)), flag.Set("test.shuffle", "on")); err != nil {
 		return 1, err
 	}
+	flag.Parse()
 	code = m.Run()
 	close(idle)
 	for each := range idle {
