@@ -32,28 +32,27 @@ demo: ## follow the tutorials on a real control plane: a user, a node and a webh
 run: build ## run a control plane with the manager until Ctrl-C, with a kubeconfig to use
 	$(CONTROL_PLANE) go run ./hack/run
 
-# The packages that start control planes. TOGETHER holds those that measure no time and wait for much of theirs, so three of
-# them run at a time, the longest first.
+# The packages that start control planes. Most of their time they wait, so three run at a time, the longest first; only
+# test/manager measures time, and runs alone.
 HEAVY := '/(test|csrenv)(/|$$)'
-TOGETHER := ./test/tutorials ./test/rotation ./test/reliability ./test/manifests ./test/parity ./test/monitoring ./test/bench/... \
-  ./test/kit/... ./test/mutants
-
+IN_PROCESS := ./test/rotation ./test/loop ./csrenv/...
+TOGETHER := ./test/tutorials ./test/manifests ./test/reliability ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 # With rarer garbage collections, control planes and managers take an eighth less processor time, and more memory.
-test: export GOGC = 400
+REAL := GOGC=400 go test -count=1
 
 .PHONY: test
 test: test-unit ## run all tests, on a real control plane and against the real kube-controller-manager; what runs in the process of a test has the race detector
 	@[ -n "$(RACE)" ] || echo "no gcc: the tests run without the race detector"
-	$(CONTROL_PLANE) go test $(RACE) -count=1 -p 2 ./csrenv/... ./test/loop
-	$(CONTROL_PLANE) $(MONITORING) go test -count=1 -p 3 $(TOGETHER)
-	$(CONTROL_PLANE) go test -count=1 ./test/manager
+	$(CONTROL_PLANE) $(REAL) $(RACE) -p 3 $(IN_PROCESS)
+	$(CONTROL_PLANE) $(MONITORING) $(REAL) -p 3 $(TOGETHER)
+	$(CONTROL_PLANE) $(REAL) ./test/manager
 
-# With the race detector each program waits for a second at its end, so more run at a time than there are processors; and
-# the model of a rotation tries far fewer steps, so it also runs without.
+# With the race detector each program waits for a second at its end, so more run at a time than there are processors. The
+# model of a rotation tries far fewer steps with it, so it also runs without.
 .PHONY: test-unit
 test-unit: ## run the tests that need no control plane, with the race detector
-	go test $(RACE) -p 4 $$(go list ./... | grep -vE $(HEAVY))
-	go test -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation
+	go test $(RACE) -count=1 -p 4 $$(go list ./... | grep -vE $(HEAVY))
+	go test -count=1 -run '^(TestRandomLives|TestDeathAtEveryWrite)$$' ./controllers/rotation
 
 .PHONY: parity
 parity: ## send the same requests through kube-controller-manager and this manager, and compare field by field
@@ -72,18 +71,26 @@ image: ## build the image, as an archive for containerd, kind and docker, and it
 
 .PHONY: image-test
 image-test: ## build the image twice and check its content
-	cd hack/image && go test -timeout 20m ./...
+	cd hack/image && go test -count=1 -timeout 20m ./...
 
-# Each run has namespaces of its own, and waits for kubelets most of the time, so two run at a time. They start together: each puts
+# Each half has namespaces of its own, and waits for kubelets most of the time, so both run at a time. They start together: each puts
 # back the settings of the kernel that it found.
-.PHONY: e2e
+.PHONY: e2e e2e-program e2e-rotation e2e-deployment
 e2e: ## as root: test that real kubelets join, renew and resume through the Deployment (test/README.md)
+	$(MAKE) --no-print-directory -j 2 --output-sync=target e2e-rotation e2e-deployment
+
+e2e-program:
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
 	$(MAKE) --no-print-directory image
-	mkdir -p bin/test; go test -tags e2e $(RACE) -c -o bin/test/e2e.test ./test/e2e
-	place=$$(hack/controlplane/get.sh etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet); set -a; eval "$$place"; set +a; \
-	  cd test/e2e; printf '%s\n' 'CARotation|APIServersGetTheBundleLate' 'Deployment|KilledRunLeavesNothing' | xargs -P 2 -I TESTS \
-	  ../../bin/test/e2e.test -test.v -test.parallel 8 -test.timeout 20m -test.run '^Test(TESTS)$$'
+	mkdir -p bin/test && go test -tags e2e $(RACE) -c -o bin/test/e2e.test ./test/e2e
+	hack/controlplane/get.sh $(E2E_PROGRAMS) >/dev/null
+
+E2E_PROGRAMS := etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet
+e2e-rotation: TESTS := CARotation|APIServersGetTheBundleLate
+e2e-deployment: TESTS := Deployment|KilledRunLeavesNothing
+e2e-rotation e2e-deployment: e2e-program
+	place=$$(hack/controlplane/get.sh $(E2E_PROGRAMS)); set -a; eval "$$place"; set +a; \
+	  cd test/e2e && exec ../../bin/test/e2e.test -test.v -test.parallel 8 -test.timeout 20m -test.run '^Test($(TESTS))$$'
 
 # FORM is full or quick. SCENARIO selects scenarios, such as burst,trickle; BENCH_ARGS holds more flags of test/bench.
 FORM ?= full

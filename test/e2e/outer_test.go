@@ -128,7 +128,7 @@ func outer() (code int, err error) {
 		fmt.Println(tails)
 	}
 	if to := os.Getenv("E2E_LOGS"); to != "" {
-		_, copied := run(exec.Command("cp", "-rT", logDir(dir), to))
+		_, copied := run(exec.Command("cp", "-rT", logDir(dir), filepath.Join(to, filepath.Base(dir))))
 		err = errors.Join(err, copied)
 	}
 	return code, errors.Join(err, input.Close(), guard.Wait(), leftBehind(before, dir))

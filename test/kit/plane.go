@@ -100,11 +100,11 @@ func run(m *testing.M, parallel int) (code int, err error) {
 	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
 		return 1, errors.New("KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	}
-	// The command line goes before. A run that fails prints the seed of its order.
-	if err := errors.Join(flag.Set("test.parallel", strconv.Itoa(parallel)), flag.Set("test.shuffle", "on")); err != nil {
+	// -shuffle of the command line overrides the random order, whose seed a failed run prints.
+	err = errors.Join(flag.Set("test.shuffle", "on"), flag.CommandLine.Parse(os.Args[1:]), flag.Set("test.parallel", strconv.Itoa(parallel)))
+	if err != nil {
 		return 1, err
 	}
-	flag.Parse()
 	code = m.Run()
 	close(idle)
 	for each := range idle {

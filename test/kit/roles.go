@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -30,7 +31,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
@@ -322,39 +322,43 @@ func ServiceAccountConfig(t testing.TB) *rest.Config {
 	return TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: ManagerAccount}})
 }
 
-// EventuallyAsks waits until the API server permits c to create requests for node. A node may do so only for itself.
-func EventuallyAsks(t testing.TB, c client.Client, node string) {
-	t.Helper()
-	Eventually(t, "permission to create requests", func(ctx context.Context) error {
-		return c.Create(ctx, NodeRequest(t, node), client.DryRunAll)
-	})
-}
-
-// Grant binds a ClusterRole to a user for the duration of the test.
+// Grant binds a ClusterRole to a user for the duration of the test, and waits until the API server knows it.
 func Grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
 	t.Helper()
-	return bind(t, clusterRole, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user})
+	return bind(t, clusterRole, rbacv1.UserKind, csr.Requester{Username: user})
 }
 
-// GrantJoining lets user request first certificates of nodes and have them approved. It waits until the authorizer knows these rights.
+// GrantJoining lets user request first certificates of nodes and have them approved.
 func GrantJoining(t testing.TB, user string) {
 	t.Helper()
 	Grant(t, user, MayCreate)
 	Grant(t, user, MayJoin)
-	EventuallyAllowed(t, user, true)
 }
 
 // GrantGroup is Grant for a group.
 func GrantGroup(t testing.TB, group, clusterRole string) {
 	t.Helper()
-	bind(t, clusterRole, rbacv1.Subject{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: group})
+	bind(t, clusterRole, rbacv1.GroupKind, csr.Requester{Groups: []string{group}})
 }
 
-func bind(t testing.TB, clusterRole string, subject rbacv1.Subject) *rbacv1.ClusterRoleBinding {
+func bind(t testing.TB, clusterRole, kind string, who csr.Requester) *rbacv1.ClusterRoleBinding {
 	t.Helper()
-	role := rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole}
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"}, RoleRef: role, Subjects: []rbacv1.Subject{subject}}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "test-"},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: clusterRole},
+		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: kind, Name: who.Username + strings.Join(who.Groups, "")}},
+	}
 	Create(t, Admin(t), binding)
+	role := &rbacv1.ClusterRole{}
+	NoError(t, Admin(t).Get(t.Context(), client.ObjectKey{Name: clusterRole}, role))
+	for _, rule := range role.Rules {
+		for _, resource := range rule.Resources { // a rule for paths has none
+			resource, subresource, _ := strings.Cut(resource, "/")
+			EventuallyAllowed(t, who, authorizationv1.ResourceAttributes{
+				Group: rule.APIGroups[0], Resource: resource, Subresource: subresource, Verb: rule.Verbs[0], Name: append(rule.ResourceNames, "")[0],
+			}, true)
+		}
+	}
 	return binding
 }
 
@@ -373,13 +377,12 @@ func GrantRule(t testing.TB, user, group, resource, verb string, names ...string
 	Grant(t, user, role.Name)
 }
 
-// EventuallyAllowed waits until the API server's authorizer knows a binding, or no longer does.
-func EventuallyAllowed(t testing.TB, user string, want bool) {
+// EventuallyAllowed waits until the API server's authorizer grants who a right, or no longer does.
+func EventuallyAllowed(t testing.TB, who csr.Requester, right authorizationv1.ResourceAttributes, want bool) {
 	t.Helper()
-	Eventually(t, "RBAC of "+user, func(ctx context.Context) error {
-		got, err := authz.SubjectAccess{Client: Admin(t)}.Allowed(ctx, csr.Requester{Username: user},
-			approver.NodeClient().Recognisers[1].Permission)
-		return errors.Join(err, OrError(got == want, "allowed is %t", got))
+	Eventually(t, fmt.Sprintf("RBAC of %v", who), func(ctx context.Context) error {
+		got, err := authz.SubjectAccess{Client: Admin(t)}.Allowed(ctx, who, right)
+		return errors.Join(err, OrError(got == want, "%v: allowed is %t", right, got))
 	})
 }
 

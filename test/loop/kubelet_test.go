@@ -25,7 +25,6 @@ func kubelets(t *testing.T) func(name string) *kubelet.Node {
 	t.Helper()
 	kit.GrantGroup(t, kit.BootstrapperTeam, kit.MayCreate)
 	bootstrap := kit.WithToken(t, kit.BootstrapperToken)
-	kit.EventuallyAsks(t, kit.ClientOf(t, bootstrap), "any")
 	return func(name string) *kubelet.Node {
 		return &kubelet.Node{Name: name, Dir: t.TempDir(), Bootstrap: bootstrap}
 	}

@@ -179,10 +179,9 @@ func TestApproverForgetsRightsThatGo(t *testing.T) {
 	}
 	judged(csr.Pending)
 	binding := kit.Grant(t, "stranger", kit.MayJoin)
-	kit.EventuallyAllowed(t, "stranger", true)
 	judged(csr.Approved)
 	kit.Remove(t, binding)
-	kit.EventuallyAllowed(t, "stranger", false)
+	kit.EventuallyAllowed(t, csr.Requester{Username: "stranger"}, approver.NodeClient().Recognisers[1].Permission, false)
 	judged(csr.Pending)
 }
 

@@ -265,7 +265,9 @@ func newToken(t *testing.T, id string, nodes ...string) *heldToken {
 	token.cfg = kit.WithToken(t, id+"."+secret)
 	token.cfg.QPS = -1
 	token.Client = kit.ClientOf(t, token.cfg)
-	kit.EventuallyAsks(t, token.Client, "x")
+	kit.Eventually(t, "the token may create requests", func(ctx context.Context) error {
+		return token.Client.Create(ctx, kit.NodeRequest(t, "x"), client.DryRunAll)
+	})
 	token.signed(t, true)
 	return token
 }
@@ -311,7 +313,6 @@ func accountThatAsks(t *testing.T, namespace, name string) (*corev1.ServiceAccou
 	kit.Create(t, kit.Admin(t), obj)
 	c := kit.ClientOf(t, kit.TokenOf(t, obj))
 	kit.Grant(t, serviceaccount.MakeUsername(namespace, name), kit.MayCreate)
-	kit.EventuallyAsks(t, c, "x")
 	return obj, c
 }
 
@@ -320,9 +321,7 @@ func asNewNode(t *testing.T, node string) client.Client {
 	t.Helper()
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayCreate)
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayJoin)
-	c := kit.KubeletOf(t, node)
-	kit.EventuallyAsks(t, c, node)
-	return c
+	return kit.KubeletOf(t, node)
 }
 
 // isRefused checks that obj waits, with an Event.

@@ -309,7 +309,6 @@ func TestLive(t *testing.T) {
 		kit.GrantGroup(t, kit.BootstrapperTeam, role)
 	}
 	kit.GrantGroup(t, csr.NodeGroup, kit.MayRenewOwn)
-	kit.EventuallyAllowed(t, "joiner", true)
 
 	first, second := kit.FreeAddress(t), kit.FreeAddress(t)
 	p := startPrometheus(t, first, second)
