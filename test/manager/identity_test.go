@@ -266,7 +266,7 @@ func newToken(t *testing.T, id string, nodes ...string) *heldToken {
 	token.cfg.QPS = -1
 	token.Client = kit.ClientOf(t, token.cfg)
 	kit.Eventually(t, "the token may create requests", func(ctx context.Context) error {
-		return token.Client.Create(ctx, kit.NodeRequest(t, "x"), client.DryRunAll)
+		return token.Create(ctx, kit.NodeRequest(t, "x"), client.DryRunAll)
 	})
 	token.signed(t, true)
 	return token
