@@ -37,8 +37,9 @@ func ComponentSubjects() []string {
 
 // ForbiddenSubjects returns the subjects that a signer never issues unless it is configured otherwise, as entries of
 // ca.ProfileConfig.ForbiddenSubjects. A member of system:masters bypasses every authorizer. Admission
-// (CertificateSubjectRestriction) guards only one signer. Users of kubernetes.io/kube-apiserver-client are people and
-// programs. None of them becomes a component of Kubernetes or an administrator of kubeadm, whoever approves the request.
+// (CertificateSubjectRestriction) guards only one signer. A certificate of
+// kubernetes.io/kube-apiserver-client is for a person or a program. It never makes its holder a component of Kubernetes or an
+// administrator of kubeadm, whoever approves the request.
 func ForbiddenSubjects(signerName string) []string {
 	if signerName == certificatesv1.KubeAPIServerClientSignerName {
 		return ComponentSubjects()

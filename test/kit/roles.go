@@ -328,7 +328,7 @@ func Grant(t testing.TB, user, clusterRole string) *rbacv1.ClusterRoleBinding {
 	return bind(t, clusterRole, rbacv1.UserKind, csr.Requester{Username: user})
 }
 
-// GrantJoining lets user request first certificates of nodes and have them approved.
+// GrantJoining grants user the rights to request first certificates of nodes, and to have them approved.
 func GrantJoining(t testing.TB, user string) {
 	t.Helper()
 	Grant(t, user, MayCreate)

@@ -302,8 +302,7 @@ func TestLive(t *testing.T) {
 	account := kit.ManagerConfig(t)
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(plane.CA.CertPEM, plane.CA.KeyPEM))
 	kit.MaySign(t, kit.ManagerAccount, "example.com/short", "example.com/missing")
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	kit.Grant(t, "stranger", kit.MayCreate)
 	for _, role := range []string{kit.MayCreate, kit.MayJoin} { // the self-check asks for them
 		kit.GrantGroup(t, kit.BootstrapperTeam, role)
