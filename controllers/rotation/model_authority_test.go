@@ -334,8 +334,8 @@ func (s *signer) sign(a *authority, name string, lifetime time.Duration) bool {
 	}
 	authority := a.cas[ca].authority
 	notAfter := a.now().Add(lifetime).Truncate(time.Second)
-	if notAfter.After(authority.NotAfter()) {
-		notAfter = authority.NotAfter()
+	if notAfter.After(authority.Certificate().NotAfter) {
+		notAfter = authority.Certificate().NotAfter
 	}
 	if err := s.book.Cover(context.Background(), authority.KeyID(), name, notAfter); err != nil {
 		a.seen["not covered"]++

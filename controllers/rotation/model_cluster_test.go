@@ -282,7 +282,7 @@ func (c *cluster) load(pair keypair.Pair) (*ca.Authority, error) {
 
 func (c *cluster) alive(cert string) bool {
 	known := c.cas[cert]
-	return known != nil && known.authority.NotAfter().After(c.now())
+	return known != nil && known.authority.Certificate().NotAfter.After(c.now())
 }
 
 // bundles returns the certificates that all authorities publish for signers of one kind.

@@ -227,10 +227,10 @@ func (a *authority) helps() bool {
 	// until the old CA has expired too.
 	case s.Phase == v1alpha1.Completing && waitForEnd:
 		a.saw("nothing but to wait for the end of a CA that can't be shown to be refused")
-		a.pass(a.cas[s.Retiring.Certificate].authority.NotAfter().Sub(a.now()))
+		a.pass(a.cas[s.Retiring.Certificate].authority.Certificate().NotAfter.Sub(a.now()))
 	case s.Phase == v1alpha1.Prepared && waitForEnd && a.ring().Retiring.Empty():
 		a.saw("nothing but to wait for the end of a CA whose key was taken away")
-		a.pass(a.cas[s.Retiring.Certificate].authority.NotAfter().Sub(a.now()))
+		a.pass(a.cas[s.Retiring.Certificate].authority.Certificate().NotAfter.Sub(a.now()))
 	case s.Phase == v1alpha1.Prepared && waitForEnd:
 		a.saw("gone back from what has ended")
 		a.want(v1alpha1.OperationRollback)

@@ -79,7 +79,7 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 	var chain []*x509.Certificate
 	cert, err := certificateOf(obj.Status.Retiring)
 	if err == nil && o.secret.retiring != nil {
-		chain, err = ca.ParseCertificates(o.secret.retiring.AppendedPEM())
+		chain, err = ca.ParseCertificates(o.secret.retiring.AppendedPEM(r.Clock.Now()))
 	}
 	if err != nil || obj.Status.UnpublishedAt == nil && len(chain) == 0 {
 		return err

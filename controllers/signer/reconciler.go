@@ -72,17 +72,17 @@ type Reconciler struct {
 	trusts  sync.Map        // *keypair.KeyPair → caTrust
 }
 
-// Judgement is the signer's decision about an approved request. Approve signs it with Authority, Deny marks it as
+// Judgement is the signer's decision about an approved request. Approve stores Issued, Deny marks the request as
 // Failed. Wait and Ignore do neither, and the request is judged again later.
 type Judgement struct {
 	verdict.Result
 	Request   *csr.Request // nil if it was not parsed
 	Authority *ca.Authority
-	// LifetimeCap, if not zero, bounds the lifetime of the certificate, beside the profile.
-	LifetimeCap time.Duration
+	Issued    *ca.Issued // signed and verified, but nothing else has seen it yet
 
-	retry time.Duration // when to judge the request again; zero means by its age
-	quiet bool          // the reason passes within a moment and is not reported
+	mismatch *ca.LintError // why a finished certificate was dropped
+	retry    time.Duration // when to judge the request again; zero means by its age
+	quiet    bool          // the reason passes within a moment and is not reported
 }
 
 // outcome returns the name of the verdict for metrics and audit records.
@@ -130,7 +130,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 	if obj.UID != key.UID || !r.waits(obj) {
 		return reconcile.Result{}, nil
 	}
-	judged := r.Judge(ctx, obj)
+	return r.act(ctx, obj, r.Judge(ctx, obj))
+}
+
+// act stores what Judge has decided, or reports why nothing is stored. A dry run only reports.
+func (r *Reconciler) act(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
+) (reconcile.Result, error) {
 	switch {
 	case judged.quiet:
 	case r.DryRun:
@@ -140,6 +146,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 	case judged.Verdict == verdict.Deny:
 		return r.fail(ctx, obj, judged)
 	default:
+		r.discarded(ctx, obj, judged)
 		r.report(ctx, obj, judged)
 	}
 	if judged.retry > 0 {
@@ -182,7 +189,7 @@ func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconc
 	return reconcile.Result{RequeueAfter: csr.Pause(r.ServerTime.Latest().Sub(since))}
 }
 
-// Judge decides about obj, an approved request for one of Signers. It writes nothing.
+// Judge decides about obj, an approved request for one of Signers, and signs the certificate. It writes nothing.
 func (r *Reconciler) Judge(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) Judgement {
 	if judged := r.judgeTime(ctx, obj); judged != nil {
 		return *judged
@@ -232,7 +239,8 @@ func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.Certific
 	}
 }
 
-// judgeByCA decides about a request that its signer permits. The decision depends on the CA.
+// judgeByCA decides about a request that its signer permits. The decision depends on the CA, so judgeByCA signs the
+// certificate: only a finished one shows whether verifiers accept it.
 func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer) Judgement {
 	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, r.Clock.Now())
 	if err != nil {
@@ -250,8 +258,20 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 	case violation != nil:
 		return Judgement{Request: req, Result: deny(violation)}
 	}
-	approve := verdict.Result{Verdict: verdict.Approve}
-	return Judgement{Request: req, Result: approve, Authority: authority, LifetimeCap: longest}
+	issued, err := authority.Issue(signer.Profile.Within(longest), req.Cert, r.Clock.Now().Truncate(time.Second)) // certificates have whole seconds
+	judged := Judgement{Request: req, Authority: authority, Issued: issued}
+	switch mismatch := (*ca.LintError)(nil); {
+	case err == nil:
+		judged.Verdict = verdict.Approve
+	case errors.As(err, &violation):
+		judged.Result = deny(violation)
+	case errors.As(err, &mismatch):
+		judged.mismatch, judged.Result = mismatch, verdict.Ignore.Because("CertificateMismatch",
+			"%v: the certificate was not stored; report this defect of the signer, with the request", err)
+	default:
+		judged.Result = verdict.Wait.Because("CAInvalid", "%s cannot sign this request: %v", signer.KeyPair.Name(), err)
+	}
+	return judged
 }
 
 // deny returns the verdict about a request that can never be signed.
@@ -259,25 +279,15 @@ func deny(why *ca.Violation) verdict.Result {
 	return verdict.Result{Verdict: verdict.Deny, Reason: why.Reason, Message: why.Message}
 }
 
-// sign issues a certificate and stores it. Before that it writes an audit record, so every certificate has a record. If
-// a ledger is kept, sign first records the certificate there.
+// sign stores the certificate that Judge has signed. Before that it writes an audit record, so every certificate has a
+// record. If a ledger is kept, sign first records the certificate there.
 func (r *Reconciler) sign(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
 ) (reconcile.Result, error) {
-	signer := r.Signers[obj.Spec.SignerName]
-	profile := signer.Profile.Within(judged.LifetimeCap)
-	now := r.Clock.Now().Truncate(time.Second) // certificates have whole seconds
-	keyID, notAfter := judged.Authority.KeyID(), judged.Authority.NotAfterOf(profile, judged.Request.Cert, now)
-	if err := signer.KeyPair.Cover(ctx, keyID, obj.Spec.SignerName, notAfter); err != nil {
+	issued, keyID := judged.Issued, judged.Authority.KeyID()
+	if err := r.Signers[obj.Spec.SignerName].KeyPair.Cover(ctx, keyID, obj.Spec.SignerName, issued.NotAfter); err != nil {
 		r.notCovered(ctx, obj, judged, err)
 		return reconcile.Result{}, err
-	}
-	issued, err := judged.Authority.Issue(profile, judged.Request.Cert, now)
-	if differs := (*ca.LintError)(nil); errors.As(err, &differs) {
-		r.mismatch(ctx, obj, judged, differs)
-		return r.again(obj), nil
-	} else if err != nil {
-		return reconcile.Result{}, fmt.Errorf("issue certificate: %w", err)
 	}
 	record := audit.Of(obj, judged.Request)
 	record.IssuerKeyID, record.Serial = keyID, issued.Serial.Text(16)
@@ -345,18 +355,17 @@ func (r *Reconciler) notCovered(
 		Result: verdict.Wait.Because("LedgerUnavailable", "%s", message)})
 }
 
-// mismatch records and reports a finished certificate that differs from the judged request. It is not stored.
-func (r *Reconciler) mismatch(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, differs *ca.LintError,
-) {
+// discarded records a finished certificate that differs from the judged request, if there is one. It is not stored.
+func (r *Reconciler) discarded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
+	if judged.mismatch == nil {
+		return
+	}
 	mismatchesTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 	discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
 	record := audit.Of(obj, judged.Request)
-	record.IssuerKeyID, record.Serial = judged.Authority.KeyID(), differs.Serial.Text(16)
-	record.Reason, record.Message = "CertificateMismatch", differs.Error()
+	record.IssuerKeyID, record.Serial = judged.Authority.KeyID(), judged.mismatch.Serial.Text(16)
+	record.Reason, record.Message = judged.Reason, judged.mismatch.Error()
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, record)
-	r.report(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Ignore.Because("CertificateMismatch",
-		"%v: the certificate was not stored; report this defect of the signer, with the request", differs)})
 }
 
 // issued reports a stored certificate.

@@ -2,11 +2,13 @@ package signer
 
 import (
 	"context"
+	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/hex"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"net"
@@ -640,10 +642,10 @@ func TestEachAttemptIssuesACertificate(t *testing.T) {
 // must be discarded, counted, recorded and reported at each attempt, and nothing may be written.
 func TestAMismatchIsNeverStored(t *testing.T) {
 	w, name := newCounted(t, usages("client auth"))
-	judged := w.Judge(w.ctx, w.served)
-	judged.Request.Cert.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 10}, Value: "system:masters"}}
+	req := w.Judge(w.ctx, w.served).Request
+	req.Cert.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 10}, Value: "system:masters"}}
 	for range 2 {
-		if result, err := w.sign(w.ctx, w.served, judged); err != nil || result.RequeueAfter != time.Second || len(w.written) > 0 {
+		if result, err := w.act(w.ctx, w.served, w.judgeByCA(w.served, req, w.Signers[name])); err != nil || result.RequeueAfter != time.Second || len(w.written) > 0 {
 			t.Errorf("%+v, error %v, wrote %d", result, err, len(w.written))
 		}
 	}
@@ -659,6 +661,41 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	if first := w.records()[0]; first.Serial == "" || first.IssuerKeyID != w.authority().KeyID() {
 		t.Errorf("%+v", first)
 	}
+}
+
+// TestVerifiersOfTheChainDecide gives the signer CAs whose name constraints or usages exclude requests. What names exclude
+// fails for good. What the usages of the CA exclude waits until the operator has replaced the CA. A dry run says so too.
+func TestVerifiersOfTheChainDecide(t *testing.T) {
+	limited := func(change func(*x509.Certificate)) func(*world) {
+		return func(w *world) {
+			made := newLink("limited")
+			template, key := made.cert, made.key
+			template.NotBefore, template.NotAfter = now.Add(-day), now.Add(1000*day)
+			change(template)
+			der := must(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))
+			w.pair.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+				pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))}))
+			taken(w.recorder)
+			w.trust(caTrust{})
+		}
+	}
+	byName := limited(func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"corp.example"} })
+	byUsage := limited(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
+	serving := all(signerName(certificatesv1.KubeletServingSignerName), usages("digital signature", "server auth"))
+	const excluded = `the CA's name constraints exclude the request: DNS name "a" is not permitted by any constraint; ` +
+		`"CN=limited" permits the DNS names ["corp.example"] and excludes []`
+	const unfit = "Secret ns/ca cannot sign this request: verifiers would refuse the certificate with the chain of " +
+		`"CN=limited": x509: certificate specifies an incompatible key usage`
+	check(t, map[string]row{
+		"a name that is permitted":         {all(serving, dns("a.corp.example")), byName, "certificate…"},
+		"a name that is not":               {all(serving, dns("a")), byName, "Failed NameNotPermitted: " + excluded + "…"},
+		"no name":                          {nil, byName, "certificate…"},
+		"a usage that is permitted":        {all(serving, dns("a")), byUsage, "certificate…"},
+		"a usage that is not":              {nil, byUsage, "again 1s\nWarning CAInvalid " + unfit},
+		"a dry run of a name that is not":  {all(serving, dns("a")), func(w *world) { byName(w); w.DryRun = true }, "again 1s\nWarning WouldFail NameNotPermitted: …"},
+		"a dry run of a usage that is not": {nil, func(w *world) { byUsage(w); w.DryRun = true }, "again 1s\nWarning WouldWait CAInvalid: …"},
+		"a usage that another CA permits":  {nil, func(w *world) { byUsage(w); w.reconcile(); w.load(day) }, "certificate…"},
+	})
 }
 
 // TestLifetimesAreReported checks the gauge that alerts use. A CA that ends soon shortens it; a requester's own lifetime does

@@ -44,6 +44,8 @@ const (
 	trustedForServers = "clients trust the CA of signer %s for API servers"
 	mayBeTrusted      = "API servers may trust the CA of signer %s, because its chain is incomplete " +
 		"(append the certificates of its issuers, up to the root, to its ca.crt)"
+	mayBeUnread = "API servers may trust the CA of signer %s, because a certificate in its file or Secret cannot be read " +
+		"(remove or reissue it; openssl x509 -text shows it)"
 )
 
 // caTrust says what a cluster does with the certificates of a CA. If the cluster trusts the CA, a custom signer has
@@ -169,7 +171,10 @@ func certificatesIn(data map[string]string, name, key string) ([]*x509.Certifica
 // that issuer, so the strict rules apply.
 func (p published) trustIn(authority *ca.Authority) caTrust {
 	given, doubt := givenWith(authority), ""
-	if !complete(given) {
+	switch {
+	case authority.Unread():
+		doubt = mayBeUnread
+	case !complete(given):
 		doubt = mayBeTrusted
 	}
 	clause := func(roots []*x509.Certificate, trusted string) string {

@@ -1,6 +1,7 @@
 package signer
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/ecdsa"
@@ -170,6 +171,8 @@ func TestTrustIn(t *testing.T) {
 	everywhere := clients(trusted.pem)
 	everywhere[rootCAs] = servers[rootCAs]
 	copied, own, alone := trusted.load(trusted.pem), other.load(other.pem), other.load(two.pem)
+	negative := bytes.Replace(newLink("negative").cert.Raw, []byte{2, 1, 7}, []byte{2, 1, 0xff}, 1)
+	unread := other.load(other.pem + string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: negative})))
 	for name, test := range map[string]struct {
 		authority       *ca.Authority
 		found           configMaps
@@ -195,6 +198,8 @@ func TestTrustIn(t *testing.T) {
 		"a front proxy CA for any name":       {copied, proxies(trusted.pem, ""), trustedForProxies, trustedForProxies, ""},
 		"an intermediate of a front proxy CA": {other.load(below.pem), proxies(trusted.pem, "[]"), trustedForProxies, trustedForProxies, ""},
 		"perhaps below a front proxy CA":      {alone, proxies(trusted.pem, `["a"]`), mayBeTrusted, mayBeTrusted, "a"},
+		"a certificate that cannot be read":   {unread, clients(stranger.pem), mayBeUnread, "", ""},
+		"unread, and a front proxy CA":        {unread, proxies(stranger.pem, ""), mayBeUnread, mayBeUnread, ""},
 		"not a front proxy CA":                {own, proxies(trusted.pem, `["a"]`), "", "", "a"},
 	} {
 		got := must(readPublished(t.Context(), test.found)).trustIn(test.authority)

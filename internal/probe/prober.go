@@ -87,7 +87,7 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 	now, key := p.Clock.Now(), ""
 	authorities = slices.DeleteFunc(authorities, func(authority *ca.Authority) bool { return authority == nil })
 	for _, authority := range authorities { // with the chain that a leaf comes with
-		key += string(authority.CertificatePEM()) + string(authority.AppendedPEM()) + "\n"
+		key += string(authority.CertificatePEM()) + string(authority.AppendedPEM(now)) + "\n"
 	}
 	maps.DeleteFunc(p.minted, func(_ string, all []*Certificate) bool {
 		return slices.ContainsFunc(all, func(one *Certificate) bool { return !one.validAt(now.Add(renewBefore)) })
@@ -95,7 +95,7 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 	if kept := p.minted[key]; kept != nil {
 		return kept, nil
 	}
-	if end := authorities[0].NotAfter(); end.Before(now.Add(lifetime)) {
+	if end := authorities[0].NotAfter(now); end.Before(now.Add(lifetime)) {
 		return nil, fmt.Errorf("the CA itself expires at %s, and could be refused for that reason",
 			end.UTC().Format(time.RFC3339))
 	}

@@ -4,114 +4,164 @@ package ca
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/asn1"
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"math/big"
 	"slices"
 	"strings"
 	"time"
 )
 
-// ErrExpired is wrapped by errors of Authority.Usable and Authority.Issue after the signing certificate has expired.
+// ErrExpired is wrapped by errors of Authority.Usable and Authority.Issue after the last chain of the CA has expired.
 var ErrExpired = errors.New("the signing certificate has expired")
 
-// Authority is a signing certificate with its private key. It is immutable and safe for concurrent use. Only Load
-// creates an Authority, so an Authority can always sign.
+// Authority is a signing key with its certificates and their chains. It is immutable and safe for concurrent use. Only
+// Load creates an Authority, so an Authority can always sign.
 type Authority struct {
 	cert *x509.Certificate
 	key  crypto.Signer
-	// chain is cert and its known issuers. ends is the certificate of chain that expires first.
-	chain []*x509.Certificate
-	ends  *x509.Certificate
-	// appended is the PEM that Issue puts after a leaf.
-	appended []byte
-	// given are all certificates that Load was given.
+	// paths are all chains of the certificates of key, the preferred one first. There is at least one.
+	paths []path
+	chain Chain
 	given []*x509.Certificate
+	// unread reports that Load ignored a certificate that it could not read.
+	unread bool
 }
 
-// Load builds an Authority from PEM. certPEM may hold several certificates in any order. The signing certificate must
-// have the public key of keyPEM and be permitted to sign certificates (RFC 5280 sections 4.2.1.3 and 4.2.1.9). If
-// several certificates qualify, Load takes the one that expires last.
+// Load builds an Authority from PEM. certPEM may hold several certificates in any order, also several of the public key
+// of keyPEM. The other certificates, and those of caPEM, the content of ca.crt, complete the chains. Each chain is one
+// that x509.Certificate.Verify accepts at some time. It ends in a certificate of caPEM. Without caPEM it ends in a
+// self-signed certificate or, if no such chain is valid, in a certificate whose issuer was not given.
 //
-// Load builds the chain from the other certificates and from caPEM, the content of ca.crt. If caPEM holds
-// certificates, the chain must end in one of them. Load ignores PEM blocks of other types. It does not check validity
-// periods, so that an expired CA can still be reported by name: see Usable. The Authority issues Intermediates, see
-// WithChain.
+// Load does not read the clock: a CA that has expired, or that is not valid yet, is an Authority too, see Usable. Load
+// ignores certificates outside of the chains, and PEM blocks of other types. It fails if a certificate is damaged, or if
+// caPEM is not nil but holds no certificate. It ignores a certificate that crypto/x509 refuses but other programs may
+// accept, see Unread. The Authority issues Intermediates, see WithChain.
 func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	key, err := parsePrivateKey(keyPEM)
 	if err != nil {
 		return nil, err
 	}
-	certs, err := ParseCertificates(certPEM)
+	certs, refused, err := parseCertificates(certPEM)
 	if err != nil {
 		return nil, err
 	}
 	if len(certs) == 0 {
-		return nil, errors.New("no PEM block of type CERTIFICATE found")
+		return nil, errors.Join(append([]error{errors.New("no PEM block of type CERTIFICATE found")}, refused...)...)
 	}
-	cert, err := signingCertificate(certs, key)
-	if err != nil {
-		return nil, err
-	}
-	anchors, err := ParseCertificates(bytes.Join(caPEM, nil))
-	if err != nil {
-		return nil, fmt.Errorf("ca.crt: %w", err)
-	}
-	chain, err := chainOf(cert, certs, anchors)
-	if err != nil {
-		return nil, err
-	}
-	ends := slices.MinFunc(chain, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) })
-	given := slices.Concat(certs, anchors)
-	return (&Authority{cert: cert, key: key, chain: chain, ends: ends, given: given}).WithChain(Intermediates)
-}
-
-// ParseCertificates parses every CERTIFICATE block of data, in order, and ignores blocks of other types.
-func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
-	var certs []*x509.Certificate
-	for i := 1; ; {
-		var block *pem.Block
-		if block, data = pem.Decode(data); block == nil {
-			return certs, nil
-		}
-		if block.Type != "CERTIFICATE" {
+	var anchors []*x509.Certificate
+	for _, data := range caPEM {
+		if data == nil {
 			continue
 		}
-		cert, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("parse certificate %d: %w", i, err)
+		more, moreRefused, err := parseCertificates(data)
+		if err == nil && len(more) == 0 {
+			err = errors.Join(append([]error{errors.New("it holds no certificate: remove it, or correct its PEM")}, moreRefused...)...)
 		}
-		certs = append(certs, cert)
-		i++
+		if err != nil {
+			return nil, fmt.Errorf("ca.crt: %w", err)
+		}
+		anchors, refused = append(anchors, more...), append(refused, moreRefused...)
 	}
+	signing, err := signingCertificates(slices.Concat(certs, anchors), key)
+	if err != nil {
+		return nil, errors.Join(append([]error{err}, refused...)...)
+	}
+	paths, err := findPaths(key, signing, certs, anchors)
+	if err != nil {
+		return nil, err
+	}
+	last := slices.MaxFunc(paths, func(a, b path) int { return a.certs[0].NotAfter.Compare(b.certs[0].NotAfter) })
+	return &Authority{
+		cert: last.certs[0], key: key, paths: paths, chain: Intermediates, given: slices.Concat(certs, anchors), unread: len(refused) > 0,
+	}, nil
 }
 
-func signingCertificate(certs []*x509.Certificate, key crypto.Signer) (*x509.Certificate, error) {
+// ParseCertificates parses every CERTIFICATE block of data, in order, and ignores blocks of other types. It fails if a
+// certificate is damaged or is refused by crypto/x509.
+func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
+	certs, refused, err := parseCertificates(data)
+	if err == nil && len(refused) > 0 {
+		err = refused[0]
+	}
+	if err != nil {
+		return nil, err
+	}
+	return certs, nil
+}
+
+// parseCertificates parses data like ParseCertificates. refused says of each certificate that has the form of one, but
+// that crypto/x509 does not parse, why. pem.Decode skips a damaged block, so parseCertificates counts the blocks.
+func parseCertificates(data []byte) (certs []*x509.Certificate, refused []error, err error) {
+	blocks := max(bytes.Count(data, []byte("BEGIN CERTIFICATE-")), bytes.Count(data, []byte("END CERTIFICATE-")))
+	i := 0
+	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type != "CERTIFICATE" {
+			if strings.HasSuffix(block.Type, "CERTIFICATE") { // as OpenSSL's TRUSTED CERTIFICATE
+				refused = append(refused, fmt.Errorf("a PEM block of type %s is not read: convert it to CERTIFICATE", block.Type))
+			}
+			continue
+		}
+		i++
+		cert, err := x509.ParseCertificate(block.Bytes)
+		switch {
+		case err == nil:
+			certs = append(certs, cert)
+		case wellFormed(block.Bytes):
+			refused = append(refused, fmt.Errorf("parse certificate %d: %w", i, err))
+		default:
+			return nil, nil, fmt.Errorf("parse certificate %d: %w", i, err)
+		}
+	}
+	if i < blocks {
+		return nil, nil, fmt.Errorf("%d of %d PEM blocks of type CERTIFICATE are damaged: look for a changed line, "+
+			"a missing line break or a byte order mark", blocks-i, blocks)
+	}
+	return certs, refused, nil
+}
+
+// wellFormed reports whether der has the fields of a certificate (RFC 5280 section 4.1), whatever their values.
+func wellFormed(der []byte) bool {
+	var form struct {
+		TBS struct {
+			Version                                         int `asn1:"optional,explicit,default:0,tag:0"`
+			Serial                                          *big.Int
+			Algorithm, Issuer, Validity, Subject, PublicKey asn1.RawValue
+		}
+		Algorithm asn1.RawValue
+		Signature asn1.BitString
+	}
+	rest, err := asn1.Unmarshal(der, &form)
+	return err == nil && len(rest) == 0
+}
+
+// signingCertificates returns those of certs that have the public key of key and may sign certificates, or why there is
+// none.
+func signingCertificates(certs []*x509.Certificate, key crypto.Signer) (fit []*x509.Certificate, unfit error) {
 	public, comparable := key.Public().(interface{ Equal(crypto.PublicKey) bool })
 	if !comparable {
 		return nil, fmt.Errorf("a private key of type %T cannot sign certificates", key)
 	}
-	var best *x509.Certificate
-	var unfit error
 	for _, cert := range certs {
 		if !public.Equal(cert.PublicKey) {
 			continue
 		}
 		if err := maySign(cert); err != nil {
 			unfit = err
-			continue
-		}
-		if best == nil || cert.NotAfter.After(best.NotAfter) {
-			best = cert
+		} else {
+			fit = append(fit, cert)
 		}
 	}
 	switch {
-	case best != nil:
-		return best, nil
+	case len(fit) > 0:
+		return fit, nil
 	case unfit != nil:
 		return nil, unfit
 	default:
@@ -119,8 +169,10 @@ func signingCertificate(certs []*x509.Certificate, key crypto.Signer) (*x509.Cer
 	}
 }
 
+// maySign returns why verifiers refuse certificates that are signed with cert, or nil. It explains what
+// x509.Certificate.Verify decides. A certificate of version 1 has no extensions, and is accepted as a root.
 func maySign(cert *x509.Certificate) error {
-	if !cert.BasicConstraintsValid || !cert.IsCA {
+	if cert.Version >= 3 && (!cert.BasicConstraintsValid || !cert.IsCA) {
 		return fmt.Errorf("certificate %q is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)",
 			cert.Subject)
 	}
@@ -135,23 +187,43 @@ func maySign(cert *x509.Certificate) error {
 	return nil
 }
 
-// Usable returns nil if every certificate of the chain is valid at now. If one has expired, the error wraps ErrExpired.
+// Usable returns nil if a chain of the CA is valid at now. If all have expired, the error wraps ErrExpired.
 func (a *Authority) Usable(now time.Time) error {
-	if !now.Before(a.ends.NotAfter) {
-		issuer := ""
-		if a.ends != a.cert {
-			issuer = "its issuer "
-		}
-		return fmt.Errorf("%w: %s%q expired at %s",
-			ErrExpired, issuer, a.ends.Subject, a.ends.NotAfter.Format(time.RFC3339))
+	best := a.at(now)[0]
+	issuer := ""
+	if best.ends != best.certs[0] {
+		issuer = "its issuer "
 	}
-	for _, cert := range a.chain {
-		if now.Before(cert.NotBefore) {
-			return fmt.Errorf("the signing certificate %q is not valid before %s",
-				cert.Subject, cert.NotBefore.Format(time.RFC3339))
-		}
+	switch {
+	case !now.Before(best.ends.NotAfter):
+		return fmt.Errorf("%w: %s%q expired at %s",
+			ErrExpired, issuer, best.ends.Subject, best.ends.NotAfter.Format(time.RFC3339))
+	case now.Before(best.begins.NotBefore):
+		return fmt.Errorf("the signing certificate %q is not valid before %s",
+			best.begins.Subject, best.begins.NotBefore.Format(time.RFC3339))
 	}
 	return nil
+}
+
+// at returns the chains that are valid at now, the preferred one first. If there is none, it returns the one that is
+// valid next, otherwise the one that was valid last.
+func (a *Authority) at(now time.Time) []path {
+	var valid, later []path
+	for _, path := range a.paths {
+		switch {
+		case now.Before(path.begins.NotBefore):
+			later = append(later, path)
+		case now.Before(path.ends.NotAfter):
+			valid = append(valid, path)
+		}
+	}
+	if len(valid) > 0 {
+		return valid
+	}
+	if len(later) > 0 {
+		return []path{slices.MinFunc(later, func(a, b path) int { return a.begins.NotBefore.Compare(b.begins.NotBefore) })}
+	}
+	return []path{slices.MaxFunc(a.paths, func(a, b path) int { return a.ends.NotAfter.Compare(b.ends.NotAfter) })}
 }
 
 // Signed reports whether the signing key has signed cert.
@@ -159,8 +231,8 @@ func (a *Authority) Signed(cert *x509.Certificate) bool {
 	return cert.CheckSignatureFrom(a.cert) == nil
 }
 
-// NotAfter returns the earliest expiry of a certificate in the chain. No issued certificate is valid longer.
-func (a *Authority) NotAfter() time.Time { return a.ends.NotAfter }
+// NotAfter returns the end of the chain that Issue prefers at now: the earliest expiry of its certificates.
+func (a *Authority) NotAfter(now time.Time) time.Time { return a.at(now)[0].ends.NotAfter }
 
 // KeyID returns the name of the signing key in logs and metrics. Two certificates for one key have the same KeyID.
 func (a *Authority) KeyID() string { return KeyID(a.cert.RawSubjectPublicKeyInfo) }
@@ -171,14 +243,15 @@ func KeyID(spki []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
-// Certificate returns the signing certificate. Callers must not change it.
+// Certificate returns the signing certificate, of several the one that expires last. It is the same at any time. Callers
+// must not change it.
 func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
-// CertificatePEM returns the signing certificate as one PEM block.
+// CertificatePEM returns Certificate as one PEM block.
 func (a *Authority) CertificatePEM() []byte { return encode(a.cert.Raw) }
 
-// AppendedPEM returns the certificates that Issue puts after each leaf.
-func (a *Authority) AppendedPEM() []byte { return bytes.Clone(a.appended) }
+// AppendedPEM returns the certificates that Issue puts after a leaf with the chain that it prefers at now.
+func (a *Authority) AppendedPEM(now time.Time) []byte { return a.appended(a.at(now)[0]) }
 
 // Chain selects the certificates that Issue puts after the leaf.
 type Chain string
@@ -199,110 +272,44 @@ func Chains() []Chain { return []Chain{Intermediates, None, WithRoot} }
 
 // WithChain returns a copy of a that issues chain. It fails if chain needs a root that Load was not given.
 func (a *Authority) WithChain(chain Chain) (*Authority, error) {
-	end := len(a.chain)
-	last := a.chain[end-1]
-	switch chain {
-	case "", Intermediates:
-		if selfSigned(last) {
-			end--
-		}
-	case None:
-		end = 0
-	case WithRoot:
-		if !selfSigned(last) {
-			return nil, fmt.Errorf("the chain must end with its root, but ends with %q: add the certificate of its issuer %q",
-				last.Subject, last.Issuer)
-		}
-	default:
+	with := *a
+	with.chain = cmp.Or(chain, Intermediates)
+	if !slices.Contains(Chains(), with.chain) {
 		return nil, fmt.Errorf("unknown chain %q", chain)
 	}
-	with := *a
-	with.appended = nil
-	for _, cert := range a.chain[:end] {
-		with.appended = append(with.appended, encode(cert.Raw)...)
+	if chain == WithRoot {
+		with.paths = slices.DeleteFunc(slices.Clone(a.paths), func(p path) bool { return !p.selfSigned })
+	}
+	if len(with.paths) == 0 {
+		last := a.paths[0].certs[len(a.paths[0].certs)-1]
+		return nil, fmt.Errorf("the chain must end with its root, but ends with %q: add the certificate of its issuer %q",
+			last.Subject, last.Issuer)
 	}
 	return &with, nil
 }
 
-// Given returns every certificate that Load was given, in the chain or not. The holder of a leaf can append any of them.
+// appended returns the certificates of p that Issue puts after a leaf.
+func (a *Authority) appended(p path) (pem []byte) {
+	certs := p.certs
+	switch {
+	case a.chain == None:
+		certs = nil
+	case a.chain == Intermediates && p.selfSigned:
+		certs = certs[:len(certs)-1]
+	}
+	for _, cert := range certs {
+		pem = append(pem, encode(cert.Raw)...)
+	}
+	return pem
+}
+
+// Given returns every certificate that Load was given, in a chain or not. The holder of a leaf can append any of them.
 // Callers must not change them.
 func (a *Authority) Given() []*x509.Certificate { return slices.Clone(a.given) }
 
-// chainOf returns the shortest chain from cert to a certificate in anchors. It verifies that each certificate issued
-// the one before it. Without anchors the chain ends in a self-signed certificate, or in the last one whose issuer is
-// unknown. Certificates outside the chain are ignored. If a certificate has the name of an issuer but did not sign,
-// chainOf fails, unless another certificate with that name signed. chainOf does not check validity periods.
-func chainOf(cert *x509.Certificate, certs, anchors []*x509.Certificate) ([]*x509.Certificate, error) {
-	known := slices.Concat(certs, anchors)
-	seen := []*x509.Certificate{cert}
-	chains := [][]*x509.Certificate{{cert}}
-	var chain []*x509.Certificate
-	for i := 0; i < len(chains); i++ { // breadth first, so that the first complete chain is a shortest one
-		chain = chains[i]
-		if complete(chain, anchors) {
-			return chain, nil
-		}
-		issuers, err := issuersOf(chain, known)
-		if err != nil {
-			return nil, err
-		}
-		for _, issuer := range issuers {
-			if !slices.ContainsFunc(seen, issuer.Equal) {
-				seen, chains = append(seen, issuer), append(chains, append(slices.Clone(chain), issuer))
-			}
-		}
-	}
-	if last := chain[len(chain)-1]; len(anchors) > 0 {
-		return nil, fmt.Errorf("the chain does not end in a certificate of ca.crt: the issuer %q of %q is missing",
-			last.Issuer, last.Subject)
-	}
-	return chain, nil
-}
-
-// complete reports whether chain ends in one of anchors, by name and key. Without anchors it reports whether chain ends
-// in a self-signed certificate.
-func complete(chain, anchors []*x509.Certificate) bool {
-	last := chain[len(chain)-1]
-	if len(anchors) == 0 {
-		return selfSigned(last)
-	}
-	return slices.ContainsFunc(anchors, func(anchor *x509.Certificate) bool {
-		return bytes.Equal(anchor.RawSubject, last.RawSubject) &&
-			bytes.Equal(anchor.RawSubjectPublicKeyInfo, last.RawSubjectPublicKeyInfo)
-	})
-}
-
-// issuersOf returns the certificates in known that issued the last certificate of chain. It fails if a certificate has
-// the issuer's name but none of them may continue chain.
-func issuersOf(chain, known []*x509.Certificate) (found []*x509.Certificate, err error) {
-	last := chain[len(chain)-1]
-	if selfSigned(last) {
-		return nil, nil
-	}
-	for _, issuer := range known {
-		if !bytes.Equal(issuer.RawSubject, last.RawIssuer) || issuer.Equal(last) {
-			continue
-		}
-		if wrong := last.CheckSignatureFrom(issuer); wrong != nil {
-			err = fmt.Errorf("certificate %q is not signed by the given %q: %w", last.Subject, issuer.Subject, wrong)
-		} else if issuer.MaxPathLen >= 0 && len(chain) > issuer.MaxPathLen {
-			err = fmt.Errorf("certificate %q permits %d certificates between itself and a leaf, and there are %d "+
-				"(path length, RFC 5280 section 4.2.1.9)", issuer.Subject, issuer.MaxPathLen, len(chain))
-		} else {
-			found = append(found, issuer)
-		}
-	}
-	if len(found) > 0 {
-		return found, nil
-	}
-	return nil, err
-}
-
-// selfSigned reports whether cert is its own issuer.
-func selfSigned(cert *x509.Certificate) bool {
-	return bytes.Equal(cert.RawSubject, cert.RawIssuer) &&
-		cert.CheckSignature(cert.SignatureAlgorithm, cert.RawTBSCertificate, cert.Signature) == nil
-}
+// Unread reports whether Load was given a certificate that it could not read, for example one with a negative serial
+// number. Programs that read it may find more chains than Given shows.
+func (a *Authority) Unread() bool { return a.unread }
 
 // parsePrivateKey returns the first private key in data: PKCS#1 (RFC 8017), SEC 1 (RFC 5915) or PKCS#8 (RFC 5958).
 // Other blocks, such as EC PARAMETERS or certificates, may come before it. Errors never contain bytes of the key.

@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/rand"
 	"crypto/sha256"
@@ -11,6 +12,7 @@ import (
 	"math/big"
 	"net"
 	"net/url"
+	"strings"
 	"time"
 )
 
@@ -42,9 +44,17 @@ type Issued struct {
 	Cut time.Duration
 }
 
-// Issue signs the leaf certificate of req, valid from Backdate before now. It does not repeat Profile.Check. A retry
-// after a *LintError fails again. A retry after any other error may succeed. The error wraps ErrExpired if the
-// Authority has expired.
+// ErrUnfit is wrapped by errors of Authority.Issue if verifiers would refuse the certificate because of the CA, for
+// example because the extended key usages of an intermediate exclude it.
+var ErrUnfit = errors.New("verifiers would refuse the certificate")
+
+// Issue signs the leaf certificate of req, valid from Backdate before now. It tries each chain of the CA that is valid
+// at now, the preferred one first, and returns the first leaf that x509.Certificate.Verify accepts with its chain. It
+// does not repeat Profile.Check.
+//
+// A retry after a *LintError fails again, and so does one after a *Violation, which the name constraints of the CA are
+// the reason for. A retry after any other error may succeed. If no chain is valid or permits the usages, the error wraps
+// ErrExpired or ErrUnfit.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue certificate: the Profile was not created with NewProfile")
@@ -52,9 +62,31 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 	if err := a.Usable(now); err != nil {
 		return nil, err
 	}
+	var excluded, unfit error
+	for _, path := range a.at(now) {
+		issued, leaf, err := a.sign(path, p, req, now)
+		if err != nil {
+			return nil, err
+		}
+		refused := path.verify(leaf, now)
+		invalid := x509.CertificateInvalidError{}
+		switch {
+		case refused == nil:
+			return issued, nil
+		case errors.As(refused, &invalid) && invalid.Reason == x509.CANotAuthorizedForThisName:
+			excluded = path.violation(invalid)
+		default:
+			unfit = fmt.Errorf("%w with the chain of %q: %w", ErrUnfit, path.certs[0].Subject, refused)
+		}
+	}
+	return nil, cmp.Or(unfit, excluded)
+}
+
+// sign signs the leaf certificate of req with the signing certificate of path. It returns it with its chain, and parsed.
+func (a *Authority) sign(path path, p Profile, req Request, now time.Time) (*Issued, *x509.Certificate, error) {
 	serial, err := newSerial()
 	if err != nil {
-		return nil, fmt.Errorf("make serial number: %w", err)
+		return nil, nil, fmt.Errorf("make serial number: %w", err)
 	}
 	template := &x509.Certificate{
 		SerialNumber:          serial,
@@ -69,44 +101,61 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 		IsCA:                  false,
 	}
 	var cut time.Duration
-	template.NotBefore, template.NotAfter, cut = a.validity(p.LifetimeOf(req.Lifetime), now)
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, req.PublicKey, a.key)
+	template.NotBefore, template.NotAfter, cut = path.validity(p.LifetimeOf(req.Lifetime), now)
+	der, err := x509.CreateCertificate(rand.Reader, template, path.certs[0], req.PublicKey, a.key)
 	if err != nil {
-		return nil, fmt.Errorf("sign certificate: %w", err)
+		return nil, nil, fmt.Errorf("sign certificate: %w", err)
 	}
 	issued := &Issued{
-		PEM:       append(encode(der), a.appended...),
+		PEM:       append(encode(der), a.appended(path)...),
 		Serial:    serial,
 		SHA256:    sha256.Sum256(der),
 		NotBefore: template.NotBefore,
 		NotAfter:  template.NotAfter,
 		Cut:       cut,
 	}
-	if differences := a.lint(der, issued, p, req); len(differences) > 0 {
-		return nil, &LintError{Serial: serial, Differences: differences}
+	leaf, differences := path.lint(der, issued, p, req)
+	if len(differences) > 0 {
+		return nil, nil, &LintError{Serial: serial, Differences: differences}
 	}
-	return issued, nil
-}
-
-// NotAfterOf returns the expiry of the certificate that Issue would make with the same arguments.
-func (a *Authority) NotAfterOf(p Profile, req Request, now time.Time) time.Time {
-	_, notAfter, _ := a.validity(p.LifetimeOf(req.Lifetime), now)
-	return notAfter
+	return issued, leaf, nil
 }
 
 // validity returns when a certificate begins and ends, by the rule of Kubernetes
 // pkg/controller/certificates/authority/policies.go. The backdating is part of a long lifetime and is added to a
-// short one. No certificate outlives the Authority's chain: cut is the time by which the chain shortens it.
-func (a *Authority) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {
+// short one. No certificate outlives its chain: cut is the time by which the chain shortens it.
+func (p path) validity(lifetime time.Duration, now time.Time) (notBefore, notAfter time.Time, cut time.Duration) {
 	notBefore, notAfter = now.Add(-Backdate), now.Add(lifetime)
 	if lifetime >= shortLived {
 		notAfter = notAfter.Add(-Backdate)
 	}
-	if !notAfter.Before(a.ends.NotAfter) {
-		cut = notAfter.Sub(a.ends.NotAfter)
-		notAfter = a.ends.NotAfter
+	if end := p.ends.NotAfter; !notAfter.Before(end) {
+		notAfter, cut = end, notAfter.Sub(end)
 	}
 	return notBefore, notAfter, cut
+}
+
+// violation returns the Violation of a request that the name constraints of p exclude (RFC 5280 section 4.2.1.10).
+func (p path) violation(invalid x509.CertificateInvalidError) *Violation {
+	var constraints []string
+	for _, cert := range p.certs {
+		for _, each := range []struct {
+			kind                string
+			permitted, excluded []string
+		}{
+			{"DNS names", cert.PermittedDNSDomains, cert.ExcludedDNSDomains},
+			{"IP addresses", Texts(cert.PermittedIPRanges), Texts(cert.ExcludedIPRanges)},
+			{"e-mail addresses", cert.PermittedEmailAddresses, cert.ExcludedEmailAddresses},
+			{"URIs", cert.PermittedURIDomains, cert.ExcludedURIDomains},
+		} {
+			if len(each.permitted)+len(each.excluded) > 0 {
+				constraints = append(constraints, fmt.Sprintf("%q permits the %s %q and excludes %q",
+					cert.Subject, each.kind, each.permitted, each.excluded))
+			}
+		}
+	}
+	return &Violation{Reason: "NameNotPermitted", Message: fmt.Sprintf("the CA's name constraints exclude the request: %s; %s",
+		Shorten(invalid.Detail, maxSubjectText), Shorten(strings.Join(constraints, ", "), maxConstraintsText))}
 }
 
 // newSerial returns a random positive number of up to 128 bits (RFC 5280 section 4.1.2.2 allows 20 octets).

@@ -46,6 +46,7 @@ var keys = map[string]func() crypto.Signer{
 	"P-521":    func() crypto.Signer { return fixedKey("P-521", elliptic.P521()) },
 	"Ed25519":  func() crypto.Signer { return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, ed25519.SeedSize)) },
 	"leaf":     func() crypto.Signer { return fixedKey("leaf", elliptic.P256()) },
+	"third":    func() crypto.Signer { return fixedKey("third", elliptic.P256()) },
 }
 
 func fixedKey(name string, curve elliptic.Curve) *ecdsa.PrivateKey {
@@ -184,7 +185,7 @@ func TestIssueWithEveryKindOfKey(t *testing.T) {
 			if err := verify(cert, []*x509.Certificate{signing.Certificate()}, nil); err != nil || cert.SerialNumber.Cmp(issued.Serial) != 0 {
 				t.Errorf("%s by %s: serial %s, certificate has %s, error %v", leafKind, caKind, issued.Serial, cert.SerialNumber, err)
 			}
-			checkInvariants(t, cert, req.PublicKey, signing.NotAfter())
+			checkInvariants(t, cert, req.PublicKey, signing.NotAfter(now))
 		}
 	}
 }
@@ -250,9 +251,8 @@ func TestIssueValidity(t *testing.T) {
 		cert := parse(t, issued.PEM)[0]
 		start := now.Add(-5 * minute)
 		end := start.Add(test.want)
-		want := []any{start, end, start, end, end, test.cut}
-		told := signing.NotAfterOf(profile(test.config), req, now)
-		got := []any{cert.NotBefore, cert.NotAfter, issued.NotBefore, issued.NotAfter, told, issued.Cut}
+		want := []any{start, end, start, end, test.cut}
+		got := []any{cert.NotBefore, cert.NotAfter, issued.NotBefore, issued.NotAfter, issued.Cut}
 		expect.Equal(t, name+": start and end of the certificate, as told, and cut", got, want)
 	}
 }
@@ -306,7 +306,7 @@ func TestNew(t *testing.T) {
 		loaded := must(ca.Load(must(made, err).CertificatePEM(), keyPEM, made.CertificatePEM()))
 		cert, leaf := loaded.Certificate(), parse(t, issue(loaded).PEM)[0]
 		got := []any{
-			cert.Version, len(cert.RawSubjectPublicKeyInfo), cert.Subject.String(), cert.NotBefore, loaded.NotAfter(), cert.IsCA, cert.MaxPathLen,
+			cert.Version, len(cert.RawSubjectPublicKeyInfo), cert.Subject.String(), cert.NotBefore, loaded.NotAfter(now), cert.IsCA, cert.MaxPathLen,
 			cert.KeyUsage, critical(cert), leaf.AuthorityKeyId,
 		}
 		want := []any{
@@ -332,7 +332,7 @@ func TestNewRefuses(t *testing.T) {
 	} {
 		made, _, err := ca.New(options, now)
 		if expect.Error(t, "new CA", err, want); err == nil {
-			expect.Equal(t, "end", made.NotAfter(), now.Add(3650*day))
+			expect.Equal(t, "end", made.NotAfter(now), now.Add(3650*day))
 		}
 	}
 }

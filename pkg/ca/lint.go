@@ -34,14 +34,15 @@ func (e *LintError) Error() string {
 	return "the issued certificate differs from the judged request: " + strings.Join(e.Differences, "; ")
 }
 
-// lint parses the finished certificate and compares each field with req and with issued. It returns all
+// lint parses the finished certificate and compares each field with req, with issued and with the chain. It returns all
 // differences.
-func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []string {
+func (p path) lint(der []byte, issued *Issued, profile Profile, req Request) (cert *x509.Certificate, found []string) {
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return []string{fmt.Sprintf("it can't be parsed: %v", err)}
+		return nil, []string{fmt.Sprintf("it can't be parsed: %v", err)}
 	}
-	found := foreignExtensions(cert)
+	issuer := p.certs[0]
+	found = foreignExtensions(cert)
 	differ := func(same bool, field string, got, want any) {
 		if !same {
 			found = append(found, fmt.Sprintf("%s is %v, want %v", field, got, want))
@@ -61,9 +62,9 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	compare("URI", fmt.Sprintf("%+q", cert.URIs), fmt.Sprintf("%+q", req.URIs))
 	differ(cert.Version == 3, "version", cert.Version, 3)
 	differ(cert.SerialNumber.Cmp(issued.Serial) == 0, "serial", cert.SerialNumber.Text(16), issued.Serial.Text(16))
-	differ(bytes.Equal(cert.RawIssuer, a.cert.RawSubject), "issuer", cert.Issuer, a.cert.Subject)
-	differ(len(cert.AuthorityKeyId) == 0 || bytes.Equal(cert.AuthorityKeyId, a.cert.SubjectKeyId),
-		"authority key identifier", cert.AuthorityKeyId, a.cert.SubjectKeyId)
+	differ(bytes.Equal(cert.RawIssuer, issuer.RawSubject), "issuer", cert.Issuer, issuer.Subject)
+	differ(len(cert.AuthorityKeyId) == 0 || bytes.Equal(cert.AuthorityKeyId, issuer.SubjectKeyId),
+		"authority key identifier", cert.AuthorityKeyId, issuer.SubjectKeyId)
 	key, err := x509.MarshalPKIXPublicKey(req.PublicKey)
 	differ(err == nil && bytes.Equal(key, cert.RawSubjectPublicKeyInfo),
 		"key", KeyID(cert.RawSubjectPublicKeyInfo), KeyID(key))
@@ -73,11 +74,11 @@ func (a *Authority) lint(der []byte, issued *Issued, p Profile, req Request) []s
 	differ(cert.BasicConstraintsValid && !cert.IsCA, "CA", cert.IsCA, false)
 	differ(cert.NotBefore.Equal(issued.NotBefore.Truncate(time.Second)), "begin", cert.NotBefore, issued.NotBefore)
 	differ(cert.NotAfter.Equal(issued.NotAfter.Truncate(time.Second)), "end", cert.NotAfter, issued.NotAfter)
-	differ(!cert.NotAfter.After(a.ends.NotAfter), "end", cert.NotAfter, "not after the end of the CA")
-	longest := p.config.MaxLifetime + Backdate
+	differ(!cert.NotAfter.After(p.ends.NotAfter), "end", cert.NotAfter, "not after the end of the CA")
+	longest := profile.config.MaxLifetime + Backdate
 	differ(cert.NotAfter.Sub(cert.NotBefore) <= longest,
 		"lifetime", cert.NotAfter.Sub(cert.NotBefore), fmt.Sprintf("at most %s", longest))
-	return found
+	return cert, found
 }
 
 // foreignExtensions lists each extension that is missing from extensions or has the wrong critical bit.

@@ -128,9 +128,12 @@ func (p Profile) Within(longest time.Duration) Profile {
 // Lifetime returns the lifetime for a request that sets none.
 func (p Profile) Lifetime() time.Duration { return p.config.Lifetime }
 
-// Violation is a reason why a Request can never be issued under a Profile. Reason is a token of
+// Violation is a reason why a Request can never be issued under a Profile or by an Authority. Reason is a token of
 // docs/reference/reasons.md, and Message is a sentence.
 type Violation struct{ Reason, Message string }
+
+// Error returns the Message.
+func (v *Violation) Error() string { return v.Message }
 
 // Check returns the reasons why req can never be issued under p. No reason means that it can.
 func (p Profile) Check(req Request) []Violation {
@@ -232,6 +235,9 @@ func (p Profile) checkKey(public crypto.PublicKey) *Violation {
 const (
 	// maxSubjectText bounds a subject in a message, in bytes.
 	maxSubjectText = 256
+
+	// maxConstraintsText bounds the name constraints of a chain in a message, in bytes.
+	maxConstraintsText = 512
 
 	ellipsis = "..."
 )

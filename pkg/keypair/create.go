@@ -136,8 +136,8 @@ func (k *KeyPair) created(object client.Object, authority *ca.Authority) {
 	k.mu.Lock()
 	k.object, k.notMade = object, nil
 	k.mu.Unlock()
-	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+	k.Log.Info("Created signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.Certificate().NotAfter)
 	k.event("Create", corev1.EventTypeNormal, "CACreated",
 		fmt.Sprintf("created a CA with key %s, %q, valid until %s: every verifier of its certificates must trust it",
-			authority.KeyID(), authority.Certificate().Subject, authority.NotAfter().Format(time.RFC3339)))
+			authority.KeyID(), authority.Certificate().Subject, authority.Certificate().NotAfter.Format(time.RFC3339)))
 }

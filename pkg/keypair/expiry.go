@@ -27,7 +27,8 @@ func (k *KeyPair) warnAhead() {
 			"accepts both, and distinguishes them only by their usages; "+
 			"use a separate CA for kubernetes.io/kubelet-serving", strings.Join(k.ClientSigners(), " and "))
 	}
-	now, end := k.Clock.Now(), authority.NotAfter()
+	now := k.Clock.Now()
+	end := authority.NotAfter(now)
 	if !now.Before(end) {
 		return // CAExpired is reported instead
 	}

@@ -239,11 +239,13 @@ func (k *KeyPair) offerPair(certPEM, keyPEM, anchors []byte, permit Permit) {
 			return
 		}
 	}
-	if err := next.authority.Usable(k.Clock.Now()); err != nil { // includes a CA in use that has expired
+	now := k.Clock.Now()
+	if err := next.authority.Usable(now); err != nil { // includes a CA in use that has expired
 		k.value.Refuse(k.unusable(err))
 		return
 	}
 	k.value.Use(next, nil)
+	k.measure(caNotAfter, float64(next.authority.NotAfter(now).Unix())) // a staged renewal moves it without a new CA
 }
 
 // Refuse reports that the source has no candidate that can be used.
@@ -273,10 +275,10 @@ func (k *KeyPair) report(before, after lastgood.State[inUse]) {
 	if before.Problem != nil || !before.Known || before.Good.from != after.Good.from {
 		reloadsTotal.WithLabelValues("accepted").Inc()
 		k.measure(caRejected, 0)
-		k.measure(caNotAfter, float64(authority.NotAfter().Unix()))
-		k.Log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", authority.NotAfter())
+		end := authority.NotAfter(k.Clock.Now())
+		k.Log.Info("Loaded signing CA", "source", k.name, "issuerKeyID", authority.KeyID(), "notAfter", end)
 		k.event("Load", corev1.EventTypeNormal, "CALoaded",
-			fmt.Sprintf("signing with key %s until %s", authority.KeyID(), authority.NotAfter().Format(time.RFC3339)))
+			fmt.Sprintf("signing with key %s until %s", authority.KeyID(), end.Format(time.RFC3339)))
 	}
 	if !permit.Equal(before.Good.permit) {
 		k.Log.Info("May sign", "source", k.name,

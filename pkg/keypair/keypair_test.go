@@ -3,7 +3,10 @@ package keypair
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -13,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -464,4 +468,32 @@ func TestCreateFaults(t *testing.T) {
 			expect.Equal(t, "in use", m.state(now), must(ca.Load(m.stored.Data["tls.crt"], m.stored.Data["tls.key"])).KeyID())
 		})
 	}
+}
+
+// TestStagedRenewal gives a KeyPair its CA and a renewal for the same key that is not valid yet. The CA signs until its end, and the
+// renewal from its beginning, without a new Secret.
+func TestStagedRenewal(t *testing.T) {
+	link := newLink("staged", nil)
+	renewal := *link.cert
+	renewal.NotBefore, renewal.NotAfter = link.cert.NotAfter.Add(-time.Minute), link.cert.NotAfter.Add(time.Hour)
+	der := must(x509.CreateCertificate(rand.Reader, &renewal, &renewal, link.key.Public(), link.key))
+	certs := append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), link.pem...)
+	w := newWorld(secret)
+	w.Signers = []string{"example.com/staged"}
+	for after, want := range map[time.Duration]time.Time{0: link.cert.NotAfter, 2*time.Hour - time.Second: renewal.NotAfter, 2 * time.Hour: renewal.NotAfter} {
+		w.clock.SetTime(now.Add(after))
+		w.Load(certs, link.keyPEM)
+		authority, err := w.Authority(w.clock.Now())
+		expect.Error(t, fmt.Sprint("after ", after), err, "")
+		expect.Equal(t, fmt.Sprint("the end after ", after), authority.NotAfter(w.clock.Now()), want)
+		var metric dto.Metric
+		err = caNotAfter.WithLabelValues("example.com/staged").Write(&metric)
+		expect.Error(t, "the metric", err, "")
+		expect.Equal(t, fmt.Sprint("the metric after ", after), metric.GetGauge().GetValue(), float64(want.Unix()))
+	}
+	w.clock.SetTime(renewal.NotAfter)
+	w.Load(certs, link.keyPEM)
+	_, err := w.Authority(w.clock.Now())
+	expect.Error(t, "after the end of both", err, `Secret ns/ca can't be used: the signing certificate has expired: "CN=staged" expired at `+
+		renewal.NotAfter.Format(time.RFC3339))
 }

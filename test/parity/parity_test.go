@@ -117,7 +117,7 @@ func (e *env) writeCAs(t *testing.T) {
 	e.flags[defaults] = slices.Concat(
 		e.selfSigned(t, "kubelet-client-", "P-256", later, func(c *x509.Certificate) { c.IsCA = false }),
 		e.selfSigned(t, "kubelet-serving-", "P-256", later, func(c *x509.Certificate) { c.NotBefore = time.Now().Add(time.Hour) }),
-		e.selfSigned(t, "kube-apiserver-client-", "P-384", later, nil),
+		e.selfSigned(t, "kube-apiserver-client-", "P-384", later, func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"example.org"} }),
 		[]string{"--controllers=csrsigning"})
 	e.flags[endedCAs] = slices.Concat(
 		e.selfSigned(t, "kubelet-client-", "Ed25519", time.Now().Add(-time.Hour), nil),

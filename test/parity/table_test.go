@@ -180,8 +180,12 @@ var startRows = map[string]row{
 	"default lifetime, 30 days":  in(defaults, with(client, func(r *row) { r.seconds = 30 * 24 * 3600 })),
 	"default lifetime, 365 days": in(defaults, with(client, func(r *row) { r.seconds = 365 * 24 * 3600 })),
 	"default lifetime, 400 days": in(defaults, with(client, func(r *row) { r.seconds = 400 * 24 * 3600 })),
-	"CA that is none":            unfit(defaults, byHand, "unfit-ca", "is not a CA"),
-	"CA not yet valid":           unfit(defaults, serving, "ca-not-yet-valid", "is not valid before"),
+	"name within constraints":    in(defaults, with(client, func(r *row) { r.names = sans("a.example.org") })),
+	"name that the CA excludes": in(defaults, deviates(with(client, func(r *row) { r.names = sans("a.example.com") }), "name-constraints", approvedFailed,
+		`NameNotPermitted: the CA's name constraints exclude the request: DNS name "a.example.com" is not permitted by any constraint; `+
+			`"CN=parity CA P-384" permits the DNS names ["example.org"] and excludes []`)),
+	"CA that is none":  unfit(defaults, byHand, "unfit-ca", "is not a CA"),
+	"CA not yet valid": unfit(defaults, serving, "ca-not-yet-valid", "is not valid before"),
 
 	"intermediate CA, 5 min": in(endedCAs, deviates(client, "chain", approvedIssued, "followed by the issuer")),
 	"longest, 5 min":         in(endedCAs, deviates(with(client, func(r *row) { r.seconds = 600 }), "chain", approvedIssued, "followed by the issuer")),
