@@ -119,6 +119,8 @@ func TestDamagedCertificatesAreRefused(t *testing.T) {
 	negative := block("CERTIFICATE", bytes.Replace(der, []byte{2, 1, 1}, []byte{2, 1, 0xff}, 1))
 	twice := block("CERTIFICATE", bytes.Replace(der, []byte{0x55, 0x1d, 0x0f}, []byte{0x55, 0x1d, 0x13}, 1))
 	ownNegative := block("CERTIFICATE", bytes.Replace(parse(t, good.pem)[0].Raw, []byte{2, 1, 1}, []byte{2, 1, 0xff}, 1))
+	spaced := bytes.ReplaceAll(good.pem, []byte("\n"), []byte(" \n"))
+	between := []byte("# by IPA\n[p11-kit-object-v1]\nclass: certificate\nlabel: \"CN%3Dca\"\ntrusted: true\n")
 	const (
 		ofOne = "1 of 1 PEM blocks of type CERTIFICATE are damaged: look for a changed line, a missing line break or a byte order mark"
 		ofTwo = "1 of 2 PEM blocks of type CERTIFICATE are damaged: look for a changed line, a missing line break or a byte order mark"
@@ -135,6 +137,9 @@ func TestDamagedCertificatesAreRefused(t *testing.T) {
 		"a root without its end":              {good.pem, append(cut, good.pem...), "ca.crt: " + ofTwo},
 		"no line break between two":           {append(bytes.TrimSpace(good.pem), other...), nil, "2 of 2"},
 		"damaged in tls.crt":                  {append(slices.Clone(good.pem), damaged...), nil, ofTwo},
+		"the last one without its end":        {append(slices.Clone(good.pem), bytes.Join(lines[:len(lines)-2], nil)...), nil, ofTwo},
+		"spaces at the ends of lines":         {spaced, spaced, "loaded"},
+		"attributes between certificates":     {slices.Concat(between, good.pem, between, other), nil, "loaded"},
 		"truncated DER":                       {append(block("CERTIFICATE", der[:len(der)-9]), good.pem...), nil, "parse certificate 1: x509: malformed"},
 		"an empty ca.crt":                     {good.pem, []byte{}, none},
 		"a ca.crt without certificate":        {good.pem, []byte("# none\n"), none},
@@ -185,7 +190,12 @@ func TestConstraintsOfTheCA(t *testing.T) {
 		}
 		return all
 	}
+	noAddresses := func(c *x509.Certificate) { // of both CAs
+		c.PermittedDNSDomains = []string{"example.net", "example.org"}
+		c.ExcludedIPRanges = []*net.IPNet{{IP: net.IPv4zero.To4(), Mask: make(net.IPMask, 4)}, {IP: net.IPv6zero, Mask: make(net.IPMask, 16)}}
+	}
 	files := map[string][]byte{
+		"no addresses":           join(root("root", "P-384", noAddresses).below("CA", "P-256", noAddresses), root("root", "P-384", noAddresses)),
 		"constrained":            root("CA", "P-256", byNames).pem,
 		"below it":               join(top.below("CA", "P-256"), root("root", "P-384", byNames)),
 		"constrained and not":    join(root("CA", "P-256", byNames), root("CA", "P-256", valid(-1, 2))),
@@ -211,6 +221,10 @@ func TestConstraintsOfTheCA(t *testing.T) {
 		{"constrained", ca.Request{EmailAddresses: []string{"not an address"}}, excluded + `cannot parse rfc822Name "not an address"`},
 		{"constrained", ca.Request{URIs: []*url.URL{must(url.Parse("spiffe://other/a"))}}, excluded + `URI "spiffe://other/a" is not permitted`},
 		{"constrained", ca.Request{URIs: []*url.URL{uri}}, ""},
+		{"no addresses", ca.Request{DNSNames: []string{"a.example.net"}}, ""},
+		{"no addresses", ca.Request{DNSNames: []string{"a.example.net"}, IPAddresses: []net.IP{net.IPv4(192, 168, 22, 1)}},
+			excluded + `IP address "192.168.22.1" is excluded by constraint "0.0.0.0/0"`},
+		{"no addresses", ca.Request{IPAddresses: []net.IP{net.IPv6loopback}}, excluded + `IP address "::1" is excluded by constraint "::/0"`},
 		{"below it", ca.Request{DNSNames: []string{"corp.example", strings.Repeat("a.", 120) + "example"}}, excluded},
 		{"constrained and not", ca.Request{DNSNames: []string{"w1.other.example"}}, ""},
 		{"servers", ca.Request{ExtKeyUsage: []x509.ExtKeyUsage{client}}, unfit + "certificate specifies an incompatible key usage"},

@@ -501,3 +501,26 @@ func TestIssueRefusesWhatDiffersFromTheRequest(t *testing.T) {
 		t.Errorf("%+v, error %v", issued, err)
 	}
 }
+
+// BenchmarkIssue measures Issue beside the signature that it makes, and beside the verification of the certificate.
+func BenchmarkIssue(b *testing.B) {
+	for _, kind := range []string{"P-256", "RSA-2048"} {
+		top := root("root", kind)
+		lower := must(top.below("lower", kind, func(c *x509.Certificate) { c.Subject.CommonName = "lower" }).load(top.pem))
+		for name, signing := range map[string]*ca.Authority{kind + " root": must(top.load()), kind + " below a root": lower} {
+			req, config := request(), profile(ca.ProfileConfig{Lifetime: day})
+			req.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
+			template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now, NotAfter: now.Add(day), ExtKeyUsage: req.ExtKeyUsage}
+			b.Run(name+"/signature", func(b *testing.B) {
+				for b.Loop() {
+					_ = must(x509.CreateCertificate(rand.Reader, template, signing.Certificate(), req.PublicKey, top.key))
+				}
+			})
+			b.Run(name+"/issue", func(b *testing.B) {
+				for b.Loop() {
+					_ = must(signing.Issue(config, req, now))
+				}
+			})
+		}
+	}
+}
