@@ -682,8 +682,8 @@ func TestVerifiersOfTheChainDecide(t *testing.T) {
 	byName := limited(func(c *x509.Certificate) { c.PermittedDNSDomains = []string{"corp.example"} })
 	byUsage := limited(func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} })
 	serving := all(signerName(certificatesv1.KubeletServingSignerName), usages("digital signature", "server auth"))
-	const excluded = `the CA's name constraints exclude the request: DNS name "a" is not permitted by any constraint; ` +
-		`"CN=limited" permits the DNS names ["corp.example"] and excludes []`
+	const excluded = `the name constraints of the CA exclude the request: DNS name "a" is not permitted by any constraint; ` +
+		`they permit ["corp.example"]`
 	const unfit = "Secret ns/ca cannot sign this request: verifiers would refuse the certificate with the chain of " +
 		`"CN=limited": x509: certificate specifies an incompatible key usage`
 	check(t, map[string]row{

@@ -54,7 +54,7 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 		return nil, err
 	}
 	if len(certs) == 0 {
-		return nil, errors.Join(append([]error{errors.New("no PEM block of type CERTIFICATE found")}, refused...)...)
+		return nil, errors.Join(errors.New("no PEM block of type CERTIFICATE found"), refused)
 	}
 	var anchors []*x509.Certificate
 	for _, data := range caPEM {
@@ -63,16 +63,16 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 		}
 		more, moreRefused, err := parseCertificates(data)
 		if err == nil && len(more) == 0 {
-			err = errors.Join(append([]error{errors.New("it holds no certificate: remove it, or correct its PEM")}, moreRefused...)...)
+			err = errors.Join(errors.New("it holds no certificate: remove it, or correct its PEM"), moreRefused)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("ca.crt: %w", err)
 		}
-		anchors, refused = append(anchors, more...), append(refused, moreRefused...)
+		anchors, refused = append(anchors, more...), errors.Join(refused, moreRefused)
 	}
 	signing, err := signingCertificates(slices.Concat(certs, anchors), key)
 	if err != nil {
-		return nil, errors.Join(append([]error{err}, refused...)...)
+		return nil, errors.Join(err, refused)
 	}
 	paths, err := findPaths(key, signing, certs, anchors)
 	if err != nil {
@@ -80,7 +80,7 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	}
 	last := slices.MaxFunc(paths, func(a, b path) int { return a.certs[0].NotAfter.Compare(b.certs[0].NotAfter) })
 	return &Authority{
-		cert: last.certs[0], key: key, paths: paths, chain: Intermediates, given: slices.Concat(certs, anchors), unread: len(refused) > 0,
+		cert: last.certs[0], key: key, paths: paths, chain: Intermediates, given: slices.Concat(certs, anchors), unread: refused != nil,
 	}, nil
 }
 
@@ -88,24 +88,21 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 // certificate is damaged or is refused by crypto/x509.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 	certs, refused, err := parseCertificates(data)
-	if err == nil && len(refused) > 0 {
-		err = refused[0]
-	}
-	if err != nil {
+	if err := cmp.Or(err, refused); err != nil {
 		return nil, err
 	}
 	return certs, nil
 }
 
-// parseCertificates parses data like ParseCertificates. refused says of each certificate that has the form of one, but
-// that crypto/x509 does not parse, why. pem.Decode skips a damaged block, so parseCertificates counts the blocks.
-func parseCertificates(data []byte) (certs []*x509.Certificate, refused []error, err error) {
+// parseCertificates parses data like ParseCertificates. refused says why it ignores certificates that are not damaged.
+// pem.Decode skips a damaged block, so parseCertificates counts the blocks.
+func parseCertificates(data []byte) (certs []*x509.Certificate, refused, err error) {
 	blocks := max(bytes.Count(data, []byte("BEGIN CERTIFICATE-")), bytes.Count(data, []byte("END CERTIFICATE-")))
 	i := 0
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			if strings.HasSuffix(block.Type, "CERTIFICATE") { // as OpenSSL's TRUSTED CERTIFICATE
-				refused = append(refused, fmt.Errorf("a PEM block of type %s is not read: convert it to CERTIFICATE", block.Type))
+				refused = errors.Join(refused, fmt.Errorf("a PEM block of type %s is not read: convert it to CERTIFICATE", block.Type))
 			}
 			continue
 		}
@@ -115,7 +112,7 @@ func parseCertificates(data []byte) (certs []*x509.Certificate, refused []error,
 		case err == nil:
 			certs = append(certs, cert)
 		case wellFormed(block.Bytes):
-			refused = append(refused, fmt.Errorf("parse certificate %d: %w", i, err))
+			refused = errors.Join(refused, fmt.Errorf("parse certificate %d: %w", i, err))
 		default:
 			return nil, nil, fmt.Errorf("parse certificate %d: %w", i, err)
 		}

@@ -12,7 +12,7 @@ import (
 	"math/big"
 	"net"
 	"net/url"
-	"strings"
+	"slices"
 	"time"
 )
 
@@ -137,25 +137,14 @@ func (p path) validity(lifetime time.Duration, now time.Time) (notBefore, notAft
 
 // violation returns the Violation of a request that the name constraints of p exclude (RFC 5280 section 4.2.1.10).
 func (p path) violation(invalid x509.CertificateInvalidError) *Violation {
-	var constraints []string
+	var permitted []string
 	for _, cert := range p.certs {
-		for _, each := range []struct {
-			kind                string
-			permitted, excluded []string
-		}{
-			{"DNS names", cert.PermittedDNSDomains, cert.ExcludedDNSDomains},
-			{"IP addresses", Texts(cert.PermittedIPRanges), Texts(cert.ExcludedIPRanges)},
-			{"e-mail addresses", cert.PermittedEmailAddresses, cert.ExcludedEmailAddresses},
-			{"URIs", cert.PermittedURIDomains, cert.ExcludedURIDomains},
-		} {
-			if len(each.permitted)+len(each.excluded) > 0 {
-				constraints = append(constraints, fmt.Sprintf("%q permits the %s %q and excludes %q",
-					cert.Subject, each.kind, each.permitted, each.excluded))
-			}
-		}
+		permitted = slices.Concat(permitted, cert.PermittedDNSDomains, Texts(cert.PermittedIPRanges),
+			cert.PermittedEmailAddresses, cert.PermittedURIDomains)
 	}
-	return &Violation{Reason: "NameNotPermitted", Message: fmt.Sprintf("the CA's name constraints exclude the request: %s; %s",
-		Shorten(invalid.Detail, maxSubjectText), Shorten(strings.Join(constraints, ", "), maxConstraintsText))}
+	return &Violation{Reason: "NameNotPermitted", Message: fmt.Sprintf(
+		"the name constraints of the CA exclude the request: %s; they permit %s",
+		Shorten(invalid.Detail, maxSubjectText), Shorten(fmt.Sprintf("%q", permitted), maxSubjectText))}
 }
 
 // newSerial returns a random positive number of up to 128 bits (RFC 5280 section 4.1.2.2 allows 20 octets).

@@ -236,9 +236,6 @@ const (
 	// maxSubjectText bounds a subject in a message, in bytes.
 	maxSubjectText = 256
 
-	// maxConstraintsText bounds the name constraints of a chain in a message, in bytes.
-	maxConstraintsText = 512
-
 	ellipsis = "..."
 )
 

@@ -44,16 +44,16 @@ func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
 
 // under returns p with the certificates of roots, the content of ca.crt, that continue its chain. They are then
 // stored with the pair. If the chain does not end in roots, they belong to an earlier CA, and under returns p
-// unchanged.
+// unchanged. So it does if a certificate cannot be read.
 func (p Pair) under(roots []byte) Pair {
 	if len(roots) == 0 {
 		return p
 	}
 	authority, err := ca.Load(p.Cert, p.Key, roots)
-	if err != nil {
+	if err != nil || authority.Unread() {
 		return p
 	}
-	certs, _ := ca.ParseCertificates(p.Cert) // Load has parsed both
+	certs, _ := ca.ParseCertificates(p.Cert) // Load has read both
 	above, _ := ca.ParseCertificates(roots)
 	for _, cert := range above {
 		// A second certificate for the signing key could be mistaken for the signing certificate.

@@ -225,6 +225,7 @@ func TestRootsComeAlong(t *testing.T) {
 	root, other := newLink("root", nil), newLink("other", nil)
 	below, self := newLink("below", root), newLink("below", nil) // the same key and name, and expires later
 	both := append(bytes.Clone(below.pem), root.pem...)
+	negative := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bytes.Replace(root.cert.Raw, []byte{2, 1, 1}, []byte{2, 1, 0xff}, 1)})
 	invalid := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 	for name, test := range map[string]struct {
 		signs       *link
@@ -239,6 +240,8 @@ func TestRootsComeAlong(t *testing.T) {
 		"another for its key":      {below, below.pem, self.pem, below.pem, true, false},
 		"of an earlier CA":         {other, other.pem, root.pem, other.pem, false, true},
 		"not its root":             {below, below.pem, other.pem, below.pem, false, false},
+		"with an unreadable one":   {below, below.pem, append(bytes.Clone(root.pem), negative...), below.pem, true, false},
+		"beside an unreadable one": {other, append(bytes.Clone(other.pem), negative...), root.pem, append(bytes.Clone(other.pem), negative...), false, true},
 		"invalid":                  {other, other.pem, invalid, other.pem, false, true},
 	} {
 		data := map[string][]byte{"tls.crt": test.cert, "tls.key": test.signs.keyPEM}
