@@ -241,7 +241,7 @@ func TestRootsComeAlong(t *testing.T) {
 		"of an earlier CA":         {other, other.pem, root.pem, other.pem, false, true},
 		"not its root":             {below, below.pem, other.pem, below.pem, false, false},
 		"with an unreadable one":   {below, below.pem, append(bytes.Clone(root.pem), negative...), below.pem, true, false},
-		"beside an unreadable one": {other, append(bytes.Clone(other.pem), negative...), root.pem, append(bytes.Clone(other.pem), negative...), false, true},
+		"beside an unreadable one": {below, append(bytes.Clone(below.pem), negative...), root.pem, append(bytes.Clone(below.pem), negative...), true, false},
 		"invalid":                  {other, other.pem, invalid, other.pem, false, true},
 	} {
 		data := map[string][]byte{"tls.crt": test.cert, "tls.key": test.signs.keyPEM}
