@@ -53,8 +53,8 @@ var ErrUnfit = errors.New("verifiers would refuse the certificate")
 // does not repeat Profile.Check.
 //
 // A retry after a *LintError fails again, and so does one after a *Violation, which the name constraints of the CA are
-// the reason for. A retry after any other error may succeed. If no chain is valid or permits the usages, the error wraps
-// ErrExpired or ErrUnfit.
+// the reason for. A retry after any other error may succeed. The error wraps ErrExpired if all chains have expired, and
+// ErrUnfit if verifiers would refuse the certificate for another reason than its names.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue certificate: the Profile was not created with NewProfile")
