@@ -150,7 +150,7 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 			r.SetupWithManager(mgr, controllerOptions[reconcile.Request](o.Clock, workers, nil))))
 	}
 	if r := o.Rotation; r != nil {
-		_, r.Clock = o.clocks(nil, r.Clock)
+		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
 		r.Audit = cmp.Or(r.Audit, o.Audit)
 		errs = append(errs, named(rotation.Name,
 			r.SetupWithManager(mgr, controllerOptions[reconcile.Request](o.Clock, 1, nil))))

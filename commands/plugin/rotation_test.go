@@ -102,7 +102,7 @@ func moved(t *testing.T) (objs []runtime.Object) {
 	note("gone", signers[0], signing(), 10*day)
 	note("ended", signers[0], signing(), -day)
 	list := &corev1.ConfigMapList{}
-	kit.NoError(t, errors.Join(nodes.FlushNodes(t.Context()), api.List(t.Context(), list, client.InNamespace("ns"))))
+	kit.NoError(t, errors.Join(nodes.FlushNodes(t.Context(), fixedNow), api.List(t.Context(), list, client.InNamespace("ns"))))
 	for i := range list.Items {
 		objs = append(objs, &list.Items[i])
 	}

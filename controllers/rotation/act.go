@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -68,12 +69,12 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	case Unseal:
 		return book.Unseal(ctx, step.Account)
 	case Seal:
-		return r.seal(ctx, obj)
+		return r.seal(ctx, obj, o.Now)
 	case Prune:
 		return r.prune(ctx, obj)
 	// The ledger must know a CA before it is stored anywhere.
 	case MakeCandidate:
-		authority, key, err := r.newCA(obj)
+		authority, key, err := createCA(obj, o.Now)
 		if err != nil {
 			return fmt.Errorf("create CA: %w", err)
 		}
@@ -100,9 +101,9 @@ func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) 
 
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing
 // depends on it: the administrator accepted outstanding certificates, or the CA has expired.
-func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority, now time.Time) error {
 	book, retiring := r.recorder(obj).Book, obj.Status.Retiring
-	if retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(r.Clock.Now()) {
+	if retiring.OutstandingAcceptedAt != nil || !retiring.NotAfter.After(now) {
 		if err := book.Open(ctx, retiring.KeyID); err != nil { // it changes no account that exists
 			return err
 		}
@@ -110,13 +111,12 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority) e
 	return book.Seal(ctx, retiring.KeyID)
 }
 
-// newCA creates a CA as obj wants it.
-func (r *Reconciler) newCA(obj *v1alpha1.SigningAuthority) (*ca.Authority, []byte, error) {
+// createCA creates a CA as obj wants it.
+func createCA(obj *v1alpha1.SigningAuthority, now time.Time) (*ca.Authority, []byte, error) {
 	lifetime := ca.DefaultAuthorityLifetime
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
 	}
-	now := r.Clock.Now()
 	// Each CA has a name of its own, so no verifier confuses two of them. A name has at most 64 letters (X.520).
 	suffix := fmt.Sprintf("-g%d-%d", obj.Status.Generation, now.Unix())
 	return ca.New(ca.NewOptions{

@@ -30,7 +30,7 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 // readLedger reads the ledger, after it has stored what is noted. While a CA retires, all of that must be stored.
 func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) (err error) {
 	recorder := r.recorder(obj)
-	if err := recorder.FlushNodes(ctx); err != nil { // no decision depends on them
+	if err := recorder.FlushNodes(ctx, o.Now); err != nil { // no decision depends on them
 		log.FromContext(ctx).Error(err, "Write nodes")
 	}
 	if err := recorder.Flush(ctx); err != nil && obj.Status.Retiring != nil {

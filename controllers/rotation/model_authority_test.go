@@ -17,6 +17,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -26,6 +27,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
@@ -215,6 +217,11 @@ func (a *authority) forgetEnded() {
 
 func (c *cluster) wrote(before, after client.Object) {
 	for _, a := range c.authorities {
+		authority, isStatus := after.(*v1alpha1.SigningAuthority)
+		if c.paused && (!isStatus || !equality.Semantic.DeepEqual(
+			decisionOf(&before.(*v1alpha1.SigningAuthority).Status), decisionOf(&authority.Status))) {
+			a.fail("a step is taken without an agreed time: %T %s", after, after.GetName())
+		}
 		switch after := after.(type) {
 		case *v1alpha1.SigningAuthority:
 			if after.Name == a.name {
@@ -266,6 +273,12 @@ func (a *authority) turned(before, after keypair.Ring) {
 	for _, pair := range []keypair.Pair{after.TLS, after.Candidate} {
 		if !pair.Empty() && !pair.Equal(garbage) {
 			a.know(pair)
+		}
+	}
+	if cert := string(after.Candidate.Cert); action == MakeCandidate && cert != "" {
+		made := a.cas[cert].authority.Certificate()
+		if a.now().Before(made.NotBefore) || !made.NotAfter.Equal(a.now().Truncate(time.Second).Add(ca.DefaultAuthorityLifetime)) {
+			a.fail("a CA is made at %s that is valid from %s until %s", a.now(), made.NotBefore, made.NotAfter)
 		}
 	}
 	a.checkAct(action, before)

@@ -42,6 +42,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 const (
@@ -61,8 +62,12 @@ const (
 // certificates. Each verifier reads the published bundles at its own time.
 type cluster struct {
 	random *rand.Rand
-	clock  *testingclock.FakePassiveClock
-	api    *apiServer
+	// clock is the API servers' clock. The manager's machine is ahead of it, or behind. timeless means that the manager does
+	// not know the API servers' time. paused means that the present reconcile began so, or with clocks that disagree.
+	clock            *testingclock.FakePassiveClock
+	ahead            time.Duration
+	timeless, paused bool
+	api              *apiServer
 	// owner is the client of all users except the manager.
 	owner *process
 	// manager is the process of reconciler. dies reports whether the manager dies before a write.
@@ -140,15 +145,49 @@ func (c *cluster) update(obj client.Object) { utilruntime.Must(c.owner.write(obj
 func (c *cluster) startManager() {
 	c.manager = &process{apiServer: c.api, dies: func(client.Object) bool { return c.dies() }, wrote: c.wrote}
 	c.reconciler = &Reconciler{
-		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: c.clock, cluster: &rest.Config{},
-		Reporter:  report.New(recorder{c}, c.clock),
+		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: machine{c}, cluster: &rest.Config{},
+		Reporter:  report.New(recorder{c}, machine{c}),
 		publisher: &trust.Publisher{Client: c.manager, Live: c.manager, Discovery: unserved},
 		prober:    modelProber{c}, loadPair: c.load,
 	}
+	c.setMachine(c.ahead, c.timeless)
 	for _, a := range c.authorities {
 		a.showAll(true)
 	}
 }
+
+// machine is the clock of the manager's machine.
+type machine struct{ *cluster }
+
+func (m machine) Now() time.Time                   { return m.now().Add(m.ahead) }
+func (m machine) Since(at time.Time) time.Duration { return m.Now().Sub(at) }
+
+// setMachine sets the clock of the manager's machine, and whether the manager knows the API servers' time.
+func (c *cluster) setMachine(ahead time.Duration, timeless bool) {
+	c.ahead, c.timeless = ahead, timeless
+	c.reconciler.ServerTime = servertime.Apart(machine{c}, c.clock)
+	if timeless {
+		c.reconciler.ServerTime = &servertime.Clock{}
+	}
+}
+
+// setsMachine sets the clock of the manager's machine at random. It is right most of the time.
+func (c *cluster) setsMachine() {
+	ahead, timeless := time.Duration(0), false
+	switch c.random.IntN(8) {
+	case 0:
+		ahead = c.span(-40*day, 40*day)
+	case 1:
+		ahead = c.span(-servertime.MaxSkew, servertime.MaxSkew)
+	case 2:
+		timeless = true
+	}
+	c.setMachine(ahead, timeless)
+	c.saw(fmt.Sprintf("clocks disagree %t, time unknown %t", c.disagree(), timeless))
+}
+
+// disagree reports whether no step may be taken, because either clock may be wrong.
+func (c *cluster) disagree() bool { return c.timeless || c.ahead.Abs() > servertime.MaxSkew }
 
 // unserved is the discovery of an API server that does not serve ClusterTrustBundles.
 var unserved = fake.NewClientset().Discovery()
@@ -159,8 +198,12 @@ var quietly = log.IntoContext(context.Background(), logr.Discard())
 // two reconciles of one authority are at most three seconds apart, so that two answers are a proof.
 func (c *cluster) reconcile(a *authority) (busy bool) {
 	c.clock.SetTime(c.now().Add(c.span(time.Second/2, 3*time.Second/time.Duration(len(c.authorities)))))
-	a.refusedBefore = len(a.refused)
+	a.refusedBefore, c.paused = len(a.refused), c.disagree()
 	result, err := c.reconciler.Reconcile(quietly, reconcile.Request{NamespacedName: types.NamespacedName{Name: a.name}})
+	if c.paused {
+		c.seen["a reconcile without an agreed time"]++
+		c.paused = false
+	}
 	if c.startsAgain() {
 		return true
 	}
@@ -197,8 +240,8 @@ func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string,
 
 type modelProber struct{ *cluster }
 
-func (m modelProber) Ask(_ context.Context, authority, control *ca.Authority, targets []probe.Target) probe.Round {
-	round := probe.Round{At: m.now(), Answers: map[string]probe.Answer{}}
+func (m modelProber) Ask(_ context.Context, authority, control *ca.Authority, targets []probe.Target) map[string]probe.Answer {
+	answers := map[string]probe.Answer{}
 	for _, target := range targets {
 		var i int
 		_, err := fmt.Sscanf(target.Name, "10.0.0.%d:6443", &i)
@@ -211,9 +254,9 @@ func (m modelProber) Ask(_ context.Context, authority, control *ca.Authority, ta
 			answer.Trust = probe.Refused
 		}
 		answer.Evidence = answer.Trust.String()
-		round.Answers[target.Name] = answer
+		answers[target.Name] = answer
 	}
-	return round
+	return answers
 }
 
 func (c *cluster) now() time.Time { return c.clock.Now() }

@@ -13,10 +13,12 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 const usualLives, workers = 120, 2
@@ -26,8 +28,9 @@ const usualLives, workers = 120, 2
 var lives = flag.Int("lives", usualLives/slower, "random lives of TestRandomLives")
 
 // TestRandomLives runs random sequences of events, in which the manager may die at any write. Each issued certificate
-// must be trusted, no CA may be removed while its certificates are valid, and no key may be lost. After the events end,
-// each authority must come to rest, and a rotation must succeed.
+// must be trusted, no CA may be removed while its certificates are valid, and no key may be lost. While the clocks of the
+// manager and of the API servers disagree, no step may be taken. After the events end, each authority must come to rest, and a
+// rotation must succeed.
 func TestRandomLives(t *testing.T) {
 	var mu sync.Mutex
 	var all sync.WaitGroup
@@ -35,7 +38,7 @@ func TestRandomLives(t *testing.T) {
 	for worker := range workers {
 		all.Go(func() {
 			for seed := worker; seed < *lives; seed += workers {
-				c := newCluster(rand.New(rand.NewPCG(uint64(seed), 5)))
+				c := newCluster(rand.New(rand.NewPCG(uint64(seed), 9)))
 				err := c.live()
 				mu.Lock()
 				for event, n := range c.seen {
@@ -75,7 +78,9 @@ var often = map[string]int{
 	"its owner brings a new CA": 15, "its owner brings garbage": 4, "its owner brings nothing": 20,
 	"its owner brings what signs": 6, "its owner brings the candidate": 9,
 	"a signer comes": 3, "what signs is not for all": 2, "what signs is put back": 3,
-	"an operation is dropped without a word": 9,
+	"an operation is dropped without a word":   9,
+	"clocks disagree true, time unknown false": 100, "clocks disagree true, time unknown true": 100,
+	"a reconcile without an agreed time": 1500,
 }
 
 // TestDeathAtEveryWrite checks that a rotation, a rollback and a second rotation have the same result if the manager
@@ -171,9 +176,68 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 	}
 }
 
+// TestWrongClock requests a completion while a certificate of the retiring CA is valid, and another one after its end. No
+// probe asks the verifiers of serving certificates, so only the time tells that a key may be destroyed. That is the time of
+// the API servers. While the clocks disagree, the operation waits.
+func TestWrongClock(t *testing.T) {
+	for name, row := range map[string]struct {
+		ahead           time.Duration
+		timeless, jumps bool // jumps means at the first write after the request
+	}{
+		"right": {}, "time unknown": {timeless: true}, "21 days ahead": {ahead: 21 * day}, "21 days behind": {ahead: -21 * day},
+		"five minutes ahead": {ahead: servertime.MaxSkew}, "five minutes behind": {ahead: -servertime.MaxSkew},
+		"more than five minutes ahead": {ahead: servertime.MaxSkew + 1}, "more than five minutes behind": {ahead: -servertime.MaxSkew - 1},
+		"jumps ahead": {ahead: 21 * day, jumps: true}, "jumps back": {ahead: -21 * day, jumps: true},
+	} {
+		c := newCluster(nil)
+		c.quiet = true
+		a := c.authority("cluster", servingSigner)
+		complete := func(want v1alpha1.Phase) {
+			t.Helper()
+			set := func() bool { c.setMachine(row.ahead, row.timeless); return false }
+			if row.jumps {
+				c.dies = set
+			} else {
+				set()
+			}
+			a.want(v1alpha1.OperationComplete)
+			err := c.settle()
+			ready := meta.FindStatusCondition(a.status().Conditions, v1alpha1.ConditionReady)
+			waits := a.operation() != "" && a.status().Phase == v1alpha1.Prepared
+			if skewed := ready.Reason == "ClockSkewed"; skewed != c.disagree() || !row.jumps && waits != skewed {
+				t.Errorf("%s: the operation waits %t, condition %+v", name, waits, ready)
+			}
+			c.dies = func() bool { return false }
+			c.setMachine(0, false)
+			if err := errors.Join(err, c.rest()); err != nil || a.status().Phase != want || a.operation() != "" {
+				t.Errorf("%s: want %s: %s", name, want, c.failure(err))
+			}
+		}
+		err := c.rest()
+		signed := a.signers[0].sign(a, servingSigner, 20*day)
+		if err := errors.Join(err, a.obeys(v1alpha1.OperationStart, v1alpha1.Prepared)); err != nil || !signed {
+			t.Fatal(c.failure(err))
+		}
+		complete(v1alpha1.Prepared)
+		if n := len(a.refused); n == 0 || !strings.Contains(a.refused[n-1], "are valid until") || a.ring().Retiring.Empty() {
+			t.Errorf("%s: refused %q", name, a.refused)
+		}
+		c.pass(21 * day)
+		complete(v1alpha1.Completed)
+		if !a.ring().Retiring.Empty() {
+			t.Errorf("%s: the key is not destroyed", name)
+		}
+	}
+}
+
 // live runs a random sequence of events, and then a quiet end.
 func (c *cluster) live() error {
-	c.dies = func() bool { return c.chance(12) }
+	c.dies = func() bool {
+		if c.chance(60) { // during a step
+			c.setsMachine()
+		}
+		return c.chance(12)
+	}
 	sets := [][]string{{kubeletSigner, clientSigner}, {clientSigner}, {servingSigner}, {clientSigner, servingSigner}}
 	a := c.authority("cluster", sets[c.random.IntN(len(sets))]...)
 	if c.chance(3) {
@@ -206,6 +270,8 @@ func (c *cluster) step(a *authority) {
 		a.signers[c.random.IntN(len(a.signers))].sign(a, signers[c.random.IntN(len(signers))], c.span(day/24, 40*day))
 	case 9:
 		c.accident(a)
+	case 11:
+		c.setsMachine()
 	default:
 		next := slices.IndexFunc(a.issued, func(cert *certificate) bool { return !cert.recorded })
 		if next >= 0 && c.chance(2) {
@@ -235,6 +301,7 @@ func (c *cluster) accident(a *authority) {
 // end stops all faults, finishes the operations under way, and rotates each authority once more.
 func (c *cluster) end() error {
 	c.dies, c.quiet = func() bool { return false }, true
+	c.setMachine(c.span(-servertime.MaxSkew, servertime.MaxSkew), false)
 	c.tell("it is quiet now")
 	for _, a := range c.authorities {
 		a.want("")

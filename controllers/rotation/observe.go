@@ -31,20 +31,32 @@ type observation struct {
 	changes []*trust.Change
 }
 
-// observe reads the state from the API server, without a cache, and probes API servers.
+// observe reads the state from the API server, without a cache, and probes API servers. It reads the time twice: first so
+// that nothing is asked or written with a wrong clock, and last because the facts hold at a time after they were read.
 func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
 		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
-		r.readSecret, r.readLedger, r.askAPIServers, r.readPublished,
+		r.readTime, r.readSecret, r.readLedger, r.askAPIServers, r.readPublished, r.readTime,
 	} {
 		if err := read(ctx, obj, o); err != nil {
 			return nil, err
 		}
 	}
-	o.Now = r.Clock.Now()
 	return o, nil
+}
+
+// errClocks is wrapped by the error of readTime.
+var errClocks = errors.New("no step is taken until the clocks agree")
+
+// readTime reads the time of the API servers, by which the facts count. With a wrong clock, a step could destroy the key of a
+// CA whose certificates are valid, remove a valid CA from the trust bundle, or make a CA that is not valid yet.
+func (r *Reconciler) readTime(ctx context.Context, _ *v1alpha1.SigningAuthority, o *observation) (err error) {
+	if o.Now, err = r.ServerTime.Agreed(ctx); err != nil {
+		return fmt.Errorf("%w: %w", errClocks, err)
+	}
+	return nil
 }
 
 // readPublished compares what is published with the trust bundle of obj.
@@ -52,7 +64,7 @@ func (r *Reconciler) readPublished(ctx context.Context, obj *v1alpha1.SigningAut
 	if o.Published = len(Trusted(&obj.Status)) == 0; o.Published {
 		return nil
 	}
-	wanted, err := bundleOf(obj, r.Clock.Now())
+	wanted, err := bundleOf(obj, o.Now)
 	if err != nil {
 		return err
 	}

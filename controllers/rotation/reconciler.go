@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -42,8 +43,11 @@ type Reconciler struct {
 	// Live reads without the cache: a step must not depend on the state before the last step.
 	Live     client.Reader
 	Reporter *report.Reporter
-	Clock    clock.PassiveClock
-	Audit    *audit.Log
+	// ServerTime is the clock by which ages and ends count; nil means Clock. No step is taken while the clocks differ.
+	ServerTime *servertime.Clock
+	// Clock is for the pauses between probes, and for audit records.
+	Clock clock.PassiveClock
+	Audit *audit.Log
 
 	// cluster is used only for the addresses of the API servers and for how to verify them.
 	cluster   *rest.Config
@@ -58,7 +62,7 @@ type Reconciler struct {
 
 // prober probes servers about CAs. It is a probe.Prober, except in tests.
 type prober interface {
-	Ask(ctx context.Context, authority, control *ca.Authority, targets []probe.Target) probe.Round
+	Ask(ctx context.Context, authority, control *ca.Authority, targets []probe.Target) map[string]probe.Answer
 }
 
 // Reconcile observes one authority, stores the decision, and takes at most one action.

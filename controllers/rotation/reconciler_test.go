@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 func newCA(t *testing.T, lifetime time.Duration) *ca.Authority {
@@ -52,7 +53,8 @@ func signingWith(name string, made *ca.Authority, signers ...string) *v1alpha1.S
 // reconciler returns a Reconciler whose API server has only objects, and whose clock stands at noon.
 func reconciler(objects ...client.Object) *Reconciler {
 	server := fake.NewClientBuilder().WithScheme(modelScheme).WithObjects(objects...).Build()
-	return &Reconciler{Clock: testingclock.NewFakePassiveClock(noon), Client: server, Live: server}
+	clock := testingclock.NewFakePassiveClock(noon)
+	return &Reconciler{Clock: clock, ServerTime: servertime.Of(clock), Client: server, Live: server}
 }
 
 // TestIssuedLater checks which requests with a certificate the ledger controller handles, as the manager's cache holds them.
@@ -91,7 +93,7 @@ func TestSealOfALostAccount(t *testing.T) {
 	} {
 		r, obj := reconciler(), signingWith("cluster", nil)
 		obj.Status.Retiring = test.retiring
-		if err := r.seal(t.Context(), obj); (err == nil) != test.sealed || err != nil && !errors.Is(err, ledger.ErrNoAccount) {
+		if err := r.seal(t.Context(), obj, noon); (err == nil) != test.sealed || err != nil && !errors.Is(err, ledger.ErrNoAccount) {
 			t.Errorf("%s: %v", name, err)
 		}
 		accounts, err := r.recorder(obj).Read(t.Context())

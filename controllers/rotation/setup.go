@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // +kubebuilder:rbac:groups=csr-controller-manager.io,resources=signingauthorities,verbs=get;list;watch;patch
@@ -64,6 +65,7 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	}
 	r.Client, r.Live, r.cluster = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
+	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
 	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
 	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, DefaultOldLifetimeCap)
 	r.SettleFor = cmp.Or(r.SettleFor, DefaultSettleFor)
@@ -72,6 +74,6 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 		return fmt.Errorf("make discovery client: %w", err)
 	}
 	r.publisher = &trust.Publisher{Client: r.Client, Live: r.Live, Discovery: served}
-	r.loadPair, r.prober = keypair.Pair.Load, &probe.Prober{Audit: r.Audit, Clock: r.Clock}
+	r.loadPair, r.prober = keypair.Pair.Load, &probe.Prober{Audit: r.Audit, Now: r.ServerTime.Latest}
 	return nil
 }

@@ -71,15 +71,19 @@ func decisionOf(s *v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthoritySta
 // reportFailure writes to the status and to an Event why no decision is possible. It returns err.
 func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
 	err = fmt.Errorf("read state of rotation: %w", err)
+	reason := "RotationStuck"
+	if errors.Is(err, errClocks) {
+		reason = "ClockSkewed"
+	}
 	before := obj.Status.DeepCopy()
 	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: "RotationStuck", Message: err.Error(),
-		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.Clock.Now()),
+		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error(),
+		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.ServerTime.Latest()),
 	})
 	if equality.Semantic.DeepEqual(*before, obj.Status) {
 		return err
 	}
-	r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationStuck", err.Error())
+	r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", reason, err.Error())
 	return errors.Join(err, r.Client.Status().Update(ctx, obj))
 }
 

@@ -41,8 +41,9 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 		if err != nil {
 			return probe.Proof{Missing: []string{err.Error()}}
 		}
-		kept[key].Add(r.prober.Ask(ctx, authority, control, all))
-		return kept[key].Proof(r.settleFor(obj), r.Clock.Now())
+		answers := r.prober.Ask(ctx, authority, control, all)
+		kept[key].Add(r.Clock.Now(), answers) // a monotonic clock: the API servers' time may jump between two of them
+		return kept[key].Proof(r.settleFor(obj))
 	}
 	phase, asked, secret := obj.Status.Phase, AsksAPIServers(obj.Spec.Signers), o.secret
 	switch {
@@ -79,7 +80,7 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 	var chain []*x509.Certificate
 	cert, err := certificateOf(obj.Status.Retiring)
 	if err == nil && o.secret.retiring != nil {
-		chain, err = ca.ParseCertificates(o.secret.retiring.AppendedPEM(r.Clock.Now()))
+		chain, err = ca.ParseCertificates(o.secret.retiring.AppendedPEM(o.Now))
 	}
 	if err != nil || obj.Status.UnpublishedAt == nil && len(chain) == 0 {
 		return err
@@ -87,7 +88,7 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 	_, trusted, err := r.publisher.ClientCAs(ctx)
 	o.Kept = slices.ContainsFunc(trusted, func(one *x509.Certificate) bool { return trust.SameCA(one, cert) })
 	if len(chain) > 0 {
-		for _, one := range trust.Above(trusted, chain, r.Clock.Now()) {
+		for _, one := range trust.Above(trusted, chain, o.Now) {
 			o.Above = append(o.Above, fmt.Sprintf("%q", one.Subject.String()))
 		}
 	}

@@ -227,9 +227,9 @@ func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.Certific
 		return &Judgement{retry: time.Second, Result: verdict.Wait.Because("ClockSkewed",
 			"the time of the API servers is unknown, and nothing is signed meanwhile: see the readiness check \"clock\" of the manager")}
 	case skew.Abs() > servertime.MaxSkew:
-		// No event says that the clocks agree again. Whole minutes make the message the same each time.
+		// No event says that the clocks agree again.
 		return &Judgement{retry: 10 * time.Second,
-			Result: verdict.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew.Round(time.Minute)))}
+			Result: verdict.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew))}
 	case due && now.After(at):
 		return &Judgement{retry: report.Again, Result: verdict.Ignore.Because("RequestTooOld",
 			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
@@ -242,7 +242,8 @@ func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.Certific
 // judgeByCA decides about a request that its signer permits. The decision depends on the CA, so judgeByCA signs the
 // certificate: only a finished one shows whether verifiers accept it.
 func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer) Judgement {
-	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, r.Clock.Now())
+	now := r.ServerTime.Latest()
+	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, now)
 	if err != nil {
 		why := &keypair.Unavailable{Reason: "CAMissing", Message: err.Error()}
 		errors.As(err, &why)
@@ -258,7 +259,7 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 	case violation != nil:
 		return Judgement{Request: req, Result: deny(violation)}
 	}
-	issued, err := authority.Issue(signer.Profile.Within(longest), req.Cert, r.Clock.Now().Truncate(time.Second)) // certificates have whole seconds
+	issued, err := authority.Issue(signer.Profile.Within(longest), req.Cert, now.Truncate(time.Second)) // certificates have whole seconds
 	judged := Judgement{Request: req, Authority: authority, Issued: issued}
 	switch mismatch := (*ca.LintError)(nil); {
 	case err == nil:

@@ -2,14 +2,12 @@ package signer
 
 import (
 	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"math"
 	"net/http"
 	"slices"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -91,20 +89,11 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 // setupPair sets the fields of pair, and registers its source.
 func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error {
 	pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
-	pair.CheckClock = r.checkClock
+	pair.CheckClock = r.ServerTime.Agreed
 	if r.DryRun {
 		pair.Create = nil
 	}
 	return pair.SetupWithManager(mgr)
-}
-
-// checkClock returns an error if this machine's clock differs too much from that of the API servers, or if that is unknown.
-func (r *Reconciler) checkClock(ctx context.Context) error {
-	skew, err := r.ServerTime.Skew(ctx)
-	if err == nil && skew.Abs() > servertime.MaxSkew {
-		err = errors.New(servertime.Sentence(skew.Round(time.Minute)))
-	}
-	return err
 }
 
 // FillProfiles completes the profile of each signer, as SetupWithManager does. Then Judge works without a manager, an API

@@ -172,9 +172,9 @@ func (r *Recorder) Flush(ctx context.Context) error {
 }
 
 // FlushNodes stores the noted certificates of nodes, with one write for each ConfigMap that changes. It keeps those that
-// it can't store for the next call. A ConfigMap that can't be written does not block the others. No decision depends on
-// them.
-func (r *Recorder) FlushNodes(ctx context.Context) error {
+// it can't store for the next call. A ConfigMap that can't be written does not block the others. It removes certificates
+// that have expired at now. No decision depends on them.
+func (r *Recorder) FlushNodes(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	r.mu.Lock()
@@ -186,7 +186,7 @@ func (r *Recorder) FlushNodes(ctx context.Context) error {
 		}
 		store := store{r.store.writer, r.store.reader, types.NamespacedName{Namespace: r.secret.Namespace, Name: name}}
 		err := store.update(ctx, func(data map[string]string) (bool, error) {
-			return mergeNodes(data, r.nodes[shard], r.clock.Now())
+			return mergeNodes(data, r.nodes[shard], now)
 		})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("store the certificates of nodes: %w", err))

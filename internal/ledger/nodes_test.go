@@ -63,21 +63,20 @@ func TestNodes(t *testing.T) {
 	}
 	away := errors.New("no route")
 	w.before = func() error { return away }
-	w.fails("flush", recorder.FlushNodes(ctx), away)
+	w.fails("flush", recorder.FlushNodes(ctx, now), away)
 	w.before = nil
 	recorder.Note(certificateOf("b", kubelet, key, 0, time.Hour))
-	w.succeed(recorder.FlushNodes(ctx))
+	w.succeed(recorder.FlushNodes(ctx, now))
 	want := []ledger.Certificate{certificateOf("a", kubelet, key, 0, 24*time.Hour), newer, certificateOf("b", kubelet, key, 0, time.Hour)}
 	expect.Equal(t, "certificates", w.read(), want)
 	writes, again := w.writes.Load(), w.recorder()
 	again.Note(certificateOf("a", node, key, 0, 48*time.Hour)) // seen again after a restart
-	if w.succeed(again.FlushNodes(ctx), again.FlushNodes(ctx)); w.writes.Load() > writes {
+	if w.succeed(again.FlushNodes(ctx, now), again.FlushNodes(ctx, now)); w.writes.Load() > writes {
 		t.Error("what is known was written again")
 	}
-	w.ahead(3 * time.Hour)
 	want[0] = certificateOf("a", kubelet, key, time.Hour, 24*time.Hour)
 	again.Note(want[0])
-	w.succeed(again.FlushNodes(ctx))
+	w.succeed(again.FlushNodes(ctx, now.Add(3*time.Hour)))
 	if diff := gocmp.Diff(want[:1], w.read()[:1]); diff != "" || slices.Contains(w.read(), newer) {
 		t.Errorf("%v: %s", w.read(), diff)
 	}
@@ -93,7 +92,7 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 		for i := range 200 { // enough for each shard
 			recorder.Note(certificateOf(fmt.Sprint("node-", i), node, keyID, notBefore, time.Hour))
 		}
-		return recorder.FlushNodes(t.Context())
+		return recorder.FlushNodes(t.Context(), now)
 	}
 	w.succeed(flush(key, 0))
 	broken := w.configMap(ledger.NodesNames("ca")[0])
@@ -128,7 +127,7 @@ func TestManyNodes(t *testing.T) {
 	for n := range 5000 {
 		note(n)
 	}
-	w.succeed(recorder.FlushNodes(t.Context()))
+	w.succeed(recorder.FlushNodes(t.Context(), now))
 	expect.Equal(t, "writes", w.writes.Load(), 16)
 	expect.Equal(t, "certificates", len(w.read()), 10_000)
 	recorder = w.recorder()
@@ -139,7 +138,7 @@ func TestManyNodes(t *testing.T) {
 			more++
 		}
 	}
-	w.succeed(recorder.FlushNodes(t.Context()))
+	w.succeed(recorder.FlushNodes(t.Context(), now))
 	stored := w.configMap(ledger.NodesNames("ca")[0])
 	if size, err := stored.Marshal(); err != nil || len(size) > 1<<20 || len(stored.Data) != 1500 {
 		t.Errorf("%d nodes in %d bytes, error %v", len(stored.Data), len(size), err)

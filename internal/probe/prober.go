@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -29,8 +28,8 @@ import (
 const (
 	// atOnce bounds how many servers are asked at the same time.
 	atOnce = 16
-	// margin is the time before its expiry, by our clock, at which a certificate is no longer used. If clocks differ by
-	// more, the certificate of the signing CA in Refuse shows that.
+	// margin is the time before its expiry, by Prober.Now, at which a certificate is no longer used. If clocks differ by
+	// more, the certificate of the control in Ask shows that.
 	margin = time.Minute
 	// renewBefore is the time before its expiry at which a certificate is replaced: time for two calls, and the
 	// margin.
@@ -40,8 +39,8 @@ const (
 // Prober asks servers whether they accept client certificates of a CA. It reuses its certificates for as long as they
 // are certainly valid, so that a few minutes of calls need one issuance. It is safe for concurrent use.
 type Prober struct {
-	Audit *audit.Log // gets a record of each certificate
-	Clock clock.PassiveClock
+	Audit *audit.Log       // gets a record of each certificate
+	Now   func() time.Time // the time of the servers
 
 	mu     sync.Mutex
 	minted map[string][]*Certificate // by the certificates of their CAs
@@ -50,9 +49,10 @@ type Prober struct {
 // Ask asks all targets concurrently whether they accept certificates that authority issues. With a control, an answer
 // counts as Refused only if the same server then recognises a certificate of control that expires no later. That proves
 // that the server refused neither the validity nor every certificate.
-func (p *Prober) Ask(ctx context.Context, authority, control *ca.Authority, targets []Target) Round {
+// The answers are by Target.Name.
+func (p *Prober) Ask(ctx context.Context, authority, control *ca.Authority, targets []Target) map[string]Answer {
 	shown, err := p.certificates(ctx, authority, control)
-	return p.round(targets, func(target Target) Answer {
+	return askAll(targets, func(target Target) Answer {
 		if err != nil {
 			return Answer{Evidence: fmt.Sprintf("no certificate to present: %v", err)}
 		}
@@ -72,7 +72,7 @@ func (p *Prober) Ask(ctx context.Context, authority, control *ca.Authority, targ
 // ask presents one to target. Only an answer that arrived while one was certainly valid counts.
 func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answer {
 	answer := one.Ask(ctx, target.Cluster)
-	if now := p.Clock.Now(); answer.Trust != Unknown && !one.validAt(now.Add(margin)) {
+	if now := p.Now(); answer.Trust != Unknown && !one.validAt(now.Add(margin)) {
 		return Answer{Evidence: fmt.Sprintf("%s; but the answer came at %s, when the certificate may have expired",
 			answer.Evidence, now.UTC().Format(time.RFC3339))}
 	}
@@ -84,7 +84,7 @@ func (p *Prober) ask(ctx context.Context, one *Certificate, target Target) Answe
 func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority) ([]*Certificate, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now, key := p.Clock.Now(), ""
+	now, key := p.Now(), ""
 	authorities = slices.DeleteFunc(authorities, func(authority *ca.Authority) bool { return authority == nil })
 	for _, authority := range authorities { // with the chain that a leaf comes with
 		key += string(authority.CertificatePEM()) + string(authority.AppendedPEM(now)) + "\n"
@@ -119,9 +119,9 @@ func (c *Certificate) validAt(now time.Time) bool {
 	return now.After(c.NotBefore) && now.Before(c.NotAfter)
 }
 
-// round asks all targets concurrently, and collects the answers.
-func (p *Prober) round(targets []Target, ask func(Target) Answer) Round {
-	round := Round{Answers: make(map[string]Answer, len(targets))}
+// askAll asks all targets concurrently, and collects the answers.
+func askAll(targets []Target, ask func(Target) Answer) map[string]Answer {
+	answers := make(map[string]Answer, len(targets))
 	var mu sync.Mutex
 	var asking errgroup.Group
 	asking.SetLimit(atOnce)
@@ -130,13 +130,12 @@ func (p *Prober) round(targets []Target, ask func(Target) Answer) Round {
 			answer := ask(target)
 			mu.Lock()
 			defer mu.Unlock()
-			round.Answers[target.Name] = answer
+			answers[target.Name] = answer
 			return nil
 		})
 	}
 	_ = asking.Wait()
-	round.At = p.Clock.Now()
-	return round
+	return answers
 }
 
 // SubjectPrefix begins the common name of every probe certificate. No rights may be granted to such a user.

@@ -7,14 +7,6 @@ import (
 	"time"
 )
 
-// Round holds the answers of all servers at about the same time.
-type Round struct {
-	// At is the time of the last answer.
-	At time.Time
-	// Answers are by Target.Name.
-	Answers map[string]Answer
-}
-
 const (
 	// patience is the number of intervals for which a server may give no valid answer without losing its streak.
 	patience = 3
@@ -47,20 +39,21 @@ func NewTracker(want Trust, every time.Duration) *Tracker {
 	return &Tracker{want: want, every: every, streaks: map[string]*streak{}}
 }
 
-// Add records a round. It drops servers that are not in the round. A new server begins its own streak.
-func (t *Tracker) Add(round Round) {
-	if round.At.Before(t.last) {
+// Add records the answers of all servers, by Target.Name, at the time of the last answer. Only the time between two calls
+// matters. Add drops servers that have no answer. A new server begins its own streak.
+func (t *Tracker) Add(at time.Time, answers map[string]Answer) {
+	if at.Before(t.last) {
 		clear(t.streaks) // the clock was set back: earlier answers can't be compared
 	}
-	t.last = round.At
-	maps.DeleteFunc(t.streaks, func(name string, _ *streak) bool { _, asked := round.Answers[name]; return !asked })
-	for name, answer := range round.Answers {
+	t.last = at
+	maps.DeleteFunc(t.streaks, func(name string, _ *streak) bool { _, asked := answers[name]; return !asked })
+	for name, answer := range answers {
 		one, known := t.streaks[name]
 		if !known {
 			one = &streak{}
 			t.streaks[name] = one
 		}
-		t.add(one, answer, round.At)
+		t.add(one, answer, at)
 	}
 }
 
@@ -82,7 +75,7 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 
 // Proof is what the answers of all servers about one CA prove. The zero value proves nothing.
 type Proof struct {
-	// Proven reports whether all of them have given the wanted answer for long enough, at least twice, and recently.
+	// Proven reports whether all of them have given the wanted answer for long enough, and at least twice.
 	Proven bool
 	// Settling reports whether all of them give the wanted answer, but not for long enough yet.
 	Settling bool
@@ -102,15 +95,10 @@ func (proof Proof) Lacks() []string {
 	}
 }
 
-// Proof returns what the answers so far prove at now. Without a server nothing is proven.
-func (t *Tracker) Proof(settleFor time.Duration, now time.Time) Proof {
-	switch age := now.Sub(t.last); {
-	case len(t.streaks) == 0:
+// Proof returns what the answers prove at the time of the last Add. Without a server nothing is proven.
+func (t *Tracker) Proof(settleFor time.Duration) Proof {
+	if len(t.streaks) == 0 {
 		return Proof{Missing: []string{"no API server has been asked"}}
-	case age < 0:
-		return Proof{Missing: []string{"the clock has been set back since the API servers were asked"}}
-	case age > patience*t.every:
-		return Proof{Missing: []string{fmt.Sprintf("the API servers were last asked %s ago", age.Round(time.Second))}}
 	}
 	proof := Proof{Settling: true}
 	for _, name := range slices.Sorted(maps.Keys(t.streaks)) {

@@ -31,11 +31,19 @@ type Creation struct {
 // create creates the Secret at, which does not exist, with a new CA, if this process is the leader and no CA of that Secret
 // is in use. It never changes a Secret. The next read of the Secret loads it. If it is still missing then, create runs again.
 // A rotation creates its Secret itself.
-func (k *KeyPair) create(ctx context.Context, at Secret, now time.Time) {
-	if _, err := k.Authority(now); err == nil || k.Create == nil || k.guarded || !k.leads() {
+func (k *KeyPair) create(ctx context.Context, at Secret) {
+	if k.Create == nil || k.guarded || !k.leads() {
 		return
 	}
-	secret, authority, err := k.prepare(ctx, at, now)
+	now, err := k.now(ctx)
+	if _, unusable := k.Authority(now); unusable == nil {
+		return
+	}
+	if err != nil {
+		k.notCreated(err)
+		return
+	}
+	secret, authority, err := k.prepare(at, now)
 	if err != nil {
 		k.notCreated(err)
 		return
@@ -61,13 +69,20 @@ func (k *KeyPair) create(ctx context.Context, at Secret, now time.Time) {
 	}
 }
 
-// prepare makes a CA and its Secret. Its common name is random in part, so that no other generation has it.
-func (k *KeyPair) prepare(ctx context.Context, at Secret, now time.Time) (*corev1.Secret, *ca.Authority, error) {
-	if k.CheckClock != nil {
-		if err := k.CheckClock(ctx); err != nil {
-			return nil, nil, err
-		}
+// now returns the time by which a CA is created. With an error, it returns the time of Clock, which may be wrong.
+func (k *KeyPair) now(ctx context.Context) (time.Time, error) {
+	if k.CheckClock == nil {
+		return k.Clock.Now(), nil
 	}
+	now, err := k.CheckClock(ctx)
+	if err != nil {
+		now = k.Clock.Now()
+	}
+	return now, err
+}
+
+// prepare makes a CA and its Secret. Its common name is random in part, so that no other generation has it.
+func (k *KeyPair) prepare(at Secret, now time.Time) (*corev1.Secret, *ca.Authority, error) {
 	const namePart = 32 // of X.520's 64 letters
 	random := make([]byte, 4)
 	_, _ = rand.Read(random) // never fails

@@ -94,9 +94,9 @@ type KeyPair struct {
 	Signers []string
 	// Clock is the clock that the CA's validity is compared with.
 	Clock clock.PassiveClock
-	// CheckClock, if set, returns an error while Clock may be wrong. No CA is created then: it would not be valid yet, or
-	// not any more, when the clock is right again.
-	CheckClock func(context.Context) error
+	// CheckClock, if set, returns the time by which a CA is created, or an error while that time may be wrong. No CA is
+	// created then: it would not be valid yet, or not any more, when the clock is right again. Nil means Clock.
+	CheckClock func(context.Context) (time.Time, error)
 	// Reporter, if set, writes Events about the object of the source.
 	Reporter *report.Reporter
 	// Audit, if set, records the creation of a CA.

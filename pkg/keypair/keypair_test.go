@@ -344,7 +344,7 @@ func (m *maker) look() {
 	for range 2 {
 		m.Offer(m.stored)
 		if m.stored == nil {
-			m.create(stopping, m.secret, m.clock.Now())
+			m.create(stopping, m.secret)
 		}
 	}
 }
@@ -423,11 +423,13 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	const want = "Load CAMissing: Secret ns/ca does not exist: its CA is still in use, so no new CA is created; restore the Secret; " +
 		"the last good CA stays in use"
 	expect.Equal(t, "told", strings.Join(m.events, "\n"), want)
-	m.create(t.Context(), m.secret, now)
+	m.CheckClock = func(context.Context) (time.Time, error) { return now, nil }
+	m.clock.SetTime(now.Add(25 * time.Hour)) // the clock of this machine is wrong, and is set right while a CA is created
+	m.create(t.Context(), m.secret)
 	if m.stored != nil {
 		t.Error("made another one")
 	}
-	m.clock.SetTime(now.Add(25 * time.Hour))
+	m.CheckClock = nil
 	m.look()
 	if again := m.state(m.clock.Now()); m.stored == nil || again == first {
 		t.Errorf("after the end: %s", again)
@@ -451,14 +453,15 @@ func TestCreateFaults(t *testing.T) {
 			"Load CAMissing, Create CAMissing, Load CALoaded", "CACreated, Uncertain"},
 		"another writer is faster": {func(m *maker) { m.stored = tlsSecret(newRoot(time.Hour)) }, "",
 			"Load CAMissing, Load CALoaded", "CACreated, Uncertain"},
-		"a wrong clock": {func(m *maker) { m.CheckClock = func(context.Context) error { return errors.New("a day ahead") } }, "a day ahead",
-			again, "CACreated"},
+		"a wrong clock": {func(m *maker) {
+			m.CheckClock = func(context.Context) (time.Time, error) { return now, errors.New("a day ahead") }
+		}, "a day ahead", again, "CACreated"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMaker(t, "ca")
 			m.Offer(nil)
 			test.first(m)
-			m.create(t.Context(), m.secret, now)
+			m.create(t.Context(), m.secret)
 			told, want := strings.Join(m.events, "\n"), "Create CAMissing: Secret ns/ca does not exist and can't be created: "+test.cause
 			expect.Equal(t, fmt.Sprintf("told %q, with %q", told, want), test.cause != "", strings.HasSuffix(told, want))
 			m.CheckClock = nil

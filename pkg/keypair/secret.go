@@ -99,7 +99,7 @@ func (w *secretWatch) observe(ctx context.Context) {
 	w.pair.mu.Unlock()
 	w.pair.Offer(secret)
 	if !found {
-		w.pair.create(ctx, w.name, w.pair.Clock.Now())
+		w.pair.create(ctx, w.name)
 	}
 }
 

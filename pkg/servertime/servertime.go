@@ -146,16 +146,27 @@ func (c *Clock) Latest() time.Time {
 	return last.time(now)
 }
 
-// Ready returns an error if the skew is unknown or too large. It is a readiness check.
-func (c *Clock) Ready(request *http.Request) error {
-	skew, err := c.Skew(request.Context())
-	if err == nil && skew.Abs() > MaxSkew {
-		return errors.New(Sentence(skew))
+// Agreed returns the time of the API servers if the clock of this machine differs from it by at most MaxSkew. Call it before
+// an action that cannot be undone: if the clocks disagree, either may be wrong. An error says why no time is agreed.
+func (c *Clock) Agreed(ctx context.Context) (time.Time, error) {
+	now, err := c.Now(ctx)
+	if err != nil {
+		return time.Time{}, err
 	}
+	skew, err := c.Skew(ctx)
+	if err == nil && skew.Abs() > MaxSkew {
+		err = errors.New(Sentence(skew))
+	}
+	return now, err
+}
+
+// Ready returns an error if no time is agreed. It is a readiness check.
+func (c *Clock) Ready(request *http.Request) error {
+	_, err := c.Agreed(request.Context())
 	return err
 }
 
-// Sentence describes the skew and says what to do.
+// Sentence describes the skew and says what to do. It rounds to minutes, so that the text is the same each time.
 func Sentence(skew time.Duration) string {
 	direction := "ahead of"
 	if skew < 0 {
@@ -163,7 +174,7 @@ func Sentence(skew time.Duration) string {
 	}
 	return fmt.Sprintf("the manager's clock is %s %s the API server's clock, and nothing is signed above %s: "+
 		"synchronize the clock of the manager's node, or that of the API server",
-		skew.Abs().Round(time.Second), direction, MaxSkew)
+		skew.Abs().Round(time.Minute), direction, MaxSkew)
 }
 
 // update asks an API server unless the last answer is to a request that was sent at after, or later. If another caller's

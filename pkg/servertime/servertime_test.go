@@ -195,7 +195,8 @@ func TestClockFollowsTheAPIServer(t *testing.T) {
 		"synchronize the clock of the manager's node, or that of the API server"
 	for ahead, notReady := range map[time.Duration]string{
 		0: "", limit: "", -limit: "", 25 * time.Hour: "the manager's clock is 25h0m0s ahead of" + fix,
-		limit + time.Second: "the manager's clock is 5m1s ahead of" + fix, -limit - time.Second: "the manager's clock is 5m1s behind" + fix,
+		limit + time.Second: "the manager's clock is 5m0s ahead of" + fix, -limit - time.Second: "the manager's clock is 5m0s behind" + fix,
+		-21 * day: "the manager's clock is 504h0m0s behind" + fix,
 	} {
 		w := newWorld(t, ahead)
 		expect.Equal(t, "before the first answer, the latest time", w.Latest(), noon.Add(ahead))
@@ -210,6 +211,9 @@ func TestClockFollowsTheAPIServer(t *testing.T) {
 		w.shows(0, noon.Add(141*time.Second), ahead)
 		err := w.Ready(httptest.NewRequest(http.MethodGet, "/readyz", nil))
 		expect.Error(t, ahead.String()+" ahead", err, notReady)
+		now, err := w.Agreed(t.Context())
+		expect.Error(t, ahead.String()+" ahead, the agreed time", err, notReady)
+		expect.Equal(t, ahead.String()+" ahead, the agreed time", now, w.server)
 	}
 }
 

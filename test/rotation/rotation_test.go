@@ -245,7 +245,7 @@ func TestRotationCommand(t *testing.T) {
 		Node: "rotation-status-old", Signer: kubeletSigner, KeyID: "one",
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 	})
-	kit.NoError(t, nodes.FlushNodes(t.Context()))
+	kit.NoError(t, nodes.FlushNodes(t.Context(), time.Now()))
 	says("stranger", "status csr-signer", 0,
 		"SigningAuthority csr-signer: Prepared, generation 2", "rotation-status-old (Node deleted)", "rotation-status-unknown")
 	says("joiner", "status csr-signer", 0,
