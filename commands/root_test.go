@@ -15,14 +15,18 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/pflag"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/yaml"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -53,6 +57,26 @@ func TestLogIsASCII(t *testing.T) {
 	if !strings.Contains(out.String(), `"subject":"CN=\u009b31m\u202e\u0435"`) {
 		t.Errorf("the log has lost what was written: %s", out.String())
 	}
+}
+
+// TestStopWaitsForTheLastWrite stops a manager during a write that takes almost as long as its timeout of 45 seconds, as does
+// the read after it.
+func TestStopWaitsForTheLastWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		mgr, err := newManager(&rest.Config{}, &config.Configuration{MetricsBindAddress: "0"}, controllers.Options{}, logr.Discard())
+		kit.NoError(t, err)
+		ctx, stop := context.WithCancel(t.Context())
+		done := false
+		kit.NoError(t, mgr.Add(manager.RunnableFunc(func(context.Context) error {
+			stop()
+			time.Sleep(2 * 45 * time.Second)
+			done = true
+			return nil
+		})))
+		if err := mgr.Start(ctx); err != nil || !done {
+			t.Errorf("the writes have ended: %t, error %v", done, err)
+		}
+	})
 }
 
 func TestHelpListsEveryFlagAndCommand(t *testing.T) {

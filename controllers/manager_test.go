@@ -21,6 +21,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
@@ -28,11 +29,14 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -76,6 +80,19 @@ func TestClocks(t *testing.T) {
 		if used != test.want || test.wantServer != nil && serverTime != test.wantServer ||
 			test.wantServer == nil && !serverTime.Latest().Equal(own.Now()) {
 			t.Errorf("%s: another clock, or ages count by another clock", name)
+		}
+	}
+	all := Options{
+		ServerTime: given, Approver: &approver.Reconciler{}, Signer: &signer.Reconciler{}, Cleaner: &cleaner.Reconciler{},
+		Rotation: &rotation.Reconciler{},
+	}
+	mgr, err := manager.New(&rest.Config{}, manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
+	if err == nil {
+		err = all.SetupWithManager(mgr)
+	}
+	for _, used := range []*servertime.Clock{all.Approver.ServerTime, all.Signer.ServerTime, all.Cleaner.ServerTime, all.Rotation.ServerTime} {
+		if err != nil || used != given {
+			t.Errorf("a controller counts ages by another clock, error %v", err)
 		}
 	}
 	for _, options := range []Options{{ServerTime: given, Clock: shared}, {Clock: clocktesting.NewFakeClock(noon)}} {

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -181,13 +182,17 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 // the API servers. While the clocks disagree, the operation waits.
 func TestWrongClock(t *testing.T) {
 	for name, row := range map[string]struct {
-		ahead           time.Duration
-		timeless, jumps bool // jumps means at the first write after the request
+		ahead    time.Duration
+		timeless bool
+		// jumps means that the clock is set at the first write after the request. That is the status, which has the decision, or
+		// if noted is set, an end of the ledger, which is written before the decision.
+		jumps, noted bool
 	}{
-		"right": {}, "time unknown": {timeless: true}, "21 days ahead": {ahead: 21 * day}, "21 days behind": {ahead: -21 * day},
+		"right": {}, "time unknown": {timeless: true, noted: true}, "21 days ahead": {ahead: 21 * day, noted: true}, "21 days behind": {ahead: -21 * day},
 		"five minutes ahead": {ahead: servertime.MaxSkew}, "five minutes behind": {ahead: -servertime.MaxSkew},
 		"more than five minutes ahead": {ahead: servertime.MaxSkew + 1}, "more than five minutes behind": {ahead: -servertime.MaxSkew - 1},
 		"jumps ahead": {ahead: 21 * day, jumps: true}, "jumps back": {ahead: -21 * day, jumps: true},
+		"jumps ahead early": {ahead: 21 * day, jumps: true, noted: true}, "jumps back early": {ahead: -21 * day, jumps: true, noted: true},
 	} {
 		c := newCluster(nil)
 		c.quiet = true
@@ -200,11 +205,16 @@ func TestWrongClock(t *testing.T) {
 			} else {
 				set()
 			}
+			if row.noted {
+				c.reconciler.recorder(a.object()).Note(ledger.Certificate{
+					KeyID: a.status().Signing.KeyID, Signer: servingSigner, NotAfter: a.now().Add(day),
+				})
+			}
 			a.want(v1alpha1.OperationComplete)
 			err := c.settle()
 			ready := meta.FindStatusCondition(a.status().Conditions, v1alpha1.ConditionReady)
 			waits := a.operation() != "" && a.status().Phase == v1alpha1.Prepared
-			if skewed := ready.Reason == "ClockSkewed"; skewed != c.disagree() || !row.jumps && waits != skewed {
+			if skewed := ready.Reason == "ClockSkewed"; skewed != c.disagree() || (row.noted || !row.jumps) && waits != skewed {
 				t.Errorf("%s: the operation waits %t, condition %+v", name, waits, ready)
 			}
 			c.dies = func() bool { return false }

@@ -11,15 +11,19 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -208,6 +212,21 @@ func TestOthers(t *testing.T) {
 		t.Errorf("a Secret of the same name: %v", err)
 	}
 	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), other, o))
+}
+
+// TestDefaultTimes checks that probe certificates have the API servers' time, and that its default is the given clock.
+func TestDefaultTimes(t *testing.T) {
+	own, server := testingclock.NewFakePassiveClock(noon), testingclock.NewFakePassiveClock(noon.Add(5*time.Minute))
+	mgr, err := manager.New(&rest.Config{}, manager.Options{Metrics: metricsserver.Options{BindAddress: "0"}})
+	succeed(t, err)
+	for want, r := range map[time.Time]*Reconciler{
+		server.Now(): {Clock: own, ServerTime: servertime.Apart(own, server)}, own.Now(): {Clock: own},
+	} {
+		succeed(t, r.setDefaults(mgr))
+		if got := r.prober.(*probe.Prober).Now(); !got.Equal(want) {
+			t.Errorf("the prober's time is %s, want %s", got, want)
+		}
+	}
 }
 
 // TestLongOperation checks that the annotation can't make the status too large, and is the same operation each time.
