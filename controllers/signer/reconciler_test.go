@@ -771,6 +771,8 @@ func TestCoveredBeforeItIsSigned(t *testing.T) {
 				covered = append(covered, keyID, signerName, notAfter.Sub(now).String())
 				return nil
 			})
+			w.clock.SetTime(now.Add(servertime.MaxSkew)) // certificates have the API servers' time
+			w.ServerTime = servertime.Apart(w.clock, clocktesting.NewFakePassiveClock(now))
 			w.update = func(*request) error {
 				if diff := cmp.Diff([]string{w.authority().KeyID(), kubeletClient, test.want.String()}, covered); diff != "" {
 					t.Errorf("covered before the write (-want +got):\n%s", diff)
