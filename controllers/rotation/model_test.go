@@ -214,7 +214,7 @@ func TestWrongClock(t *testing.T) {
 			err := c.settle()
 			ready := meta.FindStatusCondition(a.status().Conditions, v1alpha1.ConditionReady)
 			waits := a.operation() != "" && a.status().Phase == v1alpha1.Prepared
-			if skewed := ready.Reason == "ClockSkewed"; skewed != c.disagree() || (row.noted || !row.jumps) && waits != skewed {
+			if skewed := ready.Reason == "ClockSkewed"; skewed != c.disagree() || skewed != a.waitsFor("until the clocks agree") || (row.noted || !row.jumps) && waits != skewed {
 				t.Errorf("%s: the operation waits %t, condition %+v", name, waits, ready)
 			}
 			c.dies = func() bool { return false }

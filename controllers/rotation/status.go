@@ -70,12 +70,12 @@ func decisionOf(s *v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthoritySta
 
 // reportFailure writes to the status and to an Event why no decision is possible. It returns err.
 func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
-	err = fmt.Errorf("read state of rotation: %w", err)
-	reason := "RotationStuck"
-	if errors.Is(err, errClocks) {
-		reason = "ClockSkewed"
+	reason := "ClockSkewed"
+	if !errors.Is(err, errClocks) {
+		reason, err = "RotationStuck", fmt.Errorf("read state of rotation: %w", err)
 	}
 	before := obj.Status.DeepCopy()
+	obj.Status.WaitingFor = []string{err.Error()}
 	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
 		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error(),
 		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.ServerTime.Latest()),
