@@ -507,7 +507,9 @@ func (a *authority) checkAct(action Action, before keypair.Ring) {
 func (a *authority) checkTrusted(cert string, action Action) {
 	// A statement of the owner about the CA in another authority counts here too.
 	excused := slices.ContainsFunc(a.authorities, func(other *authority) bool { return other.excused[cert] })
-	switch {
+	switch err := a.cas[cert].authority.Usable(a.now()); {
+	case err != nil:
+		a.fail("%s to %s, which signs nothing: %v", action, cert, err)
 	case AsksAPIServers(a.spec().Signers) && a.accepted(cert, a.servers...) != len(a.servers):
 		a.fail("%s to %s, which not every API server trusts", action, cert)
 	case a.sealed(cert):

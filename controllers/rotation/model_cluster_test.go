@@ -291,8 +291,11 @@ func (c *cluster) failure(err error) string {
 	return text
 }
 
-func (c *cluster) newCA(lifetime time.Duration) string {
-	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime}, c.now())
+func (c *cluster) newCA(lifetime time.Duration) string { return c.newCAFrom(c.now(), lifetime) }
+
+// newCAFrom makes a CA as an issuer does whose clock shows at, or that stages a renewal for that time.
+func (c *cluster) newCAFrom(at time.Time, lifetime time.Duration) string {
+	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime}, at)
 	utilruntime.Must(err)
 	return c.know(keypair.Pair{Cert: made.CertificatePEM(), Key: key})
 }
@@ -376,7 +379,7 @@ func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(for
 // accepted returns how many of verifiers accept a certificate of the CA.
 func (c *cluster) accepted(cert string, verifiers ...[]string) (n int) {
 	for _, trusted := range verifiers {
-		if slices.Contains(trusted, cert) && c.alive(cert) {
+		if slices.Contains(trusted, cert) && c.cas[cert] != nil && c.cas[cert].authority.Usable(c.now()) == nil {
 			n++
 		}
 	}

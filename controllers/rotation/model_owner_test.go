@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -85,7 +86,11 @@ func (a *authority) brings() {
 	what, pair := "nothing", keypair.Pair{}
 	switch a.random.IntN(8) {
 	case 0, 1:
-		cert := a.newCA(a.span(20*day, 2000*day))
+		from := a.now()
+		if a.chance(4) {
+			from = from.Add(a.span(day, 10*day))
+		}
+		cert := a.newCAFrom(from, a.span(20*day, 2000*day))
 		what, pair = "a new CA", a.cas[cert].pair
 		if a.chance(2) {
 			a.issued = append(a.issued, &certificate{ca: cert, at: a.now(), notAfter: a.now().Add(a.span(day, adoptedFor))})
@@ -234,6 +239,9 @@ func (a *authority) helps() bool {
 	case s.Phase == v1alpha1.Prepared && waitForEnd:
 		a.saw("gone back from what has ended")
 		a.want(v1alpha1.OperationRollback)
+	case a.waitsFor("is not valid before"):
+		a.saw("a candidate becomes valid")
+		a.pass(a.cas[s.Candidate.Certificate].authority.Certificate().NotBefore.Sub(a.now()) + time.Second)
 	case a.waitsFor("because they cannot be probed"):
 		a.want(v1alpha1.OperationConfirm)
 	default:

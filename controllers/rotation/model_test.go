@@ -240,6 +240,35 @@ func TestWrongClock(t *testing.T) {
 	}
 }
 
+// TestCandidateThatIsNotValidYet has an owner who brings a CA that an issuer with a fast clock made, or that is a renewal for
+// later. It waits until it is valid, also if the owner confirms its verifiers. Another CA signs meanwhile, if there is one.
+func TestCandidateThatIsNotValidYet(t *testing.T) {
+	for _, signer := range []string{servingSigner, kubeletSigner, clientSigner} {
+		for _, first := range []bool{false, true} {
+			c := newCluster(nil)
+			c.quiet = true
+			a := c.authority("cluster", signer)
+			var err error
+			if !first {
+				err = c.rest()
+			}
+			before, cert := string(a.ring().Signing.Cert), c.newCAFrom(c.now().Add(2*day), 365*day)
+			a.edit(func(ring *keypair.Ring) { ring.TLS = c.cas[cert].pair })
+			err = errors.Join(err, c.settle())
+			if a.status().Phase == v1alpha1.Preparing {
+				a.want(v1alpha1.OperationConfirm)
+			}
+			err = errors.Join(err, c.settle())
+			if err != nil || !a.waitsFor("is not valid before 2026-01-02") || string(a.ring().Signing.Cert) != before {
+				t.Errorf("%s, first %t: it does not wait: %s", signer, first, c.failure(err))
+			}
+			if err := c.rest(); err != nil || string(a.ring().Signing.Cert) != cert {
+				t.Errorf("%s, first %t: it does not sign later: %s", signer, first, c.failure(err))
+			}
+		}
+	}
+}
+
 // live runs a random sequence of events, and then a quiet end.
 func (c *cluster) live() error {
 	c.dies = func() bool {

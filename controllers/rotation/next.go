@@ -121,6 +121,8 @@ type SecretFacts struct {
 	PermittedSigners []string
 	// TLSProblem says why the content of tls.crt and tls.key can't be used.
 	TLSProblem string
+	// CandidateProblem and RetiringProblem say why that CA would sign nothing now, for example because it is not valid yet.
+	CandidateProblem, RetiringProblem string
 }
 
 // Next decides the next step of an authority. It is a pure function.

@@ -105,6 +105,12 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
+	problem := func(authority *ca.Authority) string {
+		if authority == nil || authority.Usable(o.Now) == nil {
+			return ""
+		}
+		return authority.Usable(o.Now).Error()
+	}
 	load := func(pair keypair.Pair) (*ca.Authority, *v1alpha1.CAStatus, error) {
 		if pair.Empty() {
 			return nil, nil, nil
@@ -120,6 +126,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	o.secret.signing, o.Secret.Signing, signingErr = load(ring.Signing)
 	o.secret.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
 	o.secret.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
+	o.Secret.CandidateProblem, o.Secret.RetiringProblem = problem(o.secret.candidate), problem(o.secret.retiring)
 	if _, o.Secret.TLS, tlsErr = load(ring.TLS); tlsErr != nil { // the administrator must repair it
 		o.Secret.TLSProblem = tlsErr.Error()
 	}

@@ -148,6 +148,10 @@ func (p *planner) proveCandidate() {
 			"Secret", p.command(v1alpha1.OperationRollback))
 		return
 	}
+	if secret.CandidateProblem != "" { // verifiers that cannot be probed would not show it
+		p.wait("the candidate %s cannot sign: %s: wait, or run %s", p.status.Candidate.KeyID, secret.CandidateProblem,
+			p.command(v1alpha1.OperationRollback))
+	}
 	p.status.WaitingFor = append(p.status.WaitingFor, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {
 		p.wait("check that the verifiers of %s trust the candidate %s, because they cannot be probed; then run %s",
