@@ -168,6 +168,7 @@ func issued(signer string, after time.Duration) func(*Facts) {
 func sealed(f *Facts)                 { closed("old")(f) }
 func outstanding(f *Facts)            { issued("s", time.Hour)(f) }
 func late(f *Facts)                   { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
+func unfit(f *Facts)                  { f.Secret.CandidateProblem, f.Secret.RetiringProblem = "not valid", "not valid" }
 func unpublished(f *Facts)            { f.Published = false }
 func unpermitted(f *Facts)            { f.Permitted = false }
 func kept(f *Facts)                   { f.Kept = true }
@@ -329,6 +330,7 @@ var preparingRows = []row{
 	when("the candidate has retired here, and is from a backup", preparing(), good(otherNew, closed("other")),
 		repairs("which has retired here")),
 	when("the candidate has ended", preparing(), good("old old ended:new -"), waits("the candidate has expired")),
+	when("the candidate signs nothing", preparing(), good("old old new -", unfit), waits("the candidate new cannot sign: not valid")),
 	when("a candidate that somebody has put there", in(v1alpha1.Preparing, "old - -"), good(both), records("candidate adopted 12:00")),
 
 	when("rollback to nothing", firstCA(), good(onlyNew, rollBack), refuses("no CA to go back to")),
@@ -363,6 +365,7 @@ var preparedRows = []row{
 		waits("rotation rollback starts when all API servers have given the same answer for 1m30s: seen once")),
 	when("roll back to what is not trusted any more", prepared(), good(switched, rollBack, left), refuses("10.0.0.8:6443")),
 	when("roll back to what has ended", prepared(), good(switched, rollBack, late), refuses("the CA old has expired")),
+	when("roll back to what signs nothing", prepared(), good(switched, rollBack, unfit), refuses("the CA old cannot sign: not valid")),
 	when("roll back while the ledger is closed", prepared(), good(switched, sealed, rollBack), does(Unseal), unanswered),
 	when("roll back to what has left what is published", prepared(), good(switched, sealed, unpublished, rollBack), refuses("not published yet")),
 	when("roll back twice", with(prepared(), rolledBack), good(switched, rollBack), refuses("signs again already")),
