@@ -121,8 +121,8 @@ type SecretFacts struct {
 	PermittedSigners []string
 	// TLSProblem says why the content of tls.crt and tls.key can't be used.
 	TLSProblem string
-	// CandidateProblem and RetiringProblem say why that CA would sign nothing now, for example because it is not valid yet.
-	CandidateProblem, RetiringProblem string
+	// Unfit says, by key ID, why a CA would sign nothing now, for example because it is not valid yet.
+	Unfit map[string]string
 }
 
 // Next decides the next step of an authority. It is a pure function.

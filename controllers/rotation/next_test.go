@@ -168,7 +168,7 @@ func issued(signer string, after time.Duration) func(*Facts) {
 func sealed(f *Facts)                 { closed("old")(f) }
 func outstanding(f *Facts)            { issued("s", time.Hour)(f) }
 func late(f *Facts)                   { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
-func unfit(f *Facts)                  { f.Secret.CandidateProblem, f.Secret.RetiringProblem = "not valid", "not valid" }
+func unfit(f *Facts)                  { f.Secret.Unfit = map[string]string{"new": "not valid", "old": "not valid"} }
 func unpublished(f *Facts)            { f.Published = false }
 func unpermitted(f *Facts)            { f.Permitted = false }
 func kept(f *Facts)                   { f.Kept = true }

@@ -105,12 +105,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
-	problem := func(authority *ca.Authority) string {
-		if authority == nil || authority.Usable(o.Now) == nil {
-			return ""
-		}
-		return authority.Usable(o.Now).Error()
-	}
+	o.Secret.Unfit = map[string]string{}
 	load := func(pair keypair.Pair) (*ca.Authority, *v1alpha1.CAStatus, error) {
 		if pair.Empty() {
 			return nil, nil, nil
@@ -119,6 +114,9 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 		if err != nil {
 			return nil, nil, err
 		}
+		if err := authority.Usable(o.Now); err != nil {
+			o.Secret.Unfit[authority.KeyID()] = err.Error()
+		}
 		return authority, factsOf(authority), nil
 	}
 	var signingErr, candidateErr, retiringErr, tlsErr error
@@ -126,7 +124,6 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	o.secret.signing, o.Secret.Signing, signingErr = load(ring.Signing)
 	o.secret.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
 	o.secret.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
-	o.Secret.CandidateProblem, o.Secret.RetiringProblem = problem(o.secret.candidate), problem(o.secret.retiring)
 	if _, o.Secret.TLS, tlsErr = load(ring.TLS); tlsErr != nil { // the administrator must repair it
 		o.Secret.TLSProblem = tlsErr.Error()
 	}

@@ -94,8 +94,8 @@ func (p *planner) planRollback() {
 		p.refuseOperation("the key of the CA %s is missing from the Secret", retiring.KeyID)
 	case !retiring.NotAfter.After(p.facts.Now):
 		p.refuseOperation("the CA %s has expired", retiring.KeyID)
-	case p.facts.Secret.RetiringProblem != "":
-		p.refuseOperation("the CA %s cannot sign: %s", retiring.KeyID, p.facts.Secret.RetiringProblem)
+	case p.facts.Secret.Unfit[retiring.KeyID] != "":
+		p.refuseOperation("the CA %s cannot sign: %s", retiring.KeyID, p.facts.Secret.Unfit[retiring.KeyID])
 	case p.waitForSettling(p.facts.RetiringTrusted):
 	case len(missing) > 0:
 		p.refuseOperation("not every API server trusts the CA %s now: %s; run it again when they do",

@@ -148,9 +148,8 @@ func (p *planner) proveCandidate() {
 			"Secret", p.command(v1alpha1.OperationRollback))
 		return
 	}
-	if secret.CandidateProblem != "" { // verifiers that cannot be probed would not show it
-		p.wait("the candidate %s cannot sign: %s: wait, or run %s", p.status.Candidate.KeyID, secret.CandidateProblem,
-			p.command(v1alpha1.OperationRollback))
+	if keyID := secret.Candidate.KeyID; secret.Unfit[keyID] != "" { // verifiers that cannot be probed would not show it
+		p.wait("the candidate %s cannot sign: %s: wait, or run %s", keyID, secret.Unfit[keyID], p.command(v1alpha1.OperationRollback))
 	}
 	p.status.WaitingFor = append(p.status.WaitingFor, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {

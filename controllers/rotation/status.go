@@ -76,10 +76,9 @@ func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAut
 	}
 	before := obj.Status.DeepCopy()
 	obj.Status.WaitingFor = []string{err.Error()}
-	meta.SetStatusCondition(&obj.Status.Conditions, metav1.Condition{
-		Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse, Reason: reason, Message: err.Error(),
-		ObservedGeneration: obj.Generation, LastTransitionTime: metav1.NewTime(r.ServerTime.Latest()),
-	})
+	one := condition(v1alpha1.ConditionReady, metav1.ConditionFalse, reason, "%v", err)
+	one.ObservedGeneration, one.LastTransitionTime = obj.Generation, metav1.NewTime(r.ServerTime.Latest())
+	meta.SetStatusCondition(&obj.Status.Conditions, one)
 	if equality.Semantic.DeepEqual(*before, obj.Status) {
 		return err
 	}

@@ -229,7 +229,7 @@ func TestTracker(t *testing.T) {
 		"a longer gap":                 {settle: every, rounds: at(0, every, 4*every+1), missing: "seen 1 time(s)"},
 		"the clock jumps ahead":        {settle: every, rounds: at(0, time.Hour), missing: "seen 1 time(s), for 0s"},
 		"by less than three intervals": {settle: 2 * every, rounds: at(0, 2*every), missing: "for 10s of 20s"},
-		"the clock jumps back":         {settle: every, rounds: at(time.Hour, time.Hour+every, 0), missing: "seen 1 time(s)"},
+		"the clock jumps back":         {settle: every, rounds: at(time.Hour, 0), missing: "seen 2 time(s), for 0s"},
 		"faster than the interval":     {settle: every, rounds: at(0, 1, 2), missing: "a: the wanted answer was seen 3 time(s), for 0s of 10s"},
 		"refused by all":               {want: Refused, settle: every, rounds: each("--", "--")},
 		"still recognised by one":      {want: Refused, settle: every, rounds: each("--", "-+", "-+"), missing: "b: knows it"},

@@ -20,7 +20,6 @@ const (
 type Tracker struct {
 	want    Trust
 	every   time.Duration
-	last    time.Time
 	streaks map[string]*streak
 }
 
@@ -42,10 +41,6 @@ func NewTracker(want Trust, every time.Duration) *Tracker {
 // Add records the answers of all servers, by Target.Name, at the time of the last answer. Only the time between two calls
 // matters. Add drops servers that have no answer. A new server begins its own streak.
 func (t *Tracker) Add(at time.Time, answers map[string]Answer) {
-	if at.Before(t.last) {
-		clear(t.streaks) // the clock was set back: earlier answers can't be compared
-	}
-	t.last = at
 	maps.DeleteFunc(t.streaks, func(name string, _ *streak) bool { _, asked := answers[name]; return !asked })
 	for name, answer := range answers {
 		one, known := t.streaks[name]
@@ -68,7 +63,7 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 		*one = streak{answer: answer, last: at, answers: 1}
 	default:
 		one.answers++
-		one.lasted += min(gap, t.every)
+		one.lasted += min(max(gap, 0), t.every)
 		one.last = at
 	}
 }

@@ -35,7 +35,10 @@ func (k *KeyPair) create(ctx context.Context, at Secret) {
 	if k.Create == nil || k.guarded || !k.leads() {
 		return
 	}
-	now, err := k.now(ctx)
+	now, err := k.CheckClock(ctx)
+	if err != nil {
+		now = k.Clock.Now() // is good enough to see that a CA is in use
+	}
 	if _, unusable := k.Authority(now); unusable == nil {
 		return
 	}
@@ -67,18 +70,6 @@ func (k *KeyPair) create(ctx context.Context, at Secret) {
 			k.notCreated(err)
 		}
 	}
-}
-
-// now returns the time by which a CA is created. With an error, it returns the time of Clock, which may be wrong.
-func (k *KeyPair) now(ctx context.Context) (time.Time, error) {
-	if k.CheckClock == nil {
-		return k.Clock.Now(), nil
-	}
-	now, err := k.CheckClock(ctx)
-	if err != nil {
-		now = k.Clock.Now()
-	}
-	return now, err
 }
 
 // prepare makes a CA and its Secret. Its common name is random in part, so that no other generation has it.

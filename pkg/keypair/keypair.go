@@ -94,8 +94,8 @@ type KeyPair struct {
 	Signers []string
 	// Clock is the clock that the CA's validity is compared with.
 	Clock clock.PassiveClock
-	// CheckClock, if set, returns the time by which a CA is created, or an error while that time may be wrong. No CA is
-	// created then: it would not be valid yet, or not any more, when the clock is right again. Nil means Clock.
+	// CheckClock returns the time by which a CA is created, Clock's by default, or an error while that time may be wrong. No CA
+	// is created then: it would not be valid yet, or not any more, when the clock is right again.
 	CheckClock func(context.Context) (time.Time, error)
 	// Reporter, if set, writes Events about the object of the source.
 	Reporter *report.Reporter
@@ -136,6 +136,7 @@ func New(source Source) *KeyPair {
 	}
 	k.value.Same = func(a, b inUse) bool { return a.from == b.from && a.permit.Equal(b.permit) }
 	k.value.Report = k.report
+	k.CheckClock = func(context.Context) (time.Time, error) { return k.Clock.Now(), nil }
 	return k
 }
 

@@ -423,13 +423,14 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	const want = "Load CAMissing: Secret ns/ca does not exist: its CA is still in use, so no new CA is created; restore the Secret; " +
 		"the last good CA stays in use"
 	expect.Equal(t, "told", strings.Join(m.events, "\n"), want)
+	right := m.CheckClock
 	m.CheckClock = func(context.Context) (time.Time, error) { return now, nil }
 	m.clock.SetTime(now.Add(25 * time.Hour)) // the clock of this machine is wrong, and is set right while a CA is created
 	m.create(t.Context(), m.secret)
 	if m.stored != nil {
 		t.Error("made another one")
 	}
-	m.CheckClock = nil
+	m.CheckClock = right
 	m.look()
 	if again := m.state(m.clock.Now()); m.stored == nil || again == first {
 		t.Errorf("after the end: %s", again)
@@ -459,12 +460,13 @@ func TestCreateFaults(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMaker(t, "ca")
+			right := m.CheckClock
 			m.Offer(nil)
 			test.first(m)
 			m.create(t.Context(), m.secret)
 			told, want := strings.Join(m.events, "\n"), "Create CAMissing: Secret ns/ca does not exist and can't be created: "+test.cause
 			expect.Equal(t, fmt.Sprintf("told %q, with %q", told, want), test.cause != "", strings.HasSuffix(told, want))
-			m.CheckClock = nil
+			m.CheckClock = right
 			m.look()
 			m.Offer(m.stored)
 			m.expect(test.events, test.records)

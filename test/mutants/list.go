@@ -298,7 +298,7 @@ var rotationMutations = []mutation{
 	{"rotation: a candidate signs when its owner confirms", "controllers/rotation/preparing.go", "len(unconfirmed) > 0", "len(unconfirmed) > 9", rotationTests},
 	{"rotation: a candidate is published first", "controllers/rotation/preparing.go", "\tcase !p.publishFirst():\n\t\treturn\n", "", rotationTests},
 	{"rotation: a candidate that has ended", "controllers/rotation/preparing.go", "case !secret.Candidate.NotAfter.After(p.facts.Now):", "case secret.Candidate == nil:", rotationTests},
-	{"rotation: a candidate that is not valid yet", "controllers/rotation/preparing.go", "if secret.CandidateProblem != \"\" {", "if false {", rotationTests},
+	{"rotation: a candidate that is not valid yet", "controllers/rotation/preparing.go", "secret.Unfit[keyID] != \"\" {", "keyID == \"\" {", rotationTests},
 	{"rotation: no step with a wrong clock", "controllers/rotation/observe.go", "r.ServerTime.Agreed(ctx)", "r.ServerTime.Now(ctx)", rotationTests},
 	{"rotation: ends count by the API servers' time", "controllers/rotation/setup.go", "cmp.Or(r.ServerTime, servertime.Of(r.Clock))", "servertime.Of(r.Clock)", "./controllers"},
 	{"rotation: a CA that retired here never signs again", "controllers/rotation/secret.go", "case p.facts.sealed(secret.TLS) || last != nil && last.KeyID == secret.TLS.KeyID:", "case last != nil && last.KeyID == \"\":", rotationTests},
