@@ -159,7 +159,7 @@ func (r *Reconciler) subjectOf(ctx context.Context, req *csr.Request, policy *Po
 	case r.Assume:
 		subject.Trusted = ""
 	default:
-		subject.Trusted, reading = policy.Trusted(r.Clock.Now())
+		subject.Trusted, reading = policy.Trusted(r.ServerTime.Latest())
 	}
 	return subject, reading
 }
