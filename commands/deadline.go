@@ -4,15 +4,11 @@ import (
 	"context"
 	"io"
 	"net/http"
-	"time"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
 
-// longestCall bounds each call to an API server but a watch. An API server itself ends a call after a minute, so only calls
-// that hang are ended. The controllers' calls have shorter timeouts: this one is for lists, discovery and Events, which
-// client-go requests without any.
-const longestCall = time.Minute
-
-// bounded is a transport that ends each call but a watch after longestCall, whose answer has been read by then.
+// bounded is a transport that ends each call but a watch after call.ListTimeout, whose answer has been read by then.
 type bounded struct{ next http.RoundTripper }
 
 func newBounded(next http.RoundTripper) http.RoundTripper { return bounded{next} }
@@ -25,7 +21,7 @@ func (b bounded) RoundTrip(request *http.Request) (*http.Response, error) {
 	if request.URL.Query().Get("watch") == "true" {
 		return b.next.RoundTrip(request)
 	}
-	ctx, cancel := context.WithTimeout(request.Context(), longestCall)
+	ctx, cancel := context.WithTimeout(request.Context(), call.ListTimeout)
 	response, err := b.next.RoundTrip(request.WithContext(ctx))
 	if err != nil {
 		cancel()

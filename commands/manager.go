@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"time"
 
 	"github.com/go-logr/logr"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -18,6 +17,7 @@ import (
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -82,9 +82,6 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	return nil
 }
 
-// stopTime is how long a stopping manager waits for its last calls. A write and the read after it have 45 s each.
-const stopTime = 100 * time.Second
-
 func newManager(
 	cluster *rest.Config, c *config.Configuration, options controllers.Options, logger logr.Logger,
 ) (manager.Manager, error) {
@@ -100,7 +97,7 @@ func newManager(
 		Cache:                         options.CacheOptions(),
 		Metrics:                       served,
 		HealthProbeBindAddress:        c.HealthProbeBindAddress,
-		GracefulShutdownTimeout:       new(stopTime),
+		GracefulShutdownTimeout:       new(call.Grace),
 		LeaderElection:                c.LeaderElection.Enabled,
 		LeaderElectionID:              c.LeaderElection.ResourceName,
 		LeaderElectionNamespace:       controllers.LeaseNamespace(c),

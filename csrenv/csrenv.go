@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -130,9 +131,6 @@ func (e *Env) Stop() error {
 	return err
 }
 
-// stopTime bounds how long Stop waits for calls in progress. A write and the read after it have 45 s each.
-const stopTime = 100 * time.Second
-
 func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 	options, optionsErr := controllerOptions(opts)
 	if opts.Customize != nil {
@@ -144,7 +142,7 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 		Cache:                   options.CacheOptions(),
 		Metrics:                 metricsserver.Options{BindAddress: "0"},
 		Controller:              config.Controller{SkipNameValidation: new(true)}, // several Envs may run in one process
-		GracefulShutdownTimeout: new(stopTime),
+		GracefulShutdownTimeout: new(call.Grace),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make manager: %w", err)

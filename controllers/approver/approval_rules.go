@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
@@ -97,10 +98,7 @@ func (r *Reconciler) confirmRule(ctx context.Context, rule string, subject *rule
 	}
 	for _, key := range subject.Services {
 		service := &corev1.Service{}
-		getting, cancel := context.WithTimeout(ctx, callTimeout)
-		err := r.Live.Get(getting, key, service)
-		cancel()
-		switch {
+		switch err := call.Get(ctx, r.Live, key, service); {
 		case apierrors.IsNotFound(err):
 			return fmt.Sprintf("Service %s does not exist", key), nil
 		case err != nil:

@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
@@ -38,12 +39,8 @@ const Name = "csr-cleaner"
 // server.
 const DefaultDeletesPerSecond = 100
 
-const (
-	// defaultEvery is the pause between two passes over the cache.
-	defaultEvery = 10 * time.Second
-	// callTimeout bounds one deletion. Admission webhooks may take up to 30 s.
-	callTimeout = 45 * time.Second
-)
+// defaultEvery is the pause between two passes over the cache.
+const defaultEvery = 10 * time.Second
 
 // reasonDue is the reason of every deletion.
 const reasonDue = "Due"
@@ -188,9 +185,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (_ re
 // delete deletes obj only if it has not changed. Another UID is another request. Another resourceVersion is a change: a
 // later pass finds the request if it is still due.
 func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) error {
-	calling, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	err := r.Client.Delete(calling, obj, client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})
+	err := call.Write[client.DeleteOption](ctx, r.Client.Delete, obj,
+		client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion})
 	switch {
 	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
 		return nil

@@ -88,6 +88,7 @@ type world struct {
 	*Reconciler
 	client.Client
 	flowcontrol.RateLimiter
+	stopManager           context.CancelFunc
 	served                *request
 	deleted               []*client.Preconditions
 	waits                 int
@@ -104,7 +105,14 @@ func (w *world) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ 
 	return w.get
 }
 
-func (w *world) Delete(_ context.Context, _ client.Object, options ...client.DeleteOption) error {
+// Delete has the manager stop meanwhile. It fails without the time for an admission webhook, which may take 30 seconds.
+func (w *world) Delete(ctx context.Context, _ client.Object, options ...client.DeleteOption) error {
+	if deadline, ok := ctx.Deadline(); !ok || time.Until(deadline) < 30*time.Second {
+		return fmt.Errorf("the call ends at %s", deadline)
+	}
+	if w.stopManager(); ctx.Err() != nil {
+		return ctx.Err()
+	}
 	called := (&client.DeleteOptions{}).ApplyOptions(options)
 	w.deleted = append(w.deleted, (*client.Preconditions)(called.Preconditions))
 	return w.deleteWith
@@ -125,7 +133,10 @@ func newWorld(served *request, at time.Time) *world {
 func (w *world) once(t *testing.T, want string, deleted, waits int) {
 	t.Helper()
 	w.deleted, w.waits = nil, 0
-	result, err := w.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	w.stopManager = stop
+	result, err := w.Reconcile(ctx, reconcile.Request{NamespacedName: types.NamespacedName{Name: "csr-1"}})
 	got := strings.TrimPrefix(fmt.Sprint(err), "<nil>")
 	if result != (reconcile.Result{}) || !strings.HasPrefix(got, want) || want == "" && got != "" || len(w.deleted) != deleted || w.waits != waits {
 		t.Errorf("%+v, error %q, want %q; %d deletions, want %d; %d waits, want %d", result, got, want, len(w.deleted), deleted, w.waits, waits)

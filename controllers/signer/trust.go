@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -143,10 +144,8 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 
 // readConfigMap reads a ConfigMap in kube-system.
 func readConfigMap(ctx context.Context, reader client.Reader, name string) (map[string]string, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	obj := &corev1.ConfigMap{}
-	if err := reader.Get(ctx, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: name}, obj); err != nil {
+	if err := call.Get(ctx, reader, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: name}, obj); err != nil {
 		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", trust.ExtensionNamespace, name, err)
 	}
 	return obj.Data, nil

@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sync/singleflight"
 	authorizationv1 "k8s.io/api/authorization/v1"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
-	// reviewTimeout bounds one review.
-	reviewTimeout = 45 * time.Second
 	// placesPerQuestion is the number of identical reviews that are in progress at a time. Others wait, and share the next.
 	placesPerQuestion = 2
 	// slow is the time after which a review gives its place back.
@@ -66,7 +65,7 @@ func (s *Shared) send(
 	defer leave()
 	defer time.AfterFunc(slow, leave).Stop()
 	s.unsent.Forget(question)
-	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	ctx, cancel := context.WithTimeout(ctx, call.Timeout)
 	defer cancel()
 	return s.Authorizer.Allowed(ctx, who, what)
 }

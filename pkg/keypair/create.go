@@ -14,13 +14,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
-
-// callTimeout bounds one call to the API server. Admission webhooks may take 30 seconds.
-const callTimeout = 45 * time.Second
 
 // Creation describes the CA that is created if its Secret does not exist.
 type Creation struct {
@@ -56,9 +54,7 @@ func (k *KeyPair) create(ctx context.Context, at Secret) {
 		k.Audit.Write(ctx, now, event, recordOf(at, authority, message))
 	}
 	record(audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
-	call, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	switch err := k.client.Create(call, secret); {
+	switch err := call.Write(context.WithoutCancel(ctx), k.client.Create, secret); {
 	case err == nil:
 		k.created(at.reference(secret.UID), authority)
 	case report.Refused(err):

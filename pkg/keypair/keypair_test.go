@@ -321,7 +321,7 @@ func (m *maker) Eventf(_, _ runtime.Object, _, reason, action, note string, args
 
 // Create stores the Secret.
 func (m *maker) Create(ctx context.Context, obj client.Object, _ ...client.CreateOption) error {
-	if deadline, found := ctx.Deadline(); found && time.Until(deadline) < 40*time.Second || ctx.Err() != nil {
+	if deadline, found := ctx.Deadline(); !found || time.Until(deadline) < 40*time.Second || ctx.Err() != nil {
 		m.t.Errorf("the Secret is created until %s, error %v: a slow webhook would prevent it", deadline, ctx.Err())
 	}
 	fault := m.fault

@@ -17,6 +17,7 @@ import (
 	bootstrapapi "k8s.io/cluster-bootstrap/token/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -31,15 +32,6 @@ var clusterInfo = types.NamespacedName{Namespace: metav1.NamespacePublic, Name: 
 // Live reads from the API server without a cache, for facts that must be true at the moment of an approval. An error
 // means that the fact is unknown.
 type Live struct{ Reader client.Reader }
-
-// callTimeout bounds each call to the API server, which may be slow.
-const callTimeout = 45 * time.Second
-
-func (l Live) get(ctx context.Context, key types.NamespacedName, obj client.Object) error {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	return l.Reader.Get(ctx, key, obj)
-}
 
 // Gone returns why the requester no longer exists, or an empty text. It knows bootstrap tokens and ServiceAccounts.
 // No API knows other users.
@@ -56,7 +48,7 @@ func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error)
 func (l Live) goneToken(ctx context.Context, id string) (string, error) {
 	shown := csr.Shorten(id)
 	info := &corev1.ConfigMap{}
-	if err := l.get(ctx, clusterInfo, info); err != nil {
+	if err := call.Get(ctx, l.Reader, clusterInfo, info); err != nil {
 		return "", fmt.Errorf("find bootstrap token %s in ConfigMap %s: %w", shown, clusterInfo, err)
 	}
 	if info.Data[bootstrapapi.KubeConfigKey] == "" {
@@ -74,7 +66,7 @@ func (l Live) goneAccount(ctx context.Context, name string, uid types.UID) (stri
 	namespace, name, _ := strings.Cut(name, ":")
 	account := &metav1.PartialObjectMetadata{}
 	account.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
-	err := l.get(ctx, types.NamespacedName{Namespace: namespace, Name: name}, account)
+	err := call.Get(ctx, l.Reader, types.NamespacedName{Namespace: namespace, Name: name}, account)
 	text := fmt.Sprintf("ServiceAccount %s/%s", csr.Shorten(namespace), csr.Shorten(name))
 	switch {
 	case apierrors.IsNotFound(err):
@@ -92,7 +84,7 @@ func (l Live) goneAccount(ctx context.Context, name string, uid types.UID) (stri
 func (l Live) HasNode(ctx context.Context, name string) (bool, error) {
 	node := &metav1.PartialObjectMetadata{}
 	node.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Node"))
-	err := l.get(ctx, types.NamespacedName{Name: name}, node)
+	err := call.Get(ctx, l.Reader, types.NamespacedName{Name: name}, node)
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, fmt.Errorf("get Node %s: %w", csr.Shorten(name), err)
 	}
@@ -102,7 +94,7 @@ func (l Live) HasNode(ctx context.Context, name string) (bool, error) {
 // Renewed returns when the Lease of node was last renewed, by the node's own clock.
 func (l Live) Renewed(ctx context.Context, node string) (time.Time, error) {
 	lease := &coordinationv1.Lease{}
-	err := l.get(ctx, types.NamespacedName{Namespace: corev1.NamespaceNodeLease, Name: node}, lease)
+	err := call.Get(ctx, l.Reader, types.NamespacedName{Namespace: corev1.NamespaceNodeLease, Name: node}, lease)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("get the Lease of node %s: %w", csr.Shorten(node), err)
 	}

@@ -1,0 +1,108 @@
+// Package call makes calls to the API server. Each call has one timeout, and the end of the manager does not interrupt a
+// write.
+package call
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+)
+
+const (
+	// Timeout bounds each call to the API server, with the retries of client-go. An admission webhook may take 30 s. The
+	// exceptions are the Lease, the time (pkg/servertime) and the probes (internal/probe) with 10 s each, and what has
+	// ListTimeout.
+	Timeout = 45 * time.Second
+	// ListTimeout bounds one page of a list, and the self-check. It also bounds discovery and Events, to which client-go
+	// gives no timeout. An API server itself ends a call after a minute.
+	ListTimeout = time.Minute
+	// Grace is how long a manager that stops waits for its last calls: a write, and the read after it.
+	Grace = 2*Timeout + 10*time.Second
+)
+
+// Get reads obj from reader.
+func Get(ctx context.Context, reader client.Reader, key client.ObjectKey, obj client.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, Timeout)
+	defer cancel()
+	return reader.Get(ctx, key, obj)
+}
+
+// List reads one page of a list from reader.
+func List(ctx context.Context, reader client.Reader, list client.ObjectList, options ...client.ListOption) error {
+	ctx, cancel := context.WithTimeout(ctx, ListTimeout)
+	defer cancel()
+	return reader.List(ctx, list, options...)
+}
+
+// Write calls method, which is a method of a client, such as Update. It returns an error if ctx has ended. Later, the end
+// of ctx does not cancel the call, because its outcome would be unknown.
+func Write[option any](
+	ctx context.Context, method func(context.Context, client.Object, ...option) error, obj client.Object, options ...option,
+) error {
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), Timeout)
+	defer cancel()
+	return method(ctx, obj, options...)
+}
+
+// Result is the result of Store.
+type Result struct {
+	// Outcome is audit.Stored; audit.Discarded if the change is not stored and no call under way can store it; or
+	// audit.Uncertain.
+	Outcome audit.Event
+	// Err is the error of the write. It is not nil if only the read has shown that the change is stored.
+	Err error
+	// Changed reports that the API server holds another version of the request, or none. A watch brings that change.
+	Changed bool
+	// Live is the request as the API server holds it, if the Outcome is Discarded.
+	Live *certificatesv1.CertificateSigningRequest
+}
+
+// Store writes a changed copy of a request, with a certificate or one more condition, even if ctx has ended: the audit log
+// has announced it. After an error, Store reads the request from live. Even a refusal does not prove that nothing is
+// stored: client-go repeats a call, and an earlier attempt may have been stored.
+func Store(
+	ctx context.Context, live client.Reader, writer client.SubResourceWriter, changed *certificatesv1.CertificateSigningRequest,
+	options ...client.SubResourceUpdateOption,
+) Result {
+	ctx = context.WithoutCancel(ctx)
+	found := &certificatesv1.CertificateSigningRequest{}
+	err := Write(ctx, writer.Update, changed, options...)
+	if err == nil {
+		return Result{Outcome: audit.Stored}
+	}
+	result := Result{Outcome: audit.Uncertain, Err: err}
+	switch readErr := Get(ctx, live, client.ObjectKeyFromObject(changed), found); {
+	case readErr != nil: // the change may have been stored before the request was deleted
+		result.Changed = apierrors.IsNotFound(readErr)
+	case found.UID != changed.UID:
+		result.Changed = true
+	case holds(found, changed):
+		result.Outcome = audit.Stored
+	default:
+		result.Changed = found.ResourceVersion != changed.ResourceVersion
+		if result.Changed || report.Refused(err) { // a write that arrives later will conflict
+			result.Outcome, result.Live = audit.Discarded, found
+		}
+	}
+	return result
+}
+
+// holds reports whether live has the certificate of changed, or its last condition if it has no certificate.
+func holds(live, changed *certificatesv1.CertificateSigningRequest) bool {
+	if len(changed.Status.Certificate) > 0 {
+		return bytes.Equal(live.Status.Certificate, changed.Status.Certificate)
+	}
+	last := changed.Status.Conditions[len(changed.Status.Conditions)-1]
+	return csr.HasCondition(live, last.Type, last.Reason, last.Message)
+}
