@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -47,7 +48,7 @@ func (r *Reconciler) execute(
 // the next reconcile decides, and a client that changes them all the time could otherwise stop every step.
 func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	latest := &v1alpha1.SigningAuthority{}
-	if err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), latest); err != nil {
+	if err := call.Get(ctx, r.Live, client.ObjectKeyFromObject(obj), latest); err != nil {
 		return err
 	}
 	sameStatus := equality.Semantic.DeepEqual(latest.Status, obj.Status)
@@ -142,7 +143,7 @@ func (r *Reconciler) writeSecret(
 		controllerutil.AddFinalizer(changed, keypair.Finalizer)
 	}
 	if changed.UID == "" {
-		if err := r.Client.Create(ctx, changed); err != nil && !apierrors.IsAlreadyExists(err) {
+		if err := call.Write(ctx, r.Client.Create, changed); err != nil && !apierrors.IsAlreadyExists(err) {
 			return fmt.Errorf("create Secret: %w", err)
 		}
 		return nil // the next reconcile reads the Secret that exists
@@ -150,7 +151,7 @@ func (r *Reconciler) writeSecret(
 	if maps.EqualFunc(changed.Data, read.object.Data, bytes.Equal) {
 		return nil
 	}
-	if err := r.Client.Update(ctx, changed); err != nil {
+	if err := call.Write(ctx, r.Client.Update, changed); err != nil {
 		return fmt.Errorf("update Secret: %w", err)
 	}
 	return nil

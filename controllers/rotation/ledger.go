@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
@@ -72,7 +73,7 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 	}
 	page := &certificatesv1.CertificateSigningRequestList{}
 	for first := true; first || page.Continue != ""; first = false {
-		if err := r.Live.List(ctx, page, client.Limit(issuedPage), client.Continue(page.Continue)); err != nil {
+		if err := call.List(ctx, r.Live, page, client.Limit(issuedPage), client.Continue(page.Continue)); err != nil {
 			return fmt.Errorf("list requests: %w", err)
 		}
 		for i := range page.Items {

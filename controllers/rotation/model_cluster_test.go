@@ -43,6 +43,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/slow"
 )
 
 const (
@@ -74,6 +75,7 @@ type cluster struct {
 	manager     *process
 	reconciler  *Reconciler
 	dies        func() bool
+	slow        bool // each answer to the manager takes 25 seconds
 	authorities []*authority
 
 	// cas holds every CA that has existed, by certificate. The owner has a backup of each.
@@ -144,10 +146,18 @@ func (c *cluster) update(obj client.Object) { utilruntime.Must(c.owner.write(obj
 // startManager starts a manager without any state in memory. Its watch delivers each request again.
 func (c *cluster) startManager() {
 	c.manager = &process{apiServer: c.api, dies: func(client.Object) bool { return c.dies() }, wrote: c.wrote}
+	cached, live := client.Client(c.manager), client.Client(c.manager)
+	if c.slow {
+		wait := func() {
+			time.Sleep(slow.Answer)
+			c.clock.SetTime(c.now().Add(slow.Answer))
+		}
+		cached, live = slow.Client{Client: cached, Wait: wait, Cached: true}, slow.Client{Client: live, Wait: wait}
+	}
 	c.reconciler = &Reconciler{
-		OldLifetimeCap: oldCap, Client: c.manager, Live: c.manager, Clock: machine{c}, cluster: &rest.Config{},
+		OldLifetimeCap: oldCap, Client: cached, Live: live, Clock: machine{c}, cluster: &rest.Config{},
 		Reporter:  report.New(recorder{c}, machine{c}),
-		publisher: &trust.Publisher{Client: c.manager, Live: c.manager, Discovery: unserved},
+		publisher: &trust.Publisher{Client: cached, Live: live, Discovery: unserved},
 		prober:    modelProber{c}, loadPair: c.load,
 	}
 	c.setMachine(c.ahead, c.timeless)

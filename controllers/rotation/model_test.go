@@ -5,21 +5,28 @@ import (
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const usualLives, workers = 120, 2
@@ -121,6 +128,55 @@ func TestDeathAtEveryWrite(t *testing.T) {
 	if writes < 60 {
 		t.Errorf("there were %d writes only", writes)
 	}
+}
+
+// TestSlowAnswers checks that a rotation, a rollback and a completion succeed if each answer to the manager takes 25 seconds,
+// and that nothing ends a reconcile that takes minutes.
+func TestSlowAnswers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newCluster(nil)
+		c.quiet, c.slow = true, true
+		c.startManager()
+		a := c.authority("cluster", kubeletSigner, clientSigner)
+		for _, step := range []struct {
+			operation v1alpha1.Operation
+			want      v1alpha1.Phase
+		}{
+			{v1alpha1.OperationStart, v1alpha1.Prepared}, {v1alpha1.OperationRollback, v1alpha1.Prepared},
+			{v1alpha1.OperationComplete, v1alpha1.Completed}, {v1alpha1.OperationStart, v1alpha1.Prepared},
+			{v1alpha1.OperationComplete, v1alpha1.Completed},
+		} {
+			c.settle()
+			began := time.Now()
+			if err := a.obeys(step.operation, step.want); err != nil {
+				t.Fatal(c.failure(err))
+			}
+			t.Logf("%s took %s", step.operation, time.Since(began))
+			if !a.signers[0].sign(a, kubeletSigner, 24*time.Hour) {
+				t.Error("nothing can be signed")
+			}
+			c.pass(72 * time.Hour)
+		}
+	})
+	mgr, err := manager.New(&rest.Config{Host: "https://127.0.0.1:1"}, manager.Options{
+		Scheme: modelScheme, Metrics: metricsserver.Options{BindAddress: "0"},
+	})
+	succeed(t, err)
+	added := &adding{Manager: mgr}
+	succeed(t, (&Reconciler{}).SetupWithManager(added, controller.Options{ReconciliationTimeout: 3 * time.Minute}))
+	expect.Equal(t, "timeouts", added.timeouts, []time.Duration{-1, -1})
+}
+
+// adding records the timeouts of the controllers that are added to a manager.
+type adding struct {
+	manager.Manager
+	timeouts []time.Duration
+}
+
+func (a *adding) Add(runnable manager.Runnable) error {
+	timeout := reflect.ValueOf(runnable).Elem().FieldByName("ReconciliationTimeout")
+	a.timeouts = append(a.timeouts, timeout.Interface().(time.Duration))
+	return nil
 }
 
 // TestLateWriteOfAReplacedLeader has a leader that stalls before it writes the Secret for a rollback. Another leader

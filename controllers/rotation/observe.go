@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -94,7 +95,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	name := secretName(obj)
 	object := &corev1.Secret{Type: corev1.SecretTypeTLS}
 	object.Namespace, object.Name = name.Namespace, name.Name
-	if err := r.Live.Get(ctx, name, object); client.IgnoreNotFound(err) != nil {
+	if err := call.Get(ctx, r.Live, name, object); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
 	if object.Type != corev1.SecretTypeTLS {
@@ -151,7 +152,7 @@ func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
 // observeAuthorities reads the other authorities: their CAs, and what they share with this one, which is an error.
 func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	list := &v1alpha1.SigningAuthorityList{}
-	if err := r.Live.List(ctx, list); err != nil {
+	if err := call.List(ctx, r.Live, list); err != nil {
 		return fmt.Errorf("list SigningAuthorities: %w", err)
 	}
 	for i := range list.Items {

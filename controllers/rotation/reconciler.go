@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -68,7 +69,7 @@ type prober interface {
 // Reconcile observes one authority, stores the decision, and takes at most one action.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &v1alpha1.SigningAuthority{}
-	if err := r.Live.Get(ctx, key.NamespacedName, obj); err != nil {
+	if err := call.Get(ctx, r.Live, key.NamespacedName, obj); err != nil {
 		if apierrors.IsNotFound(err) {
 			r.trackers.Delete(key.Name)
 			rotations.authorities.Delete(key.Name)

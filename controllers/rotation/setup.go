@@ -34,6 +34,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Op
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
+	options.ReconciliationTimeout = -1 // each call has its own, and a reconcile makes many
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).

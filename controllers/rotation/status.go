@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 )
 
@@ -31,7 +32,7 @@ func (r *Reconciler) storeStatus(
 	obj.Status = step.Status
 	describe(obj, f)
 	if !equality.Semantic.DeepEqual(*before, obj.Status) {
-		if err := r.Client.Status().Update(ctx, obj); err != nil {
+		if err := call.Write(ctx, r.Client.Status().Update, obj); err != nil {
 			return false, err
 		}
 	}
@@ -57,7 +58,9 @@ func (r *Reconciler) storeStatus(
 	// The patch fails if the annotation has changed meanwhile.
 	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
 	delete(obj.Annotations, v1alpha1.OperationAnnotation)
-	return true, r.Client.Patch(ctx, obj, patch)
+	return true, call.Write(ctx, func(ctx context.Context, obj client.Object, _ ...client.PatchOption) error {
+		return r.Client.Patch(ctx, obj, patch)
+	}, obj)
 }
 
 // decisionOf returns the part of a status that the next step depends on.
@@ -83,7 +86,7 @@ func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAut
 		return err
 	}
 	r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", reason, err.Error())
-	return errors.Join(err, r.Client.Status().Update(ctx, obj))
+	return errors.Join(err, call.Write(ctx, r.Client.Status().Update, obj))
 }
 
 // auditRecord returns the record of action, with the CA that it concerns.

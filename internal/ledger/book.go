@@ -24,6 +24,8 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
 
 var (
@@ -46,9 +48,9 @@ const (
 )
 
 // QuietAfter is the time after Seal from which no Book covers a certificate any more. By then all stored ends have been
-// read again, and all concurrent writes have arrived. A covered certificate is signed and stored at once, unless the
-// process is suspended in between.
-const QuietAfter = trustFor + timeout + 5*time.Second
+// read again, and all calls that were under way have ended. A covered certificate is signed and stored at once, unless
+// the process is suspended in between.
+const QuietAfter = trustFor + call.Timeout + 5*time.Second
 
 // Book is the ledger of one Secret with signing keys: a ConfigMap with an Account for each key. The name of the
 // ConfigMap is the name of the Secret and -ledger. Only Open creates an account. Other changes of a missing account
@@ -262,9 +264,6 @@ func encode(data map[string]string, key string, value any) error {
 	return nil
 }
 
-// timeout bounds one change, with all its retries.
-const timeout = 10 * time.Second
-
 // store is one ConfigMap that is changed by compare-and-swap. reader has no cache.
 type store struct {
 	writer client.Client
@@ -275,7 +274,7 @@ type store struct {
 // get reads the ConfigMap. A missing ConfigMap is returned without a resourceVersion.
 func (s store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 	obj := &corev1.ConfigMap{}
-	if err := s.reader.Get(ctx, s.name, obj); client.IgnoreNotFound(err) != nil {
+	if err := call.Get(ctx, s.reader, s.name, obj); client.IgnoreNotFound(err) != nil {
 		return nil, fmt.Errorf("get ConfigMap %s: %w", s.name, err)
 	}
 	obj.Namespace, obj.Name = s.name.Namespace, s.name.Name
@@ -288,8 +287,6 @@ func (s store) get(ctx context.Context) (*corev1.ConfigMap, error) {
 // update calls change with the stored data, and stores the result if change reports a change. If another process
 // wrote meanwhile, update starts again.
 func (s store) update(ctx context.Context, change func(data map[string]string) (changed bool, err error)) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
 	outdated := func(err error) bool {
 		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 	}
@@ -305,9 +302,9 @@ func (s store) update(ctx context.Context, change func(data map[string]string) (
 			return nil
 		}
 		if obj.ResourceVersion == "" {
-			err = s.writer.Create(ctx, obj)
+			err = call.Write(ctx, s.writer.Create, obj)
 		} else {
-			err = s.writer.Update(ctx, obj)
+			err = call.Write(ctx, s.writer.Update, obj)
 		}
 		if err != nil {
 			return fmt.Errorf("write ConfigMap %s: %w", s.name, err)

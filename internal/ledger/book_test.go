@@ -8,20 +8,24 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 	ledgertest "github.com/csr-controller-manager/csr-controller-manager/test/kit/ledger"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/slow"
 )
 
 var (
@@ -327,4 +331,76 @@ func TestReadAgain(t *testing.T) {
 	w.before = func() error { w.ahead(time.Hour / 2); return nil }
 	w.succeed(w.cover(web, 2*time.Hour))
 	expect.Equal(t, "writes with a slow answer", w.writes.Load(), 1)
+}
+
+// TestSlowAnswers checks that each change waits for answers that take 25 seconds, also while other processes write.
+func TestSlowAnswers(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		w, conflicts := newWorld(t, key), 3
+		client := slow.New(w)
+		recorder := ledger.NewRecorder(client, client, secret, w.clock)
+		w.before = func() error {
+			if conflicts--; conflicts >= 0 {
+				return apierrors.NewConflict(schema.GroupResource{}, "ca-ledger", errors.New("changed"))
+			}
+			return nil
+		}
+		w.succeed(recorder.Cover(t.Context(), key, web, now.Add(16*time.Hour)), recorder.Seal(t.Context(), key))
+		w.has("covered", web, 17*time.Hour)
+		for i := range 200 { // enough for each ConfigMap
+			recorder.Note(certificateOf(fmt.Sprint("node-", i), node, key, 0, time.Hour))
+		}
+		flushes := 0
+		for ; len(w.read()) < 200 && flushes < 20; flushes++ {
+			began := time.Now()
+			if w.succeed(recorder.FlushNodes(t.Context(), now)); time.Since(began) > 2*call.Timeout {
+				t.Errorf("a flush took %s", time.Since(began))
+			}
+		}
+		expect.Equal(t, "flushes", flushes, 16)
+		w.succeed(recorder.Flush(t.Context()))
+		w.has("noted", node, time.Hour)
+	})
+}
+
+// TestQuietAfter checks that no Book covers for longer than QuietAfter after a Seal, whatever the time that its answers take,
+// and that some Book does for almost as long.
+func TestQuietAfter(t *testing.T) {
+	t.Parallel()
+	longest := time.Duration(0)
+	for _, late := range []time.Duration{0, time.Second, 25 * time.Second, call.Timeout - time.Second, call.Timeout + time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			w, real := newWorld(t, key), clock.RealClock{}
+			answersLate := interceptor.NewClient(w.Client.(client.WithWatch), interceptor.Funcs{
+				Get: func(ctx context.Context, c client.WithWatch, key client.ObjectKey, obj client.Object, options ...client.GetOption) error {
+					err := c.Get(ctx, key, obj, options...)
+					if time.Sleep(late); ctx.Err() != nil {
+						return ctx.Err()
+					}
+					return err
+				},
+			})
+			book := ledger.NewBook(w, answersLate, secret, real)
+			w.succeed(w.another().Raise(t.Context(), key, web, time.Now().Add(24*time.Hour)))
+			sealed := time.Now().Add(time.Second / 2)
+			go func() {
+				time.Sleep(time.Until(sealed))
+				w.succeed(w.another().Seal(t.Context(), key))
+			}()
+			for range 1000 {
+				err := book.Cover(t.Context(), key, web, time.Now().Add(time.Hour))
+				if errors.Is(err, ledger.ErrSealed) || errors.Is(err, context.DeadlineExceeded) {
+					break
+				}
+				w.succeed(err)
+				longest = max(longest, time.Since(sealed))
+				time.Sleep(time.Second / 3)
+			}
+			synctest.Wait()
+		})
+	}
+	if longest > ledger.QuietAfter || longest < ledger.QuietAfter-15*time.Second {
+		t.Errorf("covered for %s after the account was closed, want at most %s", longest, ledger.QuietAfter)
+	}
 }

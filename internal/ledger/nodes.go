@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -120,6 +121,7 @@ type Recorder struct {
 	mu    sync.Mutex
 	ends  map[entryKey]time.Time
 	nodes [shards]map[string]newest // by node
+	next  int                       // the shard that FlushNodes stores first
 }
 
 // NewRecorder returns the Recorder of the Secret secret. The arguments are those of NewBook.
@@ -173,18 +175,22 @@ func (r *Recorder) Flush(ctx context.Context) error {
 
 // FlushNodes stores the noted certificates of nodes, with one write for each ConfigMap that changes. It keeps those that
 // it can't store for the next call. A ConfigMap that can't be written does not block the others. It removes certificates
-// that have expired at now. No decision depends on them.
+// that have expired at now. No decision depends on them, so FlushNodes begins nothing after call.Timeout, and the next call
+// continues.
 func (r *Recorder) FlushNodes(ctx context.Context, now time.Time) error {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
+	ctx, cancel := context.WithTimeout(ctx, call.Timeout)
 	defer cancel()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
-	for shard, name := range NodesNames(r.secret.Name) {
+	names := NodesNames(r.secret.Name)
+	for tried := 0; tried < shards && ctx.Err() == nil; tried++ {
+		shard := r.next
+		r.next = (r.next + 1) % shards
 		if len(r.nodes[shard]) == 0 {
 			continue
 		}
-		store := store{r.store.writer, r.store.reader, types.NamespacedName{Namespace: r.secret.Namespace, Name: name}}
+		store := store{r.store.writer, r.store.reader, types.NamespacedName{Namespace: r.secret.Namespace, Name: names[shard]}}
 		err := store.update(ctx, func(data map[string]string) (bool, error) {
 			return mergeNodes(data, r.nodes[shard], now)
 		})

@@ -15,6 +15,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
 
 // ServerName is a name in every API server's serving certificate.
@@ -56,7 +58,7 @@ var ErrNoEndpoints = errors.New("the Service default/kubernetes has no endpoints
 func Endpoints(ctx context.Context, reader client.Reader) ([]string, error) {
 	list := &discoveryv1.EndpointSliceList{}
 	ofService := client.MatchingLabels{discoveryv1.LabelServiceName: "kubernetes"}
-	if err := reader.List(ctx, list, client.InNamespace("default"), ofService); err != nil {
+	if err := call.List(ctx, reader, list, client.InNamespace("default"), ofService); err != nil {
 		return nil, fmt.Errorf("list the EndpointSlices of Service default/kubernetes: %w", err)
 	}
 	return EndpointsOf(list.Items)

@@ -10,6 +10,9 @@ import (
 const (
 	// patience is the number of intervals for which a server may give no valid answer without losing its streak.
 	patience = 3
+	// longestGap is the longest time between two answers of a streak, if that is more than patience. If each call to the
+	// API server takes as long as an admission webhook may, a rotation asks every few minutes only.
+	longestGap = 20 * time.Minute
 	// leastAnswers is the number of answers that a streak needs. A single answer may come from a server that was
 	// about to stop.
 	leastAnswers = 2
@@ -59,7 +62,7 @@ func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
 	case answer.Trust == Unknown && one.answers > 0 && gap <= patience*t.every:
 	case answer.Trust != t.want || answer.Trust == Unknown:
 		*one = streak{answer: answer}
-	case one.answers == 0 || gap > patience*t.every:
+	case one.answers == 0 || gap > max(patience*t.every, longestGap):
 		*one = streak{answer: answer, last: at, answers: 1}
 	default:
 		one.answers++

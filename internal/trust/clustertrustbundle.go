@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
 
 // versions are the versions of ClusterTrustBundle (KEP-3257), the best first. Their fields are the same.
@@ -45,7 +47,7 @@ func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) 
 	}
 	list := &unstructured.UnstructuredList{}
 	list.SetGroupVersionKind(kind)
-	if err := p.Live.List(ctx, list, client.MatchingLabels{managedBy: self}); err != nil {
+	if err := call.List(ctx, p.Live, list, client.MatchingLabels{managedBy: self}); err != nil {
 		if apierrors.IsForbidden(err) && len(wanted.Signers) == 0 {
 			err = nil
 		}

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
@@ -44,7 +45,7 @@ func Above(trusted, chain []*x509.Certificate, now time.Time) (above []*x509.Cer
 // ClientCAs returns that ConfigMap, and the CAs in it.
 func (p *Publisher) ClientCAs(ctx context.Context) (*corev1.ConfigMap, []*x509.Certificate, error) {
 	obj := &corev1.ConfigMap{}
-	if err := p.Live.Get(ctx, client.ObjectKey{Namespace: ExtensionNamespace, Name: ExtensionName}, obj); err != nil {
+	if err := call.Get(ctx, p.Live, client.ObjectKey{Namespace: ExtensionNamespace, Name: ExtensionName}, obj); err != nil {
 		return nil, nil, fmt.Errorf("read ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)
 	}
 	certs, err := ca.ParseCertificates([]byte(obj.Data[ExtensionKey]))
@@ -64,7 +65,7 @@ func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
 	left, err := without(certs, old)
 	if err == nil && len(left) < len(certs) {
 		obj.Data[ExtensionKey] = string(Bundle(time.Time{}, left...))
-		err = p.Client.Update(ctx, obj)
+		err = call.Write(ctx, p.Client.Update, obj)
 	}
 	if err != nil {
 		return fmt.Errorf("prune ConfigMap %s/%s: %w", ExtensionNamespace, ExtensionName, err)

@@ -31,6 +31,8 @@ import (
 	"k8s.io/client-go/discovery"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
 
 // ConfigMapKey is one entry of a ConfigMap.
@@ -148,7 +150,7 @@ func withGrant(what string, err error, grant string) error {
 func (p *Publisher) compare(ctx context.Context, c *Change) (differs string, err error) {
 	stored := &unstructured.Unstructured{}
 	stored.SetGroupVersionKind(c.object.GroupVersionKind())
-	err = p.Live.Get(ctx, client.ObjectKeyFromObject(c.object), stored)
+	err = call.Get(ctx, p.Live, client.ObjectKeyFromObject(c.object), stored)
 	c.version, c.uid = stored.GetResourceVersion(), stored.GetUID()
 	switch {
 	case client.IgnoreNotFound(err) != nil:
@@ -182,15 +184,15 @@ func holds(obj, fields map[string]any) bool {
 // managers. Without a version, the object is created.
 func (p *Publisher) apply(ctx context.Context, c *Change, dryRun []string) error {
 	if c.remove {
-		return client.IgnoreNotFound(p.Client.Delete(ctx, c.object, &client.DeleteOptions{
+		return client.IgnoreNotFound(call.Write[client.DeleteOption](ctx, p.Client.Delete, c.object, &client.DeleteOptions{
 			DryRun: dryRun, Preconditions: &metav1.Preconditions{UID: &c.uid, ResourceVersion: &c.version},
 		}))
 	}
 	applied := c.object.DeepCopy()
 	applied.SetResourceVersion(c.version)
-	return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), &client.ApplyOptions{
-		DryRun: dryRun, Force: ptr.To(true), FieldManager: c.manager,
-	})
+	return call.Write(ctx, func(ctx context.Context, _ client.Object, options ...client.ApplyOption) error {
+		return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), options...)
+	}, applied, client.ApplyOption(&client.ApplyOptions{DryRun: dryRun, Force: ptr.To(true), FieldManager: c.manager}))
 }
 
 // configMaps returns a change for each ConfigMap. An apply removes our keys that it does not hold, so one change has all
