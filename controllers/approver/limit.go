@@ -1,7 +1,9 @@
 package approver
 
 import (
-	"golang.org/x/time/rate"
+	"sync"
+	"time"
+
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
@@ -19,22 +21,30 @@ type Limit struct{ Burst, PerHour int }
 
 // limiter counts approvals. It is safe for concurrent use. If it is nil, there is no limit.
 type limiter struct {
-	limit   Limit
-	clock   clock.PassiveClock
-	counted *lru.Cache // digest of signer, requester and node → *rate.Limiter
+	limit Limit
+	clock clock.PassiveClock
+
+	mu      sync.Mutex
+	buckets *lru.Cache // digest of signer, requester and node → *bucket
+}
+
+// bucket has the approvals that were left at an instant.
+type bucket struct {
+	left float64
+	at   time.Time
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
 	if limit == (Limit{}) {
 		return nil
 	}
-	return &limiter{limit: limit, clock: clock, counted: lru.New(countedNodes)}
+	return &limiter{limit: limit, clock: clock, buckets: lru.New(countedNodes)}
 }
 
-// exceeded returns the Decision to wait if req's requester has no approval left, otherwise a Decision without a reason.
-// The queue works on one request of a requester for a node at a time, so another one does not use up the same approval.
-func (l *limiter) exceeded(req *csr.Request) Decision {
-	if l == nil || l.approvals(req).TokensAt(l.clock.Now()) >= 1 {
+// reserve takes an approval for req before it is written, because requests without a node are judged at the same time. If
+// req's requester has none left, it returns the Decision to wait, otherwise a Decision without a reason.
+func (l *limiter) reserve(req *csr.Request) Decision {
+	if l == nil || l.take(req, 1) {
 		return Decision{}
 	}
 	return Decision{Result: verdict.Wait.Because("RateLimited",
@@ -43,20 +53,29 @@ func (l *limiter) exceeded(req *csr.Request) Decision {
 		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)}
 }
 
-// count counts an approval that is stored.
-func (l *limiter) count(req *csr.Request) {
+// giveBack returns an approval that certainly was not stored.
+func (l *limiter) giveBack(req *csr.Request) {
 	if l != nil {
-		l.approvals(req).ReserveN(l.clock.Now(), 1)
+		l.take(req, -1)
 	}
 }
 
-// approvals returns the approvals that req's requester has left.
-func (l *limiter) approvals(req *csr.Request) *rate.Limiter {
-	key := fairqueue.Digest(req.SignerName, req.Requester.Username, req.NodeName())
-	if known, found := l.counted.Get(key); found {
-		return known.(*rate.Limiter)
+// take takes n approvals of req's requester, if it has so many left.
+func (l *limiter) take(req *csr.Request, n float64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key, now := fairqueue.Digest(req.SignerName, req.Requester.Username, req.NodeName()), l.clock.Now()
+	known, found := l.buckets.Get(key)
+	if !found {
+		known = &bucket{float64(l.limit.Burst), now}
+		l.buckets.Add(key, known)
 	}
-	fresh := rate.NewLimiter(rate.Limit(l.limit.PerHour)/3600, l.limit.Burst)
-	l.counted.Add(key, fresh)
-	return fresh
+	b := known.(*bucket)
+	b.left += max(0, now.Sub(b.at).Hours()) * float64(l.limit.PerHour)
+	b.left, b.at = min(b.left, float64(l.limit.Burst)), now
+	if b.left < n {
+		return false
+	}
+	b.left -= n
+	return true
 }

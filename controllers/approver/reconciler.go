@@ -7,10 +7,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
@@ -34,9 +35,6 @@ import (
 
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-approver"
-
-// callTimeout bounds each call to the API server. An admission webhook may take 30 s to answer.
-const callTimeout = 45 * time.Second
 
 // Denial says whether the approver may deny.
 type Denial string
@@ -88,6 +86,7 @@ type Reconciler struct {
 	Live client.Reader
 
 	waiting fairqueue.Index // undecided requests, for wake-ups
+	written sync.Map        // outcomes of writes by UID of the request, until the watch shows a decision
 	limiter *limiter
 }
 
@@ -169,6 +168,7 @@ func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queu
 	rule := r.rule(r.judged(obj))
 	if rule == nil {
 		r.waiting.Remove(obj.Name)
+		r.written.Delete(obj.UID)
 		return
 	}
 	node, marks := "", []uint64(nil)
@@ -183,6 +183,7 @@ func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queu
 // forget forgets obj, which was deleted.
 func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 	r.waiting.Remove(obj.Name)
+	r.written.Delete(obj.UID)
 	r.Reporter.Forget(obj)
 }
 
@@ -198,7 +199,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
-	if obj.UID != key.UID { // another request of the same name
+	// It is another request of the same name, or the cache does not show our decision yet.
+	if written, _ := r.written.Load(obj.UID); obj.UID != key.UID || written == audit.Stored {
 		return reconcile.Result{}, nil
 	}
 	obj = r.judged(obj)
@@ -297,8 +299,10 @@ func (r *Reconciler) act(
 	if blocked := r.blocked(req); blocked.Reason != "" { // the block list may have changed while the rule asked
 		return r.refuse(ctx, obj, req, blocked), nil
 	}
-	if limited := r.limiter.exceeded(req); limited.Reason != "" {
-		return r.refuse(ctx, obj, req, limited), nil
+	if _, holds := r.written.Load(obj.UID); !holds { // its last write may be stored
+		if limited := r.limiter.reserve(req); limited.Reason != "" {
+			return r.refuse(ctx, obj, req, limited), nil
+		}
 	}
 	return r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)
 }
@@ -312,59 +316,44 @@ func (r *Reconciler) write(
 	r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
 	written := obj.DeepCopy()
 	csr.AddCondition(written, kind, decision.Reason, decision.Message, time.Time{})
-	// A write that the end of the process cancels would have an unknown result.
-	writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	err := r.Client.SubResource("approval").Update(writing, written)
-	stored, changed := err == nil, false
-	if err != nil {
-		stored, changed = r.readBack(ctx, obj, kind, decision)
-	}
-	if stored {
-		r.decided(obj, req, decision)
+	r.written.Store(obj.UID, audit.Stored) // before the watch can show it
+	approval := kind == certificatesv1.CertificateApproved
+	result := call.Store(ctx, r.Live, r.Client.SubResource("approval"), written)
+	switch {
+	case result.Outcome == audit.Stored:
+		r.decided(obj, decision)
 		return reconcile.Result{}, nil
+	case result.Outcome == audit.Uncertain && approval: // it keeps its place in approval.limit
+		r.written.Store(obj.UID, audit.Uncertain)
+	default:
+		r.written.Delete(obj.UID)
+		if approval {
+			r.limiter.giveBack(req)
+		}
 	}
 	unstored := decision
-	unstored.Message = err.Error()
+	unstored.Message = result.Err.Error()
 	r.record(ctx, obj, req, audit.NotStored, decision.Verdict.String(), unstored)
 	switch {
-	case report.Refused(err): // an admission policy or a role may change
-		errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
+	case report.Refused(result.Err): // an admission policy or a role may change
+		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
 		return r.refuse(ctx, obj, req, Decision{Result: verdict.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
-				"and the request is checked again within five minutes", decision.Verdict, err)}), nil
-	case changed: // the watch brings the change
+				"and the request is checked again within five minutes", decision.Verdict, result.Err)}), nil
+	case result.Changed: // the watch brings the change
 		return reconcile.Result{}, nil
 	default:
-		return reconcile.Result{}, fmt.Errorf("update approval: %w", err)
+		return reconcile.Result{}, fmt.Errorf("update approval: %w", result.Err)
 	}
-}
-
-// readBack reports whether the API server holds the decision although its write failed, or whether obj has changed or is
-// gone. Not even a refusal proves that nothing was stored: client-go repeats a write after some errors.
-func (r *Reconciler) readBack(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, decision Decision,
-) (stored, changed bool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	live := &certificatesv1.CertificateSigningRequest{}
-	switch err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), live); {
-	case err != nil:
-		return false, apierrors.IsNotFound(err)
-	case live.UID != obj.UID:
-		return false, true
-	}
-	return csr.HasCondition(live, kind, decision.Reason, decision.Message), live.ResourceVersion != obj.ResourceVersion
 }
 
 // decided counts and reports a stored decision.
-func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision) {
+func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, decision Decision) {
 	count(obj, decision)
 	if decision.Verdict == verdict.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
 		return
 	}
-	r.limiter.count(req)
 	createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
 }
 

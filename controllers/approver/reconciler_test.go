@@ -9,6 +9,8 @@ import (
 	"net"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,6 +26,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -39,6 +43,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/slow"
 )
 
 var (
@@ -72,6 +78,7 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 		write  error
 		live   answer
 		stored bool   // and counts
+		holds  bool   // it may be stored, and counts
 		fails  string // the work queue tries again
 		told   string
 	}{
@@ -80,11 +87,11 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 		"not found, though it is stored":            {write: gone, live: stored, stored: true},
 		"a conflict with another approver":          {write: conflict, live: changed},
 		"no answer, and changed":                    {write: errDown, live: changed},
-		"a conflict, recreated under the same name": {write: conflict, live: recreated},
-		"deleted":                          {write: gone, live: deleted},
-		"a conflict, and no change":        {write: conflict, live: unchanged, fails: "update approval: " + conflict.Error()},
-		"no answer, and not stored":        {write: errDown, live: unchanged, fails: "update approval: down"},
-		"no answer, reads fail":            {write: errDown, live: unread, fails: "update approval: down"},
+		"a conflict, recreated under the same name": {write: conflict, live: recreated, holds: true},
+		"deleted":                          {write: gone, live: deleted, holds: true},
+		"a conflict, and no change":        {write: conflict, live: unchanged, holds: true, fails: "update approval: " + conflict.Error()},
+		"no answer, and not stored":        {write: errDown, live: unchanged, holds: true, fails: "update approval: down"},
+		"no answer, reads fail":            {write: errDown, live: unread, holds: true, fails: "update approval: down"},
 		"forbidden":                        {write: forbidden, live: changed, told: refuses + forbidden.Error() + correct},
 		"a webhook refuses without a code": {write: apierrors.NewBadRequest("no"), live: changed, told: refuses + "no" + correct},
 		"invalid":                          {write: invalid, live: changed, told: refuses + invalid.Error() + correct},
@@ -115,12 +122,17 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			if diff := cmp.Diff(want, recorded()); diff != "" {
 				t.Errorf("records (-want +got):\n%s", diff)
 			}
-			if limited := p.reconciler.limiter.exceeded(parse(p.served)); (limited.Reason != "") != test.stored {
-				t.Errorf("another approval: %+v", limited)
+			p.writeFault = nil
+			if test.stored { // a wake before the cache shows it
+				p.expect(t, "Untouched")
+				expect.Equal(t, "records after another attempt", recorded(), want)
 			}
-			if !test.stored {
-				p.writeFault = nil
-				p.expect(t, "Approved")
+			if !test.stored && test.told == "" && test.holds {
+				p.expect(t, "Approved") // by the approval that it holds
+			}
+			another := parse(object(func(obj *request) { obj.UID = "uid-2" }))
+			if limited := p.reconciler.limiter.reserve(another); (limited.Reason != "") != (test.stored || test.holds) {
+				t.Errorf("another approval: %+v", limited)
 			}
 		})
 	}
@@ -138,9 +150,74 @@ func TestLimit(t *testing.T) {
 		}
 	}
 	p.writeFault = nil
-	p.expect(t, "Approved", "Approved", "Waits RateLimited")
+	next := func(wants ...string) {
+		t.Helper()
+		for _, want := range wants {
+			p.served = object(func(obj *request) { obj.UID = p.served.UID + "+" })
+			p.expect(t, want)
+		}
+	}
+	next("Approved", "Approved", "Waits RateLimited", "Waits RateLimited")
 	p.clock.SetTime(now.Add(time.Hour + time.Second))
-	p.expect(t, "Approved", "Waits")
+	next("Approved", "Waits")
+	p.clock.SetTime(now.Add(100 * time.Hour)) // no more than the burst
+	next("Approved", "Approved", "Waits")
+}
+
+// TestLimitOfConcurrentRequests checks that the limit holds for requests that are judged at the same time, because they have
+// no node, whatever becomes of the writes, and that a request is not approved twice.
+func TestLimitOfConcurrentRequests(t *testing.T) {
+	for name, test := range map[string]struct {
+		limit Limit
+		fault error // of the first ten writes
+		want  int
+	}{
+		"one":                          {limit: Limit{Burst: 1}, want: 1},
+		"several":                      {limit: Limit{Burst: 7, PerHour: 1}, want: 7},
+		"more than there are requests": {limit: Limit{Burst: 100}, want: 60},
+		"some are refused":             {limit: Limit{Burst: 20}, fault: forbidden, want: 20},
+		"some may be stored":           {limit: Limit{Burst: 20}, fault: errDown, want: 20},
+		"all may be stored":            {limit: Limit{Burst: 10}, fault: errDown, want: 10},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			p := newParts(object())
+			p.reconciler.limiter = newLimiter(test.limit, p.clock)
+			p.reconciler.Rules = []Rule{{SignerName: servingSigner, Judge: func(context.Context, *csr.Request) (Decision, error) {
+				return Decision{Result: verdict.Result{Verdict: verdict.Approve}}, nil
+			}}}
+			without := object(signer(servingSigner), content(func(r *x509.CertificateRequest) { r.Subject.CommonName = "any" }))
+			get := interceptor.Funcs{Get: func(
+				_ context.Context, _ client.WithWatch, key client.ObjectKey, obj client.Object, _ ...client.GetOption,
+			) error {
+				*obj.(*request) = *without
+				obj.SetName(key.Name)
+				obj.SetUID(types.UID(key.Name))
+				return nil
+			}}
+			var writes, stored atomic.Int64
+			p.reconciler.Live = slow.New(interceptor.NewClient(nil, get))
+			get.SubResourceUpdate = func(_ context.Context, _ client.Client, _ string, _ client.Object, _ ...client.SubResourceUpdateOption) error {
+				if writes.Add(1) <= 10 && test.fault != nil {
+					return test.fault
+				}
+				stored.Add(1)
+				return nil
+			}
+			p.reconciler.Client = slow.Client{Client: interceptor.NewClient(nil, get), Wait: func() { time.Sleep(slow.Answer) }, Cached: true}
+			for range 3 { // another attempt, before the cache shows anything
+				var all sync.WaitGroup
+				for i := range 60 {
+					all.Go(func() {
+						obj := &request{}
+						obj.Name, obj.UID = fmt.Sprint(i), types.UID(fmt.Sprint(i))
+						_, _ = p.reconciler.Reconcile(t.Context(), fairqueue.KeyOf(obj, ""))
+					})
+				}
+				all.Wait()
+			}
+			expect.Equal(t, name, int(stored.Load()), test.want)
+		})
+	}
 }
 
 // TestPauseIsTheAge checks that a waiting request is requeued after its age. It is told once, and approved when RBAC is granted late.

@@ -100,7 +100,8 @@ func (c *Configuration) compileRules(m *mistakes) {
 
 // ApprovalLimit limits how often one requester is approved for one node and one signer. Zeros set no limit.
 type ApprovalLimit struct {
-	// Burst is the number of approvals in a burst for one requester, node and signer.
+	// Burst is the number of approvals in a burst for one requester, node and signer. Requests without a node share it. An
+	// approval counts before it is written, and no longer if it certainly was not stored.
 	Burst int `json:"burst"`
 	// PerHour is the number per hour after that. Zeros: no limit.
 	PerHour int `json:"perHour"`
