@@ -292,6 +292,10 @@ func (w *world) store(ctx context.Context, _ client.Client, name string, obj cli
 		w.t.Errorf("field manager %q of %s", by, name) // the client's user agent could be anything
 	}
 	w.written = append(w.written, obj.(*request).DeepCopy())
+	if before, last := w.records(), obj.(*request).Status; len(before) < len(w.written) ||
+		len(last.Certificate) == 0 && before[len(before)-1].Reason != last.Conditions[len(last.Conditions)-1].Reason {
+		w.t.Errorf("written before it was recorded: %+v", before)
+	}
 	if w.update == nil {
 		return w.writeFault
 	}

@@ -3,7 +3,6 @@
 package signer
 
 import (
-	"bytes"
 	"context"
 	"encoding/hex"
 	"errors"
@@ -20,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -37,9 +37,6 @@ const Name = "csr-signer"
 
 // FieldManager is the field manager of the signer's writes, whatever the program is called.
 const FieldManager = "csr-controller-manager"
-
-// callTimeout bounds each call to the API server. An admission webhook may take 30 seconds.
-const callTimeout = 45 * time.Second
 
 // Reconciler signs requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
@@ -298,49 +295,26 @@ func (r *Reconciler) sign(
 
 	signed := obj.DeepCopy()
 	signed.Status.Certificate = issued.PEM
-	if err := r.update(ctx, signed); err != nil {
-		return r.settle(ctx, obj, judged, issued, record, err)
+	result := call.Store(ctx, r.Live, r.Client.Status(), signed, client.FieldOwner(FieldManager))
+	if result.Err != nil {
+		// If it is Uncertain, the digest in the record tells whether the request has this certificate.
+		record.Message = result.Err.Error()
+		r.Audit.Write(ctx, r.Clock.Now(), result.Outcome, record)
 	}
-	r.issued(obj, issued)
-	return reconcile.Result{}, nil
-}
-
-// settle finds out what became of a certificate whose write failed with err, and records it. Even a refusal does not
-// prove that the certificate is not stored: client-go repeats a call, and an earlier attempt may have been stored. So
-// settle reads the request from the API server. If that does not decide it, the outcome is Uncertain, and the digest in
-// the record tells whether the request has this certificate. The next attempt issues a new certificate.
-func (r *Reconciler) settle(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
-	issued *ca.Issued, record audit.Record, err error,
-) (reconcile.Result, error) {
-	outcome := audit.Uncertain
-	stored, readErr := r.read(ctx, obj)
-	switch {
-	case readErr != nil || stored.UID != obj.UID: // the certificate may have been stored before the request was deleted
-	case bytes.Equal(stored.Status.Certificate, issued.PEM):
-		outcome = audit.Stored
-	case report.Refused(err) || stored.ResourceVersion != obj.ResourceVersion: // a write that comes later will conflict
-		outcome = audit.Discarded
-		discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-		r.reportForeign(ctx, stored, judged.Authority)
-	}
-	record.Message = err.Error()
-	r.Audit.Write(ctx, r.Clock.Now(), outcome, record)
-	switch {
-	case outcome == audit.Stored:
+	switch result.Outcome {
+	case audit.Stored:
 		r.issued(obj, issued)
 		return reconcile.Result{}, nil
-	case report.TooLarge(err):
+	case audit.Discarded:
+		discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
+		r.reportForeign(ctx, result.Live, judged.Authority)
+	}
+	if report.TooLarge(result.Err) {
 		return r.fail(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
 			"the request does not fit into an object with its certificate: the API server refused it as too large; "+
 				"make a request with fewer names, labels or annotations")})
-	case report.Refused(err):
-		return r.notStored(ctx, obj, judged.Request, "the certificate", err), nil
-	case apierrors.IsConflict(err) && outcome == audit.Discarded, apierrors.IsNotFound(readErr):
-		return reconcile.Result{}, nil // the watch brings the change to the queue
-	default:
-		return reconcile.Result{}, fmt.Errorf("update status: %w", err)
 	}
+	return r.notStored(ctx, obj, judged.Request, "the certificate", result) // the next attempt issues a new certificate
 }
 
 // notCovered reports that the ledger could not record a certificate, so that it is not issued.
@@ -412,61 +386,47 @@ func (r *Reconciler) reportForeign(
 			"disable that signer in one of the two, and check the issuer of this certificate", issuer, name))
 }
 
-// update writes the status of obj. The manager's end does not cancel the write, because its outcome would be unknown.
-func (r *Reconciler) update(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	return r.Client.Status().Update(ctx, obj, client.FieldOwner(FieldManager))
-}
-
-// read reads obj from the API server, past the cache, after a failed write.
-func (r *Reconciler) read(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
-) (*certificatesv1.CertificateSigningRequest, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
-	defer cancel()
-	stored := &certificatesv1.CertificateSigningRequest{}
-	err := r.Live.Get(ctx, client.ObjectKeyFromObject(obj), stored)
-	return stored, err
-}
-
-// fail marks obj as Failed. Once that is stored, fail reports why. The API server sets the condition's time.
+// fail marks obj as Failed. Before that it writes an audit record. Once the condition is stored, fail reports why. The API
+// server sets the condition's time.
 func (r *Reconciler) fail(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
 ) (reconcile.Result, error) {
-	failed := obj.DeepCopy()
+	failed, record := obj.DeepCopy(), audit.Of(obj, judged.Request)
 	csr.AddCondition(failed, certificatesv1.CertificateFailed, judged.Reason, judged.Message, time.Time{})
-	if err := r.update(ctx, failed); err != nil {
-		stored, readErr := r.read(ctx, obj)
-		switch {
-		case readErr == nil && stored.UID == obj.UID &&
-			csr.HasCondition(stored, certificatesv1.CertificateFailed, judged.Reason, judged.Message):
-		case apierrors.IsInvalid(err) && judged.Reason == csr.ReasonMalformed:
-			// The API server validates spec.request at every update, so it never stores the condition of such a request.
-			r.report(ctx, obj, judged)
-			return r.again(obj), nil
-		case report.Refused(err):
-			return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", err), nil
-		case apierrors.IsNotFound(readErr) || readErr == nil && stored.ResourceVersion != obj.ResourceVersion:
-			return reconcile.Result{}, nil // the watch brings the change to the queue
-		default:
-			return reconcile.Result{}, fmt.Errorf("update status: %w", err)
-		}
+	record.Verdict, record.Reason, record.Message = judged.outcome(), judged.Reason, judged.Message
+	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
+	result := call.Store(ctx, r.Live, r.Client.Status(), failed, client.FieldOwner(FieldManager))
+	if result.Outcome == audit.Stored {
+		r.report(ctx, obj, judged)
+		return reconcile.Result{}, nil
 	}
-	r.report(ctx, obj, judged)
-	return reconcile.Result{}, nil
+	record.Message = result.Err.Error()
+	r.Audit.Write(ctx, r.Clock.Now(), audit.NotStored, record)
+	if apierrors.IsInvalid(result.Err) && judged.Reason == csr.ReasonMalformed {
+		// The API server validates spec.request at every update, so it never stores the condition of such a request.
+		r.report(ctx, obj, judged)
+		return r.again(obj), nil
+	}
+	return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", result)
 }
 
-// notStored reports that the API server refuses to store something, and returns when to try again. What the API server
-// refuses today, a changed role, webhook or policy may permit tomorrow, so the request is never given up.
+// notStored returns when to try again to store something. It reports a refusal. What the API server refuses today, a
+// changed role, webhook or policy may permit tomorrow, so the request is never given up.
 func (r *Reconciler) notStored(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, something string, err error,
-) reconcile.Result {
-	errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
-	r.report(ctx, obj, Judgement{Request: req, Result: verdict.Wait.Because("NotStored",
-		"the API server refuses to store %s of this request: %v; correct the role, the admission policy or the webhook "+
-			"that the answer names", something, err)})
-	return r.again(obj)
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, something string, result call.Result,
+) (reconcile.Result, error) {
+	switch {
+	case report.Refused(result.Err):
+		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
+		r.report(ctx, obj, Judgement{Request: req, Result: verdict.Wait.Because("NotStored",
+			"the API server refuses to store %s of this request: %v; correct the role, the admission policy or the webhook "+
+				"that the answer names", something, result.Err)})
+		return r.again(obj), nil
+	case result.Changed:
+		return reconcile.Result{}, nil // the watch brings the change to the queue
+	default:
+		return reconcile.Result{}, fmt.Errorf("update status: %w", result.Err)
+	}
 }
 
 // wouldReasons has the reason that a dry run reports for each verdict.
@@ -475,7 +435,7 @@ var wouldReasons = map[verdict.Verdict]string{
 }
 
 // report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
-// reports each distinct outcome once.
+// reports each distinct outcome once. fail has recorded a failure before.
 func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
 	tell, counted, as := r.Reporter.Request, outcomesTotal, judged.outcome()
 	reason, message := judged.Reason, judged.Message
@@ -493,6 +453,9 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 		return
 	}
 	counted.WithLabelValues(obj.Spec.SignerName, judged.outcome(), judged.Reason).Inc()
+	if judged.Verdict == verdict.Deny && !r.DryRun {
+		return
+	}
 	record := audit.Of(obj, judged.Request)
 	record.Verdict, record.Reason, record.Message = as, judged.Reason, message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
