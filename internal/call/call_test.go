@@ -105,6 +105,16 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// api is a client.Reader.
+type api func(context.Context) error
+
+func (a api) Get(ctx context.Context, _ client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
+	return a(ctx)
+}
+func (a api) List(ctx context.Context, _ client.ObjectList, _ ...client.ListOption) error {
+	return a(ctx)
+}
+
 // TestBounds checks which calls wait 25 seconds for their answer, that a call that hangs ends, and what the end of the
 // manager does to calls.
 func TestBounds(t *testing.T) {
@@ -133,25 +143,14 @@ func TestBounds(t *testing.T) {
 				stop()
 			}
 			began := time.Now()
-			server := interceptor.NewClient(nil, interceptor.Funcs{
-				Get: func(ctx context.Context, _ client.WithWatch, _ client.ObjectKey, _ client.Object, _ ...client.GetOption) error {
-					return answer(ctx, test.takes, nil)
-				},
-				List: func(ctx context.Context, _ client.WithWatch, _ client.ObjectList, _ ...client.ListOption) error {
-					return answer(ctx, test.takes, nil)
-				},
-				Update: func(ctx context.Context, _ client.WithWatch, _ client.Object, _ ...client.UpdateOption) error {
-					return answer(ctx, test.takes, nil)
-				},
-			})
-			var err error
+			api, err := api(func(ctx context.Context) error { return answer(ctx, test.takes, nil) }), error(nil)
 			switch obj := (&corev1.Secret{}); {
 			case test.write:
-				err = call.Write(ctx, server.Update, client.Object(obj))
+				err = call.Write(ctx, func(ctx context.Context, _ client.Object, _ ...any) error { return api(ctx) }, obj)
 			case test.list:
-				err = call.List(ctx, server, &corev1.SecretList{})
+				err = call.List(ctx, api, &corev1.SecretList{})
 			default:
-				err = call.Get(ctx, server, client.ObjectKeyFromObject(obj), obj)
+				err = call.Get(ctx, api, client.ObjectKeyFromObject(obj), obj)
 			}
 			expect.Equal(t, name+": time", time.Since(began), test.after)
 			if !errors.Is(err, test.want) || test.want == nil && err != nil {
