@@ -49,7 +49,7 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	if err != nil {
 		return nil, err
 	}
-	certs, refused, err := parseCertificates(certPEM)
+	certs, refused, err := readCertificates(certPEM)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 		if data == nil {
 			continue
 		}
-		more, moreRefused, err := parseCertificates(data)
+		more, moreRefused, err := readCertificates(data)
 		if err == nil && len(more) == 0 {
 			err = errors.Join(errors.New("it holds no certificate: remove it, or correct its PEM"), moreRefused)
 		}
@@ -84,21 +84,31 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	}, nil
 }
 
-// ParseCertificates parses every CERTIFICATE block of data, in order, and ignores blocks of other types. It fails if a
-// certificate is damaged or is refused by crypto/x509.
+// ParseCertificates parses every CERTIFICATE block of data, in order, and ignores blocks of other types. As API servers do
+// (k8s.io/client-go/util/cert, ParseCertsPEM), it fails if crypto/x509 refuses a certificate, and skips a block whose PEM
+// is damaged.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
-	certs, refused, err := parseCertificates(data)
+	certs, refused, _, err := parseCertificates(data)
 	if err := cmp.Or(err, refused); err != nil {
 		return nil, err
 	}
 	return certs, nil
 }
 
-// parseCertificates parses data like ParseCertificates. refused says why it ignores certificates that are not damaged.
-// pem.Decode skips a damaged block, so parseCertificates counts the blocks.
-func parseCertificates(data []byte) (certs []*x509.Certificate, refused, err error) {
-	blocks := max(bytes.Count(data, []byte("BEGIN CERTIFICATE-")), bytes.Count(data, []byte("END CERTIFICATE-")))
-	i := 0
+// readCertificates parses data like ParseCertificates, but fails if the PEM of a block is damaged. refused says why it
+// ignores a certificate that is not damaged.
+func readCertificates(data []byte) (certs []*x509.Certificate, refused, err error) {
+	certs, refused, blocks, err := parseCertificates(data)
+	if all := max(bytes.Count(data, []byte("BEGIN CERTIFICATE-")), bytes.Count(data, []byte("END CERTIFICATE-"))); err == nil && blocks < all {
+		err = fmt.Errorf("%d of %d PEM blocks of type CERTIFICATE are damaged: look for a changed line, "+
+			"a missing line break or a byte order mark", all-blocks, all)
+	}
+	return certs, refused, err
+}
+
+// parseCertificates parses the blocks that pem.Decode does not skip. refused says which certificates crypto/x509 refuses,
+// although they are not damaged. blocks counts the blocks of type CERTIFICATE.
+func parseCertificates(data []byte) (certs []*x509.Certificate, refused error, blocks int, err error) {
 	for block, rest := pem.Decode(data); block != nil; block, rest = pem.Decode(rest) {
 		if block.Type != "CERTIFICATE" {
 			if strings.HasSuffix(block.Type, "CERTIFICATE") { // as OpenSSL's TRUSTED CERTIFICATE
@@ -106,22 +116,18 @@ func parseCertificates(data []byte) (certs []*x509.Certificate, refused, err err
 			}
 			continue
 		}
-		i++
+		blocks++
 		cert, err := x509.ParseCertificate(block.Bytes)
 		switch {
 		case err == nil:
 			certs = append(certs, cert)
 		case wellFormed(block.Bytes):
-			refused = errors.Join(refused, fmt.Errorf("parse certificate %d: %w", i, err))
+			refused = errors.Join(refused, fmt.Errorf("parse certificate %d: %w", blocks, err))
 		default:
-			return nil, nil, fmt.Errorf("parse certificate %d: %w", i, err)
+			return nil, nil, 0, fmt.Errorf("parse certificate %d: %w", blocks, err)
 		}
 	}
-	if i < blocks {
-		return nil, nil, fmt.Errorf("%d of %d PEM blocks of type CERTIFICATE are damaged: look for a changed line, "+
-			"a missing line break or a byte order mark", blocks-i, blocks)
-	}
-	return certs, refused, nil
+	return certs, refused, blocks, nil
 }
 
 // wellFormed reports whether der has the fields of a certificate (RFC 5280 section 4.1), whatever their values.
