@@ -161,7 +161,7 @@ func signersOf(all *config.Configuration) (map[string]signer.Signer, error) {
 		}
 		signers[one.Name] = signer.Signer{
 			Profile: profile, Usages: one.Usages, AllowNoExtKeyUsage: one.AllowNoExtKeyUsage,
-			OnlyForbidden: one.ForbiddenSubjects != nil, AllowedNames: names, KeyPair: pairs[one.CA],
+			AllowedNames: names, KeyPair: pairs[one.CA],
 		}
 	}
 	return signers, errors.Join(errs...)

@@ -117,6 +117,7 @@ func TestProfiles(t *testing.T) {
 		"a maximum above the default":            {all{}, one{MaxDuration: span(2 * year)}, want{MaxLifetime: 2 * year}},
 		"own subjects in place of all signers'":  {all{ForbiddenSubjects: a}, one{ForbiddenSubjects: b}, want{ForbiddenSubjects: b}},
 		"no subject is forbidden":                {all{}, one{ForbiddenSubjects: []string{}}, want{ForbiddenSubjects: []string{}}},
+		"no subject is forbidden for any signer": {all{ForbiddenSubjects: []string{}}, one{}, want{ForbiddenSubjects: []string{}}},
 		"a custom signer":                        {all{}, one{Name: "example.com/a", Usages: usages}, want{ForbidWildcards: true}},
 		"a custom signer that permits wildcards": {all{}, one{Name: "example.com/a", Usages: usages, AllowWildcards: true}, want{}},
 	} {

@@ -98,7 +98,11 @@ func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
 func TestConfigForAuthenticates(t *testing.T) {
 	kit.Alone(t)
 	env := start(t, csrenv.Options{})
-	for user, groups := range map[string][]string{"alice": {"auditors", "developers"}, "bob": nil, "system:node:one": {"system:nodes"}} {
+	for user, groups := range map[string][]string{
+		"alice": {"auditors", "developers"}, "bob": nil, "system:node:one": {"system:nodes"},
+		"system:serviceaccount:shop:web": {"system:serviceaccounts", "system:serviceaccounts:shop"},
+		"system:kube-scheduler":          nil, "admin": {"kubeadm:cluster-admins"},
+	} {
 		cfg := must(env.ConfigFor(t.Context(), user, groups...))
 		who := whoIs(t, cfg)
 		if want := append(groups, "system:authenticated"); who.Username != user || !slices.Equal(who.Groups, want) {

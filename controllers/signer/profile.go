@@ -14,17 +14,14 @@ import (
 
 // Signer says how to sign requests for one signer name.
 type Signer struct {
-	// Profile bounds the certificates; the zero value is the default profile. Nil ForbiddenSubjects mean
-	// O=system:masters, and for kubernetes.io/kube-apiserver-client all users and groups of Kubernetes and kubeadm.
+	// Profile bounds the certificates; the zero value is the default profile. If the cluster trusts its CA, a custom signer
+	// does not issue the users and groups of Kubernetes and kubeadm either.
 	Profile ca.Profile
 	// Usages are the usages that a custom signer permits. It is nil for built-in signers, which have their own rules.
 	Usages []certificatesv1.KeyUsage
 	// AllowNoExtKeyUsage permits a custom signer to issue certificates without an extended key usage, which are valid for
 	// every purpose. A CA that the cluster trusts never issues them.
 	AllowNoExtKeyUsage bool
-	// OnlyForbidden reports that a custom signer forbids no subject beside those in Profile. Otherwise it does not issue the users
-	// and groups of Kubernetes and kubeadm if the cluster trusts its CA.
-	OnlyForbidden bool
 	// AllowedNames are the names that server certificates of a custom signer may have if the cluster trusts its CA.
 	AllowedNames ca.AllowedNames
 	// KeyPair is the signing CA.
@@ -93,7 +90,7 @@ func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
 			"for clients, but %s; add a usage that this signer permits", req.Usages, because)
 	}
 	for _, pattern := range csr.ComponentSubjects() {
-		if !s.OnlyForbidden && ca.MatchesSubject(pattern, req.Cert.Subject) {
+		if ca.MatchesSubject(pattern, req.Cert.Subject) {
 			return violation("SubjectNotPermitted", "subject %+q is not permitted: %s, so it never issues %s",
 				req.SubjectText(), because, pattern)
 		}

@@ -77,12 +77,13 @@ func TestCheck(t *testing.T) {
 			change: all(serving, usages("digital signature", "key encipherment", "server auth"), address), want: "certificate"},
 		"kubelet serving without names": {change: serving, want: "Failed SignerValidationFailure: DNS or IP subjectAltName is required"},
 		"client with names":             {change: all(person, dns("a")), want: "certificate"},
-		"client, masters":               {change: all(person, orgs("system:masters")), want: neverUser("CN=a,O=system:masters", "O=system:*")},
-		"client of Kubernetes": {
-			change: all(person, common("system:kube-scheduler")), want: neverUser("CN=system:kube-scheduler,O=team", "CN=system:*")},
-		"client of kubeadm": {change: all(person, orgs("team", "kubeadm:cluster-admins")),
-			want: neverUser("CN=a,O=team+O=kubeadm:cluster-admins", "O=kubeadm:*")},
-		"client, name of kubeadm":       {change: all(person, common("kubeadm:a")), want: neverUser("CN=kubeadm:a,O=team", "CN=kubeadm:*")},
+		"client, masters": {change: all(person, orgs("team", "system:masters")),
+			want: neverUser("CN=a,O=team+O=system:masters", "O=system:masters")},
+		"client, component":             {change: all(person, common("system:kube-scheduler")), want: "certificate"},
+		"client, agent":                 {change: all(person, common("system:ovn-node:w1"), orgs("system:ovn-nodes")), want: "certificate"},
+		"client, kubeadm":               {change: all(person, orgs("team", "kubeadm:cluster-admins")), want: "certificate"},
+		"client, configured, agent":     {change: all(person, common("system:a")), world: forbidComponents, want: neverUser("CN=system:a,O=team", "CN=system:*")},
+		"client, forbids nothing":       {change: all(person, orgs("system:masters")), world: forbidNothing, want: "certificate"},
 		"custom with names":             {change: all(custom, dns("a")), want: "certificate"},
 		"custom, system:masters":        {change: all(custom, orgs("system:masters")), world: forbidMasters, want: neverMasters},
 		"custom, zero profile, masters": {change: all(custom, orgs("system:masters")), world: zeroProfile, want: neverMasters},
@@ -117,13 +118,19 @@ func forbidMasters(w *world) {
 	}
 }
 
+func forbidComponents(w *world) {
+	w.signer(clientSigner, func(s *Signer) { s.Profile = profile(ca.ProfileConfig{ForbiddenSubjects: csr.ComponentSubjects()}) })
+}
+
 func zeroProfile(w *world) {
 	w.signer(customSigner, func(s *Signer) { s.Profile = ca.Profile{} })
 	forbidMasters(w)
 }
 
 func forbidNothing(w *world) {
-	w.signer(customSigner, func(s *Signer) { s.Profile = profile(ca.ProfileConfig{ForbiddenSubjects: []string{}}) })
+	for name := range w.Signers {
+		w.signer(name, func(s *Signer) { s.Profile = profile(ca.ProfileConfig{ForbiddenSubjects: []string{}}) })
+	}
 	forbidMasters(w)
 }
 

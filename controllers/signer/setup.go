@@ -18,7 +18,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -106,9 +105,7 @@ func (r *Reconciler) FillProfiles() error {
 		if signer.KeyPair == nil {
 			errs = append(errs, fmt.Errorf("signer %s has no KeyPair", name))
 		}
-		var err error
-		signer.Profile, err = signer.Profile.OrForbidding(csr.ForbiddenSubjects(name))
-		errs = append(errs, err)
+		signer.Profile = signer.Profile.OrDefault()
 		filled[name] = signer
 		lifetimeSeconds.WithLabelValues(name).Set(signer.Profile.Lifetime().Seconds())
 		// A counter needs a value before its first event, so that its rate includes that event.

@@ -62,7 +62,7 @@ func TestCheckTrust(t *testing.T) {
 		"a client":                                {noRules, asked(hook, client), "sssS"},
 		"a client in a group of Kubernetes":       {noRules, asked(of("system:masters"), client), "sSSS"},
 		"a client by a name of Kubernetes":        {noRules, asked(pkix.Name{CommonName: "system:admin"}, client), "sSSS"},
-		"forbidden subjects are configured":       {Signer{OnlyForbidden: true}, asked(of("system:masters"), client), "sssS"},
+		"a client of kubeadm, nothing forbidden":  {Signer{Profile: profile(ca.ProfileConfig{ForbiddenSubjects: []string{}})}, asked(of("kubeadm:cluster-admins"), client), "sSSS"},
 		"a server without a list":                 {noRules, asked(hook, server("server auth")), "sNNN"},
 		"a server beside a client without a list": {noRules, asked(hook, dns("a.svc"), usages("client auth", "server auth")), "sNNS"},
 		"any usage without a list":                {noRules, asked(hook, server("any")), "sNNS"},

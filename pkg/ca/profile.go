@@ -42,7 +42,8 @@ const (
 )
 
 // ProfileConfig sets what an Authority may issue to one kind of requester. The zero value is
-// kube-controller-manager's behaviour with a signing duration of one year, and RSA keys of 2048 bits or more.
+// kube-controller-manager's behaviour with a signing duration of one year, RSA keys of 2048 bits or more, and without
+// O=system:masters.
 type ProfileConfig struct {
 	// Lifetime applies to requests that set none. Without MaxLifetime it is also the maximum. Zero means one year.
 	Lifetime time.Duration
@@ -53,24 +54,23 @@ type ProfileConfig struct {
 	// MinRSABits is the length of the shortest permitted RSA key. Zero means 2048.
 	MinRSABits int
 	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any
-	// suffix. Nil means not set, see OrForbidding. An empty list forbids nothing.
+	// suffix. Nil means O=system:masters: its members bypass every authorizer, and the API server's admission
+	// (CertificateSubjectRestriction) keeps them from only one signer. An empty list forbids nothing.
 	ForbiddenSubjects []string
 	// ForbidWildcards refuses DNS names that begin with "*.".
 	ForbidWildcards bool
 }
 
-// Profile is a checked ProfileConfig. The zero Profile can't be used to issue; OrForbidding turns it into the default
+// Profile is a checked ProfileConfig. The zero Profile can't be used to issue; OrDefault turns it into the default
 // Profile.
 type Profile struct{ config ProfileConfig }
 
-// OrForbidding returns p with patterns as its ForbiddenSubjects if p has none set. The zero Profile becomes the
-// default Profile.
-func (p Profile) OrForbidding(patterns []string) (Profile, error) {
-	config := p.config
-	if config.ForbiddenSubjects == nil {
-		config.ForbiddenSubjects = patterns
+// OrDefault returns p, or for the zero Profile that of the zero ProfileConfig.
+func (p Profile) OrDefault() Profile {
+	if p.config.Lifetime == 0 {
+		p, _ = NewProfile(ProfileConfig{}) // never fails
 	}
-	return NewProfile(config)
+	return p
 }
 
 // NewProfile fills in the defaults of config and checks it.
@@ -79,7 +79,9 @@ func NewProfile(config ProfileConfig) (Profile, error) {
 	config.MinLifetime = cmp.Or(config.MinLifetime, DefaultMinLifetime)
 	config.MaxLifetime = cmp.Or(config.MaxLifetime, config.Lifetime)
 	config.MinRSABits = cmp.Or(config.MinRSABits, DefaultMinRSABits)
-	config.ForbiddenSubjects = slices.Clone(config.ForbiddenSubjects)
+	if config.ForbiddenSubjects = slices.Clone(config.ForbiddenSubjects); config.ForbiddenSubjects == nil {
+		config.ForbiddenSubjects = []string{"O=system:masters"}
+	}
 	for _, lifetime := range []time.Duration{config.Lifetime, config.MinLifetime, config.MaxLifetime} {
 		if err := CheckLifetime(lifetime); err != nil {
 			return Profile{}, err

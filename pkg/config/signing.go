@@ -23,8 +23,7 @@ type Signing struct {
 	// MinRSABits is the smallest RSA key, at least 1024.
 	MinRSABits int `json:"minRSABits" min:"1024"`
 	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
-	// `CN=value`, with at most one `*`, at the end. The default is `O=system:masters`, and for
-	// `kubernetes.io/kube-apiserver-client` `O=system:*`, `O=kubeadm:*`, `CN=system:*` and `CN=kubeadm:*`.
+	// `CN=value`, with at most one `*`, at the end. The default is `O=system:masters`. An empty list forbids nothing.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// Signers lists signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`
@@ -152,8 +151,8 @@ type Signer struct {
 	MaxDuration *metav1.Duration `json:"maxDuration,omitempty"`
 	// Usages lists the permitted usages. Required for a custom signer, forbidden for Kubernetes' signers.
 	Usages []certificatesv1.KeyUsage `json:"usages,omitempty"`
-	// ForbiddenSubjects replaces `signing.forbiddenSubjects` and [what a trusted CA
-	// forbids](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts).
+	// ForbiddenSubjects replaces `signing.forbiddenSubjects`. [What a trusted CA
+	// forbids](signing-ca.md#custom-signers-whose-ca-the-cluster-trusts) stays forbidden.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// AllowWildcards permits DNS names that begin with `*.` for a custom signer.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`

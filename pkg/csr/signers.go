@@ -31,20 +31,11 @@ var builtins = []Builtin{
 }
 
 // ComponentSubjects returns the users and groups of Kubernetes and kubeadm, as entries of ca.ProfileConfig.ForbiddenSubjects.
+// Approval rules never permit them, and a custom signer on a CA that the cluster trusts never issues them. As with
+// kube-controller-manager, kubernetes.io/kube-apiserver-client issues what was approved: network plugins and the components
+// of control planes get their certificates this way.
 func ComponentSubjects() []string {
 	return []string{"O=system:*", "O=kubeadm:*", "CN=system:*", "CN=kubeadm:*"}
-}
-
-// ForbiddenSubjects returns the subjects that a signer never issues unless it is configured otherwise, as entries of
-// ca.ProfileConfig.ForbiddenSubjects. A member of system:masters bypasses every authorizer. Admission
-// (CertificateSubjectRestriction) guards only one signer. A certificate of
-// kubernetes.io/kube-apiserver-client is for a person or a program. It never makes its holder a component of Kubernetes or an
-// administrator of kubeadm, whoever approves the request.
-func ForbiddenSubjects(signerName string) []string {
-	if signerName == certificatesv1.KubeAPIServerClientSignerName {
-		return ComponentSubjects()
-	}
-	return []string{"O=system:masters"}
 }
 
 // Check returns why a signer with profile never signs r, whatever its CA, or nil. It does not know which usages a custom

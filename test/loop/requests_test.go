@@ -59,7 +59,7 @@ func TestStoredBadInput(t *testing.T) {
 		"no-pem":  {[]byte("hello"), nil, "Malformed", "not a PEM block of type CERTIFICATE REQUEST"},
 		"forged":  {pem.EncodeToMemory(forged), nil, "Malformed", "signature"},
 		"huge":    {huge, nil, "KeyNotPermitted", "RSA keys of 16384 bits are not permitted; use RSA of at most 8192 bits"},
-		"masters": {masters, nil, "SubjectNotPermitted", "never issues O=system:*"},
+		"masters": {masters, nil, "SubjectNotPermitted", "never issues O=system:masters"},
 		"approved-and-denied": { // v1beta1 permitted both conditions
 			masters, func(obj *kit.Request) { addCondition(obj, certificatesv1.CertificateDenied) }, "", ""},
 		"issued-nonsense": {masters, func(obj *kit.Request) { obj.Status.Certificate = []byte("nonsense") }, "", ""},

@@ -81,7 +81,7 @@ var cleanerMutations = []mutation{
 //   - the meaning of usages that only custom signers permit, and unknown usages: TestUsages and TestCheck have them;
 //   - Backdate added to the ceiling and the like are variants of what is here.
 var signerMutations = []mutation{
-	{"signer: no user of Kubernetes", "pkg/csr/signers.go", "[]string{\"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\", \"CN=kubeadm:*\"}", "[]string{\"O=system:masters\"}", ""},
+	{"signer: users of Kubernetes", "pkg/ca/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\"}", ""},
 	{"signer: only its own signer names", "controllers/signer/reconciler.go", "return ours && csr.StateOf(obj)", "return (ours || len(obj.Name) > 0) && csr.StateOf(obj)", ""},
 	{"signer: only approved", "pkg/csr/state.go", "case Condition(obj, certificatesv1.CertificateApproved) != nil:\n\t\treturn Approved\n\tdefault:\n\t\treturn Pending", "default:\n\t\treturn Approved", ""},
 	{"signer: never after Failed", "pkg/csr/state.go", "case hasFailed(obj):", "case false && hasFailed(obj):", ""},
@@ -127,8 +127,8 @@ var signerMutations = []mutation{
 	{"deviation: number of names", "pkg/csr/limits.go", "if names > l.Names {", "if names > 1000*l.Names {", ""},
 	{"deviation: DER bytes", "pkg/csr/request.go", "if len(block.Bytes) > l.DERBytes {", "if false {", ""},
 	{"deviation: request bytes", "pkg/csr/request.go", "if len(data) > l.RequestBytes {", "if false {", ""},
-	{"deviation: forbidden subjects", "pkg/csr/signers.go", "[]string{\"O=system:masters\"}", "[]string(nil)", ""},
-	{"deviation: forbidden subjects, whole value", "pkg/csr/signers.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}", ""},
+	{"deviation: forbidden subjects", "pkg/ca/profile.go", "[]string{\"O=system:masters\"}", "[]string(nil)", ""},
+	{"deviation: forbidden subjects, whole value", "pkg/ca/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}", ""},
 	{"deviation: forbidden subjects, organization only", "pkg/ca/profile.go", "values := subject.Organization", "values := append([]string{subject.CommonName}, subject.Organization...)", ""},
 	{"deviation: bundles of CA certificates", "pkg/ca/authority.go", "\tif len(certs) == 0 {", "\tif len(certs) != 1 {", ""},
 	{"deviation: label of a key", "pkg/ca/authority.go", "if key == nil {", "if _, err := x509.ParsePKCS8PrivateKey(block.Bytes); key == nil || err == nil && block.Type != \"PRIVATE KEY\" {", ""},
