@@ -2,15 +2,18 @@ package plugin
 
 import (
 	"crypto/sha256"
+	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -28,6 +31,8 @@ type Facts struct {
 	// MadeWith holds the SHA-256 of the client certificate with which the request was made.
 	MadeWith []string `json:"madeWith,omitempty"`
 	Subject  string   `json:"subject,omitempty"`
+	// Could says what a client with this subject could do, if it is one of the cluster's own.
+	Could string `json:"could,omitempty"`
 	// Names are the subject alternative names.
 	Names  []string `json:"names,omitempty"`
 	Usages []string `json:"usages"`
@@ -74,7 +79,7 @@ func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 		f.Lifetime = (time.Duration(*seconds) * time.Second).String()
 	}
 	if req != nil {
-		f.Node, f.Subject = csr.Shorten(req.NodeName()), req.SubjectText()
+		f.Node, f.Subject, f.Could = csr.Shorten(req.NodeName()), req.SubjectText(), powerOf(req)
 		f.MadeWith, f.Dropped = req.Requester.Certificates(), csr.ShortenAll(req.Dropped)
 		f.Key = "SHA-256 " + req.KeyFingerprint()
 		cert := req.Cert // whoever approves the request must see each of its names
@@ -107,14 +112,52 @@ func refusalOf(req *csr.Request, err error) *refusal {
 	case err != nil:
 		return &refusal{"InternalError", csr.Fault(err)}
 	}
-	profile, err := ca.Profile{}.OrForbidding(csr.ForbiddenSubjects(req.SignerName))
-	if err != nil {
-		return &refusal{"InternalError", err.Error()}
-	}
-	if violation := req.Check(profile); violation != nil {
+	if violation := req.Check(ca.Profile{}.OrDefault()); violation != nil {
 		return &refusal{violation.Reason, csr.ShortenTo(violation.Message, maxMessage)}
 	}
 	return nil
+}
+
+// powers are the rights of users and groups of the cluster, the most dangerous first: by Kubernetes' default bindings
+// (plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go), its node authorizer and kubeadm. The last ones have what
+// else is bound to them.
+var powers = []struct{ pattern, could string }{
+	{"O=system:masters", "everything"},
+	{"O=kubeadm:cluster-admins", "everything, if kubeadm made the cluster"},
+	{"CN=system:kube-controller-manager", "read every Secret, make a token of every ServiceAccount"},
+	{"CN=system:kube-scheduler", "assign and delete every Pod"},
+	{"CN=system:serviceaccount:*", "what this ServiceAccount may do, even after its deletion"},
+	{"CN=system:node:*", "what this node may do, such as read the Secrets of its Pods"},
+	{"CN=system:*", boundPower}, {"CN=kubeadm:*", boundPower}, {"O=system:*", boundPower}, {"O=kubeadm:*", boundPower},
+}
+
+const boundPower = "what is bound to it"
+
+// powerOf returns in one line what a client with the certificate could do by each user name and group of Kubernetes and
+// kubeadm in its subject, or an empty text.
+func powerOf(req *csr.Request) string {
+	if !req.ForClients() {
+		return ""
+	}
+	parts := []pkix.Name{{CommonName: req.Cert.Subject.CommonName}}
+	for _, group := range req.Cert.Subject.Organization {
+		parts = append(parts, pkix.Name{Organization: []string{group}})
+	}
+	var all []string
+	for _, power := range powers {
+		parts = slices.DeleteFunc(parts, func(part pkix.Name) bool {
+			has := ca.MatchesSubject(power.pattern, part)
+			if has {
+				all = append(all, check.Word(ca.SubjectText(part, 80))+": "+power.could)
+			}
+			return has
+		})
+	}
+	text := strings.Join(csr.ShortenAll(all), "; ")
+	if text != "" && !csr.VerifiedByAPIServers(req.SignerName) {
+		return "if API servers trust the signer's CA: " + text
+	}
+	return text
 }
 
 // facts writes f.
@@ -127,6 +170,9 @@ func (p *page) facts(f *Facts) {
 	p.row("groups", quoted(f.Groups...)...)
 	p.row("made with", quoted(f.MadeWith...)...)
 	p.row("subject", quoted(f.Subject)...)
+	if f.Could != "" {
+		p.row("could do", f.Could)
+	}
 	p.row("names", quoted(f.Names...)...)
 	p.row("usages", quoted(f.Usages...)...)
 	p.row("key", f.Key)

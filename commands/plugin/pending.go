@@ -27,6 +27,8 @@ type waiting struct {
 	Requester string    `json:"requester"`
 	WaitsFor  string    `json:"waitsFor"`
 	Since     time.Time `json:"since"`
+	// Could says what a client with the subject could do, if it is one of the cluster's own.
+	Could string `json:"could,omitempty"`
 	// Said is what the controller in charge said last.
 	Said *statement `json:"said,omitempty"`
 
@@ -59,13 +61,13 @@ the manager's last Event about each. It changes nothing.`,
 			return err
 		}
 		return c.write(cmd.OutOrStdout(), *asJSON, rows, func(p *page) {
-			table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER"}}
+			table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER", "COULD DO"}}
 			for _, row := range rows {
 				said, since := "", duration.HumanDuration(p.now.Sub(row.Since))
 				if row.Said != nil {
 					said = row.Said.Reason + " " + p.age(row.Said.At)
 				}
-				table = append(table, []string{check.Word(row.Name), check.Word(row.Node), row.Signer, check.Word(row.Requester), row.WaitsFor, since, said})
+				table = append(table, []string{check.Word(row.Name), check.Word(row.Node), row.Signer, check.Word(row.Requester), row.WaitsFor, since, said, row.Could})
 			}
 			p.table(table)
 		})
@@ -87,8 +89,11 @@ func (c *cluster) pending(ctx context.Context, signer string) ([]waiting, error)
 			return
 		}
 		row := waiting{
-			Name: obj.Name, Node: csr.Shorten(csr.Limits{}.NodeOf(obj)), Signer: obj.Spec.SignerName,
+			Name: obj.Name, Signer: obj.Spec.SignerName,
 			Requester: csr.Shorten(obj.Spec.Username), WaitsFor: "approval", Since: obj.CreationTimestamp.UTC(), uid: obj.UID, by: by,
+		}
+		if req, err := csr.Parse(obj); err == nil {
+			row.Node, row.Could = csr.Shorten(req.NodeName()), powerOf(req)
 		}
 		if state == csr.Approved {
 			row.WaitsFor = "a certificate"

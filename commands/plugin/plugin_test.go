@@ -3,6 +3,11 @@ package plugin
 import (
 	"bytes"
 	"cmp"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
@@ -160,7 +165,8 @@ func TestApprove(t *testing.T) {
 		"no list":           {more: blockList, args: "r --yes --block-list="},
 		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
 		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
-		"a group of ours":   {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }, want: "(SubjectNotPermitted)"},
+		"a subject of ours": {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }},
+		"masters":           {mod: asClient("", "system:masters"), want: "(SubjectNotPermitted)"},
 		"unknown usage":     {mod: unknownUsage, want: "(UsagesNotPermitted)"},
 		"no payload":        {mod: func(obj *request) { obj.Spec.Request = []byte("x") }, want: "(Malformed)"},
 		"being deleted":     {mod: leaving, want: "the request is being deleted"},
@@ -188,7 +194,7 @@ func TestApprove(t *testing.T) {
 				t.Errorf("text of others controls the terminal: %q", out+aside)
 			}
 			if test.want == "" || name == "no" { // also with --yes
-				contains(t, aside, `"CN=system:node:a,O=system:nodes"`, "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago")
+				contains(t, aside, `"CN=system:node:a,O=system:nodes"`, "could do      'CN=system:node:a': what this node may do", "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago")
 			}
 			if name == "a hostile name" {
 				contains(t, aside, `"x\x1b[31m\n"`)
@@ -231,6 +237,54 @@ func TestApproveReportsErrors(t *testing.T) {
 	}
 }
 
+// asClient makes a request one for kubernetes.io/kube-apiserver-client with that subject.
+func asClient(user string, groups ...string) func(*request) {
+	return func(obj *request) {
+		key, _ := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		subject := pkix.Name{CommonName: user, Organization: groups}
+		der, _ := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{Subject: subject}, key)
+		obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName
+		obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
+	}
+}
+
+// TestCouldDo wants the same line about a subject of the cluster's own from each command that a person runs before an approval.
+func TestCouldDo(t *testing.T) {
+	const bound, serving = "what is bound to it", certificatesv1.KubeletServingSignerName
+	custom := func(obj *request) { obj.Spec.SignerName = "example.com/a" }
+	for name, test := range map[string]struct {
+		mods []func(*request)
+		want string
+	}{
+		"a node": {nil, "'CN=system:node:a': what this node may do, such as read the Secrets of its Pods; 'O=system:nodes': " + bound},
+		"a node's server": {[]func(*request){func(obj *request) {
+			obj.Spec.SignerName, obj.Spec.Usages = serving, []certificatesv1.KeyUsage{"digital signature", "server auth"}
+		}}, ""},
+		"a person":      {[]func(*request){asClient("alice", "System:masters", "developers")}, ""},
+		"an agent":      {[]func(*request){asClient("system:ovn-node:w1")}, "'CN=system:ovn-node:w1': " + bound},
+		"an account":    {[]func(*request){asClient("system:serviceaccount:a:b")}, "'CN=system:serviceaccount:a:b': what this ServiceAccount may do, even after its deletion"},
+		"the scheduler": {[]func(*request){asClient("system:kube-scheduler", "x")}, "'CN=system:kube-scheduler': assign and delete every Pod"},
+		"the worst first": {[]func(*request){asClient("system:kube-controller-manager", "a", "system:a", "kubeadm:cluster-admins")},
+			"'O=kubeadm:cluster-admins': everything, if kubeadm made the cluster; 'CN=system:kube-controller-manager': read every Secret, " +
+				"make a token of every ServiceAccount; 'O=system:a': " + bound},
+		"a hostile name":  {[]func(*request){asClient("kubeadm:$(x)\u202e\nO")}, `'CN=kubeadm:$(x)\u202e O': ` + bound},
+		"a custom signer": {[]func(*request){asClient("system:a"), custom}, "if API servers trust the signer's CA: 'CN=system:a': " + bound},
+	} {
+		c, _ := clusterOf(t, []runtime.Object{requestOf(t, "r", test.mods...)})
+		for _, args := range [][]string{{"explain", "r"}, {"approve", "r"}, {"pending"}} {
+			out, aside, _ := execute(t, c, "", args...)
+			_, got, _ := strings.Cut(out+aside, "  could do      ")
+			if args[0] == "pending" {
+				_, got, _ = strings.Cut(out, " "+"5m     -                    ")
+				got = strings.TrimPrefix(got, "-")
+			}
+			if got, _, _ = strings.Cut(got, "\n"); strings.TrimSpace(got) != test.want {
+				t.Errorf("%s, %s: %q, want %q:\n%s", name, args[0], got, test.want, out+aside)
+			}
+		}
+	}
+}
+
 func TestPending(t *testing.T) {
 	first, second := requestOf(t, "first", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), requestOf(t, "x; reboot")
 	approved, done := requestOf(t, "approved", decidedAs(certificatesv1.CertificateApproved)), requestOf(t, "done", decidedAs(certificatesv1.CertificateDenied))
@@ -239,12 +293,12 @@ func TestPending(t *testing.T) {
 		event(first, "somebody", "AutoApproved", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0), event(approved, signerName, "CAMissing", "m", 0),
 	})
 	out, _, err := execute(t, c, "", "pending")
-	const want = `NAME         NODE  SIGNER                                       REQUESTER                WAITS FOR      SINCE  SAID BY THE MANAGER
-first        a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       60m    NotAuthorized 60s ago
-'x; reboot'  a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       5m     -
-approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  a certificate  60s    CAMissing 0s ago
+	const want = `NAME         NODE  SIGNER                                       REQUESTER                WAITS FOR      SINCE  SAID BY THE MANAGER    COULD DO
+first        a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       60m    NotAuthorized 60s ago  COULD
+'x; reboot'  a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       5m     -                      COULD
+approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  a certificate  60s    CAMissing 0s ago       COULD
 `
-	if err != nil || out != want {
+	if err != nil || strings.ReplaceAll(out, powerOf(factsOf(first).req), "COULD") != want {
 		t.Errorf("error %v:\n%s", err, out)
 	}
 	var rows []waiting
