@@ -286,15 +286,39 @@ var certificateRows = map[string]row{
 	"garbage, foreign signer":  with(unwritable(garbage), func(r *row) { r.signer = "example.com/client" }),
 
 	// An API server without the admission plugin CertificateSubjectRestriction accepts the first two.
-	"system:masters let in":     with(reserved("O=system:*", "parity", "system:masters"), func(r *row) { r.stored = true }),
-	"system:masters among more": with(reserved("O=system:*", "", "a", "system:masters"), func(r *row) { r.stored = true }),
-	"a group of Kubernetes":     reserved("O=system:*", "x", "a", "system:mastersx"),
-	"a group of kubeadm":        reserved("O=kubeadm:*", "x", "kubeadm:cluster-admins"),
-	"a user of Kubernetes":      reserved("CN=system:*", "system:kube-scheduler"),
-	"a user of kubeadm":         reserved("CN=kubeadm:*", "kubeadm:x"),
-	"almost a group": with(client, func(r *row) {
-		r.subject = &pkix.Name{CommonName: "system", Organization: []string{"kubeadm", "System:masters", " system:x"}}
+	"system:masters let in":     masters("parity", "system:masters"),
+	"system:masters among more": masters("", "a", "system:masters"),
+	"almost system:masters":     called("system:masters", "System:masters", " system:masters", "system:mastersx"),
+
+	// Users and groups of Kubernetes, of kubeadm, and of programs that get their certificates by this signer.
+	"component":           called("system:kube-controller-manager"),
+	"kube-proxy":          called("system:kube-proxy", "system:node-proxier"),
+	"kubeadm":             called("kubernetes-admin", "kubeadm:cluster-admins"),
+	"user of kubeadm":     called("kubeadm:x"),
+	"node, client":        called("system:node:n1", "system:nodes"),
+	"ServiceAccount":      called("system:serviceaccount:a:b", "system:serviceaccounts", "system:serviceaccounts:a"),
+	"network plugin":      called("system:ovn-node:n1", "system:ovn-nodes"),
+	"multus":              called("system:multus:n1", "system:multus"),
+	"multi-cluster agent": called("system:open-cluster-management:a:b", "system:open-cluster-management:a", "system:open-cluster-management:managed-clusters"),
+	"karmada agent":       called("system:karmada:agent:a", "system:karmada:agents"),
+	"seed":                called("gardener.cloud:system:seed:a", "gardener.cloud:system:seeds"),
+	"node-bootstrapper": called("system:serviceaccount:openshift-machine-config-operator:node-bootstrapper",
+		"system:serviceaccounts:openshift-machine-config-operator", "system:serviceaccounts"),
+	"groups in one RDN": raw(client, oneRDN(attribute{organization, "system:kube-node"}, attribute{organization, "kubeadm:a"})),
+	"masters in one RDN": raw(masters("", "kube-node", "system:masters"),
+		oneRDN(attribute{organization, "kube-node"}, attribute{organization, "system:masters"})),
+	"node, client of a server": failed(called("system:node:a.example.com", "system:nodes"), func(r *row) {
+		r.names, r.usages = sans("a.example.com"), usages("digital signature", "key encipherment", "server auth")
 	}),
+	"serving, a webhook": with(serving, func(r *row) {
+		r.subject, r.names = nodeName("hook.pool.svc.cluster.local"), sans("hook", "hook.pool", "hook.pool.svc", "hook.pool.svc.cluster.local")
+	}),
+	"name, a URL": badName("https://192.168.99.100:8443", noDNSName),
+}
+
+// called returns a request for kubernetes.io/kube-apiserver-client with that user name and these groups.
+func called(user string, groups ...string) row {
+	return with(client, func(r *row) { r.subject = &pkix.Name{CommonName: user, Organization: groups} })
 }
 
 func raw(base row, subject []byte) row { return with(base, func(r *row) { r.rawSubject = subject }) }
@@ -334,11 +358,11 @@ func otherReason(base row) row {
 	return with(base, func(r *row) { r.usages, r.want = usages("client auth", "any"), approvedFailed })
 }
 
-// reserved returns a request for a user or a group of Kubernetes or kubeadm, which pattern forbids.
-func reserved(pattern, user string, groups ...string) row {
-	subject := &pkix.Name{CommonName: user, Organization: groups}
-	return deviates(with(client, func(r *row) { r.subject = subject }), "forbidden-subject", approvedFailed,
-		`SubjectNotPermitted: subject "`+subject.String()+`" is not permitted: this signer never issues `+pattern)
+// masters returns a stored request in the group system:masters, which every signer of ours forbids.
+func masters(user string, groups ...string) row {
+	base := with(called(user, groups...), func(r *row) { r.stored = true })
+	return deviates(base, "forbidden-subject", approvedFailed,
+		`SubjectNotPermitted: subject "`+base.subject.String()+`" is not permitted: this signer never issues O=system:masters`)
 }
 
 // unwritable returns an approved request for which the API server refuses every update.
