@@ -269,9 +269,18 @@ func (g random) usage(r *row) {
 	}
 }
 
+// prefixed returns up to eight random characters, perhaps behind a prefix of Kubernetes or kubeadm.
+func (g random) prefixed() string {
+	text := oneOf(g, "", "system:", "kubeadm:", "system:masters", "system:serviceaccount:")
+	for range g.IntN(9) {
+		text += oneOf(g, "a", "B", "0", "-", ":", ".", "/", "ä", "系", " ")
+	}
+	return text
+}
+
 func (g random) text() string {
 	return oneOf(g, "", "a", "n1", "system:node:n1", "system:node:", "system:nodes", "system:masters", "system:Nodes", " system:nodes",
-		"system:kube-controller-manager", "system:serviceaccount:a:b", "system:"+oneOf(g, "a", "ovn-node:n1", "mastersx"), "kubeadm:cluster-admins", "kubeadm:",
+		"system:kube-controller-manager", "system:serviceaccount:a:b", "kubeadm:cluster-admins", g.prefixed(), g.prefixed(),
 		"Größe", "名", "a,b", "a+b=c", "\"a\"", "x\x00y", "*", "system:node:n1\n", strings.Repeat("l", 1+g.IntN(300)))
 }
 
