@@ -186,7 +186,7 @@ func (p *page) facts(f *Facts) {
 		p.title("Conditions")
 	}
 	for _, each := range f.Conditions {
-		p.row(csr.Shorten(string(each.Type)), strconv.Quote(csr.Shorten(each.Reason))+", "+p.age(each.LastUpdateTime.Time),
+		p.row(csr.Shorten(string(each.Type)), strconv.Quote(csr.Shorten(each.Reason))+", "+p.age(csr.ConditionTime(f.obj, each.Type)),
 			strconv.Quote(csr.ShortenTo(each.Message, maxMessage)))
 	}
 	if cert := f.Certificate; cert != nil {

@@ -141,7 +141,7 @@ func (r *Reconciler) pass(ctx context.Context, store toolscache.Store, due queue
 
 // due reports whether obj is due for deletion. It is due after its deadline, not at it.
 func (r *Reconciler) due(obj *certificatesv1.CertificateSigningRequest, now time.Time) bool {
-	deadline, ok := r.Retention.Deadline(obj)
+	deadline, ok := r.Retention.Deadline(obj, now)
 	return ok && obj.DeletionTimestamp == nil && now.After(deadline)
 }
 
@@ -175,7 +175,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (_ re
 	case err != nil || !r.due(obj, now):
 		return reconcile.Result{}, err
 	case r.DryRun:
-		r.reportDue(ctx, obj)
+		r.reportDue(ctx, obj, now)
 		return reconcile.Result{}, nil
 	default:
 		return reconcile.Result{}, r.delete(ctx, obj)
@@ -201,8 +201,8 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 }
 
 // reportDue reports, once, that obj would be deleted.
-func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) {
-	deadline, _ := r.Retention.Deadline(obj)
+func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) {
+	deadline, _ := r.Retention.Deadline(obj, now)
 	state := csr.StateOf(obj)
 	message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
 		reasonDue, state, deadline.UTC().Format(time.RFC3339))

@@ -130,6 +130,7 @@ func signerName(name string) edit  { return func(obj *request) { obj.Spec.Signer
 func usages(all ...usage) edit     { return func(obj *request) { obj.Spec.Usages = all } }
 func certificate(pem string) edit  { return func(obj *request) { obj.Status.Certificate = []byte(pem) } }
 func version(name string) edit     { return func(obj *request) { obj.ResourceVersion = name } }
+func leaving(obj *request)         { obj.DeletionTimestamp = &metav1.Time{Time: now} }
 func unapproved(obj *request)      { obj.Status.Conditions = nil }
 func approvedAt(at metav1.Time) edit {
 	return func(obj *request) { obj.Status.Conditions[0].LastUpdateTime = at }

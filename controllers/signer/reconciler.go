@@ -152,10 +152,11 @@ func (r *Reconciler) act(
 	return r.again(obj), nil
 }
 
-// waits reports whether obj waits for a certificate from one of Signers. A trimmed request never does.
+// waits reports whether obj waits for a certificate from one of Signers. A trimmed request never does, nor one that is
+// being deleted.
 func (r *Reconciler) waits(obj *certificatesv1.CertificateSigningRequest) bool {
 	_, ours := r.Signers[obj.Spec.SignerName]
-	return ours && csr.StateOf(obj) == csr.Approved && !csr.Trimmed(obj)
+	return ours && csr.StateOf(obj) == csr.Approved && !csr.Trimmed(obj) && obj.DeletionTimestamp == nil
 }
 
 // signedFor is how long after its approval a dry run judges a request that another signer has signed or failed.
@@ -210,8 +211,8 @@ func (r *Reconciler) Judge(ctx context.Context, obj *certificatesv1.CertificateS
 
 // judgeTime returns why nothing may be signed for obj because of the time, or nil.
 func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Judgement {
-	at, due := r.Retention.Deadline(obj)
 	now, err := r.ServerTime.Now(ctx)
+	at, due := r.Retention.Deadline(obj, now)
 	if err == nil && due && now.After(at) { // obj seems old too if the API servers' clock was set back
 		now, err = r.ServerTime.Fresh(ctx)
 	}

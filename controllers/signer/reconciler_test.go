@@ -151,19 +151,21 @@ func TestInputs(t *testing.T) {
 		"12 CA:TRUE and an extension": {change: extended, want: "certificate"},
 		"12 two names in one, for serving": {
 			change: all(serving, dns("::ffff:10.9.0.1%, DNS:kubernetes.default.svc")), want: "Failed NameNotPermitted: …"},
-		"12 a wildcard for a client":     {change: all(person, dns("*.a")), want: "certificate"},
-		"12 percent signs elsewhere":     {change: all(person, percent), want: "certificate"},
-		"13 two organizations":           {change: orgs("system:nodes", "joiners"), want: "Failed SignerValidationFailure: …"},
-		"13 system:masters":              {change: orgs("system:masters"), want: "Failed SignerValidationFailure: …"},
-		"15 a signer name with one node": {change: all(signerName("interlink.example.com/node-a"), dns("a"))},
-		"15 legacy-unknown, approved":    {change: signerName("kubernetes.io/legacy-unknown")},
-		"15 malformed, of another":       {change: all(signerName("example.com/foreign"), content(nil))},
-		"20 pending":                     {change: unapproved},
-		"20 Approved and Denied":         {change: condition("Denied", "True")},
-		"20 Approved and Failed":         {change: condition("Failed", "True")},
-		"20 Failed is False":             {change: condition("Failed", "False"), want: "certificate"},
-		"20 years after creation":        {change: createdAt(now.AddDate(-2, 0, 0)), want: "certificate"},
-		"20 another UID":                 {world: func(w *world) { w.key.UID = "earlier" }},
+		"12 a wildcard for a client":         {change: all(person, dns("*.a")), want: "certificate"},
+		"12 percent signs elsewhere":         {change: all(person, percent), want: "certificate"},
+		"13 two organizations":               {change: orgs("system:nodes", "joiners"), want: "Failed SignerValidationFailure: …"},
+		"13 system:masters":                  {change: orgs("system:masters"), want: "Failed SignerValidationFailure: …"},
+		"15 a signer name with one node":     {change: all(signerName("interlink.example.com/node-a"), dns("a"))},
+		"15 legacy-unknown, approved":        {change: signerName("kubernetes.io/legacy-unknown")},
+		"15 malformed, of another":           {change: all(signerName("example.com/foreign"), content(nil))},
+		"20 pending":                         {change: unapproved},
+		"20 Approved and Denied":             {change: condition("Denied", "True")},
+		"20 Approved and Failed":             {change: condition("Failed", "True")},
+		"20 Failed is False":                 {change: condition("Failed", "False"), want: "certificate"},
+		"20 being deleted":                   {change: leaving},
+		"20 being deleted, cannot be signed": {change: all(usages("magic"), leaving)},
+		"20 years after creation":            {change: createdAt(now.AddDate(-2, 0, 0)), want: "certificate"},
+		"20 another UID":                     {world: func(w *world) { w.key.UID = "earlier" }},
 		"20 approved, but trimmed by a cache of another configuration": {change: trimmed(func(string) bool { return false })},
 		"23 nothing": {change: content(nil), want: noPEM},
 		"23 another block after": {
@@ -200,6 +202,9 @@ func TestReconcileInTime(t *testing.T) {
 	check(t, map[string]row{
 		"an hour old":                  {world: later(time.Hour), want: "certificate"},
 		"older":                        {world: later(time.Hour + 1), want: tooOld},
+		"kubectl is two hours behind":  {change: approvedAt(metav1.NewTime(now.Add(-2 * time.Hour))), want: "certificate"},
+		"kubectl is 26 hours behind":   {change: approvedAt(metav1.NewTime(now.Add(-26 * time.Hour))), world: later(time.Hour), want: "certificate"},
+		"kubectl is eight hours ahead": {change: approvedAt(metav1.NewTime(now.Add(8 * time.Hour))), world: later(time.Hour + 1), want: tooOld},
 		"older, malformed":             {change: content(nil), world: later(time.Hour + 1), want: tooOld},
 		"five minutes ahead":           {world: ahead(servertime.MaxSkew), want: "certificate"},
 		"five minutes behind":          {world: ahead(-servertime.MaxSkew), want: "certificate"},
@@ -319,6 +324,7 @@ func TestDryRunSignsNothing(t *testing.T) {
 		"failed by another long ago":     {change: failed, world: dry(signedFor + 1)},
 		"signed without an approval":     {change: all(unapproved, issued), world: dry(0)},
 		"another signer":                 {change: signerName("example.com/other"), world: dry(0)},
+		"signed, being deleted":          {change: all(issued, leaving), world: dry(0)},
 	})
 }
 
@@ -352,6 +358,7 @@ func TestOnlyWhatWaitsIsQueued(t *testing.T) {
 		"denied":  condition("Denied", "True"),
 		"failed":  condition("Failed", "True"),
 		"issued":  certificate("x"),
+		"leaving": leaving,
 		"trimmed": trimmed(func(string) bool { return false }),
 	} {
 		before, after := w.event("create", object(named(name))), w.event("update", object(named(name), change))

@@ -269,11 +269,12 @@ type Cleaning struct {
 
 // Retention sets how long requests are kept. A negative duration keeps them forever.
 type Retention struct {
-	// Approved counts from the approval, for issued requests too. After that, no request is signed. The default is 1h.
+	// Approved counts from the approval, for issued requests too, but not for failed ones. After that, no request is signed.
+	// The default is 1h.
 	Approved *metav1.Duration `json:"approved,omitempty"`
 	// Denied counts from the denial. The default is 1h.
 	Denied *metav1.Duration `json:"denied,omitempty"`
-	// Failed counts from the failure. The default is 1h.
+	// Failed counts from the failure, for approved requests too. The default is 1h.
 	Failed *metav1.Duration `json:"failed,omitempty"`
 	// Pending counts from the creation. The default is 24h.
 	Pending *metav1.Duration `json:"pending,omitempty"`

@@ -43,16 +43,28 @@ type RetentionPolicy struct {
 	Signers map[string]Retention
 }
 
-// Deadline returns the time after which obj is due for deletion. If several rules apply, the earliest deadline
-// counts. ok is false if no rule applies, for example to a condition without the lastUpdateTime that the API server
-// sets.
-func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest) (at time.Time, ok bool) {
+// mostAhead is how far the clocks of several API servers may differ. A condition that is later is not their time.
+const mostAhead = 5 * time.Minute
+
+// Deadline returns the time after which obj is due for deletion. If several rules apply, the earliest deadline counts,
+// but a Failed request has only that of its failure. Conditions count from ConditionTime, but from the creation if that
+// is after now, the time of the API servers. ok is false if no rule applies, for example to a condition without a time.
+func (p RetentionPolicy) Deadline(
+	obj *certificatesv1.CertificateSigningRequest, now time.Time,
+) (at time.Time, ok bool) {
 	keep, found := p.Signers[obj.Spec.SignerName]
 	if !found {
 		keep = p.Default
 	}
 	keep = keep.withDefaults()
-	var deadline deadline
+	if StateOf(obj) == Failed && !ConditionTime(obj, certificatesv1.CertificateFailed).IsZero() {
+		keep.Approved = -1
+	}
+	add := func(since time.Time, age time.Duration) {
+		if end := since.Add(age); !since.IsZero() && age >= 0 && (!ok || end.Before(at)) {
+			at, ok = end, true
+		}
+	}
 	decided := false
 	for _, rule := range [...]struct {
 		kind certificatesv1.RequestConditionType
@@ -62,29 +74,22 @@ func (p RetentionPolicy) Deadline(obj *certificatesv1.CertificateSigningRequest)
 		{certificatesv1.CertificateDenied, keep.Denied},
 		{certificatesv1.CertificateFailed, keep.Failed},
 	} {
-		if condition := Condition(obj, rule.kind); condition != nil {
+		if Condition(obj, rule.kind) != nil {
 			decided = true
-			deadline.add(condition.LastUpdateTime.Time, rule.age)
+			since := ConditionTime(obj, rule.kind)
+			if since.After(now.Add(mostAhead)) {
+				since = obj.CreationTimestamp.Time
+			}
+			add(since, rule.age)
 		}
 	}
 	if !decided {
-		deadline.add(obj.CreationTimestamp.Time, keep.Pending)
+		add(obj.CreationTimestamp.Time, keep.Pending)
 	}
 	if Condition(obj, certificatesv1.CertificateApproved) != nil {
 		if issued, readable := Certificate(obj); readable {
-			deadline.add(issued.NotAfter, keep.Expired)
+			add(issued.NotAfter, keep.Expired)
 		}
 	}
-	return deadline.at, !deadline.at.IsZero()
-}
-
-type deadline struct{ at time.Time }
-
-func (d *deadline) add(since time.Time, age time.Duration) {
-	if since.IsZero() || age < 0 {
-		return
-	}
-	if at := since.Add(age); d.at.IsZero() || at.Before(d.at) {
-		d.at = at
-	}
+	return at, ok
 }

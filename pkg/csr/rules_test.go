@@ -1,6 +1,7 @@
 package csr_test
 
 import (
+	"bytes"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
@@ -238,8 +239,12 @@ func TestDeadline(t *testing.T) {
 		"failed, never approved":              {"Failed@10m", none, usual, "1h10m0s"},
 		"failed, whatever its status":         {"Failed=False@10m", none, usual, "1h10m0s"},
 		"approved without a time":             {"Approved@", none, usual, ""},
-		"approved, and failed later":          {"Approved Failed@10m", none, usual, "1h0m0s"},
 		"approved without a time, and failed": {"Approved@ Failed@10m", none, usual, "1h10m0s"},
+		"approved, and failed much later":     {"Approved Failed@70m", none, usual, "2h10m0s"},
+		"approved, and failed without a time": {"Approved Failed@", none, usual, "1h0m0s"},
+		"approved, a false failure":           {"Approved Failed=False@10m", none, usual, "1h0m0s"},
+		"issued, and failed":                  {"Approved Failed@10m", until(24 * time.Hour), usual, "1h0m0s"},
+		"denied, and failed later":            {"Denied Failed@10m", none, usual, "1h0m0s"},
 		"issued":                              {"Approved", until(24 * time.Hour), usual, "1h0m0s"},
 		"issued, has expired":                 {"Approved", expired, usual, "-1h0m0s"},
 		"issued without a time, has expired":  {"Approved@", expired, usual, "-1h0m0s"},
@@ -249,6 +254,9 @@ func TestDeadline(t *testing.T) {
 		"own approved":         {"Approved", none, csr.Retention{Approved: minute}, "1m0s"},
 		"own denied":           {"Denied", none, csr.Retention{Denied: minute}, "1m0s"},
 		"own failed":           {"Failed", none, csr.Retention{Failed: minute}, "1m0s"},
+		"own failed, kept":     {"Approved Failed@10s", none, csr.Retention{Failed: 24 * time.Hour, Approved: 20 * time.Second}, "24h0m10s"},
+		"own failed, short":    {"Approved Failed@10m", none, csr.Retention{Failed: minute}, "11m0s"},
+		"own failed, for ever": {"Approved Failed@10s", none, csr.Retention{Failed: -1, Approved: minute}, ""},
 		"own pending":          {"", none, csr.Retention{Pending: minute}, "1m0s"},
 		"own expired":          {"Approved", soon, csr.Retention{Expired: minute}, "11m0s"},
 		"negative is never":    {"", none, csr.Retention{Pending: -1}, ""},
@@ -259,15 +267,81 @@ func TestDeadline(t *testing.T) {
 		signers := map[string]csr.Retention{obj.Spec.SignerName: test.policy, "example.com/other": {Pending: time.Second}}
 		for _, policy := range []csr.RetentionPolicy{{Default: test.policy}, {Default: csr.Retention{Pending: time.Second}, Signers: signers}} {
 			got := ""
-			if at, ok := policy.Deadline(obj); ok {
+			if at, ok := policy.Deadline(obj, now.Add(2*time.Hour)); ok {
 				got = at.Sub(now).String()
 			}
 			expect.Equal(t, name+": due after", got, test.want)
 		}
 	}
 	obj := object(func(obj *request) { obj.CreationTimestamp = metav1.Time{} })
-	if at, ok := (csr.RetentionPolicy{}).Deadline(obj); ok || !at.IsZero() {
+	if at, ok := (csr.RetentionPolicy{}).Deadline(obj, now); ok || !at.IsZero() {
 		t.Errorf("without a creation time: due at %s", at)
+	}
+}
+
+// TestConditionTime checks when a condition was added, from the creation of its request at now. The client writes both times
+// of a condition, and the API server sets those that it leaves out. It also records each write of a decision.
+func TestConditionTime(t *testing.T) {
+	const hour, unset = time.Hour, time.Duration(-1 << 62)
+	timeAt := func(after time.Duration) (at metav1.Time) {
+		if after != unset {
+			at.Time = now.Add(after)
+		}
+		return at
+	}
+	for name, test := range map[string]struct{ update, transition, recorded, want time.Duration }{
+		"kubectl is two hours behind":                       {-2 * hour, 0, 0, 0},
+		"kubectl is 26 hours behind":                        {-26 * hour, 0, 0, 0},
+		"kubectl is eight hours ahead":                      {8 * hour, 0, 0, 0},
+		"waits ten hours, kubectl is two hours behind":      {8 * hour, 10 * hour, 10 * hour, 10 * hour},
+		"waits ten hours, a client is two hours behind":     {8 * hour, 8 * hour, 10 * hour, 10 * hour},
+		"waits ten hours, a client is eight hours ahead":    {18 * hour, 18 * hour, 10 * hour, 10 * hour},
+		"no record, kubectl is two hours behind":            {8 * hour, 10 * hour, unset, 10 * hour},
+		"no record, kubectl is eight hours ahead":           {18 * hour, 10 * hour, unset, 10 * hour},
+		"no record, a client is eight hours ahead":          {18 * hour, 18 * hour, unset, 18 * hour},
+		"no record, a client is behind the creation":        {-2 * hour, -26 * hour, unset, 0},
+		"an API server before lastTransitionTime":           {hour, unset, unset, hour},
+		"an API server before lastTransitionTime, is early": {-hour, unset, unset, 0},
+		"a record that somebody dates before the creation":  {0, 0, -5 * hour, 0},
+		"no time":                   {unset, unset, unset, unset},
+		"a time in the record only": {unset, unset, hour, hour},
+	} {
+		for _, kind := range []certificatesv1.RequestConditionType{"Approved", "Denied", "Failed"} {
+			obj := object(conditions(string(kind)))
+			obj.Status.Conditions[0].LastUpdateTime, obj.Status.Conditions[0].LastTransitionTime = timeAt(test.update), timeAt(test.transition)
+			early, late, recorded := timeAt(-9*hour), timeAt(30*hour), timeAt(test.recorded)
+			const added = `{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"%s\"}":{".":{},"f:lastTransitionTime":{},"f:lastUpdateTime":{}}}}}`
+			for _, entry := range []metav1.ManagedFieldsEntry{ // only the third one tells
+				{Time: &early, FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, added, kind)}},
+				{Time: &late, Subresource: "approval", FieldsV1: &metav1.FieldsV1{Raw: bytes.Replace(fmt.Appendf(nil, added, kind), []byte(`{".":{},"f:last`), []byte(`{"f:last`), 1)}},
+				{Time: &recorded, Subresource: "approval", FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, added, kind)}},
+				{Time: &late, Subresource: "approval", FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, added, "Other")}},
+				{Subresource: "approval"}, {Time: &late, Subresource: "approval"},
+			} {
+				if test.recorded != unset || entry.Time != &recorded {
+					obj.ManagedFields = append(obj.ManagedFields, entry)
+				}
+			}
+			if kind == "Failed" && test.recorded != unset { // API servers record no times of a failure
+				continue
+			}
+			for form, obj := range map[string]*request{"whole": obj, "in the cache": transformed(csr.Trim{}, obj)} {
+				what := fmt.Sprintf("%s, %s, %s", name, kind, form)
+				expect.Equal(t, what, csr.ConditionTime(obj, kind), timeAt(test.want).Time)
+				if kind == "Approved" {
+					expect.Equal(t, what+": approved", csr.ApprovedAt(obj), timeAt(test.want).Time)
+				}
+				for _, age := range []time.Duration{0, test.want} { // a time after that of the API servers is nobody's
+					want := time.Hour
+					if test.want <= age+5*time.Minute {
+						want += test.want
+					}
+					if at, ok := (csr.RetentionPolicy{}).Deadline(obj, now.Add(age)); ok != (test.want != unset) || ok && at.Sub(now) != want {
+						t.Errorf("%s: at the age of %s, it is due after %s, %t; want %s", what, age, at.Sub(now), ok, want)
+					}
+				}
+			}
+		}
 	}
 }
 

@@ -1,6 +1,9 @@
 package csr
 
 import (
+	"bytes"
+	"cmp"
+	"fmt"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -52,10 +55,38 @@ func Undecided(obj *certificatesv1.CertificateSigningRequest) bool {
 
 // ApprovedAt returns when obj was approved. It returns zero if obj is not approved or its condition has no time.
 func ApprovedAt(obj *certificatesv1.CertificateSigningRequest) time.Time {
-	if approved := Condition(obj, certificatesv1.CertificateApproved); approved != nil {
-		return approved.LastUpdateTime.Time
+	return ConditionTime(obj, certificatesv1.CertificateApproved)
+}
+
+// ConditionTime returns when the first condition of that kind was added to obj, or zero if there is none or it has no
+// time. It is not before the creation of obj. Of the times in a condition, clients write lastUpdateTime by their own
+// clock. They may write lastTransitionTime too, but kubectl and kube-controller-manager leave it to the API server.
+func ConditionTime(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
+) time.Time {
+	condition := Condition(obj, kind)
+	if condition == nil {
+		return time.Time{}
 	}
-	return time.Time{}
+	at := cmp.Or(approvalTime(obj, kind), condition.LastTransitionTime, condition.LastUpdateTime)
+	if !at.IsZero() && at.Before(&obj.CreationTimestamp) {
+		at = obj.CreationTimestamp
+	}
+	return at.Time
+}
+
+// approvalTime returns when the API server stored the write to the subresource approval that added a condition of that
+// kind, or zero if managed fields do not tell. API servers do not record writes of conditions to the subresource status.
+func approvalTime(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
+) (at metav1.Time) {
+	added := fmt.Appendf(nil, `"k:{\"type\":\"%s\"}":{".":`, kind)
+	for _, entry := range obj.ManagedFields {
+		if entry.Subresource == "approval" && entry.Time != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), added) {
+			return *entry.Time
+		}
+	}
+	return at
 }
 
 func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {

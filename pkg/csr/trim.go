@@ -18,7 +18,8 @@ var zeros [4 << 20]byte
 
 // Trim makes requests small for a cache. The zero Trim is ready.
 //
-// Managed fields are removed from every request. A request that is finished, or for a signer of others, keeps its
+// Managed fields are removed from every request, and lastTransitionTime keeps what they say about the time of a decision
+// (ConditionTime). An API server ignores that in an update of the status. A request that is finished, or for a signer of others, keeps its
 // metadata, its conditions, its signer and its requester's name. A short record replaces its certificate, and the rest
 // of it is removed. No controller may judge such an object or use it as the body of a write. All functions of this
 // package accept it, and give the same answer as for the whole object, except that it can't be parsed.
@@ -38,6 +39,11 @@ func (t Trim) Transform(in any) (any, error) {
 	obj, ok := in.(*certificatesv1.CertificateSigningRequest)
 	if !ok {
 		return in, nil
+	}
+	for _, kind := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied} {
+		if decision := Condition(obj, kind); decision != nil {
+			decision.LastTransitionTime = cmp.Or(approvalTime(obj, kind), decision.LastTransitionTime)
+		}
 	}
 	obj.ManagedFields = nil
 	limit := cmp.Or(t.Limits.RequestBytes, DefaultLimits.RequestBytes)

@@ -105,7 +105,7 @@ func answers(obj *request) []any {
 	record, readable := csr.Certificate(obj)
 	all := []any{csr.StateOf(obj), csr.Undecided(obj), csr.ApprovedAt(obj), obj.Status.Conditions, record, readable}
 	for _, policy := range []csr.RetentionPolicy{{}, onlyExpired} {
-		at, due := policy.Deadline(obj)
+		at, due := policy.Deadline(obj, now)
 		all = append(all, at, due)
 	}
 	return all
@@ -176,7 +176,7 @@ func TestBrokenRecords(t *testing.T) {
 		if record, readable := csr.Certificate(obj); readable {
 			t.Errorf("%d bytes: %+v, %t", at, record, readable)
 		}
-		_, _ = csr.RetentionPolicy{}.Deadline(obj)
+		_, _ = csr.RetentionPolicy{}.Deadline(obj, now)
 		obj = good.DeepCopy()
 		obj.Status.Certificate[at] ^= 0xff
 		_, _ = csr.Certificate(obj)
@@ -317,7 +317,7 @@ func checkEnd(t *testing.T, obj *request) {
 	}
 	approved := obj.DeepCopy()
 	csr.AddCondition(approved, certificatesv1.CertificateApproved, "", "", now)
-	if at, ok := onlyExpired.Deadline(approved); !ok || !at.Equal(cert.NotAfter) {
+	if at, ok := onlyExpired.Deadline(approved, now); !ok || !at.Equal(cert.NotAfter) {
 		t.Errorf("the certificate ends at %s %t, crypto/x509 reads %s", at, ok, cert.NotAfter)
 	}
 }

@@ -153,14 +153,18 @@ var signerRows = map[string]row{
 	"approved and denied":         with(client, func(r *row) { r.stored, r.conditions, r.want = true, now("Approved", "Denied"), "Approved Denied" }),
 	"foreign condition too":       with(client, func(r *row) { r.conditions, r.want = now("Approved", "Example"), "Approved Example Issued" }),
 	"approved and issued before":  with(client, func(r *row) { r.stored, r.certificate = true, valid }),
-	"approved 50 minutes ago":     approvedFor(50*time.Minute, client),
+	"approved 50 minutes ago":     aged(client, since("Approved", 50*time.Minute)),
+	"approver's clock is behind":  with(client, decided(since("Approved", 26*time.Hour))),
+	"approver's clock is ahead":   with(client, decided(since("Approved", -8*time.Hour))),
 }
 
-// approvedFor returns base, approved that long ago.
-func approvedFor(age time.Duration, base row) row {
-	return with(base, func(r *row) {
-		r.conditions = []certificatesv1.CertificateSigningRequestCondition{since("Approved", age)}
-	})
+// aged returns base, made a day ago and with this condition.
+func aged(base row, condition certificatesv1.CertificateSigningRequestCondition) row {
+	return with(base, decided(condition), func(r *row) { r.stored, r.age = true, 24*time.Hour })
+}
+
+func decided(condition certificatesv1.CertificateSigningRequestCondition) func(*row) {
+	return func(r *row) { r.conditions = []certificatesv1.CertificateSigningRequestCondition{condition} }
 }
 
 // startRows test outcomes that depend on the flags.
@@ -174,7 +178,7 @@ var startRows = map[string]row{
 	"own CA, afterwards":    in(ownCAs, with(node, func(r *row) { r.live = true })),
 	"no CA for the signer":  in(ownCAs, with(client, func(r *row) { r.want = approvedOnly })),
 	"no CA, refused":        in(ownCAs, with(client, func(r *row) { r.want, r.usages = approvedOnly, usages("any") })),
-	"approved too long ago": in(ownCAs, deviates(approvedFor(2*time.Hour, byHand), "approved-unissued", approvedOnly, "")),
+	"approved too long ago": in(ownCAs, deviates(aged(byHand, since("Approved", 2*time.Hour)), "approved-unissued", approvedOnly, "")),
 
 	"default lifetime":           in(defaults, client),
 	"default lifetime, 30 days":  in(defaults, with(client, func(r *row) { r.seconds = 30 * 24 * 3600 })),
@@ -408,18 +412,20 @@ var cleanerRows = map[string]row{
 	"approved, over a day":            old(month, gone, since("Approved", overDay)),
 	"approved, no time":               old(month, approvedOnly, timeless),
 	"denied, under an hour":           old(month, denied, since("Denied", underHour)),
-	"denied, over an hour":            old(0, gone, since("Denied", overHour)),
+	"denied, over an hour":            old(month, gone, since("Denied", overHour)),
 	"failed, under an hour":           old(month, "Failed", since("Failed", underHour)),
-	"failed, over an hour":            old(0, gone, since("Failed", overHour)),
+	"failed, over an hour":            old(month, gone, since("Failed", overHour)),
 	"failed long after approval":      old(month, approvedFailed, since("Approved", underHour), since("Failed", 0)),
-	"failed, approved just now":       old(0, gone, since("Approved", 0), since("Failed", overHour)),
-	"approved and denied, one old":    old(0, gone, since("Approved", 0), since("Denied", overHour)),
-	"approved over an hour, failed": deviates(old(month, approvedFailed, since("Approved", overHour), since("Failed", 0)),
-		"approved-unissued", gone, ""),
-	"denied through the API":         {user: stranger, conditions: old(0, "", since("Denied", overHour)).conditions, want: gone},
+	"failed, approved just now":       old(month, gone, since("Approved", 0), since("Failed", overHour)),
+	"approved and denied, one old":    old(month, gone, since("Approved", 0), since("Denied", overHour)),
+	"approved over an hour, failed":   old(month, approvedFailed, since("Approved", 2*overHour), since("Failed", underHour)),
+	"approved over a day, failed": deviates(old(month, gone, since("Approved", overDay), since("Failed", underHour)),
+		"failed-alone", approvedFailed, ""),
+	"denier's clock is behind": deviates(with(old(0, gone, since("Denied", overHour)), func(r *row) { r.stored = false }),
+		"decision-time", denied, ""),
 	"denied, due in a moment":        {user: stranger, conditions: now("Denied"), want: denied, deviation: "on-time", ours: gone, live: true},
 	"issued, under an hour":          issued(valid, old(month, approvedIssued, since("Approved", underHour))),
-	"issued, over an hour":           issued(valid, old(0, gone, since("Approved", overHour))),
+	"issued, over an hour":           issued(valid, old(month, gone, since("Approved", overHour))),
 	"issued and ended":               issued(ended, old(time.Minute, gone, since("Approved", 0))),
 	"issued and ended, no time":      issued(ended, old(time.Minute, gone, timeless)),
 	"issued and unparsable":          issued(unparsable, old(month, approvedIssued, since("Approved", 0))),

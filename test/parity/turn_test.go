@@ -161,11 +161,11 @@ func (u *turn) makeRows(t *testing.T, rows map[string]row, live bool) {
 	}
 }
 
-// make creates the request of a row. A live one with a decision is due in a moment.
+// make creates the request of a row. The one of the deviation on-time is due in a moment.
 func (u *turn) make(t *testing.T, key string, r row) {
 	t.Helper()
 	if r.deviation == "on-time" {
-		r.conditions = []certificatesv1.CertificateSigningRequestCondition{since("Denied", time.Hour-dueIn)}
+		r = aged(r, since("Denied", time.Hour-dueIn))
 	}
 	if r.grants {
 		r.user.name += "-" + u.id // a permission stays
