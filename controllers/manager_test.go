@@ -222,8 +222,10 @@ func TestRequestsAreCounted(t *testing.T) {
 		check("example.com/ours "+string(state), 0, 0)
 		check("other "+string(state), 0, 0)
 	}
+	leaving := newRequest("leaving", "example.com/ours", noon.Add(-9*time.Hour))
+	leaving.DeletionTimestamp = &metav1.Time{Time: noon}
 	for _, obj := range []*request{
-		newRequest("older", "example.com/ours", noon.Add(-time.Hour)), newRequest("newer", "example.com/ours", noon),
+		leaving, newRequest("older", "example.com/ours", noon.Add(-time.Hour)), newRequest("newer", "example.com/ours", noon),
 		newRequest("foreign", "example.com/foreign", noon), newRequest("denied", "example.com/ours", noon.Add(-2*time.Hour), "Denied"),
 	} {
 		trimmed, err := (csr.Trim{}).Transform(obj)
@@ -231,7 +233,7 @@ func TestRequestsAreCounted(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	check("example.com/ours Pending", 2, 3660)
+	check("example.com/ours Pending", 3, 3660)
 	check("other Pending", 1, 60)
 	check("example.com/ours Denied", 1, 7260)
 	check("other Denied", 0, 0)

@@ -77,7 +77,7 @@ var (
 		"CertificateSigningRequests by state. Approved requests are not issued yet. Every replica reports all of them.",
 		[]string{"signer", "state"}, nil)
 	oldestDesc = prometheus.NewDesc("csr_requests_oldest_seconds",
-		"Age of the oldest CertificateSigningRequest in that state; 0 if there is none.",
+		"Age of the oldest CertificateSigningRequest in that state that is not being deleted; 0 if there is none.",
 		[]string{"signer", "state"}, nil)
 )
 
@@ -124,6 +124,9 @@ func (c *requestsCollector) Collect(found chan<- prometheus.Metric) {
 		}
 		of := totals[key]
 		of.count++
+		if obj.DeletionTimestamp != nil { // no controller acts on it any more
+			continue
+		}
 		of.oldest = max(of.oldest, now.Sub(obj.CreationTimestamp.Time).Seconds())
 	}
 	for key, of := range totals {

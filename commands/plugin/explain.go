@@ -118,6 +118,8 @@ func (e *explanation) nextStep(said *statement, alive bool) (text, command strin
 			}
 		}
 		return text, ""
+	case e.obj.DeletionTimestamp != nil:
+		return "The request is being deleted, and waits for its finalizers. Make a new request.", ""
 	case e.Refusal != nil:
 		return fmt.Sprintf("The signer would refuse the request (%s): %s. %s",
 			e.Refusal.Reason, e.Refusal.Message, reasonStep(csr.Approved, e.Refusal.Reason)), ""

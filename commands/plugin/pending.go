@@ -85,7 +85,7 @@ func (c *cluster) pending(ctx context.Context, signer string) ([]waiting, error)
 	err := c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) {
 		state := csr.StateOf(obj)
 		by := inCharge(state)
-		if by == "" {
+		if by == "" || obj.DeletionTimestamp != nil {
 			return
 		}
 		row := waiting{

@@ -287,9 +287,10 @@ func TestCouldDo(t *testing.T) {
 
 func TestPending(t *testing.T) {
 	first, second := requestOf(t, "first", func(obj *request) { obj.CreationTimestamp = *at(-time.Hour) }), requestOf(t, "x; reboot")
+	leaving := requestOf(t, "leaving", func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} })
 	approved, done := requestOf(t, "approved", decidedAs(certificatesv1.CertificateApproved)), requestOf(t, "done", decidedAs(certificatesv1.CertificateDenied))
 	c, _ := clusterOf(t, []runtime.Object{
-		first, second, approved, done, event(first, approverName, "NotAuthorized", "m", -time.Minute), event(first, approverName, "RequestTooOld", "m", -time.Hour),
+		first, second, approved, done, leaving, event(first, approverName, "NotAuthorized", "m", -time.Minute), event(first, approverName, "RequestTooOld", "m", -time.Hour),
 		event(first, "somebody", "AutoApproved", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0), event(approved, signerName, "CAMissing", "m", 0),
 	})
 	out, _, err := execute(t, c, "", "pending")
@@ -320,6 +321,9 @@ func TestNextStep(t *testing.T) {
 	obj, approved := requestOf(t, "r"), requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
 	denied := requestOf(t, "r", decidedAs(certificatesv1.CertificateDenied))
 	refused := requestOf(t, "r", func(obj *request) { obj.Spec.Usages = nil })
+	leaving := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) {
+		obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"}
+	})
 	const noManager, noRule, noSigner = "No manager renews its Lease", "no rule of a manager is for this signer", "no manager serves this signer"
 	const bind = "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one " +
 		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"
@@ -337,6 +341,7 @@ func TestNextStep(t *testing.T) {
 		"before":        {approved, objects{alive, said(signerName, "CAMissing", -2*time.Minute)}, noSigner, ""},
 		"dry run":       {obj, objects{alive, said(approverName, "WouldApprove", 0)}, "remove the controller from dryRun", ""},
 		"denied":        {denied, nil, "Correct what the condition names", ""},
+		"being deleted": {leaving, objects{alive, said(signerName, "CAMissing", 0)}, "The request is being deleted", ""},
 		"refused": {
 			refused, objects{alive, said(approverName, "NotAuthorized", 0)}, "The signer would refuse the request (SignerValidationFailure)", "",
 		},

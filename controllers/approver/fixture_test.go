@@ -112,6 +112,7 @@ func user(name string) func(*request)     { return func(obj *request) { obj.Spec
 func groups(all ...string) func(*request) { return func(obj *request) { obj.Spec.Groups = all } }
 func signer(name string) func(*request)   { return func(obj *request) { obj.Spec.SignerName = name } }
 func malformed(obj *request)              { obj.Spec.Request = []byte("nonsense") }
+func leaving(obj *request)                { obj.DeletionTimestamp = &metav1.Time{Time: now} }
 func issued(obj *request)                 { obj.Status.Certificate = []byte("x") }
 func created(at time.Time) func(*request) {
 	return func(obj *request) { obj.CreationTimestamp.Time = at }

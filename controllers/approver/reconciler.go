@@ -225,9 +225,9 @@ func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *cert
 	return &created
 }
 
-// rule returns the rule for obj, or nil if obj has no rule, is decided or is trimmed.
+// rule returns the rule for obj, or nil if obj has no rule, is decided, is being deleted or is trimmed.
 func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
-	if csr.Trimmed(obj) || !csr.Undecided(obj) {
+	if csr.Trimmed(obj) || !csr.Undecided(obj) || obj.DeletionTimestamp != nil {
 		return nil
 	}
 	for i := range r.Rules {

@@ -371,6 +371,8 @@ func TestDryRunReports(t *testing.T) {
 		"signed by another, and trimmed": {obj: must(csr.Trim{}.Transform(object(issued))).(*request), grants: rights},
 		"approved by another long ago":   {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
 		"another signer":                 {obj: object(signer("example.com/other")), grants: rights},
+		"being deleted":                  {obj: object(leaving), grants: rights},
+		"approved, being deleted":        {obj: object(with("Approved"), leaving), grants: rights},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newParts(test.obj)
@@ -530,6 +532,7 @@ func TestEventsQueueWhatIsUndecided(t *testing.T) {
 	}
 	for name, changed := range map[string]*request{
 		"approved": object(with("Approved")), "issued": object(issued), "another signer": object(signer("example.com/other")), "deleted": nil,
+		"being deleted": object(leaving),
 	} {
 		events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
 		expect("before it is "+name, "csr-1")

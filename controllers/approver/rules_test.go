@@ -67,6 +67,8 @@ func TestNodeClient(t *testing.T) {
 		{name: "the node itself without permission", obj: object(node), asked: rights, want: notRenew},
 		{name: "upper case", obj: object(user("system:node:A")), grants: "selfnodeclient", asked: "nodeclient", want: "Waits NotAuthorized"},
 		{name: "issued and trimmed", obj: trimmed, grants: rights, want: "Untouched"},
+		{name: "being deleted", obj: object(leaving), grants: rights, want: "Untouched"},
+		{name: "malformed, being deleted", obj: object(malformed, leaving), want: "Untouched"},
 		{name: "another signer, malformed", obj: object(malformed, signer("example.com/a")), want: "Untouched"},
 
 		{name: "a token for this node", obj: bound("a"), grants: rights, asked: "nodeclient", want: bootstraps},
