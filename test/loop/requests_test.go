@@ -70,7 +70,7 @@ func TestStoredBadInput(t *testing.T) {
 		if test.mod != nil {
 			test.mod(obj)
 		}
-		stored(t, "stored-"+name, obj)
+		stored(t, "stored-"+name, obj, 0)
 		switch test.reason {
 		case "":
 			before := kit.Reload(t, obj).DeepCopy()
@@ -91,7 +91,7 @@ func TestStoredBadInput(t *testing.T) {
 	for i := range 10_000 {
 		obj.Spec.Extra[fmt.Sprintf("example.com/key-%d", i)] = certificatesv1.ExtraValue{"value"}
 	}
-	stored(t, "huge-requester", obj)
+	stored(t, "huge-requester", obj, 0)
 	kit.HasEvent(t, obj, "NotAuthorized", `\u00dc\u540d\u00dc`)
 	kit.Grant(t, obj.Spec.Username, kit.MayJoin)
 	kit.Reaches(t, obj, csr.Issued)
@@ -104,11 +104,11 @@ func addCondition(obj *kit.Request, kind certificatesv1.RequestConditionType) {
 	obj.Status.Conditions[len(obj.Status.Conditions)-1].LastTransitionTime = metav1.Now()
 }
 
-// stored writes obj to etcd unchanged, without the API server's validation and defaults.
-func stored(t *testing.T, name string, obj *kit.Request) {
+// stored writes obj to etcd unchanged, without the API server's validation and defaults, as created that long after now.
+func stored(t *testing.T, name string, obj *kit.Request, after time.Duration) {
 	t.Helper()
 	obj.TypeMeta = metav1.TypeMeta{APIVersion: "certificates.k8s.io/v1", Kind: "CertificateSigningRequest"}
-	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.Now()
+	obj.Name, obj.GenerateName, obj.UID, obj.CreationTimestamp = name, "", types.UID(name), metav1.NewTime(time.Now().Add(after))
 	kit.NoError(t, kit.ControlPlane(t).Store(t.Context(), "certificatesigningrequests/"+name, obj))
 }
 
@@ -383,4 +383,63 @@ func storeLarge(t *testing.T, size int) *kit.Request {
 		}
 	}
 	return kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), obj))
+}
+
+// TestClocksOfApprovers approves requests as clients with wrong clocks do. It expects certificates, and that the cleaner counts an hour
+// from the API server's time of the approval. A requester who records a time for an approval in advance changes nothing.
+func TestClocksOfApprovers(t *testing.T) {
+	kit.Parallel(t)
+	steps := clocktesting.NewFakeClock(time.Now())
+	kit.StartLoop(t, csrenv.Options{Clock: steps})
+	aDayAgo := kit.ClientRequest(t, "waits")
+	aDayAgo.Spec.Username = "waits"
+	stored(t, "waits", aDayAgo, -22*time.Hour)
+	recorded := kit.ClientRequest(t, "")
+	recorded.ManagedFields = []metav1.ManagedFieldsEntry{{
+		Manager: "requester", Operation: "Update", APIVersion: "certificates.k8s.io/v1", Subresource: "approval", FieldsType: "FieldsV1",
+		Time:     &metav1.Time{Time: time.Now().Add(8 * time.Hour)},
+		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"Approved\"}":{".":{},"f:lastUpdateTime":{}}}}}`)},
+	}}
+	all := []*kit.Request{aDayAgo, kit.CreateRequest(t, kit.Admin(t), recorded)}
+	for range 4 {
+		all = append(all, kit.CreateRequest(t, kit.Admin(t), kit.ClientRequest(t, "")))
+	}
+	for i, off := range []time.Duration{-2 * time.Hour, 0, -2 * time.Hour, -26 * time.Hour, 8 * time.Hour, 30 * time.Hour} {
+		obj := kit.Reload(t, all[i])
+		csr.AddCondition(obj, certificatesv1.CertificateApproved, "ByHand", "Approved by a test.", time.Now().Add(off))
+		if added := &obj.Status.Conditions[0]; i%2 == 0 {
+			added.LastTransitionTime = added.LastUpdateTime
+		}
+		kit.NoError(t, kit.Admin(t).SubResource("approval").Update(t.Context(), obj))
+		kit.Reaches(t, obj, csr.Issued)
+	}
+	steps.Step(58 * time.Minute)
+	kit.Reaches(t, kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), kit.ClientRequest(t, ""))), csr.Issued)
+	for _, obj := range all {
+		kit.IsIn(t, obj, csr.Issued)
+	}
+	steps.Step(3 * time.Minute)
+	for _, obj := range all {
+		kit.IsDeleted(t, obj)
+	}
+}
+
+// TestRequestsThatAreBeingDeleted checks that a request that a finalizer holds is neither approved nor signed.
+func TestRequestsThatAreBeingDeleted(t *testing.T) {
+	kit.Parallel(t)
+	kit.Grant(t, "joiner", kit.MayCreate)
+	kit.Grant(t, "joiner", kit.MayJoin)
+	held := func(obj *kit.Request) { obj.Finalizers = []string{"example.com/held"} }
+	pending := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "pending", held))
+	approved := kit.Approve(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "approved", held)))
+	for _, obj := range []*kit.Request{pending, approved} {
+		kit.Remove(t, obj)
+		kit.AtEnd(t, func() error {
+			return kit.Admin(t).Patch(context.Background(), obj, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
+		})
+	}
+	kit.StartLoop(t, csrenv.Options{})
+	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "any")), csr.Issued)
+	kit.IsIn(t, pending, csr.Pending)
+	kit.IsIn(t, approved, csr.Approved)
 }
