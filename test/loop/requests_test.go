@@ -393,6 +393,10 @@ func TestClocksOfApprovers(t *testing.T) {
 	kit.StartLoop(t, csrenv.Options{Clock: steps})
 	aDayAgo := kit.ClientRequest(t, "waits")
 	aDayAgo.Spec.Username = "waits"
+	aDayAgo.ManagedFields = []metav1.ManagedFieldsEntry{{ // an API server records writes only if it recorded the creation
+		Manager: "requester", Operation: "Update", APIVersion: "certificates.k8s.io/v1", FieldsType: "FieldsV1",
+		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:generateName":{}}}`)},
+	}}
 	stored(t, "waits", aDayAgo, -22*time.Hour)
 	recorded := kit.ClientRequest(t, "")
 	recorded.ManagedFields = []metav1.ManagedFieldsEntry{{
