@@ -76,7 +76,8 @@ func ConditionTime(
 }
 
 // approvalTime returns when the API server stored the write to the subresource approval that added a condition of that
-// kind, or zero if managed fields do not tell. API servers do not record writes of conditions to the subresource status.
+// kind, or zero if managed fields do not tell. API servers record no conditions that are written to the subresource status,
+// and nothing of an object whose metadata is only a name.
 func approvalTime(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 ) (at metav1.Time) {

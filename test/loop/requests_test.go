@@ -405,8 +405,10 @@ func TestClocksOfApprovers(t *testing.T) {
 		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"Approved\"}":{".":{},"f:lastUpdateTime":{}}}}}`)},
 	}}
 	all := []*kit.Request{aDayAgo, kit.CreateRequest(t, kit.Admin(t), recorded)}
-	for range 4 {
-		all = append(all, kit.CreateRequest(t, kit.Admin(t), kit.ClientRequest(t, "")))
+	for i := range 4 { // the API server records nothing of a request whose metadata is only a name
+		named := kit.ClientRequest(t, "")
+		named.Name, named.GenerateName = fmt.Sprint("named-", i), ""
+		all = append(all, kit.CreateRequest(t, kit.Admin(t), named))
 	}
 	for i, off := range []time.Duration{-2 * time.Hour, 0, -2 * time.Hour, -26 * time.Hour, 8 * time.Hour, 30 * time.Hour} {
 		obj := kit.Reload(t, all[i])
