@@ -420,8 +420,8 @@ func (test trial) run(t *testing.T) {
 		}
 		advice := ""
 		switch {
-		case verb == "Denied" && (reason == "SANReserved" || reason == "RequestTooLarge"): // which are configured
-			advice = "; a new request is needed, or a configuration that permits this one"
+		case verb == "Denied" && reason == "RequestTooLarge":
+			advice = "; a new request is needed, or a higher limit"
 		case verb == "Denied":
 			advice = "; a new request is needed"
 		case verb == "Waits" && test.list == nil:

@@ -124,23 +124,15 @@ func unread(err error) Decision {
 	if !errors.As(err, &refused) {
 		return Decision{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
-	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message,
-		newRequest(ByConfiguration(refused.Reason)))}
-}
-
-// newRequest returns the remedy of a Deny.
-func newRequest(byConfiguration bool) string {
-	if byConfiguration {
-		return "a new request is needed, or a configuration that permits this one"
+	advice := newRequest
+	if refused.Reason == "RequestTooLarge" {
+		advice += ", or a higher limit"
 	}
-	return "a new request is needed"
+	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, advice)}
 }
 
-// ByConfiguration reports whether a denial for reason depends on the configuration. With another configuration the
-// same request may be approved.
-func ByConfiguration(reason string) bool {
-	return reason == "SANReserved" || reason == "RequestTooLarge"
-}
+// newRequest is the remedy of a Deny.
+const newRequest = "a new request is needed"
 
 // NodeClient returns the rule for kubelet client certificates, as in KEP-266 and the TLS bootstrapping document.
 // kube-controller-manager applies the same rule (pkg/controller/certificates/approver/sarapprove.go). A node may renew

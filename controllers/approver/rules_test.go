@@ -374,7 +374,7 @@ var (
 	accountName = regexp.MustCompile(`^system:serviceaccount:([a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?):` +
 		`([a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*)$`)
 	plainName   = regexp.MustCompile(`^[a-z0-9_][a-z0-9_-]*(\.[a-z0-9_][a-z0-9_-]*)*$`)
-	addressLike = regexp.MustCompile(`(^|\.)[0-9]+$`)
+	addressLike = regexp.MustCompile(`^(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*$`)
 )
 
 // strictRules returns the approval rules of newRuled that accept the content, in other words than theirs. All accounts and

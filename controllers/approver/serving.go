@@ -5,7 +5,7 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/util/validation"
+	netutils "k8s.io/utils/net"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -41,7 +41,7 @@ func judgeServing(req *csr.Request, reserved san.Reserved, lookUp func() (servin
 	violations := checkServing(req)
 	names := san.Of(req.Cert.DNSNames, req.Cert.IPAddresses)
 	if len(violations) == 0 {
-		violations = checkReserved(names, reserved)
+		violations = checkReserved(req.NodeName(), names, reserved)
 	}
 	if len(violations) > 0 {
 		return refuse(req, violations)
@@ -87,34 +87,52 @@ func checkServing(req *csr.Request) []verdict.Result {
 	unexpected := slices.Concat(req.OtherSubject(), req.Dropped)
 	deny(len(unexpected) > 0, "UnexpectedContent",
 		"the request has content that no kubelet requests: %q", csr.ShortenAll(unexpected))
-	isName := func(name string) bool { return san.CheckDNSName(name, true) == nil }
-	invalid := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isName)
-	deny(len(invalid) > 0, "NameNotPermitted",
-		"%+q are neither DNS names nor canonical IP addresses", csr.ShortenAll(invalid))
-	ambiguous := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), isHostName)
-	deny(len(ambiguous) > 0 && len(invalid) == 0, "UnexpectedContent",
-		"%q are not host names", csr.ShortenAll(ambiguous))
+	invalid := slices.DeleteFunc(slices.Clone(req.Cert.DNSNames), func(name string) bool { return isName(req.NodeName(), name) })
+	deny(len(invalid) > 0, "NameNotPermitted", "%+q are neither DNS names nor canonical IP addresses: %s", csr.ShortenAll(invalid), otherReport)
 	deny(len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0, "SANMissing",
-		"the request has no DNS name and no IP address")
+		"the request has no DNS name and no IP address: %s", otherReport)
 	return found
 }
 
-// isHostName reports whether name is an address, or a host name (RFC 1123) that no program parses as an address.
-// checkReserved handles wildcards.
-func isHostName(name string) bool {
-	if name = san.Parse(strings.TrimPrefix(name, "*.")).Name; name == "" {
-		return true
-	}
-	return len(validation.IsDNS1123Subdomain(name)) == 0 && !san.EndsInNumber(name)
+const (
+	// otherReport tells how to change what a kubelet requests: the addresses in the status of its Node.
+	otherReport = "correct the addresses that the Node reports (--node-ip and --hostname-override of the kubelet, or its cloud provider)"
+	// otherName tells how to change the name of a Node.
+	otherName = "give the node another name (--hostname-override of the kubelet, or its cloud provider)"
+)
+
+// isName reports whether the kubelet of node may request name as a DNS name. If C programs read a name as an IPv4 address,
+// it could be another node's: 10.1 is 10.0.0.1. Only the name of the node itself may look like that, because Kubernetes
+// permits Nodes such as 666 and 10. Kubelets request a name that Kubernetes reads as an address, such as 010.0.0.1, as one.
+func isName(node, name string) bool {
+	value := san.Parse(name)
+	own := inventory.IsName(node, value) && netutils.ParseIPSloppy(value.Name) == nil
+	return san.CheckDNSName(name, true) == nil && (own || value.Name == "" || !san.IsNumeric(name))
 }
 
 // checkReserved returns the first names that no node can have.
-func checkReserved(names []san.SAN, reserved san.Reserved) []verdict.Result {
+func checkReserved(node string, names []san.SAN, reserved san.Reserved) []verdict.Result {
 	var found []verdict.Result
+	var fixes []string
 	for _, name := range names {
-		if why := reserved.Why(name); why != "" && len(found) < mostRefused {
-			found = append(found, verdict.Deny.Because("SANReserved", "%s is %s, which no node can have", shown(name), why))
+		own := inventory.IsName(node, name)
+		why, configured := reserved.Why(name, own)
+		answer, fix := verdict.Deny, otherReport
+		switch {
+		case why == "" || len(found) == mostRefused:
+			continue
+		case configured:
+			answer, fix = verdict.Wait, "correct approval.kubeletServing if it is the node's"
+		case own:
+			fix = otherName
 		}
+		found = append(found, answer.Because("SANReserved", "%s is %s, which no node can have", shown(name), why))
+		if !slices.Contains(fixes, fix) {
+			fixes = append(fixes, fix)
+		}
+	}
+	if len(found) > 0 {
+		found[len(found)-1].Message += ": " + strings.Join(fixes, "; ")
 	}
 	return found
 }
@@ -228,25 +246,19 @@ func ofNode(node string, name san.SAN) bool {
 }
 
 // refuse combines all violations of req in one Decision. Its reason is the first violation's. If a violation is a
-// Deny, the Decision is a Deny with that violation's reason. If only the configuration prevents the request, the
-// advice names the configuration.
+// Deny, the Decision is a Deny with that violation's reason.
 func refuse(req *csr.Request, violations []verdict.Result) Decision {
 	result := verdict.Result{Verdict: verdict.Wait, Reason: violations[0].Reason}
 	sentences := make([]string, len(violations))
-	configurable := true
 	for i, each := range violations {
 		sentences[i] = each.Message
-		if each.Verdict != verdict.Deny {
-			continue
-		}
-		if result.Verdict != verdict.Deny {
+		if each.Verdict == verdict.Deny && result.Verdict != verdict.Deny {
 			result.Verdict, result.Reason = verdict.Deny, each.Reason
 		}
-		configurable = configurable && ByConfiguration(each.Reason)
 	}
 	advice := "the request is checked again when this changes, or within five minutes"
 	if result.Verdict == verdict.Deny {
-		advice = newRequest(configurable)
+		advice = newRequest
 	}
 	result.Message = fmt.Sprintf("the request for signer %s is not approved: %s; %s",
 		req.SignerName, strings.Join(sentences, "; "), advice)

@@ -203,9 +203,13 @@ func TestInputs(t *testing.T) {
 		{name: "07 many names, all owned", obj: asks("a", many), known: has(many + " x.example.com"), want: "Approved"},
 		{name: "07 many names, one of them not", obj: asks("a", many+" x.example.com"), known: has(many), want: "Waits SANNotOwned"},
 	}...)
-	for _, name := range []string{"kubernetes.default.svc", "kubernetes", "10.96.0.1", "192.0.2.100", "API.example.com."} {
+	const configured = "Waits SANReserved: , which no node can have: correct approval.kubeletServing if it is the node's; "
+	for name, want := range map[string]string{
+		"kubernetes.default.svc": "Denied SANReserved", "kubernetes": "Denied SANReserved", "a.b.svc.other.domain": "Denied SANReserved",
+		"10.96.0.1": configured, "192.0.2.100": configured, "API.example.com.": configured, "x.cluster.local": configured,
+	} {
 		all = append(all, trial{name: "03 reserved, though reported: " + name, obj: asks("a", "10.0.0.1 "+name),
-			known: has("10.0.0.1 " + name), want: "Denied SANReserved"})
+			known: has("10.0.0.1 " + name), want: want})
 	}
 
 	address := must(asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: 7, Bytes: net.ParseIP("10.0.0.1").To16()}}))
@@ -228,8 +232,11 @@ func TestInputs(t *testing.T) {
 		all = append(all, trial{name: "09 as a name: " + name, obj: asks("a", "", dns(name)),
 			want: fmt.Sprintf("Denied NameNotPermitted: [%+q] are neither DNS names nor canonical IP addresses", name)})
 	}
-	for _, name := range []string{"a_b", "127.1"} { // some programs parse the second one as an address
-		all = append(all, trial{name: "09 no host name: " + name, obj: asks("a", "", dns(name)), want: "Denied UnexpectedContent"})
+	for name, want := range map[string]string{ // C programs read the numeric ones as addresses, which could be another node's
+		"10.1": "Denied NameNotPermitted", "666": "Denied NameNotPermitted", "0x7f000001": "Denied NameNotPermitted",
+		"010.0.0.1": "Denied NameNotPermitted", "rack.42": "Approved", "a_b": "Approved", "a-.b": "Approved", "w1.svc.corp.test": "Approved",
+	} {
+		all = append(all, trial{name: "09 unusual, but reported: " + name, obj: asks("a", "", dns(name)), known: has(name), want: want})
 	}
 	for _, list := range []string{
 		"digital signature", "server auth, key encipherment", "", "digital signature, client auth", "digital signature, server auth, client auth",
@@ -322,7 +329,7 @@ type world struct {
 // newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
 func newWorld(parts ...any) *world {
 	i := &Inventory{}
-	w := &world{serving: Serving{Inventory: i}, inventory: i, blocked: map[string]bool{}, objects: map[string][]client.Object{}}
+	w := &world{serving: Serving{Inventory: i, Reserved: san.Reserved{ClusterDomain: "cluster.local"}}, inventory: i, blocked: map[string]bool{}, objects: map[string][]client.Object{}}
 	for _, part := range parts {
 		switch part := part.(type) {
 		case *corev1.Node:
@@ -420,6 +427,11 @@ func nodeObject(name string, addresses ...string) *corev1.Node {
 	return obj
 }
 
+// named returns Nodes that report their own name.
+func named(names ...string) []any {
+	return mapped(names, func(name string) any { return nodeObject(name, name) })
+}
+
 func serviceObject(namespace, name, clusterIP string, published ...string) *corev1.Service {
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, ResourceVersion: "1"},
@@ -502,6 +514,30 @@ func TestWhoseAddress(t *testing.T) {
 				"web asks for 10.43.0.10":                          "SANReserved Service default/kubernetes",
 				"web asks for 10.0.0.2 ec2.internal":               "SANReserved Service internal/ec2",
 				"web asks for " + fleet:                            "SANReserved Service internal/ec2",
+			},
+		},
+		"any name that Kubernetes accepts": {
+			newWorld(named("666", "10", "rack.42", "167772161", "0xcafe", "w1.pod", "rack-7.hall.pod", "w1.svc", "a.b.svc.corp.test", "n.cluster.local",
+				"kubernetes", "kubernetes.default", "payments.shop.svc", "a.b.svc.cluster.local", "10-244-0-5.shop.pod", "x.pod.cluster.local",
+				"localhost", "127.0.0.1", "fe80--1.hall.pod", "a.b.svc.clusterset.local", "kubernetes.default.svc.corp.test")...),
+			map[string]string{
+				"666 asks for 666": "AutoApproved", "10 asks for 10": "AutoApproved", "rack.42 asks for rack.42 rack.42.": "AutoApproved",
+				"167772161 asks for 167772161": "AutoApproved", "0xcafe asks for 0xCAFE": "AutoApproved", // read as 10.0.0.1 and 0.0.202.254
+				"w1.pod asks for w1.pod": "AutoApproved", "rack-7.hall.pod asks for rack-7.hall.pod": "AutoApproved",
+				"w1.svc asks for w1.svc": "AutoApproved", "a.b.svc.corp.test asks for a.b.svc.corp.test": "AutoApproved",
+				"n.cluster.local asks for n.cluster.local":                   "AutoApproved",
+				"10 asks for 666":                                            "NameNotPermitted",
+				"kubernetes asks for kubernetes":                             "SANReserved API server, which no node can have: give the node another name",
+				"kubernetes.default asks for kubernetes.default":             "SANReserved give the node another name",
+				"payments.shop.svc asks for payments.shop.svc":               "SANReserved a name of a Service, which no node can have: give the node",
+				"a.b.svc.cluster.local asks for a.b.svc.cluster.local":       "SANReserved give the node another name",
+				"10-244-0-5.shop.pod asks for 10-244-0-5.shop.pod":           "SANReserved a name of a Pod",
+				"fe80--1.hall.pod asks for fe80--1.hall.pod":                 "SANReserved a name of a Pod",
+				"x.pod.cluster.local asks for x.pod.cluster.local":           "SANReserved a name of a Pod",
+				"localhost asks for localhost":                               "SANReserved give the node another name",
+				"127.0.0.1 asks for 127.0.0.1":                               "SANReserved correct the addresses that the Node reports (--node-ip and --hostname-override",
+				"a.b.svc.clusterset.local asks for a.b.svc.clusterset.local": "SANReserved a name of a Service",
+				"w1.pod asks for a.b.svc.corp.test":                          "SANReserved correct the addresses",
 			},
 		},
 		"a node that is named by an address of a Service": {

@@ -126,7 +126,7 @@ type KubeletServing struct {
 func isReservable(text string) bool {
 	_, prefix := netip.ParsePrefix(text)
 	_, address := netip.ParseAddr(text)
-	return prefix == nil || address == nil || !san.EndsInNumber(text) && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
+	return prefix == nil || address == nil || !san.IsNumeric(text) && len(validation.IsDNS1123Subdomain(strings.ToLower(text))) == 0
 }
 
 // Inventory configures what belongs to a node.

@@ -76,7 +76,7 @@ func (r Rule) checkNames(s *Subject) string {
 	}
 	for _, name := range s.Cert.DNSNames {
 		shown := csr.Shorten(name)
-		if _, err := netip.ParseAddr(name); err == nil || san.EndsInNumber(name) {
+		if _, err := netip.ParseAddr(name); err == nil || san.IsNumeric(name) {
 			return fmt.Sprintf("DNS name %+q is an address", shown)
 		}
 		if err := san.CheckDNSName(name, r.AllowWildcards); err != nil {

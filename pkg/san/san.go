@@ -115,11 +115,19 @@ func CheckDNSName(name string, wildcards bool) error {
 	return nil
 }
 
-// EndsInNumber reports whether the last label of name has digits only. Programs read such a name as an IPv4 address, also
-// in forms like 127.1 (WHATWG URL, ends-in-a-number checker; RFC 3696 section 2).
-func EndsInNumber(name string) bool {
-	labels := strings.Split(strings.TrimSuffix(name, "."), ".")
-	return strings.Trim(labels[len(labels)-1], "0123456789") == ""
+// IsNumeric reports whether all labels of name are numbers, with digits or with 0x and hex digits. C programs read such a
+// name as an IPv4 address and do not ask DNS: 127.1, 0x7f000001 and 2130706433 are 127.0.0.1 (POSIX inet_addr).
+func IsNumeric(name string) bool {
+	for label := range strings.SplitSeq(CanonicalName(name), ".") {
+		digits := "0123456789"
+		if strings.HasPrefix(label, "0x") {
+			label, digits = label[2:], digits+"abcdef"
+		}
+		if strings.Trim(label, digits) != "" {
+			return false
+		}
+	}
+	return true
 }
 
 // checkAddressForm returns an error unless name is the canonical form of address.

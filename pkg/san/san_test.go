@@ -60,30 +60,53 @@ func TestCheckDNSName(t *testing.T) {
 	}
 }
 
-// TestReserved checks which names and addresses no node can have.
+// TestReserved checks which names and addresses no node can have, and which names not even the Node of that name can have.
+// Names of Pods have the address in their first label.
 func TestReserved(t *testing.T) {
-	for want, texts := range map[bool][]string{
-		true: {
+	for want, texts := range map[string][]string{ // the values that are reserved: fixed or configured, and if it is the node's name
+		"fixed own": {
 			"kubernetes", "Kubernetes.Default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local.",
-			"a.b.svc", "a.b.svc.", "a.b.svc.other.domain", "svc", "x.cluster.local", "cluster.local", "a.b.pod.cluster.local",
-			"*", "*.example.com", "a.*.example.com", "localhost", "x.localhost", "*.localhost", "LOCALHOST.",
-			"localhost.localdomain", "localhost6", "localhost6.localdomain6", "localhost4", "LocalHost4.LocalDomain4",
-			"ip6-localhost", "ip6-loopback.",
-			"API.example.com", "192.0.2.10", "::ffff:192.0.2.10", "10.96.0.1", "10.111.255.255",
+			"a.b.svc", "a.b.svc.", "payments.shop.svc", "x.payments.shop.svc", "svc.cluster.local", "a.b.svc.clusterset.local",
+			"a.b.pod.cluster.local", "pod.cluster.local", "10-244-1-5.shop.pod", "fd00--1.shop.pod",
+			"localhost", "x.localhost", "LOCALHOST.", "localhost.localdomain", "localhost6", "localhost6.localdomain6", "localhost4",
+			"LocalHost4.LocalDomain4", "ip6-localhost", "ip6-loopback.", "*.localhost",
 			"127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "0.0.0.0", "::", "169.254.1.1", "fe80::1",
 			"224.0.0.1", "ff02::1", "255.255.255.255",
 		},
-		false: {
+		"configured own": {"API.example.com", "192.0.2.10", "::ffff:192.0.2.10", "10.96.0.1", "10.111.255.255"},
+		"fixed":          {"*", "*.example.com", "a.*.example.com", "a.b.svc.other.domain", "kubernetes.default.svc.other.domain"},
+		"configured":     {"x.cluster.local", "cluster.local"},
+		"": {
 			"node-1", "node-1.example.com", "kubernetes-1", "kubernetes.example.com", "localhost.example.com", "mysvc", "svc.example.com",
 			"notcluster.local", "localhost7", "10.0.0.1", "10.112.0.0", "fd00::1", "192.0.2.11", "2001:db8::1",
+			"666", "10", "rack.42", "w1.pod", "rack-7.hall.pod", "w1.hall.pod.example.com", "w1.svc", "w1.svc.example.com", "svc", "pod",
+			"kubernetes.default.example.com",
 		},
 	} {
 		for _, text := range texts {
-			expect.Equal(t, text+" is reserved", reserved.Why(san.Parse(text)) != "", want)
+			for _, own := range []bool{false, true} {
+				why, configured := reserved.Why(san.Parse(text), own)
+				is := strings.HasPrefix(want, "fixed") && !configured || strings.HasPrefix(want, "configured") && configured
+				if is = is && (!own || strings.HasSuffix(want, "own")); (why != "") != is {
+					t.Errorf("%s, own %t: %q, configured %t", text, own, why, configured)
+				}
+			}
 		}
 	}
-	if reserved.Why(san.SAN{}) == "" {
+	if why, _ := reserved.Why(san.SAN{}, false); why == "" {
 		t.Error("no address at all is not reserved")
+	}
+}
+
+// TestIsNumeric checks which names C programs read as IPv4 addresses.
+func TestIsNumeric(t *testing.T) {
+	for want, names := range map[bool][]string{
+		true:  {"666", "10", "127.1", "127.1.", "010.0.0.1", "10.0.0.256", "2130706433", "0x7f000001", "0X7F.1", "1.2.3.4.5", ""},
+		false: {"rack.42", "w1", "0xg", "a.1", "1.a", "x7f", "7f", "0.0x7f.a", "*.1"},
+	} {
+		for _, name := range names {
+			expect.Equal(t, name+" is numeric", san.IsNumeric(name), want)
+		}
 	}
 }
 
@@ -112,7 +135,9 @@ func FuzzParse(f *testing.F) {
 		if !strings.Contains(a, "*") && (&x509.Certificate{DNSNames: []string{a}}).VerifyHostname(b) == nil && first != second {
 			t.Errorf("a certificate for %q is accepted for %q, but they are compared as %v and %v", a, b, first, second)
 		}
-		expect.Equal(t, "why it is reserved, in any case", reserved.Why(first), reserved.Why(san.Parse(fold(a, 'a'))))
+		why, _ := reserved.Why(first, false)
+		folded, _ := reserved.Why(san.Parse(fold(a, 'a')), false)
+		expect.Equal(t, "why it is reserved, in any case", why, folded)
 	})
 }
 

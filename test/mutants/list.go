@@ -193,7 +193,7 @@ var approvalMutations = []mutation{
 	{"rules: no certificate for every purpose on a trusted CA", "pkg/csr/request.go", "len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny)", "slices.Contains(usages, x509.ExtKeyUsageAny)", ruleTests},
 	{"rules: no wildcard", "pkg/rules/content.go", "san.CheckDNSName(name, r.AllowWildcards)", "san.CheckDNSName(name, true)", ruleTests},
 	{"rules: names in one form", "pkg/rules/content.go", "if name != san.CanonicalName(name) {", "if false {", ruleTests},
-	{"rules: no address as a name", "pkg/rules/content.go", "netip.ParseAddr(name); err == nil || san.EndsInNumber(name)", "netip.ParseAddr(name); err == nil", ruleTests},
+	{"rules: no address as a name", "pkg/rules/content.go", "netip.ParseAddr(name); err == nil || san.IsNumeric(name)", "netip.ParseAddr(name); err == nil", ruleTests},
 	{"rules: a lifetime that is known", "pkg/rules/content.go", "case s.Lifetime == 0:", "case false:", ruleTests},
 	{"rules: the longest lifetime", "pkg/rules/content.go", "case s.Lifetime > r.MaxDuration.Duration:", "case false:", ruleTests},
 	{"rules: an error is not true", "pkg/rules/cel.go", "if result == types.True {", "if result == types.True || err != nil {", ruleTests},
