@@ -138,6 +138,7 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 
 // checkRequest checks req and its age only.
 func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decision {
+	_, _, noAccount := req.Requester.ServiceAccount()
 	switch {
 	case req.NodeName() == "":
 		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "subject %q has no node name", req.SubjectText())
@@ -152,6 +153,8 @@ func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decis
 	case len(p.Users) > 0 && !slices.Contains(p.Users, req.Requester.Username):
 		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
 			"user %q may not bootstrap nodes: only users %q may", userOf(req), csr.ShortenAll(p.Users))
+	case noAccount != "":
+		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized, "user %q may not bootstrap nodes: %s", userOf(req), noAccount)
 	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
 		return refuseBootstrap(verdict.Ignore, reasonTooOld,
 			"the request is older than approval.nodeClient.maxRequestAge, %s: its kubelet no longer waits for it",

@@ -65,6 +65,11 @@ func TestBootstrap(t *testing.T) {
 	user := func(name string) change { return func(_ policy, r req, _ facts) { r.Requester.Username = name } }
 	token, tokenOfB := csr.TokenGroup("a"), csr.TokenGroup("b")
 	binding := func(p policy, _ req, _ facts) { p.TokenBinding = true }
+	anyone := func(p policy, _ req, _ facts) { p.Users = nil }
+	account := func(p policy, r req, _ facts) {
+		r.Requester.Username = "system:serviceaccount:ns:joiner"
+		p.Users, p.Trusted = []string{r.Requester.Username}, true
+	}
 	rejoin := func(p policy, _ req, _ facts) { p.Rejoin = true }
 	unexpected := func(p policy, _ req, f facts) { p.Expected, f.entry = false, nil }
 	timeless := func(_ policy, _ req, f facts) { f.entry.Created = time.Time{} }
@@ -112,10 +117,17 @@ func TestBootstrap(t *testing.T) {
 		"no limit of the age":   {all(old, func(p policy, _ req, _ facts) { p.MaxRequestAge = 0 }), ""},
 		"another user": {all(user("system:node:a"), old),
 			`Ignore NotAuthorized user "system:node:a" may not bootstrap nodes: only users ["system:bootstrap:abcdef"]`},
-		"any user":                    {all(user("x"), func(p policy, _ req, _ facts) { p.Users = nil }), ""},
+		"any user":                    {all(user("x"), anyone), ""},
 		"a token for another node":    {all(by(tokenOfB), binding), `Deny NotAuthorized user "system:bootstrap:abcdef" is bound to another node than "a"`},
 		"a token for both nodes":      {all(by(tokenOfB, token), binding), ""},
 		"a group without a node name": {all(by("system:bootstrappers:node:")), "Deny NotAuthorized another node"},
+		"an account":                  {all(account, by("system:authenticated", "system:serviceaccounts", "system:serviceaccounts:ns")), ""},
+		"an account's name alone":     {all(account, by("system:authenticated")), "Ignore NotAuthorized is not in the group system:serviceaccounts;"},
+		"an account's name, not all of its groups": {all(account, by("system:serviceaccounts")),
+			"Ignore NotAuthorized is not in the group system:serviceaccounts:ns;"},
+		"an account's name, groups of another namespace": {all(account, by("system:serviceaccounts", "system:serviceaccounts:n")),
+			"Ignore NotAuthorized is not in the group system:serviceaccounts:ns;"},
+		"no name of an account":       {all(user("system:serviceaccount:ns"), anyone), "Ignore NotAuthorized the requester is not a ServiceAccount"},
 		"binding required, not bound": {all(binding, user("x")), `Ignore NotAuthorized user "x" is not bound to node "a"`},
 	} {
 		policy, req, facts := joining()
@@ -242,7 +254,8 @@ func TestConfirm(t *testing.T) {
 			}
 			policy, req, facts := joining()
 			policy.Users, policy.Trusted, policy.Rejoin, facts.renewed = nil, test.trusted, true, now
-			if req.Requester.Username = token; test.who != "" {
+			req.Requester = csr.Requester{Username: token, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:ns"}}
+			if test.who != "" {
 				req.Requester.Username, req.Requester.UID, _ = strings.Cut(test.who, " ")
 			}
 			facts.node = cmp.Or(test.node, facts.node)

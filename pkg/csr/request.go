@@ -19,6 +19,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
@@ -208,6 +209,29 @@ func (l Limits) NodeOf(obj *certificatesv1.CertificateSigningRequest) string {
 func (w Requester) IsNode() bool {
 	name, found := strings.CutPrefix(w.Username, NodeUserPrefix)
 	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
+}
+
+// AccountUserPrefix begins the user names of ServiceAccounts: NAMESPACE, a colon and NAME follow.
+const AccountUserPrefix = "system:serviceaccount:"
+
+// ServiceAccount returns the ServiceAccount whose user name and groups w has, as the API server authenticates its tokens.
+// The namespace is empty if w is no ServiceAccount. Then refusal says what is missing if w has the user name of one: a
+// client certificate, for example, may have any name. The caller must compare the UID with that of the object.
+func (w Requester) ServiceAccount() (namespace, name, refusal string) {
+	text, found := strings.CutPrefix(w.Username, AccountUserPrefix)
+	if !found {
+		return "", "", ""
+	}
+	namespace, name, _ = strings.Cut(text, ":")
+	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
+		return "", "", "the requester is not a ServiceAccount"
+	}
+	for _, group := range []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace} {
+		if !slices.Contains(w.Groups, group) {
+			return "", "", "the requester has the name of a ServiceAccount, but is not in the group " + group
+		}
+	}
+	return namespace, name, ""
 }
 
 // HasServingUsages reports whether the usages are those of a kubelet's serving certificate, with or without key

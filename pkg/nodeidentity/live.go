@@ -21,8 +21,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-const accountUserPrefix = "system:serviceaccount:"
-
 // clusterInfo is the ConfigMap that shows which bootstrap tokens exist. For each token with the usage signing,
 // kube-controller-manager's bootstrapsigner keeps a signature of the kubeconfig in it. It removes the signature with
 // the token (Kubernetes pkg/controller/bootstrap/bootstrapsigner.go, signConfigMap). Without a kubeconfig it removes
@@ -33,16 +31,17 @@ var clusterInfo = types.NamespacedName{Namespace: metav1.NamespacePublic, Name: 
 // means that the fact is unknown.
 type Live struct{ Reader client.Reader }
 
-// Gone returns why the requester no longer exists, or an empty text. It knows bootstrap tokens and ServiceAccounts.
+// Gone returns why the requester does not exist now, or an empty text. It knows bootstrap tokens and ServiceAccounts.
 // No API knows other users.
 func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error) {
 	if id, found := strings.CutPrefix(requester.Username, bootstrapapi.BootstrapUserPrefix); found {
 		return l.goneToken(ctx, id)
 	}
-	if name, found := strings.CutPrefix(requester.Username, accountUserPrefix); found {
-		return l.goneAccount(ctx, name, types.UID(requester.UID))
+	namespace, name, refusal := requester.ServiceAccount()
+	if namespace == "" {
+		return refusal, nil
 	}
-	return "", nil
+	return l.goneAccount(ctx, types.NamespacedName{Namespace: namespace, Name: name}, types.UID(requester.UID))
 }
 
 func (l Live) goneToken(ctx context.Context, id string) (string, error) {
@@ -62,12 +61,11 @@ func (l Live) goneToken(ctx context.Context, id string) (string, error) {
 	return "", nil
 }
 
-func (l Live) goneAccount(ctx context.Context, name string, uid types.UID) (string, error) {
-	namespace, name, _ := strings.Cut(name, ":")
+func (l Live) goneAccount(ctx context.Context, key types.NamespacedName, uid types.UID) (string, error) {
 	account := &metav1.PartialObjectMetadata{}
 	account.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
-	err := call.Get(ctx, l.Reader, types.NamespacedName{Namespace: namespace, Name: name}, account)
-	text := fmt.Sprintf("ServiceAccount %s/%s", csr.Shorten(namespace), csr.Shorten(name))
+	err := call.Get(ctx, l.Reader, key, account)
+	text := fmt.Sprintf("ServiceAccount %s/%s", key.Namespace, csr.Shorten(key.Name))
 	switch {
 	case apierrors.IsNotFound(err):
 		return text + " is deleted", nil

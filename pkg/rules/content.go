@@ -1,6 +1,7 @@
 package rules
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,7 +12,6 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -101,22 +101,17 @@ func (r Rule) checkLifetime(s *Subject) string {
 	return ""
 }
 
-// Claimed returns the ServiceAccount that the requester's name and groups are those of, or why there is none. A user whose
-// authenticator permits such names is not told apart: the caller must compare the UID with that of the object.
+// Claimed returns the ServiceAccount whose user name and groups the requester has, if it has a UID too, or why there is none.
+// The caller must compare the UID with that of the object.
 func Claimed(by csr.Requester) (namespace, name, refusal string) {
-	in, called, err := serviceaccount.SplitUsername(by.Username)
-	if err != nil {
-		return "", "", "the requester is not a ServiceAccount"
-	}
-	for _, group := range serviceaccount.MakeGroupNames(in) {
-		if !slices.Contains(by.Groups, group) {
-			return "", "", "the requester has the name of a ServiceAccount, but is not in the group " + group
-		}
-	}
-	if by.UID == "" {
+	namespace, name, refusal = by.ServiceAccount()
+	switch {
+	case namespace == "":
+		return "", "", cmp.Or(refusal, "the requester is not a ServiceAccount")
+	case by.UID == "":
 		return "", "", "the requester has the name of a ServiceAccount, but no UID"
 	}
-	return in, called, ""
+	return namespace, name, ""
 }
 
 // Preset names a rule that is written in Go.
