@@ -391,6 +391,7 @@ func (r reviewer) Create(_ context.Context, review *review, _ metav1.CreateOptio
 func TestMissingRightsAreNamed(t *testing.T) {
 	rights := []check.Right{
 		{Verb: "test", Resource: "b", Name: "one"}, {Verb: "test", Resource: "b", Name: "two"}, {Verb: "test", Resource: "c", Optional: true},
+		{Verb: "approve", Resource: "signers", Name: "example.com/a", Optional: true}, {Verb: "sign", Resource: "signers", Name: "example.com/b"},
 	}
 	denied, fault := "", error(nil)
 	answers := reviewer{answer: func(resource string) (bool, error) { return !strings.Contains(denied, resource), fault }}
@@ -412,6 +413,10 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		{"", errors.New("timeout"), "", "2 0 " + missing},
 		{"c", nil, "optional-rights", "0 1 <nil>"},
 		{"", nil, "", "0 0 <nil>"},
+		{"signers", nil, "own-rights optional-rights", "0 0 missing rights: sign signers example.com/b Warning RightsMissing missing rights: sign " +
+			"signers example.com/b: apply the roles and bindings of the manager's manifests; its log says which manifest has which right off"},
+		{"", errors.New("timeout"), "", "0 0 missing rights: sign signers example.com/b off"},
+		{"", nil, "", "0 0 <nil>"},
 	} {
 		denied, fault = test.denied, test.fault
 		s.run(t.Context(), task)
@@ -420,8 +425,14 @@ func TestMissingRightsAreNamed(t *testing.T) {
 		for len(recorder.Events) > 0 {
 			got += " " + <-recorder.Events
 		}
+		if s.isOff("example.com/a") {
+			got += " off"
+		}
+		if s.isOff("example.com/b") || s.isOff("example.com/c") {
+			t.Errorf("without %q: rules of another signer are off", test.denied)
+		}
 		for _, name := range []string{"own-rights", "optional-rights"} {
-			if failed := gauge(t, metrics.Registry, "csr_check_result", name, "failed") == 1; failed != (name == test.failed) {
+			if failed := gauge(t, metrics.Registry, "csr_check_result", name, "failed") == 1; failed != strings.Contains(test.failed, name) {
 				t.Errorf("without %q, error %v: %s has failed: %t", test.denied, test.fault, name, failed)
 			}
 		}

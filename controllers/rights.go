@@ -174,7 +174,7 @@ func (r rights) approver(c *config.Configuration) {
 	}
 	for _, rule := range c.CompiledRules { // a missing right concerns only the rules that need it
 		if !c.DryRuns(config.ApproverController) {
-			r.from("").optional().onSigner(rule.SignerName, "approve")
+			r.by("the approval rules for this signer, which are off without it").from("").optional().onSigner(rule.SignerName, "approve")
 		}
 		facts := r.by("approval rules").from("config/approval-rules")
 		if rule.ReadsAccount {

@@ -73,7 +73,8 @@ type selfCheck struct {
 	log      logr.Logger
 
 	mu       sync.Mutex
-	notReady error // names the rights that an API server has denied
+	notReady error           // names the rights that an API server has denied
+	off      map[string]bool // signers for which an API server has denied the right to approve
 }
 
 // checkTask is one kind of check, with the results of its last run by subject.
@@ -99,6 +100,11 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	missing := report.New(mgr.GetEventRecorder("csr-self-check"), s.clock)
 	s.tasks = []*checkTask{{ask: s.ownRights(reviews.SelfSubjectAccessReviews(), o.SelfCheck, missing)}}
 	if o.Approver != nil {
+		for _, rule := range o.Approver.Rules {
+			if rule.Policy != nil {
+				rule.Policy.Off = func() bool { return s.isOff(rule.SignerName) }
+			}
+		}
 		s.tasks = append(s.tasks, &checkTask{ask: func(ctx context.Context) []check.Result {
 			return check.Kubelets(ctx, reviews.SubjectAccessReviews(), o.SelfCheck.BootstrapGroups, o.SelfCheck.NodeGroups)
 		}})
@@ -189,6 +195,7 @@ func (s *selfCheck) ownRights(
 	return func(ctx context.Context) []check.Result {
 		results := check.Rights(ctx, reviews, c.Rights)
 		var names []string
+		off := map[string]bool{}
 		missing := map[[2]string]float64{}
 		for i, right := range c.Rights {
 			label := [2]string{right.Verb, right.GroupResource()}
@@ -200,6 +207,9 @@ func (s *selfCheck) ownRights(
 				continue
 			}
 			missing[label]++
+			if right.Resource == "signers" && right.Verb == "approve" {
+				off[right.Name] = true
+			}
 			if !right.Optional {
 				names = append(names, right.String())
 			}
@@ -209,7 +219,7 @@ func (s *selfCheck) ownRights(
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.notReady = nil
+		s.notReady, s.off = nil, off
 		if len(names) > 0 {
 			s.notReady = errors.New("missing rights: " + strings.Join(names, ", "))
 			manager := &corev1.Namespace{}
@@ -219,6 +229,13 @@ func (s *selfCheck) ownRights(
 		}
 		return results
 	}
+}
+
+// isOff reports whether the manager may not approve requests for signer, as far as known.
+func (s *selfCheck) isOff(signer string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.off[signer]
 }
 
 // ready returns an error while rights are missing or not checked yet.

@@ -31,6 +31,8 @@ type Policy struct {
 	// Trusted returns a clause that says why API servers may accept certificates of the signer as users. It is empty if they
 	// do not. reading means that this is about to be known. Nil means that this manager does not sign for the signer.
 	Trusted func(now time.Time) (clause string, reading bool)
+	// Off reports that this manager may not approve requests for the signer, so that no rule is tried. Nil means never.
+	Off func() bool
 }
 
 // UsePermission returns the permission that a requester needs for the approval rule of that name.
@@ -48,6 +50,10 @@ const mostTold, mostAsked, mostWhy = 3, 10, 200
 // judgeByRules decides about req by approval rules. A rule approves req if it accepts the content and the requester may use
 // the rule. No rule denies. The message about a refused request names only rules that its requester may use.
 func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy *Policy) (Decision, error) {
+	if policy.Off != nil && policy.Off() {
+		return waitForRules(req, "RightsMissing", "the approval rules for this signer are off, because this manager may not approve its "+
+			"requests: grant the manager the verb approve on the resource signers of the API group certificates.k8s.io"), nil
+	}
 	subject, reading := r.subjectOf(ctx, req, policy)
 	if reading {
 		return waitForRules(req, reasonPending, "the CAs that API servers trust are not read yet"), nil

@@ -489,6 +489,10 @@ func TestApprovalRules(t *testing.T) {
 			"error: review the permission to use a rule: slow", "own"},
 		"the trust is not read yet": {api, func(r *ruled) { r.policy.Trusted = func(time.Time) (string, bool) { return "unknown", true } },
 			waits("InventoryPending", "the CAs that API servers trust are not read yet"), ""},
+		"the manager may not approve": {api, func(r *ruled) { r.policy.Off = func() bool { return true } },
+			waits("RightsMissing", "the approval rules for this signer are off, because this manager may not approve its requests: grant the "+
+				"manager the verb approve on the resource signers of the API group certificates.k8s.io"), ""},
+		"the manager may approve again": {api, func(r *ruled) { r.policy.Off = func() bool { return false } }, by("own"), "own"},
 		"malformed": {web("", malformed), nil,
 			"Ignore  Malformed spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed", ""},
 		"another signer": {web("api.shop.svc", signer("example.com/serving2")), nil, "Ignore   ", ""},

@@ -51,6 +51,26 @@ func TestRightsByName(t *testing.T) {
 	expect.Equal(t, "asked for", asked, want)
 }
 
+// TestRightsOnSigners checks that a right on all signers of a domain counts, as in admission, and for no other resource.
+func TestRightsOnSigners(t *testing.T) {
+	for granted, want := range map[string]string{
+		"example.com/a": "ok failed ok", "example.com/*": "ok ok failed", "*": "failed failed failed", "example.com": "failed failed failed",
+	} {
+		api := reviewer(func(obj runtime.Object) {
+			review := obj.(*authorizationv1.SelfSubjectAccessReview)
+			review.Status.Allowed = review.Spec.ResourceAttributes.Name == granted
+		}).SelfSubjectAccessReviews()
+		var got []string
+		for _, result := range Rights(t.Context(), api, []Right{
+			{Verb: "approve", Resource: "signers", Name: "example.com/a"}, {Verb: "sign", Resource: "signers", Name: "example.com/b/c"},
+			{Verb: "get", Resource: "others", Name: "example.com/a"},
+		}) {
+			got = append(got, string(result.Status))
+		}
+		expect.Equal(t, "with "+granted, strings.Join(got, " "), want)
+	}
+}
+
 // reviewer is an API server that shows note each review.
 func reviewer(note func(runtime.Object)) reviewsv1.AuthorizationV1Interface {
 	api := fake.NewClientset()
