@@ -117,11 +117,11 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 			"it is unknown whether node %q may join: %s", nodeOf(req), facts.unavailable)
 	case facts.node == nodeAlive:
 		return refuseBootstrap(verdict.Wait, "NodeAlive",
-			"node %q is alive: its Lease is being renewed, and its kubelet renews the certificate itself", nodeOf(req))
+			"node %q is alive, because its Lease is being renewed: stop its kubelet, or give this machine another name", nodeOf(req))
 	case facts.node == nodeUnknown:
 		return refuseBootstrap(verdict.Wait, "NodeAlive",
-			"node %q may be alive, because its Node or its Lease exists: "+
-				"its Lease must stay unchanged for one minute while other Leases are renewed", nodeOf(req))
+			"node %q may be alive, because its Node or its Lease exists: delete both if its machine is gone, or wait "+
+				"until the Lease is unchanged for one minute while other Leases are renewed", nodeOf(req))
 	}
 	if decision := p.checkExpected(req, facts.entry); decision.Reason != "" {
 		return decision
@@ -131,7 +131,7 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 	}
 	if facts.gone != "" {
 		return refuseBootstrap(verdict.Wait, reasonNotAuthorized,
-			"user %q, which requests node %q, no longer exists: %s", userOf(req), nodeOf(req), facts.gone)
+			"user %q, which requests node %q, no longer exists: %s; use another credential", userOf(req), nodeOf(req), facts.gone)
 	}
 	return Decision{}
 }
@@ -173,10 +173,10 @@ func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry)
 			"no source of approval.inventory expects node %q: add the node to a source", nodeOf(req))
 	case entry.Leaving:
 		return refuseBootstrap(verdict.Wait, "NotExpected",
-			"%s of node %q is being deleted", entry.Source, nodeOf(req))
+			"%s of node %q is being deleted: create another one", entry.Source, nodeOf(req))
 	case entry.Bound != "" && entry.Bound != req.NodeName():
 		return refuseBootstrap(verdict.Wait, "MachineBound",
-			"%s is already node %q, so it cannot become node %q", entry.Source, csr.Shorten(entry.Bound), nodeOf(req))
+			"%s is already node %q, so it cannot become node %q: create another one", entry.Source, csr.Shorten(entry.Bound), nodeOf(req))
 	}
 	return Decision{}
 }

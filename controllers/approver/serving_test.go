@@ -338,6 +338,8 @@ func newWorld(parts ...any) *world {
 			w.objects["services"] = append(w.objects["services"], part)
 		case *discoveryv1.EndpointSlice:
 			w.objects["endpointslices"] = append(w.objects["endpointslices"], part)
+		case san.Reserved:
+			w.serving.Reserved = part
 		case static.Row:
 			w.rows = append(w.rows, part)
 		case string:
