@@ -483,7 +483,7 @@ func TestReasonStep(t *testing.T) {
 		{csr.Approved, "ShapeMismatch", ""},
 		{csr.Approved, "CALoaded", ""},
 		{csr.Pending, "WouldDeny", "The manager is in a dry run"},
-		{csr.Pending, "RightsMissing", ""},
+		{csr.Pending, "RightsMissing", "Grant the manager `approve`"},
 		{csr.Pending, "", ""},
 	} {
 		if got := reasonStep(test.state, test.reason); !strings.HasPrefix(got, test.want) || test.want == "" && got != "" {

@@ -60,8 +60,8 @@ func TestApprovalRulesWithoutARight(t *testing.T) {
 			obj.Spec.Request, obj.Spec.ExpirationSeconds = kit.Payload(t, x509.CertificateRequest{DNSNames: []string{"api.shop.svc"}}), new(int32(3600))
 		}))
 	}
-	audit := filepath.Join(t.TempDir(), "audit.log")
-	p := startAs(t, manager, "--self-check-interval=1s", "--audit-log-path", audit, kit.Configure(t, `signing:
+	file := filepath.Join(t.TempDir(), "audit.log")
+	p := startAs(t, manager, "--self-check-interval=1s", "--audit-log-path", file, kit.Configure(t, `signing:
   signers:
   - {name: example.com/one, `+filesOf(t, kit.NewCA(t))+`, usages: [digital signature, server auth], duration: 1h}
 approval:
@@ -73,18 +73,21 @@ approval:
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
 	kit.Reaches(t, ask("example.com/one"), csr.Issued)
 	off := ask("example.com/two")
-	kit.HasEvent(t, off, "NotStored", "the API server refuses to store the verdict Approve")
+	kit.HasEvent(t, off, "RightsMissing", "the approval rules for this signer are off")
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, `csr_check_missing_rights{resource="signers.certificates.k8s.io",verb="approve"} 1`,
 		`csr_approver_rule_total{rule="one",verdict="Approve"} 1`)
 	found := false
-	for _, record := range kit.ReadAudit(t, audit) {
+	for _, record := range kit.ReadAudit(t, file) {
 		found = found || record.Event == "Decided" && record.Verdict == "Approve" && record.Rule == "one"
+		if record.Event == audit.NotStored {
+			t.Errorf("an approval was written without the right: %+v", record)
+		}
 	}
 	if output := p.Output(t); !found || !strings.Contains(output, "approval rule open never looks at the requester") {
 		t.Errorf("no audit record with the rule: %t; the manager's log:\n%s", !found, output)
 	}
 
-	kit.GrantRule(t, account, certificatesv1.GroupName, "signers", "approve", "example.com/two")
+	kit.GrantRule(t, account, certificatesv1.GroupName, "signers", "approve", "example.com/*")
 	kit.Reaches(t, off, csr.Approved) // the request is judged again after a pause as long as its age
 }
 
