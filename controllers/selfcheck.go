@@ -73,8 +73,9 @@ type selfCheck struct {
 	log      logr.Logger
 
 	mu       sync.Mutex
-	notReady error           // names the rights that an API server has denied
-	off      map[string]bool // signers for which an API server has denied the right to approve
+	notReady error // names the rights that an API server has denied
+
+	mayNotApprove sync.Map // signer to bool, as far as known
 }
 
 // checkTask is one kind of check, with the results of its last run by subject.
@@ -102,7 +103,7 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	if o.Approver != nil {
 		for _, rule := range o.Approver.Rules {
 			if rule.Policy != nil {
-				rule.Policy.Off = func() bool { return s.isOff(rule.SignerName) }
+				rule.Policy.Off = func() bool { denied, _ := s.mayNotApprove.Load(rule.SignerName); return denied == true }
 			}
 		}
 		s.tasks = append(s.tasks, &checkTask{ask: func(ctx context.Context) []check.Result {
@@ -195,7 +196,6 @@ func (s *selfCheck) ownRights(
 	return func(ctx context.Context) []check.Result {
 		results := check.Rights(ctx, reviews, c.Rights)
 		var names []string
-		off := map[string]bool{}
 		missing := map[[2]string]float64{}
 		for i, right := range c.Rights {
 			label := [2]string{right.Verb, right.GroupResource()}
@@ -203,13 +203,13 @@ func (s *selfCheck) ownRights(
 			if status := results[i].Status; status != check.Unknown {
 				denied[i] = status == check.Failed
 			}
+			if right.Resource == "signers" && right.Verb == "approve" {
+				s.mayNotApprove.Store(right.Name, denied[i])
+			}
 			if !denied[i] {
 				continue
 			}
 			missing[label]++
-			if right.Resource == "signers" && right.Verb == "approve" {
-				off[right.Name] = true
-			}
 			if !right.Optional {
 				names = append(names, right.String())
 			}
@@ -219,7 +219,7 @@ func (s *selfCheck) ownRights(
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.notReady, s.off = nil, off
+		s.notReady = nil
 		if len(names) > 0 {
 			s.notReady = errors.New("missing rights: " + strings.Join(names, ", "))
 			manager := &corev1.Namespace{}
@@ -229,13 +229,6 @@ func (s *selfCheck) ownRights(
 		}
 		return results
 	}
-}
-
-// isOff reports whether the manager may not approve requests for signer, as far as known.
-func (s *selfCheck) isOff(signer string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.off[signer]
 }
 
 // ready returns an error while rights are missing or not checked yet.

@@ -178,7 +178,7 @@ func (f servingFacts) checkEntry(node string) verdict.Result {
 		return verdict.Wait.Because("NodeNotFound",
 			"no source knows node %q: register its Node, or add the node to a source of approval.inventory", csr.Shorten(node))
 	case f.Bound != "" && f.Bound != node:
-		return verdict.Wait.Because("SANNotOwned", "%s is node %q, so nothing belongs to node %q: correct its status.nodeRef",
+		return verdict.Wait.Because("SANNotOwned", "%s is node %q, so nothing belongs to node %q: correct its status.nodeRef if that is wrong",
 			f.Source, csr.Shorten(f.Bound), csr.Shorten(node))
 	case f.Empty():
 		return verdict.Wait.Because("AddressNotPublished", "%s has no names and no addresses yet: set them, or list them in a static row", f.Source)

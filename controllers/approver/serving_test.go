@@ -83,10 +83,6 @@ func TestServingRefuses(t *testing.T) {
 			want: `Waits SANContested: {namePattern: ".*", dnsNames: ["${node}", "lb.test"], addresses: [CIDR of the nodes]}`},
 
 		{name: "a Service's address that is not owned", known: both, want: "Waits SANReserved: Service default/x"},
-		{name: "an address of the API server", known: of(nameFacts{apiServer: "in the kubeconfig"}),
-			want: "Waits SANReserved: 10.0.0.1 is a name or an address of the API server (in the kubeconfig), which no node can have: " +
-				"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes"},
-		{name: "no source knows the node", known: entry(nil), looked: "node", want: `Waits NodeNotFound: no source knows node "a"`},
 		{name: "the lookup fails", known: fails(errors.New("ask machine: down"), nil), looked: "node",
 			want: "Waits InventoryUnavailable: ask machine: down"},
 		{name: "a source is busy", known: fails(busy, nil), looked: "node", want: "Waits InventoryPending"},
@@ -99,9 +95,6 @@ func TestServingRefuses(t *testing.T) {
 			want: `Waits SANNotOwned: Machine default/m is node "b"`},
 		{name: "a stronger entry gives it to another node", known: claimed(inventory.Claim{Owner: "Machine default/b"}),
 			want: `Waits SANContested: 10.0.0.1 is claimed by node "a" and by Machine default/b, which comes from a stronger entry`},
-		{name: "another Node reports it", known: claimed(inventory.Claim{Other: "b", Nodes: 2}),
-			want: `Waits SANContested: 10.0.0.1 is claimed by node "a" and by Node b, so neither gets it: delete the Node of a replaced machine, ` +
-				"put a Node that lies on the block list, or list the value for its node in a Machine, a static row or a webhook"},
 		{name: "it is the name of another Node", known: claimed(inventory.Claim{Other: "10.0.0.1", Named: true, Nodes: 2}),
 			want: `Waits SANContested: 10.0.0.1 is claimed by node "a", and it is the name of another Node, which keeps it`},
 		{name: "many Nodes report it", known: claimed(inventory.Claim{Other: "b", Nodes: 3}),

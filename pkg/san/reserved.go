@@ -32,11 +32,9 @@ var loopbackNames = []string{
 // likes. So they are also reserved if they would be names of Services in a cluster with a domain other than ClusterDomain,
 // which may be set wrong.
 func (r Reserved) Why(value SAN, own bool) (why string, configured bool) {
-	name, fixed := value.Name, ""
+	name, fixed := value.Name, r.whyOwn(value.Name)
 	if name == "" {
 		fixed = whyAddress(value.Address)
-	} else {
-		fixed = r.whyOwn(name)
 	}
 	service, _, inService := strings.Cut(name, ".svc.")
 	within := func(prefix netip.Prefix) bool { return prefix.Contains(value.Address) }
