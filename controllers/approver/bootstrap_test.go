@@ -273,6 +273,16 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
+// TestAccountWithoutItsGroupsIsGone has users with the name of a ServiceAccount that is not read, because they lack its groups.
+func TestAccountWithoutItsGroupsIsGone(t *testing.T) {
+	for _, groups := range [][]string{nil, {"system:serviceaccounts"}, {"system:serviceaccounts:ns"}, {"system:serviceaccounts", "system:serviceaccounts:n"}} {
+		by := csr.Requester{Username: "system:serviceaccount:ns:joiner", UID: "u-1", Groups: groups}
+		if gone, err := (nodeidentity.Live{}).Gone(t.Context(), by); err != nil || !strings.Contains(gone, "is not in the group system:serviceaccounts") {
+			t.Errorf("%q: %q, error %v", groups, gone, err)
+		}
+	}
+}
+
 // TestAgeIsReadAgainBeforeItRefuses has an API server whose clock is set back. A new request then looks old by the time that
 // was noted before. While the time is unknown, nothing passes.
 func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {

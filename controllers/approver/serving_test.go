@@ -512,7 +512,7 @@ func TestWhoseAddress(t *testing.T) {
 			},
 		},
 		"any name that Kubernetes accepts": {
-			newWorld(named("666", "10", "rack.42", "167772161", "0xcafe", "w1.pod", "rack-7.hall.pod", "w1.svc", "a.b.svc.corp.test", "n.cluster.local",
+			newWorld(named("666", "10", "010.0.0.1", "rack.42", "167772161", "0xcafe", "w1.pod", "rack-7.hall.pod", "w1.svc", "a.b.svc.corp.test", "n.cluster.local",
 				"kubernetes", "kubernetes.default", "payments.shop.svc", "a.b.svc.cluster.local", "10-244-0-5.shop.pod", "x.pod.cluster.local",
 				"localhost", "127.0.0.1", "fe80--1.hall.pod", "a.b.svc.clusterset.local", "kubernetes.default.svc.corp.test")...),
 			map[string]string{
@@ -521,6 +521,7 @@ func TestWhoseAddress(t *testing.T) {
 				"w1.pod asks for w1.pod": "AutoApproved", "rack-7.hall.pod asks for rack-7.hall.pod": "AutoApproved",
 				"w1.svc asks for w1.svc": "AutoApproved", "a.b.svc.corp.test asks for a.b.svc.corp.test": "AutoApproved",
 				"n.cluster.local asks for n.cluster.local":                   "AutoApproved",
+				"010.0.0.1 asks for 010.0.0.1":                               "NameNotPermitted", // Kubernetes reads it as 10.0.0.1
 				"10 asks for 666":                                            "NameNotPermitted",
 				"kubernetes asks for kubernetes":                             "SANReserved API server, which no node can have: give the node another name",
 				"kubernetes.default asks for kubernetes.default":             "SANReserved give the node another name",
