@@ -88,8 +88,8 @@ func TestNodeDoesNotJoin(t *testing.T) {
 		t.Fatalf("commands of the page: %q, %q, %q", find, describe, repair)
 	}
 
-	// A bootstrap token without rights.
-	kubelet := kit.Impersonate(t, "system:bootstrap:abcdef", "system:bootstrappers", "system:authenticated")
+	// A bootstrap token of kubeadm without rights.
+	kubelet := kit.Impersonate(t, "system:bootstrap:abcdef", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated")
 	obj := kit.NodeRequest(t, "worker-1")
 	err := kubelet.Create(t.Context(), obj)
 	if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), `is forbidden: User "system:bootstrap:abcdef" cannot create resource`) {
