@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -32,11 +33,13 @@ type cluster struct {
 	// namespace is that of the manager, if the user names it.
 	namespace string
 	clock     clock.PassiveClock
-	ahead     time.Duration // how far clock is ahead of the API server's
+	// ahead is how far clock is ahead of the API server's, in nanoseconds. The pager of client-go lists the next page, whose
+	// answer changes it, while a command reads the time.
+	ahead atomic.Int64
 }
 
 // now returns the time of the API server, which sets the times in objects.
-func (c *cluster) now() time.Time { return c.clock.Now().Add(-c.ahead) }
+func (c *cluster) now() time.Time { return c.clock.Now().Add(-time.Duration(c.ahead.Load())) }
 
 // Execute runs the command that args name. It writes the result to out, and all else to aside.
 func Execute(ctx context.Context, version string, args []string, in io.Reader, out, aside io.Writer) error {
@@ -111,10 +114,11 @@ func (d dated) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if at, err := http.ParseTime(response.Header.Get("Date")); err == nil {
-		// A Date has whole seconds.
-		if d.cluster.ahead = d.cluster.clock.Now().Sub(at); d.cluster.ahead.Abs() < 2*time.Second {
-			d.cluster.ahead = 0
+		ahead := d.cluster.clock.Now().Sub(at)
+		if ahead.Abs() < 2*time.Second { // a Date has whole seconds
+			ahead = 0
 		}
+		d.cluster.ahead.Store(int64(ahead))
 	}
 	return response, nil
 }

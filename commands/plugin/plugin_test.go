@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -33,6 +34,8 @@ import (
 	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -139,9 +142,16 @@ func forbid(api *fake.Clientset, verb, resource string) {
 }
 
 func TestApprove(t *testing.T) {
-	blockList := &corev1.ConfigMap{
-		ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: blockListName},
-		Data:       map[string]string{"nodes": "other\nA # stolen\n", "certificates": "01:ab"},
+	listOf := func(keysAndTexts ...string) *corev1.ConfigMap {
+		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: blockListName}, Data: map[string]string{}}
+		for pair := range slices.Chunk(keysAndTexts, 2) {
+			list.Data[pair[0]] = pair[1]
+		}
+		return list
+	}
+	blockList, sum := listOf("nodes", "other\nA # stolen\n", "certificates", "01:ab"), strings.Repeat("0a", 32)
+	withCertificate := func(obj *request) {
+		obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"authentication.kubernetes.io/credential-id": {"X509SHA256=" + sum}}
 	}
 	byAlice := func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil }
 	onlySigns := func(obj *request) { obj.Spec.Usages = obj.Spec.Usages[:1] }
@@ -161,8 +171,16 @@ func TestApprove(t *testing.T) {
 		"node":              {args: "--node a", input: "y\n"},
 		"a hostile name":    {mod: hostile},
 		"node, a stranger":  {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
-		"blocked":           {more: blockList, want: "NodeBlocked: the block list"},
+		"blocked":           {more: blockList, want: `NodeBlocked: node "a" is on the block list`},
 		"no list":           {more: blockList, args: "r --yes --block-list="},
+		"a bad line":        {more: listOf("nodes", "b c\x1b\na\n"), want: "NodeBlocked: node \"a\" is on the block list"},
+		"a bad line alone":  {more: listOf("nodes", "system:node:a\nb a\n")},
+		"a certificate":     {mod: withCertificate, more: listOf("nodes", "", "certificates", "x\nX509SHA256="+sum), want: "CertificateBlocked: client"},
+		"a longer digest":   {mod: withCertificate, more: listOf("nodes", "", "certificates", sum+"0a")},
+		"a user of a name":  {mod: func(obj *request) { obj.Spec.Username = "other" }, more: listOf("nodes", "other")},
+		"no key":            {more: listOf(), want: "block list is not valid: ConfigMap " + defaultNamespace + "/csr-node-block-list: it has no key nodes"},
+		"another key":       {more: listOf("node", "b"), want: "it has no key nodes"},
+		"only certificates": {more: listOf("certificates", sum), want: "it has no key nodes"},
 		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
 		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
 		"a subject of ours": {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }},
@@ -195,6 +213,9 @@ func TestApprove(t *testing.T) {
 			}
 			if test.want == "" || name == "no" { // also with --yes
 				contains(t, aside, `"CN=system:node:a,O=system:nodes"`, "could do      'CN=system:node:a': what this node may do", "csr-approver NotAuthorized", `m\x1b\u202e`, "5m ago")
+			}
+			if name == "a bad line" {
+				contains(t, aside, `The block list has a mistake, which is ignored: nodes, line 1: "b c\x1b" is not a node name.`)
 			}
 			if name == "a hostile name" {
 				contains(t, aside, `"x\x1b[31m\n"`)
@@ -448,6 +469,49 @@ func TestCheck(t *testing.T) {
 	var report checkReport
 	if err := executeJSON(t, c, &report, "check"); err == nil || report.Failed != 0 || report.Passed != 0 || report.Unknown != len(report.Results) {
 		t.Errorf("error %v: %+v", err, report)
+	}
+}
+
+// TestAgesDuringAList reads the time of the API server while client-go's pager lists the next page and notes its time. Only
+// the race detector sees the fault. The clock of the API server is an hour behind, so an age without that time is wrong.
+func TestAgesDuringAList(t *testing.T) {
+	now := time.Now().Add(-time.Hour).UTC()
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		meta := metav1.ListMeta{Continue: r.URL.Query().Get("continue") + "x"}
+		if len(meta.Continue) > 3 {
+			meta.Continue = ""
+		}
+		var page any = certificatesv1.CertificateSigningRequestList{ListMeta: meta, Items: []request{*requestOf(t, "r")}}
+		switch path.Base(r.URL.Path) {
+		case "events":
+			said := event(requestOf(t, "r"), "csr-self-check", "RightsMissing", "m", 0)
+			said.EventTime = metav1.NewMicroTime(now)
+			page = corev1.EventList{ListMeta: meta, Items: []corev1.Event{*said}}
+		case "leases":
+			held := lease(defaultNamespace, "csr-l", now.Sub(fixedNow))
+			page = coordinationv1.LeaseList{ListMeta: meta, Items: []coordinationv1.Lease{*held}}
+		}
+		w.Header().Set("Date", now.Format(http.TimeFormat))
+		w.Header().Set("Content-Type", "application/json")
+		_ = json.NewEncoder(w).Encode(page)
+	}))
+	t.Cleanup(server.Close)
+	c, err := connectTo("v1", &clientcmd.ClientConfigLoadingRules{}, &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: server.URL}})
+	kit.NoError(t, err)
+	pages := 0
+	kit.NoError(t, c.requests(t.Context(), metav1.ListOptions{Limit: 1}, func(*request) {
+		if off := c.now().Sub(now).Abs(); off > 10*time.Second {
+			t.Errorf("%s off", off)
+		}
+		pages++
+	}))
+	said, err := c.warnings(t.Context())
+	kit.NoError(t, err)
+	held, err := c.leaders(t.Context())
+	kit.NoError(t, err)
+	alive := func(one leader) bool { return one.Alive }
+	if pages != 4 || len(said) != 4*len(controllers) || len(held) != 8 || !slices.ContainsFunc(held, alive) {
+		t.Errorf("%d pages, %d warnings, leaders %+v", pages, len(said), held)
 	}
 }
 
