@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -124,7 +124,7 @@ func (a *approval) outcomes(ctx context.Context, names []string) (all []*outcome
 }
 
 // problem returns why a request must not be approved, and what to do instead.
-func (a *approval) problem(facts *Facts, blocked map[string]string, unread string) (problem, nextStep string) {
+func (a *approval) problem(facts *Facts, blocked entries.Entries, unread string) (problem, nextStep string) {
 	switch {
 	case facts.State != csr.Pending:
 		return "the request is already " + strings.ToLower(string(facts.State)), ""
@@ -138,19 +138,19 @@ func (a *approval) problem(facts *Facts, blocked map[string]string, unread strin
 			"If you know who that is and why it asks for this node's certificate, approve the request by its name."
 	case unread != "":
 		return "it is unknown whether the node is blocked: the block list is " + unread,
-			"Run the command as a user who may get this ConfigMap, or with --block-list= if nothing is blocked."
+			"Correct the ConfigMap, or get the right to read it. If nothing is blocked, use --block-list=."
 	}
-	if reason := blocks(blocked, facts.req); reason != "" {
-		return fmt.Sprintf("%s: the block list, ConfigMap %s, names it", reason, a.blockList), reasonStep(csr.Pending, reason)
+	if reason, message := blocked.Check(facts.req, a.blockList); reason != "" {
+		return reason + ": " + message, reasonStep(csr.Pending, reason)
 	}
 	return "", ""
 }
 
-// readBlockList returns the ConfigMap that the manager reads, or why it can't be read. It only ever refuses a request. A
-// list that does not exist blocks nothing.
-func (a *approval) readBlockList(ctx context.Context) (data map[string]string, unread string) {
+// readBlockList returns what the manager's block list blocks, or why that is unknown. It only ever refuses a request. A list
+// that does not exist blocks nothing. Of a list with mistakes the rest counts, as for the manager.
+func (a *approval) readBlockList(ctx context.Context) (blocked entries.Entries, unread string) {
 	if a.blockList == "" {
-		return nil, ""
+		return blocked, ""
 	}
 	if !strings.Contains(a.blockList, "/") {
 		a.blockList = cmp.Or(a.namespace, defaultNamespace) + "/" + a.blockList
@@ -159,30 +159,19 @@ func (a *approval) readBlockList(ctx context.Context) (data map[string]string, u
 	obj, err := a.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		_, _ = fmt.Fprintf(a.aside, "There is no block list %s.\n", oneLine(a.blockList))
-		return nil, ""
+		return blocked, ""
 	}
 	if err != nil {
-		return nil, check.ReadError("get ConfigMap "+a.blockList, err)
+		return blocked, check.ReadError("get ConfigMap "+a.blockList, err)
 	}
-	return obj.Data, ""
-}
-
-var comment = regexp.MustCompile(`#.*`)
-
-// blocks returns NodeBlocked or CertificateBlocked if the list names the node that req is for or comes from, or the
-// certificate with which it was made.
-func blocks(list map[string]string, req *csr.Request) string {
-	nodes := strings.Fields(strings.ToLower(comment.ReplaceAllString(list["nodes"], "")))
-	for _, name := range []string{req.NodeName(), strings.TrimPrefix(req.Requester.Username, csr.NodeUserPrefix)} {
-		if slices.Contains(nodes, strings.ToLower(name)) {
-			return "NodeBlocked"
-		}
+	blocked, problems, err := entries.Parse(obj.Data)
+	if err != nil {
+		return blocked, fmt.Sprintf("not valid: ConfigMap %s: %v", a.blockList, err)
 	}
-	digits := strings.ReplaceAll(strings.ToLower(list["certificates"]), ":", "") // as openssl prints a digest
-	if slices.ContainsFunc(req.Requester.Certificates(), func(sum string) bool { return strings.Contains(digits, sum) }) {
-		return "CertificateBlocked"
+	for _, problem := range problems {
+		_, _ = fmt.Fprintf(a.aside, "The block list has a mistake, which is ignored: %s.\n", oneLine(problem))
 	}
-	return ""
+	return blocked, ""
 }
 
 // decide shows the requests without a problem, asks whether to approve them unless --yes is given, and approves them.

@@ -13,7 +13,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/prometheus/client_golang/prometheus"
-	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,6 +24,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
@@ -58,22 +58,22 @@ type List struct {
 	log       logr.Logger
 	reporter  *report.Reporter // may be nil
 
-	value lastgood.Value[entries]
+	value lastgood.Value[entries.Entries]
 }
 
 // New returns a List that has not been read yet. SetupWithManager keeps it up to date.
 func New(name types.NamespacedName) *List {
 	l := &List{name: name, log: logr.Discard()}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
-	l.value.Same, l.value.Report = entries.equal, l.report
+	l.value.Same, l.value.Report = entries.Entries.Equal, l.report
 	return l
 }
 
 // entries returns the entries in use, or why there are none.
-func (l *List) entries() (entries, error) {
+func (l *List) entries() (entries.Entries, error) {
 	state := l.value.State()
 	if !state.Known {
-		return entries{}, fmt.Errorf("block list ConfigMap %s: %w", l.name, cmp.Or(state.Problem, informer.ErrNotRead))
+		return entries.Entries{}, fmt.Errorf("block list ConfigMap %s: %w", l.name, cmp.Or(state.Problem, informer.ErrNotRead))
 	}
 	return state.Good, nil
 }
@@ -84,7 +84,7 @@ func (l *List) BlocksNode(name string) bool {
 		return false
 	}
 	blocked, _ := l.entries()
-	return blocked.nodes.Has(strings.ToLower(name))
+	return blocked.Nodes.Has(strings.ToLower(name))
 }
 
 // Check returns why req must wait because of the node that it is for or comes from, or because of the certificate with
@@ -97,41 +97,14 @@ func (l *List) Check(req *csr.Request) (reason, message string) {
 	if l == nil {
 		return "", ""
 	}
-	nodes, certificates := nodesOf(req), req.Requester.Certificates()
-	kubelet := req.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName ||
-		req.SignerName == certificatesv1.KubeletServingSignerName
-	if len(nodes)+len(certificates) == 0 && !kubelet {
-		return "", ""
-	}
 	blocked, err := l.entries()
-	if err != nil {
+	switch {
+	case err == nil:
+		return blocked.Check(req, l.name.String())
+	case entries.MayBlock(req):
 		return "InventoryUnavailable", "the request waits because it is unknown whether it is blocked: " + err.Error()
 	}
-	for _, name := range nodes {
-		if blocked.nodes.Has(name) {
-			return "NodeBlocked", fmt.Sprintf("node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
-				"for it until its name is removed from the list", csr.Shorten(name), l.name)
-		}
-	}
-	for _, sum := range certificates {
-		if blocked.certificates.Has(sum) {
-			return "CertificateBlocked", fmt.Sprintf("client certificate %s is on the block list, ConfigMap %s: nothing is "+
-				"approved or signed for a request that was made with it until its SHA-256 is removed from the list", sum, l.name)
-		}
-	}
 	return "", ""
-}
-
-// nodesOf returns the names of the nodes that req is for and comes from, in lower case.
-func nodesOf(req *csr.Request) []string {
-	var names []string
-	if name := req.NodeName(); name != "" {
-		names = append(names, strings.ToLower(name))
-	}
-	if name, found := strings.CutPrefix(req.Requester.Username, csr.NodeUserPrefix); found && name != "" {
-		names = append(names, strings.ToLower(name))
-	}
-	return names
 }
 
 // fault is what is wrong with the newest version of the ConfigMap.
@@ -149,11 +122,11 @@ func (l *List) Offer(obj *corev1.ConfigMap) {
 		return
 	}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID}}
-	if _, found := obj.Data[nodesKey]; !found {
-		l.refuse("BlockListInvalid", fmt.Errorf("it has no key %s: add it, with an empty value if no node is blocked", nodesKey))
+	read, problems, err := entries.Parse(obj.Data)
+	if err != nil {
+		l.refuse("BlockListInvalid", err)
 		return
 	}
-	read, problems := parse(obj.Data)
 	if len(problems) == 0 {
 		l.value.Use(read, nil)
 		return
@@ -166,24 +139,24 @@ func (l *List) Offer(obj *corev1.ConfigMap) {
 func (l *List) refuse(reason string, why error) {
 	consequence := "nothing is approved or signed for any node, or for a request that was made with a certificate"
 	if last := l.value.State(); last.Known {
-		consequence = "the last version stays in use: " + last.Good.describe()
+		consequence = "the last version stays in use: " + last.Good.String()
 	}
 	l.value.Refuse(fault{reason, 1, fmt.Errorf("%w; %s", why, consequence)})
 }
 
 // report reports a new version, and a new problem with the newest version.
-func (l *List) report(before, after lastgood.State[entries]) {
-	blockedNodes.Set(float64(len(after.Good.nodes)))
-	blockedCertificates.Set(float64(len(after.Good.certificates)))
+func (l *List) report(before, after lastgood.State[entries.Entries]) {
+	blockedNodes.Set(float64(len(after.Good.Nodes)))
+	blockedCertificates.Set(float64(len(after.Good.Certificates)))
 	problem, faulty := errors.AsType[fault](after.Problem)
 	blockListProblems.Set(float64(problem.count))
 	if faulty && (before.Problem == nil || before.Problem.Error() != problem.Error()) {
 		l.log.Error(nil, "Bad block list", "reason", problem.reason, "message", problem.Error())
 		l.event(corev1.EventTypeWarning, problem.reason, problem.Error())
 	}
-	if after.Known && (!faulty || !before.Known || !after.Good.equal(before.Good)) {
-		l.log.Info("Read block list", "nodes", sets.List(after.Good.nodes), "certificates", sets.List(after.Good.certificates))
-		l.event(corev1.EventTypeNormal, "BlockListRead", after.Good.describe())
+	if after.Known && (!faulty || !before.Known || !after.Good.Equal(before.Good)) {
+		l.log.Info("Read block list", "nodes", sets.List(after.Good.Nodes), "certificates", sets.List(after.Good.Certificates))
+		l.event(corev1.EventTypeNormal, "BlockListRead", after.Good.String())
 	}
 }
 
