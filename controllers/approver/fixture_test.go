@@ -351,7 +351,7 @@ func (p *parts) outcome(t testing.TB) string {
 			t.Errorf("%+v, then %+v, want one write of %+v", p.written, result, before)
 		}
 		return text
-	case result.RequeueAfter == report.Again:
+	case result.RequeueAfter == 50*time.Minute:
 		return fmt.Sprintf("Ignored %s: %s", reason, message)
 	case result.RequeueAfter > 0:
 		return fmt.Sprintf("Waits %s: %s", reason, message)

@@ -40,7 +40,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
@@ -229,9 +228,10 @@ func TestLimitOfConcurrentRequests(t *testing.T) {
 // TestPauseIsTheAge checks that a waiting request is requeued after its age. It is told once, and approved when RBAC is granted late.
 func TestPauseIsTheAge(t *testing.T) {
 	p := newParts(object())
-	for _, age := range []time.Duration{-10 * time.Minute, 3 * time.Second, 10 * time.Minute} {
+	for _, step := range [][2]time.Duration{{-10 * time.Minute, time.Second}, {3 * time.Second, 3 * time.Second}, {10 * time.Minute, 5 * time.Minute}} {
+		age, want := step[0], step[1]
 		p.clock.SetTime(now.Add(age))
-		if result := must(p.reconcile(t)); result.RequeueAfter != csr.Pause(age) {
+		if result := must(p.reconcile(t)); result.RequeueAfter != want {
 			t.Errorf("at the age of %s: %+v", age, result)
 		}
 	}
@@ -359,15 +359,15 @@ func TestDryRunReports(t *testing.T) {
 		want   string // type and reason
 		again  time.Duration
 	}{
-		"would approve":         {obj: object(), grants: rights, want: "Normal WouldApprove", again: report.Again},
-		"would approve serving": {obj: asks("a", "10.0.0.1"), want: "Normal WouldApprove", again: report.Again},
+		"would approve":         {obj: object(), grants: rights, want: "Normal WouldApprove", again: 50 * time.Minute},
+		"would approve serving": {obj: asks("a", "10.0.0.1"), want: "Normal WouldApprove", again: 50 * time.Minute},
 		"would wait":            {obj: object(), want: "Warning WouldWait", again: time.Second},
-		"would ignore":          {obj: object(wrong), want: "Warning WouldIgnore", again: report.Again},
-		"would deny":            {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: report.Again},
-		"cannot be read":        {obj: object(malformed), want: "Warning WouldIgnore", again: report.Again},
+		"would ignore":          {obj: object(wrong), want: "Warning WouldIgnore", again: 50 * time.Minute},
+		"would deny":            {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: 50 * time.Minute},
+		"cannot be read":        {obj: object(malformed), want: "Warning WouldIgnore", again: 50 * time.Minute},
 		"approved by another a moment ago": {
-			obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: report.Again},
-		"signed by another a moment ago": {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: report.Again},
+			obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: 50 * time.Minute},
+		"signed by another a moment ago": {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: 50 * time.Minute},
 		"signed by another, and trimmed": {obj: must(csr.Trim{}.Transform(object(issued))).(*request), grants: rights},
 		"approved by another long ago":   {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
 		"another signer":                 {obj: object(signer("example.com/other")), grants: rights},

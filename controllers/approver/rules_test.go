@@ -459,6 +459,12 @@ func TestApprovalRules(t *testing.T) {
 		may("services")(r)
 	}
 	alone := func(change change) change { return func(r *ruled) { change(r); may("own")(r) } }
+	after := func(others int) change { // rule own comes after others, and is the only one that the requester may use
+		return func(r *ruled) {
+			r.policy.Rules = append(slices.Repeat(r.policy.Rules[1:2], others), r.policy.Rules[0])
+			r.allowed = []string{"own"}
+		}
+	}
 	fails := func(err error) change { return func(r *ruled) { r.err = err } }
 	for name, test := range map[string]struct {
 		obj    *request
@@ -479,6 +485,8 @@ func TestApprovalRules(t *testing.T) {
 		"no permission":              {api, may(), waits("NotAuthorized", nobody), everyone},
 		"another rule accepts than may be used": {web("a.example.com"), may("own"),
 			waits("RuleRefused", ownRefuses), "any own services"},
+		"ten reviews for a message": {web("api.kitchen.svc"), after(9), waits("RuleRefused", ownRefuses), strings.Repeat("any ", 9) + "own"},
+		"an eleventh rule":          {web("api.kitchen.svc"), after(10), waits("NotAuthorized", nobody), strings.TrimSpace(strings.Repeat("any ", 10))},
 		"the account is deleted": {api, alone(func(r *ruled) { r.accounts = nil }),
 			waits("RuleRefused", ownRefuses+" (ServiceAccount shop/web is deleted)"), everyone},
 		"the API server is down":           {api, fails(errDown), "error: get ServiceAccount shop/web: down", ""},

@@ -232,9 +232,9 @@ func TestReconcileWaitsForACA(t *testing.T) {
 	w.pair.Refuse(&keypair.Unavailable{Reason: "CAMissing", Message: "Secret ns/ca does not exist"})
 	taken(w.recorder)
 	is(t, w.reconcile(), "again 1s"+missing, w.pair)
-	for _, age := range []time.Duration{5 * time.Second, 10 * time.Minute} {
-		w.clock.SetTime(now.Add(age))
-		is(t, w.reconcile(), "again "+csr.Pause(age).String(), w.pair)
+	for _, step := range [][2]time.Duration{{5 * time.Second, 5 * time.Second}, {10 * time.Minute, 5 * time.Minute}} {
+		w.clock.SetTime(now.Add(step[0]))
+		is(t, w.reconcile(), "again "+step[1].String(), w.pair)
 	}
 	w.load(year + day)
 	is(t, w.reconcile(), "certificate", w.pair)
@@ -598,9 +598,10 @@ func TestARefusedWriteIsTriedForEver(t *testing.T) {
 	for want, change := range map[string]edit{"certificate": all(), badClientUsages: usages("magic")} {
 		w := newWorld(t, change)
 		for _, w.writeFault = range []error{errForbidden, errInvalid} {
-			for _, age := range []time.Duration{0, 2 * time.Minute, time.Hour} {
+			for _, step := range [][2]time.Duration{{0, time.Second}, {2 * time.Minute, 2 * time.Minute}, {time.Hour, 5 * time.Minute}} {
+				age, pause := step[0], step[1]
 				w.clock.SetTime(now.Add(age))
-				if result, err := w.Reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != csr.Pause(age) {
+				if result, err := w.Reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != pause {
 					t.Errorf("%s, %v, at the age of %s: %+v, error %v", want, w.writeFault, age, result, err)
 				}
 			}

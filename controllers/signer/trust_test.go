@@ -27,7 +27,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 )
 
 // asked returns a parsed request for a custom signer with that subject.
@@ -278,6 +277,7 @@ func TestReadTrust(t *testing.T) {
 	foreign, roots := file(newLink("other").pem), map[string]string{}
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "configmaps"}, authentication, nil)
 	caNotTrusted.WithLabelValues(kubeletClient).Set(0) // this test may run twice in one process
+	const minute = time.Minute
 	for n, step := range []struct {
 		file  any
 		roots any
@@ -288,16 +288,16 @@ func TestReadTrust(t *testing.T) {
 		warns bool
 		gauge float64 // it stays after a failed read
 	}{
-		{errDown, roots, 0, "unread", trustRetry, true, false, 0},
-		{forbidden, roots, 0, "unread", trustRetry, false, false, 0},
-		{foreign, roots, 0, "strict: ", trustEvery, true, true, 1},
-		{foreign, roots, 0, "strict: ", trustEvery, false, false, 1},
-		{foreign, roots, report.Again, "strict: ", trustEvery, false, true, 1},
-		{errDown, roots, 0, "unread", trustRetry, true, false, 1},
-		{foreign, roots, 0, "strict: ", trustEvery, true, false, 1},
-		{file(newLink("other").pem + own), roots, 0, "strict: " + trustedForClients, trustEvery, true, false, 0},
-		{file(""), nil, 0, "strict: ", rootsRetry, true, true, 1}, // nothing publishes kube-root-ca.crt yet: it is read again soon
-		{file(""), roots, 0, "strict: ", trustEvery, false, false, 1},
+		{errDown, roots, 0, "unread", 5 * time.Second, true, false, 0},
+		{forbidden, roots, 0, "unread", 5 * time.Second, false, false, 0},
+		{foreign, roots, 0, "strict: ", 10 * minute, true, true, 1},
+		{foreign, roots, 0, "strict: ", 10 * minute, false, false, 1},
+		{foreign, roots, 50 * minute, "strict: ", 10 * minute, false, true, 1},
+		{errDown, roots, 0, "unread", 5 * time.Second, true, false, 1},
+		{foreign, roots, 0, "strict: ", 10 * minute, true, false, 1},
+		{file(newLink("other").pem + own), roots, 0, "strict: " + trustedForClients, 10 * minute, true, false, 0},
+		{file(""), nil, 0, "strict: ", 30 * time.Second, true, true, 1}, // nothing publishes kube-root-ca.crt yet: it is read again soon
+		{file(""), roots, 0, "strict: ", 10 * minute, false, false, 1},
 	} {
 		passing.SetTime(passing.Now().Add(step.later))
 		queue.count = 0

@@ -221,7 +221,7 @@ func TestAFileThatHangsStopsNothing(t *testing.T) {
 			writing.Go(func() { log.Write(t.Context(), start, Signed, Record{Serial: "1f"}) })
 		}
 		writing.Wait()
-		expect.Equal(t, "100 records at once took", time.Since(start), patience)
+		expect.Equal(t, "100 records at once took", time.Since(start), 2*time.Second)
 		close(file.resume)
 		synctest.Wait()
 		log.Write(t.Context(), start, Signed, Record{Serial: "2f"})
