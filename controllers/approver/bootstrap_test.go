@@ -347,7 +347,7 @@ func TestBoundNodeClient(t *testing.T) {
 	} {
 		source := &askedOf{entries: map[string]*inventory.Entry{"a": {Source: "Machine default/a", AnyTime: true}}}
 		policy, _, _ := joining()
-		i := &Inventory{cluster: cluster, leases: leases, expecting: inventory.Sources{source}, serverTime: serverTime(now.Add(pendingAfter))}
+		i := &Inventory{cluster: cluster, leases: leases, expecting: inventory.Sources{source}, serverTime: serverTime(now.Add(10 * time.Second))}
 		if test.unmanaged {
 			i = &Inventory{}
 		}
@@ -356,7 +356,7 @@ func TestBoundNodeClient(t *testing.T) {
 		}
 		rule := BoundNodeClient(Bootstrap{Policy: *policy, Inventory: i})
 		p := newParts(test.obj)
-		p.clock.SetTime(now.Add(pendingAfter))
+		p.clock.SetTime(now.Add(10 * time.Second))
 		p.reconciler.Rules, p.reconciler.Denial, p.grants = []Rule{rule}, DenialPermanent, strings.Fields(test.grants)
 		if got := p.outcome(t); !strings.HasPrefix(got, test.want) || p.asked(t) != test.asked || len(source.asked) != test.questions {
 			t.Errorf("%s: %s after reviews of %q and %d questions, want %+v", name, got, p.asked(t), len(source.asked), test)

@@ -409,7 +409,7 @@ func (test trial) run(t *testing.T) {
 			test.known(p.known)
 		}
 		p.reconciler.Denial, p.reconciler.BlockList, p.grants = denial, test.list, strings.Fields(test.grants)
-		p.clock.SetTime(now.Add(pendingAfter)) // from then on InventoryPending is reported
+		p.clock.SetTime(now.Add(10 * time.Second)) // from then on InventoryPending is reported
 		expected := want
 		if denial == DenialNever { // reported, but not denied
 			expected = strings.Replace(want, "Denied", "Ignored", 1)

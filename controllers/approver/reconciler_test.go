@@ -366,10 +366,10 @@ func TestDryRunReports(t *testing.T) {
 		"would deny":            {obj: object(wrong), denial: DenialPermanent, want: "Warning WouldDeny", again: 50 * time.Minute},
 		"cannot be read":        {obj: object(malformed), want: "Warning WouldIgnore", again: 50 * time.Minute},
 		"approved by another a moment ago": {
-			obj: object(with("Approved")), grants: rights, age: decidedFor, want: "Normal WouldApprove", again: 50 * time.Minute},
+			obj: object(with("Approved")), grants: rights, age: time.Minute, want: "Normal WouldApprove", again: 50 * time.Minute},
 		"signed by another a moment ago": {obj: object(issued), grants: rights, want: "Normal WouldApprove", again: 50 * time.Minute},
 		"signed by another, and trimmed": {obj: must(csr.Trim{}.Transform(object(issued))).(*request), grants: rights},
-		"approved by another long ago":   {obj: object(with("Approved")), grants: rights, age: decidedFor + 1},
+		"approved by another long ago":   {obj: object(with("Approved")), grants: rights, age: time.Minute + 1},
 		"another signer":                 {obj: object(signer("example.com/other")), grants: rights},
 		"being deleted":                  {obj: object(leaving), grants: rights},
 		"approved, being deleted":        {obj: object(with("Approved"), leaving), grants: rights},

@@ -262,7 +262,7 @@ func TestReadTrust(t *testing.T) {
 	queue := &wakes{}
 	r := &Reconciler{Signers: map[string]Signer{customSigner: {KeyPair: pair}}}
 	r.waiting.Put(fairqueue.Key{Name: "csr-1"}, fairqueue.Digest(customSigner))
-	if pause := r.readTrust(t.Context(), configMaps{}, pair, queue); pause != trustRetry {
+	if pause := r.readTrust(t.Context(), configMaps{}, pair, queue); pause != 5*time.Second {
 		t.Errorf("without a CA: read again after %s", pause)
 	}
 	var own string
@@ -355,7 +355,7 @@ func TestFollowTrust(t *testing.T) {
 			change func()
 			pause  time.Duration
 			want   int32
-		}{{func() {}, 0, 1}, {func() {}, trustRetry - 1, 1}, {func() {}, 1, 2}, {load, 0, 3}} {
+		}{{func() {}, 0, 1}, {func() {}, 5*time.Second - 1, 1}, {func() {}, 1, 2}, {load, 0, 3}} {
 			step.change()
 			time.Sleep(step.pause)
 			synctest.Wait()

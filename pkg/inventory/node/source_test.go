@@ -380,7 +380,7 @@ func TestAPIServersReserve(t *testing.T) {
 		a.config.Host = host
 		got := a.round(t.Context())
 		wanted := strings.Join(slices.Sorted(strings.FieldsSeq(want+"tls.example.com")), " ")
-		if reserved := reservedOf(a); got != retryOther || a.Ready() != nil || reserved != wanted {
+		if reserved := reservedOf(a); got != time.Minute || a.Ready() != nil || reserved != wanted {
 			t.Errorf("%s: again in %s, %v, reserved %s\nwant %s", host, got, a.Ready(), reserved, wanted)
 		}
 		for text, want := range map[string]string{
@@ -406,26 +406,26 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 			t.Errorf("%s: again in %s, %v", when, got, err)
 		}
 	}
-	round("the endpoints are not read", false, false, retryFirst)
+	round("the endpoints are not read", false, false, 2*time.Second)
 	expect.Equal(t, "asked", f.handshakes(), "")
 	f.listFails = errors.New("forbidden")
-	round("the endpoints can't be read", false, true, retryFirst)
+	round("the endpoints can't be read", false, true, 2*time.Second)
 	if err := a.Ready(); !errors.Is(err, f.listFails) {
 		t.Errorf("error %v, want %v", err, f.listFails)
 	}
 	f.listFails, f.endpoints = nil, []string{"10.0.0.1:6443", "10.0.0.2:6443"}
-	round("none answers", false, true, retryFirst)
+	round("none answers", false, true, 2*time.Second)
 	f.shown["10.0.0.1:6443"] = shows(false, "somebody.example.com")
-	round("one answers that is not verified", false, true, retryFirst)
+	round("one answers that is not verified", false, true, 2*time.Second)
 	if a.Has(san.Parse("somebody.example.com")) == "" {
 		t.Error("its name is not reserved")
 	}
 	f.shown["10.0.0.2:6443"] = shows(true, "control-plane-2")
-	round("one is verified, and the kubeconfig's can't be read", true, true, retryOther)
+	round("one is verified, and the kubeconfig's can't be read", true, true, time.Minute)
 	f.shown = map[string]probe.Shown{}
-	round("none answers any more", true, true, retryOther)
+	round("none answers any more", true, true, time.Minute)
 	logged := lines
-	round("and still none", true, true, retryOther)
+	round("and still none", true, true, time.Minute)
 	if a.Has(san.Parse("control-plane-2")) == "" || told != 1 || logged == 0 || lines != logged {
 		t.Errorf("what was read is forgotten, or told %d times, or logged %d times and then again", told, logged)
 	}
@@ -488,7 +488,7 @@ func TestAPIServersAreReadHourly(t *testing.T) {
 // names of nodes wait for a verified certificate, but not for longer than ten seconds.
 func TestOwnNamesWaitTenSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for pause, told := range map[time.Duration]int{ownNamesWait: 0, retryFirst: 1} { // told of a verified certificate
+		for pause, told := range map[time.Duration]int{10 * time.Second: 0, 2 * time.Second: 1} { // told of a verified certificate
 			f := &fakeServers{endpoints: []string{"10.0.0.1:6443"}, shown: map[string]probe.Shown{}}
 			a := apiServersOf(t, f)
 			got := 0
