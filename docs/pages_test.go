@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 )
@@ -119,6 +120,30 @@ func TestSecurityPage(t *testing.T) {
 	for _, section := range sections {
 		if !strings.Contains(read(t, "explanation/security.md"), "](../runbooks/stolen-credentials.md"+section[1]+")") {
 			t.Errorf("explanation/security.md does not link to the runbook %s", section[1])
+		}
+	}
+}
+
+// TestMemoryLimitIsAboveThePeak wants a memory limit in the manifests that is a tenth above the peak that performance.md names,
+// and the GOMEMLIMIT with which that was measured.
+func TestMemoryLimitIsAboveThePeak(t *testing.T) {
+	t.Parallel()
+	peak := regexp.MustCompile(`with .GOMEMLIMIT=(\d+MiB).: \d+ MiB, of which \d+ are live,\s+peak (\d+)\.`).
+		FindStringSubmatch(read(t, "explanation/performance.md"))
+	if peak == nil {
+		t.Fatal("performance.md names no peak")
+	}
+	measured, err := strconv.Atoi(peak[2])
+	for file, variable := range map[string]string{
+		"../config/manager/base/deployment.yaml": "value: ", "../config/overlays/static-pod/pod/pod.yaml": "value: ",
+		"../charts/csr-controller-manager/values.yaml": "goMemLimit: ", "../test/bench/subject_test.go": "GOMEMLIMIT=",
+	} {
+		text := read(t, file)
+		if limit := "memory: 1Gi\n"; err != nil || 1024*10 < 11*measured || strings.Contains(text, "limits:") && !strings.Contains(text, limit) {
+			t.Errorf("%s: no %q, which is a tenth above %d MiB (%v)", file, limit, measured, err)
+		}
+		if !strings.Contains(text, variable+peak[1]) {
+			t.Errorf("%s: no %s%s", file, variable, peak[1])
 		}
 	}
 }

@@ -58,7 +58,7 @@ func launch(t *testing.T, s subject) *running {
 		}
 		r.Probes, r.Metrics = kit.FreeAddress(t), kit.FreeAddress(t)
 		line = []string{
-			"GOMEMLIMIT=800MiB", kit.Must(filepath.Abs(path))(t), // the memory limit of the manifests
+			"GOMEMLIMIT=800MiB", kit.Must(filepath.Abs(path))(t), // as in the manifests
 			"--metrics-bind-address=" + r.Metrics, "--health-probe-bind-address=" + r.Probes,
 		}
 	}
