@@ -64,7 +64,7 @@ func Parse(data map[string]string) (read Entries, problems []string, err error) 
 		}
 		for number, line := range strings.Split(data[key], "\n") {
 			line, _, _ = strings.Cut(line, "#") // # begins a comment
-			line = strings.ToLower(strings.TrimSpace(line))
+			line = strings.ToLower(strings.TrimSpace(strings.TrimPrefix(line, "\ufeff"))) // a file may begin with that mark
 			if line == "" {
 				continue
 			}
