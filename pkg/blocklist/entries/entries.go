@@ -91,10 +91,10 @@ func parseNode(line string) (name, problem string) {
 }
 
 // parseCertificate reads the SHA-256 of a certificate: hex digits as in the audit log, with the prefix as in a request,
-// or with colons as openssl prints it.
+// with colons as openssl prints it, or with spaces as a browser does.
 func parseCertificate(line string) (sha256Hex, problem string) {
 	text := strings.TrimPrefix(line, strings.ToLower(csr.CertificateIDPrefix))
-	text = strings.ReplaceAll(strings.TrimPrefix(text, "sha256 fingerprint="), ":", "")
+	text = strings.NewReplacer(":", "", " ", "").Replace(strings.TrimPrefix(text, "sha256 fingerprint="))
 	if sum, err := hex.DecodeString(text); err != nil || len(sum) != sha256.Size {
 		return "", "is not the SHA-256 of a certificate: write its 64 hex digits"
 	}

@@ -28,11 +28,12 @@ func TestParse(t *testing.T) {
 		want                string            // nodes and certificates
 		problems            []string
 	}{
-		"CRLF line ends":                 {nodes: "a\r\nb\r\n", certificates: stolen + "\r\n", want: "a b; " + stolen},
-		"in capitals":                    {nodes: "Worker-A\nWORKER-A\n", certificates: strings.ToUpper(another), want: "worker-a; " + another},
-		"files that begin with a BOM":    {nodes: "\ufeffa\nb\n\ufeff\r\n\ufeff c\n", certificates: "\ufeffX509SHA256=" + stolen, want: "a b c; " + stolen},
-		"certificates as in a request":   {certificates: "X509SHA256=" + stolen, want: "; " + stolen},
-		"certificates as openssl prints": {certificates: "sha256 Fingerprint=F9" + strings.Repeat(":F9", 31), want: "; " + another},
+		"CRLF line ends":                  {nodes: "a\r\nb\r\n", certificates: stolen + "\r\n", want: "a b; " + stolen},
+		"in capitals":                     {nodes: "Worker-A\nWORKER-A\n", certificates: strings.ToUpper(another), want: "worker-a; " + another},
+		"files that begin with a BOM":     {nodes: "\ufeffa\nb\n\ufeff\r\n\ufeff c\n", certificates: "\ufeffX509SHA256=" + stolen, want: "a b c; " + stolen},
+		"certificates as in a request":    {certificates: "X509SHA256=" + stolen, want: "; " + stolen},
+		"certificates as openssl prints":  {certificates: "sha256 Fingerprint=F9" + strings.Repeat(":F9", 31), want: "; " + another},
+		"certificates as a browser shows": {certificates: "F9" + strings.Repeat(" F9", 31) + "\n0A:" + strings.Repeat(" 0A:", 30) + " 0A\n", want: "; " + stolen + " " + another},
 		"names, bad lines among good": {
 			nodes: "a\nb c\nsystem:node:d\n- e\nf_g\n*\nh\n", want: "a h; ",
 			problems: []string{
