@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -63,7 +62,7 @@ func Parse(data map[string]string) (read Entries, problems []string, err error) 
 			continue
 		}
 		for number, line := range strings.Split(data[key], "\n") {
-			line, _, _ = strings.Cut(line, "#") // # begins a comment
+			line, _, _ = strings.Cut(line, "#")                                           // # begins a comment
 			line = strings.ToLower(strings.TrimSpace(strings.TrimPrefix(line, "\ufeff"))) // a file may begin with that mark
 			if line == "" {
 				continue
@@ -104,8 +103,12 @@ func parseCertificate(line string) (sha256Hex, problem string) {
 // Check returns why req must wait: NodeBlocked because of the node that it is for or comes from, or CertificateBlocked
 // because of the certificate with which it was made. The reason is empty if req need not wait. list names the ConfigMap.
 func (e Entries) Check(req *csr.Request, list string) (reason, message string) {
-	for _, name := range nodesOf(req) {
-		if e.Nodes.Has(name) {
+	names := []string{req.NodeName()} // empty if req is not for a node
+	if name, found := strings.CutPrefix(req.Requester.Username, csr.NodeUserPrefix); found {
+		names = append(names, name)
+	}
+	for _, name := range names {
+		if name = strings.ToLower(name); e.Nodes.Has(name) {
 			return "NodeBlocked", fmt.Sprintf("node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
 				"for it until its name is removed from the list", csr.Shorten(name), list)
 		}
@@ -122,19 +125,7 @@ func (e Entries) Check(req *csr.Request, list string) (reason, message string) {
 // MayBlock reports whether a list could block req: it is for a node or a kubelet, or comes from a node, or was made with a
 // certificate.
 func MayBlock(req *csr.Request) bool {
-	return req.SignerName == certificatesv1.KubeAPIServerClientKubeletSignerName ||
-		req.SignerName == certificatesv1.KubeletServingSignerName ||
-		len(nodesOf(req))+len(req.Requester.Certificates()) > 0
-}
-
-// nodesOf returns the names of the nodes that req is for and comes from, in lower case.
-func nodesOf(req *csr.Request) []string {
-	var names []string
-	if name := req.NodeName(); name != "" {
-		names = append(names, strings.ToLower(name))
-	}
-	if name, found := strings.CutPrefix(req.Requester.Username, csr.NodeUserPrefix); found && name != "" {
-		names = append(names, strings.ToLower(name))
-	}
-	return names
+	builtin, _ := csr.BuiltinSigner(req.SignerName)
+	return builtin.OfKubelets || req.NodeName() != "" || strings.HasPrefix(req.Requester.Username, csr.NodeUserPrefix) ||
+		len(req.Requester.Certificates()) > 0
 }
