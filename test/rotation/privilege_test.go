@@ -25,6 +25,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
+	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -113,7 +114,7 @@ func (r *rotating) rotates(t *testing.T) {
 	r.does(t, name, v1alpha1.OperationAttest)
 	r.ask(t, name, v1alpha1.OperationStart)
 	trustPublished := func(count int) {
-		kit.Eventually(t, "the bundle is published", func(context.Context) error {
+		kit.Within(t, kit.Patience+books.QuietAfter, "the bundle is published", func(context.Context) error {
 			bundle := r.bundle(t, splitTrust)
 			if strings.Count(bundle, "BEGIN CERTIFICATE") != count {
 				return errors.New(bundle)
