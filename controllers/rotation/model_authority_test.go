@@ -277,7 +277,8 @@ func (a *authority) turned(before, after keypair.Ring) {
 	}
 	if cert := string(after.Candidate.Cert); action == MakeCandidate && cert != "" {
 		made := a.cas[cert].authority.Certificate()
-		if a.now().Before(made.NotBefore) || !made.NotAfter.Equal(a.now().Truncate(time.Second).Add(ca.DefaultAuthorityLifetime)) {
+		age := a.now().Truncate(time.Second).Add(ca.DefaultAuthorityLifetime).Sub(made.NotAfter) // more than zero if answers are slow
+		if a.now().Before(made.NotBefore) || age < 0 || age > 0 && (!a.slow || age > 5*time.Minute) {
 			a.fail("a CA is made at %s that is valid from %s until %s", a.now(), made.NotBefore, made.NotAfter)
 		}
 	}

@@ -285,16 +285,16 @@ func must[T any](value T, err error) T {
 	return value
 }
 
-// newAuthority returns a CA that may issue for any name, or only for the addresses in permitted.
+// newAuthority returns a CA that may issue for any name. If permitted is set, the clients' copy of its certificate permits
+// only these addresses.
 func newAuthority(permitted ...*net.IPNet) *authority {
 	made, keyPEM, err := ca.New(ca.NewOptions{CommonName: "test", Lifetime: time.Hour}, time.Now())
 	a := &authority{must(made, err), made.CertificatePEM()}
 	if len(permitted) > 0 {
-		template, key := a.Certificate(), must(tls.X509KeyPair(a.pem, keyPEM)).PrivateKey
+		template, key := *a.Certificate(), must(tls.X509KeyPair(a.pem, keyPEM)).PrivateKey
 		template.PermittedIPRanges = permitted
-		der := must(x509.CreateCertificate(rand.Reader, template, template, template.PublicKey, key))
+		der := must(x509.CreateCertificate(rand.Reader, &template, &template, template.PublicKey, key))
 		a.pem = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-		a.Authority = must(ca.Load(a.pem, keyPEM))
 	}
 	return a
 }
