@@ -83,6 +83,18 @@ func (p *planner) rollbackNoted() bool {
 		p.status.Retiring.NotAfter.After(p.facts.Now)
 }
 
+// cannotSign returns why authority would sign nothing now, or an empty text.
+func (p *planner) cannotSign(authority *v1alpha1.CAStatus) string {
+	unfit := p.facts.Secret.Unfit[authority.KeyID]
+	switch {
+	case !authority.NotAfter.After(p.facts.Now):
+		return "has expired"
+	case unfit != "":
+		return "cannot sign: " + unfit
+	}
+	return ""
+}
+
 // planRollback makes the retiring CA sign again if all API servers trust it now.
 func (p *planner) planRollback() {
 	retiring, signing, missing := p.status.Retiring, p.status.Signing, p.missingTrust(p.facts.RetiringTrusted)
@@ -92,10 +104,8 @@ func (p *planner) planRollback() {
 			signing.KeyID, p.command(v1alpha1.OperationComplete), retiring.KeyID)
 	case !v1alpha1.SameCA(p.facts.Secret.Retiring, retiring):
 		p.refuseOperation("the key of the CA %s is missing from the Secret", retiring.KeyID)
-	case !retiring.NotAfter.After(p.facts.Now):
-		p.refuseOperation("the CA %s has expired", retiring.KeyID)
-	case p.facts.Secret.Unfit[retiring.KeyID] != "":
-		p.refuseOperation("the CA %s cannot sign: %s", retiring.KeyID, p.facts.Secret.Unfit[retiring.KeyID])
+	case p.cannotSign(retiring) != "":
+		p.refuseOperation("the CA %s %s", retiring.KeyID, p.cannotSign(retiring))
 	case p.waitForSettling(p.facts.RetiringTrusted):
 	case len(missing) > 0:
 		p.refuseOperation("not every API server trusts the CA %s now: %s; run it again when they do",

@@ -143,7 +143,8 @@ func TestBounds(t *testing.T) {
 				stop()
 			}
 			began := time.Now()
-			api, err := api(func(ctx context.Context) error { return answer(ctx, test.takes, nil) }), error(nil)
+			api := api(func(ctx context.Context) error { return answer(ctx, test.takes, nil) })
+			var err error
 			switch obj := (&corev1.Secret{}); {
 			case test.write:
 				err = call.Write(ctx, func(ctx context.Context, _ client.Object, _ ...any) error { return api(ctx) }, obj)

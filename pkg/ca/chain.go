@@ -23,17 +23,20 @@ type path struct {
 	certs        []*x509.Certificate // the signing certificate first, the root last
 	begins, ends *x509.Certificate   // the certificate that becomes valid last, and the one that expires first
 	selfSigned   bool                // reports whether the root is its own issuer
+	rooted       bool                // reports whether the root is its own issuer or in ca.crt
 	// The certificates again, for Verify.
 	roots, intermediates *x509.CertPool
 }
 
-func newPath(certs []*x509.Certificate) path {
+func newPath(certs []*x509.Certificate, anchored bool) path {
 	root := len(certs) - 1
+	own := selfSigned(certs[root])
 	return path{
 		certs:         certs,
 		begins:        slices.MaxFunc(certs, func(a, b *x509.Certificate) int { return a.NotBefore.Compare(b.NotBefore) }),
 		ends:          slices.MinFunc(certs, func(a, b *x509.Certificate) int { return a.NotAfter.Compare(b.NotAfter) }),
-		selfSigned:    selfSigned(certs[root]),
+		selfSigned:    own,
+		rooted:        own || anchored,
 		roots:         poolOf(certs[root:]),
 		intermediates: poolOf(certs[:root]),
 	}
@@ -63,28 +66,16 @@ func (p path) verify(leaf *x509.Certificate, now time.Time) error {
 	return nil
 }
 
-// findPaths returns the chains of signing, certificates of key, that x509.Certificate.Verify accepts at some time. The
-// first is the preferred one: chains to a self-signed certificate come first, then the chain that ends last. The roots
-// are anchors. If there are none, they are the self-signed certificates of certs, and those whose issuer is missing.
+// findPaths returns the chains of signing, certificates of key, that x509.Certificate.Verify accepts at some time, the
+// preferred one first. They end in one of anchors. If there are none, they end in a self-signed certificate, or in one
+// whose issuer is missing.
 func findPaths(key crypto.Signer, signing, certs, anchors []*x509.Certificate) ([]path, error) {
 	related := relatedTo(signing, slices.Concat(certs, anchors))
 	if len(related) > mostRelated {
 		return nil, fmt.Errorf("%d certificates have the name of %q or of its issuers, and at most %d are read: "+
 			"remove those that no chain needs", len(related), signing[0].Subject, mostRelated)
 	}
-	var roots, others []*x509.Certificate
-	for _, cert := range related {
-		signed := func(issuer *x509.Certificate) bool { return issuer != cert && signedBy(cert, issuer) }
-		isRoot := slices.ContainsFunc(anchors, cert.Equal)
-		if len(anchors) == 0 {
-			isRoot = selfSigned(cert) || !slices.ContainsFunc(related, signed)
-		}
-		if isRoot {
-			roots = append(roots, cert)
-		} else {
-			others = append(others, cert)
-		}
-	}
+	roots, others := splitRoots(related, anchors)
 	var found []path
 	var why error
 	for _, cert := range signing {
@@ -92,24 +83,17 @@ func findPaths(key crypto.Signer, signing, certs, anchors []*x509.Certificate) (
 		if err != nil {
 			return nil, err
 		}
-		verify := func(at time.Time, roots, others []*x509.Certificate) ([][]*x509.Certificate, error) {
-			return leaf.Verify(x509.VerifyOptions{
-				Roots: poolOf(roots), Intermediates: poolOf(others), CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
-			})
-		}
 		for _, cert := range related { // a chain begins to be valid when one of its certificates does
 			at := cert.NotBefore.Add(time.Nanosecond) // never zero, which would mean the local clock
-			chains, _ := verify(at, validAt(at, roots), validAt(at, others))
+			chains, _ := verify(leaf, validAt(at, roots), validAt(at, others), at)
 			for _, chain := range chains {
-				chain = chain[1:]
-				if !slices.ContainsFunc(found, func(known path) bool { return slices.Equal(known.certs, chain) }) {
-					found = append(found, newPath(chain))
+				if !slices.ContainsFunc(found, func(known path) bool { return slices.Equal(known.certs, chain[1:]) }) {
+					found = append(found, newPath(chain[1:], len(anchors) > 0))
 				}
 			}
 		}
-		if _, err := verify(newPath(related).begins.NotBefore, roots, others); why == nil {
-			why = err
-		}
+		_, err = verify(leaf, roots, others, newPath(related, false).begins.NotBefore)
+		why = cmp.Or(why, err)
 	}
 	if len(found) == 0 {
 		end := "its root"
@@ -118,17 +102,45 @@ func findPaths(key crypto.Signer, signing, certs, anchors []*x509.Certificate) (
 		}
 		return nil, fmt.Errorf("no chain leads from %q to %s: %w", signing[0].Subject, end, why)
 	}
-	slices.SortStableFunc(found, func(a, b path) int {
-		switch {
-		case len(anchors) > 0 || a.selfSigned == b.selfSigned:
-			return cmp.Or(b.ends.NotAfter.Compare(a.ends.NotAfter), cmp.Compare(len(a.certs), len(b.certs)))
-		case a.selfSigned:
-			return -1
-		default:
-			return 1
-		}
-	})
+	slices.SortStableFunc(found, preferred)
 	return found, nil
+}
+
+// preferred orders paths: first those to a known root, of these the one that ends last, and then the shortest.
+func preferred(a, b path) int {
+	switch {
+	case a.rooted == b.rooted:
+		return cmp.Or(b.ends.NotAfter.Compare(a.ends.NotAfter), cmp.Compare(len(a.certs), len(b.certs)))
+	case a.rooted:
+		return -1
+	default:
+		return 1
+	}
+}
+
+// splitRoots splits related into the certificates in which a chain may end and the others.
+func splitRoots(related, anchors []*x509.Certificate) (roots, others []*x509.Certificate) {
+	for _, cert := range related {
+		isRoot := slices.ContainsFunc(anchors, cert.Equal)
+		if len(anchors) == 0 {
+			isRoot = selfSigned(cert) || !slices.ContainsFunc(related, func(issuer *x509.Certificate) bool {
+				return issuer != cert && signedBy(cert, issuer)
+			})
+		}
+		if isRoot {
+			roots = append(roots, cert)
+		} else {
+			others = append(others, cert)
+		}
+	}
+	return roots, others
+}
+
+// verify returns the chains of leaf from others to roots that a verifier accepts at that time for some usage.
+func verify(leaf *x509.Certificate, roots, others []*x509.Certificate, at time.Time) ([][]*x509.Certificate, error) {
+	return leaf.Verify(x509.VerifyOptions{
+		Roots: poolOf(roots), Intermediates: poolOf(others), CurrentTime: at, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
+	})
 }
 
 // missing returns an error that names a certificate of related whose issuer is not there, or nil.
@@ -154,18 +166,14 @@ func validAt(at time.Time, certs []*x509.Certificate) (valid []*x509.Certificate
 
 // relatedTo returns signing and those of given that may be in a chain of it, by their names, each once.
 func relatedTo(signing, given []*x509.Certificate) (related []*x509.Certificate) {
-	add := func(cert *x509.Certificate) {
-		if !slices.ContainsFunc(related, cert.Equal) {
-			related = append(related, cert)
+	for queue := signing; len(queue) > 0; queue = queue[1:] {
+		if slices.ContainsFunc(related, queue[0].Equal) {
+			continue
 		}
-	}
-	for _, cert := range signing {
-		add(cert)
-	}
-	for i := 0; i < len(related); i++ { // related grows
+		related = append(related, queue[0])
 		for _, cert := range given {
-			if bytes.Equal(cert.RawSubject, related[i].RawIssuer) {
-				add(cert)
+			if bytes.Equal(cert.RawSubject, queue[0].RawIssuer) {
+				queue = append(queue[:len(queue):len(queue)], cert)
 			}
 		}
 	}

@@ -514,7 +514,7 @@ func verifyByOpenSSL(t *testing.T, openssl string, chains [][]*x509.Certificate,
 		if slices.ContainsFunc(chain, isAny) {
 			purpose = "any"
 		}
-		out, err := exec.Command(openssl, "verify", "-partial_chain", "-attime", fmt.Sprint(now.Unix()), "-purpose", purpose, //nolint:gosec // made here
+		out, err := exec.Command(openssl, "verify", "-partial_chain", "-attime", fmt.Sprint(now.Unix()), "-purpose", purpose,
 			"-CAfile", filepath.Join(dir, "root"), "-untrusted", filepath.Join(dir, "chain"), filepath.Join(dir, "leaf")).CombinedOutput()
 		if err != nil {
 			t.Errorf("openssl refuses what was issued: %s\n%s%s", out, files["root"], files["chain"])

@@ -52,14 +52,7 @@ const mostAhead = 5 * time.Minute
 func (p RetentionPolicy) Deadline(
 	obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (at time.Time, ok bool) {
-	keep, found := p.Signers[obj.Spec.SignerName]
-	if !found {
-		keep = p.Default
-	}
-	keep = keep.withDefaults()
-	if StateOf(obj) == Failed && !ConditionTime(obj, certificatesv1.CertificateFailed).IsZero() {
-		keep.Approved = -1
-	}
+	keep := p.of(obj)
 	add := func(since time.Time, age time.Duration) {
 		if end := since.Add(age); !since.IsZero() && age >= 0 && (!ok || end.Before(at)) {
 			at, ok = end, true
@@ -76,11 +69,7 @@ func (p RetentionPolicy) Deadline(
 	} {
 		if Condition(obj, rule.kind) != nil {
 			decided = true
-			since := ConditionTime(obj, rule.kind)
-			if since.After(now.Add(mostAhead)) {
-				since = obj.CreationTimestamp.Time
-			}
-			add(since, rule.age)
+			add(countsFrom(obj, rule.kind, now), rule.age)
 		}
 	}
 	if !decided {
@@ -92,4 +81,27 @@ func (p RetentionPolicy) Deadline(
 		}
 	}
 	return at, ok
+}
+
+// of returns the retention of obj.
+func (p RetentionPolicy) of(obj *certificatesv1.CertificateSigningRequest) Retention {
+	keep, found := p.Signers[obj.Spec.SignerName]
+	if !found {
+		keep = p.Default
+	}
+	keep = keep.withDefaults()
+	if StateOf(obj) == Failed && !ConditionTime(obj, certificatesv1.CertificateFailed).IsZero() {
+		keep.Approved = -1
+	}
+	return keep
+}
+
+// countsFrom returns from when a condition of obj counts: its time, or the creation if the time is after now.
+func countsFrom(
+	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, now time.Time,
+) time.Time {
+	if at := ConditionTime(obj, kind); !at.After(now.Add(mostAhead)) {
+		return at
+	}
+	return obj.CreationTimestamp.Time
 }

@@ -1,7 +1,6 @@
 package csr_test
 
 import (
-	"bytes"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
@@ -312,10 +311,10 @@ func TestConditionTime(t *testing.T) {
 			early, late, recorded := timeAt(-9*hour), timeAt(30*hour), timeAt(test.recorded)
 			const added = `{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"%s\"}":{".":{},"f:lastTransitionTime":{},"f:lastUpdateTime":{}}}}}`
 			for _, entry := range []metav1.ManagedFieldsEntry{ // only the third one tells
-				{Time: &early, FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, added, kind)}},
-				{Time: &late, Subresource: "approval", FieldsV1: &metav1.FieldsV1{Raw: bytes.Replace(fmt.Appendf(nil, added, kind), []byte(`{".":{},"f:last`), []byte(`{"f:last`), 1)}},
-				{Time: &recorded, Subresource: "approval", FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, added, kind)}},
-				{Time: &late, Subresource: "approval", FieldsV1: &metav1.FieldsV1{Raw: fmt.Appendf(nil, added, "Other")}},
+				{Time: &early, FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(added, kind))},
+				{Time: &late, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(strings.Replace(fmt.Sprintf(added, kind), `{".":{},"f:last`, `{"f:last`, 1))},
+				{Time: &recorded, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(added, kind))},
+				{Time: &late, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(added, "Other"))},
 				{Subresource: "approval"}, {Time: &late, Subresource: "approval"},
 			} {
 				if test.recorded != unset || entry.Time != &recorded {
