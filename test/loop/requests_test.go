@@ -395,14 +395,14 @@ func TestClocksOfApprovers(t *testing.T) {
 	aDayAgo.Spec.Username = "waits"
 	aDayAgo.ManagedFields = []metav1.ManagedFieldsEntry{{ // an API server records writes only if it recorded the creation
 		Manager: "requester", Operation: "Update", APIVersion: "certificates.k8s.io/v1", FieldsType: "FieldsV1",
-		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:metadata":{"f:generateName":{}}}`)},
+		FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:generateName":{}}}`),
 	}}
 	stored(t, "waits", aDayAgo, -22*time.Hour)
 	recorded := kit.ClientRequest(t, "")
 	recorded.ManagedFields = []metav1.ManagedFieldsEntry{{
 		Manager: "requester", Operation: "Update", APIVersion: "certificates.k8s.io/v1", Subresource: "approval", FieldsType: "FieldsV1",
 		Time:     &metav1.Time{Time: time.Now().Add(8 * time.Hour)},
-		FieldsV1: &metav1.FieldsV1{Raw: []byte(`{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"Approved\"}":{".":{},"f:lastUpdateTime":{}}}}}`)},
+		FieldsV1: metav1.NewFieldsV1(`{"f:status":{"f:conditions":{".":{},"k:{\"type\":\"Approved\"}":{".":{},"f:lastUpdateTime":{}}}}}`),
 	}}
 	all := []*kit.Request{aDayAgo, kit.CreateRequest(t, kit.Admin(t), recorded)}
 	for i := range 4 { // the API server records nothing of a request whose metadata is only a name
