@@ -39,7 +39,7 @@ func NewCA() (*CA, error) {
 
 // check returns why c cannot sign at the time of the clock by, or nil; a nil clock is the real one.
 func (c *CA) check(by clock.PassiveClock) error {
-	authority, err := ca.Load(c.CertPEM, c.KeyPEM)
+	authority, err := ca.Load(c.CertPEM, c.KeyPEM, nil)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func Prepare(env *envtest.Environment) (*CA, error) {
 	if err != nil {
 		return nil, err
 	}
-	authority, err := ca.Load(users.CertificatePEM(), usersKey)
+	authority, err := ca.Load(users.CertificatePEM(), usersKey, nil)
 	if err != nil {
 		return nil, err
 	}

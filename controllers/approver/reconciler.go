@@ -324,7 +324,7 @@ func (r *Reconciler) write(
 		r.decided(obj, decision)
 		return reconcile.Result{}, nil
 	case result.Outcome == audit.Uncertain && approval: // it keeps its place in approval.limit
-		r.written.Store(obj.UID, audit.Uncertain)
+		r.written.CompareAndSwap(obj.UID, audit.Stored, audit.Uncertain) // unless it was deleted meanwhile
 	default:
 		r.written.Delete(obj.UID)
 		if approval {

@@ -258,7 +258,7 @@ func (w *world) load(lifetime time.Duration) {
 // untold gives the pair a CA of which the trust is not known.
 func (w *world) untold(lifetime time.Duration) {
 	made := newRoot(lifetime)
-	w.pair.Load(made.cert, made.key)
+	w.pair.Load(made.cert, made.key, nil)
 	taken(w.recorder)
 }
 

@@ -69,14 +69,14 @@ type Reconciler struct {
 	trusts  sync.Map        // *keypair.KeyPair → caTrust
 }
 
-// Judgement is the signer's decision about an approved request. Approve stores Issued, Deny marks the request as
-// Failed. Wait and Ignore do neither, and the request is judged again later.
+// Judgement is the signer's decision about an approved request. Approve stores the certificate that Judge has signed, Deny
+// marks the request as Failed. Wait and Ignore do neither, and the request is judged again later.
 type Judgement struct {
 	verdict.Result
 	Request   *csr.Request // nil if it was not parsed
 	Authority *ca.Authority
-	Issued    *ca.Issued // signed and verified, but nothing else has seen it yet
 
+	issued   *ca.Issued    // signed and verified, but not recorded yet
 	mismatch *ca.LintError // why a finished certificate was dropped
 	retry    time.Duration // when to judge the request again; zero means by its age
 	quiet    bool          // the reason passes within a moment and is not reported
@@ -258,7 +258,7 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 		return Judgement{Request: req, Result: deny(violation)}
 	}
 	issued, err := authority.Issue(signer.Profile.Within(longest), req.Cert, now.Truncate(time.Second)) // certificates have whole seconds
-	judged := Judgement{Request: req, Authority: authority, Issued: issued}
+	judged := Judgement{Request: req, Authority: authority, issued: issued}
 	switch mismatch := (*ca.LintError)(nil); {
 	case err == nil:
 		judged.Verdict = verdict.Approve
@@ -283,7 +283,7 @@ func deny(why *ca.Violation) verdict.Result {
 func (r *Reconciler) sign(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
 ) (reconcile.Result, error) {
-	issued, keyID := judged.Issued, judged.Authority.KeyID()
+	issued, keyID := judged.issued, judged.Authority.KeyID()
 	if err := r.Signers[obj.Spec.SignerName].KeyPair.Cover(ctx, keyID, obj.Spec.SignerName, issued.NotAfter); err != nil {
 		r.notCovered(ctx, obj, judged, err)
 		return reconcile.Result{}, err

@@ -269,7 +269,7 @@ func TestReadTrust(t *testing.T) {
 	load := func() {
 		made := newRoot(day)
 		own = string(made.cert)
-		pair.Load(made.cert, made.key)
+		pair.Load(made.cert, made.key, nil)
 		taken(recorder)
 	}
 	load()
@@ -336,7 +336,7 @@ func TestFollowTrust(t *testing.T) {
 		pair, _, _ := newPair()
 		load := func() {
 			made := newRoot(day)
-			pair.Load(made.cert, made.key)
+			pair.Load(made.cert, made.key, nil)
 		}
 		load()
 		ctx, cancel := context.WithCancel(t.Context())

@@ -47,10 +47,13 @@ const (
 	trustFor = 5 * time.Second
 )
 
-// QuietAfter is the time after Seal from which no Book covers a certificate any more. By then all stored ends have been
-// read again, and all calls that were under way have ended. A covered certificate is signed and stored at once, unless
-// the process is suspended in between.
-const QuietAfter = trustFor + call.Timeout + 5*time.Second
+// quietAfter is the time after Seal from which no Book covers a certificate any more: all stored ends have been read
+// again, and the calls of Cover that were under way have ended.
+const quietAfter = trustFor + call.Timeout + 5*time.Second
+
+// QuietAfter is the time after Seal from which no certificate of the key is stored any more. A covered certificate is
+// recorded in the audit log and stored at once, by one more call, unless the process is suspended in between.
+const QuietAfter = quietAfter + call.Timeout + 5*time.Second
 
 // Book is the ledger of one Secret with signing keys: a ConfigMap with an Account for each key. The name of the
 // ConfigMap is the name of the Secret and -ledger. Only Open creates an account. Other changes of a missing account
@@ -83,7 +86,7 @@ func NewBook(writer client.Client, reader client.Reader, secret types.Namespaced
 func BookName(secret string) string { return secret + "-ledger" }
 
 // Cover records that the key keyID issues a certificate of signerName that is valid until notAfter. When Cover returns
-// nil, that is stored and the certificate may be signed. If the key's account is closed, the error wraps ErrSealed.
+// nil, that is recorded and the certificate may be stored. If the key's account is closed, the error wraps ErrSealed.
 // Concurrent callers share one write, and ctx ends only the waiting of its caller. Cover notices within seconds that
 // an account was closed or lost.
 func (b *Book) Cover(ctx context.Context, keyID, signerName string, notAfter time.Time) error {

@@ -278,7 +278,7 @@ func TestAskShowsTheChain(t *testing.T) {
 	rootKey := must(tls.X509KeyPair(must(root, err).CertificatePEM(), key)).PrivateKey
 	template := authority(time.Hour).Certificate()
 	der := must(x509.CreateCertificate(rand.Reader, template, root.Certificate(), root.Certificate().PublicKey, rootKey))
-	between := must(ca.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key))
+	between := must(ca.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key, nil))
 	probe := must(Mint(t.Context(), between, nil, time.Now()))
 	s, cluster := serve(t, knows(probe))
 	wants(t, "chain", probe.Ask(t.Context(), cluster), Recognised, "")

@@ -42,9 +42,9 @@ type Authority struct {
 //
 // Load does not read the clock: a CA that has expired, or that is not valid yet, is an Authority too, see Usable. Load
 // ignores certificates outside of the chains, and PEM blocks of other types. It fails if a certificate is damaged, or if
-// caPEM is not nil but holds no certificate. It ignores a certificate that crypto/x509 refuses but other programs may
+// caPEM is not nil and holds no certificate. It ignores a certificate that crypto/x509 refuses but other programs may
 // accept, see Unread. The Authority issues Intermediates, see WithChain.
-func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
+func Load(certPEM, keyPEM, caPEM []byte) (*Authority, error) {
 	key, err := parsePrivateKey(keyPEM)
 	if err != nil {
 		return nil, err
@@ -56,20 +56,14 @@ func Load(certPEM, keyPEM []byte, caPEM ...[]byte) (*Authority, error) {
 	if len(certs) == 0 {
 		return nil, errors.Join(errors.New("no PEM block of type CERTIFICATE found"), refused)
 	}
-	var anchors []*x509.Certificate
-	for _, data := range caPEM {
-		if data == nil {
-			continue
-		}
-		more, moreRefused, err := readCertificates(data)
-		if err == nil && len(more) == 0 {
-			err = errors.Join(errors.New("it holds no certificate: remove it, or correct its PEM"), moreRefused)
-		}
-		if err != nil {
-			return nil, fmt.Errorf("ca.crt: %w", err)
-		}
-		anchors, refused = append(anchors, more...), errors.Join(refused, moreRefused)
+	anchors, unread, err := readCertificates(caPEM)
+	if err == nil && len(anchors) == 0 && caPEM != nil {
+		err = errors.Join(errors.New("it holds no certificate: remove it, or correct its PEM"), unread)
 	}
+	if err != nil {
+		return nil, fmt.Errorf("ca.crt: %w", err)
+	}
+	refused = errors.Join(refused, unread)
 	signing, err := signingCertificates(slices.Concat(certs, anchors), key)
 	if err != nil {
 		return nil, errors.Join(err, refused)

@@ -15,8 +15,11 @@ import (
 )
 
 // mostRelated bounds the certificates among which chains are searched. x509.Certificate.Verify gives up after 100
-// signatures.
-const mostRelated = 50
+// signatures, and Load calls it for each of them.
+const mostRelated = 20
+
+// ErrNoChain is wrapped by errors of Load if verifiers accept no chain of the CA at any time.
+var ErrNoChain = errors.New("no chain leads")
 
 // path is a chain that x509.Certificate.Verify accepts at some time.
 type path struct {
@@ -100,7 +103,7 @@ func findPaths(key crypto.Signer, signing, certs, anchors []*x509.Certificate) (
 		if len(anchors) > 0 {
 			end, why = "a certificate of ca.crt", cmp.Or(missing(related), why)
 		}
-		return nil, fmt.Errorf("no chain leads from %q to %s: %w", signing[0].Subject, end, why)
+		return nil, fmt.Errorf("%w from %q to %s: %w", ErrNoChain, signing[0].Subject, end, why)
 	}
 	slices.SortStableFunc(found, preferred)
 	return found, nil

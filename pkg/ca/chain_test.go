@@ -215,7 +215,7 @@ func TestConstraintsOfTheCA(t *testing.T) {
 		{"constrained", ca.Request{DNSNames: []string{"w1.corp.example"}}, ""},
 		{"constrained", ca.Request{}, ""},
 		{"constrained", ca.Request{DNSNames: []string{"w1.other.example"}},
-			excluded + `DNS name "w1.other.example" is not permitted by any constraint; they permit ["corp.example" "corp.example" "corp.example"]`},
+			excluded + `DNS name "w1.other.example" is not permitted by any constraint; "CN=CA" permits ["corp.example" "corp.example" "corp.example"]`},
 		{"constrained", ca.Request{IPAddresses: []net.IP{net.IPv4(10, 1, 2, 3)}}, excluded + `IP address "10.1.2.3" is excluded by constraint "10.0.0.0/8"`},
 		{"constrained", ca.Request{EmailAddresses: []string{"a@other.example"}}, excluded + `email address "a@other.example" is not permitted`},
 		{"constrained", ca.Request{EmailAddresses: []string{"not an address"}}, excluded + `cannot parse rfc822Name "not an address"`},
@@ -237,7 +237,7 @@ func TestConstraintsOfTheCA(t *testing.T) {
 		{"policy", ca.Request{}, "no chain leads from \"CN=CA\" to its root: x509: "},
 	} {
 		test.req.PublicKey = keys["leaf"]().Public()
-		loaded, err := ca.Load(files[test.file], pkcs8(keys["P-256"]()))
+		loaded, err := ca.Load(files[test.file], pkcs8(keys["P-256"]()), nil)
 		if err == nil {
 			_, err = loaded.Issue(profile(ca.ProfileConfig{Lifetime: day}), test.req, now)
 		}
@@ -449,7 +449,7 @@ func TestRandomForests(t *testing.T) {
 		t.Fatal(missing)
 	}
 	outcomes := map[string]int{}
-	for i := range 120 {
+	for i := range 100 {
 		f := newForest(random)
 		pems := func(certs []*x509.Certificate) (all []byte) {
 			for _, cert := range certs {
@@ -494,13 +494,19 @@ func verifyByOpenSSL(t *testing.T, openssl string, chains [][]*x509.Certificate,
 	t.Helper()
 	dir, certs := t.TempDir(), parse(t, issued.PEM)
 	used := slices.IndexFunc(chains, func(chain []*x509.Certificate) bool { // a self-signed root does not follow the leaf
-		return len(chain)-len(certs[1:]) <= 1 && slices.EqualFunc(chain[:len(certs)-1], certs[1:], (*x509.Certificate).Equal) && certs[0].CheckSignatureFrom(chain[0]) == nil &&
-			endOf(chain).Equal(issued.NotAfter)
+		extra := len(chain) - len(certs[1:])
+		return extra >= 0 && extra <= 1 && slices.EqualFunc(chain[:len(certs)-1], certs[1:], (*x509.Certificate).Equal) &&
+			certs[0].CheckSignatureFrom(chain[0]) == nil && endOf(chain).Equal(issued.NotAfter)
 	})
 	if used < 0 {
 		t.Fatalf("no accepted chain is the one of the leaf: %s", issued.PEM)
 	}
 	chain := chains[used]
+	if slices.ContainsFunc(certs[1:], func(cert *x509.Certificate) bool {
+		return bytes.Equal(cert.RawSubject, cert.RawIssuer) && len(cert.AuthorityKeyId) == 0
+	}) {
+		return // crypto/x509 leaves out the key of an issuer of the same name, so OpenSSL takes the certificate for self-signed
+	}
 	files := map[string][]byte{"leaf": block("CERTIFICATE", certs[0].Raw), "root": block("CERTIFICATE", chain[len(chain)-1].Raw), "chain": issued.PEM}
 	for name, data := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), data, 0o600); err != nil {

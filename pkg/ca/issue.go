@@ -52,9 +52,9 @@ var ErrUnfit = errors.New("verifiers would refuse the certificate")
 // at now, the preferred one first, and returns the first leaf that x509.Certificate.Verify accepts with its chain. It
 // does not repeat Profile.Check.
 //
-// A retry after a *LintError fails again, and so does one after a *Violation, which the name constraints of the CA are
-// the reason for. A retry after any other error may succeed. The error wraps ErrExpired if all chains have expired, and
-// ErrUnfit if verifiers would refuse the certificate for another reason than its names.
+// A retry fails again after a *LintError, and after a *Violation by the name constraints of the CA. A retry after any
+// other error may succeed. The error wraps ErrExpired if all chains have expired, and
+// ErrUnfit if its chain excludes the certificate, for example by its extended key usages.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue certificate: the Profile was not created with NewProfile")
@@ -137,14 +137,15 @@ func (p path) validity(lifetime time.Duration, now time.Time) (notBefore, notAft
 
 // violation returns the Violation of a request that the name constraints of p exclude (RFC 5280 section 4.2.1.10).
 func (p path) violation(invalid x509.CertificateInvalidError) *Violation {
-	var permitted []string
+	text := Shorten(invalid.Detail, maxSubjectText)
 	for _, cert := range p.certs {
-		permitted = slices.Concat(permitted, cert.PermittedDNSDomains, Texts(cert.PermittedIPRanges),
-			cert.PermittedEmailAddresses, cert.PermittedURIDomains)
+		permitted := slices.Concat(cert.PermittedDNSDomains, Texts(cert.PermittedIPRanges), cert.PermittedEmailAddresses, cert.PermittedURIDomains)
+		if len(permitted) > 0 {
+			text += fmt.Sprintf("; %q permits %s", cert.Subject, Shorten(fmt.Sprintf("%q", permitted), maxSubjectText))
+			break
+		}
 	}
-	return &Violation{Reason: "NameNotPermitted", Message: fmt.Sprintf(
-		"the name constraints of the CA exclude the request: %s; they permit %s",
-		Shorten(invalid.Detail, maxSubjectText), Shorten(fmt.Sprintf("%q", permitted), maxSubjectText))}
+	return &Violation{Reason: "NameNotPermitted", Message: "the name constraints of the CA exclude the request: " + text}
 }
 
 // newSerial returns a random positive number of up to 128 bits (RFC 5280 section 4.1.2.2 allows 20 octets).

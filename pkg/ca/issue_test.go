@@ -112,7 +112,7 @@ func root(name, kind string, change ...func(*x509.Certificate)) *link {
 // load returns the CA of l. more are certificates beside its own, and ca.crt.
 func (l *link) load(more ...[]byte) (*ca.Authority, error) {
 	more = append(more, nil, nil)
-	return ca.Load(append(bytes.Clone(l.pem), more[0]...), pkcs8(l.key), more[1:]...)
+	return ca.Load(append(bytes.Clone(l.pem), more[0]...), pkcs8(l.key), more[1])
 }
 
 // authority returns a root with that kind of key.

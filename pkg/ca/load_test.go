@@ -65,7 +65,7 @@ func TestLoadChoosesTheSigningCertificate(t *testing.T) {
 		for _, part := range strings.Fields(file) {
 			data = append(data, parts[part]...)
 		}
-		loaded, err := ca.Load(data, parts["key"])
+		loaded, err := ca.Load(data, parts["key"], nil)
 		signs, wanted := parts[want]
 		if wanted != (err == nil) || !wanted && fmt.Sprint(err) != want || wanted && !bytes.Equal(loaded.CertificatePEM(), signs) {
 			t.Errorf("%s: error %v, want %s", file, err, want)
@@ -102,7 +102,7 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 		"another type, OpenSSH's": {"P-256", block("OPENSSH PRIVATE KEY", []byte("secret")), "PEM block of type OPENSSH PRIVATE KEY" + holdsNone},
 		"a key that cannot sign":  {"P-256", x25519, "a private key of type *ecdh.PrivateKey cannot sign"},
 	} {
-		_, err := ca.Load(root("CA", test.kind).pem, test.key)
+		_, err := ca.Load(root("CA", test.kind).pem, test.key, nil)
 		expect.Error(t, name, err, test.err)
 	}
 }
@@ -113,7 +113,7 @@ func TestLoadNeverTellsTheKey(t *testing.T) {
 	good := root("CA", "P-384").pem
 	for length := 1; length <= len(der); length++ {
 		for _, kind := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "ENCRYPTED PRIVATE KEY"} {
-			_, err := ca.Load(good, block(kind, der[:length]))
+			_, err := ca.Load(good, block(kind, der[:length]), nil)
 			if err == nil {
 				t.Fatalf("%d bytes under %s were accepted", length, kind)
 			}

@@ -83,7 +83,7 @@ func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte
 		return nil, nil, fmt.Errorf("encode CA key: %w", err)
 	}
 	keyPEM = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
-	authority, err = Load(encode(der), keyPEM)
+	authority, err = Load(encode(der), keyPEM, nil)
 	return authority, keyPEM, err
 }
 

@@ -54,8 +54,8 @@ type ProfileConfig struct {
 	// MinRSABits is the length of the shortest permitted RSA key. Zero means 2048.
 	MinRSABits int
 	// ForbiddenSubjects refuses subjects by pattern: "O=value" or "CN=value", where one trailing * matches any
-	// suffix. Nil means O=system:masters: its members bypass every authorizer, and the API server's admission
-	// (CertificateSubjectRestriction) keeps them from only one signer. An empty list forbids nothing.
+	// suffix. O=system:masters is on the list unless it is empty but not nil: its members bypass every authorizer, and
+	// the API server's admission (CertificateSubjectRestriction) keeps them from only one signer.
 	ForbiddenSubjects []string
 	// ForbidWildcards refuses DNS names that begin with "*.".
 	ForbidWildcards bool
@@ -79,8 +79,11 @@ func NewProfile(config ProfileConfig) (Profile, error) {
 	config.MinLifetime = cmp.Or(config.MinLifetime, DefaultMinLifetime)
 	config.MaxLifetime = cmp.Or(config.MaxLifetime, config.Lifetime)
 	config.MinRSABits = cmp.Or(config.MinRSABits, DefaultMinRSABits)
-	if config.ForbiddenSubjects = slices.Clone(config.ForbiddenSubjects); config.ForbiddenSubjects == nil {
-		config.ForbiddenSubjects = []string{"O=system:masters"}
+	const masters = "O=system:masters"
+	empty := config.ForbiddenSubjects != nil && len(config.ForbiddenSubjects) == 0
+	config.ForbiddenSubjects = slices.Clone(config.ForbiddenSubjects)
+	if !empty && !slices.Contains(config.ForbiddenSubjects, masters) {
+		config.ForbiddenSubjects = append(config.ForbiddenSubjects, masters)
 	}
 	for _, lifetime := range []time.Duration{config.Lifetime, config.MinLifetime, config.MaxLifetime} {
 		if err := CheckLifetime(lifetime); err != nil {

@@ -23,7 +23,7 @@ type Signing struct {
 	// MinRSABits is the smallest RSA key, at least 1024.
 	MinRSABits int `json:"minRSABits" min:"1024"`
 	// ForbiddenSubjects lists subjects that no signer issues, unless the signer has its own list: `O=value` or
-	// `CN=value`, with at most one `*`, at the end. The default is `O=system:masters`. An empty list forbids nothing.
+	// `CN=value`, with at most one `*`, at the end. `O=system:masters` is forbidden too, unless the list is empty: `[]` forbids nothing.
 	ForbiddenSubjects []string `json:"forbiddenSubjects,omitzero"`
 	// Signers lists signers with settings of their own: Kubernetes' signers and custom signers.
 	Signers []Signer `json:"signers"`

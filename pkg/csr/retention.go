@@ -43,12 +43,12 @@ type RetentionPolicy struct {
 	Signers map[string]Retention
 }
 
-// mostAhead is how far the clocks of several API servers may differ. A condition that is later is not their time.
-const mostAhead = 5 * time.Minute
+// longestAhead bounds how long a condition with a time after now keeps a request, from its creation.
+const longestAhead = 24 * time.Hour
 
 // Deadline returns the time after which obj is due for deletion. If several rules apply, the earliest deadline counts,
-// but a Failed request has only that of its failure. Conditions count from ConditionTime, but from the creation if that
-// is after now, the time of the API servers. ok is false if no rule applies, for example to a condition without a time.
+// but a Failed request has only that of its failure. Conditions count from ConditionTime. One after now, the time of the
+// API servers, counts from now, and keeps the request for at most a day after its creation. ok is false if no rule applies, for example to a condition without a time.
 func (p RetentionPolicy) Deadline(
 	obj *certificatesv1.CertificateSigningRequest, now time.Time,
 ) (at time.Time, ok bool) {
@@ -69,7 +69,12 @@ func (p RetentionPolicy) Deadline(
 	} {
 		if Condition(obj, rule.kind) != nil {
 			decided = true
-			add(countsFrom(obj, rule.kind, now), rule.age)
+			since := ConditionTime(obj, rule.kind)
+			if since.After(now) {
+				since = now
+				add(obj.CreationTimestamp.Time, max(rule.age, longestAhead))
+			}
+			add(since, rule.age)
 		}
 	}
 	if !decided {
@@ -94,14 +99,4 @@ func (p RetentionPolicy) of(obj *certificatesv1.CertificateSigningRequest) Reten
 		keep.Approved = -1
 	}
 	return keep
-}
-
-// countsFrom returns from when a condition of obj counts: its time, or the creation if the time is after now.
-func countsFrom(
-	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, now time.Time,
-) time.Time {
-	if at := ConditionTime(obj, kind); !at.After(now.Add(mostAhead)) {
-		return at
-	}
-	return obj.CreationTimestamp.Time
 }

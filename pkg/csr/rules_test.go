@@ -213,6 +213,28 @@ func TestStates(t *testing.T) {
 	}
 }
 
+// TestDeadlineOfATimeToCome checks decisions with a time after that of the API servers, which no API server has recorded: they count
+// from now, and for at most a day after the creation.
+func TestDeadlineOfATimeToCome(t *testing.T) {
+	for _, test := range []struct{ age, ahead, want time.Duration }{ // want is from now
+		{0, 8 * time.Hour, time.Hour},
+		{2 * time.Hour, 6 * time.Minute, time.Hour},
+		{2 * time.Hour, 0, time.Hour},
+		{23*time.Hour + 30*time.Minute, 8 * time.Hour, 30 * time.Minute},
+		{25 * time.Hour, 8 * time.Hour, -time.Hour},
+		{25 * time.Hour, 0, time.Hour},
+	} {
+		for _, kind := range []string{"Approved", "Denied", "Failed"} {
+			obj := object(conditions(kind))
+			obj.CreationTimestamp = metav1.NewTime(now.Add(-test.age))
+			obj.Status.Conditions[0].LastTransitionTime = metav1.NewTime(now.Add(test.ahead))
+			obj.Status.Conditions[0].LastUpdateTime = metav1.NewTime(now.Add(test.ahead))
+			at, found := csr.RetentionPolicy{}.Deadline(obj, now)
+			expect.Equal(t, fmt.Sprintf("%s, %+v", kind, test), []any{at.Sub(now), found}, []any{test.want, true})
+		}
+	}
+}
+
 // TestDeadline checks when a request is due, from now. It was created now. Conditions are added later, too.
 func TestDeadline(t *testing.T) {
 	const minute = time.Minute
@@ -315,6 +337,7 @@ func TestConditionTime(t *testing.T) {
 				{Time: &late, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(strings.Replace(fmt.Sprintf(added, kind), `{".":{},"f:last`, `{"f:last`, 1))},
 				{Time: &recorded, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(added, kind))},
 				{Time: &late, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(added, "Other"))},
+				{Time: &late, Subresource: "approval", FieldsV1: metav1.NewFieldsV1(fmt.Sprintf(`{"f:metadata":{"k:{\"type\":\"%s\"}":{".":{}}}}`, kind))},
 				{Subresource: "approval"}, {Time: &late, Subresource: "approval"},
 			} {
 				if test.recorded != unset || entry.Time != &recorded {

@@ -1,8 +1,8 @@
 package csr
 
 import (
-	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"time"
 
@@ -81,10 +81,18 @@ func ConditionTime(
 func approvalTime(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 ) (at metav1.Time) {
-	added := fmt.Appendf(nil, `"k:{\"type\":\"%s\"}":{".":`, kind)
+	key := fmt.Sprintf(`k:{"type":%q}`, kind)
 	for _, entry := range obj.ManagedFields {
-		if entry.Subresource == "approval" && entry.Time != nil && bytes.Contains(entry.FieldsV1.GetRawBytes(), added) {
-			return *entry.Time
+		var fields struct {
+			Status struct {
+				Conditions map[string]map[string]any `json:"f:conditions"`
+			} `json:"f:status"`
+		}
+		if entry.Subresource != "approval" || entry.Time == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
+			continue
+		}
+		if _, added := fields.Status.Conditions[key]["."]; added && at.Before(entry.Time) {
+			at = *entry.Time
 		}
 	}
 	return at

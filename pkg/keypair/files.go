@@ -43,7 +43,7 @@ func (f Files) load(pair *KeyPair) {
 	key, keyErr := os.ReadFile(f.Key)
 	switch err := errors.Join(err, keyErr); {
 	case err == nil:
-		pair.Load(cert, key)
+		pair.Load(cert, key, nil)
 	case errors.Is(err, fs.ErrNotExist):
 		pair.Refuse(unavailable("CAMissing", "%s: %v", pair.name, err))
 	default:
@@ -69,6 +69,6 @@ func (Static) Describe() (string, client.Object) { return "the given key pair", 
 
 // SetupWithManager implements Source.
 func (s Static) SetupWithManager(_ manager.Manager, pair *KeyPair) error {
-	pair.Load(s.Cert, s.Key)
+	pair.Load(s.Cert, s.Key, nil)
 	return nil
 }

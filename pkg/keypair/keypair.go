@@ -216,9 +216,9 @@ func (k *KeyPair) Ready(now time.Time) error {
 	return err
 }
 
-// Load offers a candidate. certPEM may hold several certificates, and caPEM is the content of ca.crt, see ca.Load.
-func (k *KeyPair) Load(certPEM, keyPEM []byte, caPEM ...[]byte) {
-	k.offerPair(certPEM, keyPEM, slices.Concat(caPEM...), Permit{})
+// Load offers a candidate. certPEM may hold several certificates. caPEM is the content of ca.crt, or nil. See ca.Load.
+func (k *KeyPair) Load(certPEM, keyPEM, caPEM []byte) {
+	k.offerPair(certPEM, keyPEM, caPEM, Permit{})
 }
 
 // offerPair offers a candidate and its permit. Both are used, or neither is.
@@ -226,7 +226,7 @@ func (k *KeyPair) offerPair(certPEM, keyPEM, anchors []byte, permit Permit) {
 	k.offering.Lock()
 	defer k.offering.Unlock()
 	defer k.warnAhead()
-	from := string(bytes.Join([][]byte{certPEM, keyPEM, anchors}, []byte{0}))
+	from := fmt.Sprint(string(bytes.Join([][]byte{certPEM, keyPEM, anchors}, []byte{0})), anchors != nil)
 	next, state := inUse{from: from, permit: permit}, k.value.State()
 	if state.Known && state.Good.from == from {
 		next.authority = state.Good.authority

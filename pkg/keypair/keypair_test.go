@@ -79,7 +79,7 @@ func newWorld(source Source) *world {
 }
 
 // load offers a CA, and refuse says that there is none.
-func (w *world) load(of root) { w.Load(of.cert, of.key) }
+func (w *world) load(of root) { w.Load(of.cert, of.key, nil) }
 
 func (w *world) refuse(message string) { w.Refuse(&Unavailable{Reason: "CAMissing", Message: message}) }
 
@@ -124,6 +124,7 @@ func TestKeyPair(t *testing.T) {
 	const (
 		refused  = "Secret ns/ca can't be used: "
 		noCert   = refused + "no PEM block of type CERTIFICATE found"
+		noRoot   = refused + "ca.crt: it holds no certificate: remove it, or correct its PEM"
 		half     = refused + "the private key does not match any of the 1 certificate(s)"
 		oneEnded = refused + `the signing certificate has expired: "CN=CA" expired at 2026-03-02T12:00:00Z`
 		twoEnded = refused + `the signing certificate has expired: "CN=CA" expired at 2026-03-03T12:00:00Z`
@@ -142,7 +143,7 @@ func TestKeyPair(t *testing.T) {
 		}
 	}
 	missing := func() { w.refuse(noSecret) }
-	bad := func() { w.Load(nil, one.key) }
+	bad := func() { w.Load(nil, one.key, nil) }
 	for _, step := range []struct {
 		what  string
 		do    func()
@@ -157,6 +158,8 @@ func TestKeyPair(t *testing.T) {
 		{"a good one", load(one), 0, one.id, loaded(one, "2026-03-02"), true},
 		{"the same", load(root{cert: bytes.Clone(one.cert), key: bytes.Clone(one.key)}), 0, one.id, "", false},
 		{"a bad one", bad, 0, one.id, "Warning CAInvalid " + noCert + stays, false},
+		{"the same with an empty ca.crt", func() { w.Load(one.cert, one.key, []byte{}) }, 0, one.id, "Warning CAInvalid " + noRoot + stays, false},
+		{"the same with itself", func() { w.Load(one.cert, one.key, one.cert) }, 0, one.id, loaded(one, "2026-03-02"), true},
 		{"half a new one", load(root{cert: two.cert, key: one.key}), 0, one.id, "Warning CAInvalid " + half + stays, false},
 		{"deleted", missing, 0, one.id, "Warning CAMissing " + noSecret + stays, false},
 		{"another one", load(two), 0, two.id, loaded(two, "2026-03-03"), true},
@@ -470,7 +473,7 @@ func TestCreateFaults(t *testing.T) {
 			m.look()
 			m.Offer(m.stored)
 			m.expect(test.events, test.records)
-			expect.Equal(t, "in use", m.state(now), must(ca.Load(m.stored.Data["tls.crt"], m.stored.Data["tls.key"])).KeyID())
+			expect.Equal(t, "in use", m.state(now), must(ca.Load(m.stored.Data["tls.crt"], m.stored.Data["tls.key"], nil)).KeyID())
 		})
 	}
 }
@@ -487,7 +490,7 @@ func TestStagedRenewal(t *testing.T) {
 	w.Signers = []string{"example.com/staged"}
 	for after, want := range map[time.Duration]time.Time{0: link.cert.NotAfter, 2*time.Hour - time.Second: renewal.NotAfter, 2 * time.Hour: renewal.NotAfter} {
 		w.clock.SetTime(now.Add(after))
-		w.Load(certs, link.keyPEM)
+		w.Load(certs, link.keyPEM, nil)
 		authority, err := w.Authority(w.clock.Now())
 		expect.Error(t, fmt.Sprint("after ", after), err, "")
 		expect.Equal(t, fmt.Sprint("the end after ", after), authority.NotAfter(w.clock.Now()), want)
@@ -497,7 +500,7 @@ func TestStagedRenewal(t *testing.T) {
 		expect.Equal(t, fmt.Sprint("the metric after ", after), metric.GetGauge().GetValue(), float64(want.Unix()))
 	}
 	w.clock.SetTime(renewal.NotAfter)
-	w.Load(certs, link.keyPEM)
+	w.Load(certs, link.keyPEM, nil)
 	_, err := w.Authority(w.clock.Now())
 	expect.Error(t, "after the end of both", err, `Secret ns/ca can't be used: the signing certificate has expired: "CN=staged" expired at `+
 		renewal.NotAfter.Format(time.RFC3339))

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -40,17 +41,20 @@ func (p Pair) Equal(other Pair) bool {
 }
 
 // Load returns p as an Authority, see ca.Load.
-func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key) }
+func (p Pair) Load() (*ca.Authority, error) { return ca.Load(p.Cert, p.Key, nil) }
 
 // under returns p with the certificates of roots, the content of ca.crt, that continue its chain. They are then
 // stored with the pair. If the chain does not end in roots, they belong to an earlier CA, and under returns p
-// unchanged. So it does if a certificate cannot be read.
+// unchanged.
 func (p Pair) under(roots []byte) Pair {
-	if len(roots) == 0 {
-		return p
-	}
 	authority, err := ca.Load(p.Cert, p.Key, roots)
-	if err != nil || authority.Unread() {
+	switch roots = bytes.TrimSpace(roots); {
+	case len(roots) == 0, errors.Is(err, ca.ErrNoChain):
+		return p
+	case err != nil || authority.Unread(): // all of it comes along, so that what is wrong with it is seen
+		if !bytes.Contains(p.Cert, roots) {
+			p.Cert = slices.Concat(bytes.TrimRight(p.Cert, "\n"), []byte("\n"), roots, []byte("\n"))
+		}
 		return p
 	}
 	certs, _ := ca.ParseCertificates(p.Cert) // Load has read both
@@ -141,7 +145,7 @@ func (r Ring) WriteTo(data map[string][]byte) error {
 	data[corev1.TLSCertKey] = append([]byte{}, r.TLS.Cert...)
 	data[corev1.TLSPrivateKeyKey] = append([]byte{}, r.TLS.Key...)
 	if roots := data[rootsKey]; len(roots) > 0 {
-		if _, err := ca.Load(r.TLS.Cert, r.TLS.Key, roots); err != nil {
+		if _, err := ca.Load(r.TLS.Cert, r.TLS.Key, roots); errors.Is(err, ca.ErrNoChain) {
 			delete(data, rootsKey)
 		}
 	}

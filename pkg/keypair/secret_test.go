@@ -14,6 +14,7 @@ import (
 	"maps"
 	"math/big"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -226,7 +227,7 @@ func TestRootsComeAlong(t *testing.T) {
 	below, self := newLink("below", root), newLink("below", nil) // the same key and name, and expires later
 	both := append(bytes.Clone(below.pem), root.pem...)
 	negative := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bytes.Replace(root.cert.Raw, []byte{2, 1, 1}, []byte{2, 1, 0xff}, 1)})
-	invalid := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+	broken := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
 	for name, test := range map[string]struct {
 		signs       *link
 		cert, roots []byte
@@ -240,9 +241,8 @@ func TestRootsComeAlong(t *testing.T) {
 		"another for its key":      {below, below.pem, self.pem, below.pem, true, false},
 		"of an earlier CA":         {other, other.pem, root.pem, other.pem, false, true},
 		"not its root":             {below, below.pem, other.pem, below.pem, false, false},
-		"with an unreadable one":   {below, below.pem, append(bytes.Clone(root.pem), negative...), below.pem, true, false},
-		"beside an unreadable one": {below, append(bytes.Clone(below.pem), negative...), root.pem, append(bytes.Clone(below.pem), negative...), true, false},
-		"invalid":                  {other, other.pem, invalid, other.pem, false, true},
+		"with an unreadable one":   {below, below.pem, append(bytes.Clone(root.pem), negative...), slices.Concat(both, negative), true, true},
+		"beside an unreadable one": {below, append(bytes.Clone(below.pem), negative...), root.pem, slices.Concat(below.pem, negative, root.pem), true, true},
 	} {
 		data := map[string][]byte{"tls.crt": test.cert, "tls.key": test.signs.keyPEM}
 		if test.roots != nil {
@@ -271,5 +271,12 @@ func TestRootsComeAlong(t *testing.T) {
 		if _, err := ca.Load(data["tls.crt"], data["tls.key"], data[rootsKey]); err != nil {
 			t.Errorf("%s: after a rotation, without a guard: %v", name, err)
 		}
+	}
+	data := map[string][]byte{"tls.crt": other.pem, "tls.key": other.keyPEM, rootsKey: broken}
+	ring := must(ParseRing(data))
+	_, err := ring.TLS.Load()
+	expect.Error(t, "a damaged ca.crt", err, "parse certificate 2: x509: malformed certificate")
+	if err := ring.WriteTo(data); err != nil || !bytes.Equal(data[rootsKey], broken) {
+		t.Errorf("a damaged ca.crt is not kept: error %v", err)
 	}
 }

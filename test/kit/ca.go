@@ -41,7 +41,7 @@ func Write(t *testing.T, file string, data []byte) {
 // Load returns what signs with a CA.
 func Load(t *testing.T, of *csrenv.CA) *ca.Authority {
 	t.Helper()
-	return Must(ca.Load(of.CertPEM, of.KeyPEM))(t)
+	return Must(ca.Load(of.CertPEM, of.KeyPEM, nil))(t)
 }
 
 // IntermediateOf returns a CA that root has signed.

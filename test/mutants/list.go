@@ -83,7 +83,7 @@ var cleanerMutations = []mutation{
 //   - the meaning of usages that only custom signers permit, and unknown usages: TestUsages and TestCheck have them;
 //   - Backdate added to the ceiling and the like are variants of what is here.
 var signerMutations = []mutation{
-	{"signer: users of Kubernetes", "pkg/ca/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\"}", ""},
+	{"signer: users of Kubernetes", "pkg/ca/profile.go", "append(config.ForbiddenSubjects, masters)", "append(config.ForbiddenSubjects, masters, \"O=system:*\", \"O=kubeadm:*\", \"CN=system:*\")", ""},
 	{"signer: only its own signer names", "controllers/signer/reconciler.go", "return ours && csr.StateOf(obj)", "return (ours || len(obj.Name) > 0) && csr.StateOf(obj)", ""},
 	{"signer: only approved", "pkg/csr/state.go", "case Condition(obj, certificatesv1.CertificateApproved) != nil:\n\t\treturn Approved\n\tdefault:\n\t\treturn Pending", "default:\n\t\treturn Approved", ""},
 	{"signer: never after Failed", "pkg/csr/state.go", "case hasFailed(obj):", "case false && hasFailed(obj):", ""},
@@ -129,8 +129,8 @@ var signerMutations = []mutation{
 	{"deviation: number of names", "pkg/csr/limits.go", "if names > l.Names {", "if names > 1000*l.Names {", ""},
 	{"deviation: DER bytes", "pkg/csr/request.go", "if len(block.Bytes) > l.DERBytes {", "if false {", ""},
 	{"deviation: request bytes", "pkg/csr/request.go", "if len(data) > l.RequestBytes {", "if false {", ""},
-	{"deviation: forbidden subjects", "pkg/ca/profile.go", "[]string{\"O=system:masters\"}", "[]string(nil)", ""},
-	{"deviation: forbidden subjects, whole value", "pkg/ca/profile.go", "[]string{\"O=system:masters\"}", "[]string{\"O=system:masters*\"}", ""},
+	{"deviation: forbidden subjects", "pkg/ca/profile.go", "append(config.ForbiddenSubjects, masters)", "append(config.ForbiddenSubjects, \"O=\"+masters)", ""},
+	{"deviation: forbidden subjects, whole value", "pkg/ca/profile.go", "append(config.ForbiddenSubjects, masters)", "append(config.ForbiddenSubjects, masters+\"*\")", ""},
 	{"deviation: forbidden subjects, organization only", "pkg/ca/profile.go", "values := subject.Organization", "values := append([]string{subject.CommonName}, subject.Organization...)", ""},
 	{"deviation: bundles of CA certificates", "pkg/ca/authority.go", "\tif len(certs) == 0 {", "\tif len(certs) != 1 {", ""},
 	{"deviation: label of a key", "pkg/ca/authority.go", "if key == nil {", "if _, err := x509.ParsePKCS8PrivateKey(block.Bytes); key == nil || err == nil && block.Type != \"PRIVATE KEY\" {", ""},
@@ -314,7 +314,7 @@ var rotationMutations = []mutation{
 	{"rotation: ends count by the API servers' time", "controllers/rotation/setup.go", "cmp.Or(r.ServerTime, servertime.Of(r.Clock))", "servertime.Of(r.Clock)", "./controllers"},
 	{"rotation: a CA that retired here never signs again", "controllers/rotation/secret.go", "case p.facts.sealed(secret.TLS) || last != nil && last.KeyID == secret.TLS.KeyID:", "case last != nil && last.KeyID == \"\":", rotationTests},
 	{"rotation: rollback to what is trusted", "controllers/rotation/prepared.go", "\tcase len(missing) > 0:\n\t\tp.refuseOperation(", "\tcase false:\n\t\tp.refuseOperation(", rotationTests},
-	{"rotation: rollback to what has not ended", "controllers/rotation/prepared.go", "case !retiring.NotAfter.After(p.facts.Now):\n\t\tp.refuseOperation", "case false:\n\t\tp.refuseOperation", rotationTests},
+	{"rotation: rollback to what has not ended", "controllers/rotation/prepared.go", "case !authority.NotAfter.After(p.facts.Now):\n\t\treturn", "case false:\n\t\treturn", rotationTests},
 	{"rotation: a noted rollback comes before a completion", "controllers/rotation/prepared.go", "if p.rollbackNoted() {", "if false {", rotationTests},
 	{"rotation: nothing outstanding is left", "controllers/rotation/prepared.go", "left = append(left, p.outstandingTexts()...)", "", rotationTests},
 	{"rotation: what signs is trusted before a completion", "controllers/rotation/prepared.go", "blockers = append(blockers, p.missingTrust(p.facts.Signing)...)", "", rotationTests},
@@ -335,7 +335,7 @@ var rotationMutations = []mutation{
 var defectMutations = []mutation{
 	{"defect: a dry run of the approver judges what is old", "controllers/approver/reconciler.go", "r.age(obj) > decidedFor {", "false {", "./controllers/approver"},
 	{"defect: a decision about another request of the same name", "controllers/approver/reconciler.go", "obj.UID != key.UID || written", "written", "./controllers/approver"},
-	{"defect: the approver decides about a trimmed request", "controllers/approver/reconciler.go", "if csr.Trimmed(obj) || !csr.Undecided(obj) {", "if !csr.Undecided(obj) {", "./controllers/approver"},
+	{"defect: the approver decides about a trimmed request", "controllers/approver/reconciler.go", "if csr.Trimmed(obj) || !csr.Undecided(obj) ||", "if !csr.Undecided(obj) ||", "./controllers/approver"},
 	{"defect: a node with an old Lease is alive for ever", "pkg/nodeidentity/liveness.go", "case !lease.steady.IsZero() && within(standstill, lease.since, at):", "case !lease.steady.IsZero():", "./pkg/nodeidentity"},
 	{"defect: the signer ignores the block list", "controllers/signer/reconciler.go", "r.BlockList.Check(req); reason != \"\" {", "r.BlockList.Check(req); reason != \"\" && false {", "./controllers/signer"},
 	{"defect: the signer signs what is due for deletion", "controllers/signer/reconciler.go", "\tcase due && now.After(at):\n", "\tcase false:\n", "./controllers/signer"},
@@ -346,7 +346,7 @@ var defectMutations = []mutation{
 	{"defect: the cleaner deletes a request that has changed", "controllers/cleaner/reconciler.go", "client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}", "client.Preconditions{UID: &obj.UID}", "./controllers/cleaner"},
 	{"defect: the cleaner does not ask for the time before it deletes", "controllers/cleaner/reconciler.go", "tell = r.ServerTime.Fresh", "tell = r.ServerTime.Now", "./controllers/cleaner"},
 	{"defect: the cleaner deletes at any rate", "controllers/cleaner/reconciler.go", "if r.Limiter.Wait(ctx) != nil {", "if false {", "./controllers/cleaner"},
-	{"defect: a dry run of the cleaner deletes", "controllers/cleaner/reconciler.go", "\tcase r.DryRun:\n\t\tr.reportDue(ctx, obj)\n", "\tcase false:\n\t\tr.reportDue(ctx, obj)\n", "./controllers/cleaner"},
+	{"defect: a dry run of the cleaner deletes", "controllers/cleaner/reconciler.go", "\tcase r.DryRun:\n\t\tr.reportDue(ctx, obj, now)\n", "\tcase false:\n\t\tr.reportDue(ctx, obj, now)\n", "./controllers/cleaner"},
 	{"defect: a key is destroyed before API servers refuse its CA", "controllers/rotation/completing.go", "p.status.WaitingFor = append(p.status.WaitingFor, p.facts.RetiringRefused.Lacks()...)", "_ = p.facts.RetiringRefused.Lacks()", "./controllers/rotation -lives 40"},
 	{"defect: a rollback to a CA that API servers do not trust", "controllers/rotation/prepared.go", "\tcase len(missing) > 0:\n\t\tp.status.WaitingFor = append(p.status.WaitingFor, missing...)\n\tdefault:\n\t\tp.actOnSecret(SwapBack)\n", "\tcase len(missing) < 0:\n\tdefault:\n\t\tp.actOnSecret(SwapBack)\n", "./controllers/rotation -lives 40"},
 	{"defect: a late signer is not waited for", "controllers/rotation/completing.go", "s.LedgerClosedAt.Add(ledger.QuietAfter)", "s.LedgerClosedAt.Add(0 * ledger.QuietAfter)", "./controllers/rotation -lives 40"},

@@ -187,7 +187,7 @@ var startRows = map[string]row{
 	"name within constraints":    in(defaults, with(client, func(r *row) { r.names = sans("a.example.org") })),
 	"name that the CA excludes": in(defaults, deviates(with(client, func(r *row) { r.names = sans("a.example.com") }), "name-constraints", approvedFailed,
 		`NameNotPermitted: the name constraints of the CA exclude the request: DNS name "a.example.com" is not permitted by any constraint; `+
-			`they permit ["example.org"]`)),
+			`"CN=parity CA P-384" permits ["example.org"]`)),
 	"CA that is none":  unfit(defaults, byHand, "unfit-ca", "is not a CA"),
 	"CA not yet valid": unfit(defaults, serving, "ca-not-yet-valid", "is not valid before"),
 

@@ -157,7 +157,7 @@ func TestAuthority(t *testing.T) {
 	}
 	bruno := r.user(t, "bruno", second)
 
-	old, err := ca.Load(made.Data["tls.crt"], made.Data["tls.key"])
+	old, err := ca.Load(made.Data["tls.crt"], made.Data["tls.key"], nil)
 	kit.NoError(t, err)
 	foreign := signedBy(t, old, pkix.Name{CommonName: csr.NodeUserPrefix + "foreign", Organization: []string{csr.NodeGroup}}, 3*time.Hour)
 	refused := func(signer string, pair tls.Certificate) {
