@@ -50,11 +50,11 @@ const (
 	// Decided is a verdict of the approver, recorded once for each distinct verdict about a request. An approval or a
 	// denial is recorded before it is written.
 	Decided Event = "Decided"
-	// NotStored is a Decided approval or denial, or a NotSigned failure, of which it is not known that the API server has
-	// stored it. The request is judged again, and gets another record.
+	// NotStored is a Decided approval or denial, or a NotSigned failure, that the API server may not have stored. The
+	// request is judged again, and gets another record.
 	NotStored Event = "NotStored"
 	// NotSigned is an approved request that failed, waits or is ignored, recorded once for each distinct outcome of a
-	// request. A failure is recorded before it is written.
+	// request. A failure is recorded before each attempt to write it.
 	NotSigned Event = "NotSigned"
 	// Signed is a certificate. It is recorded before it is written, so that no certificate exists without a record.
 	Signed Event = "Signed"
