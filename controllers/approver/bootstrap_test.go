@@ -210,14 +210,15 @@ func TestConfirm(t *testing.T) {
 	a := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}}
 	account := all(&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "joiner", UID: "u-1"}})
 	for name, test := range map[string]struct {
-		node    nodeState // by the Lease in the cache
-		unseen  bool      // the Lease was never observed
-		who     string    // user name and UID; empty means the token
-		trusted bool
-		objects []client.Object
-		down    error
-		passed  time.Duration
-		want    string // reason and part of the message; empty means that it passes
+		node      nodeState // by the Lease in the cache
+		unseen    bool      // the Lease was never observed
+		who       string    // user name and UID; empty means the token
+		trusted   bool
+		groupless bool
+		objects   []client.Object
+		down      error
+		passed    time.Duration
+		want      string // reason and part of the message; empty means that it passes
 	}{
 		"no Node, and the token exists":              {objects: all(good)},
 		"a Node that the cache lacks":                {objects: all(good, a), want: "NodeAlive may be alive"},
@@ -233,7 +234,8 @@ func TestConfirm(t *testing.T) {
 		"cluster-info without a kubeconfig":          {objects: all(half), want: "InventoryUnavailable it is not kept up to date"},
 		"the ServiceAccount":                         {who: sa + " u-1", objects: account},
 		"a ServiceAccount of the same name":          {who: sa + " u-0", objects: account, want: "NotAuthorized deleted and created again"},
-		"a ServiceAccount's user without a UID":      {who: sa, objects: account, want: "NotAuthorized deleted and created again"},
+		"a ServiceAccount's user without a UID":      {who: sa, objects: account, want: "NotAuthorized has the name of ServiceAccount ns/joiner, but no UID"},
+		"a token's user without its group":           {groupless: true, objects: all(good), want: "NotAuthorized is not in the group system:bootstrappers"},
 		"no such ServiceAccount":                     {who: sa + " u-1", want: "NotAuthorized ServiceAccount ns/joiner is deleted"},
 		"trusted, by certificate":                    {who: sa, trusted: true},
 		"trusted, the ServiceAccount of before": {
@@ -254,7 +256,10 @@ func TestConfirm(t *testing.T) {
 			}
 			policy, req, facts := joining()
 			policy.Users, policy.Trusted, policy.Rejoin, facts.renewed = nil, test.trusted, true, now
-			req.Requester = csr.Requester{Username: token, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:ns"}}
+			req.Requester = csr.Requester{Username: token, Groups: []string{"system:serviceaccounts", "system:serviceaccounts:ns", "system:bootstrappers"}}
+			if test.groupless {
+				req.Requester.Groups = nil
+			}
 			if test.who != "" {
 				req.Requester.Username, req.Requester.UID, _ = strings.Cut(test.who, " ")
 			}

@@ -6,6 +6,7 @@ package nodeidentity
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,9 @@ type Live struct{ Reader client.Reader }
 // No API knows other users.
 func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error) {
 	if id, found := strings.CutPrefix(requester.Username, bootstrapapi.BootstrapUserPrefix); found {
+		if !slices.Contains(requester.Groups, bootstrapapi.BootstrapDefaultGroup) {
+			return "the requester has the name of a bootstrap token, but is not in the group " + bootstrapapi.BootstrapDefaultGroup, nil
+		}
 		return l.goneToken(ctx, id)
 	}
 	namespace, name, refusal := requester.ServiceAccount()
@@ -71,6 +75,8 @@ func (l Live) goneAccount(ctx context.Context, key types.NamespacedName, uid typ
 		return text + " is deleted", nil
 	case err != nil:
 		return "", fmt.Errorf("get %s: %w", text, err)
+	case uid == "":
+		return "the requester has the name of " + text + ", but no UID", nil
 	case account.UID != uid:
 		return fmt.Sprintf("%s was deleted and created again: its UID is %s, and the requester's UID is %q",
 			text, account.UID, csr.Shorten(string(uid))), nil

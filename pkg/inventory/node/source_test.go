@@ -200,6 +200,15 @@ func TestChanged(t *testing.T) {
 		s.nodes.OnChange(test.before, test.after)
 		expect.Equal(t, name+": told", told, test.want)
 	}
+	told, s := "", newSource(t)
+	s.Changed = func(node string, had ...san.SAN) { told += fmt.Sprintf("%s %v", node, had) }
+	service := serviceObject(&corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.0.0.9"},
+	})
+	s.services.OnChange(nil, service)
+	s.services.OnChange(service, service)
+	s.services.OnChange(service, nil)
+	expect.Equal(t, "a Service comes, changes and goes: told", told, "web [web.shop web 10.0.0.9]")
 }
 
 // TestEndpointsChange checks that changed endpoints request a read of their certificates, and that only a removed one is told.
