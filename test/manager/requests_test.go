@@ -335,7 +335,7 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 		kit.HasEvent(t, obj, "CertificateBlocked", "client certificate "+second.sha256+" is on the block list, ConfigMap "+kit.BlockListName)
 	}
 	plugin(t, 0, "explain "+pending.Name, "csr-approver CertificateBlocked", "Nothing, or remove its SHA-256 from the list.")
-	plugin(t, 1, "approve "+pending.Name+" --yes", "not approved: CertificateBlocked: the block list")
+	plugin(t, 1, "approve "+pending.Name+" --yes", "not approved: CertificateBlocked: client certificate "+second.sha256+" is on the block list")
 	for _, by := range []client.Client{first, third, kit.As(t, "joiner")} {
 		renewedBy(t, by)
 	}
