@@ -21,6 +21,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -32,7 +33,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 

@@ -18,8 +18,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/check"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/report"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 )
 
 // SelfCheck configures the checks that the manager repeats while it runs, see docs/reference/check.md.
