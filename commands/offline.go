@@ -22,8 +22,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // explainCommand returns the command that judges requests in a file by a configuration file.
@@ -209,7 +209,7 @@ func (o *offline) approverOn(ctx context.Context, obj *certificatesv1.Certificat
 	case decision.Reason == "InventoryUnavailable" || decision.Reason == "InventoryPending":
 		return "the content keeps the rules; only the manager knows what belongs to the node"
 	}
-	return text(decision.Result) + " (if the requester has every permission)"
+	return text(decision) + " (if the requester has every permission)"
 }
 
 func (o *offline) signerOn(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) string {
@@ -221,13 +221,13 @@ func (o *offline) signerOn(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, "", "", o.clock.Now())
 	judged := o.Signer.Judge(ctx, obj)
-	if judged.Verdict == verdict.Wait && judged.Reason != "InternalError" {
+	if judged.Verdict == judge.Wait && judged.Reason != "InternalError" {
 		return "Sign, if the CA permits it: the request keeps the rules of this signer"
 	}
-	return text(judged.Result)
+	return text(judged.Decision)
 }
 
-func text(result verdict.Result) string {
+func text(result judge.Decision) string {
 	return fmt.Sprintf("%s, %s: %s", result.Verdict, result.Reason, result.Message)
 }
 

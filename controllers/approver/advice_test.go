@@ -14,25 +14,25 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // TestAdviceWorks follows the advice of each refusal, by other objects, another configuration or a new request, and checks
 // that the request is then approved. Each reason of the approver in docs/reference/reasons.md has a row.
 func TestAdviceWorks(t *testing.T) {
-	type judged func(*testing.T) Decision
+	type judged func(*testing.T) judge.Decision
 	type row struct {
 		advice        string
 		before, after judged
 	}
 	serving := func(node, names string, parts ...any) judged {
-		return func(t *testing.T) Decision {
+		return func(t *testing.T) judge.Decision {
 			return must(newWorld(parts...).run(t).serving.judge(t.Context(), parse(asks(node, names))))
 		}
 	}
 	decides := func(obj *request, change func(*parts)) judged {
-		return func(t *testing.T) Decision {
+		return func(t *testing.T) judge.Decision {
 			p := newParts(obj)
 			change(p)
 			_, decision, err := p.reconciler.Decide(t.Context(), p.served)
@@ -42,17 +42,17 @@ func TestAdviceWorks(t *testing.T) {
 	asIs := func(*parts) {}
 	may := func(rights string) func(*parts) { return func(p *parts) { p.grants = strings.Fields(rights) } }
 	joins := func(change func(*BootstrapPolicy, *csr.Request, *bootstrapFacts)) judged {
-		return func(*testing.T) Decision {
+		return func(*testing.T) judge.Decision {
 			policy, req, facts := joining()
 			change(policy, req, facts)
 			if decision := policy.judge(req, facts); decision.Reason != "" {
 				return decision
 			}
-			return Decision{Result: verdict.Approve.Because("AutoApproved", "")}
+			return judge.Approve.Because("AutoApproved", "")
 		}
 	}
 	byRules := func(name string, change func(*ruled)) judged {
-		return func(t *testing.T) Decision {
+		return func(t *testing.T) judge.Decision {
 			world := newRuled()
 			change(world)
 			_, decision, err := world.reconciler().Decide(t.Context(), web(name))
@@ -87,7 +87,7 @@ func TestAdviceWorks(t *testing.T) {
 		"SANContested, deleted":                {"delete the Node of a replaced machine", serving("a", first, a, twin), good},
 		"SANContested, listed":                 {"list the value for its node in a Machine, a static row", serving("a", first, a, twin), serving("a", first, a, twin, listed)},
 		"SANContested by a stronger entry":     {"correct that entry if it is wrong", serving("a", first, a, static.Row{Name: "b", Addresses: []string{first}}), serving("a", first, a, listed)},
-		"SANContested by many": {"add the row {namePattern", shared, func(t *testing.T) (_ Decision) {
+		"SANContested by many": {"add the row {namePattern", shared, func(t *testing.T) (_ judge.Decision) {
 			var row static.Row
 			text := regexp.MustCompile(`\{name.*?\]\}`).FindString(shared(t).Message)
 			if err := yaml.UnmarshalStrict([]byte(strings.ReplaceAll(text, "CIDR of the nodes", "10.0.0.0/24")), &row); err != nil {
@@ -140,7 +140,7 @@ func TestAdviceWorks(t *testing.T) {
 		if before := row.before(t); before.Reason != reason || !strings.Contains(before.Message, row.advice) {
 			t.Errorf("%s: %+v, want the advice %q", name, before, row.advice)
 		}
-		if after := row.after(t); after.Verdict != verdict.Approve {
+		if after := row.after(t); after.Verdict != judge.Approve {
 			t.Errorf("%s: after its advice was followed: %+v", name, after)
 		}
 	}

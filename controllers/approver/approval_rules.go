@@ -16,9 +16,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Policy holds the approval rules for one signer, and what the signer says of its certificates.
@@ -49,7 +49,7 @@ const mostTold, mostAsked, mostWhy = 3, 10, 200
 
 // judgeByRules decides about req by approval rules. A rule approves req if it accepts the content and the requester may use
 // the rule. No rule denies. The message about a refused request names only rules that its requester may use.
-func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy *Policy) (Decision, error) {
+func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy *Policy) (judge.Decision, error) {
 	if policy.Off != nil && policy.Off() {
 		return waitForRules(req, "RightsMissing", "the approval rules for this signer are off, because this manager may not approve its "+
 			"requests: grant the manager the verb approve on the resource signers of the API group certificates.k8s.io"), nil
@@ -70,11 +70,11 @@ func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy 
 			unknown = errors.Join(unknown, err)
 			ruleTotal.WithLabelValues(rule.Name, "Unknown").Inc()
 		case refusal != "":
-			ruleTotal.WithLabelValues(rule.Name, verdict.Wait.String()).Inc()
+			ruleTotal.WithLabelValues(rule.Name, judge.Wait.String()).Inc()
 			refused = append(refused, Tried{rule.Name, refusal})
 		default:
-			ruleTotal.WithLabelValues(rule.Name, verdict.Approve.String()).Inc()
-			return Decision{Rule: rule.Name, Result: verdict.Approve.Because("AutoApproved",
+			ruleTotal.WithLabelValues(rule.Name, judge.Approve.String()).Inc()
+			return judge.Decision{Verdict: judge.Approve, Reason: "AutoApproved", By: rule.Name, Message: fmt.Sprintf(
 				"Auto approving by rule %s after SubjectAccessReview.", rule.Name)}, nil
 		}
 	}
@@ -82,7 +82,7 @@ func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy 
 	case apierrors.IsForbidden(unknown): // another attempt does not help until an administrator acts
 		return waitForRules(req, "InventoryUnavailable", "%v", unknown), nil
 	case unknown != nil:
-		return Decision{}, unknown
+		return judge.Decision{}, unknown
 	}
 	return r.tell(ctx, req, refused)
 }
@@ -117,7 +117,7 @@ func (r *Reconciler) confirmRule(ctx context.Context, rule string, subject *rule
 }
 
 // tell returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
-func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []Tried) (Decision, error) {
+func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []Tried) (judge.Decision, error) {
 	var told []string
 	for _, rule := range refused[:min(len(refused), mostAsked)] {
 		if rule.Refusal == notPermitted || len(told) == mostTold {
@@ -125,7 +125,7 @@ func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []Tried
 		}
 		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
 		if err != nil {
-			return Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
+			return judge.Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
 		}
 		if allowed {
 			told = append(told, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(rule.Refusal), mostWhy)))
@@ -139,9 +139,9 @@ func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []Tried
 }
 
 // waitForRules returns the Decision about a request that no rule approves now.
-func waitForRules(req *csr.Request, reason, format string, args ...any) Decision {
-	return Decision{Result: verdict.Wait.Because(reason, "the request for signer %s is not approved: %s; it is checked again within "+
-		"five minutes", csr.ShortenTo(req.SignerName, 120), fmt.Sprintf(format, args...))}
+func waitForRules(req *csr.Request, reason, format string, args ...any) judge.Decision {
+	return judge.Wait.Because(reason, "the request for signer %s is not approved: %s; it is checked again within "+
+		"five minutes", csr.ShortenTo(req.SignerName, 120), fmt.Sprintf(format, args...))
 }
 
 // subjectOf returns req with its facts. reading means that a fact is about to be known.

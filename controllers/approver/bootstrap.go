@@ -9,8 +9,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // BootstrapPolicy says which requests for a node's first certificate may be approved. The zero value has one rule: a
@@ -107,19 +107,19 @@ func (f *bootstrapFacts) comesBack(node string) bool {
 
 // judge returns the first violation of req, or a Decision without a reason. It first checks the request itself, which
 // never changes. Then a check that refuses if data is missing comes before a check that permits it.
-func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision {
+func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) judge.Decision {
 	if decision := p.checkRequest(req, facts.age); decision.Reason != "" {
 		return decision
 	}
 	switch {
 	case facts.unavailable != "":
-		return refuseBootstrap(verdict.Wait, "InventoryUnavailable",
+		return refuseBootstrap(judge.Wait, "InventoryUnavailable",
 			"it is unknown whether node %q may join: %s", nodeOf(req), facts.unavailable)
 	case facts.node == nodeAlive:
-		return refuseBootstrap(verdict.Wait, "NodeAlive",
+		return refuseBootstrap(judge.Wait, "NodeAlive",
 			"node %q is alive, because its Lease is being renewed: stop its kubelet, or give this machine another name", nodeOf(req))
 	case facts.node == nodeUnknown:
-		return refuseBootstrap(verdict.Wait, "NodeAlive",
+		return refuseBootstrap(judge.Wait, "NodeAlive",
 			"node %q may be alive, because its Node or its Lease exists: delete both if its machine is gone, or wait "+
 				"until the Lease is unchanged for one minute while other Leases are renewed", nodeOf(req))
 	}
@@ -130,112 +130,112 @@ func (p BootstrapPolicy) judge(req *csr.Request, facts *bootstrapFacts) Decision
 		return decision
 	}
 	if facts.gone != "" {
-		return refuseBootstrap(verdict.Wait, reasonNotAuthorized,
+		return refuseBootstrap(judge.Wait, reasonNotAuthorized,
 			"user %q, which requests node %q, no longer exists: %s; use another credential", userOf(req), nodeOf(req), facts.gone)
 	}
-	return Decision{}
+	return judge.Decision{}
 }
 
 // checkRequest checks req and its age only.
-func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) Decision {
+func (p BootstrapPolicy) checkRequest(req *csr.Request, age time.Duration) judge.Decision {
 	_, _, noAccount := req.Requester.ServiceAccount()
 	switch {
 	case req.NodeName() == "":
-		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "subject %q has no node name", req.SubjectText())
+		return refuseBootstrap(judge.Deny, "ShapeMismatch", "subject %q has no node name", req.SubjectText())
 	case len(validation.IsDNS1123Subdomain(req.NodeName())) > 0:
-		return refuseBootstrap(verdict.Deny, "ShapeMismatch", "node name %q is not a name that a Node can have", nodeOf(req))
+		return refuseBootstrap(judge.Deny, "ShapeMismatch", "node name %q is not a name that a Node can have", nodeOf(req))
 	case boundElsewhere(req):
 		return refuseElsewhere(req)
 	case p.TokenBinding && !boundHere(req):
-		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
+		return refuseBootstrap(judge.Ignore, reasonNotAuthorized,
 			"user %q is not bound to node %q: approval.nodeClient.requireTokenBinding permits only a token "+
 				"with the group %s", userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 	case len(p.Users) > 0 && !slices.Contains(p.Users, req.Requester.Username):
-		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized,
+		return refuseBootstrap(judge.Ignore, reasonNotAuthorized,
 			"user %q may not bootstrap nodes: only users %q may", userOf(req), csr.ShortenAll(p.Users))
 	case noAccount != "":
-		return refuseBootstrap(verdict.Ignore, reasonNotAuthorized, "user %q may not bootstrap nodes: %s", userOf(req), noAccount)
+		return refuseBootstrap(judge.Ignore, reasonNotAuthorized, "user %q may not bootstrap nodes: %s", userOf(req), noAccount)
 	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
-		return refuseBootstrap(verdict.Ignore, reasonTooOld,
+		return refuseBootstrap(judge.Ignore, reasonTooOld,
 			"the request is older than approval.nodeClient.maxRequestAge, %s: its kubelet no longer waits for it",
 			p.MaxRequestAge)
 	}
-	return Decision{}
+	return judge.Decision{}
 }
 
 // checkExpected checks the machine's source, if a source must expect the node.
-func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry) Decision {
+func (p BootstrapPolicy) checkExpected(req *csr.Request, entry *inventory.Entry) judge.Decision {
 	switch {
 	case !p.Expected:
-		return Decision{}
+		return judge.Decision{}
 	case entry == nil:
-		return refuseBootstrap(verdict.Wait, "NotExpected",
+		return refuseBootstrap(judge.Wait, "NotExpected",
 			"no source of approval.inventory expects node %q: add the node to a source", nodeOf(req))
 	case entry.Leaving:
-		return refuseBootstrap(verdict.Wait, "NotExpected",
+		return refuseBootstrap(judge.Wait, "NotExpected",
 			"%s of node %q is being deleted: create another one", entry.Source, nodeOf(req))
 	case entry.Bound != "" && entry.Bound != req.NodeName():
-		return refuseBootstrap(verdict.Wait, "MachineBound",
+		return refuseBootstrap(judge.Wait, "MachineBound",
 			"%s is already node %q, so it cannot become node %q: create another one", entry.Source, csr.Shorten(entry.Bound), nodeOf(req))
 	}
-	return Decision{}
+	return judge.Decision{}
 }
 
 // checkReturn checks whether a returning machine may join again, and whether a new machine is within its window.
-func (p BootstrapPolicy) checkReturn(req *csr.Request, facts *bootstrapFacts) Decision {
+func (p BootstrapPolicy) checkReturn(req *csr.Request, facts *bootstrapFacts) judge.Decision {
 	comesBack := facts.comesBack(req.NodeName())
 	switch {
 	case facts.node == nodeDead && !p.Rejoin:
-		return refuseBootstrap(verdict.Wait, "MachineBound",
+		return refuseBootstrap(judge.Wait, "MachineBound",
 			"Node %q is dead but still exists: delete it to let its machine join again, "+
 				"or enable approval.nodeClient.rejoin", nodeOf(req))
 	case !p.Expected:
-		return Decision{}
+		return judge.Decision{}
 	case comesBack && !p.Rejoin:
-		return refuseBootstrap(verdict.Wait, "MachineBound",
+		return refuseBootstrap(judge.Wait, "MachineBound",
 			"%s was node %q before: enable approval.nodeClient.rejoin to let it join again", facts.entry.Source, nodeOf(req))
 	case comesBack, facts.entry.AnyTime:
-		return Decision{}
+		return judge.Decision{}
 	}
 	return p.Window.check(req, facts.entry)
 }
 
 // check returns a violation if req was made outside the window, or a Decision without a reason.
-func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) Decision {
+func (w JoinWindow) check(req *csr.Request, machine *inventory.Entry) judge.Decision {
 	early, late := machine.Created.Sub(req.Created), req.Created.Sub(machine.Created)
 	switch {
 	case w.After == 0:
-		return Decision{}
+		return judge.Decision{}
 	case machine.Created.IsZero():
-		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
+		return refuseBootstrap(judge.Wait, "OutsideJoinWindow",
 			"%s has no creation time yet, which the join window of node %q starts from", machine.Source, nodeOf(req))
 	case early > w.Before:
-		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
+		return refuseBootstrap(judge.Wait, "OutsideJoinWindow",
 			"node %q made its request %s before %s was created: approval.nodeClient.joinWindow permits %s before",
 			nodeOf(req), early.Round(time.Second), machine.Source, w.Before)
 	case late > w.After:
-		return refuseBootstrap(verdict.Wait, "OutsideJoinWindow",
+		return refuseBootstrap(judge.Wait, "OutsideJoinWindow",
 			"node %q made its request %s after %s was created: approval.nodeClient.joinWindow permits %s after",
 			nodeOf(req), late.Round(time.Second), machine.Source, w.After)
 	}
-	return Decision{}
+	return judge.Decision{}
 }
 
 // refuseElsewhere returns the Decision about a token for another node. It is final, because neither the groups nor the
 // subject of a request change.
-func refuseElsewhere(req *csr.Request) Decision {
-	return refuseBootstrap(verdict.Deny, reasonNotAuthorized,
+func refuseElsewhere(req *csr.Request) judge.Decision {
+	return refuseBootstrap(judge.Deny, reasonNotAuthorized,
 		"user %q is bound to another node than %q: only a token with the group %s may request this node",
 		userOf(req), nodeOf(req), csr.TokenGroup(req.NodeName()))
 }
 
 // refuseBootstrap returns a Decision whose message also names the next step.
-func refuseBootstrap(v verdict.Verdict, reason, format string, args ...any) Decision {
+func refuseBootstrap(v judge.Verdict, reason, format string, args ...any) judge.Decision {
 	advice := "; a new request is needed"
-	if v == verdict.Wait {
+	if v == judge.Wait {
 		advice = "; the request is checked again when this changes, unless it is too old by then"
 	}
-	return Decision{Result: v.Because(reason, format+advice, args...)}
+	return v.Because(reason, format+advice, args...)
 }
 
 func userOf(req *csr.Request) string { return csr.Shorten(req.Requester.Username) }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
 // Bootstrap configures BoundNodeClient.
@@ -38,7 +38,7 @@ func BoundNodeClient(b Bootstrap) Rule {
 }
 
 // gate judges the content and the age of req.
-func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error) {
+func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (judge.Decision, error) {
 	facts := &bootstrapFacts{}
 	if err := b.readAge(ctx, req, facts); err != nil {
 		return b.judge(req, facts, err), nil
@@ -47,7 +47,7 @@ func (b Bootstrap) gate(ctx context.Context, req *csr.Request) (Decision, error)
 }
 
 // confirm judges req by the caches, and before it passes, by what the API server returns now.
-func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, error) {
+func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (judge.Decision, error) {
 	facts, err := b.lookUp(ctx, req)
 	if decision := b.judge(req, facts, err); decision.Reason != "" {
 		return decision, nil
@@ -56,10 +56,10 @@ func (b Bootstrap) confirm(ctx context.Context, req *csr.Request) (Decision, err
 }
 
 // judge returns the decision by facts, which are incomplete if err is not nil.
-func (b Bootstrap) judge(req *csr.Request, facts *bootstrapFacts, err error) Decision {
+func (b Bootstrap) judge(req *csr.Request, facts *bootstrapFacts, err error) judge.Decision {
 	switch {
 	case unknown(err) == reasonPending:
-		return refuseBootstrap(verdict.Wait, reasonPending,
+		return refuseBootstrap(judge.Wait, reasonPending,
 			"the inventory can't say yet whether node %q may join: %v", nodeOf(req), err)
 	case err != nil:
 		facts.unavailable = err.Error()

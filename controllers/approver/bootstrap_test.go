@@ -22,9 +22,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/servertimetest"
 )
 
@@ -136,7 +136,7 @@ func TestBootstrap(t *testing.T) {
 		}
 		got := policy.judge(req, facts)
 		want, text, _ := strings.Cut(test.want, " ")
-		if reason, part, _ := strings.Cut(text, " "); want == "" && got != (Decision{}) ||
+		if reason, part, _ := strings.Cut(text, " "); want == "" && got != (judge.Decision{}) ||
 			want != "" && (got.Verdict.String() != want || got.Reason != reason || !strings.Contains(got.Message, part)) {
 			t.Errorf("%s: %+v, want %q", name, got, test.want)
 		}
@@ -146,7 +146,7 @@ func TestBootstrap(t *testing.T) {
 		}
 		facts.unavailable = "timeout"
 		fault, ofRequest := policy.judge(req, facts), want == "Deny" || want == "Ignore"
-		if ofRequest && fault != got || !ofRequest && (fault.Verdict != verdict.Wait || fault.Reason != "InventoryUnavailable") {
+		if ofRequest && fault != got || !ofRequest && (fault.Verdict != judge.Wait || fault.Reason != "InventoryUnavailable") {
 			t.Errorf("%s: with a fault: %+v", name, fault)
 		}
 	}
@@ -314,7 +314,7 @@ func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 		_ = must(measured.Fresh(t.Context()))
 	}
 	b.Inventory.serverTime, facts.age = &servertime.Clock{}, 0
-	if got := b.judge(req, facts, b.readAge(t.Context(), req, facts)); got.Verdict != verdict.Wait || got.Reason != "InventoryUnavailable" {
+	if got := b.judge(req, facts, b.readAge(t.Context(), req, facts)); got.Verdict != judge.Wait || got.Reason != "InventoryUnavailable" {
 		t.Errorf("without a time: %+v", got)
 	}
 }

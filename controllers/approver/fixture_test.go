@@ -41,6 +41,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -216,7 +217,7 @@ func newKnown() *known {
 	}
 }
 
-func (k *known) judge(_ context.Context, req *csr.Request) (Decision, error) {
+func (k *known) judge(_ context.Context, req *csr.Request) (judge.Decision, error) {
 	return judgeServing(req, k.reserved, func() (servingFacts, error) {
 		k.asked = append(k.asked, "node")
 		found := inventory.Found{Entry: k.nodes[req.NodeName()]}
@@ -441,11 +442,11 @@ func (test trial) run(t *testing.T) {
 			t.Errorf("looked up %q, want %q", looked, test.looked)
 		}
 		if _, decision, _ := p.reconciler.Decide(t.Context(), p.served); verb == "Approved" {
-			if rule := cmp.Or(test.asked[strings.LastIndex(test.asked, " ")+1:], "kubelet-serving"); decision.Rule != rule {
-				t.Errorf("approved by rule %q, want %q", decision.Rule, rule)
+			if rule := cmp.Or(test.asked[strings.LastIndex(test.asked, " ")+1:], "kubelet-serving"); decision.By != rule {
+				t.Errorf("approved by rule %q, want %q", decision.By, rule)
 			}
-		} else if decision.Rule != "" {
-			t.Errorf("not approved, but by rule %q", decision.Rule)
+		} else if decision.By != "" {
+			t.Errorf("not approved, but by rule %q", decision.By)
 		}
 		if test.obj == nil && verb == "Waits" { // not yet is not never
 			*p.known = *newKnown()

@@ -9,7 +9,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
 // countedNodes bounds the nodes whose approvals are counted. An evicted count starts again from zero.
@@ -43,14 +43,14 @@ func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
 
 // reserve takes an approval for req before it is written, because requests without a node are judged at the same time. If
 // req's requester has none left, it returns the Decision to wait, otherwise a Decision without a reason.
-func (l *limiter) reserve(req *csr.Request) Decision {
+func (l *limiter) reserve(req *csr.Request) judge.Decision {
 	if l == nil || l.take(req, 1) {
-		return Decision{}
+		return judge.Decision{}
 	}
-	return Decision{Result: verdict.Wait.Because("RateLimited",
+	return judge.Wait.Because("RateLimited",
 		"user %q has used the %d approvals of approval.limit for signer %s and node %q, and gets %d more an hour: "+
 			"the newest request is approved with the next of them; find out why the node makes so many requests",
-		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)}
+		csr.Shorten(req.Requester.Username), l.limit.Burst, req.SignerName, csr.Shorten(req.NodeName()), l.limit.PerHour)
 }
 
 // giveBack returns an approval that certainly was not stored.

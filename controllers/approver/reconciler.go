@@ -29,8 +29,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -242,16 +242,16 @@ func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
 // If obj has no rule or is decided, the Decision is zero. The message is ASCII, because kubectl prints conditions.
 func (r *Reconciler) Decide(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
-) (*csr.Request, Decision, error) {
+) (*csr.Request, judge.Decision, error) {
 	rule := r.rule(obj)
 	if rule == nil {
-		return nil, Decision{}, nil
+		return nil, judge.Decision{}, nil
 	}
 	req, err := r.RequestLimits.Parse(obj)
 	if err != nil {
 		decision := unread(err)
-		if rule.Policy != nil && decision.Verdict == verdict.Deny { // approval rules never deny
-			decision.Verdict = verdict.Ignore
+		if rule.Policy != nil && decision.Verdict == judge.Deny { // approval rules never deny
+			decision.Verdict = judge.Ignore
 		}
 		decision.Message = ascii.Quote(decision.Message)
 		return nil, decision, nil
@@ -267,7 +267,7 @@ func (r *Reconciler) Decide(
 		decision, err = rule.decide(ctx, req, r.Authorizer)
 	}
 	if err == nil && ctx.Err() != nil { // a lookup may have ended without an answer
-		return req, Decision{}, context.Cause(ctx)
+		return req, judge.Decision{}, context.Cause(ctx)
 	}
 	decision.Message = ascii.Quote(decision.Message)
 	return req, decision, err
@@ -275,25 +275,25 @@ func (r *Reconciler) Decide(
 
 // blocked returns the Decision about a request for a blocked node, from a blocked node, or made with a blocked
 // certificate. About any other request, the Decision has no reason.
-func (r *Reconciler) blocked(req *csr.Request) Decision {
+func (r *Reconciler) blocked(req *csr.Request) judge.Decision {
 	reason, message := r.BlockList.Check(req)
-	return Decision{Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
+	return judge.Decision{Verdict: judge.Wait, Reason: reason, Message: message}
 }
 
 // act writes the decision if it is an Approve, or a Deny that the configuration permits. It reports any other, and every
 // decision of a dry run.
 func (r *Reconciler) act(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) (reconcile.Result, error) {
-	if decision.Verdict == verdict.Deny && r.Denial != DenialPermanent {
-		decision.Verdict = verdict.Ignore
+	if decision.Verdict == judge.Deny && r.Denial != DenialPermanent {
+		decision.Verdict = judge.Ignore
 	}
 	switch {
 	case r.DryRun:
 		return r.refuse(ctx, obj, req, decision), nil
-	case decision.Verdict == verdict.Deny:
+	case decision.Verdict == judge.Deny:
 		return r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)
-	case decision.Verdict != verdict.Approve:
+	case decision.Verdict != judge.Approve:
 		return r.refuse(ctx, obj, req, decision), nil
 	}
 	if blocked := r.blocked(req); blocked.Reason != "" { // the block list may have changed while the rule asked
@@ -310,7 +310,7 @@ func (r *Reconciler) act(
 // write stores the decision as a condition of that kind, in the version of obj that was judged. The record is written
 // first, so no approval exists without a record.
 func (r *Reconciler) write(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 	kind certificatesv1.RequestConditionType,
 ) (reconcile.Result, error) {
 	r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
@@ -337,9 +337,9 @@ func (r *Reconciler) write(
 	switch {
 	case report.Refused(result.Err): // an admission policy or a role may change
 		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
-		return r.refuse(ctx, obj, req, Decision{Result: verdict.Wait.Because("NotStored",
+		return r.refuse(ctx, obj, req, judge.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
-				"and the request is checked again within five minutes", decision.Verdict, result.Err)}), nil
+				"and the request is checked again within five minutes", decision.Verdict, result.Err)), nil
 	case result.Changed: // the watch brings the change
 		return reconcile.Result{}, nil
 	default:
@@ -348,9 +348,9 @@ func (r *Reconciler) write(
 }
 
 // decided counts and reports a stored decision.
-func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, decision Decision) {
+func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, decision judge.Decision) {
 	count(obj, decision)
-	if decision.Verdict == verdict.Deny {
+	if decision.Verdict == judge.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
 		return
 	}
@@ -366,7 +366,7 @@ const (
 
 // refuse reports why obj is not decided, or in a dry run how it would be decided. It returns when to judge obj again.
 func (r *Reconciler) refuse(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) reconcile.Result {
 	age, pending := r.age(obj), decision.Reason == reasonPending
 	switch {
@@ -378,7 +378,7 @@ func (r *Reconciler) refuse(
 	switch {
 	case pending:
 		return reconcile.Result{RequeueAfter: pendingPause(age)}
-	case decision.Verdict == verdict.Wait:
+	case decision.Verdict == judge.Wait:
 		return reconcile.Result{RequeueAfter: csr.Pause(age)}
 	default:
 		return reconcile.Result{RequeueAfter: report.Again}
@@ -394,7 +394,7 @@ func pendingPause(age time.Duration) time.Duration {
 
 // report reports a decision that is not written as Event, metric and record, each distinct decision once.
 func (r *Reconciler) report(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision Decision,
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) {
 	if !r.DryRun {
 		if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
@@ -404,7 +404,7 @@ func (r *Reconciler) report(
 		return
 	}
 	would, tell := "Would"+decision.Verdict.String(), r.Reporter.Request
-	if decision.Verdict == verdict.Approve {
+	if decision.Verdict == judge.Approve {
 		tell = r.Reporter.Would
 	}
 	if tell(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
@@ -418,16 +418,16 @@ func (r *Reconciler) age(obj *certificatesv1.CertificateSigningRequest) time.Dur
 	return r.ServerTime.Latest().Sub(obj.CreationTimestamp.Time)
 }
 
-func count(obj *certificatesv1.CertificateSigningRequest, decision Decision) {
-	decisionsTotal.WithLabelValues(obj.Spec.SignerName, decision.Rule, decision.Verdict.String(), decision.Reason).Inc()
+func count(obj *certificatesv1.CertificateSigningRequest, decision judge.Decision) {
+	decisionsTotal.WithLabelValues(obj.Spec.SignerName, decision.By, decision.Verdict.String(), decision.Reason).Inc()
 }
 
 // record writes decision to the audit log, with as for its verdict.
 func (r *Reconciler) record(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, event audit.Event, as string,
-	decision Decision,
+	decision judge.Decision,
 ) {
 	record := audit.Of(obj, req)
-	record.Verdict, record.Rule, record.Reason, record.Message = as, decision.Rule, decision.Reason, decision.Message
+	record.Verdict, record.Rule, record.Reason, record.Message = as, decision.By, decision.Reason, decision.Message
 	r.Audit.Write(ctx, r.Clock.Now(), event, record)
 }

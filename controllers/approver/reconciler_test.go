@@ -40,8 +40,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/slow"
 )
@@ -181,8 +181,8 @@ func TestLimitOfConcurrentRequests(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newParts(object())
 			p.reconciler.limiter = newLimiter(test.limit, p.clock)
-			p.reconciler.Rules = []Rule{{SignerName: servingSigner, Judge: func(context.Context, *csr.Request) (Decision, error) {
-				return Decision{Result: verdict.Result{Verdict: verdict.Approve}}, nil
+			p.reconciler.Rules = []Rule{{SignerName: servingSigner, Judge: func(context.Context, *csr.Request) (judge.Decision, error) {
+				return judge.Decision{Verdict: judge.Approve}, nil
 			}}}
 			without := object(signer(servingSigner), content(func(r *x509.CertificateRequest) { r.Subject.CommonName = "any" }))
 			get := interceptor.Funcs{Get: func(
@@ -289,8 +289,8 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 // it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
 	p := newParts(object())
-	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
-		return Decision{Result: verdict.Wait.Because("InventoryPending", "the source has no answer yet")}, nil
+	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (judge.Decision, error) {
+		return judge.Wait.Because("InventoryPending", "the source has no answer yet"), nil
 	}
 	for _, test := range []struct {
 		age, most time.Duration
@@ -319,11 +319,11 @@ func TestEndOfAttemptIsNoDecision(t *testing.T) {
 	ended := errors.New("the manager stops")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p := newParts(object())
-	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (Decision, error) {
+	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (judge.Decision, error) {
 		cancel(ended)
-		return Decision{Result: verdict.Wait.Because("InventoryUnavailable", "canceled")}, nil
+		return judge.Wait.Because("InventoryUnavailable", "canceled"), nil
 	}
-	if _, decision, err := p.reconciler.Decide(ctx, p.served); !errors.Is(err, ended) || decision != (Decision{}) {
+	if _, decision, err := p.reconciler.Decide(ctx, p.served); !errors.Is(err, ended) || decision != (judge.Decision{}) {
 		t.Errorf("%+v, %v", decision, err)
 	}
 }

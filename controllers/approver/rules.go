@@ -12,17 +12,11 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
-// Decision is the approver's decision about a request. Rule names the recogniser that approved it, if any.
-type Decision struct {
-	verdict.Result
-	Rule string
-}
-
 // Judge decides about a request. An error means that it could not find out.
-type Judge func(context.Context, *csr.Request) (Decision, error)
+type Judge func(context.Context, *csr.Request) (judge.Decision, error)
 
 // Rule says how to judge the requests for one signer. Shape checks the content. Then the permission of each matching
 // recogniser is reviewed, in order. Judge, if set, replaces both.
@@ -53,9 +47,9 @@ type Recogniser struct {
 }
 
 // pass calls j, and reports whether its answer is final. A nil Judge lets every request pass.
-func (j Judge) pass(ctx context.Context, req *csr.Request) (_ Decision, final bool, _ error) {
+func (j Judge) pass(ctx context.Context, req *csr.Request) (_ judge.Decision, final bool, _ error) {
 	if j == nil {
-		return Decision{}, false, nil
+		return judge.Decision{}, false, nil
 	}
 	decision, err := j(ctx, req)
 	return decision, err != nil || decision.Reason != "", err
@@ -68,10 +62,10 @@ func (r Recogniser) Asks() string {
 }
 
 // decide judges req by Shape, and then by each matching recogniser, in order. It asks by for permissions.
-func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (Decision, error) {
+func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer) (judge.Decision, error) {
 	if err := r.Shape(req); err != nil {
-		return Decision{Result: verdict.Deny.Because("ShapeMismatch",
-			"the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err)}, nil
+		return judge.Deny.Because("ShapeMismatch",
+			"the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err), nil
 	}
 	var wanted []string
 	for _, recogniser := range r.Recognisers {
@@ -85,7 +79,7 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		if !recogniser.Unreviewed {
 			allowed, err := by.Allowed(ctx, req.Requester, recogniser.Permission)
 			if err != nil {
-				return Decision{}, fmt.Errorf("review permission %s of the requester: %w", recogniser.Name, err)
+				return judge.Decision{}, fmt.Errorf("review permission %s of the requester: %w", recogniser.Name, err)
 			}
 			if !allowed {
 				continue
@@ -94,20 +88,19 @@ func (r Rule) decide(ctx context.Context, req *csr.Request, by authz.Authorizer)
 		if decision, final, err := recogniser.Confirm.pass(ctx, req); final {
 			return decision, err
 		}
-		approve := verdict.Result{Verdict: verdict.Approve, Reason: "AutoApproved", Message: recogniser.Message}
-		return Decision{Result: approve, Rule: recogniser.Name}, nil
+		return judge.Decision{Verdict: judge.Approve, Reason: "AutoApproved", Message: recogniser.Message, By: recogniser.Name}, nil
 	}
 	if len(wanted) == 0 {
 		if boundElsewhere(req) {
 			return refuseElsewhere(req), nil
 		}
-		return Decision{}, nil
+		return judge.Decision{}, nil
 	}
-	return Decision{Result: verdict.Wait.Because(reasonNotAuthorized,
+	return judge.Wait.Because(reasonNotAuthorized,
 		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
 			"bind a ClusterRole with this permission to it; the request is checked again within five minutes",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(),
-		strings.Join(wanted, " or "))}, nil
+		strings.Join(wanted, " or ")), nil
 }
 
 // looksUp reports whether the rule uses the inventory.
@@ -119,16 +112,16 @@ func (r Rule) looksUp() bool {
 const reasonNotAuthorized = "NotAuthorized"
 
 // unread returns the Decision about a request for which csr.Limits.Parse returned err.
-func unread(err error) Decision {
+func unread(err error) judge.Decision {
 	refused := (*csr.Refused)(nil)
 	if !errors.As(err, &refused) {
-		return Decision{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
+		return judge.Wait.Because("InternalError", "%s", csr.Fault(err))
 	}
 	advice := newRequest
 	if refused.Reason == "RequestTooLarge" {
 		advice += ", or a higher limit"
 	}
-	return Decision{Result: verdict.Deny.Because(refused.Reason, "%s; %s", refused.Message, advice)}
+	return judge.Deny.Because(refused.Reason, "%s; %s", refused.Message, advice)
 }
 
 // newRequest is the remedy of a Deny.

@@ -30,9 +30,9 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 const (
@@ -92,8 +92,8 @@ func TestNodeClient(t *testing.T) {
 func TestUnreadNamesABug(t *testing.T) {
 	const message = "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
-	want := verdict.Result{Verdict: verdict.Wait, Reason: "InternalError", Message: message}
-	if got := unread(errors.New("index out of range")); got != (Decision{Result: want}) {
+	want := judge.Decision{Verdict: judge.Wait, Reason: "InternalError", Message: message}
+	if got := unread(errors.New("index out of range")); got != want {
 		t.Errorf("%+v, want %+v", got, want)
 	}
 }
@@ -110,23 +110,23 @@ func TestGateAndConfirmSurroundTheReview(t *testing.T) {
 		"pass pass fails":   "down after gate review confirm",
 	} {
 		var steps []string
-		step := func(name string) (Decision, error) {
+		step := func(name string) (judge.Decision, error) {
 			answer := strings.Fields(answers)[len(steps)]
 			steps = append(steps, name)
 			if answer == "pass" {
-				return Decision{}, nil
+				return judge.Decision{}, nil
 			}
-			return Decision{Result: verdict.Wait.Because("Refused", "no")}, map[string]error{"fails": errDown}[answer]
+			return judge.Wait.Because("Refused", "no"), map[string]error{"fails": errDown}[answer]
 		}
-		judge := func(name string) Judge {
-			return func(context.Context, *csr.Request) (Decision, error) { return step(name) }
+		stepAs := func(name string) Judge {
+			return func(context.Context, *csr.Request) (judge.Decision, error) { return step(name) }
 		}
 		p := newParts(object())
 		bootstrapper := &p.reconciler.Rules[0].Recognisers[1]
-		bootstrapper.Gate, bootstrapper.Confirm = judge("gate"), judge("confirm")
+		bootstrapper.Gate, bootstrapper.Confirm = stepAs("gate"), stepAs("confirm")
 		p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
 			decision, err := step("review")
-			return decision == Decision{}, err
+			return decision == (judge.Decision{}), err
 		})
 		_, decision, err := p.reconciler.Decide(t.Context(), p.served)
 		got := decision.Reason
@@ -197,7 +197,7 @@ func FuzzRules(f *testing.F) {
 		if again, _ := approver.judge(t.Context(), req); again != decision {
 			t.Fatalf("%+v; again %+v", decision, again)
 		}
-		if got, want := decision.Verdict == verdict.Approve, content.strictServing(); got != want {
+		if got, want := decision.Verdict == judge.Approve, content.strictServing(); got != want {
 			t.Errorf("serving: approved %t, want %t: %+v: %s", got, want, content, decision.Message)
 		}
 		var names []string
@@ -209,7 +209,7 @@ func FuzzRules(f *testing.F) {
 		if want := content.strictClient(); err != nil || !slices.Equal(names, want) {
 			t.Errorf("client: recognised as %q, want %q: %+v: %s, error %v", names, want, content, refused.Message, err)
 		}
-		for _, each := range []Decision{decision, refused} { // it explains itself, within bounds
+		for _, each := range []judge.Decision{decision, refused} { // it explains itself, within bounds
 			if each.Reason == "" || each.Message == "" || len(each.Message) > 32<<10 {
 				t.Errorf("reason %q, message of %d bytes", each.Reason, len(each.Message))
 			}
@@ -417,8 +417,8 @@ func (a asked) checkRules(t *testing.T, world *ruled, obj *request) {
 	r := world.reconciler()
 	r.Assume = true
 	_, decision, err := r.Decide(t.Context(), obj)
-	accepting, approved := a.strictRules(), decision.Verdict == verdict.Approve
-	if err != nil || approved != (len(accepting) > 0) || approved && decision.Rule != accepting[0] || decision.Verdict == verdict.Deny {
+	accepting, approved := a.strictRules(), decision.Verdict == judge.Approve
+	if err != nil || approved != (len(accepting) > 0) || approved && decision.By != accepting[0] || decision.Verdict == judge.Deny {
 		t.Errorf("approval rules: %+v, error %v, want that %q accept %+v", decision, err, accepting, a)
 	}
 	if len(decision.Message) > 4096 || decision.Message == "" {
@@ -512,7 +512,7 @@ func TestApprovalRules(t *testing.T) {
 			test.change(world)
 		}
 		_, decision, err := world.reconciler().Decide(t.Context(), test.obj)
-		got := strings.Join([]string{decision.Verdict.String(), decision.Rule, decision.Reason, decision.Message}, " ")
+		got := strings.Join([]string{decision.Verdict.String(), decision.By, decision.Reason, decision.Message}, " ")
 		if err != nil {
 			got = "error: " + err.Error()
 		}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // servingFacts holds what is known about a request for a serving certificate, beside its content.
@@ -37,7 +37,7 @@ const mostCounted = 10
 
 // judgeServing judges req step by step, and stops at the first step with a violation. It calls lookUp after req itself
 // has passed. An error of lookUp or of its facts means that a fact is missing.
-func judgeServing(req *csr.Request, reserved san.Reserved, lookUp func() (servingFacts, error)) Decision {
+func judgeServing(req *csr.Request, reserved san.Reserved, lookUp func() (servingFacts, error)) judge.Decision {
 	violations := checkServing(req)
 	names := san.Of(req.Cert.DNSNames, req.Cert.IPAddresses)
 	if len(violations) == 0 {
@@ -52,22 +52,22 @@ func judgeServing(req *csr.Request, reserved san.Reserved, lookUp func() (servin
 	}
 	switch {
 	case err != nil:
-		return refuse(req, []verdict.Result{verdict.Wait.Because(unknown(err),
+		return refuse(req, []judge.Decision{judge.Wait.Because(unknown(err),
 			"it is unknown what belongs to node %q: %v", csr.Shorten(req.NodeName()), err)})
 	case len(violations) > 0:
 		return refuse(req, violations)
 	}
-	return Decision{Rule: "kubelet-serving", Result: verdict.Approve.Because("AutoApproved",
+	return judge.Decision{Verdict: judge.Approve, Reason: "AutoApproved", By: "kubelet-serving", Message: fmt.Sprintf(
 		"Auto approving kubelet serving certificate: according to %s, every name belongs to the node.", facts.Source)}
 }
 
 // checkServing returns the violations in the content of req. It checks the three rules of the TLS bootstrapping
 // document for kubernetes.io/kubelet-serving, each exactly.
-func checkServing(req *csr.Request) []verdict.Result {
-	var found []verdict.Result
+func checkServing(req *csr.Request) []judge.Decision {
+	var found []judge.Decision
 	deny := func(broken bool, reason, format string, args ...any) {
 		if broken {
-			found = append(found, verdict.Deny.Because(reason, format, args...))
+			found = append(found, judge.Deny.Because(reason, format, args...))
 		}
 	}
 	subject := req.Cert.Subject
@@ -111,18 +111,18 @@ func isName(node, name string) bool {
 }
 
 // checkReserved returns the first names that no node can have.
-func checkReserved(node string, names []san.SAN, reserved san.Reserved) []verdict.Result {
-	var found []verdict.Result
+func checkReserved(node string, names []san.SAN, reserved san.Reserved) []judge.Decision {
+	var found []judge.Decision
 	var fixes []string
 	for _, name := range names {
 		own := inventory.IsName(node, name)
 		why, configured := reserved.Why(name, own)
-		answer, fix := verdict.Deny, otherReport
+		answer, fix := judge.Deny, otherReport
 		switch {
 		case why == "" || len(found) == mostRefused:
 			continue
 		case configured:
-			answer, fix = verdict.Wait, "correct approval.kubeletServing if it is the node's"
+			answer, fix = judge.Wait, "correct approval.kubeletServing if it is the node's"
 		case own:
 			fix = otherName
 		}
@@ -139,12 +139,12 @@ func checkReserved(node string, names []san.SAN, reserved san.Reserved) []verdic
 
 // check returns why names do not belong to node. It stops at the first name that another object has. Names that the
 // source does not give to the node are listed together.
-func (f servingFacts) check(node string, names []san.SAN) ([]verdict.Result, error) {
+func (f servingFacts) check(node string, names []san.SAN) ([]judge.Decision, error) {
 	if why := f.checkEntry(node); why.Reason != "" {
-		return []verdict.Result{why}, nil
+		return []judge.Decision{why}, nil
 	}
 	var foreign []string
-	var other verdict.Result
+	var other judge.Decision
 	for _, name := range names {
 		facts, err := f.of(name)
 		if err != nil {
@@ -159,9 +159,9 @@ func (f servingFacts) check(node string, names []san.SAN) ([]verdict.Result, err
 			break
 		}
 	}
-	var found []verdict.Result
+	var found []judge.Decision
 	if len(foreign) > 0 {
-		found = append(found, verdict.Wait.Because("SANNotOwned",
+		found = append(found, judge.Wait.Because("SANNotOwned",
 			"%q do not belong to node %q: %s has %s; add them there if they are the node's",
 			foreign, csr.Shorten(node), f.Source, f.Entry))
 	}
@@ -171,41 +171,41 @@ func (f servingFacts) check(node string, names []san.SAN) ([]verdict.Result, err
 	return found, nil
 }
 
-// checkEntry returns why no name belongs to node, whatever it requests, or a Result without a reason.
-func (f servingFacts) checkEntry(node string) verdict.Result {
+// checkEntry returns why no name belongs to node, whatever it requests, or a Decision without a reason.
+func (f servingFacts) checkEntry(node string) judge.Decision {
 	switch {
 	case f.Entry == nil:
-		return verdict.Wait.Because("NodeNotFound",
+		return judge.Wait.Because("NodeNotFound",
 			"no source knows node %q: register its Node, or add the node to a source of approval.inventory", csr.Shorten(node))
 	case f.Bound != "" && f.Bound != node:
-		return verdict.Wait.Because("SANNotOwned", "%s is node %q, so nothing belongs to node %q: correct its status.nodeRef if that is wrong",
+		return judge.Wait.Because("SANNotOwned", "%s is node %q, so nothing belongs to node %q: correct its status.nodeRef if that is wrong",
 			f.Source, csr.Shorten(f.Bound), csr.Shorten(node))
 	case f.Empty():
-		return verdict.Wait.Because("AddressNotPublished", "%s has no names and no addresses yet: set them, or list them in a static row", f.Source)
+		return judge.Wait.Because("AddressNotPublished", "%s has no names and no addresses yet: set them, or list them in a static row", f.Source)
 	}
-	return verdict.Result{}
+	return judge.Decision{}
 }
 
-// checkName returns why name does not belong to node, or a Result without a reason.
-func (f servingFacts) checkName(node string, name san.SAN, facts nameFacts) verdict.Result {
+// checkName returns why name does not belong to node, or a Decision without a reason.
+func (f servingFacts) checkName(node string, name san.SAN, facts nameFacts) judge.Decision {
 	value, node := shown(name), csr.Shorten(node)
 	switch {
 	case facts.service != "":
-		return verdict.Wait.Because("SANReserved", "%s is a name or an address of %s, which no node can have: "+
+		return judge.Wait.Because("SANReserved", "%s is a name or an address of %s, which no node can have: "+
 			"delete the Service if it is the node's", value, facts.service)
 	case facts.apiServer != "":
-		return verdict.Wait.Because("SANReserved", "%s is a name or an address of the API server (%s), which no node can have: "+
+		return judge.Wait.Because("SANReserved", "%s is a name or an address of the API server (%s), which no node can have: "+
 			"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes", value, facts.apiServer)
 	case facts.claim.Owner != "":
-		return verdict.Wait.Because("SANContested", "%s is claimed by node %q and by %s, which comes from a stronger entry: "+
+		return judge.Wait.Because("SANContested", "%s is claimed by node %q and by %s, which comes from a stronger entry: "+
 			"correct that entry if it is wrong", value, node, facts.claim.Owner)
 	case facts.claim.Other != "":
-		return verdict.Wait.Because("SANContested", "%s", contested(node, name, facts.claim))
+		return judge.Wait.Because("SANContested", "%s", contested(node, name, facts.claim))
 	case facts.claim.NotReported:
-		return verdict.Wait.Because("AddressNotPublished", "%s may belong to several nodes, according to %s, "+
+		return judge.Wait.Because("AddressNotPublished", "%s may belong to several nodes, according to %s, "+
 			"but Node %q does not report it: add it to the Node's addresses, or list it for this node alone", value, f.Source, node)
 	}
-	return verdict.Result{}
+	return judge.Decision{}
 }
 
 // contested returns why no node gets name because of other Nodes, and the fix.
@@ -247,20 +247,20 @@ func ofNode(node string, name san.SAN) bool {
 
 // refuse combines all violations of req in one Decision. Its reason is the first violation's. If a violation is a
 // Deny, the Decision is a Deny with that violation's reason.
-func refuse(req *csr.Request, violations []verdict.Result) Decision {
-	result := verdict.Result{Verdict: verdict.Wait, Reason: violations[0].Reason}
+func refuse(req *csr.Request, violations []judge.Decision) judge.Decision {
+	result := judge.Decision{Verdict: judge.Wait, Reason: violations[0].Reason}
 	sentences := make([]string, len(violations))
 	for i, each := range violations {
 		sentences[i] = each.Message
-		if each.Verdict == verdict.Deny && result.Verdict != verdict.Deny {
-			result.Verdict, result.Reason = verdict.Deny, each.Reason
+		if each.Verdict == judge.Deny && result.Verdict != judge.Deny {
+			result.Verdict, result.Reason = judge.Deny, each.Reason
 		}
 	}
 	advice := "the request is checked again when this changes, or within five minutes"
-	if result.Verdict == verdict.Deny {
+	if result.Verdict == judge.Deny {
 		advice = newRequest
 	}
 	result.Message = fmt.Sprintf("the request for signer %s is not approved: %s; %s",
 		req.SignerName, strings.Join(sentences, "; "), advice)
-	return Decision{Result: result}
+	return result
 }

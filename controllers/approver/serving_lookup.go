@@ -9,6 +9,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -31,7 +32,7 @@ func KubeletServing(s Serving) Rule {
 	return Rule{SignerName: certificatesv1.KubeletServingSignerName, Judge: s.judge, needsServices: true}
 }
 
-func (s Serving) judge(ctx context.Context, req *csr.Request) (Decision, error) {
+func (s Serving) judge(ctx context.Context, req *csr.Request) (judge.Decision, error) {
 	node := req.NodeName()
 	return judgeServing(req, s.Reserved, func() (servingFacts, error) {
 		if s.Inventory.cluster == nil {

@@ -27,9 +27,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 )
 
 // Name is the controller's name in logs and in the metrics of its queue.
@@ -72,7 +72,7 @@ type Reconciler struct {
 // Judgement is the signer's decision about an approved request. Approve stores the certificate that Judge has signed, Deny
 // marks the request as Failed. Wait and Ignore do neither, and the request is judged again later.
 type Judgement struct {
-	verdict.Result
+	judge.Decision
 	Request   *csr.Request // nil if it was not parsed
 	Authority *ca.Authority
 
@@ -85,9 +85,9 @@ type Judgement struct {
 // outcome returns the name of the verdict for metrics and audit records.
 func (j Judgement) outcome() string {
 	switch j.Verdict {
-	case verdict.Approve:
+	case judge.Approve:
 		return "Issued"
-	case verdict.Deny:
+	case judge.Deny:
 		return "Failed"
 	default:
 		return j.Verdict.String()
@@ -138,9 +138,9 @@ func (r *Reconciler) act(
 	case judged.quiet:
 	case r.DryRun:
 		r.report(ctx, obj, judged)
-	case judged.Verdict == verdict.Approve:
+	case judged.Verdict == judge.Approve:
 		return r.sign(ctx, obj, judged)
-	case judged.Verdict == verdict.Deny:
+	case judged.Verdict == judge.Deny:
 		return r.fail(ctx, obj, judged)
 	default:
 		r.discarded(ctx, obj, judged)
@@ -194,17 +194,17 @@ func (r *Reconciler) Judge(ctx context.Context, obj *certificatesv1.CertificateS
 	}
 	req, err := r.RequestLimits.Parse(obj)
 	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
-		return Judgement{Result: verdict.Result{Verdict: verdict.Deny, Reason: refused.Reason, Message: refused.Message}}
+		return Judgement{Decision: judge.Decision{Verdict: judge.Deny, Reason: refused.Reason, Message: refused.Message}}
 	} else if err != nil {
-		return Judgement{Result: verdict.Wait.Because("InternalError", "%s", csr.Fault(err))}
+		return Judgement{Decision: judge.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
-		return Judgement{Request: req, Result: deny(violation)}
+		return Judgement{Request: req, Decision: deny(violation)}
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
 		// The request waits, because the node or the certificate may be removed from the list.
-		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: reason, Message: message}}
+		return Judgement{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: reason, Message: message}}
 	}
 	return r.judgeByCA(obj, req, signer)
 }
@@ -222,14 +222,14 @@ func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.Certific
 	}
 	switch {
 	case err != nil:
-		return &Judgement{retry: time.Second, Result: verdict.Wait.Because("ClockSkewed",
+		return &Judgement{retry: time.Second, Decision: judge.Wait.Because("ClockSkewed",
 			"the time of the API servers is unknown, and nothing is signed meanwhile: see the readiness check \"clock\" of the manager")}
 	case skew.Abs() > servertime.MaxSkew:
 		// No event says that the clocks agree again.
 		return &Judgement{retry: 10 * time.Second,
-			Result: verdict.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew))}
+			Decision: judge.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew))}
 	case due && now.After(at):
-		return &Judgement{retry: report.Again, Result: verdict.Ignore.Because("RequestTooOld",
+		return &Judgement{retry: report.Again, Decision: judge.Ignore.Because("RequestTooOld",
 			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
 			at.UTC().Format(time.RFC3339))}
 	default:
@@ -245,37 +245,37 @@ func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, re
 	if err != nil {
 		why := &keypair.Unavailable{Reason: "CAMissing", Message: err.Error()}
 		errors.As(err, &why)
-		return Judgement{Request: req, Result: verdict.Result{Verdict: verdict.Wait, Reason: why.Reason, Message: why.Message}}
+		return Judgement{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: why.Reason, Message: why.Message}}
 	}
 	trust := r.trustOf(signer.KeyPair, authority)
 	violation := signer.checkTrust(req, trust)
 	switch {
 	case violation != nil && trust.unread != "":
-		return Judgement{Request: req, quiet: trust.unread == notRead, Result: verdict.Wait.Because("CATrustUnknown",
+		return Judgement{Request: req, quiet: trust.unread == notRead, Decision: judge.Wait.Because("CATrustUnknown",
 			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:
-		return Judgement{Request: req, Result: deny(violation)}
+		return Judgement{Request: req, Decision: deny(violation)}
 	}
 	issued, err := authority.Issue(signer.Profile.Within(longest), req.Cert, now.Truncate(time.Second)) // certificates have whole seconds
 	judged := Judgement{Request: req, Authority: authority, issued: issued}
 	switch mismatch := (*ca.LintError)(nil); {
 	case err == nil:
-		judged.Verdict = verdict.Approve
+		judged.Verdict = judge.Approve
 	case errors.As(err, &violation):
-		judged.Result = deny(violation)
+		judged.Decision = deny(violation)
 	case errors.As(err, &mismatch):
-		judged.mismatch, judged.Result = mismatch, verdict.Ignore.Because("CertificateMismatch",
+		judged.mismatch, judged.Decision = mismatch, judge.Ignore.Because("CertificateMismatch",
 			"%v: the certificate was not stored; report this defect of the signer, with the request", err)
 	default:
-		judged.Result = verdict.Wait.Because("CAInvalid", "%s cannot sign this request: %v", signer.KeyPair.Name(), err)
+		judged.Decision = judge.Wait.Because("CAInvalid", "%s cannot sign this request: %v", signer.KeyPair.Name(), err)
 	}
 	return judged
 }
 
 // deny returns the verdict about a request that can never be signed.
-func deny(why *ca.Violation) verdict.Result {
-	return verdict.Result{Verdict: verdict.Deny, Reason: why.Reason, Message: why.Message}
+func deny(why *ca.Violation) judge.Decision {
+	return judge.Decision{Verdict: judge.Deny, Reason: why.Reason, Message: why.Message}
 }
 
 // sign stores the certificate that Judge has signed. Before that it writes an audit record, so every certificate has a
@@ -311,7 +311,7 @@ func (r *Reconciler) sign(
 		r.reportForeign(ctx, result.Live, judged.Authority)
 	}
 	if report.TooLarge(result.Err) {
-		return r.fail(ctx, obj, Judgement{Request: judged.Request, Result: verdict.Deny.Because(csr.ReasonTooLarge,
+		return r.fail(ctx, obj, Judgement{Request: judged.Request, Decision: judge.Deny.Because(csr.ReasonTooLarge,
 			"the request does not fit into an object with its certificate: the API server refused it as too large; "+
 				"make a request with fewer names, labels or annotations")})
 	}
@@ -328,7 +328,7 @@ func (r *Reconciler) notCovered(
 			"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"
 	}
 	r.report(ctx, obj, Judgement{Request: judged.Request,
-		Result: verdict.Wait.Because("LedgerUnavailable", "%s", message)})
+		Decision: judge.Wait.Because("LedgerUnavailable", "%s", message)})
 }
 
 // discarded records a finished certificate that differs from the judged request, if there is one. It is not stored.
@@ -419,7 +419,7 @@ func (r *Reconciler) notStored(
 	switch {
 	case report.Refused(result.Err):
 		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
-		r.report(ctx, obj, Judgement{Request: req, Result: verdict.Wait.Because("NotStored",
+		r.report(ctx, obj, Judgement{Request: req, Decision: judge.Wait.Because("NotStored",
 			"the API server refuses to store %s of this request: %v; correct the role, the admission policy or the webhook "+
 				"that the answer names", something, result.Err)})
 		return r.again(obj), nil
@@ -431,8 +431,8 @@ func (r *Reconciler) notStored(
 }
 
 // wouldReasons has the reason that a dry run reports for each verdict.
-var wouldReasons = map[verdict.Verdict]string{
-	verdict.Approve: "WouldIssue", verdict.Deny: "WouldFail", verdict.Wait: "WouldWait", verdict.Ignore: "WouldIgnore",
+var wouldReasons = map[judge.Verdict]string{
+	judge.Approve: "WouldIssue", judge.Deny: "WouldFail", judge.Wait: "WouldWait", judge.Ignore: "WouldIgnore",
 }
 
 // report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
@@ -440,13 +440,13 @@ var wouldReasons = map[verdict.Verdict]string{
 func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
 	tell, counted, as := r.Reporter.Request, outcomesTotal, judged.outcome()
 	reason, message := judged.Reason, judged.Message
-	if judged.Verdict == verdict.Deny { // the Failed condition has only the Message, which is kube-controller-manager's text
+	if judged.Verdict == judge.Deny { // the Failed condition has only the Message, which is kube-controller-manager's text
 		message = fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", obj.Spec.SignerName, message)
 	}
 	if r.DryRun {
 		counted, as = dryRunTotal, wouldReasons[judged.Verdict]
 		reason, message = as, fmt.Sprintf("%s: %s", judged.Reason, message)
-		if judged.Verdict == verdict.Approve {
+		if judged.Verdict == judge.Approve {
 			tell, message = r.Reporter.Would, fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
 		}
 	}
@@ -454,7 +454,7 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 		return
 	}
 	counted.WithLabelValues(obj.Spec.SignerName, judged.outcome(), judged.Reason).Inc()
-	if judged.Verdict == verdict.Deny && !r.DryRun {
+	if judged.Verdict == judge.Deny && !r.DryRun {
 		return
 	}
 	record := audit.Of(obj, judged.Request)

@@ -36,9 +36,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/servertimetest"
 )
 
@@ -179,7 +179,7 @@ func TestJudgeNamesABug(t *testing.T) {
 	w := newWorld(t, trimmed(func(string) bool { return false })) // which Reconcile passes over
 	const want = "spec.request is not in the cache; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
-	if got := w.Judge(w.ctx, w.served).Result; got != (verdict.Result{Verdict: verdict.Wait, Reason: "InternalError", Message: want}) {
+	if got := w.Judge(w.ctx, w.served).Decision; got != (judge.Decision{Verdict: judge.Wait, Reason: "InternalError", Message: want}) {
 		t.Errorf("%+v, want that it waits: %s", got, want)
 	}
 }

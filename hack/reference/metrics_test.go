@@ -18,7 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/verdict"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
 // metric is one of the manager's own metrics.
@@ -63,7 +63,7 @@ func labelValues() map[string]string {
 	const reason = "a token of [reasons](reasons.md)"
 	names := []string{check.OwnRights, check.OptionalRights, check.KubeletRights}
 	phases := []v1alpha1.Phase{v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed}
-	verdicts := []verdict.Verdict{verdict.Ignore, verdict.Approve, verdict.Wait, verdict.Deny}
+	verdicts := []judge.Verdict{judge.Ignore, judge.Approve, judge.Wait, judge.Deny}
 	return map[string]string{
 		"signer":                              "a configured signer name",
 		"csr_requests signer":                 "a configured signer name, or `other`",
