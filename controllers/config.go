@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -32,6 +33,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
@@ -61,7 +64,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	if options.Approver != nil {
-		options.Approver.Rules = append(options.Approver.Rules, policiesOf(c, signers, options.Signer)...)
+		addApprovalRules(c, options.Approver.Judges, signers, options.Signer)
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
@@ -87,27 +90,27 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	return options, nil
 }
 
-// policiesOf returns a Rule for each signer with approval rules, in the order of the configuration. signing is the signer of this
-// process, or nil if it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are known,
-// but not which CAs API servers trust.
-func policiesOf(c *config.Configuration, signers map[string]signer.Signer, signing *signer.Reconciler) (all []approver.Rule) {
-	policies := map[string]*approver.Policy{}
+// addApprovalRules adds a Judge to judges for each signer with approval rules. signing is the signer of this process, or nil if
+// it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are known, but not which CAs
+// API servers trust.
+func addApprovalRules(
+	c *config.Configuration, judges map[string]approver.Judge, signers map[string]signer.Signer, signing *signer.Reconciler,
+) {
 	for _, rule := range c.CompiledRules {
 		name := rule.SignerName
-		if policies[name] == nil {
-			policies[name] = &approver.Policy{}
-			all = append(all, approver.Rule{SignerName: name, Policy: policies[name]})
+		all, found := judges[name].(*approver.ApprovalRules)
+		if !found {
+			all = &approver.ApprovalRules{}
+			judges[name] = all
 		}
-		policy := policies[name]
-		policy.Rules = append(policy.Rules, rule)
+		all.Rules = append(all.Rules, rule)
 		if served, found := signers[name]; found && !c.DryRuns(config.SignerController) {
-			policy.Lifetime = served.Profile.LifetimeOf
+			all.Lifetime = served.Profile.LifetimeOf
 			if signing != nil {
-				policy.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(name, now) }
+				all.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(name, now) }
 			}
 		}
 	}
-	return all
 }
 
 // blockList returns the configured block list, or nil if neither the approver nor the signer runs.
@@ -230,24 +233,21 @@ func duration(set *metav1.Duration, otherwise time.Duration) time.Duration {
 	return set.Duration
 }
 
-// approverOf returns the approver with the rules that c enables.
+// approverOf returns the approver for the signers of kubelets, as c says.
 func approverOf(c config.Approval) *approver.Reconciler {
-	r := &approver.Reconciler{Denial: approver.Denial(c.Denial), Limit: approver.Limit(c.Limit)}
+	r := &approver.Reconciler{Denial: approver.Denial(c.Denial), Limit: approver.Limit(c.Limit), Judges: map[string]approver.Judge{}}
 	if c.NodeClient.Bound() || c.KubeletServing.Enabled {
 		r.Inventory = inventoryOf(c)
 	}
+	nodes := approver.NodeClient{}
 	if c.NodeClient.Bound() {
-		bootstrap := approver.Bootstrap{Inventory: r.Inventory, Policy: bootstrapPolicyOf(c.NodeClient)}
-		r.Rules = append(r.Rules, approver.BoundNodeClient(bootstrap))
-	} else {
-		r.Rules = append(r.Rules, approver.NodeClient())
+		nodes.Bootstrap = bootstrapPolicyOf(c.NodeClient)
 	}
+	r.Judges[certificatesv1.KubeAPIServerClientKubeletSignerName] = nodes
 	if c.KubeletServing.Enabled {
-		r.Rules = append(r.Rules, approver.KubeletServing(approver.Serving{
-			Inventory:      r.Inventory,
-			Reserved:       reservedOf(c.KubeletServing),
-			APIServerNodes: c.KubeletServing.APIServerNodes,
-		}))
+		r.Judges[certificatesv1.KubeletServingSignerName] = approver.KubeletServing{Policy: serving.Policy{
+			Reserved: reservedOf(c.KubeletServing), APIServerNodes: c.KubeletServing.APIServerNodes,
+		}}
 	}
 	return r
 }
@@ -350,14 +350,14 @@ func machineSource(
 // nodes by a client certificate in its name.
 const openshiftBootstrapper = "system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"
 
-func bootstrapPolicyOf(c config.NodeClient) approver.BootstrapPolicy {
-	policy := approver.BootstrapPolicy{
+func bootstrapPolicyOf(c config.NodeClient) *bootstrap.Policy {
+	policy := &bootstrap.Policy{
 		Expected:            c.Inventory != "",
 		TokenBinding:        c.RequireTokenBinding,
 		Users:               c.BootstrapUsers,
 		Rejoin:              c.Rejoin,
 		MaxRequestAge:       c.MaxRequestAge.Duration,
-		Window:              approver.JoinWindow{Before: c.JoinWindow.Before.Duration, After: c.JoinWindow.After.Duration},
+		Window:              bootstrap.Window{Before: c.JoinWindow.Before.Duration, After: c.JoinWindow.After.Duration},
 		CertificateLifetime: c.CertificateLifetime.Duration,
 	}
 	if c.Inventory == config.InventoryOpenShift {

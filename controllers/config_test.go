@@ -19,13 +19,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 const (
 	clients = "kubernetes.io/kube-apiserver-client"
 	kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
-	serving = "kubernetes.io/kubelet-serving"
+	kubeletServing = "kubernetes.io/kubelet-serving"
 )
 
 func configured(change func(*config.Configuration)) *config.Configuration {
@@ -65,18 +66,18 @@ func TestSignersHaveTheirCA(t *testing.T) {
 		want    map[string]string
 		pairs   int
 	}{
-		"files for all signers": {config.Signing{CA: files}, map[string]string{clients: filesCA, kubelet: filesCA, serving: filesCA}, 1},
+		"files for all signers": {config.Signing{CA: files}, map[string]string{clients: filesCA, kubelet: filesCA, kubeletServing: filesCA}, 1},
 		"one CA each": {
-			config.Signing{Signers: []config.Signer{of(files, clients), of(config.CA{CertFile: "b", KeyFile: "c"}, kubelet), of(shared, serving)}},
-			map[string]string{clients: filesCA, kubelet: "files b and c has not been read yet", serving: secretCA}, 3,
+			config.Signing{Signers: []config.Signer{of(files, clients), of(config.CA{CertFile: "b", KeyFile: "c"}, kubelet), of(shared, kubeletServing)}},
+			map[string]string{clients: filesCA, kubelet: "files b and c has not been read yet", kubeletServing: secretCA}, 3,
 		},
 		"one Secret named twice, and a signer without a CA": {
-			config.Signing{Signers: []config.Signer{of(shared, clients), of(shared, serving)}},
-			map[string]string{clients: secretCA, serving: secretCA}, 1,
+			config.Signing{Signers: []config.Signer{of(shared, clients), of(shared, kubeletServing)}},
+			map[string]string{clients: secretCA, kubeletServing: secretCA}, 1,
 		},
 		"a custom signer beside Kubernetes' signers": {
 			config.Signing{CA: shared, Signers: []config.Signer{of(files, "example.com/a")}},
-			map[string]string{clients: secretCA, kubelet: secretCA, serving: secretCA, "example.com/a": filesCA}, 2,
+			map[string]string{clients: secretCA, kubelet: secretCA, kubeletServing: secretCA, "example.com/a": filesCA}, 2,
 		},
 	} {
 		got, pairs := map[string]string{}, map[*keypair.KeyPair]bool{}
@@ -102,7 +103,7 @@ func TestProfiles(t *testing.T) {
 	)
 	for name, test := range map[string]struct {
 		all  all
-		one  one // serving, unless it has a name
+		one  one // kubeletServing, unless it has a name
 		want want
 	}{
 		"nothing set":    {},
@@ -124,7 +125,7 @@ func TestProfiles(t *testing.T) {
 		others := ca.ProfileConfig{Lifetime: cmp.Or(test.all.Duration.Duration, year), MinRSABits: test.all.MinRSABits}
 		others.ForbiddenSubjects = test.all.ForbiddenSubjects
 		test.want.Lifetime = cmp.Or(test.want.Lifetime, year)
-		test.all.Secret, test.one.Name = "ns/ca", cmp.Or(test.one.Name, serving)
+		test.all.Secret, test.one.Name = "ns/ca", cmp.Or(test.one.Name, kubeletServing)
 		test.all.Signers = []config.Signer{test.one}
 		signers := signersWith(t, test.all)
 		for signerName, c := range map[string]ca.ProfileConfig{test.one.Name: test.want, clients: others, kubelet: others} {
@@ -190,8 +191,7 @@ func TestControllersThatAreOn(t *testing.T) {
 			t.Errorf("%s: %v, concurrency %+v, self-check %+v", list, got, options.Concurrency, options.SelfCheck)
 		}
 		r := options.Approver
-		if r != nil && (r.Denial != "Permanent" || r.Inventory != nil || len(r.Rules) != 1 || r.Rules[0].SignerName != kubelet ||
-			r.Rules[0].Judge != nil || r.Rules[0].Recognisers[0].Gate != nil || r.Rules[0].Recognisers[1].Gate != nil) {
+		if r != nil && (r.Denial != "Permanent" || r.Inventory != nil || len(r.Judges) != 1 || r.Judges[kubelet] != approver.Judge(approver.NodeClient{})) {
 			t.Errorf("%s: %+v", list, r)
 		}
 	}
@@ -200,11 +200,11 @@ func TestControllersThatAreOn(t *testing.T) {
 func TestBootstrapPolicies(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*config.NodeClient)
-		want   approver.BootstrapPolicy
+		want   bootstrap.Policy
 	}{
 		"openshift": {
 			func(c *config.NodeClient) { c.Inventory = "openshift" },
-			approver.BootstrapPolicy{
+			bootstrap.Policy{
 				Expected: true, Trusted: true, Users: []string{"system:serviceaccount:openshift-machine-config-operator:node-bootstrapper"},
 			},
 		},
@@ -212,17 +212,17 @@ func TestBootstrapPolicies(t *testing.T) {
 			func(c *config.NodeClient) {
 				c.Inventory, c.Rejoin, c.CertificateLifetime.Duration = "cluster-api", true, time.Hour
 			},
-			approver.BootstrapPolicy{Expected: true, Rejoin: true, CertificateLifetime: time.Hour},
+			bootstrap.Policy{Expected: true, Rejoin: true, CertificateLifetime: time.Hour},
 		},
 		"tokens": {
 			func(c *config.NodeClient) { c.RequireTokenBinding, c.BootstrapUsers = true, []string{"a"} },
-			approver.BootstrapPolicy{TokenBinding: true, Users: []string{"a"}},
+			bootstrap.Policy{TokenBinding: true, Users: []string{"a"}},
 		},
 	} {
 		c := config.Default().Approval.NodeClient
 		test.change(&c)
-		test.want.MaxRequestAge, test.want.Window = 15*time.Minute, approver.JoinWindow{Before: 10 * time.Second, After: 2 * time.Hour}
-		if diff := gocmp.Diff(test.want, bootstrapPolicyOf(c)); diff != "" {
+		test.want.MaxRequestAge, test.want.Window = 15*time.Minute, bootstrap.Window{Before: 10 * time.Second, After: 2 * time.Hour}
+		if diff := gocmp.Diff(&test.want, bootstrapPolicyOf(c)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 		groups := 2 // of which one must be able to join; none joins in OpenShift
@@ -273,8 +273,8 @@ func TestSourceOfKnowsEveryKind(t *testing.T) {
 	}
 }
 
-// ruled returns the policies of a configuration with approval rules for three signers, one of which it signs for.
-func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approver.Policy {
+// ruled returns the approval rules of a configuration with approval rules for three signers, one of which it signs for.
+func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approver.ApprovalRules {
 	t.Helper()
 	options := optionsOf(t, func(c *config.Configuration) {
 		c.Signing.Signers = []config.Signer{{Name: "example.com/a", CA: config.CA{Secret: "b/a"}, Usages: []certificatesv1.KeyUsage{"server auth"}}}
@@ -283,21 +283,21 @@ func ruled(t *testing.T, change func(*config.Configuration)) map[string]*approve
 		}
 		change(c)
 	})
-	policies := map[string]*approver.Policy{}
-	for _, rule := range options.Approver.Rules {
-		if rule.Policy != nil {
-			policies[rule.SignerName] = rule.Policy
+	all := map[string]*approver.ApprovalRules{}
+	for name, each := range options.Approver.Judges {
+		if rules, are := each.(*approver.ApprovalRules); are {
+			all[name] = rules
 		}
 	}
-	return policies
+	return all
 }
 
-// TestPoliciesOfRules checks that the rules of each signer keep their order, and that they know only a lifetime that this manager issues.
-func TestPoliciesOfRules(t *testing.T) {
-	policies := ruled(t, func(*config.Configuration) {})
-	a, b := policies["example.com/a"], policies["example.com/b"]
-	if len(policies) != 2 || len(a.Rules) != 2 || a.Rules[0].Name != "a1" || a.Rules[1].Name != "a2" || len(b.Rules) != 1 {
-		t.Fatalf("policies %+v", policies)
+// TestApprovalRulesOfSigners checks that the rules of each signer keep their order, and that they know only a lifetime that this manager issues.
+func TestApprovalRulesOfSigners(t *testing.T) {
+	all := ruled(t, func(*config.Configuration) {})
+	a, b := all["example.com/a"], all["example.com/b"]
+	if len(all) != 2 || len(a.Rules) != 2 || a.Rules[0].Name != "a1" || a.Rules[1].Name != "a2" || len(b.Rules) != 1 {
+		t.Fatalf("approval rules %+v", all)
 	}
 	if got := a.Lifetime(time.Minute); got != 10*time.Minute || a.Lifetime(0) != 365*24*time.Hour || b.Lifetime != nil || b.Trusted != nil {
 		t.Errorf("lifetime %s, and %t for another signer", got, b.Lifetime != nil)

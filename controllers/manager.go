@@ -181,8 +181,8 @@ func named(name string, err error) error {
 func (o Options) signerNames() map[string]bool {
 	names := map[string]bool{}
 	if o.Approver != nil {
-		for _, rule := range o.Approver.Rules {
-			names[rule.SignerName] = true
+		for name := range o.Approver.Judges {
+			names[name] = true
 		}
 	}
 	if o.Signer != nil {

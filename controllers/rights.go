@@ -160,12 +160,9 @@ func (r rights) approver(c *config.Configuration) {
 	r.add(certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
 	if !c.DryRuns(config.ApproverController) {
 		r.add(certificatesv1.GroupName, requestsResource+"/approval", "", "", "update")
-		for _, rule := range approverOf(c.Approval).Rules {
-			granted := r
-			if rule.SignerName == certificatesv1.KubeletServingSignerName {
-				granted = r.from("config/kubelet-serving")
-			}
-			granted.onSigner(rule.SignerName, "approve")
+		r.onSigner(certificatesv1.KubeAPIServerClientKubeletSignerName, "approve")
+		if c.Approval.KubeletServing.Enabled {
+			r.from("config/kubelet-serving").onSigner(certificatesv1.KubeletServingSignerName, "approve")
 		}
 	}
 	r.add(authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 )
@@ -101,9 +102,9 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 	missing := report.New(mgr.GetEventRecorder("csr-self-check"), s.clock)
 	s.tasks = []*checkTask{{ask: s.ownRights(reviews.SelfSubjectAccessReviews(), o.SelfCheck, missing)}}
 	if o.Approver != nil {
-		for _, rule := range o.Approver.Rules {
-			if rule.Policy != nil {
-				rule.Policy.Off = func() bool { denied, _ := s.mayNotApprove.Load(rule.SignerName); return denied == true }
+		for name, each := range o.Approver.Judges {
+			if rules, are := each.(*approver.ApprovalRules); are {
+				rules.Off = func() bool { denied, _ := s.mayNotApprove.Load(name); return denied == true }
 			}
 		}
 		s.tasks = append(s.tasks, &checkTask{ask: func(ctx context.Context) []check.Result {

@@ -166,7 +166,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 	}
 	retention := csr.RetentionPolicy{Default: opts.Retention}
 	options := &controllers.Options{
-		Approver: &approver.Reconciler{Rules: []approver.Rule{approver.NodeClient()}},
+		Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}}},
 		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
 		Cleaner:  &cleaner.Reconciler{Retention: retention, Every: cleanEvery},
 		Clock:    opts.Clock,

@@ -221,14 +221,14 @@ func TestStartSaysAllThatIsWrong(t *testing.T) {
 		Profile: ca.ProfileConfig{Lifetime: time.Second},
 		Customize: func(o *controllers.Options) {
 			o.Approver.Denial = "Often"
-			o.Approver.Rules[0].Shape = nil
+			o.Approver.Judges["example.com/none"] = nil
 			for name, one := range o.Signer.Signers {
 				one.KeyPair = nil
 				o.Signer.Signers[name] = one
 			}
 		},
 	})
-	for _, want := range []string{"CA: ", "profile: ", `denial "Often"`, "has no Shape", "has no KeyPair"} {
+	for _, want := range []string{"CA: ", "profile: ", `denial "Often"`, "has no Judge", "has no KeyPair"} {
 		contains(t, err, want)
 	}
 	_, err = csrenv.Start(t.Context(), admin(t), csrenv.Options{Customize: func(o *controllers.Options) { *o = controllers.Options{} }})

@@ -15,23 +15,24 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
 // TestAdviceWorks follows the advice of each refusal, by other objects, another configuration or a new request, and checks
 // that the request is then approved. Each reason of the approver in docs/reference/reasons.md has a row.
 func TestAdviceWorks(t *testing.T) {
-	type judged func(*testing.T) judge.Decision
+	type decides func(*testing.T) judge.Decision
 	type row struct {
 		advice        string
-		before, after judged
+		before, after decides
 	}
-	serving := func(node, names string, parts ...any) judged {
+	serving := func(node, names string, parts ...any) decides {
 		return func(t *testing.T) judge.Decision {
-			return must(newWorld(parts...).run(t).serving.judge(t.Context(), parse(asks(node, names))))
+			return newWorld(parts...).run(t).decide(t.Context(), node, names)
 		}
 	}
-	decides := func(obj *request, change func(*parts)) judged {
+	decided := func(obj *request, change func(*parts)) decides {
 		return func(t *testing.T) judge.Decision {
 			p := newParts(obj)
 			change(p)
@@ -41,17 +42,14 @@ func TestAdviceWorks(t *testing.T) {
 	}
 	asIs := func(*parts) {}
 	may := func(rights string) func(*parts) { return func(p *parts) { p.grants = strings.Fields(rights) } }
-	joins := func(change func(*BootstrapPolicy, *csr.Request, *bootstrapFacts)) judged {
+	joins := func(change func(*bootstrap.Policy, *csr.Request, *bootstrap.Facts)) decides {
 		return func(*testing.T) judge.Decision {
 			policy, req, facts := joining()
 			change(policy, req, facts)
-			if decision := policy.judge(req, facts); decision.Reason != "" {
-				return decision
-			}
-			return judge.Approve.Because("AutoApproved", "")
+			return policy.Judge(req, *facts)
 		}
 	}
-	byRules := func(name string, change func(*ruled)) judged {
+	byRules := func(name string, change func(*ruled)) decides {
 		return func(t *testing.T) judge.Decision {
 			world := newRuled()
 			change(world)
@@ -60,9 +58,9 @@ func TestAdviceWorks(t *testing.T) {
 		}
 	}
 	type (
-		policy = *BootstrapPolicy
+		policy = *bootstrap.Policy
 		req    = *csr.Request
-		facts  = *bootstrapFacts
+		facts  = *bootstrap.Facts
 	)
 	const first, off = "10.0.0.1", "169.254.1.0"
 	a, twin, three := nodeObject("a", first), nodeObject("b", first), []any{nodeObject("a", first), nodeObject("b", first), nodeObject("c", first)}
@@ -95,28 +93,28 @@ func TestAdviceWorks(t *testing.T) {
 			}
 			return serving("a", first, append(three, row)...)(t)
 		}},
-		"RequestTooLarge": {"requestLimits.maxNames); a new request is needed, or a higher limit", decides(asks("a", "", tooMany), asIs),
-			decides(asks("a", "", tooMany), func(p *parts) { p.reconciler.RequestLimits = csr.Limits{Names: 1001} })},
+		"RequestTooLarge": {"requestLimits.maxNames); a new request is needed, or a higher limit", decided(asks("a", "", tooMany), asIs),
+			decided(asks("a", "", tooMany), func(p *parts) { p.reconciler.RequestLimits = csr.Limits{Names: 1001} })},
 
-		"NotAuthorized":          {"bind a ClusterRole with this permission to it", decides(object(), asIs), decides(object(), may("nodeclient"))},
-		"NotAuthorized, bound":   {"only a token with the group " + csr.TokenGroup("a"), decides(object(token("b")), may(rights)), decides(object(token("a")), may(rights))},
-		"NotAuthorized, deleted": {"use another credential", joins(func(_ policy, _ req, f facts) { f.gone = "revoked" }), joined},
+		"NotAuthorized":          {"bind a ClusterRole with this permission to it", decided(object(), asIs), decided(object(), may("nodeclient"))},
+		"NotAuthorized, bound":   {"only a token with the group " + csr.TokenGroup("a"), decided(object(token("b")), may(rights)), decided(object(token("a")), may(rights))},
+		"NotAuthorized, deleted": {"use another credential", joins(func(_ policy, _ req, f facts) { f.Gone = "revoked" }), joined},
 		"NotAuthorized, user":    {`only users ["system:bootstrap:abcdef"] may`, joins(func(_ policy, r req, _ facts) { r.Requester.Username = "x" }), joined},
-		"NotExpected":            {"add the node to a source", joins(func(_ policy, _ req, f facts) { f.entry = nil }), joined},
-		"NotExpected, deleted":   {"create another one", joins(func(_ policy, _ req, f facts) { f.entry.Leaving = true }), joined},
-		"NodeAlive":              {"delete both if its machine is gone", joins(func(_ policy, _ req, f facts) { f.node = nodeUnknown }), joined},
-		"NodeAlive, renewed":     {"stop its kubelet", joins(func(_ policy, _ req, f facts) { f.node = nodeAlive }), joins(func(p policy, _ req, f facts) { p.Rejoin, f.node = true, nodeDead })},
-		"MachineBound":           {"create another one", joins(func(_ policy, _ req, f facts) { f.entry.Bound = "b" }), joined},
-		"MachineBound, dead": {"or enable approval.nodeClient.rejoin", joins(func(_ policy, _ req, f facts) { f.node = nodeDead }),
-			joins(func(p policy, _ req, f facts) { p.Rejoin, f.node = true, nodeDead })},
-		"OutsideJoinWindow": {"approval.nodeClient.joinWindow permits 2h0m0s after", joins(func(_ policy, _ req, f facts) { f.entry.Created = now.Add(-3 * time.Hour) }),
-			joins(func(p policy, _ req, f facts) { p.Window.After, f.entry.Created = 4*time.Hour, now.Add(-3*time.Hour) })},
-		"RequestTooOld": {"a new request is needed", joins(func(_ policy, _ req, f facts) { f.age = time.Hour }), joined},
+		"NotExpected":            {"add the node to a source", joins(func(_ policy, _ req, f facts) { f.Entry = nil }), joined},
+		"NotExpected, deleted":   {"create another one", joins(func(_ policy, _ req, f facts) { f.Entry.Leaving = true }), joined},
+		"NodeAlive":              {"delete both if its machine is gone", joins(func(_ policy, _ req, f facts) { f.Node = bootstrap.NodeUnknown }), joined},
+		"NodeAlive, renewed":     {"stop its kubelet", joins(func(_ policy, _ req, f facts) { f.Node = bootstrap.NodeAlive }), joins(func(p policy, _ req, f facts) { p.Rejoin, f.Node = true, bootstrap.NodeDead })},
+		"MachineBound":           {"create another one", joins(func(_ policy, _ req, f facts) { f.Entry.Bound = "b" }), joined},
+		"MachineBound, dead": {"or enable approval.nodeClient.rejoin", joins(func(_ policy, _ req, f facts) { f.Node = bootstrap.NodeDead }),
+			joins(func(p policy, _ req, f facts) { p.Rejoin, f.Node = true, bootstrap.NodeDead })},
+		"OutsideJoinWindow": {"approval.nodeClient.joinWindow permits 2h0m0s after", joins(func(_ policy, _ req, f facts) { f.Entry.Created = now.Add(-3 * time.Hour) }),
+			joins(func(p policy, _ req, f facts) { p.Window.After, f.Entry.Created = 4*time.Hour, now.Add(-3*time.Hour) })},
+		"RequestTooOld": {"a new request is needed", joins(func(_ policy, _ req, f facts) { f.Age = time.Hour }), joined},
 
 		"NotAuthorized by rules": {"bind a ClusterRole with the verb use on approvalrules", byRules("a.example.com", func(r *ruled) { r.allowed = nil }), own},
 		"RuleRefused":            {"rule any: the condition request.names.all(n, n.endsWith('.example.com')) is not true", byRules("a.other.test", func(*ruled) {}), own},
-		"RightsMissing": {"grant the manager the verb approve", byRules("a.example.com", func(r *ruled) { r.policy.Off = func() bool { return true } }),
-			byRules("a.example.com", func(r *ruled) { r.policy.Off = func() bool { return false } })},
+		"RightsMissing": {"grant the manager the verb approve", byRules("a.example.com", func(r *ruled) { r.rules.Off = func() bool { return true } }),
+			byRules("a.example.com", func(r *ruled) { r.rules.Off = func() bool { return false } })},
 	}
 	mail := content(func(r *x509.CertificateRequest) { r.EmailAddresses = []string{"a@b"} })
 	for name, other := range map[string]func(*request){ // a new request without what the message names
@@ -130,7 +128,7 @@ func TestAdviceWorks(t *testing.T) {
 		"SANMissing: correct the addresses that the Node reports (--node-ip and --hostname": dns(),
 	} {
 		reason, advice, _ := strings.Cut(name, ": ")
-		rows[reason] = row{advice, decides(asks("a", first, other), asIs), good}
+		rows[reason] = row{advice, decided(asks("a", first, other), asIs), good}
 	}
 	explained := map[string]bool{"AutoApproved": true, "ApprovedByHand": true, "InventoryPending": true, "RateLimited": true} // nothing to do but wait
 	for _, name := range slices.Sorted(maps.Keys(rows)) {

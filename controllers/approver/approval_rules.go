@@ -21,8 +21,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
-// Policy holds the approval rules for one signer, and what the signer says of its certificates.
-type Policy struct {
+// ApprovalRules judges the requests for one signer by approval rules. A rule approves a request if it accepts the content and
+// the requester may use the rule. No rule denies.
+type ApprovalRules struct {
 	// Rules judge a request in order.
 	Rules []*rules.Compiled
 	// Lifetime returns the lifetime of the certificate for a requested lifetime. Nil means that this manager does not sign
@@ -42,28 +43,32 @@ func UsePermission(rule string) authorizationv1.ResourceAttributes {
 	}
 }
 
-// mostTold is the number of rules that the message about a refused request names. mostAsked bounds the reviews for it, because
+// mostNamed is the number of rules that the message about a refused request names. mostAsked bounds the reviews for it, because
 // a requester without any permission causes one for each rule. mostWhy bounds the text about each rule, in bytes, so that the
 // message fits into an Event.
-const mostTold, mostAsked, mostWhy = 3, 10, 200
+const mostNamed, mostAsked, mostWhy = 3, 10, 200
 
-// judgeByRules decides about req by approval rules. A rule approves req if it accepts the content and the requester may use
-// the rule. No rule denies. The message about a refused request names only rules that its requester may use.
-func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy *Policy) (judge.Decision, error) {
-	if policy.Off != nil && policy.Off() {
+// Judge implements Judge. The message about a refused request names only rules that its requester may use.
+//
+//  1. The manager must have the right to approve.
+//  2. The first rule that accepts the content, and that the requester may use, approves (confirm).
+//  3. A fault is retried by the queue, unless an administrator must act.
+//  4. Otherwise the request waits.
+func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error) {
+	if a.Off != nil && a.Off() {
 		return waitForRules(req, "RightsMissing", "the approval rules for this signer are off, because this manager may not approve its "+
 			"requests: grant the manager the verb approve on the resource signers of the API group certificates.k8s.io"), nil
 	}
-	subject, reading := r.subjectOf(ctx, req, policy)
+	subject, reading := a.subjectOf(ctx, req, facts)
 	if reading {
 		return waitForRules(req, reasonPending, "the CAs that API servers trust are not read yet"), nil
 	}
 	var unknown error
 	var refused []Tried
-	for _, rule := range policy.Rules {
+	for _, rule := range a.Rules {
 		refusal, err := rule.Judge(ctx, subject)
 		if err == nil && refusal == "" {
-			refusal, err = r.confirmRule(ctx, rule.Name, subject)
+			refusal, err = confirm(ctx, rule.Name, subject, facts)
 		}
 		switch {
 		case err != nil:
@@ -84,27 +89,27 @@ func (r *Reconciler) judgeByRules(ctx context.Context, req *csr.Request, policy 
 	case unknown != nil:
 		return judge.Decision{}, unknown
 	}
-	return r.tell(ctx, req, refused)
+	return explain(ctx, req, refused, facts)
 }
 
 // notPermitted is the refusal of a requester that may not use a rule.
 const notPermitted = "the requester may not use it"
 
-// confirmRule returns why an accepted request is not approved, or an empty text: its requester may not use the rule, or a
+// confirm returns why an accepted request is not approved, or an empty text: its requester may not use the rule, or a
 // Service does not exist now.
-func (r *Reconciler) confirmRule(ctx context.Context, rule string, subject *rules.Subject) (refusal string, err error) {
-	allowed, err := r.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
+func confirm(ctx context.Context, rule string, subject *rules.Subject, facts Facts) (refusal string, err error) {
+	allowed, err := facts.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("review the permission to use a rule: %w", err)
 	case !allowed:
 		return notPermitted, nil
-	case r.Assume:
+	case facts.Assume:
 		return "", nil
 	}
 	for _, key := range subject.Services {
 		service := &corev1.Service{}
-		switch err := call.Get(ctx, r.Live, key, service); {
+		switch err := call.Get(ctx, facts.Live, key, service); {
 		case apierrors.IsNotFound(err):
 			return fmt.Sprintf("Service %s does not exist", key), nil
 		case err != nil:
@@ -116,26 +121,26 @@ func (r *Reconciler) confirmRule(ctx context.Context, rule string, subject *rule
 	return "", nil
 }
 
-// tell returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
-func (r *Reconciler) tell(ctx context.Context, req *csr.Request, refused []Tried) (judge.Decision, error) {
-	var told []string
+// explain returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
+func explain(ctx context.Context, req *csr.Request, refused []Tried, facts Facts) (judge.Decision, error) {
+	var named []string
 	for _, rule := range refused[:min(len(refused), mostAsked)] {
-		if rule.Refusal == notPermitted || len(told) == mostTold {
+		if rule.Refusal == notPermitted || len(named) == mostNamed {
 			continue
 		}
-		allowed, err := r.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
+		allowed, err := facts.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
 		if err != nil {
 			return judge.Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
 		}
 		if allowed {
-			told = append(told, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(rule.Refusal), mostWhy)))
+			named = append(named, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(rule.Refusal), mostWhy)))
 		}
 	}
-	if len(told) == 0 {
+	if len(named) == 0 {
 		return waitForRules(req, reasonNotAuthorized, "no rule that the requester may use: bind a ClusterRole with the verb use on "+
 			"approvalrules (API group csr-controller-manager.io) to user %q", csr.ShortenTo(ascii.Quote(req.Requester.Username), mostWhy)), nil
 	}
-	return waitForRules(req, "RuleRefused", "%s", strings.Join(told, "; ")), nil
+	return waitForRules(req, "RuleRefused", "%s", strings.Join(named, "; ")), nil
 }
 
 // waitForRules returns the Decision about a request that no rule approves now.
@@ -145,25 +150,25 @@ func waitForRules(req *csr.Request, reason, format string, args ...any) judge.De
 }
 
 // subjectOf returns req with its facts. reading means that a fact is about to be known.
-func (r *Reconciler) subjectOf(ctx context.Context, req *csr.Request, policy *Policy) (_ *rules.Subject, reading bool) {
+func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, facts Facts) (_ *rules.Subject, reading bool) {
 	subject := &rules.Subject{
 		Request: req, Lifetime: req.Cert.Lifetime,
 		Trusted: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA",
 		Gone:    func() (string, error) { return "", nil },
-		Now:     func() (time.Time, error) { return r.ServerTime.Now(ctx) },
+		Now:     func() (time.Time, error) { return facts.ServerTime.Now(ctx) },
 	}
-	if policy.Lifetime != nil {
-		subject.Lifetime = policy.Lifetime(req.Cert.Lifetime)
+	if a.Lifetime != nil {
+		subject.Lifetime = a.Lifetime(req.Cert.Lifetime)
 	}
-	if !r.Assume {
-		subject.Gone = sync.OnceValues(func() (string, error) { return nodeidentity.Live{Reader: r.Live}.Gone(ctx, req.Requester) })
+	if !facts.Assume {
+		subject.Gone = sync.OnceValues(func() (string, error) { return nodeidentity.Live{Reader: facts.Live}.Gone(ctx, req.Requester) })
 	}
 	switch {
-	case policy.Trusted == nil:
-	case r.Assume:
+	case a.Trusted == nil:
+	case facts.Assume:
 		subject.Trusted = ""
 	default:
-		subject.Trusted, reading = policy.Trusted(r.ServerTime.Latest())
+		subject.Trusted, reading = a.Trusted(facts.ServerTime.Latest())
 	}
 	return subject, reading
 }
@@ -178,18 +183,17 @@ func (r *Reconciler) TryRules(ctx context.Context, obj *certificatesv1.Certifica
 	if err != nil {
 		return nil, err
 	}
-	for _, rule := range r.Rules {
-		if rule.SignerName != obj.Spec.SignerName || rule.Policy == nil {
-			continue
+	rules, _ := r.Judges[obj.Spec.SignerName].(*ApprovalRules)
+	if rules == nil {
+		return nil, nil
+	}
+	subject, _ := rules.subjectOf(ctx, req, r.Facts)
+	for _, each := range rules.Rules {
+		refusal, err := each.Judge(ctx, subject)
+		if err != nil {
+			return nil, fmt.Errorf("rule %s: %w", each.Name, err)
 		}
-		subject, _ := r.subjectOf(ctx, req, rule.Policy)
-		for _, each := range rule.Policy.Rules {
-			refusal, err := each.Judge(ctx, subject)
-			if err != nil {
-				return nil, fmt.Errorf("rule %s: %w", each.Name, err)
-			}
-			tried = append(tried, Tried{each.Name, refusal})
-		}
+		tried = append(tried, Tried{each.Name, refusal})
 	}
 	return tried, nil
 }

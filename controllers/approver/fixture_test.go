@@ -42,6 +42,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -51,7 +52,7 @@ type (
 	condition = certificatesv1.CertificateSigningRequestCondition
 )
 
-const servingSigner = "kubernetes.io/kubelet-serving"
+const servingSigner, kubeletSigner = "kubernetes.io/kubelet-serving", "kubernetes.io/kube-apiserver-client-kubelet"
 
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
@@ -88,7 +89,7 @@ func object(modify ...func(*request)) *request {
 		ObjectMeta: metav1.ObjectMeta{Name: "csr-1", UID: "uid-1", ResourceVersion: "7", CreationTimestamp: metav1.NewTime(now)},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
 			Request:    payload(kubelet("a", "")),
-			SignerName: "kubernetes.io/kube-apiserver-client-kubelet",
+			SignerName: kubeletSigner,
 			Usages:     []certificatesv1.KeyUsage{"digital signature", "client auth"},
 			Username:   "system:bootstrap:abcdef",
 			Groups:     []string{"system:bootstrappers"},
@@ -193,14 +194,13 @@ func blockList(objs ...*corev1.ConfigMap) *blocklist.List {
 	return list
 }
 
-// known holds what the rule for serving certificates looks up, without a manager that watches it.
+// known judges serving certificates by what it holds, without a manager that watches it.
 type known struct {
 	nodes    map[string]*inventory.Entry
 	reserved san.Reserved
-	names    map[string]nameFacts // about names and addresses, beside whether the node owns them
-	// fault is the error of the lookup of a node, and nameFault that of a name.
-	fault, nameFault error
-	asked            []string // the lookups
+	names    map[string]serving.Name // about names and addresses
+	fault    error                   // of the lookup
+	asked    []string                // the nodes that were looked up
 }
 
 func newKnown() *known {
@@ -213,22 +213,25 @@ func newKnown() *known {
 			ClusterDomain: "cluster.local", Endpoints: sans("192.0.2.100", "api.example.com"),
 			Prefixes: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		},
-		names: map[string]nameFacts{"10.97.0.1": {service: "Service default/x"}},
+		names: map[string]serving.Name{"10.97.0.1": {Service: "Service default/x"}},
 	}
 }
 
-func (k *known) judge(_ context.Context, req *csr.Request) (judge.Decision, error) {
-	return judgeServing(req, k.reserved, func() (servingFacts, error) {
-		k.asked = append(k.asked, "node")
-		found := inventory.Found{Entry: k.nodes[req.NodeName()]}
-		return servingFacts{found, func(value san.SAN) (nameFacts, error) {
-			k.asked = append(k.asked, value.String())
-			facts := k.names[value.String()]
-			facts.claim.NotOwned = !found.Owns(value)
-			return facts, k.nameFault
-		}}, k.fault
-	}), nil
+// Judge does what KubeletServing does with an Inventory.
+func (k *known) Judge(_ context.Context, req *csr.Request, _ Facts) (judge.Decision, error) {
+	policy := serving.Policy{Reserved: k.reserved}
+	if refused := policy.Check(req); refused.Made() {
+		return refused, nil
+	}
+	k.asked = append(k.asked, req.NodeName())
+	facts := serving.Facts{Entry: k.nodes[req.NodeName()], Names: map[san.SAN]serving.Name{}}
+	for _, value := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
+		facts.Names[value] = k.names[value.String()]
+	}
+	return policy.Judge(req, facts), nil
 }
+
+func (*known) needs() (services, leases bool) { return true, false }
 
 // has makes the names and addresses of node a what spaces separate in texts.
 func has(texts string) func(*known) {
@@ -249,21 +252,22 @@ type parts struct {
 	writeFault error
 }
 
-// newParts returns a Reconciler for obj with the rules for both signers of kubelets.
+// newParts returns a Reconciler for obj with Judges for both signers of kubelets.
 func newParts(obj *request) *parts {
 	p := &parts{served: obj, known: newKnown(), clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
 	p.reconciler = &Reconciler{
-		ServerTime: servertime.Of(p.clock),
-		Rules:      []Rule{NodeClient(), {SignerName: servingSigner, Judge: p.known.judge}},
-		Client:     interceptor.NewClient(nil, interceptor.Funcs{Get: p.get, SubResourceUpdate: p.approve}),
-		Live: live(func(now *request) error { // it was changed meanwhile
-			*now = *p.served.DeepCopy()
-			now.ResourceVersion += "1"
-			return nil
-		}),
-		Authorizer: authz.Func(p.review),
-		Reporter:   report.New(p.recorder, p.clock),
-		Clock:      p.clock,
+		Judges: map[string]Judge{kubeletSigner: NodeClient{}, servingSigner: p.known},
+		Client: interceptor.NewClient(nil, interceptor.Funcs{Get: p.get, SubResourceUpdate: p.approve}),
+		Facts: Facts{
+			ServerTime: servertime.Of(p.clock), Authorizer: authz.Func(p.review),
+			Live: live(func(now *request) error { // it was changed meanwhile
+				*now = *p.served.DeepCopy()
+				now.ResourceVersion += "1"
+				return nil
+			}),
+		},
+		Reporter: report.New(p.recorder, p.clock),
+		Clock:    p.clock,
 	}
 	return p
 }
@@ -336,15 +340,15 @@ func (p *parts) outcome(t testing.TB) string {
 	if !reflect.DeepEqual(before, p.served) {
 		t.Errorf("the cache's object was changed to %+v, from %+v", p.served, before)
 	}
-	told := p.events()
-	_, event, _ := strings.Cut(strings.Join(told, " and "), " ") // without the type
+	reported := p.events()
+	_, event, _ := strings.Cut(strings.Join(reported, " and "), " ") // without the type
 	reason, message, _ := strings.Cut(event, " ")
 	switch {
 	case len(p.written) > 0:
 		last := p.written[0].Status.Conditions[len(p.written[0].Status.Conditions)-1]
 		want := condition{Type: "Approved", Status: "True", Reason: cmp.Or(reason, "AutoApproved"), Message: last.Message}
 		text := "Approved: " + last.Message
-		if len(told) > 0 {
+		if len(reported) > 0 {
 			want.Type, text = "Denied", "Denied "+reason+": "+last.Message
 		}
 		before.Status.Conditions = append(before.Status.Conditions, want)
@@ -393,7 +397,7 @@ type trial struct {
 	obj   *request     // nil: the kubelet of node a asks for 10.0.0.1
 	known func(*known) // changes what is known
 	list  *blocklist.List
-	// The permissions of the requester, those that were reviewed, and what was looked up for a serving certificate, if it matters.
+	// The permissions of the requester, those that were reviewed, and the node that was looked up for a serving certificate, if it matters.
 	grants, asked, looked string
 	want                  string // the outcome and a part of its message, for an approver that may deny
 }

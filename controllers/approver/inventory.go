@@ -3,17 +3,14 @@ package approver
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // SourceBuilder builds a source that runs in mgr, and that calls changed. nodes reads the API server's own objects.
@@ -24,31 +21,33 @@ func NodeSource(_ manager.Manager, nodes *node.Source, _ inventory.Changed) (inv
 	return nodes, nil
 }
 
-// Inventory holds what is known about nodes. Until a manager runs it, rules that need it return InventoryUnavailable.
+// Inventory holds what is known about nodes. Until a manager runs it, a Judge that needs it returns InventoryUnavailable.
 type Inventory struct {
 	// Sources are in order of precedence, the strongest first.
 	Sources []SourceBuilder
 
 	cluster    *node.Source
-	apiServers *node.APIServers // nil unless a rule needs Services
+	apiServers *node.APIServers // nil unless a Judge needs Services
 	sources    inventory.Sources
-	expecting  inventory.Sources    // sources except what nodes report about themselves
-	leases     *nodeidentity.Leases // nil unless a rule needs Leases
-	live       nodeidentity.Live
-	serverTime *servertime.Clock
+	expecting  inventory.Sources      // sources except what nodes report about themselves
+	leases     *nodeidentity.Leases   // nil unless a Judge needs Leases
 	blocked    func(node string) bool // reports whether the block list names a node
 }
 
 // errNotRunning is the error of lookups without a manager.
 var errNotRunning = errors.New("the inventory is not running")
 
-// setup adds the sources, and whatever else rules need, to mgr. The sources share workers with the rest of the approver.
+// setup adds the sources, and whatever else judges need, to mgr. The sources share workers with the rest of the approver.
 func (i *Inventory) setup(
-	mgr manager.Manager, rules []Rule, workers int, passed clock.PassiveClock, serverTime *servertime.Clock,
+	mgr manager.Manager, judges map[string]Judge, workers int, passed clock.PassiveClock,
 	blocked func(node string) bool, changed inventory.Changed,
 ) error {
 	log := mgr.GetLogger().WithName("inventory")
-	services := slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsServices })
+	services, leases := false, false
+	for _, each := range judges {
+		needServices, needLeases := needs(each)
+		services, leases = services || needServices, leases || needLeases
+	}
 	cluster, err := node.New(mgr.GetConfig(), mgr.GetHTTPClient(), services, log)
 	if err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
@@ -66,8 +65,7 @@ func (i *Inventory) setup(
 		i.apiServers.Changed = func() { changed("") }
 		errs = append(errs, mgr.Add(i.apiServers))
 	}
-	if slices.ContainsFunc(rules, func(rule Rule) bool { return rule.needsLeases }) {
-		i.live = nodeidentity.Live{Reader: mgr.GetAPIReader()}
+	if leases {
 		wake := func(node string) { changed(node) }
 		if i.leases, err = nodeidentity.NewLeases(mgr.GetConfig(), mgr.GetHTTPClient(), passed, log, wake); err != nil {
 			return fmt.Errorf("run the inventory: %w", err)
@@ -77,7 +75,7 @@ func (i *Inventory) setup(
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("run the inventory: %w", err)
 	}
-	i.cluster, i.serverTime, i.blocked = cluster, serverTime, blocked
+	i.cluster, i.blocked = cluster, blocked
 	return nil
 }
 
@@ -104,13 +102,4 @@ func (i *Inventory) setupSources(mgr manager.Manager, cluster *node.Source, work
 		}
 	}
 	return nil
-}
-
-// unknown returns the reason of a request whose facts are missing because of err. InventoryPending means that a source
-// is only starting, or has no place for another question.
-func unknown(err error) string {
-	if errors.Is(err, inventory.ErrBusy) || errors.Is(err, informer.ErrNotRead) {
-		return reasonPending
-	}
-	return "InventoryUnavailable"
 }

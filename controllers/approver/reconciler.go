@@ -1,5 +1,5 @@
-// Package approver approves CertificateSigningRequests. It decides by pure rules and by one SubjectAccessReview per
-// recogniser, and writes one condition. It signs and deletes nothing.
+// Package approver approves CertificateSigningRequests. One Judge for each signer decides, by the packages below pkg/judge and
+// by facts that it reads. The approver writes one condition. It signs and deletes nothing.
 package approver
 
 import (
@@ -49,8 +49,10 @@ const (
 
 // Reconciler approves requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
-	// Rules judge requests, each for its signer. Requests for other signers are not changed and cost no API call.
-	Rules []Rule
+	// Judges judge requests, by signer. Requests for other signers are not changed and cost no API call.
+	Judges map[string]Judge
+	// Facts is what Judges read with.
+	Facts
 	// Denial defaults to DenialNever.
 	Denial Denial
 
@@ -60,12 +62,6 @@ type Reconciler struct {
 	// DryRun writes to no request. It reports each decision, also about requests that another approver has decided.
 	DryRun bool
 
-	// Assume takes for true what only a cluster knows about approval rules: that ServiceAccounts and Services exist, and that
-	// API servers do not trust a CA of this manager.
-	Assume bool
-
-	// Inventory, if set, runs with the controller. Rules read it.
-	Inventory *Inventory
 	// BlockList, if set, names the nodes and the certificates for which nothing is approved. The caller runs it.
 	BlockList *blocklist.List
 	// Limit bounds the approvals of each requester for each node.
@@ -74,16 +70,11 @@ type Reconciler struct {
 	// of the inventory get a share of them.
 	Workers int
 
-	Client     client.Client
-	Authorizer authz.Authorizer
-	Reporter   *report.Reporter
-	Clock      clock.PassiveClock
-	// ServerTime is the clock by which ages count; nil means Clock.
-	ServerTime *servertime.Clock
+	Client   client.Client
+	Reporter *report.Reporter
+	Clock    clock.PassiveClock
 	// Audit, if set, receives a record of each decision, beside the log.
 	Audit *audit.Log
-	// Live reads past the cache. After a failed write, it shows whether the write was stored.
-	Live client.Reader
 
 	waiting fairqueue.Index // undecided requests, for wake-ups
 	written sync.Map        // outcomes of writes by UID of the request, until the watch shows a decision
@@ -106,8 +97,8 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	if err := r.check(); err != nil {
 		return err
 	}
-	for _, rule := range r.Rules { // a histogram needs to exist before its first event, for its rate
-		createdToApproved.WithLabelValues(rule.SignerName)
+	for name := range r.Judges { // a histogram needs to exist before its first event, for its rate
+		createdToApproved.WithLabelValues(name)
 	}
 	options.Reconciler = r
 	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
@@ -117,7 +108,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	}
 	wake := newWakeUps()
 	errs := []error{
-		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))),
+		approving.Watch(source.TypedKind(mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.enqueue, r.forget))),
 		approving.Watch(fairqueue.Wake(wake.changed, nil, func() []fairqueue.Key { return r.waiting.Marked(mostWoken, wake.take()) })),
 	}
 	if r.BlockList != nil {
@@ -125,7 +116,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 		errs = append(errs, approving.Watch(fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All)))
 	}
 	if r.Inventory != nil {
-		errs = append(errs, r.Inventory.setup(mgr, r.Rules, r.Workers, r.Clock, r.ServerTime, r.BlockList.BlocksNode, wake.inventory))
+		errs = append(errs, r.Inventory.setup(mgr, r.Judges, r.Workers, r.Clock, r.BlockList.BlocksNode, wake.inventory))
 	}
 	return errors.Join(errs...)
 }
@@ -147,15 +138,12 @@ func (r *Reconciler) check() error {
 	if r.Denial != DenialNever && r.Denial != DenialPermanent {
 		errs = append(errs, fmt.Errorf("denial %q is invalid: set it to %s or %s", r.Denial, DenialNever, DenialPermanent))
 	}
-	for _, rule := range r.Rules {
-		if rule.Shape == nil && rule.Judge == nil && rule.Policy == nil {
-			errs = append(errs, fmt.Errorf("the rule for signer %q has no Shape: set Shape, Judge or Policy", rule.SignerName))
+	for name, each := range r.Judges {
+		if services, leases := needs(each); (services || leases) && r.Inventory == nil {
+			errs = append(errs, fmt.Errorf("the Judge for signer %q needs an Inventory: set it", name))
 		}
-		for _, recogniser := range rule.Recognisers {
-			if recogniser.Matches == nil {
-				errs = append(errs, fmt.Errorf("recogniser %q of the rule for signer %q has no Matches: set it",
-					recogniser.Name, rule.SignerName))
-			}
+		if each == nil {
+			errs = append(errs, fmt.Errorf("signer %q has no Judge: set it", name))
 		}
 	}
 	return errors.Join(errs...)
@@ -163,17 +151,17 @@ func (r *Reconciler) check() error {
 
 type workQueue = workqueue.TypedRateLimitingInterface[fairqueue.Key]
 
-// observe enqueues obj if Reconcile has something to do.
-func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {
-	rule := r.rule(r.judged(obj))
-	if rule == nil {
+// enqueue enqueues obj if Reconcile has something to do.
+func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {
+	of := r.judgeOf(r.asCreated(obj))
+	if of == nil {
 		r.waiting.Remove(obj.Name)
 		r.written.Delete(obj.UID)
 		return
 	}
 	node, marks := "", []uint64(nil)
 	if req, err := r.RequestLimits.Parse(obj); err == nil {
-		node, marks = req.NodeName(), rule.marksOf(req)
+		node, marks = req.NodeName(), marksOf(of, req)
 	}
 	key := fairqueue.KeyOf(obj, node)
 	r.waiting.Put(key, marks...)
@@ -187,7 +175,14 @@ func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 	r.Reporter.Forget(obj)
 }
 
-// Reconcile decides about a request and writes at most one condition. An error goes to the work queue, which retries.
+// Reconcile decides about a request and writes at most one condition.
+//
+//  1. The request is still the one in the queue, and undecided.
+//  2. It is parsed, within the limits.
+//  3. The block list does not name it.
+//  4. The Judge of its signer decides (Decide).
+//  5. Of an approval: the block list once more, and approval.limit (act).
+//  6. An approval, and a permitted denial, is written. Any other decision is reported (write, report).
 func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
 	defer func() {
 		if err != nil {
@@ -195,18 +190,18 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 		}
 	}()
 	obj := &certificatesv1.CertificateSigningRequest{}
-	// This is the cache's own object: judging only reads it, and write changes a copy.
+	// This is the cache's own object: a Judge only reads it, and write changes a copy.
 	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, client.IgnoreNotFound(err) // it is gone: nothing follows
 	}
 	// It is another request of the same name, or the cache does not show our decision yet.
 	if written, _ := r.written.Load(obj.UID); obj.UID != key.UID || written == audit.Stored {
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, nil // the watch brings the change
 	}
-	obj = r.judged(obj)
+	obj = r.asCreated(obj)
 	req, decision, err := r.Decide(ctx, obj)
 	if err != nil {
-		return reconcile.Result{}, err
+		return reconcile.Result{}, err // the queue retries, with back-off
 	}
 	return r.act(ctx, obj, req, decision)
 }
@@ -215,8 +210,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 // facts about its node are no longer those of the decision.
 const decidedFor = time.Minute
 
-// judged returns what is judged of obj. In a dry run, that is obj without what another approver has decided a moment ago.
-func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+// asCreated returns obj. In a dry run, it returns obj without what another approver has decided a moment ago.
+func (r *Reconciler) asCreated(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	if !r.DryRun || csr.Undecided(obj) || r.age(obj) > decidedFor {
 		return obj
 	}
@@ -225,52 +220,50 @@ func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *cert
 	return &created
 }
 
-// rule returns the rule for obj, or nil if obj has no rule, is decided, is being deleted or is trimmed.
-func (r *Reconciler) rule(obj *certificatesv1.CertificateSigningRequest) *Rule {
+// judgeOf returns the Judge of obj, or nil if its signer has none, or if obj is decided, being deleted or trimmed.
+func (r *Reconciler) judgeOf(obj *certificatesv1.CertificateSigningRequest) Judge {
 	if csr.Trimmed(obj) || !csr.Undecided(obj) || obj.DeletionTimestamp != nil {
 		return nil
 	}
-	for i := range r.Rules {
-		if r.Rules[i].SignerName == obj.Spec.SignerName {
-			return &r.Rules[i]
-		}
-	}
-	return nil
+	return r.Judges[obj.Spec.SignerName]
 }
 
 // Decide returns what Reconcile would decide about obj, and writes nothing. The request is nil if it cannot be parsed.
-// If obj has no rule or is decided, the Decision is zero. The message is ASCII, because kubectl prints conditions.
+// If obj has no Judge or is decided, the Decision is zero. The message is ASCII, because kubectl prints conditions.
 func (r *Reconciler) Decide(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
-) (*csr.Request, judge.Decision, error) {
-	rule := r.rule(obj)
-	if rule == nil {
+) (req *csr.Request, decision judge.Decision, err error) {
+	of := r.judgeOf(obj)
+	if of == nil {
 		return nil, judge.Decision{}, nil
 	}
-	req, err := r.RequestLimits.Parse(obj)
+	req, err = r.RequestLimits.Parse(obj)
 	if err != nil {
-		decision := unread(err)
-		if rule.Policy != nil && decision.Verdict == judge.Deny { // approval rules never deny
+		req, decision, err = nil, unread(err), nil
+		if _, rules := of.(*ApprovalRules); rules && decision.Verdict == judge.Deny { // approval rules never deny
 			decision.Verdict = judge.Ignore
 		}
-		decision.Message = ascii.Quote(decision.Message)
-		return nil, decision, nil
-	}
-	decision := r.blocked(req)
-	switch {
-	case decision.Reason != "":
-	case rule.Policy != nil:
-		decision, err = r.judgeByRules(ctx, req, rule.Policy)
-	case rule.Judge != nil:
-		decision, err = rule.Judge(ctx, req)
-	default:
-		decision, err = rule.decide(ctx, req, r.Authorizer)
-	}
-	if err == nil && ctx.Err() != nil { // a lookup may have ended without an answer
-		return req, judge.Decision{}, context.Cause(ctx)
+	} else if decision = r.blocked(req); !decision.Made() {
+		decision, err = of.Judge(ctx, req, r.Facts)
+		if err == nil && ctx.Err() != nil { // a lookup may have ended without an answer
+			return req, judge.Decision{}, context.Cause(ctx)
+		}
 	}
 	decision.Message = ascii.Quote(decision.Message)
 	return req, decision, err
+}
+
+// unread returns the Decision about a request for which csr.Limits.Parse returned err.
+func unread(err error) judge.Decision {
+	refused := (*csr.Refused)(nil)
+	if !errors.As(err, &refused) {
+		return judge.Wait.Because("InternalError", "%s", csr.Fault(err))
+	}
+	advice := "a new request is needed"
+	if refused.Reason == csr.ReasonTooLarge {
+		advice += ", or a higher limit"
+	}
+	return judge.Deny.Because(refused.Reason, "%s; %s", refused.Message, advice)
 }
 
 // blocked returns the Decision about a request for a blocked node, from a blocked node, or made with a blocked
@@ -290,18 +283,18 @@ func (r *Reconciler) act(
 	}
 	switch {
 	case r.DryRun:
-		return r.refuse(ctx, obj, req, decision), nil
+		return r.requeue(ctx, obj, req, decision), nil
 	case decision.Verdict == judge.Deny:
 		return r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)
 	case decision.Verdict != judge.Approve:
-		return r.refuse(ctx, obj, req, decision), nil
+		return r.requeue(ctx, obj, req, decision), nil
 	}
-	if blocked := r.blocked(req); blocked.Reason != "" { // the block list may have changed while the rule asked
-		return r.refuse(ctx, obj, req, blocked), nil
+	if blocked := r.blocked(req); blocked.Made() { // the block list may have changed while the Judge read facts
+		return r.requeue(ctx, obj, req, blocked), nil
 	}
 	if _, holds := r.written.Load(obj.UID); !holds { // its last write may be stored
-		if limited := r.limiter.reserve(req); limited.Reason != "" {
-			return r.refuse(ctx, obj, req, limited), nil
+		if limited := r.limiter.reserve(req); limited.Made() {
+			return r.requeue(ctx, obj, req, limited), nil
 		}
 	}
 	return r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)
@@ -321,8 +314,8 @@ func (r *Reconciler) write(
 	result := call.Store(ctx, r.Live, r.Client.SubResource("approval"), written)
 	switch {
 	case result.Outcome == audit.Stored:
-		r.decided(obj, decision)
-		return reconcile.Result{}, nil
+		r.reportStored(obj, decision)
+		return reconcile.Result{}, nil // done
 	case result.Outcome == audit.Uncertain && approval: // it keeps its place in approval.limit
 		r.written.CompareAndSwap(obj.UID, audit.Stored, audit.Uncertain) // unless it was deleted meanwhile
 	default:
@@ -335,20 +328,20 @@ func (r *Reconciler) write(
 	unstored.Message = result.Err.Error()
 	r.record(ctx, obj, req, audit.NotStored, decision.Verdict.String(), unstored)
 	switch {
-	case report.Refused(result.Err): // an admission policy or a role may change
+	case report.Refused(result.Err): // an admission policy or a role may change: it waits as a refused request
 		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
-		return r.refuse(ctx, obj, req, judge.Wait.Because("NotStored",
+		return r.requeue(ctx, obj, req, judge.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
 				"and the request is checked again within five minutes", decision.Verdict, result.Err)), nil
-	case result.Changed: // the watch brings the change
-		return reconcile.Result{}, nil
+	case result.Changed:
+		return reconcile.Result{}, nil // the watch brings the change
 	default:
-		return reconcile.Result{}, fmt.Errorf("update approval: %w", result.Err)
+		return reconcile.Result{}, fmt.Errorf("update approval: %w", result.Err) // the queue retries, with back-off
 	}
 }
 
-// decided counts and reports a stored decision.
-func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, decision judge.Decision) {
+// reportStored counts and reports a stored decision.
+func (r *Reconciler) reportStored(obj *certificatesv1.CertificateSigningRequest, decision judge.Decision) {
 	count(obj, decision)
 	if decision.Verdict == judge.Deny {
 		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
@@ -357,31 +350,27 @@ func (r *Reconciler) decided(obj *certificatesv1.CertificateSigningRequest, deci
 	createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
 }
 
-const (
-	// reasonPending is the reason of a request whose inventory has no answer yet.
-	reasonPending = "InventoryPending"
-	// pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less.
-	pendingAfter = 10 * time.Second
-)
+// pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less.
+const pendingAfter = 10 * time.Second
 
-// refuse reports why obj is not decided, or in a dry run how it would be decided. It returns when to judge obj again.
-func (r *Reconciler) refuse(
+// requeue reports why obj is not decided, or in a dry run how it would be decided. It returns when to judge obj again.
+func (r *Reconciler) requeue(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) reconcile.Result {
 	age, pending := r.age(obj), decision.Reason == reasonPending
-	switch {
-	case decision.Reason == "":
-		return reconcile.Result{}
-	case !pending || age >= pendingAfter:
+	if !decision.Made() {
+		return reconcile.Result{} // it is left to others
+	}
+	if !pending || age >= pendingAfter {
 		r.report(ctx, obj, req, decision)
 	}
 	switch {
 	case pending:
-		return reconcile.Result{RequeueAfter: pendingPause(age)}
+		return reconcile.Result{RequeueAfter: pendingPause(age)} // the inventory is asked again
 	case decision.Verdict == judge.Wait:
-		return reconcile.Result{RequeueAfter: csr.Pause(age)}
+		return reconcile.Result{RequeueAfter: csr.Pause(age)} // 1 s, doubling to 5 min
 	default:
-		return reconcile.Result{RequeueAfter: report.Again}
+		return reconcile.Result{RequeueAfter: report.Again} // only to repeat the Event
 	}
 }
 
@@ -403,17 +392,17 @@ func (r *Reconciler) report(
 		}
 		return
 	}
-	would, tell := "Would"+decision.Verdict.String(), r.Reporter.Request
+	would, write := "Would"+decision.Verdict.String(), r.Reporter.Request
 	if decision.Verdict == judge.Approve {
-		tell = r.Reporter.Would
+		write = r.Reporter.Would
 	}
-	if tell(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
+	if write(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
 		dryRunTotal.WithLabelValues(obj.Spec.SignerName, decision.Verdict.String(), decision.Reason).Inc()
 		r.record(ctx, obj, req, audit.Decided, would, decision)
 	}
 }
 
-// age returns the age of obj, for pauses and metrics. A rule that decides by age asks ServerTime itself.
+// age returns the age of obj, for pauses and metrics. A Judge that decides by age asks ServerTime itself.
 func (r *Reconciler) age(obj *certificatesv1.CertificateSigningRequest) time.Duration {
 	return r.ServerTime.Latest().Sub(obj.CreationTimestamp.Time)
 }

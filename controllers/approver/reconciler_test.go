@@ -41,6 +41,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/slow"
@@ -181,9 +182,9 @@ func TestLimitOfConcurrentRequests(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newParts(object())
 			p.reconciler.limiter = newLimiter(test.limit, p.clock)
-			p.reconciler.Rules = []Rule{{SignerName: servingSigner, Judge: func(context.Context, *csr.Request) (judge.Decision, error) {
+			p.reconciler.Judges[servingSigner] = JudgeFunc(func(context.Context, *csr.Request, Facts) (judge.Decision, error) {
 				return judge.Decision{Verdict: judge.Approve}, nil
-			}}}
+			})
 			without := object(signer(servingSigner), content(func(r *x509.CertificateRequest) { r.Subject.CommonName = "any" }))
 			get := interceptor.Funcs{Get: func(
 				_ context.Context, _ client.WithWatch, key client.ObjectKey, obj client.Object, _ ...client.GetOption,
@@ -289,12 +290,12 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 // it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
 	p := newParts(object())
-	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (judge.Decision, error) {
+	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Facts) (judge.Decision, error) {
 		return judge.Wait.Because("InventoryPending", "the source has no answer yet"), nil
-	}
+	})
 	for _, test := range []struct {
 		age, most time.Duration
-		told      int
+		events    int
 	}{
 		{-time.Hour, 1100 * time.Millisecond, 0}, // the clock of the API server was set back
 		{8 * time.Second, 2100 * time.Millisecond, 0}, {10 * time.Second, 2350 * time.Millisecond, 1}, {30 * time.Minute, 30100 * time.Millisecond, 0},
@@ -308,21 +309,21 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 		if shortest < 100*time.Millisecond || longest > test.most || shortest > test.most/4 || longest < test.most*3/4 {
 			t.Errorf("at %s: pauses from %s to %s, want from 100ms to %s", test.age, shortest, longest, test.most)
 		}
-		if told := p.events(); len(told) != test.told {
-			t.Errorf("at %s: Events %q, want %d", test.age, told, test.told)
+		if events := p.events(); len(events) != test.events {
+			t.Errorf("at %s: Events %q, want %d", test.age, events, test.events)
 		}
 	}
 }
 
-// TestEndOfAttemptIsNoDecision checks that a rule whose lookups end with their context decides nothing.
+// TestEndOfAttemptIsNoDecision checks that a Judge whose lookups end with their context decides nothing.
 func TestEndOfAttemptIsNoDecision(t *testing.T) {
 	ended := errors.New("the manager stops")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p := newParts(object())
-	p.reconciler.Rules[0].Judge = func(context.Context, *csr.Request) (judge.Decision, error) {
+	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Facts) (judge.Decision, error) {
 		cancel(ended)
 		return judge.Wait.Because("InventoryUnavailable", "canceled"), nil
-	}
+	})
 	if _, decision, err := p.reconciler.Decide(ctx, p.served); !errors.Is(err, ended) || decision != (judge.Decision{}) {
 		t.Errorf("%+v, %v", decision, err)
 	}
@@ -449,20 +450,16 @@ func builds(source inventory.Source, err error) SourceBuilder {
 	return func(manager.Manager, *node.Source, inventory.Changed) (inventory.Source, error) { return source, err }
 }
 
-// TestSetupFollowsFromTheRules checks which watches are added to the manager, which mistakes are reported, and that the
+// TestSetupFollowsFromTheJudges checks which watches are added to the manager, which mistakes are reported, and that the
 // approver warns if serving certificates depend only on what nodes report about themselves.
-func TestSetupFollowsFromTheRules(t *testing.T) {
-	serving := func(i *Inventory) Rule { return KubeletServing(Serving{Inventory: i}) }
-	client := func(*Inventory) Rule { return NodeClient() }
-	first := func(i *Inventory) Rule {
-		return BoundNodeClient(Bootstrap{Inventory: i, Policy: BootstrapPolicy{Expected: true}})
-	}
-	incomplete := func(*Inventory) Rule { return Rule{SignerName: "x", Recognisers: []Recogniser{{Name: "all"}}} }
+func TestSetupFollowsFromTheJudges(t *testing.T) {
+	serving, client := KubeletServing{}, NodeClient{}
+	first := NodeClient{Bootstrap: &bootstrap.Policy{Expected: true}}
 	all := func(sources ...SourceBuilder) []SourceBuilder { return sources }
 	other := builds(&askedOf{}, nil)
 	const watched = "*node.APIServers *node.Source"
 	for name, test := range map[string]struct {
-		rule    func(*Inventory) Rule
+		judge   Judge
 		sources []SourceBuilder
 		denial  Denial
 		want    string // what the manager runs beside the controller itself, with "warns" before; or a part of the error
@@ -473,13 +470,12 @@ func TestSetupFollowsFromTheRules(t *testing.T) {
 		"serving, by another source before":     {serving, all(other, NodeSource), "", watched},
 		"serving, by another source after":      {serving, all(NodeSource, other), "", watched},
 		"a source that can't be built":          {serving, all(builds(nil, errors.New("no such kind"))), "", "no such kind"},
-		"rules that are incomplete":             {incomplete, nil, "", "the rule for signer \"x\" has no Shape"},
-		"a recogniser that is incomplete":       {incomplete, nil, "", "recogniser \"all\" of the rule for signer \"x\" has no Matches"},
+		"no Judge":                              {nil, nil, "", "signer \"x\" has no Judge: set it"},
 		"a value of denial that does not exist": {client, nil, "Sometimes", `denial "Sometimes" is invalid: set it to Never or Permanent`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := &Inventory{Sources: test.sources}
-			r := &Reconciler{Inventory: i, Rules: []Rule{test.rule(i)}, Denial: test.denial}
+			r := &Reconciler{Facts: Facts{Inventory: i}, Judges: map[string]Judge{"x": test.judge}, Denial: test.denial}
 			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
 			if err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{}); err != nil {
 				if !strings.Contains(err.Error(), test.want) {
@@ -521,8 +517,7 @@ func queued(queue workQueue) string {
 // TestEventsQueueWhatIsUndecided checks which events of requests queue them, and that decided requests leave the index.
 func TestEventsQueueWhatIsUndecided(t *testing.T) {
 	r := newParts(nil).reconciler
-	r.Rules = r.Rules[:1]
-	events, queue, obj := fairqueue.Events(r.observe, r.forget), queueOf(t), object()
+	events, queue, obj := fairqueue.Events(r.enqueue, r.forget), queueOf(t), object()
 	expect := func(what, want string) {
 		t.Helper()
 		waiting := strings.Join(mapped(r.waiting.All(), func(key fairqueue.Key) string { return key.Name }), " ")
@@ -555,7 +550,7 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newParts(nil).reconciler
 		queue, wake := queueOf(t), newWakeUps()
-		events := fairqueue.Events(r.observe, r.forget)
+		events := fairqueue.Events(r.enqueue, r.forget)
 		for _, obj := range []*request{
 			named("a1", "10.0.0.1"), named("a2", "10.0.0.1"), named("a3", ""), named("a4", ""),
 			named("b1", "10.0.0.1 10.0.0.2"), named("c1", "10.0.0.3"), object(),

@@ -98,47 +98,6 @@ func TestUnreadNamesABug(t *testing.T) {
 	}
 }
 
-// TestGateAndConfirmSurroundTheReview checks the order of Gate, review and Confirm, and that each of them ends the
-// judgement if it refuses or fails.
-func TestGateAndConfirmSurroundTheReview(t *testing.T) {
-	for answers, want := range map[string]string{ // of Gate, of the review and of Confirm; an error counts more than a refusal
-		"pass pass pass":    "AutoApproved after gate review confirm",
-		"refuses":           "Refused after gate",
-		"fails":             "down after gate",
-		"pass refuses":      "NotAuthorized after gate review",
-		"pass pass refuses": "Refused after gate review confirm",
-		"pass pass fails":   "down after gate review confirm",
-	} {
-		var steps []string
-		step := func(name string) (judge.Decision, error) {
-			answer := strings.Fields(answers)[len(steps)]
-			steps = append(steps, name)
-			if answer == "pass" {
-				return judge.Decision{}, nil
-			}
-			return judge.Wait.Because("Refused", "no"), map[string]error{"fails": errDown}[answer]
-		}
-		stepAs := func(name string) Judge {
-			return func(context.Context, *csr.Request) (judge.Decision, error) { return step(name) }
-		}
-		p := newParts(object())
-		bootstrapper := &p.reconciler.Rules[0].Recognisers[1]
-		bootstrapper.Gate, bootstrapper.Confirm = stepAs("gate"), stepAs("confirm")
-		p.reconciler.Authorizer = authz.Func(func(context.Context, csr.Requester, authorizationv1.ResourceAttributes) (bool, error) {
-			decision, err := step("review")
-			return decision == (judge.Decision{}), err
-		})
-		_, decision, err := p.reconciler.Decide(t.Context(), p.served)
-		got := decision.Reason
-		if err != nil {
-			got = err.Error()
-		}
-		if got += " after " + strings.Join(steps, " "); got != want {
-			t.Errorf("%s: %s, want %s", answers, got, want)
-		}
-	}
-}
-
 // asked is the content of a fuzzed request, as strings.
 type asked struct {
 	commonName, unit, email, user string
@@ -193,19 +152,19 @@ func FuzzRules(f *testing.F) {
 		}
 		content.checkRules(t, world, obj)
 		approver := newKnown()
-		decision, _ := approver.judge(t.Context(), req)
-		if again, _ := approver.judge(t.Context(), req); again != decision {
+		decision, _ := approver.Judge(t.Context(), req, Facts{})
+		if again, _ := approver.Judge(t.Context(), req, Facts{}); again != decision {
 			t.Fatalf("%+v; again %+v", decision, again)
 		}
 		if got, want := decision.Verdict == judge.Approve, content.strictServing(); got != want {
 			t.Errorf("serving: approved %t, want %t: %+v: %s", got, want, content, decision.Message)
 		}
 		var names []string
-		refused, err := NodeClient().decide(t.Context(), req, authz.Func(
+		refused, err := NodeClient{}.Judge(t.Context(), req, Facts{Authorizer: authz.Func(
 			func(_ context.Context, _ csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 				names = append(names, what.Subresource)
 				return false, nil
-			}))
+			})})
 		if want := content.strictClient(); err != nil || !slices.Equal(names, want) {
 			t.Errorf("client: recognised as %q, want %q: %+v: %s, error %v", names, want, content, refused.Message, err)
 		}
@@ -302,7 +261,7 @@ type ruled struct {
 	allowed  []string // the rules that the requester may use
 	denied   error    // why a review fails
 	asked    []authorizationv1.ResourceAttributes
-	policy   *Policy
+	rules    *ApprovalRules
 }
 
 func (r *ruled) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
@@ -335,7 +294,7 @@ func newRuled() *ruled {
 		return rules.Rule{Name: name, SignerName: ruledSigner, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
 			MaxDuration: metav1.Duration{Duration: time.Hour}, Conditions: []rules.Condition{{Expression: expression, Message: message}}}
 	}
-	r.policy = &Policy{
+	r.rules = &ApprovalRules{
 		Lifetime: func(time.Duration) time.Duration { return time.Hour },
 		Trusted:  func(time.Time) (string, bool) { return "", false },
 	}
@@ -348,7 +307,7 @@ func newRuled() *ruled {
 		if len(mistakes) > 0 {
 			panic(mistakes)
 		}
-		r.policy.Rules = append(r.policy.Rules, compiled)
+		r.rules.Rules = append(r.rules.Rules, compiled)
 	}
 	return r
 }
@@ -356,8 +315,8 @@ func newRuled() *ruled {
 func (r *ruled) reconciler() *Reconciler {
 	passive := clocktesting.NewFakePassiveClock(now)
 	return &Reconciler{
-		Rules: []Rule{NodeClient(), {SignerName: ruledSigner, Policy: r.policy}}, Live: r, Authorizer: authz.Authorizer(r), Clock: passive,
-		ServerTime: servertime.Of(passive), Denial: DenialPermanent,
+		Judges: map[string]Judge{kubeletSigner: NodeClient{}, ruledSigner: r.rules}, Clock: passive, Denial: DenialPermanent,
+		Facts: Facts{Live: r, Authorizer: r, ServerTime: servertime.Of(passive)},
 	}
 }
 
@@ -426,7 +385,7 @@ func (a asked) checkRules(t *testing.T, world *ruled, obj *request) {
 	}
 }
 
-func by(rule string) string {
+func approvedBy(rule string) string {
 	return "Approve " + rule + " AutoApproved Auto approving by rule " + rule + " after SubjectAccessReview."
 }
 
@@ -453,7 +412,7 @@ func TestApprovalRules(t *testing.T) {
 	signs, api := usages("digital signature, server auth"), web("api.shop.svc")
 	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "serviceaccounts"}, "web", errors.New("no role"))
 	may := func(rules ...string) change { return func(r *ruled) { r.allowed = rules } }
-	unsigned := func(r *ruled) { r.policy.Lifetime, r.policy.Trusted = nil, nil }
+	unsigned := func(r *ruled) { r.rules.Lifetime, r.rules.Trusted = nil, nil }
 	external := func(r *ruled) {
 		r.services["shop/api"] = corev1.ServiceTypeExternalName
 		may("services")(r)
@@ -461,7 +420,7 @@ func TestApprovalRules(t *testing.T) {
 	alone := func(change change) change { return func(r *ruled) { change(r); may("own")(r) } }
 	after := func(others int) change { // rule own comes after others, and is the only one that the requester may use
 		return func(r *ruled) {
-			r.policy.Rules = append(slices.Repeat(r.policy.Rules[1:2], others), r.policy.Rules[0])
+			r.rules.Rules = append(slices.Repeat(r.rules.Rules[1:2], others), r.rules.Rules[0])
 			r.allowed = []string{"own"}
 		}
 	}
@@ -472,17 +431,17 @@ func TestApprovalRules(t *testing.T) {
 		want   string // verdict, rule, reason and message, or the error
 		asked  string // the rules whose use is reviewed
 	}{
-		"the first rule":  {api, nil, by("own"), "own"},
-		"the second rule": {web("a.example.com"), nil, by("any"), "any"},
-		"the preset":      {web("api.shop.svc.cluster.local", signs), nil, by("services"), "services"},
+		"the first rule":  {api, nil, approvedBy("own"), "own"},
+		"the second rule": {web("a.example.com"), nil, approvedBy("any"), "any"},
+		"the preset":      {web("api.shop.svc.cluster.local", signs), nil, approvedBy("services"), "services"},
 		"no Service": {web("api.shop.svc.cluster.local", signs), func(r *ruled) { r.services = nil },
 			waits("RuleRefused", "rule own: "+badUsage+"rule any: "+badUsage+"rule services: Service shop/api does not exist"), "services own any services"},
 		"an external name": {web("api.shop.svc", signs), external,
 			waits("RuleRefused", "rule services: Service shop/api is of the type ExternalName, which names another host"), "services own any services"},
 		"three rules refuse": {web("api.kitchen.svc"), nil,
 			waits("RuleRefused", ownRefuses+"; "+anyRefuses+"; "+tooFew), everyone},
-		"others' rules are not told": {web("api.kitchen.svc"), may("any"), waits("RuleRefused", anyRefuses), everyone},
-		"no permission":              {api, may(), waits("NotAuthorized", nobody), everyone},
+		"rules of other requesters are not named": {web("api.kitchen.svc"), may("any"), waits("RuleRefused", anyRefuses), everyone},
+		"no permission": {api, may(), waits("NotAuthorized", nobody), everyone},
 		"another rule accepts than may be used": {web("a.example.com"), may("own"),
 			waits("RuleRefused", ownRefuses), "any own services"},
 		"ten reviews for a message": {web("api.kitchen.svc"), after(9), waits("RuleRefused", ownRefuses), strings.Repeat("any ", 9) + "own"},
@@ -490,17 +449,17 @@ func TestApprovalRules(t *testing.T) {
 		"the account is deleted": {api, alone(func(r *ruled) { r.accounts = nil }),
 			waits("RuleRefused", ownRefuses+" (ServiceAccount shop/web is deleted)"), everyone},
 		"the API server is down":           {api, fails(errDown), "error: get ServiceAccount shop/web: down", ""},
-		"another rule needs nothing of it": {web("a.example.com"), fails(errDown), by("any"), "any"},
+		"another rule needs nothing of it": {web("a.example.com"), fails(errDown), approvedBy("any"), "any"},
 		"the manager may not read an account": {api, fails(forbidden),
 			waits("InventoryUnavailable", "get ServiceAccount shop/web: serviceaccounts \"web\" is forbidden: no role"), ""},
 		"no answer about the permission": {api, func(r *ruled) { r.denied = errors.New("slow") },
 			"error: review the permission to use a rule: slow", "own"},
-		"the trust is not read yet": {api, func(r *ruled) { r.policy.Trusted = func(time.Time) (string, bool) { return "unknown", true } },
+		"the trust is not read yet": {api, func(r *ruled) { r.rules.Trusted = func(time.Time) (string, bool) { return "unknown", true } },
 			waits("InventoryPending", "the CAs that API servers trust are not read yet"), ""},
-		"the manager may not approve": {api, func(r *ruled) { r.policy.Off = func() bool { return true } },
+		"the manager may not approve": {api, func(r *ruled) { r.rules.Off = func() bool { return true } },
 			waits("RightsMissing", "the approval rules for this signer are off, because this manager may not approve its requests: grant the "+
 				"manager the verb approve on the resource signers of the API group certificates.k8s.io"), ""},
-		"the manager may approve again": {api, func(r *ruled) { r.policy.Off = func() bool { return false } }, by("own"), "own"},
+		"the manager may approve again": {api, func(r *ruled) { r.rules.Off = func() bool { return false } }, approvedBy("own"), "own"},
 		"malformed": {web("", malformed), nil,
 			"Ignore  Malformed spec.request is not a PEM block of type CERTIFICATE REQUEST; a new request is needed", ""},
 		"another signer": {web("api.shop.svc", signer("example.com/serving2")), nil, "Ignore   ", ""},

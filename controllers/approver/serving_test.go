@@ -39,70 +39,63 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
 // TestServingRefuses has a row for each difference from a request that is approved, or from what is known about it.
-// TestInputs has more of them. Lookups stop at the first step with a violation.
+// TestInputs has more of them. The inventory is read after the request itself has passed.
 func TestServingRefuses(t *testing.T) {
-	of := func(facts nameFacts) func(*known) { return func(k *known) { k.names["10.0.0.1"] = facts } }
-	claimed := func(claim inventory.Claim) func(*known) { return of(nameFacts{claim: claim}) }
+	of := func(facts serving.Name) func(*known) { return func(k *known) { k.names["10.0.0.1"] = facts } }
+	reports := func(names string, holders ...string) func(*known) { // by the report of the Node alone
+		return func(k *known) {
+			k.nodes["a"] = inventory.NodeEntry("a", sans(names), now)
+			k.names[names] = serving.Name{Holders: append([]string{"a"}, holders...)}
+		}
+	}
 	entry := func(entry *inventory.Entry) func(*known) { return func(k *known) { k.nodes["a"] = entry } }
-	fails := func(err, nameErr error) func(*known) { return func(k *known) { k.fault, k.nameFault = err, nameErr } }
 	both := func(k *known) {
 		has("10.0.0.2")(k)
-		of(nameFacts{service: "Service default/x"})(k)
-	}
-	loadBalancer := func(k *known) {
-		has("lb.test")(k)
-		k.names["lb.test"] = nameFacts{claim: inventory.Claim{Other: "b", Nodes: 3}}
+		of(serving.Name{Service: "Service default/x"})(k)
 	}
 	violations := content(func(r *x509.CertificateRequest) {
 		*r = *kubelet("a", "10.0.0.1")
 		r.EmailAddresses = []string{"a@b"}
 		extension([]int{1, 2, 3}, 5, 0)(r)
 	})
-	starting := fmt.Errorf("nodes: %w", informer.ErrNotRead)
-	busy := fmt.Errorf("ask webhook: %w", inventory.ErrBusy)
 	tests := []trial{
 		{name: "without the group system:nodes", obj: asks("a", "10.0.0.1", groups("system:authenticated")), want: "Denied RequesterNotNode"},
 		{name: "a reserved address", obj: asks("a", "127.0.0.1"), want: "Denied SANReserved: 127.0.0.1 is a loopback address"},
 		{name: "a reserved name that is not owned", obj: asks("a", "*.example.com"), want: "Denied SANReserved: *.example.com is a wildcard"},
-		{name: "all violations are told", obj: asks("a", "", violations, usages("")),
+		{name: "all violations are named", obj: asks("a", "", violations, usages("")),
 			want: `Denied UsagesNotPermitted: the request for signer kubernetes.io/kubelet-serving is not approved: usages are [], but must be digital ` +
 				`signature and server auth, with or without key encipherment; e-mail addresses ["a@b"] are not permitted; ` +
 				`the request has content that no kubelet requests: ["extension 1.2.3"]; a new request is needed`},
-		{name: "a Service's address beside foreign names", obj: asks("a", "x y 10.0.0.1"), known: of(nameFacts{service: "Service a/b"}),
+		{name: "a Service's address beside foreign names", obj: asks("a", "x y 10.0.0.1"), known: of(serving.Name{Service: "Service a/b"}),
 			want: `Waits SANNotOwned: the request for signer kubernetes.io/kubelet-serving is not approved: ["x" "y"] do not belong to node "a": Node a has ` +
 				`["10.0.0.1" "a.example.com"]; add them there if they are the node's; 10.0.0.1 is a name or an address of Service a/b, which no node can have: ` +
 				`delete the Service if it is the node's; the request is checked again when this changes, or within five minutes`},
-		{name: "a Service has the first of two", obj: asks("a", "10.0.0.1 10.0.0.2"), known: of(nameFacts{service: "Service a/b"}),
-			looked: "node 10.0.0.1", want: "Waits SANReserved: 10.0.0.1 is a name or an address of Service a/b, which no node can have"},
-		{name: "a name that many Nodes report", obj: asks("a", "lb.test"), known: loadBalancer,
+		{name: "a Service has the first of two", obj: asks("a", "10.0.0.1 10.0.0.2"), known: of(serving.Name{Service: "Service a/b"}),
+			looked: "a", want: "Waits SANReserved: 10.0.0.1 is a name or an address of Service a/b, which no node can have"},
+		{name: "a name that many Nodes report", obj: asks("a", "lb.test"), known: reports("lb.test", "b", "c"),
 			want: `Waits SANContested: {namePattern: ".*", dnsNames: ["${node}", "lb.test"], addresses: [CIDR of the nodes]}`},
 
 		{name: "a Service's address that is not owned", known: both, want: "Waits SANReserved: Service default/x"},
-		{name: "the lookup fails", known: fails(errors.New("ask machine: down"), nil), looked: "node",
-			want: "Waits InventoryUnavailable: ask machine: down"},
-		{name: "a source is busy", known: fails(busy, nil), looked: "node", want: "Waits InventoryPending"},
-		{name: "a source is only starting", known: fails(starting, nil), looked: "node", want: "Waits InventoryPending"},
-		{name: "the lookup of a name fails", known: fails(nil, errors.New("down")), looked: "node 10.0.0.1", want: "Waits InventoryUnavailable: down"},
-		{name: "Services are only being read", known: fails(nil, informer.ErrNotRead), looked: "node 10.0.0.1", want: "Waits InventoryPending"},
 		{name: "no addresses yet", known: has(""), want: "Waits AddressNotPublished: Node a has no names and no addresses yet"},
 		{name: "a name, but no addresses yet", known: has("a.example.com"), want: "Waits SANNotOwned"},
 		{name: "its machine has become another node", known: entry(&inventory.Entry{Source: "Machine default/m", Bound: "b"}),
 			want: `Waits SANNotOwned: Machine default/m is node "b"`},
-		{name: "a stronger entry gives it to another node", known: claimed(inventory.Claim{Owner: "Machine default/b"}),
+		{name: "a stronger entry gives it to another node", known: of(serving.Name{Owner: "Machine default/b"}),
 			want: `Waits SANContested: 10.0.0.1 is claimed by node "a" and by Machine default/b, which comes from a stronger entry`},
-		{name: "it is the name of another Node", known: claimed(inventory.Claim{Other: "10.0.0.1", Named: true, Nodes: 2}),
-			want: `Waits SANContested: 10.0.0.1 is claimed by node "a", and it is the name of another Node, which keeps it`},
-		{name: "many Nodes report it", known: claimed(inventory.Claim{Other: "b", Nodes: 3}),
+		{name: "it is the name of another Node", obj: asks("a", "b.test"), known: reports("b.test", "b.test"),
+			want: `Waits SANContested: b.test is claimed by node "a", and it is the name of another Node, which keeps it`},
+		{name: "many Nodes report it", known: reports("10.0.0.1", "b", "c"),
 			want: `Waits SANContested: 10.0.0.1 is reported by 3 Nodes, for example "a" and b, so none of them gets it: if they share it, ` +
 				`add the row {namePattern: ".*", dnsNames: ["${node}"], addresses: ["10.0.0.1", CIDR of the nodes]}`},
-		{name: "all Nodes report it", known: claimed(inventory.Claim{Other: "b", Nodes: mostCounted + 1}),
+		{name: "all Nodes report it", known: reports("10.0.0.1", strings.Fields("b c d e f g h i j k")...),
 			want: "Waits SANContested: reported by more than 10 Nodes"},
-		{name: "shared by several nodes, not reported", known: claimed(inventory.Claim{NotReported: true}),
+		{name: "shared by several nodes, not reported", known: func(k *known) { k.nodes["a"].Shared = true },
 			want: `Waits AddressNotPublished: 10.0.0.1 may belong to several nodes, according to Node a, but Node "a" does not report it`},
 	}
 	for _, name := range []string{"evil-node1.example.org", "node1.example.org.attacker", "node1xexample.org", "eviLa.pool.example.org"} {
@@ -112,43 +105,6 @@ func TestServingRefuses(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, test.run)
-	}
-}
-
-// TestServingListsTheFirstNames checks that a refusal lists a bounded number of names, and that the others are not looked
-// up.
-func TestServingListsTheFirstNames(t *testing.T) {
-	for part, format := range map[string]string{`"10.1.2.`: "10.1.2.%d", ".cluster.local is ": "%d.cluster.local"} {
-		var names []string
-		for i := range 200 {
-			names = append(names, fmt.Sprintf(format, i))
-		}
-		k, lookups := newKnown(), 0 // for reserved names
-		if part[0] == '"' {
-			lookups = mostRefused + 1
-		}
-		got, _ := k.judge(t.Context(), parse(asks("a", strings.Join(names, " "))))
-		if strings.Count(got.Message, part) != mostRefused || len(k.asked) != lookups {
-			t.Errorf("%d lookups: %+v", len(k.asked), got)
-		}
-	}
-}
-
-// TestNamesOfTheNode checks which names no Service takes from a node.
-func TestNamesOfTheNode(t *testing.T) {
-	own := []string{"ip-10-0-0-1", "ip-10-0-0-1.ec2.internal", "IP-10-0-0-1.ec2.internal.", "ip-10-0-0-1.ec2.internal.example.com"}
-	for _, name := range append([]string{
-		"ip-10-0-0-1.ec2", "ip-10-0-0-10.ec2.internal", "xip-10-0-0-1.ec2.internal", "ec2.internal", "ec2", "ip-10-0-0-1.ec2.internalx", "10.0.0.1",
-	}, own...) {
-		if got := ofNode("ip-10-0-0-1.ec2.internal", san.Parse(name)); got != slices.Contains(own, name) {
-			t.Errorf("%s: %t", name, got)
-		}
-	}
-	// A node may be named by an address, or by a text that no Node can have. It does not get the address of a Service.
-	for _, node := range []string{"10.96.0.10", ".x", ""} {
-		if ofNode(node, san.Parse("10.96.0.10")) {
-			t.Errorf("node %q takes the address of a Service", node)
-		}
 	}
 }
 
@@ -187,10 +143,10 @@ func TestInputs(t *testing.T) {
 		{name: "03 a Service's address, though reported", obj: asks("a", "10.0.0.1 10.97.0.1"), known: has("10.0.0.1 10.97.0.1"),
 			want: "Waits SANReserved: 10.97.0.1 is a name or an address of Service default/x"}, // it may be deleted
 		{name: "04 another node's name", obj: asks("a", "10.0.0.1 b.example.com"), want: `Waits SANNotOwned: ["b.example.com"] do not belong to node "a"`},
-		{name: "05 no such node", obj: asks("gone", "10.0.0.1"), looked: "node", want: `Waits NodeNotFound: no source knows node "gone"`},
+		{name: "05 no such node", obj: asks("gone", "10.0.0.1"), looked: "gone", want: `Waits NodeNotFound: no source knows node "gone"`},
 		{name: "06 no name", obj: asks("a", ""), want: "Denied SANMissing"},
 		{name: "06 DNS only", obj: asks("a", "a.example.com"), want: "Approved"},
-		{name: "06 address only", looked: "node 10.0.0.1",
+		{name: "06 address only", looked: "a",
 			want: "Approved: Auto approving kubelet serving certificate: according to Node a, every name belongs to the node."},
 		{name: "06 the node's name is its address", obj: asks("10.0.0.1", "10.0.0.1"), known: called, want: "Approved"},
 		{name: "07 many names, all owned", obj: asks("a", many), known: has(many + " x.example.com"), want: "Approved"},
@@ -310,7 +266,7 @@ func (c *askedOf) Lookup(_ context.Context, node string, _ *csr.Request) (*inven
 // world is an API server with the objects that the inventory watches, and the inventory that reads it. The certificate of
 // the API server has the names example.com and *.example.com, and the address 127.0.0.1 (net/http/httptest).
 type world struct {
-	serving   Serving
+	judge     KubeletServing
 	inventory *Inventory
 	rows      []static.Row    // of a source before that of Nodes
 	blocked   map[string]bool // nodes on the block list
@@ -321,8 +277,8 @@ type world struct {
 
 // newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
 func newWorld(parts ...any) *world {
-	i := &Inventory{}
-	w := &world{serving: Serving{Inventory: i, Reserved: san.Reserved{ClusterDomain: "cluster.local"}}, inventory: i, blocked: map[string]bool{}, objects: map[string][]client.Object{}}
+	w := &world{inventory: &Inventory{}, blocked: map[string]bool{}, objects: map[string][]client.Object{}}
+	w.judge.Reserved = san.Reserved{ClusterDomain: "cluster.local"}
 	for _, part := range parts {
 		switch part := part.(type) {
 		case *corev1.Node:
@@ -332,11 +288,11 @@ func newWorld(parts ...any) *world {
 		case *discoveryv1.EndpointSlice:
 			w.objects["endpointslices"] = append(w.objects["endpointslices"], part)
 		case san.Reserved:
-			w.serving.Reserved = part
+			w.judge.Reserved = part
 		case static.Row:
 			w.rows = append(w.rows, part)
 		case string:
-			w.serving.APIServerNodes = append(w.serving.APIServerNodes, part)
+			w.judge.APIServerNodes = append(w.judge.APIServerNodes, part)
 		}
 	}
 	return w
@@ -380,7 +336,7 @@ func (w *world) run(t testing.TB) *world {
 	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
 	clock := clocktesting.NewFakePassiveClock(now)
 	blocks := func(node string) bool { return w.blocked[node] }
-	if err := w.inventory.setup(mgr, []Rule{KubeletServing(w.serving)}, 8, clock, servertime.Of(clock), blocks, newWakeUps().inventory); err != nil {
+	if err := w.inventory.setup(mgr, map[string]Judge{servingSigner: w.judge}, 8, clock, blocks, newWakeUps().inventory); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -444,12 +400,17 @@ func endpointsObject(addresses ...string) *discoveryv1.EndpointSlice {
 	}
 }
 
+// decide returns the decision about a request of node for names.
+func (w *world) decide(ctx context.Context, node, names string) judge.Decision {
+	return must(w.judge.Judge(ctx, parse(asks(node, names)), Facts{Inventory: w.inventory}))
+}
+
 // expect checks the reasons of requests, which rows write as "NODE asks for NAMES".
 func (w *world) expect(t testing.TB, want map[string]string) {
 	t.Helper()
 	for asked, want := range want {
 		node, names, _ := strings.Cut(asked, " asks for ")
-		got := must(w.serving.judge(t.Context(), parse(asks(node, names))))
+		got := w.decide(t.Context(), node, names)
 		if reason, part, _ := strings.Cut(want, " "); got.Reason != reason || !strings.Contains(got.Message, part) {
 			t.Errorf("%s: %+v, want %s", asked, got, want)
 		}
@@ -665,7 +626,7 @@ func TestSlowSourcesShareTheWorkers(t *testing.T) {
 	defer running.Wait()
 	defer cancel()
 	for _, node := range []string{"a", "b"} { // of 8 workers, three shares
-		running.Go(func() { _, _ = w.serving.judge(ctx, parse(asks(node, "10.0.0.1"))) })
+		running.Go(func() { w.decide(ctx, node, "10.0.0.1") })
 		if got := <-hangs.entered; got != node {
 			t.Fatalf("asked about %s, want %s", got, node)
 		}

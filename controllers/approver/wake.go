@@ -28,10 +28,10 @@ func markNode(name string) uint64 { return fairqueue.Digest("node", name) }
 
 func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String()) }
 
-// marksOf returns what may wake req: its node, and the names and addresses that it asks for. There are none if the rule
-// does not use the inventory.
-func (r Rule) marksOf(req *csr.Request) []uint64 {
-	if !r.looksUp() {
+// marksOf returns what may wake req: its node, and the names and addresses that it asks for. There are none if its Judge does
+// not use the inventory.
+func marksOf(judge Judge, req *csr.Request) []uint64 {
+	if services, leases := needs(judge); !services && !leases {
 		return nil
 	}
 	marks := []uint64{markInventory, markNode(req.NodeName())}

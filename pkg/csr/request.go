@@ -215,12 +215,12 @@ func (w Requester) IsNode() bool {
 const AccountUserPrefix = "system:serviceaccount:"
 
 // ServiceAccount returns the ServiceAccount whose user name and groups w has, as the API server authenticates its tokens.
-// The namespace is empty if w is no ServiceAccount. Then refusal says what is missing if w has the user name of one: a
+// The namespace is empty if w is no ServiceAccount. Then the Objection says what is missing if w has the user name of one: a
 // client certificate, for example, may have any name. The caller must compare the UID with that of the object.
-func (w Requester) ServiceAccount() (namespace, name, refusal string) {
+func (w Requester) ServiceAccount() (namespace, name string, objection Objection) {
 	text, found := strings.CutPrefix(w.Username, AccountUserPrefix)
 	if !found {
-		return "", "", ""
+		return "", "", NoObjection
 	}
 	namespace, name, _ = strings.Cut(text, ":")
 	if len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1123Subdomain(name)) > 0 {
@@ -228,10 +228,10 @@ func (w Requester) ServiceAccount() (namespace, name, refusal string) {
 	}
 	for _, group := range []string{"system:serviceaccounts", "system:serviceaccounts:" + namespace} {
 		if !slices.Contains(w.Groups, group) {
-			return "", "", "the requester has the name of a ServiceAccount, but is not in the group " + group
+			return "", "", Objection("the requester has the name of a ServiceAccount, but is not in the group " + group)
 		}
 	}
-	return namespace, name, ""
+	return namespace, name, NoObjection
 }
 
 // HasServingUsages reports whether the usages are those of a kubelet's serving certificate, with or without key
@@ -259,6 +259,18 @@ func (r *Request) OtherSubject() []string {
 
 // TokenGroupPrefix begins the groups that bind a bootstrap token to one node.
 const TokenGroupPrefix = "system:bootstrappers:node:"
+
+// BoundHere reports whether a group binds the requester to the requested node.
+func (r *Request) BoundHere() bool {
+	return slices.Contains(r.Requester.Groups, TokenGroup(r.NodeName()))
+}
+
+// BoundElsewhere reports whether groups bind the requester only to other nodes than the requested one.
+func (r *Request) BoundElsewhere() bool {
+	return !r.BoundHere() && slices.ContainsFunc(r.Requester.Groups, func(group string) bool {
+		return strings.HasPrefix(group, TokenGroupPrefix)
+	})
+}
 
 // TokenGroup returns the group whose members may request a first certificate for node and for no other node. It
 // contains the SHA-256 of the node's name in hex digits. The name itself may have characters that the API server does

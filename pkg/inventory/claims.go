@@ -21,37 +21,44 @@ type Claim struct {
 	Nodes int
 }
 
-// Claim decides whether value belongs to node, which is known by found. It looks at no other value, and does not ask
-// when anything was created. holders are the Nodes that report value or have it as their name, in any order, without
-// the Nodes whose reports do not count. The rules:
-//
-//   - If a stronger source assigns the value to another node alone, it belongs to that node.
-//   - If the source that knows the node lists the value, it belongs to the node. If the source lists it for several
-//     nodes, it belongs to each of them that reports it.
-//   - In a CIDR, below a suffix, and by the reports of Nodes alone, a Node has its own name, whatever others report. It
-//     has what it reports itself, unless another Node reports that too, or has it as its name. An address is no name.
-func (s Sources) Claim(found Found, node string, value san.SAN, holders []string) (Claim, error) {
+// Owner describes the machine or the row to which a source that is stronger than that of found assigns value alone. The text
+// is empty if there is none, or if found does not assign value to its node at all.
+func (s Sources) Owner(found Found, value san.SAN) (string, error) {
 	if !found.OwnWord && !found.Owns(value) {
-		return Claim{NotOwned: true}, nil
+		return "", nil
 	}
-	listed := found.lists(value)
-	alone, stronger := listed && !found.Shared, found.Rank
-	if !alone {
+	stronger := found.Rank
+	if !found.lists(value) || found.Shared {
 		stronger++ // the source of the node may assign the value to another node alone
 	}
-	owner, err := s.owner(value, stronger)
-	if alone || owner != "" || err != nil {
-		return Claim{Owner: owner}, err
-	}
+	return s.owner(value, stronger)
+}
+
+// Claim decides whether value belongs to node, which has this entry. It looks at no other value, and does not ask when
+// anything was created. owner is the result of Sources.Owner. holders are the Nodes that report value or have it as their
+// name, in any order, without the Nodes whose reports do not count. The rules:
+//
+//  1. The source that knows the node must list the value, or cover it by a CIDR or a suffix.
+//  2. If a stronger source assigns the value to another node alone, it belongs to that node.
+//  3. If the source lists the value for this node alone, it belongs to the node.
+//  4. A Node has its own name, whatever others report. An address is no name.
+//  5. Otherwise the node must report the value itself. That is enough if the source lists it for several nodes.
+//  6. In a CIDR, below a suffix, and by the reports of Nodes alone, no other Node may report it, or have it as its name.
+func (e *Entry) Claim(node string, value san.SAN, holders []string, owner string) Claim {
+	listed := e.lists(value)
 	switch {
+	case !e.OwnWord && !e.Owns(value):
+		return Claim{NotOwned: true}
+	case owner != "", listed && !e.Shared:
+		return Claim{Owner: owner}
 	case IsName(node, value):
-		return Claim{}, nil
+		return Claim{}
 	case !slices.Contains(holders, node):
-		return Claim{NotOwned: found.OwnWord, NotReported: !found.OwnWord}, nil
+		return Claim{NotOwned: e.OwnWord, NotReported: !e.OwnWord}
 	case listed:
-		return Claim{}, nil
+		return Claim{}
 	}
-	return contest(node, value, holders), nil
+	return contest(node, value, holders)
 }
 
 // contest returns the first of holders beside node. A Node that has value as its name comes before all others.

@@ -209,14 +209,13 @@ func (w world) claim(t testing.TB, rows *static.Source, node, text string) inven
 	}
 	value := san.Parse(text)
 	holders := slices.Sorted(slices.Values(w.holders(value)))
-	claim, err := sources.Claim(found, node, value, holders)
+	owner, err := sources.Owner(found, value)
 	if err != nil {
 		t.Fatal(err)
 	}
+	claim := found.Claim(node, value, holders, owner)
 	slices.Reverse(holders)
-	if again, err := sources.Claim(found, node, value, holders); again != claim || err != nil {
-		t.Errorf("in another order %+v, error %v, want %+v", again, err, claim)
-	}
+	expect.Equal(t, "the claim with holders in another order", found.Claim(node, value, holders, owner), claim)
 	return claim
 }
 
@@ -299,9 +298,9 @@ func TestClaim(t *testing.T) {
 	}
 }
 
-// TestClaimAsksOnlyStrongerSources checks which sources are asked for the owner of a value. A source that can't answer
+// TestOwnerAsksOnlyStrongerSources checks which sources are asked for the owner of a value. A source that can't answer
 // matters only if it could know a better owner.
-func TestClaimAsksOnlyStrongerSources(t *testing.T) {
+func TestOwnerAsksOnlyStrongerSources(t *testing.T) {
 	down := errors.New("down")
 	value := san.Parse("10.0.0.1")
 	alone := inventory.Entry{SANs: []san.SAN{value}}
@@ -314,19 +313,19 @@ func TestClaimAsksOnlyStrongerSources(t *testing.T) {
 		entry   inventory.Entry
 		rank    int
 		sources inventory.Sources
-		want    inventory.Claim
+		want    string
 		err     error
 	}{
-		"a stronger source has an owner":              {alone, 1, inventory.Sources{owning("Machine b", nil), owning("", nil)}, inventory.Claim{Owner: "Machine b"}, nil},
-		"the same source lists it for several":        {shared, 0, inventory.Sources{owning("Machine b", nil)}, inventory.Claim{Owner: "Machine b"}, nil},
-		"the same source has it in a CIDR":            {span, 0, inventory.Sources{owning("Machine b", nil)}, inventory.Claim{Owner: "Machine b"}, nil},
-		"a stronger source is no Owner":               {own, 1, inventory.Sources{source{asked: &asked}, source{asked: &asked}}, free, nil},
-		"the strongest that knows an owner":           {own, 2, inventory.Sources{owning("", nil), owning("Machine b", nil), source{asked: &asked}}, inventory.Claim{Owner: "Machine b"}, nil},
-		"a stronger source is down":                   {own, 1, inventory.Sources{owning("", down), source{asked: &asked}}, free, down},
-		"the same source is down, and has it in CIDR": {span, 0, inventory.Sources{owning("", down)}, free, down},
-		"a weaker source is down":                     {alone, 0, inventory.Sources{owning("", nil), owning("", down)}, free, nil},
+		"a stronger source has an owner":              {alone, 1, inventory.Sources{owning("Machine b", nil), owning("", nil)}, "Machine b", nil},
+		"the same source lists it for several":        {shared, 0, inventory.Sources{owning("Machine b", nil)}, "Machine b", nil},
+		"the same source has it in a CIDR":            {span, 0, inventory.Sources{owning("Machine b", nil)}, "Machine b", nil},
+		"a stronger source is no Owner":               {own, 1, inventory.Sources{source{asked: &asked}, source{asked: &asked}}, "", nil},
+		"the strongest that knows an owner":           {own, 2, inventory.Sources{owning("", nil), owning("Machine b", nil), source{asked: &asked}}, "Machine b", nil},
+		"a stronger source is down":                   {own, 1, inventory.Sources{owning("", down), source{asked: &asked}}, "", down},
+		"the same source is down, and has it in CIDR": {span, 0, inventory.Sources{owning("", down)}, "", down},
+		"a weaker source is down":                     {alone, 0, inventory.Sources{owning("", nil), owning("", down)}, "", nil},
 	} {
-		got, err := test.sources.Claim(inventory.Found{Entry: &test.entry, Rank: test.rank}, "a", value, []string{"a"})
+		got, err := test.sources.Owner(inventory.Found{Entry: &test.entry, Rank: test.rank}, value)
 		if got != test.want || !errors.Is(err, test.err) {
 			t.Errorf("%s: %+v, error %v", name, got, err)
 		}

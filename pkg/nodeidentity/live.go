@@ -41,9 +41,9 @@ func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error)
 		}
 		return l.goneToken(ctx, id)
 	}
-	namespace, name, refusal := requester.ServiceAccount()
+	namespace, name, objection := requester.ServiceAccount()
 	if namespace == "" {
-		return refusal, nil
+		return string(objection), nil
 	}
 	return l.goneAccount(ctx, types.NamespacedName{Namespace: namespace, Name: name}, types.UID(requester.UID))
 }

@@ -104,10 +104,10 @@ func (r Rule) checkLifetime(s *Subject) string {
 // Claimed returns the ServiceAccount whose user name and groups the requester has, if it has a UID too, or why there is none.
 // The caller must compare the UID with that of the object.
 func Claimed(by csr.Requester) (namespace, name, refusal string) {
-	namespace, name, refusal = by.ServiceAccount()
+	namespace, name, objection := by.ServiceAccount()
 	switch {
 	case namespace == "":
-		return "", "", cmp.Or(refusal, "the requester is not a ServiceAccount")
+		return "", "", cmp.Or(string(objection), "the requester is not a ServiceAccount")
 	case by.UID == "":
 		return "", "", "the requester has the name of a ServiceAccount, but no UID"
 	}

@@ -173,7 +173,7 @@ func TestRulesIssue(t *testing.T) {
 	shopService(t, "shop", "web", "")
 	options := shopOptions(t)
 	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		o.Approver.Rules = append(o.Approver.Rules, options.Approver.Rules[1:]...)
+		o.Approver.Judges = options.Approver.Judges
 		o.Signer = options.Signer // the rules ask it whether API servers trust a CA
 	}}, "signer", "approver")
 
@@ -210,9 +210,9 @@ func TestRulesIssue(t *testing.T) {
 func ruleApprover(t *testing.T) *approver.Reconciler {
 	t.Helper()
 	r := shopOptions(t).Approver
-	for _, rule := range r.Rules {
-		if rule.Policy != nil && rule.Policy.Trusted != nil { // no signer runs that reads it
-			rule.Policy.Trusted = func(time.Time) (string, bool) { return "", false }
+	for _, each := range r.Judges {
+		if rules, are := each.(*approver.ApprovalRules); are && rules.Trusted != nil { // no signer runs that reads it
+			rules.Trusted = func(time.Time) (string, bool) { return "", false }
 		}
 	}
 	r.Client, r.Live, r.Authorizer = kit.Admin(t), kit.Admin(t), authz.SubjectAccess{Client: kit.Admin(t)}

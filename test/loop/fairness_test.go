@@ -246,7 +246,7 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 	first, approved := bad(), kit.Approve(t, bad())
 	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		o.Approver.Inventory = &approver.Inventory{Sources: []approver.SourceBuilder{approver.NodeSource}}
-		o.Approver.Rules = append(o.Approver.Rules, approver.KubeletServing(approver.Serving{Inventory: o.Approver.Inventory}))
+		o.Approver.Judges[certificatesv1.KubeletServingSignerName] = approver.KubeletServing{}
 	}})
 	kit.GrantJoining(t, "joiner")
 	serves := func() {

@@ -36,6 +36,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -150,13 +151,13 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 func newApprover(t *testing.T) *approver.Reconciler {
 	clock := clocktesting.NewFakeClock(time.Now())
 	return &approver.Reconciler{
-		Rules:      []approver.Rule{approver.NodeClient()},
-		Client:     kit.Admin(t),
-		Authorizer: authz.SubjectAccess{Client: kit.Admin(t)},
-		Reporter:   report.New(events.NewFakeRecorder(10), clock),
-		Clock:      clock,
-		ServerTime: servertime.Of(clock),
-		Live:       kit.Admin(t),
+		Judges:     map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}},
+		Client:   kit.Admin(t),
+		Reporter: report.New(events.NewFakeRecorder(10), clock),
+		Clock:    clock,
+		Facts: approver.Facts{
+			Authorizer: authz.SubjectAccess{Client: kit.Admin(t)}, ServerTime: servertime.Of(clock), Live: kit.Admin(t),
+		},
 	}
 }
 
@@ -181,7 +182,7 @@ func TestApproverForgetsRightsThatGo(t *testing.T) {
 	binding := kit.Grant(t, "stranger", kit.MayJoin)
 	judged(csr.Approved)
 	kit.Remove(t, binding)
-	kit.EventuallyAllowed(t, csr.Requester{Username: "stranger"}, approver.NodeClient().Recognisers[1].Permission, false)
+	kit.EventuallyAllowed(t, csr.Requester{Username: "stranger"}, kubeletclient.NodeClient.Attributes(), false)
 	judged(csr.Pending)
 }
 

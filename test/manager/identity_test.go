@@ -25,6 +25,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/kubelet"
 )
@@ -356,11 +357,11 @@ func startRejoin(t *testing.T, steps *clocktesting.FakeClock) {
 		return source, mistakes.ToAggregate()
 	}
 	known := &approver.Inventory{Sources: []approver.SourceBuilder{listed}}
-	policy := approver.BootstrapPolicy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute}
+	policy := &bootstrap.Policy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute}
 	options := controllers.Options{
 		Approver: &approver.Reconciler{
-			Rules:     []approver.Rule{approver.BoundNodeClient(approver.Bootstrap{Inventory: known, Policy: policy})},
-			Inventory: known,
+			Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{Bootstrap: policy}},
+			Facts:  approver.Facts{Inventory: known},
 		},
 		Clock: steps,
 	}

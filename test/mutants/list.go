@@ -9,6 +9,14 @@ type mutation struct {
 	tests string
 }
 
+// Files of several mutations.
+const (
+	kubeletClientFile = "pkg/judge/kubeletclient/kubeletclient.go"
+	bootstrapFile     = "pkg/judge/bootstrap/bootstrap.go"
+	servingFile       = "pkg/judge/serving/serving.go"
+	nodeClientFile    = "controllers/approver/node_client.go"
+)
+
 // mutations are the lists of mutations by the tests that must notice: the parity test, unit tests, or the tests of "make test".
 var mutations = map[string][]mutation{
 	"parity":  slices.Concat(approverMutations, signerMutations, certificateMutations, cleanerMutations),
@@ -19,30 +27,30 @@ var mutations = map[string][]mutation{
 // Rules of the approver. Left out: the version, UID and extra of the review, which an API server with RBAC ignores;
 // and that nothing is approved after a denial, which the API server refuses too. The pure tests cover them.
 var approverMutations = []mutation{
-	{"approver: only its signer", "controllers/approver/reconciler.go", "if r.Rules[i].SignerName == obj.Spec.SignerName {", "if len(obj.Spec.SignerName) > 0 {", ""},
+	{"approver: only its signer", "controllers/approver/reconciler.go", "return r.Judges[obj.Spec.SignerName]", "return r.Judges[certificatesv1.KubeAPIServerClientKubeletSignerName]", ""},
 	{"approver: never after Approved", "pkg/csr/state.go", "\t\tCondition(obj, certificatesv1.CertificateApproved) == nil &&\n", "", ""},
 	{"approver: never with a certificate", "pkg/csr/state.go", "return len(obj.Status.Certificate) == 0 &&", "return len(obj.Status.Certificate) >= 0 &&", ""},
 	{"approver: Failed does not decide", "pkg/csr/state.go", "return len(obj.Status.Certificate) == 0 &&", "return len(obj.Status.Certificate) == 0 && !hasFailed(obj) &&", ""},
-	{"approver: shape", "controllers/approver/rules.go", "csr.KubeletClientShape,", "func(*csr.Request) error { return nil },", ""},
-	{"approver: selfnodeclient is for oneself", "controllers/approver/rules.go", "return req.Requester.Username == req.Cert.Subject.CommonName", "return true", ""},
-	{"approver: selfnodeclient, exact name", "controllers/approver/rules.go", "return req.Requester.Username == req.Cert.Subject.CommonName", "return len(req.Requester.Username) == len(req.Cert.Subject.CommonName)", ""},
-	{"approver: selfnodeclient", "controllers/approver/rules.go", "return req.Requester.Username == req.Cert.Subject.CommonName", "return false", ""},
-	{"approver: nodeclient after selfnodeclient", "controllers/approver/rules.go", "return !boundElsewhere(req)", "return req.Requester.Username != req.Cert.Subject.CommonName", ""},
-	{"approver: order", "controllers/approver/rules.go", "range r.Recognisers {", "range slices.Backward(r.Recognisers) {", ""},
-	{"approver: review of selfnodeclient", "controllers/approver/rules.go", "createPermission(\"selfnodeclient\")", "createPermission(\"nodeclient\")", ""},
-	{"approver: review of nodeclient", "controllers/approver/rules.go", "createPermission(\"nodeclient\")", "createPermission(\"selfnodeclient\")", ""},
-	{"approver: asks at all", "controllers/approver/rules.go", "if !allowed {", "if !allowed && false {", ""},
+	{"approver: shape", kubeletClientFile, "err := csr.KubeletClientShape(req); err != nil {\n\t\treturn judge", "err := csr.KubeletClientShape(req); err != nil && len(allowed) > 9 {\n\t\treturn judge", ""},
+	{"approver: selfnodeclient is for oneself", kubeletClientFile, "renews := req.Requester.Username == req.Cert.Subject.CommonName", "renews := true", ""},
+	{"approver: selfnodeclient, exact name", kubeletClientFile, "renews := req.Requester.Username == req.Cert.Subject.CommonName", "renews := len(req.Requester.Username) == len(req.Cert.Subject.CommonName)", ""},
+	{"approver: selfnodeclient", kubeletClientFile, "renews := req.Requester.Username == req.Cert.Subject.CommonName", "renews := false", ""},
+	{"approver: nodeclient after selfnodeclient", kubeletClientFile, "(!renews || !p.RenewOnly)", "!renews", ""},
+	{"approver: order", nodeClientFile, "range permissions {", "range slices.Backward(permissions) {", ""},
+	{"approver: review of selfnodeclient", kubeletClientFile, "SelfNodeClient Permission = \"selfnodeclient\"", "SelfNodeClient Permission = \"nodeclient\"", ""},
+	{"approver: review of nodeclient", kubeletClientFile, "\tNodeClient Permission = \"nodeclient\"", "\tNodeClient Permission = \"selfnodeclient\"", ""},
+	{"approver: asks at all", nodeClientFile, "case allowed:", "case true:", ""},
 	{"approver: answer", "pkg/authz/authz.go", "return review.Status.Allowed, nil", "return !review.Status.Denied, nil", ""},
-	{"approver: verb", "controllers/approver/rules.go", "\"create\"", "\"get\"", ""},
-	{"approver: API group", "controllers/approver/rules.go", "Group:       certificatesv1.GroupName,", "Group:       \"\",", ""},
+	{"approver: verb", kubeletClientFile, "Verb: \"create\"", "Verb: \"get\"", ""},
+	{"approver: API group", kubeletClientFile, "Group: certificatesv1.GroupName,", "Group: \"\",", ""},
 	{"approver: groups of the requester", "pkg/authz/authz.go", "Groups:             who.Groups,", "Groups:             nil,", ""},
 	{"approver: name of the requester", "pkg/authz/authz.go", "User:               who.Username,", "User:               \"somebody\",", ""},
 	{"approver: asks again", "controllers/approver/reconciler.go", "case decision.Verdict == judge.Wait:", "case decision.Verdict == judge.Wait && false:", ""},
 	{"approver: never denies", "controllers/approver/reconciler.go", "decision.Verdict == judge.Deny && r.Denial != DenialPermanent {", "false {", ""},
 	{"approver: writes Approved", "controllers/approver/reconciler.go", "r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)", "r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)", ""},
-	{"approver: reason", "controllers/approver/rules.go", "Reason: \"AutoApproved\"", "Reason: \"Approved\"", ""},
-	{"approver: message of selfnodeclient", "controllers/approver/rules.go", "Auto approving self kubelet", "Auto approving kubelet", ""},
-	{"approver: message of nodeclient", "controllers/approver/rules.go", "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
+	{"approver: reason", kubeletClientFile, "Reason: \"AutoApproved\"", "Reason: \"Approved\"", ""},
+	{"approver: message of selfnodeclient", kubeletClientFile, "Auto approving self kubelet", "Auto approving kubelet", ""},
+	{"approver: message of nodeclient", kubeletClientFile, "\"Auto approving kubelet client", "\"Auto approving a kubelet client", ""},
 }
 
 // Rules of the cleaner. Left out: whether a request is deleted at the instant when it is due or right after, and the
@@ -182,8 +190,8 @@ var approvalMutations = []mutation{
 	{"rules: others' rules are not told", "controllers/approver/approval_rules.go", "\t\tif allowed {\n", "\t\tif allowed || true {\n", approverTests},
 	{"rules: the Service exists", "controllers/approver/approval_rules.go", "case apierrors.IsNotFound(err):", "case false:", approverTests},
 	{"rules: no ExternalName", "controllers/approver/approval_rules.go", "case service.Spec.Type == corev1.ServiceTypeExternalName:", "case false:", approverTests},
-	{"rules: the live account", "controllers/approver/approval_rules.go", "if !r.Assume {", "if false {", approverTests},
-	{"rules: nothing is denied", "controllers/approver/reconciler.go", "rule.Policy != nil && decision.Verdict == judge.Deny", "false", approverTests},
+	{"rules: the live account", "controllers/approver/approval_rules.go", "if !facts.Assume {", "if false {", approverTests},
+	{"rules: nothing is denied", "controllers/approver/reconciler.go", "rules && decision.Verdict == judge.Deny", "false", approverTests},
 	{"rules: both groups of an account", "pkg/csr/request.go", "if !slices.Contains(w.Groups, group) {", "if false {", ruleTests},
 	{"rules: the UID of an account", "pkg/rules/content.go", "case by.UID == \"\":", "case false:", ruleTests},
 	{"rules: what is not listed is absent", "pkg/rules/content.go", "count > 0 && !slices.Contains(r.Allow, contents[i])", "false", ruleTests},
@@ -211,7 +219,7 @@ var approvalMutations = []mutation{
 	{"ownIdentity: one token", "pkg/rules/content.go", "len(ids) != 1 ||", "len(ids) == 0 ||", ruleTests},
 	{"ownIdentity: no certificate", "pkg/rules/content.go", "!strings.HasPrefix(ids[0], credentialIDPrefix) ||", "", ruleTests},
 	{"ownIdentity: not beyond the credential", "pkg/rules/content.go", "now.Add(s.Lifetime).After(timeIn(s.Requester.Extra[rule.ExpiryExtra]))", "false", ruleTests},
-	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked := r.blocked(req); blocked.Reason != \"\" {", "blocked := r.blocked(req); blocked.Reason != \"\" && false {", approverTests},
+	{"approver: the block list counts again before the write", "controllers/approver/reconciler.go", "blocked := r.blocked(req); blocked.Made() {", "blocked := r.blocked(req); blocked.Made() && false {", approverTests},
 	{"approver: a stored verdict counts, whatever the answer", "internal/call/call.go", "\tcase holds(found, changed):\n", "\tcase false:\n", approverTests},
 	{"signer: a wrong clock", "controllers/signer/reconciler.go", "case skew.Abs() > servertime.MaxSkew:", "case skew.Abs() > 1000*servertime.MaxSkew:", signerTests},
 	{"signer: a failed condition that was not stored", "internal/call/call.go", "return csr.HasCondition(live, last.Type, last.Reason, last.Message)", "return true", signerTests},
@@ -229,7 +237,7 @@ var approvalMutations = []mutation{
 // The tests of each part. The model of a rotation runs a third of its usual random lives. The table of Next comes
 // first.
 const (
-	approverTests = "./controllers/approver"
+	approverTests = "./controllers/approver ./pkg/judge/... ./pkg/csr"
 	signerTests   = "./controllers/signer"
 	rotationTests = "./controllers/rotation -lives 40"
 	sanTests      = "./pkg/san"
@@ -240,30 +248,30 @@ const (
 
 // Rules for kubelet serving certificates.
 var servingMutations = []mutation{
-	{"serving: the requester is a node", "controllers/approver/serving.go", "deny(!req.Requester.IsNode(), ", "deny(false, ", approverTests},
-	{"serving: the common name is the requester's", "controllers/approver/serving.go", "subject.CommonName != req.Requester.Username || ", "", approverTests},
-	{"serving: the organization", "controllers/approver/serving.go", "!slices.Equal(subject.Organization, []string{csr.NodeGroup})", "len(subject.Organization) == 0", approverTests},
-	{"serving: the usages", "controllers/approver/serving.go", "deny(!req.HasServingUsages(), ", "deny(false, ", approverTests},
-	{"serving: no e-mail addresses", "controllers/approver/serving.go", "len(req.Cert.EmailAddresses) > 0", "len(req.Cert.EmailAddresses) > 9", approverTests},
-	{"serving: no URIs", "controllers/approver/serving.go", "len(req.Cert.URIs) > 0", "len(req.Cert.URIs) > 9", approverTests},
-	{"serving: nothing unexpected", "controllers/approver/serving.go", "deny(len(unexpected) > 0, ", "deny(false, ", approverTests},
-	{"serving: names that crypto/x509 can match", "controllers/approver/serving.go", "return san.CheckDNSName(name, true) == nil", "return san.CheckDNSName(name, true) == nil || true", approverTests},
-	{"serving: a name at least", "controllers/approver/serving.go", "len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0", "false", approverTests},
-	{"serving: reserved for good", "controllers/approver/serving.go", "case why == \"\" ||", "case true ||", approverTests},
-	{"serving: a Node has its own name", "controllers/approver/serving.go", "own := inventory.IsName(node, name)\n\t\twhy", "own := false\n\t\twhy", approverTests},
-	{"bootstrap: an account has its groups", "controllers/approver/bootstrap.go", "case noAccount != \"\":", "case noAccount == \"x\":", approverTests},
-	{"serving: names of Services", "controllers/approver/serving.go", "case facts.service != \"\":", "case false:", approverTests},
-	{"serving: no Service takes the name of a node", "controllers/approver/serving_lookup.go", "if !ofNode(node, value) {", "if true {", approverTests},
-	{"serving: names of API servers", "controllers/approver/serving.go", "case facts.apiServer != \"\":", "case false:", approverTests},
-	{"serving: names belong to the node", "controllers/approver/serving.go", "if facts.claim.NotOwned && facts.service", "if false && facts.service", approverTests},
-	{"serving: the machine is this node's", "controllers/approver/serving.go", "case f.Bound != \"\" && f.Bound != node:", "case false:", approverTests},
-	{"serving: a stronger entry", "controllers/approver/serving.go", "case facts.claim.Owner != \"\":", "case false:", approverTests},
-	{"serving: another Node", "controllers/approver/serving.go", "case facts.claim.Other != \"\":", "case false:", approverTests},
-	{"serving: what several nodes may have", "controllers/approver/serving.go", "case facts.claim.NotReported:", "case false:", approverTests},
-	{"serving: reports of blocked Nodes", "controllers/approver/serving_lookup.go", "s.Inventory.blocked(holder) && ", "false && ", approverTests},
-	{"serving: what is unknown waits", "controllers/approver/serving.go", "{judge.Wait.Because(unknown(err),", "{judge.Deny.Because(unknown(err),", approverTests},
-	{"serving: the stronger source decides", "pkg/inventory/claims.go", "return Claim{Owner: owner}, err", "return Claim{}, err", sourceTests},
-	{"serving: what two Nodes report goes to neither", "pkg/inventory/claims.go", "return contest(node, value, holders), nil", "return Claim{}, nil", sourceTests},
+	{"serving: the requester is a node", servingFile, "deny(!req.Requester.IsNode(), ", "deny(false, ", approverTests},
+	{"serving: the common name is the requester's", servingFile, "subject.CommonName != req.Requester.Username || ", "", approverTests},
+	{"serving: the organization", servingFile, "!slices.Equal(subject.Organization, []string{csr.NodeGroup})", "len(subject.Organization) == 0", approverTests},
+	{"serving: the usages", servingFile, "deny(!req.HasServingUsages(), ", "deny(false, ", approverTests},
+	{"serving: no e-mail addresses", servingFile, "len(req.Cert.EmailAddresses) > 0", "len(req.Cert.EmailAddresses) > 9", approverTests},
+	{"serving: no URIs", servingFile, "len(req.Cert.URIs) > 0", "len(req.Cert.URIs) > 9", approverTests},
+	{"serving: nothing unexpected", servingFile, "deny(len(unexpected) > 0, ", "deny(false, ", approverTests},
+	{"serving: names that crypto/x509 can match", servingFile, "return san.CheckDNSName(name, true) == nil", "return san.CheckDNSName(name, true) == nil || true", approverTests},
+	{"serving: a name at least", servingFile, "len(req.Cert.DNSNames)+len(req.Cert.IPAddresses) == 0", "false", approverTests},
+	{"serving: reserved for good", servingFile, "case why == \"\" ||", "case true ||", approverTests},
+	{"serving: a Node has its own name", servingFile, "own := inventory.IsName(req.NodeName(), value)\n\t\twhy", "own := false\n\t\twhy", approverTests},
+	{"bootstrap: an account has its groups", bootstrapFile, "case noAccount != csr.NoObjection:", "case noAccount == \"x\":", approverTests},
+	{"serving: names of Services", servingFile, "case service != \"\":", "case false:", approverTests},
+	{"serving: no Service takes the name of a node", servingFile, "if ofNode(node, value) {", "if false {", approverTests},
+	{"serving: names of API servers", servingFile, "case known.APIServer != \"\" && !runsAPIServer:", "case false:", approverTests},
+	{"serving: names belong to the node", servingFile, "case claim.NotOwned:", "case false:", approverTests},
+	{"serving: the machine is this node's", servingFile, "case entry.Bound != \"\" && entry.Bound != node:", "case false:", approverTests},
+	{"serving: a stronger entry", servingFile, "case claim.Owner != \"\":", "case false:", approverTests},
+	{"serving: another Node", servingFile, "case claim.Other != \"\":", "case false:", approverTests},
+	{"serving: what several nodes may have", servingFile, "case claim.NotReported:", "case false:", approverTests},
+	{"serving: reports of blocked Nodes", "controllers/approver/serving.go", "i.blocked(holder) && ", "false && ", approverTests},
+	{"serving: what is unknown waits", "controllers/approver/serving.go", "judge.Wait.Because(unknown(err),", "judge.Deny.Because(unknown(err),", approverTests},
+	{"serving: the stronger source decides", "pkg/inventory/claims.go", "return Claim{Owner: owner}", "return Claim{}", sourceTests},
+	{"serving: what two Nodes report goes to neither", "pkg/inventory/claims.go", "return contest(node, value, holders)", "return Claim{}", sourceTests},
 	{"serving: what the node itself reports", "pkg/inventory/claims.go", "case !slices.Contains(holders, node):", "case !slices.Contains(holders, node) && false:", sourceTests},
 	{"serving: a Node keeps its own name", "pkg/inventory/claims.go", "case IsName(node, value):", "case false:", sourceTests},
 	{"serving: IPv4-mapped addresses", "pkg/san/san.go", "return SAN{Address: address.Unmap()} //", "return SAN{Address: address} //", sanTests},
@@ -274,26 +282,26 @@ var servingMutations = []mutation{
 
 // Rules for a node's first certificate.
 var identityMutations = []mutation{
-	{"identity: a token for another node", "controllers/approver/bootstrap.go", "return strings.HasPrefix(group, csr.TokenGroupPrefix)", "return false && strings.HasPrefix(group, csr.TokenGroupPrefix)", approverTests},
-	{"identity: one group of several is enough", "controllers/approver/bootstrap.go", "return !boundHere(req) && slices", "return slices", approverTests},
-	{"identity: bound tokens only", "controllers/approver/bootstrap.go", "case p.TokenBinding && !boundHere(req):", "case false:", approverTests},
-	{"identity: users", "controllers/approver/bootstrap.go", "len(p.Users) > 0 && !slices.Contains", "len(p.Users) > 99 && !slices.Contains", approverTests},
-	{"identity: the age of a request", "controllers/approver/bootstrap.go", "case p.MaxRequestAge > 0 && age > p.MaxRequestAge:", "case false:", approverTests},
-	{"identity: a subject that names a node", "controllers/approver/bootstrap.go", "case req.NodeName() == \"\":", "case false:", approverTests},
-	{"identity: what is unknown waits", "controllers/approver/bootstrap.go", "case facts.unavailable != \"\":", "case false:", approverTests},
-	{"identity: a node that is alive", "controllers/approver/bootstrap.go", "case facts.node == nodeAlive:", "case false:", approverTests},
-	{"identity: a node that may be alive", "controllers/approver/bootstrap.go", "case facts.node == nodeUnknown:", "case false:", approverTests},
-	{"identity: expected by a source", "controllers/approver/bootstrap.go", "\tcase entry == nil:\n", "\tcase false:\n", approverTests},
-	{"identity: a machine that leaves", "controllers/approver/bootstrap.go", "case entry.Leaving:", "case false:", approverTests},
-	{"identity: a machine that is another node", "controllers/approver/bootstrap.go", "case entry.Bound != \"\" && entry.Bound != req.NodeName():", "case false:", approverTests},
-	{"identity: a dead node joins once", "controllers/approver/bootstrap.go", "case facts.node == nodeDead && !p.Rejoin:", "case false:", approverTests},
-	{"identity: a machine joins once", "controllers/approver/bootstrap.go", "case comesBack && !p.Rejoin:", "case false:", approverTests},
-	{"identity: a machine without a time", "controllers/approver/bootstrap.go", "case machine.Created.IsZero():", "case false:", approverTests},
-	{"identity: too early", "controllers/approver/bootstrap.go", "case early > w.Before:", "case false:", approverTests},
-	{"identity: too late", "controllers/approver/bootstrap.go", "case late > w.After:", "case false:", approverTests},
-	{"identity: a requester that is gone", "controllers/approver/bootstrap.go", "if facts.gone != \"\" {", "if false {", approverTests},
-	{"identity: a lease that moves", "controllers/approver/bootstrap.go", "case life == nodeidentity.Alive:", "case false:", approverTests},
-	{"identity: a certificate that has ended", "controllers/approver/bootstrap.go", "req.Created.Sub(renewed) > p.CertificateLifetime+skew", "req.Created.Sub(renewed) > p.CertificateLifetime-skew", approverTests},
+	{"identity: a token for another node", "pkg/csr/request.go", "return strings.HasPrefix(group, TokenGroupPrefix)", "return false && strings.HasPrefix(group, TokenGroupPrefix)", approverTests},
+	{"identity: one group of several is enough", "pkg/csr/request.go", "return !r.BoundHere() && slices", "return slices", approverTests},
+	{"identity: bound tokens only", bootstrapFile, "case p.TokenBinding && !req.BoundHere():", "case false:", approverTests},
+	{"identity: users", bootstrapFile, "len(p.Users) > 0 && !slices.Contains", "len(p.Users) > 99 && !slices.Contains", approverTests},
+	{"identity: the age of a request", bootstrapFile, "case p.MaxRequestAge > 0 && age > p.MaxRequestAge:", "case false:", approverTests},
+	{"identity: a subject that names a node", bootstrapFile, "case req.NodeName() == \"\":", "case false:", approverTests},
+	{"identity: what is unknown waits", nodeClientFile, "judge.Wait.Because(unknown(err),", "judge.Deny.Because(unknown(err),", approverTests},
+	{"identity: a node that is alive", bootstrapFile, "case NodeAlive:", "case false:", approverTests},
+	{"identity: a node that may be alive", bootstrapFile, "case NodeUnknown:", "case false:", approverTests},
+	{"identity: expected by a source", bootstrapFile, "\tcase entry == nil:\n", "\tcase false:\n", approverTests},
+	{"identity: a machine that leaves", bootstrapFile, "case entry.Leaving:", "case false:", approverTests},
+	{"identity: a machine that is another node", bootstrapFile, "case entry.Bound != \"\" && entry.Bound != req.NodeName():", "case false:", approverTests},
+	{"identity: a dead node joins once", bootstrapFile, "case facts.Node == NodeDead && !p.Rejoin:", "case false:", approverTests},
+	{"identity: a machine joins once", bootstrapFile, "case comesBack && !p.Rejoin:", "case false:", approverTests},
+	{"identity: a machine without a time", bootstrapFile, "case machine.Created.IsZero():", "case false:", approverTests},
+	{"identity: too early", bootstrapFile, "case early > w.Before:", "case false:", approverTests},
+	{"identity: too late", bootstrapFile, "case late > w.After:", "case false:", approverTests},
+	{"identity: a requester that is gone", bootstrapFile, "if facts.Gone != csr.NoObjection {", "if false {", approverTests},
+	{"identity: a lease that moves", bootstrapFile, "case seen.Renews:", "case false:", approverTests},
+	{"identity: a certificate that has ended", bootstrapFile, "req.Created.Sub(seen.Renewed) > p.CertificateLifetime+skew", "req.Created.Sub(seen.Renewed) > p.CertificateLifetime-skew", approverTests},
 	{"identity: dead after a minute", "pkg/nodeidentity/liveness.go", "max(standstill, lease.lasts)", "leastQuiet", identityTests},
 	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "witnesses > 0 && witnesses >= min(others, 2)", "witnesses > 0", identityTests},
 	{"identity: a blocked node", "pkg/blocklist/entries/entries.go", "e.Nodes.Has(name)", "false", blockTests},

@@ -20,6 +20,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -249,7 +250,7 @@ func (a *APIServers) inKubeconfig() map[san.SAN]string {
 	if err != nil {
 		at = &url.URL{}
 	}
-	for _, name := range parse(at.Hostname(), a.config.ServerName) {
+	for _, name := range inventory.ParseSANs(at.Hostname(), a.config.ServerName) {
 		all[name] = "in the kubeconfig"
 	}
 	return all

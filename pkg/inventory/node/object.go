@@ -2,12 +2,10 @@ package node
 
 import (
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	netutils "k8s.io/utils/net"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -21,14 +19,8 @@ type object struct {
 	published []san.SAN
 }
 
-// has returns the values of a Node: what it reports, and its name, which is its own whether or not it reports the name.
-// An address is no name.
-func (obj *object) has() []san.SAN {
-	if name := san.Parse(obj.Name); name.Name != "" {
-		return append(obj.sans[:len(obj.sans):len(obj.sans)], name)
-	}
-	return obj.sans
-}
+// has returns the values of a Node.
+func (obj *object) has() []san.SAN { return inventory.Held(obj.Name, obj.sans) }
 
 // metaOf returns the fields of meta that are used.
 func metaOf(meta metav1.ObjectMeta) metav1.ObjectMeta {
@@ -38,51 +30,16 @@ func metaOf(meta metav1.ObjectMeta) metav1.ObjectMeta {
 	}
 }
 
-// nodeObject returns the copy that is kept of a Node. A Node may report tens of thousands of addresses: only the first
-// count, as many as a request may name.
+// nodeObject returns the copy that is kept of a Node.
 func nodeObject(obj runtime.Object) *object {
 	node := obj.(*corev1.Node)
-	kept := &object{ObjectMeta: metaOf(node.ObjectMeta)}
-	for _, each := range node.Status.Addresses[:min(len(node.Status.Addresses), csr.DefaultLimits.Names)] {
-		kept.sans = append(kept.sans, parse(each.Address)...)
-	}
-	return kept
+	return &object{ObjectMeta: metaOf(node.ObjectMeta), sans: inventory.NodeSANs(node)}
 }
 
-// serviceObject returns the copy that is kept of a Service. Its own values are the name by which pods of its namespace
-// find it, and its cluster addresses, which the API server assigns. External addresses and those of load balancers may
-// be the addresses of Nodes: a user may write any, and some load balancers publish those of Nodes. The target of an
-// ExternalName and the requested address of a load balancer are left out, because the Service does not have them.
+// serviceObject returns the copy that is kept of a Service.
 func serviceObject(obj runtime.Object) *object {
 	service := obj.(*corev1.Service)
-	kept := &object{ObjectMeta: metaOf(service.ObjectMeta), sans: parse(service.Name, service.Spec.ClusterIP)}
-	kept.sans = append(kept.sans, parse(service.Spec.ClusterIPs...)...)
-	kept.published = parse(service.Spec.ExternalIPs...)
-	for _, ingress := range service.Status.LoadBalancer.Ingress {
-		kept.published = append(kept.published, parse(ingress.IP, ingress.Hostname)...)
-	}
+	kept := &object{ObjectMeta: metaOf(service.ObjectMeta)}
+	kept.sans, kept.published = inventory.ServiceSANs(service)
 	return kept
-}
-
-// sliceSANs returns the addresses of the endpoints in slice.
-func sliceSANs(slice *discoveryv1.EndpointSlice) []san.SAN {
-	var all []san.SAN
-	for _, endpoint := range slice.Endpoints {
-		all = append(all, parse(endpoint.Addresses...)...)
-	}
-	return all
-}
-
-// parse parses texts that the API server stores to names and addresses, and skips those that stand for none. The API server
-// accepts 010.0.0.1 as an address. It and kube-proxy read that as 10.0.0.1 (k8s.io/utils/net, ParseIPSloppy).
-func parse(texts ...string) []san.SAN {
-	var all []san.SAN
-	for _, text := range texts {
-		if ip := netutils.ParseIPSloppy(text); ip != nil {
-			all = append(all, san.FromIP(ip))
-		} else if text != "" && text != corev1.ClusterIPNone {
-			all = append(all, san.Parse(text))
-		}
-	}
-	return all
 }

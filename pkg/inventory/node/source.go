@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -93,7 +92,7 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		OnSync:   func() { s.endpointsChanged(); everything() },
 		OnChange: func(_, _ *discoveryv1.EndpointSlice) { s.endpointsChanged() },
 		Indexers: map[string]func(*discoveryv1.EndpointSlice) []string{
-			bySAN: func(slice *discoveryv1.EndpointSlice) []string { return ca.Texts(sliceSANs(slice)) },
+			bySAN: func(slice *discoveryv1.EndpointSlice) []string { return ca.Texts(inventory.EndpointSANs(slice)) },
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
 	}
@@ -142,7 +141,7 @@ func (s *Source) nodeChanged(before, after *object) {
 // serviceChanged reports a deleted Service, with the names and addresses that it no longer has.
 func (s *Source) serviceChanged(before, after *object) {
 	if after == nil {
-		s.Changed(before.Name, append(parse(before.Name+"."+before.Namespace), before.sans...)...)
+		s.Changed(before.Name, append([]san.SAN{san.Parse(before.Name + "." + before.Namespace)}, before.sans...)...)
 	}
 }
 
@@ -155,9 +154,7 @@ func (s *Source) Lookup(_ context.Context, name string, _ *csr.Request) (*invent
 	if !found || err != nil {
 		return nil, err
 	}
-	return &inventory.Entry{
-		Source: fmt.Sprintf("Node %s", name), SANs: node.sans, OwnWord: true, Bound: name, Created: node.CreationTimestamp.Time,
-	}, nil
+	return inventory.NodeEntry(name, node.sans, node.CreationTimestamp.Time), nil
 }
 
 // Exists reports whether a Node has that name.
@@ -176,15 +173,12 @@ func (s *Source) Holders(value san.SAN) ([]string, error) {
 	return names, err
 }
 
-// Service returns the Service that has value as its cluster address, or as a name by which pods find it or one of its
-// hosts: SERVICE, SERVICE.NAMESPACE or HOST.SERVICE.NAMESPACE (Kubernetes, "DNS for Services and Pods"). The text is
-// empty if there is none.
+// Service returns the Service that has value as its cluster address, or as a name by which pods find it or one of its hosts
+// (inventory.ServiceOf). The text is empty if there is none.
 func (s *Source) Service(value san.SAN) (string, error) {
-	if dot := strings.LastIndex(value.Name, "."); dot >= 0 && strings.Count(value.Name, ".") <= 2 {
-		namespace, name := value.Name[dot+1:], value.Name[:dot]
-		name = name[strings.LastIndex(name, ".")+1:]
+	if namespace, name, may := inventory.ServiceOf(value); may {
 		if _, exists, err := s.services.Get(namespace, name); exists || err != nil {
-			return fmt.Sprintf("Service %s/%s", namespace, name), err
+			return inventory.ServiceText(namespace, name), err
 		}
 	}
 	return first(s.services.ByIndex(bySAN, value.String()))
@@ -222,7 +216,7 @@ func first(services []*object, err error) (string, error) {
 	}
 	names := make([]string, len(services))
 	for i, service := range services {
-		names[i] = service.Namespace + "/" + service.Name
+		names[i] = inventory.ServiceText(service.Namespace, service.Name)
 	}
-	return "Service " + slices.Min(names), nil
+	return slices.Min(names), nil
 }

@@ -278,7 +278,7 @@ func TestWhatObjectsHave(t *testing.T) {
 		"a Service's others": {service.published, sans("10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
 		"a headless Service": {headless.sans, sans("headless")},
 		"a Node":             {nodeWith("a", "010.000.000.001", "Node-1", "fd00::1%eth0", "010.0.0.256", "").sans, sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
-		"endpoints":          {sliceSANs(sliceWith("10.0.0.01")), sans("10.0.0.1")},
+		"endpoints":          {inventory.EndpointSANs(sliceWith("10.0.0.01")), sans("10.0.0.1")},
 	} {
 		expect.Equal(t, name, test.got, test.want, cmpopts.EquateEmpty())
 	}
