@@ -23,6 +23,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -145,7 +146,7 @@ type offline struct {
 }
 
 func newOffline(configFile string, clock clock.PassiveClock) (*offline, error) {
-	c, err := config.LoadFile(configFile)
+	c, err := config.LoadFile(configFile, cel.New)
 	if err != nil {
 		return nil, fmt.Errorf("bad configuration:\n%w", err)
 	}
@@ -268,8 +269,8 @@ func (o *offline) tryRules(ctx context.Context, obj *certificatesv1.CertificateS
 		accepting = []string{}
 	}
 	for _, each := range tried {
-		lines = append(lines, fmt.Sprintf("rule %s: %s", each.Rule, cmp.Or(each.Refusal, "accept")))
-		if each.Refusal == "" {
+		lines = append(lines, fmt.Sprintf("rule %s: %s", each.Rule, cmp.Or(each.Objection, "accept")))
+		if each.Objection == csr.NoObjection {
 			accepting = append(accepting, each.Rule)
 		}
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 )
 
 // Version is set by main.
@@ -50,7 +51,7 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 	root.Flags().SortFlags = false
 	root.Flags().AddFlagSet(config.NewFlags(config.Default()).FlagSet)
 	root.RunE = func(cmd *cobra.Command, _ []string) error {
-		configuration, err := config.Load(args) // cobra stops at the first bad value; this reports all of them
+		configuration, err := config.Load(args, cel.New) // cobra stops at the first bad value; this reports all of them
 		if err != nil {
 			return fmt.Errorf("bad configuration (--help lists the flags):\n%w", err)
 		}

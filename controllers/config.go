@@ -36,6 +36,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -107,7 +108,7 @@ func addApprovalRules(
 		if served, found := signers[name]; found && !c.DryRuns(config.SignerController) {
 			all.Lifetime = served.Profile.LifetimeOf
 			if signing != nil {
-				all.Trusted = func(now time.Time) (string, bool) { return signing.Trusted(name, now) }
+				all.Trusted = func(now time.Time) (rules.Trust, bool) { return signing.Trusted(name, now) }
 			}
 		}
 	}

@@ -18,14 +18,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 const (
-	clients = "kubernetes.io/kube-apiserver-client"
-	kubelet = "kubernetes.io/kube-apiserver-client-kubelet"
+	clients        = "kubernetes.io/kube-apiserver-client"
+	kubelet        = "kubernetes.io/kube-apiserver-client-kubelet"
 	kubeletServing = "kubernetes.io/kubelet-serving"
 )
 
@@ -302,8 +302,8 @@ func TestApprovalRulesOfSigners(t *testing.T) {
 	if got := a.Lifetime(time.Minute); got != 10*time.Minute || a.Lifetime(0) != 365*24*time.Hour || b.Lifetime != nil || b.Trusted != nil {
 		t.Errorf("lifetime %s, and %t for another signer", got, b.Lifetime != nil)
 	}
-	if clause, reading := a.Trusted(time.Now()); clause == "" || reading {
-		t.Errorf("before the CA is read: %q, %t", clause, reading)
+	if trust, reading := a.Trusted(time.Now()); trust.Untrusted || trust.Why == "" || reading {
+		t.Errorf("before the CA is read: %+v, %t", trust, reading)
 	}
 	apart := ruled(t, func(c *config.Configuration) { c.Controllers = []string{"approver"} })["example.com/a"]
 	if got := apart.Lifetime(time.Minute); got != 10*time.Minute || apart.Trusted != nil {

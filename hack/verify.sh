@@ -44,4 +44,14 @@ if ! go list -deps . | grep -cE "$controllers" >/dev/null; then
   echo "verify: the search for packages of controllers finds none in the manager: correct the search" >&2
   status=1
 fi
+# Only who wants conditions in approval rules links CEL. The same search must find it in the manager, or it proves nothing.
+cel='^(github\.com/google/cel-go|cel\.dev/expr)(/|$)'
+if go list -deps ./pkg/rules | grep -E "$cel"; then
+  echo "verify: pkg/rules links these packages: only pkg/rules/cel may" >&2
+  status=1
+fi
+if ! go list -deps . | grep -cE "$cel" >/dev/null; then
+  echo "verify: the search for CEL finds none in the manager: correct the search" >&2
+  status=1
+fi
 exit $status

@@ -29,9 +29,9 @@ type ApprovalRules struct {
 	// Lifetime returns the lifetime of the certificate for a requested lifetime. Nil means that this manager does not sign
 	// for the signer.
 	Lifetime func(requested time.Duration) time.Duration
-	// Trusted returns a clause that says why API servers may accept certificates of the signer as users. It is empty if they
-	// do not. reading means that this is about to be known. Nil means that this manager does not sign for the signer.
-	Trusted func(now time.Time) (clause string, reading bool)
+	// Trusted returns whether API servers may accept certificates of the signer as users. reading means that this is about to
+	// be known. Nil means that this manager does not sign for the signer.
+	Trusted func(now time.Time) (trust rules.Trust, reading bool)
 	// Off reports that this manager may not approve requests for the signer, so that no rule is tried. Nil means never.
 	Off func() bool
 }
@@ -66,17 +66,17 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, facts Facts
 	var unknown error
 	var refused []Tried
 	for _, rule := range a.Rules {
-		refusal, err := rule.Judge(ctx, subject)
-		if err == nil && refusal == "" {
-			refusal, err = confirm(ctx, rule.Name, subject, facts)
+		objection, err := rule.Judge(ctx, subject)
+		if err == nil && objection == csr.NoObjection {
+			objection, err = confirm(ctx, rule.Name, subject, facts)
 		}
 		switch {
 		case err != nil:
 			unknown = errors.Join(unknown, err)
 			ruleTotal.WithLabelValues(rule.Name, "Unknown").Inc()
-		case refusal != "":
+		case objection != csr.NoObjection:
 			ruleTotal.WithLabelValues(rule.Name, judge.Wait.String()).Inc()
-			refused = append(refused, Tried{rule.Name, refusal})
+			refused = append(refused, Tried{rule.Name, objection})
 		default:
 			ruleTotal.WithLabelValues(rule.Name, judge.Approve.String()).Inc()
 			return judge.Decision{Verdict: judge.Approve, Reason: "AutoApproved", By: rule.Name, Message: fmt.Sprintf(
@@ -92,40 +92,39 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, facts Facts
 	return explain(ctx, req, refused, facts)
 }
 
-// notPermitted is the refusal of a requester that may not use a rule.
-const notPermitted = "the requester may not use it"
+// notPermitted is the objection to a requester that may not use a rule.
+const notPermitted csr.Objection = "the requester may not use it"
 
-// confirm returns why an accepted request is not approved, or an empty text: its requester may not use the rule, or a
-// Service does not exist now.
-func confirm(ctx context.Context, rule string, subject *rules.Subject, facts Facts) (refusal string, err error) {
+// confirm returns an objection to an accepted request if its requester may not use the rule, or if a Service does not exist now.
+func confirm(ctx context.Context, rule string, subject *rules.Subject, facts Facts) (csr.Objection, error) {
 	allowed, err := facts.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
 	switch {
 	case err != nil:
-		return "", fmt.Errorf("review the permission to use a rule: %w", err)
+		return csr.NoObjection, fmt.Errorf("review the permission to use a rule: %w", err)
 	case !allowed:
 		return notPermitted, nil
 	case facts.Assume:
-		return "", nil
+		return csr.NoObjection, nil
 	}
 	for _, key := range subject.Services {
 		service := &corev1.Service{}
 		switch err := call.Get(ctx, facts.Live, key, service); {
 		case apierrors.IsNotFound(err):
-			return fmt.Sprintf("Service %s does not exist", key), nil
+			return csr.Objection(fmt.Sprintf("Service %s does not exist", key)), nil
 		case err != nil:
-			return "", fmt.Errorf("get Service %s: %w", key, err)
+			return csr.NoObjection, fmt.Errorf("get Service %s: %w", key, err)
 		case service.Spec.Type == corev1.ServiceTypeExternalName:
-			return fmt.Sprintf("Service %s is of the type ExternalName, which names another host", key), nil
+			return csr.Objection(fmt.Sprintf("Service %s is of the type ExternalName, which names another host", key)), nil
 		}
 	}
-	return "", nil
+	return csr.NoObjection, nil
 }
 
 // explain returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
 func explain(ctx context.Context, req *csr.Request, refused []Tried, facts Facts) (judge.Decision, error) {
 	var named []string
 	for _, rule := range refused[:min(len(refused), mostAsked)] {
-		if rule.Refusal == notPermitted || len(named) == mostNamed {
+		if rule.Objection == notPermitted || len(named) == mostNamed {
 			continue
 		}
 		allowed, err := facts.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
@@ -133,7 +132,7 @@ func explain(ctx context.Context, req *csr.Request, refused []Tried, facts Facts
 			return judge.Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
 		}
 		if allowed {
-			named = append(named, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(rule.Refusal), mostWhy)))
+			named = append(named, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(string(rule.Objection)), mostWhy)))
 		}
 	}
 	if len(named) == 0 {
@@ -153,28 +152,34 @@ func waitForRules(req *csr.Request, reason, format string, args ...any) judge.De
 func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, facts Facts) (_ *rules.Subject, reading bool) {
 	subject := &rules.Subject{
 		Request: req, Lifetime: req.Cert.Lifetime,
-		Trusted: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA",
-		Gone:    func() (string, error) { return "", nil },
-		Now:     func() (time.Time, error) { return facts.ServerTime.Now(ctx) },
+		Trust: rules.Trust{Why: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA"},
+		Gone:  func() (csr.Objection, error) { return csr.NoObjection, nil },
+		Now:   func() (time.Time, error) { return facts.ServerTime.Now(ctx) },
 	}
 	if a.Lifetime != nil {
 		subject.Lifetime = a.Lifetime(req.Cert.Lifetime)
 	}
 	if !facts.Assume {
-		subject.Gone = sync.OnceValues(func() (string, error) { return nodeidentity.Live{Reader: facts.Live}.Gone(ctx, req.Requester) })
+		subject.Gone = sync.OnceValues(func() (csr.Objection, error) {
+			gone, err := nodeidentity.Live{Reader: facts.Live}.Gone(ctx, req.Requester)
+			return csr.Objection(gone), err
+		})
 	}
 	switch {
 	case a.Trusted == nil:
 	case facts.Assume:
-		subject.Trusted = ""
+		subject.Trust = rules.Trust{Untrusted: true}
 	default:
-		subject.Trusted, reading = a.Trusted(facts.ServerTime.Latest())
+		subject.Trust, reading = a.Trusted(facts.ServerTime.Latest())
 	}
 	return subject, reading
 }
 
-// Tried is what one approval rule says of a request. Refusal is empty if the rule accepts it.
-type Tried struct{ Rule, Refusal string }
+// Tried is what one approval rule says of a request.
+type Tried struct {
+	Rule      string
+	Objection csr.Objection
+}
 
 // TryRules returns what each approval rule for the signer of obj says of its content, in order. It asks nothing about the
 // permissions of the requester, and writes nothing.
@@ -189,11 +194,11 @@ func (r *Reconciler) TryRules(ctx context.Context, obj *certificatesv1.Certifica
 	}
 	subject, _ := rules.subjectOf(ctx, req, r.Facts)
 	for _, each := range rules.Rules {
-		refusal, err := each.Judge(ctx, subject)
+		objection, err := each.Judge(ctx, subject)
 		if err != nil {
 			return nil, fmt.Errorf("rule %s: %w", each.Name, err)
 		}
-		tried = append(tried, Tried{each.Name, refusal})
+		tried = append(tried, Tried{each.Name, objection})
 	}
 	return tried, nil
 }

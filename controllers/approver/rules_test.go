@@ -32,6 +32,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
@@ -289,21 +290,21 @@ func newRuled() *ruled {
 		accounts: map[string]types.UID{"shop/web": "uid-1"}, services: map[string]corev1.ServiceType{"shop/api": "ClusterIP"},
 		allowed: []string{"own", "any", "services"},
 	}
-	compiler := must(rules.NewCompiler(csr.DefaultLimits))
+	conditions := must(cel.New(csr.DefaultLimits))
 	rule := func(name, expression, message string) rules.Rule {
 		return rules.Rule{Name: name, SignerName: ruledSigner, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
 			MaxDuration: metav1.Duration{Duration: time.Hour}, Conditions: []rules.Condition{{Expression: expression, Message: message}}}
 	}
 	r.rules = &ApprovalRules{
 		Lifetime: func(time.Duration) time.Duration { return time.Hour },
-		Trusted:  func(time.Time) (string, bool) { return "", false },
+		Trusted:  func(time.Time) (rules.Trust, bool) { return rules.Trust{Untrusted: true}, false },
 	}
 	for _, each := range []rules.Rule{
 		rule("own", "request.names.all(n, n == 'api.' + requester.serviceAccount.namespace + '.svc')", "only the name api of its own namespace"),
 		rule("any", "request.names.all(n, n.endsWith('.example.com'))", ""),
 		{Name: "services", SignerName: ruledSigner, Preset: rules.ServiceNames},
 	} {
-		compiled, mistakes := compiler.Compile(each, field.NewPath("rule"))
+		compiled, mistakes := rules.Compile(each, field.NewPath("rule"), conditions)
 		if len(mistakes) > 0 {
 			panic(mistakes)
 		}
@@ -454,7 +455,9 @@ func TestApprovalRules(t *testing.T) {
 			waits("InventoryUnavailable", "get ServiceAccount shop/web: serviceaccounts \"web\" is forbidden: no role"), ""},
 		"no answer about the permission": {api, func(r *ruled) { r.denied = errors.New("slow") },
 			"error: review the permission to use a rule: slow", "own"},
-		"the trust is not read yet": {api, func(r *ruled) { r.rules.Trusted = func(time.Time) (string, bool) { return "unknown", true } },
+		"the trust is not read yet": {api, func(r *ruled) {
+			r.rules.Trusted = func(time.Time) (rules.Trust, bool) { return rules.Trust{Why: "unknown"}, true }
+		},
 			waits("InventoryPending", "the CAs that API servers trust are not read yet"), ""},
 		"the manager may not approve": {api, func(r *ruled) { r.rules.Off = func() bool { return true } },
 			waits("RightsMissing", "the approval rules for this signer are off, because this manager may not approve its requests: grant the "+

@@ -22,6 +22,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 const (
@@ -90,22 +91,23 @@ func (r *Reconciler) trustOf(pair *keypair.KeyPair, authority *ca.Authority) caT
 	return unknownTrust(authority, notRead)
 }
 
-// Trusted returns a clause that says why API servers may accept certificates of signerName, one of Signers. The clause is
-// empty if they do not. reading means that it is about to be read.
-func (r *Reconciler) Trusted(signerName string, now time.Time) (clause string, reading bool) {
+// Trusted returns whether API servers may accept certificates of signerName, one of Signers. reading means that this is about to
+// be read.
+func (r *Reconciler) Trusted(signerName string, now time.Time) (_ rules.Trust, reading bool) {
 	pair := r.Signers[signerName].KeyPair
 	authority, err := pair.Authority(now)
 	if err != nil {
-		return fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %v", signerName, err), false
+		return rules.Trust{Why: fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %v", signerName, err)}, false
 	}
 	trust := r.trustOf(pair, authority)
 	switch {
 	case trust.unread != "":
-		return fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %s", signerName, trust.unread), trust.unread == notRead
+		return rules.Trust{Why: fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %s", signerName, trust.unread)},
+			trust.unread == notRead
 	case trust.strict != "":
-		return fmt.Sprintf(trust.strict, signerName), false
+		return rules.Trust{Why: fmt.Sprintf(trust.strict, signerName)}, false
 	}
-	return "", false
+	return rules.Trust{Untrusted: true}, false
 }
 
 // published holds the CAs that a cluster has published as trusted.

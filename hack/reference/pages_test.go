@@ -13,7 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	approval "github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 )
 
 var update = flag.Bool("update", false, "write the generated parts")
@@ -38,14 +38,14 @@ var parts = map[string]func(t *testing.T) string{
 	"rule-presets": rulePresets,
 	"rule-variables": func(*testing.T) string {
 		rows := newTable("variable", "type", "holds")
-		for _, each := range approval.Variables() {
+		for _, each := range cel.Variables() {
 			rows.row(quote(each.Path), quote(each.Type()), prose(each.Doc))
 		}
 		return rows.String()
 	},
 	"rule-libraries": func(*testing.T) string {
 		rows := newTable("library", "functions")
-		for _, each := range approval.Libraries() {
+		for _, each := range cel.Libraries() {
 			rows.row(each.Name, prose(each.Functions))
 		}
 		return rows.String()

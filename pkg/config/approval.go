@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/machine"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/webhook"
@@ -71,22 +72,30 @@ type RuleTest struct {
 	Accepts []string `json:"accepts,omitempty"`
 }
 
+// NewConditions returns the compiler of conditions for the limits of a configuration, such as cel.New of pkg/rules/cel. With nil,
+// no rule may have conditions.
+type NewConditions func(limits csr.Limits) (rules.Conditions, error)
+
 // compileRules sets c.CompiledRules.
-func (c *Configuration) compileRules(m *mistakes) {
+func (c *Configuration) compileRules(m *mistakes, newConditions NewConditions) {
 	path, seen := field.NewPath("approval", "rules"), map[string]bool{}
 	if len(c.Approval.Rules) == 0 {
 		return
 	}
-	compiler, err := rules.NewCompiler(c.RequestLimits)
-	if err != nil {
-		m.check(err, path, "")
-		return
+	var conditions rules.Conditions
+	if newConditions != nil {
+		made, err := newConditions(c.RequestLimits)
+		if err != nil {
+			m.check(err, path, "")
+			return
+		}
+		conditions = made
 	}
 	for _, rule := range c.Approval.Rules {
 		at := path.Key(rule.Name)
 		m.unique(seen, at, rule.Name)
 		m.signerName(at.Child("signerName"), rule.SignerName)
-		compiled, found := compiler.Compile(rule, at)
+		compiled, found := rules.Compile(rule, at, conditions)
 		m.all, c.CompiledRules = append(m.all, found...), append(c.CompiledRules, compiled)
 	}
 	for i, test := range c.Approval.Tests {

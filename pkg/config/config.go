@@ -258,7 +258,7 @@ func (c *Configuration) Warnings(inPod bool) []string {
 func (c *Configuration) BlockListName() (namespace, name string) { return splitName(c.NodeBlockList) }
 
 // validate returns every mistake in c. Only a manager needs a CA.
-func (c *Configuration) validate(manager bool) field.ErrorList {
+func (c *Configuration) validate(manager bool, conditions NewConditions) field.ErrorList {
 	m, path := &mistakes{}, field.NewPath
 	c.validateControllers(m)
 	m.unless(c.KubeAPIQPS != 0, path("kubeAPIQPS"), c.KubeAPIQPS, "must be positive, or negative for no limit")
@@ -276,7 +276,7 @@ func (c *Configuration) validate(manager bool) field.ErrorList {
 		"list the groups of the users that join nodes")
 	m.require(len(c.SelfCheck.NodeGroups) > 0, path("selfCheck", "nodeGroups"), "list the groups of the nodes")
 	c.Approval.validate(m, path("approval"))
-	c.compileRules(m)
+	c.compileRules(m, conditions)
 	c.Signing.validate(m, path("signing"), manager && c.Enabled(SignerController))
 	m.lifetime(path("rotation", "oldLifetimeCap"), &c.Rotation.OldLifetimeCap)
 	settle := c.Rotation.SettleFor.Duration

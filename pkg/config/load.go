@@ -12,7 +12,8 @@ import (
 
 // Load returns the configuration of a manager: the defaults, overridden by the file that --config names, overridden by
 // the other flags in args. An error holds every mistake, each with its flag or field path, unless a flag is unknown.
-func Load(args []string) (*Configuration, error) {
+// conditions compiles those of approval rules.
+func Load(args []string, conditions NewConditions) (*Configuration, error) {
 	c := Default()
 	flags := NewFlags(c)
 	file, given := "", []givenFlag{}
@@ -29,19 +30,19 @@ func Load(args []string) (*Configuration, error) {
 	if unreadable != nil {
 		return nil, errors.Join(append(errs, unreadable)...)
 	}
-	for _, mistake := range c.validate(true) {
+	for _, mistake := range c.validate(true, conditions) {
 		errs = append(errs, flags.name(mistake))
 	}
 	return c, errors.Join(errs...)
 }
 
-// LoadFile returns the configuration in a file, for a command that needs no CA.
-func LoadFile(file string) (*Configuration, error) {
+// LoadFile returns the configuration in a file, for a command that needs no CA. conditions compiles those of approval rules.
+func LoadFile(file string, conditions NewConditions) (*Configuration, error) {
 	c := Default()
 	if err := c.read(file); err != nil {
 		return nil, err
 	}
-	return c, c.validate(false).ToAggregate()
+	return c, c.validate(false, conditions).ToAggregate()
 }
 
 // givenFlag is a flag of the command line.

@@ -15,6 +15,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
@@ -26,7 +27,7 @@ func load(t *testing.T, body string, args ...string) (*config.Configuration, str
 	if body != "" {
 		args = append([]string{"--config=" + write(t, header+body)}, args...)
 	}
-	loaded, err := config.Load(args)
+	loaded, err := config.Load(args, cel.New)
 	if err != nil {
 		return loaded, err.Error()
 	}
@@ -222,7 +223,7 @@ func TestExampleOfThePage(t *testing.T) {
 	if err != nil || len(examples) != 1 {
 		t.Fatalf("%d examples, want 1, error %v", len(examples), err)
 	}
-	if _, err := config.Load([]string{"--config", write(t, examples[0][1])}); err != nil {
+	if _, err := config.Load([]string{"--config", write(t, examples[0][1])}, cel.New); err != nil {
 		t.Error(err)
 	}
 }
@@ -281,7 +282,7 @@ func check(t *testing.T, all map[string]loaded) {
 			test.file = write(t, test.file)
 			test.args = append([]string{"--config=" + test.file}, test.args...)
 		}
-		_, err := config.Load(test.args)
+		_, err := config.Load(test.args, cel.New)
 		expect.Error(t, name, err, strings.ReplaceAll(strings.Join(test.want, "\n"), "FILE", test.file))
 	}
 }

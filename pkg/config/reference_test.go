@@ -18,6 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
@@ -277,7 +278,7 @@ func FuzzParse(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c := Default()
-		if c.parse(data) != nil || len(c.validate(true)) > 0 {
+		if c.parse(data) != nil || len(c.validate(true, cel.New)) > 0 {
 			return
 		}
 		if _, err := yaml.Marshal(c); err != nil {

@@ -21,97 +21,103 @@ import (
 // contents are the values of Rule.Allow.
 var contents = []string{"names", "addresses", "emails", "uris", "commonName", "organizations"}
 
-// checkContent returns why the request contains what the rule does not allow, or nothing at all, or an empty text.
-func (r Rule) checkContent(s *Subject) string {
+// objectf returns a formatted objection.
+func objectf(format string, args ...any) csr.Objection {
+	return csr.Objection(fmt.Sprintf(format, args...))
+}
+
+// checkContent returns an objection if the request contains what the rule does not allow, or nothing at all.
+func (r Rule) checkContent(s *Subject) csr.Objection {
 	cert, present := s.Cert, false
 	for i, count := range []int{
 		len(cert.DNSNames), len(cert.IPAddresses), len(cert.EmailAddresses), len(cert.URIs),
 		len(cert.Subject.CommonName), len(cert.Subject.Organization),
 	} {
 		if count > 0 && !slices.Contains(r.Allow, contents[i]) {
-			return "the rule does not allow " + contents[i]
+			return objectf("the rule does not allow %s", contents[i])
 		}
 		present = present || count > 0
 	}
 	if found := slices.Concat(s.OtherSubject(), s.Dropped); len(found) > 0 {
-		return fmt.Sprintf("no rule permits %+q", csr.ShortenAll(found))
+		return objectf("no rule permits %+q", csr.ShortenAll(found))
 	}
 	if !present {
 		return "the request asks for no name, no address and no subject"
 	}
-	return ""
+	return csr.NoObjection
 }
 
-// checkUsages returns why the usages of the request are not those of the rule, or an empty text. A preset needs a signature
-// and an extended usage.
-func (r Rule) checkUsages(s *Subject) string {
+// checkUsages returns an objection if the usages of the request are not those of the rule. A preset needs a signature and an
+// extended usage.
+func (r Rule) checkUsages(s *Subject) csr.Objection {
 	other := func(usage certificatesv1.KeyUsage) bool { return !slices.Contains(r.Usages, usage) }
 	if i := slices.IndexFunc(s.Usages, other); i >= 0 {
-		return fmt.Sprintf("usage %+q is not one of %q", csr.Shorten(string(s.Usages[i])), r.Usages)
+		return objectf("usage %+q is not one of %q", csr.Shorten(string(s.Usages[i])), r.Usages)
 	}
 	signs := slices.Contains(s.Usages, certificatesv1.UsageDigitalSignature)
 	switch {
 	case len(s.Usages) == 0:
-		return fmt.Sprintf("the request has none of the usages %q", r.Usages)
+		return objectf("the request has none of the usages %q", r.Usages)
 	case r.Preset != "" && (!signs || len(s.Cert.ExtKeyUsage) == 0):
-		return fmt.Sprintf("usages %q are too few: a digital signature and a purpose are needed, of %q", s.Usages, r.Usages)
+		return objectf("usages %q are too few: a digital signature and a purpose are needed, of %q", s.Usages, r.Usages)
 	}
-	return ""
+	return csr.NoObjection
 }
 
-// checkTrust returns why the certificate could be that of a user of the cluster, or an empty text. Certificates of the preset
+// checkTrust returns an objection if the certificate could be that of a user of the cluster. Certificates of the preset
 // ownIdentity are those of users.
-func (r Rule) checkTrust(s *Subject) string {
-	if s.Trusted == "" || !s.ForClients() || r.Preset == OwnIdentity {
-		return ""
+func (r Rule) checkTrust(s *Subject) csr.Objection {
+	if s.Trust.Untrusted || !s.ForClients() || r.Preset == OwnIdentity {
+		return csr.NoObjection
 	}
-	return fmt.Sprintf("usages %q are valid for clients, but %s", s.Usages, s.Trusted)
+	return objectf("usages %q are valid for clients, but %s", s.Usages,
+		cmp.Or(s.Trust.Why, "it is unknown whether API servers trust the CA of the signer"))
 }
 
-// checkNames returns why a DNS name is not permitted, or an empty text. A condition can then compare texts: programs read no
+// checkNames returns an objection if a DNS name is not permitted. A condition can then compare texts: programs read no
 // name in another way.
-func (r Rule) checkNames(s *Subject) string {
+func (r Rule) checkNames(s *Subject) csr.Objection {
 	if name := s.Cert.Subject.CommonName; strings.Contains(name, "*") && !r.AllowWildcards {
-		return fmt.Sprintf("common name %+q is a wildcard", csr.Shorten(name))
+		return objectf("common name %+q is a wildcard", csr.Shorten(name))
 	}
 	for _, name := range s.Cert.DNSNames {
 		shown := csr.Shorten(name)
 		if _, err := netip.ParseAddr(name); err == nil || san.IsNumeric(name) {
-			return fmt.Sprintf("DNS name %+q is an address", shown)
+			return objectf("DNS name %+q is an address", shown)
 		}
 		if err := san.CheckDNSName(name, r.AllowWildcards); err != nil {
-			return fmt.Sprintf("DNS name %+q %v", shown, err)
+			return objectf("DNS name %+q %v", shown, err)
 		}
 		if name != san.CanonicalName(name) {
-			return fmt.Sprintf("DNS name %+q has upper-case letters or a dot at the end", shown)
+			return objectf("DNS name %+q has upper-case letters or a dot at the end", shown)
 		}
 	}
-	return ""
+	return csr.NoObjection
 }
 
-// checkLifetime returns why the certificate would live too long, or an empty text.
-func (r Rule) checkLifetime(s *Subject) string {
+// checkLifetime returns an objection if the certificate would live too long.
+func (r Rule) checkLifetime(s *Subject) csr.Objection {
 	switch {
 	case s.Lifetime == 0:
 		return "the request has no duration (spec.expirationSeconds), and this manager does not sign it"
 	case s.Lifetime > r.MaxDuration.Duration:
-		return fmt.Sprintf("the certificate would be valid for %s, longer than %s: request less (spec.expirationSeconds)",
+		return objectf("the certificate would be valid for %s, longer than %s: request less (spec.expirationSeconds)",
 			s.Lifetime, r.MaxDuration.Duration)
 	}
-	return ""
+	return csr.NoObjection
 }
 
-// Claimed returns the ServiceAccount whose user name and groups the requester has, if it has a UID too, or why there is none.
-// The caller must compare the UID with that of the object.
-func Claimed(by csr.Requester) (namespace, name, refusal string) {
+// claimed returns the ServiceAccount whose user name and groups the requester has, if it has a UID too, or an objection. The
+// caller must compare the UID with that of the object.
+func claimed(by csr.Requester) (account types.NamespacedName, objection csr.Objection) {
 	namespace, name, objection := by.ServiceAccount()
 	switch {
 	case namespace == "":
-		return "", "", cmp.Or(string(objection), "the requester is not a ServiceAccount")
+		return types.NamespacedName{}, cmp.Or(objection, "the requester is not a ServiceAccount")
 	case by.UID == "":
-		return "", "", "the requester has the name of a ServiceAccount, but no UID"
+		return types.NamespacedName{}, "the requester has the name of a ServiceAccount, but no UID"
 	}
-	return namespace, name, ""
+	return types.NamespacedName{Namespace: namespace, Name: name}, csr.NoObjection
 }
 
 // Preset names a rule that is written in Go.
@@ -143,7 +149,7 @@ const (
 // accept the request.
 type preset struct {
 	fixed Rule
-	check func(rule Rule, s *Subject) (refusal string, err error)
+	check func(rule Rule, s *Subject) (csr.Objection, error)
 }
 
 var presets = map[Preset]preset{
@@ -170,29 +176,29 @@ const (
 )
 
 // serviceNames accepts a server certificate for Services in the namespace of the requester. The caller reads the Services.
-func serviceNames(rule Rule, s *Subject) (string, error) {
-	namespace, _, refusal := Claimed(s.Requester)
+func serviceNames(rule Rule, s *Subject) (csr.Objection, error) {
+	account, objection := claimed(s.Requester)
 	names, common := s.Cert.DNSNames, s.Cert.Subject.CommonName
 	switch {
-	case refusal != "":
-		return refusal, nil
+	case objection != csr.NoObjection:
+		return objection, nil
 	case len(names) == 0:
 		return "the request has no DNS name", nil
 	case len(names) > mostServiceNames:
-		return fmt.Sprintf("the request has more than %d DNS names", mostServiceNames), nil
+		return objectf("the request has more than %d DNS names", mostServiceNames), nil
 	case common != "" && !slices.Contains(names, common):
-		return fmt.Sprintf("common name %+q is not one of the DNS names", csr.Shorten(common)), nil
+		return objectf("common name %+q is not one of the DNS names", csr.Shorten(common)), nil
 	}
 	for _, name := range names {
-		service, found := strings.CutSuffix(strings.TrimSuffix(name, "."+rule.ClusterDomain), "."+namespace+".svc")
+		service, found := strings.CutSuffix(strings.TrimSuffix(name, "."+rule.ClusterDomain), "."+account.Namespace+".svc")
 		if !found || strings.Contains(service, ".") {
-			return fmt.Sprintf("DNS name %+q is not SERVICE.%s.svc or SERVICE.%s.svc.%s: a ServiceAccount gets only names of "+
-				"Services in its own namespace", csr.Shorten(name), namespace, namespace, rule.ClusterDomain), nil
+			return objectf("DNS name %+q is not SERVICE.%s.svc or SERVICE.%s.svc.%s: a ServiceAccount gets only names of "+
+				"Services in its own namespace", csr.Shorten(name), account.Namespace, account.Namespace, rule.ClusterDomain), nil
 		}
 		if service == "kubernetes" {
-			return fmt.Sprintf("DNS name %+q is a name of the API server", csr.Shorten(name)), nil
+			return objectf("DNS name %+q is a name of the API server", csr.Shorten(name)), nil
 		}
-		if key := (types.NamespacedName{Namespace: namespace, Name: service}); !slices.Contains(s.Services, key) {
+		if key := (types.NamespacedName{Namespace: account.Namespace, Name: service}); !slices.Contains(s.Services, key) {
 			s.Services = append(s.Services, key)
 		}
 	}
@@ -200,14 +206,14 @@ func serviceNames(rule Rule, s *Subject) (string, error) {
 }
 
 // spiffe accepts a certificate whose only identity is the SPIFFE ID of the requester.
-func spiffe(rule Rule, s *Subject) (string, error) {
-	namespace, name, refusal := Claimed(s.Requester)
-	id := fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", rule.TrustDomain, namespace, name)
+func spiffe(rule Rule, s *Subject) (csr.Objection, error) {
+	account, objection := claimed(s.Requester)
+	id := fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", rule.TrustDomain, account.Namespace, account.Name)
 	switch {
-	case refusal != "":
-		return refusal, nil
+	case objection != csr.NoObjection:
+		return objection, nil
 	case len(s.Cert.URIs) != 1 || s.Cert.URIs[0].String() != id:
-		return "the only URI must be " + id, nil
+		return objectf("the only URI must be %s", id), nil
 	}
 	return s.Gone()
 }
@@ -217,16 +223,16 @@ func spiffe(rule Rule, s *Subject) (string, error) {
 const credentialIDPrefix = "JTI="
 
 // ownIdentity accepts a client certificate for the requester itself. A certificate does not renew itself.
-func ownIdentity(rule Rule, s *Subject) (string, error) {
+func ownIdentity(rule Rule, s *Subject) (csr.Objection, error) {
 	by, subject := s.Requester, s.Cert.Subject
 	ids := by.Extra[csr.CredentialIDKey]
 	other := func(group string) bool { return !slices.Contains(by.Groups, group) }
 	reserved := func(pattern string) bool { return ca.MatchesSubject(pattern, subject) }
 	switch {
 	case subject.CommonName == "" || subject.CommonName != by.Username:
-		return fmt.Sprintf("common name %+q is not the requester's user name", csr.Shorten(subject.CommonName)), nil
+		return objectf("common name %+q is not the requester's user name", csr.Shorten(subject.CommonName)), nil
 	case slices.ContainsFunc(subject.Organization, other):
-		return fmt.Sprintf("the requester is not in all of the groups %+q", csr.ShortenAll(subject.Organization)), nil
+		return objectf("the requester is not in all of the groups %+q", csr.ShortenAll(subject.Organization)), nil
 	case slices.ContainsFunc(csr.ComponentSubjects(), reserved):
 		return "no user name and no group may begin with system: or kubeadm:", nil
 	case len(ids) != 1 || !strings.HasPrefix(ids[0], credentialIDPrefix) || ids[0] == credentialIDPrefix:
@@ -235,20 +241,20 @@ func ownIdentity(rule Rule, s *Subject) (string, error) {
 	return checkTimes(rule, s)
 }
 
-// checkTimes returns why the request is too old, or why the certificate would outlive the credential of the requester, or an
-// empty text.
-func checkTimes(rule Rule, s *Subject) (string, error) {
+// checkTimes returns an objection if the request is too old, or if the certificate would outlive the credential of the
+// requester.
+func checkTimes(rule Rule, s *Subject) (csr.Objection, error) {
 	now, err := s.Now()
 	switch {
 	case err != nil:
-		return "", err
+		return csr.NoObjection, err
 	case !s.Created.IsZero() && now.Sub(s.Created) > oldestIdentity: // only a request in a file has no time of creation
-		return fmt.Sprintf("the request is older than %s: make a new one", oldestIdentity), nil
+		return objectf("the request is older than %s: make a new one", oldestIdentity), nil
 	case rule.ExpiryExtra != "" && now.Add(s.Lifetime).After(timeIn(s.Requester.Extra[rule.ExpiryExtra])):
-		return fmt.Sprintf("the certificate would outlive the credential of the requester, by %+q of its extra: "+
+		return objectf("the certificate would outlive the credential of the requester, by %+q of its extra: "+
 			"request less (spec.expirationSeconds)", rule.ExpiryExtra), nil
 	}
-	return "", nil
+	return csr.NoObjection, nil
 }
 
 // timeIn returns the time in the only one of values, a NumericDate (RFC 7519 section 2). It is zero for anything else.

@@ -1,5 +1,5 @@
-// Package rules judges requests by the approval rules of the configuration: what a request may contain, and conditions
-// in CEL. It decides in values and does no I/O; a context bounds the time of conditions. Facts that must be read are functions of its caller.
+// Package rules judges requests by approval rules: what a request may contain, and presets. It decides in values and does no
+// I/O. Facts that must be read are functions of its caller. It links no language for conditions: package cel below it has one.
 package rules
 
 import (
@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/cel-go/cel"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -58,7 +57,19 @@ type Condition struct {
 	Message string `json:"message,omitempty"`
 }
 
-// Compiled is a checked Rule. Make it with Compiler.Compile.
+// Conditions compiles conditions. cel.New of package cel returns the Conditions of the reference.
+type Conditions interface {
+	// Compile compiles a condition. A problem says what is wrong, with its line and column.
+	Compile(condition Condition) (program Program, problems []string)
+}
+
+// Program is a compiled condition.
+type Program interface {
+	// Check returns an objection if the condition is not true for the request. ctx bounds the time.
+	Check(ctx context.Context, s *Subject) csr.Objection
+}
+
+// Compiled is a checked Rule. Make it with Compile.
 type Compiled struct {
 	Rule // with the fields that a preset fixes
 	// Warnings are sentences about what the rule does not look at.
@@ -66,14 +77,14 @@ type Compiled struct {
 	// ReadsAccount reports that the rule needs to know which ServiceAccount the requester is.
 	ReadsAccount bool
 
-	programs []cel.Program // of Conditions
+	programs []Program // of Conditions
 }
 
-// maxMessage bounds the message of a condition, in bytes, so that those of three rules fit into an Event.
-const maxMessage = 200
+// MaxMessage bounds the message of a condition, in bytes, so that those of three rules fit into an Event.
+const MaxMessage = 200
 
-// Compile returns the Compiled rule, or every mistake in it.
-func (c *Compiler) Compile(rule Rule, path *field.Path) (*Compiled, field.ErrorList) {
+// Compile returns the Compiled rule, or every mistake in it. conditions compiles its conditions; nil permits none.
+func Compile(rule Rule, path *field.Path, conditions Conditions) (*Compiled, field.ErrorList) {
 	mistakes := rule.checkPreset(path)
 	rule.ClusterDomain = cmp.Or(rule.ClusterDomain, "cluster.local")
 	if rule.Preset != "" {
@@ -81,31 +92,50 @@ func (c *Compiler) Compile(rule Rule, path *field.Path) (*Compiled, field.ErrorL
 		rule.Usages, rule.MaxDuration, rule.Allow, rule.AllowWildcards = fixed.Usages, fixed.MaxDuration, fixed.Allow, fixed.AllowWildcards
 		return &Compiled{Rule: rule, ReadsAccount: rule.Preset != OwnIdentity}, mistakes
 	}
-	compiled, text := &Compiled{Rule: rule}, ""
-	for i, each := range rule.Conditions {
-		at := path.Child("conditions").Index(i)
-		mistakes = append(mistakes, unless(len(each.Message) <= maxMessage, field.TooLong(at.Child("message"), each.Message, maxMessage))...)
-		program, problems := c.compile(each.Expression)
+	compiled := &Compiled{Rule: rule}
+	mistakes = slices.Concat(mistakes, compiled.compileConditions(path.Child("conditions"), conditions), rule.checkFields(path))
+	compiled.describeReads()
+	return compiled, mistakes
+}
+
+// compileConditions sets c.programs. It returns every mistake in the conditions.
+func (c *Compiled) compileConditions(path *field.Path, conditions Conditions) (mistakes field.ErrorList) {
+	if conditions == nil {
+		return unless(len(c.Conditions) == 0, field.Forbidden(path, "this program compiles no conditions: pass it those of package "+
+			"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"))
+	}
+	for i, each := range c.Conditions {
+		at := path.Index(i)
+		mistakes = append(mistakes, unless(len(each.Message) <= MaxMessage, field.TooLong(at.Child("message"), each.Message, MaxMessage))...)
+		program, problems := conditions.Compile(each)
 		for _, problem := range problems {
 			mistakes = append(mistakes, field.Invalid(at.Child("expression"), each.Expression, problem))
 		}
-		compiled.programs = append(compiled.programs, program)
+		if len(problems) == 0 {
+			c.programs = append(c.programs, program)
+		}
+	}
+	return mistakes
+}
+
+// describeReads sets ReadsAccount and Warnings. No expression reads a field whose name is not in its text.
+func (c *Compiled) describeReads() {
+	text := ""
+	for _, each := range c.Conditions {
 		text += each.Expression + "\n"
 	}
-	// No expression reads a field whose name is not in its text.
-	compiled.ReadsAccount = strings.Contains(text, "serviceAccount")
-	for _, content := range rule.Allow {
+	c.ReadsAccount = strings.Contains(text, "serviceAccount")
+	for _, content := range c.Allow {
 		if !strings.Contains(text, "request."+content) {
-			compiled.Warnings = append(compiled.Warnings, fmt.Sprintf("approval rule %s allows %s, but no condition reads request.%s: "+
-				"every value is accepted", rule.Name, content, content))
+			c.Warnings = append(c.Warnings, fmt.Sprintf("approval rule %s allows %s, but no condition reads request.%s: "+
+				"every value is accepted", c.Name, content, content))
 		}
 	}
 	if !strings.Contains(text, "requester") {
-		compiled.Warnings = append(compiled.Warnings, fmt.Sprintf("approval rule %s never looks at the requester: each user with the "+
+		c.Warnings = append(c.Warnings, fmt.Sprintf("approval rule %s never looks at the requester: each user with the "+
 			"verb use on it, such as cluster-admin, gets every certificate that it accepts; compare the request with requester, or "+
-			"keep the rule for users who may have all of them", rule.Name))
+			"keep the rule for users who may have all of them", c.Name))
 	}
-	return compiled, slices.Concat(mistakes, rule.checkFields(path))
 }
 
 // unless returns mistake, unless ok.
@@ -173,39 +203,67 @@ type Subject struct {
 	*csr.Request
 	// Lifetime is that of the certificate that would be issued. Zero means unknown.
 	Lifetime time.Duration
-	// Trusted is a clause that says why certificates of the signer may be those of users: API servers trust its CA, or it is
-	// unknown whether they do. It is empty if they do not.
-	Trusted string
-	// Gone returns why the ServiceAccount that Claimed returns is not the requester, or an empty text.
-	Gone func() (string, error)
+	// Trust says whether certificates of the signer may be those of users.
+	Trust Trust
+	// Gone returns an objection if the ServiceAccount that the requester claims to be is not the requester.
+	Gone func() (csr.Objection, error)
 	// Now returns the time of the API servers.
 	Now func() (time.Time, error)
+
 	// Services are those that must exist for an approval by the rule that judged last, which accepts the request.
 	Services []types.NamespacedName
-
-	variables map[string]any // nil until a condition needs them
-	noAccount string         // why the variables have no ServiceAccount
-	spent     uint64         // the cost of all conditions so far; above maxCost also after a condition that took too long
+	// Account is the ServiceAccount of the requester, and NoAccount the objection if it is none. Judge sets both before it
+	// checks the conditions of a rule that reads them.
+	Account   types.NamespacedName
+	NoAccount csr.Objection
+	// State belongs to the conditions. It lives as long as the request is judged, and holds for example their cost.
+	State any
 }
 
-// Judge returns why the rule does not accept the content of the request, or an empty text if it does. An error means that
-// a fact is unknown.
-func (c *Compiled) Judge(ctx context.Context, s *Subject) (refusal string, err error) {
+// Trust says whether API servers may accept certificates of a signer as those of users. The zero value says that they may.
+type Trust struct {
+	// Untrusted reports that API servers certainly do not trust the CA of the signer.
+	Untrusted bool
+	// Why is a clause that says why API servers trust the CA, or why that is unknown.
+	Why string
+}
+
+// account returns the ServiceAccount that the requester is, or an objection. An error means that this is unknown.
+func (s *Subject) account() (types.NamespacedName, csr.Objection, error) {
+	account, objection := claimed(s.Requester)
+	if objection != csr.NoObjection {
+		return types.NamespacedName{}, objection, nil
+	}
+	objection, err := s.Gone()
+	return account, objection, err
+}
+
+// Judge returns an objection if the rule does not accept the content of the request. An error means that a fact is unknown.
+//
+//  1. The usages, the trust in the CA, the content, the names and the lifetime are those of the rule.
+//  2. A preset has its own check, and no conditions.
+//  3. If a condition reads the ServiceAccount, it must be known whether the requester is one.
+//  4. Every condition is true.
+func (c *Compiled) Judge(ctx context.Context, s *Subject) (csr.Objection, error) {
 	s.Services = nil
-	refusal = cmp.Or(c.checkUsages(s), c.checkTrust(s), c.checkContent(s), c.checkNames(s), c.checkLifetime(s))
+	objection := cmp.Or(c.checkUsages(s), c.checkTrust(s), c.checkContent(s), c.checkNames(s), c.checkLifetime(s))
 	switch {
-	case refusal != "":
-		return refusal, nil
+	case objection != csr.NoObjection:
+		return objection, nil
 	case c.Preset != "":
 		return presets[c.Preset].check(c.Rule, s)
-	}
-	if err := s.fillVariables(c.ReadsAccount); err != nil {
-		return "", err
-	}
-	for i, condition := range c.Conditions {
-		if refusal := condition.check(ctx, c.programs[i], s); refusal != "" {
-			return refusal, nil
+	case len(c.programs) != len(c.Conditions):
+		return "the conditions of the rule are not compiled", nil
+	case c.ReadsAccount:
+		var err error
+		if s.Account, s.NoAccount, err = s.account(); err != nil {
+			return csr.NoObjection, err
 		}
 	}
-	return "", nil
+	for _, program := range c.programs {
+		if objection := program.Check(ctx, s); objection != csr.NoObjection {
+			return objection, nil
+		}
+	}
+	return csr.NoObjection, nil
 }

@@ -3,10 +3,8 @@ package rules_test
 import (
 	"crypto"
 	"crypto/ecdsa"
-	"crypto/ed25519"
 	"crypto/elliptic"
 	"crypto/rand"
-	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -28,6 +26,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
@@ -59,6 +58,7 @@ func TestRule(t *testing.T) {
 		"a user":                     but(failed+" (the requester is not a ServiceAccount)", user("jane"), isNot("the requester is not a ServiceAccount")),
 		"the account cannot be read": but("error: down", unreadable),
 		"another usage":              but(`usage "client auth" is not one of ["digital signature" "key encipherment" "server auth"]`, usages("server auth, client auth")),
+		"trust unknown":              but(`usages ["digital signature"] are valid for clients, but it is unknown whether API servers trust the CA of the signer`, usages("digital signature"), trusted("")),
 		"no extended usage, trusted": but(`usages ["digital signature"] are valid for clients, but it is unknown`, usages("digital signature"), trusted("it is unknown")),
 		"no names at all":            but("the request asks for no name, no address and no subject", names()),
 		"half an address":            but(`DNS name "127.1" is an address`, names("127.1")),
@@ -80,80 +80,7 @@ func TestRule(t *testing.T) {
 	})
 }
 
-// TestConditions has the results of expressions. Only true accepts.
-func TestConditions(t *testing.T) {
-	full := func() *trial {
-		return account(names("api.shop.svc"), usages("server auth"), address, email, uris("spiffe://example.org/a%20b"),
-			common("cn"), orgs("o1", "o2"), extra("example.com/key", "x"))
-	}
-	for expression, want := range map[string]string{
-		"request.commonName == 'cn' && request.organizations == ['o1', 'o2']":                           "",
-		"request.names == ['api.shop.svc'] && request.addresses == ['10.0.0.1']":                        "",
-		"request.emails == ['a@example.com'] && request.uris == ['spiffe://example.org/a%20b']":         "",
-		"request.usages == ['server auth'] && request.duration == duration('1h')":                       "",
-		"request.key.algorithm == 'ECDSA' && request.key.bits == 256":                                   "",
-		"requester.username == 'system:serviceaccount:shop:web' && requester.uid == 'uid-1'":            "",
-		"'system:serviceaccounts' in requester.groups && requester.extra['example.com/key'] == ['x']":   "",
-		"requester.serviceAccount.namespace == 'shop' && requester.serviceAccount.name == 'web'":        "",
-		"object.name == 'web-1' && object.labels.app == 'web' && size(object.annotations) == 0":         "",
-		"object.created == timestamp('2026-03-01T12:00:00Z')":                                           "",
-		"ip(request.addresses[0]).family() == 4 && cidr('10.0.0.0/8').containsIP(request.addresses[0])": "",
-		"url(request.uris[0]).getHost() == 'example.org' && isIP('10.0.0.1') && isCIDR('10.0.0.0/8')":   "",
-		"request.names[0].find('[a-z]+') == 'api' && request.names.isSorted()":                          "",
-		"request.names[0].split('.').size() == 3 && request.names[0].upperAscii() == 'API.SHOP.SVC'":    "",
-		"1/0 == 1 || true":            "",
-		"false":                       "the condition false is not true",
-		"1/0 == 1":                    "the condition 1/0 == 1 is not true (error: division by zero)",
-		"requester.extra['no'] == []": "the condition requester.extra['no'] == [] is not true (error: no such key: no)",
-		"object.labels.tier == 'a'":   "the condition object.labels.tier == 'a' is not true (error: no such key: tier)",
-	} {
-		rule := serving(expression)
-		rule.Allow = []string{"names", "addresses", "emails", "uris", "commonName", "organizations"}
-		judge(t, rule, full, map[string]row{expression: but(want)})
-	}
-	judge(t, serving("request.key.bits == 2048 && request.key.algorithm == 'RSA'"), smallestServing, map[string]row{"RSA": but("", keyed(rsaKey))})
-	judge(t, serving("request.key.bits == 256 && request.key.algorithm == 'Ed25519'"), smallestServing, map[string]row{"Ed25519": but("", keyed(edKey))})
-	judge(t, serving("has(requester.serviceAccount)"), smallestServing, map[string]row{
-		"an account": but(""), "a user": but("the condition has(requester.serviceAccount) is not true", isNot("none")),
-	})
-}
-
-// TestCostIsForTheWholeRequest checks that all rules share one budget.
-func TestCostIsForTheWholeRequest(t *testing.T) {
-	all := make([]string, 900)
-	for i := range all {
-		all[i] = fmt.Sprintf("n%d.shop.svc", i)
-	}
-	many := func() *trial { return account(names(all...), usages("server auth")) }
-	const costly = "request.names.all(n, request.names.exists(m, m == n))"
-	compiler := must(rules.NewCompiler(csr.Limits{Names: 300, DERBytes: 4096}))
-	compiled, mistakes := compiler.Compile(serving(costly), field.NewPath("rule"))
-	if len(mistakes) > 0 {
-		t.Fatal(mistakes)
-	}
-	subject := many().subject()
-	refusal, err := compiled.Judge(t.Context(), subject)
-	if want := "the condition " + costly + " is not true (the conditions "; !strings.HasPrefix(refusal, want) || err != nil { // cost or take more
-		t.Errorf("%q, %v, want %q", refusal, err, want)
-	}
-	cheap := compile(t, serving("true"))
-	if refusal, _ := cheap.Judge(t.Context(), subject); !strings.HasPrefix(refusal, "the condition true is not true (the conditions ") {
-		t.Errorf("after that, another rule says %q", refusal)
-	}
-	part := account(names(all[:100]...), usages("server auth")).subject() // whose judgement costs a part of the limit
-	judged := 0
-	for refusal = ""; refusal == "" && judged < 100; judged++ {
-		refusal, _ = compiled.Judge(t.Context(), part)
-	}
-	if judged < 3 || judged == 100 {
-		t.Errorf("refused after %d judgements: %q", judged, refusal)
-	}
-	refusal, _ = cheap.Judge(t.Context(), many().subject())
-	expect.Equal(t, "the next request", refusal, "")
-}
-
 func TestMistakes(t *testing.T) {
-	compiler := must(rules.NewCompiler(csr.DefaultLimits))
 	changed := func(rule rules.Rule, change func(*rules.Rule)) rules.Rule {
 		change(&rule)
 		return rule
@@ -195,7 +122,7 @@ func TestMistakes(t *testing.T) {
 			r.TrustDomain, r.ExpiryExtra = "a", "b"
 		}), []string{"preset: Forbidden: fixes usages, maxDuration, allow, allowWildcards and conditions: remove these", "trustDomain: Forbidden", "expiryExtra: Forbidden"}},
 	} {
-		_, mistakes := compiler.Compile(test.rule, field.NewPath("rule"))
+		_, mistakes := rules.Compile(test.rule, field.NewPath("rule"), must(cel.New(csr.DefaultLimits)))
 		expect.Equal(t, fmt.Sprintf("%s: mistakes in %v", name, mistakes), len(mistakes), len(test.want))
 		for _, want := range test.want {
 			if !slices.ContainsFunc(mistakes, func(m *field.Error) bool { return strings.Contains(m.Error(), want) }) {
@@ -203,6 +130,27 @@ func TestMistakes(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestConditionsNeedACompiler has rules of a program without a language for conditions.
+func TestConditionsNeedACompiler(t *testing.T) {
+	preset := rules.Rule{Name: "a", SignerName: "example.com/serving", Preset: rules.ServiceNames}
+	compiled, mistakes := rules.Compile(preset, field.NewPath("rule"), nil)
+	if len(mistakes) > 0 {
+		t.Fatal(mistakes)
+	}
+	web := account(names("api.shop.svc"), usages("digital signature, server auth")).subject()
+	if objection, err := compiled.Judge(t.Context(), web); objection != csr.NoObjection || err != nil {
+		t.Errorf("a preset: %q, %v", objection, err)
+	}
+	compiled, mistakes = rules.Compile(serving("true"), field.NewPath("rule"), nil)
+	expect.Equal(t, "mistakes", mistakes.ToAggregate().Error(), "rule.conditions: Forbidden: this program compiles no conditions: pass it those of "+
+		"package github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel")
+	objection, err := compiled.Judge(t.Context(), smallestServing().subject())
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect.Equal(t, "a rule with that mistake", objection, "the conditions of the rule are not compiled")
 }
 
 // TestWhatARuleReads checks what a rule says of itself.
@@ -243,7 +191,6 @@ func must[T any](value T, err error) T {
 type trial struct {
 	content x509.CertificateRequest
 	obj     certificatesv1.CertificateSigningRequest
-	key     crypto.Signer
 	facts   rules.Subject
 }
 
@@ -253,7 +200,6 @@ var ecdsaKey = sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateK
 func account(changes ...change) *trial {
 	lifetime := int32(3600)
 	r := &trial{
-		key: ecdsaKey(),
 		obj: certificatesv1.CertificateSigningRequest{
 			ObjectMeta: metav1.ObjectMeta{Name: "web-1", CreationTimestamp: metav1.NewTime(now), Labels: map[string]string{"app": "web"}},
 			Spec: certificatesv1.CertificateSigningRequestSpec{
@@ -264,7 +210,8 @@ func account(changes ...change) *trial {
 		},
 		facts: rules.Subject{
 			Lifetime: time.Hour,
-			Gone:     func() (string, error) { return "", nil },
+			Trust:    rules.Trust{Untrusted: true},
+			Gone:     func() (csr.Objection, error) { return csr.NoObjection, nil },
 			Now:      func() (time.Time, error) { return now, nil },
 		},
 	}
@@ -293,12 +240,12 @@ func orgs(all ...string) change       { return func(r *trial) { r.content.Subjec
 func user(name string) change         { return func(r *trial) { r.obj.Spec.Username = name } }
 func groups(all ...string) change     { return func(r *trial) { r.obj.Spec.Groups = all } }
 func lives(time time.Duration) change { return func(r *trial) { r.facts.Lifetime = time } }
-func trusted(clause string) change    { return func(r *trial) { r.facts.Trusted = clause } }
+func trusted(why string) change       { return func(r *trial) { r.facts.Trust = rules.Trust{Why: why} } }
 func made(at time.Time) change {
 	return func(r *trial) { r.obj.CreationTimestamp = metav1.NewTime(at) }
 }
 func isNot(why string) change {
-	return func(r *trial) { r.facts.Gone = func() (string, error) { return why, nil } }
+	return func(r *trial) { r.facts.Gone = func() (csr.Objection, error) { return csr.Objection(why), nil } }
 }
 func uris(all ...string) change {
 	return func(r *trial) {
@@ -313,7 +260,7 @@ func email(r *trial)   { r.content.EmailAddresses = []string{"a@example.com"} }
 func unit(r *trial)    { r.content.Subject.OrganizationalUnit = []string{"unit"} }
 func noUID(r *trial)   { r.obj.Spec.UID = "" }
 func unreadable(r *trial) {
-	r.facts.Gone = func() (string, error) { return "", errors.New("down") }
+	r.facts.Gone = func() (csr.Objection, error) { return csr.NoObjection, errors.New("down") }
 }
 func unknownAttribute(r *trial) {
 	r.content.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: asn1.ObjectIdentifier{1, 2, 3}, Value: "x"}}
@@ -330,17 +277,9 @@ func extra(key string, values ...string) change {
 	}
 }
 
-var rsaKey = sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 2048)) })
-
-func keyed(key func() crypto.Signer) change { return func(r *trial) { r.key = key() } }
-func edKey() crypto.Signer {
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	return must(key, err)
-}
-
 // subject returns the trial as rules judge it.
 func (r *trial) subject() *rules.Subject {
-	der := must(x509.CreateCertificateRequest(rand.Reader, &r.content, r.key))
+	der := must(x509.CreateCertificateRequest(rand.Reader, &r.content, ecdsaKey()))
 	r.obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	subject := r.facts
 	subject.Request = must(csr.Parse(&r.obj))
@@ -350,7 +289,7 @@ func (r *trial) subject() *rules.Subject {
 // compile returns the compiled rule.
 func compile(t testing.TB, rule rules.Rule) *rules.Compiled {
 	t.Helper()
-	compiled, mistakes := must(rules.NewCompiler(csr.DefaultLimits)).Compile(rule, field.NewPath("rule"))
+	compiled, mistakes := rules.Compile(rule, field.NewPath("rule"), must(cel.New(csr.DefaultLimits)))
 	if len(mistakes) > 0 {
 		t.Fatal(mistakes)
 	}
@@ -374,11 +313,11 @@ func judge(t *testing.T, rule rules.Rule, smallest func() *trial, rows map[strin
 		for _, change := range row.changes {
 			change(trial)
 		}
-		refusal, err := compiled.Judge(t.Context(), trial.subject())
+		objection, err := compiled.Judge(t.Context(), trial.subject())
 		if err != nil {
-			refusal = "error: " + err.Error()
+			objection = csr.Objection("error: " + err.Error())
 		}
-		expect.Equal(t, name, refusal, row.want)
+		expect.Equal(t, name, objection, csr.Objection(row.want))
 	}
 }
 
@@ -458,9 +397,9 @@ func TestServiceNames(t *testing.T) {
 		"the usual domain": but(`DNS name "api.shop.svc.cluster.local" is not SERVICE.shop.svc or SERVICE.shop.svc.lab.example: a ServiceAccount gets only names of Services in its own namespace`, names("api.shop.svc.cluster.local")),
 	})
 	subject := account(names("api.shop.svc", "b.shop.svc.lab.example", "api.shop.svc.lab.example"), usages("digital signature, server auth")).subject()
-	if refusal, err := compile(t, own).Judge(t.Context(), subject); refusal != "" || err != nil ||
+	if objection, err := compile(t, own).Judge(t.Context(), subject); objection != csr.NoObjection || err != nil ||
 		fmt.Sprint(subject.Services) != "[shop/api shop/b]" {
-		t.Errorf("%q, %v, Services %q", refusal, err, subject.Services)
+		t.Errorf("%q, %v, Services %q", objection, err, subject.Services)
 	}
 	if _, _ = compile(t, serving("true")).Judge(t.Context(), subject); len(subject.Services) > 0 {
 		t.Errorf("Services %q for a rule without the preset", subject.Services)

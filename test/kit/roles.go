@@ -36,6 +36,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 )
 
 // ManagerAccount is the ServiceAccount that config/rbac binds.
@@ -228,7 +229,7 @@ func RoleConfig(t testing.TB, controller string, more ...string) *rest.Config {
 // awaitRights waits until the API server grants cfg's user what a manager with StandardArgs and args needs.
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
-	c := Must(config.Load(slices.Concat(StandardArgs, args)))(t)
+	c := Must(config.Load(slices.Concat(StandardArgs, args), cel.New))(t)
 	c.Rotation.Enabled = rotates
 	rights := controllers.Rights(c, controllers.LeaseNamespace(c))
 	as := reviewsv1.NewForConfigOrDie(cfg)

@@ -40,6 +40,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
@@ -84,7 +86,7 @@ func shopOptions(t *testing.T) controllers.Options {
 	} {
 		kit.Write(t, filepath.Join(dir, name), data)
 	}
-	c := kit.Must(config.Load([]string{kit.Configure(t, strings.ReplaceAll(shopConfig, "DIR", dir))}))(t)
+	c := kit.Must(config.Load([]string{kit.Configure(t, strings.ReplaceAll(shopConfig, "DIR", dir))}, cel.New))(t)
 	return kit.Must(controllers.FromConfiguration(c))(t)
 }
 
@@ -211,8 +213,8 @@ func ruleApprover(t *testing.T) *approver.Reconciler {
 	t.Helper()
 	r := shopOptions(t).Approver
 	for _, each := range r.Judges {
-		if rules, are := each.(*approver.ApprovalRules); are && rules.Trusted != nil { // no signer runs that reads it
-			rules.Trusted = func(time.Time) (string, bool) { return "", false }
+		if judge, are := each.(*approver.ApprovalRules); are && judge.Trusted != nil { // no signer runs that reads it
+			judge.Trusted = func(time.Time) (rules.Trust, bool) { return rules.Trust{Untrusted: true}, false }
 		}
 	}
 	r.Client, r.Live, r.Authorizer = kit.Admin(t), kit.Admin(t), authz.SubjectAccess{Client: kit.Admin(t)}

@@ -151,7 +151,7 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 func newApprover(t *testing.T) *approver.Reconciler {
 	clock := clocktesting.NewFakeClock(time.Now())
 	return &approver.Reconciler{
-		Judges:     map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}},
+		Judges:   map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}},
 		Client:   kit.Admin(t),
 		Reporter: report.New(events.NewFakeRecorder(10), clock),
 		Clock:    clock,

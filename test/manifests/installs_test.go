@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
@@ -144,7 +145,7 @@ func TestStaticPodIsThatOfTheControlPlane(t *testing.T) {
 	want := typed[appsv1.Deployment](t, kustomize(t, "overlays/control-plane"), "Deployment")[common].Spec.Template.Spec
 	static := typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod")[common]
 	got := static.Spec
-	loaded, err := config.Load(got.Containers[0].Args)
+	loaded, err := config.Load(got.Containers[0].Args, cel.New)
 	kit.NoError(t, err)
 	if loaded.LeaderElection.ResourceNamespace != static.Namespace || loaded.Kubeconfig == "" || loaded.Signing.KeyFile == "" {
 		t.Errorf("static pod: %+v", loaded)

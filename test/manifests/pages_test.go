@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
@@ -187,7 +188,7 @@ func loadText(t *testing.T, text []byte) *config.Configuration {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	kit.Write(t, file, text)
-	loaded, err := config.Load([]string{"--config=" + file})
+	loaded, err := config.Load([]string{"--config=" + file}, cel.New)
 	kit.NoError(t, err)
 	return loaded
 }

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
@@ -255,7 +256,7 @@ func load(t *testing.T, all objects) map[string]*config.Configuration {
 		for _, arg := range container.Args {
 			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))
 		}
-		loaded, err := config.Load(args)
+		loaded, err := config.Load(args, cel.New)
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}

@@ -181,8 +181,8 @@ var certificateMutations = []mutation{
 	{"configuration: signers without a CA are left out", "controllers/config.go", "\tif !c.Empty() {\n", "\tif len(c.Signers) > 0 && c.Empty() {\n\t\tc.CA = c.Signers[0].CA\n\t}\n\tif !c.Empty() {\n", ""},
 }
 
-// ruleTests are the tests of pkg/rules.
-const ruleTests = "./pkg/rules"
+// ruleTests are the tests of pkg/rules, and celTests those of conditions.
+const ruleTests, celTests = "./pkg/rules", "./pkg/rules/cel"
 
 // Approval rules, and rules of the approver and the signer that only unit tests show.
 var approvalMutations = []mutation{
@@ -197,18 +197,18 @@ var approvalMutations = []mutation{
 	{"rules: what is not listed is absent", "pkg/rules/content.go", "count > 0 && !slices.Contains(r.Allow, contents[i])", "false", ruleTests},
 	{"rules: something is asked for", "pkg/rules/content.go", "if !present {", "if false {", ruleTests},
 	{"rules: no unexpected content", "pkg/rules/content.go", "len(found) > 0", "len(found) > 9", ruleTests},
-	{"rules: no client on a trusted CA", "pkg/rules/content.go", "s.Trusted == \"\" || !s.ForClients() ||", "true ||", ruleTests},
+	{"rules: no client on a trusted CA", "pkg/rules/content.go", "s.Trust.Untrusted || !s.ForClients() ||", "true ||", ruleTests},
 	{"rules: no certificate for every purpose on a trusted CA", "pkg/csr/request.go", "len(usages) == 0 || slices.Contains(usages, x509.ExtKeyUsageAny)", "slices.Contains(usages, x509.ExtKeyUsageAny)", ruleTests},
 	{"rules: no wildcard", "pkg/rules/content.go", "san.CheckDNSName(name, r.AllowWildcards)", "san.CheckDNSName(name, true)", ruleTests},
 	{"rules: names in one form", "pkg/rules/content.go", "if name != san.CanonicalName(name) {", "if false {", ruleTests},
 	{"rules: no address as a name", "pkg/rules/content.go", "netip.ParseAddr(name); err == nil || san.IsNumeric(name)", "netip.ParseAddr(name); err == nil", ruleTests},
 	{"rules: a lifetime that is known", "pkg/rules/content.go", "case s.Lifetime == 0:", "case false:", ruleTests},
 	{"rules: the longest lifetime", "pkg/rules/content.go", "case s.Lifetime > r.MaxDuration.Duration:", "case false:", ruleTests},
-	{"rules: an error is not true", "pkg/rules/cel.go", "if result == types.True {", "if result == types.True || err != nil {", ruleTests},
-	{"rules: the cost of the whole request", "pkg/rules/cel.go", "s.spent += *details.ActualCost()", "s.spent = *details.ActualCost()", ruleTests},
-	{"rules: the estimated cost", "pkg/rules/cel.go", "if err == nil && estimate.Max > maxCost {", "if false {", ruleTests},
-	{"rules: a boolean", "pkg/rules/cel.go", "if checked.OutputType() != cel.BoolType {", "if false {", ruleTests},
-	{"serviceNames: its own namespace", "pkg/rules/content.go", "\".\"+namespace+\".svc\")\n", "\".svc\")\n", ruleTests},
+	{"rules: an error is not true", "pkg/rules/cel/cel.go", "if result == types.True {", "if result == types.True || err != nil {", celTests},
+	{"rules: the cost of the whole request", "pkg/rules/cel/cel.go", "s.spent += *details.ActualCost()", "s.spent = *details.ActualCost()", celTests},
+	{"rules: the estimated cost", "pkg/rules/cel/cel.go", "if err == nil && estimate.Max > maxCost {", "if false {", ruleTests},
+	{"rules: a boolean", "pkg/rules/cel/cel.go", "if checked.OutputType() != cel.BoolType {", "if false {", ruleTests},
+	{"serviceNames: its own namespace", "pkg/rules/content.go", "\".\"+account.Namespace+\".svc\")\n", "\".svc\")\n", ruleTests},
 	{"serviceNames: not the API server", "pkg/rules/content.go", "if service == \"kubernetes\" {", "if service == \"kubernetes.\" {", ruleTests},
 	{"serviceNames: a name at least", "pkg/rules/content.go", "case len(names) == 0:", "case false:", ruleTests},
 	{"spiffe: its own ID", "pkg/rules/content.go", "s.Cert.URIs[0].String() != id", "false", ruleTests},

@@ -28,6 +28,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/cluster"
 )
@@ -152,7 +153,7 @@ func deploy(t *testing.T, name string, cfg *rest.Config, args ...string) *deploy
 	t.Helper()
 	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
 	args = append(args, "--self-check-interval=2s", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
-	c, err := config.Load(slices.Concat(kit.StandardArgs, args))
+	c, err := config.Load(slices.Concat(kit.StandardArgs, args), cel.New)
 	kit.NoError(t, err)
 	asking := rest.CopyConfig(cfg)
 	asking.QPS = -1

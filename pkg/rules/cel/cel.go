@@ -1,4 +1,6 @@
-package rules
+// Package cel compiles the conditions of approval rules, which are written in the Common Expression Language. It does no I/O.
+// A context and a limit of the cost bound the time of conditions.
+package cel
 
 import (
 	"cmp"
@@ -23,6 +25,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // maxCost bounds the estimated cost of a condition, and the cost of all conditions that judge a request. An API server
@@ -116,14 +119,14 @@ func objectOf(path string) *apiservercel.DeclType {
 	return apiservercel.NewObjectType("rules."+path, fields)
 }
 
-// Compiler compiles rules. Make it with NewCompiler.
-type Compiler struct {
+// conditions implements rules.Conditions.
+type conditions struct {
 	env   *cel.Env
 	sizes sizes
 }
 
-// NewCompiler returns a Compiler. The limits of names and of bytes bound the sizes by which it estimates the cost of conditions.
-func NewCompiler(limits csr.Limits) (*Compiler, error) {
+// New returns the Conditions. The limits of names and of bytes bound the sizes by which it estimates the cost of conditions.
+func New(limits csr.Limits) (rules.Conditions, error) {
 	options := []cel.EnvOption{
 		cel.HomogeneousAggregateLiterals(), cel.DefaultUTCTimeZone(true),
 		cel.ASTValidators(cel.ValidateDurationLiterals(), cel.ValidateTimestampLiterals(), cel.ValidateRegexLiterals()),
@@ -145,12 +148,12 @@ func NewCompiler(limits csr.Limits) (*Compiler, error) {
 		return nil, fmt.Errorf("set up CEL: %w", err)
 	}
 	names, bytes := cmp.Or(limits.Names, csr.DefaultLimits.Names), cmp.Or(limits.DERBytes, csr.DefaultLimits.DERBytes)
-	return &Compiler{env: env, sizes: sizes{uint64(max(1, names)), uint64(max(1, bytes))}}, nil
+	return &conditions{env: env, sizes: sizes{uint64(max(1, names)), uint64(max(1, bytes))}}, nil
 }
 
-// compile compiles an expression, or returns every problem. A problem of the compiler says the line and the column.
-func (c *Compiler) compile(expression string) (cel.Program, []string) {
-	checked, issues := c.env.Compile(expression)
+// Compile implements rules.Conditions.
+func (c *conditions) Compile(condition rules.Condition) (rules.Program, []string) {
+	checked, issues := c.env.Compile(condition.Expression)
 	if issues.Err() != nil {
 		var problems []string
 		for _, each := range issues.Errors() {
@@ -168,37 +171,64 @@ func (c *Compiler) compile(expression string) (cel.Program, []string) {
 	if err != nil {
 		return nil, []string{err.Error()}
 	}
-	program, err := c.env.Program(checked, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost),
+	evaluator, err := c.env.Program(checked, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost),
 		cel.CostTracking(&library.CostEstimator{}), cel.CostLimit(maxCost), cel.InterruptCheckFrequency(100))
 	if err != nil {
 		return nil, []string{err.Error()}
 	}
-	return program, nil
+	return &program{condition, evaluator}, nil
 }
 
-// check returns why the condition, which program has compiled, is not true for s, or an empty text.
-func (c Condition) check(ctx context.Context, program cel.Program, s *Subject) string {
-	result, err := s.eval(ctx, program)
+// program is a compiled condition. It implements rules.Program.
+type program struct {
+	rules.Condition
+	evaluator cel.Program
+}
+
+// Check implements rules.Program.
+func (p *program) Check(ctx context.Context, s *rules.Subject) csr.Objection {
+	state := stateOf(s)
+	result, err := state.eval(ctx, p.evaluator)
 	if result == types.True {
-		return ""
+		return csr.NoObjection
 	}
-	said := cmp.Or(c.Message, "the condition "+strings.Join(strings.Fields(c.Expression), " ")+" is not true")
+	said := cmp.Or(p.Message, "the condition "+strings.Join(strings.Fields(p.Expression), " ")+" is not true")
 	var cause string
 	switch {
-	case s.spent > maxCost:
+	case state.spent > maxCost:
 		cause = fmt.Sprintf("the conditions cost more than %d, or take more than %s", maxCost, maxTime)
-	case err != nil && s.noAccount != "" && strings.Contains(c.Expression, "serviceAccount"):
-		cause = s.noAccount
+	case err != nil && s.NoAccount != csr.NoObjection && strings.Contains(p.Expression, "serviceAccount"):
+		cause = string(s.NoAccount)
 	case err != nil:
-		cause = "error: " + csr.ShortenTo(err.Error(), maxMessage/2-10)
+		cause = "error: " + csr.ShortenTo(err.Error(), rules.MaxMessage/2-10)
 	default:
-		return csr.ShortenTo(said, maxMessage)
+		return csr.Objection(csr.ShortenTo(said, rules.MaxMessage))
 	}
-	return fmt.Sprintf("%s (%s)", csr.ShortenTo(said, maxMessage/2), cause)
+	return csr.Objection(fmt.Sprintf("%s (%s)", csr.ShortenTo(said, rules.MaxMessage/2), cause))
+}
+
+// state is what the conditions of all rules that judge a request have in common.
+type state struct {
+	variables map[string]any
+	spent     uint64 // the cost of all conditions so far; above maxCost also after a condition that took too long
+}
+
+// stateOf returns the state of s. Its variables hold the ServiceAccount of the requester once a rule has read it.
+func stateOf(s *rules.Subject) *state {
+	if s.State == nil {
+		s.State = &state{variables: variablesOf(s)}
+	}
+	kept := s.State.(*state)
+	if s.Account.Name != "" && s.NoAccount == csr.NoObjection {
+		kept.variables["requester"].(map[string]any)["serviceAccount"] = map[string]any{
+			"namespace": s.Account.Namespace, "name": s.Account.Name,
+		}
+	}
+	return kept
 }
 
 // eval returns the result of a program, and adds its cost. There is no result above a limit.
-func (s *Subject) eval(ctx context.Context, program cel.Program) (ref.Val, error) {
+func (s *state) eval(ctx context.Context, program cel.Program) (ref.Val, error) {
 	if s.spent > maxCost {
 		return nil, nil
 	}
@@ -246,30 +276,8 @@ func (s sizes) EstimateCallCost(
 	return estimate
 }
 
-// fillVariables sets the variables of s. With account, they hold the ServiceAccount of the requester, if it is one. An
-// error means that this is unknown.
-func (s *Subject) fillVariables(account bool) error {
-	if s.variables == nil {
-		s.variables = variablesOf(s)
-	}
-	if !account {
-		return nil
-	}
-	namespace, name, refusal := Claimed(s.Requester)
-	if refusal == "" {
-		var err error
-		if refusal, err = s.Gone(); err != nil {
-			return err
-		}
-	}
-	if s.noAccount = refusal; refusal == "" {
-		s.variables["requester"].(map[string]any)["serviceAccount"] = map[string]any{"namespace": namespace, "name": name}
-	}
-	return nil
-}
-
 // variablesOf returns the variables for s, without the ServiceAccount of the requester.
-func variablesOf(s *Subject) map[string]any {
+func variablesOf(s *rules.Subject) map[string]any {
 	algorithm, bits := keyOf(s.Cert.PublicKey)
 	return map[string]any{
 		"request": map[string]any{

@@ -1,0 +1,140 @@
+package cel_test
+
+import (
+	"crypto"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+	"time"
+
+	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+)
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
+
+// web returns a request of ServiceAccount web of namespace shop, with a value in each field, these DNS names and this key.
+func web(key crypto.Signer, names ...string) *rules.Subject {
+	der := must(x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
+		Subject: pkix.Name{CommonName: "cn", Organization: []string{"o1", "o2"}}, DNSNames: names,
+		IPAddresses: []net.IP{net.IPv4(10, 0, 0, 1)}, EmailAddresses: []string{"a@example.com"},
+		URIs: []*url.URL{must(url.Parse("spiffe://example.org/a%20b"))},
+	}, key))
+	req := must(csr.Parse(&certificatesv1.CertificateSigningRequest{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "web-1", CreationTimestamp: metav1.NewTime(time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)), Labels: map[string]string{"app": "web"},
+		},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			SignerName: "example.com/serving", Usages: []certificatesv1.KeyUsage{"server auth"},
+			Request:  pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}),
+			Username: "system:serviceaccount:shop:web", UID: "uid-1", Extra: map[string]certificatesv1.ExtraValue{"example.com/key": {"x"}},
+			Groups: []string{"system:serviceaccounts", "system:serviceaccounts:shop", "system:authenticated"},
+		},
+	}))
+	return &rules.Subject{Request: req, Lifetime: time.Hour, Account: types.NamespacedName{Namespace: "shop", Name: "web"}}
+}
+
+// program returns the compiled expression.
+func program(t *testing.T, limits csr.Limits, expression string) rules.Program {
+	t.Helper()
+	compiled, problems := must(cel.New(limits)).Compile(rules.Condition{Expression: expression})
+	if len(problems) > 0 {
+		t.Fatal(problems)
+	}
+	return compiled
+}
+
+// TestConditions has the results of expressions. Only true accepts.
+func TestConditions(t *testing.T) {
+	t.Parallel()
+	p256 := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	for expression, want := range map[string]csr.Objection{
+		"request.commonName == 'cn' && request.organizations == ['o1', 'o2']":                           "",
+		"request.names == ['api.shop.svc'] && request.addresses == ['10.0.0.1']":                        "",
+		"request.emails == ['a@example.com'] && request.uris == ['spiffe://example.org/a%20b']":         "",
+		"request.usages == ['server auth'] && request.duration == duration('1h')":                       "",
+		"request.key.algorithm == 'ECDSA' && request.key.bits == 256":                                   "",
+		"requester.username == 'system:serviceaccount:shop:web' && requester.uid == 'uid-1'":            "",
+		"'system:serviceaccounts' in requester.groups && requester.extra['example.com/key'] == ['x']":   "",
+		"requester.serviceAccount.namespace == 'shop' && requester.serviceAccount.name == 'web'":        "",
+		"object.name == 'web-1' && object.labels.app == 'web' && size(object.annotations) == 0":         "",
+		"object.created == timestamp('2026-03-01T12:00:00Z')":                                           "",
+		"ip(request.addresses[0]).family() == 4 && cidr('10.0.0.0/8').containsIP(request.addresses[0])": "",
+		"url(request.uris[0]).getHost() == 'example.org' && isIP('10.0.0.1') && isCIDR('10.0.0.0/8')":   "",
+		"request.names[0].find('[a-z]+') == 'api' && request.names.isSorted()":                          "",
+		"request.names[0].split('.').size() == 3 && request.names[0].upperAscii() == 'API.SHOP.SVC'":    "",
+		"has(requester.serviceAccount)": "",
+		"1/0 == 1 || true":              "",
+		"false":                         "the condition false is not true",
+		"1/0 == 1":                      "the condition 1/0 == 1 is not true (error: division by zero)",
+		"requester.extra['no'] == []":   "the condition requester.extra['no'] == [] is not true (error: no such key: no)",
+		"object.labels.tier == 'a'":     "the condition object.labels.tier == 'a' is not true (error: no such key: tier)",
+	} {
+		got := program(t, csr.DefaultLimits, expression).Check(t.Context(), web(p256, "api.shop.svc"))
+		expect.Equal(t, expression, got, want)
+	}
+	_, ed, err := ed25519.GenerateKey(rand.Reader)
+	for algorithm, key := range map[string]crypto.Signer{"RSA 2048": must(rsa.GenerateKey(rand.Reader, 2048)), "Ed25519 256": must(ed, err)} {
+		got := program(t, csr.DefaultLimits, "request.key.algorithm + ' ' + string(request.key.bits) == '"+algorithm+"'").Check(t.Context(), web(key))
+		expect.Equal(t, algorithm, got, csr.NoObjection)
+	}
+	user := web(p256)
+	user.Account, user.NoAccount = types.NamespacedName{}, "the requester is not a ServiceAccount"
+	for expression, want := range map[string]csr.Objection{
+		"has(requester.serviceAccount)": "the condition has(requester.serviceAccount) is not true",
+		"requester.serviceAccount.name == 'web'": "the condition requester.serviceAccount.name == 'web' is not true (the requester is not a " +
+			"ServiceAccount)",
+	} {
+		expect.Equal(t, "a user: "+expression, program(t, csr.DefaultLimits, expression).Check(t.Context(), user), want)
+	}
+}
+
+// TestCostIsForTheWholeRequest checks that all conditions about one request share one budget.
+func TestCostIsForTheWholeRequest(t *testing.T) {
+	t.Parallel()
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))
+	all := make([]string, 900)
+	for i := range all {
+		all[i] = fmt.Sprintf("n%d.shop.svc", i)
+	}
+	const expression = "request.names.all(n, request.names.exists(m, m == n))"
+	costly, cheap := program(t, csr.Limits{Names: 300, DERBytes: 4096}, expression), program(t, csr.DefaultLimits, "true")
+	many := web(key, all...)
+	const want = "the condition " + expression + " is not true (the conditions " // cost or take more
+	if objection := costly.Check(t.Context(), many); !strings.HasPrefix(string(objection), want) {
+		t.Errorf("%q, want %q", objection, want)
+	}
+	if objection := cheap.Check(t.Context(), many); !strings.HasPrefix(string(objection), "the condition true is not true (the conditions ") {
+		t.Errorf("after that, another condition says %q", objection)
+	}
+	part := web(key, all[:100]...) // whose judgement costs a part of the limit
+	judged, objection := 0, csr.NoObjection
+	for ; objection == csr.NoObjection && judged < 100; judged++ {
+		objection = costly.Check(t.Context(), part)
+	}
+	if judged < 3 || judged == 100 {
+		t.Errorf("refused after %d judgements: %q", judged, objection)
+	}
+	expect.Equal(t, "the next request", cheap.Check(t.Context(), web(key, all...)), csr.NoObjection)
+}
