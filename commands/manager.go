@@ -89,7 +89,7 @@ func newManager(
 	election.QPS = -1 // renewing the Lease never waits behind work
 	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
 	if c.MetricsSecure {
-		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, controllers.MetricsFilter
+		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, metricsFilter
 	}
 	return manager.New(cluster, manager.Options{
 		Scheme:                        clientgoscheme.Scheme,

@@ -46,12 +46,19 @@ if ! go list -deps . | grep -cE "$controllers" >/dev/null; then
 fi
 # Only who wants conditions in approval rules links CEL. The same search must find it in the manager, or it proves nothing.
 cel='^(github\.com/google/cel-go|cel\.dev/expr)(/|$)'
-if go list -deps ./pkg/rules | grep -E "$cel"; then
-  echo "verify: pkg/rules links these packages: only pkg/rules/cel may" >&2
+if go list -deps ./pkg/rules ./csrenv | grep -E "$cel"; then
+  echo "verify: pkg/rules or csrenv links these packages: only pkg/rules/cel may" >&2
   status=1
 fi
 if ! go list -deps . | grep -cE "$cel" >/dev/null; then
   echo "verify: the search for CEL finds none in the manager: correct the search" >&2
+  status=1
+fi
+# A suite that imports csrenv links little more than a manager and envtest, which are about 600 packages. A count of few packages would
+# mean that the listing is wrong.
+packages=$(go list -deps -f '{{if not .Standard}}{{.ImportPath}}{{end}}' ./csrenv | grep -c .) most=650
+if [ "$packages" -gt $most ] || [ "$packages" -lt 500 ]; then
+  echo "verify: csrenv links $packages packages that are not of the standard library, want 500 to $most: find out which are new" >&2
   status=1
 fi
 exit $status
