@@ -10,17 +10,17 @@ hack/copy.sh "$copy"
   make --no-print-directory generate >/dev/null
   go mod tidy
   (cd hack && for file in tools helm krew gremlins actionlint; do go mod verify -modfile=$file.mod >/dev/null; done)
-  for module in hack/image hack/docs; do (cd $module && go mod tidy && go mod verify >/dev/null); done
+  for module in hack/image hack/docs test/importer; do (cd $module && go mod tidy && go mod verify >/dev/null); done
   gofmt -l -w . >/dev/null
 )
 status=0
-for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files docs/reference hack/api go.mod go.sum hack/{image,docs}/go.{mod,sum} $(git ls-files --cached --others --exclude-standard '*.go'); do
+for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files docs/reference hack/api go.mod go.sum {hack/image,hack/docs,test/importer}/go.{mod,sum} $(git ls-files --cached --others --exclude-standard '*.go'); do
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done
 [ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
 hack/vuln.sh --control || status=1
-(cd hack/docs && go test -count=1 ./...) || status=1
+for module in hack/docs test/importer; do (cd $module && go vet ./... && go test -count=1 ./...) || status=1; done
 # A program that was built by hand does not belong into the repository.
 large=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'find "$@" -maxdepth 0 -size +1M' sh 2>/dev/null || true)
 if [ -n "$large" ]; then
@@ -59,6 +59,16 @@ fi
 packages=$(go list -deps -f '{{if not .Standard}}{{.ImportPath}}{{end}}' ./csrenv | grep -c .) most=650
 if [ "$packages" -gt $most ] || [ "$packages" -lt 500 ]; then
   echo "verify: csrenv links $packages packages that are not of the standard library, want 500 to $most: find out which are new" >&2
+  status=1
+fi
+# Programs with clients of their own import the judgement: it links the API's types, and neither controller-runtime nor CEL.
+packages=$(go list -deps -f '{{if not .Standard}}{{.ImportPath}}{{end}}' ./pkg/judge/... | grep -c .) most=140
+if [ "$packages" -gt $most ] || [ "$packages" -lt 50 ]; then
+  echo "verify: pkg/judge links $packages packages that are not of the standard library, want 50 to $most: find out which are new" >&2
+  status=1
+fi
+if go list -deps ./pkg/judge/... | grep -E "$cel|$controllers"; then
+  echo "verify: pkg/judge links these packages: a program without them could not import it" >&2
   status=1
 fi
 exit $status

@@ -152,6 +152,7 @@ func FuzzRules(f *testing.F) {
 			return
 		}
 		content.checkRules(t, world, obj)
+		req.SignerName = servingSigner
 		approver := newKnown()
 		decision, _ := approver.Judge(t.Context(), req, Facts{})
 		if again, _ := approver.Judge(t.Context(), req, Facts{}); again != decision {
@@ -161,6 +162,7 @@ func FuzzRules(f *testing.F) {
 			t.Errorf("serving: approved %t, want %t: %+v: %s", got, want, content, decision.Message)
 		}
 		var names []string
+		req.SignerName = kubeletSigner
 		refused, err := NodeClient{}.Judge(t.Context(), req, Facts{Authorizer: authz.Func(
 			func(_ context.Context, _ csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 				names = append(names, what.Subresource)

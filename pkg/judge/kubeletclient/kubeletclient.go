@@ -55,7 +55,7 @@ type Policy struct {
 // none if the request cannot be approved whatever its requester may do.
 func (p Policy) Permissions(req *csr.Request) []Permission {
 	var all []Permission
-	if csr.KubeletClientShape(req) != nil {
+	if req.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName || csr.KubeletClientShape(req) != nil {
 		return nil
 	}
 	renews := req.Requester.Username == req.Cert.Subject.CommonName
@@ -68,12 +68,15 @@ func (p Policy) Permissions(req *csr.Request) []Permission {
 	return all
 }
 
-// Judge returns the decision about req. allowed holds the permissions that a SubjectAccessReview has allowed.
+// Judge returns the decision about req. It is zero for a request for another signer. allowed holds the permissions that a SubjectAccessReview has allowed.
 //
 //  1. The content must be that of a kubelet.
 //  2. A requester that is bound to other nodes only may not request this node.
 //  3. The first of Permissions that is allowed approves the request.
 func (p Policy) Judge(req *csr.Request, allowed ...Permission) judge.Decision {
+	if req.SignerName != certificatesv1.KubeAPIServerClientKubeletSignerName {
+		return judge.Decision{}
+	}
 	if err := csr.KubeletClientShape(req); err != nil {
 		return judge.Deny.Because("ShapeMismatch", "the request for signer %s is not approved: %v; a new request is needed", req.SignerName, err)
 	}

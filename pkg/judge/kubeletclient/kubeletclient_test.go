@@ -10,6 +10,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
 )
 
@@ -40,6 +41,7 @@ func TestJudge(t *testing.T) {
 		"content that is not allowed": {user: "system:node:a", dns: []string{"a"}, allowed: both, want: "Deny ShapeMismatch  DNS subjectAltNames are not allowed"},
 	} {
 		req := &csr.Request{
+			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
 			Requester: csr.Requester{Username: test.user, Groups: test.groups}, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
 			Cert: ca.Request{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, DNSNames: test.dns},
 		}
@@ -52,5 +54,9 @@ func TestJudge(t *testing.T) {
 		if reviewed := policy.Permissions(req); !slices.Equal(reviewed, test.reviewed) {
 			t.Errorf("%s: permissions %q, want %q", name, reviewed, test.reviewed)
 		}
+	}
+	other := &csr.Request{SignerName: "example.com/any", Requester: csr.Requester{Username: "x"}}
+	if got := (kubeletclient.Policy{}).Judge(other, both...); got != (judge.Decision{}) {
+		t.Errorf("a request for another signer: %+v", got)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	netutils "k8s.io/utils/net"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -54,13 +55,17 @@ type Name struct {
 // mostRefused bounds the names and addresses that a refusal lists, and mostCounted the number of Nodes in a message.
 const mostRefused, mostCounted = 10, 10
 
-// Judge returns the decision about req. It stops at the first step with a violation.
+// Judge returns the decision about req. It is zero for a request for another signer. It stops at the first step with a
+// violation.
 //
 //  1. The content is exactly that of a kubelet, and the requester is this kubelet (Check).
 //  2. No name is reserved (Check).
 //  3. A source knows the node, and names or addresses of it.
 //  4. Each name belongs to the node (checkName).
 func (p Policy) Judge(req *csr.Request, facts Facts) judge.Decision {
+	if req.SignerName != certificatesv1.KubeletServingSignerName {
+		return judge.Decision{}
+	}
 	if refused := p.Check(req); refused.Made() {
 		return refused
 	}

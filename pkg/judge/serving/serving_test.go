@@ -76,6 +76,16 @@ func TestNamesWithoutFactsWait(t *testing.T) {
 	}
 }
 
+// TestOtherSigners checks that a request for another signer is left to others.
+func TestOtherSigners(t *testing.T) {
+	req := asks("a", "10.0.0.1")
+	req.SignerName = "example.com/serving"
+	own := Facts{Entry: &inventory.Entry{SANs: []san.SAN{san.Parse("10.0.0.1")}}, Names: map[san.SAN]Name{san.Parse("10.0.0.1"): {}}}
+	if got := policy.Judge(req, own); got != (judge.Decision{}) {
+		t.Errorf("%+v", got)
+	}
+}
+
 // TestNamesOfTheNode checks which names no Service takes from a node.
 func TestNamesOfTheNode(t *testing.T) {
 	own := []string{"ip-10-0-0-1", "ip-10-0-0-1.ec2.internal", "IP-10-0-0-1.ec2.internal.", "ip-10-0-0-1.ec2.internal.example.com"}
