@@ -19,6 +19,7 @@ for path in config/rbac config/crd config/kubelet-serving config/node-identity c
   diff -ru "$path" "$copy/$path" || status=1
 done
 [ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
+hack/size.sh || status=1
 hack/vuln.sh --control || status=1
 for module in hack/docs test/importer; do (cd $module && go vet ./... && go test -count=1 ./...) || status=1; done
 # A program that was built by hand does not belong into the repository.
