@@ -15,14 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/client-go/util/flowcontrol"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -312,7 +310,7 @@ func sourceOf(c config.Source, kubeconfig string) approver.SourceBuilder {
 			if err != nil {
 				return nil, err
 			}
-			source.Changed, source.Reporter = changed, report.New(mgr.GetEventRecorder("csr-static-inventory"), clock.RealClock{})
+			source.Changed, source.Recorder = changed, mgr.GetEventRecorder("csr-static-inventory")
 			return source, mgr.Add(source)
 		case c.Static != nil:
 			source, mistakes := static.New(field.NewPath("rows"), c.Static.Rows)

@@ -177,7 +177,7 @@ func newRoot(lifetime time.Duration) root {
 func newPair() (*keypair.KeyPair, *clocktesting.FakePassiveClock, *events.FakeRecorder) {
 	pair := keypair.New(keypair.Secret{Namespace: "ns", Name: "ca"})
 	clock, recorder := clocktesting.NewFakePassiveClock(now), events.NewFakeRecorder(100)
-	pair.Clock, pair.Reporter = clock, report.New(recorder, clock)
+	pair.Clock, pair.Recorder = clock, recorder
 	return pair, clock, recorder
 }
 
@@ -238,7 +238,7 @@ func (w *world) signer(name string, change func(*Signer)) {
 }
 
 func (w *world) use(pair *keypair.KeyPair) {
-	w.pair, pair.Clock, pair.Reporter = pair, w.clock, w.Reporter
+	w.pair, pair.Clock, pair.Recorder = pair, w.clock, w.recorder
 	for name := range w.Signers {
 		w.signer(name, func(s *Signer) { s.KeyPair = pair })
 	}

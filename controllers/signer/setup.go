@@ -87,7 +87,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 
 // setupPair sets the fields of pair, and registers its source.
 func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error {
-	pair.Clock, pair.Reporter, pair.Audit, pair.Log = r.Clock, r.Reporter, r.Audit, mgr.GetLogger().WithName(Name)
+	pair.Clock, pair.Recorder, pair.Audit, pair.Log = r.Clock, mgr.GetEventRecorder(Name), r.Audit, mgr.GetLogger().WithName(Name)
 	pair.CheckClock = r.ServerTime.Agreed
 	if r.DryRun {
 		pair.Create = nil

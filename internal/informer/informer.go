@@ -40,8 +40,6 @@ const (
 	firstRetry, lastRetry = time.Second, 10 * time.Second
 	// longestGap is how long a copy stays in use while nothing can be listed or watched.
 	longestGap = 20 * time.Second
-	// listTimeout bounds one page of a list.
-	listTimeout = 45 * time.Second
 )
 
 // passed measures how long attempts and failures last.
@@ -66,10 +64,10 @@ type Informer[T metav1.Object] struct {
 	// Indexers return the keys by which ByIndex finds an object, by the name of the index.
 	Indexers map[string]func(T) []string
 
-	// OnSync, if set, is called after all objects have been read: at the start, and whenever a watch could not be
+	// OnSync is called after all objects have been read: at the start, and whenever a watch could not be
 	// resumed. Any object may have changed or be gone.
 	OnSync func()
-	// OnChange, if set, is called after an object has changed since OnSync. before is zero for a new object, and
+	// OnChange is called after an object has changed since OnSync. before is zero for a new object, and
 	// after is zero for a deleted object.
 	OnChange func(before, after T)
 	// OnFailure, if set, is called with each new reason why there is no copy.
@@ -80,38 +78,28 @@ type Informer[T metav1.Object] struct {
 	// Log has values that name the watched objects.
 	Log logr.Logger
 
-	reported string // the last reason that was reported since a watch was open
-
 	mu      sync.RWMutex
 	store   toolscache.Indexer // nil while there is no copy
-	err     error              // why there is no copy; nil before the first attempt
+	err     error              // why there was no copy, until a watch is open again; nil before the first attempt
 	failing time.Time          // since when nothing could be listed or watched; zero while a watch is open
 }
 
-// One returns an Informer of the object of that name. It calls observe with the object, or with the zero value if there is
+// One returns an Informer of the object of that name. It calls changed with the object, or with the zero value if there is
 // none, once that is known and after each change. It calls failed with each new reason why that is unknown.
 func One[T metav1.Object](
-	resource Resource, name types.NamespacedName, log logr.Logger, observe func(T), failed func(error),
+	resource Resource, name types.NamespacedName, log logr.Logger, changed func(T), failed func(error),
 ) *Informer[T] {
 	i := &Informer[T]{Resource: resource, Name: name.Name, Log: log, OnFailure: failed}
 	i.OnSync = func() {
 		if obj, _, err := i.Get(name.Namespace, name.Name); err == nil {
-			observe(obj)
+			changed(obj)
 		}
 	}
 	i.OnChange = func(_, _ T) { i.OnSync() }
 	return i
 }
 
-// Runnable is the part of an Informer that its owner shows to a manager. A standby reads too, so that it can answer as
-// soon as it becomes the leader.
-type Runnable interface {
-	Start(context.Context) error
-	NeedLeaderElection() bool
-	Err() error
-}
-
-// NeedLeaderElection returns false.
+// NeedLeaderElection returns false. A standby reads too, so that it can answer as soon as it becomes the leader.
 func (*Informer[T]) NeedLeaderElection() bool { return false }
 
 // pauses returns the pauses between attempts. They start again after an attempt that took longer than two of the longest.
@@ -128,29 +116,20 @@ func (i *Informer[T]) Start(ctx context.Context) error {
 		}
 		return false, nil
 	})
-	i.use(nil, context.Cause(ctx))
+	i.drop(context.Cause(ctx))
 	return nil
 }
 
 // failed records that nothing is watched any more. It drops the copy because of err, unless the copy may still be
-// current. err is nil if the objects must be listed again although no call has failed.
+// current, and reports each new reason. err is nil if the objects must be listed again although no call has failed.
 func (i *Informer[T]) failed(err error) {
 	i.watched(false)
 	// An API server that has refused a call may answer others differently now, too.
 	refused := apierrors.IsUnauthorized(err) || apierrors.IsForbidden(err) || apierrors.IsNotFound(err) ||
 		apierrors.IsMethodNotSupported(err)
-	if err != nil && (refused || i.Err() != nil) {
-		i.drop(err)
-	}
-}
-
-// drop drops the copy because of err, and reports each new reason.
-func (i *Informer[T]) drop(err error) {
-	i.use(nil, err)
-	if i.reported == err.Error() {
+	if err == nil || !refused && i.Err() == nil || !i.drop(err) {
 		return
 	}
-	i.reported = err.Error()
 	i.Log.Info("Resource is not available", "reason", err.Error())
 	if i.OnFailure != nil {
 		i.OnFailure(err)
@@ -163,29 +142,26 @@ func (i *Informer[T]) watched(open bool) {
 	defer i.mu.Unlock()
 	switch {
 	case open:
-		i.failing = time.Time{}
+		i.err, i.failing = nil, time.Time{}
 	case i.failing.IsZero():
 		i.failing = passed.Now()
 	}
 }
 
-// use replaces the copy. Without a store, err is the reason.
-func (i *Informer[T]) use(store toolscache.Indexer, err error) {
+// keep replaces the copy with a list that was read just now.
+func (i *Informer[T]) keep(store toolscache.Indexer) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	i.store, i.err = store, err
-	if store != nil {
-		i.failing = time.Time{}
-	}
+	i.store, i.failing = store, time.Time{}
 }
 
-// newStore returns an empty store.
-func (i *Informer[T]) newStore() toolscache.Indexer {
-	indexers := toolscache.Indexers{}
-	for name, keys := range i.Indexers {
-		indexers[name] = func(obj any) ([]string, error) { return keys(obj.(T)), nil }
-	}
-	return toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers)
+// drop drops the copy because of err. It reports whether that is another reason than the last since a watch was open.
+func (i *Informer[T]) drop(err error) bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	another := i.err == nil || i.err.Error() != err.Error()
+	i.store, i.err = nil, err
+	return another
 }
 
 // errGap is the error of a copy that is too old, while an attempt to replace it hangs.
@@ -248,18 +224,4 @@ func typed[T any](objects []any) []T {
 		all[n] = obj.(T)
 	}
 	return all
-}
-
-// Fake sets the objects that i returns, or its error, as if i had read them. It is for tests.
-func (i *Informer[T]) Fake(err error, objects ...T) {
-	if err != nil {
-		i.drop(err)
-		return
-	}
-	store := i.newStore()
-	for _, obj := range objects {
-		_ = store.Add(obj) // its key is that of an object's metadata
-	}
-	i.reported = ""
-	i.use(store, nil)
 }

@@ -313,7 +313,7 @@ func TestCopyEndsWhileACallHangs(t *testing.T) {
 				t.Errorf("%s: after %s: %v, want that the copy is too old", name, 20*time.Second+time.Second, err)
 			}
 			source.change(nil, nil)
-			time.Sleep(listTimeout + 2*lastRetry)
+			time.Sleep(time.Minute + 20*time.Second)          // longer than a list may last, and the pause after it
 			if err := o.Err(); err != nil && name == "list" { // nothing bounds a watch that does not open
 				t.Errorf("%s: when the API server answers again: %v", name, err)
 			}

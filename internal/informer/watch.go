@@ -18,6 +18,8 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
 
 // Resource lists and watches one resource of an API server. Create it with Of.
@@ -88,9 +90,9 @@ func (m *mirror[T]) list(ctx context.Context, options metav1.ListOptions) (runti
 	if options.ResourceVersion == "0" {
 		options.ResourceVersion = "" // the newest version: an old one may hold objects that were deleted since
 	}
-	ctx, cancel := context.WithTimeout(ctx, listTimeout)
+	ctx, cancel := context.WithTimeout(ctx, call.ListTimeout)
 	defer cancel()
-	list, err := m.resource.list(ctx, m.narrowed(options))
+	list, err := m.resource.list(ctx, m.selecting(options))
 	if err != nil {
 		return nil, m.explain("list", err)
 	}
@@ -100,17 +102,16 @@ func (m *mirror[T]) list(ctx context.Context, options metav1.ListOptions) (runti
 // watch opens a watch. Until it is open, nothing is watched: client-go repeats a refused call as late as the answer asks.
 func (m *mirror[T]) watch(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
 	m.watched(false)
-	watcher, err := m.resource.watch(ctx, m.narrowed(options))
+	watcher, err := m.resource.watch(ctx, m.selecting(options))
 	if err != nil {
 		return nil, m.explain("watch", err)
 	}
 	m.watched(true)
-	m.reported = ""
 	return watcher, nil
 }
 
-// narrowed returns options that select the objects of the Informer.
-func (m *mirror[T]) narrowed(options metav1.ListOptions) metav1.ListOptions {
+// selecting returns options with the selectors of the Informer.
+func (m *mirror[T]) selecting(options metav1.ListOptions) metav1.ListOptions {
 	options.LabelSelector = m.Selector
 	if m.Name != "" {
 		options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, m.Name).String()
@@ -147,7 +148,11 @@ func (m *mirror[T]) convert(obj any) T {
 
 // Replace implements ReflectorStore, for a list.
 func (m *mirror[T]) Replace(objects []any, _ string) error {
-	m.store = m.newStore()
+	indexers := toolscache.Indexers{}
+	for name, keys := range m.Indexers {
+		indexers[name] = func(obj any) ([]string, error) { return keys(obj.(T)), nil }
+	}
+	m.store = toolscache.NewIndexer(toolscache.MetaNamespaceKeyFunc, indexers)
 	for _, obj := range objects {
 		if err := m.store.Add(m.convert(obj)); err != nil {
 			return err
@@ -156,10 +161,8 @@ func (m *mirror[T]) Replace(objects []any, _ string) error {
 	if m.Err() != nil {
 		m.Log.Info("Resource is read", "version", m.resource.Version)
 	}
-	m.use(m.store, nil)
-	if m.OnSync != nil {
-		m.OnSync()
-	}
+	m.keep(m.store)
+	m.OnSync()
 	return nil
 }
 
@@ -170,14 +173,11 @@ func (m *mirror[T]) Add(obj any) error { return m.Update(obj) }
 func (m *mirror[T]) Update(obj any) error {
 	after := m.convert(obj)
 	last, _, err := m.store.Get(after)
-	if err == nil {
-		err = m.store.Update(after)
-	}
-	if err != nil {
+	if err := errors.Join(err, m.store.Update(after)); err != nil {
 		return err
 	}
 	before, _ := last.(T) // zero if it is new
-	m.changed(before, after)
+	m.OnChange(before, after)
 	return nil
 }
 
@@ -187,18 +187,10 @@ func (m *mirror[T]) Delete(obj any) error {
 	if !found || err != nil {
 		return err
 	}
-	if err := m.store.Delete(last); err != nil {
-		return err
-	}
 	var none T
-	m.changed(last.(T), none)
-	return nil
-}
-
-func (m *mirror[T]) changed(before, after T) {
-	if m.OnChange != nil {
-		m.OnChange(before, after)
-	}
+	err = m.store.Delete(last)
+	m.OnChange(last.(T), none)
+	return err
 }
 
 // Resync implements ReflectorStore. There is nothing to do without a resync period.

@@ -126,9 +126,16 @@ func (r *Reporter) allow(requester string) bool {
 	return limit.(flowcontrol.PassiveRateLimiter).TryAccept()
 }
 
-// Object writes an Event about any object, such as the signing Secret, each time.
+// Object writes an Event about any object, each time.
 func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message string) {
-	r.recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
+	Event(r.recorder, obj, eventType, action, reason, message)
+}
+
+// Event writes an Event about any object, such as the signing Secret, each time. It does nothing without a recorder.
+func Event(recorder events.EventRecorder, obj runtime.Object, eventType, action, reason, message string) {
+	if recorder != nil {
+		recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
+	}
 }
 
 // Warn logs message at the level WARN, for which logr has no method. keysAndValues are those of logr.

@@ -18,7 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/utils/clock"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
@@ -52,11 +52,10 @@ func init() { metrics.Registry.MustRegister(blockedNodes, blockedCertificates, b
 // unblocks nothing. Until the first version is read, requests of all nodes wait, and requests that were made with any
 // certificate. A nil List blocks nothing.
 type List struct {
-	name      types.NamespacedName
-	object    *corev1.ConfigMap // that Events are about
-	configMap informer.Runnable
-	log       logr.Logger
-	reporter  *report.Reporter // may be nil
+	name     types.NamespacedName
+	object   *corev1.ConfigMap // that Events are about
+	log      logr.Logger
+	recorder events.EventRecorder // nil before SetupWithManager
 
 	value lastgood.Value[entries.Entries]
 }
@@ -152,17 +151,11 @@ func (l *List) report(before, after lastgood.State[entries.Entries]) {
 	blockListProblems.Set(float64(problem.count))
 	if faulty && (before.Problem == nil || before.Problem.Error() != problem.Error()) {
 		l.log.Error(nil, "Bad block list", "reason", problem.reason, "message", problem.Error())
-		l.event(corev1.EventTypeWarning, problem.reason, problem.Error())
+		report.Event(l.recorder, l.object, corev1.EventTypeWarning, "Load", problem.reason, problem.Error())
 	}
 	if after.Known && (!faulty || !before.Known || !after.Good.Equal(before.Good)) {
 		l.log.Info("Read block list", "nodes", sets.List(after.Good.Nodes), "certificates", sets.List(after.Good.Certificates))
-		l.event(corev1.EventTypeNormal, "BlockListRead", after.Good.String())
-	}
-}
-
-func (l *List) event(eventType, reason, message string) {
-	if l.reporter != nil {
-		l.reporter.Object(l.object, eventType, "Load", reason, message)
+		report.Event(l.recorder, l.object, corev1.EventTypeNormal, "Load", "BlockListRead", after.Good.String())
 	}
 }
 
@@ -170,16 +163,15 @@ func (l *List) event(eventType, reason, message string) {
 // that name is enough. The manager is not ready before a list was read.
 func (l *List) SetupWithManager(mgr manager.Manager) error {
 	l.log = mgr.GetLogger().WithName("block-list")
-	l.reporter = report.New(mgr.GetEventRecorder("csr-block-list"), clock.RealClock{})
+	l.recorder = mgr.GetEventRecorder("csr-block-list")
 	configMaps, err := informer.ConfigMaps(mgr.GetConfig(), l.name.Namespace)
 	if err != nil {
 		return err
 	}
-	l.configMap = informer.One(configMaps, l.name, l.log.WithValues("configMap", l.name.String()), l.Offer, l.unreadable)
 	if err := mgr.AddReadyzCheck("block-list", l.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	return mgr.Add(l.configMap)
+	return mgr.Add(informer.One(configMaps, l.name, l.log.WithValues("configMap", l.name.String()), l.Offer, l.unreadable))
 }
 
 // ready returns an error until a list was read.

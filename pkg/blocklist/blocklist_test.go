@@ -14,10 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
@@ -42,7 +39,7 @@ func listed(nodes, certificates string) *corev1.ConfigMap {
 
 func newList() (*List, *events.FakeRecorder) {
 	list, recorder := New(types.NamespacedName{Namespace: "ns", Name: "blocked"}), events.NewFakeRecorder(100)
-	list.reporter = report.New(recorder, clock.RealClock{})
+	list.recorder = recorder
 	return list, recorder
 }
 
@@ -115,14 +112,7 @@ func TestChanges(t *testing.T) {
 	offer := func(nodes, certificates string) func() { return func() { list.Offer(listed(nodes, certificates)) } }
 	missing := func() { list.Offer(nil) }
 	keyless := func() { list.Offer(&corev1.ConfigMap{Data: map[string]string{"node": "b"}}) }
-	configMap := informer.One(informer.Resource{}, list.name, list.log, list.Offer, list.unreadable)
-	fails := func() { configMap.Fake(errors.New("forbidden")) }
-	reads := func(objs ...*corev1.ConfigMap) func() {
-		return func() {
-			configMap.Fake(nil, objs...)
-			configMap.OnSync()
-		}
-	}
+	fails := func() { list.unreadable(errors.New("forbidden")) }
 	for i, step := range []struct {
 		what    func()
 		a, b    string // the reasons for nodes a and b
@@ -137,9 +127,9 @@ func TestChanges(t *testing.T) {
 		{what: offer("b\na", ""), a: blocks, b: blocks, read: "a, b; none"},
 		{what: missing, a: blocks, b: blocks, problem: gone + stays, told: true},
 		{what: fails, a: blocks, b: blocks, problem: denied + stays, told: true},
-		{what: reads(listed("b\na", "")), a: blocks, b: blocks, read: "a, b; none"}, // the ConfigMap has not changed
+		{what: offer("b\na", ""), a: blocks, b: blocks, read: "a, b; none"}, // the ConfigMap has not changed
 		{what: fails, a: blocks, b: blocks, problem: denied + stays, told: true},
-		{what: reads(), a: blocks, b: blocks, problem: gone + stays, told: true},
+		{what: missing, a: blocks, b: blocks, problem: gone + stays, told: true},
 		{what: offer("a\nb", ""), a: blocks, b: blocks, read: "a, b; none"},
 		{what: keyless, a: blocks, b: blocks, problem: noKey + stays, told: true},
 		{what: offer("b\nx y", ""), b: blocks, problem: badName, told: true, read: "b; none"},

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -97,8 +98,8 @@ type KeyPair struct {
 	// CheckClock returns the time by which a CA is created, Clock's by default, or an error while that time may be wrong. No CA
 	// is created then: it would not be valid yet, or not any more, when the clock is right again.
 	CheckClock func(context.Context) (time.Time, error)
-	// Reporter, if set, writes Events about the object of the source.
-	Reporter *report.Reporter
+	// Recorder, if set, writes Events about the object of the source.
+	Recorder events.EventRecorder
 	// Audit, if set, records the creation of a CA.
 	Audit *audit.Log
 	Log   logr.Logger
@@ -318,8 +319,8 @@ func (k *KeyPair) Warn(reason, message string) {
 func (k *KeyPair) event(action, eventType, reason, message string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.object != nil && k.Reporter != nil {
-		k.Reporter.Object(k.object, eventType, action, reason, message)
+	if k.object != nil {
+		report.Event(k.Recorder, k.object, eventType, action, reason, message)
 	}
 }
 

@@ -24,7 +24,6 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
@@ -74,7 +73,7 @@ type world struct {
 
 func newWorld(source Source) *world {
 	w := &world{KeyPair: New(source), clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
-	w.Clock, w.Reporter, w.woken = w.clock, report.New(w.recorder, w.clock), w.Subscribe()
+	w.Clock, w.Recorder, w.woken = w.clock, w.recorder, w.Subscribe()
 	return w
 }
 
@@ -313,7 +312,7 @@ func newMaker(t *testing.T, name string) *maker {
 	close(elected)
 	m := &maker{world: newWorld(source), t: t, secret: source, log: filepath.Join(t.TempDir(), "audit.log")}
 	m.KeyPair.Create, m.elected, m.client = &Creation{Lifetime: day}, elected, m
-	m.Audit, m.Reporter = must(audit.Open(audit.Options{Path: m.log, MaxSize: 1})), report.New(m, m.clock)
+	m.Audit, m.Recorder = must(audit.Open(audit.Options{Path: m.log, MaxSize: 1})), m
 	return m
 }
 

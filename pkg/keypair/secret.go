@@ -64,7 +64,7 @@ func (w *secretWatch) run(ctx context.Context) error {
 	running.Go(func() { _ = w.secret.Start(ctx) }) // it returns no error
 	elected := w.pair.elected
 	for ctx.Err() == nil {
-		w.observe(ctx)
+		w.offer(ctx)
 		select {
 		case <-ctx.Done():
 		case <-w.changed:
@@ -76,7 +76,7 @@ func (w *secretWatch) run(ctx context.Context) error {
 	return nil
 }
 
-// wake requests another observe.
+// wake requests another offer.
 func (w *secretWatch) wake(*corev1.Secret) {
 	select {
 	case w.changed <- struct{}{}:
@@ -84,11 +84,11 @@ func (w *secretWatch) wake(*corev1.Secret) {
 	}
 }
 
-// observe offers the current Secret, or creates one that is missing.
-func (w *secretWatch) observe(ctx context.Context) {
+// offer offers the current Secret, or creates one that is missing.
+func (w *secretWatch) offer(ctx context.Context) {
 	secret, found, err := w.secret.Get(w.name.Namespace, w.name.Name)
 	if err != nil {
-		return // observe runs again after the next read
+		return // the next read wakes it
 	}
 	reference := w.name.reference("")
 	if found {

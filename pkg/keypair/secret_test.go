@@ -19,12 +19,16 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/informertest"
 )
 
 // ringSecret returns a Secret as a rotation writes it: signing signs for kubeletClient, unless change says otherwise.
@@ -137,10 +141,13 @@ func TestReplicaIsReadyWhileALeaderProvidesTheCA(t *testing.T) {
 func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 	w, good := newWorld(secret), newRoot(day)
 	watch := &secretWatch{name: secret, pair: w.KeyPair}
-	watch.secret = &informer.Informer[*corev1.Secret]{OnFailure: watch.fail}
+	resource := informer.Resource{GroupVersionResource: corev1.SchemeGroupVersion.WithResource("secrets")}
+	watch.secret = informer.One(resource, types.NamespacedName(secret), logr.Discard(), watch.wake, watch.fail)
 	stored := tlsSecret(good)
 	stored.Namespace, stored.Name, stored.UID = "ns", "ca", "1"
-	down, forbidden := errors.New("down"), apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right to list"))
+	refused, forbidden := apierrors.NewUnauthorized("who"), apierrors.NewForbidden(corev1.Resource("secrets"), "ca", errors.New("no right to list"))
+	fails := func(err error) func() { return func() { informertest.Fail(t, watch.secret, err) } }
+	reads := func(objs ...runtime.Object) func() { return func() { informertest.Read(t, watch.secret, objs...) } }
 	const unread = "CAMissing: Secret ns/ca has not been read yet"
 	const deleted = "Secret ns/ca does not exist: create it with type kubernetes.io/tls"
 	for _, step := range []struct {
@@ -150,16 +157,16 @@ func TestSecretCountsWhileItCannotBeRead(t *testing.T) {
 		problem string // that is reported
 	}{
 		{"before it is read", func() {}, unread, ""},
-		{"without the right", func() { watch.secret.Fake(forbidden) },
-			`CAMissing: Secret ns/ca can't be read: secrets "ca" is forbidden: no right to list`,
-			`Secret ns/ca can't be read: secrets "ca" is forbidden: no right to list`},
-		{"once it is read", func() { watch.secret.Fake(nil, stored) }, good.id, ""},
-		{"and the API server goes", func() { watch.secret.Fake(down) }, good.id, ""},
-		{"and the right", func() { watch.secret.Fake(forbidden) }, good.id, ""},
-		{"when it is deleted", func() { watch.secret.Fake(nil) }, good.id, deleted},
+		{"without the right", fails(forbidden),
+			`CAMissing: Secret ns/ca can't be read: grant list and watch on secrets: secrets "ca" is forbidden: no right to list`,
+			`Secret ns/ca can't be read: grant list and watch on secrets: secrets "ca" is forbidden: no right to list`},
+		{"once it is read", reads(stored), good.id, ""},
+		{"and the API server refuses", fails(refused), good.id, ""},
+		{"and the right", fails(forbidden), good.id, ""},
+		{"when it is deleted", reads(), good.id, deleted},
 	} {
 		step.read()
-		watch.observe(t.Context())
+		watch.offer(t.Context())
 		problem := ""
 		if state := w.value.State(); state.Problem != nil {
 			problem = state.Problem.Error()

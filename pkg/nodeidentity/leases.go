@@ -1,6 +1,7 @@
 package nodeidentity
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"time"
@@ -20,9 +21,8 @@ import (
 // observations, so no node is dead in the first minute after a start. If the API server is unreachable, no other node is
 // seen to renew its Lease, so no node is dead.
 type Leases struct {
-	informer.Runnable // leases: a standby watches too, because it needs a minute of observations when it takes over
-	leases            *informer.Informer[*observed]
-	clock             clock.PassiveClock
+	leases *informer.Informer[*observed]
+	clock  clock.PassiveClock
 }
 
 // NewLeases returns Leases that Start fills. It calls changed with the name of a node whose Lease was deleted, and with
@@ -41,7 +41,7 @@ func NewLeases(
 		Convert: func(obj runtime.Object) *observed {
 			lease := obj.(*coordinationv1.Lease)
 			before, _, _ := l.leases.Get(lease.Namespace, lease.Name) // nil if it is new, or if all were dropped
-			return observe(before, lease, l.clock.Now())
+			return observationOf(before, lease, l.clock.Now())
 		},
 		OnSync: func() { changed("") },
 		OnChange: func(before, after *observed) {
@@ -51,9 +51,14 @@ func NewLeases(
 		},
 		GrantedBy: "config/node-identity", Log: log.WithValues("resource", "leases"),
 	}
-	l.Runnable = l.leases
 	return l, nil
 }
+
+// Start reads Leases until ctx ends.
+func (l *Leases) Start(ctx context.Context) error { return l.leases.Start(ctx) }
+
+// NeedLeaderElection returns false. A standby reads too, because it needs a minute of observations when it takes over.
+func (*Leases) NeedLeaderElection() bool { return false }
 
 // Of reports whether node is alive, and returns when its Lease was last renewed, by the node's own clock. The time is
 // zero if the Lease was never renewed or does not exist. An error means that Leases can't be read.

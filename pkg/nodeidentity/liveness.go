@@ -48,8 +48,8 @@ type observed struct {
 // quiet returns the longest pause between two renewals of a Lease by which another node's death is judged.
 func (o *observed) quiet() time.Duration { return min(max(o.lasts/2, leastQuiet), mostQuiet) }
 
-// observe returns what was seen of lease at an instant. before is what was seen of it earlier, or nil.
-func observe(before *observed, lease *coordinationv1.Lease, at time.Time) *observed {
+// observationOf returns what was seen of lease at an instant. before is what was seen of it earlier, or nil.
+func observationOf(before *observed, lease *coordinationv1.Lease, at time.Time) *observed {
 	after := &observed{
 		ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name, UID: lease.UID, ResourceVersion: lease.ResourceVersion},
 		renewed:    renewTime(lease),

@@ -2,7 +2,6 @@ package nodeidentity
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -13,11 +12,14 @@ import (
 
 	"github.com/go-logr/logr"
 	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/informertest"
 )
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -26,7 +28,7 @@ var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 type leases map[string]*observed
 
 func (l leases) see(node string, renewed time.Time, lasts time.Duration, at time.Time) {
-	l[node] = observe(l[node], leaseOf(node, renewed, lasts), at)
+	l[node] = observationOf(l[node], leaseOf(node, renewed, lasts), at)
 }
 
 // of returns the state of node at an instant.
@@ -146,9 +148,9 @@ func TestLife(t *testing.T) {
 
 // TestLeases follows Leases through the informer, with a failure of the watch.
 func TestLeases(t *testing.T) {
-	var told []string
+	var changed []string
 	clock := clocktesting.NewFakePassiveClock(filmed)
-	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard(), func(node string) { told = append(told, node) })
+	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard(), func(node string) { changed = append(changed, node) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -161,36 +163,37 @@ func TestLeases(t *testing.T) {
 		}
 		expect.Equal(t, node, got, want)
 	}
-	read := func(nodes string, kept ...*observed) {
-		for _, node := range nodes {
-			kept = append(kept, l.leases.Convert(leaseOf(string(node), clock.Now(), 0)))
-		}
-		l.leases.Fake(nil, kept...)
+	var events *watch.FakeWatcher
+	read := func() {
+		events = informertest.Read(t, l.leases, leaseOf("a", filmed, 0), leaseOf("b", clock.Now(), 0), leaseOf("c", clock.Now(), 0))
 	}
+	// handled waits until all events are handled: only then another is received.
+	handled := func() { events.Action(watch.Bookmark, &coordinationv1.Lease{}) }
 	pass := func() { // a minute in which b and c renew
 		for range 7 {
 			clock.SetTime(clock.Now().Add(10 * time.Second))
-			a, _, _ := l.leases.Get("kube-node-lease", "a")
-			read("bc", a)
+			events.Modify(leaseOf("b", clock.Now(), 0))
+			events.Modify(leaseOf("c", clock.Now(), 0))
+			handled()
 		}
 	}
 	is("a", "leases: not read yet")
-	read("abc")
+	read()
 	is("a", "unknown, has a Lease: true")
 	is("e", "unknown, has a Lease: false")
 	pass()
 	is("a", "dead, has a Lease: true")
 	is("b", "alive, has a Lease: true")
 
-	l.leases.Fake(errors.New("down"))
-	is("a", "leases: down")
-	read("bc", l.leases.Convert(leaseOf("a", filmed, 0)))
+	informertest.Fail(t, l.leases, apierrors.NewUnauthorized("who"))
+	is("a", "leases: list leases.coordination.k8s.io: who")
+	read()
 	is("a", "unknown, has a Lease: true") // every minute begins again after a failure
-	gone, _, _ := l.leases.Get("kube-node-lease", "b")
-	l.leases.OnSync()
-	l.leases.OnChange(gone, nil)
-	l.leases.OnChange(nil, gone)
-	expect.Equal(t, "told", told, []string{"", "b"})
+	events.Delete(leaseOf("b", filmed, 0))
+	events.Add(leaseOf("d", filmed, 0))
+	handled()
+	is("b", "unknown, has a Lease: false")
+	expect.Equal(t, "changed nodes", changed, []string{"", "", "b"})
 }
 
 // TestWhoRenewsIsNeverDead plays random stories. Nodes renew every ten seconds, stop or return. API servers are

@@ -31,12 +31,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/keyutil"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -210,7 +208,7 @@ func TestStaticConfigMap(t *testing.T) {
 	name := types.NamespacedName{Namespace: "default", Name: "csr-nodes"}
 	source := kit.Must(static.NewConfigMap(kit.TokenConfig(t, "stranger"), name, logr.Discard()))(t)
 	f := &following{Source: source, told: map[string]int{}}
-	source.Changed, source.Reporter = f.changed, report.New(recorder, clock.RealClock{})
+	source.Changed, source.Recorder = f.changed, recorder
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes: not read yet")
 	follow(t, source.Start)
 	f.finds(t, "node-1", "ConfigMap default/csr-nodes does not exist: create it with a list of rows under nodes.yaml")

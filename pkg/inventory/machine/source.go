@@ -88,11 +88,10 @@ type Source struct {
 	// Changed is called with each node that a changed machine described before or after the change.
 	Changed inventory.Changed
 
-	informer.Runnable // machines
-	options           Options
-	client            dynamic.Interface
-	newMapper         func() (meta.RESTMapper, error) // discovers which kinds are installed
-	machines          *informer.Informer[*machine]
+	options   Options
+	client    dynamic.Interface
+	newMapper func() (meta.RESTMapper, error) // discovers which kinds are installed
+	machines  *informer.Informer[*machine]
 }
 
 // The indices of machines.
@@ -138,15 +137,20 @@ func New(config *rest.Config, options Options, log logr.Logger) (*Source, error)
 			byName: func(m *machine) []string { return m.names },
 			bySAN:  func(m *machine) []string { return ca.Texts(m.sans) },
 		},
-		OnSync: func() { s.Changed("") }, OnChange: s.observe,
+		OnSync: func() { s.Changed("") }, OnChange: s.machineChanged,
 		GrantedBy: map[string]string{
 			"cluster.x-k8s.io": "config/inventory-cluster-api", "machine.openshift.io": "config/inventory-openshift",
 		}[options.Group],
 		Log: log.WithValues("kind", options.Kind, "group", options.Group),
 	}
-	s.Runnable = s.machines
 	return s, nil
 }
+
+// Start reads the machines until ctx ends.
+func (s *Source) Start(ctx context.Context) error { return s.machines.Start(ctx) }
+
+// NeedLeaderElection returns false, because a standby reads too.
+func (*Source) NeedLeaderElection() bool { return false }
 
 // Name implements inventory.Source.
 func (*Source) Name() string { return "machine" }
@@ -172,9 +176,9 @@ func (s *Source) find() (informer.Resource, error) {
 // kind returns the kind with its group, for messages.
 func (s *Source) kind() string { return strings.Trim(s.options.Kind+"."+s.options.Group, ".") }
 
-// observe reports all nodes that a machine described before or after a change, with what the machine had. The name of a
+// machineChanged reports all nodes that a machine described before or after a change, with what the machine had. The name of a
 // machine stands for a node that is not known yet.
-func (s *Source) observe(before, after *machine) {
+func (s *Source) machineChanged(before, after *machine) {
 	before, after = cmp.Or(before, &machine{}), cmp.Or(after, &machine{})
 	if reflect.DeepEqual(before.known, after.known) {
 		return

@@ -2,7 +2,6 @@ package machine
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,12 +11,14 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/informertest"
 )
 
 // machineObject returns a machine called name in namespace default, with more fields.
@@ -42,11 +43,11 @@ func sourceOf(t testing.TB, options Options, objects map[string]string) *Source 
 	if err != nil {
 		t.Fatal(err)
 	}
-	var all []*machine
+	var all []runtime.Object
 	for name, more := range objects {
-		all = append(all, source.machines.Convert(machineObject(t, name, more)))
+		all = append(all, machineObject(t, name, more))
 	}
-	source.machines.Fake(nil, all...)
+	informertest.Read(t, source.machines, all...)
 	return source
 }
 
@@ -219,13 +220,15 @@ func TestPathMistakes(t *testing.T) {
 	expect.Error(t, "error", err, want)
 }
 
-// TestUnreadMachines checks that the source returns an error, and no answer, while its copy is not current.
+// TestUnreadMachines checks that the source returns an error, and no answer, while it has no copy.
 func TestUnreadMachines(t *testing.T) {
-	source := sourceOf(t, ClusterAPI(), map[string]string{"a": bound})
-	source.machines.Fake(errors.New("down"))
+	source, err := New(&rest.Config{}, ClusterAPI(), logr.Discard())
+	if err != nil {
+		t.Fatal(err)
+	}
 	_, lookupErr := source.Lookup(t.Context(), "node-1", nil)
 	_, ownerErr := source.Owner(san.Parse("10.0.0.1"))
 	for _, err := range []error{lookupErr, ownerErr} {
-		expect.Error(t, "error", err, "Machine.cluster.x-k8s.io: down")
+		expect.Error(t, "error", err, "Machine.cluster.x-k8s.io: not read yet")
 	}
 }

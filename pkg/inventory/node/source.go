@@ -54,7 +54,13 @@ type Source struct {
 	endpoints       *informer.Informer[*discoveryv1.EndpointSlice]
 	// endpointsChanged is called after an endpoint of the API server has changed.
 	endpointsChanged func()
-	watches          []informer.Runnable // those that Start runs: the others are never read
+	watches          []watch // those that Start runs: the others are never read
+}
+
+// watch is an Informer of any type.
+type watch interface {
+	Start(context.Context) error
+	Err() error
 }
 
 // New returns a Source that Start fills. services enables reading Services and the API server's endpoints.
@@ -96,7 +102,7 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
 	}
-	s.watches = []informer.Runnable{s.nodes}
+	s.watches = []watch{s.nodes}
 	if services {
 		s.watches = append(s.watches, s.services, s.endpoints)
 	}

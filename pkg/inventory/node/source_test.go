@@ -23,7 +23,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -32,6 +34,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/informertest"
 )
 
 // newSource returns a Source that has read nothing.
@@ -45,31 +48,31 @@ func newSource(t testing.TB) *Source {
 }
 
 // sourceOf returns a Source that has read nodes.
-func sourceOf(t testing.TB, nodes ...*object) *Source {
+func sourceOf(t testing.TB, nodes ...runtime.Object) *Source {
 	t.Helper()
 	s := newSource(t)
-	s.nodes.Fake(nil, nodes...)
-	s.services.Fake(nil)
-	s.endpoints.Fake(nil)
+	informertest.Read(t, s.nodes, nodes...)
+	informertest.Read(t, s.services)
+	informertest.Read(t, s.endpoints)
 	return s
 }
 
 func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
 
-func nodeWith(name string, addresses ...string) *object {
+func nodeWith(name string, addresses ...string) *corev1.Node {
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	for _, address := range addresses {
 		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Address: address})
 	}
-	return nodeObject(node)
+	return node
 }
 
 // serviceWith returns a Service with the cluster address 10.96.0.1 that publishes addresses.
-func serviceWith(name string, addresses ...string) *object {
-	return serviceObject(&corev1.Service{
+func serviceWith(name string, addresses ...string) *corev1.Service {
+	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
 		Spec:       corev1.ServiceSpec{ClusterIP: "10.96.0.1", ExternalIPs: addresses},
-	})
+	}
 }
 
 // TestLookup checks that a Node's own report is its entry, and that there is none without a Node.
@@ -87,8 +90,7 @@ func TestLookup(t *testing.T) {
 		expect.Error(t, name, err, "")
 		expect.Equal(t, name, got, want, cmpopts.EquateEmpty())
 	}
-	s.nodes.Fake(informer.ErrNotRead)
-	if got, err := s.Lookup(t.Context(), "a", nil); got != nil || !errors.Is(err, informer.ErrNotRead) {
+	if got, err := newSource(t).Lookup(t.Context(), "a", nil); got != nil || !errors.Is(err, informer.ErrNotRead) {
 		t.Errorf("before all is read, %+v, error %v", got, err)
 	}
 }
@@ -149,15 +151,18 @@ func questions(s *Source, value san.SAN) []error {
 
 // TestErr checks that a resource that can't be read fails the lookups that need it, and no others.
 func TestErr(t *testing.T) {
-	down, unread := errors.New("grant list and watch on services (config/kubelet-serving): forbidden"), informer.ErrNotRead
+	down, unread := apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("no")), informer.ErrNotRead
 	bare, err := New(&rest.Config{}, nil, false, logr.Discard())
 	if err != nil {
 		t.Fatal(err)
 	}
-	bare.nodes.Fake(nil)
-	without, noEndpoints := sourceOf(t, nodeWith("a", "10.0.0.1")), sourceOf(t)
-	without.services.Fake(down)
-	noEndpoints.endpoints.Fake(unread)
+	without, noEndpoints := newSource(t), newSource(t)
+	for _, s := range []*Source{bare, without, noEndpoints} {
+		informertest.Read(t, s.nodes, nodeWith("a", "10.0.0.1"))
+	}
+	informertest.Fail(t, without.services, down)
+	informertest.Read(t, without.endpoints)
+	informertest.Read(t, noEndpoints.services)
 	for name, test := range map[string]struct {
 		source *Source
 		want   []error // of questions
@@ -181,11 +186,19 @@ func TestErr(t *testing.T) {
 	}
 }
 
+// kept returns the copy that is kept of a Node, or nil.
+func kept(node *corev1.Node) *object {
+	if node == nil {
+		return nil
+	}
+	return nodeObject(node)
+}
+
 // TestChanged checks that Changed is called after a Node was created, deleted or changed, with what it no longer has. A
 // heartbeat is no change.
 func TestChanged(t *testing.T) {
 	for name, test := range map[string]struct {
-		before, after *object
+		before, after *corev1.Node
 		want          string
 	}{
 		"it comes":          {nil, nodeWith("a", "10.0.0.1"), "node a []"},
@@ -197,7 +210,7 @@ func TestChanged(t *testing.T) {
 		told := ""
 		s := newSource(t)
 		s.Changed = func(node string, had ...san.SAN) { told += fmt.Sprintf("node %s %v", node, had) }
-		s.nodes.OnChange(test.before, test.after)
+		s.nodes.OnChange(kept(test.before), kept(test.after))
 		expect.Equal(t, name+": told", told, test.want)
 	}
 	told, s := "", newSource(t)
@@ -232,13 +245,13 @@ func sliceWith(addresses ...string) *discoveryv1.EndpointSlice {
 
 // TestServices checks which names and addresses a Service or an endpoint has, and which a Service only publishes.
 func TestServices(t *testing.T) {
-	s := sourceOf(t)
-	s.services.Fake(nil, serviceWith("zone", "10.0.0.1"), serviceWith("web", "10.0.0.1", "10.0.0.4"),
-		serviceObject(&corev1.Service{
+	s := newSource(t)
+	informertest.Read(t, s.services, serviceWith("zone", "10.0.0.1"), serviceWith("web", "10.0.0.1", "10.0.0.4"),
+		&corev1.Service{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "internal", Name: "ec2"},
 			Spec:       corev1.ServiceSpec{Type: corev1.ServiceTypeExternalName, ExternalName: "ip-10-0-0-1.ec2.internal"},
-		}))
-	s.endpoints.Fake(nil, sliceWith("10.0.0.2"))
+		})
+	informertest.Read(t, s.endpoints, sliceWith("10.0.0.2"))
 	for text, want := range map[string]struct {
 		service, publisher string
 		endpoint           bool
@@ -277,7 +290,7 @@ func TestWhatObjectsHave(t *testing.T) {
 		"a Service's own":    {service.sans, append(sans("metrics-server", "10.96.0.1"), sans("10.96.0.1", "fd00::1")...)},
 		"a Service's others": {service.published, sans("10.0.0.1", "10.0.0.2", "192.0.2.7", "lb.example.com")},
 		"a headless Service": {headless.sans, sans("headless")},
-		"a Node":             {nodeWith("a", "010.000.000.001", "Node-1", "fd00::1%eth0", "010.0.0.256", "").sans, sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
+		"a Node":             {kept(nodeWith("a", "010.000.000.001", "Node-1", "fd00::1%eth0", "010.0.0.256", "")).sans, sans("10.0.0.1", "node-1", "fd00::1%eth0", "010.0.0.256")},
 		"endpoints":          {inventory.EndpointSANs(sliceWith("10.0.0.01")), sans("10.0.0.1")},
 	} {
 		expect.Equal(t, name, test.got, test.want, cmpopts.EquateEmpty())

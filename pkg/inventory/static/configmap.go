@@ -19,6 +19,7 @@ import (
 	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -49,15 +50,14 @@ var _ inventory.Owner = &ConfigMap{}
 type ConfigMap struct {
 	// Changed is called with an empty name after the ConfigMap has changed.
 	Changed inventory.Changed
-	// Reporter, if set, writes Events about the ConfigMap: the mistakes in a new version, and their correction.
-	Reporter *report.Reporter
+	// Recorder, if set, writes Events about the ConfigMap: the mistakes in a new version, and their correction.
+	Recorder events.EventRecorder
 
-	informer.Runnable // configMap
-	name              types.NamespacedName
-	configMap         *informer.Informer[*corev1.ConfigMap]
-	log               logr.Logger
-	rows              lastgood.Value[*Source]
-	// about is the ConfigMap without its data, for Events. Only observe and report use the field.
+	name      types.NamespacedName
+	configMap *informer.Informer[*corev1.ConfigMap]
+	log       logr.Logger
+	rows      lastgood.Value[*Source]
+	// about is the ConfigMap without its data, for Events. Only offer and report use the field.
 	about *corev1.ConfigMap
 }
 
@@ -73,14 +73,19 @@ func NewConfigMap(config *rest.Config, name types.NamespacedName, log logr.Logge
 	c := &ConfigMap{Changed: func(string, ...san.SAN) {}, name: name, log: log.WithValues("configMap", name.String())}
 	c.about = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name}}
 	c.rows.Report = c.report
-	c.configMap = informer.One(resource, name, c.log, c.observe, func(err error) {
+	c.configMap = informer.One(resource, name, c.log, c.offer, func(err error) {
 		if apierrors.IsForbidden(err) { // readiness checks report an unreachable API server
 			c.rows.Refuse(errMissing{fmt.Errorf("it can't be read: %w", err)})
 		}
 	})
-	c.Runnable = c.configMap
 	return c, nil
 }
+
+// Start reads the ConfigMap until ctx ends.
+func (c *ConfigMap) Start(ctx context.Context) error { return c.configMap.Start(ctx) }
+
+// NeedLeaderElection returns false, because a standby reads too.
+func (*ConfigMap) NeedLeaderElection() bool { return false }
 
 // Name implements inventory.Source.
 func (*ConfigMap) Name() string { return "static" }
@@ -115,8 +120,8 @@ func (c *ConfigMap) current() (*Source, error) {
 	return state.Good, nil
 }
 
-// observe uses a version of the ConfigMap, or refuses it. A nil obj means that the ConfigMap does not exist.
-func (c *ConfigMap) observe(obj *corev1.ConfigMap) {
+// offer uses a version of the ConfigMap, or refuses it. A nil obj means that the ConfigMap does not exist.
+func (c *ConfigMap) offer(obj *corev1.ConfigMap) {
 	before := c.about.UID
 	if c.about.UID = ""; obj != nil {
 		c.about.UID = obj.UID
@@ -215,9 +220,7 @@ func (c *ConfigMap) report(before, after lastgood.State[*Source]) {
 		message = fmt.Sprintf("the list is rejected, and %s: %s", inUse, strings.Join(csr.ShortenAll(mistakes), "; "))
 		c.log.Error(after.Problem, "Refused static inventory", "lastGoodInUse", kept)
 	}
-	if c.Reporter != nil {
-		c.Reporter.Object(c.about.DeepCopy(), eventType, "Load", reason, message)
-	}
+	report.Event(c.Recorder, c.about.DeepCopy(), eventType, "Load", reason, message)
 }
 
 // mistakesIn returns the mistakes in a version that is not used because of problem.

@@ -1,7 +1,6 @@
 package static
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -15,15 +14,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/informertest"
 )
 
 func sans(texts ...string) []san.SAN { return san.Of(texts, nil) }
@@ -177,32 +176,27 @@ func TestMistakes(t *testing.T) {
 // step is a change of a ConfigMap, and what follows from it.
 type step struct {
 	what     string
-	do       func(*ConfigMap)
+	do       func(testing.TB, *ConfigMap)
 	lookup   string // the prefix of a lookup's error; empty if the row answers
 	event    string // the prefix of the Event; empty if there is none
 	mistakes float64
 }
 
 // version has the source read a version of the ConfigMap. Without a UID there is no ConfigMap.
-func version(uid types.UID, text string) func(*ConfigMap) {
-	return func(source *ConfigMap) {
-		var objs []*corev1.ConfigMap
+func version(uid types.UID, text string) func(testing.TB, *ConfigMap) {
+	return func(t testing.TB, source *ConfigMap) {
+		var objs []runtime.Object
 		if uid != "" {
 			meta := metav1.ObjectMeta{Namespace: "ns", Name: "nodes", UID: uid}
 			objs = append(objs, &corev1.ConfigMap{ObjectMeta: meta, Data: map[string]string{nodesKey: text}})
 		}
-		source.configMap.Fake(nil, objs...)
-		if uid == "" {
-			source.configMap.OnSync()
-		} else {
-			source.configMap.OnChange(nil, nil)
-		}
+		informertest.Read(t, source.configMap, objs...)
 	}
 }
 
 // fails has the source fail to read the ConfigMap.
-func fails(err error) func(*ConfigMap) {
-	return func(source *ConfigMap) { source.configMap.Fake(err) }
+func fails(err error) func(testing.TB, *ConfigMap) {
+	return func(t testing.TB, source *ConfigMap) { informertest.Fail(t, source.configMap, err) }
 }
 
 // TestLastGoodListStaysInUse checks when the last good version answers, and when no version does. Mistakes are reported
@@ -225,12 +219,12 @@ func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it r
 	}
 	forbidden := apierrors.NewForbidden(corev1.Resource("configmaps"), "nodes", errors.New("no"))
 	for _, steps := range [][]step{{
-		{"not read", func(*ConfigMap) {}, "ConfigMap ns/nodes: not read yet", "", 0},
+		{"not read", func(testing.TB, *ConfigMap) {}, "ConfigMap ns/nodes: not read yet", "", 0},
 		{"good", version("1", good), "", "", 0},
 		{"bad", version("1", "oops"), "", kept + ": line 1: ", 1},
 		{"good again", version("1", good), "", fine, 0},
-		{"unreachable", fails(errors.New("down")), "ConfigMap ns/nodes: down", "", 0},
-		{"forbidden", fails(forbidden), `ConfigMap ns/nodes: configmaps "nodes" is forbidden: no`, gone + "it can't be read: ", 1},
+		{"another refusal", fails(apierrors.NewUnauthorized("who")), "ConfigMap ns/nodes: list configmaps: who", "", 0},
+		{"forbidden", fails(forbidden), `ConfigMap ns/nodes: grant list and watch on configmaps: configmaps "nodes" is forbidden: no`, gone + "it can't be read: ", 1},
 		{"bad when it can be read again", version("1", "oops"), "", kept, 1},
 		{"another ConfigMap, which is bad", version("2", "oops"), oops, none, 1},
 		{"good once more", version("2", good), "", fine, 0},
@@ -252,10 +246,10 @@ func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it r
 			t.Fatal(err)
 		}
 		source.Changed = func(string, ...san.SAN) { told++ }
-		source.Reporter = report.New(recorder, clock.RealClock{})
+		source.Recorder = recorder
 		for _, step := range steps {
 			told, logged = 0, 0
-			step.do(source)
+			step.do(t, source)
 			entry, err := source.Lookup(t.Context(), "a", nil)
 			if (entry == nil) != (step.lookup != "") || err != nil && !strings.HasPrefix(err.Error(), step.lookup) {
 				t.Errorf("%s: entry %v, error %v, want %q", step.what, entry, err, step.lookup)
@@ -272,11 +266,6 @@ func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it r
 			if err := refusedRows.Write(number); err != nil || number.GetGauge().GetValue() != step.mistakes {
 				t.Errorf("%s: %v mistakes, error %v, want %v", step.what, number.GetGauge().GetValue(), err, step.mistakes)
 			}
-		}
-		ended, end := context.WithCancel(t.Context())
-		end()
-		if err := source.Start(ended); err != nil {
-			t.Error(err)
 		}
 	}
 }
