@@ -1,7 +1,18 @@
 package v1alpha1
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const (
+	// DefaultOldLifetimeCap is Lifetimes.OldCap if neither the authority nor the manager's configuration has one. It makes
+	// kubelets renew within a day.
+	DefaultOldLifetimeCap = 24 * time.Hour
+	// DefaultSettleFor is Verification.SettleFor if neither the authority nor the manager's configuration has one. It is
+	// longer than an API server takes to notice a changed client CA file, which it checks every minute.
+	DefaultSettleFor = 90 * time.Second
 )
 
 // SigningAuthority describes a signing CA through its generations. It holds no key: the keys are in the Secret that it
@@ -11,7 +22,7 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Cluster
 // +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
-// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="whether a CA signs"
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`,description="whether a CA signs, and nothing stops its rotation"
 // +kubebuilder:printcolumn:name="Key",type=string,JSONPath=`.status.signing.keyID`
 // +kubebuilder:printcolumn:name="Ends",type=string,JSONPath=`.status.signing.notAfter`
 // +kubebuilder:printcolumn:name="Old in use until",type=string,JSONPath=`.status.outstandingUntil`,description="when the last certificate of the retiring CA expires, at the latest"

@@ -66,7 +66,7 @@ const (
 
 // The types of conditions.
 const (
-	// ConditionReady reports whether the authority can sign.
+	// ConditionReady reports whether the authority can sign, and nothing stops its rotation.
 	ConditionReady = "Ready"
 	// ConditionPublished reports whether the trust bundle is published everywhere.
 	ConditionPublished = "Published"

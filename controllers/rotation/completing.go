@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"fmt"
 	"strings"
 	"time"
 
@@ -24,7 +25,6 @@ func (p *planner) planCompleting() {
 	// A refusal proves nothing unless a certificate of the signing CA is accepted.
 	case p.signingMissing() && p.facts.Secret.Retiring != nil:
 		p.waitForSigningKey("remove retiring.crt and retiring.key from the Secret to continue")
-	case p.restoreTLS():
 	case s.UnpublishedAt == nil:
 		p.planUnpublish()
 	case p.facts.open(s.Retiring): // a late leader has opened it
@@ -104,4 +104,36 @@ func (p *planner) waitForPrunedCA() {
 // refusalProvable reports whether a refusal would prove anything. Every verifier refuses an expired CA.
 func (p *planner) refusalProvable() bool {
 	return p.status.Retiring.NotAfter.After(p.facts.Now) && askedToRefuse(p.spec.Signers, p.status.Retiring, p.facts)
+}
+
+// planCompleted waits until a rotation is requested, the Secret gets another CA, or spec.rotateAfter is over.
+func (p *planner) planCompleted() {
+	rolledBack := p.status.Intent == string(DropCandidate)
+	if rolledBack && p.facts.Secret.Candidate == nil {
+		p.status.Intent, rolledBack = "", false
+	}
+	switch {
+	case rolledBack:
+		p.act(DropCandidate)
+	case p.checkSecret():
+	case p.brought():
+		p.adopt()
+	case p.answerOperation():
+	case p.signingMissing():
+		p.waitForSigningKey(fmt.Sprintf("run %s to create another CA, which signs as soon as it is trusted; certificates of "+
+			"the lost CA stay trusted", p.command(v1alpha1.OperationStart)))
+	case !p.facts.Permitted:
+		p.act(Permit)
+	case p.rotationDue():
+		p.start()
+	case p.publishFirst():
+		p.status.Intent = ""
+		p.waitForNextCA()
+	}
+}
+
+// rotationDue reports whether the signing CA has signed for spec.rotateAfter, which is an hour at least.
+func (p *planner) rotationDue() bool {
+	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil &&
+		p.facts.Now.Sub(p.status.Signing.SignsSince.Time) >= max(p.spec.RotateAfter.Duration, time.Hour)
 }

@@ -13,11 +13,13 @@ import (
 	"fmt"
 	"math/big"
 	"slices"
+	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -547,8 +549,12 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, pair.Equal)
 	}
 	s := a.status()
-	if lost := before.TLS; !lost.Empty() && !has(after, lost) && len(a.refused) == a.refusedBefore {
-		a.fail("%s drops what its owner has brought, %s, without a word", action, lost.Cert)
+	if a.stopped() {
+		a.fail("%s is taken while the rotation is stopped", action)
+	}
+	rolledBack := action == DropCandidate && before.TLS.Equal(before.Candidate)
+	if lost := before.TLS; !lost.Empty() && !has(after, lost) && !rolledBack {
+		a.fail("%s drops what its owner has brought, %s", action, lost.Cert)
 	}
 	for _, pair := range []keypair.Pair{before.Signing, before.Candidate, before.Retiring} {
 		if pair.Empty() || has(after, pair) {
@@ -570,6 +576,11 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	case after.Candidate.Empty() && permit.LifetimeCap != 0:
 		a.fail("%s leaves a cap", action)
 	}
+}
+
+// stopped reports whether the rotation waits until its owner restores the Secret.
+func (a *authority) stopped() bool {
+	return strings.HasPrefix(meta.FindStatusCondition(a.status().Conditions, v1alpha1.ConditionReady).Message, notAsLeft)
 }
 
 // mayPermit reports whether the CA may sign for signers: the proven ones, and those with the same verifiers.

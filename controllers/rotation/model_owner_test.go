@@ -2,11 +2,13 @@ package rotation
 
 import (
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -133,7 +135,7 @@ func (a *authority) misfortune() {
 	remove := func(obj client.Object, name string) {
 		delete(a.api.objects, keyOf(obj, client.ObjectKey{Namespace: modelNamespace, Name: name}))
 	}
-	switch a.random.IntN(9) {
+	switch a.random.IntN(12) {
 	case 0, 1:
 		a.saw("the ledger is lost")
 		remove(&corev1.ConfigMap{}, ledger.BookName(a.name))
@@ -158,6 +160,11 @@ func (a *authority) misfortune() {
 	case 7:
 		a.saw("the retiring CA is taken out")
 		a.edit(noRetiring)
+	case 8:
+		a.saw("what signs is taken out")
+		a.edit(noSigning)
+	case 9, 10:
+		a.mixesUp()
 	default:
 		i := a.random.IntN(len(a.signers))
 		if a.signers[i].covered != nil {
@@ -167,6 +174,16 @@ func (a *authority) misfortune() {
 		a.signers[i] = newSigner(a)
 		a.signers[i].read(a)
 	}
+}
+
+// mixesUp makes another client copy one pair of the Secret to another. No pair is copied to the place of what signs: a signer
+// would use it, as would the holder of the right to write the Secret.
+func (a *authority) mixesUp() {
+	from, to := []string{"tls", "signing", "candidate", "retiring"}, []string{"tls", "candidate", "retiring"}
+	source, target := from[a.random.IntN(len(from))], to[a.random.IntN(len(to))]
+	a.edit(func(ring *keypair.Ring) { *pairsByKey(ring)[target] = *pairsByKey(ring)[source] })
+	a.saw("a pair is copied")
+	a.tell("%s: %s to %s", a.name, source, target)
 }
 
 func noCandidate(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} }
@@ -181,40 +198,62 @@ func (a *authority) waitsFor(reason string) bool {
 	return slices.ContainsFunc(a.status().WaitingFor, func(text string) bool { return strings.Contains(text, reason) })
 }
 
-// repairs makes the owner repair the Secret as the authority asks.
+// The instructions of a stopped rotation, with the names of pairs and a key ID.
+var (
+	copyPair   = regexp.MustCompile(`^copy (\w+)\.crt and \w+\.key to (\w+)\.crt and`)
+	emptyPair  = regexp.MustCompile(`^(?:remove|correct) (\w+)\.crt and`)
+	putBackCA  = regexp.MustCompile(`^put the CA (\w+) back into (\w+)\.crt and \w+\.key of the Secret, from a backup`)
+	pairsByKey = func(ring *keypair.Ring) map[string]*keypair.Pair {
+		return map[string]*keypair.Pair{
+			"tls": &ring.TLS, "signing": &ring.Signing, "candidate": &ring.Candidate, "retiring": &ring.Retiring,
+		}
+	}
+)
+
+// repairs makes the owner restore the Secret as the authority asks, in one write.
 func (a *authority) repairs() bool {
-	mend := func(event string, edit func(*keypair.Ring)) bool {
-		a.saw(event)
-		a.edit(edit)
-		return true
+	s, before := a.status(), a.ring()
+	ring := before
+	from, to := pairsByKey(&before), pairsByKey(&ring)
+	for _, text := range s.WaitingFor {
+		if found := copyPair.FindStringSubmatch(text); found != nil {
+			*to[found[2]] = *from[found[1]]
+			a.saw("a pair is copied back")
+		}
+		if found := emptyPair.FindStringSubmatch(text); found != nil {
+			*to[found[1]] = keypair.Pair{}
+			a.saw("an edit is removed")
+		}
+		if found := putBackCA.FindStringSubmatch(text); found != nil {
+			if cert := a.withKey(found[1]); found[2] != "candidate" || a.alive(cert) {
+				*to[found[2]] = a.cas[cert].pair
+				a.saw("a " + found[2] + " pair is put back")
+			}
+		}
 	}
-	bring := func(event, cert string) bool {
-		return mend(event, func(ring *keypair.Ring) { ring.TLS = a.cas[cert].pair })
-	}
-	s, ring := a.status(), a.ring()
 	switch {
-	case a.waitsFor("move signing.crt and signing.key of the Secret to retiring.crt and retiring.key"):
-		return mend("what retires is moved", func(ring *keypair.Ring) { ring.Retiring, ring.Signing = ring.Signing, keypair.Pair{} })
-	case a.waitsFor("remove candidate.crt and candidate.key"):
-		return mend("a candidate is removed", noCandidate)
-	case a.waitsFor("remove retiring.crt and retiring.key"):
-		return mend("what no rotation has left is taken out", noRetiring)
 	case s.Phase == v1alpha1.New && a.waitsFor("replace the CA in signing.crt"):
-		return mend("what has retired is taken out of the place of what signs", noSigning)
-	case s.Signing != nil && !slices.Contains([]string{string(ring.Signing.Cert), string(ring.TLS.Cert)}, s.Signing.Certificate):
-		return bring("what signs is put back", s.Signing.Certificate)
-	case s.Candidate != nil && a.alive(s.Candidate.Certificate) && a.waitsFor("tls.key of the Secret, or another CA"):
-		a.seen["a candidate that its owner brought is missing"]++
-		return bring("a candidate is put back", s.Candidate.Certificate)
+		noSigning(&ring)
 	case a.waitsFor("from the Secret: it is a CA of SigningAuthority"): // the status was lost, and another authority took it
 		a.excused[string(ring.Signing.Cert)] = true
 		a.excused[string(ring.Candidate.Cert)] = true
-		a.edit(noSigning)
-		return mend("a CA of another authority is removed", noCandidate)
+		noSigning(&ring)
+		noCandidate(&ring)
 	case a.waitsFor("put another CA into tls.crt"), a.waitsFor("put a usable CA into"):
-		return bring("another first CA is brought", a.newCA(3650*day))
+		ring.TLS = a.cas[a.newCA(3650*day)].pair
+		a.saw("another first CA is brought")
 	}
-	return false
+	if equality.Semantic.DeepEqual(ring, before) {
+		return false
+	}
+	a.edit(func(stored *keypair.Ring) { *stored = ring })
+	return true
+}
+
+// withKey returns the certificate of the CA with that key ID.
+func (a *authority) withKey(keyID string) string {
+	at := slices.IndexFunc(a.names, func(cert string) bool { return a.cas[cert].authority.KeyID() == keyID })
+	return a.names[at]
 }
 
 // helps makes the owner do the steps that a rotation needs an administrator for.

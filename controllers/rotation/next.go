@@ -1,6 +1,6 @@
 // Package rotation replaces signing CAs in two phases, as Gardener's GEP-18 does. Before each step it verifies that the
 // step breaks nothing: it probes every API server, as HyperShift's control-plane-pki-operator does. Next is a pure
-// function that decides. The Reconciler observes, stores the decision, acts once, and observes again.
+// function that decides. The Reconciler reads facts, stores the decision, acts once, and reads facts again.
 package rotation
 
 import (
@@ -31,10 +31,6 @@ const (
 	TakeCandidate Action = "TakeCandidate"
 	// DropCandidate destroys the candidate.
 	DropCandidate Action = "DropCandidate"
-	// RestoreTLS puts the signing pair back into tls.crt and tls.key.
-	RestoreTLS Action = "RestoreTLS"
-	// RestoreSigning puts the signing pair back from tls.crt and tls.key.
-	RestoreSigning Action = "RestoreSigning"
 	// Publish publishes the CAs of Trusted and no other.
 	Publish Action = "Publish"
 	// Switch makes the candidate sign and the signing CA retire, in one write.
@@ -62,8 +58,10 @@ type Step struct {
 	Action Action
 	// Account is the key ID of the account that Open or Unseal changes.
 	Account string
-	// Refused says why an operation or an edit of the Secret is refused, and what is possible now.
+	// Refused says why an operation is refused, and what is possible now.
 	Refused string
+	// Stopped says which keys of the Secret another client has edited, and how to restore them. Then Action is None.
+	Stopped string
 }
 
 // Facts are what was observed at one instant.
@@ -119,15 +117,15 @@ type SecretFacts struct {
 	TLS, Signing, Candidate, Retiring *v1alpha1.CAStatus
 	// PermittedSigners are the signers that the signing CA may sign for now.
 	PermittedSigners []string
-	// TLSProblem says why the content of tls.crt and tls.key can't be used.
-	TLSProblem string
-	// Unfit says, by key ID, why a CA would sign nothing now, for example because it is not valid yet.
-	Unfit map[string]string
+	// TLSProblem is why the content of tls.crt and tls.key can't be used.
+	TLSProblem error
+	// Unfit has, by key ID, why a CA would sign nothing now, for example because it is not valid yet.
+	Unfit map[string]error
 }
 
 // Next decides the next step of an authority. It is a pure function.
 func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts Facts) Step {
-	p := &planner{spec: spec, before: status, status: status.DeepCopy(), facts: facts}
+	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
 	p.status.WaitingFor = nil
 	p.plan()
 	p.step.Status = *p.status
@@ -136,10 +134,10 @@ func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthority
 
 // planner makes one Step. Its status becomes that of the Step.
 type planner struct {
-	spec           *v1alpha1.SigningAuthoritySpec
-	before, status *v1alpha1.SigningAuthorityStatus
-	facts          Facts
-	step           Step
+	spec   *v1alpha1.SigningAuthoritySpec
+	status *v1alpha1.SigningAuthorityStatus
+	facts  Facts
+	step   Step
 }
 
 // plan handles what is common to all phases, and then the phase.

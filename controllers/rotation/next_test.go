@@ -106,7 +106,6 @@ func confirmed(s *saStatus) {
 }
 func mineRetired(s *saStatus) { s.LastRetired = noted("mine") }
 func signsEnded(s *saStatus)  { s.Signing.NotAfter = *at(0) }
-func saidOther(s *saStatus)   { s.WaitingFor = []string{otherCandidate} }
 func startTaken(s *saStatus) {
 	s.LastOperation = &v1alpha1.OperationStatus{Name: v1alpha1.OperationStart, Result: v1alpha1.Accepted, Annotated: true}
 }
@@ -130,7 +129,7 @@ const (
 // good returns facts with which every step is possible, changed by change.
 func good(cas string, change ...func(*Facts)) Facts {
 	names := strings.Fields(cas)
-	f := Facts{Now: noon.Add(400 * time.Millisecond), Published: true, Permitted: true, SettleFor: DefaultSettleFor}
+	f := Facts{Now: noon.Add(400 * time.Millisecond), Published: true, Permitted: true, SettleFor: 90 * time.Second}
 	f.Accounts = map[string]ledger.Account{"old": {}, "new": {}}
 	f.Secret = SecretFacts{TLS: fact(names[0]), Signing: fact(names[1]), Candidate: fact(names[2]), Retiring: fact(names[3])}
 	f.Candidate, f.Signing, f.RetiringTrusted, f.RetiringRefused = proven, proven, proven, proven
@@ -165,10 +164,12 @@ func issued(signer string, after time.Duration) func(*Facts) {
 	}
 }
 
-func sealed(f *Facts)                 { closed("old")(f) }
-func outstanding(f *Facts)            { issued("s", time.Hour)(f) }
-func late(f *Facts)                   { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
-func unfit(f *Facts)                  { f.Secret.Unfit = map[string]string{"new": "not valid", "old": "not valid"} }
+func sealed(f *Facts)      { closed("old")(f) }
+func outstanding(f *Facts) { issued("s", time.Hour)(f) }
+func late(f *Facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
+func unfit(f *Facts) {
+	f.Secret.Unfit = map[string]error{"new": errors.New("not valid"), "old": errors.New("not valid")}
+}
 func unpublished(f *Facts)            { f.Published = false }
 func unpermitted(f *Facts)            { f.Permitted = false }
 func kept(f *Facts)                   { f.Kept = true }
@@ -183,7 +184,9 @@ func settling(f *Facts) {
 	f.Signing = probe.Proof{Settling: true, Missing: []string{"seen once"}}
 	f.RetiringTrusted = f.Signing
 }
-func unusable(problem string) func(*Facts) { return func(f *Facts) { f.Secret.TLSProblem = problem } }
+func unusable(problem string) func(*Facts) {
+	return func(f *Facts) { f.Secret.TLSProblem = errors.New(problem) }
+}
 
 type row struct {
 	name  string
@@ -191,11 +194,12 @@ type row struct {
 	facts Facts
 	spec  v1alpha1.SigningAuthoritySpec
 
-	phase          v1alpha1.Phase
-	action         Action
-	waits, refused string   // parts of the expected messages
-	take           bool     // whether the operation is answered
-	records        []string // parts of the summary of the new status
+	phase  v1alpha1.Phase
+	action Action
+	// These are parts of the expected messages. The step must be stopped exactly if stops is not empty.
+	waits, refused, stops string
+	take                  bool     // whether the operation is answered
+	records               []string // parts of the summary of the new status
 }
 
 // when returns a row. Without an option, the step stays in the phase, and only answers the operation.
@@ -216,7 +220,7 @@ func records(parts ...string) func(*row)     { return func(r *row) { r.records =
 func begins(action Action) func(*row) {
 	return func(r *row) { r.phase, r.action = v1alpha1.Preparing, action }
 }
-func repairs(part string) func(*row)      { return func(r *row) { r.waits, r.refused = part, asItLeftIt } }
+func stops(part string) func(*row)        { return func(r *row) { r.stops, r.waits = part, part } }
 func unanswered(r *row)                   { r.take = false }
 func serves(signers ...string) func(*row) { return func(r *row) { r.spec.Signers = signers } }
 func rotates(after time.Duration) func(r *row) {
@@ -253,11 +257,18 @@ func summary(s *saStatus) (all []string) {
 	return all
 }
 
+// The instructions to restore the Secret.
 const (
-	asItLeftIt     = "the Secret is not as the rotation left it: "
-	otherCandidate = "remove candidate.crt and candidate.key from the Secret: they hold the CA other, which no rotation has put there"
-	removeRetiring = "remove retiring.crt and retiring.key from the Secret"
-	moveSigning    = "move signing.crt and signing.key of the Secret to retiring.crt and retiring.key: they hold the retiring CA old"
+	signingToTLS      = "copy signing.crt and signing.key to tls.crt and tls.key of the Secret: the present content is refused: "
+	tlsToSigning      = "copy tls.crt and tls.key to signing.crt and signing.key of the Secret, which must hold the CA "
+	signingToRetiring = "copy signing.crt and signing.key to retiring.crt and retiring.key of the Secret, which must hold the CA "
+	correctTLS        = "correct tls.crt and tls.key of the Secret, or make both empty: the present content is refused: "
+	removeCandidate   = "remove candidate.crt and candidate.key from the Secret: they hold the CA "
+	removeRetiring    = "remove retiring.crt and retiring.key from the Secret: they hold the CA "
+	signingBack       = "put the CA old back into signing.crt and signing.key of the Secret, from a backup: "
+	candidateBack     = "put the CA new back into candidate.crt and candidate.key of the Secret, from a backup, or another CA into " +
+		"tls.crt and tls.key: its key is missing"
+	strangeCA = ": no rotation has put it there"
 )
 
 var newRows = []row{
@@ -271,8 +282,8 @@ var newRows = []row{
 	when("the status is lost, with a candidate", saStatus{}, good(both), enters(v1alpha1.Preparing),
 		records("signing old", "signing adopted 12:00", "candidate new", "generation 2")),
 	when("the status is lost, with what signs as the candidate", saStatus{}, good("old old old -"),
-		repairs("they hold the CA old, which has the key of the signing CA")),
-	when("the status is lost, with a copy of what signs", saStatus{}, good("old old - again/old"), repairs(removeRetiring)),
+		stops(removeCandidate+"old: it has the key of the signing CA")),
+	when("the status is lost, with a copy of what signs", saStatus{}, good("old old - again/old"), stops(removeRetiring+"old"+strangeCA)),
 	when("the status is lost, with one that retires", saStatus{}, good(switched), enters(v1alpha1.Prepared),
 		records("signing new", "retiring old", "retiring adopted 12:00")),
 	when("the status is lost, with one CA", saStatus{}, good(onlyOld, func(f *Facts) { f.Secret.PermittedSigners = []string{"example.com/web"} }),
@@ -282,7 +293,7 @@ var newRows = []row{
 	when("the status is lost, and another authority has the CA", saStatus{}, good("mine mine - -", ofOther),
 		waits("remove the CA mine from the Secret: it is a CA of SigningAuthority other")),
 	when("the status is lost, and another authority has the candidate", saStatus{}, good("- - mine -", ofOther),
-		repairs("they hold the CA mine, which is a CA of SigningAuthority other")),
+		stops(removeCandidate+"mine: it is a CA of SigningAuthority other")),
 	when("the status is lost, and another authority has what retires", saStatus{}, good("new new - mine", ofOther), waits("remove the CA mine")),
 
 	when("a phase of another version", in("Sleeping", "- - -"), good(onlyOld), waits("the phase \"Sleeping\" is unknown")),
@@ -294,7 +305,21 @@ var preparingRows = []row{
 		records("intent ")),
 	when("the signer does not know of the cap", preparing(), good(both, unpermitted), does(Permit)),
 
-	when("the first is trusted, and an edit can't be used", firstCA(), good(onlyNew, unusable("no key")), does(Switch), refuses("no key")),
+	when("the first is trusted, and an edit can't be used", firstCA(), good(onlyNew, unusable("no key")), stops(correctTLS+"no key")),
+	when("the first is trusted, and an edit has ended", firstCA(), good("ended:mine - new -"), stops(correctTLS+"it has expired")),
+	when("the first is trusted, and is brought too", firstCA(), good("new - new -"), does(Switch)),
+	when("an edit while it is proven", preparing(), good("mine old new -"), stops(signingToTLS+"a rotation is under way")),
+	when("an edit can't be used, and the operation waits", preparing(), good("- old new -", rollBack, unusable("no key")),
+		stops(signingToTLS+"no key"), refuses("rotation rollback is refused: "+notAsLeft+signingToTLS+"no key; allowed now: ")),
+	when("tls.crt is removed", preparing(), good("- old new -"), stops(signingToTLS+"it is empty")),
+	when("the candidate is brought again", preparing(), good("new old new -"), does(Switch)),
+	when("signing.crt is removed", preparing(), good("old - new -"), stops(tlsToSigning+"old")),
+	when("the candidate is also the retiring CA", preparing(), good("old old new new"), stops(removeRetiring+"new"+strangeCA)),
+	when("a candidate is gone that this manager made", preparing(), good(onlyOld), waits(candidateBack+"; or run \"rotation rollback\""),
+		records("candidate new", "published 2")),
+	when("a first candidate is gone that this manager made", firstCA(), good(noKeys), waits(candidateBack)),
+	when("a first candidate is gone, and a CA is brought", firstCA(), good("mine - - -"), does(TakeCandidate), records("candidate mine")),
+	when("rollback", preparing(), good(both, rollBack), enters(v1alpha1.Completed), does(DropCandidate), records("candidate none")),
 	when("its owner has thought better of it, and the manager died before the Secret was written",
 		with(in(v1alpha1.Preparing, "- mine -"), intends(TakeCandidate)), good("mine - old -"), does(TakeCandidate)),
 
@@ -312,23 +337,22 @@ var preparingRows = []row{
 		records("signing adopted never", "candidate adopted 12:00")),
 
 	when("an adopted candidate is gone, and another CA signs", with(preparing(), adoptedNew), good(onlyOld),
-		waits("put the CA new back into tls.crt and tls.key of the Secret, or another CA: its key is missing; or run \"rotation rollback\""),
-		records("candidate new", "published 2")),
+		waits(candidateBack+"; or run \"rotation rollback\""), records("candidate new", "published 2")),
 	when("an adopted candidate is gone, and another authority's CA is brought", with(preparing(), adoptedNew), good(ownCA, ofOther),
-		waits("is refused: it is a CA of SigningAuthority other; or run")),
+		stops(signingToTLS+"it is a CA of SigningAuthority other")),
 	when("an adopted candidate is gone, and confirm", with(preparing(), adoptedNew), good(onlyOld, confirm), refuses("is missing from the Secret")),
 	when("an adopted candidate is gone, and its owner goes back", with(preparing(), adoptedNew), good(onlyOld, rollBack),
 		enters(v1alpha1.Completed), records("candidate none")),
 	when("an adopted candidate is gone, and its owner brings another", with(preparing(), adoptedNew), good(ownCA), does(TakeCandidate),
 		records("candidate mine")),
 	when("an adopted candidate is gone, and its owner brings what signs with another certificate", with(preparing(), adoptedNew),
-		good("mine/old old - -"), waits("put the CA new back")),
-	when("the candidate is another one", with(preparing(), confirmed), good(otherNew), repairs(otherCandidate)),
-	when("the candidate is another one, and was refused", with(preparing(), saidOther), good(otherNew), waits(otherCandidate)),
-	when("the candidate is another one, and an operation", preparing(), good(otherNew, rollBack), waits(otherCandidate),
-		refuses("rotation rollback is refused: "+asItLeftIt)),
+		good("mine/old old - -"), stops(signingToTLS+"it has the key of the signing CA, and a rotation needs a new key")),
+	when("the candidate is another one", with(preparing(), confirmed), good(otherNew), stops("put the CA new back into candidate.crt and "+
+		"candidate.key of the Secret, from a backup: they hold the CA other, which no rotation has put there; without a backup, remove them")),
+	when("the candidate is another one, and an operation", preparing(), good(otherNew, rollBack), stops("put the CA new back"),
+		refuses("rotation rollback is refused: "+notAsLeft)),
 	when("the candidate has retired here, and is from a backup", preparing(), good(otherNew, closed("other")),
-		repairs("which has retired here")),
+		stops(removeCandidate+"other: it has retired here")),
 	when("the candidate has ended", preparing(), good("old old ended:new -"), waits("the candidate has expired")),
 	when("the candidate signs nothing", preparing(), good("old old new -", unfit), waits("the candidate new cannot sign: not valid")),
 	when("a candidate that somebody has put there", in(v1alpha1.Preparing, "old - -"), good(both), records("candidate adopted 12:00")),
@@ -372,8 +396,8 @@ var preparedRows = []row{
 	when("roll back twice, as what signs again has ended", with(prepared(), rolledBack, signsEnded), good(switched, rollBack), does(SwapBack)),
 	when("roll back, intent noted, and one has come that does not trust it", with(prepared(), intends(SwapBack)), good(switched, left),
 		waits("10.0.0.8:6443"), records("intent SwapBack")),
-	when("roll back, intent noted, and an edit", with(prepared(), intends(SwapBack)), good(ownLate), does(SwapBack),
-		refuses("is refused and replaced")),
+	when("roll back, intent noted, and an edit", with(prepared(), intends(SwapBack)), good(ownLate),
+		stops(signingToTLS+"a rotation is under way"), records("intent SwapBack")),
 	when("roll back, intent noted, and the key is gone", with(prepared(), intends(SwapBack)), good(oldGone), waits("is missing from the Secret"),
 		records("intent ")),
 	when("roll back, intent noted, and the CA has ended", with(prepared(), intends(SwapBack)), good(switched, complete, late),
@@ -382,8 +406,13 @@ var preparedRows = []row{
 		refuses("a rollback to the CA old is under way"), records("intent SwapBack")),
 	when("rolled back", with(prepared(), intends(SwapBack)), good(back), records("signing old", "retiring new", "intent ")),
 
-	when("the Secret of before the switch is back, and what signs", prepared(), good("new old new -"), repairs(moveSigning)),
-	when("the Secret of before the switch is back, and signing.crt is copied", prepared(), good("new old - old"), does(RestoreSigning)),
+	when("the Secret of before the switch is back", prepared(), good(both), stops(signingToRetiring+"old; copy candidate.crt and candidate.key "+
+		"to signing.crt and signing.key of the Secret, which must hold the CA new; "+removeCandidate+"new: it has the key of the signing CA, and a rotation needs a new key")),
+	when("the Secret of before the switch is back, and signing.crt is copied", prepared(), good("new old - old"), stops(tlsToSigning+"new")),
+	when("an edit of tls.crt", prepared(), good(ownLate), stops(signingToTLS+"a rotation is under way")),
+	when("the retiring CA is moved to tls.crt", prepared(), good("old new - -"), stops("copy tls.crt and tls.key to retiring.crt and "+
+		"retiring.key of the Secret, which must hold the CA old")),
+	when("a candidate that no rotation made", prepared(), good("new new other old"), stops(removeCandidate+"other"+strangeCA)),
 }
 
 var completingRows = []row{
@@ -406,7 +435,8 @@ var completingRows = []row{
 	when("destroyed", with(completing(true), intends(DestroyRetiring)), good(oldGone, sealed), enters(v1alpha1.Completed),
 		records("retiring none", "last retired old", "unpublished never", "last completed 12:00")),
 	when("another CA is in the place of what retires, which API servers refuse of course", completing(true), good("new new - older", sealed),
-		repairs("they hold the CA older, which no rotation has put there")),
+		stops("put the CA old back into retiring.crt and retiring.key of the Secret, from a backup: they hold the CA older")),
+	when("an edit of tls.crt", completing(true), good(ownLate, sealed), stops(signingToTLS+"a rotation is under way")),
 	when("the ledger was opened by who led before", completing(true), good(switched), does(Seal)),
 }
 
@@ -422,19 +452,22 @@ var completedRows = []row{
 	when("an operation already taken", with(completed(), startTaken), good(onlyOld, start)),
 	when("an operation already taken, whose annotation is gone", with(completed(), startTaken), good(onlyOld),
 		records("last operation start Accepted false")),
-	when("one retires that nobody noted", completed(), good(back), repairs(removeRetiring+": they hold the CA new, which no rotation has put there")),
-	when("a copy of what signs retires", completed(), good("old old - again/old"), repairs(removeRetiring)),
+	when("one retires that nobody noted", completed(), good(back), stops(removeRetiring+"new"+strangeCA)),
+	when("a copy of what signs retires", completed(), good("old old - again/old"), stops(removeRetiring+"old")),
+	when("a candidate that no rotation made", completed(), good(otherNew), stops(removeCandidate+"other"+strangeCA)),
+	when("a candidate that was rolled back", with(completed(), intends(DropCandidate)), good(both), does(DropCandidate)),
+	when("a candidate was rolled back, and is dropped", with(completed(), intends(DropCandidate)), good(onlyOld), records("intent ")),
 	when("an owner's CA", completed(), good(ownCA), begins(TakeCandidate),
 		records("candidate mine", "candidate adopted 12:00", "candidate confirmed never")),
-	when("an owner's CA with the same key", completed(), good("mine/old old - -"), does(RestoreTLS), refuses("the key of the signing CA")),
-	when("an owner's CA that has retired here", completed(), good(ownCA, closed("mine")), does(RestoreTLS), refuses("has retired here")),
-	when("an owner's CA that is another authority's", completed(), good(ownCA, ofOther), does(RestoreTLS),
-		refuses("it is a CA of SigningAuthority other")),
-	when("an owner's CA that has ended", completed(), good("ended:mine old - -"), does(RestoreTLS), refuses("has expired")),
-	when("an owner's CA that can't be used", completed(), good("- old - -", unusable("no key")), does(RestoreTLS), refuses("no key")),
+	when("an owner's CA with the same key", completed(), good("mine/old old - -"), stops(signingToTLS+"it has the key of the signing CA")),
+	when("an owner's CA that has retired here", completed(), good(ownCA, closed("mine")), stops(signingToTLS+"it has retired here")),
+	when("an owner's CA that is another authority's", completed(), good(ownCA, ofOther),
+		stops(signingToTLS+"it is a CA of SigningAuthority other")),
+	when("an owner's CA that has ended", completed(), good("ended:mine old - -"), stops(signingToTLS+"it has expired")),
+	when("an owner's CA that can't be used", completed(), good("- old - -", unusable("no key")), stops(signingToTLS+"no key")),
 	when("what has retired last comes back to a lost ledger", with(completed(), mineRetired),
-		good(ownCA), does(RestoreTLS), refuses("has retired here")),
-	when("another Secret is back, and what signs", completed(), good("old older - -"), does(RestoreSigning)),
+		good(ownCA), stops(signingToTLS+"it has retired here")),
+	when("another Secret is back, and what signs", completed(), good("old older - -"), stops(tlsToSigning+"old")),
 	when("the ledger was closed by who led before", completed(), good(onlyOld, sealed), does(Unseal)),
 	when("due at the very end of rotateAfter", with(completed(), since(24*time.Hour)), good(onlyOld), rotates(24*time.Hour), begins(MakeCandidate)),
 	when("not due yet", with(completed(), since(23*time.Hour)), good(onlyOld), rotates(24*time.Hour)),
@@ -446,20 +479,21 @@ var lostRows = []row{
 	when("the Secret is gone", completed(), good(noKeys), waits("from a backup: its key is missing; without a backup, run \"rotation start\"")),
 	when("no backup, and an owner's CA", completed(), good("mine - - -"), begins(TakeCandidate),
 		records("signing old", "candidate mine", "candidate confirmed never")),
-	when("a backup that is too old", completed(), good("older - - -", closed("older")), waits("is refused: it has retired here")),
+	when("a backup that is too old", completed(), good("older - - -", closed("older")), stops(correctTLS+"it has retired here")),
+	when("a backup of tls.crt only", completed(), good("old - - -"), stops(tlsToSigning+"old")),
 	when("started beside a backup that is too old", completed(), good(strange, closed("older"), start),
-		refuses("rotation start is refused: "+asItLeftIt+"put the CA old back"), waits("without a backup, remove signing.crt")),
-	when("started beside a backup of when it was the candidate", completed(), good("- - old -", start),
-		refuses(asItLeftIt+"put the CA old into tls.crt"), waits("in the place of another CA")),
-	when("a backup of before the switch", prepared(), good(onlyOld), repairs(moveSigning)),
+		refuses("rotation start is refused: "+notAsLeft+"put the CA old back"), stops(signingBack+"they hold the CA older, which no rotation "+
+			"has put there; without a backup, remove them")),
+	when("started beside a backup of when it was the candidate", completed(), good("- - old -", start), refuses(notAsLeft+"copy candidate.crt"),
+		stops("copy candidate.crt and candidate.key to signing.crt and signing.key of the Secret, which must hold the CA old")),
+	when("a backup of before the switch", prepared(), good(onlyOld), stops(signingToRetiring+"old; put the CA new back into signing.crt")),
 	when("a backup of before the switch, and signing.crt is moved", prepared(), good("old - - old"),
 		waits("run \"rotation rollback\" to sign with the retiring CA")),
 	when("lost, and an owner's CA instead of the candidate", preparing(), good("mine - new -"), does(TakeCandidate), records("candidate mine")),
 	when("lost while prepared, and complete", prepared(), good(onlyLeft, complete),
 		refuses("put it back, or run \"rotation rollback\" to sign with the CA old")),
 	when("rolled back without what was lost", with(prepared(), intends(SwapBack)), good(onlyOld), records("signing old", "retiring new")),
-	when("a CA that is brought is lost before it signs", with(firstCA(), adoptedNew), good(noKeys), waits("put the CA new back"),
-		records("published 1")),
+	when("a CA that is brought is lost before it signs", with(firstCA(), adoptedNew), good(noKeys), waits(candidateBack), records("published 1")),
 	when("a CA that is brought is lost before it signs, and rolled back", with(firstCA(), adoptedNew), good(noKeys, rollBack),
 		refuses("is missing from the Secret")),
 	when("the key is lost, and API servers publish the CA", completing(true), good(oldGone, sealed, kept), does(Prune)),
@@ -467,7 +501,8 @@ var lostRows = []row{
 		waits("must not publish the retiring CA old again for 1m30s, until ")),
 	when("the key is lost, and API servers do not publish the CA again", with(completing(true), pruned), good(oldGone, sealed),
 		does(DestroyRetiring)),
-	when("lost while completing", completing(true), good(onlyLeft, sealed), waits(removeRetiring+" to continue")),
+	when("lost while completing", completing(true), good(onlyLeft, sealed),
+		waits("without a backup, remove retiring.crt and retiring.key from the Secret to continue")),
 }
 
 func TestNext(t *testing.T) {
@@ -484,6 +519,7 @@ func TestNext(t *testing.T) {
 			}
 			said(t, "waits for", strings.Join(step.Status.WaitingFor, "; "), row.waits)
 			said(t, "refuses", step.Refused, row.refused)
+			said(t, "stops", step.Stopped, row.stops)
 			if row.action != None && step.Status.Intent != string(row.action) {
 				t.Errorf("intent %q is noted before %s", step.Status.Intent, row.action)
 			}
@@ -504,7 +540,7 @@ func stored(t *testing.T, row row, step Step) saStatus {
 	obj := &v1alpha1.SigningAuthority{Spec: row.spec, Status: step.Status}
 	obj.Status.WaitingFor = append(obj.Status.WaitingFor, slices.Repeat([]string{"more"}, 40)...)
 	row.facts.Now = row.facts.Now.Truncate(time.Second) // for the conditions
-	describe(obj, row.facts)
+	describe(obj, step.Stopped, row.facts)
 	read := saStatus{}
 	data, err := json.Marshal(obj.Status)
 	if err := errors.Join(err, json.Unmarshal(data, &read)); err != nil || !equality.Semantic.DeepEqual(obj.Status, read) {

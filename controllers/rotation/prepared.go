@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -26,7 +27,6 @@ func (p *planner) planPrepared() {
 		s.Intent = ""
 	case p.checkSecret():
 	case p.continueRollback():
-	case p.restoreTLS():
 	case p.answerOperation():
 	case p.signingMissing():
 		p.waitForSigningKey("run " + p.command(v1alpha1.OperationRollback) + " to sign with the retiring CA")
@@ -72,7 +72,7 @@ func (p *planner) continueRollback() bool {
 	case len(missing) > 0:
 		p.status.WaitingFor = append(p.status.WaitingFor, missing...)
 	default:
-		p.actOnSecret(SwapBack)
+		p.act(SwapBack)
 	}
 	return true
 }
@@ -83,16 +83,16 @@ func (p *planner) rollbackNoted() bool {
 		p.status.Retiring.NotAfter.After(p.facts.Now)
 }
 
-// cannotSign returns why authority would sign nothing now, or an empty text.
-func (p *planner) cannotSign(authority *v1alpha1.CAStatus) string {
+// cannotSign returns why authority would sign nothing now.
+func (p *planner) cannotSign(authority *v1alpha1.CAStatus) error {
 	unfit := p.facts.Secret.Unfit[authority.KeyID]
 	switch {
 	case !authority.NotAfter.After(p.facts.Now):
-		return "has expired"
-	case unfit != "":
-		return "cannot sign: " + unfit
+		return errors.New("has expired")
+	case unfit != nil:
+		return fmt.Errorf("cannot sign: %w", unfit)
 	}
-	return ""
+	return nil
 }
 
 // planRollback makes the retiring CA sign again if all API servers trust it now.
@@ -104,8 +104,8 @@ func (p *planner) planRollback() {
 			signing.KeyID, p.command(v1alpha1.OperationComplete), retiring.KeyID)
 	case !v1alpha1.SameCA(p.facts.Secret.Retiring, retiring):
 		p.refuseOperation("the key of the CA %s is missing from the Secret", retiring.KeyID)
-	case p.cannotSign(retiring) != "":
-		p.refuseOperation("the CA %s %s", retiring.KeyID, p.cannotSign(retiring))
+	case p.cannotSign(retiring) != nil:
+		p.refuseOperation("the CA %s %v", retiring.KeyID, p.cannotSign(retiring))
 	case p.waitForSettling(p.facts.RetiringTrusted):
 	case len(missing) > 0:
 		p.refuseOperation("not every API server trusts the CA %s now: %s; run it again when they do",

@@ -1,11 +1,83 @@
 package rotation
 
 import (
+	"errors"
 	"slices"
 	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
+
+// planNew finds or creates the first CA. It becomes a candidate like any other CA.
+func (p *planner) planNew() {
+	switch signing := p.facts.Secret.Signing; {
+	case p.answerOperation():
+	case p.checkSecret():
+	case p.belongsToOther(signing), signing != nil && p.belongsToOther(p.facts.Secret.Retiring):
+	case p.facts.sealed(signing):
+		p.wait("replace the CA in signing.crt and signing.key of the Secret, or remove both: the CA %s has retired here",
+			signing.KeyID)
+	case signing != nil:
+		p.restoreStatus()
+	default:
+		p.planFirstCA()
+	}
+}
+
+// belongsToOther waits if authority is a CA of another SigningAuthority, and reports whether it is. The end of the CA
+// there would break its certificates here.
+func (p *planner) belongsToOther(authority *v1alpha1.CAStatus) bool {
+	if authority == nil || p.facts.Others[authority.KeyID] == "" {
+		return false
+	}
+	p.wait("remove the CA %s from the Secret: it is a CA of SigningAuthority %s", authority.KeyID, p.facts.Others[authority.KeyID])
+	return true
+}
+
+// planFirstCA takes the first CA from the Secret, or creates one.
+func (p *planner) planFirstCA() {
+	switch refused := p.refuseTLS(); {
+	case p.facts.Secret.Candidate != nil: // the status was lost before a CA signed
+		p.status.Generation = max(p.status.Generation, 1)
+		p.status.Candidate = p.adopted(p.facts.Secret.Candidate)
+		p.enter(v1alpha1.Preparing)
+	case refused == nil:
+		p.adopt()
+	case errors.Is(refused, errEmpty):
+		p.start()
+	case p.facts.Secret.TLS == nil:
+		p.wait("put a usable CA into tls.crt and tls.key of the Secret: %v", refused)
+	default:
+		p.wait("put another CA into tls.crt and tls.key of the Secret: %v", refused)
+	}
+}
+
+// restoreStatus rebuilds a lost status from the Secret. The CAs count as adopted, because the record of their
+// certificates is lost too.
+func (p *planner) restoreStatus() {
+	secret := p.facts.Secret
+	p.status.Generation = max(p.status.Generation, 1)
+	p.status.Signing = p.adopted(secret.Signing)
+	p.status.Signing.SignsSince, p.status.Signing.Signers = p.now(), slices.Clone(secret.PermittedSigners)
+	switch {
+	case secret.Candidate != nil:
+		p.status.Generation++
+		p.status.Candidate = p.adopted(secret.Candidate)
+		p.enter(v1alpha1.Preparing)
+	case secret.Retiring != nil:
+		p.status.Retiring = p.adopted(secret.Retiring)
+		p.enter(v1alpha1.Prepared)
+	default:
+		p.enter(v1alpha1.Completed)
+	}
+}
+
+// adopted returns the status entry for found, a CA that was created elsewhere, with the present generation.
+func (p *planner) adopted(found *v1alpha1.CAStatus) *v1alpha1.CAStatus {
+	authority := found.DeepCopy()
+	authority.Generation, authority.AdoptedAt = p.status.Generation, p.now()
+	return authority
+}
 
 // start starts a rotation to a CA that the manager creates.
 func (p *planner) start() {
@@ -41,32 +113,17 @@ func (p *planner) planPreparing() {
 			p.enter(v1alpha1.Prepared)
 		}
 	case p.checkSecret():
-	case p.otherCABrought():
+	case p.brought():
 		p.adopt()
 	case p.placeCandidate():
 	case p.answerOperation():
-	case p.restoreTLS():
 	default:
 		p.proveCandidate()
 	}
 }
 
-// otherCABrought reports whether tls.crt and tls.key hold another CA while none signs, or while the candidate that the
-// administrator has brought is missing.
-func (p *planner) otherCABrought() bool {
-	s, secret := p.status, p.facts.Secret
-	return (secret.Signing == nil || p.broughtCandidateMissing()) && secret.TLS != nil && p.refuseAsCandidate() == "" &&
-		!v1alpha1.SameCA(secret.TLS, s.Candidate) && (s.Signing == nil || secret.TLS.KeyID != s.Signing.KeyID)
-}
-
-// broughtCandidateMissing reports whether the Secret lacks a candidate that the administrator has brought. Only the
-// administrator replaces it: others may have issued from it, and verifiers may trust no other CA.
-func (p *planner) broughtCandidateMissing() bool {
-	candidate := p.status.Candidate
-	return candidate != nil && candidate.AdoptedAt != nil && !v1alpha1.SameCA(p.facts.Secret.Candidate, candidate)
-}
-
-// placeCandidate creates or takes the candidate if the Secret does not have it, and reports whether that was so.
+// placeCandidate creates or takes the candidate if the Secret does not have it, or waits for it if it was there before.
+// It reports whether it does any of these.
 func (p *planner) placeCandidate() bool {
 	s, secret := p.status, p.facts.Secret
 	switch {
@@ -78,37 +135,30 @@ func (p *planner) placeCandidate() bool {
 			s.Candidate.AdoptedAt = nil
 		}
 		s.Intent = ""
-	case s.Candidate != nil && v1alpha1.SameCA(secret.TLS, s.Candidate):
-		p.act(TakeCandidate)
-	case !p.broughtCandidateMissing(): // it has issued nothing
-		s.Candidate = nil
+	case s.Candidate == nil:
 		p.act(MakeCandidate)
+	case v1alpha1.SameCA(secret.TLS, s.Candidate):
+		p.act(TakeCandidate)
 	default:
 		return p.waitForCandidate()
 	}
 	return true
 }
 
-// waitForCandidate waits for the missing candidate that the administrator has brought. It reports whether it does: a
-// rollback needs no candidate.
+// waitForCandidate waits for a lost candidate, and reports whether it does: a rollback needs no candidate.
 func (p *planner) waitForCandidate() bool {
-	secret, missing, more := p.facts.Secret, p.status.Candidate.KeyID, ""
-	if secret.TLSProblem != "" {
-		more = "; its present content is refused: " + secret.TLSProblem
-	} else if secret.TLS != nil && !v1alpha1.SameCA(secret.TLS, secret.Signing) {
-		more = "; its present content is refused: " + p.refuseAsCandidate()
-	}
-	if secret.Signing != nil {
-		if p.facts.Operation == v1alpha1.OperationRollback {
-			return false
-		}
-		more += "; or run " + p.command(v1alpha1.OperationRollback)
-	}
-	if p.facts.Operation != "" {
-		p.refuseOperation("the key of the CA %s is missing from the Secret", missing)
+	signs, keyID, instead := p.facts.Secret.Signing != nil, p.status.Candidate.KeyID, ""
+	switch {
+	case signs && p.facts.Operation == v1alpha1.OperationRollback:
+		return false
+	case p.facts.Operation != "":
+		p.refuseOperation("the key of the CA %s is missing from the Secret", keyID)
 		return true
+	case signs:
+		instead = "; or run " + p.command(v1alpha1.OperationRollback)
 	}
-	p.wait("put the CA %s back into tls.crt and tls.key of the Secret, or another CA: its key is missing%s", missing, more)
+	p.wait("put the CA %s back into candidate.crt and candidate.key of the Secret, from a backup, or another CA into tls.crt and "+
+		"tls.key: its key is missing%s", keyID, instead)
 	return true
 }
 
@@ -130,8 +180,11 @@ func (p *planner) giveUp() {
 		return
 	}
 	p.status.Candidate = nil
-	p.enter(v1alpha1.Completed) // planCompleted drops the candidate from the Secret
+	p.enter(v1alpha1.Completed)
 	p.acceptOperation()
+	if p.facts.Secret.Candidate != nil {
+		p.act(DropCandidate)
+	}
 }
 
 // proveCandidate waits until all verifiers trust the candidate, and then switches to it.
@@ -148,8 +201,8 @@ func (p *planner) proveCandidate() {
 			"Secret", p.command(v1alpha1.OperationRollback))
 		return
 	}
-	if keyID := secret.Candidate.KeyID; secret.Unfit[keyID] != "" { // verifiers that cannot be probed would not show it
-		p.wait("the candidate %s cannot sign: %s: wait, or run %s", keyID, secret.Unfit[keyID], p.command(v1alpha1.OperationRollback))
+	if keyID := secret.Candidate.KeyID; secret.Unfit[keyID] != nil { // verifiers that cannot be probed would not show it
+		p.wait("the candidate %s cannot sign: %v: wait, or run %s", keyID, secret.Unfit[keyID], p.command(v1alpha1.OperationRollback))
 	}
 	p.status.WaitingFor = append(p.status.WaitingFor, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {
@@ -158,6 +211,6 @@ func (p *planner) proveCandidate() {
 	}
 	if len(p.status.WaitingFor) == 0 {
 		p.status.Candidate.Signers = slices.Clone(p.spec.Signers)
-		p.actOnSecret(Switch)
+		p.act(Switch)
 	}
 }

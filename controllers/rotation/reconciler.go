@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
@@ -14,8 +15,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -25,25 +26,20 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-rotation"
 
-const (
-	// DefaultOldLifetimeCap makes kubelets renew within a day.
-	DefaultOldLifetimeCap = 24 * time.Hour
-	// DefaultSettleFor is longer than an API server takes to notice a changed client CA file, which it checks every
-	// minute.
-	DefaultSettleFor = 90 * time.Second
-	// maxConcurrent is how many authorities are observed at the same time. Their steps are executed one after the other.
-	maxConcurrent = 8
-)
+// maxConcurrent is how many authorities are read at the same time. Their steps are executed one after the other.
+const maxConcurrent = 8
 
 // Reconciler rotates the CAs of SigningAuthorities. SetupWithManager fills in nil fields.
 type Reconciler struct {
-	// OldLifetimeCap and SettleFor apply to authorities whose spec has none.
+	// OldLifetimeCap and SettleFor apply to authorities whose spec has none. Zero means v1alpha1.DefaultOldLifetimeCap
+	// and v1alpha1.DefaultSettleFor.
 	OldLifetimeCap, SettleFor time.Duration
 
 	Client client.Client
 	// Live reads without the cache: a step must not depend on the state before the last step.
-	Live     client.Reader
-	Reporter *report.Reporter
+	Live client.Reader
+	// Events gets Events about authorities.
+	Events events.EventRecorder
 	// ServerTime is the clock by which ages and ends count; nil means Clock. No step is taken while the clocks differ.
 	ServerTime *servertime.Clock
 	// Clock is for the pauses between probes, and for audit records.
@@ -52,6 +48,7 @@ type Reconciler struct {
 
 	// cluster is used only for the addresses of the API servers and for how to verify them.
 	cluster   *rest.Config
+	reporter  *report.Reporter
 	publisher *trust.Publisher
 	prober    prober
 	loadPair  func(keypair.Pair) (*ca.Authority, error)
@@ -66,7 +63,12 @@ type prober interface {
 	Ask(ctx context.Context, authority, control *ca.Authority, targets []probe.Target) map[string]probe.Answer
 }
 
-// Reconcile observes one authority, stores the decision, and takes at most one action.
+// Reconcile takes at most one step of a rotation:
+//  1. It reads the authority, and what the decision depends on.
+//  2. It decides with Next.
+//  3. It stores the decision, before any action: after a crash, the next leader continues.
+//  4. It takes the action.
+//  5. It returns at once for the next step, or after interval while nothing changes.
 func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	obj := &v1alpha1.SigningAuthority{}
 	if err := call.Get(ctx, r.Live, key.NamespacedName, obj); err != nil {
@@ -74,19 +76,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 			r.trackers.Delete(key.Name)
 			rotations.authorities.Delete(key.Name)
 		}
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, client.IgnoreNotFound(err) // deleted: done; otherwise retried by the queue
 	}
-	if obj.DeletionTimestamp != nil { // the CA in the Secret continues to sign
-		return reconcile.Result{}, nil
+	if obj.DeletionTimestamp != nil {
+		return reconcile.Result{}, nil // done: its CA still signs
 	}
-	o, err := r.observe(ctx, obj) // API servers may be slow to answer, so other authorities do not wait for it
-	r.deciding.Lock()             // no other authority changes until the action is done
+	o, err := r.readFacts(ctx, obj) // API servers may be slow to answer, so other authorities do not wait for it
+	r.deciding.Lock()               // no other authority changes until the action is done
 	defer r.deciding.Unlock()
 	if err == nil {
-		err = r.observeAuthorities(ctx, obj, o)
+		err = r.readOthers(ctx, obj, o)
 	}
 	if err != nil {
-		return reconcile.Result{}, r.reportFailure(ctx, obj, err)
+		return reconcile.Result{}, r.reportFailure(ctx, obj, err) // retried by the queue
 	}
 	step := Next(&obj.Spec, &obj.Status, o.Facts)
 	again := obj.Status.Intent == string(step.Action)
@@ -98,15 +100,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	return r.result(obj, busy, err)
 }
 
-// result returns when to reconcile obj again: at once while it is busy. After a conflict it requeues without an error.
+// result returns when to reconcile obj again: at once while it is busy. A conflict is no error: another leader, or a
+// client, has changed an object.
 func (r *Reconciler) result(obj *v1alpha1.SigningAuthority, busy bool, err error) (reconcile.Result, error) {
 	switch {
 	case err != nil && !apierrors.IsConflict(err):
-		return reconcile.Result{}, err
+		return reconcile.Result{}, err // retried by the queue
 	case err == nil && busy:
-		return reconcile.Result{RequeueAfter: time.Millisecond}, nil
+		return reconcile.Result{RequeueAfter: time.Millisecond}, nil // the next step follows
 	default:
-		return reconcile.Result{RequeueAfter: r.interval(obj)}, nil
+		return reconcile.Result{RequeueAfter: r.interval(obj)}, nil // the next probe is due
 	}
 }
 

@@ -176,7 +176,7 @@ func TestConditions(t *testing.T) {
 	} {
 		obj := &v1alpha1.SigningAuthority{Status: row.status}
 		obj.Spec.Signers, row.facts.Now = strings.Fields(row.signers), noon
-		describe(obj, row.facts)
+		describe(obj, "", row.facts)
 		if got := meta.FindStatusCondition(obj.Status.Conditions, row.kind); got == nil || got.Status != row.want {
 			t.Errorf("%s: %+v, want %s", row.name, got, row.want)
 		}
@@ -201,17 +201,17 @@ func TestOthers(t *testing.T) {
 	other, here := signingWith("other", made, kubeletSigner), signingWith("here", nil, clientSigner)
 	other.Status.Retiring, other.Status.UnpublishedAt = factsOf(gone), at(0)
 	o := &observation{Facts: Facts{Others: map[string]string{}}}
-	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), here, o))
+	succeed(t, reconciler(other, here).readOthers(t.Context(), here, o))
 	if diff := cmp.Diff(map[string]string{made.KeyID(): "other", gone.KeyID(): "other"}, o.Others); diff != "" {
 		t.Error(diff)
 	}
 	here.Spec.Secret = v1alpha1.SecretReference{Namespace: "elsewhere", Name: other.Spec.Secret.Name}
 	here.CreationTimestamp = metav1.NewTime(noon)
-	err := reconciler(other, here).observeAuthorities(t.Context(), here, o)
+	err := reconciler(other, here).readOthers(t.Context(), here, o)
 	if err == nil || !strings.Contains(err.Error(), "SigningAuthority other already uses Secret") {
 		t.Errorf("a Secret of the same name: %v", err)
 	}
-	succeed(t, reconciler(other, here).observeAuthorities(t.Context(), other, o))
+	succeed(t, reconciler(other, here).readOthers(t.Context(), other, o))
 }
 
 // TestDefaultTimes checks that probe certificates have the API servers' time, and that its default is the given clock.

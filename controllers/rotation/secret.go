@@ -2,173 +2,189 @@ package rotation
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
+// pairName names two keys of the Secret: "tls" is tls.crt and tls.key. The empty name is no pair.
+type pairName string
+
+func (name pairName) String() string { return fmt.Sprintf("%[1]s.crt and %[1]s.key", string(name)) }
+
+// copyOf returns the pair that holds authority, or "" if no pair does.
+func (s *SecretFacts) copyOf(authority *v1alpha1.CAStatus) pairName {
+	switch {
+	case v1alpha1.SameCA(s.Signing, authority):
+		return "signing"
+	case v1alpha1.SameCA(s.Candidate, authority):
+		return "candidate"
+	case v1alpha1.SameCA(s.Retiring, authority):
+		return "retiring"
+	case v1alpha1.SameCA(s.TLS, authority):
+		return "tls"
+	default:
+		return ""
+	}
+}
+
+// notAsLeft begins the message about a stopped rotation.
+const notAsLeft = "the Secret is not as the rotation left it: "
+
+// checkSecret stops the rotation while another client's edit makes the Secret wrong, and reports whether it does. The
+// manager repairs nothing: it could lose a key, or sign with a CA that is not proven. It says for each wrong pair of keys
+// how to restore it, and continues when the Secret is right:
+//  1. The pair retiring holds the retiring CA.
+//  2. The pair signing holds the signing CA.
+//  3. The pair candidate holds the candidate, which may sign here.
+//  4. The pair tls holds the signing CA, the candidate, or a CA that the administrator brings.
+//
+// The pairs of 1 to 3 may be missing too if no other pair holds their CA. Then the key is lost, and the phase decides.
+func (p *planner) checkSecret() bool {
+	secret, retiring, signing := &p.facts.Secret, p.status.Retiring, p.status.Signing
+	if p.status.Phase == v1alpha1.New { // the status is lost: only the Secret knows the CAs
+		signing = secret.Signing
+		if signing != nil && secret.Retiring != nil && secret.Retiring.KeyID != signing.KeyID {
+			retiring = secret.Retiring
+		}
+	}
+	var wrong []string
+	for _, err := range []error{
+		secret.check("retiring", secret.Retiring, retiring), secret.check("signing", secret.Signing, signing), p.checkCandidate(),
+	} {
+		if err != nil {
+			wrong = append(wrong, err.Error())
+		}
+	}
+	if len(wrong) == 0 { // otherwise the pair tls may hold what another pair lacks
+		err := p.checkTLS()
+		if err == nil {
+			return false
+		}
+		wrong = []string{err.Error()}
+	}
+	p.status.WaitingFor, p.step.Stopped = wrong, notAsLeft+strings.Join(wrong, "; ")
+	if p.facts.Operation != "" {
+		p.refuseOperation("%s", p.step.Stopped)
+	}
+	return true
+}
+
+// check returns how to restore the pair of that name, which holds found instead of want.
+func (s *SecretFacts) check(name pairName, found, want *v1alpha1.CAStatus) error {
+	source := s.copyOf(want)
+	switch {
+	case v1alpha1.SameCA(found, want), found == nil && source == "":
+		return nil
+	case source != "":
+		return fmt.Errorf("copy %s to %s of the Secret, which must hold the CA %s", source, name, want.KeyID)
+	case want != nil:
+		return fmt.Errorf("put the CA %s back into %s of the Secret, from a backup: they hold the CA %s, which no rotation "+
+			"has put there; without a backup, remove them", want.KeyID, name, found.KeyID)
+	default:
+		return remove(name, found, errors.New("no rotation has put it there"))
+	}
+}
+
+// remove returns the instruction to remove a pair, which holds authority.
+func remove(name pairName, authority *v1alpha1.CAStatus, why error) error {
+	return fmt.Errorf("remove %s from the Secret: they hold the CA %s: %w", name, authority.KeyID, why)
+}
+
+// checkCandidate returns how to restore the pair candidate. It is right in Preparing if the status has no candidate yet,
+// or if the administrator has brought the candidate to the pair tls: the next step stores it.
+func (p *planner) checkCandidate() error {
+	s, secret := p.status, &p.facts.Secret
+	found := secret.Candidate
+	if found == nil {
+		return nil
+	}
+	if err := p.refuseCA(found); err != nil {
+		return remove("candidate", found, err)
+	}
+	switch {
+	case s.Phase == v1alpha1.New, s.Phase == v1alpha1.Preparing && s.Candidate == nil, v1alpha1.SameCA(secret.TLS, s.Candidate):
+		return nil
+	default:
+		return secret.check("candidate", found, s.Candidate)
+	}
+}
+
+// checkTLS returns how to restore the pair tls. In phase New, planFirstCA decides about it.
+func (p *planner) checkTLS() error {
+	s, secret := p.status, &p.facts.Secret
+	known := v1alpha1.SameCA(secret.TLS, s.Signing) || v1alpha1.SameCA(secret.TLS, s.Candidate)
+	switch why := p.refuseTLS(); {
+	case known, why == nil, s.Phase == v1alpha1.New:
+		return nil
+	case v1alpha1.SameCA(secret.Signing, s.Signing):
+		return fmt.Errorf("copy signing.crt and signing.key to tls.crt and tls.key of the Secret: the present content is refused: %w", why)
+	case errors.Is(why, errEmpty), v1alpha1.SameCA(secret.TLS, secret.Retiring): // the signing pair is lost
+		return nil
+	default:
+		return fmt.Errorf("correct tls.crt and tls.key of the Secret, or make both empty: the present content is refused: %w", why)
+	}
+}
+
 // signingMissing reports whether signing.crt and signing.key lack the signing CA.
 func (p *planner) signingMissing() bool {
 	return p.status.Signing != nil && !v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing)
 }
 
-// checkSecret restores a missing signing pair from tls.crt and tls.key. It refuses any other pair that no step has
-// written: an Event and the status name the repair. It reports whether it does either.
-func (p *planner) checkSecret() bool {
-	repairs := []string{p.repairSigning(), p.repairCandidate(), p.repairRetiring()}
-	repairs = slices.DeleteFunc(repairs, func(repair string) bool { return repair == "" })
-	switch {
-	case p.signingMissing() && v1alpha1.SameCA(p.facts.Secret.TLS, p.status.Signing) && !p.retiringInPlaceOfSigning():
-		p.act(RestoreSigning)
-		return true
-	case len(repairs) == 0:
-		return false
-	case p.facts.Operation != "":
-		p.refuseOperation("the Secret is not as the rotation left it: %s", strings.Join(repairs, "; "))
-	case !slices.Equal(p.before.WaitingFor, repairs): // otherwise the Event was written before
-		p.step.Refused = "the Secret is not as the rotation left it: " + strings.Join(repairs, "; ")
-	}
-	p.status.WaitingFor = repairs
-	return true
+// candidateMissing reports whether candidate.crt and candidate.key lack the candidate.
+func (p *planner) candidateMissing() bool {
+	return p.status.Candidate != nil && !v1alpha1.SameCA(p.facts.Secret.Candidate, p.status.Candidate)
 }
 
-// retiringInPlaceOfSigning reports whether the only copy of the retiring pair is in signing.crt and signing.key.
-func (p *planner) retiringInPlaceOfSigning() bool {
-	return v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Retiring) && p.facts.Secret.Retiring == nil
-}
-
-// repairSigning returns the repair of signing.crt and signing.key, or nothing.
-func (p *planner) repairSigning() string {
-	signing, secret := p.status.Signing, p.facts.Secret
-	switch {
-	case !p.signingMissing():
-		return ""
-	case p.retiringInPlaceOfSigning():
-		return fmt.Sprintf("move signing.crt and signing.key of the Secret to retiring.crt and retiring.key: "+
-			"they hold the retiring CA %s", secret.Signing.KeyID)
-	case secret.Signing != nil:
-		return fmt.Sprintf("put the CA %s back into tls.crt and tls.key of the Secret: signing.crt holds the CA %s, "+
-			"which does not sign here; without a backup, remove signing.crt and signing.key",
-			signing.KeyID, secret.Signing.KeyID)
-	case v1alpha1.SameCA(secret.Candidate, signing) || v1alpha1.SameCA(secret.Retiring, signing):
-		return fmt.Sprintf("put the CA %s into tls.crt and tls.key of the Secret: it signs here, but the Secret has it "+
-			"in the place of another CA", signing.KeyID)
-	default: // the pair is lost, which each phase handles
-		return ""
-	}
-}
-
-// repairCandidate returns the repair of candidate.crt and candidate.key, or nothing. In phases without a candidate, the
-// pair is dropped or ignored.
-func (p *planner) repairCandidate() string {
-	s, secret := p.status, p.facts.Secret
-	if secret.Candidate == nil || s.Phase != v1alpha1.New && s.Phase != v1alpha1.Preparing {
-		return ""
-	}
-	var why string
-	switch signing := cmp.Or(s.Signing, secret.Signing); {
-	case p.facts.sealed(secret.Candidate):
-		why = "which has retired here"
-	case p.facts.Others[secret.Candidate.KeyID] != "":
-		why = "which is a CA of SigningAuthority " + p.facts.Others[secret.Candidate.KeyID]
-	case signing != nil && secret.Candidate.KeyID == signing.KeyID:
-		why = "which has the key of the signing CA"
-	case s.Candidate != nil && !v1alpha1.SameCA(secret.Candidate, s.Candidate) && !v1alpha1.SameCA(secret.TLS, s.Candidate):
-		why = "which no rotation has put there"
-	default:
-		return ""
-	}
-	return remove("candidate", secret.Candidate, why)
-}
-
-// remove returns the repair of a place that holds a CA without right.
-func remove(place string, authority *v1alpha1.CAStatus, why string) string {
-	return fmt.Sprintf("remove %[1]s.crt and %[1]s.key from the Secret: they hold the CA %[2]s, %[3]s", place, authority.KeyID, why)
-}
-
-// repairRetiring returns the repair of retiring.crt and retiring.key, or nothing. If the status is lost, any CA there
-// except the signing CA counts as the retiring CA.
-func (p *planner) repairRetiring() string {
-	retiring, signing := p.facts.Secret.Retiring, p.facts.Secret.Signing
-	statusLost := p.status.Phase == v1alpha1.New && signing != nil
-	if retiring == nil || v1alpha1.SameCA(retiring, p.status.Retiring) || statusLost && retiring.KeyID != signing.KeyID {
-		return ""
-	}
-	return remove("retiring", retiring, "which no rotation has put there")
-}
-
-// waitForSigningKey waits for a missing signing pair. otherwise says what is possible without a backup.
+// waitForSigningKey waits for a lost signing pair. otherwise says what is possible without a backup.
 func (p *planner) waitForSigningKey(otherwise string) {
-	instead := ""
-	if p.facts.Secret.TLS != nil || p.facts.Secret.TLSProblem != "" {
-		instead = "; its present content is refused: " + p.refuseTLS()
-	}
-	p.wait("put the CA %s back into tls.crt and tls.key of the Secret, from a backup: its key is missing%s; "+
-		"without a backup, %s", p.status.Signing.KeyID, instead, otherwise)
+	p.wait("put the CA %s back into signing.crt and signing.key of the Secret, from a backup: its key is missing; "+
+		"without a backup, %s", p.status.Signing.KeyID, otherwise)
 }
 
-// restoreTLS puts the signing pair back into tls.crt and tls.key, and reports whether it was missing. Only
-// planCompleted accepts another CA there.
-func (p *planner) restoreTLS() bool {
-	secret := p.facts.Secret
-	known := v1alpha1.SameCA(secret.TLS, secret.Signing) || v1alpha1.SameCA(secret.TLS, secret.Candidate)
-	if p.status.Signing == nil || secret.Signing == nil || known {
-		return false
-	}
-	p.reportReplacedTLS()
-	p.act(RestoreTLS)
-	return true
+// brought reports whether tls.crt and tls.key hold another CA, which becomes the candidate.
+func (p *planner) brought() bool {
+	tls := p.facts.Secret.TLS
+	return !v1alpha1.SameCA(tls, p.status.Signing) && !v1alpha1.SameCA(tls, p.status.Candidate) && p.refuseTLS() == nil
 }
 
-// actOnSecret takes an action that also writes tls.crt and tls.key. It reports an edit that the write discards.
-func (p *planner) actOnSecret(action Action) {
-	secret := p.facts.Secret
-	known := v1alpha1.SameCA(secret.TLS, secret.Signing) || v1alpha1.SameCA(secret.TLS, secret.Candidate) ||
-		v1alpha1.SameCA(secret.TLS, secret.Retiring)
-	if secret.TLSProblem != "" || secret.TLS != nil && !known {
-		p.reportReplacedTLS()
-	}
-	p.act(action)
-}
+// errEmpty is returned by refuseTLS.
+var errEmpty = errors.New("it is empty")
 
-// reportReplacedTLS reports that the content of tls.crt and tls.key is replaced, and why.
-func (p *planner) reportReplacedTLS() {
-	p.step.Refused = "the new content of tls.crt and tls.key of the Secret is refused and replaced by the signing CA: " +
-		p.refuseTLS()
-}
-
-// refuseTLS returns why the content of tls.crt and tls.key cannot be the candidate, or nothing.
-func (p *planner) refuseTLS() string {
-	secret := p.facts.Secret
+// refuseTLS returns why the content of tls.crt and tls.key cannot become the candidate now. While a CA signs, another
+// candidate is accepted only between two rotations, or if the present candidate is missing.
+func (p *planner) refuseTLS() error {
+	secret, phase := &p.facts.Secret, p.status.Phase
+	replaceable := phase == v1alpha1.Preparing && (secret.Signing == nil || p.candidateMissing())
 	switch {
-	case secret.TLSProblem != "":
+	case secret.TLSProblem != nil:
 		return secret.TLSProblem
 	case secret.TLS == nil:
-		return "it is empty"
-	case p.status.Phase != v1alpha1.Completed:
-		return "a rotation is under way"
-	case secret.TLS.KeyID == p.status.Signing.KeyID:
-		return "it has the key of the signing CA, and a rotation needs a new key"
+		return errEmpty
+	case phase != v1alpha1.New && phase != v1alpha1.Completed && !replaceable:
+		return errors.New("a rotation is under way")
+	case !secret.TLS.NotAfter.After(p.facts.Now):
+		return errors.New("it has expired")
 	default:
-		return p.refuseAsCandidate()
+		return p.refuseCA(secret.TLS)
 	}
 }
 
-// refuseAsCandidate returns why the CA in tls.crt and tls.key can never sign here, or nothing.
-func (p *planner) refuseAsCandidate() string {
-	secret, last := p.facts.Secret, p.status.LastRetired
+// refuseCA returns why authority can never become the signing CA here.
+func (p *planner) refuseCA(authority *v1alpha1.CAStatus) error {
+	last, signing := p.status.LastRetired, cmp.Or(p.status.Signing, p.facts.Secret.Signing)
 	switch {
-	case !secret.TLS.NotAfter.After(p.facts.Now):
-		return "it has expired"
-	case p.facts.sealed(secret.TLS) || last != nil && last.KeyID == secret.TLS.KeyID:
-		return "it has retired here, and verifiers would trust its old certificates again"
-	case p.facts.Others[secret.TLS.KeyID] != "":
-		return "it is a CA of SigningAuthority " + p.facts.Others[secret.TLS.KeyID]
+	case p.facts.sealed(authority) || last != nil && last.KeyID == authority.KeyID:
+		return errors.New("it has retired here, and verifiers would trust its old certificates again")
+	case p.facts.Others[authority.KeyID] != "":
+		return errors.New("it is a CA of SigningAuthority " + p.facts.Others[authority.KeyID])
+	case signing != nil && signing.KeyID == authority.KeyID:
+		return errors.New("it has the key of the signing CA, and a rotation needs a new key")
 	default:
-		return ""
+		return nil
 	}
 }
 
@@ -185,11 +201,10 @@ func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keyp
 			ring.TLS = ring.Signing
 		}
 	case DropCandidate:
+		if ring.TLS.Equal(ring.Candidate) { // otherwise it would be taken again
+			ring.TLS = ring.Signing
+		}
 		ring.Candidate = none
-	case RestoreTLS:
-		ring.TLS = ring.Signing
-	case RestoreSigning:
-		ring.Signing = ring.TLS
 	case Switch:
 		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, none
 	case SwapBack:

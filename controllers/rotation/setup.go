@@ -7,6 +7,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -18,8 +19,8 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
@@ -67,9 +68,10 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	r.Client, r.Live, r.cluster = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
-	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, DefaultOldLifetimeCap)
-	r.SettleFor = cmp.Or(r.SettleFor, DefaultSettleFor)
+	r.Events = cmp.Or[events.EventRecorder](r.Events, mgr.GetEventRecorder(Name))
+	r.reporter = report.New(r.Events, r.Clock)
+	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, v1alpha1.DefaultOldLifetimeCap)
+	r.SettleFor = cmp.Or(r.SettleFor, v1alpha1.DefaultSettleFor)
 	served, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("make discovery client: %w", err)

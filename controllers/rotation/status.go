@@ -20,8 +20,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 )
 
-// maxListed bounds the lists in a status.
-const maxListed = 20
+const (
+	// maxListed bounds the lists in a status.
+	maxListed = 20
+	// stuck is the reason of the condition Ready and of an Event while no step is possible: something cannot be read, or
+	// another client has edited the Secret.
+	stuck = "RotationStuck"
+)
 
 // storeStatus stores the decision of step before any action, and removes the annotation of an answered operation. It
 // reports whether the next step may follow at once.
@@ -30,7 +35,7 @@ func (r *Reconciler) storeStatus(
 ) (busy bool, err error) {
 	before := obj.Status.DeepCopy()
 	obj.Status = step.Status
-	describe(obj, f)
+	describe(obj, step.Stopped, f)
 	if !equality.Semantic.DeepEqual(*before, obj.Status) {
 		if err := call.Write(ctx, r.Client.Status().Update, obj); err != nil {
 			return false, err
@@ -38,14 +43,18 @@ func (r *Reconciler) storeStatus(
 	}
 	rotations.authorities.Store(obj.Name, obj.DeepCopy())
 	if step.Refused != "" {
-		r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
+		r.reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
+	}
+	changed := !slices.Equal(before.WaitingFor, obj.Status.WaitingFor)
+	if step.Stopped != "" && changed {
+		r.reporter.Object(obj, corev1.EventTypeWarning, "Rotate", stuck, step.Stopped)
 	}
 	if before.Phase != obj.Status.Phase {
 		phase := "Rotation" + string(obj.Status.Phase)
-		r.Reporter.Object(obj, corev1.EventTypeNormal, "Rotate", phase, phaseText(&obj.Status))
+		r.reporter.Object(obj, corev1.EventTypeNormal, "Rotate", phase, phaseText(&obj.Status))
 	}
-	if !slices.Equal(before.WaitingFor, obj.Status.WaitingFor) && len(obj.Status.WaitingFor) > 0 {
+	if changed && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
 	}
 	last := obj.Status.LastOperation
@@ -75,7 +84,7 @@ func decisionOf(s *v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthoritySta
 func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAuthority, err error) error {
 	reason := "ClockSkewed"
 	if !errors.Is(err, errClocks) {
-		reason, err = "RotationStuck", fmt.Errorf("read state of rotation: %w", err)
+		reason, err = stuck, fmt.Errorf("read state of rotation: %w", err)
 	}
 	before := obj.Status.DeepCopy()
 	obj.Status.WaitingFor = []string{err.Error()}
@@ -85,7 +94,7 @@ func (r *Reconciler) reportFailure(ctx context.Context, obj *v1alpha1.SigningAut
 	if equality.Semantic.DeepEqual(*before, obj.Status) {
 		return err
 	}
-	r.Reporter.Object(obj, corev1.EventTypeWarning, "Rotate", reason, err.Error())
+	r.reporter.Object(obj, corev1.EventTypeWarning, "Rotate", reason, err.Error())
 	return errors.Join(err, call.Write(ctx, r.Client.Status().Update, obj))
 }
 
@@ -123,8 +132,8 @@ func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	}
 }
 
-// describe fills in the fields of the status that are for people.
-func describe(obj *v1alpha1.SigningAuthority, f Facts) {
+// describe fills in the fields of the status that are for people. stopped is that of the Step.
+func describe(obj *v1alpha1.SigningAuthority, stopped string, f Facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
 	if more := len(status.WaitingFor) - maxListed; more > 0 {
@@ -136,7 +145,7 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 			status.OutstandingUntil = until.DeepCopy()
 		}
 	}
-	for _, one := range conditions(obj, f) {
+	for _, one := range conditions(obj, stopped, f) {
 		one.ObservedGeneration, one.LastTransitionTime = obj.Generation, metav1.NewTime(f.Now)
 		meta.SetStatusCondition(&status.Conditions, one)
 	}
@@ -146,8 +155,8 @@ func describe(obj *v1alpha1.SigningAuthority, f Facts) {
 }
 
 // conditions returns the conditions that the facts change. The others stay as they are.
-func conditions(obj *v1alpha1.SigningAuthority, f Facts) []metav1.Condition {
-	all := []metav1.Condition{ready(&obj.Status, f)}
+func conditions(obj *v1alpha1.SigningAuthority, stopped string, f Facts) []metav1.Condition {
+	all := []metav1.Condition{ready(&obj.Status, stopped, f)}
 	if obj.Status.Phase == v1alpha1.New {
 		return all
 	}
@@ -169,10 +178,14 @@ func condition(kind string, state metav1.ConditionStatus, reason, format string,
 	return metav1.Condition{Type: kind, Status: state, Reason: reason, Message: fmt.Sprintf(format, args...)}
 }
 
-// ready returns the condition Ready, which reports whether a CA signs.
-func ready(status *v1alpha1.SigningAuthorityStatus, f Facts) metav1.Condition {
+// ready returns the condition Ready, which reports whether a CA signs and the rotation is not stopped.
+func ready(status *v1alpha1.SigningAuthorityStatus, stopped string, f Facts) metav1.Condition {
 	const kind = v1alpha1.ConditionReady
 	switch signing := f.Secret.Signing; {
+	case stopped != "" && v1alpha1.SameCA(signing, status.Signing):
+		return condition(kind, metav1.ConditionFalse, stuck, "%s; the CA %s still signs", stopped, signing.KeyID)
+	case stopped != "":
+		return condition(kind, metav1.ConditionFalse, stuck, "%s", stopped)
 	case signing == nil:
 		return condition(kind, metav1.ConditionFalse, "CANotProven", "no CA signs yet: %s",
 			cmp.Or(strings.Join(status.WaitingFor, "; "), "a CA is being created"))

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
@@ -175,9 +176,9 @@ func Default() *Configuration {
 			Inventory:      Inventory{Sources: []Source{{Node: &NodeSource{}}}},
 		},
 		Signing: Signing{Duration: metav1.Duration{Duration: ca.DefaultLifetime}, MinRSABits: ca.DefaultMinRSABits},
-		// An API server reads its client CA file again every minute.
 		Rotation: Rotation{
-			OldLifetimeCap: metav1.Duration{Duration: 24 * time.Hour}, SettleFor: metav1.Duration{Duration: 90 * time.Second},
+			OldLifetimeCap: metav1.Duration{Duration: v1alpha1.DefaultOldLifetimeCap},
+			SettleFor:      metav1.Duration{Duration: v1alpha1.DefaultSettleFor},
 		},
 		Cleaning: Cleaning{DeletesPerSecond: 100},
 	}

@@ -6,7 +6,6 @@ import (
 	"crypto/tls"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"time"
 
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
@@ -141,14 +141,18 @@ func TestAuthority(t *testing.T) {
 		t.Errorf("the Secret is not that of a CA that signs, or has no finalizer: %q", made.Finalizers)
 	}
 
+	// An edit that can't be used stops the rotation, and changes nothing else. The next edit lets it continue.
 	r.edit(t, name, []byte("nonsense"), made.Data["tls.key"])
-	r.tells(t, name, "RotationRefused", "no PEM block of type CERTIFICATE")
-	kit.Eventually(t, "what signs is put back", func(context.Context) error {
-		if !bytes.Equal(r.secret(t, name).Data["tls.crt"], made.Data["tls.crt"]) {
-			return errors.New("it is not there")
-		}
-		return nil
-	})
+	const restore = "copy signing.crt and signing.key to tls.crt and tls.key of the Secret: the present content is refused: "
+	r.tells(t, name, "RotationStuck", restore+"no PEM block of type CERTIFICATE")
+	stopped := meta.FindStatusCondition(r.get(t, name).Status.Conditions, v1alpha1.ConditionReady)
+	if stopped.Reason != "RotationStuck" || !strings.Contains(stopped.Message, restore) || !strings.HasSuffix(stopped.Message, "the CA "+first.KeyID+" still signs") {
+		t.Errorf("condition %+v", stopped)
+	}
+	if kept := r.secret(t, name).Data; string(kept["tls.crt"]) != "nonsense" || !bytes.Equal(kept["signing.key"], made.Data["signing.key"]) {
+		t.Error("the Secret is not as it was edited")
+	}
+	_ = r.user(t, "nora", first)
 	own := kit.NewCA(t)
 	r.edit(t, name, own.CertPEM, own.KeyPEM)
 	second := r.reaches(t, name, v1alpha1.Prepared, nil).Signing

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,6 +19,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -29,17 +31,23 @@ import (
 type observation struct {
 	Facts
 	secret  *caSecret
-	changes []*trust.Change
+	changes []*publish.Change
 }
 
-// observe reads the state from the API server, without a cache, and probes API servers. It reads the time twice: first so
-// that nothing is asked or written with a wrong clock, and last because the facts hold at a time after they were read.
-func (r *Reconciler) observe(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
+// readFacts reads the state from the API server, without a cache, and probes API servers:
+//  1. It reads the time: nothing is asked or written with a wrong clock.
+//  2. It reads the Secret.
+//  3. It stores the recorded certificates in the ledger, and reads the ledger.
+//  4. It probes API servers.
+//  5. It reads which client CAs API servers publish.
+//  6. It compares what is published with the trust bundle.
+//  7. It reads the time again: the facts hold at a time after they were read.
+func (r *Reconciler) readFacts(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{Facts: Facts{
 		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
-		r.readTime, r.readSecret, r.readLedger, r.askAPIServers, r.readPublished, r.readTime,
+		r.readTime, r.readSecret, r.readLedger, r.askAPIServers, r.readClientCAs, r.readPublished, r.readTime,
 	} {
 		if err := read(ctx, obj, o); err != nil {
 			return nil, err
@@ -106,7 +114,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
-	o.Secret.Unfit = map[string]string{}
+	o.Secret.Unfit = map[string]error{}
 	load := func(pair keypair.Pair) (*ca.Authority, *v1alpha1.CAStatus, error) {
 		if pair.Empty() {
 			return nil, nil, nil
@@ -116,18 +124,16 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 			return nil, nil, err
 		}
 		if err := authority.Usable(o.Now); err != nil {
-			o.Secret.Unfit[authority.KeyID()] = err.Error()
+			o.Secret.Unfit[authority.KeyID()] = err
 		}
 		return authority, factsOf(authority), nil
 	}
-	var signingErr, candidateErr, retiringErr, tlsErr error
+	var signingErr, candidateErr, retiringErr error
 	o.secret, o.Secret.PermittedSigners = &caSecret{object: object, ring: ring}, ring.Permit.Signers
 	o.secret.signing, o.Secret.Signing, signingErr = load(ring.Signing)
 	o.secret.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
 	o.secret.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
-	if _, o.Secret.TLS, tlsErr = load(ring.TLS); tlsErr != nil { // the administrator must repair it
-		o.Secret.TLSProblem = tlsErr.Error()
-	}
+	_, o.Secret.TLS, o.Secret.TLSProblem = load(ring.TLS) // no other client may edit the other pairs
 	if err := errors.Join(signingErr, candidateErr, retiringErr); err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
@@ -149,8 +155,8 @@ func secretName(obj *v1alpha1.SigningAuthority) types.NamespacedName {
 	return types.NamespacedName{Namespace: obj.Spec.Secret.Namespace, Name: obj.Spec.Secret.Name}
 }
 
-// observeAuthorities reads the other authorities: their CAs, and what they share with this one, which is an error.
-func (r *Reconciler) observeAuthorities(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+// readOthers reads the CAs of the other authorities. It returns an error if one of them claims what obj uses.
+func (r *Reconciler) readOthers(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	list := &v1alpha1.SigningAuthorityList{}
 	if err := call.List(ctx, r.Live, list); err != nil {
 		return fmt.Errorf("list SigningAuthorities: %w", err)
@@ -235,4 +241,85 @@ func certificateOf(authority *v1alpha1.CAStatus) (*x509.Certificate, error) {
 		return nil, fmt.Errorf("the status has no certificate for the CA %s: %w", authority.KeyID, err)
 	}
 	return certs[0], nil
+}
+
+// questionKey identifies a question about one CA.
+type questionKey struct {
+	want  probe.Trust
+	cert  string // of the CA
+	every time.Duration
+}
+
+// askAPIServers probes every API server for the answers that the phase needs. It drops the answers to all other questions,
+// so that an old answer never counts as a new one.
+func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	known, _ := r.trackers.Load(obj.Name)
+	before, _ := known.(map[questionKey]*probe.Tracker)
+	kept := map[questionKey]*probe.Tracker{}
+	defer r.trackers.Store(obj.Name, kept)
+	targets := sync.OnceValues(func() ([]probe.Target, error) { return r.apiServers(ctx, obj) })
+	ask := func(want probe.Trust, authority, control *ca.Authority) probe.Proof {
+		if authority == nil {
+			return probe.Proof{}
+		}
+		key := questionKey{want, string(authority.Certificate().Raw), r.interval(obj)}
+		if kept[key] = before[key]; kept[key] == nil {
+			kept[key] = probe.NewTracker(want, key.every)
+		}
+		all, err := targets()
+		if err != nil {
+			return probe.Proof{Missing: []string{err.Error()}}
+		}
+		answers := r.prober.Ask(ctx, authority, control, all)
+		kept[key].Add(r.Clock.Now(), answers) // a monotonic clock: the API servers' time may jump between two of them
+		return kept[key].Proof(r.settleFor(obj))
+	}
+	phase, asked, secret := obj.Status.Phase, AsksAPIServers(obj.Spec.Signers), o.secret
+	switch {
+	case phase == v1alpha1.Preparing && asked:
+		o.Candidate = ask(probe.Recognised, secret.candidate, nil)
+		o.Signing = ask(probe.Recognised, secret.signing, nil) // for a rollback
+	case phase == v1alpha1.Prepared && asked:
+		o.Signing = ask(probe.Recognised, secret.signing, nil)
+		o.RetiringTrusted = ask(probe.Recognised, secret.retiring, nil)
+	case obj.Status.UnpublishedAt != nil && secret.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts):
+		o.RetiringRefused = ask(probe.Refused, secret.retiring, secret.signing)
+	}
+	return nil
+}
+
+// apiServers returns all API servers, or an error if there are none.
+func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
+	addresses := obj.Spec.Verification.APIServers
+	if len(addresses) == 0 {
+		var err error
+		if addresses, err = probe.Endpoints(ctx, r.Live); err != nil {
+			return nil, fmt.Errorf("no API server to probe: %w", err)
+		}
+	}
+	return probe.Direct(r.cluster, obj.Spec.Verification.ServerName, addresses), nil
+}
+
+// readClientCAs reads whether extension-apiserver-authentication, which aggregated API servers read, holds the retiring CA
+// after it has left the trust bundle, and CAs above it. A self-signed CA has no CA above it.
+func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	if obj.Status.Retiring == nil || !askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts) {
+		return nil
+	}
+	var chain []*x509.Certificate
+	cert, err := certificateOf(obj.Status.Retiring)
+	if err == nil && o.secret.retiring != nil {
+		chain, err = ca.ParseCertificates(o.secret.retiring.AppendedPEM(o.Now))
+	}
+	if err != nil || obj.Status.UnpublishedAt == nil && len(chain) == 0 {
+		return err
+	}
+	_, trusted, err := r.publisher.ClientCAs(ctx)
+	o.Kept = slices.ContainsFunc(trusted, func(one *x509.Certificate) bool { return trust.SameCA(one, cert) })
+	if len(chain) > 0 {
+		for _, one := range trust.Above(trusted, chain, o.Now) {
+			o.Above = append(o.Above, fmt.Sprintf("%q", one.Subject.String()))
+		}
+	}
+	return err
 }
