@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -168,13 +169,12 @@ func (c *cluster) checkTrust(ctx context.Context) []check.Result {
 // clientCAs returns the CAs that API servers publish as trusted for clients, for each signer whose certificates they
 // verify. The results say why they are unknown.
 func (c *cluster) clientCAs(ctx context.Context) (sources []trustSource, results []check.Result) {
-	const namespace, name, key = "kube-system", "extension-apiserver-authentication", "client-ca-file"
-	const where = key + " of ConfigMap " + namespace + "/" + name
-	obj, err := c.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	const where = trust.ExtensionKey + " of ConfigMap " + trust.ExtensionNamespace + "/" + trust.ExtensionName
+	obj, err := c.CoreV1().ConfigMaps(trust.ExtensionNamespace).Get(ctx, trust.ExtensionName, metav1.GetOptions{})
 	if err != nil {
-		return nil, []check.Result{unknown(caTrusted, "the CAs of clients", "get configmaps in "+namespace, err)}
+		return nil, []check.Result{unknown(caTrusted, "the CAs of clients", "get configmaps in "+trust.ExtensionNamespace, err)}
 	}
-	certs, err := ca.ParseCertificates([]byte(obj.Data[key]))
+	certs, err := trust.Certificates(obj, trust.ExtensionKey)
 	if err != nil {
 		return nil, []check.Result{{Check: caTrusted, Subject: where, Status: check.Unknown, Evidence: "it cannot be parsed: " + err.Error(),
 			NextStep: "correct the --client-ca-file of the API servers"}}

@@ -20,6 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -202,24 +203,24 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
 }
 
 // configMaps returns the entries of ConfigMaps that obj publishes to.
-func configMaps(obj *v1alpha1.SigningAuthority) (all []trust.ConfigMapKey) {
+func configMaps(obj *v1alpha1.SigningAuthority) (all []publish.ConfigMapKey) {
 	for _, at := range obj.Spec.Trust.ConfigMaps {
-		all = append(all, trust.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")})
+		all = append(all, publish.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")})
 	}
 	return all
 }
 
 // bundleOf returns the trust bundle of obj, according to its status, and where to publish it.
-func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (trust.Wanted, error) {
+func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (publish.Wanted, error) {
 	var certs []*x509.Certificate
 	for _, authority := range Trusted(&obj.Status) {
 		cert, err := certificateOf(authority)
 		if err != nil {
-			return trust.Wanted{}, err
+			return publish.Wanted{}, err
 		}
 		certs = append(certs, cert)
 	}
-	wanted := trust.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, ConfigMaps: configMaps(obj)}
+	wanted := publish.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, ConfigMaps: configMaps(obj)}
 	if len(wanted.Bundle) == 0 {
 		// Verifiers cannot be told to trust nothing. So the bundle holds only the expired CAs. That removes any other CA
 		// from it, and no verifier accepts an expired one.

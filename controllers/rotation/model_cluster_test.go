@@ -38,7 +38,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -158,7 +158,7 @@ func (c *cluster) startManager() {
 	c.reconciler = &Reconciler{
 		OldLifetimeCap: oldCap, Client: cached, Live: live, Clock: machine{c}, cluster: &rest.Config{},
 		reporter:  report.New(recorder{c}, machine{c}),
-		publisher: &trust.Publisher{Client: cached, Live: live, Discovery: unserved},
+		publisher: &publish.Publisher{Client: cached, Live: live, Discovery: unserved},
 		prober:    modelProber{c}, loadPair: c.load,
 	}
 	c.setMachine(c.ahead, c.timeless)

@@ -15,7 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -49,7 +49,7 @@ type Reconciler struct {
 	// cluster is used only for the addresses of the API servers and for how to verify them.
 	cluster   *rest.Config
 	reporter  *report.Reporter
-	publisher *trust.Publisher
+	publisher *publish.Publisher
 	prober    prober
 	loadPair  func(keypair.Pair) (*ca.Authority, error)
 	deciding  sync.Mutex

@@ -19,7 +19,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -76,7 +76,7 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	if err != nil {
 		return fmt.Errorf("make discovery client: %w", err)
 	}
-	r.publisher = &trust.Publisher{Client: r.Client, Live: r.Live, Discovery: served}
+	r.publisher = &publish.Publisher{Client: r.Client, Live: r.Live, Discovery: served}
 	r.loadPair, r.prober = keypair.Pair.Load, &probe.Prober{Audit: r.Audit, Now: r.ServerTime.Latest}
 	return nil
 }

@@ -50,7 +50,7 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 	if violation := trust.forbidsProxy(req); violation != nil {
 		return violation
 	}
-	if trust.strict != "" {
+	if trust.strict != noCause {
 		return s.onTrustedCA(req, trust)
 	}
 	if len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage {
@@ -64,13 +64,13 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 // forbidsProxy returns why req would make a front proxy that API servers accept, or nil.
 func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
 	named := len(t.proxyNames) == 0 || slices.Contains(t.proxyNames, req.Cert.Subject.CommonName)
-	if t.proxies == "" || !req.ForClients() || !named {
+	if t.proxies == noCause || !req.ForClients() || !named {
 		return nil
 	}
 	return &ca.Violation{Reason: "SubjectNotPermitted",
 		Message: fmt.Sprintf("subject %+q is not permitted: %s, so a client with this name could act as any user as a front "+
 			"proxy (--requestheader-client-ca-file); give the signer a CA of its own",
-			req.SubjectText(), fmt.Sprintf(t.proxies, req.SignerName))}
+			req.SubjectText(), t.proxies.of(req.SignerName))}
 }
 
 // serverUsages are the extended key usages of server certificates.
@@ -81,7 +81,7 @@ var serverUsages = []x509.ExtKeyUsage{
 
 // onTrustedCA returns why a custom signer must not issue req from a CA that the cluster trusts, or nil.
 func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
-	because := fmt.Sprintf(trust.strict, req.SignerName)
+	because := trust.strict.of(req.SignerName)
 	violation := func(reason, format string, args ...any) *ca.Violation {
 		return &ca.Violation{Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}

@@ -39,16 +39,22 @@ const (
 	rootsKey  = "ca.crt"
 )
 
-// The clauses that say why strict rules apply to a custom signer. Its name completes them.
+// cause is why strict rules apply to a custom signer. The method of says it of a signer.
+type cause string
+
 const (
-	trustedForClients = "API servers trust the CA of signer %s for clients"
-	trustedForProxies = "API servers trust the CA of signer %s for front proxies"
-	trustedForServers = "clients trust the CA of signer %s for API servers"
-	mayBeTrusted      = "API servers may trust the CA of signer %s, because its chain is incomplete " +
+	noCause           cause = ""
+	trustedForClients cause = "API servers trust the CA of signer %s for clients"
+	trustedForProxies cause = "API servers trust the CA of signer %s for front proxies"
+	trustedForServers cause = "clients trust the CA of signer %s for API servers"
+	mayBeTrusted      cause = "API servers may trust the CA of signer %s, because its chain is incomplete " +
 		"(append the certificates of its issuers, up to the root, to its ca.crt)"
-	mayBeUnread = "API servers may trust the CA of signer %s, because a certificate in its file or Secret cannot be read " +
+	mayBeUnread cause = "API servers may trust the CA of signer %s, because a certificate in its file or Secret cannot be read " +
 		"(remove or reissue it; openssl x509 -text shows it)"
 )
+
+// of returns c as a clause about the signer of that name.
+func (c cause) of(signerName string) string { return fmt.Sprintf(string(c), signerName) }
 
 // caTrust says what a cluster does with the certificates of a CA. If the cluster trusts the CA, a custom signer has
 // strict rules. Otherwise its holder could make users or servers of the cluster.
@@ -56,11 +62,11 @@ type caTrust struct {
 	authority *ca.Authority // the CA
 	// unread says why the trust is not known. The strict rules apply, but what they refuse waits.
 	unread string
-	// strict is a clause that says why the strict rules apply; empty if they do not.
-	strict string
-	// proxies is a clause that says why a client may be a front proxy; empty if it can't. A front proxy names any user in a
-	// header, and the API server believes it. proxyNames are the permitted common names; empty means any.
-	proxies    string
+	// strict is why the strict rules apply; noCause if they do not.
+	strict cause
+	// proxies is why a client may be a front proxy; noCause if it can't. A front proxy names any user in a header, and the
+	// API server believes it. proxyNames are the permitted common names; empty means any.
+	proxies    cause
 	proxyNames []string
 	// warning says that API servers refuse the client certificates of a built-in signer; empty if they accept them. warned
 	// is when that was last reported.
@@ -104,8 +110,8 @@ func (r *Reconciler) Trusted(signerName string, now time.Time) (_ rules.Trust, r
 	case trust.unread != "":
 		return rules.Trust{Why: fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %s", signerName, trust.unread)},
 			trust.unread == notRead
-	case trust.strict != "":
-		return rules.Trust{Why: fmt.Sprintf(trust.strict, signerName)}, false
+	case trust.strict != noCause:
+		return rules.Trust{Why: trust.strict.of(signerName)}, false
 	}
 	return rules.Trust{Untrusted: true}, false
 }
@@ -119,7 +125,7 @@ type published struct {
 
 // readPublished reads the ConfigMaps with the CAs that a cluster trusts. If nothing publishes kube-root-ca.crt, as in
 // envtest, no client uses it.
-func readPublished(ctx context.Context, reader client.Reader) (p published, err error) {
+func readPublished(ctx context.Context, reader client.Reader) (published, error) {
 	authentication, err := readConfigMap(ctx, reader, trust.ExtensionName)
 	if err != nil {
 		return published{}, err
@@ -128,15 +134,15 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 	if client.IgnoreNotFound(err) != nil {
 		return published{}, err
 	}
-	p.noRoots = err != nil
+	p := published{noRoots: err != nil}
 	var errs [3]error
-	p.clients, errs[0] = certificatesIn(authentication, trust.ExtensionName, trust.ExtensionKey)
-	p.proxies, errs[1] = certificatesIn(authentication, trust.ExtensionName, frontProxyCAs)
-	p.servers, errs[2] = certificatesIn(roots, rootsName, rootsKey)
+	p.clients, errs[0] = trust.Certificates(authentication, trust.ExtensionKey)
+	p.proxies, errs[1] = trust.Certificates(authentication, frontProxyCAs)
+	p.servers, errs[2] = trust.Certificates(roots, rootsKey)
 	if err := errors.Join(errs[:]...); err != nil {
 		return published{}, err
 	}
-	if text := authentication[frontProxyNames]; text != "" {
+	if text := authentication.Data[frontProxyNames]; text != "" {
 		if err := json.Unmarshal([]byte(text), &p.proxyNames); err != nil {
 			return published{}, fmt.Errorf("%s of ConfigMap %s/%s: %w", frontProxyNames, trust.ExtensionNamespace, trust.ExtensionName, err)
 		}
@@ -144,51 +150,36 @@ func readPublished(ctx context.Context, reader client.Reader) (p published, err 
 	return p, nil
 }
 
-// readConfigMap reads a ConfigMap in kube-system.
-func readConfigMap(ctx context.Context, reader client.Reader, name string) (map[string]string, error) {
+// readConfigMap reads a ConfigMap in kube-system. It is empty if the error says that there is none.
+func readConfigMap(ctx context.Context, reader client.Reader, name string) (*corev1.ConfigMap, error) {
 	obj := &corev1.ConfigMap{}
 	if err := call.Get(ctx, reader, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: name}, obj); err != nil {
-		return nil, fmt.Errorf("read ConfigMap %s/%s: %w", trust.ExtensionNamespace, name, err)
+		return obj, fmt.Errorf("read ConfigMap %s/%s: %w", trust.ExtensionNamespace, name, err)
 	}
-	return obj.Data, nil
-}
-
-// certificatesIn returns the certificates in a key of the ConfigMap of that name, or none if it has no such key.
-func certificatesIn(data map[string]string, name, key string) ([]*x509.Certificate, error) {
-	if data[key] == "" {
-		return nil, nil
-	}
-	certs, err := ca.ParseCertificates([]byte(data[key]))
-	if err == nil && len(certs) == 0 {
-		err = errors.New("it holds no certificate")
-	}
-	if err != nil {
-		return nil, fmt.Errorf("%s of ConfigMap %s/%s: %w", key, trust.ExtensionNamespace, name, err)
-	}
-	return certs, nil
+	return obj, nil
 }
 
 // trustIn returns the trust of the cluster in authority. If the certificate of an issuer is missing, the cluster may trust
 // that issuer, so the strict rules apply.
 func (p published) trustIn(authority *ca.Authority) caTrust {
-	given, doubt := givenWith(authority), ""
+	given, doubt := givenWith(authority), noCause
 	switch {
 	case authority.Unread():
 		doubt = mayBeUnread
 	case !complete(given):
 		doubt = mayBeTrusted
 	}
-	clause := func(roots []*x509.Certificate, trusted string) string {
+	causeIn := func(roots []*x509.Certificate, trusted cause) cause {
 		if leadsTo(authority, given, roots) {
 			return trusted
 		}
-		return ""
+		return noCause
 	}
-	proxies := clause(p.proxies, trustedForProxies)
+	proxies := causeIn(p.proxies, trustedForProxies)
 	if len(p.proxies) > 0 {
 		proxies = cmp.Or(proxies, doubt)
 	}
-	strict := cmp.Or(clause(p.clients, trustedForClients), clause(p.servers, trustedForServers), proxies, doubt)
+	strict := cmp.Or(causeIn(p.clients, trustedForClients), causeIn(p.servers, trustedForServers), proxies, doubt)
 	return caTrust{authority: authority, strict: strict, proxies: proxies, proxyNames: p.proxyNames}
 }
 
@@ -292,7 +283,7 @@ func (r *Reconciler) readTrust(
 	r.trusts.Store(pair, found)
 	if found.differs(before) {
 		pair.Log.Info("Read whether the cluster trusts this CA", "source", pair.Name(), "issuerKeyID", authority.KeyID(),
-			"strictRules", found.strict != "", "frontProxies", found.proxies != "", "problem", found.unread, "warning", found.warning)
+			"strictRules", found.strict != noCause, "frontProxies", found.proxies != noCause, "problem", found.unread, "warning", found.warning)
 		for _, key := range r.waitingFor(pair) {
 			queue.Add(key)
 		}

@@ -20,6 +20,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
@@ -130,7 +131,7 @@ type configMaps map[string]any
 func (m configMaps) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	switch found := m[key.Name].(type) {
 	case map[string]string:
-		obj.(*corev1.ConfigMap).Data = found
+		*obj.(*corev1.ConfigMap) = corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}, Data: found}
 		return nil
 	case error:
 		return found
@@ -175,7 +176,7 @@ func TestTrustIn(t *testing.T) {
 	for name, test := range map[string]struct {
 		authority       *ca.Authority
 		found           configMaps
-		strict, proxies string
+		strict, proxies cause
 		names           string
 	}{
 		"a CA of its own":                     {own, everywhere, "", "", ""},
@@ -295,7 +296,7 @@ func TestReadTrust(t *testing.T) {
 		{foreign, roots, 50 * minute, "strict: ", 10 * minute, false, true, 1},
 		{errDown, roots, 0, "unread", 5 * time.Second, true, false, 1},
 		{foreign, roots, 0, "strict: ", 10 * minute, true, false, 1},
-		{file(newLink("other").pem + own), roots, 0, "strict: " + trustedForClients, 10 * minute, true, false, 0},
+		{file(newLink("other").pem + own), roots, 0, "strict: " + string(trustedForClients), 10 * minute, true, false, 0},
 		{file(""), nil, 0, "strict: ", 30 * time.Second, true, true, 1}, // nothing publishes kube-root-ca.crt yet: it is read again soon
 		{file(""), roots, 0, "strict: ", 10 * minute, false, false, 1},
 	} {
@@ -304,7 +305,7 @@ func TestReadTrust(t *testing.T) {
 		pause := r.readTrust(t.Context(), configMaps{authentication: step.file, rootCAs: step.roots}, pair, queue)
 		authority := must(pair.Authority(now))
 		trust := r.trustOf(pair, authority)
-		got := "strict: " + trust.strict
+		got := "strict: " + string(trust.strict)
 		if trust.unread != "" {
 			got = "unread"
 		}

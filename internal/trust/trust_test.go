@@ -25,27 +25,6 @@ func newCert(t testing.TB, name string, lifetime time.Duration) (*x509.Certifica
 	return made.Certificate(), string(made.CertificatePEM())
 }
 
-// TestWithout checks that only the retired CA is removed, and that some CA is left.
-func TestWithout(t *testing.T) {
-	old, _ := newCert(t, "same name", time.Hour)
-	namesake, _ := newCert(t, "same name", time.Hour)
-	other, _ := newCert(t, "other", time.Hour)
-	for name, test := range map[string]struct {
-		certs, want []*x509.Certificate
-		err         bool
-	}{
-		"not there":                   {certs: []*x509.Certificate{other}, want: []*x509.Certificate{other}},
-		"nothing at all":              {},
-		"twice":                       {certs: []*x509.Certificate{old, other, old}, want: []*x509.Certificate{other}},
-		"a CA of the same name stays": {certs: []*x509.Certificate{namesake, old}, want: []*x509.Certificate{namesake}},
-		"nothing would be left":       {certs: []*x509.Certificate{old}, err: true},
-	} {
-		if got, err := without(test.certs, old); !slices.EqualFunc(got, test.want, (*x509.Certificate).Equal) || (err != nil) != test.err {
-			t.Errorf("%s: %d certificates, want %d, error %v", name, len(got), len(test.want), err)
-		}
-	}
-}
-
 // FuzzBundle checks the bundle of any of some certificates at any time, in any order.
 func FuzzBundle(f *testing.F) {
 	var certs []*x509.Certificate

@@ -31,6 +31,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -48,11 +49,11 @@ func TestOlderClusterTrustBundles(t *testing.T) {
 		args.Set("runtime-config", group+"v1=false,"+group+"v1beta1=false,"+group+"v1alpha1=false,"+group+version+"=true")
 	})
 	p := publisher(t, kit.ControlPlane(t).Config)
-	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "csr-signer", Signers: []string{userSigner}}
-	wantProblems(t, "published", publish(t, p, wanted))
+	wanted := publish.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "csr-signer", Signers: []string{userSigner}}
+	wantProblems(t, "published", publishOnce(t, p, wanted))
 	spoil(t, wantBundle(t, version, trust.BundleName(userSigner, "csr-signer"), userSigner, wanted.Bundle))
 	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date")
-	wantProblems(t, "put right", publish(t, p, wanted))
+	wantProblems(t, "put right", publishOnce(t, p, wanted))
 	kit.NoError(t, kit.ControlPlane(t).Env.ControlPlane.GetAPIServer().Stop())
 	wantProblems(t, "nobody answers", unpublished(t, p, wanted), "ClusterTrustBundles can't be discovered")
 }

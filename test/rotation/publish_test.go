@@ -20,28 +20,29 @@ import (
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-func publisher(t *testing.T, cfg *rest.Config) *trust.Publisher {
+func publisher(t *testing.T, cfg *rest.Config) *publish.Publisher {
 	t.Helper()
 	user, err := client.New(cfg, client.Options{})
 	kit.NoError(t, err)
 	served, err := discovery.NewDiscoveryClientForConfig(cfg)
 	kit.NoError(t, err)
-	return &trust.Publisher{Client: user, Live: user, Discovery: served}
+	return &publish.Publisher{Client: user, Live: user, Discovery: served}
 }
 
 // unpublished returns what is not published as wanted.
-func unpublished(t *testing.T, p *trust.Publisher, wanted trust.Wanted) []error {
+func unpublished(t *testing.T, p *publish.Publisher, wanted publish.Wanted) []error {
 	t.Helper()
 	_, problems := p.Check(t.Context(), wanted)
 	return problems
 }
 
-// publish publishes once, and returns what is not published as wanted then.
-func publish(t *testing.T, p *trust.Publisher, wanted trust.Wanted) []error {
+// publishOnce publishes once, and returns what is not published as wanted then.
+func publishOnce(t *testing.T, p *publish.Publisher, wanted publish.Wanted) []error {
 	t.Helper()
 	changes, problems := p.Check(t.Context(), wanted)
 	if len(changes) == 0 {
@@ -73,10 +74,10 @@ func TestPublishToConfigMaps(t *testing.T) {
 	kit.Parallel(t)
 	p := publisher(t, kit.ControlPlane(t).Config)
 	bundle := trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)), kit.Certificate(t, kit.NewCA(t)))
-	ours := trust.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "trusted", Key: "ca.crt"}
-	wanted := trust.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []trust.ConfigMapKey{ours}}
+	ours := publish.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "trusted", Key: "ca.crt"}
+	wanted := publish.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []publish.ConfigMapKey{ours}}
 	wantProblems(t, "before", unpublished(t, p, wanted), "ConfigMap "+kit.SystemNamespace+"/trusted does not exist")
-	wantProblems(t, "made", publish(t, p, wanted))
+	wantProblems(t, "made", publishOnce(t, p, wanted))
 	read := func() *corev1.ConfigMap {
 		obj := &corev1.ConfigMap{}
 		kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj))
@@ -86,7 +87,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle)}) {
 		t.Errorf("it holds %q", obj.Data)
 	}
-	wantProblems(t, "again", publish(t, p, wanted))
+	wantProblems(t, "again", publishOnce(t, p, wanted))
 	if got := read().ResourceVersion; got != obj.ResourceVersion {
 		t.Errorf("it was written again: %s, then %s", obj.ResourceVersion, got)
 	}
@@ -96,8 +97,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	obj.BinaryData = map[string][]byte{"more": {0xff}}
 	kit.Update(t, obj)
 	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date")
-	wanted.ConfigMaps = append(wanted.ConfigMaps, trust.ConfigMapKey{Namespace: ours.Namespace, Name: ours.Name, Key: "copy.crt"})
-	wantProblems(t, "put right, and a second key", publish(t, p, wanted))
+	wanted.ConfigMaps = append(wanted.ConfigMaps, publish.ConfigMapKey{Namespace: ours.Namespace, Name: ours.Name, Key: "copy.crt"})
+	wantProblems(t, "put right, and a second key", publishOnce(t, p, wanted))
 	obj = read()
 	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle), "copy.crt": string(bundle), "else": "kept"}) ||
 		obj.Labels["team"] != "a" || len(obj.BinaryData["more"]) != 1 {
@@ -114,13 +115,13 @@ func TestPublishToConfigMaps(t *testing.T) {
 	obj.Immutable = ptr.To(true)
 	kit.Update(t, obj)
 	wanted.Bundle = trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)))
-	second := trust.ConfigMapKey{Namespace: ours.Namespace, Name: "second", Key: "bundle.pem"}
-	wanted.ConfigMaps = []trust.ConfigMapKey{ours, {Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
-	wantProblems(t, "two of three", publish(t, p, wanted), "immutable", `namespaces "no-such" not found`)
-	wanted.ConfigMaps = []trust.ConfigMapKey{second}
+	second := publish.ConfigMapKey{Namespace: ours.Namespace, Name: "second", Key: "bundle.pem"}
+	wanted.ConfigMaps = []publish.ConfigMapKey{ours, {Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
+	wantProblems(t, "two of three", publishOnce(t, p, wanted), "immutable", `namespaces "no-such" not found`)
+	wanted.ConfigMaps = []publish.ConfigMapKey{second}
 	wantProblems(t, "the third", unpublished(t, p, wanted))
 	wanted.Bundle = nil
-	wantProblems(t, "nothing to trust", publish(t, p, wanted), "an empty bundle is not published")
+	wantProblems(t, "nothing to trust", publishOnce(t, p, wanted), "an empty bundle is not published")
 }
 
 // TestPublishConcurrently checks that authorities with different keys of one ConfigMap overwrite nothing of each other, and
@@ -128,16 +129,16 @@ func TestPublishToConfigMaps(t *testing.T) {
 // publication corrects.
 func TestPublishConcurrently(t *testing.T) {
 	kit.Parallel(t)
-	at := func(name, key string) []trust.ConfigMapKey {
-		return []trust.ConfigMapKey{{Namespace: kit.SystemNamespace, Name: name, Key: key}}
+	at := func(name, key string) []publish.ConfigMapKey {
+		return []publish.ConfigMapKey{{Namespace: kit.SystemNamespace, Name: name, Key: key}}
 	}
 	const writers = 3
 	var writing sync.WaitGroup
 	for i := range writers {
 		p, key := publisher(t, kit.ControlPlane(t).Config), fmt.Sprint("ca-", i)
-		wanted := trust.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, ConfigMaps: at("trusted", key)}
+		wanted := publish.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, ConfigMaps: at("trusted", key)}
 		writing.Go(func() {
-			for len(publish(t, p, wanted)) > 0 && t.Context().Err() == nil { // as the next reconcile does
+			for len(publishOnce(t, p, wanted)) > 0 && t.Context().Err() == nil { // as the next reconcile does
 			}
 		})
 	}
@@ -149,21 +150,21 @@ func TestPublishConcurrently(t *testing.T) {
 	}
 	p := publisher(t, kit.ControlPlane(t).Config)
 	for name, exists := range map[string]bool{"made": false, "changed": true} {
-		wanted := func() trust.Wanted {
-			return trust.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at(name, "ca.crt")}
+		wanted := func() publish.Wanted {
+			return publish.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at(name, "ca.crt")}
 		}
 		if exists {
-			wantProblems(t, "before", publish(t, p, wanted()))
+			wantProblems(t, "before", publishOnce(t, p, wanted()))
 		}
 		late, _ := p.Check(t.Context(), wanted())
 		latest := wanted()
-		wantProblems(t, "meanwhile", publish(t, p, latest))
+		wantProblems(t, "meanwhile", publishOnce(t, p, latest))
 		if err := p.Publish(t.Context(), late); apierrors.IsConflict(err) != exists || (err != nil) != exists {
 			t.Errorf("%s: published late: %v", name, err)
 		}
 		if !exists {
 			wantProblems(t, "after", unpublished(t, p, latest), "is not up to date")
-			wantProblems(t, "next", publish(t, p, latest))
+			wantProblems(t, "next", publishOnce(t, p, latest))
 		}
 		wantProblems(t, name, unpublished(t, p, latest))
 	}
@@ -189,9 +190,9 @@ func TestClusterTrustBundles(t *testing.T) {
 	kit.Parallel(t)
 	p, version := publisher(t, kit.TokenConfig(t, "stranger")), bundlesByDefault(t)
 	const first, second = "kubernetes.io:kube-apiserver-client:csr-signer", "example.com:client:csr-signer"
-	wanted := trust.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "csr-signer", Signers: []string{userSigner, "example.com/client"}}
+	wanted := publish.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "csr-signer", Signers: []string{userSigner, "example.com/client"}}
 	if version == "" {
-		wantProblems(t, "not served", publish(t, p, wanted))
+		wantProblems(t, "not served", publishOnce(t, p, wanted))
 		return
 	}
 	grant := func(resource, verb string, names ...string) {
@@ -201,7 +202,7 @@ func TestClusterTrustBundles(t *testing.T) {
 	settled := func(part string) (problems []error) {
 		t.Helper()
 		kit.Eventually(t, "rights are known", func(context.Context) error {
-			if problems = publish(t, p, wanted); !strings.Contains(fmt.Sprint(problems), part) {
+			if problems = publishOnce(t, p, wanted); !strings.Contains(fmt.Sprint(problems), part) {
 				return fmt.Errorf("problems are %q", problems)
 			}
 			return nil
@@ -222,12 +223,12 @@ func TestClusterTrustBundles(t *testing.T) {
 	wantProblems(t, "without one attest", settled("not permitted to attest"), "ClusterTrustBundle "+second+" can't be brought up to date: grant")
 	grant("signers", "attest", "example.com/client")
 	settled("[]")
-	foreign := trust.Wanted{Bundle: wanted.Bundle, Suffix: "theirs", Signers: wanted.Signers[:1]}
-	wantProblems(t, "a bundle that no right names", publish(t, p, foreign),
+	foreign := publish.Wanted{Bundle: wanted.Bundle, Suffix: "theirs", Signers: wanted.Signers[:1]}
+	wantProblems(t, "a bundle that no right names", publishOnce(t, p, foreign),
 		"ClusterTrustBundle kubernetes.io:kube-apiserver-client:theirs can't be brought up to date: grant")
 	wantBundle(t, version, second, "example.com/client", wanted.Bundle)
 	before := wantBundle(t, version, first, userSigner, wanted.Bundle)
-	wantProblems(t, "again", publish(t, p, wanted))
+	wantProblems(t, "again", publishOnce(t, p, wanted))
 	if again := wantBundle(t, version, first, userSigner, wanted.Bundle); again.GetResourceVersion() != before.GetResourceVersion() {
 		t.Error("it was written again")
 	}
@@ -236,7 +237,7 @@ func TestClusterTrustBundles(t *testing.T) {
 	spoil(t, before)
 	kit.Remove(t, newBundle(version, second, "", nil, ""))
 	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date", "does not exist")
-	wantProblems(t, "put right", publish(t, p, wanted))
+	wantProblems(t, "put right", publishOnce(t, p, wanted))
 	wantBundle(t, version, first, userSigner, wanted.Bundle)
 
 	// A signer is removed. Bundles of others stay.
@@ -246,7 +247,7 @@ func TestClusterTrustBundles(t *testing.T) {
 	kit.Create(t, kit.Admin(t), byHand)
 	wanted.Signers = wanted.Signers[:1]
 	wantProblems(t, "one has left", unpublished(t, p, wanted), "ClusterTrustBundle "+second+" is for a removed signer")
-	wantProblems(t, "and is removed", publish(t, p, wanted))
+	wantProblems(t, "and is removed", publishOnce(t, p, wanted))
 	left := newBundle(version, second, "", nil, "")
 	if err := kit.Admin(t).Get(t.Context(), client.ObjectKeyFromObject(left), left); !apierrors.IsNotFound(err) {
 		t.Errorf("it is there, or: %v", err)

@@ -1,4 +1,4 @@
-// Package trust publishes the CAs that verifiers must trust, and removes the CAs that they must not trust. It does
+// Package publish publishes the CAs that verifiers must trust, and removes the CAs that they must not trust. It does
 // not decide which CAs these are, and never reads from a cache.
 //
 // It needs get, create and patch on the ConfigMaps and ClusterTrustBundles that it writes, by name, delete on the latter,
@@ -8,20 +8,19 @@
 // +kubebuilder:rbac:groups="",resources=configmaps,namespace=kube-system,resourceNames=extension-apiserver-authentication,verbs=get;update
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=clustertrustbundles,resourceNames=kubernetes.io:kube-apiserver-client:csr-signer;kubernetes.io:kube-apiserver-client-kubelet:csr-signer;kubernetes.io:kubelet-serving:csr-signer,verbs=get;create;patch;delete
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=attest
-package trust
+package publish
 
 import (
-	"bytes"
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +32,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 )
 
 // ConfigMapKey is one entry of a ConfigMap.
@@ -40,7 +40,7 @@ type ConfigMapKey struct{ Namespace, Name, Key string }
 
 // Wanted is the bundle to publish, and where. Bundle must hold at least one certificate.
 type Wanted struct {
-	// Bundle is the result of Bundle.
+	// Bundle is the result of trust.Bundle.
 	Bundle []byte
 	// ConfigMaps are the entries that hold the bundle. Other entries stay unchanged. A missing ConfigMap is created.
 	ConfigMaps []ConfigMapKey
@@ -105,13 +105,13 @@ func (p *Publisher) Check(ctx context.Context, wanted Wanted) (changes []*Change
 	for _, one := range all {
 		one.manager = wanted.manager()
 		differs, err := p.compare(ctx, one)
-		if differs != "" {
+		if differs != same {
 			changes = append(changes, one)
 			err = p.apply(ctx, one, []string{metav1.DryRunAll})
 		}
 		if err != nil {
 			problems = append(problems, one.failed(err))
-		} else if differs != "" {
+		} else if differs != same {
 			problems = append(problems, fmt.Errorf("%s %s", one, differs))
 		}
 	}
@@ -146,17 +146,23 @@ func withGrant(what string, err error, grant string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// compare reads the object of c, and returns how it differs, or an empty text.
-func (p *Publisher) compare(ctx context.Context, c *Change) (differs string, err error) {
+// difference says how an object differs from what is wanted.
+type difference string
+
+// same is the difference of an object that is as wanted.
+const same difference = ""
+
+// compare reads the object of c, and returns how it differs.
+func (p *Publisher) compare(ctx context.Context, c *Change) (difference, error) {
 	stored := &unstructured.Unstructured{}
 	stored.SetGroupVersionKind(c.object.GroupVersionKind())
-	err = call.Get(ctx, p.Live, client.ObjectKeyFromObject(c.object), stored)
+	err := call.Get(ctx, p.Live, client.ObjectKeyFromObject(c.object), stored)
 	c.version, c.uid = stored.GetResourceVersion(), stored.GetUID()
 	switch {
 	case client.IgnoreNotFound(err) != nil:
-		return "", err
+		return same, err
 	case err != nil && c.remove, err == nil && !c.remove && holds(stored.Object, c.object.Object):
-		return "", nil
+		return same, nil
 	case err != nil:
 		return "does not exist, so it is not up to date", nil
 	case c.remove:
@@ -222,21 +228,100 @@ func (w Wanted) manager() string {
 	return name
 }
 
-// Bundle returns certs in PEM, in that order and without headers or text in between, as a ClusterTrustBundle requires
-// (k8s.io/api/certificates/v1beta1). It skips certificates that have expired by now, and duplicates.
-func Bundle(now time.Time, certs ...*x509.Certificate) []byte {
-	var bundle bytes.Buffer
-	for i, cert := range certs {
-		if now.Before(cert.NotAfter) && !slices.ContainsFunc(certs[:i], cert.Equal) {
-			_ = pem.Encode(&bundle, &pem.Block{Type: "CERTIFICATE", Bytes: cert.Raw}) // a buffer accepts everything
+// versions are the versions of ClusterTrustBundle (KEP-3257), the best first. Their fields are the same.
+var versions = []string{"v1", "v1beta1", "v1alpha1"}
+
+const (
+	bundleResource = "clustertrustbundles"
+	bundleKind     = "ClusterTrustBundle"
+	// managedBy is the label by which our bundles are found again after their signer was removed. self is our name there,
+	// and as the field manager.
+	managedBy, self = "app.kubernetes.io/managed-by", "csr-controller-manager"
+)
+
+// bundles returns a change for each bundle: the bundles of all signers, and our bundles of signers that were removed. The error is
+// about the latter. If no bundles are wanted, none are looked for without the right to list them.
+func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) (all []*Change, err error) {
+	kind := schema.GroupVersionKind{Group: certificatesv1.GroupName, Version: version, Kind: bundleKind}
+	for _, signer := range wanted.Signers {
+		name := trust.BundleName(signer, wanted.Suffix)
+		one := newChange(kind, "", name, fmt.Sprintf("get, create and patch on clustertrustbundles.certificates.k8s.io %s, "+
+			"and attest on signers.certificates.k8s.io %s", name, signer))
+		one.object.SetLabels(map[string]string{managedBy: self})
+		one.object.Object["spec"] = map[string]any{"signerName": signer, "trustBundle": string(wanted.Bundle)}
+		all = append(all, one)
+	}
+	list := &unstructured.UnstructuredList{}
+	list.SetGroupVersionKind(kind)
+	if err := call.List(ctx, p.Live, list, client.MatchingLabels{managedBy: self}); err != nil {
+		if apierrors.IsForbidden(err) && len(wanted.Signers) == 0 {
+			err = nil
+		}
+		return all, err
+	}
+	for _, obj := range list.Items {
+		signer, _, _ := unstructured.NestedString(obj.Object, "spec", "signerName") // a bundle without a signer is not ours
+		if name := obj.GetName(); name == trust.BundleName(signer, wanted.Suffix) && !slices.Contains(wanted.Signers, signer) {
+			one := newChange(kind, "", name, "get and delete on clustertrustbundles.certificates.k8s.io "+name)
+			one.remove = true
+			all = append(all, one)
 		}
 	}
-	return bundle.Bytes()
+	return all, nil
 }
 
-// SameCA reports whether one and other belong to the same CA, by name and key: each could have signed the other's
-// certificates.
-func SameCA(one, other *x509.Certificate) bool {
-	return bytes.Equal(one.RawSubject, other.RawSubject) &&
-		bytes.Equal(one.RawSubjectPublicKeyInfo, other.RawSubjectPublicKeyInfo)
+// served returns the best version that the API server serves now, or "".
+func (p *Publisher) served() (string, error) {
+	for _, version := range versions {
+		group := schema.GroupVersion{Group: certificatesv1.GroupName, Version: version}
+		list, err := p.Discovery.ServerResourcesForGroupVersion(group.String())
+		if apierrors.IsNotFound(err) {
+			continue
+		}
+		if err != nil {
+			return "", fmt.Errorf("discover %s: %w", group, err)
+		}
+		if slices.ContainsFunc(list.APIResources, func(one metav1.APIResource) bool { return one.Name == bundleResource }) {
+			return version, nil
+		}
+	}
+	return "", nil
+}
+
+// ClientCAs returns the ConfigMap in which API servers publish the CAs that they trust for clients, and these CAs.
+func (p *Publisher) ClientCAs(ctx context.Context) (*corev1.ConfigMap, []*x509.Certificate, error) {
+	obj := &corev1.ConfigMap{}
+	if err := call.Get(ctx, p.Live, client.ObjectKey{Namespace: trust.ExtensionNamespace, Name: trust.ExtensionName}, obj); err != nil {
+		return nil, nil, fmt.Errorf("read ConfigMap %s/%s: %w", trust.ExtensionNamespace, trust.ExtensionName, err)
+	}
+	certs, err := trust.Certificates(obj, trust.ExtensionKey)
+	return obj, certs, err
+}
+
+// Prune removes every certificate of the CA of old from that ConfigMap, and keeps the others. An API server whose own
+// client CA file still has the CA adds it again within a minute. So prune only a CA that all API servers refuse.
+func (p *Publisher) Prune(ctx context.Context, old *x509.Certificate) error {
+	obj, certs, err := p.ClientCAs(ctx)
+	if err != nil {
+		return err
+	}
+	left, err := without(certs, old)
+	if err == nil && len(left) < len(certs) {
+		obj.Data[trust.ExtensionKey] = string(trust.Bundle(time.Time{}, left...))
+		err = call.Write(ctx, p.Client.Update, obj)
+	}
+	if err != nil {
+		return fmt.Errorf("prune ConfigMap %s/%s: %w", trust.ExtensionNamespace, trust.ExtensionName, err)
+	}
+	return nil
+}
+
+// without returns certs without those of the CA of old. It fails if none would be left, because API servers would then
+// refuse every client certificate.
+func without(certs []*x509.Certificate, old *x509.Certificate) ([]*x509.Certificate, error) {
+	left := slices.DeleteFunc(slices.Clone(certs), func(one *x509.Certificate) bool { return trust.SameCA(one, old) })
+	if len(left) == 0 && len(certs) > 0 {
+		return nil, errors.New("it trusts no CA other than the retired CA")
+	}
+	return left, nil
 }
