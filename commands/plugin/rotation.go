@@ -309,7 +309,7 @@ func (r *rotation) follow(ctx context.Context) error {
 	if err := r.print(r.aside, "%s: waiting at most %s (--timeout) until %s", r.before.Name, r.timeout, r.goal); err != nil {
 		return err
 	}
-	err := wait.PollUntilContextCancel(ctx, time.Second, true, r.observe)
+	err := wait.PollUntilContextCancel(ctx, time.Second, true, r.poll)
 	ended := "stopped waiting"
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
@@ -320,8 +320,8 @@ func (r *rotation) follow(ctx context.Context) error {
 	return fmt.Errorf("%s: %s; the manager continues, and %s waits again", ended, r.printed, r.commandFor("wait"))
 }
 
-// observe reports whether the operation is done, and prints progress.
-func (r *rotation) observe(ctx context.Context) (bool, error) {
+// poll reports whether the operation is done, and prints progress.
+func (r *rotation) poll(ctx context.Context) (bool, error) {
 	objs, err := r.find(ctx, r.before.Name)
 	switch {
 	case errors.Is(err, errNone), err == nil && objs[0].UID != r.before.UID:

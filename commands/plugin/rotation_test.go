@@ -188,7 +188,7 @@ func TestRotationDone(t *testing.T) {
 		now := authority("cluster", *test.now)
 		r := followerOf(t, v1alpha1.Operation(strings.Split(name, ",")[0]), authority("cluster", *test.before), now)
 		r.answered = true
-		done, err := r.observe(t.Context())
+		done, err := r.poll(t.Context())
 		got := map[bool]string{true: "yes", false: "no"}[done]
 		if err != nil {
 			got = err.Error()
@@ -261,7 +261,7 @@ func TestRotationFindsTheAuthority(t *testing.T) {
 	again := a
 	again.UID = "2"
 	for _, objs := range [][]v1alpha1.SigningAuthority{{again}, nil} {
-		if done, err := followerOf(t, v1alpha1.OperationStart, a, objs...).observe(t.Context()); done || !strings.Contains(fmt.Sprint(err), "was deleted") {
+		if done, err := followerOf(t, v1alpha1.OperationStart, a, objs...).poll(t.Context()); done || !strings.Contains(fmt.Sprint(err), "was deleted") {
 			t.Errorf("done %t, error %v", done, err)
 		}
 	}

@@ -72,7 +72,11 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	case Seal:
 		return r.seal(ctx, obj, o.Now)
 	case Prune:
-		return r.prune(ctx, obj)
+		cert, err := certificateOf(obj.Status.Retiring)
+		if err != nil {
+			return err
+		}
+		return r.publisher.Prune(ctx, cert)
 	// The ledger must know a CA before it is stored anywhere.
 	case MakeCandidate:
 		authority, key, err := createCA(obj, o.Now)
@@ -88,16 +92,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 			return err
 		}
 	}
-	return r.writeSecret(ctx, obj, o.secret, step.Action, made)
-}
-
-// prune removes the retiring CA from the ConfigMap in which API servers keep it.
-func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	cert, err := certificateOf(obj.Status.Retiring)
-	if err != nil {
-		return err
-	}
-	return r.publisher.Prune(ctx, cert)
+	return r.writeSecret(ctx, obj, o, step.Action, made)
 }
 
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing
@@ -130,7 +125,7 @@ func createCA(obj *v1alpha1.SigningAuthority, now time.Time) (*ca.Authority, []b
 // writeSecret takes an action that changes the Secret, in one write. The write fails if the Secret has changed since it
 // was read. made is the key pair of MakeCandidate.
 func (r *Reconciler) writeSecret(
-	ctx context.Context, obj *v1alpha1.SigningAuthority, read *caSecret, action Action, made keypair.Pair,
+	ctx context.Context, obj *v1alpha1.SigningAuthority, read *observation, action Action, made keypair.Pair,
 ) error {
 	ring, changed := editSecret(read.ring, action, made, r.permit(obj, action)), read.object.DeepCopy()
 	if changed.Data == nil {

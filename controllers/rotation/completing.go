@@ -11,8 +11,12 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
 
-// planCompleting removes the retiring CA, in this order: close the ledger, verify that no certificate is outstanding,
-// remove the CA from the trust bundle, verify that every API server refuses it, destroy its key.
+// planCompleting removes the retiring CA:
+//  1. An operation is refused, a destroyed key is recorded, and an edited Secret stops the rotation.
+//  2. The ledger is closed, and no certificate is outstanding.
+//  3. The CA leaves the trust bundle.
+//  4. Every API server refuses it.
+//  5. Its key is destroyed.
 func (p *planner) planCompleting() {
 	s := p.status
 	switch {
@@ -106,7 +110,13 @@ func (p *planner) refusalProvable() bool {
 	return p.status.Retiring.NotAfter.After(p.facts.Now) && askedToRefuse(p.spec.Signers, p.status.Retiring, p.facts)
 }
 
-// planCompleted waits until a rotation is requested, the Secret gets another CA, or spec.rotateAfter is over.
+// planCompleted waits until a rotation is requested, the administrator brings a CA, or spec.rotateAfter is over:
+//  1. The candidate of a rotation that was rolled back is dropped.
+//  2. An edited Secret stops the rotation.
+//  3. A CA that the administrator brings becomes the candidate.
+//  4. A requested operation is answered.
+//  5. A lost signing pair waits for the administrator.
+//  6. The Secret gets its permit, a due rotation starts, and the bundle is published.
 func (p *planner) planCompleted() {
 	rolledBack := p.status.Intent == string(DropCandidate)
 	if rolledBack && p.facts.Secret.Candidate == nil {

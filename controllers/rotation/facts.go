@@ -27,12 +27,13 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// observation is Facts together with what an Action needs: the Secret that they were read from, and the changes that
-// Publish makes.
+// observation is Facts together with what an Action needs.
 type observation struct {
 	Facts
-	secret  *caSecret
-	changes []*publish.Change
+	object                       *corev1.Secret // with an empty UID if there is none yet
+	ring                         keypair.Ring   // the content of object
+	signing, candidate, retiring *ca.Authority  // in ring; nil if missing
+	changes                      []*publish.Change
 }
 
 // readFacts reads the state from the API server, without a cache, and probes API servers:
@@ -92,13 +93,6 @@ func operationOf(obj *v1alpha1.SigningAuthority) v1alpha1.Operation {
 	return v1alpha1.Operation(csr.ShortenTo(obj.Annotations[v1alpha1.OperationAnnotation], v1alpha1.LongestOperation))
 }
 
-// caSecret is the Secret of an authority, with its usable CAs.
-type caSecret struct {
-	object                       *corev1.Secret // with an empty UID if there is none yet
-	ring                         keypair.Ring
-	signing, candidate, retiring *ca.Authority
-}
-
 // readSecret reads the Secret of obj and the CAs in it.
 func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	name := secretName(obj)
@@ -130,10 +124,10 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 		return authority, factsOf(authority), nil
 	}
 	var signingErr, candidateErr, retiringErr error
-	o.secret, o.Secret.PermittedSigners = &caSecret{object: object, ring: ring}, ring.Permit.Signers
-	o.secret.signing, o.Secret.Signing, signingErr = load(ring.Signing)
-	o.secret.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
-	o.secret.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
+	o.object, o.ring, o.Secret.PermittedSigners = object, ring, ring.Permit.Signers
+	o.signing, o.Secret.Signing, signingErr = load(ring.Signing)
+	o.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
+	o.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
 	_, o.Secret.TLS, o.Secret.TLSProblem = load(ring.TLS) // no other client may edit the other pairs
 	if err := errors.Join(signingErr, candidateErr, retiringErr); err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
@@ -222,7 +216,7 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (publish.Wanted, er
 	}
 	wanted := publish.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, ConfigMaps: configMaps(obj)}
 	if len(wanted.Bundle) == 0 {
-		// Verifiers cannot be told to trust nothing. So the bundle holds only the expired CAs. That removes any other CA
+		// A bundle cannot be empty. So the bundle holds only the expired CAs. That removes any other CA
 		// from it, and no verifier accepts an expired one.
 		wanted.Bundle = trust.Bundle(time.Time{}, certs...)
 	}
@@ -275,16 +269,16 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 		kept[key].Add(r.Clock.Now(), answers) // a monotonic clock: the API servers' time may jump between two of them
 		return kept[key].Proof(r.settleFor(obj))
 	}
-	phase, asked, secret := obj.Status.Phase, AsksAPIServers(obj.Spec.Signers), o.secret
+	phase, asked := obj.Status.Phase, AsksAPIServers(obj.Spec.Signers)
 	switch {
 	case phase == v1alpha1.Preparing && asked:
-		o.Candidate = ask(probe.Recognised, secret.candidate, nil)
-		o.Signing = ask(probe.Recognised, secret.signing, nil) // for a rollback
+		o.Candidate = ask(probe.Recognised, o.candidate, nil)
+		o.Signing = ask(probe.Recognised, o.signing, nil) // for a rollback
 	case phase == v1alpha1.Prepared && asked:
-		o.Signing = ask(probe.Recognised, secret.signing, nil)
-		o.RetiringTrusted = ask(probe.Recognised, secret.retiring, nil)
-	case obj.Status.UnpublishedAt != nil && secret.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts):
-		o.RetiringRefused = ask(probe.Refused, secret.retiring, secret.signing)
+		o.Signing = ask(probe.Recognised, o.signing, nil)
+		o.RetiringTrusted = ask(probe.Recognised, o.retiring, nil)
+	case obj.Status.UnpublishedAt != nil && o.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts):
+		o.RetiringRefused = ask(probe.Refused, o.retiring, o.signing)
 	}
 	return nil
 }
@@ -309,8 +303,8 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 	}
 	var chain []*x509.Certificate
 	cert, err := certificateOf(obj.Status.Retiring)
-	if err == nil && o.secret.retiring != nil {
-		chain, err = ca.ParseCertificates(o.secret.retiring.AppendedPEM(o.Now))
+	if err == nil && o.retiring != nil {
+		chain, err = ca.ParseCertificates(o.retiring.AppendedPEM(o.Now))
 	}
 	if err != nil || obj.Status.UnpublishedAt == nil && len(chain) == 0 {
 		return err

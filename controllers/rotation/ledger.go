@@ -96,7 +96,7 @@ func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, a
 func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	var all []*x509.Certificate
 	for _, authority := range obj.Status.CAs() {
-		if cert, err := certificateOf(authority); err == nil { // observe reports what is wrong with it
+		if cert, err := certificateOf(authority); err == nil { // readFacts reports what is wrong with it
 			all = append(all, cert)
 		}
 	}

@@ -104,7 +104,7 @@ func (a *authority) want(operation v1alpha1.Operation) {
 	})
 	if operation != "" {
 		a.asked++
-		a.tell("%s: its owner wants %s", a.name, operation)
+		a.log("%s: its owner wants %s", a.name, operation)
 	}
 }
 
@@ -164,7 +164,7 @@ func (a *authority) issue(cert *certificate) {
 	if !cert.notAfter.After(a.now()) {
 		return
 	}
-	a.tell("%s: %s issues for %s until %s", a.name, cert.ca, cert.signer, cert.notAfter)
+	a.log("%s: %s issues for %s until %s", a.name, cert.ca, cert.signer, cert.notAfter)
 	if signing := a.status().Signing; signing != nil && cert.ca != signing.Certificate {
 		a.saw("issued by what does not sign any more")
 	}
@@ -243,23 +243,23 @@ func (a *authority) stored(before, after *v1alpha1.SigningAuthority) {
 		if a.heard != a.asked {
 			// A known weakness: if the owner requests an operation again before the manager has recorded that the last annotation
 			// is removed, the second request is lost.
-			a.saw("an operation is dropped without a word")
+			a.saw("an operation is dropped without an answer")
 		}
 		return
 	}
 	if is.Answered() && !was.Answered() {
 		a.heard = a.asked
-		a.tell("%s takes %s", a.name, is.LastOperation.Name)
+		a.log("%s takes %s", a.name, is.LastOperation.Name)
 		if len(a.refused) > a.refusedBefore && is.LastOperation.Result != v1alpha1.Refused {
 			a.fail("an Event refuses what the status accepts")
 		}
 	}
 	if was.Intent != is.Intent && is.Intent != "" {
 		a.seen[is.Intent]++
-		a.tell("%s: %s", a.name, is.Intent)
+		a.log("%s: %s", a.name, is.Intent)
 	}
 	if was.Phase != is.Phase {
-		a.tell("%s is %s", a.name, is.Phase)
+		a.log("%s is %s", a.name, is.Phase)
 	}
 	a.promised(was, is)
 	a.checkStatus(was, is)

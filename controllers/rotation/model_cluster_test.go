@@ -91,9 +91,9 @@ type cluster struct {
 	proven    map[string][]string
 	destroyed map[string]bool
 
-	quiet bool           // faults and random actions have ended, owners do only what the manager asks them to do
-	seen  map[string]int // the number of events by kind
-	told  []string       // the events, for the message of a failure
+	quiet  bool           // faults and random actions have ended, owners do only what the manager asks them to do
+	seen   map[string]int // the number of events by kind
+	events []string       // the events, for the message of a failure
 }
 
 type modelCA struct {
@@ -219,7 +219,7 @@ func (c *cluster) reconcile(a *authority) (busy bool) {
 		return true
 	}
 	if err != nil {
-		c.tell("%s: %v", a.name, err)
+		c.log("%s: %v", a.name, err)
 	}
 	return err == nil && result.RequeueAfter <= time.Millisecond
 }
@@ -229,7 +229,7 @@ func (c *cluster) startsAgain() bool {
 	if !c.manager.died {
 		return false
 	}
-	c.tell("the manager dies")
+	c.log("the manager dies")
 	c.startManager()
 	return true
 }
@@ -246,7 +246,7 @@ func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string,
 	}
 	at := slices.IndexFunc(r.authorities, func(a *authority) bool { return a.name == name })
 	r.authorities[at].refused = append(r.authorities[at].refused, why)
-	r.tell("%s refuses: %s", name, why)
+	r.log("%s refuses: %s", name, why)
 }
 
 type modelProber struct{ *cluster }
@@ -284,17 +284,17 @@ func (c *cluster) span(least, most time.Duration) time.Duration {
 
 func (c *cluster) saw(event string) {
 	c.seen[event]++
-	c.tell("%s", event)
+	c.log("%s", event)
 }
 
-// tell records an event for the message of a failure.
-func (c *cluster) tell(format string, args ...any) {
-	c.told = append(c.told, c.now().Format("060102 15:04:05.0 ")+fmt.Sprintf(format, args...))
+// log records an event for the message of a failure.
+func (c *cluster) log(format string, args ...any) {
+	c.events = append(c.events, c.now().Format("060102 15:04:05.0 ")+fmt.Sprintf(format, args...))
 }
 
 // failure returns err with the state of the authorities and the last events. It names CAs instead of certificates and key IDs.
 func (c *cluster) failure(err error) string {
-	text := fmt.Sprintf("%v: %v\n%s", err, c.authorities, strings.Join(c.told[max(0, len(c.told)-300):], "\n"))
+	text := fmt.Sprintf("%v: %v\n%s", err, c.authorities, strings.Join(c.events[max(0, len(c.events)-300):], "\n"))
 	for _, cert := range c.names {
 		text = strings.ReplaceAll(text, cert, c.cas[cert].name)
 		text = strings.ReplaceAll(text, c.cas[cert].authority.KeyID(), c.cas[cert].name)

@@ -116,7 +116,7 @@ func (a *authority) brings() {
 	}
 	a.edit(func(ring *keypair.Ring) { ring.TLS = pair })
 	a.saw("its owner brings " + what)
-	a.tell("%s: %s", a.name, pair.Cert)
+	a.log("%s: %s", a.name, pair.Cert)
 	a.comesBack(pair)
 }
 
@@ -183,7 +183,7 @@ func (a *authority) mixesUp() {
 	source, target := from[a.random.IntN(len(from))], to[a.random.IntN(len(to))]
 	a.edit(func(ring *keypair.Ring) { *pairsByKey(ring)[target] = *pairsByKey(ring)[source] })
 	a.saw("a pair is copied")
-	a.tell("%s: %s to %s", a.name, source, target)
+	a.log("%s: %s to %s", a.name, source, target)
 }
 
 func noCandidate(ring *keypair.Ring) { ring.Candidate = keypair.Pair{} }

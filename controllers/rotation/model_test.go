@@ -87,8 +87,8 @@ var often = map[string]int{
 	"its owner brings what signs": 6, "its owner brings the candidate": 9,
 	"a signer comes": 3, "what signs is not for all": 2, "a pair is copied": 5, "what signs is taken out": 3,
 	"a pair is copied back": 20, "an edit is removed": 10, "a signing pair is put back": 3, "a candidate pair is put back": 1,
-	"an operation is dropped without a word":   9,
-	"clocks disagree true, time unknown false": 100, "clocks disagree true, time unknown true": 100,
+	"an operation is dropped without an answer": 9,
+	"clocks disagree true, time unknown false":  100, "clocks disagree true, time unknown true": 100,
 	"a reconcile without an agreed time": 1500,
 }
 
@@ -401,7 +401,7 @@ func (c *cluster) accident(a *authority) {
 func (c *cluster) end() error {
 	c.dies, c.quiet = func() bool { return false }, true
 	c.setMachine(c.span(-servertime.MaxSkew, servertime.MaxSkew), false)
-	c.tell("it is quiet now")
+	c.log("it is quiet now")
 	for _, a := range c.authorities {
 		a.want("")
 		if s := a.status().Signing; s != nil && string(a.ring().Signing.Cert) != s.Certificate {

@@ -140,7 +140,11 @@ type planner struct {
 	step   Step
 }
 
-// plan handles what is common to all phases, and then the phase.
+// plan decides in this order:
+//  1. An answered operation waits until its annotation is removed.
+//  2. Each CA that signs, or is to sign, gets an open account in the ledger.
+//  3. The phase decides. Each phase first records a finished action, then checks the Secret, then finishes what was begun,
+//     and then answers an operation.
 func (p *planner) plan() {
 	if p.status.Answered() {
 		if p.facts.Operation == p.status.LastOperation.Name { // a repeated request counts once
@@ -174,24 +178,28 @@ func (p *planner) repairLedger() bool {
 	for _, ca := range []struct{ found, noted *v1alpha1.CAStatus }{{secret.Signing, s.Signing}, {secret.Candidate, s.Candidate}} {
 		if v1alpha1.SameCA(ca.found, ca.noted) && p.facts.lost(ca.noted) {
 			ca.noted.AdoptedAt, ca.noted.AttestedAt = p.now(), nil
-			p.act(Open, ca.noted.KeyID)
+			p.actOn(ca.noted, Open)
 			return true
 		}
 	}
 	if p.facts.Published && v1alpha1.SameCA(secret.Signing, s.Signing) && p.facts.sealed(s.Signing) {
-		p.act(Unseal, s.Signing.KeyID) // a late leader has closed it
+		p.actOn(s.Signing, Unseal) // a late leader has closed it
 		return true
 	}
 	return false
 }
 
-// act records action as the intent. Next returns it again until it sees the result.
-func (p *planner) act(action Action, account ...string) {
-	p.status.Intent, p.step.Action = string(action), action
-	p.step.Account = strings.Join(account, "")
+// act records action as the intent. Next returns it again until it sees the result. The reconciler takes it, and calls Next
+// again at once.
+func (p *planner) act(action Action) { p.status.Intent, p.step.Action = string(action), action }
+
+// actOn takes action on the account of authority.
+func (p *planner) actOn(authority *v1alpha1.CAStatus, action Action) {
+	p.step.Account = authority.KeyID
+	p.act(action)
 }
 
-// wait records what must happen before the next step.
+// wait records what must happen before the next step. The reconciler calls Next again after its interval.
 func (p *planner) wait(format string, args ...any) {
 	p.status.WaitingFor = append(p.status.WaitingFor, fmt.Sprintf(format, args...))
 }
@@ -319,13 +327,16 @@ func signersToConfirm(signers []string) []string {
 	return slices.DeleteFunc(slices.Clone(signers), csr.VerifiedByAPIServers)
 }
 
-// withoutTrust returns those of signers whose verifiers are not known to trust authority. API servers verify the
+// trustedFor reports whether the verifiers of certificates of signer are known to trust authority. API servers verify the
 // certificates of all client signers in the same way.
+func trustedFor(authority *v1alpha1.CAStatus, signer string) bool {
+	return authority != nil && (slices.Contains(authority.Signers, signer) ||
+		csr.VerifiedByAPIServers(signer) && AsksAPIServers(authority.Signers))
+}
+
+// withoutTrust returns those of signers whose verifiers are not known to trust authority.
 func withoutTrust(signers []string, authority *v1alpha1.CAStatus) []string {
-	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool {
-		return authority != nil && (slices.Contains(authority.Signers, name) ||
-			csr.VerifiedByAPIServers(name) && AsksAPIServers(authority.Signers))
-	})
+	return slices.DeleteFunc(slices.Clone(signers), func(name string) bool { return trustedFor(authority, name) })
 }
 
 // permittedSigners returns the signers that the signing CA may sign for after action. A CA signs only for signers whose
@@ -340,9 +351,7 @@ func permittedSigners(
 	case SwapBack:
 		signing = status.Retiring
 	}
-	untrusted := withoutTrust(spec.Signers, signing)
-	isUntrusted := func(name string) bool { return slices.Contains(untrusted, name) }
-	return slices.DeleteFunc(slices.Clone(spec.Signers), isUntrusted)
+	return slices.DeleteFunc(slices.Clone(spec.Signers), func(name string) bool { return !trustedFor(signing, name) })
 }
 
 // askedToRefuse reports whether API servers verify certificates of the retiring CA, also for signers that were removed

@@ -17,7 +17,13 @@ import (
 // DefaultAdopted is the longest lifetime of certificates that kube-controller-manager and kubeadm issue by default.
 const DefaultAdopted = 365 * 24 * time.Hour
 
-// planPrepared keeps both CAs trusted until the administrator completes the rotation or rolls it back.
+// planPrepared keeps both CAs trusted until the administrator completes the rotation or rolls it back:
+//  1. A rollback that is done is recorded.
+//  2. An edited Secret stops the rotation.
+//  3. A recorded rollback continues.
+//  4. A requested operation is answered.
+//  5. A lost signing pair waits for the administrator.
+//  6. The Secret gets its permit, the bundle is published, and the administrator decides.
 func (p *planner) planPrepared() {
 	s := p.status
 	switch {
@@ -66,7 +72,7 @@ func (p *planner) continueRollback() bool {
 	noted := p.rollbackNoted() && p.facts.Operation == ""
 	switch missing := p.missingTrust(p.facts.RetiringTrusted); {
 	case p.facts.sealed(p.status.Retiring) && p.facts.Published:
-		p.act(Unseal, p.status.Retiring.KeyID)
+		p.actOn(p.status.Retiring, Unseal)
 	case !noted:
 		return false
 	case len(missing) > 0:

@@ -8,7 +8,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
 
-// planNew finds or creates the first CA. It becomes a candidate like any other CA.
+// planNew finds or creates the first CA, which becomes a candidate like any other CA. If the Secret has a signing CA already,
+// the status is lost, and planNew restores it.
 func (p *planner) planNew() {
 	switch signing := p.facts.Secret.Signing; {
 	case p.answerOperation():
@@ -100,7 +101,13 @@ func (p *planner) adopt() {
 	p.act(TakeCandidate)
 }
 
-// planPreparing publishes the candidate, waits until its verifiers trust it, and then signs with it.
+// planPreparing publishes the candidate, waits until its verifiers trust it, and then signs with it:
+//  1. A switch that is done is recorded.
+//  2. An edited Secret stops the rotation.
+//  3. A CA that the administrator brings replaces a missing candidate.
+//  4. The candidate is created, or taken from the pair tls.
+//  5. A requested operation is answered.
+//  6. The candidate is published and proven, and then signs.
 func (p *planner) planPreparing() {
 	s, secret := p.status, p.facts.Secret
 	switch {

@@ -188,7 +188,7 @@ func TestConditions(t *testing.T) {
 func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	obj := signingWith("cluster", nil, clientSigner)
 	obj.Status.Retiring, obj.Status.UnpublishedAt = &v1alpha1.CAStatus{Certificate: frontCA}, at(0)
-	o := &observation{secret: &caSecret{retiring: newCA(t, day)}}
+	o := &observation{retiring: newCA(t, day)}
 	if err := newCluster(nil).reconciler.readClientCAs(t.Context(), obj, o); err != nil || !o.Kept {
 		t.Errorf("the retiring CA is not found: %+v, error %v", o.Facts, err)
 	}

@@ -60,7 +60,7 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	review, heard, err := c.review(ctx, anonymous(cluster))
 	switch {
 	case err == nil:
-		return c.judge(review.Status.UserInfo)
+		return c.identifiedAs(review.Status.UserInfo)
 	case refused(err):
 		return c.refusal(cluster.Host, heard)
 	default:
@@ -94,7 +94,7 @@ func (c *Certificate) review(
 	return review, heard, err
 }
 
-// heard is additional information from a server's response.
+// response is additional information from a server's response.
 type heard struct {
 	*http.Transport
 	// asked reports that the server requested a client certificate, and so has received c.
@@ -112,7 +112,7 @@ func (h *heard) RoundTrip(request *http.Request) (*http.Response, error) {
 	return response, err
 }
 
-// refusal judges the 401 of a server. It proves nothing if the server has not seen the certificate, or if the
+// refusal returns what the 401 of a server proves. It proves nothing if the server has not seen the certificate, or if the
 // certificate is not valid by the server's clock: a server that trusts the CA refuses it too.
 func (c *Certificate) refusal(name string, heard *heard) Answer {
 	evidence := fmt.Sprintf("%s answers 401 to a client certificate of this CA", name)
@@ -171,8 +171,8 @@ func refused(err error) bool {
 	})
 }
 
-// judge returns what it proves that the API server identifies the holder of c as user.
-func (c *Certificate) judge(user authenticationv1.UserInfo) Answer {
+// identifiedAs returns what it proves that the API server identifies the holder of c as user.
+func (c *Certificate) identifiedAs(user authenticationv1.UserInfo) Answer {
 	ids := user.Extra[csr.CredentialIDKey]
 	switch {
 	case user.Username == anonymousUser:

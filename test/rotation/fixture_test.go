@@ -252,7 +252,7 @@ func (r *rotating) completes(t *testing.T, name string) {
 	})
 }
 
-func (r *rotating) tells(t *testing.T, name, reason, part string) {
+func (r *rotating) hasEvent(t *testing.T, name, reason, part string) {
 	t.Helper()
 	authority := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	kit.AnEvent(t, authority, reason, func(event *eventsv1.Event) bool {

@@ -81,10 +81,10 @@ func TestRootAboveIsNamed(t *testing.T) {
 	r.reaches(t, name, v1alpha1.Prepared, named)
 	r.does(t, name, v1alpha1.OperationAccept)
 	r.does(t, name, v1alpha1.OperationComplete)
-	r.tells(t, name, "RotationRefused", remove)
+	r.hasEvent(t, name, "RotationRefused", remove)
 	r.isTakenFor(t, before, "before")
 
-	// Its owner removes it in both places.
+	// Its owner removes it from both.
 	r.feed(t)
 	r.reaches(t, name, v1alpha1.Prepared, named) // it stays in the ConfigMap
 	kit.Eventually(t, "the API server trusts the bundle, and not the root", func(context.Context) error {

@@ -87,7 +87,7 @@ func TestRotation(t *testing.T) {
 	for range 2 { // the earlier result is not taken for the answer, and does not hide it
 		operate(1, "complete cluster --yes", "rotation complete is refused: certificates that others have issued")
 	}
-	r.tells(t, "cluster", "RotationRefused", "others have issued")
+	r.hasEvent(t, "cluster", "RotationRefused", "others have issued")
 	operate(0, "attest cluster --yes", "cluster: done: Prepared, generation 2")
 	operate(0, "accept cluster --yes", "cluster: done: Prepared, generation 2")
 	stolen := signedBy(t, kit.Load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
@@ -144,7 +144,7 @@ func TestAuthority(t *testing.T) {
 	// An edit that can't be used stops the rotation, and changes nothing else. The next edit lets it continue.
 	r.edit(t, name, []byte("nonsense"), made.Data["tls.key"])
 	const restore = "copy signing.crt and signing.key to tls.crt and tls.key of the Secret: the present content is refused: "
-	r.tells(t, name, "RotationStuck", restore+"no PEM block of type CERTIFICATE")
+	r.hasEvent(t, name, "RotationStuck", restore+"no PEM block of type CERTIFICATE")
 	stopped := meta.FindStatusCondition(r.get(t, name).Status.Conditions, v1alpha1.ConditionReady)
 	if stopped.Reason != "RotationStuck" || !strings.Contains(stopped.Message, restore) || !strings.HasSuffix(stopped.Message, "the CA "+first.KeyID+" still signs") {
 		t.Errorf("condition %+v", stopped)
@@ -172,7 +172,7 @@ func TestAuthority(t *testing.T) {
 		}
 		r.does(t, name, v1alpha1.OperationComplete)
 		text := fmt.Sprintf("certificates of %s from the CA %s are valid until %s", signer, first.KeyID, left.UTC().Format(time.RFC3339))
-		r.tells(t, name, "RotationRefused", text)
+		r.hasEvent(t, name, "RotationRefused", text)
 		r.reaches(t, name, v1alpha1.Prepared, nil)
 	}
 	refused(userSigner, maria)
