@@ -46,7 +46,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		return Options{}, err
 	}
 	options := Options{
-		Concurrency: Concurrency(c.Concurrency), RequestLimits: c.RequestLimits, Audit: auditLog, BlockList: blockList(c),
+		RequestLimits: c.RequestLimits, Audit: auditLog, BlockList: blockList(c),
 	}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
@@ -60,6 +60,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if c.Enabled(config.SignerController) {
 		options.Signer = &signer.Reconciler{
 			Signers: signers, Retention: retention, RequestLimits: c.RequestLimits, DryRun: c.DryRuns(config.SignerController),
+			Workers: c.Concurrency.Signer,
 		}
 	}
 	if options.Approver != nil {
@@ -68,7 +69,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
 		options.Cleaner = &cleaner.Reconciler{
-			Retention: retention, DryRun: c.DryRuns(config.CleanerController),
+			Retention: retention, DryRun: c.DryRuns(config.CleanerController), Workers: c.Concurrency.Cleaner,
 			Limiter: flowcontrol.NewTokenBucketRateLimiter(float32(rate), rate),
 		}
 	}

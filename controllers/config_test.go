@@ -187,8 +187,11 @@ func TestControllersThatAreOn(t *testing.T) {
 			}
 		})
 		got := [3]bool{options.Approver != nil, options.Signer != nil, options.Cleaner != nil}
-		if got != want || options.Concurrency != (Concurrency{1, 2, 3}) || (options.SelfCheck == nil) != (list == "signer") {
-			t.Errorf("%s: %v, concurrency %+v, self-check %+v", list, got, options.Concurrency, options.SelfCheck)
+		if got != want || (options.SelfCheck == nil) != (list == "signer") {
+			t.Errorf("%s: %v, self-check %+v", list, got, options.SelfCheck)
+		}
+		if list == "*" && [3]int{options.Approver.Workers, options.Signer.Workers, options.Cleaner.Workers} != [3]int{1, 2, 3} {
+			t.Errorf("workers %d, %d and %d", options.Approver.Workers, options.Signer.Workers, options.Cleaner.Workers)
 		}
 		r := options.Approver
 		if r != nil && (r.Denial != "Permanent" || r.Inventory != nil || len(r.Judges) != 1 || r.Judges[kubelet] != approver.Judge(approver.NodeClient{})) {

@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -50,9 +49,6 @@ type Options struct {
 	// SelfCheck, if set, checks the manager's own rights and the kubelets' rights.
 	SelfCheck *SelfCheck
 
-	// Concurrency is the number of requests that each controller works on at a time; zero means DefaultConcurrency.
-	Concurrency Concurrency
-
 	// Clock, if set, is the clock of the queues and of every controller without a clock of its own. With a fake clock,
 	// retention, expiry and retries follow its steps.
 	Clock clock.WithTicker
@@ -61,13 +57,6 @@ type Options struct {
 	// if the transport of the manager's clients notes that time (servertime.Clock.Wrap), which saves calls.
 	ServerTime *servertime.Clock
 }
-
-// Concurrency is the number of workers of each controller.
-type Concurrency struct{ Approver, Signer, Cleaner int }
-
-// DefaultConcurrency has more workers than kube-controller-manager (cmd/kube-controller-manager/app/certificates.go). Its
-// 5 workers mostly wait for the API server while many nodes join, and its one cleaner waits for a deletion that hangs.
-var DefaultConcurrency = Concurrency{Approver: 50, Signer: 20, Cleaner: 5}
 
 // CacheOptions returns the options for the cache of the manager. The cache holds little of a request that is finished, or
 // that has a signer without a controller in o. In a dry run it holds whole requests, because the controllers judge
@@ -128,32 +117,25 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
 	}
 	if r := o.Approver; r != nil {
-		workers := cmp.Or(o.Concurrency.Approver, DefaultConcurrency.Approver)
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
-		r.Workers, r.Audit = cmp.Or(r.Workers, workers), cmp.Or(r.Audit, o.Audit)
+		r.Audit = cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(approver.Name,
-			r.SetupWithManager(mgr, controllerOptions(o.Clock, workers, fairly(workers)))))
+		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr)))
 	}
 	if r := o.Signer; r != nil {
-		workers := cmp.Or(o.Concurrency.Signer, DefaultConcurrency.Signer)
 		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
 		r.Audit = cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(signer.Name,
-			r.SetupWithManager(mgr, controllerOptions(o.Clock, workers, fairly(workers)))))
+		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr)))
 	}
 	if r := o.Cleaner; r != nil {
-		workers := cmp.Or(o.Concurrency.Cleaner, DefaultConcurrency.Cleaner)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(cleaner.Name,
-			r.SetupWithManager(mgr, controllerOptions[reconcile.Request](o.Clock, workers, nil))))
+		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr)))
 	}
 	if r := o.Rotation; r != nil {
-		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
 		r.Audit = cmp.Or(r.Audit, o.Audit)
-		errs = append(errs, named(rotation.Name,
-			r.SetupWithManager(mgr, controllerOptions[reconcile.Request](o.Clock, 1, nil))))
+		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
+		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr)))
 	}
 	return errors.Join(errs...)
 }

@@ -24,7 +24,6 @@ import (
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -32,14 +31,12 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -241,75 +238,6 @@ func TestRequestsAreCounted(t *testing.T) {
 
 var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
-// TestRetriesAndWorkers checks the options of a controller. Errors are retried after 200 ms. Each pause is twice as long as
-// the last, up to 10 s.
-func TestRetriesAndWorkers(t *testing.T) {
-	options := controllerOptions(nil, 7, fairly(7))
-	for run, want := range []int{200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
-		if pause := options.RateLimiter.When(fairqueue.Key{Name: "a"}).Milliseconds(); pause != int64(want) {
-			t.Errorf("pause %d: %d ms, want %d", run, pause, want)
-		}
-	}
-	if options.MaxConcurrentReconciles != 7 || options.EnableWarmup == nil || *options.EnableWarmup {
-		t.Errorf("%+v", options)
-	}
-	if options.CacheSyncTimeout < 10*365*24*time.Hour || options.ReconciliationTimeout != 3*time.Minute {
-		t.Errorf("the process ends when no cache has been filled for %s; a reconcile may take %s",
-			options.CacheSyncTimeout, options.ReconciliationTimeout)
-	}
-}
-
-// TestQueueFollowsTheClock checks the queues of controllers with a clock that is stepped: an item returns at the end of its
-// delay, which counts from when the worker received the item, also after an error.
-func TestQueueFollowsTheClock(t *testing.T) {
-	followsTheClock(t, fairqueue.Key{Name: "a"}, fairly(1))
-	followsTheClock(t, reconcile.Request{}, nil)
-}
-
-func followsTheClock[item comparable](t *testing.T, key item, items func(string) workqueue.TypedInterface[item]) {
-	t.Helper()
-	clock := clocktesting.NewFakeClock(noon)
-	options := controllerOptions(clock, 1, items)
-	queue := options.NewQueue("test", options.RateLimiter)
-	defer queue.ShutDown()
-	queue.AddAfter(key, time.Hour)
-	if length := queue.Len(); length != 0 {
-		t.Errorf("%d items are queued before their time", length)
-	}
-	clock.Step(time.Hour)
-	for _, again := range []func(){
-		func() { queue.AddAfter(key, time.Hour) }, func() { queue.AddRateLimited(key) }, func() {},
-	} {
-		if taken, shutdown := queue.Get(); taken != key || shutdown {
-			t.Errorf("%v, shut down %t, want %v", taken, shutdown, key)
-		}
-		clock.Step(time.Hour) // during the reconcile
-		again()
-		queue.Done(key)
-	}
-}
-
-type steppingQueue struct {
-	workqueue.TypedRateLimitingInterface[string]
-	clock  *clocktesting.FakeClock
-	delays []time.Duration
-}
-
-func (q *steppingQueue) AddAfter(_ string, delay time.Duration) {
-	q.delays = append(q.delays, delay)
-	q.clock.Step(time.Hour)
-}
-
-// TestStepDuringTheAddIsNotLost checks that a step between the computation of a delay and its use delays nothing.
-func TestStepDuringTheAddIsNotLost(t *testing.T) {
-	inner := &steppingQueue{clock: clocktesting.NewFakeClock(noon)}
-	queue := &steppedQueue[string]{TypedRateLimitingInterface: inner, clock: inner.clock}
-	queue.AddAfter("a", 90*time.Minute)
-	if want := []time.Duration{90 * time.Minute, 30 * time.Minute}; !slices.Equal(inner.delays, want) {
-		t.Errorf("added after %v, want %v", inner.delays, want)
-	}
-}
-
 // TestSelfCheckRepeats checks when a check runs again: an hour after a success, and a minute after a failure or an unknown
 // result. Each change is logged once, and is in the metrics.
 func TestSelfCheckRepeats(t *testing.T) {
@@ -389,7 +317,7 @@ func (r reviewer) Create(_ context.Context, review *review, _ metav1.CreateOptio
 // ready once its rights have been reviewed, unless a right was denied. An answer that is missing changes nothing. A missing optional
 // right, to write Events for example, must not page anyone. TestLostRightsAreNamed of test/rotation has the shipped rights.
 func TestMissingRightsAreNamed(t *testing.T) {
-	rights := []check.Right{
+	rights := []Right{
 		{Verb: "test", Resource: "b", Name: "one"}, {Verb: "test", Resource: "b", Name: "two"}, {Verb: "test", Resource: "c", Optional: true},
 		{Verb: "approve", Resource: "signers", Name: "example.com/a", Optional: true}, {Verb: "sign", Resource: "signers", Name: "example.com/b"},
 	}

@@ -24,12 +24,27 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
+// Right is one verb on one kind of object.
+type Right struct {
+	// Verb, Group, Resource (with /subresource), Namespace and Name are as in a Role; empty Names and Namespaces are all.
+	Verb, Group, Resource, Namespace, Name string
+	// Need names the part of the manager that needs it.
+	Need string
+	// Manifest is the shipped folder that grants it. It is empty if only a role of the operator can.
+	Manifest string
+	// Optional means that the controllers work without the right.
+	Optional bool
+}
+
+// String returns the Right as in `kubectl auth can-i`.
+func (r Right) String() string { return check.Right(r).String() }
+
 // Rights returns the rights that a manager with configuration c needs. The manager's Lease is in leaseNamespace. A
 // test compares the rights with config/rbac.
-func Rights(c *config.Configuration, leaseNamespace string) []check.Right {
-	var all []check.Right
+func Rights(c *config.Configuration, leaseNamespace string) []Right {
+	var all []Right
 	of := func(need, manifest string) rights {
-		return rights{all: &all, each: check.Right{Need: need, Manifest: manifest}}
+		return rights{all: &all, each: Right{Need: need, Manifest: manifest}}
 	}
 	if c.Enabled(config.ApproverController) {
 		of("approver", shippedRoles).approver(c)
@@ -94,8 +109,8 @@ var shippedCA = types.NamespacedName{Namespace: "csr-controller-manager-system",
 // rights adds rights to all, without duplicates. each has the fields that they share: the part of the manager that needs
 // them, and the folder whose roles grant them.
 type rights struct {
-	all  *[]check.Right
-	each check.Right
+	all  *[]Right
+	each Right
 }
 
 // by returns r for the rights that the part need of the manager needs.
@@ -136,7 +151,7 @@ func (r rights) add(group, resource, namespace, name string, verbs ...string) {
 	for _, verb := range verbs {
 		right := r.each
 		right.Verb, right.Group, right.Resource, right.Namespace, right.Name = verb, group, resource, namespace, name
-		same := func(known check.Right) bool { return known.String() == right.String() }
+		same := func(known Right) bool { return known.String() == right.String() }
 		i := slices.IndexFunc(*r.all, same)
 		if i < 0 {
 			*r.all = append(*r.all, right)

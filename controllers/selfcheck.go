@@ -28,7 +28,7 @@ type SelfCheck struct {
 	// Interval is the time between two checks. A check that did not pass is repeated within a minute.
 	Interval time.Duration
 	// Rights are the rights that the manager needs. Namespace is the manager's own: Events about missing rights name it.
-	Rights    []check.Right
+	Rights    []Right
 	Namespace string
 	// BootstrapGroups and NodeGroups are groups of kubelets. At least one of BootstrapGroups, if any, must be able to join nodes.
 	// All NodeGroups must be able to renew.
@@ -193,12 +193,15 @@ func (s *selfCheck) report(task *checkTask, results []check.Result) {
 func (s *selfCheck) ownRights(
 	reviews reviewsv1.SelfSubjectAccessReviewInterface, c *SelfCheck, events *report.Reporter,
 ) func(context.Context) []check.Result {
-	denied := make([]bool, len(c.Rights)) // as far as known
+	denied, rights := make([]bool, len(c.Rights)), make([]check.Right, len(c.Rights)) // denied as far as known
+	for i, right := range c.Rights {
+		rights[i] = check.Right(right)
+	}
 	return func(ctx context.Context) []check.Result {
-		results := check.Rights(ctx, reviews, c.Rights)
+		results := check.Rights(ctx, reviews, rights)
 		var names []string
 		missing := map[[2]string]float64{}
-		for i, right := range c.Rights {
+		for i, right := range rights {
 			label := [2]string{right.Verb, right.GroupResource()}
 			missing[label] += 0 // a series for each right
 			if status := results[i].Status; status != check.Unknown {

@@ -16,14 +16,12 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/utils/clock"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -284,7 +282,7 @@ func TestACallerMayBringItsOwnParts(t *testing.T) {
 	steps := testingclock.NewFakePassiveClock(time.Now().Add(10 * time.Minute).Truncate(time.Second))
 	start(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		o.Approver.Client = counting{Client: kit.Admin(t), writes: &writes}
-		o.Approver.Reporter = report.New(recorder, clock.RealClock{})
+		o.Approver.Recorder = recorder
 		o.Signer.Clock = steps
 	}})
 	obj := kit.Reaches(t, create(t, "parts"), csr.Issued)
@@ -301,7 +299,7 @@ func TestACallerMayBringItsOwnParts(t *testing.T) {
 			t.Errorf("Event %q, want ShapeMismatch", event)
 		}
 	case <-time.After(kit.Patience):
-		t.Error("no Event through the given reporter")
+		t.Error("no Event through the given recorder")
 	}
 }
 

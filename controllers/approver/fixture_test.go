@@ -266,7 +266,7 @@ func newParts(obj *request) *parts {
 				return nil
 			}),
 		},
-		Reporter: report.New(p.recorder, p.clock),
+		reporter: report.New(p.recorder, p.clock),
 		Clock:    p.clock,
 	}
 	return p
@@ -317,7 +317,7 @@ func (p *parts) asked(t testing.TB) string {
 
 func (p *parts) reconcile(t testing.TB) (reconcile.Result, error) {
 	t.Helper()
-	return p.reconciler.Reconcile(t.Context(), fairqueue.KeyOf(p.served, p.reconciler.RequestLimits.NodeOf(p.served)))
+	return p.reconciler.reconcile(t.Context(), fairqueue.KeyOf(p.served, p.reconciler.RequestLimits.NodeOf(p.served)))
 }
 
 func (p *parts) events() (taken []string) {

@@ -13,16 +13,17 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -66,24 +67,23 @@ type Reconciler struct {
 	BlockList *blocklist.List
 	// Limit bounds the approvals of each requester for each node.
 	Limit Limit
-	// Workers is the number of requests in progress at a time; zero means DefaultWorkers. The questions to a slow source
-	// of the inventory get a share of them.
+	// Workers is the number of requests in progress at a time; zero means 50. The questions to a slow source of the
+	// inventory get a share of them.
 	Workers int
 
-	Client   client.Client
-	Reporter *report.Reporter
-	Clock    clock.PassiveClock
+	Client client.Client
+	// Recorder records Events about requests.
+	Recorder events.EventRecorder
+	// Clock is the clock of pauses and audit records. If it is a clock.WithTicker, the delays of the queue follow it.
+	Clock clock.PassiveClock
 	// Audit, if set, receives a record of each decision, beside the log.
 	Audit *audit.Log
 
-	waiting fairqueue.Index // undecided requests, for wake-ups
-	written sync.Map        // outcomes of writes by UID of the request, until the watch shows a decision
-	limiter *limiter
+	reporter *report.Reporter
+	waiting  fairqueue.Index // undecided requests, for wake-ups
+	written  sync.Map        // outcomes of writes by UID of the request, until the watch shows a decision
+	limiter  *limiter
 }
-
-// DefaultWorkers is more than kube-controller-manager's five workers, because most of the time a worker waits for the
-// API server.
-const DefaultWorkers = 50
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/approval,verbs=update
@@ -92,7 +92,7 @@ const DefaultWorkers = 50
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
 // SetupWithManager sets nil fields and registers the controller.
-func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.TypedOptions[fairqueue.Key]) error {
+func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.fill(mgr)
 	if err := r.check(); err != nil {
 		return err
@@ -100,9 +100,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	for name := range r.Judges { // a histogram needs to exist before its first event, for its rate
 		createdToApproved.WithLabelValues(name)
 	}
-	options.Reconciler = r
-	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	approving, err := controller.NewTyped(Name, mgr, options)
+	approving, err := fairqueue.NewController(mgr, Name, r.Workers, r.Clock, r.reconcile)
 	if err != nil {
 		return fmt.Errorf("make controller: %w", err)
 	}
@@ -127,8 +125,9 @@ func (r *Reconciler) fill(mgr manager.Manager) {
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
 	r.Authorizer = cmp.Or[authz.Authorizer](r.Authorizer, &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}})
-	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
-	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, DefaultWorkers)
+	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name))
+	r.reporter = report.New(r.Recorder, r.Clock)
+	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, defaults.ApproverWorkers)
 	r.limiter = newLimiter(r.Limit, r.Clock)
 }
 
@@ -172,10 +171,10 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 	r.waiting.Remove(obj.Name)
 	r.written.Delete(obj.UID)
-	r.Reporter.Forget(obj)
+	r.reporter.Forget(obj)
 }
 
-// Reconcile decides about a request and writes at most one condition.
+// reconcile decides about a request and writes at most one condition.
 //
 //  1. The request is still the one in the queue, and undecided.
 //  2. It is parsed, within the limits.
@@ -183,7 +182,7 @@ func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 //  4. The Judge of its signer decides (Decide).
 //  5. Of an approval: the block list once more, and approval.limit (act).
 //  6. An approval, and a permitted denial, is written. Any other decision is reported (write, report).
-func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
+func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
 	defer func() {
 		if err != nil {
 			errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
@@ -344,7 +343,7 @@ func (r *Reconciler) write(
 func (r *Reconciler) reportStored(obj *certificatesv1.CertificateSigningRequest, decision judge.Decision) {
 	count(obj, decision)
 	if decision.Verdict == judge.Deny {
-		r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
+		r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
 		return
 	}
 	createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
@@ -386,15 +385,15 @@ func (r *Reconciler) report(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) {
 	if !r.DryRun {
-		if r.Reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
+		if r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 			count(obj, decision)
 			r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
 		}
 		return
 	}
-	would, write := "Would"+decision.Verdict.String(), r.Reporter.Request
+	would, write := "Would"+decision.Verdict.String(), r.reporter.Request
 	if decision.Verdict == judge.Approve {
-		write = r.Reporter.Would
+		write = r.reporter.Would
 	}
 	if write(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
 		dryRunTotal.WithLabelValues(obj.Spec.SignerName, decision.Verdict.String(), decision.Reason).Inc()

@@ -29,7 +29,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 	"sigs.k8s.io/controller-runtime/pkg/config"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -214,7 +213,7 @@ func TestLimitOfConcurrentRequests(t *testing.T) {
 					all.Go(func() {
 						obj := &request{}
 						obj.Name, obj.UID = fmt.Sprint(i), types.UID(fmt.Sprint(i))
-						_, _ = p.reconciler.Reconcile(t.Context(), fairqueue.KeyOf(obj, ""))
+						_, _ = p.reconciler.reconcile(t.Context(), fairqueue.KeyOf(obj, ""))
 					})
 				}
 				all.Wait()
@@ -249,7 +248,7 @@ func TestAnotherUIDEndsTheAttempt(t *testing.T) {
 	key := fairqueue.KeyOf(p.served, "a")
 	p.grants, p.served.UID = []string{"nodeclient"}, "another"
 	for range 2 {
-		if result, err := p.reconciler.Reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.reviews) > 0 {
+		if result, err := p.reconciler.reconcile(t.Context(), key); err != nil || result != (reconcile.Result{}) || len(p.reviews) > 0 {
 			t.Errorf("%+v, error %v, %d reviews", result, err, len(p.reviews))
 		}
 		p.getFault = apierrors.NewNotFound(requests, "csr-1")
@@ -477,7 +476,7 @@ func TestSetupFollowsFromTheJudges(t *testing.T) {
 			i := &Inventory{Sources: test.sources}
 			r := &Reconciler{Facts: Facts{Inventory: i}, Judges: map[string]Judge{"x": test.judge}, Denial: test.denial}
 			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
-			if err := r.SetupWithManager(mgr, controller.TypedOptions[fairqueue.Key]{}); err != nil {
+			if err := r.SetupWithManager(mgr); err != nil {
 				if !strings.Contains(err.Error(), test.want) {
 					t.Errorf("error %v, want %q", err, test.want)
 				}

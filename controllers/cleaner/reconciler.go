@@ -13,6 +13,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	toolscache "k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
@@ -26,6 +27,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -34,10 +37,6 @@ import (
 
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-cleaner"
-
-// DefaultDeletesPerSecond bounds the rate of deletions, so that a restart with a backlog does not flood the API
-// server.
-const DefaultDeletesPerSecond = 100
 
 // defaultEvery is the pause between two passes over the cache.
 const defaultEvery = 10 * time.Second
@@ -67,7 +66,7 @@ func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTot
 type Reconciler struct {
 	// Retention says when requests are due.
 	Retention csr.RetentionPolicy
-	// Limiter bounds the rate of deletions; nil means DefaultDeletesPerSecond.
+	// Limiter bounds the rate of deletions; nil means 100 a second.
 	Limiter flowcontrol.RateLimiter
 	// DryRun deletes nothing and reports what it would delete.
 	DryRun bool
@@ -75,22 +74,28 @@ type Reconciler struct {
 	Every time.Duration
 
 	Client client.Client
-	Clock  clock.PassiveClock
+	// Recorder records the Events of a dry run.
+	Recorder events.EventRecorder
+	// Workers is the number of requests in progress at a time; zero means 5.
+	Workers int
+	// Clock, if it is a clock.WithTicker, is the clock of the queue.
+	Clock clock.PassiveClock
 	// ServerTime is the clock by which ages count; nil means Clock.
 	ServerTime *servertime.Clock
-	// Reporter is used only in a dry run.
-	Reporter *report.Reporter
+
+	reporter *report.Reporter
 }
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=list;watch;delete
 
 // SetupWithManager sets nil fields and registers the controller.
-func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.Client = cmp.Or(r.Client, mgr.GetClient())
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Limiter = cmp.Or(r.Limiter, flowcontrol.NewTokenBucketRateLimiter(DefaultDeletesPerSecond, DefaultDeletesPerSecond))
-	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
+	r.Limiter = cmp.Or(r.Limiter, flowcontrol.NewTokenBucketRateLimiter(defaults.DeletesPerSecond, defaults.DeletesPerSecond))
+	r.reporter = report.New(cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name)), r.Clock)
+	options := fairqueue.Options(cmp.Or(r.Workers, defaults.CleanerWorkers), r.Clock)
 	options.Reconciler = r
 	cleaner, err := controller.New(Name, mgr, options)
 	if err != nil {
@@ -206,7 +211,7 @@ func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.Certific
 	state := csr.StateOf(obj)
 	message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
 		reasonDue, state, deadline.UTC().Format(time.RFC3339))
-	if !r.Reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
+	if !r.reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
 		return
 	}
 	dryRunTotal.WithLabelValues(string(state), reasonDue).Inc()

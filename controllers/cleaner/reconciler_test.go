@@ -276,7 +276,7 @@ func TestReconcileCountsAgesInServerTime(t *testing.T) {
 // TestDryRunDeletesNothing checks that a dry run tells once what it would delete.
 func TestDryRunDeletesNothing(t *testing.T) {
 	w, recorder := newWorld(object(with("Denied")), now.Add(2*time.Hour)), events.NewFakeRecorder(10)
-	w.DryRun, w.Reporter = true, report.New(recorder, clocktesting.NewFakePassiveClock(now.Add(2*time.Hour)))
+	w.DryRun, w.reporter = true, report.New(recorder, clocktesting.NewFakePassiveClock(now.Add(2*time.Hour)))
 	for range 3 {
 		w.once(t, "", 0, 0)
 	}

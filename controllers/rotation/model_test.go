@@ -18,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -162,7 +161,7 @@ func TestSlowAnswers(t *testing.T) {
 	})
 	succeed(t, err)
 	added := &adding{Manager: mgr}
-	succeed(t, (&Reconciler{}).SetupWithManager(added, controller.Options{ReconciliationTimeout: 3 * time.Minute}))
+	succeed(t, (&Reconciler{}).SetupWithManager(added))
 	expect.Equal(t, "timeouts", added.timeouts, []time.Duration{-1, -1})
 }
 

@@ -38,8 +38,8 @@ type Reconciler struct {
 	Client client.Client
 	// Live reads without the cache: a step must not depend on the state before the last step.
 	Live client.Reader
-	// Events gets Events about authorities.
-	Events events.EventRecorder
+	// Recorder records Events about authorities.
+	Recorder events.EventRecorder
 	// ServerTime is the clock by which ages and ends count; nil means Clock. No step is taken while the clocks differ.
 	ServerTime *servertime.Clock
 	// Clock is for the pauses between probes, and for audit records.

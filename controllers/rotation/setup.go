@@ -11,13 +11,13 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
@@ -31,10 +31,11 @@ import (
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
 // SetupWithManager fills in nil fields, and registers two controllers: for authorities, and for issued certificates.
-func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Options) error {
+func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	if err := r.setDefaults(mgr); err != nil {
 		return err
 	}
+	options := fairqueue.Options(1, r.Clock)
 	options.ReconciliationTimeout = -1 // each call has its own, and a reconcile makes many
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
@@ -68,8 +69,8 @@ func (r *Reconciler) setDefaults(mgr manager.Manager) error {
 	r.Client, r.Live, r.cluster = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Events = cmp.Or[events.EventRecorder](r.Events, mgr.GetEventRecorder(Name))
-	r.reporter = report.New(r.Events, r.Clock)
+	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name))
+	r.reporter = report.New(r.Recorder, r.Clock)
 	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, v1alpha1.DefaultOldLifetimeCap)
 	r.SettleFor = cmp.Or(r.SettleFor, v1alpha1.DefaultSettleFor)
 	served, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())

@@ -218,7 +218,7 @@ func newWorld(t testing.TB, edits ...edit) *world {
 		Signers:  map[string]Signer{customSigner: {Profile: profile(ca.ProfileConfig{}), Usages: []usage{"client auth"}}},
 		Client:   interceptor.NewClient(nil, interceptor.Funcs{Get: w.cached, SubResourceUpdate: w.store}),
 		Live:     interceptor.NewClient(nil, interceptor.Funcs{Get: w.live}),
-		Reporter: report.New(recorder, clock), Clock: clock, ServerTime: servertime.Of(clock),
+		reporter: report.New(recorder, clock), Clock: clock, ServerTime: servertime.Of(clock),
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention}, Audit: must(audit.Open(audit.Options{Path: w.log, MaxSize: 100})),
 	}
 	for _, name := range csr.BuiltinSigners() {
@@ -315,7 +315,7 @@ func (w *world) patient(ctx context.Context) {
 func (w *world) reconcile() string {
 	w.t.Helper()
 	before, count := w.served.DeepCopy(), len(w.written)
-	result, err := w.Reconcile(w.ctx, w.key)
+	result, err := w.Reconciler.reconcile(w.ctx, w.key)
 	var lines []string
 	told := taken(w.recorder)
 	for _, sent := range w.written[count:] {

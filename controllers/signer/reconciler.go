@@ -14,6 +14,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -56,17 +57,21 @@ type Reconciler struct {
 
 	Client client.Client
 	// Live reads past the cache. After a failed write, it shows whether the write was stored.
-	Live     client.Reader
-	Reporter *report.Reporter
-	// Clock is the clock by which certificates are issued.
+	Live client.Reader
+	// Recorder records Events about requests and CAs.
+	Recorder events.EventRecorder
+	// Workers is the number of requests in progress at a time; zero means 20.
+	Workers int
+	// Clock is the clock by which certificates are issued. If it is a clock.WithTicker, the delays of the queue follow it.
 	Clock clock.PassiveClock
 	// ServerTime is the clock by which ages count; nil means Clock. Nothing is signed while the clocks differ.
 	ServerTime *servertime.Clock
 	// Audit, if set, receives a record of each outcome, beside the log.
 	Audit *audit.Log
 
-	waiting fairqueue.Index // requests that wait for a certificate, marked with their signer
-	trusts  sync.Map        // *keypair.KeyPair → caTrust
+	reporter *report.Reporter
+	waiting  fairqueue.Index // requests that wait for a certificate, marked with their signer
+	trusts   sync.Map        // *keypair.KeyPair → caTrust
 }
 
 // Judgement is the signer's decision about an approved request. Approve stores the certificate that Judge has signed, Deny
@@ -108,11 +113,11 @@ func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queu
 // forget forgets obj, which was deleted.
 func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 	r.waiting.Remove(obj.Name)
-	r.Reporter.Forget(obj)
+	r.reporter.Forget(obj)
 }
 
-// Reconcile signs a request, marks it as Failed, or reports why it waits. An error goes to the work queue, which retries.
-func (r *Reconciler) Reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
+// reconcile signs a request, marks it as Failed, or reports why it waits. An error goes to the work queue, which retries.
+func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
 	defer func() {
 		if err != nil {
 			errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
@@ -357,7 +362,7 @@ func (r *Reconciler) issued(obj *certificatesv1.CertificateSigningRequest, issue
 	}
 	if issued.Cut > 0 {
 		lifetimeCutTotal.WithLabelValues(name).Inc()
-		r.Reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", fmt.Sprintf(
+		r.reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", fmt.Sprintf(
 			"the certificate expires %s early, at %s, because its CA expires then: replace the CA",
 			issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339)))
 	}
@@ -382,7 +387,7 @@ func (r *Reconciler) reportForeign(
 	name := stored.Spec.SignerName
 	foreignTotal.WithLabelValues(name).Inc()
 	log.FromContext(ctx).Info("Another signer has stored a certificate", "uid", stored.UID, "signer", name, "issuer", issuer)
-	r.Reporter.Request(stored, stored.Spec.Username, "Sign", "SecondSigner", fmt.Sprintf(
+	r.reporter.Request(stored, stored.Spec.Username, "Sign", "SecondSigner", fmt.Sprintf(
 		"another program has stored the certificate of this request, issued by %s, but this manager signs for %s too: "+
 			"disable that signer in one of the two, and check the issuer of this certificate", issuer, name))
 }
@@ -438,7 +443,7 @@ var wouldReasons = map[judge.Verdict]string{
 // report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
 // reports each distinct outcome once. fail has recorded a failure before.
 func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	tell, counted, as := r.Reporter.Request, outcomesTotal, judged.outcome()
+	tell, counted, as := r.reporter.Request, outcomesTotal, judged.outcome()
 	reason, message := judged.Reason, judged.Message
 	if judged.Verdict == judge.Deny { // the Failed condition has only the Message, which is kube-controller-manager's text
 		message = fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", obj.Spec.SignerName, message)
@@ -447,7 +452,7 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 		counted, as = dryRunTotal, wouldReasons[judged.Verdict]
 		reason, message = as, fmt.Sprintf("%s: %s", judged.Reason, message)
 		if judged.Verdict == judge.Approve {
-			tell, message = r.Reporter.Would, fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
+			tell, message = r.reporter.Would, fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
 		}
 	}
 	if !tell(obj, obj.Spec.Username, "Sign", reason, message) {

@@ -601,7 +601,7 @@ func TestARefusedWriteIsTriedForEver(t *testing.T) {
 			for _, step := range [][2]time.Duration{{0, time.Second}, {2 * time.Minute, 2 * time.Minute}, {time.Hour, 5 * time.Minute}} {
 				age, pause := step[0], step[1]
 				w.clock.SetTime(now.Add(age))
-				if result, err := w.Reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != pause {
+				if result, err := w.Reconciler.reconcile(w.ctx, w.key); err != nil || result.RequeueAfter != pause {
 					t.Errorf("%s, %v, at the age of %s: %+v, error %v", want, w.writeFault, age, result, err)
 				}
 			}
@@ -625,7 +625,7 @@ func TestWritesOutliveTheManager(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := w.Reconcile(ctx, w.key); err == nil || len(w.written) != 1 || reads != 1 {
+		if _, err := w.Reconciler.reconcile(ctx, w.key); err == nil || len(w.written) != 1 || reads != 1 {
 			t.Errorf("%d writes, %d reads, error %v", len(w.written), reads, err)
 		}
 	}

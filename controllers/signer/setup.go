@@ -11,12 +11,13 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -37,14 +38,15 @@ type (
 
 // SetupWithManager sets nil fields and registers the controller, the sources of its key pairs, and a readiness check.
 // The check fails while a signer has no CA to sign with, unless a leader provides it.
-func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.TypedOptions[fairqueue.Key]) error {
+func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	if err := r.FillProfiles(); err != nil {
 		return err
 	}
 	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Reporter = cmp.Or(r.Reporter, report.New(mgr.GetEventRecorder(Name), r.Clock))
+	r.Recorder, r.Workers = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name)), cmp.Or(r.Workers, defaults.SignerWorkers)
+	r.reporter = report.New(r.Recorder, r.Clock)
 	pairs := r.keyPairs()
 	sources := []requestSource{source.TypedKind(
 		mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))}
@@ -72,22 +74,20 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager, options controller.Ty
 	}); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	options.Reconciler = r
-	options.LogConstructor = fairqueue.LogConstructor(mgr.GetLogger(), Name)
-	ctrl, err := controller.NewTyped(Name, mgr, options)
+	signing, err := fairqueue.NewController(mgr, Name, r.Workers, r.Clock, r.reconcile)
 	if err != nil {
 		return fmt.Errorf("create controller: %w", err)
 	}
 	var errs []error
 	for _, each := range sources {
-		errs = append(errs, ctrl.Watch(each))
+		errs = append(errs, signing.Watch(each))
 	}
 	return errors.Join(errs...)
 }
 
 // setupPair sets the fields of pair, and registers its source.
 func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error {
-	pair.Clock, pair.Recorder, pair.Audit, pair.Log = r.Clock, mgr.GetEventRecorder(Name), r.Audit, mgr.GetLogger().WithName(Name)
+	pair.Clock, pair.Recorder, pair.Audit, pair.Log = r.Clock, r.Recorder, r.Audit, mgr.GetLogger().WithName(Name)
 	pair.CheckClock = r.ServerTime.Agreed
 	if r.DryRun {
 		pair.Create = nil

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
@@ -147,7 +148,7 @@ func Default() *Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  Concurrency{Approver: 50, Signer: 20, Cleaner: 5},
+		Concurrency:  Concurrency{Approver: defaults.ApproverWorkers, Signer: defaults.SignerWorkers, Cleaner: defaults.CleanerWorkers},
 		LeaderElection: LeaderElection{
 			Enabled:       true,
 			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},
@@ -180,7 +181,7 @@ func Default() *Configuration {
 			OldLifetimeCap: metav1.Duration{Duration: v1alpha1.DefaultOldLifetimeCap},
 			SettleFor:      metav1.Duration{Duration: v1alpha1.DefaultSettleFor},
 		},
-		Cleaning: Cleaning{DeletesPerSecond: 100},
+		Cleaning: Cleaning{DeletesPerSecond: defaults.DeletesPerSecond},
 	}
 }
 

@@ -226,12 +226,20 @@ func RoleConfig(t testing.TB, controller string, more ...string) *rest.Config {
 	return cfg
 }
 
+// Rights returns the rights that a manager with configuration c checks.
+func Rights(c *config.Configuration) (rights []check.Right) {
+	for _, right := range controllers.Rights(c, controllers.LeaseNamespace(c)) {
+		rights = append(rights, check.Right(right))
+	}
+	return rights
+}
+
 // awaitRights waits until the API server grants cfg's user what a manager with StandardArgs and args needs.
 func awaitRights(t testing.TB, cfg *rest.Config, rotates bool, args ...string) {
 	t.Helper()
 	c := Must(config.Load(slices.Concat(StandardArgs, args), cel.New))(t)
 	c.Rotation.Enabled = rotates
-	rights := controllers.Rights(c, controllers.LeaseNamespace(c))
+	rights := Rights(c)
 	as := reviewsv1.NewForConfigOrDie(cfg)
 	Eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		for _, result := range check.Rights(ctx, as.SelfSubjectAccessReviews(), rights) {

@@ -36,7 +36,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -218,7 +217,7 @@ func ruleApprover(t *testing.T) *approver.Reconciler {
 		}
 	}
 	r.Client, r.Live, r.Authorizer = kit.Admin(t), kit.Admin(t), authz.SubjectAccess{Client: kit.Admin(t)}
-	r.Reporter, r.Clock, r.ServerTime = report.New(events.NewFakeRecorder(1000), clock.RealClock{}), clock.RealClock{}, servertime.Of(clock.RealClock{})
+	r.Recorder, r.Clock, r.ServerTime = events.NewFakeRecorder(1000), clock.RealClock{}, servertime.Of(clock.RealClock{})
 	r.Denial = approver.DenialPermanent // rules never deny
 	return r
 }

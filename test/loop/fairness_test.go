@@ -96,7 +96,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 	const users, each = 3, 100
 	held := &gate{Authorizer: authz.SubjectAccess{Client: kit.ClientOf(t, kit.RoleConfig(t, "approver"))}, opened: make(chan struct{})}
 	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
-		o.Approver.Authorizer, o.Concurrency.Approver = held, 1
+		o.Approver.Authorizer, o.Approver.Workers = held, 1
 	}})
 	kit.GrantJoining(t, "joiner")
 	ofApprover, notAuthorized := map[string]string{"controller": "csr-approver"}, map[string]string{"reason": "NotAuthorized"}
@@ -166,7 +166,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 	certFile, keyFile, records := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key"), filepath.Join(dir, "audit.log")
 	kit.StartLoop(t, csrenv.Options{Customize: func(o *controllers.Options) {
 		signingFrom(keypair.Files{Cert: certFile, Key: keyFile})(o)
-		o.Concurrency.Signer, o.Audit = 1, openAudit(t, records)
+		o.Signer.Workers, o.Audit = 1, openAudit(t, records)
 	}}, "signer", "cleaner")
 	const many = 200
 	flood(t, 1, many, func(obj *kit.Request) { kit.Approve(t, obj) })
@@ -206,7 +206,7 @@ func TestOneThatFailsHoldsUpNoOther(t *testing.T) {
 	kit.Parallel(t)
 	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t), faults.Rule{Path: regexp.MustCompile(`/fails-[^/]+/approval$`), Do: faults.Answer(500)},
 		faults.Rule{Path: regexp.MustCompile(`/fails-[^/]+/status$`), Do: faults.Answer(500)})
-	kit.StartLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Concurrency.Approver, o.Concurrency.Signer = 1, 1 }})
+	kit.StartLoopAs(t, proxy.Config, csrenv.Options{Customize: func(o *controllers.Options) { o.Approver.Workers, o.Signer.Workers = 1, 1 }})
 	kit.GrantJoining(t, "joiner")
 	fails := func(obj *kit.Request) { obj.GenerateName = "fails-" }
 	unapproved := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "bad", fails))

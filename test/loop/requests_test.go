@@ -25,6 +25,8 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
@@ -32,7 +34,6 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -153,7 +154,7 @@ func newApprover(t *testing.T) *approver.Reconciler {
 	return &approver.Reconciler{
 		Judges:   map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}},
 		Client:   kit.Admin(t),
-		Reporter: report.New(events.NewFakeRecorder(10), clock),
+		Recorder: events.NewFakeRecorder(10),
 		Clock:    clock,
 		Facts: approver.Facts{
 			Authorizer: authz.SubjectAccess{Client: kit.Admin(t)}, ServerTime: servertime.Of(clock), Live: kit.Admin(t),
@@ -161,9 +162,25 @@ func newApprover(t *testing.T) *approver.Reconciler {
 	}
 }
 
+// adding is a manager that starts nothing. It keeps the controller of requests that is added to it.
+type adding struct {
+	manager.Manager
+	added controller.TypedController[fairqueue.Key]
+}
+
+func (a *adding) Add(runnable manager.Runnable) error {
+	if added, ok := runnable.(controller.TypedController[fairqueue.Key]); ok {
+		a.added = added
+	}
+	return nil
+}
+
+// reconcileOnce has the controller of r work on obj once.
 func reconcileOnce(t *testing.T, r *approver.Reconciler, obj *kit.Request) {
 	t.Helper()
-	_, err := r.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID})
+	mgr := &adding{Manager: kit.NewManager(t, kit.ManagerConfig(t), manager.Options{})}
+	kit.NoError(t, r.SetupWithManager(mgr))
+	_, err := mgr.added.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID})
 	kit.NoError(t, err)
 }
 

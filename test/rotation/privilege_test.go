@@ -24,7 +24,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/controllers"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	books "github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
@@ -159,7 +158,7 @@ func deploy(t *testing.T, name string, cfg *rest.Config, args ...string) *deploy
 	asking.QPS = -1
 	as, err := reviewsv1.NewForConfig(asking)
 	kit.NoError(t, err)
-	d := &deployed{name: name, asked: controllers.Rights(c, controllers.LeaseNamespace(c)), reviews: as.SelfSubjectAccessReviews(), get: cluster.Get}
+	d := &deployed{name: name, asked: kit.Rights(c), reviews: as.SelfSubjectAccessReviews(), get: cluster.Get}
 	kit.Eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		if results := check.Rights(ctx, d.reviews, d.asked); check.Worst(results) != check.OK {
 			return fmt.Errorf("%+v", results)

@@ -42,7 +42,7 @@ func TestJudge(t *testing.T) {
 	} {
 		req := &csr.Request{
 			SignerName: certificatesv1.KubeAPIServerClientKubeletSignerName,
-			Requester: csr.Requester{Username: test.user, Groups: test.groups}, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
+			Requester:  csr.Requester{Username: test.user, Groups: test.groups}, Usages: []certificatesv1.KeyUsage{"digital signature", "client auth"},
 			Cert: ca.Request{Subject: pkix.Name{CommonName: "system:node:a", Organization: []string{"system:nodes"}}, DNSNames: test.dns},
 		}
 		policy := kubeletclient.Policy{RenewOnly: test.renewOnly}
