@@ -81,15 +81,11 @@ func droppedNames(san []byte) []string {
 func droppedAttributes(attributes []asn1.RawValue) []string {
 	var dropped []string
 	for _, raw := range attributes {
-		var found attribute
-		if rest, err := asn1.Unmarshal(raw.FullBytes, &found); err != nil || len(rest) > 0 {
+		switch id, values, err := decodeAttribute(raw); {
+		case id == nil:
 			dropped = append(dropped, "malformed attribute")
-			continue
-		}
-		var values []asn1.RawValue
-		_, err := asn1.UnmarshalWithParams(found.Values.FullBytes, &values, "set")
-		if !found.ID.Equal(oidExtensionRequest) || err != nil || len(values) != 1 {
-			dropped = append(dropped, "attribute "+found.ID.String())
+		case !id.Equal(oidExtensionRequest) || err != nil || len(values) != 1:
+			dropped = append(dropped, "attribute "+id.String())
 		}
 	}
 	return dropped

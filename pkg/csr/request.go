@@ -10,7 +10,6 @@ import (
 	"crypto/x509/pkix"
 	"encoding/asn1"
 	"encoding/hex"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"slices"
@@ -118,21 +117,8 @@ var parsePKCS10 = x509.ParseCertificateRequest
 // parsePayload checks the limits and the key before it passes data to crypto/x509. It also returns the attributes of the
 // request.
 func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, []asn1.RawValue, *Refused) {
-	if len(data) > l.RequestBytes {
-		return nil, nil, tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
-	}
-	block, _ := pem.Decode(data)
-	if block == nil || block.Type != "CERTIFICATE REQUEST" {
-		return nil, nil, &Refused{ReasonMalformed, "spec.request is not a PEM block of type CERTIFICATE REQUEST"}
-	}
-	if len(block.Bytes) > l.DERBytes {
-		return nil, nil, tooLarge("the PKCS#10 request in spec.request has", l.DERBytes, "bytes of DER", "maxDERBytes")
-	}
-	info, err := readOutline(block.Bytes)
-	if err != nil {
-		return nil, nil, malformed(err)
-	}
-	if refused := l.checkCounts(info); refused != nil {
+	der, info, refused := l.decode(data)
+	if refused != nil {
 		return nil, nil, refused
 	}
 	key, err := x509.ParsePKIXPublicKey(info.PublicKey.Raw) // it does no arithmetic on the key
@@ -143,7 +129,7 @@ func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, []asn1.RawV
 	if violation := ca.CheckKey(key); violation != nil {
 		return nil, nil, &Refused{violation.Reason, violation.Message}
 	}
-	payload, err := parsePKCS10(block.Bytes)
+	payload, err := parsePKCS10(der)
 	if err != nil {
 		return nil, nil, malformed(err)
 	}
@@ -185,22 +171,20 @@ func (r *Request) KeyFingerprint() string {
 }
 
 // NodeName returns the node that the subject of r names, or "".
-func (r *Request) NodeName() string {
-	name, found := strings.CutPrefix(r.Cert.Subject.CommonName, NodeUserPrefix)
+func (r *Request) NodeName() string { return nodeIn(r.Cert.Subject) }
+
+// nodeIn returns the node that subject names, or "".
+func nodeIn(subject pkix.Name) string {
+	name, found := strings.CutPrefix(subject.CommonName, NodeUserPrefix)
 	if !found {
 		return ""
 	}
 	return name
 }
 
-// NodeOf returns the name of the node that obj names in its subject. It is empty if there is none, and if obj is trimmed
-// or cannot be parsed.
+// NodeOf returns the name of the node that obj names in its subject, or "", see Outline.
 func (l Limits) NodeOf(obj *certificatesv1.CertificateSigningRequest) string {
-	req, err := l.Parse(obj)
-	if err != nil {
-		return ""
-	}
-	return req.NodeName()
+	return l.Outline(obj).NodeName
 }
 
 // IsNode reports whether w is a kubelet, by the rule of the API server's node authorizer (Kubernetes
