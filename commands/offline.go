@@ -221,11 +221,11 @@ func (o *offline) signerOn(ctx context.Context, obj *certificatesv1.CertificateS
 		return "this signer is not configured (signing.signers)"
 	}
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, "", "", o.clock.Now())
-	judged := o.Signer.Judge(ctx, obj)
-	if judged.Verdict == judge.Wait && judged.Reason != "InternalError" {
+	outcome := o.Signer.Check(ctx, obj)
+	if outcome.Verdict == judge.Wait && outcome.Reason != "InternalError" {
 		return "Sign, if the CA permits it: the request keeps the rules of this signer"
 	}
-	return text(judged.Decision)
+	return text(outcome.Decision)
 }
 
 func text(result judge.Decision) string {

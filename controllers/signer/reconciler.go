@@ -74,34 +74,34 @@ type Reconciler struct {
 	trusts   sync.Map        // *keypair.KeyPair → caTrust
 }
 
-// Judgement is the signer's decision about an approved request. Approve stores the certificate that Judge has signed, Deny
-// marks the request as Failed. Wait and Ignore do neither, and the request is judged again later.
-type Judgement struct {
+// Outcome says what becomes of an approved request. Approve stores the certificate that Check has signed, Deny marks the
+// request as Failed. Wait and Ignore do neither, and the request is checked again later.
+type Outcome struct {
 	judge.Decision
 	Request   *csr.Request // nil if it was not parsed
 	Authority *ca.Authority
 
 	issued   *ca.Issued    // signed and verified, but not recorded yet
 	mismatch *ca.LintError // why a finished certificate was dropped
-	retry    time.Duration // when to judge the request again; zero means by its age
+	retry    time.Duration // when to check the request again; zero means by its age
 	quiet    bool          // the reason passes within a moment and is not reported
 }
 
-// outcome returns the name of the verdict for metrics and audit records.
-func (j Judgement) outcome() string {
-	switch j.Verdict {
+// name returns the name of o in metrics and audit records.
+func (o Outcome) name() string {
+	switch o.Verdict {
 	case judge.Approve:
 		return "Issued"
 	case judge.Deny:
 		return "Failed"
 	default:
-		return j.Verdict.String()
+		return o.Verdict.String()
 	}
 }
 
-// observe queues obj if Reconcile has something to do.
-func (r *Reconciler) observe(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
-	if !r.waits(r.judged(obj)) {
+// enqueue enqueues obj if reconcile has something to do.
+func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queue requestQueue) {
+	if !r.waits(r.asApproved(obj)) {
 		r.waiting.Remove(obj.Name)
 		return
 	}
@@ -123,38 +123,45 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 			errorsTotal.WithLabelValues(report.ErrorReason(err)).Inc()
 		}
 	}()
-	// This is the cache's own object. Judging only reads it, and writes use a copy.
+	// This is the cache's own object. Check only reads it, and writes use a copy.
 	obj := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, types.NamespacedName{Name: key.Name}, obj, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, client.IgnoreNotFound(err) // gone, or retried by the queue
 	}
-	obj = r.judged(obj)
+	obj = r.asApproved(obj)
 	if obj.UID != key.UID || !r.waits(obj) {
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, nil // the watch brings a change
 	}
-	return r.act(ctx, obj, r.Judge(ctx, obj))
+	return r.act(ctx, obj, r.Check(ctx, obj))
 }
 
-// act stores what Judge has decided, or reports why nothing is stored. A dry run only reports.
+// act stores the outcome, or reports why nothing is stored. A dry run only reports.
 func (r *Reconciler) act(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome Outcome,
 ) (reconcile.Result, error) {
 	switch {
-	case judged.quiet:
+	case outcome.quiet:
 	case r.DryRun:
-		r.report(ctx, obj, judged)
-	case judged.Verdict == judge.Approve:
-		return r.sign(ctx, obj, judged)
-	case judged.Verdict == judge.Deny:
-		return r.fail(ctx, obj, judged)
+		r.report(ctx, obj, outcome)
+	case outcome.Verdict == judge.Approve:
+		return r.issue(ctx, obj, outcome)
+	case outcome.Verdict == judge.Deny:
+		return r.fail(ctx, obj, outcome)
 	default:
-		r.discarded(ctx, obj, judged)
-		r.report(ctx, obj, judged)
+		if outcome.mismatch != nil {
+			mismatchesTotal.WithLabelValues(obj.Spec.SignerName).Inc()
+			discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
+			record := audit.Of(obj, outcome.Request)
+			record.IssuerKeyID, record.Serial = outcome.Authority.KeyID(), outcome.mismatch.Serial.Text(16)
+			record.Reason, record.Message = outcome.Reason, outcome.mismatch.Error()
+			r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, record)
+		}
+		r.report(ctx, obj, outcome)
 	}
-	if judged.retry > 0 {
-		return reconcile.Result{RequeueAfter: judged.retry}, nil
+	if outcome.retry > 0 {
+		return reconcile.Result{RequeueAfter: outcome.retry}, nil // checked again after that pause
 	}
-	return r.again(obj), nil
+	return r.again(obj), nil // checked again by its age
 }
 
 // waits reports whether obj waits for a certificate from one of Signers. A trimmed request never does, nor one that is
@@ -164,11 +171,11 @@ func (r *Reconciler) waits(obj *certificatesv1.CertificateSigningRequest) bool {
 	return ours && csr.StateOf(obj) == csr.Approved && !csr.Trimmed(obj) && obj.DeletionTimestamp == nil
 }
 
-// signedFor is how long after its approval a dry run judges a request that another signer has signed or failed.
+// signedFor is how long after its approval a dry run checks a request that another signer has signed or failed.
 const signedFor = time.Minute
 
-// judged returns what is judged of obj. In a dry run, that is obj without what another signer has stored a moment ago.
-func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
+// asApproved returns obj. In a dry run, it omits what another signer has stored a moment ago.
+func (r *Reconciler) asApproved(obj *certificatesv1.CertificateSigningRequest) *certificatesv1.CertificateSigningRequest {
 	state := csr.StateOf(obj)
 	if !r.DryRun || state != csr.Issued && state != csr.Failed || r.ServerTime.Latest().Sub(csr.ApprovedAt(obj)) > signedFor {
 		return obj
@@ -182,7 +189,7 @@ func (r *Reconciler) judged(obj *certificatesv1.CertificateSigningRequest) *cert
 	return &approved
 }
 
-// again returns when to judge obj again, which depends on the time since its approval. Any change that the request waits
+// again returns when to check obj again, which depends on the time since its approval. Any change that the request waits
 // for wakes it earlier.
 func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconcile.Result {
 	since := csr.ApprovedAt(obj)
@@ -192,49 +199,51 @@ func (r *Reconciler) again(obj *certificatesv1.CertificateSigningRequest) reconc
 	return reconcile.Result{RequeueAfter: csr.Pause(r.ServerTime.Latest().Sub(since))}
 }
 
-// Judge decides about obj, an approved request for one of Signers, and signs the certificate. It writes nothing.
-func (r *Reconciler) Judge(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) Judgement {
-	if judged := r.judgeTime(ctx, obj); judged != nil {
-		return *judged
+// Check checks obj, an approved request for one of Signers, and signs its certificate in memory. It writes nothing.
+//  1. The clocks agree, and obj is not due for deletion.
+//  2. The request can be parsed within the limits.
+//  3. The rules of its signer permit it.
+//  4. The block list names neither its node nor its certificate.
+//  5. The CA may sign for this signer, and the trust of the cluster in the CA permits the request.
+//  6. The signed certificate is the requested one, and verifiers accept it with its chain.
+func (r *Reconciler) Check(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) Outcome {
+	if outcome := r.checkTime(ctx, obj); outcome != nil {
+		return *outcome
 	}
 	req, err := r.RequestLimits.Parse(obj)
 	if refused := (*csr.Refused)(nil); errors.As(err, &refused) {
-		return Judgement{Decision: judge.Decision{Verdict: judge.Deny, Reason: refused.Reason, Message: refused.Message}}
+		return Outcome{Decision: judge.Decision{Verdict: judge.Deny, Reason: refused.Reason, Message: refused.Message}}
 	} else if err != nil {
-		return Judgement{Decision: judge.Wait.Because("InternalError", "%s", csr.Fault(err))}
+		return Outcome{Decision: judge.Wait.Because("InternalError", "%s", csr.Fault(err))}
 	}
 	signer := r.Signers[obj.Spec.SignerName]
 	if violation := signer.check(req); violation != nil {
-		return Judgement{Request: req, Decision: deny(violation)}
+		return Outcome{Request: req, Decision: deny(violation)}
 	}
 	if reason, message := r.BlockList.Check(req); reason != "" {
 		// The request waits, because the node or the certificate may be removed from the list.
-		return Judgement{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: reason, Message: message}}
+		return Outcome{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: reason, Message: message}}
 	}
-	return r.judgeByCA(obj, req, signer)
+	return r.sign(req, signer)
 }
 
-// judgeTime returns why nothing may be signed for obj because of the time, or nil.
-func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Judgement {
-	now, err := r.ServerTime.Now(ctx)
+// checkTime returns why nothing may be signed for obj because of the time, or nil.
+func (r *Reconciler) checkTime(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) *Outcome {
+	now, err := r.ServerTime.Agreed(ctx)
 	at, due := r.Retention.Deadline(obj, now)
 	if err == nil && due && now.After(at) { // obj seems old too if the API servers' clock was set back
-		now, err = r.ServerTime.Fresh(ctx)
-	}
-	var skew time.Duration
-	if err == nil {
-		skew, err = r.ServerTime.Skew(ctx)
+		if now, err = r.ServerTime.Fresh(ctx); err == nil {
+			now, err = r.ServerTime.Agreed(ctx)
+		}
 	}
 	switch {
-	case err != nil:
-		return &Judgement{retry: time.Second, Decision: judge.Wait.Because("ClockSkewed",
+	case err != nil && now.IsZero():
+		return &Outcome{retry: time.Second, Decision: judge.Wait.Because("ClockSkewed",
 			"the time of the API servers is unknown, and nothing is signed meanwhile: see the readiness check \"clock\" of the manager")}
-	case skew.Abs() > servertime.MaxSkew:
-		// No event says that the clocks agree again.
-		return &Judgement{retry: 10 * time.Second,
-			Decision: judge.Wait.Because("ClockSkewed", "%s", servertime.Sentence(skew))}
+	case err != nil: // no event says that the clocks agree again
+		return &Outcome{retry: 10 * time.Second, Decision: judge.Wait.Because("ClockSkewed", "%v", err)}
 	case due && now.After(at):
-		return &Judgement{retry: report.Again, Decision: judge.Ignore.Because("RequestTooOld",
+		return &Outcome{retry: report.Again, Decision: judge.Ignore.Because("RequestTooOld",
 			"the request is approved, but due for deletion since %s and no longer signed; a new request is needed",
 			at.UTC().Format(time.RFC3339))}
 	default:
@@ -242,58 +251,69 @@ func (r *Reconciler) judgeTime(ctx context.Context, obj *certificatesv1.Certific
 	}
 }
 
-// judgeByCA decides about a request that its signer permits. The decision depends on the CA, so judgeByCA signs the
-// certificate: only a finished one shows whether verifiers accept it.
-func (r *Reconciler) judgeByCA(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, signer Signer) Judgement {
+// sign does steps 5 and 6 of Check: only a finished certificate shows whether verifiers accept it.
+func (r *Reconciler) sign(req *csr.Request, signer Signer) Outcome {
 	now := r.ServerTime.Latest()
-	authority, longest, err := signer.KeyPair.AuthorityFor(obj.Spec.SignerName, now)
+	authority, longest, err := signer.KeyPair.AuthorityFor(req.SignerName, now)
 	if err != nil {
 		why := &keypair.Unavailable{Reason: "CAMissing", Message: err.Error()}
 		errors.As(err, &why)
-		return Judgement{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: why.Reason, Message: why.Message}}
+		return Outcome{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: why.Reason, Message: why.Message}}
 	}
 	trust := r.trustOf(signer.KeyPair, authority)
 	violation := signer.checkTrust(req, trust)
 	switch {
 	case violation != nil && trust.unread != "":
-		return Judgement{Request: req, quiet: trust.unread == notRead, Decision: judge.Wait.Because("CATrustUnknown",
+		return Outcome{Request: req, quiet: trust.unread == notRead, Decision: judge.Wait.Because("CATrustUnknown",
 			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			trust.unread, violation.Reason, violation.Message)}
 	case violation != nil:
-		return Judgement{Request: req, Decision: deny(violation)}
+		return Outcome{Request: req, Decision: deny(violation)}
 	}
 	issued, err := authority.Issue(signer.Profile.Within(longest), req.Cert, now.Truncate(time.Second)) // certificates have whole seconds
-	judged := Judgement{Request: req, Authority: authority, issued: issued}
-	switch mismatch := (*ca.LintError)(nil); {
+	outcome := Outcome{Request: req, Authority: authority, issued: issued}
+	switch {
 	case err == nil:
-		judged.Verdict = judge.Approve
+		outcome.Verdict = judge.Approve
 	case errors.As(err, &violation):
-		judged.Decision = deny(violation)
-	case errors.As(err, &mismatch):
-		judged.mismatch, judged.Decision = mismatch, judge.Ignore.Because("CertificateMismatch",
+		outcome.Decision = deny(violation)
+	case errors.As(err, &outcome.mismatch):
+		outcome.Decision = judge.Ignore.Because("CertificateMismatch",
 			"%v: the certificate was not stored; report this defect of the signer, with the request", err)
 	default:
-		judged.Decision = judge.Wait.Because("CAInvalid", "%s cannot sign this request: %v", signer.KeyPair.Name(), err)
+		outcome.Decision = judge.Wait.Because("CAInvalid", "%s cannot sign this request: %v", signer.KeyPair.Name(), err)
 	}
-	return judged
+	return outcome
 }
 
-// deny returns the verdict about a request that can never be signed.
+// deny returns the decision about a request that can never be signed.
 func deny(why *ca.Violation) judge.Decision {
 	return judge.Decision{Verdict: judge.Deny, Reason: why.Reason, Message: why.Message}
 }
 
-// sign stores the certificate that Judge has signed. Before that it writes an audit record, so every certificate has a
-// record. If a ledger is kept, sign first records the certificate there.
-func (r *Reconciler) sign(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
+// issue stores the certificate that Check has signed.
+//  1. If a ledger is kept, it records the certificate.
+//  2. The audit log records the certificate, so each one has a record.
+//  3. One write stores it. If the write fails, a read shows whether it is stored.
+//  4. The audit log records why it is not stored, or that this is uncertain. Then the digest in the record shows whether
+//     the request has this certificate.
+//  5. A certificate that another program has stored is reported.
+//  6. A request that does not fit into an object with its certificate fails. Any other attempt is repeated, with a new
+//     certificate.
+func (r *Reconciler) issue(
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome Outcome,
 ) (reconcile.Result, error) {
-	issued, keyID := judged.issued, judged.Authority.KeyID()
+	issued, keyID := outcome.issued, outcome.Authority.KeyID()
 	if err := r.Signers[obj.Spec.SignerName].KeyPair.Cover(ctx, keyID, obj.Spec.SignerName, issued.NotAfter); err != nil {
-		r.notCovered(ctx, obj, judged, err)
-		return reconcile.Result{}, err
+		message := fmt.Sprintf("the certificate is not signed, because the CA's ledger cannot record it: %v", err)
+		if errors.Is(err, ledger.ErrNoAccount) {
+			message += "; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
+				"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"
+		}
+		r.report(ctx, obj, Outcome{Request: outcome.Request, Decision: judge.Wait.Because("LedgerUnavailable", "%s", message)})
+		return reconcile.Result{}, err // retried by the queue
 	}
-	record := audit.Of(obj, judged.Request)
+	record := audit.Of(obj, outcome.Request)
 	record.IssuerKeyID, record.Serial = keyID, issued.Serial.Text(16)
 	record.CertificateSHA256 = hex.EncodeToString(issued.SHA256[:])
 	record.NotBefore, record.NotAfter = issued.NotBefore, issued.NotAfter
@@ -303,54 +323,27 @@ func (r *Reconciler) sign(
 	signed.Status.Certificate = issued.PEM
 	result := call.Store(ctx, r.Live, r.Client.Status(), signed, client.FieldOwner(FieldManager))
 	if result.Err != nil {
-		// If it is Uncertain, the digest in the record tells whether the request has this certificate.
 		record.Message = result.Err.Error()
 		r.Audit.Write(ctx, r.Clock.Now(), result.Outcome, record)
 	}
 	switch result.Outcome {
 	case audit.Stored:
-		r.issued(obj, issued)
-		return reconcile.Result{}, nil
+		r.countIssued(obj, issued)
+		return reconcile.Result{}, nil // done
 	case audit.Discarded:
 		discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-		r.reportForeign(ctx, result.Live, judged.Authority)
+		r.reportForeign(ctx, result.Live, outcome.Authority)
 	}
 	if report.TooLarge(result.Err) {
-		return r.fail(ctx, obj, Judgement{Request: judged.Request, Decision: judge.Deny.Because(csr.ReasonTooLarge,
+		return r.fail(ctx, obj, Outcome{Request: outcome.Request, Decision: judge.Deny.Because(csr.ReasonTooLarge,
 			"the request does not fit into an object with its certificate: the API server refused it as too large; "+
 				"make a request with fewer names, labels or annotations")})
 	}
-	return r.notStored(ctx, obj, judged.Request, "the certificate", result) // the next attempt issues a new certificate
+	return r.notStored(ctx, obj, outcome.Request, "the certificate", result)
 }
 
-// notCovered reports that the ledger could not record a certificate, so that it is not issued.
-func (r *Reconciler) notCovered(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement, err error,
-) {
-	message := fmt.Sprintf("the certificate is not signed, because the CA's ledger cannot record it: %v", err)
-	if errors.Is(err, ledger.ErrNoAccount) {
-		message += "; the ledger was deleted or does not exist yet: check that the rotation controller runs, " +
-			"which creates it and counts earlier certificates as outstanding (kubectl get signingauthorities -o wide)"
-	}
-	r.report(ctx, obj, Judgement{Request: judged.Request,
-		Decision: judge.Wait.Because("LedgerUnavailable", "%s", message)})
-}
-
-// discarded records a finished certificate that differs from the judged request, if there is one. It is not stored.
-func (r *Reconciler) discarded(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	if judged.mismatch == nil {
-		return
-	}
-	mismatchesTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-	discardedTotal.WithLabelValues(obj.Spec.SignerName).Inc()
-	record := audit.Of(obj, judged.Request)
-	record.IssuerKeyID, record.Serial = judged.Authority.KeyID(), judged.mismatch.Serial.Text(16)
-	record.Reason, record.Message = judged.Reason, judged.mismatch.Error()
-	r.Audit.Write(ctx, r.Clock.Now(), audit.Discarded, record)
-}
-
-// issued reports a stored certificate.
-func (r *Reconciler) issued(obj *certificatesv1.CertificateSigningRequest, issued *ca.Issued) {
+// countIssued counts a stored certificate, and reports a lifetime that the CA cut short.
+func (r *Reconciler) countIssued(obj *certificatesv1.CertificateSigningRequest, issued *ca.Issued) {
 	name, now := obj.Spec.SignerName, r.ServerTime.Latest()
 	outcomesTotal.WithLabelValues(name, "Issued", "").Inc()
 	createdToIssued.WithLabelValues(name).Observe(now.Sub(obj.CreationTimestamp.Time).Seconds())
@@ -395,25 +388,25 @@ func (r *Reconciler) reportForeign(
 // fail marks obj as Failed. Before that it writes an audit record. Once the condition is stored, fail reports why. The API
 // server sets the condition's time.
 func (r *Reconciler) fail(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement,
+	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome Outcome,
 ) (reconcile.Result, error) {
-	failed, record := obj.DeepCopy(), audit.Of(obj, judged.Request)
-	csr.AddCondition(failed, certificatesv1.CertificateFailed, judged.Reason, judged.Message, time.Time{})
-	record.Verdict, record.Reason, record.Message = judged.outcome(), judged.Reason, judged.Message
+	failed, record := obj.DeepCopy(), audit.Of(obj, outcome.Request)
+	csr.AddCondition(failed, certificatesv1.CertificateFailed, outcome.Reason, outcome.Message, time.Time{})
+	record.Verdict, record.Reason, record.Message = outcome.name(), outcome.Reason, outcome.Message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 	result := call.Store(ctx, r.Live, r.Client.Status(), failed, client.FieldOwner(FieldManager))
 	if result.Outcome == audit.Stored {
-		r.report(ctx, obj, judged)
-		return reconcile.Result{}, nil
+		r.report(ctx, obj, outcome)
+		return reconcile.Result{}, nil // done
 	}
 	record.Message = result.Err.Error()
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotStored, record)
-	if apierrors.IsInvalid(result.Err) && judged.Reason == csr.ReasonMalformed {
+	if apierrors.IsInvalid(result.Err) && outcome.Reason == csr.ReasonMalformed {
 		// The API server validates spec.request at every update, so it never stores the condition of such a request.
-		r.report(ctx, obj, judged)
-		return r.again(obj), nil
+		r.report(ctx, obj, outcome)
+		return r.again(obj), nil // tried again by its age
 	}
-	return r.notStored(ctx, obj, judged.Request, "the Failed condition ("+judged.Reason+": "+judged.Message+")", result)
+	return r.notStored(ctx, obj, outcome.Request, "the Failed condition ("+outcome.Reason+": "+outcome.Message+")", result)
 }
 
 // notStored returns when to try again to store something. It reports a refusal. What the API server refuses today, a
@@ -424,14 +417,14 @@ func (r *Reconciler) notStored(
 	switch {
 	case report.Refused(result.Err):
 		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
-		r.report(ctx, obj, Judgement{Request: req, Decision: judge.Wait.Because("NotStored",
+		r.report(ctx, obj, Outcome{Request: req, Decision: judge.Wait.Because("NotStored",
 			"the API server refuses to store %s of this request: %v; correct the role, the admission policy or the webhook "+
 				"that the answer names", something, result.Err)})
-		return r.again(obj), nil
+		return r.again(obj), nil // tried again by its age
 	case result.Changed:
-		return reconcile.Result{}, nil // the watch brings the change to the queue
+		return reconcile.Result{}, nil // the watch brings the change
 	default:
-		return reconcile.Result{}, fmt.Errorf("update status: %w", result.Err)
+		return reconcile.Result{}, fmt.Errorf("update status: %w", result.Err) // retried by the queue
 	}
 }
 
@@ -442,27 +435,27 @@ var wouldReasons = map[judge.Verdict]string{
 
 // report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
 // reports each distinct outcome once. fail has recorded a failure before.
-func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, judged Judgement) {
-	tell, counted, as := r.reporter.Request, outcomesTotal, judged.outcome()
-	reason, message := judged.Reason, judged.Message
-	if judged.Verdict == judge.Deny { // the Failed condition has only the Message, which is kube-controller-manager's text
+func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome Outcome) {
+	event, counted, as := r.reporter.Request, outcomesTotal, outcome.name()
+	reason, message := outcome.Reason, outcome.Message
+	if outcome.Verdict == judge.Deny { // the Failed condition has only the Message, which is kube-controller-manager's text
 		message = fmt.Sprintf("signer %s refuses this request permanently: %s; a new request is needed", obj.Spec.SignerName, message)
 	}
 	if r.DryRun {
-		counted, as = dryRunTotal, wouldReasons[judged.Verdict]
-		reason, message = as, fmt.Sprintf("%s: %s", judged.Reason, message)
-		if judged.Verdict == judge.Approve {
-			tell, message = r.reporter.Would, fmt.Sprintf("key %s would sign the request", judged.Authority.KeyID())
+		counted, as = dryRunTotal, wouldReasons[outcome.Verdict]
+		reason, message = as, fmt.Sprintf("%s: %s", outcome.Reason, message)
+		if outcome.Verdict == judge.Approve {
+			event, message = r.reporter.Would, fmt.Sprintf("key %s would sign the request", outcome.Authority.KeyID())
 		}
 	}
-	if !tell(obj, obj.Spec.Username, "Sign", reason, message) {
+	if !event(obj, obj.Spec.Username, "Sign", reason, message) {
 		return
 	}
-	counted.WithLabelValues(obj.Spec.SignerName, judged.outcome(), judged.Reason).Inc()
-	if judged.Verdict == judge.Deny && !r.DryRun {
+	counted.WithLabelValues(obj.Spec.SignerName, outcome.name(), outcome.Reason).Inc()
+	if outcome.Verdict == judge.Deny && !r.DryRun {
 		return
 	}
-	record := audit.Of(obj, judged.Request)
-	record.Verdict, record.Reason, record.Message = as, judged.Reason, message
+	record := audit.Of(obj, outcome.Request)
+	record.Verdict, record.Reason, record.Message = as, outcome.Reason, message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
 }

@@ -174,12 +174,12 @@ func TestInputs(t *testing.T) {
 	})
 }
 
-// TestJudgeNamesABug checks that a request that is not parsed, because of a bug and not of its content, waits. It never fails.
-func TestJudgeNamesABug(t *testing.T) {
-	w := newWorld(t, trimmed(func(string) bool { return false })) // which Reconcile passes over
+// TestCheckNamesABug checks that a request that is not parsed, because of a bug and not of its content, waits. It never fails.
+func TestCheckNamesABug(t *testing.T) {
+	w := newWorld(t, trimmed(func(string) bool { return false })) // which reconcile passes over
 	const want = "spec.request is not in the cache; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
-	if got := w.Judge(w.ctx, w.served).Decision; got != (judge.Decision{Verdict: judge.Wait, Reason: "InternalError", Message: want}) {
+	if got := w.Check(w.ctx, w.served).Decision; got != (judge.Decision{Verdict: judge.Wait, Reason: "InternalError", Message: want}) {
 		t.Errorf("%+v, want that it waits: %s", got, want)
 	}
 }
@@ -332,7 +332,7 @@ func TestDryRunSignsNothing(t *testing.T) {
 func (w *world) event(kind string, obj *request) int {
 	queue := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[fairqueue.Key]())
 	defer queue.ShutDown()
-	switch events := fairqueue.Events(w.observe, w.forget); kind {
+	switch events := fairqueue.Events(w.enqueue, w.forget); kind {
 	case "create":
 		events.Create(w.ctx, event.TypedCreateEvent[*request]{Object: obj}, queue)
 	case "update":
@@ -650,10 +650,10 @@ func TestEachAttemptIssuesACertificate(t *testing.T) {
 // must be discarded, counted, recorded and reported at each attempt, and nothing may be written.
 func TestAMismatchIsNeverStored(t *testing.T) {
 	w, name := newCounted(t, usages("client auth"))
-	req := w.Judge(w.ctx, w.served).Request
+	req := w.Check(w.ctx, w.served).Request
 	req.Cert.Subject.ExtraNames = []pkix.AttributeTypeAndValue{{Type: []int{2, 5, 4, 10}, Value: "system:masters"}}
 	for range 2 {
-		if result, err := w.act(w.ctx, w.served, w.judgeByCA(w.served, req, w.Signers[name])); err != nil || result.RequeueAfter != time.Second || len(w.written) > 0 {
+		if result, err := w.act(w.ctx, w.served, w.sign(req, w.Signers[name])); err != nil || result.RequeueAfter != time.Second || len(w.written) > 0 {
 			t.Errorf("%+v, error %v, wrote %d", result, err, len(w.written))
 		}
 	}

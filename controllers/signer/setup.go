@@ -49,7 +49,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.reporter = report.New(r.Recorder, r.Clock)
 	pairs := r.keyPairs()
 	sources := []requestSource{source.TypedKind(
-		mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.observe, r.forget))}
+		mgr.GetCache(), &certificatesv1.CertificateSigningRequest{}, fairqueue.Events(r.enqueue, r.forget))}
 	if r.BlockList != nil {
 		sources = append(sources, fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All))
 	}
@@ -95,7 +95,7 @@ func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error
 	return pair.SetupWithManager(mgr)
 }
 
-// FillProfiles completes the profile of each signer, as SetupWithManager does. Then Judge works without a manager, an API
+// FillProfiles completes the profile of each signer, as SetupWithManager does. Then Check works without a manager, an API
 // server and CAs. FillProfiles returns an error that names the signers without a KeyPair.
 func (r *Reconciler) FillProfiles() error {
 	var errs []error

@@ -147,15 +147,19 @@ func (c *Clock) Latest() time.Time {
 }
 
 // Agreed returns the time of the API servers if the clock of this machine differs from it by at most MaxSkew. Call it before
-// an action that cannot be undone: if the clocks disagree, either may be wrong. An error says why no time is agreed.
+// an action that cannot be undone: if the clocks disagree, either may be wrong. An error says why no time is agreed. Then
+// the time is zero if it is unknown.
 func (c *Clock) Agreed(ctx context.Context) (time.Time, error) {
 	now, err := c.Now(ctx)
 	if err != nil {
 		return time.Time{}, err
 	}
 	skew, err := c.Skew(ctx)
-	if err == nil && skew.Abs() > MaxSkew {
-		err = errors.New(Sentence(skew))
+	if err != nil {
+		return time.Time{}, err
+	}
+	if skew.Abs() > MaxSkew {
+		err = errors.New(sentence(skew))
 	}
 	return now, err
 }
@@ -166,8 +170,8 @@ func (c *Clock) Ready(request *http.Request) error {
 	return err
 }
 
-// Sentence describes the skew and says what to do. It rounds to minutes, so that the text is the same each time.
-func Sentence(skew time.Duration) string {
+// sentence describes the skew and says what to do. It rounds to minutes, so that the text is the same each time.
+func sentence(skew time.Duration) string {
 	direction := "ahead of"
 	if skew < 0 {
 		direction = "behind"
