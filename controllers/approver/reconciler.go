@@ -158,12 +158,9 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 		r.written.Delete(obj.UID)
 		return
 	}
-	node, marks := "", []uint64(nil)
-	if req, err := r.RequestLimits.Parse(obj); err == nil {
-		node, marks = req.NodeName(), marksOf(of, req)
-	}
-	key := fairqueue.KeyOf(obj, node)
-	r.waiting.Put(key, marks...)
+	asked := r.RequestLimits.Outline(obj)
+	key := fairqueue.KeyOf(obj, asked.NodeName)
+	r.waiting.Put(key, marksOf(of, asked)...)
 	queue.Add(key)
 }
 

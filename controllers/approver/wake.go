@@ -28,14 +28,14 @@ func markNode(name string) uint64 { return fairqueue.Digest("node", name) }
 
 func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String()) }
 
-// marksOf returns what may wake req: its node, and the names and addresses that it asks for. There are none if its Judge does
-// not use the inventory.
-func marksOf(judge Judge, req *csr.Request) []uint64 {
+// marksOf returns what may wake a request: its node, and the names and addresses that it asks for. There are none if its Judge
+// does not use the inventory.
+func marksOf(judge Judge, asked csr.Outline) []uint64 {
 	if services, leases := needs(judge); !services && !leases {
 		return nil
 	}
-	marks := []uint64{markInventory, markNode(req.NodeName())}
-	for _, value := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
+	marks := []uint64{markInventory, markNode(asked.NodeName)}
+	for _, value := range san.Of(asked.DNSNames, asked.IPAddresses) {
 		marks = append(marks, markSAN(value))
 	}
 	return marks
