@@ -161,8 +161,7 @@ func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, facts F
 	}
 	if !facts.Assume {
 		subject.Gone = sync.OnceValues(func() (csr.Objection, error) {
-			gone, err := nodeidentity.Live{Reader: facts.Live}.Gone(ctx, req.Requester)
-			return csr.Objection(gone), err
+			return nodeidentity.Live{Reader: facts.Live}.Gone(ctx, req.Requester)
 		})
 	}
 	switch {

@@ -133,7 +133,7 @@ func TestConfirm(t *testing.T) {
 func TestAccountWithoutItsGroupsIsGone(t *testing.T) {
 	for _, groups := range [][]string{nil, {"system:serviceaccounts"}, {"system:serviceaccounts:ns"}, {"system:serviceaccounts", "system:serviceaccounts:n"}} {
 		by := csr.Requester{Username: "system:serviceaccount:ns:joiner", UID: "u-1", Groups: groups}
-		if gone, err := (nodeidentity.Live{}).Gone(t.Context(), by); err != nil || !strings.Contains(gone, "is not in the group system:serviceaccounts") {
+		if gone, err := (nodeidentity.Live{}).Gone(t.Context(), by); err != nil || !strings.Contains(string(gone), "is not in the group system:serviceaccounts") {
 			t.Errorf("%q: %q, error %v", groups, gone, err)
 		}
 	}

@@ -150,7 +150,7 @@ func (n NodeClient) readLive(
 	}
 	if !n.Bootstrap.Trusted || req.Requester.UID != "" {
 		gone, goneErr := live.Gone(ctx, req.Requester)
-		found.Gone, err = csr.Objection(gone), errors.Join(err, goneErr)
+		found.Gone, err = gone, errors.Join(err, goneErr)
 	}
 	age, ageErr := n.age(ctx, req, facts)
 	found.Age = age

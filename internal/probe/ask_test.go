@@ -46,7 +46,7 @@ func authority(lifetime time.Duration) *ca.Authority {
 }
 
 func mint(t *testing.T) *Certificate {
-	return must(Mint(t.Context(), authority(time.Hour), nil, time.Now()))
+	return must(mintCertificate(t.Context(), authority(time.Hour), nil, time.Now()))
 }
 
 func leafOf(c *Certificate) *x509.Certificate {
@@ -65,9 +65,9 @@ func TestMint(t *testing.T) {
 	t.Parallel()
 	log, records := auditLog(t)
 	by, now := authority(time.Hour), time.Now()
-	one := must(Mint(t.Context(), by, log, now))
+	one := must(mintCertificate(t.Context(), by, log, now))
 	leaf := leafOf(one)
-	if leaf.Subject.CommonName != one.Subject || !strings.HasPrefix(one.Subject, SubjectPrefix) || len(leaf.Subject.Names) != 1 {
+	if leaf.Subject.CommonName != one.Subject || !strings.HasPrefix(one.Subject, subjectPrefix) || len(leaf.Subject.Names) != 1 {
 		t.Errorf("subject is %q, want a common name of ours and nothing else", leaf.Subject)
 	}
 	if !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) || leaf.KeyUsage != x509.KeyUsageDigitalSignature || leaf.IsCA {
@@ -83,10 +83,10 @@ func TestMint(t *testing.T) {
 		record.IssuerKeyID != by.KeyID() || record.NotAfter.IsZero() || !record.NotAfter.Equal(leaf.NotAfter) || len(record.KeySHA256) != 64 {
 		t.Errorf("the record is %+v, error %v", record, err)
 	}
-	if another, err := Mint(t.Context(), by, nil, now); err != nil || another.Subject == one.Subject || another.ID == one.ID {
+	if another, err := mintCertificate(t.Context(), by, nil, now); err != nil || another.Subject == one.Subject || another.ID == one.ID {
 		t.Errorf("another one has the same subject or id: %v", err)
 	}
-	if _, err := Mint(t.Context(), by, nil, now.Add(2*time.Hour)); err == nil {
+	if _, err := mintCertificate(t.Context(), by, nil, now.Add(2*time.Hour)); err == nil {
 		t.Error("minted by a CA that has expired")
 	}
 }
@@ -279,7 +279,7 @@ func TestAskShowsTheChain(t *testing.T) {
 	template := authority(time.Hour).Certificate()
 	der := must(x509.CreateCertificate(rand.Reader, template, root.Certificate(), root.Certificate().PublicKey, rootKey))
 	between := must(ca.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), key, nil))
-	probe := must(Mint(t.Context(), between, nil, time.Now()))
+	probe := must(mintCertificate(t.Context(), between, nil, time.Now()))
 	s, cluster := serve(t, knows(probe))
 	wants(t, "chain", probe.Ask(t.Context(), cluster), Recognised, "")
 	expect.Equal(t, "certificates that are shown", s.shown, []*x509.Certificate{leafOf(probe), between.Certificate()})

@@ -112,7 +112,7 @@ func (p *Prober) certificates(ctx context.Context, authorities ...*ca.Authority)
 	}
 	var made []*Certificate
 	for _, authority := range authorities {
-		one, err := Mint(ctx, authority, p.Audit, now)
+		one, err := mintCertificate(ctx, authority, p.Audit, now)
 		if err != nil {
 			return nil, err
 		}
@@ -149,8 +149,8 @@ func askAll(targets []Target, ask func(Target) Answer) map[string]Answer {
 	return answers
 }
 
-// SubjectPrefix begins the common name of every probe certificate. No rights may be granted to such a user.
-const SubjectPrefix = "csr-controller-manager.io:trust-probe:"
+// subjectPrefix begins the common name of every probe certificate. No rights may be granted to such a user.
+const subjectPrefix = "csr-controller-manager.io:trust-probe:"
 
 // lifetime and ca.Backdate together are the maximum validity of a probe certificate, ten minutes.
 const lifetime = 10*time.Minute - ca.Backdate
@@ -167,9 +167,9 @@ type Certificate struct {
 	certPEM, keyPEM []byte
 }
 
-// Mint issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
+// mintCertificate issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
 // it returns.
-func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time) (*Certificate, error) {
+func mintCertificate(ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time) (*Certificate, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("make key: %w", err)
@@ -182,7 +182,7 @@ func Mint(ctx context.Context, authority *ca.Authority, log *audit.Log, now time
 	_, _ = rand.Read(random)  // never fails
 	request := ca.Request{
 		PublicKey:   key.Public(),
-		Subject:     pkix.Name{CommonName: SubjectPrefix + hex.EncodeToString(random)},
+		Subject:     pkix.Name{CommonName: subjectPrefix + hex.EncodeToString(random)},
 		KeyUsage:    x509.KeyUsageDigitalSignature,
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
 	}

@@ -34,8 +34,8 @@ const (
 	// DefaultLifetime is kube-controller-manager's: one year.
 	DefaultLifetime = 365 * 24 * time.Hour
 
-	// DefaultMinLifetime is kube-controller-manager's: ten minutes.
-	DefaultMinLifetime = 10 * time.Minute
+	// defaultMinLifetime is kube-controller-manager's: ten minutes.
+	defaultMinLifetime = 10 * time.Minute
 
 	// DefaultMinRSABits is the minimum of NIST SP 800-57 part 1 for use after 2013.
 	DefaultMinRSABits = 2048
@@ -76,7 +76,7 @@ func (p Profile) OrDefault() Profile {
 // NewProfile fills in the defaults of config and checks it.
 func NewProfile(config ProfileConfig) (Profile, error) {
 	config.Lifetime = cmp.Or(config.Lifetime, DefaultLifetime)
-	config.MinLifetime = cmp.Or(config.MinLifetime, DefaultMinLifetime)
+	config.MinLifetime = cmp.Or(config.MinLifetime, defaultMinLifetime)
 	config.MaxLifetime = cmp.Or(config.MaxLifetime, config.Lifetime)
 	config.MinRSABits = cmp.Or(config.MinRSABits, DefaultMinRSABits)
 	const masters = "O=system:masters"

@@ -4,7 +4,6 @@ package csr
 
 import (
 	"cmp"
-	"crypto"
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -158,12 +157,6 @@ func (r *Request) CheckSignature() error {
 	return nil
 }
 
-// KeyIn reports whether cert is for the requested key.
-func (r *Request) KeyIn(cert *x509.Certificate) bool {
-	key, comparable := cert.PublicKey.(interface{ Equal(crypto.PublicKey) bool })
-	return comparable && key.Equal(r.Cert.PublicKey)
-}
-
 // KeyFingerprint returns the hex SHA-256 of the requested public key, as DER SubjectPublicKeyInfo.
 func (r *Request) KeyFingerprint() string {
 	sum := sha256.Sum256(r.payload.RawSubjectPublicKeyInfo)
@@ -195,14 +188,14 @@ func (w Requester) IsNode() bool {
 	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
 }
 
-// AccountUserPrefix begins the user names of ServiceAccounts: NAMESPACE, a colon and NAME follow.
-const AccountUserPrefix = "system:serviceaccount:"
+// accountUserPrefix begins the user names of ServiceAccounts: NAMESPACE, a colon and NAME follow.
+const accountUserPrefix = "system:serviceaccount:"
 
 // ServiceAccount returns the ServiceAccount whose user name and groups w has, as the API server authenticates its tokens.
 // The namespace is empty if w is no ServiceAccount. Then the Objection says what is missing if w has the user name of one: a
 // client certificate, for example, may have any name. The caller must compare the UID with that of the object.
 func (w Requester) ServiceAccount() (namespace, name string, objection Objection) {
-	text, found := strings.CutPrefix(w.Username, AccountUserPrefix)
+	text, found := strings.CutPrefix(w.Username, accountUserPrefix)
 	if !found {
 		return "", "", NoObjection
 	}

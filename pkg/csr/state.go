@@ -31,10 +31,11 @@ func States() []State { return []State{Pending, Approved, Denied, Failed, Issued
 // (pkg/controller/certificates/certificate_controller_utils.go). It ignores the status of Approved and Denied
 // conditions, which the API server forces to True. A Failed condition counts if its status is True or empty.
 func StateOf(obj *certificatesv1.CertificateSigningRequest) State {
+	failed := Condition(obj, certificatesv1.CertificateFailed)
 	switch {
 	case len(obj.Status.Certificate) > 0:
 		return Issued
-	case hasFailed(obj):
+	case failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == ""):
 		return Failed
 	case Condition(obj, certificatesv1.CertificateDenied) != nil:
 		return Denied
@@ -96,11 +97,6 @@ func approvalTime(
 		}
 	}
 	return at
-}
-
-func hasFailed(obj *certificatesv1.CertificateSigningRequest) bool {
-	failed := Condition(obj, certificatesv1.CertificateFailed)
-	return failed != nil && (failed.Status == corev1.ConditionTrue || failed.Status == "")
 }
 
 // Condition returns the first condition of that kind, whatever its status, or nil.

@@ -47,9 +47,11 @@ func (t Trim) Transform(in any) (any, error) {
 	}
 	obj.ManagedFields = nil
 	limit := cmp.Or(t.Limits.RequestBytes, DefaultLimits.RequestBytes)
+	// A request that has failed but is not approved is not finished: it can still be approved or denied.
+	finished := !Undecided(obj) && StateOf(obj) != Approved
 	switch {
 	case Trimmed(obj):
-	case finished(obj) || t.Ours != nil && !t.Ours(obj.Spec.SignerName):
+	case finished || t.Ours != nil && !t.Ours(obj.Spec.SignerName):
 		trim(obj)
 	case len(obj.Spec.Request) > limit && limit < len(zeros):
 		length := max(limit+1, 0)
@@ -61,12 +63,6 @@ func (t Trim) Transform(in any) (any, error) {
 // Trimmed reports whether Trim has removed the payload of obj.
 func Trimmed(obj *certificatesv1.CertificateSigningRequest) bool {
 	return bytes.Equal(obj.Spec.Request, trimmedRequest)
-}
-
-// finished reports whether neither approver nor signer has anything left to do. A request that has failed but is not
-// approved is not finished: it can still be approved or denied.
-func finished(obj *certificatesv1.CertificateSigningRequest) bool {
-	return !Undecided(obj) && StateOf(obj) != Approved
 }
 
 func trim(obj *certificatesv1.CertificateSigningRequest) {

@@ -32,9 +32,9 @@ var clusterInfo = types.NamespacedName{Namespace: metav1.NamespacePublic, Name: 
 // means that the fact is unknown.
 type Live struct{ Reader client.Reader }
 
-// Gone returns why the requester does not exist now, or an empty text. It knows bootstrap tokens and ServiceAccounts.
+// Gone returns why the requester does not exist now. It knows bootstrap tokens and ServiceAccounts.
 // No API knows other users.
-func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error) {
+func (l Live) Gone(ctx context.Context, requester csr.Requester) (csr.Objection, error) {
 	if id, found := strings.CutPrefix(requester.Username, bootstrapapi.BootstrapUserPrefix); found {
 		if !slices.Contains(requester.Groups, bootstrapapi.BootstrapDefaultGroup) {
 			return "the requester has the name of a bootstrap token, but is not in the group " + bootstrapapi.BootstrapDefaultGroup, nil
@@ -43,45 +43,45 @@ func (l Live) Gone(ctx context.Context, requester csr.Requester) (string, error)
 	}
 	namespace, name, objection := requester.ServiceAccount()
 	if namespace == "" {
-		return string(objection), nil
+		return objection, nil
 	}
 	return l.goneAccount(ctx, types.NamespacedName{Namespace: namespace, Name: name}, types.UID(requester.UID))
 }
 
-func (l Live) goneToken(ctx context.Context, id string) (string, error) {
+func (l Live) goneToken(ctx context.Context, id string) (csr.Objection, error) {
 	shown := csr.Shorten(id)
 	info := &corev1.ConfigMap{}
 	if err := call.Get(ctx, l.Reader, clusterInfo, info); err != nil {
-		return "", fmt.Errorf("find bootstrap token %s in ConfigMap %s: %w", shown, clusterInfo, err)
+		return csr.NoObjection, fmt.Errorf("find bootstrap token %s in ConfigMap %s: %w", shown, clusterInfo, err)
 	}
 	if info.Data[bootstrapapi.KubeConfigKey] == "" {
-		return "", fmt.Errorf("find bootstrap token %s in ConfigMap %s: it has no key %s, so it is not kept up to date",
+		return csr.NoObjection, fmt.Errorf("find bootstrap token %s in ConfigMap %s: it has no key %s, so it is not kept up to date",
 			shown, clusterInfo, bootstrapapi.KubeConfigKey)
 	}
 	if _, found := info.Data[bootstrapapi.JWSSignatureKeyPrefix+id]; !found {
-		return fmt.Sprintf("bootstrap token %s is not in ConfigMap %s: it was revoked, has expired, or lacks "+
-			"usage-bootstrap-signing", shown, clusterInfo), nil
+		return csr.Objection(fmt.Sprintf("bootstrap token %s is not in ConfigMap %s: it was revoked, has expired, or lacks "+
+			"usage-bootstrap-signing", shown, clusterInfo)), nil
 	}
-	return "", nil
+	return csr.NoObjection, nil
 }
 
-func (l Live) goneAccount(ctx context.Context, key types.NamespacedName, uid types.UID) (string, error) {
+func (l Live) goneAccount(ctx context.Context, key types.NamespacedName, uid types.UID) (csr.Objection, error) {
 	account := &metav1.PartialObjectMetadata{}
 	account.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("ServiceAccount"))
 	err := call.Get(ctx, l.Reader, key, account)
 	text := fmt.Sprintf("ServiceAccount %s/%s", key.Namespace, csr.Shorten(key.Name))
 	switch {
 	case apierrors.IsNotFound(err):
-		return text + " is deleted", nil
+		return csr.Objection(text + " is deleted"), nil
 	case err != nil:
-		return "", fmt.Errorf("get %s: %w", text, err)
+		return csr.NoObjection, fmt.Errorf("get %s: %w", text, err)
 	case uid == "":
-		return "the requester has the name of " + text + ", but no UID", nil
+		return csr.Objection("the requester has the name of " + text + ", but no UID"), nil
 	case account.UID != uid:
-		return fmt.Sprintf("%s was deleted and created again: its UID is %s, and the requester's UID is %q",
-			text, account.UID, csr.Shorten(string(uid))), nil
+		return csr.Objection(fmt.Sprintf("%s was deleted and created again: its UID is %s, and the requester's UID is %q",
+			text, account.UID, csr.Shorten(string(uid)))), nil
 	}
-	return "", nil
+	return csr.NoObjection, nil
 }
 
 // HasNode reports whether a Node of that name exists.

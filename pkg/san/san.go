@@ -98,7 +98,10 @@ const maxDNSName = 253
 // set.
 func CheckDNSName(name string, wildcards bool) error {
 	if address, err := netip.ParseAddr(name); err == nil {
-		return checkAddressForm(name, address)
+		if address.Zone() != "" || address.Is4In6() || address.String() != name {
+			return errors.New("is an IP address that is not in canonical form")
+		}
+		return nil
 	}
 	host, wildcard := strings.CutPrefix(name, "*.")
 	if wildcard && !wildcards {
@@ -128,14 +131,6 @@ func IsNumeric(name string) bool {
 		}
 	}
 	return true
-}
-
-// checkAddressForm returns an error unless name is the canonical form of address.
-func checkAddressForm(name string, address netip.Addr) error {
-	if address.Zone() != "" || address.Is4In6() || address.String() != name {
-		return errors.New("is an IP address that is not in canonical form")
-	}
-	return nil
 }
 
 func notInLabel(char rune) bool {

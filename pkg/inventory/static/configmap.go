@@ -146,7 +146,7 @@ func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
 	if !hasKey {
 		return nil, fmt.Errorf("ConfigMap %s: has no key %s", c.name, nodesKey)
 	}
-	rows, err := Parse([]byte(text))
+	rows, err := parseRows([]byte(text))
 	if err != nil {
 		return nil, fmt.Errorf("ConfigMap %s: %w", c.name, err)
 	}
@@ -154,8 +154,8 @@ func (c *ConfigMap) parse(obj *corev1.ConfigMap) (*Source, error) {
 	return rows, nil
 }
 
-// Parse parses a YAML list of Rows. Its error may be an Aggregate of several mistakes.
-func Parse(data []byte) (*Source, error) {
+// parseRows parses a YAML list of Rows. Its error may be an Aggregate of several mistakes.
+func parseRows(data []byte) (*Source, error) {
 	decoder := yaml.NewDecoder(bytes.NewReader(data))
 	decoder.KnownFields(true)
 	var rows []Row
@@ -225,7 +225,7 @@ func (c *ConfigMap) report(before, after lastgood.State[*Source]) {
 
 // mistakesIn returns the mistakes in a version that is not used because of problem.
 func mistakesIn(problem error) []string {
-	var several utilerrors.Aggregate // from Parse
+	var several utilerrors.Aggregate // from parseRows
 	switch {
 	case problem == nil:
 		return nil

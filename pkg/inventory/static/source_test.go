@@ -46,7 +46,7 @@ const someNodes = `# who is who
 `
 
 func TestSource(t *testing.T) {
-	source, err := Parse([]byte(someNodes))
+	source, err := parseRows([]byte(someNodes))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestSource(t *testing.T) {
 }
 
 func TestOwner(t *testing.T) {
-	source, err := Parse([]byte(someNodes))
+	source, err := parseRows([]byte(someNodes))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +167,7 @@ func TestMistakes(t *testing.T) {
 		"a host's CIDR":    {"- {name: a, addresses: [10.0.0.5/24]}\n", `nodes.yaml[0].addresses[0]: Invalid value: "10.0.0.5/24": has bits beyond the prefix: want 10.0.0.0/24`},
 		"a zone":           {"- {name: a, addresses: ['fd00::1%eth0']}\n", `nodes.yaml[0].addresses[0]: Invalid value: "fd00::1%eth0": is not an IP address`},
 	} {
-		source, err := Parse([]byte(test.text))
+		source, err := parseRows([]byte(test.text))
 		expect.Error(t, name, err, test.want)
 		expect.Equal(t, name+": no source", source == nil, true)
 	}

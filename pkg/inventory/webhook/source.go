@@ -33,8 +33,8 @@ const (
 
 // Limits of a lookup.
 const (
-	DefaultTimeout = 5 * time.Second
-	MaxTimeout     = 30 * time.Second
+	defaultTimeout = 5 * time.Second
+	maxTimeout     = 30 * time.Second
 	maxAnswer      = 64 << 10
 	maxLookups     = 32
 )
@@ -47,7 +47,7 @@ type Options struct {
 	CAFile string
 	// CertFile and KeyFile, if set, hold the client certificate. All files may change at any time.
 	CertFile, KeyFile string
-	// Timeout bounds a lookup as a whole. Zero means DefaultTimeout.
+	// Timeout bounds a lookup as a whole. Zero means five seconds.
 	Timeout time.Duration
 }
 
@@ -65,13 +65,13 @@ func New(options Options) (*Source, error) {
 	if (options.CertFile == "") != (options.KeyFile == "") {
 		errs = append(errs, errors.New("certFile, keyFile: set both or none"))
 	}
-	if options.Timeout < 0 || options.Timeout > MaxTimeout {
-		errs = append(errs, fmt.Errorf("timeout: %s: want up to %s", options.Timeout, MaxTimeout))
+	if options.Timeout < 0 || options.Timeout > maxTimeout {
+		errs = append(errs, fmt.Errorf("timeout: %s: want up to %s", options.Timeout, maxTimeout))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	options.Timeout = cmp.Or(options.Timeout, DefaultTimeout)
+	options.Timeout = cmp.Or(options.Timeout, defaultTimeout)
 	return &Source{options}, nil
 }
 
