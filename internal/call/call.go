@@ -104,5 +104,6 @@ func holds(live, changed *certificatesv1.CertificateSigningRequest) bool {
 		return bytes.Equal(live.Status.Certificate, changed.Status.Certificate)
 	}
 	last := changed.Status.Conditions[len(changed.Status.Conditions)-1]
-	return csr.HasCondition(live, last.Type, last.Reason, last.Message)
+	has := csr.Condition(live, last.Type)
+	return has != nil && has.Status == last.Status && has.Reason == last.Reason && has.Message == last.Message
 }

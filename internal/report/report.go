@@ -29,9 +29,9 @@ import (
 const Again = 50 * time.Minute
 
 const (
-	// told is the number of requests whose last outcome is kept. Outcomes are dropped with their request. So the
+	// remembered is the number of requests whose last outcome is kept. Outcomes are dropped with their request. So the
 	// bound only concerns requests that are deleted while a worker handles them.
-	told = 1 << 20
+	remembered = 1 << 20
 	// counted is the number of requesters whose Events are counted.
 	counted = 20_000
 	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
@@ -70,7 +70,7 @@ func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
 	return &Reporter{
 		recorder:   recorder,
 		clock:      clock,
-		outcomes:   lru.New(told),
+		outcomes:   lru.New(remembered),
 		requesters: lru.New(counted),
 		successes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(successesPerSecond, successBurst, clock),
 	}
@@ -105,9 +105,9 @@ func (r *Reporter) once(obj client.Object, requester, eventType, action, reason,
 		return false
 	}
 	r.outcomes.Add(obj.GetUID(), outcome{now, reason, r.clock.Now()})
-	tell := r.allow(requester) && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
+	permitted := r.allow(requester) && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
 	r.mu.Unlock()
-	if !tell {
+	if !permitted {
 		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
 		return !known || last.(outcome).reason != reason
 	}

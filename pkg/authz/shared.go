@@ -14,9 +14,9 @@ import (
 )
 
 const (
-	// placesPerQuestion is the number of identical reviews that are in progress at a time. Others wait, and share the next.
-	placesPerQuestion = 2
-	// slow is the time after which a review gives its place back.
+	// slotsPerQuestion is the number of identical reviews that are in progress at a time. Others wait, and share the next.
+	slotsPerQuestion = 2
+	// slow is the time after which a review gives its slot back.
 	slow = time.Second
 )
 
@@ -26,7 +26,7 @@ type Shared struct {
 	Authorizer
 
 	unsent singleflight.Group
-	places sync.Map // of each question with a review in progress: a channel that holds a value for each
+	slots  sync.Map // of each question with a review in progress: a channel that holds a value for each
 }
 
 // Allowed implements Authorizer. ctx bounds only the wait of its caller, because others may share the review.
@@ -43,7 +43,7 @@ func (s *Shared) Allowed(ctx context.Context, who csr.Requester, what authorizat
 	}
 }
 
-// send waits until fewer than placesPerQuestion reviews of question are in progress, and sends one. A caller that comes
+// send waits until fewer than slotsPerQuestion reviews of question are in progress, and sends one. A caller that comes
 // after that shares the next one.
 func (s *Shared) send(
 	ctx context.Context, question string, who csr.Requester, what authorizationv1.ResourceAttributes,
@@ -53,13 +53,13 @@ func (s *Shared) send(
 			err = fmt.Errorf("review: panic: %v", cause)
 		}
 	}()
-	known, _ := s.places.LoadOrStore(question, make(chan struct{}, placesPerQuestion))
-	places := known.(chan struct{})
-	places <- struct{}{}
+	known, _ := s.slots.LoadOrStore(question, make(chan struct{}, slotsPerQuestion))
+	slots := known.(chan struct{})
+	slots <- struct{}{}
 	leave := sync.OnceFunc(func() {
-		<-places
-		if len(places) == 0 { // a review that enters at this moment does not count for later ones
-			s.places.CompareAndDelete(question, places)
+		<-slots
+		if len(slots) == 0 { // a review that enters at this moment does not count for later ones
+			s.slots.CompareAndDelete(question, slots)
 		}
 	})
 	defer leave()

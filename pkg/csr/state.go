@@ -77,7 +77,7 @@ func ConditionTime(
 }
 
 // approvalTime returns when the API server stored the write to the subresource approval that added a condition of that
-// kind, or zero if managed fields do not tell. API servers record no conditions that are written to the subresource status,
+// kind, or zero if managed fields do not show it. API servers record no conditions that are written to the subresource status,
 // and nothing of an object whose metadata is only a name.
 func approvalTime(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
@@ -109,14 +109,6 @@ func Condition(
 		}
 	}
 	return nil
-}
-
-// HasCondition reports whether obj has a condition with status True, that reason and that message.
-func HasCondition(
-	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType, reason, message string,
-) bool {
-	has := Condition(obj, kind)
-	return has != nil && has.Status == corev1.ConditionTrue && has.Reason == reason && has.Message == message
 }
 
 // AddCondition appends a condition with status True. If now is zero, the API server sets the times.

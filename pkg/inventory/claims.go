@@ -24,7 +24,7 @@ type Claim struct {
 // Owner describes the machine or the row to which a source that is stronger than that of found assigns value alone. The text
 // is empty if there is none, or if found does not assign value to its node at all.
 func (s Sources) Owner(found Found, value san.SAN) (string, error) {
-	if !found.OwnWord && !found.Owns(value) {
+	if !found.SelfReported && !found.Owns(value) {
 		return "", nil
 	}
 	stronger := found.Rank
@@ -47,14 +47,14 @@ func (s Sources) Owner(found Found, value san.SAN) (string, error) {
 func (e *Entry) Claim(node string, value san.SAN, holders []string, owner string) Claim {
 	listed := e.lists(value)
 	switch {
-	case !e.OwnWord && !e.Owns(value):
+	case !e.SelfReported && !e.Owns(value):
 		return Claim{NotOwned: true}
 	case owner != "", listed && !e.Shared:
 		return Claim{Owner: owner}
 	case IsName(node, value):
 		return Claim{}
 	case !slices.Contains(holders, node):
-		return Claim{NotOwned: e.OwnWord, NotReported: !e.OwnWord}
+		return Claim{NotOwned: e.SelfReported, NotReported: !e.SelfReported}
 	case listed:
 		return Claim{}
 	}

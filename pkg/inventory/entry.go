@@ -26,9 +26,9 @@ type Entry struct {
 	ShortNames bool
 	// Shared reports that other nodes may own the same names and addresses.
 	Shared bool
-	// OwnWord reports that the entry is the Node's own report of itself. Then the reports of all Nodes decide, and SANs
+	// SelfReported reports that the entry is the Node's own report of itself. Then the reports of all Nodes decide, and SANs
 	// is only for messages. Callers must not change SANs, because a cache holds it.
-	OwnWord bool
+	SelfReported bool
 
 	// Bound names the node that the machine has become, or is empty.
 	Bound string
@@ -42,7 +42,7 @@ type Entry struct {
 	AnyTime bool
 }
 
-// Owns reports whether the node owns value, as far as the source can tell. It is false if only Nodes can tell (OwnWord).
+// Owns reports whether the node owns value, as far as the source knows. It is false if only Nodes know (SelfReported).
 func (e *Entry) Owns(value san.SAN) bool {
 	if e.lists(value) {
 		return true
@@ -63,7 +63,7 @@ func (e *Entry) Owns(value san.SAN) bool {
 // lists reports whether the entry names value itself, not only a CIDR or a suffix that covers it. What a Node reports of
 // itself lists nothing.
 func (e *Entry) lists(value san.SAN) bool {
-	if e.OwnWord {
+	if e.SelfReported {
 		return false
 	}
 	for _, own := range e.SANs {

@@ -91,40 +91,40 @@ type Slow interface {
 	Concurrency() int
 }
 
-// ErrBusy is the error of a Limited source while all its places are taken.
+// ErrBusy is the error of a Limited source while all its slots are taken.
 var ErrBusy = errors.New("too many requests wait for its answer")
 
 // Limited returns source with a limit of concurrent lookups, so that a source that does not answer takes no more than
-// that many workers. One requester gets at most half of the places. Lookup never waits for a place: its error is then
+// that many workers. One requester gets at most half of the slots. Lookup never waits for a slot: its error is then
 // ErrBusy.
-func Limited(source Slow, places int) Source {
-	return &limited{Slow: source, places: max(1, min(places, source.Concurrency())), held: map[string]int{}}
+func Limited(source Slow, slots int) Source {
+	return &limited{Slow: source, slots: max(1, min(slots, source.Concurrency())), held: map[string]int{}}
 }
 
 type limited struct {
 	Slow
-	places int
+	slots int
 
 	mu    sync.Mutex
 	taken int
-	held  map[string]int // places by requester
+	held  map[string]int // slots by requester
 }
 
 // Lookup implements Source.
 func (l *limited) Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error) {
 	requester := req.Requester.Username
-	if !l.enter(requester) {
+	if !l.acquire(requester) {
 		return nil, ErrBusy
 	}
-	defer l.leave(requester)
+	defer l.release(requester)
 	return l.Slow.Lookup(ctx, node, req)
 }
 
-// enter takes a place, if there is one for requester.
-func (l *limited) enter(requester string) bool {
+// acquire takes a slot, if there is one for requester.
+func (l *limited) acquire(requester string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.taken >= l.places || l.held[requester] >= max(1, l.places/2) {
+	if l.taken >= l.slots || l.held[requester] >= max(1, l.slots/2) {
 		return false
 	}
 	l.taken++
@@ -132,7 +132,7 @@ func (l *limited) enter(requester string) bool {
 	return true
 }
 
-func (l *limited) leave(requester string) {
+func (l *limited) release(requester string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.taken--

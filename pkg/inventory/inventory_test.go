@@ -200,7 +200,7 @@ func (w world) claim(t testing.TB, rows *static.Source, node, text string) inven
 	t.Helper()
 	var own *inventory.Entry
 	if _, exists := w[node]; exists {
-		own = &inventory.Entry{Source: "Node " + node, OwnWord: true}
+		own = &inventory.Entry{Source: "Node " + node, SelfReported: true}
 	}
 	sources := inventory.Sources{rows, reports{source{entry: own, asked: new(int)}}}
 	found, err := sources.Lookup(t.Context(), node, nil)
@@ -306,7 +306,7 @@ func TestOwnerAsksOnlyStrongerSources(t *testing.T) {
 	alone := inventory.Entry{SANs: []san.SAN{value}}
 	shared := inventory.Entry{SANs: []san.SAN{value}, Shared: true}
 	span := inventory.Entry{Prefixes: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24")}}
-	own := inventory.Entry{OwnWord: true}
+	own := inventory.Entry{SelfReported: true}
 	asked := 0
 	owning := func(who string, err error) owner { return owner{source: source{asked: &asked}, who: who, err: err} }
 	for name, test := range map[string]struct {

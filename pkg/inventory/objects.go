@@ -33,7 +33,7 @@ func Held(name string, reported []san.SAN) []san.SAN {
 
 // NodeEntry returns the entry of the Node of that name by its own report.
 func NodeEntry(name string, reported []san.SAN, created time.Time) *Entry {
-	return &Entry{Source: "Node " + name, SANs: reported, OwnWord: true, Bound: name, Created: created}
+	return &Entry{Source: "Node " + name, SANs: reported, SelfReported: true, Bound: name, Created: created}
 }
 
 // ServiceText describes a Service in messages.

@@ -20,7 +20,7 @@ const (
 	// MaxSkew is the skew that certificates tolerate: they are valid from five minutes before they are issued.
 	MaxSkew = 5 * time.Minute
 
-	// maxAge is the age at which an answer is too old to tell the time.
+	// maxAge is the age at which an answer is too old to show the time.
 	maxAge = time.Minute
 	// maxStep is the difference between two clocks that shows that one of them was set, or that the machine was suspended.
 	maxStep = 5 * time.Second
@@ -65,7 +65,7 @@ type instant struct {
 	mono time.Duration
 }
 
-// note is what the last answer tells. It is as old as its request.
+// note holds the facts of the last answer. It is as old as its request.
 type note struct {
 	sent instant
 	// start is the API servers' time when the monotonic clock of this machine was zero. It is zero if it is unknown.

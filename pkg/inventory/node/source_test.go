@@ -82,7 +82,7 @@ func TestLookup(t *testing.T) {
 	s := sourceOf(t, node)
 	for name, want := range map[string]*inventory.Entry{
 		"a": {
-			Source: "Node a", SANs: sans("10.0.0.1", "a.example.com"), OwnWord: true, Bound: "a", Created: time.Unix(1_000_000, 0),
+			Source: "Node a", SANs: sans("10.0.0.1", "a.example.com"), SelfReported: true, Bound: "a", Created: time.Unix(1_000_000, 0),
 		},
 		"b": nil,
 	} {
