@@ -29,7 +29,7 @@ const shortestCap = 2 * ca.ShortestLifetime
 // act on outdated observations. If the intent was stored just now, no other leader has acted since. If it was stored
 // before, again is set, and execute reads the authority once more.
 func (r *Reconciler) execute(
-	ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, o *observation, again bool,
+	ctx context.Context, obj *v1alpha1.SigningAuthority, step step, o *observation, again bool,
 ) error {
 	if !again {
 		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, step.Action))
@@ -60,7 +60,7 @@ func (r *Reconciler) current(ctx context.Context, obj *v1alpha1.SigningAuthority
 }
 
 // act takes the action of step. Each action is idempotent.
-func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, o *observation) error {
+func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, step step, o *observation) error {
 	book, made := r.recorder(obj).Book, keypair.Pair{}
 	switch step.Action {
 	case Publish:

@@ -27,9 +27,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// observation is Facts together with what an Action needs.
+// observation is facts together with what an Action needs.
 type observation struct {
-	Facts
+	facts
 	object                       *corev1.Secret // with an empty UID if there is none yet
 	ring                         keypair.Ring   // the content of object
 	signing, candidate, retiring *ca.Authority  // in ring; nil if missing
@@ -45,7 +45,7 @@ type observation struct {
 //  6. It compares what is published with the trust bundle.
 //  7. It reads the time again: the facts hold at a time after they were read.
 func (r *Reconciler) readFacts(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
-	o := &observation{Facts: Facts{
+	o := &observation{facts: facts{
 		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
@@ -72,7 +72,7 @@ func (r *Reconciler) readTime(ctx context.Context, _ *v1alpha1.SigningAuthority,
 
 // readPublished compares what is published with the trust bundle of obj.
 func (r *Reconciler) readPublished(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	if o.Published = len(Trusted(&obj.Status)) == 0; o.Published {
+	if o.Published = len(publishedCAs(&obj.Status)) == 0; o.Published {
 		return nil
 	}
 	wanted, err := bundleOf(obj, o.Now)
@@ -109,29 +109,26 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if err != nil {
 		return fmt.Errorf("read Secret %s: %w", name, err)
 	}
-	o.Secret.Unfit = map[string]error{}
-	load := func(pair keypair.Pair) (*ca.Authority, *v1alpha1.CAStatus, error) {
+	o.Secret.Unusable, o.Secret.Unfit = map[pairName]error{}, map[string]error{}
+	load := func(name pairName, pair keypair.Pair) (*ca.Authority, *v1alpha1.CAStatus) {
 		if pair.Empty() {
-			return nil, nil, nil
+			return nil, nil
 		}
 		authority, err := r.loadPair(pair)
 		if err != nil {
-			return nil, nil, err
+			o.Secret.Unusable[name] = err
+			return nil, nil
 		}
 		if err := authority.Usable(o.Now); err != nil {
 			o.Secret.Unfit[authority.KeyID()] = err
 		}
-		return authority, factsOf(authority), nil
+		return authority, factsOf(authority)
 	}
-	var signingErr, candidateErr, retiringErr error
 	o.object, o.ring, o.Secret.PermittedSigners = object, ring, ring.Permit.Signers
-	o.signing, o.Secret.Signing, signingErr = load(ring.Signing)
-	o.candidate, o.Secret.Candidate, candidateErr = load(ring.Candidate)
-	o.retiring, o.Secret.Retiring, retiringErr = load(ring.Retiring)
-	_, o.Secret.TLS, o.Secret.TLSProblem = load(ring.TLS) // no other client may edit the other pairs
-	if err := errors.Join(signingErr, candidateErr, retiringErr); err != nil {
-		return fmt.Errorf("read Secret %s: %w", name, err)
-	}
+	_, o.Secret.TLS = load(tlsPair, ring.TLS)
+	o.signing, o.Secret.Signing = load(signingPair, ring.Signing)
+	o.candidate, o.Secret.Candidate = load(candidatePair, ring.Candidate)
+	o.retiring, o.Secret.Retiring = load(retiringPair, ring.Retiring)
 	permit := editSecret(ring, Permit, keypair.Pair{}, r.permit(obj, Permit)).Permit
 	o.Permitted = ring.Signing.Empty() || ring.Permit.Equal(permit)
 	return nil
@@ -207,7 +204,7 @@ func configMaps(obj *v1alpha1.SigningAuthority) (all []publish.ConfigMapKey) {
 // bundleOf returns the trust bundle of obj, according to its status, and where to publish it.
 func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (publish.Wanted, error) {
 	var certs []*x509.Certificate
-	for _, authority := range Trusted(&obj.Status) {
+	for _, authority := range publishedCAs(&obj.Status) {
 		cert, err := certificateOf(authority)
 		if err != nil {
 			return publish.Wanted{}, err
@@ -269,7 +266,7 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 		kept[key].Add(r.Clock.Now(), answers) // a monotonic clock: the API servers' time may jump between two of them
 		return kept[key].Proof(r.settleFor(obj))
 	}
-	phase, asked := obj.Status.Phase, AsksAPIServers(obj.Spec.Signers)
+	phase, asked := obj.Status.Phase, asksAPIServers(obj.Spec.Signers)
 	switch {
 	case phase == v1alpha1.Preparing && asked:
 		o.Candidate = ask(probe.Recognised, o.candidate, nil)
@@ -277,7 +274,7 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	case phase == v1alpha1.Prepared && asked:
 		o.Signing = ask(probe.Recognised, o.signing, nil)
 		o.RetiringTrusted = ask(probe.Recognised, o.retiring, nil)
-	case obj.Status.UnpublishedAt != nil && o.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts):
+	case obj.Status.UnpublishedAt != nil && o.signing != nil && askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.facts):
 		o.RetiringRefused = ask(probe.Refused, o.retiring, o.signing)
 	}
 	return nil
@@ -298,7 +295,7 @@ func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthor
 // readClientCAs reads whether extension-apiserver-authentication, which aggregated API servers read, holds the retiring CA
 // after it has left the trust bundle, and CAs above it. A self-signed CA has no CA above it.
 func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	if obj.Status.Retiring == nil || !askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.Facts) {
+	if obj.Status.Retiring == nil || !askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.facts) {
 		return nil
 	}
 	var chain []*x509.Certificate

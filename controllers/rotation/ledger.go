@@ -53,17 +53,17 @@ const issuedPage = 50
 func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (reconcile.Result, error) {
 	authorities := &v1alpha1.SigningAuthorityList{}
 	if err := r.Client.List(ctx, authorities); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err)
+		return reconcile.Result{}, fmt.Errorf("list SigningAuthorities: %w", err) // retried by the queue
 	}
 	if key == everyRequest {
-		return reconcile.Result{}, r.recordAll(ctx, authorities.Items)
+		return reconcile.Result{}, r.recordAll(ctx, authorities.Items) // done, or retried by the queue
 	}
 	request := &certificatesv1.CertificateSigningRequest{}
 	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, client.IgnoreNotFound(err)
+		return reconcile.Result{}, client.IgnoreNotFound(err) // deleted: done; otherwise retried by the queue
 	}
 	r.record(request, authorities.Items)
-	return reconcile.Result{}, nil
+	return reconcile.Result{}, nil // done: a certificate never changes
 }
 
 // recordAll reads all requests from the API server, and records their certificates. The cache may lack them.

@@ -452,9 +452,9 @@ func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
 }
 
 func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
-	for _, authority := range Trusted(is) {
+	for _, authority := range publishedCAs(is) {
 		cert := authority.Certificate
-		before := slices.ContainsFunc(Trusted(was), func(other *v1alpha1.CAStatus) bool { return other.Certificate == cert })
+		before := slices.ContainsFunc(publishedCAs(was), func(other *v1alpha1.CAStatus) bool { return other.Certificate == cert })
 		if a.left[cert] && was.Phase != v1alpha1.New && !before {
 			a.fail("%s, which has retired here, is to be trusted again", cert)
 		}
@@ -513,7 +513,7 @@ func (a *authority) checkTrusted(cert string, action Action) {
 	switch err := a.cas[cert].authority.Usable(a.now()); {
 	case err != nil:
 		a.fail("%s to %s, which signs nothing: %v", action, cert, err)
-	case AsksAPIServers(a.spec().Signers) && a.accepted(cert, a.servers...) != len(a.servers):
+	case asksAPIServers(a.spec().Signers) && a.accepted(cert, a.servers...) != len(a.servers):
 		a.fail("%s to %s, which not every API server trusts", action, cert)
 	case a.sealed(cert):
 		a.fail("%s to %s, for which the ledger is closed", action, cert)
@@ -539,7 +539,7 @@ func (a *authority) checkRefused(cert string) {
 			a.fail("%s goes, which %s publishes", cert, other.name)
 		}
 	}
-	if AsksAPIServers(a.spec().Signers) || AsksAPIServers(account.SignerNames()) {
+	if asksAPIServers(a.spec().Signers) || asksAPIServers(account.SignerNames()) {
 		a.destroyed[cert] = true
 	}
 }
@@ -590,7 +590,7 @@ func (a *authority) mayPermit(cert string, signers []string) bool {
 		a.saw("what signs is not for all")
 	}
 	return !slices.ContainsFunc(signers, func(name string) bool {
-		verifiedAlike := name != servingSigner && AsksAPIServers(proven)
+		verifiedAlike := name != servingSigner && asksAPIServers(proven)
 		return !slices.Contains(a.spec().Signers, name) || !slices.Contains(proven, name) && !verifiedAlike
 	})
 }

@@ -181,7 +181,13 @@ func (a *authority) misfortune() {
 func (a *authority) mixesUp() {
 	from, to := []string{"tls", "signing", "candidate", "retiring"}, []string{"tls", "candidate", "retiring"}
 	source, target := from[a.random.IntN(len(from))], to[a.random.IntN(len(to))]
-	a.edit(func(ring *keypair.Ring) { *pairsByKey(ring)[target] = *pairsByKey(ring)[source] })
+	a.edit(func(ring *keypair.Ring) {
+		*pairsByKey(ring)[target] = *pairsByKey(ring)[source]
+		if a.chance(5) {
+			a.saw("a pair is spoilt")
+			*pairsByKey(ring)[target] = garbage
+		}
+	})
 	a.saw("a pair is copied")
 	a.log("%s: %s to %s", a.name, source, target)
 }

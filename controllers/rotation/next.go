@@ -1,5 +1,5 @@
 // Package rotation replaces signing CAs in two phases, as Gardener's GEP-18 does. Before each step it verifies that the
-// step breaks nothing: it probes every API server, as HyperShift's control-plane-pki-operator does. Next is a pure
+// step breaks nothing: it probes every API server, as HyperShift's control-plane-pki-operator does. next is a pure
 // function that decides. The Reconciler reads facts, stores the decision, acts once, and reads facts again.
 package rotation
 
@@ -31,7 +31,7 @@ const (
 	TakeCandidate Action = "TakeCandidate"
 	// DropCandidate destroys the candidate.
 	DropCandidate Action = "DropCandidate"
-	// Publish publishes the CAs of Trusted and no other.
+	// Publish publishes the CAs of publishedCAs and no other.
 	Publish Action = "Publish"
 	// Switch makes the candidate sign and the signing CA retire, in one write.
 	Switch Action = "Switch"
@@ -51,9 +51,9 @@ const (
 	DestroyRetiring Action = "DestroyRetiring"
 )
 
-// Step is the decision about an authority: store Status, then remove the annotation if Status answers an operation, then
+// step is the decision about an authority: store Status, then remove the annotation if Status answers an operation, then
 // take Action. A step that changes nothing waits.
-type Step struct {
+type step struct {
 	Status v1alpha1.SigningAuthorityStatus
 	Action Action
 	// Account is the key ID of the account that Open or Unseal changes.
@@ -64,21 +64,21 @@ type Step struct {
 	Stopped string
 }
 
-// Facts are what was observed at one instant.
-type Facts struct {
+// facts are what was observed at one instant.
+type facts struct {
 	Now time.Time
 	// Name is the name of the authority, for messages.
 	Name string
 	// Operation is the requested operation.
 	Operation v1alpha1.Operation
-	Secret    SecretFacts
+	Secret    secretFacts
 	// Permitted reports whether the Secret has the lifetime cap and the signers of the spec.
 	Permitted bool
 	// Others maps the key IDs of other authorities' CAs, and of those that retired there last, to the names of these
 	// authorities.
 	Others map[string]string
 
-	// Published reports whether exactly the CAs of Trusted are published everywhere. Unpublished says what is wrong.
+	// Published reports whether exactly the CAs of publishedCAs are published everywhere. Unpublished says what is wrong.
 	Published   bool
 	Unpublished []string
 
@@ -96,35 +96,35 @@ type Facts struct {
 }
 
 // sealed reports whether the account of authority is closed. A CA that does not retire now has retired here then.
-func (f *Facts) sealed(authority *v1alpha1.CAStatus) bool {
+func (f *facts) sealed(authority *v1alpha1.CAStatus) bool {
 	return authority != nil && f.Accounts[authority.KeyID].Sealed
 }
 
 // lost reports whether the ledger has no account of authority.
-func (f *Facts) lost(authority *v1alpha1.CAStatus) bool {
+func (f *facts) lost(authority *v1alpha1.CAStatus) bool {
 	_, found := f.Accounts[authority.KeyID]
 	return !found
 }
 
 // open reports whether the ledger has an account of authority that is not closed.
-func (f *Facts) open(authority *v1alpha1.CAStatus) bool {
+func (f *facts) open(authority *v1alpha1.CAStatus) bool {
 	return !f.lost(authority) && !f.sealed(authority)
 }
 
-// SecretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
+// secretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
 // from their certificates.
-type SecretFacts struct {
+type secretFacts struct {
 	TLS, Signing, Candidate, Retiring *v1alpha1.CAStatus
 	// PermittedSigners are the signers that the signing CA may sign for now.
 	PermittedSigners []string
-	// TLSProblem is why the content of tls.crt and tls.key can't be used.
-	TLSProblem error
+	// Unusable has why the content of a pair is no CA.
+	Unusable map[pairName]error
 	// Unfit has, by key ID, why a CA would sign nothing now, for example because it is not valid yet.
 	Unfit map[string]error
 }
 
-// Next decides the next step of an authority. It is a pure function.
-func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts Facts) Step {
+// next decides the next step of an authority. It is a pure function.
+func next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts facts) step {
 	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
 	p.status.WaitingFor = nil
 	p.plan()
@@ -132,12 +132,12 @@ func Next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthority
 	return p.step
 }
 
-// planner makes one Step. Its status becomes that of the Step.
+// planner makes one step. Its status becomes that of the step.
 type planner struct {
 	spec   *v1alpha1.SigningAuthoritySpec
 	status *v1alpha1.SigningAuthorityStatus
-	facts  Facts
-	step   Step
+	facts  facts
+	step   step
 }
 
 // plan decides in this order:
@@ -189,7 +189,7 @@ func (p *planner) repairLedger() bool {
 	return false
 }
 
-// act records action as the intent. Next returns it again until it sees the result. The reconciler takes it, and calls Next
+// act records action as the intent. next returns it again until it sees the result. The reconciler takes it, and calls next
 // again at once.
 func (p *planner) act(action Action) { p.status.Intent, p.step.Action = string(action), action }
 
@@ -199,7 +199,7 @@ func (p *planner) actOn(authority *v1alpha1.CAStatus, action Action) {
 	p.act(action)
 }
 
-// wait records what must happen before the next step. The reconciler calls Next again after its interval.
+// wait records what must happen before the next step. The reconciler calls next again after its interval.
 func (p *planner) wait(format string, args ...any) {
 	p.status.WaitingFor = append(p.status.WaitingFor, fmt.Sprintf(format, args...))
 }
@@ -295,7 +295,7 @@ func (p *planner) publishFirst() bool {
 
 // missingTrust returns what proof lacks. It returns nothing if API servers verify no certificate of this authority.
 func (p *planner) missingTrust(proof probe.Proof) []string {
-	if !AsksAPIServers(p.spec.Signers) {
+	if !asksAPIServers(p.spec.Signers) {
 		return nil
 	}
 	return proof.Lacks()
@@ -309,15 +309,15 @@ func (p *planner) waitForNextCA() {
 	}
 }
 
-// Trusted returns the CAs to publish, the newest first.
-func Trusted(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
+// publishedCAs returns the CAs to publish, the newest first.
+func publishedCAs(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
 	return slices.DeleteFunc(status.CAs(), func(authority *v1alpha1.CAStatus) bool {
 		return authority == status.Retiring && status.UnpublishedAt != nil
 	})
 }
 
-// AsksAPIServers reports whether API servers verify certificates of any of signers.
-func AsksAPIServers(signers []string) bool {
+// asksAPIServers reports whether API servers verify certificates of any of signers.
+func asksAPIServers(signers []string) bool {
 	return slices.ContainsFunc(signers, csr.VerifiedByAPIServers)
 }
 
@@ -331,7 +331,7 @@ func signersToConfirm(signers []string) []string {
 // certificates of all client signers in the same way.
 func trustedFor(authority *v1alpha1.CAStatus, signer string) bool {
 	return authority != nil && (slices.Contains(authority.Signers, signer) ||
-		csr.VerifiedByAPIServers(signer) && AsksAPIServers(authority.Signers))
+		csr.VerifiedByAPIServers(signer) && asksAPIServers(authority.Signers))
 }
 
 // withoutTrust returns those of signers whose verifiers are not known to trust authority.
@@ -356,6 +356,6 @@ func permittedSigners(
 
 // askedToRefuse reports whether API servers verify certificates of the retiring CA, also for signers that were removed
 // from the spec.
-func askedToRefuse(signers []string, retiring *v1alpha1.CAStatus, f Facts) bool {
-	return AsksAPIServers(signers) || AsksAPIServers(f.Accounts[retiring.KeyID].SignerNames())
+func askedToRefuse(signers []string, retiring *v1alpha1.CAStatus, f facts) bool {
+	return asksAPIServers(signers) || asksAPIServers(f.Accounts[retiring.KeyID].SignerNames())
 }

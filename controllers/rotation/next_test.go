@@ -127,11 +127,11 @@ const (
 )
 
 // good returns facts with which every step is possible, changed by change.
-func good(cas string, change ...func(*Facts)) Facts {
+func good(cas string, change ...func(*facts)) facts {
 	names := strings.Fields(cas)
-	f := Facts{Now: noon.Add(400 * time.Millisecond), Published: true, Permitted: true, SettleFor: 90 * time.Second}
+	f := facts{Now: noon.Add(400 * time.Millisecond), Published: true, Permitted: true, SettleFor: 90 * time.Second}
 	f.Accounts = map[string]ledger.Account{"old": {}, "new": {}}
-	f.Secret = SecretFacts{TLS: fact(names[0]), Signing: fact(names[1]), Candidate: fact(names[2]), Retiring: fact(names[3])}
+	f.Secret = secretFacts{TLS: fact(names[0]), Signing: fact(names[1]), Candidate: fact(names[2]), Retiring: fact(names[3])}
 	f.Candidate, f.Signing, f.RetiringTrusted, f.RetiringRefused = proven, proven, proven, proven
 	for _, each := range change {
 		each(&f)
@@ -139,8 +139,8 @@ func good(cas string, change ...func(*Facts)) Facts {
 	return f
 }
 
-func asked(operation v1alpha1.Operation) func(*Facts) {
-	return func(f *Facts) { f.Operation = operation }
+func asked(operation v1alpha1.Operation) func(*facts) {
+	return func(f *facts) { f.Operation = operation }
 }
 
 var (
@@ -152,46 +152,49 @@ var (
 	attest   = asked(v1alpha1.OperationAttest)
 )
 
-func closed(keyID string) func(*Facts) {
-	return func(f *Facts) { f.Accounts[keyID] = ledger.Account{Sealed: true} }
+func closed(keyID string) func(*facts) {
+	return func(f *facts) { f.Accounts[keyID] = ledger.Account{Sealed: true} }
 }
-func lostAccount(keyID string) func(*Facts) { return func(f *Facts) { delete(f.Accounts, keyID) } }
+func lostAccount(keyID string) func(*facts) { return func(f *facts) { delete(f.Accounts, keyID) } }
 
 // issued makes the retiring CA have certificates of signer that end that long after noon.
-func issued(signer string, after time.Duration) func(*Facts) {
-	return func(f *Facts) {
+func issued(signer string, after time.Duration) func(*facts) {
+	return func(f *facts) {
 		f.Accounts["old"] = ledger.Account{Sealed: f.Accounts["old"].Sealed, Signers: map[string]time.Time{signer: noon.Add(after)}}
 	}
 }
 
-func sealed(f *Facts)      { closed("old")(f) }
-func outstanding(f *Facts) { issued("s", time.Hour)(f) }
-func late(f *Facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
-func unfit(f *Facts) {
+func sealed(f *facts)      { closed("old")(f) }
+func outstanding(f *facts) { issued("s", time.Hour)(f) }
+func late(f *facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all certificates have expired
+func unfit(f *facts) {
 	f.Secret.Unfit = map[string]error{"new": errors.New("not valid"), "old": errors.New("not valid")}
 }
-func unpublished(f *Facts)            { f.Published = false }
-func unpermitted(f *Facts)            { f.Permitted = false }
-func kept(f *Facts)                   { f.Kept = true }
-func ofOther(f *Facts)                { f.Others = map[string]string{"mine": "other"} }
-func above(f *Facts)                  { f.Above = []string{"CN=root"} }
-func doubted(f *Facts)                { f.Candidate = lacks("10.0.0.7:6443") }
-func untrusted(f *Facts)              { f.Signing = lacks("10.0.0.7:6443") }
-func left(f *Facts)                   { f.RetiringTrusted = lacks("10.0.0.8:6443") }
-func stillTrusted(f *Facts)           { f.RetiringRefused = lacks("10.0.0.9:6443") }
+func unpublished(f *facts)            { f.Published = false }
+func unpermitted(f *facts)            { f.Permitted = false }
+func kept(f *facts)                   { f.Kept = true }
+func ofOther(f *facts)                { f.Others = map[string]string{"mine": "other"} }
+func above(f *facts)                  { f.Above = []string{"CN=root"} }
+func doubted(f *facts)                { f.Candidate = lacks("10.0.0.7:6443") }
+func untrusted(f *facts)              { f.Signing = lacks("10.0.0.7:6443") }
+func left(f *facts)                   { f.RetiringTrusted = lacks("10.0.0.8:6443") }
+func stillTrusted(f *facts)           { f.RetiringRefused = lacks("10.0.0.9:6443") }
 func lacks(server string) probe.Proof { return probe.Proof{Missing: []string{server}} }
-func settling(f *Facts) {
+func settling(f *facts) {
 	f.Signing = probe.Proof{Settling: true, Missing: []string{"seen once"}}
 	f.RetiringTrusted = f.Signing
 }
-func unusable(problem string) func(*Facts) {
-	return func(f *Facts) { f.Secret.TLSProblem = errors.New(problem) }
+func spoilt(name pairName) func(*facts) {
+	return func(f *facts) { f.Secret.Unusable = map[pairName]error{name: errors.New("no key")} }
+}
+func unusable(problem string) func(*facts) {
+	return func(f *facts) { f.Secret.Unusable = map[pairName]error{tlsPair: errors.New(problem)} }
 }
 
 type row struct {
 	name  string
 	state saStatus
-	facts Facts
+	facts facts
 	spec  v1alpha1.SigningAuthoritySpec
 
 	phase  v1alpha1.Phase
@@ -203,7 +206,7 @@ type row struct {
 }
 
 // when returns a row. Without an option, the step stays in the phase, and only answers the operation.
-func when(name string, state saStatus, facts Facts, options ...func(*row)) row {
+func when(name string, state saStatus, facts facts, options ...func(*row)) row {
 	r := row{name: name, state: state, facts: facts, phase: state.Phase, take: facts.Operation != ""}
 	r.spec.Signers = []string{kubeletSigner}
 	for _, option := range options {
@@ -245,7 +248,7 @@ func summary(s *saStatus) (all []string) {
 	}
 	say("generation", s.Generation)
 	say("intent", s.Intent)
-	say("published", len(Trusted(s)))
+	say("published", len(publishedCAs(s)))
 	noted("initiated", s.InitiatedAt)
 	noted("closed", s.LedgerClosedAt)
 	noted("unpublished", s.UnpublishedAt)
@@ -286,8 +289,10 @@ var newRows = []row{
 	when("the status is lost, with a copy of what signs", saStatus{}, good("old old - again/old"), stops(removeRetiring+"old"+strangeCA)),
 	when("the status is lost, with one that retires", saStatus{}, good(switched), enters(v1alpha1.Prepared),
 		records("signing new", "retiring old", "retiring adopted 12:00")),
-	when("the status is lost, with one CA", saStatus{}, good(onlyOld, func(f *Facts) { f.Secret.PermittedSigners = []string{"example.com/web"} }),
+	when("the status is lost, with one CA", saStatus{}, good(onlyOld, func(f *facts) { f.Secret.PermittedSigners = []string{"example.com/web"} }),
 		enters(v1alpha1.Completed), records("signing signers 1")),
+	when("the status is lost, and what signs can't be used", saStatus{}, good(noKeys, spoilt(signingPair)),
+		stops("remove signing.crt and signing.key from the Secret, or restore them from a backup: no key")),
 	when("the status is lost, and the Secret too old", saStatus{}, good(onlyOld, sealed), waits("has retired here")),
 
 	when("the status is lost, and another authority has the CA", saStatus{}, good("mine mine - -", ofOther),
@@ -313,6 +318,8 @@ var preparingRows = []row{
 		stops(signingToTLS+"no key"), refuses("rotation rollback is refused: "+notAsLeft+signingToTLS+"no key; allowed now: ")),
 	when("tls.crt is removed", preparing(), good("- old new -"), stops(signingToTLS+"it is empty")),
 	when("the candidate is brought again", preparing(), good("new old new -"), does(Switch)),
+	when("the candidate can't be used", preparing(), good(onlyOld, spoilt(candidatePair)), stops("put the CA new back into candidate.crt and "+
+		"candidate.key of the Secret, from a backup: no key; without a backup, remove them")),
 	when("signing.crt is removed", preparing(), good("old - new -"), stops(tlsToSigning+"old")),
 	when("the candidate is also the retiring CA", preparing(), good("old old new new"), stops(removeRetiring+"new"+strangeCA)),
 	when("a candidate is gone that this manager made", preparing(), good(onlyOld), waits(candidateBack+"; or run \"rotation rollback\""),
@@ -371,7 +378,7 @@ var preparedRows = []row{
 	when("complete while one does not trust", prepared(), good(switched, complete, untrusted), refuses("10.0.0.7:6443")),
 	when("complete while not published, as after a rollback", prepared(), good(switched, complete, unpublished), does(Publish), unanswered),
 	when("complete while it can't be published", with(prepared(), intends(Publish)),
-		good(switched, complete, unpublished, func(f *Facts) { f.Unpublished = []string{"ConfigMap a/b: forbidden"} }),
+		good(switched, complete, unpublished, func(f *facts) { f.Unpublished = []string{"ConfigMap a/b: forbidden"} }),
 		refuses("not published; ConfigMap a/b: forbidden")),
 	when("complete while one trusts what is above", prepared(), good(switched, above, complete), refuses("remove CN=root from")),
 	when("complete where nobody is asked to refuse", prepared(), good(switched, above, complete), serves(servingSigner), enters(v1alpha1.Completing)),
@@ -412,6 +419,8 @@ var preparedRows = []row{
 	when("an edit of tls.crt", prepared(), good(ownLate), stops(signingToTLS+"a rotation is under way")),
 	when("the retiring CA is moved to tls.crt", prepared(), good("old new - -"), stops("copy tls.crt and tls.key to retiring.crt and "+
 		"retiring.key of the Secret, which must hold the CA old")),
+	when("the retiring CA can't be used", prepared(), good(oldGone, spoilt(retiringPair)), stops("put the CA old back into retiring.crt and "+
+		"retiring.key of the Secret, from a backup: no key; without a backup, remove them")),
 	when("a candidate that no rotation made", prepared(), good("new new other old"), stops(removeCandidate+"other"+strangeCA)),
 }
 
@@ -429,7 +438,7 @@ var completingRows = []row{
 	when("one still accepts it, for a signer that has left", completing(true),
 		good(switched, sealed, stillTrusted, issued(clientSigner, -time.Hour)), serves(servingSigner),
 		waits("10.0.0.9:6443")),
-	when("nobody was asked whether they refuse", completing(true), good(switched, sealed, func(f *Facts) { f.RetiringRefused = probe.Proof{} }),
+	when("nobody was asked whether they refuse", completing(true), good(switched, sealed, func(f *facts) { f.RetiringRefused = probe.Proof{} }),
 		waits("not every API server was probed yet")),
 	when("a CA that has ended proves nothing", completing(true), good(switched, sealed, late, stillTrusted), does(DestroyRetiring)),
 	when("destroyed", with(completing(true), intends(DestroyRetiring)), good(oldGone, sealed), enters(v1alpha1.Completed),
@@ -455,6 +464,10 @@ var completedRows = []row{
 	when("one retires that nobody noted", completed(), good(back), stops(removeRetiring+"new"+strangeCA)),
 	when("a copy of what signs retires", completed(), good("old old - again/old"), stops(removeRetiring+"old")),
 	when("a candidate that no rotation made", completed(), good(otherNew), stops(removeCandidate+"other"+strangeCA)),
+	when("what signs can't be used", completed(), good("old - - -", spoilt(signingPair)), stops(tlsToSigning+"old")),
+	when("what signs can't be used, and there is no copy", completed(), good(noKeys, spoilt(signingPair)), stops(signingBack+"no key")),
+	when("a candidate that no rotation made can't be used", completed(), good(onlyOld, spoilt(candidatePair)),
+		stops("remove candidate.crt and candidate.key from the Secret, or restore them from a backup: no key")),
 	when("a candidate that was rolled back", with(completed(), intends(DropCandidate)), good(both), does(DropCandidate)),
 	when("a candidate was rolled back, and is dropped", with(completed(), intends(DropCandidate)), good(onlyOld), records("intent ")),
 	when("an owner's CA", completed(), good(ownCA), begins(TakeCandidate),
@@ -509,9 +522,9 @@ func TestNext(t *testing.T) {
 	for _, row := range slices.Concat(newRows, preparingRows, preparedRows, completingRows, completedRows, lostRows) {
 		t.Run(row.name, func(t *testing.T) {
 			before := row.state.DeepCopy()
-			step := Next(&row.spec, &row.state, row.facts)
+			step := next(&row.spec, &row.state, row.facts)
 			if !equality.Semantic.DeepEqual(row.state, *before) {
-				t.Error("Next has changed its argument")
+				t.Error("next has changed its argument")
 			}
 			if step.Status.Phase != row.phase || step.Action != row.action || step.Status.Answered() != row.take {
 				t.Errorf("got phase %q action %q answered %t, want %q %q %t",
@@ -535,7 +548,7 @@ func TestNext(t *testing.T) {
 
 // stored checks that an API server stores the status of step and returns it unchanged, and that its lists are bounded. It
 // returns that status.
-func stored(t *testing.T, row row, step Step) saStatus {
+func stored(t *testing.T, row row, step step) saStatus {
 	t.Helper()
 	obj := &v1alpha1.SigningAuthority{Spec: row.spec, Status: step.Status}
 	obj.Status.WaitingFor = append(obj.Status.WaitingFor, slices.Repeat([]string{"more"}, 40)...)

@@ -14,8 +14,8 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
-// DefaultAdopted is the longest lifetime of certificates that kube-controller-manager and kubeadm issue by default.
-const DefaultAdopted = 365 * 24 * time.Hour
+// defaultAdopted is the longest lifetime of certificates that kube-controller-manager and kubeadm issue by default.
+const defaultAdopted = 365 * 24 * time.Hour
 
 // planPrepared keeps both CAs trusted until the administrator completes the rotation or rolls it back:
 //  1. A rollback that is done is recorded.
@@ -132,7 +132,7 @@ func (p *planner) planRollback() {
 // waitForSettling leaves the operation unanswered while all API servers give the wanted answer, but not for long enough
 // yet. It reports whether they do.
 func (p *planner) waitForSettling(proof probe.Proof) bool {
-	if !proof.Settling || !AsksAPIServers(p.spec.Signers) {
+	if !proof.Settling || !asksAPIServers(p.spec.Signers) {
 		return false
 	}
 	p.wait("%s starts when all API servers have given the same answer for %s: %s",
@@ -198,7 +198,7 @@ func (p *planner) leftOfRetiring() (left []string) {
 // outstandingTexts returns a sentence for each group of valid certificates of the retiring CA.
 func (p *planner) outstandingTexts() []string {
 	var all []string
-	for _, part := range Outstanding(p.spec, p.status.Retiring, p.facts) {
+	for _, part := range stillValid(p.spec, p.status.Retiring, p.facts) {
 		issuer := "of " + part.Signer
 		if part.Signer == "" {
 			issuer = "that others have issued"
@@ -209,9 +209,9 @@ func (p *planner) outstandingTexts() []string {
 	return all
 }
 
-// Outstanding returns the certificates of retiring that may be valid: those in the ledger, and those that others may
+// stillValid returns the certificates of retiring that may be valid: those in the ledger, and those that others may
 // have issued before the CA was adopted. No certificate outlives the CA.
-func Outstanding(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatus, f Facts) []v1alpha1.Outstanding {
+func stillValid(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatus, f facts) []v1alpha1.Outstanding {
 	if retiring == nil {
 		return nil
 	}
@@ -224,7 +224,7 @@ func Outstanding(spec *v1alpha1.SigningAuthoritySpec, retiring *v1alpha1.CAStatu
 		candidates = append(candidates, v1alpha1.Outstanding{Signer: signer, Until: metav1.NewTime(account.Signers[signer])})
 	}
 	if retiring.AdoptedAt != nil && retiring.AttestedAt == nil {
-		longest := DefaultAdopted
+		longest := defaultAdopted
 		if spec.Lifetimes.Adopted != nil {
 			longest = spec.Lifetimes.Adopted.Duration
 		}

@@ -65,7 +65,7 @@ type prober interface {
 
 // Reconcile takes at most one step of a rotation:
 //  1. It reads the authority, and what the decision depends on.
-//  2. It decides with Next.
+//  2. It decides with next.
 //  3. It stores the decision, before any action: after a crash, the next leader continues.
 //  4. It takes the action.
 //  5. It returns at once for the next step, or after interval while nothing changes.
@@ -90,9 +90,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, r.reportFailure(ctx, obj, err) // retried by the queue
 	}
-	step := Next(&obj.Spec, &obj.Status, o.Facts)
+	step := next(&obj.Spec, &obj.Status, o.facts)
 	again := obj.Status.Intent == string(step.Action)
-	busy, err := r.storeStatus(ctx, obj, step, o.Facts)
+	busy, err := r.storeStatus(ctx, obj, step, o.facts)
 	if err == nil && step.Action != None {
 		err = r.execute(ctx, obj, step, o, again)
 	}

@@ -157,22 +157,22 @@ func TestConditions(t *testing.T) {
 		name, kind string
 		status     saStatus
 		signers    string
-		facts      Facts
+		facts      facts
 		want       metav1.ConditionStatus
 	}{
-		{"a candidate that is not proven", trusted, preparing(), kubeletSigner, Facts{}, no},
-		{"one that signs, and is not recognised now", trusted, prepared(), kubeletSigner, Facts{}, no},
-		{"nobody is asked while the old one leaves", trusted, completing(true), kubeletSigner, Facts{}, yes},
-		{"all recognise it", trusted, preparing(), kubeletSigner, Facts{Candidate: proven}, yes},
-		{"all recognise it, and others are to be confirmed", trusted, preparing(), both, Facts{Candidate: proven}, unknown},
-		{"not all recognise it, and others are to be confirmed", trusted, preparing(), both, Facts{}, no},
-		{"all recognise it, and others are confirmed", trusted, with(preparing(), confirmed), both, Facts{Candidate: proven}, yes},
-		{"others are to be confirmed", trusted, preparing(), servingSigner, Facts{}, unknown},
-		{"others are confirmed", trusted, with(preparing(), confirmed), servingSigner, Facts{}, yes},
-		{"all refuse it", refused, completing(true), clientSigner, Facts{RetiringRefused: proven}, yes},
-		{"not all were asked", refused, completing(true), clientSigner, Facts{}, no},
-		{"those who verify can't be asked", refused, completing(true), servingSigner, Facts{}, unknown},
-		{"clients used it", refused, completing(true), servingSigner, Facts{Accounts: usedByClients}, no},
+		{"a candidate that is not proven", trusted, preparing(), kubeletSigner, facts{}, no},
+		{"one that signs, and is not recognised now", trusted, prepared(), kubeletSigner, facts{}, no},
+		{"nobody is asked while the old one leaves", trusted, completing(true), kubeletSigner, facts{}, yes},
+		{"all recognise it", trusted, preparing(), kubeletSigner, facts{Candidate: proven}, yes},
+		{"all recognise it, and others are to be confirmed", trusted, preparing(), both, facts{Candidate: proven}, unknown},
+		{"not all recognise it, and others are to be confirmed", trusted, preparing(), both, facts{}, no},
+		{"all recognise it, and others are confirmed", trusted, with(preparing(), confirmed), both, facts{Candidate: proven}, yes},
+		{"others are to be confirmed", trusted, preparing(), servingSigner, facts{}, unknown},
+		{"others are confirmed", trusted, with(preparing(), confirmed), servingSigner, facts{}, yes},
+		{"all refuse it", refused, completing(true), clientSigner, facts{RetiringRefused: proven}, yes},
+		{"not all were asked", refused, completing(true), clientSigner, facts{}, no},
+		{"those who verify can't be asked", refused, completing(true), servingSigner, facts{}, unknown},
+		{"clients used it", refused, completing(true), servingSigner, facts{Accounts: usedByClients}, no},
 	} {
 		obj := &v1alpha1.SigningAuthority{Status: row.status}
 		obj.Spec.Signers, row.facts.Now = strings.Fields(row.signers), noon
@@ -190,7 +190,7 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	obj.Status.Retiring, obj.Status.UnpublishedAt = &v1alpha1.CAStatus{Certificate: frontCA}, at(0)
 	o := &observation{retiring: newCA(t, day)}
 	if err := newCluster(nil).reconciler.readClientCAs(t.Context(), obj, o); err != nil || !o.Kept {
-		t.Errorf("the retiring CA is not found: %+v, error %v", o.Facts, err)
+		t.Errorf("the retiring CA is not found: %+v, error %v", o.facts, err)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestOthers(t *testing.T) {
 	made, gone := newCA(t, day), newCA(t, day)
 	other, here := signingWith("other", made, kubeletSigner), signingWith("here", nil, clientSigner)
 	other.Status.Retiring, other.Status.UnpublishedAt = factsOf(gone), at(0)
-	o := &observation{Facts: Facts{Others: map[string]string{}}}
+	o := &observation{facts: facts{Others: map[string]string{}}}
 	succeed(t, reconciler(other, here).readOthers(t.Context(), here, o))
 	if diff := cmp.Diff(map[string]string{made.KeyID(): "other", gone.KeyID(): "other"}, o.Others); diff != "" {
 		t.Error(diff)

@@ -10,24 +10,32 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 )
 
-// pairName names two keys of the Secret: "tls" is tls.crt and tls.key. The empty name is no pair.
+// pairName names two keys of the Secret: tlsPair is tls.crt and tls.key.
 type pairName string
+
+const (
+	tlsPair       pairName = "tls"
+	signingPair   pairName = "signing"
+	candidatePair pairName = "candidate"
+	retiringPair  pairName = "retiring"
+	noPair        pairName = ""
+)
 
 func (name pairName) String() string { return fmt.Sprintf("%[1]s.crt and %[1]s.key", string(name)) }
 
-// copyOf returns the pair that holds authority, or "" if no pair does.
-func (s *SecretFacts) copyOf(authority *v1alpha1.CAStatus) pairName {
+// copyOf returns the pair that holds authority, or noPair.
+func (s *secretFacts) copyOf(authority *v1alpha1.CAStatus) pairName {
 	switch {
 	case v1alpha1.SameCA(s.Signing, authority):
-		return "signing"
+		return signingPair
 	case v1alpha1.SameCA(s.Candidate, authority):
-		return "candidate"
+		return candidatePair
 	case v1alpha1.SameCA(s.Retiring, authority):
-		return "retiring"
+		return retiringPair
 	case v1alpha1.SameCA(s.TLS, authority):
-		return "tls"
+		return tlsPair
 	default:
-		return ""
+		return noPair
 	}
 }
 
@@ -53,7 +61,7 @@ func (p *planner) checkSecret() bool {
 	}
 	var wrong []string
 	for _, err := range []error{
-		secret.check("retiring", secret.Retiring, retiring), secret.check("signing", secret.Signing, signing), p.checkCandidate(),
+		secret.check(retiringPair, secret.Retiring, retiring), secret.check(signingPair, secret.Signing, signing), p.checkCandidate(),
 	} {
 		if err != nil {
 			wrong = append(wrong, err.Error())
@@ -74,19 +82,22 @@ func (p *planner) checkSecret() bool {
 }
 
 // check returns how to restore the pair of that name, which holds found instead of want.
-func (s *SecretFacts) check(name pairName, found, want *v1alpha1.CAStatus) error {
-	source := s.copyOf(want)
+func (s *secretFacts) check(name pairName, found, want *v1alpha1.CAStatus) error {
+	source, unusable := s.copyOf(want), s.Unusable[name]
 	switch {
-	case v1alpha1.SameCA(found, want), found == nil && source == "":
+	case v1alpha1.SameCA(found, want), found == nil && source == noPair && unusable == nil:
 		return nil
-	case source != "":
+	case source != noPair:
 		return fmt.Errorf("copy %s to %s of the Secret, which must hold the CA %s", source, name, want.KeyID)
-	case want != nil:
-		return fmt.Errorf("put the CA %s back into %s of the Secret, from a backup: they hold the CA %s, which no rotation "+
-			"has put there; without a backup, remove them", want.KeyID, name, found.KeyID)
-	default:
+	case want == nil && unusable != nil:
+		return fmt.Errorf("remove %s from the Secret, or restore them from a backup: %w", name, unusable)
+	case want == nil:
 		return remove(name, found, errors.New("no rotation has put it there"))
+	case unusable == nil:
+		unusable = fmt.Errorf("they hold the CA %s, which no rotation has put there", found.KeyID)
 	}
+	return fmt.Errorf("put the CA %s back into %s of the Secret, from a backup: %w; without a backup, remove them",
+		want.KeyID, name, unusable)
 }
 
 // remove returns the instruction to remove a pair, which holds authority.
@@ -98,18 +109,14 @@ func remove(name pairName, authority *v1alpha1.CAStatus, why error) error {
 // or if the administrator has brought the candidate to the pair tls: the next step stores it.
 func (p *planner) checkCandidate() error {
 	s, secret := p.status, &p.facts.Secret
-	found := secret.Candidate
-	if found == nil {
-		return nil
-	}
-	if err := p.refuseCA(found); err != nil {
-		return remove("candidate", found, err)
-	}
+	found, unnoted := secret.Candidate, s.Phase == v1alpha1.New || s.Phase == v1alpha1.Preparing && s.Candidate == nil
 	switch {
-	case s.Phase == v1alpha1.New, s.Phase == v1alpha1.Preparing && s.Candidate == nil, v1alpha1.SameCA(secret.TLS, s.Candidate):
+	case found != nil && p.refuseCA(found) != nil:
+		return remove(candidatePair, found, p.refuseCA(found))
+	case found != nil && unnoted, v1alpha1.SameCA(secret.TLS, s.Candidate):
 		return nil
 	default:
-		return secret.check("candidate", found, s.Candidate)
+		return secret.check(candidatePair, found, s.Candidate)
 	}
 }
 
@@ -160,8 +167,8 @@ func (p *planner) refuseTLS() error {
 	secret, phase := &p.facts.Secret, p.status.Phase
 	replaceable := phase == v1alpha1.Preparing && (secret.Signing == nil || p.candidateMissing())
 	switch {
-	case secret.TLSProblem != nil:
-		return secret.TLSProblem
+	case secret.Unusable[tlsPair] != nil:
+		return secret.Unusable[tlsPair]
 	case secret.TLS == nil:
 		return errEmpty
 	case phase != v1alpha1.New && phase != v1alpha1.Completed && !replaceable:

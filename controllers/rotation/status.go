@@ -31,7 +31,7 @@ const (
 // storeStatus stores the decision of step before any action, and removes the annotation of an answered operation. It
 // reports whether the next step may follow at once.
 func (r *Reconciler) storeStatus(
-	ctx context.Context, obj *v1alpha1.SigningAuthority, step Step, f Facts,
+	ctx context.Context, obj *v1alpha1.SigningAuthority, step step, f facts,
 ) (busy bool, err error) {
 	before := obj.Status.DeepCopy()
 	obj.Status = step.Status
@@ -132,14 +132,14 @@ func phaseText(status *v1alpha1.SigningAuthorityStatus) string {
 	}
 }
 
-// describe fills in the fields of the status that are for people. stopped is that of the Step.
-func describe(obj *v1alpha1.SigningAuthority, stopped string, f Facts) {
+// describe fills in the fields of the status that are for people. stopped is that of the step.
+func describe(obj *v1alpha1.SigningAuthority, stopped string, f facts) {
 	status := &obj.Status
 	status.ObservedGeneration = obj.Generation
 	if more := len(status.WaitingFor) - maxListed; more > 0 {
 		status.WaitingFor = append(status.WaitingFor[:maxListed:maxListed], fmt.Sprintf("and %d more", more))
 	}
-	status.Outstanding, status.OutstandingUntil = Outstanding(&obj.Spec, status.Retiring, f), nil
+	status.Outstanding, status.OutstandingUntil = stillValid(&obj.Spec, status.Retiring, f), nil
 	for i := range status.Outstanding {
 		if until := &status.Outstanding[i].Until; status.OutstandingUntil == nil || status.OutstandingUntil.Before(until) {
 			status.OutstandingUntil = until.DeepCopy()
@@ -155,7 +155,7 @@ func describe(obj *v1alpha1.SigningAuthority, stopped string, f Facts) {
 }
 
 // conditions returns the conditions that the facts change. The others stay as they are.
-func conditions(obj *v1alpha1.SigningAuthority, stopped string, f Facts) []metav1.Condition {
+func conditions(obj *v1alpha1.SigningAuthority, stopped string, f facts) []metav1.Condition {
 	all := []metav1.Condition{ready(&obj.Status, stopped, f)}
 	if obj.Status.Phase == v1alpha1.New {
 		return all
@@ -179,7 +179,7 @@ func condition(kind string, state metav1.ConditionStatus, reason, format string,
 }
 
 // ready returns the condition Ready, which reports whether a CA signs and the rotation is not stopped.
-func ready(status *v1alpha1.SigningAuthorityStatus, stopped string, f Facts) metav1.Condition {
+func ready(status *v1alpha1.SigningAuthorityStatus, stopped string, f facts) metav1.Condition {
 	const kind = v1alpha1.ConditionReady
 	switch signing := f.Secret.Signing; {
 	case stopped != "" && v1alpha1.SameCA(signing, status.Signing):
@@ -200,14 +200,14 @@ func ready(status *v1alpha1.SigningAuthorityStatus, stopped string, f Facts) met
 
 // trusted returns the condition Trusted, about the candidate, or about the signing CA if there is no candidate. It stays
 // true when the probes end.
-func trusted(obj *v1alpha1.SigningAuthority, f Facts) metav1.Condition {
+func trusted(obj *v1alpha1.SigningAuthority, f facts) metav1.Condition {
 	const kind = v1alpha1.ConditionTrusted
 	proof, authority := f.Signing, obj.Status.Signing
 	if obj.Status.Candidate != nil {
 		proof, authority = f.Candidate, obj.Status.Candidate
 	}
 	probed := obj.Status.Phase == v1alpha1.Preparing || obj.Status.Phase == v1alpha1.Prepared
-	byAPIServers := AsksAPIServers(obj.Spec.Signers)
+	byAPIServers := asksAPIServers(obj.Spec.Signers)
 	unconfirmed := withoutTrust(signersToConfirm(obj.Spec.Signers), authority)
 	switch {
 	case byAPIServers && probed && !proof.Proven:
@@ -233,7 +233,7 @@ func trusted(obj *v1alpha1.SigningAuthority, f Facts) metav1.Condition {
 
 // refused returns the condition Refused, which reports whether every verifier refuses the retiring CA after it was
 // removed.
-func refused(obj *v1alpha1.SigningAuthority, f Facts) metav1.Condition {
+func refused(obj *v1alpha1.SigningAuthority, f facts) metav1.Condition {
 	const kind = v1alpha1.ConditionRefused
 	switch keyID := obj.Status.Retiring.KeyID; {
 	case f.RetiringRefused.Proven:
