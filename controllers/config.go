@@ -1,7 +1,6 @@
 package controllers
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -45,9 +44,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	if err != nil {
 		return Options{}, err
 	}
-	options := Options{
-		RequestLimits: c.RequestLimits, Audit: auditLog, BlockList: blockList(c),
-	}
+	options := Options{Audit: auditLog, BlockList: blockList(c)}
 	if c.Enabled(config.ApproverController) {
 		options.Approver = approverOf(c.Approval)
 		options.Approver.DryRun, options.Approver.RequestLimits = c.DryRuns(config.ApproverController), c.RequestLimits
@@ -200,8 +197,7 @@ func keyPair(c config.CA, rotated bool) *keypair.KeyPair {
 	pair := keypair.New(source)
 	pair.Chain = c.Chain
 	if c.CreateIfMissing {
-		lifetime := cmp.Or(c.CADuration.Duration, ca.DefaultAuthorityLifetime)
-		pair.Create = &keypair.Creation{Algorithm: c.KeyAlgorithm, Lifetime: lifetime}
+		pair.Create = &keypair.Creation{Algorithm: c.KeyAlgorithm, Lifetime: c.CADuration.Duration}
 	}
 	return pair
 }

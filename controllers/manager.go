@@ -37,9 +37,6 @@ type Options struct {
 	Cleaner  *cleaner.Reconciler
 	Rotation *rotation.Reconciler
 
-	// RequestLimits bounds what the controllers read of a request, unless a controller has limits of its own.
-	RequestLimits csr.Limits
-
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
 
@@ -66,12 +63,12 @@ func (o Options) CacheOptions() cache.Options {
 		return cache.Options{}
 	}
 	signers := o.signerNames()
-	limits := csr.Limits{RequestBytes: cmp.Or(o.RequestLimits.RequestBytes, csr.DefaultLimits.RequestBytes)}
-	if o.Approver != nil { // a controller may have larger limits of its own
-		limits.RequestBytes = max(limits.RequestBytes, o.Approver.RequestLimits.RequestBytes)
+	var limits csr.Limits // the larger one of the controllers'
+	if o.Approver != nil {
+		limits.RequestBytes = cmp.Or(o.Approver.RequestLimits.RequestBytes, csr.DefaultLimits.RequestBytes)
 	}
 	if o.Signer != nil {
-		limits.RequestBytes = max(limits.RequestBytes, o.Signer.RequestLimits.RequestBytes)
+		limits.RequestBytes = max(limits.RequestBytes, cmp.Or(o.Signer.RequestLimits.RequestBytes, csr.DefaultLimits.RequestBytes))
 	}
 	trim := csr.Trim{Limits: limits, Ours: func(signerName string) bool { return signers[signerName] }}
 	return cache.Options{DefaultTransform: trim.Transform}
@@ -117,14 +114,12 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
 	}
 	if r := o.Approver; r != nil {
-		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
-		r.Audit = cmp.Or(r.Audit, o.Audit)
+		r.BlockList, r.Audit = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
 		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr)))
 	}
 	if r := o.Signer; r != nil {
-		r.BlockList, r.RequestLimits = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.RequestLimits, o.RequestLimits)
-		r.Audit = cmp.Or(r.Audit, o.Audit)
+		r.BlockList, r.Audit = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
 		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr)))
 	}

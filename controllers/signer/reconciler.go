@@ -36,8 +36,8 @@ import (
 // Name is the controller's name in logs and in the metrics of its queue.
 const Name = "csr-signer"
 
-// FieldManager is the field manager of the signer's writes, whatever the program is called.
-const FieldManager = "csr-controller-manager"
+// fieldManager is the field manager of the signer's writes, whatever the program is called.
+const fieldManager = "csr-controller-manager"
 
 // Reconciler signs requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {
@@ -321,7 +321,7 @@ func (r *Reconciler) issue(
 
 	signed := obj.DeepCopy()
 	signed.Status.Certificate = issued.PEM
-	result := call.Store(ctx, r.Live, r.Client.Status(), signed, client.FieldOwner(FieldManager))
+	result := call.Store(ctx, r.Live, r.Client.Status(), signed, client.FieldOwner(fieldManager))
 	if result.Err != nil {
 		record.Message = result.Err.Error()
 		r.Audit.Write(ctx, r.Clock.Now(), result.Outcome, record)
@@ -394,7 +394,7 @@ func (r *Reconciler) fail(
 	csr.AddCondition(failed, certificatesv1.CertificateFailed, outcome.Reason, outcome.Message, time.Time{})
 	record.Verdict, record.Reason, record.Message = outcome.name(), outcome.Reason, outcome.Message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
-	result := call.Store(ctx, r.Live, r.Client.Status(), failed, client.FieldOwner(FieldManager))
+	result := call.Store(ctx, r.Live, r.Client.Status(), failed, client.FieldOwner(fieldManager))
 	if result.Outcome == audit.Stored {
 		r.report(ctx, obj, outcome)
 		return reconcile.Result{}, nil // done

@@ -150,7 +150,7 @@ func signingCertificates(certs []*x509.Certificate, key crypto.Signer) (fit []*x
 		if !public.Equal(cert.PublicKey) {
 			continue
 		}
-		if err := maySign(cert); err != nil {
+		if err := checkSigning(cert); err != nil {
 			unfit = err
 		} else {
 			fit = append(fit, cert)
@@ -166,9 +166,9 @@ func signingCertificates(certs []*x509.Certificate, key crypto.Signer) (fit []*x
 	}
 }
 
-// maySign returns why verifiers refuse certificates that are signed with cert, or nil. It explains what
+// checkSigning returns why verifiers refuse certificates that are signed with cert, or nil. It explains what
 // x509.Certificate.Verify decides. A certificate of version 1 has no extensions, and is accepted as a root.
-func maySign(cert *x509.Certificate) error {
+func checkSigning(cert *x509.Certificate) error {
 	if cert.Version >= 3 && (!cert.BasicConstraintsValid || !cert.IsCA) {
 		return fmt.Errorf("certificate %q is not a CA (basic constraints CA:TRUE missing, RFC 5280 section 4.2.1.9)",
 			cert.Subject)

@@ -101,7 +101,7 @@ func findPaths(key crypto.Signer, signing, certs, anchors []*x509.Certificate) (
 	if len(found) == 0 {
 		end := "its root"
 		if len(anchors) > 0 {
-			end, why = "a certificate of ca.crt", cmp.Or(missing(related), why)
+			end, why = "a certificate of ca.crt", cmp.Or(missingIssuer(related), why)
 		}
 		return nil, fmt.Errorf("%w from %q to %s: %w", ErrNoChain, signing[0].Subject, end, why)
 	}
@@ -146,8 +146,8 @@ func verify(leaf *x509.Certificate, roots, others []*x509.Certificate, at time.T
 	})
 }
 
-// missing returns an error that names a certificate of related whose issuer is not there, or nil.
-func missing(related []*x509.Certificate) error {
+// missingIssuer returns an error that names a certificate of related whose issuer is not in related, or nil.
+func missingIssuer(related []*x509.Certificate) error {
 	for _, cert := range related {
 		named := func(issuer *x509.Certificate) bool { return bytes.Equal(issuer.RawSubject, cert.RawIssuer) }
 		if !slices.ContainsFunc(related, named) {

@@ -44,17 +44,12 @@ type Issued struct {
 	Cut time.Duration
 }
 
-// ErrUnfit is wrapped by errors of Authority.Issue if verifiers would refuse the certificate because of the CA, for
-// example because the extended key usages of an intermediate exclude it.
-var ErrUnfit = errors.New("verifiers would refuse the certificate")
-
 // Issue signs the leaf certificate of req, valid from Backdate before now. It tries each chain of the CA that is valid
 // at now, the preferred one first, and returns the first leaf that x509.Certificate.Verify accepts with its chain. It
 // does not repeat Profile.Check.
 //
 // A retry fails again after a *LintError, and after a *Violation by the name constraints of the CA. A retry after any
-// other error may succeed. The error wraps ErrExpired if all chains have expired, and
-// ErrUnfit if its chain excludes the certificate, for example by its extended key usages.
+// other error may succeed. The error wraps ErrExpired if all chains have expired.
 func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error) {
 	if p.config.Lifetime == 0 {
 		return nil, errors.New("issue certificate: the Profile was not created with NewProfile")
@@ -76,7 +71,7 @@ func (a *Authority) Issue(p Profile, req Request, now time.Time) (*Issued, error
 		case errors.As(refused, &invalid) && invalid.Reason == x509.CANotAuthorizedForThisName:
 			excluded = path.violation(invalid)
 		default:
-			unfit = fmt.Errorf("%w with the chain of %q: %w", ErrUnfit, path.certs[0].Subject, refused)
+			unfit = fmt.Errorf("verifiers would refuse the certificate with the chain of %q: %w", path.certs[0].Subject, refused)
 		}
 	}
 	return nil, cmp.Or(unfit, excluded)

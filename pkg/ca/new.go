@@ -1,6 +1,7 @@
 package ca
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -43,7 +44,7 @@ type NewOptions struct {
 	CommonName string
 	// Algorithm is the algorithm of the key. Empty means ECDSAP256.
 	Algorithm Algorithm
-	// Lifetime counts from now.
+	// Lifetime counts from now. Zero means DefaultAuthorityLifetime.
 	Lifetime time.Duration
 }
 
@@ -68,7 +69,7 @@ func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte
 		SerialNumber:          serial,
 		Subject:               pkix.Name{CommonName: options.CommonName},
 		NotBefore:             now.Add(-time.Hour),
-		NotAfter:              now.Add(options.Lifetime),
+		NotAfter:              now.Add(cmp.Or(options.Lifetime, DefaultAuthorityLifetime)),
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageCRLSign | x509.KeyUsageDigitalSignature,
 		BasicConstraintsValid: true,
 		IsCA:                  true,

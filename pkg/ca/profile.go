@@ -140,28 +140,23 @@ type Violation struct{ Reason, Message string }
 // Error returns the Message.
 func (v *Violation) Error() string { return v.Message }
 
-// Check returns the reasons why req can never be issued under p. No reason means that it can.
-func (p Profile) Check(req Request) []Violation {
-	var found []Violation
+// Check returns the first reason why req can never be issued under p, or nil.
+func (p Profile) Check(req Request) *Violation {
 	if violation := p.checkKey(req.PublicKey); violation != nil {
-		found = append(found, *violation)
+		return violation
 	}
 	for _, pattern := range p.config.ForbiddenSubjects {
 		if MatchesSubject(pattern, req.Subject) {
-			found = append(found, Violation{
-				Reason: "SubjectNotPermitted",
-				Message: fmt.Sprintf("subject %+q is not permitted: this signer never issues %s",
-					SubjectText(req.Subject, maxSubjectText), pattern),
-			})
+			return &Violation{"SubjectNotPermitted", fmt.Sprintf("subject %+q is not permitted: this signer never issues %s",
+				SubjectText(req.Subject, maxSubjectText), pattern)}
 		}
 	}
 	for _, name := range req.DNSNames {
 		if err := san.CheckDNSName(name, !p.config.ForbidWildcards); err != nil {
-			message := fmt.Sprintf("DNS name %+q %v", Shorten(name, maxSubjectText), err)
-			return append(found, Violation{Reason: "NameNotPermitted", Message: message})
+			return &Violation{"NameNotPermitted", fmt.Sprintf("DNS name %+q %v", Shorten(name, maxSubjectText), err)}
 		}
 	}
-	return found
+	return nil
 }
 
 // MatchesSubject reports whether subject matches pattern, an entry of ProfileConfig.ForbiddenSubjects.
@@ -230,11 +225,8 @@ func (p Profile) checkKey(public crypto.PublicKey) *Violation {
 	if !isRSA || key.N.BitLen() >= p.config.MinRSABits {
 		return nil
 	}
-	return &Violation{
-		Reason: "KeyTooWeak",
-		Message: fmt.Sprintf("RSA key of %d bits is too weak: at least %d bits are needed",
-			key.N.BitLen(), p.config.MinRSABits),
-	}
+	return &Violation{"KeyTooWeak",
+		fmt.Sprintf("RSA key of %d bits is too weak: at least %d bits are needed", key.N.BitLen(), p.config.MinRSABits)}
 }
 
 const (

@@ -188,14 +188,11 @@ func (w Requester) IsNode() bool {
 	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
 }
 
-// accountUserPrefix begins the user names of ServiceAccounts: NAMESPACE, a colon and NAME follow.
-const accountUserPrefix = "system:serviceaccount:"
-
 // ServiceAccount returns the ServiceAccount whose user name and groups w has, as the API server authenticates its tokens.
 // The namespace is empty if w is no ServiceAccount. Then the Objection says what is missing if w has the user name of one: a
 // client certificate, for example, may have any name. The caller must compare the UID with that of the object.
 func (w Requester) ServiceAccount() (namespace, name string, objection Objection) {
-	text, found := strings.CutPrefix(w.Username, accountUserPrefix)
+	text, found := strings.CutPrefix(w.Username, "system:serviceaccount:")
 	if !found {
 		return "", "", NoObjection
 	}

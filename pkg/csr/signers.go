@@ -50,8 +50,8 @@ func (r *Request) Check(profile ca.Profile) *ca.Violation {
 	if len(r.UnknownUsages) > 0 {
 		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %+q", r.UnknownUsages)}
 	}
-	if violations := profile.Check(r.Cert); len(violations) > 0 {
-		return &violations[0]
+	if violation := profile.Check(r.Cert); violation != nil {
+		return violation
 	}
 	if err := r.CheckSignature(); err != nil {
 		return &ca.Violation{Reason: ReasonMalformed, Message: err.Error()}
