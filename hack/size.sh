@@ -4,14 +4,14 @@
 #   production-lines     lines of Go, without tests, generated code, test/ and hack/
 #   production-files     their files
 #   functions-per-1000   their top-level functions and methods, for 1,000 of their lines, rounded up
-#   test-lines           lines of all other Go that is not generated: _test.go, and all of test/ and hack/
+#   test-lines           lines of _test.go files, and of all Go in test/
 #
 # "make verify" runs it. Lower a limit when a number has become smaller. Never join lines for it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 all=$(git ls-files --cached --others --exclude-standard '*.go' | grep -v zz_generated | while read -r file; do [ ! -e "$file" ] || echo "$file"; done)
 production=$(grep -vE '_test\.go$|^test/|^hack/' <<<"$all")
-tests=$(grep -E '_test\.go$|^test/|^hack/' <<<"$all")
+tests=$(grep -E '_test\.go$|^test/' <<<"$all")
 lines=$(xargs cat <<<"$production" | wc -l)
 functions=$(xargs cat <<<"$production" | grep -c '^func ')
 status=0
