@@ -13,6 +13,9 @@
 // does with its CA, keeps that copy itself. HTTP/2 health checks of client-go end dead connections. As with every
 // informer, an API server that accepts a watch and sends nothing is not noticed.
 //
+// An Informer fills its copy by a Reflector of client-go. A SharedIndexInformer would convert an object before the events
+// ahead of it are stored, report no relist, and call its handlers from other goroutines.
+//
 // FromCache is for the informers of the manager's cache.
 package informer
 
