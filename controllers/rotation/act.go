@@ -72,27 +72,32 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	case Seal:
 		return r.seal(ctx, obj, o.Now)
 	case Prune:
-		cert, err := certificateOf(obj.Status.Retiring)
-		if err != nil {
-			return err
+		return r.prune(ctx, obj)
+	case MakeCandidate, TakeCandidate: // the ledger must know a CA before it is stored anywhere
+		keyID := ""
+		if step.Action == TakeCandidate {
+			keyID = obj.Status.Candidate.KeyID
+		} else {
+			authority, key, err := createCA(obj, o.Now)
+			if err != nil {
+				return fmt.Errorf("create CA: %w", err)
+			}
+			keyID, made = authority.KeyID(), keypair.Pair{Cert: authority.CertificatePEM(), Key: key}
 		}
-		return r.publisher.Prune(ctx, cert)
-	// The ledger must know a CA before it is stored anywhere.
-	case MakeCandidate:
-		authority, key, err := createCA(obj, o.Now)
-		if err != nil {
-			return fmt.Errorf("create CA: %w", err)
-		}
-		if err := book.Open(ctx, authority.KeyID()); err != nil {
-			return err
-		}
-		made = keypair.Pair{Cert: authority.CertificatePEM(), Key: key}
-	case TakeCandidate:
-		if err := book.Open(ctx, obj.Status.Candidate.KeyID); err != nil {
+		if err := book.Open(ctx, keyID); err != nil {
 			return err
 		}
 	}
 	return r.writeSecret(ctx, obj, o, step.Action, made)
+}
+
+// prune removes the retiring CA from the ConfigMap in which API servers keep it.
+func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	cert, err := certificateOf(obj.Status.Retiring)
+	if err != nil {
+		return err
+	}
+	return r.publisher.Prune(ctx, cert)
 }
 
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing

@@ -42,6 +42,24 @@ func (r *Reconciler) storeStatus(
 		}
 	}
 	rotations.authorities.Store(obj.Name, obj.DeepCopy())
+	r.reportStep(ctx, obj, before, step)
+	last := obj.Status.LastOperation
+	if !obj.Status.Answered() {
+		return !equality.Semantic.DeepEqual(decisionOf(before), decisionOf(&obj.Status)), nil
+	}
+	if last.Result == v1alpha1.Accepted && !equality.Semantic.DeepEqual(last, before.LastOperation) {
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(last.Name)))
+	}
+	// The patch fails if the annotation has changed meanwhile.
+	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
+	delete(obj.Annotations, v1alpha1.OperationAnnotation)
+	return true, call.Write(ctx, func(ctx context.Context, obj client.Object, _ ...client.PatchOption) error {
+		return r.Client.Patch(ctx, obj, patch)
+	}, obj)
+}
+
+// reportStep writes Events and logs about step, which has changed the status from before.
+func (r *Reconciler) reportStep(ctx context.Context, obj *v1alpha1.SigningAuthority, before *v1alpha1.SigningAuthorityStatus, step step) {
 	if step.Refused != "" {
 		r.reporter.Object(obj, corev1.EventTypeWarning, "Rotate", "RotationRefused", step.Refused)
 		log.FromContext(ctx).Info("Refused", "why", step.Refused)
@@ -57,19 +75,6 @@ func (r *Reconciler) storeStatus(
 	if changed && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
 	}
-	last := obj.Status.LastOperation
-	if !obj.Status.Answered() {
-		return !equality.Semantic.DeepEqual(decisionOf(before), decisionOf(&obj.Status)), nil
-	}
-	if last.Result == v1alpha1.Accepted && !equality.Semantic.DeepEqual(last, before.LastOperation) {
-		r.Audit.Write(ctx, r.Clock.Now(), audit.Rotation, auditRecord(obj, Action(last.Name)))
-	}
-	// The patch fails if the annotation has changed meanwhile.
-	patch := client.MergeFromWithOptions(obj.DeepCopy(), client.MergeFromWithOptimisticLock{})
-	delete(obj.Annotations, v1alpha1.OperationAnnotation)
-	return true, call.Write(ctx, func(ctx context.Context, obj client.Object, _ ...client.PatchOption) error {
-		return r.Client.Patch(ctx, obj, patch)
-	}, obj)
 }
 
 // decisionOf returns the part of a status that the next step depends on.
