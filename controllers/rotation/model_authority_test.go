@@ -49,6 +49,7 @@ type authority struct {
 	backups      []keypair.Ring
 	// refused holds the Events of refused operations. refusedBefore is their number before the current reconcile.
 	refused       []string
+	stops         []string // the Events of stops after an edit of the Secret
 	refusedBefore int
 	promises
 	wrong error // the first violation

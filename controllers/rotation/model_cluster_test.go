@@ -237,16 +237,20 @@ func (c *cluster) startsAgain() bool {
 type recorder struct{ *cluster }
 
 func (r recorder) Eventf(regarding, _ runtime.Object, _, reason, _, note string, args ...any) {
-	if reason != "RotationRefused" {
-		return
-	}
 	why, name := fmt.Sprintf(note, args...), regarding.(*v1alpha1.SigningAuthority).Name
 	if strings.Contains(why, "it is a CA of SigningAuthority") {
 		r.seen["a CA of another authority is refused"]++
 	}
 	at := slices.IndexFunc(r.authorities, func(a *authority) bool { return a.name == name })
-	r.authorities[at].refused = append(r.authorities[at].refused, why)
-	r.log("%s refuses: %s", name, why)
+	a := r.authorities[at]
+	switch {
+	case reason == "RotationRefused":
+		a.refused = append(a.refused, why)
+	case strings.HasPrefix(why, notAsLeft):
+		a.stops = append(a.stops, why)
+		r.seen["stopped"]++
+	}
+	r.log("%s: %s: %s", name, reason, why)
 }
 
 type modelProber struct{ *cluster }

@@ -481,6 +481,8 @@ var completedRows = []row{
 	when("what has retired last comes back to a lost ledger", with(completed(), mineRetired),
 		good(ownCA), stops(signingToTLS+"it has retired here")),
 	when("another Secret is back, and what signs", completed(), good("old older - -"), stops(tlsToSigning+"old")),
+	when("what signs is moved to another pair", completed(), good("- - - old"), stops("copy retiring.crt and retiring.key to signing.crt and "+
+		"signing.key of the Secret, which must hold the CA old; "+removeRetiring+"old"+strangeCA)),
 	when("the ledger was closed by who led before", completed(), good(onlyOld, sealed), does(Unseal)),
 	when("due at the very end of rotateAfter", with(completed(), since(24*time.Hour)), good(onlyOld), rotates(24*time.Hour), begins(MakeCandidate)),
 	when("not due yet", with(completed(), since(23*time.Hour)), good(onlyOld), rotates(24*time.Hour)),

@@ -40,7 +40,7 @@ func (s *secretFacts) copyOf(authority *v1alpha1.CAStatus) pairName {
 }
 
 // notAsLeft begins the message about a stopped rotation.
-const notAsLeft = "the Secret is not as the rotation left it: "
+const notAsLeft = "the Secret is not as the rotation left it, restore it in one write: "
 
 // checkSecret stops the rotation while another client's edit makes the Secret wrong, and reports whether it does. The
 // manager repairs nothing: it could lose a key, or sign with a CA that is not proven. It says for each wrong pair of keys
@@ -59,15 +59,19 @@ func (p *planner) checkSecret() bool {
 			retiring = secret.Retiring
 		}
 	}
-	var wrong []string
+	var copies, wrong []string
 	for _, err := range []error{
 		secret.check(retiringPair, secret.Retiring, retiring), secret.check(signingPair, secret.Signing, signing), p.checkCandidate(),
 	} {
-		if err != nil {
+		switch {
+		case errors.As(err, new(copyError)):
+			copies = append(copies, err.Error())
+		case err != nil:
 			wrong = append(wrong, err.Error())
 		}
 	}
-	if len(wrong) == 0 { // otherwise the pair tls may hold what another pair lacks
+	wrong = append(copies, wrong...) // a removal could destroy what is to be copied
+	if len(wrong) == 0 {             // otherwise the pair tls may hold what another pair lacks
 		err := p.checkTLS()
 		if err == nil {
 			return false
@@ -88,7 +92,7 @@ func (s *secretFacts) check(name pairName, found, want *v1alpha1.CAStatus) error
 	case v1alpha1.SameCA(found, want), found == nil && source == noPair && unusable == nil:
 		return nil
 	case source != noPair:
-		return fmt.Errorf("copy %s to %s of the Secret, which must hold the CA %s", source, name, want.KeyID)
+		return copyError{source, name, want.KeyID}
 	case want == nil && unusable != nil:
 		return fmt.Errorf("remove %s from the Secret, or restore them from a backup: %w", name, unusable)
 	case want == nil:
@@ -98,6 +102,16 @@ func (s *secretFacts) check(name pairName, found, want *v1alpha1.CAStatus) error
 	}
 	return fmt.Errorf("put the CA %s back into %s of the Secret, from a backup: %w; without a backup, remove them",
 		want.KeyID, name, unusable)
+}
+
+// copyError is the instruction to copy the pair from to the pair to.
+type copyError struct {
+	from, to pairName
+	keyID    string
+}
+
+func (e copyError) Error() string {
+	return fmt.Sprintf("copy %s to %s of the Secret, which must hold the CA %s", e.from, e.to, e.keyID)
 }
 
 // remove returns the instruction to remove a pair, which holds authority.
