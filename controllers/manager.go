@@ -110,27 +110,32 @@ func (o *Options) setServerTime(mgr manager.Manager) (err error) {
 // setupControllers sets up the block list and the controllers, and returns all errors together.
 func (o Options) setupControllers(mgr manager.Manager) error {
 	var errs []error
+	setup := func(name string, controller interface{ SetupWithManager(manager.Manager) error }) {
+		if err := controller.SetupWithManager(mgr); err != nil {
+			errs = append(errs, fmt.Errorf("set up %s: %w", name, err))
+		}
+	}
 	if o.BlockList != nil {
-		errs = append(errs, named("block list", o.BlockList.SetupWithManager(mgr)))
+		setup("block list", o.BlockList)
 	}
 	if r := o.Approver; r != nil {
 		r.BlockList, r.Audit = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(approver.Name, r.SetupWithManager(mgr)))
+		setup(approver.Name, r)
 	}
 	if r := o.Signer; r != nil {
 		r.BlockList, r.Audit = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(signer.Name, r.SetupWithManager(mgr)))
+		setup(signer.Name, r)
 	}
 	if r := o.Cleaner; r != nil {
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(cleaner.Name, r.SetupWithManager(mgr)))
+		setup(cleaner.Name, r)
 	}
 	if r := o.Rotation; r != nil {
 		r.Audit = cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
-		errs = append(errs, named(rotation.Name, r.SetupWithManager(mgr)))
+		setup(rotation.Name, r)
 	}
 	return errors.Join(errs...)
 }
@@ -145,13 +150,6 @@ func (o Options) clocks(serverTime *servertime.Clock, own clock.PassiveClock) (*
 		own = o.Clock
 	}
 	return cmp.Or(serverTime, o.ServerTime), own
-}
-
-func named(name string, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("set up %s: %w", name, err)
 }
 
 // signerNames returns the signers that the approver or the signer is configured for.

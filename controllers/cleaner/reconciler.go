@@ -163,27 +163,29 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (_ re
 	err = r.Client.Get(ctx, key.NamespacedName, obj, client.UnsafeDisableDeepCopy)
 	switch {
 	case apierrors.IsNotFound(err):
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, nil // it is gone
 	case err != nil:
-		return reconcile.Result{}, fmt.Errorf("read request: %w", err)
+		return reconcile.Result{}, fmt.Errorf("read request: %w", err) // retried by the queue
 	}
-	tell := r.ServerTime.Now
+	timeNow := r.ServerTime.Now
 	if !r.DryRun {
 		if r.Limiter.Wait(ctx) != nil {
 			return reconcile.Result{}, nil // the manager stops
 		}
 		// If the clock of the API servers was set back since their last answer, a new request seems to be old.
-		tell = r.ServerTime.Fresh
+		timeNow = r.ServerTime.Fresh
 	}
-	now, err := tell(ctx)
+	now, err := timeNow(ctx)
 	switch {
-	case err != nil || !r.due(obj, now):
-		return reconcile.Result{}, err
+	case err != nil:
+		return reconcile.Result{}, err // retried by the queue
+	case !r.due(obj, now):
+		return reconcile.Result{}, nil // a later pass finds it
 	case r.DryRun:
 		r.reportDue(ctx, obj, now)
-		return reconcile.Result{}, nil
+		return reconcile.Result{}, nil // a later pass repeats it
 	default:
-		return reconcile.Result{}, r.delete(ctx, obj)
+		return reconcile.Result{}, r.delete(ctx, obj) // an error is retried by the queue
 	}
 }
 
@@ -198,23 +200,23 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 	case err != nil:
 		return fmt.Errorf("delete request: %w", err)
 	}
-	state := csr.StateOf(obj)
-	deletedTotal.WithLabelValues(string(state), reasonDue).Inc()
-	log.FromContext(ctx).Info("Deleted",
-		"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", reasonDue)
+	count(ctx, obj, deletedTotal, "Deleted")
 	return nil
 }
 
 // reportDue reports, once, that obj would be deleted.
 func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) {
 	deadline, _ := r.Retention.Deadline(obj, now)
-	state := csr.StateOf(obj)
 	message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
-		reasonDue, state, deadline.UTC().Format(time.RFC3339))
-	if !r.reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
-		return
+		reasonDue, csr.StateOf(obj), deadline.UTC().Format(time.RFC3339))
+	if r.reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
+		count(ctx, obj, dryRunTotal, "Would delete")
 	}
-	dryRunTotal.WithLabelValues(string(state), reasonDue).Inc()
-	log.FromContext(ctx).Info("Would delete",
-		"uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", reasonDue)
+}
+
+// count counts obj in total and logs message about it.
+func count(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, total *prometheus.CounterVec, message string) {
+	state := csr.StateOf(obj)
+	total.WithLabelValues(string(state), reasonDue).Inc()
+	log.FromContext(ctx).Info(message, "uid", obj.UID, "signer", obj.Spec.SignerName, "state", state, "reason", reasonDue)
 }

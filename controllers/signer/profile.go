@@ -28,13 +28,17 @@ type Signer struct {
 	KeyPair *keypair.KeyPair
 }
 
+// refuse returns a Violation.
+func refuse(reason, format string, args ...any) *ca.Violation {
+	return &ca.Violation{Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
 // check returns why req can never be signed, or nil.
 func (s Signer) check(req *csr.Request) *ca.Violation {
 	if _, builtin := csr.BuiltinSigner(req.SignerName); !builtin && len(req.UnknownUsages) == 0 {
 		for _, usage := range req.Usages {
 			if !slices.Contains(s.Usages, usage) {
-				return &ca.Violation{Reason: "UsagesNotPermitted",
-					Message: fmt.Sprintf("usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages)}
+				return refuse("UsagesNotPermitted", "usage %+q is not permitted: signer %s permits %q", usage, req.SignerName, s.Usages)
 			}
 		}
 	}
@@ -54,9 +58,8 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 		return s.onTrustedCA(req, trust)
 	}
 	if len(req.Cert.ExtKeyUsage) == 0 && !s.AllowNoExtKeyUsage {
-		return &ca.Violation{Reason: "UsagesNotPermitted",
-			Message: fmt.Sprintf("usages %+q include no extended key usage, so the certificate would be valid "+
-				"for every purpose; add a usage that signer %s permits", req.Usages, req.SignerName)}
+		return refuse("UsagesNotPermitted", "usages %+q include no extended key usage, so the certificate would be valid "+
+			"for every purpose; add a usage that signer %s permits", req.Usages, req.SignerName)
 	}
 	return nil
 }
@@ -67,10 +70,8 @@ func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
 	if t.proxies == noCause || !req.ForClients() || !named {
 		return nil
 	}
-	return &ca.Violation{Reason: "SubjectNotPermitted",
-		Message: fmt.Sprintf("subject %+q is not permitted: %s, so a client with this name could act as any user as a front "+
-			"proxy (--requestheader-client-ca-file); give the signer a CA of its own",
-			req.SubjectText(), t.proxies.of(req.SignerName))}
+	return refuse("SubjectNotPermitted", "subject %+q is not permitted: %s, so a client with this name could act as any user as a front "+
+		"proxy (--requestheader-client-ca-file); give the signer a CA of its own", req.SubjectText(), t.proxies.of(req.SignerName))
 }
 
 // serverUsages are the extended key usages of server certificates.
@@ -82,16 +83,13 @@ var serverUsages = []x509.ExtKeyUsage{
 // onTrustedCA returns why a custom signer must not issue req from a CA that the cluster trusts, or nil.
 func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
 	because := trust.strict.of(req.SignerName)
-	violation := func(reason, format string, args ...any) *ca.Violation {
-		return &ca.Violation{Reason: reason, Message: fmt.Sprintf(format, args...)}
-	}
 	if len(req.Cert.ExtKeyUsage) == 0 {
-		return violation("UsagesNotPermitted", "usages %+q include no extended key usage, so the certificate would be valid "+
+		return refuse("UsagesNotPermitted", "usages %+q include no extended key usage, so the certificate would be valid "+
 			"for clients, but %s; add a usage that this signer permits", req.Usages, because)
 	}
 	for _, pattern := range csr.ComponentSubjects() {
 		if ca.MatchesSubject(pattern, req.Cert.Subject) {
-			return violation("SubjectNotPermitted", "subject %+q is not permitted: %s, so it never issues %s",
+			return refuse("SubjectNotPermitted", "subject %+q is not permitted: %s, so it never issues %s",
 				req.SubjectText(), because, pattern)
 		}
 	}
@@ -100,11 +98,11 @@ func (s Signer) onTrustedCA(req *csr.Request, trust caTrust) *ca.Violation {
 		return nil
 	}
 	if s.AllowedNames.Empty() {
-		return violation("NameNotPermitted", "usages %+q are for servers, but %s: "+
+		return refuse("NameNotPermitted", "usages %+q are for servers, but %s: "+
 			"list the permitted names in the signer's allowedNames", req.Usages, because)
 	}
 	if name := s.AllowedNames.Refused(req.Cert); name != "" {
-		return violation("NameNotPermitted", "name %+q is not in the allowedNames of signer %s", csr.Shorten(name), req.SignerName)
+		return refuse("NameNotPermitted", "name %+q is not in the allowedNames of signer %s", csr.Shorten(name), req.SignerName)
 	}
 	return nil
 }

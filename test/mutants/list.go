@@ -352,7 +352,7 @@ var defectMutations = []mutation{
 	{"defect: somebody's certificate counts as stored", "internal/call/call.go", "return bytes.Equal(live.Status.Certificate, changed.Status.Certificate)", "return len(live.Status.Certificate) > 0", "./controllers/signer"},
 	{"defect: a certificate that the ledger does not have", "controllers/signer/reconciler.go", "obj.Spec.SignerName, issued.NotAfter); err != nil {", "obj.Spec.SignerName, issued.NotAfter); err != nil && false {", "./controllers/signer"},
 	{"defect: the cleaner deletes a request that has changed", "controllers/cleaner/reconciler.go", "client.Preconditions{UID: &obj.UID, ResourceVersion: &obj.ResourceVersion}", "client.Preconditions{UID: &obj.UID}", "./controllers/cleaner"},
-	{"defect: the cleaner does not ask for the time before it deletes", "controllers/cleaner/reconciler.go", "tell = r.ServerTime.Fresh", "tell = r.ServerTime.Now", "./controllers/cleaner"},
+	{"defect: the cleaner does not ask for the time before it deletes", "controllers/cleaner/reconciler.go", "timeNow = r.ServerTime.Fresh", "timeNow = r.ServerTime.Now", "./controllers/cleaner"},
 	{"defect: the cleaner deletes at any rate", "controllers/cleaner/reconciler.go", "if r.Limiter.Wait(ctx) != nil {", "if false {", "./controllers/cleaner"},
 	{"defect: a dry run of the cleaner deletes", "controllers/cleaner/reconciler.go", "\tcase r.DryRun:\n\t\tr.reportDue(ctx, obj, now)\n", "\tcase false:\n\t\tr.reportDue(ctx, obj, now)\n", "./controllers/cleaner"},
 	{"defect: a key is destroyed before API servers refuse its CA", "controllers/rotation/completing.go", "p.status.WaitingFor = append(p.status.WaitingFor, p.facts.RetiringRefused.Lacks()...)", "_ = p.facts.RetiringRefused.Lacks()", "./controllers/rotation -lives 40"},
