@@ -271,3 +271,9 @@ func Fault(err error) string {
 	return fmt.Sprintf("%v; this is a bug in csr-controller-manager: report it with this request. "+
 		"The request is parsed again within five minutes", err)
 }
+
+// Objection says why something is not permitted, in a clause for a message. NoObjection permits it.
+type Objection string
+
+// NoObjection is the Objection to what is permitted.
+const NoObjection Objection = ""

@@ -307,7 +307,7 @@ var identityMutations = []mutation{
 	{"identity: a blocked node", "pkg/blocklist/entries/entries.go", "e.Nodes.Has(name)", "false", blockTests},
 	{"identity: a blocked certificate", "pkg/blocklist/entries/entries.go", "if e.Certificates.Has(sum) {", "if false {", blockTests},
 	{"identity: a certificate while no list was read", "pkg/blocklist/entries/entries.go", "len(req.Requester.Certificates()) > 0", "false", blockTests},
-	{"identity: a digest in the API server's form", "pkg/csr/credential.go", "len(sum) == sha256.Size", "len(sum) <= sha256.Size", "./pkg/csr"},
+	{"identity: a digest in the API server's form", "pkg/csr/request.go", "len(sum) == sha256.Size", "len(sum) <= sha256.Size", "./pkg/csr"},
 	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "o.steady.IsZero() || !within(o.quiet(), o.since, at)", "o.steady.IsZero()", identityTests},
 }
 
