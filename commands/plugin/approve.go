@@ -140,8 +140,8 @@ func (a *approval) problem(facts *Facts, blocked entries.Entries, unread string)
 		return "it is unknown whether the node is blocked: the block list is " + unread,
 			"Correct the ConfigMap, or get the right to read it. If nothing is blocked, use --block-list=."
 	}
-	if reason, message := blocked.Check(facts.req, a.blockList); reason != "" {
-		return reason + ": " + message, reasonStep(csr.Pending, reason)
+	if decision := blocked.Check(facts.req, a.blockList); decision.Made() {
+		return decision.Reason + ": " + decision.Message, reasonStep(csr.Pending, decision.Reason)
 	}
 	return "", ""
 }

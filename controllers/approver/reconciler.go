@@ -239,7 +239,7 @@ func (r *Reconciler) Decide(
 		if _, rules := of.(*ApprovalRules); rules && decision.Verdict == judge.Deny { // approval rules never deny
 			decision.Verdict = judge.Ignore
 		}
-	} else if decision = r.blocked(req); !decision.Made() {
+	} else if decision = r.BlockList.Check(req); !decision.Made() {
 		decision, err = of.Judge(ctx, req, r.Facts)
 		if err == nil && ctx.Err() != nil { // a lookup may have ended without an answer
 			return req, judge.Decision{}, context.Cause(ctx)
@@ -262,13 +262,6 @@ func unread(err error) judge.Decision {
 	return judge.Deny.Because(refused.Reason, "%s; %s", refused.Message, advice)
 }
 
-// blocked returns the Decision about a request for a blocked node, from a blocked node, or made with a blocked
-// certificate. About any other request, the Decision has no reason.
-func (r *Reconciler) blocked(req *csr.Request) judge.Decision {
-	reason, message := r.BlockList.Check(req)
-	return judge.Decision{Verdict: judge.Wait, Reason: reason, Message: message}
-}
-
 // act writes the decision if it is an Approve, or a Deny that the configuration permits. It reports any other, and every
 // decision of a dry run.
 func (r *Reconciler) act(
@@ -285,7 +278,7 @@ func (r *Reconciler) act(
 	case decision.Verdict != judge.Approve:
 		return r.requeue(ctx, obj, req, decision), nil
 	}
-	if blocked := r.blocked(req); blocked.Made() { // the block list may have changed while the Judge read facts
+	if blocked := r.BlockList.Check(req); blocked.Made() { // the block list may have changed while the Judge read facts
 		return r.requeue(ctx, obj, req, blocked), nil
 	}
 	if _, holds := r.written.Load(obj.UID); !holds { // its last write may be stored

@@ -220,9 +220,8 @@ func (r *Reconciler) Check(ctx context.Context, obj *certificatesv1.CertificateS
 	if violation := signer.check(req); violation != nil {
 		return Outcome{Request: req, Decision: deny(violation)}
 	}
-	if reason, message := r.BlockList.Check(req); reason != "" {
-		// The request waits, because the node or the certificate may be removed from the list.
-		return Outcome{Request: req, Decision: judge.Decision{Verdict: judge.Wait, Reason: reason, Message: message}}
+	if blocked := r.BlockList.Check(req); blocked.Made() { // the node or the certificate may be removed from the list
+		return Outcome{Request: req, Decision: blocked}
 	}
 	return r.sign(req, signer)
 }

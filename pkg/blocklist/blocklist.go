@@ -27,6 +27,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
 var (
@@ -86,24 +87,24 @@ func (l *List) BlocksNode(name string) bool {
 	return blocked.Nodes.Has(strings.ToLower(name))
 }
 
-// Check returns why req must wait because of the node that it is for or comes from, or because of the certificate with
-// which it was made. The reason is NodeBlocked, CertificateBlocked, or InventoryUnavailable while no list was read. The
-// reason is empty if req need not wait.
+// Check decides that req waits because of the node that it is for or comes from, or because of the certificate with which it
+// was made. The reason is NodeBlocked, CertificateBlocked, or InventoryUnavailable while no list was read. Otherwise no
+// Decision is made.
 //
 // Check blocks no certificate that was renewed from one on the list. Only stored requests connect the two, and the
 // cleaner deletes requests: the block would end with them. So the administrator lists each certificate, or the node.
-func (l *List) Check(req *csr.Request) (reason, message string) {
+func (l *List) Check(req *csr.Request) judge.Decision {
 	if l == nil {
-		return "", ""
+		return judge.Decision{}
 	}
 	blocked, err := l.entries()
 	switch {
 	case err == nil:
 		return blocked.Check(req, l.name.String())
 	case entries.MayBlock(req):
-		return "InventoryUnavailable", "the request waits because it is unknown whether it is blocked: " + err.Error()
+		return judge.Wait.Because("InventoryUnavailable", "the request waits because it is unknown whether it is blocked: %v", err)
 	}
-	return "", ""
+	return judge.Decision{}
 }
 
 // fault is what is wrong with the newest version of the ConfigMap.

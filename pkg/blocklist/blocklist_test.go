@@ -17,6 +17,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
@@ -41,6 +42,14 @@ func newList() (*List, *events.FakeRecorder) {
 	list, recorder := New(types.NamespacedName{Namespace: "ns", Name: "blocked"}), events.NewFakeRecorder(100)
 	list.recorder = recorder
 	return list, recorder
+}
+
+// shown describes a Decision, or returns an empty text if none is made.
+func shown(d judge.Decision) string {
+	if !d.Made() {
+		return ""
+	}
+	return d.Verdict.String() + " " + d.Reason + " " + d.Message
 }
 
 // TestCheck checks which requests are blocked, and which wait while no list was read.
@@ -76,21 +85,21 @@ func TestCheck(t *testing.T) {
 		"with a token":                              {req: asked(client, "admin", "a", "JTI="+stolen), passes: true},
 		"with an ID in capitals":                    {req: asked(client, "admin", "a", "X509SHA256="+strings.ToUpper(stolen)), blocked: stolen},
 	} {
-		want := fmt.Sprintf("NodeBlocked node %q%sit until its name is removed from the list", test.blocked, listedIn)
+		want := fmt.Sprintf("Wait NodeBlocked node %q%sit until its name is removed from the list", test.blocked, listedIn)
 		switch test.blocked {
 		case "":
-			want = " "
+			want = ""
 		case stolen:
-			want = "CertificateBlocked client certificate " + stolen + listedIn + "a request that was made with it until its SHA-256 is removed from the list"
+			want = "Wait CertificateBlocked client certificate " + stolen + listedIn + "a request that was made with it until its SHA-256 is removed from the list"
 		}
-		reason, message := list.Check(test.req)
-		expect.Equal(t, name, reason+" "+message, want)
-		if reason, message := unread.Check(test.req); (reason == "") != test.passes ||
-			!test.passes && (reason != "InventoryUnavailable" || !strings.Contains(message, "ns/blocked: not read yet")) {
-			t.Errorf("%s, while nothing is read: %s %q", name, reason, message)
+		expect.Equal(t, name, shown(list.Check(test.req)), want)
+		want = ""
+		if !test.passes {
+			want = "Wait InventoryUnavailable the request waits because it is unknown whether it is blocked: " +
+				"block list ConfigMap ns/blocked: not read yet"
 		}
-		reason, _ = (*List)(nil).Check(test.req)
-		expect.Equal(t, name+", without a list", reason, "")
+		expect.Equal(t, name+", while nothing is read", shown(unread.Check(test.req)), want)
+		expect.Equal(t, name+", without a list", shown((*List)(nil).Check(test.req)), "")
 	}
 }
 
@@ -141,8 +150,8 @@ func TestChanges(t *testing.T) {
 	} {
 		step.what()
 		for node, want := range map[string]string{"a": step.a, "b": step.b} {
-			reason, _ := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:"+node))
-			expect.Equal(t, fmt.Sprintf("step %d: %s waits because of", i, node), reason, want)
+			decision := list.Check(asked("kubernetes.io/kubelet-serving", "", "system:node:"+node))
+			expect.Equal(t, fmt.Sprintf("step %d: %s waits because of", i, node), decision.Reason, want)
 			expect.Equal(t, fmt.Sprintf("step %d: blocks %s", i, node), list.BlocksNode(strings.ToUpper(node)), want == "NodeBlocked")
 		}
 		reason, problem, _ := strings.Cut(step.problem, " ")

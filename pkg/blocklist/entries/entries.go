@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
 // The keys in the ConfigMap. It must have nodesKey, and may have certificatesKey.
@@ -100,26 +101,26 @@ func parseCertificate(line string) (sha256Hex, problem string) {
 	return text, ""
 }
 
-// Check returns why req must wait: NodeBlocked because of the node that it is for or comes from, or CertificateBlocked
-// because of the certificate with which it was made. The reason is empty if req need not wait. list names the ConfigMap.
-func (e Entries) Check(req *csr.Request, list string) (reason, message string) {
+// Check decides that req waits: NodeBlocked because of the node that it is for or comes from, or CertificateBlocked because of
+// the certificate with which it was made. Otherwise no Decision is made. list names the ConfigMap.
+func (e Entries) Check(req *csr.Request, list string) judge.Decision {
 	names := []string{req.NodeName()} // empty if req is not for a node
 	if name, found := strings.CutPrefix(req.Requester.Username, csr.NodeUserPrefix); found {
 		names = append(names, name)
 	}
 	for _, name := range names {
 		if name = strings.ToLower(name); e.Nodes.Has(name) {
-			return "NodeBlocked", fmt.Sprintf("node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
+			return judge.Wait.Because("NodeBlocked", "node %q is on the block list, ConfigMap %s: nothing is approved or signed "+
 				"for it until its name is removed from the list", csr.Shorten(name), list)
 		}
 	}
 	for _, sum := range req.Requester.Certificates() {
 		if e.Certificates.Has(sum) {
-			return "CertificateBlocked", fmt.Sprintf("client certificate %s is on the block list, ConfigMap %s: nothing is "+
+			return judge.Wait.Because("CertificateBlocked", "client certificate %s is on the block list, ConfigMap %s: nothing is "+
 				"approved or signed for a request that was made with it until its SHA-256 is removed from the list", sum, list)
 		}
 	}
-	return "", ""
+	return judge.Decision{}
 }
 
 // MayBlock reports whether a list could block req: it is for a node or a kubelet, or comes from a node, or was made with a
