@@ -61,7 +61,11 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		}
 	}
 	if options.Approver != nil {
-		addApprovalRules(c, options.Approver.Judges, signers, options.Signer)
+		lifetimes := signers
+		if c.DryRuns(config.SignerController) { // nothing is issued
+			lifetimes = nil
+		}
+		AddApprovalRules(options.Approver.Judges, c.CompiledRules, lifetimes, options.Signer)
 	}
 	if c.Enabled(config.CleanerController) {
 		rate := c.Cleaning.DeletesPerSecond
@@ -87,13 +91,13 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	return options, nil
 }
 
-// addApprovalRules adds a Judge to judges for each signer with approval rules. signing is the signer of this process, or nil if
-// it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are known, but not which CAs
-// API servers trust.
-func addApprovalRules(
-	c *config.Configuration, judges map[string]approver.Judge, signers map[string]signer.Signer, signing *signer.Reconciler,
+// AddApprovalRules adds a Judge to judges for each signer of compiled. The lifetimes are those of signers. signing is the signer of
+// this process, or nil if it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are
+// known, but not which CAs API servers trust.
+func AddApprovalRules(
+	judges map[string]approver.Judge, compiled []*rules.Compiled, signers map[string]signer.Signer, signing *signer.Reconciler,
 ) {
-	for _, rule := range c.CompiledRules {
+	for _, rule := range compiled {
 		name := rule.SignerName
 		all, found := judges[name].(*approver.ApprovalRules)
 		if !found {
@@ -101,7 +105,7 @@ func addApprovalRules(
 			judges[name] = all
 		}
 		all.Rules = append(all.Rules, rule)
-		if served, found := signers[name]; found && !c.DryRuns(config.SignerController) {
+		if served, found := signers[name]; found {
 			all.Lifetime = served.Profile.LifetimeOf
 			if signing != nil {
 				all.Trusted = func(now time.Time) (rules.Trust, bool) { return signing.Trusted(name, now) }

@@ -14,7 +14,9 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -26,11 +28,43 @@ import (
 // pollInterval is the time between two reads of a request that is not finished.
 const pollInterval = 10 * time.Millisecond
 
-// ConfigFor returns a client configuration that authenticates as user with groups. It requests a client certificate
-// and waits until the loop has signed it. For a node (system:node:… in system:nodes) it uses the kubelet signer, and
-// the approver decides. For any other user it uses kubernetes.io/kube-apiserver-client and approves the request
-// itself. It fails if the request fails, if ctx ends, or if the API server does not trust the CA: see Prepare.
+// tokenSeconds is the lifetime of the token of a ServiceAccount: longer than a suite runs.
+const tokenSeconds = 24 * 60 * 60
+
+// ConfigFor returns a client configuration that authenticates as user with groups. It fails if it cannot get the credential,
+// if ctx ends, or if the API server does not authenticate it as that user in those groups.
+//
+//   - A ServiceAccount (system:serviceaccount:NAMESPACE:NAME), which must exist, gets a token that is bound to it. The API server
+//     adds its groups and its UID, so groups may be left out. It cannot have others.
+//   - A node (system:node:NAME in system:nodes) gets a certificate of the kubelet signer, and the approver decides.
+//   - Any other user gets a certificate of kubernetes.io/kube-apiserver-client, and ConfigFor approves the request. The API server
+//     forbids the group system:masters: use AddUser of the envtest environment.
+//
+// The API server accepts the certificates only if it trusts the CA: see Prepare.
 func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*rest.Config, error) {
+	cfg, err := e.credentialFor(ctx, user, groups)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkUser(ctx, cfg, user, groups); err != nil {
+		return nil, err
+	}
+	return cfg, nil
+}
+
+// credentialFor returns a client configuration with a new credential of user.
+func (e *Env) credentialFor(ctx context.Context, user string, groups []string) (*rest.Config, error) {
+	cfg := rest.AnonymousClientConfig(e.config)
+	if account, found := strings.CutPrefix(user, "system:serviceaccount:"); found {
+		namespace, name, _ := strings.Cut(account, ":")
+		token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(tokenSeconds))}}
+		obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
+		if err := e.client.SubResource("token").Create(ctx, obj, token); err != nil {
+			return nil, fmt.Errorf("request a token of ServiceAccount %s/%s, which must exist: %w", namespace, name, err)
+		}
+		cfg.BearerToken = token.Status.Token
+		return cfg, nil
+	}
 	key, keyPEM, err := newKey()
 	if err != nil {
 		return nil, err
@@ -56,12 +90,17 @@ func (e *Env) ConfigFor(ctx context.Context, user string, groups ...string) (*re
 	if err != nil {
 		return nil, fmt.Errorf("get a certificate for %q: %w", user, err)
 	}
-	cfg := rest.AnonymousClientConfig(e.config)
 	cfg.CertData, cfg.KeyData = certificate, keyPEM
-	if err := checkTrust(ctx, cfg, user); err != nil {
-		return nil, err
-	}
 	return cfg, nil
+}
+
+// adminMapper maps the kinds that the client of the administrator uses, which saves the discovery of their groups.
+func adminMapper() meta.RESTMapper {
+	mapper := meta.NewDefaultRESTMapper(nil)
+	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)
+	mapper.Add(rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), meta.RESTScopeRoot)
+	mapper.Add(corev1.SchemeGroupVersion.WithKind("ServiceAccount"), meta.RESTScopeNamespace)
+	return mapper
 }
 
 // request creates obj, approves it if the approver does not, and returns the certificate.
@@ -95,23 +134,26 @@ func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSignin
 	return obj.Status.Certificate, nil
 }
 
-// checkTrust asks the API server which user cfg authenticates as, and returns an error unless it is user.
-func checkTrust(ctx context.Context, cfg *rest.Config, user string) error {
+// checkUser asks the API server which user cfg authenticates as, and returns an error unless it is user in groups.
+func checkUser(ctx context.Context, cfg *rest.Config, user string, groups []string) error {
 	self, err := client.New(cfg, client.Options{})
 	if err != nil {
 		return fmt.Errorf("make client for %q: %w", user, err)
 	}
 	review := &authenticationv1.SelfSubjectReview{}
 	err = self.Create(ctx, review)
+	found := review.Status.UserInfo
+	lacks := func(group string) bool { return !slices.Contains(found.Groups, group) }
 	switch {
-	case apierrors.IsUnauthorized(err):
+	case apierrors.IsUnauthorized(err) && cfg.BearerToken == "":
 		return fmt.Errorf("the API server does not accept the certificate for %q: call csrenv.Prepare before the environment "+
 			"starts, and pass its CA to Start; a Clock in Options must not differ from the real time by more than the "+
 			"certificate permits: %w", user, err)
 	case err != nil:
 		return fmt.Errorf("authenticate to the API server as %q: %w", user, err)
-	case review.Status.UserInfo.Username != user:
-		return fmt.Errorf("the API server authenticates the certificate for %q as %q", user, review.Status.UserInfo.Username)
+	case found.Username != user || slices.ContainsFunc(groups, lacks):
+		return fmt.Errorf("the API server authenticates the credential of %q as %q in the groups %q, want %q", user, found.Username,
+			found.Groups, groups)
 	}
 	return nil
 }

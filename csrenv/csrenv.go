@@ -3,16 +3,22 @@
 package csrenv
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/go-logr/logr"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -26,6 +32,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
 // cleanEvery is the pause between two passes of the cleaner over its cache, which is small in a test suite.
@@ -36,8 +43,14 @@ type Options struct {
 	// CA is the signing CA; nil means a new one. If the API server must accept the certificates, use the CA that Prepare
 	// returned.
 	CA *CA
+	// Signers adds custom signers by name, or changes the CA and the durations of one of Kubernetes' signers.
+	Signers map[string]Signer
 	// Profile bounds the certificates; the zero value is kube-controller-manager's behaviour.
 	Profile ca.ProfileConfig
+	// Rules are the approval rules. A requester needs the permission to use a rule: see rules.Rule.
+	Rules []rules.Rule
+	// Conditions compiles the conditions of Rules: cel.New of pkg/rules/cel. Nil permits no conditions.
+	Conditions func(csr.Limits) (rules.Conditions, error)
 	// Retention says when requests are deleted; the zero value is csr.DefaultRetention.
 	Retention csr.Retention
 	// Clock sets the time for validity, retention and retries; nil is the real clock. When a test steps a fake clock, the
@@ -46,10 +59,27 @@ type Options struct {
 	// SkipRBAC omits the ClusterRoleBindings that kubelets need.
 	SkipRBAC bool
 	// Customize may change the controllers before they start. It can remove a controller, set an Authorizer or a Client
-	// that fails, or add a Rule or a Signer.
+	// that fails, or change what the fields above do not cover.
 	Customize func(*controllers.Options)
 	// Logger receives the manager's log; the zero value discards it.
 	Logger logr.Logger
+}
+
+// Signer configures a signer. The zero value works.
+type Signer struct {
+	// CA signs. Nil means a new CA for a custom signer, which Env.CAOf returns, and Options.CA for one of Kubernetes' signers.
+	// A custom signer on a CA that the API server trusts issues server certificates only for AllowedNames.
+	CA *CA
+	// Usages are those that a request for a custom signer may have. Nil means digital signature, key encipherment, client auth
+	// and server auth.
+	Usages []certificatesv1.KeyUsage
+	// Duration is the lifetime if the request asks for none; zero means that of Options.Profile.
+	Duration time.Duration
+	// MinDuration is what a request for less gets, and MaxDuration what a request for more gets; zero means those of
+	// Options.Profile.
+	MinDuration, MaxDuration time.Duration
+	// AllowedNames are the names that a custom signer on a CA that the API server trusts may issue to servers.
+	AllowedNames []string
 }
 
 // Env is a running approve-sign-clean loop.
@@ -57,6 +87,7 @@ type Env struct {
 	// CA is the signing CA.
 	CA *CA
 
+	signers map[string]Signer
 	config  *rest.Config
 	client  client.Client
 	stop    context.CancelFunc
@@ -78,30 +109,41 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1
-	admin, err := client.New(cfg, client.Options{Scheme: clientgoscheme.Scheme})
-	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
+	var err error
+	if opts.Signers, err = allSigners(opts); err != nil {
+		return nil, err
 	}
 	mgr, err := newManager(cfg, opts)
 	if err != nil {
 		return nil, err
 	}
-	// If the user of cfg lacks this right, a manager would retry for minutes. This read fails at once.
-	if err := admin.List(ctx, &certificatesv1.CertificateSigningRequestList{}, client.Limit(1)); err != nil {
-		return nil, fmt.Errorf("list requests: %w; csrenv needs the rest.Config of an administrator", err)
+	admin, err := client.New(cfg, client.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: adminMapper(), Scheme: mgr.GetScheme()})
+	if err != nil {
+		return nil, fmt.Errorf("make client: %w", err)
 	}
-	if !opts.SkipRBAC {
-		if err := grantKubelets(ctx, admin); err != nil {
-			return nil, err
-		}
+	if err := prepareCluster(ctx, admin, opts.SkipRBAC); err != nil {
+		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	env := &Env{CA: opts.CA, config: cfg, client: admin, stop: cancel, stopped: make(chan error, 1)}
+	env := &Env{CA: opts.CA, signers: opts.Signers, config: cfg, client: admin, stop: cancel, stopped: make(chan error, 1)}
 	go func() { env.stopped <- mgr.Start(ctx) }()
-	if err := env.await(ctx, mgr.GetCache().WaitForCacheSync); err != nil {
+	if err := env.await(ctx, func(ctx context.Context) bool { return synced(ctx, mgr) }); err != nil {
 		return nil, err
 	}
 	return env, nil
+}
+
+// synced waits until the cache of mgr holds the requests. It reports whether that was before the end of ctx.
+func synced(ctx context.Context, mgr manager.Manager) bool {
+	select { // an informer that mgr does not know before it starts its cache cannot block its end (controller-runtime v0.25)
+	case <-mgr.Elected():
+	case <-ctx.Done():
+		return false
+	}
+	requests, err := mgr.GetCache().GetInformer(ctx, &certificatesv1.CertificateSigningRequest{}, cache.BlockUntilSynced(false))
+	return err == nil && wait.PollUntilContextCancel(ctx, time.Millisecond, true, func(context.Context) (bool, error) {
+		return requests.HasSynced(), nil
+	}) == nil
 }
 
 // await returns nil when synced returns true. If synced fails or the manager ends first, await stops the manager and
@@ -131,6 +173,9 @@ func (e *Env) Stop() error {
 	return err
 }
 
+// CAOf returns the CA of a signer, or nil if Options has no such signer.
+func (e *Env) CAOf(signerName string) *CA { return e.signers[signerName].CA }
+
 func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 	options, optionsErr := controllerOptions(opts)
 	if opts.Customize != nil {
@@ -150,26 +195,100 @@ func newManager(cfg *rest.Config, opts Options) (manager.Manager, error) {
 	return mgr, errors.Join(optionsErr, options.SetupWithManager(mgr))
 }
 
+// allSigners returns Kubernetes' signers and those of opts, each with a CA.
+func allSigners(opts Options) (map[string]Signer, error) {
+	all := map[string]Signer{}
+	for _, name := range csr.BuiltinSigners() {
+		all[name] = Signer{CA: opts.CA}
+	}
+	for name, signer := range opts.Signers {
+		if signer.CA == nil {
+			signer.CA = all[name].CA
+		}
+		if signer.CA == nil {
+			made, err := NewCA()
+			if err != nil {
+				return nil, err
+			}
+			signer.CA = made
+		}
+		all[name] = signer
+	}
+	return all, nil
+}
+
 // controllerOptions returns the options of all three controllers, and an error that joins all defects of opts.
 func controllerOptions(opts Options) (*controllers.Options, error) {
-	profile, err := ca.NewProfile(opts.Profile)
-	if err != nil {
-		err = fmt.Errorf("profile: %w", err)
-	}
-	if caErr := opts.CA.check(opts.Clock); caErr != nil {
-		err = errors.Join(err, fmt.Errorf("CA: %w", caErr))
-	}
-	pair := keypair.New(keypair.Static{Cert: opts.CA.CertPEM, Key: opts.CA.KeyPEM})
-	signers := map[string]signer.Signer{}
-	for _, name := range csr.BuiltinSigners() {
-		signers[name] = signer.Signer{Profile: profile, KeyPair: pair}
+	signers, errs := map[string]signer.Signer{}, []error{}
+	pairs := map[*CA]*keypair.KeyPair{} // signers with the same CA share a key pair
+	for _, name := range slices.Sorted(maps.Keys(opts.Signers)) {
+		one := opts.Signers[name]
+		if pairs[one.CA] == nil {
+			pairs[one.CA] = keypair.New(keypair.Static{Cert: one.CA.CertPEM, Key: one.CA.KeyPEM})
+			errs = append(errs, labeled("CA of signer "+name, one.CA.check(opts.Clock)))
+		}
+		made, err := one.build(name, opts.Profile)
+		made.KeyPair = pairs[one.CA]
+		signers[name] = made
+		errs = append(errs, labeled("signer "+name, err))
 	}
 	retention := csr.RetentionPolicy{Default: opts.Retention}
+	signing := &signer.Reconciler{Signers: signers, Retention: retention}
+	compiled, err := compile(opts)
 	options := &controllers.Options{
 		Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}}},
-		Signer:   &signer.Reconciler{Signers: signers, Retention: retention},
+		Signer:   signing,
 		Cleaner:  &cleaner.Reconciler{Retention: retention, Every: cleanEvery},
 		Clock:    opts.Clock,
 	}
-	return options, err
+	controllers.AddApprovalRules(options.Approver.Judges, compiled, signers, signing)
+	return options, errors.Join(append(errs, err)...)
+}
+
+// labeled returns err with a label, or nil.
+func labeled(label string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", label, err)
+}
+
+// build returns the signer with that name, without a key pair. Its profile is profile with the durations of s.
+func (s Signer) build(name string, profile ca.ProfileConfig) (signer.Signer, error) {
+	profile.Lifetime = cmp.Or(s.Duration, profile.Lifetime)
+	if s.Duration == 0 && s.MaxDuration > 0 {
+		profile.Lifetime = min(cmp.Or(profile.Lifetime, ca.DefaultLifetime), s.MaxDuration)
+	}
+	profile.MinLifetime = cmp.Or(s.MinDuration, profile.MinLifetime)
+	profile.MaxLifetime = cmp.Or(s.MaxDuration, profile.MaxLifetime)
+	bounds, err := ca.NewProfile(profile)
+	made := signer.Signer{Profile: bounds}
+	if _, builtin := csr.BuiltinSigner(name); builtin {
+		if s.Usages != nil || s.AllowedNames != nil {
+			err = errors.Join(err, errors.New("one of Kubernetes' signers has fixed usages and names: remove Usages and AllowedNames"))
+		}
+		return made, err
+	}
+	if made.Usages = s.Usages; s.Usages == nil {
+		made.Usages = []certificatesv1.KeyUsage{"digital signature", "key encipherment", "client auth", "server auth"}
+	}
+	names, namesErr := ca.NewAllowedNames(s.AllowedNames)
+	made.AllowedNames = names
+	return made, errors.Join(err, namesErr)
+}
+
+// compile returns the compiled rules of opts.
+func compile(opts Options) (all []*rules.Compiled, err error) {
+	var conditions rules.Conditions
+	if opts.Conditions != nil {
+		if conditions, err = opts.Conditions(csr.DefaultLimits); err != nil {
+			return nil, err
+		}
+	}
+	var mistakes field.ErrorList
+	for _, rule := range opts.Rules {
+		compiled, found := rules.Compile(rule, field.NewPath("rules").Key(rule.Name), conditions)
+		all, mistakes = append(all, compiled), append(mistakes, found...)
+	}
+	return all, mistakes.ToAggregate()
 }

@@ -14,6 +14,8 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	testingclock "k8s.io/utils/clock/testing"
@@ -96,25 +98,26 @@ func TestZeroOptionsApproveAndSignForEverySigner(t *testing.T) {
 func TestConfigForAuthenticates(t *testing.T) {
 	kit.Alone(t)
 	env := start(t, csrenv.Options{})
-	for user, groups := range map[string][]string{
-		"alice": {"auditors", "developers"}, "bob": nil, "system:node:one": {"system:nodes"},
-		"system:serviceaccount:shop:web": {"system:serviceaccounts", "system:serviceaccounts:shop"},
-		"system:kube-scheduler":          nil, "admin": {"kubeadm:cluster-admins"},
+	for user, test := range map[string]struct {
+		groups []string
+		signer string
+	}{
+		"alice":                 {[]string{"auditors", "developers"}, "kubernetes.io/kube-apiserver-client"},
+		"bob":                   {nil, "kubernetes.io/kube-apiserver-client"},
+		"system:kube-scheduler": {nil, "kubernetes.io/kube-apiserver-client"},
+		"admin":                 {[]string{"kubeadm:cluster-admins"}, "kubernetes.io/kube-apiserver-client"},
+		"system:node:one":       {[]string{"system:nodes"}, "kubernetes.io/kube-apiserver-client-kubelet"},
 	} {
-		cfg := must(env.ConfigFor(t.Context(), user, groups...))
+		cfg := must(env.ConfigFor(t.Context(), user, test.groups...))
 		who := whoIs(t, cfg)
-		if want := append(groups, "system:authenticated"); who.Username != user || !slices.Equal(who.Groups, want) {
+		if want := append(test.groups, "system:authenticated"); who.Username != user || !slices.Equal(who.Groups, want) {
 			t.Errorf("the API server takes it for %s %q, want %s %q", who.Username, who.Groups, user, want)
-		}
-		signer := "kubernetes.io/kube-apiserver-client"
-		if user == "system:node:one" {
-			signer += "-kubelet"
 		}
 		requests := &certificatesv1.CertificateSigningRequestList{}
 		kit.NoError(t, kit.Admin(t).List(t.Context(), requests))
 		at := slices.IndexFunc(requests.Items, func(obj kit.Request) bool { return slices.Equal(obj.Status.Certificate, cfg.CertData) })
-		if at < 0 || requests.Items[at].Spec.SignerName != signer {
-			t.Fatalf("no request of signer %s has the certificate of %s", signer, user)
+		if at < 0 || requests.Items[at].Spec.SignerName != test.signer {
+			t.Fatalf("no request of signer %s has the certificate of %s", test.signer, user)
 		}
 		verifies(t, kit.Leaf(t, &requests.Items[at]), env.CA)
 	}
@@ -124,6 +127,29 @@ func TestConfigForAuthenticates(t *testing.T) {
 	}
 	_, err := csrenv.Prepare(kit.ControlPlane(t).Env)
 	contains(t, err, "call Prepare first")
+	_, err = csrenv.Prepare(&envtest.Environment{UseExistingCluster: new(true)})
+	contains(t, err, "let envtest start the API server")
+}
+
+// TestConfigForServiceAccount has the token of a ServiceAccount. Only with a token the API server adds its UID.
+func TestConfigForServiceAccount(t *testing.T) {
+	kit.Alone(t)
+	env := start(t, csrenv.Options{})
+	kit.NewNamespace(t, "accounts")
+	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "accounts", Name: "web"}}
+	kit.Create(t, kit.Admin(t), account)
+	const user = "system:serviceaccount:accounts:web"
+	groups := []string{"system:serviceaccounts", "system:serviceaccounts:accounts"}
+	for _, given := range [][]string{nil, groups} {
+		who := whoIs(t, must(env.ConfigFor(t.Context(), user, given...)))
+		if want := append(groups, "system:authenticated"); who.Username != user || who.UID != string(account.UID) || !slices.Equal(who.Groups, want) {
+			t.Errorf("the API server takes it for %+v, want %s with UID %s and groups %q", who, user, account.UID, want)
+		}
+	}
+	_, err := env.ConfigFor(t.Context(), user, "developers")
+	contains(t, err, `want ["developers"]`)
+	_, err = env.ConfigFor(t.Context(), "system:serviceaccount:default:absent")
+	contains(t, err, "request a token of ServiceAccount default/absent, which must exist: ")
 }
 
 func whoIs(t *testing.T, cfg *rest.Config) authenticationv1.UserInfo {
@@ -226,7 +252,7 @@ func TestStartSaysAllThatIsWrong(t *testing.T) {
 			}
 		},
 	})
-	for _, want := range []string{"CA: ", "profile: ", `denial "Often"`, "has no Judge", "has no KeyPair"} {
+	for _, want := range []string{"CA of signer kubernetes.io/kube-apiserver-client: ", "signer kubernetes.io/kubelet-serving: 1s is too short", `denial "Often"`, "has no Judge", "has no KeyPair"} {
 		contains(t, err, want)
 	}
 	_, err = csrenv.Start(t.Context(), admin(t), csrenv.Options{Customize: func(o *controllers.Options) { *o = controllers.Options{} }})

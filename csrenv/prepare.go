@@ -13,8 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
@@ -49,48 +51,97 @@ func (c *CA) check(by clock.PassiveClock) error {
 	return authority.Usable(by.Now())
 }
 
-// Prepare creates a CA and configures env's API server to trust client certificates of that CA, beside those of
-// env.AddUser. The API server must not run yet. Prepare sets the API server's Authn, so a suite cannot set its own.
+// Prepare creates a CA and configures env's API server to trust client certificates of that CA, beside those of env.AddUser.
+// Call it before env.Start, and after setting an Authn of your own, which Prepare keeps: it adds the CA to the client CA file that
+// the Authn configures. That file must exist when Start of the Authn returns, and its later changes have no effect.
 func Prepare(env *envtest.Environment) (*CA, error) {
-	apiServer := env.ControlPlane.GetAPIServer()
-	if apiServer.Authn != nil {
-		return nil, errors.New("the environment is started or has its own Authn: call Prepare first, and set no Authn")
+	if env.Config != nil || env.UseExistingCluster != nil && *env.UseExistingCluster {
+		return nil, errors.New("the environment is started or is an existing cluster: call Prepare first, and let envtest start the API server")
 	}
 	signing, err := NewCA()
 	if err != nil {
 		return nil, err
 	}
-	users, usersKey, err := ca.New(
-		ca.NewOptions{CommonName: "csrenv-users", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
-	if err != nil {
-		return nil, err
+	apiServer := env.ControlPlane.GetAPIServer()
+	inner := apiServer.Authn
+	if inner == nil {
+		if inner, err = newCertAuthn(); err != nil {
+			return nil, err
+		}
 	}
-	authority, err := ca.Load(users.CertificatePEM(), usersKey, nil)
-	if err != nil {
-		return nil, err
-	}
-	apiServer.Authn = &authn{users: authority, trusted: slices.Concat(users.CertificatePEM(), signing.CertPEM)}
+	apiServer.Authn = &authn{Authn: inner, signing: signing.CertPEM}
 	return signing, nil
 }
 
-// authn is envtest's authentication by client certificate, with more than one CA. It implements envtest.Authn.
+// clientCAFile is the flag of the API server that names the file with the CAs of clients.
+const clientCAFile = "client-ca-file"
+
+// authn adds a CA to those that another Authn trusts.
 type authn struct {
+	envtest.Authn
+	signing      []byte
+	theirs, file string // the file of the other Authn, empty if it has none, and the file with both
+}
+
+// Configure implements envtest.Authn.
+func (a *authn) Configure(workDir string, args *envtest.Arguments) error {
+	if err := a.Authn.Configure(workDir, args); err != nil {
+		return err
+	}
+	files := args.Get(clientCAFile).Get(nil) // the last one counts; if the environment starts again, it may be ours
+	if len(files) > 0 && files[len(files)-1] != a.file {
+		a.theirs = files[len(files)-1]
+	}
+	a.file = filepath.Join(workDir, "csrenv-client-ca.crt")
+	args.Set(clientCAFile, a.file)
+	return nil
+}
+
+// Start implements envtest.Authn.
+func (a *authn) Start() error {
+	if err := a.Authn.Start(); err != nil {
+		return err
+	}
+	var trusted []byte
+	if a.theirs != "" {
+		var err error
+		if trusted, err = os.ReadFile(a.theirs); err != nil {
+			return fmt.Errorf("read the --%s of the environment's own Authn, which its Start must write: %w", clientCAFile, err)
+		}
+	}
+	return os.WriteFile(a.file, slices.Concat(trusted, []byte("\n"), a.signing), 0o640)
+}
+
+// certAuthn is authentication by client certificate, as envtest's default, which it does not export.
+type certAuthn struct {
 	users   *ca.Authority
 	trusted []byte
 	file    string
 }
 
-func (a *authn) Configure(workDir string, args *envtest.Arguments) error {
-	a.file = filepath.Join(workDir, "csrenv-client-ca.crt")
-	args.Set("client-ca-file", a.file)
+func newCertAuthn() (*certAuthn, error) {
+	users, key, err := ca.New(ca.NewOptions{CommonName: "csrenv-users", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	authority, err := ca.Load(users.CertificatePEM(), key, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &certAuthn{users: authority, trusted: users.CertificatePEM()}, nil
+}
+
+func (a *certAuthn) Configure(workDir string, args *envtest.Arguments) error {
+	a.file = filepath.Join(workDir, "csrenv-users-ca.crt")
+	args.Set(clientCAFile, a.file)
 	return nil
 }
 
-func (a *authn) Start() error { return os.WriteFile(a.file, a.trusted, 0o640) }
+func (a *certAuthn) Start() error { return os.WriteFile(a.file, a.trusted, 0o640) }
 
-func (a *authn) Stop() error { return nil }
+func (a *certAuthn) Stop() error { return nil }
 
-func (a *authn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
+func (a *certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
 	key, keyPEM, err := newKey()
 	if err != nil {
 		return nil, err
@@ -136,16 +187,30 @@ var kubeletBindings = []struct{ name, role, group string }{
 		"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
 }
 
-func grantKubelets(ctx context.Context, admin client.Client) error {
-	for _, binding := range kubeletBindings {
-		obj := &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Name: binding.name},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding.role},
-			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: binding.group}},
-		}
-		if err := client.IgnoreAlreadyExists(admin.Create(ctx, obj)); err != nil {
-			return fmt.Errorf("bind %s to %s: %w", binding.role, binding.group, err)
-		}
+// prepareCluster creates kubeletBindings, unless skipped, and checks the rights of admin. All calls run concurrently.
+func prepareCluster(ctx context.Context, admin client.Client, skipRBAC bool) error {
+	bindings := kubeletBindings
+	if skipRBAC {
+		bindings = nil
 	}
-	return nil
+	var calls sync.WaitGroup
+	errs := make([]error, len(bindings)+1)
+	calls.Go(func() { // without this right, the manager would retry for minutes
+		if err := admin.List(ctx, &certificatesv1.CertificateSigningRequestList{}, client.Limit(1)); err != nil {
+			errs[len(bindings)] = fmt.Errorf("list requests: %w; csrenv needs the rest.Config of an administrator", err)
+		}
+	})
+	for i, binding := range bindings {
+		calls.Go(func() {
+			obj := &rbacv1.ClusterRoleBinding{
+				ObjectMeta: metav1.ObjectMeta{Name: binding.name},
+				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding.role},
+				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: binding.group}},
+			}
+			err := client.IgnoreAlreadyExists(admin.Create(ctx, obj))
+			errs[i] = labeled("bind "+binding.role+" to "+binding.group, err)
+		})
+	}
+	calls.Wait()
+	return errors.Join(errs...)
 }

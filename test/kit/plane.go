@@ -127,7 +127,7 @@ func Parallel(t *testing.T) {
 }
 
 // Alone is Parallel for tests that use state of the whole process, such as metrics, and for tests that measure time.
-func Alone(t *testing.T) {
+func Alone(t testing.TB) {
 	t.Helper()
 	mine := &turn{}
 	turns.Store(t.Name(), mine)
