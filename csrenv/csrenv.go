@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"time"
@@ -104,8 +105,8 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 		}
 		opts.CA = made
 	}
-	if opts.Logger.GetSink() == nil {
-		opts.Logger = logr.Discard()
+	if opts.Logger.GetSink() == nil { // logr.Discard has no sink, and the manager would use the logger of the process
+		opts.Logger = logr.FromSlogHandler(slog.DiscardHandler)
 	}
 	cfg = rest.CopyConfig(cfg)
 	cfg.QPS = -1
