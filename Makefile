@@ -35,7 +35,7 @@ run: build ## run a control plane with the manager until Ctrl-C, with a kubeconf
 # The packages that start control planes. Most of their time they wait, so three run at a time, the longest first; only
 # test/manager measures time, and runs alone.
 HEAVY := '/(test|csrenv)(/|$$)'
-IN_PROCESS := ./test/rotation ./test/loop ./csrenv/...
+IN_PROCESS := ./test/rotation ./test/loop ./test/csrenv ./csrenv/...
 TOGETHER := ./test/tutorials ./test/manifests ./test/reliability ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 # With rarer garbage collections, control planes and managers take an eighth less processor time, and more memory.
 REAL := GOGC=400 go test -count=1

@@ -29,3 +29,10 @@ func Example() {
 	fmt.Println(review.Status.UserInfo.Username, review.Status.UserInfo.Groups)
 	// Output: alice [developers system:authenticated]
 }
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
+}
