@@ -151,6 +151,30 @@ func TestCluster(t *testing.T) {
 			t.Errorf("%s: %+v, error %v, want %s", asked, got, err, want)
 		}
 	}
+	// Public reports of other approvers, tried on 2026-11-28: siderolabs/talos-cloud-controller-manager 360, gardener 6958,
+	// kontena/kubelet-rubber-stamp 22, postfinance/kubelet-csr-approver 70, alex1989hu/kubelet-serving-cert-approver 337.
+	const public, private = "ec2-1-2-3-4.eu-central-1.compute.amazonaws.com", "ip-192-168-5-6.eu-central-1.compute.internal"
+	cloud := node(private, "192.168.5.6", "1.2.3.4", private, public)
+	for i, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeExternalDNS} {
+		cloud.Status.Addresses[i].Type = kind
+	}
+	field := whole
+	field.Nodes = []*corev1.Node{cloud, node("10.0.0.5", "10.0.0.5"), node("node-a", "10.0.0.6"), node("node-b", "10.0.0.7"), node("liar", "10.0.0.8", "node-b", "10.0.0.7")}
+	for asked, want := range map[string]string{
+		private + " asks for " + public + " " + private + " 192.168.5.6 1.2.3.4": "AutoApproved ",
+		"10.0.0.5 asks for 10.0.0.5":                               "AutoApproved ",
+		"node-a asks for node-b kubernetes-api.corp.example.com":   `SANNotOwned ["node-b" "kubernetes-api.corp.example.com"]`,
+		"node-a asks for kubernetes-api.corp.example.com 10.0.0.6": `SANNotOwned ["kubernetes-api.corp.example.com"]`,
+		"node-a asks for node-a 10.0.0.7":                          `SANNotOwned ["10.0.0.7"]`,
+		"liar asks for node-b":                                     "SANContested it is the name of another Node",
+	} {
+		name, names, _ := strings.Cut(asked, " asks for ")
+		facts, err := field.Facts(asks(name, names))
+		got := policy.Judge(asks(name, names), facts)
+		if reason, part, _ := strings.Cut(want, " "); err != nil || got.Reason != reason || !strings.Contains(got.Message, part) {
+			t.Errorf("%s: %+v, error %v, want %s", asked, got, err, want)
+		}
+	}
 	for name, remove := range map[string]func(*Cluster){
 		"the Service kubernetes": func(c *Cluster) { c.Services = c.Services[1:] }, "its endpoints": func(c *Cluster) { c.EndpointSlices = nil },
 		"the names of the API servers": func(c *Cluster) { c.APIServerNames = nil },
