@@ -91,7 +91,8 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 	return options, nil
 }
 
-// AddApprovalRules adds a Judge to judges for each signer of compiled. The lifetimes are those of signers. signing is the signer of
+// AddApprovalRules adds a Judge to judges for each signer of compiled, which has no other Judge: rules.Compile permits none for the
+// signers of kubelets. The lifetimes are those of signers. signing is the signer of
 // this process, or nil if it signs nothing. Another Deployment with the same configuration may sign then, so the lifetimes are
 // known, but not which CAs API servers trust.
 func AddApprovalRules(
@@ -239,7 +240,7 @@ func approverOf(c config.Approval) *approver.Reconciler {
 	if c.NodeClient.Bound() || c.KubeletServing.Enabled {
 		r.Inventory = inventoryOf(c)
 	}
-	nodes := approver.NodeClient{}
+	nodes := approver.KubeletClient{}
 	if c.NodeClient.Bound() {
 		nodes.Bootstrap = bootstrapPolicyOf(c.NodeClient)
 	}

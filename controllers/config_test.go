@@ -194,7 +194,7 @@ func TestControllersThatAreOn(t *testing.T) {
 			t.Errorf("workers %d, %d and %d", options.Approver.Workers, options.Signer.Workers, options.Cleaner.Workers)
 		}
 		r := options.Approver
-		if r != nil && (r.Denial != "Permanent" || r.Inventory != nil || len(r.Judges) != 1 || r.Judges[kubelet] != approver.Judge(approver.NodeClient{})) {
+		if r != nil && (r.Denial != "Permanent" || r.Inventory != nil || len(r.Judges) != 1 || r.Judges[kubelet] != approver.Judge(approver.KubeletClient{})) {
 			t.Errorf("%s: %+v", list, r)
 		}
 	}

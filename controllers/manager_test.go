@@ -103,7 +103,7 @@ func TestClocks(t *testing.T) {
 func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
 	all := func(dry string) *Options {
 		return &Options{
-			Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}}, DryRun: dry == "approver"},
+			Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}, DryRun: dry == "approver"},
 			Signer:   &signer.Reconciler{Signers: map[string]signer.Signer{"example.com/custom": {}}, DryRun: dry == "signer"},
 			Cleaner:  &cleaner.Reconciler{DryRun: dry == "cleaner"},
 		}

@@ -237,7 +237,7 @@ func controllerOptions(opts Options) (*controllers.Options, error) {
 	signing := &signer.Reconciler{Signers: signers, Retention: retention}
 	compiled, err := compile(opts)
 	options := &controllers.Options{
-		Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}}},
+		Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}},
 		Signer:   signing,
 		Cleaner:  &cleaner.Reconciler{Retention: retention, Every: cleanEvery},
 		Clock:    opts.Clock,

@@ -16,6 +16,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/static"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
@@ -46,7 +47,7 @@ func TestAdviceWorks(t *testing.T) {
 		return func(*testing.T) judge.Decision {
 			policy, req, facts := joining()
 			change(policy, req, facts)
-			return policy.Judge(req, *facts)
+			return policy.Judge(req, *facts, kubeletclient.NodeClient)
 		}
 	}
 	byRules := func(name string, change func(*ruled)) decides {
@@ -109,7 +110,7 @@ func TestAdviceWorks(t *testing.T) {
 			joins(func(p policy, _ req, f facts) { p.Rejoin, f.Node = true, bootstrap.NodeDead })},
 		"OutsideJoinWindow": {"approval.nodeClient.joinWindow permits 2h0m0s after", joins(func(_ policy, _ req, f facts) { f.Entry.Created = now.Add(-3 * time.Hour) }),
 			joins(func(p policy, _ req, f facts) { p.Window.After, f.Entry.Created = 4*time.Hour, now.Add(-3*time.Hour) })},
-		"RequestTooOld": {"a new request is needed", joins(func(_ policy, _ req, f facts) { f.Age = time.Hour }), joined},
+		"RequestTooOld": {"a new request is needed", joins(func(_ policy, _ req, f facts) { f.Now = now.Add(time.Hour) }), joined},
 
 		"NotAuthorized by rules": {"bind a ClusterRole with the verb use on approvalrules", byRules("a.example.com", func(r *ruled) { r.allowed = nil }), own},
 		"RuleRefused":            {"rule any: the condition request.names.all(n, n.endsWith('.example.com')) is not true", byRules("a.other.test", func(*ruled) {}), own},

@@ -54,12 +54,12 @@ const mostNamed, mostAsked, mostWhy = 3, 10, 200
 //  2. The first rule that accepts the content, and that the requester may use, approves (confirm).
 //  3. A fault is retried by the queue, unless an administrator must act.
 //  4. Otherwise the request waits.
-func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error) {
+func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
 	if a.Off != nil && a.Off() {
 		return waitForRules(req, "RightsMissing", "the approval rules for this signer are off, because this manager may not approve its "+
 			"requests: grant the manager the verb approve on the resource signers of the API group certificates.k8s.io"), nil
 	}
-	subject, reading := a.subjectOf(ctx, req, facts)
+	subject, reading := a.subjectOf(ctx, req, from)
 	if reading {
 		return waitForRules(req, reasonPending, "the CAs that API servers trust are not read yet"), nil
 	}
@@ -68,7 +68,7 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, facts Facts
 	for _, rule := range a.Rules {
 		objection, err := rule.Judge(ctx, subject)
 		if err == nil && objection == csr.NoObjection {
-			objection, err = confirm(ctx, rule.Name, subject, facts)
+			objection, err = confirm(ctx, rule.Name, subject, from)
 		}
 		switch {
 		case err != nil:
@@ -85,30 +85,30 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, facts Facts
 	}
 	switch {
 	case apierrors.IsForbidden(unknown): // another attempt does not help until an administrator acts
-		return waitForRules(req, "InventoryUnavailable", "%v", unknown), nil
+		return waitForRules(req, reasonUnavailable, "%v", unknown), nil
 	case unknown != nil:
 		return judge.Decision{}, unknown
 	}
-	return explain(ctx, req, refused, facts)
+	return explain(ctx, req, refused, from)
 }
 
 // notPermitted is the objection to a requester that may not use a rule.
 const notPermitted csr.Objection = "the requester may not use it"
 
 // confirm returns an objection to an accepted request if its requester may not use the rule, or if a Service does not exist now.
-func confirm(ctx context.Context, rule string, subject *rules.Subject, facts Facts) (csr.Objection, error) {
-	allowed, err := facts.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
+func confirm(ctx context.Context, rule string, subject *rules.Subject, from Readers) (csr.Objection, error) {
+	allowed, err := from.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
 	switch {
 	case err != nil:
 		return csr.NoObjection, fmt.Errorf("review the permission to use a rule: %w", err)
 	case !allowed:
 		return notPermitted, nil
-	case facts.Assume:
+	case from.Assume:
 		return csr.NoObjection, nil
 	}
 	for _, key := range subject.Services {
 		service := &corev1.Service{}
-		switch err := call.Get(ctx, facts.Live, key, service); {
+		switch err := call.Get(ctx, from.Live, key, service); {
 		case apierrors.IsNotFound(err):
 			return csr.Objection(fmt.Sprintf("Service %s does not exist", key)), nil
 		case err != nil:
@@ -121,13 +121,13 @@ func confirm(ctx context.Context, rule string, subject *rules.Subject, facts Fac
 }
 
 // explain returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
-func explain(ctx context.Context, req *csr.Request, refused []Tried, facts Facts) (judge.Decision, error) {
+func explain(ctx context.Context, req *csr.Request, refused []Tried, from Readers) (judge.Decision, error) {
 	var named []string
 	for _, rule := range refused[:min(len(refused), mostAsked)] {
 		if rule.Objection == notPermitted || len(named) == mostNamed {
 			continue
 		}
-		allowed, err := facts.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
+		allowed, err := from.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
 		if err != nil {
 			return judge.Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
 		}
@@ -149,27 +149,27 @@ func waitForRules(req *csr.Request, reason, format string, args ...any) judge.De
 }
 
 // subjectOf returns req with its facts. reading means that a fact is about to be known.
-func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, facts Facts) (_ *rules.Subject, reading bool) {
+func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, from Readers) (_ *rules.Subject, reading bool) {
 	subject := &rules.Subject{
 		Request: req, Lifetime: req.Cert.Lifetime,
 		Trust: rules.Trust{Why: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA"},
 		Gone:  func() (csr.Objection, error) { return csr.NoObjection, nil },
-		Now:   func() (time.Time, error) { return facts.ServerTime.Now(ctx) },
+		Now:   func() (time.Time, error) { return from.ServerTime.Now(ctx) },
 	}
 	if a.Lifetime != nil {
 		subject.Lifetime = a.Lifetime(req.Cert.Lifetime)
 	}
-	if !facts.Assume {
+	if !from.Assume {
 		subject.Gone = sync.OnceValues(func() (csr.Objection, error) {
-			return nodeidentity.Live{Reader: facts.Live}.Gone(ctx, req.Requester)
+			return nodeidentity.Live{Reader: from.Live}.Gone(ctx, req.Requester)
 		})
 	}
 	switch {
 	case a.Trusted == nil:
-	case facts.Assume:
+	case from.Assume:
 		subject.Trust = rules.Trust{Untrusted: true}
 	default:
-		subject.Trust, reading = a.Trusted(facts.ServerTime.Latest())
+		subject.Trust, reading = a.Trusted(from.ServerTime.Latest())
 	}
 	return subject, reading
 }
@@ -191,7 +191,7 @@ func (r *Reconciler) TryRules(ctx context.Context, obj *certificatesv1.Certifica
 	if rules == nil {
 		return nil, nil
 	}
-	subject, _ := rules.subjectOf(ctx, req, r.Facts)
+	subject, _ := rules.subjectOf(ctx, req, r.Readers)
 	for _, each := range rules.Rules {
 		objection, err := each.Judge(ctx, subject)
 		if err != nil {

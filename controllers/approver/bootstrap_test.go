@@ -22,13 +22,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory/node"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/servertimetest"
 )
 
 // running is an Inventory that has started, of which nothing is asked.
-var running = &Inventory{cluster: &node.Source{}}
+var running = &Inventory{cluster: &node.Source{}, leases: &nodeidentity.Leases{}}
 
 func serverTime(at time.Time) *servertime.Clock {
 	return servertime.Of(clocktesting.NewFakePassiveClock(at))
@@ -114,12 +115,12 @@ func TestConfirm(t *testing.T) {
 			if test.unseen {
 				seen = bootstrap.Seen{}
 			}
-			with := Facts{Live: builder.Build(), ServerTime: serverTime(now.Add(test.passed)), Inventory: running}
+			with := Readers{Live: builder.Build(), ServerTime: serverTime(now.Add(test.passed)), Inventory: running}
 			var got judge.Decision
-			if err := (NodeClient{Bootstrap: policy}).readLive(t.Context(), req, with, seen, facts); err != nil {
+			if err := (KubeletClient{Bootstrap: policy}).readLive(t.Context(), req, with, seen, facts); err != nil {
 				got = missing(req, err)
 			} else {
-				got = policy.Judge(req, *facts)
+				got = policy.Judge(req, *facts, kubeletclient.NodeClient)
 			}
 			reason, text, _ := strings.Cut(test.want, " ")
 			if got.Reason != cmp.Or(reason, "AutoApproved") || !strings.Contains(got.Message, text) {
@@ -144,7 +145,7 @@ func TestAccountWithoutItsGroupsIsGone(t *testing.T) {
 func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 	policy, req, _ := joining()
 	measured, set := servertimetest.Measured(t, 0)
-	n, with := NodeClient{Bootstrap: policy}, Facts{ServerTime: measured, Inventory: running}
+	n, with := KubeletClient{Bootstrap: policy}, Readers{ServerTime: measured, Inventory: running}
 	latest := measured.Latest()
 	for name, test := range map[string]struct {
 		created time.Time
@@ -157,9 +158,9 @@ func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 	} {
 		set(test.ahead)
 		req.Created = test.created
-		age, err := n.age(t.Context(), req, with)
-		if old := policy.Check(req, age).Reason == bootstrap.ReasonTooOld; err != nil || old != test.old {
-			t.Errorf("%s: age %s, too old %t, error %v", name, age, old, err)
+		at, err := n.now(t.Context(), req, with)
+		if old := policy.Check(req, at).Reason == bootstrap.ReasonTooOld; err != nil || old != test.old {
+			t.Errorf("%s: %s, too old %t, error %v", name, at, old, err)
 		}
 		set(0)
 		_ = must(measured.Fresh(t.Context()))
@@ -212,12 +213,12 @@ func TestBoundNodeClient(t *testing.T) {
 		}
 		p := newParts(test.obj)
 		p.clock.SetTime(now.Add(10 * time.Second))
-		p.reconciler.Judges[kubeletSigner], p.reconciler.Inventory = NodeClient{Bootstrap: policy}, i
+		p.reconciler.Judges[kubeletSigner], p.reconciler.Inventory = KubeletClient{Bootstrap: policy}, i
 		p.reconciler.Denial, p.grants = DenialPermanent, strings.Fields(test.grants)
 		if got := p.outcome(t); !strings.HasPrefix(got, test.want) || p.asked(t) != test.asked || len(source.asked) != test.questions {
 			t.Errorf("%s: %s after reviews of %q and %d questions, want %+v", name, got, p.asked(t), len(source.asked), test)
 		}
-		if len(marksOf(NodeClient{Bootstrap: policy}, csr.Limits{}.Outline(object()))) == 0 {
+		if len(marksOf(KubeletClient{Bootstrap: policy}, csr.Limits{}.Outline(object()))) == 0 {
 			t.Error("changes of the inventory do not wake its requests")
 		}
 	}
@@ -230,5 +231,5 @@ func joining() (*bootstrap.Policy, *csr.Request, *bootstrap.Facts) {
 		Users: []string{"system:bootstrap:abcdef"}, CertificateLifetime: 24 * time.Hour,
 	}
 	machine := &inventory.Entry{Source: "Machine default/a", Created: now.Add(-time.Minute)}
-	return policy, parse(object()), &bootstrap.Facts{Age: time.Second, Node: bootstrap.NodeNone, Entry: machine}
+	return policy, parse(object()), &bootstrap.Facts{Now: now.Add(time.Second), Node: bootstrap.NodeNone, Entry: machine, Exists: true}
 }

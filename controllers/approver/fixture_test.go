@@ -218,7 +218,7 @@ func newKnown() *known {
 }
 
 // Judge does what KubeletServing does with an Inventory.
-func (k *known) Judge(_ context.Context, req *csr.Request, _ Facts) (judge.Decision, error) {
+func (k *known) Judge(_ context.Context, req *csr.Request, _ Readers) (judge.Decision, error) {
 	policy := serving.Policy{Reserved: k.reserved}
 	if refused := policy.Check(req); refused.Made() {
 		return refused, nil
@@ -231,7 +231,7 @@ func (k *known) Judge(_ context.Context, req *csr.Request, _ Facts) (judge.Decis
 	return policy.Judge(req, facts), nil
 }
 
-func (*known) needs() (services, leases bool) { return true, false }
+func (*known) Needs() (services, leases bool) { return true, false }
 
 // has makes the names and addresses of node a what spaces separate in texts.
 func has(texts string) func(*known) {
@@ -256,9 +256,9 @@ type parts struct {
 func newParts(obj *request) *parts {
 	p := &parts{served: obj, known: newKnown(), clock: clocktesting.NewFakePassiveClock(now), recorder: events.NewFakeRecorder(100)}
 	p.reconciler = &Reconciler{
-		Judges: map[string]Judge{kubeletSigner: NodeClient{}, servingSigner: p.known},
+		Judges: map[string]Judge{kubeletSigner: KubeletClient{}, servingSigner: p.known},
 		Client: interceptor.NewClient(nil, interceptor.Funcs{Get: p.get, SubResourceUpdate: p.approve}),
-		Facts: Facts{
+		Readers: Readers{
 			ServerTime: servertime.Of(p.clock), Authorizer: authz.Func(p.review),
 			Live: live(func(now *request) error { // it was changed meanwhile
 				*now = *p.served.DeepCopy()

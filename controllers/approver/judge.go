@@ -14,21 +14,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
 
-// Judge judges the requests for one signer: NodeClient, KubeletServing, ApprovalRules, or a caller's own. The zero Decision
+// Judge judges the requests for one signer: KubeletClient, KubeletServing, ApprovalRules, or a caller's own. The zero Decision
 // leaves a request to others. An error means that a fact could not be read, and that the work queue tries again.
 type Judge interface {
-	Judge(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error)
+	Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error)
 }
 
-// Facts reads what a Judge needs to know beside the request.
-type Facts struct {
+// Readers reads what a Judge needs to know beside the request.
+type Readers struct {
 	// Authorizer reviews permissions of requesters.
 	Authorizer authz.Authorizer
 	// Live reads past the cache. After a failed write, it also shows whether the write was stored.
 	Live client.Reader
 	// ServerTime is the clock by which ages count.
 	ServerTime *servertime.Clock
-	// Inventory knows nodes. NodeClient with a Bootstrap and KubeletServing need it.
+	// Inventory knows nodes. KubeletClient with a Bootstrap and KubeletServing need it.
 	Inventory *Inventory
 	// Assume takes for true what only a cluster knows about approval rules: that ServiceAccounts and Services exist, and that
 	// API servers do not trust a CA of this manager.
@@ -36,32 +36,38 @@ type Facts struct {
 }
 
 // JudgeFunc is a function that implements Judge.
-type JudgeFunc func(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error)
+type JudgeFunc func(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error)
 
 // Judge calls f.
-func (f JudgeFunc) Judge(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error) {
-	return f(ctx, req, facts)
+func (f JudgeFunc) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
+	return f(ctx, req, from)
 }
 
-// needs returns what a Judge reads from the inventory beside its sources. A change of the inventory wakes the requests of a
-// Judge that needs any of it.
+// InventoryReader is a Judge that reads the inventory. A change of the inventory wakes its requests.
+type InventoryReader interface {
+	Judge
+	// Needs returns what the inventory must watch beside its sources: Services and API servers, or Leases.
+	Needs() (services, leases bool)
+}
+
+// Needs implements InventoryReader.
+func (KubeletServing) Needs() (services, leases bool) { return true, false }
+
+// Needs implements InventoryReader.
+func (n KubeletClient) Needs() (services, leases bool) { return false, n.Bootstrap != nil }
+
+// needs returns what a Judge needs, if it is an InventoryReader.
 func needs(of Judge) (services, leases bool) {
-	if reader, reads := of.(interface {
-		needs() (services, leases bool)
-	}); reads {
-		return reader.needs()
+	if reader, reads := of.(InventoryReader); reads {
+		return reader.Needs()
 	}
 	return false, false
 }
 
-func (KubeletServing) needs() (services, leases bool) { return true, false }
-
-func (n NodeClient) needs() (services, leases bool) { return false, n.Bootstrap != nil }
-
 // Reasons of decisions that more than one file names.
 const (
 	reasonNotAuthorized = "NotAuthorized"
-	// reasonPending is the reason of a request whose inventory has no answer yet.
+	// reasonPending is the reason of a request of which a fact is not read yet.
 	reasonPending     = "InventoryPending"
 	reasonUnavailable = "InventoryUnavailable"
 )

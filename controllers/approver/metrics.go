@@ -14,7 +14,7 @@ import (
 
 var (
 	// decisionsTotal counts decisions, each distinct decision about a request once. signer is a configured signer. rule
-	// is the recogniser that approved, or empty.
+	// is the permission or the approval rule that approved, or empty.
 	decisionsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "csr_approver_decisions_total",
 		Help: "Decisions: each distinct outcome of a CertificateSigningRequest once, and again after 50 minutes.",

@@ -52,8 +52,8 @@ const (
 type Reconciler struct {
 	// Judges judge requests, by signer. Requests for other signers are not changed and cost no API call.
 	Judges map[string]Judge
-	// Facts is what Judges read with.
-	Facts
+	// Readers is what Judges read with.
+	Readers
 	// Denial defaults to DenialNever.
 	Denial Denial
 
@@ -81,9 +81,19 @@ type Reconciler struct {
 
 	reporter *report.Reporter
 	waiting  fairqueue.Index // undecided requests, for wake-ups
-	written  sync.Map        // outcomes of writes by UID of the request, until the watch shows a decision
+	attempts sync.Map        // attempts by UID of the request, until the watch shows a decision
 	limiter  *limiter
 }
+
+// attempt is what is known of the last write about a request.
+type attempt int
+
+const (
+	// inFlightOrStored means that a decision is being written, or is stored. Another attempt has nothing to do.
+	inFlightOrStored attempt = iota + 1
+	// mayBeStored means that an approval may be stored. It has its place in approval.limit.
+	mayBeStored
+)
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/approval,verbs=update
@@ -150,12 +160,12 @@ func (r *Reconciler) check() error {
 
 type workQueue = workqueue.TypedRateLimitingInterface[fairqueue.Key]
 
-// enqueue enqueues obj if Reconcile has something to do.
+// enqueue enqueues obj if reconcile has something to do.
 func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queue workQueue) {
 	of := r.judgeOf(r.asCreated(obj))
 	if of == nil {
 		r.waiting.Remove(obj.Name)
-		r.written.Delete(obj.UID)
+		r.attempts.Delete(obj.UID)
 		return
 	}
 	asked := r.RequestLimits.Outline(obj)
@@ -167,7 +177,7 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 // forget forgets obj, which was deleted.
 func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 	r.waiting.Remove(obj.Name)
-	r.written.Delete(obj.UID)
+	r.attempts.Delete(obj.UID)
 	r.reporter.Forget(obj)
 }
 
@@ -178,7 +188,7 @@ func (r *Reconciler) forget(obj *certificatesv1.CertificateSigningRequest) {
 //  3. The block list does not name it.
 //  4. The Judge of its signer decides (Decide).
 //  5. Of an approval: the block list once more, and approval.limit (act).
-//  6. An approval, and a permitted denial, is written. Any other decision is reported (write, report).
+//  6. An approval, and a permitted denial, is written. Any other decision is reported (write, reportAndRequeue).
 func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconcile.Result, err error) {
 	defer func() {
 		if err != nil {
@@ -191,7 +201,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 		return reconcile.Result{}, client.IgnoreNotFound(err) // it is gone: nothing follows
 	}
 	// It is another request of the same name, or the cache does not show our decision yet.
-	if written, _ := r.written.Load(obj.UID); obj.UID != key.UID || written == audit.Stored {
+	if last, _ := r.attempts.Load(obj.UID); obj.UID != key.UID || last == inFlightOrStored {
 		return reconcile.Result{}, nil // the watch brings the change
 	}
 	obj = r.asCreated(obj)
@@ -224,7 +234,7 @@ func (r *Reconciler) judgeOf(obj *certificatesv1.CertificateSigningRequest) Judg
 	return r.Judges[obj.Spec.SignerName]
 }
 
-// Decide returns what Reconcile would decide about obj, and writes nothing. The request is nil if it cannot be parsed.
+// Decide returns what reconcile would decide about obj, and writes nothing. The request is nil if it cannot be parsed.
 // If obj has no Judge or is decided, the Decision is zero. The message is ASCII, because kubectl prints conditions.
 func (r *Reconciler) Decide(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest,
@@ -240,9 +250,9 @@ func (r *Reconciler) Decide(
 			decision.Verdict = judge.Ignore
 		}
 	} else if decision = r.BlockList.Check(req); !decision.Made() {
-		decision, err = of.Judge(ctx, req, r.Facts)
+		decision, err = of.Judge(ctx, req, r.Readers)
 		if err == nil && ctx.Err() != nil { // a lookup may have ended without an answer
-			return req, judge.Decision{}, context.Cause(ctx)
+			return req, judge.Decision{}, context.Cause(ctx) // the queue retries
 		}
 	}
 	decision.Message = ascii.Quote(decision.Message)
@@ -272,21 +282,21 @@ func (r *Reconciler) act(
 	}
 	switch {
 	case r.DryRun:
-		return r.requeue(ctx, obj, req, decision), nil
+		return r.reportAndRequeue(ctx, obj, req, decision), nil // judged again after a pause
 	case decision.Verdict == judge.Deny:
-		return r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied)
+		return r.write(ctx, obj, req, decision, certificatesv1.CertificateDenied) // done, once stored
 	case decision.Verdict != judge.Approve:
-		return r.requeue(ctx, obj, req, decision), nil
+		return r.reportAndRequeue(ctx, obj, req, decision), nil // judged again after a pause
 	}
 	if blocked := r.BlockList.Check(req); blocked.Made() { // the block list may have changed while the Judge read facts
-		return r.requeue(ctx, obj, req, blocked), nil
+		return r.reportAndRequeue(ctx, obj, req, blocked), nil // a change of the list wakes it
 	}
-	if _, holds := r.written.Load(obj.UID); !holds { // its last write may be stored
+	if _, holds := r.attempts.Load(obj.UID); !holds { // an earlier approval that may be stored has its place in the limit
 		if limited := r.limiter.reserve(req); limited.Made() {
-			return r.requeue(ctx, obj, req, limited), nil
+			return r.reportAndRequeue(ctx, obj, req, limited), nil // judged again after a pause
 		}
 	}
-	return r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved)
+	return r.write(ctx, obj, req, decision, certificatesv1.CertificateApproved) // done, once stored
 }
 
 // write stores the decision as a condition of that kind, in the version of obj that was judged. The record is written
@@ -298,18 +308,18 @@ func (r *Reconciler) write(
 	r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
 	written := obj.DeepCopy()
 	csr.AddCondition(written, kind, decision.Reason, decision.Message, time.Time{})
-	r.written.Store(obj.UID, audit.Stored) // before the watch can show it
+	r.attempts.Store(obj.UID, inFlightOrStored) // a wake before the watch shows the decision does nothing
 	approval := kind == certificatesv1.CertificateApproved
 	result := call.Store(ctx, r.Live, r.Client.SubResource("approval"), written)
 	switch {
 	case result.Outcome == audit.Stored:
 		r.reportStored(obj, decision)
 		return reconcile.Result{}, nil // done
-	case result.Outcome == audit.Uncertain && approval: // it keeps its place in approval.limit
-		r.written.CompareAndSwap(obj.UID, audit.Stored, audit.Uncertain) // unless it was deleted meanwhile
-	default:
-		r.written.Delete(obj.UID)
-		if approval {
+	case result.Outcome == audit.Uncertain && approval && !result.Changed: // it keeps its place in approval.limit
+		r.attempts.CompareAndSwap(obj.UID, inFlightOrStored, mayBeStored) // unless it was deleted meanwhile
+	default: // certainly not stored, or a denial, or about a request that is gone
+		r.attempts.Delete(obj.UID)
+		if approval && result.Outcome != audit.Uncertain {
 			r.limiter.giveBack(req)
 		}
 	}
@@ -317,11 +327,11 @@ func (r *Reconciler) write(
 	unstored.Message = result.Err.Error()
 	r.record(ctx, obj, req, audit.NotStored, decision.Verdict.String(), unstored)
 	switch {
-	case report.Refused(result.Err): // an admission policy or a role may change: it waits as a refused request
+	case report.Refused(result.Err): // first, although the request may have changed: the fault concerns every request
 		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
-		return r.requeue(ctx, obj, req, judge.Wait.Because("NotStored",
+		return r.reportAndRequeue(ctx, obj, req, judge.Wait.Because("NotStored",
 			"the API server refuses to store the verdict %s about this request: %v; correct the role or the admission policy, "+
-				"and the request is checked again within five minutes", decision.Verdict, result.Err)), nil
+				"and the request is checked again within five minutes", decision.Verdict, result.Err)), nil // judged again after a pause
 	case result.Changed:
 		return reconcile.Result{}, nil // the watch brings the change
 	default:
@@ -342,8 +352,8 @@ func (r *Reconciler) reportStored(obj *certificatesv1.CertificateSigningRequest,
 // pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less.
 const pendingAfter = 10 * time.Second
 
-// requeue reports why obj is not decided, or in a dry run how it would be decided. It returns when to judge obj again.
-func (r *Reconciler) requeue(
+// reportAndRequeue reports why obj is not decided, or in a dry run how it would be decided. It returns when to judge obj again.
+func (r *Reconciler) reportAndRequeue(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) reconcile.Result {
 	age, pending := r.age(obj), decision.Reason == reasonPending

@@ -78,6 +78,7 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 		live   answer
 		stored bool   // and counts
 		holds  bool   // it may be stored, and counts
+		again  string // the next attempt by the version that was judged
 		fails  string // the work queue tries again
 		told   string
 	}{
@@ -86,11 +87,14 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 		"not found, though it is stored":            {write: gone, live: stored, stored: true},
 		"a conflict with another approver":          {write: conflict, live: changed},
 		"no answer, and changed":                    {write: errDown, live: changed},
-		"a conflict, recreated under the same name": {write: conflict, live: recreated, holds: true},
-		"deleted":                          {write: gone, live: deleted, holds: true},
+		"a conflict, recreated under the same name": {write: conflict, live: recreated, holds: true, again: "Waits RateLimited"},
+		"deleted":                          {write: gone, live: deleted, holds: true, again: "Waits RateLimited"},
 		"a conflict, and no change":        {write: conflict, live: unchanged, holds: true, fails: "update approval: " + conflict.Error()},
 		"no answer, and not stored":        {write: errDown, live: unchanged, holds: true, fails: "update approval: down"},
 		"no answer, reads fail":            {write: errDown, live: unread, holds: true, fails: "update approval: down"},
+		"forbidden, and unchanged":         {write: forbidden, live: unchanged, told: refuses + forbidden.Error() + correct, again: "Approved"},
+		"forbidden, and reads fail":        {write: forbidden, live: unread, holds: true, told: refuses + forbidden.Error() + correct},
+		"forbidden, and deleted":           {write: forbidden, live: deleted, holds: true, told: refuses + forbidden.Error() + correct, again: "Waits RateLimited"},
 		"forbidden":                        {write: forbidden, live: changed, told: refuses + forbidden.Error() + correct},
 		"a webhook refuses without a code": {write: apierrors.NewBadRequest("no"), live: changed, told: refuses + "no" + correct},
 		"invalid":                          {write: invalid, live: changed, told: refuses + invalid.Error() + correct},
@@ -130,8 +134,17 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			if limited := p.reconciler.limiter.reserve(another); (limited.Reason != "") != (test.stored || test.holds) {
 				t.Errorf("another approval: %+v", limited)
 			}
-			if test.holds {
-				p.expect(t, "Approved") // by the approval that it holds
+			if test.holds && test.again == "" { // it has its place in the limit
+				test.again = "Approved"
+			}
+			if test.again == "Approved" && !test.holds {
+				p.reconciler.limiter = nil // another took the place that was given back
+			}
+			if test.again != "" {
+				p.expect(t, test.again)
+			}
+			if _, kept := p.reconciler.attempts.Load(p.served.UID); kept != (test.stored || test.again == "Approved") {
+				t.Errorf("the attempt is kept: %t", kept)
 			}
 		})
 	}
@@ -181,7 +194,7 @@ func TestLimitOfConcurrentRequests(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newParts(object())
 			p.reconciler.limiter = newLimiter(test.limit, p.clock)
-			p.reconciler.Judges[servingSigner] = JudgeFunc(func(context.Context, *csr.Request, Facts) (judge.Decision, error) {
+			p.reconciler.Judges[servingSigner] = JudgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
 				return judge.Decision{Verdict: judge.Approve}, nil
 			})
 			without := object(signer(servingSigner), content(func(r *x509.CertificateRequest) { r.Subject.CommonName = "any" }))
@@ -289,7 +302,7 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 // it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
 	p := newParts(object())
-	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Facts) (judge.Decision, error) {
+	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
 		return judge.Wait.Because("InventoryPending", "the source has no answer yet"), nil
 	})
 	for _, test := range []struct {
@@ -319,7 +332,7 @@ func TestEndOfAttemptIsNoDecision(t *testing.T) {
 	ended := errors.New("the manager stops")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p := newParts(object())
-	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Facts) (judge.Decision, error) {
+	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
 		cancel(ended)
 		return judge.Wait.Because("InventoryUnavailable", "canceled"), nil
 	})
@@ -452,8 +465,8 @@ func builds(source inventory.Source, err error) SourceBuilder {
 // TestSetupFollowsFromTheJudges checks which watches are added to the manager, which mistakes are reported, and that the
 // approver warns if serving certificates depend only on what nodes report about themselves.
 func TestSetupFollowsFromTheJudges(t *testing.T) {
-	serving, client := KubeletServing{}, NodeClient{}
-	first := NodeClient{Bootstrap: &bootstrap.Policy{Expected: true}}
+	serving, client := KubeletServing{}, KubeletClient{}
+	first := KubeletClient{Bootstrap: &bootstrap.Policy{Expected: true}}
 	all := func(sources ...SourceBuilder) []SourceBuilder { return sources }
 	other := builds(&askedOf{}, nil)
 	const watched = "*node.APIServers *node.Source"
@@ -474,7 +487,7 @@ func TestSetupFollowsFromTheJudges(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			i := &Inventory{Sources: test.sources}
-			r := &Reconciler{Facts: Facts{Inventory: i}, Judges: map[string]Judge{"x": test.judge}, Denial: test.denial}
+			r := &Reconciler{Readers: Readers{Inventory: i}, Judges: map[string]Judge{"x": test.judge}, Denial: test.denial}
 			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
 			if err := r.SetupWithManager(mgr); err != nil {
 				if !strings.Contains(err.Error(), test.want) {

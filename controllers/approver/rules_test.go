@@ -154,8 +154,8 @@ func FuzzRules(f *testing.F) {
 		content.checkRules(t, world, obj)
 		req.SignerName = servingSigner
 		approver := newKnown()
-		decision, _ := approver.Judge(t.Context(), req, Facts{})
-		if again, _ := approver.Judge(t.Context(), req, Facts{}); again != decision {
+		decision, _ := approver.Judge(t.Context(), req, Readers{})
+		if again, _ := approver.Judge(t.Context(), req, Readers{}); again != decision {
 			t.Fatalf("%+v; again %+v", decision, again)
 		}
 		if got, want := decision.Verdict == judge.Approve, content.strictServing(); got != want {
@@ -163,7 +163,7 @@ func FuzzRules(f *testing.F) {
 		}
 		var names []string
 		req.SignerName = kubeletSigner
-		refused, err := NodeClient{}.Judge(t.Context(), req, Facts{Authorizer: authz.Func(
+		refused, err := KubeletClient{}.Judge(t.Context(), req, Readers{Authorizer: authz.Func(
 			func(_ context.Context, _ csr.Requester, what authorizationv1.ResourceAttributes) (bool, error) {
 				names = append(names, what.Subresource)
 				return false, nil
@@ -217,7 +217,7 @@ func (a asked) strictServing() bool {
 	return !slices.ContainsFunc(a.addresses, func(ip net.IP) bool { return ip.String() != names[1] })
 }
 
-// strictClient returns the recognisers for the request.
+// strictClient returns the permissions that are reviewed.
 func (a asked) strictClient() []string {
 	node, isNode := strings.CutPrefix(a.commonName, "system:node:")
 	if !isNode || !slices.Equal(a.organizations, []string{"system:nodes"}) || len(a.dns)+len(a.addresses) > 0 || a.email != "" ||
@@ -318,8 +318,8 @@ func newRuled() *ruled {
 func (r *ruled) reconciler() *Reconciler {
 	passive := clocktesting.NewFakePassiveClock(now)
 	return &Reconciler{
-		Judges: map[string]Judge{kubeletSigner: NodeClient{}, ruledSigner: r.rules}, Clock: passive, Denial: DenialPermanent,
-		Facts: Facts{Live: r, Authorizer: r, ServerTime: servertime.Of(passive)},
+		Judges: map[string]Judge{kubeletSigner: KubeletClient{}, ruledSigner: r.rules}, Clock: passive, Denial: DenialPermanent,
+		Readers: Readers{Live: r, Authorizer: r, ServerTime: servertime.Of(passive)},
 	}
 }
 

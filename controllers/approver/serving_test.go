@@ -278,7 +278,7 @@ type world struct {
 // newWorld returns a world with objects, static.Rows and the names of apiServerNodes.
 func newWorld(parts ...any) *world {
 	w := &world{inventory: &Inventory{}, blocked: map[string]bool{}, objects: map[string][]client.Object{}}
-	w.judge.Reserved = san.Reserved{ClusterDomain: "cluster.local"}
+	w.judge.Policy.Reserved = san.Reserved{ClusterDomain: "cluster.local"}
 	for _, part := range parts {
 		switch part := part.(type) {
 		case *corev1.Node:
@@ -288,11 +288,11 @@ func newWorld(parts ...any) *world {
 		case *discoveryv1.EndpointSlice:
 			w.objects["endpointslices"] = append(w.objects["endpointslices"], part)
 		case san.Reserved:
-			w.judge.Reserved = part
+			w.judge.Policy.Reserved = part
 		case static.Row:
 			w.rows = append(w.rows, part)
 		case string:
-			w.judge.APIServerNodes = append(w.judge.APIServerNodes, part)
+			w.judge.Policy.APIServerNodes = append(w.judge.Policy.APIServerNodes, part)
 		}
 	}
 	return w
@@ -402,7 +402,7 @@ func endpointsObject(addresses ...string) *discoveryv1.EndpointSlice {
 
 // decide returns the decision about a request of node for names.
 func (w *world) decide(ctx context.Context, node, names string) judge.Decision {
-	return must(w.judge.Judge(ctx, parse(asks(node, names)), Facts{Inventory: w.inventory}))
+	return must(w.judge.Judge(ctx, parse(asks(node, names)), Readers{Inventory: w.inventory}))
 }
 
 // expect checks the reasons of requests, which rows write as "NODE asks for NAMES".

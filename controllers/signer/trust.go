@@ -39,22 +39,36 @@ const (
 	rootsKey  = "ca.crt"
 )
 
-// cause is why strict rules apply to a custom signer. The method of says it of a signer.
-type cause string
+// cause is why strict rules apply to a custom signer.
+type cause int
 
 const (
-	noCause           cause = ""
-	trustedForClients cause = "API servers trust the CA of signer %s for clients"
-	trustedForProxies cause = "API servers trust the CA of signer %s for front proxies"
-	trustedForServers cause = "clients trust the CA of signer %s for API servers"
-	mayBeTrusted      cause = "API servers may trust the CA of signer %s, because its chain is incomplete " +
-		"(append the certificates of its issuers, up to the root, to its ca.crt)"
-	mayBeUnread cause = "API servers may trust the CA of signer %s, because a certificate in its file or Secret cannot be read " +
-		"(remove or reissue it; openssl x509 -text shows it)"
+	noCause cause = iota
+	trustedForClients
+	trustedForProxies
+	trustedForServers
+	mayBeTrusted // its chain is incomplete
+	mayBeUnread  // a certificate that was given with it cannot be read
 )
 
 // of returns c as a clause about the signer of that name.
-func (c cause) of(signerName string) string { return fmt.Sprintf(string(c), signerName) }
+func (c cause) of(signerName string) string {
+	switch c {
+	case trustedForClients:
+		return fmt.Sprintf("API servers trust the CA of signer %s for clients", signerName)
+	case trustedForProxies:
+		return fmt.Sprintf("API servers trust the CA of signer %s for front proxies", signerName)
+	case trustedForServers:
+		return fmt.Sprintf("clients trust the CA of signer %s for API servers", signerName)
+	case mayBeTrusted:
+		return fmt.Sprintf("API servers may trust the CA of signer %s, because its chain is incomplete "+
+			"(append the certificates of its issuers, up to the root, to its ca.crt)", signerName)
+	case mayBeUnread:
+		return fmt.Sprintf("API servers may trust the CA of signer %s, because a certificate in its file or Secret cannot be read "+
+			"(remove or reissue it; openssl x509 -text shows it)", signerName)
+	}
+	return ""
+}
 
 // caTrust says what a cluster does with the certificates of a CA. If the cluster trusts the CA, a custom signer has
 // strict rules. Otherwise its holder could make users or servers of the cluster.

@@ -60,7 +60,7 @@ type Result struct {
 	// Outcome is audit.Stored; audit.Discarded if the change is not stored and no call under way can store it; or
 	// audit.Uncertain.
 	Outcome audit.Event
-	// Err is the error of the write. It is not nil if only the read has shown that the change is stored.
+	// Err is the error of the write, also if the read has shown that the change is stored.
 	Err error
 	// Changed reports that the API server holds another version of the request, or none. A watch brings that change.
 	Changed bool
@@ -82,8 +82,9 @@ func Store(
 		return Result{Outcome: audit.Stored}
 	}
 	result := Result{Outcome: audit.Uncertain, Err: err}
+	// The change may have been stored before the request was deleted.
 	switch readErr := Get(ctx, live, client.ObjectKeyFromObject(changed), found); {
-	case readErr != nil: // the change may have been stored before the request was deleted
+	case readErr != nil:
 		result.Changed = apierrors.IsNotFound(readErr)
 	case found.UID != changed.UID:
 		result.Changed = true
@@ -91,7 +92,7 @@ func Store(
 		result.Outcome = audit.Stored
 	default:
 		result.Changed = found.ResourceVersion != changed.ResourceVersion
-		if result.Changed || report.Refused(err) { // a write that arrives later will conflict
+		if result.Changed || report.Refused(err) { // a write that arrives later conflicts, or is refused too
 			result.Outcome, result.Live = audit.Discarded, found
 		}
 	}

@@ -48,10 +48,10 @@ type Event string
 // The events.
 const (
 	// Decided is a verdict of the approver, recorded once for each distinct verdict about a request. An approval or a
-	// denial is recorded before it is written.
+	// denial is recorded before each attempt to write it.
 	Decided Event = "Decided"
-	// NotStored is a Decided approval or denial, or a NotSigned failure, that the API server may not have stored. The
-	// request is judged again, and gets another record.
+	// NotStored is a Decided approval or denial, or a NotSigned failure, that the API server may not have stored. If
+	// the request still exists and is undecided, it is judged again and gets another record.
 	NotStored Event = "NotStored"
 	// NotSigned is an approved request that failed, waits or is ignored, recorded once for each distinct outcome of a
 	// request. A failure is recorded before each attempt to write it.

@@ -1,7 +1,7 @@
 // Package inventory knows nodes: the names and addresses that belong to a node, and whether the node is expected.
 // Sources are asked in order, strongest first. The first source that knows the node decides.
 //
-// This package holds the parts that all sources share: Source, Entry, Limited for slow sources, and Sources.Claim, which
+// This package holds the parts that all sources share: Source, Entry, Limited for slow sources, and Entry.Claim, which
 // decides who owns a name or an address. It does no I/O, and does not import the packages below it.
 //
 // These packages hold the sources. node trusts the reports of Nodes, and knows the names of the API server itself.

@@ -31,11 +31,11 @@ func (v Verdict) String() string {
 }
 
 // Decision is a verdict about a request, with a reason token of docs/reference/reasons.md and a message for people. The zero
-// Decision is none: the request is left to others.
+// Decision is none: the request is left to others. Messages name the settings of this module's manager.
 type Decision struct {
 	Verdict         Verdict
 	Reason, Message string
-	// By names the permission or the approval rule that approved the request.
+	// By names what approved the request: a permission, an approval rule, or kubelet-serving.
 	By string
 }
 

@@ -240,14 +240,17 @@ func (s *Subject) account() (types.NamespacedName, csr.Objection, error) {
 
 // Judge returns an objection if the rule does not accept the content of the request. An error means that a fact is unknown.
 //
-//  1. The usages, the trust in the CA, the content, the names and the lifetime are those of the rule.
-//  2. A preset has its own check, and no conditions.
-//  3. If a condition reads the ServiceAccount, it must be known whether the requester is one.
-//  4. Every condition is true.
+//  1. The rule is for the signer of the request.
+//  2. The usages, the trust in the CA, the content, the names and the lifetime are those of the rule.
+//  3. A preset has its own check, and no conditions.
+//  4. If a condition reads the ServiceAccount, it must be known whether the requester is one.
+//  5. Every condition is true.
 func (c *Compiled) Judge(ctx context.Context, s *Subject) (csr.Objection, error) {
 	s.Services = nil
 	objection := cmp.Or(c.checkUsages(s), c.checkTrust(s), c.checkContent(s), c.checkNames(s), c.checkLifetime(s))
 	switch {
+	case s.SignerName != c.SignerName:
+		return csr.Objection("the rule is for signer " + c.SignerName), nil
 	case objection != csr.NoObjection:
 		return objection, nil
 	case c.Preset != "":

@@ -283,6 +283,7 @@ func (r *trial) subject() *rules.Subject {
 	r.obj.Spec.Request = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 	subject := r.facts
 	subject.Request = must(csr.Parse(&r.obj))
+	subject.SignerName = "example.com/serving"
 	return &subject
 }
 
@@ -313,7 +314,9 @@ func judge(t *testing.T, rule rules.Rule, smallest func() *trial, rows map[strin
 		for _, change := range row.changes {
 			change(trial)
 		}
-		objection, err := compiled.Judge(t.Context(), trial.subject())
+		subject := trial.subject()
+		subject.SignerName = rule.SignerName
+		objection, err := compiled.Judge(t.Context(), subject)
 		if err != nil {
 			objection = csr.Objection("error: " + err.Error())
 		}
@@ -401,6 +404,13 @@ func TestServiceNames(t *testing.T) {
 		fmt.Sprint(subject.Services) != "[shop/api shop/b]" {
 		t.Errorf("%q, %v, Services %q", objection, err, subject.Services)
 	}
+	subject.SignerName = "example.com/other"
+	objection, err := compile(t, own).Judge(t.Context(), subject)
+	expect.Equal(t, "the objection to a request for another signer", objection, "the rule is for signer example.com/serving")
+	if err != nil {
+		t.Error(err)
+	}
+	subject.SignerName = "example.com/serving"
 	if _, _ = compile(t, serving("true")).Judge(t.Context(), subject); len(subject.Services) > 0 {
 		t.Errorf("Services %q for a rule without the preset", subject.Services)
 	}

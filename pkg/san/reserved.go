@@ -1,6 +1,7 @@
 package san
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,7 +11,7 @@ import (
 // Reserved lists the names and addresses that no node can have, whatever a source of the inventory reports. A node
 // reports its own addresses, so it must never get an address of the API server or of a Service.
 type Reserved struct {
-	// ClusterDomain is the domain of Services, such as cluster.local.
+	// ClusterDomain is the domain of Services. The default is cluster.local.
 	ClusterDomain string
 	// Endpoints are more names and addresses, such as those of load balancers in front of the API servers.
 	Endpoints []SAN
@@ -32,6 +33,7 @@ var loopbackNames = []string{
 // likes. So they are also reserved if they would be names of Services in a cluster with a domain other than ClusterDomain,
 // which may be set wrong.
 func (r Reserved) Why(value SAN, own bool) (why string, configured bool) {
+	r.ClusterDomain = CanonicalName(cmp.Or(r.ClusterDomain, "cluster.local"))
 	name, fixed := value.Name, r.whyOwn(value.Name)
 	if name == "" {
 		fixed = whyAddress(value.Address)

@@ -93,6 +93,11 @@ func TestReserved(t *testing.T) {
 			}
 		}
 	}
+	for _, domain := range []string{"", "cluster.local.", "Cluster.Local"} {
+		if why, _ := (san.Reserved{ClusterDomain: domain}).Why(san.Parse("db.shop.svc.cluster.local"), true); why != "a name of a Service" {
+			t.Errorf("domain %q: a Service's name is reserved because of %q", domain, why)
+		}
+	}
 	if why, _ := reserved.Why(san.SAN{}, false); why == "" {
 		t.Error("no address at all is not reserved")
 	}

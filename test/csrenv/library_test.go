@@ -55,7 +55,7 @@ func TestTwoLoopsOnManagersOfTheCaller(t *testing.T) {
 	const name = "example.com/mine"
 	profile, mine := must(ca.NewProfile(ca.ProfileConfig{})), must(csrenv.NewCA())
 	runManager(t, controllers.Options{
-		Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}}},
+		Approver: &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}},
 		Cleaner: &cleaner.Reconciler{
 			Retention: csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denied: time.Nanosecond, Failed: -1, Pending: -1}},
 			Every:     10 * time.Millisecond,

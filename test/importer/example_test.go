@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http/httptest"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -37,7 +38,10 @@ type approver struct {
 	nodes     corelisters.NodeLister
 	services  corelisters.ServiceLister
 	endpoints discoverylisters.EndpointSliceNamespaceLister // of the namespace default
-	names     []string                                      // in the serving certificate of the API server
+	// certificates are those that API servers show in a TLS handshake, and hosts the names by which clients reach them.
+	certificates []*x509.Certificate
+	hosts        []string
+	synced       []cache.InformerSynced // of the listers
 }
 
 // approve approves obj if every name in it belongs to the kubelet that requests it. Call it again after a pause if it returns
@@ -46,16 +50,20 @@ func (a approver) approve(ctx context.Context, obj *certificatesv1.CertificateSi
 	if obj.Spec.SignerName != certificatesv1.KubeletServingSignerName || !csr.Undecided(obj) {
 		return judge.Decision{}, nil
 	}
+	for _, synced := range a.synced {
+		if !synced() {
+			return judge.Decision{}, errors.New("the listers have not synced yet")
+		}
+	}
 	req, err := csr.Parse(obj)
 	if err != nil {
 		return judge.Decision{}, err
 	}
-	var cluster serving.Cluster
+	cluster := serving.Cluster{APIServerCertificates: a.certificates, APIServerHosts: a.hosts}
 	var errs [3]error
 	cluster.Nodes, errs[0] = a.nodes.List(labels.Everything())
 	cluster.Services, errs[1] = a.services.List(labels.Everything())
 	cluster.EndpointSlices, errs[2] = a.endpoints.List(labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: "kubernetes"}))
-	cluster.APIServerNames = a.names
 	facts, err := cluster.Facts(req)
 	if err := errors.Join(append(errs[:], err)...); err != nil {
 		return judge.Decision{}, err
@@ -83,12 +91,15 @@ func Example() {
 	kubernetes := metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}}
 	good, bad := request("worker-1", "192.0.2.1"), request("worker-2", "192.0.2.1")
 	client := fake.NewClientset(good, bad)
+	server := httptest.NewTLSServer(nil) // in the place of an API server
+	defer server.Close()
 	a := approver{
-		requests:  client.CertificatesV1().CertificateSigningRequests(),
-		nodes:     corelisters.NewNodeLister(indexer(node("worker-1", "192.0.2.1"), node("worker-2", "192.0.2.2"))),
-		services:  corelisters.NewServiceLister(indexer(&corev1.Service{ObjectMeta: kubernetes, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}})),
-		endpoints: discoverylisters.NewEndpointSliceLister(indexer(&discoveryv1.EndpointSlice{ObjectMeta: kubernetes, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.100"}}}})).EndpointSlices(metav1.NamespaceDefault),
-		names:     []string{"kubernetes.default.svc", "192.0.2.100"},
+		requests:     client.CertificatesV1().CertificateSigningRequests(),
+		nodes:        corelisters.NewNodeLister(indexer(node("worker-1", "192.0.2.1"), node("worker-2", "192.0.2.2"))),
+		services:     corelisters.NewServiceLister(indexer(&corev1.Service{ObjectMeta: kubernetes, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}})),
+		endpoints:    discoverylisters.NewEndpointSliceLister(indexer(&discoveryv1.EndpointSlice{ObjectMeta: kubernetes, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"192.0.2.100"}}}})).EndpointSlices(metav1.NamespaceDefault),
+		certificates: []*x509.Certificate{server.Certificate()}, hosts: []string{"192.0.2.100"},
+		synced: []cache.InformerSynced{func() bool { return true }},
 	}
 	for _, obj := range []*certificatesv1.CertificateSigningRequest{good, bad} {
 		decision, err := a.approve(context.Background(), obj)

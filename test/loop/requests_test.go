@@ -152,11 +152,11 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 func newApprover(t *testing.T) *approver.Reconciler {
 	clock := clocktesting.NewFakeClock(time.Now())
 	return &approver.Reconciler{
-		Judges:   map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}},
+		Judges:   map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}},
 		Client:   kit.Admin(t),
 		Recorder: events.NewFakeRecorder(10),
 		Clock:    clock,
-		Facts: approver.Facts{
+		Readers: approver.Readers{
 			Authorizer: authz.SubjectAccess{Client: kit.Admin(t)}, ServerTime: servertime.Of(clock), Live: kit.Admin(t),
 		},
 	}

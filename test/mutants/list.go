@@ -14,7 +14,7 @@ const (
 	kubeletClientFile = "pkg/judge/kubeletclient/kubeletclient.go"
 	bootstrapFile     = "pkg/judge/bootstrap/bootstrap.go"
 	servingFile       = "pkg/judge/serving/serving.go"
-	nodeClientFile    = "controllers/approver/node_client.go"
+	kubeletJudgeFile    = "controllers/approver/kubelet_client.go"
 )
 
 // mutations are the lists of mutations by the tests that must notice: the parity test, unit tests, or the tests of "make test".
@@ -36,10 +36,10 @@ var approverMutations = []mutation{
 	{"approver: selfnodeclient, exact name", kubeletClientFile, "renews := req.Requester.Username == req.Cert.Subject.CommonName", "renews := len(req.Requester.Username) == len(req.Cert.Subject.CommonName)", ""},
 	{"approver: selfnodeclient", kubeletClientFile, "renews := req.Requester.Username == req.Cert.Subject.CommonName", "renews := false", ""},
 	{"approver: nodeclient after selfnodeclient", kubeletClientFile, "(!renews || !p.RenewOnly)", "!renews", ""},
-	{"approver: order", nodeClientFile, "range permissions {", "range slices.Backward(permissions) {", ""},
+	{"approver: order", kubeletJudgeFile, "range permissions {", "range slices.Backward(permissions) {", ""},
 	{"approver: review of selfnodeclient", kubeletClientFile, "SelfNodeClient Permission = \"selfnodeclient\"", "SelfNodeClient Permission = \"nodeclient\"", ""},
 	{"approver: review of nodeclient", kubeletClientFile, "\tNodeClient Permission = \"nodeclient\"", "\tNodeClient Permission = \"selfnodeclient\"", ""},
-	{"approver: asks at all", nodeClientFile, "case allowed:", "case true:", ""},
+	{"approver: asks at all", kubeletJudgeFile, "if permitted {", "if permitted || true {", ""},
 	{"approver: answer", "pkg/authz/authz.go", "return review.Status.Allowed, nil", "return !review.Status.Denied, nil", ""},
 	{"approver: verb", kubeletClientFile, "Verb: \"create\"", "Verb: \"get\"", ""},
 	{"approver: API group", kubeletClientFile, "Group: certificatesv1.GroupName,", "Group: \"\",", ""},
@@ -190,7 +190,7 @@ var approvalMutations = []mutation{
 	{"rules: others' rules are not told", "controllers/approver/approval_rules.go", "\t\tif allowed {\n", "\t\tif allowed || true {\n", approverTests},
 	{"rules: the Service exists", "controllers/approver/approval_rules.go", "case apierrors.IsNotFound(err):", "case false:", approverTests},
 	{"rules: no ExternalName", "controllers/approver/approval_rules.go", "case service.Spec.Type == corev1.ServiceTypeExternalName:", "case false:", approverTests},
-	{"rules: the live account", "controllers/approver/approval_rules.go", "if !facts.Assume {", "if false {", approverTests},
+	{"rules: the live account", "controllers/approver/approval_rules.go", "if !from.Assume {", "if false {", approverTests},
 	{"rules: nothing is denied", "controllers/approver/reconciler.go", "rules && decision.Verdict == judge.Deny", "false", approverTests},
 	{"rules: both groups of an account", "pkg/csr/request.go", "if !slices.Contains(w.Groups, group) {", "if false {", ruleTests},
 	{"rules: the UID of an account", "pkg/rules/content.go", "case by.UID == \"\":", "case false:", ruleTests},
@@ -226,8 +226,8 @@ var approvalMutations = []mutation{
 	{"signer: a stored certificate is not discarded", "internal/call/call.go", "bytes.Equal(live.Status.Certificate, changed.Status.Certificate)", "bytes.Equal(live.Status.Certificate, nil)", signerTests},
 	{"signer: only another version discards", "internal/call/call.go", "if result.Changed || report.Refused(err) {", "if true {", signerTests},
 	{"signer: no Failed condition without a record", "controllers/signer/reconciler.go", "\tr.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)\n\tresult", "\tresult", signerTests},
-	{"approver: the limit counts a request once", "controllers/approver/reconciler.go", "r.written.Load(obj.UID); !holds {", "r.written.Load(obj.UID); !holds || true {", approverTests},
-	{"approver: a decision counts once", "controllers/approver/reconciler.go", "|| written == audit.Stored {", "|| written == audit.Discarded {", approverTests},
+	{"approver: the limit counts a request once", "controllers/approver/reconciler.go", "r.attempts.Load(obj.UID); !holds {", "r.attempts.Load(obj.UID); !holds || true {", approverTests},
+	{"approver: a decision counts once", "controllers/approver/reconciler.go", "|| last == inFlightOrStored {", "|| last == mayBeStored {", approverTests},
 	{"approver: the limit is reserved", "controllers/approver/limit.go", "\tb.left -= n\n", "", approverTests},
 	{"call: an admission webhook has 30 seconds", "internal/call/call.go", "Timeout = 45 * time.Second", "Timeout = 20 * time.Second", "./internal/ledger"},
 	{"call: a write survives the end of the manager", "internal/call/call.go", "context.WithTimeout(context.WithoutCancel(ctx), Timeout)", "context.WithTimeout(ctx, Timeout)", "./controllers/cleaner"},
@@ -268,8 +268,8 @@ var servingMutations = []mutation{
 	{"serving: a stronger entry", servingFile, "case claim.Owner != \"\":", "case false:", approverTests},
 	{"serving: another Node", servingFile, "case claim.Other != \"\":", "case false:", approverTests},
 	{"serving: what several nodes may have", servingFile, "case claim.NotReported:", "case false:", approverTests},
-	{"serving: reports of blocked Nodes", "controllers/approver/serving.go", "i.blocked(holder) && ", "false && ", approverTests},
-	{"serving: what is unknown waits", "controllers/approver/serving.go", "judge.Wait.Because(unknown(err),", "judge.Deny.Because(unknown(err),", approverTests},
+	{"serving: reports of blocked Nodes", "controllers/approver/kubelet_serving.go", "i.blocked(holder) && ", "false && ", approverTests},
+	{"serving: what is unknown waits", "controllers/approver/kubelet_serving.go", "judge.Wait.Because(unknown(err),", "judge.Deny.Because(unknown(err),", approverTests},
 	{"serving: the stronger source decides", "pkg/inventory/claims.go", "return Claim{Owner: owner}", "return Claim{}", sourceTests},
 	{"serving: what two Nodes report goes to neither", "pkg/inventory/claims.go", "return contest(node, value, holders)", "return Claim{}", sourceTests},
 	{"serving: what the node itself reports", "pkg/inventory/claims.go", "case !slices.Contains(holders, node):", "case !slices.Contains(holders, node) && false:", sourceTests},
@@ -286,9 +286,9 @@ var identityMutations = []mutation{
 	{"identity: one group of several is enough", "pkg/csr/request.go", "return !r.BoundHere() && slices", "return slices", approverTests},
 	{"identity: bound tokens only", bootstrapFile, "case p.TokenBinding && !req.BoundHere():", "case false:", approverTests},
 	{"identity: users", bootstrapFile, "len(p.Users) > 0 && !slices.Contains", "len(p.Users) > 99 && !slices.Contains", approverTests},
-	{"identity: the age of a request", bootstrapFile, "case p.MaxRequestAge > 0 && age > p.MaxRequestAge:", "case false:", approverTests},
+	{"identity: the age of a request", bootstrapFile, "case p.MaxRequestAge > 0 && !now.IsZero() && now.Sub(req.Created) > p.MaxRequestAge:", "case false:", approverTests},
 	{"identity: a subject that names a node", bootstrapFile, "case req.NodeName() == \"\":", "case false:", approverTests},
-	{"identity: what is unknown waits", nodeClientFile, "judge.Wait.Because(unknown(err),", "judge.Deny.Because(unknown(err),", approverTests},
+	{"identity: what is unknown waits", kubeletJudgeFile, "judge.Wait.Because(unknown(err),", "judge.Deny.Because(unknown(err),", approverTests},
 	{"identity: a node that is alive", bootstrapFile, "case NodeAlive:", "case false:", approverTests},
 	{"identity: a node that may be alive", bootstrapFile, "case NodeUnknown:", "case false:", approverTests},
 	{"identity: expected by a source", bootstrapFile, "\tcase entry == nil:\n", "\tcase false:\n", approverTests},
@@ -299,8 +299,8 @@ var identityMutations = []mutation{
 	{"identity: a machine without a time", bootstrapFile, "case machine.Created.IsZero():", "case false:", approverTests},
 	{"identity: too early", bootstrapFile, "case early > w.Before:", "case false:", approverTests},
 	{"identity: too late", bootstrapFile, "case late > w.After:", "case false:", approverTests},
-	{"identity: a requester that is gone", bootstrapFile, "if facts.Gone != csr.NoObjection {", "if false {", approverTests},
-	{"identity: a lease that moves", bootstrapFile, "case seen.Renews:", "case false:", approverTests},
+	{"identity: a requester that is gone", bootstrapFile, "case facts.Gone != csr.NoObjection:", "case false:", approverTests},
+	{"identity: a lease that moves", bootstrapFile, "case seen.Lease == LeaseRenewing:", "case false:", approverTests},
 	{"identity: a certificate that has ended", bootstrapFile, "req.Created.Sub(seen.Renewed) > p.CertificateLifetime+skew", "req.Created.Sub(seen.Renewed) > p.CertificateLifetime-skew", approverTests},
 	{"identity: dead after a minute", "pkg/nodeidentity/liveness.go", "max(standstill, lease.lasts)", "leastQuiet", identityTests},
 	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "witnesses > 0 && witnesses >= min(others, 2)", "witnesses > 0", identityTests},
@@ -342,7 +342,7 @@ var rotationMutations = []mutation{
 // must notice each. Tests that need a control plane find it in the environment.
 var defectMutations = []mutation{
 	{"defect: a dry run of the approver judges what is old", "controllers/approver/reconciler.go", "r.age(obj) > decidedFor {", "false {", "./controllers/approver"},
-	{"defect: a decision about another request of the same name", "controllers/approver/reconciler.go", "obj.UID != key.UID || written", "written", "./controllers/approver"},
+	{"defect: a decision about another request of the same name", "controllers/approver/reconciler.go", "obj.UID != key.UID || last", "last", "./controllers/approver"},
 	{"defect: the approver decides about a trimmed request", "controllers/approver/reconciler.go", "if csr.Trimmed(obj) || !csr.Undecided(obj) ||", "if !csr.Undecided(obj) ||", "./controllers/approver"},
 	{"defect: a node with an old Lease is alive for ever", "pkg/nodeidentity/liveness.go", "case !lease.steady.IsZero() && within(standstill, lease.since, at):", "case !lease.steady.IsZero():", "./pkg/nodeidentity"},
 	{"defect: the signer ignores the block list", "controllers/signer/reconciler.go", "r.BlockList.Check(req); blocked.Made() {", "r.BlockList.Check(req); blocked.Made() && false {", "./controllers/signer"},

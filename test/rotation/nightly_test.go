@@ -306,7 +306,7 @@ func TestFleet(t *testing.T) {
 	r.bring(t, "signing-ca", r.CA)
 	stolen := signedBy(t, kit.Load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
 	options, ahead := r.signing(t, "signing-ca", fleetLifetime), &aheadClock{}
-	options.Approver = &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.NodeClient{}}}
+	options.Approver = &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}}
 	options.Signer.Signers[kubeletSigner] = options.Signer.Signers[userSigner]
 	options.Rotation.Clock = ahead
 	r.run(t, options)

@@ -1,5 +1,5 @@
 // Package bootstrap judges whether the machine behind a request may become the node that it names. It is for the first
-// client certificate of a node, beside the permission nodeclient (package kubeletclient), which permits any name.
+// client certificate of a node: the permission nodeclient (package kubeletclient) alone permits any name.
 package bootstrap
 
 import (
@@ -59,12 +59,24 @@ const (
 	NodeDead
 )
 
+// LeaseState is what was observed of a Lease.
+type LeaseState int
+
+// The states of a Lease.
+const (
+	// LeaseUnknown means that it was not observed for long enough.
+	LeaseUnknown LeaseState = iota
+	// LeaseRenewing means that it is being renewed.
+	LeaseRenewing
+	// LeaseSilent means that it is not renewed, while the Leases of other nodes are.
+	LeaseSilent
+)
+
 // Seen is what was observed of the Node and the Lease with the requested name.
 type Seen struct {
 	// Exists reports whether the Node exists.
 	Exists bool
-	// Renews reports that the Lease is being renewed. Silent reports that it is not, while the Leases of other nodes are.
-	Renews, Silent bool
+	Lease  LeaseState
 	// Renewed is when the Lease was last renewed, by the node's clock. It is zero if the Lease does not exist.
 	Renewed time.Time
 }
@@ -75,9 +87,9 @@ type Seen struct {
 // come from objects, so this process's clock has no effect.
 func (p Policy) StateOf(req *csr.Request, seen Seen) NodeState {
 	expired := p.CertificateLifetime > 0 && !seen.Renewed.IsZero() && req.Created.Sub(seen.Renewed) > p.CertificateLifetime+skew
-	dead := seen.Silent || expired
+	dead := seen.Lease == LeaseSilent || expired
 	switch {
-	case seen.Renews:
+	case seen.Lease == LeaseRenewing:
 		return NodeAlive
 	case !seen.Exists && (dead || seen.Renewed.IsZero()):
 		return NodeNone
@@ -91,17 +103,17 @@ func (p Policy) StateOf(req *csr.Request, seen Seen) NodeState {
 // node's new certificate and its next Lease renewal.
 const skew = time.Hour
 
-// Facts holds what is known about a request, beside its content. All of it must have been read: a caller that cannot read
-// one of the facts waits.
+// Facts holds what is known about a request, beside its content. The zero value approves nothing.
 type Facts struct {
-	// Age is the age of the request by the API servers' clock.
-	Age time.Duration
+	// Now is the time of the API servers. Zero means unknown.
+	Now time.Time
 	// Entry is what a source other than the Node knows about the node, or nil.
 	Entry *inventory.Entry
 	// Node is the state of the node.
 	Node NodeState
-	// Gone says why the requester no longer exists.
-	Gone csr.Objection
+	// Exists reports that the requester exists now, or that no API knows users of its kind. Gone says why it does not.
+	Exists bool
+	Gone   csr.Objection
 }
 
 // comesBack reports whether the machine had a Node of this name that is now dead or gone.
@@ -109,15 +121,24 @@ func (f Facts) comesBack(node string) bool {
 	return f.Node == NodeDead || f.Node == NodeNone && f.Entry != nil && f.Entry.Bound == node
 }
 
-// Judge returns the decision about req.
+// Judge returns the decision about req. allowed holds the permissions that a SubjectAccessReview has allowed.
 //
-//  1. The request itself, which never changes, and its age (Check).
-//  2. No node of this name may be alive.
-//  3. A source must expect the machine, if the policy says so.
-//  4. A machine that was this node before needs Rejoin. A new one must be within its window.
-//  5. The requester must still exist.
-func (p Policy) Judge(req *csr.Request, facts Facts) judge.Decision {
-	for _, refusal := range []judge.Decision{p.Check(req, facts.Age), checkNode(req, facts.Node), p.checkExpected(req, facts.Entry)} {
+//  1. The content is that of a kubelet, and the requester has the permission nodeclient (package kubeletclient), unless the
+//     policy needs no review of it. A renewal needs only its own permission, and ends here.
+//  2. The request itself, which never changes, and its age (Check).
+//  3. No node of this name may be alive.
+//  4. A source must expect the machine, if the policy says so.
+//  5. A machine that was this node before needs Rejoin. A new one must be within its window.
+//  6. The requester must still exist.
+func (p Policy) Judge(req *csr.Request, facts Facts, allowed ...kubeletclient.Permission) judge.Decision {
+	if !p.Reviewed() {
+		allowed = append(slices.Clone(allowed), kubeletclient.NodeClient)
+	}
+	approved := kubeletclient.Policy{RenewOnly: true}.Judge(req, allowed...)
+	if approved.Verdict != judge.Approve || approved.By != string(kubeletclient.NodeClient) {
+		return approved
+	}
+	for _, refusal := range []judge.Decision{p.Check(req, facts.Now), checkNode(req, facts.Node), p.checkExpected(req, facts.Entry)} {
 		if refusal.Made() {
 			return refusal
 		}
@@ -125,21 +146,24 @@ func (p Policy) Judge(req *csr.Request, facts Facts) judge.Decision {
 	if refusal := p.checkReturn(req, facts); refusal.Made() {
 		return refusal
 	}
-	if facts.Gone != csr.NoObjection {
+	switch {
+	case facts.Gone != csr.NoObjection:
 		return refuse(judge.Wait, reasonNotAuthorized,
 			"user %q, which requests node %q, no longer exists: %s; use another credential", userOf(req), nodeOf(req), facts.Gone)
+	case !facts.Exists || facts.Now.IsZero():
+		return refuse(judge.Wait, "InventoryUnavailable", "it is unknown whether user %q exists, or how old its request is", userOf(req))
+	case !p.Reviewed():
+		approved.Message = "Auto approving kubelet client certificate of an expected machine."
 	}
-	return judge.Decision{
-		Verdict: judge.Approve, Reason: "AutoApproved", By: string(kubeletclient.NodeClient),
-		Message: "Auto approving kubelet client certificate of an expected machine.",
-	}
+	return approved
 }
 
-// Reviewed reports whether the requester needs the permission nodeclient too.
+// Reviewed reports whether the requester needs the permission nodeclient.
 func (p Policy) Reviewed() bool { return !p.Trusted || len(p.Users) == 0 }
 
-// Check returns why req is refused whatever is known about the node, or the zero Decision.
-func (p Policy) Check(req *csr.Request, age time.Duration) judge.Decision {
+// Check returns why req is refused at the time of the API servers, whatever is known about the node, or the zero Decision. If
+// the time is unknown, the zero now, the age refuses nothing.
+func (p Policy) Check(req *csr.Request, now time.Time) judge.Decision {
 	_, _, noAccount := req.Requester.ServiceAccount()
 	switch {
 	case req.NodeName() == "":
@@ -157,7 +181,7 @@ func (p Policy) Check(req *csr.Request, age time.Duration) judge.Decision {
 			"user %q may not bootstrap nodes: only users %q may", userOf(req), csr.ShortenAll(p.Users))
 	case noAccount != csr.NoObjection:
 		return refuse(judge.Ignore, reasonNotAuthorized, "user %q may not bootstrap nodes: %s", userOf(req), noAccount)
-	case p.MaxRequestAge > 0 && age > p.MaxRequestAge:
+	case p.MaxRequestAge > 0 && !now.IsZero() && now.Sub(req.Created) > p.MaxRequestAge:
 		return refuse(judge.Ignore, ReasonTooOld,
 			"the request is older than approval.nodeClient.maxRequestAge, %s: its kubelet no longer waits for it", p.MaxRequestAge)
 	}

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"crypto/x509"
 	"errors"
 	"slices"
 
@@ -13,24 +14,28 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 )
 
-// Cluster holds what a program with listers of its own has read from an API server. Nodes report their own names and
-// addresses, so a Node that lies can block another Node's certificate, but not take its names.
+// Cluster holds what a program with listers of its own has read from an API server. The listers must have synced: an address is
+// approved for one Node only if the other Nodes are known. Nodes report their own names and addresses. So a Node that lies can
+// block another Node's certificate and get a name that no object of the cluster has, but not take what another one has.
 type Cluster struct {
 	// Nodes and Services are all of the cluster.
 	Nodes    []*corev1.Node
 	Services []*corev1.Service
-	// EndpointSlices are those of the Service kubernetes in the namespace default.
+	// EndpointSlices include those of the Service kubernetes in the namespace default. Others do not count.
 	EndpointSlices []*discoveryv1.EndpointSlice
-	// APIServerNames are the names and addresses in the serving certificates of the API servers.
-	APIServerNames []string
+	// APIServerCertificates are the serving certificates of the API servers. Their wildcards reserve nothing.
+	APIServerCertificates []*x509.Certificate
+	// APIServerHosts are the names and addresses by which clients reach the API servers, such as that of a kubeconfig. A
+	// wildcard of a certificate may cover them.
+	APIServerHosts []string
 }
 
 // apiServerService is the Service by which clients in the cluster reach the API server.
 const apiServerService = "kubernetes"
 
-// Facts returns the facts about req. It returns an error if the cluster lacks the Service kubernetes, its endpoints or the
-// names of the API servers: a node could then get a certificate for the API server. It reads each object once, so its time
-// grows with the cluster.
+// Facts returns the facts about req. It returns an error if the cluster lacks the Service kubernetes, its endpoints, or a
+// certificate or host of the API servers: a node could then get a certificate for the API server. It reads each object once, so
+// its time grows with the cluster.
 func (c Cluster) Facts(req *csr.Request) (Facts, error) {
 	requested := map[san.SAN]*Name{}
 	for _, value := range namesOf(req) {
@@ -48,14 +53,10 @@ func (c Cluster) Facts(req *csr.Request) (Facts, error) {
 			}
 		}
 	}
-	known := false
-	for _, service := range c.Services {
-		known = known || service.Namespace == metav1.NamespaceDefault && service.Name == apiServerService
-		c.readService(service, requested)
-	}
+	known := c.readServices(requested)
 	endpoints := c.readAPIServers(requested)
-	if !known || endpoints == 0 || len(c.APIServerNames) == 0 {
-		return Facts{}, errors.New("the Service kubernetes, its endpoints or the names of the API servers are not read yet")
+	if !known || endpoints == 0 || len(c.APIServerCertificates) == 0 || len(c.APIServerHosts) == 0 {
+		return Facts{}, errors.New("the Service kubernetes, its endpoints, or the certificates or hosts of the API servers are not known")
 	}
 	for value, name := range requested {
 		facts.Names[value] = *name
@@ -63,19 +64,39 @@ func (c Cluster) Facts(req *csr.Request) (Facts, error) {
 	return facts, nil
 }
 
-// readService adds what service has or publishes to the requested values.
-func (Cluster) readService(service *corev1.Service, requested map[san.SAN]*Name) {
-	text := inventory.ServiceText(service.Namespace, service.Name)
-	own, published := inventory.ServiceSANs(service)
+// readServices adds what Services have or publish to the requested values, the first of them by name. It reports whether the
+// Service kubernetes is among them.
+func (c Cluster) readServices(requested map[san.SAN]*Name) (known bool) {
+	byKey := map[[2]string][]*Name{} // the requested names that may be those of a Service
 	for value, name := range requested {
-		namespace, called, may := inventory.ServiceOf(value)
-		if may && namespace == service.Namespace && called == service.Name || slices.Contains(own, value) {
-			name.Service = text
-		}
-		if slices.Contains(published, value) {
-			name.Publisher = text
+		if namespace, service, may := inventory.ServiceOf(value); may {
+			byKey[[2]string{namespace, service}] = append(byKey[[2]string{namespace, service}], name)
 		}
 	}
+	for _, service := range c.Services {
+		known = known || service.Namespace == metav1.NamespaceDefault && service.Name == apiServerService
+		text := inventory.ServiceText(service.Namespace, service.Name)
+		first := func(has *string) {
+			if *has == "" || text < *has {
+				*has = text
+			}
+		}
+		own, published := inventory.ServiceSANs(service)
+		for _, name := range byKey[[2]string{service.Namespace, service.Name}] {
+			first(&name.Service)
+		}
+		for _, value := range own {
+			if name := requested[value]; name != nil {
+				first(&name.Service)
+			}
+		}
+		for _, value := range published {
+			if name := requested[value]; name != nil {
+				first(&name.Publisher)
+			}
+		}
+	}
+	return known
 }
 
 // readAPIServers adds what API servers have to the requested values, and returns the number of their endpoints.
@@ -87,8 +108,14 @@ func (c Cluster) readAPIServers(requested map[san.SAN]*Name) (endpoints int) {
 			}
 		}
 	}
-	use(inventory.ParseSANs(c.APIServerNames...), "in its serving certificate")
+	use(inventory.ParseSANs(c.APIServerHosts...), "a host of it")
+	for _, cert := range c.APIServerCertificates {
+		use(san.Of(cert.DNSNames, cert.IPAddresses), "in its serving certificate")
+	}
 	for _, slice := range c.EndpointSlices {
+		if slice.Namespace != metav1.NamespaceDefault || slice.Labels[discoveryv1.LabelServiceName] != apiServerService {
+			continue
+		}
 		values := inventory.EndpointSANs(slice)
 		use(values, "an endpoint")
 		endpoints += len(values)

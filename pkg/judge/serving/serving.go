@@ -20,7 +20,7 @@ import (
 
 // Policy says what no node may request.
 type Policy struct {
-	// Reserved holds the names and addresses that no node can have.
+	// Reserved holds the names and addresses that no node can have. The zero value is for the cluster domain cluster.local.
 	Reserved san.Reserved
 	// APIServerNodes are the nodes on which an API server runs. The API server's endpoint is such a node's own address,
 	// and the node already holds the API server's key. Sources cannot add to this list.
@@ -32,7 +32,8 @@ type Policy struct {
 type Facts struct {
 	// Entry is what the strongest source that knows the node knows about it. It is nil if no source knows the node.
 	Entry *inventory.Entry
-	// Names holds what is known about each name and address in the request (san.Of).
+	// Names holds what is known about each name and address in the request (san.Of). An entry says that all of Name was read. A
+	// value without an entry is not approved.
 	Names map[san.SAN]Name
 }
 
@@ -189,12 +190,11 @@ func (p Policy) checkNames(req *csr.Request, facts Facts) (found []judge.Decisio
 	var foreign []string
 	var other judge.Decision
 	for _, value := range namesOf(req) {
-		why := p.checkName(req.NodeName(), value, facts)
-		if why == notOwned {
+		why, owned := p.checkName(req.NodeName(), value, facts)
+		if !owned {
 			foreign = append(foreign, shown(value))
-		} else {
-			other = why
 		}
+		other = why
 		if other.Made() || len(foreign) == mostRefused {
 			break
 		}
@@ -209,17 +209,15 @@ func (p Policy) checkNames(req *csr.Request, facts Facts) (found []judge.Decisio
 	return found
 }
 
-// notOwned is the result of checkName for a value that the source of the node does not give to it.
-var notOwned = judge.Wait.Because("SANNotOwned", "")
-
-// checkName returns why value does not belong to node, or the zero Decision.
+// checkName returns why value does not belong to node, or the zero Decision. owned is false if the source of the node does not
+// give the value to it.
 //
 //  1. Its facts must have been read.
 //  2. No Service may have it, unless it is a name of the node.
 //  3. No Service may publish it, unless a Node reports it.
 //  4. An API server may have it only on one of APIServerNodes.
 //  5. The inventory must give it to the node alone (inventory.Entry.Claim).
-func (p Policy) checkName(node string, value san.SAN, facts Facts) judge.Decision {
+func (p Policy) checkName(node string, value san.SAN, facts Facts) (why judge.Decision, owned bool) {
 	known, read := facts.Names[value]
 	holders := known.Holders
 	if known.APIServer != "" { // it belongs to the nodes on which an API server runs, whatever others report
@@ -236,25 +234,25 @@ func (p Policy) checkName(node string, value san.SAN, facts Facts) judge.Decisio
 	text, node := shown(value), csr.Shorten(node)
 	switch {
 	case !read:
-		return judge.Wait.Because("InventoryUnavailable", "it is unknown to which objects %s belongs", text)
+		return judge.Wait.Because("InventoryUnavailable", "it is unknown to which objects %s belongs", text), true
 	case service != "":
 		return judge.Wait.Because("SANReserved", "%s is a name or an address of %s, which no node can have: "+
-			"delete the Service if it is the node's", text, service)
+			"delete the Service if it is the node's", text, service), true
 	case known.APIServer != "" && !runsAPIServer:
 		return judge.Wait.Because("SANReserved", "%s is a name or an address of the API server (%s), which no node can have: "+
-			"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes", text, known.APIServer)
+			"if one runs on this node, add the node to approval.kubeletServing.apiServerNodes", text, known.APIServer), true
 	case claim.NotOwned:
-		return notOwned
+		return judge.Decision{}, false
 	case claim.Owner != "":
 		return judge.Wait.Because("SANContested", "%s is claimed by node %q and by %s, which comes from a stronger entry: "+
-			"correct that entry if it is wrong", text, node, claim.Owner)
+			"correct that entry if it is wrong", text, node, claim.Owner), true
 	case claim.Other != "":
-		return judge.Wait.Because("SANContested", "%s", contested(node, value, claim))
+		return judge.Wait.Because("SANContested", "%s", contested(node, value, claim)), true
 	case claim.NotReported:
 		return judge.Wait.Because("AddressNotPublished", "%s may belong to several nodes, according to %s, "+
-			"but Node %q does not report it: add it to the Node's addresses, or list it for this node alone", text, facts.Entry.Source, node)
+			"but Node %q does not report it: add it to the Node's addresses, or list it for this node alone", text, facts.Entry.Source, node), true
 	}
-	return judge.Decision{}
+	return judge.Decision{}, true
 }
 
 // contested returns why no node gets value because of other Nodes, and the fix.

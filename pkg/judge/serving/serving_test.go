@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
 	"net"
@@ -118,30 +119,34 @@ func TestCluster(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.ServiceSpec{ClusterIP: clusterIP, ExternalIPs: external},
 		}
 	}
-	slice := &discoveryv1.EndpointSlice{Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.100"}}}}
+	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Labels: map[string]string{"kubernetes.io/service-name": "kubernetes"}}, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.100"}}}}
 	whole := Cluster{
 		Nodes: []*corev1.Node{
-			node("a", "10.0.0.1", "a.test", "10.0.0.1", "10.0.0.9"), node("b", "10.0.0.2", "a.test", "b.shop", "10.96.0.1"), node("c", "10.0.0.9", "10.0.0.100", "api.test"),
+			node("a", "10.0.0.1", "a.test", "10.0.0.1", "10.0.0.9"), node("b", "10.0.0.2", "a.test", "b.shop", "10.96.0.1"), node("c", "10.0.0.9", "10.0.0.100", "api.test", "c.test", "balancer.test"),
 		},
 		Services: []*corev1.Service{
 			service("default", "kubernetes", "10.96.0.1"), service("shop", "web", "10.96.0.7", "10.0.0.50", "10.0.0.2"), service("shop", "b", "10.96.0.8"),
 		},
-		EndpointSlices: []*discoveryv1.EndpointSlice{slice}, APIServerNames: []string{"api.test", "10.0.0.101"},
+		EndpointSlices:        []*discoveryv1.EndpointSlice{slice},
+		APIServerCertificates: []*x509.Certificate{{DNSNames: []string{"api.test", "*.test"}, IPAddresses: []net.IP{net.IPv4(10, 0, 0, 101)}}},
+		APIServerHosts:        []string{"balancer.test"},
 	}
 	for asked, want := range map[string]string{
-		"a asks for a 10.0.0.1":   "AutoApproved according to Node a",
-		"a asks for a.test":       `SANContested a.test is claimed by node "a" and by Node b`,
-		"a asks for 10.0.0.9":     "SANContested and by Node c",
-		"a asks for 10.0.0.2":     "SANNotOwned",
-		"b asks for 10.0.0.2":     "AutoApproved ", // it reports what a Service publishes
-		"b asks for b.shop":       "AutoApproved ", // a name that begins with its own
-		"b asks for 10.96.0.1":    "SANReserved Service default/kubernetes",
-		"a asks for web.shop":     "SANReserved Service shop/web",
-		"a asks for x.web.shop":   "SANReserved Service shop/web",
-		"c asks for 10.0.0.50":    "SANReserved Service shop/web",
-		"c asks for 10.0.0.100":   "SANReserved the API server (an endpoint)",
-		"c asks for api.test":     "SANReserved the API server (in its serving certificate)",
-		"gone asks for 10.0.0.60": "NodeNotFound",
+		"a asks for a 10.0.0.1":    "AutoApproved according to Node a",
+		"a asks for a.test":        `SANContested a.test is claimed by node "a" and by Node b`,
+		"a asks for 10.0.0.9":      "SANContested and by Node c",
+		"a asks for 10.0.0.2":      "SANNotOwned",
+		"b asks for 10.0.0.2":      "AutoApproved ", // it reports what a Service publishes
+		"b asks for b.shop":        "AutoApproved ", // a name that begins with its own
+		"b asks for 10.96.0.1":     "SANReserved Service default/kubernetes",
+		"a asks for web.shop":      "SANReserved Service shop/web",
+		"a asks for x.web.shop":    "SANReserved Service shop/web",
+		"c asks for 10.0.0.50":     "SANReserved Service shop/web",
+		"c asks for 10.0.0.100":    "SANReserved the API server (an endpoint)",
+		"c asks for api.test":      "SANReserved the API server (in its serving certificate)",
+		"c asks for c.test":        "AutoApproved ", // a wildcard reserves nothing
+		"c asks for balancer.test": "SANReserved the API server (a host of it)",
+		"gone asks for 10.0.0.60":  "NodeNotFound",
 	} {
 		name, names, _ := strings.Cut(asked, " asks for ")
 		req := asks(name, names)
@@ -177,7 +182,10 @@ func TestCluster(t *testing.T) {
 	}
 	for name, remove := range map[string]func(*Cluster){
 		"the Service kubernetes": func(c *Cluster) { c.Services = c.Services[1:] }, "its endpoints": func(c *Cluster) { c.EndpointSlices = nil },
-		"the names of the API servers": func(c *Cluster) { c.APIServerNames = nil },
+		"a certificate of the API server": func(c *Cluster) { c.APIServerCertificates = nil }, "a host of it": func(c *Cluster) { c.APIServerHosts = nil },
+		"endpoints of that Service": func(c *Cluster) {
+			c.EndpointSlices = []*discoveryv1.EndpointSlice{{ObjectMeta: metav1.ObjectMeta{Namespace: "default"}, Endpoints: slice.Endpoints}}
+		},
 	} {
 		part := whole
 		remove(&part)

@@ -13,14 +13,14 @@ import (
 )
 
 // KubeletServing judges requests for kubelet serving certificates, which kube-controller-manager does not approve.
-type KubeletServing struct{ serving.Policy }
+type KubeletServing struct{ Policy serving.Policy }
 
 // Judge implements Judge. It reads the inventory after req itself has passed.
-func (k KubeletServing) Judge(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error) {
-	if refused := k.Check(req); refused.Made() {
+func (k KubeletServing) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
+	if refused := k.Policy.Check(req); refused.Made() {
 		return refused, nil
 	}
-	found, err := facts.Inventory.servingFacts(ctx, req)
+	found, err := from.Inventory.servingFacts(ctx, req)
 	if err != nil {
 		return judge.Wait.Because(unknown(err), "the request for signer %s is not approved: it is unknown what belongs to node %q: %v; "+
 			"the request is checked again when this changes, or within five minutes", req.SignerName, csr.Shorten(req.NodeName()), err), nil
@@ -30,7 +30,7 @@ func (k KubeletServing) Judge(ctx context.Context, req *csr.Request, facts Facts
 
 // servingFacts returns what is known about the node of req, and about each name and address in it.
 func (i *Inventory) servingFacts(ctx context.Context, req *csr.Request) (facts serving.Facts, err error) {
-	if i.cluster == nil {
+	if i == nil || i.cluster == nil || i.apiServers == nil {
 		return facts, errNotRunning
 	}
 	found, err := i.sources.Lookup(ctx, req.NodeName(), req)

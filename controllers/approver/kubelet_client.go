@@ -15,9 +15,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 )
 
-// NodeClient judges requests for kubelet client certificates. The zero value does what kube-controller-manager does
+// KubeletClient judges requests for kubelet client certificates. The zero value does what kube-controller-manager does
 // (package kubeletclient).
-type NodeClient struct {
+type KubeletClient struct {
 	// Bootstrap, if set, checks the identity of each node that requests its first certificate. A bootstrapper may then only
 	// request a node that is expected and does not exist yet. Renewals need only their own permission and wait for nothing. A
 	// node that may not renew is not treated as a new node.
@@ -27,11 +27,11 @@ type NodeClient struct {
 // Judge implements Judge.
 //
 //  1. The content must be that of a kubelet, and no token for another node may be used.
-//  2. With Bootstrap, a first certificate is refused by its content and its age alone, if possible.
+//  2. With Bootstrap, a first certificate is refused by its requester, its name and its age alone, if possible.
 //  3. Reviews: the first permission that the requester has approves.
 //  4. With Bootstrap, a first certificate is judged by the caches and the sources of the inventory.
 //  5. What it passes there is judged again by what the API server returns now.
-func (n NodeClient) Judge(ctx context.Context, req *csr.Request, facts Facts) (judge.Decision, error) {
+func (n KubeletClient) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
 	policy := kubeletclient.Policy{RenewOnly: n.Bootstrap != nil}
 	permissions := policy.Permissions(req)
 	if len(permissions) == 0 {
@@ -39,53 +39,41 @@ func (n NodeClient) Judge(ctx context.Context, req *csr.Request, facts Facts) (j
 	}
 	first := n.Bootstrap != nil && permissions[0] == kubeletclient.NodeClient
 	if first {
-		age, err := n.age(ctx, req, facts)
-		if refused := n.Bootstrap.Check(req, age); refused.Made() {
+		now, err := n.now(ctx, req, from)
+		if refused := n.Bootstrap.Check(req, now); refused.Made() { // without a time, the rest of the request still counts
 			return refused, nil
 		}
 		if err != nil {
 			return missing(req, err), nil
 		}
 	}
+	var allowed []kubeletclient.Permission
 	if !first || n.Bootstrap.Reviewed() {
-		decision, err := review(ctx, req, policy, permissions, facts)
-		if err != nil || decision.Verdict != judge.Approve || !first {
-			return decision, err
+		for _, permission := range permissions {
+			permitted, err := from.Authorizer.Allowed(ctx, req.Requester, permission.Attributes())
+			if err != nil {
+				return judge.Decision{}, fmt.Errorf("review permission %s of the requester: %w", string(permission), err)
+			}
+			if permitted {
+				allowed = append(allowed, permission)
+				break
+			}
+		}
+		if decision := policy.Judge(req, allowed...); decision.Verdict != judge.Approve || !first {
+			return decision, nil
 		}
 	}
-	return n.judgeMachine(ctx, req, facts), nil
-}
-
-// review reviews permissions in order, until one is allowed.
-func review(
-	ctx context.Context, req *csr.Request, policy kubeletclient.Policy, permissions []kubeletclient.Permission, facts Facts,
-) (judge.Decision, error) {
-	for _, permission := range permissions {
-		allowed, err := facts.Authorizer.Allowed(ctx, req.Requester, permission.Attributes())
-		switch {
-		case err != nil:
-			return judge.Decision{}, fmt.Errorf("review permission %s of the requester: %w", string(permission), err)
-		case allowed:
-			return policy.Judge(req, permission), nil
-		}
-	}
-	return policy.Judge(req), nil
-}
-
-// judgeMachine judges whether the machine behind req may become the node: by the caches, and before it passes, by what the
-// API server returns now.
-func (n NodeClient) judgeMachine(ctx context.Context, req *csr.Request, facts Facts) judge.Decision {
-	found, seen, err := n.readCaches(ctx, req, facts.Inventory)
+	found, seen, err := n.readCaches(ctx, req, from)
 	if err != nil {
-		return missing(req, err)
+		return missing(req, err), nil
 	}
-	if decision := n.Bootstrap.Judge(req, found); decision.Verdict != judge.Approve {
-		return decision
+	if decision := n.Bootstrap.Judge(req, found, allowed...); decision.Verdict != judge.Approve {
+		return decision, nil
 	}
-	if err := n.readLive(ctx, req, facts, seen, &found); err != nil {
-		return missing(req, err)
+	if err := n.readLive(ctx, req, from, seen, &found); err != nil {
+		return missing(req, err), nil
 	}
-	return n.Bootstrap.Judge(req, found)
+	return n.Bootstrap.Judge(req, found, allowed...), nil
 }
 
 // missing returns the decision about a first certificate while a fact is unknown because of err.
@@ -94,16 +82,17 @@ func missing(req *csr.Request, err error) judge.Decision {
 		"this changes, unless it is too old by then", csr.Shorten(req.NodeName()), err)
 }
 
-// readCaches returns what the caches and the sources hold about the node of req.
-func (n NodeClient) readCaches(
-	ctx context.Context, req *csr.Request, i *Inventory,
+// readCaches returns what the caches and the sources hold about the node of req. Only readLive reads the time and whether the
+// requester exists: until then, req counts as new and its requester as existing.
+func (n KubeletClient) readCaches(
+	ctx context.Context, req *csr.Request, from Readers,
 ) (found bootstrap.Facts, seen bootstrap.Seen, err error) {
+	i := from.Inventory
 	exists, nodeErr := i.cluster.Exists(req.NodeName())
 	life, renewed, leaseErr := i.leases.Of(req.NodeName())
-	seen = bootstrap.Seen{
-		Exists: exists, Renews: life == nodeidentity.Alive, Silent: life == nodeidentity.Dead, Renewed: renewed,
-	}
-	found.Node = n.Bootstrap.StateOf(req, seen)
+	state := map[nodeidentity.Life]bootstrap.LeaseState{nodeidentity.Alive: bootstrap.LeaseRenewing, nodeidentity.Dead: bootstrap.LeaseSilent}
+	seen = bootstrap.Seen{Exists: exists, Lease: state[life], Renewed: renewed}
+	found = bootstrap.Facts{Now: req.Created, Node: n.Bootstrap.StateOf(req, seen), Exists: true}
 	var entryErr error
 	if n.Bootstrap.Expected {
 		entry, err := i.expecting.Lookup(ctx, req.NodeName(), req)
@@ -112,28 +101,28 @@ func (n NodeClient) readCaches(
 	return found, seen, errors.Join(nodeErr, leaseErr, entryErr)
 }
 
-// age returns the age of req by the API servers' time. It asks for the time again before the age refuses req, because a
+// now returns the API servers' time, or zero with an error. It asks for the time again before the age refuses req, because a
 // clock that was set back makes new requests look old.
-func (n NodeClient) age(ctx context.Context, req *csr.Request, facts Facts) (time.Duration, error) {
-	if facts.Inventory.cluster == nil {
-		return 0, errNotRunning
+func (n KubeletClient) now(ctx context.Context, req *csr.Request, from Readers) (time.Time, error) {
+	if i := from.Inventory; i == nil || i.cluster == nil || i.leases == nil {
+		return time.Time{}, errNotRunning
 	}
-	now, err := facts.ServerTime.Now(ctx)
-	if err == nil && n.Bootstrap.Check(req, now.Sub(req.Created)).Reason == bootstrap.ReasonTooOld {
-		now, err = facts.ServerTime.Fresh(ctx)
+	now, err := from.ServerTime.Now(ctx)
+	if err == nil && n.Bootstrap.Check(req, now).Reason == bootstrap.ReasonTooOld {
+		now, err = from.ServerTime.Fresh(ctx)
 	}
 	if err != nil {
-		return 0, err
+		return time.Time{}, err
 	}
-	return now.Sub(req.Created), nil
+	return now, nil
 }
 
 // readLive corrects the facts that a lagging cache, in which seen was found, could have wrong. It also reads whether the
-// requester still exists. The age is read last, because the calls may take long.
-func (n NodeClient) readLive(
-	ctx context.Context, req *csr.Request, facts Facts, seen bootstrap.Seen, found *bootstrap.Facts,
+// requester still exists. The time is read last, because the calls may take long.
+func (n KubeletClient) readLive(
+	ctx context.Context, req *csr.Request, from Readers, seen bootstrap.Seen, found *bootstrap.Facts,
 ) error {
-	live, node, none := nodeidentity.Live{Reader: facts.Live}, req.NodeName(), found.Node == bootstrap.NodeNone
+	live, node, none := nodeidentity.Live{Reader: from.Live}, req.NodeName(), found.Node == bootstrap.NodeNone
 	renewed, err := live.Renewed(ctx, node)
 	switch {
 	case none && apierrors.IsNotFound(err):
@@ -152,7 +141,7 @@ func (n NodeClient) readLive(
 		gone, goneErr := live.Gone(ctx, req.Requester)
 		found.Gone, err = gone, errors.Join(err, goneErr)
 	}
-	age, ageErr := n.age(ctx, req, facts)
-	found.Age = age
-	return errors.Join(err, ageErr)
+	now, timeErr := n.now(ctx, req, from)
+	found.Now = now
+	return errors.Join(err, timeErr)
 }
