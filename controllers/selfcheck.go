@@ -11,15 +11,14 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 )
 
@@ -48,23 +47,14 @@ const (
 var errNotChecked = errors.New("the manager's rights are not checked yet")
 
 var (
-	checkResult = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_check_result",
-		Help: "Result of each self-check: 1 for the current result, 0 for the others.",
-	}, []string{"check", "result"})
+	checkResult = metric.Gauge("csr_check_result",
+		"Result of each self-check: 1 for the current result, 0 for the others.", "check", "result")
 
-	missingRights = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_check_missing_rights",
-		Help: "Objects, namespaces or signers for which the manager lacks a right.",
-	}, []string{"verb", "resource"})
+	missingRights = metric.Gauge("csr_check_missing_rights",
+		"Objects, namespaces or signers for which the manager lacks a right.", "verb", "resource")
 
-	checkLastRun = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_check_last_run_timestamp_seconds",
-		Help: "Last run of each self-check.",
-	}, []string{"check"})
+	checkLastRun = metric.Gauge("csr_check_last_run_timestamp_seconds", "Last run of each self-check.", "check")
 )
-
-func init() { metrics.Registry.MustRegister(checkResult, missingRights, checkLastRun) }
 
 // selfCheck is a Runnable of the leader and the standbys, because each replica has rights of its own.
 type selfCheck struct {

@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -30,6 +29,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -45,22 +45,12 @@ const defaultEvery = 10 * time.Second
 const reasonDue = "Due"
 
 // deletedTotal counts deletions by the state that the request was in.
-var deletedTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Name: "csr_cleaner_deleted_total",
-	Help: "Deleted CertificateSigningRequests, by state.",
-}, []string{"state", "reason"})
+var deletedTotal = metric.Counter("csr_cleaner_deleted_total", "Deleted CertificateSigningRequests, by state.", "state", "reason")
 
-var dryRunTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Name: "csr_cleaner_dry_run_total",
-	Help: "CertificateSigningRequests that a dry run would have deleted, each once.",
-}, []string{"state", "reason"})
+var dryRunTotal = metric.Counter("csr_cleaner_dry_run_total",
+	"CertificateSigningRequests that a dry run would have deleted, each once.", "state", "reason")
 
-var errorsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Name: "csr_cleaner_errors_total",
-	Help: "Failed reconciles of the cleaner.",
-}, []string{"reason"})
-
-func init() { metrics.Registry.MustRegister(deletedTotal, dryRunTotal, errorsTotal) }
+var errorsTotal = metric.Counter("csr_cleaner_errors_total", "Failed reconciles of the cleaner.", "reason")
 
 // Reconciler deletes requests. SetupWithManager sets nil fields from the manager.
 type Reconciler struct {

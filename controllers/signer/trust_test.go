@@ -296,7 +296,7 @@ func TestReadTrust(t *testing.T) {
 		{foreign, roots, 50 * minute, "strict: ", 10 * minute, false, true, 1},
 		{errDown, roots, 0, "unread", 5 * time.Second, true, false, 1},
 		{foreign, roots, 0, "strict: ", 10 * minute, true, false, 1},
-		{file(newLink("other").pem + own), roots, 0, "strict: " + string(trustedForClients), 10 * minute, true, false, 0},
+		{file(newLink("other").pem + own), roots, 0, "strict: API servers trust the CA of signer x for clients", 10 * minute, true, false, 0},
 		{file(""), nil, 0, "strict: ", 30 * time.Second, true, true, 1}, // nothing publishes kube-root-ca.crt yet: it is read again soon
 		{file(""), roots, 0, "strict: ", 10 * minute, false, false, 1},
 	} {
@@ -305,7 +305,7 @@ func TestReadTrust(t *testing.T) {
 		pause := r.readTrust(t.Context(), configMaps{authentication: step.file, rootCAs: step.roots}, pair, queue)
 		authority := must(pair.Authority(now))
 		trust := r.trustOf(pair, authority)
-		got := "strict: " + string(trust.strict)
+		got := "strict: " + trust.strict.of("x")
 		if trust.unread != "" {
 			got = "unread"
 		}

@@ -1,7 +1,6 @@
 package reference
 
 import (
-	"errors"
 	"fmt"
 	"io/fs"
 	"maps"
@@ -124,11 +123,12 @@ func describeLabels(known map[string]string) *table {
 }
 
 var (
-	// constructor finds the start of a metric. A description is that of a gauge: the code makes no other.
-	constructor = regexp.MustCompile(`prometheus\.New(Counter|Gauge|Histogram|Summary|Desc)(Vec)?\(`)
-	// named finds the name and the help of a metric, and labelled its labels.
-	named    = regexp.MustCompile(`^(?:prometheus\.\w+Opts\{\s*Name: *)?("[a-z_]+"),\s*(?:Help: *)?((?:"(?:[^"\\]|\\.)*"(?:\s\+\s+)?)+),`)
-	labelled = regexp.MustCompile(`\[\]string\{([^}]*)\}`)
+	// constructor finds the start of a metric. Only gauges are made without the package metric: those that rotation registers
+	// together, and descriptions.
+	constructor = regexp.MustCompile(`\b(?:metric\.|prometheus\.New)(Counter|Gauge|Histogram|Summary|Desc)\w*\(`)
+	// arguments finds the name, the help and the labels of a metric, and literal a text in them.
+	arguments = regexp.MustCompile(`^(?:prometheus\.GaugeOpts\{\s*Name: *)?"([a-z_]+)",\s*(?:Help: *)?((?:"(?:[^"\\]|\\.)*"(?:\s*\+\s+)?)+),?([^)]*)\)`)
+	literal   = regexp.MustCompile(`"([a-z_]+)"`)
 )
 
 // findMetrics returns the metrics that the code makes, by name.
@@ -141,9 +141,18 @@ func findMetrics(t *testing.T) (all []metric) {
 			}
 			source := read(t, path)
 			for _, at := range constructor.FindAllStringSubmatchIndex(source, -1) {
-				m, err := readMetric(source[at[2]:at[3]], at[4] >= 0, source[at[1]:])
+				found := arguments.FindStringSubmatch(source[at[1]:])
+				if found == nil {
+					t.Errorf("%s: want literals for name, help and labels: %s", path, source[at[0]:at[1]])
+					continue
+				}
+				m := metric{name: found[1], kind: strings.Replace(strings.ToLower(source[at[2]:at[3]]), "desc", "gauge", 1)}
+				for _, label := range literal.FindAllStringSubmatch(found[3], -1) {
+					m.labels = append(m.labels, label[1])
+				}
+				m.help, err = strconv.Unquote(regexp.MustCompile(`"\s*\+\s+"`).ReplaceAllString(found[2], ""))
 				if err != nil {
-					t.Errorf("%s: %v: %s", path, err, source[at[0]:at[1]])
+					return err
 				}
 				all = append(all, m)
 			}
@@ -154,22 +163,4 @@ func findMetrics(t *testing.T) (all []metric) {
 	}
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	return all
-}
-
-// readMetric reads the metric of that kind whose arguments text begins with.
-func readMetric(kind string, vector bool, text string) (m metric, err error) {
-	if next := constructor.FindStringIndex(text); next != nil {
-		text = text[:next[0]]
-	}
-	text, _, _ = strings.Cut(text, "\n\n")
-	found, labels := named.FindStringSubmatch(text), labelled.FindStringSubmatch(text)
-	if found == nil || labels == nil && (vector || kind == "Desc") {
-		return metric{}, errors.New("want literals for name and help, and for the list of labels")
-	}
-	m.kind, m.name = strings.Replace(strings.ToLower(kind), "desc", "gauge", 1), strings.Trim(found[1], `"`)
-	if vector || kind == "Desc" {
-		m.labels = strings.Split(strings.ReplaceAll(labels[1], `"`, ""), ", ")
-	}
-	m.help, err = strconv.Unquote(regexp.MustCompile(`"\s\+\s+"`).ReplaceAllString(found[2], ""))
-	return m, err
 }

@@ -143,11 +143,6 @@ func Warn(log logr.Logger, message string, keysAndValues ...any) {
 	slog.New(logr.ToSlogHandler(log)).Warn(message, keysAndValues...)
 }
 
-// LatencyBuckets are the bounds, in seconds, of histograms of the time that a node waits. They extend beyond the
-// quarter of an hour after which a kubelet creates another request (client-go util/certificate,
-// certificateWaitTimeout).
-var LatencyBuckets = []float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600}
-
 // errorReasons are the reasons that ErrorReason distinguishes.
 var errorReasons = []metav1.StatusReason{
 	metav1.StatusReasonConflict, metav1.StatusReasonForbidden, metav1.StatusReasonUnauthorized,

@@ -13,14 +13,13 @@ import (
 	"strings"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"gopkg.in/natefinch/lumberjack.v2"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/log"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -35,12 +34,8 @@ const maxSubject = 2 * 64 << 10
 const patience = 2 * time.Second
 
 // errorsTotal counts records that could not be written to the audit log.
-var errorsTotal = prometheus.NewCounter(prometheus.CounterOpts{
-	Name: "csr_audit_errors_total",
-	Help: "Records that could not be written to the audit log file; the log has them in short.",
-})
-
-func init() { metrics.Registry.MustRegister(errorsTotal) }
+var errorsTotal = metric.Counter("csr_audit_errors_total",
+	"Records that could not be written to the audit log file; the log has them in short.").WithLabelValues()
 
 // Event is the kind of a record.
 type Event string

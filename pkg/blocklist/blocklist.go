@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -31,23 +30,13 @@ import (
 )
 
 var (
-	blockedNodes = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_block_list_nodes",
-		Help: "Nodes in the block list in use.",
-	})
+	blockedNodes = metric.Gauge("csr_block_list_nodes", "Nodes in the block list in use.").WithLabelValues()
 
-	blockedCertificates = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_block_list_certificates",
-		Help: "Certificates in the block list in use.",
-	})
+	blockedCertificates = metric.Gauge("csr_block_list_certificates", "Certificates in the block list in use.").WithLabelValues()
 
-	blockListProblems = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_block_list_problems",
-		Help: "Ignored lines and keys of the block list; 1 when the list does not exist or can't be read.",
-	})
+	blockListProblems = metric.Gauge("csr_block_list_problems",
+		"Ignored lines and keys of the block list; 1 when the list does not exist or can't be read.").WithLabelValues()
 )
-
-func init() { metrics.Registry.MustRegister(blockedNodes, blockedCertificates, blockListProblems) }
 
 // List holds the entries that were read last. They stay in use until another version is read: deleting the ConfigMap
 // unblocks nothing. Until the first version is read, requests of all nodes wait, and requests that were made with any

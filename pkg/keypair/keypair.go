@@ -21,9 +21,9 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -32,25 +32,16 @@ import (
 
 var (
 	// reloadsTotal counts new signing CAs by result, accepted or rejected.
-	reloadsTotal = prometheus.NewCounterVec(prometheus.CounterOpts{
-		Name: "csr_signer_ca_reloads_total",
-		Help: "New signing CAs: accepted, or rejected (the last good one stays in use).",
-	}, []string{"result"})
+	reloadsTotal = metric.Counter("csr_signer_ca_reloads_total",
+		"New signing CAs: accepted, or rejected (the last good one stays in use).", "result")
 
 	// caRejected shows the current state, while reloadsTotal counts events.
-	caRejected = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_signer_ca_rejected",
-		Help: "1 while the newest content of the signing CA can't be used.",
-	}, []string{"signer"})
+	caRejected = metric.Gauge("csr_signer_ca_rejected", "1 while the newest content of the signing CA can't be used.", "signer")
 
 	// caNotAfter is per signer, because alerts are about a signer.
-	caNotAfter = prometheus.NewGaugeVec(prometheus.GaugeOpts{
-		Name: "csr_signer_ca_expiration_timestamp_seconds",
-		Help: "End of the signing CA in use; 0 if there was none yet.",
-	}, []string{"signer"})
+	caNotAfter = metric.Gauge("csr_signer_ca_expiration_timestamp_seconds",
+		"End of the signing CA in use; 0 if there was none yet.", "signer")
 )
-
-func init() { metrics.Registry.MustRegister(reloadsTotal, caRejected, caNotAfter) }
 
 // Unavailable reports why there is no Authority to sign with. Reason is a token of docs/reference/reasons.md, and
 // Message is a sentence.

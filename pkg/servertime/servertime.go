@@ -10,10 +10,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/singleflight"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 )
 
 const (
@@ -29,17 +29,11 @@ const (
 )
 
 var (
-	skewSeconds = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_clock_skew_seconds",
-		Help: "Seconds by which the manager's clock is ahead of the API servers'; accurate to a second.",
-	})
-	skewKnown = prometheus.NewGauge(prometheus.GaugeOpts{
-		Name: "csr_clock_skew_known",
-		Help: "1 when the time of the API servers is known. While it is 0, nothing is signed or deleted.",
-	})
+	skewSeconds = metric.Gauge("csr_clock_skew_seconds",
+		"Seconds by which the manager's clock is ahead of the API servers'; accurate to a second.").WithLabelValues()
+	skewKnown = metric.Gauge("csr_clock_skew_known",
+		"1 when the time of the API servers is known. While it is 0, nothing is signed or deleted.").WithLabelValues()
 )
-
-func init() { metrics.Registry.MustRegister(skewSeconds, skewKnown) }
 
 // Clock provides the time of the API servers: the Date header of their last answer, plus the time since that answer by
 // the monotonic clock of this machine. A Date has no fractions of a second, so Clock may be late by a second and by the

@@ -13,12 +13,11 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -34,12 +33,9 @@ const (
 	maxServerNames = 1000 // in one certificate
 )
 
-var unreadAPIServers = prometheus.NewGauge(prometheus.GaugeOpts{
-	Name: "csr_approver_api_servers_unread",
-	Help: "API servers whose serving certificate could not be read at the last attempt. Names that only they hold are not reserved.",
-})
-
-func init() { metrics.Registry.MustRegister(unreadAPIServers) }
+var unreadAPIServers = metric.Gauge("csr_approver_api_servers_unread",
+	"API servers whose serving certificate could not be read at the last attempt. "+
+		"Names that only they hold are not reserved.").WithLabelValues()
 
 // passed measures how long certificates are known.
 var passed clock.RealClock

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/go-logr/logr"
-	"github.com/prometheus/client_golang/prometheus"
 	"go.yaml.in/yaml/v3"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,10 +19,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
-	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -35,12 +34,9 @@ const nodesKey = "nodes.yaml"
 
 // refusedRows counts the mistakes of all static sources together. There are few static sources, and each reports its
 // mistakes by Event.
-var refusedRows = prometheus.NewGauge(prometheus.GaugeOpts{
-	Name: "csr_approver_static_rows_refused",
-	Help: "Mistakes in static lists of nodes. A list with a mistake is not used; a list that can't be read counts as one.",
-})
-
-func init() { metrics.Registry.MustRegister(refusedRows) }
+var refusedRows = metric.Gauge("csr_approver_static_rows_refused",
+	"Mistakes in static lists of nodes. A list with a mistake is not used; "+
+		"a list that can't be read counts as one.").WithLabelValues()
 
 var _ inventory.Owner = &ConfigMap{}
 
