@@ -103,7 +103,14 @@ const (
 
 // SetupWithManager sets nil fields and registers the controller.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
-	r.fill(mgr)
+	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
+	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
+	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
+	r.Authorizer = cmp.Or[authz.Authorizer](r.Authorizer, &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}})
+	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name))
+	r.reporter = report.New(r.Recorder, r.Clock)
+	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, defaults.ApproverWorkers)
+	r.limiter = newLimiter(r.Limit, r.Clock)
 	if err := r.check(); err != nil {
 		return err
 	}
@@ -127,18 +134,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		errs = append(errs, r.Inventory.setup(mgr, r.Judges, r.Workers, r.Clock, r.BlockList.BlocksNode, wake.inventory))
 	}
 	return errors.Join(errs...)
-}
-
-// fill sets nil fields.
-func (r *Reconciler) fill(mgr manager.Manager) {
-	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
-	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
-	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Authorizer = cmp.Or[authz.Authorizer](r.Authorizer, &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}})
-	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name))
-	r.reporter = report.New(r.Recorder, r.Clock)
-	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, defaults.ApproverWorkers)
-	r.limiter = newLimiter(r.Limit, r.Clock)
 }
 
 // check returns all errors in fields without a default.
@@ -313,7 +308,12 @@ func (r *Reconciler) write(
 	result := call.Store(ctx, r.Live, r.Client.SubResource("approval"), written)
 	switch {
 	case result.Outcome == audit.Stored:
-		r.reportStored(obj, decision)
+		count(obj, decision)
+		if approval {
+			createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
+		} else {
+			r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
+		}
 		return reconcile.Result{}, nil // done
 	case result.Outcome == audit.Uncertain && approval && !result.Changed: // it keeps its place in approval.limit
 		r.attempts.CompareAndSwap(obj.UID, inFlightOrStored, mayBeStored) // unless it was deleted meanwhile
@@ -339,16 +339,6 @@ func (r *Reconciler) write(
 	}
 }
 
-// reportStored counts and reports a stored decision.
-func (r *Reconciler) reportStored(obj *certificatesv1.CertificateSigningRequest, decision judge.Decision) {
-	count(obj, decision)
-	if decision.Verdict == judge.Deny {
-		r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
-		return
-	}
-	createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
-}
-
 // pendingAfter is the age from which a request reports that its inventory has no answer yet. Most answers take less.
 const pendingAfter = 10 * time.Second
 
@@ -364,20 +354,15 @@ func (r *Reconciler) reportAndRequeue(
 		r.report(ctx, obj, req, decision)
 	}
 	switch {
-	case pending:
-		return reconcile.Result{RequeueAfter: pendingPause(age)} // the inventory is asked again
+	case pending: // With equal pauses, all requests would ask a busy source at one moment, and its places would be idle between.
+		const least, first, most = 100 * time.Millisecond, time.Second, 30 * time.Second
+		pause := wait.Jitter(least, float64(min(first+max(0, age/8), most))/float64(least))
+		return reconcile.Result{RequeueAfter: pause} // the inventory is asked again
 	case decision.Verdict == judge.Wait:
 		return reconcile.Result{RequeueAfter: csr.Pause(age)} // 1 s, doubling to 5 min
 	default:
 		return reconcile.Result{RequeueAfter: report.Again} // only to repeat the Event
 	}
-}
-
-// pendingPause returns when a request of that age asks the inventory again. The pause is random, so that requests spread
-// over time. With equal pauses, all requests would ask a busy source at one moment, and its places would be idle between.
-func pendingPause(age time.Duration) time.Duration {
-	const least, first, most = 100 * time.Millisecond, time.Second, 30 * time.Second
-	return wait.Jitter(least, float64(min(first+max(0, age/8), most))/float64(least))
 }
 
 // report reports a decision that is not written as Event, metric and record, each distinct decision once.
