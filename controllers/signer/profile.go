@@ -51,8 +51,10 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 	if _, builtin := csr.BuiltinSigner(req.SignerName); builtin {
 		return nil
 	}
-	if violation := trust.forbidsProxy(req); violation != nil {
-		return violation
+	named := len(trust.proxyNames) == 0 || slices.Contains(trust.proxyNames, req.Cert.Subject.CommonName)
+	if trust.proxies != noCause && req.ForClients() && named {
+		return refuse("SubjectNotPermitted", "subject %+q is not permitted: %s, so a client with this name could act as any user as a front "+
+			"proxy (--requestheader-client-ca-file); give the signer a CA of its own", req.SubjectText(), trust.proxies.of(req.SignerName))
 	}
 	if trust.strict != noCause {
 		return s.onTrustedCA(req, trust)
@@ -62,16 +64,6 @@ func (s Signer) checkTrust(req *csr.Request, trust caTrust) *ca.Violation {
 			"for every purpose; add a usage that signer %s permits", req.Usages, req.SignerName)
 	}
 	return nil
-}
-
-// forbidsProxy returns why req would make a front proxy that API servers accept, or nil.
-func (t caTrust) forbidsProxy(req *csr.Request) *ca.Violation {
-	named := len(t.proxyNames) == 0 || slices.Contains(t.proxyNames, req.Cert.Subject.CommonName)
-	if t.proxies == noCause || !req.ForClients() || !named {
-		return nil
-	}
-	return refuse("SubjectNotPermitted", "subject %+q is not permitted: %s, so a client with this name could act as any user as a front "+
-		"proxy (--requestheader-client-ca-file); give the signer a CA of its own", req.SubjectText(), t.proxies.of(req.SignerName))
 }
 
 // serverUsages are the extended key usages of server certificates.

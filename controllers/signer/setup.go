@@ -54,7 +54,12 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		sources = append(sources, fairqueue.Wake(r.BlockList.Subscribe(), r.BlockList.WaitForFirst, r.waiting.All))
 	}
 	for _, pair := range pairs {
-		if err := r.setupPair(mgr, pair); err != nil {
+		pair.Clock, pair.Recorder, pair.Audit, pair.Log = r.Clock, r.Recorder, r.Audit, mgr.GetLogger().WithName(Name)
+		pair.CheckClock = r.ServerTime.Agreed
+		if r.DryRun {
+			pair.Create = nil
+		}
+		if err := pair.SetupWithManager(mgr); err != nil {
 			return err
 		}
 		waiting := func() []fairqueue.Key { return r.waitingFor(pair) }
@@ -83,16 +88,6 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		errs = append(errs, signing.Watch(each))
 	}
 	return errors.Join(errs...)
-}
-
-// setupPair sets the fields of pair, and registers its source.
-func (r *Reconciler) setupPair(mgr manager.Manager, pair *keypair.KeyPair) error {
-	pair.Clock, pair.Recorder, pair.Audit, pair.Log = r.Clock, r.Recorder, r.Audit, mgr.GetLogger().WithName(Name)
-	pair.CheckClock = r.ServerTime.Agreed
-	if r.DryRun {
-		pair.Create = nil
-	}
-	return pair.SetupWithManager(mgr)
 }
 
 // FillProfiles completes the profile of each signer, as SetupWithManager does. Then Check works without a manager, an API
