@@ -72,7 +72,11 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	case Seal:
 		return r.seal(ctx, obj, o.Now)
 	case Prune:
-		return r.prune(ctx, obj)
+		cert, err := certificateOf(obj.Status.Retiring)
+		if err != nil {
+			return err
+		}
+		return r.publisher.Prune(ctx, cert)
 	case MakeCandidate, TakeCandidate: // the ledger must know a CA before it is stored anywhere
 		keyID := ""
 		if step.Action == TakeCandidate {
@@ -89,15 +93,6 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 		}
 	}
 	return r.writeSecret(ctx, obj, o, step.Action, made)
-}
-
-// prune removes the retiring CA from the ConfigMap in which API servers keep it.
-func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
-	cert, err := certificateOf(obj.Status.Retiring)
-	if err != nil {
-		return err
-	}
-	return r.publisher.Prune(ctx, cert)
 }
 
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing

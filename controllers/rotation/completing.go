@@ -31,7 +31,7 @@ func (p *planner) planCompleting() {
 		p.waitForSigningKey("remove retiring.crt and retiring.key from the Secret to continue")
 	case s.UnpublishedAt == nil:
 		p.planUnpublish()
-	case p.facts.open(s.Retiring): // a late leader has opened it
+	case !p.facts.lost(s.Retiring) && !p.facts.sealed(s.Retiring): // a late leader has opened it
 		p.act(Seal)
 	case !p.publishFirst():
 	default:

@@ -249,7 +249,16 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	before, _ := known.(map[questionKey]*probe.Tracker)
 	kept := map[questionKey]*probe.Tracker{}
 	defer r.trackers.Store(obj.Name, kept)
-	targets := sync.OnceValues(func() ([]probe.Target, error) { return r.apiServers(ctx, obj) })
+	targets := sync.OnceValues(func() ([]probe.Target, error) {
+		addresses := obj.Spec.Verification.APIServers
+		if len(addresses) == 0 {
+			var err error
+			if addresses, err = probe.Endpoints(ctx, r.Live); err != nil {
+				return nil, fmt.Errorf("no API server to probe: %w", err)
+			}
+		}
+		return probe.Direct(r.cluster, obj.Spec.Verification.ServerName, addresses), nil
+	})
 	ask := func(want probe.Trust, authority, control *ca.Authority) probe.Proof {
 		if authority == nil {
 			return probe.Proof{}
@@ -278,18 +287,6 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 		o.RetiringRefused = ask(probe.Refused, o.retiring, o.signing)
 	}
 	return nil
-}
-
-// apiServers returns all API servers, or an error if there are none.
-func (r *Reconciler) apiServers(ctx context.Context, obj *v1alpha1.SigningAuthority) ([]probe.Target, error) {
-	addresses := obj.Spec.Verification.APIServers
-	if len(addresses) == 0 {
-		var err error
-		if addresses, err = probe.Endpoints(ctx, r.Live); err != nil {
-			return nil, fmt.Errorf("no API server to probe: %w", err)
-		}
-	}
-	return probe.Direct(r.cluster, obj.Spec.Verification.ServerName, addresses), nil
 }
 
 // readClientCAs reads whether extension-apiserver-authentication, which aggregated API servers read, holds the retiring CA

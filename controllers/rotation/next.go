@@ -106,11 +106,6 @@ func (f *facts) lost(authority *v1alpha1.CAStatus) bool {
 	return !found
 }
 
-// open reports whether the ledger has an account of authority that is not closed.
-func (f *facts) open(authority *v1alpha1.CAStatus) bool {
-	return !f.lost(authority) && !f.sealed(authority)
-}
-
 // secretFacts are the CAs in the Secret. A missing or unusable CA is nil. The others have only the fields that follow
 // from their certificates.
 type secretFacts struct {
