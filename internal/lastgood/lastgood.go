@@ -48,8 +48,16 @@ func (v *Value[T]) Use(good T, problem error) {
 	before := v.State()
 	same := before.Known && v.Same != nil && v.Same(before.Good, good)
 	v.change(before, State[T]{Good: good, Known: true, Problem: problem}, same)
-	if !same || before.Problem != nil && problem == nil {
-		v.notify()
+	if same && (before.Problem == nil || problem != nil) {
+		return
+	}
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, subscriber := range v.subscribers {
+		select {
+		case subscriber <- struct{}{}:
+		default: // a notification is already pending
+		}
 	}
 }
 
@@ -86,16 +94,4 @@ func (v *Value[T]) Subscribe() <-chan struct{} {
 	subscriber := make(chan struct{}, 1)
 	v.subscribers = append(v.subscribers, subscriber)
 	return subscriber
-}
-
-// notify notifies all subscribers. It does not wait for them.
-func (v *Value[T]) notify() {
-	v.mu.Lock()
-	defer v.mu.Unlock()
-	for _, subscriber := range v.subscribers {
-		select {
-		case subscriber <- struct{}{}:
-		default: // a notification is already pending
-		}
-	}
 }

@@ -220,17 +220,12 @@ func (a Account) raise(signerName string, notAfter time.Time) bool {
 	if found && !known.Before(notAfter) {
 		return false
 	}
-	a.Signers[signerName] = wholeSecond(notAfter)
-	return true
-}
-
-// wholeSecond rounds at up to a whole second, in UTC, because certificates hold whole seconds.
-func wholeSecond(at time.Time) time.Time {
-	whole := at.UTC().Truncate(time.Second)
-	if whole.Before(at) {
+	whole := notAfter.UTC().Truncate(time.Second) // certificates hold whole seconds
+	if whole.Before(notAfter) {
 		whole = whole.Add(time.Second)
 	}
-	return whole
+	a.Signers[signerName] = whole
+	return true
 }
 
 // accountIn parses the account of keyID in data. It fails if it could not write the text back unchanged. A missing

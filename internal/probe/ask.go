@@ -94,7 +94,7 @@ func (c *Certificate) review(
 	return review, heard, err
 }
 
-// response is additional information from a server's response.
+// heard is what a connection tells about its server, beside the answer.
 type heard struct {
 	*http.Transport
 	// asked reports that the server requested a client certificate, and so has received c.

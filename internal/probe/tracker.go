@@ -51,23 +51,19 @@ func (t *Tracker) Add(at time.Time, answers map[string]Answer) {
 			one = &streak{}
 			t.streaks[name] = one
 		}
-		t.add(one, answer, at)
-	}
-}
-
-func (t *Tracker) add(one *streak, answer Answer, at time.Time) {
-	one.answer = answer
-	gap := at.Sub(one.last)
-	switch {
-	case answer.Trust == Unknown && one.answers > 0 && gap <= patience*t.every:
-	case answer.Trust != t.want || answer.Trust == Unknown:
-		*one = streak{answer: answer}
-	case one.answers == 0 || gap > max(patience*t.every, longestGap):
-		*one = streak{answer: answer, last: at, answers: 1}
-	default:
-		one.answers++
-		one.lasted += min(max(gap, 0), t.every)
-		one.last = at
+		one.answer = answer
+		gap := at.Sub(one.last)
+		switch {
+		case answer.Trust == Unknown && one.answers > 0 && gap <= patience*t.every:
+		case answer.Trust != t.want || answer.Trust == Unknown:
+			*one = streak{answer: answer}
+		case one.answers == 0 || gap > max(patience*t.every, longestGap):
+			*one = streak{answer: answer, last: at, answers: 1}
+		default:
+			one.answers++
+			one.lasted += min(max(gap, 0), t.every)
+			one.last = at
+		}
 	}
 }
 
