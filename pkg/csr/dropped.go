@@ -28,7 +28,16 @@ func droppedContent(payload *x509.CertificateRequest, attributes []asn1.RawValue
 		}
 		dropped = append(dropped, droppedNames(extension.Value)...)
 	}
-	dropped = append(dropped, droppedAttributes(attributes)...)
+	// Of the PKCS#10 attributes (RFC 2986 section 4.1), crypto/x509 uses only the first value of each well-formed
+	// extensionRequest. It ignores all others, so even a malformed one is not an error.
+	for _, raw := range attributes {
+		switch id, values, err := decodeAttribute(raw); {
+		case id == nil:
+			dropped = append(dropped, "malformed attribute")
+		case !id.Equal(oidExtensionRequest) || err != nil || len(values) != 1:
+			dropped = append(dropped, "attribute "+id.String())
+		}
+	}
 	slices.Sort(dropped)
 	return slices.Compact(dropped)
 }
@@ -70,22 +79,6 @@ func droppedNames(san []byte) []string {
 		}
 		if kind != "" {
 			dropped = append(dropped, "subjectAltName "+kind)
-		}
-	}
-	return dropped
-}
-
-// droppedAttributes lists the PKCS#10 attributes (RFC 2986 section 4.1) that crypto/x509 does not use. It uses only
-// the first value of each well-formed extensionRequest. It ignores all other attributes, so even a malformed one is
-// not an error.
-func droppedAttributes(attributes []asn1.RawValue) []string {
-	var dropped []string
-	for _, raw := range attributes {
-		switch id, values, err := decodeAttribute(raw); {
-		case id == nil:
-			dropped = append(dropped, "malformed attribute")
-		case !id.Equal(oidExtensionRequest) || err != nil || len(values) != 1:
-			dropped = append(dropped, "attribute "+id.String())
 		}
 	}
 	return dropped

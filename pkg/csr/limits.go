@@ -86,22 +86,17 @@ func (l Limits) Outline(obj *certificatesv1.CertificateSigningRequest) (found Ou
 	name.FillFromRDNSequence(&subject)
 	found.NodeName = nodeIn(name)
 	for _, raw := range info.Attributes {
-		for _, extension := range extensionsIn(raw) {
+		var extensions []pkix.Extension
+		if id, values, err := decodeAttribute(raw); err == nil && id.Equal(oidExtensionRequest) && len(values) > 0 {
+			_ = unmarshal(values[0].FullBytes, &extensions) // crypto/x509 reads only these, and Parse refuses what is malformed
+		}
+		for _, extension := range extensions {
 			if extension.Id.Equal(oidSubjectAltName) {
 				found.addNames(extension.Value)
 			}
 		}
 	}
 	return found
-}
-
-// extensionsIn returns the extensions in raw that crypto/x509 reads, if it is an extensionRequest attribute.
-func extensionsIn(raw asn1.RawValue) (extensions []pkix.Extension) {
-	id, values, err := decodeAttribute(raw)
-	if err == nil && id.Equal(oidExtensionRequest) && len(values) > 0 {
-		_ = unmarshal(values[0].FullBytes, &extensions) // without any if Parse refuses them
-	}
-	return extensions
 }
 
 // The tags of subjectAltNames (RFC 5280 section 4.2.1.6).

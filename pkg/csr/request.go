@@ -79,6 +79,10 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 	keyUsage, extKeyUsage, unknown := X509Usages(obj.Spec.Usages)
 	subject := payload.Subject
 	subject.Names, subject.ExtraNames = nil, nil // Names reach no certificate, and ExtraNames must not
+	lifetime := time.Duration(0)
+	if seconds := obj.Spec.ExpirationSeconds; seconds != nil { // the API server refuses zero seconds, which would mean none here
+		lifetime = cmp.Or(time.Duration(*seconds)*time.Second, 1)
+	}
 	return &Request{
 		Name:       obj.Name,
 		UID:        obj.UID,
@@ -104,7 +108,7 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 			URIs:           payload.URIs,
 			KeyUsage:       keyUsage,
 			ExtKeyUsage:    extKeyUsage,
-			Lifetime:       requestedLifetime(obj.Spec.ExpirationSeconds),
+			Lifetime:       lifetime,
 		},
 		payload: payload,
 	}, nil
@@ -137,15 +141,6 @@ func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, []asn1.RawV
 
 func malformed(err error) *Refused {
 	return &Refused{ReasonMalformed, fmt.Sprintf("spec.request is not a valid PKCS#10 request: %v", err)}
-}
-
-// requestedLifetime returns the requested lifetime, or zero if the request sets none. For zero seconds, which the API
-// server refuses, it returns a nanosecond.
-func requestedLifetime(seconds *int32) time.Duration {
-	if seconds == nil {
-		return 0
-	}
-	return cmp.Or(time.Duration(*seconds)*time.Second, 1)
 }
 
 // CheckSignature returns an error unless the signature proves possession of the private key (RFC 2986 section 4.2).

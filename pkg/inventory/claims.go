@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -22,7 +23,7 @@ type Claim struct {
 }
 
 // Owner describes the machine or the row to which a source that is stronger than that of found assigns value alone. The text
-// is empty if there is none, or if found does not assign value to its node at all.
+// is empty if there is none, or if found does not assign value to its node at all. The Node of the owner need not exist yet.
 func (s Sources) Owner(found Found, value san.SAN) (string, error) {
 	if !found.SelfReported && !found.Owns(value) {
 		return "", nil
@@ -31,7 +32,20 @@ func (s Sources) Owner(found Found, value san.SAN) (string, error) {
 	if !found.lists(value) || found.Shared {
 		stronger++ // the source of the node may assign the value to another node alone
 	}
-	return s.owner(value, stronger)
+	for _, source := range s[:stronger] {
+		owner, can := source.(Owner)
+		if !can {
+			continue
+		}
+		description, err := owner.Owner(value)
+		if err != nil {
+			return "", fmt.Errorf("ask %s: %w", source.Name(), err)
+		}
+		if description != "" {
+			return description, nil
+		}
+	}
+	return "", nil
 }
 
 // Claim decides whether value belongs to node, which has this entry. It looks at no other value, and does not ask when

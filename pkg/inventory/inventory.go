@@ -65,25 +65,6 @@ func (s Sources) Lookup(ctx context.Context, node string, req *csr.Request) (Fou
 	return Found{}, nil
 }
 
-// owner describes the node or the machine to which one of the first stronger sources assigns value alone. Only sources
-// that implement Owner count. The Node of the owner need not exist yet.
-func (s Sources) owner(value san.SAN, stronger int) (string, error) {
-	for _, source := range s[:stronger] {
-		owner, can := source.(Owner)
-		if !can {
-			continue
-		}
-		description, err := owner.Owner(value)
-		if err != nil {
-			return "", fmt.Errorf("ask %s: %w", source.Name(), err)
-		}
-		if description != "" {
-			return description, nil
-		}
-	}
-	return "", nil
-}
-
 // Slow is a Source that waits for another server. It bounds the time of a Lookup itself.
 type Slow interface {
 	Source
@@ -113,30 +94,21 @@ type limited struct {
 // Lookup implements Source.
 func (l *limited) Lookup(ctx context.Context, node string, req *csr.Request) (*Entry, error) {
 	requester := req.Requester.Username
-	if !l.acquire(requester) {
-		return nil, ErrBusy
-	}
-	defer l.release(requester)
-	return l.Slow.Lookup(ctx, node, req)
-}
-
-// acquire takes a slot, if there is one for requester.
-func (l *limited) acquire(requester string) bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	if l.taken >= l.slots || l.held[requester] >= max(1, l.slots/2) {
-		return false
+		l.mu.Unlock()
+		return nil, ErrBusy
 	}
 	l.taken++
 	l.held[requester]++
-	return true
-}
-
-func (l *limited) release(requester string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.taken--
-	if l.held[requester]--; l.held[requester] == 0 {
-		delete(l.held, requester)
-	}
+	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.taken--
+		if l.held[requester]--; l.held[requester] == 0 {
+			delete(l.held, requester)
+		}
+	}()
+	return l.Slow.Lookup(ctx, node, req)
 }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
@@ -159,7 +158,10 @@ func (a *APIServers) round(ctx context.Context) time.Duration {
 	for i, target := range due {
 		server, answer := a.servers[target.Name], answers[i]
 		if answer.err == nil {
-			server.names, server.read, server.logged = namesIn(answer.Certificate), passed.Now(), false
+			// A wildcard reserves nothing by itself, because hosts below it may be nodes.
+			names := slices.DeleteFunc(slices.Clone(answer.Certificate.DNSNames), func(name string) bool { return strings.Contains(name, "*") })
+			sans := san.Of(names, answer.Certificate.IPAddresses)
+			server.names, server.read, server.logged = sans[:min(len(sans), maxServerNames)], passed.Now(), false
 			verified = verified || answer.Verified
 			continue
 		}
@@ -199,16 +201,6 @@ func (a *APIServers) list(endpoints []string) (due []probe.Target) {
 		return now.Sub(server.listed) > readEvery
 	})
 	return due
-}
-
-// namesIn returns the names and addresses that certificate reserves. A wildcard reserves nothing by itself, because
-// hosts below it may be nodes.
-func namesIn(certificate *x509.Certificate) []san.SAN {
-	names := slices.DeleteFunc(slices.Clone(certificate.DNSNames), func(name string) bool {
-		return strings.Contains(name, "*")
-	})
-	sans := san.Of(names, certificate.IPAddresses)
-	return sans[:min(len(sans), maxServerNames)]
 }
 
 // publish stores the names of the API servers. missing is why they are not known yet: it counts until they are known for

@@ -85,7 +85,12 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 	}
 	s.services = &informer.Informer[*object]{
 		Resource: informer.Of(corev1.SchemeGroupVersion.WithResource("services"), api.Services("")),
-		Convert:  serviceObject, OnSync: everything, OnChange: s.serviceChanged,
+		Convert:  serviceObject, OnSync: everything,
+		OnChange: func(before, after *object) {
+			if after == nil { // requests may wait for what the deleted Service had
+				s.Changed(before.Name, append([]san.SAN{san.Parse(before.Name + "." + before.Namespace)}, before.sans...)...)
+			}
+		},
 		Indexers: map[string]func(*object) []string{
 			bySAN:       func(obj *object) []string { return ca.Texts(obj.sans) },
 			byPublished: func(obj *object) []string { return ca.Texts(obj.published) },
@@ -141,13 +146,6 @@ func (s *Source) nodeChanged(before, after *object) {
 	case !slices.Equal(before.sans, after.sans): // otherwise it is a heartbeat
 		kept := sets.New(after.has()...)
 		s.Changed(before.Name, slices.DeleteFunc(slices.Clone(before.has()), kept.Has)...)
-	}
-}
-
-// serviceChanged reports a deleted Service, with the names and addresses that it no longer has.
-func (s *Source) serviceChanged(before, after *object) {
-	if after == nil {
-		s.Changed(before.Name, append([]san.SAN{san.Parse(before.Name + "." + before.Namespace)}, before.sans...)...)
 	}
 }
 
