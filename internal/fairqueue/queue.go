@@ -59,7 +59,9 @@ func (q *Queue) Done(key Key) {
 // ShutDown makes Add ignore further keys, and Get return at once, even if keys are queued: the next leader finds their
 // requests in its cache.
 func (q *Queue) ShutDown() {
-	q.order.close()
+	q.order.mu.Lock()
+	q.order.closed = true
+	q.order.mu.Unlock()
 	q.TypedInterface.ShutDown()
 }
 
@@ -180,10 +182,4 @@ func (o *order) done(key Key) {
 	if from.busy == 0 && len(from.turns) == 0 {
 		delete(o.requesters, key.Requester)
 	}
-}
-
-func (o *order) close() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.closed = true
 }

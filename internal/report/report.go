@@ -105,7 +105,13 @@ func (r *Reporter) once(obj client.Object, requester, eventType, action, reason,
 		return false
 	}
 	r.outcomes.Add(obj.GetUID(), outcome{now, reason, r.clock.Now()})
-	permitted := r.allow(requester) && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
+	by := digest(sha256.Sum256([]byte(requester)))
+	limit, met := r.requesters.Get(by)
+	if !met {
+		limit = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)
+		r.requesters.Add(by, limit)
+	}
+	permitted := limit.(flowcontrol.PassiveRateLimiter).TryAccept() && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
 	r.mu.Unlock()
 	if !permitted {
 		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
@@ -113,17 +119,6 @@ func (r *Reporter) once(obj client.Object, requester, eventType, action, reason,
 	}
 	r.Object(obj, eventType, action, reason, message)
 	return true
-}
-
-// allow reports whether requester may cause an Event now.
-func (r *Reporter) allow(requester string) bool {
-	key := digest(sha256.Sum256([]byte(requester)))
-	limit, known := r.requesters.Get(key)
-	if !known {
-		limit = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)
-		r.requesters.Add(key, limit)
-	}
-	return limit.(flowcontrol.PassiveRateLimiter).TryAccept()
 }
 
 // Object writes an Event about any object, each time.

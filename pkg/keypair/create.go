@@ -51,7 +51,13 @@ func (k *KeyPair) create(ctx context.Context, at Secret) {
 	}
 	ctx = log.IntoContext(ctx, k.Log)
 	record := func(event audit.Event, message string) {
-		k.Audit.Write(ctx, now, event, recordOf(at, authority, message))
+		cert := authority.Certificate()
+		key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
+		k.Audit.Write(ctx, now, event, audit.Record{
+			Name: at.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
+			Serial: cert.SerialNumber.Text(16), IssuerKeyID: authority.KeyID(),
+			NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Message: message,
+		})
 	}
 	record(audit.CACreated, "") // before the Secret is stored, so that no CA exists without a record
 	switch err := call.Write(context.WithoutCancel(ctx), k.client.Create, secret); {
@@ -89,16 +95,6 @@ func (k *KeyPair) prepare(at Secret, now time.Time) (*corev1.Secret, *ca.Authori
 			corev1.TLSCertKey: authority.CertificatePEM(), corev1.TLSPrivateKeyKey: keyPEM, rootsKey: authority.CertificatePEM(),
 		},
 	}, authority, nil
-}
-
-func recordOf(secret Secret, authority *ca.Authority, message string) audit.Record {
-	cert := authority.Certificate()
-	key := sha256.Sum256(cert.RawSubjectPublicKeyInfo)
-	return audit.Record{
-		Name: secret.String(), Subject: cert.Subject.String(), KeySHA256: hex.EncodeToString(key[:]),
-		Serial: cert.SerialNumber.Text(16), IssuerKeyID: authority.KeyID(),
-		NotBefore: cert.NotBefore, NotAfter: cert.NotAfter, Message: message,
-	}
 }
 
 // missing returns why there is no Secret to read.

@@ -153,7 +153,13 @@ func (c *Clock) Agreed(ctx context.Context) (time.Time, error) {
 		return time.Time{}, err
 	}
 	if skew.Abs() > MaxSkew {
-		err = errors.New(sentence(skew))
+		direction := "ahead of"
+		if skew < 0 {
+			direction = "behind"
+		}
+		err = fmt.Errorf("the manager's clock is %s %s the API server's clock, and nothing is signed above %s: "+
+			"synchronize the clock of the manager's node, or that of the API server",
+			skew.Abs().Round(time.Minute), direction, MaxSkew) // in minutes, so that the text is the same each time
 	}
 	return now, err
 }
@@ -162,17 +168,6 @@ func (c *Clock) Agreed(ctx context.Context) (time.Time, error) {
 func (c *Clock) Ready(request *http.Request) error {
 	_, err := c.Agreed(request.Context())
 	return err
-}
-
-// sentence describes the skew and says what to do. It rounds to minutes, so that the text is the same each time.
-func sentence(skew time.Duration) string {
-	direction := "ahead of"
-	if skew < 0 {
-		direction = "behind"
-	}
-	return fmt.Sprintf("the manager's clock is %s %s the API server's clock, and nothing is signed above %s: "+
-		"synchronize the clock of the manager's node, or that of the API server",
-		skew.Abs().Round(time.Minute), direction, MaxSkew)
 }
 
 // update asks an API server unless the last answer is to a request that was sent at after, or later. If another caller's
