@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func read(t *testing.T, file string) string {
@@ -32,9 +34,7 @@ func TestArchitectureNamesEveryPackage(t *testing.T) {
 		}
 		for _, entry := range entries {
 			named := strings.Contains(tree, "\n  "+entry.Name()+"/ ") || parent == "test" && strings.Contains(tests, " "+entry.Name())
-			if entry.IsDir() && !named {
-				t.Errorf("%s/%s is not in the tree", parent, entry.Name())
-			}
+			expect.True(t, !entry.IsDir() || named, "%s/%s is not in the tree", parent, entry.Name())
 		}
 	}
 }
@@ -48,9 +48,7 @@ func TestLinterNamesFilesThatExist(t *testing.T) {
 			t.Errorf("%s: %v", name[0], err)
 		}
 	}
-	if len(named) < 20 {
-		t.Errorf("only %d files", len(named))
-	}
+	expect.True(t, len(named) >= 20, "only %d files", len(named))
 }
 
 // TestSecurityPage wants each test that docs/explanation/security.md and reliability.md name, and a link to each of the
@@ -80,9 +78,7 @@ func TestSecurityPage(t *testing.T) {
 	for _, file := range []string{"explanation/security.md", "explanation/reliability.md"} {
 		page := strings.Join(strings.Fields(read(t, file)), " ")
 		named := regexp.MustCompile("`(Test[A-Z]\\w*)`(\\Q"+mark+"\\E)?").FindAllStringSubmatch(page, -1)
-		if len(named) < 30 {
-			t.Errorf("%s names only %d tests", file, len(named))
-		}
+		expect.True(t, len(named) >= 30, "%s names only %d tests", file, len(named))
 		for _, name := range named {
 			if want, found := marks[name[1]]; !found || name[2] != want {
 				t.Errorf("%s: test %s has the mark %q, want %q; it exists: %t", file, name[1], name[2], want, found)
@@ -92,27 +88,22 @@ func TestSecurityPage(t *testing.T) {
 	_, promises, _ := strings.Cut(read(t, "explanation/reliability.md"), "\n## Promises\n")
 	promises, _, _ = strings.Cut(promises, "\n## ")
 	for _, promise := range strings.Split(promises, "\n- ")[1:] {
-		if strings.Count(promise, "`Test") <= strings.Count(promise, mark) {
-			t.Errorf("no test of this promise runs in \"make test\": %s", promise)
-		}
+		expect.True(t, strings.Count(promise, "`Test") > strings.Count(promise, mark),
+			"no test of this promise runs in \"make test\": %s", promise)
 	}
 	events := regexp.MustCompile(` Event = "(\w+)"`).FindAllStringSubmatch(read(t, "../pkg/audit/audit.go"), -1)
-	if len(events) < 9 {
-		t.Errorf("only %d events of the audit log", len(events))
-	}
+	expect.True(t, len(events) >= 9, "only %d events of the audit log", len(events))
 	for _, event := range events {
-		if !strings.Contains(read(t, "reference/metrics.md"), "\n| `"+event[1]+"` | ") {
-			t.Errorf("reference/metrics.md has no row for the record %s", event[1])
-		}
+		expect.True(t, strings.Contains(read(t, "reference/metrics.md"), "\n| `"+event[1]+"` | "),
+			"reference/metrics.md has no row for the record %s", event[1])
 	}
 	sections := regexp.MustCompile(`(?m)^- \[.*\]\((#[a-z-]+)\)`).FindAllStringSubmatch(read(t, "runbooks/stolen-credentials.md"), -1)
 	if len(sections) == 0 {
 		t.Fatal("no runbooks")
 	}
 	for _, section := range sections {
-		if !strings.Contains(read(t, "explanation/security.md"), "](../runbooks/stolen-credentials.md"+section[1]+")") {
-			t.Errorf("explanation/security.md does not link to the runbook %s", section[1])
-		}
+		expect.True(t, strings.Contains(read(t, "explanation/security.md"), "](../runbooks/stolen-credentials.md"+section[1]+")"),
+			"explanation/security.md does not link to the runbook %s", section[1])
 	}
 }
 
@@ -128,9 +119,7 @@ func TestMemoryLimitIsAboveThePeak(t *testing.T) {
 		"../charts/csr-controller-manager/values.yaml": {"goMemLimit: 800MiB\n", "    memory: 1Gi\n"},
 	} {
 		for _, text := range texts {
-			if !strings.Contains(read(t, file), text) {
-				t.Errorf("%s: no %q", file, text)
-			}
+			expect.True(t, strings.Contains(read(t, file), text), "%s: no %q", file, text)
 		}
 	}
 }
@@ -141,9 +130,7 @@ func TestNoAdviceBindsEveryToken(t *testing.T) {
 	t.Parallel()
 	command := regexp.MustCompile(`--group[= ]['"]?system:bootstrappers(?:[^:\w]|$)|(?m)^ *(?:- )?name: ['"]?system:bootstrappers['"]?$`)
 	for _, text := range []string{"--group system:bootstrappers \\\n", "  --group=system:bootstrappers`", "kind: Group\n  name: system:bootstrappers\n"} {
-		if !command.MatchString(text) {
-			t.Errorf("not found: %s", text)
-		}
+		expect.True(t, command.MatchString(text), "not found: %s", text)
 	}
 	for _, folder := range []string{".", "../README.md", "../config", "../charts", "../commands", "../controllers", "../pkg"} {
 		if err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const module = "../.."
@@ -77,12 +79,9 @@ func TestEveryTestRuns(t *testing.T) {
 		}
 		for _, name := range regexp.MustCompile(`(?m)^func (Test\w+)\(\w+ \*testing\.T\)`).FindAllStringSubmatch(string(source), -1) {
 			seen++
-			if !slices.ContainsFunc(selected, func(pattern *regexp.Regexp) bool { return pattern.MatchString(name[1]) }) {
-				t.Errorf("%s in %s: neither \"make test\" nor a part of %s runs it", name[1], file, list)
-			}
+			expect.True(t, slices.ContainsFunc(selected, func(pattern *regexp.Regexp) bool { return pattern.MatchString(name[1]) }),
+				"%s in %s: neither \"make test\" nor a part of %s runs it", name[1], file, list)
 		}
 	}
-	if seen < 400 {
-		t.Errorf("only %d tests", seen)
-	}
+	expect.True(t, seen >= 400, "only %d tests", seen)
 }

@@ -15,8 +15,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // fake returns a part with a limit of a minute.
@@ -41,9 +42,7 @@ func succeed(t *testing.T, err error) {
 func shows(t *testing.T, out *bytes.Buffer, want ...string) {
 	t.Helper()
 	_, table, _ := strings.Cut(out.String(), "skipped\n")
-	if !regexp.MustCompile(`^` + strings.Join(want, `\n`) + `\n`).MatchString(table) {
-		t.Errorf("want rows %q, got:\n%s", want, out)
-	}
+	expect.True(t, regexp.MustCompile(`^`+strings.Join(want, `\n`)+`\n`).MatchString(table), "want rows %q, got:\n%s", want, out)
 	out.Reset()
 }
 
@@ -61,12 +60,9 @@ func TestPartsPassFailAndRunOutOfTime(t *testing.T) {
 		fake("empty", "echo 'testing: warning: no tests to run'"),
 	})
 	const want = "bad: FAILED, late: OUT OF TIME, lost: FAILED, lying: FAILED, empty: FAILED"
-	if err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
-	if !strings.Contains(out.String(), "it is broken") || strings.Contains(out.String(), "goes on") {
-		t.Errorf("want the end of each log:\n%s", out)
-	}
+	expect.True(t, err != nil && err.Error() == want, "error %v, want %s", err, want)
+	expect.True(t, strings.Contains(out.String(), "it is broken") && !strings.Contains(out.String(), "goes on"),
+		"want the end of each log:\n%s", out)
 	shows(t, out, `good +passed +0\.0 +- +- +-`, `bad +FAILED +0\.0 +- +- +-`, `late +OUT OF TIME .*`, `lost +FAILED .*`,
 		`lying +FAILED +0\.0 +0 +1 +0`, `empty +FAILED +0\.0 +0 +1 +0`)
 }
@@ -121,9 +117,7 @@ func TestInterruptedRunResumes(t *testing.T) {
 	}
 	group, err := strconv.Atoi(strings.TrimSpace(pid))
 	succeed(t, err)
-	if err := syscall.Kill(-group, 0); err == nil {
-		t.Error("processes of the part are left")
-	}
+	expect.True(t, syscall.Kill(-group, 0) != nil, "processes of the part are left")
 	shows(t, out, `first +passed .*`, `second +interrupted .*`, `third +not run: interrupted +- .*`)
 
 	succeed(t, r.all(t.Context(), slices.Clone(parts)))
@@ -176,9 +170,7 @@ text without a newline--- PASS: TestA (0.01s)
 panic: test timed out after 1m0s
 `)
 	want := tests{Passed: 2, Failed: 2, Skipped: 1, Notes: []string{"skipped TestA/two: needs root", "failed TestB: want 1", "did not end: TestC"}}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Error(diff)
-	}
+	expect.Equal(t, "tests", got, want)
 }
 
 // TestChoose checks names and patterns of parts, and that an unknown one is an error.
@@ -190,9 +182,8 @@ func TestChoose(t *testing.T) {
 	} {
 		got, err := choose([]part{soak, ca, csr}, names)
 		unknown := fmt.Sprintf("no part is called %q: %s lists the parts", names[strings.LastIndex(names, ",")+1:], list)
-		if !slices.Equal(got, want) || (err == nil) != (want != nil) || err != nil && err.Error() != unknown {
-			t.Errorf("%q: %v, error %v", names, got, err)
-		}
+		expect.True(t, slices.Equal(got, want) && (err == nil) == (want != nil) && (err == nil || err.Error() == unknown),
+			"%q: %v, error %v", names, got, err)
 	}
 }
 
@@ -209,9 +200,7 @@ func TestParts(t *testing.T) {
 	mentioned := regexp.MustCompile(`make ([a-z0-9-]+)|(hack/\S+\.sh)|\./([a-z0-9/]+)|mutation\.sh (\S+)`)
 	names := map[string]bool{}
 	for _, p := range parts {
-		if !name.MatchString(p.Name) || names[p.Name] {
-			t.Errorf("the name %q is invalid, or there twice", p.Name)
-		}
+		expect.True(t, name.MatchString(p.Name) && !names[p.Name], "the name %q is invalid, or there twice", p.Name)
 		names[p.Name] = true
 		if limit := p.Limit.Duration; limit < time.Minute || limit > 340*time.Minute {
 			t.Errorf("%s: the limit is %s, and a job of the workflow has 350 minutes", p.Name, limit)
@@ -220,22 +209,17 @@ func TestParts(t *testing.T) {
 			t.Errorf("%s: %s", p.Name, output)
 		}
 		found := mentioned.FindAllStringSubmatch(p.Command, -1)
-		if len(found) == 0 {
-			t.Errorf("%s: the command runs nothing of this repository", p.Name)
-		}
+		expect.True(t, len(found) > 0, "%s: the command runs nothing of this repository", p.Name)
 		for _, one := range found {
 			_, err := os.Stat(filepath.Join("../..", one[2]+one[3]+one[4]))
-			if err != nil || one[1] != "" && !strings.Contains(string(makefile), "\n"+one[1]+":") {
-				t.Errorf("%s: there is no %q: %v", p.Name, one[0], err)
-			}
+			expect.True(t, err == nil && (one[1] == "" || strings.Contains(string(makefile), "\n"+one[1]+":")),
+				"%s: there is no %q: %v", p.Name, one[0], err)
 		}
 	}
 	versions, err := filepath.Glob("../controlplane/go-*.mod")
 	succeed(t, err)
 	for _, file := range versions {
 		version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "go-"), ".mod")
-		if !names["kubernetes-"+version] {
-			t.Errorf("no part tests Kubernetes %s, which hack/controlplane pins", version)
-		}
+		expect.True(t, names["kubernetes-"+version], "no part tests Kubernetes %s, which hack/controlplane pins", version)
 	}
 }

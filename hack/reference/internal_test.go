@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestNoExportedDeclarationNeedsInternal checks that who imports this module can write each type of its exported API: no
@@ -19,9 +21,8 @@ import (
 func TestNoExportedDeclarationNeedsInternal(t *testing.T) {
 	var want []string
 	got := internalTypes(t, loadPackages(t, "./api/...", "./csrenv", "./controllers/...", "./pkg/..."))
-	if !slices.Equal(got, want) {
-		t.Errorf("these exported declarations have a type of internal/:\n%s\nwant only\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
-	}
+	expect.True(t, slices.Equal(got, want),
+		"these exported declarations have a type of internal/:\n%s\nwant only\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 }
 
 // TestInternalTypesAreFound checks that the search reaches each place where an exported declaration may have a type.
@@ -56,9 +57,7 @@ func TestInternalTypesAreFound(t *testing.T) {
 	pkg.Scope().Insert(types.NewFunc(token.NoPos, pkg, "Call", function))
 	got := strings.ReplaceAll(strings.Join(internalTypes(t, []*types.Package{pkg}), " "), "pkg/shown.", "")
 	want := strings.ReplaceAll("Call Chan Embeds.Secret Func Interface.Do Methods.Get Struct.Field Struct.Promoted Variable ", " ", ": internal/hidden.Secret ")
-	if got+" " != want {
-		t.Errorf("found %s\nwant  %s", got, want)
-	}
+	expect.True(t, got+" " == want, "found %s\nwant  %s", got, want)
 }
 
 const module = "github.com/csr-controller-manager/csr-controller-manager/"

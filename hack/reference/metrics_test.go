@@ -12,12 +12,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // metric is one of the manager's own metrics.
@@ -32,9 +31,8 @@ func metrics(t *testing.T) string {
 	t.Helper()
 	rows, known, used := newTable("metric", "meaning"), labelValues(), map[string]bool{}
 	for _, m := range findMetrics(t) {
-		if (m.kind == "counter") != strings.HasSuffix(m.name, "_total") {
-			t.Errorf("%s is a %s: the names of counters end in _total, and no others", m.name, m.kind)
-		}
+		expect.True(t, (m.kind == "counter") == strings.HasSuffix(m.name, "_total"),
+			"%s is a %s: the names of counters end in _total, and no others", m.name, m.kind)
 		name, help := m.name, prose(m.help)
 		if len(m.labels) > 0 {
 			name += "{" + strings.Join(m.labels, ",") + "}"
@@ -51,9 +49,7 @@ func metrics(t *testing.T) string {
 			used[key] = true
 		}
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(known)), slices.Sorted(maps.Keys(used))); diff != "" {
-		t.Errorf("labels (-labelValues +metrics):\n%s", diff)
-	}
+	expect.Equal(t, "labels of labelValues that metrics have", slices.Sorted(maps.Keys(used)), slices.Sorted(maps.Keys(known)))
 	return fmt.Sprintf("%s\n## Labels\n\n%s", rows, describeLabels(known))
 }
 

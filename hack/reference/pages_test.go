@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var update = flag.Bool("update", false, "write the generated parts")
@@ -82,9 +83,7 @@ func TestPages(t *testing.T) {
 		}
 	}
 	for name := range parts {
-		if !written[name] {
-			t.Errorf("no page has the part %q", name)
-		}
+		expect.True(t, written[name], "no page has the part %q", name)
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 
 	rbacv1 "k8s.io/api/rbac/v1"
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 //go:embed why.yaml
@@ -83,17 +85,13 @@ func roles(t *testing.T) string {
 				p.add(t, rows, role, strings.TrimSpace(role.name()+" "+role.bound(objects)))
 				listed = append(listed, role.name())
 			}
-			if len(found) == 0 {
-				t.Errorf("config/%s has no roles", folder.name)
-			}
+			expect.True(t, len(found) > 0, "config/%s has no roles", folder.name)
 			needs = append(needs, fmt.Sprintf("`config/%s`: %s.", folder.name, folder.need))
 		}
 		fmt.Fprintf(&out, "### %s\n\n%s\n\n%s\n", section.title, strings.Join(needs, " "), rows)
 	}
 	for key := range p.reasons {
-		if !p.used[key] {
-			t.Errorf("no role has the rule %q", key)
-		}
+		expect.True(t, p.used[key], "no role has the rule %q", key)
 	}
 	for _, o := range readObjects(t, "config") {
 		if o.isRole() && !slices.Contains(listed, o.name()) {

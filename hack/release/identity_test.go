@@ -12,7 +12,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const (
@@ -162,15 +162,11 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 				"verify-attestation "+signerFlags+"--type cyclonedx "+registry+"/csr-controller-manager@"+digest)
 		}
 	}
-	if diff := cmp.Diff(want, calls); diff != "" {
-		t.Errorf("verify.sh (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "verify.sh", calls, want)
 
 	calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out)
 	succeed(t, err)
-	if diff := cmp.Diff(builtCalls(t, r.out+"/provenance.sigstore.json", files...), calls); diff != "" {
-		t.Errorf("verify-build.sh (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "verify-build.sh", calls, builtCalls(t, r.out+"/provenance.sigstore.json", files...))
 }
 
 // TestScriptsNeedAnIdentity checks that nothing is verified if a variable of GitHub is missing: a missing flag would
@@ -183,9 +179,8 @@ func TestScriptsNeedAnIdentity(t *testing.T) {
 		r := newReleaseFolder(t)
 		for _, script := range [][]string{{"./verify-build.sh", "v1.2.3", r.out}, {"./verify.sh", "v1.2.3", registry, r.out}} {
 			calls, err := r.run(t, ".", github, script[0], script[1:]...)
-			if err == nil || len(calls) > 0 || !strings.Contains(err.Error(), name) {
-				t.Errorf("%s without %s: calls %q, error %v", script[0], name, calls, err)
-			}
+			expect.True(t, err != nil && len(calls) == 0 && strings.Contains(err.Error(), name),
+				"%s without %s: calls %q, error %v", script[0], name, calls, err)
 		}
 	}
 }
@@ -217,14 +212,11 @@ func TestUsersVerifyIdentities(t *testing.T) {
 		built[1], "verify " + signerFlags + references[0],
 		built[2], "verify " + signerFlags + references[1],
 	}
-	if diff := cmp.Diff(want, calls); diff != "" {
-		t.Errorf("SECURITY.md (-want +got):\n%s", diff)
-	}
+	expect.Equal(t, "SECURITY.md", calls, want)
 	for at := 1; at <= len(want); at++ {
 		calls, err := r.run(t, r.out, map[string]string{"FAIL_AT": strconv.Itoa(at)}, "bash", "-c", pasted(t))
-		if err == nil || len(calls) != at || strings.Contains(err.Error(), "verified") {
-			t.Errorf("call %d fails: error %v, calls %q", at, err, calls)
-		}
+		expect.True(t, err != nil && len(calls) == at && !strings.Contains(err.Error(), "verified"),
+			"call %d fails: error %v, calls %q", at, err, calls)
 	}
 	write(t, filepath.Join(r.out, artifacts[0]), "another chart")
 	if calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t)); err == nil || len(calls) != 1 {

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"sigs.k8s.io/yaml"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const workflows = "../../.github/workflows"
@@ -75,9 +77,7 @@ func TestActionsArePinned(t *testing.T) {
 	digests := map[string]string{}
 	for name, text := range texts {
 		for _, found := range regexp.MustCompile(`(?m)\buses:\s*(.*?)\s*$`).FindAllStringSubmatch(text, -1) {
-			if !pinned.MatchString(found[1]) {
-				t.Errorf("%s: %q is not pinned as OWNER/ACTION@COMMIT # vX.Y.Z", name, found[1])
-			}
+			expect.True(t, pinned.MatchString(found[1]), "%s: %q is not pinned as OWNER/ACTION@COMMIT # vX.Y.Z", name, found[1])
 			action, rest, _ := strings.Cut(found[1], "@")
 			if before, ok := digests[action]; ok && before != rest {
 				t.Errorf("%s: %s is %s elsewhere", name, found[1], before)
@@ -105,25 +105,19 @@ func TestSteps(t *testing.T) {
 				if got := one.With["go-version"]; strings.HasPrefix(one.Uses, "actions/setup-go@") && got != version[1] {
 					t.Errorf("%s: job %s has Go %v, the Dockerfile %s", name, id, got, version[1])
 				}
-				if strings.HasPrefix(one.Uses, "actions/checkout@") && one.With["persist-credentials"] != false {
-					t.Errorf("%s: job %s leaves its token in the checkout: set persist-credentials: false", name, id)
-				}
-				if strings.Contains(one.Run, "${{") {
-					t.Errorf("%s: job %s has an expression in a script: %s", name, id, one.Run)
-				}
+				expect.True(t, !strings.HasPrefix(one.Uses, "actions/checkout@") || one.With["persist-credentials"] == false,
+					"%s: job %s leaves its token in the checkout: set persist-credentials: false", name, id)
+				expect.True(t, !strings.Contains(one.Run, "${{"), "%s: job %s has an expression in a script: %s", name, id, one.Run)
 				installed = installed || strings.HasSuffix(one.Run, " .ci/packages")
-				if strings.HasPrefix(one.Run, "sudo env ") && strings.Contains(one.Run, " make ") && !installed {
-					t.Errorf("%s: job %s does not run .ci/packages before %q", name, id, one.Run)
-				}
+				expect.True(t, !strings.HasPrefix(one.Run, "sudo env ") || !strings.Contains(one.Run, " make ") || installed,
+					"%s: job %s does not run .ci/packages before %q", name, id, one.Run)
 			}
 		}
-		if strings.Contains(text, "pull_request_target") || strings.Contains(text, "workflow_run") {
-			t.Errorf("%s runs code of a pull request with rights", name)
-		}
+		expect.True(t, !strings.Contains(text, "pull_request_target") && !strings.Contains(text, "workflow_run"),
+			"%s runs code of a pull request with rights", name)
 		// Git reads the name of a tag before that of a branch, and a tag origin/main could be pushed.
-		if rest := strings.ReplaceAll(text, "refs/remotes/origin/main", ""); strings.Contains(rest, "origin/main") {
-			t.Errorf("%s has origin/main without refs/remotes/", name)
-		}
+		expect.True(t, !strings.Contains(strings.ReplaceAll(text, "refs/remotes/origin/main", ""), "origin/main"),
+			"%s has origin/main without refs/remotes/", name)
 	}
 }
 
@@ -140,18 +134,13 @@ func TestPermissions(t *testing.T) {
 		"release.yml release": {"contents": "write"},
 	}
 	for name, one := range parsed {
-		if len(one.Permissions) != 1 || one.Permissions["contents"] != "read" {
-			t.Errorf("%s: permissions %v, want contents: read", name, one.Permissions)
-		}
+		expect.True(t, len(one.Permissions) == 1 && one.Permissions["contents"] == "read",
+			"%s: permissions %v, want contents: read", name, one.Permissions)
 		for id, each := range one.Jobs {
 			for scope, access := range each.Permissions {
-				if allowed[name+" "+id][scope] != access {
-					t.Errorf("%s: job %s has %s: %s", name, id, scope, access)
-				}
+				expect.True(t, allowed[name+" "+id][scope] == access, "%s: job %s has %s: %s", name, id, scope, access)
 			}
-			if each.Uses == "" && each.Timeout == 0 {
-				t.Errorf("%s: job %s has no timeout-minutes", name, id)
-			}
+			expect.True(t, each.Uses != "" || each.Timeout != 0, "%s: job %s has no timeout-minutes", name, id)
 		}
 	}
 }
@@ -163,9 +152,7 @@ func TestReleaseSignsWithoutBuilding(t *testing.T) {
 	parsed, texts := load(t)
 	var builders, signers []string
 	for _, name := range []string{"build.yml", "release.yml"} {
-		if strings.Contains(texts[name], "secrets:") {
-			t.Errorf("%s passes secrets", name)
-		}
+		expect.True(t, !strings.Contains(texts[name], "secrets:"), "%s passes secrets", name)
 		for id, each := range parsed[name].Jobs {
 			builds := runs(each, "/build.sh")
 			if _, signs := each.Permissions["id-token"]; signs && each.Uses == "" || runs(each, "/sign.sh") {
@@ -174,13 +161,10 @@ func TestReleaseSignsWithoutBuilding(t *testing.T) {
 			if builds {
 				builders = append(builders, name+" "+id)
 			}
-			if builds && len(each.Permissions) > 0 {
-				t.Errorf("job %s builds with the permissions %v", id, each.Permissions)
-			}
+			expect.True(t, !builds || len(each.Permissions) == 0, "job %s builds with the permissions %v", id, each.Permissions)
 			for _, action := range each.Steps {
-				if strings.HasPrefix(action.Uses, "actions/setup-go@") && action.With["cache"] != false {
-					t.Errorf("job %s uses a cache that other workflows write", id)
-				}
+				expect.True(t, !strings.HasPrefix(action.Uses, "actions/setup-go@") || action.With["cache"] == false,
+					"job %s uses a cache that other workflows write", id)
 				if id == "attest" && (strings.HasPrefix(action.Uses, "actions/checkout@") || strings.Contains(action.Run, ".sh")) {
 					t.Errorf("job %s has scripts of the tag", id)
 				}
@@ -223,9 +207,8 @@ func TestUsersGetTheBuilder(t *testing.T) {
 		t.Errorf("release.yml calls build.yml at %s: the first row of SECURITY.md is %q, and the commands must have its values", builtBy(t), first[0])
 	}
 	for _, released := range regexp.MustCompile(`(?m)^## (v\S+)`).FindAllStringSubmatch(read(t, "../../CHANGELOG.md"), -1) {
-		if !slices.ContainsFunc(rows, func(row []string) bool { return row[1] == released[1] }) {
-			t.Errorf("SECURITY.md has no row for %s", released[1])
-		}
+		expect.True(t, slices.ContainsFunc(rows, func(row []string) bool { return row[1] == released[1] }),
+			"SECURITY.md has no row for %s", released[1])
 	}
 	for _, row := range rows {
 		text, err := exec.CommandContext(t.Context(), "git", "show", "refs/tags/"+row[1]+":.github/workflows/release.yml").Output()
@@ -283,9 +266,8 @@ func TestChartHasTheVersionOfTheChangelog(t *testing.T) {
 	if newest := regexp.MustCompile(`(?m)^## v(\S+)`).FindStringSubmatch(read(t, "../../CHANGELOG.md")); newest != nil {
 		want = newest[1]
 	}
-	if !strings.Contains(read(t, "../../charts/csr-controller-manager/Chart.yaml"), "\nversion: "+want+"\n") {
-		t.Errorf("Chart.yaml has another version than the newest release in CHANGELOG.md, %s", want)
-	}
+	expect.True(t, strings.Contains(read(t, "../../charts/csr-controller-manager/Chart.yaml"), "\nversion: "+want+"\n"),
+		"Chart.yaml has another version than the newest release in CHANGELOG.md, %s", want)
 }
 
 // TestOnlyAMissingTagIsFree checks crane's errors: only the registry's word that it has no such tag lets a release

@@ -207,9 +207,7 @@ func TestWarnings(t *testing.T) {
 		t.Errorf("they are a CA to sign with: %s", problem)
 	}
 	_, problem := load(t, "signing: {signers: [{name: kubernetes.io/legacy-unknown, secret: ns/ca}]}\n")
-	if !strings.Contains(problem, "unknown signer of Kubernetes, or one that cannot be served") {
-		t.Errorf("in a file: %s", problem)
-	}
+	expect.True(t, strings.Contains(problem, "unknown signer of Kubernetes, or one that cannot be served"), "in a file: %s", problem)
 }
 
 func pairFor(signer, cert, key string) config.Signer {

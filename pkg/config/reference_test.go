@@ -290,8 +290,7 @@ func FuzzParse(f *testing.F) {
 // TestEveryFlagIsDescribed checks that each flag has a description: that of the field with its tag, or one of its own.
 func TestEveryFlagIsDescribed(t *testing.T) {
 	NewFlags(Default()).VisitAll(func(flag *pflag.Flag) {
-		if !strings.HasSuffix(flag.Usage, ".") || strings.ContainsAny(flag.Usage, "`[") {
-			t.Errorf("--%s is described as %q", flag.Name, flag.Usage)
-		}
+		expect.True(t, strings.HasSuffix(flag.Usage, ".") && !strings.ContainsAny(flag.Usage, "`["),
+			"--%s is described as %q", flag.Name, flag.Usage)
 	})
 }

@@ -408,9 +408,7 @@ func TestCreateNothing(t *testing.T) {
 	expect.Equal(t, "the signer of a CA that is rotated creates a CA", rotated.stored != nil, false)
 	m.stored = tlsSecret(root{})
 	m.look()
-	if len(m.stored.Data["tls.crt"]) > 0 {
-		t.Error("it was overwritten")
-	}
+	expect.True(t, len(m.stored.Data["tls.crt"]) == 0, "it was overwritten")
 	m.expect("Load CAInvalid", "")
 }
 
@@ -429,9 +427,7 @@ func TestCreateNothingWhileInUse(t *testing.T) {
 	m.CheckClock = func(context.Context) (time.Time, error) { return now, nil }
 	m.clock.SetTime(now.Add(25 * time.Hour)) // the clock of this machine is wrong, and is set right while a CA is created
 	m.create(t.Context(), m.secret)
-	if m.stored != nil {
-		t.Error("made another one")
-	}
+	expect.True(t, m.stored == nil, "made another one")
 	m.CheckClock = right
 	m.look()
 	if again := m.state(m.clock.Now()); m.stored == nil || again == first {

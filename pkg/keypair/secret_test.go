@@ -195,9 +195,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 	err = Ring{}.WriteTo(data)
 	want := map[string][]byte{"tls.crt": {}, "tls.key": {}, "else": []byte("kept")}
-	if err != nil || !maps.EqualFunc(data, want, bytes.Equal) || data["tls.crt"] == nil || data["tls.key"] == nil {
-		t.Errorf("left %v, error %v", data, err)
-	}
+	expect.True(t, err == nil && maps.EqualFunc(data, want, bytes.Equal) && data["tls.crt"] != nil && data["tls.key"] != nil,
+		"left %v, error %v", data, err)
 }
 
 // link is a CA for a key, in PEM. The key is computed from its name, so that two CAs can share it. It protects nothing.

@@ -43,11 +43,17 @@ func Must[T any](value T, err error) func(testing.TB) T {
 	}
 }
 
-// Check reports an error unless ok.
+// Check reports an error unless ok. The arguments are evaluated even if ok.
 func Check(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
+	expect.True(t, ok, format, args...)
+}
+
+// Require ends the test unless ok.
+func Require(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
 	if !ok {
-		t.Errorf(format, args...)
+		t.Fatalf(format, args...)
 	}
 }
 

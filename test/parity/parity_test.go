@@ -74,9 +74,8 @@ type env struct {
 
 func startEnv(t *testing.T) *env {
 	t.Helper()
-	if os.Getenv("KUBE_CONTROLLER_MANAGER") == "" {
-		t.Fatal("KUBE_CONTROLLER_MANAGER is not set: run this with `make parity`, which gets the control plane")
-	}
+	kit.Require(t, os.Getenv("KUBE_CONTROLLER_MANAGER") != "",
+		"KUBE_CONTROLLER_MANAGER is not set: run this with `make parity`, which gets the control plane")
 	kit.Alone(t)
 	e := &env{Cluster: kit.ControlPlane(t), kubeconfigs: map[string]string{}}
 	e.identify(t)
@@ -95,8 +94,7 @@ func (e *env) identify(t *testing.T) {
 		"": e.Config, "csrapproving": kit.RoleConfig(t, "approver"), "csrsigning": kit.RoleConfig(t, "signer"), "csrcleaner": kit.RoleConfig(t, "cleaner"),
 	}
 	for name, cfg := range configs {
-		file, err := e.WriteKubeconfig("parity-"+name, cfg)
-		kit.NoError(t, err)
+		file := kit.Must(e.WriteKubeconfig("parity-"+name, cfg))(t)
 		e.kubeconfigs[name] = file
 	}
 }
@@ -277,8 +275,7 @@ func TestParity(t *testing.T) {
 // testDocumented checks that docs/reference/kcm-parity.md has a row for each deviation, and no other row.
 func testDocumented(t *testing.T) {
 	t.Helper()
-	doc, err := os.ReadFile("../../docs/reference/kcm-parity.md")
-	kit.NoError(t, err)
+	doc := kit.Must(os.ReadFile("../../docs/reference/kcm-parity.md"))(t)
 	documented := map[string]bool{}
 	for _, found := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(string(doc), -1) {
 		documented[found[1]] = true
@@ -291,29 +288,19 @@ func testDocumented(t *testing.T) {
 			listed[r.deviation] = true
 		}
 	}
-	if diff := cmp.Diff(documented, listed); diff != "" {
-		t.Errorf("deviations (-in docs/reference/kcm-parity.md +in the table):\n%s", diff)
-	}
+	kit.Equal(t, "deviations in docs/reference/kcm-parity.md", documented, listed)
 }
 
 func compare(t *testing.T, r row, theirs, ours outcome) {
 	t.Helper()
-	if theirs.State != r.want {
-		t.Errorf("kube-controller-manager made %q of it, the table says %q", theirs.State, r.want)
-	}
+	kit.Check(t, theirs.State == r.want, "kube-controller-manager made %q of it, the table says %q", theirs.State, r.want)
 	diff := cmp.Diff(theirs, ours)
 	if r.deviation == "" {
-		if diff != "" {
-			t.Errorf("a difference that is no listed deviation (-kube-controller-manager +ours):\n%s", diff)
-		}
+		kit.Check(t, diff == "", "a difference that is no listed deviation (-kube-controller-manager +ours):\n%s", diff)
 		return
 	}
-	if diff == "" {
-		t.Errorf("deviation %q no longer differs", r.deviation)
-	}
-	if ours.State != r.ours {
-		t.Errorf("we made %q of it, deviation %q is %q", ours.State, r.deviation, r.ours)
-	}
+	kit.Check(t, diff != "", "deviation %q no longer differs", r.deviation)
+	kit.Check(t, ours.State == r.ours, "we made %q of it, deviation %q is %q", ours.State, r.deviation, r.ours)
 	want := append(slices.Clone(theirs.Conditions), "Failed=True "+r.message+" (times filled: true)")
 	got := ours.Conditions
 	if r.ours == approvedIssued {
@@ -321,9 +308,7 @@ func compare(t *testing.T, r row, theirs, ours outcome) {
 	} else if theirs.State == approvedFailed {
 		want = append(want[:len(want)-2], want[len(want)-1]) // ours fails it for another reason
 	}
-	if r.message != "" && !slices.Equal(got, want) {
-		t.Errorf("we say\n%q, want\n%q", got, want)
-	}
+	kit.Check(t, r.message == "" || slices.Equal(got, want), "we say\n%q, want\n%q", got, want)
 }
 
 // recorded runs kube-controller-manager's turn, or reads the file PARITY_RECORDED of an earlier turn.

@@ -45,8 +45,7 @@ const (
 // kind, and a listed deviation must differ. PARITY_FUZZ_FOR bounds the time. PARITY_SEED repeats a round: round n of seed
 // s is the first round of seed s+n.
 func TestRandomParity(t *testing.T) {
-	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("PARITY_SEED"), fmt.Sprint(rand.Uint64()%1_000_000_000)), 10, 64)
-	kit.NoError(t, err)
+	seed := kit.Must(strconv.ParseUint(cmp.Or(os.Getenv("PARITY_SEED"), fmt.Sprint(rand.Uint64()%1_000_000_000)), 10, 64))(t)
 	duration, err := time.ParseDuration(cmp.Or(os.Getenv("PARITY_FUZZ_FOR"), "1m"))
 	kit.NoError(t, err)
 	e := startEnv(t)

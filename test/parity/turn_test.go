@@ -75,13 +75,11 @@ func (e *env) ourTurn(t *testing.T) *turn {
 		args: []string{"--metrics-bind-address=0", "--health-probe-bind-address=0"},
 	}
 	if u.binary == "" {
-		built, err := cluster.Manager()
-		kit.NoError(t, err)
+		built := kit.Must(cluster.Manager())(t)
 		u.binary = built
 	}
 	if set := os.Getenv("PARITY_PATIENCE"); set != "" {
-		short, err := time.ParseDuration(set)
-		kit.NoError(t, err)
+		short := kit.Must(time.ParseDuration(set))(t)
 		u.patience, u.hasty = short, true
 	}
 	return u
@@ -90,8 +88,7 @@ func (e *env) ourTurn(t *testing.T) *turn {
 // outcomes gives the program all rows, start after start.
 func (u *turn) outcomes(t *testing.T) map[string]outcome {
 	t.Helper()
-	version, err := discovery.NewDiscoveryClientForConfigOrDie(u.Config).ServerVersion()
-	kit.NoError(t, err)
+	version := kit.Must(discovery.NewDiscoveryClientForConfigOrDie(u.Config).ServerVersion())(t)
 	cleans, outcomes := u.ours || !slices.Contains(uncleaning, version.Minor), map[string]outcome{}
 	for at := range starts {
 		rows := maps.Clone(table)
@@ -137,10 +134,7 @@ func (u *turn) finish(t *testing.T, rows map[string]row) {
 			}
 		case r.log != "" && u.ours:
 			kit.Eventually(t, key, func(context.Context) error {
-				if !strings.Contains(u.logs(t), r.log) {
-					return fmt.Errorf("%q is not in our log", r.log)
-				}
-				return nil
+				return kit.OrError(strings.Contains(u.logs(t), r.log), "%q is not in our log", r.log)
 			})
 		}
 	}
@@ -209,8 +203,7 @@ func (u *turn) run(t *testing.T, args []string) {
 		if u.ours {
 			args[which] = controllersFlag + controller
 		}
-		started, err := u.StartProcess(u.id, u.binary, append(slices.Clone(args), "--kubeconfig="+u.kubeconfigs[controller])...)
-		kit.NoError(t, err)
+		started := kit.Must(u.StartProcess(u.id, u.binary, append(slices.Clone(args), "--kubeconfig="+u.kubeconfigs[controller])...))(t)
 		u.processes = append(u.processes, started)
 	}
 }
@@ -242,9 +235,7 @@ func (u *turn) end(t *testing.T) {
 	u.stop(t)
 	for line := range strings.Lines(u.logs(t)) {
 		// The authorizer writes "User", and the admission of approvals and certificates "user".
-		if u.ours && strings.Contains(strings.ToLower(line), "is forbidden: user") {
-			t.Errorf("ours exceeds the shipped roles: %s", line)
-		}
+		kit.Check(t, !u.ours || !strings.Contains(strings.ToLower(line), "is forbidden: user"), "ours exceeds the shipped roles: %s", line)
 	}
 	kit.NoError(t, kit.Admin(t).DeleteAllOf(t.Context(), &kit.Request{}))
 }
@@ -257,8 +248,7 @@ func (u *turn) over() bool {
 func (u *turn) logs(t *testing.T) (all string) {
 	t.Helper()
 	for _, p := range u.processes {
-		text, err := p.Log()
-		kit.NoError(t, err)
+		text := kit.Must(p.Log())(t)
 		all += text
 	}
 	return all

@@ -32,3 +32,11 @@ func Error(t testing.TB, what string, err error, want string) {
 	}
 	Equal(t, what+": error", got, want)
 }
+
+// True reports an error unless ok. The arguments are evaluated even if ok.
+func True(t testing.TB, ok bool, format string, args ...any) {
+	t.Helper()
+	if !ok {
+		t.Errorf(format, args...)
+	}
+}
