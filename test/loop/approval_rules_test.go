@@ -192,9 +192,8 @@ func TestRulesIssue(t *testing.T) {
 	}
 	jane := person(t, "jane", "", []string{"developers"}, "JTI=4f1c", 2*time.Hour)
 	leaf := issued(jane, asksIdentity(t, "jane", "developers"))
-	if leaf.Subject.String() != "CN=jane,O=developers" || time.Until(leaf.NotAfter) > time.Hour {
-		t.Errorf("subject %s, until %s", leaf.Subject, leaf.NotAfter)
-	}
+	kit.Check(t, leaf.Subject.String() == "CN=jane,O=developers" && time.Until(leaf.NotAfter) <= time.Hour,
+		"subject %s, until %s", leaf.Subject, leaf.NotAfter)
 
 	kit.Remove(t, shopService(t, "shop", "gone", ""))
 	waits := kit.CreateRequest(t, web, asksNames(t, "gone.shop.svc"))
@@ -282,9 +281,7 @@ func TestAttacksOnRules(t *testing.T) {
 	}
 	own := kit.CreateRequest(t, as, asksNames(t, "api.kitchen.svc"))
 	csr.AddCondition(own, certificatesv1.CertificateApproved, "Mine", "", time.Time{})
-	if err := as.SubResource("approval").Update(t.Context(), own); err == nil {
-		t.Error("the attacker approves his own request")
-	}
+	kit.Check(t, as.SubResource("approval").Update(t.Context(), own) != nil, "the attacker approves his own request")
 }
 
 // issuer is an OpenID Connect provider.

@@ -104,8 +104,7 @@ func savedByPage(t *testing.T) (restore func()) {
 	kubeconfig := kit.Kubeconfig(t, "saves", kit.ControlPlane(t).Config)
 	file := filepath.Join(t.TempDir(), "csr-signer.yaml")
 	kit.Write(t, file, []byte(kit.Kubectl(t, kubeconfig, "-n", kit.SystemNamespace, "get", "secret", "csr-signer", "-o", "yaml")))
-	page, err := os.ReadFile("../../docs/how-to/back-up-the-ca.md")
-	kit.NoError(t, err)
+	page := kit.Must(os.ReadFile("../../docs/how-to/back-up-the-ca.md"))(t)
 	line := regexp.MustCompile(`(?m)^sed -E .* csr-signer.yaml \| kubectl create -f -$`).FindString(string(page))
 	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl") + " --kubeconfig=" + kubeconfig + " "
 	script := strings.NewReplacer(" csr-signer.yaml ", " "+file+" ", "kubectl ", kubectl).Replace(line)
@@ -165,9 +164,7 @@ func TestGuardedSigner(t *testing.T) {
 		t.Errorf("it lives for %s", left)
 	}
 	accounts, err := book.Read(t.Context())
-	if err != nil || len(accounts) != 1 {
-		t.Fatalf("the ledger says %v, error %v", accounts, err)
-	}
+	kit.Require(t, err == nil && len(accounts) == 1, "the ledger says %v, error %v", accounts, err)
 	for _, account := range accounts {
 		if said := account.Signers[waiting.Spec.SignerName]; said.Before(end) {
 			t.Errorf("the ledger says %s of a certificate until %s", said, end)
@@ -345,8 +342,7 @@ func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	secrets := strings.TrimSuffix(kit.ControlPlane(t).Config.Host, "/") + "/api/v1/secrets"
 	request := kit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, secrets, nil))(t)
 	request.Header = http.Header{"X-Remote-User": {"mallory"}, "X-Remote-Group": {"system:masters"}}
-	response, err := transport.RoundTrip(request)
-	kit.NoError(t, err)
+	response := kit.Must(transport.RoundTrip(request))(t)
 	_ = response.Body.Close()
 	return response.StatusCode
 }

@@ -123,9 +123,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 			requesters[obj.UID] = obj.Spec.Username
 		}
 	}
-	if len(requesters) != users*each {
-		t.Fatalf("%d requests are pending, want %d", len(requesters), users*each)
-	}
+	kit.Require(t, len(requesters) == users*each, "%d requests are pending, want %d", len(requesters), users*each)
 	// Events are written in the order of recording, apart from concurrent writes.
 	marker := kit.CreateRequest(t, kit.Impersonate(t, "marker", "flooders"), kit.NodeRequest(t, "victim"))
 	kit.HasEvent(t, marker, "NotAuthorized", `user "marker"`)
@@ -140,9 +138,7 @@ func TestFloodDelaysNobody(t *testing.T) {
 		}
 		delete(told, "") // about other objects
 		for name, got := range told {
-			if got > most {
-				t.Fatalf("%d Events about requests of %s, want at most %d", got, name, most)
-			}
+			kit.Require(t, got <= most, "%d Events about requests of %s, want at most %d", got, name, most)
 		}
 		all := len(told) >= users && slices.Min(slices.Collect(maps.Values(told))) >= atOnce
 		return kit.OrError(all, "%v Events, want %d for each requester", told, atOnce)
@@ -194,9 +190,7 @@ func TestSignerServesRequestersInTurn(t *testing.T) {
 	// Requests that the worker takes out of the queue before the other requesters are in it go first. On a busy machine
 	// these are some dozens. In the order of creation, the other requesters would be the last.
 	for at, name := range signed {
-		if honest[name] && at >= many/2 {
-			t.Errorf("%s is the %dth that is signed", name, at+1)
-		}
+		kit.Check(t, !honest[name] || at < many/2, "%s is the %dth that is signed", name, at+1)
 	}
 }
 
@@ -273,7 +267,5 @@ func TestPanicOfTheParserEndsNothing(t *testing.T) {
 		kit.Remove(t, obj)
 	}
 	serves()
-	if panics.Load() < 5 {
-		t.Errorf("the parser panicked %d times only", panics.Load())
-	}
+	kit.Check(t, panics.Load() >= 5, "the parser panicked %d times only", panics.Load())
 }

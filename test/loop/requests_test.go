@@ -132,13 +132,10 @@ func TestNothingBeyondTheRequestIsIssued(t *testing.T) {
 	marked := []*kit.Request{kit.CreateMarked(t, "kept", 10), kit.CreateMarked(t, "kept-large", 20<<10)}
 	kit.StartLoopAs(t, kit.ManagerConfig(t), csrenv.Options{})
 	cert := kit.Leaf(t, kit.Reaches(t, obj, csr.Issued))
-	if cert.IsCA || cert.KeyUsage != x509.KeyUsageDigitalSignature || cert.Subject.String() != "CN=a" {
-		t.Errorf("issued CA %t, key usage %d, subject %s", cert.IsCA, cert.KeyUsage, cert.Subject)
-	}
+	kit.Check(t, !cert.IsCA && cert.KeyUsage == x509.KeyUsageDigitalSignature && cert.Subject.String() == "CN=a",
+		"issued CA %t, key usage %d, subject %s", cert.IsCA, cert.KeyUsage, cert.Subject)
 	for _, extension := range cert.Extensions {
-		if extension.Id.Equal(asn1.ObjectIdentifier{1, 2, 3, 4}) {
-			t.Error("issued an extension that was asked for")
-		}
+		kit.Check(t, !extension.Id.Equal(asn1.ObjectIdentifier{1, 2, 3, 4}), "issued an extension that was asked for")
 	}
 	for _, obj := range marked {
 		before := obj.DeepCopy()
@@ -180,8 +177,7 @@ func reconcileOnce(t *testing.T, r *approver.Reconciler, obj *kit.Request) {
 	t.Helper()
 	mgr := &adding{Manager: kit.NewManager(t, kit.ManagerConfig(t), manager.Options{})}
 	kit.NoError(t, r.SetupWithManager(mgr))
-	_, err := mgr.added.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID})
-	kit.NoError(t, err)
+	kit.Must(mgr.added.Reconcile(t.Context(), fairqueue.Key{Name: obj.Name, UID: obj.UID}))(t)
 }
 
 // TestApproverForgetsRightsThatGo approves once a requester has the right, and no more when the right is taken back.
@@ -242,9 +238,7 @@ func TestApprovalDoesNotPassToARequestOfTheSameName(t *testing.T) {
 		Retention: csr.RetentionPolicy{Default: csr.DefaultRetention},
 	}
 	result, err := cleans.Reconcile(t.Context(), reconcile.Request{NamespacedName: client.ObjectKeyFromObject(stale)})
-	if err != nil || result != (reconcile.Result{}) {
-		t.Fatalf("result %+v, error %v", result, err)
-	}
+	kit.Require(t, err == nil && result == (reconcile.Result{}), "result %+v, error %v", result, err)
 	if got := kit.Reload(t, swapped); csr.StateOf(got) != csr.Pending || got.UID == stale.UID {
 		t.Errorf("the stranger's request is %s, want Pending", csr.StateOf(got))
 	}
@@ -278,9 +272,8 @@ func signs(t *testing.T, by *csrenv.CA) {
 func failsAs(t *testing.T, obj *kit.Request, reason, part string) {
 	t.Helper()
 	failed := csr.Condition(kit.Reaches(t, obj, csr.Failed), certificatesv1.CertificateFailed)
-	if failed.Reason != reason || !strings.Contains(failed.Message, part) {
-		t.Errorf("%s failed with %s: %s, want %s with %q", obj.Name, failed.Reason, failed.Message, reason, part)
-	}
+	kit.Check(t, failed.Reason == reason && strings.Contains(failed.Message, part),
+		"%s failed with %s: %s, want %s with %q", obj.Name, failed.Reason, failed.Message, reason, part)
 }
 
 // TestRecordsAreRightWhenAnswersAreLost fails the write of the approver or the signer in each way, before and after it
@@ -332,9 +325,7 @@ func TestRecordsAreRightWhenAnswersAreLost(t *testing.T) {
 		}
 	}
 	for i, applied := range proxy.Applied() {
-		if applied != 1 {
-			t.Errorf("the rule for %s was applied %d times", rules[i].Path, applied)
-		}
+		kit.Check(t, applied == 1, "the rule for %s was applied %d times", rules[i].Path, applied)
 	}
 }
 
@@ -455,16 +446,13 @@ func TestClocksOfApprovers(t *testing.T) {
 // TestRequestsThatAreBeingDeleted checks that a request that a finalizer holds is neither approved nor signed.
 func TestRequestsThatAreBeingDeleted(t *testing.T) {
 	kit.Parallel(t)
-	kit.Grant(t, "joiner", kit.MayCreate)
-	kit.Grant(t, "joiner", kit.MayJoin)
+	kit.GrantJoining(t, "joiner")
 	held := func(obj *kit.Request) { obj.Finalizers = []string{"example.com/held"} }
 	pending := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "pending", held))
 	approved := kit.Approve(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "approved", held)))
 	for _, obj := range []*kit.Request{pending, approved} {
 		kit.Remove(t, obj)
-		kit.AtEnd(t, func() error {
-			return kit.Admin(t).Patch(context.Background(), obj, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`)))
-		})
+		kit.AtEnd(t, func() error { return kit.Admin(t).Patch(context.Background(), obj, kit.NoFinalizers) })
 	}
 	kit.StartLoop(t, csrenv.Options{})
 	kit.Reaches(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "any")), csr.Issued)
