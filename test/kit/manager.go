@@ -250,9 +250,3 @@ func Counted(t testing.TB, counter string, labels map[string]string) int {
 	}
 	return sum
 }
-
-// RoundTrip is a http.RoundTripper.
-type RoundTrip func(*http.Request) (*http.Response, error)
-
-// RoundTrip calls r.
-func (r RoundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }

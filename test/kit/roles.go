@@ -49,23 +49,29 @@ const SignerAccount = "csr-signer"
 var kustomized sync.Map
 
 // Rendered returns the objects of a folder of config.
-func Rendered(t testing.TB, folder string) (all []*unstructured.Unstructured) {
+func Rendered(t testing.TB, folder string) []*unstructured.Unstructured {
 	t.Helper()
 	once, _ := kustomized.LoadOrStore(folder, sync.OnceValues(func() ([]byte, error) {
 		render := exec.Command(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", filepath.Join("..", "..", "config", folder))
 		render.Stderr = os.Stderr
 		return render.Output()
 	}))
-	data := Must(once.(func() ([]byte, error))())(t)
-	documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
-	for {
+	return Parse(t, Must(once.(func() ([]byte, error))())(t))
+}
+
+// Parse returns the objects in data, in YAML. Empty documents are left out.
+func Parse(t testing.TB, data []byte) (all []*unstructured.Unstructured) {
+	t.Helper()
+	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
 		obj := &unstructured.Unstructured{}
-		if err := documents.Decode(obj); errors.Is(err, io.EOF) {
+		err := documents.Decode(obj)
+		if errors.Is(err, io.EOF) {
 			return all
-		} else if err != nil {
-			t.Fatal(err)
 		}
-		all = append(all, obj)
+		NoError(t, err)
+		if len(obj.Object) > 0 {
+			all = append(all, obj)
+		}
 	}
 }
 

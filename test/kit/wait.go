@@ -29,9 +29,7 @@ const Patience = 45 * time.Second
 // NoError ends the test unless err is nil.
 func NoError(t testing.TB, err error) {
 	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 }
 
 // Must returns a function that returns value, or ends the test if err is not nil: kit.Must(csrenv.NewCA())(t).

@@ -89,9 +89,7 @@ func TestAuditPolicy(t *testing.T) {
 		"who read the Secret":        records["cleaner get secrets"].ObjectRef.Name == signingSecret,
 		"no content of the Secret":   len(records["signer create secrets"].RequestObject.Data)+len(records["cleaner get secrets"].ResponseObject.Data) == 0,
 	} {
-		if !ok {
-			t.Errorf("the records do not show %s: %+v", what, records)
-		}
+		kit.Check(t, ok, "the records do not show %s: %+v", what, records)
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	appsv1 "k8s.io/api/apps/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -45,9 +44,7 @@ func TestSame(t *testing.T) {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
 			want := kustomize(t, folder)
-			if want["Namespace /"+systemNamespace] == nil {
-				t.Error("kustomize has no Namespace")
-			}
+			kit.Check(t, want["Namespace /"+systemNamespace] != nil, "kustomize has no Namespace")
 			delete(want, "Namespace /"+systemNamespace)
 			same(t, want, helm(t, "--set="+values))
 		})
@@ -77,9 +74,7 @@ func same(t *testing.T, want, got objects) {
 		}
 		obj.SetLabels(labels)
 	}
-	if diff := cmp.Diff(plain(t, want), plain(t, got)); diff != "" {
-		t.Errorf("(-kustomize +helm):\n%s", diff)
-	}
+	kit.Equal(t, "the chart, beside kustomize", plain(t, got), plain(t, want))
 }
 
 // added returns the objects in with that are not in without.
@@ -110,9 +105,7 @@ func plain(t *testing.T, all objects) map[string]any {
 		case "Deployment":
 			volumes, _, _ := unstructured.NestedFieldNoCopy(obj.Object, "spec", "template", "spec", "volumes")
 			config, ok := volumes.([]any)[0].(map[string]any)["configMap"].(map[string]any)
-			if !ok {
-				t.Fatalf("%s mounts no ConfigMap first", name)
-			}
+			kit.Require(t, ok, "%s mounts no ConfigMap first", name)
 			config["name"] = unhash(config["name"].(string))
 			unstructured.RemoveNestedField(obj.Object, "spec", "template", "metadata", "annotations", "checksum/config")
 		case "CustomResourceDefinition": // TestRollouts checks that an uninstall keeps it
@@ -150,18 +143,15 @@ func TestChartRefuses(t *testing.T) {
 	// Below 1.30, no policy can protect the spec of a rotation from users who may patch.
 	refused(t, []string{"config.rotation.enabled: needs Kubernetes 1.30 or later"}, rotated, "--kube-version=1.29.9")
 	helm(t, "--kube-version=1.29.9")
-	if helm(t, rotated, "--kube-version=1.30.0")["ValidatingAdmissionPolicyBinding /csr-rotation-spec"] == nil {
-		t.Error("no policy with Kubernetes 1.30")
-	}
+	kit.Check(t, helm(t, rotated, "--kube-version=1.30.0")["ValidatingAdmissionPolicyBinding /csr-rotation-spec"] != nil,
+		"no policy with Kubernetes 1.30")
 }
 
 func refused(t *testing.T, want []string, flags ...string) {
 	t.Helper()
 	_, err := output(helmCommand(t, flags...)...)
 	for _, part := range want {
-		if err == nil || !strings.Contains(err.Error(), part) {
-			t.Errorf("%q: want %q in:\n%v", flags, part, err)
-		}
+		kit.Check(t, err != nil && strings.Contains(err.Error(), part), "%q: want %q in:\n%v", flags, part, err)
 	}
 }
 
@@ -181,9 +171,7 @@ func TestSchemaKnowsTheConfiguration(t *testing.T) {
 	got := properties(schema.Definitions, schema.Definitions["config"], "")
 	slices.Sort(want)
 	slices.Sort(got)
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("fields (-pkg/config +schema):\n%s", diff)
-	}
+	kit.Equal(t, "fields of the schema", got, want)
 }
 
 // fields returns the paths of the JSON fields below kind that hold no struct of this module.
@@ -281,9 +269,7 @@ config:
 		"no token file":  {endpoint["bearerTokenFile"], nil},
 		"rollout":        {rollout.MaxUnavailable.String(), "1"},
 	} {
-		if diff := cmp.Diff(pair[1], pair[0]); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", what, diff)
-		}
+		kit.Equal(t, what, pair[0], pair[1])
 	}
 	delete(all, "ServiceMonitor "+systemNamespace+"/"+common) // an API server without the prometheus-operator does not know it
 	accept(t, all)
@@ -324,10 +310,7 @@ func TestShareInChart(t *testing.T) {
 			want[flow].Object["spec"].(map[string]any)["rules"].([]any)[0].(map[string]any)["subjects"]
 		same(t, want, got)
 	}
-	slices.Sort(byCharts)
-	if diff := cmp.Diff(slices.Sorted(slices.Values(accounts(want))), byCharts); diff != "" {
-		t.Errorf("identities (-config +charts):\n%s", diff)
-	}
+	kit.Equal(t, "identities of the charts", slices.Sorted(slices.Values(byCharts)), slices.Sorted(slices.Values(accounts(want))))
 }
 
 const (
@@ -374,8 +357,7 @@ type helmed struct {
 
 func startHelm(t *testing.T, u *upgrade) *helmed {
 	t.Helper()
-	path, err := helmPath()
-	kit.NoError(t, err)
+	path := kit.Must(helmPath())(t)
 	kubeconfig, err := u.WriteKubeconfig("helm", u.Config)
 	kit.NoError(t, err)
 	own := t.TempDir()
@@ -418,8 +400,7 @@ func (u *upgrade) during(t *testing.T, command *exec.Cmd) (string, error) {
 
 func (h *helmed) objects(t *testing.T) sets.Set[string] {
 	t.Helper()
-	found, err := cluster.Objects(t.Context(), h.Config)
-	kit.NoError(t, err)
+	found := kit.Must(cluster.Objects(t.Context(), h.Config))(t)
 	return found
 }
 
@@ -474,9 +455,6 @@ func (h *helmed) uninstall(t *testing.T, before sets.Set[string]) {
 		if len(left) > 0 {
 			return fmt.Errorf("left: %q", left)
 		}
-		if !contains(now, signingAuthorities) {
-			return errors.New("the API of rotation is gone")
-		}
-		return nil
+		return kit.OrError(contains(now, signingAuthorities), "the API of rotation is gone")
 	})
 }

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
@@ -82,9 +81,7 @@ func TestInstalls(t *testing.T) {
 			accept(t, all)
 			loaded := load(t, all)
 			for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
-				if want[name] == nil {
-					t.Fatalf("there is a Deployment %s", name)
-				}
+				kit.Require(t, want[name] != nil, "there is a Deployment %s", name)
 				got := loaded[name]
 				for _, each := range controllers {
 					if want := slices.Contains(want[name], each); got.Enabled(each) != want {
@@ -92,16 +89,12 @@ func TestInstalls(t *testing.T) {
 					}
 				}
 				secret := got.Signing.Secret == systemNamespace+"/csr-signer" || folder == approverOnly
-				if got.LeaderElection.ResourceName != name || !got.MetricsSecure || !secret {
-					t.Errorf("%s: %+v", name, got)
-				}
+				kit.Check(t, got.LeaderElection.ResourceName == name && got.MetricsSecure && secret, "%s: %+v", name, got)
 				checkContainer(t, deployment.Spec.Template.Spec, got)
 				checkSelectors(t, all, deployment)
 				checkSpread(t, name, deployment)
 			}
-			if len(loaded) != len(want) {
-				t.Errorf("%d Deployments, want %d", len(loaded), len(want))
-			}
+			kit.Check(t, len(loaded) == len(want), "%d Deployments, want %d", len(loaded), len(want))
 		})
 	}
 	for _, folder := range []string{"overlays/dry-run", "overlays/static-pod", "overlays/static-pod/pod", "rotation", "rotation/admission"} {
@@ -145,11 +138,9 @@ func TestStaticPodIsThatOfTheControlPlane(t *testing.T) {
 	want := typed[appsv1.Deployment](t, kustomize(t, "overlays/control-plane"), "Deployment")[common].Spec.Template.Spec
 	static := typed[corev1.Pod](t, kustomize(t, "overlays/static-pod/pod"), "Pod")[common]
 	got := static.Spec
-	loaded, err := config.Load(got.Containers[0].Args, cel.New)
-	kit.NoError(t, err)
-	if loaded.LeaderElection.ResourceNamespace != static.Namespace || loaded.Kubeconfig == "" || loaded.Signing.KeyFile == "" {
-		t.Errorf("static pod: %+v", loaded)
-	}
+	loaded := kit.Must(config.Load(got.Containers[0].Args, cel.New))(t)
+	kit.Check(t, loaded.LeaderElection.ResourceNamespace == static.Namespace && loaded.Kubeconfig != "" && loaded.Signing.KeyFile != "",
+		"static pod: %+v", loaded)
 	for _, pod := range []*corev1.PodSpec{&want, &got} {
 		container := &pod.Containers[0]
 		container.Env = slices.DeleteFunc(container.Env, func(env corev1.EnvVar) bool { return env.Name != "GOMEMLIMIT" })
@@ -161,9 +152,7 @@ func TestStaticPodIsThatOfTheControlPlane(t *testing.T) {
 		pod.ServiceAccountName, pod.EnableServiceLinks, pod.DNSPolicy = "", nil, ""
 		pod.NodeSelector, pod.Tolerations, pod.Affinity, pod.TopologySpreadConstraints = nil, nil, nil, nil
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-control-plane +static Pod):\n%s", diff)
-	}
+	kit.Equal(t, "static Pod", got, want)
 }
 
 // checkSelectors checks which objects select the pods of a Deployment. The NetworkPolicy lets only named namespaces reach the metrics, since
@@ -175,35 +164,25 @@ func checkSelectors(t *testing.T, all objects, deployment *appsv1.Deployment) {
 		parsed, err := metav1.LabelSelectorAsSelector(selector)
 		return err == nil && !parsed.Empty() && parsed.Matches(set)
 	}
-	if *deployment.Spec.Replicas != 2 || !selects(deployment.Spec.Selector) {
-		t.Errorf("%s: %d replicas, selector %v", deployment.Name, *deployment.Spec.Replicas, deployment.Spec.Selector)
-	}
+	kit.Check(t, *deployment.Spec.Replicas == 2 && selects(deployment.Spec.Selector),
+		"%s: %d replicas, selector %v", deployment.Name, *deployment.Spec.Replicas, deployment.Spec.Selector)
 	for name, budget := range typed[policyv1.PodDisruptionBudget](t, all, "PodDisruptionBudget") {
-		if selects(budget.Spec.Selector) != (name == deployment.Name) || budget.Spec.MaxUnavailable.IntValue() != 1 {
-			t.Errorf("%s: disruption budget %v", deployment.Name, budget)
-		}
+		kit.Check(t, selects(budget.Spec.Selector) == (name == deployment.Name) && budget.Spec.MaxUnavailable.IntValue() == 1,
+			"%s: disruption budget %v", deployment.Name, budget)
 	}
-	if all["PodDisruptionBudget "+systemNamespace+"/"+deployment.Name] == nil {
-		t.Errorf("%s has no disruption budget", deployment.Name)
-	}
+	kit.Check(t, all["PodDisruptionBudget "+systemNamespace+"/"+deployment.Name] != nil, "%s has no disruption budget", deployment.Name)
 	service := typed[corev1.Service](t, all, "Service")["csr-controller-manager-metrics"]
-	if !labels.SelectorFromSet(service.Spec.Selector).Matches(set) || service.Spec.Ports[0].TargetPort.String() != "metrics" {
-		t.Errorf("%s: the metrics Service selects %v", deployment.Name, service.Spec.Selector)
-	}
+	kit.Check(t, labels.SelectorFromSet(service.Spec.Selector).Matches(set) && service.Spec.Ports[0].TargetPort.String() == "metrics",
+		"%s: the metrics Service selects %v", deployment.Name, service.Spec.Selector)
 	policy := typed[networkingv1.NetworkPolicy](t, all, "NetworkPolicy")[common]
-	if pod.Spec.HostNetwork != (policy == nil) {
-		t.Fatalf("%s: NetworkPolicy %v", deployment.Name, policy)
-	}
+	kit.Require(t, pod.Spec.HostNetwork == (policy == nil), "%s: NetworkPolicy %v", deployment.Name, policy)
 	if policy == nil {
 		return
 	}
-	if !selects(&policy.Spec.PodSelector) || len(policy.Spec.Ingress) == 0 {
-		t.Errorf("%s: NetworkPolicy %v", deployment.Name, policy)
-	}
+	kit.Check(t, selects(&policy.Spec.PodSelector) && len(policy.Spec.Ingress) > 0, "%s: NetworkPolicy %v", deployment.Name, policy)
 	for _, rule := range policy.Spec.Ingress {
-		if len(rule.From) != 1 || rule.From[0].NamespaceSelector == nil || len(rule.From[0].NamespaceSelector.MatchLabels) == 0 {
-			t.Errorf("%s lets in %+v", deployment.Name, rule.From)
-		}
+		kit.Check(t, len(rule.From) == 1 && rule.From[0].NamespaceSelector != nil && len(rule.From[0].NamespaceSelector.MatchLabels) > 0,
+			"%s lets in %+v", deployment.Name, rule.From)
 	}
 }
 
@@ -216,12 +195,10 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 	for _, port := range container.Ports {
 		ports[port.Name] = ":" + strconv.Itoa(int(port.ContainerPort))
 	}
-	if loaded.MetricsBindAddress != ports["metrics"] || !strings.HasSuffix(loaded.HealthProbeBindAddress, ports["probes"]) {
-		t.Errorf("ports %v, but it listens on %s and %s", ports, loaded.MetricsBindAddress, loaded.HealthProbeBindAddress)
-	}
-	if container.TerminationMessagePolicy != corev1.TerminationMessageFallbackToLogsOnError {
-		t.Errorf("%q: why it ended can't be read when kubectl logs does not work", container.TerminationMessagePolicy)
-	}
+	kit.Check(t, loaded.MetricsBindAddress == ports["metrics"] && strings.HasSuffix(loaded.HealthProbeBindAddress, ports["probes"]),
+		"ports %v, but it listens on %s and %s", ports, loaded.MetricsBindAddress, loaded.HealthProbeBindAddress)
+	kit.Check(t, container.TerminationMessagePolicy == corev1.TerminationMessageFallbackToLogsOnError,
+		"%q: why it ended can't be read when kubectl logs does not work", container.TerminationMessagePolicy)
 	host := strings.TrimSuffix(loaded.HealthProbeBindAddress, ports["probes"])
 	for path, probe := range map[string]*corev1.Probe{"/healthz": container.LivenessProbe, "/readyz": container.ReadinessProbe} {
 		if get := probe.HTTPGet; get.Path != path || get.Port.String() != "probes" || get.Host != host {
@@ -232,9 +209,8 @@ func checkContainer(t *testing.T, pod corev1.PodSpec, loaded *config.Configurati
 		t.Errorf("%s to stop: the manager waits up to 100 s for its last calls", grace)
 	}
 	kubeadm := corev1.Toleration{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}
-	if !slices.Contains(pod.Tolerations, kubeadm) {
-		t.Errorf("tolerations %v: with kubeadm, no control plane's node would run it", pod.Tolerations)
-	}
+	kit.Check(t, slices.Contains(pod.Tolerations, kubeadm),
+		"tolerations %v: with kubeadm, no control plane's node would run it", pod.Tolerations)
 	requests := container.Resources.Requests
 	if *pod.EnableServiceLinks || !*container.SecurityContext.ReadOnlyRootFilesystem || requests.Memory().IsZero() || requests.Cpu().IsZero() {
 		t.Errorf("service links, root file system, or requests: %+v", container)
@@ -251,19 +227,14 @@ func checkSpread(t *testing.T, name string, deployment *appsv1.Deployment) {
 	for _, preferred := range apart.PreferredDuringSchedulingIgnoredDuringExecution {
 		terms = append(terms, preferred.PodAffinityTerm)
 	}
-	if len(terms) != 1 || terms[0].TopologyKey != corev1.LabelHostname {
-		t.Fatalf("%s: anti-affinity %v", name, terms)
-	}
+	kit.Require(t, len(terms) == 1 && terms[0].TopologyKey == corev1.LabelHostname, "%s: anti-affinity %v", name, terms)
 	for _, selector := range []*metav1.LabelSelector{terms[0].LabelSelector, pod.Spec.TopologySpreadConstraints[0].LabelSelector} {
-		if diff := cmp.Diff(pod.Labels, selector.MatchLabels); diff != "" {
-			t.Errorf("%s is kept apart from others than its replicas (-labels +selector):\n%s", name, diff)
-		}
+		kit.Equal(t, name+" is kept apart from others than its replicas: labels", selector.MatchLabels, pod.Labels)
 	}
 	if required := len(apart.RequiredDuringSchedulingIgnoredDuringExecution) == 1; required != pod.Spec.HostNetwork {
 		t.Errorf("%s: two pods on one node: ports in the node's network %t, kept apart %t", name, pod.Spec.HostNetwork, required)
 	}
 	update := deployment.Spec.Strategy.RollingUpdate
-	if pod.Spec.HostNetwork && (update.MaxSurge.String() != "0" || update.MaxUnavailable.String() != "100%") {
-		t.Errorf("%s: on one node, a rollout waits for ever: %+v", name, update)
-	}
+	kit.Check(t, !pod.Spec.HostNetwork || update.MaxSurge.String() == "0" && update.MaxUnavailable.String() == "100%",
+		"%s: on one node, a rollout waits for ever: %+v", name, update)
 }

@@ -32,8 +32,7 @@ type folder map[string]any
 // exclude each other, one after the other.
 func TestPagesChangeOneFolder(t *testing.T) {
 	t.Parallel()
-	pages, err := filepath.Glob(filepath.Join(root, "docs/*/*.md"))
-	kit.NoError(t, err)
+	pages := kit.Must(filepath.Glob(filepath.Join(root, "docs/*/*.md")))(t)
 	all, found := example(t), 0
 	checkFolder(t, "config/example", all)
 	for _, page := range pages {
@@ -49,9 +48,7 @@ func TestPagesChangeOneFolder(t *testing.T) {
 			}
 		}
 	}
-	if found < 10 {
-		t.Errorf("only %d fragments found", found)
-	}
+	kit.Check(t, found >= 10, "only %d fragments found", found)
 	checkFolder(t, "all pages", all)
 }
 
@@ -87,9 +84,7 @@ func (f folder) add(t *testing.T, page string, match []string) {
 		return
 	}
 	f.parse(t, match[2], []byte(text))
-	if slices.Contains(strings.Split(match[0], "\n"), "EOF") {
-		t.Errorf("%s replaces %s", page, match[2])
-	}
+	kit.Check(t, !slices.Contains(strings.Split(match[0], "\n"), "EOF"), "%s replaces %s", page, match[2])
 }
 
 // merged returns into with the fields and items of more that it lacks.
@@ -124,17 +119,15 @@ func checkFolder(t *testing.T, page string, files folder) objects {
 	for name, content := range files {
 		text, isText := content.(string)
 		if !isText {
-			encoded, err := yaml.Marshal(content)
-			kit.NoError(t, err)
+			encoded := kit.Must(yaml.Marshal(content))(t)
 			text = string(encoded)
 		}
 		texts[name] = text
 	}
 	all := inFolder(t, root, texts)
 	for name, loaded := range load(t, all) {
-		if loaded.Signing.Secret != systemNamespace+"/csr-signer" || !loaded.MetricsSecure || loaded.MetricsBindAddress != ":8443" {
-			t.Errorf("%s: %s has lost what the shipped configuration says", page, name)
-		}
+		kit.Check(t, loaded.Signing.Secret == systemNamespace+"/csr-signer" && loaded.MetricsSecure && loaded.MetricsBindAddress == ":8443",
+			"%s: %s has lost what the shipped configuration says", page, name)
 	}
 	if bound := subjects(t, all); slices.Contains(bound, "csr-controller-manager") {
 		t.Errorf("%s: a role is bound to %v", page, bound)
@@ -159,9 +152,7 @@ func TestConfigurePage(t *testing.T) {
 	t.Parallel()
 	page := string(read(t, filepath.Join(root, "docs/how-to/configure.md")))
 	blocks := regexp.MustCompile("(?s)```yaml\n(apiVersion: .*?)```").FindAllStringSubmatch(page, -1)
-	if len(blocks) != 2 {
-		t.Fatalf("the page has %d whole files", len(blocks))
-	}
+	kit.Require(t, len(blocks) == 2, "the page has %d whole files", len(blocks))
 	all := myCluster(t, blocks[0][1])
 	accept(t, all)
 	for name, deployment := range typed[appsv1.Deployment](t, all, "Deployment") {
@@ -173,9 +164,8 @@ func TestConfigurePage(t *testing.T) {
 		t.Errorf("%+v", loaded)
 	}
 	loaded := loadText(t, []byte(blocks[1][1]))
-	if !loaded.Approval.KubeletServing.Enabled || loaded.NodeBlockList != systemNamespace+"/csr-node-block-list" {
-		t.Errorf("loaded %+v", loaded)
-	}
+	kit.Check(t, loaded.Approval.KubeletServing.Enabled && loaded.NodeBlockList == systemNamespace+"/csr-node-block-list",
+		"loaded %+v", loaded)
 }
 
 // myCluster renders a kustomization in a folder like config/my-cluster, with a copy of the shipped configuration.
@@ -188,8 +178,7 @@ func loadText(t *testing.T, text []byte) *config.Configuration {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
 	kit.Write(t, file, text)
-	loaded, err := config.Load([]string{"--config=" + file}, cel.New)
-	kit.NoError(t, err)
+	loaded := kit.Must(config.Load([]string{"--config=" + file}, cel.New))(t)
 	return loaded
 }
 
@@ -207,9 +196,7 @@ func withText(t *testing.T, marker string) string {
 			}
 		}
 	}
-	if len(found) != 1 {
-		t.Fatalf("%d blocks with %q", len(found), marker)
-	}
+	kit.Require(t, len(found) == 1, "%d blocks with %q", len(found), marker)
 	return found[0]
 }
 
@@ -248,9 +235,7 @@ func TestRotationPages(t *testing.T) {
 			for _, item := range pod.Volumes[0].ConfigMap.Items {
 				keys = append(keys, item.Key)
 			}
-			if !cmp.Equal(test.args, args) || !cmp.Equal(test.keys, keys) {
-				t.Errorf("keys %v, arguments %v", keys, args)
-			}
+			kit.Check(t, cmp.Equal(test.args, args) && cmp.Equal(test.keys, keys), "keys %v, arguments %v", keys, args)
 			_, bound := rights(t, all)
 			for role, want := range roles {
 				if got := bound[role]; !cmp.Equal(want, got) && (got != nil || len(test.args) > 1) {
@@ -268,8 +253,7 @@ func TestRotationPagesSigners(t *testing.T) {
 	files.parse(t, "config.yaml", []byte(withText(t, "settleFor: 90s")))
 	delete(files["config.yaml"].(map[string]any), "signing") // the page replaces it
 	files.parse(t, "config.yaml", []byte(withText(t, "signing:\n  signers:")))
-	data, err := yaml.Marshal(files["config.yaml"])
-	kit.NoError(t, err)
+	data := kit.Must(yaml.Marshal(files["config.yaml"]))(t)
 	if loaded := loadText(t, data); !loaded.Rotation.Enabled || len(loaded.Signing.Signers) != 3 {
 		t.Errorf("loaded %+v", loaded)
 	}
@@ -288,7 +272,6 @@ func TestRotationPagesAuthorities(t *testing.T) {
 	_, patch, _ := strings.Cut(withText(t, "kubectl patch signingauthority cluster"), "-p '")
 	kit.NoError(t, admin.Patch(t.Context(), first, client.RawPatch(types.MergePatchType, []byte(strings.TrimSuffix(patch, "'\n")))))
 	signers, _, err := unstructured.NestedStringSlice(first.Object, "spec", "signers")
-	if slices.Contains(signers, "kubernetes.io/kubelet-serving") || len(signers) != 2 || err != nil {
-		t.Errorf("signers %v, error %v", signers, err)
-	}
+	kit.Check(t, !slices.Contains(signers, "kubernetes.io/kubelet-serving") && len(signers) == 2 && err == nil,
+		"signers %v, error %v", signers, err)
 }

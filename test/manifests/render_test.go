@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/yaml"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -88,9 +86,7 @@ func applyAll(t *testing.T, all objects) {
 
 func read(t *testing.T, path string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(path)
-	kit.NoError(t, err)
-	return data
+	return kit.Must(os.ReadFile(path))(t)
 }
 
 // objectsOf returns the objects of one kind.
@@ -116,7 +112,7 @@ func key(obj *unstructured.Unstructured) string {
 // kustomize renders a folder below config.
 func kustomize(t *testing.T, folder string) objects {
 	t.Helper()
-	return rendered(t, folder, func() ([]byte, error) { return kubectlKustomize(filepath.Join("config", folder)) })
+	return byKey(t, kit.Rendered(t, folder))
 }
 
 // helm renders the chart.
@@ -132,9 +128,7 @@ var renders sync.Map
 func rendered(t *testing.T, name string, render func() ([]byte, error)) objects {
 	t.Helper()
 	once, _ := renders.LoadOrStore(name, sync.OnceValues(render))
-	data, err := once.(func() ([]byte, error))()
-	kit.NoError(t, err)
-	return parse(t, data)
+	return byKey(t, kit.Parse(t, kit.Must(once.(func() ([]byte, error))())(t)))
 }
 
 // helmPath returns the path where the go command keeps the Helm that hack/helm.mod pins. It builds Helm first: "go tool -n" alone does not.
@@ -149,8 +143,7 @@ var helmPath = sync.OnceValues(func() (string, error) {
 // helmCommand returns the command that renders the chart with the values of the command line.
 func helmCommand(t *testing.T, args ...string) []string {
 	t.Helper()
-	path, err := helmPath()
-	kit.NoError(t, err)
+	path := kit.Must(helmPath())(t)
 	return append([]string{path, "template", "csr-controller-manager", chart, "--namespace", systemNamespace}, args...)
 }
 
@@ -166,24 +159,15 @@ func output(args ...string) ([]byte, error) {
 	return data, nil
 }
 
-func parse(t *testing.T, data []byte) objects {
+// byKey returns objects of which each must be there once.
+func byKey(t *testing.T, all []*unstructured.Unstructured) objects {
 	t.Helper()
 	found := objects{}
-	for documents := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096); ; {
-		obj := &unstructured.Unstructured{}
-		if err := documents.Decode(obj); errors.Is(err, io.EOF) {
-			return found
-		} else if err != nil {
-			t.Fatal(err)
-		}
-		if len(obj.Object) == 0 {
-			continue
-		}
-		if found[key(obj)] != nil {
-			t.Errorf("%s is there twice", key(obj))
-		}
+	for _, obj := range all {
+		kit.Check(t, found[key(obj)] == nil, "%s is there twice", key(obj))
 		found[key(obj)] = obj
 	}
+	return found
 }
 
 // inFolder renders files in a folder of their own that stands for config/my-cluster of the source tree at root: "- ../NAME" there is
@@ -203,12 +187,8 @@ func inFolder(t *testing.T, root string, files map[string]string) objects {
 		for name, text := range files {
 			kit.Write(t, filepath.Join(dir, name), []byte(strings.ReplaceAll(text, "- ../", "- "+above+"/")))
 		}
-		return kubectlKustomize(dir)
+		return output(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", dir)
 	})
-}
-
-func kubectlKustomize(folder string) ([]byte, error) {
-	return output(filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl"), "kustomize", folder)
 }
 
 // shippedConfig returns the configuration that config/default ships in the source tree at root.
@@ -247,9 +227,8 @@ func load(t *testing.T, all objects) map[string]*config.Configuration {
 		pod := deployment.Spec.Template.Spec
 		container := pod.Containers[0]
 		source := configs[pod.Volumes[0].ConfigMap.Name]
-		if source == nil || container.VolumeMounts[0].Name != pod.Volumes[0].Name {
-			t.Fatalf("%s mounts %q, and there is %v", name, pod.Volumes[0].ConfigMap.Name, configs)
-		}
+		kit.Require(t, source != nil && container.VolumeMounts[0].Name == pod.Volumes[0].Name,
+			"%s mounts %q, and there is %v", name, pod.Volumes[0].ConfigMap.Name, configs)
 		dir := t.TempDir()
 		kit.Write(t, filepath.Join(dir, "config.yaml"), []byte(source.Data["config.yaml"]))
 		var args []string
@@ -257,9 +236,7 @@ func load(t *testing.T, all objects) map[string]*config.Configuration {
 			args = append(args, strings.Replace(arg, container.VolumeMounts[0].MountPath, dir, 1))
 		}
 		loaded, err := config.Load(args, cel.New)
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
+		kit.Require(t, err == nil, "%s: %v", name, err)
 		found[name] = loaded
 	}
 	return found

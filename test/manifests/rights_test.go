@@ -253,6 +253,11 @@ func (q question) of(user string) authorizationv1.SubjectAccessReviewSpec {
 	return spec
 }
 
+// roundTrip is a http.RoundTripper.
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (r roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
+
 // TestManagerHasAShareOfItsOwn checks, as the manager, by which FlowSchema a real API server handles its requests.
 // Reviews of requesters must use config/priority-and-fairness. TokenReviews, which any pod can cause, must use
 // another FlowSchema.
@@ -269,7 +274,7 @@ func TestManagerHasAShareOfItsOwn(t *testing.T) {
 	var taken string
 	cfg := impersonating(account+common, "system:serviceaccounts")
 	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
-		return kit.RoundTrip(func(request *http.Request) (*http.Response, error) {
+		return roundTrip(func(request *http.Request) (*http.Response, error) {
 			response, err := next.RoundTrip(request)
 			if err == nil {
 				taken = response.Header.Get("X-Kubernetes-Pf-Flowschema-Uid")
@@ -280,13 +285,8 @@ func TestManagerHasAShareOfItsOwn(t *testing.T) {
 	manager := kit.ClientOf(t, cfg)
 	kit.Eventually(t, "the FlowSchema of a SubjectAccessReview", func(ctx context.Context) error {
 		_ = manager.Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{User: "a"}}) // denied
-		if taken != own || own == "" {
-			return fmt.Errorf("%q, want %s", taken, own)
-		}
-		return nil
+		return kit.OrError(taken == own && own != "", "%q, want %s", taken, own)
 	})
 	_ = manager.Create(ctx, &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: "a"}})
-	if taken == "" || taken == own {
-		t.Errorf("a TokenReview is taken by FlowSchema %q, as the manager's writes are", taken)
-	}
+	kit.Check(t, taken != "" && taken != own, "a TokenReview is taken by FlowSchema %q, as the manager's writes are", taken)
 }

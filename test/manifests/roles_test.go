@@ -9,11 +9,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
 // The components that grant more rights.
@@ -82,9 +82,7 @@ func TestNoWildcard(t *testing.T) {
 				}
 			}
 		}
-		if len(roles) < fewest {
-			t.Errorf("%s: only %d roles", folder, len(roles))
-		}
+		kit.Check(t, len(roles) >= fewest, "%s: only %d roles", folder, len(roles))
 	}
 }
 
@@ -107,9 +105,7 @@ func TestRecommendedInstallKeepsApprovalFromSigning(t *testing.T) {
 	installs := map[string]objects{"chart": helm(t, "--set=split=true"), "default": kustomize(t, "default")}
 	for _, page := range []string{"README.md", "docs/how-to/deploy.md"} {
 		found := regexp.MustCompile(`(?m)^ *kubectl apply -k config/(\S+)$`).FindSubmatch(read(t, filepath.Join(root, page)))
-		if found == nil {
-			t.Fatalf("%s names no install", page)
-		}
+		kit.Require(t, found != nil, "%s names no install", page)
 		installs[page] = kustomize(t, string(found[1]))
 	}
 	for what, all := range installs {
@@ -123,9 +119,8 @@ func TestRecommendedInstallKeepsApprovalFromSigning(t *testing.T) {
 			}
 		}
 		both := slices.ContainsFunc(may["approve"], func(name string) bool { return slices.Contains(may["sign"], name) })
-		if both != (what == "default") || len(may["approve"]) == 0 || len(may["sign"]) == 0 {
-			t.Errorf("%s: one identity may approve and sign: %t; %v", what, both, may)
-		}
+		kit.Check(t, both == (what == "default") && len(may["approve"]) > 0 && len(may["sign"]) > 0,
+			"%s: one identity may approve and sign: %t; %v", what, both, may)
 	}
 }
 
@@ -171,9 +166,8 @@ func TestChartComponents(t *testing.T) {
 				return strings.HasSuffix(name, ruleSigners) || strings.HasSuffix(name, "csr-custom-signers")
 			})
 			got, gotBound := rights(t, all)
-			if diff := cmp.Diff(want, got) + cmp.Diff(wantBound, gotBound); diff != "" {
-				t.Errorf("%s %s (-components +chart):\n%s", options, values, diff)
-			}
+			kit.Equal(t, options+" "+values+": roles", got, want)
+			kit.Equal(t, options+" "+values+": bound to", gotBound, wantBound)
 		}
 	}
 }
@@ -192,9 +186,8 @@ func TestSplitComponents(t *testing.T) {
 		for role := range bound {
 			want[role] = owners
 		}
-		if diff := cmp.Diff(common, rules) + cmp.Diff(want, bound); diff != "" {
-			t.Errorf("%s (-default +split):\n%s", name, diff)
-		}
+		kit.Equal(t, own+": roles", rules, common)
+		kit.Equal(t, own+": bound to", bound, want)
 	}
 }
 
@@ -231,9 +224,8 @@ func TestChartRoles(t *testing.T) {
 			words := append([]string{strings.Join(rule.Verbs, ","), strings.Join(rule.Resources, ",")}, rule.ResourceNames...)
 			got = append(got, strings.Join(words, " "))
 		}
-		if diff := cmp.Diff(test.want, got); diff != "" || !cmp.Equal(bound[test.role], []string{test.to}) {
-			t.Errorf("%s is bound to %v, want %s (-want +got):\n%s", test.role, bound[test.role], test.to, diff)
-		}
+		kit.Equal(t, test.role, got, test.want)
+		kit.Equal(t, test.role+": bound to", bound[test.role], []string{test.to})
 	}
 	inRotation, _ := rights(t, rotating)
 	var names []string
@@ -241,13 +233,9 @@ func TestChartRoles(t *testing.T) {
 		names = append(names, rule.ResourceNames...)
 	}
 	for _, want := range []string{"a", "b", "a-ledger", "a-nodes-00", "a-nodes-0f", "b-ledger", "b-nodes-0a"} {
-		if !slices.Contains(names, want) {
-			t.Errorf("the rotation has no right for %s: %v", want, names)
-		}
+		kit.Check(t, slices.Contains(names, want), "the rotation has no right for %s: %v", want, names)
 	}
-	if dry := helm(t, rules, `--set-json=config.dryRun=["approver"]`); dry["ClusterRole /"+ruleSigners] != nil {
-		t.Error("a dry run may approve")
-	}
+	kit.Check(t, helm(t, rules, `--set-json=config.dryRun=["approver"]`)["ClusterRole /"+ruleSigners] == nil, "a dry run may approve")
 }
 
 // TestChartNodeBootstrap compares the bindings of the chart with the component: with its group, and with another group
@@ -263,17 +251,13 @@ func TestChartNodeBootstrap(t *testing.T) {
 		"":     {",config.selfCheck.bootstrapGroups={system:bootstrappers:mine}", "system:bootstrappers:mine"},
 	} {
 		all := helm(t, "--set=nodeBootstrap.enabled=true"+test.value)
-		if got := load(t, all)[common].SelfCheck.BootstrapGroups; !cmp.Equal(got, []string{test.group}) {
-			t.Errorf("%s: the self-check asks about %q", test.group, got)
-		}
+		kit.Equal(t, "what the self-check asks about", load(t, all)[common].SelfCheck.BootstrapGroups, []string{test.group})
 		if text == "" {
 			continue
 		}
 		accept(t, all)
 		want := myCluster(t, text)
-		if len(want) != 3 {
-			t.Errorf("%s: %d bindings", test.group, len(want))
-		}
+		kit.Check(t, len(want) == 3, "%s: %d bindings", test.group, len(want))
 		same(t, want, added(helm(t), all))
 	}
 }
@@ -315,9 +299,8 @@ func TestDryRunHasNoRightToWrite(t *testing.T) {
 			"the chart " + split: helm(t, split, `--set=config.approval.kubeletServing.enabled=true`, `--set-json=config.dryRun=["*"]`),
 		} {
 			got, _ := rights(t, all)
-			if diff := cmp.Diff(want, got); diff != "" || all["RoleBinding default/csr-cleaner"] == nil {
-				t.Errorf("%s: roles, or a cleaner that may write no Events (-want +got):\n%s", what, diff)
-			}
+			kit.Equal(t, what+": roles", got, want)
+			kit.Check(t, all["RoleBinding default/csr-cleaner"] != nil, "%s: the cleaner may write no Events", what)
 			accept(t, all)
 			for name, loaded := range load(t, all) {
 				if !loaded.DryRuns(config.ApproverController) || !loaded.DryRuns(config.SignerController) || !loaded.DryRuns(config.CleanerController) {
@@ -329,13 +312,9 @@ func TestDryRunHasNoRightToWrite(t *testing.T) {
 	some, _ := rights(t, helm(t, `--set-json=config.dryRun=["csrsigning"]`))
 	usual, _ := rights(t, helm(t))
 	usual["ClusterRole /csr-signer"] = withoutWrites(t, helm(t))["ClusterRole /csr-signer"]
-	if diff := cmp.Diff(usual, some); diff != "" {
-		t.Errorf("a signer alone (-want +chart):\n%s", diff)
-	}
+	kit.Equal(t, "a dry run of the signer alone", some, usual)
 	ofCleaner := overlay(t, "overlays/split", "overlays/split/"+dryRun)["RoleBinding default/csr-cleaner"]
-	if got := subjects(t, objects{"": ofCleaner}); !cmp.Equal([]string{cleaner}, got) {
-		t.Errorf("Events of the cleaner are for %v", got)
-	}
+	kit.Equal(t, "who writes Events of the cleaner", subjects(t, objects{"": ofCleaner}), []string{cleaner})
 	for what, all := range map[string]objects{
 		"component": overlay(t, "overlays/split", "overlays/split/rotation", dryRun),
 		"chart":     helm(t, "--set=split=true", rotated, "--set=config.dryRun={*}"),
@@ -363,8 +342,7 @@ func TestSecondAuthority(t *testing.T) {
 				rule.ResourceNames[i] = strings.Replace(each, its, "csr-signer", 1)
 			}
 		}
-		if diff := cmp.Diff(want, rules[role+name]); diff != "" || !cmp.Equal(bound[role+name], []string{common}) {
-			t.Errorf("%s: bound to %v (-csr-signer's +its):\n%s", name, bound[role+name], diff)
-		}
+		kit.Equal(t, name, rules[role+name], want)
+		kit.Equal(t, name+": bound to", bound[role+name], []string{common})
 	}
 }

@@ -33,41 +33,30 @@ func TestTrustFiles(t *testing.T) {
 	} {
 		accept(t, all)
 		pod := typed[appsv1.DaemonSet](t, all, "DaemonSet")[trustFiles].Spec.Template.Spec
-		if pod.HostNetwork || pod.HostPID || pod.HostIPC || *pod.AutomountServiceAccountToken || *pod.EnableServiceLinks {
-			t.Errorf("pod: %+v", pod)
-		}
-		if diff := cmp.Diff(map[string]string{"node-role.kubernetes.io/control-plane": ""}, pod.NodeSelector); diff != "" {
-			t.Errorf("nodes (-want +got):\n%s", diff)
-		}
-		if len(pod.Containers) != want || len(pod.InitContainers) != 0 {
-			t.Fatalf("containers: %+v", pod)
-		}
+		kit.Check(t, !pod.HostNetwork && !pod.HostPID && !pod.HostIPC && !*pod.AutomountServiceAccountToken && !*pod.EnableServiceLinks,
+			"pod: %+v", pod)
+		kit.Equal(t, "nodes", pod.NodeSelector, map[string]string{"node-role.kubernetes.io/control-plane": ""})
+		kit.Require(t, len(pod.Containers) == want && len(pod.InitContainers) == 0, "containers: %+v", pod)
 		container, last := pod.Containers[0], pod.Containers[want-1]
 		last.Name, last.Args = container.Name, container.Args
-		if diff := cmp.Diff(container, last); diff != "" {
-			t.Errorf("beside name and arguments (-first +second):\n%s", diff)
-		}
+		kit.Equal(t, "the last container, beside name and arguments", last, container)
 		security := container.SecurityContext
 		if !*security.ReadOnlyRootFilesystem || *security.AllowPrivilegeEscalation || security.Privileged != nil ||
 			!cmp.Equal(security.Capabilities, &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}) {
 			t.Errorf("container: %+v", container)
 		}
-		if container.Args[0] != "write-trust" || container.Image != "csr-controller-manager:dev" {
-			t.Errorf("runs %s %v", container.Image, container.Args)
-		}
+		kit.Check(t, container.Args[0] == "write-trust" && container.Image == "csr-controller-manager:dev",
+			"runs %s %v", container.Image, container.Args)
 		hosts := 0
 		for i, volume := range pod.Volumes {
 			mount := container.VolumeMounts[i]
 			if volume.HostPath != nil {
 				hosts++
 			}
-			if volume.Name != mount.Name || mount.ReadOnly == (volume.HostPath != nil) {
-				t.Errorf("volume %+v, mount %+v", volume, mount)
-			}
+			kit.Check(t, volume.Name == mount.Name && mount.ReadOnly != (volume.HostPath != nil), "volume %+v, mount %+v", volume, mount)
 		}
-		if hosts != 1 || slices.Contains(subjects(t, all), trustFiles) || len(objectsOf(all, "ClusterRoleBinding")) > 0 {
-			t.Errorf("%d paths of the host, or rights of the pods or in the whole cluster", hosts)
-		}
+		kit.Check(t, hosts == 1 && !slices.Contains(subjects(t, all), trustFiles) && len(objectsOf(all, "ClusterRoleBinding")) == 0,
+			"%d paths of the host, or rights of the pods or in the whole cluster", hosts)
 	}
 }
 
@@ -112,8 +101,7 @@ func TestEditOfTrustFilesIsNotRoot(t *testing.T) {
 	controller := kit.ClientOf(t, impersonating(controllerName))
 	core := impersonating("editor") // client.Client has no call for exec and attach
 	core.APIPath, core.GroupVersion, core.NegotiatedSerializer = "/api", &corev1.SchemeGroupVersion, clientgoscheme.Codecs.WithoutConversion()
-	calls, err := rest.RESTClientFor(core)
-	kit.NoError(t, err)
+	calls := kit.Must(rest.RESTClientFor(core))(t)
 
 	trust := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: trustFiles, Name: "csr-trust"}, Data: map[string]string{"ca.crt": "mine"}}
 	other := trust.DeepCopy()

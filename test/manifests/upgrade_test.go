@@ -120,8 +120,7 @@ func startUpgrade(t *testing.T, replicas int32) *upgrade {
 // startPods starts a cluster with those controllers of kube-controller-manager that make and delete pods.
 func startPods(t *testing.T, replicas int32) *upgrade {
 	t.Helper()
-	c, err := cluster.Start()
-	kit.NoError(t, err)
+	c := kit.Must(cluster.Start())(t)
 	u := &upgrade{Cluster: c, t: t, admin: kit.ClientOf(t, c.Config), replicas: replicas, pods: map[string]*pod{}}
 	logs := map[string]*cluster.Process{}
 	t.Cleanup(func() {
@@ -138,15 +137,12 @@ func startPods(t *testing.T, replicas int32) *upgrade {
 			t.Error(err)
 		}
 	})
-	binary, err := cluster.Manager()
-	kit.NoError(t, err)
+	binary := kit.Must(cluster.Manager())(t)
 	u.current = source{root: root, binary: binary}
-	kubeconfig, err := u.WriteKubeconfig("rollout", u.Config)
-	kit.NoError(t, err)
-	logs["kube-controller-manager"], err = u.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
+	kubeconfig := kit.Must(u.WriteKubeconfig("rollout", u.Config))(t)
+	logs["kube-controller-manager"] = kit.Must(u.StartProcess("rollout", os.Getenv("KUBE_CONTROLLER_MANAGER"), "--kubeconfig", kubeconfig,
 		"--controllers=deployment-controller,replicaset-controller,garbage-collector-controller",
-		"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false")
-	kit.NoError(t, err)
+		"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials=false"))(t)
 	return u
 }
 
@@ -245,10 +241,7 @@ func (u *upgrade) approved(t *testing.T, what string, obj *kit.Request) {
 		if err := u.admin.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
 			return err
 		}
-		if len(obj.Status.Certificate) == 0 {
-			return fmt.Errorf("it has none: %+v", obj.Status.Conditions)
-		}
-		return nil
+		return kit.OrError(len(obj.Status.Certificate) > 0, "it has none: %+v", obj.Status.Conditions)
 	})
 }
 

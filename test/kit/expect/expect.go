@@ -3,6 +3,7 @@ package expect
 
 import (
 	"net/netip"
+	"os"
 	"reflect"
 	"testing"
 
@@ -39,4 +40,20 @@ func True(t testing.TB, ok bool, format string, args ...any) {
 	if !ok {
 		t.Errorf(format, args...)
 	}
+}
+
+// NoError ends the test unless err is nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// File returns the text of a file, or ends the test.
+func File(t testing.TB, path string) string {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	NoError(t, err)
+	return string(data)
 }
