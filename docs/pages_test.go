@@ -12,19 +12,10 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
-func read(t *testing.T, file string) string {
-	t.Helper()
-	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(page)
-}
-
 // TestArchitectureNamesEveryPackage wants each folder of controllers, internal, pkg and test in the tree of architecture.md.
 func TestArchitectureNamesEveryPackage(t *testing.T) {
 	t.Parallel()
-	_, tree, _ := strings.Cut(read(t, "explanation/architecture.md"), "\n```\nmain.go ")
+	_, tree, _ := strings.Cut(expect.File(t, "explanation/architecture.md"), "\n```\nmain.go ")
 	tree, _, _ = strings.Cut(tree, "```\n")
 	_, tests, _ := strings.Cut(tree, "\ntest/ ")
 	for _, parent := range []string{"controllers", "internal", "pkg", "test"} {
@@ -42,7 +33,7 @@ func TestArchitectureNamesEveryPackage(t *testing.T) {
 // TestLinterNamesFilesThatExist finds rules of .golangci.yml about files that are gone: they check nothing.
 func TestLinterNamesFilesThatExist(t *testing.T) {
 	t.Parallel()
-	named := regexp.MustCompile(`"\*\*/([\w/*]+\.go)"`).FindAllStringSubmatch(read(t, "../.golangci.yml"), -1)
+	named := regexp.MustCompile(`"\*\*/([\w/*]+\.go)"`).FindAllStringSubmatch(expect.File(t, "../.golangci.yml"), -1)
 	for _, name := range named {
 		if found, err := filepath.Glob("../" + strings.ReplaceAll(name[1], "**", "*")); err != nil || len(found) == 0 {
 			t.Errorf("%s: %v", name[0], err)
@@ -58,11 +49,11 @@ func TestSecurityPage(t *testing.T) {
 	t.Parallel()
 	const mark = " (nightly)"
 	marks := map[string]string{} // of each test in the source
-	if err := filepath.WalkDir("..", func(path string, _ fs.DirEntry, err error) error {
+	expect.NoError(t, filepath.WalkDir("..", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
-		source := read(t, path)
+		source := expect.File(t, path)
 		tagged := strings.HasPrefix(source, "//go:build ") && !strings.Contains(strings.SplitN(source, "\n", 2)[0], "race")
 		for _, found := range regexp.MustCompile(`(?m)^func (Test\w+)\(`).FindAllStringSubmatch(source, -1) {
 			if !tagged {
@@ -72,11 +63,9 @@ func TestSecurityPage(t *testing.T) {
 			}
 		}
 		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
+	}))
 	for _, file := range []string{"explanation/security.md", "explanation/reliability.md"} {
-		page := strings.Join(strings.Fields(read(t, file)), " ")
+		page := strings.Join(strings.Fields(expect.File(t, file)), " ")
 		named := regexp.MustCompile("`(Test[A-Z]\\w*)`(\\Q"+mark+"\\E)?").FindAllStringSubmatch(page, -1)
 		expect.True(t, len(named) >= 30, "%s names only %d tests", file, len(named))
 		for _, name := range named {
@@ -85,24 +74,24 @@ func TestSecurityPage(t *testing.T) {
 			}
 		}
 	}
-	_, promises, _ := strings.Cut(read(t, "explanation/reliability.md"), "\n## Promises\n")
+	_, promises, _ := strings.Cut(expect.File(t, "explanation/reliability.md"), "\n## Promises\n")
 	promises, _, _ = strings.Cut(promises, "\n## ")
 	for _, promise := range strings.Split(promises, "\n- ")[1:] {
 		expect.True(t, strings.Count(promise, "`Test") > strings.Count(promise, mark),
 			"no test of this promise runs in \"make test\": %s", promise)
 	}
-	events := regexp.MustCompile(` Event = "(\w+)"`).FindAllStringSubmatch(read(t, "../pkg/audit/audit.go"), -1)
+	events := regexp.MustCompile(` Event = "(\w+)"`).FindAllStringSubmatch(expect.File(t, "../pkg/audit/audit.go"), -1)
 	expect.True(t, len(events) >= 9, "only %d events of the audit log", len(events))
 	for _, event := range events {
-		expect.True(t, strings.Contains(read(t, "reference/metrics.md"), "\n| `"+event[1]+"` | "),
+		expect.True(t, strings.Contains(expect.File(t, "reference/metrics.md"), "\n| `"+event[1]+"` | "),
 			"reference/metrics.md has no row for the record %s", event[1])
 	}
-	sections := regexp.MustCompile(`(?m)^- \[.*\]\((#[a-z-]+)\)`).FindAllStringSubmatch(read(t, "runbooks/stolen-credentials.md"), -1)
+	sections := regexp.MustCompile(`(?m)^- \[.*\]\((#[a-z-]+)\)`).FindAllStringSubmatch(expect.File(t, "runbooks/stolen-credentials.md"), -1)
 	if len(sections) == 0 {
 		t.Fatal("no runbooks")
 	}
 	for _, section := range sections {
-		expect.True(t, strings.Contains(read(t, "explanation/security.md"), "](../runbooks/stolen-credentials.md"+section[1]+")"),
+		expect.True(t, strings.Contains(expect.File(t, "explanation/security.md"), "](../runbooks/stolen-credentials.md"+section[1]+")"),
 			"explanation/security.md does not link to the runbook %s", section[1])
 	}
 }
@@ -119,7 +108,7 @@ func TestMemoryLimitIsAboveThePeak(t *testing.T) {
 		"../charts/csr-controller-manager/values.yaml": {"goMemLimit: 800MiB\n", "    memory: 1Gi\n"},
 	} {
 		for _, text := range texts {
-			expect.True(t, strings.Contains(read(t, file), text), "%s: no %q", file, text)
+			expect.True(t, strings.Contains(expect.File(t, file), text), "%s: no %q", file, text)
 		}
 	}
 }
@@ -133,13 +122,11 @@ func TestNoAdviceBindsEveryToken(t *testing.T) {
 		expect.True(t, command.MatchString(text), "not found: %s", text)
 	}
 	for _, folder := range []string{".", "../README.md", "../config", "../charts", "../commands", "../controllers", "../pkg"} {
-		if err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && !entry.IsDir() && !strings.HasSuffix(path, "_test.go") && command.MatchString(read(t, path)) {
-				t.Errorf("%s gives a role to every bootstrap token: %q", path, command.FindString(read(t, path)))
+		expect.NoError(t, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && !entry.IsDir() && !strings.HasSuffix(path, "_test.go") && command.MatchString(expect.File(t, path)) {
+				t.Errorf("%s gives a role to every bootstrap token: %q", path, command.FindString(expect.File(t, path)))
 			}
 			return err
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 }

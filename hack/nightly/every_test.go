@@ -56,7 +56,7 @@ func patterns(t *testing.T, commands, text string) map[string][]*regexp.Regexp {
 func TestEveryTestRuns(t *testing.T) {
 	t.Parallel()
 	parts, err := readParts("parts.yaml")
-	succeed(t, err)
+	expect.NoError(t, err)
 	more := printed(t, "make", "--dry-run", "--no-print-directory", "e2e", "bench", "reliability")
 	for _, p := range parts {
 		more += p.Command + "\n"
@@ -64,12 +64,12 @@ func TestEveryTestRuns(t *testing.T) {
 	perChange := patterns(t, `go test (.*)`, printed(t, "make", "--dry-run", "--no-print-directory", "test"))
 	tagged := patterns(t, `go test (-tags .*)`, more)
 	root, err := filepath.Abs(module)
-	succeed(t, err)
+	expect.NoError(t, err)
 	seen := 0
 	for file := range strings.Lines(printed(t, "git", "ls-files", "--cached", "--others", "--exclude-standard", "*_test.go")) {
 		path := filepath.Join(root, strings.TrimSpace(file))
 		source, err := os.ReadFile(path)
-		succeed(t, err)
+		expect.NoError(t, err)
 		if _, err := os.Stat(filepath.Join(filepath.Dir(path), "go.mod")); err == nil { // another module
 			continue
 		}

@@ -31,13 +31,6 @@ func newRunner(t *testing.T) (*runner, *bytes.Buffer) {
 	return &runner{dir: t.TempDir(), commit: func() (string, error) { return "c1", nil }, out: out}, out
 }
 
-func succeed(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // shows requires that the table in out has rows that match the expressions, in their order, and empties out.
 func shows(t *testing.T, out *bytes.Buffer, want ...string) {
 	t.Helper()
@@ -86,7 +79,7 @@ func TestAPartThatPassedRunsAgainOnlyForAnotherCommit(t *testing.T) {
 	shows(t, out, `a +passed .*`, `b +FAILED .*`)
 	calls := 0
 	r.commit = func() (string, error) { calls++; return strings.Repeat("c", calls), nil }
-	succeed(t, r.all(t.Context(), parts[:1]))
+	expect.NoError(t, r.all(t.Context(), parts[:1]))
 	if last, err := r.read(parts[0]); err != nil || last.Result != passed || last.Commit != "" {
 		t.Errorf("record %+v, error %v", last, err)
 	}
@@ -116,11 +109,11 @@ func TestInterruptedRunResumes(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 	group, err := strconv.Atoi(strings.TrimSpace(pid))
-	succeed(t, err)
+	expect.NoError(t, err)
 	expect.True(t, syscall.Kill(-group, 0) != nil, "processes of the part are left")
 	shows(t, out, `first +passed .*`, `second +interrupted .*`, `third +not run: interrupted +- .*`)
 
-	succeed(t, r.all(t.Context(), slices.Clone(parts)))
+	expect.NoError(t, r.all(t.Context(), slices.Clone(parts)))
 	shows(t, out, `second +passed .*`, `third +passed .*`, `first +passed before .*`)
 }
 
@@ -136,14 +129,14 @@ func TestBudgetGoesToThePartThatWaitedLongest(t *testing.T) {
 		"long":   {Commit: "c0", Started: now.Add(-3 * time.Hour), Took: 2 * time.Hour, Result: passed},
 		"before": {Commit: "c1", Started: now.Add(-4 * time.Hour), Took: 2 * time.Hour, Result: passed},
 	} {
-		succeed(t, r.write(part{Name: name}, last))
+		expect.NoError(t, r.write(part{Name: name}, last))
 	}
 	var parts []part
 	for _, name := range []string{"recent", "older", "long", "before", "new", "short"} {
 		parts = append(parts, fake(name, "true"))
 	}
 	parts[4].Limit.Duration = 3 * time.Hour // of new
-	succeed(t, r.all(t.Context(), parts))
+	expect.NoError(t, r.all(t.Context(), parts))
 	shows(t, out, `new +not run: needs 180\.0 min of 60\.0 min .*`, `short +passed .*`, `before +passed before +120\.0 .*`,
 		`long +not run: needs 120\.0 min of .*`, `older +passed .*`, `recent +passed .*`)
 }
@@ -192,9 +185,9 @@ func TestChoose(t *testing.T) {
 func TestParts(t *testing.T) {
 	t.Parallel()
 	parts, err := readParts("parts.yaml")
-	succeed(t, err)
+	expect.NoError(t, err)
 	makefile, err := os.ReadFile("../../Makefile")
-	succeed(t, err)
+	expect.NoError(t, err)
 	name := regexp.MustCompile(`^[a-z0-9.-]+$`)
 	// A target of make, a script, a package of tests or of a program, and a package to mutate.
 	mentioned := regexp.MustCompile(`make ([a-z0-9-]+)|(hack/\S+\.sh)|\./([a-z0-9/]+)|mutation\.sh (\S+)`)
@@ -217,7 +210,7 @@ func TestParts(t *testing.T) {
 		}
 	}
 	versions, err := filepath.Glob("../controlplane/go-*.mod")
-	succeed(t, err)
+	expect.NoError(t, err)
 	for _, file := range versions {
 		version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "go-"), ".mod")
 		expect.True(t, names["kubernetes-"+version], "no part tests Kubernetes %s, which hack/controlplane pins", version)

@@ -84,9 +84,7 @@ func loadPackages(t *testing.T, patterns ...string) (all []*types.Package) {
 	compiled := importer.ForCompiler(token.NewFileSet(), "gc", func(path string) (io.ReadCloser, error) { return os.Open(files[path]) })
 	for _, path := range list() {
 		pkg, err := compiled.Import(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		all = append(all, pkg)
 	}
 	return all

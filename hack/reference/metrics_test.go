@@ -131,7 +131,7 @@ var (
 func findMetrics(t *testing.T) (all []metric) {
 	t.Helper()
 	for _, folder := range []string{"controllers", "internal", "pkg"} {
-		if err := fs.WalkDir(os.DirFS(root), folder, func(path string, _ fs.DirEntry, err error) error {
+		expect.NoError(t, fs.WalkDir(os.DirFS(root), folder, func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
 				return err
 			}
@@ -153,9 +153,7 @@ func findMetrics(t *testing.T) (all []metric) {
 				all = append(all, m)
 			}
 			return nil
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 	}
 	slices.SortFunc(all, func(a, b metric) int { return strings.Compare(a.name, b.name) })
 	return all

@@ -23,11 +23,7 @@ const root = "../.."
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(root, path))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(data)
+	return expect.File(t, filepath.Join(root, path))
 }
 
 // parts returns the generated parts by name.

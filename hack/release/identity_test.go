@@ -93,12 +93,12 @@ func (r releaseFolder) run(t *testing.T, dir string, environment map[string]stri
 	if err != nil {
 		err = fmt.Errorf("%w: %s", err, output)
 	}
-	return strings.FieldsFunc(read(t, r.calls), func(r rune) bool { return r == '\n' }), err
+	return strings.FieldsFunc(expect.File(t, r.calls), func(r rune) bool { return r == '\n' }), err
 }
 
 func write(t *testing.T, path, content string) {
 	t.Helper()
-	succeed(t, os.WriteFile(path, []byte(content), 0o700))
+	expect.NoError(t, os.WriteFile(path, []byte(content), 0o700))
 }
 
 // builtBy returns the commit of build.yml that release.yml calls.
@@ -143,7 +143,7 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 	t.Parallel()
 	r := newReleaseFolder(t)
 	calls, err := r.run(t, ".", variables, "./verify.sh", "v1.2.3", registry, r.out)
-	succeed(t, err)
+	expect.NoError(t, err)
 	var want []string
 	for _, file := range []string{"checksums.txt", "references.txt"} {
 		want = append(want, "verify-blob "+signerFlags+"--bundle "+r.out+"/"+file+".sigstore.json "+r.out+"/"+file)
@@ -165,7 +165,7 @@ func TestScriptsVerifyIdentities(t *testing.T) {
 	expect.Equal(t, "verify.sh", calls, want)
 
 	calls, err = r.run(t, ".", variables, "./verify-build.sh", "v1.2.3", r.out)
-	succeed(t, err)
+	expect.NoError(t, err)
 	expect.Equal(t, "verify-build.sh", calls, builtCalls(t, r.out+"/provenance.sigstore.json", files...))
 }
 
@@ -188,7 +188,7 @@ func TestScriptsNeedAnIdentity(t *testing.T) {
 // pasted returns the commands in SECURITY.md, for this version and its commit.
 func pasted(t *testing.T) string {
 	t.Helper()
-	_, section, _ := strings.Cut(read(t, "../../SECURITY.md"), "\n## Verify a release\n")
+	_, section, _ := strings.Cut(expect.File(t, "../../SECURITY.md"), "\n## Verify a release\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	var commands strings.Builder
 	for _, block := range regexp.MustCompile("(?s)```sh\n(.*?)```").FindAllStringSubmatch(section, -1) {
@@ -204,7 +204,7 @@ func TestUsersVerifyIdentities(t *testing.T) {
 	t.Parallel()
 	r := newReleaseFolder(t)
 	calls, err := r.run(t, r.out, nil, "bash", "-c", pasted(t))
-	succeed(t, err)
+	expect.NoError(t, err)
 	built := builtCalls(t, "provenance.sigstore.json", "checksums.txt")
 	want := []string{
 		built[0],

@@ -35,20 +35,6 @@ type step struct {
 	With      map[string]any
 }
 
-func succeed(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-func read(t *testing.T, path string) string {
-	t.Helper()
-	text, err := os.ReadFile(path)
-	succeed(t, err)
-	return string(text)
-}
-
 // load returns each workflow by its file's name, with its text.
 func load(t *testing.T) (map[string]workflow, map[string]string) {
 	t.Helper()
@@ -58,7 +44,7 @@ func load(t *testing.T) (map[string]workflow, map[string]string) {
 	}
 	parsed, texts := map[string]workflow{}, map[string]string{}
 	for _, path := range paths {
-		text := read(t, path)
+		text := expect.File(t, path)
 		var one workflow
 		if err := yaml.Unmarshal([]byte(text), &one); err != nil {
 			t.Fatalf("%s: %v", path, err)
@@ -93,7 +79,7 @@ func TestActionsArePinned(t *testing.T) {
 // .ci/packages before: without gcc, tests run without the race detector. .ci/run installs the packages itself.
 func TestSteps(t *testing.T) {
 	t.Parallel()
-	version := regexp.MustCompile(`golang:(\d+\.\d+\.\d+)-`).FindStringSubmatch(read(t, "../../Dockerfile"))
+	version := regexp.MustCompile(`golang:(\d+\.\d+\.\d+)-`).FindStringSubmatch(expect.File(t, "../../Dockerfile"))
 	if version == nil {
 		t.Fatal("the Dockerfile has no version of Go")
 	}
@@ -198,7 +184,7 @@ func TestBuilderIsACommit(t *testing.T) {
 // release.yml calls. The first row is for the newest or the next release, and the commands have its values.
 func TestUsersGetTheBuilder(t *testing.T) {
 	t.Parallel()
-	security := read(t, "../../SECURITY.md")
+	security := expect.File(t, "../../SECURITY.md")
 	rows := regexp.MustCompile("(?m)^\\| (v\\S+) \\| `([0-9a-f]{40})` \\|$").FindAllStringSubmatch(security, -1)
 	if len(rows) == 0 {
 		t.Fatal("SECURITY.md has no row")
@@ -206,7 +192,7 @@ func TestUsersGetTheBuilder(t *testing.T) {
 	if first := rows[0]; first[2] != builtBy(t) || !strings.Contains(security, "\nversion="+first[1]+"\ncommit=COMMIT\nbuilt_by="+first[2]+"\n") {
 		t.Errorf("release.yml calls build.yml at %s: the first row of SECURITY.md is %q, and the commands must have its values", builtBy(t), first[0])
 	}
-	for _, released := range regexp.MustCompile(`(?m)^## (v\S+)`).FindAllStringSubmatch(read(t, "../../CHANGELOG.md"), -1) {
+	for _, released := range regexp.MustCompile(`(?m)^## (v\S+)`).FindAllStringSubmatch(expect.File(t, "../../CHANGELOG.md"), -1) {
 		expect.True(t, slices.ContainsFunc(rows, func(row []string) bool { return row[1] == released[1] }),
 			"SECURITY.md has no row for %s", released[1])
 	}
@@ -263,10 +249,10 @@ func TestNotes(t *testing.T) {
 func TestChartHasTheVersionOfTheChangelog(t *testing.T) {
 	t.Parallel()
 	want := "0.1.0"
-	if newest := regexp.MustCompile(`(?m)^## v(\S+)`).FindStringSubmatch(read(t, "../../CHANGELOG.md")); newest != nil {
+	if newest := regexp.MustCompile(`(?m)^## v(\S+)`).FindStringSubmatch(expect.File(t, "../../CHANGELOG.md")); newest != nil {
 		want = newest[1]
 	}
-	expect.True(t, strings.Contains(read(t, "../../charts/csr-controller-manager/Chart.yaml"), "\nversion: "+want+"\n"),
+	expect.True(t, strings.Contains(expect.File(t, "../../charts/csr-controller-manager/Chart.yaml"), "\nversion: "+want+"\n"),
 		"Chart.yaml has another version than the newest release in CHANGELOG.md, %s", want)
 }
 

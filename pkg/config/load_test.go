@@ -37,9 +37,7 @@ func load(t *testing.T, body string, args ...string) (*config.Configuration, str
 func write(t *testing.T, text string) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "config.yaml")
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(file, []byte(text), 0o600))
 	return file
 }
 
@@ -360,6 +358,17 @@ func TestValidate(t *testing.T) {
 		"Kubernetes' signer, no CA":  file("signing: {signers: [{name: kubernetes.io/kubelet-serving}]}\n", "signing.signers[kubernetes.io/kubelet-serving]: Required value: needs a CA: secret, or certFile and keyFile", noCA),
 		"signer's longest": file(custom(", maxDuration: -1h"),
 			`signing.signers[example.com/a].maxDuration: Invalid value: "-1h0m0s": -1h0m0s`+tooShort),
+
+		"names of every kind": file(custom(`, allowedNames: [a.svc, "*.b.svc", 10.0.0.1, 10.9.0.0/16, "spiffe://a/*"]`)),
+		"a bad name": file(custom(`, allowedNames: [a.svc, "*"]`), `signing.signers[example.com/a].allowedNames[1]: Invalid value: "*": `+
+			`"*" is not an allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address`),
+		"nothing that could be issued": file("signing: {signers: [{name: example.com/a, secret: ns/a, usages: [digital signature, key encipherment]}]}\n",
+			`signing.signers[example.com/a].usages: Invalid value: ["digital signature","key encipherment"]: none is an extended key usage, `+
+				"such as server auth, and without one a certificate is refused: add one, or set allowNoExtKeyUsage"),
+		"all usages for Kubernetes' signers": file("signing: {secret: ns/a, signers: [{name: kubernetes.io/kubelet-serving, allowNoExtKeyUsage: true}]}\n",
+			"signing.signers[kubernetes.io/kubelet-serving].allowNoExtKeyUsage: Forbidden: Kubernetes' signers have fixed rules"),
+		"names for Kubernetes' signers": file("signing: {secret: ns/a, signers: [{name: kubernetes.io/kubelet-serving, allowedNames: [a]}]}\n",
+			"signing.signers[kubernetes.io/kubelet-serving].allowedNames: Forbidden: Kubernetes' signers have fixed rules"),
 	})
 }
 
@@ -381,29 +390,6 @@ func TestControllers(t *testing.T) {
 		c := &config.Configuration{Controllers: strings.Split(list, ","), DryRun: strings.Split(list, ",")}
 		expect.Equal(t, list, [2]string{running(c.Enabled), running(c.DryRuns)}, want)
 	}
-}
-
-// TestValidateWhatCustomSignersMayIssue checks the fields that limit what a custom signer issues, in addition to its
-// usages.
-func TestValidateWhatCustomSignersMayIssue(t *testing.T) {
-	one := func(settings string) string {
-		return "signing: {signers: [{name: example.com/a, secret: ns/a, " + settings + "}]}\n"
-	}
-	kubernetes := func(settings string) string {
-		return "signing: {secret: ns/a, signers: [{name: kubernetes.io/kubelet-serving, " + settings + "}]}\n"
-	}
-	const rules = "Forbidden: Kubernetes' signers have fixed rules"
-	check(t, map[string]loaded{
-		"names of every kind": {body: one(`usages: [server auth], allowedNames: [a.svc, "*.b.svc", 10.0.0.1, 10.9.0.0/16, "spiffe://a/*"]`)},
-		"a bad name": {body: one(`usages: [server auth], allowedNames: [a.svc, "*"]`), want: []string{
-			`signing.signers[example.com/a].allowedNames[1]: Invalid value: "*": "*" is not an allowed name: want a DNS name, *.suffix, an IP address, a CIDR, a URI or an e-mail address`}},
-		"nothing that could be issued": {body: one(`usages: [digital signature, key encipherment]`), want: []string{
-			`signing.signers[example.com/a].usages: Invalid value: ["digital signature","key encipherment"]: none is an extended key usage, such as server auth, ` +
-				"and without one a certificate is refused: add one, or set allowNoExtKeyUsage"}},
-		"all usages for Kubernetes' signers": {body: kubernetes(`allowNoExtKeyUsage: true`), want: []string{
-			"signing.signers[kubernetes.io/kubelet-serving].allowNoExtKeyUsage: " + rules}},
-		"names for Kubernetes' signers": {body: kubernetes(`allowedNames: [a]`), want: []string{"signing.signers[kubernetes.io/kubelet-serving].allowedNames: " + rules}},
-	})
 }
 
 // TestValidateCA checks the fields that describe a CA, in addition to its location.

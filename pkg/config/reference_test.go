@@ -29,9 +29,7 @@ var update = flag.Bool("update", false, "write the fields and flags into docs/re
 func TestReferencePage(t *testing.T) {
 	file := filepath.FromSlash("../../docs/reference/configuration.md")
 	page, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	const first, last = "<!-- generated: fields -->", "<!-- end: fields -->"
 	before, _, begins := strings.Cut(string(page), first)
 	_, after, ends := strings.Cut(string(page), last)
@@ -47,9 +45,7 @@ func TestReferencePage(t *testing.T) {
 	w.others()
 	want := before + first + "\n\n" + strings.TrimSpace(w.out.String()) + "\n\n" + last + after
 	if *update {
-		if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, os.WriteFile(file, []byte(want), 0o644))
 		return
 	}
 	expect.Equal(t, "docs/reference/configuration.md (run this test with -update)", string(page), want)
