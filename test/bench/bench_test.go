@@ -62,16 +62,12 @@ func each(measure func(*testing.T, subject) values, all ...subject) (entries []e
 }
 
 func TestBench(t *testing.T) {
-	if *form != "quick" && *form != "full" {
-		t.Fatalf("-form is %q, want quick or full", *form)
-	}
+	kit.Require(t, *form == "quick" || *form == "full", "-form is %q, want quick or full", *form)
 	all, asked := scenarios(*form == "full"), strings.Split(*chosen, ",")
 	if *chosen != "" {
 		all = slices.DeleteFunc(all, func(one scenario) bool { return !slices.Contains(asked, one.name) })
 	}
-	if *chosen != "" && len(all) != len(asked) {
-		t.Fatalf("-scenario is %q, which names only %v", *chosen, all)
-	}
+	kit.Require(t, *chosen == "" || len(all) == len(asked), "-scenario is %q, which names only %v", *chosen, all)
 	page := fmt.Sprintf("# Benchmark of %s %s\n\n%s, %s form, %d CPUs, %s. The median of the rounds, the lowest and the highest value.\n",
 		*revision, *baseRevision, time.Now().Format(time.DateOnly), *form, runtime.NumCPU(), runtime.Version())
 	measured := 0
@@ -85,9 +81,7 @@ func TestBench(t *testing.T) {
 			}
 		}
 	}
-	if measured == 0 {
-		t.Fatalf("no experiment of %q is called %q", *chosen, *only)
-	}
+	kit.Require(t, measured != 0, "no experiment of %q is called %q", *chosen, *only)
 	fmt.Print("\n", page)
 	kit.NoError(t, os.MkdirAll(*out, 0o755))
 	kit.Write(t, filepath.Join(*out, "bench.md"), []byte(page))

@@ -108,9 +108,7 @@ func (r *running) memory(t *testing.T) values {
 	if !r.isKCM {
 		_, page := cluster.Get(t.Context(), r.Metrics, "/metrics")
 		match := regexp.MustCompile(`(?m)^go_gc_heap_live_bytes (\S+)$`).FindStringSubmatch(page)
-		if match == nil {
-			t.Fatalf("no live heap in %s", page)
-		}
+		kit.Require(t, match != nil, "no live heap in %s", page)
 		found[live] = kit.Must(strconv.ParseFloat(match[1], 64))(t) / (1 << 20)
 	}
 	return found

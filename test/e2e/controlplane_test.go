@@ -286,9 +286,8 @@ func (c *cluster) wantOurs(t *testing.T, m *machine) {
 	cert := c.served(t, m)
 	requests := kit.Must(c.requestsTo(t.Context(), certificatesv1.KubeletServingSignerName, m.name))(t)
 	i := slices.IndexFunc(requests, func(obj kit.Request) bool { return cert.Equal(issued(&obj)) })
-	if i < 0 || requests[i].Spec.Username != "system:node:"+m.name {
-		t.Fatalf("the certificate that %s serves is not of a request that the kubelet made: number %d of %+v", m.name, i, requests)
-	}
+	kit.Require(t, i >= 0 && requests[i].Spec.Username == "system:node:"+m.name,
+		"the certificate that %s serves is not of a request that the kubelet made: number %d of %+v", m.name, i, requests)
 	for _, subresource := range []string{"approval", "status"} {
 		c.wantWriter(t, "update", requests[i].Name, subresource, kit.ManagerAccount)
 	}

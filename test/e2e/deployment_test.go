@@ -85,9 +85,8 @@ func parallel(t *testing.T, name string, test func(*testing.T)) {
 func (c *cluster) wantJoined(t *testing.T, m *machine) {
 	c.nodeReady(t, m.name)
 	requests, err := c.requestsOf(t.Context(), m.name)
-	if err != nil || len(requests) == 0 || requests[0].Spec.Username != bootstrapUser {
-		t.Fatalf("the request of %s was not made with the bootstrap token: %v, %v", m.name, requests, err)
-	}
+	kit.Require(t, err == nil && len(requests) > 0 && requests[0].Spec.Username == bootstrapUser,
+		"the request of %s was not made with the bootstrap token: %v, %v", m.name, requests, err)
 	for _, subresource := range []string{"approval", "status"} {
 		c.wantWriter(t, "update", requests[0].Name, subresource, kit.ManagerAccount)
 	}
@@ -185,9 +184,8 @@ func (c *cluster) testResume(t *testing.T) {
 	m.startKubelet(t, options)
 	c.nodeReady(t, m.name)
 	all, err := c.requestsOf(t.Context(), m.name)
-	if err != nil || len(all) != 1 || all[0].UID != request.UID {
-		t.Fatalf("requests of the resumed kubelet: %d, want only %s (%s): %v", len(all), request.Name, request.UID, err)
-	}
+	kit.Require(t, err == nil && len(all) == 1 && all[0].UID == request.UID,
+		"requests of the resumed kubelet: %d, want only %s (%s): %v", len(all), request.Name, request.UID, err)
 	_, used := m.current(t)
 	kit.Check(t, used.Equal(issued(&all[0])), "the kubelet uses another certificate than its request's")
 	m.kubelet.kill(t) // it is not needed any more, and without rotation its certificate soon expires
@@ -398,9 +396,7 @@ func (c *cluster) testSplit(t *testing.T) {
 	c.install(t, "manifests/split", c.ca, "csr-approver", "csr-signer", "csr-cleaner")
 	c.joinLight(t, "split")
 	requests, err := c.requestsOf(t.Context(), "split")
-	if err != nil || len(requests) != 1 {
-		t.Fatalf("%d requests of the node, want 1: %v", len(requests), err)
-	}
+	kit.Require(t, err == nil && len(requests) == 1, "%d requests of the node, want 1: %v", len(requests), err)
 	c.wantWriter(t, "update", requests[0].Name, "approval", "csr-approver")
 	c.wantWriter(t, "update", requests[0].Name, "status", "csr-signer")
 

@@ -141,9 +141,7 @@ func (c *cluster) kubeadmImages(t *testing.T, version string) (archives []string
 		kit.NoError(t, writeArchive(archive, image, binary(name)))
 		archives = append(archives, archive)
 	}
-	if len(archives) != 4 {
-		t.Fatalf("kubeadm names other images: %s", images)
-	}
+	kit.Require(t, len(archives) == 4, "kubeadm names other images: %s", images)
 	return archives
 }
 
@@ -152,9 +150,7 @@ func startKubeadm(t *testing.T, m *machine, args ...string) *process {
 	p := startProcess(t, m.dir, m.name+"-kubeadm", m.command(append([]string{binary("kubeadm")}, args...)...))
 	until(t, time.Minute, "kubeadm starts the kubelet", func(context.Context) (bool, error) {
 		output := string(read(t, p.log))
-		if p.ended() != nil {
-			t.Fatalf("kubeadm has ended:\n%s", output)
-		}
+		kit.Require(t, p.ended() == nil, "kubeadm has ended:\n%s", output)
 		return strings.Contains(output, "Starting the kubelet"), nil
 	})
 	// As in kubeadm's 10-kubeadm.conf.
@@ -177,9 +173,7 @@ func ended(t *testing.T, p *process, want string) {
 func (c *cluster) switchOff(t *testing.T, m *machine) {
 	page := read(t, filepath.Join(root, "docs/how-to/migrate-from-kcm.md"))
 	block := regexp.MustCompile("(?s)```sh\n(   install -D .*?)```").FindStringSubmatch(string(page))
-	if block == nil {
-		t.Fatal("the page has no commands that install the patch")
-	}
+	kit.Require(t, block != nil, "the page has no commands that install the patch")
 	script := "export KUBECONFIG=/etc/kubernetes/admin.conf PATH=" + filepath.Dir(binary("kubeadm")) + ":" + filepath.Dir(binary("kubectl")) + ":$PATH\n" +
 		"mkdir /run/clone && cd /run/clone && ln -s " + kit.Must(filepath.Abs(root))(t) + "/config config\n" +
 		regexp.MustCompile("(?m)^   ").ReplaceAllString(block[1], "")
@@ -211,9 +205,7 @@ func (c *cluster) kubeadmJoin(t *testing.T) (*machine, *process) {
 func (c *cluster) wantUntouched(t *testing.T, node string) {
 	c.kubectl(t, "-n", namespace, "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
 	requests, err := c.requestsOf(t.Context(), node)
-	if err != nil || len(requests) == 0 {
-		t.Fatalf("no request of %s: %v", node, err)
-	}
+	kit.Require(t, err == nil && len(requests) > 0, "no request of %s: %v", node, err)
 	for i := range requests {
 		c.wantPending(t, &requests[i])
 	}
@@ -225,9 +217,7 @@ func TestNodes(t *testing.T) {
 	for i, old := range strings.Fields(os.Getenv("OLD_KUBELETS")) {
 		versions[fmt.Sprint("old-", i+1)] = old
 	}
-	if len(versions) == 1 {
-		t.Fatal("OLD_KUBELETS names no kubelets of older versions: make nightly PARTS=e2e-nightly does")
-	}
+	kit.Require(t, len(versions) != 1, "OLD_KUBELETS names no kubelets of older versions: make nightly PARTS=e2e-nightly does")
 	c := startCluster(t)
 	c.install(t, "manifests/default", c.ca, "csr-controller-manager")
 	for name, path := range versions {

@@ -370,8 +370,6 @@ func (m *machine) current(t *testing.T) ([]byte, *x509.Certificate) {
 func (m *machine) kubeletID(t *testing.T) string {
 	t.Helper()
 	id := m.must(t, "sh", "-c", `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != kubelet ] || echo ${one#/proc/}; done`)
-	if id == "" {
-		t.Fatalf("no kubelet runs on %s", m.name)
-	}
+	kit.Require(t, id != "", "no kubelet runs on %s", m.name)
 	return id
 }

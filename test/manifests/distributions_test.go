@@ -77,9 +77,7 @@ func TestDistributions(t *testing.T) {
 			t.Parallel()
 			_, section, found := strings.Cut(string(read(t, filepath.Join(root, "docs/how-to/distributions.md"))), "\n## "+name+"\n")
 			section, _, _ = strings.Cut(section, "\n## ")
-			if !found || !strings.Contains(section, test.off) {
-				t.Fatalf("the page does not switch the controllers off by %s", test.off)
-			}
+			kit.Require(t, found && strings.Contains(section, test.off), "the page does not switch the controllers off by %s", test.off)
 			u, servers := startPods(t, 1), kit.NewCA(t)
 			node := &distributionNode{u, filepath.Join(t.TempDir(), "node")}
 			for file, data := range test.files(u.CA, servers) {
@@ -182,8 +180,7 @@ func knowsControllers(t *testing.T, value string) {
 		command.Stdout, command.Stderr = &output, &output
 		err := command.Run()
 		known := !strings.Contains(output.String(), "is not in the list of known controllers")
-		if stopped := strings.Contains(output.String(), "/does/not/exist"); err == nil || known != want || stopped != want {
-			t.Errorf("--controllers=%s: known: %t, want %t; error %v:\n%s", value, known, want, err, output.String())
-		}
+		kit.Check(t, err != nil && known == want && strings.Contains(output.String(), "/does/not/exist") == want,
+			"--controllers=%s: known: %t, want %t; error %v:\n%s", value, known, want, err, output.String())
 	}
 }

@@ -78,9 +78,8 @@ func TestRandomParity(t *testing.T) {
 	}
 	t.Log(tally)
 	for _, least := range []string{"the same", approvedIssued, approvedFailed, untouched} {
-		if !t.Failed() && tally[least] < 10*tally["rounds"] {
-			t.Errorf("%q only %d times: the requests prove too little", least, tally[least])
-		}
+		kit.Check(t, t.Failed() || tally[least] >= 10*tally["rounds"],
+			"%q only %d times: the requests prove too little", least, tally[least])
 	}
 }
 
@@ -222,9 +221,7 @@ func (g random) rows(t *testing.T, n int) map[string]sample {
 		}
 		rows[fmt.Sprintf("%03d", i)] = sample{r, traits(r)}
 	}
-	if len(rows) < n/2 {
-		t.Fatalf("only %d of %d requests have a form", len(rows), n)
-	}
+	kit.Require(t, len(rows) >= n/2, "only %d of %d requests have a form", len(rows), n)
 	return rows
 }
 

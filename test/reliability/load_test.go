@@ -350,9 +350,8 @@ func (w *world) randomItems(count int) (items []*item) {
 		kit.NoError(w.t, w.create(w.t.Context(), twin))
 		w.twins, items = append(w.twins, twin), append(items, w.newItem(k, fmt.Sprintf("random-%03d", n)))
 	}
-	if !w.poll(patience, func(context.Context) bool { return w.history.quietFor() > 5*time.Second }) {
-		w.t.Fatal("the random requests do not come to rest without faults")
-	}
+	kit.Require(w.t, w.poll(patience, func(context.Context) bool { return w.history.quietFor() > 5*time.Second }),
+		"the random requests do not come to rest without faults")
 	for n, twin := range w.twins {
 		items[n].kind.want = w.history.of(twin.object.Name).state()
 	}

@@ -196,9 +196,7 @@ func (w *world) watch() *history {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	w.t.Cleanup(func() { cancel(); factory.Shutdown() })
 	factory.StartWithContext(ctx)
-	if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-		w.t.Fatal("the requests can't be watched")
-	}
+	kit.Require(w.t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced), "the requests can't be watched")
 	return h
 }
 

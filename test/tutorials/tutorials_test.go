@@ -21,9 +21,7 @@ import (
 
 // TestTutorials runs the tutorials that use make run. They share its control plane, so they run one after the other.
 func TestTutorials(t *testing.T) {
-	if os.Getenv("KUBEBUILDER_ASSETS") == "" {
-		t.Fatal("KUBEBUILDER_ASSETS is not set: run the tests with make test")
-	}
+	kit.Require(t, os.Getenv("KUBEBUILDER_ASSETS") != "", "KUBEBUILDER_ASSETS is not set: run the tests with make test")
 	repository := t.TempDir() // stands for the repository's folder, with the programs that make build and the reader put there
 	for name, build := range map[string]func() (string, error){
 		"csr-controller-manager": cluster.Manager, "kubectl-csr": cluster.Plugin,
@@ -57,26 +55,21 @@ func follow(t *testing.T, repository, exports string, page []byte) {
 			outputs++
 		}
 	}
-	if outputs < 3 {
-		t.Fatalf("the page has %d blocks of commands, and only %d have an output to compare", len(blocks), outputs)
-	}
+	kit.Require(t, outputs >= 3, "the page has %d blocks of commands, and only %d have an output to compare", len(blocks), outputs)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	shell := exec.CommandContext(ctx, "bash", "-c", script)
 	shell.Dir, shell.Env = repository, append(os.Environ(), "TMPDIR="+t.TempDir())
 	all, err := shell.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, all)
-	}
+	kit.Require(t, err == nil, "%v\n%s", err, all)
 	printed := strings.Split(string(all), end)
 	for i, block := range blocks {
 		if testing.Verbose() {
 			fmt.Printf("\n$ %s%s", strings.ReplaceAll(strings.TrimSpace(string(block[1])), "\n", "\n  "), printed[i])
 		}
 		for line := range strings.Lines(string(block[2])) {
-			if !strings.Contains(stable(printed[i]), stable(strings.TrimSpace(line))) {
-				t.Errorf("block %d does not print\n%sbut\n%s", i+1, line, printed[i])
-			}
+			kit.Check(t, strings.Contains(stable(printed[i]), stable(strings.TrimSpace(line))),
+				"block %d does not print\n%sbut\n%s", i+1, line, printed[i])
 		}
 	}
 }
@@ -94,9 +87,7 @@ func makeRun(t *testing.T, repository string) (exports string) {
 			exports += line + "\n"
 		}
 	}
-	if strings.Count(exports, "\n") != 2 {
-		t.Fatalf("make run prints %q", exports)
-	}
+	kit.Require(t, strings.Count(exports, "\n") == 2, "make run prints %q", exports)
 	return exports
 }
 
