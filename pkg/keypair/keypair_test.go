@@ -180,9 +180,7 @@ func TestFiles(t *testing.T) {
 	const noFile, noKey = ": no such file or directory", "no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"
 	name := "files " + files.Cert + " and " + files.Key
 	replace := func(file string, data []byte) {
-		if err := errors.Join(os.WriteFile(file+".new", data, 0o600), os.Rename(file+".new", file)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, errors.Join(os.WriteFile(file+".new", data, 0o600), os.Rename(file+".new", file)))
 	}
 	w := newWorld(files)
 	for _, step := range []struct {
