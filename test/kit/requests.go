@@ -67,6 +67,13 @@ func Create(t testing.TB, c client.Client, obj client.Object) {
 	AtEnd(t, func() error { return client.IgnoreNotFound(Admin(t).Delete(context.Background(), obj)) })
 }
 
+// Get reads the object of that name into obj, which is empty, as the administrator, and returns obj.
+func Get[T client.Object](t testing.TB, namespace, name string, obj T) T {
+	t.Helper()
+	NoError(t, Admin(t).Get(t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, obj))
+	return obj
+}
+
 // Remove deletes obj as the administrator.
 func Remove(t testing.TB, obj client.Object) {
 	t.Helper()

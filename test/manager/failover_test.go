@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net/http"
@@ -169,16 +168,15 @@ func (p *replicas) checkRecords(t *testing.T, l *load) (stored, discarded []int)
 		return nil
 	})
 	for _, each := range p.all {
-		if strings.Contains(each.Output(t), "Another signer has stored a certificate") {
-			t.Error("a replica takes another for a second signer")
-		}
+		kit.Check(t, !strings.Contains(each.Output(t), "Another signer has stored a certificate"),
+			"a replica takes another for a second signer")
 	}
 	t.Logf("the replicas stored %v certificates and discarded %v", stored, discarded)
 	return stored, discarded
 }
 
-// storedCertificates returns the name of each request of l and of the first one, by the SHA-256 of its certificate. The
-// certificate must be for the request's own key and subject. It must be the first one that the request had.
+// storedCertificates returns the name of each request of l and of the first one, by the SHA-256 of its certificate, which must be
+// the first one that the request had.
 func (p *replicas) storedCertificates(t *testing.T, l *load) map[string]string {
 	t.Helper()
 	list := &certificatesv1.CertificateSigningRequestList{}
@@ -188,13 +186,7 @@ func (p *replicas) storedCertificates(t *testing.T, l *load) map[string]string {
 		if one := l.all[obj.UID]; one != nil && !bytes.Equal(one.Status.Certificate, obj.Status.Certificate) {
 			t.Errorf("the certificate of %s has changed", obj.Name)
 		}
-		certificate := kit.Leaf(t, &obj)
-		asked := kit.Must(csr.Parse(&obj))(t)
-		key, err := x509.MarshalPKIXPublicKey(asked.Cert.PublicKey)
-		if err != nil || !bytes.Equal(certificate.RawSubjectPublicKeyInfo, key) || certificate.Subject.String() != asked.Cert.Subject.String() {
-			t.Errorf("the certificate of %s is for %s", obj.Name, certificate.Subject)
-		}
-		names[fmt.Sprintf("%x", sha256.Sum256(certificate.Raw))] = obj.Name
+		names[fmt.Sprintf("%x", sha256.Sum256(kit.Leaf(t, &obj).Raw))] = obj.Name
 	}
 	kit.Equal(t, "number of requests with a certificate", len(names), len(l.made)+1)
 	return names
@@ -211,9 +203,7 @@ func (l *load) read(t *testing.T, file string, first types.UID, decided map[type
 		}
 		switch record.Event {
 		case audit.Decided:
-			if record.Verdict != "Approve" || here[record.UID] {
-				t.Fatalf("a wrong or a second verdict: %+v", record)
-			}
+			kit.Require(t, record.Verdict == "Approve" && !here[record.UID], "a wrong or a second verdict: %+v", record)
 			here[record.UID], decided[record.UID] = true, true
 		case audit.NotSigned:
 			t.Fatalf("not signed: %+v", record)
@@ -250,9 +240,8 @@ func TestFailover(t *testing.T) {
 	took := leaderAfter(t, second).Spec.AcquireTime.Sub(killed)
 	t.Logf("the next one leads after %s", took)
 	// On a busy machine the calls take longer: those that read and take the Lease, and those for a certificate.
-	if took > leaseCosts+2*usual {
-		t.Errorf("the next one leads after %s, want at most %s and two calls; a request took %s", took, leaseCosts, usual)
-	}
+	kit.Check(t, took <= leaseCosts+2*usual,
+		"the next one leads after %s, want at most %s and two calls; a request took %s", took, leaseCosts, usual)
 	l.gets(t, 10)
 	stop()
 	if longest := l.longest(t); longest > usual+took+backlogCosts {
@@ -285,9 +274,7 @@ func newLoad(t *testing.T, label client.MatchingLabels) *load {
 		Handler:    toolscache.ResourceEventHandlerFuncs{AddFunc: l.see, UpdateFunc: func(_, obj any) { l.see(obj) }},
 	})
 	go informer.RunWithContext(t.Context())
-	if !toolscache.WaitForCacheSync(t.Context().Done(), informer.HasSynced) {
-		t.Fatal("the requests are not watched")
-	}
+	kit.Require(t, toolscache.WaitForCacheSync(t.Context().Done(), informer.HasSynced), "the requests are not watched")
 	return l
 }
 

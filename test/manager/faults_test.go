@@ -93,9 +93,7 @@ func joinSlowly(t *testing.T, count int, delay, bound time.Duration) {
 			continue
 		}
 		writes[call.Name+" "+call.Resource]++
-		if call.Ended && call.Status != http.StatusOK {
-			t.Errorf("the call %s %s ended with status %d", call.Verb, call.Path, call.Status)
-		}
+		kit.Check(t, !call.Ended || call.Status == http.StatusOK, "the call %s %s ended with status %d", call.Verb, call.Path, call.Status)
 	}
 	for write, times := range writes {
 		kit.Equal(t, "number of writes of "+write, times, 1)
@@ -190,9 +188,7 @@ func TestDiscoveryThatFailsAtTheStartEndsNothing(t *testing.T) {
 		faults.Rule{Path: regexp.MustCompile(`^/apis?(/[^/]+(/[^/]+)?)?$`), Times: 4, Do: faults.Reset()})
 	p := startAs(t, proxy.Config, kit.Configure(t, "approval: {nodeClient: {requireTokenBinding: true}, kubeletServing: {enabled: true}}\n"))
 	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
-	if applied := proxy.Applied(); applied[0] == 0 {
-		t.Error("no discovery was broken off")
-	}
+	kit.Check(t, proxy.Applied()[0] != 0, "no discovery was broken off")
 	kit.NewNode(t, "starts", "192.0.2.61")
 	kit.Reaches(t, asksFor(t, "starts", "192.0.2.61"), csr.Issued)
 	kit.NoError(t, p.Stop())

@@ -92,10 +92,7 @@ func (f *following) finds(t *testing.T, node, want string) *inventory.Entry {
 		case entry != nil:
 			got = fmt.Sprintf("=%s bound %q leaving %t %v", entry.Source, entry.Bound, entry.Leaving, entry.SANs)
 		}
-		if (got == "") != (want == "") || !strings.Contains(got, want) {
-			return fmt.Errorf("is %q, want %q", got, want)
-		}
-		return nil
+		return kit.OrError((got == "") == (want == "") && strings.Contains(got, want), "is %q, want %q", got, want)
 	})
 	return found
 }
@@ -286,9 +283,7 @@ func TestWebhookURLIsSecret(t *testing.T) {
 	_, metrics := cluster.Get(t.Context(), p.Metrics, "/metrics")
 	checkStop(t, p)
 	shown := p.Output(t) + metrics + string(kit.Must(os.ReadFile(records))(t))
-	if !strings.Contains(shown, "has-another-ca") {
-		t.Error("the texts are not complete")
-	}
+	kit.Check(t, strings.Contains(shown, "has-another-ca"), "the texts are not complete")
 	for _, list := range []client.ObjectList{
 		&corev1.ConfigMapList{}, &eventsv1.EventList{}, &coordinationv1.LeaseList{}, &certificatesv1.CertificateSigningRequestList{},
 	} {
@@ -399,9 +394,7 @@ func TestServing(t *testing.T) {
 	kit.HasEvent(t, asksFor(t, "w-1", "API.lab.example"), "SANReserved")
 	refused("192.0.2.210", "127.0.0.2:")
 	refused("cp-2", "127.0.0.2:")
-	if !strings.Contains(p.Output(t), `"apiServer":"127.0.0.3:1"`) {
-		t.Error("the API server that can't be reached is not named in the log")
-	}
+	kit.Check(t, strings.Contains(p.Output(t), `"apiServer":"127.0.0.3:1"`), "the API server that can't be reached is not named in the log")
 
 	third := anotherAPIServer(t, authority, "127.0.0.4", []string{"kubernetes", "cp-3"}, net.ParseIP("192.0.2.211"))
 	storeEndpoint(t, "kubernetes-third", "127.0.0.4", third)
@@ -412,8 +405,7 @@ func TestServing(t *testing.T) {
 		Ports: []corev1.ServicePort{{Port: 1}}, ExternalIPs: []string{"192.0.2.77"},
 	}}
 	kit.Create(t, kit.Admin(t), service)
-	var apiServer corev1.Service
-	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &apiServer))
+	apiServer := kit.Get(t, "default", "kubernetes", &corev1.Service{})
 	ours := "Service default/" + service.Name
 	// The node's own report does not help it: it reports what it asks for, except the address of nobody and the external one.
 	for i, test := range []struct{ san, reason, part string }{

@@ -7,8 +7,10 @@ import (
 	"crypto/fips140"
 	"crypto/sha256"
 	"crypto/tls"
+	"crypto/x509"
 	"debug/buildinfo"
 	"encoding/base64"
+	"encoding/pem"
 	"fmt"
 	"net/http"
 	"os"
@@ -123,9 +125,8 @@ func TestFIPS(t *testing.T) {
 		}
 	}
 	// The go command records the version with the hash of the module, such as v1.0.0-c2097c7c.
-	if has := got != "" && got != "off"; has != want || want && !strings.HasPrefix(got, module) {
-		t.Errorf("the manager has the module %q, want %q", got, module)
-	}
+	has := got != "" && got != "off"
+	kit.Check(t, has == want && (!want || strings.HasPrefix(got, module)), "the manager has the module %q, want %q", got, module)
 }
 
 // TestRotationWithoutItsCRDHoldsUpNothingElse enables rotation without its CRD. Until the CRD is installed, the
@@ -144,8 +145,7 @@ func TestRotationWithoutItsCRDHoldsUpNothingElse(t *testing.T) {
 		return kit.OrError(says, "it does not yet")
 	})
 	options := envtest.CRDInstallOptions{Paths: []string{"../../config/crd"}, ErrorIfPathMissing: true}
-	_, err := envtest.InstallCRDs(kit.ControlPlane(t).Config, options)
-	kit.NoError(t, err)
+	kit.Must(envtest.InstallCRDs(kit.ControlPlane(t).Config, options))(t)
 	p.Answers(t, p.Probes, "/readyz/caches", http.StatusOK)
 }
 
@@ -196,9 +196,8 @@ func TestDryRun(t *testing.T) {
 	kit.Remove(t, given)
 	for _, obj := range []*kit.Request{agreed, differs, broken, due} {
 		before := obj.ResourceVersion
-		if kit.Reload(t, obj).ResourceVersion != before || len(obj.Status.Certificate) > 0 {
-			t.Errorf("%s was written: %+v", obj.Name, obj.Status)
-		}
+		kit.Check(t, kit.Reload(t, obj).ResourceVersion == before && len(obj.Status.Certificate) == 0,
+			"%s was written: %+v", obj.Name, obj.Status)
 	}
 	checkStop(t, p) // the log shows that no forbidden call was attempted
 	writes := map[string]int{}
@@ -212,9 +211,7 @@ func TestDryRun(t *testing.T) {
 			t.Errorf("%d times %s", times, what)
 		}
 	}
-	if writes["create events"] < 6 || writes["create subjectaccessreviews"] == 0 {
-		t.Errorf("the proxy has only seen %v", writes)
-	}
+	kit.Check(t, writes["create events"] >= 6 && writes["create subjectaccessreviews"] != 0, "the proxy has only seen %v", writes)
 }
 
 func TestMain(m *testing.M) { kit.Main(m, 6) }
@@ -307,13 +304,9 @@ func checkStop(t *testing.T, p *kit.Process) {
 	kit.NoError(t, p.Stop())
 	log := p.Output(t)
 	for _, part := range secretParts(kit.ControlPlane(t).CA.KeyPEM) {
-		if strings.Contains(log, part) {
-			t.Error("the log holds the key")
-		}
+		kit.Check(t, !strings.Contains(log, part), "the log holds the key")
 	}
-	if strings.Contains(log, "forbidden") {
-		t.Errorf("the shipped roles do not suffice:\n%s", log)
-	}
+	kit.Check(t, !strings.Contains(log, "forbidden"), "the shipped roles do not suffice:\n%s", log)
 }
 
 // secretParts returns parts from the middle of a PKCS#8 P-256 key, in the encodings of a file and of a Secret. All
@@ -338,23 +331,28 @@ func TestAuditLog(t *testing.T) {
 	kit.NoError(t, p.Stop())
 
 	cert := kit.Leaf(t, issued)
-	about := func(obj *kit.Request) audit.Record {
-		return audit.Of(obj, kit.Must(csr.Parse(obj))(t))
+	about := func(obj *kit.Request, event audit.Event, verdict, reason, signer, node string, usages ...string) audit.Record {
+		block, _ := pem.Decode(obj.Spec.Request)
+		requested := kit.Must(x509.ParseCertificateRequest(block.Bytes))(t)
+		who := &audit.Requester{Username: obj.Spec.Username, UID: obj.Spec.UID, Groups: obj.Spec.Groups, CredentialIDs: obj.Spec.Extra[credentialID]}
+		return audit.Record{
+			Name: obj.Name, UID: obj.UID, Event: event, Verdict: verdict, Reason: reason, Signer: "kubernetes.io/" + signer, Requester: who,
+			Subject: "CN=system:node:" + node + ",O=system:nodes", Usages: append([]string{"digital signature", "client auth"}, usages...),
+			KeySHA256: fmt.Sprintf("%x", sha256.Sum256(requested.RawSubjectPublicKeyInfo)),
+		}
 	}
-	decided, signed, waits, fails := about(issued), about(issued), about(refused), about(broken)
-	decided.Event, decided.Verdict, decided.Rule, decided.Reason = audit.Decided, "Approve", "nodeclient", "AutoApproved"
-	signed.Event, signed.Serial, signed.IssuerKeyID = audit.Signed, cert.SerialNumber.Text(16), kit.Load(t, kit.ControlPlane(t).CA).KeyID()
+	decided := about(issued, audit.Decided, "Approve", "AutoApproved", "kube-apiserver-client-kubelet", "a")
+	decided.Rule = "nodeclient"
+	signed := about(issued, audit.Signed, "", "", "kube-apiserver-client-kubelet", "a")
+	signed.Serial, signed.IssuerKeyID = cert.SerialNumber.Text(16), kit.Load(t, kit.ControlPlane(t).CA).KeyID()
 	signed.NotBefore, signed.NotAfter = cert.NotBefore, cert.NotAfter
 	signed.CertificateSHA256 = fmt.Sprintf("%x", sha256.Sum256(cert.Raw))
-	waits.Event, waits.Verdict, waits.Reason = audit.Decided, "Wait", "NotAuthorized"
-	fails.Event, fails.Verdict, fails.Reason = audit.NotSigned, "Failed", "SignerValidationFailure"
-	kit.Equal(t, "fingerprint", signed.KeySHA256, fmt.Sprintf("%x", sha256.Sum256(cert.RawSubjectPublicKeyInfo)))
+	waits := about(refused, audit.Decided, "Wait", "NotAuthorized", "kube-apiserver-client-kubelet", "b")
+	fails := about(broken, audit.NotSigned, "Failed", "SignerValidationFailure", "kube-apiserver-client", "decided", "server auth")
 	want := map[string][]audit.Record{issued.Name: {decided, signed}, refused.Name: {waits}, broken.Name: {fails}}
 	got := map[string][]audit.Record{}
 	for _, record := range kit.ReadAudit(t, path) {
-		if record.Message == "" && record.Event != audit.Signed {
-			t.Errorf("no message: %+v", record)
-		}
+		kit.Check(t, record.Message != "" || record.Event == audit.Signed, "no message: %+v", record)
 		record.NotBefore, record.NotAfter = record.NotBefore.Truncate(time.Second), record.NotAfter.Truncate(time.Second) // as X.509
 		got[record.Name] = append(got[record.Name], record)
 	}
@@ -407,9 +405,7 @@ func TestSecureMetrics(t *testing.T) {
 		attackers.Go(func() {
 			for n := 0; flood.Err() == nil; n++ {
 				short, done := context.WithTimeout(flood, 100*time.Millisecond)
-				if err := scrape(short, fmt.Sprintf("random-%d-%d", attacker, n)); err == nil {
-					t.Error("metrics for a random token")
-				}
+				kit.Check(t, scrape(short, fmt.Sprintf("random-%d-%d", attacker, n)) != nil, "metrics for a random token")
 				done()
 				sent.Add(1)
 				time.Sleep(20 * time.Millisecond) // more costs processor time, and shows nothing else
@@ -417,9 +413,7 @@ func TestSecureMetrics(t *testing.T) {
 		})
 	}
 	for flood.Err() == nil {
-		if err := scrape(t.Context(), "joiner-token"); err != nil {
-			t.Errorf("the scraper: %v", err)
-		}
+		kit.NoError(t, scrape(t.Context(), "joiner-token"))
 		time.Sleep(200 * time.Millisecond)
 	}
 	attackers.Wait()

@@ -43,9 +43,7 @@ import (
 func blockOf(t *testing.T, page, start string) string {
 	t.Helper()
 	block := regexp.MustCompile("(?s)```sh\n( *" + regexp.QuoteMeta(start) + ".*?)```").FindStringSubmatch(howTo(t, page))
-	if block == nil {
-		t.Fatalf("the page has no commands that begin with %q", start)
-	}
+	kit.Require(t, block != nil, "the page has no commands that begin with %q", start)
 	return block[1]
 }
 
@@ -84,9 +82,7 @@ func TestNodeDoesNotJoin(t *testing.T) {
 	for _, match := range regexp.MustCompile("`(kubectl create clusterrolebinding (csr-[a-z]+) [^`]+)`").FindAllStringSubmatch(page, -1) {
 		repair[match[2]] = match[1]
 	}
-	if find == "" || describe == "" || len(repair) != 2 {
-		t.Fatalf("commands of the page: %q, %q, %q", find, describe, repair)
-	}
+	kit.Require(t, find != "" && describe != "" && len(repair) == 2, "commands of the page: %q, %q, %q", find, describe, repair)
 
 	// A bootstrap token of kubeadm without rights.
 	kubelet := kit.Impersonate(t, "system:bootstrap:abcdef", "system:bootstrappers:kubeadm:default-node-token", "system:authenticated")
@@ -99,9 +95,7 @@ func TestNodeDoesNotJoin(t *testing.T) {
 	kit.Eventually(t, "the token may create requests", func(ctx context.Context) error { return kubelet.Create(ctx, obj) })
 
 	found := regexp.MustCompile(`(?m)^Name: +(\S+)$`).FindStringSubmatch(run(t, clone, find))
-	if found == nil || found[1] != obj.Name {
-		t.Fatalf("%s finds %q, want %s", find, found, obj.Name)
-	}
+	kit.Require(t, found != nil && found[1] == obj.Name, "%s finds %q, want %s", find, found, obj.Name)
 	kit.Eventually(t, "the reason", func(context.Context) error {
 		out := run(t, clone, strings.Replace(describe, "NAME", found[1], 1))
 		return kit.OrError(strings.Contains(out, "NotAuthorized"), "%s", out)
@@ -140,12 +134,12 @@ func TestApproverOnly(t *testing.T) {
 // startInstalled runs the container of the only Deployment as a process, and waits until it is ready.
 func startInstalled(t *testing.T) *kit.Process {
 	t.Helper()
-	all, configuration := &appsv1.DeploymentList{}, &corev1.ConfigMap{}
+	all := &appsv1.DeploymentList{}
 	if err := kit.Admin(t).List(t.Context(), all, client.InNamespace(kit.SystemNamespace)); err != nil || len(all.Items) != 1 {
 		t.Fatalf("%d Deployments, error %v", len(all.Items), err)
 	}
 	pod := all.Items[0].Spec.Template.Spec
-	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: pod.Volumes[0].ConfigMap.Name}, configuration))
+	configuration := kit.Get(t, kit.SystemNamespace, pod.Volumes[0].ConfigMap.Name, &corev1.ConfigMap{})
 	dir := t.TempDir()
 	kit.Write(t, filepath.Join(dir, "config.yaml"), []byte(configuration.Data["config.yaml"]))
 	args := []string{"--signing-secret="} // which every test gives
@@ -385,9 +379,7 @@ func TestAHostileNodeDelaysNobody(t *testing.T) {
 			t.Fatalf("a request took %s", longest)
 		}
 	}
-	if flips.Load() < 20 {
-		t.Errorf("%d flips prove nothing", flips.Load())
-	}
+	kit.Check(t, flips.Load() >= 20, "%d flips prove nothing", flips.Load())
 }
 
 // TestOneNodesKeyCostsLittle has a node whose key is stolen. Its requests wait, because another Node reports the last
@@ -427,9 +419,7 @@ func TestOneNodesKeyCostsLittle(t *testing.T) {
 	time.Sleep(measured)
 	used := (p.CPUSeconds(t) - before) / time.Since(begun).Seconds()
 	t.Logf("%.2f cores", used)
-	if used > cores {
-		t.Errorf("the manager uses %.2f cores, want at most %.1f", used, cores)
-	}
+	kit.Check(t, used <= cores, "the manager uses %.2f cores, want at most %.1f", used, cores)
 	endHonest()
 	endChanges()
 	if longest := l.longest(t); longest > 5*time.Second {

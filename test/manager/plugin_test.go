@@ -58,16 +58,13 @@ func TestPluginShowsAndApproves(t *testing.T) {
 		Results                 []struct{ Check, Subject, Status string }
 	}{}
 	err := json.Unmarshal([]byte(out), &report)
-	if err != nil || report.Passed < 3 || report.Unknown > 0 || len(report.Results) != report.Passed+report.Failed {
-		t.Errorf("error %v:\n%s", err, out)
-	}
+	kit.Check(t, err == nil && report.Passed >= 3 && report.Unknown <= 0 && len(report.Results) == report.Passed+report.Failed,
+		"error %v:\n%s", err, out)
 	// The API server's clock is two hours ahead.
 	proxy := kit.ThroughFaults(t, kit.ControlPlane(t).Config, faults.Rule{Do: faults.ShiftDate(2 * time.Hour)})
 	out, _ = kit.RunPlugin(t, proxy.Config, "explain", obj.Name)
 	for _, part := range []string{`created +\S+ \((120m|119m|2h)\S* ago\)`, `renewed (120m|119m|2h)\S* ago`} {
-		if !regexp.MustCompile(part).MatchString(out) {
-			t.Errorf("no %s in:\n%s", part, out)
-		}
+		kit.Check(t, regexp.MustCompile(part).MatchString(out), "no %s in:\n%s", part, out)
 	}
 
 	const subject = `"CN=system:node:shown,O=system:nodes"`
@@ -82,9 +79,7 @@ func TestPluginShowsAndApproves(t *testing.T) {
 	out, _, code := kit.Plugin(t, kit.ControlPlane(t).Config, "approve", obj.Name, "--yes", "-o", "json")
 	kit.Says(t, out, code, 0, `"approved": true`)
 	condition := csr.Condition(kit.Reaches(t, obj, csr.Issued), certificatesv1.CertificateApproved)
-	if condition.Reason != "ApprovedByHand" || !strings.Contains(condition.Message, `by user "`) {
-		t.Errorf("%+v", condition)
-	}
+	kit.Check(t, condition.Reason == "ApprovedByHand" && strings.Contains(condition.Message, `by user "`), "%+v", condition)
 	plugin(t, 1, "approve "+obj.Name+" --yes", "not approved: the request is already issued")
 	out, code = kit.RunPlugin(t, kit.WithToken(t, kit.BootstrapperToken), "pending")
 	kit.Says(t, out, code, 1, "forbidden")
@@ -161,13 +156,10 @@ func TestCheckKubeletRights(t *testing.T) {
 	}
 	admin := kit.ControlPlane(t).Config
 	kubeconfig, results := kit.Kubeconfig(t, "check-admin", admin), look(t.Context(), admin, "check-nodes")
-	if len(results) != 2 {
-		t.Fatalf("%+v", results)
-	}
+	kit.Require(t, len(results) == 2, "%+v", results)
 	for _, result := range results {
-		if result.Status != check.Failed || !strings.Contains(result.Evidence, "may not create certificatesigningrequests") {
-			t.Errorf("%+v", result)
-		}
+		kit.Check(t, result.Status == check.Failed && strings.Contains(result.Evidence, "may not create certificatesigningrequests"),
+			"%+v", result)
 		step, _, _ := strings.Cut(result.NextStep, ";")
 		for _, command := range strings.Split(step, " && ") {
 			kit.Kubectl(t, kubeconfig, strings.Fields(strings.TrimPrefix(command, "kubectl "))...)
@@ -183,15 +175,11 @@ func TestCheckKubeletRights(t *testing.T) {
 
 	// Rights that the Node authorizer grants to system:nodes are not missing.
 	for _, result := range look(t.Context(), admin, "system:nodes") {
-		if strings.Contains(result.NextStep, "system:node-bootstrapper") {
-			t.Errorf("%+v", result)
-		}
+		kit.Check(t, !strings.Contains(result.NextStep, "system:node-bootstrapper"), "%+v", result)
 	}
 	// A user without the right to ask gets unknown results.
 	for _, result := range look(t.Context(), kit.TokenConfig(t, "stranger"), "check-nodes") {
-		if result.Status != check.Unknown || !strings.Contains(result.Evidence, "could not ask") {
-			t.Errorf("%+v", result)
-		}
+		kit.Check(t, result.Status == check.Unknown && strings.Contains(result.Evidence, "could not ask"), "%+v", result)
 	}
 }
 
@@ -205,9 +193,7 @@ func TestBootstrapTokenCommand(t *testing.T) {
 	command.Env, command.Stdout, command.Stderr = []string{"KUBECONFIG=/nonexistent"}, &stdout, &stderr
 	kit.NoError(t, command.Run())
 	found := regexp.MustCompile(`^# (([a-z0-9]{6})\.[a-z0-9]{16}) is the token of node [^\n]+\n$`).FindStringSubmatch(stderr.String())
-	if found == nil {
-		t.Fatalf("aside: %s", stderr.String())
-	}
+	kit.Require(t, found != nil, "aside: %s", stderr.String())
 	kit.Create(t, kit.Admin(t), kit.Object(t, stdout.String()))
 	user := kit.Must(kubelet.WhoAmI(t.Context(), kit.WithToken(t, found[1])))(t)
 	slices.Sort(user.Groups)
@@ -275,9 +261,8 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	stop()
 	l.longest(t)
 	stored, discarded := p.checkRecords(t, l)
-	if stored[1] == 0 || discarded[0]+discarded[1] == 0 {
-		t.Errorf("leader and standby stored %v certificates and discarded %v: the attack had no effect", stored, discarded)
-	}
+	kit.Check(t, stored[1] != 0 && discarded[0]+discarded[1] != 0,
+		"leader and standby stored %v certificates and discarded %v: the attack had no effect", stored, discarded)
 	for obj, state := range wrong {
 		if kit.Reaches(t, obj, state); len(obj.Status.Certificate) > 0 || len(obj.Status.Conditions) > 2 {
 			t.Errorf("%s: %+v", obj.Name, obj.Status)
@@ -289,9 +274,8 @@ func TestWriterOfConfigMapsAndLeases(t *testing.T) {
 	next := p.start(t, args...)
 	after := joins(t, "after")
 	out, _, _ := kit.Plugin(t, kit.ControlPlane(t).Config, "check", "-v")
-	if !regexp.MustCompile(`(?m)^manager-running.*held by intruder`).MatchString(out) {
-		t.Errorf("check does not say who holds the Lease:\n%s", out)
-	}
+	kit.Check(t, regexp.MustCompile(`(?m)^manager-running.*held by intruder`).MatchString(out),
+		"check does not say who holds the Lease:\n%s", out)
 	if kit.IsIn(t, after, csr.Pending); hasLed(next) {
 		t.Error("a replica leads that does not hold the Lease")
 	}

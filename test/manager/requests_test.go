@@ -79,9 +79,7 @@ approval:
 	found := false
 	for _, record := range kit.ReadAudit(t, file) {
 		found = found || record.Event == "Decided" && record.Verdict == "Approve" && record.Rule == "one"
-		if record.Event == audit.NotStored {
-			t.Errorf("an approval was written without the right: %+v", record)
-		}
+		kit.Check(t, record.Event != audit.NotStored, "an approval was written without the right: %+v", record)
 	}
 	if output := p.Output(t); !found || !strings.Contains(output, "approval rule open never looks at the requester") {
 		t.Errorf("no audit record with the rule: %t; the manager's log:\n%s", !found, output)
@@ -178,9 +176,7 @@ func TestFinishedRequestsAreNotTouched(t *testing.T) {
 		kit.Equal(t, before.Name, kit.Reload(t, before.DeepCopy()), before)
 	}
 	for _, call := range proxy.Calls()[calls:] {
-		if names[call.Name] {
-			t.Errorf("the manager called %s %s", call.Verb, call.Path)
-		}
+		kit.Check(t, !names[call.Name], "the manager called %s %s", call.Verb, call.Path)
 	}
 }
 
@@ -360,9 +356,7 @@ func TestRenewalsAreBoundToTheirCertificates(t *testing.T) {
 				issued = true
 			}
 		}
-		if !strings.Contains(events, string(audit.Decided)) || !issued {
-			t.Errorf("records %sof certificate %d: issued %t", events, i, issued)
-		}
+		kit.Check(t, strings.Contains(events, string(audit.Decided)) && issued, "records %sof certificate %d: issued %t", events, i, issued)
 		want = []string{"X509SHA256=" + each.sha256}
 	}
 }

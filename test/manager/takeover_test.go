@@ -158,14 +158,10 @@ func patchedFlags(t *testing.T, folder string) (flags []string) {
 	var patch []struct{ Op, Path, Value string }
 	kit.NoError(t, yaml.UnmarshalStrict(data, &patch))
 	for _, each := range patch {
-		if each.Op != "add" || each.Path != "/spec/containers/0/command/-" {
-			t.Fatalf("patch: %+v", patch)
-		}
+		kit.Require(t, each.Op == "add" && each.Path == "/spec/containers/0/command/-", "patch: %+v", patch)
 		flags = append(flags, each.Value)
 	}
-	if len(flags) == 0 {
-		t.Fatal("the patch adds no flag")
-	}
+	kit.Require(t, len(flags) > 0, "the patch adds no flag")
 	return flags
 }
 
@@ -174,9 +170,7 @@ func flagOfPage(t *testing.T) string {
 	t.Helper()
 	_, section, _ := strings.Cut(howTo(t, migrationPage), "\n### Without kubeadm\n")
 	flag := regexp.MustCompile("(?s)```yaml\n *- (--controllers=[^\n]+)\n```").FindStringSubmatch(section)
-	if flag == nil {
-		t.Fatal("the page has no flag for clusters without kubeadm")
-	}
+	kit.Require(t, flag != nil, "the page has no flag for clusters without kubeadm")
 	return flag[1]
 }
 
