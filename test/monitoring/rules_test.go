@@ -79,9 +79,7 @@ func readRules(t *testing.T) ruleFile {
 // TestPlainRules compares the two forms line by line, including comments. With UPDATE=1 it writes the plain form.
 func TestPlainRules(t *testing.T) {
 	_, spec, found := bytes.Cut(read(t, operatorFile), []byte("\nspec:\n"))
-	if !found {
-		t.Fatal("no spec")
-	}
+	kit.Require(t, found, "no spec")
 	want := regexp.MustCompile(`(?m)^  `).ReplaceAll(spec, nil)
 	if os.Getenv("UPDATE") != "" {
 		kit.NoError(t, os.WriteFile(plainFile, want, 0o600))
@@ -118,9 +116,7 @@ func TestRunbooks(t *testing.T) {
 func tool(t *testing.T, variable string) string {
 	t.Helper()
 	path := os.Getenv(variable)
-	if path == "" {
-		t.Fatalf("%s is not set: run the tests with make test", variable)
-	}
+	kit.Require(t, path != "", "%s is not set: run the tests with make test", variable)
 	return path
 }
 
@@ -140,9 +136,7 @@ func TestRules(t *testing.T) {
 func ruleTests(t *testing.T) []string {
 	t.Helper()
 	files, err := filepath.Glob("rules/*.yaml")
-	if err != nil || len(files) == 0 {
-		t.Fatalf("%d files, error %v", len(files), err)
-	}
+	kit.Require(t, err == nil && len(files) > 0, "%d files, error %v", len(files), err)
 	return files
 }
 
@@ -160,9 +154,7 @@ func TestKubeletMetrics(t *testing.T) {
 	list.Dir = "../../hack/controlplane"
 	output, err := list.Output()
 	dir := regexp.MustCompile(`"Dir": "(.*)"`).FindSubmatch(output)
-	if err != nil || dir == nil {
-		t.Fatalf("no Dir in %s, error %v", output, err)
-	}
+	kit.Require(t, err == nil && dir != nil, "no Dir in %s, error %v", output, err)
 	var defined []string
 	for _, file := range []string{"cmd/kubelet/app/server.go", "pkg/kubelet/certificate/kubelet.go"} {
 		source := strings.ReplaceAll(string(read(t, filepath.Join(string(dir[1]), file))), "metrics.KubeletSubsystem", `"kubelet"`)
@@ -452,9 +444,7 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 		"CSRClockSkewed warning": "inactive", "CSRClockSkewed critical": "inactive",
 	})
 	rules, err := p.rules(t.Context())
-	if err != nil || len(rules) != len(readRules(t).rules()) {
-		t.Fatalf("%d rules, error %v", len(rules), err)
-	}
+	kit.Require(t, err == nil && len(rules) == len(readRules(t).rules()), "%d rules, error %v", len(rules), err)
 	inactive := []string{
 		"CSRManagerAbsent", "CSRNoLeader", "CSRKubeletRightsMissing", "CSRSigningCANotTrusted", "CSRKubeletClientExpiring", "CSRKubeletServerExpiring",
 		"CSRCertificateMismatch",
