@@ -19,6 +19,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // newAuthority creates a SigningAuthority with that status.
@@ -55,22 +56,25 @@ func TestRotationAdmission(t *testing.T) {
 		return api.Patch(ctx, changed, client.MergeFrom(obj), opts...)
 	}
 	kit.Eventually(t, "the policy holds", func(ctx context.Context) error {
-		if ask(ctx, "nonsense", client.DryRunAll) == nil {
-			return errors.New("nothing is refused")
-		}
-		return nil
+		return kit.OrError(ask(ctx, "nonsense", client.DryRunAll) != nil, "nothing is refused")
 	})
-	for _, phase := range []v1alpha1.Phase{v1alpha1.New, v1alpha1.Preparing, v1alpha1.Prepared, v1alpha1.Completing, v1alpha1.Completed} {
+	for _, row := range [][2]string{
+		{"", "none, wait for the next phase"},
+		{"Preparing", "rotation confirm, rotation rollback, rotation attest"},
+		{"Prepared", "rotation complete, rotation rollback, rotation accept, rotation attest"},
+		{"Completing", "none, wait for the next phase"},
+		{"Completed", "rotation start, rotation attest"},
+	} {
+		phase, allowed := v1alpha1.Phase(row[0]), row[1]
+		kit.Equal(t, "allowed by the API", v1alpha1.AllowedText(phase), allowed)
 		setStatus(t, obj, v1alpha1.SigningAuthorityStatus{Phase: phase})
-		for _, operation := range []v1alpha1.Operation{
-			v1alpha1.OperationStart, v1alpha1.OperationComplete, v1alpha1.OperationRollback, v1alpha1.OperationConfirm,
-			v1alpha1.OperationAccept, v1alpha1.OperationAttest, "nonsense", "Rotate-Start", " start",
-		} {
-			err := ask(t.Context(), operation, client.DryRunAll)
-			allowed := slices.Contains(v1alpha1.Allowed(phase), operation)
-			text := operation.Command() + " is refused: the phase is " + cmp.Or(string(phase), "New") + "; allowed now: " + v1alpha1.AllowedText(phase)
-			if allowed && err != nil || !allowed && (err == nil || !strings.Contains(err.Error(), text)) {
-				t.Errorf("%s in phase %q: error %v, want none: %t, or %q", operation, phase, err, allowed, text)
+		for _, name := range []string{"start", "complete", "rollback", "confirm", "accept", "attest", "nonsense", "Rotate-Start", " start"} {
+			err := ask(t.Context(), v1alpha1.Operation(name), client.DryRunAll)
+			text := "rotation " + name + " is refused: the phase is " + cmp.Or(string(phase), "New") + "; allowed now: " + allowed
+			if slices.Contains(strings.Split(allowed, ", "), "rotation "+name) {
+				kit.Check(t, err == nil, "%s in phase %q: %v", name, phase, err)
+			} else {
+				kit.Check(t, err != nil && strings.Contains(err.Error(), text), "%s in phase %q: %v, want %s", name, phase, err, text)
 			}
 		}
 	}
@@ -97,13 +101,10 @@ func TestRotationAdmission(t *testing.T) {
 		Spec:       obj.Spec, Status: v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed},
 	}
 	err := api.Create(t.Context(), made, client.DryRunAll)
-	if err == nil || !strings.Contains(err.Error(), "rotation start is refused: the phase is New") {
-		t.Errorf("created with an operation: %v", err)
-	}
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "rotation start is refused: the phase is New"),
+		"created with an operation: %v", err)
 	made.Annotations = nil
-	if err := api.Create(t.Context(), made, client.DryRunAll); err != nil {
-		t.Errorf("created without one: %v", err)
-	}
+	expect.Error(t, "created without one", api.Create(t.Context(), made, client.DryRunAll), "")
 }
 
 const (
@@ -148,8 +149,7 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 	as := func(config *rest.Config, user string) client.Client {
 		config = rest.CopyConfig(config)
 		config.Impersonate = rest.ImpersonationConfig{UserName: user}
-		c, err := client.New(config, client.Options{Scheme: kit.Scheme})
-		kit.NoError(t, err)
+		c := kit.Must(client.New(config, client.Options{Scheme: kit.Scheme}))(t)
 		return c
 	}
 	admin := kit.ControlPlane(t).Config
@@ -192,9 +192,7 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 		{apply, setOperation},
 		{merge, `{"metadata":{"annotations":{"kept":"a"},"finalizers":["example.com/kept"]}}`}, // as it is
 	} {
-		if err := test.by(t.Context(), operates, obj); err != nil {
-			t.Errorf("%s: %v", test.patch, err)
-		}
+		expect.Error(t, test.patch, test.by(t.Context(), operates, obj), "")
 	}
 	// RBAC refuses the calls that the policy does not cover.
 	made := &v1alpha1.SigningAuthority{ObjectMeta: metav1.ObjectMeta{Name: "rotation-patch-new"}}
@@ -210,9 +208,8 @@ func TestRotationAdmissionOfPatches(t *testing.T) {
 // forbidden checks that an attempt was refused, by the policy or by RBAC.
 func forbidden(t *testing.T, what string, err error, policy bool) {
 	t.Helper()
-	if !apierrors.IsForbidden(err) || strings.Contains(err.Error(), refusedPatch) != policy {
-		t.Errorf("%s: %v, want it forbidden, by the policy: %t", what, err, policy)
-	}
+	kit.Check(t, apierrors.IsForbidden(err) && strings.Contains(err.Error(), refusedPatch) == policy,
+		"%s: %v, want it forbidden, by the policy: %t", what, err, policy)
 }
 
 // TestSpecBounds checks that the API server refuses a spec that would retire the old CA too early, sign nothing, or
@@ -258,9 +255,8 @@ func TestSpecBounds(t *testing.T) {
 		}
 		test.change(&obj.Spec)
 		err := api.Create(t.Context(), obj, client.DryRunAll)
-		if (test.want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), test.want) {
-			t.Errorf("%s: error %v, want %q", name, err, test.want)
-		}
+		kit.Check(t, (test.want == "") == (err == nil) && (err == nil || strings.Contains(err.Error(), test.want)),
+			"%s: error %v, want %q", name, err, test.want)
 	}
 	const serving, custom = "kubernetes.io/kubelet-serving", "example.com/spec"
 	for i, test := range []struct {

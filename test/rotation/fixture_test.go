@@ -68,8 +68,7 @@ const publishedSuffix = "-client-ca"
 func startRotating(t *testing.T) *rotating {
 	t.Helper()
 	p := kit.PlaneOf(t)
-	all, err := os.ReadFile(p.ClientCAFile())
-	kit.NoError(t, err)
+	all := kit.Must(os.ReadFile(p.ClientCAFile()))(t)
 	block, _ := pem.Decode(all)
 	return &rotating{Cluster: p.Cluster, admin: p.Admin, users: pem.EncodeToMemory(block)}
 }
@@ -78,8 +77,7 @@ func startRotating(t *testing.T) *rotating {
 // test ends.
 func (r *rotating) feed(t *testing.T) (stop func()) {
 	t.Helper()
-	watching, err := r.admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(metav1.NamespaceSystem))
-	kit.NoError(t, err)
+	watching := kit.Must(r.admin.Watch(t.Context(), &corev1.ConfigMapList{}, client.InNamespace(metav1.NamespaceSystem)))(t)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
@@ -160,8 +158,7 @@ func (r *rotating) run(t *testing.T, options controllers.Options) {
 func (r *rotating) signing(t *testing.T, secret string, lifetime time.Duration) controllers.Options {
 	t.Helper()
 	r.grantSecret(t, secret)
-	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime, MinLifetime: lifetime})
-	kit.NoError(t, err)
+	profile := kit.Must(ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime, MinLifetime: lifetime}))(t)
 	pair := keypair.New(keypair.Guarded{Secret: keypair.Secret{Namespace: kit.SystemNamespace, Name: secret}})
 	return controllers.Options{
 		Signer:   &signer.Reconciler{Signers: map[string]signer.Signer{userSigner: {Profile: profile, KeyPair: pair}}},
@@ -171,16 +168,12 @@ func (r *rotating) signing(t *testing.T, secret string, lifetime time.Duration) 
 
 func (r *rotating) get(t *testing.T, name string) *v1alpha1.SigningAuthority {
 	t.Helper()
-	obj := &v1alpha1.SigningAuthority{}
-	kit.NoError(t, r.admin.Get(t.Context(), client.ObjectKey{Name: name}, obj))
-	return obj
+	return kit.Get(t, "", name, &v1alpha1.SigningAuthority{})
 }
 
 func (r *rotating) secret(t *testing.T, name string) *corev1.Secret {
 	t.Helper()
-	obj := &corev1.Secret{}
-	kit.NoError(t, r.admin.Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: name}, obj))
-	return obj
+	return kit.Get(t, kit.SystemNamespace, name, &corev1.Secret{})
 }
 
 func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
@@ -192,9 +185,7 @@ func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 
 func (r *rotating) bundle(t *testing.T, at v1alpha1.ConfigMapKey) string {
 	t.Helper()
-	obj := &corev1.ConfigMap{}
-	kit.NoError(t, r.admin.Get(t.Context(), client.ObjectKey{Namespace: at.Namespace, Name: at.Name}, obj))
-	return obj.Data[at.Key]
+	return kit.Get(t, at.Namespace, at.Name, &corev1.ConfigMap{}).Data[at.Key]
 }
 
 func (r *rotating) ask(t *testing.T, name string, operation v1alpha1.Operation) {
@@ -263,12 +254,10 @@ func (r *rotating) hasEvent(t *testing.T, name, reason, part string) {
 // user returns a certificate for a user by the CA one, once the signer uses it.
 func (r *rotating) user(t *testing.T, name string, one *v1alpha1.CAStatus) (pair tls.Certificate) {
 	t.Helper()
-	certs, err := ca.ParseCertificates([]byte(one.Certificate))
-	kit.NoError(t, err)
+	certs := kit.Must(ca.ParseCertificates([]byte(one.Certificate)))(t)
 	kit.Eventually(t, "a certificate by "+one.KeyID, func(context.Context) error {
 		obj, key := kit.ClientRequest(t, name), kit.NewKey(t)
-		obj.Spec.Request, err = certutil.MakeCSR(key, &pkix.Name{CommonName: name}, nil, nil)
-		kit.NoError(t, err)
+		obj.Spec.Request = kit.Must(certutil.MakeCSR(key, &pkix.Name{CommonName: name}, nil, nil))(t)
 		kit.NoError(t, r.admin.Create(t.Context(), obj))
 		kit.Approve(t, obj)
 		pair = pairOf(t, kit.Reaches(t, obj, csr.Issued).Status.Certificate, key)
@@ -281,8 +270,7 @@ func (r *rotating) user(t *testing.T, name string, one *v1alpha1.CAStatus) (pair
 func signedBy(t *testing.T, authority *ca.Authority, subject pkix.Name, lifetime time.Duration) tls.Certificate {
 	t.Helper()
 	key := kit.NewKey(t)
-	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime})
-	kit.NoError(t, err)
+	profile := kit.Must(ca.NewProfile(ca.ProfileConfig{Lifetime: lifetime}))(t)
 	made, err := authority.Issue(profile, ca.Request{
 		PublicKey: key.Public(), Subject: subject,
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
@@ -293,8 +281,7 @@ func signedBy(t *testing.T, authority *ca.Authority, subject pkix.Name, lifetime
 
 func pairOf(t *testing.T, certPEM []byte, key crypto.Signer) tls.Certificate {
 	t.Helper()
-	certs, err := ca.ParseCertificates(certPEM)
-	kit.NoError(t, err)
+	certs := kit.Must(ca.ParseCertificates(certPEM))(t)
 	pair := tls.Certificate{PrivateKey: key, Leaf: certs[0]}
 	for _, cert := range certs {
 		pair.Certificate = append(pair.Certificate, cert.Raw)

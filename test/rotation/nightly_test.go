@@ -137,8 +137,7 @@ func TestLostRightsOfTheStaticPod(t *testing.T) {
 	kit.Parallel(t)
 	r := startRotating(t)
 	roles := singleRules(t, kit.CreateMissing(t, r.admin, kit.Rendered(t, "overlays/static-pod")))
-	user, err := r.Env.AddUser(envtest.User{Name: "system:csr-controller-manager"}, nil)
-	kit.NoError(t, err)
+	user := kit.Must(r.Env.AddUser(envtest.User{Name: "system:csr-controller-manager"}, nil))(t)
 	dir := t.TempDir()
 	kit.Write(t, filepath.Join(dir, "ca.crt"), r.CA.CertPEM)
 	kit.Write(t, filepath.Join(dir, "ca.key"), r.CA.KeyPEM)
@@ -157,10 +156,7 @@ func TestLostRightsOfTheStaticPod(t *testing.T) {
 		before := len(pod.Output(t))
 		take(t, roles, right)
 		kit.Within(t, afterLoss, "the log names the loss", func(context.Context) error {
-			if !strings.Contains(pod.Output(t)[before:], right) {
-				return fmt.Errorf("%q is not in the log", right)
-			}
-			return nil
+			return kit.OrError(strings.Contains(pod.Output(t)[before:], right), "%q is not in the log", right)
 		})
 	}
 }
@@ -210,8 +206,7 @@ func take(t *testing.T, roles map[*unstructured.Unstructured]map[string]rbacv1.P
 				role.Rules = append(role.Rules, rule)
 			}
 		}
-		changed, err := runtime.DefaultUnstructuredConverter.ToUnstructured(role)
-		kit.NoError(t, err)
+		changed := kit.Must(runtime.DefaultUnstructuredConverter.ToUnstructured(role))(t)
 		obj.Object["rules"] = changed["rules"]
 		kit.Update(t, obj)
 	}
@@ -424,10 +419,7 @@ func (f *fleet) eachKnown(t *testing.T) {
 	}
 	for _, m := range f.members {
 		kit.Within(t, 2*kit.Patience, m.name+" is known", func(context.Context) error {
-			if m.known.Load() == before[m] {
-				return fmt.Errorf("%d times so far", before[m])
-			}
-			return nil
+			return kit.OrError(m.known.Load() != before[m], "%d times so far", before[m])
 		})
 	}
 }
@@ -435,8 +427,7 @@ func (f *fleet) eachKnown(t *testing.T) {
 // allBy waits until each member has a certificate of one.
 func (f *fleet) allBy(t *testing.T, one *v1alpha1.CAStatus, bound time.Duration) {
 	t.Helper()
-	certs, err := ca.ParseCertificates([]byte(one.Certificate))
-	kit.NoError(t, err)
+	certs := kit.Must(ca.ParseCertificates([]byte(one.Certificate)))(t)
 	end := time.Now().Add(bound)
 	for _, m := range f.members {
 		kit.Within(t, time.Until(end), m.name+" has a certificate by "+one.KeyID, func(context.Context) error {

@@ -96,9 +96,7 @@ func startSplit(t *testing.T) (r *rotating, shipped []*unstructured.Unstructured
 			managers = append(managers, deploy(t, obj.GetName(), cfg, append(pod.Containers[0].Args, file)...))
 		}
 	}
-	if len(managers) != 4 {
-		t.Fatalf("there are %d Deployments", len(managers))
-	}
+	kit.Require(t, len(managers) == 4, "there are %d Deployments", len(managers))
 	return r, shipped, managers
 }
 
@@ -131,9 +129,8 @@ func (r *rotating) rotates(t *testing.T) {
 	trustPublished(1)
 	r.reaches(t, name, v1alpha1.Completed, nil)
 	r.isTakenFor(t, after, "after")
-	if strings.Contains(string(r.secret(t, "csr-signer").Data["tls.key"]), string(r.CA.KeyPEM)) {
-		t.Error("the Secret still holds the old key")
-	}
+	kit.Check(t, !strings.Contains(string(r.secret(t, "csr-signer").Data["tls.key"]), string(r.CA.KeyPEM)),
+		"the Secret still holds the old key")
 }
 
 // deployed is a running manager.
@@ -152,12 +149,10 @@ func deploy(t *testing.T, name string, cfg *rest.Config, args ...string) *deploy
 	t.Helper()
 	// Without the right to update its Lease, the manager keeps it until the test has seen the loss.
 	args = append(args, "--self-check-interval=2s", "--leader-elect-lease-duration=60s", "--leader-elect-renew-deadline=50s")
-	c, err := config.Load(slices.Concat(kit.StandardArgs, args), cel.New)
-	kit.NoError(t, err)
+	c := kit.Must(config.Load(slices.Concat(kit.StandardArgs, args), cel.New))(t)
 	asking := rest.CopyConfig(cfg)
 	asking.QPS = -1
-	as, err := reviewsv1.NewForConfig(asking)
-	kit.NoError(t, err)
+	as := kit.Must(reviewsv1.NewForConfig(asking))(t)
 	d := &deployed{name: name, asked: kit.Rights(c), reviews: as.SelfSubjectAccessReviews(), get: cluster.Get}
 	kit.Eventually(t, "the roles are in effect", func(ctx context.Context) error {
 		if results := check.Rights(ctx, d.reviews, d.asked); check.Worst(results) != check.OK {
@@ -173,9 +168,7 @@ func deploy(t *testing.T, name string, cfg *rest.Config, args ...string) *deploy
 func wereAllowed(t *testing.T, managers ...*deployed) {
 	t.Helper()
 	for _, m := range managers {
-		if strings.Contains(m.Output(t), " is forbidden: ") {
-			t.Errorf("%s: calls were refused with all roles", m.name)
-		}
+		kit.Check(t, !strings.Contains(m.Output(t), " is forbidden: "), "%s: calls were refused with all roles", m.name)
 	}
 }
 
@@ -233,8 +226,7 @@ func (d *deployed) shows(t *testing.T, missing bool, taken ...string) {
 // SigningAuthority names the ConfigMap. The condition Published must name the verb, the ConfigMap and what to grant.
 func (r *rotating) losesTrust(t *testing.T) {
 	t.Helper()
-	role := &rbacv1.Role{}
-	kit.NoError(t, r.admin.Get(t.Context(), client.ObjectKey{Namespace: splitTrust.Namespace, Name: "csr-trust"}, role))
+	role := kit.Get(t, splitTrust.Namespace, "csr-trust", &rbacv1.Role{})
 	all := role.Rules[0].Verbs
 	for _, verb := range []string{"get", "patch"} {
 		role.Rules[0].Verbs = slices.DeleteFunc(slices.Clone(all), func(each string) bool { return each == verb })

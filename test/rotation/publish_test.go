@@ -27,8 +27,7 @@ import (
 
 func publisher(t *testing.T, cfg *rest.Config) *publish.Publisher {
 	t.Helper()
-	user, err := client.New(cfg, client.Options{})
-	kit.NoError(t, err)
+	user := kit.Must(client.New(cfg, client.Options{}))(t)
 	served, err := discovery.NewDiscoveryClientForConfig(cfg)
 	kit.NoError(t, err)
 	return &publish.Publisher{Client: user, Live: user, Discovery: served}
@@ -50,18 +49,14 @@ func publishOnce(t *testing.T, p *publish.Publisher, wanted publish.Wanted) []er
 	}
 	err := p.Publish(t.Context(), changes)
 	problems = unpublished(t, p, wanted)
-	if err != nil && !apierrors.IsConflict(err) && len(problems) == 0 {
-		t.Errorf("published with an error: %v", err)
-	}
+	kit.Check(t, err == nil || apierrors.IsConflict(err) || len(problems) > 0, "published with an error: %v", err)
 	return problems
 }
 
 // wantProblems checks that there is one problem for each of parts, in that order.
 func wantProblems(t *testing.T, what string, problems []error, parts ...string) {
 	t.Helper()
-	if len(problems) != len(parts) {
-		t.Fatalf("%s: problems are %q, want %q", what, problems, parts)
-	}
+	kit.Require(t, len(problems) == len(parts), "%s: problems are %q, want %q", what, problems, parts)
 	for i, part := range parts {
 		if got := problems[i].Error(); !strings.Contains(got, part) {
 			t.Errorf("%s: problem %q, want %q", what, got, part)
@@ -78,15 +73,9 @@ func TestPublishToConfigMaps(t *testing.T) {
 	wanted := publish.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []publish.ConfigMapKey{ours}}
 	wantProblems(t, "before", unpublished(t, p, wanted), "ConfigMap "+kit.SystemNamespace+"/trusted does not exist")
 	wantProblems(t, "made", publishOnce(t, p, wanted))
-	read := func() *corev1.ConfigMap {
-		obj := &corev1.ConfigMap{}
-		kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: ours.Namespace, Name: ours.Name}, obj))
-		return obj
-	}
+	read := func() *corev1.ConfigMap { return kit.Get(t, ours.Namespace, ours.Name, &corev1.ConfigMap{}) }
 	obj := read()
-	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle)}) {
-		t.Errorf("it holds %q", obj.Data)
-	}
+	kit.Check(t, maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle)}), "it holds %q", obj.Data)
 	wantProblems(t, "again", publishOnce(t, p, wanted))
 	if got := read().ResourceVersion; got != obj.ResourceVersion {
 		t.Errorf("it was written again: %s, then %s", obj.ResourceVersion, got)
@@ -143,11 +132,8 @@ func TestPublishConcurrently(t *testing.T) {
 		})
 	}
 	writing.Wait()
-	obj := &corev1.ConfigMap{}
-	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: "trusted"}, obj))
-	if len(obj.Data) != writers {
-		t.Errorf("it holds %d keys", len(obj.Data))
-	}
+	obj := kit.Get(t, kit.SystemNamespace, "trusted", &corev1.ConfigMap{})
+	kit.Check(t, len(obj.Data) == writers, "it holds %d keys", len(obj.Data))
 	p := publisher(t, kit.ControlPlane(t).Config)
 	for name, exists := range map[string]bool{"made": false, "changed": true} {
 		wanted := func() publish.Wanted {
@@ -174,8 +160,7 @@ func TestPublishConcurrently(t *testing.T) {
 // Kubernetes 1.37.
 func bundlesByDefault(t *testing.T) string {
 	t.Helper()
-	client, err := discovery.NewDiscoveryClientForConfig(kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
+	client := kit.Must(discovery.NewDiscoveryClientForConfig(kit.ControlPlane(t).Config))(t)
 	server, err := client.ServerVersion()
 	kit.NoError(t, err)
 	if minor, err := strconv.Atoi(strings.TrimRight(server.Minor, "+")); err != nil || minor < 37 {
@@ -229,9 +214,8 @@ func TestClusterTrustBundles(t *testing.T) {
 	wantBundle(t, version, second, "example.com/client", wanted.Bundle)
 	before := wantBundle(t, version, first, userSigner, wanted.Bundle)
 	wantProblems(t, "again", publishOnce(t, p, wanted))
-	if again := wantBundle(t, version, first, userSigner, wanted.Bundle); again.GetResourceVersion() != before.GetResourceVersion() {
-		t.Error("it was written again")
-	}
+	kit.Check(t, wantBundle(t, version, first, userSigner, wanted.Bundle).GetResourceVersion() == before.GetResourceVersion(),
+		"it was written again")
 
 	// Another client spoils one bundle and removes the other.
 	spoil(t, before)
@@ -275,8 +259,6 @@ func wantBundle(t *testing.T, version, name, signer string, certs []byte) *unstr
 	obj := newBundle(version, name, "", nil, "")
 	kit.NoError(t, kit.Admin(t).Get(t.Context(), client.ObjectKeyFromObject(obj), obj))
 	spec, _, err := unstructured.NestedStringMap(obj.Object, "spec")
-	if err != nil || spec["signerName"] != signer || spec["trustBundle"] != string(certs) {
-		t.Errorf("%s is %v, error %v", name, spec, err)
-	}
+	kit.Check(t, err == nil && spec["signerName"] == signer && spec["trustBundle"] == string(certs), "%s is %v, error %v", name, spec, err)
 	return obj
 }

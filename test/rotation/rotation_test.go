@@ -48,9 +48,7 @@ func TestRotation(t *testing.T) {
 	at, old := published("cluster"), string(r.CA.CertPEM)
 	r.authority(t, "cluster", "signing-ca", at)
 	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
-	if adopted.Signing.AdoptedAt == nil || r.bundle(t, at) != old {
-		t.Errorf("the CA was not adopted: %+v", adopted)
-	}
+	kit.Check(t, adopted.Signing.AdoptedAt != nil && r.bundle(t, at) == old, "the CA was not adopted: %+v", adopted)
 	kit.Grant(t, "stranger", "csr-rotation-operator")
 	operate := func(want int, operation string, parts ...string) {
 		t.Helper()
@@ -78,9 +76,8 @@ func TestRotation(t *testing.T) {
 	unfeed := r.feed(t)
 	operate(0, "wait cluster --timeout=60s", "cluster: done: Prepared, generation 2")
 	prepared := r.get(t, "cluster").Status
-	if prepared.Retiring.KeyID != adopted.Signing.KeyID || prepared.Generation != 2 {
-		t.Errorf("what retires is not what signed: %+v", prepared)
-	}
+	kit.Check(t, prepared.Retiring.KeyID == adopted.Signing.KeyID && prepared.Generation == 2,
+		"what retires is not what signed: %+v", prepared)
 
 	operate(1, "complete cluster", "destroys its key. You cannot go back",
 		"rotation complete: not requested: to do it, run kubectl csr rotation complete cluster --yes")
@@ -93,29 +90,23 @@ func TestRotation(t *testing.T) {
 	stolen := signedBy(t, kit.Load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
 	unfeed()
 	operate(1, "complete cluster --yes --timeout=8s", "not done within 8s: Completing", "knows the subject of a new client certificate of this CA")
-	if len(r.secret(t, "signing-ca").Data["retiring.key"]) == 0 {
-		t.Error("the old key is gone while the API server accepts the old CA")
-	}
+	kit.Check(t, len(r.secret(t, "signing-ca").Data["retiring.key"]) > 0, "the old key is gone while the API server accepts the old CA")
 	r.isTakenFor(t, stolen, "stolen")
 	r.feed(t)
 	operate(0, "wait cluster --timeout=60s", "cluster: done: Completed, generation 2")
 	r.isTakenFor(t, stolen, "")
 	_, held, err := publisher(t, r.Config).ClientCAs(t.Context())
-	if err != nil || len(held) == 0 || slices.ContainsFunc(held, kit.Certificate(t, r.CA).Equal) {
-		t.Errorf("extension-apiserver-authentication has %d CAs, or the old one, error %v", len(held), err)
-	}
+	kit.Check(t, err == nil && len(held) > 0 && !slices.ContainsFunc(held, kit.Certificate(t, r.CA).Equal),
+		"extension-apiserver-authentication has %d CAs, or the old one, error %v", len(held), err)
 	if now := r.get(t, "cluster").Status; now.Signing.KeyID != prepared.Signing.KeyID || now.Retiring != nil {
 		t.Errorf("completed with %+v", now)
 	}
 	data := r.secret(t, "signing-ca").Data
 	for key, value := range data {
-		if bytes.Contains(value, r.CA.KeyPEM) {
-			t.Errorf("%s still holds the old key", key)
-		}
+		kit.Check(t, !bytes.Contains(value, r.CA.KeyPEM), "%s still holds the old key", key)
 	}
-	if !bytes.Equal(data["tls.crt"], data["signing.crt"]) || strings.Contains(r.bundle(t, at), old) {
-		t.Error("the Secret or the bundle still has the old CA")
-	}
+	kit.Check(t, bytes.Equal(data["tls.crt"], data["signing.crt"]) && !strings.Contains(r.bundle(t, at), old),
+		"the Secret or the bundle still has the old CA")
 	r.reaches(t, "silent", v1alpha1.Preparing, nil)
 }
 
@@ -131,9 +122,7 @@ func TestAuthority(t *testing.T) {
 	r.authority(t, name, name, published(name))
 	status := r.reaches(t, name, v1alpha1.Completed, nil)
 	first := status.Signing
-	if first.AdoptedAt != nil || status.Generation != 1 {
-		t.Errorf("it is not the first of its own: %+v", status)
-	}
+	kit.Check(t, first.AdoptedAt == nil && status.Generation == 1, "it is not the first of its own: %+v", status)
 	maria := r.user(t, "maria", first)
 	made := r.secret(t, name)
 	if !slices.Contains(made.Finalizers, keypair.Finalizer) || !bytes.Equal(made.Data["tls.crt"], made.Data["signing.crt"]) ||
@@ -156,13 +145,11 @@ func TestAuthority(t *testing.T) {
 	own := kit.NewCA(t)
 	r.edit(t, name, own.CertPEM, own.KeyPEM)
 	second := r.reaches(t, name, v1alpha1.Prepared, nil).Signing
-	if second.KeyID != kit.Load(t, own).KeyID() || second.AdoptedAt == nil || second.Generation != 2 {
-		t.Errorf("what signs is not the CA that was brought: %+v", second)
-	}
+	kit.Check(t, second.KeyID == kit.Load(t, own).KeyID() && second.AdoptedAt != nil && second.Generation == 2,
+		"what signs is not the CA that was brought: %+v", second)
 	bruno := r.user(t, "bruno", second)
 
-	old, err := ca.Load(made.Data["tls.crt"], made.Data["tls.key"], nil)
-	kit.NoError(t, err)
+	old := kit.Must(ca.Load(made.Data["tls.crt"], made.Data["tls.key"], nil))(t)
 	foreign := signedBy(t, old, pkix.Name{CommonName: csr.NodeUserPrefix + "foreign", Organization: []string{csr.NodeGroup}}, 3*time.Hour)
 	refused := func(signer string, pair tls.Certificate) {
 		t.Helper()
@@ -185,10 +172,7 @@ func TestAuthority(t *testing.T) {
 	kit.Eventually(t, "the old CA signs again", func(context.Context) error {
 		r.does(t, name, v1alpha1.OperationRollback) // refused until it is proven that every verifier trusts the old CA
 		status := r.reaches(t, name, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return !s.Answered() && s.Intent == "" })
-		if status.Signing.KeyID != first.KeyID {
-			return fmt.Errorf("it is %s", status.Signing.KeyID)
-		}
-		return nil
+		return kit.OrError(status.Signing.KeyID == first.KeyID, "it is %s", status.Signing.KeyID)
 	})
 	after, node := r.user(t, "after", first), csr.NodeUserPrefix+"foreign"
 	for user, pair := range map[string]tls.Certificate{"maria": maria, "bruno": bruno, "after": after, node: foreign} {
@@ -256,8 +240,7 @@ func TestRotationCommand(t *testing.T) {
 		"SigningAuthority csr-signer: Prepared", "may not get ConfigMaps csr-signer-nodes-00 to -0f in namespace default", "may not list nodes")
 	says("joiner", "rollback csr-signer", 1, "cannot patch resource")
 
-	kubeconfig, err := kit.ControlPlane(t).WriteKubeconfig("printed", kit.ControlPlane(t).Config)
-	kit.NoError(t, err)
+	kubeconfig := kit.Must(kit.ControlPlane(t).WriteKubeconfig("printed", kit.ControlPlane(t).Config))(t)
 	row := []string{"csr-signer", "Prepared", "two", obj.Status.Signing.NotAfter.UTC().Format(time.RFC3339)}
 	for waits, wide := range map[bool][]string{false: nil, true: {"-o", "wide"}} {
 		out := kit.Kubectl(t, kubeconfig, append([]string{"get", "signingauthorities", "csr-signer"}, wide...)...)
