@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestAdviceWorks follows the advice of each refusal, by other objects, another configuration or a new request, and checks
@@ -89,9 +90,7 @@ func TestAdviceWorks(t *testing.T) {
 		"SANContested by many": {"add the row {namePattern", shared, func(t *testing.T) (_ judge.Decision) {
 			var row static.Row
 			text := regexp.MustCompile(`\{name.*?\]\}`).FindString(shared(t).Message)
-			if err := yaml.UnmarshalStrict([]byte(strings.ReplaceAll(text, "CIDR of the nodes", "10.0.0.0/24")), &row); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, yaml.UnmarshalStrict([]byte(strings.ReplaceAll(text, "CIDR of the nodes", "10.0.0.0/24")), &row))
 			return serving("a", first, append(three, row)...)(t)
 		}},
 		"RequestTooLarge": {"requestLimits.maxNames); a new request is needed, or a higher limit", decided(asks("a", "", tooMany), asIs),

@@ -25,6 +25,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/servertimetest"
 )
 
@@ -123,9 +124,7 @@ func TestConfirm(t *testing.T) {
 				got = policy.Judge(req, *facts, kubeletclient.NodeClient)
 			}
 			reason, text, _ := strings.Cut(test.want, " ")
-			if got.Reason != cmp.Or(reason, "AutoApproved") || !strings.Contains(got.Message, text) {
-				t.Errorf("%+v, want %q", got, test.want)
-			}
+			expect.True(t, got.Reason == cmp.Or(reason, "AutoApproved") && strings.Contains(got.Message, text), "%+v, want %q", got, test.want)
 		})
 	}
 }
@@ -166,9 +165,8 @@ func TestAgeIsReadAgainBeforeItRefuses(t *testing.T) {
 		_ = must(measured.Fresh(t.Context()))
 	}
 	with.ServerTime = &servertime.Clock{}
-	if got := must(n.Judge(t.Context(), req, with)); got.Verdict != judge.Wait || got.Reason != "InventoryUnavailable" {
-		t.Errorf("without a time: %+v", got)
-	}
+	got := must(n.Judge(t.Context(), req, with))
+	expect.True(t, got.Verdict == judge.Wait && got.Reason == "InventoryUnavailable", "without a time: %+v", got)
 }
 
 // TestBoundNodeClient checks that a source is asked once, after the review, and only about first certificates. A requester

@@ -45,6 +45,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 type (
@@ -308,9 +309,7 @@ func (p *parts) asked(t testing.TB) string {
 	}
 	return strings.Join(mapped(p.reviews, func(review authorizationv1.ResourceAttributes) string {
 		want.Subresource = review.Subresource
-		if review != want {
-			t.Errorf("review of %+v, want %+v", review, want)
-		}
+		expect.Equal(t, "review of", review, want)
 		return review.Subresource
 	}), " ")
 }
@@ -334,12 +333,8 @@ func (p *parts) outcome(t testing.TB) string {
 	p.written = nil
 	before := p.served.DeepCopy()
 	result, err := p.reconcile(t)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !reflect.DeepEqual(before, p.served) {
-		t.Errorf("the cache's object was changed to %+v, from %+v", p.served, before)
-	}
+	expect.NoError(t, err)
+	expect.True(t, reflect.DeepEqual(before, p.served), "the cache's object was changed to %+v, from %+v", p.served, before)
 	reported := p.events()
 	_, event, _ := strings.Cut(strings.Join(reported, " and "), " ") // without the type
 	reason, message, _ := strings.Cut(event, " ")
@@ -352,9 +347,8 @@ func (p *parts) outcome(t testing.TB) string {
 			want.Type, text = "Denied", "Denied "+reason+": "+last.Message
 		}
 		before.Status.Conditions = append(before.Status.Conditions, want)
-		if !reflect.DeepEqual(p.written, []*request{before}) || result != (reconcile.Result{}) {
-			t.Errorf("%+v, then %+v, want one write of %+v", p.written, result, before)
-		}
+		expect.True(t, reflect.DeepEqual(p.written, []*request{before}) && result == (reconcile.Result{}),
+			"%+v, then %+v, want one write of %+v", p.written, result, before)
 		return text
 	case result.RequeueAfter == 50*time.Minute:
 		return fmt.Sprintf("Ignored %s: %s", reason, message)
@@ -367,9 +361,8 @@ func (p *parts) outcome(t testing.TB) string {
 func (p *parts) expect(t testing.TB, outcomes ...string) {
 	t.Helper()
 	for step, want := range outcomes {
-		if got := p.outcome(t); !strings.HasPrefix(got, want) {
-			t.Errorf("step %d: %s, want %s", step, got, want)
-		}
+		got := p.outcome(t)
+		expect.True(t, strings.HasPrefix(got, want), "step %d: %s, want %s", step, got, want)
 	}
 }
 
@@ -382,9 +375,7 @@ func (p *parts) audited(t *testing.T) func() string {
 		var all []string
 		for line := range strings.Lines(string(must(os.ReadFile(file)))) {
 			var record audit.Record
-			if err := json.Unmarshal([]byte(line), &record); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, json.Unmarshal([]byte(line), &record))
 			all = append(all, strings.TrimSpace(fmt.Sprintf("%s %s %s", record.Event, record.Verdict, record.Rule)))
 		}
 		return strings.Join(all, ", ")
@@ -420,9 +411,8 @@ func (test trial) run(t *testing.T) {
 			expected = strings.Replace(want, "Denied", "Ignored", 1)
 		}
 		outcome, message, _ := strings.Cut(p.outcome(t), ": ")
-		if outcome != expected || !strings.Contains(message, part) {
-			t.Errorf("denial %s: %s: %s, want %s: %s", denial, outcome, message, expected, part)
-		}
+		expect.True(t, outcome == expected && strings.Contains(message, part),
+			"denial %s: %s: %s, want %s: %s", denial, outcome, message, expected, part)
 		advice := ""
 		switch {
 		case verb == "Denied" && reason == "RequestTooLarge":
@@ -435,22 +425,15 @@ func (test trial) run(t *testing.T) {
 				advice = "; the request is checked again within five minutes"
 			}
 		}
-		if !strings.HasSuffix(message, advice) {
-			t.Errorf("%q, want the advice %q at the end", message, advice)
-		}
-		if asked := p.asked(t); asked != test.asked {
-			t.Errorf("asked for %q, want %q", asked, test.asked)
-		}
+		expect.True(t, strings.HasSuffix(message, advice), "%q, want the advice %q at the end", message, advice)
+		expect.Equal(t, "asked for", p.asked(t), test.asked)
 		looked := strings.Join(p.known.asked, " ")
-		if (verb == "Denied" || verb == "Untouched" || test.list != nil || test.looked != "") && looked != test.looked {
-			t.Errorf("looked up %q, want %q", looked, test.looked)
-		}
+		expect.True(t, verb != "Denied" && verb != "Untouched" && test.list == nil && test.looked == "" || looked == test.looked,
+			"looked up %q, want %q", looked, test.looked)
 		if _, decision, _ := p.reconciler.Decide(t.Context(), p.served); verb == "Approved" {
-			if rule := cmp.Or(test.asked[strings.LastIndex(test.asked, " ")+1:], "kubelet-serving"); decision.By != rule {
-				t.Errorf("approved by rule %q, want %q", decision.By, rule)
-			}
-		} else if decision.By != "" {
-			t.Errorf("not approved, but by rule %q", decision.By)
+			expect.Equal(t, "rule", decision.By, cmp.Or(test.asked[strings.LastIndex(test.asked, " ")+1:], "kubelet-serving"))
+		} else {
+			expect.Equal(t, "rule", decision.By, "")
 		}
 		if test.obj == nil && verb == "Waits" { // not yet is not never
 			*p.known = *newKnown()

@@ -17,7 +17,6 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/go-logr/logr/funcr"
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -112,9 +111,8 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			})
 			result, err := p.reconcile(t)
 			told, errText := strings.Join(p.events(), "\n"), strings.TrimPrefix(fmt.Sprint(err), "<nil>")
-			if errText != test.fails || told != test.told || (result.RequeueAfter == time.Second) != (told != "") || reads != 1 {
-				t.Errorf("error %q, told %q, again after %s, %d reads", errText, told, result.RequeueAfter, reads)
-			}
+			expect.True(t, errText == test.fails && told == test.told && (result.RequeueAfter == time.Second) == (told != "") && reads == 1,
+				"error %q, told %q, again after %s, %d reads", errText, told, result.RequeueAfter, reads)
 			want := "Decided Approve nodeclient"
 			if !test.stored {
 				want += ", NotStored Approve nodeclient"
@@ -122,9 +120,7 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			if test.told != "" {
 				want += ", Decided Wait"
 			}
-			if diff := cmp.Diff(want, recorded()); diff != "" {
-				t.Errorf("records (-want +got):\n%s", diff)
-			}
+			expect.Equal(t, "records", recorded(), want)
 			p.writeFault = nil
 			if test.stored { // a wake before the cache shows it
 				p.expect(t, "Untouched")
@@ -244,13 +240,9 @@ func TestPauseIsTheAge(t *testing.T) {
 	for _, step := range [][2]time.Duration{{-10 * time.Minute, time.Second}, {3 * time.Second, 3 * time.Second}, {10 * time.Minute, 5 * time.Minute}} {
 		age, want := step[0], step[1]
 		p.clock.SetTime(now.Add(age))
-		if result := must(p.reconcile(t)); result.RequeueAfter != want {
-			t.Errorf("at the age of %s: %+v", age, result)
-		}
+		expect.Equal(t, fmt.Sprint("pause at the age of ", age), must(p.reconcile(t)).RequeueAfter, want)
 	}
-	if told := p.events(); len(told) != 1 {
-		t.Errorf("Events %q", told)
-	}
+	expect.Equal(t, "number of Events", len(p.events()), 1)
 	p.grants = []string{"nodeclient"}
 	p.expect(t, bootstraps)
 }
@@ -318,12 +310,9 @@ func TestInventoryPendingIsReportedLate(t *testing.T) {
 			result := must(p.reconcile(t))
 			shortest, longest = min(shortest, result.RequeueAfter), max(longest, result.RequeueAfter)
 		}
-		if shortest < 100*time.Millisecond || longest > test.most || shortest > test.most/4 || longest < test.most*3/4 {
-			t.Errorf("at %s: pauses from %s to %s, want from 100ms to %s", test.age, shortest, longest, test.most)
-		}
-		if events := p.events(); len(events) != test.events {
-			t.Errorf("at %s: Events %q, want %d", test.age, events, test.events)
-		}
+		expect.True(t, shortest >= 100*time.Millisecond && longest <= test.most && shortest <= test.most/4 && longest >= test.most*3/4,
+			"at %s: pauses from %s to %s, want from 100ms to %s", test.age, shortest, longest, test.most)
+		expect.Equal(t, fmt.Sprintf("number of Events at %s", test.age), len(p.events()), test.events)
 	}
 }
 
@@ -336,9 +325,8 @@ func TestEndOfAttemptIsNoDecision(t *testing.T) {
 		cancel(ended)
 		return judge.Wait.Because("InventoryUnavailable", "canceled"), nil
 	})
-	if _, decision, err := p.reconciler.Decide(ctx, p.served); !errors.Is(err, ended) || decision != (judge.Decision{}) {
-		t.Errorf("%+v, %v", decision, err)
-	}
+	_, decision, err := p.reconciler.Decide(ctx, p.served)
+	expect.True(t, errors.Is(err, ended) && decision == (judge.Decision{}), "%+v, %v", decision, err)
 }
 
 // Defect 19: a failed review approves nothing, even if another review would be allowed.
@@ -393,19 +381,16 @@ func TestDryRunReports(t *testing.T) {
 			p.reconciler.DryRun, p.reconciler.Denial, p.grants = true, test.denial, strings.Fields(test.grants)
 			p.clock.SetTime(now.Add(test.age))
 			for range 2 {
-				if result, err := p.reconcile(t); err != nil || result != (reconcile.Result{RequeueAfter: test.again}) {
-					t.Errorf("%+v, error %v", result, err)
-				}
+				result, err := p.reconcile(t)
+				expect.True(t, err == nil && result == (reconcile.Result{RequeueAfter: test.again}), "%+v, error %v", result, err)
 			}
 			told, records := p.events(), recorded()
 			got := strings.Join(strings.Fields(strings.Join(told, " "))[:2*len(told)], " ") // type and reason, if it is told once
-			if got != test.want || len(told) > 1 || len(p.written) > 0 {
-				t.Errorf("Events %q, want %q; %d writes", told, test.want, len(p.written))
-			}
+			expect.True(t, got == test.want && len(told) <= 1 && len(p.written) == 0,
+				"Events %q, want %q; %d writes", told, test.want, len(p.written))
 			_, would, _ := strings.Cut(test.want, " ")
-			if decided, _, _ := strings.Cut(records, " "+would); (would != "") != (decided == "Decided") || strings.Contains(records, ",") {
-				t.Errorf("records %q, want %s", records, would)
-			}
+			decided, _, _ := strings.Cut(records, " "+would)
+			expect.True(t, (would != "") == (decided == "Decided") && !strings.Contains(records, ","), "records %q, want %s", records, would)
 		})
 	}
 }
@@ -428,9 +413,7 @@ func TestConditionsAreASCII(t *testing.T) {
 		if at := strings.IndexFunc(text, func(char rune) bool { return char < ' ' || char > '~' }); at >= 0 {
 			t.Errorf("the %s has %q", place, text[at:min(len(text), at+10)])
 		}
-		if !strings.Contains(text, `a\u009b31m\u202e\u0435\u3164\U0001f511`) {
-			t.Errorf("the %s does not name what was chosen: %s", place, text)
-		}
+		expect.True(t, strings.Contains(text, `a\u009b31m\u202e\u0435\u3164\U0001f511`), "the %s does not name what was chosen: %s", place, text)
 	}
 }
 
@@ -490,9 +473,7 @@ func TestSetupFollowsFromTheJudges(t *testing.T) {
 			r := &Reconciler{Readers: Readers{Inventory: i}, Judges: map[string]Judge{"x": test.judge}, Denial: test.denial}
 			mgr := &recorded{Manager: managerOf(t, &rest.Config{Host: "https://127.0.0.1:1"})}
 			if err := r.SetupWithManager(mgr); err != nil {
-				if !strings.Contains(err.Error(), test.want) {
-					t.Errorf("error %v, want %q", err, test.want)
-				}
+				expect.True(t, strings.Contains(err.Error(), test.want), "error %v, want %q", err, test.want)
 				return
 			}
 			slices.Sort(mgr.runs)
@@ -500,9 +481,7 @@ func TestSetupFollowsFromTheJudges(t *testing.T) {
 			if strings.Contains(strings.Join(mgr.logs, ""), "depend only on what nodes report about themselves") {
 				got = "warns " + got
 			}
-			if got != test.want {
-				t.Errorf("%s, want %s", got, test.want)
-			}
+			expect.True(t, got == test.want, "%s, want %s", got, test.want)
 		})
 	}
 }
@@ -533,9 +512,8 @@ func TestEventsQueueWhatIsUndecided(t *testing.T) {
 	expect := func(what, want string) {
 		t.Helper()
 		waiting := strings.Join(mapped(r.waiting.All(), func(key fairqueue.Key) string { return key.Name }), " ")
-		if got := queued(queue); got != want || waiting != want {
-			t.Errorf("%s: %q is queued, and %q waits", what, got, waiting)
-		}
+		got := queued(queue)
+		expect.True(t, got == want && waiting == want, "%s: %q is queued, and %q waits", what, got, waiting)
 	}
 	for name, changed := range map[string]*request{
 		"approved": object(with("Approved")), "issued": object(issued), "another signer": object(signer("example.com/other")), "deleted": nil,
@@ -572,9 +550,7 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 		queued(queue)
 		ctx, cancel := context.WithCancel(t.Context())
 		woken := func() []fairqueue.Key { return r.waiting.Marked(mostWoken, wake.take()) }
-		if err := fairqueue.Wake(wake.changed, nil, woken).Start(ctx, queue); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, fairqueue.Wake(wake.changed, nil, woken).Start(ctx, queue))
 		for name, test := range map[string]struct {
 			change func()
 			want   string
@@ -590,13 +566,9 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 		} {
 			test.change()
 			synctest.Wait()
-			if queue.Len() > 0 {
-				t.Errorf("%s: woken before changes were gathered", name)
-			}
+			expect.True(t, queue.Len() == 0, "%s: woken before changes were gathered", name)
 			time.Sleep(3 * gatherFor)
-			if got := queued(queue); got != test.want {
-				t.Errorf("%s: woken %q, want %q", name, got, test.want)
-			}
+			expect.Equal(t, name+": woken", queued(queue), test.want)
 		}
 		cancel()
 		synctest.Wait()

@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -34,6 +33,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 const (
@@ -94,9 +94,7 @@ func TestUnreadNamesABug(t *testing.T) {
 	const message = "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
 	want := judge.Decision{Verdict: judge.Wait, Reason: "InternalError", Message: message}
-	if got := unread(errors.New("index out of range")); got != want {
-		t.Errorf("%+v, want %+v", got, want)
-	}
+	expect.Equal(t, "decision", unread(errors.New("index out of range")), want)
 }
 
 // asked is the content of a fuzzed request, as strings.
@@ -158,9 +156,8 @@ func FuzzRules(f *testing.F) {
 		if again, _ := approver.Judge(t.Context(), req, Readers{}); again != decision {
 			t.Fatalf("%+v; again %+v", decision, again)
 		}
-		if got, want := decision.Verdict == judge.Approve, content.strictServing(); got != want {
-			t.Errorf("serving: approved %t, want %t: %+v: %s", got, want, content, decision.Message)
-		}
+		got, want := decision.Verdict == judge.Approve, content.strictServing()
+		expect.True(t, got == want, "serving: approved %t, want %t: %+v: %s", got, want, content, decision.Message)
 		var names []string
 		req.SignerName = kubeletSigner
 		refused, err := KubeletClient{}.Judge(t.Context(), req, Readers{Authorizer: authz.Func(
@@ -172,9 +169,8 @@ func FuzzRules(f *testing.F) {
 			t.Errorf("client: recognised as %q, want %q: %+v: %s, error %v", names, want, content, refused.Message, err)
 		}
 		for _, each := range []judge.Decision{decision, refused} { // it explains itself, within bounds
-			if each.Reason == "" || each.Message == "" || len(each.Message) > 32<<10 {
-				t.Errorf("reason %q, message of %d bytes", each.Reason, len(each.Message))
-			}
+			expect.True(t, each.Reason != "" && each.Message != "" && len(each.Message) <= 32<<10,
+				"reason %q, message of %d bytes", each.Reason, len(each.Message))
 		}
 	})
 }
@@ -383,9 +379,7 @@ func (a asked) checkRules(t *testing.T, world *ruled, obj *request) {
 	if err != nil || approved != (len(accepting) > 0) || approved && decision.By != accepting[0] || decision.Verdict == judge.Deny {
 		t.Errorf("approval rules: %+v, error %v, want that %q accept %+v", decision, err, accepting, a)
 	}
-	if len(decision.Message) > 4096 || decision.Message == "" {
-		t.Errorf("a message of %d bytes", len(decision.Message))
-	}
+	expect.True(t, len(decision.Message) <= 4096 && decision.Message != "", "a message of %d bytes", len(decision.Message))
 }
 
 func approvedBy(rule string) string {
@@ -480,18 +474,13 @@ func TestApprovalRules(t *testing.T) {
 		if err != nil {
 			got = "error: " + err.Error()
 		}
-		if diff := cmp.Diff(test.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
-		}
+		expect.Equal(t, name, got, test.want)
 		asked := strings.Join(mapped(world.asked, func(what authorizationv1.ResourceAttributes) string {
 			want := authorizationv1.ResourceAttributes{Verb: "use", Group: "csr-controller-manager.io", Version: "*", Resource: "approvalrules"}
-			if want.Name = what.Name; what != want {
-				t.Errorf("review of %+v, want %+v", what, want)
-			}
+			want.Name = what.Name
+			expect.True(t, what == want, "review of %+v, want %+v", what, want)
 			return what.Name
 		}), " ")
-		if asked != test.asked {
-			t.Errorf("%s: asked about %q, want %s", name, asked, test.asked)
-		}
+		expect.Equal(t, name+": asked about", asked, test.asked)
 	}
 }

@@ -42,6 +42,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestServingRefuses has a row for each difference from a request that is approved, or from what is known about it.
@@ -336,9 +337,7 @@ func (w *world) run(t testing.TB) *world {
 	w.inventory.Sources = append(w.inventory.Sources, NodeSource)
 	clock := clocktesting.NewFakePassiveClock(now)
 	blocks := func(node string) bool { return w.blocked[node] }
-	if err := w.inventory.setup(mgr, map[string]Judge{servingSigner: w.judge}, 8, clock, blocks, newWakeUps().inventory); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, w.inventory.setup(mgr, map[string]Judge{servingSigner: w.judge}, 8, clock, blocks, newWakeUps().inventory))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- mgr.Start(ctx) }()
@@ -411,9 +410,8 @@ func (w *world) expect(t testing.TB, want map[string]string) {
 	for asked, want := range want {
 		node, names, _ := strings.Cut(asked, " asks for ")
 		got := w.decide(t.Context(), node, names)
-		if reason, part, _ := strings.Cut(want, " "); got.Reason != reason || !strings.Contains(got.Message, part) {
-			t.Errorf("%s: %+v, want %s", asked, got, want)
-		}
+		reason, part, _ := strings.Cut(want, " ")
+		expect.True(t, got.Reason == reason && strings.Contains(got.Message, part), "%s: %+v, want %s", asked, got, want)
 	}
 }
 
@@ -632,9 +630,8 @@ func TestSlowSourcesShareTheWorkers(t *testing.T) {
 		}
 	}
 	w.expect(t, map[string]string{"c asks for 10.0.0.1": "InventoryPending ask hanging: too many requests"})
-	if len(w.inventory.expecting) != 2 || !slices.Equal(w.inventory.expecting, w.inventory.sources[:2]) {
-		t.Errorf("%v expect nodes, want the first two of %v", w.inventory.expecting, w.inventory.sources)
-	}
+	expect.True(t, len(w.inventory.expecting) == 2 && slices.Equal(w.inventory.expecting, w.inventory.sources[:2]),
+		"%v expect nodes, want the first two of %v", w.inventory.expecting, w.inventory.sources)
 }
 
 // hanging is a slow source that does not answer.

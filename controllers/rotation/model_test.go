@@ -125,9 +125,7 @@ func TestDeathAtEveryWrite(t *testing.T) {
 			writes = n
 		}
 	}
-	if writes < 60 {
-		t.Errorf("there were %d writes only", writes)
-	}
+	expect.True(t, writes >= 60, "there were %d writes only", writes)
 }
 
 // TestSlowAnswers checks that a rotation, a rollback and a completion succeed if each answer to the manager takes 25 seconds
@@ -150,9 +148,7 @@ func TestSlowAnswers(t *testing.T) {
 			if err := errors.Join(c.settle(), a.obeys(step.operation, step.want)); err != nil {
 				t.Fatal(c.failure(err))
 			}
-			if !a.signers[0].sign(a, kubeletSigner, 24*time.Hour) {
-				t.Error("nothing can be signed")
-			}
+			expect.True(t, a.signers[0].sign(a, kubeletSigner, 24*time.Hour), "nothing can be signed")
 			c.pass(72 * time.Hour)
 		}
 	})
@@ -187,9 +183,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 		c := newCluster(nil)
 		c.quiet = true
 		a := c.authority("cluster", kubeletSigner)
-		if err := errors.Join(c.settle(), a.obeys(v1alpha1.OperationStart, v1alpha1.Prepared)); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, errors.Join(c.settle(), a.obeys(v1alpha1.OperationStart, v1alpha1.Prepared)))
 		var stalled client.Object
 		c.manager.dies = func(obj client.Object) bool {
 			_, isSecret := obj.(*corev1.Secret)
@@ -225,9 +219,7 @@ func TestLateWriteOfAReplacedLeader(t *testing.T) {
 			t.Errorf("late by %d writes: %s", late, c.failure(err))
 		}
 	}
-	if late < 5 {
-		t.Errorf("there were %d writes only after the leader had stalled", late-2)
-	}
+	expect.True(t, late >= 5, "there were %d writes only after the leader had stalled", late-2)
 }
 
 // TestWrongClock requests a completion while a certificate of the retiring CA is valid, and another one after its end. No
@@ -287,9 +279,7 @@ func TestWrongClock(t *testing.T) {
 		}
 		c.pass(21 * day)
 		complete(v1alpha1.Completed)
-		if !a.ring().Retiring.Empty() {
-			t.Errorf("%s: the key is not destroyed", name)
-		}
+		expect.True(t, a.ring().Retiring.Empty(), "%s: the key is not destroyed", name)
 	}
 }
 

@@ -18,6 +18,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 type saStatus = v1alpha1.SigningAuthorityStatus
@@ -525,9 +526,7 @@ func TestNext(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			before := row.state.DeepCopy()
 			step := next(&row.spec, &row.state, row.facts)
-			if !equality.Semantic.DeepEqual(row.state, *before) {
-				t.Error("next has changed its argument")
-			}
+			expect.True(t, equality.Semantic.DeepEqual(row.state, *before), "next has changed its argument")
 			if step.Status.Phase != row.phase || step.Action != row.action || step.Status.Answered() != row.take {
 				t.Errorf("got phase %q action %q answered %t, want %q %q %t",
 					step.Status.Phase, step.Action, step.Status.Answered(), row.phase, row.action, row.take)
@@ -535,14 +534,12 @@ func TestNext(t *testing.T) {
 			said(t, "waits for", strings.Join(step.Status.WaitingFor, "; "), row.waits)
 			said(t, "refuses", step.Refused, row.refused)
 			said(t, "stops", step.Stopped, row.stops)
-			if row.action != None && step.Status.Intent != string(row.action) {
-				t.Errorf("intent %q is noted before %s", step.Status.Intent, row.action)
-			}
+			expect.True(t, row.action == None || step.Status.Intent == string(row.action),
+				"intent %q is noted before %s", step.Status.Intent, row.action)
 			read := stored(t, row, step)
 			for _, part := range row.records {
-				if got := summary(&read); !slices.Contains(got, part) {
-					t.Errorf("want %q, got %q", part, got)
-				}
+				got := summary(&read)
+				expect.True(t, slices.Contains(got, part), "want %q, got %q", part, got)
 			}
 		})
 	}
@@ -561,29 +558,22 @@ func stored(t *testing.T, row row, step step) saStatus {
 	if err := errors.Join(err, json.Unmarshal(data, &read)); err != nil || !equality.Semantic.DeepEqual(obj.Status, read) {
 		t.Errorf("stored %+v, and read %+v, error %v", obj.Status, read, err)
 	}
-	if len(read.WaitingFor) != maxListed+1 {
-		t.Errorf("waits for %d things", len(read.WaitingFor))
-	}
+	expect.True(t, len(read.WaitingFor) == maxListed+1, "waits for %d things", len(read.WaitingFor))
 	return read
 }
 
 func said(t *testing.T, what, got, want string) {
 	t.Helper()
-	if (want == "") != (got == "") || !strings.Contains(got, want) {
-		t.Errorf("%s %q, want %q", what, got, want)
-	}
+	expect.True(t, (want == "") == (got == "") && strings.Contains(got, want), "%s %q, want %q", what, got, want)
 }
 
 // TestAPIKnowsTheVerifiedSigners checks that the API lets an authority add exactly the signers with whose certificates
 // clients authenticate to API servers: whoever trusts the CA for one of them trusts it for all.
 func TestAPIKnowsTheVerifiedSigners(t *testing.T) {
 	source, err := os.ReadFile("../../api/v1alpha1/spec.go")
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	signers := slices.DeleteFunc(csr.BuiltinSigners(), func(name string) bool { return !csr.VerifiedByAPIServers(name) })
 	list := "['" + strings.Join(signers, "', '") + "']"
-	if found := strings.Count(string(source), " in "+list); found != 2 {
-		t.Errorf("the rule of Signers names %s %d times, want 2: bring the rule up to date, and run make generate", list, found)
-	}
+	found := strings.Count(string(source), " in "+list)
+	expect.True(t, found == 2, "the rule of Signers names %s %d times, want 2: bring the rule up to date, and run make generate", list, found)
 }

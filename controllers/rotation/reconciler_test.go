@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -27,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func newCA(t *testing.T, lifetime time.Duration) *ca.Authority {
@@ -38,9 +38,7 @@ func newCA(t *testing.T, lifetime time.Duration) *ca.Authority {
 
 func succeed(t *testing.T, errs ...error) {
 	t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, errors.Join(errs...))
 }
 
 // signingWith returns an authority that signs with made, or without a CA if made is nil.
@@ -78,9 +76,7 @@ func TestIssuedLater(t *testing.T) {
 		"created without a certificate": {issuedLater.Create(event.CreateEvent{Object: without}), false},
 		"deleted":                       {issuedLater.Delete(event.DeleteEvent{Object: obj}), false},
 	} {
-		if test.got != test.want {
-			t.Errorf("%s: handled: %t, want %t", name, test.got, test.want)
-		}
+		expect.Equal(t, name+": handled", test.got, test.want)
 	}
 }
 
@@ -101,9 +97,7 @@ func TestSealOfALostAccount(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		accounts, err := r.recorder(obj).Read(t.Context())
-		if err != nil || accounts["old"].Sealed != test.sealed {
-			t.Errorf("%s: the ledger has %v, %v", name, accounts, err)
-		}
+		expect.True(t, err == nil && accounts["old"].Sealed == test.sealed, "%s: the ledger has %v, %v", name, accounts, err)
 	}
 }
 
@@ -126,9 +120,8 @@ func TestAChangeInterrupts(t *testing.T) {
 		latest := seen.DeepCopy()
 		test.change(latest)
 		latest.ResourceVersion = "7"
-		if err := reconciler(latest).current(t.Context(), seen); apierrors.IsConflict(err) != test.interrupts || err != nil != test.interrupts {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := reconciler(latest).current(t.Context(), seen)
+		expect.True(t, apierrors.IsConflict(err) == test.interrupts && err != nil == test.interrupts, "%s: %v", name, err)
 	}
 }
 
@@ -139,9 +132,7 @@ func TestWhatHasEndedIsPublishedAlone(t *testing.T) {
 	for _, want := range []*ca.Authority{newCA(t, day), newCA(t, 1000*time.Hour)} {
 		obj.Status.Candidate, obj.Status.Signing = obj.Status.Signing, factsOf(want)
 		got, err := bundleOf(obj, noon.Add(100*time.Hour))
-		if err != nil || string(got.Bundle) != string(want.CertificatePEM()) {
-			t.Errorf("got %q, %v", got.Bundle, err)
-		}
+		expect.True(t, err == nil && string(got.Bundle) == string(want.CertificatePEM()), "got %q, %v", got.Bundle, err)
 	}
 }
 
@@ -177,9 +168,8 @@ func TestConditions(t *testing.T) {
 		obj := &v1alpha1.SigningAuthority{Status: row.status}
 		obj.Spec.Signers, row.facts.Now = strings.Fields(row.signers), noon
 		describe(obj, "", row.facts)
-		if got := meta.FindStatusCondition(obj.Status.Conditions, row.kind); got == nil || got.Status != row.want {
-			t.Errorf("%s: %+v, want %s", row.name, got, row.want)
-		}
+		got := meta.FindStatusCondition(obj.Status.Conditions, row.kind)
+		expect.True(t, got != nil && got.Status == row.want, "%s: %+v, want %s", row.name, got, row.want)
 	}
 }
 
@@ -189,9 +179,8 @@ func TestSigningKeyIsLostWhileCompleting(t *testing.T) {
 	obj := signingWith("cluster", nil, clientSigner)
 	obj.Status.Retiring, obj.Status.UnpublishedAt = &v1alpha1.CAStatus{Certificate: frontCA}, at(0)
 	o := &observation{retiring: newCA(t, day)}
-	if err := newCluster(nil).reconciler.readClientCAs(t.Context(), obj, o); err != nil || !o.Kept {
-		t.Errorf("the retiring CA is not found: %+v, error %v", o.facts, err)
-	}
+	err := newCluster(nil).reconciler.readClientCAs(t.Context(), obj, o)
+	expect.True(t, err == nil && o.Kept, "the retiring CA is not found: %+v, error %v", o.facts, err)
 }
 
 // TestOthers checks that an authority knows the CAs of others, also one that retires there and is not published any more,
@@ -202,15 +191,12 @@ func TestOthers(t *testing.T) {
 	other.Status.Retiring, other.Status.UnpublishedAt = factsOf(gone), at(0)
 	o := &observation{facts: facts{Others: map[string]string{}}}
 	succeed(t, reconciler(other, here).readOthers(t.Context(), here, o))
-	if diff := cmp.Diff(map[string]string{made.KeyID(): "other", gone.KeyID(): "other"}, o.Others); diff != "" {
-		t.Error(diff)
-	}
+	expect.Equal(t, "CAs of others", o.Others, map[string]string{made.KeyID(): "other", gone.KeyID(): "other"})
 	here.Spec.Secret = v1alpha1.SecretReference{Namespace: "elsewhere", Name: other.Spec.Secret.Name}
 	here.CreationTimestamp = metav1.NewTime(noon)
 	err := reconciler(other, here).readOthers(t.Context(), here, o)
-	if err == nil || !strings.Contains(err.Error(), "SigningAuthority other already uses Secret") {
-		t.Errorf("a Secret of the same name: %v", err)
-	}
+	expect.True(t, err != nil && strings.Contains(err.Error(), "SigningAuthority other already uses Secret"),
+		"a Secret of the same name: %v", err)
 	succeed(t, reconciler(other, here).readOthers(t.Context(), other, o))
 }
 
@@ -223,9 +209,7 @@ func TestDefaultTimes(t *testing.T) {
 		server.Now(): {Clock: own, ServerTime: servertime.Apart(own, server)}, own.Now(): {Clock: own},
 	} {
 		succeed(t, r.setDefaults(mgr))
-		if got := r.prober.(*probe.Prober).Now(); !got.Equal(want) {
-			t.Errorf("the prober's time is %s, want %s", got, want)
-		}
+		expect.Equal(t, "the prober's time", r.prober.(*probe.Prober).Now(), want)
 	}
 }
 
@@ -233,14 +217,11 @@ func TestDefaultTimes(t *testing.T) {
 func TestLongOperation(t *testing.T) {
 	obj := signingWith("here", nil)
 	obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: strings.Repeat("<\x01", 100_000)}
-	if got := operationOf(obj); len(got) > v1alpha1.LongestOperation || got == "" || got != operationOf(obj) {
-		t.Errorf("%d bytes: %q", len(got), got)
-	}
+	got := operationOf(obj)
+	expect.True(t, len(got) <= v1alpha1.LongestOperation && got != "" && got == operationOf(obj), "%d bytes: %q", len(got), got)
 	for _, operation := range v1alpha1.Allowed(v1alpha1.Prepared) {
 		obj.Annotations[v1alpha1.OperationAnnotation] = string(operation)
-		if got := operationOf(obj); got != operation {
-			t.Errorf("%q, want %q", got, operation)
-		}
+		expect.Equal(t, "operation", operationOf(obj), operation)
 	}
 }
 
@@ -269,9 +250,7 @@ func TestGaugesGo(t *testing.T) {
 		for _, signer := range signers { // each phase is a gauge of its own
 			want[signer] = float64(len(allGauges)+3) + float64(noon.Unix())
 		}
-		if diff := cmp.Diff(want, found); diff != "" {
-			t.Error(diff)
-		}
+		expect.Equal(t, "gauges", found, want)
 	}
 	rotations.authorities.Store(obj.Name, obj.DeepCopy())
 	has("gauges.test/a", "gauges.test/b")

@@ -34,9 +34,7 @@ func FuzzJSON(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		plain, err := json.Marshal(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		var out bytes.Buffer
 		if n, err := ascii.JSONWriter(&out).Write(plain); n != len(plain) || err != nil {
 			t.Fatalf("%d bytes, error %v", n, err)
@@ -47,9 +45,7 @@ func FuzzJSON(f *testing.F) {
 			}
 		}
 		var want, got string
-		if err := json.Unmarshal(plain, &want); err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, json.Unmarshal(plain, &want))
 		if err := json.Unmarshal(out.Bytes(), &got); err != nil || got != want {
 			t.Errorf("read %q, want %q: %v", got, want, err)
 		}

@@ -95,12 +95,10 @@ func TestStore(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
 			stop() // the manager stops
 			got := call.Store(ctx, server, server.Status(), approved(test.certificate))
-			if got.Outcome != test.want || got.Changed != test.changed || (got.Live != nil) != (test.want == audit.Discarded) {
-				t.Errorf("%s: %+v", name, got)
-			}
-			if took := time.Since(began); took > call.Grace || took != min(test.writes, call.Timeout)+min(test.lies, call.Timeout) {
-				t.Errorf("%s: took %s", name, took)
-			}
+			expect.True(t, got.Outcome == test.want && got.Changed == test.changed && (got.Live != nil) == (test.want == audit.Discarded),
+				"%s: %+v", name, got)
+			took := time.Since(began)
+			expect.True(t, took <= call.Grace && took == min(test.writes, call.Timeout)+min(test.lies, call.Timeout), "%s: took %s", name, took)
 		})
 	}
 }
@@ -154,9 +152,7 @@ func TestBounds(t *testing.T) {
 				err = call.Get(ctx, api, client.ObjectKeyFromObject(obj), obj)
 			}
 			expect.Equal(t, name+": time", time.Since(began), test.after)
-			if !errors.Is(err, test.want) || test.want == nil && err != nil {
-				t.Errorf("%s: %v, want %v", name, err, test.want)
-			}
+			expect.True(t, errors.Is(err, test.want) && (test.want != nil || err == nil), "%s: %v, want %v", name, err, test.want)
 		})
 	}
 }

@@ -1,13 +1,15 @@
 package fairqueue
 
 import (
-	"slices"
+	"fmt"
 	"testing"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -16,14 +18,10 @@ var noon = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 // the last, up to 10 s.
 func TestRetriesAndWorkers(t *testing.T) {
 	options := optionsOf(7, nil, func(name string) workqueue.TypedInterface[Key] { return New(name, 7) })
-	for run, want := range []int{200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
-		if pause := options.RateLimiter.When(Key{Name: "a"}).Milliseconds(); pause != int64(want) {
-			t.Errorf("pause %d: %d ms, want %d", run, pause, want)
-		}
+	for run, want := range []int64{200, 400, 800, 1600, 3200, 6400, 10_000, 10_000} {
+		expect.Equal(t, fmt.Sprint("pause in ms ", run), options.RateLimiter.When(Key{Name: "a"}).Milliseconds(), want)
 	}
-	if options.MaxConcurrentReconciles != 7 || options.EnableWarmup == nil || *options.EnableWarmup {
-		t.Errorf("%+v", options)
-	}
+	expect.True(t, options.MaxConcurrentReconciles == 7 && options.EnableWarmup != nil && !*options.EnableWarmup, "%+v", options)
 	if options.CacheSyncTimeout < 10*365*24*time.Hour || options.ReconciliationTimeout != 3*time.Minute {
 		t.Errorf("the process ends when no cache has been filled for %s; a reconcile may take %s",
 			options.CacheSyncTimeout, options.ReconciliationTimeout)
@@ -44,16 +42,13 @@ func followsTheClock[item comparable](t *testing.T, key item, items func(string)
 	queue := options.NewQueue("test", options.RateLimiter)
 	defer queue.ShutDown()
 	queue.AddAfter(key, time.Hour)
-	if length := queue.Len(); length != 0 {
-		t.Errorf("%d items are queued before their time", length)
-	}
+	expect.Equal(t, "items that are queued before their time", queue.Len(), 0)
 	clock.Step(time.Hour)
 	for _, again := range []func(){
 		func() { queue.AddAfter(key, time.Hour) }, func() { queue.AddRateLimited(key) }, func() {},
 	} {
-		if taken, shutdown := queue.Get(); taken != key || shutdown {
-			t.Errorf("%v, shut down %t, want %v", taken, shutdown, key)
-		}
+		taken, shutdown := queue.Get()
+		expect.True(t, taken == key && !shutdown, "%v, shut down %t, want %v", taken, shutdown, key)
 		clock.Step(time.Hour) // during the reconcile
 		again()
 		queue.Done(key)
@@ -76,7 +71,5 @@ func TestStepDuringTheAddIsNotLost(t *testing.T) {
 	inner := &steppingQueue{clock: clocktesting.NewFakeClock(noon)}
 	queue := &steppedQueue[string]{TypedRateLimitingInterface: inner, clock: inner.clock}
 	queue.AddAfter("a", 90*time.Minute)
-	if want := []time.Duration{90 * time.Minute, 30 * time.Minute}; !slices.Equal(inner.delays, want) {
-		t.Errorf("added after %v, want %v", inner.delays, want)
-	}
+	expect.Equal(t, "added after", inner.delays, []time.Duration{90 * time.Minute, 30 * time.Minute})
 }

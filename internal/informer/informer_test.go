@@ -180,9 +180,7 @@ func TestInformerFollowsChanges(t *testing.T) {
 		watcher.Delete(node("unknown", "2"))
 		o.expect(t, "a=3 c=4 ", "none -> b=2", "a=1 -> a=3", "none -> c=4", "b=2 -> none")
 		found, err := o.ByIndex("address", "3")
-		if err != nil || len(found) != 1 || found[0].Name != "a" || found[0].Labels != nil {
-			t.Errorf("by index: %v, error %v", found, err)
-		}
+		expect.True(t, err == nil && len(found) == 1 && found[0].Name == "a" && found[0].Labels == nil, "by index: %v, error %v", found, err)
 		for _, name := range []string{"a", "b"} {
 			if obj, found, err := o.Get("", name); err != nil || found != (name == "a") || found && obj.Name != name {
 				t.Errorf("get %s: %v, found %t, error %v", name, obj, found, err)
@@ -244,9 +242,8 @@ func TestInformerDropsACopyThatMayBeWrong(t *testing.T) {
 				time.Sleep(time.Hour) // without another report
 				synctest.Wait()
 				calls := slices.DeleteFunc(o.take(), func(call string) bool { return call == "sync" && test.lists })
-				if len(calls) == 0 || calls[len(calls)-1] != "failed: "+test.want || len(calls) > 2 {
-					t.Errorf("calls %q, want one failure at the end: %s", calls, test.want)
-				}
+				expect.True(t, len(calls) != 0 && calls[len(calls)-1] == "failed: "+test.want && len(calls) <= 2,
+					"calls %q, want one failure at the end: %s", calls, test.want)
 				_, _, getErr := o.Get("", "a")
 				_, listErr := o.List()
 				_, indexErr := o.ByIndex("address", "1")
@@ -309,9 +306,8 @@ func TestCopyEndsWhileACallHangs(t *testing.T) {
 			synctest.Wait()
 			expect.Error(t, fmt.Sprintf("%s: after %s", name, 20*time.Second-time.Second), o.Err(), "")
 			time.Sleep(2 * time.Second)
-			if err := o.Err(); !errors.Is(err, errGap) {
-				t.Errorf("%s: after %s: %v, want that the copy is too old", name, 20*time.Second+time.Second, err)
-			}
+			err := o.Err()
+			expect.True(t, errors.Is(err, errGap), "%s: after %s: %v, want that the copy is too old", name, 20*time.Second+time.Second, err)
 			source.change(nil, nil)
 			time.Sleep(time.Minute + 20*time.Second)          // longer than a list may last, and the pause after it
 			if err := o.Err(); err != nil && name == "list" { // nothing bounds a watch that does not open

@@ -103,16 +103,12 @@ func (w *world) open() { w.succeed(w.another().Open(w.t.Context(), key)) }
 
 func (w *world) succeed(errs ...error) {
 	w.t.Helper()
-	if err := errors.Join(errs...); err != nil {
-		w.t.Fatal(err)
-	}
+	expect.NoError(w.t, errors.Join(errs...))
 }
 
 func (w *world) fails(what string, err, want error) {
 	w.t.Helper()
-	if !errors.Is(err, want) {
-		w.t.Errorf("%s: %v, want %v", what, err, want)
-	}
+	expect.True(w.t, errors.Is(err, want), "%s: %v, want %v", what, err, want)
 }
 
 func (w *world) stored() map[string]ledger.Account {
@@ -212,9 +208,7 @@ func TestSealed(t *testing.T) {
 	w.succeed(w.Cover(ctx, other, web, now.Add(time.Hour)))
 	w.succeed(w.another().Raise(ctx, key, web, now.Add(72*time.Hour))) // also in a closed account
 	w.open()                                                           // Open is for a missing account
-	if !w.stored()[key].Sealed {
-		t.Error("Open has unsealed it")
-	}
+	expect.True(t, w.stored()[key].Sealed, "Open has unsealed it")
 	w.succeed(w.another().Unseal(ctx, key), w.cover(web, 48*time.Hour))
 	want := ledger.Account{Signers: map[string]time.Time{web: now.Add(72 * time.Hour)}}
 	expect.Equal(t, "account", w.stored()[key], want)
@@ -234,9 +228,8 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 			"read": readErr, "cover": w.cover(web, 0), "seal": w.Seal(ctx, key), "unseal": w.Unseal(ctx, key),
 			"raise": w.Raise(ctx, key, web, now),
 		} {
-			if err == nil || !strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key) {
-				t.Errorf("%q: %s: %v", text, what, err)
-			}
+			expect.True(t, err != nil && strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key),
+				"%q: %s: %v", text, what, err)
 		}
 		w.succeed(w.Cover(ctx, other, web, now)) // the account of another key is not affected
 		expect.Equal(t, "overwritten", w.configMap("ca-ledger").Data[key], text)
@@ -401,7 +394,6 @@ func TestQuietAfter(t *testing.T) {
 		})
 	}
 	const most = 55 * time.Second // then the certificate is stored by one more call of 45 s
-	if longest > most || longest < most-15*time.Second || ledger.QuietAfter != 105*time.Second {
-		t.Errorf("covered for %s after the account was closed, want at most %s; quiet after %s", longest, most, ledger.QuietAfter)
-	}
+	expect.True(t, longest <= most && longest >= most-15*time.Second && ledger.QuietAfter == 105*time.Second,
+		"covered for %s after the account was closed, want at most %s; quiet after %s", longest, most, ledger.QuietAfter)
 }

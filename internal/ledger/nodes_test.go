@@ -99,16 +99,14 @@ func TestABrokenShardHidesNoOther(t *testing.T) {
 	inBroken := len(broken.Data)
 	broken.Data["broken"] = "broken"
 	w.succeed(w.Update(t.Context(), broken))
-	if err := flush(other, time.Minute); err == nil || !strings.Contains(err.Error(), broken.Name+": read the certificates of node broken") {
-		t.Errorf("flush: %v", err)
-	}
+	err := flush(other, time.Minute)
+	expect.True(t, err != nil && strings.Contains(err.Error(), broken.Name+": read the certificates of node broken"), "flush: %v", err)
 	stored := map[string]int{}
 	for _, one := range w.read() {
 		stored[one.KeyID]++
 	}
-	if stored[key] != inBroken || stored[other] != 200-inBroken || inBroken == 0 {
-		t.Errorf("stored %v, of which %d are in the broken ConfigMap", stored, inBroken)
-	}
+	expect.True(t, stored[key] == inBroken && stored[other] == 200-inBroken && inBroken != 0,
+		"stored %v, of which %d are in the broken ConfigMap", stored, inBroken)
 	expect.Equal(t, "overwritten", w.configMap(broken.Name).Data, broken.Data)
 }
 
@@ -143,9 +141,8 @@ func TestManyNodes(t *testing.T) {
 	if size, err := stored.Marshal(); err != nil || len(size) > 1<<20 || len(stored.Data) != 1500 {
 		t.Errorf("%d nodes in %d bytes, error %v", len(stored.Data), len(size), err)
 	}
-	if first := slices.Min(slices.Collect(maps.Keys(stored.Data))); first < "05000" {
-		t.Errorf("%.5s is among those that end first, and was kept", first)
-	}
+	first := slices.Min(slices.Collect(maps.Keys(stored.Data)))
+	expect.True(t, first >= "05000", "%.5s is among those that end first, and was kept", first)
 }
 
 // authority makes a CA. All CAs have the same name.

@@ -67,9 +67,8 @@ func TestMint(t *testing.T) {
 	by, now := authority(time.Hour), time.Now()
 	one := must(mintCertificate(t.Context(), by, log, now))
 	leaf := leafOf(one)
-	if leaf.Subject.CommonName != one.Subject || !strings.HasPrefix(one.Subject, subjectPrefix) || len(leaf.Subject.Names) != 1 {
-		t.Errorf("subject is %q, want a common name of ours and nothing else", leaf.Subject)
-	}
+	expect.True(t, leaf.Subject.CommonName == one.Subject && strings.HasPrefix(one.Subject, subjectPrefix) && len(leaf.Subject.Names) == 1,
+		"subject is %q, want a common name of ours and nothing else", leaf.Subject)
 	if !slices.Equal(leaf.ExtKeyUsage, []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}) || leaf.KeyUsage != x509.KeyUsageDigitalSignature || leaf.IsCA {
 		t.Errorf("usages are %v and %v, CA is %t", leaf.ExtKeyUsage, leaf.KeyUsage, leaf.IsCA)
 	}
@@ -178,18 +177,15 @@ func withCredentials(t *testing.T, cluster *rest.Config) {
 func (s *server) sawOnly(t *testing.T, probe *Certificate) {
 	t.Helper()
 	for name := range s.header {
-		if name == "Authorization" || strings.HasPrefix(name, "Impersonate") {
-			t.Errorf("header %s is sent", name)
-		}
+		expect.True(t, name != "Authorization" && !strings.HasPrefix(name, "Impersonate"), "header %s is sent", name)
 	}
 	expect.Equal(t, "certificates that are shown", s.shown, []*x509.Certificate{leafOf(probe)})
 }
 
 func wants(t *testing.T, what string, got Answer, trust Trust, evidence string) {
 	t.Helper()
-	if got.Trust != trust || !strings.Contains(got.Evidence, evidence) {
-		t.Errorf("%s: %s: %s, want %s with %q", what, got.Trust, got.Evidence, trust, evidence)
-	}
+	expect.True(t, got.Trust == trust && strings.Contains(got.Evidence, evidence),
+		"%s: %s: %s, want %s with %q", what, got.Trust, got.Evidence, trust, evidence)
 }
 
 // TestAsk checks that only the right response is a proof, and that only the API server's own response to a certificate
@@ -243,12 +239,9 @@ func TestAsk(t *testing.T) {
 			if test.want == Recognised {
 				s.sawOnly(t, probe)
 			}
-			if cluster.BearerToken != before.BearerToken || !bytes.Equal(cluster.CertData, before.CertData) {
-				t.Error("the caller's configuration has been changed")
-			}
-			if test.evidence == "is not verified" && len(s.shown) > 0 {
-				t.Error("the certificate was shown")
-			}
+			expect.True(t, cluster.BearerToken == before.BearerToken && bytes.Equal(cluster.CertData, before.CertData),
+				"the caller's configuration has been changed")
+			expect.True(t, test.evidence != "is not verified" || len(s.shown) == 0, "the certificate was shown")
 		})
 	}
 	_, cluster := serve(t, knows(probe))
@@ -291,9 +284,7 @@ func TestServingCertificate(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewUnstartedServer(http.NotFoundHandler())
 	server.TLS = &tls.Config{ClientAuth: tls.RequestClientCert, VerifyConnection: func(state tls.ConnectionState) error {
-		if len(state.PeerCertificates) > 0 {
-			t.Error("it shows a credential")
-		}
+		expect.True(t, len(state.PeerCertificates) == 0, "it shows a credential")
 		return nil
 	}}
 	server.StartTLS()
@@ -311,9 +302,8 @@ func TestServingCertificate(t *testing.T) {
 		cluster := &rest.Config{Host: server.URL, TLSClientConfig: test.tls}
 		withCredentials(t, cluster)
 		shown, err := ServingCertificate(t.Context(), cluster)
-		if err != nil || shown.Verified != test.verified || !slices.Contains(shown.Certificate.DNSNames, "example.com") {
-			t.Errorf("%s: %+v, %v", name, shown, err)
-		}
+		expect.True(t, err == nil && shown.Verified == test.verified && slices.Contains(shown.Certificate.DNSNames, "example.com"),
+			"%s: %+v, %v", name, shown, err)
 	}
 	// A call that is cancelled during its handshake returns an error or the complete certificate.
 	for i := range 100 {

@@ -80,9 +80,8 @@ func (r *rig) want(t *testing.T, answers map[string]Answer, first, second Trust,
 	t.Helper()
 	expect.Equal(t, "number of answers", len(answers), 2)
 	one, two := answers[r.targets[0].Name], answers[r.targets[1].Name]
-	if one.Trust != first || two.Trust != second || !strings.Contains(two.Evidence, evidence) {
-		t.Errorf("got %+v, want %s, and %s with %q", answers, first, second, evidence)
-	}
+	expect.True(t, one.Trust == first && two.Trust == second && strings.Contains(two.Evidence, evidence),
+		"got %+v, want %s, and %s with %q", answers, first, second, evidence)
 }
 
 // TestRounds checks what a round proves. A refusal counts only if the sole possible reason is that the CA is not
@@ -118,9 +117,7 @@ func TestRounds(t *testing.T) {
 			r := newRig(t)
 			test.set(r)
 			r.want(t, test.ask(r, t), test.first, test.second, test.evidence)
-			if test.first == Unknown && len(r.first.shown) > 0 {
-				t.Errorf("%d certificates were shown", len(r.first.shown))
-			}
+			expect.True(t, test.first != Unknown || len(r.first.shown) == 0, "%d certificates were shown", len(r.first.shown))
 		})
 	}
 }
@@ -241,13 +238,11 @@ func TestTracker(t *testing.T) {
 			tracker.Add(round.at, round.answers)
 		}
 		proof := tracker.Proof(test.settle)
-		if proof.Proven != (test.missing == "") || proof.Proven != (len(proof.Lacks()) == 0) || proof.Proven && proof.Settling {
-			t.Errorf("%s: got %+v", name, proof)
-		}
+		expect.True(t, proof.Proven == (test.missing == "") && proof.Proven == (len(proof.Lacks()) == 0) && (!proof.Proven || !proof.Settling),
+			"%s: got %+v", name, proof)
 		for i, part := range strings.Split(test.missing, "|") {
-			if part != "" && (i >= len(proof.Missing) || !strings.Contains(proof.Missing[i], part)) {
-				t.Errorf("%s: missing %q, want %q", name, proof.Missing, test.missing)
-			}
+			expect.True(t, part == "" || i < len(proof.Missing) && strings.Contains(proof.Missing[i], part),
+				"%s: missing %q, want %q", name, proof.Missing, test.missing)
 		}
 	}
 }

@@ -7,15 +7,14 @@ import (
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestWithout checks that only the retired CA is removed, and that some CA is left.
 func TestWithout(t *testing.T) {
 	newCert := func(name string) *x509.Certificate {
 		made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: time.Hour}, time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC))
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		return made.Certificate()
 	}
 	old, namesake, other := newCert("same name"), newCert("same name"), newCert("other")

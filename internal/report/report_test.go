@@ -111,9 +111,7 @@ func TestEventsOfOneRequester(t *testing.T) {
 		}
 		expect.Equal(t, step.what+": new and told", []int{fresh, len(r.take())}, []int{step.fresh, step.told})
 	}
-	if !r.Request(request(fmt.Sprint(next)), "node", "Approve", "NodeBlocked", "blocked") {
-		t.Error("another reason is not new")
-	}
+	expect.True(t, r.Request(request(fmt.Sprint(next)), "node", "Approve", "NodeBlocked", "blocked"), "another reason is not new")
 }
 
 // TestOnceHoweverManyWait checks that each outcome is reported once until its request is gone, however many requests
@@ -157,9 +155,8 @@ func TestSuccessesOfADryRunAreBounded(t *testing.T) {
 		}
 		expect.Equal(t, fmt.Sprintf("%+v: new and told", step), []int{fresh, len(r.take())}, []int{step.fresh, step.told})
 		r.Request(request("refused"), fmt.Sprint("stranger", step.pause), "Approve", "WouldWait", fmt.Sprint(step))
-		if events := r.take(); len(events) != 1 || events[0].Type != "Warning" {
-			t.Errorf("%+v: a refusal waits for no success: %v", step, events)
-		}
+		events := r.take()
+		expect.True(t, len(events) == 1 && events[0].Type == "Warning", "%+v: a refusal waits for no success: %v", step, events)
 	}
 }
 
@@ -181,8 +178,7 @@ func TestNotes(t *testing.T) {
 			{"name-1", "Warning", "Malformed", "Sign", test.want}, {"name-2", "Normal", "WouldSign", "Sign", test.want},
 			{"signer", "Normal", "CALoaded", "Load", test.want},
 		}
-		if diff := cmp.Diff(want, r.take()); diff != "" || len(test.want) > 1024 {
-			t.Errorf("%s: Events (-want +got):\n%s", name, diff)
-		}
+		diff := cmp.Diff(want, r.take())
+		expect.True(t, diff == "" && len(test.want) <= 1024, "%s: Events (-want +got):\n%s", name, diff)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var now = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
@@ -19,9 +20,7 @@ var now = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 func newCert(t testing.TB, name string, lifetime time.Duration) (*x509.Certificate, string) {
 	t.Helper()
 	made, _, err := ca.New(ca.NewOptions{CommonName: name, Lifetime: lifetime}, now)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return made.Certificate(), string(made.CertificatePEM())
 }
 
@@ -66,9 +65,8 @@ func checkBundle(t *testing.T, at time.Time, given []*x509.Certificate) {
 	}
 	bundle := Bundle(at, given...)
 	again, err := ca.ParseCertificates(bundle)
-	if err != nil || !slices.EqualFunc(again, want, (*x509.Certificate).Equal) || !bytes.Equal(bundle, exact) {
-		t.Errorf("%d certificates, want %d, error %v:\n%s", len(again), len(want), err, bundle)
-	}
+	expect.True(t, err == nil && slices.EqualFunc(again, want, (*x509.Certificate).Equal) && bytes.Equal(bundle, exact),
+		"%d certificates, want %d, error %v:\n%s", len(again), len(want), err, bundle)
 }
 
 // FuzzReadBundle reads any bytes as a trust bundle. der becomes one more block, so that the fuzzer changes a certificate and
@@ -94,9 +92,7 @@ func FuzzReadBundle(f *testing.F) {
 			headers = headers || len(block.Headers) > 0
 		}
 		if err != nil {
-			if len(certs) > 0 || refused == nil && !headers {
-				t.Errorf("%d certificates, error %v, but API servers accept it", len(certs), err)
-			}
+			expect.True(t, len(certs) == 0 && (refused != nil || headers), "%d certificates, error %v, but API servers accept it", len(certs), err)
 			return
 		}
 		pool, want := x509.NewCertPool(), x509.NewCertPool()
@@ -104,9 +100,8 @@ func FuzzReadBundle(f *testing.F) {
 			pool.AddCert(each)
 		}
 		want.AppendCertsFromPEM(data)
-		if !headers && (!pool.Equal(want) || !slices.EqualFunc(certs, ofAPIServer, (*x509.Certificate).Equal)) {
-			t.Errorf("%d certificates, API servers read %d, and crypto/x509 others", len(certs), len(ofAPIServer))
-		}
+		expect.True(t, headers || pool.Equal(want) && slices.EqualFunc(certs, ofAPIServer, (*x509.Certificate).Equal),
+			"%d certificates, API servers read %d, and crypto/x509 others", len(certs), len(ofAPIServer))
 		checkBundle(t, time.Time{}, certs)
 	})
 }

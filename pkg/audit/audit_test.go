@@ -45,9 +45,7 @@ func open(t *testing.T, options Options) *written {
 	w := &written{path: filepath.Join(t.TempDir(), "audit.log")}
 	options.Path = w.path
 	opened, err := Open(options)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	w.Log, w.ctx = opened, log.IntoContext(t.Context(), funcr.New(func(_, args string) { w.logged.WriteString(args + "\n") }, funcr.Options{}))
 	return w
 }
@@ -56,9 +54,7 @@ func open(t *testing.T, options Options) *written {
 func (w *written) lines(t *testing.T) []string {
 	t.Helper()
 	data, err := os.ReadFile(w.path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
 }
 
@@ -83,9 +79,7 @@ func TestWrite(t *testing.T) {
 		`"signer"="example.com/a" "subjectAltNames"="a.example line\\nbreak" `) || len(first) > 1500 {
 		t.Errorf("log: %s", first)
 	}
-	if !strings.Contains(second, `"msg"="Signed" "serial"="1f" "notBefore"=`) {
-		t.Errorf("log: %s", second)
-	}
+	expect.True(t, strings.Contains(second, `"msg"="Signed" "serial"="1f" "notBefore"=`), "log: %s", second)
 	if info, err := os.Stat(w.path); err != nil || info.Mode().Perm() != 0o600 {
 		t.Errorf("%v, error %v", info.Mode(), err)
 	}
@@ -109,27 +103,23 @@ func TestRotation(t *testing.T) {
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
-	if first := w.lines(t)[0]; !json.Valid([]byte(first)) {
-		t.Errorf("the file begins in the middle of a record: %.100s", first)
-	}
+	first := w.lines(t)[0]
+	expect.True(t, json.Valid([]byte(first)), "the file begins in the middle of a record: %.100s", first)
 }
 
 // TestOpen checks that a log without a file writes to the logger only, that a folder is no file, and that a full disk is logged, and
 // the decision stands.
 func TestOpen(t *testing.T) {
 	none, err := Open(Options{})
-	if none != nil || err != nil {
-		t.Errorf("%v, error %v", none, err)
-	}
+	expect.True(t, none == nil && err == nil, "%v, error %v", none, err)
 	none.Write(t.Context(), now, Signed, Record{})
 	if _, err := Open(Options{Path: t.TempDir(), MaxSize: 1}); err == nil || !strings.HasPrefix(err.Error(), "open audit log: ") {
 		t.Errorf("a folder: error %v", err)
 	}
 	full := open(t, Options{MaxSize: 1})
 	full.Write(full.ctx, now, Signed, Record{Subject: strings.Repeat("m", 2<<20)})
-	if !strings.Contains(full.logged.String(), `"msg"="Can't write this record to the audit log"`) {
-		t.Errorf("log: %.300s", full.logged.String())
-	}
+	expect.True(t, strings.Contains(full.logged.String(), `"msg"="Can't write this record to the audit log"`),
+		"log: %.300s", full.logged.String())
 }
 
 // TestChosenTextIsASCII checks that text from a requester can neither control a terminal nor imitate other text. A
@@ -175,20 +165,16 @@ func TestRecordsOfRequestsAreSmall(t *testing.T) {
 			w.Write(w.ctx, now, event, record)
 			line := w.lines(t)[0]
 			var got Record
-			if err := json.Unmarshal([]byte(line), &got); err != nil {
-				t.Fatal(err)
-			}
+			expect.NoError(t, json.Unmarshal([]byte(line), &got))
 			names, subject, most := 1000, 1<<16, 1<<30
 			if event != Signed {
 				names, subject, most = 21, 256, 64<<10
 			}
 			by := got.Requester
-			if len(by.Username)+len(by.UID) > 512 || len(by.Groups) > 21 || len(by.CredentialIDs) > 21 || len(got.Message) > 1024 {
-				t.Errorf("%s has %d groups, and a message of %d bytes", event, len(by.Groups), len(got.Message))
-			}
-			if len(got.DNSNames) != names || len(got.Subject) != subject || len(line) > most || got.CertificateSHA256 != "0a" {
-				t.Errorf("%s has %d bytes, %d DNS names, and a subject of %d bytes", event, len(line), len(got.DNSNames), len(got.Subject))
-			}
+			expect.True(t, len(by.Username)+len(by.UID) <= 512 && len(by.Groups) <= 21 && len(by.CredentialIDs) <= 21 && len(got.Message) <= 1024,
+				"%s has %d groups, and a message of %d bytes", event, len(by.Groups), len(got.Message))
+			expect.True(t, len(got.DNSNames) == names && len(got.Subject) == subject && len(line) <= most && got.CertificateSHA256 == "0a",
+				"%s has %d bytes, %d DNS names, and a subject of %d bytes", event, len(line), len(got.DNSNames), len(got.Subject))
 			if event != Signed && got.DNSNames[20] != "and 980 more" || event == Signed && len(got.URIs) != 1000 {
 				t.Errorf("%s has %d URIs, and the names end with %s", event, len(got.URIs), got.DNSNames[len(got.DNSNames)-1])
 			}

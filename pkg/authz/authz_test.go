@@ -97,9 +97,8 @@ func (s *shared) ask(t *testing.T, n int, who ...csr.Requester) (took time.Durat
 	for range n {
 		for _, each := range who {
 			asking.Go(func() {
-				if allowed, err := s.Allowed(t.Context(), each, attributes{}); err != nil || !allowed {
-					t.Errorf("allowed %t, error %v", allowed, err)
-				}
+				allowed, err := s.Allowed(t.Context(), each, attributes{})
+				expect.True(t, err == nil && allowed, "allowed %t, error %v", allowed, err)
 			})
 		}
 	}
@@ -163,9 +162,8 @@ func TestCallerThatLeavesStopsNoOther(t *testing.T) {
 			left <- err
 		}()
 		synctest.Wait()
-		if _, sent := s.ask(t, 3, alice); !errors.Is(<-left, context.DeadlineExceeded) || sent != 3 {
-			t.Errorf("%d reviews, want 3, and that the caller has left", sent)
-		}
+		_, sent := s.ask(t, 3, alice)
+		expect.True(t, errors.Is(<-left, context.DeadlineExceeded) && sent == 3, "%d reviews, want 3, and that the caller has left", sent)
 	})
 }
 
@@ -174,9 +172,8 @@ func TestReviewsThatFail(t *testing.T) {
 	share(t, 0, func(t *testing.T, s *shared) {
 		s.Authorizer = authz.Func(func(context.Context, csr.Requester, attributes) (bool, error) { panic("defect") })
 		for range 10 {
-			if allowed, err := s.Allowed(t.Context(), alice, attributes{}); allowed || err == nil || err.Error() != "review: panic: defect" {
-				t.Errorf("allowed %t, error %v", allowed, err)
-			}
+			allowed, err := s.Allowed(t.Context(), alice, attributes{})
+			expect.True(t, !allowed && err != nil && err.Error() == "review: panic: defect", "allowed %t, error %v", allowed, err)
 		}
 	})
 	share(t, time.Hour, func(t *testing.T, s *shared) {

@@ -45,9 +45,7 @@ func TestEntryOwns(t *testing.T) {
 		value := san.Parse(text)
 		expect.Equal(t, text, []bool{entry.Owns(value), short.Owns(value)}, []bool{want.entry, want.short})
 	}
-	if entry.Owns(san.SAN{}) || (&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(san.SAN{}) {
-		t.Error("somebody owns nothing")
-	}
+	expect.True(t, !entry.Owns(san.SAN{}) && !(&inventory.Entry{Prefixes: []netip.Prefix{{}}}).Owns(san.SAN{}), "somebody owns nothing")
 }
 
 // owner is a source that knows the owner of a name.
@@ -88,12 +86,9 @@ func TestTheFirstThatKnowsAnswersAlone(t *testing.T) {
 		asked := 0
 		test.first.asked, test.second.asked = &asked, &asked
 		found, err := inventory.Sources{test.first, test.second}.Lookup(t.Context(), "a", nil)
-		if found.Entry != test.want || found.Rank != test.rank || !errors.Is(err, test.err) || asked != test.asked {
-			t.Errorf("%s: %+v, error %v, %d asked", name, found, err, asked)
-		}
-		if err != nil && err.Error() != "ask test: down" {
-			t.Errorf("%s: error %v", name, err)
-		}
+		expect.True(t, found.Entry == test.want && found.Rank == test.rank && errors.Is(err, test.err) && asked == test.asked,
+			"%s: %+v, error %v, %d asked", name, found, err, asked)
+		expect.True(t, err == nil || err.Error() == "ask test: down", "%s: error %v", name, err)
 	}
 }
 
@@ -114,9 +109,8 @@ func TestEntryInMessages(t *testing.T) { // not in parallel, because it counts a
 	} {
 		expect.Equal(t, "text", entry.String(), want)
 	}
-	if allocations := testing.AllocsPerRun(10, func() { _ = many.String() }); allocations > 100 {
-		t.Errorf("%v allocations for a Node with 25,000 addresses", allocations)
-	}
+	allocations := testing.AllocsPerRun(10, func() { _ = many.String() })
+	expect.True(t, allocations <= 100, "%v allocations for a Node with 25,000 addresses", allocations)
 }
 
 // slow is a Slow source whose lookups wait until the test ends them.
@@ -210,9 +204,7 @@ func (w world) claim(t testing.TB, rows *static.Source, node, text string) inven
 	value := san.Parse(text)
 	holders := slices.Sorted(slices.Values(w.holders(value)))
 	owner, err := sources.Owner(found, value)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	claim := found.Claim(node, value, holders, owner)
 	slices.Reverse(holders)
 	expect.Equal(t, "the claim with holders in another order", found.Claim(node, value, holders, owner), claim)
@@ -326,9 +318,7 @@ func TestOwnerAsksOnlyStrongerSources(t *testing.T) {
 		"a weaker source is down":                     {alone, 0, inventory.Sources{owning("", nil), owning("", down)}, "", nil},
 	} {
 		got, err := test.sources.Owner(inventory.Found{Entry: &test.entry, Rank: test.rank}, value)
-		if got != test.want || !errors.Is(err, test.err) {
-			t.Errorf("%s: %+v, error %v", name, got, err)
-		}
+		expect.True(t, got == test.want && errors.Is(err, test.err), "%s: %+v, error %v", name, got, err)
 	}
 	expect.Equal(t, "lookups of nodes", asked, 0)
 }
@@ -365,7 +355,5 @@ func TestNodesTakeNothingFromEachOther(t *testing.T) {
 			}
 		}
 	}
-	if got < 300 {
-		t.Errorf("only %d values belong to a Node: the reports show too little", got)
-	}
+	expect.True(t, got >= 300, "only %d values belong to a Node: the reports show too little", got)
 }

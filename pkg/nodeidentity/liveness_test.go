@@ -151,9 +151,7 @@ func TestLeases(t *testing.T) {
 	var changed []string
 	clock := clocktesting.NewFakePassiveClock(filmed)
 	l, err := NewLeases(&rest.Config{}, nil, clock, logr.Discard(), func(node string) { changed = append(changed, node) })
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	is := func(node, want string) { // its life, or why that is not known
 		t.Helper()
 		life, renewed, err := l.Of(node)
@@ -267,7 +265,5 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 			}
 		}
 	}
-	if deaths == 0 {
-		t.Error("nobody ever died: the property proves nothing")
-	}
+	expect.True(t, deaths != 0, "nobody ever died: the property proves nothing")
 }

@@ -92,9 +92,8 @@ func (w *world) unknown(text string, skew time.Duration) {
 	w.t.Helper()
 	_, err := w.Now(w.t.Context())
 	_, freshErr := w.Fresh(w.t.Context())
-	if err == nil || freshErr == nil || !strings.Contains(err.Error(), text) || !strings.Contains(freshErr.Error(), text) {
-		w.t.Errorf("errors %v and %v, want %q", err, freshErr, text)
-	}
+	expect.True(w.t, err != nil && freshErr != nil && strings.Contains(err.Error(), text) && strings.Contains(freshErr.Error(), text),
+		"errors %v and %v, want %q", err, freshErr, text)
 	if got, err := w.Skew(w.t.Context()); err != nil || got != skew {
 		w.t.Errorf("skew %s, error %v, want %s", got, err, skew)
 	}
@@ -110,9 +109,8 @@ func TestClockFollowsAnAPIServerThatIsSetBack(t *testing.T) {
 		w.pass(time.Second)
 		one := noon.Add(time.Second)
 		w.shows(0, one, 0)
-		if now, err := w.Fresh(t.Context()); err != nil || !now.Equal(one.Add(-back)) {
-			t.Errorf("set back by %s: it is %s, error %v", back, now, err)
-		}
+		now, err := w.Fresh(t.Context())
+		expect.True(t, err == nil && now.Equal(one.Add(-back)), "set back by %s: it is %s, error %v", back, now, err)
 		w.shows(0, one.Add(-back), back)
 		w.answersSet(back)
 		w.shows(0, one, 0)
@@ -308,9 +306,8 @@ func TestConcurrentCallersShareAQuestion(t *testing.T) {
 		first := together(c.Now)
 		hasty, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := c.Now(hasty); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error %v", err)
-		}
+		_, err := c.Now(hasty)
+		expect.True(t, errors.Is(err, context.DeadlineExceeded), "error %v", err)
 		first.Wait()
 		expect.Equal(t, "questions", asked, 1)
 		first = together(c.Fresh)
@@ -363,14 +360,10 @@ func TestAnswers(t *testing.T) {
 	}
 	cfg := &rest.Config{Host: server.URL + "/prefix"}
 	c, err := New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	cfg.Wrap(c.Wrap)
 	controllers, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	at := func(ahead time.Duration) string { return time.Now().Add(ahead).UTC().Format(http.TimeFormat) }
 	const noDate = "the answer has no valid Date header: configure the proxy in front of the API server to forward that header: "
 	for _, answer := range []struct {
@@ -423,9 +416,7 @@ func TestQuestionEnds(t *testing.T) {
 			<-request.Context().Done()
 			return nil, context.Cause(request.Context())
 		})})
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		start := time.Now()
 		if _, err := c.Now(t.Context()); err == nil || time.Since(start) != 10*time.Second {
 			t.Errorf("error %v after %s", err, time.Since(start))
@@ -440,7 +431,6 @@ func (f roundTrip) RoundTrip(request *http.Request) (*http.Response, error) { re
 // client-go looks for the transport inside.
 func TestWrapCanBeUnwrapped(t *testing.T) {
 	next := &http.Transport{}
-	if wrapper, ok := new(Clock).Wrap(next).(utilnet.RoundTripperWrapper); !ok || wrapper.WrappedRoundTripper() != next {
-		t.Error("the transport inside is hidden")
-	}
+	wrapper, ok := new(Clock).Wrap(next).(utilnet.RoundTripperWrapper)
+	expect.True(t, ok && wrapper.WrappedRoundTripper() == next, "the transport inside is hidden")
 }

@@ -25,9 +25,7 @@ import (
 func machineObject(t testing.TB, name, more string) *unstructured.Unstructured {
 	t.Helper()
 	obj := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal([]byte(more), &obj.Object); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, yaml.Unmarshal([]byte(more), &obj.Object))
 	if obj.Object == nil {
 		obj.Object = map[string]any{}
 	}
@@ -40,9 +38,7 @@ func machineObject(t testing.TB, name, more string) *unstructured.Unstructured {
 func sourceOf(t testing.TB, options Options, objects map[string]string) *Source {
 	t.Helper()
 	source, err := New(&rest.Config{}, options, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	var all []runtime.Object
 	for name, more := range objects {
 		all = append(all, machineObject(t, name, more))
@@ -168,9 +164,8 @@ func TestOwner(t *testing.T) {
 		"10.0.0.8":        "",
 		"node-1":          "", // the infrastructure's name is not a host name
 	} {
-		if got, err := source.Owner(san.Parse(value)); err != nil || got != want {
-			t.Errorf("%s: %q, %v, want %q", value, got, err, want)
-		}
+		got, err := source.Owner(san.Parse(value))
+		expect.True(t, err == nil && got == want, "%s: %q, %v, want %q", value, got, err, want)
 	}
 }
 
@@ -223,9 +218,7 @@ func TestPathMistakes(t *testing.T) {
 // TestUnreadMachines checks that the source returns an error, and no answer, while it has no copy.
 func TestUnreadMachines(t *testing.T) {
 	source, err := New(&rest.Config{}, ClusterAPI(), logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	_, lookupErr := source.Lookup(t.Context(), "node-1", nil)
 	_, ownerErr := source.Owner(san.Parse("10.0.0.1"))
 	for _, err := range []error{lookupErr, ownerErr} {

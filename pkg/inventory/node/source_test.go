@@ -41,9 +41,7 @@ import (
 func newSource(t testing.TB) *Source {
 	t.Helper()
 	s, err := New(&rest.Config{}, nil, true, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	return s
 }
 
@@ -104,9 +102,7 @@ func TestHolders(t *testing.T) {
 	} {
 		got, err := s.Holders(san.Parse(text))
 		slices.Sort(got)
-		if !slices.Equal(got, want) || err != nil {
-			t.Errorf("%s: %q, error %v, want %q", text, got, err, want)
-		}
+		expect.True(t, slices.Equal(got, want) && err == nil, "%s: %q, error %v, want %q", text, got, err, want)
 	}
 }
 
@@ -131,9 +127,8 @@ func TestLargeNodes(t *testing.T) { // not in parallel, because it counts alloca
 			t.Fatalf("%v, %d addresses", err, len(entry.SANs))
 		}
 	}
-	if allocations := testing.AllocsPerRun(10, lookups); allocations > 40 {
-		t.Errorf("%v allocations", allocations)
-	}
+	allocations := testing.AllocsPerRun(10, lookups)
+	expect.True(t, allocations <= 40, "%v allocations", allocations)
 	entry, _ := s.Lookup(t.Context(), "a", nil)
 	if node, _, err := s.nodes.Get("", "a"); err != nil || &entry.SANs[0] != &node.sans[0] {
 		t.Errorf("the addresses were copied, or error %v", err)
@@ -153,9 +148,7 @@ func questions(s *Source, value san.SAN) []error {
 func TestErr(t *testing.T) {
 	down, unread := apierrors.NewForbidden(corev1.Resource("services"), "", errors.New("no")), informer.ErrNotRead
 	bare, err := New(&rest.Config{}, nil, false, logr.Discard())
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	without, noEndpoints := newSource(t), newSource(t)
 	for _, s := range []*Source{bare, without, noEndpoints} {
 		informertest.Read(t, s.nodes, nodeWith("a", "10.0.0.1"))
@@ -432,25 +425,21 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	expect.Equal(t, "asked", f.handshakes(), "")
 	f.listFails = errors.New("forbidden")
 	round("the endpoints can't be read", false, true, 2*time.Second)
-	if err := a.Ready(); !errors.Is(err, f.listFails) {
-		t.Errorf("error %v, want %v", err, f.listFails)
-	}
+	err := a.Ready()
+	expect.True(t, errors.Is(err, f.listFails), "error %v, want %v", err, f.listFails)
 	f.listFails, f.endpoints = nil, []string{"10.0.0.1:6443", "10.0.0.2:6443"}
 	round("none answers", false, true, 2*time.Second)
 	f.shown["10.0.0.1:6443"] = shows(false, "somebody.example.com")
 	round("one answers that is not verified", false, true, 2*time.Second)
-	if a.Has(san.Parse("somebody.example.com")) == "" {
-		t.Error("its name is not reserved")
-	}
+	expect.True(t, a.Has(san.Parse("somebody.example.com")) != "", "its name is not reserved")
 	f.shown["10.0.0.2:6443"] = shows(true, "control-plane-2")
 	round("one is verified, and the kubeconfig's can't be read", true, true, time.Minute)
 	f.shown = map[string]probe.Shown{}
 	round("none answers any more", true, true, time.Minute)
 	logged := lines
 	round("and still none", true, true, time.Minute)
-	if a.Has(san.Parse("control-plane-2")) == "" || told != 1 || logged == 0 || lines != logged {
-		t.Errorf("what was read is forgotten, or told %d times, or logged %d times and then again", told, logged)
-	}
+	expect.True(t, a.Has(san.Parse("control-plane-2")) != "" && told == 1 && logged != 0 && lines == logged,
+		"what was read is forgotten, or told %d times, or logged %d times and then again", told, logged)
 	unread := &dto.Metric{}
 	if err := unreadAPIServers.Write(unread); err != nil || unread.GetGauge().GetValue() != 1 { // the other two were read once
 		t.Errorf("%v API servers count as unread, error %v, want 1", unread.GetGauge().GetValue(), err)
@@ -519,9 +508,7 @@ func TestOwnNamesWaitTenSeconds(t *testing.T) {
 				t.Errorf("before the start: reserved %s, own names %v", reserved, a.ReadyForOwnNames())
 			}
 			end := start(t, a)
-			if a.Ready() == nil || a.ReadyForOwnNames() == nil {
-				t.Error("ready before a certificate was read")
-			}
+			expect.True(t, a.Ready() != nil && a.ReadyForOwnNames() != nil, "ready before a certificate was read")
 			if told == 1 {
 				f.change(func() { f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1") })
 			}

@@ -47,9 +47,7 @@ const someNodes = `# who is who
 
 func TestSource(t *testing.T) {
 	source, err := parseRows([]byte(someNodes))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	for node, want := range map[string]*inventory.Entry{
 		"node-1": {
 			Source: "row 1 of configuration", ShortNames: true,
@@ -92,9 +90,7 @@ func TestSource(t *testing.T) {
 
 func TestOwner(t *testing.T) {
 	source, err := parseRows([]byte(someNodes))
-	if err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, err)
 	const one, six = "row 1 of configuration (node node-1)", "row 6 of configuration (node node-2)"
 	for value, want := range map[string]string{
 		"10.0.0.1": one, "10.0.0.3": six, "::ffff:10.0.0.2": one, "NODE-1.example.org": one, "node-1": one, "node-2.example.org": six,
@@ -242,18 +238,15 @@ func TestLastGoodListStaysInUse(t *testing.T) { // not in parallel, because it r
 		logged, told, recorder := 0, 0, events.NewFakeRecorder(10)
 		log := funcr.New(func(_, line string) { logged += strings.Count(line, "Refused static inventory") }, funcr.Options{})
 		source, err := NewConfigMap(&rest.Config{}, types.NamespacedName{Namespace: "ns", Name: "nodes"}, log)
-		if err != nil {
-			t.Fatal(err)
-		}
+		expect.NoError(t, err)
 		source.Changed = func(string, ...san.SAN) { told++ }
 		source.Recorder = recorder
 		for _, step := range steps {
 			told, logged = 0, 0
 			step.do(t, source)
 			entry, err := source.Lookup(t.Context(), "a", nil)
-			if (entry == nil) != (step.lookup != "") || err != nil && !strings.HasPrefix(err.Error(), step.lookup) {
-				t.Errorf("%s: entry %v, error %v, want %q", step.what, entry, err, step.lookup)
-			}
+			expect.True(t, (entry == nil) == (step.lookup != "") && (err == nil || strings.HasPrefix(err.Error(), step.lookup)),
+				"%s: entry %v, error %v, want %q", step.what, entry, err, step.lookup)
 			event, problem := "", strings.HasPrefix(step.event, "Warning")
 			if len(recorder.Events) > 0 {
 				event = <-recorder.Events

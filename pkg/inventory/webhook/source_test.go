@@ -175,13 +175,10 @@ func TestHostileServers(t *testing.T) {
 			})
 			began := time.Now()
 			found, err := inventory.Sources{webhook}.Lookup(t.Context(), "node-1", request())
-			if took := time.Since(began); took > defaultTimeout+time.Second {
-				t.Errorf("took %s", took)
-			}
+			took := time.Since(began)
+			expect.True(t, took <= defaultTimeout+time.Second, "took %s", took)
 			if test.want == "" {
-				if found.Entry == nil || err != nil {
-					t.Errorf("found %+v, error %v", found.Entry, err)
-				}
+				expect.True(t, found.Entry != nil && err == nil, "found %+v, error %v", found.Entry, err)
 				return
 			}
 			whole := len(test.want) > 500 // the row has all of the error
@@ -191,9 +188,7 @@ func TestHostileServers(t *testing.T) {
 			}
 			parsed := must(url.Parse(test.url))
 			for _, part := range []string{"s3cr3t", parsed.Host, parsed.Hostname()} {
-				if strings.Contains(err.Error(), part) {
-					t.Errorf("shows %s: %v", part, err)
-				}
+				expect.True(t, !strings.Contains(err.Error(), part), "shows %s: %v", part, err)
 			}
 		})
 	}
@@ -219,15 +214,13 @@ func TestFilesAreReadAnew(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	lookup := func(want string) {
 		t.Helper()
-		if _, err := webhook.Lookup(ctx, "node-1", request()); want == "" && err != nil || !strings.Contains(fmt.Sprint(err), want) {
-			t.Errorf("error %v, want %q", err, want)
-		}
+		_, err := webhook.Lookup(ctx, "node-1", request())
+		expect.True(t, (want != "" || err == nil) && strings.Contains(fmt.Sprint(err), want), "error %v, want %q", err, want)
 	}
 	renew()
 	lookup("")
-	if transport, err := webhook.options.transport(); err != nil || transport.Proxy != nil {
-		t.Errorf("there is a proxy, or %v", err)
-	}
+	transport, err := webhook.options.transport()
+	expect.True(t, err == nil && transport.Proxy == nil, "there is a proxy, or %v", err)
 	first := serial.Load()
 	renew()
 	if lookup(""); serial.Load() == first {
@@ -311,9 +304,7 @@ func (a *authority) pair(usage x509.ExtKeyUsage) (cert, key []byte) {
 func file(t testing.TB, dir, name string, data []byte) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
-	if err := os.WriteFile(path, data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	expect.NoError(t, os.WriteFile(path, data, 0o600))
 	return path
 }
 
@@ -378,9 +369,7 @@ func FuzzReadAnswer(f *testing.F) {
 	f.Add([]byte(`null`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		entry, err := readAnswer(data, "node-1", "u-1")
-		if entry != nil && err != nil {
-			t.Errorf("is both %+v and %v", entry, err)
-		}
+		expect.True(t, entry == nil || err == nil, "is both %+v and %v", entry, err)
 		if err != nil {
 			return
 		}
@@ -388,9 +377,8 @@ func FuzzReadAnswer(f *testing.F) {
 		if entry == nil {
 			return
 		}
-		if !strings.Contains(string(data), "known") || entry.Bound != "" && entry.Bound != "node-1" && !entry.Empty() {
-			t.Errorf("is %+v", entry)
-		}
+		expect.True(t, strings.Contains(string(data), "known") && (entry.Bound == "" || entry.Bound == "node-1" || entry.Empty()),
+			"is %+v", entry)
 		if _, err := readAnswer(data, "node-1", "u-2"); err == nil {
 			t.Error("is an answer to any request")
 		}
@@ -409,9 +397,7 @@ func checkGeneric(t *testing.T, data []byte, entry *inventory.Entry) {
 	}
 	fields := []string{"apiVersion", "kind", "uid", "node", "known", "names", "addresses", "suffixes", "bound", "created"}
 	for name := range generic {
-		if !slices.Contains(fields, name) {
-			t.Errorf("accepted with the field %q", name)
-		}
+		expect.True(t, slices.Contains(fields, name), "accepted with the field %q", name)
 	}
 	count := func(name string) int { list, _ := generic[name].([]any); return len(list) }
 	asked := count("names") + count("addresses") + count("suffixes")

@@ -12,6 +12,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -170,8 +171,6 @@ func TestNodeStates(t *testing.T) {
 		"unknown certificate lifetime": {seen: Seen{Exists: true, Renewed: ago(1000 * day)}, want: NodeUnknown},
 	} {
 		policy := Policy{CertificateLifetime: test.lifetime}
-		if got := policy.StateOf(&csr.Request{Created: now}, test.seen); got != test.want {
-			t.Errorf("%s: %d, want %d", name, got, test.want)
-		}
+		expect.Equal(t, name, policy.StateOf(&csr.Request{Created: now}, test.seen), test.want)
 	}
 }

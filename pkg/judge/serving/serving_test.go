@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // asks returns a request of node's kubelet for names, which spaces separate.
@@ -50,9 +51,8 @@ func TestRefusalListsTheFirstNames(t *testing.T) {
 			names = append(names, fmt.Sprintf(format, i))
 			facts.Names[san.Parse(names[i])] = Name{}
 		}
-		if got := policy.Judge(asks("a", strings.Join(names, " ")), facts); strings.Count(got.Message, part) != 10 {
-			t.Errorf("%+v", got)
-		}
+		got := policy.Judge(asks("a", strings.Join(names, " ")), facts)
+		expect.True(t, strings.Count(got.Message, part) == 10, "%+v", got)
 	}
 }
 
@@ -82,9 +82,7 @@ func TestOtherSigners(t *testing.T) {
 	req := asks("a", "10.0.0.1")
 	req.SignerName = "example.com/serving"
 	own := Facts{Entry: &inventory.Entry{SANs: []san.SAN{san.Parse("10.0.0.1")}}, Names: map[san.SAN]Name{san.Parse("10.0.0.1"): {}}}
-	if got := policy.Judge(req, own); got != (judge.Decision{}) {
-		t.Errorf("%+v", got)
-	}
+	expect.Equal(t, "decision", policy.Judge(req, own), judge.Decision{})
 }
 
 // TestNamesOfTheNode checks which names no Service takes from a node.
@@ -93,15 +91,11 @@ func TestNamesOfTheNode(t *testing.T) {
 	for _, name := range append([]string{
 		"ip-10-0-0-1.ec2", "ip-10-0-0-10.ec2.internal", "xip-10-0-0-1.ec2.internal", "ec2.internal", "ec2", "ip-10-0-0-1.ec2.internalx", "10.0.0.1",
 	}, own...) {
-		if got := ofNode("ip-10-0-0-1.ec2.internal", san.Parse(name)); got != slices.Contains(own, name) {
-			t.Errorf("%s: %t", name, got)
-		}
+		expect.Equal(t, name, ofNode("ip-10-0-0-1.ec2.internal", san.Parse(name)), slices.Contains(own, name))
 	}
 	// A node may be named by an address, or by a text that no Node can have. It does not get the address of a Service.
 	for _, node := range []string{"10.96.0.10", ".x", ""} {
-		if ofNode(node, san.Parse("10.96.0.10")) {
-			t.Errorf("node %q takes the address of a Service", node)
-		}
+		expect.True(t, !ofNode(node, san.Parse("10.96.0.10")), "node %q takes the address of a Service", node)
 	}
 }
 

@@ -24,6 +24,14 @@ func Equal[T any](t testing.TB, what string, got, want T, options ...cmp.Option)
 	}
 }
 
+// NoError ends the test unless err is nil.
+func NoError(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Error compares the text of err. Without a text there must be no error.
 func Error(t testing.TB, what string, err error, want string) {
 	t.Helper()
@@ -39,14 +47,6 @@ func True(t testing.TB, ok bool, format string, args ...any) {
 	t.Helper()
 	if !ok {
 		t.Errorf(format, args...)
-	}
-}
-
-// NoError ends the test unless err is nil.
-func NoError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
