@@ -84,6 +84,7 @@ func TestConfirm(t *testing.T) {
 		"a ServiceAccount of the same name":          {who: sa + " u-0", objects: account, want: "NotAuthorized deleted and created again"},
 		"a ServiceAccount's user without a UID":      {who: sa, objects: account, want: "NotAuthorized has the name of ServiceAccount ns/joiner, but no UID"},
 		"a token's user without its group":           {groupless: true, objects: all(good), want: "NotAuthorized is not in the group system:bootstrappers"},
+		"a ServiceAccount's user without its groups": {who: sa + " u-1", groupless: true, objects: account, want: "NotAuthorized is not in the group system:serviceaccounts"},
 		"no such ServiceAccount":                     {who: sa + " u-1", want: "NotAuthorized ServiceAccount ns/joiner is deleted"},
 		"trusted, by certificate":                    {who: sa, trusted: true},
 		"trusted, the ServiceAccount of before": {
@@ -126,16 +127,6 @@ func TestConfirm(t *testing.T) {
 			reason, text, _ := strings.Cut(test.want, " ")
 			expect.True(t, got.Reason == cmp.Or(reason, "AutoApproved") && strings.Contains(got.Message, text), "%+v, want %q", got, test.want)
 		})
-	}
-}
-
-// TestAccountWithoutItsGroupsIsGone has users with the name of a ServiceAccount that is not read, because they lack its groups.
-func TestAccountWithoutItsGroupsIsGone(t *testing.T) {
-	for _, groups := range [][]string{nil, {"system:serviceaccounts"}, {"system:serviceaccounts:ns"}, {"system:serviceaccounts", "system:serviceaccounts:n"}} {
-		by := csr.Requester{Username: "system:serviceaccount:ns:joiner", UID: "u-1", Groups: groups}
-		if gone, err := (nodeidentity.Live{}).Gone(t.Context(), by); err != nil || !strings.Contains(string(gone), "is not in the group system:serviceaccounts") {
-			t.Errorf("%q: %q, error %v", groups, gone, err)
-		}
 	}
 }
 

@@ -549,7 +549,7 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 		}
 		queued(queue)
 		ctx, cancel := context.WithCancel(t.Context())
-		woken := func() []fairqueue.Key { return r.waiting.Marked(mostWoken, wake.take()) }
+		woken := func() []fairqueue.Key { return r.waiting.Marked(3, wake.take()) }
 		expect.NoError(t, fairqueue.Wake(wake.changed, nil, woken).Start(ctx, queue))
 		for name, test := range map[string]struct {
 			change func()
@@ -561,13 +561,13 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 			"all nodes":                 {func() { wake.inventory("") }, "a2 a3 a4 b1 c1"},
 			"an address":                {func() { wake.inventory("z", sans("10.0.0.1")...) }, "a1 a2 b1"},
 			"an address that none asks": {func() { wake.inventory("z", sans("10.9.9.9")...) }, ""},
-			"more than can be gathered": {func() { wake.inventory("z", append(many(mostMarks), sans("10.0.0.1")...)...) }, ""},
-			"all nodes beside too many": {func() { wake.inventory("z", many(mostMarks+1)...); wake.inventory("") }, "a2 a3 a4 b1 c1"},
+			"more than can be gathered": {func() { wake.inventory("z", append(many(10_000), sans("10.0.0.1")...)...) }, ""},
+			"all nodes beside too many": {func() { wake.inventory("z", many(10_001)...); wake.inventory("") }, "a2 a3 a4 b1 c1"},
 		} {
 			test.change()
 			synctest.Wait()
 			expect.True(t, queue.Len() == 0, "%s: woken before changes were gathered", name)
-			time.Sleep(3 * gatherFor)
+			time.Sleep(1500 * time.Millisecond) // three times as long as changes are gathered
 			expect.Equal(t, name+": woken", queued(queue), test.want)
 		}
 		cancel()

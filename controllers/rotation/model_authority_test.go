@@ -514,13 +514,13 @@ func (a *authority) checkTrusted(cert string, action Action) {
 	switch err := a.cas[cert].authority.Usable(a.now()); {
 	case err != nil:
 		a.fail("%s to %s, which signs nothing: %v", action, cert, err)
-	case asksAPIServers(a.spec().Signers) && a.accepted(cert, a.servers...) != len(a.servers):
+	case slices.ContainsFunc(a.spec().Signers, forClients) && a.accepted(cert, a.servers...) != len(a.servers):
 		a.fail("%s to %s, which not every API server trusts", action, cert)
 	case a.sealed(cert):
 		a.fail("%s to %s, for which the ledger is closed", action, cert)
 	case a.left[cert]:
 		a.fail("%s to %s, which has retired here", action, cert)
-	case len(signersToConfirm(a.spec().Signers)) == 0 || excused:
+	case !slices.ContainsFunc(a.spec().Signers, forServers) || excused:
 	case a.accepted(cert, a.verifiers...) != len(a.verifiers):
 		a.fail("%s to %s, which not every verifier of serving certificates trusts", action, cert)
 	}
@@ -540,7 +540,7 @@ func (a *authority) checkRefused(cert string) {
 			a.fail("%s goes, which %s publishes", cert, other.name)
 		}
 	}
-	if asksAPIServers(a.spec().Signers) || asksAPIServers(account.SignerNames()) {
+	if slices.ContainsFunc(a.spec().Signers, forClients) || slices.ContainsFunc(account.SignerNames(), forClients) {
 		a.destroyed[cert] = true
 	}
 }
@@ -591,7 +591,7 @@ func (a *authority) mayPermit(cert string, signers []string) bool {
 		a.saw("what signs is not for all")
 	}
 	return !slices.ContainsFunc(signers, func(name string) bool {
-		verifiedAlike := name != servingSigner && asksAPIServers(proven)
+		verifiedAlike := name != servingSigner && slices.ContainsFunc(proven, forClients)
 		return !slices.Contains(a.spec().Signers, name) || !slices.Contains(proven, name) && !verifiedAlike
 	})
 }

@@ -558,7 +558,7 @@ func stored(t *testing.T, row row, step step) saStatus {
 	if err := errors.Join(err, json.Unmarshal(data, &read)); err != nil || !equality.Semantic.DeepEqual(obj.Status, read) {
 		t.Errorf("stored %+v, and read %+v, error %v", obj.Status, read, err)
 	}
-	expect.True(t, len(read.WaitingFor) == maxListed+1, "waits for %d things", len(read.WaitingFor))
+	expect.True(t, len(read.WaitingFor) == 21, "waits for %d things", len(read.WaitingFor))
 	return read
 }
 
