@@ -145,8 +145,6 @@ func TestAdviceWorks(t *testing.T) {
 	page := string(must(os.ReadFile("../../docs/reference/reasons.md")))
 	table, _, _ := strings.Cut(page[strings.Index(page, "\n## Approver\n"):], "\n### ")
 	for _, found := range regexp.MustCompile("(?m)^\\| `(\\w+)`").FindAllStringSubmatch(table, -1) {
-		if !explained[found[1]] {
-			t.Errorf("no row follows the advice of %s", found[1])
-		}
+		expect.True(t, explained[found[1]], "no row follows the advice of %s", found[1])
 	}
 }

@@ -342,9 +342,8 @@ func TestDefect19AFaultApproves(t *testing.T) {
 			return failing == "selfnodeclient", nil
 		})
 		_, err := p.reconcile(t)
-		if err == nil || err.Error() != "review permission "+failing+" of the requester: down" || len(p.written) > 0 || reviews != asked {
-			t.Errorf("%s fails: %d writes, %d reviews, error %v", failing, len(p.written), reviews, err)
-		}
+		expect.Error(t, failing+" fails", err, "review permission "+failing+" of the requester: down")
+		expect.Equal(t, failing+" fails: writes and reviews", []int{len(p.written), reviews}, []int{0, asked})
 	}
 }
 

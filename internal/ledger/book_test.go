@@ -121,9 +121,7 @@ func (w *world) stored() map[string]ledger.Account {
 // has checks the end of a signer in the account of the key.
 func (w *world) has(what, signer string, after time.Duration) {
 	w.t.Helper()
-	if got := w.stored()[key].Signers[signer]; !got.Equal(now.Add(after)) {
-		w.t.Errorf("%s: stored %s, want %s", what, got, now.Add(after))
-	}
+	expect.Equal(w.t, what+": stored", w.stored()[key].Signers[signer], now.Add(after))
 }
 
 // TestCover checks that an end is stored ahead by a sixteenth of the lifetime, between a minute and a day.
@@ -293,9 +291,8 @@ func TestALostAccountIsNotMadeUp(t *testing.T) {
 	w.open()
 	w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour-time.Millisecond)), w.cover(node, 16*time.Hour)) // rounded up
 	writes := w.writes.Load()
-	if w.succeed(w.Raise(ctx, key, web, now.Add(time.Minute))); w.writes.Load() > writes {
-		t.Error("an end that is late enough was written")
-	}
+	w.succeed(w.Raise(ctx, key, web, now.Add(time.Minute)))
+	expect.Equal(t, "writes, after an end that is late enough", w.writes.Load(), writes)
 	w.has("raised again", web, time.Hour)
 	w.has("stored again", node, 17*time.Hour)
 	w.lose()

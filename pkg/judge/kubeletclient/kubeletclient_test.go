@@ -2,7 +2,6 @@ package kubeletclient_test
 
 import (
 	"crypto/x509/pkix"
-	"slices"
 	"strings"
 	"testing"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/kubeletclient"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 // TestJudge has a row for each kind of requester, with the permissions that reviews allow.
@@ -51,12 +51,8 @@ func TestJudge(t *testing.T) {
 		if got.Verdict.String() != parts[0] || got.Reason != parts[1] || got.By != parts[2] || !strings.Contains(got.Message, parts[3]) {
 			t.Errorf("%s: %+v, want %s", name, got, test.want)
 		}
-		if reviewed := policy.Permissions(req); !slices.Equal(reviewed, test.reviewed) {
-			t.Errorf("%s: permissions %q, want %q", name, reviewed, test.reviewed)
-		}
+		expect.Equal(t, name+": permissions", policy.Permissions(req), test.reviewed)
 	}
 	other := &csr.Request{SignerName: "example.com/any", Requester: csr.Requester{Username: "x"}}
-	if got := (kubeletclient.Policy{}).Judge(other, both...); got != (judge.Decision{}) {
-		t.Errorf("a request for another signer: %+v", got)
-	}
+	expect.Equal(t, "a request for another signer", (kubeletclient.Policy{}).Judge(other, both...), judge.Decision{})
 }
