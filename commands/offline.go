@@ -100,8 +100,10 @@ func readRequests(from string, in io.Reader) (objs []*certificatesv1.Certificate
 	for count := 1; ; count++ {
 		wrong := func(err error) { problem = errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err)) }
 		add := func(item runtime.Object) error {
-			obj, err := asRequest(item.(*unstructured.Unstructured))
-			if err != nil {
+			obj, content := &certificatesv1.CertificateSigningRequest{}, item.(*unstructured.Unstructured)
+			if found := content.GroupVersionKind(); found != certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest") {
+				wrong(fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s", found))
+			} else if err := runtime.DefaultUnstructuredConverter.FromUnstructured(content.Object, obj); err != nil {
 				wrong(err)
 			} else {
 				objs = append(objs, obj)
@@ -128,14 +130,6 @@ func readRequests(from string, in io.Reader) (objs []*certificatesv1.Certificate
 			return objs, problem
 		}
 	}
-}
-
-func asRequest(item *unstructured.Unstructured) (*certificatesv1.CertificateSigningRequest, error) {
-	obj := &certificatesv1.CertificateSigningRequest{}
-	if found := item.GroupVersionKind(); found != certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest") {
-		return nil, fmt.Errorf("want a CertificateSigningRequest of certificates.k8s.io/v1, found %s", found)
-	}
-	return obj, runtime.DefaultUnstructuredConverter.FromUnstructured(item.Object, obj)
 }
 
 // offline judges requests by a configuration without an API server.

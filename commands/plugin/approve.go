@@ -205,21 +205,17 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 			return nil
 		}
 	}
-	message := ascii.Quote("Approved by hand by " + a.whoAmI(ctx) + " with kubectl csr approve.")
+	user := "an unknown user"
+	review, err := a.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err == nil && review.Status.UserInfo.Username != "" {
+		user = fmt.Sprintf("user %q", csr.Shorten(review.Status.UserInfo.Username))
+	}
+	message := ascii.Quote("Approved by hand by " + user + " with kubectl csr approve.")
 	for _, each := range open {
 		each.Problem, each.NextStep = a.approve(ctx, each.obj.DeepCopy(), message)
 		each.Approved = each.Problem == ""
 	}
 	return nil
-}
-
-// whoAmI returns the user of the command, in the words of a sentence.
-func (a *approval) whoAmI(ctx context.Context) string {
-	review, err := a.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil || review.Status.UserInfo.Username == "" {
-		return "an unknown user"
-	}
-	return fmt.Sprintf("user %q", csr.Shorten(review.Status.UserInfo.Username))
 }
 
 // approve stores the approval in obj, which is the object that was shown. If it has changed since, the API server

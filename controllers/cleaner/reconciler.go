@@ -172,7 +172,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (_ re
 	case !r.due(obj, now):
 		return reconcile.Result{}, nil // a later pass finds it
 	case r.DryRun:
-		r.reportDue(ctx, obj, now)
+		deadline, _ := r.Retention.Deadline(obj, now)
+		message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
+			reasonDue, csr.StateOf(obj), deadline.UTC().Format(time.RFC3339))
+		if r.reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) { // once
+			count(ctx, obj, dryRunTotal, "Would delete")
+		}
 		return reconcile.Result{}, nil // a later pass repeats it
 	default:
 		return reconcile.Result{}, r.delete(ctx, obj) // an error is retried by the queue
@@ -192,16 +197,6 @@ func (r *Reconciler) delete(ctx context.Context, obj *certificatesv1.Certificate
 	}
 	count(ctx, obj, deletedTotal, "Deleted")
 	return nil
-}
-
-// reportDue reports, once, that obj would be deleted.
-func (r *Reconciler) reportDue(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, now time.Time) {
-	deadline, _ := r.Retention.Deadline(obj, now)
-	message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
-		reasonDue, csr.StateOf(obj), deadline.UTC().Format(time.RFC3339))
-	if r.reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) {
-		count(ctx, obj, dryRunTotal, "Would delete")
-	}
 }
 
 // count counts obj in total and logs message about it.
