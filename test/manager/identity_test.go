@@ -360,8 +360,8 @@ func startRejoin(t *testing.T, steps *clocktesting.FakeClock) {
 	policy := &bootstrap.Policy{Expected: true, Rejoin: true, MaxRequestAge: 15 * time.Minute}
 	options := controllers.Options{
 		Approver: &approver.Reconciler{
-			Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{Bootstrap: policy}},
-			Readers:  approver.Readers{Inventory: known},
+			Judges:  map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{Bootstrap: policy}},
+			Readers: approver.Readers{Inventory: known},
 		},
 		Clock: steps,
 	}

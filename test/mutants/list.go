@@ -14,7 +14,7 @@ const (
 	kubeletClientFile = "pkg/judge/kubeletclient/kubeletclient.go"
 	bootstrapFile     = "pkg/judge/bootstrap/bootstrap.go"
 	servingFile       = "pkg/judge/serving/serving.go"
-	kubeletJudgeFile    = "controllers/approver/kubelet_client.go"
+	kubeletJudgeFile  = "controllers/approver/kubelet_client.go"
 )
 
 // mutations are the lists of mutations by the tests that must notice: the parity test, unit tests, or the tests of "make test".
