@@ -23,7 +23,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
@@ -109,7 +108,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.Authorizer = cmp.Or[authz.Authorizer](r.Authorizer, &authz.Shared{Authorizer: measured{authz.SubjectAccess{Client: r.Client}}})
 	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name))
 	r.reporter = report.New(r.Recorder, r.Clock)
-	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, defaults.ApproverWorkers)
+	r.Denial, r.Workers = cmp.Or(r.Denial, DenialNever), cmp.Or(r.Workers, call.ApproverWorkers)
 	r.limiter = newLimiter(r.Limit, r.Clock)
 	if err := r.check(); err != nil {
 		return err

@@ -26,7 +26,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
@@ -83,9 +82,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.Client = cmp.Or(r.Client, mgr.GetClient())
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Limiter = cmp.Or(r.Limiter, flowcontrol.NewTokenBucketRateLimiter(defaults.DeletesPerSecond, defaults.DeletesPerSecond))
+	r.Limiter = cmp.Or(r.Limiter, flowcontrol.NewTokenBucketRateLimiter(call.DeletesPerSecond, call.DeletesPerSecond))
 	r.reporter = report.New(cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name)), r.Clock)
-	options := fairqueue.Options(cmp.Or(r.Workers, defaults.CleanerWorkers), r.Clock)
+	options := fairqueue.Options(cmp.Or(r.Workers, call.CleanerWorkers), r.Clock)
 	options.Reconciler = r
 	cleaner, err := controller.New(Name, mgr, options)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -45,7 +45,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.Client, r.Live = cmp.Or(r.Client, mgr.GetClient()), cmp.Or(r.Live, mgr.GetAPIReader())
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Recorder, r.Workers = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name)), cmp.Or(r.Workers, defaults.SignerWorkers)
+	r.Recorder, r.Workers = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name)), cmp.Or(r.Workers, call.SignerWorkers)
 	r.reporter = report.New(r.Recorder, r.Clock)
 	pairs := r.keyPairs()
 	sources := []requestSource{source.TypedKind(

@@ -1,5 +1,5 @@
 // Package call makes calls to the API server. Each call has one timeout, and the end of the manager does not interrupt a
-// write.
+// write. The configuration and the controllers share the defaults here of how many calls are made at a time.
 package call
 
 import (
@@ -27,6 +27,18 @@ const (
 	// Grace is how long a manager that stops waits for its last calls: a write, and the read after it.
 	Grace = 2*Timeout + 10*time.Second
 )
+
+// The workers of each controller. They are more than kube-controller-manager has
+// (cmd/kube-controller-manager/app/certificates.go). Its 5 workers mostly wait for the API server while many nodes join, and
+// its one cleaner waits for a deletion that hangs.
+const (
+	ApproverWorkers = 50
+	SignerWorkers   = 20
+	CleanerWorkers  = 5
+)
+
+// DeletesPerSecond bounds the rate of deletions, so that a restart with a backlog does not flood the API server.
+const DeletesPerSecond = 100
 
 // Get reads obj from reader.
 func Get(ctx context.Context, reader client.Reader, key client.ObjectKey, obj client.Object) error {

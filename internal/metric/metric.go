@@ -4,7 +4,6 @@ package metric
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/promauto"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 )
 
@@ -14,15 +13,20 @@ var Latency = []float64{0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60
 
 // Counter returns a new counter. Its name ends in _total.
 func Counter(name, help string, labels ...string) *prometheus.CounterVec {
-	return promauto.With(metrics.Registry).NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
+	return registered(prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels))
 }
 
 // Gauge returns a new gauge.
 func Gauge(name, help string, labels ...string) *prometheus.GaugeVec {
-	return promauto.With(metrics.Registry).NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels)
+	return registered(prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: name, Help: help}, labels))
 }
 
 // Histogram returns a new histogram with those upper bounds.
 func Histogram(name, help string, bounds []float64, labels ...string) *prometheus.HistogramVec {
-	return promauto.With(metrics.Registry).NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: bounds}, labels)
+	return registered(prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: name, Help: help, Buckets: bounds}, labels))
+}
+
+func registered[T prometheus.Collector](made T) T {
+	metrics.Registry.MustRegister(made)
+	return made
 }

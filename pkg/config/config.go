@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
@@ -148,7 +148,7 @@ func Default() *Configuration {
 		Controllers:  []string{"*"},
 		KubeAPIQPS:   -1,
 		KubeAPIBurst: 30,
-		Concurrency:  Concurrency{Approver: defaults.ApproverWorkers, Signer: defaults.SignerWorkers, Cleaner: defaults.CleanerWorkers},
+		Concurrency:  Concurrency{Approver: call.ApproverWorkers, Signer: call.SignerWorkers, Cleaner: call.CleanerWorkers},
 		LeaderElection: LeaderElection{
 			Enabled:       true,
 			LeaseDuration: metav1.Duration{Duration: 15 * time.Second},
@@ -181,7 +181,7 @@ func Default() *Configuration {
 			OldLifetimeCap: metav1.Duration{Duration: v1alpha1.DefaultOldLifetimeCap},
 			SettleFor:      metav1.Duration{Duration: v1alpha1.DefaultSettleFor},
 		},
-		Cleaning: Cleaning{DeletesPerSecond: defaults.DeletesPerSecond},
+		Cleaning: Cleaning{DeletesPerSecond: call.DeletesPerSecond},
 	}
 }
 

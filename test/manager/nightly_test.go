@@ -33,7 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/csrenv"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/defaults"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/faults"
@@ -325,7 +325,7 @@ func TestHangingReviewsOfOneRequesterDelayNobody(t *testing.T) {
 		all = append(all, kit.NodeRequest(t, fmt.Sprintf("joins-%d", i)))
 	}
 	keepWaiting(t, kit.Impersonate(t, flooder, "flooders"), 1, all...)
-	most := int32(defaults.ApproverWorkers / 2)
+	most := int32(call.ApproverWorkers / 2)
 	kit.Eventually(t, "some reviews hang", func(context.Context) error {
 		got := hanging.Load() // more hang that have just ended
 		return kit.OrError(got >= 1 && got <= most, "%d do, want 1 to %d", got, most)
