@@ -32,7 +32,7 @@ type CA struct{ CertPEM, KeyPEM []byte }
 
 // NewCA creates a self-signed CA.
 func NewCA() (*CA, error) {
-	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv"}, time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ type certAuthn struct {
 }
 
 func newCertAuthn() (*certAuthn, error) {
-	users, key, err := ca.New(ca.NewOptions{CommonName: "csrenv-users", Lifetime: ca.DefaultAuthorityLifetime}, time.Now())
+	users, key, err := ca.New(ca.NewOptions{CommonName: "csrenv-users"}, time.Now())
 	if err != nil {
 		return nil, err
 	}

@@ -109,7 +109,7 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority, n
 
 // createCA creates a CA as obj wants it.
 func createCA(obj *v1alpha1.SigningAuthority, now time.Time) (*ca.Authority, []byte, error) {
-	lifetime := ca.DefaultAuthorityLifetime
+	var lifetime time.Duration
 	if own := obj.Spec.CA.Duration; own != nil {
 		lifetime = own.Duration
 	}
