@@ -8,6 +8,7 @@ import (
 	"maps"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -92,7 +93,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 			return err
 		}
 	}
-	return r.writeSecret(ctx, obj, o, step.Action, made)
+	return r.changeSecret(ctx, obj, o, step.Action, made)
 }
 
 // seal closes the account of the retiring CA. If the account is lost, seal closes an empty one, but only if nothing
@@ -120,6 +121,18 @@ func createCA(obj *v1alpha1.SigningAuthority, now time.Time) (*ca.Authority, []b
 		Algorithm:  ca.Algorithm(obj.Spec.CA.KeyAlgorithm),
 		Lifetime:   lifetime,
 	}, now)
+}
+
+// changeSecret is writeSecret, which it calls again if only the metadata of the Secret has changed since it was read. Other
+// clients may change that all the time.
+func (r *Reconciler) changeSecret(
+	ctx context.Context, obj *v1alpha1.SigningAuthority, read *observation, action Action, made keypair.Pair,
+) error {
+	err := r.writeSecret(ctx, obj, read, action, made)
+	if apierrors.IsConflict(err) && r.readMetadata(ctx, read) {
+		err = r.writeSecret(ctx, obj, read, action, made)
+	}
+	return err
 }
 
 // writeSecret takes an action that changes the Secret, in one write. The write fails if the Secret has changed since it
@@ -150,6 +163,17 @@ func (r *Reconciler) writeSecret(
 		return fmt.Errorf("update Secret: %w", err)
 	}
 	return nil
+}
+
+// readMetadata reads the Secret of o again, and reports whether its data is the same.
+func (r *Reconciler) readMetadata(ctx context.Context, o *observation) bool {
+	latest := &corev1.Secret{}
+	err := call.Get(ctx, r.Live, client.ObjectKeyFromObject(o.object), latest)
+	same := err == nil && latest.UID == o.object.UID && maps.EqualFunc(latest.Data, o.object.Data, bytes.Equal)
+	if same {
+		o.object = latest
+	}
+	return same
 }
 
 // permit returns the lifetime cap and the signers that the signer must obey after action.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -122,6 +123,36 @@ func TestAChangeInterrupts(t *testing.T) {
 		latest.ResourceVersion = "7"
 		err := reconciler(latest).current(t.Context(), seen)
 		expect.True(t, apierrors.IsConflict(err) == test.interrupts && err != nil == test.interrupts, "%s: %v", name, err)
+	}
+}
+
+// TestSecretChangesWhileAStepIsTaken checks that another client's change of metadata does not stop a step, and stays, and
+// that a change of the data stops it.
+func TestSecretChangesWhileAStepIsTaken(t *testing.T) {
+	for name, test := range map[string]struct {
+		change func(*corev1.Secret)
+		done   bool
+	}{
+		"an annotation": {func(s *corev1.Secret) { s.Annotations = map[string]string{"time": "noon"} }, true},
+		"a key":         {func(s *corev1.Secret) { s.Data["tls.crt"] = []byte("x") }, false},
+	} {
+		obj := signingWith("cluster", newCA(t, day), clientSigner)
+		stored := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cluster", UID: "7"}, Data: map[string][]byte{"tls.crt": {}}}
+		r := reconciler(stored)
+		read := func() *corev1.Secret {
+			latest := &corev1.Secret{}
+			succeed(t, r.Live.Get(t.Context(), client.ObjectKeyFromObject(stored), latest))
+			return latest
+		}
+		o, changed := &observation{object: read()}, read()
+		test.change(changed)
+		succeed(t, r.Client.Update(t.Context(), changed))
+		err := r.act(t.Context(), obj, step{Action: Permit}, o)
+		after := read()
+		_, done := after.Data["authority.json"]
+		if done != test.done || apierrors.IsConflict(err) == test.done || len(after.Annotations) != len(changed.Annotations) {
+			t.Errorf("%s: done %t, error %v: %+v", name, done, err, after.ObjectMeta)
+		}
 	}
 }
 
