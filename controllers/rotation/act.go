@@ -176,14 +176,18 @@ func (r *Reconciler) readMetadata(ctx context.Context, o *observation) bool {
 	return same
 }
 
-// permit returns the lifetime cap and the signers that the signer must obey after action.
+// permit returns the signing CA, the lifetime cap and the signers that the signer must obey after action.
 func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keypair.Permit {
 	lifetime := r.OldLifetimeCap
 	if own := obj.Spec.Lifetimes.OldCap; own != nil {
 		lifetime = own.Duration
 	}
-	return keypair.Permit{
+	permit := keypair.Permit{
 		Authority: obj.Name, LifetimeCap: max(lifetime, shortestCap),
 		Signers: permittedSigners(&obj.Spec, &obj.Status, action),
 	}
+	if signing := signingAfter(&obj.Status, action); signing != nil {
+		permit.KeyID = signing.KeyID
+	}
+	return permit
 }

@@ -124,11 +124,14 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 		}
 		return authority, factsOf(authority)
 	}
-	o.object, o.ring, o.Secret.PermittedSigners = object, ring, ring.Permit.Signers
+	o.object, o.ring = object, ring
 	_, o.Secret.TLS = load(tlsPair, ring.TLS)
 	o.signing, o.Secret.Signing = load(signingPair, ring.Signing)
 	o.candidate, o.Secret.Candidate = load(candidatePair, ring.Candidate)
 	o.retiring, o.Secret.Retiring = load(retiringPair, ring.Retiring)
+	if proven := ring.Permit.KeyID; proven == "" || o.signing != nil && o.signing.KeyID() == proven {
+		o.Secret.PermittedSigners = ring.Permit.Signers
+	}
 	permit := editSecret(ring, Permit, keypair.Pair{}, r.permit(obj, Permit)).Permit
 	o.Permitted = ring.Signing.Empty() || ring.Permit.Equal(permit)
 	return nil

@@ -331,7 +331,12 @@ func newSigner(a *authority) *signer {
 
 // read reads the Secret as the signer's source does: if the new content is invalid, the last one stays in use.
 func (s *signer) read(a *authority) {
-	if ring := a.ring(); a.alive(string(ring.Signing.Cert)) {
+	ring := a.ring()
+	if cert := string(ring.Signing.Cert); a.alive(cert) {
+		if proven := ring.Permit.KeyID; proven != "" && proven != a.cas[cert].authority.KeyID() {
+			a.saw("a signer refuses a CA that is not proven")
+			return
+		}
 		s.view = ring
 	}
 }
@@ -570,6 +575,8 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	case after.Signing.Empty():
 	case len(after.Signing.Cert) == 0 || len(after.Signing.Key) == 0:
 		a.fail("%s leaves half a pair", action)
+	case s.Signing != nil && permit.KeyID != a.cas[string(after.Signing.Cert)].authority.KeyID():
+		a.fail("%s permits %q", action, permit.KeyID)
 	case permit.Authority != a.name || !a.mayPermit(string(after.Signing.Cert), permit.Signers):
 		a.fail("%s leaves the permit %v", action, permit)
 	case !after.Candidate.Empty() && permit.LifetimeCap != oldCap:

@@ -176,11 +176,10 @@ func (a *authority) misfortune() {
 	}
 }
 
-// mixesUp makes another client copy one pair of the Secret to another. No pair is copied to the place of what signs: a signer
-// would use it, as would the holder of the right to write the Secret.
+// mixesUp makes another client copy one pair of the Secret to another.
 func (a *authority) mixesUp() {
-	from, to := []string{"tls", "signing", "candidate", "retiring"}, []string{"tls", "candidate", "retiring"}
-	source, target := from[a.random.IntN(len(from))], to[a.random.IntN(len(to))]
+	names := []string{"tls", "signing", "candidate", "retiring"}
+	source, target := names[a.random.IntN(len(names))], names[a.random.IntN(len(names))]
 	a.edit(func(ring *keypair.Ring) {
 		*pairsByKey(ring)[target] = *pairsByKey(ring)[source]
 		if a.chance(5) {

@@ -85,7 +85,7 @@ var often = map[string]int{
 	"its owner brings a new CA":            15, "its owner brings garbage": 4, "its owner brings nothing": 20,
 	"its owner brings what signs": 6, "its owner brings the candidate": 9,
 	"a signer comes": 3, "what signs is not for all": 2, "a pair is copied": 5, "what signs is taken out": 3, "a pair is spoilt": 1,
-	"a pair is copied back": 20, "an edit is removed": 10, "a signing pair is put back": 3, "a candidate pair is put back": 1,
+	"a signer refuses a CA that is not proven": 2, "a pair is copied back": 20, "an edit is removed": 10, "a signing pair is put back": 3, "a candidate pair is put back": 1,
 	"an operation is dropped without an answer": 9,
 	"clocks disagree true, time unknown false":  100, "clocks disagree true, time unknown true": 100,
 	"a reconcile without an agreed time": 1500,

@@ -339,14 +339,20 @@ func withoutTrust(signers []string, authority *v1alpha1.CAStatus) []string {
 func permittedSigners(
 	spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, action Action,
 ) []string {
-	signing := status.Signing
+	signing := signingAfter(status, action)
+	return slices.DeleteFunc(slices.Clone(spec.Signers), func(name string) bool { return !trustedFor(signing, name) })
+}
+
+// signingAfter returns the CA that signs after action.
+func signingAfter(status *v1alpha1.SigningAuthorityStatus, action Action) *v1alpha1.CAStatus {
 	switch action {
 	case Switch:
-		signing = status.Candidate
+		return status.Candidate
 	case SwapBack:
-		signing = status.Retiring
+		return status.Retiring
+	default:
+		return status.Signing
 	}
-	return slices.DeleteFunc(slices.Clone(spec.Signers), func(name string) bool { return !trustedFor(signing, name) })
 }
 
 // askedToRefuse reports whether API servers verify certificates of the retiring CA, also for signers that were removed

@@ -26,6 +26,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
@@ -152,6 +153,27 @@ func TestSecretChangesWhileAStepIsTaken(t *testing.T) {
 		_, done := after.Data["authority.json"]
 		if done != test.done || apierrors.IsConflict(err) == test.done || len(after.Annotations) != len(changed.Annotations) {
 			t.Errorf("%s: done %t, error %v: %+v", name, done, err, after.ObjectMeta)
+		}
+	}
+}
+
+// TestLostStatusDoesNotProveAnEditedCA checks that a status that is rebuilt from the Secret does not permit a signing CA that
+// another client has put there.
+func TestLostStatusDoesNotProveAnEditedCA(t *testing.T) {
+	made, key, err := ca.New(ca.NewOptions{CommonName: "CA"}, noon)
+	succeed(t, err)
+	for keyID, want := range map[string]int{"": 1, made.KeyID(): 1, "another": 0} {
+		stored := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "cluster"}, Type: corev1.SecretTypeTLS, Data: map[string][]byte{}}
+		ring := keypair.Ring{
+			Signing: keypair.Pair{Cert: made.CertificatePEM(), Key: key},
+			Permit:  keypair.Permit{Authority: "cluster", KeyID: keyID, Signers: []string{clientSigner}},
+		}
+		succeed(t, ring.WriteTo(stored.Data))
+		r, o := reconciler(stored), &observation{facts: facts{Now: noon}}
+		r.loadPair = keypair.Pair.Load
+		succeed(t, r.readSecret(t.Context(), signingWith("cluster", nil, clientSigner), o))
+		if got := len(o.Secret.PermittedSigners); got != want {
+			t.Errorf("permit for %q: %d signers, want %d", keyID, got, want)
 		}
 	}
 }

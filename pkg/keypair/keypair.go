@@ -232,6 +232,11 @@ func (k *KeyPair) offerPair(certPEM, keyPEM, anchors []byte, permit Permit) {
 			return
 		}
 	}
+	if keyID := next.authority.KeyID(); permit.KeyID != "" && keyID != permit.KeyID {
+		k.value.Refuse(unavailable("CANotProven", "%s holds the signing CA %s, but only the CA %s is proven to be trusted by its verifiers: "+
+			"kubectl get signingauthorities -o wide shows how to restore it", k.name, keyID, permit.KeyID))
+		return
+	}
 	now := k.Clock.Now()
 	if err := next.authority.Usable(now); err != nil { // includes a CA in use that has expired
 		k.value.Refuse(k.unusable(err))

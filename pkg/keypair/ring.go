@@ -75,6 +75,8 @@ func (p Pair) under(roots []byte) Pair {
 type Permit struct {
 	// Authority is the name of the SigningAuthority.
 	Authority string `json:"authority"`
+	// KeyID is the key ID of the pair that may sign. Empty, as in a Secret of an earlier version, means any pair.
+	KeyID string `json:"keyID,omitempty"`
 	// Signers are the signer names whose verifiers are proven to trust the signing pair.
 	Signers []string `json:"signers"`
 	// LifetimeCap, if not zero, is the maximum lifetime of new certificates, whatever their profile says.
@@ -83,7 +85,7 @@ type Permit struct {
 
 // Equal reports whether p and other permit the same.
 func (p Permit) Equal(other Permit) bool {
-	return p.Authority == other.Authority && p.LifetimeCap == other.LifetimeCap && slices.Equal(p.Signers, other.Signers)
+	return p.Authority == other.Authority && p.KeyID == other.KeyID && p.LifetimeCap == other.LifetimeCap && slices.Equal(p.Signers, other.Signers)
 }
 
 // Ring is the content of a Secret whose signing CA is rotated: the signing pair, the candidate and the retiring pair.

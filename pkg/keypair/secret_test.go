@@ -75,6 +75,7 @@ func TestGuarded(t *testing.T) {
 	capped := func(r *Ring) { r.Permit.LifetimeCap = time.Hour }
 	both := func(r *Ring) { r.Permit.Signers = append(r.Permit.Signers, kubeletServing) }
 	wish := func(r *Ring) { r.TLS = two.pair() }
+	only := func(proven root) func(*Ring) { return func(r *Ring) { r.Permit.KeyID = proven.id } }
 	mixed := Pair{Cert: two.cert, Key: one.key}
 	for _, step := range []struct {
 		what            string
@@ -90,6 +91,8 @@ func TestGuarded(t *testing.T) {
 		{"for shorter", ringSecret(one.pair(), capped), one.id + " 1h0m0s", unproven, "", true},
 		{"half a Secret", broken(two.pair()), one.id + " 1h0m0s", unproven, "CAInvalid", false},
 		{"for another signer, with a pair that can't be used", ringSecret(mixed, both), one.id + " 1h0m0s", unproven, "CAInvalid", false},
+		{"the same, of a version that names the CA", ringSecret(one.pair(), capped, only(one)), one.id + " 1h0m0s", unproven, "CALoaded", true},
+		{"another client's pair", ringSecret(two.pair(), only(one)), one.id + " 1h0m0s", unproven, "CANotProven", false},
 		{"the switch", ringSecret(two.pair(), both), two.id + " 0s", two.id + " 0s", "CALoaded", true},
 		{"the pair goes", ringSecret(Pair{}), two.id + " 0s", two.id + " 0s", "CANotProven", false},
 	} {
@@ -186,7 +189,7 @@ func TestRoundTrip(t *testing.T) {
 		Signing:   Pair{[]byte("sc"), []byte("sk")},
 		Candidate: Pair{[]byte("cc"), []byte("ck")},
 		Retiring:  Pair{[]byte("rc"), []byte("rk")},
-		Permit:    Permit{Authority: "cluster", Signers: []string{"example.com/client"}, LifetimeCap: time.Hour},
+		Permit:    Permit{Authority: "cluster", KeyID: "a", Signers: []string{"example.com/client"}, LifetimeCap: time.Hour},
 	}
 	data := map[string][]byte{"else": []byte("kept")}
 	err := full.WriteTo(data)
