@@ -140,7 +140,7 @@ func (r *Reconciler) changeSecret(
 func (r *Reconciler) writeSecret(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, read *observation, action Action, made keypair.Pair,
 ) error {
-	ring, changed := editSecret(read.ring, action, made, r.permit(obj, action)), read.object.DeepCopy()
+	ring, changed := editSecret(read, action, made, r.permit(obj, action)), read.object.DeepCopy()
 	if changed.Data == nil {
 		changed.Data = map[string][]byte{}
 	}

@@ -13,10 +13,11 @@ import (
 
 // planCompleting removes the retiring CA:
 //  1. An operation is refused, a destroyed key is recorded, and an edited Secret stops the rotation.
-//  2. The ledger is closed, and no certificate is outstanding.
-//  3. The CA leaves the trust bundle.
-//  4. Every API server refuses it.
-//  5. Its key is destroyed.
+//  2. The Secret gets its permit.
+//  3. The ledger is closed, and no certificate is outstanding.
+//  4. The CA leaves the trust bundle.
+//  5. Every API server refuses it.
+//  6. Its key is destroyed.
 func (p *planner) planCompleting() {
 	s := p.status
 	switch {
@@ -29,6 +30,8 @@ func (p *planner) planCompleting() {
 	// A refusal proves nothing unless a certificate of the signing CA is accepted.
 	case p.signingMissing() && p.facts.Secret.Retiring != nil:
 		p.waitForSigningKey("remove retiring.crt and retiring.key from the Secret to continue")
+	case !p.facts.Permitted:
+		p.act(Permit)
 	case s.UnpublishedAt == nil:
 		p.planUnpublish()
 	case !p.facts.lost(s.Retiring) && !p.facts.sealed(s.Retiring): // a late leader has opened it
@@ -111,19 +114,18 @@ func (p *planner) refusalProvable() bool {
 }
 
 // planCompleted waits until a rotation is requested, the administrator brings a CA, or spec.rotateAfter is over:
-//  1. The candidate of a rotation that was rolled back is dropped.
+//  1. The candidate of a rotation that was rolled back is dropped, and no other CA.
 //  2. An edited Secret stops the rotation.
 //  3. A CA that the administrator brings becomes the candidate.
 //  4. A requested operation is answered.
 //  5. A lost signing pair waits for the administrator.
 //  6. The Secret gets its permit, a due rotation starts, and the bundle is published.
 func (p *planner) planCompleted() {
-	rolledBack := p.status.Intent == string(DropCandidate)
-	if rolledBack && p.facts.Secret.Candidate == nil {
-		p.status.Intent, rolledBack = "", false
+	if p.candidateMissing() { // it is dropped
+		p.status.Candidate, p.status.Intent = nil, ""
 	}
 	switch {
-	case rolledBack:
+	case p.status.Candidate != nil:
 		p.act(DropCandidate)
 	case p.checkSecret():
 	case p.brought():

@@ -132,7 +132,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	if proven := ring.Permit.KeyID; proven == "" || o.signing != nil && o.signing.KeyID() == proven {
 		o.Secret.PermittedSigners = ring.Permit.Signers
 	}
-	permit := editSecret(ring, Permit, keypair.Pair{}, r.permit(obj, Permit)).Permit
+	permit := editSecret(o, Permit, keypair.Pair{}, r.permit(obj, Permit)).Permit
 	o.Permitted = ring.Signing.Empty() || ring.Permit.Equal(permit)
 	return nil
 }

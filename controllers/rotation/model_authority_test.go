@@ -555,10 +555,14 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, pair.Equal)
 	}
 	s := a.status()
-	if a.stopped() {
+	onlyTLS := a.stopped("copy signing.crt and signing.key to tls.crt") || a.stopped("correct tls.crt")
+	if needsTLS := action == Switch || action == TakeCandidate; a.stopped("") && (needsTLS || !onlyTLS) {
 		a.fail("%s is taken while the rotation is stopped", action)
 	}
 	rolledBack := action == DropCandidate && before.TLS.Equal(before.Candidate)
+	if action == DropCandidate && string(before.Candidate.Cert) != s.Candidate.Certificate {
+		a.fail("a rollback destroys %s", before.Candidate.Cert)
+	}
 	if lost := before.TLS; !lost.Empty() && !has(after, lost) && !rolledBack {
 		a.fail("%s drops what its owner has brought, %s", action, lost.Cert)
 	}
@@ -586,9 +590,9 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	}
 }
 
-// stopped reports whether the rotation waits until its owner restores the Secret.
-func (a *authority) stopped() bool {
-	return strings.HasPrefix(meta.FindStatusCondition(a.status().Conditions, v1alpha1.ConditionReady).Message, notAsLeft)
+// stopped reports whether the rotation waits until its owner restores the Secret, with an instruction that begins with part.
+func (a *authority) stopped(part string) bool {
+	return strings.HasPrefix(meta.FindStatusCondition(a.status().Conditions, v1alpha1.ConditionReady).Message, notAsLeft+part)
 }
 
 // mayPermit reports whether the CA may sign for signers: the proven ones, and those with the same verifiers.

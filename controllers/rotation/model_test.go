@@ -339,7 +339,7 @@ func (c *cluster) live() error {
 
 func (c *cluster) step(a *authority) {
 	signers := a.spec().Signers
-	if a.status().Phase != v1alpha1.New && a.stopped() && c.chance(4) {
+	if a.status().Phase != v1alpha1.New && a.stopped("") && c.chance(4) {
 		if c.reconcile(a); !c.disagree() { // the owner follows instructions that are not out of date
 			a.repairs()
 		}

@@ -60,7 +60,8 @@ type step struct {
 	Account string
 	// Refused says why an operation is refused, and what is possible now.
 	Refused string
-	// Stopped says which keys of the Secret another client has edited, and how to restore them. Then Action is None.
+	// Stopped says which keys of the Secret another client has edited, and how to restore them. Then Action is None, unless
+	// only the pair tls is wrong.
 	Stopped string
 }
 
@@ -123,6 +124,9 @@ func next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthority
 	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
 	p.status.WaitingFor = nil
 	p.plan()
+	if p.wrongTLS != "" {
+		p.status.WaitingFor = slices.Insert(p.status.WaitingFor, 0, p.wrongTLS)
+	}
 	p.step.Status = *p.status
 	return p.step
 }
@@ -133,6 +137,8 @@ type planner struct {
 	status *v1alpha1.SigningAuthorityStatus
 	facts  facts
 	step   step
+	// wrongTLS says how to restore the pair tls, if the step does not need it.
+	wrongTLS string
 }
 
 // plan decides in this order:

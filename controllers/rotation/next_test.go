@@ -70,6 +70,11 @@ func firstCA() saStatus   { return in(v1alpha1.Preparing, "- new -") }
 func prepared() saStatus  { return in(v1alpha1.Prepared, "new - old") }
 func completed() saStatus { return in(v1alpha1.Completed, "old - -") }
 
+// wasRolledBack is the status before the candidate is dropped.
+func wasRolledBack() saStatus {
+	return with(in(v1alpha1.Completed, "old new -"), intends(DropCandidate))
+}
+
 func completing(unpublished bool) saStatus {
 	s := in(v1alpha1.Completing, "new - old")
 	if unpublished {
@@ -315,8 +320,8 @@ var preparingRows = []row{
 	when("the first is trusted, and an edit has ended", firstCA(), good("ended:mine - new -"), stops(correctTLS+"it has expired")),
 	when("the first is trusted, and is brought too", firstCA(), good("new - new -"), does(Switch)),
 	when("an edit while it is proven", preparing(), good("mine old new -"), stops(signingToTLS+"a rotation is under way")),
-	when("an edit can't be used, and the operation waits", preparing(), good("- old new -", rollBack, unusable("no key")),
-		stops(signingToTLS+"no key"), refuses("rotation rollback is refused: "+notAsLeft+signingToTLS+"no key; allowed now: ")),
+	when("an edit can't be used, and the operation waits", preparing(), good("- old new -", confirm, unusable("no key")),
+		stops(signingToTLS+"no key"), refuses("rotation confirm is refused: "+notAsLeft+signingToTLS+"no key; allowed now: ")),
 	when("tls.crt is removed", preparing(), good("- old new -"), stops(signingToTLS+"it is empty")),
 	when("the candidate is brought again", preparing(), good("new old new -"), does(Switch)),
 	when("the candidate can't be used", preparing(), good(onlyOld, spoilt(candidatePair)), stops("put the CA new back into candidate.crt and "+
@@ -325,9 +330,18 @@ var preparingRows = []row{
 	when("the candidate is also the retiring CA", preparing(), good("old old new new"), stops(removeRetiring+"new"+strangeCA)),
 	when("a candidate is gone that this manager made", preparing(), good(onlyOld), waits(candidateBack+"; or run \"rotation rollback\""),
 		records("candidate new", "published 2")),
-	when("a first candidate is gone that this manager made", firstCA(), good(noKeys), waits(candidateBack)),
+	when("a first candidate is gone that this manager made", firstCA(), good(noKeys), does(MakeCandidate),
+		waits("another first CA is made: the key of the CA new is missing from the Secret, and it has issued nothing"), records("candidate none", "generation 3")),
+	when("a first candidate is gone that this manager made, and may have begun to sign", with(firstCA(), intends(Switch)), good(noKeys), waits(candidateBack)),
+	when("a first candidate is gone that this manager made, and has issued", firstCA(), good(noKeys, func(f *facts) {
+		f.Accounts["new"] = ledger.Account{Signers: map[string]time.Time{clientSigner: noon}}
+	}), waits(candidateBack)),
 	when("a first candidate is gone, and a CA is brought", firstCA(), good("mine - - -"), does(TakeCandidate), records("candidate mine")),
-	when("rollback", preparing(), good(both, rollBack), enters(v1alpha1.Completed), does(DropCandidate), records("candidate none")),
+	when("rollback", preparing(), good(both, rollBack), enters(v1alpha1.Completed), does(DropCandidate), records("candidate new")),
+	when("rollback, and an edit of tls.crt", preparing(), good("mine old new -", rollBack), enters(v1alpha1.Completed), does(DropCandidate),
+		stops(signingToTLS+"a rotation is under way")),
+	when("the signer does not know of the cap, and an edit of tls.crt", preparing(), good("mine old new -", unpermitted), does(Permit),
+		stops(signingToTLS+"a rotation is under way")),
 	when("its owner has thought better of it, and the manager died before the Secret was written",
 		with(in(v1alpha1.Preparing, "- mine -"), intends(TakeCandidate)), good("mine - old -"), does(TakeCandidate)),
 
@@ -405,7 +419,14 @@ var preparedRows = []row{
 	when("roll back, intent noted, and one has come that does not trust it", with(prepared(), intends(SwapBack)), good(switched, left),
 		waits("10.0.0.8:6443"), records("intent SwapBack")),
 	when("roll back, intent noted, and an edit", with(prepared(), intends(SwapBack)), good(ownLate),
-		stops(signingToTLS+"a rotation is under way"), records("intent SwapBack")),
+		does(SwapBack), stops(signingToTLS+"a rotation is under way")),
+	when("roll back, and an edit of tls.crt", prepared(), good(ownLate, rollBack), does(SwapBack), stops(signingToTLS+"a rotation is under way")),
+	when("complete, and an edit of tls.crt", prepared(), good(ownLate, complete), enters(v1alpha1.Completing),
+		stops(signingToTLS+"a rotation is under way")),
+	when("a spec that the signer does not know, and an edit of tls.crt", prepared(), good(ownLate, unpermitted), does(Permit),
+		stops(signingToTLS+"a rotation is under way")),
+	when("roll back, and an edit of candidate.crt too", prepared(), good("mine new other old", rollBack), stops(removeCandidate+"other"+strangeCA),
+		refuses(notAsLeft)),
 	when("roll back, intent noted, and the key is gone", with(prepared(), intends(SwapBack)), good(oldGone), waits("is missing from the Secret"),
 		records("intent ")),
 	when("roll back, intent noted, and the CA has ended", with(prepared(), intends(SwapBack)), good(switched, complete, late),
@@ -446,7 +467,10 @@ var completingRows = []row{
 		records("retiring none", "last retired old", "unpublished never", "last completed 12:00")),
 	when("another CA is in the place of what retires, which API servers refuse of course", completing(true), good("new new - older", sealed),
 		stops("put the CA old back into retiring.crt and retiring.key of the Secret, from a backup: they hold the CA older")),
-	when("an edit of tls.crt", completing(true), good(ownLate, sealed), stops(signingToTLS+"a rotation is under way")),
+	when("an edit of tls.crt", completing(true), good(ownLate, sealed), does(DestroyRetiring), stops(signingToTLS+"a rotation is under way")),
+	when("an edit of tls.crt, and one still accepts it", completing(true), good(ownLate, sealed, stillTrusted),
+		stops(signingToTLS+"a rotation is under way"), waits("10.0.0.9:6443")),
+	when("a spec that the signer does not know", completing(true), good(switched, sealed, unpermitted), does(Permit)),
 	when("the ledger was opened by who led before", completing(true), good(switched), does(Seal)),
 }
 
@@ -469,8 +493,14 @@ var completedRows = []row{
 	when("what signs can't be used, and there is no copy", completed(), good(noKeys, spoilt(signingPair)), stops(signingBack+"no key")),
 	when("a candidate that no rotation made can't be used", completed(), good(onlyOld, spoilt(candidatePair)),
 		stops("remove candidate.crt and candidate.key from the Secret, or restore them from a backup: no key")),
-	when("a candidate that was rolled back", with(completed(), intends(DropCandidate)), good(both), does(DropCandidate)),
-	when("a candidate was rolled back, and is dropped", with(completed(), intends(DropCandidate)), good(onlyOld), records("intent ")),
+	when("a candidate that was rolled back", wasRolledBack(), good(both), does(DropCandidate)),
+	when("a candidate that was rolled back, and an edit of tls.crt", wasRolledBack(), good("- old new -", unusable("no key")), does(DropCandidate)),
+	when("a candidate was rolled back, and is dropped", wasRolledBack(), good(onlyOld), records("intent ", "candidate none")),
+	when("a candidate was rolled back, and its place has the only copy of what signs", wasRolledBack(), good("- - old -"),
+		stops("copy candidate.crt and candidate.key to signing.crt and signing.key of the Secret, which must hold the CA old"), records("candidate none")),
+	when("a candidate was rolled back, and its place has another CA", wasRolledBack(), good(otherNew), stops(removeCandidate+"other"+strangeCA)),
+	when("a spec that the signer does not know, and an edit of tls.crt", completed(), good("- old - -", unusable("no key"), unpermitted), does(Permit),
+		stops(signingToTLS+"no key")),
 	when("an owner's CA", completed(), good(ownCA), begins(TakeCandidate),
 		records("candidate mine", "candidate adopted 12:00", "candidate confirmed never")),
 	when("an owner's CA with the same key", completed(), good("mine/old old - -"), stops(signingToTLS+"it has the key of the signing CA")),

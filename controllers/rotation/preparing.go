@@ -146,10 +146,21 @@ func (p *planner) placeCandidate() bool {
 		p.act(MakeCandidate)
 	case v1alpha1.SameCA(secret.TLS, s.Candidate):
 		p.act(TakeCandidate)
+	case p.firstCandidateLost():
+		p.wait("another first CA is made: the key of the CA %s is missing from the Secret, and it has issued nothing", s.Candidate.KeyID)
+		p.start()
 	default:
 		return p.waitForCandidate()
 	}
 	return true
+}
+
+// firstCandidateLost reports whether the manager made the first CA, and lost it before it was to sign. No signer has had
+// it then.
+func (p *planner) firstCandidateLost() bool {
+	s, signing := p.status, p.facts.Secret.Signing
+	return s.Signing == nil && signing == nil && s.Candidate.AdoptedAt == nil && s.Intent != string(Switch) &&
+		len(p.facts.Accounts[s.Candidate.KeyID].Signers) == 0
 }
 
 // waitForCandidate waits for a lost candidate, and reports whether it does: a rollback needs no candidate.
@@ -186,11 +197,13 @@ func (p *planner) giveUp() {
 			"tls.key of the Secret")
 		return
 	}
-	p.status.Candidate = nil
 	p.enter(v1alpha1.Completed)
 	p.acceptOperation()
-	if p.facts.Secret.Candidate != nil {
-		p.act(DropCandidate)
+	if p.candidateMissing() {
+		p.status.Candidate = nil
+	}
+	if p.status.Candidate != nil {
+		p.act(DropCandidate) // the status has the candidate until then
 	}
 }
 

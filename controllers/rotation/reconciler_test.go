@@ -157,6 +157,30 @@ func TestSecretChangesWhileAStepIsTaken(t *testing.T) {
 	}
 }
 
+// TestRollbackAndTLS checks that a rollback replaces the CA in tls.crt that it ends, also if it is stored there in another
+// form: otherwise it would be adopted again. Any other content stays as another client has written it.
+func TestRollbackAndTLS(t *testing.T) {
+	pair := func(text string) keypair.Pair { return keypair.Pair{Cert: []byte(text), Key: []byte(text)} }
+	brought, signing, candidate, retiring := pair("a"), pair("old"), pair("a\n"), pair("older")
+	for name, test := range map[string]struct {
+		tls    string
+		action Action
+		want   keypair.Pair
+	}{
+		"the candidate, which is dropped":          {"new", DropCandidate, signing},
+		"another CA, and the candidate is dropped": {"other", DropCandidate, brought},
+		"the CA that signed":                       {"old", SwapBack, retiring},
+		"another CA, and the retiring CA signs":    {"other", SwapBack, brought},
+		"garbage, and the retiring CA signs":       {"-", SwapBack, brought},
+	} {
+		o := &observation{ring: keypair.Ring{TLS: brought, Signing: signing, Candidate: candidate, Retiring: retiring}}
+		o.Secret = secretFacts{TLS: fact(test.tls), Signing: fact("old"), Candidate: fact("new"), Retiring: fact("older")}
+		if ring := editSecret(o, test.action, keypair.Pair{}, keypair.Permit{}); !ring.TLS.Equal(test.want) {
+			t.Errorf("%s: %s", name, ring.TLS.Cert)
+		}
+	}
+}
+
 // TestLostStatusDoesNotProveAnEditedCA checks that a status that is rebuilt from the Secret does not permit a signing CA that
 // another client has put there.
 func TestLostStatusDoesNotProveAnEditedCA(t *testing.T) {

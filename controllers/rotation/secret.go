@@ -48,10 +48,34 @@ const notAsLeft = "the Secret is not as the rotation left it, restore it in one 
 //  1. The pair retiring holds the retiring CA.
 //  2. The pair signing holds the signing CA.
 //  3. The pair candidate holds the candidate, which may sign here.
-//  4. The pair tls holds the signing CA, the candidate, or a CA that the administrator brings.
+//  4. The pair tls holds the signing CA, the candidate, or a CA that the administrator brings. No signer reads it, so it
+//     does not stop steps that are right whatever it holds.
 //
 // The pairs of 1 to 3 may be missing too if no other pair holds their CA. Then the key is lost, and the phase decides.
 func (p *planner) checkSecret() bool {
+	wrong := p.wrongPairs()
+	onlyTLS := len(wrong) == 0
+	if onlyTLS { // otherwise the pair tls may hold what another pair lacks
+		err := p.checkTLS()
+		if err == nil {
+			return false
+		}
+		wrong = []string{err.Error()}
+	}
+	p.step.Stopped = notAsLeft + strings.Join(wrong, "; ")
+	if onlyTLS && p.needsNoTLS() {
+		p.wrongTLS = wrong[0]
+		return false
+	}
+	p.status.WaitingFor = wrong
+	if p.facts.Operation != "" {
+		p.refuseOperation("%s", p.step.Stopped)
+	}
+	return true
+}
+
+// wrongPairs returns how to restore the pairs retiring, signing and candidate.
+func (p *planner) wrongPairs() []string {
 	secret, retiring, signing := &p.facts.Secret, p.status.Retiring, p.status.Signing
 	if p.status.Phase == v1alpha1.New { // the status is lost: only the Secret knows the CAs
 		signing = secret.Signing
@@ -70,19 +94,20 @@ func (p *planner) checkSecret() bool {
 			wrong = append(wrong, err.Error())
 		}
 	}
-	wrong = append(copies, wrong...) // a removal could destroy what is to be copied
-	if len(wrong) == 0 {             // otherwise the pair tls may hold what another pair lacks
-		err := p.checkTLS()
-		if err == nil {
-			return false
-		}
-		wrong = []string{err.Error()}
+	return append(copies, wrong...) // a removal could destroy what is to be copied
+}
+
+// needsNoTLS reports whether the next step is a rollback, part of a completion, or a Permit. They are right whatever the pair
+// tls holds.
+func (p *planner) needsNoTLS() bool {
+	switch operation := p.facts.Operation; p.status.Phase {
+	case v1alpha1.Prepared, v1alpha1.Completing:
+		return true
+	case v1alpha1.Preparing:
+		return operation == v1alpha1.OperationRollback || operation == "" && !p.facts.Permitted
+	default:
+		return operation == "" && !p.facts.Permitted
 	}
-	p.status.WaitingFor, p.step.Stopped = wrong, notAsLeft+strings.Join(wrong, "; ")
-	if p.facts.Operation != "" {
-		p.refuseOperation("%s", p.step.Stopped)
-	}
-	return true
 }
 
 // check returns how to restore the pair of that name, which holds found instead of want.
@@ -205,10 +230,16 @@ func (p *planner) refuseCA(authority *v1alpha1.CAStatus) error {
 	}
 }
 
-// editSecret returns ring after action. Each action is one write. made is the key pair of MakeCandidate. permit is what
-// the signer must obey from then on. Its lifetime cap applies while there is a candidate.
-func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keypair.Permit) keypair.Ring {
-	none := keypair.Pair{}
+// tlsFollows reports whether the pair tls is empty, or holds authority. Any other content is an edit of another client, which
+// stays.
+func (o *observation) tlsFollows(authority *v1alpha1.CAStatus) bool {
+	return o.ring.TLS.Empty() || v1alpha1.SameCA(o.Secret.TLS, authority)
+}
+
+// editSecret returns the ring of o after action. Each action is one write. made is the key pair of MakeCandidate. permit
+// is what the signer must obey from then on. Its lifetime cap applies while there is a candidate.
+func editSecret(o *observation, action Action, made keypair.Pair, permit keypair.Permit) keypair.Ring {
+	ring, none := o.ring, keypair.Pair{}
 	switch action {
 	case MakeCandidate:
 		ring.Candidate = made
@@ -218,14 +249,17 @@ func editSecret(ring keypair.Ring, action Action, made keypair.Pair, permit keyp
 			ring.TLS = ring.Signing
 		}
 	case DropCandidate:
-		if ring.TLS.Equal(ring.Candidate) { // otherwise it would be taken again
+		if o.tlsFollows(o.Secret.Candidate) { // otherwise it would be taken again
 			ring.TLS = ring.Signing
 		}
 		ring.Candidate = none
 	case Switch:
 		ring.Retiring, ring.Signing, ring.TLS, ring.Candidate = ring.Signing, ring.Candidate, ring.Candidate, none
 	case SwapBack:
-		ring.Signing, ring.TLS, ring.Retiring = ring.Retiring, ring.Retiring, ring.Signing
+		if o.tlsFollows(o.Secret.Signing) {
+			ring.TLS = ring.Retiring
+		}
+		ring.Signing, ring.Retiring = ring.Retiring, ring.Signing
 	case DestroyRetiring:
 		ring.Retiring = none
 	}

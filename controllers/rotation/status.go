@@ -208,7 +208,7 @@ func ready(status *v1alpha1.SigningAuthorityStatus, stopped string, f facts) met
 func trusted(obj *v1alpha1.SigningAuthority, f facts) metav1.Condition {
 	const kind = v1alpha1.ConditionTrusted
 	proof, authority := f.Signing, obj.Status.Signing
-	if obj.Status.Candidate != nil {
+	if obj.Status.Phase == v1alpha1.Preparing && obj.Status.Candidate != nil {
 		proof, authority = f.Candidate, obj.Status.Candidate
 	}
 	probed := obj.Status.Phase == v1alpha1.Preparing || obj.Status.Phase == v1alpha1.Prepared

@@ -334,6 +334,8 @@ var rotationMutations = []mutation{
 	{"rotation: what the administrator brought is not replaced", "controllers/rotation/preparing.go", "case s.Candidate == nil:\n\t\tp.act(MakeCandidate)", "case s.Candidate == nil || secret.Candidate == nil:\n\t\tp.act(MakeCandidate)", rotationTests},
 	{"rotation: a confirmation is part of trust", "controllers/rotation/status.go", "case len(unconfirmed) > 0:", "case false:", rotationTests},
 	{"rotation: an edited Secret is refused", "controllers/rotation/secret.go", "if err == nil {\n\t\t\treturn false", "if true {\n\t\t\treturn false", rotationTests},
+	{"rotation: a rollback drops only its candidate", "controllers/rotation/completing.go", "if p.candidateMissing() {", "if p.facts.Secret.Candidate == nil {", rotationTests},
+	{"rotation: a rollback keeps an edit of tls.crt", "controllers/rotation/secret.go", "if o.tlsFollows(o.Secret.Signing) {", "if true {", rotationTests},
 	{"rotation: only the proven CA signs", "pkg/keypair/keypair.go", "permit.KeyID != \"\" && keyID != permit.KeyID", "keyID == \"\"", "./pkg/keypair"},
 	{"rotation: signers without proof", "controllers/rotation/next.go", "return !trustedFor(signing, name) }", "return !trustedFor(signing, name) && false }", rotationTests},
 	{"rotation: no step on what has changed", "controllers/rotation/act.go", "latest.UID == obj.UID && latest.Generation == obj.Generation && sameStatus", "latest.UID == obj.UID || sameStatus", rotationTests},
