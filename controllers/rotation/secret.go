@@ -180,6 +180,11 @@ func (p *planner) signingMissing() bool {
 	return p.status.Signing != nil && !v1alpha1.SameCA(p.facts.Secret.Signing, p.status.Signing)
 }
 
+// candidateMissing reports whether candidate.crt and candidate.key lack the candidate.
+func (p *planner) candidateMissing() bool {
+	return p.status.Candidate != nil && !v1alpha1.SameCA(p.facts.Secret.Candidate, p.status.Candidate)
+}
+
 // waitForSigningKey waits for a lost signing pair. otherwise says what is possible without a backup.
 func (p *planner) waitForSigningKey(otherwise string) {
 	p.wait("put the CA %s back into signing.crt and signing.key of the Secret, from a backup: its key is missing; "+
@@ -199,8 +204,7 @@ var errEmpty = errors.New("it is empty")
 // candidate is accepted only between two rotations, or if the present candidate is missing.
 func (p *planner) refuseTLS() error {
 	secret, phase := &p.facts.Secret, p.status.Phase
-	replaceable := phase == v1alpha1.Preparing && (secret.Signing == nil ||
-		p.status.Candidate != nil && !v1alpha1.SameCA(secret.Candidate, p.status.Candidate))
+	replaceable := phase == v1alpha1.Preparing && (secret.Signing == nil || p.candidateMissing())
 	switch {
 	case secret.Unusable[tlsPair] != nil:
 		return secret.Unusable[tlsPair]
