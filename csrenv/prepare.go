@@ -109,7 +109,7 @@ func (a *authn) Start() error {
 			return fmt.Errorf("read the --%s of the environment's own Authn, which its Start must write: %w", clientCAFile, err)
 		}
 	}
-	return os.WriteFile(a.file, slices.Concat(trusted, []byte("\n"), a.signing), 0o640)
+	return os.WriteFile(a.file, slices.Concat(trusted, []byte("\n"), a.signing), 0o640) //nolint:gosec // the folder is envtest's own
 }
 
 // certAuthn is authentication by client certificate, as envtest's default, which it does not export.

@@ -75,7 +75,7 @@ func TestPrepareKeepsAuthn(t *testing.T) {
 			if want := test.before + string(signing.CertPEM); err != nil || string(got) != want {
 				t.Errorf("the file holds %q, %v, want %q", got, err, want)
 			}
-			if cfg, err := apiServer.Authn.AddUser(envtest.User{Name: "a"}, nil); err != nil || cfg.Username != "own" {
+			if cfg, err := apiServer.AddUser(envtest.User{Name: "a"}, nil); err != nil || cfg.Username != "own" {
 				t.Errorf("AddUser: %v, %v", cfg, err)
 			}
 		})

@@ -200,7 +200,6 @@ type known struct {
 	nodes    map[string]*inventory.Entry
 	reserved san.Reserved
 	names    map[string]serving.Name // about names and addresses
-	fault    error                   // of the lookup
 	asked    []string                // the nodes that were looked up
 }
 

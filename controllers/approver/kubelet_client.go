@@ -49,15 +49,9 @@ func (n KubeletClient) Judge(ctx context.Context, req *csr.Request, from Readers
 	}
 	var allowed []kubeletclient.Permission
 	if !first || n.Bootstrap.Reviewed() {
-		for _, permission := range permissions {
-			permitted, err := from.Authorizer.Allowed(ctx, req.Requester, permission.Attributes())
-			if err != nil {
-				return judge.Decision{}, fmt.Errorf("review permission %s of the requester: %w", string(permission), err)
-			}
-			if permitted {
-				allowed = append(allowed, permission)
-				break
-			}
+		var err error
+		if allowed, err = review(ctx, req, permissions, from); err != nil {
+			return judge.Decision{}, err // the queue retries
 		}
 		if decision := policy.Judge(req, allowed...); decision.Verdict != judge.Approve || !first {
 			return decision, nil
@@ -74,6 +68,22 @@ func (n KubeletClient) Judge(ctx context.Context, req *csr.Request, from Readers
 		return missing(req, err), nil
 	}
 	return n.Bootstrap.Judge(req, found, allowed...), nil
+}
+
+// review returns the first of permissions that the requester has, if any.
+func review(
+	ctx context.Context, req *csr.Request, permissions []kubeletclient.Permission, from Readers,
+) (allowed []kubeletclient.Permission, err error) {
+	for _, permission := range permissions {
+		permitted, err := from.Authorizer.Allowed(ctx, req.Requester, permission.Attributes())
+		if err != nil {
+			return nil, fmt.Errorf("review permission %s of the requester: %w", string(permission), err)
+		}
+		if permitted {
+			return []kubeletclient.Permission{permission}, nil
+		}
+	}
+	return nil, nil
 }
 
 // missing returns the decision about a first certificate while a fact is unknown because of err.

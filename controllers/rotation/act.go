@@ -79,7 +79,7 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 		}
 		return r.publisher.Prune(ctx, cert)
 	case MakeCandidate, TakeCandidate: // the ledger must know a CA before it is stored anywhere
-		keyID := ""
+		var keyID string
 		if step.Action == TakeCandidate {
 			keyID = obj.Status.Candidate.KeyID
 		} else {
