@@ -262,7 +262,7 @@ func (r *Reconciler) sign(req *csr.Request, signer Signer) Outcome {
 	trust := r.trustOf(signer.KeyPair, authority)
 	violation := signer.checkTrust(req, trust)
 	switch {
-	case violation != nil && trust.unread != "":
+	case violation != nil && trust.unread != isRead:
 		return Outcome{Request: req, quiet: trust.unread == notRead, Decision: judge.Wait.Because("CATrustUnknown",
 			"it is unknown whether API servers trust this CA: %s; if they do, the request is refused (%s: %s), otherwise it is signed",
 			trust.unread, violation.Reason, violation.Message)}

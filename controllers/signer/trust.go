@@ -70,36 +70,45 @@ func (c cause) of(signerName string) string {
 	return ""
 }
 
+// unread is why the trust in a CA is not known, as a clause.
+type unread string
+
+const (
+	isRead  unread = ""
+	notRead unread = "that has not been read yet"
+)
+
+// mistrust says that API servers refuse the client certificates of a built-in signer.
+type mistrust string
+
+const noMistrust mistrust = ""
+
 // caTrust says what a cluster does with the certificates of a CA. If the cluster trusts the CA, a custom signer has
 // strict rules. Otherwise its holder could make users or servers of the cluster.
 type caTrust struct {
 	authority *ca.Authority // the CA
-	// unread says why the trust is not known. The strict rules apply, but what they refuse waits.
-	unread string
+	// unread is isRead if the trust is known. Otherwise the strict rules apply, but what they refuse waits.
+	unread unread
 	// strict is why the strict rules apply; noCause if they do not.
 	strict cause
 	// proxies is why a client may be a front proxy; noCause if it can't. A front proxy names any user in a header, and the
 	// API server believes it. proxyNames are the permitted common names; empty means any.
 	proxies    cause
 	proxyNames []string
-	// warning says that API servers refuse the client certificates of a built-in signer; empty if they accept them. warned
-	// is when that was last reported.
-	warning string
+	// warning is noMistrust if API servers accept the CA. warned is when it was last reported.
+	warning mistrust
 	warned  time.Time
 }
 
 // differs reports whether the rules or the warning of other are different. Why the trust is unread does not count: the
 // text of an error may differ each time.
 func (c caTrust) differs(other caTrust) bool {
-	return c.authority != other.authority || (c.unread == "") != (other.unread == "") || c.strict != other.strict ||
+	return c.authority != other.authority || (c.unread == isRead) != (other.unread == isRead) || c.strict != other.strict ||
 		c.proxies != other.proxies || !slices.Equal(c.proxyNames, other.proxyNames) || c.warning != other.warning
 }
 
-// notRead is why the trust in a CA is unknown before the first read.
-const notRead = "that has not been read yet"
-
 // unknownTrust returns the trust in authority while it is not known, because of why.
-func unknownTrust(authority *ca.Authority, why string) caTrust {
+func unknownTrust(authority *ca.Authority, why unread) caTrust {
 	return caTrust{authority: authority, unread: why, strict: trustedForClients, proxies: trustedForProxies}
 }
 
@@ -121,7 +130,7 @@ func (r *Reconciler) Trusted(signerName string, now time.Time) (_ rules.Trust, r
 	}
 	trust := r.trustOf(pair, authority)
 	switch {
-	case trust.unread != "":
+	case trust.unread != isRead:
 		return rules.Trust{Why: fmt.Sprintf("it is unknown whether API servers trust the CA of signer %s: %s", signerName, trust.unread)},
 			trust.unread == notRead
 	case trust.strict != noCause:
@@ -197,15 +206,14 @@ func (p published) trustIn(authority *ca.Authority) caTrust {
 	return caTrust{authority: authority, strict: strict, proxies: proxies, proxyNames: p.proxyNames}
 }
 
-// refuses returns a warning if API servers refuse the client certificates that authority signs for clients, or an empty
-// text.
-func (p published) refuses(authority *ca.Authority, clients []string) string {
+// refuses returns whether API servers refuse the client certificates that authority signs for clients.
+func (p published) refuses(authority *ca.Authority, clients []string) mistrust {
 	if len(clients) == 0 || leadsTo(authority, givenWith(authority), p.clients) {
-		return ""
+		return noMistrust
 	}
-	return fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
+	return mistrust(fmt.Sprintf("%s of ConfigMap %s/%s does not hold the CA with key %s, so API servers answer 401 to its "+
 		"certificates for %s: append this CA to the --client-ca-file of every API server, or sign with a CA that is in it",
-		trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(clients, " and "))
+		trust.ExtensionKey, trust.ExtensionNamespace, trust.ExtensionName, authority.KeyID(), strings.Join(clients, " and ")))
 }
 
 // givenWith returns the certificates that were given with the CA, and its own. The holder of a leaf can append any of
@@ -288,7 +296,7 @@ func (r *Reconciler) readTrust(
 		found.warning = published.refuses(authority, pair.ClientSigners())
 		found.warned = warnOfTrust(pair, before, found.warning)
 	} else {
-		found, pause = unknownTrust(authority, err.Error()), trustRetry
+		found, pause = unknownTrust(authority, unread(err.Error())), trustRetry
 		found.warning, found.warned = before.warning, before.warned
 	}
 	if published.noRoots { // they may be published soon
@@ -306,17 +314,17 @@ func (r *Reconciler) readTrust(
 }
 
 // warnOfTrust reports warning as metric and Event, the Event again while it holds. It returns when it wrote the last Event.
-func warnOfTrust(pair *keypair.KeyPair, before caTrust, warning string) time.Time {
+func warnOfTrust(pair *keypair.KeyPair, before caTrust, warning mistrust) time.Time {
 	refused, now := 0.0, pair.Clock.Now()
-	if warning != "" {
+	if warning != noMistrust {
 		refused = 1
 	}
 	for _, name := range pair.ClientSigners() {
 		caNotTrusted.WithLabelValues(name).Set(refused)
 	}
-	if warning == "" || warning == before.warning && now.Sub(before.warned) < report.Again {
+	if warning == noMistrust || warning == before.warning && now.Sub(before.warned) < report.Again {
 		return before.warned
 	}
-	pair.Warn("CANotTrusted", warning)
+	pair.Warn("CANotTrusted", string(warning))
 	return now
 }

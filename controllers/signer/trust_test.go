@@ -204,7 +204,7 @@ func TestTrustIn(t *testing.T) {
 	} {
 		got := must(readPublished(t.Context(), test.found)).trustIn(test.authority)
 		names := strings.Join(got.proxyNames, " ")
-		if got.unread != "" || got.strict != test.strict || got.proxies != test.proxies || names != test.names || got.authority != test.authority {
+		if got.unread != isRead || got.strict != test.strict || got.proxies != test.proxies || names != test.names || got.authority != test.authority {
 			t.Errorf("%s: %+v, want %+v", name, got, test)
 		}
 	}
@@ -306,7 +306,7 @@ func TestReadTrust(t *testing.T) {
 		authority := must(pair.Authority(now))
 		trust := r.trustOf(pair, authority)
 		got := "strict: " + trust.strict.of("x")
-		if trust.unread != "" {
+		if trust.unread != isRead {
 			got = "unread"
 		}
 		if got != step.want || pause != step.pause || queue.count > 0 != step.wakes {
