@@ -78,7 +78,7 @@ kubeAPIQPS: 20
 dryRun: [approver]
 nodeBlockList: ns/blocked
 selfCheck: {bootstrapGroups: [joiners]}
-requestLimits: {maxRequestBytes: 1, maxDERBytes: 2, maxSubjectAttributes: 3, maxNames: 4, maxExtensions: 5}
+requestLimits: {maxRequestBytes: 1, maxDERBytes: 2, maxSubjectAttributes: 3, maxNames: 4, maxExtensions: 5, maxEntries: 6, maxObjectBytes: 7}
 concurrency: {signer: 9}
 leaderElection: {enabled: false}
 approval: {denial: Permanent}
@@ -99,7 +99,7 @@ cleaning:
 			want: func(c *config.Configuration) {
 				c.Controllers, c.KubeAPIQPS, c.Concurrency.Signer, c.LeaderElection.Enabled = []string{"signer", "csrcleaner"}, 20, 9, false
 				c.SelfCheck.BootstrapGroups = []string{"joiners"}
-				c.RequestLimits = csr.Limits{RequestBytes: 1, DERBytes: 2, SubjectAttributes: 3, Names: 4, Extensions: 5}
+				c.RequestLimits = csr.Limits{RequestBytes: 1, DERBytes: 2, SubjectAttributes: 3, Names: 4, Extensions: 5, Entries: 6, ObjectBytes: 7}
 				c.DryRun, c.NodeBlockList = []string{"approver"}, "ns/blocked"
 				c.Approval.Denial, c.Signing.Duration, c.Signing.MinRSABits = "Permanent", seconds(7200), 3072
 				c.Signing.CreateIfMissing, c.Signing.KeyAlgorithm, c.Signing.CADuration, c.Signing.Chain = true, "ECDSAP384", seconds(48*3600), "None"

@@ -38,11 +38,17 @@ type Limits struct {
 	Names int `json:"maxNames" min:"1"`
 	// Extensions limits PKCS#10 attributes and requested extensions together.
 	Extensions int `json:"maxExtensions" min:"1"`
+	// Entries limits each list and each map beside `spec.request`: labels, annotations, finalizers, owners, usages, and the
+	// groups and the extra of the requester.
+	Entries int `json:"maxEntries" min:"1"`
+	// ObjectBytes limits the bytes of all of these together with the user name.
+	ObjectBytes int `json:"maxObjectBytes" min:"1"`
 }
 
 // DefaultLimits are large enough for a node with hundreds of network interfaces.
 var DefaultLimits = Limits{
 	RequestBytes: 128 << 10, DERBytes: 64 << 10, SubjectAttributes: 256, Names: 1000, Extensions: 100,
+	Entries: 1000, ObjectBytes: 64 << 10,
 }
 
 func (l Limits) withDefaults() Limits {
@@ -52,8 +58,19 @@ func (l Limits) withDefaults() Limits {
 		SubjectAttributes: cmp.Or(l.SubjectAttributes, DefaultLimits.SubjectAttributes),
 		Names:             cmp.Or(l.Names, DefaultLimits.Names),
 		Extensions:        cmp.Or(l.Extensions, DefaultLimits.Extensions),
+		Entries:           cmp.Or(l.Entries, DefaultLimits.Entries),
+		ObjectBytes:       cmp.Or(l.ObjectBytes, DefaultLimits.ObjectBytes),
 	}
 }
+
+// The most bytes of one value, by its kind. A longer name of an object is RequestTooLarge, because no URL may hold it. The
+// conditions of approval rules read no value that is longer.
+const (
+	MaxName       = 253  // of an object, and of a DNS name (RFC 1035 section 2.3.4, as text)
+	MaxEmail      = 320  // RFC 5321 section 4.5.3.1: 64 before the @ and 255 behind it
+	MaxURI        = 2048 // SPIFFE-ID section 2.3
+	MaxCommonName = 64   // RFC 5280 appendix A, ub-common-name and ub-organization-name
+)
 
 func tooLarge(what string, most int, unit, setting string) *Refused {
 	return &Refused{ReasonTooLarge, fmt.Sprintf("%s more than %d %s (requestLimits.%s)", what, most, unit, setting)}
