@@ -75,7 +75,7 @@ type Reconciler struct {
 	Recorder events.EventRecorder
 	// Clock is the clock of pauses and audit records. If it is a clock.WithTicker, the delays of the queue follow it.
 	Clock clock.PassiveClock
-	// Audit, if set, receives a record of each decision, beside the log.
+	// Audit, if set, receives a record of each decision that is written, and of each decision of a dry run.
 	Audit *audit.Log
 
 	reporter *report.Reporter
@@ -299,7 +299,8 @@ func (r *Reconciler) write(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 	kind certificatesv1.RequestConditionType,
 ) (reconcile.Result, error) {
-	r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
+	record := recordOf(obj, req, decision)
+	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
 	written := obj.DeepCopy()
 	csr.AddCondition(written, kind, decision.Reason, decision.Message, time.Time{})
 	r.attempts.Store(obj.UID, inFlightOrStored) // a wake before the watch shows the decision does nothing
@@ -322,9 +323,8 @@ func (r *Reconciler) write(
 			r.limiter.giveBack(req)
 		}
 	}
-	unstored := decision
-	unstored.Message = result.Err.Error()
-	r.record(ctx, obj, req, audit.NotStored, decision.Verdict.String(), unstored)
+	record.Message = result.Err.Error()
+	r.Audit.Write(ctx, r.Clock.Now(), audit.NotStored, record)
 	switch {
 	case report.Refused(result.Err): // first, although the request may have changed: the fault concerns every request
 		errorsTotal.WithLabelValues(report.ErrorReason(result.Err)).Inc()
@@ -364,14 +364,15 @@ func (r *Reconciler) reportAndRequeue(
 	}
 }
 
-// report reports a decision that is not written as Event, metric and record, each distinct decision once.
+// report reports a decision that is not written as Event, metric and log line, each distinct decision once. Only a dry run
+// also records it.
 func (r *Reconciler) report(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) {
 	if !r.DryRun {
 		if r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
 			count(obj, decision)
-			r.record(ctx, obj, req, audit.Decided, decision.Verdict.String(), decision)
+			recordOf(obj, req, decision).Log(ctx, audit.Decided)
 		}
 		return
 	}
@@ -381,7 +382,9 @@ func (r *Reconciler) report(
 	}
 	if write(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
 		dryRunTotal.WithLabelValues(obj.Spec.SignerName, decision.Verdict.String(), decision.Reason).Inc()
-		r.record(ctx, obj, req, audit.Decided, would, decision)
+		record := recordOf(obj, req, decision)
+		record.Verdict = would
+		r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
 	}
 }
 
@@ -394,12 +397,9 @@ func count(obj *certificatesv1.CertificateSigningRequest, decision judge.Decisio
 	decisionsTotal.WithLabelValues(obj.Spec.SignerName, decision.By, decision.Verdict.String(), decision.Reason).Inc()
 }
 
-// record writes decision to the audit log, with as for its verdict.
-func (r *Reconciler) record(
-	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, event audit.Event, as string,
-	decision judge.Decision,
-) {
+// recordOf returns the record of a decision about obj.
+func recordOf(obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision) audit.Record {
 	record := audit.Of(obj, req)
-	record.Verdict, record.Rule, record.Reason, record.Message = as, decision.By, decision.Reason, decision.Message
-	r.Audit.Write(ctx, r.Clock.Now(), event, record)
+	record.Verdict, record.Rule, record.Reason, record.Message = decision.Verdict.String(), decision.By, decision.Reason, decision.Message
+	return record
 }

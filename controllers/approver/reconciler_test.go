@@ -1,12 +1,15 @@
 package approver
 
 import (
+	"bytes"
 	"context"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -34,6 +37,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/inventory"
@@ -117,9 +121,6 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 			if !test.stored {
 				want += ", NotStored Approve nodeclient"
 			}
-			if test.told != "" {
-				want += ", Decided Wait"
-			}
 			expect.Equal(t, "records", recorded(), want)
 			p.writeFault = nil
 			if test.stored { // a wake before the cache shows it
@@ -143,6 +144,50 @@ func TestLostAnswerAboutADecision(t *testing.T) {
 				t.Errorf("the attempt is kept: %t", kept)
 			}
 		})
+	}
+}
+
+// TestRefusedRequestsAreNotRecorded floods the approver with requests that it refuses. The audit log stays as it is, so the record
+// of a certificate is not rotated away. Each request gets one line in the log. A denial is recorded in 2,048 bytes at most.
+func TestRefusedRequestsAreNotRecorded(t *testing.T) {
+	hostile := strings.Repeat("\x01", 400_000)
+	many := slices.Repeat([]string{hostile[:1000]}, 1000)
+	for name, test := range map[string]struct {
+		edit    func(*request)
+		denials int // with DenialPermanent
+	}{
+		"without a right":    {func(*request) {}, 0},
+		"malformed":          {malformed, 50},
+		"a name of 400 kB":   {func(obj *request) { obj.Name, obj.Spec.Request = hostile+obj.Name, nil }, 50},
+		"a thousand groups":  {func(obj *request) { obj.Spec.Groups, obj.Spec.Request = many, nil }, 50},
+		"a thousand usages":  {usages(strings.Repeat("signing, ", 1000) + hostile), 50},
+		"a subject of 60 kB": {says(kubelet(hostile[:60_000], "")), 0},
+	} {
+		for denial, want := range map[Denial]int{DenialNever: 0, DenialPermanent: test.denials} {
+			p, file := newParts(object()), filepath.Join(t.TempDir(), "audit.log")
+			p.reconciler.Audit, p.reconciler.Denial = must(audit.Open(audit.Options{Path: file, MaxSize: 1})), denial
+			p.reconciler.Audit.Write(t.Context(), now, audit.Signed, audit.Record{Serial: "1f"})
+			lines := 0
+			ctx := logr.NewContext(t.Context(), funcr.New(func(_, args string) {
+				lines++
+				expect.True(t, len(args) <= 5000, "%s: %d bytes in the log: %.1000s", name, len(args), args)
+			}, funcr.Options{}))
+			for i := range 50 {
+				p.served = object(test.edit, user(fmt.Sprint("user-", i)), func(obj *request) { obj.UID = types.UID(fmt.Sprint("uid-", i)) })
+				for range 2 {
+					_, err := p.reconciler.reconcile(ctx, fairqueue.KeyOf(p.served, ""))
+					expect.NoError(t, err)
+				}
+				p.events()
+			}
+			records := bytes.SplitAfter(bytes.TrimSpace(must(os.ReadFile(file))), []byte("\n"))
+			expect.Equal(t, fmt.Sprintf("%s, denial %s: records beside the certificate", name, denial), len(records)-1, want)
+			expect.Equal(t, name+": lines in the log", lines, 50)
+			for _, record := range records {
+				expect.True(t, len(record) <= 2048, "%s: a record has %d bytes", name, len(record))
+			}
+			expect.True(t, bytes.Contains(records[0], []byte(`"serial":"1f"`)), "%s: the certificate is %s", name, records[0])
+		}
 	}
 }
 

@@ -66,7 +66,7 @@ type Reconciler struct {
 	Clock clock.PassiveClock
 	// ServerTime is the clock by which ages count; nil means Clock. Nothing is signed while the clocks differ.
 	ServerTime *servertime.Clock
-	// Audit, if set, receives a record of each outcome, beside the log.
+	// Audit, if set, receives a record of each certificate, of each request that fails, and of each outcome of a dry run.
 	Audit *audit.Log
 
 	reporter *report.Reporter
@@ -432,8 +432,8 @@ var wouldReasons = map[judge.Verdict]string{
 	judge.Approve: "WouldIssue", judge.Deny: "WouldFail", judge.Wait: "WouldWait", judge.Ignore: "WouldIgnore",
 }
 
-// report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and record. It
-// reports each distinct outcome once. fail has recorded a failure before.
+// report reports an outcome other than a certificate, and every outcome of a dry run, as Event, metric and log line. It
+// reports each distinct outcome once. Only a dry run also records it. fail has recorded a failure before.
 func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome Outcome) {
 	event, counted, as := r.reporter.Request, outcomesTotal, outcome.name()
 	reason, message := outcome.Reason, outcome.Message
@@ -456,5 +456,9 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 	}
 	record := audit.Of(obj, outcome.Request)
 	record.Verdict, record.Reason, record.Message = as, outcome.Reason, message
-	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
+	if r.DryRun {
+		r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
+	} else {
+		record.Log(ctx, audit.NotSigned)
+	}
 }

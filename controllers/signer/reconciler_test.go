@@ -492,10 +492,10 @@ func TestEndOfACertificate(t *testing.T) {
 		"not found":                               {errGone, "gone", "Uncertain", ""},
 		"not found, though it is stored":          {errGone, "stored", "Stored", ""},
 		"unauthorized":                            {unauthorized, "unchanged", "Uncertain", "error: update status: no"},
-		"forbidden":                               {errForbidden, "unchanged", "Discarded, NotSigned NotStored", isRefused},
+		"forbidden":                               {errForbidden, "unchanged", "Discarded", isRefused},
 		"forbidden, stored by an earlier attempt": {errForbidden, "stored", "Stored", ""},
-		"forbidden, no answer":                    {errForbidden, "no answer", "Uncertain, NotSigned NotStored", isRefused},
-		"invalid":                                 {errInvalid, "unchanged", "Discarded, NotSigned NotStored", isRefused},
+		"forbidden, no answer":                    {errForbidden, "no answer", "Uncertain", isRefused},
+		"invalid":                                 {errInvalid, "unchanged", "Discarded", isRefused},
 		"no answer, stored":                       {errDown, "stored", "Stored", ""},
 		"no answer, stored by another signer":     {errDown, "another's certificate", "Discarded", second + "…"},
 		"no answer, changed":                      {errDown, "changed", "Discarded", ""},
@@ -640,7 +640,7 @@ func TestEachAttemptIssuesACertificate(t *testing.T) {
 		is(t, w.reconcile(), "certificate…", w.pair)
 		different[w.last().SerialNumber.String()] = true
 	}
-	const want = "Signed, Uncertain, Signed, Uncertain, Signed, Discarded, NotSigned NotStored, Signed"
+	const want = "Signed, Uncertain, Signed, Uncertain, Signed, Discarded, Signed"
 	if got := w.recorded(); len(different) != 4 || got != want {
 		t.Errorf("%d certificates: %s", len(different), got)
 	}
@@ -665,7 +665,7 @@ func TestAMismatchIsNeverStored(t *testing.T) {
 	if mismatches != 2 || discarded != 2 {
 		t.Errorf("counted as a mismatch %v times, as discarded %v times", mismatches, discarded)
 	}
-	is(t, w.recorded(), "Discarded CertificateMismatch, NotSigned CertificateMismatch, Discarded CertificateMismatch", w.pair)
+	is(t, w.recorded(), "Discarded CertificateMismatch, Discarded CertificateMismatch", w.pair)
 	if first := w.records()[0]; first.Serial == "" || first.IssuerKeyID != w.authority().KeyID() {
 		t.Errorf("%+v", first)
 	}

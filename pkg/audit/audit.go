@@ -1,5 +1,5 @@
-// Package audit writes one record for each decision and each issuance. The log gets a short line. The audit log, if
-// there is one, gets the complete record as a JSON line.
+// Package audit records what was done: each decision that is written, and each certificate. The log gets a short line.
+// The audit log, if there is one, gets the record as a JSON line.
 package audit
 
 import (
@@ -27,7 +27,10 @@ import (
 // maxMessage bounds a message in the log, in bytes, like an Event's note.
 const maxMessage = 1024
 
-// maxSubject bounds the subject in a record, in bytes. A subject within csr.DefaultLimits fits.
+// maxRecord bounds a line of the audit log, in bytes, except that of a certificate.
+const maxRecord = 2048
+
+// maxSubject bounds the subject in a record of a certificate, in bytes. A subject within csr.DefaultLimits fits.
 const maxSubject = 2 * 64 << 10
 
 // patience is how long Write waits for its turn, and for the audit log's disk.
@@ -42,14 +45,14 @@ type Event string
 
 // The events.
 const (
-	// Decided is a verdict of the approver, recorded once for each distinct verdict about a request. An approval or a
-	// denial is recorded before each attempt to write it.
+	// Decided is an approval or a denial. It is recorded before each attempt to write it. A dry run records each distinct
+	// verdict about a request once.
 	Decided Event = "Decided"
 	// NotStored is a Decided approval or denial, or a NotSigned failure, that the API server may not have stored. If
 	// the request still exists and is undecided, it is judged again and gets another record.
 	NotStored Event = "NotStored"
-	// NotSigned is an approved request that failed, waits or is ignored, recorded once for each distinct outcome of a
-	// request. A failure is recorded before each attempt to write it.
+	// NotSigned is an approved request that failed. It is recorded before each attempt to write that. A dry run records
+	// each distinct outcome of a request once.
 	NotSigned Event = "NotSigned"
 	// Signed is a certificate. It is recorded before it is written, so that no certificate exists without a record.
 	Signed Event = "Signed"
@@ -168,24 +171,23 @@ func Open(options Options) (*Log, error) {
 	}), nil
 }
 
-// Write writes record at now: a short line to ctx's logger, and the complete record as a JSON line. If the file can't
-// be written within two seconds, or its turn does not come within two, Write logs and counts the error: a full disk or
-// one that hangs must not leave nodes without certificates.
+// Write writes record at now: a short line to ctx's logger, and the record as a JSON line. If the file can't be written
+// within two seconds, or its turn does not come within two, Write logs and counts the error: a full disk or one that
+// hangs must not leave nodes without certificates.
 func (l *Log) Write(ctx context.Context, now time.Time, event Event, record Record) {
 	record.Time, record.Event = now.UTC(), event
 	record.NotBefore, record.NotAfter = record.NotBefore.UTC(), record.NotAfter.UTC()
-	logger := log.FromContext(ctx)
-	logger.Info(string(event), record.keysAndValues()...)
+	record.Log(ctx, event)
 	if l == nil {
 		return
 	}
-	line, err := json.Marshal(record.bounded(event == Signed))
+	line, err := record.line()
 	if err == nil {
-		err = l.write(append(ascii.JSON(line), '\n'))
+		err = l.write(line)
 	}
 	if err != nil {
 		errorsTotal.Inc()
-		logger.Error(err, "Can't write this record to the audit log")
+		log.FromContext(ctx).Error(err, "Can't write this record to the audit log")
 	}
 }
 
@@ -211,50 +213,81 @@ func (l *Log) write(line []byte) error {
 	}
 }
 
-// bounded shortens the texts that a requester chose. The record of a certificate keeps all of its names, which
-// csr.Limits bound. All other records are shortened. Otherwise a requester could fill the file until the records of
-// certificates are rotated away.
-func (r Record) bounded(signed bool) Record {
-	if !signed {
-		r.Subject = csr.Shorten(r.Subject)
-		for _, list := range []*[]string{&r.DNSNames, &r.Addresses, &r.Emails, &r.URIs} {
-			*list = few(*list)
+// line returns r as a line of JSON in ASCII. Signed has all names of the certificate, which csr.Limits bound. Any other
+// record has at most 2,048 bytes: line shortens its longest fields, so that the others stay complete. Otherwise a
+// requester could fill the file until the records of certificates are rotated away.
+func (r Record) line() ([]byte, error) {
+	for room := maxRecord; ; room = room * 7 / 8 {
+		line, err := json.Marshal(r.within(room))
+		if line = append(ascii.JSON(line), '\n'); err != nil || len(line) <= maxRecord || r.Event == Signed || room == 0 {
+			return line, err
 		}
 	}
-	if by := r.Requester; by != nil { // the operator of an authenticator may create texts of any length
-		r.Requester = &Requester{csr.Shorten(by.Username), csr.Shorten(by.UID), few(by.Groups), few(by.CredentialIDs)}
+}
+
+// within returns r with each field that others chose shortened to about room bytes. Signed keeps its names.
+func (r Record) within(room int) Record {
+	texts, lists := []*string{&r.Name, &r.Signer, &r.Message}, []*[]string{&r.Usages}
+	if r.Requester != nil { // the operator of an authenticator may create texts of any length
+		by := *r.Requester
+		r.Requester = &by
+		texts, lists = append(texts, &by.Username, &by.UID), append(lists, &by.Groups, &by.CredentialIDs)
 	}
-	r.Message, r.Usages = csr.ShortenTo(r.Message, maxMessage), few(r.Usages)
+	if r.Event != Signed {
+		texts, lists = append(texts, &r.Subject), append(lists, &r.DNSNames, &r.Addresses, &r.Emails, &r.URIs)
+	}
+	for _, text := range texts {
+		*text, _ = cut(*text, room)
+	}
+	for _, list := range lists {
+		*list = few(*list, room)
+	}
 	return r
 }
 
-// few returns the first texts of all, each shortened: at most 20, and at most 1 KiB together.
-func few(all []string) []string {
-	const most, room = 20, 1024
-	var kept []string
-	bytes := 0
+// cut returns the beginning of text that needs at most room bytes in a line, and the rest of room. If it shortens text,
+// the result ends in "..." and the rest is negative.
+func cut(text string, room int) (string, int) {
+	for i, char := range text {
+		switch {
+		case char > 0xffff:
+			room -= len(`\ud83d\udd11`)
+		case char < ' ' || char > '~' || strings.ContainsRune(`"\<>&`, char): // which encoding/json or ascii.JSON escapes
+			room -= len(`\u0001`)
+		default:
+			room--
+		}
+		if room < 0 {
+			return text[:i] + "...", room
+		}
+	}
+	return text, room
+}
+
+// few returns the first texts of all that need at most about room bytes in a line together, and the number of the others.
+func few(all []string, room int) (kept []string) {
 	for i, text := range all {
-		text = csr.Shorten(text)
-		if bytes += len(text); i == most || bytes > room {
+		if room < 0 {
 			return append(kept, fmt.Sprintf("and %d more", len(all)-i))
 		}
+		text, room = cut(text, room-len(`"",`))
 		kept = append(kept, text)
 	}
 	return kept
 }
 
-// keysAndValues returns the record for the log. It shortens the texts that a requester chose, and leaves out other
-// fields.
-func (r Record) keysAndValues() []any {
+// Log writes a short line about r to ctx's logger, as Write does. It is for what only waits, which is not recorded: the
+// texts are shortened, and some fields are left out.
+func (r Record) Log(ctx context.Context, event Event) {
 	var all []any
 	add := func(key, value string) {
 		if value != "" {
-			all = append(all, key, ascii.Quote(csr.Shorten(value)))
+			all = append(all, key, csr.Shorten(ascii.Quote(csr.Shorten(value))))
 		}
 	}
 	if r.Requester != nil {
 		add("requester", r.Requester.Username)
-		add("credentialIDs", strings.Join(few(r.Requester.CredentialIDs), " "))
+		add("credentialIDs", strings.Join(few(r.Requester.CredentialIDs, maxMessage), " "))
 	}
 	add("uid", string(r.UID))
 	add("signer", r.Signer)
@@ -265,7 +298,7 @@ func (r Record) keysAndValues() []any {
 	add("rule", r.Rule)
 	add("reason", r.Reason)
 	if r.Message != "" {
-		all = append(all, "message", ascii.Quote(csr.ShortenTo(r.Message, maxMessage)))
+		all = append(all, "message", csr.ShortenTo(ascii.Quote(csr.ShortenTo(r.Message, maxMessage)), maxMessage))
 	}
 	add("serial", r.Serial)
 	add("issuerKeyID", r.IssuerKeyID)
@@ -273,5 +306,5 @@ func (r Record) keysAndValues() []any {
 	if !r.NotAfter.IsZero() {
 		all = append(all, "notBefore", r.NotBefore, "notAfter", r.NotAfter)
 	}
-	return all
+	log.FromContext(ctx).Info(string(event), all...)
 }

@@ -70,7 +70,7 @@ func TestWrite(t *testing.T) {
 		`{"time":"2026-11-21T11:00:00Z","event":"Decided","name":"csr-1","uid":"uid-1","signer":"example.com/a",` +
 			`"requester":{"username":"user","groups":["g"],"credentialIDs":["X509SHA256=0a"]},` +
 			`"dnsNames":["a.example","line\nbreak"],"usages":["client auth"],"verdict":"Wait","reason":"NotAuthorized",` +
-			`"message":"` + strings.Repeat("m", 1024-len("...")) + `..."}`,
+			`"message":"` + strings.Repeat("m", 1568) + `..."}`,
 		`{"time":"2026-11-21T11:00:00Z","event":"Signed","serial":"1f","notBefore":"2026-11-21T11:00:00Z","notAfter":"2026-11-21T11:00:00Z"}`,
 	}
 	expect.Equal(t, "file", w.lines(t), want)
@@ -144,45 +144,75 @@ func TestChosenTextIsASCII(t *testing.T) {
 	}
 }
 
-// TestRecordsOfRequestsAreSmall checks that a request without a certificate never makes a record long, that the record of a
-// certificate keeps all names, and that the requester, the message and the log are bounded in each.
-func TestRecordsOfRequestsAreSmall(t *testing.T) {
-	many := func(text string) (all []string) {
-		for i := range 1000 {
-			all = append(all, fmt.Sprint(i, text))
-		}
-		return all
+// hostile returns an object of which each text and each list has the most that an API server accepts, or more.
+func hostile(text string) *certificatesv1.CertificateSigningRequest {
+	huge, many := strings.Repeat(text, 400_000), make([]string, 1000)
+	for i := range many {
+		many[i] = strings.Repeat(text, 300)
 	}
-	for _, text := range []string{"a", "\x01"} {
-		long, huge := strings.Repeat(text, 200), strings.Repeat(text, 1<<20)
-		record := Record{
-			Requester: &Requester{Username: huge, UID: huge, Groups: many(long), CredentialIDs: many(long)},
-			Subject:   huge[:1<<16], DNSNames: many(text), Addresses: many(long), Emails: many(long), URIs: many(long),
-			Usages: many(long), Message: huge, CertificateSHA256: "0a",
+	obj := object(huge, "", "")
+	obj.Name, obj.Spec.UID, obj.Spec.SignerName = huge, huge, "example.com/"+huge
+	obj.Spec.Groups, obj.Spec.Extra[csr.CredentialIDKey] = many, many
+	for _, usage := range many {
+		obj.Spec.Usages = append(obj.Spec.Usages, certificatesv1.KeyUsage(usage))
+	}
+	return obj
+}
+
+// TestRecordsAreSmall checks that no record is longer than 2,048 bytes, whatever the request holds, except that of a certificate.
+// That has every name. The log has a short line of each.
+func TestRecordsAreSmall(t *testing.T) {
+	for name, text := range map[string]string{
+		"letters": "a", "control characters": "\x01", "quotation marks": `"`, "emoji": "\U0001f511", "not UTF-8": "\xff", "nothing": "",
+	} {
+		record, names := Of(hostile(text), nil), make([]string, 1000)
+		for i := range names {
+			names[i] = fmt.Sprint(i, text)
 		}
-		for _, event := range []Event{Decided, NotSigned, Discarded, Uncertain, Signed} {
+		record.DNSNames, record.Addresses, record.Emails, record.URIs = names, names, names, names
+		record.Subject, record.Message = strings.Repeat(text, 1<<16), strings.Repeat(text, 1<<20)
+		record.Verdict, record.Rule, record.Reason = "Ignore", strings.Repeat("r", 63), "SignerValidationFailure"
+		record.KeySHA256, record.CertificateSHA256 = strings.Repeat("0a", 32), strings.Repeat("0b", 32)
+		record.Serial, record.IssuerKeyID = strings.Repeat("0c", 20), strings.Repeat("0d", 32)
+		record.NotBefore, record.NotAfter = now, now
+		for _, event := range []Event{Decided, NotStored, NotSigned, Discarded, Stored, Uncertain, Signed} {
 			w := open(t, Options{MaxSize: 100})
 			w.Write(w.ctx, now, event, record)
 			line := w.lines(t)[0]
 			var got Record
 			expect.NoError(t, json.Unmarshal([]byte(line), &got))
-			names, subject, most := 1000, 1<<16, 1<<30
-			if event != Signed {
-				names, subject, most = 21, 256, 64<<10
+			if event == Signed {
+				expect.True(t, len(got.DNSNames) == 1000 && len(got.URIs) == 1000 && got.Usages[len(got.Usages)-1] != "",
+					"%s: Signed has %d DNS names and %d URIs", name, len(got.DNSNames), len(got.URIs))
+				expect.Equal(t, name+": subject of Signed", got.Subject, string([]rune(strings.Repeat(text, 1<<16)))) // U+FFFD for each other byte
+				expect.True(t, len(got.Name)+len(got.Signer)+len(got.Requester.Username) <= 3*2051, "%s: the name has %d bytes", name, len(got.Name))
+			} else {
+				expect.True(t, len(line)+len("\n") <= 2048, "%s: %s has %d bytes: %s", name, event, len(line), line)
 			}
-			by := got.Requester
-			expect.True(t, len(by.Username)+len(by.UID) <= 512 && len(by.Groups) <= 21 && len(by.CredentialIDs) <= 21 && len(got.Message) <= 1024,
-				"%s has %d groups, and a message of %d bytes", event, len(by.Groups), len(got.Message))
-			expect.True(t, len(got.DNSNames) == names && len(got.Subject) == subject && len(line) <= most && got.CertificateSHA256 == "0a",
-				"%s has %d bytes, %d DNS names, and a subject of %d bytes", event, len(line), len(got.DNSNames), len(got.Subject))
-			if event != Signed && got.DNSNames[20] != "and 980 more" || event == Signed && len(got.URIs) != 1000 {
-				t.Errorf("%s has %d URIs, and the names end with %s", event, len(got.URIs), got.DNSNames[len(got.DNSNames)-1])
-			}
-			if room := map[string]int{"a": 3000, "\x01": 20_000}[text]; w.logged.Len() > room {
-				t.Errorf("%s has %d bytes in the log", event, w.logged.Len())
-			}
+			expect.True(t, got.CertificateSHA256 == record.CertificateSHA256 && got.KeySHA256 == record.KeySHA256 && got.UID == "uid-1" &&
+				got.Serial == record.Serial && got.Rule == record.Rule && got.NotAfter.Equal(now), "%s: %s lost what is not too long: %s", name, event, line)
+			expect.True(t, w.logged.Len() <= 5000, "%s: %s has %d bytes in the log", name, event, w.logged.Len())
 		}
 	}
+}
+
+// TestShortFieldsStayComplete checks that a requester cannot hide who it is behind long texts of its own.
+func TestShortFieldsStayComplete(t *testing.T) {
+	w := open(t, Options{MaxSize: 1})
+	long, credential := hostile("\x01"), "X509SHA256="+strings.Repeat("0a", 32)
+	obj := object("system:serviceaccount:payments:web", "system:serviceaccounts:payments", credential)
+	obj.Name, obj.Spec.Usages = long.Name, long.Spec.Usages
+	record := Of(obj, nil)
+	record.Subject, record.DNSNames, record.Message = long.Name, []string{"api.example", long.Name, "b"}, long.Name
+	w.Write(w.ctx, now, Decided, record)
+	var got Record
+	expect.NoError(t, json.Unmarshal([]byte(w.lines(t)[0]), &got))
+	expect.Equal(t, "requester", *got.Requester, Requester{
+		Username: "system:serviceaccount:payments:web", Groups: []string{"system:serviceaccounts:payments"}, CredentialIDs: []string{credential},
+	})
+	expect.Equal(t, "signer", got.Signer, "example.com/a")
+	expect.True(t, len(got.DNSNames) == 3 && got.DNSNames[0] == "api.example" && strings.HasPrefix(got.DNSNames[1], "\x01\x01") &&
+		strings.HasSuffix(got.DNSNames[1], "...") && got.DNSNames[2] == "and 1 more", "names %q", got.DNSNames)
 }
 
 // hanging is a file whose writes hang until resume is closed.
