@@ -218,7 +218,7 @@ func (s *selfCheck) ownRights(
 			s.notReady = errors.New("missing rights: " + strings.Join(names, ", "))
 			manager := &corev1.Namespace{}
 			manager.Name = c.Namespace
-			events.Request(manager, "", "CheckRights", reasonRights, fmt.Sprintf(
+			events.Request(manager, "CheckRights", reasonRights, fmt.Sprintf(
 				"%v: apply the roles and bindings of the manager's manifests; its log says which manifest has which right", s.notReady))
 		}
 		return results

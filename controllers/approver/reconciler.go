@@ -312,7 +312,7 @@ func (r *Reconciler) write(
 		if approval {
 			createdToApproved.WithLabelValues(obj.Spec.SignerName).Observe(r.age(obj).Seconds())
 		} else {
-			r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message)
+			r.reporter.Request(obj, "Approve", decision.Reason, decision.Message)
 		}
 		return reconcile.Result{}, nil // done
 	case result.Outcome == audit.Uncertain && approval && !result.Changed: // it keeps its place in approval.limit
@@ -370,7 +370,7 @@ func (r *Reconciler) report(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) {
 	if !r.DryRun {
-		if r.reporter.Request(obj, obj.Spec.Username, "Approve", decision.Reason, decision.Message) {
+		if r.reporter.Request(obj, "Approve", decision.Reason, decision.Message) {
 			count(obj, decision)
 			recordOf(obj, req, decision).Log(ctx, audit.Decided)
 		}
@@ -380,7 +380,7 @@ func (r *Reconciler) report(
 	if decision.Verdict == judge.Approve {
 		write = r.reporter.Would
 	}
-	if write(obj, obj.Spec.Username, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
+	if write(obj, "Approve", would, fmt.Sprintf("%s: %s", decision.Reason, decision.Message)) {
 		dryRunTotal.WithLabelValues(obj.Spec.SignerName, decision.Verdict.String(), decision.Reason).Inc()
 		record := recordOf(obj, req, decision)
 		record.Verdict = would

@@ -174,7 +174,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (_ re
 		deadline, _ := r.Retention.Deadline(obj, now)
 		message := fmt.Sprintf("%s: the request is %s and due for deletion since %s",
 			reasonDue, csr.StateOf(obj), deadline.UTC().Format(time.RFC3339))
-		if r.reporter.Would(obj, obj.Spec.Username, "Clean", "WouldDelete", message) { // once
+		if r.reporter.Would(obj, "Clean", "WouldDelete", message) { // once
 			count(ctx, obj, dryRunTotal, "Would delete")
 		}
 		return reconcile.Result{}, nil // a later pass repeats it

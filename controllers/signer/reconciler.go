@@ -354,7 +354,7 @@ func (r *Reconciler) countIssued(obj *certificatesv1.CertificateSigningRequest, 
 	}
 	if issued.Cut > 0 {
 		lifetimeCutTotal.WithLabelValues(name).Inc()
-		r.reporter.Request(obj, obj.Spec.Username, "Sign", "LifetimeCut", fmt.Sprintf(
+		r.reporter.Request(obj, "Sign", "LifetimeCut", fmt.Sprintf(
 			"the certificate expires %s early, at %s, because its CA expires then: replace the CA",
 			issued.Cut.Round(time.Second), issued.NotAfter.Format(time.RFC3339)))
 	}
@@ -379,7 +379,7 @@ func (r *Reconciler) reportForeign(
 	name := stored.Spec.SignerName
 	foreignTotal.WithLabelValues(name).Inc()
 	log.FromContext(ctx).Info("Another signer has stored a certificate", "uid", stored.UID, "signer", name, "issuer", issuer)
-	r.reporter.Request(stored, stored.Spec.Username, "Sign", "SecondSigner", fmt.Sprintf(
+	r.reporter.Request(stored, "Sign", "SecondSigner", fmt.Sprintf(
 		"another program has stored the certificate of this request, issued by %s, but this manager signs for %s too: "+
 			"disable that signer in one of the two, and check the issuer of this certificate", issuer, name))
 }
@@ -447,7 +447,7 @@ func (r *Reconciler) report(ctx context.Context, obj *certificatesv1.Certificate
 			event, message = r.reporter.Would, fmt.Sprintf("key %s would sign the request", outcome.Authority.KeyID())
 		}
 	}
-	if !event(obj, obj.Spec.Username, "Sign", reason, message) {
+	if !event(obj, "Sign", reason, message) {
 		return
 	}
 	counted.WithLabelValues(obj.Spec.SignerName, outcome.name(), outcome.Reason).Inc()

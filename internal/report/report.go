@@ -1,5 +1,6 @@
 // Package report reports outcomes to people as Events: one for each distinct outcome of a request, and fewer if one
-// requester causes many. Notes are ASCII, whatever text a requester chose, because kubectl writes them to a terminal.
+// requester, or strangers together, cause many. Notes are ASCII, whatever text a requester chose, because kubectl writes
+// them to a terminal.
 package report
 
 import (
@@ -11,10 +12,12 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/utils/clock"
@@ -22,8 +25,14 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
+
+// omittedTotal counts Events that were not written.
+var omittedTotal = metric.Counter("csr_events_omitted_total",
+	"Events about requests that were not written, because the requester, or all but nodes and bootstrap tokens together, caused "+
+		"too many.").WithLabelValues()
 
 // Again is the time after which the same outcome of a request is reported again, because Events live for an hour.
 const Again = 50 * time.Minute
@@ -37,9 +46,12 @@ const (
 	// burst and perSecond bound the Events that one requester causes: ten at once, then one a minute.
 	burst     = 10
 	perSecond = 1.0 / 60
-	// successBurst and successesPerSecond bound the Events about successes of a dry run, of all requesters together.
-	successBurst       = 100
-	successesPerSecond = 1.0
+	// togetherBurst and togetherPerSecond bound the Events that all strangers cause together, and those about successes of
+	// all others in a dry run: a hundred at once, then one a second.
+	togetherBurst     = 100
+	togetherPerSecond = 1.0
+	// bootstrapGroup is the group of bootstrap tokens. Like csr.NodeGroup, only an authenticator adds it to a request.
+	bootstrapGroup = "system:bootstrappers"
 	// maxNote is the API server's limit for an Event's note (events.k8s.io/v1, Event.note), in bytes.
 	maxNote = 1024
 )
@@ -52,6 +64,7 @@ type Reporter struct {
 	mu         sync.Mutex
 	outcomes   *lru.Cache // types.UID → outcome, the last one
 	requesters *lru.Cache // digest of the user name → flowcontrol.PassiveRateLimiter
+	strangers  flowcontrol.PassiveRateLimiter
 	successes  flowcontrol.PassiveRateLimiter
 }
 
@@ -67,12 +80,16 @@ type digest [sha256.Size]byte
 
 // New returns a Reporter that writes with recorder.
 func New(recorder events.EventRecorder, clock clock.PassiveClock) *Reporter {
+	together := func() flowcontrol.PassiveRateLimiter {
+		return flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(togetherPerSecond, togetherBurst, clock)
+	}
 	return &Reporter{
 		recorder:   recorder,
 		clock:      clock,
 		outcomes:   lru.New(remembered),
 		requesters: lru.New(counted),
-		successes:  flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(successesPerSecond, successBurst, clock),
+		strangers:  together(),
+		successes:  together(),
 	}
 }
 
@@ -83,20 +100,20 @@ func (r *Reporter) Forget(gone client.Object) {
 	}
 }
 
-// Request writes a Warning Event about a request, unless its last outcome was the same less than 50 minutes ago or its
-// requester caused too many Events. action is the attempted action ("Approve", "Sign"). Request reports whether the outcome is new, so
-// that a caller also logs and counts it once.
-func (r *Reporter) Request(obj client.Object, requester, action, reason, message string) bool {
-	return r.once(obj, requester, corev1.EventTypeWarning, action, reason, message)
+// Request writes a Warning Event about a request or another object, unless its last outcome was the same less than 50
+// minutes ago, or its requester or all strangers together caused too many Events. action is the attempted action
+// ("Approve", "Sign"). Request reports whether the outcome is new, so that a caller also logs and counts it once.
+func (r *Reporter) Request(obj client.Object, action, reason, message string) bool {
+	return r.once(obj, corev1.EventTypeWarning, action, reason, message)
 }
 
 // Would writes a Normal Event about an action that succeeded in a dry run and was not performed. It works like
-// Request. All requesters together have a limit too, because every request may cause such an Event.
-func (r *Reporter) Would(obj client.Object, requester, action, reason, message string) bool {
-	return r.once(obj, requester, corev1.EventTypeNormal, action, reason, message)
+// Request. All requesters together have a limit, because every request may cause such an Event.
+func (r *Reporter) Would(obj client.Object, action, reason, message string) bool {
+	return r.once(obj, corev1.EventTypeNormal, action, reason, message)
 }
 
-func (r *Reporter) once(obj client.Object, requester, eventType, action, reason, message string) bool {
+func (r *Reporter) once(obj client.Object, eventType, action, reason, message string) bool {
 	r.mu.Lock()
 	now := digest(sha256.Sum256([]byte(reason + "\x00" + message)))
 	last, known := r.outcomes.Get(obj.GetUID())
@@ -105,20 +122,39 @@ func (r *Reporter) once(obj client.Object, requester, eventType, action, reason,
 		return false
 	}
 	r.outcomes.Add(obj.GetUID(), outcome{now, reason, r.clock.Now()})
-	by := digest(sha256.Sum256([]byte(requester)))
+	request, is := obj.(*certificatesv1.CertificateSigningRequest)
+	permitted := !is || r.permits(request, eventType)
+	r.mu.Unlock()
+	if !permitted {
+		omittedTotal.Inc()
+		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
+		return !known || last.(outcome).reason != reason
+	}
+	if is && len(request.Name) > csr.MaxName { // the API server accepts a name of any length for a request
+		obj = &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{
+			Name: csr.ShortenTo(request.Name, csr.MaxName), UID: request.UID, ResourceVersion: request.ResourceVersion}}
+	}
+	r.Object(obj, eventType, action, reason, message)
+	return true
+}
+
+// permits reports whether another Event about obj is within the bounds: of its requester, and of all strangers together. A
+// stranger is neither a node nor a bootstrap token, for whose Events the second bound keeps room. r.mu must be locked.
+func (r *Reporter) permits(obj *certificatesv1.CertificateSigningRequest, eventType string) bool {
+	by := digest(sha256.Sum256([]byte(obj.Spec.Username)))
 	limit, met := r.requesters.Get(by)
 	if !met {
 		limit = flowcontrol.NewTokenBucketPassiveRateLimiterWithClock(perSecond, burst, r.clock)
 		r.requesters.Add(by, limit)
 	}
-	permitted := limit.(flowcontrol.PassiveRateLimiter).TryAccept() && (eventType != corev1.EventTypeNormal || r.successes.TryAccept())
-	r.mu.Unlock()
-	if !permitted {
-		// A node may change the text of its outcome as often as it likes: records of that would displace all others.
-		return !known || last.(outcome).reason != reason
+	switch groups := obj.Spec.Groups; {
+	case !limit.(flowcontrol.PassiveRateLimiter).TryAccept():
+		return false
+	case !slices.Contains(groups, csr.NodeGroup) && !slices.Contains(groups, bootstrapGroup):
+		return r.strangers.TryAccept()
+	default:
+		return eventType != corev1.EventTypeNormal || r.successes.TryAccept()
 	}
-	r.Object(obj, eventType, action, reason, message)
-	return true
 }
 
 // Object writes an Event about any object, each time.
@@ -129,7 +165,10 @@ func (r *Reporter) Object(obj runtime.Object, eventType, action, reason, message
 // Event writes an Event about any object, such as the signing Secret, each time. It does nothing without a recorder.
 func Event(recorder events.EventRecorder, obj runtime.Object, eventType, action, reason, message string) {
 	if recorder != nil {
-		recorder.Eventf(obj, nil, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
+		// For some minutes, client-go only counts Events that differ in nothing but the note, and keeps the first note. The
+		// related object, which kubectl does not show, makes each an Event of its own.
+		one := &corev1.ObjectReference{FieldPath: "note{" + string(uuid.NewUUID()) + "}"}
+		recorder.Eventf(obj, one, eventType, reason, action, "%s", csr.ShortenTo(ascii.Quote(message), maxNote))
 	}
 }
 

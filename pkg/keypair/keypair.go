@@ -312,8 +312,7 @@ func (k *KeyPair) Warn(reason, message string) {
 	k.event("Load", corev1.EventTypeWarning, reason, message)
 }
 
-// event writes an Event about an action. Within minutes, another message for the same action and reason counts as the
-// same Event.
+// event writes an Event about an action.
 func (k *KeyPair) event(action, eventType, reason, message string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"errors"
 	"fmt"
 	"net/http"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
@@ -282,6 +284,72 @@ func TestBlockList(t *testing.T) {
 	kit.HasEvent(t, joins(t, a), "NodeBlocked")
 	kit.Reaches(t, joins(t, "block-c"), csr.Issued)
 	kit.NoError(t, p.Stop())
+}
+
+// TestEachTextIsStored changes the text of an outcome within seconds. The API server changes no note, so each text must be an Event of
+// its own, about a request as about a ConfigMap, and explain shows the newest. A name that no URL can carry is shortened in Events.
+func TestEachTextIsStored(t *testing.T) {
+	kit.Parallel(t)
+	kit.Grant(t, "stranger", kit.MayCreate)
+	p := startWithBlockList(t)
+	held := joins(t, "a")
+	kit.HasEvent(t, held, "InventoryUnavailable", "is forbidden")
+	kit.Apply(t, "node-block-list")
+	kit.HasEvent(t, held, "InventoryUnavailable", "it does not exist")
+	plugin(t, 0, "explain "+held.Name, "it does not exist")
+
+	list := kit.BlockList(t, "")
+	want := []string{"BlockListRead blocked nodes: none; blocked certificates: none"}
+	says := func(more ...string) {
+		t.Helper()
+		want = append(want, more...)
+		kit.Eventually(t, "Events about the block list", func(ctx context.Context) error {
+			var got []string
+			for _, event := range eventsAbout(ctx, t, list.UID) {
+				got = append(got, event.Reason+" "+event.Note)
+			}
+			return kit.OrError(slices.Equal(got, want), "%q, want %q", got, want)
+		})
+	}
+	says()
+	block(t, list, "w1", "")
+	says("BlockListRead blocked nodes: w1; blocked certificates: none")
+	block(t, list, "", "")
+	says("BlockListRead blocked nodes: none; blocked certificates: none")
+	const rest = "BlockListInvalid what is invalid is ignored, and the rest applies: nodes, line "
+	block(t, list, "not a name", "")
+	says(rest + `1: "not a name" is not a node name`)
+	block(t, list, "\nneither this", "")
+	says(rest + `2: "neither this" is not a node name`)
+
+	for _, name := range []string{strings.Repeat("\x01", 400_000), "--server=evil\n\x1b[2J" + strings.Repeat("é", 200), "-f $(reboot)"} {
+		obj := kit.NodeRequest(t, "b", func(obj *kit.Request) {
+			obj.GenerateName, obj.Name, obj.Labels = "", name, map[string]string{"named": "badly"}
+		})
+		kit.NoError(t, kit.As(t, "stranger").Create(t.Context(), obj))
+		kit.AtEnd(t, func() error { // no URL holds some of the names
+			return kit.Admin(t).DeleteAllOf(context.Background(), obj, client.MatchingLabels{"named": "badly"})
+		})
+		kit.Eventually(t, "an Event about a request with a bad name", func(ctx context.Context) error {
+			found := eventsAbout(ctx, t, obj.UID)
+			if len(found) == 0 {
+				return errors.New("none")
+			}
+			regarding := found[0].Regarding.Name
+			return kit.OrError(len(regarding) <= 253 && strings.HasPrefix(name, strings.TrimSuffix(regarding, "...")), "it is about %.300q", regarding)
+		})
+	}
+	kit.NoError(t, p.Stop())
+}
+
+// eventsAbout returns the Events about an object, the oldest first.
+func eventsAbout(ctx context.Context, t *testing.T, uid types.UID) []eventsv1.Event {
+	t.Helper()
+	var all eventsv1.EventList
+	kit.NoError(t, kit.Admin(t).List(ctx, &all))
+	found := slices.DeleteFunc(all.Items, func(event eventsv1.Event) bool { return event.Regarding.UID != uid })
+	slices.SortFunc(found, func(a, b eventsv1.Event) int { return a.EventTime.Compare(b.EventTime.Time) })
+	return found
 }
 
 // credentialID is the key under which the API server records the credential of a requester.
