@@ -145,6 +145,37 @@ func TestFloodDelaysNobody(t *testing.T) {
 	})
 }
 
+// TestStrangersTakeNoEventFromANode has sixty requesters without permission that keep three requests each pending. They cause a
+// hundred Events together, then one a second. A node that waits gets its Event nevertheless.
+func TestStrangersTakeNoEventFromANode(t *testing.T) {
+	kit.Alone(t)
+	const users, each, together = 60, 3, 100
+	kit.StartLoop(t, csrenv.Options{})
+	notAuthorized := map[string]string{"reason": "NotAuthorized"}
+	refused, omitted := kit.Counted(t, "csr_approver_decisions_total", notAuthorized), kit.Counted(t, "csr_events_omitted_total", nil)
+	start, strangers := time.Now(), sync.Map{}
+	flood(t, users, each, func(obj *kit.Request) { strangers.Store(obj.UID, true) })
+	counted(t, "csr_approver_decisions_total", notAuthorized, refused+users*each)
+	node := kit.CreateRequest(t, kit.KubeletOf(t, "w1"), kit.NodeRequest(t, "w1"))
+	kit.HasEvent(t, node, "NotAuthorized", `user "system:node:w1"`)
+	most := together + 1 + int(time.Since(start).Seconds())
+	left := kit.Counted(t, "csr_events_omitted_total", nil) - omitted
+	kit.Check(t, left >= users*each-most && left <= users*each-together, "%d Events were left out", left)
+	kit.Eventually(t, "Events about requests of strangers", func(ctx context.Context) error {
+		events, told := &eventsv1.EventList{}, 0
+		if err := kit.Admin(t).List(ctx, events); err != nil {
+			return err
+		}
+		for _, event := range events.Items {
+			if _, about := strangers.Load(event.Regarding.UID); about {
+				told++
+			}
+		}
+		kit.Require(t, told <= most, "%d Events, want at most %d", told, most)
+		return kit.OrError(told >= together, "%d, want %d", told, together)
+	})
+}
+
 // counted waits until a counter has reached want.
 func counted(t *testing.T, counter string, labels map[string]string, want int) {
 	t.Helper()

@@ -322,7 +322,10 @@ func TestEachTextIsStored(t *testing.T) {
 	block(t, list, "\nneither this", "")
 	says(rest + `2: "neither this" is not a node name`)
 
-	for _, name := range []string{strings.Repeat("\x01", 400_000), "--server=evil\n\x1b[2J" + strings.Repeat("é", 200), "-f $(reboot)"} {
+	names := []string{
+		strings.Repeat("\x01", 400_000), "--server=evil\n\x1b[2J" + strings.Repeat("é", 200), "-f $(reboot)", strings.Repeat("a", 253),
+	}
+	for _, name := range names {
 		obj := kit.NodeRequest(t, "b", func(obj *kit.Request) {
 			obj.GenerateName, obj.Name, obj.Labels = "", name, map[string]string{"named": "badly"}
 		})

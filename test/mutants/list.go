@@ -231,6 +231,13 @@ var approvalMutations = []mutation{
 	{"approver: the limit is reserved", "controllers/approver/limit.go", "\tb.left -= n\n", "", approverTests},
 	{"call: an admission webhook has 30 seconds", "internal/call/call.go", "Timeout = 45 * time.Second", "Timeout = 20 * time.Second", "./internal/ledger"},
 	{"call: a write survives the end of the manager", "internal/call/call.go", "context.WithTimeout(context.WithoutCancel(ctx), Timeout)", "context.WithTimeout(ctx, Timeout)", "./controllers/cleaner"},
+	{"approver: what waits is not recorded", "controllers/approver/reconciler.go", "\t\t\trecordOf(obj, req, decision).Log(ctx, audit.Decided)\n", "\t\t\tr.Audit.Write(ctx, r.Clock.Now(), audit.Decided, recordOf(obj, req, decision))\n", approverTests},
+	{"signer: what waits is not recorded", "controllers/signer/reconciler.go", "\t\trecord.Log(ctx, audit.NotSigned)\n", "\t\tr.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)\n", signerTests},
+	{"audit: a record is small", "pkg/audit/audit.go", "len(line) <= maxRecord ||", "true ||", auditTests},
+	{"audit: a certificate's record has all names", "pkg/audit/audit.go", "if r.Event != Signed {", "if true {", auditTests},
+	{"report: each text is an Event", "internal/report/report.go", "string(uuid.NewUUID())", "string(uuid.NewUUID())[:0]", reportTests},
+	{"report: strangers have one bound", "internal/report/report.go", "return r.strangers.TryAccept()", "return true", reportTests},
+	{"report: a name of any length", "internal/report/report.go", "if is && len(request.Name) > csr.MaxName {", "if false {", reportTests},
 	{"call: what is recorded is written", "internal/call/call.go", "\tctx = context.WithoutCancel(ctx)\n", "", signerTests},
 }
 
@@ -244,6 +251,8 @@ const (
 	sourceTests   = "./pkg/inventory"
 	identityTests = "./pkg/nodeidentity"
 	blockTests    = "./pkg/blocklist"
+	auditTests    = "./pkg/audit"
+	reportTests   = "./internal/report"
 )
 
 // Rules for kubelet serving certificates.
