@@ -1,28 +1,34 @@
 package approver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/cache"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/nodeidentity"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 )
 
-// ApprovalRules judges the requests for one signer by approval rules. A rule approves a request if it accepts the content and
-// the requester may use the rule. No rule denies.
+// ApprovalRules judges the requests for one signer by approval rules. A rule approves a request if the requester may use the rule
+// and it accepts the content. No rule denies. The zero value with Rules is ready.
 type ApprovalRules struct {
 	// Rules judge a request in order.
 	Rules []*rules.Compiled
@@ -34,6 +40,8 @@ type ApprovalRules struct {
 	Trusted func(now time.Time) (trust rules.Trust, reading bool)
 	// Off reports that this manager may not approve requests for the signer, so that no rule is tried. Nil means never.
 	Off func() bool
+
+	refused refusals
 }
 
 // UsePermission returns the permission that a requester needs for the approval rule of that name.
@@ -51,7 +59,7 @@ const mostNamed, mostAsked, mostWhy = 3, 10, 200
 // Judge implements Judge. The message about a refused request names only rules that its requester may use.
 //
 //  1. The manager must have the right to approve.
-//  2. The first rule that accepts the content, and that the requester may use, approves (confirm).
+//  2. The first rule that the requester may use, and that accepts the request, approves (rules.Compiled.Judge, checkServices).
 //  3. A fault is retried by the queue, unless an administrator must act.
 //  4. Otherwise the request waits.
 func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
@@ -64,19 +72,27 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Reader
 		return waitForRules(req, reasonPending, "the CAs that API servers trust are not read yet"), nil
 	}
 	var unknown error
-	var refused []Tried
+	var refused []Tried // those of the rules that the requester may use come first
+	permitted := 0
 	for _, rule := range a.Rules {
 		objection, err := rule.Judge(ctx, subject)
 		if err == nil && objection == csr.NoObjection {
-			objection, err = confirm(ctx, rule.Name, subject, from)
+			objection, err = checkServices(ctx, subject, from)
 		}
 		switch {
 		case err != nil:
-			unknown = errors.Join(unknown, err)
+			if !errors.Is(unknown, err) { // several rules may need the same fact
+				unknown = errors.Join(unknown, err)
+			}
 			ruleTotal.WithLabelValues(rule.Name, "Unknown").Inc()
 		case objection != csr.NoObjection:
 			ruleTotal.WithLabelValues(rule.Name, judge.Wait.String()).Inc()
-			refused = append(refused, Tried{rule.Name, objection})
+			if subject.Permitted {
+				refused = slices.Insert(refused, permitted, Tried{rule.Name, objection})
+				permitted++
+			} else if objection != rules.NotPermitted {
+				refused = append(refused, Tried{rule.Name, objection})
+			}
 		default:
 			ruleTotal.WithLabelValues(rule.Name, judge.Approve.String()).Inc()
 			return judge.Decision{Verdict: judge.Approve, Reason: "AutoApproved", By: rule.Name, Message: fmt.Sprintf(
@@ -89,21 +105,12 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Reader
 	case unknown != nil:
 		return judge.Decision{}, unknown
 	}
-	return explain(ctx, req, refused, from)
+	return explain(subject, refused, permitted)
 }
 
-// notPermitted is the objection to a requester that may not use a rule.
-const notPermitted csr.Objection = "the requester may not use it"
-
-// confirm returns an objection to an accepted request if its requester may not use the rule, or if a Service does not exist now.
-func confirm(ctx context.Context, rule string, subject *rules.Subject, from Readers) (csr.Objection, error) {
-	allowed, err := from.Authorizer.Allowed(ctx, subject.Requester, UsePermission(rule))
-	switch {
-	case err != nil:
-		return csr.NoObjection, fmt.Errorf("review the permission to use a rule: %w", err)
-	case !allowed:
-		return notPermitted, nil
-	case from.Assume:
+// checkServices returns an objection to an accepted request if one of its Services does not exist now.
+func checkServices(ctx context.Context, subject *rules.Subject, from Readers) (csr.Objection, error) {
+	if from.Assume {
 		return csr.NoObjection, nil
 	}
 	for _, key := range subject.Services {
@@ -120,16 +127,20 @@ func confirm(ctx context.Context, rule string, subject *rules.Subject, from Read
 	return csr.NoObjection, nil
 }
 
-// explain returns the Decision about a request that no rule approved. It names the first three rules that the requester may use.
-func explain(ctx context.Context, req *csr.Request, refused []Tried, from Readers) (judge.Decision, error) {
-	var named []string
-	for _, rule := range refused[:min(len(refused), mostAsked)] {
-		if rule.Objection == notPermitted || len(named) == mostNamed {
-			continue
+// explain returns the Decision about a request that no rule approved. It names three rules that the requester may use. It may use
+// the first permitted of refused.
+func explain(subject *rules.Subject, refused []Tried, permitted int) (judge.Decision, error) {
+	req, named := subject.Request, []string(nil)
+	for i, rule := range refused[:min(len(refused), permitted+mostAsked)] {
+		if len(named) == mostNamed {
+			break
 		}
-		allowed, err := from.Authorizer.Allowed(ctx, req.Requester, UsePermission(rule.Rule))
-		if err != nil {
-			return judge.Decision{}, fmt.Errorf("review the permission to use a rule: %w", err)
+		allowed := i < permitted
+		if !allowed {
+			var err error
+			if allowed, err = subject.MayUse(rule.Rule); err != nil {
+				return judge.Decision{}, err
+			}
 		}
 		if allowed {
 			named = append(named, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(string(rule.Objection)), mostWhy)))
@@ -151,7 +162,7 @@ func waitForRules(req *csr.Request, reason, format string, args ...any) judge.De
 // subjectOf returns req with its facts. reading means that a fact is about to be known.
 func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, from Readers) (_ *rules.Subject, reading bool) {
 	subject := &rules.Subject{
-		Request: req, Lifetime: req.Cert.Lifetime,
+		Request: req, Lifetime: req.Cert.Lifetime, MayUse: a.refused.reviewer(ctx, req.Requester, from.Authorizer),
 		Trust: rules.Trust{Why: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA"},
 		Gone:  func() (csr.Objection, error) { return csr.NoObjection, nil },
 		Now:   func() (time.Time, error) { return from.ServerTime.Now(ctx) },
@@ -174,6 +185,52 @@ func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, from Re
 	return subject, reading
 }
 
+// rememberRefusal is how long a refused review is not repeated. The first freeRefusals of a requester in that time are repeated, so
+// that a requester with few requests gets a right that was just granted. mostRefusals bounds the memory, of about 200 bytes each.
+const rememberRefusal, freeRefusals, mostRefusals = 30 * time.Second, 20, 20_000
+
+// refusals remembers refused reviews, so that many requests of a requester without rights cost few. It remembers nothing that is
+// allowed. The zero value is ready. It is safe for concurrent use.
+type refusals struct {
+	once  sync.Once
+	cache *cache.LRUExpireCache // refusal → *atomic.Int32: the number of refused reviews of the requester
+}
+
+// refusal is a requester, with all that a review contains, and a rule. Without a rule it is that number.
+type refusal struct {
+	requester uint64
+	rule      string
+}
+
+// reviewer returns a function that reports whether who may use a rule. It asks no more after an error, which it returns again.
+func (r *refusals) reviewer(ctx context.Context, who csr.Requester, authorizer authz.Authorizer) func(rule string) (bool, error) {
+	r.once.Do(func() { r.cache = cmp.Or(r.cache, cache.NewLRUExpireCache(mostRefusals)) })
+	requester := fairqueue.Digest(fmt.Sprintf("%#v", who))
+	var failed error
+	return func(rule string) (bool, error) {
+		if _, refused := r.cache.Get(refusal{requester, rule}); refused || failed != nil {
+			return false, failed
+		}
+		allowed, err := authorizer.Allowed(ctx, who, UsePermission(rule))
+		switch {
+		case err != nil:
+			failed = fmt.Errorf("review the permission to use a rule: %w", err)
+			return false, failed
+		case allowed:
+			return true, nil
+		}
+		count, found := r.cache.Get(refusal{requester: requester})
+		if !found {
+			count = new(atomic.Int32)
+			r.cache.Add(refusal{requester: requester}, count, rememberRefusal)
+		}
+		if count.(*atomic.Int32).Add(1) > freeRefusals {
+			r.cache.Add(refusal{requester, rule}, count, rememberRefusal)
+		}
+		return false, nil
+	}
+}
+
 // Tried is what one approval rule says of a request.
 type Tried struct {
 	Rule      string
@@ -192,6 +249,7 @@ func (r *Reconciler) TryRules(ctx context.Context, obj *certificatesv1.Certifica
 		return nil, nil
 	}
 	subject, _ := rules.subjectOf(ctx, req, r.Readers)
+	subject.MayUse = func(string) (bool, error) { return true, nil }
 	for _, each := range rules.Rules {
 		objection, err := each.Judge(ctx, subject)
 		if err != nil {

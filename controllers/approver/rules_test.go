@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net"
 	"regexp"
 	"slices"
@@ -23,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/cache"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	clocktesting "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -397,6 +399,7 @@ func TestApprovalRules(t *testing.T) {
 		nobody = "no rule that the requester may use: bind a ClusterRole with the verb use on approvalrules (API group " +
 			"csr-controller-manager.io) to user \"system:serviceaccount:shop:web\""
 		badUsage   = `usage "digital signature" is not one of ["server auth"]; `
+		otherUsage = `rule 9: usage "server auth" is not one of ["client auth"]`
 		another    = "ServiceAccount shop/web was deleted and created again: its UID is uid-1, and the requester's UID is \"uid-0\""
 		notInGroup = "the requester has the name of a ServiceAccount, but is not in the group system:serviceaccounts"
 	)
@@ -410,10 +413,16 @@ func TestApprovalRules(t *testing.T) {
 		may("services")(r)
 	}
 	alone := func(change change) change { return func(r *ruled) { change(r); may("own")(r) } }
-	after := func(others int) change { // rule own comes after others, and is the only one that the requester may use
+	after := func(others int, last string) change { // the requester may use only last, which comes after others that refuse the usage
 		return func(r *ruled) {
-			r.rules.Rules = append(slices.Repeat(r.rules.Rules[1:2], others), r.rules.Rules[0])
-			r.allowed = []string{"own"}
+			own := r.rules.Rules[0]
+			r.allowed, r.rules.Rules = []string{last}, nil
+			for i := range others {
+				other := *own
+				other.Name, other.Usages = fmt.Sprint(i), []certificatesv1.KeyUsage{"client auth"}
+				r.rules.Rules = append(r.rules.Rules, &other)
+			}
+			r.rules.Rules = append(r.rules.Rules, own)
 		}
 	}
 	fails := func(err error) change { return func(r *ruled) { r.err = err } }
@@ -424,26 +433,27 @@ func TestApprovalRules(t *testing.T) {
 		asked  string // the rules whose use is reviewed
 	}{
 		"the first rule":  {api, nil, approvedBy("own"), "own"},
-		"the second rule": {web("a.example.com"), nil, approvedBy("any"), "any"},
+		"the second rule": {web("a.example.com"), nil, approvedBy("any"), "own any"},
 		"the preset":      {web("api.shop.svc.cluster.local", signs), nil, approvedBy("services"), "services"},
 		"no Service": {web("api.shop.svc.cluster.local", signs), func(r *ruled) { r.services = nil },
-			waits("RuleRefused", "rule own: "+badUsage+"rule any: "+badUsage+"rule services: Service shop/api does not exist"), "services own any services"},
+			waits("RuleRefused", "rule services: Service shop/api does not exist; rule own: "+badUsage+"rule any: "+strings.TrimSuffix(badUsage, "; ")), "services own any"},
 		"an external name": {web("api.shop.svc", signs), external,
-			waits("RuleRefused", "rule services: Service shop/api is of the type ExternalName, which names another host"), "services own any services"},
+			waits("RuleRefused", "rule services: Service shop/api is of the type ExternalName, which names another host"), "services own any"},
 		"three rules refuse": {web("api.kitchen.svc"), nil,
 			waits("RuleRefused", ownRefuses+"; "+anyRefuses+"; "+tooFew), everyone},
 		"rules of other requesters are not named": {web("api.kitchen.svc"), may("any"), waits("RuleRefused", anyRefuses), everyone},
 		"no permission": {api, may(), waits("NotAuthorized", nobody), everyone},
 		"another rule accepts than may be used": {web("a.example.com"), may("own"),
-			waits("RuleRefused", ownRefuses), "any own services"},
-		"ten reviews for a message": {web("api.kitchen.svc"), after(9), waits("RuleRefused", ownRefuses), strings.Repeat("any ", 9) + "own"},
-		"an eleventh rule":          {web("api.kitchen.svc"), after(10), waits("NotAuthorized", nobody), strings.TrimSpace(strings.Repeat("any ", 10))},
+			waits("RuleRefused", ownRefuses), everyone},
+		"ten reviews for a message": {web("api.kitchen.svc"), after(20, "own"), waits("RuleRefused", ownRefuses), "own 0 1 2 3 4 5 6 7 8 9"},
+		"the tenth rule":            {web("api.kitchen.svc"), after(20, "9"), waits("RuleRefused", otherUsage), "own 0 1 2 3 4 5 6 7 8 9"},
+		"an eleventh rule":          {web("api.kitchen.svc"), after(20, "10"), waits("NotAuthorized", nobody), "own 0 1 2 3 4 5 6 7 8 9"},
 		"the account is deleted": {api, alone(func(r *ruled) { r.accounts = nil }),
-			waits("RuleRefused", ownRefuses+" (ServiceAccount shop/web is deleted)"), everyone},
-		"the API server is down":           {api, fails(errDown), "error: get ServiceAccount shop/web: down", ""},
-		"another rule needs nothing of it": {web("a.example.com"), fails(errDown), approvedBy("any"), "any"},
+			waits("RuleRefused", "rule own: ServiceAccount shop/web is deleted"), everyone},
+		"the API server is down":           {api, fails(errDown), "error: get ServiceAccount shop/web: down", "own any"},
+		"another rule needs nothing of it": {web("a.example.com"), fails(errDown), approvedBy("any"), "own any"},
 		"the manager may not read an account": {api, fails(forbidden),
-			waits("InventoryUnavailable", "get ServiceAccount shop/web: serviceaccounts \"web\" is forbidden: no role"), ""},
+			waits("InventoryUnavailable", "get ServiceAccount shop/web: serviceaccounts \"web\" is forbidden: no role"), "own any"},
 		"no answer about the permission": {api, func(r *ruled) { r.denied = errors.New("slow") },
 			"error: review the permission to use a rule: slow", "own"},
 		"the trust is not read yet": {api, func(r *ruled) {
@@ -478,4 +488,79 @@ func TestApprovalRules(t *testing.T) {
 		}), " ")
 		expect.Equal(t, name+": asked about", asked, test.asked)
 	}
+}
+
+// counted are Conditions that are true. They count their evaluations.
+type counted struct{ evaluations int }
+
+func (c *counted) Compile(rules.Rule, rules.Condition) (rules.Program, []string, []string) {
+	return c, nil, nil
+}
+
+func (c *counted) Check(context.Context, *rules.Subject) csr.Objection {
+	c.evaluations++
+	return csr.NoObjection
+}
+
+// TestFloodOfReviews has the reviews that the requests of a requester cost who may use none of 1,000 rules. No condition is
+// evaluated for it. Another requester, and the same one half a minute later, gets a right that was just granted.
+func TestFloodOfReviews(t *testing.T) {
+	conditions, passive := &counted{}, clocktesting.NewFakePassiveClock(now)
+	world := newRuled()
+	world.allowed, world.rules.Rules = nil, nil
+	world.rules.refused.cache = cache.NewLRUExpireCacheWithClock(20_000, passive)
+	for i := range 1000 {
+		compiled, mistakes := rules.Compile(rules.Rule{
+			Name: fmt.Sprint("rule-", i), SignerName: ruledSigner, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
+			MaxDuration: metav1.Duration{Duration: time.Hour}, Conditions: []rules.Condition{{Expression: "true"}},
+		}, field.NewPath("rule"), conditions)
+		expect.NoError(t, mistakes.ToAggregate())
+		world.rules.Rules = append(world.rules.Rules, compiled)
+	}
+	r := world.reconciler()
+	decides := func(name string, requests, reviews int, verdict judge.Verdict, modify ...func(*request)) {
+		t.Helper()
+		world.asked = nil
+		for range requests {
+			_, decision, err := r.Decide(t.Context(), web("a.example.com", modify...))
+			expect.NoError(t, err)
+			expect.Equal(t, name, decision.Verdict, verdict)
+		}
+		expect.Equal(t, name+": reviews", len(world.asked), reviews)
+	}
+	extra := func(obj *request) { obj.Spec.Extra = map[string]certificatesv1.ExtraValue{"a": {"b"}} }
+	another := func(obj *request) { obj.Spec.UID = "uid-2" }
+	decides("a flood", 100, 1020, judge.Wait)
+	decides("a flood of a requester that differs only by its extra", 20, 1020, judge.Wait, extra)
+	decides("one request with another UID", 1, 1000, judge.Wait, another)
+	decides("another usage", 20, 0, judge.Wait, usages("client auth"))
+	expect.Equal(t, "evaluations", conditions.evaluations, 0)
+
+	world.allowed = []string{"rule-19", "rule-20"}
+	decides("granted at once to another requester", 1, 20, judge.Approve, groups("system:serviceaccounts"))
+	decides("granted in the half minute after a flood", 1, 0, judge.Wait)
+	passive.SetTime(now.Add(31 * time.Second))
+	decides("half a minute later", 1, 20, judge.Approve)
+	decides("an approval is not remembered", 1, 20, judge.Approve)
+	world.allowed = nil
+	decides("revoked", 1, 982, judge.Wait) // the last 18 of 38 refusals are remembered
+}
+
+// TestRefusalsGrantAtOnce checks that the first twenty refusals of a requester are not remembered.
+func TestRefusalsGrantAtOnce(t *testing.T) {
+	world := newRuled()
+	world.allowed = nil
+	r := world.reconciler()
+	wait := func(times int) {
+		for range times {
+			_, decision, err := r.Decide(t.Context(), web("a.example.com"))
+			expect.NoError(t, err)
+			expect.Equal(t, "verdict", decision.Verdict, judge.Wait)
+		}
+	}
+	wait(6) // three reviews each
+	world.allowed = []string{"any"}
+	_, decision, err := r.Decide(t.Context(), web("a.example.com"))
+	expect.NoError(t, err)
+	expect.Equal(t, "after 18 refusals", decision.By, "any")
 }

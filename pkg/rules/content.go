@@ -4,10 +4,14 @@ import (
 	"cmp"
 	"fmt"
 	"net/netip"
+	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,23 +30,112 @@ func objectf(format string, args ...any) csr.Objection {
 	return csr.Objection(fmt.Sprintf(format, args...))
 }
 
-// checkContent returns an objection if the request contains what the rule does not allow, or nothing at all.
+// checkValues returns an objection to content that no rule accepts: what has no place in a rule, nothing at all, and a value that
+// is not of its kind or has another spelling. Conditions can then compare texts, because programs read no value in another way.
+func checkValues(s *Subject) csr.Objection {
+	cert, subject := s.Cert, subjectOf(s)
+	if found := slices.Concat(s.OtherSubject(), s.Dropped); len(found) > 0 {
+		return objectf("no rule permits %+q", csr.ShortenAll(found))
+	}
+	if strings.Join(subject, "") == "" && len(cert.DNSNames)+len(cert.IPAddresses)+len(cert.EmailAddresses)+len(cert.URIs) == 0 {
+		return "the request asks for no name, no address and no subject"
+	}
+	for _, kind := range []struct {
+		name   string
+		values []string
+		check  func(value string) csr.Objection
+	}{
+		{"subject", subject, checkPrintable}, {"DNS name", cert.DNSNames, checkDNSName},
+		{"e-mail address", cert.EmailAddresses, checkEmail}, {"URI", ca.Texts(cert.URIs), checkURI},
+	} {
+		for _, value := range kind.values {
+			if objection := kind.check(value); objection != csr.NoObjection {
+				return objectf("%s %+q %s", kind.name, csr.Shorten(value), objection)
+			}
+		}
+	}
+	return csr.NoObjection
+}
+
+// subjectOf returns the common name and the organizations.
+func subjectOf(s *Subject) []string {
+	return append([]string{s.Cert.Subject.CommonName}, s.Cert.Subject.Organization...)
+}
+
+// checkPrintable refuses control characters, line breaks, marks of direction, invisible spaces, and what is not UTF-8.
+func checkPrintable(text string) csr.Objection {
+	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(char rune) bool { return !unicode.IsPrint(char) }) {
+		return csr.NoObjection
+	}
+	return "has characters that cannot be printed"
+}
+
+func checkDNSName(name string) csr.Objection {
+	if _, err := netip.ParseAddr(name); err == nil || san.IsNumeric(name) {
+		return "is an address"
+	}
+	if err := san.CheckDNSName(name, true); err != nil {
+		return csr.Objection(err.Error())
+	}
+	if name != san.CanonicalName(name) {
+		return "has upper-case letters or a dot at the end"
+	}
+	return csr.NoObjection
+}
+
+// mailbox is the part of an e-mail address before the @ (RFC 5321 sections 4.1.2, Dot-string, and 4.5.3.1.1). In quotes, one
+// mailbox would have several spellings.
+var mailbox = regexp.MustCompile("^[A-Za-z0-9!#$%&'*+/=?^_`{|}~.-]{1,64}$")
+
+func checkEmail(email string) csr.Objection {
+	local, domain, _ := strings.Cut(email, "@")
+	dots := strings.Contains("."+local+".", "..")
+	if !mailbox.MatchString(local) || dots || strings.HasPrefix(domain, "*") || checkDNSName(domain) != csr.NoObjection {
+		return "is not MAILBOX@DOMAIN, without quotes and with the domain in lower case"
+	}
+	return csr.NoObjection
+}
+
+// checkURI refuses what verifiers may read in another way than a condition does (RFC 3986 section 7): one decodes %00, another
+// resolves /../, or takes the text before an @ for the host.
+func checkURI(text string) csr.Objection {
+	uri, err := url.Parse(text)
+	decoded, badEscape := url.PathUnescape(text)
+	switch {
+	case len(text) > csr.MaxURI:
+		return objectf("is longer than %d bytes", csr.MaxURI)
+	case err != nil || !uri.IsAbs() || uri.Opaque+uri.Host+uri.Path == "":
+		return "is not absolute"
+	case badEscape != nil || checkPrintable(decoded) != csr.NoObjection:
+		return "has characters that cannot be printed"
+	case uri.User != nil || uri.Hostname() != san.CanonicalName(uri.Hostname()):
+		return "has a user, or a host with upper-case letters or a dot at the end"
+	case strings.Contains(uri.Path, "//") || strings.Contains(uri.Path+"/", "/./") || strings.Contains(uri.Path+"/", "/../") ||
+		strings.Count(uri.Path, "/") != strings.Count(uri.EscapedPath(), "/") || strings.Contains(decoded, `\`):
+		return "has a path with . or .., an empty segment, or an escaped slash"
+	}
+	return csr.NoObjection
+}
+
+// checkContent returns an objection if the request contains what this rule does not allow.
 func (r Rule) checkContent(s *Subject) csr.Objection {
-	cert, present := s.Cert, false
+	cert, subject := s.Cert, subjectOf(s)
 	for i, count := range []int{
-		len(cert.DNSNames), len(cert.IPAddresses), len(cert.EmailAddresses), len(cert.URIs),
-		len(cert.Subject.CommonName), len(cert.Subject.Organization),
+		len(cert.DNSNames), len(cert.IPAddresses), len(cert.EmailAddresses), len(cert.URIs), len(subject[0]), len(subject) - 1,
 	} {
 		if count > 0 && !slices.Contains(r.Allow, contents[i]) {
 			return objectf("the rule does not allow %s", contents[i])
 		}
-		present = present || count > 0
 	}
-	if found := slices.Concat(s.OtherSubject(), s.Dropped); len(found) > 0 {
-		return objectf("no rule permits %+q", csr.ShortenAll(found))
+	for _, text := range subject {
+		if len(text) > r.MaxCommonName {
+			return objectf("subject %+q is longer than %d bytes (maxCommonName)", csr.Shorten(text), r.MaxCommonName)
+		}
 	}
-	if !present {
-		return "the request asks for no name, no address and no subject"
+	for _, name := range slices.Concat(subject[:1], cert.DNSNames) {
+		if strings.Contains(name, "*") && !r.AllowWildcards {
+			return objectf("name %+q is a wildcard, which is not permitted", csr.Shorten(name))
+		}
 	}
 	return csr.NoObjection
 }
@@ -74,27 +167,6 @@ func (r Rule) checkTrust(s *Subject) csr.Objection {
 		cmp.Or(s.Trust.Why, "it is unknown whether API servers trust the CA of the signer"))
 }
 
-// checkNames returns an objection if a DNS name is not permitted. A condition can then compare texts: programs read no
-// name in another way.
-func (r Rule) checkNames(s *Subject) csr.Objection {
-	if name := s.Cert.Subject.CommonName; strings.Contains(name, "*") && !r.AllowWildcards {
-		return objectf("common name %+q is a wildcard", csr.Shorten(name))
-	}
-	for _, name := range s.Cert.DNSNames {
-		shown := csr.Shorten(name)
-		if _, err := netip.ParseAddr(name); err == nil || san.IsNumeric(name) {
-			return objectf("DNS name %+q is an address", shown)
-		}
-		if err := san.CheckDNSName(name, r.AllowWildcards); err != nil {
-			return objectf("DNS name %+q %v", shown, err)
-		}
-		if name != san.CanonicalName(name) {
-			return objectf("DNS name %+q has upper-case letters or a dot at the end", shown)
-		}
-	}
-	return csr.NoObjection
-}
-
 // checkLifetime returns an objection if the certificate would live too long.
 func (r Rule) checkLifetime(s *Subject) csr.Objection {
 	switch {
@@ -105,19 +177,6 @@ func (r Rule) checkLifetime(s *Subject) csr.Objection {
 			s.Lifetime, r.MaxDuration.Duration)
 	}
 	return csr.NoObjection
-}
-
-// claimed returns the ServiceAccount whose user name and groups the requester has, if it has a UID too, or an objection. The
-// caller must compare the UID with that of the object.
-func claimed(by csr.Requester) (account types.NamespacedName, objection csr.Objection) {
-	namespace, name, objection := by.ServiceAccount()
-	switch {
-	case namespace == "":
-		return types.NamespacedName{}, cmp.Or(objection, "the requester is not a ServiceAccount")
-	case by.UID == "":
-		return types.NamespacedName{}, "the requester has the name of a ServiceAccount, but no UID"
-	}
-	return types.NamespacedName{Namespace: namespace, Name: name}, csr.NoObjection
 }
 
 // Preset names a rule that is written in Go.
@@ -155,7 +214,7 @@ type preset struct {
 var presets = map[Preset]preset{
 	ServiceNames: {Rule{
 		Usages:      []certificatesv1.KeyUsage{"digital signature", "key encipherment", "server auth"},
-		MaxDuration: metav1.Duration{Duration: 7 * 24 * time.Hour}, Allow: []string{"names", "commonName"},
+		MaxDuration: metav1.Duration{Duration: 7 * 24 * time.Hour}, Allow: []string{"names", "commonName"}, MaxCommonName: csr.MaxName,
 	}, serviceNames},
 	SPIFFE: {Rule{
 		Usages:      []certificatesv1.KeyUsage{"digital signature", "key encipherment", "client auth", "server auth"},
@@ -164,7 +223,7 @@ var presets = map[Preset]preset{
 	OwnIdentity: {Rule{
 		Usages:      []certificatesv1.KeyUsage{"digital signature", "key encipherment", "client auth"},
 		MaxDuration: metav1.Duration{Duration: time.Hour}, Allow: []string{"commonName", "organizations"},
-		AllowWildcards: true, // a user name is compared, and is no DNS name
+		AllowWildcards: true, MaxCommonName: csr.MaxName, // a user name is compared, and is no DNS name
 	}, ownIdentity},
 }
 
@@ -177,11 +236,11 @@ const (
 
 // serviceNames accepts a server certificate for Services in the namespace of the requester. The caller reads the Services.
 func serviceNames(rule Rule, s *Subject) (csr.Objection, error) {
-	account, objection := claimed(s.Requester)
+	account, objection, err := s.account()
 	names, common := s.Cert.DNSNames, s.Cert.Subject.CommonName
 	switch {
-	case objection != csr.NoObjection:
-		return objection, nil
+	case err != nil || objection != csr.NoObjection:
+		return objection, err
 	case len(names) == 0:
 		return "the request has no DNS name", nil
 	case len(names) > mostServiceNames:
@@ -202,20 +261,20 @@ func serviceNames(rule Rule, s *Subject) (csr.Objection, error) {
 			s.Services = append(s.Services, key)
 		}
 	}
-	return s.Gone()
+	return csr.NoObjection, nil
 }
 
 // spiffe accepts a certificate whose only identity is the SPIFFE ID of the requester.
 func spiffe(rule Rule, s *Subject) (csr.Objection, error) {
-	account, objection := claimed(s.Requester)
+	account, objection, err := s.account()
 	id := fmt.Sprintf("spiffe://%s/ns/%s/sa/%s", rule.TrustDomain, account.Namespace, account.Name)
 	switch {
-	case objection != csr.NoObjection:
-		return objection, nil
+	case err != nil || objection != csr.NoObjection:
+		return objection, err
 	case len(s.Cert.URIs) != 1 || s.Cert.URIs[0].String() != id:
 		return objectf("the only URI must be %s", id), nil
 	}
-	return s.Gone()
+	return csr.NoObjection, nil
 }
 
 // credentialIDPrefix begins the ID of a token (k8s.io/apiserver/pkg/authentication/serviceaccount, and

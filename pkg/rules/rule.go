@@ -45,6 +45,9 @@ type Rule struct {
 	Allow []string `json:"allow,omitempty"`
 	// AllowWildcards permits DNS names that begin with `*.`.
 	AllowWildcards bool `json:"allowWildcards,omitempty"`
+	// MaxCommonName is the most bytes of the common name, and of each organization. The default is 64, as in X.520, and 253 for
+	// a preset.
+	MaxCommonName int `json:"maxCommonName,omitempty"`
 	// Conditions must all be true.
 	Conditions []Condition `json:"conditions,omitempty"`
 }
@@ -59,8 +62,9 @@ type Condition struct {
 
 // Conditions compiles conditions. cel.New of package cel returns the Conditions of the reference.
 type Conditions interface {
-	// Compile compiles a condition. A problem says what is wrong, with its line and column.
-	Compile(condition Condition) (program Program, problems []string)
+	// Compile compiles a condition of rule. A warning says what it may accept by mistake. A problem says what is wrong, with
+	// its line and column.
+	Compile(rule Rule, condition Condition) (program Program, warnings, problems []string)
 }
 
 // Program is a compiled condition.
@@ -72,7 +76,7 @@ type Program interface {
 // Compiled is a checked Rule. Make it with Compile.
 type Compiled struct {
 	Rule // with the fields that a preset fixes
-	// Warnings are sentences about what the rule does not look at.
+	// Warnings are sentences about what the rule may accept by mistake.
 	Warnings []string
 	// ReadsAccount reports that the rule needs to know which ServiceAccount the requester is.
 	ReadsAccount bool
@@ -89,9 +93,11 @@ func Compile(rule Rule, path *field.Path, conditions Conditions) (*Compiled, fie
 	rule.ClusterDomain = cmp.Or(rule.ClusterDomain, "cluster.local")
 	if rule.Preset != "" {
 		fixed := presets[rule.Preset].fixed
+		rule.MaxCommonName = cmp.Or(rule.MaxCommonName, fixed.MaxCommonName)
 		rule.Usages, rule.MaxDuration, rule.Allow, rule.AllowWildcards = fixed.Usages, fixed.MaxDuration, fixed.Allow, fixed.AllowWildcards
 		return &Compiled{Rule: rule, ReadsAccount: rule.Preset != OwnIdentity}, mistakes
 	}
+	rule.MaxCommonName = cmp.Or(rule.MaxCommonName, csr.MaxCommonName)
 	compiled := &Compiled{Rule: rule}
 	mistakes = slices.Concat(mistakes, compiled.compileConditions(path.Child("conditions"), conditions), rule.checkFields(path))
 	compiled.describeReads()
@@ -107,7 +113,8 @@ func (c *Compiled) compileConditions(path *field.Path, conditions Conditions) (m
 	for i, each := range c.Conditions {
 		at := path.Index(i)
 		mistakes = append(mistakes, unless(len(each.Message) <= MaxMessage, field.TooLong(at.Child("message"), each.Message, MaxMessage))...)
-		program, problems := conditions.Compile(each)
+		program, warnings, problems := conditions.Compile(c.Rule, each)
+		c.Warnings = append(c.Warnings, warnings...)
 		for _, problem := range problems {
 			mistakes = append(mistakes, field.Invalid(at.Child("expression"), each.Expression, problem))
 		}
@@ -162,6 +169,7 @@ func (r Rule) checkPreset(path *field.Path) (mistakes field.ErrorList) {
 		unless(known || r.Preset == "", field.NotSupported(path.Child("preset"), r.Preset, []Preset{ServiceNames, SPIFFE, OwnIdentity})),
 		unless(r.Preset == "" || len(r.Usages)+len(r.Allow)+len(r.Conditions) == 0 && r.MaxDuration.Duration == 0 && !r.AllowWildcards,
 			field.Forbidden(path.Child("preset"), "fixes usages, maxDuration, allow, allowWildcards and conditions: remove these")),
+		unless(r.MaxCommonName >= 0, field.Invalid(path.Child("maxCommonName"), r.MaxCommonName, "must be 0 or more")),
 		r.checkPresetValues(path),
 	)
 }
@@ -205,11 +213,15 @@ type Subject struct {
 	Lifetime time.Duration
 	// Trust says whether certificates of the signer may be those of users.
 	Trust Trust
+	// MayUse returns whether the requester may use the rule of that name. Judge asks after the fields accept the request.
+	MayUse func(rule string) (bool, error)
 	// Gone returns an objection if the ServiceAccount that the requester claims to be is not the requester.
 	Gone func() (csr.Objection, error)
 	// Now returns the time of the API servers.
 	Now func() (time.Time, error)
 
+	// Permitted reports that the requester may use the rule that judged last.
+	Permitted bool
 	// Services are those that must exist for an approval by the rule that judged last, which accepts the request.
 	Services []types.NamespacedName
 	// Account is the ServiceAccount of the requester, and NoAccount the objection if it is none. Judge sets both before it
@@ -218,6 +230,8 @@ type Subject struct {
 	NoAccount csr.Objection
 	// State belongs to the conditions. It lives as long as the request is judged, and holds for example their cost.
 	State any
+
+	values *csr.Objection // to values, the same for all rules, or nil
 }
 
 // Trust says whether API servers may accept certificates of a signer as those of users. The zero value says that they may.
@@ -230,37 +244,57 @@ type Trust struct {
 
 // account returns the ServiceAccount that the requester is, or an objection. An error means that this is unknown.
 func (s *Subject) account() (types.NamespacedName, csr.Objection, error) {
-	account, objection := claimed(s.Requester)
-	if objection != csr.NoObjection {
-		return types.NamespacedName{}, objection, nil
+	namespace, name, objection := s.Requester.ServiceAccount()
+	switch {
+	case namespace == "":
+		return types.NamespacedName{}, cmp.Or(objection, "the requester is not a ServiceAccount"), nil
+	case s.Requester.UID == "":
+		return types.NamespacedName{}, "the requester has the name of a ServiceAccount, but no UID", nil
 	}
 	objection, err := s.Gone()
-	return account, objection, err
+	return types.NamespacedName{Namespace: namespace, Name: name}, objection, err
 }
 
-// Judge returns an objection if the rule does not accept the content of the request. An error means that a fact is unknown.
+// NotPermitted is the objection to a requester that may not use a rule.
+const NotPermitted csr.Objection = "the requester may not use it"
+
+// Judge returns an objection if the rule does not accept the request. An error means that a fact is unknown. What is cheap comes
+// first, so that a requester that may use no rule causes no work by conditions.
 //
 //  1. The rule is for the signer of the request.
-//  2. The usages, the trust in the CA, the content, the names and the lifetime are those of the rule.
-//  3. A preset has its own check, and no conditions.
-//  4. If a condition reads the ServiceAccount, it must be known whether the requester is one.
-//  5. Every condition is true.
+//  2. The values are of their kinds, and the usages, the trust in the CA, the content and the lifetime are those of the rule.
+//  3. The requester may use the rule.
+//  4. A preset has its own check, and no conditions.
+//  5. If a condition reads the ServiceAccount, a requester with the user name of one must be that one. Otherwise a condition
+//     such as !has(requester.serviceAccount) would become true when the ServiceAccount is deleted.
+//  6. Every condition is true.
 func (c *Compiled) Judge(ctx context.Context, s *Subject) (csr.Objection, error) {
-	s.Services = nil
-	objection := cmp.Or(c.checkUsages(s), c.checkTrust(s), c.checkContent(s), c.checkNames(s), c.checkLifetime(s))
-	switch {
-	case s.SignerName != c.SignerName:
+	s.Services, s.Permitted = nil, false
+	if s.SignerName != c.SignerName {
 		return csr.Objection("the rule is for signer " + c.SignerName), nil
-	case objection != csr.NoObjection:
+	}
+	if s.values == nil {
+		objection := checkValues(s)
+		s.values = &objection
+	}
+	if objection := cmp.Or(c.checkUsages(s), c.checkTrust(s), *s.values, c.checkContent(s), c.checkLifetime(s)); objection != csr.NoObjection {
 		return objection, nil
+	}
+	var err error
+	s.Permitted, err = s.MayUse(c.Name)
+	switch {
+	case err != nil:
+		return csr.NoObjection, err
+	case !s.Permitted:
+		return NotPermitted, nil
 	case c.Preset != "":
 		return presets[c.Preset].check(c.Rule, s)
 	case len(c.programs) != len(c.Conditions):
 		return "the conditions of the rule are not compiled", nil
 	case c.ReadsAccount:
-		var err error
-		if s.Account, s.NoAccount, err = s.account(); err != nil {
-			return csr.NoObjection, err
+		s.Account, s.NoAccount, err = s.account()
+		if err != nil || s.NoAccount != csr.NoObjection && strings.HasPrefix(s.Requester.Username, "system:serviceaccount:") {
+			return s.NoAccount, err
 		}
 	}
 	for _, program := range c.programs {

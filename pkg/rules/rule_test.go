@@ -55,7 +55,7 @@ func TestRule(t *testing.T) {
 	judge(t, rule, smallestServing, with(map[string]row{
 		"smallest":                   but(""),
 		"another namespace":          but(failed, names("api.kitchen.svc")),
-		"a user":                     but(failed+" (the requester is not a ServiceAccount)", user("jane"), isNot("the requester is not a ServiceAccount")),
+		"a user":                     but(failed+" (the requester is not a ServiceAccount)", user("jane")),
 		"the account cannot be read": but("error: down", unreadable),
 		"another usage":              but(`usage "client auth" is not one of ["digital signature" "key encipherment" "server auth"]`, usages("server auth, client auth")),
 		"trust unknown":              but(`usages ["digital signature"] are valid for clients, but it is unknown whether API servers trust the CA of the signer`, usages("digital signature"), trusted("")),
@@ -65,11 +65,8 @@ func TestRule(t *testing.T) {
 		"too long":                   but(tooLong, lives(168*time.Hour+time.Second)),
 		"no usage":                   but(`the request has none of the usages ["digital signature" "key encipherment" "server auth"]`, usages("")),
 	}, "names"))
-	clients := rules.Rule{
-		Name: "clients", SignerName: "example.com/clients", Usages: []certificatesv1.KeyUsage{"client auth", "any", "server auth"}, AllowWildcards: true,
-		MaxDuration: metav1.Duration{Duration: time.Hour}, Allow: []string{"names", "addresses", "emails", "uris", "commonName", "organizations"},
-		Conditions: []rules.Condition{{Expression: "true"}},
-	}
+	clients := everything()
+	clients.Usages = []certificatesv1.KeyUsage{"client auth", "any", "server auth"}
 	const forClients = " are valid for clients, but API servers trust it"
 	judge(t, clients, smallestServing, map[string]row{
 		"everything":        but("", usages("client auth, any"), names("*.a"), address, email, uris("a:b"), common("a"), orgs("b")),
@@ -78,6 +75,164 @@ func TestRule(t *testing.T) {
 		"any, trusted":      but(`usages ["server auth" "any"]`+forClients, usages("server auth, any"), trusted("API servers trust it")),
 		"a star in between": but(`DNS name "a.*.b" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`, names("a.*.b")),
 	})
+}
+
+// TestUnconfirmedAccount checks that a rule that reads the ServiceAccount accepts no request of a requester that has only the name
+// of one, also if the condition asks with has. Other users have no ServiceAccount.
+func TestUnconfirmedAccount(t *testing.T) {
+	const inGroups, gone = "the requester has the name of a ServiceAccount, but is not in the group ", "ServiceAccount shop/web is deleted"
+	const another = `ServiceAccount shop/web was deleted and created again: its UID is uid-2, and the requester's UID is "uid-1"`
+	for _, expression := range []string{
+		"!has(requester.serviceAccount) || request.names == ['api.' + requester.serviceAccount.namespace + '.svc']",
+		"has(requester.serviceAccount) ? request.names == ['none'] : true",
+		"[requester].all(r, !has(r.serviceAccount))",
+	} {
+		judge(t, serving(expression, "request.names.size() == 1"), smallestServing, map[string]row{
+			"a user":                               but("", user("jane")),
+			"a node":                               but("", user("system:node:a")),
+			"deleted":                              but(gone, isNot(gone)),
+			"created again":                        but(another, isNot(another)),
+			"no UID":                               but("the requester has the name of a ServiceAccount, but no UID", noUID),
+			"no groups":                            but(inGroups+"system:serviceaccounts", groups("system:authenticated")),
+			"groups of another namespace":          but(inGroups+"system:serviceaccounts:shop", groups("system:serviceaccounts", "system:serviceaccounts:kitchen")),
+			"half a name":                          but(notAccount, user("system:serviceaccount:shop")),
+			"a name that no ServiceAccount has":    but(notAccount, user("system:serviceaccount:shop:web\n")),
+			"it is unknown whether it was deleted": but("error: down", unreadable),
+		})
+	}
+}
+
+// everything returns a rule that accepts all values of all kinds.
+func everything() rules.Rule {
+	return rules.Rule{
+		Name: "everything", SignerName: "example.com/serving", Usages: []certificatesv1.KeyUsage{"server auth"}, AllowWildcards: true,
+		MaxDuration: metav1.Duration{Duration: time.Hour}, Allow: []string{"names", "addresses", "emails", "uris", "commonName", "organizations"},
+		Conditions: []rules.Condition{{Expression: "true"}},
+	}
+}
+
+// TestValues checks that no rule accepts a value that is not of its kind. Conditions need not know what else a program may read.
+func TestValues(t *testing.T) {
+	const unprintable, mailbox = " has characters that cannot be printed", " is not MAILBOX@DOMAIN, without quotes and with the domain in lower case"
+	const host, segment = " has a user, or a host with upper-case letters or a dot at the end", " has a path with . or .., an empty segment, or an escaped slash"
+	rows := map[string]row{}
+	for value, want := range map[string]string{
+		"a":                               "",
+		"kubernetes.default.svc\x00.shop": `"kubernetes.default.svc\x00.shop"` + unprintable,
+		"jane\nroot":                      `"jane\nroot"` + unprintable,
+		"jane\u202enimda":                 `"jane\u202enimda"` + unprintable,
+		"jane\u200b":                      `"jane\u200b"` + unprintable,
+		"repo:a/b:ref:refs/heads/main":    "", // as step-ca permits
+		"J\u00f6rg \u0416":                "",
+		strings.Repeat("x", 64):           "",
+		strings.Repeat("x", 65):           `"` + strings.Repeat("x", 65) + `" is longer than 64 bytes (maxCommonName)`,
+		strings.Repeat("\u0416", 33):      `"` + strings.Repeat(`\u0416`, 33) + `" is longer than 64 bytes (maxCommonName)`,
+	} {
+		if want != "" {
+			want = "subject " + want
+		}
+		rows["common name "+value], rows["organization "+value] = but(want, common(value)), but(want, orgs("a", value))
+	}
+	for value, want := range map[string]string{
+		"root+a.b@corp.com":                       "",
+		"root@localhost":                          "",
+		"root@victim.com\x00@corp.com":            mailbox,
+		"root@victim.com,root@corp.com":           mailbox,
+		"root\n@corp.com":                         mailbox,
+		`"root@victim.com"@corp.com`:              mailbox,
+		"root@victim.com@corp.com":                mailbox,
+		"Root <root@corp.com>":                    mailbox,
+		"root(victim.com)@corp.com":               mailbox,
+		"root..a@corp.com":                        mailbox,
+		".root@corp.com":                          mailbox,
+		"@corp.com":                               mailbox,
+		"corp.com":                                mailbox,
+		"root@":                                   mailbox,
+		"root@*.corp.com":                         mailbox,
+		"root@CORP.com":                           mailbox,
+		"root@corp.com.":                          mailbox,
+		"root@[10.0.0.1]":                         mailbox,
+		"root@10.0.0.1":                           mailbox,
+		" root@corp.com":                          mailbox,
+		strings.Repeat("x", 64) + "@corp.com":     "",
+		strings.Repeat("x", 65) + "@corp.com":     mailbox,
+		"root@" + strings.Repeat("a.", 127) + "a": mailbox,
+	} {
+		if want != "" {
+			want = fmt.Sprintf("e-mail address %+q%s", csr.Shorten(value), want)
+		}
+		rows["e-mail "+value] = but(want, emails(value))
+	}
+	long := "spiffe://example.org/" + strings.Repeat("a", 2028)
+	for value, want := range map[string]string{
+		"spiffe://example.org/ns/shop/sa/web":                    "",
+		"spiffe://example.org":                                   "",
+		"https://token.example.com#repo:a/b:ref:refs/heads/main": "", // as step-ca permits
+		"https://example.org:8443/a/?b=c%20d":                    "",
+		"urn:uuid:f81d4fae-7dec-11d0-a765-00a0c91e6bf6":          "",
+		long[:2048]: "",
+		long:        " is longer than 2048 bytes",
+		"spiffe://example.org/ns/shop/sa/web%00/../root":     unprintable,
+		"spiffe://example.org/ns/shop/sa/web%0a":             unprintable,
+		"spiffe://example.org/ns/shop/sa/%e2%80%ae":          unprintable,
+		"spiffe://example.org/ns/shop/../kitchen/sa/web":     segment,
+		"spiffe://example.org/ns/shop/%2e%2E/kitchen/sa/web": segment,
+		"spiffe://example.org/ns/shop/.":                     segment,
+		"spiffe://example.org//ns/shop/sa/web":               segment,
+		"spiffe://example.org/ns/a%2fsa%2Fb/sa/web":          segment,
+		"spiffe://example.org/ns/a%5csa/web":                 segment,
+		"https://example.org.:8443/a":                        host,
+		"spiffe://example.org@victim.com/":                   host,
+		"https://example.org:pw@victim.com/":                 host,
+		"spiffe://EXAMPLE.org/a":                             host,
+		"ns/shop/sa/web":                                     " is not absolute",
+		"//example.org/ns":                                   " is not absolute",
+		"?a":                                                 " is not absolute",
+	} {
+		if want != "" {
+			want = fmt.Sprintf("URI %+q%s", csr.Shorten(value), want)
+		}
+		rows["URI "+value] = but(want, uris(value))
+	}
+	for value, want := range map[string]string{
+		"foo/bar.corp.example.com":       " is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -",
+		"kubernetes.default.svc\x00.a":   " is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -",
+		"xn--kubernetes-x8a.default.svc": "",
+	} {
+		if want != "" {
+			want = fmt.Sprintf("DNS name %+q %s", value, strings.TrimSpace(want))
+		}
+		rows["DNS name "+value] = but(want, names(value))
+	}
+	judge(t, everything(), smallestServing, rows)
+	longer := everything()
+	longer.MaxCommonName = 65
+	judge(t, longer, smallestServing, map[string]row{"a bound of the rule": but("", common(strings.Repeat("x", 65)))})
+}
+
+// TestUseBeforeConditions checks that a requester that may not use a rule causes no work by its conditions, and that a request that
+// the fields refuse causes no question.
+func TestUseBeforeConditions(t *testing.T) {
+	for name, test := range map[string]struct {
+		change change
+		want   csr.Objection
+		asked  int
+	}{
+		"may not use it": {func(*trial) {}, "the requester may not use it", 1},
+		"a bad value":    {names("a\x00"), `DNS name "a\x00" is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -`, 0},
+		"another usage":  {usages("client auth"), `usage "client auth" is not one of ["digital signature" "key encipherment" "server auth"]`, 0},
+		"too long":       {lives(1000 * time.Hour), "the certificate would be valid for 1000h0m0s, longer than 168h0m0s: request less (spec.expirationSeconds)", 0},
+	} {
+		asked := 0
+		subject := account(names("api.shop.svc"), usages("server auth"), test.change).subject()
+		subject.MayUse = func(string) (bool, error) { asked++; return false, nil }
+		subject.Gone = func() (csr.Objection, error) { return "read", nil }
+		objection, err := compile(t, serving(ownName)).Judge(t.Context(), subject)
+		expect.NoError(t, err)
+		expect.Equal(t, name, objection, test.want)
+		expect.Equal(t, name+": questions", asked, test.asked)
+		expect.True(t, subject.State == nil, "%s: a condition was evaluated", name)
+	}
 }
 
 func TestMistakes(t *testing.T) {
@@ -100,7 +255,7 @@ func TestMistakes(t *testing.T) {
 		"not boolean but dyn": {serving("dyn(true)"), []string{"line 1, column 1: the expression is of type dyn, want bool"}},
 		"no authorizer":       {serving("authorizer == null"), []string{"undeclared reference to 'authorizer'"}},
 		"a bad pattern":       {serving("request.names.all(n, n.matches('('))"), []string{"line 1, column 32: invalid matches argument"}},
-		"a large replacement": {serving("request.commonName.replace('a', request.commonName).size() > 0"), []string{"the estimated cost is"}},
+		"a large replacement": {serving("requester.username.replace('', requester.username).replace('', 'abcdefghi').size() > 0"), []string{"the estimated cost is"}},
 		"costly": {serving("request.names.all(a, request.names.all(b, request.names.all(c, a == b || b == c)))"),
 			[]string{"the estimated cost is"}},
 		"a long message": {rules.Rule{Name: "a", SignerName: "a.b/c", Usages: []certificatesv1.KeyUsage{"server auth"}, MaxDuration: metav1.Duration{Duration: 1}, Allow: []string{"names"},
@@ -211,6 +366,7 @@ func account(changes ...change) *trial {
 		facts: rules.Subject{
 			Lifetime: time.Hour,
 			Trust:    rules.Trust{Untrusted: true},
+			MayUse:   func(string) (bool, error) { return true, nil },
 			Gone:     func() (csr.Objection, error) { return csr.NoObjection, nil },
 			Now:      func() (time.Time, error) { return now, nil },
 		},
@@ -255,10 +411,11 @@ func uris(all ...string) change {
 		}
 	}
 }
-func address(r *trial) { r.content.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
-func email(r *trial)   { r.content.EmailAddresses = []string{"a@example.com"} }
-func unit(r *trial)    { r.content.Subject.OrganizationalUnit = []string{"unit"} }
-func noUID(r *trial)   { r.obj.Spec.UID = "" }
+func emails(all ...string) change { return func(r *trial) { r.content.EmailAddresses = all } }
+func address(r *trial)            { r.content.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
+func email(r *trial)              { r.content.EmailAddresses = []string{"a@example.com"} }
+func unit(r *trial)               { r.content.Subject.OrganizationalUnit = []string{"unit"} }
+func noUID(r *trial)              { r.obj.Spec.UID = "" }
 func unreadable(r *trial) {
 	r.facts.Gone = func() (csr.Objection, error) { return csr.NoObjection, errors.New("down") }
 }
@@ -385,7 +542,7 @@ func TestServiceNames(t *testing.T) {
 		"a Pod of a Service":        but(foreign("a.api.shop.svc"), names("a.api.shop.svc")),
 		"the API server":            but(`DNS name "kubernetes.shop.svc" is a name of the API server`, names("kubernetes.shop.svc")),
 		"a dot at the end":          but(`DNS name "api.shop.svc." has upper-case letters or a dot at the end`, names("api.shop.svc.")),
-		"wildcard":                  but(`DNS name "*.shop.svc" is a wildcard, which is not permitted`, names("*.shop.svc")),
+		"wildcard":                  but(`name "*.shop.svc" is a wildcard, which is not permitted`, names("*.shop.svc")),
 		"an address as a name":      but(`DNS name "10.0.0.1" is an address`, names("10.0.0.1")),
 		"another common name":       but(`common name "web" is not one of the DNS names`, common("web")),
 		"client usage too":          but(`usage "client auth" is not one of `+usual, usages("digital signature, server auth, client auth")),
@@ -432,7 +589,7 @@ func TestSPIFFE(t *testing.T) {
 		"another account":        but(other, uris("spiffe://example.org/ns/shop/sa/root")),
 		"a query":                but(other, uris(id+"?")),
 		"an escaped letter":      but(other, uris("spiffe://example.org/ns/shop/sa/%77eb")),
-		"upper case":             but(other, uris("spiffe://EXAMPLE.org/ns/shop/sa/web")),
+		"upper case":             but(`URI "spiffe://EXAMPLE.org/ns/shop/sa/web" has a user, or a host with upper-case letters or a dot at the end`, uris("spiffe://EXAMPLE.org/ns/shop/sa/web")),
 		"no extended usage":      but(`usages ["digital signature"] are too few: a digital signature and a purpose are needed, of `+usual, usages("digital signature")),
 		"too long":               but("the certificate would be valid for 24h0m1s, longer than 24h0m0s: request less (spec.expirationSeconds)", lives(24*time.Hour+time.Second)),
 		"no duration":            but(noDuration, lives(0)),

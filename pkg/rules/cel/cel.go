@@ -10,6 +10,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rsa"
 	"fmt"
+	"regexp/syntax"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/google/cel-go/cel"
 	"github.com/google/cel-go/checker"
 	"github.com/google/cel-go/common"
+	"github.com/google/cel-go/common/ast"
 	"github.com/google/cel-go/common/types"
 	"github.com/google/cel-go/common/types/ref"
 	"github.com/google/cel-go/ext"
@@ -32,7 +34,8 @@ import (
 // has the same limit for a call of a ValidatingAdmissionPolicy, about a tenth of a second.
 const maxCost = 1_000_000
 
-// maxTime bounds the time of a condition. To count the cost of a long list takes far longer than the list.
+// maxTime bounds the time of all conditions that judge a request. It ends no call of a function, such as a slow matches: at most
+// one call is in progress when it is over.
 const maxTime = time.Second
 
 // Library is a library of functions for conditions.
@@ -60,8 +63,8 @@ type Variable struct {
 	Path string
 	// Doc is what it holds.
 	Doc string
-	// MaxBytes is the length that the estimate of the cost assumes. Zero means that requestLimits bound it.
-	MaxBytes uint64
+	// MaxBytes is the most bytes of a text, or of each text in a list. Zero means that requestLimits or maxCommonName bound it.
+	MaxBytes int
 	declared *apiservercel.DeclType
 }
 
@@ -80,10 +83,10 @@ func Variables() []Variable {
 	return []Variable{
 		{"request.commonName", "common name of the subject, or an empty text", 0, text},
 		{"request.organizations", "organizations of the subject", 0, texts},
-		{"request.names", "DNS names, in lower case and without a dot at the end", 0, texts},
-		{"request.addresses", "IP addresses as text, for `ip()`", 0, texts},
-		{"request.emails", "e-mail addresses", 0, texts},
-		{"request.uris", "URIs as the certificate would hold them", 0, texts},
+		{"request.names", "DNS names, in lower case and without a dot at the end", csr.MaxName, texts},
+		{"request.addresses", "IP addresses as text, for `ip()`", 45, texts},
+		{"request.emails", "e-mail addresses", csr.MaxEmail, texts},
+		{"request.uris", "URIs as the certificate would hold them", csr.MaxURI, texts},
 		{"request.usages", "usages as in `spec.usages`", 0, texts},
 		{"request.duration", "lifetime of the certificate that would be issued: the requested one, or the default of the signer, within its limits", 0, apiservercel.DurationType},
 		{"request.key.algorithm", "`RSA`, `ECDSA` or `Ed25519`", 16, text},
@@ -94,7 +97,7 @@ func Variables() []Variable {
 		{"requester.extra", "extra of the authenticator: for each key a list", 0, listsBy},
 		{"requester.serviceAccount.namespace", "namespace of the ServiceAccount that the requester is", 63, text},
 		{"requester.serviceAccount.name", "name of that ServiceAccount", 253, text},
-		{"object.name", "name of the CertificateSigningRequest, which the requester chose", 253, text},
+		{"object.name", "name of the CertificateSigningRequest, which the requester chose", csr.MaxName, text},
 		{"object.labels", "its labels, which the requester chose and others may change", 0, byText},
 		{"object.annotations", "its annotations, likewise", 0, byText},
 		{"object.created", "its creation, by the API server's clock", 0, apiservercel.TimestampType},
@@ -121,11 +124,11 @@ func objectOf(path string) *apiservercel.DeclType {
 
 // conditions implements rules.Conditions.
 type conditions struct {
-	env   *cel.Env
-	sizes sizes
+	env    *cel.Env
+	limits csr.Limits
 }
 
-// New returns the Conditions. The limits of names and of bytes bound the sizes by which it estimates the cost of conditions.
+// New returns the Conditions. The limits bound the sizes by which it estimates the cost of conditions.
 func New(limits csr.Limits) (rules.Conditions, error) {
 	options := []cel.EnvOption{
 		cel.HomogeneousAggregateLiterals(), cel.DefaultUTCTimeZone(true),
@@ -147,36 +150,54 @@ func New(limits csr.Limits) (rules.Conditions, error) {
 	if err != nil {
 		return nil, fmt.Errorf("set up CEL: %w", err)
 	}
-	names, bytes := cmp.Or(limits.Names, csr.DefaultLimits.Names), cmp.Or(limits.DERBytes, csr.DefaultLimits.DERBytes)
-	return &conditions{env: env, sizes: sizes{uint64(max(1, names)), uint64(max(1, bytes))}}, nil
+	return &conditions{env, limits}, nil
 }
 
 // Compile implements rules.Conditions.
-func (c *conditions) Compile(condition rules.Condition) (rules.Program, []string) {
+func (c *conditions) Compile(rule rules.Rule, condition rules.Condition) (_ rules.Program, warnings, problems []string) {
 	checked, issues := c.env.Compile(condition.Expression)
 	if issues.Err() != nil {
-		var problems []string
 		for _, each := range issues.Errors() {
 			problems = append(problems, fmt.Sprintf("line %d, column %d: %s", each.Location.Line(), each.Location.Column()+1, each.Message))
 		}
-		return nil, problems
+		return nil, nil, problems
 	}
 	if checked.OutputType() != cel.BoolType {
-		return nil, []string{fmt.Sprintf("line 1, column 1: the expression is of type %s, want bool", checked.OutputType())}
+		return nil, nil, []string{fmt.Sprintf("line 1, column 1: the expression is of type %s, want bool", checked.OutputType())}
 	}
-	estimate, err := c.env.EstimateCost(checked, c.sizes)
+	estimate, err := c.env.EstimateCost(checked, sizes{c.limits, rule.MaxCommonName})
 	if err == nil && estimate.Max > maxCost {
 		err = fmt.Errorf("the estimated cost is %d, more than %d: simplify the expression, or lower requestLimits", estimate.Max, maxCost)
 	}
 	if err != nil {
-		return nil, []string{err.Error()}
+		return nil, nil, []string{err.Error()}
 	}
 	evaluator, err := c.env.Program(checked, cel.EvalOptions(cel.OptOptimize, cel.OptTrackCost),
-		cel.CostTracking(&library.CostEstimator{}), cel.CostLimit(maxCost), cel.InterruptCheckFrequency(100))
+		cel.CostTracking(&library.CostEstimator{}), cel.CostLimit(maxCost), cel.InterruptCheckFrequency(1))
 	if err != nil {
-		return nil, []string{err.Error()}
+		return nil, nil, []string{err.Error()}
 	}
-	return &program{condition, evaluator}, nil
+	return &program{condition, evaluator}, checkPatterns(rule.Name, checked), nil
+}
+
+// checkPatterns returns a warning for each pattern of matches in a condition of rule that may accept more than it says.
+func checkPatterns(rule string, checked *cel.Ast) (warnings []string) {
+	for _, call := range ast.MatchDescendants(ast.NavigateAST(checked.NativeRep()), ast.FunctionMatcher("matches")) {
+		args := call.AsCall().Args()
+		pattern := args[len(args)-1]
+		if pattern.Kind() != ast.LiteralKind {
+			warnings = append(warnings, fmt.Sprintf("approval rule %s computes a pattern of matches: a dot in a value of the pattern "+
+				"matches every character; compare with ==", rule))
+			continue
+		}
+		text := fmt.Sprint(pattern.AsLiteral().Value())
+		re, err := syntax.Parse(text, syntax.Perl)
+		if err != nil || re.Op != syntax.OpConcat || re.Sub[0].Op != syntax.OpBeginText || re.Sub[len(re.Sub)-1].Op != syntax.OpEndText {
+			warnings = append(warnings, fmt.Sprintf("approval rule %s has matches(%q), which accepts each text with a match in it: "+
+				"write ^(?:PATTERN)$", rule, text))
+		}
+	}
+	return warnings
 }
 
 // program is a compiled condition. It implements rules.Program.
@@ -210,7 +231,8 @@ func (p *program) Check(ctx context.Context, s *rules.Subject) csr.Objection {
 // state is what the conditions of all rules that judge a request have in common.
 type state struct {
 	variables map[string]any
-	spent     uint64 // the cost of all conditions so far; above maxCost also after a condition that took too long
+	spent     uint64 // the cost of all conditions so far; above maxCost also when they took too long
+	took      time.Duration
 }
 
 // stateOf returns the state of s. Its variables hold the ServiceAccount of the requester once a rule has read it.
@@ -232,9 +254,11 @@ func (s *state) eval(ctx context.Context, program cel.Program) (ref.Val, error) 
 	if s.spent > maxCost {
 		return nil, nil
 	}
-	limited, cancel := context.WithTimeout(ctx, maxTime)
+	limited, cancel := context.WithTimeout(ctx, maxTime-s.took)
 	defer cancel()
+	began := time.Now()
 	result, details, err := program.ContextEval(limited, s.variables)
+	s.took += time.Since(began)
 	switch {
 	case limited.Err() != nil || err != nil && strings.Contains(err.Error(), "actual cost limit exceeded"):
 		s.spent = maxCost + 1
@@ -247,21 +271,36 @@ func (s *state) eval(ctx context.Context, program cel.Program) (ref.Val, error) 
 	return result, err
 }
 
-// sizes estimates costs as API servers do, by the sizes of the variables. A list or a map has at most so many entries, and
-// their texts have together so many bytes. It implements checker.CostEstimator.
-type sizes struct{ entries, bytes uint64 }
+// sizes estimates costs as API servers do, by the sizes of the variables. It implements checker.CostEstimator.
+type sizes struct {
+	csr.Limits
+	maxCommonName int
+}
 
-// EstimateSize implements checker.CostEstimator.
+// EstimateSize implements checker.CostEstimator. The texts of a list have together no more bytes than the limits permit.
 func (s sizes) EstimateSize(element checker.AstNode) *checker.SizeEstimate {
-	path, all := strings.Join(element.Path(), "."), Variables()
+	path, _, inside := strings.Cut(strings.Join(element.Path(), "."), ".@")
+	entries, bytes := cmp.Or(s.Names, csr.DefaultLimits.Names), cmp.Or(s.DERBytes, csr.DefaultLimits.DERBytes)
+	all := Variables()
 	i := slices.IndexFunc(all, func(known Variable) bool { return known.Path == path })
-	switch kind := element.Type().Kind(); {
-	case i >= 0 && kind == types.StringKind:
-		return &checker.SizeEstimate{Max: cmp.Or(all[i].MaxBytes, s.bytes)}
-	case kind == types.ListKind || kind == types.MapKind:
-		return &checker.SizeEstimate{Max: s.entries}
+	longest := 0
+	switch {
+	case path == "request.commonName" || path == "request.organizations":
+		entries, longest = cmp.Or(s.SubjectAttributes, csr.DefaultLimits.SubjectAttributes), s.maxCommonName
+	case path == "request.usages" || !strings.HasPrefix(path, "request."):
+		entries, bytes = cmp.Or(s.Entries, csr.DefaultLimits.Entries), cmp.Or(s.ObjectBytes, csr.DefaultLimits.ObjectBytes)
 	}
-	return &checker.SizeEstimate{Max: max(1, s.bytes/s.entries)}
+	if i >= 0 {
+		longest = cmp.Or(all[i].MaxBytes, longest)
+	}
+	most := cmp.Or(longest, bytes)
+	switch kind := element.Type().Kind(); {
+	case kind == types.ListKind || kind == types.MapKind:
+		most = entries
+	case i < 0 || inside:
+		most = min(most, bytes/max(1, entries))
+	}
+	return &checker.SizeEstimate{Max: uint64(max(1, most))}
 }
 
 // EstimateCallCost implements checker.CostEstimator. It counts the result of replace too, which can be far larger than its

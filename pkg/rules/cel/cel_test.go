@@ -58,7 +58,7 @@ func web(key crypto.Signer, names ...string) *rules.Subject {
 // program returns the compiled expression.
 func program(t *testing.T, limits csr.Limits, expression string) rules.Program {
 	t.Helper()
-	compiled, problems := must(cel.New(limits)).Compile(rules.Condition{Expression: expression})
+	compiled, _, problems := must(cel.New(limits)).Compile(rules.Rule{MaxCommonName: 64}, rules.Condition{Expression: expression})
 	if len(problems) > 0 {
 		t.Fatal(problems)
 	}
@@ -137,4 +137,57 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 		t.Errorf("refused after %d judgements: %q", judged, objection)
 	}
 	expect.Equal(t, "the next request", cheap.Check(t.Context(), web(key, all...)), csr.NoObjection)
+}
+
+// TestCompiles checks which expressions compile with the standard limits.
+func TestCompiles(t *testing.T) {
+	t.Parallel()
+	for expression, want := range map[string]bool{
+		"request.organizations.all(o, o in requester.groups)":                                                      true,
+		"request.names.all(n, n.matches('^[a-z0-9-]+[.]shop[.]svc$'))":                                             true,
+		"request.emails.all(e, e.matches('^[a-z.]+@corp[.]com$'))":                                                 true,
+		"request.uris.all(u, u.matches('^spiffe://example[.]org/ns/[a-z0-9-]+/sa/[a-z0-9-]+$'))":                   true,
+		"request.names.all(n, n.startsWith(requester.username))":                                                   true,
+		"request.commonName == requester.username && requester.groups.exists(g, g.matches('^team-[a-z]+$'))":       true,
+		"object.labels.all(k, object.labels[k].size() < 10)":                                                       true,
+		"request.names.all(n, n in requester.groups)":                                                              false,
+		"request.organizations.all(o, requester.groups.exists(g, g.matches('^' + o + '$')))":                       false,
+		"request.names.all(a, request.names.exists(b, a == b))":                                                    false,
+		"request.commonName.replace('', request.commonName).replace('', request.commonName).size() > 0":            true,
+		"request.commonName.replace('', object.name).replace('', object.name).replace('', object.name).size() > 0": false,
+	} {
+		_, _, problems := must(cel.New(csr.DefaultLimits)).Compile(rules.Rule{MaxCommonName: 64}, rules.Condition{Expression: expression})
+		expect.True(t, (len(problems) == 0) == want, "%s: %q", expression, problems)
+	}
+	wide := rules.Rule{MaxCommonName: 1 << 20}
+	_, _, problems := must(cel.New(csr.DefaultLimits)).Compile(wide, rules.Condition{Expression: "request.commonName.matches('^[a-z]+[.]shop[.]svc$')"})
+	expect.True(t, len(problems) == 0, "with a bound of 1 MiB: %q", problems)
+}
+
+// TestPatterns checks which patterns of matches are warned about.
+func TestPatterns(t *testing.T) {
+	t.Parallel()
+	loose := func(pattern string) string {
+		return "approval rule web has matches(" + pattern + "), which accepts each text with a match in it: write ^(?:PATTERN)$"
+	}
+	const computed = "approval rule web computes a pattern of matches: a dot in a value of the pattern matches every character; compare with =="
+	for expression, want := range map[string]string{
+		"request.commonName.matches('^[a-z]+$')":                                                    "",
+		"request.commonName.matches('^(a|b)$') && request.commonName.matches(r'\\Aa\\z')":           "",
+		"request.commonName.matches('(?i)^a$')":                                                     "",
+		"request.commonName.find('a') == 'a'":                                                       "",
+		"request.commonName == \"matches('a')\"":                                                    "",
+		"request.commonName.matches('corp[.]com$')":                                                 loose(`"corp[.]com$"`),
+		"matches(request.commonName, '^a')":                                                         loose(`"^a"`),
+		"request.commonName.matches('^a|b$')":                                                       loose(`"^a|b$"`),
+		"request.commonName.matches('(?m)^a$')":                                                     loose(`"(?m)^a$"`),
+		"request.commonName.matches('')":                                                            loose(`""`),
+		"request.names.all(n, n.matches('a') || n.matches('^b$'))":                                  loose(`"a"`),
+		"request.names.all(n, n.matches('^' + requester.serviceAccount.name + '$'))":                computed,
+		"request.names.all(n, requester.groups.exists(g, n == g) || n.matches(requester.username))": computed,
+	} {
+		_, warnings, problems := must(cel.New(csr.Limits{Names: 100, Entries: 100})).Compile(rules.Rule{Name: "web", MaxCommonName: 64},
+			rules.Condition{Expression: expression})
+		expect.Equal(t, fmt.Sprintf("%s: problems %q, warnings", expression, problems), strings.Join(warnings, "; "), want)
+	}
 }
