@@ -224,10 +224,8 @@ type Subject struct {
 	Permitted bool
 	// Services are those that must exist for an approval by the rule that judged last, which accepts the request.
 	Services []types.NamespacedName
-	// Account is the ServiceAccount of the requester, and NoAccount the objection if it is none. Judge sets both before it
-	// checks the conditions of a rule that reads them.
-	Account   types.NamespacedName
-	NoAccount csr.Objection
+	// Account is the ServiceAccount that the requester is. Judge sets it before it checks the conditions of a rule that reads it.
+	Account types.NamespacedName
 	// State belongs to the conditions. It lives as long as the request is judged, and holds for example their cost.
 	State any
 
@@ -292,9 +290,10 @@ func (c *Compiled) Judge(ctx context.Context, s *Subject) (csr.Objection, error)
 	case len(c.programs) != len(c.Conditions):
 		return "the conditions of the rule are not compiled", nil
 	case c.ReadsAccount:
-		s.Account, s.NoAccount, err = s.account()
-		if err != nil || s.NoAccount != csr.NoObjection && strings.HasPrefix(s.Requester.Username, "system:serviceaccount:") {
-			return s.NoAccount, err
+		var objection csr.Objection
+		s.Account, objection, err = s.account()
+		if err != nil || objection != csr.NoObjection && strings.HasPrefix(s.Requester.Username, "system:serviceaccount:") {
+			return objection, err
 		}
 	}
 	for _, program := range c.programs {

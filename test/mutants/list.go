@@ -190,7 +190,7 @@ var approvalMutations = []mutation{
 	{"rules: a refusal is remembered", "controllers/approver/approval_rules.go", "Add(1) > freeRefusals", "Add(1) > 1<<20", approverTests},
 	{"rules: the first refusals are not remembered", "controllers/approver/approval_rules.go", "Add(1) > freeRefusals", "Add(1) > 0", approverTests},
 	{"rules: has is not false for an account that is gone", "pkg/rules/rule.go",
-		"s.NoAccount != csr.NoObjection && strings.HasPrefix(s.Requester.Username, \"system:serviceaccount:\")", "false", ruleTests},
+		"objection != csr.NoObjection && strings.HasPrefix(s.Requester.Username, \"system:serviceaccount:\")", "false", ruleTests},
 	{"rules: printable subjects", "pkg/rules/content.go", "{\"subject\", subject, checkPrintable}", "{\"subject\", nil, checkPrintable}", ruleTests},
 	{"rules: e-mail addresses", "pkg/rules/content.go", "!mailbox.MatchString(local) ||", "", ruleTests},
 	{"rules: no dots in a URI", "pkg/rules/content.go", "strings.Contains(uri.Path+\"/\", \"/../\")", "false", ruleTests},

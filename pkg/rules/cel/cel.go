@@ -218,8 +218,8 @@ func (p *program) Check(ctx context.Context, s *rules.Subject) csr.Objection {
 	switch {
 	case state.spent > maxCost:
 		cause = fmt.Sprintf("the conditions cost more than %d, or take more than %s", maxCost, maxTime)
-	case err != nil && s.NoAccount != csr.NoObjection && strings.Contains(p.Expression, "serviceAccount"):
-		cause = string(s.NoAccount)
+	case err != nil && s.Account.Name == "" && strings.Contains(p.Expression, "serviceAccount"):
+		cause = "the requester is not a ServiceAccount"
 	case err != nil:
 		cause = "error: " + csr.ShortenTo(err.Error(), rules.MaxMessage/2-10)
 	default:
@@ -241,7 +241,7 @@ func stateOf(s *rules.Subject) *state {
 		s.State = &state{variables: variablesOf(s)}
 	}
 	kept := s.State.(*state)
-	if s.Account.Name != "" && s.NoAccount == csr.NoObjection {
+	if s.Account.Name != "" {
 		kept.variables["requester"].(map[string]any)["serviceAccount"] = map[string]any{
 			"namespace": s.Account.Namespace, "name": s.Account.Name,
 		}

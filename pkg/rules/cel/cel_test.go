@@ -100,7 +100,7 @@ func TestConditions(t *testing.T) {
 		expect.Equal(t, algorithm, got, csr.NoObjection)
 	}
 	user := web(p256)
-	user.Account, user.NoAccount = types.NamespacedName{}, "the requester is not a ServiceAccount"
+	user.Account = types.NamespacedName{}
 	for expression, want := range map[string]csr.Objection{
 		"has(requester.serviceAccount)": "the condition has(requester.serviceAccount) is not true",
 		"requester.serviceAccount.name == 'web'": "the condition requester.serviceAccount.name == 'web' is not true (the requester is not a " +
