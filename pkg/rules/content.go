@@ -62,12 +62,15 @@ func subjectOf(s *Subject) []string {
 	return append([]string{s.Cert.Subject.CommonName}, s.Cert.Subject.Organization...)
 }
 
-// checkPrintable refuses control characters, line breaks, marks of direction, invisible spaces, and what is not UTF-8.
+// checkPrintable refuses control characters, line breaks, marks of direction, invisible characters, and what is not UTF-8.
 func checkPrintable(text string) csr.Objection {
-	if utf8.ValidString(text) && !strings.ContainsFunc(text, func(char rune) bool { return !unicode.IsPrint(char) }) {
-		return csr.NoObjection
+	invisible := func(char rune) bool {
+		return !unicode.IsPrint(char) || unicode.In(char, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
 	}
-	return "has characters that cannot be printed"
+	if !utf8.ValidString(text) || strings.ContainsFunc(text, invisible) {
+		return "has characters that cannot be printed"
+	}
+	return csr.NoObjection
 }
 
 func checkDNSName(name string) csr.Objection {
@@ -96,6 +99,9 @@ func checkEmail(email string) csr.Objection {
 	return csr.NoObjection
 }
 
+// otherPath matches paths that a verifier may shorten, also after it removed parameters (RFC 3986 section 3.3).
+var otherPath = regexp.MustCompile(`//|/\.\.?(/|;|$)`)
+
 // checkURI refuses what verifiers may read in another way than a condition does (RFC 3986 section 7): one decodes %00, another
 // resolves /../, or takes the text before an @ for the host.
 func checkURI(text string) csr.Objection {
@@ -110,8 +116,8 @@ func checkURI(text string) csr.Objection {
 		return "has characters that cannot be printed"
 	case uri.User != nil || uri.Hostname() != san.CanonicalName(uri.Hostname()):
 		return "has a user, or a host with upper-case letters or a dot at the end"
-	case strings.Contains(uri.Path, "//") || strings.Contains(uri.Path+"/", "/./") || strings.Contains(uri.Path+"/", "/../") ||
-		strings.Count(uri.Path, "/") != strings.Count(uri.EscapedPath(), "/") || strings.Contains(decoded, `\`):
+	case otherPath.MatchString(uri.Path) || strings.Contains(decoded, `\`) ||
+		strings.Count(uri.Path, "/") != strings.Count(uri.EscapedPath(), "/"):
 		return "has a path with . or .., an empty segment, or an escaped slash"
 	}
 	return csr.NoObjection

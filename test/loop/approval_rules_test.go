@@ -8,6 +8,7 @@ import (
 	"crypto/sha256"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -39,6 +40,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/authz"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
@@ -282,6 +284,59 @@ func TestAttacksOnRules(t *testing.T) {
 	own := kit.CreateRequest(t, as, asksNames(t, "api.kitchen.svc"))
 	csr.AddCondition(own, certificatesv1.CertificateApproved, "Mine", "", time.Time{})
 	kit.Check(t, as.SubResource("approval").Update(t.Context(), own) != nil, "the attacker approves his own request")
+}
+
+// TestHostileValues has a stranger, and a user of a rule whose conditions compare only the end or the beginning of values. The API
+// server accepts all these requests. The rule approves what is its user's own, as the end of each list shows.
+func TestHostileValues(t *testing.T) {
+	kit.Parallel(t)
+	const dns, email, uri, common, own = 2, 1, 6, -1, "spiffe://example.org/ns/market/"
+	r, rule := ruleApprover(t), rules.Rule{
+		Name: "ends", SignerName: shopSigner, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names", "emails", "uris", "commonName"},
+		MaxDuration: metav1.Duration{Duration: 24 * time.Hour}, Conditions: []rules.Condition{
+			{Expression: "request.names.all(n, n.endsWith('.market.svc')) && request.emails.all(e, e.endsWith('@corp.com'))"},
+			{Expression: "request.uris.all(u, u.startsWith('" + own + "')) && (request.commonName == '' || request.commonName.endsWith('.shop'))"},
+			{Expression: "has(requester.serviceAccount) ? requester.serviceAccount.namespace == 'market' : true"},
+		},
+	}
+	compiled, mistakes := rules.Compile(rule, nil, kit.Must(cel.New(csr.DefaultLimits))(t))
+	kit.NoError(t, mistakes.ToAggregate())
+	r.Judges[shopSigner].(*approver.ApprovalRules).Rules = []*rules.Compiled{compiled}
+	user, stranger := shopAccount(t, "market", "ends"), shopAccount(t, "alley", "services")
+	with := func(kind int, value string) *kit.Request {
+		if kind == common {
+			return asking(t, shopSigner, x509.CertificateRequest{Subject: pkix.Name{CommonName: value}}, "server auth")
+		}
+		names := kit.Must(asn1.Marshal([]asn1.RawValue{{Class: asn1.ClassContextSpecific, Tag: kind, Bytes: []byte(value)}}))(t)
+		extension := pkix.Extension{Id: asn1.ObjectIdentifier{2, 5, 29, 17}, Value: names} // subjectAltName; nothing has checked its bytes
+		return asking(t, shopSigner, x509.CertificateRequest{ExtraExtensions: []pkix.Extension{extension}}, "server auth")
+	}
+	for kind, values := range map[int][]string{
+		dns: {"*.market.svc", "A.market.svc", "a.market.svc.", "a..market.svc", "kubernetes.default.svc\x00.market.svc", "kubernetes.default.svc\n.market.svc",
+			"kubernetes.default.svc,a.market.svc", "kubernetes.default.svc/.market.svc", "$(id).market.svc", "--all.market.svc", "a.market.svc"},
+		email: {"root@victim.com\x00@corp.com", "root@victim.com,a@corp.com", "root@victim.com\r\nBcc: a@corp.com", `"root@victim.com"@corp.com`,
+			"root@victim.com@corp.com", "<root@victim.com>@corp.com", "a..b@corp.com", "@corp.com", "mailto:a@corp.com", "a@corp.com"},
+		uri: {own + "../kitchen/sa/web", own + "%2e%2e/kitchen/sa/web", own + "..%2fkitchen", own + "..;/kitchen", own + "/sa/web", own + "a%00", own + "a%0a",
+			own + "%e2%80%ae", "spiffe://u@example.org/ns/market/", own + "..\\kitchen", own + strings.Repeat("a", 2048), own + "sa/web"},
+		common: {"kubernetes.default.svc\x00.shop", "root\n.shop", "root\x1b[2J.shop", "\u202epohs.shop", "root\u200b.shop", "root\u3164.shop", "*.shop",
+			strings.Repeat("x", 60) + ".shop", "a.shop"},
+	} {
+		for i, value := range values {
+			want := "RuleRefused"
+			if i == len(values)-1 {
+				want = "approved"
+			}
+			decides(t, r, fmt.Sprintf("%q", value), user, with(kind, value), want)
+		}
+		decides(t, r, "a stranger", stranger, with(kind, values[len(values)-1]), "NotAuthorized")
+	}
+	mayUse(t, serviceaccount.MakeUsername("alley", "web"), "ends")
+	waits := with(dns, "a.market.svc")
+	decides(t, r, "another namespace", stranger, waits, "requester.serviceAccount.namespace == 'market' : true is not true")
+	kit.Remove(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "alley", Name: "web"}})
+	_, decision, err := r.Decide(t.Context(), kit.Reload(t, waits))
+	kit.NoError(t, err)
+	kit.Check(t, decision.Verdict == judge.Wait && strings.Contains(decision.Message, "ServiceAccount alley/web is deleted"), "after its deletion: %+v", decision)
 }
 
 // issuer is an OpenID Connect provider.
