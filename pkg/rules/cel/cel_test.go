@@ -128,7 +128,7 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 	if objection := cheap.Check(t.Context(), many); !strings.HasPrefix(string(objection), "the condition true is not true (the conditions ") {
 		t.Errorf("after that, another condition says %q", objection)
 	}
-	part := web(key, all[:100]...) // whose judgement costs a part of the limit
+	part := web(key, all[:60]...) // whose judgement costs a part of the limit
 	judged, objection := 0, csr.NoObjection
 	for ; objection == csr.NoObjection && judged < 100; judged++ {
 		objection = costly.Check(t.Context(), part)
