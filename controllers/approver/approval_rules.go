@@ -41,7 +41,7 @@ type ApprovalRules struct {
 	// Off reports that this manager may not approve requests for the signer, so that no rule is tried. Nil means never.
 	Off func() bool
 
-	refused refusals
+	refusals refusals
 }
 
 // UsePermission returns the permission that a requester needs for the approval rule of that name.
@@ -162,7 +162,7 @@ func waitForRules(req *csr.Request, reason, format string, args ...any) judge.De
 // subjectOf returns req with its facts. reading means that a fact is about to be known.
 func (a *ApprovalRules) subjectOf(ctx context.Context, req *csr.Request, from Readers) (_ *rules.Subject, reading bool) {
 	subject := &rules.Subject{
-		Request: req, Lifetime: req.Cert.Lifetime, MayUse: a.refused.reviewer(ctx, req.Requester, from.Authorizer),
+		Request: req, Lifetime: req.Cert.Lifetime, MayUse: a.refusals.reviewer(ctx, req.Requester, from.Authorizer),
 		Trust: rules.Trust{Why: "this manager does not sign for the signer, so it is unknown whether API servers trust its CA"},
 		Gone:  func() (csr.Objection, error) { return csr.NoObjection, nil },
 		Now:   func() (time.Time, error) { return from.ServerTime.Now(ctx) },

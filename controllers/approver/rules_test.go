@@ -508,7 +508,7 @@ func TestFloodOfReviews(t *testing.T) {
 	conditions, passive := &counted{}, clocktesting.NewFakePassiveClock(now)
 	world := newRuled()
 	world.allowed, world.rules.Rules = nil, nil
-	world.rules.refused.cache = cache.NewLRUExpireCacheWithClock(20_000, passive)
+	world.rules.refusals.cache = cache.NewLRUExpireCacheWithClock(20_000, passive)
 	for i := range 1000 {
 		compiled, mistakes := rules.Compile(rules.Rule{
 			Name: fmt.Sprint("rule-", i), SignerName: ruledSigner, Usages: []certificatesv1.KeyUsage{"server auth"}, Allow: []string{"names"},
