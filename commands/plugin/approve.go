@@ -31,6 +31,8 @@ const (
 	handManager = "kubectl-csr-approve"
 	// blockListName is the ConfigMap of the manifests with blocked nodes and certificates.
 	blockListName = "csr-node-block-list"
+	// mostNotOffered bounds the requests that --node lists and does not offer: any user can make many.
+	mostNotOffered = 20
 )
 
 // outcome is the result for one request.
@@ -56,10 +58,11 @@ func approveCommand(connect connector) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "approve {NAME… | --node NODE}",
 		Short: "Approve requests by hand, after you have seen what they ask for",
-		Long: `approve shows each request: its subject, names, requester and age, and what the manager said last. It asks, and
-then approves the requests with your rights. It refuses a request that the signer would refuse, as far as the object shows
-it, and a request that the block list names. With --node it takes the pending requests for kubelet certificates of a
-node, if the node itself or a bootstrap token has made them. The exit code is 1 if a request was not approved.`,
+		Long: `approve shows each request: its subject, names, requester and age, what the manager's rules say about a request of a
+kubelet, and Events about it. It asks, and then approves the requests with your rights. It refuses a request that the signer
+would refuse, as far as the object shows it, and a request that the block list names. With --node it offers the pending
+requests for kubelet certificates of a node that the manager's rules let pass, and says why it does not offer others. The
+exit code is 1 if a request was not approved.`,
 		Args: namesOr(&a.node, math.MaxInt),
 	}
 	cmd.Flags().StringVar(&a.node, "node", "", "approve the pending requests of the node with this `name`")
@@ -97,7 +100,17 @@ node, if the node itself or a bootstrap token has made them. The exit code is 1 
 
 // outcomes returns the requests with these names, or the pending ones of a node. Those with a Problem are not approved.
 func (a *approval) outcomes(ctx context.Context, names []string) (all []*outcome, err error) {
-	add := func(obj *certificatesv1.CertificateSigningRequest) { all = append(all, &outcome{Facts: factsOf(obj)}) }
+	blocked, unread := a.readBlockList(ctx)
+	notOffered := 0
+	add := func(obj *certificatesv1.CertificateSigningRequest) {
+		each := &outcome{Facts: factsOf(obj)}
+		if each.Problem, each.NextStep = a.problem(ctx, each.Facts, blocked, unread); a.node != "" && each.Problem != "" {
+			if notOffered++; notOffered > mostNotOffered {
+				return
+			}
+		}
+		all = append(all, each)
+	}
 	for _, name := range names {
 		obj, err := a.request(ctx, name)
 		if err != nil {
@@ -116,15 +129,15 @@ func (a *approval) outcomes(ctx context.Context, names []string) (all []*outcome
 				"that wait", a.node)
 		}
 	}
-	blocked, unread := a.readBlockList(ctx)
-	for _, each := range all {
-		each.Problem, each.NextStep = a.problem(each.Facts, blocked, unread)
+	if notOffered > mostNotOffered {
+		_, _ = fmt.Fprintf(a.aside, "%d more requests for this node are not offered.\n", notOffered-mostNotOffered)
 	}
 	return all, err
 }
 
-// problem returns why a request must not be approved, and what to do instead.
-func (a *approval) problem(facts *Facts, blocked entries.Entries, unread string) (problem, nextStep string) {
+// problem returns why a request must not be approved, and what to do instead. With --node, that is also a request that the
+// manager's rules do not let pass.
+func (a *approval) problem(ctx context.Context, facts *Facts, blocked entries.Entries, unread string) (problem, nextStep string) {
 	switch {
 	case facts.State != csr.Pending:
 		return "the request is already " + strings.ToLower(string(facts.State)), ""
@@ -133,15 +146,17 @@ func (a *approval) problem(facts *Facts, blocked entries.Entries, unread string)
 	case facts.Refusal != nil:
 		return fmt.Sprintf("the signer would refuse the request (%s): %s", facts.Refusal.Reason, facts.Refusal.Message),
 			reasonStep(csr.Approved, facts.Refusal.Reason)
-	case a.node != "" && !credible(facts.obj, a.node):
-		return fmt.Sprintf("%q, who is neither the node nor a bootstrap token, has made the request", facts.Requester),
-			"If you know who that is and why it asks for this node's certificate, approve the request by its name."
 	case unread != "":
 		return "it is unknown whether the node is blocked: the block list is " + unread,
 			"Correct the ConfigMap, or get the right to read it. If nothing is blocked, use --block-list=."
 	}
 	if decision := blocked.Check(facts.req, a.blockList); decision.Made() {
 		return decision.Reason + ": " + decision.Message, reasonStep(csr.Pending, decision.Reason)
+	}
+	a.judge(ctx, facts)
+	if a.node != "" && !facts.passes {
+		return fmt.Sprintf("not offered, because the manager's rules do not let it pass (%s): %s", facts.Judged.Reason, facts.Judged.Message),
+			reasonStep(csr.Pending, facts.Judged.Reason) + " If you know who made the request and why, approve it by its name."
 	}
 	return "", ""
 }
@@ -183,7 +198,7 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 			p.line("")
 			p.line(fmt.Sprintf("CertificateSigningRequest %q", each.Name))
 			p.facts(each.Facts)
-			p.said(said, 5)
+			p.said(said)
 			if err != nil {
 				p.row("unknown", err.Error())
 			}
@@ -224,7 +239,7 @@ func (a *approval) approve(ctx context.Context, obj *certificatesv1.CertificateS
 	csr.AddCondition(obj, certificatesv1.CertificateApproved, approvedByHand, message, time.Time{})
 	_, err := a.CertificatesV1().CertificateSigningRequests().UpdateApproval(ctx, obj.Name, obj,
 		metav1.UpdateOptions{FieldManager: handManager})
-	again := "To see what has happened to it: kubectl csr explain " + check.Argument(obj.Name)
+	again := "To see what has happened to it: " + commandFor("kubectl csr explain", obj.Name)
 	switch {
 	case err == nil:
 		return "", ""

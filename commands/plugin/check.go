@@ -29,7 +29,7 @@ type checkReport struct {
 	Failed    int            `json:"failed"`
 	Unknown   int            `json:"unknown"`
 	Results   []check.Result `json:"results"`
-	// Said holds the manager's warnings about itself, which decide nothing: other users may write Events, too.
+	// Said holds warnings in the name of the manager, which decide nothing: other users may write Events, too.
 	Said []statement `json:"said"`
 }
 
@@ -61,7 +61,7 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 		}
 		var err error
 		if report.Said, err = c.warnings(ctx); err != nil {
-			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: what the manager said is unknown: %v\n", err)
+			_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Warning: the Events are unknown: %v\n", err)
 		}
 		err = c.write(cmd.OutOrStdout(), *asJSON, report, func(p *page) { p.checks(report, all) })
 		if err == nil && report.Passed < len(report.Results) {
@@ -85,7 +85,7 @@ func (p *page) checks(report *checkReport, all bool) {
 	}
 	p.line(fmt.Sprintf("%d checks passed; -v lists them.", report.Passed))
 	if len(report.Said) > 0 {
-		p.said(report.Said, 20)
+		p.said(report.Said)
 	}
 }
 
@@ -209,7 +209,7 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 	subject := "the CA of " + csr.Shorten(s.signer)
 	certs, err := ca.ParseCertificates(obj.Status.Certificate)
 	if err != nil || len(certs) == 0 {
-		return resultOf(caTrusted, subject, fmt.Sprintf("request %s has no certificate that can be parsed", obj.Name), s.nextStep)
+		return resultOf(caTrusted, subject, fmt.Sprintf("request %q has no certificate that can be parsed", csr.ShortenTo(obj.Name, csr.MaxName)), s.nextStep)
 	}
 	roots, between := x509.NewCertPool(), x509.NewCertPool()
 	for _, root := range s.certs {
@@ -223,8 +223,8 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 	})
 	issuer := csr.Shorten(certs[0].Issuer.String())
 	if err != nil {
-		return resultOf(caTrusted, subject, fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %s: %v",
-			s.name, issuer, obj.Name, err), s.nextStep)
+		return resultOf(caTrusted, subject, fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %q: %v",
+			s.name, issuer, csr.ShortenTo(obj.Name, csr.MaxName), err), s.nextStep)
 	}
 	return resultOf(caTrusted, subject, fmt.Sprintf("%s trusts issuer %q of the newest certificate", s.name, issuer), "")
 }
@@ -242,7 +242,11 @@ func (c *cluster) checkServing(ctx context.Context) check.Result {
 	const subject = "serving certificates of new nodes"
 	asked, silent := map[string]bool{}, []string{}
 	options := metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName}
-	err := c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) { asked[obj.Spec.Username] = true })
+	err := c.requests(ctx, options, func(obj *certificatesv1.CertificateSigningRequest) {
+		if (csr.Requester{Username: obj.Spec.Username, Groups: obj.Spec.Groups}).IsNode() { // others can ask, too
+			asked[obj.Spec.Username] = true
+		}
+	})
 	if err != nil {
 		return unknown(servingAsked, subject, "list certificatesigningrequests", err)
 	}

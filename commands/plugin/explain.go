@@ -4,10 +4,11 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/spf13/cobra"
@@ -21,7 +22,7 @@ import (
 // explanation is what is known about one request.
 type explanation struct {
 	*Facts
-	// Said holds the manager's Events, the newest first.
+	// Said holds the newest Events in the name of the manager.
 	Said    []statement `json:"said"`
 	Leaders []leader    `json:"leaders"`
 	// Unknown says what could not be read.
@@ -36,10 +37,10 @@ func explainCommand(connect connector) *cobra.Command {
 	var node string
 	cmd := &cobra.Command{
 		Use:   "explain {NAME | --node NODE}",
-		Short: "Show a request, what the manager said about it, and what to do",
-		Long: `explain shows the content of a request and its conditions, what the manager said about it in its Events, whether
-a manager renews its Lease, and what to do. With --node it shows the newest request of the node for each of the two
-signers of kubelets. It changes nothing.`,
+		Short: "Show a request, why it waits, and what to do",
+		Long: `explain shows the content of a request and its conditions, what the manager's rules say about a request of a kubelet,
+whether a manager renews its Lease, and what to do. It quotes Events, and nothing follows from them. With --node it shows the
+newest request of the node for each of the two signers of kubelets. It changes nothing.`,
 		Args: namesOr(&node, 1),
 	}
 	cmd.Flags().StringVar(&node, "node", "", "explain the newest requests of the node with this `name`")
@@ -74,23 +75,25 @@ signers of kubelets. It changes nothing.`,
 	return cmd
 }
 
-// newestOf returns, for each signer of kubelets, the newest credible request of node, or the newest one if none is.
+// newestOf returns, for each signer of kubelets, the newest request that the node itself has made. Else it returns the newest one
+// of a bootstrap token, or of another user: they can write the name of the node, too.
 func (c *cluster) newestOf(ctx context.Context, node string) (all []*certificatesv1.CertificateSigningRequest, err error) {
-	err = c.ofNode(ctx, node, func(obj *certificatesv1.CertificateSigningRequest) { all = append(all, obj) })
-	slices.SortFunc(all, func(a, b *certificatesv1.CertificateSigningRequest) int {
-		rank := map[bool]int{true: 0, false: 1}
-		return cmp.Or(cmp.Compare(a.Spec.SignerName, b.Spec.SignerName),
-			cmp.Compare(rank[credible(a, node)], rank[credible(b, node)]), b.CreationTimestamp.Compare(a.CreationTimestamp.Time))
+	rank := func(obj *certificatesv1.CertificateSigningRequest) int {
+		who := csr.Requester{Username: obj.Spec.Username, Groups: obj.Spec.Groups}
+		itself := who.IsNode() && who.Username == csr.NodeUserPrefix+node
+		return slices.Index([]bool{itself, slices.ContainsFunc(who.Groups, check.IsBootstrapGroup), true}, true)
+	}
+	best := map[string]*certificatesv1.CertificateSigningRequest{}
+	err = c.ofNode(ctx, node, func(obj *certificatesv1.CertificateSigningRequest) {
+		before := best[obj.Spec.SignerName]
+		if before == nil || cmp.Or(cmp.Compare(rank(obj), rank(before)), before.CreationTimestamp.Compare(obj.CreationTimestamp.Time)) < 0 {
+			best[obj.Spec.SignerName] = obj
+		}
 	})
-	return slices.CompactFunc(all, func(a, b *certificatesv1.CertificateSigningRequest) bool {
-		return a.Spec.SignerName == b.Spec.SignerName
-	}), err
-}
-
-// credible reports whether the node itself or a bootstrap token has made obj. Other requesters can write the name of
-// the node, too.
-func credible(obj *certificatesv1.CertificateSigningRequest, node string) bool {
-	return obj.Spec.Username == csr.NodeUserPrefix+node || slices.ContainsFunc(obj.Spec.Groups, check.IsBootstrapGroup)
+	for _, signer := range slices.Sorted(maps.Keys(best)) {
+		all = append(all, best[signer])
+	}
+	return all, err
 }
 
 // explain collects what is known about obj.
@@ -104,13 +107,24 @@ func (c *cluster) explain(ctx context.Context, obj *certificatesv1.CertificateSi
 		e.Unknown = append(e.Unknown, err.Error())
 	}
 	alive := err != nil || slices.ContainsFunc(e.Leaders, func(each leader) bool { return each.Alive })
-	e.NextStep, e.Command = e.nextStep(current(e.Said, obj, c.now()), alive)
+	c.judge(ctx, e.Facts)
+	if e.req != nil && inCharge(e.State) != "" {
+		list := &approval{cluster: c, blockList: blockListName, aside: io.Discard}
+		blocked, unread := list.readBlockList(ctx)
+		if unread != "" {
+			e.Unknown = append(e.Unknown, "block list: "+unread)
+		}
+		if decision := blocked.Check(e.req, list.blockList); decision.Made() {
+			e.Judged, e.passes = findingOf(decision), false
+		}
+	}
+	e.NextStep, e.Command = e.nextStep(alive)
 	return e
 }
 
-// nextStep returns what to do about a request, and a command that does it, if there is one. It follows from the object,
-// and then from what the manager said last, while that stands. alive says that a manager runs, or that it is not known.
-func (e *explanation) nextStep(said *statement, alive bool) (text, command string) {
+// nextStep returns what to do about a request, and a command that does it, if there is one. It never follows from an Event, and
+// gives the requester no right. alive says that a manager runs, or that it is not known.
+func (e *explanation) nextStep(alive bool) (text, command string) {
 	switch {
 	case e.State == csr.Issued:
 		return "Nothing to do: the request has its certificate.", ""
@@ -127,31 +141,18 @@ func (e *explanation) nextStep(said *statement, alive bool) (text, command strin
 	case e.Refusal != nil:
 		return fmt.Sprintf("The signer would refuse the request (%s): %s. %s",
 			e.Refusal.Reason, e.Refusal.Message, reasonStep(csr.Approved, e.Refusal.Reason)), ""
-	case said != nil:
-		return e.stepAfter(said.Reason)
+	case e.Judged != nil && !e.passes:
+		return fmt.Sprintf("The manager's rules do not let the request pass (%s, see rules), unless its configuration permits more. %s",
+			e.Judged.Reason, reasonStep(e.State, e.Judged.Reason)), ""
 	case !alive:
 		return "No manager renews its Lease in the namespaces that were read: run \"kubectl csr check\". If the manager runs in " +
 			"another namespace, name it with -n.", ""
 	case e.State == csr.Approved:
-		return "Wait a minute. If the request stays without a certificate and without an Event, no manager serves this signer: " +
-			"find out which program signs for it.", ""
+		return "Wait a minute. If the request stays without a certificate, run \"kubectl csr check\", and read the log of the manager " +
+			"and the Events below. If they do not name the request, no manager serves this signer.", ""
 	}
-	return "Wait a minute. If the request stays without an Event, no rule of a manager is for this signer: if you know who made " +
-		"the request and why, approve it by hand.", "kubectl csr approve " + check.Argument(e.obj.Name)
-}
-
-// stepAfter returns the next step after a reason of the controller in charge. The page of reasons says what to do about a
-// requester without permission for the kubelets' signer; for the others, the Event names the approval rules.
-func (e *explanation) stepAfter(reason string) (text, command string) {
-	text = reasonStep(e.State, reason)
-	if reason == "NotAuthorized" {
-		if e.Signer != certificatesv1.KubeAPIServerClientKubeletSignerName {
-			text = ""
-		} else if special, bind := check.BindRequester(e.req); special+bind != "" {
-			text, command = cmp.Or(special, text), bind
-		}
-	}
-	return cmp.Or(text, "Do what the manager's Event says."), command
+	return "Wait a minute. If the request stays pending, the log of the manager and the Events below say why. If you know who made " +
+		"the request and why, approve it by hand.", commandFor("kubectl csr approve", e.obj.Name)
 }
 
 // explanation writes e.
@@ -163,7 +164,7 @@ func (p *page) explanation(e *explanation) {
 		p.line("    " + e.Command)
 	}
 	p.facts(e.Facts)
-	p.said(e.Said, 5)
+	p.said(e.Said)
 	p.title("Managers, by their Leases (anyone who may write these Leases can write this)")
 	for _, each := range e.Leaders {
 		alive := map[bool]string{true: "alive", false: "not alive"}[each.Alive]
@@ -177,11 +178,11 @@ func (p *page) explanation(e *explanation) {
 	}
 }
 
-// said writes at most limit of all statements, the newest ones.
-func (p *page) said(all []statement, limit int) {
-	p.title("Said by the manager (anyone who may create Events can write this)")
-	for _, said := range all[:min(len(all), limit)] {
-		p.row(p.age(said.At), said.By+" "+said.Reason, said.Message)
+// said quotes Events.
+func (p *page) said(all []statement) {
+	p.title("Said in Events in the name of the manager (anyone who may create Events there can write this)")
+	for _, said := range all {
+		p.row(p.age(said.At), said.By+" "+cell(said.Reason)+"  "+strconv.Quote(said.Message))
 	}
 	if len(all) == 0 {
 		p.line("  nothing")
@@ -203,9 +204,6 @@ var nextSteps = sync.OnceValue(func() map[string]string {
 
 // reasonStep returns what to do about a reason of the manager about a request in that state, or nothing.
 func reasonStep(state csr.State, reason string) string {
-	if strings.HasPrefix(reason, "Would") {
-		return "The manager is in a dry run, and only reports what it would do: remove the controller from dryRun."
-	}
 	section := "Signer"
 	if state == csr.Pending || state == csr.Denied {
 		section = "Approver"

@@ -15,6 +15,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge"
 )
 
 // Facts is what the object of a request says. Its texts are those of the object, shortened. Other programs and people
@@ -44,10 +45,14 @@ type Facts struct {
 	Conditions  []certificatesv1.CertificateSigningRequestCondition `json:"conditions,omitempty"`
 	Certificate *certificate                                        `json:"certificate,omitempty"`
 	// Refusal says why the signer would refuse the request, as far as the object shows it with the default limits.
-	Refusal *refusal `json:"refusal,omitempty"`
+	Refusal *finding `json:"refusal,omitempty"`
+	// Judged is what the manager's rules say about a pending request of a kubelet, or why a block list stops a request.
+	Judged *finding `json:"judged,omitempty"`
 
 	obj *certificatesv1.CertificateSigningRequest
 	req *csr.Request // nil if Refusal says why it can't be parsed
+	// passes reports that the rules let the request pass.
+	passes bool
 }
 
 // certificate is the certificate that was issued.
@@ -57,10 +62,15 @@ type certificate struct {
 	NotAfter time.Time `json:"notAfter"`
 }
 
-// refusal is a reason of docs/reference/reasons.md and a sentence.
-type refusal struct {
+// finding is a reason of docs/reference/reasons.md and a sentence.
+type finding struct {
 	Reason  string `json:"reason"`
 	Message string `json:"message"`
+}
+
+// findingOf returns what the manager would say about decision.
+func findingOf(decision judge.Decision) *finding {
+	return &finding{decision.Reason, csr.ShortenTo(decision.Message, maxMessage)}
 }
 
 // maxMessage bounds a message in bytes, as the note of an Event is bounded.
@@ -70,7 +80,7 @@ const maxMessage = 1024
 func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 	req, err := csr.Parse(obj)
 	f := &Facts{
-		Name: csr.ShortenTo(obj.Name, 253), State: csr.StateOf(obj), Signer: csr.ShortenTo(obj.Spec.SignerName, 571),
+		Name: csr.ShortenTo(obj.Name, csr.MaxName), State: csr.StateOf(obj), Signer: csr.ShortenTo(obj.Spec.SignerName, 571),
 		Created: obj.CreationTimestamp.UTC(), Requester: csr.Shorten(obj.Spec.Username),
 		Groups: csr.ShortenAll(obj.Spec.Groups), Usages: texts(obj.Spec.Usages), Conditions: obj.Status.Conditions,
 		Refusal: refusalOf(req, err), obj: obj, req: req,
@@ -80,7 +90,7 @@ func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 	}
 	if req != nil {
 		f.Node, f.Subject, f.Could = csr.Shorten(req.NodeName()), req.SubjectText(), powerOf(req)
-		f.MadeWith, f.Dropped = req.Requester.Certificates(), csr.ShortenAll(req.Dropped)
+		f.MadeWith, f.Dropped = csr.ShortenAll(req.Requester.Certificates()), csr.ShortenAll(req.Dropped)
 		f.Key = "SHA-256 " + req.KeyFingerprint()
 		cert := req.Cert // whoever approves the request must see each of its names
 		for _, name := range slices.Concat(cert.DNSNames, cert.EmailAddresses, ca.Texts(cert.IPAddresses), ca.Texts(cert.URIs)) {
@@ -104,16 +114,16 @@ func texts(usages []certificatesv1.KeyUsage) []string {
 
 // refusalOf returns why a signer with the default profile never signs the request, or nil. err says why req is nil. The
 // rules of a custom signer, and what depends on its CA, only the manager knows.
-func refusalOf(req *csr.Request, err error) *refusal {
+func refusalOf(req *csr.Request, err error) *finding {
 	refused := (*csr.Refused)(nil)
 	switch {
 	case errors.As(err, &refused):
-		return &refusal{refused.Reason, refused.Message}
+		return &finding{refused.Reason, refused.Message}
 	case err != nil:
-		return &refusal{"InternalError", csr.Fault(err)}
+		return &finding{"InternalError", csr.Fault(err)}
 	}
 	if violation := req.Check(ca.Profile{}.OrDefault()); violation != nil {
-		return &refusal{violation.Reason, csr.ShortenTo(violation.Message, maxMessage)}
+		return &finding{violation.Reason, csr.ShortenTo(violation.Message, maxMessage)}
 	}
 	return nil
 }
@@ -181,6 +191,10 @@ func (p *page) facts(f *Facts) {
 	}
 	if len(f.Dropped) > 0 {
 		p.row("dropped", append(quoted(f.Dropped...), "(requested, and no certificate will contain it)")...)
+	}
+	if f.Judged != nil {
+		pass := map[bool]string{true: "let it pass", false: "do not let it pass"}[f.passes]
+		p.row("rules", fmt.Sprintf("%s (%s): %s", pass, f.Judged.Reason, f.Judged.Message))
 	}
 	if len(f.Conditions) > 0 {
 		p.title("Conditions")

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"regexp"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -13,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // write writes a result: value as JSON, or else the page that text fills. JSON is escaped to ASCII, too.
@@ -40,6 +43,21 @@ type page struct {
 // oneLine returns text in one line of printable ASCII.
 func oneLine(text string) string { return ascii.Quote(strings.ReplaceAll(text, "\n", " ")) }
 
+// cell returns text for a column of a table: in one line, at most 63 bytes long, and quoted if a shell could read more in it.
+func cell(text string) string { return check.Word(csr.ShortenTo(oneLine(text), 63)) }
+
+// plainName matches names that a command may contain: a shell reads nothing in them, and kubectl reads no flag.
+var plainName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,252}$`)
+
+// commandFor returns a command with name as its last word. It has NAME instead of a name that is not plain: nobody else
+// chooses words of a command that a person copies.
+func commandFor(command, name string) string {
+	if !plainName.MatchString(name) {
+		name = "NAME"
+	}
+	return command + " " + name
+}
+
 // line writes text. Unlike a title, it does not begin a section.
 func (p *page) line(text string) { p.text.WriteString(oneLine(text) + "\n") }
 
@@ -59,7 +77,8 @@ func (p *page) row(label string, values ...string) {
 	}
 }
 
-// table writes rows in columns, if there is more than the first one, which is the heading. An empty cell is a dash.
+// table writes rows in columns, if there is more than the first one, which is the heading. An empty cell is a dash. No column is
+// wider than 253 bytes.
 func (p *page) table(rows [][]string) {
 	if len(rows) < 2 {
 		return
@@ -71,7 +90,7 @@ func (p *page) table(rows [][]string) {
 	for _, row := range rows {
 		cells := make([]string, len(row))
 		for i, cell := range row {
-			cells[i] = oneLine(cmp.Or(cell, "-"))
+			cells[i] = csr.ShortenTo(oneLine(cmp.Or(cell, "-")), csr.MaxName)
 		}
 		_, _ = io.WriteString(table, strings.Join(cells, "\t")+"\n") // a Builder takes all
 	}

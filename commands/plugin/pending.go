@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/duration"
 
-	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -29,7 +28,7 @@ type waiting struct {
 	Since     time.Time `json:"since"`
 	// Could says what a client with the subject could do, if it is one of the cluster's own.
 	Could string `json:"could,omitempty"`
-	// Said is what the controller in charge said last.
+	// Said is the newest Event in the name of the controller in charge.
 	Said *statement `json:"said,omitempty"`
 
 	uid types.UID
@@ -43,7 +42,7 @@ func pendingCommand(connect connector) *cobra.Command {
 		Use:   "pending [--signer NAME]",
 		Short: "List the requests that wait for approval or for a certificate",
 		Long: `pending lists the requests that wait for approval or for a certificate, the oldest first, with the reason of
-the manager's last Event about each. It changes nothing.`,
+the last Event about each in the name of the manager. It changes nothing.`,
 		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&signer, "signer", "", "only requests for the signer with this `name`")
@@ -61,13 +60,13 @@ the manager's last Event about each. It changes nothing.`,
 			return err
 		}
 		return c.write(cmd.OutOrStdout(), *asJSON, rows, func(p *page) {
-			table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID BY THE MANAGER", "COULD DO"}}
+			table := [][]string{{"NAME", "NODE", "SIGNER", "REQUESTER", "WAITS FOR", "SINCE", "SAID IN AN EVENT", "COULD DO"}}
 			for _, row := range rows {
 				said, since := "", duration.HumanDuration(p.now.Sub(row.Since))
 				if row.Said != nil {
-					said = row.Said.Reason + " " + p.age(row.Said.At)
+					said = cell(row.Said.Reason) + " " + p.age(row.Said.At)
 				}
-				table = append(table, []string{check.Word(row.Name), check.Word(row.Node), row.Signer, check.Word(row.Requester), row.WaitsFor, since, said, row.Could})
+				table = append(table, []string{cell(row.Name), cell(row.Node), cell(row.Signer), cell(row.Requester), row.WaitsFor, since, said, row.Could})
 			}
 			p.table(table)
 		})
@@ -89,7 +88,7 @@ func (c *cluster) pending(ctx context.Context, signer string) ([]waiting, error)
 			return
 		}
 		row := waiting{
-			Name: obj.Name, Signer: obj.Spec.SignerName,
+			Name: csr.ShortenTo(obj.Name, csr.MaxName), Signer: csr.Shorten(obj.Spec.SignerName),
 			Requester: csr.Shorten(obj.Spec.Username), WaitsFor: "approval", Since: obj.CreationTimestamp.UTC(), uid: obj.UID, by: by,
 		}
 		if req, err := csr.Parse(obj); err == nil {
@@ -107,7 +106,7 @@ func (c *cluster) pending(ctx context.Context, signer string) ([]waiting, error)
 	return rows, err
 }
 
-// addEvents sets what the manager said last about each row. It reads all Events about requests, because one call for
+// addEvents sets the newest Event about each row. It reads all Events about requests, because one call for
 // each request would be many more.
 func (c *cluster) addEvents(ctx context.Context, rows []waiting) error {
 	if len(rows) == 0 {

@@ -1,10 +1,11 @@
-// Package plugin holds the commands of kubectl csr. They show what the objects in a cluster say, and what the manager
-// said in its Events. Somebody else may have written these objects, so none of them permits an approval. The commands
-// read no key and issue nothing.
+// Package plugin holds the commands of kubectl csr. They show what the objects in a cluster say, and judge requests of
+// kubelets by the same functions as the manager. Events are quoted, and nothing follows from them: other users can write
+// them too. The commands read no key and issue nothing.
 package plugin
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
@@ -17,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 )
 
 // defaultNamespace is the namespace of the manager in the manifests and the chart.
@@ -36,6 +39,12 @@ type cluster struct {
 	// ahead is how far clock is ahead of the API server's, in nanoseconds. The pager of client-go lists the next page, whose
 	// answer changes it, while a command reads the time.
 	ahead atomic.Int64
+	// shown is the serving certificate in the last answer of the API server.
+	shown atomic.Pointer[x509.Certificate]
+	// objects say to which nodes names and addresses belong, once they are read.
+	objects *serving.Cluster
+	// reviewed holds the answers of SubjectAccessReviews, by permission and requester.
+	reviewed map[string]bool
 }
 
 // now returns the time of the API server, which sets the times in objects.
@@ -66,7 +75,7 @@ func newRoot(version string, connect connector) *cobra.Command {
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csr"},
 		Short:       "Show and approve CertificateSigningRequests, check their manager, rotate CAs",
 		Long: `kubectl csr shows what the objects of a cluster say about CertificateSigningRequests, and what
-csr-controller-manager said about them in its Events. It acts with your rights, and reads no key.`,
+csr-controller-manager says about them. It acts with your rights, and reads no key.`,
 		Version:       version,
 		SilenceErrors: true, // main prints errors
 		SilenceUsage:  true,
@@ -87,7 +96,7 @@ func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overri
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	c := &cluster{host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}}
+	c := &cluster{host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, reviewed: map[string]bool{}}
 	config.UserAgent = "kubectl-csr/" + version
 	config.QPS = -1 // the API server's priority and fairness limits us
 	if config.Timeout == 0 {
@@ -101,7 +110,8 @@ func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overri
 	return c, nil
 }
 
-// dated notes the time in each answer, so that a wrong clock of this machine changes no age.
+// dated notes the time in each answer, so that a wrong clock of this machine changes no age. It also notes the certificate of
+// the API server, whose names no node gets.
 type dated struct {
 	next    http.RoundTripper
 	cluster *cluster
@@ -119,6 +129,9 @@ func (d dated) RoundTrip(request *http.Request) (*http.Response, error) {
 			ahead = 0
 		}
 		d.cluster.ahead.Store(int64(ahead))
+	}
+	if response.TLS != nil && len(response.TLS.PeerCertificates) > 0 {
+		d.cluster.shown.Store(response.TLS.PeerCertificates[0])
 	}
 	return response, nil
 }

@@ -11,6 +11,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -22,9 +23,11 @@ import (
 	"testing"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -48,7 +51,8 @@ var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 
 func at(after time.Duration) *metav1.Time { return new(metav1.NewTime(fixedNow.Add(after))) }
 
-// clusterOf returns an API server with objs and these SigningAuthorities. It ignores field selectors.
+// clusterOf returns an API server with objs and these SigningAuthorities. It ignores field selectors. Nodes may renew, and the
+// group system:bootstrappers:one may join nodes.
 func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.SigningAuthority) (*cluster, *fake.Clientset) {
 	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -58,7 +62,15 @@ func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.Sign
 	typed, err := certificatesclient.NewForConfig(&rest.Config{Host: server.URL})
 	kit.NoError(t, err)
 	api := fake.NewClientset(objs...)
-	return &cluster{Interface: api, authorities: typed.RESTClient(), host: "https://api", clock: clocktesting.NewFakeClock(fixedNow)}, api
+	api.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		review := action.(clienttesting.CreateAction).GetObject().(*authorizationv1.SubjectAccessReview).DeepCopy()
+		group := map[string]string{"nodeclient": "system:bootstrappers:one", "selfnodeclient": "system:nodes"}[review.Spec.ResourceAttributes.Subresource]
+		review.Status.Allowed = slices.Contains(review.Spec.Groups, group)
+		return true, review, nil
+	})
+	return &cluster{
+		Interface: api, authorities: typed.RESTClient(), host: "https://api", clock: clocktesting.NewFakeClock(fixedNow), reviewed: map[string]bool{},
+	}, api
 }
 
 // execute runs a command on c with an input, and returns what it writes.
@@ -108,12 +120,12 @@ func contains(t *testing.T, text string, parts ...string) {
 	}
 }
 
-// event returns an Event about obj that says that by has written it.
+// event returns an Event about obj that was created at a time after fixedNow and says that by has written it, tomorrow.
 func event(obj *request, by, reason, message string, after time.Duration) *corev1.Event {
 	return &corev1.Event{
-		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: reason + obj.Name},
+		ObjectMeta:     metav1.ObjectMeta{Namespace: "default", Name: reason + obj.Name, CreationTimestamp: *at(after)},
 		InvolvedObject: corev1.ObjectReference{Kind: "CertificateSigningRequest", Name: obj.Name, UID: obj.UID},
-		Reason:         reason, Message: message, ReportingController: by, EventTime: metav1.NewMicroTime(fixedNow.Add(after)),
+		Reason:         reason, Message: message, ReportingController: by, EventTime: metav1.NewMicroTime(fixedNow.Add(24 * time.Hour)),
 	}
 }
 
@@ -169,7 +181,7 @@ func TestApprove(t *testing.T) {
 		"no answer":         {args: "r", want: "you did not confirm it"},
 		"node":              {args: "--node a", input: "y\n"},
 		"a hostile name":    {mod: hostile},
-		"node, a stranger":  {mod: byAlice, args: "--node a", input: "y\n", want: `"alice", who is neither the node nor a bootstrap token`},
+		"node, a stranger":  {mod: byAlice, args: "--node a", input: "y\n", want: "not offered, because the manager's rules do not let it pass (NotAuthorized): user \"alice\""},
 		"blocked":           {more: blockList, want: `NodeBlocked: node "a" is on the block list`},
 		"no list":           {more: blockList, args: "r --yes --block-list="},
 		"a bad line":        {more: listOf("b c\x1b\na\n", ""), want: "NodeBlocked: node \"a\" is on the block list"},
@@ -257,6 +269,80 @@ func TestApproveReportsErrors(t *testing.T) {
 	}
 }
 
+// TestApproveNodeBoundsAFlood has a stranger who made 30 requests for a node, and one for a signer that is not for kubelets.
+func TestApproveNodeBoundsAFlood(t *testing.T) {
+	objs := []runtime.Object{requestOf(t, "own"), requestOf(t, "other", asClient("system:node:a", "system:nodes"))}
+	for i := range 30 {
+		objs = append(objs, requestOf(t, fmt.Sprintf("flood-%02d", i), func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil }))
+	}
+	c, api := clusterOf(t, objs)
+	out, aside, err := execute(t, c, "y\n", "approve", "--node", "a")
+	contains(t, out, "own  approved\n", "flood-00  not approved: not offered")
+	contains(t, aside, "10 more requests for this node are not offered.", "Approve 1 of 21 requests?")
+	reviews := 0
+	for _, action := range api.Actions() {
+		if action.Matches("create", "subjectaccessreviews") {
+			reviews++
+		}
+	}
+	if err == nil || strings.Count(out, "not offered") != 20 || reviews != 2 {
+		t.Errorf("error %v, %d reviews:\n%s", err, reviews, out)
+	}
+}
+
+// TestApproveNodeNeedsItsFacts takes one fact away from two requests that pass. Then neither is offered that depends on it.
+func TestApproveNodeNeedsItsFacts(t *testing.T) {
+	serving := kit.ServingRequest(t, "a", "a", "10.0.0.1", "10.0.0.2")
+	serving.ObjectMeta = metav1.ObjectMeta{Name: "serving", UID: "serving", CreationTimestamp: *at(0)}
+	serving.Spec.Username, serving.Spec.Groups = "system:node:a", []string{"system:nodes"}
+	joins := requestOf(t, "joins")
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "a"}, Status: corev1.NodeStatus{Addresses: []corev1.NodeAddress{
+		{Type: corev1.NodeHostName, Address: "a"}, {Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeInternalIP, Address: "10.0.0.2"},
+	}}}
+	kubernetes := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.1"}}
+	endpoints := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "kubernetes", Labels: map[string]string{discoveryv1.LabelServiceName: "kubernetes"}},
+		Endpoints:  []discoveryv1.Endpoint{{Addresses: []string{"10.0.0.9"}}},
+	}
+	for _, test := range []struct {
+		obj             *request
+		resource        string // cannot be read
+		host            string
+		certificateless bool
+		want            string // why it is not offered; empty if it is approved
+	}{
+		{obj: joins},
+		{obj: joins, resource: "nodes", want: "(InventoryUnavailable): it is unknown"},
+		{obj: joins, resource: "leases", want: "(InventoryUnavailable): it is unknown"},
+		{obj: joins, resource: "subjectaccessreviews", want: "review permission nodeclient of the requester"},
+		{obj: serving},
+		{obj: serving, resource: "nodes", want: "(InventoryUnavailable): it is unknown"},
+		{obj: serving, resource: "services", want: "(InventoryUnavailable): it is unknown"},
+		{obj: serving, resource: "endpointslices", want: "(InventoryUnavailable): it is unknown"},
+		{obj: serving, certificateless: true, want: "the certificates or hosts of the API servers are not known"},
+		{obj: serving, host: "10.0.0.2", want: "the certificates or hosts of the API servers are not known"}, // no URL
+		{obj: serving, host: "https://10.0.0.2:6443", want: "(SANReserved)"},
+	} {
+		objs := []runtime.Object{test.obj.DeepCopy(), kubernetes, endpoints}
+		if test.obj == serving {
+			objs = append(objs, node)
+		}
+		c, api := clusterOf(t, objs)
+		c.host = cmp.Or(test.host, c.host)
+		if !test.certificateless {
+			c.shown.Store(&x509.Certificate{DNSNames: []string{"api"}})
+		}
+		if test.resource != "" {
+			forbid(api, "list", test.resource)
+			forbid(api, "create", test.resource)
+		}
+		out, aside, err := execute(t, c, "y\n", "approve", "--node", "a")
+		if approved := out == test.obj.Name+"  approved\n"; approved != (test.want == "") || approved != (err == nil) || !strings.Contains(out, test.want) {
+			t.Errorf("%s without %q, host %q: error %v; want %q:\n%s%s", test.obj.Name, test.resource, test.host, err, test.want, out, aside)
+		}
+	}
+}
+
 // asClient makes a request one for kubernetes.io/kube-apiserver-client with that subject.
 func asClient(user string, groups ...string) func(*request) {
 	return func(obj *request) {
@@ -295,7 +381,7 @@ func TestCouldDo(t *testing.T) {
 			out, aside, _ := execute(t, c, "", args...)
 			_, got, _ := strings.Cut(out+aside, "  could do      ")
 			if args[0] == "pending" {
-				_, got, _ = strings.Cut(out, " "+"5m     -                    ")
+				_, got, _ = strings.Cut(out, " 5m     -                 ")
 				got = strings.TrimPrefix(got, "-")
 			}
 			if got, _, _ = strings.Cut(got, "\n"); strings.TrimSpace(got) != test.want {
@@ -314,7 +400,7 @@ func TestPending(t *testing.T) {
 		event(first, "somebody", "AutoApproved", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0), event(approved, signerName, "CAMissing", "m", 0),
 	})
 	out, _, err := execute(t, c, "", "pending")
-	const want = `NAME         NODE  SIGNER                                       REQUESTER                WAITS FOR      SINCE  SAID BY THE MANAGER    COULD DO
+	const want = `NAME         NODE  SIGNER                                       REQUESTER                WAITS FOR      SINCE  SAID IN AN EVENT       COULD DO
 first        a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       60m    NotAuthorized 60s ago  COULD
 'x; reboot'  a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  approval       5m     -                      COULD
 approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap:abcdef  a certificate  60s    CAMissing 0s ago       COULD
@@ -335,7 +421,8 @@ approved     a     kubernetes.io/kube-apiserver-client-kubelet  system:bootstrap
 	}
 }
 
-// The next step follows from the object, and then from what the controller in charge said last, while that stands.
+// The next step follows from the object, the block list and the rules. No Event changes it, and no command has a name that a
+// shell or kubectl could read more in.
 func TestNextStep(t *testing.T) {
 	alive := lease(defaultNamespace, "csr-controller-manager", -2*time.Second)
 	obj, approved := requestOf(t, "r"), requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
@@ -344,10 +431,10 @@ func TestNextStep(t *testing.T) {
 	leaving := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved), func(obj *request) {
 		obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"}
 	})
-	const noManager, noRule, noSigner = "No manager renews its Lease", "no rule of a manager is for this signer", "no manager serves this signer"
-	const bind = "kubectl create clusterrolebinding approve-nodeclient-bootstrappers-one " +
-		"--clusterrole=system:certificates.k8s.io:certificatesigningrequests:nodeclient --group=system:bootstrappers:one"
-	said := func(by, reason string, after time.Duration) runtime.Object { return event(obj, by, reason, "m", after) }
+	byAlice := requestOf(t, "r", func(obj *request) { obj.Spec.Username, obj.Spec.Groups = "alice", nil })
+	blocks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: defaultNamespace, Name: blockListName}, Data: map[string]string{"nodes": "a"}}
+	const noManager, noRule, noSigner = "No manager renews its Lease", "If the request stays pending, the log of the manager", "no manager serves this signer"
+	said := func(by, reason string) runtime.Object { return event(obj, by, reason, "m", 0) }
 	type objects = []runtime.Object
 	for name, test := range map[string]struct {
 		obj     *request
@@ -355,18 +442,29 @@ func TestNextStep(t *testing.T) {
 		want    string
 		command string
 	}{
-		"ended manager": {obj, objects{lease("kube-system", "csr-controller-manager", -time.Hour)}, noManager, ""},
-		"nothing said":  {obj, objects{alive}, noRule, "kubectl csr approve r"},
-		"NotAuthorized": {obj, objects{alive, said(approverName, "NotAuthorized", 0)}, "If the requester should join nodes", bind},
-		"before":        {approved, objects{alive, said(signerName, "CAMissing", -2*time.Minute)}, noSigner, ""},
-		"dry run":       {obj, objects{alive, said(approverName, "WouldApprove", 0)}, "remove the controller from dryRun", ""},
-		"denied":        {denied, nil, "Correct what the condition names", ""},
-		"being deleted": {leaving, objects{alive, said(signerName, "CAMissing", 0)}, "The request is being deleted", ""},
-		"refused": {
-			refused, objects{alive, said(approverName, "NotAuthorized", 0)}, "The signer would refuse the request (SignerValidationFailure)", "",
-		},
+		"ended manager":    {obj, objects{lease("kube-system", "csr-controller-manager", -time.Hour)}, noManager, ""},
+		"no Event":         {obj, objects{alive}, noRule, "kubectl csr approve r"},
+		"an Event":         {obj, objects{alive, said(approverName, "NotAuthorized")}, noRule, "kubectl csr approve r"},
+		"a forged dry run": {obj, objects{alive, said(approverName, "WouldApprove")}, noRule, "kubectl csr approve r"},
+		"a stranger":       {byAlice, objects{alive}, "do not let the request pass (NotAuthorized, see rules)", ""},
+		"a node":           {obj, objects{alive, lease("kube-node-lease", "a", -time.Second)}, "(NodeAlive, see rules)", ""},
+		"blocked":          {obj, objects{alive, blocks}, "(NodeBlocked, see rules)", ""},
+		"approved":         {approved, objects{alive, said(signerName, "CAMissing")}, noSigner, ""},
+		"approved, then":   {approved, objects{alive, blocks}, "(NodeBlocked, see rules)", ""},
+		"denied":           {denied, nil, "Correct what the condition names", ""},
+		"being deleted":    {leaving, objects{alive}, "The request is being deleted", ""},
+		"refused":          {refused, objects{alive}, "The signer would refuse the request (SignerValidationFailure)", ""},
+		"a flag":           {requestOf(t, "--all"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"a short flag":     {requestOf(t, "-f"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"two lines":        {requestOf(t, "a\nb"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"a quote":          {requestOf(t, "a'b"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"a command":        {requestOf(t, "$(reboot)"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"two words":        {requestOf(t, "a --server=b"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"escape sequence":  {requestOf(t, "a\x1b[2J"), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"a long name":      {requestOf(t, strings.Repeat("a", 254)), objects{alive}, noRule, "kubectl csr approve NAME"},
 	} {
 		c, _ := clusterOf(t, append(test.more, test.obj.DeepCopy()))
+		test.obj.UID = "1" // the API server chooses it
 		if e := c.explain(t.Context(), test.obj); !strings.Contains(e.NextStep, test.want) || e.Command != test.command {
 			t.Errorf("%s: %q, %q", name, e.NextStep, e.Command)
 		}
@@ -438,16 +536,15 @@ func TestCheck(t *testing.T) {
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, CreationTimestamp: *at(-age)}}
 	}
 	serving := requestOf(t, "serving", func(obj *request) {
-		obj.Spec.SignerName, obj.Spec.Username = certificatesv1.KubeletServingSignerName, "system:node:asks"
+		obj.Spec.SignerName, obj.Spec.Username, obj.Spec.Groups = certificatesv1.KubeletServingSignerName, "system:node:asks", []string{"system:nodes"}
 	})
 	c, api := clusterOf(t, []runtime.Object{
 		lease(defaultNamespace, "csr-controller-manager", -time.Second), serving,
 		node("asks", 30*time.Minute), node("silent", 30*time.Minute), node("new", time.Minute), node("old", 24*time.Hour),
 		&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}},
 		&corev1.Event{
-			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e"}, ReportingController: "csr-self-check", Reason: "RightsMissing",
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "e", CreationTimestamp: *at(0)}, ReportingController: "csr-self-check", Reason: "RightsMissing",
 			Message: "missing rights: get secrets", InvolvedObject: corev1.ObjectReference{Kind: "Namespace", Name: defaultNamespace},
-			EventTime: metav1.NewMicroTime(fixedNow),
 		},
 	})
 	api.PrependReactor("create", "subjectaccessreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -459,7 +556,7 @@ func TestCheck(t *testing.T) {
 	}
 	contains(t, out, "kubelet-rights   failed", "--group=system:bootstrappers:kubeadm:default-node-token", "manager-running  ok",
 		"serving-asked    failed", "1 nodes have never asked", ": silent",
-		"Said by the manager", "csr-self-check RightsMissing", "missing rights: get secrets")
+		"Said in Events in the name of the manager", "csr-self-check RightsMissing", "missing rights: get secrets")
 	if strings.Contains(out, "--group=system:bootstrappers ") {
 		t.Errorf("advice names the group of all tokens:\n%s", out)
 	}
@@ -499,7 +596,7 @@ func TestAgesDuringAList(t *testing.T) {
 	kit.NoError(t, err)
 	held, err := c.leaders(t.Context())
 	kit.NoError(t, err)
-	if current != 4 || len(warnings) != 4*len(controllers) || len(held) != 8 || !held[0].Alive {
+	if current != 4 || len(warnings) != 20 || len(held) != 8 || !held[0].Alive {
 		t.Errorf("%d requests, %d warnings, leaders %+v", current, len(warnings), held)
 	}
 }
@@ -535,7 +632,7 @@ func TestReasonStep(t *testing.T) {
 		{csr.Pending, "KeyTooWeak", ""},
 		{csr.Approved, "ShapeMismatch", ""},
 		{csr.Approved, "CALoaded", ""},
-		{csr.Pending, "WouldDeny", "The manager is in a dry run"},
+		{csr.Pending, "WouldDeny", ""},
 		{csr.Pending, "RightsMissing", "Grant the manager `approve`"},
 		{csr.Pending, "", ""},
 	} {

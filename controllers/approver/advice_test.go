@@ -96,7 +96,7 @@ func TestAdviceWorks(t *testing.T) {
 		"RequestTooLarge": {"requestLimits.maxNames); a new request is needed, or a higher limit", decided(asks("a", "", tooMany), asIs),
 			decided(asks("a", "", tooMany), func(p *parts) { p.reconciler.RequestLimits = csr.Limits{Names: 1001} })},
 
-		"NotAuthorized":          {"bind a ClusterRole with this permission to it", decided(object(), asIs), decided(object(), may("nodeclient"))},
+		"NotAuthorized":          {"names the right that nodes lack", decided(object(), asIs), decided(object(), may("nodeclient"))},
 		"NotAuthorized, bound":   {"only a token with the group " + csr.TokenGroup("a"), decided(object(token("b")), may(rights)), decided(object(token("a")), may(rights))},
 		"NotAuthorized, deleted": {"use another credential", joins(func(_ policy, _ req, f facts) { f.Gone = "revoked" }), joined},
 		"NotAuthorized, user":    {`only users ["system:bootstrap:abcdef"] may`, joins(func(_ policy, r req, _ facts) { r.Requester.Username = "x" }), joined},

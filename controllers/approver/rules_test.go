@@ -52,7 +52,7 @@ func TestNodeClient(t *testing.T) {
 	const (
 		from         = ` with groups ["system:bootstrappers"] requests subject "CN=system:node:a,O=system:nodes" but may not `
 		group        = " (API group certificates.k8s.io)"
-		bind         = ": if this user may join nodes, bind a ClusterRole with this permission to it"
+		bind         = `: "kubectl csr check" names the right that nodes lack; if they lack none, find out who made the request`
 		may          = "create certificatesigningrequests/nodeclient" + group + bind
 		notBootstrap = `Waits NotAuthorized: user "system:bootstrap:abcdef"` + from + may
 		notRenew     = `Waits NotAuthorized: user "system:node:a"` + from + "create certificatesigningrequests/selfnodeclient" + group + " or " + may

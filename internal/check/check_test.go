@@ -11,7 +11,6 @@ import (
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	clienttesting "k8s.io/client-go/testing"
 
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
@@ -95,39 +94,6 @@ func TestGroups(t *testing.T) {
 		}).SubjectAccessReviews()
 		review(t.Context(), api, "user", group, "create", requests)
 		expect.Equal(t, "groups", got, want)
-	}
-}
-
-// The command names the requester by the smallest useful group or user.
-func TestBindRequester(t *testing.T) {
-	const kubeadm = "system:bootstrappers:kubeadm:default-node-token"
-	ofA, ofB := csr.TokenGroup("a"), csr.TokenGroup("b")
-	bound := func(role, binding, to string) string {
-		return "kubectl create clusterrolebinding " + binding + " --clusterrole=" + role + " --" + to
-	}
-	renews := func(binding, to string) string { return bound(roleRenew, "approve-selfnodeclient-"+binding, to) }
-	joins := func(binding, to string) string { return bound(roleJoin, "approve-nodeclient-"+binding, to) }
-	for name, test := range map[string]struct {
-		user          string
-		groups        []string
-		text, command string
-	}{
-		"node, not in the group": {"system:node:a", nil, "", renews("node-a", "user=system:node:a")},
-		"another node": {"system:node:b", []string{"system:nodes"}, "system:node:b asks for the identity of another node, which no kubelet does: " +
-			"find out who holds its credential, which may be stolen; kubectl certificate deny one", ""},
-		"token of two groups": {"system:bootstrap:abcdef", []string{"system:bootstrappers", "system:bootstrappers:one"}, "", joins("bootstrappers-one", "group=system:bootstrappers:one")},
-		"token of the node":   {"system:bootstrap:abcdef", []string{"system:bootstrappers", ofA}, "", joins("bootstrappers-node-"+ofA[len("system:bootstrappers:node:"):], "group="+ofA)},
-		"token of another node": {"system:bootstrap:abcdef", []string{"system:bootstrappers", ofB}, "The token is for another node: give the machine a token for " +
-			"this node, or find out who holds the token.", ""},
-		"token of no group": {"system:bootstrap:abcdef", []string{"system:bootstrappers"}, "If this token is to join nodes, add the group " + kubeadm +
-			" to auth-extra-groups of its Secret, and bind it:", joins("bootstrappers-kubeadm-default-node-token", "group="+kubeadm)},
-		"person":  {"alice@example.com", []string{"system:authenticated"}, "", joins("alice-example.com", "user=alice@example.com")},
-		"hostile": {"$(reboot) it's", []string{"system:bootstrappersofmine"}, "", joins("--reboot--it-s", `user='$(reboot) it'\''s'`)},
-	} {
-		req := &csr.Request{Name: "one", Requester: csr.Requester{Username: test.user, Groups: test.groups}}
-		req.Cert.Subject.CommonName = "system:node:a"
-		text, command := BindRequester(req)
-		expect.Equal(t, name, []string{text, command}, []string{test.text, test.command})
 	}
 }
 

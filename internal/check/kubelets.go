@@ -177,39 +177,6 @@ func Word(text string) string {
 	return "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
 }
 
-// Argument is Word for an argument of a command that must not be taken for a flag. It is the last part of the command.
-func Argument(text string) string {
-	if strings.HasPrefix(text, "-") {
-		return "-- " + Word(text)
-	}
-	return Word(text)
-}
-
-// BindRequester returns the command that binds the role which the requester of req lacks to its narrowest group. The text
-// says what to do before that, or instead if there is no command because the requester must not have the role.
-func BindRequester(req *csr.Request) (text, command string) {
-	user, groups := csr.Shorten(req.Requester.Username), req.Requester.Groups
-	tokens := slices.DeleteFunc(slices.Clone(groups), func(group string) bool { return !IsBootstrapGroup(group) })
-	group := slices.MaxFunc(append(tokens, ""), func(a, b string) int { return cmp.Compare(len(a), len(b)) })
-	switch isNode := strings.HasPrefix(user, csr.NodeUserPrefix); {
-	case isNode && req.Cert.Subject.CommonName != req.Requester.Username:
-		return fmt.Sprintf("%s asks for the identity of another node, which no kubelet does: find out who holds its credential, "+
-			"which may be stolen; kubectl certificate deny %s", Word(user), Argument(req.Name)), ""
-	case isNode && slices.Contains(groups, csr.NodeGroup):
-		return "", bind(roleRenew, "group", csr.NodeGroup)
-	case isNode:
-		return "", bind(roleRenew, "user", user)
-	case strings.HasPrefix(group, csr.TokenGroupPrefix) && group != csr.TokenGroup(req.NodeName()):
-		return "The token is for another node: give the machine a token for this node, or find out who holds the token.", ""
-	case group == "":
-		return "", bind(roleJoin, "user", user)
-	case group == bootstrapGroup:
-		return "If this token is to join nodes, add the group " + kubeadmGroup + " to auth-extra-groups of its Secret, and bind it:",
-			bind(roleJoin, "group", kubeadmGroup)
-	}
-	return "", bind(roleJoin, "group", csr.Shorten(group))
-}
-
 // IsBootstrapGroup reports whether group holds bootstrap tokens.
 func IsBootstrapGroup(group string) bool {
 	return group == bootstrapGroup || strings.HasPrefix(group, bootstrapGroup+":")

@@ -69,13 +69,13 @@ func TestPluginShowsAndApproves(t *testing.T) {
 
 	const subject = `"CN=system:node:shown,O=system:nodes"`
 	plugin(t, 0, "pending", obj.Name+"  shown", "stranger", "approval", "NotAuthorized")
-	plugin(t, 0, "explain "+obj.Name, "Next step", "kubectl create clusterrolebinding", "Said by the manager", "csr-approver NotAuthorized",
+	plugin(t, 0, "explain "+obj.Name, "Next step", "do not let the request pass (NotAuthorized, see rules)", "Said in Events", "csr-approver NotAuthorized",
 		"held by", "alive", subject)
 	plugin(t, 0, "explain --node shown", obj.Name, "csr-approver NotAuthorized", "Next step")
 	// Standard input is empty.
 	plugin(t, 1, "approve "+obj.Name, "Approve 1 of 1 requests?", subject, "csr-approver NotAuthorized", "you did not confirm it")
 	kit.IsIn(t, obj, csr.Pending)
-	plugin(t, 1, "approve --node shown", "who is neither the node nor a bootstrap token")
+	plugin(t, 1, "approve --node shown", "not offered, because the manager's rules do not let it pass (NotAuthorized): ")
 	out, _, code := kit.Plugin(t, kit.ControlPlane(t).Config, "approve", obj.Name, "--yes", "-o", "json")
 	kit.Says(t, out, code, 0, `"approved": true`)
 	condition := csr.Condition(kit.Reaches(t, obj, csr.Issued), certificatesv1.CertificateApproved)
@@ -90,18 +90,21 @@ func TestPluginShowsAndApproves(t *testing.T) {
 		Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: "stranger"}},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "extension-apiserver-authentication-reader"},
 	})
+	kit.GrantGroup(t, csr.NodeGroup, kit.MayCreate)
+	server := kit.CreateRequest(t, kit.KubeletOf(t, "shown"), kit.ServingRequest(t, "shown", "shown"))
 	kit.Eventually(t, "the roles for users suffice", func(context.Context) error {
 		out, aside, _ := kit.Plugin(t, kit.TokenConfig(t, "stranger"), "check", "-v")
+		judged, more, _ := kit.Plugin(t, kit.TokenConfig(t, "stranger"), "explain", server.Name)
 		suffice := true
-		for _, line := range []string{"ca-trusted       ok", "manager-running  ok", "serving-asked    ok"} {
-			suffice = suffice && strings.Contains(out, line)
+		for _, line := range []string{"ca-trusted       ok", "manager-running  ok", "serving-asked    ok", "do not let it pass (NodeNotFound)"} {
+			suffice = suffice && strings.Contains(out+judged, line)
 		}
-		return kit.OrError(suffice, "%s%s", out, aside)
+		return kit.OrError(suffice, "%s%s%s%s", out, aside, judged, more)
 	})
 }
 
-// TestForgedObjectsChangeNothing has a user who may write ConfigMaps, Leases and Events. What that user forges is shown as
-// said by the manager, and no request is approved that the signer would refuse. There is no manager.
+// TestForgedObjectsChangeNothing has a user who may write ConfigMaps, Leases and Events. What that user forges is quoted
+// as text of an Event or a Lease, and no request is approved that the signer would refuse. There is no manager.
 func TestForgedObjectsChangeNothing(t *testing.T) {
 	kit.Parallel(t)
 	refused := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "forged", kit.WrongUsage))
@@ -143,7 +146,7 @@ func TestForgedObjectsChangeNothing(t *testing.T) {
 	kit.Equal(t, "what the plugin says afterwards", approves(), before)
 	for _, obj := range []*kit.Request{refused, sound} {
 		kit.IsIn(t, obj, csr.Pending)
-		plugin(t, 0, "explain "+obj.Name, "Said by the manager (anyone", `approve it\x1b[31m`, `held by "an intruder"`)
+		plugin(t, 0, "explain "+obj.Name, "Said in Events in the name of the manager (anyone", `approve it\x1b[31m`, `held by "an intruder"`)
 	}
 }
 

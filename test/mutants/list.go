@@ -382,5 +382,9 @@ var defectMutations = []mutation{
 	{"defect: a late signer is not waited for", "controllers/rotation/completing.go", "s.LedgerClosedAt.Add(ledger.QuietAfter)", "s.LedgerClosedAt.Add(0 * ledger.QuietAfter)", "./controllers/rotation -lives 40"},
 	{"defect: the signer may sign for every name", "config/rbac/signer.yaml", "  - kubernetes.io/kubelet-serving\n", "  - kubernetes.io/kubelet-serving\n  - kubernetes.io/*\n", "./controllers -run ^TestRightsAreWhatIsGranted$"},
 	{"defect: a person who may patch an authority may change its spec", "config/rotation/spec_policy.yaml", "object.spec != oldObject.spec || variables.others", "variables.others", "./test/rotation -run ^TestRotationAdmission"},
+	{"defect: the plugin offers what the rules refuse", "commands/plugin/approve.go", "if a.node != \"\" && !facts.passes {", "if false {", "./commands/plugin"},
+	{"defect: the plugin offers what it could not judge", "commands/plugin/read.go", "decision = judge.Wait.Because(\"InventoryUnavailable\"", "decision = judge.Approve.Because(\"InventoryUnavailable\"", "./commands/plugin"},
+	{"defect: the writer of an Event dates it", "commands/plugin/read.go", "At: event.CreationTimestamp.UTC()", "At: event.EventTime.UTC()", "./commands/plugin"},
+	{"defect: a requester's name is a word of a command", "commands/plugin/page.go", "if !plainName.MatchString(name) {", "if false {", "./commands/plugin"},
 	{"defect: a Pod is ready before it is", "config/manager/base/deployment.yaml", "path: /readyz", "path: /healthz", "./test/manifests"},
 }

@@ -92,8 +92,8 @@ func (p Policy) Judge(req *csr.Request, allowed ...Permission) judge.Decision {
 		wanted = append(wanted, permission.String())
 	}
 	return judge.Wait.Because("NotAuthorized",
-		"user %q with groups %q requests subject %q but may not %s: if this user may join nodes, "+
-			"bind a ClusterRole with this permission to it; the request is checked again within five minutes",
+		"user %q with groups %q requests subject %q but may not %s: \"kubectl csr check\" names "+
+			"the right that nodes lack; if they lack none, find out who made the request; the request is checked again within five minutes",
 		csr.Shorten(req.Requester.Username), csr.ShortenAll(req.Requester.Groups), req.SubjectText(), strings.Join(wanted, " or "))
 }
 

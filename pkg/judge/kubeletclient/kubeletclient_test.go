@@ -34,7 +34,7 @@ func TestJudge(t *testing.T) {
 		"permitted to renew only":     {user: "x", allowed: permissions{self}, reviewed: permissions{next}, want: "Wait NotAuthorized  may not create"},
 		"a renewal":                   {user: "system:node:a", allowed: both, reviewed: both, want: "Approve AutoApproved selfnodeclient Auto approving self kubelet client"},
 		"renews as a bootstrapper":    {user: "system:node:a", allowed: permissions{next}, reviewed: both, want: "Approve AutoApproved nodeclient Auto approving kubelet"},
-		"may only renew":              {user: "system:node:a", renewOnly: true, allowed: permissions{next}, reviewed: permissions{self}, want: "Wait NotAuthorized  certificatesigningrequests/selfnodeclient (API group certificates.k8s.io): if"},
+		"may only renew":              {user: "system:node:a", renewOnly: true, allowed: permissions{next}, reviewed: permissions{self}, want: "Wait NotAuthorized  certificatesigningrequests/selfnodeclient (API group certificates.k8s.io): \"kubectl csr check\" names"},
 		"a token for this node":       {user: "x", groups: boundToA, allowed: both, reviewed: permissions{next}, want: "Approve AutoApproved nodeclient "},
 		"a token for another node":    {user: "x", groups: boundToB, allowed: both, want: `Deny NotAuthorized  is bound to another node than "a"`},
 		"tokens for both nodes":       {user: "x", groups: append(boundToA, boundToB...), allowed: both, reviewed: permissions{next}, want: "Approve AutoApproved nodeclient "},
