@@ -55,22 +55,19 @@ type Options struct {
 	ServerTime *servertime.Clock
 }
 
-// CacheOptions returns the options for the cache of the manager. The cache holds little of a request that is finished, or
-// that has a signer without a controller in o. In a dry run it holds whole requests, because the controllers judge
-// finished ones too. The controllers also work with another cache, which needs more memory.
+// CacheOptions returns the options for the cache of the manager. The cache holds little of a request that is finished, that
+// has a signer without a controller in o, or that is above the limits. In a dry run it holds finished requests whole, because
+// the controllers judge them too. The controllers also work with another cache, which needs more memory.
 func (o Options) CacheOptions() cache.Options {
-	if o.Approver != nil && o.Approver.DryRun || o.Signer != nil && o.Signer.DryRun || o.Cleaner != nil && o.Cleaner.DryRun {
-		return cache.Options{}
-	}
 	signers := o.signerNames()
-	var limits csr.Limits // the larger one of the controllers'
+	trim := csr.Trim{Ours: func(signerName string) bool { return signers[signerName] }}
 	if o.Approver != nil {
-		limits.RequestBytes = cmp.Or(o.Approver.RequestLimits.RequestBytes, csr.DefaultLimits.RequestBytes)
+		trim.Limits, trim.KeepFinished = o.Approver.RequestLimits, o.Approver.DryRun
 	}
 	if o.Signer != nil {
-		limits.RequestBytes = max(limits.RequestBytes, cmp.Or(o.Signer.RequestLimits.RequestBytes, csr.DefaultLimits.RequestBytes))
+		trim.Limits = o.Signer.RequestLimits // the approver approves only what the signer can sign
+		trim.KeepFinished = trim.KeepFinished || o.Signer.DryRun
 	}
-	trim := csr.Trim{Limits: limits, Ours: func(signerName string) bool { return signers[signerName] }}
 	return cache.Options{DefaultTransform: trim.Transform}
 }
 

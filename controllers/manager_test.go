@@ -121,7 +121,7 @@ func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
 		"denied":                               {all(""), kubelet, kinds{"Denied"}, true},
 		"denied, the approver is in a dry run": {all("approver"), kubelet, kinds{"Denied"}, false},
 		"denied, the signer is in a dry run":   {all("signer"), kubelet, kinds{"Denied"}, false},
-		"denied, the cleaner is in a dry run":  {all("cleaner"), kubelet, kinds{"Denied"}, false},
+		"denied, the cleaner is in a dry run":  {all("cleaner"), kubelet, kinds{"Denied"}, true},
 		"pending, only the cleaner runs":       {&Options{Cleaner: &cleaner.Reconciler{}}, kubelet, nil, true},
 	} {
 		obj, err := newRequest("a", test.signerName, noon, test.conditions...), error(nil)
@@ -130,6 +130,26 @@ func TestCacheOptionsTrimFinishedAndForeignRequests(t *testing.T) {
 		}
 		if got := csr.Trimmed(obj); got != test.trimmed || err != nil {
 			t.Errorf("%s: trimmed %t, want %t, error %v", name, got, test.trimmed, err)
+		}
+	}
+}
+
+// TestCacheOptionsLimits checks whose limits decide what the cache holds: the signer's, if the manager has one.
+func TestCacheOptionsLimits(t *testing.T) {
+	low := csr.Limits{RequestBytes: 3}
+	judges := map[string]approver.Judge{kubelet: approver.KubeletClient{}}
+	for name, test := range map[string]struct {
+		options Options
+		small   bool
+	}{
+		"the approver's":       {Options{Approver: &approver.Reconciler{Judges: judges, RequestLimits: low}}, true},
+		"the default":          {Options{Approver: &approver.Reconciler{Judges: judges}}, false},
+		"the signer's":         {Options{Approver: &approver.Reconciler{Judges: judges}, Signer: &signer.Reconciler{RequestLimits: low}}, true},
+		"the signer's default": {Options{Approver: &approver.Reconciler{Judges: judges, RequestLimits: low}, Signer: &signer.Reconciler{}}, false},
+	} {
+		obj := newRequest("a", kubelet, noon)
+		if _, err := test.options.CacheOptions().DefaultTransform(obj); err != nil || csr.Oversized(obj) != test.small {
+			t.Errorf("%s: small %t, want %t, error %v", name, csr.Oversized(obj), test.small, err)
 		}
 	}
 }

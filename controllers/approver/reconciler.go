@@ -239,7 +239,7 @@ func (r *Reconciler) Decide(
 	}
 	req, err = r.RequestLimits.Parse(obj)
 	if err != nil {
-		req, decision, err = nil, unread(err), nil
+		req, decision, err = nil, unread(obj, err), nil
 		if _, rules := of.(*ApprovalRules); rules && decision.Verdict == judge.Deny { // approval rules never deny
 			decision.Verdict = judge.Ignore
 		}
@@ -253,14 +253,19 @@ func (r *Reconciler) Decide(
 	return req, decision, err
 }
 
-// unread returns the Decision about a request for which csr.Limits.Parse returned err.
-func unread(err error) judge.Decision {
+// unread returns the Decision about obj, for which csr.Limits.Parse returned err.
+func unread(obj *certificatesv1.CertificateSigningRequest, err error) judge.Decision {
 	refused := (*csr.Refused)(nil)
 	if !errors.As(err, &refused) {
 		return judge.Wait.Because("InternalError", "%s", csr.Fault(err))
 	}
 	advice := "a new request is needed"
-	if refused.Reason == csr.ReasonTooLarge {
+	switch {
+	case !csr.Reachable(obj):
+		advice += ", with a shorter name; this one is too long for a URL, so only a deletion of all requests for the signer deletes it"
+	case len(obj.Name) > csr.MaxName:
+		advice += ", with a shorter name"
+	case refused.Reason == csr.ReasonTooLarge:
 		advice += ", or a higher limit"
 	}
 	return judge.Deny.Because(refused.Reason, "%s; %s", refused.Message, advice)
@@ -271,7 +276,7 @@ func unread(err error) judge.Decision {
 func (r *Reconciler) act(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, req *csr.Request, decision judge.Decision,
 ) (reconcile.Result, error) {
-	if decision.Verdict == judge.Deny && r.Denial != DenialPermanent {
+	if decision.Verdict == judge.Deny && (r.Denial != DenialPermanent || !csr.Reachable(obj)) {
 		decision.Verdict = judge.Ignore
 	}
 	switch {
@@ -301,11 +306,11 @@ func (r *Reconciler) write(
 ) (reconcile.Result, error) {
 	record := recordOf(obj, req, decision)
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Decided, record)
-	written := obj.DeepCopy()
-	csr.AddCondition(written, kind, decision.Reason, decision.Message, time.Time{})
 	r.attempts.Store(obj.UID, inFlightOrStored) // a wake before the watch shows the decision does nothing
 	approval := kind == certificatesv1.CertificateApproved
-	result := call.Store(ctx, r.Live, r.Client.SubResource("approval"), written)
+	result := call.Store(ctx, r.Live, r.Client.SubResource("approval"), obj, func(written *certificatesv1.CertificateSigningRequest) {
+		csr.AddCondition(written, kind, decision.Reason, decision.Message, time.Time{})
+	})
 	switch {
 	case result.Outcome == audit.Stored:
 		count(obj, decision)

@@ -91,7 +91,7 @@ func TestUnreadNamesABug(t *testing.T) {
 	const message = "index out of range; this is a bug in csr-controller-manager: report it with this request. " +
 		"The request is parsed again within five minutes"
 	want := judge.Decision{Verdict: judge.Wait, Reason: "InternalError", Message: message}
-	expect.Equal(t, "decision", unread(errors.New("index out of range")), want)
+	expect.Equal(t, "decision", unread(object(), errors.New("index out of range")), want)
 }
 
 // asked is the content of a fuzzed request, as strings.

@@ -145,7 +145,7 @@ func (r *Reconciler) act(
 		r.report(ctx, obj, outcome)
 	case outcome.Verdict == judge.Approve:
 		return r.issue(ctx, obj, outcome)
-	case outcome.Verdict == judge.Deny:
+	case outcome.Verdict == judge.Deny && csr.Reachable(obj):
 		return r.fail(ctx, obj, outcome)
 	default:
 		if outcome.mismatch != nil {
@@ -318,9 +318,9 @@ func (r *Reconciler) issue(
 	record.NotBefore, record.NotAfter = issued.NotBefore, issued.NotAfter
 	r.Audit.Write(ctx, r.Clock.Now(), audit.Signed, record)
 
-	signed := obj.DeepCopy()
-	signed.Status.Certificate = issued.PEM
-	result := call.Store(ctx, r.Live, r.Client.Status(), signed, client.FieldOwner(fieldManager))
+	result := call.Store(ctx, r.Live, r.Client.Status(), obj, func(signed *certificatesv1.CertificateSigningRequest) {
+		signed.Status.Certificate = issued.PEM
+	}, client.FieldOwner(fieldManager))
 	if result.Err != nil {
 		record.Message = result.Err.Error()
 		r.Audit.Write(ctx, r.Clock.Now(), result.Outcome, record)
@@ -389,11 +389,12 @@ func (r *Reconciler) reportForeign(
 func (r *Reconciler) fail(
 	ctx context.Context, obj *certificatesv1.CertificateSigningRequest, outcome Outcome,
 ) (reconcile.Result, error) {
-	failed, record := obj.DeepCopy(), audit.Of(obj, outcome.Request)
-	csr.AddCondition(failed, certificatesv1.CertificateFailed, outcome.Reason, outcome.Message, time.Time{})
+	record := audit.Of(obj, outcome.Request)
 	record.Verdict, record.Reason, record.Message = outcome.name(), outcome.Reason, outcome.Message
 	r.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)
-	result := call.Store(ctx, r.Live, r.Client.Status(), failed, client.FieldOwner(fieldManager))
+	result := call.Store(ctx, r.Live, r.Client.Status(), obj, func(failed *certificatesv1.CertificateSigningRequest) {
+		csr.AddCondition(failed, certificatesv1.CertificateFailed, outcome.Reason, outcome.Message, time.Time{})
+	}, client.FieldOwner(fieldManager))
 	if result.Outcome == audit.Stored {
 		r.report(ctx, obj, outcome)
 		return reconcile.Result{}, nil // done

@@ -5,6 +5,7 @@ package call
 import (
 	"bytes"
 	"context"
+	"errors"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -76,18 +77,32 @@ type Result struct {
 	Err error
 	// Changed reports that the API server holds another version of the request, or none. A watch brings that change.
 	Changed bool
-	// Live is the request as the API server holds it, if the Outcome is Discarded.
+	// Live is the request as the API server holds it, if the Outcome is Discarded after a write.
 	Live *certificatesv1.CertificateSigningRequest
 }
 
-// Store writes a changed copy of a request, with a certificate or one more condition, even if ctx has ended: the audit log
-// has announced it. After an error, Store reads the request from live. Even a refusal does not prove that nothing is
-// stored: client-go repeats a call, and an earlier attempt may have been stored.
+// Store writes a copy of obj that change has changed by a certificate or one more condition, even if ctx has ended: the audit
+// log has announced it. If a cache holds obj without its content (csr.Oversized), the copy is read from live, unless ctx has
+// ended, because a write of what the cache holds would remove the rest.
+//
+// After an error, Store reads the request from live. Even a refusal does not prove that nothing is stored: client-go repeats a
+// call, and an earlier attempt may have been stored.
 func Store(
-	ctx context.Context, live client.Reader, writer client.SubResourceWriter, changed *certificatesv1.CertificateSigningRequest,
-	options ...client.SubResourceUpdateOption,
+	ctx context.Context, live client.Reader, writer client.SubResourceWriter, obj *certificatesv1.CertificateSigningRequest,
+	change func(*certificatesv1.CertificateSigningRequest), options ...client.SubResourceUpdateOption,
 ) Result {
+	changed := obj.DeepCopy()
+	if csr.Oversized(obj) {
+		err := Get(ctx, live, client.ObjectKeyFromObject(obj), changed)
+		if err == nil && (changed.UID != obj.UID || changed.ResourceVersion != obj.ResourceVersion) {
+			err = errChanged
+		}
+		if err != nil {
+			return Result{Outcome: audit.Discarded, Err: err, Changed: errors.Is(err, errChanged) || apierrors.IsNotFound(err)}
+		}
+	}
 	ctx = context.WithoutCancel(ctx)
+	change(changed)
 	found := &certificatesv1.CertificateSigningRequest{}
 	err := Write(ctx, writer.Update, changed, options...)
 	if err == nil {
@@ -110,6 +125,9 @@ func Store(
 	}
 	return result
 }
+
+// errChanged is the error of a write about a version of a request that no longer exists.
+var errChanged = errors.New("the request has changed since it was judged")
 
 // holds reports whether live has the certificate of changed, or its last condition if it has no certificate.
 func holds(live, changed *certificatesv1.CertificateSigningRequest) bool {

@@ -3,6 +3,8 @@ package call_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -11,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
@@ -94,12 +97,54 @@ func TestStore(t *testing.T) {
 			})
 			ctx, stop := context.WithCancel(t.Context())
 			stop() // the manager stops
-			got := call.Store(ctx, server, server.Status(), approved(test.certificate))
+			got := call.Store(ctx, server, server.Status(), edit(approved(""), bare), func(written *request) {
+				written.Status = approved(test.certificate).Status
+			})
 			expect.True(t, got.Outcome == test.want && got.Changed == test.changed && (got.Live != nil) == (test.want == audit.Discarded),
 				"%s: %+v", name, got)
 			took := time.Since(began)
 			expect.True(t, took <= call.Grace && took == min(test.writes, 45*time.Second)+min(test.lies, 45*time.Second), "%s: took %s", name, took)
 		})
+	}
+}
+
+// TestStoreWritesTheWhole checks that a write about a request without its content starts from the whole of the version that was judged.
+func TestStoreWritesTheWhole(t *testing.T) {
+	version := func(uid, version string) *request {
+		obj := &request{Spec: certificatesv1.CertificateSigningRequestSpec{Request: []byte("whole")}}
+		obj.Name, obj.UID, obj.ResourceVersion = "a", types.UID(uid), version
+		obj.Annotations = map[string]string{"a": strings.Repeat("x", 70_000)}
+		return obj
+	}
+	small := version("uid", "7")
+	_, err := csr.Trim{}.Transform(small)
+	expect.True(t, err == nil && csr.Oversized(small) && len(small.Annotations) == 0, "the cache holds %v, %v", small, err)
+	for name, test := range map[string]struct {
+		obj, live *request
+		read      error
+		want      string
+	}{
+		"whole in the cache":    {version("uid", "7"), version("uid", "8"), nil, "Stored <nil>, false; 1 annotations of version 7"},
+		"small in the cache":    {small, version("uid", "7"), nil, "Stored <nil>, false; 1 annotations of version 7"},
+		"another version":       {small, version("uid", "8"), nil, "Discarded the request has changed since it was judged, true; nothing"},
+		"another of that name":  {small, version("new", "7"), nil, "Discarded the request has changed since it was judged, true; nothing"},
+		"deleted":               {small, version("uid", "7"), apierrors.NewNotFound(schema.GroupResource{}, "a"), `Discarded  "a" not found, true; nothing`},
+		"the read is forbidden": {small, version("uid", "7"), errDown, "Discarded " + errDown.Error() + ", false; nothing"},
+	} {
+		wrote := "nothing"
+		server := interceptor.NewClient(nil, interceptor.Funcs{
+			Get: func(_ context.Context, _ client.WithWatch, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+				test.live.DeepCopyInto(obj.(*request))
+				return test.read
+			},
+			SubResourceUpdate: func(_ context.Context, _ client.Client, _ string, obj client.Object, _ ...client.SubResourceUpdateOption) error {
+				expect.Equal(t, name+": conditions", len(obj.(*request).Status.Conditions), 1)
+				wrote = fmt.Sprintf("%d annotations of version %s", len(obj.GetAnnotations()), obj.GetResourceVersion())
+				return nil
+			},
+		})
+		got := call.Store(t.Context(), server, server.Status(), test.obj, func(written *request) { written.Status = approved("").Status })
+		expect.Equal(t, name, fmt.Sprintf("%s %v, %t; %s", got.Outcome, got.Err, got.Changed, wrote), test.want)
 	}
 }
 

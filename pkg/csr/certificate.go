@@ -41,7 +41,7 @@ func Certificate(obj *certificatesv1.CertificateSigningRequest) (record Certific
 	if len(obj.Status.Certificate) == 0 {
 		return CertificateRecord{}, false
 	}
-	if Trimmed(obj) {
+	if small(obj) {
 		return decodeRecord(obj.Status.Certificate)
 	}
 	leaf, err := firstCertificate(obj.Status.Certificate)

@@ -7,6 +7,8 @@ import (
 	"encoding/pem"
 	"fmt"
 	"net"
+	"net/url"
+	"strings"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
@@ -26,7 +28,8 @@ type Refused struct{ Reason, Message string }
 func (r *Refused) Error() string { return r.Message }
 
 // Limits limits the size of a request, before anything else of it is parsed, verified or printed. A larger request is
-// never approved, and Failed once approved: `RequestTooLarge`. In Go, a zero field has its default.
+// never approved, and Failed once approved: `RequestTooLarge`. Without limits, a user who may only create requests fills the
+// manager's memory. In Go, a zero field has its default.
 type Limits struct {
 	// RequestBytes limits `spec.request`.
 	RequestBytes int `json:"maxRequestBytes" min:"1"`
@@ -41,7 +44,8 @@ type Limits struct {
 	// Entries limits each list and each map beside `spec.request`: labels, annotations, finalizers, owners, usages, and the
 	// groups and the extra of the requester.
 	Entries int `json:"maxEntries" min:"1"`
-	// ObjectBytes limits the bytes of all of these together with the user name.
+	// ObjectBytes limits the bytes of metadata and spec without `spec.request`, as protobuf. `kubectl apply` adds a copy of `spec.request`,
+	// a third longer, so it fits up to about 45 kB: use `kubectl create` for more.
 	ObjectBytes int `json:"maxObjectBytes" min:"1"`
 }
 
@@ -76,6 +80,53 @@ func tooLarge(what string, most int, unit, setting string) *Refused {
 	return &Refused{ReasonTooLarge, fmt.Sprintf("%s more than %d %s (requestLimits.%s)", what, most, unit, setting)}
 }
 
+// check returns why obj is above a limit, or nil. It counts before it looks at any value. Managed fields do not count: only
+// ConditionTime reads them, and Trim removes them.
+func (l Limits) check(obj *certificatesv1.CertificateSigningRequest) *Refused {
+	if Oversized(obj) {
+		return &Refused{ReasonTooLarge, string(obj.Spec.Request[len(oversizedRequest):])}
+	}
+	if len(obj.Name) > MaxName {
+		return &Refused{ReasonTooLarge, fmt.Sprintf("metadata.name has more than %d bytes", MaxName)}
+	}
+	if len(obj.Spec.Request) > l.RequestBytes {
+		return tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
+	}
+	extra := len(obj.Spec.Extra)
+	for _, values := range obj.Spec.Extra {
+		extra = max(extra, len(values))
+	}
+	for _, list := range []struct {
+		name    string
+		entries int
+	}{
+		{"metadata.labels", len(obj.Labels)}, {"metadata.annotations", len(obj.Annotations)},
+		{"metadata.finalizers", len(obj.Finalizers)}, {"metadata.ownerReferences", len(obj.OwnerReferences)},
+		{"spec.usages", len(obj.Spec.Usages)}, {"spec.groups", len(obj.Spec.Groups)}, {"spec.extra", extra},
+	} {
+		if list.entries > l.Entries {
+			return tooLarge(list.name+" has", l.Entries, "entries", "maxEntries")
+		}
+	}
+	rest := certificatesv1.CertificateSigningRequest{ObjectMeta: obj.ObjectMeta, Spec: obj.Spec}
+	rest.ManagedFields, rest.Spec.Request = nil, nil
+	if rest.Size() > l.ObjectBytes {
+		return tooLarge("the metadata, usages and requester have", l.ObjectBytes, "bytes", "maxObjectBytes")
+	}
+	return nil
+}
+
+// maxNameInURL is the most bytes of the name of an object in a URL. RFC 9110 section 4.1 recommends support for URIs of 8,000
+// bytes, and proxies have limits of their own. Each name of at most MaxName bytes is shorter. API servers store names of
+// 400,000 control characters, of which each takes three bytes in a URL, and read no URL above a megabyte.
+const maxNameInURL = 2048
+
+// Reachable reports whether a controller may name obj in a URL. No controller writes to any other request, or deletes it,
+// because the cache would have to hold its name. The policy in config/request-limits prevents such names.
+func Reachable(obj *certificatesv1.CertificateSigningRequest) bool {
+	return len(obj.Name) <= maxNameInURL && len(url.PathEscape(obj.Name)) <= maxNameInURL && !strings.Contains(obj.Name, cutName)
+}
+
 // Outline is the part of a request that says in which lane of a queue it waits, and what may wake it. Parse returns the
 // same values for a request that it does not refuse.
 type Outline struct {
@@ -94,7 +145,11 @@ func (l Limits) Outline(obj *certificatesv1.CertificateSigningRequest) (found Ou
 			found = Outline{}
 		}
 	}()
-	_, info, refused := l.withDefaults().decode(obj.Spec.Request)
+	l = l.withDefaults()
+	if l.check(obj) != nil {
+		return Outline{}
+	}
+	_, info, refused := l.decode(obj.Spec.Request)
 	var subject pkix.RDNSequence
 	if refused != nil || unmarshal(info.Subject.FullBytes, &subject) != nil {
 		return Outline{}
@@ -184,11 +239,8 @@ func unmarshal(der []byte, into any) error {
 	return err
 }
 
-// decode decodes the request in the first PEM block of data as far as the limits need, and checks them.
+// decode decodes the request in the first PEM block of data as far as the limits of its content need, and checks them.
 func (l Limits) decode(data []byte) (der []byte, info *pkcs10Info, refused *Refused) {
-	if len(data) > l.RequestBytes {
-		return nil, nil, tooLarge("spec.request has", l.RequestBytes, "bytes", "maxRequestBytes")
-	}
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "CERTIFICATE REQUEST" {
 		return nil, nil, &Refused{ReasonMalformed, "spec.request is not a PEM block of type CERTIFICATE REQUEST"}

@@ -72,7 +72,11 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 	if Trimmed(obj) {
 		return nil, errors.New("spec.request is not in the cache")
 	}
-	payload, attributes, refused := l.withDefaults().parsePayload(obj.Spec.Request)
+	l = l.withDefaults()
+	if refused := l.check(obj); refused != nil {
+		return nil, refused
+	}
+	payload, attributes, refused := l.parsePayload(obj.Spec.Request)
 	if refused != nil {
 		return nil, refused
 	}

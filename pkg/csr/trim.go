@@ -3,41 +3,49 @@ package csr
 import (
 	"bytes"
 	"cmp"
+	"slices"
 	"unique"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// trimmedRequest is spec.request of a trimmed object. No API server stores it, because it is not a PEM block. The mark
-// is in the spec, because text before the PEM blocks of status.certificate is permitted: any mark could be forged there.
-var trimmedRequest = []byte("trimmed by csr-controller-manager")
+// These are spec.request of a small object; a message in one line follows oversizedRequest. No API server stores them, because
+// they are not PEM. The mark is in the spec, because text before the PEM blocks of status.certificate is permitted: any mark
+// could be forged there.
+var (
+	trimmedRequest   = []byte("trimmed by csr-controller-manager")
+	oversizedRequest = []byte("oversized for csr-controller-manager: ")
+)
 
-// zeros stand in the place of a spec.request that is too large. They take no memory, because nothing writes them. No API
-// server accepts an object of that size.
-var zeros [4 << 20]byte
+// cutName stands between the start of a name and the UID of its object, if the cache does not hold the name. No API server
+// stores a name with this character.
+const cutName = "%"
 
 // Trim makes requests small for a cache. The zero Trim is ready.
 //
 // Managed fields are removed from every request, and lastTransitionTime keeps what they say about the time of a decision
-// (ConditionTime). An API server ignores that in an update of the status. A request that is finished, or for a signer of others, keeps its
-// metadata, its conditions, its signer and its requester's name. A short record replaces its certificate, and the rest
-// of it is removed. No controller may judge such an object or use it as the body of a write. All functions of this
-// package accept it, and give the same answer as for the whole object, except that it can't be parsed.
+// (ConditionTime). An API server ignores that in an update of the status. Of a request that is finished, for a signer of
+// others, or above the limits, these stay: name, UID, resourceVersion, times, signer, the requester's name, the types, statuses
+// and times of conditions, and a short record of the certificate. No such object may be the body of a write, which would remove
+// the rest. All functions of this package accept it, and give the same answer as for the whole object, except that it can't be
+// parsed. Parse refuses one above the limits with the same message. Any other request is whole.
 //
-// Any other request is whole, unless spec.request is above the limit. Then zeros of a length above the limit replace
-// spec.request. Parse refuses them with the same message, and an API server ignores spec.request in an update.
+// If a request is not Reachable, a shortened name and its UID stand in place of its name.
 type Trim struct {
 	// Limits are those of the controllers that read the cache.
 	Limits Limits
 	// Ours reports whether a controller decides about requests for a signer. If it is nil, all signers are ours.
 	Ours func(signerName string) bool
+	// KeepFinished leaves finished requests for our signers whole, for a dry run.
+	KeepFinished bool
 }
 
 // Transform trims in if it is a request, and returns it. It may change the object, as informers permit. Trimming an object
 // again does not change it.
 func (t Trim) Transform(in any) (any, error) {
 	obj, ok := in.(*certificatesv1.CertificateSigningRequest)
-	if !ok {
+	if !ok || small(obj) {
 		return in, nil
 	}
 	for _, kind := range []certificatesv1.RequestConditionType{certificatesv1.CertificateApproved, certificatesv1.CertificateDenied} {
@@ -46,37 +54,53 @@ func (t Trim) Transform(in any) (any, error) {
 		}
 	}
 	obj.ManagedFields = nil
-	limit := cmp.Or(t.Limits.RequestBytes, DefaultLimits.RequestBytes)
+	ours := t.Ours == nil || t.Ours(obj.Spec.SignerName)
 	// A request that has failed but is not approved is not finished: it can still be approved or denied.
 	finished := !Undecided(obj) && StateOf(obj) != Approved
-	switch {
-	case Trimmed(obj):
-	case finished || t.Ours != nil && !t.Ours(obj.Spec.SignerName):
-		trim(obj)
-	case len(obj.Spec.Request) > limit && limit < len(zeros):
-		length := max(limit+1, 0)
-		obj.Spec.Request = zeros[:length:length]
+	if !ours || finished && !t.KeepFinished {
+		shrink(obj, trimmedRequest)
+	} else if refused := t.Limits.withDefaults().check(obj); refused != nil {
+		shrink(obj, slices.Concat(oversizedRequest, []byte(refused.Message)))
 	}
 	return obj, nil
 }
 
-// Trimmed reports whether Trim has removed the payload of obj.
+// Trimmed reports whether Trim has removed the content of obj because it is finished or for a signer of others. No controller
+// may judge it.
 func Trimmed(obj *certificatesv1.CertificateSigningRequest) bool {
 	return bytes.Equal(obj.Spec.Request, trimmedRequest)
 }
 
-func trim(obj *certificatesv1.CertificateSigningRequest) {
+// Oversized reports whether Trim has removed the content of obj because it is above the limits. A write about it must start
+// from a whole object.
+func Oversized(obj *certificatesv1.CertificateSigningRequest) bool {
+	// Text before a PEM block is permitted, but a PEM block has lines.
+	return bytes.HasPrefix(obj.Spec.Request, oversizedRequest) && !bytes.Contains(obj.Spec.Request, []byte("\n"))
+}
+
+func small(obj *certificatesv1.CertificateSigningRequest) bool { return Trimmed(obj) || Oversized(obj) }
+
+// shrink removes the content of obj, and writes mark into spec.request.
+func shrink(obj *certificatesv1.CertificateSigningRequest, mark []byte) {
 	if len(obj.Status.Certificate) > 0 {
 		obj.Status.Certificate = encodeRecord(obj)
 	}
-	obj.Spec = certificatesv1.CertificateSigningRequestSpec{
-		Request: trimmedRequest, SignerName: shared(obj.Spec.SignerName), Username: Shorten(obj.Spec.Username),
+	name := obj.Name
+	if !Reachable(obj) {
+		name = Shorten(obj.Name) + cutName + string(obj.UID)
 	}
-	obj.GenerateName = shared(obj.GenerateName)
-	for i := range obj.Status.Conditions {
-		condition := &obj.Status.Conditions[i]
-		condition.Type, condition.Status = shared(condition.Type), shared(condition.Status)
-		condition.Reason, condition.Message = shared(condition.Reason), shared(condition.Message)
+	obj.ObjectMeta = metav1.ObjectMeta{
+		Name: name, UID: obj.UID, ResourceVersion: obj.ResourceVersion,
+		CreationTimestamp: obj.CreationTimestamp, DeletionTimestamp: obj.DeletionTimestamp,
+	}
+	obj.Spec = certificatesv1.CertificateSigningRequestSpec{
+		Request: mark, SignerName: shared(obj.Spec.SignerName), Username: Shorten(obj.Spec.Username),
+	}
+	for i, condition := range obj.Status.Conditions {
+		obj.Status.Conditions[i] = certificatesv1.CertificateSigningRequestCondition{
+			Type: shared(condition.Type), Status: shared(condition.Status),
+			LastUpdateTime: condition.LastUpdateTime, LastTransitionTime: condition.LastTransitionTime,
+		}
 	}
 }
 

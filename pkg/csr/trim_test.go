@@ -2,6 +2,7 @@ package csr_test
 
 import (
 	"bytes"
+	stdcmp "cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -103,7 +104,10 @@ var onlyExpired = csr.RetentionPolicy{Default: csr.Retention{Approved: -1, Denie
 // answers returns what each reader says about obj.
 func answers(obj *request) []any {
 	record, readable := csr.Certificate(obj)
-	all := []any{csr.StateOf(obj), csr.Undecided(obj), csr.ApprovedAt(obj), obj.Status.Conditions, record, readable}
+	all := []any{csr.StateOf(obj), csr.Undecided(obj), csr.ApprovedAt(obj), len(obj.Status.Conditions), record, readable}
+	for _, condition := range obj.Status.Conditions {
+		all = append(all, condition.Type, condition.Status, csr.ConditionTime(obj, condition.Type))
+	}
 	for _, policy := range []csr.RetentionPolicy{{}, onlyExpired} {
 		at, due := policy.Deadline(obj, now)
 		all = append(all, at, due)
@@ -120,50 +124,97 @@ func checkTrimmed(t *testing.T, obj *request) {
 		expect.Equal(t, "answers", answers(small), answers(obj), cmp.AllowUnexported(csr.CertificateRecord{}), cmp.Comparer(bytes.Equal))
 		metadata := obj.ObjectMeta.DeepCopy()
 		metadata.ManagedFields = nil
-		expect.Equal(t, "metadata", small.ObjectMeta, *metadata)
 		expect.Equal(t, "trimmed again", transformed(csr.Trim{}, small), small)
 		spec := obj.Spec
 		if csr.Trimmed(small) {
+			*metadata = metav1.ObjectMeta{
+				Name: obj.Name, UID: obj.UID, ResourceVersion: obj.ResourceVersion,
+				CreationTimestamp: obj.CreationTimestamp, DeletionTimestamp: obj.DeletionTimestamp,
+			}
+			for _, condition := range small.Status.Conditions {
+				expect.Equal(t, "texts of an approver", condition.Reason+condition.Message, "")
+			}
 			spec = certificatesv1.CertificateSigningRequestSpec{
 				Request: []byte("trimmed by csr-controller-manager"), SignerName: spec.SignerName, Username: csr.Shorten(spec.Username),
 			}
 			_, err := csr.Parse(small)
 			expect.Error(t, "parsed", err, "spec.request is not in the cache")
 		}
-		if !csr.Trimmed(obj) {
+		if !csr.Trimmed(obj) && !csr.Oversized(small) {
 			expect.Equal(t, "spec", small.Spec, spec)
+			expect.Equal(t, "metadata", small.ObjectMeta, *metadata)
 		}
 	}
 }
 
-// TestTrimTooLarge checks that only spec.request of a pending request above the limit is replaced, that the limit itself
-// is permitted, and that the request is refused with the same message. Objects of other kinds stay as they are.
+// TestTrimTooLarge checks that a pending request above the limits is made small, that the limit itself is permitted, and that
+// the request is refused with the same message. Objects of other kinds stay as they are.
 func TestTrimTooLarge(t *testing.T) {
 	for _, obj := range []any{&corev1.Node{}, toolscache.DeletedFinalStateUnknown{Key: "csr-a"}} {
 		if got, err := (csr.Trim{}).Transform(obj); err != nil || got != obj {
 			t.Errorf("%v, %v", got, err)
 		}
 	}
-	for name, test := range map[string]struct{ limit, size, want int }{
-		"as large as the limit": {5000, 5000, 5000},
-		"above the default":     {0, 1 << 20, 128<<10 + 1},
-		"above another limit":   {5000, 5001, 5001},
-		"a negative limit":      {-5, 5000, 0},
-	} {
-		trim := csr.Trim{Limits: csr.Limits{RequestBytes: test.limit}}
-		obj := whole(func(obj *request) {
-			obj.Spec.Request = append(obj.Spec.Request, bytes.Repeat([]byte("x"), test.size-len(obj.Spec.Request))...)
-		})
-		got := transformed(trim, obj)
-		if len(got.Spec.Request) != test.want || csr.Trimmed(got) {
-			t.Errorf("%s: %d bytes, want %d", name, len(got.Spec.Request), test.want)
+	sized := func(size int) edit {
+		return func(obj *request) {
+			obj.Spec.Request = append(obj.Spec.Request, bytes.Repeat([]byte("x"), size-len(obj.Spec.Request))...)
 		}
-		_, wantErr := trim.Limits.Parse(obj)
-		_, err := trim.Limits.Parse(got)
-		expect.Equal(t, name+": error", fmt.Sprint(err), fmt.Sprint(wantErr))
-		expect.Equal(t, name+": trimmed again", transformed(trim, got).Spec.Request, got.Spec.Request)
-		obj.ManagedFields, obj.Spec.Request, got.Spec.Request = nil, nil, nil
-		expect.Equal(t, name+": the rest", got, obj)
+	}
+	labels := func(obj *request) { obj.Labels = labelled(1001, 1) }
+	for name, test := range map[string]struct {
+		most  int // the bytes of spec.request, or 0 for the default
+		edits []edit
+		want  string // empty means that it stays whole
+		name  string // by which it is in the cache
+	}{
+		"as large as the limit":        {most: 5000, edits: []edit{sized(5000)}},
+		"above the default":            {edits: []edit{sized(1 << 20)}, want: "spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)"},
+		"above another limit":          {most: 5000, edits: []edit{sized(5001)}, want: "spec.request has more than 5000 bytes (requestLimits.maxRequestBytes)"},
+		"a negative limit":             {most: -5, edits: []edit{sized(5000)}, want: "spec.request has more than -5 bytes (requestLimits.maxRequestBytes)"},
+		"labels":                       {edits: []edit{labels}, want: "metadata.labels has more than 1000 entries (requestLimits.maxEntries)"},
+		"labels, approved":             {edits: []edit{labels, conditions("Approved@1m")}, want: "metadata.labels has more than 1000 entries (requestLimits.maxEntries)"},
+		"a name that a URL may hold":   {edits: []edit{longNamed("a", 2048)}, want: "metadata.name has more than 253 bytes"},
+		"a name that no URL may hold":  {edits: []edit{longNamed("a", 2049)}, want: "metadata.name has more than 253 bytes", name: strings.Repeat("a", 253) + "...%uid"},
+		"a name of control characters": {edits: []edit{longNamed("\x01", 683)}, want: "metadata.name has more than 253 bytes", name: strings.Repeat("\x01", 253) + "...%uid"},
+		"253 control characters":       {edits: []edit{longNamed("\x01", 253)}},
+		"the mark before a PEM block": {edits: []edit{func(obj *request) {
+			obj.Spec.Request = append([]byte("oversized for csr-controller-manager: forged\n"), obj.Spec.Request...)
+		}}},
+	} {
+		obj := whole(test.edits...)
+		limits := csr.Limits{RequestBytes: test.most}
+		trim := csr.Trim{Limits: limits}
+		got := transformed(trim, obj)
+		expect.Equal(t, name+": oversized, trimmed, reachable", fmt.Sprint(csr.Oversized(got), csr.Trimmed(got), csr.Reachable(got)),
+			fmt.Sprint(test.want != "", false, test.name == ""))
+		expect.Equal(t, name+": trimmed again", transformed(trim, got), got)
+		obj.ManagedFields = nil
+		if test.want == "" {
+			expect.Equal(t, name+": the object", got, obj)
+			continue
+		}
+		for form, each := range map[string]*request{"whole": obj, "small": got} {
+			expect.Equal(t, name+": refusal, "+form, refusal(limits, func(into *request) { *into = *each }), "RequestTooLarge: "+test.want)
+			expect.Equal(t, name+": outline, "+form, outlineOf(limits.Outline(each)), outlineOf(csr.Outline{}))
+		}
+		expect.Equal(t, name+": metadata", got.ObjectMeta, metav1.ObjectMeta{
+			Name: stdcmp.Or(test.name, obj.Name), UID: "uid", ResourceVersion: "7", CreationTimestamp: obj.CreationTimestamp, DeletionTimestamp: obj.DeletionTimestamp,
+		})
+	}
+	dry := csr.Trim{KeepFinished: true, Ours: func(name string) bool { return name == object().Spec.SignerName }}
+	for name, test := range map[string]struct {
+		obj                *request
+		trimmed, oversized bool
+	}{
+		"issued, in a dry run":            {obj: whole(conditions("Approved"), certificate([]byte("x")))},
+		"issued, with labels":             {obj: whole(conditions("Approved"), certificate(certificateUntil(now)), labels), oversized: true},
+		"for a signer of others, dry run": {obj: whole(func(obj *request) { obj.Spec.SignerName = "example.com/foreign" }), trimmed: true},
+	} {
+		got := transformed(dry, test.obj)
+		expect.Equal(t, name, fmt.Sprint(csr.Trimmed(got), csr.Oversized(got)), fmt.Sprint(test.trimmed, test.oversized))
+		_, want := csr.Certificate(test.obj)
+		_, readable := csr.Certificate(got)
+		expect.Equal(t, name+": certificate", readable, want)
 	}
 }
 
