@@ -59,9 +59,9 @@ parity: ## send the same requests through kube-controller-manager and this manag
 	$(CONTROL_PLANE) go test -count=1 -v ./test/parity
 
 .PHONY: reliability
-reliability: ## inject every fault into this manager and kube-controller-manager, in 40 to 60 minutes; needs root to fill a disk; writes bin/reliability.md
+reliability: ## inject every fault into this manager and kube-controller-manager, and flood this manager, in 40 to 60 minutes; needs root to fill a disk; writes bin/reliability.md
 	mkdir -p bin; $(CONTROL_PLANE) RELIABILITY=full RELIABILITY_TABLE=$(CURDIR)/bin/reliability.md \
-	  go test -count=1 -timeout 120m -v -run '^TestFaults$$' ./test/reliability
+	  go test -count=1 -timeout 120m -v -run '^(TestFaults|TestFlood)$$' ./test/reliability
 
 .PHONY: image
 image: ## build the image, as an archive for containerd, kind and docker, and its SBOM; needs no engine and no registry
