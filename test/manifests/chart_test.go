@@ -287,6 +287,11 @@ func TestRequestLimitsFollowTheConfiguration(t *testing.T) {
 			t.Errorf("a limit of %d bytes: %s, %q; want %d characters", limit, rule.Expression, rule.Message, fits)
 		}
 	}
+	all := helm(t, "--set=requestLimitsPolicy.enabled=true,config.requestLimits.maxEntries=65536,config.requestLimits.maxObjectBytes=1000")
+	policy := typed[admissionregistrationv1.ValidatingAdmissionPolicy](t, all, "ValidatingAdmissionPolicy")["csr-request-limits"].Spec
+	kit.Equal(t, "entries and bytes", policy.Variables[:2], []admissionregistrationv1.Variable{
+		{Name: "maxEntries", Expression: "65536"}, {Name: "maxObjectBytes", Expression: "1000"},
+	})
 }
 
 // TestShareInChart compares the chart's objects with those of config/priority-and-fairness, which name all identities.
