@@ -25,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
@@ -86,6 +87,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	r.reporter = report.New(cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name)), r.Clock)
 	options := fairqueue.Options(cmp.Or(r.Workers, call.CleanerWorkers), r.Clock)
 	options.Reconciler = r
+	options.LogConstructor = fairqueue.Logger(mgr, Name, func(key reconcile.Request) string { return key.Name })
 	cleaner, err := controller.New(Name, mgr, options)
 	if err != nil {
 		return err
@@ -106,8 +108,16 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 		logger.Error(err, "Nothing is deleted")
 		return
 	}
+	var reported int
 	for ctx.Err() == nil {
-		r.pass(ctx, store, due)
+		unreachable := r.pass(ctx, store, due)
+		if len(unreachable) > reported {
+			first := unreachable[0]
+			r.reporter.Request(first, first.Spec.Username, "Clean", csr.ReasonTooLarge, unreachableText)
+			report.Warn(logger, "Requests cannot be deleted", "requests", len(unreachable), "reason", unreachableText,
+				"uid", first.UID, "signer", first.Spec.SignerName, "requester", ascii.Quote(first.Spec.Username))
+		}
+		reported = len(unreachable)
 		select {
 		case <-ctx.Done():
 		case <-time.After(cmp.Or(r.Every, defaultEvery)):
@@ -115,15 +125,26 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 	}
 }
 
-// pass enqueues the requests in store that are due. The queue itself repeats those that have failed.
-func (r *Reconciler) pass(ctx context.Context, store toolscache.Store, due queue) {
+// unreachableText is what enqueueDue reports about requests that are not csr.Reachable, once for each number of them.
+const unreachableText = "the name is too long for a URL, so this request cannot be deleted by its name: delete it with all requests for " +
+	"its signer (docs/runbooks/stolen-credentials.md), and install config/request-limits"
+
+// pass enqueues the requests in store that are due. The queue itself repeats those that have failed. pass returns those that are
+// due but not csr.Reachable.
+func (r *Reconciler) pass(
+	ctx context.Context, store toolscache.Store, due queue,
+) (unreachable []*certificatesv1.CertificateSigningRequest) {
 	now, err := r.ServerTime.Now(ctx)
 	if err != nil {
-		return // nothing is due before the time is known
+		return nil // nothing is due before the time is known
 	}
 	for _, each := range store.List() {
 		obj, ok := each.(*certificatesv1.CertificateSigningRequest)
 		if !ok || !r.due(obj, now) {
+			continue
+		}
+		if !csr.Reachable(obj) {
+			unreachable = append(unreachable, obj)
 			continue
 		}
 		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}}
@@ -131,6 +152,7 @@ func (r *Reconciler) pass(ctx context.Context, store toolscache.Store, due queue
 			due.Add(key)
 		}
 	}
+	return unreachable
 }
 
 // due reports whether obj is due for deletion. It is due after its deadline, not at it.

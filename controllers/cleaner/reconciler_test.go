@@ -361,6 +361,28 @@ func TestPassFindsDueRequests(t *testing.T) {
 	}, 0, 20*time.Hour, 24*time.Hour-time.Second, 30*time.Hour)
 }
 
+// TestPassReportsWhatNoURLNames checks that a request whose name is too long for a URL never enters the queue, and that only a pass
+// that finds more of them reports one.
+func TestPassReportsWhatNoURLNames(t *testing.T) {
+	recorder := events.NewFakeRecorder(100)
+	passes(t, func(p *passing) { p.clean.reporter = report.New(recorder, clock.RealClock{}) }, func(t *testing.T, p *passing) {
+		for i, name := range []string{strings.Repeat("\x01", 400_000), strings.Repeat("a", 2049), strings.Repeat("%", 700)} {
+			obj := object(created(time.Now().Add(-30*time.Hour)), func(obj *request) { obj.Name, obj.UID = name, types.UID(fmt.Sprint(i)) })
+			_ = must(obj, p.store.Add(trimmed(obj)))
+			p.after(t, time.Minute, "csr-0")
+			const want = "Warning RequestTooLarge the name is too long for a URL, so this request cannot be deleted by its name: delete it with all " +
+				"requests for its signer (docs/runbooks/stolen-credentials.md), and install config/request-limits"
+			if told := len(recorder.Events); told != 1 || <-recorder.Events != want {
+				t.Errorf("%d Events, want one: %s", told, want)
+			}
+			p.after(t, time.Hour, "csr-0")
+			if told := len(recorder.Events); told != 0 {
+				t.Errorf("%d Events an hour later", told)
+			}
+		}
+	}, 30*time.Hour)
+}
+
 // TestPassNeedsTheTimeAndTheCache checks that nothing is enqueued before the time is known and the cache is complete.
 func TestPassNeedsTheTimeAndTheCache(t *testing.T) {
 	passes(t, func(p *passing) { p.clean.ServerTime = &servertime.Clock{} }, func(t *testing.T, p *passing) {

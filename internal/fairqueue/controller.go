@@ -15,6 +15,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 const (
@@ -33,14 +35,20 @@ func NewController(
 ) (controller.TypedController[Key], error) {
 	options := optionsOf(workers, own, func(name string) workqueue.TypedInterface[Key] { return New(name, workers) })
 	options.Reconciler = work
-	log := mgr.GetLogger().WithValues("controller", name)
-	options.LogConstructor = func(key *Key) logr.Logger { // for each attempt
-		if key == nil {
+	options.LogConstructor = Logger(mgr, name, func(key Key) string { return key.Name })
+	return controller.NewTyped(name, mgr, options)
+}
+
+// Logger returns the LogConstructor of a controller. name returns the name of an item, which all lines about it hold,
+// shortened: it may have 2 kB.
+func Logger[item any](mgr manager.Manager, controller string, name func(item) string) func(*item) logr.Logger {
+	log := mgr.GetLogger().WithValues("controller", controller)
+	return func(of *item) logr.Logger { // for each attempt
+		if of == nil {
 			return log
 		}
-		return log.WithValues("name", key.Name)
+		return log.WithValues("name", csr.Shorten(name(*of)))
 	}
-	return controller.NewTyped(name, mgr, options)
 }
 
 // Options returns the options of a controller with that many workers and a queue in no special order. The delays of its

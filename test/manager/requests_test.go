@@ -7,6 +7,7 @@ import (
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"path/filepath"
 	"slices"
@@ -119,24 +120,158 @@ func TestRequestLimitsPolicy(t *testing.T) {
 
 	kit.Apply(t, "request-limits")
 	usual := kit.NodeRequest(t, "a")
-	ask := func(size int, finalizers ...string) string {
+	ask := func(change func(*kit.Request)) string {
 		obj := usual.DeepCopy()
-		obj.Finalizers = finalizers
-		obj.Spec.Request = append(obj.Spec.Request, strings.Repeat("#", max(0, size-len(obj.Spec.Request)))...)
+		change(obj)
 		if err := kit.Admin(t).Create(t.Context(), obj, client.DryRunAll); err != nil {
 			return err.Error()
 		}
 		return ""
 	}
-	kit.Eventually(t, "the policy holds", func(context.Context) error { return kit.OrError(ask(200_000) != "", "nothing is refused") })
-	const tooLarge = "RequestTooLarge: spec.request has more than 131072 bytes"
-	for size, want := range map[int]string{0: "", 131_070: "", 131_071: "", 131_072: "", 131_073: tooLarge, 1 << 20: tooLarge} {
-		if got := ask(size); !strings.Contains(got, want) || (want == "") != (got == "") {
-			t.Errorf("%d bytes: %q, want %q", size, got, want)
+	sized := func(size int) func(*kit.Request) {
+		return func(obj *kit.Request) {
+			obj.Spec.Request = append(obj.Spec.Request, strings.Repeat("#", max(0, size-len(obj.Spec.Request)))...)
 		}
 	}
-	if got := ask(0, "example.com/kept"); !strings.Contains(got, "no finalizers") {
-		t.Errorf("a request with a finalizer: %q", got)
+	kit.Eventually(t, "the policy holds", func(context.Context) error { return kit.OrError(ask(sized(200_000)) != "", "nothing is refused") })
+	const (
+		tooLarge = "RequestTooLarge: spec.request has more than 131072 bytes"
+		badName  = "RequestTooLarge: metadata.name has more than 253 bytes, or other characters than printable ASCII without spaces"
+		tooMany  = "RequestTooLarge: metadata.labels, annotations or ownerReferences has more than 1000 entries"
+		tooLong  = "RequestTooLarge: labels, annotations and owners have more than 65536 characters"
+	)
+	annotated := func(bytes int) func(*kit.Request) {
+		return func(obj *kit.Request) { obj.Annotations = map[string]string{"a": strings.Repeat("x", bytes-1)} }
+	}
+	for name, test := range map[string]struct {
+		change func(*kit.Request)
+		want   string // empty means that it is accepted
+	}{
+		"as it is":               {sized(0), ""},
+		"131,070 bytes":          {sized(131_070), ""},
+		"131,071 bytes":          {sized(131_071), ""},
+		"131,072 bytes":          {sized(131_072), ""},
+		"131,073 bytes":          {sized(131_073), tooLarge},
+		"a megabyte":             {sized(1 << 20), tooLarge},
+		"a finalizer":            {func(obj *kit.Request) { obj.Finalizers = []string{"example.com/kept"} }, "no finalizers"},
+		"a name of 253 bytes":    {named(strings.Repeat("a", 253)), ""},
+		"a name of kubeadm":      {named("csr-x7k2p:node.example.com"), ""},
+		"a name of 254 bytes":    {named(strings.Repeat("a", 254)), badName},
+		"a control character":    {named("a\x01"), badName},
+		"two bytes in a letter":  {named("\u00e4"), badName},
+		"a space":                {named("a b"), badName},
+		"400,000 controls":       {named(strings.Repeat("\x01", 400_000)), badName},
+		"a generated name":       {func(obj *kit.Request) { obj.Name, obj.GenerateName = "", "csr-" }, ""},
+		"a long generateName":    {func(obj *kit.Request) { obj.GenerateName = strings.Repeat("g", 300_000) }, "metadata.generateName has more than 253"},
+		"1000 labels":            {func(obj *kit.Request) { obj.Labels = numbered(1000) }, ""},
+		"1001 labels":            {func(obj *kit.Request) { obj.Labels = numbered(1001) }, tooMany},
+		"10,000 labels":          {func(obj *kit.Request) { obj.Labels = numbered(10_000) }, tooMany},
+		"1001 annotations":       {func(obj *kit.Request) { obj.Annotations = numbered(1001) }, tooMany},
+		"1001 owners":            {func(obj *kit.Request) { obj.OwnerReferences = ownedBy(slices.Sorted(maps.Keys(numbered(1001)))...) }, tooMany},
+		"65,536 bytes":           {annotated(65_536), ""},
+		"65,537 bytes":           {annotated(65_537), tooLong},
+		"200,000 bytes":          {annotated(200_000), tooLong},
+		"an owner's long name":   {func(obj *kit.Request) { obj.OwnerReferences = ownedBy(strings.Repeat("n", 300_000)) }, tooLong},
+		"together above 64 KiB":  {func(obj *kit.Request) { annotated(60_000)(obj); obj.Labels = numbered(1000) }, tooLong},
+		"a usual owner, a label": {func(obj *kit.Request) { obj.OwnerReferences, obj.Labels = ownedBy("a"), numbered(1) }, ""},
+	} {
+		if got := ask(test.change); !strings.Contains(got, test.want) || (test.want == "") != (got == "") {
+			t.Errorf("%s: %.300q, want %q", name, got, test.want)
+		}
+	}
+}
+
+// named names a request, instead of a generated name.
+func named(name string) func(*kit.Request) {
+	return func(obj *kit.Request) { obj.GenerateName, obj.Name = "", name }
+}
+
+// numbered returns n labels.
+func numbered(n int) map[string]string {
+	all := map[string]string{}
+	for i := range n {
+		all[fmt.Sprintf("example.com/%d", i)] = fmt.Sprint(i)
+	}
+	return all
+}
+
+// ownedBy returns owners.
+func ownedBy(names ...string) (all []metav1.OwnerReference) {
+	for i, name := range names {
+		all = append(all, metav1.OwnerReference{APIVersion: "v1", Kind: "ConfigMap", Name: name, UID: types.UID(fmt.Sprint(i))})
+	}
+	return all
+}
+
+// TestRequestsAboveTheLimits has requests with labels and names that the cache does not hold. A condition of the manager leaves all of
+// the rest in them. A request whose name fits into no URL is reported and not retried, and goes as docs/runbooks says.
+func TestRequestsAboveTheLimits(t *testing.T) {
+	kit.Parallel(t)
+	proxy := kit.ThroughFaults(t, kit.ManagerConfig(t))
+	p := startJoinable(t, proxy.Config, kit.Configure(t, `approval: {denial: Permanent}
+cleaning: {signers: [{name: example.com/foreign, retention: {pending: 1s}}]}
+`))
+	kit.Grant(t, "stranger", kit.MayCreate)
+	const entries = "metadata.labels has more than 1000 entries (requestLimits.maxEntries)"
+	for name, test := range map[string]struct {
+		change func(*kit.Request)
+		signer string
+		state  csr.State
+		want   string
+	}{
+		"10,000 labels, denied": {func(obj *kit.Request) { obj.Labels = numbered(10_000) }, certificatesv1.KubeAPIServerClientKubeletSignerName, csr.Denied,
+			entries + "; a new request is needed, or a higher limit"},
+		"10,000 labels, failed": {func(obj *kit.Request) { obj.Labels = numbered(10_000) }, certificatesv1.KubeAPIServerClientSignerName, csr.Failed, entries},
+		"annotations, failed": {func(obj *kit.Request) {
+			obj.Annotations = map[string]string{"a": strings.Repeat("x", 200_000)}
+			obj.OwnerReferences, obj.Finalizers = ownedBy("a"), []string{"example.com/kept"}
+		}, certificatesv1.KubeAPIServerClientSignerName, csr.Failed, "the metadata, usages and requester have more than 65536 bytes (requestLimits.maxObjectBytes)"},
+		"a name of 2000 bytes, denied": {named(strings.Repeat("n", 2000)), certificatesv1.KubeAPIServerClientKubeletSignerName, csr.Denied,
+			"metadata.name has more than 253 bytes; a new request is needed, with a shorter name"},
+	} {
+		created := kit.CreateRequest(t, kit.Admin(t), kit.NodeRequest(t, "a", test.change, signerName(test.signer)))
+		if len(created.Finalizers) > 0 {
+			kit.AtEnd(t, func() error { return kit.Admin(t).Patch(context.Background(), created.DeepCopy(), kit.NoFinalizers) })
+		}
+		if test.state == csr.Failed {
+			kit.Approve(t, created)
+		}
+		now := kit.Reaches(t, created.DeepCopy(), test.state)
+		condition := now.Status.Conditions[len(now.Status.Conditions)-1]
+		kit.Equal(t, name, condition.Reason+": "+condition.Message, "RequestTooLarge: "+test.want)
+		now.ManagedFields, now.ResourceVersion, now.Status = created.ManagedFields, created.ResourceVersion, created.Status
+		kit.Equal(t, name+": the rest", now, created)
+	}
+
+	for name, signer := range map[string]string{
+		strings.Repeat("\x01", 400_000): certificatesv1.KubeAPIServerClientKubeletSignerName,
+		strings.Repeat("\x02", 400_000): "example.com/foreign",
+		strings.Repeat("n", 300_000):    certificatesv1.KubeAPIServerClientKubeletSignerName,
+	} {
+		obj := kit.NodeRequest(t, "a", named(name), signerName(signer))
+		kit.NoError(t, kit.As(t, "stranger").Create(t.Context(), obj))
+		kit.Eventually(t, "an Event", func(ctx context.Context) error {
+			var events eventsv1.EventList
+			err := kit.Admin(t).List(ctx, &events)
+			return kit.OrError(slices.ContainsFunc(events.Items, func(event eventsv1.Event) bool {
+				return event.Regarding.UID == obj.UID && event.Reason == "RequestTooLarge" && len(event.Regarding.Name) < 300 && event.Size() < 3000
+			}), "%d Events, %w", len(events.Items), err)
+		})
+	}
+	for _, call := range proxy.Calls() {
+		kit.Check(t, len(call.Path) < 10_000, "%s of a path with %d bytes", call.Verb, len(call.Path))
+	}
+	if output := p.Output(t); len(output) > 60_000 {
+		t.Errorf("a log of %d bytes", len(output))
+	}
+	kubeconfig := kit.Kubeconfig(t, "administrator", kit.ControlPlane(t).Config)
+	for _, signer := range []string{"example.com/foreign", certificatesv1.KubeAPIServerClientKubeletSignerName} {
+		kit.Kubectl(t, kubeconfig, "delete", "--raw", "/apis/certificates.k8s.io/v1/certificatesigningrequests?fieldSelector=spec.signerName="+signer)
+	}
+	left := &certificatesv1.CertificateSigningRequestList{}
+	kit.NoError(t, kit.Admin(t).List(t.Context(), left))
+	for _, obj := range left.Items {
+		kit.Equal(t, "signer of what is left", obj.Spec.SignerName, certificatesv1.KubeAPIServerClientSignerName)
 	}
 }
 
