@@ -113,7 +113,7 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 		unreachable := r.pass(ctx, store, due)
 		if len(unreachable) > reported {
 			first := unreachable[0]
-			r.reporter.Request(first, first.Spec.Username, "Clean", csr.ReasonTooLarge, unreachableText)
+			r.reporter.Request(first, "Clean", csr.ReasonTooLarge, unreachableText)
 			report.Warn(logger, "Requests cannot be deleted", "requests", len(unreachable), "reason", unreachableText,
 				"uid", first.UID, "signer", first.Spec.SignerName, "requester", ascii.Quote(first.Spec.Username))
 		}
