@@ -76,7 +76,7 @@ func TestNodeDoesNotJoin(t *testing.T) {
 	kit.Parallel(t)
 	start(t)
 	page := howTo(t, "../symptoms.md")
-	find := regexp.MustCompile(`(?m)^kubectl describe csr \| grep.*$`).FindString(page)
+	find := regexp.MustCompile(`(?m)^kubectl describe csr \| .*$`).FindString(page)
 	describe := regexp.MustCompile(`(?m)^kubectl describe csr NAME.*$`).FindString(page)
 	repair := map[string]string{}
 	for _, match := range regexp.MustCompile("`(kubectl create clusterrolebinding (csr-[a-z]+) [^`]+)`").FindAllStringSubmatch(page, -1) {
