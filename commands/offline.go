@@ -38,7 +38,7 @@ configuration file. It asks no API server, so it assumes that the requester has 
 approval rules exist, and reads neither a CA nor the inventory. For a request in a cluster, use kubectl csr explain.`,
 		Args: cobra.NoArgs,
 	}
-	cmd.Flags().StringArrayVarP(&files, "f", "f", nil, "`file` with requests, as from kubectl get csr NAME -o yaml; - is standard input")
+	cmd.Flags().StringArrayVarP(&files, "f", "f", nil, "`file` with requests, as from kubectl get csr -o json; - is standard input")
 	_ = cmd.MarkFlagRequired("f") // the flag exists
 	return judges(cmd, clock, &files, (*offline).explain)
 }
@@ -96,7 +96,7 @@ func judges(
 // readRequests reads requests in YAML or JSON, one a document or in lists, from a file of that name. The error joins one for
 // each object that is no request.
 func readRequests(from string, in io.Reader) (objs []*certificatesv1.CertificateSigningRequest, problem error) {
-	documents := utilyaml.NewYAMLToJSONDecoder(in)
+	documents := utilyaml.NewYAMLOrJSONDecoder(in, 4096) // JSON has control characters that YAML forbids
 	for count := 1; ; count++ {
 		wrong := func(err error) { problem = errors.Join(problem, fmt.Errorf("%s: document %d: %w", from, count, err)) }
 		add := func(item runtime.Object) error {

@@ -322,6 +322,9 @@ func TestExplainReadsFiles(t *testing.T) {
 		}
 		return text
 	}
+	inJSON := func(name string) string {
+		return `{"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": "` + name + `"}, "spec": {}}`
+	}
 	const secret = "apiVersion: v1\nkind: Secret\n"
 	for name, test := range map[string]struct {
 		in      string
@@ -330,6 +333,8 @@ func TestExplainReadsFiles(t *testing.T) {
 	}{
 		"one":                {in: one, read: 1},
 		"list":               {in: list("List", "v1", one, one, one), read: 3},
+		"JSON":               {in: `{"apiVersion": "v1", "kind": "List", "items": [` + inJSON("r") + "," + inJSON("\\u0000") + "]}", read: 2},
+		"control characters": {in: inJSON("\x7f") + "\n" + inJSON("\u009b31m") + "\n" + inJSON("\\u001b\\n"), read: 3},
 		"another kind":       {in: secret + "---\n" + one, read: 1, problem: "-f: document 1: want a CertificateSigningRequest of "},
 		"an old version":     {in: strings.Replace(one, "k8s.io/v1\n", "k8s.io/v1beta1\n", 1), problem: "want a CertificateSigningRequest of certificates.k8s.io/v1"},
 		"empty":              {in: "", problem: "-f: the file holds no CertificateSigningRequest"},
