@@ -105,9 +105,9 @@ func savedByPage(t *testing.T) (restore func()) {
 	file := filepath.Join(t.TempDir(), "csr-signer.yaml")
 	kit.Write(t, file, []byte(kit.Kubectl(t, kubeconfig, "-n", kit.SystemNamespace, "get", "secret", "csr-signer", "-o", "yaml")))
 	page := kit.Must(os.ReadFile("../../docs/how-to/back-up-the-ca.md"))(t)
-	line := regexp.MustCompile(`(?m)^sed -E .* csr-signer.yaml \| kubectl create -f -$`).FindString(string(page))
+	line := regexp.MustCompile(`(?m)^sed -E .* ~/csr-signer.yaml \| kubectl create -f -$`).FindString(string(page))
 	kubectl := filepath.Join(os.Getenv("KUBEBUILDER_ASSETS"), "kubectl") + " --kubeconfig=" + kubeconfig + " "
-	script := strings.NewReplacer(" csr-signer.yaml ", " "+file+" ", "kubectl ", kubectl).Replace(line)
+	script := strings.NewReplacer(" ~/csr-signer.yaml ", " "+file+" ", "kubectl ", kubectl).Replace(line)
 	return func() {
 		t.Helper()
 		if out, err := exec.CommandContext(t.Context(), "sh", "-c", script).CombinedOutput(); err != nil || line == "" {
