@@ -69,6 +69,7 @@ func TestNoShellWordFromObjects(t *testing.T) {
 		`for name in $(kubectl get csr -o name); do`,
 		`kubectl get csr -o jsonpath='{.items[*].metadata.name}'`,
 		`grep '"event":"Signed"' AUDIT_LOG | jq -rs '.[].subject'`,
+		`oc get csr -o go-template='{{range .items}}{{.metadata.name}}{{"\n"}}{{end}}' | xargs --no-run-if-empty oc adm certificate approve`,
 	} {
 		kit.Check(t, fromObject.MatchString(line), "not found: %s", line)
 	}
@@ -219,9 +220,10 @@ func (l *hostileLab) writeLogs(t *testing.T) {
 		record.CertificateSHA256, record.Requester.CredentialIDs = certificateSHA256, []string{"JTI=" + name}
 		record.NotBefore, record.NotAfter = now, now.Add(time.Hour)
 		out.Write(t.Context(), now, audit.Signed, record)
+		const spoof = "\x1b[2J\x1b[3J\x1b[1;1H\x1b[m spoofed \u009b2J\b\b\a" // kubernetes/kubernetes#101695, and what kubectl does not escape
 		for _, reason := range []string{"NodeBlocked", "SANContested", "LifetimeCut"} {
 			kit.Create(t, l.admin, &corev1.Event{
-				ObjectMeta: metav1.ObjectMeta{GenerateName: "hostile-", Namespace: "default"}, Reason: reason, Message: name, Type: "Warning",
+				ObjectMeta: metav1.ObjectMeta{GenerateName: "hostile-", Namespace: "default"}, Reason: reason, Message: name + spoof, Type: "Warning",
 				InvolvedObject: corev1.ObjectReference{Kind: "CertificateSigningRequest", Name: name, UID: obj.UID},
 			})
 		}
