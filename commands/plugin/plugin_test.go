@@ -461,7 +461,7 @@ func TestNextStep(t *testing.T) {
 		"a command":        {requestOf(t, "$(reboot)"), objects{alive}, noRule, "kubectl csr approve NAME"},
 		"two words":        {requestOf(t, "a --server=b"), objects{alive}, noRule, "kubectl csr approve NAME"},
 		"escape sequence":  {requestOf(t, "a\x1b[2J"), objects{alive}, noRule, "kubectl csr approve NAME"},
-		"a long name":      {requestOf(t, strings.Repeat("a", 254)), objects{alive}, noRule, "kubectl csr approve NAME"},
+		"a long name":      {requestOf(t, strings.Repeat("a", 254)), objects{alive}, "(RequestTooLarge): metadata.name has more than 253 bytes", ""},
 	} {
 		c, _ := clusterOf(t, append(test.more, test.obj.DeepCopy()))
 		test.obj.UID = "1" // the API server chooses it

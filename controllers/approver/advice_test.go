@@ -111,7 +111,7 @@ func TestAdviceWorks(t *testing.T) {
 			joins(func(p policy, _ req, f facts) { p.Window.After, f.Entry.Created = 4*time.Hour, now.Add(-3*time.Hour) })},
 		"RequestTooOld": {"a new request is needed", joins(func(_ policy, _ req, f facts) { f.Now = now.Add(time.Hour) }), joined},
 
-		"NotAuthorized by rules": {"bind a ClusterRole with the verb use on approvalrules", byRules("a.example.com", func(r *ruled) { r.allowed = nil }), own},
+		"NotAuthorized by rules": {"the verb use on approvalrules", byRules("a.example.com", func(r *ruled) { r.allowed = nil }), own},
 		"RuleRefused":            {"rule any: the condition request.names.all(n, n.endsWith('.example.com')) is not true", byRules("a.other.test", func(*ruled) {}), own},
 		"RightsMissing": {"grant the manager the verb approve", byRules("a.example.com", func(r *ruled) { r.rules.Off = func() bool { return true } }),
 			byRules("a.example.com", func(r *ruled) { r.rules.Off = func() bool { return false } })},

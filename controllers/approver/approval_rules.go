@@ -147,8 +147,8 @@ func explain(subject *rules.Subject, refused []Tried, permitted int) (judge.Deci
 		}
 	}
 	if len(named) == 0 {
-		return waitForRules(req, reasonNotAuthorized, "no rule that the requester may use: bind a ClusterRole with the verb use on "+
-			"approvalrules (API group csr-controller-manager.io) to user %q", csr.ShortenTo(ascii.Quote(req.Requester.Username), mostWhy)), nil
+		return waitForRules(req, reasonNotAuthorized, "there is no rule that the requester may use: user %q needs "+
+			"the verb use on approvalrules (API group csr-controller-manager.io)", csr.ShortenTo(ascii.Quote(req.Requester.Username), mostWhy)), nil
 	}
 	return waitForRules(req, "RuleRefused", "%s", strings.Join(named, "; ")), nil
 }

@@ -396,8 +396,8 @@ func TestApprovalRules(t *testing.T) {
 		anyRefuses = "rule any: the condition request.names.all(n, n.endsWith('.example.com')) is not true"
 		tooFew     = `rule services: usages ["server auth"] are too few: a digital signature and a purpose are needed, ` +
 			`of ["digital signature" "key encipherment" "server auth"]`
-		nobody = "no rule that the requester may use: bind a ClusterRole with the verb use on approvalrules (API group " +
-			"csr-controller-manager.io) to user \"system:serviceaccount:shop:web\""
+		nobody = "there is no rule that the requester may use: user \"system:serviceaccount:shop:web\" needs the verb use on " +
+			"approvalrules (API group csr-controller-manager.io)"
 		badUsage   = `usage "digital signature" is not one of ["server auth"]; `
 		otherUsage = `rule 9: usage "server auth" is not one of ["client auth"]`
 		another    = "ServiceAccount shop/web was deleted and created again: its UID is uid-1, and the requester's UID is \"uid-0\""
