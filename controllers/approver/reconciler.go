@@ -198,6 +198,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 	if last, _ := r.attempts.Load(obj.UID); obj.UID != key.UID || last == inFlightOrStored {
 		return reconcile.Result{}, nil // the watch brings the change
 	}
+	if csr.Large(obj) {
+		if obj, err = call.Whole(ctx, r.Live, obj); obj == nil {
+			return reconcile.Result{}, err // a watch brings a change
+		}
+	}
 	obj = r.asCreated(obj)
 	req, decision, err := r.Decide(ctx, obj)
 	if err != nil {

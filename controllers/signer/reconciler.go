@@ -132,6 +132,11 @@ func (r *Reconciler) reconcile(ctx context.Context, key fairqueue.Key) (_ reconc
 	if obj.UID != key.UID || !r.waits(obj) {
 		return reconcile.Result{}, nil // the watch brings a change
 	}
+	if csr.Large(obj) {
+		if obj, err = call.Whole(ctx, r.Live, obj); obj == nil {
+			return reconcile.Result{}, err // a watch brings a change
+		}
+	}
 	return r.act(ctx, obj, r.Check(ctx, obj))
 }
 

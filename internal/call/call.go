@@ -4,6 +4,7 @@ package call
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -93,12 +94,9 @@ func Store(
 ) Result {
 	changed := obj.DeepCopy()
 	if csr.Oversized(obj) {
-		err := Get(ctx, live, client.ObjectKeyFromObject(obj), changed)
-		if err == nil && (changed.UID != obj.UID || changed.ResourceVersion != obj.ResourceVersion) {
-			err = errChanged
-		}
-		if err != nil {
-			return Result{Outcome: audit.Discarded, Err: err, Changed: errors.Is(err, errChanged) || apierrors.IsNotFound(err)}
+		var err error
+		if changed, err = Whole(ctx, live, obj); changed == nil {
+			return Result{Outcome: audit.Discarded, Err: cmp.Or(err, errChanged), Changed: err == nil}
 		}
 	}
 	ctx = context.WithoutCancel(ctx)
@@ -128,6 +126,22 @@ func Store(
 
 // errChanged is the error of a write about a version of a request that no longer exists.
 var errChanged = errors.New("the request has changed since it was judged")
+
+// Whole reads from live the version of obj that a cache holds without its content. It returns nil, without an error, if the API
+// server holds another version, or none: a watch brings that change.
+func Whole(
+	ctx context.Context, live client.Reader, obj *certificatesv1.CertificateSigningRequest,
+) (*certificatesv1.CertificateSigningRequest, error) {
+	whole := &certificatesv1.CertificateSigningRequest{}
+	err := Get(ctx, live, client.ObjectKeyFromObject(obj), whole)
+	if apierrors.IsNotFound(err) || err == nil && (whole.UID != obj.UID || whole.ResourceVersion != obj.ResourceVersion) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	return whole, nil
+}
 
 // holds reports whether live has the certificate of changed, or its last condition if it has no certificate.
 func holds(live, changed *certificatesv1.CertificateSigningRequest) bool {

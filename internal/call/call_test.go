@@ -128,7 +128,7 @@ func TestStoreWritesTheWhole(t *testing.T) {
 		"small in the cache":    {small, version("uid", "7"), nil, "Stored <nil>, false; 1 annotations of version 7"},
 		"another version":       {small, version("uid", "8"), nil, "Discarded the request has changed since it was judged, true; nothing"},
 		"another of that name":  {small, version("new", "7"), nil, "Discarded the request has changed since it was judged, true; nothing"},
-		"deleted":               {small, version("uid", "7"), apierrors.NewNotFound(schema.GroupResource{}, "a"), `Discarded  "a" not found, true; nothing`},
+		"deleted":               {small, version("uid", "7"), apierrors.NewNotFound(schema.GroupResource{}, "a"), "Discarded the request has changed since it was judged, true; nothing"},
 		"the read is forbidden": {small, version("uid", "7"), errDown, "Discarded " + errDown.Error() + ", false; nothing"},
 	} {
 		wrote := "nothing"

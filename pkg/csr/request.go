@@ -69,7 +69,7 @@ func (l Limits) Parse(obj *certificatesv1.CertificateSigningRequest) (req *Reque
 			req, err = nil, fmt.Errorf("read spec.request of %s: panic: %v", obj.Name, fault)
 		}
 	}()
-	if Trimmed(obj) {
+	if Trimmed(obj) || Large(obj) {
 		return nil, errors.New("spec.request is not in the cache")
 	}
 	l = l.withDefaults()

@@ -10,13 +10,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// These are spec.request of a small object; a message in one line follows oversizedRequest. No API server stores them, because
+// These are spec.request of a small object. A message in one line follows oversizedRequest. No API server stores them, because
 // they are not PEM. The mark is in the spec, because text before the PEM blocks of status.certificate is permitted: any mark
 // could be forged there.
 var (
 	trimmedRequest   = []byte("trimmed by csr-controller-manager")
+	largeRequest     = []byte("left out by csr-controller-manager")
 	oversizedRequest = []byte("oversized for csr-controller-manager: ")
 )
+
+// mostCached is the most bytes of an unfinished request in the cache. A kubelet's request has about 1 kB.
+const mostCached = 8 << 10
 
 // cutName stands between the start of a name and the UID of its object, if the cache does not hold the name. No API server
 // stores a name with this character.
@@ -26,10 +30,11 @@ const cutName = "%"
 //
 // Managed fields are removed from every request, and lastTransitionTime keeps what they say about the time of a decision
 // (ConditionTime). An API server ignores that in an update of the status. Of a request that is finished, for a signer of
-// others, or above the limits, these stay: name, UID, resourceVersion, times, signer, the requester's name, the types, statuses
+// others, above the limits, or above 8 KiB, these stay: name, UID, resourceVersion, times, signer, the requester's name, the types, statuses
 // and times of conditions, and a short record of the certificate. No such object may be the body of a write, which would remove
 // the rest. All functions of this package accept it, and give the same answer as for the whole object, except that it can't be
-// parsed. Parse refuses one above the limits with the same message. Any other request is whole.
+// parsed. Parse refuses one above the limits with the same message. One that is only above 8 KiB is read from the API server
+// whenever it is judged (Large). Any other request is whole.
 //
 // If a request is not Reachable, a shortened name and its UID stand in place of its name.
 type Trim struct {
@@ -61,6 +66,8 @@ func (t Trim) Transform(in any) (any, error) {
 		shrink(obj, trimmedRequest)
 	} else if refused := t.Limits.withDefaults().check(obj); refused != nil {
 		shrink(obj, slices.Concat(oversizedRequest, []byte(refused.Message)))
+	} else if obj.Size() > mostCached {
+		shrink(obj, largeRequest)
 	}
 	return obj, nil
 }
@@ -78,7 +85,14 @@ func Oversized(obj *certificatesv1.CertificateSigningRequest) bool {
 	return bytes.HasPrefix(obj.Spec.Request, oversizedRequest) && !bytes.Contains(obj.Spec.Request, []byte("\n"))
 }
 
-func small(obj *certificatesv1.CertificateSigningRequest) bool { return Trimmed(obj) || Oversized(obj) }
+// Large reports whether Trim has removed the content of obj because it is above 8 KiB. It must be read before it is judged.
+func Large(obj *certificatesv1.CertificateSigningRequest) bool {
+	return bytes.Equal(obj.Spec.Request, largeRequest)
+}
+
+func small(obj *certificatesv1.CertificateSigningRequest) bool {
+	return Trimmed(obj) || Large(obj) || Oversized(obj)
+}
 
 // shrink removes the content of obj, and writes mark into spec.request.
 func shrink(obj *certificatesv1.CertificateSigningRequest, mark []byte) {

@@ -166,8 +166,14 @@ func TestTrimTooLarge(t *testing.T) {
 		edits []edit
 		want  string // empty means that it stays whole
 		name  string // by which it is in the cache
+		large bool
 	}{
 		"as large as the limit":        {most: 5000, edits: []edit{sized(5000)}},
+		"above 8 KiB":                  {edits: []edit{sized(9000)}, large: true},
+		"above 8 KiB, approved":        {edits: []edit{sized(9000), conditions("Approved@1m")}, large: true},
+		"annotations above 8 KiB": {edits: []edit{func(obj *request) {
+			obj.Annotations = map[string]string{"a": strings.Repeat("a", 9000)}
+		}}, large: true},
 		"above the default":            {edits: []edit{sized(1 << 20)}, want: "spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)"},
 		"above another limit":          {most: 5000, edits: []edit{sized(5001)}, want: "spec.request has more than 5000 bytes (requestLimits.maxRequestBytes)"},
 		"a negative limit":             {most: -5, edits: []edit{sized(5000)}, want: "spec.request has more than -5 bytes (requestLimits.maxRequestBytes)"},
@@ -188,6 +194,14 @@ func TestTrimTooLarge(t *testing.T) {
 		expect.Equal(t, name+": oversized, trimmed, reachable", fmt.Sprint(csr.Oversized(got), csr.Trimmed(got), csr.Reachable(got)),
 			fmt.Sprint(test.want != "", false, test.name == ""))
 		expect.Equal(t, name+": trimmed again", transformed(trim, got), got)
+		expect.Equal(t, name+": large", csr.Large(got), test.large)
+		if test.large {
+			_, err := csr.Parse(got)
+			expect.Error(t, name+": parsed", err, "spec.request is not in the cache")
+			expect.Equal(t, name+": answers", answers(got), answers(obj), cmp.AllowUnexported(csr.CertificateRecord{}), cmp.Comparer(bytes.Equal))
+			expect.True(t, got.Size() < 1000, "%s: %d bytes", name, got.Size())
+			continue
+		}
 		obj.ManagedFields = nil
 		if test.want == "" {
 			expect.Equal(t, name+": the object", got, obj)

@@ -243,6 +243,13 @@ cleaning: {signers: [{name: example.com/foreign, retention: {pending: 1s}}]}
 		kit.Equal(t, name+": the rest", now, created)
 	}
 
+	large := kit.CreateRequest(t, kit.As(t, "joiner"), kit.NodeRequest(t, "a", func(obj *kit.Request) {
+		obj.Labels, obj.Annotations = numbered(100), map[string]string{"a": strings.Repeat("x", 50_000)}
+	}))
+	now := kit.Reaches(t, large.DeepCopy(), csr.Issued)
+	now.ManagedFields, now.ResourceVersion, now.Status = large.ManagedFields, large.ResourceVersion, large.Status
+	kit.Equal(t, "within the limits, but not in the cache: the rest", now, large)
+
 	for name, signer := range map[string]string{
 		strings.Repeat("\x01", 400_000): certificatesv1.KubeAPIServerClientKubeletSignerName,
 		strings.Repeat("\x02", 400_000): "example.com/foreign",

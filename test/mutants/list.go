@@ -369,6 +369,7 @@ var defectMutations = []mutation{
 	{"defect: a name without a bound", "pkg/csr/limits.go", "if len(obj.Name) > MaxName {", "if false {", "./pkg/csr"},
 	{"defect: a requester forges the mark of the cache", "pkg/csr/trim.go", " && !bytes.Contains(obj.Spec.Request, []byte(\"\\n\"))", "", "./pkg/csr"},
 	{"defect: a write removes what the cache does not hold", "internal/call/call.go", "if csr.Oversized(obj) {", "if false {", "./internal/call"},
+	{"defect: the cache holds all of a large request", "pkg/csr/trim.go", "obj.Size() > mostCached", "false", "./pkg/csr"},
 	{"defect: the approver decides about a trimmed request", "controllers/approver/reconciler.go", "if csr.Trimmed(obj) || !csr.Undecided(obj) ||", "if !csr.Undecided(obj) ||", "./controllers/approver"},
 	{"defect: a node with an old Lease is alive for ever", "pkg/nodeidentity/liveness.go", "case !lease.steady.IsZero() && within(standstill, lease.since, at):", "case !lease.steady.IsZero():", "./pkg/nodeidentity"},
 	{"defect: the signer ignores the block list", "controllers/signer/reconciler.go", "r.BlockList.Check(req); blocked.Made() {", "r.BlockList.Check(req); blocked.Made() && false {", "./controllers/signer"},
