@@ -75,13 +75,18 @@ newest request of the node for each of the two signers of kubelets. It changes n
 	return cmd
 }
 
-// newestOf returns, for each signer of kubelets, the newest request that the node itself has made. Else it returns the newest one
-// of a bootstrap token, or of another user: they can write the name of the node, too.
+// newestOf returns one request for each signer of kubelets: the newest that the node itself has made, or else the newest of a
+// bootstrap token, or else the newest of another user, because any user can write the name of the node.
 func (c *cluster) newestOf(ctx context.Context, node string) (all []*certificatesv1.CertificateSigningRequest, err error) {
 	rank := func(obj *certificatesv1.CertificateSigningRequest) int {
 		who := csr.Requester{Username: obj.Spec.Username, Groups: obj.Spec.Groups}
-		itself := who.IsNode() && who.Username == csr.NodeUserPrefix+node
-		return slices.Index([]bool{itself, slices.ContainsFunc(who.Groups, check.IsBootstrapGroup), true}, true)
+		switch {
+		case who.IsNode() && who.Username == csr.NodeUserPrefix+node:
+			return 0
+		case slices.ContainsFunc(who.Groups, check.IsBootstrapGroup):
+			return 1
+		}
+		return 2
 	}
 	best := map[string]*certificatesv1.CertificateSigningRequest{}
 	err = c.ofNode(ctx, node, func(obj *certificatesv1.CertificateSigningRequest) {
@@ -151,8 +156,11 @@ func (e *explanation) nextStep(alive bool) (text, command string) {
 		return "Wait a minute. If the request stays without a certificate, run \"kubectl csr check\", and read the log of the manager " +
 			"and the Events below. If they do not name the request, no manager serves this signer.", ""
 	}
-	return "Wait a minute. If the request stays pending, the log of the manager and the Events below say why. If you know who made " +
-		"the request and why, approve it by hand.", commandFor("kubectl csr approve", e.obj.Name)
+	text = "Wait a minute. If the request stays pending, the log of the manager and the Events below say why."
+	if e.passes {
+		return text + " If you know who made the request and why, approve it by hand.", commandFor("kubectl csr approve", e.obj.Name)
+	}
+	return text + " Before you approve it by hand, find out who made it and why.", ""
 }
 
 // explanation writes e.

@@ -193,7 +193,10 @@ func (p *page) facts(f *Facts) {
 		p.row("dropped", append(quoted(f.Dropped...), "(requested, and no certificate will contain it)")...)
 	}
 	if f.Judged != nil {
-		pass := map[bool]string{true: "let it pass", false: "do not let it pass"}[f.passes]
+		pass := "do not let it pass"
+		if f.passes {
+			pass = "let it pass"
+		}
 		p.row("rules", fmt.Sprintf("%s (%s): %s", pass, f.Judged.Reason, f.Judged.Message))
 	}
 	if len(f.Conditions) > 0 {

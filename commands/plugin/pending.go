@@ -117,7 +117,7 @@ func (c *cluster) addEvents(ctx context.Context, rows []waiting) error {
 		byUID[rows[i].uid] = &rows[i]
 	}
 	return c.events(ctx, metav1.NamespaceDefault, "involvedObject.kind=CertificateSigningRequest", func(about corev1.ObjectReference, said statement) {
-		if row := byUID[about.UID]; row != nil && said.By == row.by && (row.Said == nil || said.At.After(row.Said.At)) {
+		if row := byUID[about.UID]; row != nil && said.By == row.by && (row.Said == nil || !said.At.Before(row.Said.At)) {
 			row.Said = &said
 		}
 	})

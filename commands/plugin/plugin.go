@@ -43,8 +43,8 @@ type cluster struct {
 	shown atomic.Pointer[x509.Certificate]
 	// objects say to which nodes names and addresses belong, once they are read.
 	objects *serving.Cluster
-	// reviewed holds the answers of SubjectAccessReviews, by permission and requester.
-	reviewed map[string]bool
+	// answers holds the answers of once.
+	answers map[string]bool
 }
 
 // now returns the time of the API server, which sets the times in objects.
@@ -96,7 +96,7 @@ func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overri
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	c := &cluster{host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, reviewed: map[string]bool{}}
+	c := &cluster{host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, answers: map[string]bool{}}
 	config.UserAgent = "kubectl-csr/" + version
 	config.QPS = -1 // the API server's priority and fairness limits us
 	if config.Timeout == 0 {

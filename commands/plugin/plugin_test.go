@@ -69,7 +69,7 @@ func clusterOf(t testing.TB, objs []runtime.Object, authorities ...v1alpha1.Sign
 		return true, review, nil
 	})
 	return &cluster{
-		Interface: api, authorities: typed.RESTClient(), host: "https://api", clock: clocktesting.NewFakeClock(fixedNow), reviewed: map[string]bool{},
+		Interface: api, authorities: typed.RESTClient(), host: "https://api", clock: clocktesting.NewFakeClock(fixedNow), answers: map[string]bool{},
 	}, api
 }
 
@@ -396,7 +396,7 @@ func TestPending(t *testing.T) {
 	leaving := requestOf(t, "leaving", func(obj *request) { obj.DeletionTimestamp, obj.Finalizers = at(0), []string{"a/b"} })
 	approved, done := requestOf(t, "approved", decidedAs(certificatesv1.CertificateApproved)), requestOf(t, "done", decidedAs(certificatesv1.CertificateDenied))
 	c, _ := clusterOf(t, []runtime.Object{
-		first, second, approved, done, leaving, event(first, approverName, "NotAuthorized", "m", -time.Minute), event(first, approverName, "RequestTooOld", "m", -time.Hour),
+		first, second, approved, done, leaving, event(first, approverName, "Malformed", "m", -time.Minute), event(first, approverName, "NotAuthorized", "m", -time.Minute), event(first, approverName, "RequestTooOld", "m", -time.Hour),
 		event(first, "somebody", "AutoApproved", "m", 0), event(approved, approverName, "NotAuthorized", "m", 0), event(approved, signerName, "CAMissing", "m", 0),
 	})
 	out, _, err := execute(t, c, "", "pending")

@@ -137,7 +137,7 @@ func (c *cluster) said(ctx context.Context, obj *certificatesv1.CertificateSigni
 // first. The manager writes them into its namespace and into default.
 func (c *cluster) warnings(ctx context.Context) ([]statement, error) {
 	all := []statement{} // never null in JSON
-	for _, namespace := range []string{metav1.NamespaceDefault, cmp.Or(c.namespace, defaultNamespace)} {
+	for _, namespace := range slices.Compact([]string{metav1.NamespaceDefault, cmp.Or(c.namespace, defaultNamespace)}) {
 		for _, by := range controllers { // the API server selects, because a cluster has many other Events
 			selector := "type=Warning,involvedObject.kind!=CertificateSigningRequest,reportingComponent=" + by
 			err := c.events(ctx, namespace, selector, func(about corev1.ObjectReference, said statement) {
@@ -191,25 +191,40 @@ func (c *cluster) judgeClient(ctx context.Context, req *csr.Request) (judge.Deci
 	}
 	facts, policy := bootstrap.Facts{Now: c.now(), Exists: true}, bootstrap.Policy{MaxRequestAge: maxRequestAge}
 	if slices.Contains(allowed, kubeletclient.NodeClient) {
-		options, found := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", req.NodeName()).String()}, 0
-		err := errors.Join(each(ctx, c.CoreV1().Nodes().List, options, func(*corev1.Node) { found++ }),
-			each(ctx, c.CoordinationV1().Leases(corev1.NamespaceNodeLease).List, options, func(*coordinationv1.Lease) { found++ }))
+		known, err := c.once("node "+req.NodeName(), func() (bool, error) { return c.hasNode(ctx, req.NodeName()) })
 		if err != nil {
 			return judge.Decision{}, err
 		}
-		if found == 0 {
+		if !known {
 			facts.Node = bootstrap.NodeNone
 		}
 	}
 	return policy.Judge(req, facts, allowed...), nil
 }
 
-// may reports whether the requester has permission. It asks once, because a requester can make many requests.
-func (c *cluster) may(ctx context.Context, who csr.Requester, permission kubeletclient.Permission) (bool, error) {
-	key := fmt.Sprintf("%q %q", permission, who)
-	if may, known := c.reviewed[key]; known {
-		return may, nil
+// once returns the answer of ask to question. It asks once, because a requester can make many requests.
+func (c *cluster) once(question string, ask func() (bool, error)) (bool, error) {
+	answer, known := c.answers[question]
+	if known {
+		return answer, nil
 	}
+	answer, err := ask()
+	if err == nil {
+		c.answers[question] = answer
+	}
+	return answer, err
+}
+
+// hasNode reports whether there is a Node or a Lease of that name.
+func (c *cluster) hasNode(ctx context.Context, name string) (found bool, err error) {
+	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", name).String()}
+	err = errors.Join(each(ctx, c.CoreV1().Nodes().List, options, func(*corev1.Node) { found = true }),
+		each(ctx, c.CoordinationV1().Leases(corev1.NamespaceNodeLease).List, options, func(*coordinationv1.Lease) { found = true }))
+	return found, err
+}
+
+// may reports whether the requester has permission.
+func (c *cluster) may(ctx context.Context, who csr.Requester, permission kubeletclient.Permission) (bool, error) {
 	spec := authorizationv1.SubjectAccessReviewSpec{
 		ResourceAttributes: new(permission.Attributes()), User: who.Username, UID: who.UID, Groups: who.Groups,
 		Extra: map[string]authorizationv1.ExtraValue{},
@@ -217,12 +232,14 @@ func (c *cluster) may(ctx context.Context, who csr.Requester, permission kubelet
 	for key, values := range who.Extra {
 		spec.Extra[key] = authorizationv1.ExtraValue(values)
 	}
-	review, err := c.AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
-	if err != nil {
-		return false, err
-	}
-	c.reviewed[key] = review.Status.Allowed
-	return review.Status.Allowed, nil
+	return c.once(fmt.Sprintf("%q %q", permission, who), func() (bool, error) {
+		review, err := c.AuthorizationV1().SubjectAccessReviews().Create(
+			ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		if err != nil {
+			return false, err
+		}
+		return review.Status.Allowed, nil
+	})
 }
 
 // judgeServing judges a request for a serving certificate. Requests of nodes on which an API server runs do not pass: the

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,8 +71,7 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Reader
 		return waitForRules(req, reasonPending, "the CAs that API servers trust are not read yet"), nil
 	}
 	var unknown error
-	var refused []Tried // those of the rules that the requester may use come first
-	permitted := 0
+	var permitted, others []Tried // what the rules say that the requester may use, and those of which that is not known
 	for _, rule := range a.Rules {
 		objection, err := rule.Judge(ctx, subject)
 		if err == nil && objection == csr.NoObjection {
@@ -88,10 +86,9 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Reader
 		case objection != csr.NoObjection:
 			ruleTotal.WithLabelValues(rule.Name, judge.Wait.String()).Inc()
 			if subject.Permitted {
-				refused = slices.Insert(refused, permitted, Tried{rule.Name, objection})
-				permitted++
+				permitted = append(permitted, Tried{rule.Name, objection})
 			} else if objection != rules.NotPermitted {
-				refused = append(refused, Tried{rule.Name, objection})
+				others = append(others, Tried{rule.Name, objection})
 			}
 		default:
 			ruleTotal.WithLabelValues(rule.Name, judge.Approve.String()).Inc()
@@ -105,7 +102,7 @@ func (a *ApprovalRules) Judge(ctx context.Context, req *csr.Request, from Reader
 	case unknown != nil:
 		return judge.Decision{}, unknown
 	}
-	return explain(subject, refused, permitted)
+	return explain(subject, permitted, others)
 }
 
 // checkServices returns an objection to an accepted request if one of its Services does not exist now.
@@ -127,24 +124,23 @@ func checkServices(ctx context.Context, subject *rules.Subject, from Readers) (c
 	return csr.NoObjection, nil
 }
 
-// explain returns the Decision about a request that no rule approved. It names three rules that the requester may use. It may use
-// the first permitted of refused.
-func explain(subject *rules.Subject, refused []Tried, permitted int) (judge.Decision, error) {
-	req, named := subject.Request, []string(nil)
-	for i, rule := range refused[:min(len(refused), permitted+mostAsked)] {
-		if len(named) == mostNamed {
+// explain returns the Decision about a request that no rule approved. It names three rules that the requester may use.
+func explain(subject *rules.Subject, permitted, others []Tried) (judge.Decision, error) {
+	for _, rule := range others[:min(len(others), mostAsked)] {
+		if len(permitted) >= mostNamed {
 			break
 		}
-		allowed := i < permitted
-		if !allowed {
-			var err error
-			if allowed, err = subject.MayUse(rule.Rule); err != nil {
-				return judge.Decision{}, err
-			}
+		allowed, err := subject.MayUse(rule.Rule)
+		if err != nil {
+			return judge.Decision{}, err
 		}
 		if allowed {
-			named = append(named, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(string(rule.Objection)), mostWhy)))
+			permitted = append(permitted, rule)
 		}
+	}
+	req, named := subject.Request, []string(nil)
+	for _, rule := range permitted[:min(len(permitted), mostNamed)] {
+		named = append(named, fmt.Sprintf("rule %s: %s", rule.Rule, csr.ShortenTo(ascii.Quote(string(rule.Objection)), mostWhy)))
 	}
 	if len(named) == 0 {
 		return waitForRules(req, reasonNotAuthorized, "there is no rule that the requester may use: user %q needs "+
@@ -196,7 +192,8 @@ type refusals struct {
 	cache *cache.LRUExpireCache // refusal → *atomic.Int32: the number of refused reviews of the requester
 }
 
-// refusal is a requester, with all that a review contains, and a rule. Without a rule it is that number.
+// refusal is a requester, with all that a review contains, and a rule. The key without a rule holds the number of refused
+// reviews.
 type refusal struct {
 	requester uint64
 	rule      string

@@ -108,16 +108,8 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 		logger.Error(err, "Nothing is deleted")
 		return
 	}
-	var reported int
 	for ctx.Err() == nil {
-		unreachable := r.pass(ctx, store, due)
-		if len(unreachable) > reported {
-			first := unreachable[0]
-			r.reporter.Request(first, "Clean", csr.ReasonTooLarge, unreachableText)
-			report.Warn(logger, "Requests cannot be deleted", "requests", len(unreachable), "reason", unreachableText,
-				"uid", first.UID, "signer", first.Spec.SignerName, "requester", ascii.Quote(first.Spec.Username))
-		}
-		reported = len(unreachable)
+		r.pass(ctx, store, logger, due)
 		select {
 		case <-ctx.Done():
 		case <-time.After(cmp.Or(r.Every, defaultEvery)):
@@ -125,18 +117,15 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 	}
 }
 
-// unreachableText is what enqueueDue reports about requests that are not csr.Reachable, once for each number of them.
+// unreachableText is what pass reports about a request that is not csr.Reachable.
 const unreachableText = "the name is too long for a URL, so this request cannot be deleted by its name: delete it with all requests for " +
 	"its signer (docs/runbooks/stolen-credentials.md), and install config/request-limits"
 
-// pass enqueues the requests in store that are due. The queue itself repeats those that have failed. pass returns those that are
-// due but not csr.Reachable.
-func (r *Reconciler) pass(
-	ctx context.Context, store toolscache.Store, due queue,
-) (unreachable []*certificatesv1.CertificateSigningRequest) {
+// pass enqueues the requests in store that are due. The queue itself repeats those that have failed.
+func (r *Reconciler) pass(ctx context.Context, store toolscache.Store, logger logr.Logger, due queue) {
 	now, err := r.ServerTime.Now(ctx)
 	if err != nil {
-		return nil // nothing is due before the time is known
+		return // nothing is due before the time is known
 	}
 	for _, each := range store.List() {
 		obj, ok := each.(*certificatesv1.CertificateSigningRequest)
@@ -144,7 +133,10 @@ func (r *Reconciler) pass(
 			continue
 		}
 		if !csr.Reachable(obj) {
-			unreachable = append(unreachable, obj)
+			if r.reporter.Request(obj, "Clean", csr.ReasonTooLarge, unreachableText) { // once
+				report.Warn(logger, "A request cannot be deleted", "reason", unreachableText,
+					"uid", obj.UID, "signer", obj.Spec.SignerName, "requester", ascii.Quote(obj.Spec.Username))
+			}
 			continue
 		}
 		key := reconcile.Request{NamespacedName: types.NamespacedName{Name: obj.Name}}
@@ -152,7 +144,6 @@ func (r *Reconciler) pass(
 			due.Add(key)
 		}
 	}
-	return unreachable
 }
 
 // due reports whether obj is due for deletion. It is due after its deadline, not at it.

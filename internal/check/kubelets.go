@@ -18,9 +18,8 @@ import (
 
 const (
 	requests = "certificatesigningrequests"
-	// bootstrapGroup holds every bootstrap token (k8s.io/cluster-bootstrap, BootstrapDefaultGroup). No advice names it: a
-	// role that it has is a role of every token.
-	bootstrapGroup = "system:bootstrappers"
+	// bootstrapGroup is in no advice: a role that it has is a role of every token.
+	bootstrapGroup = csr.BootstrapGroup
 	// kubeadmGroup holds the tokens that kubeadm makes for nodes.
 	kubeadmGroup = "system:bootstrappers:kubeadm:default-node-token"
 

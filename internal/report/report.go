@@ -50,8 +50,6 @@ const (
 	// all others in a dry run: a hundred at once, then one a second.
 	togetherBurst     = 100
 	togetherPerSecond = 1.0
-	// bootstrapGroup is the group of bootstrap tokens. Like csr.NodeGroup, only an authenticator adds it to a request.
-	bootstrapGroup = "system:bootstrappers"
 	// maxNote is the API server's limit for an Event's note (events.k8s.io/v1, Event.note), in bytes.
 	maxNote = 1024
 )
@@ -139,7 +137,7 @@ func (r *Reporter) once(obj client.Object, eventType, action, reason, message st
 }
 
 // permits reports whether another Event about obj is within the bounds: of its requester, and of all strangers together. A
-// stranger is neither a node nor a bootstrap token, for whose Events the second bound keeps room. r.mu must be locked.
+// stranger is neither a node nor a bootstrap token. The second bound keeps room for their Events. r.mu must be locked.
 func (r *Reporter) permits(obj *certificatesv1.CertificateSigningRequest, eventType string) bool {
 	by := digest(sha256.Sum256([]byte(obj.Spec.Username)))
 	limit, met := r.requesters.Get(by)
@@ -150,7 +148,7 @@ func (r *Reporter) permits(obj *certificatesv1.CertificateSigningRequest, eventT
 	switch groups := obj.Spec.Groups; {
 	case !limit.(flowcontrol.PassiveRateLimiter).TryAccept():
 		return false
-	case !slices.Contains(groups, csr.NodeGroup) && !slices.Contains(groups, bootstrapGroup):
+	case !slices.Contains(groups, csr.NodeGroup) && !slices.Contains(groups, csr.BootstrapGroup):
 		return r.strangers.TryAccept()
 	default:
 		return eventType != corev1.EventTypeNormal || r.successes.TryAccept()

@@ -10,8 +10,10 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 )
 
-// NodeGroup and NodeUserPrefix identify a kubelet (Kubernetes pkg/apis/core, user.NodesGroup; NodeAuthorizer).
+// NodeGroup and NodeUserPrefix identify a kubelet (Kubernetes pkg/apis/core, user.NodesGroup; NodeAuthorizer). BootstrapGroup
+// is the group of every bootstrap token (k8s.io/cluster-bootstrap, BootstrapDefaultGroup). Only an authenticator adds groups.
 const (
+	BootstrapGroup = "system:bootstrappers"
 	NodeGroup      = "system:nodes"
 	NodeUserPrefix = "system:node:"
 )

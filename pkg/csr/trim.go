@@ -29,12 +29,17 @@ const cutName = "%"
 // Trim makes requests small for a cache. The zero Trim is ready.
 //
 // Managed fields are removed from every request, and lastTransitionTime keeps what they say about the time of a decision
-// (ConditionTime). An API server ignores that in an update of the status. Of a request that is finished, for a signer of
-// others, above the limits, or above 8 KiB, these stay: name, UID, resourceVersion, times, signer, the requester's name, the types, statuses
-// and times of conditions, and a short record of the certificate. No such object may be the body of a write, which would remove
-// the rest. All functions of this package accept it, and give the same answer as for the whole object, except that it can't be
-// parsed. Parse refuses one above the limits with the same message. One that is only above 8 KiB is read from the API server
-// whenever it is judged (Large). Any other request is whole.
+// (ConditionTime). An API server ignores that in an update of the status. A request becomes small if it is
+//
+//   - finished, or for a signer of others: Trimmed. No controller needs more of it.
+//   - above the limits: Oversized. Parse refuses it with the same message.
+//   - above 8 KiB: Large. It is read from the API server whenever it is judged.
+//
+// These stay: name, UID, resourceVersion, times, signer, the name of the requester, the types, statuses and times of conditions,
+// and a short record of the certificate. Of an Oversized or a Large one stay the UID and the credential of the requester too, and
+// whether it is a node or a bootstrap token. No small object may be the body of a write, which would remove the rest. All
+// functions of this package give the same answer for it as for the whole object, except that it can't be parsed. Any other
+// request is whole.
 //
 // If a request is not Reachable, a shortened name and its UID stand in place of its name.
 type Trim struct {
@@ -107,9 +112,21 @@ func shrink(obj *certificatesv1.CertificateSigningRequest, mark []byte) {
 		Name: name, UID: obj.UID, ResourceVersion: obj.ResourceVersion,
 		CreationTimestamp: obj.CreationTimestamp, DeletionTimestamp: obj.DeletionTimestamp,
 	}
-	obj.Spec = certificatesv1.CertificateSigningRequestSpec{
+	spec := certificatesv1.CertificateSigningRequestSpec{
 		Request: mark, SignerName: shared(obj.Spec.SignerName), Username: Shorten(obj.Spec.Username),
 	}
+	if !bytes.Equal(mark, trimmedRequest) { // Events and audit records are about it
+		spec.UID = Shorten(obj.Spec.UID)
+		for _, group := range []string{NodeGroup, BootstrapGroup} {
+			if slices.Contains(obj.Spec.Groups, group) {
+				spec.Groups = append(spec.Groups, group)
+			}
+		}
+		if ids := obj.Spec.Extra[CredentialIDKey]; len(ids) > 0 {
+			spec.Extra = map[string]certificatesv1.ExtraValue{CredentialIDKey: {Shorten(ids[0])}}
+		}
+	}
+	obj.Spec = spec
 	for i, condition := range obj.Status.Conditions {
 		obj.Status.Conditions[i] = certificatesv1.CertificateSigningRequestCondition{
 			Type: shared(condition.Type), Status: shared(condition.Status),

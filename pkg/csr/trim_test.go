@@ -168,9 +168,9 @@ func TestTrimTooLarge(t *testing.T) {
 		name  string // by which it is in the cache
 		large bool
 	}{
-		"as large as the limit":        {most: 5000, edits: []edit{sized(5000)}},
-		"above 8 KiB":                  {edits: []edit{sized(9000)}, large: true},
-		"above 8 KiB, approved":        {edits: []edit{sized(9000), conditions("Approved@1m")}, large: true},
+		"as large as the limit": {most: 5000, edits: []edit{sized(5000)}},
+		"above 8 KiB":           {edits: []edit{sized(9000)}, large: true},
+		"above 8 KiB, approved": {edits: []edit{sized(9000), conditions("Approved@1m")}, large: true},
 		"annotations above 8 KiB": {edits: []edit{func(obj *request) {
 			obj.Annotations = map[string]string{"a": strings.Repeat("a", 9000)}
 		}}, large: true},
@@ -207,6 +207,7 @@ func TestTrimTooLarge(t *testing.T) {
 			expect.Equal(t, name+": the object", got, obj)
 			continue
 		}
+		expect.Equal(t, name+": requester", got.Spec.Groups, []string{"system:bootstrappers"})
 		for form, each := range map[string]*request{"whole": obj, "small": got} {
 			expect.Equal(t, name+": refusal, "+form, refusal(limits, func(into *request) { *into = *each }), "RequestTooLarge: "+test.want)
 			expect.Equal(t, name+": outline, "+form, outlineOf(limits.Outline(each)), outlineOf(csr.Outline{}))

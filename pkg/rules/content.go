@@ -45,7 +45,7 @@ func checkValues(s *Subject) csr.Objection {
 		values []string
 		check  func(value string) csr.Objection
 	}{
-		{"subject", subject, checkPrintable}, {"DNS name", cert.DNSNames, checkDNSName},
+		{"subject", subject, checkText}, {"DNS name", cert.DNSNames, checkDNSName},
 		{"e-mail address", cert.EmailAddresses, checkEmail}, {"URI", ca.Texts(cert.URIs), checkURI},
 	} {
 		for _, value := range kind.values {
@@ -69,6 +69,17 @@ func checkPrintable(text string) csr.Objection {
 	}
 	if !utf8.ValidString(text) || strings.ContainsFunc(text, invisible) {
 		return "has characters that cannot be printed"
+	}
+	return csr.NoObjection
+}
+
+// checkText refuses what checkPrintable does, and spaces that comparisons of names ignore (RFC 4518 section 2.6.1).
+func checkText(text string) csr.Objection {
+	if objection := checkPrintable(text); objection != csr.NoObjection {
+		return objection
+	}
+	if text != strings.Join(strings.Fields(text), " ") {
+		return "begins or ends with a space, or has two together"
 	}
 	return csr.NoObjection
 }
@@ -114,9 +125,11 @@ func checkURI(text string) csr.Objection {
 		return "is not absolute"
 	case badEscape != nil || checkPrintable(decoded) != csr.NoObjection:
 		return "has characters that cannot be printed"
-	case uri.User != nil || uri.Hostname() != san.CanonicalName(uri.Hostname()):
+	case uri.User != nil || strings.Contains(uri.Opaque, "@") || uri.Hostname() != san.CanonicalName(uri.Hostname()):
 		return "has a user, or a host with upper-case letters or a dot at the end"
-	case otherPath.MatchString(uri.Path) || strings.Contains(decoded, `\`) ||
+	case uri.Host == "" && strings.Contains(text, "://") || strings.Contains(uri.Host, "*"):
+		return "has an empty host, or a wildcard in it"
+	case otherPath.MatchString("/"+strings.TrimPrefix(uri.Opaque+uri.Path, "/")) || strings.Contains(decoded, `\`) ||
 		strings.Count(uri.Path, "/") != strings.Count(uri.EscapedPath(), "/"):
 		return "has a path with . or .., an empty segment, or an escaped slash"
 	}

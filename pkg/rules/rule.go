@@ -229,7 +229,7 @@ type Subject struct {
 	// State belongs to the conditions. It lives as long as the request is judged, and holds for example their cost.
 	State any
 
-	values *csr.Objection // to values, the same for all rules, or nil
+	values *csr.Objection // the result of checkValues, or nil before it ran
 }
 
 // Trust says whether API servers may accept certificates of a signer as those of users. The zero value says that they may.
@@ -249,8 +249,10 @@ func (s *Subject) account() (types.NamespacedName, csr.Objection, error) {
 	case s.Requester.UID == "":
 		return types.NamespacedName{}, "the requester has the name of a ServiceAccount, but no UID", nil
 	}
-	objection, err := s.Gone()
-	return types.NamespacedName{Namespace: namespace, Name: name}, objection, err
+	if objection, err := s.Gone(); err != nil || objection != csr.NoObjection {
+		return types.NamespacedName{}, objection, err
+	}
+	return types.NamespacedName{Namespace: namespace, Name: name}, csr.NoObjection, nil
 }
 
 // NotPermitted is the objection to a requester that may not use a rule.

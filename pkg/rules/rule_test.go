@@ -115,11 +115,16 @@ func everything() rules.Rule {
 func TestValues(t *testing.T) {
 	const unprintable, mailbox = " has characters that cannot be printed", " is not MAILBOX@DOMAIN, without quotes and with the domain in lower case"
 	const host, segment = " has a user, or a host with upper-case letters or a dot at the end", " has a path with . or .., an empty segment, or an escaped slash"
+	const spaces = " begins or ends with a space, or has two together"
 	rows := map[string]row{}
 	for value, want := range map[string]string{
 		"a":                               "",
 		"kubernetes.default.svc\x00.shop": `"kubernetes.default.svc\x00.shop"` + unprintable,
 		"jane\nroot":                      `"jane\nroot"` + unprintable,
+		" jane":                           `" jane"` + spaces,
+		"jane ":                           `"jane "` + spaces,
+		"jane  root":                      `"jane  root"` + spaces,
+		"jane root":                       "",
 		"jane\u202enimda":                 `"jane\u202enimda"` + unprintable,
 		"jane\u200b":                      `"jane\u200b"` + unprintable,
 		"jane\u3164":                      `"jane\u3164"` + unprintable,
@@ -191,6 +196,12 @@ func TestValues(t *testing.T) {
 		"spiffe://example.org@victim.com/":                   host,
 		"https://example.org:pw@victim.com/":                 host,
 		"spiffe://EXAMPLE.org/a":                             host,
+		"spiffe:a/../b":                                      segment,
+		"urn:../x":                                           segment,
+		"https:a@b.c/x":                                      host,
+		"https:///x":                                         " has an empty host, or a wildcard in it",
+		"https://*.corp.com/x":                               " has an empty host, or a wildcard in it",
+		"mailto:x":                                           "",
 		"ns/shop/sa/web":                                     " is not absolute",
 		"//example.org/ns":                                   " is not absolute",
 		"?a":                                                 " is not absolute",
