@@ -82,8 +82,9 @@ func TestFlood(t *testing.T) {
 				const noise = 3e6 // bytes of memory for connections and the like
 				whole := map[bool]float64{true: 4000, false: flood.whole}[signer == foreignSigner]
 				for what, bound := range map[string][2]float64{
-					"bytes of memory": {each.live, whole + noise/float64(size)}, "bytes of log": {each.log, 4000}, "bytes of audit log": {each.audit, 4000},
-					"Events": {each.events, 0.5}, "bytes of Events": {each.eventBytes, 2000}, "calls": {each.calls, 3},
+					"bytes of memory": {each.live, whole + noise/float64(size)}, "bytes of log": {each.log, 4000},
+					"bytes of audit log": {each.audit, 1e4 / float64(size)}, // that of the kubelets of join: what waits is not recorded
+					"Events":             {each.events, 0.5}, "bytes of Events": {each.eventBytes, 2000}, "calls": {each.calls, 3},
 					"milliseconds of processor time": {float64(each.processor.Milliseconds()), 100}, "bytes of memory after the deletion": {after / float64(size), noise / float64(size)},
 				} {
 					kit.Check(t, bound[0] <= bound[1], "%s for each request: %.1f, want at most %.1f", what, bound[0], bound[1])

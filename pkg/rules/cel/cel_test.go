@@ -128,12 +128,12 @@ func TestCostIsForTheWholeRequest(t *testing.T) {
 	if objection := cheap.Check(t.Context(), many); !strings.HasPrefix(string(objection), "the condition true is not true (the conditions ") {
 		t.Errorf("after that, another condition says %q", objection)
 	}
-	part := web(key, all[:60]...) // whose judgement costs a part of the limit
+	part := web(key, all[:30]...) // whose judgement costs a part of the limit
 	judged, objection := 0, csr.NoObjection
-	for ; objection == csr.NoObjection && judged < 100; judged++ {
+	for ; objection == csr.NoObjection && judged < 400; judged++ {
 		objection = costly.Check(t.Context(), part)
 	}
-	if judged < 3 || judged == 100 {
+	if judged < 3 || judged == 400 {
 		t.Errorf("refused after %d judgements: %q", judged, objection)
 	}
 	expect.Equal(t, "the next request", cheap.Check(t.Context(), web(key, all...)), csr.NoObjection)
