@@ -5,10 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	stdlog "log"
 	"net/http"
 	"os"
+	"strings"
+	"time"
 
 	"github.com/go-logr/logr"
+	"golang.org/x/time/rate"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -24,6 +28,14 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/servertime"
 )
+
+// errorLines logs what is written as errors.
+type errorLines struct{ logr.Logger }
+
+func (e errorLines) Write(line []byte) (int, error) {
+	e.Error(nil, "Error in net/http", "message", strings.TrimSpace(string(line)))
+	return len(line), nil
+}
 
 // restConfig returns how to reach the API server.
 func restConfig(c *config.Configuration) (*rest.Config, error) {
@@ -44,7 +56,11 @@ func restConfig(c *config.Configuration) (*rest.Config, error) {
 func manage(ctx context.Context, configuration *config.Configuration) error {
 	logger := newLogger(configuration.Verbosity, os.Stderr)
 	log.SetLogger(logger)
-	klog.SetLogger(logger)
+	// Whoever reaches the metrics port causes lines of client-go's authenticator and of net/http.
+	seldom := logger.WithSink(&seldomSink{LogSink: logger.GetSink(), often: &rate.Sometimes{First: 10, Interval: time.Second}})
+	klog.SetLogger(seldom)
+	stdlog.SetFlags(0)
+	stdlog.SetOutput(errorLines{seldom})
 	logger.Info("Starting", "version", VersionOrBuild())
 	if err := forbidCoreDumps(); err != nil { // a sandbox may not permit it
 		logger.Error(err, "The memory of this process, with the keys of CAs, may be written to disk if it crashes")

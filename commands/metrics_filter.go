@@ -42,7 +42,7 @@ func metricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, 
 	}, nil
 }
 
-// seldomSink logs at most one error a minute, because every refused client causes an error.
+// seldomSink logs only some errors, because every refused client causes one.
 type seldomSink struct {
 	logr.LogSink
 	often *rate.Sometimes

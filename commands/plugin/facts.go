@@ -35,9 +35,11 @@ type Facts struct {
 	// Could says what a client with this subject could do, if it is one of the cluster's own.
 	Could string `json:"could,omitempty"`
 	// Names are the subject alternative names.
-	Names  []string `json:"names,omitempty"`
-	Usages []string `json:"usages"`
-	Key    string   `json:"key,omitempty"`
+	Names []string `json:"names,omitempty"`
+	// Organizations are those of the subject: the groups of the user.
+	Organizations []string `json:"organizations,omitempty"`
+	Usages        []string `json:"usages"`
+	Key           string   `json:"key,omitempty"`
 	// Lifetime is what the request asks for, or empty.
 	Lifetime string `json:"lifetime,omitempty"`
 	// Dropped is what the request asks for and no certificate holds.
@@ -82,7 +84,7 @@ func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 	f := &Facts{
 		Name: csr.ShortenTo(obj.Name, csr.MaxName), State: csr.StateOf(obj), Signer: csr.ShortenTo(obj.Spec.SignerName, 571),
 		Created: obj.CreationTimestamp.UTC(), Requester: csr.Shorten(obj.Spec.Username),
-		Groups: csr.ShortenAll(obj.Spec.Groups), Usages: texts(obj.Spec.Usages), Conditions: obj.Status.Conditions,
+		Groups: csr.ShortenAll(obj.Spec.Groups), Usages: slices.Compact(slices.Sorted(slices.Values(texts(obj.Spec.Usages)))), Conditions: obj.Status.Conditions,
 		Refusal: refusalOf(req, err), obj: obj, req: req,
 	}
 	if seconds := obj.Spec.ExpirationSeconds; seconds != nil {
@@ -92,7 +94,10 @@ func factsOf(obj *certificatesv1.CertificateSigningRequest) *Facts {
 		f.Node, f.Subject, f.Could = csr.Shorten(req.NodeName()), req.SubjectText(), powerOf(req)
 		f.MadeWith, f.Dropped = csr.ShortenAll(req.Requester.Certificates()), csr.ShortenAll(req.Dropped)
 		f.Key = "SHA-256 " + req.KeyFingerprint()
-		cert := req.Cert // whoever approves the request must see each of its names
+		cert := req.Cert // whoever approves the request must see each of its names, and each group
+		for _, organization := range cert.Subject.Organization {
+			f.Organizations = append(f.Organizations, csr.Shorten(organization))
+		}
 		for _, name := range slices.Concat(cert.DNSNames, cert.EmailAddresses, ca.Texts(cert.IPAddresses), ca.Texts(cert.URIs)) {
 			f.Names = append(f.Names, csr.Shorten(name))
 		}
@@ -180,6 +185,9 @@ func (p *page) facts(f *Facts) {
 	p.row("groups", quoted(f.Groups...)...)
 	p.row("made with", quoted(f.MadeWith...)...)
 	p.row("subject", quoted(f.Subject)...)
+	if len(f.Organizations) > 1 { // which the subject may be too short for
+		p.row("organizations", quoted(f.Organizations...)...)
+	}
 	if f.Could != "" {
 		p.row("could do", f.Could)
 	}

@@ -118,7 +118,8 @@ func quoted(texts ...string) []string {
 	var all []string
 	for _, text := range texts {
 		if text != "" {
-			all = append(all, strconv.Quote(text))
+			// A run of spaces could make the next line of a terminal look like another row.
+			all = append(all, strings.ReplaceAll(strconv.Quote(text), "  ", ` \x20`))
 		}
 	}
 	if all == nil {

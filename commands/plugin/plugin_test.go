@@ -12,6 +12,8 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -285,8 +287,35 @@ func TestApproveNodeBoundsAFlood(t *testing.T) {
 			reviews++
 		}
 	}
-	if err == nil || strings.Count(out, "not offered") != 20 || reviews != 2 {
+	if err == nil || strings.Count(out, "not offered") != 20 || reviews != 3 { // the last one is made after the answer
 		t.Errorf("error %v, %d reviews:\n%s", err, reviews, out)
+	}
+}
+
+// asked calls do before it answers yes.
+type asked struct{ do func() }
+
+func (a asked) Read(into []byte) (int, error) {
+	a.do()
+	return copy(into, "y\n"), nil
+}
+
+// TestApproveJudgesAgain blocks the node while the person reads what to approve.
+func TestApproveJudgesAgain(t *testing.T) {
+	c, api := clusterOf(t, []runtime.Object{requestOf(t, "r")})
+	a := &approval{cluster: c, node: "a", blockList: blockListName, aside: io.Discard}
+	all, err := a.outcomes(t.Context(), nil)
+	if err != nil || len(all) != 1 || all[0].Problem != "" {
+		t.Fatalf("error %v: %+v", err, all)
+	}
+	block := asked{func() {
+		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: blockListName}, Data: map[string]string{"nodes": "a"}}
+		if _, err := api.CoreV1().ConfigMaps(defaultNamespace).Create(t.Context(), list, metav1.CreateOptions{}); err != nil {
+			t.Error(err)
+		}
+	}}
+	if err := a.decide(t.Context(), all, block); err != nil || all[0].Approved || !strings.Contains(all[0].Problem, "NodeBlocked") {
+		t.Errorf("error %v: %+v", err, all[0])
 	}
 }
 
@@ -309,6 +338,7 @@ func TestApproveNodeNeedsItsFacts(t *testing.T) {
 		resource        string // cannot be read
 		host            string
 		certificateless bool
+		shown           string // the address in the certificate of the server
 		want            string // why it is not offered; empty if it is approved
 	}{
 		{obj: joins},
@@ -322,6 +352,7 @@ func TestApproveNodeNeedsItsFacts(t *testing.T) {
 		{obj: serving, certificateless: true, want: "the certificates or hosts of the API servers are not known"},
 		{obj: serving, host: "10.0.0.2", want: "the certificates or hosts of the API servers are not known"}, // no URL
 		{obj: serving, host: "https://10.0.0.2:6443", want: "(SANReserved)"},
+		{obj: serving, shown: "10.0.0.8", want: "a proxy answers in place of the API server"},
 	} {
 		objs := []runtime.Object{test.obj.DeepCopy(), kubernetes, endpoints}
 		if test.obj == serving {
@@ -330,7 +361,7 @@ func TestApproveNodeNeedsItsFacts(t *testing.T) {
 		c, api := clusterOf(t, objs)
 		c.host = cmp.Or(test.host, c.host)
 		if !test.certificateless {
-			c.shown.Store(&x509.Certificate{DNSNames: []string{"api"}})
+			c.shown.Store(&x509.Certificate{DNSNames: []string{"api"}, IPAddresses: []net.IP{net.ParseIP(cmp.Or(test.shown, "10.0.0.9"))}})
 		}
 		if test.resource != "" {
 			forbid(api, "list", test.resource)

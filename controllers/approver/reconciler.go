@@ -164,7 +164,7 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 	}
 	asked := r.RequestLimits.Outline(obj)
 	key := fairqueue.KeyOf(obj, asked.NodeName)
-	r.waiting.Put(key, marksOf(of, asked)...)
+	r.waiting.Put(key, marksOf(of, obj, asked)...)
 	queue.Add(key)
 }
 

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -28,15 +30,18 @@ func markNode(name string) uint64 { return fairqueue.Digest("node", name) }
 
 func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String()) }
 
-// marksOf returns what may wake a request: its node, and the names and addresses that it asks for. There are none if its Judge
-// does not use the inventory.
-func marksOf(judge Judge, asked csr.Outline) []uint64 {
+// marksOf returns what may wake a request: its node, and the names and addresses that a node asks for itself. There are none
+// if its Judge does not use the inventory. Names that anybody else writes wake nothing: one change of a Service would wake any
+// number of them.
+func marksOf(judge Judge, obj *certificatesv1.CertificateSigningRequest, asked csr.Outline) []uint64 {
 	if services, leases := needs(judge); !services && !leases {
 		return nil
 	}
 	marks := []uint64{markInventory, markNode(asked.NodeName)}
-	for _, value := range san.Of(asked.DNSNames, asked.IPAddresses) {
-		marks = append(marks, markSAN(value))
+	if obj.Spec.Username == csr.NodeUserPrefix+asked.NodeName {
+		for _, value := range san.Of(asked.DNSNames, asked.IPAddresses) {
+			marks = append(marks, markSAN(value))
+		}
 	}
 	return marks
 }

@@ -236,12 +236,15 @@ const (
 	ellipsis = "..."
 )
 
-// SubjectText renders name as its String method does, shortened to room bytes as in Shorten. It takes time in
-// proportion to room and to the number of attributes. pkix.RDNSequence.String copies the whole text again for each
-// attribute.
+// SubjectText renders name in the form of its String method, shortened to room bytes as in Shorten. The common name and the
+// organizations, which API servers read, come first: other attributes can't push them out. It takes time in proportion to
+// room and to the number of attributes. pkix.RDNSequence.String copies the whole text again for each attribute.
 func SubjectText(name pkix.Name, room int) string {
 	name.Names = nil // String adds the unknown attributes of a parsed name, which no certificate holds
-	rdns := name.ToRDNSequence()
+	rest := name
+	rest.CommonName, rest.Organization = "", nil
+	user := pkix.Name{CommonName: name.CommonName, Organization: name.Organization}
+	rdns := slices.Concat(rest.ToRDNSequence(), user.ToRDNSequence())
 	var text strings.Builder
 	for i := len(rdns) - 1; i >= 0; i-- {
 		for j, attribute := range rdns[i] {

@@ -176,7 +176,8 @@ func TestSubjectText(t *testing.T) {
 		want    string
 	}{
 		"empty":                     {pkix.Name{}, 100, ""},
-		"as pkix.Name.String":       {everything, 1000, everything.String()},
+		"names of the user first":   {everything, 1000, "CN=Zo\u00eb \u202e,O=b\\, c+O=a\\+\\\\+O=\\#x+O=\\ y\\ ,SERIALNUMBER=7,OU=u,POSTALCODE=1,STREET=Weg 1,L=Berlin,ST=BE,C=DE"},
+		"a long serial number":      {pkix.Name{CommonName: "a", SerialNumber: strings.Repeat("x", 300)}, 30, "CN=a,SERIALNUMBER=xxxxxxxxx..."},
 		"one byte too long":         {pkix.Name{CommonName: "abcdefg"}, 9, "CN=abc..."},
 		"cut in a letter":           {pkix.Name{CommonName: "abc\u20ac\u20ac"}, 11, "CN=abc..."},
 		"cut after the first value": {pkix.Name{CommonName: "abc", Organization: []string{"x"}}, 6, "CN=..."},
