@@ -201,11 +201,11 @@ func (p *page) facts(f *Facts) {
 		p.row("dropped", append(quoted(f.Dropped...), "(requested, and no certificate will contain it)")...)
 	}
 	if f.Judged != nil {
-		pass := "do not let it pass"
+		say := "do not let it pass"
 		if f.passes {
-			pass = "let it pass"
+			say = "let it pass"
 		}
-		p.row("rules", fmt.Sprintf("%s (%s): %s", pass, f.Judged.Reason, f.Judged.Message))
+		p.row("rules", fmt.Sprintf("%s (%s): %s", say, f.Judged.Reason, f.Judged.Message))
 	}
 	if len(f.Conditions) > 0 {
 		p.title("Conditions")

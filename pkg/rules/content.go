@@ -113,6 +113,12 @@ func checkEmail(email string) csr.Objection {
 // otherPath matches paths that a verifier may shorten, also after it removed parameters (RFC 3986 section 3.3).
 var otherPath = regexp.MustCompile(`//|/\.\.?(/|;|$)`)
 
+// otherHost reports whether verifiers may read the host of uri in another way than a condition does.
+func otherHost(uri *url.URL) bool {
+	return uri.Host == "" && strings.Contains(uri.String(), "://") || strings.Contains(uri.Host, "*") ||
+		uri.Hostname() != san.CanonicalName(uri.Hostname())
+}
+
 // checkURI refuses what verifiers may read in another way than a condition does (RFC 3986 section 7): one decodes %00, another
 // resolves /../, or takes the text before an @ for the host.
 func checkURI(text string) csr.Objection {
@@ -125,10 +131,8 @@ func checkURI(text string) csr.Objection {
 		return "is not absolute"
 	case badEscape != nil || checkPrintable(decoded) != csr.NoObjection:
 		return "has characters that cannot be printed"
-	case uri.User != nil || strings.Contains(uri.Opaque, "@") || uri.Hostname() != san.CanonicalName(uri.Hostname()):
-		return "has a user, or a host with upper-case letters or a dot at the end"
-	case uri.Host == "" && strings.Contains(text, "://") || strings.Contains(uri.Host, "*"):
-		return "has an empty host, or a wildcard in it"
+	case uri.User != nil || strings.Contains(uri.Opaque, "@") || otherHost(uri):
+		return "has a user, or a host that is empty, a wildcard, or has upper-case letters or a dot at the end"
 	case otherPath.MatchString("/"+strings.TrimPrefix(uri.Opaque+uri.Path, "/")) || strings.Contains(decoded, `\`) ||
 		strings.Count(uri.Path, "/") != strings.Count(uri.EscapedPath(), "/"):
 		return "has a path with . or .., an empty segment, or an escaped slash"
