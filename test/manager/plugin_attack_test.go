@@ -183,7 +183,7 @@ func TestNamesOfAnyLength(t *testing.T) {
 	for _, name := range names[1:] {
 		output := pluginAnswered(t, "", "explain", "--", name)
 		kit.Check(t, len(output) < 4_000, "explain %q: %d bytes", name, len(output))
-		kit.Check(t, strings.Contains(output, "kubectl csr approve NAME\n"), "explain %q has another command:\n%s", name, output)
+		kit.Check(t, !strings.Contains(output, "kubectl csr approve"), "explain %q has a command that approves:\n%s", name, output)
 	}
 	output := pluginAnswered(t, "n\n", append([]string{"approve", "--"}, names[1:]...)...)
 	kit.Check(t, strings.Contains(output, "Approve 7 of 7 requests?") && !strings.Contains(output, "\x1b"), "approve:\n%q", output)
