@@ -56,7 +56,7 @@ func restConfig(c *config.Configuration) (*rest.Config, error) {
 func manage(ctx context.Context, configuration *config.Configuration) error {
 	logger := newLogger(configuration.Verbosity, os.Stderr)
 	log.SetLogger(logger)
-	// Whoever reaches the metrics port causes lines of client-go's authenticator and of net/http.
+	// Any client of the metrics port can cause errors of client-go's authenticator and of net/http.
 	seldom := logger.WithSink(&seldomSink{LogSink: logger.GetSink(), often: &rate.Sometimes{First: 10, Interval: time.Second}})
 	klog.SetLogger(seldom)
 	stdlog.SetFlags(0)

@@ -219,9 +219,12 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 			}
 			return nil
 		}
+		a.objects, a.answers = nil, map[string]bool{} // what is known may have changed while the person read
+		blocked, unread := a.readBlockList(ctx)
+		for _, each := range open {
+			each.Problem, each.NextStep = a.problem(ctx, each.Facts, blocked, unread)
+		}
 	}
-	a.objects, a.answers = nil, map[string]bool{} // what is known may have changed while the person read
-	blocked, unread := a.readBlockList(ctx)
 	user := "an unknown user"
 	review, err := a.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	if err == nil && review.Status.UserInfo.Username != "" {
@@ -229,11 +232,10 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 	}
 	message := ascii.Quote("Approved by hand by " + user + " with kubectl csr approve.")
 	for _, each := range open {
-		if each.Problem, each.NextStep = a.problem(ctx, each.Facts, blocked, unread); each.Problem != "" {
-			continue
+		if each.Problem == "" {
+			each.Problem, each.NextStep = a.approve(ctx, each.obj.DeepCopy(), message)
+			each.Approved = each.Problem == ""
 		}
-		each.Problem, each.NextStep = a.approve(ctx, each.obj.DeepCopy(), message)
-		each.Approved = each.Problem == ""
 	}
 	return nil
 }

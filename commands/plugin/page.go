@@ -49,8 +49,8 @@ func cell(text string) string { return check.Word(csr.ShortenTo(oneLine(text), 6
 // plainName matches names that a command may contain: a shell reads nothing in them, and kubectl reads no flag.
 var plainName = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]{0,252}$`)
 
-// commandFor returns a command with name as its last word. It has NAME instead of a name that is not plain: nobody else
-// chooses words of a command that a person copies.
+// commandFor returns a command with name as its last word. If name is not plain, the last word is NAME: a requester must not
+// choose words of a command that a person copies.
 func commandFor(command, name string) string {
 	if !plainName.MatchString(name) {
 		name = "NAME"

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -225,16 +224,8 @@ func (c *cluster) hasNode(ctx context.Context, name string) (found bool, err err
 
 // may reports whether the requester has permission.
 func (c *cluster) may(ctx context.Context, who csr.Requester, permission kubeletclient.Permission) (bool, error) {
-	spec := authorizationv1.SubjectAccessReviewSpec{
-		ResourceAttributes: new(permission.Attributes()), User: who.Username, UID: who.UID, Groups: who.Groups,
-		Extra: map[string]authorizationv1.ExtraValue{},
-	}
-	for key, values := range who.Extra {
-		spec.Extra[key] = authorizationv1.ExtraValue(values)
-	}
 	return c.once(fmt.Sprintf("%q %q", permission, who), func() (bool, error) {
-		review, err := c.AuthorizationV1().SubjectAccessReviews().Create(
-			ctx, &authorizationv1.SubjectAccessReview{Spec: spec}, metav1.CreateOptions{})
+		review, err := c.AuthorizationV1().SubjectAccessReviews().Create(ctx, who.Review(permission.Attributes()), metav1.CreateOptions{})
 		if err != nil {
 			return false, err
 		}

@@ -31,8 +31,8 @@ func markNode(name string) uint64 { return fairqueue.Digest("node", name) }
 func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String()) }
 
 // marksOf returns what may wake a request: its node, and the names and addresses that a node asks for itself. There are none
-// if its Judge does not use the inventory. Names that anybody else writes wake nothing: one change of a Service would wake any
-// number of them.
+// if its Judge does not use the inventory. Other requesters may write any name. Their names wake nothing, because one
+// change of a Service would wake any number of requests.
 func marksOf(judge Judge, obj *certificatesv1.CertificateSigningRequest, asked csr.Outline) []uint64 {
 	if services, leases := needs(judge); !services && !leases {
 		return nil

@@ -36,19 +36,7 @@ type SubjectAccess struct{ Client client.Client }
 func (s SubjectAccess) Allowed(
 	ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes,
 ) (bool, error) {
-	extra := make(map[string]authorizationv1.ExtraValue, len(who.Extra))
-	for key, values := range who.Extra {
-		extra[key] = authorizationv1.ExtraValue(values)
-	}
-	review := &authorizationv1.SubjectAccessReview{
-		Spec: authorizationv1.SubjectAccessReviewSpec{
-			User:               who.Username,
-			UID:                who.UID,
-			Groups:             who.Groups,
-			Extra:              extra,
-			ResourceAttributes: &what,
-		},
-	}
+	review := who.Review(what)
 	if err := s.Client.Create(ctx, review); err != nil {
 		return false, fmt.Errorf("create SubjectAccessReview: %w", err)
 	}

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	authorizationv1 "k8s.io/api/authorization/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -185,6 +186,17 @@ func (l Limits) NodeOf(obj *certificatesv1.CertificateSigningRequest) string {
 func (w Requester) IsNode() bool {
 	name, found := strings.CutPrefix(w.Username, NodeUserPrefix)
 	return found && name != "" && slices.Contains(w.Groups, NodeGroup)
+}
+
+// Review returns the SubjectAccessReview that asks whether w may do what.
+func (w Requester) Review(what authorizationv1.ResourceAttributes) *authorizationv1.SubjectAccessReview {
+	extra := make(map[string]authorizationv1.ExtraValue, len(w.Extra))
+	for key, values := range w.Extra {
+		extra[key] = authorizationv1.ExtraValue(values)
+	}
+	return &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+		User: w.Username, UID: w.UID, Groups: w.Groups, Extra: extra, ResourceAttributes: &what,
+	}}
 }
 
 // ServiceAccount returns the ServiceAccount whose user name and groups w has, as the API server authenticates its tokens.

@@ -258,8 +258,8 @@ func (s *Subject) account() (types.NamespacedName, csr.Objection, error) {
 // NotPermitted is the objection to a requester that may not use a rule.
 const NotPermitted csr.Objection = "the requester may not use it"
 
-// Judge returns an objection if the rule does not accept the request. An error means that a fact is unknown. What is cheap comes
-// first, so that a requester that may use no rule causes no work by conditions.
+// Judge returns an objection if the rule does not accept the request. An error means that a fact is unknown. Judge makes
+// the cheap checks first, so that a requester that may use no rule causes no work by conditions.
 //
 //  1. The rule is for the signer of the request.
 //  2. The values are of their kinds, and the usages, the trust in the CA, the content and the lifetime are those of the rule.
