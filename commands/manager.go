@@ -37,16 +37,15 @@ func (e errorLines) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// restConfig returns how to reach the API server.
-func restConfig(c *config.Configuration) (*rest.Config, error) {
+// restConfig returns how to reach the API server. Without a file, kubectl's rules apply, or those for Pods.
+func restConfig(kubeconfig string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
-	rules.ExplicitPath = c.Kubeconfig
+	rules.ExplicitPath = kubeconfig
 	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
 	cluster.UserAgent = "csr-controller-manager/" + VersionOrBuild()
-	cluster.QPS, cluster.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
 	// API servers compress watches, and lists above 128 KiB. The few megabytes that this saves cost both sides more time.
 	cluster.DisableCompression = true
 	return cluster, nil
@@ -68,10 +67,11 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
 		report.Warn(logger, warning)
 	}
-	cluster, err := restConfig(configuration)
+	cluster, err := restConfig(configuration.Kubeconfig)
 	if err != nil {
 		return err
 	}
+	cluster.QPS, cluster.Burst = float32(configuration.KubeAPIQPS), configuration.KubeAPIBurst
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return err

@@ -97,7 +97,7 @@ func (o *trustFileOptions) once(logger logr.Logger) error {
 	if err != nil {
 		return err
 	}
-	written, err := replaceTrustFile(o.to, bundle)
+	written, err := replaceFile(o.to, trustFileMark, bundle)
 	if written {
 		logger.Info("Wrote the CAs to trust", "file", o.to, "certificates", count)
 	}
@@ -111,7 +111,8 @@ const trustFileMark = "# Kept by csr-controller-manager write-trust: it replaces
 // read returns the certificates of all files without duplicates, and their number. It returns an error if from holds a
 // certificate that accept does not list. It does not compare the files of also: an administrator put them on this host.
 func (o *trustFileOptions) read() ([]byte, int, error) {
-	bundle, seen := []byte(trustFileMark), map[string]bool{}
+	var bundle []byte
+	seen := map[string]bool{}
 	for i, file := range slices.Concat([]string{o.from}, o.also) {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -158,9 +159,10 @@ func readBundle(data []byte) ([]*x509.Certificate, error) {
 	return certs, nil
 }
 
-// replaceTrustFile writes data to path, and reports whether it changed the file. It returns an error if write-trust has
-// not created the file at path.
-func replaceTrustFile(path string, data []byte) (written bool, err error) {
+// replaceFile writes mark and data to path, and reports whether it changed the file. It returns an error if the file at path
+// neither begins with mark nor is one of mayReplace.
+func replaceFile(path, mark string, data []byte, mayReplace ...[]byte) (written bool, err error) {
+	data = slices.Concat([]byte(mark), data)
 	found, err := os.Lstat(path)
 	if err == nil && !found.Mode().IsRegular() {
 		return false, fmt.Errorf("%s is not a regular file: choose another --to", path)
@@ -168,10 +170,11 @@ func replaceTrustFile(path string, data []byte) (written bool, err error) {
 	if err == nil {
 		var held []byte
 		held, err = os.ReadFile(path)
-		if err == nil && !bytes.HasPrefix(held, []byte(trustFileMark)) {
-			return false, fmt.Errorf("%s was not created by write-trust: move it away, or choose another --to", path)
+		isHeld := func(other []byte) bool { return bytes.Equal(other, held) }
+		if err == nil && !bytes.HasPrefix(held, []byte(mark)) && !slices.ContainsFunc(mayReplace, isHeld) {
+			return false, fmt.Errorf("%s was not created by this command: move it away, or choose another --to", path)
 		}
-		if bytes.Equal(held, data) && found.Mode().Perm() == 0o644 {
+		if isHeld(data) && found.Mode().Perm() == 0o644 {
 			return false, nil
 		}
 	}

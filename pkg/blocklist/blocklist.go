@@ -87,13 +87,10 @@ func (l *List) Check(req *csr.Request) judge.Decision {
 		return judge.Decision{}
 	}
 	blocked, err := l.entries()
-	switch {
-	case err == nil:
-		return blocked.Check(req, l.name.String())
-	case entries.MayBlock(req):
+	if err != nil {
 		return judge.Wait.Because("InventoryUnavailable", "the request waits because it is unknown whether it is blocked: %v", err)
 	}
-	return judge.Decision{}
+	return blocked.Check(req, l.name.String())
 }
 
 // fault is what is wrong with the newest version of the ConfigMap.

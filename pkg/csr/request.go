@@ -301,6 +301,9 @@ const (
 	// from Kubernetes 1.32 on (k8s.io/apiserver/pkg/authentication/user, CredentialIDKey). No requester can set it: only
 	// users who may impersonate it, authenticating front proxies and webhooks that authenticate tokens can.
 	CredentialIDKey = "authentication.kubernetes.io/credential-id"
+	// NodeNameKey is the key in Requester.Extra under which the API server records the node to which the token of a
+	// ServiceAccount is bound, from Kubernetes 1.30 on (pkg/serviceaccount/util.go, NodeNameKey).
+	NodeNameKey = "authentication.kubernetes.io/node-name"
 	// CertificateIDPrefix begins the ID of a client certificate. The SHA-256 of its DER follows, in lower-case hex
 	// (k8s.io/apiserver/pkg/authentication/request/x509, CommonNameUserConversion).
 	CertificateIDPrefix = "X509SHA256="

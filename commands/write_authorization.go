@@ -1,0 +1,242 @@
+package commands
+
+import (
+	"context"
+	"crypto/sha256"
+	"crypto/tls"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/authorization"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
+)
+
+// authorizationOptions are the flags of write-authorization.
+type authorizationOptions struct {
+	list             types.NamespacedName
+	base, to, listen string
+	kubeconfig       string // with which the command reads the list
+	interval         time.Duration
+}
+
+// writeAuthorizationCommand returns the command that makes the API server of this host refuse what a block list names.
+func writeAuthorizationCommand() *cobra.Command {
+	o := &authorizationOptions{}
+	cmd := &cobra.Command{
+		Use:   "write-authorization --block-list NAMESPACE/NAME --to FILE",
+		Short: "Make the API server of this host refuse what a block list names",
+		Long: `write-authorization keeps the file for the --authorization-config of the API server on this host: the cluster's own
+authorizers, and before them a webhook that is asked about blocked nodes, users and certificates only, and refuses them. The
+API server reads the file again by itself. write-authorization answers the webhook; if it does not run, the blocked stay
+refused. A file that an API server would not load, or that refuses a user whom the cluster needs, is not written.`,
+		Args: cobra.NoArgs,
+	}
+	flags := cmd.Flags()
+	list := flags.String("block-list", "", "`namespace/name` of the ConfigMap with the block list")
+	flags.StringVar(&o.to, "to", "", "`file` to write, in a folder that the API server sees at the same path")
+	_, _ = cmd.MarkFlagRequired("block-list"), cmd.MarkFlagRequired("to") // the flags exist
+	flags.StringVar(&o.base, "base", "", "`file` with the cluster's own AuthorizationConfiguration (default: Node, RBAC)")
+	flags.StringVar(&o.listen, "listen", "127.0.0.1:10268", "loopback `address` at which the webhook is answered")
+	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with the user that reads the list (default: the Pod's ServiceAccount)")
+	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two checks of the files")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		namespace, name, found := strings.Cut(*list, "/")
+		host, _, err := net.SplitHostPort(o.listen)
+		switch o.list = (types.NamespacedName{Namespace: namespace, Name: name}); {
+		case !found || namespace == "" || name == "":
+			return fmt.Errorf("--block-list: %q is not namespace/name", *list)
+		case !filepath.IsAbs(o.to) || o.to == o.base:
+			return errors.New("--to: want an absolute path, and another file than --base")
+		case err != nil || !net.ParseIP(host).IsLoopback():
+			return fmt.Errorf("--listen: %q is not a loopback address with a port: use for example 127.0.0.1:10268", o.listen)
+		case o.interval <= 0:
+			return fmt.Errorf("--interval: %s is not positive: use for example 5s", o.interval)
+		}
+		cluster, err := restConfig(o.kubeconfig)
+		if err != nil {
+			return err
+		}
+		return o.run(cmd.Context(), cluster, newLogger(0, os.Stderr))
+	}
+	return cmd
+}
+
+// run answers the webhook and keeps the file up to date until ctx ends. Until the list was read, the file stays as it is.
+func (o *authorizationOptions) run(ctx context.Context, cluster *rest.Config, logger logr.Logger) error {
+	kubeconfig, stop, err := o.serve(ctx)
+	if err != nil {
+		return err
+	}
+	defer stop()
+	list := &lastgood.Value[entries.Entries]{Same: entries.Entries.Equal}
+	changed := list.Subscribe()
+	configMaps, err := informer.ConfigMaps(cluster, o.list.Namespace)
+	if err != nil {
+		return err
+	}
+	watch := informer.One(configMaps, o.list, logger, func(obj *corev1.ConfigMap) { offer(list, obj) }, list.Refuse)
+	go func() { _ = watch.Start(ctx) }() // it ends with ctx, without an error
+	client, err := kubernetes.NewForConfig(cluster)
+	if err != nil {
+		return err
+	}
+	writer, last := "", ""
+	for {
+		err := list.State().Problem
+		if writer == "" {
+			writer, err = ownName(ctx, client)
+		}
+		if state := list.State(); state.Known && writer != "" {
+			err = errors.Join(o.once(ctx, state.Good, writer, kubeconfig, logger), state.Problem)
+		}
+		if problem := fmt.Sprint(err); problem != last && err != nil && ctx.Err() == nil {
+			logger.Info("Not all that the block list says is enforced here", "why", problem)
+			last = problem
+		} else if err == nil {
+			last = ""
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-time.After(o.interval):
+		}
+	}
+}
+
+// offer applies a version of the block list, as the manager does. A nil obj means that the ConfigMap does not exist.
+func offer(list *lastgood.Value[entries.Entries], obj *corev1.ConfigMap) {
+	if obj == nil {
+		list.Refuse(errors.New("the block list does not exist: the last version stays enforced"))
+		return
+	}
+	read, problems, err := entries.Parse(obj.Data)
+	switch {
+	case err != nil:
+		list.Refuse(fmt.Errorf("block list: %w: the last version stays enforced", err))
+	case len(problems) > 0:
+		list.Use(read, fmt.Errorf("the rest of the block list is enforced: %s", strings.Join(problems, "; ")))
+	default:
+		list.Use(read, nil)
+	}
+}
+
+// ownName returns the name of the user as whom client reads the list.
+func ownName(ctx context.Context, client kubernetes.Interface) (string, error) {
+	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("ask the API server who this is: %w", err)
+	}
+	return review.Status.UserInfo.Username, nil
+}
+
+// authorizationFileMark is the first line of a file that write-authorization has created.
+const authorizationFileMark = "# Kept by csr-controller-manager write-authorization: it replaces what is changed here.\n"
+
+// once writes the files if what they must hold has changed: first the kubeconfig that the other file names, because an API
+// server reads a kubeconfig only when that other file changes. So this one holds the digest of the kubeconfig.
+func (o *authorizationOptions) once(
+	ctx context.Context, blocked entries.Entries, writer string, kubeconfig []byte, logger logr.Logger,
+) error {
+	base := []byte(authorization.Default)
+	if o.base != "" {
+		var err error
+		if base, err = os.ReadFile(o.base); err != nil {
+			return err
+		}
+	}
+	kubeconfigFile := o.to + ".kubeconfig"
+	data, err := authorization.Join(base, blocked, writer, kubeconfigFile)
+	if err != nil {
+		return fmt.Errorf("%s: %w", o.base, err)
+	}
+	sum := sha256.Sum256(kubeconfig)
+	data = append([]byte("# The SHA-256 of "+kubeconfigFile+" is "+hex.EncodeToString(sum[:])+".\n"), data...)
+	if held, err := os.ReadFile(o.to); err == nil && string(held) == authorizationFileMark+string(data) {
+		return nil
+	}
+	if _, err := replaceFile(kubeconfigFile, authorizationFileMark, kubeconfig); err != nil {
+		return err
+	}
+	if err := authorization.Check(ctx, data, blocked, writer); err != nil {
+		return fmt.Errorf("%s stays as it is: %w", o.to, err)
+	}
+	if _, err := replaceFile(o.to, authorizationFileMark, data, base); err != nil {
+		return err
+	}
+	logger.Info("Wrote the authorization of the API server", "file", o.to, "canary", blocked.Canary(),
+		"nodes", len(blocked.Nodes), "users", len(blocked.Users), "certificates", len(blocked.Certificates))
+	return nil
+}
+
+// serve answers the webhook until stop is called. It returns the kubeconfig for API servers. The key of the server is only in
+// memory, so that another process of this host that takes the address can't answer.
+func (o *authorizationOptions) serve(ctx context.Context) (kubeconfig []byte, stop func(), err error) {
+	host, _, _ := net.SplitHostPort(o.listen)
+	const tenYears = 10 * 365 * 24 * time.Hour
+	certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKeyWithOptions(certutil.SelfSignedCertKeyOptions{Host: host, MaxAge: tenYears})
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the certificate of the webhook: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, nil, fmt.Errorf("make the certificate of the webhook: %w", err)
+	}
+	kubeconfig, err = clientcmd.Write(clientcmdapi.Config{
+		Clusters:       map[string]*clientcmdapi.Cluster{"webhook": {Server: "https://" + o.listen, CertificateAuthorityData: certPEM}},
+		Contexts:       map[string]*clientcmdapi.Context{"webhook": {Cluster: "webhook"}},
+		CurrentContext: "webhook",
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
+	if err != nil {
+		return nil, nil, err
+	}
+	server := &http.Server{
+		Handler: http.MaxBytesHandler(http.HandlerFunc(o.refuse), 3<<20), ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}},
+	}
+	go func() { _ = server.ServeTLS(listener, "", "") }() // it ends with an error when stop is called
+	return kubeconfig, func() { _ = server.Close() }, nil
+}
+
+// refuse answers each SubjectAccessReview with a refusal: the API server asks about blocked users only.
+func (o *authorizationOptions) refuse(w http.ResponseWriter, request *http.Request) {
+	review := &authorizationv1.SubjectAccessReview{}
+	if err := json.NewDecoder(request.Body).Decode(review); err != nil {
+		http.Error(w, "want a SubjectAccessReview", http.StatusBadRequest)
+		return
+	}
+	review.Status = authorizationv1.SubjectAccessReviewStatus{
+		Denied: true,
+		Reason: fmt.Sprintf("blocked: %s, see ConfigMap %s", ascii.Quote(review.Spec.User), o.list),
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(review) // the client may have gone
+}
