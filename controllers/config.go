@@ -121,7 +121,9 @@ func blockList(c *config.Configuration) *blocklist.List {
 	if name == "" || !c.Enabled(config.ApproverController) && !c.Enabled(config.SignerController) {
 		return nil
 	}
-	return blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
+	list := blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
+	list.Enforced = c.BlockListEnforced
+	return list
 }
 
 // servedSigners returns the signers to serve with their settings and their CA, sorted by name. If signing has a CA of its

@@ -19,6 +19,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules"
@@ -63,6 +64,12 @@ func Rights(c *config.Configuration, leaseNamespace string) []Right {
 		list := of("block list", "config/node-block-list")
 		list.add("", "configmaps", namespace, name, "get", "list", "watch")
 		list.events(namespace)
+		if c.BlockListEnforced {
+			enforced := of("block list", "config/block-list-enforced")
+			enforced.add("", "configmaps", namespace, name+entries.StatusSuffix, "get", "create", "patch")
+			enforced.add("discovery.k8s.io", "endpointslices", "default", "", "list")
+			enforced.add("authorization.k8s.io", "subjectaccessreviews", "", "", "create")
+		}
 	}
 	if c.LeaderElection.Enabled {
 		election := of("leader election", shippedRoles)

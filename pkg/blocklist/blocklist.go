@@ -32,6 +32,8 @@ import (
 var (
 	blockedNodes = metric.Gauge("csr_block_list_nodes", "Nodes in the block list in use.").WithLabelValues()
 
+	blockedUsers = metric.Gauge("csr_block_list_users", "Users in the block list in use.").WithLabelValues()
+
 	blockedCertificates = metric.Gauge("csr_block_list_certificates", "Certificates in the block list in use.").WithLabelValues()
 
 	blockListProblems = metric.Gauge("csr_block_list_problems",
@@ -48,6 +50,9 @@ type List struct {
 	recorder events.EventRecorder // nil before SetupWithManager
 
 	value lastgood.Value[entries.Entries]
+
+	// Enforced tells the manager to find out which API servers refuse what the list names (enforcement).
+	Enforced bool
 }
 
 // New returns a List that has not been read yet. SetupWithManager keeps it up to date.
@@ -133,6 +138,7 @@ func (l *List) refuse(reason string, why error) {
 // report reports a new version, and a new problem with the newest version.
 func (l *List) report(before, after lastgood.State[entries.Entries]) {
 	blockedNodes.Set(float64(len(after.Good.Nodes)))
+	blockedUsers.Set(float64(len(after.Good.Users)))
 	blockedCertificates.Set(float64(len(after.Good.Certificates)))
 	problem, faulty := errors.AsType[fault](after.Problem)
 	blockListProblems.Set(float64(problem.count))
@@ -141,7 +147,8 @@ func (l *List) report(before, after lastgood.State[entries.Entries]) {
 		report.Event(l.recorder, l.object, corev1.EventTypeWarning, "Load", problem.reason, problem.Error())
 	}
 	if after.Known && (!faulty || !before.Known || !after.Good.Equal(before.Good)) {
-		l.log.Info("Read block list", "nodes", sets.List(after.Good.Nodes), "certificates", sets.List(after.Good.Certificates))
+		l.log.Info("Read block list", "nodes", sets.List(after.Good.Nodes), "users", len(after.Good.Users),
+			"certificates", sets.List(after.Good.Certificates))
 		report.Event(l.recorder, l.object, corev1.EventTypeNormal, "Load", "BlockListRead", after.Good.String())
 	}
 }
@@ -157,6 +164,11 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 	}
 	if err := mgr.AddReadyzCheck("block-list", l.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
+	}
+	if l.Enforced {
+		if err := mgr.Add(&enforcement{list: l, live: mgr.GetAPIReader(), client: mgr.GetClient(), config: mgr.GetConfig()}); err != nil {
+			return err
+		}
 	}
 	return mgr.Add(informer.One(configMaps, l.name, l.log.WithValues("configMap", l.name.String()), l.Offer, l.unreadable))
 }

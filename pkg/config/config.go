@@ -68,6 +68,9 @@ type Configuration struct {
 	Approval Approval `json:"approval"`
 	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](../how-to/block-a-node.md).
 	NodeBlockList string `json:"nodeBlockList,omitempty" flag:"node-block-list" form:"namespace/name"`
+	// BlockListEnforced says that write-authorization runs beside each API server. The manager then finds out which API servers
+	// [refuse what the list names](../how-to/block-a-node.md).
+	BlockListEnforced bool `json:"blockListEnforced" flag:"block-list-enforced"`
 	// Signing configures the signer.
 	Signing Signing `json:"signing"`
 	// Rotation configures the rotation of the signing CAs.

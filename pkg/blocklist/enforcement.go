@@ -1,0 +1,168 @@
+package blocklist
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	authorizationv1 "k8s.io/api/authorization/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	corev1apply "k8s.io/client-go/applyconfigurations/core/v1"
+	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
+)
+
+var enforced = metric.Gauge("csr_block_list_enforced",
+	"1 if the API server refuses what the block list in use names, 0 if it does not, or if that is unknown.", "server")
+
+// enforcement finds out which API servers refuse what the list names, and publishes it, on the leader only.
+type enforcement struct {
+	list   *List
+	live   client.Reader // past every cache
+	client client.Client
+	config *rest.Config
+
+	last entries.Enforcement // that was published
+}
+
+// checkEvery is the time between two checks while all API servers enforce the list. While one does not, it is a second at
+// first, and a minute at most.
+const checkEvery = time.Hour
+
+// Start checks after each change of the list, and hourly, until ctx ends.
+func (e *enforcement) Start(ctx context.Context) error {
+	if published := (&corev1.ConfigMap{}); call.Get(ctx, e.live, e.status(), published) == nil {
+		_ = json.Unmarshal([]byte(published.Data[entries.StatusKey]), &e.last) // it only says since when
+	}
+	changed := e.list.Subscribe()
+	pauses := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: time.Minute}
+	pause, before := pauses, ""
+	for {
+		wanted, problem := checkEvery, ""
+		if err := e.check(ctx); err != nil {
+			wanted, problem = pause.Step(), err.Error()
+		}
+		if problem != before {
+			e.list.log.Info("Asked the API servers whether they enforce the block list", "problem", problem)
+		}
+		before = problem
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wanted):
+		case <-changed:
+			pause = pauses
+		}
+	}
+}
+
+// check asks all API servers, publishes what has changed, and returns the problems.
+func (e *enforcement) check(ctx context.Context) error {
+	blocked, err := e.list.entries()
+	if err != nil {
+		return err
+	}
+	addresses, err := probe.Endpoints(ctx, e.live)
+	if err != nil && !errors.Is(err, probe.ErrNoEndpoints) {
+		return err
+	}
+	found := entries.Enforcement{Digest: blocked.Digest(), Servers: make([]entries.Server, max(len(addresses), 1))}
+	var asking errgroup.Group
+	for i := range found.Servers {
+		config := rest.CopyConfig(e.config)
+		address := config.Host // an API server that publishes no endpoint, as in envtest
+		if len(addresses) > 0 {
+			address = addresses[i]
+			config.Host, config.ServerName = "https://"+address, probe.ServerName
+		}
+		asking.Go(func() error {
+			server := entries.Server{Address: address, Since: time.Now().UTC().Truncate(time.Second)}
+			if err := enforces(ctx, config, blocked.Canary()); err != nil {
+				server.Problem = err.Error()
+			}
+			for _, before := range e.last.Servers {
+				if before.Address == address && before.Problem == server.Problem && e.last.Digest == found.Digest {
+					server.Since = before.Since
+				}
+			}
+			found.Servers[i] = server
+			return nil
+		})
+	}
+	_ = asking.Wait() // each problem is in its server
+	return e.publish(ctx, found)
+}
+
+// control is a user that nobody has, and that no list can name.
+const control = entries.CanaryPrefix + "control"
+
+// enforces returns why the API server of config is not known to refuse exactly what the list of canary names, or nil.
+func enforces(ctx context.Context, config *rest.Config, canary string) error {
+	ctx, cancel := context.WithTimeout(ctx, call.Timeout)
+	defer cancel()
+	client, err := authorizationclient.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	denied := map[string]bool{}
+	for _, user := range []string{canary, control} {
+		review, err := client.SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
+			User: user, NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/", Verb: "get"},
+		}}, metav1.CreateOptions{})
+		if err != nil {
+			return fmt.Errorf("it can't be asked: %w", err)
+		}
+		denied[user] = review.Status.Denied
+	}
+	switch {
+	case denied[control]:
+		return errors.New("it refuses a user that the list does not name, so its answer proves nothing")
+	case !denied[canary]:
+		return errors.New("it does not refuse the canary of this version: it uses an older version, or reads no file of write-authorization")
+	}
+	return nil
+}
+
+// status is the name of the ConfigMap with the Enforcement.
+func (e *enforcement) status() types.NamespacedName {
+	return types.NamespacedName{Namespace: e.list.name.Namespace, Name: e.list.name.Name + entries.StatusSuffix}
+}
+
+// publish writes found to the ConfigMap if it has changed, and returns all problems.
+func (e *enforcement) publish(ctx context.Context, found entries.Enforcement) error {
+	var problems []error
+	enforced.Reset()
+	for _, server := range found.Servers {
+		value := 1.0
+		if server.Problem != "" {
+			value = 0
+			problems = append(problems, fmt.Errorf("%s: %s", server.Address, server.Problem))
+		}
+		enforced.WithLabelValues(server.Address).Set(value)
+	}
+	if !reflect.DeepEqual(found, e.last) {
+		text, _ := json.Marshal(found) // strings and times
+		name := e.status()
+		status := corev1apply.ConfigMap(name.Name, name.Namespace).WithData(map[string]string{entries.StatusKey: string(text)})
+		ctx, cancel := context.WithTimeout(ctx, call.Timeout)
+		defer cancel()
+		if err := e.client.Apply(ctx, status, client.ForceOwnership, client.FieldOwner("csr-block-list")); err != nil {
+			return errors.Join(append(problems, fmt.Errorf("publish in ConfigMap %s: %w", name, err))...)
+		}
+		e.last = found
+	}
+	return errors.Join(problems...)
+}
