@@ -122,7 +122,9 @@ func blockList(c *config.Configuration) *blocklist.List {
 		return nil
 	}
 	list := blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
-	list.Enforced = c.BlockListEnforced
+	if proof := c.BlockListEnforcement; proof.Enabled {
+		list.Enforcement = &blocklist.Enforcement{APIServers: proof.APIServers, ServerName: proof.ServerName}
+	}
 	return list
 }
 

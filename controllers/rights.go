@@ -64,7 +64,7 @@ func Rights(c *config.Configuration, leaseNamespace string) []Right {
 		list := of("block list", "config/node-block-list")
 		list.add("", "configmaps", namespace, name, "get", "list", "watch")
 		list.events(namespace)
-		if c.BlockListEnforced {
+		if c.BlockListEnforcement.Enabled {
 			enforced := of("block list", "config/block-list-enforced")
 			enforced.add("", "configmaps", namespace, name+entries.StatusSuffix, "get", "create", "patch")
 			enforced.add("discovery.k8s.io", "endpointslices", "default", "", "list")

@@ -51,8 +51,8 @@ type List struct {
 
 	value lastgood.Value[entries.Entries]
 
-	// Enforced tells the manager to find out which API servers refuse what the list names (enforcement).
-	Enforced bool
+	// Enforcement, if set before SetupWithManager, finds out which API servers refuse what the list names.
+	Enforcement *Enforcement
 }
 
 // New returns a List that has not been read yet. SetupWithManager keeps it up to date.
@@ -165,8 +165,9 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 	if err := mgr.AddReadyzCheck("block-list", l.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
-	if l.Enforced {
-		if err := mgr.Add(&enforcement{list: l, live: mgr.GetAPIReader(), client: mgr.GetClient(), config: mgr.GetConfig()}); err != nil {
+	if e := l.Enforcement; e != nil {
+		e.list, e.live, e.client, e.config = l, mgr.GetAPIReader(), mgr.GetClient(), mgr.GetConfig()
+		if err := mgr.Add(e); err != nil {
 			return err
 		}
 	}

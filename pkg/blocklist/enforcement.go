@@ -1,6 +1,7 @@
 package blocklist
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,8 +29,13 @@ import (
 var enforced = metric.Gauge("csr_block_list_enforced",
 	"1 if the API server refuses what the block list in use names, 0 if it does not, or if that is unknown.", "server")
 
-// enforcement finds out which API servers refuse what the list names, and publishes it, on the leader only.
-type enforcement struct {
+// Enforcement finds out which API servers refuse what the list names, and publishes it, on the leader only.
+type Enforcement struct {
+	// APIServers are the host:port of all API servers. If empty, they are the endpoints of the Service kubernetes.
+	APIServers []string
+	// ServerName is the name in their certificates. If empty, it is probe.ServerName.
+	ServerName string
+
 	list   *List
 	live   client.Reader // past every cache
 	client client.Client
@@ -43,7 +49,7 @@ type enforcement struct {
 const checkEvery = time.Hour
 
 // Start checks after each change of the list, and hourly, until ctx ends.
-func (e *enforcement) Start(ctx context.Context) error {
+func (e *Enforcement) Start(ctx context.Context) error {
 	if published := (&corev1.ConfigMap{}); call.Get(ctx, e.live, e.status(), published) == nil {
 		_ = json.Unmarshal([]byte(published.Data[entries.StatusKey]), &e.last) // it only says since when
 	}
@@ -70,25 +76,23 @@ func (e *enforcement) Start(ctx context.Context) error {
 }
 
 // check asks all API servers, publishes what has changed, and returns the problems.
-func (e *enforcement) check(ctx context.Context) error {
+func (e *Enforcement) check(ctx context.Context) error {
 	blocked, err := e.list.entries()
 	if err != nil {
 		return err
 	}
-	addresses, err := probe.Endpoints(ctx, e.live)
-	if err != nil && !errors.Is(err, probe.ErrNoEndpoints) {
-		return err
-	}
-	found := entries.Enforcement{Digest: blocked.Digest(), Servers: make([]entries.Server, max(len(addresses), 1))}
-	var asking errgroup.Group
-	for i := range found.Servers {
-		config := rest.CopyConfig(e.config)
-		address := config.Host // an API server that publishes no endpoint, as in envtest
-		if len(addresses) > 0 {
-			address = addresses[i]
-			config.Host, config.ServerName = "https://"+address, probe.ServerName
+	addresses := e.APIServers
+	if len(addresses) == 0 {
+		if addresses, err = probe.Endpoints(ctx, e.live); err != nil {
+			return err
 		}
+	}
+	found := entries.Enforcement{Digest: blocked.Digest(), Servers: make([]entries.Server, len(addresses))}
+	var asking errgroup.Group
+	for i, address := range addresses {
 		asking.Go(func() error {
+			config := rest.CopyConfig(e.config)
+			config.Host, config.ServerName = "https://"+address, cmp.Or(e.ServerName, probe.ServerName)
 			server := entries.Server{Address: address, Since: time.Now().UTC().Truncate(time.Second)}
 			if err := enforces(ctx, config, blocked.Canary()); err != nil {
 				server.Problem = err.Error()
@@ -137,12 +141,12 @@ func enforces(ctx context.Context, config *rest.Config, canary string) error {
 }
 
 // status is the name of the ConfigMap with the Enforcement.
-func (e *enforcement) status() types.NamespacedName {
+func (e *Enforcement) status() types.NamespacedName {
 	return types.NamespacedName{Namespace: e.list.name.Namespace, Name: e.list.name.Name + entries.StatusSuffix}
 }
 
 // publish writes found to the ConfigMap if it has changed, and returns all problems.
-func (e *enforcement) publish(ctx context.Context, found entries.Enforcement) error {
+func (e *Enforcement) publish(ctx context.Context, found entries.Enforcement) error {
 	var problems []error
 	enforced.Reset()
 	for _, server := range found.Servers {

@@ -68,9 +68,8 @@ type Configuration struct {
 	Approval Approval `json:"approval"`
 	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](../how-to/block-a-node.md).
 	NodeBlockList string `json:"nodeBlockList,omitempty" flag:"node-block-list" form:"namespace/name"`
-	// BlockListEnforced says that write-authorization runs beside each API server. The manager then finds out which API servers
-	// [refuse what the list names](../how-to/block-a-node.md).
-	BlockListEnforced bool `json:"blockListEnforced" flag:"block-list-enforced"`
+	// BlockListEnforcement says how the manager finds out which API servers [refuse what the list names](../how-to/block-a-node.md).
+	BlockListEnforcement BlockListEnforcement `json:"blockListEnforcement"`
 	// Signing configures the signer.
 	Signing Signing `json:"signing"`
 	// Rotation configures the rotation of the signing CAs.
@@ -82,6 +81,17 @@ type Configuration struct {
 	Retired []string `json:"-"`
 	// CompiledRules are those of Approval.Rules. Load and LoadFile set them.
 	CompiledRules []*rules.Compiled `json:"-"`
+}
+
+// BlockListEnforcement configures the proof that API servers enforce the block list.
+type BlockListEnforcement struct {
+	// Enabled says that `write-authorization` runs beside each API server. The manager then asks each whether it enforces the
+	// list: after every change, and hourly.
+	Enabled bool `json:"enabled" flag:"block-list-enforcement"`
+	// APIServers are the host:port of all API servers. If empty, they are the endpoints of the Service kubernetes.
+	APIServers []string `json:"apiServers"`
+	// ServerName is the name in their certificates.
+	ServerName string `json:"serverName"`
 }
 
 // Audit configures the [audit log](metrics.md#audit-log).

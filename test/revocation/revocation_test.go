@@ -3,6 +3,9 @@ package revocation
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/pem"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -13,11 +16,12 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/authorization"
@@ -73,7 +77,7 @@ func (h *host) at(cfg *rest.Config) *rest.Config {
 	return cfg
 }
 
-// write starts the writer of h.
+// write starts the writer of h as cfg's user.
 func (h *host) write(t *testing.T, cfg *rest.Config, args ...string) {
 	t.Helper()
 	h.writer = kit.Must(kit.ControlPlane(t).StartProcess("writer", kit.Must(cluster.Manager())(t), slices.Concat([]string{
@@ -88,44 +92,114 @@ func (h *host) write(t *testing.T, cfg *rest.Config, args ...string) {
 	})
 }
 
-// TestBlock checks that each kind of credential works, is blocked at both API servers, and works again.
+// install creates the objects of the overlay but its DaemonSet, and returns the user of its Pods.
+func install(t *testing.T) *rest.Config {
+	t.Helper()
+	all := slices.DeleteFunc(kit.Rendered(t, "overlays/authorization-files"), func(obj *unstructured.Unstructured) bool {
+		return obj.GetKind() == "DaemonSet"
+	})
+	kit.ApplyAll(t, all)
+	return kit.TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "csr-authorization-files", Name: "csr-authorization-files"}})
+}
+
+// user returns a user with a client certificate, and the SHA-256 of the certificate.
+func user(t *testing.T, name string, groups ...string) (cfg *rest.Config, sha256Hex string) {
+	t.Helper()
+	cfg = kit.Must(kit.ControlPlane(t).Env.AddUser(envtest.User{Name: name, Groups: groups}, nil))(t).Config()
+	block, _ := pem.Decode(cfg.CertData)
+	sum := sha256.Sum256(block.Bytes)
+	return cfg, hex.EncodeToString(sum[:])
+}
+
+// bound returns a token of a ServiceAccount in namespace default that is bound to a node.
+func bound(t *testing.T, account, node string) *rest.Config {
+	t.Helper()
+	token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		BoundObjectRef: &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node},
+	}}
+	obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: account}}
+	kit.NoError(t, client.IgnoreAlreadyExists(kit.Admin(t).Create(t.Context(), obj.DeepCopy())))
+	kit.NoError(t, kit.Admin(t).SubResource("token").Create(t.Context(), obj, token))
+	return kit.WithToken(t, token.Status.Token)
+}
+
+// refused is the answer to a blocked user whom the webhook has refused.
+func refused(err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "blocked: ")
+}
+
+// TestBlock checks that each kind of credential works, is refused by both API servers within ten seconds, and works again, and
+// that others never notice.
 func TestBlock(t *testing.T) {
 	kit.Alone(t)
 	hosts(t, func(t *testing.T, all []*host) {
 		list := kit.BlockList(t, "")
-		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "writer"}}
-		kit.Create(t, kit.Admin(t), account)
-		role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: "writer"}, Rules: []rbacv1.PolicyRule{{
-			APIGroups: []string{""}, Resources: []string{"configmaps"}, ResourceNames: []string{list.Name}, Verbs: []string{"get", "list", "watch"},
-		}}}
-		kit.Create(t, kit.Admin(t), role)
-		kit.Create(t, kit.Admin(t), &rbacv1.RoleBinding{
-			ObjectMeta: metav1.ObjectMeta{Namespace: kit.SystemNamespace, Name: "writer"},
-			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: "writer"},
-			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: "default", Name: "writer"}},
-		})
+		writer := install(t)
 		for _, h := range all {
-			h.write(t, kit.TokenOf(t, account))
+			h.write(t, writer)
 		}
-		user := kit.Must(kit.ControlPlane(t).Env.AddUser(envtest.User{Name: `alice" || true || "`}, nil))(t).Config()
-		for _, h := range all {
-			kit.Eventually(t, "works", func(ctx context.Context) error { return ask(ctx, h.at(user)) })
+		kit.NewNode(t, "w1")
+		kit.NewNode(t, "w2")
+		secret := &corev1.Secret{
+			ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceSystem, Name: "bootstrap-token-abcdef"}, Type: "bootstrap.kubernetes.io/token",
+			StringData: map[string]string{"token-id": "abcdef", "token-secret": "0123456789abcdef", "usage-bootstrap-authentication": "true"},
 		}
-		list.Data["users"] = `"alice\" || true || \""`
-		kit.Update(t, list)
-		began := time.Now()
-		for _, h := range all {
-			kit.Within(t, 10*time.Second, "blocked", func(ctx context.Context) error {
-				err := ask(ctx, h.at(user))
-				return kit.OrError(apierrors.IsForbidden(err) && strings.Contains(err.Error(), "blocked: "), "%v", err)
-			})
+		kit.Create(t, kit.Admin(t), secret)
+		alice, _ := user(t, `alice" || true || "`)
+		_, leaked := user(t, "unused")
+		bob, sum := user(t, "bob")
+		bobAgain, _ := user(t, "bob")
+		kubelet, _ := user(t, "system:node:w1", "system:nodes")
+		other, _ := user(t, "system:node:w2", "system:nodes")
+		for name, test := range map[string]struct {
+			blocked, works *rest.Config
+			data           map[string]string
+		}{
+			"client certificate":         {alice, bob, map[string]string{"nodes": "", "users": `"alice\" || true || \""`}},
+			"certificate by its SHA-256": {bob, bobAgain, map[string]string{"nodes": "", "certificates": sum + "\n" + leaked}},
+			"kubelet":                    {kubelet, other, map[string]string{"nodes": "w1"}},
+			"token bound to a node":      {bound(t, "app", "w1"), bound(t, "app", "w2"), map[string]string{"nodes": "w1"}},
+			"ServiceAccount":             {bound(t, "app", "w1"), bound(t, "app2", "w1"), map[string]string{"nodes": "", "users": "system:serviceaccount:default:app # leaked"}},
+			"bootstrap token":            {kit.WithToken(t, "abcdef.0123456789abcdef"), alice, map[string]string{"nodes": "", "users": "system:bootstrap:abcdef"}},
+		} {
+			for _, h := range all {
+				kit.Eventually(t, name+" works", func(ctx context.Context) error { return ask(ctx, h.at(test.blocked)) })
+			}
+			began := time.Now()
+			list.Data = test.data
+			kit.Update(t, list)
+			for _, h := range all {
+				kit.Within(t, 10*time.Second, name+" is refused", func(ctx context.Context) error {
+					err := ask(ctx, h.at(test.blocked))
+					return kit.OrError(refused(err), "%v", err)
+				})
+				kit.NoError(t, ask(t.Context(), h.at(test.works)))
+			}
+			t.Logf("%s: refused by both after %s", name, time.Since(began).Round(time.Millisecond))
+			list.Data = map[string]string{"nodes": ""}
+			kit.Update(t, list)
+			for _, h := range all {
+				kit.Within(t, 10*time.Second, name+" works again", func(ctx context.Context) error { return ask(ctx, h.at(test.blocked)) })
+			}
 		}
-		t.Log(time.Since(began), ask(t.Context(), all[0].at(user)))
-		for _, h := range all {
-			h.writer.Kill()
-			t.Log(ask(t.Context(), h.at(user)))
-		}
-		t.Log(ask(t.Context(), all[1].at(kit.TokenOf(t, account))))
+	})
+}
+
+// TestProof checks that the manager says which API server enforces which version of the list.
+func TestProof(t *testing.T) {
+	kit.Alone(t)
+	hosts(t, func(t *testing.T, all []*host) {
+		list := kit.BlockList(t, "")
+		all[0].write(t, install(t))
+		cfg := kit.ManagerConfig(t)
+		kit.Apply(t, "node-block-list")
+		kit.Apply(t, "block-list-enforced")
+		addresses := []string{strings.TrimPrefix(all[0].config.Host, "https://"), strings.TrimPrefix(all[1].config.Host, "https://")}
+		p := kit.StartManager(t, cfg, kit.Configure(t, fmt.Sprintf(`nodeBlockList: %s
+blockListEnforcement: {enabled: true, apiServers: [%q, %q], serverName: kubernetes.default.svc}
+`, kit.BlockListName, addresses[0], addresses[1])))
+		p.Answers(t, p.Metrics, "/metrics", 200, fmt.Sprintf("csr_block_list_enforced{server=%q} 1", addresses[0]), fmt.Sprintf("csr_block_list_enforced{server=%q} 0", addresses[1]))
+		t.Log(list.Name)
 	})
 }
 
