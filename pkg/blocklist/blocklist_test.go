@@ -52,6 +52,12 @@ func shown(d judge.Decision) string {
 	return d.Verdict.String() + " " + d.Reason + " " + d.Message
 }
 
+// boundTo returns req as made with a token that is bound to node.
+func boundTo(node string, req *csr.Request) *csr.Request {
+	req.Requester.Extra = map[string]certificatesv1.ExtraValue{csr.NodeNameKey: {node}}
+	return req
+}
+
 // TestCheck checks which requests are blocked, and which wait while no list was read.
 func TestCheck(t *testing.T) {
 	const (
@@ -62,12 +68,13 @@ func TestCheck(t *testing.T) {
 	)
 	list, _ := newList()
 	unread, _ := newList()
-	list.Offer(listed("bad\nalso.bad.example.com\n", strings.ToUpper(stolen)))
+	blocked := listed("bad\nalso.bad.example.com\n", strings.ToUpper(stolen))
+	blocked.Data["users"] = "thief"
+	list.Offer(blocked)
 	with, fine := "X509SHA256="+stolen, "X509SHA256="+another
 	for name, test := range map[string]struct {
 		req     *csr.Request
 		blocked string // the node or the certificate
-		passes  bool   // while no list was read
 	}{
 		"a renewal":                            {req: asked(kubelet, bad, bad), blocked: "bad"},
 		"of a custom signer":                   {req: asked(own, "admin", "system:node:also.bad.example.com"), blocked: "also.bad.example.com"},
@@ -76,28 +83,33 @@ func TestCheck(t *testing.T) {
 		"the node asks for something else":     {req: asked(own, "system:node:Bad", "anything"), blocked: "bad"},
 		"a name that begins the same":          {req: asked(kubelet, token, "system:node:bad2")},
 		"a kubelet's signer, no node's name":   {req: asked(kubelet, token, "bad")},
-		"a user":                               {req: asked(client, "admin", "bad"), passes: true},
-		"the user with the prefix in capitals": {req: asked(client, "admin", "System:Node:bad"), passes: true},
+		"a user":                               {req: asked(client, "admin", "bad")},
+		"the user with the prefix in capitals": {req: asked(client, "admin", "System:Node:bad")},
+
+		"a blocked user":                {req: asked(client, "thief", "a"), blocked: "thief"},
+		"a blocked user, for a node":    {req: asked(kubelet, "thief", good), blocked: "thief"},
+		"a user with the same prefix":   {req: asked(client, "thief2", "a")},
+		"the user's name in capitals":   {req: asked(client, "Thief", "a")},
+		"a token bound to the node":     {req: boundTo("bad", asked(client, "admin", "a")), blocked: "bad"},
+		"a token bound to another node": {req: boundTo("good", asked(client, "admin", "a"))},
 
 		"with the certificate":                      {req: asked(kubelet, good, good, with), blocked: stolen},
 		"with it among others":                      {req: asked(client, "admin", "a", "JTI=1", fine, with), blocked: stolen},
 		"with the certificate, from a blocked node": {req: asked(kubelet, bad, bad, with), blocked: "bad"},
-		"with a token":                              {req: asked(client, "admin", "a", "JTI="+stolen), passes: true},
+		"with a token":                              {req: asked(client, "admin", "a", "JTI="+stolen)},
 		"with an ID in capitals":                    {req: asked(client, "admin", "a", "X509SHA256="+strings.ToUpper(stolen)), blocked: stolen},
 	} {
 		want := fmt.Sprintf("Wait NodeBlocked node %q%sit until its name is removed from the list", test.blocked, listedIn)
 		switch test.blocked {
 		case "":
 			want = ""
+		case "thief":
+			want = `Wait UserBlocked user "thief"` + listedIn + "this user until the name is removed from the list"
 		case stolen:
 			want = "Wait CertificateBlocked client certificate " + stolen + listedIn + "a request that was made with it until its SHA-256 is removed from the list"
 		}
 		expect.Equal(t, name, shown(list.Check(test.req)), want)
-		want = ""
-		if !test.passes {
-			want = "Wait InventoryUnavailable the request waits because it is unknown whether it is blocked: " +
-				"block list ConfigMap ns/blocked: not read yet"
-		}
+		want = "Wait InventoryUnavailable the request waits because it is unknown whether it is blocked: block list ConfigMap ns/blocked: not read yet"
 		expect.Equal(t, name+", while nothing is read", shown(unread.Check(test.req)), want)
 		expect.Equal(t, name+", without a list", shown((*List)(nil).Check(test.req)), "")
 	}
@@ -114,7 +126,7 @@ func TestChanges(t *testing.T) {
 		badName       = ignored + `nodes, line 2: "x y" is not a node name`
 		badSum        = ignored + `certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`
 		never         = "; nothing is approved or signed for any node, or for a request that was made with a certificate"
-		stays         = "; the last version stays in use: blocked nodes: a, b; blocked certificates: none"
+		stays         = "; the last version stays in use: blocked nodes: a, b; blocked users: none; blocked certificates: none"
 	)
 	list, recorder := newList()
 	woken := list.Subscribe()
@@ -164,7 +176,7 @@ func TestChanges(t *testing.T) {
 			want = append(want, "Warning BlockList"+reason+" "+problem)
 		}
 		if nodes, certificates, reads := strings.Cut(step.read, "; "); reads {
-			want = append(want, "Normal BlockListRead blocked nodes: "+nodes+"; blocked certificates: "+certificates)
+			want = append(want, "Normal BlockListRead blocked nodes: "+nodes+"; blocked users: none; blocked certificates: "+certificates)
 		}
 		for len(recorder.Events) > 0 {
 			told = append(told, <-recorder.Events)

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/pem"
 	"fmt"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -194,9 +195,12 @@ func TestProof(t *testing.T) {
 		cfg := kit.ManagerConfig(t)
 		kit.Apply(t, "node-block-list")
 		kit.Apply(t, "block-list-enforced")
-		addresses := []string{strings.TrimPrefix(all[0].config.Host, "https://"), strings.TrimPrefix(all[1].config.Host, "https://")}
+		var addresses []string
+		for _, h := range all {
+			addresses = append(addresses, kit.Must(url.Parse(h.config.Host))(t).Host)
+		}
 		p := kit.StartManager(t, cfg, kit.Configure(t, fmt.Sprintf(`nodeBlockList: %s
-blockListEnforcement: {enabled: true, apiServers: [%q, %q], serverName: kubernetes.default.svc}
+blockListEnforcement: {enabled: true, apiServers: [%q, %q], serverName: localhost}
 `, kit.BlockListName, addresses[0], addresses[1])))
 		p.Answers(t, p.Metrics, "/metrics", 200, fmt.Sprintf("csr_block_list_enforced{server=%q} 1", addresses[0]), fmt.Sprintf("csr_block_list_enforced{server=%q} 0", addresses[1]))
 		t.Log(list.Name)

@@ -14,13 +14,50 @@ import (
 // stolen and another are the SHA-256 of certificates.
 var stolen, another = strings.Repeat("0a", 32), strings.Repeat("f9", 32)
 
+// TestParseUsers checks which names of users are read, exactly as written.
+func TestParseUsers(t *testing.T) {
+	for name, test := range map[string]struct {
+		users, forced string
+		want          []string
+		problems      []string
+	}{
+		"names":           {users: "alice\n  Bob Smith  # left\n# nobody\n\nhttps://issuer#sub\nhttps://issuer#sub2 # left", want: []string{"Bob Smith", "alice", "https://issuer#sub", "https://issuer#sub2"}},
+		"strings":         {users: `"a # b" # left` + "\n" + `"\u0000\n\""`, want: []string{"\x00\n\"", "a # b"}},
+		"bad strings":     {users: `"a` + "\n" + `""` + "\n" + `"\ud800"` + "\nb", want: []string{"b"}, problems: []string{`users, line 1: "\"a" is not a string of JSON`, `users, line 2: "\"\"" is empty`, `users, line 3: "\"\\ud800\"" is not valid UTF-8: block the node or the certificate`}},
+		"nodes":           {users: "system:node:w1\nb", want: []string{"b"}, problems: []string{`users, line 1: "system:node:w1" is a node: write w1 under the key nodes`}},
+		"the list's":      {users: CanaryPrefix + "control", want: []string{}, problems: []string{`users, line 1: "csr-controller-manager.io:block-list:control" is a name that the list itself uses`}},
+		"needed":          {users: "system:kube-scheduler\nb", want: []string{"b"}, problems: []string{`users, line 1: "system:kube-scheduler" is needed by the cluster itself, and stays unblocked: write it under the key forcedUsers if you accept the outage`}},
+		"needed by force": {users: "b", forced: "system:kube-scheduler\nc", want: []string{"b", "c", "system:kube-scheduler"}},
+	} {
+		read, problems, err := Parse(map[string]string{"nodes": "", "users": test.users, "forcedUsers": test.forced})
+		expect.Error(t, name, err, "")
+		expect.Equal(t, name, sets.List(read.Users), test.want)
+		expect.Equal(t, name+": problems", problems, test.problems)
+	}
+}
+
+// TestDigest checks that the digest depends on what is blocked only.
+func TestDigest(t *testing.T) {
+	digest := func(nodes, users string) string {
+		read, _, err := Parse(map[string]string{"nodes": nodes, "users": users})
+		expect.Error(t, "", err, "")
+		return read.Digest()
+	}
+	expect.Equal(t, "order and comments", digest("b\nA # x", "u"), digest("a\n\nb", "u"))
+	for _, other := range []string{digest("a\nb", ""), digest("a", "b"), digest("a", "")} {
+		if other == digest("a\nb", "u") || other == digest("", "a\nb") {
+			t.Errorf("another list has the digest %s", other)
+		}
+	}
+}
+
 // TestParse checks what is read of the two keys, and which lines are reported.
 func TestParse(t *testing.T) {
 	notSum := func(line int, text string) string {
 		return fmt.Sprintf("certificates, line %d: %q is not the SHA-256 of a certificate: write its 64 hex digits", line, text)
 	}
 	unknown := func(key string) string {
-		return fmt.Sprintf("key %q is unknown: the keys are nodes and certificates", key)
+		return fmt.Sprintf("key %q is unknown: the keys are nodes, users, forcedUsers and certificates", key)
 	}
 	for name, test := range map[string]struct {
 		nodes, certificates string
@@ -45,7 +82,7 @@ func TestParse(t *testing.T) {
 			nodes: "a", certificates: strings.Join([]string{stolen, "abc", stolen + "00", stolen[:62] + "0g", "JTI=" + stolen, "worker-7", another}, "\n"),
 			want: "a; " + stolen + " " + another,
 			problems: []string{
-				notSum(2, "abc"), notSum(3, stolen+"00"), notSum(4, stolen[:62]+"0g"), notSum(5, "jti="+stolen), notSum(6, "worker-7"),
+				notSum(2, "abc"), notSum(3, stolen+"00"), notSum(4, stolen[:62]+"0g"), notSum(5, "JTI="+stolen), notSum(6, "worker-7"),
 			},
 		},
 		"unknown keys": {
