@@ -122,7 +122,7 @@ func blockList(c *config.Configuration) *blocklist.List {
 		return nil
 	}
 	list := blocklist.New(types.NamespacedName{Namespace: namespace, Name: name})
-	if proof := c.BlockListEnforcement; proof.Enabled {
+	if proof := c.BlockListEnforcement; proof.Enabled && c.Enabled(config.ApproverController) {
 		list.Enforcement = &blocklist.Enforcement{APIServers: proof.APIServers, ServerName: proof.ServerName}
 	}
 	return list

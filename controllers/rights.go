@@ -59,12 +59,12 @@ func Rights(c *config.Configuration, leaseNamespace string) []Right {
 	if c.Enabled(config.RotationController) {
 		of("rotation", rotationRoles).rotation(c)
 	}
-	if blockList(c) != nil {
+	if blocked := blockList(c); blocked != nil {
 		namespace, name := c.BlockListName()
 		list := of("block list", "config/node-block-list")
 		list.add("", "configmaps", namespace, name, "get", "list", "watch")
 		list.events(namespace)
-		if c.BlockListEnforcement.Enabled {
+		if blocked.Enforcement != nil {
 			enforced := of("block list", "config/block-list-enforced")
 			enforced.add("", "configmaps", namespace, name+entries.StatusSuffix, "get", "create", "patch")
 			enforced.add("discovery.k8s.io", "endpointslices", "default", "", "list")

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"reflect"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/metric"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/report"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 )
 
@@ -44,33 +47,39 @@ type Enforcement struct {
 	last entries.Enforcement // that was published
 }
 
-// checkEvery is the time between two checks while all API servers enforce the list. While one does not, it is a second at
-// first, and a minute at most.
-const checkEvery = time.Hour
+const (
+	// checkEvery is the time between two checks while all API servers enforce the list.
+	checkEvery = time.Hour
+	// patience is how long an API server may take to read a new version before an Event names it.
+	patience = 15 * time.Second
+)
 
-// Start checks after each change of the list, and hourly, until ctx ends.
+// Start checks after each change of the list, and hourly, until ctx ends. While an API server does not enforce the list, it
+// checks after a second at first, and each minute in the end.
 func (e *Enforcement) Start(ctx context.Context) error {
 	if published := (&corev1.ConfigMap{}); call.Get(ctx, e.live, e.status(), published) == nil {
 		_ = json.Unmarshal([]byte(published.Data[entries.StatusKey]), &e.last) // it only says since when
 	}
+	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: e.list.name.Namespace, Name: e.list.name.Name}} // that Events are about
 	changed := e.list.Subscribe()
 	pauses := wait.Backoff{Duration: time.Second, Factor: 2, Steps: 10, Cap: time.Minute}
-	pause, before := pauses, ""
+	pause, reported := pauses, ""
 	for {
-		wanted, problem := checkEvery, ""
+		wanted, eventType, reason, message := checkEvery, corev1.EventTypeNormal, "BlockListEnforced", "all API servers refuse what the block list names"
 		if err := e.check(ctx); err != nil {
-			wanted, problem = pause.Step(), err.Error()
+			wanted, eventType, reason, message = pause.Step(), corev1.EventTypeWarning, "BlockListNotEnforced", err.Error()
 		}
-		if problem != before {
-			e.list.log.Info("Asked the API servers whether they enforce the block list", "problem", problem)
+		if message != reported && (wanted == checkEvery || wanted > patience) {
+			e.list.log.Info("Asked the API servers whether they enforce the block list", "reason", reason, "message", message)
+			report.Event(e.list.recorder, list, eventType, "Enforce", reason, message)
+			reported = message
 		}
-		before = problem
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-time.After(wanted):
 		case <-changed:
-			pause = pauses
+			pause, reported = pauses, ""
 		}
 	}
 }
@@ -93,6 +102,7 @@ func (e *Enforcement) check(ctx context.Context) error {
 		asking.Go(func() error {
 			config := rest.CopyConfig(e.config)
 			config.Host, config.ServerName = "https://"+address, cmp.Or(e.ServerName, probe.ServerName)
+			config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 			server := entries.Server{Address: address, Since: time.Now().UTC().Truncate(time.Second)}
 			if err := enforces(ctx, config, blocked.Canary()); err != nil {
 				server.Problem = err.Error()

@@ -85,12 +85,12 @@ type Configuration struct {
 
 // BlockListEnforcement configures the proof that API servers enforce the block list.
 type BlockListEnforcement struct {
-	// Enabled says that `write-authorization` runs beside each API server. The manager then asks each whether it enforces the
+	// Enabled says that `write-authorization` runs beside each API server. The approver then asks each whether it enforces the
 	// list: after every change, and hourly.
 	Enabled bool `json:"enabled" flag:"block-list-enforcement"`
-	// APIServers are the host:port of all API servers. If empty, they are the endpoints of the Service kubernetes.
+	// APIServers lists the host:port of all API servers. If empty, they are the endpoints of the Service kubernetes.
 	APIServers []string `json:"apiServers"`
-	// ServerName is the name in their certificates.
+	// ServerName is the name in their certificates. If empty, it is kubernetes.default.svc.
 	ServerName string `json:"serverName"`
 }
 
@@ -284,6 +284,8 @@ func (c *Configuration) validate(manager bool, conditions NewConditions) field.E
 		_, known := controllerNames[entry]
 		m.unless(known || entry == "*", path("dryRun"), entry, "unknown controller: want approver, signer or cleaner")
 	}
+	proof := path("blockListEnforcement", "enabled")
+	m.unless(!c.BlockListEnforcement.Enabled || c.NodeBlockList != "", proof, true, "needs a nodeBlockList")
 	c.LeaderElection.validate(m, path("leaderElection"))
 	interval := c.SelfCheck.Interval.Duration
 	m.unless(interval >= 0, path("selfCheck", "interval"), interval, "must be positive, or 0 to switch the check off")
