@@ -2,9 +2,7 @@ package commands
 
 import (
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -157,8 +155,8 @@ func ownName(ctx context.Context, client kubernetes.Interface) (string, error) {
 // authorizationFileMark is the first line of a file that write-authorization has created.
 const authorizationFileMark = "# Kept by csr-controller-manager write-authorization: it replaces what is changed here.\n"
 
-// once writes the files if what they must hold has changed: first the kubeconfig that the other file names, because an API
-// server reads a kubeconfig only when that other file changes. So this one holds the digest of the kubeconfig.
+// once writes the files if what they must hold has changed: first the kubeconfig, which the other file names. Without it, no
+// API server starts.
 func (o *authorizationOptions) once(
 	ctx context.Context, blocked entries.Entries, writer string, kubeconfig []byte, logger logr.Logger,
 ) error {
@@ -170,17 +168,15 @@ func (o *authorizationOptions) once(
 		}
 	}
 	kubeconfigFile := o.to + ".kubeconfig"
-	data, err := authorization.Join(base, blocked, writer, kubeconfigFile)
+	if _, err := replaceFile(kubeconfigFile, authorizationFileMark, kubeconfig); err != nil {
+		return err
+	}
+	data, err := authorization.Join(base, blocked, writer, kubeconfigFile, kubeconfig)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.base, err)
 	}
-	sum := sha256.Sum256(kubeconfig)
-	data = append([]byte("# The SHA-256 of "+kubeconfigFile+" is "+hex.EncodeToString(sum[:])+".\n"), data...)
 	if held, err := os.ReadFile(o.to); err == nil && string(held) == authorizationFileMark+string(data) {
 		return nil
-	}
-	if _, err := replaceFile(kubeconfigFile, authorizationFileMark, kubeconfig); err != nil {
-		return err
 	}
 	if err := authorization.Check(ctx, data, blocked, writer); err != nil {
 		return fmt.Errorf("%s stays as it is: %w", o.to, err)

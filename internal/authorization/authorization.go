@@ -7,6 +7,7 @@ package authorization
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"strconv"
@@ -39,8 +40,9 @@ authorizers:
 const namePrefix = "csr-block-list-"
 
 // Join returns base with the authorizers that refuse what blocked names, and its canary, but never the user writer, whom the
-// next version of the list needs. kubeconfig is the absolute path of the file with which the API server reaches the webhook.
-func Join(base []byte, blocked entries.Entries, writer, kubeconfig string) ([]byte, error) {
+// next version of the list needs. kubeconfig is the content of the file, at an absolute path, with which the API server
+// reaches the webhook.
+func Join(base []byte, blocked entries.Entries, writer, path string, kubeconfig []byte) ([]byte, error) {
 	joined := map[string]any{}
 	if err := yaml.UnmarshalStrict(base, &joined); err != nil {
 		return nil, err
@@ -49,6 +51,8 @@ func Join(base []byte, blocked entries.Entries, writer, kubeconfig string) ([]by
 	if !isList {
 		return nil, errors.New("authorizers: want a list")
 	}
+	// An API server reads the kubeconfig again only if the configuration has changed, other than in comments of YAML.
+	version := fmt.Sprintf("// The SHA-256 of the kubeconfig is %x.\n", sha256.Sum256(kubeconfig))
 	var all []any
 	for i, expression := range conditions(blocked, writer, maxExpression) {
 		all = append(all, map[string]any{
@@ -60,8 +64,8 @@ func Join(base []byte, blocked entries.Entries, writer, kubeconfig string) ([]by
 				"subjectAccessReviewVersion": "v1",
 				"matchConditionSubjectAccessReviewVersion": "v1",
 				"failurePolicy":   apiserver.FailurePolicyDeny,
-				"connectionInfo":  map[string]any{"type": apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile, "kubeConfigFile": kubeconfig},
-				"matchConditions": []any{map[string]any{"expression": expression}},
+				"connectionInfo":  map[string]any{"type": apiserver.AuthorizationWebhookConnectionInfoTypeKubeConfigFile, "kubeConfigFile": path},
+				"matchConditions": []any{map[string]any{"expression": version + expression}},
 			},
 		})
 	}

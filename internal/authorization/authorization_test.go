@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
+	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/apis/apiserver/load"
 	"k8s.io/apiserver/pkg/apis/apiserver/validation"
 	"k8s.io/apiserver/pkg/authorization/cel"
@@ -27,7 +29,7 @@ func joined(t *testing.T, base string, data map[string]string) ([]byte, entries.
 	blocked, problems, err := entries.Parse(data)
 	expect.Error(t, "", err, "")
 	expect.Equal(t, "problems", problems, nil)
-	file, err := Join([]byte(base), blocked, writer, kubeconfig)
+	file, err := Join([]byte(base), blocked, writer, kubeconfig, []byte("x"))
 	expect.Error(t, "", err, "")
 	return file, blocked
 }
@@ -135,7 +137,7 @@ func TestCheck(t *testing.T) {
 	} {
 		base := strings.Replace(Default, test.from, test.to, 1)
 		if name == "not YAML" {
-			_, err := Join([]byte("a: b"), blocked, writer, "/x")
+			_, err := Join([]byte("a: b"), blocked, writer, "/x", nil)
 			expect.Error(t, name, err, test.want)
 			continue
 		}
@@ -145,5 +147,20 @@ func TestCheck(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
+	}
+}
+
+// TestKubeconfigChangesConfiguration checks that an API server reads another kubeconfig: it compares the configurations that it
+// has parsed, without comments.
+func TestKubeconfigChangesConfiguration(t *testing.T) {
+	parsed := func(kubeconfig string) *apiserver.AuthorizationConfiguration {
+		file, err := Join([]byte(Default), entries.Entries{}, writer, "/kubeconfig", []byte(kubeconfig))
+		expect.Error(t, kubeconfig, err, "")
+		read, err := load.LoadFromData(file)
+		expect.Error(t, kubeconfig, err, "")
+		return read
+	}
+	if reflect.DeepEqual(parsed("a"), parsed("b")) {
+		t.Error("another kubeconfig makes the same configuration")
 	}
 }
