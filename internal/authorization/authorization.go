@@ -51,6 +51,11 @@ func Join(base []byte, blocked entries.Entries, writer, path string, kubeconfig 
 	if !isList {
 		return nil, errors.New("authorizers: want a list")
 	}
+	for _, each := range own {
+		if fields, _ := each.(map[string]any); strings.HasPrefix(fmt.Sprint(fields["name"]), namePrefix) {
+			return nil, fmt.Errorf("authorizers: %v is of a block list: want a file with the cluster's own authorizers only", fields["name"])
+		}
+	}
 	// An API server reads the kubeconfig again only if the configuration has changed, other than in comments of YAML.
 	version := fmt.Sprintf("// The SHA-256 of the kubeconfig is %x.\n", sha256.Sum256(kubeconfig))
 	var all []any
@@ -111,9 +116,11 @@ func conditions(blocked entries.Entries, writer string, room int) []string {
 	return all
 }
 
-// ofExtra returns the form of an expression about the values of key.
+// ofExtra returns the form of an expression about the values of key. It is true for more than a hundred values too: nobody has
+// more than one, but a SubjectAccessReview can hold 100,000, which an API server would compare for half a minute.
 func ofExtra(key string) string {
-	return fmt.Sprintf("has(request.extra) && %[1]q in request.extra && request.extra[%[1]q].exists(value, value in [%%s])", key)
+	return fmt.Sprintf("has(request.extra) && %[1]q in request.extra && "+
+		"(size(request.extra[%[1]q]) > 100 || request.extra[%[1]q].exists(value, value in [%%s]))", key)
 }
 
 // Check reads data, a result of Join, as an API server does, and returns an error if an API server would not load it, or if an

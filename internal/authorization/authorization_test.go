@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apiserver/pkg/apis/apiserver"
@@ -119,6 +120,35 @@ func TestMany(t *testing.T) {
 	}
 }
 
+// TestManyValues checks that a review with more values than anybody has is refused, and costs little, also if each value is new.
+func TestManyValues(t *testing.T) {
+	var nodes strings.Builder
+	for i := range 1000 {
+		fmt.Fprintf(&nodes, "node-%04d\n", i)
+	}
+	file, _ := joined(t, Default, map[string]string{"nodes": nodes.String()})
+	refused := compiled(t, file)
+	values := make([]string, 100_000)
+	for i := range values {
+		values[i] = fmt.Sprintf("other-%d", i)
+	}
+	began := time.Now()
+	for count, want := range map[int]int{1: 0, 100: 0, 101: 1, len(values): 1} {
+		user := authorizationv1.SubjectAccessReviewSpec{User: "app", Extra: map[string]authorizationv1.ExtraValue{csr.NodeNameKey: values[:count]}}
+		expect.Equal(t, fmt.Sprint(count), refused(user), want)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("four reviews took %s", took)
+	}
+}
+
+// TestJoinedBase checks that a file that Join made is no base: its names would stay blocked for ever.
+func TestJoinedBase(t *testing.T) {
+	file, blocked := joined(t, Default, map[string]string{"nodes": "w1"})
+	_, err := Join(file, blocked, writer, "/x", nil)
+	expect.Error(t, "", err, "authorizers: csr-block-list-1 is of a block list: want a file with the cluster's own authorizers only")
+}
+
 // TestCheck checks which files are not written.
 func TestCheck(t *testing.T) {
 	file, blocked := joined(t, Default, map[string]string{"nodes": "", "forcedUsers": "system:kube-scheduler\nbob"})
@@ -132,7 +162,7 @@ func TestCheck(t *testing.T) {
 		"unknown type":         {"type: RBAC", "type: Rbac", "Unsupported value"},
 		"a type twice":         {"type: RBAC\n  name: rbac", "type: Node\n  name: other", "Duplicate"},
 		"another name":         {"name: rbac", "name: roles", "an API server wants rbac"},
-		"our name":             {"- type: RBAC", "- type: Webhook\n  name: csr-block-list-1\n- type: RBAC", "Duplicate"},
+		"a name twice":         {"- type: RBAC", strings.Repeat("- type: Webhook\n  name: own\n", 2) + "- type: RBAC", "Duplicate"},
 		"condition that fails": {"request.user !=", "int(request.user) != 1 || request.user !=", "can't be evaluated for user"},
 	} {
 		base := strings.Replace(Default, test.from, test.to, 1)
