@@ -66,9 +66,9 @@ type Configuration struct {
 	RequestLimits csr.Limits `json:"requestLimits"`
 	// Approval configures the approver.
 	Approval Approval `json:"approval"`
-	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](../how-to/block-a-node.md).
+	// NodeBlockList is the `namespace/name` of the ConfigMap with the [block list](../how-to/revoke-a-credential.md).
 	NodeBlockList string `json:"nodeBlockList,omitempty" flag:"node-block-list" form:"namespace/name"`
-	// BlockListEnforcement says how the manager finds out which API servers [refuse what the list names](../how-to/block-a-node.md).
+	// BlockListEnforcement configures the proof that API servers enforce the block list.
 	BlockListEnforcement BlockListEnforcement `json:"blockListEnforcement"`
 	// Signing configures the signer.
 	Signing Signing `json:"signing"`
@@ -83,14 +83,14 @@ type Configuration struct {
 	CompiledRules []*rules.Compiled `json:"-"`
 }
 
-// BlockListEnforcement configures the proof that API servers enforce the block list.
+// BlockListEnforcement configures the proof that API servers [enforce the block list](../how-to/revoke-a-credential.md#set-up).
 type BlockListEnforcement struct {
-	// Enabled says that `write-authorization` runs beside each API server. The approver then asks each whether it enforces the
-	// list: after every change, and hourly.
+	// Enabled asks each API server whether it refuses what the list names: after every change, and hourly. Set it if
+	// `write-authorization` runs beside each API server.
 	Enabled bool `json:"enabled" flag:"block-list-enforcement"`
-	// APIServers lists the host:port of all API servers. If empty, they are the endpoints of the Service kubernetes.
+	// APIServers lists the `host:port` of all API servers. If empty, they are the endpoints of the Service `kubernetes`.
 	APIServers []string `json:"apiServers"`
-	// ServerName is the name in their certificates. If empty, it is kubernetes.default.svc.
+	// ServerName is the name in the API servers' certificates. If empty, it is `kubernetes.default.svc`.
 	ServerName string `json:"serverName"`
 }
 
