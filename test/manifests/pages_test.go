@@ -3,6 +3,8 @@ package manifests
 import (
 	"bytes"
 	"context"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -16,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/authorization"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/rules/cel"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
@@ -274,4 +277,43 @@ func TestRotationPagesAuthorities(t *testing.T) {
 	signers, _, err := unstructured.NestedStringSlice(first.Object, "spec", "signers")
 	kit.Check(t, !slices.Contains(signers, "kubernetes.io/kubelet-serving") && len(signers) == 2 && err == nil,
 		"signers %v, error %v", signers, err)
+}
+
+// TestRevocationPage runs what the page tells root to do on a host of kubeadm, in a folder in place of /etc/kubernetes: the file
+// for a new host is the one that write-authorization replaces, the flag is changed only if the file is there, and both ways back
+// give the old manifest.
+func TestRevocationPage(t *testing.T) {
+	t.Parallel()
+	page := string(read(t, filepath.Join(root, "docs/how-to/revoke-a-credential.md")))
+	host := filepath.Join(t.TempDir(), "kubernetes")
+	run := func(marker string) error {
+		t.Helper()
+		var found []string
+		for _, match := range regexp.MustCompile("(?ms)^( *)```(?:sh|console)\n(.*?)^ *```$").FindAllStringSubmatch(page, -1) {
+			if block := strings.ReplaceAll("\n"+match[2], "\n"+match[1], "\n")[1:]; strings.Contains(block, marker) {
+				found = append(found, strings.TrimPrefix(block, "# "))
+			}
+		}
+		kit.Require(t, len(found) == 1, "%d blocks with %q", len(found), marker)
+		// The value of the flag stays the path on a host.
+		text := strings.ReplaceAll(found[0], "=/etc/kubernetes", "=HOST")
+		text = strings.ReplaceAll(strings.ReplaceAll(text, "/etc/kubernetes", host), "=HOST", "=/etc/kubernetes")
+		return exec.CommandContext(t.Context(), "bash", "-c", text).Run()
+	}
+	manifest := filepath.Join(host, "manifests", "kube-apiserver.yaml")
+	before := "spec:\n  containers:\n  - command:\n    - kube-apiserver\n    - --authorization-mode=Node,RBAC\n    - --client-ca-file=/etc/kubernetes/pki/ca.crt\n"
+	after := strings.Replace(before, "mode=Node,RBAC", "config=/etc/kubernetes/pki/csr-authorization/authorization.yaml", 1)
+	kit.NoError(t, os.MkdirAll(filepath.Dir(manifest), 0o700))
+	kit.Write(t, manifest, []byte(before))
+	const change, newHost, back, away = "kube-apiserver.before &&", "install -d", "cp -p /etc/kubernetes/kube-apiserver.before", "sed 's#--authorization-config"
+	kit.Check(t, run(change) != nil && string(read(t, manifest)) == before, "the flag is changed without the file")
+	kit.NoError(t, run(newHost))
+	kit.Equal(t, "the file", string(read(t, filepath.Join(host, "pki/csr-authorization/authorization.yaml"))), authorization.Default)
+	for _, way := range []string{back, away} {
+		kit.NoError(t, run(change))
+		kit.Equal(t, "with the flag", string(read(t, manifest)), after)
+		kit.NoError(t, run(way))
+		kit.Equal(t, way, string(read(t, manifest)), before)
+	}
+	kit.Equal(t, "the folder of the kubelet", len(kit.Must(os.ReadDir(filepath.Dir(manifest)))(t)), 1)
 }
