@@ -66,9 +66,8 @@ func Rights(c *config.Configuration, leaseNamespace string) []Right {
 		list.events(namespace)
 		if blocked.Enforcement != nil {
 			enforced := of("block list", "config/block-list-enforced")
-			enforced.add("", "configmaps", namespace, name+entries.StatusSuffix, "get", "create", "patch")
+			enforced.add("", "configmaps", namespace, name+entries.StatusSuffix, "get", "create", "patch", "block")
 			enforced.add("discovery.k8s.io", "endpointslices", "default", "", "list")
-			enforced.add("authorization.k8s.io", "subjectaccessreviews", "", "", "create")
 		}
 	}
 	if c.LeaderElection.Enabled {

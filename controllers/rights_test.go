@@ -115,6 +115,7 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 	type change = func(*config.Configuration)
 	inSecret := func(c *config.Configuration) { c.Signing.Secret = ours + "/csr-signer" }
 	without := func(*config.Configuration) {}
+	blocking := func(c *config.Configuration) { c.NodeBlockList = ours + "/csr-node-block-list" }
 	only := func(rotates bool, dryRun []string, controllers ...string) change {
 		return func(c *config.Configuration) {
 			inSecret(c)
@@ -126,7 +127,11 @@ func TestRightsAreWhatIsGranted(t *testing.T) {
 		base, more change
 		folders    []string
 	}{
-		"node-block-list": {without, func(c *config.Configuration) { c.NodeBlockList = ours + "/csr-node-block-list" }, []string{"node-block-list"}},
+		"node-block-list": {without, blocking, []string{"node-block-list"}},
+		"block-list-enforced": {blocking, func(c *config.Configuration) {
+			blocking(c)
+			c.BlockListEnforcement.Enabled = true
+		}, []string{"block-list-enforced"}},
 		"node-identity":   {without, func(c *config.Configuration) { c.Approval.NodeClient.RequireTokenBinding = true }, []string{"node-identity"}},
 		"kubelet-serving": {without, func(c *config.Configuration) { c.Approval.KubeletServing.Enabled = true }, []string{"kubelet-serving"}},
 		"approval-rules": {
