@@ -122,6 +122,7 @@ generate: ## generate roles and the API in config and their copies in the chart,
 	  config/rotation/people.yaml \
 	  charts/csr-controller-manager/files/rotation/
 	cp config/request-limits/policy.yaml charts/csr-controller-manager/files/admission/request_limits.yaml
+	cp config/overlays/authorization-files/{namespace,admission,role,daemonset}.yaml charts/csr-controller-manager/files/authorization/
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
 	  cp config/rbac/$$controller.yaml charts/csr-controller-manager/files/; \

@@ -51,11 +51,12 @@ func TestSame(t *testing.T) {
 	}
 	for folder, value := range map[string]string{ // what an option of the chart adds
 		"prometheus/servicemonitor": "serviceMonitor.enabled=true", "request-limits": "requestLimitsPolicy.enabled=true",
-		"rotation": "config.rotation.enabled=true",
+		"rotation": "config.rotation.enabled=true", "overlays/authorization-files": "authorizationFiles.enabled=true",
 	} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
-			same(t, kustomize(t, folder), added(helm(t), helm(t, "--set="+value)))
+			const list = "--set=config.nodeBlockList=" + systemNamespace + "/csr-node-block-list"
+			same(t, kustomize(t, folder), added(helm(t, list), helm(t, list, "--set="+value)))
 		})
 	}
 }
@@ -136,12 +137,14 @@ func TestChartRefuses(t *testing.T) {
 			"config.signing.secret=ca":       "at '/config/signing/secret'",
 		},
 		{"split=true,controlPlane.enabled=true": "split and controlPlane.enabled: the three Deployments would want the same ports"},
+		{"authorizationFiles.enabled=true": "authorizationFiles.enabled: config.nodeBlockList names no block list"},
 		{"config.signing.secret=kube-system/ca": "Secret kube-system/ca: the chart gives no rights outside of its namespace, csr-controller-manager-system"},
 	} {
 		refused(t, slices.Collect(maps.Values(violations)), "--set="+strings.Join(slices.Collect(maps.Keys(violations)), ","))
 	}
 	// Below 1.30, no policy can protect the spec of a rotation from users who may patch.
 	refused(t, []string{"config.rotation.enabled: needs Kubernetes 1.30 or later"}, rotated, "--kube-version=1.29.9")
+	refused(t, []string{"authorizationFiles.enabled: needs Kubernetes 1.32 or later"}, "--set=authorizationFiles.enabled=true", "--kube-version=1.31.9")
 	helm(t, "--kube-version=1.29.9")
 	kit.Check(t, helm(t, rotated, "--kube-version=1.30.0")["ValidatingAdmissionPolicyBinding /csr-rotation-spec"] != nil,
 		"no policy with Kubernetes 1.30")
@@ -233,9 +236,12 @@ serviceMonitor: {enabled: true, tokenSecret: scraper}
 extraArgs: [-v=1]
 extraVolumes: [{name: audit, hostPath: {path: /var/log/csr}}]
 extraVolumeMounts: [{name: audit, mountPath: /var/log/csr}]
+authorizationFiles: {enabled: true, base: /base.yaml}
 config:
   verbosity: 1
   audit: {path: /var/log/csr/audit.log}
+  nodeBlockList: default/list
+  blockListEnforcement: {enabled: true}
 `
 	kit.Write(t, values, []byte(text))
 	all := helm(t, "--values", values)
@@ -248,6 +254,8 @@ config:
 	endpoints, _, err := unstructured.NestedSlice(monitor.Object, "spec", "endpoints")
 	kit.NoError(t, err)
 	endpoint := endpoints[0].(map[string]any)
+	writer := typed[appsv1.DaemonSet](t, all, "DaemonSet")[authorizationFiles].Spec.Template.Spec
+	guard := typed[admissionregistrationv1.ValidatingAdmissionPolicy](t, all, "ValidatingAdmissionPolicy")["csr-block-list"].Spec
 	options := helm(t, "--set=networkPolicy.enabled=false,controlPlane.enabled=true,controlPlane.maxUnavailable=1")
 	rollout := typed[appsv1.Deployment](t, options, "Deployment")[common].Spec.Strategy.RollingUpdate
 	for what, pair := range map[string][2]any{
@@ -268,6 +276,13 @@ config:
 		"token":          {endpoint["authorization"], map[string]any{"credentials": map[string]any{"name": "scraper", "key": "token"}}},
 		"no token file":  {endpoint["bearerTokenFile"], nil},
 		"rollout":        {rollout.MaxUnavailable.String(), "1"},
+		"writer's image": {writer.Containers[0].Image, "example.com/csr@sha256:" + digest},
+		"writer's pull":  {writer.ImagePullSecrets, pod.Spec.ImagePullSecrets},
+		"writer's flags": {writer.Containers[0].Args[1:], []string{
+			"--block-list=default/list", "--to=/etc/kubernetes/pki/csr-authorization/authorization.yaml", "--base=/base.yaml",
+		}},
+		"guarded namespace": {guard.MatchConstraints.NamespaceSelector.MatchLabels["kubernetes.io/metadata.name"], "default"},
+		"guarded names":     {strings.HasSuffix(guard.MatchConditions[0].Expression, `in ["list", "list-status"]`), true},
 	} {
 		kit.Equal(t, what, pair[0], pair[1])
 	}
