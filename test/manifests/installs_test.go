@@ -51,7 +51,7 @@ func accept(t *testing.T, all objects) {
 	t.Helper()
 	for name, obj := range all {
 		obj = obj.DeepCopy()
-		if obj.GetNamespace() == systemNamespace || obj.GetNamespace() == trustFiles {
+		if slices.Contains([]string{systemNamespace, trustFiles, authorizationFiles}, obj.GetNamespace()) {
 			obj.SetNamespace("default") // a dry run creates no namespace for other objects
 		}
 		if obj.GetName() == systemNamespace {

@@ -86,7 +86,11 @@ var questions = []question{
 	{"update", "", "configmaps", "kube-system", authentication, []string{rotator}},
 	{"get", "", "configmaps", "kube-system", "kube-root-ca.crt", []string{signer}},
 	{"get", "", "configmaps", "kube-public", "cluster-info", []string{identity}},
-	{"get", "", "configmaps", systemNamespace, "csr-node-block-list", []string{blocked}},
+	{"get", "", "configmaps", systemNamespace, "csr-node-block-list", []string{blocked, authorizationFiles}},
+	{"block", "", "configmaps", systemNamespace, "csr-node-block-list", nil},
+	{"block", "", "configmaps", systemNamespace, "csr-node-block-list-status", []string{enforced}},
+	{"patch", "", "configmaps", systemNamespace, "csr-node-block-list-status", []string{enforced}},
+	{"delete", "", "configmaps", systemNamespace, "csr-node-block-list-status", nil},
 	{"update", "", "configmaps", systemNamespace, "csr-node-block-list", nil},
 	{"create", "", "configmaps", systemNamespace, "", []string{rotator}},
 	{"update", "", "configmaps", systemNamespace, "csr-controller-manager-config", nil},
@@ -121,7 +125,7 @@ var questions = []question{
 	{"list", "", "services", "", "", []string{serving}},
 	{"get", "", "services", "any", "any", []string{ruled}},
 	{"watch", "discovery.k8s.io", "endpointslices", "default", "", []string{serving}},
-	{"list", "discovery.k8s.io", "endpointslices", "default", "", []string{serving, rotator}},
+	{"list", "discovery.k8s.io", "endpointslices", "default", "", []string{serving, rotator, enforced}},
 	{"watch", "cluster.x-k8s.io", "machines", "", "", []string{clusterAPI}},
 	{"update", "cluster.x-k8s.io", "machines", "", "", nil},
 	{"watch", "machine.openshift.io", "machines", "openshift-machine-api", "", []string{openshift}},
@@ -174,6 +178,12 @@ func TestRights(t *testing.T) {
 		{"split, with rotation", kustomize(t, splitRotation), withRotation},
 		{"default, with each component", overlay(t, "default", append(components, "node-bootstrap")...), withComponents},
 		{"static Pod", kustomize(t, "overlays/static-pod"), map[string][]string{staticUser: append(slices.Clone(three), staticUser)}},
+		{"authorization files", kustomize(t, "overlays/authorization-files"), map[string][]string{
+			"system:serviceaccount:" + authorizationFiles + ":" + authorizationFiles: {authorizationFiles},
+		}},
+		{"authorization files of a static Pod", kustomize(t, "overlays/static-pod/authorization-files"), map[string][]string{
+			"csr-controller-manager.io:authorization-files": {authorizationFiles},
+		}},
 	} {
 		t.Run(step.what, func(t *testing.T) {
 			apply(t, step.objects)

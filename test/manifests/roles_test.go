@@ -24,6 +24,7 @@ const (
 	clusterAPI = "inventory-cluster-api"
 	openshift  = "inventory-openshift"
 	blocked    = "node-block-list"
+	enforced   = "block-list-enforced"
 	createCA   = "create-ca"
 	dryRun     = "dry-run"
 )
@@ -31,7 +32,7 @@ const (
 // splitOwners are the identities of a split install that have the rights of each component.
 var splitOwners = map[string][]string{
 	serving: {approver}, identity: {approver}, ruled: {approver}, clusterAPI: {approver}, openshift: {approver},
-	blocked: {approver, signer}, createCA: {signer},
+	blocked: {approver, signer}, enforced: {approver}, createCA: {signer},
 }
 
 // rights returns the rules of the roles in all by "KIND NAMESPACE/NAME", and whom the bindings in all bind to each role. An identity of
@@ -69,7 +70,8 @@ func subjects(t *testing.T, all objects) []string {
 // TestNoWildcard reads every rule, including generated roles.
 func TestNoWildcard(t *testing.T) {
 	t.Parallel()
-	fewest := map[string]int{"default": 8, "overlays/control-plane": 8, "overlays/static-pod": 8, approverOnly: 7, splitRotation: 20}
+	fewest := map[string]int{"default": 8, "overlays/control-plane": 8, "overlays/static-pod": 8, approverOnly: 7, splitRotation: 20,
+		"overlays/authorization-files": 1, "overlays/static-pod/authorization-files": 1}
 	for name := range splitOwners {
 		fewest[name] = 1
 	}
@@ -137,8 +139,9 @@ var componentValues = map[string][]string{
 	`approval={"rules":[{"name":"a","signerName":"example.com/a","preset":"serviceNames"}]}`:                      {ruled},
 	`approval={"inventory":{"sources":[{"static":{"configMap":"example/nodes"}}]}}`:                               nil,
 
-	`nodeBlockList="` + systemNamespace + `/csr-node-block-list"`: {blocked},
-	`signing.createIfMissing=true`:                                {createCA},
+	`nodeBlockList="` + systemNamespace + `/csr-node-block-list"`:                                          {blocked},
+	`nodeBlockList="` + systemNamespace + `/csr-node-block-list",config.blockListEnforcement.enabled=true`: {blocked, enforced},
+	`signing.createIfMissing=true`: {createCA},
 	`signing.signers=[{"name":"example.com/a","secret":"` + systemNamespace + `/a","createIfMissing":true,"usages":["server auth"]}]`: {createCA},
 }
 
@@ -148,7 +151,7 @@ func TestChartComponents(t *testing.T) {
 	for options, split := range map[string]bool{"--set=split=false": false, "--set=split=true": true} {
 		bare := helm(t, options)
 		for values, names := range componentValues {
-			if split && len(names) != 1 { // for these the split changes nothing else
+			if split && len(names) != 1 && !slices.Contains(names, enforced) { // for these the split changes nothing else
 				continue
 			}
 			want, wantBound := map[string][]rbacv1.PolicyRule{}, map[string][]string{}
