@@ -267,8 +267,12 @@ var absent = regexp.MustCompile(`kubelet_|_dry_run_total|csr_rotation_`)
 // selector finds the names of metrics in a query, with their label matchers.
 var selector = regexp.MustCompile(`\b(?:csr|kubelet|leader_election|rest_client|workqueue|process|controller_runtime)_\w+(?:\{[^}]*\})?`)
 
-// labConfig has one signer whose CA expires soon, one for which the manager may not sign, and one without a CA.
-const labConfig = `signing:
+// labConfig has one signer whose CA expires soon, one for which the manager may not sign, and one without a CA. The API server does not
+// enforce the block list.
+const labConfig = `
+nodeBlockList: ` + kit.BlockListName + `
+blockListEnforcement: {enabled: true, apiServers: [%[3]q], serverName: localhost}
+signing:
   secret: csr-controller-manager-system/csr-signer
   signers:
   - {name: example.com/short, certFile: %[1]q, keyFile: %[2]q, usages: [digital signature, server auth]}
@@ -290,8 +294,11 @@ func TestLive(t *testing.T) {
 	short := kit.IssueCA(t, "short", kit.NewKey(t), nil, 20*24*time.Hour)
 	kit.Write(t, shortCert, short.PEM())
 	kit.Write(t, shortKey, short.KeyPEM(t))
-	config := kit.Configure(t, fmt.Sprintf(labConfig, shortCert, shortKey))
+	config := kit.Configure(t, fmt.Sprintf(labConfig, shortCert, shortKey, strings.TrimPrefix(plane.Config.Host, "https://")))
 	account := kit.ManagerConfig(t)
+	kit.BlockList(t, "")
+	kit.Apply(t, "node-block-list")
+	kit.Apply(t, "block-list-enforced")
 	kit.Create(t, kit.Admin(t), kit.SigningSecret(plane.CA.CertPEM, plane.CA.KeyPEM))
 	kit.MaySign(t, kit.ManagerAccount, "example.com/short", "example.com/missing")
 	kit.GrantJoining(t, "joiner")
@@ -438,6 +445,8 @@ func (l *lab) rulesWork(t *testing.T, p *prometheus) {
 		"CSRLifetimeCut warning":       "firing",  // by the short CA
 		"CSRSigningCAMissing critical": "pending", // of example.com/missing
 		"CSRErrors warning csr-signer": "pending", // example.com/forbidden
+
+		"CSRRevocationNotEnforced critical": "pending",
 
 		// Pending at first, for the replica that has just started.
 		"CSRNoLeader critical":   "inactive",
