@@ -36,7 +36,7 @@ run: build ## run a control plane with the manager until Ctrl-C, with a kubeconf
 # test/manager measures time, and runs alone.
 HEAVY := '/(test|csrenv)(/|$$)'
 IN_PROCESS := ./test/rotation ./test/loop ./test/csrenv ./csrenv/...
-TOGETHER := ./test/tutorials ./test/manifests ./test/reliability ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
+TOGETHER := ./test/tutorials ./test/manifests ./test/reliability ./test/revocation ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 # With rarer garbage collections, control planes and managers take an eighth less processor time, and more memory.
 REAL := GOGC=400 go test -count=1
 
