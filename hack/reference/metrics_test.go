@@ -82,6 +82,7 @@ func labelValues() map[string]string {
 		"csr_signer_ca_reloads_total result": "`accepted`, `rejected`",
 		"csr_check_result result":            values(check.Statuses()),
 		"check":                              quoted(names),
+		"server":                             "the `host:port` of an API server",
 		"verb":                               "such as `update`",
 		"resource":                           "such as `certificatesigningrequests/approval.certificates.k8s.io`",
 	}

@@ -46,6 +46,8 @@ var roleSections = []struct {
 		{"inventory-cluster-api", "the inventory `cluster-api`"},
 		{"inventory-openshift", "the inventory `openshift`"},
 		{"node-block-list", "`nodeBlockList`"},
+		{"block-list-enforced", "`blockListEnforcement`"},
+		{"overlays/authorization-files", "what writes the files of API servers"},
 	}},
 	{"Rotation", []roleFolder{
 		{"create-ca", "`createIfMissing`"},
