@@ -93,6 +93,9 @@ func (e *Enforcement) check(ctx context.Context) error {
 	addresses := e.APIServers
 	if len(addresses) == 0 {
 		if addresses, err = probe.Endpoints(ctx, e.live); err != nil {
+			for _, server := range e.last.Servers { // it is unknown whether they enforce this version
+				enforced.WithLabelValues(server.Address).Set(0)
+			}
 			return err
 		}
 	}
