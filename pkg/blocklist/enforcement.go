@@ -20,6 +20,7 @@ import (
 	corev1apply "k8s.io/client-go/applyconfigurations/core/v1"
 	authorizationclient "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
@@ -106,7 +107,7 @@ func (e *Enforcement) check(ctx context.Context) error {
 			config := rest.CopyConfig(e.config)
 			config.Host, config.ServerName = "https://"+address, cmp.Or(e.ServerName, probe.ServerName)
 			config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
-			server := entries.Server{Address: address, Since: time.Now().UTC().Truncate(time.Second)}
+			server := entries.Server{Address: address, Since: clock.RealClock{}.Now().UTC().Truncate(time.Second)}
 			if err := enforces(ctx, config, blocked.Canary()); err != nil {
 				server.Problem = err.Error()
 			}
