@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -167,11 +166,9 @@ func (a *approval) readBlockList(ctx context.Context) (blocked entries.Entries, 
 	if a.blockList == "" {
 		return blocked, ""
 	}
-	if !strings.Contains(a.blockList, "/") {
-		a.blockList = cmp.Or(a.namespace, defaultNamespace) + "/" + a.blockList
-	}
-	namespace, name, _ := strings.Cut(a.blockList, "/")
-	obj, err := a.CoreV1().ConfigMaps(namespace).Get(ctx, name, metav1.GetOptions{})
+	list := a.listName(a.blockList)
+	a.blockList = list.String()
+	obj, err := a.CoreV1().ConfigMaps(list.Namespace).Get(ctx, list.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		_, _ = fmt.Fprintf(a.aside, "There is no block list %s.\n", oneLine(a.blockList))
 		return blocked, ""
@@ -211,9 +208,7 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 		return nil
 	}
 	if !a.yes {
-		_, _ = fmt.Fprintf(a.aside, "\nApprove %d of %d requests? [y/N] ", len(open), len(all))
-		answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
-		if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer))) {
+		if !confirmed(in, a.aside, fmt.Sprintf("Approve %d of %d requests", len(open), len(all))) {
 			for _, each := range open {
 				each.Problem = "you did not confirm it"
 			}
@@ -226,9 +221,8 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 		}
 	}
 	user := "an unknown user"
-	review, err := a.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err == nil && review.Status.UserInfo.Username != "" {
-		user = fmt.Sprintf("user %q", csr.Shorten(review.Status.UserInfo.Username))
+	if me, err := a.self(ctx); err == nil && me.Username != "" {
+		user = fmt.Sprintf("user %q", csr.Shorten(me.Username))
 	}
 	message := ascii.Quote("Approved by hand by " + user + " with kubectl csr approve.")
 	for _, each := range open {
@@ -238,6 +232,27 @@ func (a *approval) decide(ctx context.Context, all []*outcome, in io.Reader) err
 		}
 	}
 	return nil
+}
+
+// confirmed asks a person, and reports whether the answer is yes.
+func confirmed(in io.Reader, aside io.Writer, question string) bool {
+	_, _ = fmt.Fprintf(aside, "\n%s? [y/N] ", question)
+	answer, _ := bufio.NewReader(in).ReadString('\n') // an end of the input is a no
+	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+}
+
+// self returns the user of the plugin as API servers see it.
+func (c *cluster) self(ctx context.Context) (me csr.Requester, err error) {
+	review, err := c.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return me, err
+	}
+	info := review.Status.UserInfo
+	me = csr.Requester{Username: info.Username, Groups: info.Groups, Extra: map[string]certificatesv1.ExtraValue{}}
+	for key, values := range info.Extra {
+		me.Extra[key] = certificatesv1.ExtraValue(values)
+	}
+	return me, nil
 }
 
 // approve stores the approval in obj, which is the object that was shown. If it has changed since, the API server

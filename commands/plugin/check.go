@@ -18,6 +18,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -29,6 +30,8 @@ type checkReport struct {
 	Failed    int            `json:"failed"`
 	Unknown   int            `json:"unknown"`
 	Results   []check.Result `json:"results"`
+	// Note says what is not set up, which is no failure.
+	Note string `json:"note,omitempty"`
 	// Said holds warnings in the name of the manager, which decide nothing: other users may write Events, too.
 	Said []statement `json:"said"`
 }
@@ -55,6 +58,8 @@ prints what is wrong, what is unknown, and how many checks passed. The exit code
 			check.Kubelets(ctx, c.AuthorizationV1().SubjectAccessReviews(), bootstrapGroups, check.NodeGroups),
 			c.checkLeaders(ctx), c.checkTrust(ctx), []check.Result{c.checkServing(ctx)},
 		)}
+		blockList, note := c.checkBlockList(ctx)
+		report.Results, report.Note = append(report.Results, blockList...), note
 		counts := map[check.Status]*int{check.OK: &report.Passed, check.Failed: &report.Failed, check.Unknown: &report.Unknown}
 		for _, result := range report.Results {
 			*counts[result.Status]++
@@ -84,6 +89,9 @@ func (p *page) checks(report *checkReport, all bool) {
 		}
 	}
 	p.line(fmt.Sprintf("%d checks passed; -v lists them.", report.Passed))
+	if report.Note != "" {
+		p.line(report.Note)
+	}
 	if len(report.Said) > 0 {
 		p.said(report.Said)
 	}
@@ -94,6 +102,7 @@ const (
 	managerRunning = "manager-running"
 	caTrusted      = "ca-trusted"
 	servingAsked   = "serving-asked"
+	listEnforced   = "block-list-enforced"
 )
 
 // resultOf returns a Result that failed if there is a next step.
@@ -265,4 +274,28 @@ func (c *cluster) checkServing(ctx context.Context) check.Result {
 	return resultOf(servingAsked, subject,
 		fmt.Sprintf("%d nodes have never asked, while others have: %s", len(silent), strings.Join(csr.ShortenAll(silent), ", ")),
 		"set serverTLSBootstrap: true in the configuration of these kubelets, and restart them")
+}
+
+// checkBlockList reports whether each API server refuses what the block list names. If none is asked, the note says so.
+func (c *cluster) checkBlockList(ctx context.Context) (results []check.Result, note string) {
+	list := c.listName(blockListName)
+	_, blocked, err := c.readList(ctx, list)
+	var servers []entries.Server
+	if err == nil {
+		servers, err = c.servers(ctx, list, blocked.Digest())
+	}
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, "Blocking works only for new certificates: API servers are not known to follow the block list. See " + blockListPage + "."
+	case err != nil:
+		return []check.Result{unknown(listEnforced, "the block list", "get configmaps of the block list", err)}, ""
+	}
+	for _, server := range servers {
+		evidence, nextStep := "it follows since "+server.Since.Format(time.RFC3339), ""
+		if server.Problem != "" {
+			evidence, nextStep = csr.Shorten(server.Problem), "see that write-authorization runs on its host: "+blockListPage
+		}
+		results = append(results, resultOf(listEnforced, "API server "+csr.Shorten(server.Address), evidence, nextStep))
+	}
+	return results, ""
 }

@@ -73,7 +73,7 @@ func newRoot(version string, connect connector) *cobra.Command {
 	root := &cobra.Command{
 		Use:         "kubectl-csr",
 		Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl csr"},
-		Short:       "Show and approve CertificateSigningRequests, check their manager, rotate CAs",
+		Short:       "Show and approve CertificateSigningRequests, check their manager, rotate CAs, block credentials",
 		Long: `kubectl csr shows what the objects of a cluster say about CertificateSigningRequests, and what
 csr-controller-manager says about them. It acts with your rights, and reads no key.`,
 		Version:       version,
@@ -83,7 +83,8 @@ csr-controller-manager says about them. It acts with your rights, and reads no k
 	// No template of cobra is set: with text/template, the linker keeps every method of client-go, which doubles the program.
 	root.AddCommand(
 		pendingCommand(connect), explainCommand(connect), approveCommand(connect), checkCommand(connect),
-		rotationCommand(connect),
+		rotationCommand(connect), blockCommand(connect, "block", "Make API servers refuse a node, a user or a certificate"),
+		blockCommand(connect, "unblock", "Let a node, a user or a certificate in again"),
 	)
 	for _, cmd := range root.Commands() {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
