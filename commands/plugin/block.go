@@ -93,7 +93,7 @@ and a user if no Node can have it. The exit code is 1 if an API server does not 
 }
 
 // find sets what the command line names.
-func (b *block) find(ctx context.Context, name string) error {
+func (b *block) find(ctx context.Context, name string) (err error) {
 	b.what, b.key, b.who = "user", entries.UsersKey, csr.Requester{Username: name}
 	if slices.Contains(entries.Essential(), name) {
 		b.key = entries.ForcedUsersKey
@@ -109,23 +109,10 @@ func (b *block) find(ctx context.Context, name string) error {
 	case isNode:
 		name, b.what, b.key, b.who.Username = node, "node", entries.NodesKey, csr.NodeUserPrefix+node
 	case b.certificate != "":
-		data, err := os.ReadFile(b.certificate)
-		if err != nil {
+		if b.cert, err = certificateIn(b.certificate); err != nil {
 			return err
 		}
-		if config, err := clientcmd.Load(data); err == nil && len(config.AuthInfos) == 1 {
-			for _, user := range config.AuthInfos {
-				data = user.ClientCertificateData
-			}
-		}
-		certs, err := ca.ParseCertificates(data)
-		if len(certs) == 0 {
-			certs, err = x509.ParseCertificates(data)
-		}
-		if err != nil || len(certs) == 0 {
-			return fmt.Errorf("%s holds no certificate in PEM or DER: %v", b.certificate, err)
-		}
-		b.cert, name = certs[0], fmt.Sprintf("%x", sha256.Sum256(certs[0].Raw))
+		name = fmt.Sprintf("%x", sha256.Sum256(b.cert.Raw))
 		b.what, b.key, b.who.Username = "certificate", entries.CertificatesKey, entries.CanaryPrefix+"holder"
 		b.who.Extra = map[string]certificatesv1.ExtraValue{csr.CredentialIDKey: {csr.CertificateIDPrefix + name}}
 	}
@@ -135,6 +122,27 @@ func (b *block) find(ctx context.Context, name string) error {
 		b.line = string(ascii.JSON(text))
 	}
 	return nil
+}
+
+// certificateIn returns the first certificate in a file: PEM, DER, or the kubeconfig of one user.
+func certificateIn(file string) (*x509.Certificate, error) {
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	if config, err := clientcmd.Load(data); err == nil && len(config.AuthInfos) == 1 {
+		for _, user := range config.AuthInfos {
+			data = user.ClientCertificateData
+		}
+	}
+	certs, err := ca.ParseCertificates(data)
+	if len(certs) == 0 {
+		certs, err = x509.ParseCertificates(data)
+	}
+	if err != nil || len(certs) == 0 {
+		return nil, fmt.Errorf("%s holds no certificate in PEM or DER: %w", file, cmp.Or(err, errors.New("it is empty")))
+	}
+	return certs[0], nil
 }
 
 // edit changes the list, after a person has confirmed it.
