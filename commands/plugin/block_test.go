@@ -307,6 +307,16 @@ func TestBlockWaits(t *testing.T) {
 	}
 }
 
+// TestBlockIsUndone has a person who takes the line away while the command waits.
+func TestBlockIsUndone(t *testing.T) {
+	p := planeOf(t, map[string]string{"nodes": ""}, nodeOf("w1"))
+	p.api.PrependReactor("update", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { return true, p.list(), nil })
+	_, _, err := execute(t, p.cluster, "", "block", "w1", "--yes", "--timeout", "50ms")
+	if err == nil || !strings.Contains(err.Error(), "somebody has changed it back") {
+		t.Errorf("error %v", err)
+	}
+}
+
 // canaryOf returns the canary of the list of p with user as well.
 func canaryOf(user string, p *plane) string {
 	blocked, _, _ := entries.Parse(map[string]string{"nodes": "", "users": p.list().Data["users"] + "\n" + user})
@@ -418,7 +428,9 @@ func TestBlockShows(t *testing.T) {
 			}
 		}))
 	}
-	objs = append(objs, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}})
+	serving := objs[12].(*request).DeepCopy() // no client uses its certificate
+	serving.Name, serving.Spec.SignerName = "serving", certificatesv1.KubeletServingSignerName
+	objs = append(objs, serving, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "b"}})
 	p := planeOf(t, map[string]string{"nodes": ""}, objs...)
 	p.clock = clocktesting.NewFakeClock(time.Now())
 	_, aside, _ := execute(t, p.cluster, "", "block", "w1")
