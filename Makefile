@@ -87,7 +87,7 @@ e2e-program:
 
 E2E_PROGRAMS := etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet
 e2e-rotation: TESTS := CARotation|APIServersGetTheBundleLate
-e2e-deployment: TESTS := Deployment|KilledRunLeavesNothing
+e2e-deployment: TESTS := Deployment|KilledRunLeavesNothing|BlockedKubelet
 e2e-rotation e2e-deployment: e2e-program
 	place=$$(hack/controlplane/get.sh $(E2E_PROGRAMS)); set -a; eval "$$place"; set +a; \
 	  cd test/e2e && exec ../../bin/test/e2e.test -test.v -test.parallel 8 -test.timeout 20m -test.run '^Test($(TESTS))$$'

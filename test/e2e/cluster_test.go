@@ -91,17 +91,27 @@ func startCluster(t *testing.T) *cluster {
 	c.certificates(t)
 	c.start(t, "etcd", "etcd", etcdArgs(c.path("etcd"))...)
 	c.startAPIServer(t)
-	c.start(t, "kube-controller-manager", "kube-controller-manager",
-		"--controllers=*,-csrapproving,-csrsigning,-csrcleaner", "--kubeconfig="+c.path("kube-controller-manager.kubeconfig"),
-		"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials",
-		"--service-account-private-key-file="+c.path("pki/sa.key"), "--root-ca-file="+c.path("pki/ca.crt"))
-	c.start(t, "kube-scheduler", "kube-scheduler",
-		"--kubeconfig="+c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0")
-	who := clientPair(t, c.ca, "system:node:"+firstNode, "system:nodes")
-	c.machine(t, firstNode).firstKubelet(t, clientConfig(c.server(), c.ca, who), kubeletOptions{KeepCertificate: true})
+	c.startControllers(t, c.path("pki"))
+	c.machine(t, firstNode).firstKubelet(t, c.firstConfig(t), kubeletOptions{KeepCertificate: true})
 	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
 	c.nodeReady(t, firstNode)
 	return c
+}
+
+// startControllers starts kube-controller-manager and kube-scheduler, with the key for ServiceAccounts in pki.
+func (c *cluster) startControllers(t *testing.T, pki string, args ...string) {
+	c.start(t, "kube-controller-manager", "kube-controller-manager", append([]string{
+		"--controllers=*,-csrapproving,-csrsigning,-csrcleaner", "--kubeconfig=" + c.path("kube-controller-manager.kubeconfig"),
+		"--leader-elect=false", "--secure-port=0", "--use-service-account-credentials",
+		"--service-account-private-key-file=" + filepath.Join(pki, "sa.key"), "--root-ca-file=" + filepath.Join(pki, "ca.crt"),
+	}, args...)...)
+	c.start(t, "kube-scheduler", "kube-scheduler",
+		"--kubeconfig="+c.path("kube-scheduler.kubeconfig"), "--leader-elect=false", "--secure-port=0")
+}
+
+// firstConfig returns the configuration of the control plane's own kubelet.
+func (c *cluster) firstConfig(t *testing.T) *rest.Config {
+	return clientConfig(c.server(), c.ca, clientPair(t, c.ca, "system:node:"+firstNode, "system:nodes"))
 }
 
 func newAdmin(t *testing.T, config *rest.Config) client.WithWatch {

@@ -270,13 +270,16 @@ const (
 func TestStaticPods(t *testing.T) {
 	c := newCluster(t, firstMachine)
 	c.certificates(t)
-	var archives []string
-	for name, image := range map[string]string{"etcd": etcdImage, "kube-apiserver": apiServerImage} {
-		archives = append(archives, c.path(filepath.Join("images", name+".tar")))
-		kit.NoError(t, writeArchive(archives[len(archives)-1], image, binary(name)))
+	m := c.staticControlPlane(t, "static")
+	m.write(t, staticPodDir+"/manager.yaml", []byte(c.kubectl(t, "kustomize", filepath.Join(root, "config/overlays/static-pod/pod"))))
+	for name, data := range map[string][]byte{
+		"kubeconfig": kit.Must(testcluster.Kubeconfig(clientConfig(c.server(), c.ca, clientPair(t, c.ca, staticUser))))(t),
+		"ca.crt":     c.ca.CertPEM,
+		"ca.key":     c.ca.KeyPEM,
+	} {
+		m.write(t, filepath.Join(staticFiles, name), data)
+		kit.NoError(t, os.Chown(m.file(filepath.Join(staticFiles, name)), 65532, 65532))
 	}
-	m := c.machine(t, "static", archives...)
-	c.writeStaticPods(t, m)
 	m.firstKubelet(t, c.bootstrapConfig(bootstrapToken), kubeletOptions{StaticPods: true, SelfSigned: true})
 	c.waitForAPIServer(t)
 	c.kubectl(t, "apply", "-k", "manifests/bootstrap")
@@ -292,21 +295,19 @@ func TestStaticPods(t *testing.T) {
 		"requests of the node: %+v, want one of %s with a certificate", requests, bootstrapUser)
 }
 
-// writeStaticPods writes the files that kubeadm init would write to a control-plane node, with the manager from its
-// overlay.
-func (c *cluster) writeStaticPods(t *testing.T, m *machine) {
+// staticControlPlane makes a machine with the files that kubeadm init would write to a control-plane node. Its kubelet starts
+// etcd and the API server.
+func (c *cluster) staticControlPlane(t *testing.T, name string) *machine {
+	var archives []string
+	for program, image := range map[string]string{"etcd": etcdImage, "kube-apiserver": apiServerImage} {
+		archives = append(archives, c.path(filepath.Join("images", program+".tar")))
+		kit.NoError(t, writeArchive(archives[len(archives)-1], image, binary(program)))
+	}
+	m := c.machine(t, name, archives...)
 	writePKI(t, m.file(pkiDir), c.address, c.ca)
 	m.write(t, staticPodDir+"/etcd.yaml", staticPod(t, "etcd", etcdImage, etcdArgs("/data")))
 	m.write(t, staticPodDir+"/kube-apiserver.yaml", staticPod(t, "kube-apiserver", apiServerImage, apiServerArgs(pkiDir, c.address)))
-	m.write(t, staticPodDir+"/manager.yaml", []byte(c.kubectl(t, "kustomize", filepath.Join(root, "config/overlays/static-pod/pod"))))
-	for name, data := range map[string][]byte{
-		"kubeconfig": kit.Must(testcluster.Kubeconfig(clientConfig(c.server(), c.ca, clientPair(t, c.ca, staticUser))))(t),
-		"ca.crt":     c.ca.CertPEM,
-		"ca.key":     c.ca.KeyPEM,
-	} {
-		m.write(t, filepath.Join(staticFiles, name), data)
-		kit.NoError(t, os.Chown(m.file(filepath.Join(staticFiles, name)), 65532, 65532))
-	}
+	return m
 }
 
 func staticPod(t *testing.T, name, image string, args []string) []byte {
@@ -316,6 +317,7 @@ func staticPod(t *testing.T, name, image string, args []string) []byte {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceSystem},
 		Spec: corev1.PodSpec{
 			HostNetwork: true, PriorityClassName: "system-node-critical",
+			TerminationGracePeriodSeconds: new(int64(1)), // an API server uses all of it while it has watches; the default is 30
 			Containers: []corev1.Container{{
 				Name: name, Image: image, ImagePullPolicy: corev1.PullNever, Args: args,
 				VolumeMounts: []corev1.VolumeMount{{Name: "pki", MountPath: pkiDir, ReadOnly: true}, {Name: "data", MountPath: "/data"}},

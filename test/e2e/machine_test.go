@@ -308,6 +308,7 @@ type kubeletOptions struct {
 	SelfSigned      bool   // it signs its serving certificate itself, as it does by default
 	Address         string // that its Node reports, if it is not the machine's
 	StaticPods      bool   // it runs the pods in the folder for static pods
+	ShortCaches     bool   // its port asks the API server about a user again after 5 s, instead of 5 minutes
 }
 
 func (c *cluster) bootstrapConfig(token string) *rest.Config {
@@ -337,6 +338,9 @@ func (m *machine) startKubelet(t *testing.T, options kubeletOptions) {
 	config := fmt.Appendf(nil, kubeletConfig, !options.KeepCertificate, !options.SelfSigned, m.cgroup())
 	if options.StaticPods {
 		config = fmt.Appendf(config, "staticPodPath: %s\n", staticPodDir)
+	}
+	if options.ShortCaches {
+		config = append(config, "authorization: {webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 5s}}\n"...)
 	}
 	m.write(t, "/var/lib/kubelet/config.yaml", config)
 	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command(cmp.Or(options.Binary, binary("kubelet")),
