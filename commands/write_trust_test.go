@@ -112,7 +112,7 @@ func TestWriteTrustRefuses(t *testing.T) {
 			put(t, o.from, good, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf.Certificate[0]}))
 		}, "certificate 2, CN=client, is not a CA certificate"},
 		"gone":               {func(t *testing.T, o *trustFileOptions) { o.from += "-not" }, "no such file"},
-		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not created by write-trust"},
+		"kubeadm's own file": {func(t *testing.T, o *trustFileOptions) { put(t, o.to, other) }, "was not created by this command"},
 		"a link":             {func(t *testing.T, o *trustFileOptions) { kit.NoError(t, os.Symlink(o.from, o.to)) }, "is not a regular file"},
 		"no folder":          {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
 		"a folder in the way of the temporary file": {func(t *testing.T, o *trustFileOptions) {
