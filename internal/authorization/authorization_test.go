@@ -45,6 +45,7 @@ func compiled(t *testing.T, file []byte) (refused func(user authorizationv1.Subj
 		if !strings.HasPrefix(authorizer.Name, namePrefix) {
 			continue
 		}
+		expect.Equal(t, "without the webhook", authorizer.Webhook.FailurePolicy, apiserver.FailurePolicyDeny)
 		matcher, invalid := validation.ValidateAndCompileMatchConditions(cel.NewDefaultCompiler(), authorizer.Webhook.MatchConditions)
 		expect.Equal(t, authorizer.Name, invalid.ToAggregate(), nil)
 		matchers = append(matchers, matcher)

@@ -15,6 +15,7 @@ const (
 	bootstrapFile     = "pkg/judge/bootstrap/bootstrap.go"
 	servingFile       = "pkg/judge/serving/serving.go"
 	kubeletJudgeFile  = "controllers/approver/kubelet_client.go"
+	authorizationFile = "internal/authorization/authorization.go"
 )
 
 // mutations are the lists of mutations by the tests that must notice: the parity test, unit tests, or the tests of "make test".
@@ -260,7 +261,7 @@ const (
 	sanTests      = "./pkg/san"
 	sourceTests   = "./pkg/inventory"
 	identityTests = "./pkg/nodeidentity"
-	blockTests    = "./pkg/blocklist"
+	blockTests    = "./pkg/blocklist/..."
 	auditTests    = "./pkg/audit"
 	reportTests   = "./internal/report"
 )
@@ -325,7 +326,14 @@ var identityMutations = []mutation{
 	{"identity: two witnesses", "pkg/nodeidentity/liveness.go", "witnesses > 0 && witnesses >= min(others, 2)", "witnesses > 0", identityTests},
 	{"identity: a blocked node", "pkg/blocklist/entries/entries.go", "e.Nodes.Has(name)", "false", blockTests},
 	{"identity: a blocked certificate", "pkg/blocklist/entries/entries.go", "if e.Certificates.Has(sum) {", "if false {", blockTests},
-	{"identity: a certificate while no list was read", "pkg/blocklist/entries/entries.go", "len(req.Requester.Certificates()) > 0", "false", blockTests},
+	{"identity: a blocked user", "pkg/blocklist/entries/entries.go", "e.Users.Has(user)", "false", blockTests},
+	{"revocation: a user whom the cluster needs", "pkg/blocklist/entries/entries.go", "slices.Contains(Essential(), name)", "false", blockTests},
+	{"revocation: the canary of this version", "pkg/blocklist/entries/entries.go", "e.Nodes, e.Users, e.Certificates} {", "e.Nodes, e.Certificates} {", blockTests},
+	{"revocation: never the writer", authorizationFile, "request.user != %s && (", "request.user != %s || (", "./internal/authorization"},
+	{"revocation: bounded values", authorizationFile, "size(request.extra[%[1]q]) > 100", "false", "./internal/authorization"},
+	{"revocation: refused without the webhook", authorizationFile, "apiserver.FailurePolicyDeny", "apiserver.FailurePolicyNoOpinion", "./internal/authorization"},
+	{"revocation: conditions are evaluated", authorizationFile, "case refused:", "case refused && false:", "./internal/authorization"},
+	{"revocation: a new kubeconfig is read", authorizationFile, "version + expression", "version[:0] + expression", "./internal/authorization"},
 	{"identity: a digest in the API server's form", "pkg/csr/request.go", "len(sum) == sha256.Size", "len(sum) <= sha256.Size", "./pkg/csr"},
 	{"identity: witnesses that move", "pkg/nodeidentity/liveness.go", "o.steady.IsZero() || !within(o.quiet(), o.since, at)", "o.steady.IsZero()", identityTests},
 }
