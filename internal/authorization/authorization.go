@@ -47,14 +47,9 @@ func Join(base []byte, blocked entries.Entries, writer, path string, kubeconfig 
 	if err := yaml.UnmarshalStrict(base, &joined); err != nil {
 		return nil, err
 	}
-	own, isList := joined["authorizers"].([]any)
-	if !isList {
-		return nil, errors.New("authorizers: want a list")
-	}
-	for _, each := range own {
-		if fields, _ := each.(map[string]any); strings.HasPrefix(fmt.Sprint(fields["name"]), namePrefix) {
-			return nil, fmt.Errorf("authorizers: %v is of a block list: want a file with the cluster's own authorizers only", fields["name"])
-		}
+	own, _ := joined["authorizers"].([]any)
+	if len(own) == 0 {
+		return nil, errors.New("authorizers: want a list with one at least: nothing else would allow a request")
 	}
 	// An API server reads the kubeconfig again only if the configuration has changed, other than in comments of YAML.
 	version := fmt.Sprintf("// The SHA-256 of the kubeconfig is %x.\n", sha256.Sum256(kubeconfig))

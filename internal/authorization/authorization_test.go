@@ -121,6 +121,16 @@ func TestMany(t *testing.T) {
 	}
 }
 
+// TestLongestNames checks that the longest names that a list may hold fit, whatever their letters.
+func TestLongestNames(t *testing.T) {
+	var users strings.Builder
+	for i := range 30 {
+		fmt.Fprintf(&users, "\"%s%d\"\n", strings.Repeat(`\u0001`, 1990), i)
+	}
+	file, blocked := joined(t, Default, map[string]string{"nodes": "", "users": users.String()})
+	expect.Error(t, "", Check(t.Context(), file, blocked, writer), "")
+}
+
 // TestManyValues checks that a review with more values than anybody has is refused, and costs little, also if each value is new.
 func TestManyValues(t *testing.T) {
 	var nodes strings.Builder
@@ -146,8 +156,11 @@ func TestManyValues(t *testing.T) {
 // TestJoinedBase checks that a file that Join made is no base: its names would stay blocked for ever.
 func TestJoinedBase(t *testing.T) {
 	file, blocked := joined(t, Default, map[string]string{"nodes": "w1"})
-	_, err := Join(file, blocked, writer, "/x", nil)
-	expect.Error(t, "", err, "authorizers: csr-block-list-1 is of a block list: want a file with the cluster's own authorizers only")
+	again, err := Join(file, blocked, writer, "/x", nil)
+	expect.Error(t, "", err, "")
+	if err := Check(t.Context(), again, blocked, writer); err == nil || !strings.Contains(err.Error(), `Duplicate value: "csr-block-list-1"`) {
+		t.Errorf("error %v", err)
+	}
 }
 
 // TestCheck checks which files are not written.
@@ -157,7 +170,6 @@ func TestCheck(t *testing.T) {
 	expect.Error(t, "not by force", Check(t.Context(), file, entries.Entries{}, writer), "authorizer csr-block-list-1 would refuse user \"system:kube-scheduler\", whom the cluster needs")
 	expect.Error(t, "another writer", Check(t.Context(), file, blocked, "bob"), "authorizer csr-block-list-1 would refuse user \"bob\", whom the cluster needs")
 	for name, test := range map[string]struct{ from, to, want string }{
-		"not YAML":             {"{", "", "authorizers: want a list"},
 		"unknown kind":         {"kind: AuthorizationConfiguration", "kind: Other", "no kind"},
 		"unknown field":        {"name: node", "name: node\n  webhoOk: {}", "unknown field"},
 		"unknown type":         {"type: RBAC", "type: Rbac", "Unsupported value"},
@@ -167,17 +179,21 @@ func TestCheck(t *testing.T) {
 		"condition that fails": {"request.user !=", "int(request.user) != 1 || request.user !=", "can't be evaluated for user"},
 	} {
 		base := strings.Replace(Default, test.from, test.to, 1)
-		if name == "not YAML" {
-			_, err := Join([]byte("a: b"), blocked, writer, "/x", nil)
-			expect.Error(t, name, err, test.want)
-			continue
-		}
 		file, _ := joined(t, base, map[string]string{"nodes": ""})
 		file = []byte(strings.Replace(string(file), test.from, test.to, 1))
 		err := Check(t.Context(), file, entries.Entries{}, writer)
 		if err == nil || !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%s: error %v, want %q", name, err, test.want)
 		}
+	}
+}
+
+// TestNoAuthorizers checks that a base without authorizers is refused. With the block list alone, an API server would start, and
+// refuse everybody.
+func TestNoAuthorizers(t *testing.T) {
+	for _, base := range []string{"a: b", "authorizers: []", "authorizers: {}", "authorizers:"} {
+		_, err := Join([]byte(base), entries.Entries{}, writer, "/x", nil)
+		expect.Error(t, base, err, "authorizers: want a list with one at least: nothing else would allow a request")
 	}
 }
 

@@ -138,6 +138,8 @@ func parseForcedUser(line string) (name, problem string) {
 	switch {
 	case name == "":
 		return "", "is empty"
+	case len(name) > 2000: // one that fits into no condition of an API server would keep all others out of effect
+		return "", "is longer than 2,000 bytes: block the certificate"
 	case !utf8.ValidString(name) || strings.ContainsRune(name, utf8.RuneError):
 		return "", "is not valid UTF-8: block the node or the certificate"
 	case strings.HasPrefix(name, CanaryPrefix):

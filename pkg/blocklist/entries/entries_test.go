@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
@@ -25,6 +26,7 @@ func TestParseUsers(t *testing.T) {
 		"strings":         {users: `"a # b" # left` + "\n" + `"\u0000\n\""`, want: []string{"\x00\n\"", "a # b"}},
 		"bad strings":     {users: `"a` + "\n" + `""` + "\n" + `"\ud800"` + "\nb", want: []string{"b"}, problems: []string{`users, line 1: "\"a" is not a string of JSON`, `users, line 2: "\"\"" is empty`, `users, line 3: "\"\\ud800\"" is not valid UTF-8: block the node or the certificate`}},
 		"nodes":           {users: "system:node:w1\nb", want: []string{"b"}, problems: []string{`users, line 1: "system:node:w1" is a node: write w1 under the key nodes`}},
+		"too long":        {users: strings.Repeat("x", 2001) + "\nb", want: []string{"b"}, problems: []string{fmt.Sprintf("users, line 1: %q is longer than 2,000 bytes: block the certificate", csr.Shorten(strings.Repeat("x", 2001)))}},
 		"the list's":      {users: CanaryPrefix + "control", want: []string{}, problems: []string{`users, line 1: "csr-controller-manager.io:block-list:control" is a name that the list itself uses`}},
 		"needed":          {users: "system:kube-scheduler\nb", want: []string{"b"}, problems: []string{`users, line 1: "system:kube-scheduler" is needed by the cluster itself, and stays unblocked: write it under the key forcedUsers if you accept the outage`}},
 		"needed by force": {users: "b", forced: "system:kube-scheduler\nc", want: []string{"b", "c", "system:kube-scheduler"}},
