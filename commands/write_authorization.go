@@ -17,7 +17,6 @@ import (
 	"github.com/spf13/cobra"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -28,8 +27,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/authorization"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
-	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 )
 
@@ -90,56 +88,38 @@ func (o *authorizationOptions) run(ctx context.Context, cluster *rest.Config, lo
 		return err
 	}
 	defer stop()
-	list := &lastgood.Value[entries.Entries]{Same: entries.Entries.Equal}
+	list := blocklist.New(o.list)
 	changed := list.Subscribe()
-	configMaps, err := informer.ConfigMaps(cluster, o.list.Namespace)
+	watch, err := list.Watch(cluster, logger)
 	if err != nil {
 		return err
 	}
-	watch := informer.One(configMaps, o.list, logger, func(obj *corev1.ConfigMap) { offer(list, obj) }, list.Refuse)
 	go func() { _ = watch.Start(ctx) }() // it ends with ctx, without an error
+	_ = list.WaitForFirst(ctx)           // never an error
 	client, err := kubernetes.NewForConfig(cluster)
 	if err != nil {
 		return err
 	}
 	writer, last := "", ""
 	for {
-		err := list.State().Problem
-		if writer == "" {
+		blocked, err := list.Entries()
+		if err == nil && writer == "" {
 			writer, err = ownName(ctx, client)
 		}
-		if state := list.State(); state.Known && writer != "" {
-			err = errors.Join(o.once(ctx, state.Good, writer, kubeconfig, logger), state.Problem)
+		if err == nil {
+			err = o.once(ctx, blocked, writer, kubeconfig, logger)
 		}
-		if problem := fmt.Sprint(err); problem != last && err != nil && ctx.Err() == nil {
-			logger.Info("Not all that the block list says is enforced here", "why", problem)
-			last = problem
-		} else if err == nil {
-			last = ""
+		problem := fmt.Sprint(err)
+		if err != nil && problem != last && ctx.Err() == nil {
+			logger.Info("The block list has no effect here, but for what the file has", "why", problem)
 		}
+		last = problem
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-changed:
 		case <-time.After(o.interval):
 		}
-	}
-}
-
-// offer applies a version of the block list, as the manager does. A nil obj means that the ConfigMap does not exist.
-func offer(list *lastgood.Value[entries.Entries], obj *corev1.ConfigMap) {
-	if obj == nil {
-		list.Refuse(errors.New("the block list does not exist: the last version stays enforced"))
-		return
-	}
-	read, problems, err := entries.Parse(obj.Data)
-	switch {
-	case err != nil:
-		list.Refuse(fmt.Errorf("block list: %w: the last version stays enforced", err))
-	case len(problems) > 0:
-		list.Use(read, fmt.Errorf("the rest of the block list is enforced: %s", strings.Join(problems, "; ")))
-	default:
-		list.Use(read, nil)
 	}
 }
 

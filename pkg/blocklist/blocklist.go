@@ -1,5 +1,5 @@
-// Package blocklist reads the names of blocked nodes and the SHA-256 of blocked certificates from a ConfigMap. For
-// these nodes, and for requests that were made with these certificates, nothing is approved and nothing is signed.
+// Package blocklist reads the blocked nodes, users and certificates from a ConfigMap. For these, nothing is approved and nothing
+// is signed. It also finds out which API servers refuse them.
 package blocklist
 
 import (
@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
@@ -41,8 +42,7 @@ var (
 )
 
 // List holds the entries that were read last. They stay in use until another version is read: deleting the ConfigMap
-// unblocks nothing. Until the first version is read, requests of all nodes wait, and requests that were made with any
-// certificate. A nil List blocks nothing.
+// unblocks nothing. Until the first version is read, all requests wait. A nil List blocks nothing.
 type List struct {
 	name     types.NamespacedName
 	object   *corev1.ConfigMap // that Events are about
@@ -63,8 +63,8 @@ func New(name types.NamespacedName) *List {
 	return l
 }
 
-// entries returns the entries in use, or why there are none.
-func (l *List) entries() (entries.Entries, error) {
+// Entries returns the entries in use, or why there are none.
+func (l *List) Entries() (entries.Entries, error) {
 	state := l.value.State()
 	if !state.Known {
 		return entries.Entries{}, fmt.Errorf("block list ConfigMap %s: %w", l.name, cmp.Or(state.Problem, informer.ErrNotRead))
@@ -77,13 +77,13 @@ func (l *List) BlocksNode(name string) bool {
 	if l == nil {
 		return false
 	}
-	blocked, _ := l.entries()
+	blocked, _ := l.Entries()
 	return blocked.Nodes.Has(strings.ToLower(name))
 }
 
-// Check decides that req waits because of the node that it is for or comes from, or because of the certificate with which it
-// was made. The reason is NodeBlocked, CertificateBlocked, or InventoryUnavailable while no list was read. Otherwise no
-// Decision is made.
+// Check decides that req waits because of the node that it is for or comes from, the user that made it, or the certificate with
+// which it was made. The reason is NodeBlocked, UserBlocked, CertificateBlocked, or InventoryUnavailable while no list was read.
+// Otherwise no Decision is made.
 //
 // Check blocks no certificate that was renewed from one on the list. Only stored requests connect the two, and the
 // cleaner deletes requests: the block would end with them. So the administrator lists each certificate, or the node.
@@ -91,7 +91,7 @@ func (l *List) Check(req *csr.Request) judge.Decision {
 	if l == nil {
 		return judge.Decision{}
 	}
-	blocked, err := l.entries()
+	blocked, err := l.Entries()
 	if err != nil {
 		return judge.Wait.Because("InventoryUnavailable", "the request waits because it is unknown whether it is blocked: %v", err)
 	}
@@ -128,7 +128,7 @@ func (l *List) Offer(obj *corev1.ConfigMap) {
 
 // refuse records why the newest version can't be used. The last one stays in use.
 func (l *List) refuse(reason string, why error) {
-	consequence := "nothing is approved or signed for any node, or for a request that was made with a certificate"
+	consequence := "nothing is approved or signed, and API servers refuse what they refused before"
 	if last := l.value.State(); last.Known {
 		consequence = "the last version stays in use: " + last.Good.String()
 	}
@@ -153,15 +153,24 @@ func (l *List) report(before, after lastgood.State[entries.Entries]) {
 	}
 }
 
-// SetupWithManager adds a watch of the ConfigMap to mgr. Standbys watch too. The watch is by name, so that a role for
-// that name is enough. The manager is not ready before a list was read.
+// Watch returns what keeps l up to date while it runs, and logs to log. The watch is by name, so that a role for that name is
+// enough.
+func (l *List) Watch(config *rest.Config, log logr.Logger) (manager.Runnable, error) {
+	l.log = log
+	configMaps, err := informer.ConfigMaps(config, l.name.Namespace)
+	if err != nil {
+		return nil, err
+	}
+	return informer.One(configMaps, l.name, log.WithValues("configMap", l.name.String()), l.Offer, l.unreadable), nil
+}
+
+// SetupWithManager adds a watch of the ConfigMap to mgr. Standbys watch too. The manager is not ready before a list was read.
 func (l *List) SetupWithManager(mgr manager.Manager) error {
-	l.log = mgr.GetLogger().WithName("block-list")
-	l.recorder = mgr.GetEventRecorder("csr-block-list")
-	configMaps, err := informer.ConfigMaps(mgr.GetConfig(), l.name.Namespace)
+	watch, err := l.Watch(mgr.GetConfig(), mgr.GetLogger().WithName("block-list"))
 	if err != nil {
 		return err
 	}
+	l.recorder = mgr.GetEventRecorder("csr-block-list")
 	if err := mgr.AddReadyzCheck("block-list", l.ready); err != nil {
 		return fmt.Errorf("add readiness check: %w", err)
 	}
@@ -171,12 +180,12 @@ func (l *List) SetupWithManager(mgr manager.Manager) error {
 			return err
 		}
 	}
-	return mgr.Add(informer.One(configMaps, l.name, l.log.WithValues("configMap", l.name.String()), l.Offer, l.unreadable))
+	return mgr.Add(watch)
 }
 
 // ready returns an error until a list was read.
 func (l *List) ready(*http.Request) error {
-	_, err := l.entries()
+	_, err := l.Entries()
 	return err
 }
 

@@ -125,7 +125,7 @@ func TestChanges(t *testing.T) {
 		ignored       = "Invalid what is invalid is ignored, and the rest applies: "
 		badName       = ignored + `nodes, line 2: "x y" is not a node name`
 		badSum        = ignored + `certificates, line 1: "x" is not the SHA-256 of a certificate: write its 64 hex digits`
-		never         = "; nothing is approved or signed for any node, or for a request that was made with a certificate"
+		never         = "; nothing is approved or signed, and API servers refuse what they refused before"
 		stays         = "; the last version stays in use: blocked nodes: a, b; blocked users: none; blocked certificates: none"
 	)
 	list, recorder := newList()

@@ -87,7 +87,7 @@ func (e *Enforcement) Start(ctx context.Context) error {
 
 // check asks all API servers, publishes what has changed, and returns the problems.
 func (e *Enforcement) check(ctx context.Context) error {
-	blocked, err := e.list.entries()
+	blocked, err := e.list.Entries()
 	if err != nil {
 		return err
 	}

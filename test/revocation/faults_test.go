@@ -150,18 +150,18 @@ func rebootHost(t *testing.T, w *world) {
 func loseList(t *testing.T, w *world) {
 	w.set(t, nil)
 	for _, h := range w.hosts {
-		h.says(t, "it has no key nodes: add it, with an empty value if no node is blocked: the last version stays enforced")
+		h.says(t, "it has no key nodes: add it, with an empty value if no node is blocked; the last version stays in use")
 	}
 	w.staysRefused(t)
 	kit.Remove(t, w.list)
 	for _, h := range w.hosts {
-		h.says(t, "the block list does not exist: the last version stays enforced")
+		h.says(t, "it does not exist: create it")
 	}
 	w.staysRefused(t)
 	second := w.hosts[1]
 	second.writer.Kill()
 	w.startWriter(second) // it has never read a list
-	second.says(t, "the block list does not exist: the last version stays enforced")
+	second.says(t, "it does not exist: create it")
 	w.staysRefusedWithoutWebhook(t, second)
 	w.list = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: w.list.Namespace, Name: w.list.Name}, Data: map[string]string{"nodes": "", "users": "mallory"}}
 	kit.NoError(t, kit.Admin(t).Create(t.Context(), w.list))
@@ -172,7 +172,7 @@ func addBadLine(t *testing.T, w *world) {
 	w.block(t, "mallory", "system:node:w1", `"not JSON`, "system:kube-scheduler", "zoe")
 	eventuallyRefused(t, "zoe", w.zoe, w.hosts...)
 	for _, h := range w.hosts {
-		h.says(t, "the rest of the block list is enforced")
+		h.says(t, "what is invalid is ignored, and the rest applies")
 	}
 	w.staysRefused(t)
 }
