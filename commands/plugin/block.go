@@ -21,7 +21,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -50,7 +49,7 @@ type block struct {
 	remove, node, user, force, yes bool
 	certificate                    string // a file
 	timeout                        time.Duration
-	out, aside                     io.Writer
+	aside                          io.Writer
 
 	list            types.NamespacedName
 	what, key, line string            // what the entry is, its key in the list, and the line that names it
@@ -80,7 +79,7 @@ and a user if no Node can have it. The exit code is 1 if an API server does not 
 		if (len(args) == 0) == (b.certificate == "") {
 			return errors.New("give a NAME, or --certificate FILE")
 		}
-		b.cluster, b.list, b.out, b.aside = c, c.listName(*list), cmd.OutOrStdout(), cmd.ErrOrStderr()
+		b.cluster, b.list, b.aside = c, c.listName(*list), cmd.ErrOrStderr()
 		if err := b.find(cmd.Context(), strings.Join(args, "")); err != nil {
 			return err
 		}
@@ -194,6 +193,9 @@ func (b *block) change(ctx context.Context) (obj *corev1.ConfigMap, changes bool
 		return obj, true, nil
 	}
 	only, problems, _ := entries.Parse(map[string]string{entries.NodesKey: "", b.key: b.line})
+	if !b.in(only) {
+		return nil, false, fmt.Errorf("it can't hold %s: %s", b.what, strings.Join(problems, ""))
+	}
 	if why := b.objections(ctx, only, before); len(why) > 0 && !b.force {
 		return nil, false, fmt.Errorf("%s is not blocked without --force: %s", b.what, strings.Join(why, "; "))
 	}
@@ -203,15 +205,12 @@ func (b *block) change(ctx context.Context) (obj *corev1.ConfigMap, changes bool
 	}
 	by := strconv.QuoteToASCII(csr.Shorten(b.me.Username))
 	obj.Data[b.key] = fmt.Sprintf("%s%s # by %s, %s\n", text, b.line, by, b.now().UTC().Format(time.RFC3339))
-	if after, _, err := entries.Parse(obj.Data); err != nil || !b.in(after) {
-		return nil, false, fmt.Errorf("it can't hold %s: %s", b.what, strings.Join(problems, ""))
-	}
 	return obj, true, nil
 }
 
 // objections returns why only the flag --force blocks the entry, of which only consists.
 func (b *block) objections(ctx context.Context, only, blocked entries.Entries) (why []string) {
-	if len(only.Forced) > 0 {
+	if b.key == entries.ForcedUsersKey {
 		why = append(why, "the cluster needs this user, and stops working without it")
 	}
 	if only.Check(&csr.Request{Requester: b.me}, "").Made() {
@@ -272,31 +271,23 @@ func (b *block) show(ctx context.Context) {
 
 // showNode writes what is known about the node of the entry.
 func (b *block) showNode(ctx context.Context, p *page) {
-	state, pods := "not Ready", 0
-	node, err := b.CoreV1().Nodes().Get(ctx, b.line, metav1.GetOptions{})
-	if err != nil {
-		state = err.Error()
-	} else if slices.ContainsFunc(node.Status.Conditions, func(each corev1.NodeCondition) bool {
-		return each.Type == corev1.NodeReady && each.Status == corev1.ConditionTrue
-	}) {
-		state = "Ready"
+	p.row("Node", b.who.Username+", and the tokens of the Pods on it")
+	if _, err := b.CoreV1().Nodes().Get(ctx, b.line, metav1.GetOptions{}); err != nil {
+		p.row("unknown", err.Error())
 	}
-	p.row("Node", state)
-	here := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", b.line).String()}
+	pods, here := 0, metav1.ListOptions{FieldSelector: "spec.nodeName=" + b.line}
 	if err := each(ctx, b.CoreV1().Pods(metav1.NamespaceAll).List, here, func(*corev1.Pod) { pods++ }); err != nil {
 		p.row("unknown", "list pods: "+err.Error())
 	}
 	p.row("Pods", strconv.Itoa(pods)+", which go on running there, while replacements start elsewhere: a blocked node is a partition")
 }
 
-// follow waits until each API server follows the list, and writes which does.
+// follow waits until each API server follows the list.
 func (b *block) follow(ctx context.Context) error {
-	var servers []entries.Server
 	var problem error
 	_ = wait.PollUntilContextTimeout(ctx, time.Second, b.timeout, true, func(ctx context.Context) (bool, error) {
-		found, err := b.enforced(ctx)
-		if ctx.Err() == nil || problem == nil { // otherwise the error is that the time is over
-			servers, problem = found, err
+		if err := b.enforced(ctx); ctx.Err() == nil || problem == nil { // otherwise the error is that the time is over
+			problem = err
 		}
 		return problem == nil || apierrors.IsNotFound(problem), nil
 	})
@@ -305,59 +296,44 @@ func (b *block) follow(ctx context.Context) error {
 	case problem == nil:
 		text += ", and each API server follows"
 	case b.remove && apierrors.IsNotFound(problem): // it has stopped nothing but new certificates
-		text, problem = text+"; "+problem.Error(), nil
-	case !apierrors.IsNotFound(problem):
-		problem = fmt.Errorf("not each API server is known to follow after %s: %w; to wait again, repeat the command", b.timeout, problem)
+		text += "; " + problem.Error()
+	case apierrors.IsNotFound(problem):
+		return fmt.Errorf("%s, but %w", text, problem)
+	default:
+		return fmt.Errorf("%s, but not each API server is known to follow after %s: %w; to wait again, repeat the command", text, b.timeout, problem)
 	}
-	if err := b.write(b.out, false, nil, func(p *page) {
-		table := [][]string{{"API SERVER", "FOLLOWS", "SINCE"}}
-		for _, server := range servers {
-			table = append(table, []string{cell(server.Address), cmp.Or(server.Problem, "yes"), p.moment(server.Since)})
-		}
-		p.table(table)
-	}); err != nil || problem == nil {
-		_, _ = fmt.Fprintf(b.aside, "%s.\n", text)
-		return err
-	}
-	return fmt.Errorf("%s, but %w", text, problem)
+	_, err := fmt.Fprintf(b.aside, "%s.\n", text)
+	return err
 }
 
-// enforced returns all API servers, or an error if one is not known to follow the newest list. It also asks the API server that
-// answers, because other users may be able to write what the manager publishes.
-func (b *block) enforced(ctx context.Context) ([]entries.Server, error) {
+// enforced returns an error if one of the API servers is not known to follow the newest list. The API server that answers must also
+// refuse what is blocked: others may be able to write what the manager publishes, and nothing refuses the user of write-authorization.
+func (b *block) enforced(ctx context.Context) error {
 	_, blocked, err := b.readList(ctx, b.list)
 	if err == nil && b.in(blocked) == b.remove {
 		err = errors.New("somebody has changed it back")
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	servers, err := b.servers(ctx, b.list, blocked.Digest())
-	if err != nil {
-		return nil, err
-	}
 	for _, server := range servers {
 		if server.Problem != "" {
-			return servers, errors.New(oneLine(csr.Shorten(server.Address) + ": " + csr.Shorten(server.Problem)))
+			return errors.New(oneLine(csr.Shorten(server.Address) + ": " + csr.Shorten(server.Problem)))
 		}
 	}
-	asked := []csr.Requester{{Username: blocked.Canary()}}
-	if !b.remove {
-		asked = append(asked, b.who)
+	if err != nil || b.remove {
+		return err
 	}
-	for _, who := range asked {
-		review := who.Review(authorizationv1.ResourceAttributes{Verb: "get", Resource: "namespaces"})
-		answer, err := b.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
-		switch {
-		case apierrors.IsForbidden(err):
-			return servers, nil // you may not ask
-		case err != nil:
-			return servers, err
-		case !answer.Status.Denied:
-			return servers, fmt.Errorf("the one that answers you does not refuse %q; none refuses the user of write-authorization", who.Username)
-		}
+	review := b.who.Review(authorizationv1.ResourceAttributes{Verb: "get", Resource: "namespaces"})
+	answer, err := b.AuthorizationV1().SubjectAccessReviews().Create(ctx, review, metav1.CreateOptions{})
+	switch {
+	case apierrors.IsForbidden(err):
+		return nil // you may not ask
+	case err == nil && !answer.Status.Denied:
+		return fmt.Errorf("the one that answers you does not refuse %q; none refuses the user of write-authorization", b.who.Username)
 	}
-	return servers, nil
+	return err
 }
 
 // listName returns the name of the block list that text names as [namespace/]name.

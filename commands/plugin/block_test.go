@@ -153,7 +153,6 @@ func TestBlockWrites(t *testing.T) {
 			out, aside, err := execute(t, p.cluster, "y\n", append([]string{"block"}, test.args...)...)
 			expect.Error(t, aside, err, "")
 			expect.Equal(t, "written", p.list().Data, want)
-			contains(t, out, "10.0.0.1:6443", "10.0.0.2:6443  yes")
 			contains(t, aside, "API servers will refuse ", "It does not end", "? [y/N] ", "is on the block list, and each API server follows.")
 			if strings.ContainsAny(out+aside, "α\u2028") {
 				t.Errorf("not ASCII: %q", out+aside)
@@ -280,9 +279,8 @@ func TestBlockWaits(t *testing.T) {
 		"not set up":             {func(p *plane) { p.unproven = true }, "no API server is known to follow the block list, which stops new certificates only: ", ""},
 		"status can't be read":   {func(p *plane) { forbidStatus(p) }, "is forbidden", "is forbidden"},
 		"writer's own user":      {func(p *plane) { p.ignores = "bob" }, `does not refuse "bob"; none refuses the user of write-authorization`, ""},
-		"the status is forged":   {func(p *plane) { p.ignores = canaryOf("bob", p) }, "does not refuse ", ""},
 		"you may not ask it":     {func(p *plane) { forbid(p.api, "create", "subjectaccessreviews") }, "", ""},
-		"the API server is gone": {func(p *plane) { fail(p, "create", "subjectaccessreviews") }, "it is off", "it is off"},
+		"the API server is gone": {func(p *plane) { fail(p, "create", "subjectaccessreviews") }, "it is off", ""},
 		"nobody is published": {func(p *plane) { publish(p, `{"servers": []}`) }, "names 0 API servers: want 1 to 100",
 			"names 0 API servers: want 1 to 100"},
 		"a flood is published": {func(p *plane) { publish(p, `{"servers": [{}`+strings.Repeat(",{}", 100)+`]}`) }, "names 101 API servers", "names 101 API servers"},
@@ -315,12 +313,6 @@ func TestBlockIsUndone(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "somebody has changed it back") {
 		t.Errorf("error %v", err)
 	}
-}
-
-// canaryOf returns the canary of the list of p with user as well.
-func canaryOf(user string, p *plane) string {
-	blocked, _, _ := entries.Parse(map[string]string{"nodes": "", "users": p.list().Data["users"] + "\n" + user})
-	return blocked.Canary()
 }
 
 func fail(p *plane, verb, resource string) {
@@ -415,7 +407,6 @@ func TestUnblockRemovesEachSpelling(t *testing.T) {
 // TestBlockShows checks what a person is shown before the question: text of others quoted, and every list bounded.
 func TestBlockShows(t *testing.T) {
 	objs := []runtime.Object{nodeOf("w1")}
-	objs[0].(*corev1.Node).Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
 	authority := kit.IssueCA(t, "ca", kit.NewKey(t), nil, time.Hour)
 	var sum string
 	for i := range 12 {
@@ -434,10 +425,10 @@ func TestBlockShows(t *testing.T) {
 	p := planeOf(t, map[string]string{"nodes": ""}, objs...)
 	p.clock = clocktesting.NewFakeClock(time.Now())
 	_, aside, _ := execute(t, p.cluster, "", "block", "w1")
-	contains(t, aside, `API servers will refuse node "w1"`, "Node          Ready", "Pods          1, which go on running there", "and 4 more", "request r0",
+	contains(t, aside, `API servers will refuse node "w1"`, "Node          system:node:w1, and the tokens of the Pods on it", "Pods          1, which go on running there", "and 4 more", "request r0",
 		"port 10250", "TokenReview", "system:masters", "can-i --list", `Block node "w1"? [y/N] `)
 	_, aside, _ = execute(t, p.cluster, "", "block", "--node", "gone")
-	contains(t, aside, `Node          nodes "gone" not found`)
+	contains(t, aside, `unknown       nodes "gone" not found`)
 	file := filepath.Join(t.TempDir(), "file")
 	kit.NoError(t, os.WriteFile(file, objs[12].(*request).Status.Certificate, 0o600))
 	_, aside, _ = execute(t, p.cluster, "", "block", "--certificate", file)
@@ -458,11 +449,11 @@ func TestBlockListInCheckAndExplain(t *testing.T) {
 		check, explain string
 		unknown        bool
 	}{
-		"all follow":       {nil, "block-list-enforced  ok       API server 10.0.0.2:6443: it follows since 0001-01-01T00:00:00Z", "2 of 2 API servers refuse the credential that is blocked, since 0001-01-01T00:00:00Z", false},
-		"one does not":     {func(p *plane) { p.problem = "old\x1b" }, `block-list-enforced  failed   API server 10.0.0.2:6443: old\x1b`, "1 of 2 API servers refuse", false},
-		"another version":  {func(p *plane) { p.stale = true }, "block-list-enforced  failed   API server 10.0.0.1:6443: the manager has not asked", "No API server is known to refuse the credential that is blocked: the manager has not asked", false},
-		"not set up":       {func(p *plane) { p.unproven = true }, none, "No API server is known to refuse", false},
-		"can't be read":    {forbidStatus, "block-list-enforced  unknown  the block list", "No API server is known to refuse", true},
+		"all follow":       {nil, "block-list-enforced  ok       API server 10.0.0.2:6443: it follows since 0001-01-01T00:00:00Z", "API server 10.0.0.2:6443: it follows since 0001-01-01T00:00:00Z", false},
+		"one does not":     {func(p *plane) { p.problem = "old\x1b" }, `block-list-enforced  failed   API server 10.0.0.2:6443: old\x1b`, `API server 10.0.0.2:6443: old\x1b`, false},
+		"another version":  {func(p *plane) { p.stale = true }, "block-list-enforced  failed   API server 10.0.0.1:6443: the manager has not asked", "API server 10.0.0.1:6443: the manager has not asked", false},
+		"not set up":       {func(p *plane) { p.unproven = true }, none, none, false},
+		"can't be read":    {forbidStatus, "block-list-enforced  unknown  the block list", "the block list: ", true},
 		"there is no list": {func(p *plane) { kit.NoError(t, deleteList(t, p)) }, none, "", false},
 	} {
 		p := planeOf(t, map[string]string{"nodes": "a"}, requestOf(t, "r"))
@@ -477,6 +468,6 @@ func TestBlockListInCheckAndExplain(t *testing.T) {
 		out, _, err := execute(t, p.cluster, "", "explain", "r")
 		expect.Error(t, name, err, "")
 		contains(t, out, test.explain)
-		expect.Equal(t, name, strings.Contains(out, "API server is") || strings.Contains(out, "API servers refuse"), test.explain != "")
+		expect.Equal(t, name, strings.Contains(out, "API server"), test.explain != "" && !test.unknown)
 	}
 }

@@ -3,7 +3,6 @@ package plugin
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -11,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -27,8 +25,8 @@ type explanation struct {
 	// Said holds the newest Events in the name of the manager.
 	Said    []statement `json:"said"`
 	Leaders []leader    `json:"leaders"`
-	// Enforced says, if the block list stops the request, how many API servers follow the list.
-	Enforced string `json:"enforced,omitempty"`
+	// Enforced says, if the block list stops the request, which API servers follow the list, and since when.
+	Enforced []string `json:"enforced,omitempty"`
 	// Unknown says what could not be read.
 	Unknown []string `json:"unknown,omitempty"`
 	// NextStep says what to do. Command is a command that does it, if there is one.
@@ -125,29 +123,17 @@ func (c *cluster) explain(ctx context.Context, obj *certificatesv1.CertificateSi
 		}
 		if decision := blocked.Check(e.req, list.blockList); decision.Made() {
 			e.Judged, e.passes = findingOf(decision), false
-			e.Enforced = c.following(ctx, blocked.Digest())
+			servers, note := c.checkBlockList(ctx)
+			for _, server := range servers {
+				e.Enforced = append(e.Enforced, server.Subject+": "+server.Evidence)
+			}
+			if note != "" {
+				e.Enforced = []string{note}
+			}
 		}
 	}
 	e.NextStep, e.Command = e.nextStep(alive)
 	return e
-}
-
-// following says how many API servers refuse what the block list with that digest names.
-func (c *cluster) following(ctx context.Context, digest string) string {
-	servers, err := c.servers(ctx, c.listName(blockListName), digest)
-	refuse, since := 0, time.Time{}
-	for _, server := range servers {
-		if server.Problem != "" {
-			err = errors.New(csr.Shorten(server.Problem))
-			continue
-		}
-		refuse++
-		since = slices.MaxFunc([]time.Time{since, server.Since}, time.Time.Compare)
-	}
-	if refuse == 0 {
-		return fmt.Sprintf("No API server is known to refuse the credential that is blocked: %v", err)
-	}
-	return fmt.Sprintf("%d of %d API servers refuse the credential that is blocked, since %s", refuse, len(servers), since.Format(time.RFC3339))
 }
 
 // nextStep returns what to do about a request, and a command that does it, if there is one. It never follows from an Event, and
@@ -194,8 +180,8 @@ func (p *page) explanation(e *explanation) {
 	if e.Command != "" {
 		p.line("    " + e.Command)
 	}
-	if e.Enforced != "" {
-		p.line("  " + e.Enforced)
+	for _, server := range e.Enforced {
+		p.line("  " + server)
 	}
 	p.facts(e.Facts)
 	p.said(e.Said)

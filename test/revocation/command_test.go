@@ -89,7 +89,7 @@ blockListEnforcement: {enabled: true, apiServers: [%q, %q], serverName: localhos
 				kit.NoError(t, ask(t.Context(), h.at(test.works)))
 			}
 			if test.blocked == kubelet {
-				command(0, "2 of 2 API servers refuse the credential that is blocked, since ", "explain", request.Name)
+				command(0, "API server "+addresses[1]+": it follows since ", "explain", request.Name)
 				command(1, "block-list-enforced  ok       API server "+addresses[1], "check", "-v")
 			}
 			command(0, "and each API server follows", append([]string{"unblock", "--yes"}, test.args...)...)
@@ -112,7 +112,7 @@ blockListEnforcement: {enabled: true, apiServers: [%q, %q], serverName: localhos
 		all[1].writer.Kill()
 		command(1, addresses[1]+": it does not refuse the canary", "block", "--yes", "--timeout", "5s", "w1")
 		command(1, "block-list-enforced  failed   API server "+addresses[1], "check")
-		command(0, "1 of 2 API servers refuse the credential that is blocked", "explain", request.Name)
+		command(0, "API server "+addresses[1]+": it does not refuse the canary", "explain", request.Name)
 		all[1].write(t, writer)
 		output, code := kit.RunPlugin(t, operator, "block", "--yes", "w1")
 		kit.Says(t, output, code, 0, "The block list needs no change.", "and each API server follows")
