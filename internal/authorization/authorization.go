@@ -166,7 +166,7 @@ func needed(blocked entries.Entries, writer string) []authorizationv1.SubjectAcc
 		}},
 	}
 	for _, user := range entries.Essential() {
-		if !blocked.Forced.Has(user) {
+		if !blocked.Users.Has(user) { // a list names one by force only
 			reviews = append(reviews, authorizationv1.SubjectAccessReviewSpec{User: user, Groups: []string{"system:authenticated"}})
 		}
 	}

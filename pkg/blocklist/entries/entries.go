@@ -29,11 +29,7 @@ const (
 
 // Entries are what one version of a list blocks: the names of nodes in lower case, exact user names, and the SHA-256 of
 // certificates in hex.
-type Entries struct {
-	Nodes, Users, Certificates sets.Set[string]
-	// Forced are those of Users that a cluster can't live without (Essential).
-	Forced sets.Set[string]
-}
+type Entries struct{ Nodes, Users, Certificates sets.Set[string] }
 
 // Equal reports whether e and other block the same.
 func (e Entries) Equal(other Entries) bool {
@@ -80,13 +76,13 @@ func Parse(data map[string]string) (read Entries, problems []string, err error) 
 	if _, found := data[NodesKey]; !found {
 		return read, nil, fmt.Errorf("it has no key %s: add it, with an empty value if no node is blocked", NodesKey)
 	}
-	read = Entries{Nodes: sets.New[string](), Users: sets.New[string](), Certificates: sets.New[string](), Forced: sets.New[string]()}
+	read = Entries{Nodes: sets.New[string](), Users: sets.New[string](), Certificates: sets.New[string]()}
 	keys := map[string]struct {
 		into  sets.Set[string]
 		parse func(line string) (entry, problem string)
 	}{
 		NodesKey: {read.Nodes, parseNode}, CertificatesKey: {read.Certificates, parseCertificate},
-		UsersKey: {read.Users, parseUser}, ForcedUsersKey: {read.Forced, parseForcedUser},
+		UsersKey: {read.Users, parseUser}, ForcedUsersKey: {read.Users, parseForcedUser},
 	}
 	for _, name := range slices.Sorted(maps.Keys(data)) {
 		key, known := keys[name]
@@ -108,7 +104,6 @@ func Parse(data map[string]string) (read Entries, problems []string, err error) 
 			key.into.Insert(entry)
 		}
 	}
-	read.Users = read.Users.Union(read.Forced)
 	return read, problems, nil
 }
 
