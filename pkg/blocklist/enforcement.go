@@ -69,6 +69,8 @@ func (e *Enforcement) Start(ctx context.Context) error {
 		wanted, eventType, reason, message := checkEvery, corev1.EventTypeNormal, "BlockListEnforced", "all API servers refuse what the block list names"
 		if err := e.check(ctx); err != nil {
 			wanted, eventType, reason, message = pause.Step(), corev1.EventTypeWarning, "BlockListNotEnforced", err.Error()
+		} else {
+			pause = pauses
 		}
 		if message != reported && (wanted == checkEvery || wanted > patience) {
 			e.list.log.Info("Asked the API servers whether they enforce the block list", "reason", reason, "message", message)
