@@ -36,7 +36,6 @@ type authorizationOptions struct {
 	list             types.NamespacedName
 	base, to, listen string
 	kubeconfig       string // with which the command reads the list
-	interval         time.Duration
 }
 
 // writeAuthorizationCommand returns the command that makes the API server of this host refuse what a block list names.
@@ -58,7 +57,6 @@ refused. A file that an API server would not load, or that refuses a user whom t
 	flags.StringVar(&o.base, "base", "", "`file` with the cluster's own AuthorizationConfiguration (default: Node, RBAC)")
 	flags.StringVar(&o.listen, "listen", "127.0.0.1:10268", "loopback `address` at which the webhook is answered")
 	flags.StringVar(&o.kubeconfig, "kubeconfig", "", "`file` with the user that reads the list (default: the Pod's ServiceAccount)")
-	flags.DurationVar(&o.interval, "interval", 5*time.Second, "`time` between two checks of the files")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		namespace, name, found := strings.Cut(*list, "/")
 		host, _, err := net.SplitHostPort(o.listen)
@@ -69,8 +67,6 @@ refused. A file that an API server would not load, or that refuses a user whom t
 			return errors.New("--to: want an absolute path, and another file than --base")
 		case err != nil || !net.ParseIP(host).IsLoopback():
 			return fmt.Errorf("--listen: %q is not a loopback address with a port: use for example 127.0.0.1:10268", o.listen)
-		case o.interval <= 0:
-			return fmt.Errorf("--interval: %s is not positive: use for example 5s", o.interval)
 		}
 		cluster, err := restConfig(o.kubeconfig)
 		if err != nil {
@@ -118,7 +114,7 @@ func (o *authorizationOptions) run(ctx context.Context, cluster *rest.Config, lo
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-time.After(o.interval):
+		case <-time.After(5 * time.Second): // the base or the files may have changed
 		}
 	}
 }

@@ -24,15 +24,14 @@ import (
 // TestWriteAuthorizationCommand checks the flags.
 func TestWriteAuthorizationCommand(t *testing.T) {
 	for args, want := range map[string]string{
-		"":                                      `required flag(s) "block-list", "to" not set`,
-		"--block-list a --to /a":                `--block-list: "a" is not namespace/name`,
-		"--block-list /a --to /a":               `--block-list: "/a" is not namespace/name`,
-		"--block-list a/b --to a":               "--to: want an absolute path",
-		"--block-list a/b --to /a --base /a":    "--to: want an absolute path, and another file than --base",
-		"--block-list a/b --to /a --listen :1":  `--listen: ":1" is not a loopback address`,
-		"--block-list a/b --to /a --listen x":   `--listen: "x" is not a loopback address`,
-		"--block-list a/b --to /a --interval 0": "--interval: 0s is not positive",
-		"--block-list a/b --to /a b":            `unknown command "b"`,
+		"":                                     `required flag(s) "block-list", "to" not set`,
+		"--block-list a --to /a":               `--block-list: "a" is not namespace/name`,
+		"--block-list /a --to /a":              `--block-list: "/a" is not namespace/name`,
+		"--block-list a/b --to a":              "--to: want an absolute path",
+		"--block-list a/b --to /a --base /a":   "--to: want an absolute path, and another file than --base",
+		"--block-list a/b --to /a --listen :1": `--listen: ":1" is not a loopback address`,
+		"--block-list a/b --to /a --listen x":  `--listen: "x" is not a loopback address`,
+		"--block-list a/b --to /a b":           `unknown command "b"`,
 	} {
 		err := Execute(t.Context(), append([]string{"write-authorization"}, strings.Fields(args)...), io.Discard)
 		if err == nil || !strings.Contains(err.Error(), want) {

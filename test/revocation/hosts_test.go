@@ -114,7 +114,7 @@ func (h *host) write(t *testing.T, cfg *rest.Config, args ...string) {
 	name := "writer-" + filepath.Base(h.file)
 	h.writer = kit.Must(kit.ControlPlane(t).StartProcess(name, kit.Must(cluster.Manager())(t), slices.Concat([]string{
 		"write-authorization", "--block-list", kit.BlockListName, "--to", h.file, "--listen", kit.FreeAddress(t),
-		"--kubeconfig", kit.Kubeconfig(t, name, h.at(cfg)), "--interval", "200ms",
+		"--kubeconfig", kit.Kubeconfig(t, name, h.at(cfg)),
 	}, args)...))(t)
 	writer := h.writer
 	t.Cleanup(func() {
