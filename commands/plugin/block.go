@@ -309,14 +309,10 @@ func (b *block) follow(ctx context.Context) error {
 // enforced returns an error if one of the API servers is not known to follow the newest list. The API server that answers must also
 // refuse what is blocked: others may be able to write what the manager publishes, and nothing refuses the user of write-authorization.
 func (b *block) enforced(ctx context.Context) error {
-	_, blocked, err := b.readList(ctx, b.list)
-	if err == nil && b.in(blocked) == b.remove {
-		err = errors.New("somebody has changed it back")
+	blocked, servers, err := b.servers(ctx, b.list)
+	if blocked.Nodes != nil && b.in(blocked) == b.remove {
+		return errors.New("somebody has changed it back")
 	}
-	if err != nil {
-		return err
-	}
-	servers, err := b.servers(ctx, b.list, blocked.Digest())
 	for _, server := range servers {
 		if server.Problem != "" {
 			return errors.New(oneLine(csr.Shorten(server.Address) + ": " + csr.Shorten(server.Problem)))
@@ -356,22 +352,25 @@ func (c *cluster) readList(ctx context.Context, list types.NamespacedName) (obj 
 	return obj, blocked, err
 }
 
-// servers returns what the manager has published about each API server, at least one and at most 100. The Problem of each says so
-// if it is about another version of the list than that with the digest.
-func (c *cluster) servers(ctx context.Context, list types.NamespacedName, digest string) ([]entries.Server, error) {
+// servers returns what the list blocks, and what the manager has published about each API server, at least one and at most 100. The
+// Problem of each says so if it is about another version of the list.
+func (c *cluster) servers(ctx context.Context, list types.NamespacedName) (blocked entries.Entries, servers []entries.Server, err error) {
+	if _, blocked, err = c.readList(ctx, list); err != nil {
+		return blocked, nil, err
+	}
 	var found entries.Enforcement
 	obj, err := c.CoreV1().ConfigMaps(list.Namespace).Get(ctx, list.Name+entries.StatusSuffix, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("no API server is known to follow the block list, which stops new certificates only: %w; see %s", err, blockListPage)
+		return blocked, nil, fmt.Errorf("no API server is known to follow the block list, which stops new certificates only: %w; see %s", err, blockListPage)
 	}
 	err = json.Unmarshal([]byte(obj.Data[entries.StatusKey]), &found)
 	if all := len(found.Servers); err != nil || all == 0 || all > 100 {
-		return nil, fmt.Errorf("ConfigMap %s%s names %d API servers: %w", list, entries.StatusSuffix, all, cmp.Or(err, errors.New("want 1 to 100")))
+		return blocked, nil, fmt.Errorf("ConfigMap %s%s names %d API servers: %w", list, entries.StatusSuffix, all, cmp.Or(err, errors.New("want 1 to 100")))
 	}
 	for i := range found.Servers {
-		if found.Digest != digest {
+		if found.Digest != blocked.Digest() {
 			found.Servers[i].Problem = "the manager has not asked about this version of the list yet"
 		}
 	}
-	return found.Servers, nil
+	return blocked, found.Servers, nil
 }

@@ -18,7 +18,6 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -278,12 +277,7 @@ func (c *cluster) checkServing(ctx context.Context) check.Result {
 
 // checkBlockList reports whether each API server refuses what the block list names. If none is asked, the note says so.
 func (c *cluster) checkBlockList(ctx context.Context) (results []check.Result, note string) {
-	list := c.listName(blockListName)
-	_, blocked, err := c.readList(ctx, list)
-	var servers []entries.Server
-	if err == nil {
-		servers, err = c.servers(ctx, list, blocked.Digest())
-	}
+	_, servers, err := c.servers(ctx, c.listName(blockListName))
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil, "Blocking works only for new certificates: API servers are not known to follow the block list. See " + blockListPage + "."
