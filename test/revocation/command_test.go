@@ -1,6 +1,7 @@
 package revocation
 
 import (
+	"context"
 	"encoding/pem"
 	"fmt"
 	"net/url"
@@ -12,7 +13,9 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist/entries"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
@@ -68,6 +71,10 @@ func TestBlockCommand(t *testing.T) {
 		kit.StartManager(t, kit.ManagerConfig(t), kit.Configure(t, fmt.Sprintf(`nodeBlockList: %s
 blockListEnforcement: {enabled: true, apiServers: [%q, %q], serverName: localhost}
 `, kit.BlockListName, addresses[0], addresses[1])))
+		kit.Eventually(t, "what the manager publishes", func(ctx context.Context) error { // until then, block says that it is not set up
+			name := client.ObjectKey{Namespace: list.Namespace, Name: list.Name + entries.StatusSuffix}
+			return kit.Admin(t).Get(ctx, name, &corev1.ConfigMap{})
+		})
 		kit.GrantGroup(t, csr.NodeGroup, kit.MayCreate)
 		request := kit.CreateRequest(t, kit.KubeletOf(t, "w1"), kit.NodeRequest(t, "w1"))
 		for _, test := range []struct {
