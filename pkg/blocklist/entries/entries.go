@@ -122,13 +122,21 @@ func parseUser(line string) (name, problem string) {
 	return name, problem
 }
 
-// parseForcedUser reads the exact name of a user: up to a # after a space, because names such as https://issuer#subject
-// hold one; or a string of JSON, for any other name.
+// parseForcedUser reads the exact name of a user: up to a # after a space or a tab, because names such as
+// https://issuer#subject hold one; or a string of JSON, for any other name.
 func parseForcedUser(line string) (name, problem string) {
-	if name, _, _ = strings.Cut(line, " #"); !strings.HasPrefix(line, `"`) {
+	if strings.HasPrefix(line, `"`) {
+		decoder := json.NewDecoder(strings.NewReader(line))
+		if err := decoder.Decode(&name); err != nil {
+			return "", "is not a string of JSON"
+		}
+		if rest := strings.TrimSpace(line[decoder.InputOffset():]); rest != "" && rest[0] != '#' {
+			return "", "has more than a comment after the string of JSON: write one name in a line"
+		}
+	} else {
+		name, _, _ = strings.Cut(line, " #")
+		name, _, _ = strings.Cut(name, "\t#")
 		name = strings.TrimSpace(name)
-	} else if err := json.NewDecoder(strings.NewReader(line)).Decode(&name); err != nil {
-		return "", "is not a string of JSON"
 	}
 	switch {
 	case name == "":

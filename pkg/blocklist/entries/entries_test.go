@@ -25,6 +25,8 @@ func TestParseUsers(t *testing.T) {
 		"names":           {users: "alice\n  Bob Smith  # left\n# nobody\n\nhttps://issuer#sub\nhttps://issuer#sub2 # left", want: []string{"Bob Smith", "alice", "https://issuer#sub", "https://issuer#sub2"}},
 		"strings":         {users: `"a # b" # left` + "\n" + `"\u0000\n\""`, want: []string{"\x00\n\"", "a # b"}},
 		"bad strings":     {users: `"a` + "\n" + `""` + "\n" + `"\ud800"` + "\nb", want: []string{"b"}, problems: []string{`users, line 1: "\"a" is not a string of JSON`, `users, line 2: "\"\"" is empty`, `users, line 3: "\"\\ud800\"" is not valid UTF-8: block the node or the certificate`}},
+		"after a string":  {users: `"a", "b"` + "\n" + `"c"#left` + "\n" + `"d"` + "\t\n" + `"e"f`, want: []string{"c", "d"}, problems: []string{`users, line 1: "\"a\", \"b\"" has more than a comment after the string of JSON: write one name in a line`, `users, line 4: "\"e\"f" has more than a comment after the string of JSON: write one name in a line`}},
+		"tabs":            {users: "a\tb\t# left\nc # d\t# left", want: []string{"a\tb", "c"}},
 		"nodes":           {users: "system:node:w1\nb", want: []string{"b"}, problems: []string{`users, line 1: "system:node:w1" is a node: write w1 under the key nodes`}},
 		"too long":        {users: strings.Repeat("x", 2001) + "\nb", want: []string{"b"}, problems: []string{fmt.Sprintf("users, line 1: %q is longer than 2,000 bytes: block the certificate", csr.Shorten(strings.Repeat("x", 2001)))}},
 		"the list's":      {users: CanaryPrefix + "control", want: []string{}, problems: []string{`users, line 1: "csr-controller-manager.io:block-list:control" is a name that the list itself uses`}},
