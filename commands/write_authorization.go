@@ -19,6 +19,7 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -77,13 +78,15 @@ refused. A file that an API server would not load, or that refuses a user whom t
 	return cmd
 }
 
+// recheck is the time between two checks of the files, and between two attempts to get the address of the webhook.
+const recheck = 5 * time.Second
+
 // run answers the webhook and keeps the file up to date until ctx ends. Until the list was read, the file stays as it is.
 func (o *authorizationOptions) run(ctx context.Context, cluster *rest.Config, logger logr.Logger) error {
-	kubeconfig, stop, err := o.serve(ctx)
+	kubeconfig, err := o.serve(ctx, logger)
 	if err != nil {
 		return err
 	}
-	defer stop()
 	list := blocklist.New(o.list)
 	changed := list.Subscribe()
 	watch, err := list.Watch(cluster, logger)
@@ -114,7 +117,7 @@ func (o *authorizationOptions) run(ctx context.Context, cluster *rest.Config, lo
 		case <-ctx.Done():
 			return nil
 		case <-changed:
-		case <-time.After(5 * time.Second): // the base or the files may have changed
+		case <-time.After(recheck): // the base or the files may have changed
 		}
 	}
 }
@@ -165,18 +168,23 @@ func (o *authorizationOptions) once(
 	return nil
 }
 
-// serve answers the webhook until stop is called. It returns the kubeconfig for API servers. The key of the server is only in
-// memory, so that another process of this host that takes the address can't answer.
-func (o *authorizationOptions) serve(ctx context.Context) (kubeconfig []byte, stop func(), err error) {
+// maxReview is the largest SubjectAccessReview in bytes that is read. The blocked can make larger ones: an API server refuses
+// them without an answer, too. Each process of this host can send any number, which must not take the memory of the host.
+const maxReview = 64 << 10
+
+// serve answers the webhook until ctx ends. It returns the kubeconfig for API servers. The key of the server is only in memory,
+// so that another process of this host that takes the address can't answer. It can't stop enforcement either: the files do not
+// depend on the webhook.
+func (o *authorizationOptions) serve(ctx context.Context, logger logr.Logger) (kubeconfig []byte, err error) {
 	host, _, _ := net.SplitHostPort(o.listen)
 	const tenYears = 10 * 365 * 24 * time.Hour
 	certPEM, keyPEM, err := certutil.GenerateSelfSignedCertKeyWithOptions(certutil.SelfSignedCertKeyOptions{Host: host, MaxAge: tenYears})
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the certificate of the webhook: %w", err)
+		return nil, fmt.Errorf("make the certificate of the webhook: %w", err)
 	}
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the certificate of the webhook: %w", err)
+		return nil, fmt.Errorf("make the certificate of the webhook: %w", err)
 	}
 	kubeconfig, err = clientcmd.Write(clientcmdapi.Config{
 		Clusters:       map[string]*clientcmdapi.Cluster{"webhook": {Server: "https://" + o.listen, CertificateAuthorityData: certPEM}},
@@ -184,18 +192,19 @@ func (o *authorizationOptions) serve(ctx context.Context) (kubeconfig []byte, st
 		CurrentContext: "webhook",
 	})
 	if err != nil {
-		return nil, nil, err
-	}
-	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.listen)
-	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	server := &http.Server{
-		Handler: http.MaxBytesHandler(http.HandlerFunc(o.refuse), 3<<20), ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+		Addr: o.listen, Handler: http.MaxBytesHandler(http.HandlerFunc(o.refuse), maxReview), ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}},
 	}
-	go func() { _ = server.ServeTLS(listener, "", "") }() // it ends with an error when stop is called
-	return kubeconfig, func() { _ = server.Close() }, nil
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	go wait.UntilWithContext(ctx, func(context.Context) {
+		if err := server.ListenAndServeTLS("", ""); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error(err, "Can't answer the webhook: the blocked stay refused, with status 500")
+		}
+	}, recheck)
+	return kubeconfig, nil
 }
 
 // refuse answers each SubjectAccessReview with a refusal: the API server asks about blocked users only.

@@ -2,8 +2,10 @@ package commands
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -88,14 +91,30 @@ func TestWriteAuthorization(t *testing.T) {
 	names("carol")
 }
 
-// TestWebhookRefuses checks what an API server gets that asks with the kubeconfig.
+// TestWebhookRefuses checks what an API server gets that asks with the kubeconfig, after another process had the address.
 func TestWebhookRefuses(t *testing.T) {
-	o := authorizationOptions{listen: kit.FreeAddress(t), list: types.NamespacedName{Namespace: "n", Name: "list"}}
-	kubeconfig, stop, err := o.serve(t.Context())
+	other := kit.Must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+	o := authorizationOptions{listen: other.Addr().String(), list: types.NamespacedName{Namespace: "n", Name: "list"}}
+	logged := make(chan string, 1)
+	kubeconfig, err := o.serve(t.Context(), funcr.New(func(_, args string) {
+		select {
+		case logged <- args:
+		default:
+		}
+	}, funcr.Options{}))
 	kit.NoError(t, err)
-	t.Cleanup(stop)
+	text := <-logged
+	kit.Check(t, strings.Contains(text, "address already in use"), "logged: %s", text)
+	kit.NoError(t, other.Close())
 	cfg := kit.Must(clientcmd.RESTConfigFromKubeConfig(kubeconfig))(t)
 	client := kit.Must(rest.HTTPClientFor(cfg))(t)
+	kit.Eventually(t, "the webhook answers", func(context.Context) error {
+		connection, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", o.listen)
+		if err != nil {
+			return err
+		}
+		return connection.Close()
+	})
 	post := func(body []byte) (int, string) {
 		t.Helper()
 		request := kit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, cfg.Host, bytes.NewReader(body)))(t)
@@ -109,7 +128,7 @@ func TestWebhookRefuses(t *testing.T) {
 	answer := authorizationv1.SubjectAccessReview{}
 	kit.NoError(t, json.Unmarshal([]byte(text), &answer))
 	kit.Equal(t, "answer", answer.Status, authorizationv1.SubjectAccessReviewStatus{Denied: true, Reason: `blocked: a\nb\u202e, see ConfigMap n/list`})
-	for name, body := range map[string]string{"no review": "x", "too much": `{"kind":"` + strings.Repeat("x", 4<<20)} {
+	for name, body := range map[string]string{"no review": "x", "too much": `{"kind":"` + strings.Repeat("x", maxReview)} {
 		status, text := post([]byte(body))
 		kit.Check(t, status == http.StatusBadRequest && strings.Contains(text, "want a SubjectAccessReview"), "%s: %d %s", name, status, text)
 	}

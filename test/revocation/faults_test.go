@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -107,6 +109,7 @@ func TestFaults(t *testing.T) {
 		for name, inject := range map[string]func(*testing.T, *world){
 			"the writers are killed":                   killWriters,
 			"a host starts without its writer":         rebootHost,
+			"another process has the address":          takeAddress,
 			"the list is emptied, and then deleted":    loseList,
 			"the list has a bad line":                  addBadLine,
 			"the list has 3,000 entries":               addMany,
@@ -145,6 +148,22 @@ func rebootHost(t *testing.T, w *world) {
 	w.staysRefusedWithoutWebhook(t, second)
 	w.startWriter(second)
 	eventuallyRefused(t, "mallory", w.mallory, second)
+}
+
+// takeAddress checks that a process that takes the address of the webhook does not stop enforcement.
+func takeAddress(t *testing.T, w *world) {
+	first := w.hosts[0]
+	first.writer.Kill()
+	other := kit.Must((&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0"))(t)
+	first.write(w.t, w.writer, "--base", w.base, "--listen", other.Addr().String())
+	w.block(t, "mallory", "zoe")
+	eventuallyRefused(t, "zoe", w.zoe, w.hosts[1])
+	kit.Within(t, 10*time.Second, "zoe is refused without an answer", func(ctx context.Context) error {
+		err := ask(ctx, first.at(w.zoe))
+		return kit.OrError(apierrors.IsInternalError(err), "answered with %v", err)
+	})
+	kit.NoError(t, other.Close())
+	eventuallyRefused(t, "zoe", w.zoe, first)
 }
 
 func loseList(t *testing.T, w *world) {
