@@ -176,7 +176,7 @@ func (a *approval) readBlockList(ctx context.Context) (blocked entries.Entries, 
 	if err != nil {
 		return blocked, check.ReadError("get ConfigMap "+a.blockList, err)
 	}
-	blocked, problems, err := entries.Parse(obj.Data)
+	blocked, problems, err := entries.ParseConfigMap(obj)
 	if err != nil {
 		return blocked, fmt.Sprintf("not valid: ConfigMap %s: %v", a.blockList, err)
 	}

@@ -113,7 +113,7 @@ func (l *List) Offer(obj *corev1.ConfigMap) {
 		return
 	}
 	l.object = &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID}}
-	read, problems, err := entries.Parse(obj.Data)
+	read, problems, err := entries.ParseConfigMap(obj)
 	if err != nil {
 		l.refuse("BlockListInvalid", err)
 		return

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 
@@ -68,6 +69,15 @@ func few(all sets.Set[string]) string {
 		return "none"
 	}
 	return strings.Join(csr.ShortenAll(sets.List(all)), ", ")
+}
+
+// ParseConfigMap is Parse for the data of obj. Each key in binaryData is a problem: kubectl puts a file there that is not UTF-8.
+func ParseConfigMap(obj *corev1.ConfigMap) (read Entries, problems []string, err error) {
+	read, problems, err = Parse(obj.Data)
+	for _, name := range slices.Sorted(maps.Keys(obj.BinaryData)) {
+		problems = append(problems, fmt.Sprintf("key %q is ignored, because its file was not UTF-8", csr.Shorten(name)))
+	}
+	return read, problems, err
 }
 
 // Parse reads the data of a ConfigMap. It skips invalid lines and unknown keys, and returns them as problems. Without the

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
@@ -38,6 +39,14 @@ func TestParseUsers(t *testing.T) {
 		expect.Equal(t, name, sets.List(read.Users), test.want)
 		expect.Equal(t, name+": problems", problems, test.problems)
 	}
+}
+
+// TestParseConfigMap checks that a file of another encoding is reported.
+func TestParseConfigMap(t *testing.T) {
+	read, problems, err := ParseConfigMap(&corev1.ConfigMap{Data: map[string]string{"nodes": "a\nb c"}, BinaryData: map[string][]byte{"users": {0xff, 0xfe, 'b', 0}}})
+	expect.Error(t, "", err, "")
+	expect.Equal(t, "problems", problems, []string{`nodes, line 2: "b c" is not a node name`, `key "users" is ignored, because its file was not UTF-8`})
+	expect.Equal(t, "read", fmt.Sprint(sets.List(read.Nodes), sets.List(read.Users)), "[a] []")
 }
 
 // TestDigest checks that the digest depends on what is blocked only.
