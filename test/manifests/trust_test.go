@@ -135,11 +135,15 @@ func attempts(t *testing.T, all ...attempt) {
 	}
 }
 
-// daemonSetController creates the Pods of DaemonSets.
-const daemonSetController = "system:serviceaccount:kube-system:daemon-set-controller"
+// daemonSetController creates the Pods of DaemonSets. everyController does that, and all else, of a kube-controller-manager without
+// --use-service-account-credentials.
+const (
+	daemonSetController = "system:serviceaccount:kube-system:daemon-set-controller"
+	everyController     = "system:kube-controller-manager"
+)
 
-// installGuarded installs all but the DaemonSet until the test ends, and gives the users editor and daemonSetController, in these namespaces, what
-// Kubernetes' role edit gives and more. A controller that does not run here aggregates edit.
+// installGuarded installs all but the DaemonSet until the test ends, and gives the users editor, daemonSetController and everyController, in
+// these namespaces, what Kubernetes' role edit gives and more. A controller that does not run here aggregates edit.
 func installGuarded(t *testing.T, all objects, namespaces ...string) {
 	t.Helper()
 	apply(t, all)
@@ -152,7 +156,7 @@ func installGuarded(t *testing.T, all objects, namespaces ...string) {
 			}
 		})
 	}
-	grant(t, []string{"editor", daemonSetController}, rbacv1.PolicyRule{
+	grant(t, []string{"editor", daemonSetController, everyController}, rbacv1.PolicyRule{
 		APIGroups: []string{"", "apps"}, Resources: []string{"*"},
 		Verbs: []string{"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"},
 	}, namespaces...)
@@ -193,15 +197,23 @@ func ofPods(t *testing.T, all objects, namespace, policy string) []attempt {
 			return call.Param("container", pod.Spec.Containers[0].Name).Param("command", "x").Do(ctx).Error()
 		}
 	}
+	owned := pod.DeepCopy()
+	owned.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(&metav1.ObjectMeta{Name: namespace, UID: "1"}, appsv1.SchemeGroupVersion.WithKind("DaemonSet"))}
+	ofOther := pod.DeepCopy()
+	ofOther.OwnerReferences = []metav1.OwnerReference{*metav1.NewControllerRef(&metav1.ObjectMeta{Name: "mine", UID: "1"}, appsv1.SchemeGroupVersion.WithKind("ReplicaSet"))}
+	every := kit.ClientOf(t, impersonating(everyController))
 	pods := "only people who may update the ValidatingAdmissionPolicy " + policy
 	const image = `[{"op":"replace","path":"%s/containers/0/image","value":"his"}]`
-	return []attempt{
+	tries := []attempt{
 		{"an editor creates a pod", pods, created(t, editor, pod, client.DryRunAll)},
 		{"an editor creates a DaemonSet", pods, created(t, editor, mine, client.DryRunAll)},
 		{"an administrator creates the DaemonSet", "", created(t, admin, set)},
 		{"an editor changes the DaemonSet", pods, patched(t, editor, set, types.JSONPatchType, fmt.Sprintf(image, "/spec/template/spec"))},
 		{"an editor labels the DaemonSet", "", patched(t, editor, set, types.MergePatchType, `{"metadata":{"labels":{"a":"b"}}}`)},
-		{"the DaemonSet's controller creates its pod", "", created(t, controller, pod)},
+		{"a controller creates the pod of a ReplicaSet", pods, created(t, every, ofOther, client.DryRunAll)},
+		{"a controller creates a pod of its own", pods, created(t, every, pod, client.DryRunAll)},
+		{"the one controller creates the DaemonSet's pod", "", created(t, every, owned, client.DryRunAll)},
+		{"the DaemonSet's controller creates its pod", "", created(t, controller, owned)},
 		{"an editor changes a pod's image", pods, patched(t, editor, pod, types.JSONPatchType, fmt.Sprintf(image, "/spec"))},
 		{"an editor adds a container to a pod", pods, func() error {
 			return editor.SubResource("ephemeralcontainers").Patch(ctx, pod.DeepCopy(), client.RawPatch("application/strategic-merge-patch+json",
@@ -211,6 +223,11 @@ func ofPods(t *testing.T, all objects, namespace, policy string) []attempt {
 		{"an editor attaches to a pod", pods, called("attach")},
 		{"an editor deletes the pod", "", func() error { return editor.Delete(ctx, pod.DeepCopy(), client.GracePeriodSeconds(0)) }},
 	}
+	if pod.Spec.HostNetwork { // these reach what listens on the loopback addresses of the host, and on its others
+		forward := attempt{"an editor forwards a port of the pod", pods, called("portforward")}
+		tries = slices.Insert(tries, len(tries)-1, forward, attempt{"an editor asks a port by the pod", pods, called("proxy")})
+	}
+	return tries
 }
 
 func created(t *testing.T, c client.Client, obj client.Object, opts ...client.CreateOption) func() error {
@@ -269,7 +286,11 @@ func TestEditOfAuthorizationFilesIsNotRoot(t *testing.T) {
 	manager, operator := kit.ClientOf(t, impersonating(account+common)), kit.ClientOf(t, impersonating("operator of the cluster"))
 	const data, ofList, ofStatus = `{"data":{"data":"his"}}`, "get the verb block on the ConfigMap csr-node-block-list", "csr-node-block-list-status"
 	update := func(c client.Client, obj *corev1.ConfigMap) func() error {
-		return func() error { return c.Update(ctx, obj.DeepCopy()) }
+		return func() error {
+			obj := obj.DeepCopy()
+			obj.Data = map[string]string{"data": "updated"}
+			return c.Update(ctx, obj)
+		}
 	}
 	deleted := func(c client.Client, obj *corev1.ConfigMap) func() error {
 		return func() error { return c.Delete(ctx, obj.DeepCopy()) }
@@ -287,6 +308,17 @@ func TestEditOfAuthorizationFilesIsNotRoot(t *testing.T) {
 		{"an editor updates the list", ofList, update(editor, list)},
 		{"an editor patches the list", ofList, patched(t, editor, list, types.MergePatchType, data)},
 		{"an editor makes the list immutable", ofList, patched(t, editor, list, types.MergePatchType, `{"immutable":true}`)},
+		{"an editor makes the next kubectl apply remove keys", ofList, patched(t, editor, list, types.MergePatchType,
+			`{"metadata":{"annotations":{"kubectl.kubernetes.io/last-applied-configuration":"{}"}}}`)},
+		{"an editor gives the list an owner", ofList, patched(t, editor, list, types.MergePatchType,
+			`{"metadata":{"ownerReferences":[{"apiVersion":"v1","kind":"ConfigMap","name":"gone","uid":"1"}]}}`)},
+		{"the storage version migrator writes the list as it is", "", func() error {
+			read := &corev1.ConfigMap{}
+			if err := editor.Get(ctx, client.ObjectKeyFromObject(list), read); err != nil {
+				return err
+			}
+			return editor.Update(ctx, read)
+		}},
 		{"an editor deletes the list", ofList, deleted(editor, list)},
 		{"an editor deletes a collection with the list", ofList, collection(list)},
 		{"a user with the verb block updates the list", "", update(blocker, list)},
