@@ -51,6 +51,8 @@ type Enforcement struct {
 const (
 	// checkEvery is the time between two checks while all API servers enforce the list.
 	checkEvery = time.Hour
+	// mostServers is how many API servers are asked: whoever may write EndpointSlices in namespace default can name any address.
+	mostServers = 100
 	// patience is how long an API server may take to read a new version before an Event names it.
 	patience = 15 * time.Second
 )
@@ -95,7 +97,10 @@ func (e *Enforcement) check(ctx context.Context) error {
 	}
 	addresses := e.APIServers
 	if len(addresses) == 0 {
-		if addresses, err = probe.Endpoints(ctx, e.live); err != nil {
+		if addresses, err = probe.Endpoints(ctx, e.live); len(addresses) > mostServers {
+			err = fmt.Errorf("the Service kubernetes has %d endpoints, want at most %d: delete EndpointSlices that no API server wrote", len(addresses), mostServers)
+		}
+		if err != nil {
 			for _, server := range e.last.Servers { // it is unknown whether they enforce this version
 				enforced.WithLabelValues(server.Address).Set(0)
 			}
