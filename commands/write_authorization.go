@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"os"
@@ -196,6 +198,7 @@ func (o *authorizationOptions) serve(ctx context.Context, logger logr.Logger) (k
 	}
 	server := &http.Server{
 		Addr: o.listen, Handler: http.MaxBytesHandler(http.HandlerFunc(o.refuse), maxReview), ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,
+		ErrorLog:  log.New(io.Discard, "", 0), // each process of this host can cause its lines
 		TLSConfig: &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}},
 	}
 	context.AfterFunc(ctx, func() { _ = server.Close() })

@@ -50,15 +50,15 @@ type Enforcement struct {
 
 const (
 	// checkEvery is the time between two checks while all API servers enforce the list.
-	checkEvery = time.Hour
+	checkEvery = 5 * time.Minute
 	// mostServers is how many API servers are asked: whoever may write EndpointSlices in namespace default can name any address.
 	mostServers = 100
 	// patience is how long an API server may take to read a new version before an Event names it.
 	patience = 15 * time.Second
 )
 
-// Start checks after each change of the list, and hourly, until ctx ends. While an API server does not enforce the list, it
-// checks after a second at first, and each minute in the end.
+// Start checks after each change of the list, and every five minutes, until ctx ends. While an API server does not enforce the
+// list, it checks after a second at first, and each minute in the end.
 func (e *Enforcement) Start(ctx context.Context) error {
 	if published := (&corev1.ConfigMap{}); call.Get(ctx, e.live, e.status(), published) == nil {
 		_ = json.Unmarshal([]byte(published.Data[entries.StatusKey]), &e.last) // it only says since when

@@ -85,7 +85,7 @@ type Configuration struct {
 
 // BlockListEnforcement configures the proof that API servers [enforce the block list](../how-to/revoke-a-credential.md#set-up).
 type BlockListEnforcement struct {
-	// Enabled asks each API server whether it refuses what the list names: after every change, and hourly. Set it if
+	// Enabled asks each API server whether it refuses what the list names: after every change, and every five minutes. Set it if
 	// `write-authorization` runs beside each API server.
 	Enabled bool `json:"enabled" flag:"block-list-enforcement"`
 	// APIServers lists the `host:port` of all API servers. If empty, they are the endpoints of the Service `kubernetes`.
