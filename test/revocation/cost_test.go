@@ -1,4 +1,4 @@
-//go:build bench
+//go:build nightly
 
 package revocation
 
@@ -24,7 +24,7 @@ import (
 // TestCost measures how much longer a get of an unblocked user takes with a block list. It prints the latency and the ratio to an API
 // server with --authorization-mode=Node,RBAC, each the median over the rounds. A round measures all forms, in random order.
 //
-//	go test -tags bench -count=1 -v -run '^TestCost$' ./test/revocation
+//	go test -tags nightly -count=1 -v -run '^TestCost$' ./test/revocation
 func TestCost(t *testing.T) {
 	const rounds, calls = 11, 300
 	forms := []*struct {
@@ -71,6 +71,7 @@ func TestCost(t *testing.T) {
 		for i, form := range forms {
 			t.Logf("%-20s %10.0f %7.3f %10.0f %7.3f", form.name,
 				median(medians[i]), median(ratios(medians[i], medians[0])), median(slowest[i]), median(ratios(slowest[i], slowest[0])))
+			kit.Check(t, median(ratios(medians[i], medians[0])) < 1.5, "a get takes half as long again with %s", form.name)
 		}
 	})
 }
