@@ -380,16 +380,16 @@ func TestBlockList(t *testing.T) {
 	const a, b = "block-a", "block-b"
 	held, byHand := joins(t, a), kit.Approve(t, joins(t, b))
 	byCertificate := kit.Approve(t, kit.CreateRequest(t, kit.Admin(t), kit.ClientRequest(t, "a-user"))) // the administrator has a client certificate
-	for _, obj := range []*kit.Request{held, byHand, byCertificate} {
+	byToken := kit.Approve(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.ClientRequest(t, "a-user")))
+	for _, obj := range []*kit.Request{held, byHand, byCertificate, byToken} {
 		kit.HasEvent(t, obj, "InventoryUnavailable", "ConfigMap "+kit.BlockListName+": it can't be read", "is forbidden")
 	}
-	byToken := kit.Approve(t, kit.CreateRequest(t, kit.As(t, "joiner"), kit.ClientRequest(t, "a-user"))) // and not for a node
-	kit.Reaches(t, byToken, csr.Issued)
 	p.Answers(t, p.Probes, "/readyz?verbose", http.StatusInternalServerError, "[-]block-list failed", "[-]own-rights failed")
 	list := kit.BlockList(t, "Block-A # taken over\nnot a name\n")
 	kit.Apply(t, "node-block-list")
 	kit.Reaches(t, byHand, csr.Issued)
 	kit.Reaches(t, byCertificate, csr.Issued)
+	kit.Reaches(t, byToken, csr.Issued)
 	kit.HasEvent(t, list, "BlockListInvalid", `line 2: "not a name" is not a node name`)
 	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, "csr_block_list_nodes 1", "csr_block_list_problems 1")
 	p.Answers(t, p.Probes, "/readyz/block-list", http.StatusOK)
@@ -441,7 +441,7 @@ func TestEachTextIsStored(t *testing.T) {
 	plugin(t, 0, "explain "+held.Name, "it does not exist")
 
 	list := kit.BlockList(t, "")
-	want := []string{"BlockListRead blocked nodes: none; blocked certificates: none"}
+	want := []string{"BlockListRead blocked nodes: none; blocked users: none; blocked certificates: none"}
 	says := func(more ...string) {
 		t.Helper()
 		want = append(want, more...)
@@ -455,9 +455,9 @@ func TestEachTextIsStored(t *testing.T) {
 	}
 	says()
 	block(t, list, "w1", "")
-	says("BlockListRead blocked nodes: w1; blocked certificates: none")
+	says("BlockListRead blocked nodes: w1; blocked users: none; blocked certificates: none")
 	block(t, list, "", "")
-	says("BlockListRead blocked nodes: none; blocked certificates: none")
+	says("BlockListRead blocked nodes: none; blocked users: none; blocked certificates: none")
 	const rest = "BlockListInvalid what is invalid is ignored, and the rest applies: nodes, line "
 	block(t, list, "not a name", "")
 	says(rest + `1: "not a name" is not a node name`)
