@@ -262,7 +262,7 @@ func (b *block) show(ctx context.Context) {
 			p.row("unknown", err.Error())
 		}
 		p.title("It does not end")
-		p.row("", "watches until they time out, open execs and port-forwards",
+		p.row("", "open watches until the time that their client asked for, open execs and port-forwards",
 			"calls to a kubelet's port 10250 until its authorization cache ends, 5 minutes by default",
 			"TokenReview elsewhere (Vault, clouds), and other clusters", notMasters)
 		p.line("From now on, \"kubectl auth can-i --list\" is incomplete.")
@@ -352,7 +352,7 @@ func (c *cluster) readList(ctx context.Context, list types.NamespacedName) (obj 
 	return obj, blocked, err
 }
 
-// servers returns what the list blocks, and what the manager has published about each API server, at least one and at most 100. The
+// servers returns what the list blocks, and what the manager has published about each API server, at least one and at most entries.MostServers. The
 // Problem of each says so if it is about another version of the list.
 func (c *cluster) servers(ctx context.Context, list types.NamespacedName) (blocked entries.Entries, servers []entries.Server, err error) {
 	if _, blocked, err = c.readList(ctx, list); err != nil {
@@ -364,7 +364,7 @@ func (c *cluster) servers(ctx context.Context, list types.NamespacedName) (block
 		return blocked, nil, fmt.Errorf("no API server is known to follow the block list, which stops new certificates only: %w; see %s", err, blockListPage)
 	}
 	err = json.Unmarshal([]byte(obj.Data[entries.StatusKey]), &found)
-	if all := len(found.Servers); err != nil || all == 0 || all > 100 {
+	if all := len(found.Servers); err != nil || all == 0 || all > entries.MostServers {
 		return blocked, nil, fmt.Errorf("ConfigMap %s%s names %d API servers: %w", list, entries.StatusSuffix, all, cmp.Or(err, errors.New("want 1 to 100")))
 	}
 	for i := range found.Servers {

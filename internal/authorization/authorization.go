@@ -1,8 +1,8 @@
 // Package authorization writes the AuthorizationConfiguration with which an API server refuses what a block list names.
 //
 // An API server asks its authorizers in turn, until one allows or denies a request. Join puts a Webhook before the
-// cluster's own authorizers. Its match condition is true only for what is blocked, so that the API server asks the webhook
-// about nobody else, and failurePolicy Deny refuses the blocked even if the webhook can't be reached.
+// cluster's own authorizers. Its match condition is true only for what is blocked, so that the API server does
+// not ask the webhook about other users. The failurePolicy Deny refuses the blocked even if the webhook can't be reached.
 package authorization
 
 import (
@@ -111,8 +111,8 @@ func conditions(blocked entries.Entries, writer string, room int) []string {
 	return all
 }
 
-// ofExtra returns the form of an expression about the values of key. It is true for more than a hundred values too: nobody has
-// more than one, but a SubjectAccessReview can hold 100,000, which an API server would compare for half a minute.
+// ofExtra returns the form of an expression about the values of key. It is true for more than a hundred values too: a user has
+// one at most, but a SubjectAccessReview can hold 100,000, which an API server would compare for half a minute.
 func ofExtra(key string) string {
 	return fmt.Sprintf("has(request.extra) && %[1]q in request.extra && "+
 		"(size(request.extra[%[1]q]) > 100 || request.extra[%[1]q].exists(value, value in [%%s]))", key)

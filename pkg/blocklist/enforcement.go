@@ -44,6 +44,7 @@ type Enforcement struct {
 	live   client.Reader // past every cache
 	client client.Client
 	config *rest.Config
+	http   *http.Client // for all API servers, so that their connections serve the next questions too
 
 	last entries.Enforcement // that was published
 }
@@ -51,8 +52,6 @@ type Enforcement struct {
 const (
 	// checkEvery is the time between two checks while all API servers enforce the list.
 	checkEvery = 5 * time.Minute
-	// mostServers is how many API servers are asked: whoever may write EndpointSlices in namespace default can name any address.
-	mostServers = 100
 	// patience is how long an API server may take to read a new version before an Event names it.
 	patience = 15 * time.Second
 )
@@ -62,6 +61,13 @@ const (
 func (e *Enforcement) Start(ctx context.Context) error {
 	if published := (&corev1.ConfigMap{}); call.Get(ctx, e.live, e.status(), published) == nil {
 		_ = json.Unmarshal([]byte(published.Data[entries.StatusKey]), &e.last) // it only says since when
+	}
+	direct := rest.CopyConfig(e.config)
+	direct.ServerName = cmp.Or(e.ServerName, probe.ServerName)
+	direct.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
+	var err error
+	if e.http, err = rest.HTTPClientFor(direct); err != nil {
+		return fmt.Errorf("reach each API server: %w", err)
 	}
 	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: e.list.name.Namespace, Name: e.list.name.Name}} // that Events are about
 	changed := e.list.Subscribe()
@@ -97,8 +103,8 @@ func (e *Enforcement) check(ctx context.Context) error {
 	}
 	addresses := e.APIServers
 	if len(addresses) == 0 {
-		if addresses, err = probe.Endpoints(ctx, e.live); len(addresses) > mostServers {
-			err = fmt.Errorf("the Service kubernetes has %d endpoints, want at most %d: delete EndpointSlices that no API server wrote", len(addresses), mostServers)
+		if addresses, err = probe.Endpoints(ctx, e.live); len(addresses) > entries.MostServers {
+			err = fmt.Errorf("the Service kubernetes has %d endpoints, want at most %d: delete EndpointSlices that no API server wrote", len(addresses), entries.MostServers)
 		}
 		if err != nil {
 			for _, server := range e.last.Servers { // it is unknown whether they enforce this version
@@ -111,11 +117,8 @@ func (e *Enforcement) check(ctx context.Context) error {
 	var asking errgroup.Group
 	for i, address := range addresses {
 		asking.Go(func() error {
-			config := rest.CopyConfig(e.config)
-			config.Host, config.ServerName = "https://"+address, cmp.Or(e.ServerName, probe.ServerName)
-			config.Proxy = func(*http.Request) (*url.URL, error) { return nil, nil }
 			server := entries.Server{Address: address, Since: clock.RealClock{}.Now().UTC().Truncate(time.Second)}
-			if err := enforces(ctx, config, blocked.Canary()); err != nil {
+			if err := e.enforces(ctx, address, blocked.Canary()); err != nil {
 				server.Problem = err.Error()
 			}
 			for _, before := range e.last.Servers {
@@ -131,14 +134,16 @@ func (e *Enforcement) check(ctx context.Context) error {
 	return e.publish(ctx, found)
 }
 
-// control is a user that nobody has, and that no list can name.
+// control is the name of a user that does not exist, and that no list can name.
 const control = entries.CanaryPrefix + "control"
 
-// enforces returns why the API server of config is not known to refuse exactly what the list of canary names, or nil.
-func enforces(ctx context.Context, config *rest.Config, canary string) error {
+// enforces returns why the API server at address is not known to refuse exactly what the list of canary names, or nil.
+func (e *Enforcement) enforces(ctx context.Context, address, canary string) error {
 	ctx, cancel := context.WithTimeout(ctx, call.Timeout)
 	defer cancel()
-	client, err := authorizationclient.NewForConfig(config)
+	config := rest.CopyConfig(e.config)
+	config.Host = "https://" + address
+	client, err := authorizationclient.NewForConfigAndClient(config, e.http)
 	if err != nil {
 		return err
 	}

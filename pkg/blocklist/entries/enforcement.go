@@ -1,8 +1,6 @@
 package entries
 
-import (
-	"time"
-)
+import "time"
 
 // StatusSuffix ends the name of the ConfigMap, beside the list, in which the manager publishes an Enforcement in JSON, under
 // the key StatusKey.
@@ -10,6 +8,10 @@ const (
 	StatusSuffix = "-status"
 	StatusKey    = "enforcement"
 )
+
+// MostServers is the largest number of API servers in an Enforcement. A user who may write EndpointSlices in namespace default
+// could name any number of addresses.
+const MostServers = 100
 
 // Enforcement is which API servers refuse what a version of the list names.
 type Enforcement struct {

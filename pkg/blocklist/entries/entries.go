@@ -51,10 +51,10 @@ func (e Entries) String() string {
 	return fmt.Sprintf("blocked nodes: %s; blocked users: %s; blocked certificates: %s", few(e.Nodes), few(e.Users), few(e.Certificates))
 }
 
-// CanaryPrefix begins the name of a user that nobody has. The digest of what a list blocks follows.
+// CanaryPrefix begins the names of users that do not exist. In a canary, the digest of what a list blocks follows.
 const CanaryPrefix = "csr-controller-manager.io:block-list:"
 
-// Canary returns the name of a user that nobody has, and that an API server refuses only if it enforces exactly e.
+// Canary returns the name of a user that does not exist, and that an API server refuses only if it enforces exactly e.
 func (e Entries) Canary() string { return CanaryPrefix + e.Digest() }
 
 // Essential are the users that a cluster can't live without: if one is refused, nothing is scheduled, no controller works, no
