@@ -64,7 +64,7 @@ func Execute(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("%s (--help lists the flags): %w", cmd.Name(), err)
 	})
 	now := clock.RealClock{}
-	root.AddCommand(explainCommand(now), rulesCommand(now), bootstrapTokenCommand(now), writeTrustCommand(), writeAuthorizationCommand())
+	root.AddCommand(explainCommand(now), rulesCommand(now), bootstrapTokenCommand(now), writeTrustCommand(), writeAuthorizationCommand(), renewKubeletCommand())
 	for _, cmd := range append(root.Commands(), root) {
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 	}

@@ -300,6 +300,14 @@ syncFrequency: 10s
 evictionHard: {memory.available: 50Mi, nodefs.available: 1%%, nodefs.inodesFree: 1%%, imagefs.available: 1%%}
 `
 
+// keepRunning starts a program again and again in the cgroup of kubelet.service.
+const keepRunning = `set -eu
+cgroup=/sys/fs/cgroup/systemd
+[ -e $cgroup ] || cgroup=/sys/fs/cgroup
+cgroup=$cgroup/system.slice/kubelet.service
+mkdir -p $cgroup
+while :; do sh -c 'echo $$ > "$0/cgroup.procs" && exec "$@"' $cgroup "$@" || true; sleep 1; done`
+
 type kubeletOptions struct {
 	Binary string // its path; empty means the control plane's version
 	// KeepCertificate disables the rotation of the client certificate. The kubelet then also uses the bootstrap that
@@ -308,6 +316,7 @@ type kubeletOptions struct {
 	SelfSigned      bool   // it signs its serving certificate itself, as it does by default
 	Address         string // that its Node reports, if it is not the machine's
 	StaticPods      bool   // it runs the pods in the folder for static pods
+	Service         bool   // a loop starts it again, in the cgroup of kubelet.service, as systemd does
 	ShortCaches     bool   // its port asks the API server about a user again after 5 s, instead of 5 minutes
 }
 
@@ -343,9 +352,15 @@ func (m *machine) startKubelet(t *testing.T, options kubeletOptions) {
 		config = append(config, "authorization: {webhook: {cacheAuthorizedTTL: 5s, cacheUnauthorizedTTL: 5s}}\n"...)
 	}
 	m.write(t, "/var/lib/kubelet/config.yaml", config)
-	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command(cmp.Or(options.Binary, binary("kubelet")),
-		"--config=/var/lib/kubelet/config.yaml", "--kubeconfig="+kubeconfigPath, "--bootstrap-kubeconfig="+bootstrapPath,
-		"--hostname-override="+m.name, "--node-ip="+cmp.Or(options.Address, m.address)))
+	line := []string{
+		cmp.Or(options.Binary, binary("kubelet")), "--config=/var/lib/kubelet/config.yaml", "--kubeconfig=" + kubeconfigPath,
+		"--bootstrap-kubeconfig=" + bootstrapPath, "--hostname-override=" + m.name, "--node-ip=" + cmp.Or(options.Address, m.address),
+	}
+	if options.Service {
+		m.write(t, "/etc/systemd/system/kubelet.service", []byte("[Service]\nRestart=always\n"))
+		line = append([]string{"sh", "-c", keepRunning, "sh"}, line...)
+	}
+	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command(line...))
 }
 
 func (m *machine) restartKubelet(t *testing.T, options kubeletOptions) {

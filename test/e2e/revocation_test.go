@@ -57,16 +57,16 @@ func TestBlockedKubelet(t *testing.T) {
 		stolen = c.steal(t, worker, first)
 		stolen.work(t)
 	})
-	before, starts := c.running(t, worker), worker.kubeletID(t)
+	before, starts := c.running(t, worker, servedPod), worker.kubeletID(t)
 	step(t, "blocked", func(t *testing.T) { c.testBlocked(t, worker, stolen) })
-	kit.Equal(t, "the Pod's container on the blocked node", c.running(t, worker), before)
+	kit.Equal(t, "the Pod's container on the blocked node", c.running(t, worker, servedPod), before)
 	step(t, "unblocked", func(t *testing.T) {
 		c.block(t, map[string]string{"nodes": ""})
 		stolen.work(t)
 		c.nodeReady(t, worker.name)
 		c.podReady(t, metav1.NamespaceDefault, "later")
 	})
-	kit.Equal(t, "the Pod's container afterwards", c.running(t, worker), before)
+	kit.Equal(t, "the Pod's container afterwards", c.running(t, worker, servedPod), before)
 	kit.Equal(t, "the process of the kubelet", worker.kubeletID(t), starts)
 }
 
@@ -178,12 +178,12 @@ func (c *cluster) createPod(t *testing.T, m *machine, name string) {
 // servedPod is the Pod of which the blocked node has a token and a Secret.
 const servedPod = "served"
 
-// running returns the line of containerd about the container of servedPod, with its process, which must run.
-func (c *cluster) running(t *testing.T, m *machine) string {
+// running returns the line of containerd about the container of a Pod, with its process, which must run.
+func (c *cluster) running(t *testing.T, m *machine, pod string) string {
 	t.Helper()
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: servedPod}}
-	c.get(t, pod)
-	id := strings.TrimPrefix(pod.Status.ContainerStatuses[0].ContainerID, "containerd://")
+	obj := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: pod}}
+	c.get(t, obj)
+	id := strings.TrimPrefix(obj.Status.ContainerStatuses[0].ContainerID, "containerd://")
 	for line := range strings.Lines(m.must(t, "ctr", "-n", "k8s.io", "tasks", "ls")) {
 		if strings.HasPrefix(line, id) && strings.Contains(line, "RUNNING") {
 			return line

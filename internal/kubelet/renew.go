@@ -1,0 +1,264 @@
+package kubelet
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/certificate"
+	csrutil "k8s.io/client-go/util/certificate/csr"
+	"k8s.io/client-go/util/keyutil"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
+)
+
+// Renewal renews the certificates of the kubelet of this host.
+type Renewal struct {
+	// Kubeconfig is the kubelet's. It names the pair in its folder kubelet-client-current.pem.
+	Kubeconfig string
+	// Serving says that the serving certificate is renewed, too.
+	Serving bool
+	// Healthz and Address are where the kubelet answers health checks, and where it serves: host:port.
+	Healthz, Address string
+	// Back is how long the kubelet may take to come back.
+	Back time.Duration
+	Log  logr.Logger
+
+	cluster *rest.Config // of the kubeconfig, with the pair in use
+	node    string
+}
+
+// Run renews what the CA that signs now has not issued, and restarts the kubelet if anything was renewed, or if an earlier Run
+// was not finished. If the kubelet does not come back, it gets its old certificates back. The returned error says why nothing is
+// renewed, and what to do.
+func (r *Renewal) Run(ctx context.Context) error {
+	signal, err := signalFor()
+	if err != nil {
+		return err
+	}
+	if _, err := mainProcess(); err != nil { // before anything is requested
+		return err
+	}
+	if r.cluster, err = clientcmd.BuildConfigFromFlags("", r.Kubeconfig); err != nil {
+		return fmt.Errorf("read the kubeconfig of the kubelet: %w", err)
+	}
+	client := store{filepath.Dir(r.cluster.CertFile), "kubelet-client"}
+	if r.cluster.CertFile != client.current() || r.cluster.KeyFile != client.current() {
+		return fmt.Errorf("%s does not name kubelet-client-current.pem as certificate and key: this kubelet does not rotate its certificate", r.Kubeconfig)
+	}
+	pair, err := client.read()
+	if err != nil {
+		return err
+	}
+	r.node = strings.TrimPrefix(pair.Leaf.Subject.CommonName, csr.NodeUserPrefix)
+	kinds := []kind{{client, certificatesv1.KubeAPIServerClientKubeletSignerName, certificate.DefaultKubeletClientGetUsages}}
+	if r.Serving { // first, because the old client certificate requests it
+		serving := kind{store{client.dir, "kubelet-server"}, certificatesv1.KubeletServingSignerName, certificate.DefaultKubeletServingGetUsages}
+		kinds = append([]kind{serving}, kinds...)
+	}
+	renewed := false
+	for _, each := range kinds {
+		unfinished, err := each.unfinished()
+		if err == nil && !unfinished {
+			unfinished, err = r.renew(ctx, each)
+		}
+		if err != nil {
+			return err // what was renewed before is finished by the next Run
+		}
+		renewed = renewed || unfinished
+	}
+	if !renewed {
+		r.Log.Info("The CA that signs now has issued the certificates of this kubelet")
+		return nil
+	}
+	if err = r.restart(ctx, signal); err == nil {
+		return r.each(kinds, store.finish)
+	}
+	err = fmt.Errorf("the kubelet did not come back with its new certificates, and has the old ones again: %w", err)
+	return errors.Join(err, r.each(kinds, store.undo), r.restart(context.WithoutCancel(ctx), signal))
+}
+
+// kind is a kind of certificates of a kubelet.
+type kind struct {
+	store
+	signer string
+	usages func(key any) []certificatesv1.KeyUsage
+}
+
+// each calls do for each of kinds that was renewed.
+func (r *Renewal) each(kinds []kind, do func(store) error) error {
+	var errs []error
+	for _, each := range kinds {
+		if unfinished, err := each.unfinished(); err != nil || !unfinished {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, do(each.store))
+	}
+	return errors.Join(errs...)
+}
+
+// renew requests a certificate like the one in use, and replaces it. It reports false if the same CA has issued both.
+func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
+	pair, err := k.read()
+	if err != nil {
+		return false, err
+	}
+	old := pair.Leaf
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // as a kubelet makes them (client-go, certificate manager)
+	if err != nil {
+		return false, err
+	}
+	request, err := certutil.MakeCSRFromTemplate(key, &x509.CertificateRequest{Subject: old.Subject, DNSNames: old.DNSNames, IPAddresses: old.IPAddresses})
+	if err != nil {
+		return false, err
+	}
+	api, err := kubernetes.NewForConfig(r.cluster)
+	if err != nil {
+		return false, err
+	}
+	name, uid, err := csrutil.RequestCertificateWithContext(ctx, api, request, "", k.signer, nil, k.usages(key), key)
+	if err != nil {
+		return false, err
+	}
+	r.Log.Info("Requested a certificate", "request", name, "signer", k.signer)
+	issued, err := csrutil.WaitForCertificate(ctx, api, name, uid)
+	if err != nil {
+		return false, fmt.Errorf("request %s: %w", name, err)
+	}
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	if err != nil {
+		return false, err
+	}
+	next, err := tls.X509KeyPair(issued, keyPEM)
+	if err != nil {
+		return false, fmt.Errorf("request %s: %w", name, err)
+	}
+	if bytes.Equal(next.Leaf.RawIssuer, old.RawIssuer) && bytes.Equal(next.Leaf.AuthorityKeyId, old.AuthorityKeyId) {
+		return false, nil
+	}
+	if k.signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
+		if err := r.known(ctx, issued, keyPEM, old.Subject.CommonName); err != nil {
+			return false, err
+		}
+	}
+	r.Log.Info("Replaces a certificate", "file", k.current(), "notAfter", next.Leaf.NotAfter)
+	return true, k.replace(issued, keyPEM, time.Now())
+}
+
+// known returns an error unless the API server takes the holder of a pair for user.
+func (r *Renewal) known(ctx context.Context, cert, key []byte, user string) error {
+	config := rest.AnonymousClientConfig(r.cluster)
+	config.CertData, config.KeyData = cert, key
+	api, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	review, err := api.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("ask the API server whether it knows the new certificate: %w", err)
+	}
+	if got := review.Status.UserInfo.Username; got != user {
+		return fmt.Errorf("the API server takes the holder of the new certificate for %q, not for %q", got, user)
+	}
+	return nil
+}
+
+// restart ends the kubelet if it runs, and waits until its successor is healthy, renews its Lease and serves the certificate in use.
+func (r *Renewal) restart(ctx context.Context, signal os.Signal) error {
+	ended, old := time.Now(), 0
+	if process, err := mainProcess(); err == nil {
+		old = process.Pid
+		if err := process.Signal(signal); err != nil {
+			return fmt.Errorf("end the kubelet, process %d: %w", old, err)
+		}
+		r.Log.Info("Ended the kubelet, so that its service starts it again", "process", old, "signal", signal)
+	}
+	var problem error
+	err := wait.PollUntilContextTimeout(ctx, time.Second, r.Back, false, func(ctx context.Context) (bool, error) {
+		problem = r.back(ctx, old, ended)
+		return problem == nil, nil
+	})
+	return errors.Join(err, problem)
+}
+
+// back returns why the kubelet is not back since it was ended, when it was process old.
+func (r *Renewal) back(ctx context.Context, old int, ended time.Time) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	process, err := mainProcess()
+	if err != nil {
+		return err
+	}
+	if process.Pid == old {
+		return fmt.Errorf("process %d has not ended", old)
+	}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Healthz+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", request.URL, answer.Status)
+	}
+	if r.Serving {
+		if err := r.serves(ctx); err != nil {
+			return err
+		}
+	}
+	api, err := kubernetes.NewForConfig(r.cluster)
+	if err != nil {
+		return err
+	}
+	lease, err := api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, r.node, metav1.GetOptions{})
+	if err != nil {
+		return fmt.Errorf("read the Lease of the node: %w", err)
+	}
+	if at := lease.Spec.RenewTime; at == nil || !at.After(ended) {
+		return fmt.Errorf("the Lease of node %s was not renewed since", r.node)
+	}
+	return nil
+}
+
+// serves returns an error unless the kubelet serves with the certificate in use.
+func (r *Renewal) serves(ctx context.Context) error {
+	want, err := store{filepath.Dir(r.cluster.CertFile), "kubelet-server"}.read()
+	if err != nil {
+		return err
+	}
+	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // it is compared, and nothing is sent
+	connection, err := dialer.DialContext(ctx, "tcp", r.Address)
+	if err != nil {
+		return err
+	}
+	defer connection.Close()
+	if shown := connection.(*tls.Conn).ConnectionState().PeerCertificates[0]; !shown.Equal(want.Leaf) {
+		return fmt.Errorf("%s shows another certificate than %s, from before the renewal", r.Address, want.Leaf.Subject.CommonName)
+	}
+	return nil
+}
