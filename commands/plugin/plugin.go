@@ -32,6 +32,7 @@ const callTimeout = time.Minute
 type cluster struct {
 	kubernetes.Interface
 	authorities rest.Interface // for SigningAuthorities, which Interface does not know
+	config      *rest.Config
 	host        string
 	// namespace is that of the manager, if the user names it.
 	namespace string
@@ -83,7 +84,7 @@ csr-controller-manager says about them. It acts with your rights, and reads no k
 	// No template of cobra is set: with text/template, the linker keeps every method of client-go, which doubles the program.
 	root.AddCommand(
 		pendingCommand(connect), explainCommand(connect), approveCommand(connect), checkCommand(connect),
-		rotationCommand(connect), blockCommand(connect, "block", "Make API servers refuse a node, a user or a certificate"),
+		rotationCommand(connect), renewCommand(connect), blockCommand(connect, "block", "Make API servers refuse a node, a user or a certificate"),
 		blockCommand(connect, "unblock", "Let a node, a user or a certificate in again"),
 	)
 	for _, cmd := range root.Commands() {
@@ -97,7 +98,7 @@ func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overri
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", err)
 	}
-	c := &cluster{host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, answers: map[string]bool{}}
+	c := &cluster{config: config, host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, answers: map[string]bool{}}
 	config.UserAgent = "kubectl-csr/" + version
 	config.QPS = -1 // the API server's priority and fairness limits us
 	if config.Timeout == 0 {

@@ -10,6 +10,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -37,7 +38,7 @@ import (
 type Renewal struct {
 	// Kubeconfig is the kubelet's. It names the pair in its folder kubelet-client-current.pem.
 	Kubeconfig string
-	// Serving says that the serving certificate is renewed, too.
+	// Serving says that the serving certificate is renewed, too, if a signer has issued it.
 	Serving bool
 	// Healthz and Address are where the kubelet answers health checks, and where it serves: host:port.
 	Healthz, Address string
@@ -73,8 +74,11 @@ func (r *Renewal) Run(ctx context.Context) error {
 	}
 	r.node = strings.TrimPrefix(pair.Leaf.Subject.CommonName, csr.NodeUserPrefix)
 	kinds := []kind{{client, certificatesv1.KubeAPIServerClientKubeletSignerName, certificate.DefaultKubeletClientGetUsages}}
+	serving := kind{store{client.dir, "kubelet-server"}, certificatesv1.KubeletServingSignerName, certificate.DefaultKubeletServingGetUsages}
+	if _, err := os.Lstat(serving.current()); errors.Is(err, fs.ErrNotExist) {
+		r.Serving = false // it signs its serving certificate itself
+	}
 	if r.Serving { // first, because the old client certificate requests it
-		serving := kind{store{client.dir, "kubelet-server"}, certificatesv1.KubeletServingSignerName, certificate.DefaultKubeletServingGetUsages}
 		kinds = append([]kind{serving}, kinds...)
 	}
 	renewed := false
