@@ -1,6 +1,7 @@
 package plugin
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/ecdsa"
@@ -67,14 +68,11 @@ type renewal struct {
 
 // renew renews the client certificate in file.
 func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, file string) error {
-	file, err := filepath.EvalSymlinks(file)
+	_, _, own, err := readKubeconfig(file)
 	if err != nil {
 		return err
 	}
-	content, user, own, err := readKubeconfig(file)
-	if err != nil {
-		return err
-	}
+	old := own.CertData
 	who, err := whoIs(ctx, c.config, own) // the file may name another cluster, whose users this one does not know
 	if err != nil {
 		return fmt.Errorf("the API server of your own kubeconfig does not know its certificate, which has expired or is of another cluster: %w", err)
@@ -113,9 +111,8 @@ func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, fil
 	if now, err := whoIs(ctx, own, own); err != nil || now.Username != who.Username {
 		return fmt.Errorf("the API server of the file takes the new certificate for user %q: %w", now.Username, cmp.Or(err, errors.New("another user")))
 	}
-	user.ClientCertificateData, user.ClientKeyData = cert, keyPEM
-	before := file + c.now().UTC().Format(".before-20060102T150405Z")
-	if err := replaceKubeconfig(file, before, content); err != nil {
+	before, err := replacePair(file, old, own, c.now())
+	if err != nil {
 		return err
 	}
 	_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s renewed; the old file is %s\n", check.Word(file), check.Word(before))
@@ -147,7 +144,11 @@ func readKubeconfig(file string) (*clientcmdapi.Config, *clientcmdapi.AuthInfo, 
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	own, err := clientcmd.NewDefaultClientConfig(*content, nil).ClientConfig()
+	resolved := content.DeepCopy() // paths in a file are relative to its folder, and stay as they are in the file
+	if err := clientcmd.ResolveLocalPaths(resolved); err != nil {
+		return nil, nil, nil, err
+	}
+	own, err := clientcmd.NewDefaultClientConfig(*resolved, nil).ClientConfig()
 	return content, user, own, err
 }
 
@@ -198,12 +199,30 @@ func (c *cluster) issued(ctx context.Context, cmd *cobra.Command, payload []byte
 	return obj.Status.Certificate, nil
 }
 
-// replaceKubeconfig writes content to file in one step, with the file's mode and owner, and keeps the old content as before.
-func replaceKubeconfig(file, before string, content *clientcmdapi.Config) error {
+// replacePair puts the pair of own into file in one step, with the file's mode and owner, and returns where it keeps the old file.
+// Whatever else has changed in the file since it was read with the certificate old stays.
+func replacePair(file string, old []byte, own *rest.Config, now time.Time) (before string, err error) {
+	content, user, _, err := readKubeconfig(file)
+	if err != nil {
+		return "", err
+	}
+	if !bytes.Equal(user.ClientCertificateData, old) {
+		return "", errors.New("another program has replaced its certificate meanwhile")
+	}
+	user.ClientCertificateData, user.ClientKeyData = own.CertData, own.KeyData
 	text, err := clientcmd.Write(*content)
 	if err != nil {
-		return err
+		return "", err
 	}
+	if file, err = filepath.EvalSymlinks(file); err != nil {
+		return "", err
+	}
+	before = file + now.UTC().Format(".before-20060102T150405Z")
+	return before, replaceFile(file, before, text)
+}
+
+// replaceFile writes text to file in one step, with the file's mode and owner, and keeps the old file as before.
+func replaceFile(file, before string, text []byte) error {
 	found, err := os.Stat(file)
 	if err != nil {
 		return err

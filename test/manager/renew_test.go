@@ -2,12 +2,17 @@ package manager
 
 import (
 	"bytes"
+	"context"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -73,5 +78,60 @@ func TestRenewKubeconfig(t *testing.T) {
 	}
 	_, err := os.Stat(ran)
 	kit.Check(t, os.IsNotExist(err), "a program of a kubeconfig was run")
+	kit.NoError(t, p.Stop())
+}
+
+// TestRenewKubeconfigKeepsTheRest renews the certificate in a file that kubectl finds over a link, while another program changes that
+// file. All else in it stays, and paths in it lead to where kubectl looks: the folder of the link.
+func TestRenewKubeconfigKeepsTheRest(t *testing.T) {
+	kit.Parallel(t)
+	kit.Grant(t, "renew-waiter", kit.MayCreate) // its request waits for an approval
+	p := start(t)
+	p.Answers(t, p.Probes, "/readyz", http.StatusOK)
+	dir := t.TempDir()
+	path, target := filepath.Join(dir, "home", "config"), filepath.Join(dir, "store")
+	kit.NoError(t, os.Mkdir(filepath.Dir(path), 0o700))
+	kit.NoError(t, os.Symlink(target, path))
+	cfg := kit.Must(kit.ControlPlane(t).Env.AddUser(envtest.User{Name: "renew-linked"}, nil))(t).Config()
+	kit.NoError(t, os.WriteFile(filepath.Join(dir, "home", "ca.crt"), cfg.CAData, 0o600))
+	content := kit.Must(clientcmd.Load(kit.Must(cluster.Kubeconfig(cfg))(t)))(t)
+	content.AuthInfos["other"] = &clientcmdapi.AuthInfo{Token: "kept"}
+	content.Extensions["example.com"] = &runtime.Unknown{Raw: []byte(`{"a":"kept"}`)}
+	for _, place := range content.Clusters {
+		place.CertificateAuthorityData, place.CertificateAuthority = nil, "ca.crt"
+	}
+	kit.NoError(t, clientcmd.WriteToFile(*content, target))
+
+	admin := kit.Kubeconfig(t, "renew-linked-admin", kit.ControlPlane(t).Config)
+	command := exec.CommandContext(t.Context(), kit.Must(cluster.Plugin())(t), "renew", "--yes", "--kubeconfig", admin, "--as", "renew-waiter", path)
+	var output bytes.Buffer
+	command.Stdout, command.Stderr = &output, &output
+	kit.NoError(t, command.Start())
+	var obj *kit.Request
+	kit.Within(t, time.Minute, "the request waits", func(ctx context.Context) error {
+		all := &certificatesv1.CertificateSigningRequestList{}
+		err := kit.Admin(t).List(ctx, all)
+		for i := range all.Items {
+			if all.Items[i].Spec.Username == "renew-waiter" {
+				obj = &all.Items[i]
+			}
+		}
+		return kit.OrError(err == nil && obj != nil, "none of %d, error %w", len(all.Items), err)
+	})
+	kit.Kubectl(t, path, "config", "set-context", "added", "--cluster=cluster", "--user=other")
+	kit.Approve(t, obj)
+	kit.Check(t, command.Wait() == nil, "%s", output.String())
+
+	after := kit.Must(clientcmd.LoadFromFile(path))(t)
+	for name, user := range content.AuthInfos {
+		if name != "other" {
+			kit.Check(t, !bytes.Equal(after.AuthInfos[name].ClientCertificateData, user.ClientCertificateData), "user %s was not renewed", name)
+			user.ClientCertificateData, user.ClientKeyData = after.AuthInfos[name].ClientCertificateData, after.AuthInfos[name].ClientKeyData
+		}
+	}
+	content.Contexts["added"] = &clientcmdapi.Context{Cluster: "cluster", AuthInfo: "other"}
+	kit.Equal(t, "the file", string(kit.Must(clientcmd.Write(*after))(t)), string(kit.Must(clientcmd.Write(*content))(t)))
+	kit.Equal(t, "the link", kit.Must(os.Readlink(path))(t), target)
+	kit.Equal(t, "user", kit.Must(kubelet.WhoAmI(t.Context(), kit.Must(clientcmd.BuildConfigFromFlags("", path))(t)))(t).Username, "renew-linked")
 	kit.NoError(t, p.Stop())
 }
