@@ -26,7 +26,7 @@ restarts only a kubelet.service of systemd that starts again by itself. Pods go 
 	flags.StringVar(&r.Kubeconfig, "kubeconfig", "/etc/kubernetes/kubelet.conf", "`file` of the kubelet")
 	flags.BoolVar(&r.Serving, "serving", false, "also renew the serving certificate")
 	flags.StringVar(&r.Healthz, "healthz", "127.0.0.1:10248", "`address` of the kubelet's health check")
-	flags.StringVar(&r.Address, "address", "127.0.0.1:10250", "`address` at which the kubelet serves")
+	flags.StringVar(&r.Address, "address", "", "`address` at which the kubelet serves (default: that of its Node)")
 	flags.DurationVar(&r.Back, "back", 2*time.Minute, "`time` that the kubelet may take to come back")
 	timeout := flags.Duration("timeout", 15*time.Minute, "`time` for all of it")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -11,9 +11,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,7 +42,8 @@ type Renewal struct {
 	Kubeconfig string
 	// Serving says that the serving certificate is renewed, too, if a signer has issued it.
 	Serving bool
-	// Healthz and Address are where the kubelet answers health checks, and where it serves: host:port.
+	// Healthz and Address are where the kubelet answers health checks, and where it serves: host:port. Without an Address it is
+	// where the Node says that API servers reach it.
 	Healthz, Address string
 	// Back is how long the kubelet may take to come back.
 	Back time.Duration
@@ -54,19 +57,16 @@ type Renewal struct {
 // was not finished. If the kubelet does not come back, it gets its old certificates back. The returned error says why nothing is
 // renewed, and what to do.
 func (r *Renewal) Run(ctx context.Context) error {
-	signal, err := signalFor()
+	signal, err := signalFor("/")
 	if err != nil {
 		return err
 	}
 	if _, err := mainProcess(); err != nil { // before anything is requested
 		return err
 	}
-	if r.cluster, err = clientcmd.BuildConfigFromFlags("", r.Kubeconfig); err != nil {
-		return fmt.Errorf("read the kubeconfig of the kubelet: %w", err)
-	}
-	client := store{filepath.Dir(r.cluster.CertFile), "kubelet-client"}
-	if r.cluster.CertFile != client.current() || r.cluster.KeyFile != client.current() {
-		return fmt.Errorf("%s does not name kubelet-client-current.pem as certificate and key: this kubelet does not rotate its certificate", r.Kubeconfig)
+	client, err := r.connect()
+	if err != nil {
+		return err
 	}
 	pair, err := client.read()
 	if err != nil {
@@ -80,6 +80,9 @@ func (r *Renewal) Run(ctx context.Context) error {
 	}
 	if r.Serving { // first, because the old client certificate requests it
 		kinds = append([]kind{serving}, kinds...)
+	}
+	if err := r.ready(ctx, kinds); err != nil {
+		return err
 	}
 	renewed := false
 	for _, each := range kinds {
@@ -101,6 +104,54 @@ func (r *Renewal) Run(ctx context.Context) error {
 	}
 	err = fmt.Errorf("the kubelet did not come back with its new certificates, and has the old ones again: %w", err)
 	return errors.Join(err, r.each(kinds, store.undo), r.restart(context.WithoutCancel(ctx), signal))
+}
+
+// connect reads the kubeconfig of the kubelet, and returns where the kubelet keeps its client certificate.
+func (r *Renewal) connect() (store, error) {
+	var err error
+	if r.cluster, err = clientcmd.BuildConfigFromFlags("", r.Kubeconfig); err != nil {
+		return store{}, fmt.Errorf("read the kubeconfig of the kubelet: %w", err)
+	}
+	client := store{filepath.Dir(r.cluster.CertFile), "kubelet-client"}
+	if r.cluster.CertFile != client.current() || r.cluster.KeyFile != client.current() {
+		return store{}, fmt.Errorf("%s does not name kubelet-client-current.pem as client-certificate and client-key: if that file is in "+
+			"/var/lib/kubelet/pki, correct both paths and restart the kubelet. Else this kubelet does not rotate its certificate", r.Kubeconfig)
+	}
+	return client, nil
+}
+
+// ready finds the kubelet's address, and returns an error unless the kubelet is healthy, or a renewal was not finished. Else a
+// health check at another address would look like a kubelet that does not come back.
+func (r *Renewal) ready(ctx context.Context, kinds []kind) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if r.Serving && r.Address == "" {
+		api, err := kubernetes.NewForConfig(r.cluster)
+		if err != nil {
+			return err
+		}
+		node, err := api.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{})
+		if err != nil {
+			return fmt.Errorf("read the Node: %w", err)
+		}
+		for _, each := range node.Status.Addresses {
+			if each.Type == corev1.NodeInternalIP && r.Address == "" {
+				r.Address = net.JoinHostPort(each.Address, strconv.Itoa(int(node.Status.DaemonEndpoints.KubeletEndpoint.Port)))
+			}
+		}
+	}
+	begun := false
+	err := r.each(kinds, func(store) error { begun = true; return nil })
+	if err != nil || begun {
+		return err
+	}
+	if err = r.healthy(ctx); err == nil && r.Serving {
+		_, err = r.shown(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("the kubelet is not healthy, or has other addresses than those of --healthz and --address: %w", err)
+	}
+	return nil
 }
 
 // kind is a kind of certificates of a kubelet.
@@ -218,17 +269,8 @@ func (r *Renewal) back(ctx context.Context, old int, ended time.Time) error {
 	if process.Pid == old {
 		return fmt.Errorf("process %d has not ended", old)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Healthz+"/healthz", nil)
-	if err != nil {
+	if err := r.healthy(ctx); err != nil {
 		return err
-	}
-	answer, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	if answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answers %s", request.URL, answer.Status)
 	}
 	if r.Serving {
 		if err := r.serves(ctx); err != nil {
@@ -249,20 +291,43 @@ func (r *Renewal) back(ctx context.Context, old int, ended time.Time) error {
 	return nil
 }
 
+// healthy returns an error unless the kubelet's health check succeeds.
+func (r *Renewal) healthy(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Healthz+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s answers %s", request.URL, answer.Status)
+	}
+	return nil
+}
+
 // serves returns an error unless the kubelet serves with the certificate in use.
 func (r *Renewal) serves(ctx context.Context) error {
 	want, err := store{filepath.Dir(r.cluster.CertFile), "kubelet-server"}.read()
 	if err != nil {
 		return err
 	}
+	shown, err := r.shown(ctx)
+	if err == nil && !shown.Equal(want.Leaf) {
+		return fmt.Errorf("%s shows another certificate than %s, from before the renewal", r.Address, want.Leaf.Subject.CommonName)
+	}
+	return err
+}
+
+// shown returns the certificate with which the kubelet serves.
+func (r *Renewal) shown(ctx context.Context) (*x509.Certificate, error) {
 	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // it is compared, and nothing is sent
 	connection, err := dialer.DialContext(ctx, "tcp", r.Address)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer connection.Close()
-	if shown := connection.(*tls.Conn).ConnectionState().PeerCertificates[0]; !shown.Equal(want.Leaf) {
-		return fmt.Errorf("%s shows another certificate than %s, from before the renewal", r.Address, want.Leaf.Subject.CommonName)
-	}
-	return nil
+	return connection.(*tls.Conn).ConnectionState().PeerCertificates[0], nil
 }

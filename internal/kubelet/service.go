@@ -3,6 +3,7 @@ package kubelet
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,19 +12,19 @@ import (
 	"syscall"
 )
 
-// cgroup is that of the kubelet's service. Any Pod can have a process that is called kubelet, but no Pod is in this cgroup.
-const cgroup = "system.slice/kubelet.service"
+// service is that of the kubelet. Any Pod can have a process that is called kubelet, but no Pod is in the service's cgroup.
+const service = "kubelet.service"
 
-// supervisors maps services that run a kubelet of their own to what renews its certificates.
+// supervisors maps how the names of services begin that run a kubelet of their own to how that kubelet moves to another CA.
 var supervisors = map[string]string{
-	"k3s.service":                           "k3s certificate rotate, with the agent stopped",
-	"k3s-agent.service":                     "k3s certificate rotate, with the agent stopped",
-	"rke2-server.service":                   "rke2 certificate rotate, with the server stopped",
-	"rke2-agent.service":                    "a restart of rke2-agent",
-	"k0scontroller.service":                 "a restart of k0scontroller",
-	"k0sworker.service":                     "a restart of k0sworker",
-	"snap.microk8s.daemon-kubelite.service": "microk8s refresh-certs",
+	"k3s":           "k3s issues its certificates from a CA of its own, which k3s certificate rotate-ca replaces",
+	"rke2":          "RKE2 issues its certificates from a CA of its own, which rke2 certificate rotate-ca replaces",
+	"k0s":           "let it join again with a new token",
+	"snap.microk8s": "MicroK8s issues its certificates from a CA of its own, which microk8s refresh-certs replaces",
 }
+
+// otherKubelets is where a kubelet that is not moved here has its steps.
+const otherKubelets = "docs/how-to/distributions.md#move-a-node-to-a-new-ca"
 
 // mainProcess returns the kubelet's process: the one in its service's cgroup whose parent is not in it.
 func mainProcess() (*os.Process, error) {
@@ -37,11 +38,13 @@ func mainProcess() (*os.Process, error) {
 		if err != nil {
 			continue // it has ended
 		}
-		service := serviceOf(string(text))
-		if instead := supervisors[service]; instead != "" {
-			elsewhere = fmt.Sprintf("the kubelet runs in %s: use %s", service, instead)
+		in := serviceOf(string(text))
+		for prefix, instead := range supervisors {
+			if strings.HasPrefix(in, prefix) {
+				elsewhere = fmt.Sprintf("the kubelet runs in %s: %s (%s)", in, instead, otherKubelets)
+			}
 		}
-		if service != filepath.Base(cgroup) {
+		if in != service {
 			continue
 		}
 		status, err := os.ReadFile(filepath.Join(filepath.Dir(path), "stat"))
@@ -67,12 +70,14 @@ func mainProcess() (*os.Process, error) {
 	case len(found) == 0 && elsewhere != "":
 		return nil, errors.New(elsewhere)
 	default:
-		return nil, fmt.Errorf("%d processes are at the top of the cgroup %s, want the kubelet", len(found), cgroup)
+		return nil, fmt.Errorf("%d processes are at the top of the cgroup of %s, want the kubelet; for other systems see %s", len(found), service, otherKubelets)
 	}
 }
 
-// serviceOf returns the service of system.slice to which a process belongs, by its /proc/PID/cgroup: a line for each hierarchy, such
-// as 0::/system.slice/kubelet.service. From within a Pod, the path begins with /.. (cgroup_namespaces(7)).
+// serviceOf returns the service of systemd to which a process belongs, by its /proc/PID/cgroup: a line for each hierarchy, such as
+// 0::/system.slice/kubelet.service. Nodes that reserve resources have slices of other names (Kubernetes' documentation, Reserve
+// Compute Resources). Only root can put a process into a service right below a slice of the top. From within a Pod, the path begins
+// with /.. (cgroup_namespaces(7)).
 func serviceOf(cgroups string) string {
 	for line := range strings.Lines(cgroups) {
 		parts := strings.SplitN(strings.TrimSpace(line), ":", 3)
@@ -80,34 +85,46 @@ func serviceOf(cgroups string) string {
 		for rest, found := strings.CutPrefix(path, "/.."); found; rest, found = strings.CutPrefix(path, "/..") {
 			path = rest
 		}
-		if service, found := strings.CutPrefix(path, "/system.slice/"); found {
-			service, _, _ = strings.Cut(service, "/") // the service may have cgroups of its own
-			return service
+		names := strings.Split(path, "/") // the service may have cgroups of its own
+		if len(names) > 2 && strings.HasSuffix(names[1], ".slice") && strings.HasSuffix(names[2], ".service") {
+			return names[2]
 		}
 	}
 	return ""
 }
 
 // signalFor returns the signal after which systemd starts the kubelet again: its exit code after SIGTERM is 0, so only SIGKILL counts
-// as a failure (systemd.service(5), Restart=).
-func signalFor() (syscall.Signal, error) {
-	restart := ""
-	for _, dir := range []string{"/lib", "/usr/lib", "/usr/local/lib", "/run", "/etc"} { // the last one counts
-		unit := filepath.Join(dir, "systemd/system/kubelet.service")
-		dropIns, err := filepath.Glob(unit + ".d/*.conf")
+// as a failure (systemd.service(5), Restart=). The first folder that has the unit counts, and the first one that has a drop-in of a
+// name. The drop-ins apply after the unit, ordered by their names (systemd.unit(5)). root is that of the host.
+func signalFor(root string) (syscall.Signal, error) {
+	unit, dropIns := "", map[string]string{}
+	for _, dir := range []string{"etc", "run", "usr/local/lib", "usr/lib", "lib"} {
+		path := filepath.Join(root, dir, "systemd/system", service)
+		if _, err := os.Stat(path); err == nil && unit == "" {
+			unit = path
+		}
+		found, err := filepath.Glob(path + ".d/*.conf")
 		if err != nil {
 			return 0, err
 		}
-		slices.Sort(dropIns)
-		for _, path := range append([]string{unit}, dropIns...) {
-			text, err := os.ReadFile(path)
-			if err != nil {
-				continue
+		for _, each := range found {
+			if name := filepath.Base(each); dropIns[name] == "" {
+				dropIns[name] = each
 			}
-			for line := range strings.Lines(string(text)) {
-				if value, found := strings.CutPrefix(strings.TrimSpace(line), "Restart="); found {
-					restart = strings.TrimSpace(value)
-				}
+		}
+	}
+	restart, paths := "", []string{unit}
+	for _, name := range slices.Sorted(maps.Keys(dropIns)) {
+		paths = append(paths, dropIns[name])
+	}
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return 0, fmt.Errorf("read the unit files of the kubelet: %w", err)
+		}
+		for line := range strings.Lines(string(text)) {
+			if key, value, _ := strings.Cut(line, "="); strings.TrimSpace(key) == "Restart" {
+				restart = strings.TrimSpace(value)
 			}
 		}
 	}
@@ -117,6 +134,6 @@ func signalFor() (syscall.Signal, error) {
 	case "on-failure", "on-abnormal", "on-abort":
 		return syscall.SIGKILL, nil
 	default:
-		return 0, fmt.Errorf("the unit files of kubelet.service have Restart=%s: nothing would start the kubelet again", restart)
+		return 0, fmt.Errorf("the unit files of %s have Restart=%s: nothing would start the kubelet again", service, restart)
 	}
 }

@@ -101,10 +101,14 @@ func TestServiceOf(t *testing.T) {
 	for cgroups, want := range map[string]string{
 		"0::/system.slice/kubelet.service\n":                                 "kubelet.service",
 		"5:memory:/\n1:name=systemd:/system.slice/kubelet.service/plugins\n": "kubelet.service",
+		"0::/runtime.slice/kubelet.service\n":                                "kubelet.service",
+		"0::/../../../kube.slice/kubelet.service\n":                          "kubelet.service",
 		"0::/../../../../system.slice/kubelet.service\n":                     "kubelet.service",
 		"0::/kubepods.slice/pod1.slice/system.slice/kubelet.service\n":       "",
 		"0::/../../pod2.slice/cri-1.scope/system.slice/kubelet.service\n":    "",
 		"0::/user.slice/system.slice/kubelet.service\n":                      "",
+		"0::/user.slice/user-0.slice/kubelet.service\n":                      "",
+		"0::/kubepods/pod2/1/system.slice/kubelet.service\n":                 "",
 		"": "",
 	} {
 		expect.Equal(t, cgroups, serviceOf(cgroups), want)
