@@ -130,3 +130,56 @@ func TestNoAdviceBindsEveryToken(t *testing.T) {
 		}))
 	}
 }
+
+// exportsKey matches a command that prints a Secret with its values, or that issues a certificate by hand. onlyCertificate matches
+// the output of a certificate alone.
+var (
+	exportsKey      = regexp.MustCompile(`\bget (?:-\S+ \S+ )*secrets?\b.* (?:-o|--output|--template)|\bget (?:-\S+ \S+ )*(?:-o|--output)\S* \S+ secrets?\b|--raw \S*/secrets/|\bextract secret|view-secret|-CAkey\b`)
+	onlyCertificate = regexp.MustCompile(`-o (?:name|wide|go-template='\{\{index \.data "(?:tls|ca|signing|candidate|retiring)\.crt" \| base64decode\}\}')`)
+)
+
+// exporting returns the commands of text that read a key of a CA, each on one line.
+func exporting(text string) (found []string) {
+	for line := range strings.Lines(regexp.MustCompile(`(?:\\|(\||&&))\n\s*`).ReplaceAllString(text, "$1 ")) {
+		if exportsKey.MatchString(onlyCertificate.ReplaceAllString(line, "")) {
+			found = append(found, strings.TrimSpace(line))
+		}
+	}
+	return found
+}
+
+// TestNoPageExportsACAKey wants no command that brings the key of a CA from its Secret into a shell or a file, and none that issues from
+// it by hand. Only the signer and the rotation read a key.
+func TestNoPageExportsACAKey(t *testing.T) {
+	t.Parallel()
+	allowed := map[string]int{
+		"how-to/back-up-the-ca.md":                             1, // a CA that the manager made exists nowhere else
+		"how-to/migrate-from-kcm.md":                           1, // kube-controller-manager reads its CA from files
+		"how-to/replace-a-leaked-ca.md":                        1, // issues from a new CA that the reader has just made, without the rotation
+		"how-to/cluster-api.md":                                1, // the token of a ServiceAccount, and no CA
+		"../charts/csr-controller-manager/templates/NOTES.txt": 1, // as in back-up-the-ca.md
+	}
+	for text, want := range map[string]int{
+		"kubectl -n a get secret csr-signer -o go-template=\"{{index .data \\\"tls.$end\\\" | base64decode}}\" >new-ca/ca.$end": 1,
+		"kubectl get secrets/csr-signer \\\n  -o jsonpath='{.data.signing\\.key}' |\n  base64 -d":                               1,
+		"kubectl get -o yaml secret csr-signer":                                                                             1,
+		"kubectl get --raw /api/v1/namespaces/a/secrets/csr-signer":                                                         1,
+		"openssl x509 -req -in client.csr -CA ca.crt \\\n -CAkey ca.key":                                                    1,
+		"kubectl get secret csr-signer -o go-template='{{index .data \"tls.crt\" | base64decode}}' |\n openssl x509 -noout": 0,
+		"kubectl -n a get secret csr-signer   # of type kubernetes.io/tls?\nkubectl get nodes -o name":                      0,
+	} {
+		expect.Equal(t, text, len(exporting(text)), want)
+	}
+	for _, folder := range []string{".", "../README.md", "../SECURITY.md", "../config", "../charts", "../commands", "../controllers"} {
+		expect.NoError(t, filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			found := exporting(expect.File(t, path))
+			expect.True(t, len(found) == allowed[path], "%s has %d commands, want %d: %q", path, len(found), allowed[path], found)
+			delete(allowed, path)
+			return nil
+		}))
+	}
+	expect.True(t, len(allowed) == 0, "pages that do not exist: %v", allowed)
+}
