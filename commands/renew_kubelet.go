@@ -6,13 +6,14 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/kubelet"
 )
 
 // renewKubeletCommand returns the command that renews the certificates of the kubelet of this host.
 func renewKubeletCommand() *cobra.Command {
-	r := &kubelet.Renewal{}
+	r := &kubelet.Renewal{Clock: clock.RealClock{}}
 	cmd := &cobra.Command{
 		Use:   "renew-kubelet",
 		Short: "Renew the certificates of this host's kubelet with the CA that signs now, and restart it",

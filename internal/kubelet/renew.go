@@ -32,6 +32,7 @@ import (
 	"k8s.io/client-go/util/certificate"
 	csrutil "k8s.io/client-go/util/certificate/csr"
 	"k8s.io/client-go/util/keyutil"
+	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -46,8 +47,9 @@ type Renewal struct {
 	// where the Node says that API servers reach it.
 	Healthz, Address string
 	// Back is how long the kubelet may take to come back.
-	Back time.Duration
-	Log  logr.Logger
+	Back  time.Duration
+	Clock clock.PassiveClock
+	Log   logr.Logger
 
 	cluster *rest.Config // of the kubeconfig, with the pair in use
 	node    string
@@ -219,7 +221,7 @@ func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
 		}
 	}
 	r.Log.Info("Replaces a certificate", "file", k.current(), "notAfter", next.Leaf.NotAfter)
-	return true, k.replace(issued, keyPEM, time.Now())
+	return true, k.replace(issued, keyPEM, r.Clock.Now())
 }
 
 // known returns an error unless the API server takes the holder of a pair for user.
@@ -242,7 +244,7 @@ func (r *Renewal) known(ctx context.Context, cert, key []byte, user string) erro
 
 // restart ends the kubelet if it runs, and waits until its successor is healthy, renews its Lease and serves the certificate in use.
 func (r *Renewal) restart(ctx context.Context, signal os.Signal) error {
-	ended, old := time.Now(), 0
+	ended, old := r.Clock.Now(), 0
 	if process, err := mainProcess(); err == nil {
 		old = process.Pid
 		if err := process.Signal(signal); err != nil {
@@ -301,7 +303,7 @@ func (r *Renewal) healthy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer answer.Body.Close()
+	defer func() { _ = answer.Body.Close() }()
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s answers %s", request.URL, answer.Status)
 	}
@@ -328,6 +330,6 @@ func (r *Renewal) shown(ctx context.Context) (*x509.Certificate, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer connection.Close()
+	defer func() { _ = connection.Close() }()
 	return connection.(*tls.Conn).ConnectionState().PeerCertificates[0], nil
 }

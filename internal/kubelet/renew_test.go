@@ -73,7 +73,7 @@ func TestReady(t *testing.T) {
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeHostName, Address: "w1"}, {Type: corev1.NodeInternalIP, Address: host}}
 	number, err := strconv.Atoi(port)
 	expect.NoError(t, err)
-	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(number) //nolint:gosec // a port
+	node.Status.DaemonEndpoints.KubeletEndpoint.Port = int32(number)
 	api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		expect.Equal(t, "path", r.URL.Path, "/api/v1/nodes/w1")
 		w.Header().Set("Content-Type", "application/json")
