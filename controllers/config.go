@@ -20,6 +20,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/cleaner"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/rotation"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/signer"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/audit"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/blocklist"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
@@ -340,7 +341,7 @@ func machineSource(
 	if kubeconfig != "" {
 		var err error
 		if cluster, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
-			return nil, fmt.Errorf("load --inventory-kubeconfig: %w", err)
+			return nil, fmt.Errorf("load --inventory-kubeconfig: %w", ascii.WithoutKeys(err))
 		}
 	}
 	source, err := machine.New(cluster, options, mgr.GetLogger().WithName("inventory"))

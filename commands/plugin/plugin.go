@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/utils/clock"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/serving"
 )
 
@@ -96,7 +97,7 @@ csr-controller-manager says about them. It acts with your rights, and reads no k
 func connectTo(version string, rules *clientcmd.ClientConfigLoadingRules, overrides *clientcmd.ConfigOverrides) (*cluster, error) {
 	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, overrides).ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("find the API server: %w", err)
+		return nil, fmt.Errorf("find the API server: %w", ascii.WithoutKeys(err))
 	}
 	c := &cluster{config: config, host: config.Host, namespace: overrides.Context.Namespace, clock: clock.RealClock{}, answers: map[string]bool{}}
 	config.UserAgent = "kubectl-csr/" + version

@@ -29,6 +29,7 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -123,7 +124,7 @@ func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, fil
 func readKubeconfig(file string) (*clientcmdapi.Config, *clientcmdapi.AuthInfo, *rest.Config, error) {
 	content, err := clientcmd.LoadFromFile(file)
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, nil, ascii.WithoutKeys(err)
 	}
 	var user *clientcmdapi.AuthInfo
 	if current := content.Contexts[content.CurrentContext]; current != nil {

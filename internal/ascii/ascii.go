@@ -4,6 +4,7 @@
 package ascii
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -13,6 +14,15 @@ import (
 )
 
 const firstPrintable, lastPrintable = ' ', '~'
+
+// WithoutKeys returns the error of client-go about a kubeconfig without what it quotes from it: if two users of a file have one name,
+// client-go prints all users, with their keys and tokens (client-go, tools/clientcmd/api/v1/conversion.go).
+func WithoutKeys(err error) error {
+	if text, _, quotes := strings.Cut(err.Error(), " in list: "); quotes {
+		return errors.New(text)
+	}
+	return err
+}
 
 // Quote returns text with everything but printable ASCII escaped as in a Go string. Quotation marks and backslashes
 // stay.

@@ -3,7 +3,14 @@ package ascii_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
+
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
@@ -50,4 +57,28 @@ func FuzzJSON(f *testing.F) {
 			t.Errorf("read %q, want %q: %v", got, want, err)
 		}
 	})
+}
+
+// TestWithoutKeys checks that the error about a kubeconfig whose users have the same name says so, and prints no credential. Each
+// program that reads such a file must use it.
+func TestWithoutKeys(t *testing.T) {
+	_, err := clientcmd.Load([]byte(`{"apiVersion":"v1","kind":"Config","users":[
+		{"name":"me","user":{"client-key-data":"c2VjcmV0"}},{"name":"me","user":{"token":"secret"}}]}`))
+	expect.True(t, err != nil && strings.Contains(err.Error(), fmt.Sprint([]byte("secret"))), "client-go prints no key any more: %v", err)
+	text := ascii.WithoutKeys(fmt.Errorf("read: %w", err)).Error()
+	expect.True(t, strings.HasSuffix(text, `duplicate name "me"`) && !strings.Contains(text, "secret"), "%s", text)
+	reads, files := regexp.MustCompile(`clientcmd\.(LoadFromFile|BuildConfigFromFlags|NewNonInteractiveDeferredLoadingClientConfig)\(`), 0
+	for _, folder := range []string{"commands", "controllers", "internal", "pkg"} {
+		expect.NoError(t, filepath.WalkDir("../../"+folder, func(path string, _ fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			source := expect.File(t, path)
+			places := len(reads.FindAllString(source, -1))
+			expect.True(t, places <= strings.Count(source, "ascii.WithoutKeys("), "%s reads kubeconfigs, and does not hide keys in errors", path)
+			files += places
+			return nil
+		}))
+	}
+	expect.True(t, files >= 5, "only %d places", files)
 }

@@ -34,6 +34,7 @@ import (
 	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -112,7 +113,7 @@ func (r *Renewal) Run(ctx context.Context) error {
 func (r *Renewal) connect() (store, error) {
 	var err error
 	if r.cluster, err = clientcmd.BuildConfigFromFlags("", r.Kubeconfig); err != nil {
-		return store{}, fmt.Errorf("read the kubeconfig of the kubelet: %w", err)
+		return store{}, fmt.Errorf("read the kubeconfig of the kubelet: %w", ascii.WithoutKeys(err))
 	}
 	client := store{filepath.Dir(r.cluster.CertFile), "kubelet-client"}
 	if r.cluster.CertFile != client.current() || r.cluster.KeyFile != client.current() {
