@@ -64,7 +64,7 @@ func FuzzJSON(f *testing.F) {
 func TestWithoutKeys(t *testing.T) {
 	_, err := clientcmd.Load([]byte(`{"apiVersion":"v1","kind":"Config","users":[
 		{"name":"me","user":{"client-key-data":"c2VjcmV0"}},{"name":"me","user":{"token":"secret"}}]}`))
-	expect.True(t, err != nil && strings.Contains(err.Error(), fmt.Sprint([]byte("secret"))), "client-go prints no key any more: %v", err)
+	expect.True(t, err != nil && strings.Contains(err.Error(), fmt.Sprintf("%d", []byte("secret"))), "client-go prints no key any more: %v", err)
 	text := ascii.WithoutKeys(fmt.Errorf("read: %w", err)).Error()
 	expect.True(t, strings.HasSuffix(text, `duplicate name "me"`) && !strings.Contains(text, "secret"), "%s", text)
 	reads, files := regexp.MustCompile(`clientcmd\.(LoadFromFile|BuildConfigFromFlags|NewNonInteractiveDeferredLoadingClientConfig)\(`), 0
