@@ -97,11 +97,11 @@ func serviceOf(cgroups string) string {
 // as a failure (systemd.service(5), Restart=). The first folder that has the unit counts, and the first one that has a drop-in of a
 // name. The drop-ins apply after the unit, ordered by their names (systemd.unit(5)). root is that of the host.
 func signalFor(root string) (syscall.Signal, error) {
-	unit, dropIns := "", map[string]string{}
+	paths, dropIns := []string{}, map[string]string{}
 	for _, dir := range []string{"etc", "run", "usr/local/lib", "usr/lib", "lib"} {
 		path := filepath.Join(root, dir, "systemd/system", service)
-		if _, err := os.Stat(path); err == nil && unit == "" {
-			unit = path
+		if _, err := os.Lstat(path); err == nil && len(paths) == 0 {
+			paths = append(paths, path)
 		}
 		found, err := filepath.Glob(path + ".d/*.conf")
 		if err != nil {
@@ -113,7 +113,7 @@ func signalFor(root string) (syscall.Signal, error) {
 			}
 		}
 	}
-	restart, paths := "", []string{unit}
+	restart := ""
 	for _, name := range slices.Sorted(maps.Keys(dropIns)) {
 		paths = append(paths, dropIns[name])
 	}
