@@ -207,7 +207,7 @@ func TestBoundNodeClient(t *testing.T) {
 		if got := p.outcome(t); !strings.HasPrefix(got, test.want) || p.asked(t) != test.asked || len(source.asked) != test.questions {
 			t.Errorf("%s: %s after reviews of %q and %d questions, want %+v", name, got, p.asked(t), len(source.asked), test)
 		}
-		if len(marksOf(KubeletClient{Bootstrap: policy}, object(), csr.Limits{}.Outline(object()))) == 0 {
+		if len(marksOf(KubeletClient{Bootstrap: policy}, parse(object()))) == 0 {
 			t.Error("changes of the inventory do not wake its requests")
 		}
 	}

@@ -162,9 +162,12 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 		r.attempts.Delete(obj.UID)
 		return
 	}
-	asked := r.RequestLimits.Outline(obj)
-	key := fairqueue.KeyOf(obj, asked.NodeName)
-	r.waiting.Put(key, marksOf(of, obj, asked)...)
+	req, err := r.RequestLimits.Parse(obj)
+	if err != nil {
+		req = &csr.Request{} // reconcile reports it: it has a lane of its own, and waits for no node
+	}
+	key := fairqueue.KeyOf(obj, req.NodeName())
+	r.waiting.Put(key, marksOf(of, req)...)
 	queue.Add(key)
 }
 

@@ -4,8 +4,6 @@ import (
 	"sync"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
-
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -33,13 +31,13 @@ func markSAN(value san.SAN) uint64 { return fairqueue.Digest("san", value.String
 // marksOf returns what may wake a request: its node, and the names and addresses that a node asks for itself. There are none
 // if its Judge does not use the inventory. Other requesters may write any name. Their names wake nothing, because one
 // change of a Service would wake any number of requests.
-func marksOf(judge Judge, obj *certificatesv1.CertificateSigningRequest, asked csr.Outline) []uint64 {
+func marksOf(judge Judge, req *csr.Request) []uint64 {
 	if services, leases := needs(judge); !services && !leases {
 		return nil
 	}
-	marks := []uint64{markInventory, markNode(asked.NodeName)}
-	if obj.Spec.Username == csr.NodeUserPrefix+asked.NodeName {
-		for _, value := range san.Of(asked.DNSNames, asked.IPAddresses) {
+	marks := []uint64{markInventory, markNode(req.NodeName())}
+	if req.Requester.Username == csr.NodeUserPrefix+req.NodeName() {
+		for _, value := range san.Of(req.Cert.DNSNames, req.Cert.IPAddresses) {
 			marks = append(marks, markSAN(value))
 		}
 	}

@@ -6,7 +6,6 @@ import (
 	"encoding/asn1"
 	"encoding/pem"
 	"fmt"
-	"net"
 	"net/url"
 	"strings"
 
@@ -127,73 +126,7 @@ func Reachable(obj *certificatesv1.CertificateSigningRequest) bool {
 	return len(obj.Name) <= maxNameInURL && len(url.PathEscape(obj.Name)) <= maxNameInURL && !strings.Contains(obj.Name, cutName)
 }
 
-// Outline is the part of a request that says in which lane of a queue it waits, and what may wake it. Parse returns the
-// same values for a request that it does not refuse.
-type Outline struct {
-	// NodeName is the node that the subject names, or "".
-	NodeName string
-	// DNSNames and IPAddresses are the requested ones.
-	DNSNames    []string
-	IPAddresses []net.IP
-}
-
-// Outline reads the Outline of obj without most checks of Parse, at half of its cost. It is empty if obj is trimmed, is
-// above a limit or cannot be decoded. Any other request that Parse refuses may have an Outline.
-func (l Limits) Outline(obj *certificatesv1.CertificateSigningRequest) (found Outline) {
-	defer func() {
-		if recover() != nil { // as in Parse
-			found = Outline{}
-		}
-	}()
-	l = l.withDefaults()
-	if l.check(obj) != nil {
-		return Outline{}
-	}
-	_, info, refused := l.decode(obj.Spec.Request)
-	var subject pkix.RDNSequence
-	if refused != nil || unmarshal(info.Subject.FullBytes, &subject) != nil {
-		return Outline{}
-	}
-	var name pkix.Name
-	name.FillFromRDNSequence(&subject)
-	found.NodeName = nodeIn(name)
-	for _, raw := range info.Attributes {
-		var extensions []pkix.Extension
-		if id, values, err := decodeAttribute(raw); err == nil && id.Equal(oidExtensionRequest) && len(values) > 0 {
-			_ = unmarshal(values[0].FullBytes, &extensions) // crypto/x509 reads only these, and Parse refuses what is malformed
-		}
-		for _, extension := range extensions {
-			if extension.Id.Equal(oidSubjectAltName) {
-				found.addNames(extension.Value)
-			}
-		}
-	}
-	return found
-}
-
-// The tags of subjectAltNames (RFC 5280 section 4.2.1.6).
-const (
-	tagDNSName   = 2
-	tagIPAddress = 7
-)
-
-// addNames adds the DNS names and addresses in a subjectAltName.
-func (o *Outline) addNames(value []byte) {
-	var names []asn1.RawValue
-	_ = unmarshal(value, &names)
-	for _, name := range names {
-		switch {
-		case name.Class != asn1.ClassContextSpecific || name.IsCompound:
-		case name.Tag == tagDNSName:
-			o.DNSNames = append(o.DNSNames, string(name.Bytes))
-		case name.Tag == tagIPAddress:
-			o.IPAddresses = append(o.IPAddresses, name.Bytes)
-		}
-	}
-}
-
-// pkcs10 is a PKCS#10 request (RFC 2986 section 4), decoded only as far as the limits and an Outline need. It has the
-// structure that crypto/x509 decodes first, so both refuse the same DER with the same error.
+// pkcs10 is a PKCS#10 request (RFC 2986 section 4), decoded only as far as the limits need. It has the structure that crypto/x509 decodes first, so both refuse the same DER with the same error.
 type pkcs10 struct {
 	Raw                asn1.RawContent
 	Info               pkcs10Info

@@ -164,20 +164,21 @@ func (r *Request) KeyFingerprint() string {
 }
 
 // NodeName returns the node that the subject of r names, or "".
-func (r *Request) NodeName() string { return nodeIn(r.Cert.Subject) }
-
-// nodeIn returns the node that subject names, or "".
-func nodeIn(subject pkix.Name) string {
-	name, found := strings.CutPrefix(subject.CommonName, NodeUserPrefix)
+func (r *Request) NodeName() string {
+	name, found := strings.CutPrefix(r.Cert.Subject.CommonName, NodeUserPrefix)
 	if !found {
 		return ""
 	}
 	return name
 }
 
-// NodeOf returns the name of the node that obj names in its subject, or "", see Outline.
+// NodeOf returns the node that the subject of obj names, or "". It is "" too if obj cannot be parsed.
 func (l Limits) NodeOf(obj *certificatesv1.CertificateSigningRequest) string {
-	return l.Outline(obj).NodeName
+	req, err := l.Parse(obj)
+	if err != nil {
+		return ""
+	}
+	return req.NodeName()
 }
 
 // IsNode reports whether w is a kubelet, by the rule of the API server's node authorizer (Kubernetes

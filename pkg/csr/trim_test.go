@@ -210,7 +210,7 @@ func TestTrimTooLarge(t *testing.T) {
 		expect.Equal(t, name+": requester", got.Spec.Groups, []string{"system:bootstrappers"})
 		for form, each := range map[string]*request{"whole": obj, "small": got} {
 			expect.Equal(t, name+": refusal, "+form, refusal(limits, func(into *request) { *into = *each }), "RequestTooLarge: "+test.want)
-			expect.Equal(t, name+": outline, "+form, outlineOf(limits.Outline(each)), outlineOf(csr.Outline{}))
+			expect.Equal(t, name+": node, "+form, limits.NodeOf(each), "")
 		}
 		expect.Equal(t, name+": metadata", got.ObjectMeta, metav1.ObjectMeta{
 			Name: stdcmp.Or(test.name, obj.Name), UID: "uid", ResourceVersion: "7", CreationTimestamp: obj.CreationTimestamp, DeletionTimestamp: obj.DeletionTimestamp,
