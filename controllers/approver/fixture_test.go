@@ -231,7 +231,7 @@ func (k *known) Judge(_ context.Context, req *csr.Request, _ Readers) (judge.Dec
 	return policy.Judge(req, facts), nil
 }
 
-func (*known) Needs() (services, leases bool) { return true, false }
+func (*known) needs() (services, leases bool) { return true, false }
 
 // has makes the names and addresses of node a what spaces separate in texts.
 func has(texts string) func(*known) {

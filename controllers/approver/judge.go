@@ -43,26 +43,19 @@ func (f JudgeFunc) Judge(ctx context.Context, req *csr.Request, from Readers) (j
 	return f(ctx, req, from)
 }
 
-// InventoryReader is a Judge that reads the inventory. A change of the inventory wakes its requests.
-type InventoryReader interface {
-	Judge
-	// Needs returns what the inventory must watch beside its sources: Services and API servers, or Leases.
-	Needs() (services, leases bool)
-}
-
-// Needs implements InventoryReader.
-func (KubeletServing) Needs() (services, leases bool) { return true, false }
-
-// Needs implements InventoryReader.
-func (n KubeletClient) Needs() (services, leases bool) { return false, n.Bootstrap != nil }
-
-// needs returns what a Judge needs, if it is an InventoryReader.
+// needs returns what the inventory must watch for a Judge beside its sources: Services and API servers, or Leases. A change of
+// the inventory wakes the requests of a Judge that needs any of them.
 func needs(of Judge) (services, leases bool) {
-	if reader, reads := of.(InventoryReader); reads {
-		return reader.Needs()
+	if reader, reads := of.(interface {
+		needs() (services, leases bool)
+	}); reads {
+		return reader.needs()
 	}
 	return false, false
 }
+
+func (KubeletServing) needs() (services, leases bool)  { return true, false }
+func (n KubeletClient) needs() (services, leases bool) { return false, n.Bootstrap != nil }
 
 // Reasons of decisions that more than one file names.
 const (
