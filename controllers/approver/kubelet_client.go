@@ -99,9 +99,8 @@ func (n KubeletClient) readCaches(
 ) (found bootstrap.Facts, seen bootstrap.Seen, err error) {
 	i := from.Inventory
 	exists, nodeErr := i.cluster.Exists(req.NodeName())
-	life, renewed, leaseErr := i.leases.Of(req.NodeName())
-	state := map[nodeidentity.Life]bootstrap.LeaseState{nodeidentity.Alive: bootstrap.LeaseRenewing, nodeidentity.Dead: bootstrap.LeaseSilent}
-	seen = bootstrap.Seen{Exists: exists, Lease: state[life], Renewed: renewed}
+	lease, renewed, leaseErr := i.leases.Of(req.NodeName())
+	seen = bootstrap.Seen{Exists: exists, Lease: lease, Renewed: renewed}
 	found = bootstrap.Facts{Now: req.Created, Node: n.Bootstrap.StateOf(req, seen), Exists: true}
 	var entryErr error
 	if n.Bootstrap.Expected {

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/informer"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 )
 
 // Leases watches the Leases of kubelets and reports which nodes are alive. Each process trusts only its own
@@ -60,16 +61,16 @@ func (l *Leases) Start(ctx context.Context) error { return l.leases.Start(ctx) }
 // NeedLeaderElection returns false. A standby reads too, because it needs a minute of observations when it takes over.
 func (*Leases) NeedLeaderElection() bool { return false }
 
-// Of reports whether node is alive, and returns when its Lease was last renewed, by the node's own clock. The time is
+// Of returns the state of the Lease of node, and when its Lease was last renewed, by the node's own clock. The time is
 // zero if the Lease was never renewed or does not exist. An error means that Leases can't be read.
-func (l *Leases) Of(node string) (Life, time.Time, error) {
+func (l *Leases) Of(node string) (bootstrap.LeaseState, time.Time, error) {
 	lease, found, err := l.leases.Get(corev1.NamespaceNodeLease, node)
 	if err != nil {
-		return Unknown, time.Time{}, fmt.Errorf("leases: %w", err)
+		return bootstrap.LeaseUnknown, time.Time{}, fmt.Errorf("leases: %w", err)
 	}
 	all, err := l.leases.List()
 	if !found || err != nil {
-		return Unknown, time.Time{}, err
+		return bootstrap.LeaseUnknown, time.Time{}, err
 	}
-	return life(lease, all, l.clock.Now()), lease.renewed, nil
+	return stateOf(lease, all, l.clock.Now()), lease.renewed, nil
 }

@@ -5,22 +5,9 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 )
-
-// Life is the state of a node, as far as its Lease shows.
-type Life int
-
-// The states of a node. Unknown means neither alive nor dead.
-const (
-	Unknown Life = iota
-	// Alive means that the node's Lease was seen to change within the last minute.
-	Alive
-	// Dead means that the node's Lease has not changed for a minute or more of watching, while Leases of other nodes
-	// have.
-	Dead
-)
-
-func (l Life) String() string { return [...]string{"unknown", "alive", "dead"}[l] }
 
 const (
 	// standstill is how long a Lease must be watched without a change. A kubelet renews its Lease every ten seconds.
@@ -84,19 +71,18 @@ func within(limit time.Duration, from, at time.Time) bool {
 	return passed >= 0 && passed <= limit
 }
 
-// life returns the state of the node with lease at an instant. all are the Leases of all nodes. It does not use the clocks
-// of nodes.
+// stateOf returns the state of lease at an instant. all are the Leases of all nodes. It does not use the clocks of nodes.
 //
 // Time without a renewal counts only while renewals of other nodes are seen. An unreachable API server, a hanging
 // connection, a stopped process and a step of the clock all look the same: no Lease changes. So a node is dead only if
 // two other nodes renewed their Leases without a pause for the whole time. A single other node may be the only one that
 // reaches the API server, or may be hostile. If there is only one other node, that node is enough.
-func life(lease *observed, all []*observed, at time.Time) Life {
+func stateOf(lease *observed, all []*observed, at time.Time) bootstrap.LeaseState {
 	switch {
 	case lease.renewed.IsZero(): // it was never renewed
-		return Unknown
+		return bootstrap.LeaseUnknown
 	case !lease.steady.IsZero() && within(standstill, lease.since, at):
-		return Alive
+		return bootstrap.LeaseRenewing
 	}
 	others, witnesses := 0, 0
 	for _, other := range all {
@@ -109,9 +95,9 @@ func life(lease *observed, all []*observed, at time.Time) Life {
 		}
 	}
 	if witnesses > 0 && witnesses >= min(others, 2) {
-		return Dead
+		return bootstrap.LeaseSilent
 	}
-	return Unknown
+	return bootstrap.LeaseUnknown
 }
 
 // proves reports whether o was renewed without a pause, up to an instant, for as long as the node of lease must be silent.

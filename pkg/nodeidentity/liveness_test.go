@@ -18,11 +18,17 @@ import (
 	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/informertest"
 )
 
 var filmed = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
+
+// lives are the words for the states of a node's Lease.
+var lives = map[bootstrap.LeaseState]string{
+	bootstrap.LeaseUnknown: "unknown", bootstrap.LeaseRenewing: "alive", bootstrap.LeaseSilent: "dead",
+}
 
 // leases holds what was seen of Leases, by node.
 type leases map[string]*observed
@@ -32,11 +38,11 @@ func (l leases) see(node string, renewed time.Time, lasts time.Duration, at time
 }
 
 // of returns the state of node at an instant.
-func (l leases) of(node string, at time.Time) Life {
+func (l leases) of(node string, at time.Time) bootstrap.LeaseState {
 	if l[node] == nil {
-		return Unknown
+		return bootstrap.LeaseUnknown
 	}
-	return life(l[node], slices.Collect(maps.Values(l)), at)
+	return stateOf(l[node], slices.Collect(maps.Values(l)), at)
 }
 
 // reset reads all Leases again after a failure of the watch.
@@ -84,7 +90,7 @@ func play(t *testing.T, steps string) {
 		long, nodes, passes := strings.Cut(step, ":")
 		switch {
 		case asks:
-			expect.Equal(t, fmt.Sprintf("after %s %s is", now.Sub(filmed), node), seen.of(node, now).String(), want)
+			expect.Equal(t, fmt.Sprintf("after %s %s is", now.Sub(filmed), node), lives[seen.of(node, now)], want)
 		case passes:
 			long, pause, _ := strings.Cut(long, "/")
 			for end := now.Add(length(long)); now.Before(end); renew(nodes) {
@@ -155,7 +161,7 @@ func TestLeases(t *testing.T) {
 	is := func(node, want string) { // its life, or why that is not known
 		t.Helper()
 		life, renewed, err := l.Of(node)
-		got := fmt.Sprintf("%s, has a Lease: %t", life, !renewed.IsZero())
+		got := fmt.Sprintf("%s, has a Lease: %t", lives[life], !renewed.IsZero())
 		if err != nil {
 			got = err.Error()
 		}
@@ -255,7 +261,7 @@ func TestWhoRenewsIsNeverDead(t *testing.T) {
 				}
 			}
 			for node, last := range renewed {
-				if seen.of(node, truly(now+offset)) != Dead || !seen[node].renewed.Equal(truly(last)) {
+				if seen.of(node, truly(now+offset)) != bootstrap.LeaseSilent || !seen[node].renewed.Equal(truly(last)) {
 					continue // it lives, or has returned unseen: before an approval the Lease is read directly
 				}
 				deaths++

@@ -66,9 +66,9 @@ type LeaseState int
 const (
 	// LeaseUnknown means that it was not observed for long enough.
 	LeaseUnknown LeaseState = iota
-	// LeaseRenewing means that it is being renewed.
+	// LeaseRenewing means that it was seen to change within the last minute.
 	LeaseRenewing
-	// LeaseSilent means that it is not renewed, while the Leases of other nodes are.
+	// LeaseSilent means that it has not changed for a minute or more of watching, while Leases of other nodes have.
 	LeaseSilent
 )
 
