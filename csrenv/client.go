@@ -2,10 +2,7 @@ package csrenv
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,13 +11,12 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/client"
+	certutil "k8s.io/client-go/util/cert"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -58,8 +54,8 @@ func (e *Env) credentialFor(ctx context.Context, user string, groups []string) (
 	if account, found := strings.CutPrefix(user, "system:serviceaccount:"); found {
 		namespace, name, _ := strings.Cut(account, ":")
 		token := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: new(int64(tokenSeconds))}}
-		obj := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
-		if err := e.client.SubResource("token").Create(ctx, obj, token); err != nil {
+		token, err := e.client.CoreV1().ServiceAccounts(namespace).CreateToken(ctx, name, token, metav1.CreateOptions{})
+		if err != nil {
 			return nil, fmt.Errorf("request a token of ServiceAccount %s/%s, which must exist: %w", namespace, name, err)
 		}
 		cfg.BearerToken = token.Status.Token
@@ -69,16 +65,14 @@ func (e *Env) credentialFor(ctx context.Context, user string, groups []string) (
 	if err != nil {
 		return nil, err
 	}
-	payload, err := x509.CreateCertificateRequest(rand.Reader, &x509.CertificateRequest{
-		Subject: pkix.Name{CommonName: user, Organization: groups},
-	}, key)
+	payload, err := certutil.MakeCSR(key, &pkix.Name{CommonName: user, Organization: groups}, nil, nil)
 	if err != nil {
 		return nil, fmt.Errorf("make request: %w", err)
 	}
 	obj := &certificatesv1.CertificateSigningRequest{
 		ObjectMeta: metav1.ObjectMeta{GenerateName: "csrenv-"},
 		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: payload}),
+			Request:    payload,
 			SignerName: certificatesv1.KubeAPIServerClientSignerName,
 			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
 		},
@@ -94,30 +88,26 @@ func (e *Env) credentialFor(ctx context.Context, user string, groups []string) (
 	return cfg, nil
 }
 
-// adminMapper maps the kinds that the client of the administrator uses, which saves the discovery of their groups.
-func adminMapper() meta.RESTMapper {
-	mapper := meta.NewDefaultRESTMapper(nil)
-	mapper.Add(certificatesv1.SchemeGroupVersion.WithKind("CertificateSigningRequest"), meta.RESTScopeRoot)
-	mapper.Add(rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"), meta.RESTScopeRoot)
-	mapper.Add(corev1.SchemeGroupVersion.WithKind("ServiceAccount"), meta.RESTScopeNamespace)
-	return mapper
-}
-
 // request creates obj, approves it if the approver does not, and returns the certificate.
 func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSigningRequest) ([]byte, error) {
-	if err := e.client.Create(ctx, obj); err != nil {
+	requests := e.client.CertificatesV1().CertificateSigningRequests()
+	obj, err := requests.Create(ctx, obj, metav1.CreateOptions{})
+	if err != nil {
 		return nil, fmt.Errorf("create request: %w", err)
 	}
+	name := obj.Name
 	if obj.Spec.SignerName == certificatesv1.KubeAPIServerClientSignerName {
 		csr.AddCondition(obj, certificatesv1.CertificateApproved, "CSREnv", "Approved for a test.", time.Time{})
-		if err := e.client.SubResource("approval").Update(ctx, obj); err != nil {
-			return nil, fmt.Errorf("approve request %s: %w", obj.Name, err)
+		if _, err := requests.UpdateApproval(ctx, name, obj, metav1.UpdateOptions{}); err != nil {
+			return nil, fmt.Errorf("approve request %s: %w", name, err)
 		}
 	}
-	err := wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
-		if err := e.client.Get(ctx, client.ObjectKeyFromObject(obj), obj); err != nil {
+	err = wait.PollUntilContextCancel(ctx, pollInterval, true, func(ctx context.Context) (bool, error) {
+		found, err := requests.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
 			return false, err
 		}
+		obj = found
 		for _, condition := range obj.Status.Conditions {
 			if condition.Status == corev1.ConditionTrue && condition.Type != certificatesv1.CertificateApproved {
 				return false, fmt.Errorf("%s: %s: %s", condition.Type, condition.Reason, condition.Message)
@@ -129,19 +119,18 @@ func (e *Env) request(ctx context.Context, obj *certificatesv1.CertificateSignin
 		err = ctx.Err() // ctx may have ended in any call
 	}
 	if err != nil {
-		return nil, fmt.Errorf("request %s is %s: %w", obj.Name, csr.StateOf(obj), err)
+		return nil, fmt.Errorf("request %s is %s: %w", name, csr.StateOf(obj), err)
 	}
 	return obj.Status.Certificate, nil
 }
 
 // checkUser asks the API server which user cfg authenticates as, and returns an error unless it is user in groups.
 func checkUser(ctx context.Context, cfg *rest.Config, user string, groups []string) error {
-	self, err := client.New(cfg, client.Options{})
+	self, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
 		return fmt.Errorf("make client for %q: %w", user, err)
 	}
-	review := &authenticationv1.SelfSubjectReview{}
-	err = self.Create(ctx, review)
+	review, err := self.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
 	found := review.Status.UserInfo
 	lacks := func(group string) bool { return !slices.Contains(found.Groups, group) }
 	switch {

@@ -16,11 +16,11 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -90,7 +90,7 @@ type Env struct {
 
 	signers map[string]Signer
 	config  *rest.Config
-	client  client.Client
+	client  kubernetes.Interface
 	stop    context.CancelFunc
 	stopped chan error
 }
@@ -118,7 +118,7 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	if err != nil {
 		return nil, err
 	}
-	admin, err := client.New(cfg, client.Options{HTTPClient: mgr.GetHTTPClient(), Mapper: adminMapper(), Scheme: mgr.GetScheme()})
+	admin, err := kubernetes.NewForConfigAndClient(cfg, mgr.GetHTTPClient())
 	if err != nil {
 		return nil, fmt.Errorf("make client: %w", err)
 	}

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -16,10 +15,11 @@ import (
 	"sync"
 	"time"
 
-	certificatesv1 "k8s.io/api/certificates/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -65,9 +65,11 @@ func Prepare(env *envtest.Environment) (*CA, error) {
 	apiServer := env.ControlPlane.GetAPIServer()
 	inner := apiServer.Authn
 	if inner == nil {
-		if inner, err = newCertAuthn(); err != nil {
+		authority, err := ca.Load(signing.CertPEM, signing.KeyPEM, nil)
+		if err != nil {
 			return nil, err
 		}
+		inner = certAuthn{authority}
 	}
 	apiServer.Authn = &authn{Authn: inner, signing: signing.CertPEM}
 	return signing, nil
@@ -112,36 +114,17 @@ func (a *authn) Start() error {
 	return os.WriteFile(a.file, slices.Concat(trusted, []byte("\n"), a.signing), 0o640) //nolint:gosec // the folder is envtest's own
 }
 
-// certAuthn is authentication by client certificate, as envtest's default, which it does not export.
-type certAuthn struct {
-	users   *ca.Authority
-	trusted []byte
-	file    string
-}
+// certAuthn authenticates the users of an environment by client certificates, as envtest's default, which it does not export.
+// The signing CA issues them: authn adds that CA to the API server.
+type certAuthn struct{ signing *ca.Authority }
 
-func newCertAuthn() (*certAuthn, error) {
-	users, key, err := ca.New(ca.NewOptions{CommonName: "csrenv-users"}, time.Now())
-	if err != nil {
-		return nil, err
-	}
-	authority, err := ca.Load(users.CertificatePEM(), key, nil)
-	if err != nil {
-		return nil, err
-	}
-	return &certAuthn{users: authority, trusted: users.CertificatePEM()}, nil
-}
+func (certAuthn) Configure(string, *envtest.Arguments) error { return nil }
 
-func (a *certAuthn) Configure(workDir string, args *envtest.Arguments) error {
-	a.file = filepath.Join(workDir, "csrenv-users-ca.crt")
-	args.Set(clientCAFile, a.file)
-	return nil
-}
+func (certAuthn) Start() error { return nil }
 
-func (a *certAuthn) Start() error { return os.WriteFile(a.file, a.trusted, 0o640) }
+func (certAuthn) Stop() error { return nil }
 
-func (a *certAuthn) Stop() error { return nil }
-
-func (a *certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
+func (a certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
 	key, keyPEM, err := newKey()
 	if err != nil {
 		return nil, err
@@ -150,7 +133,7 @@ func (a *certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config,
 	if err != nil {
 		return nil, err
 	}
-	issued, err := a.users.Issue(profile, ca.Request{
+	issued, err := a.signing.Issue(profile, ca.Request{
 		PublicKey:   key.Public(),
 		Subject:     pkix.Name{CommonName: user.Name, Organization: user.Groups},
 		KeyUsage:    x509.KeyUsageDigitalSignature,
@@ -169,11 +152,8 @@ func newKey() (*ecdsa.PrivateKey, []byte, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("make key: %w", err)
 	}
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode key: %w", err)
-	}
-	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
+	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	return key, keyPEM, err
 }
 
 // kubeletBindings are the bindings that Kubernetes' TLS bootstrapping document tells an administrator to create. Every
@@ -188,7 +168,7 @@ var kubeletBindings = []struct{ name, role, group string }{
 }
 
 // prepareCluster creates kubeletBindings, unless skipped, and checks the rights of admin. All calls run concurrently.
-func prepareCluster(ctx context.Context, admin client.Client, skipRBAC bool) error {
+func prepareCluster(ctx context.Context, admin kubernetes.Interface, skipRBAC bool) error {
 	bindings := kubeletBindings
 	if skipRBAC {
 		bindings = nil
@@ -196,7 +176,7 @@ func prepareCluster(ctx context.Context, admin client.Client, skipRBAC bool) err
 	var calls sync.WaitGroup
 	errs := make([]error, len(bindings)+1)
 	calls.Go(func() { // without this right, the manager would retry for minutes
-		if err := admin.List(ctx, &certificatesv1.CertificateSigningRequestList{}, client.Limit(1)); err != nil {
+		if _, err := admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
 			errs[len(bindings)] = fmt.Errorf("list requests: %w; csrenv needs the rest.Config of an administrator", err)
 		}
 	})
@@ -207,8 +187,8 @@ func prepareCluster(ctx context.Context, admin client.Client, skipRBAC bool) err
 				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding.role},
 				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: binding.group}},
 			}
-			err := client.IgnoreAlreadyExists(admin.Create(ctx, obj))
-			errs[i] = labeled("bind "+binding.role+" to "+binding.group, err)
+			_, err := admin.RbacV1().ClusterRoleBindings().Create(ctx, obj, metav1.CreateOptions{})
+			errs[i] = labeled("bind "+binding.role+" to "+binding.group, client.IgnoreAlreadyExists(err))
 		})
 	}
 	calls.Wait()
