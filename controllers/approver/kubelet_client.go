@@ -98,9 +98,9 @@ func (n KubeletClient) readCaches(
 	ctx context.Context, req *csr.Request, from Readers,
 ) (found bootstrap.Facts, seen bootstrap.Seen, err error) {
 	i := from.Inventory
-	exists, nodeErr := i.cluster.Exists(req.NodeName())
+	node, nodeErr := i.cluster.Lookup(ctx, req.NodeName(), req)
 	lease, renewed, leaseErr := i.leases.Of(req.NodeName())
-	seen = bootstrap.Seen{Exists: exists, Lease: lease, Renewed: renewed}
+	seen = bootstrap.Seen{Exists: node != nil, Lease: lease, Renewed: renewed}
 	found = bootstrap.Facts{Now: req.Created, Node: n.Bootstrap.StateOf(req, seen), Exists: true}
 	var entryErr error
 	if n.Bootstrap.Expected {

@@ -75,12 +75,5 @@ func (i *Inventory) apiServer(node string, value san.SAN) (string, error) {
 	case endpoint:
 		return "an endpoint", nil
 	}
-	ready := i.apiServers.Ready
-	if inventory.IsName(node, value) {
-		ready = i.apiServers.ReadyForOwnNames
-	}
-	if err := ready(); err != nil { // before Has, which knows all names from then on
-		return "", err
-	}
-	return i.apiServers.Has(value), nil
+	return i.apiServers.Use(value, inventory.IsName(node, value))
 }

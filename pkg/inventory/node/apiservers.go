@@ -101,33 +101,18 @@ func (a *APIServers) Start(ctx context.Context) error {
 	return nil
 }
 
-// Has returns how the API servers use value, such as "in the kubeconfig". It returns an empty text if no API server has
-// value.
-func (a *APIServers) Has(value san.SAN) string {
+// Use returns how the API servers use value, such as "in the kubeconfig", or an empty text if no API server has value. An error
+// says why their names are not known yet; later failures change nothing. Set own if value is the name of the requesting Node,
+// which may be that of an API server too. Ten seconds after the start no such name waits any more, because an API server may
+// never show a certificate that can be verified.
+func (a *APIServers) Use(value san.SAN, own bool) (string, error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
-	return a.names[value]
-}
-
-// Ready returns why the names of the API servers are not known yet, or nil. Later failures change nothing.
-func (a *APIServers) Ready() error {
-	if a == nil {
-		return nil
+	waited := !a.started.IsZero() && passed.Since(a.started) >= ownNamesWait
+	if a.err != nil && !(own && waited) {
+		return "", a.err
 	}
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	return a.err
-}
-
-// ReadyForOwnNames returns why even a node's own name must wait, which may be the name of an API server, or nil. Ten seconds
-// after the start no such name waits any more, because an API server may never show a certificate that can be verified.
-func (a *APIServers) ReadyForOwnNames() error {
-	a.mu.RLock()
-	defer a.mu.RUnlock()
-	if !a.started.IsZero() && passed.Since(a.started) >= ownNamesWait {
-		return nil
-	}
-	return a.err
+	return a.names[value], nil
 }
 
 // kubeconfigHost is the key in servers of the server in the kubeconfig.

@@ -162,12 +162,6 @@ func (s *Source) Lookup(_ context.Context, name string, _ *csr.Request) (*invent
 	return inventory.NodeEntry(name, node.sans, node.CreationTimestamp.Time), nil
 }
 
-// Exists reports whether a Node has that name.
-func (s *Source) Exists(name string) (bool, error) {
-	_, found, err := s.nodes.Get("", name)
-	return found, err
-}
-
 // Holders returns the names of the Nodes that report value or have it as their name (inventory.IsName), in any order.
 func (s *Source) Holders(value san.SAN) ([]string, error) {
 	nodes, err := s.nodes.ByIndex(bySAN, value.String())

@@ -377,6 +377,12 @@ func reservedOf(a *APIServers) string {
 	return strings.Join(slices.Sorted(slices.Values(ca.Texts(slices.Collect(maps.Keys(a.names))))), " ")
 }
 
+// unread returns why a must still be read before a name, or a node's own name, is approved.
+func unread(a *APIServers, own bool) error {
+	_, err := a.Use(san.SAN{}, own)
+	return err
+}
+
 // TestAPIServersReserve checks every name in the certificates, and in the kubeconfig, also if it has no host.
 func TestAPIServersReserve(t *testing.T) {
 	f := &fakeServers{endpoints: []string{"10.0.0.1:6443", "[fd00::2]:6443"}, shown: map[string]probe.Shown{
@@ -392,13 +398,14 @@ func TestAPIServersReserve(t *testing.T) {
 		a.config.Host = host
 		got := a.round(t.Context())
 		wanted := strings.Join(slices.Sorted(strings.FieldsSeq(want+"tls.example.com")), " ")
-		if reserved := reservedOf(a); got != time.Minute || a.Ready() != nil || reserved != wanted {
-			t.Errorf("%s: again in %s, %v, reserved %s\nwant %s", host, got, a.Ready(), reserved, wanted)
+		if reserved := reservedOf(a); got != time.Minute || unread(a, false) != nil || reserved != wanted {
+			t.Errorf("%s: again in %s, %v, reserved %s\nwant %s", host, got, unread(a, false), reserved, wanted)
 		}
 		for text, want := range map[string]string{
 			"API.LAB.EXAMPLE": "in the serving certificate of 10.0.0.1:6443", "tls.example.com": "in the kubeconfig", "node-1.example.com": "",
 		} {
-			expect.Equal(t, text, a.Has(san.Parse(text)), want)
+			used, err := a.Use(san.Parse(text), false)
+			expect.True(t, err == nil && used == want, "%s is %q, error %v, want %q", text, used, err, want)
 		}
 	}
 }
@@ -414,7 +421,7 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	round := func(when string, ready, read bool, again time.Duration) {
 		t.Helper()
 		got := a.round(t.Context())
-		if err := a.Ready(); got != again || (err == nil) != ready || errors.Is(err, informer.ErrNotRead) == read {
+		if err := unread(a, false); got != again || (err == nil) != ready || errors.Is(err, informer.ErrNotRead) == read {
 			t.Errorf("%s: again in %s, %v", when, got, err)
 		}
 	}
@@ -422,26 +429,25 @@ func TestAPIServersAreReadBeforeApprovals(t *testing.T) {
 	expect.Equal(t, "asked", f.handshakes(), "")
 	f.listFails = errors.New("forbidden")
 	round("the endpoints can't be read", false, true, 2*time.Second)
-	err := a.Ready()
+	err := unread(a, false)
 	expect.True(t, errors.Is(err, f.listFails), "error %v, want %v", err, f.listFails)
 	f.listFails, f.endpoints = nil, []string{"10.0.0.1:6443", "10.0.0.2:6443"}
 	round("none answers", false, true, 2*time.Second)
 	f.shown["10.0.0.1:6443"] = shows(false, "somebody.example.com")
 	round("one answers that is not verified", false, true, 2*time.Second)
-	expect.True(t, a.Has(san.Parse("somebody.example.com")) != "", "its name is not reserved")
+	expect.True(t, strings.Contains(reservedOf(a), "somebody.example.com"), "its name is not reserved")
 	f.shown["10.0.0.2:6443"] = shows(true, "control-plane-2")
 	round("one is verified, and the kubeconfig's can't be read", true, true, time.Minute)
 	f.shown = map[string]probe.Shown{}
 	round("none answers any more", true, true, time.Minute)
 	logged := lines
 	round("and still none", true, true, time.Minute)
-	expect.True(t, a.Has(san.Parse("control-plane-2")) != "" && told == 1 && logged != 0 && lines == logged,
+	expect.True(t, strings.Contains(reservedOf(a), "control-plane-2") && told == 1 && logged != 0 && lines == logged,
 		"what was read is forgotten, or told %d times, or logged %d times and then again", told, logged)
 	unread := &dto.Metric{}
 	if err := unreadAPIServers.Write(unread); err != nil || unread.GetGauge().GetValue() != 1 { // the other two were read once
 		t.Errorf("%v API servers count as unread, error %v, want 1", unread.GetGauge().GetValue(), err)
 	}
-	expect.Error(t, "error", (*APIServers)(nil).Ready(), "")
 }
 
 // TestAPIServersAreReadHourly runs APIServers for hours, and counts the handshakes.
@@ -501,18 +507,18 @@ func TestOwnNamesWaitTenSeconds(t *testing.T) {
 			a := apiServersOf(t, f)
 			got := 0
 			a.Changed = func() { got++ }
-			if reserved := reservedOf(a); reserved != "lb.example.com tls.example.com" || a.ReadyForOwnNames() == nil {
-				t.Errorf("before the start: reserved %s, own names %v", reserved, a.ReadyForOwnNames())
+			if reserved := reservedOf(a); reserved != "lb.example.com tls.example.com" || unread(a, true) == nil {
+				t.Errorf("before the start: reserved %s, own names %v", reserved, unread(a, true))
 			}
 			end := start(t, a)
-			expect.True(t, a.Ready() != nil && a.ReadyForOwnNames() != nil, "ready before a certificate was read")
+			expect.True(t, unread(a, false) != nil && unread(a, true) != nil, "ready before a certificate was read")
 			if told == 1 {
 				f.change(func() { f.shown["10.0.0.1:6443"] = shows(true, "control-plane-1") })
 			}
 			time.Sleep(pause + time.Millisecond)
 			synctest.Wait()
-			if (a.Ready() == nil) != (told == 1) || a.ReadyForOwnNames() != nil || got != told {
-				t.Errorf("after %s: %v, own names %v, told %d times", pause, a.Ready(), a.ReadyForOwnNames(), got)
+			if (unread(a, false) == nil) != (told == 1) || unread(a, true) != nil || got != told {
+				t.Errorf("after %s: %v, own names %v, told %d times", pause, unread(a, false), unread(a, true), got)
 			}
 			end()
 		}
