@@ -46,7 +46,7 @@ func marksOf(judge Judge, req *csr.Request) []uint64 {
 
 // wakeUps gathers what has changed in the inventory, and wakes the requests that may wait for it.
 type wakeUps struct {
-	changed chan struct{} // signals when what has changed was gathered
+	changed chan struct{} // signals that something has changed
 
 	mu    sync.Mutex
 	marks map[uint64]bool
@@ -61,31 +61,23 @@ func newWakeUps() *wakeUps {
 func (w *wakeUps) inventory(node string, had ...san.SAN) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	mark := markNode(node)
 	if node == "" {
-		w.add(markInventory)
-	} else {
-		w.add(markNode(node))
-	}
-	for _, value := range had[:max(0, min(len(had), mostMarks-len(w.marks)))] {
-		w.add(markSAN(value))
-	}
-}
-
-// add adds mark. The first mark starts the pause. The caller holds mu.
-func (w *wakeUps) add(mark uint64) {
-	if len(w.marks) == 0 {
-		time.AfterFunc(gatherFor, func() {
-			select {
-			case w.changed <- struct{}{}:
-			default: // already signalled
-			}
-		})
+		mark = markInventory
 	}
 	w.marks[mark] = true
+	for _, value := range had[:max(0, min(len(had), mostMarks-len(w.marks)))] {
+		w.marks[markSAN(value)] = true
+	}
+	select {
+	case w.changed <- struct{}{}:
+	default: // already signalled
+	}
 }
 
-// take returns the marks since the last call.
+// take gathers further changes, and returns the marks since the last call.
 func (w *wakeUps) take() map[uint64]bool {
+	time.Sleep(gatherFor)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	taken := w.marks
