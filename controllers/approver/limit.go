@@ -2,8 +2,8 @@ package approver
 
 import (
 	"sync"
-	"time"
 
+	"golang.org/x/time/rate"
 	"k8s.io/utils/clock"
 	"k8s.io/utils/lru"
 
@@ -25,13 +25,7 @@ type limiter struct {
 	clock clock.PassiveClock
 
 	mu      sync.Mutex
-	buckets *lru.Cache // digest of signer, requester and node → *bucket
-}
-
-// bucket has the approvals that were left at an instant.
-type bucket struct {
-	left float64
-	at   time.Time
+	buckets *lru.Cache // digest of signer, requester and node → *rate.Limiter
 }
 
 func newLimiter(limit Limit, clock clock.PassiveClock) *limiter {
@@ -61,21 +55,14 @@ func (l *limiter) giveBack(req *csr.Request) {
 }
 
 // take takes n approvals of req's requester, if it has so many left.
-func (l *limiter) take(req *csr.Request, n float64) bool {
+func (l *limiter) take(req *csr.Request, n int) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key, now := fairqueue.Digest(req.SignerName, req.Requester.Username, req.NodeName()), l.clock.Now()
+	key := fairqueue.Digest(req.SignerName, req.Requester.Username, req.NodeName())
 	known, found := l.buckets.Get(key)
 	if !found {
-		known = &bucket{float64(l.limit.Burst), now}
+		known = rate.NewLimiter(rate.Limit(l.limit.PerHour)/3600, l.limit.Burst) // in a second
 		l.buckets.Add(key, known)
 	}
-	b := known.(*bucket)
-	b.left += max(0, now.Sub(b.at).Hours()) * float64(l.limit.PerHour)
-	b.left, b.at = min(b.left, float64(l.limit.Burst)), now
-	if b.left < n {
-		return false
-	}
-	b.left -= n
-	return true
+	return known.(*rate.Limiter).AllowN(l.clock.Now(), n)
 }

@@ -239,7 +239,7 @@ var approvalMutations = []mutation{
 	{"signer: no Failed condition without a record", "controllers/signer/reconciler.go", "\tr.Audit.Write(ctx, r.Clock.Now(), audit.NotSigned, record)\n\tresult", "\tresult", signerTests},
 	{"approver: the limit counts a request once", "controllers/approver/reconciler.go", "r.attempts.Load(obj.UID); !holds {", "r.attempts.Load(obj.UID); !holds || true {", approverTests},
 	{"approver: a decision counts once", "controllers/approver/reconciler.go", "|| last == inFlightOrStored {", "|| last == mayBeStored {", approverTests},
-	{"approver: the limit is reserved", "controllers/approver/limit.go", "\tb.left -= n\n", "", approverTests},
+	{"approver: the limit is reserved", "controllers/approver/limit.go", "AllowN(l.clock.Now(), n)", "AllowN(l.clock.Now(), 0)", approverTests},
 	{"call: an admission webhook has 30 seconds", "internal/call/call.go", "Timeout = 45 * time.Second", "Timeout = 20 * time.Second", "./internal/ledger"},
 	{"call: a write survives the end of the manager", "internal/call/call.go", "context.WithTimeout(context.WithoutCancel(ctx), Timeout)", "context.WithTimeout(ctx, Timeout)", "./controllers/cleaner"},
 	{"approver: what waits is not recorded", "controllers/approver/reconciler.go", "\t\t\trecordOf(obj, req, decision).Log(ctx, audit.Decided)\n", "\t\t\tr.Audit.Write(ctx, r.Clock.Now(), audit.Decided, recordOf(obj, req, decision))\n", approverTests},
