@@ -440,3 +440,10 @@ func (test trial) run(t *testing.T) {
 		}
 	}
 }
+
+// judgeFunc is a Judge of a caller.
+type judgeFunc func(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error)
+
+func (f judgeFunc) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
+	return f(ctx, req, from)
+}

@@ -35,14 +35,6 @@ type Readers struct {
 	Assume bool
 }
 
-// JudgeFunc is a function that implements Judge.
-type JudgeFunc func(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error)
-
-// Judge calls f.
-func (f JudgeFunc) Judge(ctx context.Context, req *csr.Request, from Readers) (judge.Decision, error) {
-	return f(ctx, req, from)
-}
-
 // needs returns what the inventory must watch for a Judge beside its sources: Services and API servers, or Leases. A change of
 // the inventory wakes the requests of a Judge that needs any of them.
 func needs(of Judge) (services, leases bool) {

@@ -235,7 +235,7 @@ func TestLimitOfConcurrentRequests(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			p := newParts(object())
 			p.reconciler.limiter = newLimiter(test.limit, p.clock)
-			p.reconciler.Judges[servingSigner] = JudgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
+			p.reconciler.Judges[servingSigner] = judgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
 				return judge.Decision{Verdict: judge.Approve}, nil
 			})
 			without := object(signer(servingSigner), content(func(r *x509.CertificateRequest) { r.Subject.CommonName = "any" }))
@@ -339,7 +339,7 @@ func TestReconcileObeysTheBlockList(t *testing.T) {
 // it is ten seconds old. The pause is random, so that requests that were refused together do not come back together.
 func TestInventoryPendingIsReportedLate(t *testing.T) {
 	p := newParts(object())
-	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
+	p.reconciler.Judges[kubeletSigner] = judgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
 		return judge.Wait.Because("InventoryPending", "the source has no answer yet"), nil
 	})
 	for _, test := range []struct {
@@ -366,7 +366,7 @@ func TestEndOfAttemptIsNoDecision(t *testing.T) {
 	ended := errors.New("the manager stops")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	p := newParts(object())
-	p.reconciler.Judges[kubeletSigner] = JudgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
+	p.reconciler.Judges[kubeletSigner] = judgeFunc(func(context.Context, *csr.Request, Readers) (judge.Decision, error) {
 		cancel(ended)
 		return judge.Wait.Because("InventoryUnavailable", "canceled"), nil
 	})
