@@ -342,11 +342,11 @@ func (w *world) run(t testing.TB) *world {
 
 // tried reports whether each running source has been read or has failed.
 func (i *Inventory) tried(ctx context.Context) (bool, error) {
-	err := i.cluster.Err()
-	if i.apiServers != nil {
-		_, unread := i.apiServers.Use(san.SAN{}, false)
-		err = errors.Join(err, unread)
-	}
+	_, nodes := i.cluster.Lookup(ctx, "", nil)
+	_, services := i.cluster.Service(san.SAN{})
+	_, endpoints := i.cluster.Endpoint(san.SAN{})
+	_, apiServers := i.apiServers.Use(san.SAN{}, false)
+	err := errors.Join(nodes, services, endpoints, apiServers)
 	for _, source := range i.sources {
 		if _, runs := source.(manager.Runnable); runs { // other sources have nothing to read in advance
 			_, sourceErr := source.Lookup(ctx, "", nil)

@@ -4,7 +4,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -55,13 +54,7 @@ type Source struct {
 	endpoints       *informer.Informer[*discoveryv1.EndpointSlice]
 	// endpointsChanged is called after an endpoint of the API server has changed.
 	endpointsChanged func()
-	watches          []watch // those that Start runs: the others are never read
-}
-
-// watch is an Informer of any type.
-type watch interface {
-	Start(context.Context) error
-	Err() error
+	watches          []func(context.Context) error // those that Start runs: the others are never read
 }
 
 // New returns a Source that Start fills. services enables reading Services and the API server's endpoints.
@@ -108,9 +101,9 @@ func New(config *rest.Config, httpClient *http.Client, services bool, log logr.L
 		},
 		GrantedBy: "config/kubelet-serving", Log: log.WithValues("resource", "endpointslices"),
 	}
-	s.watches = []watch{s.nodes}
+	s.watches = []func(context.Context) error{s.nodes.Start}
 	if services {
-		s.watches = append(s.watches, s.services, s.endpoints)
+		s.watches = append(s.watches, s.services.Start, s.endpoints.Start)
 	}
 	return s, nil
 }
@@ -121,20 +114,11 @@ func (*Source) NeedLeaderElection() bool { return false }
 // Start runs the informers until ctx ends.
 func (s *Source) Start(ctx context.Context) error {
 	var running sync.WaitGroup
-	for _, each := range s.watches {
-		running.Go(func() { _ = each.Start(ctx) }) // it returns no error
+	for _, watch := range s.watches {
+		running.Go(func() { _ = watch(ctx) }) // it returns no error
 	}
 	running.Wait()
 	return nil
-}
-
-// Err returns why some resource is unknown, or nil.
-func (s *Source) Err() error {
-	var errs []error
-	for _, each := range s.watches {
-		errs = append(errs, each.Err())
-	}
-	return errors.Join(errs...)
 }
 
 // nodeChanged reports a Node that was created or deleted, or whose names or addresses changed, with what it no longer has.
