@@ -298,7 +298,7 @@ func (r rights) rotation(c *config.Configuration) {
 		secret.add("", "secrets", namespace, "", "create")
 		secret.add("", "secrets", namespace, name, "get", "update")
 		secret.add("", "configmaps", namespace, "", "create")
-		for _, each := range append(ledger.NodesNames(name), ledger.BookName(name)) {
+		for _, each := range []string{ledger.MovedName(name), ledger.BookName(name)} {
 			secret.add("", "configmaps", namespace, each, "get", "update")
 		}
 	}

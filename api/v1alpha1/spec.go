@@ -120,7 +120,7 @@ type Trust struct {
 // refused.
 //
 // +kubebuilder:validation:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write this ConfigMap: name another one"
-// +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.matches('-nodes-0[0-9a-f]$')",message="the ledgers of issued certificates have such names: name another ConfigMap"
+// +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.endsWith('-moved')",message="the ledgers of issued certificates have such names: name another ConfigMap"
 type ConfigMapKey struct {
 	// Namespace is the namespace of the ConfigMap.
 	// +kubebuilder:validation:MinLength=1

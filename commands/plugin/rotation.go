@@ -16,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/client-go/util/retry"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -95,7 +97,8 @@ func nothingOutstanding(_, now *v1alpha1.SigningAuthorityStatus) (bool, error) {
 
 // rotation shows SigningAuthorities, and requests operations from the manager with an annotation.
 type rotation struct {
-	*cluster
+	*cluster // the home cluster, with the SigningAuthority
+	served   *cluster
 	rotationVerb
 	timeout   time.Duration
 	wait, yes bool
@@ -119,6 +122,7 @@ func rotationCommand(connect connector) *cobra.Command {
 reads no Secret. NAME is the name of a SigningAuthority. If there is only one, you may leave it out.
 The exit code is 0 if the command did what it says, otherwise 1.`,
 	}
+	home := cmd.PersistentFlags().String("home-kubeconfig", "", "`file` to reach the cluster with the SigningAuthority, if it is not the one with the nodes")
 	for _, verb := range rotationVerbs {
 		r := &rotation{rotationVerb: verb}
 		each := &cobra.Command{
@@ -136,7 +140,9 @@ The exit code is 0 if the command did what it says, otherwise 1.`,
 		}
 		each.Flags().DurationVar(&r.timeout, "timeout", 15*time.Minute, "longest `time` to wait; the manager continues after it")
 		each.RunE = run(connect, func(cmd *cobra.Command, c *cluster, args []string) error {
-			r.cluster, r.out, r.aside = c, cmd.OutOrStdout(), cmd.ErrOrStderr()
+			if err := r.reach(cmd, c, *home); err != nil {
+				return err
+			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), r.timeout)
 			defer cancel()
 			err := r.run(ctx, strings.Join(args, ""), *asJSON)
@@ -149,6 +155,16 @@ The exit code is 0 if the command did what it says, otherwise 1.`,
 		cmd.AddCommand(each)
 	}
 	return cmd
+}
+
+// reach sets the clusters of r, and where it writes. Home is the kubeconfig of the home cluster, if it is not served.
+func (r *rotation) reach(cmd *cobra.Command, served *cluster, home string) (err error) {
+	r.cluster, r.served, r.out, r.aside = served, served, cmd.OutOrStdout(), cmd.ErrOrStderr()
+	if home != "" {
+		overrides := &clientcmd.ConfigOverrides{Context: clientcmdapi.Context{Namespace: served.namespace}}
+		r.cluster, err = connectTo(cmd.Root().Version, &clientcmd.ClientConfigLoadingRules{ExplicitPath: home}, overrides)
+	}
+	return err
 }
 
 // run runs the command for the SigningAuthority of that name, or for the only one if name is empty.

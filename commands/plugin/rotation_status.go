@@ -1,9 +1,7 @@
 package plugin
 
 import (
-	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strconv"
@@ -13,11 +11,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 // authorityReport is the status of one SigningAuthority.
@@ -29,25 +27,21 @@ type authorityReport struct {
 	// Allowed are the operations that the phase allows.
 	Allowed []v1alpha1.Operation            `json:"allowed"`
 	Status  v1alpha1.SigningAuthorityStatus `json:"status"`
-	// NotMoved are the nodes that use another CA than the one that signs. It is nil unless a CA retires.
+	// NotMoved are the nodes that may use another CA than the one that signs. It is nil unless a CA retires.
 	NotMoved *notMoved `json:"notMoved,omitempty"`
 }
 
-// notMoved holds the nodes that use another CA than the one that signs.
+// notMoved holds the nodes that may use another CA than the one that signs.
 type notMoved struct {
 	Nodes []nodeReport `json:"nodes"`
-	// Problems say why the list is incomplete.
+	// Problems say why the list is not known.
 	Problems []string `json:"problems,omitempty"`
 }
 
-// nodeReport is the newest certificate of a node. Signer, KeyID and Expires are empty if the manager has seen none.
+// nodeReport is a node for which the CA that signs has issued no certificate of these signers, without kubernetes.io/.
 type nodeReport struct {
-	Node    string       `json:"node"`
-	Signer  string       `json:"signer,omitempty"`
-	KeyID   string       `json:"keyID,omitempty"`
-	Expires *metav1.Time `json:"expires,omitempty"`
-	// Deleted reports that the Node object is gone.
-	Deleted bool `json:"deleted,omitempty"`
+	Node    string   `json:"node"`
+	Signers []string `json:"signers"`
 }
 
 // status prints the status of objs.
@@ -127,78 +121,65 @@ func (p *page) cas(status *v1alpha1.SigningAuthorityStatus) {
 
 // nodes writes the nodes that have not moved.
 func (p *page) nodes(found *notMoved) {
-	rows := [][]string{{"NODE NOT MOVED YET", "SIGNER", "KEY ID", "EXPIRES"}}
+	rows := [][]string{{"NODE NOT MOVED YET", "LACKS CERTIFICATES OF"}}
 	for _, node := range found.Nodes {
-		name := node.Node
-		if node.Deleted {
-			name += " (Node deleted)"
-		}
-		signer, keyID := strings.TrimPrefix(node.Signer, "kubernetes.io/"), cmp.Or(node.KeyID, "none seen by the manager yet")
-		rows = append(rows, []string{name, signer, keyID, p.age(ptr.Deref(node.Expires, metav1.Time{}).Time)})
+		rows = append(rows, []string{node.Node, strings.Join(node.Signers, ", ")})
 	}
 	p.table(rows)
 	if len(rows) == 1 && len(found.Problems) == 0 {
-		p.title("No node is known to use a certificate of the old CA.")
+		p.title("No node lacks a certificate of the CA that signs.")
 	}
 	for _, problem := range found.Problems {
-		p.title("The list of nodes that have not moved is incomplete: " + problem)
+		p.title("The nodes that have not moved are not known: " + problem)
 	}
 }
 
-// notMoved finds the nodes that have not moved. It leaves out what the user may not read, and notes the problem.
+// notMoved finds the nodes of the served cluster for which the CA that signs has not issued what obj serves.
 func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority) *notMoved {
 	found := &notMoved{Nodes: []nodeReport{}}
-	existing, seen := sets.New[string](), sets.New[string]()
-	listErr := each(ctx, r.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) { existing.Insert(node.Name) })
-	readErr := r.eachNoted(ctx, obj.Spec.Secret, func(node string, newest certificates) {
-		seen.Insert(node)
-		for signer, one := range newest {
-			if !r.now().After(one.NotAfter.Time) && (obj.Status.Signing == nil || one.KeyID != obj.Status.Signing.KeyID) {
-				deleted := listErr == nil && !existing.Has(node)
-				found.Nodes = append(found.Nodes, nodeReport{node, signer, one.KeyID, &one.NotAfter, deleted})
-			}
+	moved, readErr := r.moved(ctx, obj)
+	listErr := each(ctx, r.served.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) {
+		if lacks := lacking(obj, moved[node.Name]); readErr == nil && len(lacks) > 0 {
+			found.Nodes = append(found.Nodes, nodeReport{node.Name, lacks})
 		}
 	})
-	if readErr == nil && slices.Contains(obj.Spec.Signers, certificatesv1.KubeAPIServerClientKubeletSignerName) {
-		for node := range existing.Difference(seen) {
-			found.Nodes = append(found.Nodes, nodeReport{Node: node})
-		}
-	}
-	right := fmt.Sprintf("get ConfigMaps %s-nodes-00 to -0f in namespace %s", obj.Spec.Secret.Name, obj.Spec.Secret.Namespace)
+	right := fmt.Sprintf("get ConfigMap %s in namespace %s", movedName(obj), obj.Spec.Secret.Namespace)
 	for i, err := range []error{readErr, listErr} {
 		if err != nil {
 			found.Problems = append(found.Problems, strings.TrimPrefix(check.ReadError([]string{right, "list nodes"}[i], err), "unknown: "))
 		}
 	}
-	slices.SortFunc(found.Nodes, func(a, b nodeReport) int { return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Signer, b.Signer)) })
 	return found
 }
 
-// certificates are the newest certificates of a node, by signer, as the manager stores them.
-type certificates map[string]struct {
-	KeyID    string      `json:"keyID"`
-	NotAfter metav1.Time `json:"notAfter"`
+// movedName returns the name of the ConfigMap in which the manager, while a CA retires, notes the certificates of nodes from the CA
+// that signs.
+func movedName(obj *v1alpha1.SigningAuthority) string { return obj.Spec.Secret.Name + "-moved" }
+
+// moved returns for each node of which signers it has certificates from the CA that signs: short names, separated by commas.
+func (r *rotation) moved(ctx context.Context, obj *v1alpha1.SigningAuthority) (map[string]string, error) {
+	found, err := r.CoreV1().ConfigMaps(obj.Spec.Secret.Namespace).Get(ctx, movedName(obj), metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, err
+	case obj.Status.Signing == nil || found.Data["keyID"] != obj.Status.Signing.KeyID: // it is of an earlier rotation
+		return nil, nil
+	}
+	return found.Data, nil
 }
 
-// eachNoted calls do for each node whose certificates the manager has noted, in the ConfigMaps NAME-nodes-00 to -0f beside
-// the Secret NAME.
-func (r *rotation) eachNoted(ctx context.Context, secret v1alpha1.SecretReference, do func(node string, newest certificates)) error {
-	for shard := range 16 {
-		name := fmt.Sprintf("%s-nodes-%02x", secret.Name, shard)
-		noted, err := r.CoreV1().ConfigMaps(secret.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		for node, text := range noted.Data {
-			var newest certificates
-			if err := json.Unmarshal([]byte(text), &newest); err != nil {
-				return fmt.Errorf("ConfigMap %s: %w", name, err)
-			}
-			do(node, newest)
+// lacking returns the signers of kubelets that are not in moved, by short names. A kubelet that makes its own serving certificate
+// lacks none: kubelet-serving counts only while certificates of the retiring CA are outstanding, or if obj serves nothing else.
+func lacking(obj *v1alpha1.SigningAuthority, moved string) (lacks []string) {
+	for _, signer := range obj.Spec.Signers {
+		outstanding := slices.ContainsFunc(obj.Status.Outstanding, func(one v1alpha1.Outstanding) bool { return one.Signer == signer })
+		optional := signer == certificatesv1.KubeletServingSignerName && len(obj.Spec.Signers) > 1 && !outstanding
+		short := strings.TrimPrefix(signer, "kubernetes.io/")
+		if builtin, _ := csr.BuiltinSigner(signer); builtin.OfKubelets && !optional && !slices.Contains(strings.Split(moved, ","), short) {
+			lacks = append(lacks, short)
 		}
 	}
-	return nil
+	return lacks
 }

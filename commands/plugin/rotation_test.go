@@ -1,7 +1,6 @@
 package plugin
 
 import (
-	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clocktesting "k8s.io/utils/clock/testing"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 	crfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -86,53 +84,51 @@ func authorityPrepared() v1alpha1.SigningAuthority {
 	})
 }
 
-// moved returns the ConfigMaps in which the manager notes the certificates of nodes. One node has moved. Two have not, and
-// the Node of one of these is deleted.
-func moved(t *testing.T) (objs []runtime.Object) {
+// movedNodes returns the ConfigMap in which the manager notes the nodes that have moved to the CA keyID, as its ledger writes it: one
+// has both certificates, and one still serves with a certificate of the old CA.
+func movedNodes(t *testing.T, keyID string) runtime.Object {
 	t.Helper()
+	name := types.NamespacedName{Namespace: "ns", Name: "cluster"}
 	api := crfake.NewClientBuilder().Build()
-	nodes := ledger.NewRecorder(api, api, types.NamespacedName{Namespace: "ns", Name: "cluster"}, clocktesting.NewFakePassiveClock(fixedNow))
-	note := func(node, signer string, ca *v1alpha1.CAStatus, ends time.Duration) {
-		nodes.Note(ledger.Certificate{Node: node, Signer: signer, KeyID: ca.KeyID, NotBefore: at(ends - 365*day).Time, NotAfter: at(ends).Time})
-	}
+	nodes := ledger.NewRecorder(api, api, name, clocktesting.NewFakePassiveClock(fixedNow))
 	signers := authorityPrepared().Spec.Signers
-	note("new", signers[0], candidate(), 365*day)
-	note("new", signers[1], signing(), 30*day)
-	note("old", signers[0], signing(), 20*day)
-	note("gone", signers[0], signing(), 10*day)
-	note("ended", signers[0], signing(), -day)
-	list := &corev1.ConfigMapList{}
-	kit.NoError(t, errors.Join(nodes.FlushNodes(t.Context(), fixedNow), api.List(t.Context(), list, client.InNamespace("ns"))))
-	for i := range list.Items {
-		objs = append(objs, &list.Items[i])
+	for _, one := range [][2]string{{"new", signers[0]}, {"new", signers[1]}, {"half", signers[0]}, {"gone", signers[0]}} {
+		nodes.Note(ledger.Certificate{Node: one[0], Signer: one[1], KeyID: keyID, NotAfter: at(365 * day).Time})
 	}
-	return objs
+	kit.NoError(t, nodes.FlushMoved(t.Context(), keyID))
+	obj := &corev1.ConfigMap{}
+	name.Name = ledger.MovedName(name.Name)
+	kit.NoError(t, api.Get(t.Context(), name, obj))
+	return obj
 }
 
 func TestRotationStatus(t *testing.T) {
 	completing, ended := authorityPrepared(), caStatus("1111111111111111", 1, func(one *v1alpha1.CAStatus) { one.NotAfter = *at(-time.Hour) })
 	completing.Status.Phase, completing.Status.Intent, completing.Status.Outstanding = v1alpha1.Completing, "DestroyRetiring", nil
+	serving := authorityPrepared()
+	serving.Status.Outstanding = append(serving.Status.Outstanding, v1alpha1.Outstanding{Signer: "kubernetes.io/kubelet-serving", Until: *at(day)})
 	for name, test := range map[string]struct {
-		objs    []v1alpha1.SigningAuthority
-		fails   string // a resource
-		unmoved bool
-		args    []string
+		objs  []v1alpha1.SigningAuthority
+		fails string // a resource
+		moved string // to a key
+		args  []string
 	}{
-		"json":       {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, unmoved: true, args: []string{"-o", "json"}},
+		"json":       {objs: []v1alpha1.SigningAuthority{serving}, moved: candidate().KeyID, args: []string{"-o", "json"}},
 		"preparing":  {objs: []v1alpha1.SigningAuthority{authorityPreparing()}},
-		"prepared":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, unmoved: true},
+		"prepared":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, moved: candidate().KeyID},
+		"earlier":    {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, moved: signing().KeyID},
 		"no-rights":  {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "configmaps"},
-		"no-nodes":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "nodes", unmoved: true},
-		"completing": {objs: []v1alpha1.SigningAuthority{completing}, unmoved: true},
+		"no-nodes":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "nodes", moved: candidate().KeyID},
+		"completing": {objs: []v1alpha1.SigningAuthority{completing}, moved: candidate().KeyID},
 		"two":        {objs: []v1alpha1.SigningAuthority{authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: ended}), authority("b", v1alpha1.SigningAuthorityStatus{})}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var objs []runtime.Object
-			for _, node := range []string{"new", "old", "silent"} {
+			for _, node := range []string{"new", "half", "old"} {
 				objs = append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
 			}
-			if test.unmoved {
-				objs = append(objs, moved(t)...)
+			if test.moved != "" {
+				objs = append(objs, movedNodes(t, test.moved))
 			}
 			c, api := clusterOf(t, objs, test.objs...)
 			if test.fails != "" {

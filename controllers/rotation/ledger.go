@@ -31,8 +31,10 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 // readLedger reads the ledger, after it has stored what is noted. While a CA retires, all of that must be stored.
 func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) (err error) {
 	recorder := r.recorder(obj)
-	if err := recorder.FlushNodes(ctx, o.Now); err != nil { // no decision depends on them
-		log.FromContext(ctx).Error(err, "Write nodes")
+	if retires(obj) {
+		if err := recorder.FlushMoved(ctx, obj.Status.Signing.KeyID); err != nil { // no decision depends on them
+			log.FromContext(ctx).Error(err, "Write nodes")
+		}
 	}
 	if err := recorder.Flush(ctx); err != nil && obj.Status.Retiring != nil {
 		return fmt.Errorf("write ledger: %w", err)
@@ -43,7 +45,12 @@ func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return nil
 }
 
-// everyRequest is the key for which recordIssued reads all requests: an authority has new CAs.
+// retires reports whether a CA of obj retires, and another one signs.
+func retires(obj *v1alpha1.SigningAuthority) bool {
+	return obj.Status.Retiring != nil && obj.Status.Signing != nil
+}
+
+// everyRequest is the key for which recordIssued reads all requests: an authority has new CAs, or one signs or retires now.
 var everyRequest = reconcile.Request{}
 
 // issuedPage is how many requests are read at a time. Each may have 1.5 MiB, and they decide how much memory it takes.
@@ -83,11 +90,16 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 	return nil
 }
 
-// record records the certificate of request, which may be trimmed, also if another program issued it.
+// record records the certificate of request, which may be trimmed, also if another program issued it. Its node has moved if the CA
+// that signs has issued it while another one retires.
 func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, authorities []v1alpha1.SigningAuthority) {
 	for i := range authorities {
-		if cert, ours := ledger.Recognize(request, certificates(&authorities[i])); ours {
-			r.recorder(&authorities[i]).Note(cert)
+		obj := &authorities[i]
+		if cert, ours := ledger.Recognize(request, certificates(obj)); ours {
+			if !retires(obj) || cert.KeyID != obj.Status.Signing.KeyID {
+				cert.Node = ""
+			}
+			r.recorder(obj).Note(cert)
 		}
 	}
 }
@@ -103,11 +115,11 @@ func certificates(obj *v1alpha1.SigningAuthority) []*x509.Certificate {
 	return all
 }
 
-// casChanged passes updates that change the CAs of an authority.
+// casChanged passes updates that change the CAs of an authority, or what they are for.
 var casChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, after := e.ObjectOld.(*v1alpha1.SigningAuthority), e.ObjectNew.(*v1alpha1.SigningAuthority)
-		return !slices.EqualFunc(before.Status.CAs(), after.Status.CAs(), v1alpha1.SameCA)
+		return retires(before) != retires(after) || !slices.EqualFunc(before.Status.CAs(), after.Status.CAs(), v1alpha1.SameCA)
 	},
 }
 

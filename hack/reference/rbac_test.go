@@ -185,7 +185,7 @@ func (p rolesPage) add(t *testing.T, rows *table, role object, name string) {
 		reason := p.reasons[keys[at]+permits]
 		p.used[keys[at]+permits] = true
 		right := strings.Join(rule.Verbs, ", ") + " " + quoted(resources)
-		if short := shortNames(rule.ResourceNames); short != "" {
+		if short := quoted(rule.ResourceNames); short != "" {
 			right += " " + short
 			names = append(names, short)
 		}
@@ -200,14 +200,3 @@ func (p rolesPage) add(t *testing.T, rows *table, role object, name string) {
 	rows.row(name, strings.Join(rights, "<br>"))
 }
 
-// shortNames returns names as code, with one pattern for those of the ConfigMaps of nodes. It is empty for all names.
-func shortNames(names []string) string {
-	var all []string
-	for _, name := range names {
-		if base, _, found := strings.Cut(name, "-nodes-"); found {
-			name = base + "-nodes-00 … " + "0f"
-		}
-		all = append(all, name)
-	}
-	return quoted(slices.Compact(all))
-}

@@ -235,7 +235,7 @@ func TestChartRoles(t *testing.T) {
 	for _, rule := range inRotation["Role "+systemNamespace+"/csr-rotation"] {
 		names = append(names, rule.ResourceNames...)
 	}
-	for _, want := range []string{"a", "b", "a-ledger", "a-nodes-00", "a-nodes-0f", "b-ledger", "b-nodes-0a"} {
+	for _, want := range []string{"a", "b", "a-ledger", "a-moved", "b-ledger", "b-moved"} {
 		kit.Check(t, slices.Contains(names, want), "the rotation has no right for %s: %v", want, names)
 	}
 	kit.Check(t, helm(t, rules, `--set-json=config.dryRun=["approver"]`)["ClusterRole /"+ruleSigners] == nil, "a dry run may approve")

@@ -234,7 +234,7 @@ func TestSpecBounds(t *testing.T) {
 		"at the bounds": {func(s *spec) {
 			s.Lifetimes = v1alpha1.Lifetimes{Adopted: lasts(time.Hour), OldCap: lasts(5 * time.Minute)}
 			s.CA.Duration, s.RotateAfter, s.Verification.SettleFor = lasts(24*time.Hour), lasts(time.Hour), lasts(time.Second)
-			s.Trust = to("kube-system/csr-trust", "default/extension-apiserver-authentication", "default/csr-signer-nodes-10")
+			s.Trust = to("kube-system/csr-trust", "default/extension-apiserver-authentication", "default/csr-signer-removed")
 		}, ""},
 		"long": {func(s *spec) {
 			s.Lifetimes.Adopted, s.CA.Duration = lasts(10*365*24*time.Hour), lasts(100*365*24*time.Hour)
@@ -247,7 +247,7 @@ func TestSpecBounds(t *testing.T) {
 		"no settling":          {func(s *spec) { s.Verification.SettleFor = lasts(0) }, "must be 1s or more"},
 		"the API servers' own": {func(s *spec) { s.Trust = to("kube-system/extension-apiserver-authentication") }, "the API servers write this ConfigMap"},
 		"a ledger":             {func(s *spec) { s.Trust = to("default/csr-signer-ledger") }, "the ledgers of issued certificates"},
-		"a shard":              {func(s *spec) { s.Trust = to("default/csr-signer-nodes-0f") }, "the ledgers of issued certificates"},
+		"moved nodes":          {func(s *spec) { s.Trust = to("default/csr-signer-moved") }, "the ledgers of issued certificates"},
 	} {
 		obj := &v1alpha1.SigningAuthority{
 			ObjectMeta: metav1.ObjectMeta{Name: "spec-bounds"},

@@ -6,18 +6,23 @@ import (
 	"crypto/tls"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/controllers"
@@ -168,11 +173,19 @@ func TestAuthority(t *testing.T) {
 	obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: foreign.Leaf.Raw}) // another signer stores it
 	kit.NoError(t, r.admin.Status().Update(t.Context(), obj))
 	refused(kubeletSigner, foreign)
+	err := r.admin.Get(t.Context(), client.ObjectKey{Namespace: kit.SystemNamespace, Name: name + "-moved"}, &corev1.ConfigMap{})
+	kit.Check(t, apierrors.IsNotFound(err), "the node counts as moved with a certificate of the CA that retires: %v", err)
 
 	kit.Eventually(t, "the old CA signs again", func(context.Context) error {
 		r.does(t, name, v1alpha1.OperationRollback) // refused until it is proven that every verifier trusts the old CA
 		status := r.reaches(t, name, v1alpha1.Prepared, func(s *v1alpha1.SigningAuthorityStatus) bool { return !s.Answered() && s.Intent == "" })
 		return kit.OrError(status.Signing.KeyID == first.KeyID, "it is %s", status.Signing.KeyID)
+	})
+	kit.Eventually(t, "the node has moved to the CA that signs again", func(ctx context.Context) error {
+		obj := &corev1.ConfigMap{}
+		err := r.admin.Get(ctx, client.ObjectKey{Namespace: kit.SystemNamespace, Name: name + "-moved"}, obj)
+		want := map[string]string{"keyID": first.KeyID, "foreign": "kube-apiserver-client-kubelet"}
+		return errors.Join(err, kit.OrError(maps.Equal(obj.Data, want), "it holds %v", obj.Data))
 	})
 	after, node := r.user(t, "after", first), csr.NodeUserPrefix+"foreign"
 	for user, pair := range map[string]tls.Certificate{"maria": maria, "bruno": bruno, "after": after, node: foreign} {
@@ -226,18 +239,16 @@ func TestRotationCommand(t *testing.T) {
 	obj := newAuthority(t, "csr-signer", v1alpha1.SigningAuthorityStatus{ // the Secret of the shipped roles
 		Phase: v1alpha1.Prepared, Generation: 2, Signing: ca("two"), Retiring: ca("one"), WaitingFor: []string{"a person"},
 	})
-	kit.NewNode(t, "rotation-status-unknown")
+	kit.NewNode(t, "rotation-status-new")
+	kit.NewNode(t, "rotation-status-old")
 	api := kit.Admin(t)
 	nodes := issuedledger.NewRecorder(api, api, types.NamespacedName{Namespace: "default", Name: obj.Name}, clock.RealClock{})
-	nodes.Note(issuedledger.Certificate{
-		Node: "rotation-status-old", Signer: kubeletSigner, KeyID: "one",
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	})
-	kit.NoError(t, nodes.FlushNodes(t.Context(), time.Now()))
-	says("stranger", "status csr-signer", 0,
-		"SigningAuthority csr-signer: Prepared, generation 2", "rotation-status-old (Node deleted)", "rotation-status-unknown")
+	nodes.Note(issuedledger.Certificate{Node: "rotation-status-new", Signer: kubeletSigner, KeyID: "two", NotAfter: time.Now().Add(time.Hour)})
+	kit.NoError(t, nodes.FlushMoved(t.Context(), "two"))
+	says("stranger", "status csr-signer", 0, "SigningAuthority csr-signer: Prepared, generation 2",
+		"NODE NOT MOVED YET   LACKS CERTIFICATES OF\nrotation-status-old  kube-apiserver-client-kubelet\n")
 	says("joiner", "status csr-signer", 0,
-		"SigningAuthority csr-signer: Prepared", "may not get ConfigMaps csr-signer-nodes-00 to -0f in namespace default", "may not list nodes")
+		"SigningAuthority csr-signer: Prepared", "may not get ConfigMap csr-signer-moved in namespace default", "may not list nodes")
 	says("joiner", "rollback csr-signer", 1, "cannot patch resource")
 
 	kubeconfig := kit.Must(kit.ControlPlane(t).WriteKubeconfig("printed", kit.ControlPlane(t).Config))(t)
