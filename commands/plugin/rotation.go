@@ -154,6 +154,7 @@ The exit code is 0 if the command did what it says, otherwise 1.`,
 		})
 		cmd.AddCommand(each)
 	}
+	cmd.AddCommand(moveNodesCommand(connect, home))
 	return cmd
 }
 
@@ -176,18 +177,25 @@ func (r *rotation) run(ctx context.Context, name string, asJSON bool) error {
 	if r.name == "status" {
 		return r.status(ctx, objs, asJSON)
 	}
-	if len(objs) > 1 {
-		var names []string
-		for _, obj := range objs {
-			names = append(names, obj.Name)
-		}
-		return fmt.Errorf("there are %d SigningAuthorities: add the name of one: %s", len(objs), strings.Join(names, ", "))
+	if r.before, err = only(objs); err != nil {
+		return err
 	}
-	r.before = &objs[0]
 	if r.name == "wait" {
 		return r.attach(ctx)
 	}
 	return r.operate(ctx)
+}
+
+// only returns the one object in objs. If there are more, its error names them.
+func only(objs []v1alpha1.SigningAuthority) (*v1alpha1.SigningAuthority, error) {
+	if len(objs) == 1 {
+		return &objs[0], nil
+	}
+	var names []string
+	for _, obj := range objs {
+		names = append(names, obj.Name)
+	}
+	return nil, fmt.Errorf("there are %d SigningAuthorities: add the name of one: %s", len(objs), strings.Join(names, ", "))
 }
 
 // call returns a call about SigningAuthorities, or about the one of that name.

@@ -1,0 +1,549 @@
+package plugin
+
+import (
+	"cmp"
+	"context"
+	_ "embed" // of the manifest
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
+)
+
+const (
+	// moveNamespace is the name of all that move-nodes creates, except of its Pods, which have the names of their nodes.
+	moveNamespace = "csr-move-nodes"
+	// refusedLabel marks a namespace that the policy of the manifest refuses to everybody.
+	refusedLabel = "csr-controller-manager.io/refused"
+	// guardSettles is how long the policy must refuse without a gap. Each API server notices a new policy within about a second.
+	guardSettles = 5 * time.Second
+	// longestMove bounds the time for one node. Its Pod ends after ten minutes.
+	longestMove = 12 * time.Minute
+	// longestCleanUp bounds the time until the namespace is gone.
+	longestCleanUp = 3 * time.Minute
+	// servingLate is how long after the end of its Pod a node may lack a serving certificate: the kubelets of some nodes make theirs.
+	servingLate = time.Minute
+)
+
+//go:embed manifests/move-nodes.yaml
+var moveManifest string
+
+// moving moves nodes to the CA that signs.
+type moving struct {
+	rotation
+	selector, image, rollout string
+	all, dryRun              bool
+	atOnce                   int
+
+	nodes   []string // the plan, in its order
+	leftOut []string // with the reasons
+	mark    string   // of this run, in its policy
+	created moveObjects
+}
+
+// moveNodesCommand returns the command that moves nodes. home is the kubeconfig of the home cluster.
+func moveNodesCommand(connect connector, home *string) *cobra.Command {
+	m := &moving{}
+	cmd := &cobra.Command{
+		Use:   "move-nodes [NAME]",
+		Short: "Give each node certificates of the CA that signs now, and restart its kubelet",
+		Long: `move-nodes lists the nodes whose certificates are of the old CA, and asks. Then it runs a Pod on each node, as root, that requests
+new certificates with the old ones and restarts the kubelet: first on one node alone, on control-plane nodes last. It stops at the first
+failure. You can end it and run it again. Other Pods go on running.`,
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	flags := cmd.Flags()
+	flags.StringVarP(&m.selector, "selector", "l", "", "`label` selector of the nodes")
+	flags.BoolVar(&m.all, "all", false, "also nodes that have moved; possible in Completed, too")
+	flags.IntVar(&m.atOnce, "max-unavailable", 1, "`number` of nodes at a time, after the first one")
+	flags.StringVar(&m.image, "image", "", "`image` by digest: NAME@sha256:… (default that of the manager's Pods)")
+	flags.BoolVar(&m.dryRun, "dry-run", false, "only print the plan and the manifest")
+	flags.BoolVar(&m.yes, "yes", false, "move the nodes without asking")
+	flags.DurationVar(&m.timeout, "timeout", 12*time.Hour, "longest `time` for all nodes; 12 minutes for each")
+	cmd.RunE = run(connect, func(cmd *cobra.Command, c *cluster, args []string) error {
+		if err := m.reach(cmd, c, *home); err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(cmd.Context(), m.timeout)
+		defer cancel()
+		if err := m.run(ctx, cmd.InOrStdin(), strings.Join(args, "")); err != nil {
+			return fmt.Errorf("rotation move-nodes: %w", err)
+		}
+		return nil
+	})
+	return cmd
+}
+
+// run moves the nodes to the CA that signs in the SigningAuthority of that name, or in the only one if name is empty.
+func (m *moving) run(ctx context.Context, in io.Reader, name string) error {
+	objs, err := m.find(ctx, name)
+	if err != nil {
+		return err
+	}
+	if m.before, err = only(objs); err != nil {
+		return err
+	}
+	if now := m.before.Status.Phase; now != v1alpha1.Prepared && (now != v1alpha1.Completed || !m.all) {
+		return fmt.Errorf("the phase is %s: nodes move in Prepared, or in Completed with --all", phase(&m.before.Status))
+	}
+	if m.atOnce < 1 {
+		return errors.New("--max-unavailable must be 1 or more")
+	}
+	found, err := m.served.CoreV1().Namespaces().Get(ctx, moveNamespace, metav1.GetOptions{})
+	if err == nil && found.Labels["app.kubernetes.io/name"] != moveNamespace {
+		return fmt.Errorf("namespace %s is not of this command: delete it first", moveNamespace)
+	}
+	if ignoreNotFound(err) != nil {
+		return err
+	}
+	text, err := m.plan(ctx)
+	if err != nil {
+		return err
+	}
+	if err := m.show(); err != nil || len(m.nodes) == 0 {
+		return err
+	}
+	if m.dryRun {
+		_, err := io.WriteString(m.out, text)
+		return err
+	}
+	if !m.yes && !confirmed(in, m.aside, "Move these nodes") {
+		return errors.New("you did not confirm it")
+	}
+	m.start = m.now()
+	if err = m.guard(ctx); err == nil {
+		err = m.moveAll(ctx)
+	}
+	return errors.Join(err, m.cleanUp(ctx), m.report(ctx))
+}
+
+// plan finds out which nodes move, and with which image. It returns the manifest for the first one.
+func (m *moving) plan(ctx context.Context) (text string, err error) {
+	unmoved := m.notMoved(ctx, m.before)
+	if len(unmoved.Problems) > 0 {
+		return "", errors.New(strings.Join(unmoved.Problems, ", "))
+	}
+	var controlPlane []string
+	err = each(ctx, m.served.CoreV1().Nodes().List, metav1.ListOptions{LabelSelector: m.selector}, func(node *corev1.Node) {
+		_, isControlPlane := node.Labels["node-role.kubernetes.io/control-plane"]
+		switch why := cannotMove(node); {
+		case !m.all && !slices.ContainsFunc(unmoved.Nodes, func(one nodeReport) bool { return one.Node == node.Name }):
+		case why != "":
+			m.leftOut = append(m.leftOut, node.Name+": "+why)
+		case isControlPlane:
+			controlPlane = append(controlPlane, node.Name)
+		default:
+			m.nodes = append(m.nodes, node.Name)
+		}
+	})
+	if err != nil {
+		return "", fmt.Errorf("list nodes: %w", err)
+	}
+	slices.Sort(m.nodes)
+	slices.Sort(controlPlane)
+	if m.nodes = append(m.nodes, controlPlane...); len(m.nodes) == 0 {
+		return "", nil
+	}
+	if err := m.findImage(ctx); err != nil {
+		return "", err
+	}
+	m.mark = strconv.FormatInt(m.now().Unix(), 10)
+	me, err := m.served.self(ctx)
+	if err != nil {
+		return "", fmt.Errorf("ask who you are: %w", err)
+	}
+	text = strings.NewReplacer(
+		"$OPERATOR", strconv.QuoteToASCII(me.Username), "$RUN", m.mark, "$IMAGE", m.image,
+		"$SERVING", strconv.FormatBool(slices.Contains(m.before.Spec.Signers, "kubernetes.io/kubelet-serving")),
+	).Replace(moveManifest)
+	m.created, err = objectsOf(text)
+	return strings.ReplaceAll(text, "$NODE", m.nodes[0]), err
+}
+
+// cannotMove returns why node is left out, and what to do, or nothing.
+func cannotMove(node *corev1.Node) string {
+	if node.Labels[corev1.LabelOSStable] == "windows" {
+		return "it runs Windows: restart its kubelet after the file kubelet-client-current.pem was replaced, docs/how-to/rotate-a-ca.md"
+	}
+	for suffix, instead := range map[string]string{
+		"+k3s": "k3s certificate rotate, with the agent stopped", "+rke2": "restart rke2-agent, or rke2 certificate rotate on a server",
+		"+k0s": "restart k0sworker or k0scontroller",
+	} {
+		if strings.Contains(node.Status.NodeInfo.KubeletVersion, suffix) {
+			return "its kubelet is part of another program: " + instead
+		}
+	}
+	if !ready(node) {
+		return "it is not Ready: run move-nodes again when it is back, or delete its Node if it is gone"
+	}
+	return ""
+}
+
+func ready(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(one corev1.NodeCondition) bool {
+		return one.Type == corev1.NodeReady && one.Status == corev1.ConditionTrue
+	})
+}
+
+// byDigest matches an image that is named by its digest.
+var byDigest = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/-]*@sha256:[0-9a-f]{64}$`)
+
+// findImage finds the image of the manager's Pods, unless the user names one. A node could create a Pod that looks like the manager's,
+// and say what it runs, but not a Pod of a ReplicaSet.
+func (m *moving) findImage(ctx context.Context) error {
+	if m.image == "" {
+		var images []string
+		namespace := cmp.Or(m.namespace, defaultNamespace)
+		options := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=csr-controller-manager"}
+		err := each(ctx, m.CoreV1().Pods(namespace).List, options, func(pod *corev1.Pod) {
+			owner := metav1.GetControllerOf(pod)
+			for _, status := range pod.Status.ContainerStatuses {
+				if owner != nil && owner.Kind == "ReplicaSet" && status.Name == "manager" && !slices.Contains(images, status.ImageID) {
+					images = append(images, status.ImageID)
+				}
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("find the image of the manager, or name it with --image: list pods in namespace %s: %w", namespace, err)
+		}
+		if len(images) != 1 {
+			return fmt.Errorf("the manager's Pods in namespace %s run %d images: name one with --image NAME@sha256:…", namespace, len(images))
+		}
+		m.image = images[0]
+	}
+	if !byDigest.MatchString(m.image) {
+		return fmt.Errorf("the image %q is not named by a digest: name one with --image NAME@sha256:…", m.image)
+	}
+	return nil
+}
+
+// show writes the plan.
+func (m *moving) show() error {
+	return m.write(m.aside, false, nil, func(p *page) {
+		signing := ""
+		if m.before.Status.Signing != nil {
+			signing = m.before.Status.Signing.KeyID
+		}
+		p.title(fmt.Sprintf("Move nodes to the CA %s of SigningAuthority %s", signing, m.before.Name))
+		if p.row("left out", m.leftOut...); len(m.nodes) == 0 {
+			p.row("nodes", "none")
+			return
+		}
+		p.row("nodes", m.nodes...)
+		p.row("at a time", fmt.Sprintf("one, and when it is back, %d", m.atOnce))
+		p.row("image", m.image)
+		p.row("on a node", "a Pod with the rights of root requests new certificates with the kubelet's old ones, replaces them and",
+			"restarts the kubelet. If it does not come back, it gets the old ones again. Other Pods go on running.")
+		p.row("meanwhile", "namespace "+moveNamespace+", in which nobody else may create or change Pods")
+	})
+}
+
+// moveObjects are the objects of the manifest.
+type moveObjects struct {
+	policy    *admissionv1.ValidatingAdmissionPolicy
+	binding   *admissionv1.ValidatingAdmissionPolicyBinding
+	namespace *corev1.Namespace
+	account   *corev1.ServiceAccount
+	pod       *corev1.Pod // for the node $NODE
+}
+
+func objectsOf(text string) (all moveObjects, err error) {
+	for document := range strings.SplitSeq(text, "\n---\n") {
+		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(document), nil, nil)
+		if err != nil {
+			return all, fmt.Errorf("read the manifest: %w", err)
+		}
+		switch obj := obj.(type) {
+		case *admissionv1.ValidatingAdmissionPolicy:
+			all.policy = obj
+		case *admissionv1.ValidatingAdmissionPolicyBinding:
+			all.binding = obj
+		case *corev1.Namespace:
+			all.namespace = obj
+		case *corev1.ServiceAccount:
+			all.account = obj
+		case *corev1.Pod:
+			all.pod = obj
+		}
+	}
+	return all, nil
+}
+
+// guard creates the policy, waits until it is in effect, removes the namespace that a killed run has left, and creates it again.
+func (m *moving) guard(ctx context.Context) error {
+	policies := m.served.AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	_, err := policies.Create(ctx, m.created.policy, metav1.CreateOptions{})
+	if apierrors.IsAlreadyExists(err) { // it was left by a killed run, perhaps of another user
+		var old *admissionv1.ValidatingAdmissionPolicy
+		if old, err = policies.Get(ctx, moveNamespace, metav1.GetOptions{}); err == nil {
+			old.Spec = m.created.policy.Spec
+			_, err = policies.Update(ctx, old, metav1.UpdateOptions{})
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("guard the namespace: %w", err)
+	}
+	_, err = m.served.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, m.created.binding, metav1.CreateOptions{})
+	if err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("guard the namespace: %w", err)
+	}
+	namespaces := m.served.CoreV1().Namespaces()
+	refused, last := m.created.namespace.DeepCopy(), m.now()
+	refused.Labels[refusedLabel] = m.mark
+	err = wait.PollUntilContextTimeout(ctx, time.Second/2, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, err := namespaces.Create(ctx, refused, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsInvalid(err) {
+			last = m.now()
+		}
+		return m.now().Sub(last) >= guardSettles, nil
+	})
+	if err != nil {
+		return fmt.Errorf("the policy %s does not come into effect: %w", moveNamespace, err)
+	}
+	if err := m.removeNamespace(ctx, ""); err != nil {
+		return fmt.Errorf("remove what an earlier run has left: %w", err)
+	}
+	namespace, err := namespaces.Create(ctx, m.created.namespace, metav1.CreateOptions{})
+	if err != nil {
+		return err
+	}
+	m.created.namespace = namespace
+	_, err = m.served.CoreV1().ServiceAccounts(moveNamespace).Create(ctx, m.created.account, metav1.CreateOptions{})
+	return err
+}
+
+// removeNamespace removes the namespace with that UID, or any if uid is empty, and waits until it is gone.
+func (m *moving) removeNamespace(ctx context.Context, uid types.UID) error {
+	namespaces := m.served.CoreV1().Namespaces()
+	ctx, cancel := context.WithTimeout(ctx, longestCleanUp)
+	defer cancel()
+	asked, rest := false, ""
+	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
+		found, err := namespaces.Get(ctx, moveNamespace, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err):
+			return true, nil
+		case err != nil:
+			rest = err.Error()
+		case uid != "" && found.UID != uid:
+			return false, errors.New("another run has replaced it")
+		case asked || found.DeletionTimestamp != nil:
+			for _, condition := range found.Status.Conditions { // of its content
+				if rest = ""; condition.Status == corev1.ConditionTrue {
+					rest += condition.Message + " "
+				}
+			}
+		default:
+			err := namespaces.Delete(ctx, moveNamespace, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(found.UID))})
+			asked = err == nil
+			if apierrors.IsConflict(err) { // it changed meanwhile
+				err = nil
+			}
+			return false, err
+		}
+		return false, nil
+	})
+	if err != nil {
+		return fmt.Errorf("namespace %s: %w: %s", moveNamespace, err, oneLine(rest))
+	}
+	return nil
+}
+
+// cleanUp removes all that the command has created. The namespace goes first, so that it is never without its guard.
+func (m *moving) cleanUp(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestCleanUp+callTimeout)
+	defer cancel()
+	if err := m.removeNamespace(ctx, m.created.namespace.UID); err != nil {
+		return fmt.Errorf("it is still there, with its guard, until move-nodes runs again: %w", err)
+	}
+	api := m.served.AdmissionregistrationV1()
+	return errors.Join(
+		ignoreNotFound(api.ValidatingAdmissionPolicyBindings().Delete(ctx, moveNamespace, metav1.DeleteOptions{})),
+		ignoreNotFound(api.ValidatingAdmissionPolicies().Delete(ctx, moveNamespace, metav1.DeleteOptions{})))
+}
+
+func ignoreNotFound(err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return err
+}
+
+// move is what is known about a node that moves.
+type move struct {
+	node    string
+	pod     types.UID
+	began   time.Time
+	ended   time.Time         // when the command saw that its Pod had succeeded
+	renewed *metav1.MicroTime // the Lease of the node then
+	waits   string            // for what
+}
+
+// moveAll moves the nodes of the plan: first one, then m.atOnce at a time. It begins no other one after the first failure, and returns
+// when those under way have ended.
+func (m *moving) moveAll(ctx context.Context) error {
+	var errs []error
+	var underWay []*move
+	left, done := slices.Clone(m.nodes), 0
+	for {
+		most := 1
+		if done > 0 {
+			most = m.atOnce
+		}
+		for len(errs) == 0 && len(left) > 0 && len(underWay) < most {
+			one, err := m.begin(ctx, left[0])
+			if err != nil {
+				errs = append(errs, fmt.Errorf("node %s: %w", left[0], err))
+				break
+			}
+			underWay, left = append(underWay, one), left[1:]
+		}
+		if len(underWay) == 0 {
+			return errors.Join(errs...)
+		}
+		moved, listErr := m.rotation.moved(ctx, m.before)
+		text := ""
+		underWay = slices.DeleteFunc(underWay, func(one *move) bool {
+			err := m.check(ctx, one, moved)
+			if err == nil && one.waits != "" && listErr != nil {
+				one.waits = listErr.Error()
+			}
+			if err == nil && one.waits != "" && m.now().Sub(one.began) > longestMove {
+				err = fmt.Errorf("not back within %s: %s", longestMove, one.waits)
+			}
+			switch {
+			case err != nil:
+				errs = append(errs, fmt.Errorf("node %s: %w", one.node, err))
+			case one.waits == "":
+				done++
+			default:
+				text += fmt.Sprintf("; %s: %s", one.node, one.waits)
+			}
+			return err != nil || one.waits == ""
+		})
+		if err := m.progress(fmt.Sprintf("%d moved, %d under way, %d left%s", done, len(underWay), len(left), text)); err != nil {
+			return err
+		}
+		if len(underWay) == 0 {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return errors.Join(append(errs, fmt.Errorf("ended before all nodes have moved: %w", ctx.Err()))...)
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// begin starts the Pod on a node.
+func (m *moving) begin(ctx context.Context, node string) (*move, error) {
+	pod := m.created.pod.DeepCopy()
+	pod.Name, pod.Spec.NodeName = node, node
+	pod, err := m.served.CoreV1().Pods(moveNamespace).Create(ctx, pod, metav1.CreateOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return &move{node: node, pod: pod.UID, began: m.now()}, nil
+}
+
+// check finds out for what one waits: nothing if the node has moved. moved is the list of the manager.
+func (m *moving) check(ctx context.Context, one *move, moved map[string]string) error {
+	pod, err := m.served.CoreV1().Pods(moveNamespace).Get(ctx, one.node, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err), err == nil && pod.UID != one.pod:
+		return errors.New("its Pod was deleted")
+	case err != nil:
+		one.waits = err.Error()
+		return nil
+	case pod.Status.Phase == corev1.PodFailed:
+		return errors.New("its Pod says: " + lastWords(pod))
+	case pod.Status.Phase != corev1.PodSucceeded:
+		one.waits = "its Pod runs"
+		if pod.Status.Phase != corev1.PodRunning {
+			one.waits = strings.TrimSpace("its Pod has not started " + lastWords(pod))
+		}
+		return nil
+	}
+	lease, leaseErr := m.served.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, one.node, metav1.GetOptions{})
+	node, nodeErr := m.served.CoreV1().Nodes().Get(ctx, one.node, metav1.GetOptions{})
+	if err := errors.Join(leaseErr, nodeErr); err != nil {
+		one.waits = err.Error()
+		return nil
+	}
+	if one.ended.IsZero() {
+		one.ended, one.renewed = m.now(), lease.Spec.RenewTime
+	}
+	lacks := lacking(m.before, moved[one.node])
+	if m.now().Sub(one.ended) > servingLate {
+		lacks = slices.DeleteFunc(lacks, func(signer string) bool { return signer == "kubelet-serving" })
+	}
+	switch {
+	case lease.Spec.RenewTime.Equal(one.renewed):
+		one.waits = "its Lease is not renewed"
+	case !ready(node):
+		one.waits = "it is not Ready"
+	case m.before.Status.Phase == v1alpha1.Prepared && len(lacks) > 0:
+		one.waits = "the manager has not noted its certificate of " + strings.Join(lacks, ", ")
+	default:
+		one.waits = ""
+	}
+	return nil
+}
+
+// lastWords returns the end of what a Pod, or its kubelet, says about itself.
+func lastWords(pod *corev1.Pod) string {
+	words := []string{pod.Status.Reason, pod.Status.Message}
+	for _, status := range pod.Status.ContainerStatuses {
+		if status.State.Waiting != nil {
+			words = append(words, status.State.Waiting.Reason, status.State.Waiting.Message)
+		}
+		if status.State.Terminated != nil {
+			words = append(words, status.State.Terminated.Reason, status.State.Terminated.Message)
+		}
+	}
+	text := strings.Join(slices.DeleteFunc(words, func(word string) bool { return word == "" }), ": ")
+	return oneLine(text[max(len(text)-maxMessage, 0):])
+}
+
+// report writes which certificates of the retiring CA are left, by kind, and what waits for them.
+func (m *moving) report(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTimeout)
+	defer cancel()
+	objs, err := m.find(ctx, m.before.Name)
+	if err != nil {
+		return err
+	}
+	status := &objs[0].Status
+	return m.write(m.out, false, nil, func(p *page) {
+		if status.Retiring != nil {
+			p.nodes(m.notMoved(ctx, &objs[0]))
+		}
+		p.row("left out", m.leftOut...)
+		for _, one := range status.Outstanding {
+			p.row("valid", fmt.Sprintf("%s, until %s", cmp.Or(one.Signer, "certificates that others have issued from the old CA"), p.moment(one.Until.Time)))
+		}
+		switch {
+		case status.Retiring == nil || len(status.Outstanding) == 0:
+			p.line("No certificate of an old CA is known to be valid.")
+		case status.Retiring.OutstandingAcceptedAt != nil:
+			p.line("Certificates of the old CA are valid. rotation complete does not wait for them, because you ran rotation accept.")
+		default:
+			p.line("Certificates of the old CA are valid. rotation complete waits for them, unless you run " + m.commandFor("accept") + ".")
+		}
+	})
+}
