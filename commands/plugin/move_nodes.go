@@ -14,13 +14,12 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/client-go/kubernetes/scheme"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 )
@@ -34,8 +33,9 @@ const (
 	guardSettles = 5 * time.Second
 	// longestMove bounds the time for one node. Its Pod ends after ten minutes.
 	longestMove = 12 * time.Minute
-	// longestCleanUp bounds the time until the namespace is gone.
-	longestCleanUp = 3 * time.Minute
+	// longestCleanUp bounds the time until the namespace is gone. After podsEnd, its Pods are removed without their kubelets, which have
+	// ten seconds to end them: a kubelet that did not come back would keep the namespace for ever.
+	longestCleanUp, podsEnd = 3 * time.Minute, 15 * time.Second
 	// servingLate is how long after the end of its Pod a node may lack a serving certificate: the kubelets of some nodes make theirs.
 	servingLate = time.Minute
 )
@@ -53,7 +53,16 @@ type moving struct {
 	nodes   []string // the plan, in its order
 	leftOut []string // with the reasons
 	mark    string   // of this run, in its policy
-	created moveObjects
+	// These are the documents of the manifest: the namespace is guarded, and the Pod is that of the node $NODE.
+	policy, binding, guarded, account, pod string
+	created                                types.UID // of the namespace
+	left                                   []string  // of nodes, not begun
+	underWay                               []*move
+	done                                   int
+	failures                               []error
+	// replaced are the Machines of nodes that Cluster API replaces, by what it rolls out.
+	replaced map[machineOwner][]types.UID
+	hint     string // about Machines
 }
 
 // moveNodesCommand returns the command that moves nodes. home is the kubeconfig of the home cluster.
@@ -72,6 +81,7 @@ failure. You can end it and run it again. Other Pods go on running.`,
 	flags.BoolVar(&m.all, "all", false, "also nodes that have moved; possible in Completed, too")
 	flags.IntVar(&m.atOnce, "max-unavailable", 1, "`number` of nodes at a time, after the first one")
 	flags.StringVar(&m.image, "image", "", "`image` by digest: NAME@sha256:… (default that of the manager's Pods)")
+	flags.StringVar(&m.rollout, "rollout", "", "have Cluster API replace the Machines of `NAMESPACE/CLUSTER` instead, with their nodes")
 	flags.BoolVar(&m.dryRun, "dry-run", false, "only print the plan and the manifest")
 	flags.BoolVar(&m.yes, "yes", false, "move the nodes without asking")
 	flags.DurationVar(&m.timeout, "timeout", 12*time.Hour, "longest `time` for all nodes; 12 minutes for each")
@@ -91,31 +101,15 @@ failure. You can end it and run it again. Other Pods go on running.`,
 
 // run moves the nodes to the CA that signs in the SigningAuthority of that name, or in the only one if name is empty.
 func (m *moving) run(ctx context.Context, in io.Reader, name string) error {
-	objs, err := m.find(ctx, name)
+	err := m.permitted(ctx, name)
 	if err != nil {
-		return err
-	}
-	if m.before, err = only(objs); err != nil {
-		return err
-	}
-	if now := m.before.Status.Phase; now != v1alpha1.Prepared && (now != v1alpha1.Completed || !m.all) {
-		return fmt.Errorf("the phase is %s: nodes move in Prepared, or in Completed with --all", phase(&m.before.Status))
-	}
-	if m.atOnce < 1 {
-		return errors.New("--max-unavailable must be 1 or more")
-	}
-	found, err := m.served.CoreV1().Namespaces().Get(ctx, moveNamespace, metav1.GetOptions{})
-	if err == nil && found.Labels["app.kubernetes.io/name"] != moveNamespace {
-		return fmt.Errorf("namespace %s is not of this command: delete it first", moveNamespace)
-	}
-	if ignoreNotFound(err) != nil {
 		return err
 	}
 	text, err := m.plan(ctx)
 	if err != nil {
 		return err
 	}
-	if err := m.show(); err != nil || len(m.nodes) == 0 {
+	if err := m.show(); err != nil || len(m.nodes)+len(m.replaced) == 0 {
 		return err
 	}
 	if m.dryRun {
@@ -126,10 +120,38 @@ func (m *moving) run(ctx context.Context, in io.Reader, name string) error {
 		return errors.New("you did not confirm it")
 	}
 	m.start = m.now()
-	if err = m.guard(ctx); err == nil {
-		err = m.moveAll(ctx)
+	if len(m.nodes) > 0 {
+		if err = m.guard(ctx); err == nil {
+			err = m.moveAll(ctx)
+		}
+		err = errors.Join(err, m.cleanUp(ctx))
 	}
-	return errors.Join(err, m.cleanUp(ctx), m.report(ctx))
+	if err == nil {
+		err = m.rollOut(ctx)
+	}
+	return errors.Join(err, m.report(ctx))
+}
+
+// permitted finds the SigningAuthority, and returns why its nodes cannot be moved now.
+func (m *moving) permitted(ctx context.Context, name string) error {
+	objs, err := m.find(ctx, name)
+	if err != nil {
+		return err
+	}
+	if m.before, err = only(objs); err != nil {
+		return err
+	}
+	found, err := m.served.CoreV1().Namespaces().Get(ctx, moveNamespace, metav1.GetOptions{})
+	now := m.before.Status.Phase
+	switch {
+	case now != v1alpha1.Prepared && (now != v1alpha1.Completed || !m.all):
+		return fmt.Errorf("the phase is %s: nodes move in Prepared, or in Completed with --all", phase(&m.before.Status))
+	case m.atOnce < 1:
+		return errors.New("--max-unavailable must be 1 or more")
+	case err == nil && found.Labels["app.kubernetes.io/name"] != moveNamespace:
+		return fmt.Errorf("namespace %s is not of this command: delete it first", moveNamespace)
+	}
+	return ignoreNotFound(err)
 }
 
 // plan finds out which nodes move, and with which image. It returns the manifest for the first one.
@@ -156,8 +178,9 @@ func (m *moving) plan(ctx context.Context) (text string, err error) {
 	}
 	slices.Sort(m.nodes)
 	slices.Sort(controlPlane)
-	if m.nodes = append(m.nodes, controlPlane...); len(m.nodes) == 0 {
-		return "", nil
+	m.nodes = append(m.nodes, controlPlane...)
+	if err := m.planRollout(ctx); err != nil || len(m.nodes) == 0 {
+		return "", err
 	}
 	if err := m.findImage(ctx); err != nil {
 		return "", err
@@ -171,8 +194,10 @@ func (m *moving) plan(ctx context.Context) (text string, err error) {
 		"$OPERATOR", strconv.QuoteToASCII(me.Username), "$RUN", m.mark, "$IMAGE", m.image,
 		"$SERVING", strconv.FormatBool(slices.Contains(m.before.Spec.Signers, "kubernetes.io/kubelet-serving")),
 	).Replace(moveManifest)
-	m.created, err = objectsOf(text)
-	return strings.ReplaceAll(text, "$NODE", m.nodes[0]), err
+	for i, into := range []*string{&m.policy, &m.binding, &m.guarded, &m.account, &m.pod} {
+		*into = strings.Split(text, "\n---\n")[i]
+	}
+	return strings.ReplaceAll(text, "$NODE", m.nodes[0]), nil
 }
 
 // cannotMove returns why node is left out, and what to do, or nothing.
@@ -240,7 +265,11 @@ func (m *moving) show() error {
 			signing = m.before.Status.Signing.KeyID
 		}
 		p.title(fmt.Sprintf("Move nodes to the CA %s of SigningAuthority %s", signing, m.before.Name))
-		if p.row("left out", m.leftOut...); len(m.nodes) == 0 {
+		p.row("left out", m.leftOut...)
+		for owner, machines := range m.replaced {
+			p.row("replaced", fmt.Sprintf("%s, %d Machines; new hosts of a control plane need the trust file", owner, len(machines)))
+		}
+		if len(m.nodes) == 0 {
 			p.row("nodes", "none")
 			return
 		}
@@ -249,82 +278,58 @@ func (m *moving) show() error {
 		p.row("image", m.image)
 		p.row("on a node", "a Pod with the rights of root requests new certificates with the kubelet's old ones, replaces them and",
 			"restarts the kubelet. If it does not come back, it gets the old ones again. Other Pods go on running.")
+		if m.hint != "" {
+			p.row("instead", m.hint)
+		}
 		p.row("meanwhile", "namespace "+moveNamespace+", in which nobody else may create or change Pods")
 	})
 }
 
-// moveObjects are the objects of the manifest.
-type moveObjects struct {
-	policy    *admissionv1.ValidatingAdmissionPolicy
-	binding   *admissionv1.ValidatingAdmissionPolicyBinding
-	namespace *corev1.Namespace
-	account   *corev1.ServiceAccount
-	pod       *corev1.Pod // for the node $NODE
+// The paths of what the command creates.
+const (
+	policyPath    = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/" + moveNamespace
+	bindingPath   = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/" + moveNamespace
+	namespacePath = "/api/v1/namespaces"
+	inNamespace   = namespacePath + "/" + moveNamespace
+)
+
+// apply creates an object, or replaces what a killed run has left of it.
+func (m *moving) apply(ctx context.Context, path, document string) error {
+	return m.served.authorities.Patch(types.ApplyYAMLPatchType).AbsPath(path).Param("fieldManager", moveNamespace).Param("force", "true").
+		Body([]byte(document)).Do(ctx).Error()
 }
 
-func objectsOf(text string) (all moveObjects, err error) {
-	for document := range strings.SplitSeq(text, "\n---\n") {
-		obj, _, err := scheme.Codecs.UniversalDeserializer().Decode([]byte(document), nil, nil)
-		if err != nil {
-			return all, fmt.Errorf("read the manifest: %w", err)
-		}
-		switch obj := obj.(type) {
-		case *admissionv1.ValidatingAdmissionPolicy:
-			all.policy = obj
-		case *admissionv1.ValidatingAdmissionPolicyBinding:
-			all.binding = obj
-		case *corev1.Namespace:
-			all.namespace = obj
-		case *corev1.ServiceAccount:
-			all.account = obj
-		case *corev1.Pod:
-			all.pod = obj
-		}
-	}
-	return all, nil
+// create creates an object, and reads it into obj.
+func (m *moving) create(ctx context.Context, path, document string, obj runtime.Object) error {
+	return m.served.authorities.Post().AbsPath(path).SetHeader("Content-Type", "application/yaml").Body([]byte(document)).Do(ctx).Into(obj)
 }
 
 // guard creates the policy, waits until it is in effect, removes the namespace that a killed run has left, and creates it again.
 func (m *moving) guard(ctx context.Context) error {
-	policies := m.served.AdmissionregistrationV1().ValidatingAdmissionPolicies()
-	_, err := policies.Create(ctx, m.created.policy, metav1.CreateOptions{})
-	if apierrors.IsAlreadyExists(err) { // it was left by a killed run, perhaps of another user
-		var old *admissionv1.ValidatingAdmissionPolicy
-		if old, err = policies.Get(ctx, moveNamespace, metav1.GetOptions{}); err == nil {
-			old.Spec = m.created.policy.Spec
-			_, err = policies.Update(ctx, old, metav1.UpdateOptions{})
-		}
-	}
-	if err != nil {
+	if err := errors.Join(m.apply(ctx, policyPath, m.policy), m.apply(ctx, bindingPath, m.binding)); err != nil {
 		return fmt.Errorf("guard the namespace: %w", err)
 	}
-	_, err = m.served.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Create(ctx, m.created.binding, metav1.CreateOptions{})
-	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("guard the namespace: %w", err)
-	}
-	namespaces := m.served.CoreV1().Namespaces()
-	refused, last := m.created.namespace.DeepCopy(), m.now()
-	refused.Labels[refusedLabel] = m.mark
-	err = wait.PollUntilContextTimeout(ctx, time.Second/2, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := namespaces.Create(ctx, refused, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
-		if !apierrors.IsInvalid(err) {
+	refused := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: moveNamespace, Labels: map[string]string{refusedLabel: m.mark}}}
+	last, problem := m.now(), error(nil)
+	err := wait.PollUntilContextTimeout(ctx, time.Second/2, time.Minute, true, func(ctx context.Context) (bool, error) {
+		_, problem = m.served.CoreV1().Namespaces().Create(ctx, refused, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if !apierrors.IsInvalid(problem) {
 			last = m.now()
 		}
 		return m.now().Sub(last) >= guardSettles, nil
 	})
 	if err != nil {
-		return fmt.Errorf("the policy %s does not come into effect: %w", moveNamespace, err)
+		return fmt.Errorf("the policy %s does not come into effect: %w; %w", moveNamespace, err, problem)
 	}
 	if err := m.removeNamespace(ctx, ""); err != nil {
 		return fmt.Errorf("remove what an earlier run has left: %w", err)
 	}
-	namespace, err := namespaces.Create(ctx, m.created.namespace, metav1.CreateOptions{})
-	if err != nil {
+	created := &corev1.Namespace{}
+	if err := m.create(ctx, namespacePath, m.guarded, created); err != nil {
 		return err
 	}
-	m.created.namespace = namespace
-	_, err = m.served.CoreV1().ServiceAccounts(moveNamespace).Create(ctx, m.created.account, metav1.CreateOptions{})
-	return err
+	m.created = created.UID
+	return m.create(ctx, inNamespace+"/serviceaccounts", m.account, &corev1.ServiceAccount{})
 }
 
 // removeNamespace removes the namespace with that UID, or any if uid is empty, and waits until it is gone.
@@ -332,7 +337,7 @@ func (m *moving) removeNamespace(ctx context.Context, uid types.UID) error {
 	namespaces := m.served.CoreV1().Namespaces()
 	ctx, cancel := context.WithTimeout(ctx, longestCleanUp)
 	defer cancel()
-	asked, rest := false, ""
+	rest := ""
 	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		found, err := namespaces.Get(ctx, moveNamespace, metav1.GetOptions{})
 		switch {
@@ -342,19 +347,24 @@ func (m *moving) removeNamespace(ctx context.Context, uid types.UID) error {
 			rest = err.Error()
 		case uid != "" && found.UID != uid:
 			return false, errors.New("another run has replaced it")
-		case asked || found.DeletionTimestamp != nil:
+		case found.DeletionTimestamp != nil:
+			if since := m.now().Sub(found.DeletionTimestamp.Time); since > podsEnd {
+				err = m.served.CoreV1().Pods(moveNamespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{})
+			}
+			rest = ""
 			for _, condition := range found.Status.Conditions { // of its content
-				if rest = ""; condition.Status == corev1.ConditionTrue {
+				if condition.Status == corev1.ConditionTrue {
 					rest += condition.Message + " "
 				}
 			}
+			if err != nil {
+				rest += err.Error()
+			}
 		default:
 			err := namespaces.Delete(ctx, moveNamespace, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(found.UID))})
-			asked = err == nil
-			if apierrors.IsConflict(err) { // it changed meanwhile
-				err = nil
+			if err != nil && !apierrors.IsConflict(err) { // otherwise it has changed meanwhile
+				return false, err
 			}
-			return false, err
 		}
 		return false, nil
 	})
@@ -368,13 +378,15 @@ func (m *moving) removeNamespace(ctx context.Context, uid types.UID) error {
 func (m *moving) cleanUp(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), longestCleanUp+callTimeout)
 	defer cancel()
-	if err := m.removeNamespace(ctx, m.created.namespace.UID); err != nil {
+	_ = m.print(m.aside, "Removes namespace %s and its guard", moveNamespace)
+	if err := m.removeNamespace(ctx, m.created); err != nil {
 		return fmt.Errorf("it is still there, with its guard, until move-nodes runs again: %w", err)
 	}
-	api := m.served.AdmissionregistrationV1()
-	return errors.Join(
-		ignoreNotFound(api.ValidatingAdmissionPolicyBindings().Delete(ctx, moveNamespace, metav1.DeleteOptions{})),
-		ignoreNotFound(api.ValidatingAdmissionPolicies().Delete(ctx, moveNamespace, metav1.DeleteOptions{})))
+	var errs []error
+	for _, path := range []string{bindingPath, policyPath} {
+		errs = append(errs, ignoreNotFound(m.served.authorities.Delete().AbsPath(path).Do(ctx).Error()))
+	}
+	return errors.Join(errs...)
 }
 
 func ignoreNotFound(err error) error {
@@ -397,68 +409,68 @@ type move struct {
 // moveAll moves the nodes of the plan: first one, then m.atOnce at a time. It begins no other one after the first failure, and returns
 // when those under way have ended.
 func (m *moving) moveAll(ctx context.Context) error {
-	var errs []error
-	var underWay []*move
-	left, done := slices.Clone(m.nodes), 0
-	for {
-		most := 1
-		if done > 0 {
-			most = m.atOnce
+	for m.left = m.nodes; ; {
+		m.beginMore(ctx)
+		if len(m.underWay) == 0 {
+			return errors.Join(m.failures...)
 		}
-		for len(errs) == 0 && len(left) > 0 && len(underWay) < most {
-			one, err := m.begin(ctx, left[0])
-			if err != nil {
-				errs = append(errs, fmt.Errorf("node %s: %w", left[0], err))
-				break
-			}
-			underWay, left = append(underWay, one), left[1:]
-		}
-		if len(underWay) == 0 {
-			return errors.Join(errs...)
-		}
-		moved, listErr := m.rotation.moved(ctx, m.before)
-		text := ""
-		underWay = slices.DeleteFunc(underWay, func(one *move) bool {
-			err := m.check(ctx, one, moved)
-			if err == nil && one.waits != "" && listErr != nil {
-				one.waits = listErr.Error()
-			}
-			if err == nil && one.waits != "" && m.now().Sub(one.began) > longestMove {
-				err = fmt.Errorf("not back within %s: %s", longestMove, one.waits)
-			}
-			switch {
-			case err != nil:
-				errs = append(errs, fmt.Errorf("node %s: %w", one.node, err))
-			case one.waits == "":
-				done++
-			default:
-				text += fmt.Sprintf("; %s: %s", one.node, one.waits)
-			}
-			return err != nil || one.waits == ""
-		})
-		if err := m.progress(fmt.Sprintf("%d moved, %d under way, %d left%s", done, len(underWay), len(left), text)); err != nil {
+		if err := m.look(ctx); err != nil {
 			return err
-		}
-		if len(underWay) == 0 {
-			continue
 		}
 		select {
 		case <-ctx.Done():
-			return errors.Join(append(errs, fmt.Errorf("ended before all nodes have moved: %w", ctx.Err()))...)
+			return errors.Join(append(m.failures, fmt.Errorf("ended before all nodes have moved: %w", ctx.Err()))...)
 		case <-time.After(2 * time.Second):
 		}
 	}
 }
 
+// beginMore begins as many nodes as may move at the same time.
+func (m *moving) beginMore(ctx context.Context) {
+	most := 1
+	if m.done > 0 {
+		most = m.atOnce
+	}
+	for len(m.failures) == 0 && len(m.left) > 0 && len(m.underWay) < most {
+		one, err := m.begin(ctx, m.left[0])
+		if err != nil {
+			m.failures = append(m.failures, fmt.Errorf("node %s: %w", m.left[0], err))
+			return
+		}
+		m.underWay, m.left = append(m.underWay, one), m.left[1:]
+	}
+}
+
+// look checks the nodes under way, and prints progress.
+func (m *moving) look(ctx context.Context) error {
+	text := ""
+	moved, err := m.moved(ctx, m.before)
+	if err != nil {
+		text = "; " + err.Error()
+	}
+	m.underWay = slices.DeleteFunc(m.underWay, func(one *move) bool {
+		err := m.check(ctx, one, moved)
+		if err == nil && one.waits != "" && m.now().Sub(one.began) > longestMove {
+			err = fmt.Errorf("not back within %s: %s", longestMove, one.waits)
+		}
+		switch {
+		case err != nil:
+			m.failures = append(m.failures, fmt.Errorf("node %s: %w", one.node, err))
+		case one.waits == "":
+			m.done++
+		default:
+			text += fmt.Sprintf("; %s: %s", one.node, one.waits)
+		}
+		return err != nil || one.waits == ""
+	})
+	return m.progress(fmt.Sprintf("%d moved, %d under way, %d left%s", m.done, len(m.underWay), len(m.left), text))
+}
+
 // begin starts the Pod on a node.
 func (m *moving) begin(ctx context.Context, node string) (*move, error) {
-	pod := m.created.pod.DeepCopy()
-	pod.Name, pod.Spec.NodeName = node, node
-	pod, err := m.served.CoreV1().Pods(moveNamespace).Create(ctx, pod, metav1.CreateOptions{})
-	if err != nil {
-		return nil, err
-	}
-	return &move{node: node, pod: pod.UID, began: m.now()}, nil
+	pod := &corev1.Pod{}
+	err := m.create(ctx, inNamespace+"/pods", strings.ReplaceAll(m.pod, "$NODE", node), pod)
+	return &move{node: node, pod: pod.UID, began: m.now()}, err
 }
 
 // check finds out for what one waits: nothing if the node has moved. moved is the list of the manager.

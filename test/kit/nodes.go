@@ -3,6 +3,7 @@ package kit
 import (
 	"context"
 	"net"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -67,23 +68,33 @@ const (
 // InstallKind installs a kind Machine in group, and returns once it is served.
 func InstallKind(t *testing.T, group string) *unstructured.Unstructured {
 	t.Helper()
+	return InstallKindOf(t, group, "v1beta1", "Machine", "")
+}
+
+// InstallKindOf installs a kind in a version of group, and returns once it is served. Its spec has only the field, or any if it is empty.
+func InstallKindOf(t *testing.T, group, version, kind, spec string) *unstructured.Unstructured {
+	t.Helper()
+	if spec == "" {
+		spec = "x-kubernetes-preserve-unknown-fields: true"
+	}
+	name := strings.ToLower(kind)
 	crd := Object(t, `
 apiVersion: apiextensions.k8s.io/v1
 kind: CustomResourceDefinition
-metadata: {name: machines.`+group+`, annotations: {api-approved.kubernetes.io: unapproved}}
+metadata: {name: `+name+`s.`+group+`, annotations: {api-approved.kubernetes.io: unapproved}}
 spec:
   group: `+group+`
   scope: Namespaced
-  names: {kind: Machine, plural: machines, singular: machine, listKind: MachineList}
+  names: {kind: `+kind+`, plural: `+name+`s, singular: `+name+`, listKind: `+kind+`List}
   versions:
-  - name: v1beta1
+  - name: `+version+`
     served: true
     storage: true
     subresources: {status: {}}
-    schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}`)
+    schema: {openAPIV3Schema: {type: object, properties: {spec: {type: object, `+spec+`}, status: {type: object, x-kubernetes-preserve-unknown-fields: true}}}}`)
 	Create(t, Admin(t), crd)
 	list := &unstructured.UnstructuredList{}
-	list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: "v1beta1", Kind: "MachineList"})
+	list.SetGroupVersionKind(schema.GroupVersionKind{Group: group, Version: version, Kind: kind + "List"})
 	Eventually(t, group+" is served", func(ctx context.Context) error { return Admin(t).List(ctx, list) })
 	return crd
 }

@@ -16,7 +16,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -37,6 +39,8 @@ type movable struct {
 	admin client.WithWatch
 	// does says what the Pod of a node does: it succeeds if it is missing.
 	does map[string]corev1.PodStatus
+	// dead is a node whose kubelet ends no Pod.
+	dead string
 
 	mu       sync.Mutex
 	started  []string       // nodes, in the order of their Pods
@@ -104,8 +108,13 @@ func (m *movable) play(ctx context.Context) error {
 	if err := m.admin.List(ctx, pods, client.InNamespace(moveNamespace)); err != nil {
 		return err
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
 	if namespace.DeletionTimestamp != nil {
 		for i := range pods.Items {
+			if pods.Items[i].Spec.NodeName == m.dead {
+				return nil
+			}
 			if err := m.admin.Delete(ctx, &pods.Items[i], client.GracePeriodSeconds(0)); err != nil {
 				return err
 			}
@@ -116,8 +125,6 @@ func (m *movable) play(ctx context.Context) error {
 		namespace.Spec.Finalizers = nil
 		return m.admin.SubResource("finalize").Update(ctx, namespace)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	var errs []error
 	now := 0
 	for i := range pods.Items {
@@ -267,7 +274,8 @@ func TestMoveNodesStops(t *testing.T) {
 	kit.Says(t, output, code, 1, "error: ")
 }
 
-// TestMoveNodesKilled kills the command while a Pod runs. The next run, of another user, removes what is left, and finishes.
+// TestMoveNodesKilled kills the command while a Pod runs. The next run, of another user, removes what is left, and finishes, although a
+// kubelet removes no Pod.
 func TestMoveNodesKilled(t *testing.T) {
 	kit.Parallel(t)
 	m := startMovable(t, map[string]corev1.PodStatus{"worker-1": {}}, "worker-1", "worker-2")
@@ -284,8 +292,80 @@ func TestMoveNodesKilled(t *testing.T) {
 	m.mu.Lock()
 	delete(m.does, "worker-1")
 	clear(m.underWay)
+	m.dead = "worker-1"
 	m.mu.Unlock()
 	says, code := kit.RunPlugin(t, kit.ControlPlane(t).Config, "rotation", "move-nodes", "--yes", "--image="+moveImage)
 	kit.Says(t, says, code, 0, "2 moved, 0 under way, 0 left", "No node lacks a certificate")
 	m.isClean(t)
+}
+
+// TestMoveNodesRollout replaces the Machines of one cluster of Cluster API, with the fields of v1beta1 and of v1beta2: those of a control
+// plane last. The test plays the controllers. A node of another origin is moved by a Pod. The Machines are in the home cluster, which is
+// reached by another kubeconfig.
+func TestMoveNodesRollout(t *testing.T) {
+	kit.Parallel(t)
+	for version, field := range map[string]string{
+		"v1beta1": "{rolloutAfter: {type: string, format: date-time}}",
+		"v1beta2": "{rollout: {type: object, properties: {after: {type: string, format: date-time}}}}",
+	} {
+		t.Run(version, func(t *testing.T) {
+			kit.Alone(t)
+			m := startMovable(t, nil, "control-1", "worker-1", "worker-2")
+			kit.InstallKindOf(t, kit.ClusterAPI, version, "Machine", "")
+			kit.InstallKindOf(t, kit.ClusterAPI, version, "MachineDeployment", "properties: "+field)
+			kit.InstallKindOf(t, "controlplane."+kit.ClusterAPI, version, "KubeadmControlPlane", "properties: "+field)
+			const of = "\nmetadata: {namespace: default, name: %s, labels: {cluster.x-k8s.io/cluster-name: one%s}%s}\n"
+			api := "apiVersion: cluster.x-k8s.io/" + version + "\nkind: "
+			deployment := kit.Put(t, fmt.Sprintf(api+"MachineDeployment"+of+"spec: {}", "workers", "", ""))
+			controlPlane := kit.Put(t, fmt.Sprintf("apiVersion: controlplane.cluster.x-k8s.io/"+version+"\nkind: KubeadmControlPlane"+of+"spec: {}", "control", "", ""))
+			status := "spec: {}\nstatus: {nodeRef: {name: %s}}"
+			worker := kit.Put(t, fmt.Sprintf(api+"Machine"+of+status, "m-1", ", cluster.x-k8s.io/deployment-name: workers", "", "worker-1"))
+			control := kit.Put(t, fmt.Sprintf(api+"Machine"+of+status, "m-2", "", ", ownerReferences: [{apiVersion: controlplane.cluster.x-k8s.io/"+
+				version+", kind: KubeadmControlPlane, name: control, uid: "+string(controlPlane.GetUID())+", controller: true}]", "control-1"))
+			home := kit.Kubeconfig(t, "home", kit.ControlPlane(t).Config)
+			output, code := runRotation(t, "stranger", "move-nodes", "--dry-run", "--image="+moveImage, "--home-kubeconfig="+home)
+			kit.Says(t, output, code, 0, "--rollout default/one replaces the Machines of some of these nodes instead")
+
+			replaced := make(chan error, 1)
+			go func() { replaced <- m.replaces(t, worker, deployment, control, controlPlane) }()
+			output, code = runRotation(t, "stranger", "move-nodes", "--yes", "--image="+moveImage, "--home-kubeconfig="+home, "--rollout=default/one")
+			kit.Says(t, output, code, 0, "replaced      machinedeployments default/workers, 1 Machines", "kubeadmcontrolplanes default/control, 1 Machines",
+				"new hosts of a control plane need the trust file", "1 moved, 0 under way, 0 left", "machinedeployments: 1 of 1 Machines are replaced",
+				"kubeadmcontrolplanes: 1 of 1 Machines are replaced")
+			kit.NoError(t, <-replaced)
+			order, _ := m.order()
+			kit.Equal(t, "moved by a Pod", order, []string{"worker-2"})
+			output, code = runRotation(t, "stranger", "move-nodes", "--yes", "--image="+moveImage, "--home-kubeconfig="+home, "--rollout=default/none")
+			kit.Says(t, output, code, 0, "control-1", "worker-1")
+			m.isClean(t)
+		})
+	}
+}
+
+// replaces deletes each Machine once its owner has the field that begins a rollout.
+func (m *movable) replaces(t *testing.T, worker, deployment, control, controlPlane *unstructured.Unstructured) error {
+	for _, pair := range [][2]*unstructured.Unstructured{{worker, deployment}, {control, controlPlane}} {
+		err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*kit.Patience, true, func(ctx context.Context) (bool, error) {
+			if err := m.admin.Get(ctx, client.ObjectKeyFromObject(pair[1]), pair[1]); err != nil {
+				return false, err
+			}
+			if pair[1] == deployment {
+				if err := m.admin.Get(ctx, client.ObjectKeyFromObject(controlPlane), controlPlane); err != nil || begun(controlPlane) {
+					return false, fmt.Errorf("the control plane began before the workers were replaced: %w", err)
+				}
+			}
+			return begun(pair[1]), nil
+		})
+		if err := errors.Join(err, m.admin.Delete(t.Context(), pair[0])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// begun reports whether obj has the field that begins a rollout.
+func begun(obj *unstructured.Unstructured) bool {
+	before, _, _ := unstructured.NestedString(obj.Object, "spec", "rolloutAfter")
+	after, _, _ := unstructured.NestedString(obj.Object, "spec", "rollout", "after")
+	return before+after != ""
 }
