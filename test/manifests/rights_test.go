@@ -120,7 +120,7 @@ var questions = []question{
 	{"create", "authentication.k8s.io", "tokenreviews", "", "", everyone},
 	{"get", "", "/metrics", "", "", []string{"scraper"}},
 	{"get", "", "/logs", "", "", nil},
-	{"list", "", "nodes", "", "", []string{serving, identity, "operator"}},
+	{"list", "", "nodes", "", "", []string{serving, identity, "operator", "mover"}},
 	{"update", "", "nodes", "", "", nil},
 	{"list", "", "services", "", "", []string{serving}},
 	{"get", "", "services", "any", "any", []string{ruled}},
@@ -141,7 +141,13 @@ var questions = []question{
 
 	{"get", "", "serviceaccounts", "kube-system", "any", []string{identity, ruled}},
 	{"create", "", "serviceaccounts/token", "kube-system", "any", nil},
-	{"create", "", "pods", systemNamespace, "", nil},
+	{"create", "", "pods", systemNamespace, "", []string{"mover"}},
+	{"delete", "", "pods", systemNamespace, "any", nil},
+	{"create", "", "pods/exec", systemNamespace, "any", nil},
+	{"delete", "", "namespaces", "", "csr-move-nodes", []string{"mover"}},
+	{"delete", "", "namespaces", "", systemNamespace, nil},
+	{"patch", "admissionregistration.k8s.io", "validatingadmissionpolicies", "", "csr-move-nodes", []string{"mover"}},
+	{"patch", "admissionregistration.k8s.io", "validatingadmissionpolicybindings", "", "csr-rotation-spec", nil},
 	{"impersonate", "", "users", "", "system:admin", nil},
 	{"escalate", "rbac.authorization.k8s.io", "clusterroles", "", "", nil},
 	{"bind", "rbac.authorization.k8s.io", "clusterroles", "", rotator, nil},
@@ -164,7 +170,7 @@ func TestRights(t *testing.T) {
 	space := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "openshift-machine-api"}}
 	kit.NoError(t, admin.Create(t.Context(), space))
 	withRotation := ownIdentities(everyone, ledger)
-	maps.Copy(withRotation, map[string][]string{"operator": {"operator"}, "admin": {"admin"}, "view": {"view"}, "scraper": {"scraper"}})
+	maps.Copy(withRotation, map[string][]string{"operator": {"operator"}, "mover": {"mover"}, "admin": {"admin"}, "view": {"view"}, "scraper": {"scraper"}})
 	all := append(slices.Clone(three), leaseOf(common), caSecret)
 	components := slices.Sorted(maps.Keys(splitOwners))
 	withComponents := map[string][]string{account + common: append(all, components...), "joiner": {"joiner"}, "node": {"node"}, "stranger": nil}
@@ -188,7 +194,7 @@ func TestRights(t *testing.T) {
 		t.Run(step.what, func(t *testing.T) {
 			apply(t, step.objects)
 			for user, role := range map[string]string{
-				"operator": "csr-rotation-operator", "admin": "csr-signing-authorities-operate", "view": "csr-signing-authorities-view",
+				"operator": "csr-rotation-operator", "mover": "csr-node-mover", "admin": "csr-signing-authorities-operate", "view": "csr-signing-authorities-view",
 				"scraper": "csr-metrics-reader",
 			} {
 				if step.identities[user] != nil {
