@@ -300,6 +300,8 @@ func TestVersion1Roots(t *testing.T) {
 			t.Errorf("%s: %v, want %s", name, err, test.err)
 		}
 	}
+	_, err := must(ca.Load(v1, pkcs8(key), nil)).Renew(30*day, now) // it would be of version 3, and no CA
+	expect.True(t, errors.Is(err, ca.ErrNoChain), "renewed: %v", err)
 }
 
 // forest is a random set of CAs, at most four of a name, and a request.

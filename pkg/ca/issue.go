@@ -163,12 +163,12 @@ func newSerial() (*big.Int, error) {
 var extensions = map[string]bool{
 	"2.5.29.15":       true, // keyUsage
 	oidSubjectAltName: false,
-	"2.5.29.19":       true,  // basicConstraints
-	"2.5.29.35":       false, // authorityKeyIdentifier
+	"2.5.29.19":       true, // basicConstraints
+	oidAuthorityKeyID: false,
 	"2.5.29.37":       false, // extKeyUsage
 }
 
-const oidSubjectAltName = "2.5.29.17"
+const oidSubjectAltName, oidAuthorityKeyID = "2.5.29.17", "2.5.29.35"
 
 // LintError reports that Issue made a certificate that differs from the judged Request. Issue does not return this
 // certificate.

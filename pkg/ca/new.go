@@ -12,6 +12,7 @@ import (
 	"crypto/x509/pkix"
 	"encoding/pem"
 	"fmt"
+	"slices"
 	"time"
 	"unicode/utf8"
 )
@@ -86,6 +87,42 @@ func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte
 	keyPEM = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 	authority, err = Load(encode(der), keyPEM, nil)
 	return authority, keyPEM, err
+}
+
+// Renew returns the CA with a new self-signed certificate, valid from an hour before now, for lifetime from now on, or for
+// DefaultAuthorityLifetime if lifetime is zero. It has the key, the subject and the extensions of the present certificate, so
+// verifiers with one of the two accept what was signed with the other one. Renew fails if another CA has signed the present
+// certificate, or if the new one would not end later.
+func (a *Authority) Renew(lifetime time.Duration, now time.Time) (*Authority, error) {
+	old := a.cert
+	if !selfSigned(old) {
+		return nil, fmt.Errorf("only %q can renew the certificate %q, which it has signed", old.Issuer, old.Subject)
+	}
+	serial, err := newSerial()
+	if err != nil {
+		return nil, fmt.Errorf("make serial number: %w", err)
+	}
+	template := &x509.Certificate{ // CreateCertificate adds nothing to the extensions of a template without IsCA
+		SerialNumber: serial, RawSubject: old.RawSubject, NotBefore: now.Add(-time.Hour), NotAfter: now.Add(cmp.Or(lifetime, DefaultAuthorityLifetime)),
+		ExtraExtensions: slices.DeleteFunc(slices.Clone(old.Extensions), func(one pkix.Extension) bool {
+			return one.Id.String() == oidAuthorityKeyID // it may name the old serial number, and is optional (RFC 5280 section 4.2.1.1)
+		}),
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, old, a.key.Public(), a.key)
+	if err != nil {
+		return nil, fmt.Errorf("sign CA certificate: %w", err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("parse CA certificate: %w", err)
+	}
+	if !cert.NotAfter.After(old.NotAfter) {
+		return nil, fmt.Errorf("a certificate that is made now would end at %s, and the present one ends at %s: choose a longer lifetime",
+			cert.NotAfter.Format(time.RFC3339), old.NotAfter.Format(time.RFC3339))
+	}
+	given := []*x509.Certificate{cert}
+	paths, err := findPaths(a.key, given, given, nil) // verifies a leaf
+	return &Authority{cert: cert, key: a.key, paths: paths, chain: a.chain, given: given}, err
 }
 
 func newKey(algorithm Algorithm) (crypto.Signer, error) {
