@@ -122,7 +122,7 @@ func ParseRing(data map[string][]byte) (Ring, error) {
 }
 
 // WriteTo writes r to data, and keeps foreign keys. It removes a ca.crt in which the chain of TLS does not end,
-// because a reader without a guard would refuse the pair.
+// because a reader without a guard would refuse the pair, or the certificate from before a renewal, with which it would sign.
 func (r Ring) WriteTo(data map[string][]byte) error {
 	permit, err := json.Marshal(r.Permit)
 	if err != nil {
@@ -147,7 +147,10 @@ func (r Ring) WriteTo(data map[string][]byte) error {
 	data[corev1.TLSCertKey] = append([]byte{}, r.TLS.Cert...)
 	data[corev1.TLSPrivateKeyKey] = append([]byte{}, r.TLS.Key...)
 	if roots := data[rootsKey]; len(roots) > 0 {
-		if _, err := ca.Load(r.TLS.Cert, r.TLS.Key, roots); errors.Is(err, ca.ErrNoChain) {
+		anchored, err := ca.Load(r.TLS.Cert, r.TLS.Key, roots)
+		alone, _ := r.TLS.Load()
+		renewed := err == nil && alone != nil && alone.Certificate().NotAfter.After(anchored.Certificate().NotAfter)
+		if errors.Is(err, ca.ErrNoChain) || renewed {
 			delete(data, rootsKey)
 		}
 	}

@@ -234,6 +234,7 @@ func newLink(name string, parent *link) *link {
 func TestRootsComeAlong(t *testing.T) {
 	root, other := newLink("root", nil), newLink("other", nil)
 	below, self := newLink("below", root), newLink("below", nil) // the same key and name, and expires later
+	renewed := must(must(ca.Load(self.pem, self.keyPEM, nil)).Renew(3*time.Hour, now))
 	both := append(bytes.Clone(below.pem), root.pem...)
 	negative := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: bytes.Replace(root.cert.Raw, []byte{2, 1, 1}, []byte{2, 1, 0xff}, 1)})
 	broken := []byte("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
@@ -248,6 +249,7 @@ func TestRootsComeAlong(t *testing.T) {
 		"without its last newline": {below, bytes.TrimSpace(below.pem), root.pem, both, true, true},
 		"self-signed":              {other, other.pem, other.pem, other.pem, true, true},
 		"another for its key":      {below, below.pem, self.pem, below.pem, true, false},
+		"from before a renewal":    {&link{cert: renewed.Certificate(), keyPEM: self.keyPEM}, renewed.CertificatePEM(), self.pem, renewed.CertificatePEM(), false, true},
 		"of an earlier CA":         {other, other.pem, root.pem, other.pem, false, true},
 		"not its root":             {below, below.pem, other.pem, below.pem, false, false},
 		"with an unreadable one":   {below, below.pem, append(bytes.Clone(root.pem), negative...), slices.Concat(both, negative), true, true},
