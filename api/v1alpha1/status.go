@@ -50,6 +50,8 @@ const (
 	OperationAccept Operation = "accept"
 	// OperationAttest states that certificates that others have issued from the adopted CA are not in use.
 	OperationAttest Operation = "attest"
+	// OperationRenewCertificate gives the signing CA a certificate that ends later, with the same key.
+	OperationRenewCertificate Operation = "renew-certificate"
 )
 
 // OperationResult is what the manager did with a requested operation.
@@ -92,6 +94,10 @@ type SigningAuthorityStatus struct {
 	Signing *CAStatus `json:"signing,omitempty"`
 	// Candidate is the new CA that is not trusted everywhere yet.
 	Candidate *CAStatus `json:"candidate,omitempty"`
+	// Renewed is the signing CA with a certificate that ends later. It is published, and does not sign yet.
+	Renewed *CAStatus `json:"renewed,omitempty"`
+	// RenewedSeenAt is when the manager first saw that an API server publishes the renewed certificate.
+	RenewedSeenAt *metav1.Time `json:"renewedSeenAt,omitempty"`
 	// Retiring is the CA that signed before.
 	Retiring *CAStatus `json:"retiring,omitempty"`
 	// LastRetired is the CA that was removed last.
@@ -120,10 +126,15 @@ type SigningAuthorityStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// CAs returns the candidate, the signing CA and the retiring CA, without those that do not exist.
+// CAs returns the candidate, the renewed certificate, the signing CA and the retiring CA, without those that do not exist.
 func (s *SigningAuthorityStatus) CAs() []*CAStatus {
-	all := []*CAStatus{s.Candidate, s.Signing, s.Retiring}
+	all := []*CAStatus{s.Candidate, s.Renewed, s.Signing, s.Retiring}
 	return slices.DeleteFunc(all, func(authority *CAStatus) bool { return authority == nil })
+}
+
+// Renewing reports whether a renewed certificate is being made or published.
+func (s *SigningAuthorityStatus) Renewing() bool {
+	return s.Renewed != nil || s.Intent == "MakeRenewed"
 }
 
 // OperationStatus is a requested operation and its result.
@@ -157,6 +168,9 @@ type CAStatus struct {
 	Generation int64 `json:"generation"`
 	// NotAfter is when it expires.
 	NotAfter metav1.Time `json:"notAfter"`
+	// Earlier are the last eight certificates of its key that were renewed, the newest first. They are published until they expire.
+	// +kubebuilder:validation:MaxItems=8
+	Earlier []EarlierCertificate `json:"earlier,omitempty"`
 	// SignsSince is when it began to sign in this authority.
 	SignsSince *metav1.Time `json:"signsSince,omitempty"`
 	// AdoptedAt is when the manager found the CA, if it did not create it.
@@ -169,6 +183,14 @@ type CAStatus struct {
 	TrustConfirmedAt *metav1.Time `json:"trustConfirmedAt,omitempty"`
 	// OutstandingAcceptedAt is when the administrator accepted that its valid certificates stop working.
 	OutstandingAcceptedAt *metav1.Time `json:"outstandingAcceptedAt,omitempty"`
+}
+
+// EarlierCertificate is a certificate of a CA that was renewed.
+type EarlierCertificate struct {
+	// Certificate is the certificate in PEM.
+	Certificate string `json:"certificate"`
+	// NotAfter is when it expires.
+	NotAfter metav1.Time `json:"notAfter"`
 }
 
 // SameCA reports whether both have the same certificate. Nil is no CA.
@@ -191,7 +213,7 @@ func Allowed(phase Phase) []Operation {
 	case Prepared:
 		return []Operation{OperationComplete, OperationRollback, OperationAccept, OperationAttest}
 	case Completed:
-		return []Operation{OperationStart, OperationAttest}
+		return []Operation{OperationStart, OperationAttest, OperationRenewCertificate}
 	default:
 		return nil
 	}

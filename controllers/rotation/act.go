@@ -11,6 +11,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -78,6 +80,12 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 			return err
 		}
 		return r.publisher.Prune(ctx, cert)
+	case MakeRenewed:
+		renewed, err := o.signing.Renew(lifetimeOf(obj), o.Now)
+		if err != nil {
+			return err
+		}
+		made = keypair.Pair{Cert: renewed.CertificatePEM(), Key: o.ring.Signing.Key}
 	case MakeCandidate, TakeCandidate: // the ledger must know a CA before it is stored anywhere
 		var keyID string
 		if step.Action == TakeCandidate {
@@ -110,17 +118,18 @@ func (r *Reconciler) seal(ctx context.Context, obj *v1alpha1.SigningAuthority, n
 
 // createCA creates a CA as obj wants it.
 func createCA(obj *v1alpha1.SigningAuthority, now time.Time) (*ca.Authority, []byte, error) {
-	var lifetime time.Duration
-	if own := obj.Spec.CA.Duration; own != nil {
-		lifetime = own.Duration
-	}
 	// Each CA has a name of its own, so no verifier confuses two of them. A name has at most 64 letters (X.520).
 	suffix := fmt.Sprintf("-g%d-%d", obj.Status.Generation, now.Unix())
 	return ca.New(ca.NewOptions{
 		CommonName: obj.Name[:min(len(obj.Name), 64-len(suffix))] + suffix,
 		Algorithm:  ca.Algorithm(obj.Spec.CA.KeyAlgorithm),
-		Lifetime:   lifetime,
+		Lifetime:   lifetimeOf(obj),
 	}, now)
+}
+
+// lifetimeOf returns the lifetime of a CA of obj, or zero for the default.
+func lifetimeOf(obj *v1alpha1.SigningAuthority) time.Duration {
+	return ptr.Deref(obj.Spec.CA.Duration, metav1.Duration{}).Duration
 }
 
 // changeSecret is writeSecret, which it calls again if only the metadata of the Secret has changed since it was read. Other
@@ -136,7 +145,7 @@ func (r *Reconciler) changeSecret(
 }
 
 // writeSecret takes an action that changes the Secret, in one write. The write fails if the Secret has changed since it
-// was read. made is the key pair of MakeCandidate.
+// was read. made is the key pair of MakeCandidate or MakeRenewed.
 func (r *Reconciler) writeSecret(
 	ctx context.Context, obj *v1alpha1.SigningAuthority, read *observation, action Action, made keypair.Pair,
 ) error {
@@ -147,7 +156,7 @@ func (r *Reconciler) writeSecret(
 	if err := ring.WriteTo(changed.Data); err != nil {
 		return err
 	}
-	if !made.Empty() && changed.DeletionTimestamp == nil {
+	if action == MakeCandidate && changed.DeletionTimestamp == nil {
 		controllerutil.AddFinalizer(changed, keypair.Finalizer)
 	}
 	if changed.UID == "" {

@@ -1,7 +1,9 @@
 package rotation
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,6 +12,9 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 )
+
+// maxEarlier bounds CAStatus.Earlier. Any user who may request operations can renew a certificate again and again.
+const maxEarlier = 8
 
 // planCompleting removes the retiring CA:
 //  1. An operation is refused, a destroyed key is recorded, and an edited Secret stops the rotation.
@@ -24,7 +29,7 @@ func (p *planner) planCompleting() {
 	case p.answerOperation():
 	case p.facts.Secret.Retiring == nil && s.Intent == string(DestroyRetiring): // the key is destroyed
 		s.LastRetired, s.Retiring = s.Retiring, nil
-		s.LastRetired.Certificate, s.LastCompletedTime = "", p.now()
+		s.LastRetired.Certificate, s.LastRetired.Earlier, s.LastCompletedTime = "", nil, p.now()
 		p.enter(v1alpha1.Completed)
 	case p.checkSecret():
 	// A refusal proves nothing unless a certificate of the signing CA is accepted.
@@ -116,10 +121,12 @@ func (p *planner) refusalProvable() bool {
 // planCompleted waits until a rotation is requested, the administrator brings a CA, or spec.rotateAfter is over:
 //  1. The candidate of a rotation that was rolled back is dropped, and no other CA.
 //  2. An edited Secret stops the rotation.
-//  3. A CA that the administrator brings becomes the candidate.
-//  4. A requested operation is answered.
-//  5. A lost signing pair waits for the administrator.
-//  6. The Secret gets its permit, a due rotation starts, and the bundle is published.
+//  3. A renewed certificate is noted, which the manager makes or the administrator brings.
+//  4. A CA that the administrator brings becomes the candidate.
+//  5. A requested operation is answered.
+//  6. A lost signing pair waits for the administrator.
+//  7. The Secret gets its permit, a due rotation starts, and the bundle is published.
+//  8. A renewed certificate signs.
 func (p *planner) planCompleted() {
 	if p.candidateMissing() { // it is dropped
 		p.status.Candidate, p.status.Intent = nil, ""
@@ -127,9 +134,11 @@ func (p *planner) planCompleted() {
 	switch {
 	case p.status.Candidate != nil:
 		p.act(DropCandidate)
-	case p.checkSecret():
+	case p.renewed(), p.checkSecret(), p.noteRenewed():
 	case p.brought():
 		p.adopt()
+	case p.status.Intent == string(MakeRenewed) && p.facts.NotRenewable == nil:
+		p.act(MakeRenewed)
 	case p.answerOperation():
 	case p.signingMissing():
 		p.waitForSigningKey(fmt.Sprintf("run %s to create another CA, which signs as soon as it is trusted; certificates of "+
@@ -141,11 +150,63 @@ func (p *planner) planCompleted() {
 	case p.publishFirst():
 		p.status.Intent = ""
 		p.waitForNextCA()
+		if p.status.Renewed != nil {
+			p.proveRenewed()
+		}
+	}
+}
+
+// renewed records that the renewed certificate signs, and reports whether it does. All else that is known about the CA is
+// about its key, and stays.
+func (p *planner) renewed() bool {
+	s := p.status
+	if !v1alpha1.SameCA(p.facts.Secret.Signing, s.Renewed) {
+		return false
+	}
+	earlier := v1alpha1.EarlierCertificate{Certificate: s.Signing.Certificate, NotAfter: s.Signing.NotAfter}
+	s.Signing.Earlier = slices.Insert(s.Signing.Earlier, 0, earlier)
+	s.Signing.Earlier = s.Signing.Earlier[:min(len(s.Signing.Earlier), maxEarlier)]
+	s.Signing.Certificate, s.Signing.Fingerprint, s.Signing.NotAfter = s.Renewed.Certificate, s.Renewed.Fingerprint, s.Renewed.NotAfter
+	s.Renewed, s.RenewedSeenAt, s.Intent = nil, nil, ""
+	return true
+}
+
+// noteRenewed records the renewed certificate in the pair tls, and reports whether it is another one than before, or none.
+func (p *planner) noteRenewed() bool {
+	var found *v1alpha1.CAStatus
+	if p.facts.Secret.Renews && p.refuseTLS() == nil {
+		found = p.facts.Secret.TLS.DeepCopy()
+		found.Generation = p.status.Signing.Generation
+	}
+	if found == p.status.Renewed || v1alpha1.SameCA(found, p.status.Renewed) { // the former if both are nil
+		return false
+	}
+	p.status.Renewed, p.status.RenewedSeenAt, p.status.Intent = found, nil, ""
+	return true
+}
+
+// proveRenewed waits until API servers publish the renewed certificate, and then signs with it. A probe could not show that
+// they trust it: until the present certificate expires, they accept the same certificates with either.
+func (p *planner) proveRenewed() {
+	s, why, asked := p.status, p.facts.Secret.Unfit[p.status.Renewed.Fingerprint], asksAPIServers(p.spec.Signers)
+	s.RenewedSeenAt = cmp.Or(s.RenewedSeenAt, p.now())
+	settled := s.RenewedSeenAt.Add(p.facts.SettleFor)
+	switch {
+	case why != nil:
+		p.wait("the renewed certificate cannot sign: %v", why)
+	case asked && !p.facts.RenewedSeen:
+		s.RenewedSeenAt = nil
+		p.wait("no API server publishes the renewed certificate in ConfigMap kube-system/extension-apiserver-authentication: check the " +
+			"client CA files")
+	case asked && settled.After(p.facts.Now):
+		p.wait("API servers must publish the renewed certificate until %s", settled.UTC().Format(time.RFC3339))
+	default:
+		p.act(TakeRenewed)
 	}
 }
 
 // rotationDue reports whether the signing CA has signed for spec.rotateAfter, which is an hour at least.
 func (p *planner) rotationDue() bool {
-	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil &&
+	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil && !p.status.Renewing() &&
 		p.facts.Now.Sub(p.status.Signing.SignsSince.Time) >= max(p.spec.RotateAfter.Duration, time.Hour)
 }

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/sha256"
@@ -119,22 +120,39 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 			o.Secret.Unusable[name] = err
 			return nil, nil
 		}
+		status := factsOf(authority)
 		if err := authority.Usable(o.Now); err != nil {
-			o.Secret.Unfit[authority.KeyID()] = err
+			o.Secret.Unfit[status.Fingerprint] = err
 		}
-		return authority, factsOf(authority)
+		return authority, status
 	}
 	o.object, o.ring = object, ring
-	_, o.Secret.TLS = load(tlsPair, ring.TLS)
+	tls, status := load(tlsPair, ring.TLS)
+	o.Secret.TLS = status
 	o.signing, o.Secret.Signing = load(signingPair, ring.Signing)
 	o.candidate, o.Secret.Candidate = load(candidatePair, ring.Candidate)
 	o.retiring, o.Secret.Retiring = load(retiringPair, ring.Retiring)
+	o.Secret.Renews = obj.Status.Phase == v1alpha1.Completed && renews(tls, o.signing)
+	o.NotRenewable = errors.New("the key of the signing CA is missing from the Secret")
+	if asked := o.Operation == v1alpha1.OperationRenewCertificate || obj.Status.Intent == string(MakeRenewed); asked && o.signing != nil {
+		_, o.NotRenewable = o.signing.Renew(lifetimeOf(obj), o.Now)
+	}
 	if proven := ring.Permit.KeyID; proven == "" || o.signing != nil && o.signing.KeyID() == proven {
 		o.Secret.PermittedSigners = ring.Permit.Signers
 	}
 	permit := editSecret(o, Permit, keypair.Pair{}, r.permit(obj, Permit)).Permit
 	o.Permitted = ring.Signing.Empty() || ring.Permit.Equal(permit)
 	return nil
+}
+
+// renews reports whether authority is old with a certificate that ends later. A verifier with one of the two accepts what was
+// signed with the other one (crypto/x509 ignores the subject key identifier, and OpenSSL does not).
+func renews(authority, old *ca.Authority) bool {
+	if authority == nil || old == nil {
+		return false
+	}
+	cert, before := authority.Certificate(), old.Certificate()
+	return trust.SameCA(cert, before) && bytes.Equal(cert.SubjectKeyId, before.SubjectKeyId) && cert.NotAfter.After(before.NotAfter)
 }
 
 // factsOf returns the fields of authority that follow from its certificate.
@@ -292,22 +310,24 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	return nil
 }
 
-// readClientCAs reads whether extension-apiserver-authentication, which aggregated API servers read, holds the retiring CA
-// after it has left the trust bundle, and CAs above it. A self-signed CA has no CA above it.
+// readClientCAs reads whether extension-apiserver-authentication, which aggregated API servers read, holds the renewed
+// certificate, the retiring CA after it has left the trust bundle, and CAs above it. A self-signed CA has no CA above it.
 func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
-	if obj.Status.Retiring == nil || !askedToRefuse(obj.Spec.Signers, obj.Status.Retiring, o.facts) {
+	authority := cmp.Or(obj.Status.Renewed, obj.Status.Retiring) // never both
+	if authority == nil || !askedToRefuse(obj.Spec.Signers, authority, o.facts) {
 		return nil
 	}
 	var chain []*x509.Certificate
-	cert, err := certificateOf(obj.Status.Retiring)
+	cert, err := certificateOf(authority)
 	if err == nil && o.retiring != nil {
 		chain, err = ca.ParseCertificates(o.retiring.AppendedPEM(o.Now))
 	}
-	if err != nil || obj.Status.UnpublishedAt == nil && len(chain) == 0 {
+	if err != nil || obj.Status.Renewed == nil && obj.Status.UnpublishedAt == nil && len(chain) == 0 {
 		return err
 	}
 	_, trusted, err := r.publisher.ClientCAs(ctx)
 	o.Kept = slices.ContainsFunc(trusted, func(one *x509.Certificate) bool { return trust.SameCA(one, cert) })
+	o.RenewedSeen = obj.Status.Renewed != nil && slices.ContainsFunc(trusted, cert.Equal)
 	if len(chain) > 0 {
 		for _, one := range trust.Above(trusted, chain, o.Now) {
 			o.Above = append(o.Above, fmt.Sprintf("%q", one.Subject.String()))

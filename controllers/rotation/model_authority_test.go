@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/ecdsa"
@@ -169,7 +170,7 @@ func (a *authority) issue(cert *certificate) {
 	if signing := a.status().Signing; signing != nil && cert.ca != signing.Certificate {
 		a.saw("issued by what does not sign any more")
 	}
-	if published := a.published(); !slices.Contains(published, cert.ca) && !a.excuses(cert) {
+	if published := a.published(); a.accepted(cert.ca, published) == 0 && !a.excuses(cert) {
 		a.fail("a certificate is issued by %s, and %v is published", cert.ca, published)
 	}
 	cert.request = a.requestOf(cert)
@@ -285,6 +286,9 @@ func (a *authority) turned(before, after keypair.Ring) {
 			a.fail("a CA is made at %s that is valid from %s until %s", a.now(), made.NotBefore, made.NotAfter)
 		}
 	}
+	if made := string(after.TLS.Cert); action == MakeRenewed && made != string(before.TLS.Cert) && !renews(a.cas[made].authority, a.cas[string(before.Signing.Cert)].authority) {
+		a.fail("%s does not renew %s", made, before.Signing.Cert)
+	}
 	a.checkAct(action, before)
 	a.checkTurn(action, before, after)
 	if len(a.backups) < 40 {
@@ -392,14 +396,14 @@ func (a *authority) fail(format string, args ...any) {
 
 // excuses reports whether the owner has allowed the certificate to break.
 func (a *authority) excuses(cert *certificate) bool {
-	if a.excused[cert.ca] {
+	if a.excused[a.key(cert.ca)] {
 		return true
 	}
 	// A known weakness: the acceptance also covers certificates that a late signer issues after it, before the account is closed.
-	if at, accepted := a.acceptedAt[cert.ca]; accepted && !cert.at.Before(at) {
+	if at, accepted := a.acceptedAt[a.key(cert.ca)]; accepted && !cert.at.Before(at) {
 		return true
 	}
-	return slices.ContainsFunc(a.named[cert.ca], func(part v1alpha1.Outstanding) bool {
+	return slices.ContainsFunc(a.named[a.key(cert.ca)], func(part v1alpha1.Outstanding) bool {
 		signer := part.Signer == cert.signer || part.Signer == "" || part.Signer == anySigner
 		return signer && !cert.notAfter.After(part.Until.Time)
 	})
@@ -408,8 +412,8 @@ func (a *authority) excuses(cert *certificate) bool {
 // early reports whether the CA of the certificate does not sign here yet.
 func (a *authority) early(cert *certificate) bool {
 	s := a.status()
-	retires := s.Retiring != nil && s.Retiring.Certificate == cert.ca
-	return s.Signing == nil || cert.request == nil && s.Signing.Certificate != cert.ca && !retires
+	retires := s.Retiring != nil && s.Retiring.KeyID == a.key(cert.ca)
+	return s.Signing == nil || cert.request == nil && s.Signing.KeyID != a.key(cert.ca) && !retires
 }
 
 // promised records the owner's promises in the stored status.
@@ -418,8 +422,8 @@ func (a *authority) promised(was, is *v1alpha1.SigningAuthorityStatus) {
 		return s.Retiring != nil && s.Retiring.OutstandingAcceptedAt != nil
 	}
 	if accepted(is) && was.Retiring != nil && !accepted(was) {
-		a.named[is.Retiring.Certificate] = is.Outstanding
-		a.acceptedAt[is.Retiring.Certificate] = a.now()
+		a.named[is.Retiring.KeyID] = is.Outstanding
+		a.acceptedAt[is.Retiring.KeyID] = a.now()
 		a.saw("what is outstanding is accepted")
 		if len(is.Outstanding) > 0 {
 			a.saw("something is outstanding that is accepted")
@@ -449,11 +453,11 @@ func (a *authority) excuseUnknown(s *v1alpha1.SigningAuthorityStatus) {
 	for _, signer := range a.signers { // signers keep the CA that they have loaded
 		lost = append(lost, string(signer.view.Signing.Cert))
 	}
-	known := func(authority *v1alpha1.CAStatus, cert string) bool {
-		return authority != nil && authority.Certificate == cert
+	known := func(authority *v1alpha1.CAStatus, cert string) bool { // a renewed certificate stands for an earlier one
+		return authority != nil && authority.KeyID == a.key(cert) && !a.cas[cert].authority.Certificate().NotAfter.After(authority.NotAfter.Time)
 	}
 	for _, cert := range lost {
-		a.excused[cert] = a.excused[cert] || cert != "" && !known(s.Signing, cert) && !known(s.Retiring, cert)
+		a.excused[a.key(cert)] = a.excused[a.key(cert)] || cert != "" && !known(s.Signing, cert) && !known(s.Retiring, cert)
 	}
 }
 
@@ -461,7 +465,7 @@ func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 	for _, authority := range publishedCAs(is) {
 		cert := authority.Certificate
 		before := slices.ContainsFunc(publishedCAs(was), func(other *v1alpha1.CAStatus) bool { return other.Certificate == cert })
-		if a.left[cert] && was.Phase != v1alpha1.New && !before {
+		if a.left[a.key(cert)] && was.Phase != v1alpha1.New && !before {
 			a.fail("%s, which has retired here, is to be trusted again", cert)
 		}
 	}
@@ -470,7 +474,7 @@ func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 	}
 	a.saw("a CA is unpublished")
 	for _, cert := range a.issued {
-		if cert.ca == is.Retiring.Certificate && cert.notAfter.After(a.now()) && !a.excuses(cert) {
+		if a.key(cert.ca) == is.Retiring.KeyID && cert.notAfter.After(a.now()) && !a.excuses(cert) {
 			a.fail("completed with a certificate of %s that lives until %s", cert.ca, cert.notAfter)
 		}
 	}
@@ -481,7 +485,7 @@ func (a *authority) checkStatus(was, is *v1alpha1.SigningAuthorityStatus) {
 
 // checkReserve checks that no late signer can still issue with an unpublished CA.
 func (a *authority) checkReserve(s *signer, retiring *v1alpha1.CAStatus) {
-	if string(s.view.Signing.Cert) != retiring.Certificate {
+	if a.key(string(s.view.Signing.Cert)) != retiring.KeyID {
 		return
 	}
 	account, _ := a.account(retiring.Certificate)
@@ -503,11 +507,18 @@ func (a *authority) checkAct(action Action, before keypair.Ring) {
 	case Switch:
 		cert := string(before.Candidate.Cert)
 		a.checkTrusted(cert, action)
-		a.proven[cert] = append(a.proven[cert], a.spec().Signers...)
+		a.proven[a.key(cert)] = append(a.proven[a.key(cert)], a.spec().Signers...)
 	case SwapBack:
 		cert := string(before.Retiring.Cert)
 		a.checkTrusted(cert, action)
-		a.proven[cert] = append(a.proven[cert], slices.DeleteFunc(slices.Clone(a.spec().Signers), forServers)...)
+		a.proven[a.key(cert)] = append(a.proven[a.key(cert)], slices.DeleteFunc(slices.Clone(a.spec().Signers), forServers)...)
+	case TakeRenewed:
+		cert := string(before.TLS.Cert)
+		renewed, old := a.cas[cert].authority, a.cas[string(before.Signing.Cert)].authority
+		seen := !slices.ContainsFunc(a.spec().Signers, forClients) || slices.Contains(a.kept(), cert)
+		if !renews(renewed, old) || renewed.Usable(a.now()) != nil || !slices.Contains(a.published(), cert) || !seen {
+			a.fail("%s of %s by %s", action, before.Signing.Cert, cert)
+		}
 	case DestroyRetiring:
 		a.checkRefused(string(before.Retiring.Cert))
 	}
@@ -515,7 +526,7 @@ func (a *authority) checkAct(action Action, before keypair.Ring) {
 
 func (a *authority) checkTrusted(cert string, action Action) {
 	// A statement of the owner about the CA in another authority counts here too.
-	excused := slices.ContainsFunc(a.authorities, func(other *authority) bool { return other.excused[cert] })
+	excused := slices.ContainsFunc(a.authorities, func(other *authority) bool { return other.excused[a.key(cert)] })
 	switch err := a.cas[cert].authority.Usable(a.now()); {
 	case err != nil:
 		a.fail("%s to %s, which signs nothing: %v", action, cert, err)
@@ -523,7 +534,7 @@ func (a *authority) checkTrusted(cert string, action Action) {
 		a.fail("%s to %s, which not every API server trusts", action, cert)
 	case a.sealed(cert):
 		a.fail("%s to %s, for which the ledger is closed", action, cert)
-	case a.left[cert]:
+	case a.left[a.key(cert)]:
 		a.fail("%s to %s, which has retired here", action, cert)
 	case !slices.ContainsFunc(a.spec().Signers, forServers) || excused:
 	case a.accepted(cert, a.verifiers...) != len(a.verifiers):
@@ -538,7 +549,7 @@ func (a *authority) checkRefused(cert string) {
 	}
 	account, _ := a.account(cert)
 	if account.Sealed { // otherwise the account was lost after it was closed
-		a.left[cert] = true
+		a.left[a.key(cert)] = true
 	}
 	for _, other := range a.authorities {
 		if other != a && slices.Contains(other.published(), cert) {
@@ -566,8 +577,13 @@ func (a *authority) checkTurn(action Action, before, after keypair.Ring) {
 	if lost := before.TLS; !lost.Empty() && !has(after, lost) && !rolledBack {
 		a.fail("%s drops what its owner has brought, %s", action, lost.Cert)
 	}
+	hasKey := func(ring keypair.Ring, pair keypair.Pair) bool {
+		return slices.ContainsFunc([]keypair.Pair{ring.TLS, ring.Signing, ring.Candidate, ring.Retiring}, func(one keypair.Pair) bool {
+			return bytes.Equal(one.Key, pair.Key)
+		})
+	}
 	for _, pair := range []keypair.Pair{before.Signing, before.Candidate, before.Retiring} {
-		if pair.Empty() || has(after, pair) {
+		if pair.Empty() || hasKey(after, pair) {
 			continue
 		}
 		signing := s.Signing != nil && string(pair.Cert) == s.Signing.Certificate
@@ -597,7 +613,7 @@ func (a *authority) stopped(part string) bool {
 
 // mayPermit reports whether the CA may sign for signers: the proven ones, and those with the same verifiers.
 func (a *authority) mayPermit(cert string, signers []string) bool {
-	proven := a.proven[cert]
+	proven := a.proven[a.key(cert)]
 	if len(signers) < len(a.spec().Signers) {
 		a.saw("what signs is not for all")
 	}
@@ -616,7 +632,7 @@ func (c *cluster) broken() error {
 		published := a.published()
 		for _, cert := range a.issued {
 			lives := cert.notAfter.After(c.now()) && c.alive(cert.ca)
-			if lives && !slices.Contains(published, cert.ca) && !a.excuses(cert) && !a.early(cert) {
+			if lives && c.accepted(cert.ca, published) == 0 && !a.excuses(cert) && !a.early(cert) {
 				return fmt.Errorf("a certificate of %s for %q lives until %s, and is not published: %s",
 					cert.ca, cert.signer, cert.notAfter.Format(time.RFC3339), a)
 			}

@@ -86,7 +86,7 @@ type cluster struct {
 	// trusts. also holds the CAs that the owner gave to the verifiers by hand.
 	servers, verifiers [][]string
 	also               []string
-	// proven holds, by CA, the signers whose verifiers trusted the CA when it began to sign. destroyed holds the CAs
+	// proven holds, by key ID, the signers whose verifiers trusted the CA when it began to sign. destroyed holds the CAs
 	// whose last key is destroyed.
 	proven    map[string][]string
 	destroyed map[string]bool
@@ -391,14 +391,23 @@ func certificatesIn(bundle string) []string {
 // verifier makes one verifier of serving certificates read its bundle.
 func (c *cluster) verifier(i int) { c.verifiers[i] = slices.Concat(c.bundles(forServers), c.also) }
 
-// accepted returns how many of verifiers accept a certificate of the CA.
+// accepted returns how many of verifiers accept a certificate of the CA: those with a certificate of its key.
 func (c *cluster) accepted(cert string, verifiers ...[]string) (n int) {
+	usable := func(cert string) bool { return c.cas[cert] != nil && c.cas[cert].authority.Usable(c.now()) == nil }
 	for _, trusted := range verifiers {
-		if slices.Contains(trusted, cert) && c.cas[cert] != nil && c.cas[cert].authority.Usable(c.now()) == nil {
+		if usable(cert) && slices.ContainsFunc(trusted, func(one string) bool { return usable(one) && c.key(one) == c.key(cert) }) {
 			n++
 		}
 	}
 	return n
+}
+
+// key returns the key ID of the CA of cert, or "" if it is unknown.
+func (c *cluster) key(cert string) string {
+	if known := c.cas[cert]; known != nil {
+		return known.authority.KeyID()
+	}
+	return ""
 }
 
 func (c *cluster) allFollow() {

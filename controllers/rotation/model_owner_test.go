@@ -1,6 +1,8 @@
 package rotation
 
 import (
+	"bytes"
+	"cmp"
 	"maps"
 	"regexp"
 	"slices"
@@ -9,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -18,7 +21,7 @@ import (
 
 var operations = []v1alpha1.Operation{
 	v1alpha1.OperationStart, v1alpha1.OperationComplete, v1alpha1.OperationRollback, v1alpha1.OperationConfirm,
-	v1alpha1.OperationAttest, v1alpha1.OperationAccept, "nonsense",
+	v1alpha1.OperationAttest, v1alpha1.OperationAccept, v1alpha1.OperationRenewCertificate, "nonsense",
 }
 
 // likely lists the operations that an owner requests most often, by phase.
@@ -28,7 +31,7 @@ var likely = map[v1alpha1.Phase][]v1alpha1.Operation{
 		v1alpha1.OperationComplete, v1alpha1.OperationComplete, v1alpha1.OperationRollback,
 		v1alpha1.OperationAccept,
 	},
-	v1alpha1.Completed: {v1alpha1.OperationStart},
+	v1alpha1.Completed: {v1alpha1.OperationStart, v1alpha1.OperationStart, v1alpha1.OperationRenewCertificate},
 }
 
 // asks makes the owner request an operation. Most of the owner's statements are true.
@@ -51,7 +54,7 @@ func (a *authority) asks() {
 			return
 		}
 		a.saw("its owner lies of those who can't be asked")
-		a.excused[authority.Certificate] = true
+		a.excused[authority.KeyID] = true
 	case v1alpha1.OperationAttest:
 		left := a.adoptedAndLeft()
 		if len(left) > 0 && !lies {
@@ -59,7 +62,7 @@ func (a *authority) asks() {
 		}
 		for _, cert := range left {
 			a.saw("its owner lies of what others have issued")
-			a.excused[cert] = true
+			a.excused[a.key(cert)] = true
 		}
 	}
 	a.want(operation)
@@ -74,7 +77,7 @@ func (a *authority) adoptedAndLeft() []string {
 			certs = append(certs, cert.ca)
 		}
 		for _, authority := range []*v1alpha1.CAStatus{s.Candidate, s.Signing, s.Retiring} {
-			adopted := authority != nil && authority.AdoptedAt != nil && cert.ca == authority.Certificate
+			adopted := authority != nil && authority.AdoptedAt != nil && a.key(cert.ca) == authority.KeyID
 			if adopted && !cert.at.After(authority.AdoptedAt.Time) {
 				certs = append(certs, cert.ca)
 			}
@@ -86,7 +89,7 @@ func (a *authority) adoptedAndLeft() []string {
 // brings makes the owner write to tls.crt and tls.key.
 func (a *authority) brings() {
 	what, pair := "nothing", keypair.Pair{}
-	switch a.random.IntN(8) {
+	switch a.random.IntN(9) {
 	case 0, 1:
 		from := a.now()
 		if a.chance(4) {
@@ -99,7 +102,7 @@ func (a *authority) brings() {
 		}
 	case 2, 3:
 		if left := slices.Sorted(maps.Keys(a.left)); len(left) > 0 {
-			what, pair = "a CA that has retired", a.cas[left[a.random.IntN(len(left))]].pair
+			what, pair = "a CA that has retired", a.cas[a.withKey(left[a.random.IntN(len(left))])].pair
 		}
 	case 4:
 		if len(a.names) > 0 {
@@ -109,6 +112,13 @@ func (a *authority) brings() {
 		what, pair = "what signs", a.ring().Signing
 	case 6:
 		what, pair = "the candidate", a.ring().Candidate
+	case 7:
+		if signing := a.ring().Signing; a.alive(string(signing.Cert)) {
+			authority := a.cas[string(signing.Cert)].authority
+			made, err := authority.Renew(authority.Certificate().NotAfter.Sub(a.now())+a.span(day, 100*day), a.now())
+			utilruntime.Must(err)
+			what, pair = "a renewed certificate", keypair.Pair{Cert: made.CertificatePEM(), Key: signing.Key}
+		}
 	default:
 		if a.chance(2) {
 			what, pair = "garbage", garbage
@@ -123,7 +133,7 @@ func (a *authority) brings() {
 // comesBack records that destroyed keys exist again.
 func (a *authority) comesBack(pairs ...keypair.Pair) {
 	for _, pair := range pairs {
-		delete(a.destroyed, string(pair.Cert))
+		maps.DeleteFunc(a.destroyed, func(cert string, _ bool) bool { return bytes.Equal(a.cas[cert].pair.Key, pair.Key) })
 	}
 }
 
@@ -207,6 +217,7 @@ func (a *authority) waitsFor(reason string) bool {
 var (
 	copyPair   = regexp.MustCompile(`^copy (\w+)\.crt and \w+\.key to (\w+)\.crt and`)
 	emptyPair  = regexp.MustCompile(`^(?:remove|correct) (\w+)\.crt and`)
+	putCert    = regexp.MustCompile(`^put status\.(\w+)\.certificate of the SigningAuthority into \w+\.crt of the Secret, and the key of (\w+)\.key into`)
 	putBackCA  = regexp.MustCompile(`^put the CA (\w+) back into (\w+)\.crt and \w+\.key of the Secret, from a backup`)
 	pairsByKey = func(ring *keypair.Ring) map[string]*keypair.Pair {
 		return map[string]*keypair.Pair{
@@ -225,12 +236,16 @@ func (a *authority) repairs() bool {
 			*to[found[2]] = *from[found[1]]
 			a.saw("a pair is copied back")
 		}
+		if found := putCert.FindStringSubmatch(text); found != nil {
+			*to[found[1]] = keypair.Pair{Cert: []byte(a.statusOf(found[1]).Certificate), Key: from[found[2]].Key}
+			a.saw("a renewed certificate is put back")
+		}
 		if found := emptyPair.FindStringSubmatch(text); found != nil {
 			*to[found[1]] = keypair.Pair{}
 			a.saw("an edit is removed")
 		}
 		if found := putBackCA.FindStringSubmatch(text); found != nil {
-			if cert := a.withKey(found[1]); found[2] != "candidate" || a.alive(cert) {
+			if cert := a.statusOf(found[2]).Certificate; found[2] != "candidate" || a.alive(cert) {
 				*to[found[2]] = a.cas[cert].pair
 				a.saw("a " + found[2] + " pair is put back")
 			}
@@ -240,8 +255,8 @@ func (a *authority) repairs() bool {
 	case s.Phase == v1alpha1.New && a.waitsFor("replace the CA in signing.crt"):
 		noSigning(&ring)
 	case a.waitsFor("from the Secret: it is a CA of SigningAuthority"): // the status was lost, and another authority took it
-		a.excused[string(ring.Signing.Cert)] = true
-		a.excused[string(ring.Candidate.Cert)] = true
+		a.excused[a.key(string(ring.Signing.Cert))] = true
+		a.excused[a.key(string(ring.Candidate.Cert))] = true
 		noSigning(&ring)
 		noCandidate(&ring)
 	case a.waitsFor("put another CA into tls.crt"), a.waitsFor("put a usable CA into"):
@@ -255,7 +270,13 @@ func (a *authority) repairs() bool {
 	return true
 }
 
-// withKey returns the certificate of the CA with that key ID.
+// statusOf returns the CA that the pair of that name must hold.
+func (a *authority) statusOf(pair string) *v1alpha1.CAStatus {
+	s := a.status()
+	return map[string]*v1alpha1.CAStatus{"signing": s.Signing, "candidate": s.Candidate, "retiring": s.Retiring}[pair]
+}
+
+// withKey returns the first certificate of the CA with that key ID.
 func (a *authority) withKey(keyID string) string {
 	at := slices.IndexFunc(a.names, func(cert string) bool { return a.cas[cert].authority.KeyID() == keyID })
 	return a.names[at]
@@ -285,7 +306,7 @@ func (a *authority) helps() bool {
 		a.want(v1alpha1.OperationRollback)
 	case a.waitsFor("is not valid before"):
 		a.saw("a candidate becomes valid")
-		a.pass(a.cas[s.Candidate.Certificate].authority.Certificate().NotBefore.Sub(a.now()) + time.Second)
+		a.pass(a.cas[cmp.Or(s.Candidate, s.Renewed).Certificate].authority.Certificate().NotBefore.Sub(a.now()) + time.Second)
 	case a.waitsFor("because they cannot be probed"):
 		a.want(v1alpha1.OperationConfirm)
 	default:

@@ -16,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -75,6 +76,7 @@ func TestRandomLives(t *testing.T) {
 var often = map[string]int{
 	"phase Preparing": 1500, "phase Prepared": 800, "phase Completing": 300, "phase Completed": 400,
 	string(MakeCandidate): 125, string(TakeCandidate): 20, string(DropCandidate): 7,
+	string(MakeRenewed): 40, string(TakeRenewed): 40, "its owner brings a renewed certificate": 5, "a renewed certificate is put back": 1,
 	string(Publish): 250, string(Switch): 125, "stopped": 20, string(SwapBack): 10,
 	string(Open): 9, string(Permit): 4, string(Seal): 90, string(Prune): 50, string(DestroyRetiring): 90,
 	"issued by what does not sign any more": 90, "not covered": 15, "a CA is unpublished": 90,
@@ -115,6 +117,11 @@ func TestDeathAtEveryWrite(t *testing.T) {
 		ask(v1alpha1.OperationRollback, v1alpha1.Prepared)
 		c.pass(72 * time.Hour)
 		ask(v1alpha1.OperationComplete, v1alpha1.Completed)
+		before := a.status().Signing
+		ask(v1alpha1.OperationRenewCertificate, v1alpha1.Completed)
+		if now := a.status().Signing; now.KeyID != before.KeyID || !now.NotAfter.After(before.NotAfter.Time) || len(a.published()) != 2 {
+			t.Errorf("death at write %d: no renewed certificate signs: %s", dies, c.failure(nil))
+		}
 		ask(v1alpha1.OperationStart, v1alpha1.Prepared)
 		ask(v1alpha1.OperationComplete, v1alpha1.Completed)
 		ring, clean := a.ring(), len(a.refused)+len(a.stops) == 0 && len(a.published()) == 1
@@ -456,12 +463,29 @@ func (c *cluster) rest() error {
 	return fmt.Errorf("never done: %v", c.authorities)
 }
 
-// rotate finishes the rotation under way, and runs a complete one.
+// renew renews the certificate of the signing CA.
+func (a *authority) renew() error {
+	before := a.status().Signing
+	a.change(func(obj *v1alpha1.SigningAuthority) { obj.Spec.CA.Duration = &metav1.Duration{Duration: 20000 * day} })
+	if err := a.obeys(v1alpha1.OperationRenewCertificate, v1alpha1.Completed); err != nil {
+		return err
+	}
+	a.change(func(obj *v1alpha1.SigningAuthority) { obj.Spec.CA.Duration = nil })
+	if now := a.status().Signing; now.KeyID != before.KeyID || !now.NotAfter.After(before.NotAfter.Time) {
+		return fmt.Errorf("no renewed certificate signs: refused %q", a.refused)
+	}
+	return nil
+}
+
+// rotate finishes the rotation under way, renews the certificate, and runs a complete rotation.
 func (a *authority) rotate() error {
 	if a.status().Phase == v1alpha1.Prepared {
 		if err := a.complete(); err != nil {
 			return err
 		}
+	}
+	if err := a.renew(); err != nil {
+		return err
 	}
 	if err := a.obeys(v1alpha1.OperationStart, v1alpha1.Prepared); err != nil {
 		return err

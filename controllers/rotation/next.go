@@ -31,6 +31,10 @@ const (
 	TakeCandidate Action = "TakeCandidate"
 	// DropCandidate destroys the candidate.
 	DropCandidate Action = "DropCandidate"
+	// MakeRenewed puts a renewed certificate of the signing CA into tls.crt, where an administrator would put it.
+	MakeRenewed Action = "MakeRenewed"
+	// TakeRenewed makes the renewed certificate of tls.crt sign, in one write.
+	TakeRenewed Action = "TakeRenewed"
 	// Publish publishes the CAs of publishedCAs and no other.
 	Publish Action = "Publish"
 	// Switch makes the candidate sign and the signing CA retire, in one write.
@@ -83,6 +87,11 @@ type facts struct {
 	Published   bool
 	Unpublished []string
 
+	// NotRenewable is why the manager cannot renew the certificate of the signing CA. It is read if that is requested.
+	NotRenewable error
+	// RenewedSeen reports whether extension-apiserver-authentication holds the renewed certificate.
+	RenewedSeen bool
+
 	// SettleFor is how long verifiers must give the same answer.
 	SettleFor time.Duration
 	// Candidate, Signing and RetiringTrusted prove that API servers trust that CA, RetiringRefused that they refuse it.
@@ -111,11 +120,13 @@ func (f *facts) lost(authority *v1alpha1.CAStatus) bool {
 // from their certificates.
 type secretFacts struct {
 	TLS, Signing, Candidate, Retiring *v1alpha1.CAStatus
+	// Renews reports whether TLS may renew the certificate of the signing CA.
+	Renews bool
 	// PermittedSigners are the signers that the signing CA may sign for now.
 	PermittedSigners []string
 	// Unusable has why the content of a pair is no CA.
 	Unusable map[pairName]error
-	// Unfit has, by key ID, why a CA would sign nothing now, for example because it is not valid yet.
+	// Unfit has, by fingerprint, why a CA would sign nothing now, for example because it is not valid yet.
 	Unfit map[string]error
 }
 
@@ -123,6 +134,9 @@ type secretFacts struct {
 func next(spec *v1alpha1.SigningAuthoritySpec, status *v1alpha1.SigningAuthorityStatus, facts facts) step {
 	p := &planner{spec: spec, status: status.DeepCopy(), facts: facts}
 	p.status.WaitingFor = nil
+	for _, authority := range p.status.CAs() {
+		authority.Earlier = slices.DeleteFunc(authority.Earlier, func(one v1alpha1.EarlierCertificate) bool { return !one.NotAfter.After(facts.Now) })
+	}
 	p.plan()
 	if p.wrongTLS != "" {
 		p.status.WaitingFor = slices.Insert(p.status.WaitingFor, 0, p.wrongTLS)
@@ -233,6 +247,14 @@ func (p *planner) answerOperation() bool {
 		return false
 	case !slices.Contains(v1alpha1.Allowed(phase), operation):
 		p.refuseOperation("the phase is %s", cmp.Or(phase, "New"))
+	case p.status.Renewing() && operation != v1alpha1.OperationAttest:
+		p.refuseOperation("a renewed certificate is being published: wait until it signs, or drop it: copy signing.crt and signing.key to " +
+			"tls.crt and tls.key of the Secret")
+	case operation == v1alpha1.OperationRenewCertificate && p.facts.NotRenewable != nil:
+		p.refuseOperation("%v", p.facts.NotRenewable)
+	case operation == v1alpha1.OperationRenewCertificate:
+		p.acceptOperation()
+		p.act(MakeRenewed)
 	case operation == v1alpha1.OperationStart:
 		p.acceptOperation()
 		p.start()
@@ -272,6 +294,7 @@ func (p *planner) attest() {
 func (p *planner) enter(phase v1alpha1.Phase) {
 	s := p.status
 	s.Phase, s.Intent, s.LedgerClosedAt, s.UnpublishedAt, s.PrunedAt = phase, "", nil, nil, nil
+	s.Renewed, s.RenewedSeenAt = nil, nil
 	if phase == v1alpha1.Preparing {
 		s.InitiatedAt = p.now()
 	}
@@ -310,11 +333,18 @@ func (p *planner) waitForNextCA() {
 	}
 }
 
-// publishedCAs returns the CAs to publish, the newest first.
-func publishedCAs(status *v1alpha1.SigningAuthorityStatus) []*v1alpha1.CAStatus {
-	return slices.DeleteFunc(status.CAs(), func(authority *v1alpha1.CAStatus) bool {
-		return authority == status.Retiring && status.UnpublishedAt != nil
-	})
+// publishedCAs returns the CAs to publish, the newest first, each with its earlier certificates.
+func publishedCAs(status *v1alpha1.SigningAuthorityStatus) (all []*v1alpha1.CAStatus) {
+	for _, authority := range status.CAs() {
+		if authority == status.Retiring && status.UnpublishedAt != nil {
+			continue
+		}
+		all = append(all, authority)
+		for _, one := range authority.Earlier {
+			all = append(all, &v1alpha1.CAStatus{KeyID: authority.KeyID, Certificate: one.Certificate, NotAfter: one.NotAfter})
+		}
+	}
+	return all
 }
 
 // asksAPIServers reports whether API servers verify certificates of any of signers.

@@ -110,6 +110,24 @@ func rolledBack(s *saStatus) { s.Signing.Generation, s.Retiring.Generation = 1, 
 func confirmed(s *saStatus) {
 	s.Candidate.TrustConfirmedAt, s.Candidate.Signers = at(0), []string{servingSigner}
 }
+
+// renewing is the status while the certificate "later" of the CA old is published. seenFor is how long API servers publish it.
+func renewing(seenFor ...time.Duration) saStatus {
+	s := completed()
+	s.Signing.Generation, s.Signing.SignsSince, s.Signing.AdoptedAt = 2, at(-day), at(-day)
+	s.Signing.Earlier = []v1alpha1.EarlierCertificate{{Certificate: "older", NotAfter: *at(time.Hour)}}
+	s.Renewed = fact("later/old")
+	for _, each := range seenFor {
+		s.RenewedSeenAt = at(-each)
+	}
+	return s
+}
+
+func manyEarlier(s *saStatus) { s.Signing.Earlier = slices.Repeat(s.Signing.Earlier, maxEarlier) }
+
+// later is the Secret with a renewed certificate in the pair tls. renewedCA is the Secret after that certificate signs.
+const later, renewedCA = "later/old old - -", "later/old later/old - -"
+
 func mineRetired(s *saStatus) { s.LastRetired = noted("mine") }
 func signsEnded(s *saStatus)  { s.Signing.NotAfter = *at(0) }
 func startTaken(s *saStatus) {
@@ -156,6 +174,7 @@ var (
 	confirm  = asked(v1alpha1.OperationConfirm)
 	accept   = asked(v1alpha1.OperationAccept)
 	attest   = asked(v1alpha1.OperationAttest)
+	renewal  = asked(v1alpha1.OperationRenewCertificate)
 )
 
 func closed(keyID string) func(*facts) {
@@ -176,6 +195,10 @@ func late(f *facts)        { f.Now = noon.Add(10001 * time.Hour) } // when all c
 func unfit(f *facts) {
 	f.Secret.Unfit = map[string]error{"new": errors.New("not valid"), "old": errors.New("not valid")}
 }
+func renewed(f *facts)                { f.Secret.Renews = true }
+func seen(f *facts)                   { f.Secret.Renews, f.RenewedSeen = true, true }
+func notRenewable(f *facts)           { f.NotRenewable = errors.New("only its issuer can") }
+func unfitLater(f *facts)             { f.Secret.Unfit = map[string]error{"later": errors.New("not valid")} }
 func unpublished(f *facts)            { f.Published = false }
 func unpermitted(f *facts)            { f.Permitted = false }
 func kept(f *facts)                   { f.Kept = true }
@@ -251,6 +274,14 @@ func summary(s *saStatus) (all []string) {
 		noted(role+" attested", ca.AttestedAt)
 		noted(role+" confirmed", ca.TrustConfirmedAt)
 		noted(role+" accepted", ca.OutstandingAcceptedAt)
+	}
+	say("renewed", cmp.Or(s.Renewed, &v1alpha1.CAStatus{Fingerprint: "none"}).Fingerprint)
+	noted("renewed seen", s.RenewedSeenAt)
+	for role, ca := range map[string]*v1alpha1.CAStatus{"signing": s.Signing, "retiring": s.Retiring, "last retired": s.LastRetired} {
+		for _, one := range cmp.Or(ca, &v1alpha1.CAStatus{}).Earlier {
+			say(role+" earlier", one.Certificate)
+		}
+		say(role+" with earlier", len(cmp.Or(ca, &v1alpha1.CAStatus{}).Earlier))
 	}
 	say("generation", s.Generation)
 	say("intent", s.Intent)
@@ -551,8 +582,60 @@ var lostRows = []row{
 		waits("without a backup, remove retiring.crt and retiring.key from the Secret to continue")),
 }
 
+// renewRows give the signing CA a certificate that ends later, made here or brought.
+var renewRows = []row{
+	when("renew", completed(), good(onlyOld, renewal), does(MakeRenewed), records("last operation renew-certificate Accepted true", "generation 2")),
+	when("renew, and the manager died before the Secret was written", with(completed(), intends(MakeRenewed)), good(onlyOld), does(MakeRenewed)),
+	when("renew, and it became impossible", with(completed(), intends(MakeRenewed)), good(onlyOld, notRenewable), records("intent ")),
+	when("renew what the manager can't", completed(), good(onlyOld, renewal, notRenewable),
+		refuses("rotation renew-certificate is refused: only its issuer can; allowed now: ")),
+	when("renew in another phase", prepared(), good(switched, renewal), refuses("rotation renew-certificate is refused: the phase is Prepared")),
+	when("renew twice", renewing(), good(later, renewed, renewal), refuses("a renewed certificate is being published")),
+	when("start while it is made", with(completed(), intends(MakeRenewed)), good(onlyOld, start, notRenewable), refuses("a renewed certificate is being published")),
+	when("start while it is published", renewing(), good(later, renewed, start), refuses("wait until it signs, or drop it: copy signing.crt")),
+	when("attest while it is published", renewing(), good(later, renewed, attest), records("signing attested 12:00", "renewed later")),
+	when("due while it is published", with(renewing(), since(24*time.Hour)), good(later, renewed, seen), rotates(24*time.Hour), records("renewed seen 12:00"),
+		waits("API servers must publish the renewed certificate until 2026-03-01T12:01:30Z")),
+
+	when("it is there", completed(), good(later, renewed), records("renewed later", "published 2")),
+	when("its begin is noted", with(completed(), intends(MakeRenewed)), good(later, renewed), records("renewed later", "intent ")),
+	when("it is not published", renewing(), good(later, renewed, unpublished), does(Publish), records("published 3")),
+	when("no API server has it", renewing(time.Hour), good(later, renewed), waits("no API server publishes the renewed certificate"), records("renewed seen never")),
+	when("an API server has it", renewing(), good(later, seen), waits("until 2026-03-01T12:01:30Z"), records("renewed seen 12:00")),
+	when("an API server has had it, not long enough", renewing(89*time.Second), good(later, seen), waits("until 2026-03-01T12:00:01Z")),
+	when("an API server has had it", renewing(90*time.Second), good(later, seen), does(TakeRenewed)),
+	when("no API server is asked", renewing(), good(later, renewed), serves(servingSigner), does(TakeRenewed),
+		waits("the CA old does not sign for kubernetes.io/kubelet-serving")),
+	when("it is not valid yet", renewing(90*time.Second), good(later, seen, unfitLater), waits("the renewed certificate cannot sign: not valid")),
+	when("it signs", with(renewing(90*time.Second), intends(TakeRenewed)), good(renewedCA), records("signing later", "renewed none", "renewed seen never",
+		"signing earlier old", "signing earlier older", "signing with earlier 2", "signing adopted 12:00", "signing signers 1", "generation 2", "published 3", "intent ")),
+	when("it signs, and there are many", with(renewing(90*time.Second), manyEarlier), good(renewedCA), records("signing with earlier 8", "signing earlier old")),
+	when("an earlier one ends", with(renewing(), func(s *saStatus) { s.Signing.Earlier[0].NotAfter = *at(0) }), good(later, renewed),
+		records("signing with earlier 0", "published 2"), waits("no API server publishes")),
+
+	when("its owner drops it", renewing(), good(onlyOld), records("renewed none", "published 2")),
+	when("its owner brings a later one", renewing(time.Hour), good("last/old old - -", renewed), records("renewed last", "renewed seen never")),
+	when("its owner brings another CA", renewing(time.Hour), good(ownCA), records("renewed none")),
+	when("its owner brings what is no renewal", renewing(time.Hour), good("mine/old old - -"), stops(signingToTLS+"it has the key of the signing CA"), records("renewed later")),
+	when("it has ended", renewing(time.Hour), good("ended:later/old old - -", renewed), stops(signingToTLS+"it has expired")),
+	when("it is brought during a rotation", preparing(), good("later/old old new -"), stops(signingToTLS+"a rotation is under way")),
+	when("it is brought as the candidate", completed(), good("later/old old later/old -", renewed), stops(removeCandidate+"old"+strangeCA)),
+	when("a backup of before it", with(completed(), func(s *saStatus) { s.Signing.Fingerprint = "later" }), good(onlyOld),
+		stops("put status.signing.certificate of the SigningAuthority into signing.crt of the Secret, and the key of signing.key into signing.key: "+
+			"they must hold the CA old with its newest certificate")),
+	when("the key is only in tls.key, with another certificate", completed(), good("later/old - - -"),
+		stops("put status.signing.certificate of the SigningAuthority into signing.crt of the Secret, and the key of tls.key into signing.key")),
+	when("the CA retires, and its earlier certificates leave", with(completing(true), func(s *saStatus) { s.Retiring.Earlier = renewing().Signing.Earlier }),
+		good(switched, sealed, stillTrusted), waits("10.0.0.9:6443"), records("published 1")),
+	when("the CA retires with its earlier certificates", with(prepared(), func(s *saStatus) { s.Retiring.Earlier = renewing().Signing.Earlier }),
+		good(switched), waits("run \"rotation complete\""), records("published 3")),
+	when("the CA is gone with its earlier certificates", with(completing(true), intends(DestroyRetiring), func(s *saStatus) {
+		s.Retiring.Earlier = renewing().Signing.Earlier
+	}), good(oldGone, sealed), enters(v1alpha1.Completed), records("last retired with earlier 0")),
+}
+
 func TestNext(t *testing.T) {
-	for _, row := range slices.Concat(newRows, preparingRows, preparedRows, completingRows, completedRows, lostRows) {
+	for _, row := range slices.Concat(newRows, preparingRows, preparedRows, completingRows, completedRows, renewRows, lostRows) {
 		t.Run(row.name, func(t *testing.T) {
 			before := row.state.DeepCopy()
 			step := next(&row.spec, &row.state, row.facts)

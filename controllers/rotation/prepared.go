@@ -91,7 +91,7 @@ func (p *planner) rollbackNoted() bool {
 
 // cannotSign returns why authority would sign nothing now.
 func (p *planner) cannotSign(authority *v1alpha1.CAStatus) error {
-	unfit := p.facts.Secret.Unfit[authority.KeyID]
+	unfit := p.facts.Secret.Unfit[authority.Fingerprint]
 	switch {
 	case !authority.NotAfter.After(p.facts.Now):
 		return errors.New("has expired")

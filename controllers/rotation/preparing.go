@@ -221,8 +221,8 @@ func (p *planner) proveCandidate() {
 			"Secret", p.command(v1alpha1.OperationRollback))
 		return
 	}
-	if keyID := secret.Candidate.KeyID; secret.Unfit[keyID] != nil { // verifiers that cannot be probed would not show it
-		p.wait("the candidate %s cannot sign: %v: wait, or run %s", keyID, secret.Unfit[keyID], p.command(v1alpha1.OperationRollback))
+	if why := secret.Unfit[secret.Candidate.Fingerprint]; why != nil { // verifiers that cannot be probed would not show it
+		p.wait("the candidate %s cannot sign: %v: wait, or run %s", secret.Candidate.KeyID, why, p.command(v1alpha1.OperationRollback))
 	}
 	p.status.WaitingFor = append(p.status.WaitingFor, p.missingTrust(p.facts.Candidate)...)
 	if unconfirmed := withoutTrust(signersToConfirm(p.spec.Signers), p.status.Candidate); len(unconfirmed) > 0 {

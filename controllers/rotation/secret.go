@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -23,21 +24,18 @@ const (
 
 func (name pairName) String() string { return fmt.Sprintf("%[1]s.crt and %[1]s.key", string(name)) }
 
-// copyOf returns the pair that holds authority, or noPair.
-func (s *secretFacts) copyOf(authority *v1alpha1.CAStatus) pairName {
-	switch {
-	case v1alpha1.SameCA(s.Signing, authority):
-		return signingPair
-	case v1alpha1.SameCA(s.Candidate, authority):
-		return candidatePair
-	case v1alpha1.SameCA(s.Retiring, authority):
-		return retiringPair
-	case v1alpha1.SameCA(s.TLS, authority):
-		return tlsPair
-	default:
-		return noPair
+// pairOf returns the first pair whose CA is the same as authority, or noPair.
+func (s *secretFacts) pairOf(authority *v1alpha1.CAStatus, same func(a, b *v1alpha1.CAStatus) bool) pairName {
+	for i, found := range []*v1alpha1.CAStatus{s.Signing, s.Candidate, s.Retiring, s.TLS} {
+		if same(found, authority) {
+			return []pairName{signingPair, candidatePair, retiringPair, tlsPair}[i]
+		}
 	}
+	return noPair
 }
+
+// sameKey reports whether both have the same key, perhaps with another certificate.
+func sameKey(a, b *v1alpha1.CAStatus) bool { return a != nil && b != nil && a.KeyID == b.KeyID }
 
 // notAsLeft begins the message about a stopped rotation.
 const notAsLeft = "the Secret is not as the rotation left it, restore it in one write: "
@@ -112,12 +110,15 @@ func (p *planner) needsNoTLS() bool {
 
 // check returns how to restore the pair of that name, which holds found instead of want.
 func (s *secretFacts) check(name pairName, found, want *v1alpha1.CAStatus) error {
-	source, unusable := s.copyOf(want), s.Unusable[name]
+	source, key, unusable := s.pairOf(want, v1alpha1.SameCA), s.pairOf(want, sameKey), s.Unusable[name]
 	switch {
-	case v1alpha1.SameCA(found, want), found == nil && source == noPair && unusable == nil:
+	case v1alpha1.SameCA(found, want), found == nil && source == noPair && key == noPair && unusable == nil:
 		return nil
 	case source != noPair:
 		return copyError{source, name, want.KeyID}
+	case key != noPair:
+		return fmt.Errorf("put status.%[1]s.certificate of the SigningAuthority into %[1]s.crt of the Secret, and the key of %[2]s.key into %[1]s.key: "+
+			"they must hold the CA %[3]s with its newest certificate", string(name), string(key), want.KeyID)
 	case want == nil && unusable != nil:
 		return fmt.Errorf("remove %s from the Secret, or restore them from a backup: %w", name, unusable)
 	case want == nil:
@@ -194,7 +195,8 @@ func (p *planner) waitForSigningKey(otherwise string) {
 // brought reports whether tls.crt and tls.key hold another CA, which becomes the candidate.
 func (p *planner) brought() bool {
 	tls := p.facts.Secret.TLS
-	return !v1alpha1.SameCA(tls, p.status.Signing) && !v1alpha1.SameCA(tls, p.status.Candidate) && p.refuseTLS() == nil
+	known := slices.ContainsFunc(p.status.CAs(), func(authority *v1alpha1.CAStatus) bool { return v1alpha1.SameCA(tls, authority) })
+	return !known && p.refuseTLS() == nil
 }
 
 // errEmpty is returned by refuseTLS.
@@ -227,8 +229,9 @@ func (p *planner) refuseCA(authority *v1alpha1.CAStatus) error {
 		return errors.New("it has retired here, and verifiers would trust its old certificates again")
 	case p.facts.Others[authority.KeyID] != "":
 		return errors.New("it is a CA of SigningAuthority " + p.facts.Others[authority.KeyID])
-	case signing != nil && signing.KeyID == authority.KeyID:
-		return errors.New("it has the key of the signing CA, and a rotation needs a new key")
+	case signing != nil && signing.KeyID == authority.KeyID && !p.facts.Secret.Renews:
+		return errors.New("it has the key of the signing CA, and a rotation needs a new key; a renewed certificate is accepted in Completed, with " +
+			"the same subject and subject key identifier, and a later end")
 	default:
 		return nil
 	}
@@ -240,8 +243,8 @@ func (o *observation) tlsFollows(authority *v1alpha1.CAStatus) bool {
 	return o.ring.TLS.Empty() || v1alpha1.SameCA(o.Secret.TLS, authority)
 }
 
-// editSecret returns the ring of o after action. Each action is one write. made is the key pair of MakeCandidate. permit
-// is what the signer must obey from then on. Its lifetime cap applies while there is a candidate.
+// editSecret returns the ring of o after action. Each action is one write. made is the key pair of MakeCandidate or
+// MakeRenewed. permit is what the signer must obey from then on. Its lifetime cap applies while there is a candidate.
 func editSecret(o *observation, action Action, made keypair.Pair, permit keypair.Permit) keypair.Ring {
 	ring, none := o.ring, keypair.Pair{}
 	switch action {
@@ -266,6 +269,10 @@ func editSecret(o *observation, action Action, made keypair.Pair, permit keypair
 		ring.Signing, ring.Retiring = ring.Retiring, ring.Signing
 	case DestroyRetiring:
 		ring.Retiring = none
+	case MakeRenewed:
+		ring.TLS = made
+	case TakeRenewed:
+		ring.Signing = ring.TLS
 	}
 	if ring.Candidate.Empty() {
 		permit.LifetimeCap = 0

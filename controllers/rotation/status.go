@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -72,6 +73,10 @@ func (r *Reconciler) reportStep(ctx context.Context, obj *v1alpha1.SigningAuthor
 		phase := "Rotation" + string(obj.Status.Phase)
 		r.reporter.Object(obj, corev1.EventTypeNormal, "Rotate", phase, phaseText(&obj.Status))
 	}
+	if was, is := before.Signing, obj.Status.Signing; was != nil && is != nil && was.KeyID == is.KeyID && was.Fingerprint != is.Fingerprint {
+		r.reporter.Object(obj, corev1.EventTypeNormal, "Rotate", "CertificateRenewed",
+			fmt.Sprintf("the CA %s signs with a certificate that ends at %s", is.KeyID, is.NotAfter.UTC().Format(time.RFC3339)))
+	}
 	if changed && len(obj.Status.WaitingFor) > 0 {
 		log.FromContext(ctx).Info("Waits", "for", obj.Status.WaitingFor)
 	}
@@ -81,7 +86,7 @@ func (r *Reconciler) reportStep(ctx context.Context, obj *v1alpha1.SigningAuthor
 func decisionOf(s *v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthorityStatus {
 	return v1alpha1.SigningAuthorityStatus{
 		Phase: s.Phase, Generation: s.Generation, Intent: s.Intent, UnpublishedAt: s.UnpublishedAt,
-		Candidate: s.Candidate, Signing: s.Signing, Retiring: s.Retiring,
+		Candidate: s.Candidate, Renewed: s.Renewed, Signing: s.Signing, Retiring: s.Retiring,
 	}
 }
 
