@@ -700,7 +700,7 @@ var camelCase = regexp.MustCompile(`"((?:[A-Z]+[a-z]+){2,}|[A-Z]{2,}[a-z]+\w*)"`
 var noReasons = []string{
 	"ControllerManagerConfiguration", "ServiceAccount", "ConfigMap", "NodeLookup", "WithRoot", "CheckRights",
 	"NotSigned", "TrustProbe", // records of the audit log
-	"DestroyRetiring", "DropCandidate", "MakeCandidate", "RestoreSigning", "SwapBack", "TakeCandidate", // steps of a rotation
+	"DestroyRetiring", "DropCandidate", "MakeCandidate", "MakeRenewed", "RestoreSigning", "SwapBack", "TakeCandidate", "TakeRenewed", // steps of a rotation
 	"NotAsked", "NotConfirmed", "NotProven", "NotPublished", // conditions of a SigningAuthority
 }
 

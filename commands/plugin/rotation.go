@@ -53,6 +53,10 @@ var rotationVerbs = []rotationVerb{
 			"manager refuses it while a certificate of this CA is valid, unless you ran rotation accept.",
 	},
 	{name: "rollback", short: "Go back to the old CA", done: rolledBack, goal: "the old CA signs again"},
+	{
+		name: "renew-certificate", short: "Renew the certificate of the signing CA with the same key, and wait until it signs", done: renewed,
+		goal: "the renewed certificate signs",
+	},
 	{name: "confirm", short: "Confirm that verifiers which cannot be probed trust the new CA", goal: recorded},
 	{
 		name: "accept", short: "Accept that certificates of the old CA stop working", goal: recorded,
@@ -87,6 +91,14 @@ func rolledBack(before, now *v1alpha1.SigningAuthorityStatus) (bool, error) {
 		goal = before.Retiring
 	}
 	return v1alpha1.SameCA(goal, now.Signing) && now.Phase != v1alpha1.Preparing, nil
+}
+
+func renewed(before, now *v1alpha1.SigningAuthorityStatus) (bool, error) {
+	signs := !v1alpha1.SameCA(before.Signing, now.Signing)
+	if !signs && !now.Renewing() {
+		return false, errors.New("the renewed certificate was dropped, and does not sign")
+	}
+	return signs, nil
 }
 
 // nothingOutstanding reports whether no certificate of the retiring CA prevents a completion.
@@ -316,6 +328,8 @@ func (r *rotation) attach(ctx context.Context) error {
 		underWay = v1alpha1.OperationComplete
 	case status.Phase == v1alpha1.Prepared && status.Intent == "SwapBack": // a rollback that was accepted
 		underWay = v1alpha1.OperationRollback
+	case status.Renewing():
+		underWay = v1alpha1.OperationRenewCertificate
 	case status.Phase != v1alpha1.Prepared:
 		return r.print(r.out, "%s: nothing is under way: %s", r.before.Name, summary(status))
 	}

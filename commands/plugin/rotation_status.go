@@ -100,8 +100,8 @@ func (p *page) authority(item *authorityReport) {
 // cas writes the CAs, with what the administrator has stated about them.
 func (p *page) cas(status *v1alpha1.SigningAuthorityStatus) {
 	rows := [][]string{{"CA", "KEY ID", "GEN", "EXPIRES", "SIGNS SINCE", "NOTES"}}
-	roles := []string{"candidate", "signing", "retiring"}
-	for i, ca := range []*v1alpha1.CAStatus{status.Candidate, status.Signing, status.Retiring} {
+	roles := []string{"candidate", "renewed", "signing", "retiring"}
+	for i, ca := range []*v1alpha1.CAStatus{status.Candidate, status.Renewed, status.Signing, status.Retiring} {
 		if ca == nil {
 			continue
 		}
@@ -115,6 +115,9 @@ func (p *page) cas(status *v1alpha1.SigningAuthorityStatus) {
 		rows = append(rows, []string{
 			roles[i], ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.age(ca.NotAfter.Time), p.age(ptr.Deref(ca.SignsSince, metav1.Time{}).Time), strings.Join(notes, ", "),
 		})
+		for _, one := range ca.Earlier {
+			rows = append(rows, []string{"earlier", ca.KeyID, strconv.FormatInt(ca.Generation, 10), p.age(one.NotAfter.Time), "", ""})
+		}
 	}
 	p.table(rows)
 }

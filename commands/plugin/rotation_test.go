@@ -39,6 +39,18 @@ func signing() *v1alpha1.CAStatus { return caStatus("1111111111111111", 1) }
 func candidate() *v1alpha1.CAStatus {
 	return caStatus("2222222222222222", 2, func(one *v1alpha1.CAStatus) { one.SignsSince = nil })
 }
+
+// authorityRenewing has a renewed certificate, which is published and does not sign yet.
+func authorityRenewing() v1alpha1.SigningAuthority {
+	one := signing()
+	one.Earlier = []v1alpha1.EarlierCertificate{{NotAfter: *at(100 * day)}, {NotAfter: *at(day)}}
+	return authority("cluster", v1alpha1.SigningAuthorityStatus{
+		Phase: v1alpha1.Completed, Generation: 1, Signing: one,
+		Renewed:    &v1alpha1.CAStatus{KeyID: one.KeyID, Fingerprint: "renewed", Generation: 1, NotAfter: *at(7300 * day)},
+		WaitingFor: []string{"no API server publishes the renewed certificate in ConfigMap kube-system/extension-apiserver-authentication: check the client CA files"},
+	})
+}
+
 func brought(one *v1alpha1.CAStatus) { one.AdoptedAt = at(-400 * day) }
 
 func authority(name string, status v1alpha1.SigningAuthorityStatus) v1alpha1.SigningAuthority {
@@ -119,6 +131,7 @@ func TestRotationStatus(t *testing.T) {
 		"earlier":    {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, moved: signing().KeyID},
 		"no-rights":  {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "configmaps"},
 		"no-nodes":   {objs: []v1alpha1.SigningAuthority{authorityPrepared()}, fails: "nodes", moved: candidate().KeyID},
+		"renewing":   {objs: []v1alpha1.SigningAuthority{authorityRenewing()}},
 		"completing": {objs: []v1alpha1.SigningAuthority{completing}, moved: candidate().KeyID},
 		"two":        {objs: []v1alpha1.SigningAuthority{authority("a", v1alpha1.SigningAuthorityStatus{Phase: v1alpha1.Completed, Generation: 1, Signing: ended}), authority("b", v1alpha1.SigningAuthorityStatus{})}},
 	} {
@@ -162,6 +175,8 @@ func TestRotationDone(t *testing.T) {
 	swapped := &status{Phase: v1alpha1.Prepared, Generation: 2, Signing: signing(), Retiring: candidate()}
 	stopped := prepared.DeepCopy()
 	stopped.LastOperation = &v1alpha1.OperationStatus{Name: v1alpha1.OperationComplete, Result: v1alpha1.Refused, Message: "it is stopped"}
+	renewing, making, renewedCA := authorityRenewing().Status, completed.DeepCopy(), completed.DeepCopy()
+	making.Intent, renewedCA.Signing.Fingerprint = "MakeRenewed", "renewed"
 	inUse := &status{Phase: v1alpha1.Prepared, Retiring: signing(), Outstanding: []v1alpha1.Outstanding{{}}}
 	accepted := inUse.DeepCopy()
 	accepted.Retiring.OutstandingAcceptedAt = at(0)
@@ -178,6 +193,10 @@ func TestRotationDone(t *testing.T) {
 		"rollback, switched and back":  {preparing, swapped, "yes"},
 		"rollback, swapped":            {prepared, swapped, "yes"},
 		"confirm, as soon as accepted": {preparing, preparing, "yes"},
+		"renew-certificate, made":      {completed, making, "no"},
+		"renew-certificate, published": {completed, &renewing, "no"},
+		"renew-certificate, signs":     {completed, renewedCA, "yes"},
+		"renew-certificate, dropped":   {&renewing, completed, "the renewed certificate was dropped, and does not sign"},
 		"wait, in use":                 {inUse, inUse, "no"},
 		"wait, accepted":               {inUse, accepted, "yes"},
 	} {
@@ -260,6 +279,15 @@ func TestRotationFindsTheAuthority(t *testing.T) {
 		if done, err := followerOf(t, v1alpha1.OperationStart, a, objs...).poll(t.Context()); done || !strings.Contains(fmt.Sprint(err), "was deleted") {
 			t.Errorf("done %t, error %v", done, err)
 		}
+	}
+}
+
+// TestRotationWaitsForARenewal checks that rotation wait finds a renewal under way, whether requested or brought.
+func TestRotationWaitsForARenewal(t *testing.T) {
+	c, _ := clusterOf(t, nil, authorityRenewing())
+	_, aside, err := execute(t, c, "", "rotation", "wait", "cluster", "--timeout", "10ms")
+	if err == nil || !strings.Contains(aside, "until the renewed certificate signs") || !strings.Contains(err.Error(), "no API server publishes") {
+		t.Errorf("error %v:\n%s", err, aside)
 	}
 }
 
