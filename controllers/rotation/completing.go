@@ -156,6 +156,16 @@ func (p *planner) planCompleted() {
 	}
 }
 
+// renew makes a renewed certificate, unless only another CA can.
+func (p *planner) renew() {
+	if p.facts.NotRenewable != nil {
+		p.refuseOperation("%v", p.facts.NotRenewable)
+		return
+	}
+	p.acceptOperation()
+	p.act(MakeRenewed)
+}
+
 // renewed records that the renewed certificate signs, and reports whether it does. All else that is known about the CA is
 // about its key, and stays.
 func (p *planner) renewed() bool {

@@ -250,11 +250,8 @@ func (p *planner) answerOperation() bool {
 	case p.status.Renewing() && operation != v1alpha1.OperationAttest:
 		p.refuseOperation("a renewed certificate is being published: wait until it signs, or drop it: copy signing.crt and signing.key to " +
 			"tls.crt and tls.key of the Secret")
-	case operation == v1alpha1.OperationRenewCertificate && p.facts.NotRenewable != nil:
-		p.refuseOperation("%v", p.facts.NotRenewable)
 	case operation == v1alpha1.OperationRenewCertificate:
-		p.acceptOperation()
-		p.act(MakeRenewed)
+		p.renew()
 	case operation == v1alpha1.OperationStart:
 		p.acceptOperation()
 		p.start()
