@@ -63,12 +63,12 @@ func TestRotationAdmission(t *testing.T) {
 		{"Preparing", "rotation confirm, rotation rollback, rotation attest"},
 		{"Prepared", "rotation complete, rotation rollback, rotation accept, rotation attest"},
 		{"Completing", "none, wait for the next phase"},
-		{"Completed", "rotation start, rotation attest"},
+		{"Completed", "rotation start, rotation attest, rotation renew-certificate"},
 	} {
 		phase, allowed := v1alpha1.Phase(row[0]), row[1]
 		kit.Equal(t, "allowed by the API", v1alpha1.AllowedText(phase), allowed)
 		setStatus(t, obj, v1alpha1.SigningAuthorityStatus{Phase: phase})
-		for _, name := range []string{"start", "complete", "rollback", "confirm", "accept", "attest", "nonsense", "Rotate-Start", " start"} {
+		for _, name := range []string{"start", "complete", "rollback", "confirm", "accept", "attest", "renew-certificate", "nonsense", "Rotate-Start", " start"} {
 			err := ask(t.Context(), v1alpha1.Operation(name), client.DryRunAll)
 			text := "rotation " + name + " is refused: the phase is " + cmp.Or(string(phase), "New") + "; allowed now: " + allowed
 			if slices.Contains(strings.Split(allowed, ", "), "rotation "+name) {
