@@ -4,6 +4,7 @@ package rotation
 
 import (
 	"context"
+	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
@@ -291,25 +292,18 @@ type member struct {
 	known   atomic.Int64 // how often the API server accepted its certificate
 }
 
-// TestFleet has client-go's certificate managers that call the API server while its client CA is replaced, until no
-// certificate of the old CA is left.
+// TestFleet has client-go's certificate managers that call the API server while the certificate of its client CA is renewed, and
+// then while the CA is replaced, until no certificate of the old CA is left.
 func TestFleet(t *testing.T) {
 	kit.Parallel(t)
 	r := startRotating(t)
-	r.feed(t)
-	r.bring(t, "signing-ca", r.CA)
 	stolen := signedBy(t, kit.Load(t, r.CA), pkix.Name{CommonName: "stolen"}, time.Hour)
-	options, ahead := r.signing(t, "signing-ca", fleetLifetime), &aheadClock{}
-	options.Approver = &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}}
-	options.Signer.Signers[kubeletSigner] = options.Signer.Signers[userSigner]
-	options.Rotation.Clock = ahead
-	r.run(t, options)
-	r.authority(t, "cluster", "signing-ca", published("cluster"))
-	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
+	r.bring(t, "signing-ca", r.CA)
+	f, ahead := r.joinFleet(t)
 	r.isTakenFor(t, stolen, "stolen")
-	f := r.startFleet(t)
-	f.allBy(t, adopted.Signing, joined)
-	f.eachKnown(t)
+	renewed := f.renew(t)
+	certs := kit.Must(ca.ParseCertificates([]byte(r.bundle(t, published("cluster")))))(t)
+	kit.Check(t, len(certs) == 2 && trust.SameCA(certs[0], certs[1]), "%d certificates are published", len(certs))
 
 	began := time.Now()
 	r.ask(t, "cluster", v1alpha1.OperationStart)
@@ -323,9 +317,75 @@ func TestFleet(t *testing.T) {
 
 	f.eachKnown(t)
 	r.isTakenFor(t, stolen, "")
+	_, held, err := publisher(t, r.Config).ClientCAs(t.Context())
+	left := slices.ContainsFunc(slices.Concat(held, kit.Must(ca.ParseCertificates([]byte(r.bundle(t, published("cluster")))))(t)), func(one *x509.Certificate) bool {
+		return ca.KeyID(one.RawSubjectPublicKeyInfo) == renewed.KeyID
+	})
+	kit.Check(t, err == nil && !left, "a certificate of the old CA is still published, error %v", err)
+	f.wasNeverRefused(t)
+}
+
+// TestFleetOutlivesACertificate renews the certificate of a CA that ends minutes later, and waits until it has ended.
+func TestFleetOutlivesACertificate(t *testing.T) {
+	kit.Parallel(t)
+	r := startRotating(t)
+	old := kit.IssueCA(t, "growing old", kit.NewKey(t), nil, 6*time.Minute)
+	r.bringSigning(t, "signing-ca", "cluster", old)
+	f, _ := r.joinFleet(t)
+	f.renew(t)
+	time.Sleep(time.Until(old.Cert.NotAfter) + time.Second)
+	for _, m := range f.members {
+		end := m.manager.Current().Leaf.NotAfter
+		kit.Check(t, end.After(old.Cert.NotAfter), "%s has a certificate until %s", m.name, end)
+	}
+	f.eachKnown(t)
+	kit.Eventually(t, "the old certificate is not published any more", func(context.Context) error {
+		bundle, status := r.bundle(t, published("cluster")), r.get(t, "cluster").Status
+		return kit.OrError(bundle == status.Signing.Certificate && len(status.Signing.Earlier) == 0, "%s", bundle)
+	})
+	f.wasNeverRefused(t)
+}
+
+// joinFleet starts a fleet with certificates of the CA in the Secret signing-ca. The clock is that of the rotation.
+func (r *rotating) joinFleet(t *testing.T) (*fleet, *aheadClock) {
+	t.Helper()
+	r.feed(t)
+	options, ahead := r.signing(t, "signing-ca", fleetLifetime), &aheadClock{}
+	options.Approver = &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}}
+	options.Signer.Signers[kubeletSigner] = options.Signer.Signers[userSigner]
+	options.Rotation.Clock = ahead
+	r.run(t, options)
+	r.authority(t, "cluster", "signing-ca", published("cluster"))
+	adopted := r.reaches(t, "cluster", v1alpha1.Completed, nil)
+	f := r.startFleet(t)
+	f.allBy(t, adopted.Signing, joined)
+	f.eachKnown(t)
+	return f, ahead
+}
+
+// renew renews the certificate of the CA, and returns the CA.
+func (f *fleet) renew(t *testing.T) *v1alpha1.CAStatus {
+	t.Helper()
+	began, old := time.Now(), f.get(t, "cluster").Status.Signing
+	f.ask(t, "cluster", v1alpha1.OperationRenewCertificate)
+	renewed := f.reaches(t, "cluster", v1alpha1.Completed, func(s *v1alpha1.SigningAuthorityStatus) bool { return !v1alpha1.SameCA(s.Signing, old) }).Signing
+	kit.Check(t, renewed.KeyID == old.KeyID && renewed.NotAfter.After(old.NotAfter.Time), "it is %+v", renewed)
+	t.Logf("the renewed certificate signs %s after renew-certificate", time.Since(began).Round(time.Second))
+	f.eachKnown(t)
+	return renewed
+}
+
+// wasNeverRefused checks that the API server has answered and known each member each time.
+func (f *fleet) wasNeverRefused(t *testing.T) {
+	t.Helper()
 	if refused, failed := f.refused.Load(), f.failed.Load(); refused > 0 || failed > 0 {
 		t.Errorf("the API server did not know a member %d times, and did not answer one %d times", refused, failed)
 	}
+	known := int64(0)
+	for _, m := range f.members {
+		known += m.known.Load()
+	}
+	t.Logf("the API server knew the members %d times", known)
 }
 
 // aheadClock is ahead of the real time by a variable offset.
