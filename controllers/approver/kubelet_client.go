@@ -118,12 +118,9 @@ func (n KubeletClient) now(ctx context.Context, req *csr.Request, from Readers) 
 	}
 	now, err := from.ServerTime.Now(ctx)
 	if err == nil && n.Bootstrap.Check(req, now).Reason == bootstrap.ReasonTooOld {
-		now, err = from.ServerTime.Fresh(ctx)
+		return from.ServerTime.Fresh(ctx)
 	}
-	if err != nil {
-		return time.Time{}, err
-	}
-	return now, nil
+	return now, err
 }
 
 // readLive corrects the facts that a lagging cache, in which seen was found, could have wrong. It also reads whether the

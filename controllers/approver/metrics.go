@@ -42,17 +42,12 @@ type measured struct{ authz.Authorizer }
 func (m measured) Allowed(
 	ctx context.Context, who csr.Requester, what authorizationv1.ResourceAttributes,
 ) (bool, error) {
-	result := "refused"
-	timer := prometheus.NewTimer(prometheus.ObserverFunc(func(seconds float64) {
-		reviewSeconds.WithLabelValues(result).Observe(seconds)
-	}))
-	defer timer.ObserveDuration()
+	timer := prometheus.NewTimer(nil)
 	allowed, err := m.Authorizer.Allowed(ctx, who, what)
-	switch {
-	case err != nil:
+	result := map[bool]string{true: "allowed", false: "refused"}[allowed]
+	if err != nil {
 		result = "error"
-	case allowed:
-		result = "allowed"
 	}
+	reviewSeconds.WithLabelValues(result).Observe(timer.ObserveDuration().Seconds())
 	return allowed, err
 }
