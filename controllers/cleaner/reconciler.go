@@ -12,6 +12,7 @@ import (
 	certificatesv1 "k8s.io/api/certificates/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/client-go/util/flowcontrol"
@@ -108,13 +109,7 @@ func (r *Reconciler) enqueueDue(ctx context.Context, cached cache.Informers, log
 		logger.Error(err, "Nothing is deleted")
 		return
 	}
-	for ctx.Err() == nil {
-		r.pass(ctx, store, logger, due)
-		select {
-		case <-ctx.Done():
-		case <-time.After(cmp.Or(r.Every, defaultEvery)):
-		}
-	}
+	wait.UntilWithContext(ctx, func(ctx context.Context) { r.pass(ctx, store, logger, due) }, cmp.Or(r.Every, defaultEvery))
 }
 
 // unreachableText is what pass reports about a request that is not csr.Reachable.
