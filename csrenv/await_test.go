@@ -12,11 +12,8 @@ import (
 )
 
 func TestStartReturnsWhyTheManagerEnded(t *testing.T) {
-	ctx, cancel := context.WithCancel(t.Context())
-	env := &Env{stop: cancel, stopped: make(chan error, 1)}
-	broken := errors.New("no such thing")
-	env.stopped <- broken
-	err := env.await(ctx, func(ctx context.Context) bool { <-ctx.Done(); return false })
+	env, broken := &Env{stopped: make(chan error, 1)}, errors.New("no such thing")
+	err := env.run(t.Context(), func(context.Context) error { return broken }, func(ctx context.Context) bool { <-ctx.Done(); return false })
 	if !errors.Is(err, broken) {
 		t.Errorf("got %v, want %v", err, broken)
 	}

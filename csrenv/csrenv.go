@@ -125,10 +125,8 @@ func Start(ctx context.Context, cfg *rest.Config, opts Options) (*Env, error) {
 	if err := prepareCluster(ctx, admin, opts.SkipRBAC); err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	env := &Env{CA: opts.CA, signers: opts.Signers, config: cfg, client: admin, stop: cancel, stopped: make(chan error, 1)}
-	go func() { env.stopped <- mgr.Start(ctx) }()
-	if err := env.await(ctx, func(ctx context.Context) bool { return synced(ctx, mgr) }); err != nil {
+	env := &Env{CA: opts.CA, signers: opts.Signers, config: cfg, client: admin, stopped: make(chan error, 1)}
+	if err := env.run(ctx, mgr.Start, func(ctx context.Context) bool { return synced(ctx, mgr) }); err != nil {
 		return nil, err
 	}
 	return env, nil
@@ -147,23 +145,18 @@ func synced(ctx context.Context, mgr manager.Manager) bool {
 	}) == nil
 }
 
-// await returns nil when synced returns true. If synced fails or the manager ends first, await stops the manager and
-// returns an error.
-func (e *Env) await(ctx context.Context, synced func(context.Context) bool) error {
-	done := make(chan bool, 1)
-	go func() { done <- synced(ctx) }()
-	select {
-	case ok := <-done:
-		if ok {
-			return nil
-		}
-		return errors.Join(fmt.Errorf("the cache did not sync: %w", context.Cause(ctx)), e.Stop())
-	case err := <-e.stopped:
-		e.stopped <- err
+// run calls start, which must end when its context ends. It returns nil once synced has returned true. If ctx or start ends
+// before, run returns why.
+func (e *Env) run(ctx context.Context, start func(context.Context) error, synced func(context.Context) bool) error {
+	ctx, e.stop = context.WithCancel(ctx)
+	go func() {
+		e.stopped <- start(ctx)
 		e.stop()
-		<-done
-		return errors.Join(errors.New("the manager stopped before its cache was synced"), err)
+	}()
+	if !synced(ctx) {
+		return errors.Join(fmt.Errorf("the cache did not sync: %w", context.Cause(ctx)), e.Stop())
 	}
+	return nil
 }
 
 // Stop stops the loop and waits until it has ended.

@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -167,30 +166,24 @@ var kubeletBindings = []struct{ name, role, group string }{
 		"system:certificates.k8s.io:certificatesigningrequests:selfnodeclient", "system:nodes"},
 }
 
-// prepareCluster creates kubeletBindings, unless skipped, and checks the rights of admin. All calls run concurrently.
+// prepareCluster checks the rights of admin, and creates kubeletBindings unless they are skipped.
 func prepareCluster(ctx context.Context, admin kubernetes.Interface, skipRBAC bool) error {
-	bindings := kubeletBindings
+	// Without this right, the manager would retry for minutes.
+	if _, err := admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
+		return fmt.Errorf("list requests: %w; csrenv needs the rest.Config of an administrator", err)
+	}
 	if skipRBAC {
-		bindings = nil
+		return nil
 	}
-	var calls sync.WaitGroup
-	errs := make([]error, len(bindings)+1)
-	calls.Go(func() { // without this right, the manager would retry for minutes
-		if _, err := admin.CertificatesV1().CertificateSigningRequests().List(ctx, metav1.ListOptions{Limit: 1}); err != nil {
-			errs[len(bindings)] = fmt.Errorf("list requests: %w; csrenv needs the rest.Config of an administrator", err)
+	for _, binding := range kubeletBindings {
+		obj := &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: binding.name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding.role},
+			Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: binding.group}},
 		}
-	})
-	for i, binding := range bindings {
-		calls.Go(func() {
-			obj := &rbacv1.ClusterRoleBinding{
-				ObjectMeta: metav1.ObjectMeta{Name: binding.name},
-				RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: binding.role},
-				Subjects:   []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.GroupKind, Name: binding.group}},
-			}
-			_, err := admin.RbacV1().ClusterRoleBindings().Create(ctx, obj, metav1.CreateOptions{})
-			errs[i] = labeled("bind "+binding.role+" to "+binding.group, client.IgnoreAlreadyExists(err))
-		})
+		if _, err := admin.RbacV1().ClusterRoleBindings().Create(ctx, obj, metav1.CreateOptions{}); client.IgnoreAlreadyExists(err) != nil {
+			return fmt.Errorf("bind %s to %s: %w", binding.role, binding.group, err)
+		}
 	}
-	calls.Wait()
-	return errors.Join(errs...)
+	return nil
 }
