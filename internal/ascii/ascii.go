@@ -13,7 +13,8 @@ import (
 	"unicode/utf8"
 )
 
-const firstPrintable, lastPrintable = ' ', '~'
+// unprintable reports whether char is not printable ASCII, which begins with the space and ends with the tilde.
+func unprintable(char rune) bool { return char < ' ' || char > '~' }
 
 // WithoutKeys returns the error of client-go about a kubeconfig without what it quotes from it: if two users of a file have one name,
 // client-go prints all users, with their keys and tokens (client-go, tools/clientcmd/api/v1/conversion.go).
@@ -30,14 +31,14 @@ func Quote(text string) string { return quote(text, "") }
 
 // quote is Quote, but does not escape the characters of keep.
 func quote(text, keep string) string {
-	if plain(text) {
+	if !strings.ContainsFunc(text, unprintable) {
 		return text
 	}
 	var quoted strings.Builder
 	for len(text) > 0 {
 		char, size := utf8.DecodeRuneInString(text)
 		switch {
-		case char >= firstPrintable && char <= lastPrintable, strings.ContainsRune(keep, char):
+		case !unprintable(char), strings.ContainsRune(keep, char):
 			quoted.WriteRune(char)
 		case char == utf8.RuneError && size == 1:
 			fmt.Fprintf(&quoted, `\x%02x`, text[0])
@@ -47,16 +48,6 @@ func quote(text, keep string) string {
 		text = text[size:]
 	}
 	return quoted.String()
-}
-
-// plain reports whether text is printable ASCII.
-func plain(text string) bool {
-	for i := range len(text) {
-		if text[i] < firstPrintable || text[i] > lastPrintable {
-			return false
-		}
-	}
-	return true
 }
 
 // Lines is Quote, but does not escape newlines and tabs.

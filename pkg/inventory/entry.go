@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -44,40 +45,18 @@ type Entry struct {
 
 // Owns reports whether the node owns value, as far as the source knows. It is false if only Nodes know (SelfReported).
 func (e *Entry) Owns(value san.SAN) bool {
-	if e.lists(value) {
-		return true
-	}
-	for _, prefix := range e.Prefixes {
-		if prefix.Contains(value.Address) {
-			return true
-		}
-	}
-	for _, suffix := range e.Suffixes {
-		if strings.HasSuffix(value.Name, "."+suffix) {
-			return true
-		}
-	}
-	return false
+	return e.lists(value) ||
+		slices.ContainsFunc(e.Prefixes, func(prefix netip.Prefix) bool { return prefix.Contains(value.Address) }) ||
+		slices.ContainsFunc(e.Suffixes, func(suffix string) bool { return strings.HasSuffix(value.Name, "."+suffix) })
 }
 
 // lists reports whether the entry names value itself, not only a CIDR or a suffix that covers it. What a Node reports of
 // itself lists nothing.
 func (e *Entry) lists(value san.SAN) bool {
-	if e.SelfReported {
-		return false
-	}
-	for _, own := range e.SANs {
-		if own == value {
-			return true
-		}
-		if !e.ShortNames || own.Name == "" {
-			continue
-		}
-		if first, _, found := strings.Cut(own.Name, "."); found && value.Name == first {
-			return true
-		}
-	}
-	return false
+	return !e.SelfReported && slices.ContainsFunc(e.SANs, func(own san.SAN) bool {
+		first, _, long := strings.Cut(own.Name, ".")
+		return own == value || e.ShortNames && long && first == value.Name
+	})
 }
 
 // Empty reports whether the source knows the node, but none of its names and addresses yet.

@@ -89,6 +89,9 @@ func UnmapPrefix(prefix netip.Prefix) netip.Prefix {
 	return prefix
 }
 
+// inLabel holds the characters of a label.
+const inLabel = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_"
+
 // maxDNSName is the longest DNS name, in bytes, without the trailing dot (RFC 1035 section 3.1).
 const maxDNSName = 253
 
@@ -111,7 +114,7 @@ func CheckDNSName(name string, wildcards bool) error {
 		return errors.New("is longer than 253 bytes")
 	}
 	for label := range strings.SplitSeq(strings.TrimSuffix(host, "."), ".") {
-		if label == "" || label[0] == '-' || strings.ContainsFunc(label, notInLabel) {
+		if label == "" || label[0] == '-' || strings.Trim(label, inLabel) != "" {
 			return errors.New("is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -")
 		}
 	}
@@ -129,14 +132,6 @@ func IsNumeric(name string) bool {
 		if strings.Trim(label, digits) != "" {
 			return false
 		}
-	}
-	return true
-}
-
-func notInLabel(char rune) bool {
-	switch {
-	case 'a' <= char && char <= 'z', 'A' <= char && char <= 'Z', '0' <= char && char <= '9', char == '-', char == '_':
-		return false
 	}
 	return true
 }
