@@ -160,10 +160,10 @@ func Open(options Options) (*Log, error) {
 	}
 	// The Logger below renames a path that it can't open, even a folder. Fail here instead.
 	file, err := os.OpenFile(options.Path, os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open audit log: %w", err)
+	if err == nil {
+		err = file.Close()
 	}
-	if err := file.Close(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("open audit log: %w", err)
 	}
 	return newLog(&lumberjack.Logger{

@@ -5,6 +5,7 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/judge/bootstrap"
 )
@@ -40,10 +41,8 @@ func observationOf(before *observed, lease *coordinationv1.Lease, at time.Time) 
 	after := &observed{
 		ObjectMeta: metav1.ObjectMeta{Namespace: lease.Namespace, Name: lease.Name, UID: lease.UID, ResourceVersion: lease.ResourceVersion},
 		renewed:    renewTime(lease),
+		lasts:      time.Duration(ptr.Deref(lease.Spec.LeaseDurationSeconds, 0)) * time.Second,
 		since:      at,
-	}
-	if seconds := lease.Spec.LeaseDurationSeconds; seconds != nil {
-		after.lasts = time.Duration(*seconds) * time.Second
 	}
 	switch {
 	case before == nil:
@@ -59,10 +58,7 @@ func observationOf(before *observed, lease *coordinationv1.Lease, at time.Time) 
 
 // renewTime returns when lease was renewed, by the clock of its node, or zero.
 func renewTime(lease *coordinationv1.Lease) time.Time {
-	if lease.Spec.RenewTime == nil {
-		return time.Time{}
-	}
-	return lease.Spec.RenewTime.Time
+	return ptr.Deref(lease.Spec.RenewTime, metav1.MicroTime{}).Time
 }
 
 // within reports whether the instant at is at most limit after from, and not before from.
@@ -105,9 +101,5 @@ func (o *observed) proves(lease *observed, at time.Time) bool {
 	if o.steady.IsZero() || !within(o.quiet(), o.since, at) {
 		return false
 	}
-	begun := lease.since
-	if begun.Before(o.steady) {
-		begun = o.steady
-	}
-	return o.since.Sub(begun) >= max(standstill, lease.lasts)
+	return min(o.since.Sub(lease.since), o.since.Sub(o.steady)) >= max(standstill, lease.lasts)
 }

@@ -167,10 +167,7 @@ func (s *Source) post(ctx context.Context, question nodeLookup) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	body, err := json.Marshal(question)
-	if err != nil {
-		return nil, err
-	}
+	body, _ := json.Marshal(question) // it holds only strings
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.options.URL, bytes.NewReader(body))
 	if err != nil {
 		return nil, errors.New("invalid URL") // New has checked it; the error would show it
