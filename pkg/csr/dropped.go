@@ -31,11 +31,15 @@ func droppedContent(payload *x509.CertificateRequest, attributes []asn1.RawValue
 	// Of the PKCS#10 attributes (RFC 2986 section 4.1), crypto/x509 uses only the first value of each well-formed
 	// extensionRequest. It ignores all others, so even a malformed one is not an error.
 	for _, raw := range attributes {
-		switch id, values, err := decodeAttribute(raw); {
-		case id == nil:
+		var found attribute
+		var values []asn1.RawValue
+		malformed := unmarshal(raw.FullBytes, &found)
+		_, err := asn1.UnmarshalWithParams(found.Values.FullBytes, &values, "set")
+		switch {
+		case malformed != nil:
 			dropped = append(dropped, "malformed attribute")
-		case !id.Equal(oidExtensionRequest) || err != nil || len(values) != 1:
-			dropped = append(dropped, "attribute "+id.String())
+		case !found.ID.Equal(oidExtensionRequest) || err != nil || len(values) != 1:
+			dropped = append(dropped, "attribute "+found.ID.String())
 		}
 	}
 	slices.Sort(dropped)

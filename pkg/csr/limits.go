@@ -152,17 +152,6 @@ type attribute struct {
 	Values asn1.RawValue
 }
 
-// decodeAttribute returns the type and the values of an attribute. The type is nil if raw is malformed. Of the values,
-// crypto/x509 uses the first.
-func decodeAttribute(raw asn1.RawValue) (id asn1.ObjectIdentifier, values []asn1.RawValue, err error) {
-	var found attribute
-	if err := unmarshal(raw.FullBytes, &found); err != nil {
-		return nil, nil, err
-	}
-	_, err = asn1.UnmarshalWithParams(found.Values.FullBytes, &values, "set")
-	return found.ID, values, err
-}
-
 // unmarshal decodes der, and returns an error if anything follows.
 func unmarshal(der []byte, into any) error {
 	rest, err := asn1.Unmarshal(der, into)

@@ -116,11 +116,7 @@ func AddCondition(
 	obj *certificatesv1.CertificateSigningRequest, kind certificatesv1.RequestConditionType,
 	reason, message string, now time.Time,
 ) {
-	added := certificatesv1.CertificateSigningRequestCondition{
-		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message,
-	}
-	if !now.IsZero() {
-		added.LastUpdateTime = metav1.NewTime(now)
-	}
-	obj.Status.Conditions = append(obj.Status.Conditions, added)
+	obj.Status.Conditions = append(obj.Status.Conditions, certificatesv1.CertificateSigningRequestCondition{
+		Type: kind, Status: corev1.ConditionTrue, Reason: reason, Message: message, LastUpdateTime: metav1.NewTime(now),
+	})
 }
