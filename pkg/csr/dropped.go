@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"cmp"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
@@ -74,15 +75,12 @@ func droppedNames(san []byte) []string {
 		dropped = append(dropped, "subjectAltName trailing data")
 	}
 	for _, name := range names {
-		kind := fmt.Sprintf("tag %d", name.Tag)
-		if name.Class == asn1.ClassContextSpecific && name.Tag < len(generalNames) {
+		kind, known := "", name.Class == asn1.ClassContextSpecific && name.Tag < len(generalNames)
+		if known {
 			kind = generalNames[name.Tag]
 		}
-		if kind == "" && name.IsCompound { // the names that are copied are primitive
-			kind = fmt.Sprintf("tag %d", name.Tag)
-		}
-		if kind != "" {
-			dropped = append(dropped, "subjectAltName "+kind)
+		if !known || kind != "" || name.IsCompound { // the names that are copied are primitive
+			dropped = append(dropped, "subjectAltName "+cmp.Or(kind, fmt.Sprintf("tag %d", name.Tag)))
 		}
 	}
 	return dropped

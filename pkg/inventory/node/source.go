@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/go-logr/logr"
@@ -197,11 +198,8 @@ func first(services []*object, err error) (string, error) {
 	if len(services) == 0 || err != nil {
 		return "", err
 	}
-	names := make([]string, len(services))
-	for i, service := range services {
-		names[i] = inventory.ServiceText(service.Namespace, service.Name)
-	}
-	return slices.Min(names), nil
+	text := func(service *object) string { return inventory.ServiceText(service.Namespace, service.Name) }
+	return text(slices.MinFunc(services, func(a, b *object) int { return strings.Compare(text(a), text(b)) })), nil
 }
 
 // object holds the names and addresses of a Node or a Service, which are parsed once. A full Node holds kilobytes of
