@@ -77,7 +77,7 @@ func (w *wakeUps) inventory(node string, had ...san.SAN) {
 
 // take gathers further changes, and returns the marks since the last call.
 func (w *wakeUps) take() map[uint64]bool {
-	time.Sleep(gatherFor)
+	<-time.After(gatherFor)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	taken := w.marks

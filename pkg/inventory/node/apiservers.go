@@ -109,7 +109,7 @@ func (a *APIServers) Use(value san.SAN, own bool) (string, error) {
 	a.mu.RLock()
 	defer a.mu.RUnlock()
 	waited := !a.started.IsZero() && passed.Since(a.started) >= ownNamesWait
-	if a.err != nil && !(own && waited) {
+	if a.err != nil && (!own || !waited) {
 		return "", a.err
 	}
 	return a.names[value], nil
