@@ -202,16 +202,9 @@ func (m *moving) plan(ctx context.Context) (text string, err error) {
 
 // cannotMove returns why node is left out, and what to do, or nothing.
 func cannotMove(node *corev1.Node) string {
-	if node.Labels[corev1.LabelOSStable] == "windows" {
-		return "it runs Windows: restart its kubelet after the file kubelet-client-current.pem was replaced, docs/how-to/rotate-a-ca.md"
-	}
-	for suffix, instead := range map[string]string{
-		"+k3s": "k3s certificate rotate, with the agent stopped", "+rke2": "restart rke2-agent, or rke2 certificate rotate on a server",
-		"+k0s": "restart k0sworker or k0scontroller",
-	} {
-		if strings.Contains(node.Status.NodeInfo.KubeletVersion, suffix) {
-			return "its kubelet is part of another program: " + instead
-		}
+	version := node.Status.NodeInfo.KubeletVersion // k3s, RKE2 and k0s run the kubelet themselves
+	if node.Labels[corev1.LabelOSStable] == "windows" || strings.Contains(version, "+k3s") || strings.Contains(version, "+rke2") || strings.Contains(version, "+k0s") {
+		return "its kubelet is no service of systemd: docs/how-to/distributions.md#move-a-node-to-a-new-ca"
 	}
 	if !ready(node) {
 		return "it is not Ready: run move-nodes again when it is back, or delete its Node if it is gone"
