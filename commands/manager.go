@@ -8,6 +8,7 @@ import (
 	stdlog "log"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -42,14 +44,14 @@ func (e errorLines) Write(line []byte) (int, error) {
 func restConfig(kubeconfig string) (*rest.Config, error) {
 	rules := clientcmd.NewDefaultClientConfigLoadingRules()
 	rules.ExplicitPath = kubeconfig
-	cluster, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
+	found, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, nil).ClientConfig()
 	if err != nil {
 		return nil, fmt.Errorf("find the API server: %w", ascii.WithoutKeys(err))
 	}
-	cluster.UserAgent = "csr-controller-manager/" + VersionOrBuild()
+	found.UserAgent = "csr-controller-manager/" + VersionOrBuild()
 	// API servers compress watches, and lists above 128 KiB. The few megabytes that this saves cost both sides more time.
-	cluster.DisableCompression = true
-	return cluster, nil
+	found.DisableCompression = true
+	return found, nil
 }
 
 // manage runs the manager until ctx is done or the manager fails.
@@ -68,23 +70,29 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
 		report.Warn(logger, warning)
 	}
-	cluster, err := restConfig(configuration.Kubeconfig)
+	served, home, err := restConfigs(configuration)
 	if err != nil {
 		return err
 	}
-	cluster.QPS, cluster.Burst = float32(configuration.KubeAPIQPS), configuration.KubeAPIBurst
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return err
 	}
-	if options.ServerTime, err = servertime.New(cluster); err != nil {
+	if options.ServerTime, err = servertime.New(served); err != nil {
 		return err
 	}
-	cluster.Wrap(options.ServerTime.Wrap) // notes the time in each answer
-	cluster.Wrap(newBounded)              // ends calls that hang
-	mgr, err := newManager(cluster, configuration, options, logger)
+	served.Wrap(options.ServerTime.Wrap) // notes the time in each answer; no age depends on a time of another home
+	mgr, err := newManager(served, home, configuration, options, logger)
 	if err != nil {
 		return err
+	}
+	if home != served {
+		if options.Home, err = cluster.New(home, func(o *cluster.Options) { o.Logger = logger }); err != nil {
+			return fmt.Errorf("set up the home: %w", err)
+		}
+		if err := mgr.Add(options.Home); err != nil {
+			return err
+		}
 	}
 	if err := options.SetupWithManager(mgr); err != nil {
 		return err
@@ -101,20 +109,40 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	return nil
 }
 
-func newManager(
-	cluster *rest.Config, c *config.Configuration, options controllers.Options, logger logr.Logger,
-) (manager.Manager, error) {
-	election := rest.CopyConfig(cluster)
-	election.QPS = -1 // renewing the Lease never waits behind work
-	served := metricsserver.Options{BindAddress: c.MetricsBindAddress}
-	if c.MetricsSecure {
-		served.SecureServing, served.CertDir, served.FilterProvider = true, c.MetricsCertDir, metricsFilter
+// restConfigs returns how to reach the served cluster and the home. They are the same unless c has a home of its own.
+func restConfigs(c *config.Configuration) (served, home *rest.Config, err error) {
+	if served, err = restConfig(c.Kubeconfig); err != nil {
+		return nil, nil, err
 	}
-	return manager.New(cluster, manager.Options{
+	home = served
+	if c.Home.Apart() {
+		if home, err = restConfig(c.Home.Kubeconfig); err != nil {
+			return nil, nil, fmt.Errorf("--home-kubeconfig: %w", err)
+		}
+	}
+	for _, one := range slices.Compact([]*rest.Config{served, home}) {
+		one.QPS, one.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
+		one.Wrap(newBounded) // ends calls that hang
+	}
+	return served, home, nil
+}
+
+// newManager returns a manager of the served cluster, whose Lease and whose users of the metrics are at home.
+func newManager(
+	served, home *rest.Config, c *config.Configuration, options controllers.Options, logger logr.Logger,
+) (manager.Manager, error) {
+	election := rest.CopyConfig(home)
+	election.QPS = -1 // renewing the Lease never waits behind work
+	shown := metricsserver.Options{BindAddress: c.MetricsBindAddress}
+	if c.MetricsSecure {
+		shown.SecureServing, shown.CertDir = true, c.MetricsCertDir
+		shown.FilterProvider = func(*rest.Config, *http.Client) (metricsserver.Filter, error) { return metricsFilter(home) }
+	}
+	return manager.New(served, manager.Options{
 		Scheme:                        clientgoscheme.Scheme,
 		Logger:                        logger,
 		Cache:                         options.CacheOptions(),
-		Metrics:                       served,
+		Metrics:                       shown,
 		HealthProbeBindAddress:        c.HealthProbeBindAddress,
 		GracefulShutdownTimeout:       new(call.Grace),
 		LeaderElection:                c.LeaderElection.Enabled,

@@ -20,8 +20,9 @@ import (
 func TestStopWaitsForWrites(t *testing.T) {
 	for calls, waits := range map[time.Duration]bool{time.Second: true, 91 * time.Second: true, time.Hour: false} {
 		synctest.Test(t, func(t *testing.T) {
+			unreachable := &rest.Config{Host: "127.0.0.1:1"}
 			off := &config.Configuration{MetricsBindAddress: "0", HealthProbeBindAddress: "0"}
-			mgr := kit.Must(newManager(&rest.Config{Host: "127.0.0.1:1"}, off, controllers.Options{}, logr.Discard()))(t)
+			mgr := kit.Must(newManager(unreachable, unreachable, off, controllers.Options{}, logr.Discard()))(t)
 			kit.NoError(t, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 				<-ctx.Done()
 				<-time.After(calls)

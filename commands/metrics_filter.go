@@ -23,7 +23,7 @@ const (
 // metricsFilter serves the metrics only to users who may get /metrics. Its reviews use a client, a rate limit and a
 // connection of their own. Any pod that reaches the port can cause reviews, and they must not delay the manager's
 // writes and its Lease.
-func metricsFilter(cluster *rest.Config, _ *http.Client) (metricsserver.Filter, error) {
+func metricsFilter(cluster *rest.Config) (metricsserver.Filter, error) {
 	reviewer := rest.CopyConfig(cluster)
 	reviewer.RateLimiter, reviewer.QPS, reviewer.Burst = nil, metricsReviewsPerSecond, metricsReviewBurst
 	// client-go shares a connection between configurations with the same Dial function.

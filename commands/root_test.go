@@ -63,7 +63,7 @@ func TestLogIsASCII(t *testing.T) {
 // the read after it.
 func TestStopWaitsForTheLastWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mgr, err := newManager(&rest.Config{}, &config.Configuration{MetricsBindAddress: "0"}, controllers.Options{}, logr.Discard())
+		mgr, err := newManager(&rest.Config{}, &rest.Config{}, &config.Configuration{MetricsBindAddress: "0"}, controllers.Options{}, logr.Discard())
 		kit.NoError(t, err)
 		ctx, stop := context.WithCancel(t.Context())
 		done := false

@@ -79,6 +79,11 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 		options.Rotation = &rotation.Reconciler{
 			OldLifetimeCap: c.Rotation.OldLifetimeCap.Duration, SettleFor: c.Rotation.SettleFor.Duration,
 		}
+		for _, one := range servedSigners(c.Signing) {
+			if namespace, name := one.SecretName(); c.Home.Apart() && name != "" {
+				options.Rotation.Secrets = append(options.Rotation.Secrets, types.NamespacedName{Namespace: namespace, Name: name})
+			}
+		}
 	}
 	if c.SelfCheck.Interval.Duration > 0 {
 		options.SelfCheck = &SelfCheck{

@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -36,6 +37,10 @@ type Options struct {
 	Signer   *signer.Reconciler
 	Cleaner  *cleaner.Reconciler
 	Rotation *rotation.Reconciler
+
+	// Home, if set, is the cluster of the signing Secrets, of the SigningAuthorities and of all that belongs to them, if it is
+	// not the manager's cluster. Then the manager's cluster serves requests without holding a key. The caller adds Home to the manager.
+	Home cluster.Cluster
 
 	// Audit, if set, is the audit log of the approver and the signer, unless they have their own.
 	Audit *audit.Log
@@ -123,6 +128,7 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 	if r := o.Signer; r != nil {
 		r.BlockList, r.Audit = cmp.Or(r.BlockList, o.BlockList), cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
+		r.Home = o.Home
 		setup(signer.Name, r)
 	}
 	if r := o.Cleaner; r != nil {
@@ -132,6 +138,7 @@ func (o Options) setupControllers(mgr manager.Manager) error {
 	if r := o.Rotation; r != nil {
 		r.Audit = cmp.Or(r.Audit, o.Audit)
 		r.ServerTime, r.Clock = o.clocks(r.ServerTime, r.Clock)
+		r.Home = o.Home
 		setup(rotation.Name, r)
 	}
 	return errors.Join(errs...)
@@ -168,9 +175,9 @@ func (o Options) signerNames() map[string]bool {
 // caches fills the controllers' caches on every replica. An elected replica fills its queues from them. caches waits
 // for what is missing, such as a CRD. A replica is not ready until all caches are filled. Then its requests are counted.
 type caches struct {
-	cache    cache.Informers
-	log      logr.Logger
-	requests requestsCollector
+	served, home cache.Informers
+	log          logr.Logger
+	requests     requestsCollector
 	// problems maps each kind, a client.Object, to an error that says why its cache is not filled.
 	problems sync.Map
 }
@@ -178,7 +185,7 @@ type caches struct {
 // setupCaches adds the caches of the controllers in o to mgr, with a readiness check.
 func (o Options) setupCaches(mgr manager.Manager) error {
 	c := &caches{
-		cache: mgr.GetCache(), log: mgr.GetLogger().WithName("caches"),
+		served: mgr.GetCache(), home: cmp.Or[cluster.Cluster](o.Home, mgr).GetCache(), log: mgr.GetLogger().WithName("caches"),
 		requests: requestsCollector{now: o.ServerTime.Latest, signers: o.signerNames()},
 	}
 	c.problems.Store(&certificatesv1.CertificateSigningRequest{}, informer.ErrNotRead)
@@ -205,8 +212,11 @@ func (c *caches) Start(ctx context.Context) error {
 }
 
 func (c *caches) fill(ctx context.Context, kind client.Object) {
-	log := c.log.WithValues("kind", fmt.Sprintf("%T", kind))
-	store, err := informer.FromCache(ctx, c.cache, kind, log, func(err error) { c.problems.Store(kind, err) })
+	log, from := c.log.WithValues("kind", fmt.Sprintf("%T", kind)), c.served
+	if _, is := kind.(*v1alpha1.SigningAuthority); is {
+		from = c.home
+	}
+	store, err := informer.FromCache(ctx, from, kind, log, func(err error) { c.problems.Store(kind, err) })
 	if ctx.Err() != nil {
 		return
 	}

@@ -186,7 +186,7 @@ func (f *filling) GetStore() toolscache.Store { return nil }
 func TestReadyWaitsForCaches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		informers := &filling{}
-		c := &caches{cache: informers, log: logr.Discard()}
+		c := &caches{served: informers, log: logr.Discard()}
 		c.problems.Store(&corev1.Secret{}, informer.ErrNotRead)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -344,7 +344,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 	denied, fault := "", error(nil)
 	answers := reviewer{answer: func(resource string) (bool, error) { return !strings.Contains(denied, resource), fault }}
 	s, recorder := &selfCheck{log: logr.Discard(), clock: clock.RealClock{}, notReady: errNotChecked}, events.NewFakeRecorder(10)
-	task := &checkTask{ask: s.ownRights(answers, &SelfCheck{Rights: rights, Namespace: "ours"}, report.New(recorder, clock.RealClock{}))}
+	task := &checkTask{ask: s.ownRights(func(check.Right) reviewsv1.SelfSubjectAccessReviewInterface { return answers }, &SelfCheck{Rights: rights, Namespace: "ours"}, report.New(recorder, clock.RealClock{}))}
 	const missing = "missing rights: test b one, test b two"
 	if err := s.ready(nil); !errors.Is(err, errNotChecked) {
 		t.Errorf("ready before anybody has asked: %v", err)
@@ -368,7 +368,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 	} {
 		denied, fault = test.denied, test.fault
 		s.run(t.Context(), task)
-		got := fmt.Sprint(gauge(t, metrics.Registry, "csr_check_missing_rights", "b", "test"), gauge(t, metrics.Registry, "csr_check_missing_rights", "c", "test")) +
+		got := fmt.Sprint(gauge(t, metrics.Registry, "csr_check_missing_rights", "", "b", "test"), gauge(t, metrics.Registry, "csr_check_missing_rights", "", "c", "test")) +
 			" " + fmt.Sprint(s.ready(nil))
 		for len(recorder.Events) > 0 {
 			got += " " + <-recorder.Events

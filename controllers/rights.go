@@ -29,6 +29,8 @@ import (
 type Right struct {
 	// Verb, Group, Resource (with /subresource), Namespace and Name are as in a Role; empty Names and Namespaces are all.
 	Verb, Group, Resource, Namespace, Name string
+	// Cluster is HomeCluster or ServedCluster. It is empty if both are one.
+	Cluster string
 	// Need names the part of the manager that needs it.
 	Need string
 	// Manifest is the shipped folder that grants it. It is empty if only a role of the operator can.
@@ -37,7 +39,13 @@ type Right struct {
 	Optional bool
 }
 
-// String returns the Right as in `kubectl auth can-i`.
+// The clusters of rights, if the home is another cluster than the served one.
+const (
+	HomeCluster   = "home"
+	ServedCluster = "served"
+)
+
+// String returns the Right as in `kubectl auth can-i`, with its cluster.
 func (r Right) String() string { return check.Right(r).String() }
 
 // Rights returns the rights that a manager with configuration c needs. The manager's Lease is in leaseNamespace. A
@@ -45,7 +53,11 @@ func (r Right) String() string { return check.Right(r).String() }
 func Rights(c *config.Configuration, leaseNamespace string) []Right {
 	var all []Right
 	of := func(need, manifest string) rights {
-		return rights{all: &all, each: Right{Need: need, Manifest: manifest}}
+		one := rights{all: &all, each: Right{Need: need, Manifest: manifest}}
+		if c.Home.Apart() {
+			one.each.Cluster = ServedCluster
+		}
+		return one
 	}
 	if c.Enabled(config.ApproverController) {
 		of("approver", shippedRoles).approver(c)
@@ -71,13 +83,13 @@ func Rights(c *config.Configuration, leaseNamespace string) []Right {
 		}
 	}
 	if c.LeaderElection.Enabled {
-		election := of("leader election", shippedRoles)
+		election := of("leader election", shippedRoles).atHome()
 		election.add(coordinationv1.GroupName, "leases", leaseNamespace, "", "create")
 		election.add(coordinationv1.GroupName, "leases", leaseNamespace, c.LeaderElection.ResourceName, "get", "update")
 		election.optional().add("", "events", leaseNamespace, "", "create", "patch")
 	}
 	if c.MetricsSecure {
-		metrics := of("secure metrics", shippedRoles).optional()
+		metrics := of("secure metrics", shippedRoles).optional().atHome()
 		metrics.add(authenticationv1.GroupName, "tokenreviews", "", "", "create")
 		metrics.add(authorizationv1.GroupName, "subjectaccessreviews", "", "", "create")
 	}
@@ -128,6 +140,14 @@ func (r rights) by(need string) rights {
 // from returns r for rights that the roles in the folder manifest grant. It is empty if no shipped role grants them.
 func (r rights) from(manifest string) rights {
 	r.each.Manifest = manifest
+	return r
+}
+
+// atHome returns r for rights in the home.
+func (r rights) atHome() rights {
+	if r.each.Cluster != "" {
+		r.each.Cluster = HomeCluster
+	}
 	return r
 }
 
@@ -220,14 +240,14 @@ func (r rights) signer(c *config.Configuration) {
 		if name == "" {
 			continue
 		}
-		secret := r.ofSecret(namespace, name)
+		secret := r.atHome().ofSecret(namespace, name)
 		secret.add("", "secrets", namespace, name, "list", "watch")
 		secret.events(namespace)
 		if one.CreateIfMissing && !dryRun { // needed at most once
-			r.by("a new CA").from("config/create-ca").optional().add("", "secrets", namespace, "", "create")
+			r.by("a new CA").from("config/create-ca").optional().atHome().add("", "secrets", namespace, "", "create")
 		}
 		if c.Rotation.Enabled && !dryRun { // the rotation controller creates the ledger
-			book := r.by("ledger").from(rotationRoles).ofSecret(namespace, name)
+			book := r.by("ledger").from(rotationRoles).atHome().ofSecret(namespace, name)
 			book.add("", "configmaps", namespace, ledger.BookName(name), "get", "update")
 		}
 	}
@@ -280,21 +300,26 @@ func (r rights) inventory(c config.Approval) {
 // rotation adds the rights to rotate the CAs that c names. It omits the rights to publish trust bundles in ConfigMaps,
 // because only a SigningAuthority names them. The condition Published reports missing rights.
 func (r rights) rotation(c *config.Configuration) {
-	r.add(v1alpha1.GroupVersion.Group, "signingauthorities", "", "", "get", "list", "watch", "patch")
-	r.add(v1alpha1.GroupVersion.Group, "signingauthorities/status", "", "", "update")
+	home := r.atHome()
+	home.add(v1alpha1.GroupVersion.Group, "signingauthorities", "", "", "get", "list", "watch", "patch")
+	home.add(v1alpha1.GroupVersion.Group, "signingauthorities/status", "", "", "update")
+	home.events(metav1.NamespaceDefault)
 	r.add(certificatesv1.GroupName, requestsResource, "", "", "get", "list", "watch")
-	r.add(discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
+	if c.Home.Apart() {
+		r = r.optional() // the rest only publishes: it decides no step
+	} else {
+		r.add(discoveryv1.GroupName, "endpointslices", metav1.NamespaceDefault, "", "list")
+	}
 	r.add("", "configmaps", trust.ExtensionNamespace, trust.ExtensionName, "get", "update")
-	r.events(metav1.NamespaceDefault)
 	for _, one := range servedSigners(c.Signing) {
 		r.onSigner(one.Name, "attest")
 		namespace, name := one.SecretName()
 		if name == "" {
 			continue
 		}
-		secret := r.ofSecret(namespace, name)
 		bundle := trust.BundleName(one.Name, name)
-		secret.add(certificatesv1.GroupName, "clustertrustbundles", "", bundle, "get", "create", "patch", "delete")
+		r.ofSecret(namespace, name).add(certificatesv1.GroupName, "clustertrustbundles", "", bundle, "get", "create", "patch", "delete")
+		secret := home.ofSecret(namespace, name)
 		secret.add("", "secrets", namespace, "", "create")
 		secret.add("", "secrets", namespace, name, "get", "update")
 		secret.add("", "configmaps", namespace, "", "create")

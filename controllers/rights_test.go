@@ -243,6 +243,21 @@ func TestRightsFollowTheConfiguration(t *testing.T) {
 			[]string{approveNodes, approval, "create tokenreviews.authentication.k8s.io", askReview},
 			[]string{"get configmaps extension-apiserver-authentication in kube-system", "create leases.coordination.k8s.io in n"},
 		},
+		"a home of its own": {
+			func(c *config.Configuration) {
+				c.Home.Kubeconfig, c.Signing.Secret, c.Rotation.Enabled, c.MetricsSecure = "h", "b/a", true, true
+			},
+			[]string{
+				"list secrets a in b of the home cluster", "get configmaps a-ledger in b of the home cluster", "create tokenreviews.authentication.k8s.io of the home cluster",
+				"update leases.coordination.k8s.io csr-controller-manager in n of the home cluster", "watch signingauthorities.csr-controller-manager.io of the home cluster",
+				"create events.events.k8s.io in default of the home cluster", "create events.events.k8s.io in default of the served cluster",
+				"get certificatesigningrequests.certificates.k8s.io of the served cluster", signServing + " of the served cluster",
+			},
+			[]string{
+				"list endpointslices.discovery.k8s.io in default of the served cluster", "list secrets a in b of the served cluster",
+				"get signingauthorities.csr-controller-manager.io of the served cluster",
+			},
+		},
 		"rotation of a custom signer, and approval rules with Services": { // no shipped role can name the signer
 			func(c *config.Configuration) {
 				approvalRule(rules.ServiceNames)(c)

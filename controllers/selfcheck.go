@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/utils/clock"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/controllers/approver"
@@ -51,7 +52,7 @@ var (
 		"Result of each self-check: 1 for the current result, 0 for the others.", "check", "result")
 
 	missingRights = metric.Gauge("csr_check_missing_rights",
-		"Objects, namespaces or signers for which the manager lacks a right.", "verb", "resource")
+		"Objects, namespaces or signers for which the manager lacks a right.", "verb", "resource", "cluster")
 
 	checkLastRun = metric.Gauge("csr_check_last_run_timestamp_seconds", "Last run of each self-check.", "check")
 )
@@ -85,12 +86,19 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 		interval: o.SelfCheck.Interval, clock: cmp.Or[clock.Clock](o.Clock, clock.RealClock{}),
 		log: mgr.GetLogger().WithName("self-check"), notReady: errNotChecked,
 	}
+	home := cmp.Or[cluster.Cluster](o.Home, mgr)
 	reviews, err := reviewsv1.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
-	if err != nil {
+	atHome, homeErr := reviewsv1.NewForConfigAndClient(home.GetConfig(), home.GetHTTPClient())
+	if err := errors.Join(err, homeErr); err != nil {
 		return fmt.Errorf("set up self-check: %w", err)
 	}
-	missing := report.New(mgr.GetEventRecorder("csr-self-check"), s.clock)
-	s.tasks = []*checkTask{{ask: s.ownRights(reviews.SelfSubjectAccessReviews(), o.SelfCheck, missing)}}
+	missing := report.New(home.GetEventRecorder("csr-self-check"), s.clock)
+	s.tasks = []*checkTask{{ask: s.ownRights(func(right check.Right) reviewsv1.SelfSubjectAccessReviewInterface {
+		if right.Cluster == HomeCluster {
+			return atHome.SelfSubjectAccessReviews()
+		}
+		return reviews.SelfSubjectAccessReviews()
+	}, o.SelfCheck, missing)}}
 	if o.Approver != nil {
 		for name, each := range o.Approver.Judges {
 			if rules, are := each.(*approver.ApprovalRules); are {
@@ -181,18 +189,19 @@ func (s *selfCheck) report(task *checkTask, results []check.Result) {
 // ownRights returns a check of the rights that c configures. It records which of them are denied: in the metrics, and for
 // those that the controllers need, in an Event and for ready. A result that is unknown changes nothing.
 func (s *selfCheck) ownRights(
-	reviews reviewsv1.SelfSubjectAccessReviewInterface, c *SelfCheck, events *report.Reporter,
+	reviews func(check.Right) reviewsv1.SelfSubjectAccessReviewInterface, c *SelfCheck, events *report.Reporter,
 ) func(context.Context) []check.Result {
 	denied, rights := make([]bool, len(c.Rights)), make([]check.Right, len(c.Rights)) // denied as far as known
 	for i, right := range c.Rights {
 		rights[i] = check.Right(right)
 	}
 	return func(ctx context.Context) []check.Result {
-		results := check.Rights(ctx, reviews, rights)
+		var results []check.Result
 		var names []string
-		missing := map[[2]string]float64{}
+		missing := map[[3]string]float64{}
 		for i, right := range rights {
-			label := [2]string{right.Verb, right.GroupResource()}
+			results = append(results, check.Rights(ctx, reviews(right), rights[i:i+1])...)
+			label := [3]string{right.Verb, right.GroupResource(), right.Cluster}
 			missing[label] += 0 // a series for each right
 			if status := results[i].Status; status != check.Unknown {
 				denied[i] = status == check.Failed

@@ -48,6 +48,8 @@ type SigningAuthorityList struct {
 }
 
 // SigningAuthoritySpec is the wanted state of a SigningAuthority.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.trust) || !has(self.trust.secrets) || !self.trust.secrets.exists(to, to.__namespace__ == self.secret.__namespace__ && to.name == self.secret.name)",message="spec.trust.secrets names spec.secret, which holds the keys: name another Secret"
 type SigningAuthoritySpec struct {
 	// Secret holds the CA, and during a rotation both CAs. The manager creates it if it does not exist.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the Secret of an authority cannot be changed: create another authority to move signers"
@@ -108,25 +110,28 @@ type Lifetimes struct {
 
 // Trust says where the trust bundle is published. The bundle has the newest CA first, and no expired CA.
 type Trust struct {
-	// ConfigMaps are the ConfigMaps to write the bundle to.
+	// ConfigMaps are the ConfigMaps to write the bundle to. Those in which the manager or the API servers keep their own data are
+	// refused.
 	// +kubebuilder:validation:MaxItems=16
-	ConfigMaps []ConfigMapKey `json:"configMaps,omitempty"`
+	// +kubebuilder:validation:items:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write this ConfigMap: name another one"
+	// +kubebuilder:validation:items:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.endsWith('-moved')",message="the ledgers of issued certificates have such names: name another ConfigMap"
+	ConfigMaps []TrustEntry `json:"configMaps,omitempty"`
+	// Secrets are the Secrets to write the bundle to, for API servers that mount it from there. A Secret with the keys of an
+	// authority is refused.
+	// +kubebuilder:validation:MaxItems=16
+	Secrets []TrustEntry `json:"secrets,omitempty"`
 	// ClusterTrustBundles makes the manager write a ClusterTrustBundle for each signer, where the API server serves
 	// them. Unset is true.
 	ClusterTrustBundles *bool `json:"clusterTrustBundles,omitempty"`
 }
 
-// ConfigMapKey is one entry of a ConfigMap. ConfigMaps in which the manager or the API servers keep their own data are
-// refused.
-//
-// +kubebuilder:validation:XValidation:rule="self.namespace != 'kube-system' || self.name != 'extension-apiserver-authentication'",message="the API servers write this ConfigMap: name another one"
-// +kubebuilder:validation:XValidation:rule="!self.name.endsWith('-ledger') && !self.name.endsWith('-moved')",message="the ledgers of issued certificates have such names: name another ConfigMap"
-type ConfigMapKey struct {
-	// Namespace is the namespace of the ConfigMap.
+// TrustEntry is one entry of a ConfigMap or Secret.
+type TrustEntry struct {
+	// Namespace is the namespace of the object.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=63
 	Namespace string `json:"namespace"`
-	// Name is the name of the ConfigMap.
+	// Name is the name of the object.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
 	Name string `json:"name"`

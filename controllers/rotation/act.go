@@ -75,11 +75,11 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	case Seal:
 		return r.seal(ctx, obj, o.Now)
 	case Prune:
-		cert, err := certificateOf(obj.Status.Retiring)
-		if err != nil {
-			return err
+		return r.pruneServed(ctx, obj)
+	case DestroyRetiring:
+		if r.apart {
+			r.inServed(obj, Prune, func(obj *v1alpha1.SigningAuthority) error { return r.pruneServed(ctx, obj) })
 		}
-		return r.publisher.Prune(ctx, cert)
 	case MakeRenewed:
 		renewed, err := o.signing.Renew(lifetimeOf(obj), o.Now)
 		if err != nil {
@@ -199,4 +199,47 @@ func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keypa
 		permit.KeyID = signing.KeyID
 	}
 	return permit
+}
+
+// inServed writes to a served cluster that is not the home, in the background. That decides and delays no step: administrators of that
+// cluster may forbid and hold up writes, and only programs of that cluster read what is written. A write that is still under way is not
+// repeated.
+func (r *Reconciler) inServed(obj *v1alpha1.SigningAuthority, what Action, write func(*v1alpha1.SigningAuthority) error) {
+	obj = obj.DeepCopy()
+	key := string(what) + " " + obj.Name
+	if _, underWay := r.writing.LoadOrStore(key, nil); underWay {
+		return
+	}
+	go func() {
+		defer r.writing.Delete(key)
+		if err := write(obj); err != nil {
+			r.reporter.Request(obj, string(what), "ServedClusterOutdated", fmt.Sprintf("in the served cluster, which does not stop the rotation: %v", err))
+		}
+	}()
+}
+
+// publishBundles publishes the trust bundle as ClusterTrustBundles in a served cluster that is not the home.
+func (r *Reconciler) publishBundles(ctx context.Context, obj *v1alpha1.SigningAuthority, now time.Time) error {
+	if len(publishedCAs(&obj.Status)) == 0 {
+		return nil
+	}
+	wanted, err := bundleOf(obj, now)
+	if err != nil {
+		return err
+	}
+	wanted.Entries = nil
+	changes, problems := r.served.Check(ctx, wanted)
+	if len(changes) > 0 {
+		return r.served.Publish(ctx, changes)
+	}
+	return errors.Join(problems...)
+}
+
+// pruneServed removes the retiring CA from what API servers publish.
+func (r *Reconciler) pruneServed(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+	cert, err := certificateOf(obj.Status.Retiring)
+	if err != nil {
+		return err
+	}
+	return r.served.Prune(ctx, cert)
 }

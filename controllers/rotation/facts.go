@@ -179,7 +179,7 @@ func (r *Reconciler) readOthers(ctx context.Context, obj *v1alpha1.SigningAuthor
 		if other.Name == obj.Name {
 			continue
 		}
-		if err := conflictWith(obj, other); err != nil {
+		if err := conflictWith(obj, other, r.owns(other)); err != nil {
 			return err
 		}
 		for _, authority := range other.Status.CAs() {
@@ -192,33 +192,44 @@ func (r *Reconciler) readOthers(ctx context.Context, obj *v1alpha1.SigningAuthor
 	return nil
 }
 
-// conflictWith returns an error if other is older than obj and has a Secret of the same name, after which trust bundles are
-// named, or a ConfigMap of obj.
-func conflictWith(obj, other *v1alpha1.SigningAuthority) error {
+// conflictWith returns an error if obj publishes to the signing Secret of other. It also returns one if other is older than obj
+// and publishes to what obj publishes to, or has the same Secret. If both are of one served cluster, the same name is enough: trust
+// bundles are named after it.
+func conflictWith(obj, other *v1alpha1.SigningAuthority, sameCluster bool) error {
+	for _, at := range obj.Spec.Trust.Secrets {
+		if at.Namespace == other.Spec.Secret.Namespace && at.Name == other.Spec.Secret.Name {
+			return fmt.Errorf("spec.trust.secrets: Secret %s has the keys of SigningAuthority %s: name another Secret",
+				secretName(other), other.Name)
+		}
+	}
 	older := other.CreationTimestamp.Before(&obj.CreationTimestamp) ||
 		other.CreationTimestamp.Equal(&obj.CreationTimestamp) && other.Name < obj.Name
 	if !older {
 		return nil
 	}
-	if other.Spec.Secret.Name == obj.Spec.Secret.Name {
+	if other.Spec.Secret == obj.Spec.Secret || sameCluster && other.Spec.Secret.Name == obj.Spec.Secret.Name {
 		return fmt.Errorf("spec.secret: SigningAuthority %s already uses Secret %s: choose another name",
 			other.Name, secretName(other))
 	}
-	theirs := configMaps(other)
-	for _, ours := range configMaps(obj) {
+	theirs := publishedTo(other)
+	for _, ours := range publishedTo(obj) {
 		if slices.Contains(theirs, ours) {
-			return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to ConfigMap %s/%s: name another ConfigMap",
-				other.Name, ours.Namespace, ours.Name)
+			return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to %[2]s %s/%s: name another %[2]s",
+				other.Name, ours.Kind, ours.Namespace, ours.Name)
 		}
 	}
 	return nil
 }
 
-// configMaps returns the entries of ConfigMaps that obj publishes to.
-func configMaps(obj *v1alpha1.SigningAuthority) (all []publish.ConfigMapKey) {
-	for _, at := range obj.Spec.Trust.ConfigMaps {
-		all = append(all, publish.ConfigMapKey{Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")})
+// publishedTo returns the entries of ConfigMaps and Secrets that obj publishes to.
+func publishedTo(obj *v1alpha1.SigningAuthority) (all []publish.Entry) {
+	add := func(kind string, entries []v1alpha1.TrustEntry) {
+		for _, at := range entries {
+			all = append(all, publish.Entry{Kind: kind, Namespace: at.Namespace, Name: at.Name, Key: cmp.Or(at.Key, "ca.crt")})
+		}
 	}
+	add(publish.ConfigMap, obj.Spec.Trust.ConfigMaps)
+	add(publish.Secret, obj.Spec.Trust.Secrets)
 	return all
 }
 
@@ -232,7 +243,7 @@ func bundleOf(obj *v1alpha1.SigningAuthority, now time.Time) (publish.Wanted, er
 		}
 		certs = append(certs, cert)
 	}
-	wanted := publish.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, ConfigMaps: configMaps(obj)}
+	wanted := publish.Wanted{Bundle: trust.Bundle(now, certs...), Suffix: obj.Spec.Secret.Name, Entries: publishedTo(obj)}
 	if len(wanted.Bundle) == 0 {
 		// A bundle cannot be empty. So the bundle holds only the expired CAs. That removes any other CA
 		// from it, and no verifier accepts an expired one.
@@ -272,13 +283,17 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 	defer r.trackers.Store(obj.Name, kept)
 	targets := sync.OnceValues(func() ([]probe.Target, error) {
 		addresses := obj.Spec.Verification.APIServers
+		if len(addresses) == 0 && r.apart {
+			return nil, errors.New("list every API server of the served cluster in spec.verification.apiServers, as host:port: " +
+				"with a home of its own, the manager does not believe EndpointSlices, which the served cluster's administrators write")
+		}
 		if len(addresses) == 0 {
 			var err error
-			if addresses, err = probe.Endpoints(ctx, r.Live); err != nil {
+			if addresses, err = probe.Endpoints(ctx, r.served.Live); err != nil {
 				return nil, fmt.Errorf("no API server to probe: %w", err)
 			}
 		}
-		return probe.Direct(r.cluster, obj.Spec.Verification.ServerName, addresses), nil
+		return probe.Direct(r.config, obj.Spec.Verification.ServerName, addresses), nil
 	})
 	ask := func(want probe.Trust, authority, control *ca.Authority) probe.Proof {
 		if authority == nil {
@@ -311,10 +326,13 @@ func (r *Reconciler) askAPIServers(ctx context.Context, obj *v1alpha1.SigningAut
 }
 
 // readClientCAs reads whether extension-apiserver-authentication, which aggregated API servers read, holds the renewed
-// certificate, the retiring CA after it has left the trust bundle, and CAs above it. A self-signed CA has no CA above it.
+// certificate, the retiring CA after it has left the trust bundle, and CAs above it. A self-signed CA has no CA above it. With a
+// home apart, it reads nothing: administrators of the served cluster write that ConfigMap too. A CA above the retiring one then
+// shows in Completing: no API server refuses.
 func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
 	authority := cmp.Or(obj.Status.Renewed, obj.Status.Retiring) // never both
-	if authority == nil || !askedToRefuse(obj.Spec.Signers, authority, o.facts) {
+	o.RenewedSeen = r.apart
+	if r.apart || authority == nil || !askedToRefuse(obj.Spec.Signers, authority, o.facts) {
 		return nil
 	}
 	var chain []*x509.Certificate
@@ -325,7 +343,7 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 	if err != nil || obj.Status.Renewed == nil && obj.Status.UnpublishedAt == nil && len(chain) == 0 {
 		return err
 	}
-	_, trusted, err := r.publisher.ClientCAs(ctx)
+	_, trusted, err := r.served.ClientCAs(ctx)
 	o.Kept = slices.ContainsFunc(trusted, func(one *x509.Certificate) bool { return trust.SameCA(one, cert) })
 	o.RenewedSeen = obj.Status.Renewed != nil && slices.ContainsFunc(trusted, cert.Equal)
 	if len(chain) > 0 {

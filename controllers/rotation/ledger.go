@@ -66,7 +66,7 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 		return reconcile.Result{}, r.recordAll(ctx, authorities.Items) // done, or retried by the queue
 	}
 	request := &certificatesv1.CertificateSigningRequest{}
-	if err := r.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.served.Client.Get(ctx, key.NamespacedName, request, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, client.IgnoreNotFound(err) // deleted: done; otherwise retried by the queue
 	}
 	r.record(request, authorities.Items)
@@ -80,7 +80,7 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 	}
 	page := &certificatesv1.CertificateSigningRequestList{}
 	for first := true; first || page.Continue != ""; first = false {
-		if err := call.List(ctx, r.Live, page, client.Limit(issuedPage), client.Continue(page.Continue)); err != nil {
+		if err := call.List(ctx, r.served.Live, page, client.Limit(issuedPage), client.Continue(page.Continue)); err != nil {
 			return fmt.Errorf("list requests: %w", err)
 		}
 		for i := range page.Items {
@@ -90,11 +90,15 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 	return nil
 }
 
-// record records the certificate of request, which may be trimmed, also if another program issued it. Its node has moved if the CA
-// that signs has issued it while another one retires.
+// record records the certificate of request, which may be trimmed, also if another program issued it. With a home apart, no other
+// program has the key, so the ledger has every signer already: administrators of the served cluster could fill it with names. The
+// node of request has moved if the CA that signs has issued it while another one retires.
 func (r *Reconciler) record(request *certificatesv1.CertificateSigningRequest, authorities []v1alpha1.SigningAuthority) {
 	for i := range authorities {
 		obj := &authorities[i]
+		if !r.owns(obj) || r.apart && !slices.Contains(obj.Spec.Signers, request.Spec.SignerName) {
+			continue
+		}
 		if cert, ours := ledger.Recognize(request, certificates(obj)); ours {
 			if !retires(obj) || cert.KeyID != obj.Status.Signing.KeyID {
 				cert.Node = ""

@@ -74,7 +74,7 @@ func (c *cluster) authority(name string, signers ...string) *authority {
 	obj.Spec.Secret = v1alpha1.SecretReference{Namespace: modelNamespace, Name: name}
 	obj.Spec.Verification.SettleFor = &metav1.Duration{Duration: settleFor}
 	obj.Spec.Lifetimes.Adopted = &metav1.Duration{Duration: adoptedFor}
-	obj.Spec.Trust.ConfigMaps = []v1alpha1.ConfigMapKey{{Namespace: trustNamespace, Name: name}}
+	obj.Spec.Trust.ConfigMaps = []v1alpha1.TrustEntry{{Namespace: trustNamespace, Name: name}}
 	obj.Spec.Trust.ClusterTrustBundles = new(bool)
 	c.create(obj)
 	c.authorities = append(c.authorities, a)

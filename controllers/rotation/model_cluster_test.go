@@ -156,11 +156,12 @@ func (c *cluster) startManager() {
 		cached, live = slow.Client{Client: cached, Wait: wait, Cached: true}, slow.Client{Client: live, Wait: wait}
 	}
 	c.reconciler = &Reconciler{
-		OldLifetimeCap: oldCap, Client: cached, Live: live, Clock: machine{c}, cluster: &rest.Config{},
+		OldLifetimeCap: oldCap, Client: cached, Live: live, Clock: machine{c}, config: &rest.Config{},
 		reporter:  report.New(recorder{c}, machine{c}),
 		publisher: &publish.Publisher{Client: cached, Live: live, Discovery: unserved},
 		prober:    modelProber{c}, loadPair: c.load,
 	}
+	c.reconciler.served = c.reconciler.publisher
 	c.setMachine(c.ahead, c.timeless)
 	for _, a := range c.authorities {
 		a.showAll(true)

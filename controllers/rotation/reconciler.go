@@ -2,14 +2,17 @@ package rotation
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	crcluster "sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -35,8 +38,14 @@ type Reconciler struct {
 	// and v1alpha1.DefaultSettleFor.
 	OldLifetimeCap, SettleFor time.Duration
 
+	// Home is the cluster of the authorities, their Secrets, ledgers and published ConfigMaps and Secrets, if it is not the
+	// manager's. Then nothing that the manager's cluster holds decides a step: its administrators may not be those of the CAs.
+	Home crcluster.Cluster
+	// Secrets, if set, are those of the authorities to rotate. Managers of other served clusters rotate the others in the same home.
+	Secrets []types.NamespacedName
+	// Client is a client of the home.
 	Client client.Client
-	// Live reads without the cache: a step must not depend on the state before the last step.
+	// Live reads from the home without the cache: a step must not depend on the state before the last step.
 	Live client.Reader
 	// Recorder records Events about authorities.
 	Recorder events.EventRecorder
@@ -46,16 +55,21 @@ type Reconciler struct {
 	Clock clock.PassiveClock
 	Audit *audit.Log
 
-	// cluster is used only for the addresses of the API servers and for how to verify them.
-	cluster   *rest.Config
-	reporter  *report.Reporter
-	publisher *publish.Publisher
-	prober    prober
-	loadPair  func(keypair.Pair) (*ca.Authority, error)
-	deciding  sync.Mutex
+	// apart reports whether the home is another cluster than the served one, which is the manager's.
+	apart bool
+	// config is that of the served cluster: how to verify its API servers, and the manager's own client certificate.
+	config   *rest.Config
+	reporter *report.Reporter
+	// publisher publishes what decides a step, served in the served cluster. They are the same if that is the home.
+	publisher, served *publish.Publisher
+	prober            prober
+	loadPair          func(keypair.Pair) (*ca.Authority, error)
+	deciding          sync.Mutex
 	// trackers maps the name of an authority to the answers so far, and recorders a Secret to its ledger.Recorder. The
 	// answers are in memory only: after a restart the manager proves everything again.
 	trackers, recorders sync.Map
+	// writing has the writes of inServed that are under way.
+	writing sync.Map
 }
 
 // prober probes servers about CAs. It is a probe.Prober, except in tests.
@@ -78,8 +92,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 		}
 		return reconcile.Result{}, client.IgnoreNotFound(err) // deleted: done; otherwise retried by the queue
 	}
-	if obj.DeletionTimestamp != nil {
-		return reconcile.Result{}, nil // done: its CA still signs
+	if obj.DeletionTimestamp != nil || !r.owns(obj) {
+		return reconcile.Result{}, nil // done: its CA still signs, or another manager rotates it
 	}
 	o, err := r.readFacts(ctx, obj) // API servers may be slow to answer, so other authorities do not wait for it
 	r.deciding.Lock()               // no other authority changes until the action is done
@@ -93,11 +107,19 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	step := next(&obj.Spec, &obj.Status, o.facts)
 	again := obj.Status.Intent == string(step.Action)
 	busy, err := r.storeStatus(ctx, obj, step, o.facts)
+	if err == nil && r.apart {
+		r.inServed(obj, Publish, func(obj *v1alpha1.SigningAuthority) error { return r.publishBundles(ctx, obj, o.Now) })
+	}
 	if err == nil && step.Action != None {
 		err = r.execute(ctx, obj, step, o, again)
 	}
 	busy = busy || step.Action != None && !again // an action that another client undoes is not repeated at once
 	return r.result(obj, busy, err)
+}
+
+// owns reports whether r rotates obj.
+func (r *Reconciler) owns(obj *v1alpha1.SigningAuthority) bool {
+	return r.Secrets == nil || slices.Contains(r.Secrets, secretName(obj))
 }
 
 // result returns when to reconcile obj again: at once while it is busy. A conflict is no error: another leader, or a

@@ -1,6 +1,11 @@
 package rotation
 
 import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"errors"
 	"strings"
 	"testing"
@@ -11,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	testingclock "k8s.io/utils/clock/testing"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,6 +30,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ledger"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/probe"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/keypair"
@@ -58,7 +65,8 @@ func signingWith(name string, made *ca.Authority, signers ...string) *v1alpha1.S
 func reconciler(objects ...client.Object) *Reconciler {
 	server := fake.NewClientBuilder().WithScheme(modelScheme).WithObjects(objects...).Build()
 	clock := testingclock.NewFakePassiveClock(noon)
-	return &Reconciler{Clock: clock, ServerTime: servertime.Of(clock), Client: server, Live: server}
+	return &Reconciler{Clock: clock, ServerTime: servertime.Of(clock), Client: server, Live: server, config: &rest.Config{},
+		served: &publish.Publisher{Client: server, Live: server}}
 }
 
 // TestIssuedLater checks which requests with a certificate the ledger controller handles, as the manager's cache holds them.
@@ -275,6 +283,62 @@ func TestOthers(t *testing.T) {
 	expect.True(t, err != nil && strings.Contains(err.Error(), "SigningAuthority other already uses Secret"),
 		"a Secret of the same name: %v", err)
 	succeed(t, reconciler(other, here).readOthers(t.Context(), other, o))
+}
+
+// TestHomeApart checks what a rotation does not believe if its home is another cluster than the served one: what the served
+// cluster's administrators can write.
+func TestHomeApart(t *testing.T) {
+	old := newCA(t, day)
+	obj := signingWith("here", newCA(t, day), clientSigner)
+	obj.Status.Phase, obj.Status.Retiring, obj.Status.UnpublishedAt = v1alpha1.Prepared, factsOf(old), at(0)
+	r, o := reconciler(), &observation{signing: newCA(t, day), retiring: old}
+	r.apart, r.prober = true, nil // nothing is asked
+	succeed(t, r.askAPIServers(t.Context(), obj, o), r.readClientCAs(t.Context(), obj, o))
+	missing := strings.Join(o.Signing.Lacks(), "; ")
+	expect.True(t, !o.Signing.Proven && strings.Contains(missing, "list every API server of the served cluster in spec.verification.apiServers"), "%q", missing)
+	for signer, noted := range map[string]bool{clientSigner: true, "example.com/other": false} {
+		request := &certificatesv1.CertificateSigningRequest{}
+		request.Spec.SignerName, request.Status.Certificate = signer, clientCertificate(t, old)
+		r := reconciler()
+		r.apart = true
+		r.record(request, []v1alpha1.SigningAuthority{*obj})
+		succeed(t, r.recorder(obj).Open(t.Context(), old.KeyID()), r.recorder(obj).Flush(t.Context()))
+		accounts, err := r.recorder(obj).Read(t.Context())
+		expect.True(t, err == nil && (len(accounts[old.KeyID()].Signers) == 1) == noted, "%s: %v, %v", signer, accounts, err)
+	}
+}
+
+// TestOwnAuthorities checks that a manager leaves the authorities of other Secrets alone, and that their Secrets may have the same
+// name.
+func TestOwnAuthorities(t *testing.T) {
+	made := newCA(t, day)
+	other, here := signingWith("other", made, kubeletSigner), signingWith("here", nil, clientSigner)
+	here.Spec.Secret = v1alpha1.SecretReference{Namespace: "elsewhere", Name: other.Spec.Secret.Name}
+	here.CreationTimestamp = metav1.NewTime(noon)
+	r, o := reconciler(other, here), &observation{facts: facts{Others: map[string]string{}}}
+	r.Secrets = []types.NamespacedName{secretName(here)}
+	succeed(t, r.readOthers(t.Context(), here, o))
+	expect.Equal(t, "CAs of others", o.Others, map[string]string{made.KeyID(): "other"})
+	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "other"}})
+	expect.True(t, err == nil && result == reconcile.Result{}, "another manager's authority: %+v, %v", result, err)
+	here.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: other.Spec.Secret.Namespace, Name: other.Spec.Secret.Name}}
+	err = r.readOthers(t.Context(), here, o)
+	expect.True(t, err != nil && strings.Contains(err.Error(), "has the keys of SigningAuthority other"), "published to a signing Secret: %v", err)
+}
+
+// clientCertificate returns a client certificate of a CA, in PEM.
+func clientCertificate(t *testing.T, of *ca.Authority) []byte {
+	t.Helper()
+	profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
+	succeed(t, err)
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	succeed(t, err)
+	issued, err := of.Issue(profile, ca.Request{
+		PublicKey: key.Public(), Subject: pkix.Name{CommonName: "jane"},
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	}, noon)
+	succeed(t, err)
+	return issued.PEM
 }
 
 // TestDefaultTimes checks that probe certificates have the API servers' time, and that its default is the given clock.

@@ -11,10 +11,12 @@ import (
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/builder"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	crcluster "sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/fairqueue"
@@ -37,13 +39,15 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	}
 	options := fairqueue.Options(1, r.Clock)
 	options.ReconciliationTimeout = -1 // each call has its own, and a reconcile makes many
+	authorities := func(each handler.EventHandler, changed predicate.Predicate) source.Source {
+		return source.Kind[client.Object](r.Home.GetCache(), &v1alpha1.SigningAuthority{}, each, changed)
+	}
 	err := builder.ControllerManagedBy(mgr).
 		Named(ledgerName).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).
 		// This records a certificate that was issued before its CA was known.
-		Watches(&v1alpha1.SigningAuthority{}, handler.EnqueueRequestsFromMapFunc(
-			func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everyRequest} }),
-			builder.WithPredicates(casChanged)).
+		WatchesRawSource(authorities(handler.EnqueueRequestsFromMapFunc(
+			func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everyRequest} }), casChanged)).
 		WithOptions(options).
 		Complete(reconcile.Func(r.recordIssued))
 	if err != nil {
@@ -53,31 +57,36 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	changed := predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).
 		Named(Name).
-		For(&v1alpha1.SigningAuthority{}, builder.WithPredicates(changed)).
+		WatchesRawSource(authorities(&handler.EnqueueRequestForObject{}, changed)).
 		WithOptions(options).
 		Complete(r)
 }
 
 // setDefaults fills in nil fields, and creates the clients that the manager does not provide.
 func (r *Reconciler) setDefaults(mgr manager.Manager) error {
+	r.apart = r.Home != nil
+	r.Home = cmp.Or[crcluster.Cluster](r.Home, mgr)
 	// If the scheme has the version already, it is not changed: other goroutines may read it.
-	if scheme := mgr.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) {
+	if scheme := r.Home.GetScheme(); !scheme.IsVersionRegistered(v1alpha1.GroupVersion) {
 		if err := v1alpha1.AddToScheme(scheme); err != nil {
 			return fmt.Errorf("register %s: %w", v1alpha1.GroupVersion, err)
 		}
 	}
-	r.Client, r.Live, r.cluster = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetConfig()
+	r.Client, r.Live, r.config = r.Home.GetClient(), r.Home.GetAPIReader(), mgr.GetConfig()
 	r.Clock = cmp.Or[clock.PassiveClock](r.Clock, clock.RealClock{})
 	r.ServerTime = cmp.Or(r.ServerTime, servertime.Of(r.Clock))
-	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, mgr.GetEventRecorder(Name))
+	r.Recorder = cmp.Or[events.EventRecorder](r.Recorder, r.Home.GetEventRecorder(Name))
 	r.reporter = report.New(r.Recorder, r.Clock)
 	r.OldLifetimeCap = cmp.Or(r.OldLifetimeCap, v1alpha1.DefaultOldLifetimeCap)
 	r.SettleFor = cmp.Or(r.SettleFor, v1alpha1.DefaultSettleFor)
-	served, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	discovered, err := discovery.NewDiscoveryClientForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("make discovery client: %w", err)
 	}
-	r.publisher = &publish.Publisher{Client: r.Client, Live: r.Live, Discovery: served}
+	r.served = &publish.Publisher{Client: mgr.GetClient(), Live: mgr.GetAPIReader(), Discovery: discovered}
+	if r.publisher = r.served; r.apart {
+		r.publisher = &publish.Publisher{Client: r.Client, Live: r.Live}
+	}
 	r.loadPair, r.prober = keypair.Pair.Load, &probe.Prober{Audit: r.Audit, Now: r.ServerTime.Latest}
 	return nil
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -58,6 +59,8 @@ type Reconciler struct {
 	Client client.Client
 	// Live reads past the cache. After a failed write, it shows whether the write was stored.
 	Live client.Reader
+	// Home is the cluster of the Secrets with CAs, if it is not the manager's. Events about CAs are there too then.
+	Home cluster.Cluster
 	// Recorder records Events about requests and CAs.
 	Recorder events.EventRecorder
 	// Workers is the number of requests in progress at a time; zero means 20.

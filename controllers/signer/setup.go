@@ -56,6 +56,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	for _, pair := range pairs {
 		pair.Clock, pair.Recorder, pair.Audit, pair.Log = r.Clock, r.Recorder, r.Audit, mgr.GetLogger().WithName(Name)
 		pair.CheckClock = r.ServerTime.Agreed
+		if pair.Home = r.Home; r.Home != nil {
+			pair.Recorder = r.Home.GetEventRecorder(Name)
+		}
 		if r.DryRun {
 			pair.Create = nil
 		}

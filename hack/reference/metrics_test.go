@@ -63,6 +63,7 @@ func labelValues() map[string]string {
 		"signer":                              "a configured signer name",
 		"csr_requests signer":                 "a configured signer name, or `other`",
 		"csr_requests_oldest_seconds signer":  "a configured signer name, or `other`",
+		"cluster":                             "`home` or `served`; empty if [both are one](../how-to/host-a-control-plane-elsewhere.md)",
 		"state":                               values(csr.States()),
 		"phase":                               values(phases),
 		"verdict":                             values(verdicts),

@@ -60,6 +60,8 @@ func Worst(results []Result) Status {
 type Right struct {
 	// Verb, Group, Resource (with /subresource), Namespace and Name are as in a Role; empty Names and Namespaces are all.
 	Verb, Group, Resource, Namespace, Name string
+	// Cluster is the cluster with the object: home or served. It is empty if both are one.
+	Cluster string
 	// Need names the part of the manager that needs it.
 	Need string
 	// Manifest is the shipped folder that grants it. It is empty if only a role of the operator can.
@@ -76,7 +78,7 @@ func (r Right) GroupResource() string {
 	return r.Resource + "." + r.Group
 }
 
-// String returns the Right as in `kubectl auth can-i`.
+// String returns the Right as in `kubectl auth can-i`, with its cluster.
 func (r Right) String() string {
 	text := r.Verb + " " + r.GroupResource()
 	if r.Name != "" {
@@ -84,6 +86,9 @@ func (r Right) String() string {
 	}
 	if r.Namespace != "" {
 		text += " in " + r.Namespace
+	}
+	if r.Cluster != "" {
+		text += " of the " + r.Cluster + " cluster"
 	}
 	return text
 }

@@ -1,7 +1,7 @@
 // Package publish publishes the CAs that verifiers must trust, and removes the CAs that they must not trust. It does
 // not decide which CAs these are, and never reads from a cache.
 //
-// It needs get, create and patch on the ConfigMaps and ClusterTrustBundles that it writes, by name, delete on the latter,
+// It needs get, create and patch on the ConfigMaps, Secrets and ClusterTrustBundles that it writes, by name, delete on the latter,
 // and get and update on extension-apiserver-authentication. It also needs attest on every signer that has a bundle, or
 // on the signer's domain, as example.com/*.
 //
@@ -14,6 +14,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"crypto/x509"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"slices"
@@ -35,15 +36,21 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 )
 
-// ConfigMapKey is one entry of a ConfigMap.
-type ConfigMapKey struct{ Namespace, Name, Key string }
+// The values of Entry.Kind.
+const (
+	ConfigMap = "ConfigMap"
+	Secret    = "Secret"
+)
+
+// Entry is one entry of the data of an object.
+type Entry struct{ Kind, Namespace, Name, Key string }
 
 // Wanted is the bundle to publish, and where. Bundle must hold at least one certificate.
 type Wanted struct {
 	// Bundle is the result of trust.Bundle.
 	Bundle []byte
-	// ConfigMaps are the entries that hold the bundle. Other entries stay unchanged. A missing ConfigMap is created.
-	ConfigMaps []ConfigMapKey
+	// Entries hold the bundle. Other entries of the same objects stay unchanged. A missing object is created.
+	Entries []Entry
 	// Suffix is the end of a ClusterTrustBundle's name, after the signer, and of the field manager's name.
 	Suffix string
 	// Signers have a ClusterTrustBundle each, if the API server serves them. Our bundles with this suffix for other signers
@@ -55,7 +62,8 @@ type Wanted struct {
 type Publisher struct {
 	Client client.Client
 	// Live reads without a cache.
-	Live      client.Reader
+	Live client.Reader
+	// Discovery finds the version of ClusterTrustBundles. Nil means that there are none.
 	Discovery discovery.ServerResourcesInterface
 }
 
@@ -89,7 +97,7 @@ func (p *Publisher) Check(ctx context.Context, wanted Wanted) (changes []*Change
 	if len(wanted.Bundle) == 0 {
 		return nil, []error{fmt.Errorf("the bundle %s has no valid certificate: an empty bundle is not published", wanted.Suffix)}
 	}
-	all := configMaps(wanted)
+	all := entries(wanted)
 	version, err := p.served()
 	if err != nil {
 		problems = append(problems, fmt.Errorf("%ss can't be discovered: %w", bundleKind, err))
@@ -201,20 +209,24 @@ func (p *Publisher) apply(ctx context.Context, c *Change, dryRun []string) error
 	}, applied, client.ApplyOption(&client.ApplyOptions{DryRun: dryRun, Force: ptr.To(true), FieldManager: c.manager}))
 }
 
-// configMaps returns a change for each ConfigMap. An apply removes our keys that it does not hold, so one change has all
-// keys of a ConfigMap, and each authority is a field manager of its own.
-func configMaps(wanted Wanted) (all []*Change) {
-	for _, key := range wanted.ConfigMaps {
+// entries returns a change for each ConfigMap and Secret. An apply removes our keys that it does not hold, so one change has all
+// keys of an object, and each authority is a field manager of its own.
+func entries(wanted Wanted) (all []*Change) {
+	for _, entry := range wanted.Entries {
 		at := slices.IndexFunc(all, func(c *Change) bool {
-			return c.object.GetNamespace() == key.Namespace && c.object.GetName() == key.Name
+			return c.object.GetKind() == entry.Kind && c.object.GetNamespace() == entry.Namespace && c.object.GetName() == entry.Name
 		})
 		if at < 0 {
-			grant := fmt.Sprintf("get, create and patch on configmaps %s in namespace %s", key.Name, key.Namespace)
-			one := newChange(corev1.SchemeGroupVersion.WithKind("ConfigMap"), key.Namespace, key.Name, grant)
+			grant := fmt.Sprintf("get, create and patch on %ss %s in namespace %s", strings.ToLower(entry.Kind), entry.Name, entry.Namespace)
+			one := newChange(corev1.SchemeGroupVersion.WithKind(entry.Kind), entry.Namespace, entry.Name, grant)
 			one.object.Object["data"] = map[string]any{}
 			all, at = append(all, one), len(all)
 		}
-		all[at].object.Object["data"].(map[string]any)[key.Key] = string(wanted.Bundle)
+		value := string(wanted.Bundle)
+		if entry.Kind == Secret {
+			value = base64.StdEncoding.EncodeToString(wanted.Bundle)
+		}
+		all[at].object.Object["data"].(map[string]any)[entry.Key] = value
 	}
 	return all
 }
@@ -272,6 +284,9 @@ func (p *Publisher) bundles(ctx context.Context, version string, wanted Wanted) 
 
 // served returns the best version that the API server serves now, or "".
 func (p *Publisher) served() (string, error) {
+	if p.Discovery == nil {
+		return "", nil
+	}
 	for _, version := range versions {
 		group := schema.GroupVersion{Group: certificatesv1.GroupName, Version: version}
 		list, err := p.Discovery.ServerResourcesForGroupVersion(group.String())

@@ -39,6 +39,8 @@ type Configuration struct {
 	// Kubeconfig is the kubeconfig file. The default is KUBECONFIG, then `~/.kube/config`, then the Pod's
 	// ServiceAccount.
 	Kubeconfig string `json:"kubeconfig" flag:"kubeconfig" form:"file"`
+	// Home is the cluster of the signing CAs, if it is not the served cluster.
+	Home Home `json:"home"`
 	// KubeAPIQPS limits requests to the API server per second. Negative means no limit.
 	KubeAPIQPS float64 `json:"kubeAPIQPS" flag:"kube-api-qps"`
 	// KubeAPIBurst limits a burst of them, with a positive `kubeAPIQPS` only.
@@ -82,6 +84,16 @@ type Configuration struct {
 	// CompiledRules are those of Approval.Rules. Load and LoadFile set them.
 	CompiledRules []*rules.Compiled `json:"-"`
 }
+
+// Home is [another cluster than the served one](../how-to/host-a-control-plane-elsewhere.md).
+type Home struct {
+	// Kubeconfig is the kubeconfig file of the cluster that holds the signing Secrets, the SigningAuthorities, their ConfigMaps
+	// and Secrets, and the Lease. Requests are in the cluster of `kubeconfig`. If empty, one cluster is both.
+	Kubeconfig string `json:"kubeconfig" flag:"home-kubeconfig" form:"file"`
+}
+
+// Apart reports whether the home is another cluster than the served one.
+func (h Home) Apart() bool { return h.Kubeconfig != "" }
 
 // BlockListEnforcement configures the proof that API servers [enforce the block list](../how-to/revoke-a-credential.md#set-up).
 type BlockListEnforcement struct {
@@ -286,6 +298,11 @@ func (c *Configuration) validate(manager bool, conditions NewConditions) field.E
 	}
 	proof := path("blockListEnforcement", "enabled")
 	m.unless(!c.BlockListEnforcement.Enabled || c.NodeBlockList != "", proof, true, "needs a nodeBlockList")
+	if c.Home.Apart() {
+		m.require(c.Kubeconfig != "", path("kubeconfig"), "name the served cluster, because the home is another one")
+		m.require(!c.BlockListEnforcement.Enabled || len(c.BlockListEnforcement.APIServers) > 0, path("blockListEnforcement", "apiServers"),
+			"list all API servers: with a home of its own, the manager does not believe the EndpointSlices of the served cluster")
+	}
 	c.LeaderElection.validate(m, path("leaderElection"))
 	interval := c.SelfCheck.Interval.Duration
 	m.unless(interval >= 0, path("selfCheck", "interval"), interval, "must be positive, or 0 to switch the check off")

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/cluster"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/lastgood"
@@ -91,6 +92,8 @@ type KeyPair struct {
 	// CheckClock returns the time by which a CA is created, Clock's by default, or an error while that time may be wrong. No CA
 	// is created then: it would not be valid yet, or not any more, when the clock is right again.
 	CheckClock func(context.Context) (time.Time, error)
+	// Home, if set, is the cluster of the Secret and of its ledger, if it is not the manager's.
+	Home cluster.Cluster
 	// Recorder, if set, writes Events about the object of the source.
 	Recorder events.EventRecorder
 	// Audit, if set, records the creation of a CA.
@@ -136,7 +139,8 @@ func New(source Source) *KeyPair {
 
 // SetupWithManager adds the source to mgr.
 func (k *KeyPair) SetupWithManager(mgr manager.Manager) error {
-	k.elected, k.client = mgr.Elected(), mgr.GetClient()
+	k.elected, k.Home = mgr.Elected(), cmp.Or[cluster.Cluster](k.Home, mgr)
+	k.client = k.Home.GetClient()
 	return k.source.SetupWithManager(mgr, k)
 }
 

@@ -35,7 +35,7 @@ func (s Secret) reference(uid types.UID) *corev1.Secret {
 
 // SetupWithManager implements Source.
 func (s Secret) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
-	api, err := corev1client.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	api, err := corev1client.NewForConfigAndClient(pair.Home.GetConfig(), pair.Home.GetHTTPClient())
 	if err != nil {
 		return fmt.Errorf("watch %s: %w", pair.name, err)
 	}
@@ -140,7 +140,7 @@ type Ledger interface {
 // SetupWithManager implements Source.
 func (g Guarded) SetupWithManager(mgr manager.Manager, pair *KeyPair) error {
 	if pair.ledger == nil {
-		pair.ledger = ledger.NewBook(mgr.GetClient(), mgr.GetAPIReader(), types.NamespacedName(g.Secret), pair.Clock)
+		pair.ledger = ledger.NewBook(pair.Home.GetClient(), pair.Home.GetAPIReader(), types.NamespacedName(g.Secret), pair.Clock)
 	}
 	return g.Secret.SetupWithManager(mgr, pair)
 }

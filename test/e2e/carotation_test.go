@@ -357,7 +357,7 @@ func (c *cluster) readySince(t *testing.T) (all string) {
 // next CA. The administrator's certificate is from the cluster's own CA.
 const firstAPIServer, secondAPIServer, thirdAPIServer = "10.98.0.1", "10.98.0.2", "10.98.0.3"
 
-var bundleKey = v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: "client-ca", Key: "ca.crt"}
+var bundleKey = v1alpha1.TrustEntry{Namespace: metav1.NamespaceSystem, Name: "client-ca", Key: "ca.crt"}
 
 // TestAPIServersGetTheBundleLate runs a rotation that waits for API servers that it finds by the endpoints of the
 // Service kubernetes. One of two gets the bundle late, and a third is added when all seemed to trust it.
@@ -452,7 +452,7 @@ func (c *cluster) runRotation(t *testing.T) {
 		Spec: v1alpha1.SigningAuthoritySpec{
 			Secret:       v1alpha1.SecretReference{Namespace: secret.Namespace, Name: secret.Name},
 			Signers:      []string{certificatesv1.KubeAPIServerClientSignerName, certificatesv1.KubeAPIServerClientKubeletSignerName},
-			Trust:        v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{bundleKey}},
+			Trust:        v1alpha1.Trust{ConfigMaps: []v1alpha1.TrustEntry{bundleKey}},
 			Verification: v1alpha1.Verification{SettleFor: &metav1.Duration{Duration: 2 * time.Second}},
 		},
 	}))

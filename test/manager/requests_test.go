@@ -77,7 +77,7 @@ approval:
 	kit.Reaches(t, ask("example.com/one"), csr.Issued)
 	off := ask("example.com/two")
 	kit.HasEvent(t, off, "RightsMissing", "the approval rules for this signer are off")
-	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, `csr_check_missing_rights{resource="signers.certificates.k8s.io",verb="approve"} 1`,
+	p.Answers(t, p.Metrics, "/metrics", http.StatusOK, `csr_check_missing_rights{cluster="",resource="signers.certificates.k8s.io",verb="approve"} 1`,
 		`csr_approver_rule_total{rule="one",verdict="Approve"} 1`)
 	found := false
 	for _, record := range kit.ReadAudit(t, file) {

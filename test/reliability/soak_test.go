@@ -268,7 +268,7 @@ func (s *soak) median(values []float64) float64 {
 }
 
 // trustBundle is where the manager publishes the CAs.
-var trustBundle = v1alpha1.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
+var trustBundle = v1alpha1.TrustEntry{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
 
 func (s *soak) prepareRotation() {
 	kit.CreateMissing(s.t, kit.Admin(s.t), kit.Rendered(s.t, "rotation"))
@@ -279,7 +279,7 @@ func (s *soak) prepareRotation() {
 			Signers: []string{
 				"kubernetes.io/kube-apiserver-client", "kubernetes.io/kube-apiserver-client-kubelet", "kubernetes.io/kubelet-serving",
 			},
-			Trust: v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{trustBundle}},
+			Trust: v1alpha1.Trust{ConfigMaps: []v1alpha1.TrustEntry{trustBundle}},
 			Verification: v1alpha1.Verification{
 				APIServers: []string{s.Env.ControlPlane.GetAPIServer().HostPort()}, ServerName: "localhost",
 			},

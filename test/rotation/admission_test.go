@@ -222,7 +222,7 @@ func TestSpecBounds(t *testing.T) {
 	to := func(all ...string) (to v1alpha1.Trust) {
 		for _, one := range all {
 			namespace, name, _ := strings.Cut(one, "/")
-			to.ConfigMaps = append(to.ConfigMaps, v1alpha1.ConfigMapKey{Namespace: namespace, Name: name})
+			to.ConfigMaps = append(to.ConfigMaps, v1alpha1.TrustEntry{Namespace: namespace, Name: name})
 		}
 		return to
 	}
@@ -246,8 +246,14 @@ func TestSpecBounds(t *testing.T) {
 		"always":               {func(s *spec) { s.RotateAfter = lasts(59 * time.Minute) }, "spec.rotateAfter"},
 		"no settling":          {func(s *spec) { s.Verification.SettleFor = lasts(0) }, "must be 1s or more"},
 		"the API servers' own": {func(s *spec) { s.Trust = to("kube-system/extension-apiserver-authentication") }, "the API servers write this ConfigMap"},
-		"a ledger":             {func(s *spec) { s.Trust = to("default/csr-signer-ledger") }, "the ledgers of issued certificates"},
-		"moved nodes":          {func(s *spec) { s.Trust = to("default/csr-signer-moved") }, "the ledgers of issued certificates"},
+		"its own keys": {func(s *spec) {
+			s.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: "default", Name: "other"}, {Namespace: "default", Name: "spec-bounds"}}
+		}, "spec.trust.secrets names spec.secret"},
+		"another Secret": {func(s *spec) {
+			s.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: "other", Name: "spec-bounds"}, {Namespace: "default", Name: "a-ledger"}}
+		}, ""},
+		"a ledger":    {func(s *spec) { s.Trust = to("default/csr-signer-ledger") }, "the ledgers of issued certificates"},
+		"moved nodes": {func(s *spec) { s.Trust = to("default/csr-signer-moved") }, "the ledgers of issued certificates"},
 	} {
 		obj := &v1alpha1.SigningAuthority{
 			ObjectMeta: metav1.ObjectMeta{Name: "spec-bounds"},

@@ -59,8 +59,8 @@ type rotating struct {
 	users []byte
 }
 
-func published(authority string) v1alpha1.ConfigMapKey {
-	return v1alpha1.ConfigMapKey{Namespace: metav1.NamespaceSystem, Name: authority + publishedSuffix, Key: "ca.crt"}
+func published(authority string) v1alpha1.TrustEntry {
+	return v1alpha1.TrustEntry{Namespace: metav1.NamespaceSystem, Name: authority + publishedSuffix, Key: "ca.crt"}
 }
 
 const publishedSuffix = "-client-ca"
@@ -111,7 +111,7 @@ func (r *rotating) bring(t *testing.T, secret string, brought *csrenv.CA) {
 }
 
 // authority creates an authority whose API server is r's, and grants the manager its rights.
-func (r *rotating) authority(t *testing.T, name, secret string, at v1alpha1.ConfigMapKey, servers ...string) {
+func (r *rotating) authority(t *testing.T, name, secret string, at v1alpha1.TrustEntry, servers ...string) {
 	t.Helper()
 	if len(servers) == 0 {
 		servers = []string{strings.Trim(strings.TrimPrefix(r.Config.Host, "https://"), "/")}
@@ -127,7 +127,7 @@ func (r *rotating) authority(t *testing.T, name, secret string, at v1alpha1.Conf
 		Spec: v1alpha1.SigningAuthoritySpec{
 			Secret:       v1alpha1.SecretReference{Namespace: kit.SystemNamespace, Name: secret},
 			Signers:      []string{userSigner, kubeletSigner},
-			Trust:        v1alpha1.Trust{ConfigMaps: []v1alpha1.ConfigMapKey{at}},
+			Trust:        v1alpha1.Trust{ConfigMaps: []v1alpha1.TrustEntry{at}},
 			Verification: v1alpha1.Verification{APIServers: servers, ServerName: "localhost", SettleFor: &metav1.Duration{Duration: time.Second}},
 		},
 	}))
@@ -183,7 +183,7 @@ func (r *rotating) edit(t *testing.T, name string, cert, key []byte) {
 	kit.Update(t, obj)
 }
 
-func (r *rotating) bundle(t *testing.T, at v1alpha1.ConfigMapKey) string {
+func (r *rotating) bundle(t *testing.T, at v1alpha1.TrustEntry) string {
 	t.Helper()
 	return kit.Get(t, at.Namespace, at.Name, &corev1.ConfigMap{}).Data[at.Key]
 }

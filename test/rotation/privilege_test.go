@@ -100,7 +100,7 @@ func startSplit(t *testing.T) (r *rotating, shipped []*unstructured.Unstructured
 	return r, shipped, managers
 }
 
-var splitTrust = v1alpha1.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
+var splitTrust = v1alpha1.TrustEntry{Namespace: kit.SystemNamespace, Name: "csr-trust", Key: "ca.crt"}
 
 // rotates adopts the CA of the control plane, and goes through a rotation.
 func (r *rotating) rotates(t *testing.T) {
@@ -196,7 +196,7 @@ func (d *deployed) shows(t *testing.T, missing bool, taken ...string) {
 			case result.Status != check.OK && !named(right):
 				return fmt.Errorf("%q is not in: %s", right, text)
 			case result.Status != check.OK:
-				denied[fmt.Sprintf("csr_check_missing_rights{resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
+				denied[fmt.Sprintf("csr_check_missing_rights{cluster=\"\",resource=%q,verb=%q}", right.GroupResource(), right.Verb)]++
 				failed[result.Check] = true
 			}
 		}

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -69,8 +70,8 @@ func TestPublishToConfigMaps(t *testing.T) {
 	kit.Parallel(t)
 	p := publisher(t, kit.ControlPlane(t).Config)
 	bundle := trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)), kit.Certificate(t, kit.NewCA(t)))
-	ours := publish.ConfigMapKey{Namespace: kit.SystemNamespace, Name: "trusted", Key: "ca.crt"}
-	wanted := publish.Wanted{Bundle: bundle, Suffix: "csr-signer", ConfigMaps: []publish.ConfigMapKey{ours}}
+	ours := publish.Entry{Kind: publish.ConfigMap, Namespace: kit.SystemNamespace, Name: "trusted", Key: "ca.crt"}
+	wanted := publish.Wanted{Bundle: bundle, Suffix: "csr-signer", Entries: []publish.Entry{ours}}
 	wantProblems(t, "before", unpublished(t, p, wanted), "ConfigMap "+kit.SystemNamespace+"/trusted does not exist")
 	wantProblems(t, "made", publishOnce(t, p, wanted))
 	read := func() *corev1.ConfigMap { return kit.Get(t, ours.Namespace, ours.Name, &corev1.ConfigMap{}) }
@@ -86,7 +87,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	obj.BinaryData = map[string][]byte{"more": {0xff}}
 	kit.Update(t, obj)
 	wantProblems(t, "spoilt", unpublished(t, p, wanted), "is not up to date")
-	wanted.ConfigMaps = append(wanted.ConfigMaps, publish.ConfigMapKey{Namespace: ours.Namespace, Name: ours.Name, Key: "copy.crt"})
+	wanted.Entries = append(wanted.Entries, publish.Entry{Kind: publish.ConfigMap, Namespace: ours.Namespace, Name: ours.Name, Key: "copy.crt"})
 	wantProblems(t, "put right, and a second key", publishOnce(t, p, wanted))
 	obj = read()
 	if !maps.Equal(obj.Data, map[string]string{"ca.crt": string(bundle), "copy.crt": string(bundle), "else": "kept"}) ||
@@ -104,11 +105,22 @@ func TestPublishToConfigMaps(t *testing.T) {
 	obj.Immutable = ptr.To(true)
 	kit.Update(t, obj)
 	wanted.Bundle = trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)))
-	second := publish.ConfigMapKey{Namespace: ours.Namespace, Name: "second", Key: "bundle.pem"}
-	wanted.ConfigMaps = []publish.ConfigMapKey{ours, {Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
+	second := publish.Entry{Kind: publish.ConfigMap, Namespace: ours.Namespace, Name: "second", Key: "bundle.pem"}
+	wanted.Entries = []publish.Entry{ours, {Kind: publish.ConfigMap, Namespace: "no-such", Name: "trusted", Key: "ca.crt"}, second}
 	wantProblems(t, "two of three", publishOnce(t, p, wanted), "immutable", `namespaces "no-such" not found`)
-	wanted.ConfigMaps = []publish.ConfigMapKey{second}
+	wanted.Entries = []publish.Entry{second}
 	wantProblems(t, "the third", unpublished(t, p, wanted))
+
+	// A Secret of the same name and key is another object.
+	wanted.Entries = []publish.Entry{second, {Kind: publish.Secret, Namespace: second.Namespace, Name: second.Name, Key: second.Key}}
+	wantProblems(t, "a Secret too", unpublished(t, p, wanted), "Secret "+kit.SystemNamespace+"/second does not exist")
+	wantProblems(t, "a Secret too", publishOnce(t, p, wanted))
+	secret := kit.Get(t, second.Namespace, second.Name, &corev1.Secret{})
+	kit.Check(t, bytes.Equal(secret.Data["bundle.pem"], wanted.Bundle) && secret.Type == corev1.SecretTypeOpaque, "it is %+v", secret)
+	secret.Data["bundle.pem"] = []byte("spoilt")
+	kit.Update(t, secret)
+	wantProblems(t, "a spoilt Secret", unpublished(t, p, wanted), "Secret "+kit.SystemNamespace+"/second is not up to date")
+	wantProblems(t, "put right", publishOnce(t, p, wanted))
 	wanted.Bundle = nil
 	wantProblems(t, "nothing to trust", publishOnce(t, p, wanted), "an empty bundle is not published")
 }
@@ -118,14 +130,14 @@ func TestPublishToConfigMaps(t *testing.T) {
 // publication corrects.
 func TestPublishConcurrently(t *testing.T) {
 	kit.Parallel(t)
-	at := func(name, key string) []publish.ConfigMapKey {
-		return []publish.ConfigMapKey{{Namespace: kit.SystemNamespace, Name: name, Key: key}}
+	at := func(name, key string) []publish.Entry {
+		return []publish.Entry{{Kind: publish.ConfigMap, Namespace: kit.SystemNamespace, Name: name, Key: key}}
 	}
 	const writers = 3
 	var writing sync.WaitGroup
 	for i := range writers {
 		p, key := publisher(t, kit.ControlPlane(t).Config), fmt.Sprint("ca-", i)
-		wanted := publish.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, ConfigMaps: at("trusted", key)}
+		wanted := publish.Wanted{Bundle: kit.ControlPlane(t).CA.CertPEM, Suffix: key, Entries: at("trusted", key)}
 		writing.Go(func() {
 			for len(publishOnce(t, p, wanted)) > 0 && t.Context().Err() == nil { // as the next reconcile does
 			}
@@ -137,7 +149,7 @@ func TestPublishConcurrently(t *testing.T) {
 	p := publisher(t, kit.ControlPlane(t).Config)
 	for name, exists := range map[string]bool{"made": false, "changed": true} {
 		wanted := func() publish.Wanted {
-			return publish.Wanted{Bundle: kit.NewCA(t).CertPEM, ConfigMaps: at(name, "ca.crt")}
+			return publish.Wanted{Bundle: kit.NewCA(t).CertPEM, Entries: at(name, "ca.crt")}
 		}
 		if exists {
 			wantProblems(t, "before", publishOnce(t, p, wanted()))
