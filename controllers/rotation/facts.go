@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -44,13 +45,14 @@ type observation struct {
 //  4. It probes API servers.
 //  5. It reads which client CAs API servers publish.
 //  6. It compares what is published with the trust bundle.
-//  7. It reads the time again: the facts hold at a time after they were read.
+//  7. It reads the manager's own client certificate.
+//  8. It reads the time again: the facts hold at a time after they were read.
 func (r *Reconciler) readFacts(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{facts: facts{
 		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
 	}}
 	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
-		r.readTime, r.readSecret, r.readLedger, r.askAPIServers, r.readClientCAs, r.readPublished, r.readTime,
+		r.readTime, r.readSecret, r.readLedger, r.askAPIServers, r.readClientCAs, r.readPublished, r.readOwnCertificate, r.readTime,
 	} {
 		if err := read(ctx, obj, o); err != nil {
 			return nil, err
@@ -351,5 +353,26 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 			o.Above = append(o.Above, fmt.Sprintf("%q", one.Subject.String()))
 		}
 	}
+	return err
+}
+
+// readOwnCertificate reads whether the retiring CA has issued the client certificate of the manager itself. client-go also reads a
+// file again when it changes.
+func (r *Reconciler) readOwnCertificate(_ context.Context, obj *v1alpha1.SigningAuthority, o *observation) (err error) {
+	certPEM := r.config.CertData
+	if file := r.config.CertFile; len(certPEM) == 0 && file != "" {
+		certPEM, err = os.ReadFile(file)
+	}
+	if err != nil || len(certPEM) == 0 || obj.Status.Retiring == nil {
+		return err
+	}
+	retiring, err := certificateOf(obj.Status.Retiring)
+	if err != nil {
+		return err
+	}
+	chain, err := ca.ParseCertificates(certPEM)
+	o.OwnCertificate = slices.ContainsFunc(chain, func(one *x509.Certificate) bool {
+		return retiring.CheckSignature(one.SignatureAlgorithm, one.RawTBSCertificate, one.Signature) == nil
+	})
 	return err
 }

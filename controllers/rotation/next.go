@@ -98,6 +98,8 @@ type facts struct {
 	Candidate, Signing, RetiringTrusted, RetiringRefused probe.Proof
 	// Above are CAs that make API servers accept the retiring CA, although they do not trust it directly.
 	Above []string
+	// OwnCertificate reports whether the retiring CA has issued the client certificate of the manager itself.
+	OwnCertificate bool
 	// Kept reports whether extension-apiserver-authentication holds the retiring CA.
 	Kept bool
 

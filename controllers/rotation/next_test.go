@@ -204,6 +204,7 @@ func unpermitted(f *facts)            { f.Permitted = false }
 func kept(f *facts)                   { f.Kept = true }
 func ofOther(f *facts)                { f.Others = map[string]string{"mine": "other"} }
 func above(f *facts)                  { f.Above = []string{"CN=root"} }
+func ownCertificate(f *facts)         { f.OwnCertificate = true }
 func doubted(f *facts)                { f.Candidate = lacks("10.0.0.7:6443") }
 func untrusted(f *facts)              { f.Signing = lacks("10.0.0.7:6443") }
 func left(f *facts)                   { f.RetiringTrusted = lacks("10.0.0.8:6443") }
@@ -426,6 +427,8 @@ var preparedRows = []row{
 	when("complete while it can't be published", with(prepared(), intends(Publish)),
 		good(switched, complete, unpublished, func(f *facts) { f.Unpublished = []string{"ConfigMap a/b: forbidden"} }),
 		refuses("not published; ConfigMap a/b: forbidden")),
+	when("the manager's own certificate is of the old CA", prepared(), good(switched, ownCertificate), waits("is of the retiring CA old: renew it")),
+	when("complete with that certificate", with(prepared(), accepted), good(switched, ownCertificate, complete), refuses("is of the retiring CA old")),
 	when("complete while one trusts what is above", prepared(), good(switched, above, complete), refuses("remove CN=root from")),
 	when("complete where nobody is asked to refuse", prepared(), good(switched, above, complete), serves(servingSigner), enters(v1alpha1.Completing)),
 	when("complete when both have ended", prepared(), good(switched, complete, untrusted, late), enters(v1alpha1.Completing)),

@@ -181,13 +181,18 @@ func (p *planner) completionBlockers() (blockers []string) {
 	return append(blockers, p.leftOfRetiring()...)
 }
 
-// leftOfRetiring names the certificates of the retiring CA that the administrator has not accepted to break. It also
+// leftOfRetiring names the certificates of the retiring CA that the administrator has not accepted to break, and that of the
+// manager, which could not finish the rotation without it. It also
 // names CAs that API servers must stop trusting: they would never refuse the retiring CA below such a CA.
 func (p *planner) leftOfRetiring() (left []string) {
 	if len(p.facts.Above) > 0 && p.refusalProvable() {
 		left = append(left, fmt.Sprintf("API servers trust a CA above the retiring CA %s, so they would never refuse it: "+
 			"remove %s from their client CA files, then from ConfigMap kube-system/extension-apiserver-authentication",
 			p.status.Retiring.KeyID, strings.Join(p.facts.Above, ", ")))
+	}
+	if p.facts.OwnCertificate {
+		left = append(left, fmt.Sprintf("the client certificate in the manager's own kubeconfig is of the retiring CA %s: renew it, or use "+
+			"a token instead; unless the kubeconfig names a file with the certificate, restart the manager", p.status.Retiring.KeyID))
 	}
 	if p.status.Retiring.OutstandingAcceptedAt == nil {
 		left = append(left, p.outstandingTexts()...)

@@ -7,6 +7,8 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -324,6 +326,42 @@ func TestOwnAuthorities(t *testing.T) {
 	here.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: other.Spec.Secret.Namespace, Name: other.Spec.Secret.Name}}
 	err = r.readOthers(t.Context(), here, o)
 	expect.True(t, err != nil && strings.Contains(err.Error(), "has the keys of SigningAuthority other"), "published to a signing Secret: %v", err)
+}
+
+// TestOwnCertificate checks that the manager finds out whether the retiring CA has issued its own client certificate, also in a file that
+// changes.
+func TestOwnCertificate(t *testing.T) {
+	old, next := newCA(t, day), newCA(t, day)
+	file := filepath.Join(t.TempDir(), "client.crt")
+	obj := signingWith("cluster", next, clientSigner)
+	obj.Status.Retiring = factsOf(old)
+	config := &rest.Config{}
+	for _, step := range []struct {
+		what   string
+		change func()
+		want   bool
+	}{
+		{"a token", func() { config.BearerToken = "t" }, false},
+		{"embedded", func() { config.CertData = clientCertificate(t, old) }, true},
+		{"embedded, of the new CA", func() { config.CertData = clientCertificate(t, next) }, false},
+		{"a file", func() {
+			config.CertData, config.CertFile = nil, file
+			succeed(t, os.WriteFile(file, clientCertificate(t, old), 0o600))
+		}, true},
+		{"the renewed file", func() { succeed(t, os.WriteFile(file, clientCertificate(t, next), 0o600)) }, false},
+		{"nothing retires", func() { obj.Status.Retiring = nil; succeed(t, os.WriteFile(file, clientCertificate(t, old), 0o600)) }, false},
+	} {
+		step.change()
+		r, o := reconciler(), &observation{}
+		r.config = config
+		succeed(t, r.readOwnCertificate(t.Context(), obj, o))
+		expect.True(t, o.OwnCertificate == step.want, "%s: %t", step.what, o.OwnCertificate)
+	}
+	obj.Status.Retiring = factsOf(old)
+	succeed(t, os.Remove(file))
+	r := reconciler()
+	r.config = config
+	expect.True(t, r.readOwnCertificate(t.Context(), obj, &observation{}) != nil, "a missing file is no error")
 }
 
 // clientCertificate returns a client certificate of a CA, in PEM.
