@@ -53,6 +53,7 @@ var roleSections = []struct {
 		{"create-ca", "`createIfMissing`"},
 		{"rotation", "`rotation.enabled`"},
 		{"overlays/trust-files", "its trust files"},
+		{"hosted/published", "`spec.trust.secrets`, with names to change"},
 	}},
 	{"Users of the kubectl plugin", []roleFolder{{"kubectl-plugin", "people who use `kubectl csr`"}}},
 	{"One identity for each controller", []roleFolder{{"overlays/split", "binds the roles above to the ServiceAccount of the " +

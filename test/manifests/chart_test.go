@@ -39,7 +39,7 @@ func TestSame(t *testing.T) {
 	t.Parallel()
 	for folder, values := range map[string]string{
 		"default": "split=false", "overlays/split": "split=true", "overlays/control-plane": "controlPlane.enabled=true",
-		splitRotation: "split=true,config.rotation.enabled=true",
+		splitRotation: "split=true,config.rotation.enabled=true", hostedServed: "hosted.cluster=served,config.rotation.enabled=true",
 	} {
 		t.Run(folder, func(t *testing.T) {
 			t.Parallel()
@@ -160,7 +160,7 @@ func refused(t *testing.T, want []string, flags ...string) {
 
 // ofTheChart are the fields of the configuration that the chart sets itself.
 var ofTheChart = []string{
-	"apiVersion", "kind", "kubeconfig", "metricsBindAddress", "metricsSecure", "healthProbeBindAddress",
+	"apiVersion", "kind", "kubeconfig", "home.kubeconfig", "metricsBindAddress", "metricsSecure", "healthProbeBindAddress",
 	"leaderElection.resourceName", "leaderElection.resourceNamespace",
 }
 

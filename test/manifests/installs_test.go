@@ -33,6 +33,7 @@ var installs = map[string]map[string][]config.Controller{
 	"overlays/control-plane": {common: threeControllers},
 	"overlays/split":         {approver: controllers[:1], signer: controllers[1:2], cleaner: controllers[2:3]},
 	approverOnly:             {approver: controllers[:1]},
+	hostedHome:               {common: controllers},
 	splitRotation:            {approver: controllers[:1], signer: controllers[1:2], cleaner: controllers[2:3], rotator: controllers[3:]},
 }
 
@@ -41,6 +42,8 @@ const (
 	approverOnly = "overlays/approver-only"
 	// splitRotation is config/overlays/split with the rotation component.
 	splitRotation = "../test/manifests/testdata/split-rotation"
+	// hostedHome and hostedServed are the two installs of a hosted control plane.
+	hostedHome, hostedServed = "overlays/hosted/home", "overlays/hosted/served"
 )
 
 // accepted holds the objects that the API server has accepted.

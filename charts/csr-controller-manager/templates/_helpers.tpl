@@ -57,6 +57,10 @@ app.kubernetes.io/component: {{ . }}
 {{- if not (or (hasKey $signing "secret") (hasKey $signing "certFile")) -}}
 {{- $_ := set $config "signing" (dict "secret" (printf "%s/csr-signer" .Release.Namespace)) -}}
 {{- end -}}
+{{- if .Values.hosted.cluster -}}
+{{- $_ := set $config "kubeconfig" "/etc/csr-served-cluster/kubeconfig" -}}
+{{- $_ := set $config "home" (dict "kubeconfig" "/etc/csr-home/kubeconfig") -}}
+{{- end -}}
 {{- if .Values.nodeBootstrap.enabled -}}
 {{- $_ := set $config "selfCheck" (dict "bootstrapGroups" (list .Values.nodeBootstrap.group)) -}}
 {{- end -}}
@@ -180,4 +184,35 @@ controller's name and the role. */}}
 {{- end -}}
 {{- end -}}
 {{- $rules | toYaml -}}
+{{- end }}
+
+{{/* An object of RBAC or of the rotation as hosted.cluster needs it, or nothing: takes a list of the root context and the object.
+config/hosted has the same rules. */}}
+{{- define "csr.here" -}}
+{{- $root := index . 0 -}}
+{{- $obj := index . 1 -}}
+{{- $cluster := $root.Values.hosted.cluster -}}
+{{- $name := $obj.metadata.name -}}
+{{- $namespace := $obj.metadata.namespace | default "" -}}
+{{- $rbac := regexMatch "Role(Binding)?$" $obj.kind -}}
+{{- $shared := or (eq $obj.kind "CustomResourceDefinition") (hasPrefix "ValidatingAdmissionPolicy" $obj.kind) (regexMatch "^csr-(metrics-reader|signing-authorities-.*|rotation-operator)$" $name) -}}
+{{- $ours := eq $namespace $root.Release.Namespace -}}
+{{- $home := or $shared (not $rbac) (and $ours (not (regexMatch "^csr-(node-block-list|block-list-|inventory-)" $name))) (and (ne $namespace "kube-system") (has $name (list "csr-rotation" "csr-metrics-auth"))) -}}
+{{- $served := or (eq $obj.kind "ServiceAccount") (and $rbac (or (not $home) (and (eq $name "csr-rotation") (eq $namespace "")))) -}}
+{{- if and $cluster (eq $name "csr-rotation") (not $ours) $obj.rules -}}
+{{- $rules := list -}}
+{{- range $obj.rules -}}
+{{- if eq (eq $cluster "home") (or (has "csr-controller-manager.io" .apiGroups) (has "events.k8s.io" .apiGroups)) -}}
+{{- $rules = append $rules . -}}
+{{- end -}}
+{{- end -}}
+{{- if or (eq $cluster "home") (ne $namespace "kube-system") -}}{{- $_ := set $obj "rules" $rules -}}{{- end -}}
+{{- end -}}
+{{- if and (eq $cluster "home") $rbac (not $shared) (not $ours) -}}{{/* several tenants have such objects */}}
+{{- $_ := set $obj.metadata "name" (printf "%s-%s" $name $root.Release.Namespace) -}}
+{{- if $obj.roleRef -}}{{- $_ := set $obj.roleRef "name" (printf "%s-%s" $obj.roleRef.name $root.Release.Namespace) -}}{{- end -}}
+{{- end -}}
+{{- if or (eq $cluster "") (and (eq $cluster "served") $served) (and (eq $cluster "home") $home (or $root.Values.hosted.definitions (not $shared))) -}}
+{{- toYaml $obj -}}
+{{- end -}}
 {{- end }}
