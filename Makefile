@@ -36,7 +36,7 @@ run: build ## run a control plane with the manager until Ctrl-C, with a kubeconf
 # test/manager measures time, and runs alone.
 HEAVY := '/(test|csrenv)(/|$$)'
 IN_PROCESS := ./test/rotation ./test/loop ./test/csrenv ./csrenv/...
-TOGETHER := ./test/tutorials ./test/manifests ./test/reliability ./test/revocation ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
+TOGETHER := ./test/hosted ./test/tutorials ./test/manifests ./test/reliability ./test/revocation ./test/parity ./test/monitoring ./test/bench/... ./test/kit/... ./test/mutants
 # With rarer garbage collections, control planes and managers take an eighth less processor time, and more memory.
 REAL := GOGC=400 go test -count=1
 
@@ -122,6 +122,7 @@ generate: ## generate roles and the API in config and their copies in the chart,
 	  config/rotation/people.yaml \
 	  charts/csr-controller-manager/files/rotation/
 	cp config/request-limits/policy.yaml charts/csr-controller-manager/files/admission/request_limits.yaml
+	cp config/overlays/hosted/home/kubeconfig charts/csr-controller-manager/files/hosted/
 	cp config/overlays/authorization-files/{namespace,admission,role,daemonset}.yaml charts/csr-controller-manager/files/authorization/
 	for controller in approver signer cleaner; do \
 	  $(TOOL) controller-gen rbac:roleName=csr-$$controller,fileName=$$controller.yaml paths=./controllers/$$controller output:rbac:dir=config/rbac; \
