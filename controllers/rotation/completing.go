@@ -137,7 +137,7 @@ func (p *planner) planCompleted() {
 	case p.renewed(), p.checkSecret(), p.noteRenewed():
 	case p.brought():
 		p.adopt()
-	case p.status.Intent == string(MakeRenewed) && p.facts.NotRenewable == nil:
+	case p.status.Intent == string(MakeRenewed) && p.facts.NotRenewable == nil && v1alpha1.SameCA(p.facts.Secret.TLS, p.status.Signing):
 		p.act(MakeRenewed)
 	case p.answerOperation():
 	case p.signingMissing():

@@ -590,6 +590,8 @@ var renewRows = []row{
 	when("renew", completed(), good(onlyOld, renewal), does(MakeRenewed), records("last operation renew-certificate Accepted true", "generation 2")),
 	when("renew, and the manager died before the Secret was written", with(completed(), intends(MakeRenewed)), good(onlyOld), does(MakeRenewed)),
 	when("renew, and it became impossible", with(completed(), intends(MakeRenewed)), good(onlyOld, notRenewable), records("intent ")),
+	when("renew, and an edit of tls.crt before the Secret was written", with(completed(), intends(MakeRenewed)), good("- old - -", unusable("no key"), unpermitted),
+		does(Permit), stops(signingToTLS+"no key")),
 	when("renew what the manager can't", completed(), good(onlyOld, renewal, notRenewable),
 		refuses("rotation renew-certificate is refused: only its issuer can; allowed now: ")),
 	when("renew in another phase", prepared(), good(switched, renewal), refuses("rotation renew-certificate is refused: the phase is Prepared")),
