@@ -72,8 +72,8 @@ func TestMovePlan(t *testing.T) {
 		nodes []string
 	}{
 		"in order": {"", v1alpha1.Prepared, nil, []string{digestOf("ours"), "you did not confirm it", "one, and when it is back, 1",
-			"  left out      down: it is not Ready", "k0s: its kubelet is part of another program", "k3s: its kubelet is part of another program: k3s certificate rotate",
-			"rke2: its kubelet is part of another program: restart rke2-agent", "win: its kubelet is no service of systemd"}, []string{"a", "b", "control"}},
+			"  left out      down: it is not Ready", "k0s: its kubelet is no service of systemd", "k3s: its kubelet is no service of systemd",
+			"rke2: its kubelet is no service of systemd", "win: its kubelet is no service of systemd"}, []string{"a", "b", "control"}},
 		"all":             {"--all --max-unavailable=3", v1alpha1.Prepared, nil, []string{"one, and when it is back, 3"}, []string{"a", "b", "new", "control"}},
 		"completed, all":  {"--all", v1alpha1.Completed, nil, []string{"you did not confirm it"}, []string{"a", "b", "new", "control"}},
 		"completed":       {"", v1alpha1.Completed, nil, []string{"the phase is Completed: nodes move in Prepared"}, nil},
