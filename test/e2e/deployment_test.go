@@ -7,7 +7,10 @@ import (
 	"crypto/x509"
 	"fmt"
 	"net"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -45,6 +48,7 @@ func TestDeployment(t *testing.T) {
 	})
 	impostor = c.join(t, "impostor", kubeletOptions{SelfSigned: true}) // it is ready when it is needed
 	step(t, "the API server verifies kubelets", func(t *testing.T) { c.testServing(t, worker, impostor) })
+	step(t, "a kubelet has the metrics that alerts use", func(t *testing.T) { c.testKubeletMetrics(t, worker) })
 	step(t, "at the same time", func(t *testing.T) {
 		parallel(t, "the client certificate rotates without an outage", func(t *testing.T) { c.testRotation(t, worker) })
 		parallel(t, "a kubelet that was killed finds its request again", func(t *testing.T) { c.testResume(t) })
@@ -102,6 +106,33 @@ func (c *cluster) testServing(t *testing.T, m, selfSigned *machine) {
 	c.nodeReady(t, selfSigned.name)
 	answer, err := c.health(selfSigned)
 	kit.Check(t, err != nil && strings.Contains(answer, "x509: "), "the API server talks to %s, which signed its certificate: %v", selfSigned.name, err)
+}
+
+// testKubeletMetrics reads the kubelet's metrics through the API server, and finds those that alerts, dashboard and reference name: without
+// labels, with the lifetimes that are left and no errors.
+func (c *cluster) testKubeletMetrics(t *testing.T, m *machine) {
+	serves, used := map[string]float64{}, map[string]bool{}
+	for line := range strings.Lines(c.kubectl(t, "get", "--raw", "/api/v1/nodes/"+m.name+"/proxy/metrics")) {
+		if name, value, found := strings.Cut(strings.TrimSpace(line), " "); found && strings.HasPrefix(name, "kubelet_") {
+			serves[name] = kit.Must(strconv.ParseFloat(value, 64))(t)
+		}
+	}
+	for _, file := range []string{"config/prometheus/alerts.yaml", "config/grafana/csr-controller-manager.json", "docs/reference/metrics.md"} {
+		names := regexp.MustCompile(`\bkubelet_\w+`).FindAllString(string(read(t, filepath.Join(root, file))), -1)
+		kit.Check(t, len(names) > 0, "%s names no metric of kubelets", file)
+		for _, name := range names {
+			used[name] = true
+		}
+	}
+	kit.Equal(t, "metrics in use", len(used), 4)
+	for name := range used {
+		value, found := serves[name]
+		if strings.HasSuffix(name, "_ttl_seconds") {
+			kit.Check(t, found && 0 < value && value <= lifetime.Seconds(), "%s is %v, found %t, want what is left of %s", name, value, found, lifetime)
+		} else {
+			kit.Check(t, found && value == 0, "%s is %v, found %t, want 0", name, value, found)
+		}
+	}
 }
 
 // testRotation waits until the kubelet renews its client certificate, and works on after the old one has expired.
