@@ -448,7 +448,8 @@ func (m *moving) look(ctx context.Context) error {
 		}
 		switch {
 		case err != nil:
-			m.failures = append(m.failures, fmt.Errorf("node %s: %w", one.node, err))
+			// It counts as moved if its new certificates were issued, and has the old ones.
+			m.failures = append(m.failures, fmt.Errorf("node %s: %w; to move it again, select it and add --all", one.node, err))
 		case one.waits == "":
 			m.done++
 		default:
