@@ -73,11 +73,11 @@ image: ## build the image, as an archive for containerd, kind and docker, and it
 image-test: ## build the image twice and check its content
 	cd hack/image && go test -count=1 -timeout 20m ./...
 
-# Each half has namespaces of its own, and waits for kubelets most of the time, so both run at a time. They start together: each puts
+# Each part has namespaces of its own, and waits for kubelets most of the time, so all run at a time. They start together: each puts
 # back the settings of the kernel that it found.
-.PHONY: e2e e2e-program e2e-rotation e2e-deployment
+.PHONY: e2e e2e-program e2e-rotation e2e-deployment e2e-nodes
 e2e: ## as root: test that real kubelets join, renew and resume through the Deployment (test/README.md)
-	$(MAKE) --no-print-directory -j 2 --output-sync=target e2e-rotation e2e-deployment
+	$(MAKE) --no-print-directory -j 3 --output-sync=target e2e-rotation e2e-deployment e2e-nodes
 
 e2e-program:
 	@[ "$$(id -u)" = 0 ] || { echo "make e2e needs root: it makes namespaces, mounts and cgroups" >&2; exit 1; }
@@ -88,7 +88,8 @@ e2e-program:
 E2E_PROGRAMS := etcd kube-apiserver kubectl kube-controller-manager kube-scheduler kubelet
 e2e-rotation: TESTS := CARotation|APIServersGetTheBundleLate
 e2e-deployment: TESTS := Deployment|KilledRunLeavesNothing|BlockedKubelet
-e2e-rotation e2e-deployment: e2e-program
+e2e-nodes: TESTS := MoveNodes
+e2e-rotation e2e-deployment e2e-nodes: e2e-program
 	place=$$(hack/controlplane/get.sh $(E2E_PROGRAMS)); set -a; eval "$$place"; set +a; \
 	  cd test/e2e && exec ../../bin/test/e2e.test -test.v -test.parallel 8 -test.timeout 20m -test.run '^Test($(TESTS))$$'
 

@@ -72,7 +72,12 @@ func TestCARotationUntouched(t *testing.T) {
 // server has read the CAs by which it verifies kubelets. settle ensures that no certificate of the old CA is needed.
 func rotateCAs(t *testing.T, trust func(*cluster, *testing.T), settle func(*cluster, string)) *cluster {
 	c := startCluster(t)
-	step(t, "rotation is installed, and adopts the CA", func(t *testing.T) { c.testAdoption(t) })
+	step(t, "rotation is installed, and adopts the CA", func(t *testing.T) {
+		c.adopt(t, "manifests/rotation")
+		// All certificates that the CA issued before are from this test, and the known ones are in the ledger.
+		c.ask(t, authorityName, v1alpha1.OperationAttest)
+		c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *status) bool { return s.Signing.AttestedAt != nil })
+	})
 	// An authority for kubelets' serving certificates makes its CA, which does not sign yet, before the worker joins.
 	c.kubectl(t, "apply", "-k", "../../config/rotation/kubelet-serving")
 	c.kubectl(t, "apply", "-k", "manifests/own-trust")
@@ -101,12 +106,12 @@ func rotateCAs(t *testing.T, trust func(*cluster, *testing.T), settle func(*clus
 	return c
 }
 
-// testAdoption installs the manager, an authority for the CA in its Secret, and the DaemonSet that writes the API
+// adopt installs the manager by the overlay, an authority for the CA in its Secret, and the DaemonSet that writes the API
 // server's trust from then on.
-func (c *cluster) testAdoption(t *testing.T) {
+func (c *cluster) adopt(t *testing.T, overlay string) {
 	c.machines[firstNode].write(t, trustDir+"/others.crt", c.ca.CertPEM)
 	c.kubectl(t, "label", "node", firstNode, "node-role.kubernetes.io/control-plane=")
-	c.install(t, "manifests/rotation", c.next)
+	c.install(t, overlay, c.next)
 	c.kubectl(t, "wait", "--for=condition=Established", "--timeout=30s", "crd/signingauthorities.csr-controller-manager.io")
 	c.kubectl(t, "apply", "-k", "manifests/trust-files")
 	adopted := c.reaches(t, authorityName, time.Minute, v1alpha1.Completed, nil)
@@ -114,9 +119,6 @@ func (c *cluster) testAdoption(t *testing.T) {
 	c.deploymentsAvailable(t, "csr-controller-manager")
 	c.trustsFile(t, clientFile, []string{adopted.Signing.Certificate}, nil)
 	c.follows(t, clientFile)
-	// All certificates that the CA issued before are from this test, and the known ones are in the ledger.
-	c.ask(t, authorityName, v1alpha1.OperationAttest)
-	c.reaches(t, authorityName, 30*time.Second, v1alpha1.Completed, func(s *status) bool { return s.Signing.AttestedAt != nil })
 }
 
 // testServingTrusted gives the API server a file with both CAs, and confirms the new one. Until then, the old CA signs

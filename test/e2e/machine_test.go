@@ -52,12 +52,18 @@ for place in etc var; do
   mount -t overlay overlay -o "lowerdir=/$place,upperdir=$files/$place,workdir=$files/$place.work" "/$place"
 done
 mount -t tmpfs tmpfs /run
-mkdir -p /run/netns /var/lib/containerd /var/lib/kubelet /var/log/pods /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests
+mkdir -p /run/netns /run/systemd /var/lib/containerd /var/lib/kubelet /var/log/pods /etc/cni/net.d /etc/containerd /etc/kubernetes/manifests
 mount -t tmpfs tmpfs /var/lib/containerd # overlays can't be on overlays
 mount --bind "$pods" /var/log/pods
 mount --make-rshared /
 touch /run/up
 while :; do sleep 3600 & wait $!; done`
+
+// nameByDigest gives the manager's image the name that it has after a pull, so that Pods report it and can run it by its digest.
+const nameByDigest = `set -eu
+name=docker.io/library/csr-controller-manager
+digest=$(ctr -n k8s.io images ls "name==$name:dev" | awk 'NR == 2 { print $3 }')
+ctr -n k8s.io images tag "$name:dev" "$name@$digest"`
 
 // machine is a separate computer, as far as the kernel permits: with its own processes, files, network and
 // containerd, on which a kubelet can run.
@@ -94,6 +100,7 @@ func (c *cluster) machine(t *testing.T, name string, archives ...string) *machin
 	for _, archive := range append(archives, pauseArchive(c.dir), managerImage()) {
 		m.must(t, "ctr", "-n", "k8s.io", "images", "import", archive)
 	}
+	m.must(t, "sh", "-c", nameByDigest)
 	return m
 }
 
@@ -361,6 +368,13 @@ func (m *machine) startKubelet(t *testing.T, options kubeletOptions) {
 		line = append([]string{"sh", "-c", keepRunning, "sh"}, line...)
 	}
 	m.kubelet = startProcess(t, m.dir, m.name+"-kubelet", m.command(line...))
+}
+
+// stopService ends a kubelet and the loop that would start it again.
+func (m *machine) stopService(t *testing.T) {
+	t.Helper()
+	m.kubelet.kill(t)
+	m.must(t, "kill", "-9", strings.TrimSpace(m.kubeletID(t)))
 }
 
 func (m *machine) restartKubelet(t *testing.T, options kubeletOptions) {

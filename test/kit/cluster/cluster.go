@@ -149,7 +149,10 @@ func Kubeconfig(cfg *rest.Config) ([]byte, error) {
 	const self = "cluster"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[self] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
-	config.AuthInfos[self] = &clientcmdapi.AuthInfo{ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken}
+	config.AuthInfos[self] = &clientcmdapi.AuthInfo{
+		ClientCertificateData: cfg.CertData, ClientKeyData: cfg.KeyData, Token: cfg.BearerToken,
+		ClientCertificate: cfg.CertFile, ClientKey: cfg.KeyFile,
+	}
 	config.Contexts[self] = &clientcmdapi.Context{Cluster: self, AuthInfo: self}
 	config.CurrentContext = self
 	return clientcmd.Write(*config)
