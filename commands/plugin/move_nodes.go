@@ -523,6 +523,9 @@ func lastWords(pod *corev1.Pod) string {
 		}
 	}
 	text := strings.Join(slices.DeleteFunc(words, func(word string) bool { return word == "" }), ": ")
+	if last := strings.LastIndex(text, "\ncsr-controller-manager: "); last >= 0 { // the error, after the log
+		text = text[last+1:]
+	}
 	return oneLine(text[max(len(text)-maxMessage, 0):])
 }
 
