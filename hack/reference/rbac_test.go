@@ -200,4 +200,3 @@ func (p rolesPage) add(t *testing.T, rows *table, role object, name string) {
 	}
 	rows.row(name, strings.Join(rights, "<br>"))
 }
-
