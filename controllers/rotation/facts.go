@@ -213,9 +213,14 @@ func conflictWith(obj, other *v1alpha1.SigningAuthority, sameCluster bool) error
 		return fmt.Errorf("spec.secret: SigningAuthority %s already uses Secret %s: choose another name",
 			other.Name, secretName(other))
 	}
-	theirs := publishedTo(other)
+	sameManager := other.Spec.Secret.Name == obj.Spec.Secret.Name // the field manager, whose apply removes its other keys of an object
 	for _, ours := range publishedTo(obj) {
-		if slices.Contains(theirs, ours) {
+		if slices.ContainsFunc(publishedTo(other), func(theirs publish.Entry) bool {
+			if sameManager {
+				theirs.Key = ours.Key
+			}
+			return theirs == ours
+		}) {
 			return fmt.Errorf("spec.trust: SigningAuthority %s already publishes to %[2]s %s/%s: name another %[2]s",
 				other.Name, ours.Kind, ours.Namespace, ours.Name)
 		}

@@ -317,12 +317,20 @@ func TestOwnAuthorities(t *testing.T) {
 	other, here := signingWith("other", made, kubeletSigner), signingWith("here", nil, clientSigner)
 	here.Spec.Secret = v1alpha1.SecretReference{Namespace: "elsewhere", Name: other.Spec.Secret.Name}
 	here.CreationTimestamp = metav1.NewTime(noon)
-	r, o := reconciler(other, here), &observation{facts: facts{Others: map[string]string{}}}
-	r.Secrets = []types.NamespacedName{secretName(here)}
+	reconcilerOf := func(obj *v1alpha1.SigningAuthority, others ...client.Object) *Reconciler {
+		r := reconciler(append(others, obj)...)
+		r.Secrets = []types.NamespacedName{secretName(obj)}
+		return r
+	}
+	r, o := reconcilerOf(here, other), &observation{facts: facts{Others: map[string]string{}}}
 	succeed(t, r.readOthers(t.Context(), here, o))
 	expect.Equal(t, "CAs of others", o.Others, map[string]string{made.KeyID(): "other"})
 	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "other"}})
 	expect.True(t, err == nil && result == reconcile.Result{}, "another manager's authority: %+v, %v", result, err)
+	other.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: "shared", Name: "trust", Key: "other.crt"}}
+	here.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: "shared", Name: "trust", Key: "here.crt"}}
+	err = reconcilerOf(here, other).readOthers(t.Context(), here, o)
+	expect.True(t, err != nil && strings.Contains(err.Error(), "already publishes to Secret shared/trust"), "other keys, and the same field manager: %v", err)
 	here.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: other.Spec.Secret.Namespace, Name: other.Spec.Secret.Name}}
 	err = r.readOthers(t.Context(), here, o)
 	expect.True(t, err != nil && strings.Contains(err.Error(), "has the keys of SigningAuthority other"), "published to a signing Secret: %v", err)
