@@ -217,6 +217,6 @@ func (p *planner) proveRenewed() {
 
 // rotationDue reports whether the signing CA has signed for spec.rotateAfter, which is an hour at least.
 func (p *planner) rotationDue() bool {
-	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil && !p.status.Renewing() &&
+	return p.spec.RotateAfter != nil && p.status.Signing.SignsSince != nil && p.status.Renewed == nil &&
 		p.facts.Now.Sub(p.status.Signing.SignsSince.Time) >= max(p.spec.RotateAfter.Duration, time.Hour)
 }

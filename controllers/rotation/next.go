@@ -249,7 +249,7 @@ func (p *planner) answerOperation() bool {
 		return false
 	case !slices.Contains(v1alpha1.Allowed(phase), operation):
 		p.refuseOperation("the phase is %s", cmp.Or(phase, "New"))
-	case p.status.Renewing() && operation != v1alpha1.OperationAttest:
+	case p.status.Renewed != nil && operation != v1alpha1.OperationAttest:
 		p.refuseOperation("a renewed certificate is being published: wait until it signs, or drop it: copy signing.crt and signing.key to " +
 			"tls.crt and tls.key of the Secret")
 	case operation == v1alpha1.OperationRenewCertificate:
