@@ -75,17 +75,9 @@ func (r *Reconciler) act(ctx context.Context, obj *v1alpha1.SigningAuthority, st
 	case Seal:
 		return r.seal(ctx, obj, o.Now)
 	case Prune:
-		return r.pruneServed(ctx, obj)
-	case DestroyRetiring:
-		if r.apart {
-			r.inServed(obj, Prune, func(obj *v1alpha1.SigningAuthority) error { return r.pruneServed(ctx, obj) })
-		}
+		return r.prune(ctx, obj)
 	case MakeRenewed:
-		renewed, err := o.signing.Renew(lifetimeOf(obj), o.Now)
-		if err != nil {
-			return err
-		}
-		made = keypair.Pair{Cert: renewed.CertificatePEM(), Key: o.ring.Signing.Key}
+		made = keypair.Pair{Cert: o.renewed.CertificatePEM(), Key: o.ring.Signing.Key}
 	case MakeCandidate, TakeCandidate: // the ledger must know a CA before it is stored anywhere
 		var keyID string
 		if step.Action == TakeCandidate {
@@ -201,30 +193,28 @@ func (r *Reconciler) permit(obj *v1alpha1.SigningAuthority, action Action) keypa
 	return permit
 }
 
-// inServed writes to a served cluster that is not the home, in the background. That decides and delays no step: administrators of that
-// cluster may forbid and hold up writes, and only programs of that cluster read what is written. A write that is still under way is not
-// repeated.
-func (r *Reconciler) inServed(obj *v1alpha1.SigningAuthority, what Action, write func(*v1alpha1.SigningAuthority) error) {
-	obj = obj.DeepCopy()
-	key := string(what) + " " + obj.Name
-	if _, underWay := r.writing.LoadOrStore(key, nil); underWay {
+// updateServed updates what programs of a served cluster read that is not the home. It decides and delays no step, so it runs in
+// the background: administrators of that cluster may forbid and hold up writes. While an update is under way, none begins.
+func (r *Reconciler) updateServed(ctx context.Context, obj *v1alpha1.SigningAuthority, now time.Time) {
+	if _, underWay := r.updating.LoadOrStore(obj.Name, nil); underWay {
 		return
 	}
 	go func() {
-		defer r.writing.Delete(key)
-		if err := write(obj); err != nil {
-			r.reporter.Request(obj, string(what), "ServedClusterOutdated", fmt.Sprintf("in the served cluster, which does not stop the rotation: %v", err))
+		defer r.updating.Delete(obj.Name)
+		err := r.publishBundles(ctx, obj, now)
+		if obj.Status.UnpublishedAt != nil {
+			err = errors.Join(err, r.prune(ctx, obj))
+		}
+		if err != nil {
+			r.reporter.Request(obj, string(Publish), "ServedClusterOutdated", fmt.Sprintf("in the served cluster, which does not stop the rotation: %v", err))
 		}
 	}()
 }
 
 // publishBundles publishes the trust bundle as ClusterTrustBundles in a served cluster that is not the home.
 func (r *Reconciler) publishBundles(ctx context.Context, obj *v1alpha1.SigningAuthority, now time.Time) error {
-	if len(publishedCAs(&obj.Status)) == 0 {
-		return nil
-	}
 	wanted, err := bundleOf(obj, now)
-	if err != nil {
+	if err != nil || len(wanted.Bundle) == 0 {
 		return err
 	}
 	wanted.Entries = nil
@@ -235,8 +225,8 @@ func (r *Reconciler) publishBundles(ctx context.Context, obj *v1alpha1.SigningAu
 	return errors.Join(problems...)
 }
 
-// pruneServed removes the retiring CA from what API servers publish.
-func (r *Reconciler) pruneServed(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
+// prune removes the retiring CA from what API servers publish.
+func (r *Reconciler) prune(ctx context.Context, obj *v1alpha1.SigningAuthority) error {
 	cert, err := certificateOf(obj.Status.Retiring)
 	if err != nil {
 		return err

@@ -9,7 +9,6 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"time"
@@ -17,6 +16,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -35,6 +35,7 @@ type observation struct {
 	object                       *corev1.Secret // with an empty UID if there is none yet
 	ring                         keypair.Ring   // the content of object
 	signing, candidate, retiring *ca.Authority  // in ring; nil if missing
+	renewed                      *ca.Authority  // signing with a renewed certificate; nil unless NotRenewable is nil
 	changes                      []*publish.Change
 }
 
@@ -137,7 +138,7 @@ func (r *Reconciler) readSecret(ctx context.Context, obj *v1alpha1.SigningAuthor
 	o.Secret.Renews = obj.Status.Phase == v1alpha1.Completed && renews(tls, o.signing)
 	o.NotRenewable = errors.New("the key of the signing CA is missing from the Secret")
 	if asked := o.Operation == v1alpha1.OperationRenewCertificate || obj.Status.Intent == string(MakeRenewed); asked && o.signing != nil {
-		_, o.NotRenewable = o.signing.Renew(lifetimeOf(obj), o.Now)
+		o.renewed, o.NotRenewable = o.signing.Renew(lifetimeOf(obj), o.Now)
 	}
 	if proven := ring.Permit.KeyID; proven == "" || o.signing != nil && o.signing.KeyID() == proven {
 		o.Secret.PermittedSigners = ring.Permit.Signers
@@ -363,19 +364,16 @@ func (r *Reconciler) readClientCAs(ctx context.Context, obj *v1alpha1.SigningAut
 
 // readOwnCertificate reads whether the retiring CA has issued the client certificate of the manager itself. client-go also reads a
 // file again when it changes.
-func (r *Reconciler) readOwnCertificate(_ context.Context, obj *v1alpha1.SigningAuthority, o *observation) (err error) {
-	certPEM := r.config.CertData
-	if file := r.config.CertFile; len(certPEM) == 0 && file != "" {
-		certPEM, err = os.ReadFile(file)
-	}
-	if err != nil || len(certPEM) == 0 || obj.Status.Retiring == nil {
-		return err
+func (r *Reconciler) readOwnCertificate(_ context.Context, obj *v1alpha1.SigningAuthority, o *observation) error {
+	if obj.Status.Retiring == nil {
+		return nil
 	}
 	retiring, err := certificateOf(obj.Status.Retiring)
-	if err != nil {
+	own := rest.CopyConfig(r.config)
+	if err := errors.Join(err, rest.LoadTLSFiles(own)); err != nil || len(own.CertData) == 0 {
 		return err
 	}
-	chain, err := ca.ParseCertificates(certPEM)
+	chain, err := ca.ParseCertificates(own.CertData)
 	o.OwnCertificate = slices.ContainsFunc(chain, func(one *x509.Certificate) bool {
 		return retiring.CheckSignature(one.SignatureAlgorithm, one.RawTBSCertificate, one.Signature) == nil
 	})

@@ -68,8 +68,8 @@ type Reconciler struct {
 	// trackers maps the name of an authority to the answers so far, and recorders a Secret to its ledger.Recorder. The
 	// answers are in memory only: after a restart the manager proves everything again.
 	trackers, recorders sync.Map
-	// writing has the writes of inServed that are under way.
-	writing sync.Map
+	// updating has the names of the authorities for which updateServed is at work.
+	updating sync.Map
 }
 
 // prober probes servers about CAs. It is a probe.Prober, except in tests.
@@ -108,7 +108,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 	again := obj.Status.Intent == string(step.Action)
 	busy, err := r.storeStatus(ctx, obj, step, o.facts)
 	if err == nil && r.apart {
-		r.inServed(obj, Publish, func(obj *v1alpha1.SigningAuthority) error { return r.publishBundles(ctx, obj, o.Now) })
+		r.updateServed(ctx, obj.DeepCopy(), o.Now)
 	}
 	if err == nil && step.Action != None {
 		err = r.execute(ctx, obj, step, o, again)
