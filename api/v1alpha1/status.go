@@ -96,8 +96,6 @@ type SigningAuthorityStatus struct {
 	Candidate *CAStatus `json:"candidate,omitempty"`
 	// Renewed is the signing CA with a certificate that ends later. It is published, and does not sign yet.
 	Renewed *CAStatus `json:"renewed,omitempty"`
-	// RenewedSeenAt is when the manager first saw that an API server publishes the renewed certificate.
-	RenewedSeenAt *metav1.Time `json:"renewedSeenAt,omitempty"`
 	// Retiring is the CA that signed before.
 	Retiring *CAStatus `json:"retiring,omitempty"`
 	// LastRetired is the CA that was removed last.

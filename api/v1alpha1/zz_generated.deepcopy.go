@@ -277,10 +277,6 @@ func (in *SigningAuthorityStatus) DeepCopyInto(out *SigningAuthorityStatus) {
 		*out = new(CAStatus)
 		(*in).DeepCopyInto(*out)
 	}
-	if in.RenewedSeenAt != nil {
-		in, out := &in.RenewedSeenAt, &out.RenewedSeenAt
-		*out = (*in).DeepCopy()
-	}
 	if in.Retiring != nil {
 		in, out := &in.Retiring, &out.Retiring
 		*out = new(CAStatus)

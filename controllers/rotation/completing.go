@@ -1,7 +1,6 @@
 package rotation
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -177,7 +176,7 @@ func (p *planner) renewed() bool {
 	s.Signing.Earlier = slices.Insert(s.Signing.Earlier, 0, earlier)
 	s.Signing.Earlier = s.Signing.Earlier[:min(len(s.Signing.Earlier), maxEarlier)]
 	s.Signing.Certificate, s.Signing.Fingerprint, s.Signing.NotAfter = s.Renewed.Certificate, s.Renewed.Fingerprint, s.Renewed.NotAfter
-	s.Renewed, s.RenewedSeenAt, s.Intent = nil, nil, ""
+	s.Renewed, s.Intent = nil, ""
 	return true
 }
 
@@ -191,25 +190,20 @@ func (p *planner) noteRenewed() bool {
 	if found == p.status.Renewed || v1alpha1.SameCA(found, p.status.Renewed) { // the former if both are nil
 		return false
 	}
-	p.status.Renewed, p.status.RenewedSeenAt, p.status.Intent = found, nil, ""
+	p.status.Renewed, p.status.Intent = found, ""
 	return true
 }
 
-// proveRenewed waits until API servers publish the renewed certificate, and then signs with it. A probe could not show that
-// they trust it: until the present certificate expires, they accept the same certificates with either.
+// proveRenewed waits until an API server publishes the renewed certificate, and then signs with it. A probe could not show that
+// API servers trust it: until the present certificate expires, they accept the same certificates with either. So it need not wait for
+// the others.
 func (p *planner) proveRenewed() {
-	s, why, asked := p.status, p.facts.Secret.Unfit[p.status.Renewed.Fingerprint], asksAPIServers(p.spec.Signers)
-	s.RenewedSeenAt = cmp.Or(s.RenewedSeenAt, p.now())
-	settled := s.RenewedSeenAt.Add(p.facts.SettleFor)
-	switch {
+	switch why := p.facts.Secret.Unfit[p.status.Renewed.Fingerprint]; {
 	case why != nil:
 		p.wait("the renewed certificate cannot sign: %v", why)
-	case asked && !p.facts.RenewedSeen:
-		s.RenewedSeenAt = nil
+	case asksAPIServers(p.spec.Signers) && !p.facts.RenewedSeen:
 		p.wait("no API server publishes the renewed certificate in ConfigMap kube-system/extension-apiserver-authentication: check the " +
 			"client CA files")
-	case asked && settled.After(p.facts.Now):
-		p.wait("API servers must publish the renewed certificate until %s", settled.UTC().Format(time.RFC3339))
 	default:
 		p.act(TakeRenewed)
 	}

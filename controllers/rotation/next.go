@@ -293,7 +293,7 @@ func (p *planner) attest() {
 func (p *planner) enter(phase v1alpha1.Phase) {
 	s := p.status
 	s.Phase, s.Intent, s.LedgerClosedAt, s.UnpublishedAt, s.PrunedAt = phase, "", nil, nil, nil
-	s.Renewed, s.RenewedSeenAt = nil, nil
+	s.Renewed = nil
 	if phase == v1alpha1.Preparing {
 		s.InitiatedAt = p.now()
 	}

@@ -111,15 +111,12 @@ func confirmed(s *saStatus) {
 	s.Candidate.TrustConfirmedAt, s.Candidate.Signers = at(0), []string{servingSigner}
 }
 
-// renewing is the status while the certificate "later" of the CA old is published. seenFor is how long API servers publish it.
-func renewing(seenFor ...time.Duration) saStatus {
+// renewing is the status while the certificate "later" of the CA old is published.
+func renewing() saStatus {
 	s := completed()
 	s.Signing.Generation, s.Signing.SignsSince, s.Signing.AdoptedAt = 2, at(-day), at(-day)
 	s.Signing.Earlier = []v1alpha1.EarlierCertificate{{Certificate: "older", NotAfter: *at(time.Hour)}}
 	s.Renewed = fact("later/old")
-	for _, each := range seenFor {
-		s.RenewedSeenAt = at(-each)
-	}
 	return s
 }
 
@@ -277,7 +274,6 @@ func summary(s *saStatus) (all []string) {
 		noted(role+" accepted", ca.OutstandingAcceptedAt)
 	}
 	say("renewed", cmp.Or(s.Renewed, &v1alpha1.CAStatus{Fingerprint: "none"}).Fingerprint)
-	noted("renewed seen", s.RenewedSeenAt)
 	for role, ca := range map[string]*v1alpha1.CAStatus{"signing": s.Signing, "retiring": s.Retiring, "last retired": s.LastRetired} {
 		for _, one := range cmp.Or(ca, &v1alpha1.CAStatus{}).Earlier {
 			say(role+" earlier", one.Certificate)
@@ -600,30 +596,27 @@ var renewRows = []row{
 	when("start, and the key is lost while it is made", with(completed(), intends(MakeRenewed)), good(noKeys, start, notRenewable), begins(MakeCandidate)),
 	when("start while it is published", renewing(), good(later, renewed, start), refuses("wait until it signs, or drop it: copy signing.crt")),
 	when("attest while it is published", renewing(), good(later, renewed, attest), records("signing attested 12:00", "renewed later")),
-	when("due while it is published", with(renewing(), since(24*time.Hour)), good(later, renewed, seen), rotates(24*time.Hour), records("renewed seen 12:00"),
-		waits("API servers must publish the renewed certificate until 2026-03-01T12:01:30Z")),
+	when("due while it is published", with(renewing(), since(24*time.Hour)), good(later, renewed, seen), rotates(24*time.Hour), does(TakeRenewed)),
 
 	when("it is there", completed(), good(later, renewed), records("renewed later", "published 2")),
 	when("its begin is noted", with(completed(), intends(MakeRenewed)), good(later, renewed), records("renewed later", "intent ")),
 	when("it is not published", renewing(), good(later, renewed, unpublished), does(Publish), records("published 3")),
-	when("no API server has it", renewing(time.Hour), good(later, renewed), waits("no API server publishes the renewed certificate"), records("renewed seen never")),
-	when("an API server has it", renewing(), good(later, seen), waits("until 2026-03-01T12:01:30Z"), records("renewed seen 12:00")),
-	when("an API server has had it, not long enough", renewing(89*time.Second), good(later, seen), waits("until 2026-03-01T12:00:01Z")),
-	when("an API server has had it", renewing(90*time.Second), good(later, seen), does(TakeRenewed)),
+	when("no API server has it", renewing(), good(later, renewed), waits("no API server publishes the renewed certificate")),
+	when("an API server has it", renewing(), good(later, seen), does(TakeRenewed)),
 	when("no API server is asked", renewing(), good(later, renewed), serves(servingSigner), does(TakeRenewed),
 		waits("the CA old does not sign for kubernetes.io/kubelet-serving")),
-	when("it is not valid yet", renewing(90*time.Second), good(later, seen, unfitLater), waits("the renewed certificate cannot sign: not valid")),
-	when("it signs", with(renewing(90*time.Second), intends(TakeRenewed)), good(renewedCA), records("signing later", "renewed none", "renewed seen never",
+	when("it is not valid yet", renewing(), good(later, seen, unfitLater), waits("the renewed certificate cannot sign: not valid")),
+	when("it signs", with(renewing(), intends(TakeRenewed)), good(renewedCA), records("signing later", "renewed none",
 		"signing earlier old", "signing earlier older", "signing with earlier 2", "signing adopted 12:00", "signing signers 1", "generation 2", "published 3", "intent ")),
-	when("it signs, and there are many", with(renewing(90*time.Second), manyEarlier), good(renewedCA), records("signing with earlier 8", "signing earlier old")),
+	when("it signs, and there are many", with(renewing(), manyEarlier), good(renewedCA), records("signing with earlier 8", "signing earlier old")),
 	when("an earlier one ends", with(renewing(), func(s *saStatus) { s.Signing.Earlier[0].NotAfter = *at(0) }), good(later, renewed),
 		records("signing with earlier 0", "published 2"), waits("no API server publishes")),
 
 	when("its owner drops it", renewing(), good(onlyOld), records("renewed none", "published 2")),
-	when("its owner brings a later one", renewing(time.Hour), good("last/old old - -", renewed), records("renewed last", "renewed seen never")),
-	when("its owner brings another CA", renewing(time.Hour), good(ownCA), records("renewed none")),
-	when("its owner brings what is no renewal", renewing(time.Hour), good("mine/old old - -"), stops(signingToTLS+"it has the key of the signing CA"), records("renewed later")),
-	when("it has ended", renewing(time.Hour), good("ended:later/old old - -", renewed), stops(signingToTLS+"it has expired")),
+	when("its owner brings a later one", renewing(), good("last/old old - -", renewed), records("renewed last")),
+	when("its owner brings another CA", renewing(), good(ownCA), records("renewed none")),
+	when("its owner brings what is no renewal", renewing(), good("mine/old old - -"), stops(signingToTLS+"it has the key of the signing CA"), records("renewed later")),
+	when("it has ended", renewing(), good("ended:later/old old - -", renewed), stops(signingToTLS+"it has expired")),
 	when("it is brought during a rotation", preparing(), good("later/old old new -"), stops(signingToTLS+"a rotation is under way")),
 	when("it is brought as the candidate", completed(), good("later/old old later/old -", renewed), stops(removeCandidate+"old"+strangeCA)),
 	when("a backup of before it", with(completed(), func(s *saStatus) { s.Signing.Fingerprint = "later" }), good(onlyOld),

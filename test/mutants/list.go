@@ -363,7 +363,7 @@ var rotationMutations = []mutation{
 	{"rotation: an edited Secret is refused", "controllers/rotation/secret.go", "if err == nil {\n\t\t\treturn false", "if true {\n\t\t\treturn false", rotationTests},
 	{"rotation: a rollback drops only its candidate", "controllers/rotation/completing.go", "if p.candidateMissing() {", "if p.facts.Secret.Candidate == nil {", rotationTests},
 	{"rotation: a rollback keeps an edit of tls.crt", "controllers/rotation/secret.go", "if o.tlsFollows(o.Secret.Signing) {", "if true {", rotationTests},
-	{"rotation: a renewed certificate is published by an API server", "controllers/rotation/completing.go", "case asked && !p.facts.RenewedSeen:", "case false:", rotationTests},
+	{"rotation: a renewed certificate is published by an API server", "controllers/rotation/completing.go", "case asksAPIServers(p.spec.Signers) && !p.facts.RenewedSeen:", "case false:", rotationTests},
 	{"rotation: a renewed certificate ends later", "controllers/rotation/facts.go", " && cert.NotAfter.After(before.NotAfter)", "", rotationTests},
 	{"rotation: renewed certificates stay published", "controllers/rotation/next.go", "all = append(all, &v1alpha1.CAStatus{KeyID", "_ = append(all, &v1alpha1.CAStatus{KeyID", rotationTests},
 	{"rotation: a renewed certificate has the old extensions", "pkg/ca/new.go", "return one.Id.String() == oidAuthorityKeyID", "return one.Id.String() != oidAuthorityKeyID", "./pkg/ca -run Renew"},
