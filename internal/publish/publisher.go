@@ -112,15 +112,15 @@ func (p *Publisher) Check(ctx context.Context, wanted Wanted) (changes []*Change
 	}
 	for _, one := range all {
 		one.manager = wanted.manager()
-		differs, err := p.compare(ctx, one)
-		if differs != same {
+		difference, err := p.compare(ctx, one)
+		if difference != "" {
 			changes = append(changes, one)
 			err = p.apply(ctx, one, []string{metav1.DryRunAll})
 		}
 		if err != nil {
 			problems = append(problems, one.failed(err))
-		} else if differs != same {
-			problems = append(problems, fmt.Errorf("%s %s", one, differs))
+		} else if difference != "" {
+			problems = append(problems, fmt.Errorf("%s %s", one, difference))
 		}
 	}
 	return changes, problems
@@ -154,23 +154,17 @@ func withGrant(what string, err error, grant string) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// difference says how an object differs from what is wanted.
-type difference string
-
-// same is the difference of an object that is as wanted.
-const same difference = ""
-
-// compare reads the object of c, and returns how it differs.
-func (p *Publisher) compare(ctx context.Context, c *Change) (difference, error) {
+// compare reads the object of c, and returns how it differs from what is wanted, or "".
+func (p *Publisher) compare(ctx context.Context, c *Change) (difference string, err error) {
 	stored := &unstructured.Unstructured{}
 	stored.SetGroupVersionKind(c.object.GroupVersionKind())
-	err := call.Get(ctx, p.Live, client.ObjectKeyFromObject(c.object), stored)
+	err = call.Get(ctx, p.Live, client.ObjectKeyFromObject(c.object), stored)
 	c.version, c.uid = stored.GetResourceVersion(), stored.GetUID()
 	switch {
 	case client.IgnoreNotFound(err) != nil:
-		return same, err
+		return "", err
 	case err != nil && c.remove, err == nil && !c.remove && holds(stored.Object, c.object.Object):
-		return same, nil
+		return "", nil
 	case err != nil:
 		return "does not exist, so it is not up to date", nil
 	case c.remove:
