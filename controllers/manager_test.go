@@ -344,7 +344,7 @@ func TestMissingRightsAreNamed(t *testing.T) {
 	denied, fault := "", error(nil)
 	answers := reviewer{answer: func(resource string) (bool, error) { return !strings.Contains(denied, resource), fault }}
 	s, recorder := &selfCheck{log: logr.Discard(), clock: clock.RealClock{}, notReady: errNotChecked}, events.NewFakeRecorder(10)
-	task := &checkTask{ask: s.ownRights(func(check.Right) reviewsv1.SelfSubjectAccessReviewInterface { return answers }, &SelfCheck{Rights: rights, Namespace: "ours"}, report.New(recorder, clock.RealClock{}))}
+	task := &checkTask{ask: s.ownRights(clusterReviews{"": answers}, &SelfCheck{Rights: rights, Namespace: "ours"}, report.New(recorder, clock.RealClock{}))}
 	const missing = "missing rights: test b one, test b two"
 	if err := s.ready(nil); !errors.Is(err, errNotChecked) {
 		t.Errorf("ready before anybody has asked: %v", err)

@@ -93,12 +93,10 @@ func (o Options) setupSelfCheck(mgr manager.Manager) error {
 		return fmt.Errorf("set up self-check: %w", err)
 	}
 	missing := report.New(home.GetEventRecorder("csr-self-check"), s.clock)
-	s.tasks = []*checkTask{{ask: s.ownRights(func(right check.Right) reviewsv1.SelfSubjectAccessReviewInterface {
-		if right.Cluster == HomeCluster {
-			return atHome.SelfSubjectAccessReviews()
-		}
-		return reviews.SelfSubjectAccessReviews()
-	}, o.SelfCheck, missing)}}
+	asking := clusterReviews{
+		"": reviews.SelfSubjectAccessReviews(), ServedCluster: reviews.SelfSubjectAccessReviews(), HomeCluster: atHome.SelfSubjectAccessReviews(),
+	}
+	s.tasks = []*checkTask{{ask: s.ownRights(asking, o.SelfCheck, missing)}}
 	if o.Approver != nil {
 		for name, each := range o.Approver.Judges {
 			if rules, are := each.(*approver.ApprovalRules); are {
@@ -186,11 +184,12 @@ func (s *selfCheck) report(task *checkTask, results []check.Result) {
 	task.last = last
 }
 
+// clusterReviews has the reviews of each cluster, by Right.Cluster.
+type clusterReviews map[string]reviewsv1.SelfSubjectAccessReviewInterface
+
 // ownRights returns a check of the rights that c configures. It records which of them are denied: in the metrics, and for
 // those that the controllers need, in an Event and for ready. A result that is unknown changes nothing.
-func (s *selfCheck) ownRights(
-	reviews func(check.Right) reviewsv1.SelfSubjectAccessReviewInterface, c *SelfCheck, events *report.Reporter,
-) func(context.Context) []check.Result {
+func (s *selfCheck) ownRights(reviews clusterReviews, c *SelfCheck, events *report.Reporter) func(context.Context) []check.Result {
 	denied, rights := make([]bool, len(c.Rights)), make([]check.Right, len(c.Rights)) // denied as far as known
 	for i, right := range c.Rights {
 		rights[i] = check.Right(right)
@@ -200,7 +199,7 @@ func (s *selfCheck) ownRights(
 		var names []string
 		missing := map[[3]string]float64{}
 		for i, right := range rights {
-			results = append(results, check.Rights(ctx, reviews(right), rights[i:i+1])...)
+			results = append(results, check.Rights(ctx, reviews[right.Cluster], rights[i:i+1])...)
 			label := [3]string{right.Verb, right.GroupResource(), right.Cluster}
 			missing[label] += 0 // a series for each right
 			if status := results[i].Status; status != check.Unknown {
