@@ -80,7 +80,7 @@ func FromConfiguration(c *config.Configuration) (Options, error) {
 			OldLifetimeCap: c.Rotation.OldLifetimeCap.Duration, SettleFor: c.Rotation.SettleFor.Duration,
 		}
 		for _, one := range servedSigners(c.Signing) {
-			if namespace, name := one.SecretName(); c.Home.Apart() && name != "" {
+			if namespace, name := one.SecretName(); name != "" {
 				options.Rotation.Secrets = append(options.Rotation.Secrets, types.NamespacedName{Namespace: namespace, Name: name})
 			}
 		}

@@ -41,7 +41,7 @@ type Reconciler struct {
 	// Home is the cluster of the authorities, their Secrets, ledgers and published ConfigMaps and Secrets, if it is not the
 	// manager's. Then nothing that the manager's cluster holds decides a step: its administrators may not be those of the CAs.
 	Home crcluster.Cluster
-	// Secrets, if set, are those of the authorities to rotate. Managers of other served clusters rotate the others in the same home.
+	// Secrets are those of the authorities to rotate, if Home is set. Managers of other served clusters rotate the others there.
 	Secrets []types.NamespacedName
 	// Client is a client of the home.
 	Client client.Client
@@ -119,7 +119,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key reconcile.Request) (reco
 
 // owns reports whether r rotates obj.
 func (r *Reconciler) owns(obj *v1alpha1.SigningAuthority) bool {
-	return r.Secrets == nil || slices.Contains(r.Secrets, secretName(obj))
+	return !r.apart || slices.Contains(r.Secrets, secretName(obj))
 }
 
 // result returns when to reconcile obj again: at once while it is busy. A conflict is no error: another leader, or a

@@ -302,7 +302,7 @@ func TestHomeApart(t *testing.T) {
 		request := &certificatesv1.CertificateSigningRequest{}
 		request.Spec.SignerName, request.Status.Certificate = signer, clientCertificate(t, old)
 		r := reconciler()
-		r.apart = true
+		r.apart, r.Secrets = true, []types.NamespacedName{secretName(obj)}
 		r.record(request, []v1alpha1.SigningAuthority{*obj})
 		succeed(t, r.recorder(obj).Open(t.Context(), old.KeyID()), r.recorder(obj).Flush(t.Context()))
 		accounts, err := r.recorder(obj).Read(t.Context())
@@ -319,7 +319,7 @@ func TestOwnAuthorities(t *testing.T) {
 	here.CreationTimestamp = metav1.NewTime(noon)
 	reconcilerOf := func(obj *v1alpha1.SigningAuthority, others ...client.Object) *Reconciler {
 		r := reconciler(append(others, obj)...)
-		r.Secrets = []types.NamespacedName{secretName(obj)}
+		r.apart, r.Secrets = true, []types.NamespacedName{secretName(obj)}
 		return r
 	}
 	r, o := reconcilerOf(here, other), &observation{facts: facts{Others: map[string]string{}}}
@@ -327,6 +327,9 @@ func TestOwnAuthorities(t *testing.T) {
 	expect.Equal(t, "CAs of others", o.Others, map[string]string{made.KeyID(): "other"})
 	result, err := r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "other"}})
 	expect.True(t, err == nil && result == reconcile.Result{}, "another manager's authority: %+v, %v", result, err)
+	r.Secrets = nil
+	result, err = r.Reconcile(t.Context(), reconcile.Request{NamespacedName: types.NamespacedName{Name: "other"}})
+	expect.True(t, err == nil && result == reconcile.Result{}, "an authority at home, and no Secret is configured: %+v, %v", result, err)
 	other.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: "shared", Name: "trust", Key: "other.crt"}}
 	here.Spec.Trust.Secrets = []v1alpha1.TrustEntry{{Namespace: "shared", Name: "trust", Key: "here.crt"}}
 	err = reconcilerOf(here, other).readOthers(t.Context(), here, o)
