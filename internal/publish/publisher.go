@@ -23,6 +23,7 @@ import (
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -163,7 +164,7 @@ func (p *Publisher) compare(ctx context.Context, c *Change) (difference string, 
 	switch {
 	case client.IgnoreNotFound(err) != nil:
 		return "", err
-	case err != nil && c.remove, err == nil && !c.remove && holds(stored.Object, c.object.Object):
+	case err != nil && c.remove, err == nil && !c.remove && equality.Semantic.DeepDerivative(c.object.Object, stored.Object):
 		return "", nil
 	case err != nil:
 		return "does not exist, so it is not up to date", nil
@@ -171,21 +172,6 @@ func (p *Publisher) compare(ctx context.Context, c *Change) (difference string, 
 		return "is for a removed signer, so it is not up to date", nil
 	}
 	return "is not up to date", nil
-}
-
-// holds reports whether obj has all of fields.
-func holds(obj, fields map[string]any) bool {
-	for key, want := range fields {
-		if nested, isMap := want.(map[string]any); isMap {
-			inner, _ := obj[key].(map[string]any)
-			if !holds(inner, nested) {
-				return false
-			}
-		} else if obj[key] != want {
-			return false
-		}
-	}
-	return true
 }
 
 // apply deletes the object as it was read, or writes our fields with server-side apply, and takes them over from other
