@@ -8,7 +8,6 @@ import (
 	stdlog "log"
 	"net/http"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -51,6 +50,7 @@ func restConfig(kubeconfig string) (*rest.Config, error) {
 	found.UserAgent = "csr-controller-manager/" + VersionOrBuild()
 	// API servers compress watches, and lists above 128 KiB. The few megabytes that this saves cost both sides more time.
 	found.DisableCompression = true
+	found.Wrap(newBounded) // ends calls that hang
 	return found, nil
 }
 
@@ -70,10 +70,18 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	for _, warning := range configuration.Warnings(os.Getenv("KUBERNETES_SERVICE_HOST") != "") {
 		report.Warn(logger, warning)
 	}
-	served, home, err := restConfigs(configuration)
+	served, err := restConfig(configuration.Kubeconfig)
 	if err != nil {
 		return err
 	}
+	home := served
+	if configuration.Home.Apart() {
+		if home, err = restConfig(configuration.Home.Kubeconfig); err != nil {
+			return fmt.Errorf("--home-kubeconfig: %w", err)
+		}
+	}
+	served.QPS, served.Burst = float32(configuration.KubeAPIQPS), configuration.KubeAPIBurst
+	home.QPS, home.Burst = served.QPS, served.Burst
 	options, err := controllers.FromConfiguration(configuration)
 	if err != nil {
 		return err
@@ -107,24 +115,6 @@ func manage(ctx context.Context, configuration *config.Configuration) error {
 	}
 	logger.Info("Stopped")
 	return nil
-}
-
-// restConfigs returns how to reach the served cluster and the home. They are the same unless c has a home of its own.
-func restConfigs(c *config.Configuration) (served, home *rest.Config, err error) {
-	if served, err = restConfig(c.Kubeconfig); err != nil {
-		return nil, nil, err
-	}
-	home = served
-	if c.Home.Apart() {
-		if home, err = restConfig(c.Home.Kubeconfig); err != nil {
-			return nil, nil, fmt.Errorf("--home-kubeconfig: %w", err)
-		}
-	}
-	for _, one := range slices.Compact([]*rest.Config{served, home}) {
-		one.QPS, one.Burst = float32(c.KubeAPIQPS), c.KubeAPIBurst
-		one.Wrap(newBounded) // ends calls that hang
-	}
-	return served, home, nil
 }
 
 // newManager returns a manager of the served cluster, whose Lease and whose users of the metrics are at home.
