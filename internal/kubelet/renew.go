@@ -52,7 +52,9 @@ type Renewal struct {
 	Clock clock.PassiveClock
 	Log   logr.Logger
 
-	cluster *rest.Config // of the kubeconfig, with the pair in use
+	cluster *rest.Config // of the kubeconfig
+	api     kubernetes.Interface
+	serving store
 	node    string
 }
 
@@ -77,11 +79,11 @@ func (r *Renewal) Run(ctx context.Context) error {
 	}
 	r.node = strings.TrimPrefix(pair.Leaf.Subject.CommonName, csr.NodeUserPrefix)
 	kinds := []kind{{client, certificatesv1.KubeAPIServerClientKubeletSignerName, certificate.DefaultKubeletClientGetUsages}}
-	serving := kind{store{client.dir, "kubelet-server"}, certificatesv1.KubeletServingSignerName, certificate.DefaultKubeletServingGetUsages}
-	if _, err := os.Lstat(serving.current()); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(r.serving.current()); errors.Is(err, fs.ErrNotExist) {
 		r.Serving = false // it signs its serving certificate itself
 	}
 	if r.Serving { // first, because the old client certificate requests it
+		serving := kind{r.serving, certificatesv1.KubeletServingSignerName, certificate.DefaultKubeletServingGetUsages}
 		kinds = append([]kind{serving}, kinds...)
 	}
 	if err := r.ready(ctx, kinds); err != nil {
@@ -120,7 +122,9 @@ func (r *Renewal) connect() (store, error) {
 		return store{}, fmt.Errorf("%s does not name kubelet-client-current.pem as client-certificate and client-key: if that file is in "+
 			"/var/lib/kubelet/pki, correct both paths and restart the kubelet. Else this kubelet does not rotate its certificate", r.Kubeconfig)
 	}
-	return client, nil
+	r.serving = store{client.dir, "kubelet-server"}
+	r.api, err = kubernetes.NewForConfig(r.cluster)
+	return client, err
 }
 
 // ready finds the kubelet's address, and returns an error unless the kubelet is healthy, or a renewal was not finished. Else a
@@ -129,11 +133,7 @@ func (r *Renewal) ready(ctx context.Context, kinds []kind) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	if r.Serving && r.Address == "" {
-		api, err := kubernetes.NewForConfig(r.cluster)
-		if err != nil {
-			return err
-		}
-		node, err := api.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{})
+		node, err := r.api.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("read the Node: %w", err)
 		}
@@ -148,10 +148,7 @@ func (r *Renewal) ready(ctx context.Context, kinds []kind) error {
 	if err != nil || begun {
 		return err
 	}
-	if err = r.healthy(ctx); err == nil && r.Serving {
-		_, err = r.shown(ctx)
-	}
-	if err != nil {
+	if err = r.healthy(ctx); err != nil {
 		return fmt.Errorf("the kubelet is not healthy, or has other addresses than those of --healthz and --address: %w", err)
 	}
 	return nil
@@ -192,16 +189,12 @@ func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	api, err := kubernetes.NewForConfig(r.cluster)
-	if err != nil {
-		return false, err
-	}
-	name, uid, err := csrutil.RequestCertificateWithContext(ctx, api, request, "", k.signer, nil, k.usages(key), key)
+	name, uid, err := csrutil.RequestCertificateWithContext(ctx, r.api, request, "", k.signer, nil, k.usages(key), key)
 	if err != nil {
 		return false, err
 	}
 	r.Log.Info("Requested a certificate", "request", name, "signer", k.signer)
-	issued, err := csrutil.WaitForCertificate(ctx, api, name, uid)
+	issued, err := csrutil.WaitForCertificate(ctx, r.api, name, uid)
 	if err != nil {
 		return false, fmt.Errorf("request %s: %w", name, err)
 	}
@@ -275,16 +268,7 @@ func (r *Renewal) back(ctx context.Context, old int, ended time.Time) error {
 	if err := r.healthy(ctx); err != nil {
 		return err
 	}
-	if r.Serving {
-		if err := r.serves(ctx); err != nil {
-			return err
-		}
-	}
-	api, err := kubernetes.NewForConfig(r.cluster)
-	if err != nil {
-		return err
-	}
-	lease, err := api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, r.node, metav1.GetOptions{})
+	lease, err := r.api.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, r.node, metav1.GetOptions{})
 	if err != nil {
 		return fmt.Errorf("read the Lease of the node: %w", err)
 	}
@@ -294,7 +278,7 @@ func (r *Renewal) back(ctx context.Context, old int, ended time.Time) error {
 	return nil
 }
 
-// healthy returns an error unless the kubelet's health check succeeds.
+// healthy returns an error unless the kubelet's health check succeeds, and it serves with the certificate in use.
 func (r *Renewal) healthy(ctx context.Context) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+r.Healthz+"/healthz", nil)
 	if err != nil {
@@ -308,29 +292,21 @@ func (r *Renewal) healthy(ctx context.Context) error {
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s answers %s", request.URL, answer.Status)
 	}
-	return nil
-}
-
-// serves returns an error unless the kubelet serves with the certificate in use.
-func (r *Renewal) serves(ctx context.Context) error {
-	want, err := store{filepath.Dir(r.cluster.CertFile), "kubelet-server"}.read()
+	if !r.Serving {
+		return nil
+	}
+	pair, err := r.serving.read()
 	if err != nil {
 		return err
 	}
-	shown, err := r.shown(ctx)
-	if err == nil && !shown.Equal(want.Leaf) {
-		return fmt.Errorf("%s shows another certificate than %s, from before the renewal", r.Address, want.Leaf.Subject.CommonName)
-	}
-	return err
-}
-
-// shown returns the certificate with which the kubelet serves.
-func (r *Renewal) shown(ctx context.Context) (*x509.Certificate, error) {
 	dialer := tls.Dialer{Config: &tls.Config{InsecureSkipVerify: true}} //nolint:gosec // it is compared, and nothing is sent
 	connection, err := dialer.DialContext(ctx, "tcp", r.Address)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer func() { _ = connection.Close() }()
-	return connection.(*tls.Conn).ConnectionState().PeerCertificates[0], nil
+	if !connection.(*tls.Conn).ConnectionState().PeerCertificates[0].Equal(pair.Leaf) {
+		return fmt.Errorf("%s shows another certificate than that in %s", r.Address, r.serving.current())
+	}
+	return nil
 }

@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"net"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -65,8 +67,9 @@ func TestReady(t *testing.T) {
 	code := http.StatusOK
 	health := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(code) }))
 	defer health.Close()
-	served := httptest.NewTLSServer(nil)
-	defer served.Close()
+	stranger := httptest.NewTLSServer(nil)
+	defer stranger.Close()
+	served := httptest.NewUnstartedServer(nil)
 	host, port, err := net.SplitHostPort(served.Listener.Addr().String())
 	expect.NoError(t, err)
 	node := &corev1.Node{}
@@ -82,8 +85,13 @@ func TestReady(t *testing.T) {
 	defer api.Close()
 	s := kept(t)
 	kinds := []kind{{store: s}}
+	pair, err := s.read()
+	expect.NoError(t, err)
+	served.TLS = &tls.Config{Certificates: []tls.Certificate{*pair}}
+	served.StartTLS()
+	defer served.Close()
 	ready := func(healthz, address string) error {
-		r := &Renewal{Healthz: healthz, Address: address, Serving: true, cluster: &rest.Config{Host: api.URL}, node: "w1"}
+		r := &Renewal{Healthz: healthz, Address: address, Serving: true, api: kubernetes.NewForConfigOrDie(&rest.Config{Host: api.URL}), serving: s, node: "w1"}
 		return r.ready(t.Context(), kinds)
 	}
 	healthz := health.Listener.Addr().String()
@@ -95,6 +103,7 @@ func TestReady(t *testing.T) {
 	}
 	refused("another health check", "127.0.0.1:1", "")
 	refused("another address", healthz, "127.0.0.1:1")
+	refused("another server", healthz, stranger.Listener.Addr().String())
 	code = http.StatusInternalServerError
 	refused("not healthy", healthz, "")
 	cert, key := pairOf(t, "new")
