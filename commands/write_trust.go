@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/wholefile"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
@@ -181,27 +182,6 @@ func replaceFile(path, mark string, data []byte, mayReplace ...[]byte) (written 
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return false, err
 	}
-	err = writeWhole(path, data)
+	err = wholefile.Write(path, data, func(file *os.File) error { return file.Chmod(0o644) })
 	return err == nil, err
-}
-
-// writeWhole writes a temporary file beside path, and renames it to path, so that a reader of path gets the complete old
-// or new data, even after a power failure.
-func writeWhole(path string, data []byte) error {
-	temporary := path + ".new" // it replaces a file that a crash left behind
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	file, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(data)
-	if err = errors.Join(err, file.Chmod(0o644), file.Sync(), file.Close()); err == nil {
-		err = os.Rename(temporary, path)
-	}
-	if err != nil {
-		err = errors.Join(err, os.Remove(temporary))
-	}
-	return err
 }

@@ -61,7 +61,7 @@ func TestWriteTrust(t *testing.T) {
 	o := trustFolder(t)
 	a, b, c := bundled(t, "a"), bundled(t, "b"), bundled(t, "c")
 	put(t, o.from, b, []byte("a text between\n"), a, b)
-	put(t, o.to+".new", []byte("what a crash has left"))
+	put(t, o.to+".csr-new", []byte("what a crash has left"))
 	var last os.FileInfo
 	once := func(replaced bool, want ...string) {
 		t.Helper()
@@ -116,7 +116,7 @@ func TestWriteTrustRefuses(t *testing.T) {
 		"a link":             {func(t *testing.T, o *trustFileOptions) { kit.NoError(t, os.Symlink(o.from, o.to)) }, "is not a regular file"},
 		"no folder":          {func(_ *testing.T, o *trustFileOptions) { o.to = filepath.Join(o.to, "in", "it") }, "no such file"},
 		"a folder in the way of the temporary file": {func(t *testing.T, o *trustFileOptions) {
-			kit.NoError(t, os.MkdirAll(filepath.Join(o.to+".new", "in"), 0o700))
+			kit.NoError(t, os.MkdirAll(filepath.Join(o.to+".csr-new", "in"), 0o700))
 		}, "directory not empty"},
 	} {
 		t.Run(name, func(t *testing.T) {

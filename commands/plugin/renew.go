@@ -2,7 +2,6 @@ package plugin
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -18,11 +17,9 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -31,6 +28,7 @@ import (
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/wholefile"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -73,8 +71,7 @@ func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, fil
 	if err != nil {
 		return err
 	}
-	old := own.CertData
-	who, err := whoIs(ctx, c.config, own) // the file may name another cluster, whose users this one does not know
+	who, err := check.WhoIs(ctx, c.config, own.CertData, own.KeyData) // the file may name another cluster, whose users this one does not know
 	if err != nil {
 		return fmt.Errorf("the API server of your own kubeconfig does not know its certificate, which has expired or is of another cluster: %w", err)
 	}
@@ -108,11 +105,10 @@ func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, fil
 	if _, err := tls.X509KeyPair(cert, keyPEM); err != nil {
 		return err
 	}
-	own.CertData, own.KeyData = cert, keyPEM
-	if now, err := whoIs(ctx, own, own); err != nil || now.Username != who.Username {
-		return fmt.Errorf("the API server of the file takes the new certificate for user %q: %w", now.Username, cmp.Or(err, errors.New("another user")))
+	if err := check.KnownAs(ctx, own, cert, keyPEM, who.Username); err != nil { // at the API server of the file
+		return err
 	}
-	before, err := replacePair(file, old, own, c.now())
+	before, err := replacePair(file, own.CertData, cert, keyPEM, c.now())
 	if err != nil {
 		return err
 	}
@@ -153,21 +149,6 @@ func readKubeconfig(file string) (*clientcmdapi.Config, *clientcmdapi.AuthInfo, 
 	return content, user, own, err
 }
 
-// whoIs returns the user for whom the API server at place takes the certificate of user.
-func whoIs(ctx context.Context, place, user *rest.Config) (authenticationv1.UserInfo, error) {
-	config := rest.AnonymousClientConfig(place)
-	config.CertData, config.KeyData = user.CertData, user.KeyData
-	api, err := authenticationclient.NewForConfig(config)
-	if err != nil {
-		return authenticationv1.UserInfo{}, err
-	}
-	review, err := api.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil {
-		return authenticationv1.UserInfo{}, err
-	}
-	return review.Status.UserInfo, nil
-}
-
 // issued requests a client certificate, approves the request if the caller may, and waits for the certificate.
 func (c *cluster) issued(ctx context.Context, cmd *cobra.Command, payload []byte) ([]byte, error) {
 	api := c.CertificatesV1().CertificateSigningRequests()
@@ -200,9 +181,9 @@ func (c *cluster) issued(ctx context.Context, cmd *cobra.Command, payload []byte
 	return obj.Status.Certificate, nil
 }
 
-// replacePair puts the pair of own into file in one step, with the file's mode and owner, and returns where it keeps the old file.
-// Whatever else has changed in the file since it was read with the certificate old stays.
-func replacePair(file string, old []byte, own *rest.Config, now time.Time) (before string, err error) {
+// replacePair puts a pair into file in one step, with the file's mode and owner, and returns where it keeps the old file. Whatever
+// else has changed in the file since it was read with the certificate old stays.
+func replacePair(file string, old, cert, key []byte, now time.Time) (before string, err error) {
 	content, user, _, err := readKubeconfig(file)
 	if err != nil {
 		return "", err
@@ -210,7 +191,7 @@ func replacePair(file string, old []byte, own *rest.Config, now time.Time) (befo
 	if !bytes.Equal(user.ClientCertificateData, old) {
 		return "", errors.New("another program has replaced its certificate meanwhile")
 	}
-	user.ClientCertificateData, user.ClientKeyData = own.CertData, own.KeyData
+	user.ClientCertificateData, user.ClientKeyData = cert, key
 	text, err := clientcmd.Write(*content)
 	if err != nil {
 		return "", err
@@ -218,30 +199,15 @@ func replacePair(file string, old []byte, own *rest.Config, now time.Time) (befo
 	if file, err = filepath.EvalSymlinks(file); err != nil {
 		return "", err
 	}
-	before = file + now.UTC().Format(".before-20060102T150405Z")
-	return before, replaceFile(file, before, text)
-}
-
-// replaceFile writes text to file in one step, with the file's mode and owner, and keeps the old file as before.
-func replaceFile(file, before string, text []byte) error {
 	found, err := os.Stat(file)
 	if err != nil {
-		return err
+		return "", err
 	}
-	next, err := os.CreateTemp(filepath.Dir(file), filepath.Base(file)+".new-")
-	if err != nil {
-		return err
+	before = file + now.UTC().Format(".before-20060102T150405Z")
+	if err := os.Link(file, before); err != nil {
+		return "", err
 	}
-	_, err = next.Write(text)
-	err = errors.Join(err, next.Chmod(found.Mode().Perm()))
-	if err = errors.Join(err, keepOwner(next, found), next.Sync(), next.Close()); err == nil {
-		err = os.Link(file, before)
-	}
-	if err == nil {
-		err = os.Rename(next.Name(), file)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(next.Name()))
-	}
-	return nil
+	return before, wholefile.Write(file, text, func(next *os.File) error {
+		return errors.Join(next.Chmod(found.Mode().Perm()), keepOwner(next, found))
+	})
 }

@@ -9,10 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	"k8s.io/client-go/rest"
 )
 
 // Status is the outcome of a check.
@@ -185,4 +188,28 @@ func ReadError(what string, err error) string {
 		return "unknown: may not " + what
 	}
 	return fmt.Sprintf("unknown: could not %s: %v", what, err)
+}
+
+// WhoIs returns the user for whom the API server at place takes the holder of a certificate and its key, both in PEM.
+func WhoIs(ctx context.Context, place *rest.Config, cert, key []byte) (authenticationv1.UserInfo, error) {
+	config := rest.AnonymousClientConfig(place)
+	config.CertData, config.KeyData = cert, key
+	api, err := authenticationclient.NewForConfig(config)
+	if err != nil {
+		return authenticationv1.UserInfo{}, err
+	}
+	review, err := api.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return authenticationv1.UserInfo{}, fmt.Errorf("ask the API server who this is: %w", err)
+	}
+	return review.Status.UserInfo, nil
+}
+
+// KnownAs returns an error unless WhoIs returns user for a new certificate.
+func KnownAs(ctx context.Context, place *rest.Config, cert, key []byte, user string) error {
+	who, err := WhoIs(ctx, place, cert, key)
+	if err == nil && who.Username != user {
+		err = fmt.Errorf("the API server takes the holder of the new certificate for %q, not for %q", who.Username, user)
+	}
+	return err
 }

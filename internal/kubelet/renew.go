@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,6 +34,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
+	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -210,30 +210,12 @@ func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
 		return false, nil
 	}
 	if k.signer == certificatesv1.KubeAPIServerClientKubeletSignerName {
-		if err := r.known(ctx, issued, keyPEM, old.Subject.CommonName); err != nil {
+		if err := check.KnownAs(ctx, r.cluster, issued, keyPEM, old.Subject.CommonName); err != nil {
 			return false, err
 		}
 	}
 	r.Log.Info("Replaces a certificate", "file", k.current(), "notAfter", next.Leaf.NotAfter)
 	return true, k.replace(issued, keyPEM, r.Clock.Now())
-}
-
-// known returns an error unless the API server takes the holder of a pair for user.
-func (r *Renewal) known(ctx context.Context, cert, key []byte, user string) error {
-	config := rest.AnonymousClientConfig(r.cluster)
-	config.CertData, config.KeyData = cert, key
-	api, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return err
-	}
-	review, err := api.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err != nil {
-		return fmt.Errorf("ask the API server whether it knows the new certificate: %w", err)
-	}
-	if got := review.Status.UserInfo.Username; got != user {
-		return fmt.Errorf("the API server takes the holder of the new certificate for %q, not for %q", got, user)
-	}
-	return nil
 }
 
 // restart ends the kubelet if it runs, and waits until its successor is healthy, renews its Lease and serves the certificate in use.

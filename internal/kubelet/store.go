@@ -13,6 +13,8 @@ import (
 	"time"
 
 	certutil "k8s.io/client-go/util/cert"
+
+	"github.com/csr-controller-manager/csr-controller-manager/internal/wholefile"
 )
 
 // store is where a kubelet keeps the pairs of one kind, as client-go's FileStore does (util/certificate): each in a file of its own,
@@ -48,18 +50,13 @@ func (s store) replace(cert, key []byte, now time.Time) error {
 	}
 	text.Write(key)
 	path := filepath.Join(s.dir, s.prefix+now.Format("-2006-01-02-15-04-05")+".pem")
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
+	if err := wholefile.Write(path, text.Bytes(), func(*os.File) error { return nil }); err != nil {
 		return err
 	}
-	_, err = file.Write(text.Bytes())
-	if err := errors.Join(err, file.Sync(), file.Close()); err != nil {
-		return errors.Join(err, os.Remove(path))
-	}
-	if err := link(old, s.before()); err != nil {
+	if err := wholefile.Link(old, s.before()); err != nil {
 		return err
 	}
-	return link(path, s.current())
+	return wholefile.Link(path, s.current())
 }
 
 // unfinished reports whether a renewal has replaced the pair in use, and was not finished.
@@ -83,15 +80,3 @@ func (s store) finish() error { return os.Remove(s.before()) }
 
 // undo makes the pair that was replaced the one in use again.
 func (s store) undo() error { return os.Rename(s.before(), s.current()) }
-
-// link makes path a link to target in one step: a link that a kubelet removes first is missing if the kubelet ends then.
-func link(target, path string) error {
-	temporary := path + ".new" // it replaces what a crash left behind
-	if err := os.Remove(temporary); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Symlink(target, temporary); err != nil {
-		return err
-	}
-	return os.Rename(temporary, path)
-}

@@ -75,9 +75,9 @@ func TestInterrupted(t *testing.T) {
 		"file written": func(s store, _ string) {
 			expect.NoError(t, os.WriteFile(s.dir+"/kubelet-client-2026-01-01-00-00-00.pem", nil, 0o600))
 		},
-		"link to the old begun":    func(s store, old string) { expect.NoError(t, os.Symlink(old, s.before()+".new")) },
+		"link to the old begun":    func(s store, old string) { expect.NoError(t, os.Symlink(old, s.before()+".csr-new")) },
 		"link to the old":          func(s store, old string) { expect.NoError(t, os.Symlink(old, s.before())) },
-		"link to the new begun":    func(s store, old string) { expect.NoError(t, os.Symlink(old, s.current()+".new")) },
+		"link to the new begun":    func(s store, old string) { expect.NoError(t, os.Symlink(old, s.current()+".csr-new")) },
 		"a kubelet's own rotation": func(s store, old string) { expect.NoError(t, os.Symlink(old, s.dir+"/kubelet-client-updated.pem")) },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -230,7 +230,7 @@ func breakBase(t *testing.T, w *world) {
 }
 
 func leaveNewFile(t *testing.T, w *world) {
-	left := w.hosts[0].file + ".new"
+	left := w.hosts[0].file + ".csr-new"
 	kit.NoError(t, os.WriteFile(left, []byte("half a fi"), 0o400))
 	w.block(t, "mallory", "zoe")
 	eventuallyRefused(t, "zoe", w.zoe, w.hosts...)
