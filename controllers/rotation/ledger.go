@@ -3,10 +3,13 @@ package rotation
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/log"
@@ -31,17 +34,30 @@ func (r *Reconciler) recorder(obj *v1alpha1.SigningAuthority) *ledger.Recorder {
 // readLedger reads the ledger, after it has stored what is noted. While a CA retires, all of that must be stored.
 func (r *Reconciler) readLedger(ctx context.Context, obj *v1alpha1.SigningAuthority, o *observation) (err error) {
 	recorder := r.recorder(obj)
-	if retires(obj) {
-		if err := recorder.FlushMoved(ctx, obj.Status.Signing.KeyID); err != nil { // no decision depends on them
-			log.FromContext(ctx).Error(err, "Write nodes")
-		}
-	}
 	if err := recorder.Flush(ctx); err != nil && obj.Status.Retiring != nil {
 		return fmt.Errorf("write ledger: %w", err)
 	}
 	if o.Accounts, err = recorder.Read(ctx); err != nil {
 		return fmt.Errorf("read ledger: %w", err)
 	}
+	return nil
+}
+
+// storeMoved stores until ctx ends which nodes have moved: soon, because rotation move-nodes waits for it at each node, but not in one
+// write for each node. No decision depends on it.
+func (r *Reconciler) storeMoved(ctx context.Context) error {
+	wait.UntilWithContext(ctx, func(ctx context.Context) {
+		authorities := &v1alpha1.SigningAuthorityList{}
+		err := r.Client.List(ctx, authorities)
+		for i := range authorities.Items {
+			if obj := &authorities.Items[i]; r.owns(obj) && retires(obj) {
+				err = errors.Join(err, r.recorder(obj).FlushMoved(ctx, obj.Status.Signing.KeyID))
+			}
+		}
+		if err != nil {
+			log.FromContext(ctx).Error(err, "Store which nodes have moved")
+		}
+	}, 2*time.Second)
 	return nil
 }
 

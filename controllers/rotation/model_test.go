@@ -175,6 +175,9 @@ type adding struct {
 }
 
 func (a *adding) Add(runnable manager.Runnable) error {
+	if _, isFunc := runnable.(manager.RunnableFunc); isFunc {
+		return nil
+	}
 	timeout := reflect.ValueOf(runnable).Elem().FieldByName("ReconciliationTimeout")
 	a.timeouts = append(a.timeouts, timeout.Interface().(time.Duration))
 	return nil

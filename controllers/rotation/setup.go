@@ -53,6 +53,9 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	if err != nil {
 		return err
 	}
+	if err := mgr.Add(manager.RunnableFunc(r.storeMoved)); err != nil {
+		return err
+	}
 	options.MaxConcurrentReconciles = maxConcurrent
 	changed := predicate.Or(predicate.GenerationChangedPredicate{}, predicate.AnnotationChangedPredicate{})
 	return builder.ControllerManagedBy(mgr).

@@ -4,14 +4,13 @@ import (
 	"context"
 	"crypto/x509"
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -24,22 +23,18 @@ import (
 // maxMoved bounds the bytes of nodes that have moved, below the 1 MiB of an object. Nodes above it count as not moved.
 const maxMoved = 900_000
 
-// movedKeyID is the key of the CA that signs, beside the names of nodes. No node can have this name.
-const movedKeyID = "keyID"
+// These stand beside the names of nodes, and no node can have them: the key of the CA that signs, and whether more nodes have moved
+// than are listed.
+const movedKeyID, movedFull = "keyID", "isFull"
 
 // MovedName returns the name of the ConfigMap with the nodes that have moved to the CA that signs.
 func MovedName(secret string) string { return secret + "-moved" }
 
-// Certificate is the record of an issued certificate.
+// Certificate is the record of an issued certificate: the node that its subject names, if any, the signer name, and the key that
+// signed, see ca.KeyID.
 type Certificate struct {
-	// Node is the node that the subject names. It is empty for other subjects.
-	Node string
-	// Signer is the signer name.
-	Signer string
-	// KeyID is the key that signed, see ca.KeyID.
-	KeyID string
-	// NotAfter is when the certificate expires.
-	NotAfter time.Time
+	Node, Signer, KeyID string
+	NotAfter            time.Time
 }
 
 // Recognize returns the certificate that obj holds, and reports whether one of authorities issued it. obj may be trimmed.
@@ -54,11 +49,9 @@ func Recognize(obj *certificatesv1.CertificateSigningRequest, authorities []*x50
 		if !record.SignedBy(authority) {
 			continue
 		}
-		found := Certificate{
-			Signer: obj.Spec.SignerName, KeyID: ca.KeyID(authority.RawSubjectPublicKeyInfo), NotAfter: record.NotAfter,
-		}
-		if len(validation.IsDNS1123Subdomain(record.Node)) == 0 {
-			found.Node = record.Node
+		found := Certificate{record.Node, obj.Spec.SignerName, ca.KeyID(authority.RawSubjectPublicKeyInfo), record.NotAfter}
+		if len(validation.IsDNS1123Subdomain(found.Node)) > 0 {
+			found.Node = ""
 		}
 		return found, true
 	}
@@ -73,7 +66,7 @@ type Recorder struct {
 
 	mu    sync.Mutex
 	ends  map[entryKey]time.Time
-	moved map[movedNode]struct{}
+	moved sets.Set[movedNode]
 }
 
 // movedNode is a node to which a key has issued a certificate, by a signer's short name.
@@ -84,7 +77,7 @@ func NewRecorder(
 	writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock,
 ) *Recorder {
 	return &Recorder{
-		Book: NewBook(writer, reader, secret, clock), ends: map[entryKey]time.Time{}, moved: map[movedNode]struct{}{},
+		Book: NewBook(writer, reader, secret, clock), ends: map[entryKey]time.Time{}, moved: sets.New[movedNode](),
 		list: store{writer, reader, types.NamespacedName{Namespace: secret.Namespace, Name: MovedName(secret.Name)}},
 	}
 }
@@ -99,7 +92,7 @@ func (r *Recorder) Note(certificate Certificate) {
 	}
 	if builtin, _ := csr.BuiltinSigner(certificate.Signer); certificate.Node != "" && builtin.OfKubelets {
 		signer := strings.TrimPrefix(certificate.Signer, "kubernetes.io/")
-		r.moved[movedNode{certificate.KeyID, certificate.Node, signer}] = struct{}{}
+		r.moved.Insert(movedNode{certificate.KeyID, certificate.Node, signer})
 	}
 }
 
@@ -131,15 +124,14 @@ func (r *Recorder) FlushMoved(ctx context.Context, keyID string) error {
 		return nil
 	}
 	err := r.list.update(ctx, func(data map[string]string) (bool, error) { return addMoved(data, r.moved, keyID), nil })
-	if err != nil {
-		return fmt.Errorf("store which nodes have moved: %w", err)
+	if err == nil {
+		r.moved = sets.New[movedNode]()
 	}
-	clear(r.moved)
-	return nil
+	return err
 }
 
 // addMoved adds the nodes that have moved to the CA keyID to the stored data, and reports whether it was changed.
-func addMoved(data map[string]string, noted map[movedNode]struct{}, keyID string) (changed bool) {
+func addMoved(data map[string]string, noted sets.Set[movedNode], keyID string) (changed bool) {
 	if data[movedKeyID] != keyID {
 		clear(data)
 		data[movedKeyID], changed = keyID, true
@@ -149,14 +141,15 @@ func addMoved(data map[string]string, noted map[movedNode]struct{}, keyID string
 		size += len(node) + len(signers)
 	}
 	for one := range noted {
-		known := strings.FieldsFunc(data[one.node], func(r rune) bool { return r == ',' })
-		if one.keyID != keyID || slices.Contains(known, one.signer) || size > maxMoved {
-			continue
+		known := sets.New(strings.FieldsFunc(data[one.node], func(r rune) bool { return r == ',' })...)
+		switch {
+		case one.keyID != keyID, known.Has(one.signer), data[movedFull] != "":
+		case size > maxMoved:
+			data[movedFull], changed = "true", true
+		default:
+			data[one.node], changed = strings.Join(sets.List(known.Insert(one.signer)), ","), true
+			size += len(one.node) + len(one.signer) + 1
 		}
-		known = append(known, one.signer)
-		slices.Sort(known)
-		data[one.node], changed = strings.Join(known, ","), true
-		size += len(one.node) + len(one.signer) + 1
 	}
 	return changed
 }

@@ -75,6 +75,7 @@ func TestManyNodes(t *testing.T) {
 	expect.Equal(t, "writes", w.writes.Load(), 1)
 	stored := flush(5000, strings.Repeat("."+strings.Repeat("n", 61), 4))
 	size := w.configMap(ledger.MovedName("ca")).Size()
+	expect.Equal(t, "full", w.moved()["isFull"], "true")
 	expect.True(t, stored > 5500 && stored < 10_000 && size < 1<<20, "%d nodes in %d bytes", stored, size)
 }
 
