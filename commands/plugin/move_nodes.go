@@ -7,10 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -31,7 +34,7 @@ const (
 	refusedLabel = "csr-controller-manager.io/refused"
 	// guardSettles is how long the policy must refuse without a gap. Each API server notices a new policy within about a second.
 	guardSettles = 5 * time.Second
-	// longestMove bounds the time for one node. Its Pod ends after ten minutes.
+	// longestMove bounds the time for one node, whose Pod ends after ten minutes.
 	longestMove = 12 * time.Minute
 	// longestCleanUp bounds the time until the namespace is gone. After podsEnd, its Pods are removed without their kubelets, which have
 	// ten seconds to end them: a kubelet that did not come back would keep the namespace for ever.
@@ -55,9 +58,11 @@ type moving struct {
 	mark    string   // of this run, in its policy
 	// These are the documents of the manifest: the namespace is guarded, and the Pod is that of the node $NODE.
 	policy, binding, guarded, account, pod string
-	created                                types.UID // of the namespace
-	left                                   []string  // of nodes, not begun
-	underWay                               []*move
+	created                                types.UID   // of the namespace
+	left                                   chan string // nodes that are not begun
+	failed                                 atomic.Bool
+	mu                                     sync.Mutex
+	underWay                               map[string]string // for what each of these nodes waits
 	done                                   int
 	failures                               []error
 	// replaced are the Machines of nodes that Cluster API replaces, by what it rolls out.
@@ -253,11 +258,7 @@ func (m *moving) findImage(ctx context.Context) error {
 // show writes the plan.
 func (m *moving) show() error {
 	return m.write(m.aside, false, nil, func(p *page) {
-		signing := ""
-		if m.before.Status.Signing != nil {
-			signing = m.before.Status.Signing.KeyID
-		}
-		p.title(fmt.Sprintf("Move nodes to the CA %s of SigningAuthority %s", signing, m.before.Name))
+		p.title("Move nodes to the CA that signs for SigningAuthority " + m.before.Name)
 		p.row("left out", m.leftOut...)
 		for owner, machines := range m.replaced {
 			p.row("replaced", fmt.Sprintf("%s, %d Machines; new hosts of a control plane need the trust file", owner, len(machines)))
@@ -274,7 +275,6 @@ func (m *moving) show() error {
 		if m.hint != "" {
 			p.row("instead", m.hint)
 		}
-		p.row("meanwhile", "namespace "+moveNamespace+", in which nobody else may create or change Pods")
 	})
 }
 
@@ -327,42 +327,30 @@ func (m *moving) guard(ctx context.Context) error {
 
 // removeNamespace removes the namespace with that UID, or any if uid is empty, and waits until it is gone.
 func (m *moving) removeNamespace(ctx context.Context, uid types.UID) error {
-	namespaces := m.served.CoreV1().Namespaces()
 	ctx, cancel := context.WithTimeout(ctx, longestCleanUp)
 	defer cancel()
-	rest := ""
+	last := ""
 	err := wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
-		found, err := namespaces.Get(ctx, moveNamespace, metav1.GetOptions{})
+		found, err := m.served.CoreV1().Namespaces().Get(ctx, moveNamespace, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			return true, nil
-		case err != nil:
-			rest = err.Error()
+		case err != nil: // it is asked again
 		case uid != "" && found.UID != uid:
 			return false, errors.New("another run has replaced it")
-		case found.DeletionTimestamp != nil:
-			if since := m.now().Sub(found.DeletionTimestamp.Time); since > podsEnd {
-				err = m.served.CoreV1().Pods(moveNamespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}, metav1.ListOptions{})
-			}
-			rest = ""
-			for _, condition := range found.Status.Conditions { // of its content
-				if condition.Status == corev1.ConditionTrue {
-					rest += condition.Message + " "
-				}
-			}
-			if err != nil {
-				rest += err.Error()
-			}
-		default:
-			err := namespaces.Delete(ctx, moveNamespace, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(found.UID))})
-			if err != nil && !apierrors.IsConflict(err) { // otherwise it has changed meanwhile
-				return false, err
-			}
+		case found.DeletionTimestamp == nil:
+			options := &metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(found.UID))}
+			err = m.served.authorities.Delete().AbsPath(inNamespace).Body(options).Do(ctx).Error()
+		case m.now().Sub(found.DeletionTimestamp.Time) > podsEnd:
+			err = m.served.authorities.Delete().AbsPath(inNamespace, "pods").Param("gracePeriodSeconds", "0").Do(ctx).Error()
+		}
+		if err != nil {
+			last = err.Error()
 		}
 		return false, nil
 	})
 	if err != nil {
-		return fmt.Errorf("namespace %s: %w: %s", moveNamespace, err, oneLine(rest))
+		return fmt.Errorf("namespace %s: %w: %s", moveNamespace, err, oneLine(last))
 	}
 	return nil
 }
@@ -389,126 +377,135 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// move is what is known about a node that moves.
-type move struct {
-	node    string
-	pod     types.UID
-	began   time.Time
-	ended   time.Time         // when the command saw that its Pod had succeeded
-	renewed *metav1.MicroTime // the Lease of the node then
-	waits   string            // for what
-}
-
-// moveAll moves the nodes of the plan: first one, then m.atOnce at a time. It begins no other one after the first failure, and returns
-// when those under way have ended.
+// moveAll moves the nodes of the plan: the first one alone, and then m.atOnce at a time. After a failure it begins no other one, and
+// returns when those under way have ended.
 func (m *moving) moveAll(ctx context.Context) error {
-	for m.left = m.nodes; ; {
-		m.beginMore(ctx)
-		if len(m.underWay) == 0 {
-			return errors.Join(m.failures...)
-		}
-		if err := m.look(ctx); err != nil {
-			return err
-		}
-		select {
-		case <-ctx.Done():
-			return errors.Join(append(m.failures, fmt.Errorf("ended before all nodes have moved: %w", ctx.Err()))...)
-		case <-time.After(2 * time.Second):
-		}
+	m.left, m.underWay = make(chan string, len(m.nodes)), map[string]string{}
+	for _, node := range m.nodes {
+		m.left <- node
 	}
+	close(m.left)
+	m.moveNext(ctx, 1)
+	var workers sync.WaitGroup
+	for range min(m.atOnce, len(m.left)) {
+		workers.Go(func() { m.moveNext(ctx, len(m.nodes)) })
+	}
+	workers.Wait()
+	return errors.Join(m.failures...)
 }
 
-// beginMore begins as many nodes as may move at the same time.
-func (m *moving) beginMore(ctx context.Context) {
-	most := 1
-	if m.done > 0 {
-		most = m.atOnce
-	}
-	for len(m.failures) == 0 && len(m.left) > 0 && len(m.underWay) < most {
-		one, err := m.begin(ctx, m.left[0])
-		if err != nil {
-			m.failures = append(m.failures, fmt.Errorf("node %s: %w", m.left[0], err))
+// moveNext moves at most that many nodes, one after the other, until one fails.
+func (m *moving) moveNext(ctx context.Context, most int) {
+	for ; most > 0 && !m.failed.Load(); most-- {
+		node, more := <-m.left
+		if !more {
 			return
 		}
-		m.underWay, m.left = append(m.underWay, one), m.left[1:]
+		m.note(node, "", m.move(ctx, node))
 	}
 }
 
-// look checks the nodes under way, and prints progress.
-func (m *moving) look(ctx context.Context) error {
-	text := ""
-	moved, err := m.moved(ctx, m.before)
-	if err != nil {
-		text = "; " + err.Error()
-	}
-	m.underWay = slices.DeleteFunc(m.underWay, func(one *move) bool {
-		err := m.check(ctx, one, moved)
-		if err == nil && one.waits != "" && m.now().Sub(one.began) > longestMove {
-			err = fmt.Errorf("not back within %s: %s", longestMove, one.waits)
-		}
-		switch {
-		case err != nil:
-			// It counts as moved if its new certificates were issued, and has the old ones.
-			m.failures = append(m.failures, fmt.Errorf("node %s: %w; to move it again, select it and add --all", one.node, err))
-		case one.waits == "":
-			m.done++
-		default:
-			text += fmt.Sprintf("; %s: %s", one.node, one.waits)
-		}
-		return err != nil || one.waits == ""
-	})
-	return m.progress(fmt.Sprintf("%d moved, %d under way, %d left%s", m.done, len(m.underWay), len(m.left), text))
-}
-
-// begin starts the Pod on a node.
-func (m *moving) begin(ctx context.Context, node string) (*move, error) {
-	pod := &corev1.Pod{}
-	err := m.create(ctx, inNamespace+"/pods", strings.ReplaceAll(m.pod, "$NODE", node), pod)
-	return &move{node: node, pod: pod.UID, began: m.now()}, err
-}
-
-// check finds out for what one waits: nothing if the node has moved. moved is the list of the manager.
-func (m *moving) check(ctx context.Context, one *move, moved map[string]string) error {
-	pod, err := m.served.CoreV1().Pods(moveNamespace).Get(ctx, one.node, metav1.GetOptions{})
+// note notes for what node waits, that it has moved, or why not, and prints progress.
+func (m *moving) note(node, waits string, err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.underWay, node)
 	switch {
-	case apierrors.IsNotFound(err), err == nil && pod.UID != one.pod:
-		return errors.New("its Pod was deleted")
 	case err != nil:
-		one.waits = err.Error()
-		return nil
-	case pod.Status.Phase == corev1.PodFailed:
-		return errors.New("its Pod says: " + lastWords(pod))
-	case pod.Status.Phase != corev1.PodSucceeded:
-		one.waits = "its Pod runs"
-		if pod.Status.Phase != corev1.PodRunning {
-			one.waits = strings.TrimSpace("its Pod has not started " + lastWords(pod))
-		}
-		return nil
-	}
-	lease, leaseErr := m.served.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, one.node, metav1.GetOptions{})
-	node, nodeErr := m.served.CoreV1().Nodes().Get(ctx, one.node, metav1.GetOptions{})
-	if err := errors.Join(leaseErr, nodeErr); err != nil {
-		one.waits = err.Error()
-		return nil
-	}
-	if one.ended.IsZero() {
-		one.ended, one.renewed = m.now(), lease.Spec.RenewTime
-	}
-	lacks := lacking(m.before, moved[one.node])
-	if m.now().Sub(one.ended) > servingLate {
-		lacks = slices.DeleteFunc(lacks, func(signer string) bool { return signer == "kubelet-serving" })
-	}
-	switch {
-	case lease.Spec.RenewTime.Equal(one.renewed):
-		one.waits = "its Lease is not renewed"
-	case !ready(node):
-		one.waits = "it is not Ready"
-	case m.before.Status.Phase == v1alpha1.Prepared && len(lacks) > 0:
-		one.waits = "the manager has not noted its certificate of " + strings.Join(lacks, ", ")
+		m.failures = append(m.failures, fmt.Errorf("node %s: %w", node, err))
+		m.failed.Store(true)
+	case waits == "":
+		m.done++
 	default:
-		one.waits = ""
+		m.underWay[node] = waits
 	}
-	return nil
+	text := fmt.Sprintf("%d moved, %d under way, %d left", m.done, len(m.underWay), len(m.left))
+	for _, each := range slices.Sorted(maps.Keys(m.underWay)) {
+		text += fmt.Sprintf("; %s: %s", each, m.underWay[each])
+	}
+	_ = m.progress(text)
+}
+
+// move runs the Pod on a node, and waits until it has moved.
+func (m *moving) move(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, longestMove)
+	defer cancel()
+	begun := &corev1.Pod{}
+	if err := m.create(ctx, inNamespace+"/pods", strings.ReplaceAll(m.pod, "$NODE", name), begun); err != nil {
+		return err
+	}
+	err := m.await(ctx, name, func() (string, error) {
+		pod, err := m.served.CoreV1().Pods(moveNamespace).Get(ctx, name, metav1.GetOptions{})
+		switch {
+		case apierrors.IsNotFound(err), err == nil && pod.UID != begun.UID:
+			return "", errors.New("its Pod was deleted")
+		case err != nil:
+			return err.Error(), nil
+		case pod.Status.Phase == corev1.PodSucceeded:
+			return "", nil
+		case pod.Status.Phase == corev1.PodFailed:
+			return "", errors.New("its Pod says: " + lastWords(pod))
+		case pod.Status.Phase == corev1.PodRunning:
+			return "its Pod runs", nil
+		}
+		return strings.TrimSpace("its Pod has not started " + lastWords(pod)), nil
+	})
+	if err != nil {
+		return err
+	}
+	return m.comesBack(ctx, name)
+}
+
+// comesBack waits until a node whose Pod has succeeded is back, and the manager has noted its certificates.
+func (m *moving) comesBack(ctx context.Context, name string) error {
+	var renewed *metav1.MicroTime // its Lease, when its Pod has ended
+	ended := m.now()
+	return m.await(ctx, name, func() (string, error) {
+		lease, leaseErr := m.served.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, name, metav1.GetOptions{})
+		node, nodeErr := m.served.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+		if err := errors.Join(leaseErr, nodeErr); err != nil {
+			return err.Error(), nil
+		}
+		renewed = cmp.Or(renewed, lease.Spec.RenewTime)
+		switch {
+		case lease.Spec.RenewTime.Equal(renewed):
+			return "its Lease is not renewed", nil
+		case !ready(node):
+			return "it is not Ready", nil
+		case m.before.Status.Phase != v1alpha1.Prepared:
+			return "", nil
+		}
+		moved, err := m.moved(ctx, m.before)
+		if err != nil {
+			return err.Error(), nil
+		}
+		lacks := lacking(m.before, moved[name])
+		if m.now().Sub(ended) > servingLate {
+			lacks = slices.DeleteFunc(lacks, func(signer string) bool { return signer == "kubelet-serving" })
+		}
+		if len(lacks) == 0 || moved["isFull"] != "" { // a full list does not say who has moved
+			return "", nil
+		}
+		return "the manager has not noted its certificate of " + strings.Join(lacks, ", "), nil
+	})
+}
+
+// await waits until a node waits for nothing more.
+func (m *moving) await(ctx context.Context, name string, look func() (waits string, err error)) error {
+	last := ""
+	err := wait.PollUntilContextCancel(ctx, 2*time.Second, true, func(context.Context) (bool, error) {
+		waits, err := look()
+		if err != nil || waits == "" {
+			return err == nil, err
+		}
+		last = waits
+		m.note(name, waits, nil)
+		return false, nil
+	})
+	if ctx.Err() != nil {
+		err = fmt.Errorf("%s: %w", last, err)
+	}
+	return err
 }
 
 // lastWords returns the end of what a Pod, or its kubelet, says about itself.
@@ -542,7 +539,6 @@ func (m *moving) report(ctx context.Context) error {
 		if status.Retiring != nil {
 			p.nodes(m.notMoved(ctx, &objs[0]))
 		}
-		p.row("left out", m.leftOut...)
 		for _, one := range status.Outstanding {
 			p.row("valid", fmt.Sprintf("%s, until %s", cmp.Or(one.Signer, "certificates that others have issued from the old CA"), p.moment(one.Until.Time)))
 		}

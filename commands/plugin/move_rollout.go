@@ -46,16 +46,17 @@ func ownerOf(one *machine) (owner machineOwner, found bool) {
 }
 
 // ofGroup returns a call about a resource in the home cluster, in the version of group that the API server prefers.
-func (m *moving) ofGroup(ctx context.Context, verb, group string, path ...string) (call *rest.Request, version string, err error) {
+func (m *moving) ofGroup(ctx context.Context, verb, group string, path ...string) (*rest.Request, error) {
 	served := metav1.APIGroup{}
 	data, err := m.authorities.Get().AbsPath("apis", group).SetHeader("Accept", "application/json").DoRaw(ctx)
 	if err == nil {
 		err = json.Unmarshal(data, &served)
 	}
-	if version = served.PreferredVersion.Version; err == nil && version == "" {
+	version := served.PreferredVersion.Version
+	if err == nil && version == "" {
 		err = errors.New("the API server does not serve " + group)
 	}
-	return m.authorities.Verb(verb).AbsPath(append([]string{"apis", group, version}, path...)...).SetHeader("Accept", "application/json"), version, err
+	return m.authorities.Verb(verb).AbsPath(append([]string{"apis", group, version}, path...)...).SetHeader("Accept", "application/json"), err
 }
 
 // machines returns the Machines of a cluster of Cluster API, or all if namespace and name are empty.
@@ -65,7 +66,7 @@ func (m *moving) machines(ctx context.Context, namespace, name string) ([]machin
 		path, selector = []string{"namespaces", namespace, "machines"}, "cluster.x-k8s.io/cluster-name="+name
 	}
 	list := struct{ Items []machine }{}
-	call, _, err := m.ofGroup(ctx, http.MethodGet, machineGroup, path...)
+	call, err := m.ofGroup(ctx, http.MethodGet, machineGroup, path...)
 	if err != nil {
 		return nil, err
 	}
@@ -108,25 +109,20 @@ func (m *moving) planRollout(ctx context.Context) error {
 
 // rollOut has Cluster API replace the Machines of each owner in the plan, those of control planes last, and waits until they are gone.
 func (m *moving) rollOut(ctx context.Context) error {
+	now := m.now().UTC().Format(time.RFC3339) // each version of the API has one of these fields
+	patch := fmt.Sprintf(`{"spec":{"rolloutAfter":%q,"rollout":{"after":%q}}}`, now, now)
 	for _, resource := range []string{"machinedeployments", "kubeadmcontrolplanes"} {
 		var going []types.UID
 		for owner, machines := range m.replaced {
 			if owner.resource != resource {
 				continue
 			}
-			call, version, err := m.ofGroup(ctx, http.MethodPatch, owner.group, "namespaces", owner.namespace, owner.resource, owner.name)
+			call, err := m.ofGroup(ctx, http.MethodPatch, owner.group, "namespaces", owner.namespace, owner.resource, owner.name)
+			if err == nil {
+				call.Param("fieldValidation", "Ignore").SetHeader("Content-Type", string(types.MergePatchType))
+				err = call.Body([]byte(patch)).Do(ctx).Error()
+			}
 			if err != nil {
-				return err
-			}
-			after := map[string]any{"rollout": map[string]any{"after": m.now().UTC().Format(time.RFC3339)}}
-			if version == "v1beta1" {
-				after = map[string]any{"rolloutAfter": m.now().UTC().Format(time.RFC3339)}
-			}
-			patch, err := json.Marshal(map[string]any{"spec": after})
-			if err != nil {
-				return err
-			}
-			if err := call.SetHeader("Content-Type", string(types.MergePatchType)).Body(patch).Do(ctx).Error(); err != nil {
 				return fmt.Errorf("roll out %s: %w", owner, err)
 			}
 			going = append(going, machines...)

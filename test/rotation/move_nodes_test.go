@@ -41,6 +41,8 @@ type movable struct {
 	does map[string]corev1.PodStatus
 	// dead is a node whose kubelet ends no Pod.
 	dead string
+	// full says that the list of nodes that have moved is full.
+	full bool
 
 	mu       sync.Mutex
 	started  []string       // nodes, in the order of their Pods
@@ -163,6 +165,9 @@ func (m *movable) comesBack(ctx context.Context, node string) error {
 	list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "csr-signer-moved"}, Data: map[string]string{"keyID": "two"}}
 	err := client.IgnoreAlreadyExists(m.admin.Create(ctx, list))
 	patch := fmt.Sprintf(`{"data":{%q:"kube-apiserver-client-kubelet"}}`, node)
+	if m.full {
+		patch = `{"data":{"isFull":"true"}}`
+	}
 	return errors.Join(err, m.admin.Update(ctx, lease), m.admin.Patch(ctx, list, client.RawPatch(types.MergePatchType, []byte(patch))))
 }
 
@@ -256,7 +261,8 @@ func (m *movable) mirror(t *testing.T, pod *corev1.Pod, name string) *corev1.Pod
 	return pod
 }
 
-// TestMoveNodesStops checks that the command begins nothing after the first failure, quotes the Pod, and leaves nothing.
+// TestMoveNodesStops checks that the command begins nothing after the first failure, quotes the Pod, and leaves nothing. The node that it
+// has moved before is not noted, because the list is full.
 func TestMoveNodesStops(t *testing.T) {
 	kit.Parallel(t)
 	failed := corev1.PodStatus{Phase: corev1.PodFailed, ContainerStatuses: []corev1.ContainerStatus{{
@@ -264,6 +270,9 @@ func TestMoveNodesStops(t *testing.T) {
 		State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{ExitCode: 1, Reason: "Error", Message: "the kubelet did not\ncome back\x1b[31m"}},
 	}}}
 	m := startMovable(t, map[string]corev1.PodStatus{"worker-2": failed}, "worker-1", "worker-2", "worker-3")
+	m.mu.Lock()
+	m.full = true
+	m.mu.Unlock()
 	output, code := runRotation(t, "stranger", "move-nodes", "--yes", "--image="+moveImage)
 	kit.Says(t, output, code, 1, `error: rotation move-nodes: node worker-2: its Pod says: Error: the kubelet did not come back\x1b[31m`, "1 moved, 0 under way, 1 left")
 	order, most := m.order()
