@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	_ "embed" // of the manifest
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -430,6 +431,9 @@ func (m *moving) note(node, waits string, err error) {
 func (m *moving) move(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, longestMove)
 	defer cancel()
+	if err := m.annotate(ctx, name, m.before.Status.Signing.KeyID); err != nil {
+		return err
+	}
 	begun := &corev1.Pod{}
 	if err := m.create(ctx, inNamespace+"/pods", strings.ReplaceAll(m.pod, "$NODE", name), begun); err != nil {
 		return err
@@ -450,10 +454,25 @@ func (m *moving) move(ctx context.Context, name string) error {
 		}
 		return strings.TrimSpace("its Pod has not started " + lastWords(pod)), nil
 	})
+	if err == nil {
+		err = m.comesBack(ctx, name)
+	}
 	if err != nil {
 		return err
 	}
-	return m.comesBack(ctx, name)
+	return m.annotate(ctx, name, nil)
+}
+
+// movingAnnotation has, on a Node, the key ID of the CA to which move-nodes has not finished to move it.
+const movingAnnotation = "csr-controller-manager.io/moving-to"
+
+// annotate sets the annotation of a Node to keyID, or removes it if keyID is nil.
+func (m *moving) annotate(ctx context.Context, name string, keyID any) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{movingAnnotation: keyID}}})
+	if err == nil {
+		_, err = m.served.CoreV1().Nodes().Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{})
+	}
+	return err
 }
 
 // comesBack waits until a node whose Pod has succeeded is back, and the manager has noted its certificates.

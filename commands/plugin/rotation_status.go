@@ -142,7 +142,11 @@ func (r *rotation) notMoved(ctx context.Context, obj *v1alpha1.SigningAuthority)
 	found := &notMoved{Nodes: []nodeReport{}}
 	moved, readErr := r.moved(ctx, obj)
 	listErr := each(ctx, r.served.CoreV1().Nodes().List, metav1.ListOptions{}, func(node *corev1.Node) {
-		if lacks := lacking(obj, moved[node.Name]); readErr == nil && len(lacks) > 0 {
+		noted := moved[node.Name]
+		if obj.Status.Signing != nil && node.Annotations[movingAnnotation] == obj.Status.Signing.KeyID {
+			noted = "" // its certificates were issued, but perhaps its kubelet went back to the old ones
+		}
+		if lacks := lacking(obj, noted); readErr == nil && len(lacks) > 0 {
 			found.Nodes = append(found.Nodes, nodeReport{node.Name, lacks})
 		}
 	})

@@ -104,7 +104,7 @@ func movedNodes(t *testing.T, keyID string) runtime.Object {
 	api := crfake.NewClientBuilder().Build()
 	nodes := ledger.NewRecorder(api, api, name, clocktesting.NewFakePassiveClock(fixedNow))
 	signers := authorityPrepared().Spec.Signers
-	for _, one := range [][2]string{{"new", signers[0]}, {"new", signers[1]}, {"half", signers[0]}, {"gone", signers[0]}} {
+	for _, one := range [][2]string{{"new", signers[0]}, {"new", signers[1]}, {"half", signers[0]}, {"gone", signers[0]}, {"back", signers[0]}, {"back", signers[1]}} {
 		nodes.Note(ledger.Certificate{Node: one[0], Signer: one[1], KeyID: keyID, NotAfter: at(365 * day).Time})
 	}
 	kit.NoError(t, nodes.FlushMoved(t.Context(), keyID))
@@ -137,8 +137,9 @@ func TestRotationStatus(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var objs []runtime.Object
-			for _, node := range []string{"new", "half", "old"} {
-				objs = append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node}})
+			for node, keyID := range map[string]string{"new": signing().KeyID, "back": candidate().KeyID, "half": "", "old": ""} {
+				annotations := map[string]string{movingAnnotation: keyID} // back has not moved, and new did not in an earlier rotation
+				objs = append(objs, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: annotations}})
 			}
 			if test.moved != "" {
 				objs = append(objs, movedNodes(t, test.moved))

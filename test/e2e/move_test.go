@@ -200,8 +200,7 @@ func (c *cluster) testBroken(t *testing.T, m, thief *machine, next *csrenv.CA) {
 	until(t, time.Minute, "move-nodes ends", func(context.Context) (bool, error) { return move.ended() != nil, nil })
 	output := string(read(t, move.log))
 	kit.Check(t, move.ended().ExitCode() == 1 && strings.Contains(output, "node "+m.name+": its Pod says: csr-controller-manager: the "+
-		"kubelet did not come back with its new certificates, and has the old ones again: ") &&
-		strings.Contains(output, "to move it again, select it and add --all"), "move-nodes: %s\n%s", move.ended(), output)
+		"kubelet did not come back with its new certificates, and has the old ones again: "), "move-nodes: %s\n%s", move.ended(), output)
 	_, cert := c.machines[firstNode].current(t)
 	kit.Check(t, !signedBy(t, cert, next), "move-nodes went on to %s", firstNode)
 	c.nodeReady(t, m.name)
@@ -217,15 +216,15 @@ func (c *cluster) unfinished(t *testing.T, m *machine, move *process, want bool)
 	})
 }
 
-// testKilled kills move-nodes and renew-kubelet when that has replaced a certificate on m, and runs move-nodes again, for all nodes: m
-// counts as moved, because its new certificates were issued.
+// testKilled kills move-nodes and renew-kubelet when that has replaced a certificate on m, and runs move-nodes again: m has not moved,
+// although its new certificates were issued.
 func (c *cluster) testKilled(t *testing.T, m *machine) {
-	move := startProcess(t, c.dir, "move-nodes-killed", c.page(t, moveNodes, "--yes", "--all", "--selector="+corev1.LabelHostname+"="+m.name))
+	move := startProcess(t, c.dir, "move-nodes-killed", c.page(t, moveNodes, "--yes", "--selector="+corev1.LabelHostname+"="+m.name))
 	c.unfinished(t, m, move, true)
 	kit.NoError(t, move.end(syscall.SIGKILL))
 	m.must(t, "sh", "-c", `for one in /proc/[0-9]*; do [ "$(cat $one/comm 2>/dev/null)" != csr-controller- ] || kill -9 ${one#/proc/}; done`)
 	kit.Must(os.Lstat(m.file(unfinishedLink)))(t)
-	mustRun(t, c.page(t, moveNodes, "--yes", "--all"))
+	mustRun(t, c.page(t, moveNodes, "--yes"))
 	left, err := c.tryKubectl("get", "namespace", moveNamespace)
 	kit.Check(t, err != nil && strings.Contains(left, "NotFound"), "the namespace of the Pods is left: %s", left)
 }

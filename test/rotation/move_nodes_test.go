@@ -279,6 +279,9 @@ func TestMoveNodesStops(t *testing.T) {
 	kit.Equal(t, "order", order, []string{"worker-1", "worker-2"})
 	kit.Equal(t, "Pods at a time", most, 1)
 	m.isClean(t)
+	for node, keyID := range map[string]string{"worker-1": "", "worker-2": "two"} {
+		kit.Equal(t, "the mark of "+node, kit.Get(t, "", node, &corev1.Node{}).Annotations["csr-controller-manager.io/moving-to"], keyID)
+	}
 	output, code = runRotation(t, "joiner", "move-nodes", "--yes", "--image="+moveImage)
 	kit.Says(t, output, code, 1, "error: ")
 }
