@@ -3,9 +3,6 @@ package plugin
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509/pkix"
 	"errors"
@@ -86,11 +83,11 @@ func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, fil
 	if !r.yes && !confirmed(cmd.InOrStdin(), cmd.ErrOrStderr(), "Request and approve a new certificate for this user") {
 		return errors.New("you did not confirm it")
 	}
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()
 	if err != nil {
 		return err
 	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
+	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
 	if err != nil {
 		return err
 	}

@@ -32,7 +32,8 @@ import (
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 
-// SetupWithManager fills in nil fields, and registers two controllers: for authorities, and for issued certificates.
+// SetupWithManager fills in nil fields, and registers two controllers: for authorities, and for issued certificates. It also adds
+// what stores the nodes that have moved.
 func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 	if err := r.setDefaults(mgr); err != nil {
 		return err

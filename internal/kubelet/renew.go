@@ -3,9 +3,6 @@ package kubelet
 import (
 	"bytes"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -181,7 +178,11 @@ func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
 		return false, err
 	}
 	old := pair.Leaf
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader) // as a kubelet makes them (client-go, certificate manager)
+	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM() // as a kubelet makes them (client-go, certificate manager)
+	if err != nil {
+		return false, err
+	}
+	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
 	if err != nil {
 		return false, err
 	}
@@ -197,10 +198,6 @@ func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
 	issued, err := csrutil.WaitForCertificate(ctx, r.api, name, uid)
 	if err != nil {
 		return false, fmt.Errorf("request %s: %w", name, err)
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	if err != nil {
-		return false, err
 	}
 	next, err := tls.X509KeyPair(issued, keyPEM)
 	if err != nil {

@@ -2,9 +2,7 @@
 package kubelet
 
 import (
-	"bytes"
 	"crypto/tls"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -44,13 +42,12 @@ func (s store) replace(cert, key []byte, now time.Time) error {
 	if err != nil {
 		return err
 	}
-	var text bytes.Buffer
-	for _, each := range certs { // without what else may stand in the request
-		_ = pem.Encode(&text, &pem.Block{Type: certutil.CertificateBlockType, Bytes: each.Raw})
+	text, err := certutil.EncodeCertificates(certs...) // without what else may stand in the request
+	if err != nil {
+		return err
 	}
-	text.Write(key)
 	path := filepath.Join(s.dir, s.prefix+now.Format("-2006-01-02-15-04-05")+".pem")
-	if err := wholefile.Write(path, text.Bytes(), func(*os.File) error { return nil }); err != nil {
+	if err := wholefile.Write(path, append(text, key...), func(*os.File) error { return nil }); err != nil {
 		return err
 	}
 	if err := wholefile.Link(old, s.before()); err != nil {
