@@ -33,6 +33,8 @@ const (
 	moveNamespace = "csr-move-nodes"
 	// refusedLabel marks a namespace that the policy of the manifest refuses to everybody.
 	refusedLabel = "csr-controller-manager.io/refused"
+	// runLabel names the run that has made or replaced the policy and its binding last.
+	runLabel = "csr-controller-manager.io/run"
 	// guardSettles is how long the policy must refuse without a gap. Each API server notices a new policy within about a second.
 	guardSettles = 5 * time.Second
 	// longestMove bounds the time for one node, whose Pod ends after ten minutes.
@@ -191,7 +193,7 @@ func (m *moving) plan(ctx context.Context) (text string, err error) {
 	if err := m.findImage(ctx); err != nil {
 		return "", err
 	}
-	m.mark = strconv.FormatInt(m.now().Unix(), 10)
+	m.mark = strconv.FormatInt(m.now().UnixNano(), 10)
 	me, err := m.served.self(ctx)
 	if err != nil {
 		return "", fmt.Errorf("ask who you are: %w", err)
@@ -323,7 +325,11 @@ func (m *moving) guard(ctx context.Context) error {
 		return err
 	}
 	m.created = created.UID
-	return m.create(ctx, inNamespace+"/serviceaccounts", m.account, &corev1.ServiceAccount{})
+	err = m.create(ctx, inNamespace+"/serviceaccounts", m.account, &corev1.ServiceAccount{})
+	if apierrors.IsAlreadyExists(err) { // any user with the role edit can be faster, and it gives no right
+		return nil
+	}
+	return err
 }
 
 // removeNamespace removes the namespace with that UID, or any if uid is empty, and waits until it is gone.
@@ -366,9 +372,23 @@ func (m *moving) cleanUp(ctx context.Context) error {
 	}
 	var errs []error
 	for _, path := range []string{bindingPath, policyPath} {
-		errs = append(errs, ignoreNotFound(m.served.authorities.Delete().AbsPath(path).Do(ctx).Error()))
+		errs = append(errs, ignoreNotFound(m.unguard(ctx, path)))
 	}
 	return errors.Join(errs...)
+}
+
+// unguard removes the policy or its binding, unless it is of another run, which began meanwhile and needs it.
+func (m *moving) unguard(ctx context.Context, path string) error {
+	found := metav1.PartialObjectMetadata{}
+	data, err := m.served.authorities.Get().AbsPath(path).SetHeader("Accept", "application/json").DoRaw(ctx)
+	if err == nil {
+		err = json.Unmarshal(data, &found)
+	}
+	if err != nil || found.Labels[runLabel] != m.mark {
+		return err
+	}
+	same := &metav1.DeleteOptions{Preconditions: &metav1.Preconditions{ResourceVersion: &found.ResourceVersion}}
+	return m.served.authorities.Delete().AbsPath(path).Body(same).Do(ctx).Error()
 }
 
 func ignoreNotFound(err error) error {

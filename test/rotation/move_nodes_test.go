@@ -5,13 +5,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -238,6 +241,7 @@ func (m *movable) attack(t *testing.T) {
 		"create a pod as an admin":      m.admin.Create(ctx, mine.DeepCopy(), client.DryRunAll),
 		"create a pod as a controller":  kit.Impersonate(t, "system:kube-controller-manager", "system:masters").Create(ctx, owned, client.DryRunAll),
 		"create a pod as a kubelet":     kit.KubeletOf(t, "worker-1").Create(ctx, m.mirror(t, mine, "worker-1"), client.DryRunAll),
+		"ask a port of a service":       calls.Get().Namespace(moveNamespace).Resource("services").Name("mine").SubResource("proxy").Do(ctx).Error(),
 		"create the namespace":          m.admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: moveNamespace}}, client.DryRunAll),
 		"change the image of a pod":     patched(types.JSONPatchType, `[{"op":"replace","path":"/spec/containers/0/image","value":"his"}]`),
 		"annotate a pod":                patched(types.MergePatchType, `{"metadata":{"annotations":{"a":"b"}}}`),
@@ -308,6 +312,68 @@ func TestMoveNodesKilled(t *testing.T) {
 	m.mu.Unlock()
 	says, code := kit.RunPlugin(t, kit.ControlPlane(t).Config, "rotation", "move-nodes", "--yes", "--image="+moveImage)
 	kit.Says(t, says, code, 0, "2 moved, 0 under way, 0 left", "No node lacks a certificate")
+	m.isClean(t)
+}
+
+// TestMoveNodesTwice starts the command while another run, which was ended, still removes its namespace. The first run must leave the guard
+// of the second one in place, which notices a little later that the namespace is gone.
+func TestMoveNodesTwice(t *testing.T) {
+	kit.Parallel(t)
+	m := startMovable(t, map[string]corev1.PodStatus{"worker-1": {}}, "worker-1")
+	m.dead = "worker-1"
+	editor, ctx, pod := kit.ClientOf(t, kit.TokenConfig(t, "joiner")), t.Context(), &corev1.Pod{}
+	key := client.ObjectKey{Namespace: moveNamespace, Name: "worker-1"}
+	kubeconfig := kit.Kubeconfig(t, "twice", kit.TokenConfig(t, "stranger"))
+	start := func(output *bytes.Buffer) *exec.Cmd {
+		command := exec.CommandContext(ctx, kit.Must(cluster.Plugin())(t), "rotation", "move-nodes", "--yes", "--image="+moveImage, "--kubeconfig", kubeconfig)
+		command.Stdout, command.Stderr = output, output
+		kit.NoError(t, command.Start())
+		return command
+	}
+	var says, saysSecond bytes.Buffer
+	first := start(&says)
+	kit.Within(t, time.Minute, "a Pod runs", func(ctx context.Context) error { return m.admin.Get(ctx, key, pod) })
+	kit.NoError(t, first.Process.Signal(os.Interrupt))
+	second := start(&saysSecond)
+	kit.Eventually(t, "the second run has its policy", func(context.Context) error {
+		generation := kit.Get(t, "", moveNamespace, &admissionv1.ValidatingAdmissionPolicy{}).Generation
+		return kit.OrError(generation > 1, "generation %d", generation)
+	})
+	time.Sleep(8 * time.Second) // it waits until the policy is in effect, and then for the end of the namespace
+	kit.NoError(t, second.Process.Signal(syscall.SIGSTOP))
+	m.mu.Lock()
+	m.dead = ""
+	delete(m.does, "worker-1")
+	clear(m.underWay)
+	m.mu.Unlock()
+	kit.Check(t, first.Wait() != nil, "the first run did not fail")
+	kit.NoError(t, second.Process.Signal(syscall.SIGCONT))
+	again := &corev1.Pod{}
+	kit.Within(t, time.Minute, "the second run starts its Pod", func(ctx context.Context) error {
+		err := m.admin.Get(ctx, key, again)
+		return kit.OrError(err == nil && again.UID != pod.UID, "%v", err)
+	})
+	kit.Get(t, "", moveNamespace, &admissionv1.ValidatingAdmissionPolicy{})
+	kit.Get(t, "", moveNamespace, &admissionv1.ValidatingAdmissionPolicyBinding{})
+	mine := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: moveNamespace, Name: "mine"}, Spec: *again.Spec.DeepCopy()}
+	err := editor.Create(ctx, mine, client.DryRunAll)
+	kit.Check(t, err != nil && strings.Contains(err.Error(), "only the user who runs"), "%v; the first run says %s", err, says.String())
+	kit.Check(t, second.Wait() == nil && strings.Contains(saysSecond.String(), "1 moved, 0 under way, 0 left"), "%s", saysSecond.String())
+	m.isClean(t)
+}
+
+// TestMoveNodesTakenAccount lets a user with the role edit create the ServiceAccount before the command does.
+func TestMoveNodesTakenAccount(t *testing.T) {
+	kit.Parallel(t)
+	m := startMovable(t, nil, "worker-1")
+	editor, ctx := kit.ClientOf(t, kit.TokenConfig(t, "joiner")), t.Context()
+	go func() {
+		for ; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			_ = editor.Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: moveNamespace, Name: moveNamespace}})
+		}
+	}()
+	output, code := runRotation(t, "stranger", "move-nodes", "--yes", "--image="+moveImage)
+	kit.Says(t, output, code, 0, "1 moved, 0 under way, 0 left")
 	m.isClean(t)
 }
 
