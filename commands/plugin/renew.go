@@ -64,6 +64,13 @@ type renewal struct {
 
 // renew renews the client certificate in file.
 func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, file string) error {
+	place, err := filepath.EvalSymlinks(file)
+	if err == nil {
+		err = refuseForeign(place)
+	}
+	if err != nil {
+		return err
+	}
 	_, _, own, err := readKubeconfig(file)
 	if err != nil {
 		return err
