@@ -64,11 +64,9 @@ func Prepare(env *envtest.Environment) (*CA, error) {
 	apiServer := env.ControlPlane.GetAPIServer()
 	inner := apiServer.Authn
 	if inner == nil {
-		authority, err := ca.Load(signing.CertPEM, signing.KeyPEM, nil)
-		if err != nil {
+		if inner, err = newCertAuthn(); err != nil {
 			return nil, err
 		}
-		inner = certAuthn{authority}
 	}
 	apiServer.Authn = &authn{Authn: inner, signing: signing.CertPEM}
 	return signing, nil
@@ -113,17 +111,33 @@ func (a *authn) Start() error {
 	return os.WriteFile(a.file, slices.Concat(trusted, []byte("\n"), a.signing), 0o640) //nolint:gosec // the folder is envtest's own
 }
 
-// certAuthn authenticates the users of an environment by client certificates, as envtest's default, which it does not export.
-// The signing CA issues them: authn adds that CA to the API server.
-type certAuthn struct{ signing *ca.Authority }
+// certAuthn is authentication by client certificate, as envtest's default, which it does not export. Its CA is not the signing CA,
+// which a test may rotate.
+type certAuthn struct {
+	users *ca.Authority
+	file  string
+}
 
-func (certAuthn) Configure(string, *envtest.Arguments) error { return nil }
+func newCertAuthn() (*certAuthn, error) {
+	users, key, err := ca.New(ca.NewOptions{CommonName: "csrenv-users"}, time.Now())
+	if err != nil {
+		return nil, err
+	}
+	authority, err := ca.Load(users.CertificatePEM(), key, nil)
+	return &certAuthn{users: authority}, err
+}
 
-func (certAuthn) Start() error { return nil }
+func (a *certAuthn) Configure(workDir string, args *envtest.Arguments) error {
+	a.file = filepath.Join(workDir, "csrenv-users-ca.crt")
+	args.Set(clientCAFile, a.file)
+	return nil
+}
 
-func (certAuthn) Stop() error { return nil }
+func (a *certAuthn) Start() error { return os.WriteFile(a.file, a.users.CertificatePEM(), 0o640) }
 
-func (a certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
+func (a *certAuthn) Stop() error { return nil }
+
+func (a *certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
 	key, keyPEM, err := newKey()
 	if err != nil {
 		return nil, err
@@ -132,7 +146,7 @@ func (a certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, 
 	if err != nil {
 		return nil, err
 	}
-	issued, err := a.signing.Issue(profile, ca.Request{
+	issued, err := a.users.Issue(profile, ca.Request{
 		PublicKey:   key.Public(),
 		Subject:     pkix.Name{CommonName: user.Name, Organization: user.Groups},
 		KeyUsage:    x509.KeyUsageDigitalSignature,
