@@ -21,7 +21,10 @@ func refuseForeign(file string) error {
 	if os.Geteuid() != 0 {
 		return nil
 	}
-	file, err := filepath.Abs(file)
+	file, err := filepath.EvalSymlinks(file)
+	if err == nil {
+		file, err = filepath.Abs(file)
+	}
 	for err == nil && file != filepath.Dir(file) {
 		file = filepath.Dir(file)
 		var found fs.FileInfo
