@@ -151,7 +151,7 @@ func TestCover(t *testing.T) {
 }
 
 // TestBurst lets the 20 workers of the signer issue 5,000 certificates, which end within seconds: one write, or a second one
-// for who joined the first with a later end.
+// for who joined the first with a later end, and at most one read by each worker, which may begin before the first one has an answer.
 func TestBurst(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, key)
@@ -172,7 +172,7 @@ func TestBurst(t *testing.T) {
 	close(work)
 	workers.Wait()
 	writes, reads := w.writes.Load(), w.reads.Load()
-	if end := w.stored()[key].Signers[node]; writes > 2 || reads > 2 || end.Before(now.Add(time.Hour+4999*time.Millisecond)) {
+	if end := w.stored()[key].Signers[node]; writes > 2 || reads > 20 || end.Before(now.Add(time.Hour+4999*time.Millisecond)) {
 		t.Errorf("%d writes, %d reads, stored %s", writes, reads, end)
 	}
 }
