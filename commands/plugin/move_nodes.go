@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,7 +60,7 @@ type moving struct {
 	nodes   []string // the plan, in its order
 	leftOut []string // with the reasons
 	mark    string   // of this run, in its policy
-	// These are the documents of the manifest: the namespace is guarded, and the Pod is that of the node $NODE.
+	// policy, binding, guarded, account and pod are the documents of the manifest: guarded is the Namespace, and pod is that of $NODE.
 	policy, binding, guarded, account, pod string
 	created                                types.UID   // of the namespace
 	left                                   chan string // nodes that are not begun
@@ -109,8 +110,7 @@ failure. You can end it and run it again. Other Pods go on running.`,
 
 // run moves the nodes to the CA that signs in the SigningAuthority of that name, or in the only one if name is empty.
 func (m *moving) run(ctx context.Context, in io.Reader, name string) error {
-	err := m.permitted(ctx, name)
-	if err != nil {
+	if err := m.permitted(ctx, name); err != nil {
 		return err
 	}
 	text, err := m.plan(ctx)
@@ -200,7 +200,7 @@ func (m *moving) plan(ctx context.Context) (text string, err error) {
 	}
 	text = strings.NewReplacer(
 		"$OPERATOR", strconv.QuoteToASCII(me.Username), "$RUN", m.mark, "$IMAGE", m.image,
-		"$SERVING", strconv.FormatBool(slices.Contains(m.before.Spec.Signers, "kubernetes.io/kubelet-serving")),
+		"$SERVING", strconv.FormatBool(slices.Contains(m.before.Spec.Signers, certificatesv1.KubeletServingSignerName)),
 	).Replace(moveManifest)
 	for i, into := range []*string{&m.policy, &m.binding, &m.guarded, &m.account, &m.pod} {
 		*into = strings.Split(text, "\n---\n")[i]

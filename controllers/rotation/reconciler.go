@@ -57,7 +57,7 @@ type Reconciler struct {
 
 	// apart reports whether the home is another cluster than the served one, which is the manager's.
 	apart bool
-	// config is that of the served cluster: how to verify its API servers, and the manager's own client certificate.
+	// config reaches the served cluster. It says how to verify its API servers, and has the manager's own client certificate.
 	config   *rest.Config
 	reporter *report.Reporter
 	// publisher publishes what decides a step, served in the served cluster. They are the same if that is the home.

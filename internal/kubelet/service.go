@@ -12,7 +12,7 @@ import (
 	"syscall"
 )
 
-// service is that of the kubelet. Any Pod can have a process that is called kubelet, but no Pod is in the service's cgroup.
+// service is the service of systemd that runs the kubelet. Any Pod can have a process that is called kubelet, but no Pod is in the service's cgroup.
 const service = "kubelet.service"
 
 // supervisors maps how the names of services begin that run a kubelet of their own to how that kubelet moves to another CA.
@@ -95,7 +95,7 @@ func serviceOf(cgroups string) string {
 
 // signalFor returns the signal after which systemd starts the kubelet again: its exit code after SIGTERM is 0, so only SIGKILL counts
 // as a failure (systemd.service(5), Restart=). The first folder that has the unit counts, and the first one that has a drop-in of a
-// name. The drop-ins apply after the unit, ordered by their names (systemd.unit(5)). root is that of the host.
+// name. The drop-ins apply after the unit, ordered by their names (systemd.unit(5)). root is the root folder of the host.
 func signalFor(root string) (syscall.Signal, error) {
 	paths, dropIns := []string{}, map[string]string{}
 	for _, dir := range []string{"etc", "run", "usr/local/lib", "usr/lib", "lib"} {
