@@ -2,6 +2,8 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
+# The same toolchain as in hack/go.env, which the scripts source.
+export GOTOOLCHAIN := $(shell sed -n 's/^toolchain //p' go.mod)
 
 TOOL := go tool -modfile=hack/tools.mod
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)

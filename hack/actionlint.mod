@@ -1,6 +1,6 @@
 module github.com/csr-controller-manager/csr-controller-manager/hack/actionlint
 
-go 1.26.0
+go 1.27.0
 
 tool github.com/rhysd/actionlint/cmd/actionlint
 

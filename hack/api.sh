@@ -3,6 +3,7 @@
 # change of the API is then a change of a committed file, so a reviewer sees it. "make generate" runs it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 module=$(go list -m)
 find hack/api -name '*.txt' -delete
 for package in $(go list ./api/... ./csrenv ./controllers/... ./pkg/...); do

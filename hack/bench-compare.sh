@@ -7,6 +7,7 @@
 # scenario (default 3). The results are in bin/bench/compare.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 place=$(hack/controlplane/get.sh)
 set -a && eval "$place" && set +a
 base=$(git rev-parse --verify "$1^{commit}") || { echo "bench-compare: no revision $1" >&2; exit 2; }

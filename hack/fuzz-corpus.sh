@@ -5,6 +5,7 @@
 # Usage: hack/fuzz-corpus.sh [PATTERN], where PATTERN is a regular expression for the names of the targets.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 pattern=${1:-Fuzz[A-Za-z]+}
 module=$(go list -m)
 cache=$(go env GOCACHE)/fuzz

@@ -4,6 +4,7 @@
 #   hack/fuzz.sh DURATION [PATTERN]     PATTERN is a regular expression for the names of the targets
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 failed=
 while read -r package target; do
   echo "== $package $target"

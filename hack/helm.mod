@@ -1,6 +1,6 @@
 module github.com/csr-controller-manager/csr-controller-manager/hack/helm
 
-go 1.26.0
+go 1.27.0
 
 tool helm.sh/helm/v4/cmd/helm
 

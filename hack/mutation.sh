@@ -7,6 +7,7 @@
 # unleash", such as --dry-run or --exclude-files.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 package=$1 floor=$2
 shift 2
 work=$(mktemp -d)

@@ -1,6 +1,6 @@
 module github.com/csr-controller-manager/csr-controller-manager/hack/tools
 
-go 1.26.0
+go 1.27.0
 
 tool (
 	github.com/golangci/golangci-lint/v2/cmd/golangci-lint

@@ -2,6 +2,7 @@
 # Regenerates everything in a copy of the tree and compares. It works with uncommitted changes and changes no file.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
 hack/copy.sh "$copy"

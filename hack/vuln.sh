@@ -11,6 +11,7 @@
 # nothing. The tools are searched as programs, because a search of cosign's source takes much more memory.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+. hack/go.env
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 say() { echo "vuln: $*" >&2; }

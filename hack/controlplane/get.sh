@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
 # Gets the control plane for demo, tests and benchmarks, and prints its paths, as lines for a shell or make:
 #
-#   hack/controlplane/get.sh [BINARY…]
+#   hack/controlplane/get.sh [--built] [BINARY…]
 #
 # BINARY is one of etcd kube-apiserver kubectl (together: KUBEBUILDER_ASSETS), kube-controller-manager,
 # kubelet, kube-scheduler, kubeadm (of the default version); without
 # BINARY, all but the last three.
-# K8S_VERSION selects the version (default 1.37.1). The first three come from KUBEBUILDER_ASSETS if it is set, else from an
+# K8S_VERSION selects the version (default 1.37.2). The first three come from KUBEBUILDER_ASSETS if it is set, else from an
 # earlier call, else from a prebuilt download if the network permits it, else from a build of the modules that this folder
-# pins. Programs that Kubernetes does not publish as a prebuilt download for tests are always built.
+# pins, with the Go toolchain that their file names. Programs that Kubernetes does not publish as a prebuilt download for tests are always
+# built. With --built all are: what others built has an older Go, whose API server reads no ML-DSA key.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-version=${K8S_VERSION:-1.37.1}
-out=$here/../../bin/controlplane/v$version
-mkdir -p "$out" && out=$(cd "$out" && pwd)
-assets=${KUBEBUILDER_ASSETS:-}
-download_timeout=20s
+. "$here/../go.env"
+version=${K8S_VERSION:-1.37.2}
+built=
+[ "${1:-}" != --built ] || { built=yes; shift; }
 
 say() { echo "controlplane: $*" >&2; }
 
@@ -26,6 +26,14 @@ if [ ! -f "$modfile" ]; then
   say "no pins for Kubernetes $version: K8S_VERSION may be $(pinned "$here"/go*.mod)"
   exit 2
 fi
+programs=$here/../../bin/controlplane
+mkdir -p "$programs" && programs=$(cd "$programs" && pwd)
+toolchain=$(sed -n 's/^toolchain //p' "$modfile")
+out=$programs/$toolchain/v$version prebuilt=$programs/prebuilt/v$version
+mkdir -p "$out"
+assets=
+[ -n "$built" ] || assets=${KUBEBUILDER_ASSETS:-}
+download_timeout=20s
 
 package() {
   case $1 in
@@ -38,28 +46,28 @@ package() {
 # download runs setup-envtest once for each version, so that a machine without network does not retry. Only the download
 # has a time limit, not the build of setup-envtest.
 download() {
-  [ -e "$out/.no-download" ] && return 1
-  local tool=$out/.setup-envtest dir name
+  [ -x "$prebuilt/kubectl" ] && return
+  [ ! -e "$prebuilt" ] || return 1
+  mkdir -p "$prebuilt"
+  local tool=$prebuilt/.setup-envtest dir name
   say "looking for a prebuilt control plane $version (at most $download_timeout)"
   (cd "$here/.." && go build -modfile=tools.mod -o "$tool" sigs.k8s.io/controller-runtime/tools/setup-envtest)
-  if dir=$(timeout "$download_timeout" "$tool" use "$version" --bin-dir "$out/.download" -p path 2>/dev/null); then
-    for name in etcd kube-apiserver kubectl; do
-      cp "$dir/$name" "$out/$name.part" && mv "$out/$name.part" "$out/$name"
+  if dir=$(timeout "$download_timeout" "$tool" use "$version" --bin-dir "$prebuilt/.download" -p path 2>/dev/null); then
+    for name in etcd kube-apiserver kubectl; do # kubectl last: with it, the folder is complete
+      cp "$dir/$name" "$prebuilt/$name.part" && mv "$prebuilt/$name.part" "$prebuilt/$name"
     done
-    chmod -R u+w "$out/.download" && rm -rf "$out/.download" "$tool"
-    return 0
+    chmod -R u+w "$prebuilt/.download"
   fi
-  rm -rf "$out/.download" "$tool"
-  touch "$out/.no-download"
-  return 1
+  rm -rf "$prebuilt/.download" "$tool"
+  [ -x "$prebuilt/kubectl" ]
 }
 
 build() {
   local name=$1 minor=${version#1.}
   local stamp=k8s.io/component-base/version
-  say "building $name $version from source ($2); minutes the first time"
+  say "building $name $version from source with $toolchain ($2); minutes the first time"
   local start=$SECONDS
-  (cd "$here" && CGO_ENABLED=0 go build -modfile="$modfile" -trimpath \
+  (cd "$here" && GOTOOLCHAIN=$toolchain CGO_ENABLED=0 go build -modfile="$modfile" -trimpath \
     -ldflags "-s -w -X $stamp.gitVersion=v$version -X $stamp.gitMajor=1 -X $stamp.gitMinor=${minor%%.*}" \
     -o "$out/$name.part" "$(package "$name")")
   mv "$out/$name.part" "$out/$name"
@@ -80,7 +88,7 @@ for name in "${wanted[@]}"; do
   case $name in
     etcd | kube-apiserver | kubectl)
       [ -n "$assets" ] && continue
-      [ -x "$out/$name" ] || download || true ;;
+      [ -n "$built" ] || [ -x "$out/$name" ] || ! download || { assets=$prebuilt; continue; } ;;
   esac
   [ -x "$out/$name" ] || build "$name" "$count of ${#wanted[@]}"
 done

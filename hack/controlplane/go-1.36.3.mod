@@ -5,6 +5,8 @@ module github.com/csr-controller-manager/csr-controller-manager/hack/controlplan
 
 go 1.26.0
 
+toolchain go1.26.8
+
 godebug default=go1.26
 
 tool (

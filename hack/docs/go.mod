@@ -1,3 +1,3 @@
 module github.com/csr-controller-manager/csr-controller-manager/hack/docs
 
-go 1.26.0
+go 1.27.0

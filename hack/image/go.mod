@@ -1,6 +1,6 @@
 module github.com/csr-controller-manager/csr-controller-manager/hack/image
 
-go 1.26.0
+go 1.27.0
 
 require (
 	github.com/CycloneDX/cyclonedx-go v0.12.0

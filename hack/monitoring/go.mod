@@ -1,7 +1,7 @@
 // Prometheus and promtool, which test/monitoring runs.
 module github.com/csr-controller-manager/csr-controller-manager/hack/monitoring
 
-go 1.26.0
+go 1.27.0
 
 tool (
 	github.com/prometheus/prometheus/cmd/prometheus

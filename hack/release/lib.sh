@@ -1,6 +1,8 @@
 # Functions for the scripts in this folder, which source it from the top folder of the repository.
 # shellcheck shell=bash disable=SC2034
 
+. hack/go.env
+
 name=csr-controller-manager
 
 # The version of Go's cryptographic module (`go doc crypto/fips140`) in the programs with the suffix -fips: the one with a FIPS 140-3

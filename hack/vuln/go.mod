@@ -1,6 +1,6 @@
 module github.com/csr-controller-manager/csr-controller-manager/hack/vuln
 
-go 1.26.0
+go 1.27.0
 
 // Vulnerable on purpose: never update it.
 require golang.org/x/text v0.3.6
