@@ -12,6 +12,7 @@
 # built. With --built all are: what others built has an older Go, whose API server reads no ML-DSA key.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=hack/go.env
 . "$here/../go.env"
 version=${K8S_VERSION:-1.37.2}
 built=

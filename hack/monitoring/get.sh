@@ -4,6 +4,7 @@
 # module.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+# shellcheck source=hack/go.env
 . "$here/../go.env"
 operator=v0.85.0
 operator_sum=h1:M5xLCLEoaW2IJfnuCwFzzpL+jSVQu3KGT84Pye+fW8s=
